@@ -1,0 +1,48 @@
+# Every target sets up what it needs in .venv on a fresh machine; nothing else is touched.
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint fuzz bench clean
+
+## Decode a real file with the embedded target, plainly and speculatively. FILE= continues your own.
+demo: $(VENV)/.demo
+	$(BIN)/specattn demo $(if $(FILE),--prompt-file "$(FILE)")
+
+## All tests that need no GPU.
+test: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(ARGS)
+
+## Style, types and the direction of imports.
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+## The same properties with many more cases, and the slow sweeps.
+fuzz: $(VENV)/.dev
+	SPECATTN_HYPOTHESIS=fuzz $(BIN)/python -m pytest -n 2 -m "slow or not slow" $(ARGS)
+
+## The roofline sweep of every primitive on this machine.
+bench: $(VENV)/.dev
+	$(BIN)/python bench/run_kernels.py $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
+
+# torch first, in a step of its own: as a dependency of something else it may come with gigabytes of CUDA.
+$(VENV)/.torch:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
+	touch $@
+
+$(VENV)/.demo: $(VENV)/.torch requirements/demo.txt setup.py pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/demo.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.demo requirements/dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/dev.txt
+	touch $@

@@ -1,0 +1,48 @@
+"""Fixtures that every test shares."""
+
+import os
+
+# Kernels run through Triton's interpreter where there is no GPU; it must be chosen before import.
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import hypothesis
+import pytest
+
+hypothesis.settings.register_profile(
+    "ci", deadline=None, max_examples=25, derandomize=True, print_blob=True
+)
+hypothesis.settings.register_profile("fuzz", deadline=None, max_examples=1000, print_blob=True)
+hypothesis.settings.load_profile(os.environ.get("SPECATTN_HYPOTHESIS", "ci"))
+
+
+def _poisoned(allocate):
+    """Wrap an allocator so that floating-point memory starts as NaN and integers as garbage."""
+
+    def allocator(*args, **kwargs):
+        tensor = allocate(*args, **kwargs)
+        if tensor.is_floating_point():
+            tensor.fill_(float("nan"))
+        elif tensor.dtype in (torch.int32, torch.int64):
+            tensor.fill_(-(2**30))
+        return tensor
+
+    return allocator
+
+
+@pytest.fixture
+def poisoned_empty(monkeypatch):
+    """Fill what `torch.empty` and its relatives return, so that an unwritten output cannot pass."""
+    monkeypatch.setattr(torch, "empty", _poisoned(torch.empty))
+    monkeypatch.setattr(torch, "empty_like", _poisoned(torch.empty_like))
+    monkeypatch.setattr(torch.Tensor, "new_empty", _poisoned(torch.Tensor.new_empty))
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    """Give every test the same random numbers, whatever ran before it."""
+    torch.manual_seed(0)

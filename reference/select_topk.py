@@ -19,15 +19,10 @@ def select_topk(
     the highest scores, the later of two equal ones first. -inf and NaN rank below every number.
     """
     capacity = scores.shape[-1]
-    floor = max(min_tokens, keep_first + keep_last)
+    width = selection_size(capacity, ratio, budget, min_tokens, keep_first + keep_last)
     lengths = cache_seqlens.view(-1, *[1] * (scores.dim() - 1))  # [B, 1] or [B, 1, 1]
-    if budget is None:
-        wanted = (ratio * lengths.double() - ROUNDING_SLACK).ceil().long()
-        budget = math.ceil(ratio * capacity - ROUNDING_SLACK)
-    else:
-        wanted = torch.full_like(lengths, budget, dtype=torch.int64)
-    counts = torch.minimum(wanted.clamp(min=floor), lengths)
-    width = min(max(budget, floor), capacity)
+    wanted = lengths.new_tensor(budget) if ratio is None else tokens_in_ratio(lengths, ratio)
+    counts = torch.minimum(wanted.clamp(min=max(min_tokens, keep_first + keep_last)), lengths)
 
     positions = torch.arange(capacity, device=scores.device)
     rank = ordered_integers(scores)
@@ -38,6 +33,17 @@ def select_topk(
     best = best.masked_fill(~taken, capacity).sort(-1).values
     index_lengths = counts.squeeze(-1).expand(scores.shape[:-1])
     return best.masked_fill(~taken, -1).int(), index_lengths.int()
+
+
+def selection_size(capacity, ratio, budget, min_tokens, kept):
+    """Return K, the number of tokens taken of a request that fills the capacity."""
+    wanted = math.ceil(ratio * capacity - ROUNDING_SLACK) if budget is None else budget
+    return min(max(wanted, min_tokens, kept), capacity)
+
+
+def tokens_in_ratio(lengths, ratio):
+    """Return ceil(ratio * lengths) as int32."""
+    return (ratio * lengths.double() - ROUNDING_SLACK).ceil().int()
 
 
 def ordered_integers(scores):

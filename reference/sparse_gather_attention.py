@@ -1,4 +1,4 @@
-"""Attention to selected tokens of a cache, in place: sparse drafting (Vegas, 3.2; TokenSwift, 3.3)."""
+"""Attention to selected tokens of a cache, in place: sparse drafts (Vegas 3.2, TokenSwift 3.3)."""
 
 import torch
 

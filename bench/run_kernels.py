@@ -12,11 +12,10 @@ import argparse
 import sys
 from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
-from typing import NoReturn
 
 import specattn
 import torch
-from roofline import report
+from roofline import arguments, report
 from roofline.cases import DTYPES, SHAPES, Case, sweep
 from roofline.ceilings import Ceilings
 from roofline.ceilings import measure as measure_ceilings
@@ -35,11 +34,11 @@ DEFAULTS = {
 SWEPT_SHAPES = {False: ["llama-3.1-8b", "tiny"], True: ["llama-3.1-8b"]}
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     """Run the sweep; return 0 when all is right, 1 for a fault, 2 for bad arguments, 130 cut."""
     parser = _parser()
-    options = parser.parse_args(arguments)
-    device = _device(options.device, parser)
+    options = parser.parse_args(argv)
+    device = arguments.device(options.device, parser)
     cases = _cases(options, device)
     with ExitStack() as stack:
         try:
@@ -83,62 +82,27 @@ def _measure_all(
     return rows
 
 
-class _Parser(argparse.ArgumentParser):
-    """Answer a bad argument with one line, without the usage text."""
-
-    def error(self, message: str) -> NoReturn:
-        print(f"run_kernels.py: {message}", file=sys.stderr)
-        raise SystemExit(2)
-
-
-def _parser() -> _Parser:
-    parser = _Parser(prog="run_kernels.py", description=(__doc__ or "").splitlines()[0])
+def _parser() -> arguments.Parser:
+    parser = arguments.Parser(prog="run_kernels.py", description=(__doc__ or "").splitlines()[0])
     add = parser.add_argument
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
     add("--backend", choices=("auto", *specattn.backends()), default="auto")
     add("--only", choices=OPS, metavar="OP", action="append", help="one primitive; may be repeated")
     add("--shape", choices=SHAPES, action="append", help="model shape; may be repeated")
-    add("--context", type=_numbers, metavar="N[,N]", help="cached tokens, such as 8k,32k")
-    add("--rows", type=_numbers, metavar="T[,T]", help="query rows per request")
-    add("--batch", type=_numbers, metavar="B[,B]", help="requests")
+    add("--context", type=arguments.numbers, metavar="N[,N]", help="cached tokens, such as 8k,32k")
+    add("--rows", type=arguments.numbers, metavar="T[,T]", help="query rows per request")
+    add("--batch", type=arguments.numbers, metavar="B[,B]", help="requests")
     add("--dtype", choices=DTYPES, default="bf16")
-    add("--budget", type=_positive, metavar="SECONDS", help="time for one row and its peers")
+    add(
+        "--budget",
+        type=arguments.positive,
+        metavar="S",
+        help="seconds for one row and peers",
+    )
     add("--quick", action="store_true", help="under two minutes on two cores")
     add("--worst", action="store_true", help="lowest bandwidth first")
     add("--json", type=Path, metavar="FILE", help="write JSON Lines")
     return parser
-
-
-def _numbers(text: str) -> list[int]:
-    units = {"k": 1 << 10, "m": 1 << 20}
-    try:
-        numbers = [
-            int(part[:-1]) * units[part[-1]] if part[-1:] in units else int(part)
-            for part in text.lower().split(",")
-        ]
-    except ValueError:
-        numbers = [0]
-    if min(numbers) < 1:
-        raise argparse.ArgumentTypeError(f"expected positive numbers such as 8k,32k, got '{text}'")
-    return numbers
-
-
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a positive number, got '{text}'")
-    return value
-
-
-def _device(name: str, parser: _Parser) -> torch.device:
-    if name == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda: torch sees no CUDA device here")
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
 
 
 def _cases(options: argparse.Namespace, device: torch.device) -> list[Case]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import statistics
 from dataclasses import dataclass, field
 
 import torch
 
 from .cases import DTYPES, Case
 from .cost import Cost
-from .timing import Stopwatch, paired_ratio, spread
+from .timing import Stopwatch, Timing, paired_ratio
 from .workloads import Outputs, build
 
 OURS = "specattn"
@@ -19,15 +18,6 @@ WRONG = "WRONG"
 # one block of 64 keys of 32768 shows as 4e-2.
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 4e-3, torch.float32: 1e-4}
 FLOAT64_ELEMENTS = 1 << 25  # larger caches are checked against float32: memory, not precision
-
-
-@dataclass
-class Timing:
-    """Seconds of one candidate: median, and quartile distance over median."""
-
-    median: float
-    spread: float
-    samples: int
 
 
 @dataclass
@@ -81,9 +71,9 @@ def measure(case: Case, stopwatch: Stopwatch, budget: float) -> Row:
             row.refused[name] = f"differs from the reference by {error:.1e}"
     del expected
     times = stopwatch.alternate(calls, budget=budget)
-    row.ours = _timing(times[OURS])
+    row.ours = Timing.of(times[OURS])
     for name in calls.keys() - {OURS}:
-        row.peers[name] = _timing(times[name])
+        row.peers[name] = Timing.of(times[name])
         row.ratios[name] = paired_ratio(times[OURS], times[name])
     return row
 
@@ -91,10 +81,6 @@ def measure(case: Case, stopwatch: Stopwatch, budget: float) -> Row:
 def _reference_dtype(case: Case) -> torch.dtype:
     elements = 2 * case.batch * case.context * case.shape.kv_heads * case.shape.head_dim
     return torch.float64 if elements <= FLOAT64_ELEMENTS else torch.float32
-
-
-def _timing(samples: list[float]) -> Timing:
-    return Timing(statistics.median(samples), spread(samples), len(samples))
 
 
 def _first_line(failure: Exception) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -23,14 +24,20 @@ class Stopwatch:
         self._flush = torch.zeros(2 * last_level_cache(device) // 4, device=device)
 
     def alternate(
-        self, calls: dict[str, Callable], *, budget: float, least: int = 5, most: int = 100
+        self,
+        calls: dict[str, Callable],
+        *,
+        budget: float,
+        least: int = 5,
+        most: int = 100,
+        graphs: bool = True,
     ) -> dict[str, list[float]]:
         """Return seconds per call: ``least`` to ``most`` rounds over all calls within ``budget``.
 
-        On CUDA each call is captured into a graph first, so that launch gaps do not count; a call
-        that cannot be captured is timed as it is.
+        On CUDA each call is captured into a graph first, so that launch gaps do not count, unless
+        ``graphs`` is false; a call that cannot be captured is timed as it is.
         """
-        ready = {name: self._prepared(call) for name, call in calls.items()}
+        ready = {name: self._prepared(call, graphs) for name, call in calls.items()}
         times: dict[str, list[float]] = {name: [] for name in calls}
         order = list(calls)
         end = time.perf_counter() + budget
@@ -42,8 +49,8 @@ class Stopwatch:
             order.append(order.pop(0))
         return times
 
-    def _prepared(self, call: Callable) -> Callable:
-        if self.device.type != "cuda":
+    def _prepared(self, call: Callable, graphs: bool) -> Callable:
+        if self.device.type != "cuda" or not graphs:
             call()
             return call
         return _captured(call)
@@ -82,6 +89,20 @@ def _captured(call: Callable) -> Callable:
     graph.replay()
     torch.cuda.synchronize()
     return graph.replay
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one candidate: median, and the distance between the quartiles over it."""
+
+    median: float
+    spread: float
+    samples: int
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> Timing:
+        """Summarise seconds per call."""
+        return cls(statistics.median(samples), spread(samples), len(samples))
 
 
 def spread(samples: Sequence[float]) -> float:

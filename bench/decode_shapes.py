@@ -88,12 +88,12 @@ def main(argv: list[str] | None = None) -> int:
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode())
         try:
+            method = Vegas(gamma=options.gamma, ratio=options.ratio)
             file = stack.enter_context(open(options.json, "w")) if options.json else None
-        except OSError as failure:
+        except (ValueError, OSError) as failure:
             parser.error(str(failure))
         torch.manual_seed(0)
         model = _model(options.shape, options.layers, device)
-        method = Vegas(gamma=options.gamma, ratio=options.ratio)
         machine, ceilings = describe(device), measure_ceilings(device, seconds=0.5)
         setting = {
             "shape": options.shape,
@@ -219,12 +219,17 @@ def _print_passes(passes: list[Pass], ceilings: Ceilings, method: Vegas) -> None
             f"{one.time.spread:>6.0%}{eager:>12}{share:>9.1%}"
             f"{one.time.median / seconds['plain step']:>13.2f}"
         )
-    drafting = method.gamma * seconds["draft step"] + seconds["select"]
-    worth = (drafting + seconds["verify, scores"]) / seconds["plain step"]
     print(
-        f"A Vegas round of {method.gamma} drafted tokens costs {worth:.2f} plain steps: it pays "
-        f"when the mean acceptance length, bonus token included, is above that."
+        f"A Vegas round of {method.gamma} drafted tokens costs "
+        f"{round_cost(seconds, method.gamma):.2f} plain steps: it pays when the mean acceptance "
+        f"length, bonus token included, is above that."
     )
+
+
+def round_cost(seconds: dict[str, float], gamma: int) -> float:
+    """Return how many plain steps one round of Vegas takes, from the seconds of each pass."""
+    drafting = gamma * seconds["draft step"] + seconds["select"]
+    return (drafting + seconds["verify, scores"]) / seconds["plain step"]
 
 
 def _print_split(name: str, statistics: dict) -> None:

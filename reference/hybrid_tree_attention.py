@@ -2,15 +2,8 @@
 
 import torch
 
-from ._attention import (
-    mask_logits,
-    prefix_of,
-    scaled_logits,
-    softmax_state,
-    tokens_at,
-)
+from ._attention import attend, prefix_of, tokens_at
 from .merge_state import merge_state, with_sinks
-from .tree_attention import tree_state
 from .tree_mask import tree_depths, trim_tree_mask, visible_tree_keys
 
 
@@ -36,67 +29,31 @@ def hybrid_tree_attention(
     t - window < p; a row stands at `cache_seqlens + depth`, `depths` [B or 1, T] being read off
     `tree_mask` unless given.
     """
-    out, lse, _ = hybrid_with_logits(
-        q,
-        k_cache,
-        v_cache,
-        cache_seqlens,
-        k_tree,
-        v_tree,
-        tree_mask,
-        depths,
-        block_table,
-        window,
-        softmax_scale,
-        softcap,
-        sinks,
-    )
-    return out, lse
-
-
-def hybrid_with_logits(
-    q,
-    k_cache,
-    v_cache,
-    cache_seqlens,
-    k_tree,
-    v_tree,
-    tree_mask,
-    depths,
-    block_table,
-    window,
-    softmax_scale,
-    softcap,
-    sinks,
-):
-    """Return `(out, lse, logits)`; logits [B, Hk, T, g, n] are the masked ones of the prefix."""
     rows = q.shape[1]
     if k_tree is None:
         behind = cache_seqlens[:, None] + torch.arange(rows, device=q.device)
-        k_tree = tokens_at(k_cache, behind, block_table).transpose(1, 2)
-        v_tree = tokens_at(v_cache, behind, block_table).transpose(1, 2)
-    tree_visible = visible_tree_keys(tree_mask, rows, k_tree.shape[1], q.device)
-    depths = tree_depths(tree_visible) if depths is None else depths
+        k_tree = tokens_at(k_cache, behind, block_table)
+        v_tree = tokens_at(v_cache, behind, block_table)
+    else:
+        k_tree, v_tree = k_tree.transpose(1, 2), v_tree.transpose(1, 2)
+    in_tree = visible_tree_keys(tree_mask, rows, k_tree.shape[2], q.device)
+    depths = tree_depths(in_tree) if depths is None else depths
     if window is not None:
-        tree_visible = trim_tree_mask(tree_visible, window)
+        in_tree = trim_tree_mask(in_tree, window)
+    k, v = (prefix_of(cache, cache_seqlens, block_table) for cache in (k_cache, v_cache))
+    in_prefix = visible_prefix(k.shape[2], cache_seqlens, depths, window)
 
-    k = prefix_of(k_cache, cache_seqlens, block_table).transpose(1, 2)
-    v = prefix_of(v_cache, cache_seqlens, block_table).transpose(1, 2)
-    visible = visible_prefix(k.shape[2], cache_seqlens, depths, window)
-    logits = scaled_logits(q, k, softmax_scale, softcap)
-    logits, v = mask_logits(logits, v, visible[:, None, :, None])
-
-    prefix = softmax_state(logits, v)
-    tree = tree_state(q, k_tree, v_tree, tree_visible, softmax_scale, softcap)
+    prefix = attend(q, k, v, in_prefix, softmax_scale, softcap)
+    tree = attend(q, k_tree, v_tree, in_tree[:, None], softmax_scale, softcap)
     out, lse = with_sinks(*merge_state(*prefix, *tree), sinks)
-    return out.to(q.dtype), lse, logits
+    return out.to(q.dtype), lse
 
 
 def visible_prefix(size, cache_seqlens, depths, window):
-    """Return which of the first `size` cached tokens each row sees, bool [B, T or 1, size]."""
-    lengths = cache_seqlens[:, None, None]
+    """Return which of the first `size` cached tokens each row sees, bool [B, 1, T or 1, size]."""
+    lengths = cache_seqlens[:, None, None, None]
     positions = torch.arange(size, device=cache_seqlens.device)
     visible = positions < lengths
     if window is not None:
-        visible = visible & (positions > lengths + depths[:, :, None] - window)
+        visible = visible & (positions > lengths + depths[:, None, :, None] - window)
     return visible

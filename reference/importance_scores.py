@@ -12,7 +12,7 @@ def importance_scores(
 
     Per KV head, over the T rows and g heads of its group: [B, Hk, N]; or over all heads: [B, N].
     """
-    k = prefix_of(k_cache, cache_seqlens, block_table).transpose(1, 2)
+    k = prefix_of(k_cache, cache_seqlens, block_table)
     scores = scaled_logits(q, k, softmax_scale).mean((2, 3))
     if not per_head:
         scores = scores.mean(1)

@@ -2,9 +2,8 @@
 
 import torch
 
-from ._attention import mask_logits, scaled_logits, softmax_state, tokens_at
+from ._attention import attend, tokens_at
 from .merge_state import merge_state, with_sinks
-from .tree_attention import tree_state
 from .tree_mask import visible_tree_keys
 
 
@@ -31,12 +30,12 @@ def sparse_gather_attention(
     positions = indices.long().masked_fill(~taken, 0)
     k = tokens_at(k_cache, positions, block_table)
     v = tokens_at(v_cache, positions, block_table)
-    visible = taken.view(q.shape[0], -1, 1, 1, taken.shape[-1])  # [B, Hk or 1, 1, 1, K]
-    logits, v = mask_logits(scaled_logits(q, k, softmax_scale, softcap), v, visible)
-    out, lse = softmax_state(logits, v)
+    visible = taken.view(q.shape[0], -1, 1, taken.shape[-1])  # [B, Hk or 1, 1, K]
+    out, lse = attend(q, k, v, visible, softmax_scale, softcap)
     if k_new is not None:
-        visible = visible_tree_keys(tree_mask, q.shape[1], k_new.shape[1], q.device)
-        tree = tree_state(q, k_new, v_new, visible, softmax_scale, softcap)
+        in_tree = visible_tree_keys(tree_mask, q.shape[1], k_new.shape[1], q.device)
+        k, v = k_new.transpose(1, 2), v_new.transpose(1, 2)
+        tree = attend(q, k, v, in_tree[:, None], softmax_scale, softcap)
         out, lse = merge_state(out, lse, *tree)
     out, lse = with_sinks(out, lse, sinks)
     return out.to(q.dtype), lse

@@ -1,14 +1,7 @@
 """Attention of tree nodes to each other."""
 
-from ._attention import mask_logits, scaled_logits, softmax_state
+from ._attention import attend
 from .tree_mask import visible_tree_keys
-
-
-def tree_state(q, k_new, v_new, visible, softmax_scale, softcap):
-    """Return the state over tree keys k_new, v_new [B, S, Hk, D], visible [B or 1, T, S]."""
-    logits = scaled_logits(q, k_new.transpose(1, 2), softmax_scale, softcap)
-    logits, v = mask_logits(logits, v_new.transpose(1, 2), visible[:, None, :, None])
-    return softmax_state(logits, v)
 
 
 def tree_attention(q, k_new, v_new, tree_mask=None, softmax_scale=None, softcap=0.0):
@@ -18,5 +11,6 @@ def tree_attention(q, k_new, v_new, tree_mask=None, softmax_scale=None, softcap=
     a causal chain whose last row sees every key.
     """
     visible = visible_tree_keys(tree_mask, q.shape[1], k_new.shape[1], q.device)
-    out, lse = tree_state(q, k_new, v_new, visible, softmax_scale, softcap)
+    k, v = k_new.transpose(1, 2), v_new.transpose(1, 2)
+    out, lse = attend(q, k, v, visible[:, None], softmax_scale, softcap)
     return out.to(q.dtype), lse

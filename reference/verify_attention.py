@@ -2,8 +2,9 @@
 
 import torch
 
-from ._attention import capacity_of
-from .hybrid_tree_attention import hybrid_with_logits
+from ._attention import capacity_of, mask_logits, prefix_of, scaled_logits
+from .hybrid_tree_attention import hybrid_tree_attention, visible_prefix
+from .tree_mask import tree_depths, visible_tree_keys
 
 
 def verify_attention(
@@ -29,7 +30,7 @@ def verify_attention(
     named; "scores": [B, Hk, N], their mean over those rows and over the heads of each group. -inf
     where a row does not see the key.
     """
-    out, lse, logits = hybrid_with_logits(
+    out, lse = hybrid_tree_attention(
         q,
         k_cache,
         v_cache,
@@ -44,11 +45,17 @@ def verify_attention(
         softcap,
         sinks,
     )
-    collected = logits[:, :, list(collect_rows)]  # [B, Hk, R, g, n]
+    rows = list(collect_rows)
+    if depths is None:
+        tree_size = q.shape[1] if k_tree is None else k_tree.shape[1]
+        depths = tree_depths(visible_tree_keys(tree_mask, q.shape[1], tree_size, q.device))
+    k = prefix_of(k_cache, cache_seqlens, block_table)
+    visible = visible_prefix(k.shape[2], cache_seqlens, depths[:, rows], window)
+    logits = mask_logits(scaled_logits(q[:, rows], k, softmax_scale, softcap), visible)
     if collect == "scores":
-        collected = collected.mean((2, 3))
+        collected = logits.mean((2, 3))
     else:
         dtype = torch.float64 if q.dtype == torch.float64 else torch.bfloat16
-        collected = collected.transpose(1, 2).flatten(2, 3).to(dtype)
-    room = capacity_of(k_cache, block_table) - collected.shape[-1]
+        collected = logits.transpose(1, 2).flatten(2, 3).to(dtype)
+    room = capacity_of(k_cache, block_table) - k.shape[2]
     return out, lse, torch.nn.functional.pad(collected, (0, room), value=-torch.inf)

@@ -104,6 +104,8 @@ def check_tensor(
         wanted = " or ".join(_in_words(shape, sizes) for shape in spec.shapes)
         raise ValueError(f"{name}: expected shape {wanted}, got {list(tensor.shape)}")
     sizes.update({symbol: n for symbol, n in zip(shape, tensor.shape) if symbol != "1"})  # noqa: B905
+    if 0 in tensor.shape:
+        raise ValueError(f"{name}: expected no empty dimension, got shape {list(tensor.shape)}")
     if tensor.device != first.device:
         raise ValueError(
             f"{name}: expected device {first.device} as {first_name}, got {tensor.device}"

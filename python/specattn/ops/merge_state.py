@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ._check import check_option, check_tensors
+from ._check import check_tensors
 from ._library import operators
 from ._outputs import state_like
 
@@ -96,8 +96,7 @@ def merge_states(
     >>> torch.allclose(lse, lses.logsumexp(0))
     True
     """
-    sizes = check_tensors(outs=outs, lses=lses, out=out, lse=lse)
-    check_option("outs", sizes["n"], sizes["n"] >= 1, "at least one state")
+    check_tensors(outs=outs, lses=lses, out=out, lse=lse)
     out, lse = state_like(outs[0], out, lse)
     operators.merge_states(outs, lses, out, lse)
     return out, lse

@@ -30,8 +30,8 @@ def sparse_gather_attention(
     positions = indices.long().masked_fill(~taken, 0)
     k = tokens_at(k_cache, positions, block_table)
     v = tokens_at(v_cache, positions, block_table)
-    visible = taken.view(q.shape[0], -1, 1, taken.shape[-1])  # [B, Hk or 1, 1, K]
-    out, lse = attend(q, k, v, visible, softmax_scale, softcap)
+    visible = taken[:, None] if taken.dim() == 2 else taken  # [B, Hk or 1, K]
+    out, lse = attend(q, k, v, visible[:, :, None], softmax_scale, softcap)
     if k_new is not None:
         in_tree = visible_tree_keys(tree_mask, q.shape[1], k_new.shape[1], q.device)
         k, v = k_new.transpose(1, 2), v_new.transpose(1, 2)

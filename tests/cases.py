@@ -7,6 +7,7 @@ repeated KV heads, one softmax. It shares no code with `specattn`.
 from dataclasses import dataclass, fields, replace
 
 import torch
+from hypothesis import note
 from hypothesis import strategies as st
 
 # Children of each node, breadth first; nodes left out at the end are leaves.
@@ -59,7 +60,7 @@ def restride(x):
     return room[..., :rows, :width].permute(inverse)
 
 
-@dataclass
+@dataclass(repr=False)
 class Problem:
     """One ragged batch. Both caches hold the same tokens; the rest of them is NaN."""
 
@@ -202,7 +203,9 @@ def problems(draw, max_length=40, head_dims=(8, 64), dtypes=(torch.float64,), **
         "strided": draw(st.booleans()),
         "seed": draw(st.integers(0, 2**16)),
     }
-    return make_problem(**{**options, **fixed})
+    options |= fixed
+    note(f"make_problem(**{options})")
+    return make_problem(**options)
 
 
 def dense_attention(q, k, v, visible, *, softmax_scale=None, softcap=0.0, sinks=None):

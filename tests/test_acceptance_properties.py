@@ -193,11 +193,13 @@ def test_rejections_that_rounding_alone_makes_leave_a_law(monkeypatch, dtype):
         assert (accepted.counts == 0).all()
 
 
-def test_samples_without_noise_above_zero_still_have_mass(monkeypatch):
-    """A generator may return an exact 0, and 0 / 0 would win every race."""
-    monkeypatch.setattr(torch.Tensor, "exponential_", lambda self, **_: self.zero_())
+@pytest.mark.parametrize("uniform", [0.0, 1 - 2.0**-53])
+def test_extreme_noise_still_draws_what_has_mass(monkeypatch, uniform):
+    """The ends of the generator's range must not make 0 / 0 or 0 = 0 of the race."""
+    full = torch.full
+    monkeypatch.setattr(torch, "rand", lambda shape, dtype, **_: full(shape, uniform, dtype=dtype))
     probs = torch.tensor([[0.0, 0.3, 0.0, 0.7], [0.0, 0.0, 1e-30, 0.0]])
-    assert (probs.gather(-1, acceptance.sample(probs)[:, None]) > 0).all()
+    assert acceptance.sample(probs).tolist() == [3, 2]
 
 
 def test_nothing_waits_for_the_device():

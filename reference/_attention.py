@@ -93,10 +93,10 @@ def prefix_of(cache, cache_seqlens, block_table=None):
     On the CPU it ends at the longest live length, so that no dead capacity is converted.
     """
     if block_table is None:
-        return cache[:, : _longest(cache_seqlens, cache.shape[1])].transpose(1, 2)
+        return cache[:, : longest(cache_seqlens, cache.shape[1])].transpose(1, 2)
     page_size = cache.shape[1]
     capacity = block_table.shape[1] * page_size
-    columns = -(-_longest(cache_seqlens, capacity) // page_size)
+    columns = -(-longest(cache_seqlens, capacity) // page_size)
     first_token = torch.arange(columns, device=cache.device) * page_size
     held = first_token < cache_seqlens[:, None]  # table entries that name no page are never read
     pages = block_table[:, :columns].long().masked_fill(~held, 0)
@@ -120,6 +120,6 @@ def tokens_at(cache, positions, block_table=None):
     return cache[row, positions, torch.arange(heads, device=cache.device)[:, None]]
 
 
-def _longest(lengths, capacity):
-    """Return the largest length where reading it is free (CPU), else the capacity."""
+def longest(lengths, capacity):
+    """Return the largest length where reading it is free, on the CPU, else the capacity."""
     return capacity if lengths.is_cuda else int(lengths.max())

@@ -37,8 +37,8 @@ def hybrid_tree_attention(
     else:
         k_tree, v_tree = k_tree.transpose(1, 2), v_tree.transpose(1, 2)
     in_tree = visible_tree_keys(tree_mask, rows, k_tree.shape[2], q.device)
-    depths = tree_depths(in_tree) if depths is None else depths
     if window is not None:
+        depths = tree_depths(in_tree) if depths is None else depths
         in_tree = trim_tree_mask(in_tree, window)
     k, v = (prefix_of(cache, cache_seqlens, block_table) for cache in (k_cache, v_cache))
     in_prefix = visible_prefix(k.shape[2], cache_seqlens, depths, window)

@@ -2,7 +2,7 @@
 
 import torch
 
-from ._attention import attend, tokens_at
+from ._attention import attend, longest, tokens_at
 from .merge_state import merge_state, with_sinks
 from .tree_mask import visible_tree_keys
 
@@ -26,6 +26,7 @@ def sparse_gather_attention(
     `indices` are logical positions, [B, K] for all heads or [B, Hk, K] for each KV head, of which
     the first `index_lengths` ([B] or [B, Hk]) count; the rest is never read.
     """
+    indices = indices[..., : longest(index_lengths, indices.shape[-1])]
     taken = torch.arange(indices.shape[-1], device=q.device) < index_lengths[..., None]
     positions = indices.long().masked_fill(~taken, 0)
     k = tokens_at(k_cache, positions, block_table)

@@ -66,8 +66,8 @@ _PAGED = {"k_cache": _PAGES, "v_cache": _PAGES}
 def check_tensors(**tensors) -> dict[str, int]:
     """Check every tensor by its name and return the sizes that their shapes agree on.
 
-    With a `block_table`, caches are pages. The first tensor sets the device and, where the table
-    says so, the dtype of the others.
+    With a `block_table`, caches are pages and N is what a request's pages hold. The first tensor
+    sets the device and, where the table says so, the dtype of the others.
 
     Raises
     ------
@@ -84,6 +84,8 @@ def check_tensors(**tensors) -> dict[str, int]:
         if tensor is None and spec.optional:
             continue
         check_tensor(name, tensor, spec, tensors[first], first, sizes)
+    if paged:
+        sizes["N"] = sizes["max_pages"] * sizes["page_size"]
     _check_sizes(sizes)
     return sizes
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import torch
 
 from specattn import _backend
+from specattn.reference._attention import capacity_of
 
 _CACHED = "Tensor q, Tensor k_cache, Tensor v_cache"
 _HYBRID = (
@@ -53,8 +54,7 @@ def _implementation(op: str, argument_names: list[str]) -> Callable[..., None]:
 def check_values(args: dict) -> None:
     """Raise IndexError where a length, a page or an index of an operator points nowhere."""
     if "k_cache" in args:
-        table, held_tokens = args["block_table"], args["k_cache"].shape[1]
-        capacity = held_tokens if table is None else table.shape[1] * held_tokens
+        capacity = capacity_of(args["k_cache"], args["block_table"])
         if "indices" in args:
             _check_indices(args, capacity)
         else:

@@ -151,6 +151,16 @@ def test_a_request_does_not_depend_on_its_neighbours(name, paged):
         assert_same_bits(alone, tuple(x[index : index + 1] for x in together))
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_no_gradient_flows(name):
+    function, arguments = valid_calls()[name]
+    arguments = {
+        k: v.requires_grad_() if isinstance(v, torch.Tensor) and v.is_floating_point() else v
+        for k, v in arguments.items()
+    }
+    assert not any(result.requires_grad for result in as_tuple(function(**arguments)))
+
+
 def test_inputs_are_left_alone():
     for function, arguments in valid_calls(make_problem(tree_in_cache=True)).values():
         before = {k: v.clone() for k, v in arguments.items() if isinstance(v, torch.Tensor)}

@@ -2,7 +2,7 @@
 
 Every operator writes into its last arguments and returns nothing, so a caller's buffers are used
 as they are. Shapes are checked by the public functions; values are checked here, inside the node,
-before any memory is touched.
+before any memory is touched. No gradient flows through an operator, whatever the backend.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def _implementation(op: str, argument_names: list[str]) -> Callable[..., None]:
         device = args[0].device
         if device.type == "cpu" or os.environ.get("SPECATTN_CHECK") == "1":
             check_values(dict(zip(argument_names, args, strict=True)))
-        _backend.kernel(op, device, args[0].dtype)(*args)
+        with torch.no_grad():
+            _backend.kernel(op, device, args[0].dtype)(*args)
 
     return implementation
 

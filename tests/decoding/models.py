@@ -32,28 +32,24 @@ _SHAPE = {
 }
 
 
-def _config(config_class, **options):
-    return config_class(**{**_SHAPE, **options})
-
-
+_SLIDING = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}
 CONFIGS = {
-    "llama": lambda: _config(LlamaConfig),
-    "qwen2": lambda: _config(Qwen2Config),
-    "qwen2-sliding": lambda: _config(
-        Qwen2Config, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1
-    ),
-    "qwen3": lambda: _config(Qwen3Config),
-    "qwen3-sliding": lambda: _config(
-        Qwen3Config, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1
-    ),
-    "mistral": lambda: _config(MistralConfig, sliding_window=None),
-    "mistral-sliding": lambda: _config(MistralConfig, sliding_window=WINDOW),
-    "gpt_oss": lambda: _config(
+    "llama": (LlamaConfig, {}),
+    "qwen2": (Qwen2Config, {}),
+    "qwen2-sliding": (Qwen2Config, _SLIDING),
+    "qwen3": (Qwen3Config, {}),
+    "qwen3-sliding": (Qwen3Config, _SLIDING),
+    "mistral": (MistralConfig, {"sliding_window": None}),
+    "mistral-sliding": (MistralConfig, {"sliding_window": WINDOW}),
+    "gpt_oss": (
         GptOssConfig,
-        sliding_window=WINDOW,
-        num_hidden_layers=4,
-        num_local_experts=4,
-        num_experts_per_tok=2,
+        {
+            "sliding_window": WINDOW,
+            "num_hidden_layers": 4,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "max_position_embeddings": 131072,  # what its scaled rope is made for
+        },
     ),
 }
 
@@ -64,9 +60,8 @@ def tiny_model(family="qwen3", *, seed=0, peak=8.0, **options):
     `peak` scales the logits: large for greedy tests, near 1 for tests of a sampled law.
     """
     torch.manual_seed(seed)
-    config = CONFIGS[family]()
-    for name, value in options.items():
-        setattr(config, name, value)
+    config_class, own = CONFIGS[family]
+    config = config_class(**{**_SHAPE, **own, **options})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -145,7 +145,7 @@ class TargetLaw:
         """
         active, device = self.sequences.active, scores.device
         lengths = [self.sequences.lengths[row] for row in active]
-        paths = tree.paths.expand(len(active), -1, -1)
+        paths = tree.paths.expand(len(active), -1, -1)[..., 1:]  # the root is committed
         depth = torch.arange(paths.shape[-1], device=device)
         result = torch.empty_like(scores)
         for length, asked in _calls(_depths(tree, len(active)), lengths, first):
@@ -153,7 +153,7 @@ class TargetLaw:
             row = torch.tensor([active[r] for r, _ in asked], device=device)
             committed = torch.tensor([lengths[r] for r, _ in asked], device=device)[:, None]
             path = paths[request, node]  # -1 beyond the node: goes to a column that is cut off
-            column = torch.where(path < 0, length, committed - 1 + depth)
+            column = torch.where(path < 0, length, committed + depth)
             context = self.sequences.on_device[:, : length + 1].clone()
             context[row[:, None], column] = tokens[request[:, None], path.clamp_min(0)]
             questions = scores.new_zeros(len(context), scores.shape[-1])

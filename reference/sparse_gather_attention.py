@@ -28,9 +28,7 @@ def sparse_gather_attention(
     """
     indices = indices[..., : longest(index_lengths, indices.shape[-1])]
     taken = torch.arange(indices.shape[-1], device=q.device) < index_lengths[..., None]
-    positions = indices.long().masked_fill(~taken, 0)
-    k = tokens_at(k_cache, positions, block_table)
-    v = tokens_at(v_cache, positions, block_table)
+    k, v = (tokens_at(x, indices, taken, block_table) for x in (k_cache, v_cache))
     visible = taken[:, None] if taken.dim() == 2 else taken  # [B, Hk or 1, K]
     out, lse = attend(q, k, v, visible[:, :, None], softmax_scale, softcap)
     if k_new is not None:

@@ -20,6 +20,8 @@ MEDUSA_CHILDREN = (
     + [2]
 )
 
+NO_PAGE = 2**30  # whoever reads it as a page fails
+
 
 def parents_from_children(children):
     """Return the parent list (root -1) of a tree given as child counts in breadth-first order."""
@@ -69,7 +71,7 @@ class Problem:
     v_cache: torch.Tensor  # [B, N, Hk, D]
     k_pages: torch.Tensor  # [pages, page_size, Hk, D]
     v_pages: torch.Tensor  # [pages, page_size, Hk, D]
-    block_table: torch.Tensor  # int32 [B, max_pages], -1 where no page is held
+    block_table: torch.Tensor  # int32 [B, max_pages], NO_PAGE where none is held
     cache_seqlens: torch.Tensor  # int32 [B]
     k_tree: torch.Tensor  # [B, S, Hk, D]
     v_tree: torch.Tensor  # [B, S, Hk, D]
@@ -155,7 +157,7 @@ def make_problem(
     pages = batch * pages_per_request + 2
     k_pages, v_pages = (torch.full((pages, page_size, kv_heads, head_dim), torch.nan) for _ in "kv")
     k_pages, v_pages = k_pages.to(dtype), v_pages.to(dtype)
-    block_table = torch.full((batch, pages_per_request), -1, dtype=torch.int32)
+    block_table = torch.full((batch, pages_per_request), NO_PAGE, dtype=torch.int32)
     free = torch.randperm(pages, generator=generator).tolist()
     for b, length in enumerate(lengths):
         if tree_in_cache:

@@ -65,6 +65,12 @@ def test_ratio_counts_as_the_decimal_number_it_is_written_as(percent):
     assert counts.tolist() == [percent, 2 * percent, 7 * percent, 10 * percent]
 
 
+def test_zeros_of_both_signs_are_equal():
+    scores = torch.tensor([[0.0, -0.0, 0.0, -0.0, -1.0]])
+    indices, _ = reference.select_topk(scores, torch.tensor([5], dtype=torch.int32), budget=2)
+    assert indices.tolist() == [[2, 3]]
+
+
 def test_long_rows_keep_every_token_apart():
     scores = torch.zeros(1, 40000)
     indices, _ = reference.select_topk(scores, torch.tensor([39999], dtype=torch.int32), budget=3)

@@ -7,7 +7,7 @@ from specattn.ops._library import SIGNATURES
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.cases import make_problem
-from tests.ops.calls import NAMES, WITH_STATE, valid_calls
+from tests.ops.calls import NAMES, VARIANTS, WITH_STATE, valid_calls
 
 
 class Recorder(TorchDispatchMode):
@@ -29,37 +29,6 @@ def as_tuple(result):
 def assert_same_bits(actual, expected):
     for x, y in zip(as_tuple(actual), as_tuple(expected), strict=True):
         assert torch.equal(x, y)
-
-
-def variants():
-    """Return one readable id and call per op and form of its optional arguments."""
-    p, apart = make_problem(page_size=4, tree_in_cache=True), {"k_tree": None, "v_tree": None}
-    sinks = torch.randn(4)
-    for paged in (False, True):
-        for name, (function, arguments) in valid_calls(p, paged).items():
-            yield f"{name}-{'paged' if paged else 'contiguous'}", function, arguments
-    for name in ("hybrid_tree_attention", "verify_attention"):
-        function, arguments = valid_calls(p)[name]
-        every_option = {"window": 3, "softcap": 5.0, "sinks": sinks, "softmax_scale": 0.2}
-        yield f"{name}-options", function, arguments | every_option
-        yield f"{name}-in-cache", function, arguments | apart | {"tree_mask": None}
-        yield f"{name}-bool-mask", function, arguments | {"tree_mask": p.tree_mask}
-    yield "verify_attention-logits", function, arguments | {"collect": "logits"}
-    function, arguments = valid_calls(p)["sparse_gather_attention"]
-    no_new = {"k_new": None, "v_new": None, "tree_mask": None}
-    yield "sparse_gather_attention-no-new", function, arguments | no_new
-    per_head = {
-        "indices": arguments["indices"][:, None].repeat(1, 2, 1),
-        "index_lengths": arguments["index_lengths"][:, None].repeat(1, 2),
-    }
-    yield "sparse_gather_attention-per-head", function, arguments | per_head
-    function, arguments = valid_calls(p)["select_topk"]
-    yield "select_topk-budget", function, arguments | {"ratio": None, "budget": 4, "keep_last": 2}
-    function, arguments = valid_calls(p)["importance_scores"]
-    yield "importance_scores-all-heads", function, arguments | {"per_head": False}
-
-
-VARIANTS = [pytest.param(function, kwargs, id=name) for name, function, kwargs in variants()]
 
 
 def test_every_operator_is_called_here():

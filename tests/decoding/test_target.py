@@ -140,6 +140,12 @@ def test_other_families_are_refused():
         Target(AutoModelForCausalLM.from_config(config), batch=1, capacity=8)
 
 
+def test_a_rope_that_depends_on_the_length_is_refused():
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    with pytest.raises(ValueError, match="'dynamic'"):
+        Target(tiny_model("llama", rope_parameters=rope), batch=1, capacity=8)
+
+
 def test_a_model_on_two_devices_is_refused():
     model = tiny_model("llama")
     model.lm_head.to("meta")

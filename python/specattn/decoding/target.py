@@ -22,6 +22,7 @@ from specattn.tree import Tree
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gpt_oss")
 """Values of ``model.config.model_type`` that are known to honour the contract and are tested."""
 
+_LENGTH_DEPENDENT = ("dynamic", "longrope")
 _ATTENTION = "specattn"
 
 
@@ -141,7 +142,7 @@ class Target:
     Raises
     ------
     ValueError
-        The model's family is not supported, or it is spread over several devices.
+        The model's family or kind of rope is not supported, or it is spread over several devices.
     """
 
     def __init__(self, model: PreTrainedModel, batch: int, capacity: int):
@@ -150,6 +151,12 @@ class Target:
             raise ValueError(
                 f"models of type {config.model_type!r} are not supported; "
                 f"supported are {', '.join(FAMILIES)}"
+            )
+        rope = getattr(config, "rope_parameters", None) or {}
+        if rope.get("rope_type") in _LENGTH_DEPENDENT:
+            raise ValueError(
+                f"rope of type {rope['rope_type']!r} is not supported: it turns with the current "
+                "length, so tokens that are verified together would not be what plain decoding says"
             )
         devices = {str(parameter.device) for parameter in model.parameters()}
         if len(devices) > 1:

@@ -1,4 +1,4 @@
-"""Run the public primitives on the Triton kernels, cut so small that a few keys make many splits."""
+"""Run the public primitives on the Triton kernels, in tiles so small that few keys make splits."""
 
 import pytest
 import torch

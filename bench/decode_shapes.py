@@ -15,16 +15,17 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import specattn
 import torch
 from roofline import arguments, report
 from roofline.ceilings import Ceilings
 from roofline.ceilings import measure as measure_ceilings
 from roofline.machine import describe
 from roofline.timing import Stopwatch, Timing
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+import specattn
 from specattn.decoding import Plain, Target, Vegas, generate
 from specattn.decoding.target import Selection
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 MODELS = {
     "llama-3.1-8b": {

@@ -13,7 +13,6 @@ import sys
 from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 
-import specattn
 import torch
 from roofline import arguments, report
 from roofline.cases import DTYPES, SHAPES, Case, sweep
@@ -23,6 +22,8 @@ from roofline.machine import describe
 from roofline.measure import Row, measure
 from roofline.timing import Stopwatch
 from roofline.workloads import OPS
+
+import specattn
 
 # What is swept when the command line does not say; per device, thorough and quick.
 DEFAULTS = {

@@ -7,10 +7,10 @@ draws themselves are tested in `test_acceptance_statistics.py`.
 
 import pytest
 import torch
+
 from specattn import acceptance
 from specattn.acceptance import accept
 from specattn.tree import Tree
-
 from tests import laws
 
 TREES = {

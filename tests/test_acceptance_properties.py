@@ -4,10 +4,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from specattn import acceptance
 from specattn.acceptance import accept, accept_samples
 from specattn.tree import Tree
-
 from tests import laws
 
 

@@ -7,9 +7,9 @@ token right but ends a path at the wrong time is caught too.
 
 import pytest
 import torch
+
 from specattn.acceptance import accept, sample, sample_children
 from specattn.tree import Tree
-
 from tests import laws
 
 ROWS = 100_000

@@ -1,8 +1,8 @@
 import pytest
-import specattn
 import torch
-from specattn import _backend
 
+import specattn
+from specattn import _backend
 from tests.cases import make_problem
 
 CPU = torch.device("cpu")

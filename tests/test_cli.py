@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from specattn import cli
 
 TINY = Path(__file__).parents[1] / "examples" / "tiny"

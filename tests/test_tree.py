@@ -4,9 +4,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from specattn import reference
 from specattn.tree import Tree
-
 from tests.cases import EAGLE_PARENTS, MEDUSA_PARENTS
 
 

@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import specattn
 import torch
+
+import specattn
 from specattn import reference
 
 from . import peers

@@ -129,7 +129,7 @@ def env() -> None:
 def main() -> None:
     """Run the command; what a user can mend is one line on standard error and exit code 2."""
     try:
-        code = app(standalone_mode=False)
+        code = app(standalone_mode=False) or 0
     except typer.TyperException as error:
         print(f"specattn: error: {error.format_message()}", file=sys.stderr)
         code = 2

@@ -4,12 +4,14 @@ import sys
 from pathlib import Path
 
 import pytest
-import specattn
 import torch
+
+import specattn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
 import decode_shapes  # noqa: E402
+
 from specattn.decoding import Target  # noqa: E402
 
 CPU = torch.device("cpu")

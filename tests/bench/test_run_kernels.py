@@ -18,6 +18,7 @@ from roofline.cost import FORMULAS, Sizes  # noqa: E402
 from roofline.measure import measure, row_error  # noqa: E402
 from roofline.timing import Stopwatch, paired_ratio, spread  # noqa: E402
 from roofline.workloads import OPS, build  # noqa: E402
+
 from specattn import _backend  # noqa: E402
 
 CPU = torch.device("cpu")

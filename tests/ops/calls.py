@@ -1,10 +1,10 @@
 """Valid calls of every primitive, for the tests that hold for all of them."""
 
 import pytest
-import specattn
 import torch
 from specattn.reference import pack_tree_mask
 
+import specattn
 from tests.cases import make_problem
 
 

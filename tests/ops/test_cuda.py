@@ -1,9 +1,9 @@
 """What holds on a GPU only: nothing waits, graphs follow the lengths, checks can be asked for."""
 
 import pytest
-import specattn
 import torch
 
+import specattn
 from tests.cases import make_problem
 from tests.ops.calls import VARIANTS, valid_calls
 

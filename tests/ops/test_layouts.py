@@ -3,8 +3,8 @@ import math
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from specattn.ops import lse_from_log2, lse_heads_first, lse_heads_last, lse_to_log2
 
+from specattn.ops import lse_from_log2, lse_heads_first, lse_heads_last, lse_to_log2
 from tests.cases import dense_attention, make_problem
 
 

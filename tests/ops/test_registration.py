@@ -1,11 +1,11 @@
 """What holds for every operator: registration, tracing, outputs, and the same bits every time."""
 
 import pytest
-import specattn
 import torch
-from specattn.ops._library import SIGNATURES
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import specattn
+from specattn.ops._library import SIGNATURES
 from tests.cases import make_problem
 from tests.ops.calls import NAMES, VARIANTS, WITH_STATE, valid_calls
 

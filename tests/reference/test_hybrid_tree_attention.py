@@ -3,9 +3,9 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from specattn import reference
 from specattn.reference import _attention
 
+from specattn import reference
 from tests.cases import (
     EAGLE_PARENTS,
     MEDUSA_PARENTS,

@@ -1,8 +1,8 @@
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from specattn import reference
 
+from specattn import reference
 from tests.cases import assert_accurate, make_problem, problems
 
 

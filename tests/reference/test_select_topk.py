@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from specattn import reference
 
 VALUES = [-torch.inf, torch.nan, -1.5, -0.0, 0.0, 1.0, 1.0000001, 3e38, -3e38, 1e-45]

@@ -1,8 +1,8 @@
 import pytest
 import torch
 from hypothesis import given
-from specattn import reference
 
+from specattn import reference
 from tests.cases import assert_accurate, expected, make_problem, problems
 
 

@@ -2,8 +2,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from specattn import reference
 
+from specattn import reference
 from tests.cases import assert_accurate, make_problem, problems
 
 

@@ -132,9 +132,10 @@ def _serving(device: torch.device) -> str:
 
 
 def _heading(machine: dict, backend: str, ceilings: Ceilings) -> str:
+    busy = "" if machine["load"] < 0.5 else f" | BUSY: others' load is {machine['load']}"
     return (
         f"{machine['machine']['name']} | commit {machine['commit']} | "
-        f"torch {machine['versions']['torch']} | backend {backend}\n"
+        f"torch {machine['versions']['torch']} | backend {backend}{busy}\n"
         f"read {ceilings.read / 1e9:.1f} GB/s ({ceilings.read_method}), "
         f"copy {ceilings.copy / 1e9:.1f} GB/s (read plus written)"
     )

@@ -18,11 +18,11 @@ BUCKETS = (0, 1024, 2048, 4096, 8192, 16384, 32768)
 SHORT_CONTEXT = 4096
 COPY_DISTANCES = (512, 2048, 8192, 16384, 30720)
 COPIED = 512
+# Ends without its line break, which is one token with the indent that follows.
 PROMPT = '''class Queue:
     """A first-in, first-out queue with a maximal size."""
 
-    def __init__(self, maxsize=0):
-'''
+    def __init__(self, maxsize=0):'''
 
 
 @torch.no_grad()
@@ -95,10 +95,10 @@ def copy_losses(model, ids, filler, distances=COPY_DISTANCES):
 
 @torch.no_grad()
 def sample(model, tokenizer, prompt=PROMPT, tokens=200, seed=0):
-    """Continue ``prompt`` at temperature 0.7 among the likeliest 95 %."""
+    """Continue ``prompt`` at temperature 1 among the likeliest 95 %."""
     torch.manual_seed(seed)
     ids = tokenizer(prompt, return_tensors="pt").input_ids
-    out = model.generate(ids, max_new_tokens=tokens, do_sample=True, temperature=0.7, top_p=0.95)
+    out = model.generate(ids, max_new_tokens=tokens, do_sample=True, temperature=1.0, top_p=0.95)
     return tokenizer.decode(out[0, ids.shape[1] :])
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -20,6 +21,7 @@ from roofline.ceilings import Ceilings
 from roofline.ceilings import measure as measure_ceilings
 from roofline.machine import describe
 from roofline.measure import Row, measure
+from roofline.others import Others
 from roofline.timing import Stopwatch
 from roofline.workloads import OPS
 
@@ -32,6 +34,7 @@ DEFAULTS = {
     ("cuda", False): {"context": [32768, 131072], "rows": [1, 8, 16, 64], "batch": [1, 8]},
     ("cuda", True): {"context": [32768], "rows": [1, 16], "batch": [1]},
 }
+DISTURBING = 0.2  # cores that others use, from which on absolute times mean little
 SWEPT_SHAPES = {False: ["llama-3.1-8b", "tiny"], True: ["llama-3.1-8b"]}
 
 
@@ -59,6 +62,8 @@ def main(argv: list[str] | None = None) -> int:
     faults = [row for row in rows if row.fault]
     for row in faults:
         print(f"{row.case.op} {row.case.variant}: {row.fault}", file=sys.stderr)
+    if disturbed := sum((row.others or 0.0) > DISTURBING for row in rows):
+        print(f"{disturbed} of {len(rows)} rows were measured while others used the machine")
     if len(rows) < len(cases):
         print(f"interrupted: {len(rows)} of {len(cases)} rows", file=sys.stderr)
         return 130
@@ -69,7 +74,7 @@ def _measure_all(
     cases: list[Case], device: torch.device, budget: float, ceilings: Ceilings, file
 ) -> list[Row]:
     """Return the rows; those that were finished when an interrupt ends the sweep early."""
-    stopwatch = Stopwatch(device)
+    stopwatch, others = Stopwatch(device), Others()
     rows = []
     with (
         report.progress(len(cases)) as show,
@@ -78,7 +83,7 @@ def _measure_all(
     ):
         for case in cases:
             show(f"{case.op} {case.variant}")
-            rows.append(measure(case, stopwatch, budget))
+            rows.append(replace(measure(case, stopwatch, budget), others=others.cores()))
             report.write_line(file, report.row_record(rows[-1], ceilings))
     return rows
 
@@ -132,10 +137,9 @@ def _serving(device: torch.device) -> str:
 
 
 def _heading(machine: dict, backend: str, ceilings: Ceilings) -> str:
-    busy = "" if machine["load"] < 0.5 else f" | BUSY: others' load is {machine['load']}"
     return (
         f"{machine['machine']['name']} | commit {machine['commit']} | "
-        f"torch {machine['versions']['torch']} | backend {backend}{busy}\n"
+        f"torch {machine['versions']['torch']} | backend {backend}\n"
         f"read {ceilings.read / 1e9:.1f} GB/s ({ceilings.read_method}), "
         f"copy {ceilings.copy / 1e9:.1f} GB/s (read plus written)"
     )

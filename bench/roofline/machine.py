@@ -21,7 +21,6 @@ def describe(device: torch.device) -> dict:
         "machine": _machine(device),
         "versions": {"python": platform.python_version(), **_versions()},
         "commit": _commit(),
-        "load": round(os.getloadavg()[0], 2),  # of others, at the start: noise to expect
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
 

@@ -33,6 +33,7 @@ class Row:
     peers: dict[str, Timing] = field(default_factory=dict)
     ratios: dict[str, float] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
+    others: float | None = None  # cores that other programs used meanwhile
 
     @property
     def bandwidth(self) -> float | None:

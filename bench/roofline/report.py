@@ -80,6 +80,7 @@ def row_record(row: Row, ceilings: Ceilings) -> dict:
             for name, timing in row.peers.items()
         },
         "refused": row.refused,
+        "others": row.others,
     }
 
 

@@ -1,9 +1,11 @@
 """The benchmark: formulas against counting by hand, and rows that nobody should trust refused."""
 
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from roofline import inputs  # noqa: E402
 from roofline.cases import SHAPES, Case, Shape, sweep  # noqa: E402
 from roofline.cost import FORMULAS, Sizes  # noqa: E402
 from roofline.measure import measure, row_error  # noqa: E402
+from roofline.others import Others  # noqa: E402
 from roofline.timing import Stopwatch, paired_ratio, spread  # noqa: E402
 from roofline.workloads import OPS, build  # noqa: E402
 
@@ -167,6 +170,20 @@ def test_ratios_are_taken_within_rounds():
     assert paired_ratio(*slow_second_round) == 2.0
     assert spread([1.0]) == 0.0
     assert spread([1.0, 2.0, 3.0, 4.0, 5.0]) == pytest.approx(2 / 3)
+
+
+def test_the_work_of_others_is_counted_and_ours_is_not(monkeypatch, tmp_path):
+    stat, tick = tmp_path / "stat", os.sysconf("SC_CLK_TCK")
+    monkeypatch.setattr("roofline.others._STAT", stat)
+    clock, own = iter([10.0, 14.0]), iter([(1.0, 0.5, 0.0, 0.0), (3.0, 0.5, 0.0, 0.0)])
+    monkeypatch.setattr("roofline.others.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr("roofline.others.os.times", lambda: next(own))
+    # user, nice, system, idle, iowait, irq, softirq, steal
+    stat.write_text(f"cpu {10 * tick} 0 0 0 0 0 0 0 0 0\ncpu0 1\n")
+    others = Others()
+    # Four seconds later: 5 s of user time, of which 2 s are ours, and 1 s stolen; idle is no work.
+    stat.write_text(f"cpu {15 * tick} 0 0 {99 * tick} 0 0 0 {tick} 0 0\ncpu0 1\n")
+    assert others.cores() == pytest.approx(1.0)
 
 
 def test_a_small_run_writes_a_table_and_valid_json_lines(tmp_path, capsys):

@@ -8,7 +8,8 @@ BIN := $(VENV)/bin
 
 ## Decode a real file with the embedded target, plainly and speculatively. FILE= continues your own.
 demo: $(VENV)/.demo
-	$(BIN)/specattn demo $(if $(FILE),--prompt-file "$(FILE)")
+	$(BIN)/specattn compare --prompt-file "$(or $(FILE),$$($(BIN)/python examples/tiny/corpus.py --demo))" \
+		--prompt-tokens 5500 --max-new-tokens 160 --repetition-penalty 1.2
 
 ## All tests that need no GPU.
 test: $(VENV)/.dev

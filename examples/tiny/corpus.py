@@ -6,6 +6,7 @@ the split needs no list, and it stays the same when files are added or removed.
 """
 
 import hashlib
+import sys
 import sysconfig
 from fnmatch import fnmatch
 from pathlib import Path
@@ -93,6 +94,14 @@ def read_texts(files):
     return list(texts)
 
 
+def demo_file():
+    """Choose what ``make demo`` continues: a held-out module of several thousand tokens."""
+    return next(path for path in held_out_files(tests=False) if path.stat().st_size < 24_000)
+
+
 if __name__ == "__main__":
-    for held_out in held_out_files():
-        print(f"{held_out.stat().st_size:8d}  {held_out.relative_to(STDLIB).as_posix()}")
+    if sys.argv[1:] == ["--demo"]:
+        print(demo_file())
+    else:
+        for held_out in held_out_files():
+            print(f"{held_out.stat().st_size:8d}  {held_out.relative_to(STDLIB).as_posix()}")

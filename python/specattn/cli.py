@@ -36,6 +36,9 @@ ModelOption = Annotated[
 PromptOption = Annotated[Path, typer.Option(help="UTF-8 text to continue.")]
 NewTokensOption = Annotated[int, typer.Option(min=1, help="Stop after this many new tokens.")]
 TemperatureOption = Annotated[float, typer.Option(min=0.0, help="0 is greedy decoding.")]
+PenaltyOption = Annotated[
+    float, typer.Option(min=0.01, help="Of tokens that are in the text already; 1 is none.")
+]
 SeedOption = Annotated[int, typer.Option(help="Seed of the sampling.")]
 PromptTokensOption = Annotated[
     int | None, typer.Option(min=1, help="Read only the first N tokens of the prompt file.")
@@ -62,6 +65,7 @@ def generate(
     temperature: TemperatureOption = 0.0,
     top_k: Annotated[int, typer.Option(min=0, help="Keep the k best tokens; 0 keeps all.")] = 0,
     top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Keep this much mass.")] = 1.0,
+    repetition_penalty: PenaltyOption = 1.0,
     seed: SeedOption = 0,
     gamma: GammaOption = None,
     ratio: RatioOption = None,
@@ -77,7 +81,13 @@ def generate(
         raise typer.BadParameter(f"--json: folder {json_file.absolute().parent} does not exist")
     chosen = _method(method, gamma=gamma, ratio=ratio)
     session = _session(model, prompt_file, prompt_tokens, max_new_tokens, dtype, device)
-    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    sampling = {
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "repetition_penalty": repetition_penalty,
+        "seed": seed,
+    }
     run = session.run(chosen, max_new_tokens=max_new_tokens, **sampling)
     session.console.print(session.table({method: run}))
     if json_file is not None:
@@ -92,6 +102,7 @@ def compare(
     methods: Annotated[str, typer.Option(help="Names, separated by commas.")] = "plain,vegas",
     max_new_tokens: NewTokensOption = 128,
     temperature: TemperatureOption = 0.0,
+    repetition_penalty: PenaltyOption = 1.0,
     seed: SeedOption = 0,
     gamma: GammaOption = None,
     ratio: RatioOption = None,
@@ -102,11 +113,16 @@ def compare(
     """Continue a file with several methods, one after the other, and print them side by side."""
     chosen = {name: _method(name, gamma=gamma, ratio=ratio) for name in methods.split(",")}
     session = _session(model, prompt_file, prompt_tokens, max_new_tokens, dtype, device)
-    sampling = {"temperature": temperature, "seed": seed}
+    sampling = {
+        "temperature": temperature,
+        "top_k": 0,
+        "repetition_penalty": repetition_penalty,
+        "seed": seed,
+    }
     runs = {}
     for name, one in chosen.items():
         session.console.rule(f"[bold]{name}", align="left")
-        runs[name] = session.run(one, max_new_tokens=max_new_tokens, top_k=0, **sampling)
+        runs[name] = session.run(one, max_new_tokens=max_new_tokens, **sampling)
     session.console.rule()
     session.console.print(session.table(runs))
     if temperature == 0:

@@ -1,0 +1,139 @@
+// The two products of attention on one tile of packed query rows and one block of keys.
+//
+// Scores are made transposed, S^T = K Q^T: lanes are query rows, so K is read as it lies in the
+// cache (one unit broadcast at a time), and the softmax runs down the lanes without a shuffle.
+// Values are O = P V: lanes are the dimensions of a head.
+#pragma once
+
+#include <type_traits>
+
+#include "types.h"
+
+namespace specattn {
+
+constexpr int kKeyStep = 8;  // pointer arrays are padded so that a last step may read on
+
+template <int N>
+using Width = std::integral_constant<int, N>;
+
+// Keys that come next: while one block is multiplied the following one is on its way.
+struct Prefetch {
+  const char* const* rows = nullptr;
+  int count = 0, bytes = 0;
+
+  template <class Isa>
+  void issue(int first, int step) const {
+    const int last = first + step < count ? first + step : count;
+    for (int n = first; n < last; ++n) {
+      for (int byte = 0; byte < bytes; byte += 64) Isa::prefetch(rows[n] + byte);
+    }
+  }
+};
+
+// Logits of NR keys and MB vectors of rows.
+template <class Isa, class Dot, int MB, int NR>
+inline void score_step(const float* q, int rows, const char* const* k, int units,
+                       typename Isa::V scale, float* s) {
+  using V = typename Isa::V;
+  V acc[NR][MB];
+#pragma GCC unroll 16
+  for (int r = 0; r < NR; ++r)
+#pragma GCC unroll 4
+    for (int j = 0; j < MB; ++j) acc[r][j] = Isa::zero();
+  for (int u = 0; u < units; ++u) {
+    V x[MB];
+#pragma GCC unroll 4
+    for (int j = 0; j < MB; ++j) x[j] = Isa::load(q + u * rows + j * Isa::W);
+#pragma GCC unroll 16
+    for (int r = 0; r < NR; ++r) {
+      const V y = Isa::broadcast(k[r] + 4 * u);
+#pragma GCC unroll 4
+      for (int j = 0; j < MB; ++j) acc[r][j] = Dot::dot(acc[r][j], x[j], y);
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < NR; ++r)
+#pragma GCC unroll 4
+    for (int j = 0; j < MB; ++j)
+      Isa::store(s + r * kTile + j * Isa::W, Isa::mul(acc[r][j], scale));
+}
+
+template <class Isa, class Dot, int MB>
+inline void score_columns(const float* q, int rows, const char* const* k, int keys, int units,
+                          float scale, float* s, const Prefetch& next) {
+  constexpr int NR = MB * kKeyStep <= Isa::kScoreAccumulators ? kKeyStep : kKeyStep / 2;
+  for (int n = 0; n < keys; n += NR) {
+    next.issue<Isa>(n, NR);
+    score_step<Isa, Dot, MB, NR>(q, rows, k + n, units, Isa::set1(scale), s + n * kTile);
+  }
+}
+
+// s[key][row] = scale * (k[key] . q[row]); q is packed [unit][rows], rows a multiple of W.
+template <class Isa, class Dot>
+inline void score_tile(const float* q, int rows, const char* const* k, int keys, int units,
+                       float scale, float* s, Prefetch next) {
+  int row = 0;
+  const auto columns = [&](auto width) {
+    constexpr int MB = decltype(width)::value;
+    score_columns<Isa, Dot, MB>(q + row, rows, k, keys, units, scale, s + row, next);
+    row += MB * Isa::W;
+    next.count = 0;
+  };
+  while (rows - row >= Isa::kScoreRows * Isa::W) columns(Width<Isa::kScoreRows>{});
+  if constexpr (Isa::kScoreRows > 2) {
+    if (rows - row == 3 * Isa::W) columns(Width<3>{});
+    if (rows - row == 2 * Isa::W) columns(Width<2>{});
+  }
+  if (rows - row == Isa::W) columns(Width<1>{});
+}
+
+// o[row] = o[row] * decay[row] + sum over units of p[unit][row] * v[unit], for four rows.
+template <class Isa, class Dot, int DB>
+inline void value_step(const float* p, const char* const* v, int units, const float* decay,
+                       float* o, int column, int stride) {
+  using V = typename Isa::V;
+  V acc[4][DB];
+  o += column;
+#pragma GCC unroll 4
+  for (int r = 0; r < 4; ++r)
+#pragma GCC unroll 4
+    for (int j = 0; j < DB; ++j) acc[r][j] = Isa::zero();
+  for (int u = 0; u < units; ++u) {
+    V y[DB];
+#pragma GCC unroll 4
+    for (int j = 0; j < DB; ++j)
+      y[j] = Isa::load(reinterpret_cast<const float*>(v[u]) + column + j * Isa::W);
+#pragma GCC unroll 4
+    for (int r = 0; r < 4; ++r) {
+      const V x = Isa::broadcast(p + u * kTile + r);
+#pragma GCC unroll 4
+      for (int j = 0; j < DB; ++j) acc[r][j] = Dot::dot(acc[r][j], x, y[j]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < 4; ++r) {
+    const V keep = Isa::set1(decay[r]);
+#pragma GCC unroll 4
+    for (int j = 0; j < DB; ++j) {
+      float* at = o + r * stride + j * Isa::W;
+      Isa::store(at, Isa::fma(Isa::load(at), keep, acc[r][j]));
+    }
+  }
+}
+
+template <class Isa, class Dot>
+inline void value_tile(const float* p, int rows, const char* const* v, int units,
+                       const float* decay, float* o, int stride) {
+  int column = 0;
+  const auto columns = [&](auto width) {
+    constexpr int DB = decltype(width)::value;
+    for (int r = 0; r < rows; r += 4) {
+      value_step<Isa, Dot, DB>(p + r, v, units, decay + r, o + r * stride, column, stride);
+    }
+    column += DB * Isa::W;
+  };
+  while (stride - column >= Isa::kValueCols * Isa::W) columns(Width<Isa::kValueCols>{});
+  while (stride - column >= Isa::W) columns(Width<1>{});
+}
+
+}  // namespace specattn

@@ -1,1 +1,1 @@
-"""Tests are packages, so that mirrored folders may repeat file names: `from tests.cases import ...`."""
+"""Tests are packages, so mirrored folders may repeat file names: `from tests.cases import ...`."""

@@ -1,0 +1,83 @@
+"""Name what a figure was measured on: machine, versions, commit."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PACKAGES = ("torch", "triton", "transformers", "numpy")
+
+
+def describe(device: torch.device) -> dict:
+    """Return everything a reader needs to judge a figure, ready for JSON."""
+    return {
+        "machine": _machine(device),
+        "versions": {"python": platform.python_version(), **_versions()},
+        "commit": _commit(),
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+def last_level_cache(device: torch.device) -> int:
+    """Return the bytes of cache that must be flushed before a read counts as cold."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).L2_cache_size
+    sizes = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+    units = {"K": 1 << 10, "M": 1 << 20}
+    found = [int(text[:-1]) * units[text[-1]] for text in (p.read_text().strip() for p in sizes)]
+    return max(found, default=64 << 20)
+
+
+def _machine(device: torch.device) -> dict:
+    host = {"cpu": _cpu_model(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
+    if device.type != "cuda":
+        return {"name": f"{host['cpu']}, {host['threads']} threads", "device": "cpu", **host}
+    card = torch.cuda.get_device_properties(device)
+    return {
+        "name": card.name,
+        "device": "cuda",
+        "multiprocessors": card.multi_processor_count,
+        "capability": f"{card.major}.{card.minor}",
+        **host,
+    }
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.machine()
+
+
+def _versions() -> dict:
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = None
+    return versions
+
+
+def _commit() -> str | None:
+    """Return the short commit, with ``+`` when tracked files differ from it; None outside git."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(REPOSITORY), *arguments], capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no")
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None

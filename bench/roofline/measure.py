@@ -1,0 +1,122 @@
+"""Measure one row: correctness first, then ours and every peer in turn."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+
+from .cases import DTYPES, Case
+from .cost import Cost
+from .timing import Stopwatch, Timing, paired_ratio
+from .workloads import Outputs, build
+
+OURS = "specattn"
+WRONG = "WRONG"
+# Largest relative error of one output row. An attention row in bf16 errs by about 4e-3; leaving out
+# one block of 64 keys of 32768 shows as 4e-2.
+TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 4e-3, torch.float32: 1e-4}
+FLOAT64_ELEMENTS = 1 << 25  # larger caches are checked against float32: memory, not precision
+
+
+@dataclass
+class Row:
+    """What was found for one case; a row with a ``fault`` has no time."""
+
+    case: Case
+    cost: Cost
+    error: float = math.inf
+    fault: str | None = None  # WRONG, or what an exception said
+    ours: Timing | None = None
+    peers: dict[str, Timing] = field(default_factory=dict)
+    ratios: dict[str, float] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def bandwidth(self) -> float | None:
+        """Bytes per second that the task needed, over the time it took."""
+        return self.cost.bytes / self.ours.median if self.ours else None
+
+    @property
+    def best_peer(self) -> str | None:
+        """The fastest peer that computes the same."""
+        return min(self.peers, key=lambda name: self.peers[name].median, default=None)
+
+
+def measure(case: Case, stopwatch: Stopwatch, budget: float) -> Row:
+    """Check ``case`` against the reference; time it and its peers only when it is right."""
+    work = build(case, stopwatch.device)
+    row = Row(case, work.cost)
+    expected = work.expected(_reference_dtype(case))
+    tolerance = TOLERANCE[DTYPES[case.dtype]]
+    try:
+        row.error, right = _compare(work.call(), expected, tolerance)
+    except Exception as failure:  # one broken kernel must not cost the other rows
+        row.fault = _first_line(failure)
+        return row
+    if not right:
+        row.fault = WRONG
+        return row
+    calls = {OURS: work.call}
+    for name, peer in work.peers.items():
+        try:
+            error, right = _compare(peer(), expected, tolerance)
+        except Exception as failure:
+            row.refused[name] = _first_line(failure)
+            continue
+        if right:
+            calls[name] = peer
+        else:
+            row.refused[name] = f"differs from the reference by {error:.1e}"
+    del expected
+    times = stopwatch.alternate(calls, budget=budget)
+    row.ours = Timing.of(times[OURS])
+    for name in calls.keys() - {OURS}:
+        row.peers[name] = Timing.of(times[name])
+        row.ratios[name] = paired_ratio(times[OURS], times[name])
+    return row
+
+
+def _reference_dtype(case: Case) -> torch.dtype:
+    elements = 2 * case.batch * case.context * case.shape.kv_heads * case.shape.head_dim
+    return torch.float64 if elements <= FLOAT64_ELEMENTS else torch.float32
+
+
+def _first_line(failure: Exception) -> str:
+    text = str(failure).splitlines()
+    return f"{type(failure).__name__}: {text[0] if text else ''}"
+
+
+def _compare(actual: Outputs, expected: Outputs, tolerance: float) -> tuple[float, bool]:
+    """Return the worst error of all outputs that ``actual`` has, and whether it may be.
+
+    An output of a coarser type than the inputs (collected logits are always bf16) may err as that.
+    """
+    errors = {name: row_error(value, expected[name]) for name, value in actual.items()}
+    right = all(
+        errors[name] <= max(tolerance, TOLERANCE.get(value.dtype, 0.0))
+        for name, value in actual.items()
+    )
+    return max(errors.values()), right
+
+
+def row_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the largest over rows (last dimension) of |actual - expected| / |expected|.
+
+    Infinite for another shape, for NaN, for -inf in other places and for unequal integers.
+    """
+    if actual.shape != expected.shape:
+        return math.inf
+    if not expected.is_floating_point():
+        return 0.0 if torch.equal(actual, expected) else math.inf
+    actual = actual.to(expected.dtype)
+    empty = expected.isneginf()
+    if not torch.equal(actual.isneginf(), empty):
+        return math.inf
+    expected = expected.masked_fill(empty, 0)
+    difference = torch.linalg.vector_norm(actual.masked_fill(empty, 0) - expected, dim=-1)
+    size = torch.linalg.vector_norm(expected, dim=-1)
+    relative = torch.where(difference == 0, 0, difference / size)
+    worst = relative.max().item()
+    return math.inf if math.isnan(worst) else worst

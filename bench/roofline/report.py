@@ -1,0 +1,156 @@
+"""Show rows as a table and keep them as JSON Lines."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TextIO
+
+from .ceilings import Ceilings
+from .measure import WRONG, Row
+
+SCHEMA = 1
+HEADER = (
+    "primitive",
+    "variant",
+    "shape",
+    "B",
+    "context",
+    "T",
+    "time",
+    "±",
+    "GB/s",
+    "of peak",
+    "best peer",
+    "its time",
+    "speedup",
+    "error",
+)
+LEFT_ALIGNED = {"primitive", "variant", "shape", "best peer"}
+
+
+def write_line(file: TextIO | None, record: dict) -> None:
+    """Append one JSON line at once: an interrupted sweep keeps its finished rows."""
+    if file is not None:
+        # Python would write inf as a word that is no JSON; a missing figure is null.
+        finite = {
+            k: None if isinstance(v, float) and math.isinf(v) else v for k, v in record.items()
+        }
+        file.write(json.dumps(finite, allow_nan=False) + "\n")
+        file.flush()
+
+
+def run_record(machine: dict, backend: str, ceilings: Ceilings) -> dict:
+    """Return the first line of a file: what all rows after it were measured on."""
+    return {
+        "kind": "run",
+        "schema": SCHEMA,
+        **machine,
+        "backend": backend,
+        "ceilings": ceilings.as_json(),
+    }
+
+
+def row_record(row: Row, ceilings: Ceilings) -> dict:
+    """Return one row for JSON; times in seconds, bandwidth in bytes per second."""
+    case = row.case
+    return {
+        "kind": "row",
+        "op": case.op,
+        "variant": case.variant,
+        "shape": case.shape.name,
+        "dtype": case.dtype,
+        "batch": case.batch,
+        "context": case.context,
+        "rows": case.rows,
+        "fault": row.fault,
+        "error": row.error if math.isfinite(row.error) else None,
+        "bytes_read": row.cost.read,
+        "bytes_written": row.cost.written,
+        "operations": row.cost.operations,
+        "time": asdict(row.ours) if row.ours else None,
+        "bandwidth": row.bandwidth,
+        "share": row.bandwidth / ceilings.bandwidth if row.ours else None,
+        "peers": {
+            name: {**asdict(timing), "ratio": row.ratios[name]}
+            for name, timing in row.peers.items()
+        },
+        "refused": row.refused,
+    }
+
+
+def table(rows: Sequence[Row], ceilings: Ceilings) -> None:
+    """Print the rows; with plain spaces where ``rich`` is not installed."""
+    lines = [_cells(row, ceilings) for row in rows]
+    try:
+        from rich.console import Console
+        from rich.table import Table
+    except ImportError:
+        _plain(lines)
+        return
+    grid = Table(box=None, pad_edge=False, header_style="bold")
+    for name in HEADER:
+        grid.add_column(name, justify="left" if name in LEFT_ALIGNED else "right", no_wrap=True)
+    for row, line in zip(rows, lines, strict=True):
+        grid.add_row(*line, style="bold red" if row.fault else None)
+    # Wider than any row: a narrow terminal shall break lines rather than lose figures.
+    Console(width=200).print(grid)
+
+
+@contextmanager
+def progress(total: int) -> Iterator:
+    """Yield a function that shows which row is being measured, on standard error."""
+    try:
+        from rich.console import Console
+        from rich.progress import Progress
+    except ImportError:
+        done = iter(range(1, total + 1))
+        yield lambda name: print(f"{next(done)}/{total} {name}", file=sys.stderr, flush=True)
+        return
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=total)
+        bar.advance(task, -1)
+        yield lambda name: bar.update(task, advance=1, description=name)
+
+
+def _cells(row: Row, ceilings: Ceilings) -> tuple[str, ...]:
+    case = row.case
+    name = (
+        case.op,
+        case.variant,
+        case.shape.name,
+        str(case.batch),
+        f"{case.context // 1024}k" if case.context >= 1024 else str(case.context or "-"),
+        str(case.rows),
+    )
+    if row.ours is None:
+        return (*name, WRONG if row.fault == WRONG else "FAILED", *[""] * 6, f"{row.error:.0e}")
+    figures = (
+        _time(row.ours.median),
+        f"{row.ours.spread:.0%}",
+        f"{row.bandwidth / 1e9:.1f}",
+        f"{row.bandwidth / ceilings.bandwidth:.1%}",
+    )
+    best = row.best_peer
+    peer = ("none", "", "") if best is None else (best, _time(row.peers[best].median))
+    if best is not None:
+        peer = (*peer, f"{row.ratios[best]:.2f}x")
+    return (*name, *figures, *peer, f"{row.error:.0e}")
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} us"
+
+
+def _plain(lines: list[tuple[str, ...]]) -> None:
+    widths = [max(map(len, column)) for column in zip(HEADER, *lines, strict=True)]
+    for line in (HEADER, *lines):
+        cells = (
+            cell.ljust(width) if name in LEFT_ALIGNED else cell.rjust(width)
+            for name, cell, width in zip(HEADER, line, widths, strict=True)
+        )
+        print("  ".join(cells).rstrip())

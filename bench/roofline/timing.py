@@ -1,0 +1,118 @@
+"""One clock for every device: cold caches, candidates measured in turn, all samples kept.
+
+Rivals are timed alternately, round by round, so that a machine that slows down slows all of them;
+their ratio is taken within each round.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from .machine import last_level_cache
+
+
+class Stopwatch:
+    """Time calls on one device, each from a cold last-level cache."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._flush = torch.zeros(2 * last_level_cache(device) // 4, device=device)
+
+    def alternate(
+        self,
+        calls: dict[str, Callable],
+        *,
+        budget: float,
+        least: int = 5,
+        most: int = 100,
+        graphs: bool = True,
+    ) -> dict[str, list[float]]:
+        """Return seconds per call: ``least`` to ``most`` rounds over all calls within ``budget``.
+
+        On CUDA each call is captured into a graph first, so that launch gaps do not count, unless
+        ``graphs`` is false; a call that cannot be captured is timed as it is.
+        """
+        ready = {name: self._prepared(call, graphs) for name, call in calls.items()}
+        times: dict[str, list[float]] = {name: [] for name in calls}
+        order = list(calls)
+        end = time.perf_counter() + budget
+        for round_number in range(most):
+            if round_number >= least and time.perf_counter() > end:
+                break
+            for name in order:
+                times[name].append(self._sample(ready[name]))
+            order.append(order.pop(0))
+        return times
+
+    def _prepared(self, call: Callable, graphs: bool) -> Callable:
+        if self.device.type != "cuda" or not graphs:
+            call()
+            return call
+        return _captured(call)
+
+    def _sample(self, call: Callable) -> float:
+        self._flush.add_(1)
+        if self.device.type != "cuda":
+            start = time.perf_counter()
+            call()
+            return time.perf_counter() - start
+        begin = torch.cuda.Event(enable_timing=True)
+        end = torch.cuda.Event(enable_timing=True)
+        begin.record()
+        call()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) * 1e-3
+
+
+def _captured(call: Callable) -> Callable:
+    """Return a replay of ``call`` as a CUDA graph, or ``call`` itself when it refuses."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            call()
+    except RuntimeError:
+        torch.cuda.synchronize()
+        return call
+    graph.replay()
+    torch.cuda.synchronize()
+    return graph.replay
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one candidate: median, and the distance between the quartiles over it."""
+
+    median: float
+    spread: float
+    samples: int
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> Timing:
+        """Summarise seconds per call."""
+        return cls(statistics.median(samples), spread(samples), len(samples))
+
+
+def spread(samples: Sequence[float]) -> float:
+    """Return the distance between the quartiles over the median; 0 for fewer than two samples."""
+    if len(samples) < 2:
+        return 0.0
+    low, middle, high = statistics.quantiles(samples, n=4, method="inclusive")
+    return (high - low) / middle
+
+
+def paired_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Return how many times longer ``theirs`` took: the median over rounds of their ratio."""
+    return statistics.median(b / a for a, b in zip(ours, theirs, strict=True))

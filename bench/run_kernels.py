@@ -1,0 +1,143 @@
+"""Measure every primitive on this machine, against its memory bandwidth and against torch.
+
+    python bench/run_kernels.py --quick
+    python bench/run_kernels.py --only hybrid_tree_attention --context 8k,32k --rows 1,16 --worst
+
+`docs/benchmarks.md` says how to read the table and names every JSON field.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from contextlib import ExitStack, nullcontext, suppress
+from pathlib import Path
+
+import specattn
+import torch
+from roofline import arguments, report
+from roofline.cases import DTYPES, SHAPES, Case, sweep
+from roofline.ceilings import Ceilings
+from roofline.ceilings import measure as measure_ceilings
+from roofline.machine import describe
+from roofline.measure import Row, measure
+from roofline.timing import Stopwatch
+from roofline.workloads import OPS
+
+# What is swept when the command line does not say; per device, thorough and quick.
+DEFAULTS = {
+    ("cpu", False): {"context": [8192, 32768], "rows": [1, 8, 16, 64], "batch": [1]},
+    ("cpu", True): {"context": [4096], "rows": [1, 16], "batch": [1]},
+    ("cuda", False): {"context": [32768, 131072], "rows": [1, 8, 16, 64], "batch": [1, 8]},
+    ("cuda", True): {"context": [32768], "rows": [1, 16], "batch": [1]},
+}
+SWEPT_SHAPES = {False: ["llama-3.1-8b", "tiny"], True: ["llama-3.1-8b"]}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the sweep; return 0 when all is right, 1 for a fault, 2 for bad arguments, 130 cut."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    device = arguments.device(options.device, parser)
+    cases = _cases(options, device)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(_backend(options.backend))
+            file = stack.enter_context(open(options.json, "w")) if options.json else None
+        except (ValueError, RuntimeError, OSError) as failure:
+            parser.error(str(failure).splitlines()[0])
+        machine = describe(device)
+        backend = options.backend if options.backend != "auto" else _serving(device)
+        ceilings = measure_ceilings(device, seconds=0.5 if options.quick else 2.0)
+        print(_heading(machine, backend, ceilings))
+        report.write_line(file, report.run_record(machine, backend, ceilings))
+        rows = _measure_all(cases, device, options.budget, ceilings, file)
+    if options.worst:
+        rows.sort(key=lambda row: row.bandwidth or 0.0)
+    report.table(rows, ceilings)
+    faults = [row for row in rows if row.fault]
+    for row in faults:
+        print(f"{row.case.op} {row.case.variant}: {row.fault}", file=sys.stderr)
+    if len(rows) < len(cases):
+        print(f"interrupted: {len(rows)} of {len(cases)} rows", file=sys.stderr)
+        return 130
+    return int(bool(faults))
+
+
+def _measure_all(
+    cases: list[Case], device: torch.device, budget: float, ceilings: Ceilings, file
+) -> list[Row]:
+    """Return the rows; those that were finished when an interrupt ends the sweep early."""
+    stopwatch = Stopwatch(device)
+    rows = []
+    with (
+        report.progress(len(cases)) as show,
+        torch.inference_mode(),
+        suppress(KeyboardInterrupt),
+    ):
+        for case in cases:
+            show(f"{case.op} {case.variant}")
+            rows.append(measure(case, stopwatch, budget))
+            report.write_line(file, report.row_record(rows[-1], ceilings))
+    return rows
+
+
+def _parser() -> arguments.Parser:
+    parser = arguments.Parser(prog="run_kernels.py", description=(__doc__ or "").splitlines()[0])
+    add = parser.add_argument
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    add("--backend", choices=("auto", *specattn.backends()), default="auto")
+    add("--only", choices=OPS, metavar="OP", action="append", help="one primitive; may be repeated")
+    add("--shape", choices=SHAPES, action="append", help="model shape; may be repeated")
+    add("--context", type=arguments.numbers, metavar="N[,N]", help="cached tokens, such as 8k,32k")
+    add("--rows", type=arguments.numbers, metavar="T[,T]", help="query rows per request")
+    add("--batch", type=arguments.numbers, metavar="B[,B]", help="requests")
+    add("--dtype", choices=DTYPES, default="bf16")
+    add(
+        "--budget",
+        type=arguments.positive,
+        metavar="S",
+        help="seconds for one row and peers",
+    )
+    add("--quick", action="store_true", help="under two minutes on two cores")
+    add("--worst", action="store_true", help="lowest bandwidth first")
+    add("--json", type=Path, metavar="FILE", help="write JSON Lines")
+    return parser
+
+
+def _cases(options: argparse.Namespace, device: torch.device) -> list[Case]:
+    """Fill the options that were left open, and return the rows to measure."""
+    for name, value in DEFAULTS[device.type, options.quick].items():
+        setattr(options, name, getattr(options, name) or value)
+    options.budget = options.budget or (0.5 if options.quick else 2.0)
+    cases = [
+        case
+        for shape in options.shape or SWEPT_SHAPES[options.quick]
+        for batch in options.batch
+        for case in sweep(SHAPES[shape], options.dtype, batch, options.context, options.rows)
+    ]
+    return [case for case in cases if not options.only or case.op in options.only]
+
+
+def _backend(name: str):
+    return nullcontext() if name == "auto" else specattn.use_backend(name)
+
+
+def _serving(device: torch.device) -> str:
+    """Return the backend that serves this device where every primitive has one."""
+    order = ("cuda", "triton", "reference") if device.type == "cuda" else ("cpu", "reference")
+    available = specattn.backends()
+    return next(name for name in order if available[name] == "available")
+
+
+def _heading(machine: dict, backend: str, ceilings: Ceilings) -> str:
+    return (
+        f"{machine['machine']['name']} | commit {machine['commit']} | "
+        f"torch {machine['versions']['torch']} | backend {backend}\n"
+        f"read {ceilings.read / 1e9:.1f} GB/s ({ceilings.read_method}), "
+        f"copy {ceilings.copy / 1e9:.1f} GB/s (read plus written)"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

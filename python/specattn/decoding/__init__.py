@@ -1,0 +1,52 @@
+"""Speculative decoding of ordinary Hugging Face causal models, exact at every temperature.
+
+Three ways in, one loop behind them::
+
+    from specattn.decoding import Vegas, generate
+
+    output = generate(model, prompts, Vegas(gamma=6, ratio=0.07), max_new_tokens=256)
+    output.sequences, output.statistics.mean_acceptance_length
+
+    model.generate(ids, custom_generate=Vegas(gamma=6, ratio=0.07), max_new_tokens=256)
+
+    generate(model, prompts, "plain", temperature=0.8, seed=1, on_tokens=print)
+
+A method is a small description (`Plain`, `Vegas`); what it keeps during a run is its `Drafter`.
+To add one, write both and put the method into `METHODS`; the loop (`loop.decode`), the acceptance,
+the sampling law, stopping and statistics are shared.
+"""
+
+try:
+    import transformers  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        "specattn.decoding needs transformers 5: pip install 'specattn[hf]'"
+    ) from error
+
+from specattn.decoding.generate import METHODS, GenerationOutput, generate
+from specattn.decoding.loop import Draft, Drafter, Verified, decode
+from specattn.decoding.method import Method, SpeculativeOutput
+from specattn.decoding.plain import Plain
+from specattn.decoding.sampling import TargetLaw
+from specattn.decoding.statistics import RequestStatistics, Statistics
+from specattn.decoding.target import FAMILIES, Target
+from specattn.decoding.vegas import Vegas
+
+__all__ = [
+    "FAMILIES",
+    "METHODS",
+    "Draft",
+    "Drafter",
+    "GenerationOutput",
+    "Method",
+    "Plain",
+    "RequestStatistics",
+    "SpeculativeOutput",
+    "Statistics",
+    "Target",
+    "TargetLaw",
+    "Vegas",
+    "Verified",
+    "decode",
+    "generate",
+]

@@ -1,0 +1,196 @@
+"""`generate`: continue prompts with any method, through transformers' own preparation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
+from transformers.generation.streamers import BaseStreamer
+
+from specattn.decoding.method import Method
+from specattn.decoding.plain import Plain
+from specattn.decoding.statistics import Statistics
+from specattn.decoding.vegas import Vegas
+
+METHODS: dict[str, type[Method]] = {"plain": Plain, "vegas": Vegas}
+"""Methods by name; ``METHODS[name](**options)`` builds one."""
+
+
+@dataclass
+class GenerationOutput:
+    """What `generate` returns.
+
+    Attributes
+    ----------
+    sequences : list of Tensor, int64 [prompt + new]
+        Prompt and new tokens of every request, without padding, on the device of its prompt.
+    new_tokens : list of list of int
+        The new tokens alone, ending with the stop token if one was met.
+    statistics : Statistics
+    """
+
+    sequences: list[torch.Tensor]
+    new_tokens: list[list[int]]
+    statistics: Statistics
+
+
+def generate(
+    model: PreTrainedModel,
+    input_ids: torch.Tensor | Sequence[torch.Tensor | Sequence[int]],
+    method: Method | str = "vegas",
+    *,
+    max_new_tokens: int | None = None,
+    temperature: float | None = None,
+    seed: int | None = None,
+    generator: torch.Generator | None = None,
+    generation_config: GenerationConfig | None = None,
+    logits_processor: LogitsProcessorList | None = None,
+    stopping_criteria: StoppingCriteriaList | None = None,
+    stop_strings: str | Sequence[str] | None = None,
+    tokenizer: Any = None,
+    streamer: BaseStreamer | None = None,
+    on_tokens: Callable[[int, list[int]], None] | None = None,
+    on_prefill: Callable[[int, int], None] | None = None,
+    capacity: int | None = None,
+    **options: Any,
+) -> GenerationOutput:
+    """Continue each prompt with the law of plain decoding, in fewer passes of the target.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A causal model of one of `FAMILIES`, on one device.
+    input_ids : Tensor [L] or [B, L], or sequence of prompts of any lengths
+        Token ids without padding.
+    method : Method or str
+        A method, or the name of one in `METHODS`, which is then used with its defaults.
+    max_new_tokens : int, optional
+        Per request; transformers' default when neither this nor ``max_length`` is set anywhere.
+    temperature : float, optional
+        0 is greedy decoding, anything above samples; None leaves it to the generation config.
+    seed, generator : optional
+        Source of randomness for this run; by default the device's global generator, as in
+        transformers. Give one of them, not both.
+    generation_config, logits_processor, stopping_criteria : optional
+        As in `transformers.GenerationMixin.generate`. Processors must be functions of their
+        arguments alone; criteria are asked after every single token of every request.
+    stop_strings, tokenizer : optional
+        A request stops when its text ends with one of the strings. Needs the tokenizer.
+    streamer : BaseStreamer, optional
+        Gets the prompt, then the new tokens of every round. One prompt only.
+    on_tokens : callable, optional
+        ``on_tokens(request, tokens)`` after every round, for every request with new tokens.
+    on_prefill : callable, optional
+        ``on_prefill(done, total)`` before the prefill and after each of its chunks, in tokens.
+    capacity : int, optional
+        Tokens that the cache can hold per request, at most. By default what the run may need:
+        prompt, new tokens and one draft.
+    **options
+        Any other field of `GenerationConfig`: ``top_k``, ``top_p``, ``repetition_penalty``, ...
+        Note that transformers defaults to ``top_k=50`` when sampling; ``top_k=0`` turns it off.
+
+    Returns
+    -------
+    GenerationOutput
+
+    Raises
+    ------
+    ValueError
+        An empty prompt, an unknown method or model family, a prompt beyond the capacity, or an
+        option that cannot be obeyed here (beams, scores, attentions, assistants, ...).
+    """
+    method = _resolve(method)
+    prompts = _as_prompts(input_ids)
+    if streamer is not None and len(prompts) > 1:
+        raise ValueError(f"streamer follows one prompt, got {len(prompts)}; use on_tokens instead")
+    if temperature is not None:
+        options.setdefault("do_sample", temperature > 0)
+        if temperature > 0:
+            options["temperature"] = temperature
+    if max_new_tokens is not None:
+        options["max_new_tokens"] = max_new_tokens
+    criteria = StoppingCriteriaList(stopping_criteria or [])
+    if stop_strings is not None:
+        if tokenizer is None:
+            raise ValueError("stop_strings needs the tokenizer, to know how tokens spell them")
+        strings = [stop_strings] if isinstance(stop_strings, str) else list(stop_strings)
+        criteria.append(StopStringCriteria(tokenizer, strings))
+    padded, mask = _left_padded(prompts, model)
+    output = cast(Any, model).generate(
+        padded,
+        attention_mask=mask,
+        custom_generate=method,
+        generation_config=generation_config,
+        logits_processor=LogitsProcessorList(logits_processor or []),
+        stopping_criteria=criteria,
+        return_dict_in_generate=True,
+        token_streamer=streamer,
+        on_tokens=on_tokens,
+        on_prefill=on_prefill,
+        generator=generator,
+        seed=seed,
+        capacity=capacity,
+        **options,
+    )
+    width, statistics = padded.shape[1], output.statistics
+    new_tokens = [
+        row[width : width + request.new_tokens].tolist()
+        for row, request in zip(output.sequences, statistics.requests, strict=True)
+    ]
+    repeats = len(new_tokens) // len(prompts)  # num_return_sequences
+    sequences = [
+        torch.cat([prompts[row // repeats], prompts[row // repeats].new_tensor(new)])
+        for row, new in enumerate(new_tokens)
+    ]
+    return GenerationOutput(sequences, new_tokens, statistics)
+
+
+def _resolve(method: Method | str) -> Method:
+    """Return the method itself, or the one of that name with its defaults."""
+    if isinstance(method, Method):
+        return method
+    if method not in METHODS:
+        raise ValueError(f"unknown method {method!r}; known are {', '.join(METHODS)}")
+    return METHODS[method]()
+
+
+def _as_prompts(
+    input_ids: torch.Tensor | Sequence[torch.Tensor | Sequence[int]],
+) -> list[torch.Tensor]:
+    """Return the prompts as 1-D int64 tensors."""
+    if isinstance(input_ids, torch.Tensor):
+        rows: list[torch.Tensor] = [input_ids] if input_ids.dim() == 1 else list(input_ids)
+    else:
+        rows = [torch.as_tensor(row, dtype=torch.int64) for row in input_ids]
+    if not rows:
+        raise ValueError("input_ids must hold at least one prompt, got none")
+    for number, row in enumerate(rows):
+        if row.dim() != 1 or row.numel() == 0:
+            raise ValueError(
+                f"each prompt must be a 1-D tensor of at least one token, got prompt {number} "
+                f"of shape {list(row.shape)}"
+            )
+    return [row.long() for row in rows]
+
+
+def _left_padded(
+    prompts: list[torch.Tensor], model: PreTrainedModel
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the prompts as one rectangle, padded on the left, and its attention mask."""
+    pad = model.generation_config.pad_token_id
+    width = max(len(prompt) for prompt in prompts)
+    padded = torch.full((len(prompts), width), 0 if pad is None else pad, device=model.device)
+    mask = torch.zeros_like(padded)
+    for row, prompt in enumerate(prompts):
+        padded[row, width - len(prompt) :] = prompt
+        mask[row, width - len(prompt) :] = 1
+    return padded, mask

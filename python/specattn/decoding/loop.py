@@ -1,0 +1,172 @@
+"""The decode loop: draft, verify, accept, commit, for any number of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import torch
+
+from specattn.acceptance import Accepted, accept, accept_samples
+from specattn.decoding.sampling import TargetLaw
+from specattn.decoding.sequences import Sequences
+from specattn.decoding.statistics import RequestStatistics, Statistics, Stopwatch
+from specattn.decoding.target import Target, is_chain
+from specattn.tree import Tree
+
+
+class Draft(NamedTuple):
+    """What a drafter proposes.
+
+    Attributes
+    ----------
+    tree : Tree
+        T nodes; node 0 is the root.
+    tokens : Tensor, int64 [B, T]
+        The root is the last committed token.
+    probs : Tensor, float32 [B, T, V], or None
+        Row n is the law that node n's children were sampled from; None if they were chosen
+        deterministically. See `specattn.acceptance.accept`.
+    """
+
+    tree: Tree
+    tokens: torch.Tensor
+    probs: torch.Tensor | None = None
+
+
+class Verified(NamedTuple):
+    """What a drafter learns from the verification of its draft.
+
+    Attributes
+    ----------
+    draft : Draft
+    accepted : Accepted
+    prefix : Tensor, int32 [B]
+        Tokens that the cache held during the pass.
+    scores : Tensor, float32 [full layers, B, N], or None
+        Of each of those tokens (`Target.verify`), if the drafter collects them.
+    """
+
+    draft: Draft
+    accepted: Accepted
+    prefix: torch.Tensor
+    scores: torch.Tensor | None
+
+
+class Drafter(Protocol):
+    """A method at work on one batch of requests.
+
+    Attributes
+    ----------
+    collect : bool
+        Whether verification should score the prefix for it.
+    """
+
+    collect: bool
+
+    def propose(self, root: torch.Tensor) -> Draft:
+        """Draft a tree behind `root` [B], the last committed token of every request."""
+
+    def observe(self, verified: Verified) -> None:
+        """Learn from a verification; the accepted path is already committed to the cache."""
+
+    def keep(self, rows: list[int]) -> None:
+        """Go on with these rows of the batch alone, in this order."""
+
+
+@torch.no_grad()
+def decode(
+    target: Target,
+    drafter: Drafter,
+    law: TargetLaw,
+    sequences: Sequences,
+    *,
+    chunk_size: int = 2048,
+    generator: torch.Generator | None = None,
+    on_tokens: Callable[[int, list[int]], None] | None = None,
+    on_prefill: Callable[[int, int], None] | None = None,
+) -> Statistics:
+    """Continue every row of `sequences` until its stopping criteria say so.
+
+    The last token of a prompt is not prefilled: it is the root of the first tree, so the first
+    round is a round like all others. Per round the host waits once for the device, for the tokens
+    that were accepted.
+
+    Parameters
+    ----------
+    target : Target
+        Attached, its cache empty.
+    drafter : Drafter
+    law : TargetLaw
+    sequences : Sequences
+        Prompts; receives the new tokens.
+    chunk_size : int
+        Prompt tokens per request and prefill pass.
+    generator : torch.Generator, optional
+        Source of randomness for acceptance.
+    on_tokens, on_prefill : callable, optional
+        As in `specattn.decoding.generate`.
+
+    Returns
+    -------
+    Statistics
+    """
+    prompts = [sequences.prompt(row) for row in range(len(sequences.lengths))]
+    statistics = Statistics([RequestStatistics(len(prompt)) for prompt in prompts])
+    watch = Stopwatch(target.device)
+    target.prefill([prompt[:-1] for prompt in prompts], chunk_size, on_prefill)
+    root = torch.stack([prompt[-1] for prompt in prompts]).to(target.device)
+    watch.lap("prefill")
+
+    while law.rows:
+        draft = drafter.propose(root)
+        watch.lap("draft")
+
+        prefix = target.cache.seqlens
+        logits, scores = target.verify(draft.tree, draft.tokens, collect=drafter.collect)
+        watch.lap("target")
+
+        accepted = _accept(draft, law, logits, generator)
+        target.cache.commit(accepted.nodes, accepted.counts, in_place=is_chain(draft.tree))
+        finished = []
+        for row, emitted in zip(law.rows, _emitted(draft, accepted), strict=True):
+            kept, done = sequences.extend(row, emitted)
+            finished.append(done)
+            nodes, depth = draft.tree.size - 1, draft.tree.max_depth
+            statistics.requests[row].record(nodes, depth, len(emitted) - 1, len(kept))
+            if on_tokens is not None:
+                on_tokens(row, kept)
+        watch.lap("accept")
+
+        drafter.observe(Verified(draft, accepted, prefix, scores))
+        root = accepted.next_token
+        if any(finished):
+            rows = target.cache.retire(finished)
+            law.rows = [law.rows[row] for row in rows]
+            root = root[rows]
+            drafter.keep(rows)
+        watch.lap("draft")
+
+    for part, seconds in watch.totals().items():
+        setattr(statistics, f"{part}_seconds", seconds)
+    return statistics
+
+
+def _accept(
+    draft: Draft, law: TargetLaw, logits: torch.Tensor, generator: torch.Generator | None
+) -> Accepted:
+    """Decide which drafted tokens survive, and draw the token after them."""
+    scores = law.scores(logits, draft.tree, draft.tokens)
+    if law.greedy:
+        return accept_samples(draft.tree, draft.tokens, scores.argmax(-1))
+    probs = scores.softmax(-1)
+    return accept(draft.tree, draft.tokens, probs, draft_probs=draft.probs, generator=generator)
+
+
+def _emitted(draft: Draft, accepted: Accepted) -> list[list[int]]:
+    """Return each request's new tokens: the accepted path, then the bonus token. Waits for them."""
+    path = draft.tokens.gather(1, accepted.nodes.clamp_min(0))
+    tokens = torch.cat([path, accepted.next_token[:, None]], 1)
+    tokens.scatter_(1, accepted.counts[:, None], accepted.next_token[:, None])
+    report = torch.cat([accepted.counts[:, None], tokens], 1).tolist()
+    return [tokens[: count + 1] for count, *tokens in report]

@@ -1,0 +1,212 @@
+"""`Method`: the description of a decoding method, and its door into ``model.generate``."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteriaList,
+)
+from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation.streamers import BaseStreamer
+
+from specattn.decoding.loop import Drafter, decode
+from specattn.decoding.sampling import TargetLaw
+from specattn.decoding.sequences import Sequences
+from specattn.decoding.statistics import Statistics
+from specattn.decoding.target import Target
+
+_CHUNK_SIZE = 2048
+
+# Options that would change the output or its shape and that this loop cannot obey. Each is allowed
+# the values that ask for nothing.
+_UNSUPPORTED = {
+    "num_beams": (None, 1),
+    "use_cache": (None, True),
+    "cache_implementation": (None,),
+    "output_scores": (None, False),
+    "output_logits": (None, False),
+    "output_attentions": (None, False),
+    "output_hidden_states": (None, False),
+    "penalty_alpha": (None, 0.0),
+    "dola_layers": (None,),
+    "constraints": (None,),
+    "force_words_ids": (None,),
+    "use_mtp": (None, False),
+    "prompt_lookup_num_tokens": (None,),
+    "assistant_early_exit": (None,),
+}
+
+
+@dataclass
+class SpeculativeOutput(GenerateDecoderOnlyOutput):
+    """What ``model.generate(..., return_dict_in_generate=True)`` returns, with `statistics`."""
+
+    statistics: Statistics | None = None
+
+
+class Method(ABC):
+    """How to draft. Small, immutable, without state: it may serve any number of runs and models.
+
+    Every method is also what ``model.generate(custom_generate=...)`` expects.
+    """
+
+    @property
+    @abstractmethod
+    def max_nodes(self) -> int:
+        """The largest tree it proposes, root included: room that the cache must have."""
+
+    @abstractmethod
+    def start(self, target: Target, law: TargetLaw, generator: torch.Generator | None) -> Drafter:
+        """Return a drafter for one run."""
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        model: PreTrainedModel,
+        input_ids: torch.Tensor,
+        *,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        token_streamer: BaseStreamer | None = None,
+        on_tokens: Callable[[int, list[int]], None] | None = None,
+        on_prefill: Callable[[int, int], None] | None = None,
+        generator: torch.Generator | None = None,
+        seed: int | None = None,
+        capacity: int | None = None,
+        **model_kwargs: Any,
+    ) -> torch.Tensor | SpeculativeOutput:
+        """Decode what transformers has prepared.
+
+        Called by ``model.generate(ids, custom_generate=method, ...)``. The named arguments from
+        `token_streamer` on can be given to ``generate`` as well; they mean what they mean in
+        `specattn.decoding.generate`. Three of ``generate``'s own arguments never get here, because
+        transformers keeps them back from a callable: use `token_streamer` in place of ``streamer``,
+        a `transformers.StopStringCriteria` in place of ``stop_strings`` with ``tokenizer``; an
+        ``assistant_model`` does nothing.
+
+        Returns
+        -------
+        Tensor, int64 [R, longest], or SpeculativeOutput if ``return_dict_in_generate``
+            Prompts with their padding, then the new tokens, padded with ``pad_token_id`` (0 if
+            there is none) after each row's end.
+
+        Raises
+        ------
+        ValueError
+            An option that cannot be obeyed, padding that is not on the left, an empty prompt, or
+            prompts that the cache cannot hold.
+        """
+        _refuse_unsupported(generation_config, model_kwargs)
+        padding = _left_padding(input_ids, model_kwargs.get("attention_mask"))
+        _check_positions(padding, input_ids, model_kwargs.get("position_ids"))
+        if token_streamer is not None and len(input_ids) > 1:
+            raise ValueError(f"token_streamer follows one prompt, got {len(input_ids)}")
+
+        max_length = stopping_criteria.max_length or generation_config.max_length
+        if max_length is None:
+            raise ValueError("the run has no end: give max_new_tokens or max_length")
+        needed = max_length - min(padding) + self.max_nodes
+        if capacity is not None and needed > capacity:
+            raise ValueError(
+                f"the longest prompt has {input_ids.shape[1] - min(padding)} tokens; with new "
+                f"tokens and one draft it needs room for {needed}, but capacity is {capacity}"
+            )
+        sequences = Sequences(input_ids, padding, max_length, stopping_criteria, model.device)
+        law = TargetLaw(logits_processor, bool(generation_config.do_sample), sequences)
+        target = Target(model, len(input_ids), needed)
+        generator = _random_source(generator, seed, model.device)
+        with target.attached():
+            statistics = decode(
+                target,
+                self.start(target, law, generator),
+                law,
+                sequences,
+                chunk_size=generation_config.prefill_chunk_size or _CHUNK_SIZE,
+                generator=generator,
+                on_tokens=_announce(on_tokens, token_streamer, input_ids),
+                on_prefill=on_prefill,
+            )
+        if token_streamer is not None:
+            token_streamer.end()
+        output: Any = sequences.padded(generation_config.pad_token_id or 0).to(input_ids.device)
+        if generation_config.return_dict_in_generate:
+            return SpeculativeOutput(sequences=output, statistics=statistics)
+        return output
+
+
+def _refuse_unsupported(config: GenerationConfig, model_kwargs: dict[str, Any]) -> None:
+    """Raise rather than ignore what cannot be obeyed."""
+    for name, harmless in _UNSUPPORTED.items():
+        if (value := getattr(config, name, None)) not in harmless:
+            raise ValueError(f"{name}={value!r} is not possible with speculative decoding")
+    past = model_kwargs.get("past_key_values")
+    if past is not None and past.get_seq_length() > 0:
+        raise ValueError("past_key_values must be empty: the cache is our own")
+    known = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
+    if unknown := [name for name in model_kwargs if name not in known]:
+        raise ValueError(f"model arguments that cannot be passed on: {', '.join(unknown)}")
+
+
+def _left_padding(input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> list[int]:
+    """Return how many padding tokens precede each prompt."""
+    rows, width = input_ids.shape
+    if attention_mask is None:
+        padding = [0] * rows
+    else:
+        mask = attention_mask.bool()
+        if tuple(mask.shape) != (rows, width) or (mask[:, :-1] & ~mask[:, 1:]).any():
+            raise ValueError("attention_mask must be [B, L] and mask padding on the left alone")
+        padding = (~mask).sum(1).tolist()
+    if max(padding) >= width:
+        raise ValueError("each prompt must have at least one token, got an empty one")
+    return padding
+
+
+def _check_positions(
+    padding: list[int], input_ids: torch.Tensor, position_ids: torch.Tensor | None
+) -> None:
+    """Raise unless positions count from 0 at each prompt's first token."""
+    if position_ids is None:
+        return
+    count = torch.arange(input_ids.shape[1]) - torch.tensor(padding)[:, None]
+    given = position_ids.cpu().expand(len(padding), -1)
+    if given.shape != count.shape or ((count >= 0) & (given != count)).any():
+        raise ValueError("position_ids must count from 0 at the first token of each prompt")
+
+
+def _random_source(
+    generator: torch.Generator | None, seed: int | None, device: torch.device
+) -> torch.Generator | None:
+    """Return the run's generator; None is the device's own."""
+    if seed is None:
+        return generator
+    if generator is not None:
+        raise ValueError("give seed or generator, not both")
+    return torch.Generator(device).manual_seed(seed)
+
+
+def _announce(
+    on_tokens: Callable[[int, list[int]], None] | None,
+    streamer: BaseStreamer | None,
+    input_ids: torch.Tensor,
+) -> Callable[[int, list[int]], None] | None:
+    """Return one callback for both kinds of listeners; a streamer gets the prompt first."""
+    if streamer is None:
+        return on_tokens
+    streamer.put(input_ids.cpu())
+
+    def announce(request: int, tokens: list[int]) -> None:
+        streamer.put(torch.tensor(tokens))
+        if on_tokens is not None:
+            on_tokens(request, tokens)
+
+    return announce

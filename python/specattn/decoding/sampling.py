@@ -1,0 +1,187 @@
+"""The law that is sampled: transformers' logits processors, for every node with its own context."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from transformers import (
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
+    InfNanRemoveLogitsProcessor,
+    LogitNormalization,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    SuppressTokensLogitsProcessor,
+    SynthIDTextWatermarkLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopHLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
+)
+
+from specattn.acceptance import sample
+from specattn.decoding.sequences import Sequences
+from specattn.tree import Tree
+
+CONTEXT_FREE = (
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
+    InfNanRemoveLogitsProcessor,
+    LogitNormalization,
+    MinPLogitsWarper,
+    SuppressTokensLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopHLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
+"""Processors that look at the logits alone. All others are given each node's own context."""
+
+STATEFUL = (SynthIDTextWatermarkLogitsProcessor, UnbatchedClassifierFreeGuidanceLogitsProcessor)
+"""Processors that remember earlier calls, and so cannot be asked about tokens not yet accepted."""
+
+Processor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class TargetLaw:
+    """What the target says about the next token, after temperature, filters and penalties.
+
+    Plain decoding asks the processors once per token, with the text so far. Here many nodes of a
+    tree are asked about at once, and each must be judged in the context of its own path, as if that
+    path were already part of the text.
+
+    Parameters
+    ----------
+    processors : LogitsProcessorList
+        Functions of their arguments alone.
+    do_sample : bool
+        False: greedy, the law is all on the largest processed logit.
+    sequences : Sequences
+        The committed texts.
+
+    Attributes
+    ----------
+    rows : list of int
+        The row of `sequences` that each request of the running batch belongs to.
+
+    Raises
+    ------
+    ValueError
+        A processor remembers earlier calls.
+    """
+
+    def __init__(self, processors: LogitsProcessorList, do_sample: bool, sequences: Sequences):
+        for processor in processors:
+            if isinstance(processor, STATEFUL):
+                raise ValueError(
+                    f"{type(processor).__name__} remembers earlier calls: it cannot be used where "
+                    "tokens are judged before they are accepted"
+                )
+        self.processors = processors
+        self.greedy = not do_sample
+        self.sequences = sequences
+        self.rows = list(range(len(sequences.lengths)))
+
+    def scores(
+        self, logits: torch.Tensor, tree: Tree, tokens: torch.Tensor, first: int = 0
+    ) -> torch.Tensor:
+        """Return the processed logits of nodes ``first, first + 1, ...`` of a tree.
+
+        Parameters
+        ----------
+        logits : Tensor [B, n, V]
+            What the target says after each of these nodes.
+        tree : Tree
+            With ``first + n`` nodes. The root is the last committed token.
+        tokens : Tensor, int64 [B, first + n]
+
+        Returns
+        -------
+        Tensor, float32 [B, n, V]
+        """
+        scores = logits.float()
+        for processor in self.processors:
+            if type(processor) in CONTEXT_FREE:
+                scores = processor(None, scores.flatten(0, 1)).view_as(scores)
+            else:
+                scores = self._in_context(processor, scores, tree, tokens, first)
+        return scores
+
+    def draw(
+        self,
+        logits: torch.Tensor,
+        tree: Tree,
+        tokens: torch.Tensor,
+        first: int,
+        generator: torch.Generator | None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Draw a token after each of the last nodes of a tree; arguments as for `scores`.
+
+        Returns
+        -------
+        tokens : Tensor, int64 [B, n]
+        probs : Tensor, float32 [B, n, V], or None if greedy
+            The very law that was drawn from.
+        """
+        scores = self.scores(logits, tree, tokens, first)
+        if self.greedy:
+            return scores.argmax(-1), None
+        probs = scores.softmax(-1)
+        return sample(probs, generator=generator), probs
+
+    def _in_context(
+        self,
+        processor: Processor,
+        scores: torch.Tensor,
+        tree: Tree,
+        tokens: torch.Tensor,
+        first: int,
+    ) -> torch.Tensor:
+        """Ask a processor about every node, given the committed text and the node's own path.
+
+        A processor may hold data per row of the original batch, so each call shows it that whole
+        batch, every row in its place; rows that are not asked about show themselves as far as they
+        go, and their answers are dropped.
+        """
+        result = torch.empty_like(scores)
+        paths = [tree.paths.tolist()] * len(self.rows)
+        if tree.batch_size is not None:
+            paths = tree.paths.tolist()
+        batch = len(self.sequences.lengths)
+        for length, nodes in _calls(
+            [self.sequences.lengths[row] for row in self.rows], paths, first
+        ):
+            context = self.sequences.on_device[:, :length].clone()
+            asked = scores.new_zeros(batch, scores.shape[-1])
+            for request, node in nodes:
+                row = self.rows[request]
+                path = [step for step in paths[request][node] if step > 0]
+                context[row, length - len(path) :] = tokens[request, path]
+                asked[row] = scores[request, node - first]
+            answers = processor(context, asked)
+            for request, node in nodes:
+                result[request, node - first] = answers[self.rows[request]]
+        return result
+
+
+def _calls(
+    lengths: Sequence[int], paths: Sequence[Sequence[Sequence[int]]], first: int
+) -> Iterator[tuple[int, list[tuple[int, int]]]]:
+    """Gather nodes whose contexts are equally long, at most one of each request to a call.
+
+    Yields the contexts' length and the (request, node) pairs of each call.
+    """
+    calls: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    for request, nodes in enumerate(paths):
+        siblings: dict[int, int] = defaultdict(int)
+        for node in range(first, len(nodes)):
+            depth = sum(step > 0 for step in nodes[node])
+            calls[lengths[request] + depth, siblings[depth]].append((request, node))
+            siblings[depth] += 1
+    for (length, _), nodes in calls.items():
+        yield length, nodes

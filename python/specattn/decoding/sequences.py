@@ -1,0 +1,98 @@
+"""The texts of a run as transformers shows them, and when each of them ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from transformers import (
+    EosTokenCriteria,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
+
+# They read nothing but the tokens, so they may look at the host's copy; others may hold tensors of
+# the model's device.
+_ON_HOST = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria)
+
+
+class Sequences:
+    """Rows of padding, prompt and new tokens: what logits processors and stopping criteria see.
+
+    Every row has its own length. The device holds a copy, which processors read.
+
+    Parameters
+    ----------
+    input_ids : Tensor, int64 [R, L]
+        Prompts, padded on the left.
+    padding : sequence of int
+        Leading padding tokens of each row.
+    max_length : int
+        Room per row.
+    stopping_criteria : StoppingCriteriaList
+    device : torch.device
+
+    Attributes
+    ----------
+    tokens : Tensor, int64 [R, max_length], host
+    on_device : Tensor, int64 [R, max_length]
+        The same numbers; what follows a row's length is 0.
+    lengths : list of int
+        Current length of each row, padding included.
+    """
+
+    def __init__(
+        self,
+        input_ids: torch.Tensor,
+        padding: Sequence[int],
+        max_length: int,
+        stopping_criteria: StoppingCriteriaList,
+        device: torch.device,
+    ):
+        rows, self.prompt_length = input_ids.shape
+        self.tokens = torch.zeros(rows, max_length, dtype=torch.int64)
+        self.tokens[:, : self.prompt_length] = input_ids
+        self.on_device = self.tokens.to(device)
+        self.padding = list(padding)
+        self.lengths = [self.prompt_length] * rows
+        self.stopping_criteria = stopping_criteria
+        self.criteria_device = device
+        if all(type(criterion) in _ON_HOST for criterion in stopping_criteria):
+            self.criteria_device = torch.device("cpu")
+
+    def prompt(self, row: int) -> torch.Tensor:
+        """Return a row's prompt without padding."""
+        return self.tokens[row, self.padding[row] : self.prompt_length]
+
+    def new_tokens(self, row: int) -> torch.Tensor:
+        """Return what has been emitted for a row."""
+        return self.tokens[row, self.prompt_length : self.lengths[row]]
+
+    def extend(self, row: int, tokens: list[int]) -> tuple[list[int], bool]:
+        """Emit tokens one by one until one of them ends the row.
+
+        Returns
+        -------
+        emitted : list of int
+            The tokens up to the one that ended the row.
+        finished : bool
+        """
+        begin, finished = self.lengths[row], False
+        for end, token in enumerate(tokens, start=begin + 1):
+            self.tokens[row, end - 1] = token
+            so_far = self.tokens[row : row + 1, :end].to(self.criteria_device)
+            finished = bool(self.stopping_criteria(so_far, None))
+            self.lengths[row] = end
+            if finished:
+                break
+        end = self.lengths[row]
+        self.on_device[row, begin:end] = self.tokens[row, begin:end]
+        return tokens[: end - begin], finished
+
+    def padded(self, pad_token_id: int) -> torch.Tensor:
+        """Return all rows, padded on the right to the longest: int64 [R, longest], on the host."""
+        longest = max(self.lengths)
+        beyond = torch.arange(longest) >= torch.tensor(self.lengths)[:, None]
+        return self.tokens[:, :longest].masked_fill(beyond, pad_token_id)

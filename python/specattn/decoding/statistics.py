@@ -1,0 +1,206 @@
+"""What a run cost and what its drafts were worth, with every figure's definition."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+
+@dataclass
+class RequestStatistics:
+    """Counts of one request.
+
+    A *round* is one verification pass of the target over the root and the drafted tree; plain
+    decoding is a round per token. Depth 1 is the first drafted token.
+
+    Attributes
+    ----------
+    prompt_tokens : int
+        Without padding.
+    new_tokens : int
+        Tokens emitted, a stop token included: ``accepted + rounds - discarded``.
+    rounds : int
+        Verification passes, the first one (which has nothing drafted) included.
+    drafted : int
+        Drafted tokens that were verified: all nodes of all trees but the roots.
+    accepted : int
+        Drafted tokens that were accepted, including those discarded afterwards.
+    discarded : int
+        Tokens accepted or drawn after the token at which the request stopped.
+    offered_at : list of int
+        Entry i: rounds whose first i drafted tokens were accepted and whose tree went deeper.
+    accepted_at : list of int
+        Entry i: rounds that accepted more than i drafted tokens.
+    """
+
+    prompt_tokens: int = 0
+    new_tokens: int = 0
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    discarded: int = 0
+    offered_at: list[int] = field(default_factory=list)
+    accepted_at: list[int] = field(default_factory=list)
+
+    def record(self, drafted: int, depth: int, accepted: int, emitted: int) -> None:
+        """Count one round: a tree of `drafted` tokens and `depth` levels of which some survived."""
+        self.rounds += 1
+        self.drafted += drafted
+        self.accepted += accepted
+        self.new_tokens += emitted
+        self.discarded += accepted + 1 - emitted
+        for counts in (self.offered_at, self.accepted_at):
+            counts.extend([0] * (depth - len(counts)))
+        for level in range(depth):
+            self.offered_at[level] += accepted >= level
+            self.accepted_at[level] += accepted > level
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens per verification pass, **bonus token included**: ``1 + accepted / rounds``."""
+        return 1 + _ratio(self.accepted, self.rounds)
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Share of the drafted tokens that were accepted: ``accepted / drafted``."""
+        return _ratio(self.accepted, self.drafted)
+
+    @property
+    def position_rates(self) -> list[float]:
+        """Per depth, the share of **all** rounds that accepted a token there (unconditional)."""
+        return [_ratio(count, self.rounds) for count in self.accepted_at]
+
+    @property
+    def conditional_rates(self) -> list[float]:
+        """Per depth, the acceptance given that all before it were accepted (PosS' *pos-acc*)."""
+        return [_ratio(*counts) for counts in zip(self.accepted_at, self.offered_at, strict=True)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return counts and rates, ready for JSON."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "new_tokens": self.new_tokens,
+            "rounds": self.rounds,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "discarded": self.discarded,
+            "mean_acceptance_length": self.mean_acceptance_length,
+            "acceptance_rate": self.acceptance_rate,
+            "position_rates": self.position_rates,
+            "conditional_rates": self.conditional_rates,
+        }
+
+
+@dataclass
+class Statistics:
+    """A run of one or more requests.
+
+    Attributes
+    ----------
+    requests : list of RequestStatistics
+        In the order of the prompts.
+    prefill_seconds : float
+        All prompt tokens but the last of each request, which is the root of the first round.
+    draft_seconds : float
+        Proposing trees, and selecting what the next draft will read.
+    target_seconds : float
+        Verification passes of the target, with its head.
+    accept_seconds : float
+        Logits processors, acceptance, commit, stopping criteria and streaming.
+    """
+
+    requests: list[RequestStatistics]
+    prefill_seconds: float = 0.0
+    draft_seconds: float = 0.0
+    target_seconds: float = 0.0
+    accept_seconds: float = 0.0
+
+    @property
+    def total(self) -> RequestStatistics:
+        """All requests' counts together; its rates weigh every round alike."""
+        total = RequestStatistics()
+        for name in ("prompt_tokens", "new_tokens", "rounds", "drafted", "accepted", "discarded"):
+            setattr(total, name, sum(getattr(request, name) for request in self.requests))
+        total.offered_at = _sum_columns([request.offered_at for request in self.requests])
+        total.accepted_at = _sum_columns([request.accepted_at for request in self.requests])
+        return total
+
+    @property
+    def passes(self) -> int:
+        """Batched verification passes: the rounds of the longest-running request."""
+        return max((request.rounds for request in self.requests), default=0)
+
+    @property
+    def decode_seconds(self) -> float:
+        """Everything but the prefill."""
+        return self.draft_seconds + self.target_seconds + self.accept_seconds
+
+    @property
+    def tokens_per_second(self) -> float:
+        """New tokens of all requests per second of decoding, prefill left out."""
+        return _ratio(sum(request.new_tokens for request in self.requests), self.decode_seconds)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything, ready for JSON: times, the totals, and each request's counts."""
+        return {
+            "prefill_seconds": self.prefill_seconds,
+            "decode_seconds": self.decode_seconds,
+            "draft_seconds": self.draft_seconds,
+            "target_seconds": self.target_seconds,
+            "accept_seconds": self.accept_seconds,
+            "tokens_per_second": self.tokens_per_second,
+            "passes": self.passes,
+            **self.total.to_dict(),
+            "requests": [request.to_dict() for request in self.requests],
+        }
+
+
+class Stopwatch:
+    """Split a run's time between its parts without waiting for the device.
+
+    `lap` books the time since the last lap. On CUDA it records an event, and the events are read
+    once at the end, so the times are the device's own.
+    """
+
+    def __init__(self, device: torch.device):
+        self.on_cuda = device.type == "cuda"
+        self.start = self._now()
+        self.laps: list[tuple[str, Any]] = []
+
+    def lap(self, part: str) -> None:
+        """Book the time since the last lap on `part`."""
+        self.laps.append((part, self._now()))
+
+    def totals(self) -> dict[str, float]:
+        """Return the seconds booked on every part; waits for the device."""
+        if self.on_cuda:
+            torch.cuda.synchronize()
+        totals: dict[str, float] = {}
+        last = self.start
+        for part, moment in self.laps:
+            seconds = last.elapsed_time(moment) / 1e3 if self.on_cuda else moment - last
+            totals[part] = totals.get(part, 0.0) + seconds
+            last = moment
+        return totals
+
+    def _now(self) -> Any:
+        if not self.on_cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+
+def _ratio(count: float, of: float) -> float:
+    """Return ``count / of``, and 0 where there is nothing to count."""
+    return count / of if of else 0.0
+
+
+def _sum_columns(rows: Sequence[Sequence[int]]) -> list[int]:
+    """Add lists of different lengths entry by entry."""
+    width = max((len(row) for row in rows), default=0)
+    return [sum(row[column] for row in rows if column < len(row)) for column in range(width)]

@@ -1,0 +1,25 @@
+"""The public primitives: checks, documentation, torch operators and the choice of backend."""
+
+from .hybrid_tree_attention import hybrid_tree_attention
+from .importance_scores import importance_scores
+from .layouts import lse_from_log2, lse_heads_first, lse_heads_last, lse_to_log2
+from .merge_state import merge_state, merge_states
+from .select_topk import select_topk
+from .sparse_gather_attention import sparse_gather_attention
+from .tree_attention import tree_attention
+from .verify_attention import verify_attention
+
+__all__ = [
+    "hybrid_tree_attention",
+    "importance_scores",
+    "lse_from_log2",
+    "lse_heads_first",
+    "lse_heads_last",
+    "lse_to_log2",
+    "merge_state",
+    "merge_states",
+    "select_topk",
+    "sparse_gather_attention",
+    "tree_attention",
+    "verify_attention",
+]

@@ -1,0 +1,112 @@
+"""The torch operators `torch.ops.specattn.*`: one opaque node per primitive for `torch.compile`.
+
+Every operator writes into its last arguments and returns nothing, so a caller's buffers are used
+as they are. Shapes are checked by the public functions; values are checked here, inside the node,
+before any memory is touched.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import torch
+
+from specattn import _backend
+
+_CACHED = "Tensor q, Tensor k_cache, Tensor v_cache"
+_HYBRID = (
+    f"{_CACHED}, Tensor cache_seqlens, Tensor? k_tree, Tensor? v_tree, Tensor? tree_mask, "
+    "Tensor? depths, Tensor? block_table, int? window, float softmax_scale, float softcap, "
+    "Tensor? sinks"
+)
+_STATE = "Tensor(a!) out, Tensor(b!) lse"
+
+SIGNATURES = {
+    "tree_attention": "Tensor q, Tensor k_new, Tensor v_new, Tensor? tree_mask, "
+    f"float softmax_scale, float softcap, {_STATE}",
+    "merge_state": f"Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, {_STATE}",
+    "merge_states": f"Tensor outs, Tensor lses, {_STATE}",
+    "hybrid_tree_attention": f"{_HYBRID}, {_STATE}",
+    "verify_attention": f"{_HYBRID}, str collect, int[] collect_rows, {_STATE}, "
+    "Tensor(c!) collected",
+    "sparse_gather_attention": f"{_CACHED}, Tensor indices, Tensor index_lengths, Tensor? k_new, "
+    "Tensor? v_new, Tensor? tree_mask, Tensor? block_table, float softmax_scale, float softcap, "
+    f"Tensor? sinks, {_STATE}",
+    "importance_scores": "Tensor q, Tensor k_cache, Tensor cache_seqlens, bool per_head, "
+    "Tensor? block_table, float softmax_scale, Tensor(a!) scores",
+    "select_topk": "Tensor scores, Tensor cache_seqlens, float? ratio, int? budget, "
+    "int min_tokens, int keep_first, int keep_last, Tensor(a!) indices, Tensor(b!) index_lengths",
+}
+
+
+def _implementation(op: str, argument_names: list[str]) -> Callable[..., None]:
+    def implementation(*args) -> None:
+        device = args[0].device
+        if device.type == "cpu" or os.environ.get("SPECATTN_CHECK") == "1":
+            check_values(dict(zip(argument_names, args, strict=True)))
+        _backend.kernel(op, device, args[0].dtype)(*args)
+
+    return implementation
+
+
+def check_values(args: dict) -> None:
+    """Raise IndexError where a length, a page or an index of an operator points nowhere."""
+    if "k_cache" in args:
+        table, held_tokens = args["block_table"], args["k_cache"].shape[1]
+        capacity = held_tokens if table is None else table.shape[1] * held_tokens
+        if "indices" in args:
+            _check_indices(args, capacity)
+        else:
+            _check_prefix(args, capacity)
+    elif "cache_seqlens" in args:
+        _within("cache_seqlens", args["cache_seqlens"], args["scores"].shape[-1] + 1)
+
+
+def _check_prefix(args: dict, capacity: int) -> None:
+    lengths, table = args["cache_seqlens"], args["block_table"]
+    tree_in_cache = "k_tree" in args and args["k_tree"] is None
+    behind = args["q"].shape[1] if tree_in_cache else 0
+    _within("cache_seqlens", lengths, capacity - behind + 1)
+    if table is not None:
+        pages, page_size = args["k_cache"].shape[:2]
+        starts = torch.arange(table.shape[1], device=table.device) * page_size
+        _within("block_table", table, pages, starts < (lengths + behind)[:, None])
+
+
+def _check_indices(args: dict, capacity: int) -> None:
+    indices, lengths, table = args["indices"], args["index_lengths"], args["block_table"]
+    _within("index_lengths", lengths, indices.shape[-1] + 1)
+    taken = torch.arange(indices.shape[-1], device=indices.device) < lengths[..., None]
+    _within("indices", indices, capacity, taken)
+    if table is not None:
+        pages, page_size = args["k_cache"].shape[:2]
+        columns = indices.masked_fill(~taken, 0).long() // page_size
+        used = table.gather(1, columns.flatten(1)).view_as(columns)
+        _within("block_table", used, pages, taken)
+
+
+def _within(name: str, values: torch.Tensor, stop: int, where: torch.Tensor | None = None) -> None:
+    """Raise IndexError unless all values, where `where` holds, lie in [0, stop)."""
+    wrong = (values < 0) | (values >= stop)
+    if where is not None:
+        wrong &= where
+    if wrong.any():
+        place = wrong.nonzero()[0].tolist()
+        value = values[tuple(place)].item()
+        raise IndexError(f"{name}: expected values from 0 to {stop - 1}, got {value} at {place}")
+
+
+def _register() -> torch.library.Library:
+    library = torch.library.Library("specattn", "DEF")
+    for op, signature in SIGNATURES.items():
+        library.define(f"{op}({signature}) -> ()", tags=(torch.Tag.pt2_compliant_tag,))
+        names = [argument.split()[1] for argument in signature.split(", ")]
+        for device in ("CPU", "CUDA"):
+            library.impl(op, _implementation(op, names), device)
+        torch.library.register_fake(f"specattn::{op}", lambda *args: None, lib=library)
+    return library
+
+
+_LIBRARY = _register()
+operators = torch.ops.specattn

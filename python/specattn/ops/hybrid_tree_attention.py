@@ -1,0 +1,158 @@
+"""Attention to a cached prefix, which needs no mask, merged with a masked tree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ._check import check_option, check_tensors
+from ._library import operators
+from ._outputs import state_like
+from ._tree_mask import packed_mask
+
+
+def hybrid_tree_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    cache_seqlens: torch.Tensor,
+    k_tree: torch.Tensor | None,
+    v_tree: torch.Tensor | None,
+    tree_mask: torch.Tensor | None = None,
+    *,
+    block_table: torch.Tensor | None = None,
+    window: int | None = None,
+    softmax_scale: float | None = None,
+    softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attend from drafted tokens to the cached prefix of their request and to the draft tree.
+
+    Every row sees the whole prefix, so only the few tree keys need a mask (LongSpec, arXiv
+    2502.17421, section 3.3). T = 1 without a mask is plain decoding; a chain is a draft without
+    branches.
+
+    Parameters
+    ----------
+    q : Tensor [B, T, Hq, D]
+        float32, bfloat16 or float16; float64 on the reference. D is a multiple of 8 up to 256.
+    k_cache, v_cache : Tensor
+        Contiguous [B, N, Hk, D], or with `block_table` paged [pages, page_size, Hk, D]; dtype as
+        `q`, Hq a multiple of Hk. What lies beyond `cache_seqlens` may be NaN.
+    cache_seqlens : Tensor [B], int32
+        Tokens of each request that lie in the cache and that all its rows see.
+    k_tree, v_tree : Tensor [B, S, Hk, D] or None
+        Keys and values of the tree, dtype as `q`, S >= T. None: the tree's T tokens already lie in
+        the cache at [cache_seqlens, cache_seqlens + T).
+    tree_mask : Tensor or None
+        Which tree keys a row sees, as `tree_attention` takes it; None is a causal chain.
+    block_table : Tensor [B, max_pages], int32, optional
+        Pages of each request in order; entries behind its last token are not read.
+    window : int, optional
+        Sliding window in tokens, the query's own included: a row at position t sees the keys at
+        positions p with t - window < p <= t. A row's position is ``cache_seqlens`` plus its depth
+        in the tree, so siblings share one.
+    softmax_scale : float, optional
+        Factor of the logits; D**-0.5 by default.
+    softcap : float
+        If positive, logits become ``softcap * tanh(logits / softcap)``.
+    sinks : Tensor [Hq], optional
+        A learned logit per head that joins the denominator and has no value (gpt-oss). `lse`
+        includes it.
+    out : Tensor [B, T, Hq, D], optional
+        Written in place and returned; dtype as `q`.
+    lse : Tensor [B, T, Hq], optional
+        Written in place and returned; float32.
+
+    Returns
+    -------
+    out : Tensor [B, T, Hq, D]
+        0 for a row that sees no key.
+    lse : Tensor [B, T, Hq]
+        Natural log of the sum of the exponentiated logits, sinks included; -inf for a row that
+        sees nothing.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument has a wrong type, dtype, shape, device, stride or value; the message names it.
+    IndexError
+        A length or a used page lies outside the cache. On a GPU only with ``SPECATTN_CHECK=1``,
+        because looking would wait for the device.
+
+    Examples
+    --------
+    Verify a tree of three tokens behind prefixes of 100 and 7 tokens:
+
+    >>> import torch, specattn
+    >>> tree = specattn.Tree([-1, 0, 0])
+    >>> q, k_cache, v_cache = torch.randn(2, 3, 8, 64), *torch.randn(2, 2, 128, 2, 64)
+    >>> k_tree, v_tree = torch.randn(2, 2, 3, 2, 64)
+    >>> lengths = torch.tensor([100, 7], dtype=torch.int32)
+    >>> out, lse = specattn.hybrid_tree_attention(
+    ...     q, k_cache, v_cache, lengths, k_tree, v_tree, tree.mask
+    ... )
+    >>> out.shape, lse.shape
+    (torch.Size([2, 3, 8, 64]), torch.Size([2, 3, 8]))
+    """
+    inputs, _ = hybrid_inputs(
+        q,
+        k_cache,
+        v_cache,
+        cache_seqlens,
+        k_tree,
+        v_tree,
+        tree_mask,
+        block_table=block_table,
+        window=window,
+        softmax_scale=softmax_scale,
+        softcap=softcap,
+        sinks=sinks,
+        out=out,
+        lse=lse,
+    )
+    out, lse = state_like(q, out, lse)
+    operators.hybrid_tree_attention(*inputs, out, lse)
+    return out, lse
+
+
+def hybrid_inputs(
+    q,
+    k_cache,
+    v_cache,
+    cache_seqlens,
+    k_tree,
+    v_tree,
+    tree_mask,
+    *,
+    block_table,
+    window,
+    softmax_scale,
+    softcap,
+    sinks,
+    out,
+    lse,
+) -> tuple[tuple[Any, ...], dict[str, int]]:
+    """Check the arguments of a hybrid pass; return its operator's inputs, and the sizes."""
+    tree = {} if k_tree is None and v_tree is None else {"k_tree": k_tree, "v_tree": v_tree}
+    sizes = check_tensors(
+        q=q,
+        k_cache=k_cache,
+        v_cache=v_cache,
+        cache_seqlens=cache_seqlens,
+        block_table=block_table,
+        sinks=sinks,
+        out=out,
+        lse=lse,
+        **tree,
+    )
+    sizes.setdefault("S", sizes["T"])
+    check_option("window", window, window is None or window >= 1, "None or at least 1 token")
+    check_option("softcap", softcap, softcap >= 0, "0 or a positive number")
+    mask, depths = packed_mask(tree_mask, q, sizes, window)
+    scale = sizes["D"] ** -0.5 if softmax_scale is None else softmax_scale
+    inputs = (q, k_cache, v_cache, cache_seqlens, k_tree, v_tree, mask, depths)
+    return (*inputs, block_table, window, scale, softcap, sinks), sizes

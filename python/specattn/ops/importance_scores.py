@@ -1,0 +1,69 @@
+"""How much the query rows of a request care for each cached token."""
+
+from __future__ import annotations
+
+import torch
+
+from ._check import accumulation_dtype, check_tensors
+from ._library import operators
+
+
+def importance_scores(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    cache_seqlens: torch.Tensor,
+    *,
+    per_head: bool = True,
+    block_table: torch.Tensor | None = None,
+    softmax_scale: float | None = None,
+) -> torch.Tensor:
+    """Score every cached token by its mean scaled logit over the query rows.
+
+    Each KV head is read once for all g * T query rows that share it (TokenSwift, arXiv 2502.18890,
+    section 3.3).
+
+    Parameters
+    ----------
+    q : Tensor [B, T, Hq, D]
+        float32, bfloat16 or float16; float64 on the reference. D is a multiple of 8 up to 256.
+    k_cache : Tensor
+        Contiguous [B, N, Hk, D], or with `block_table` paged [pages, page_size, Hk, D]; dtype as
+        `q`, Hq a multiple of Hk. What lies beyond `cache_seqlens` may be NaN.
+    cache_seqlens : Tensor [B], int32
+        Tokens of each request that lie in the cache.
+    per_head : bool
+        One score per KV head, or one over all heads.
+    block_table : Tensor [B, max_pages], int32, optional
+        Pages of each request in order; entries behind its last token are not read.
+    softmax_scale : float, optional
+        Factor of the logits; D**-0.5 by default.
+
+    Returns
+    -------
+    scores : Tensor [B, Hk, N], or [B, N] without `per_head`, float32
+        -inf beyond `cache_seqlens`; N is the capacity of a request.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument has a wrong type, dtype, shape, device or stride; the message names it.
+    IndexError
+        A length or a used page lies outside the cache. On a GPU only with ``SPECATTN_CHECK=1``.
+
+    Examples
+    --------
+    >>> import torch, specattn
+    >>> q, k_cache = torch.randn(1, 4, 8, 64), torch.randn(1, 128, 2, 64)
+    >>> lengths = torch.tensor([100], dtype=torch.int32)
+    >>> specattn.importance_scores(q, k_cache, lengths).shape
+    torch.Size([1, 2, 128])
+    """
+    sizes = check_tensors(
+        q=q, k_cache=k_cache, cache_seqlens=cache_seqlens, block_table=block_table
+    )
+    scale = sizes["D"] ** -0.5 if softmax_scale is None else softmax_scale
+    capacity = sizes["N"] if block_table is None else sizes["max_pages"] * sizes["page_size"]
+    shape = (sizes["B"], sizes["Hk"], capacity) if per_head else (sizes["B"], capacity)
+    scores = torch.empty(shape, dtype=accumulation_dtype(q.dtype), device=q.device)
+    operators.importance_scores(q, k_cache, cache_seqlens, per_head, block_table, scale, scores)
+    return scores

@@ -1,0 +1,101 @@
+"""Attention to selected tokens of a cache, in place."""
+
+from __future__ import annotations
+
+import torch
+
+from ._check import SPECS, check_option, check_tensor, check_tensors
+from ._library import operators
+from ._outputs import state_like
+from ._tree_mask import packed_mask
+
+
+def sparse_gather_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    indices: torch.Tensor,
+    index_lengths: torch.Tensor,
+    k_new: torch.Tensor | None = None,
+    v_new: torch.Tensor | None = None,
+    tree_mask: torch.Tensor | None = None,
+    *,
+    block_table: torch.Tensor | None = None,
+    softmax_scale: float | None = None,
+    softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attend to a list of cached tokens, read where they lie, and to new keys.
+
+    A partial cache is a list of positions, never a copy: this is the draft pass of Vegas (arXiv
+    2602.07223, section 3.2) with lists shared by all heads, and of TokenSwift (arXiv 2502.18890,
+    section 3.3) with one list per KV head.
+
+    Parameters
+    ----------
+    q : Tensor [B, T, Hq, D]
+        float32, bfloat16 or float16; float64 on the reference. D is a multiple of 8 up to 256.
+    k_cache, v_cache : Tensor
+        Contiguous [B, N, Hk, D], or with `block_table` paged [pages, page_size, Hk, D]; dtype as
+        `q`, Hq a multiple of Hk.
+    indices : Tensor [B, K] or [B, Hk, K], int32
+        Logical positions of the tokens to see, for all heads or for each KV head; best ascending.
+        Each counts as often as it stands there.
+    index_lengths : Tensor [B], or [B, Hk] with indices per head, int32
+        How many of the indices count; the rest is never read.
+    k_new, v_new : Tensor [B, S, Hk, D], optional
+        Keys and values of tokens that are not in the cache yet, dtype as `q`, S >= T.
+    tree_mask : Tensor or None
+        Which new keys a row sees, as `tree_attention` takes it; None is a causal chain.
+    block_table : Tensor [B, max_pages], int32, optional
+        Pages of each request in order.
+    softmax_scale, softcap, sinks, out, lse
+        As in `hybrid_tree_attention`.
+
+    Returns
+    -------
+    out : Tensor [B, T, Hq, D]
+    lse : Tensor [B, T, Hq]
+        As `hybrid_tree_attention` returns them.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument has a wrong type, dtype, shape, device, stride or value; the message names it.
+    IndexError
+        An index, a length or a used page lies outside. On a GPU only with ``SPECATTN_CHECK=1``.
+
+    Examples
+    --------
+    >>> import torch, specattn
+    >>> q, k_cache, v_cache = torch.randn(1, 1, 8, 64), *torch.randn(2, 1, 128, 2, 64)
+    >>> indices = torch.tensor([[0, 1, 2, 97, 98, 99]], dtype=torch.int32)
+    >>> index_lengths = torch.tensor([6], dtype=torch.int32)
+    >>> out, lse = specattn.sparse_gather_attention(q, k_cache, v_cache, indices, index_lengths)
+    >>> out.shape
+    torch.Size([1, 1, 8, 64])
+    """
+    new = {} if k_new is None and v_new is None else {"k_new": k_new, "v_new": v_new}
+    sizes = check_tensors(
+        q=q,
+        k_cache=k_cache,
+        v_cache=v_cache,
+        indices=indices,
+        block_table=block_table,
+        sinks=sinks,
+        out=out,
+        lse=lse,
+        **new,
+    )
+    lengths = SPECS["index_lengths" if indices.dim() == 2 else "index_lengths_per_head"]
+    check_tensor("index_lengths", index_lengths, lengths, q, "q", sizes)
+    check_option("softcap", softcap, softcap >= 0, "0 or a positive number")
+    mask = packed_mask(tree_mask, q, sizes, window=None)[0] if new else None
+    check_option("tree_mask", "a mask", tree_mask is None or bool(new), "None without new keys")
+    scale = sizes["D"] ** -0.5 if softmax_scale is None else softmax_scale
+    out, lse = state_like(q, out, lse)
+    inputs = (q, k_cache, v_cache, indices, index_lengths, k_new, v_new, mask, block_table)
+    operators.sparse_gather_attention(*inputs, scale, softcap, sinks, out, lse)
+    return out, lse

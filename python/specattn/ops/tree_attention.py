@@ -1,0 +1,78 @@
+"""Attention of tree nodes to each other."""
+
+from __future__ import annotations
+
+import torch
+
+from ._check import check_option, check_tensors
+from ._library import operators
+from ._outputs import state_like
+from ._tree_mask import packed_mask
+
+
+def tree_attention(
+    q: torch.Tensor,
+    k_new: torch.Tensor,
+    v_new: torch.Tensor,
+    tree_mask: torch.Tensor | None = None,
+    *,
+    softmax_scale: float | None = None,
+    softcap: float = 0.0,
+    out: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attend from tree nodes to the nodes that each may see.
+
+    The tree half of LongSpec's hybrid attention (arXiv 2502.17421, section 3.3), for callers who
+    compute the cached half with a kernel of their own and join the two with `merge_state`.
+
+    Parameters
+    ----------
+    q : Tensor [B, T, Hq, D]
+        float32, bfloat16 or float16; float64 on the reference. D is a multiple of 8 up to 256.
+    k_new, v_new : Tensor [B, S, Hk, D]
+        Keys and values of the tree, dtype as `q`; S >= T, and Hq is a multiple of Hk.
+    tree_mask : Tensor or None
+        Which keys a row sees: bool [T, S] or [B, T, S], or packed int64 [T, W] or [B, T, W] with
+        W = ceil(S / 64), bit j of word w being key 64w + j. None is a causal chain: row t sees the
+        keys j <= t + S - T. A bool mask is packed on every call; pack it once with
+        `specattn.reference.pack_tree_mask` where that matters.
+    softmax_scale : float, optional
+        Factor of the logits; D**-0.5 by default.
+    softcap : float
+        If positive, logits become ``softcap * tanh(logits / softcap)``.
+    out : Tensor [B, T, Hq, D], optional
+        Written in place and returned; dtype as `q`.
+    lse : Tensor [B, T, Hq], optional
+        Written in place and returned; float32.
+
+    Returns
+    -------
+    out : Tensor [B, T, Hq, D]
+        0 for a row that sees no key.
+    lse : Tensor [B, T, Hq]
+        Natural log of the sum of the exponentiated logits; -inf for a row that sees no key.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument has a wrong type, dtype, shape, device, stride or value; the message names it.
+
+    Examples
+    --------
+    Two drafts that share their first token:
+
+    >>> import torch, specattn
+    >>> tree = specattn.Tree([-1, 0, 0])
+    >>> q, k, v = torch.randn(3, 1, 3, 8, 64).unbind()
+    >>> out, lse = specattn.tree_attention(q, k, v, tree.mask)
+    >>> out.shape, lse.shape
+    (torch.Size([1, 3, 8, 64]), torch.Size([1, 3, 8]))
+    """
+    sizes = check_tensors(q=q, k_new=k_new, v_new=v_new, out=out, lse=lse)
+    check_option("softcap", softcap, softcap >= 0, "0 or a positive number")
+    mask, _ = packed_mask(tree_mask, q, sizes, window=None)
+    scale = sizes["D"] ** -0.5 if softmax_scale is None else softmax_scale
+    out, lse = state_like(q, out, lse)
+    operators.tree_attention(q, k_new, v_new, mask, scale, softcap, out, lse)
+    return out, lse

@@ -1,0 +1,107 @@
+"""Hybrid attention that also hands out how some rows rank the prefix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ._check import accumulation_dtype, check_option
+from ._library import operators
+from ._outputs import state_like
+from .hybrid_tree_attention import hybrid_inputs
+
+
+def verify_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    cache_seqlens: torch.Tensor,
+    k_tree: torch.Tensor | None,
+    v_tree: torch.Tensor | None,
+    tree_mask: torch.Tensor | None = None,
+    *,
+    block_table: torch.Tensor | None = None,
+    window: int | None = None,
+    softmax_scale: float | None = None,
+    softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+    collect: str = "scores",
+    collect_rows: Sequence[int] = (0, -1),
+    out: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Attend as `hybrid_tree_attention` does and collect the prefix logits of some rows.
+
+    Verification computes the logits that a sparse draft needs for choosing its keys; this hands
+    them out from the same pass (Vegas, arXiv 2602.07223, sections 3.2 and 3.3; the default rows
+    are its Collect-2-Query).
+
+    Parameters
+    ----------
+    q, k_cache, v_cache, cache_seqlens, k_tree, v_tree, tree_mask
+        As in `hybrid_tree_attention`.
+    block_table, window, softmax_scale, softcap, sinks, out, lse
+        As in `hybrid_tree_attention`.
+    collect : {"scores", "logits"}
+        "logits": each collected row's own logits. "scores": their mean over the collected rows and
+        over the heads of each KV group, which is what `select_topk` takes; no logit is stored.
+    collect_rows : sequence of int
+        Rows to collect, at least one; negative ones count from the last.
+
+    Returns
+    -------
+    out : Tensor [B, T, Hq, D]
+    lse : Tensor [B, T, Hq]
+        As `hybrid_tree_attention` returns them.
+    collected : Tensor
+        "logits": bfloat16 [B, R, Hq, N]; "scores": float32 [B, Hk, N]; N is the capacity of a
+        request. Logits are scaled and capped, so ``exp(logit - lse)`` is the weight of a key.
+        -inf where a collected row does not see the key.
+
+    Raises
+    ------
+    TypeError, ValueError, IndexError
+        As `hybrid_tree_attention` does; ValueError also for a wrong `collect` or `collect_rows`.
+
+    Examples
+    --------
+    >>> import torch, specattn
+    >>> q, k_cache, v_cache = torch.randn(1, 4, 8, 64), *torch.randn(2, 1, 128, 2, 64)
+    >>> k_tree, v_tree = torch.randn(2, 1, 4, 2, 64)
+    >>> lengths = torch.tensor([100], dtype=torch.int32)
+    >>> out, lse, scores = specattn.verify_attention(q, k_cache, v_cache, lengths, k_tree, v_tree)
+    >>> indices, index_lengths = specattn.select_topk(scores, lengths, ratio=0.07)
+    >>> indices.shape
+    torch.Size([1, 2, 9])
+    """
+    inputs, sizes = hybrid_inputs(
+        q,
+        k_cache,
+        v_cache,
+        cache_seqlens,
+        k_tree,
+        v_tree,
+        tree_mask,
+        block_table=block_table,
+        window=window,
+        softmax_scale=softmax_scale,
+        softcap=softcap,
+        sinks=sinks,
+        out=out,
+        lse=lse,
+    )
+    check_option("collect", collect, collect in ("scores", "logits"), "'scores' or 'logits'")
+    rows = tuple(collect_rows)
+    valid = len(rows) > 0 and all(-sizes["T"] <= row < sizes["T"] for row in rows)
+    check_option("collect_rows", rows, valid, f"at least one row, each below T={sizes['T']}")
+    out, lse = state_like(q, out, lse)
+    capacity = sizes["N"] if block_table is None else sizes["max_pages"] * sizes["page_size"]
+    dtype = accumulation_dtype(q.dtype)
+    if collect == "scores":
+        collected = q.new_empty((sizes["B"], sizes["Hk"], capacity), dtype=dtype)
+    else:
+        dtype = torch.bfloat16 if dtype == torch.float32 else dtype
+        collected = q.new_empty((sizes["B"], len(rows), sizes["Hq"], capacity), dtype=dtype)
+    operators.verify_attention(*inputs, collect, rows, out, lse, collected)
+    return out, lse, collected

@@ -1,0 +1,59 @@
+"""Attention to a cached prefix, which needs no mask, merged with a masked tree (LongSpec, 3.3)."""
+
+import torch
+
+from ._attention import attend, prefix_of, tokens_at
+from .merge_state import merge_state, with_sinks
+from .tree_mask import tree_depths, trim_tree_mask, visible_tree_keys
+
+
+def hybrid_tree_attention(
+    q,
+    k_cache,
+    v_cache,
+    cache_seqlens,
+    k_tree=None,
+    v_tree=None,
+    tree_mask=None,
+    depths=None,
+    block_table=None,
+    window=None,
+    softmax_scale=None,
+    softcap=0.0,
+    sinks=None,
+):
+    """Return `(out, lse)` of q [B, T, Hq, D] over the prefix and over the tree keys its rows see.
+
+    Every row sees the first `cache_seqlens` tokens of its request's cache. With `k_tree=None` the T
+    tree keys lie behind them. With `window`, a row at position t sees keys at positions p with
+    t - window < p; a row stands at `cache_seqlens + depth`, `depths` [B or 1, T] being read off
+    `tree_mask` unless given.
+    """
+    rows = q.shape[1]
+    if k_tree is None:
+        behind = cache_seqlens[:, None] + torch.arange(rows, device=q.device)
+        k_tree = tokens_at(k_cache, behind, block_table)
+        v_tree = tokens_at(v_cache, behind, block_table)
+    else:
+        k_tree, v_tree = k_tree.transpose(1, 2), v_tree.transpose(1, 2)
+    in_tree = visible_tree_keys(tree_mask, rows, k_tree.shape[2], q.device)
+    depths = tree_depths(in_tree) if depths is None else depths
+    if window is not None:
+        in_tree = trim_tree_mask(in_tree, window)
+    k, v = (prefix_of(cache, cache_seqlens, block_table) for cache in (k_cache, v_cache))
+    in_prefix = visible_prefix(k.shape[2], cache_seqlens, depths, window)
+
+    prefix = attend(q, k, v, in_prefix, softmax_scale, softcap)
+    tree = attend(q, k_tree, v_tree, in_tree[:, None], softmax_scale, softcap)
+    out, lse = with_sinks(*merge_state(*prefix, *tree), sinks)
+    return out.to(q.dtype), lse
+
+
+def visible_prefix(size, cache_seqlens, depths, window):
+    """Return which of the first `size` cached tokens each row sees, bool [B, 1, T or 1, size]."""
+    lengths = cache_seqlens[:, None, None, None]
+    positions = torch.arange(size, device=cache_seqlens.device)
+    visible = positions < lengths
+    if window is not None:
+        visible = visible & (positions > lengths + depths[:, None, :, None] - window)
+    return visible

@@ -1,0 +1,41 @@
+"""Attention to selected tokens of a cache, in place: sparse drafts (Vegas 3.2, TokenSwift 3.3)."""
+
+import torch
+
+from ._attention import attend, tokens_at
+from .merge_state import merge_state, with_sinks
+from .tree_mask import visible_tree_keys
+
+
+def sparse_gather_attention(
+    q,
+    k_cache,
+    v_cache,
+    indices,
+    index_lengths,
+    k_new=None,
+    v_new=None,
+    tree_mask=None,
+    block_table=None,
+    softmax_scale=None,
+    softcap=0.0,
+    sinks=None,
+):
+    """Return `(out, lse)` of q [B, T, Hq, D] over the indexed tokens and over new keys, if any.
+
+    `indices` are logical positions, [B, K] for all heads or [B, Hk, K] for each KV head, of which
+    the first `index_lengths` ([B] or [B, Hk]) count; the rest is never read.
+    """
+    taken = torch.arange(indices.shape[-1], device=q.device) < index_lengths[..., None]
+    positions = indices.long().masked_fill(~taken, 0)
+    k = tokens_at(k_cache, positions, block_table)
+    v = tokens_at(v_cache, positions, block_table)
+    visible = taken.view(q.shape[0], -1, 1, taken.shape[-1])  # [B, Hk or 1, 1, K]
+    out, lse = attend(q, k, v, visible, softmax_scale, softcap)
+    if k_new is not None:
+        in_tree = visible_tree_keys(tree_mask, q.shape[1], k_new.shape[1], q.device)
+        k, v = k_new.transpose(1, 2), v_new.transpose(1, 2)
+        tree = attend(q, k, v, in_tree[:, None], softmax_scale, softcap)
+        out, lse = merge_state(out, lse, *tree)
+    out, lse = with_sinks(out, lse, sinks)
+    return out.to(q.dtype), lse

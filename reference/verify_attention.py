@@ -1,0 +1,61 @@
+"""Hybrid attention that also hands out the prefix logits of some rows (Vegas, 3.2 and 3.3)."""
+
+import torch
+
+from ._attention import capacity_of, mask_logits, prefix_of, scaled_logits
+from .hybrid_tree_attention import hybrid_tree_attention, visible_prefix
+from .tree_mask import tree_depths, visible_tree_keys
+
+
+def verify_attention(
+    q,
+    k_cache,
+    v_cache,
+    cache_seqlens,
+    k_tree=None,
+    v_tree=None,
+    tree_mask=None,
+    depths=None,
+    block_table=None,
+    window=None,
+    softmax_scale=None,
+    softcap=0.0,
+    sinks=None,
+    collect="scores",
+    collect_rows=(0, -1),
+):
+    """Return `(out, lse, collected)`: hybrid attention, and how `collect_rows` rank the prefix.
+
+    "logits": [B, R, Hq, N] bfloat16 (float64 for float64), the scaled and capped logits of the rows
+    named; "scores": [B, Hk, N], their mean over those rows and over the heads of each group. -inf
+    where a row does not see the key.
+    """
+    out, lse = hybrid_tree_attention(
+        q,
+        k_cache,
+        v_cache,
+        cache_seqlens,
+        k_tree,
+        v_tree,
+        tree_mask,
+        depths,
+        block_table,
+        window,
+        softmax_scale,
+        softcap,
+        sinks,
+    )
+    rows = list(collect_rows)
+    if depths is None:
+        tree_size = q.shape[1] if k_tree is None else k_tree.shape[1]
+        depths = tree_depths(visible_tree_keys(tree_mask, q.shape[1], tree_size, q.device))
+    k = prefix_of(k_cache, cache_seqlens, block_table)
+    visible = visible_prefix(k.shape[2], cache_seqlens, depths[:, rows], window)
+    logits = mask_logits(scaled_logits(q[:, rows], k, softmax_scale, softcap), visible)
+    if collect == "scores":
+        collected = logits.mean((2, 3))
+    else:
+        dtype = torch.float64 if q.dtype == torch.float64 else torch.bfloat16
+        collected = logits.transpose(1, 2).flatten(2, 3).to(dtype)
+    room = capacity_of(k_cache, block_table) - k.shape[2]
+    return out, lse, torch.nn.functional.pad(collected, (0, room), value=-torch.inf)

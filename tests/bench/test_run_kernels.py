@@ -1,0 +1,255 @@
+"""The benchmark: formulas against counting by hand, and rows that nobody should trust refused."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+sys.path.insert(0, str(BENCH))
+
+import run_kernels  # noqa: E402
+from roofline import inputs  # noqa: E402
+from roofline.cases import SHAPES, Case, Shape, sweep  # noqa: E402
+from roofline.cost import FORMULAS, Sizes  # noqa: E402
+from roofline.measure import measure, row_error  # noqa: E402
+from roofline.timing import Stopwatch, paired_ratio, spread  # noqa: E402
+from roofline.workloads import OPS, build  # noqa: E402
+from specattn import _backend  # noqa: E402
+
+CPU = torch.device("cpu")
+SMALL = ["--shape", "tiny", "--context", "256", "--rows", "1,4", "--budget", "0.01"]
+
+
+@pytest.fixture(autouse=True)
+def _small_buffers(monkeypatch):
+    """Buffers of a few megabytes: what is measured does not matter here, only that it is."""
+    for module in ("roofline.ceilings", "roofline.timing"):
+        monkeypatch.setattr(f"{module}.last_level_cache", lambda device: 1 << 18)
+
+
+def nbytes(*tensors):
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+# One request, 2 rows, 4 query and 2 KV heads of 8, bf16: a state is 2*4*(16+4) = 160 bytes, the
+# queries 128, K and V of one token 64.
+HAND = Sizes(B=1, T=2, Hq=4, Hk=2, D=8, e=2)
+
+
+@pytest.mark.parametrize(
+    ("op", "sizes", "read", "written", "operations"),
+    [
+        # q, two new tokens, two mask words; 3 visible pairs of 4 heads: 3*4 dots and 3*4 sums of 8.
+        (
+            "tree_attention",
+            {"S": 2, "tree_pairs": 3, "mask_words": 2},
+            128 + 128 + 16,
+            160,
+            12 * 32,
+        ),
+        ("merge_state", {"states": 2}, 320, 160, 2 * 2 * 64),
+        ("merge_states", {"states": 5}, 800, 160, 2 * 5 * 64),
+        # Ten cached tokens more, one length; 2 rows of 4 heads see each of them.
+        (
+            "hybrid_tree_attention",
+            {"S": 2, "tree_pairs": 3, "L": 10, "N": 16, "indices": 1},
+            128 + 128 + 640 + 4,
+            160,
+            12 * 32 + 2 * 4 * 10 * 32,
+        ),
+        # One float32 score per KV head and place of the cache; one more query row per KV head.
+        (
+            "verify_attention/scores",
+            {"S": 2, "tree_pairs": 3, "L": 10, "N": 16, "indices": 1},
+            900,
+            160 + 2 * 16 * 4,
+            12 * 32 + 2 * 4 * 10 * 32 + 2 * 10 * 16,
+        ),
+        # Two rows of 4 heads in bf16; no dot that attention does not do anyway.
+        (
+            "verify_attention/logits",
+            {"S": 2, "tree_pairs": 3, "L": 10, "N": 16, "indices": 1, "collected_rows": 2},
+            900,
+            160 + 2 * 4 * 16 * 2,
+            12 * 32 + 2 * 4 * 10 * 32,
+        ),
+        # Three of the tokens per KV head: 6 positions and 2 lengths.
+        (
+            "sparse_gather_attention",
+            {"S": 2, "tree_pairs": 3, "L": 3, "N": 16, "indices": 8},
+            128 + 128 + 3 * 64 + 32,
+            160,
+            12 * 32 + 2 * 4 * 3 * 32,
+        ),
+        # Only K is read; the mean query of each KV head meets each key once.
+        (
+            "importance_scores",
+            {"L": 10, "N": 16, "indices": 1, "score_rows": 2},
+            128 + 320 + 4,
+            2 * 16 * 4,
+            2 * 10 * 16,
+        ),
+        # 10 scores of one list, 4 positions and a length out.
+        (
+            "select_topk",
+            {"L": 10, "N": 16, "indices": 1, "score_rows": 1, "selected": 4},
+            40 + 4,
+            16 + 4,
+            10,
+        ),
+    ],
+)
+def test_cost_formulas_match_counting_by_hand(op, sizes, read, written, operations):
+    cost = FORMULAS[op](replace(HAND, **sizes))
+    assert (cost.read, cost.written, cost.operations) == (read, written, operations)
+    assert cost.bytes == read + written
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_written_bytes_are_those_of_the_real_outputs(batch):
+    for case in sweep(Shape("odd", 6, 2, 24), "fp32", batch, [100], [1, 5]):
+        work = build(case, CPU)
+        written = nbytes(*work.call().values())
+        assert work.cost.written == written, case
+
+
+def test_the_sweep_has_a_row_for_every_primitive():
+    cases = sweep(SHAPES["tiny"], "bf16", 1, [256], [1, 4])
+    assert {case.op for case in cases} == set(OPS)
+    assert all(case.formula in FORMULAS for case in cases)
+    assert set(FORMULAS) == {case.formula for case in cases}
+
+
+def test_every_peer_computes_what_the_primitive_computes():
+    stopwatch = Stopwatch(CPU)
+    for case in sweep(SHAPES["tiny"], "fp32", 2, [300], [1, 5]):
+        row = measure(case, stopwatch, budget=1e-3)
+        assert row.fault is None
+        assert row.peers
+        assert row.refused == {}, case
+
+
+def test_a_paged_cache_holds_the_contiguous_one_in_another_order():
+    case = Case("hybrid_tree_attention", "", SHAPES["tiny"], "fp32", 2, 90, 4)
+    linear = inputs.prefix(case, inputs.Draw(case, CPU, 0), paged=False)
+    paged = inputs.prefix(case, inputs.Draw(case, CPU, 0), paged=True)
+    for a, b in zip(linear.keys(), paged.keys(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+        assert a.isfinite().all()
+    assert linear.k_cache[:, 94:].isnan().all()
+
+
+def test_row_error_finds_what_a_mean_would_hide():
+    right = torch.randn(64, 128)
+    assert row_error(right, right) == 0
+    wrong = right.clone()
+    wrong[63] *= 1.5
+    assert row_error(wrong, right) == pytest.approx(0.5)
+    for spoilt in (float("nan"), float("-inf"), float("inf")):
+        wrong = right.clone()
+        wrong[5, 7] = spoilt
+        assert row_error(wrong, right) == float("inf")
+    assert row_error(right[:, :64], right) == float("inf")
+    empty = torch.full((2, 4), float("-inf"))
+    assert row_error(empty, empty) == 0
+    indices = torch.arange(4)
+    assert row_error(indices, indices) == 0
+    assert row_error(indices + 1, indices) == float("inf")
+
+
+def test_ratios_are_taken_within_rounds():
+    slow_second_round = [1.0, 10.0, 1.0], [2.0, 20.0, 2.0]
+    assert paired_ratio(*slow_second_round) == 2.0
+    assert spread([1.0]) == 0.0
+    assert spread([1.0, 2.0, 3.0, 4.0, 5.0]) == pytest.approx(2 / 3)
+
+
+def test_a_small_run_writes_a_table_and_valid_json_lines(tmp_path, capsys):
+    path = tmp_path / "rows.jsonl"
+    assert run_kernels.main([*SMALL, "--worst", "--json", str(path)]) == 0
+    run, *rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert run["kind"] == "run"
+    assert run["schema"] == 1
+    assert run["backend"] == "reference"
+    assert run["versions"]["torch"] == torch.__version__
+    assert run["ceilings"]["bandwidth"] == max(run["ceilings"]["read"], run["ceilings"]["copy"])
+    assert {row["op"] for row in rows} == set(OPS)
+    for row in rows:
+        assert row["fault"] is None
+        assert row["time"]["median"] > 0
+        assert row["time"]["samples"] >= 5
+        moved = row["bytes_read"] + row["bytes_written"]
+        assert row["bandwidth"] == pytest.approx(moved / row["time"]["median"])
+        assert row["share"] == pytest.approx(row["bandwidth"] / run["ceilings"]["bandwidth"])
+    printed = capsys.readouterr().out
+    assert "best peer" in printed
+    assert "WRONG" not in printed
+    assert all(op in printed for op in OPS)
+
+
+@pytest.fixture
+def planted(monkeypatch):
+    """Return a function that replaces every kernel of the backend."""
+
+    def plant(kernel):
+        _backend._kernel.cache_clear()
+        monkeypatch.setattr(_backend, "_load", lambda name, op: kernel)
+
+    yield plant
+    _backend._kernel.cache_clear()
+
+
+def test_a_wrong_kernel_prints_wrong_and_no_time(planted, tmp_path, capsys):
+    def nothing_attended(*arguments):
+        for output in arguments[-2:]:
+            output.zero_()
+
+    planted(nothing_attended)
+    path = tmp_path / "rows.jsonl"
+    arguments = [*SMALL, "--only", "tree_attention", "--json", str(path)]
+    assert run_kernels.main(arguments) == 1
+    _, row = [json.loads(line) for line in path.read_text().splitlines()]
+    assert row["fault"] == "WRONG"
+    assert row["time"] is row["bandwidth"] is row["share"] is None
+    printed = capsys.readouterr().out
+    assert "WRONG" in printed
+    assert " us" not in printed
+    assert " ms" not in printed
+
+
+def test_a_crashing_kernel_costs_only_its_own_row(planted, tmp_path, capsys):
+    def crash(*arguments):
+        raise RuntimeError("no such instruction\nand much more")
+
+    planted(crash)
+    assert run_kernels.main([*SMALL, "--only", "merge_state", "--only", "merge_states"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out.count("FAILED") == 2
+    assert "RuntimeError: no such instruction" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--only", "flash_attention"], "flash_attention"),
+        (["--context", "-3"], "--context"),
+        (["--context", "8q"], "--context"),
+        (["--rows", ""], "--rows"),
+        (["--budget", "nan"], "--budget"),
+        (["--shape", "gpt-9"], "gpt-9"),
+        (["--backend", "cuda"], "cuda"),
+        (["--json", "/nowhere/rows.jsonl"], "/nowhere/rows.jsonl"),
+        (["--fast"], "--fast"),
+    ],
+)
+def test_bad_arguments_give_one_line_and_exit_2(arguments, named, capsys):
+    with pytest.raises(SystemExit) as stop:
+        run_kernels.main(arguments)
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert named in error
+    assert error.count("\n") == 1

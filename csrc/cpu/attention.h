@@ -11,6 +11,7 @@
 #include "address.h"
 #include "convert.h"
 #include "kernels.h"
+#include "rows.h"
 #include "state.h"
 #include "tile.h"
 #include "visibility.h"
@@ -37,7 +38,7 @@ class Attend {
   Attend(const Attention& a, const Plan& plan, const Task& task, float* states, Scratch scratch)
       : a_(a), plan_(plan), task_(task), scratch_(scratch), states_(states),
         D_(static_cast<int>(a.D)), stride_(static_cast<int>(plan.stride)),
-        rows_(task.rows.count * a.group()), range_(a, task.b, task.head, task.rows) {}
+        rows_(task.rows.count * a.group()), few_(rows_ <= kFewRows), range_(a, task.b, task.head, task.rows) {}
 
   void run() {
     start_states();
@@ -48,16 +49,19 @@ class Attend {
     if (task_.first_block == task_.last_block) return;
     Step steps[2];
     Step *now = &steps[0], *next = &steps[1];
+    const int bytes = static_cast<int>(task_.heads * D_ * kRowBytes);
     load(*now, task_.first_block, task_.head);
     for (int64_t index = task_.first_block; index < task_.last_block; ++index) {
+      next->block.keys = 0;
+      if (index + 1 < task_.last_block) load(*next, index + 1, task_.head);
+      const int64_t ahead = next->block.keys;
       for (int64_t head = 0; head < task_.heads; ++head) {
-        const bool same_block = head + 1 < task_.heads;
-        const int64_t next_index = same_block ? index : index + 1;
-        const bool more = next_index < task_.last_block;
-        if (more) load(*next, next_index, task_.head + (same_block ? head + 1 : 0));
-        multiply(*now, head, more ? next : nullptr);
-        std::swap(now, next);
+        if (head > 0) address(*now, task_.head + head);
+        Prefetch lines(next->k, next->v, static_cast<int>(ahead * head / task_.heads),
+                       static_cast<int>(ahead * (head + 1) / task_.heads), bytes);
+        multiply(*now, head, lines);
       }
+      std::swap(now, next);
     }
   }
 
@@ -83,25 +87,23 @@ class Attend {
     }
   }
 
-  // Per head and tile [unit][row]; rows beyond the last are zero.
+  // Per head and tile [unit][row], or [row][unit] of few rows; what does not exist is zero.
   void pack_queries() {
     const int units = D_ / kPair;
     const int64_t g = a_.group();
+    std::fill(scratch_.q, scratch_.q + task_.heads * plan_.rows * stride_, 0.0f);
     for (int64_t head = 0; head < task_.heads; ++head) {
-      for (int64_t m = 0; m < plan_.rows; ++m) {
-        float* to = queries(head, m / kTile * kTile) + m % kTile;
-        const int64_t width = tile_rows(m / kTile * kTile);
-        if (m >= rows_) {
-          for (int u = 0; u < units; ++u) to[u * width] = 0.0f;
-          continue;
-        }
+      for (int64_t m = 0; m < rows_; ++m) {
         const Elem* q = reinterpret_cast<const Elem*>(
             row_of<Elem>(a_.q, task_.b, task_.rows.first + m / g, (task_.head + head) * g + m % g));
+        const int64_t tile = m / kTile * kTile;
+        float* to = queries(head, tile) + (few_ ? m * stride_ : m % kTile);
+        const int64_t step = few_ ? 1 : tile_rows(tile);
         for (int u = 0; u < units; ++u) {
           if constexpr (kPair == 2) {
-            std::memcpy(to + u * width, q + 2 * u, 4);
+            std::memcpy(to + u * step, q + 2 * u, 4);
           } else {
-            to[u * width] = to_float(q[u]);
+            to[u * step] = to_float(q[u]);
           }
         }
       }
@@ -109,15 +111,19 @@ class Attend {
   }
 
   float* queries(int64_t head, int64_t tile) const {
-    return scratch_.q + (head * plan_.rows + tile) * (D_ / kPair);
+    return scratch_.q + (head * plan_.rows + tile) * stride_;
   }
 
   int64_t tile_rows(int64_t tile) const { return std::min<int64_t>(kTile, plan_.rows - tile); }
 
   void load(Step& step, int64_t index, int64_t head) const {
+    step.block.load(a_, task_.b, range_, task_.rows, index, starts_, step.words);
+    address(step, head);
+  }
+
+  void address(Step& step, int64_t head) const {
     static const float nothing[kMaxHeadDim] = {};
-    Block& block = step.block;
-    block.load(a_, task_.b, range_, task_.rows, index, starts_, step.words);
+    const Block& block = step.block;
     if (!block.tree) {
       cached_rows<Elem>(a_.cache, task_.b, head, block.first, block.keys, step.k, step.v);
     } else {
@@ -130,56 +136,79 @@ class Attend {
     for (int n = block.keys; n < kBlock + kKeyStep; ++n) step.k[n] = step.k[block.keys - 1];
   }
 
-  void multiply(const Step& step, int64_t head, const Step* next) {
+  void multiply(const Step& step, int64_t head, Prefetch& next) {
     const Block& block = step.block;
-    const int bytes = static_cast<int>(D_ * kRowBytes);
-    Prefetch next_k, next_v;
-    if (next) {
-      next_k = {next->k, next->block.keys, bytes};
-      next_v = {next->v, next->block.keys, bytes};
-    }
     const char* wide_keys[kBlock + kKeyStep];
     const char* const* k = step.k;
     if constexpr (kWidenKeys) {
       for (int n = 0; n < kBlock + kKeyStep; ++n) {
         float* row = scratch_.k + std::min(n, block.keys - 1) * stride_;
         if (n < block.keys) widen<Isa, Elem>(step.k[n], row, D_, stride_);
-        if (n < block.keys) next_k.issue<Isa>(n, 1);
+        if (n < block.keys) next.issue<Isa>(kScoreLines / 2);
         wide_keys[n] = reinterpret_cast<const char*>(row);
       }
-      next_k.count = 0;
       k = wide_keys;
     }
     const char* values[kBlock];
-    prepare_values(step, values, next_v);
-    const State state = this->state(head);
+    prepare_values(step, values);
     const bool collects = plan_.collect != Collect::kNone && !block.tree;
     if (collects) std::fill(scores_, scores_ + block.keys, 0.0f);
-    for (int64_t tile = 0; tile < plan_.rows; tile += kTile) {
-      const int rows = static_cast<int>(tile_rows(tile));
-      if (!block.full && !tile_mask(step, tile, rows)) continue;
-      score_tile<Isa, Dot>(queries(head, tile), rows, k, block.keys, D_ / kPair, a_.scale,
-                           scratch_.s, next_k);
-      next_k.count = 0;
-      if (a_.softcap != 0) cap_logits<Isa>(scratch_.s, rows, block.keys, a_.softcap);
-      if (collects) collect(block, head, tile, rows);
-      if (!block.full) mask_logits<Isa>(scratch_.s, rows, block.keys, mask_);
-      softmax_tile<Isa, Dot>(scratch_.s, rows, block.keys, state.greatest + tile, state.sum + tile,
-                             scratch_.decay, scratch_.p);
-      const int used = static_cast<int>(std::min<int64_t>(rows, rows_ - tile));
-      value_tile<Isa, Dot>(scratch_.p, used, values, static_cast<int>(ceil_div(block.keys, kPair)),
-                           scratch_.decay, state.o + tile * stride_, stride_);
+    if (few_) {
+      multiply_rows(step, head, k, values, next, collects);
+    } else {
+      multiply_tiles(step, head, k, values, next, collects);
     }
     if (collects && plan_.collect == Collect::kScores) store_scores(block, head);
   }
 
+  void multiply_tiles(const Step& step, int64_t head, const char* const* k,
+                      const char* const* values, Prefetch& next, bool collects) {
+    const Block& block = step.block;
+    const State state = this->state(head);
+    const int units = static_cast<int>(ceil_div(block.keys, kPair));
+    for (int64_t tile = 0; tile < plan_.rows; tile += kTile) {
+      const int rows = static_cast<int>(tile_rows(tile));
+      if (!block.full && !tile_mask(step, tile, rows)) continue;
+      score_tile<Isa, Dot>(queries(head, tile), rows, k, block.keys, D_ / kPair, a_.scale,
+                           scratch_.s, next);
+      if (a_.softcap != 0) cap_logits<Isa>(scratch_.s, rows, block.keys, a_.softcap);
+      if (collects) collect(block, head, tile, rows, {scratch_.s, 1, kTile});
+      if (!block.full) mask_logits<Isa>(scratch_.s, rows, block.keys, mask_);
+      softmax_tile<Isa, Dot>(scratch_.s, rows, block.keys, state.greatest + tile, state.sum + tile,
+                             scratch_.decay, scratch_.p);
+      const int used = static_cast<int>(std::min<int64_t>(rows, rows_ - tile));
+      value_tile<Isa, Dot>({scratch_.p, 1, kTile}, used, values, units, scratch_.decay,
+                           state.o + tile * stride_, stride_, next);
+    }
+  }
+
+  void multiply_rows(const Step& step, int64_t head, const char* const* k,
+                     const char* const* values, Prefetch& next, bool collects) {
+    const Block& block = step.block;
+    const State state = this->state(head);
+    const int rows = static_cast<int>(rows_), units = static_cast<int>(ceil_div(block.keys, kPair));
+    score_rows<Isa, Dot>(queries(head, 0), stride_, rows, k, block.keys, D_ / kPair, a_.scale,
+                         scratch_.s, next);
+    if (a_.softcap != 0) {
+      cap_logits<Isa>(scratch_.s, static_cast<int>(round_up(block.keys, Isa::W)), rows, a_.softcap);
+    }
+    if (collects) collect(block, head, 0, rows, {scratch_.s, kBlock, 1});
+    const uint64_t all = ~uint64_t{0} >> (kBlock - block.keys);
+    for (int m = 0; m < rows; ++m) {
+      const uint64_t visible = block.full ? all : step.words[m / a_.group()];
+      softmax_row<Isa, Dot>(scratch_.s + m * kBlock, block.keys, visible, state.greatest + m,
+                            state.sum + m, scratch_.decay + m, scratch_.p + m * kBlock);
+    }
+    value_tile<Isa, Dot>({scratch_.p, kBlock, 1}, rows, values, units, scratch_.decay, state.o,
+                         stride_, next);
+  }
+
   // Units of value rows: as they lie in the cache where that is possible.
-  void prepare_values(const Step& step, const char** values, const Prefetch& next) {
+  void prepare_values(const Step& step, const char** values) {
     const int keys = step.block.keys;
     if constexpr (kPair == 2) {
       static const Elem nothing[kMaxHeadDim] = {};
       for (int n = 0; n < keys; n += 2) {
-        next.issue<Isa>(n, 2);
         const char* odd = n + 1 < keys ? step.v[n + 1] : reinterpret_cast<const char*>(nothing);
         float* row = scratch_.v + n / 2 * stride_;
         Dot::pair_rows(reinterpret_cast<const Elem*>(step.v[n]),
@@ -189,7 +218,6 @@ class Attend {
     } else {
       const bool direct = std::is_same_v<Elem, float> && D_ == stride_;
       for (int n = 0; n < keys; ++n) {
-        next.issue<Isa>(n, 1);
         values[n] = step.v[n];
         if (direct) continue;
         float* row = scratch_.v + n * stride_;
@@ -213,7 +241,7 @@ class Attend {
   }
 
   // Hands out the logits of a tile that the caller asked for.
-  void collect(const Block& block, int64_t head, int64_t tile, int rows) {
+  void collect(const Block& block, int64_t head, int64_t tile, int rows, Weights logits) {
     const int64_t g = a_.group();
     const float weight = 1.0f / static_cast<float>(a_.num_collect * g);
     for (int64_t i = 0; i < a_.num_collect; ++i) {
@@ -221,22 +249,23 @@ class Attend {
       const int64_t first = std::max(t * g - tile, int64_t{0});
       const int64_t last = std::min<int64_t>((t + 1) * g - tile, rows);
       for (int64_t m = first; m < last; ++m) {
-        const float* s = scratch_.s + m;
+        const float* s = logits.p + m * logits.row_step;
         if (plan_.collect == Collect::kLogits) {
-          store_logits(block, i, t, (task_.head + head) * g + m + tile - t * g, s);
+          store_logits(block, i, t, (task_.head + head) * g + m + tile - t * g, s, logits.unit_step);
         } else {
-          for (int n = 0; n < block.keys; ++n) scores_[n] += weight * s[n * kTile];
+          for (int n = 0; n < block.keys; ++n) scores_[n] += weight * s[n * logits.unit_step];
         }
       }
     }
   }
 
-  void store_logits(const Block& block, int64_t i, int64_t t, int64_t q_head, const float* s) const {
+  void store_logits(const Block& block, int64_t i, int64_t t, int64_t q_head, const float* s,
+                    int step) const {
     bf16* to = static_cast<bf16*>(a_.collected) + task_.b * a_.collected_batch +
                i * a_.collected_row + q_head * a_.collected_head + block.first;
     const int64_t hidden = a_.window ? starts_[t] - block.first : 0;
     for (int n = 0; n < block.keys; ++n) {
-      to[n] = from_float<bf16>(n < hidden ? -kInf : s[n * kTile]);
+      to[n] = from_float<bf16>(n < hidden ? -kInf : s[n * step]);
     }
   }
 
@@ -254,6 +283,7 @@ class Attend {
   float* const states_;
   const int D_, stride_;
   const int64_t rows_;  // packed query rows of a head that exist; plan_.rows with padding
+  const bool few_;      // rows.h, not tile.h
   const KeyRange range_;
   int64_t starts_[kGroupRows];
   TileMask mask_;

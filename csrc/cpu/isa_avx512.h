@@ -40,6 +40,27 @@ struct Avx512 {
   static V round(V a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT); }
   static V scale2(V a, V n) { return _mm512_scalef_ps(a, n); }
   static float sum(V a) { return _mm512_reduce_add_ps(a); }
+  // Lane i is the sum of a[i]: a transposition that adds on its way.
+  static V sum_each(const V* a) {
+    V pairs[8], quads[4];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {
+      pairs[i] = add(_mm512_unpacklo_ps(a[2 * i], a[2 * i + 1]),
+                     _mm512_unpackhi_ps(a[2 * i], a[2 * i + 1]));
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {  // per quarter of a vector: sums of a[4i] .. a[4i + 3]
+      quads[i] = add(_mm512_shuffle_ps(pairs[2 * i], pairs[2 * i + 1], 0x44),
+                     _mm512_shuffle_ps(pairs[2 * i], pairs[2 * i + 1], 0xee));
+    }
+    const V x = add(_mm512_shuffle_f32x4(quads[0], quads[1], 0x88),
+                    _mm512_shuffle_f32x4(quads[0], quads[1], 0xdd));
+    const V y = add(_mm512_shuffle_f32x4(quads[2], quads[3], 0x88),
+                    _mm512_shuffle_f32x4(quads[2], quads[3], 0xdd));
+    return add(_mm512_shuffle_f32x4(x, y, 0x88), _mm512_shuffle_f32x4(x, y, 0xdd));
+  }
+  static float greatest(V a) { return _mm512_reduce_max_ps(a); }
+  static M mask(uint32_t bits) { return static_cast<M>(bits); }
   static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
   static V load_as_float(const float* p) { return load(p); }
@@ -68,6 +89,7 @@ struct Avx512 {
   template <class Elem>
   struct Dot {
     static constexpr int kPair = 1;
+    static void store_elements(float* row, int n, V weights) { store(row + n, weights); }
     static V dot(V acc, V a, V b) { return fma(a, b, acc); }
   };
 };
@@ -88,23 +110,38 @@ struct Avx512Bf16::Dot<bf16> {
   static __m512 pair(__m512 low, __m512 high) {
     const __m512i lo = _mm512_castsi256_si512((__m256i)_mm512_cvtneps_pbh(low));
     const __m512i both = _mm512_inserti64x4(lo, (__m256i)_mm512_cvtneps_pbh(high), 1);
-    return _mm512_castsi512_ps(_mm512_permutexvar_epi16(interleave_order(), both));
+    return _mm512_castsi512_ps(_mm512_permutexvar_epi16(interleave_order<16>(), both));
+  }
+  static void store_elements(float* row, int n, __m512 weights) {
+    const __m256i x = (__m256i)_mm512_cvtneps_pbh(weights);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(row + n / 2), x);
   }
   // Units of two value rows, D rounded up to 16, the rest zero.
   static void pair_rows(const bf16* a, const bf16* b, float* units, int D) {
-    for (int d = 0; d < D; d += 16) {
+    int d = 0;
+    for (; d + 32 <= D; d += 32) {
+      const __m512i x = _mm512_loadu_si512(a + d), y = _mm512_loadu_si512(b + d);
+      const __m512i order = interleave_order<32>(), half = _mm512_set1_epi16(16);
+      _mm512_storeu_si512(units + d, _mm512_permutex2var_epi16(x, order, y));
+      _mm512_storeu_si512(units + d + 16,
+                          _mm512_permutex2var_epi16(x, _mm512_add_epi16(order, half), y));
+    }
+    for (; d < D; d += 16) {
       const __mmask16 in = D - d >= 16 ? 0xffff : 0x00ff;
       const __m256i x = _mm256_maskz_loadu_epi16(in, a + d);
       const __m256i y = _mm256_maskz_loadu_epi16(in, b + d);
       const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(x), y, 1);
-      _mm512_storeu_si512(units + d, _mm512_permutexvar_epi16(interleave_order(), both));
+      _mm512_storeu_si512(units + d, _mm512_permutexvar_epi16(interleave_order<16>(), both));
     }
   }
 
  private:
+  // 0, far, 1, far + 1, ...
+  template <int far>
   static __m512i interleave_order() {
     const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    return _mm512_or_si512(lane, _mm512_slli_epi32(_mm512_add_epi32(lane, _mm512_set1_epi32(16)), 16));
+    const __m512i high = _mm512_add_epi32(lane, _mm512_set1_epi32(far));
+    return _mm512_or_si512(lane, _mm512_slli_epi32(high, 16));
   }
 };
 #endif

@@ -56,6 +56,12 @@ struct Generic {
     return a * power;
   }
   static float sum(V a) { return (a[0] + a[1]) + (a[2] + a[3]); }
+  static V sum_each(const V* a) { return V{sum(a[0]), sum(a[1]), sum(a[2]), sum(a[3])}; }
+  static float greatest(V a) {
+    const float low = a[0] > a[1] ? a[0] : a[1], high = a[2] > a[3] ? a[2] : a[3];
+    return low > high ? low : high;
+  }
+  static M mask(uint32_t bits) { return (I{1, 2, 4, 8} & static_cast<int32_t>(bits)) != 0; }
   static void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
   template <class Elem>
@@ -70,6 +76,7 @@ struct Generic {
   template <class Elem>
   struct Dot {
     static constexpr int kPair = 1;
+    static void store_elements(float* row, int n, V weights) { store(row + n, weights); }
     static V dot(V acc, V a, V b) { return fma(a, b, acc); }
   };
 };

@@ -144,7 +144,7 @@ void run(const Attention& a, int threads) {
   const Plan plan = make_plan(a, threads);
   const int64_t groups = a.B * ceil_div(a.Hk, plan.heads_per_task) * plan.row_groups;
   const int64_t state = round_up(plan.heads_per_task * State::floats(plan.rows, plan.stride), 16);
-  const int64_t q_floats = plan.heads_per_task * plan.rows * a.D;
+  const int64_t q_floats = plan.heads_per_task * plan.rows * plan.stride;
   const bool split = plan.splits > 1;
   const int64_t scratch = Scratch::floats(q_floats, split ? 0 : state);
   int64_t work = 0;

@@ -10,6 +10,7 @@
 
 #include "address.h"
 #include "convert.h"
+#include "finish.h"
 #include "kernels.h"
 #include "rows.h"
 #include "state.h"
@@ -46,6 +47,7 @@ class Attend {
     for (int64_t t = 0; a_.window && t < task_.rows.count; ++t) {
       starts_[t] = window_start(a_, task_.b, range_.length, task_.rows.first + t);
     }
+    if (a_.collect == Collect::kScores) collect_start_ = collect_start(a_, task_.b, range_.length);
     if (task_.first_block == task_.last_block) return;
     Step steps[2];
     Step *now = &steps[0], *next = &steps[1];
@@ -152,7 +154,7 @@ class Attend {
     const char* values[kBlock];
     prepare_values(step, values);
     const bool collects = plan_.collect != Collect::kNone && !block.tree;
-    if (collects) std::fill(scores_, scores_ + block.keys, 0.0f);
+    if (collects) std::fill(scores_, scores_ + kBlock, 0.0f);
     if (few_) {
       multiply_rows(step, head, k, values, next, collects);
     } else {
@@ -240,40 +242,67 @@ class Attend {
     return any != 0;
   }
 
-  // Hands out the logits of a tile that the caller asked for.
+  // Hands out the logits that the caller asked for: of rows from `tile` on, lying as `logits` says.
   void collect(const Block& block, int64_t head, int64_t tile, int rows, Weights logits) {
     const int64_t g = a_.group();
-    const float weight = 1.0f / static_cast<float>(a_.num_collect * g);
+    const bool mean = plan_.collect == Collect::kScores;
+    alignas(64) float share[kTile] = {};
     for (int64_t i = 0; i < a_.num_collect; ++i) {
       const int64_t t = a_.collect_rows[i] - task_.rows.first;
       const int64_t first = std::max(t * g - tile, int64_t{0});
       const int64_t last = std::min<int64_t>((t + 1) * g - tile, rows);
       for (int64_t m = first; m < last; ++m) {
-        const float* s = logits.p + m * logits.row_step;
-        if (plan_.collect == Collect::kLogits) {
-          store_logits(block, i, t, (task_.head + head) * g + m + tile - t * g, s, logits.unit_step);
-        } else {
-          for (int n = 0; n < block.keys; ++n) scores_[n] += weight * s[n * logits.unit_step];
-        }
+        share[m] += 1.0f / static_cast<float>(a_.num_collect * g);
+        if (mean) continue;
+        const int64_t q_head = (task_.head + head) * g + m + tile - t * g;
+        store_logits(block, i, t, q_head, logits, m);
+      }
+    }
+    if (mean && few_) add_rows(share, rows, logits.p);
+    if (mean && !few_) add_columns(share, rows, logits.p);
+  }
+
+  void add_rows(const float* share, int rows, const float* s) {
+    for (int m = 0; m < rows; ++m) {
+      const auto w = Isa::set1(share[m]);
+      for (int n = 0; share[m] != 0 && n < kBlock; n += Isa::W) {
+        const auto sum = Isa::fma(w, Isa::load(s + m * kBlock + n), Isa::load(scores_ + n));
+        Isa::store(scores_ + n, sum);
       }
     }
   }
 
-  void store_logits(const Block& block, int64_t i, int64_t t, int64_t q_head, const float* s,
-                    int step) const {
+  void add_columns(const float* share, int rows, const float* s) {
+    for (int j = 0; j < rows; j += Isa::W) {
+      if (std::all_of(share + j, share + j + Isa::W, [](float x) { return x == 0; })) continue;
+      const auto w = Isa::load(share + j);
+      for (int n = 0; n < kBlock; n += Isa::W) {
+        typename Isa::V part[Isa::W];
+        for (int i = 0; i < Isa::W; ++i) part[i] = Isa::mul(w, Isa::load(s + (n + i) * kTile + j));
+        Isa::store(scores_ + n, Isa::add(Isa::load(scores_ + n), Isa::sum_each(part)));
+      }
+    }
+  }
+
+  void store_logits(const Block& block, int64_t i, int64_t t, int64_t q_head, Weights logits,
+                    int64_t m) const {
+    alignas(64) float row[kBlock];
+    const float* s = logits.p + m * logits.row_step;
+    for (int n = 0; n < kBlock; ++n) row[n] = s[n * logits.unit_step];
+    const int64_t hidden = a_.window ? starts_[t] - block.first : 0;
+    if (hidden > 0) std::fill(row, row + std::min<int64_t>(hidden, kBlock), -kInf);
     bf16* to = static_cast<bf16*>(a_.collected) + task_.b * a_.collected_batch +
                i * a_.collected_row + q_head * a_.collected_head + block.first;
-    const int64_t hidden = a_.window ? starts_[t] - block.first : 0;
-    for (int n = 0; n < block.keys; ++n) {
-      to[n] = from_float<bf16>(n < hidden ? -kInf : s[n * step]);
-    }
+    narrow<Isa>(row, to, block.keys);
   }
 
   // A key that some collected row does not see keeps its -inf.
   void store_scores(const Block& block, int64_t head) const {
     float* to = static_cast<float*>(a_.collected) + task_.b * a_.collected_batch +
                 (task_.head + head) * a_.collected_head + block.first;
-    for (int n = 0; n < block.keys; ++n) to[n] += scores_[n];
+    for (int64_t n = std::max<int64_t>(collect_start_ - block.first, 0); n < block.keys; ++n) {
+      to[n] = plan_.row_groups > 1 ? to[n] + scores_[n] : scores_[n];
+    }
   }
 
   const Attention& a_;
@@ -286,8 +315,9 @@ class Attend {
   const bool few_;      // rows.h, not tile.h
   const KeyRange range_;
   int64_t starts_[kGroupRows];
+  int64_t collect_start_ = 0;  // first position that all collected rows see
   TileMask mask_;
-  float scores_[kBlock];
+  alignas(64) float scores_[kBlock];
 };
 
 }  // namespace specattn

@@ -31,7 +31,9 @@ struct Kernels {
   void (*attend[3])(const Attention&, const Plan&, const Task&, float* states, Scratch);
   void (*finish[3])(const Attention&, const Plan&, const Task&, const float* states,
                     int64_t split_stride);
-  void (*importance[3])(const Importance&, int64_t b, int64_t first, int64_t last, float* scratch);
+  void (*mean_query[3])(const Importance&, int64_t b, int64_t head, float* mean);
+  void (*importance[3])(const Importance&, int64_t b, int64_t first, int64_t last,
+                        const float* means);
   void (*merge[3])(const Merge&, int64_t first, int64_t last);
 };
 

@@ -18,6 +18,7 @@ constexpr Kernels kernels_of(const char* name) {
   return {name,
           {attend<Isa, float>, attend<Isa, bf16>, attend<Isa, fp16>},
           {finish<Isa, float>, finish<Isa, bf16>, finish<Isa, fp16>},
+          {mean_query<Isa, float>, mean_query<Isa, bf16>, mean_query<Isa, fp16>},
           {importance<Isa, float>, importance<Isa, bf16>, importance<Isa, fp16>},
           {merge<Isa, float>, merge<Isa, bf16>, merge<Isa, fp16>}};
 }

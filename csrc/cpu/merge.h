@@ -10,6 +10,8 @@
 
 namespace specattn {
 
+constexpr int kKept = 8;
+
 // Rows [first, last) of the B * T * H rows.
 template <class Isa, class Elem>
 void merge(const Merge& p, int64_t first, int64_t last) {
@@ -27,14 +29,21 @@ void merge(const Merge& p, int64_t first, int64_t last) {
     float top = -kInf, sum = 0.0f;
     for (int64_t s = 0; s < p.states; ++s) top = std::max(top, lse(s));
     const float base = top == -kInf ? 0.0f : top;
-    for (int64_t s = 0; s < p.states; ++s) sum += std::exp(lse(s) - base);
+    float kept[kKept];  // an exp costs as much as a row
+    const auto weight_of = [&](int64_t s) { return s < kKept ? kept[s] : std::exp(lse(s) - base); };
+    for (int64_t s = 0; s < p.states; ++s) {
+      const float weight = std::exp(lse(s) - base);
+      if (s < kKept) kept[s] = weight;
+      sum += weight;
+    }
+    const float share = 1.0f / sum;
     std::fill(row, row + round_up(D, kRowPadding), 0.0f);
     for (int64_t s = 0; s < p.states; ++s) {
       if (lse(s) == -kInf) continue;
       const Rows& rows = p.outs[apart ? s : 0];
       const Elem* o = static_cast<const Elem*>(rows.data) + (apart ? 0 : s * p.out_state) +
                       b * rows.outer + t * rows.token + h * rows.head;
-      const float weight = std::exp(lse(s) - base) / sum;
+      const float weight = weight_of(s) * share;
       const auto w = Isa::set1(weight);
       int d = 0;
       for (; d + Isa::W <= D; d += Isa::W) {

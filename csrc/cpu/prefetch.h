@@ -12,14 +12,15 @@ class Prefetch {
   Prefetch(const char* const* k, const char* const* v, int first, int last, int bytes)
       : rows_{k, v}, first_(first), row_(first), last_(last), bytes_(bytes), side_(first < last ? 0 : 2) {}
 
-  int lines() const { return 2 * (last_ - first_) * (bytes_ / 64 + 1); }
-
   template <class Isa>
   void issue(int lines) {
-    for (; lines > 0 && side_ < 2; --lines) {
-      Isa::prefetch(rows_[side_][row_] + byte_);
-      byte_ += 64;
-      if (byte_ < bytes_) continue;
+    while (lines > 0 && side_ < 2) {
+      const char* const at = rows_[side_][row_] + byte_;
+      const int left = (bytes_ - byte_ + 63) / 64, run = lines < left ? lines : left;
+      for (int i = 0; i < run; ++i) Isa::prefetch(at + 64 * i);
+      lines -= run;
+      byte_ += 64 * run;
+      if (run < left) return;
       byte_ = 0;
       if (++row_ < last_) continue;
       row_ = first_;

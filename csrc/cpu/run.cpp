@@ -89,17 +89,14 @@ Task task_of(const Attention& a, const Plan& plan, int64_t index) {
   return task;
 }
 
-// Hidden keys are -inf; visible scores start at zero, for the tasks add to them.
-void start_collecting(const Attention& a, int64_t b, int64_t head) {
+// Hidden keys are -inf. Scores that several tasks add to start at zero.
+void start_collecting(const Attention& a, bool adds, int64_t b, int64_t head) {
   const int64_t length = a.length(b, head), g = a.group(), N = a.capacity;
   if (a.collect == Collect::kScores) {
-    int64_t start = 0;
-    for (int64_t i = 0; i < a.num_collect; ++i) {
-      start = std::max(start, window_start(a, b, length, a.collect_rows[i]));
-    }
+    const int64_t start = collect_start(a, b, length);
     float* to = static_cast<float*>(a.collected) + b * a.collected_batch + head * a.collected_head;
     std::fill(to, to + start, -kInf);
-    std::fill(to + start, to + length, 0.0f);
+    if (adds) std::fill(to + start, to + length, 0.0f);
     std::fill(to + length, to + N, -kInf);
     return;
   }
@@ -172,7 +169,7 @@ void run(const Attention& a, int threads) {
   {
     if (a.collect != Collect::kNone) {
 #pragma omp for schedule(static)
-      for (int64_t i = 0; i < a.B * a.Hk; ++i) start_collecting(a, i / a.Hk, i % a.Hk);
+      for (int64_t i = 0; i < a.B * a.Hk; ++i) start_collecting(a, turns, i / a.Hk, i % a.Hk);
     }
     for (int64_t round = 0; round < rounds; ++round) {
       const int64_t count = groups / rounds * plan.splits;
@@ -192,16 +189,24 @@ void run(const Attention& a, int threads) {
 
 void run(const Importance& p, int threads) {
   static thread_local Arena arena;
-  const int64_t mean = round_up(p.Hk * p.D, 16);
+  const int64_t mean = p.Hk * p.D;
   if (p.B * p.capacity * p.Hk * p.D < kSerialWork) threads = 1;
-  float* const memory = arena.floats(threads * mean);
+  float* const queries = arena.floats(p.B * mean);
   const int64_t chunks = ceil_div(p.capacity, kImportanceChunk);
-  const auto score = chosen()->importance[static_cast<int>(p.dtype)];
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
-  for (int64_t i = 0; i < p.B * chunks; ++i) {
-    const int64_t first = i % chunks * kImportanceChunk;
-    const int64_t last = std::min(first + kImportanceChunk, p.capacity);
-    score(p, i / chunks, first, last, memory + thread_index() * mean);
+  const int type = static_cast<int>(p.dtype);
+  const Kernels& kernels = *chosen();
+#pragma omp parallel num_threads(threads)
+  {
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < p.B * p.Hk; ++i) {
+      kernels.mean_query[type](p, i / p.Hk, i % p.Hk, queries + i * p.D);
+    }
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t i = 0; i < p.B * chunks; ++i) {
+      const int64_t b = i / chunks, first = i % chunks * kImportanceChunk;
+      const int64_t last = std::min(first + kImportanceChunk, p.capacity);
+      kernels.importance[type](p, b, first, last, queries + b * mean);
+    }
   }
 }
 

@@ -30,6 +30,15 @@ inline int64_t window_start(const Attention& a, int64_t b, int64_t length, int64
   return std::clamp<int64_t>(length + depth(a, b, t) - a.window + 1, 0, length);
 }
 
+// First cached position that all collected rows see.
+inline int64_t collect_start(const Attention& a, int64_t b, int64_t length) {
+  int64_t start = 0;
+  for (int64_t i = 0; a.window && i < a.num_collect; ++i) {
+    start = std::max(start, window_start(a, b, length, a.collect_rows[i]));
+  }
+  return start;
+}
+
 // The blocks of keys that a range of rows can see: the prefix from `start` on, then the tree.
 struct KeyRange {
   int64_t start = 0, length = 0, prefix_blocks = 0, tree_keys = 0, blocks = 0;

@@ -146,10 +146,7 @@ def _passes(model: PreTrainedModel, method: Vegas, context: int, budget: float) 
             "select": select,
             "draft step": lambda: target.draft(tokens[:, :1], 0, selection),
         }
-        stopwatch = Stopwatch(device)
-        times = stopwatch.alternate(calls, budget=budget)
-        on_gpu = device.type == "cuda"
-        eager = stopwatch.alternate(calls, budget=budget, graphs=False) if on_gpu else {}
+        times, eager = _times(calls, Stopwatch(device), budget)
     weights, token = _weight_bytes(model), _token_bytes(target)
     chosen = int(selection.lengths[0])
     # name -> rows, bytes that must be read and written
@@ -161,9 +158,24 @@ def _passes(model: PreTrainedModel, method: Vegas, context: int, budget: float) 
         "draft step": (1, weights + token * chosen),
     }
     return [
-        Pass(name, *task, Timing.of(times[name]), Timing.of(eager[name]) if on_gpu else None)
+        Pass(name, *task, Timing.of(times[name]), Timing.of(eager[name]) if eager else None)
         for name, task in tasks.items()
     ]
+
+
+def _times(
+    calls: dict[str, Callable], stopwatch: Stopwatch, budget: float
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Return seconds of each call, and on a GPU also its seconds without a CUDA graph."""
+    if stopwatch.device.type != "cuda":
+        return stopwatch.alternate(calls, budget=budget), {}
+    eager = stopwatch.alternate(calls, budget=budget)
+    try:
+        graphs = {name: stopwatch.prepare(call) for name, call in calls.items()}
+    except RuntimeError as failure:
+        print(f"no CUDA graphs, times are eager: {failure}", file=sys.stderr)
+        return eager, {}
+    return stopwatch.alternate(graphs, budget=budget), eager
 
 
 def _with_root(indices: torch.Tensor, lengths: torch.Tensor, context: int) -> Selection:

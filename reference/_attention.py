@@ -93,10 +93,10 @@ def prefix_of(cache, cache_seqlens, block_table=None):
     On the CPU it ends at the longest live length, so that no dead capacity is converted.
     """
     if block_table is None:
-        return cache[:, : _longest(cache_seqlens, cache.shape[1])].transpose(1, 2)
+        return cache[:, : longest(cache_seqlens, cache.shape[1])].transpose(1, 2)
     page_size = cache.shape[1]
     capacity = block_table.shape[1] * page_size
-    columns = -(-_longest(cache_seqlens, capacity) // page_size)
+    columns = -(-longest(cache_seqlens, capacity) // page_size)
     first_token = torch.arange(columns, device=cache.device) * page_size
     held = first_token < cache_seqlens[:, None]  # table entries that name no page are never read
     pages = block_table[:, :columns].long().masked_fill(~held, 0)
@@ -108,18 +108,23 @@ def capacity_of(cache, block_table=None):
     return cache.shape[1] if block_table is None else block_table.shape[1] * cache.shape[1]
 
 
-def tokens_at(cache, positions, block_table=None):
-    """Return the tokens at logical positions: [B, M] or [B, Hk, M] -> [B, Hk, M, D]."""
-    batch, heads = positions.shape[0], cache.shape[2]
-    row = torch.arange(batch, device=cache.device).view(-1, *[1] * (positions.dim() - 1))
+def tokens_at(cache, positions, live, block_table=None):
+    """Return the tokens at logical positions: [B, M] or [B, Hk, M] -> [B, Hk, M, D].
+
+    Neither a position that is not `live` nor its page is looked up; any token stands there instead.
+    """
+    row = torch.arange(positions.shape[0], device=cache.device)
+    row = row.view(-1, *[1] * (positions.dim() - 1))
+    positions = positions.long().masked_fill(~live, 0)
     if block_table is not None:
         page_size = cache.shape[1]
-        row, positions = block_table.long()[row, positions // page_size], positions % page_size
+        row = block_table.long()[row, positions // page_size].masked_fill(~live, 0)
+        positions = positions % page_size
     if positions.dim() == 2:
         return cache[row, positions].transpose(1, 2)
-    return cache[row, positions, torch.arange(heads, device=cache.device)[:, None]]
+    return cache[row, positions, torch.arange(cache.shape[2], device=cache.device)[:, None]]
 
 
-def _longest(lengths, capacity):
-    """Return the largest length where reading it is free (CPU), else the capacity."""
+def longest(lengths, capacity):
+    """Return the largest length where reading it is free, on the CPU, else the capacity."""
     return capacity if lengths.is_cuda else int(lengths.max())

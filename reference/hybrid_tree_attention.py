@@ -32,15 +32,15 @@ def hybrid_tree_attention(
     rows = q.shape[1]
     if k_tree is None:
         behind = cache_seqlens[:, None] + torch.arange(rows, device=q.device)
-        k_tree = tokens_at(k_cache, behind, block_table)
-        v_tree = tokens_at(v_cache, behind, block_table)
+        live = torch.ones_like(behind, dtype=torch.bool)
+        k_tree, v_tree = (tokens_at(x, behind, live, block_table) for x in (k_cache, v_cache))
     else:
         k_tree, v_tree = k_tree.transpose(1, 2), v_tree.transpose(1, 2)
     in_tree = visible_tree_keys(tree_mask, rows, k_tree.shape[2], q.device)
-    depths = tree_depths(in_tree) if depths is None else depths
     if window is not None:
+        depths = tree_depths(in_tree) if depths is None else depths
         in_tree = trim_tree_mask(in_tree, window)
-    k, v = (prefix_of(cache, cache_seqlens, block_table) for cache in (k_cache, v_cache))
+    k, v = (prefix_of(x, cache_seqlens, block_table) for x in (k_cache, v_cache))
     in_prefix = visible_prefix(k.shape[2], cache_seqlens, depths, window)
 
     prefix = attend(q, k, v, in_prefix, softmax_scale, softcap)

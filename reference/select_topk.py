@@ -21,7 +21,7 @@ def select_topk(
     capacity = scores.shape[-1]
     width = selection_size(capacity, ratio, budget, min_tokens, keep_first + keep_last)
     lengths = cache_seqlens.view(-1, *[1] * (scores.dim() - 1))  # [B, 1] or [B, 1, 1]
-    wanted = lengths.new_tensor(budget) if ratio is None else tokens_in_ratio(lengths, ratio)
+    wanted = torch.full_like(lengths, budget) if ratio is None else tokens_in_ratio(lengths, ratio)
     counts = torch.minimum(wanted.clamp(min=max(min_tokens, keep_first + keep_last)), lengths)
 
     positions = torch.arange(capacity, device=scores.device)

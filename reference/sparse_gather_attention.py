@@ -2,7 +2,7 @@
 
 import torch
 
-from ._attention import attend, tokens_at
+from ._attention import attend, longest, tokens_at
 from .merge_state import merge_state, with_sinks
 from .tree_mask import visible_tree_keys
 
@@ -26,12 +26,11 @@ def sparse_gather_attention(
     `indices` are logical positions, [B, K] for all heads or [B, Hk, K] for each KV head, of which
     the first `index_lengths` ([B] or [B, Hk]) count; the rest is never read.
     """
+    indices = indices[..., : longest(index_lengths, indices.shape[-1])]
     taken = torch.arange(indices.shape[-1], device=q.device) < index_lengths[..., None]
-    positions = indices.long().masked_fill(~taken, 0)
-    k = tokens_at(k_cache, positions, block_table)
-    v = tokens_at(v_cache, positions, block_table)
-    visible = taken.view(q.shape[0], -1, 1, taken.shape[-1])  # [B, Hk or 1, 1, K]
-    out, lse = attend(q, k, v, visible, softmax_scale, softcap)
+    k, v = (tokens_at(x, indices, taken, block_table) for x in (k_cache, v_cache))
+    visible = taken[:, None] if taken.dim() == 2 else taken  # [B, Hk or 1, K]
+    out, lse = attend(q, k, v, visible[:, :, None], softmax_scale, softcap)
     if k_new is not None:
         in_tree = visible_tree_keys(tree_mask, q.shape[1], k_new.shape[1], q.device)
         k, v = k_new.transpose(1, 2), v_new.transpose(1, 2)

@@ -46,11 +46,13 @@ def verify_attention(
         sinks,
     )
     rows = list(collect_rows)
-    if depths is None:
-        tree_size = q.shape[1] if k_tree is None else k_tree.shape[1]
-        depths = tree_depths(visible_tree_keys(tree_mask, q.shape[1], tree_size, q.device))
+    if window is not None:
+        if depths is None:
+            tree_size = q.shape[1] if k_tree is None else k_tree.shape[1]
+            depths = tree_depths(visible_tree_keys(tree_mask, q.shape[1], tree_size, q.device))
+        depths = depths[:, rows]
     k = prefix_of(k_cache, cache_seqlens, block_table)
-    visible = visible_prefix(k.shape[2], cache_seqlens, depths[:, rows], window)
+    visible = visible_prefix(k.shape[2], cache_seqlens, depths, window)
     logits = mask_logits(scaled_logits(q[:, rows], k, softmax_scale, softcap), visible)
     if collect == "scores":
         collected = logits.mean((2, 3))

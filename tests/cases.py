@@ -7,6 +7,7 @@ repeated KV heads, one softmax. It shares no code with `specattn`.
 from dataclasses import dataclass, fields, replace
 
 import torch
+from hypothesis import note
 from hypothesis import strategies as st
 
 # Children of each node, breadth first; nodes left out at the end are leaves.
@@ -18,6 +19,8 @@ MEDUSA_CHILDREN = (
     + [0] * 10
     + [2]
 )
+
+NO_PAGE = 2**30  # whoever reads it as a page fails
 
 
 def parents_from_children(children):
@@ -59,7 +62,7 @@ def restride(x):
     return room[..., :rows, :width].permute(inverse)
 
 
-@dataclass
+@dataclass(repr=False)
 class Problem:
     """One ragged batch. Both caches hold the same tokens; the rest of them is NaN."""
 
@@ -68,7 +71,7 @@ class Problem:
     v_cache: torch.Tensor  # [B, N, Hk, D]
     k_pages: torch.Tensor  # [pages, page_size, Hk, D]
     v_pages: torch.Tensor  # [pages, page_size, Hk, D]
-    block_table: torch.Tensor  # int32 [B, max_pages], -1 where no page is held
+    block_table: torch.Tensor  # int32 [B, max_pages], NO_PAGE where none is held
     cache_seqlens: torch.Tensor  # int32 [B]
     k_tree: torch.Tensor  # [B, S, Hk, D]
     v_tree: torch.Tensor  # [B, S, Hk, D]
@@ -154,7 +157,7 @@ def make_problem(
     pages = batch * pages_per_request + 2
     k_pages, v_pages = (torch.full((pages, page_size, kv_heads, head_dim), torch.nan) for _ in "kv")
     k_pages, v_pages = k_pages.to(dtype), v_pages.to(dtype)
-    block_table = torch.full((batch, pages_per_request), -1, dtype=torch.int32)
+    block_table = torch.full((batch, pages_per_request), NO_PAGE, dtype=torch.int32)
     free = torch.randperm(pages, generator=generator).tolist()
     for b, length in enumerate(lengths):
         if tree_in_cache:
@@ -202,7 +205,9 @@ def problems(draw, max_length=40, head_dims=(8, 64), dtypes=(torch.float64,), **
         "strided": draw(st.booleans()),
         "seed": draw(st.integers(0, 2**16)),
     }
-    return make_problem(**{**options, **fixed})
+    options |= fixed
+    note(f"make_problem(**{options})")
+    return make_problem(**options)
 
 
 def dense_attention(q, k, v, visible, *, softmax_scale=None, softcap=0.0, sinks=None):

@@ -43,7 +43,9 @@ def measure(device: torch.device, *, seconds: float) -> Ceilings:
     target = torch.empty_like(source)
     reads = _reads(source)
     calls = {**reads, "copy": lambda: target.copy_(source)}
-    times = Stopwatch(device).alternate(calls, budget=seconds, least=5)
+    stopwatch = Stopwatch(device)
+    ready = {name: stopwatch.prepare(call) for name, call in calls.items()}
+    times = stopwatch.alternate(ready, budget=seconds)
     best = {name: min(samples) for name, samples in times.items()}
     method = min(reads, key=best.__getitem__)
     return Ceilings(read=size / best[method], read_method=method, copy=2 * size / best["copy"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -50,42 +51,41 @@ def measure(case: Case, stopwatch: Stopwatch, budget: float) -> Row:
     row = Row(case, work.cost)
     expected = work.expected(_reference_dtype(case))
     tolerance = TOLERANCE[DTYPES[case.dtype]]
-    try:
-        row.error, right = _compare(work.call(), expected, tolerance)
-    except Exception as failure:  # one broken kernel must not cost the other rows
-        row.fault = _first_line(failure)
+    row.error, row.fault, ours = _admit(work.call, expected, tolerance, stopwatch)
+    if ours is None:
         return row
-    if not right:
-        row.fault = WRONG
-        return row
-    calls = {OURS: work.call}
+    ready = {OURS: ours}
     for name, peer in work.peers.items():
-        try:
-            error, right = _compare(peer(), expected, tolerance)
-        except Exception as failure:
-            row.refused[name] = _first_line(failure)
-            continue
-        if right:
-            calls[name] = peer
+        _, reason, call = _admit(peer, expected, tolerance, stopwatch)
+        if call is None:
+            row.refused[name] = reason
         else:
-            row.refused[name] = f"differs from the reference by {error:.1e}"
+            ready[name] = call
     del expected
-    times = stopwatch.alternate(calls, budget=budget)
-    row.ours = Timing.of(times[OURS])
-    for name in calls.keys() - {OURS}:
-        row.peers[name] = Timing.of(times[name])
-        row.ratios[name] = paired_ratio(times[OURS], times[name])
+    times = stopwatch.alternate(ready, budget=budget)
+    own_times = times.pop(OURS)
+    row.ours = Timing.of(own_times)
+    for name, samples in times.items():
+        row.peers[name] = Timing.of(samples)
+        row.ratios[name] = paired_ratio(own_times, samples)
     return row
+
+
+def _admit(
+    call: Callable[[], Outputs], expected: Outputs, tolerance: float, stopwatch: Stopwatch
+) -> tuple[float, str | None, Callable | None]:
+    """Return the error of ``call``, and either why it may not be timed or what to time."""
+    try:
+        error, right = _compare(call(), expected, tolerance)
+        return (error, None, stopwatch.prepare(call)) if right else (error, WRONG, None)
+    except Exception as failure:  # one broken kernel must not cost the other rows
+        reason = f"{type(failure).__name__}: {failure}".splitlines()[0]
+        return math.inf, reason, None
 
 
 def _reference_dtype(case: Case) -> torch.dtype:
     elements = 2 * case.batch * case.context * case.shape.kv_heads * case.shape.head_dim
     return torch.float64 if elements <= FLOAT64_ELEMENTS else torch.float32
-
-
-def _first_line(failure: Exception) -> str:
-    text = str(failure).splitlines()
-    return f"{type(failure).__name__}: {text[0] if text else ''}"
 
 
 def _compare(actual: Outputs, expected: Outputs, tolerance: float) -> tuple[float, bool]:

@@ -21,23 +21,24 @@ class Stopwatch:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._flush = torch.zeros(2 * last_level_cache(device) // 4, device=device)
+        # Read, never written, to flush: dirty lines would be written back during the timed call.
+        # Ones, not zeros: a CPU maps untouched zeros to one page, which evicts nothing.
+        self._flush = torch.ones(2 * last_level_cache(device) // 4, device=device)
+
+    def prepare(self, call: Callable) -> Callable:
+        """Return ``call`` warmed up; on CUDA as the replay of a graph, so launch gaps do not count.
+
+        Raises RuntimeError when a graph cannot capture it.
+        """
+        if self.device.type != "cuda":
+            call()
+            return call
+        return _captured(call)
 
     def alternate(
-        self,
-        calls: dict[str, Callable],
-        *,
-        budget: float,
-        least: int = 5,
-        most: int = 100,
-        graphs: bool = True,
+        self, calls: dict[str, Callable], *, budget: float, least: int = 5, most: int = 100
     ) -> dict[str, list[float]]:
-        """Return seconds per call: ``least`` to ``most`` rounds over all calls within ``budget``.
-
-        On CUDA each call is captured into a graph first, so that launch gaps do not count, unless
-        ``graphs`` is false; a call that cannot be captured is timed as it is.
-        """
-        ready = {name: self._prepared(call, graphs) for name, call in calls.items()}
+        """Return seconds per call: ``least`` to ``most`` rounds of all calls, within ``budget``."""
         times: dict[str, list[float]] = {name: [] for name in calls}
         order = list(calls)
         end = time.perf_counter() + budget
@@ -45,18 +46,12 @@ class Stopwatch:
             if round_number >= least and time.perf_counter() > end:
                 break
             for name in order:
-                times[name].append(self._sample(ready[name]))
+                times[name].append(self._sample(calls[name]))
             order.append(order.pop(0))
         return times
 
-    def _prepared(self, call: Callable, graphs: bool) -> Callable:
-        if self.device.type != "cuda" or not graphs:
-            call()
-            return call
-        return _captured(call)
-
     def _sample(self, call: Callable) -> float:
-        self._flush.add_(1)
+        self._flush.sum()
         if self.device.type != "cuda":
             start = time.perf_counter()
             call()
@@ -71,7 +66,7 @@ class Stopwatch:
 
 
 def _captured(call: Callable) -> Callable:
-    """Return a replay of ``call`` as a CUDA graph, or ``call`` itself when it refuses."""
+    """Return the replay of a CUDA graph of ``call``."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -80,12 +75,8 @@ def _captured(call: Callable) -> Callable:
     torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    try:
-        with torch.cuda.graph(graph):
-            call()
-    except RuntimeError:
-        torch.cuda.synchronize()
-        return call
+    with torch.cuda.graph(graph):
+        call()
     graph.replay()
     torch.cuda.synchronize()
     return graph.replay

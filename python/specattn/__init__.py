@@ -19,6 +19,8 @@ from .ops import (
 )
 from .tree import Tree
 
+__version__ = "0.1.0"
+
 __all__ = [
     "Tree",
     "acceptance",

@@ -11,7 +11,7 @@ token was offered does not change its probability.
 accepted with probability min(1, p(x) / q(x)); after a rejection p becomes the normalised residual
 max(p - q, 0), q loses x and is normalised again, and the next child is tried. When no child is left
 the next token comes from the p that remains. (Leviathan et al. 2023, §2.3 for one child; Jeon et
-al. 2024, "Recursive speculative decoding", §3 for several.)
+al. 2024, "Recursive speculative decoding", for several.)
 
 All arithmetic is done in float64, one row of the vocabulary per request at a time. Loops run over
 the depth and the width of the tree, which the host knows, so nothing waits for the device.
@@ -170,11 +170,12 @@ def _race(probs: torch.Tensor, generator: torch.Generator | None) -> torch.Tenso
     """Speeds in a race that index i wins with probability ``probs[i] / probs.sum()``.
 
     The arrival time of i is exponential with rate ``probs[i]``, and the order of arrival is that of
-    drawing without replacement. float64: the winner's time is near 0, where float32 is coarse.
+    drawing without replacement. The winner arrives near 0, where float32 times are multiples of
+    2**-24 and an index rarer than that would never win: hence float64.
     """
-    noise = torch.empty(probs.shape, dtype=torch.float64, device=probs.device)
-    noise = noise.exponential_(generator=generator).clamp_min_(_TINY)  # 0 / 0 would win the race
-    return probs / noise
+    noise = torch.rand(probs.shape, dtype=torch.float64, device=probs.device, generator=generator)
+    arrival = noise.clamp_min_(_TINY).log_().neg_()  # never 0, and finite: mass always beats none
+    return probs / arrival
 
 
 def _follow(tree: Tree, tokens: torch.Tensor, sample_at: Draw) -> Accepted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -124,6 +125,12 @@ def generate(
             raise ValueError("stop_strings needs the tokenizer, to know how tokens spell them")
         strings = [stop_strings] if isinstance(stop_strings, str) else list(stop_strings)
         criteria.append(StopStringCriteria(tokenizer, strings))
+    options["return_dict_in_generate"] = True
+    if generation_config is not None:  # transformers wants one or the other
+        generation_config = copy.deepcopy(generation_config)
+        if unknown := generation_config.update(**options):
+            raise ValueError(f"not in GenerationConfig: {', '.join(unknown)}")
+        options = {}
     padded, mask = _left_padded(prompts, model)
     output = cast(Any, model).generate(
         padded,
@@ -132,7 +139,6 @@ def generate(
         generation_config=generation_config,
         logits_processor=LogitsProcessorList(logits_processor or []),
         stopping_criteria=criteria,
-        return_dict_in_generate=True,
         token_streamer=streamer,
         on_tokens=on_tokens,
         on_prefill=on_prefill,

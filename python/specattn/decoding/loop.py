@@ -118,7 +118,7 @@ def decode(
     root = torch.stack([prompt[-1] for prompt in prompts]).to(target.device)
     watch.lap("prefill")
 
-    while law.rows:
+    while sequences.active:
         draft = drafter.propose(root)
         watch.lap("draft")
 
@@ -129,7 +129,7 @@ def decode(
         accepted = _accept(draft, law, logits, generator)
         target.cache.commit(accepted.nodes, accepted.counts, in_place=is_chain(draft.tree))
         finished = []
-        for row, emitted in zip(law.rows, _emitted(draft, accepted), strict=True):
+        for row, emitted in zip(sequences.active, _emitted(draft, accepted), strict=True):
             kept, done = sequences.extend(row, emitted)
             finished.append(done)
             nodes, depth = draft.tree.size - 1, draft.tree.max_depth
@@ -142,7 +142,7 @@ def decode(
         root = accepted.next_token
         if any(finished):
             rows = target.cache.retire(finished)
-            law.rows = [law.rows[row] for row in rows]
+            sequences.active = [sequences.active[row] for row in rows]
             root = root[rows]
             drafter.keep(rows)
         watch.lap("draft")

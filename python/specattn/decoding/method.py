@@ -114,13 +114,14 @@ class Method(ABC):
         max_length = stopping_criteria.max_length or generation_config.max_length
         if max_length is None:
             raise ValueError("the run has no end: give max_new_tokens or max_length")
-        needed = max_length - min(padding) + self.max_nodes
+        room = max_length + self.max_nodes
+        needed = room - min(padding)
         if capacity is not None and needed > capacity:
             raise ValueError(
                 f"the longest prompt has {input_ids.shape[1] - min(padding)} tokens; with new "
                 f"tokens and one draft it needs room for {needed}, but capacity is {capacity}"
             )
-        sequences = Sequences(input_ids, padding, max_length, stopping_criteria, model.device)
+        sequences = Sequences(input_ids, padding, room, stopping_criteria, model.device)
         law = TargetLaw(logits_processor, bool(generation_config.do_sample), sequences)
         target = Target(model, len(input_ids), needed)
         generator = _random_source(generator, seed, model.device)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 
 import torch
 from transformers import (
@@ -64,11 +65,6 @@ class TargetLaw:
     sequences : Sequences
         The committed texts.
 
-    Attributes
-    ----------
-    rows : list of int
-        The row of `sequences` that each request of the running batch belongs to.
-
     Raises
     ------
     ValueError
@@ -85,7 +81,6 @@ class TargetLaw:
         self.processors = processors
         self.greedy = not do_sample
         self.sequences = sequences
-        self.rows = list(range(len(sequences.lengths)))
 
     def scores(
         self, logits: torch.Tensor, tree: Tree, tokens: torch.Tensor, first: int = 0
@@ -148,40 +143,43 @@ class TargetLaw:
         batch, every row in its place; rows that are not asked about show themselves as far as they
         go, and their answers are dropped.
         """
+        active, device = self.sequences.active, scores.device
+        lengths = [self.sequences.lengths[row] for row in active]
+        paths = tree.paths.expand(len(active), -1, -1)[..., 1:]  # the root is committed
+        depth = torch.arange(paths.shape[-1], device=device)
         result = torch.empty_like(scores)
-        paths = [tree.paths.tolist()] * len(self.rows)
-        if tree.batch_size is not None:
-            paths = tree.paths.tolist()
-        batch = len(self.sequences.lengths)
-        for length, nodes in _calls(
-            [self.sequences.lengths[row] for row in self.rows], paths, first
-        ):
-            context = self.sequences.on_device[:, :length].clone()
-            asked = scores.new_zeros(batch, scores.shape[-1])
-            for request, node in nodes:
-                row = self.rows[request]
-                path = [step for step in paths[request][node] if step > 0]
-                context[row, length - len(path) :] = tokens[request, path]
-                asked[row] = scores[request, node - first]
-            answers = processor(context, asked)
-            for request, node in nodes:
-                result[request, node - first] = answers[self.rows[request]]
+        for length, asked in _calls(_depths(tree, len(active)), lengths, first):
+            request, node = torch.tensor(asked, device=device).unbind(1)
+            row = torch.tensor([active[r] for r, _ in asked], device=device)
+            committed = torch.tensor([lengths[r] for r, _ in asked], device=device)[:, None]
+            path = paths[request, node]  # -1 beyond the node: goes to a column that is cut off
+            column = torch.where(path < 0, length, committed + depth)
+            context = self.sequences.on_device[:, : length + 1].clone()
+            context[row[:, None], column] = tokens[request[:, None], path.clamp_min(0)]
+            questions = scores.new_zeros(len(context), scores.shape[-1])
+            questions[row] = scores[request, node - first]
+            result[request, node - first] = processor(context[:, :length], questions)[row]
         return result
 
 
+@lru_cache(maxsize=64)
+def _depths(tree: Tree, batch: int) -> list[list[int]]:
+    """Return the depth of every request's nodes; methods use few trees, and use them again."""
+    return tree.depths.expand(batch, -1).tolist()
+
+
 def _calls(
-    lengths: Sequence[int], paths: Sequence[Sequence[Sequence[int]]], first: int
+    depths: Sequence[Sequence[int]], lengths: Sequence[int], first: int
 ) -> Iterator[tuple[int, list[tuple[int, int]]]]:
     """Gather nodes whose contexts are equally long, at most one of each request to a call.
 
     Yields the contexts' length and the (request, node) pairs of each call.
     """
-    calls: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
-    for request, nodes in enumerate(paths):
-        siblings: dict[int, int] = defaultdict(int)
-        for node in range(first, len(nodes)):
-            depth = sum(step > 0 for step in nodes[node])
-            calls[lengths[request] + depth, siblings[depth]].append((request, node))
-            siblings[depth] += 1
+    calls = defaultdict[tuple[int, int], list[tuple[int, int]]](list)
+    for request, (levels, length) in enumerate(zip(depths, lengths, strict=True)):
+        siblings = Counter[int]()
+        for node, level in enumerate(levels[first:], start=first):
+            calls[length + level, siblings[level]].append((request, node))
+            siblings[level] += 1
     for (length, _), nodes in calls.items():
         yield length, nodes

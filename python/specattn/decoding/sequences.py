@@ -29,34 +29,37 @@ class Sequences:
         Prompts, padded on the left.
     padding : sequence of int
         Leading padding tokens of each row.
-    max_length : int
-        Room per row.
+    room : int
+        Most tokens that a row and a draft behind it can have.
     stopping_criteria : StoppingCriteriaList
     device : torch.device
 
     Attributes
     ----------
-    tokens : Tensor, int64 [R, max_length], host
-    on_device : Tensor, int64 [R, max_length]
+    tokens : Tensor, int64 [R, room], host
+    on_device : Tensor, int64 [R, room]
         The same numbers; what follows a row's length is 0.
     lengths : list of int
         Current length of each row, padding included.
+    active : list of int
+        The row of each request in the running batch; finished rows have left it.
     """
 
     def __init__(
         self,
         input_ids: torch.Tensor,
         padding: Sequence[int],
-        max_length: int,
+        room: int,
         stopping_criteria: StoppingCriteriaList,
         device: torch.device,
     ):
         rows, self.prompt_length = input_ids.shape
-        self.tokens = torch.zeros(rows, max_length, dtype=torch.int64)
+        self.tokens = torch.zeros(rows, room, dtype=torch.int64)
         self.tokens[:, : self.prompt_length] = input_ids
         self.on_device = self.tokens.to(device)
         self.padding = list(padding)
         self.lengths = [self.prompt_length] * rows
+        self.active = list(range(rows))
         self.stopping_criteria = stopping_criteria
         self.criteria_device = device
         if all(type(criterion) in _ON_HOST for criterion in stopping_criteria):
@@ -65,10 +68,6 @@ class Sequences:
     def prompt(self, row: int) -> torch.Tensor:
         """Return a row's prompt without padding."""
         return self.tokens[row, self.padding[row] : self.prompt_length]
-
-    def new_tokens(self, row: int) -> torch.Tensor:
-        """Return what has been emitted for a row."""
-        return self.tokens[row, self.prompt_length : self.lengths[row]]
 
     def extend(self, row: int, tokens: list[int]) -> tuple[list[int], bool]:
         """Emit tokens one by one until one of them ends the row.

@@ -1,4 +1,8 @@
-"""The public primitives: checks, documentation, torch operators and the choice of backend."""
+"""The public primitives: checks, documentation, torch operators and the choice of backend.
+
+They are for inference: no gradient flows through them. No call waits for the device; with `out` and
+`lse` given, none allocates more than its workspace.
+"""
 
 from .hybrid_tree_attention import hybrid_tree_attention
 from .importance_scores import importance_scores

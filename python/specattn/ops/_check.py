@@ -66,8 +66,8 @@ _PAGED = {"k_cache": _PAGES, "v_cache": _PAGES}
 def check_tensors(**tensors) -> dict[str, int]:
     """Check every tensor by its name and return the sizes that their shapes agree on.
 
-    With a `block_table`, caches are pages. The first tensor sets the device and, where the table
-    says so, the dtype of the others.
+    With a `block_table`, caches are pages and N is what a request's pages hold. The first tensor
+    sets the device and, where the table says so, the dtype of the others.
 
     Raises
     ------
@@ -84,7 +84,9 @@ def check_tensors(**tensors) -> dict[str, int]:
         if tensor is None and spec.optional:
             continue
         check_tensor(name, tensor, spec, tensors[first], first, sizes)
-    _check_heads(sizes)
+    if paged:
+        sizes["N"] = sizes["max_pages"] * sizes["page_size"]
+    _check_sizes(sizes)
     return sizes
 
 
@@ -151,8 +153,10 @@ def _in_words(shape: tuple[str, ...], sizes: dict[str, int]) -> str:
     return f"[{', '.join(named)}]"
 
 
-def _check_heads(sizes: dict[str, int]) -> None:
-    if "Hk" in sizes and "Hq" in sizes and (sizes["Hk"] == 0 or sizes["Hq"] % sizes["Hk"]):
+def _check_sizes(sizes: dict[str, int]) -> None:
+    if "Hk" in sizes and "Hq" in sizes and sizes["Hq"] % sizes["Hk"]:
         raise ValueError(f"q: expected heads in multiples of Hk={sizes['Hk']}, got {sizes['Hq']}")
+    if "S" in sizes and sizes["S"] < sizes["T"]:
+        raise ValueError(f"q: expected rows up to the tree's S={sizes['S']}, got {sizes['T']}")
     if "D" in sizes and not (sizes["D"] % 8 == 0 and 8 <= sizes["D"] <= 256):
         raise ValueError(f"q: expected head_dim in multiples of 8 up to 256, got {sizes['D']}")

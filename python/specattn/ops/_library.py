@@ -2,7 +2,7 @@
 
 Every operator writes into its last arguments and returns nothing, so a caller's buffers are used
 as they are. Shapes are checked by the public functions; values are checked here, inside the node,
-before any memory is touched.
+before any memory is touched. No gradient flows through an operator, whatever the backend.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable
 import torch
 
 from specattn import _backend
+from specattn.reference._attention import capacity_of
 
 _CACHED = "Tensor q, Tensor k_cache, Tensor v_cache"
 _HYBRID = (
@@ -45,7 +46,8 @@ def _implementation(op: str, argument_names: list[str]) -> Callable[..., None]:
         device = args[0].device
         if device.type == "cpu" or os.environ.get("SPECATTN_CHECK") == "1":
             check_values(dict(zip(argument_names, args, strict=True)))
-        _backend.kernel(op, device, args[0].dtype)(*args)
+        with torch.no_grad():
+            _backend.kernel(op, device, args[0].dtype)(*args)
 
     return implementation
 
@@ -53,8 +55,7 @@ def _implementation(op: str, argument_names: list[str]) -> Callable[..., None]:
 def check_values(args: dict) -> None:
     """Raise IndexError where a length, a page or an index of an operator points nowhere."""
     if "k_cache" in args:
-        table, held_tokens = args["block_table"], args["k_cache"].shape[1]
-        capacity = held_tokens if table is None else table.shape[1] * held_tokens
+        capacity = capacity_of(args["k_cache"], args["block_table"])
         if "indices" in args:
             _check_indices(args, capacity)
         else:

@@ -10,9 +10,10 @@ from ._check import accumulation_dtype
 def state_like(
     q: torch.Tensor, out: torch.Tensor | None, lse: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `(out, lse)` for queries or an output shaped like `q`, allocating what is None."""
+    """Return `(out, lse)` like `q`, [.., B, T, Hq, D], allocating what is None."""
+    shape = q.shape[-4:]
     if out is None:
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        out = torch.empty(shape, dtype=q.dtype, device=q.device)
     if lse is None:
-        lse = torch.empty(q.shape[:-1], dtype=accumulation_dtype(q.dtype), device=q.device)
+        lse = torch.empty(shape[:-1], dtype=accumulation_dtype(q.dtype), device=q.device)
     return out, lse

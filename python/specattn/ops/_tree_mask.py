@@ -12,7 +12,7 @@ from specattn.reference.tree_mask import (
     visible_tree_keys,
 )
 
-from ._check import SPECS, check_option, check_tensor
+from ._check import SPECS, check_tensor
 
 
 def packed_mask(
@@ -24,7 +24,6 @@ def packed_mask(
     the window leaves: backends window the prefix alone.
     """
     rows, keys = sizes["T"], sizes["S"]
-    check_option("S", keys, keys >= rows, f"at least one tree key per query row (T={rows})")
     if tree_mask is not None:
         _check_mask(tree_mask, q, sizes)
     if window is None:

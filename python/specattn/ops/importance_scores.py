@@ -62,8 +62,8 @@ def importance_scores(
         q=q, k_cache=k_cache, cache_seqlens=cache_seqlens, block_table=block_table
     )
     scale = sizes["D"] ** -0.5 if softmax_scale is None else softmax_scale
-    capacity = sizes["N"] if block_table is None else sizes["max_pages"] * sizes["page_size"]
-    shape = (sizes["B"], sizes["Hk"], capacity) if per_head else (sizes["B"], capacity)
+    heads = (sizes["Hk"],) if per_head else ()
+    shape = (sizes["B"], *heads, sizes["N"])
     scores = torch.empty(shape, dtype=accumulation_dtype(q.dtype), device=q.device)
     operators.importance_scores(q, k_cache, cache_seqlens, per_head, block_table, scale, scores)
     return scores

@@ -97,6 +97,6 @@ def merge_states(
     True
     """
     check_tensors(outs=outs, lses=lses, out=out, lse=lse)
-    out, lse = state_like(outs[0], out, lse)
+    out, lse = state_like(outs, out, lse)
     operators.merge_states(outs, lses, out, lse)
     return out, lse

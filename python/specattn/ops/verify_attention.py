@@ -96,12 +96,11 @@ def verify_attention(
     valid = len(rows) > 0 and all(-sizes["T"] <= row < sizes["T"] for row in rows)
     check_option("collect_rows", rows, valid, f"at least one row, each below T={sizes['T']}")
     out, lse = state_like(q, out, lse)
-    capacity = sizes["N"] if block_table is None else sizes["max_pages"] * sizes["page_size"]
     dtype = accumulation_dtype(q.dtype)
     if collect == "scores":
-        collected = q.new_empty((sizes["B"], sizes["Hk"], capacity), dtype=dtype)
+        collected = q.new_empty((sizes["B"], sizes["Hk"], sizes["N"]), dtype=dtype)
     else:
         dtype = torch.bfloat16 if dtype == torch.float32 else dtype
-        collected = q.new_empty((sizes["B"], len(rows), sizes["Hq"], capacity), dtype=dtype)
+        collected = q.new_empty((sizes["B"], len(rows), sizes["Hq"], sizes["N"]), dtype=dtype)
     operators.verify_attention(*inputs, collect, rows, out, lse, collected)
     return out, lse, collected

@@ -1,0 +1,89 @@
+#!/usr/bin/env bash
+# Everything that needs a GPU, in one command of under nine minutes: tests on the real device, the
+# kernel sweep, decode passes at a real model's shape.
+#
+#   bench/gpu_suite.sh --out DIR           on a machine with a GPU
+#   bench/gpu_suite.sh --out DIR --smoke   the same steps, tiny, on any machine
+#
+# Needs a Python with torch, Triton, transformers and pytest; the package need not be installed.
+# PYTHON names another interpreter than python3. Each step has its own time limit and log in DIR;
+# a step that fails costs no other. Exit status: 0 when all passed, 1 when one failed, 2 when called
+# wrongly.
+set -uo pipefail
+
+usage() {
+    echo "gpu_suite.sh: $1; usage: gpu_suite.sh --out DIR [--smoke]" >&2
+    exit 2
+}
+
+out="" smoke=""
+while [ $# -gt 0 ]; do
+    case "$1" in
+        --out) [ $# -ge 2 ] || usage "--out needs a directory"; out="$2"; shift 2 ;;
+        --smoke) smoke=1; shift ;;
+        *) usage "unknown argument '$1'" ;;
+    esac
+done
+[ -n "$out" ] || usage "--out is missing"
+mkdir -p "$out" 2>/dev/null && out="$(cd "$out" && pwd)" || usage "cannot write to '$out'"
+cd "$(dirname "$0")/.."
+PYTHON="${PYTHON:-python3}"
+export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE=1
+
+# An installation does what setup.py says; a folder of links does the same and needs no installer.
+package="$(mktemp -d)"
+trap 'rm -rf "$package"' EXIT
+mkdir "$package/specattn"
+ln -s "$PWD"/python/specattn/* "$PWD/reference" "$PWD/triton_kernels" "$package/specattn/"
+export PYTHONPATH="$package${PYTHONPATH:+:$PYTHONPATH}"
+
+failed=0
+: >"$out/summary.txt"
+
+# step NAME SECONDS COMMAND...: run within a limit, keep the output, note the outcome.
+# The interrupt lets pytest and the sweep report what they finished.
+step() {
+    local name="$1" limit="$2" start=$SECONDS status verdict
+    shift 2
+    echo "== $name (at most ${limit} s)"
+    timeout --signal=INT --kill-after=15 "$limit" "$@" >"$out/$name.log" 2>&1
+    status=$?
+    case $status in
+        0) verdict=passed ;;
+        124 | 137) verdict="ran past its limit" ;;
+        *) verdict="failed with status $status" ;;
+    esac
+    [ $status -eq 0 ] || { failed=1; tail -n 15 "$out/$name.log"; }
+    printf '%-12s %4d s  %s\n' "$name" $((SECONDS - start)) "$verdict" | tee -a "$out/summary.txt"
+}
+
+if [ -n "$smoke" ]; then
+    tests=(tests/ops/test_checks.py)
+    kernels=(--shape tiny --context 256 --rows 1,4 --budget 0.01)
+    decode=(--smoke)
+else
+    tests=(tests/triton_kernels tests/ops)
+    kernels=(--device cuda --shape llama-3.1-8b --context 32k,128k --rows 1,16,64 --batch 1,8
+        --budget 0.3)
+    decode=(--device cuda)
+fi
+
+step environment 60 "$PYTHON" -c '
+import sys, torch, specattn
+gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+print(f"Python {sys.version.split()[0]}, torch {torch.__version__}, {gpu}")
+print(f"specattn from {specattn.__file__}")
+print(f"backends {specattn.backends()}")'
+step tests 200 "$PYTHON" -m pytest -p no:cacheprovider --tb=short -rfE "${tests[@]}"
+step kernels 160 "$PYTHON" bench/run_kernels.py "${kernels[@]}" --json "$out/kernels.jsonl"
+step decode 120 "$PYTHON" bench/decode_shapes.py "${decode[@]}" --json "$out/decode.jsonl"
+
+echo
+cat "$out/environment.log"
+for name in kernels decode; do
+    echo
+    cat "$out/$name.log"
+done
+echo
+cat "$out/summary.txt"
+exit $failed

@@ -1,0 +1,275 @@
+"""One prompt, one model and a terminal: what the commands of `specattn.cli` share."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from tokenizers.decoders import DecodeStream
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+import specattn
+from specattn.decoding import FAMILIES, Method, Statistics, generate
+
+# The folder exists in a source checkout alone: a wheel does not carry 15 MB of model.
+EMBEDDED_TARGET = Path(specattn.__file__).parents[2] / "examples" / "tiny"
+_DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+@dataclass
+class Run:
+    """What one method made of the prompt."""
+
+    new_tokens: list[int]
+    text: str
+    stopped: bool
+    statistics: Statistics
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what ``--json`` writes of it."""
+        return {
+            "tokens": self.new_tokens,
+            "text": self.text,
+            "finish_reason": "stop" if self.stopped else "length",
+            "statistics": self.statistics.to_dict(),
+        }
+
+
+class Session:
+    """A loaded model with a tokenized prompt, ready to be continued by any method.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+    tokenizer : PreTrainedTokenizerFast
+    prompt : list of int
+    path, prompt_file : Path
+        Where model and prompt came from.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: Any,
+        prompt: list[int],
+        path: Path,
+        prompt_file: Path,
+    ):
+        self.model, self.tokenizer, self.prompt = model, tokenizer, prompt
+        self.path, self.prompt_file = path, prompt_file
+        self.console = Console(stderr=True, highlight=False)
+
+    @classmethod
+    def open(
+        cls,
+        path: Path | None,
+        prompt_file: Path,
+        prompt_tokens: int | None,
+        max_new_tokens: int,
+        dtype: str,
+        device: str,
+    ) -> Session:
+        """Check everything that can be wrong, cheapest first, then load.
+
+        Raises
+        ------
+        ValueError
+            A file that cannot be read, an unsupported model, or a prompt beyond its context.
+        """
+        text = _read_text(prompt_file)
+        path = _model_folder(path)
+        chosen_device = _device(device)
+        chosen_dtype = _dtype(dtype, chosen_device)
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        prompt = tokenizer(text)["input_ids"][:prompt_tokens]
+        _check_length(path, prompt, prompt_file, max_new_tokens)
+        model = AutoModelForCausalLM.from_pretrained(
+            path, dtype=chosen_dtype, local_files_only=True, use_safetensors=True
+        )
+        return cls(model.eval().to(device=chosen_device), tokenizer, prompt, path, prompt_file)
+
+    def run(self, method: Method, **options: Any) -> Run:
+        """Continue the prompt, with progress on standard error and the text on standard output."""
+        with self._progress(options["max_new_tokens"]) as (on_prefill, on_tokens):
+            output = generate(
+                self.model,
+                [self.prompt],
+                method,
+                on_prefill=on_prefill,
+                on_tokens=on_tokens,
+                **options,
+            )
+        tokens = output.new_tokens[0]
+        return Run(
+            tokens,
+            self.tokenizer.decode(tokens, skip_special_tokens=True),
+            stopped=tokens[-1] in self._stop_tokens,
+            statistics=output.statistics,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what ``--json`` says of versions, model and prompt."""
+        return {
+            "versions": {
+                "specattn": specattn.__version__,
+                "torch": torch.__version__,
+                "transformers": transformers.__version__,
+            },
+            "model": {
+                "path": str(self.path),
+                "model_type": self.model.config.model_type,
+                "dtype": str(self.model.dtype).removeprefix("torch."),
+                "device": str(self.model.device),
+            },
+            "prompt": {"file": str(self.prompt_file), "tokens": len(self.prompt)},
+        }
+
+    def table(self, runs: dict[str, Run]) -> Table:
+        """Return the figures of the runs, one column each."""
+        table = Table(title=f"{len(self.prompt)} prompt tokens of {self.prompt_file.name}")
+        table.add_column()
+        for name in runs:
+            table.add_column(name, justify="right")
+        for label, value in _ROWS:
+            table.add_row(label, *(value(run.statistics) for run in runs.values()))
+        return table
+
+    @cached_property
+    def _stop_tokens(self) -> set[int]:
+        eos = self.model.generation_config.eos_token_id
+        return set(eos if isinstance(eos, list) else [] if eos is None else [eos])
+
+    @contextmanager
+    def _progress(self, max_new_tokens: int) -> Iterator[tuple[Callable, Callable]]:
+        """Bars while nothing can be read yet; then the text itself, as it is decided."""
+        stream = DecodeStream(skip_special_tokens=True)
+        backend_tokenizer = self.tokenizer._tokenizer
+        text_is_seen = sys.stdout.isatty()
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=self.console, transient=True) as progress:
+            prefill = progress.add_task("prefill", total=len(self.prompt))
+            decode = progress.add_task("decode", total=max_new_tokens, visible=False)
+
+            def on_prefill(done: int, total: int) -> None:
+                progress.update(prefill, completed=done, total=total)
+
+            def on_tokens(request: int, tokens: list[int]) -> None:
+                if text_is_seen:
+                    progress.stop()  # a bar and a growing line of text cannot share the screen
+                progress.update(prefill, visible=False)
+                progress.update(decode, advance=len(tokens), visible=True)
+                for token in tokens:
+                    sys.stdout.write(stream.step(backend_tokenizer, token) or "")
+                sys.stdout.flush()
+
+            yield on_prefill, on_tokens
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+
+
+def _percent(rate: float) -> str:
+    return f"{100 * rate:.0f}%"
+
+
+def _rates(rates: list[float]) -> str:
+    return " ".join(map(_percent, rates)) or "-"
+
+
+def _split(statistics: Statistics) -> str:
+    parts = (statistics.draft_seconds, statistics.target_seconds, statistics.accept_seconds)
+    return " / ".join(_percent(part / (statistics.decode_seconds or 1)) for part in parts)
+
+
+_ROWS: tuple[tuple[str, Callable[[Statistics], str]], ...] = (
+    ("tokens/s, without prefill", lambda s: f"{s.tokens_per_second:.1f}"),
+    ("new tokens", lambda s: f"{s.total.new_tokens}"),
+    ("full passes of the target", lambda s: f"{s.passes}"),
+    ("mean acceptance length, with bonus", lambda s: f"{s.total.mean_acceptance_length:.2f}"),
+    ("accepted at position 1, 2, ...", lambda s: _rates(s.total.position_rates)),
+    ("time: draft / target / accept", _split),
+    ("prefill, seconds", lambda s: f"{s.prefill_seconds:.2f}"),
+    ("decode, seconds", lambda s: f"{s.decode_seconds:.2f}"),
+)
+
+
+def _read_text(path: Path) -> str:
+    if not path.is_file():
+        raise ValueError(f"--prompt-file: {path} is not a file")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"--prompt-file: {path} is not UTF-8 text") from None
+    if not text:
+        raise ValueError(f"--prompt-file: {path} is empty")
+    return text
+
+
+def _model_folder(path: Path | None) -> Path:
+    """Return the folder once it is sure that it holds a model that can be decoded."""
+    if path is None:
+        if not EMBEDDED_TARGET.is_dir():
+            raise ValueError(
+                "--model is needed: the embedded target comes with the source checkout"
+            )
+        path = EMBEDDED_TARGET
+    if not path.is_dir():
+        raise ValueError(f"--model: {path} is not a folder")
+    try:
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError):
+        raise ValueError(f"--model: {path} has no readable config.json") from None
+    if (family := config.get("model_type")) not in FAMILIES:
+        known = ", ".join(FAMILIES)
+        raise ValueError(f"--model: family {family!r} is not supported; expected one of {known}")
+    if not any(path.glob("*.safetensors")):
+        raise ValueError(f"--model: {path} holds no *.safetensors; other formats are not loaded")
+    return path
+
+
+def _check_length(path: Path, prompt: list[int], prompt_file: Path, max_new_tokens: int) -> None:
+    """Raise where the prompt and its continuation are longer than the cache of this model."""
+    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    capacity = config["max_position_embeddings"]
+    if len(prompt) + max_new_tokens > capacity:
+        raise ValueError(
+            f"--prompt-file: {prompt_file} has {len(prompt)} tokens, and with {max_new_tokens} new "
+            f"ones that is beyond the cache of {capacity}; shorten it with --prompt-tokens"
+        )
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"--device: {name} cannot be used here: {error}") from None
+    return device
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype | str:
+    if name not in _DTYPES:
+        raise ValueError(f"--dtype: expected one of {', '.join(_DTYPES)}, got {name!r}")
+    if name == "auto":
+        # In 16 bits a pass over several rows may round a near-tie otherwise than one row alone.
+        return torch.float32 if device.type == "cpu" else "auto"
+    return getattr(torch, name)

@@ -1,0 +1,182 @@
+"""The ``specattn`` command: decode a checkpoint, compare methods, see which backends are here."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import specattn
+
+if TYPE_CHECKING:
+    from specattn._session import Session
+    from specattn.decoding import Method
+
+app = typer.Typer(
+    name="specattn",
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Speculative decoding over long contexts, exact at every temperature.",
+)
+
+SCHEMA = "specattn.generate/1"
+
+ModelOption = Annotated[
+    Path | None,
+    typer.Option(help="Hugging Face directory with safetensors [default: the embedded target]."),
+]
+PromptOption = Annotated[Path, typer.Option(help="UTF-8 text to continue.")]
+NewTokensOption = Annotated[int, typer.Option(min=1, help="Stop after this many new tokens.")]
+TemperatureOption = Annotated[float, typer.Option(min=0.0, help="0 is greedy decoding.")]
+SeedOption = Annotated[int, typer.Option(help="Seed of the sampling.")]
+PromptTokensOption = Annotated[
+    int | None, typer.Option(min=1, help="Read only the first N tokens of the prompt file.")
+]
+DtypeOption = Annotated[
+    str, typer.Option(help="float32, bfloat16, float16, or auto: float32 on a CPU, else as stored.")
+]
+DeviceOption = Annotated[str, typer.Option(help="Torch device, or auto: a GPU where there is one.")]
+GammaOption = Annotated[
+    int | None, typer.Option(min=1, help="Vegas: tokens drafted per round [default: 6].")
+]
+RatioOption = Annotated[
+    float | None,
+    typer.Option(help="Vegas: share of the prefix a draft step reads [default: 0.07]."),
+]
+
+
+@app.command()
+def generate(
+    prompt_file: PromptOption,
+    model: ModelOption = None,
+    method: Annotated[str, typer.Option(help="plain or vegas.")] = "vegas",
+    max_new_tokens: NewTokensOption = 128,
+    temperature: TemperatureOption = 0.0,
+    top_k: Annotated[int, typer.Option(min=0, help="Keep the k best tokens; 0 keeps all.")] = 0,
+    top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Keep this much mass.")] = 1.0,
+    seed: SeedOption = 0,
+    gamma: GammaOption = None,
+    ratio: RatioOption = None,
+    prompt_tokens: PromptTokensOption = None,
+    dtype: DtypeOption = "auto",
+    device: DeviceOption = "auto",
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write tokens, text and statistics here.")
+    ] = None,
+) -> None:
+    """Continue a file; the text goes to standard output, all else to standard error."""
+    if json_file is not None and not json_file.absolute().parent.is_dir():
+        raise typer.BadParameter(f"--json: folder {json_file.absolute().parent} does not exist")
+    chosen = _method(method, gamma=gamma, ratio=ratio)
+    session = _session(model, prompt_file, prompt_tokens, max_new_tokens, dtype, device)
+    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    run = session.run(chosen, max_new_tokens=max_new_tokens, **sampling)
+    session.console.print(session.table({method: run}))
+    if json_file is not None:
+        settings = {"method": {"name": method, **vars(chosen)}, "sampling": sampling}
+        _write_json(json_file, {"schema": SCHEMA, **session.to_dict(), **settings, **run.to_dict()})
+
+
+@app.command()
+def compare(
+    prompt_file: PromptOption,
+    model: ModelOption = None,
+    methods: Annotated[str, typer.Option(help="Names, separated by commas.")] = "plain,vegas",
+    max_new_tokens: NewTokensOption = 128,
+    temperature: TemperatureOption = 0.0,
+    seed: SeedOption = 0,
+    gamma: GammaOption = None,
+    ratio: RatioOption = None,
+    prompt_tokens: PromptTokensOption = None,
+    dtype: DtypeOption = "auto",
+    device: DeviceOption = "auto",
+) -> None:
+    """Continue a file with several methods, one after the other, and print them side by side."""
+    chosen = {name: _method(name, gamma=gamma, ratio=ratio) for name in methods.split(",")}
+    session = _session(model, prompt_file, prompt_tokens, max_new_tokens, dtype, device)
+    sampling = {"temperature": temperature, "seed": seed}
+    runs = {}
+    for name, one in chosen.items():
+        session.console.rule(f"[bold]{name}", align="left")
+        runs[name] = session.run(one, max_new_tokens=max_new_tokens, top_k=0, **sampling)
+    session.console.rule()
+    session.console.print(session.table(runs))
+    if temperature == 0:
+        same = len({tuple(run.new_tokens) for run in runs.values()}) == 1
+        verdict = "[bold green]yes" if same else "[bold red]no"
+        session.console.print(f"Outputs identical, token for token: {verdict}")
+
+
+@app.command()
+def env() -> None:
+    """Print the versions and the backends that serve this machine, and why not the rest."""
+    import torch
+
+    print(f"specattn  {specattn.__version__}")
+    print(f"torch     {torch.__version__}, {torch.get_num_threads()} threads")
+    for name, state in specattn.backends().items():
+        print(f"{name:9} {state}")
+
+
+def main() -> None:
+    """Run the command; what a user can mend is one line on standard error and exit code 2."""
+    try:
+        code = app(standalone_mode=False)
+    except typer.TyperException as error:
+        print(f"specattn: error: {error.format_message()}", file=sys.stderr)
+        code = 2
+    except typer.Abort:
+        code = 130
+    except BrokenPipeError:
+        # The reader of the text has gone; there is nobody left to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.exit(code)
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    """Turn what a user can mend into the one line that `main` prints."""
+    try:
+        yield
+    except (ValueError, OSError, ImportError) as error:
+        raise typer.BadParameter(" ".join(str(error).split())) from None
+
+
+@_one_line_errors()
+def _method(name: str, **options: Any) -> Method:
+    """Build a method from its name and those of its options that were given."""
+    from specattn.decoding import METHODS
+
+    if name not in METHODS:
+        raise ValueError(f"--method: expected one of {', '.join(METHODS)}, got {name!r}")
+    known = inspect.signature(METHODS[name]).parameters
+    given = {key: value for key, value in options.items() if value is not None and key in known}
+    return METHODS[name](**given)
+
+
+@_one_line_errors()
+def _session(*arguments: Any) -> Session:
+    """Open a session; importing transformers takes seconds, so only commands that decode do."""
+    from specattn._session import Session
+
+    return Session.open(*arguments)
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write all of it or nothing."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    partial.replace(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""The GPU suite's own plumbing, which a machine without a GPU can hold to its word."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SUITE = Path(__file__).resolve().parents[2] / "bench" / "gpu_suite.sh"
+
+
+def test_it_runs_small_from_a_plain_checkout(tmp_path):
+    outcome = _suite("--out", str(tmp_path / "out"), "--smoke")
+    summary = (tmp_path / "out" / "summary.txt").read_text()
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    assert summary.count("passed") == 4
+    run, *passes = _lines(tmp_path / "out" / "decode.jsonl")
+    assert run["kind"] == "run"
+    assert run["weights"] == "random"
+    kinds = [one["kind"] for one in passes]
+    assert kinds == ["pass"] * 5 + ["generate"] * 2
+    assert all(one["time"]["median"] > 0 and one["bytes"] > 0 for one in passes[:5])
+    run, *rows = _lines(tmp_path / "out" / "kernels.jsonl")
+    assert run["kind"] == "run"
+    assert rows
+    assert not any(row["fault"] for row in rows)
+
+
+def _lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("arguments", [[], ["--smoke"], ["--out"], ["--out", "/dev/null/x"]])
+def test_it_refuses_bad_arguments(arguments):
+    outcome = _suite(*arguments)
+    assert outcome.returncode == 2
+    assert outcome.stderr.startswith("gpu_suite.sh: ")
+
+
+def _suite(*arguments):
+    return subprocess.run(
+        [str(SUITE), *arguments],
+        env={**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )

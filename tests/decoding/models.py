@@ -1,0 +1,109 @@
+"""Tiny random models of every family, decisive enough that rounding never changes a token."""
+
+import torch
+from tokenizers import Tokenizer
+from tokenizers.decoders import Fuse
+from tokenizers.models import BPE
+from transformers import (
+    AutoModelForCausalLM,
+    GptOssConfig,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+VOCABULARY = 96
+WINDOW = 7
+
+_SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+
+
+_SLIDING = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}
+CONFIGS = {
+    "llama": (LlamaConfig, {}),
+    "qwen2": (Qwen2Config, {}),
+    "qwen2-sliding": (Qwen2Config, _SLIDING),
+    "qwen3": (Qwen3Config, {}),
+    "qwen3-sliding": (Qwen3Config, _SLIDING),
+    "mistral": (MistralConfig, {"sliding_window": None}),
+    "mistral-sliding": (MistralConfig, {"sliding_window": WINDOW}),
+    "gpt_oss": (
+        GptOssConfig,
+        {
+            "sliding_window": WINDOW,
+            "num_hidden_layers": 4,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "max_position_embeddings": 131072,  # what its scaled rope is made for
+        },
+    ),
+}
+
+
+def tiny_model(family="qwen3", *, seed=0, peak=8.0, **options):
+    """Return a random float32 model in which attention matters and one token stands out.
+
+    `peak` scales the logits: large for greedy tests, near 1 for tests of a sampled law.
+    """
+    torch.manual_seed(seed)
+    config_class, own = CONFIGS[family]
+    config = config_class(**{**_SHAPE, **own, **options})
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                continue
+            if name.endswith("sinks"):
+                parameter.normal_(0.0, 2.0)
+            elif name.endswith(("q_proj.weight", "k_proj.weight")):
+                parameter.normal_(0.0, 0.6)  # peaked attention: a wrong key changes the text
+            elif name.endswith(("v_proj.weight", "o_proj.weight")):
+                parameter.normal_(0.0, 0.1)  # and a missing one does so only now and then
+            elif parameter.dim() > 1:
+                parameter.normal_(0.0, 0.25)
+            else:
+                parameter.normal_(0.0, 0.1)
+        model.get_output_embeddings().weight.mul_(peak)
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = None
+    return model
+
+
+def letters():
+    """Return a tokenizer that spells every token as one printable character."""
+    vocabulary = {chr(32 + n): n for n in range(VOCABULARY)}
+    tokenizer = Tokenizer(BPE(vocabulary, merges=[]))
+    tokenizer.decoder = Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False)
+
+
+def prompts(lengths, *, vocabulary=VOCABULARY, seed=1):
+    """Return random prompts of the given lengths."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(0, vocabulary, (n,), generator=generator) for n in lengths]
+
+
+def greedy_by_transformers(model, prompt, max_new_tokens, **options):
+    """Return how transformers itself continues a prompt, with its own attention and cache."""
+    ids = model.generate(
+        prompt[None],
+        attention_mask=torch.ones_like(prompt)[None],
+        max_new_tokens=max_new_tokens,
+        do_sample=False,
+        **options,
+    )
+    return ids[0, len(prompt) :].tolist()

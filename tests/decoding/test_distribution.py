@@ -1,0 +1,116 @@
+"""Sampled text has the law of plain decoding by transformers, whatever was drafted.
+
+The law of the first tokens is computed by enumeration: transformers' own forward pass and logits
+processors on every possible continuation. Many copies of one prompt are then decoded as one batch
+and their continuations counted.
+"""
+
+import itertools
+
+import pytest
+import torch
+from specattn import reference
+from specattn.decoding import Plain, Vegas, generate, target
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from tests import laws
+from tests.decoding.models import prompts, tiny_model
+from tests.decoding.test_loop import RandomTree
+
+V = 6
+DEPTH = 3  # tokens whose joint law is tested
+COPIES = 3000
+
+SAMPLING = {
+    "pure": ({"temperature": 1.0, "top_k": 0}, []),
+    "warped": (
+        {"temperature": 0.7, "top_k": 5, "top_p": 0.9},
+        [TemperatureLogitsWarper(0.7), TopKLogitsWarper(5), TopPLogitsWarper(0.9)],
+    ),
+    "penalised": (
+        {"temperature": 1.3, "top_k": 0, "min_p": 0.05, "repetition_penalty": 1.8},
+        [
+            RepetitionPenaltyLogitsProcessor(1.8),
+            TemperatureLogitsWarper(1.3),
+            MinPLogitsWarper(0.05),
+        ],
+    ),
+}
+METHODS = {
+    "plain": Plain(),
+    "vegas": Vegas(gamma=2, ratio=0.2, min_tokens=1),
+    "tree": RandomTree(widths=(2, 2), law=(0.3, 0.1, 0.1, 0.2, 0.05, 0.25)),
+}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_model("qwen3", vocab_size=V, peak=0.7)
+
+
+@pytest.fixture(scope="module")
+def prompt():
+    (text,) = prompts([14], vocabulary=V - 2)  # two tokens that only the continuation can have
+    return text
+
+
+@pytest.fixture(autouse=True)
+def whole_batches(monkeypatch):
+    """Compute attention for all copies at once: a CPU is otherwise served request by request."""
+    for op in ("hybrid_tree_attention", "verify_attention", "sparse_gather_attention"):
+        monkeypatch.setattr(target, op, getattr(reference, op))
+
+
+def law_tables(model, prompt, processors):
+    """Return the law after every continuation of 0 to DEPTH - 1 tokens, for `laws.joint`."""
+    tables = []
+    for depth in range(DEPTH):
+        texts = [[*prompt.tolist(), *new] for new in itertools.product(range(V), repeat=depth)]
+        ids = torch.tensor(texts)
+        with torch.no_grad():
+            logits = model(ids).logits[:, -1]
+        scores = LogitsProcessorList(processors)(ids, logits)
+        tables.append(scores.double().softmax(-1))
+    return tables
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("sampling", SAMPLING)
+def test_the_joint_law_of_the_first_tokens(model, prompt, sampling, method):
+    options, processors = SAMPLING[sampling]
+    config = GenerationConfig(do_sample=True, **options)
+    output = generate(
+        model,
+        prompt.expand(COPIES, -1),
+        METHODS[method],
+        max_new_tokens=DEPTH,
+        generation_config=config,
+        seed=1,
+    )
+    new = torch.tensor(output.new_tokens)
+    number = (new * V ** torch.arange(DEPTH - 1, -1, -1)).sum(-1)
+    law = laws.joint(law_tables(model, prompt, processors))
+    assert laws.p_value(number, law) > laws.SIGNIFICANCE
+    if method != "plain":
+        first = output.statistics.total.position_rates[0]
+        assert 0.2 < first < 0.95, "drafts should be neither perfect nor useless"
+
+
+def test_the_test_would_notice_a_missing_penalty(model, prompt):
+    """The laws of two samplings differ by far more than the test's threshold."""
+    _, processors = SAMPLING["penalised"]
+    output = generate(
+        model, prompt.expand(COPIES, -1), "plain", max_new_tokens=DEPTH, temperature=1.3, top_k=0
+    )
+    new = torch.tensor(output.new_tokens)
+    number = (new * V ** torch.arange(DEPTH - 1, -1, -1)).sum(-1)
+    law = laws.joint(law_tables(model, prompt, processors))
+    assert laws.p_value(number, law) < 1e-12

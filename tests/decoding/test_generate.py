@@ -1,0 +1,157 @@
+"""`generate`: prompts of every form, options, listeners, errors."""
+
+import pytest
+import torch
+from specattn import use_backend
+from specattn.decoding import METHODS, Vegas, generate
+from transformers import GenerationConfig
+
+from tests.decoding.models import greedy_by_transformers, letters, prompts, tiny_model
+from tests.decoding.test_custom_generate import Recorder
+
+VEGAS = Vegas(gamma=3, ratio=0.5, min_tokens=4)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_model("qwen3")
+
+
+def test_prompts_of_every_form(model):
+    texts = prompts([9, 9])
+    expected = [greedy_by_transformers(model, p, 5) for p in texts]
+    forms = [torch.stack(texts), texts, tuple(p.tolist() for p in texts), [p.int() for p in texts]]
+    for form in forms:
+        output = generate(model, form, max_new_tokens=5)
+        assert output.new_tokens == expected
+        for sequence, text, new in zip(output.sequences, texts, expected, strict=True):
+            assert sequence.tolist() == text.tolist() + new
+    assert generate(model, texts[0], max_new_tokens=5).new_tokens == expected[:1]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_by_name(model, name):
+    texts = prompts([9, 30])
+    output = generate(model, texts, name, max_new_tokens=5)
+    assert output.new_tokens == [greedy_by_transformers(model, p, 5) for p in texts]
+
+
+def test_a_config_and_arguments_together(model, caplog):
+    """Arguments win over the config, which stays as it is."""
+    config = GenerationConfig(max_new_tokens=3, repetition_penalty=1.7)
+    (text,) = prompts([9])
+    output = generate(model, text, VEGAS, generation_config=config, max_new_tokens=6)
+    expected = greedy_by_transformers(model, text, 6, repetition_penalty=1.7)
+    assert output.new_tokens == [expected]
+    assert config.max_new_tokens == 3
+    assert "deprecated" not in caplog.text
+
+
+@pytest.mark.parametrize("temperature", [0, 9.0])
+def test_temperature(model, temperature):
+    (text,) = prompts([9])
+    runs = [
+        generate(
+            model, text, VEGAS, max_new_tokens=12, temperature=temperature, top_k=0, seed=seed
+        ).new_tokens
+        for seed in (1, 1, 2)
+    ]
+    assert runs[0] == runs[1]
+    assert (runs[0] == runs[2]) == (temperature == 0)
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_stop_strings(model, many):
+    (text,), tokenizer = prompts([12]), letters()
+    plain = greedy_by_transformers(model, text, 16)
+    string = tokenizer.decode(plain[6:8])
+    output = generate(
+        model,
+        text,
+        VEGAS,
+        max_new_tokens=16,
+        stop_strings=["never so", string] if many else string,
+        tokenizer=tokenizer,
+    )
+    (new,) = output.new_tokens
+    assert new == plain[: len(new)]
+    assert tokenizer.decode(new).endswith(string)
+    assert len(new) <= 8
+
+
+def test_several_sequences_per_prompt(model):
+    texts = prompts([4, 9])
+    output = generate(
+        model, texts, VEGAS, max_new_tokens=4, temperature=9.0, num_return_sequences=2, seed=0
+    )
+    starts = [sequence[:-4].tolist() for sequence in output.sequences]
+    assert starts == [texts[row].tolist() for row in (0, 0, 1, 1)]
+    assert len(output.new_tokens) == len(output.statistics.requests) == 4
+
+
+def test_listeners_hear_everything_once(model):
+    texts, heard, filled = prompts([30, 11]), [[], []], []
+    output = generate(
+        model,
+        texts,
+        VEGAS,
+        max_new_tokens=9,
+        prefill_chunk_size=8,
+        on_tokens=lambda request, tokens: heard[request].extend(tokens),
+        on_prefill=lambda done, total: filled.append((done, total)),
+    )
+    assert heard == output.new_tokens
+    assert filled == [(0, 39), (16, 39), (26, 39), (34, 39), (39, 39)]
+
+
+def test_a_streamer(model):
+    streamer, (text,) = Recorder(), prompts([9])
+    output = generate(model, text, VEGAS, max_new_tokens=9, streamer=streamer)
+    assert sum(streamer.said, []) == output.sequences[0].tolist()
+    assert streamer.ended
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"method": "eagle"}, "unknown method 'eagle'; known are plain, vegas"),
+        ({"input_ids": []}, "at least one prompt"),
+        ({"input_ids": [[1], []]}, "prompt 1 of shape"),
+        ({"input_ids": torch.zeros(2, 2, 2)}, "1-D"),
+        ({"capacity": 11}, "9 tokens.*needs room for 17, but capacity is 11"),
+        ({"stop_strings": "x"}, "tokenizer"),
+        ({"input_ids": [[1], [2]], "streamer": Recorder()}, "one prompt, got 2"),
+        ({"no_such_option": 1}, "no_such_option"),
+        ({"no_such_option": 1, "generation_config": GenerationConfig()}, "no_such_option"),
+        ({"num_beams": 3}, "num_beams=3"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_mistakes_are_named(model, arguments, message):
+    defaults = {"input_ids": prompts([9]), "method": VEGAS, "max_new_tokens": 4}
+    with pytest.raises(ValueError, match=message):
+        generate(model, **{**defaults, **arguments})
+
+
+def test_bfloat16_runs():
+    output = generate(tiny_model("qwen3").bfloat16(), prompts([9, 30]), VEGAS, max_new_tokens=6)
+    assert [len(new) for new in output.new_tokens] == [6, 6]
+
+
+def test_on_triton_kernels():
+    """Every kind of pass, in a sliding and in a full layer."""
+    model, texts = tiny_model("gpt_oss", num_hidden_layers=2), prompts([4, 10])
+    with use_backend("triton"):
+        output = generate(model, texts, Vegas(gamma=2, ratio=0.5, min_tokens=4), max_new_tokens=4)
+    assert output.new_tokens == [greedy_by_transformers(model, p, 4) for p in texts]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("family", ["llama", "qwen3-sliding", "mistral-sliding", "gpt_oss"])
+def test_on_a_gpu(family, method):
+    model, texts = tiny_model(family).cuda(), prompts([9, 300, 170])
+    output = generate(model, texts, method, max_new_tokens=32, repetition_penalty=1.3)
+    expected = [greedy_by_transformers(model, p.cuda(), 32, repetition_penalty=1.3) for p in texts]
+    assert output.new_tokens == expected

@@ -1,0 +1,91 @@
+"""At temperature 0 every method says token for token what transformers itself says."""
+
+import pytest
+from specattn.decoding import Plain, Vegas, generate
+
+from tests.decoding.models import CONFIGS, greedy_by_transformers, prompts, tiny_model
+
+NEW_TOKENS = 24
+METHODS = {"plain": Plain(), "vegas": Vegas(gamma=3, ratio=0.7, min_tokens=4)}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_ragged_batch_equals_transformers(family, method):
+    model, texts = tiny_model(family), prompts([5, 23, 40])
+    output = generate(model, texts, METHODS[method], max_new_tokens=NEW_TOKENS)
+    assert output.new_tokens == [greedy_by_transformers(model, p, NEW_TOKENS) for p in texts]
+    total = output.statistics.total
+    if method == "vegas" and family != "mistral-sliding":
+        assert 0 < total.accepted < total.drafted, "drafts should be neither perfect nor useless"
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("family", CONFIGS)
+def test_one_request_equals_transformers(family, method):
+    model, (text,) = tiny_model(family, seed=2), prompts([31], seed=5)
+    output = generate(model, text, METHODS[method], max_new_tokens=NEW_TOKENS)
+    assert output.new_tokens == [greedy_by_transformers(model, text, NEW_TOKENS)]
+    assert output.sequences[0].tolist() == text.tolist() + output.new_tokens[0]
+
+
+def test_where_all_layers_slide_there_is_nothing_to_draft_on():
+    output = generate(tiny_model("mistral-sliding"), prompts([20]), "vegas", max_new_tokens=8)
+    assert output.statistics.total.drafted == 0
+
+
+def test_a_window_longer_than_the_cache_does_not_slide():
+    model = tiny_model("mistral-sliding", sliding_window=64)
+    (text,) = prompts([20])
+    output = generate(model, text, METHODS["vegas"], max_new_tokens=8)
+    assert output.new_tokens == [greedy_by_transformers(model, text, 8)]
+    assert output.statistics.total.drafted > 0
+
+
+@pytest.mark.parametrize("chunk_size", [1, 7, 64])
+def test_chunks_of_the_prefill_do_not_show(chunk_size):
+    model, texts = tiny_model("gpt_oss"), prompts([1, 30, 15])
+    output = generate(model, texts, "plain", max_new_tokens=6, prefill_chunk_size=chunk_size)
+    assert output.new_tokens == [greedy_by_transformers(model, p, 6) for p in texts]
+
+
+def test_selecting_everything_makes_every_draft_right():
+    """With the whole prefix selected a draft is the target itself: all are accepted."""
+    model, texts = tiny_model("qwen3"), prompts([9, 17])
+    output = generate(model, texts, Vegas(gamma=3, ratio=1.0), max_new_tokens=13)
+    assert output.statistics.total.acceptance_rate == 1
+    assert output.statistics.total.rounds == 2 * (1 + 3)
+
+
+def test_more_of_the_prefix_makes_drafts_better():
+    model, texts = tiny_model("gpt_oss"), prompts([60, 80])
+    accepted = [
+        generate(
+            model, texts, Vegas(gamma=3, ratio=ratio, min_tokens=1), max_new_tokens=16
+        ).statistics.total.acceptance_rate
+        for ratio in (0.05, 0.4, 0.9)
+    ]
+    assert accepted == sorted(accepted)
+
+
+@pytest.mark.parametrize("keep", [{"keep_first": 3}, {"keep_last": 3}])
+def test_forced_positions_do_not_change_the_text(keep):
+    model, texts = tiny_model("qwen2"), prompts([12, 30])
+    method = Vegas(gamma=2, ratio=0.2, min_tokens=4, **keep)
+    output = generate(model, texts, method, max_new_tokens=12)
+    assert output.new_tokens == [greedy_by_transformers(model, p, 12) for p in texts]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gamma": 0}, "gamma"),
+        ({"ratio": 0.0}, "ratio"),
+        ({"ratio": 1.5}, "ratio"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"keep_first": -1}, "keep_first"),
+    ],
+)
+def test_parameters_out_of_range(options, message):
+    with pytest.raises(ValueError, match=message):
+        Vegas(**options)

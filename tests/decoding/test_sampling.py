@@ -1,0 +1,168 @@
+"""The law at every node against transformers' processors called on that node's text alone."""
+
+import pytest
+import torch
+from specattn.decoding import TargetLaw
+from specattn.decoding.sampling import CONTEXT_FREE
+from specattn.decoding.sequences import Sequences
+from specattn.tree import Tree
+from transformers import (
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
+    InfNanRemoveLogitsProcessor,
+    LogitNormalization,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    NoRepeatNGramLogitsProcessor,
+    PrefixConstrainedLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    StoppingCriteriaList,
+    SuppressTokensLogitsProcessor,
+    SynthIDTextWatermarkLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopHLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
+
+V, PROMPT, ROWS = 9, 7, 4
+
+
+class Triples(TemperatureLogitsWarper):
+    """A subclass may look at the text, whatever its parent does."""
+
+    def __call__(self, input_ids, scores):
+        return super().__call__(input_ids, scores) + 3 * (input_ids[:, -1:] == 2)
+
+
+def allowed(row, text):
+    return [(int(text[-1]) + row + step) % V for step in range(4)]
+
+
+CONTEXTUAL = {
+    "repetition": [RepetitionPenaltyLogitsProcessor(1.9)],
+    "repetition-per-row": [
+        RepetitionPenaltyLogitsProcessor(1.9, prompt_ignore_length=torch.tensor([0, 3, 6, 1]))
+    ],
+    "n-grams": [NoRepeatNGramLogitsProcessor(2)],
+    "min-length": [MinNewTokensLengthLogitsProcessor(PROMPT, 5, 4)],
+    "prefix-constrained": [PrefixConstrainedLogitsProcessor(allowed, num_beams=1)],
+    "subclass": [Triples(0.5)],
+    "in-order": [
+        TopKLogitsWarper(6),
+        RepetitionPenaltyLogitsProcessor(1.9),
+        TemperatureLogitsWarper(0.4),
+        NoRepeatNGramLogitsProcessor(2),
+        TopPLogitsWarper(0.8),
+    ],
+}
+TREES = {
+    "root": Tree.chain(0),
+    "chain": Tree.chain(4),
+    "branching": Tree([-1, 0, 0, 1, 1, 3, 2]),
+    "one-each": Tree.stack([Tree([-1, 0, 0, 2]), Tree.chain(5), Tree([-1, 0, 1])]),
+}
+
+
+def started(active=(0, 2, 3)):
+    """Return a run in which requests have said 3, 0, 1 and 3 tokens, and request 1 is finished."""
+    generator = torch.Generator().manual_seed(7)
+    ids = torch.randint(0, V, (ROWS, PROMPT), generator=generator)
+    sequences = Sequences(ids, [0] * ROWS, 30, StoppingCriteriaList(), torch.device("cpu"))
+    for row, count in enumerate([3, 0, 1, 3]):
+        sequences.extend(row, torch.randint(0, V, (count,), generator=generator).tolist())
+    sequences.active = list(active)
+    return sequences
+
+
+def node_by_node(processors, sequences, tree, tokens, logits):
+    """Ask the processors about one node at a time, in a batch of copies of its text."""
+    expected = torch.empty_like(logits)
+    paths = tree.paths.expand(len(tokens), -1, -1)
+    for request, row in enumerate(sequences.active):
+        committed = sequences.tokens[row, : sequences.lengths[row]]
+        for node in range(tree.size):
+            path = [step for step in paths[request, node].tolist() if step > 0]
+            text = torch.cat([committed, tokens[request, path]])
+            scores = logits[request, node].expand(ROWS, -1).clone()
+            expected[request, node] = processors(text.expand(ROWS, -1), scores)[row]
+    return expected
+
+
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+@pytest.mark.parametrize("processors", CONTEXTUAL.values(), ids=CONTEXTUAL)
+def test_every_node_is_judged_by_its_own_text(processors, tree):
+    sequences = started()
+    tokens = torch.randint(0, V, (3, tree.size))
+    logits = torch.randn(3, tree.size, V) * 2
+    processors = LogitsProcessorList(processors)
+    law = TargetLaw(processors, True, sequences)
+    actual = law.scores(logits.clone(), tree, tokens)
+    expected = node_by_node(processors, sequences, tree, tokens, logits)
+    torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("processors", CONTEXTUAL.values(), ids=CONTEXTUAL)
+def test_the_last_nodes_of_a_growing_chain(processors):
+    """What a drafter asks for, step by step, is what verification asks for at once."""
+    sequences, whole = started(), Tree.chain(4)
+    tokens, logits = torch.randint(0, V, (3, 5)), torch.randn(3, 5, V)
+    law = TargetLaw(LogitsProcessorList(processors), True, sequences)
+    steps = [
+        law.scores(logits[:, [step]], Tree.chain(step), tokens[:, : step + 1], step)
+        for step in range(5)
+    ]
+    expected = node_by_node(LogitsProcessorList(processors), sequences, whole, tokens, logits)
+    torch.testing.assert_close(torch.cat(steps, 1), expected)
+
+
+FREE = [
+    EpsilonLogitsWarper(0.1),
+    EtaLogitsWarper(0.2),
+    InfNanRemoveLogitsProcessor(),
+    LogitNormalization(),
+    MinPLogitsWarper(0.3),
+    SuppressTokensLogitsProcessor([1, 2], device="cpu"),
+    TemperatureLogitsWarper(0.6),
+    TopHLogitsWarper(0.5),
+    TopKLogitsWarper(3),
+    TopPLogitsWarper(0.6),
+    TypicalLogitsWarper(0.5),
+]
+
+
+@pytest.mark.parametrize("processor", FREE, ids=lambda processor: type(processor).__name__)
+def test_processors_that_are_asked_about_all_nodes_at_once(processor):
+    assert type(processor) in CONTEXT_FREE
+    sequences, tree = started(), TREES["branching"]
+    tokens, logits = torch.randint(0, V, (3, tree.size)), torch.randn(3, tree.size, V) * 2
+    law = TargetLaw(LogitsProcessorList([processor]), True, sequences)
+    expected = node_by_node(processor, sequences, tree, tokens, logits)
+    torch.testing.assert_close(law.scores(logits.clone(), tree, tokens), expected)
+
+
+def test_every_context_free_processor_is_tested():
+    assert {type(processor) for processor in FREE} == set(CONTEXT_FREE)
+
+
+def test_a_processor_with_a_memory_is_refused():
+    processor = SynthIDTextWatermarkLogitsProcessor(5, [1, 2], 10, 10, 0, "cpu")
+    with pytest.raises(ValueError, match="SynthID"):
+        TargetLaw(LogitsProcessorList([processor]), True, started())
+
+
+def test_an_unknown_processor_sees_its_own_context():
+    class Unknown(LogitsProcessor):
+        def __call__(self, input_ids, scores):
+            return scores - 5 * torch.nn.functional.one_hot(input_ids[:, -2], V)
+
+    sequences, tree = started(), TREES["branching"]
+    tokens, logits = torch.randint(0, V, (3, tree.size)), torch.randn(3, tree.size, V)
+    processors = LogitsProcessorList([Unknown()])
+    expected = node_by_node(processors, sequences, tree, tokens, logits)
+    torch.testing.assert_close(
+        TargetLaw(processors, False, sequences).scores(logits, tree, tokens), expected
+    )

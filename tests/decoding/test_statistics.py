@@ -1,0 +1,96 @@
+"""Every figure from its definition, on rounds written by hand and on a real run."""
+
+import json
+
+import pytest
+import torch
+from specattn.decoding import RequestStatistics, Statistics, Vegas, generate
+from specattn.decoding.statistics import Stopwatch
+
+from tests.decoding.models import prompts, tiny_model
+
+
+def written_by_hand():
+    """Return six rounds: a root alone, five drafts of three tokens, the last one cut off."""
+    request = RequestStatistics(prompt_tokens=10)
+    request.record(drafted=0, depth=0, accepted=0, emitted=1)
+    for accepted in (3, 0, 1, 3):
+        request.record(drafted=3, depth=3, accepted=accepted, emitted=accepted + 1)
+    request.record(drafted=3, depth=3, accepted=2, emitted=1)
+    return request
+
+
+def test_counts():
+    request = written_by_hand()
+    assert request.rounds == 6
+    assert request.drafted == 15
+    assert request.accepted == 9
+    assert request.new_tokens == 1 + 4 + 1 + 2 + 4 + 1
+    assert request.discarded == 2
+    assert request.new_tokens == request.accepted + request.rounds - request.discarded
+
+
+def test_rates():
+    request = written_by_hand()
+    assert request.mean_acceptance_length == 1 + 9 / 6
+    assert request.acceptance_rate == 9 / 15
+    assert request.position_rates == [4 / 6, 3 / 6, 2 / 6]  # of all rounds
+    assert request.conditional_rates == [4 / 5, 3 / 4, 2 / 3]  # of those that came so far
+
+
+def test_nothing_counted_is_zero_not_an_error():
+    request = RequestStatistics()
+    assert request.mean_acceptance_length == 1
+    assert request.acceptance_rate == 0
+    assert request.position_rates == request.conditional_rates == []
+    assert Statistics([]).tokens_per_second == 0
+
+
+def test_totals_weigh_rounds_alike():
+    other = RequestStatistics(prompt_tokens=4)
+    other.record(drafted=5, depth=4, accepted=4, emitted=5)
+    total = Statistics([written_by_hand(), other]).total
+    assert total.prompt_tokens == 14
+    assert total.rounds == 7
+    assert total.position_rates == [5 / 7, 4 / 7, 3 / 7, 1 / 7]
+    assert total.conditional_rates == [5 / 6, 4 / 5, 3 / 4, 1]
+
+
+def test_a_run_adds_up():
+    output = generate(
+        tiny_model("llama"),
+        prompts([5, 23, 40]),
+        Vegas(gamma=3, ratio=0.7, min_tokens=4),
+        max_new_tokens=20,
+    )
+    statistics = output.statistics
+    for request, new in zip(statistics.requests, output.new_tokens, strict=True):
+        assert request.new_tokens == len(new) == 20
+        assert request.new_tokens == request.accepted + request.rounds - request.discarded
+        assert request.accepted == sum(request.accepted_at)
+        assert request.drafted == 3 * (request.rounds - 1)
+        assert request.offered_at[0] == request.rounds - 1
+        assert request.offered_at[1:] == request.accepted_at[:-1]
+    assert statistics.passes == max(request.rounds for request in statistics.requests)
+    assert statistics.tokens_per_second == 60 / statistics.decode_seconds
+    parts = (statistics.draft_seconds, statistics.target_seconds, statistics.accept_seconds)
+    assert min(*parts, statistics.prefill_seconds) > 0
+    assert sum(parts) == statistics.decode_seconds
+
+
+def test_json():
+    statistics = Statistics([written_by_hand()], 0.5, 1.0, 2.0, 1.0)
+    read = json.loads(json.dumps(statistics.to_dict()))
+    assert read["tokens_per_second"] == 13 / 4
+    assert read["prefill_seconds"] == 0.5
+    assert read["mean_acceptance_length"] == read["requests"][0]["mean_acceptance_length"] == 2.5
+    assert read["conditional_rates"] == [0.8, 0.75, pytest.approx(2 / 3)]
+
+
+def test_the_stopwatch_books_every_moment_once(monkeypatch):
+    moments = iter([1.0, 2.0, 5.0, 5.5, 9.5])
+    monkeypatch.setattr(Stopwatch, "_now", lambda self: next(moments))
+    watch = Stopwatch(torch.device("cpu"))
+    for part in ("draft", "target", "draft", "accept"):
+        watch.lap(part)
+    assert watch.totals() == {"draft": 1.5, "target": 3.0, "accept": 4.0}

@@ -1,0 +1,147 @@
+"""The adapter: logits of trees, scores of the prefix, and the model left as it was."""
+
+import pytest
+import torch
+from specattn.decoding import Target
+from specattn.decoding.target import Selection
+from specattn.tree import Tree
+from transformers import AttentionInterface, AutoModelForCausalLM, BloomConfig
+
+from tests.cases import assert_accurate
+from tests.decoding.models import CONFIGS, VOCABULARY, prompts, tiny_model
+
+PARENTS = [-1, 0, 0, 1, 1, 3, 2, 6, 5]
+
+
+def path_to(node):
+    path = []
+    while node >= 0:
+        path.insert(0, node)
+        node = PARENTS[node]
+    return path
+
+
+@torch.no_grad()
+def each_path(model, texts, tokens):
+    """Return the logits after every node, by a plain forward pass over text and path: [B, T, V]."""
+    rows = [
+        [torch.cat([text, row[path_to(node)]]) for node in range(len(PARENTS))]
+        for text, row in zip(texts, tokens, strict=True)
+    ]
+    return torch.stack(
+        [torch.stack([model(ids[None]).logits[0, -1] for ids in row]) for row in rows]
+    )
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_tree_gets_the_logits_of_its_paths(family):
+    model, texts = tiny_model(family, peak=1.0), prompts([0, 3, 19])
+    tokens = torch.stack(prompts([len(PARENTS)] * 3, seed=4))
+    target = Target(model, batch=3, capacity=40)
+    with target.attached(), torch.no_grad():
+        target.prefill(texts, chunk_size=8)
+        actual, scores = target.verify(Tree(PARENTS), tokens)
+    assert scores is None
+    rounded = each_path(model, texts, tokens)
+    if family == "gpt_oss":
+        model.set_experts_implementation("eager")  # the default has no float64
+    exact = each_path(model.double(), texts, tokens)
+    assert_accurate(actual, exact, rounded)
+
+
+def queries_and_keys(model, ids):
+    """Return what every layer's attention gets: q [1, Hq, L, D] and k [1, Hk, L, D]."""
+    seen = []
+
+    def recording(module, query, key, value, attention_mask, **options):
+        seen.append((query, key, options["scaling"]))
+        return sdpa(module, query, key, value, attention_mask, **options)
+
+    sdpa = AttentionInterface()["sdpa"]
+    AttentionInterface.register("recording", recording)
+    before = model.config._attn_implementation
+    model.set_attn_implementation("recording")
+    with torch.no_grad():
+        model(ids)
+    model.set_attn_implementation(before)
+    return seen
+
+
+def test_scores_are_mean_logits_of_the_first_and_the_last_row():
+    model, texts = tiny_model("llama"), prompts([6, 13])
+    tokens = torch.stack(prompts([4, 4], seed=4))
+    target = Target(model, batch=2, capacity=30)
+    with target.attached(), torch.no_grad():
+        target.prefill(texts, chunk_size=64)
+        _, scores = target.verify(Tree.chain(3), tokens, collect=True)
+    assert scores.shape == (3, 2, 30)
+    for row, text in enumerate(texts):
+        seen = queries_and_keys(model, torch.cat([text, tokens[row]])[None])
+        for layer, (q, k, scaling) in enumerate(seen):
+            k = k.repeat_interleave(2, 1)
+            logits = (q @ k.transpose(-1, -2))[0, :, [-4, -1], : len(text)] * scaling
+            torch.testing.assert_close(scores[layer, row, : len(text)], logits.mean((0, 1)))
+            assert scores[layer, row, len(text) :].isneginf().all()
+
+
+@pytest.mark.parametrize("family", ["qwen2-sliding", "gpt_oss"])
+def test_sliding_layers_are_neither_scored_nor_thinned_out(family):
+    model, texts = tiny_model(family), prompts([20])
+    types = model.config.layer_types
+    target = Target(model, batch=1, capacity=40)
+    assert target.full_layers == types.count("full_attention") < len(types)
+    tokens = torch.stack(prompts([2], seed=4))
+    with target.attached(), torch.no_grad():
+        target.prefill(texts, chunk_size=64)
+        exact, scores = target.verify(Tree.chain(1), tokens, collect=True)
+        everything = torch.arange(22, dtype=torch.int32).expand(target.full_layers, 1, -1)
+        drafted = [
+            target.draft(tokens[:, step : step + 1], step, Selection(everything, length))
+            for step, length in enumerate(torch.tensor([[21], [22]], dtype=torch.int32))
+        ]
+    assert len(scores) == target.full_layers
+    torch.testing.assert_close(torch.cat(drafted, 1), exact, rtol=1e-5, atol=1e-4)
+
+
+def test_a_draft_step_reads_its_selection_alone():
+    """Whatever stands at other positions may change without changing the draft."""
+    model, (text,) = tiny_model("qwen3"), prompts([12])
+    chosen = Selection(
+        torch.tensor([1, 4, 5, 12], dtype=torch.int32).expand(3, 1, -1),
+        torch.tensor([4], dtype=torch.int32),
+    )
+    target = Target(model, batch=1, capacity=20)
+    with target.attached(), torch.no_grad():
+        target.prefill([text], chunk_size=64)
+        first = target.draft(torch.tensor([[7]]), 0, chosen)
+        others = [position for position in range(12) if position not in (1, 4, 5)]
+        target.cache.storage[:, :, :, others] = torch.nan
+        again = target.draft(torch.tensor([[7]]), 0, chosen)
+    torch.testing.assert_close(again, first, rtol=0, atol=0)
+
+
+def test_the_models_attention_is_restored():
+    model = tiny_model("llama")
+    before = model.config._attn_implementation
+    ids = prompts([9])[0][None]
+    expected = model(ids).logits
+    target = Target(model, batch=1, capacity=8)
+    with target.attached():
+        assert model.config._attn_implementation != before
+        with pytest.raises(TypeError, match="specattn_pass"):  # nothing else may run meanwhile
+            model(ids)
+    assert model.config._attn_implementation == before
+    torch.testing.assert_close(model(ids).logits, expected, rtol=0, atol=0)
+
+
+def test_other_families_are_refused():
+    config = BloomConfig(vocab_size=VOCABULARY, hidden_size=16, n_layer=1, n_head=2)
+    with pytest.raises(ValueError, match="'bloom'.*llama, qwen2, qwen3, mistral, gpt_oss"):
+        Target(AutoModelForCausalLM.from_config(config), batch=1, capacity=8)
+
+
+def test_a_model_on_two_devices_is_refused():
+    model = tiny_model("llama")
+    model.lm_head.to("meta")
+    with pytest.raises(ValueError, match="one device, got cpu, meta"):
+        Target(model, batch=1, capacity=8)

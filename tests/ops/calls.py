@@ -1,0 +1,86 @@
+"""Valid calls of every primitive, for the tests that hold for all of them."""
+
+import pytest
+import specattn
+import torch
+from specattn.reference import pack_tree_mask
+
+from tests.cases import make_problem
+
+
+def valid_calls(p=None, paged=False):
+    """Return `{name: (function, keyword arguments)}` on problem `p`, packed mask, no outputs."""
+    p = p or make_problem(page_size=4)
+    state = torch.randn_like(p.q), torch.randn(p.q.shape[:-1])
+    other = torch.randn_like(p.q), torch.randn(p.q.shape[:-1])
+    mask = pack_tree_mask(p.tree_mask)
+    cache = p.cache(paged)
+    keys = {name: x for name, x in cache.items() if name != "v_cache"}
+    capacity = p.k_cache.shape[1]
+    hybrid = {"q": p.q, **cache, "cache_seqlens": p.cache_seqlens}
+    hybrid |= {"k_tree": p.k_tree, "v_tree": p.v_tree, "tree_mask": mask}
+    indices = torch.arange(3, dtype=torch.int32).repeat(len(p.q), 1)
+    sparse = {"q": p.q, **cache, "indices": indices, "k_new": p.k_tree, "v_new": p.v_tree}
+    sparse |= {"index_lengths": p.cache_seqlens.clamp(max=3), "tree_mask": mask}
+    return {
+        "tree_attention": (
+            specattn.tree_attention,
+            {"q": p.q, "k_new": p.k_tree, "v_new": p.v_tree, "tree_mask": mask},
+        ),
+        "merge_state": (
+            specattn.merge_state,
+            dict(zip(("out_a", "lse_a", "out_b", "lse_b"), state + other, strict=True)),
+        ),
+        "merge_states": (
+            specattn.merge_states,
+            {"outs": torch.stack([state[0], other[0]]), "lses": torch.stack([state[1], other[1]])},
+        ),
+        "hybrid_tree_attention": (specattn.hybrid_tree_attention, hybrid),
+        "verify_attention": (specattn.verify_attention, hybrid),
+        "sparse_gather_attention": (specattn.sparse_gather_attention, sparse),
+        "importance_scores": (
+            specattn.importance_scores,
+            {"q": p.q, **keys, "cache_seqlens": p.cache_seqlens},
+        ),
+        "select_topk": (
+            specattn.select_topk,
+            {
+                "scores": torch.randn(len(p.q), 2, capacity),
+                "cache_seqlens": p.cache_seqlens,
+                "ratio": 0.3,
+            },
+        ),
+    }
+
+
+def variants():
+    """Return one readable id and call per op and form of its optional arguments."""
+    p, apart = make_problem(page_size=4, tree_in_cache=True), {"k_tree": None, "v_tree": None}
+    sinks = torch.randn(4)
+    for paged in (False, True):
+        for name, (function, arguments) in valid_calls(p, paged).items():
+            yield f"{name}-{'paged' if paged else 'contiguous'}", function, arguments
+    for name in ("hybrid_tree_attention", "verify_attention"):
+        function, arguments = valid_calls(p)[name]
+        every_option = {"window": 3, "softcap": 5.0, "sinks": sinks, "softmax_scale": 0.2}
+        yield f"{name}-options", function, arguments | every_option
+        yield f"{name}-in-cache", function, arguments | apart | {"tree_mask": None}
+        yield f"{name}-bool-mask", function, arguments | {"tree_mask": p.tree_mask}
+    yield "verify_attention-logits", function, arguments | {"collect": "logits"}
+    function, arguments = valid_calls(p)["sparse_gather_attention"]
+    no_new = {"k_new": None, "v_new": None, "tree_mask": None}
+    yield "sparse_gather_attention-no-new", function, arguments | no_new
+    per_head = {
+        "indices": arguments["indices"][:, None].repeat(1, 2, 1),
+        "index_lengths": arguments["index_lengths"][:, None].repeat(1, 2),
+    }
+    yield "sparse_gather_attention-per-head", function, arguments | per_head
+    function, arguments = valid_calls(p)["select_topk"]
+    yield "select_topk-budget", function, arguments | {"ratio": None, "budget": 4, "keep_last": 2}
+    function, arguments = valid_calls(p)["importance_scores"]
+    yield "importance_scores-all-heads", function, arguments | {"per_head": False}
+
+
+NAMES = tuple(valid_calls())
+WITH_STATE = tuple(name for name in NAMES if name not in ("importance_scores", "select_topk"))
+VARIANTS = [pytest.param(function, kwargs, id=name) for name, function, kwargs in variants()]

@@ -1,0 +1,204 @@
+"""Every bad argument is refused with the right error, by name."""
+
+import pytest
+import torch
+
+from tests.cases import make_problem
+from tests.ops.calls import NAMES, WITH_STATE, valid_calls
+
+INT32, INT64 = torch.int32, torch.int64
+
+
+def int32(*values):
+    return torch.tensor(values, dtype=INT32)
+
+
+def refuse(op, change, error, message, paged=False, **options):
+    function, arguments = valid_calls(make_problem(**options), paged)[op]
+    with pytest.raises(error, match=message):
+        function(**{**arguments, **change(arguments)})
+
+
+TENSORS = [
+    (op, name)
+    for op in NAMES
+    for name, value in valid_calls()[op][1].items()
+    if isinstance(value, torch.Tensor)
+]
+OPTIONAL = ("tree_mask", "k_tree", "v_tree", "k_new", "v_new")
+
+
+@pytest.mark.parametrize(("op", "name"), TENSORS)
+def test_not_a_tensor(op, name):
+    refuse(op, lambda a: {name: [1, 2]}, TypeError, f"^{name}: expected a tensor, got list")
+
+
+@pytest.mark.parametrize(("op", "name"), [t for t in TENSORS if t[1] not in OPTIONAL])
+def test_none_where_a_tensor_is_needed(op, name):
+    refuse(op, lambda a: {name: None}, TypeError, f"^{name}: expected a tensor, got NoneType")
+
+
+@pytest.mark.parametrize(("op", "name"), TENSORS)
+def test_wrong_dtype(op, name):
+    message = f"^{name}: expected torch.*got torch.int16"
+    refuse(op, lambda a: {name: a[name].short()}, TypeError, message)
+
+
+@pytest.mark.parametrize(("op", "name"), TENSORS)
+def test_wrong_number_of_dimensions(op, name):
+    refuse(op, lambda a: {name: a[name][None, None]}, ValueError, f"^{name}: expected shape .*got")
+
+
+@pytest.mark.parametrize(("op", "name"), TENSORS)
+def test_other_device(op, name):
+    first = next(iter(valid_calls()[op][1]))
+    blamed = "^[a-z_]+: expected device meta" if name == first else f"^{name}: expected device cpu"
+    refuse(op, lambda a: {name: a[name].to("meta")}, ValueError, blamed)
+
+
+@pytest.mark.parametrize(("op", "name"), TENSORS)
+def test_last_dimension_not_contiguous(op, name):
+    if valid_calls()[op][1][name].shape[-1] == 1:
+        pytest.skip("one element has no stride")
+
+    def spread(arguments):
+        x = arguments[name]
+        return {name: torch.stack([x, x], -1)[..., 0]}
+
+    refuse(op, spread, ValueError, f"^{name}: expected a contiguous last dimension")
+
+
+@pytest.mark.parametrize("op", WITH_STATE)
+@pytest.mark.parametrize("name", ["out", "lse"])
+def test_wrong_outputs(op, name):
+    shape = (2, 4, 4, 64) if name == "out" else (2, 4, 4)
+    refuse(op, lambda a: {name: torch.empty(shape).half()}, TypeError, f"^{name}: expected")
+    refuse(op, lambda a: {name: torch.empty(shape)[:1]}, ValueError, f"^{name}: expected shape")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda a: {"q": a["q"][:1]}, r"k_cache: expected shape \[B=1, N, Hk, D=64\], got"),
+        (lambda a: {"q": a["q"][:, :, :3]}, "q: expected heads in multiples of Hk=2, got 3"),
+        (
+            lambda a: {"k_cache": a["k_cache"][..., :32]},
+            r"k_cache: .* D=64\], got \[2, 16, 2, 32\]",
+        ),
+        (lambda a: {"v_cache": a["v_cache"][:, :3]}, r"v_cache: expected shape \[B=2, N=16,"),
+        (lambda a: {"v_tree": a["v_tree"][:, :3]}, r"v_tree: expected shape \[B=2, S=4,"),
+        (lambda a: {"tree_mask": a["tree_mask"][:, :3]}, "tree_mask: expected shape"),
+        (lambda a: {"tree_mask": a["tree_mask"].repeat(1, 1, 2)}, r"tree_mask: .*W=1\] or"),
+        (lambda a: {"sinks": torch.zeros(3)}, r"sinks: expected shape \[Hq=4\], got \[3\]"),
+        (lambda a: {"window": 0}, "window: expected None or at least 1 token, got 0"),
+        (lambda a: {"softcap": -1.0}, "softcap: expected 0 or a positive number, got -1.0"),
+        (lambda a: {"block_table": torch.zeros(3, 4, dtype=INT32)}, "block_table: expected shape"),
+        (lambda a: {"q": a["q"][:, :0], "tree_mask": None}, "q: expected no empty dimension"),
+        (
+            lambda a: {"k_tree": a["k_tree"][:, :3], "v_tree": a["v_tree"][:, :3]},
+            "q: expected rows up to the tree's S=3, got 4",
+        ),
+    ],
+)
+@pytest.mark.parametrize("op", ["hybrid_tree_attention", "verify_attention"])
+def test_wrong_values_of_a_hybrid_pass(op, change, message):
+    refuse(op, change, ValueError, "^" + message)
+
+
+@pytest.mark.parametrize("op", ["hybrid_tree_attention", "verify_attention"])
+@pytest.mark.parametrize("name", ["k_tree", "v_tree"])
+def test_keys_without_values(op, name):
+    refuse(op, lambda a: {name: None}, TypeError, f"^{name}: expected a tensor, got NoneType")
+
+
+@pytest.mark.parametrize("head_dim", [4, 60, 264])
+@pytest.mark.parametrize("op", ["tree_attention", "importance_scores"])
+def test_head_dim_out_of_range(op, head_dim):
+    message = f"^q: expected head_dim in multiples of 8 up to 256, got {head_dim}"
+    refuse(op, lambda a: {}, ValueError, message, head_dim=head_dim)
+
+
+@pytest.mark.parametrize("rows", [(), (4,), (-5,), (0, 9)])
+def test_rows_that_do_not_exist(rows):
+    message = r"^collect_rows: expected at least one row, each below T=4"
+    refuse("verify_attention", lambda a: {"collect_rows": rows}, ValueError, message)
+
+
+def test_unknown_collection():
+    message = "^collect: expected 'scores' or 'logits', got 'weights'"
+    refuse("verify_attention", lambda a: {"collect": "weights"}, ValueError, message)
+
+
+def test_mask_without_new_keys():
+    change = {"k_new": None, "v_new": None}
+    refuse("sparse_gather_attention", lambda a: change, ValueError, "^tree_mask: expected None")
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (3,)])
+def test_index_lengths_follow_indices(shape):
+    lengths = torch.zeros(shape, dtype=INT32)
+    message = r"^index_lengths: expected shape \[B=2\]"
+    refuse("sparse_gather_attention", lambda a: {"index_lengths": lengths}, ValueError, message)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ratio": None}, "ratio, budget: expected exactly one of the two"),
+        ({"budget": 3}, "ratio, budget: expected exactly one of the two"),
+        ({"ratio": 0.0}, r"ratio: expected a share in \(0, 1\], got 0.0"),
+        ({"ratio": 1.1}, "ratio: expected"),
+        ({"ratio": None, "budget": 0}, "budget: expected at least 1 token, got 0"),
+        ({"min_tokens": -1}, "min_tokens: expected 0 or more tokens, got -1"),
+        ({"keep_first": -1}, "keep_first: expected"),
+        ({"keep_last": -1}, "keep_last: expected"),
+    ],
+)
+def test_wrong_selection(change, message):
+    refuse("select_topk", lambda a: change, ValueError, "^" + message)
+
+
+@pytest.mark.parametrize("paged", [False, True], ids=["contiguous", "paged"])
+@pytest.mark.parametrize("lengths", [(-1, 3), (3, 17), (2**31 - 1, 0)])
+@pytest.mark.parametrize(
+    "op", ["hybrid_tree_attention", "verify_attention", "importance_scores", "select_topk"]
+)
+def test_lengths_outside_the_cache(op, lengths, paged):
+    message = "^cache_seqlens: expected values from 0 to 16, got"
+    refuse(op, lambda a: {"cache_seqlens": int32(*lengths)}, IndexError, message, paged)
+
+
+@pytest.mark.parametrize("op", ["hybrid_tree_attention", "verify_attention"])
+def test_no_room_for_the_tree_in_the_cache(op):
+    change = {"k_tree": None, "v_tree": None, "cache_seqlens": int32(13, 2)}
+    refuse(op, lambda a: change, IndexError, "^cache_seqlens: expected values from 0 to 12, got 13")
+
+
+@pytest.mark.parametrize("page", [-1, 10, 2**30])
+@pytest.mark.parametrize(
+    "op",
+    ["hybrid_tree_attention", "verify_attention", "importance_scores", "sparse_gather_attention"],
+)
+def test_used_page_that_does_not_exist(op, page):
+    def change(arguments):
+        table = arguments["block_table"].clone()
+        table[1, 0] = page
+        return {"block_table": table}
+
+    message = f"^block_table: expected values from 0 to 9, got {page}"
+    refuse(op, change, IndexError, message, paged=True)
+
+
+@pytest.mark.parametrize("paged", [False, True], ids=["contiguous", "paged"])
+@pytest.mark.parametrize("index", [-1, 16, 2**30])
+def test_index_outside_the_cache(index, paged):
+    indices = int32(0, index, 2).repeat(2, 1)
+    message = f"^indices: expected values from 0 to 15, got {index}"
+    refuse("sparse_gather_attention", lambda a: {"indices": indices}, IndexError, message, paged)
+
+
+@pytest.mark.parametrize("lengths", [(4, 1), (1, -1)])
+def test_more_indices_than_there_are(lengths):
+    message = "^index_lengths: expected values from 0 to 3, got"
+    change = {"index_lengths": int32(*lengths)}
+    refuse("sparse_gather_attention", lambda a: change, IndexError, message)

@@ -1,0 +1,139 @@
+"""The command as a user types it: what it prints, what it writes, and how it refuses."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from specattn import cli
+
+TINY = Path(__file__).parents[1] / "examples" / "tiny"
+
+
+@pytest.fixture
+def prompt(tmp_path):
+    path = tmp_path / "prompt.py"
+    path.write_text("def add(left, right):\n    return left + right\n\n\n" * 12)
+    return path
+
+
+@pytest.fixture
+def specattn(monkeypatch, capfd):
+    """Run the command; return exit code, standard output and standard error."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["specattn", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        return stop.value.code, *capfd.readouterr()
+
+    return run
+
+
+def with_config(folder, **changes):
+    """Write a copy of the embedded target whose config differs."""
+    folder.mkdir()
+    for file in TINY.glob("*"):
+        if file.suffix in (".json", ".safetensors"):
+            (folder / file.name).symlink_to(file)
+    config = json.loads((TINY / "config.json").read_text()) | changes
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_generate_streams_text_and_writes_json(specattn, prompt, tmp_path):
+    runs = {}
+    for method in ("plain", "vegas"):
+        out = tmp_path / f"{method}.json"
+        options = ("--max-new-tokens", 12, "--json", out)
+        code, text, _ = specattn("generate", "--prompt-file", prompt, "--method", method, *options)
+        runs[method] = json.loads(out.read_text())
+        assert code == 0
+        assert text == runs[method]["text"] + "\n"
+    plain, vegas = runs["plain"], runs["vegas"]
+    assert plain["schema"] == "specattn.generate/1"
+    assert len(plain["tokens"]) == plain["statistics"]["new_tokens"] == 12
+    assert vegas["tokens"] == plain["tokens"]
+    assert vegas["method"]["name"] == "vegas"
+    assert vegas["method"]["gamma"] == 6
+    assert vegas["statistics"]["passes"] <= plain["statistics"]["passes"] == 12
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_a_seed_decides_what_is_sampled(specattn, prompt):
+    options = ("--max-new-tokens", 16, "--temperature", 1.5, "--method", "vegas")
+    texts = [
+        specattn("generate", "--prompt-file", prompt, *options, "--seed", seed)[1]
+        for seed in (1, 1, 2)
+    ]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_compare_says_whether_the_outputs_are_identical(specattn, prompt):
+    code, _, figures = specattn("compare", "--prompt-file", prompt, "--max-new-tokens", 12)
+    assert code == 0
+    assert "identical, token for token: yes" in figures
+    for row in ("tokens/s", "mean acceptance length", "draft / target / accept"):
+        assert row in figures
+
+
+def test_env_names_every_backend(specattn):
+    code, text, _ = specattn("env")
+    assert code == 0
+    assert all(name in text for name in ("triton", "cuda", "cpu", "reference"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--prompt-file", "nowhere.txt"], "nowhere.txt is not a file"),
+        (["--prompt-file", "{prompt}", "--method", "magic"], "got 'magic'"),
+        (["--prompt-file", "{prompt}", "--gamma", "0"], "gamma"),
+        (["--prompt-file", "{prompt}", "--ratio", "7"], "ratio"),
+        (["--prompt-file", "{prompt}", "--temperature", "warm"], "temperature"),
+        (["--prompt-file", "{prompt}", "--dtype", "int8"], "got 'int8'"),
+        (["--prompt-file", "{prompt}", "--device", "abacus"], "abacus"),
+        (["--prompt-file", "{prompt}", "--model", "{tmp}/none"], "none is not a folder"),
+        (["--prompt-file", "{prompt}", "--model", "{tmp}"], "no readable config.json"),
+        (["--prompt-file", "{prompt}", "--json", "{tmp}/none/out.json"], "does not exist"),
+        (["--prompt-file", "{prompt}", "--max-new-tokens", "40000"], "cache of 32768"),
+        (["--prompt-file", "{binary}"], "not UTF-8"),
+        ([], "--prompt-file"),
+    ],
+    ids=lambda value: " ".join(value[-2:]) if isinstance(value, list) else "",
+)
+def test_what_a_user_can_mend_is_one_line(specattn, prompt, tmp_path, arguments, reason):
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"\xff\xfe\x00")
+    names = {"prompt": prompt, "tmp": tmp_path, "binary": binary}
+    code, text, error = specattn("generate", *(word.format(**names) for word in arguments))
+    assert code == 2
+    assert text == ""
+    assert error.startswith("specattn: error: ")
+    assert error.count("\n") == 1
+    assert reason in error
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"model_type": "bert"}, "family 'bert' is not supported"),
+        ({"max_position_embeddings": 64}, "beyond the cache of 64"),
+    ],
+    ids=["family", "length"],
+)
+def test_a_model_that_does_not_fit_is_refused(specattn, prompt, tmp_path, changes, reason):
+    model = with_config(tmp_path / "model", **changes)
+    code, _, error = specattn("generate", "--prompt-file", prompt, "--model", model)
+    assert code == 2
+    assert error.count("\n") == 1
+    assert reason in error
+
+
+def test_weights_that_are_not_safetensors_are_refused(specattn, prompt, tmp_path):
+    model = with_config(tmp_path / "model")
+    (model / "model.safetensors").rename(model / "pytorch_model.bin")
+    code, _, error = specattn("generate", "--prompt-file", prompt, "--model", model)
+    assert code == 2
+    assert "no *.safetensors" in error

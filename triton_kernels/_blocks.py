@@ -1,0 +1,114 @@
+"""Device functions that the attention kernels are built from: loads, addresses, one softmax step.
+
+Shapes in comments are tiles: M query rows, N keys, C collected rows, D the padded head dimension.
+"""
+
+# Branches on compile-time flags must stay statements of their own: the other side is not compiled.
+# ruff: noqa: SIM102, SIM108
+
+import triton
+import triton.language as tl
+
+from ._bfloat16 import cast, dot
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def load_rows(p_row, valid, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Load rows of ``D`` elements [N, BLOCK_D]; invalid rows and the padding of D are 0."""
+    d = tl.arange(0, BLOCK_D)
+    mask = valid[:, None]
+    if D != BLOCK_D:
+        mask = mask & (d < D)[None, :]
+    return tl.load(p_row[:, None] + d[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def cache_rows(n, valid, b, index_row, page_row, PAGE_SIZE: tl.constexpr):
+    """Say where the prefix's keys ``n`` [N] lie: (request, position) or (page, slot), int64.
+
+    The three kinds of prefix are one map: ``index_row`` (or None) turns ``n`` into a position,
+    ``page_row`` (or None) turns a position into a page and a slot.
+    """
+    position = n
+    if index_row is not None:
+        position = tl.load(index_row + n, mask=valid, other=0)
+    outer = b
+    inner = position.to(tl.int64)
+    if page_row is not None:
+        outer = tl.load(page_row + position // PAGE_SIZE, mask=valid, other=0).to(tl.int64)
+        inner = inner % PAGE_SIZE
+    return outer, inner
+
+
+@triton.jit
+def depth_of(t, ok, T, S, depth_row):
+    """Return the depths of tokens in the tree; without ``depth_row`` it is a causal chain."""
+    depth = t + S - T
+    if depth_row is not None:
+        depth = tl.load(depth_row + t, mask=ok, other=0)
+    return depth
+
+
+@triton.jit
+def cap(s, softcap, SOFTCAP: tl.constexpr):
+    """Return ``softcap * tanh(s / softcap)``, by its series where the closed form cancels."""
+    if SOFTCAP:
+        x = s / softcap
+        e = tl.exp2(tl.abs(x) * LOG2E * -2.0)
+        closed = (1.0 - e) / (1.0 + e)
+        x2 = x * x
+        series = x * (1.0 - x2 * (1 / 3 - x2 * (2 / 15 - x2 * (17 / 315))))
+        s = softcap * tl.where(x2 < 0.01, series, tl.where(x < 0, -closed, closed))
+    return s
+
+
+@triton.jit
+def softmax_step(q, k, v, visible, m, l, acc, scale, softcap, SOFTCAP: tl.constexpr):
+    """Take a tile of keys into the running softmax (m [M], l [M], acc [M, D]), in base 2."""
+    s = dot(q, tl.trans(k))
+    if SOFTCAP:
+        s = cap(s * scale, softcap, SOFTCAP) * LOG2E
+    else:
+        s = s * (scale * LOG2E)
+    s = tl.where(visible, s, float("-inf"))
+    new_m = tl.maximum(m, tl.max(s, 1))
+    pivot = tl.where(new_m == float("-inf"), 0.0, new_m)  # -inf - -inf would be NaN
+    p = tl.exp2(s - pivot[:, None])
+    rescale = tl.exp2(m - pivot)
+    l = l * rescale + tl.sum(p, 1)
+    acc = dot(cast(p, v.dtype), v, acc * rescale[:, None])
+    return new_m, l, acc
+
+
+@triton.jit
+def finish(m, l, acc):
+    """Return the state (out [M, D], natural lse [M]) of a running softmax; (0, -inf) if empty."""
+    empty = l == 0.0
+    l = tl.where(empty, 1.0, l)
+    return acc / l[:, None], tl.where(empty, float("-inf"), (m + tl.log2(l)) * LN2)
+
+
+@triton.jit
+def split_in_three(x, dtype: tl.constexpr):
+    """Return a tile [16, D] of ``dtype`` whose rows add up to the float32 vector ``x`` [D]."""
+    r = tl.arange(0, 16)[:, None]
+    high = cast(x, dtype)
+    rest = x - high.to(tl.float32)
+    middle = cast(rest, dtype)
+    low = cast(rest - middle.to(tl.float32), dtype)
+    tile = tl.where(r == 1, middle[None, :], low[None, :])
+    tile = tl.where(r == 0, high[None, :], tile)
+    return tl.where(r < 3, tile, tl.zeros_like(tile))
+
+
+@triton.jit
+def fill_empty(p_row, ok, begin, end, BLOCK_N: tl.constexpr):
+    """Write -inf to the columns [begin, end) of some rows [C]."""
+    for n0 in range(begin, end, BLOCK_N):
+        n = n0 + tl.arange(0, BLOCK_N)
+        p = p_row[:, None] + n[None, :]
+        nothing = tl.full(p.shape, float("-inf"), p.dtype.element_ty)
+        tl.store(p, nothing, mask=ok[:, None] & (n < end)[None, :])

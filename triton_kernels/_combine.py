@@ -1,0 +1,132 @@
+"""Merge attention states that cover disjoint sets of keys.
+
+A state is a normalised output and a natural log-sum-exp. With ``m = max_i lse_i``::
+
+    w_i = exp(lse_i - m),   out = sum_i w_i out_i / sum_i w_i,   lse = m + log(sum_i w_i)
+
+An empty state (``lse = -inf``, or +inf as some libraries write it) has weight 0 and its output is
+not even read, so it may hold anything. A sink is a state whose output is 0. The same kernel is the
+second half of split-KV attention and the public ``merge_state`` and ``merge_states``.
+"""
+
+import triton
+import triton.language as tl
+
+from . import _configs
+from ._bfloat16 import cast
+from ._blocks import LN2, LOG2E
+
+
+@triton.jit
+def _absorb(m, total, acc, p_out, p_lse, out_stride_i, lse_stride_i, i, count, D: tl.constexpr):
+    """Add the states ``i`` [I] below ``count`` [R] to the running m [R], total [R], acc [R, D]."""
+    d = tl.arange(0, acc.shape[1])
+    i64 = i.to(tl.int64)
+    used = i[None, :] < count[:, None]
+    lse = tl.load(p_lse[:, None] + i64[None, :] * lse_stride_i, mask=used, other=float("-inf"))
+    lse = tl.where(lse == float("inf"), float("-inf"), lse)  # [R, I]
+    new_m = tl.maximum(m, tl.max(lse, 1))
+    pivot = tl.where(new_m == float("-inf"), 0.0, new_m)
+    weight = tl.exp2((lse - pivot[:, None]) * LOG2E)
+    rescale = tl.exp2((m - pivot) * LOG2E)
+    out = tl.load(
+        p_out[:, None, None] + i64[None, :, None] * out_stride_i + d[None, None, :],
+        mask=(lse != float("-inf"))[:, :, None] & (d < D)[None, None, :],
+        other=0.0,
+    ).to(tl.float32)  # [R, I, D]
+    acc = acc * rescale[:, None] + tl.sum(weight[:, :, None] * out, 1)
+    total = total * rescale + tl.sum(weight, 1)
+    return new_m, total, acc
+
+
+# fmt: off
+@triton.jit(do_not_specialize=["num_rows", "num_states", "T", "HQ", "span", "split_size"])
+def combine_kernel(
+    outs, lses, outs_b, lses_b, lengths, sinks, out, lse,
+    num_rows, num_states, T, HQ, span, split_size,
+    outs_stride_i, outs_stride_b, outs_stride_t, outs_stride_h,
+    lses_stride_i, lses_stride_b, lses_stride_t, lses_stride_h,
+    outs_b_stride_b, outs_b_stride_t, outs_b_stride_h,
+    lses_b_stride_b, lses_b_stride_t, lses_b_stride_h,
+    lengths_stride_b, lengths_stride_h,
+    out_stride_b, out_stride_t, out_stride_h,
+    lse_stride_b, lse_stride_t, lse_stride_h,
+    D: tl.constexpr, GROUP: tl.constexpr, TREE_SLOTS: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_D: tl.constexpr,
+):
+    # fmt: on
+    """Merge all states of a block of rows (request, token, query head)."""
+    row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
+    row_ok = row < num_rows
+    b = (row // (T * HQ)).to(tl.int64)
+    t = row // HQ % T
+    h = row % HQ
+
+    count = tl.zeros([BLOCK_R], tl.int32) + num_states
+    if lengths is not None:
+        p_length = lengths + b * lengths_stride_b + h // GROUP * lengths_stride_h
+        length = tl.load(p_length, mask=row_ok, other=0)
+        count = TREE_SLOTS + tl.cdiv(tl.minimum(length, span), split_size)
+    count = tl.where(row_ok, count, 0)
+
+    m = tl.full([BLOCK_R], float("-inf"), tl.float32)
+    if sinks is not None:
+        m = tl.load(sinks + h, mask=row_ok, other=float("-inf")).to(tl.float32)
+    total = tl.where(m == float("-inf"), 0.0, 1.0)
+    acc = tl.zeros([BLOCK_R, BLOCK_D], tl.float32)
+
+    p_out = outs + b * outs_stride_b + t * outs_stride_t + h * outs_stride_h
+    p_lse = lses + b * lses_stride_b + t * lses_stride_t + h * lses_stride_h
+    for i0 in range(0, tl.max(count, 0), BLOCK_I):
+        i = i0 + tl.arange(0, BLOCK_I)
+        m, total, acc = _absorb(
+            m, total, acc, p_out, p_lse, outs_stride_i, lses_stride_i, i, count, D
+        )
+    if outs_b is not None:
+        p_out = outs_b + b * outs_b_stride_b + t * outs_b_stride_t + h * outs_b_stride_h
+        p_lse = lses_b + b * lses_b_stride_b + t * lses_b_stride_t + h * lses_b_stride_h
+        i = tl.arange(0, 1)
+        m, total, acc = _absorb(m, total, acc, p_out, p_lse, 0, 0, i, row_ok.to(tl.int32), D)
+
+    empty = total == 0.0
+    total = tl.where(empty, 1.0, total)
+    result = cast(acc / total[:, None], out.dtype.element_ty)
+    result_lse = tl.where(empty, float("-inf"), m + tl.log2(total) * LN2)
+    d = tl.arange(0, BLOCK_D)
+    p_out = out + b * out_stride_b + t * out_stride_t + h * out_stride_h
+    p_lse = lse + b * lse_stride_b + t * lse_stride_t + h * lse_stride_h
+    tl.store(p_out[:, None] + d[None, :], result, mask=row_ok[:, None] & (d < D)[None, :])
+    tl.store(p_lse, result_lse, mask=row_ok)
+
+
+def combine(
+    outs, lses, out, lse, *, pair=None, lengths=None, sinks=None, tree_slots=0, span=0, split_size=1
+):
+    """Merge states along dimension 0 of ``outs`` [n, B, T, Hq, D] and ``lses`` [n, B, T, Hq].
+
+    ``pair`` = (out, lse) is one more state, not stacked with the others. Without ``lengths`` all
+    ``n`` states count. With ``lengths`` [B, 1 or Hk] those of a request are its ``tree_slots`` and
+    one per ``split_size`` keys of ``min(length, span)``; the others are not read.
+    """
+    num_states, B, T, heads, D = outs.shape
+    outs_b, lses_b = pair or (None, None)
+    block_r, block_i, block_d, num_warps = _configs.combine_blocks(outs.device, num_states, D)
+    num_rows = B * T * heads
+    combine_kernel[(triton.cdiv(num_rows, block_r),)](
+        outs, lses, outs_b, lses_b, lengths, sinks, out, lse,
+        num_rows, num_states, T, heads, span, split_size,
+        *outs.stride()[:4],
+        *lses.stride(),
+        *(outs_b.stride()[:3] if pair else (0, 0, 0)),
+        *(lses_b.stride() if pair else (0, 0, 0)),
+        *(lengths.stride() if lengths is not None else (0, 0)),
+        *out.stride()[:3],
+        *lse.stride(),
+        D=D,
+        GROUP=heads // lengths.shape[1] if lengths is not None else 1,
+        TREE_SLOTS=tree_slots,
+        BLOCK_R=block_r,
+        BLOCK_I=block_i,
+        BLOCK_D=block_d,
+        num_warps=num_warps,
+    )  # fmt: skip

@@ -1,0 +1,402 @@
+"""The attention kernel of every primitive: split-KV flash attention over a prefix and a tree.
+
+Rows
+    The ``T * g`` query rows that share a KV head are packed, row ``r`` being token ``r // g`` and
+    query head ``r % g`` of the group, and cut into tiles of ``BLOCK_M``: K and V are read once per
+    tile, and a draft of few tokens fills a tensor-core tile.
+Slots
+    The grid is (tile and head, slot, request). A slot is one piece of the keys; it yields a
+    normalised output and a natural log-sum-exp per row, and ``_combine`` merges the slots. A tree
+    is a slot of its own, number 0, so attention to prefix and tree is two launches in all and the
+    loop over the prefix does not pay registers for the tree's mask. Prefix slots cover
+    ``split_size`` keys each, at fixed positions. Those past a request's length return at once and
+    are never read.
+Softmax
+    Masked logits are a real -inf; the only guard is that the running maximum counts as 0 while it
+    is -inf. A key that no row of the tile may see is not read, so it may be NaN.
+Collecting
+    One more dot of a few rows with the K tile that is already on chip. For logits these are the
+    collected query rows; tile ``i`` takes the ``i``-th part of them. For scores it is the mean
+    query, since ``mean_r(q_r . k) = (mean_r q_r) . k``, in 16-bit types as a sum of three parts
+    that holds all 24 bits of it, so that rounding does not decide the ranking.
+"""
+
+# Branches on compile-time flags must stay statements of their own: the other side is not compiled.
+# ruff: noqa: SIM102
+
+import torch
+import triton
+import triton.language as tl
+
+from . import _configs
+from ._bfloat16 import cast, dot
+from ._blocks import (
+    cache_rows,
+    cap,
+    depth_of,
+    fill_empty,
+    finish,
+    load_rows,
+    softmax_step,
+    split_in_three,
+)
+from ._combine import combine
+
+
+# fmt: off
+@triton.jit
+def _collected_rows(
+    q, head, tile, T, S, depth_row,
+    q_stride_t, q_stride_h, collected_stride_r, collected_stride_h,
+    COLLECT: tl.constexpr, ROWS: tl.constexpr, GROUP: tl.constexpr,
+    D: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_D: tl.constexpr,
+):
+    # fmt: on
+    """Return what is collected: (queries [C, D], output offsets, which exist, their depths).
+
+    ``ROWS`` are tokens, negative ones counted from ``T``. Of scores there is one row per KV head,
+    as deep as the deepest of its tokens, because a key must be visible to all of them.
+    """
+    c = tl.arange(0, BLOCK_C)
+    if COLLECT == "scores":
+        total = tl.zeros([BLOCK_D], tl.float32)
+        depth = tl.full([1], -1, tl.int32)
+        for i in tl.static_range(len(ROWS)):
+            t = ROWS[i] if ROWS[i] >= 0 else T + ROWS[i]
+            p_q = q + t * q_stride_t + (head * GROUP + c) * q_stride_h
+            total += tl.sum(load_rows(p_q, c < GROUP, D, BLOCK_D).to(tl.float32), 0)
+            depth = tl.maximum(depth, depth_of(t, True, T, S, depth_row))
+        queries = split_in_three(total / (len(ROWS) * GROUP), q.dtype.element_ty)
+        offset = tl.zeros([1], tl.int64) + head * collected_stride_h
+        ok = tl.zeros([1], tl.int32) == tile
+    else:
+        c += tile * BLOCK_C
+        t = tl.zeros_like(c)
+        for i in tl.static_range(len(ROWS)):
+            t = tl.where(c // GROUP == i, ROWS[i] if ROWS[i] >= 0 else T + ROWS[i], t)
+        ok = c // GROUP < len(ROWS)
+        h = head * GROUP + c % GROUP
+        depth = depth_of(t, ok, T, S, depth_row)
+        queries = load_rows(q + t * q_stride_t + h * q_stride_h, ok, D, BLOCK_D)
+        offset = (c // GROUP).to(tl.int64) * collected_stride_r + h * collected_stride_h
+    return queries, offset, ok, depth
+
+
+# fmt: off
+@triton.jit
+def _attend_prefix(
+    q, m, l, acc, lower, b, begin, end,
+    p_k, p_v, k_stride_b, k_stride_n, v_stride_b, v_stride_n, index_row, page_row,
+    q_collect, p_collect, ok_collect, lower_collect, scale, softcap,
+    PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, COLLECT: tl.constexpr,
+    D: tl.constexpr, BLOCK_N: tl.constexpr,
+):
+    # fmt: on
+    """Attend to the prefix's keys [begin, end); a row sees those above its ``lower`` [M]."""
+    BLOCK_D: tl.constexpr = q.shape[1]
+    for n0 in tl.range(begin, end, BLOCK_N):
+        n = n0 + tl.arange(0, BLOCK_N)
+        valid = n < end
+        outer, inner = cache_rows(n, valid, b, index_row, page_row, PAGE_SIZE)
+        k = load_rows(p_k + outer * k_stride_b + inner * k_stride_n, valid, D, BLOCK_D)
+        v = load_rows(p_v + outer * v_stride_b + inner * v_stride_n, valid, D, BLOCK_D)
+        if COLLECT != "none":
+            s = dot(q_collect, tl.trans(k))  # [C, N]
+            if COLLECT == "scores":
+                s = tl.sum(s, 0)[None, :]
+            s = cap(s * scale, softcap, SOFTCAP)
+            if WINDOW:
+                s = tl.where(n[None, :] > lower_collect[:, None], s, float("-inf"))
+            p = p_collect[:, None] + n[None, :]
+            tl.store(p, cast(s, p.dtype.element_ty), mask=ok_collect[:, None] & valid[None, :])
+        visible = valid[None, :]
+        if WINDOW:
+            visible = visible & (n[None, :] > lower[:, None])
+        m, l, acc = softmax_step(q, k, v, visible, m, l, acc, scale, softcap, SOFTCAP)
+    return m, l, acc
+
+
+# fmt: off
+@triton.jit
+def _attend_tree(
+    q, m, l, acc, t, row_ok, b, T, S, length,
+    p_k, p_v, k_stride_b, k_stride_n, v_stride_b, v_stride_n, page_row, mask_row, scale, softcap,
+    IN_CACHE: tl.constexpr, PAGE_SIZE: tl.constexpr, SOFTCAP: tl.constexpr,
+    D: tl.constexpr, BLOCK_N: tl.constexpr,
+):
+    # fmt: on
+    """Attend to the tree's keys [0, S): those in the row's mask, or the causal chain's."""
+    BLOCK_D: tl.constexpr = q.shape[1]
+    last = tl.where(row_ok, t + S - T, -1)
+    end = S
+    if mask_row is None:
+        end = tl.max(last, 0) + 1
+    for j0 in tl.range(0, end, BLOCK_N):
+        j = j0 + tl.arange(0, BLOCK_N)
+        valid = j < end
+        if mask_row is None:
+            visible = j[None, :] <= last[:, None]
+        else:
+            mask = row_ok[:, None] & valid[None, :]
+            word = tl.load(mask_row[:, None] + (j // 32)[None, :], mask=mask, other=0)
+            visible = ((word >> (j % 32)[None, :]) & 1) != 0
+        # A node that no row sees may hold anything, as padding nodes do.
+        valid = valid & (tl.max(visible.to(tl.int32), 0) != 0)
+        outer = b
+        inner = j.to(tl.int64)
+        if IN_CACHE:
+            outer, inner = cache_rows(length + j, valid, b, None, page_row, PAGE_SIZE)
+        k = load_rows(p_k + outer * k_stride_b + inner * k_stride_n, valid, D, BLOCK_D)
+        v = load_rows(p_v + outer * v_stride_b + inner * v_stride_n, valid, D, BLOCK_D)
+        m, l, acc = softmax_step(q, k, v, visible, m, l, acc, scale, softcap, SOFTCAP)
+    return m, l, acc
+
+
+# fmt: off
+@triton.jit(do_not_specialize=["T", "S", "capacity", "split_size", "window", "num_kv_heads"])
+def split_kv_kernel(
+    q, k_cache, v_cache, lengths, indices, block_table, k_tree, v_tree, tree_mask, depths,
+    out, lse, collected,
+    scale, softcap, T, S, capacity, split_size, window, num_kv_heads,
+    q_stride_b, q_stride_t, q_stride_h,
+    k_stride_b, k_stride_n, k_stride_h,
+    v_stride_b, v_stride_n, v_stride_h,
+    lengths_stride_b, lengths_stride_h, indices_stride_b, indices_stride_h, table_stride_b,
+    k_tree_stride_b, k_tree_stride_n, k_tree_stride_h,
+    v_tree_stride_b, v_tree_stride_n, v_tree_stride_h,
+    mask_stride_b, mask_stride_t, depths_stride_b,
+    out_stride_i, out_stride_b, out_stride_t, out_stride_h,
+    lse_stride_i, lse_stride_b, lse_stride_t, lse_stride_h,
+    collected_stride_b, collected_stride_r, collected_stride_h,
+    D: tl.constexpr, GROUP: tl.constexpr, PREFIX: tl.constexpr, TREE: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+    COLLECT: tl.constexpr, COLLECT_ROWS: tl.constexpr,
+    BLOCK_C: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):
+    # fmt: on
+    """Compute one slot's state of one tile of rows; see the module for the plan."""
+    head = (tl.program_id(0) % num_kv_heads).to(tl.int64)
+    tile = tl.program_id(0) // num_kv_heads
+    slot = tl.program_id(1)
+    if TREE:
+        slot = (slot + 1) % tl.num_programs(1)  # the tree's short slot, number 0, starts last
+    b = tl.program_id(2).to(tl.int64)
+
+    r = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    t = r // GROUP
+    h = head * GROUP + r % GROUP
+    row_ok = t < T
+    q += b * q_stride_b
+    index_row = indices
+    if indices is not None:
+        index_row = indices + b * indices_stride_b + head * indices_stride_h
+    page_row = block_table
+    if block_table is not None:
+        page_row = block_table + b * table_stride_b
+    depth_row = depths
+    if depths is not None:
+        depth_row = depths + b * depths_stride_b
+
+    length = 0
+    begin = 0
+    end = 0
+    past = False
+    lower = None
+    if PREFIX:
+        length = tl.load(lengths + b * lengths_stride_b + head * lengths_stride_h)
+        begin = (slot - TREE) * split_size
+        if WINDOW and COLLECT == "none":
+            begin += tl.maximum(length - window, 0)  # no row sees a key before this one
+        end = tl.minimum(begin + split_size, length)
+        past = (slot >= TREE) & (begin >= length) & (tl.num_programs(1) > 1)
+    split_begin = begin
+    if WINDOW:
+        lower = length - window + depth_of(t, row_ok, T, S, depth_row)
+        begin = tl.maximum(begin, tl.min(tl.where(row_ok, lower, length), 0) + 1)
+
+    q_collect = None
+    p_collect = None
+    ok_collect = None
+    lower_collect = None
+    if COLLECT != "none":
+        q_collect, offset, ok_collect, lower_collect = _collected_rows(
+            q, head, tile, T, S, depth_row,
+            q_stride_t, q_stride_h, collected_stride_r, collected_stride_h,
+            COLLECT, COLLECT_ROWS, GROUP, D, BLOCK_C, BLOCK_D,
+        )  # fmt: skip
+        p_collect = collected + b * collected_stride_b + offset
+        if WINDOW:
+            lower_collect += length - window
+            first = tl.min(tl.where(ok_collect, lower_collect, length), 0) + 1
+            begin = tl.maximum(split_begin, tl.minimum(begin, first))
+        if slot >= TREE:
+            split_end = tl.minimum(split_begin + split_size, capacity)
+            fill_empty(p_collect, ok_collect, split_begin, tl.minimum(begin, split_end), BLOCK_N)
+            fill_empty(p_collect, ok_collect, tl.maximum(split_begin, end), split_end, BLOCK_N)
+    if past:
+        return
+
+    q_tile = load_rows(q + t * q_stride_t + h * q_stride_h, row_ok, D, BLOCK_D)
+    m = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    l = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    if TREE:
+        if slot == 0:
+            mask_row = tree_mask
+            if tree_mask is not None:  # read as 32-bit words, which take half the registers
+                mask_row = tree_mask.to(tl.pointer_type(tl.int32), bitcast=True)
+                mask_row += 2 * (b * mask_stride_b + t * mask_stride_t)
+            IN_CACHE: tl.constexpr = k_tree is None
+            m, l, acc = _attend_tree(
+                q_tile, m, l, acc, t, row_ok, b, T, S, length,
+                (k_cache if IN_CACHE else k_tree) + head * k_tree_stride_h,
+                (v_cache if IN_CACHE else v_tree) + head * v_tree_stride_h,
+                k_tree_stride_b, k_tree_stride_n, v_tree_stride_b, v_tree_stride_n,
+                page_row, mask_row, scale, softcap, IN_CACHE, PAGE_SIZE, SOFTCAP, D, BLOCK_N,
+            )  # fmt: skip
+    if PREFIX:
+        if slot >= TREE:
+            m, l, acc = _attend_prefix(
+                q_tile, m, l, acc, lower, b, begin, end,
+                k_cache + head * k_stride_h, v_cache + head * v_stride_h,
+                k_stride_b, k_stride_n, v_stride_b, v_stride_n, index_row, page_row,
+                q_collect, p_collect, ok_collect, lower_collect, scale, softcap,
+                PAGE_SIZE, WINDOW, SOFTCAP, COLLECT, D, BLOCK_N,
+            )  # fmt: skip
+
+    state_out, state_lse = finish(m, l, acc)
+    d = tl.arange(0, BLOCK_D)
+    out += slot.to(tl.int64) * out_stride_i + b * out_stride_b
+    lse += slot.to(tl.int64) * lse_stride_i + b * lse_stride_b
+    p_out = (out + t * out_stride_t + h * out_stride_h)[:, None] + d[None, :]
+    p_lse = lse + t * lse_stride_t + h * lse_stride_h
+    mask = row_ok[:, None] & (d < D)[None, :]
+    tl.store(p_out, cast(state_out, out.dtype.element_ty), mask=mask)
+    tl.store(p_lse, state_lse, mask=row_ok)
+
+
+def attend(
+    q,
+    k_cache,
+    v_cache,
+    lengths,
+    out,
+    lse,
+    *,
+    softmax_scale,
+    softcap=0.0,
+    tree=True,
+    k_tree=None,
+    v_tree=None,
+    tree_mask=None,
+    depths=None,
+    block_table=None,
+    indices=None,
+    window=None,
+    sinks=None,
+    collect="none",
+    collect_rows=(),
+    collected=None,
+):
+    """Launch the family for one primitive: the split-KV kernel, then the combine if it is needed.
+
+    Parameters
+    ----------
+    k_cache, v_cache, lengths
+        The prefix and how many keys of it count, [B, 1 or Hk]: cached tokens, or with ``indices``
+        selected ones. ``None`` where there is only a tree.
+    tree, k_tree, v_tree
+        Whether there is a tree, and its keys [B, S, Hk, D]; without these they are the ``T`` cache
+        entries behind the prefix.
+    indices
+        Selected positions [B, 1 or Hk, K].
+    collected
+        [B, R, Hq, N] for ``collect="logits"``, [B, Hk, N] for "scores"; N the cache's capacity.
+    """
+    B, T, heads, D = q.shape
+    prefix = k_cache is not None
+    kv_heads = (k_cache if prefix else k_tree).shape[2]
+    group = heads // kv_heads
+    page_size = k_cache.shape[1] if block_table is not None else 0
+    capacity = 0
+    if indices is not None:
+        capacity = indices.shape[2]
+    elif prefix:
+        capacity = block_table.shape[1] * page_size if page_size else k_cache.shape[1]
+    span = capacity if window is None or collected is not None else min(window, capacity)
+
+    config = _configs.attention_config(q.device, q.dtype, T * group, D)
+    tiles = triton.cdiv(T * group, config.block_m)
+    split_size = _configs.split_size(q.device, config, B * kv_heads * tiles, span)
+    slots = max(tree + triton.cdiv(span, split_size), 1)
+    direct = slots == 1 and sinks is None
+    if direct:
+        states, state_lses = out[None], lse[None]
+    else:
+        states = torch.empty((slots, B, T, heads, D), dtype=torch.float32, device=q.device)
+        state_lses = torch.empty((slots, B, T, heads), dtype=torch.float32, device=q.device)
+    block_c = group
+    if collect == "logits":
+        block_c = max(16, triton.cdiv(len(collect_rows) * group, tiles))
+    cache_strides = k_cache.stride()[:3] + v_cache.stride()[:3] if prefix else (0,) * 6
+    has_tree_keys = k_tree is not None
+    tree_strides = k_tree.stride()[:3] + v_tree.stride()[:3] if has_tree_keys else cache_strides
+    split_kv_kernel[(kv_heads * tiles, slots, B)](
+        q, k_cache, v_cache, lengths, indices, block_table, k_tree, v_tree, tree_mask, depths,
+        states, state_lses, collected,
+        softmax_scale, softcap, T, k_tree.shape[1] if has_tree_keys else T,
+        capacity, split_size, window or 0, kv_heads,
+        *q.stride()[:3],
+        *cache_strides,
+        *(_strides(lengths) if prefix else (0, 0)),
+        *(_strides(indices)[:2] if indices is not None else (0, 0)),
+        block_table.stride(0) if page_size else 0,
+        *tree_strides,
+        *(_strides(tree_mask)[:2] if tree_mask is not None else (0, 0)),
+        _strides(depths)[0] if depths is not None else 0,
+        *states.stride()[:4],
+        *state_lses.stride(),
+        *_collected_strides(collected),
+        D=D,
+        GROUP=group,
+        PREFIX=prefix,
+        TREE=int(tree),
+        PAGE_SIZE=page_size,
+        WINDOW=window is not None,
+        SOFTCAP=softcap > 0,
+        COLLECT=collect,
+        COLLECT_ROWS=tuple(collect_rows),
+        BLOCK_C=triton.next_power_of_2(block_c),
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        BLOCK_D=config.block_d,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )  # fmt: skip
+    if not direct:
+        combine(
+            states,
+            state_lses,
+            out,
+            lse,
+            lengths=lengths if prefix else None,
+            sinks=sinks,
+            tree_slots=int(tree),
+            span=span,
+            split_size=split_size,
+        )
+
+
+def _strides(tensor):
+    """Return the strides, 0 along dimensions of size 1: what is shared is broadcast."""
+    sizes_and_strides = zip(tensor.shape, tensor.stride(), strict=True)
+    return [0 if size == 1 else stride for size, stride in sizes_and_strides]
+
+
+def _collected_strides(collected):
+    """Return the strides over requests, rows and heads; scores have no rows."""
+    if collected is None:
+        return 0, 0, 0
+    if collected.dim() == 3:
+        return collected.stride(0), 0, collected.stride(1)
+    return collected.stride()[:3]

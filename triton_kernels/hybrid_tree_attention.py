@@ -1,0 +1,43 @@
+"""Attention to a cached prefix, which needs no mask, and to a tree, which does (LongSpec, 3.4)."""
+
+from ._split_kv import attend
+
+
+def hybrid_tree_attention(
+    q,
+    k_cache,
+    v_cache,
+    cache_seqlens,
+    k_tree,
+    v_tree,
+    tree_mask,
+    depths,
+    block_table,
+    window,
+    softmax_scale,
+    softcap,
+    sinks,
+    out,
+    lse,
+):
+    """Write the state of ``q`` over the first ``cache_seqlens`` cached keys and the tree.
+
+    ``tree_mask`` is packed and already trimmed to ``window``; ``depths`` are those before trimming.
+    """
+    attend(
+        q,
+        k_cache,
+        v_cache,
+        cache_seqlens[:, None],
+        out,
+        lse,
+        softmax_scale=softmax_scale,
+        softcap=softcap,
+        k_tree=k_tree,
+        v_tree=v_tree,
+        tree_mask=tree_mask,
+        depths=depths,
+        block_table=block_table,
+        window=window,
+        sinks=sinks,
+    )

@@ -1,0 +1,75 @@
+"""How much the query rows of a request care for each cached token (TokenSwift, 3.3).
+
+The mean over rows and over the heads of a group of ``q_r . k`` is ``(mean_r q_r) . k``, so K is
+read once and meets one float32 vector per KV head, whatever ``T`` and ``g`` are. That is one
+multiply-add per element, which the vector units keep up with; a tensor-core tile would be padding.
+Over all heads one program adds up the heads of its tokens: no atomics, so the same bits every time.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from . import _configs
+from ._blocks import cache_rows, load_rows
+
+
+# fmt: off
+@triton.jit(do_not_specialize=["capacity"])
+def importance_kernel(
+    mean_q, k_cache, cache_seqlens, block_table, scores, scale, capacity,
+    mean_stride_b, mean_stride_h, k_stride_b, k_stride_n, k_stride_h,
+    lengths_stride_b, table_stride_b, scores_stride_b, scores_stride_h,
+    D: tl.constexpr, HEADS: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):
+    # fmt: on
+    """Score a block of tokens: sum over ``HEADS`` KV heads of ``scale * mean_q . k``."""
+    first_head = tl.program_id(1).to(tl.int64) * HEADS
+    b = tl.program_id(2).to(tl.int64)
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    d = tl.arange(0, BLOCK_D)
+    valid = n < tl.load(cache_seqlens + b * lengths_stride_b)
+    page_row = block_table
+    if block_table is not None:
+        page_row = block_table + b * table_stride_b
+
+    outer, inner = cache_rows(n, valid, b, None, page_row, PAGE_SIZE)
+    p_k = k_cache + outer * k_stride_b + inner * k_stride_n
+    mean_q += b * mean_stride_b
+    products = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
+    for head in range(first_head, first_head + HEADS):
+        mean = tl.load(mean_q + head * mean_stride_h + d, mask=d < D, other=0.0)
+        k = load_rows(p_k + head * k_stride_h, valid, D, BLOCK_D)
+        products += mean[None, :] * k.to(tl.float32)
+    score = tl.where(valid, tl.sum(products, 1) * scale, float("-inf"))
+    p_score = scores + b * scores_stride_b + tl.program_id(1).to(tl.int64) * scores_stride_h + n
+    tl.store(p_score, score, mask=n < capacity)
+
+
+def importance_scores(q, k_cache, cache_seqlens, per_head, block_table, softmax_scale, scores):
+    """Write the mean scaled logit of each cached token to ``scores``, -inf beyond the lengths.
+
+    ``scores`` is float32, [B, Hk, N] with ``per_head`` and [B, N] without.
+    """
+    kv_heads, D = k_cache.shape[2:]
+    paged = block_table is not None
+    capacity = scores.shape[-1]
+    heads = 1 if per_head else kv_heads
+    mean_q = q.unflatten(2, (kv_heads, -1)).mean((1, 3), dtype=torch.float32)
+    config = _configs.importance_config(q.device, q.dtype, D)
+    importance_kernel[(triton.cdiv(capacity, config.block_n), kv_heads // heads, q.shape[0])](
+        mean_q, k_cache, cache_seqlens, block_table, scores, softmax_scale / heads, capacity,
+        *mean_q.stride()[:2],
+        *k_cache.stride()[:3],
+        cache_seqlens.stride(0),
+        block_table.stride(0) if paged else 0,
+        scores.stride(0),
+        scores.stride(1) if per_head else 0,
+        D=D,
+        HEADS=heads,
+        PAGE_SIZE=k_cache.shape[1] if paged else 0,
+        BLOCK_N=config.block_n,
+        BLOCK_D=config.block_d,
+        num_warps=config.num_warps,
+    )  # fmt: skip

@@ -1,0 +1,44 @@
+"""Attention to selected cached tokens, read in place (Vegas, 3.2; TokenSwift, 3.3)."""
+
+from ._split_kv import attend
+
+
+def sparse_gather_attention(
+    q,
+    k_cache,
+    v_cache,
+    indices,
+    index_lengths,
+    k_new,
+    v_new,
+    tree_mask,
+    block_table,
+    softmax_scale,
+    softcap,
+    sinks,
+    out,
+    lse,
+):
+    """Write the state of ``q`` over the cached tokens at ``indices`` and over new keys, if any.
+
+    ``indices`` are logical positions, [B, K] for all heads or [B, Hk, K]; the first
+    ``index_lengths`` ([B] or [B, Hk]) of them count and the rest is never read.
+    """
+    shared = indices.dim() == 2
+    attend(
+        q,
+        k_cache,
+        v_cache,
+        index_lengths[:, None] if index_lengths.dim() == 1 else index_lengths,
+        out,
+        lse,
+        softmax_scale=softmax_scale,
+        softcap=softcap,
+        tree=k_new is not None,
+        k_tree=k_new,
+        v_tree=v_new,
+        tree_mask=tree_mask,
+        block_table=block_table,
+        indices=indices[:, None] if shared else indices,
+        sinks=sinks,
+    )

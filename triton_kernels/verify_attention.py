@@ -1,0 +1,60 @@
+"""Hybrid attention that hands out how the collected rows rank the prefix (Vegas, 3.2 and 3.3)."""
+
+import torch
+
+from ._split_kv import attend
+
+
+def verify_attention(
+    q,
+    k_cache,
+    v_cache,
+    cache_seqlens,
+    k_tree,
+    v_tree,
+    tree_mask,
+    depths,
+    block_table,
+    window,
+    softmax_scale,
+    softcap,
+    sinks,
+    collect,
+    collect_rows,
+    out,
+    lse,
+    collected,
+):
+    """Do as ``hybrid_tree_attention`` and fill ``collected`` in the same pass over the cache.
+
+    With a softcap the mean logit is not the logit of the mean query. Then the pass writes the
+    float32 logits to a workspace, and the scores are their mean.
+    """
+    mean_of_logits = collect == "scores" and softcap > 0
+    target = collected
+    if mean_of_logits:
+        target = collected.new_empty(
+            (q.shape[0], len(collect_rows), q.shape[2], collected.shape[2]), dtype=torch.float32
+        )
+    attend(
+        q,
+        k_cache,
+        v_cache,
+        cache_seqlens[:, None],
+        out,
+        lse,
+        softmax_scale=softmax_scale,
+        softcap=softcap,
+        k_tree=k_tree,
+        v_tree=v_tree,
+        tree_mask=tree_mask,
+        depths=depths,
+        block_table=block_table,
+        window=window,
+        sinks=sinks,
+        collect="logits" if mean_of_logits else collect,
+        collect_rows=collect_rows,
+        collected=target,
+    )
+    if mean_of_logits:
+        torch.mean(target.unflatten(2, (collected.shape[1], -1)), (1, 3), out=collected)

@@ -11,8 +11,8 @@ namespace specattn {
 // What pybind11 turns into an IndexError.
 inline void check_index(const char* name, int64_t value, int64_t low, int64_t high) {
   if (value >= low && value <= high) return;
-  throw std::out_of_range(std::string(name) + ": " + std::to_string(value) + " is not in [" +
-                          std::to_string(low) + ", " + std::to_string(high) + "]");
+  throw std::out_of_range(std::string(name) + ": expected values from " + std::to_string(low) +
+                          " to " + std::to_string(high) + ", got " + std::to_string(value));
 }
 
 inline void check_page(const Cache& c, int64_t b, int64_t column, int64_t pages) {

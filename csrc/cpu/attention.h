@@ -37,9 +37,16 @@ class Attend {
 
  public:
   Attend(const Attention& a, const Plan& plan, const Task& task, float* states, Scratch scratch)
-      : a_(a), plan_(plan), task_(task), scratch_(scratch), states_(states),
-        D_(static_cast<int>(a.D)), stride_(static_cast<int>(plan.stride)),
-        rows_(task.rows.count * a.group()), few_(rows_ <= kFewRows), range_(a, task.b, task.head, task.rows) {}
+      : a_(a),
+        plan_(plan),
+        task_(task),
+        scratch_(scratch),
+        states_(states),
+        D_(static_cast<int>(a.D)),
+        stride_(static_cast<int>(plan.stride)),
+        rows_(task.rows.count * a.group()),
+        few_(rows_ <= kFewRows),
+        range_(a, task.b, task.head, task.rows) {}
 
   void run() {
     start_states();
@@ -213,8 +220,8 @@ class Attend {
       for (int n = 0; n < keys; n += 2) {
         const char* odd = n + 1 < keys ? step.v[n + 1] : reinterpret_cast<const char*>(nothing);
         float* row = scratch_.v + n / 2 * stride_;
-        Dot::pair_rows(reinterpret_cast<const Elem*>(step.v[n]),
-                       reinterpret_cast<const Elem*>(odd), row, D_);
+        Dot::pair_rows(reinterpret_cast<const Elem*>(step.v[n]), reinterpret_cast<const Elem*>(odd),
+                       row, D_);
         values[n / 2] = reinterpret_cast<const char*>(row);
       }
     } else {

@@ -97,13 +97,15 @@ void run_unlocked(const Problem& p, int threads) {
   run(p, threads > 1 ? threads : 1);
 }
 
-// tree_attention, hybrid_tree_attention and verify_attention: a call without `k_cache` has no prefix.
+// tree_attention, hybrid_tree_attention and verify_attention: a call without `k_cache` has no
+// prefix.
 void attention(py::handle q_, py::handle k_cache, py::handle v_cache, py::handle cache_seqlens,
                py::handle k_tree, py::handle v_tree, py::handle tree_mask, py::handle depths,
                py::handle block_table, int64_t window, double scale, double softcap,
                py::handle sinks, py::handle out, py::handle lse, const std::string& collect,
                std::vector<int64_t> collect_rows, py::handle collected_, int threads) {
-  const View q("q", q_), k("k_cache", k_cache), v("v_cache", v_cache), table("block_table", block_table);
+  const View q("q", q_), k("k_cache", k_cache), v("v_cache", v_cache),
+      table("block_table", block_table);
   const View k_new("k_tree", k_tree), v_new("v_tree", v_tree), collected("collected", collected_);
   const View seqlens("cache_seqlens", cache_seqlens), mask("tree_mask", tree_mask);
   Attention a;
@@ -285,7 +287,8 @@ void merge_states(py::handle outs_, py::handle lses_, py::handle out, py::handle
 }  // namespace
 
 PYBIND11_MODULE(_cpu, m) {
-  m.doc() = "Attention primitives for the CPU on views (address, shape, strides, dtype) of tensors.";
+  m.doc() =
+      "Attention primitives for the CPU on views (address, shape, strides, dtype) of tensors.";
   if (const char* forced = std::getenv("SPECATTN_CPU_ISA")) use_isa(forced);
   m.def("isas", &isas, "Code paths that this processor has, best first.");
   m.def("isa", &isa, "The code path in use.");

@@ -27,8 +27,7 @@ void finish(const Attention& a, const Plan& plan, const Task& task, const float*
     for (int64_t m = 0; m < task.rows.count * g; ++m) {
       const int64_t t = task.rows.first + m / g, q_head = (task.head + head) * g + m % g;
       const auto state = [&](int64_t split) {
-        const float* at = states + split * split_stride +
-                          head * State::floats(plan.rows, stride);
+        const float* at = states + split * split_stride + head * State::floats(plan.rows, stride);
         return State(const_cast<float*>(at), plan.rows, stride);
       };
       float top = a.sinks ? a.sinks[q_head] : -kInf;
@@ -48,8 +47,8 @@ void finish(const Attention& a, const Plan& plan, const Task& task, const float*
           Isa::store(row + d, Isa::fma(Isa::load(o + d), w, Isa::load(row + d)));
         }
       }
-      Elem* out = static_cast<Elem*>(a.out) + task.b * a.out_batch + t * a.out_row +
-                  q_head * a.out_head;
+      Elem* out =
+          static_cast<Elem*>(a.out) + task.b * a.out_batch + t * a.out_row + q_head * a.out_head;
       narrow<Isa>(row, out, static_cast<int>(a.D));
       a.lse[task.b * a.lse_batch + t * a.lse_row + q_head * a.lse_head] =
           top == -kInf ? -kInf : base + std::log(sum);

@@ -9,7 +9,8 @@
 namespace specattn {
 
 template <class Isa, class Elem>
-void attend(const Attention& a, const Plan& plan, const Task& task, float* states, Scratch scratch) {
+void attend(const Attention& a, const Plan& plan, const Task& task, float* states,
+            Scratch scratch) {
   Attend<Isa, Elem>(a, plan, task, states, scratch).run();
 }
 

@@ -10,7 +10,12 @@ class Prefetch {
  public:
   Prefetch() = default;
   Prefetch(const char* const* k, const char* const* v, int first, int last, int bytes)
-      : rows_{k, v}, first_(first), row_(first), last_(last), bytes_(bytes), side_(first < last ? 0 : 2) {}
+      : rows_{k, v},
+        first_(first),
+        row_(first),
+        last_(last),
+        bytes_(bytes),
+        side_(first < last ? 0 : 2) {}
 
   template <class Isa>
   void issue(int lines) {

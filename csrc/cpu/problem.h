@@ -79,9 +79,9 @@ struct Importance {
 struct Merge {
   Dtype dtype = Dtype::kFloat32;
   int64_t states = 0, B = 0, T = 0, H = 0, D = 0;
-  Rows outs[2];                    // two states that lie apart, or
-  const float* lses[2] = {};       //
-  int64_t out_state = 0;           // any number, this far from each other in outs[0], lses[0]
+  Rows outs[2];               // two states that lie apart, or
+  const float* lses[2] = {};  //
+  int64_t out_state = 0;      // any number, this far from each other in outs[0], lses[0]
   int64_t lse_state = 0;
   int64_t lse_strides[2][3] = {};  // batch, row, head
   void* out = nullptr;

@@ -2,7 +2,7 @@
 // then keys, since rows would leave most of a vector empty.
 #pragma once
 
-#include "math.h"
+#include "state.h"
 #include "tile.h"
 #include "types.h"
 
@@ -46,8 +46,8 @@ __attribute__((noinline)) void score_rows_of(const float* q, int stride, int row
   for (int n = 0; n < keys; n += Isa::W) {
     for (int r = 0; r < rows; ++r) {
       next.template issue<Isa>(lines);
-      const auto logits = row_logits<Isa, Dot, NU>(q + r * stride, k + n, units / Isa::W,
-                                                   units % Isa::W);
+      const auto logits =
+          row_logits<Isa, Dot, NU>(q + r * stride, k + n, units / Isa::W, units % Isa::W);
       Isa::store(s + r * kBlock + n, Isa::mul(logits, Isa::set1(scale)));
     }
   }
@@ -79,7 +79,7 @@ inline void softmax_row(const float* s, int keys, uint64_t visible, float* great
   const float most = Isa::greatest(top), base = most == -kInf ? 0.0f : most;
   V total = Isa::zero();
   for (int i = 0; i < vectors; ++i) {
-    const V weights = exp<Isa>(Isa::sub(logits[i], Isa::set1(base)));
+    const V weights = weight<Isa, Dot>(Isa::sub(logits[i], Isa::set1(base)));
     total = Isa::add(total, weights);
     Dot::store_elements(p, i * Isa::W, weights);
   }

@@ -14,10 +14,10 @@
 namespace specattn {
 namespace {
 
-constexpr int64_t kTasksPerThread = 4;          // so that a thread that was interrupted costs little
-constexpr int64_t kBlocksPerSplit = 8;          // at least; a split costs a state and a merge
-constexpr int64_t kStateFloats = 1 << 16;       // of the heads of a task together: they stay in L2
-constexpr int64_t kSerialWork = 1 << 20;        // multiplications below which waking threads is slower
+constexpr int64_t kTasksPerThread = 4;     // so that a thread that was interrupted costs little
+constexpr int64_t kBlocksPerSplit = 8;     // at least; a split costs a state and a merge
+constexpr int64_t kStateFloats = 1 << 16;  // of the heads of a task together: they stay in L2
+constexpr int64_t kSerialWork = 1 << 20;   // multiplications below which waking threads is slower
 constexpr int64_t kImportanceChunk = 16 * kBlock;
 
 int thread_index() {
@@ -147,7 +147,8 @@ void run(const Attention& a, int threads) {
   int64_t work = 0;
   for (int64_t b = 0; b < a.B; ++b) work += a.length(b, 0) + a.tree.size;
   if (work * a.T * a.Hq * a.D < kSerialWork) threads = 1;
-  float* const memory = arena.floats(threads * scratch + (split ? groups * plan.splits * state : 0));
+  float* const memory =
+      arena.floats(threads * scratch + (split ? groups * plan.splits * state : 0));
   float* const states = memory + threads * scratch;
 
   const auto attend = [&](int64_t index) {

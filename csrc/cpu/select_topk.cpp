@@ -20,7 +20,8 @@ inline uint32_t order(float x) {
   return least ? 0 : u;
 }
 
-// What belongs to the selection: everything above `value`, and all but the first `skip` equal to it.
+// What belongs to the selection: everything above `value`, and all but the first `skip` equal to
+// it.
 struct Threshold {
   uint32_t value;
   int64_t skip;

@@ -35,6 +35,11 @@ inline void mask_logits(float* s, int rows, int keys, const TileMask& mask) {
   }
 }
 
+template <class Isa, class Dot>
+inline typename Isa::V weight(typename Isa::V x) {
+  return Dot::kPair == 2 ? exp_rough<Isa>(x) : exp<Isa>(x);
+}
+
 // Turns logits s[key][row] into weights p[unit][row] and updates greatest, sum and decay.
 template <class Isa, class Dot>
 inline void softmax_tile(const float* s, int rows, int keys, float* greatest, float* sum,
@@ -51,19 +56,19 @@ inline void softmax_tile(const float* s, int rows, int keys, float* greatest, fl
     int n = 0;
     if constexpr (Dot::kPair == 2) {
       for (; n + 1 < keys; n += 2) {
-        const V a = exp<Isa>(Isa::sub(Isa::load(s + n * kTile + j), base));
-        const V b = exp<Isa>(Isa::sub(Isa::load(s + (n + 1) * kTile + j), base));
+        const V a = weight<Isa, Dot>(Isa::sub(Isa::load(s + n * kTile + j), base));
+        const V b = weight<Isa, Dot>(Isa::sub(Isa::load(s + (n + 1) * kTile + j), base));
         total = Isa::add(total, Isa::add(a, b));
         Isa::store(p + n / 2 * kTile + j, Dot::pair(a, b));
       }
       if (n < keys) {
-        const V a = exp<Isa>(Isa::sub(Isa::load(s + n * kTile + j), base));
+        const V a = weight<Isa, Dot>(Isa::sub(Isa::load(s + n * kTile + j), base));
         total = Isa::add(total, a);
         Isa::store(p + n / 2 * kTile + j, Dot::pair(a, Isa::zero()));
       }
     } else {
       for (; n < keys; ++n) {
-        const V a = exp<Isa>(Isa::sub(Isa::load(s + n * kTile + j), base));
+        const V a = weight<Isa, Dot>(Isa::sub(Isa::load(s + n * kTile + j), base));
         total = Isa::add(total, a);
         Isa::store(p + n * kTile + j, a);
       }

@@ -14,7 +14,7 @@ namespace specattn {
 
 constexpr int kScoreLines = 8;  // lines of the next keys that are asked for per key of a score step
 constexpr int kValueLines = 4;  // and per unit of values
-constexpr int kKeyStep = 8;  // pointer arrays are padded so that a last step may read on
+constexpr int kKeyStep = 8;     // pointer arrays are padded so that a last step may read on
 
 template <int N>
 using Width = std::integral_constant<int, N>;
@@ -83,8 +83,9 @@ struct Weights {  // or logits
 
 // o[row] = o[row] * decay[row] + sum over units of p[unit][row] * v[unit], for four rows.
 template <class Isa, class Dot, int DB>
-__attribute__((noinline)) void value_step(Weights p, const char* const* v, int units, const float* decay,
-                                          float* o, int column, int stride, Prefetch& next) {
+__attribute__((noinline)) void value_step(Weights p, const char* const* v, int units,
+                                          const float* decay, float* o, int column, int stride,
+                                          Prefetch& next) {
   using V = typename Isa::V;
   V acc[4][DB];
   o += column;
@@ -120,8 +121,8 @@ __attribute__((noinline)) void value_step(Weights p, const char* const* v, int u
 }
 
 template <class Isa, class Dot>
-inline void value_tile(Weights p, int rows, const char* const* v, int units,
-                       const float* decay, float* o, int stride, Prefetch& next) {
+inline void value_tile(Weights p, int rows, const char* const* v, int units, const float* decay,
+                       float* o, int stride, Prefetch& next) {
   int column = 0;
   const auto columns = [&](auto width) {
     constexpr int DB = decltype(width)::value;

@@ -47,19 +47,20 @@ struct View {
   // Shape and type must be these; -1 takes any size.
   const View& expect(Dtype type, std::initializer_list<int64_t> sizes) const {
     bool same = present() && dtype == type && dims == static_cast<int>(sizes.size());
-    std::string expected, came;
     int i = 0;
     for (const int64_t size : sizes) {
       same = same && (size < 0 || size == shape[i]);
-      expected += (i ? ", " : "") + (size < 0 ? std::string("any") : std::to_string(size));
       ++i;
     }
-    for (int j = 0; j < dims; ++j) came += (j ? ", " : "") + std::to_string(shape[j]);
-    if (!same) {
-      fail("must be [" + expected + "] of " + type_name(type) + ", got [" + came + "] of " +
-           type_name(dtype));
+    if (same) return *this;
+    std::string expected, came;
+    for (const int64_t size : sizes) {
+      expected += expected.empty() ? "" : ", ";
+      expected += size < 0 ? "any" : std::to_string(size);
     }
-    return *this;
+    for (int j = 0; j < dims; ++j) came += (j ? ", " : "") + std::to_string(shape[j]);
+    fail("must be [" + expected + "] of " + type_name(type) + ", got [" + came + "] of " +
+         type_name(dtype));
   }
 
   template <class T>

@@ -57,7 +57,8 @@ struct KeyRange {
   }
 };
 
-// One block of keys. `words[i]` is what row `first + i` of the range sees; `seen` what any row sees.
+// One block of keys. `words[i]` is what row `first + i` of the range sees; `seen` what any row
+// sees.
 struct Block {
   bool tree = false, full = true;
   int64_t first = 0;
@@ -67,7 +68,8 @@ struct Block {
   void load(const Attention& a, int64_t b, const KeyRange& range, RowRange rows, int64_t index,
             const int64_t* starts, uint64_t* words) {
     tree = index >= range.prefix_blocks;
-    const int64_t begin = tree ? (index - range.prefix_blocks) * kBlock : index * kBlock + range.start;
+    const int64_t begin =
+        tree ? (index - range.prefix_blocks) * kBlock : index * kBlock + range.start;
     const int64_t end = tree ? range.tree_keys : range.length;
     first = begin;
     keys = static_cast<int>(std::min<int64_t>(kBlock, end - begin));

@@ -1,7 +1,6 @@
 """The backend's operators with the reference's arguments; every output starts as garbage."""
 
 import torch
-
 from specattn import _cpu_backend, reference
 from specattn.reference.select_topk import selection_size
 
@@ -56,7 +55,7 @@ def _hybrid(q, cache, tree):
 
 
 def hybrid_tree_attention(q, *, k_cache, v_cache, cache_seqlens, block_table=None, **tree):
-    cache = dict(k_cache=k_cache, v_cache=v_cache, cache_seqlens=cache_seqlens)
+    cache = {"k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": cache_seqlens}
     state = _state(q)
     args = _hybrid(q, {**cache, "block_table": block_table}, tree)
     _cpu_backend.hybrid_tree_attention(*args, *state)

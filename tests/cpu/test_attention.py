@@ -4,8 +4,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
 from specattn import _cpu, reference
+
 from tests.cases import MEDUSA_PARENTS, assert_accurate, expected, make_problem, problems
 from tests.cpu import calls
 
@@ -97,8 +97,8 @@ def test_rows_than_see_earlier_nodes_only_in_part(isa):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_causal_chunk_of_a_prefill(isa, dtype):
     problem = make_problem((100, 0), 300, parents="chain", q_heads=4, head_dim=32, dtype=dtype)
-    options = dict(cache_seqlens=problem.cache_seqlens, **problem.cache())
-    keys = dict(k_tree=problem.k_tree, v_tree=problem.v_tree)
+    options = {"cache_seqlens": problem.cache_seqlens, **problem.cache()}
+    keys = {"k_tree": problem.k_tree, "v_tree": problem.v_tree}
     got = calls.hybrid_tree_attention(problem.q, **options, **keys)
     exact, rough = expected(problem.to(torch.float64)), expected(problem)
     assert_accurate(got[0], exact[0], rough[0], atol=LUCK[dtype])

@@ -53,9 +53,7 @@ def test_indices(isa, position):
     indices[1, 1] = position
     lengths = torch.tensor([3, 2], dtype=torch.int32)
     with pytest.raises(IndexError, match="indices"):
-        calls.sparse_gather_attention(
-            problem.q, problem.k_cache, problem.v_cache, indices, lengths
-        )
+        calls.sparse_gather_attention(problem.q, problem.k_cache, problem.v_cache, indices, lengths)
     with pytest.raises(IndexError, match="index_lengths"):
         calls.sparse_gather_attention(
             problem.q, problem.k_cache, problem.v_cache, indices.clamp(0, 5), lengths + 1

@@ -72,7 +72,7 @@ def softmax_state(logits, v):
         return out, v.new_full(out.shape[:-1], -torch.inf)
     peak = logits.amax(-1, keepdim=True)
     peak = peak.masked_fill(peak.isneginf(), 0)  # no key at all: exp(-inf - 0) is 0, not NaN
-    weights = (logits - peak).exp()
+    weights = (logits - peak).exp_()
     total = weights.sum(-1, keepdim=True)
     lse = peak + total.log()
     out = (weights.flatten(2, 3) @ v).unflatten(2, (rows, group))

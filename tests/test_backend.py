@@ -99,3 +99,12 @@ def test_slow_path_on_a_gpu_warns_once(monkeypatch):
         served_by(torch.device("cuda"))
     served_by(torch.device("cuda"))
     _backend._kernel.cache_clear()
+
+
+def test_backend_that_does_not_import_says_so(monkeypatch):
+    def fail(name):
+        raise ImportError("libdevice is missing")
+
+    monkeypatch.setattr(_backend, "_module", fail)
+    reason = _backend._why_not_for("triton", "tree_attention", "cuda", torch.float32)
+    assert reason == "it does not import: libdevice is missing"

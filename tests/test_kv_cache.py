@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from specattn.kv_cache import KVCache
 
+from specattn.kv_cache import KVCache
 from tests.cases import random_parents
 
 LAYERS, HEADS, WIDTH = 2, 2, 8

@@ -1,7 +1,8 @@
 """Static launch configurations: how a problem is cut into tiles, per architecture.
 
-Nothing is timed or tuned at run time, so a call never stalls and the same call always runs the
-same code.
+Nothing is timed or tuned at run time: a call never stalls, and equal calls run equal code. The rows
+were chosen by counting, from kernels compiled offline (``tests/triton_kernels/test_compile.py``
+prints registers and shared memory); none has been timed on a GPU yet.
 """
 
 from contextlib import contextmanager
@@ -11,55 +12,74 @@ from typing import NamedTuple
 import torch
 import triton
 
-_forced: dict = {}
+
+class Tile(NamedTuple):
+    """Keys per step, warps, pipeline depth, and how many programs one SM holds at once."""
+
+    block_n: int
+    num_warps: int
+    num_stages: int
+    programs: int
 
 
 class AttentionConfig(NamedTuple):
-    """One row: tile sizes, warps and pipeline depth, and how many programs one SM holds."""
+    """Rows and keys per tile, padded head dimension, and the rest of a `Tile`."""
 
     block_m: int
     block_n: int
     block_d: int
     num_warps: int
     num_stages: int
-    programs_per_sm: int
+    programs: int
 
 
-@lru_cache(None)
-def architecture(device: torch.device) -> str:
-    return "interpreter"
-
-
-@lru_cache(None)
-def _multiprocessors(device: torch.device) -> int:
-    """Return the number of SMs; the interpreter counts as a few."""
-    if device.type != "cuda":
-        return 4
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-def attention_config(device, dtype, rows, D):
-    return AttentionConfig(
-        _forced.get("block_m", max(16, min(64, triton.next_power_of_2(rows)))),
-        _forced.get("block_n", 64),
-        max(16, triton.next_power_of_2(D)),
-        4,
-        3,
-        2,
-    )
-
-
-def split_size(device, config, programs, span):
-    return _forced.get("split_size", 256)
-
-
-def combine_blocks(device, num_states, D):
-    block_d = max(16, triton.next_power_of_2(D))
-    return 32, min(triton.next_power_of_2(num_states), 16), block_d, 1
+# {kind: {BLOCK_M: Tile}}. Kinds: 16-bit and 32-bit elements, "wide" where D is padded to 256.
+#
+# BLOCK_M is the smallest that holds all g * T rows, at most 64: a larger tile starves decoding of
+# programs, and 128 rows would leave one program per SM. From 64 rows Hopper and Blackwell use
+# their own tensor-core instructions (wgmma, tcgen05); below that it is mma.sync everywhere.
+# BLOCK_N 64 with 3 stages keeps two K and two V tiles of 16 KiB in flight, 64 KiB per program: more
+# than the 25 KiB per SM that 4.3 TB/s asks for at 700 ns. BLOCK_N 128 spills from 64 rows. Where
+# D is 256 the tiles are twice as wide, so half as long.
+# float32 has no tensor cores without TF32, and its operands sit in registers: the smallest tiles.
+FLOAT32 = {16: Tile(16, 4, 2, 2)}
+FLOAT32_WIDE = {16: Tile(16, 8, 2, 1)}
+TABLE = {
+    # 8 warps from 64 rows, because mma.sync keeps the accumulators of 4 warps above 255 registers.
+    # All rows fit in 99 KiB, so they serve 8.6, 8.9 and 12.0 as well.
+    "sm_80": {
+        "16": {16: Tile(64, 4, 3, 2), 32: Tile(64, 4, 3, 2), 64: Tile(64, 8, 3, 1)},
+        "16_wide": {16: Tile(32, 4, 3, 2), 32: Tile(32, 8, 3, 1), 64: Tile(32, 8, 3, 1)},
+        "32": FLOAT32,
+        "32_wide": FLOAT32_WIDE,
+    },
+    # 228 KiB of shared memory hold three programs of 72 KiB, or two of 64 rows.
+    "sm_90": {
+        "16": {16: Tile(64, 4, 3, 3), 32: Tile(64, 4, 3, 2), 64: Tile(64, 4, 3, 2)},
+        "16_wide": {16: Tile(32, 4, 3, 3), 32: Tile(32, 8, 3, 1), 64: Tile(32, 8, 3, 1)},
+        "32": FLOAT32,
+        "32_wide": FLOAT32_WIDE,
+    },
+    "sm_100": {
+        "16": {16: Tile(64, 4, 3, 3), 32: Tile(64, 4, 3, 2), 64: Tile(64, 4, 3, 2)},
+        "16_wide": {16: Tile(32, 4, 3, 3), 32: Tile(32, 8, 3, 1), 64: Tile(32, 8, 3, 1)},
+        "32": FLOAT32,
+        "32_wide": FLOAT32_WIDE,
+    },
+    # 64 KiB of LDS hold one K and one V tile per program, so two stages; there are 512 registers.
+    "gfx942": {
+        "16": {16: Tile(64, 4, 2, 2), 32: Tile(64, 4, 2, 1), 64: Tile(64, 4, 2, 1)},
+        "16_wide": {16: Tile(32, 4, 2, 1), 32: Tile(32, 4, 2, 1), 64: Tile(32, 4, 2, 1)},
+        "32": FLOAT32,
+        "32_wide": FLOAT32_WIDE,
+    },
+}
+_forced: dict = {}
 
 
 @contextmanager
 def forced(**values):
+    """Override ``arch``, ``split_size`` or fields of `AttentionConfig` for the tests."""
     previous = dict(_forced)
     _forced.update(values)
     try:
@@ -69,11 +89,72 @@ def forced(**values):
         _forced.update(previous)
 
 
-class ImportanceConfig(NamedTuple):
-    block_n: int
-    block_d: int
-    num_warps: int
+@lru_cache(None)
+def _architecture(device: torch.device) -> str:
+    if torch.version.hip:
+        return "gfx942"
+    if device.type != "cuda":
+        return "sm_90"  # the interpreter takes any
+    major, _ = torch.cuda.get_device_capability(device)
+    return {9: "sm_90", 10: "sm_100"}.get(major, "sm_80")
 
 
-def importance_config(device, dtype, D):
-    return ImportanceConfig(64, max(16, triton.next_power_of_2(D)), 4)
+@lru_cache(None)
+def _multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def attention_config(device, dtype, rows, D) -> AttentionConfig:
+    """Return the configuration for ``rows`` = g * T query rows per KV head."""
+    if _forced:
+        return _attention_config.__wrapped__(device, dtype, rows, D)
+    return _attention_config(device, dtype, rows, D)
+
+
+@lru_cache(None)
+def _attention_config(device, dtype, rows, D) -> AttentionConfig:
+    block_d = max(16, triton.next_power_of_2(D))
+    kind = f"{8 * dtype.itemsize}{'_wide' if block_d > 128 else ''}"
+    tiles = TABLE[_forced.get("arch") or _architecture(device)][kind]
+    block_m = max(16, min(triton.next_power_of_2(rows), max(tiles)))
+    tile = tiles[block_m]
+    config = AttentionConfig(block_m, tile.block_n, block_d, *tile[1:])
+    return config._replace(**{k: v for k, v in _forced.items() if k in config._fields})
+
+
+def split_size(device, config, programs, span) -> int:
+    """Return how many of a prefix's ``span`` keys one program takes.
+
+    Only capacity and static shape decide, never a length, so that a captured graph stays right and
+    a request's bits do not depend on its neighbours. Enough splits for two waves of programs; not
+    below 256 keys, where the float32 partials of 64 rows would cost a quarter of what K and V do,
+    nor above 8192, so that ragged batches end together. Powers of two: few different values.
+    """
+    if "split_size" in _forced:
+        return _forced["split_size"]
+    wanted = max(1, 2 * config.programs * _multiprocessors(device) // programs)
+    return min(max(256, triton.next_power_of_2(triton.cdiv(span, wanted))), 8192)
+
+
+def combine_blocks(device, num_states, D) -> tuple[int, int, int, int]:
+    """Return (rows, states, padded D, warps) of one combine program.
+
+    One warp with 2048 float32 elements, 64 registers a lane: up to 16 states of 128 elements are
+    loaded at once, which hides their latency, and no reduction leaves the warp. The interpreter
+    pays per program, so it takes many rows.
+    """
+    block_d = max(16, triton.next_power_of_2(D))
+    block_i = min(triton.next_power_of_2(num_states), 2048 // block_d)
+    block_r = 64 if device.type == "cpu" else 2048 // (block_i * block_d)
+    return block_r, block_i, block_d, 1
+
+
+def importance_blocks(D) -> tuple[int, int, int]:
+    """Return (keys, padded D, warps) of one importance program: 64 elements a thread.
+
+    It has no loop to pipeline; several programs per SM keep loads in flight.
+    """
+    block_d = max(16, triton.next_power_of_2(D))
+    return 8192 // block_d, block_d, 4

@@ -88,8 +88,8 @@ def _attend_prefix(
     q, m, l, acc, lower, b, begin, end,
     p_k, p_v, k_stride_b, k_stride_n, v_stride_b, v_stride_n, index_row, page_row,
     q_collect, p_collect, ok_collect, lower_collect, scale, softcap,
-    PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, COLLECT: tl.constexpr,
-    D: tl.constexpr, BLOCK_N: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, ALIKE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+    COLLECT: tl.constexpr, D: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     # fmt: on
     """Attend to the prefix's keys [begin, end); a row sees those above its ``lower`` [M]."""
@@ -98,8 +98,10 @@ def _attend_prefix(
         n = n0 + tl.arange(0, BLOCK_N)
         valid = n < end
         outer, inner = cache_rows(n, valid, b, index_row, page_row, PAGE_SIZE)
-        k = load_rows(p_k + outer * k_stride_b + inner * k_stride_n, valid, D, BLOCK_D)
-        v = load_rows(p_v + outer * v_stride_b + inner * v_stride_n, valid, D, BLOCK_D)
+        k_row = outer * k_stride_b + inner * k_stride_n
+        v_row = k_row if ALIKE else outer * v_stride_b + inner * v_stride_n
+        k = load_rows(p_k + k_row, valid, D, BLOCK_D)
+        v = load_rows(p_v + v_row, valid, D, BLOCK_D)
         if COLLECT != "none":
             s = dot(q_collect, tl.trans(k))  # [C, N]
             if COLLECT == "scores":
@@ -121,7 +123,7 @@ def _attend_prefix(
 def _attend_tree(
     q, m, l, acc, t, row_ok, b, T, S, length,
     p_k, p_v, k_stride_b, k_stride_n, v_stride_b, v_stride_n, page_row, mask_row, scale, softcap,
-    IN_CACHE: tl.constexpr, PAGE_SIZE: tl.constexpr, SOFTCAP: tl.constexpr,
+    IN_CACHE: tl.constexpr, PAGE_SIZE: tl.constexpr, ALIKE: tl.constexpr, SOFTCAP: tl.constexpr,
     D: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     # fmt: on
@@ -131,23 +133,25 @@ def _attend_tree(
     end = S
     if mask_row is None:
         end = tl.max(last, 0) + 1
-    for j0 in tl.range(0, end, BLOCK_N):
-        j = j0 + tl.arange(0, BLOCK_N)
+    BLOCK_J: tl.constexpr = min(BLOCK_N, 32)  # keys that share one 32-bit word of the mask
+    for j0 in tl.range(0, end, BLOCK_J):
+        j = j0 + tl.arange(0, BLOCK_J)
         valid = j < end
         if mask_row is None:
             visible = j[None, :] <= last[:, None]
         else:
-            mask = row_ok[:, None] & valid[None, :]
-            word = tl.load(mask_row[:, None] + (j // 32)[None, :], mask=mask, other=0)
-            visible = ((word >> (j % 32)[None, :]) & 1) != 0
+            word = tl.load(mask_row + j0 // 32, mask=row_ok, other=0)
+            visible = (((word[:, None] >> (j % 32)[None, :]) & 1) != 0) & valid[None, :]
         # A node that no row sees may hold anything, as padding nodes do.
         valid = valid & (tl.max(visible.to(tl.int32), 0) != 0)
         outer = b
         inner = j.to(tl.int64)
         if IN_CACHE:
             outer, inner = cache_rows(length + j, valid, b, None, page_row, PAGE_SIZE)
-        k = load_rows(p_k + outer * k_stride_b + inner * k_stride_n, valid, D, BLOCK_D)
-        v = load_rows(p_v + outer * v_stride_b + inner * v_stride_n, valid, D, BLOCK_D)
+        k_row = outer * k_stride_b + inner * k_stride_n
+        v_row = k_row if ALIKE else outer * v_stride_b + inner * v_stride_n
+        k = load_rows(p_k + k_row, valid, D, BLOCK_D)
+        v = load_rows(p_v + v_row, valid, D, BLOCK_D)
         m, l, acc = softmax_step(q, k, v, visible, m, l, acc, scale, softcap, SOFTCAP)
     return m, l, acc
 
@@ -169,7 +173,7 @@ def split_kv_kernel(
     lse_stride_i, lse_stride_b, lse_stride_t, lse_stride_h,
     collected_stride_b, collected_stride_r, collected_stride_h,
     D: tl.constexpr, GROUP: tl.constexpr, PREFIX: tl.constexpr, TREE: tl.constexpr,
-    PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, ALIKE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
     COLLECT: tl.constexpr, COLLECT_ROWS: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):
@@ -252,7 +256,7 @@ def split_kv_kernel(
                 (k_cache if IN_CACHE else k_tree) + head * k_tree_stride_h,
                 (v_cache if IN_CACHE else v_tree) + head * v_tree_stride_h,
                 k_tree_stride_b, k_tree_stride_n, v_tree_stride_b, v_tree_stride_n,
-                page_row, mask_row, scale, softcap, IN_CACHE, PAGE_SIZE, SOFTCAP, D, BLOCK_N,
+                page_row, mask_row, scale, softcap, IN_CACHE, PAGE_SIZE, ALIKE, SOFTCAP, D, BLOCK_N,
             )  # fmt: skip
     if PREFIX:
         if slot >= TREE:
@@ -261,7 +265,7 @@ def split_kv_kernel(
                 k_cache + head * k_stride_h, v_cache + head * v_stride_h,
                 k_stride_b, k_stride_n, v_stride_b, v_stride_n, index_row, page_row,
                 q_collect, p_collect, ok_collect, lower_collect, scale, softcap,
-                PAGE_SIZE, WINDOW, SOFTCAP, COLLECT, D, BLOCK_N,
+                PAGE_SIZE, ALIKE, WINDOW, SOFTCAP, COLLECT, D, BLOCK_N,
             )  # fmt: skip
 
     state_out, state_lse = finish(m, l, acc)
@@ -341,6 +345,8 @@ def attend(
     cache_strides = k_cache.stride()[:3] + v_cache.stride()[:3] if prefix else (0,) * 6
     has_tree_keys = k_tree is not None
     tree_strides = k_tree.stride()[:3] + v_tree.stride()[:3] if has_tree_keys else cache_strides
+    # K and V nearly always lie alike: then one set of addresses serves both.
+    alike = cache_strides[:3] == cache_strides[3:] and tree_strides[:3] == tree_strides[3:]
     split_kv_kernel[(kv_heads * tiles, slots, B)](
         q, k_cache, v_cache, lengths, indices, block_table, k_tree, v_tree, tree_mask, depths,
         states, state_lses, collected,
@@ -362,6 +368,7 @@ def attend(
         PREFIX=prefix,
         TREE=int(tree),
         PAGE_SIZE=page_size,
+        ALIKE=alike,
         WINDOW=window is not None,
         SOFTCAP=softcap > 0,
         COLLECT=collect,
@@ -371,7 +378,7 @@ def attend(
         BLOCK_N=config.block_n,
         BLOCK_D=config.block_d,
         num_warps=config.num_warps,
-        num_stages=config.num_stages,
+        num_stages=config.num_stages + (2 if block_table is not None or indices is not None else 0),
     )  # fmt: skip
     if not direct:
         combine(

@@ -57,8 +57,8 @@ def importance_scores(q, k_cache, cache_seqlens, per_head, block_table, softmax_
     capacity = scores.shape[-1]
     heads = 1 if per_head else kv_heads
     mean_q = q.unflatten(2, (kv_heads, -1)).mean((1, 3), dtype=torch.float32)
-    config = _configs.importance_config(q.device, q.dtype, D)
-    importance_kernel[(triton.cdiv(capacity, config.block_n), kv_heads // heads, q.shape[0])](
+    block_n, block_d, num_warps = _configs.importance_blocks(D)
+    importance_kernel[(triton.cdiv(capacity, block_n), kv_heads // heads, q.shape[0])](
         mean_q, k_cache, cache_seqlens, block_table, scores, softmax_scale / heads, capacity,
         *mean_q.stride()[:2],
         *k_cache.stride()[:3],
@@ -69,7 +69,7 @@ def importance_scores(q, k_cache, cache_seqlens, per_head, block_table, softmax_
         D=D,
         HEADS=heads,
         PAGE_SIZE=k_cache.shape[1] if paged else 0,
-        BLOCK_N=config.block_n,
-        BLOCK_D=config.block_d,
-        num_warps=config.num_warps,
+        BLOCK_N=block_n,
+        BLOCK_D=block_d,
+        num_warps=num_warps,
     )  # fmt: skip

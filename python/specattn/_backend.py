@@ -126,9 +126,10 @@ def _why_not_for(name: str, op: str, device: str, dtype: torch.dtype) -> str | N
         return f"it serves {name} tensors only"
     if name == "triton" and device == "cpu" and not _interpreting():
         return "it serves CPU tensors only with TRITON_INTERPRET=1"
-    if not hasattr(_module(name), op):
-        return f"it has no {op}"
-    return None
+    try:
+        return None if hasattr(_module(name), op) else f"it has no {op}"
+    except ImportError as error:
+        return f"it does not import: {error}"
 
 
 def _interpreting() -> bool:

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from specattn.decoding import Plain, Vegas
 from transformers import (
     DynamicCache,
     GenerationConfig,
@@ -14,6 +13,7 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
+from specattn.decoding import Plain, Vegas
 from tests.decoding.models import (
     VOCABULARY,
     greedy_by_transformers,

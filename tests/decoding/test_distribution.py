@@ -9,8 +9,6 @@ import itertools
 
 import pytest
 import torch
-from specattn import reference
-from specattn.decoding import Plain, Vegas, generate, target
 from transformers import (
     GenerationConfig,
     LogitsProcessorList,
@@ -21,6 +19,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from specattn import reference
+from specattn.decoding import Plain, Vegas, generate, target
 from tests import laws
 from tests.decoding.models import prompts, tiny_model
 from tests.decoding.test_loop import RandomTree

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from specattn import use_backend
-from specattn.decoding import METHODS, Vegas, generate
 from transformers import GenerationConfig
 
+from specattn import use_backend
+from specattn.decoding import METHODS, Vegas, generate
 from tests.decoding.models import greedy_by_transformers, letters, prompts, tiny_model
 from tests.decoding.test_custom_generate import Recorder
 

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from transformers import StoppingCriteria
+
 from specattn.acceptance import sample_children
 from specattn.decoding import Draft, Method, generate
 from specattn.tree import Tree
-from transformers import StoppingCriteria
-
 from tests.cases import random_parents
 from tests.decoding.models import (
     CONFIGS,

@@ -2,10 +2,6 @@
 
 import pytest
 import torch
-from specattn.decoding import TargetLaw
-from specattn.decoding.sampling import CONTEXT_FREE
-from specattn.decoding.sequences import Sequences
-from specattn.tree import Tree
 from transformers import (
     EpsilonLogitsWarper,
     EtaLogitsWarper,
@@ -27,6 +23,11 @@ from transformers import (
     TopPLogitsWarper,
     TypicalLogitsWarper,
 )
+
+from specattn.decoding import TargetLaw
+from specattn.decoding.sampling import CONTEXT_FREE
+from specattn.decoding.sequences import Sequences
+from specattn.tree import Tree
 
 V, PROMPT, ROWS = 9, 7, 4
 

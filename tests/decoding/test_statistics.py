@@ -4,9 +4,9 @@ import json
 
 import pytest
 import torch
+
 from specattn.decoding import RequestStatistics, Statistics, Vegas, generate
 from specattn.decoding.statistics import Stopwatch
-
 from tests.decoding.models import prompts, tiny_model
 
 

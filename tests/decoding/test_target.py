@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from transformers import AttentionInterface, AutoModelForCausalLM, BloomConfig
+
 from specattn.decoding import Target
 from specattn.decoding.target import Selection
 from specattn.tree import Tree
-from transformers import AttentionInterface, AutoModelForCausalLM, BloomConfig
-
 from tests.cases import assert_accurate
 from tests.decoding.models import CONFIGS, VOCABULARY, prompts, tiny_model
 

@@ -14,6 +14,9 @@ from specattn.decoding.statistics import RequestStatistics, Statistics, Stopwatc
 from specattn.decoding.target import Target, is_chain
 from specattn.tree import Tree
 
+CHUNK_SIZE = 1024
+"""Prompt tokens per request and prefill pass: enough to keep a GPU busy, few enough for caches."""
+
 
 class Draft(NamedTuple):
     """What a drafter proposes.
@@ -81,7 +84,7 @@ def decode(
     law: TargetLaw,
     sequences: Sequences,
     *,
-    chunk_size: int = 2048,
+    chunk_size: int = CHUNK_SIZE,
     generator: torch.Generator | None = None,
     on_tokens: Callable[[int, list[int]], None] | None = None,
     on_prefill: Callable[[int, int], None] | None = None,
@@ -112,31 +115,35 @@ def decode(
     Statistics
     """
     prompts = [sequences.prompt(row) for row in range(len(sequences.lengths))]
-    statistics = Statistics([RequestStatistics(len(prompt)) for prompt in prompts])
+    requests = [RequestStatistics(len(prompt)) for prompt in prompts]
     watch = Stopwatch(target.device)
     target.prefill([prompt[:-1] for prompt in prompts], chunk_size, on_prefill)
     root = torch.stack([prompt[-1] for prompt in prompts]).to(target.device)
-    watch.lap("prefill")
+    watch.lap("prefill_seconds")
 
     while sequences.active:
         draft = drafter.propose(root)
-        watch.lap("draft")
+        watch.lap("draft_seconds")
 
         prefix = target.cache.seqlens
         logits, scores = target.verify(draft.tree, draft.tokens, collect=drafter.collect)
-        watch.lap("target")
+        watch.lap("target_seconds")
 
         accepted = _accept(draft, law, logits, generator)
         target.cache.commit(accepted.nodes, accepted.counts, in_place=is_chain(draft.tree))
         finished = []
-        for row, emitted in zip(sequences.active, _emitted(draft, accepted), strict=True):
-            kept, done = sequences.extend(row, emitted)
+        for row, tokens in zip(sequences.active, _emitted(draft, accepted), strict=True):
+            kept, done = sequences.extend(row, tokens)
             finished.append(done)
-            nodes, depth = draft.tree.size - 1, draft.tree.max_depth
-            statistics.requests[row].record(nodes, depth, len(emitted) - 1, len(kept))
+            requests[row].record(
+                drafted=draft.tree.size - 1,
+                depth=draft.tree.max_depth,
+                accepted=len(tokens) - 1,
+                emitted=len(kept),
+            )
             if on_tokens is not None:
                 on_tokens(row, kept)
-        watch.lap("accept")
+        watch.lap("accept_seconds")
 
         drafter.observe(Verified(draft, accepted, prefix, scores))
         root = accepted.next_token
@@ -145,11 +152,9 @@ def decode(
             sequences.active = [sequences.active[row] for row in rows]
             root = root[rows]
             drafter.keep(rows)
-        watch.lap("draft")
+        watch.lap("draft_seconds")
 
-    for part, seconds in watch.totals().items():
-        setattr(statistics, f"{part}_seconds", seconds)
-    return statistics
+    return Statistics(requests, **watch.totals())
 
 
 def _accept(

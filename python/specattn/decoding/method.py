@@ -17,13 +17,11 @@ from transformers import (
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
-from specattn.decoding.loop import Drafter, decode
+from specattn.decoding.loop import CHUNK_SIZE, Drafter, decode
 from specattn.decoding.sampling import TargetLaw
 from specattn.decoding.sequences import Sequences
 from specattn.decoding.statistics import Statistics
 from specattn.decoding.target import Target
-
-_CHUNK_SIZE = 2048
 
 # Options that would change the output or its shape and that this loop cannot obey. Each is allowed
 # the values that ask for nothing.
@@ -131,7 +129,7 @@ class Method(ABC):
                 self.start(target, law, generator),
                 law,
                 sequences,
-                chunk_size=generation_config.prefill_chunk_size or _CHUNK_SIZE,
+                chunk_size=generation_config.prefill_chunk_size or CHUNK_SIZE,
                 generator=generator,
                 on_tokens=_announce(on_tokens, token_streamer, input_ids),
                 on_prefill=on_prefill,

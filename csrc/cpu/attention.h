@@ -280,14 +280,22 @@ class Attend {
   }
 
   void add_columns(const float* share, int rows, const float* s) {
+    int used[kTile / Isa::W], count = 0;  // vectors of rows that take part
     for (int j = 0; j < rows; j += Isa::W) {
-      if (std::all_of(share + j, share + j + Isa::W, [](float x) { return x == 0; })) continue;
-      const auto w = Isa::load(share + j);
-      for (int n = 0; n < kBlock; n += Isa::W) {
-        typename Isa::V part[Isa::W];
-        for (int i = 0; i < Isa::W; ++i) part[i] = Isa::mul(w, Isa::load(s + (n + i) * kTile + j));
-        Isa::store(scores_ + n, Isa::add(Isa::load(scores_ + n), Isa::sum_each(part)));
+      if (std::any_of(share + j, share + j + Isa::W, [](float x) { return x != 0; })) {
+        used[count++] = j;
       }
+    }
+    for (int n = 0; count > 0 && n < kBlock; n += Isa::W) {
+      typename Isa::V part[Isa::W];
+      for (int i = 0; i < Isa::W; ++i) {
+        const float* at = s + (n + i) * kTile;
+        part[i] = Isa::mul(Isa::load(share + used[0]), Isa::load(at + used[0]));
+        for (int u = 1; u < count; ++u) {
+          part[i] = Isa::fma(Isa::load(share + used[u]), Isa::load(at + used[u]), part[i]);
+        }
+      }
+      Isa::store(scores_ + n, Isa::add(Isa::load(scores_ + n), Isa::sum_each(part)));
     }
   }
 
@@ -295,12 +303,14 @@ class Attend {
                     int64_t m) const {
     alignas(64) float row[kBlock];
     const float* s = logits.p + m * logits.row_step;
-    for (int n = 0; n < kBlock; ++n) row[n] = s[n * logits.unit_step];
     const int64_t hidden = a_.window ? starts_[t] - block.first : 0;
-    if (hidden > 0) std::fill(row, row + std::min<int64_t>(hidden, kBlock), -kInf);
+    if (!few_ || hidden > 0) {
+      for (int n = 0; n < block.keys; ++n) row[n] = n < hidden ? -kInf : s[n * logits.unit_step];
+      s = row;
+    }
     bf16* to = static_cast<bf16*>(a_.collected) + task_.b * a_.collected_batch +
                i * a_.collected_row + q_head * a_.collected_head + block.first;
-    narrow<Isa>(row, to, block.keys);
+    narrow<Isa>(s, to, block.keys);
   }
 
   // A key that some collected row does not see keeps its -inf.

@@ -96,6 +96,11 @@ struct Avx512 {
 
 #ifdef SPECATTN_BF16
 struct Avx512Bf16 : Avx512 {
+  using Avx512::store_as;
+  static void store_as(bf16* p, V v) {
+    const __m256i x = (__m256i)_mm512_cvtneps_pbh(v);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x);
+  }
   template <class Elem>
   struct Dot : Avx512::Dot<Elem> {};
 };

@@ -10,14 +10,39 @@
 
 namespace specattn {
 
-constexpr int kKept = 8;
+constexpr int kAtOnce = 4;
+
+// to = from + sum of weights[s] * states[s], and rounded to `out` where that is given.
+template <class Isa, class Elem>
+inline void weighted_sum(const Elem* const* states, const float* weights, int count, int D,
+                         const float* from, float* to, Elem* out) {
+  int d = 0;
+  for (; d + Isa::W <= D; d += Isa::W) {
+    auto acc = from ? Isa::load(from + d) : Isa::zero();
+    for (int s = 0; s < count; ++s) {
+      acc = Isa::fma(Isa::load_as_float(states[s] + d), Isa::set1(weights[s]), acc);
+    }
+    if (out) {
+      Isa::store_as(out + d, acc);
+    } else {
+      Isa::store(to + d, acc);
+    }
+  }
+  for (; d < D; ++d) {
+    float acc = from ? from[d] : 0.0f;
+    for (int s = 0; s < count; ++s) acc += to_float(states[s][d]) * weights[s];
+    if (out) out[d] = from_float<Elem>(acc);
+    to[d] = acc;
+  }
+}
 
 // Rows [first, last) of the B * T * H rows.
 template <class Isa, class Elem>
 void merge(const Merge& p, int64_t first, int64_t last) {
   const int D = static_cast<int>(p.D);
   const bool apart = p.outs[1].data != nullptr;
-  float row[kMaxHeadDim];
+  float row[kMaxHeadDim], weights[kAtOnce];
+  const Elem* states[kAtOnce];
   for (int64_t i = first; i < last; ++i) {
     const int64_t b = i / (p.T * p.H), t = i / p.H % p.T, h = i % p.H;
     const auto lse = [&](int64_t s) {
@@ -29,30 +54,25 @@ void merge(const Merge& p, int64_t first, int64_t last) {
     float top = -kInf, sum = 0.0f;
     for (int64_t s = 0; s < p.states; ++s) top = std::max(top, lse(s));
     const float base = top == -kInf ? 0.0f : top;
-    float kept[kKept];  // an exp costs as much as a row
-    const auto weight_of = [&](int64_t s) { return s < kKept ? kept[s] : std::exp(lse(s) - base); };
-    for (int64_t s = 0; s < p.states; ++s) {
-      const float weight = std::exp(lse(s) - base);
-      if (s < kKept) kept[s] = weight;
-      sum += weight;
-    }
-    const float share = 1.0f / sum;
-    std::fill(row, row + round_up(D, kRowPadding), 0.0f);
+    for (int64_t s = 0; s < p.states; ++s) sum += std::exp(lse(s) - base);
+    Elem* out = static_cast<Elem*>(p.out) + b * p.out_batch + t * p.out_row + h * p.out_head;
+    int count = 0;
+    bool first_states = true;
+    const auto add = [&](bool last_states) {
+      weighted_sum<Isa>(states, weights, count, D, first_states ? nullptr : row, row,
+                        last_states ? out : nullptr);
+      first_states = false;
+      count = 0;
+    };
     for (int64_t s = 0; s < p.states; ++s) {
       if (lse(s) == -kInf) continue;
+      if (count == kAtOnce) add(false);
       const Rows& rows = p.outs[apart ? s : 0];
-      const Elem* o = static_cast<const Elem*>(rows.data) + (apart ? 0 : s * p.out_state) +
+      states[count] = static_cast<const Elem*>(rows.data) + (apart ? 0 : s * p.out_state) +
                       b * rows.outer + t * rows.token + h * rows.head;
-      const float weight = weight_of(s) * share;
-      const auto w = Isa::set1(weight);
-      int d = 0;
-      for (; d + Isa::W <= D; d += Isa::W) {
-        Isa::store(row + d, Isa::fma(Isa::load_as_float(o + d), w, Isa::load(row + d)));
-      }
-      for (; d < D; ++d) row[d] += to_float(o[d]) * weight;
+      weights[count++] = std::exp(lse(s) - base) / sum;
     }
-    Elem* out = static_cast<Elem*>(p.out) + b * p.out_batch + t * p.out_row + h * p.out_head;
-    narrow<Isa>(row, out, D);
+    add(true);
     p.lse[b * p.lse_batch + t * p.lse_row + h * p.lse_head] =
         top == -kInf ? -kInf : base + std::log(sum);
   }

@@ -169,8 +169,12 @@ void run(const Attention& a, int threads) {
 #pragma omp parallel num_threads(threads)
   {
     if (a.collect != Collect::kNone) {
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
       for (int64_t i = 0; i < a.B * a.Hk; ++i) start_collecting(a, turns, i / a.Hk, i % a.Hk);
+      // Without a window tasks and this write apart from each other, unless they add.
+      if (turns || a.window) {
+#pragma omp barrier
+      }
     }
     for (int64_t round = 0; round < rounds; ++round) {
       const int64_t count = groups / rounds * plan.splits;

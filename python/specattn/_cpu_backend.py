@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from specattn import _cpu
+from specattn import _cpu  # type: ignore[attr-defined]  # compiled: no source for mypy
 
 _DTYPES = {
     torch.float32: 0,

@@ -12,6 +12,7 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 VOCABULARY = 96
@@ -39,6 +40,10 @@ CONFIGS = {
     "qwen2-sliding": (Qwen2Config, _SLIDING),
     "qwen3": (Qwen3Config, {}),
     "qwen3-sliding": (Qwen3Config, _SLIDING),
+    "qwen3_moe": (
+        Qwen3MoeConfig,
+        {"moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2},
+    ),
     "mistral": (MistralConfig, {"sliding_window": None}),
     "mistral-sliding": (MistralConfig, {"sliding_window": WINDOW}),
     "gpt_oss": (

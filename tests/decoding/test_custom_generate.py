@@ -90,6 +90,14 @@ def test_rows_end_one_by_one_and_are_padded(model, method):
 
 
 @both_methods
+def test_without_a_padding_token_the_end_token_pads(model, method):
+    texts = prompts([9, 9])
+    end = greedy_by_transformers(model, texts[0], 4)[-1]
+    output = check(model, method, torch.stack(texts), eos_token_id=end)
+    assert output[0, -2:].tolist() == [end, end]
+
+
+@both_methods
 def test_max_length_counts_the_prompt(model, method):
     assert check(
         model, method, prompts([12])[0][None], max_new_tokens=None, max_length=19

@@ -43,7 +43,7 @@ def test_a_tree_gets_the_logits_of_its_paths(family):
         actual, scores = target.verify(Tree(PARENTS), tokens)
     assert scores is None
     rounded = each_path(model, texts, tokens)
-    if family == "gpt_oss":
+    if family in ("gpt_oss", "qwen3_moe"):
         model.set_experts_implementation("eager")  # the default has no float64
     exact = each_path(model.double(), texts, tokens)
     assert_accurate(actual, exact, rounded)
@@ -136,8 +136,16 @@ def test_the_models_attention_is_restored():
 
 def test_other_families_are_refused():
     config = BloomConfig(vocab_size=VOCABULARY, hidden_size=16, n_layer=1, n_head=2)
-    with pytest.raises(ValueError, match="'bloom'.*llama, qwen2, qwen3, mistral, gpt_oss"):
+    with pytest.raises(
+        ValueError, match="'bloom'.*llama, qwen2, qwen3, qwen3_moe, mistral, gpt_oss"
+    ):
         Target(AutoModelForCausalLM.from_config(config), batch=1, capacity=8)
+
+
+def test_a_rope_that_depends_on_the_length_is_refused():
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    with pytest.raises(ValueError, match="'dynamic'"):
+        Target(tiny_model("llama", rope_parameters=rope), batch=1, capacity=8)
 
 
 def test_a_model_on_two_devices_is_refused():

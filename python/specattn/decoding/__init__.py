@@ -5,7 +5,7 @@ Three ways in, one loop behind them::
     from specattn.decoding import Vegas, generate
 
     output = generate(model, prompts, Vegas(gamma=6, ratio=0.07), max_new_tokens=256)
-    output.sequences, output.statistics.mean_acceptance_length
+    output.sequences, output.statistics.total.mean_acceptance_length
 
     model.generate(ids, custom_generate=Vegas(gamma=6, ratio=0.07), max_new_tokens=256)
 

@@ -94,8 +94,9 @@ class Method(ABC):
         Returns
         -------
         Tensor, int64 [R, longest], or SpeculativeOutput if ``return_dict_in_generate``
-            Prompts with their padding, then the new tokens, padded with ``pad_token_id`` (0 if
-            there is none) after each row's end.
+            Prompts with their padding, then the new tokens, padded after each row's end with
+            ``pad_token_id``, else ``eos_token_id``, else 0. A row that has met any stopping
+            criterion ends there; transformers goes on with it if the model has no end token.
 
         Raises
         ------
@@ -136,7 +137,7 @@ class Method(ABC):
             )
         if token_streamer is not None:
             token_streamer.end()
-        output: Any = sequences.padded(generation_config.pad_token_id or 0).to(input_ids.device)
+        output: Any = sequences.padded(_pad_token(generation_config)).to(input_ids.device)
         if generation_config.return_dict_in_generate:
             return SpeculativeOutput(sequences=output, statistics=statistics)
         return output
@@ -180,6 +181,14 @@ def _check_positions(
     given = position_ids.cpu().expand(len(padding), -1)
     if given.shape != count.shape or ((count >= 0) & (given != count)).any():
         raise ValueError("position_ids must count from 0 at the first token of each prompt")
+
+
+def _pad_token(config: GenerationConfig) -> int:
+    """Return what fills the rows that ended early, chosen as transformers does."""
+    if config.pad_token_id is not None:
+        return config.pad_token_id
+    ends = torch.tensor(0 if config.eos_token_id is None else config.eos_token_id)
+    return int(ends.flatten()[0])
 
 
 def _random_source(

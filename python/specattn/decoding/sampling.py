@@ -102,7 +102,7 @@ class TargetLaw:
         scores = logits.float()
         for processor in self.processors:
             if type(processor) in CONTEXT_FREE:
-                scores = processor(None, scores.flatten(0, 1)).view_as(scores)
+                scores = processor(None, scores.flatten(0, 1)).unflatten(0, scores.shape[:2])
             else:
                 scores = self._in_context(processor, scores, tree, tokens, first)
         return scores

@@ -167,7 +167,7 @@ class Stopwatch:
     """
 
     def __init__(self, device: torch.device):
-        self.on_cuda = device.type == "cuda"
+        self.device = device
         self.start = self._now()
         self.laps: list[tuple[str, Any]] = []
 
@@ -177,21 +177,22 @@ class Stopwatch:
 
     def totals(self) -> dict[str, float]:
         """Return the seconds booked on every part; waits for the device."""
-        if self.on_cuda:
-            torch.cuda.synchronize()
+        on_cuda = self.device.type == "cuda"
+        if on_cuda:
+            torch.cuda.synchronize(self.device)
         totals: dict[str, float] = {}
         last = self.start
         for part, moment in self.laps:
-            seconds = last.elapsed_time(moment) / 1e3 if self.on_cuda else moment - last
+            seconds = last.elapsed_time(moment) / 1e3 if on_cuda else moment - last
             totals[part] = totals.get(part, 0.0) + seconds
             last = moment
         return totals
 
     def _now(self) -> Any:
-        if not self.on_cuda:
+        if self.device.type != "cuda":
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self.device))
         return event
 
 

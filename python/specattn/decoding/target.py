@@ -19,9 +19,11 @@ from specattn.kv_cache import KVCache
 from specattn.ops import hybrid_tree_attention, sparse_gather_attention, verify_attention
 from specattn.tree import Tree
 
-FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gpt_oss")
+FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe", "mistral", "gpt_oss")
 """Values of ``model.config.model_type`` that are known to honour the contract and are tested."""
 
+_SLIDES_IN_EVERY_LAYER = ("mistral", "qwen3_moe")
+_LENGTH_DEPENDENT = ("dynamic", "longrope")
 _ATTENTION = "specattn"
 
 
@@ -141,7 +143,7 @@ class Target:
     Raises
     ------
     ValueError
-        The model's family is not supported, or it is spread over several devices.
+        The model's family or kind of rope is not supported, or it is spread over several devices.
     """
 
     def __init__(self, model: PreTrainedModel, batch: int, capacity: int):
@@ -150,6 +152,12 @@ class Target:
             raise ValueError(
                 f"models of type {config.model_type!r} are not supported; "
                 f"supported are {', '.join(FAMILIES)}"
+            )
+        rope = getattr(config, "rope_parameters", None) or {}
+        if rope.get("rope_type") in _LENGTH_DEPENDENT:
+            raise ValueError(
+                f"rope of type {rope['rope_type']!r} is not supported: it turns with the current "
+                "length, so tokens that are verified together would not be what plain decoding says"
             )
         devices = {str(parameter.device) for parameter in model.parameters()}
         if len(devices) > 1:
@@ -278,7 +286,7 @@ def _windows(config: PretrainedConfig, capacity: int) -> list[int | None]:
     window = getattr(config, "sliding_window", None)
     if window is None or window >= capacity:
         return [None] * config.num_hidden_layers
-    if config.model_type == "mistral":  # it slides in every layer, whatever its config says
+    if config.model_type in _SLIDES_IN_EVERY_LAYER:  # whatever their config says of layer types
         return [window] * config.num_hidden_layers
     types = config.layer_types
     return [window if layer_type == "sliding_attention" else None for layer_type in types]

@@ -29,15 +29,14 @@ fuzz: $(VENV)/.dev
 	SPECATTN_HYPOTHESIS=fuzz $(BIN)/python -m pytest -n 2 -m "slow or not slow" $(ARGS)
 
 ## The C++ kernels' tests with address and undefined-behaviour checks; CASES=fuzz for many more.
-sanitize: export CFLAGS := -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
-sanitize: export LDFLAGS := -fsanitize=address,undefined
 sanitize: $(VENV)/.dev
 	rm -rf build/sanitize && mkdir -p build/sanitize
 	cp -r python/specattn build/sanitize && cp -r reference triton_kernels build/sanitize/specattn
 	rm -f build/sanitize/specattn/_cpu.*.so
-	$(BIN)/python setup.py -q build_ext --build-lib build/sanitize --build-temp build/sanitize/objects
+	CFLAGS="-g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined" LDFLAGS="-fsanitize=address,undefined" \
+	    $(BIN)/python setup.py -q build_ext --build-lib build/sanitize --build-temp build/sanitize/objects
 	test -f build/sanitize/specattn/_cpu.*.so
-	env -u CFLAGS PYTHONPATH=build/sanitize SPECATTN_HYPOTHESIS=$(or $(CASES),ci) OMP_NUM_THREADS=2 \
+	PYTHONPATH=build/sanitize SPECATTN_HYPOTHESIS=$(or $(CASES),ci) OMP_NUM_THREADS=2 \
 	    ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$(for library in asan ubsan stdc++; do \
 	        $(CXX) -print-file-name=lib$$library.so; done | tr '\n' ' ')" \
 	    $(BIN)/python -m pytest -p no:xdist tests/cpu $(ARGS)

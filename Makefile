@@ -4,7 +4,7 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint fuzz bench clean
+.PHONY: demo test lint fuzz sanitize bench clean
 
 ## Decode a real file with the embedded target, plainly and speculatively. FILE= continues your own.
 demo: $(VENV)/.demo
@@ -29,6 +29,19 @@ lint: $(VENV)/.dev
 fuzz: $(VENV)/.dev
 	SPECATTN_HYPOTHESIS=fuzz $(BIN)/python -m pytest -n 2 -m "slow or not slow" $(ARGS)
 
+## The C++ kernels' tests with address and undefined-behaviour checks; CASES=fuzz for many more.
+sanitize: $(VENV)/.dev
+	rm -rf build/sanitize && mkdir -p build/sanitize
+	cp -r python/specattn build/sanitize && cp -r reference triton_kernels build/sanitize/specattn
+	rm -f build/sanitize/specattn/_cpu.*.so
+	CFLAGS="-g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined" LDFLAGS="-fsanitize=address,undefined" \
+	    $(BIN)/python setup.py -q build_ext --build-lib build/sanitize --build-temp build/sanitize/objects
+	test -f build/sanitize/specattn/_cpu.*.so
+	PYTHONPATH=build/sanitize SPECATTN_HYPOTHESIS=$(or $(CASES),ci) OMP_NUM_THREADS=2 \
+	    ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$(for library in asan ubsan stdc++; do \
+	        $(CXX) -print-file-name=lib$$library.so; done | tr '\n' ' ')" \
+	    $(BIN)/python -m pytest -p no:xdist tests/cpu $(ARGS)
+
 ## The roofline sweep of every primitive on this machine.
 bench: $(VENV)/.dev
 	$(BIN)/python bench/run_kernels.py $(ARGS)
@@ -42,7 +55,7 @@ $(VENV)/.torch:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
 	touch $@
 
-$(VENV)/.demo: $(VENV)/.torch requirements/demo.txt setup.py pyproject.toml
+$(VENV)/.demo: $(VENV)/.torch requirements/demo.txt setup.py pyproject.toml $(wildcard csrc/cpu/*)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/demo.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@

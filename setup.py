@@ -1,8 +1,11 @@
-"""Map the repository's folders into the one package ``specattn``.
+"""Map the repository's folders into the one package ``specattn`` and build its CPU kernels.
 
 Never imports torch: an isolated build must work where torch is not installed yet.
 """
 
+from glob import glob
+
+from pybind11.setup_helpers import Pybind11Extension
 from setuptools import find_packages, setup
 
 FOLDERS = {
@@ -17,7 +20,19 @@ def subpackages(package: str, folder: str) -> list[str]:
     return [package, *(f"{package}.{name}" for name in find_packages(folder))]
 
 
+# Optional: without a compiler the package installs and the reference serves the CPU.
+cpu = Pybind11Extension(
+    "specattn._cpu",
+    sorted(glob("csrc/cpu/*.cpp")),
+    depends=sorted(glob("csrc/cpu/*.h")),
+    cxx_std=17,
+    extra_compile_args=["-O3", "-fopenmp", "-Wall", "-Wextra", "-Wno-uninitialized"],
+    extra_link_args=["-fopenmp"],
+    optional=True,
+)
+
 setup(
     package_dir=FOLDERS,
     packages=[name for package, folder in FOLDERS.items() for name in subpackages(package, folder)],
+    ext_modules=[cpu],
 )

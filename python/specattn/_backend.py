@@ -16,7 +16,7 @@ import torch
 _MODULES = {
     "cuda": "specattn._cuda",
     "triton": "specattn.triton_kernels",
-    "cpu": "specattn._cpu",
+    "cpu": "specattn._cpu_backend",
     "reference": "specattn.reference",
 }
 _PREFERENCE = {"cuda": ("cuda", "triton", "reference"), "cpu": ("cpu", "reference")}
@@ -100,10 +100,16 @@ def _kernel(op: str, device: str, dtype: torch.dtype, forced: str | None) -> Cal
     raise RuntimeError(f"no backend serves {op} of {dtype} on {device}: {reasons or 'none exists'}")
 
 
+def checks_values(kernel: Callable[..., None]) -> bool:
+    """Return whether a kernel looks at all lengths and indices itself, as the C++ ones do."""
+    return kernel.__module__ == _MODULES["cpu"]
+
+
 def _why_not(name: str) -> str | None:
     """Return why a backend cannot be used on this machine, or None."""
-    if importlib.util.find_spec(_MODULES[name]) is None:
-        return f"{_MODULES[name]} is not built"
+    binary = "specattn._cpu" if name == "cpu" else _MODULES[name]
+    if importlib.util.find_spec(binary) is None:
+        return f"{binary} is not built"
     if name == "triton":
         if importlib.util.find_spec("triton") is None:
             return "triton is not installed"

@@ -1,0 +1,59 @@
+// Merges the states of a task's splits, adds the sinks, and writes out and lse.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "convert.h"
+#include "kernels.h"
+
+namespace specattn {
+
+// Rounds a row of floats to elements; D is a multiple of 8.
+template <class Isa, class Elem>
+inline void narrow(const float* row, Elem* to, int D) {
+  int d = 0;
+  for (; d + Isa::W <= D; d += Isa::W) Isa::store_as(to + d, Isa::load(row + d));
+  for (; d < D; ++d) to[d] = from_float<Elem>(row[d]);
+}
+
+template <class Isa, class Elem>
+void finish(const Attention& a, const Plan& plan, const Task& task, const float* states,
+            int64_t split_stride) {
+  const int64_t g = a.group();
+  const int stride = static_cast<int>(plan.stride);
+  float row[kMaxHeadDim];
+  for (int64_t head = 0; head < task.heads; ++head) {
+    for (int64_t m = 0; m < task.rows.count * g; ++m) {
+      const int64_t t = task.rows.first + m / g, q_head = (task.head + head) * g + m % g;
+      const auto state = [&](int64_t split) {
+        const float* at = states + split * split_stride + head * State::floats(plan.rows, stride);
+        return State(const_cast<float*>(at), plan.rows, stride);
+      };
+      float top = a.sinks ? a.sinks[q_head] : -kInf;
+      for (int64_t s = 0; s < plan.splits; ++s) top = std::max(top, state(s).greatest[m]);
+      const float base = top == -kInf ? 0.0f : top;
+      float sum = a.sinks ? std::exp(a.sinks[q_head] - base) : 0.0f;
+      for (int64_t s = 0; s < plan.splits; ++s) {
+        sum += std::exp(state(s).greatest[m] - base) * state(s).sum[m];
+      }
+      std::fill(row, row + stride, 0.0f);
+      for (int64_t s = 0; s < plan.splits; ++s) {
+        const float weight = std::exp(state(s).greatest[m] - base) / sum;
+        if (state(s).greatest[m] == -kInf) continue;  // saw no key
+        const auto w = Isa::set1(weight);
+        const float* o = state(s).o + m * stride;
+        for (int d = 0; d < stride; d += Isa::W) {
+          Isa::store(row + d, Isa::fma(Isa::load(o + d), w, Isa::load(row + d)));
+        }
+      }
+      Elem* out =
+          static_cast<Elem*>(a.out) + task.b * a.out_batch + t * a.out_row + q_head * a.out_head;
+      narrow<Isa>(row, out, static_cast<int>(a.D));
+      a.lse[task.b * a.lse_batch + t * a.lse_row + q_head * a.lse_head] =
+          top == -kInf ? -kInf : base + std::log(sum);
+    }
+  }
+}
+
+}  // namespace specattn

@@ -1,0 +1,95 @@
+// AVX2, FMA and F16C: vectors of eight floats; 16-bit types are widened to float.
+#pragma once
+
+#include <immintrin.h>
+
+#include "convert.h"
+#include "types.h"
+
+namespace specattn {
+
+struct Avx2 {
+  static constexpr int W = 8;
+  // Register blocks: vectors of rows and of D, accumulators of a step of scores.
+  static constexpr int kScoreRows = 2, kValueCols = 2, kScoreAccumulators = 12;
+  using V = __m256;
+  using M = __m256;
+
+  static V zero() { return _mm256_setzero_ps(); }
+  static V set1(float x) { return _mm256_set1_ps(x); }
+  static V load(const float* p) { return _mm256_loadu_ps(p); }
+  static V broadcast(const void* p) {
+    float x;
+    std::memcpy(&x, p, sizeof x);
+    return set1(x);
+  }
+  static void store(float* p, V v) { _mm256_storeu_ps(p, v); }
+  static V add(V a, V b) { return _mm256_add_ps(a, b); }
+  static V sub(V a, V b) { return _mm256_sub_ps(a, b); }
+  static V mul(V a, V b) { return _mm256_mul_ps(a, b); }
+  static V div(V a, V b) { return _mm256_div_ps(a, b); }
+  static V fma(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }
+  static V max(V a, V b) { return _mm256_max_ps(a, b); }
+  static M less(V a, V b) { return _mm256_cmp_ps(a, b, _CMP_LT_OQ); }
+  static M bit(const uint32_t* words, int n) {
+    const __m256i one = _mm256_set1_epi32(static_cast<int>(1u << n));
+    const __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words));
+    return _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(w, one), one));
+  }
+  static V select(M m, V a, V b) { return _mm256_blendv_ps(b, a, m); }
+  static V round(V a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  static V scale2(V a, V n) {
+    const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+    return _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)));
+  }
+  static float sum(V a) {
+    __m128 x = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+    return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
+  }
+  // Lane i is the sum of a[i].
+  static V sum_each(const V* a) {
+    const V x = _mm256_hadd_ps(_mm256_hadd_ps(a[0], a[1]), _mm256_hadd_ps(a[2], a[3]));
+    const V y = _mm256_hadd_ps(_mm256_hadd_ps(a[4], a[5]), _mm256_hadd_ps(a[6], a[7]));
+    return add(_mm256_permute2f128_ps(x, y, 0x20), _mm256_permute2f128_ps(x, y, 0x31));
+  }
+  static float greatest(V a) {
+    __m128 x = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+    return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
+  }
+  static M mask(uint32_t bits) {
+    const __m256i lane = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    const __m256i in = _mm256_and_si256(_mm256_set1_epi32(static_cast<int>(bits)), lane);
+    return _mm256_castsi256_ps(_mm256_cmpeq_epi32(in, lane));
+  }
+  static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
+
+  static V load_as_float(const float* p) { return load(p); }
+  static V load_as_float(const bf16* p) {
+    const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
+  }
+  static V load_as_float(const fp16* p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
+  static void store_as(float* p, V v) { store(p, v); }
+  static void store_as(bf16* p, V v) {
+    float x[W];
+    store(x, v);
+    for (int i = 0; i < W; ++i) p[i] = from_float<bf16>(x[i]);
+  }
+  static void store_as(fp16* p, V v) {
+    const __m128i x = _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), x);
+  }
+
+  template <class Elem>
+  struct Dot {
+    static constexpr int kPair = 1;
+    static void store_elements(float* row, int n, V weights) { store(row + n, weights); }
+    static V dot(V acc, V a, V b) { return fma(a, b, acc); }
+  };
+};
+
+}  // namespace specattn

@@ -1,0 +1,154 @@
+// AVX-512: vectors of sixteen floats. With BF16, keys and values of that type are multiplied in
+// pairs straight from the cache; without it, and for fp16, they are widened to float.
+#pragma once
+
+#include <immintrin.h>
+
+#include "convert.h"
+#include "types.h"
+
+namespace specattn {
+
+struct Avx512 {
+  static constexpr int W = 16;
+  // Register blocks: vectors of rows and of D, accumulators of a step of scores.
+  static constexpr int kScoreRows = 4, kValueCols = 4, kScoreAccumulators = 24;
+  using V = __m512;
+  using M = __mmask16;
+
+  static V zero() { return _mm512_setzero_ps(); }
+  static V set1(float x) { return _mm512_set1_ps(x); }
+  static V load(const float* p) { return _mm512_loadu_ps(p); }
+  static V broadcast(const void* p) {
+    float x;
+    std::memcpy(&x, p, sizeof x);
+    return set1(x);
+  }
+  static void store(float* p, V v) { _mm512_storeu_ps(p, v); }
+  static V add(V a, V b) { return _mm512_add_ps(a, b); }
+  static V sub(V a, V b) { return _mm512_sub_ps(a, b); }
+  static V mul(V a, V b) { return _mm512_mul_ps(a, b); }
+  static V div(V a, V b) { return _mm512_div_ps(a, b); }
+  static V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
+  static V max(V a, V b) { return _mm512_max_ps(a, b); }
+  static M less(V a, V b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+  static M bit(const uint32_t* words, int n) {
+    return _mm512_test_epi32_mask(_mm512_loadu_si512(words),
+                                  _mm512_set1_epi32(static_cast<int>(1u << n)));
+  }
+  static V select(M m, V a, V b) { return _mm512_mask_mov_ps(b, m, a); }
+  static V round(V a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT); }
+  static V scale2(V a, V n) { return _mm512_scalef_ps(a, n); }
+  static float sum(V a) { return _mm512_reduce_add_ps(a); }
+  // Lane i is the sum of a[i]: a transposition that adds on its way.
+  static V sum_each(const V* a) {
+    V pairs[8], quads[4];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {
+      pairs[i] = add(_mm512_unpacklo_ps(a[2 * i], a[2 * i + 1]),
+                     _mm512_unpackhi_ps(a[2 * i], a[2 * i + 1]));
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {  // per quarter of a vector: sums of a[4i] .. a[4i + 3]
+      quads[i] = add(_mm512_shuffle_ps(pairs[2 * i], pairs[2 * i + 1], 0x44),
+                     _mm512_shuffle_ps(pairs[2 * i], pairs[2 * i + 1], 0xee));
+    }
+    const V x = add(_mm512_shuffle_f32x4(quads[0], quads[1], 0x88),
+                    _mm512_shuffle_f32x4(quads[0], quads[1], 0xdd));
+    const V y = add(_mm512_shuffle_f32x4(quads[2], quads[3], 0x88),
+                    _mm512_shuffle_f32x4(quads[2], quads[3], 0xdd));
+    return add(_mm512_shuffle_f32x4(x, y, 0x88), _mm512_shuffle_f32x4(x, y, 0xdd));
+  }
+  static float greatest(V a) { return _mm512_reduce_max_ps(a); }
+  static M mask(uint32_t bits) { return static_cast<M>(bits); }
+  static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
+
+  static V load_as_float(const float* p) { return load(p); }
+  static V load_as_float(const bf16* p) {
+    const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
+  }
+  static V load_as_float(const fp16* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  }
+  static void store_as(float* p, V v) { store(p, v); }
+  static void store_as(bf16* p, V v) {
+    const __m512i u = _mm512_castps_si512(v);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+    const __m512i up = _mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd);
+    const M nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+    const __m512i top = _mm512_srli_epi32(_mm512_mask_mov_epi32(up, nan, u), 16);
+    const __m512i x = _mm512_mask_or_epi32(top, nan, top, _mm512_set1_epi32(0x40));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(x));
+  }
+  static void store_as(fp16* p, V v) {
+    const __m256i x = _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x);
+  }
+
+  template <class Elem>
+  struct Dot {
+    static constexpr int kPair = 1;
+    static void store_elements(float* row, int n, V weights) { store(row + n, weights); }
+    static V dot(V acc, V a, V b) { return fma(a, b, acc); }
+  };
+};
+
+#ifdef SPECATTN_BF16
+struct Avx512Bf16 : Avx512 {
+  using Avx512::store_as;
+  static void store_as(bf16* p, V v) {
+    const __m256i x = (__m256i)_mm512_cvtneps_pbh(v);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x);
+  }
+  template <class Elem>
+  struct Dot : Avx512::Dot<Elem> {};
+};
+
+// A unit holds two neighbours: along D for the scores, along the keys for the values.
+template <>
+struct Avx512Bf16::Dot<bf16> {
+  static constexpr int kPair = 2;
+  static __m512 dot(__m512 acc, __m512 a, __m512 b) {
+    return _mm512_dpbf16_ps(acc, (__m512bh)a, (__m512bh)b);
+  }
+  static __m512 pair(__m512 low, __m512 high) {
+    const __m512i lo = _mm512_castsi256_si512((__m256i)_mm512_cvtneps_pbh(low));
+    const __m512i both = _mm512_inserti64x4(lo, (__m256i)_mm512_cvtneps_pbh(high), 1);
+    return _mm512_castsi512_ps(_mm512_permutexvar_epi16(interleave_order<16>(), both));
+  }
+  static void store_elements(float* row, int n, __m512 weights) {
+    const __m256i x = (__m256i)_mm512_cvtneps_pbh(weights);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(row + n / 2), x);
+  }
+  // Units of two value rows, D rounded up to 16, the rest zero.
+  static void pair_rows(const bf16* a, const bf16* b, float* units, int D) {
+    int d = 0;
+    for (; d + 32 <= D; d += 32) {
+      const __m512i x = _mm512_loadu_si512(a + d), y = _mm512_loadu_si512(b + d);
+      const __m512i order = interleave_order<32>(), half = _mm512_set1_epi16(16);
+      _mm512_storeu_si512(units + d, _mm512_permutex2var_epi16(x, order, y));
+      _mm512_storeu_si512(units + d + 16,
+                          _mm512_permutex2var_epi16(x, _mm512_add_epi16(order, half), y));
+    }
+    for (; d < D; d += 16) {
+      const __mmask16 in = D - d >= 16 ? 0xffff : 0x00ff;
+      const __m256i x = _mm256_maskz_loadu_epi16(in, a + d);
+      const __m256i y = _mm256_maskz_loadu_epi16(in, b + d);
+      const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(x), y, 1);
+      _mm512_storeu_si512(units + d, _mm512_permutexvar_epi16(interleave_order<16>(), both));
+    }
+  }
+
+ private:
+  // 0, far, 1, far + 1, ...
+  template <int far>
+  static __m512i interleave_order() {
+    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i high = _mm512_add_epi32(lane, _mm512_set1_epi32(far));
+    return _mm512_or_si512(lane, _mm512_slli_epi32(high, 16));
+  }
+};
+#endif
+
+}  // namespace specattn

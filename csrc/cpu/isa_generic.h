@@ -1,0 +1,84 @@
+// Any machine: vectors of four floats in the compiler's own notation.
+//
+// An Isa is the whole of what a processor may say about a kernel: load, convert, dot, exp's parts
+// and masks. `Dot<Elem>` says how keys and values of a type are multiplied: `kPair` elements that
+// lie together make one 32-bit unit.
+#pragma once
+
+#include "convert.h"
+#include "types.h"
+
+namespace specattn {
+
+struct Generic {
+  static constexpr int W = 4;
+  // Register blocks: vectors of rows and of D, accumulators of a step of scores.
+  static constexpr int kScoreRows = 2, kValueCols = 2, kScoreAccumulators = 12;
+  typedef float V __attribute__((vector_size(16)));
+  typedef int32_t I __attribute__((vector_size(16)));
+  using M = I;
+
+  static V zero() { return V{}; }
+  static V set1(float x) { return V{x, x, x, x}; }
+  static V load(const float* p) {
+    V v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+  }
+  static V broadcast(const void* p) {
+    float x;
+    std::memcpy(&x, p, sizeof x);
+    return set1(x);
+  }
+  static void store(float* p, V v) { std::memcpy(p, &v, sizeof v); }
+  static V add(V a, V b) { return a + b; }
+  static V sub(V a, V b) { return a - b; }
+  static V mul(V a, V b) { return a * b; }
+  static V div(V a, V b) { return a / b; }
+  static V fma(V a, V b, V c) { return a * b + c; }
+  static V max(V a, V b) { return a > b ? a : b; }
+  static M less(V a, V b) { return a < b; }
+  static M bit(const uint32_t* words, int n) {
+    I w;
+    std::memcpy(&w, words, sizeof w);
+    return (w & static_cast<int32_t>(1u << n)) != 0;
+  }
+  static V select(M m, V a, V b) { return m ? a : b; }
+  static V round(V a) {
+    const V magic = set1(12582912.0f);  // 1.5 * 2^23: adding it drops the fraction
+    return (a + magic) - magic;
+  }
+  // a * 2^n for integral n in [-126, 127].
+  static V scale2(V a, V n) {
+    const I exponent = (__builtin_convertvector(n, I) + 127) << 23;
+    V power;
+    std::memcpy(&power, &exponent, sizeof power);
+    return a * power;
+  }
+  static float sum(V a) { return (a[0] + a[1]) + (a[2] + a[3]); }
+  static V sum_each(const V* a) { return V{sum(a[0]), sum(a[1]), sum(a[2]), sum(a[3])}; }
+  static float greatest(V a) {
+    const float low = a[0] > a[1] ? a[0] : a[1], high = a[2] > a[3] ? a[2] : a[3];
+    return low > high ? low : high;
+  }
+  static M mask(uint32_t bits) { return (I{1, 2, 4, 8} & static_cast<int32_t>(bits)) != 0; }
+  static void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
+
+  template <class Elem>
+  static V load_as_float(const Elem* p) {
+    return V{to_float(p[0]), to_float(p[1]), to_float(p[2]), to_float(p[3])};
+  }
+  template <class Elem>
+  static void store_as(Elem* p, V v) {
+    for (int i = 0; i < W; ++i) p[i] = from_float<Elem>(v[i]);
+  }
+
+  template <class Elem>
+  struct Dot {
+    static constexpr int kPair = 1;
+    static void store_elements(float* row, int n, V weights) { store(row + n, weights); }
+    static V dot(V acc, V a, V b) { return fma(a, b, acc); }
+  };
+};
+
+}  // namespace specattn

@@ -1,0 +1,47 @@
+// What a processor's translation unit offers, and how a call is cut into tasks.
+#pragma once
+
+#include "problem.h"
+#include "visibility.h"
+#include "workspace.h"
+
+namespace specattn {
+
+constexpr int kGroupRows = 256;  // most query rows of a head in a task: their state fits in L2
+
+struct Plan {
+  int64_t rows = 0;        // packed rows of a head and task, padded
+  int64_t stride = 0;      // D, padded
+  int64_t row_groups = 1;  // ranges of query rows
+  int64_t rows_per_group = 1;
+  int64_t heads_per_task = 1;
+  int64_t splits = 1;  // ranges of key blocks
+  Collect collect = Collect::kNone;
+};
+
+struct Task {
+  int64_t b = 0, head = 0, heads = 1;
+  RowRange rows;
+  int64_t first_block = 0, last_block = 0;
+};
+
+struct Kernels {
+  const char* name;
+  // All indexed by Dtype.
+  void (*attend[3])(const Attention&, const Plan&, const Task&, float* states, Scratch);
+  void (*finish[3])(const Attention&, const Plan&, const Task&, const float* states,
+                    int64_t split_stride);
+  void (*mean_query[3])(const Importance&, int64_t b, int64_t head, float* mean);
+  void (*importance[3])(const Importance&, int64_t b, int64_t first, int64_t last,
+                        const float* means);
+  void (*merge[3])(const Merge&, int64_t first, int64_t last);
+};
+
+const Kernels& generic_kernels();
+#if defined(__x86_64__)
+const Kernels& avx2_kernels();
+const Kernels& avx512_kernels();
+const Kernels& avx512_bf16_kernels();
+#endif
+
+}  // namespace specattn

@@ -1,0 +1,27 @@
+// Instantiates every kernel for one Isa: the last include of its translation unit.
+#pragma once
+
+#include "attention.h"
+#include "finish.h"
+#include "importance.h"
+#include "merge.h"
+
+namespace specattn {
+
+template <class Isa, class Elem>
+void attend(const Attention& a, const Plan& plan, const Task& task, float* states,
+            Scratch scratch) {
+  Attend<Isa, Elem>(a, plan, task, states, scratch).run();
+}
+
+template <class Isa>
+constexpr Kernels kernels_of(const char* name) {
+  return {name,
+          {attend<Isa, float>, attend<Isa, bf16>, attend<Isa, fp16>},
+          {finish<Isa, float>, finish<Isa, bf16>, finish<Isa, fp16>},
+          {mean_query<Isa, float>, mean_query<Isa, bf16>, mean_query<Isa, fp16>},
+          {importance<Isa, float>, importance<Isa, bf16>, importance<Isa, fp16>},
+          {merge<Isa, float>, merge<Isa, bf16>, merge<Isa, fp16>}};
+}
+
+}  // namespace specattn

@@ -1,0 +1,41 @@
+// Keys that come next: while one step is multiplied, its share of the next block is on its way.
+#pragma once
+
+namespace specattn {
+
+// Walks the cache lines of some rows of K, then of V, a few at a time. Rows span all heads of a
+// task where these lie together: in the order of addresses the hardware reads ahead by itself, and
+// software alone cannot keep enough lines in flight to fill the memory's bandwidth.
+class Prefetch {
+ public:
+  Prefetch() = default;
+  Prefetch(const char* const* k, const char* const* v, int first, int last, int bytes)
+      : rows_{k, v},
+        first_(first),
+        row_(first),
+        last_(last),
+        bytes_(bytes),
+        side_(first < last ? 0 : 2) {}
+
+  template <class Isa>
+  void issue(int lines) {
+    while (lines > 0 && side_ < 2) {
+      const char* const at = rows_[side_][row_] + byte_;
+      const int left = (bytes_ - byte_ + 63) / 64, run = lines < left ? lines : left;
+      for (int i = 0; i < run; ++i) Isa::prefetch(at + 64 * i);
+      lines -= run;
+      byte_ += 64 * run;
+      if (run < left) return;
+      byte_ = 0;
+      if (++row_ < last_) continue;
+      row_ = first_;
+      ++side_;
+    }
+  }
+
+ private:
+  const char* const* rows_[2] = {};
+  int first_ = 0, row_ = 0, last_ = 0, bytes_ = 0, side_ = 2, byte_ = 0;
+};
+
+}  // namespace specattn

@@ -1,0 +1,93 @@
+// What a call asks for, as plain pointers and strides (in elements; the last dimension is dense).
+#pragma once
+
+#include "types.h"
+
+namespace specattn {
+
+// [outer, token or row, head, D]: outer is a request, or a page of a paged cache.
+struct Rows {
+  const void* data = nullptr;
+  int64_t outer = 0, token = 0, head = 0;
+};
+
+// The cached tokens of all requests. Contiguous, paged and gathered differ only in the address.
+struct Cache {
+  Rows k, v;
+  const int32_t* block_table = nullptr;  // paged when given
+  int64_t table_stride = 0;
+  int32_t page_size = 1;
+  const int32_t* indices = nullptr;  // gathered when given: the i-th token is indices[i]
+  int64_t indices_batch = 0, indices_head = 0;
+  const int32_t* lengths = nullptr;  // tokens of a request, [B] or [B, Hk]
+  int64_t lengths_batch = 0, lengths_head = 0;
+};
+
+// The keys of the tree, and which row sees which.
+struct Tree {
+  Rows k, v;                      // unused when the tree lies in the cache
+  bool in_cache = false;          // keys at [length, length + size) of the cache
+  int64_t size = 0;               // S; 0: no tree
+  const int64_t* mask = nullptr;  // packed, bit j of word w is key 64 w + j; null: causal chain
+  int64_t mask_batch = 0, mask_row = 0;
+  const int32_t* depths = nullptr;  // of the rows; null: from the mask, or a chain
+  int64_t depths_batch = 0;
+};
+
+enum class Collect { kNone, kScores, kLogits };
+
+struct Attention {
+  Dtype dtype = Dtype::kFloat32;
+  int64_t B = 0, T = 0, Hq = 0, Hk = 0, D = 0;
+  Rows q;
+  Cache cache;
+  Tree tree;
+  int64_t window = 0;  // 0: none
+  float scale = 1, softcap = 0;
+  const float* sinks = nullptr;
+
+  void* out = nullptr;  // [B, T, Hq, D]
+  int64_t out_batch = 0, out_row = 0, out_head = 0;
+  float* lse = nullptr;  // [B, T, Hq]
+  int64_t lse_batch = 0, lse_row = 0, lse_head = 0;
+
+  Collect collect = Collect::kNone;
+  const int64_t* collect_rows = nullptr;  // rows in [0, T)
+  int64_t num_collect = 0, capacity = 0;
+  void* collected = nullptr;  // scores [B, Hk, N] float32, logits [B, R, Hq, N] bf16
+  int64_t collected_batch = 0, collected_row = 0, collected_head = 0;
+
+  int64_t group() const { return Hq / Hk; }
+  int64_t length(int64_t b, int64_t head) const {
+    return cache.lengths[b * cache.lengths_batch + head * cache.lengths_head];
+  }
+};
+
+// Mean of scaled logits over all rows and the heads of a group (or all heads).
+struct Importance {
+  Dtype dtype = Dtype::kFloat32;
+  int64_t B = 0, T = 0, Hq = 0, Hk = 0, D = 0;
+  Rows q;
+  Cache cache;
+  float scale = 1;
+  bool per_head = true;
+  int64_t capacity = 0;
+  float* scores = nullptr;  // [B, Hk, N] or [B, N]
+  int64_t scores_batch = 0, scores_head = 0;
+};
+
+struct Merge {
+  Dtype dtype = Dtype::kFloat32;
+  int64_t states = 0, B = 0, T = 0, H = 0, D = 0;
+  Rows outs[2];               // two states that lie apart, or
+  const float* lses[2] = {};  //
+  int64_t out_state = 0;      // any number, this far from each other in outs[0], lses[0]
+  int64_t lse_state = 0;
+  int64_t lse_strides[2][3] = {};  // batch, row, head
+  void* out = nullptr;
+  int64_t out_batch = 0, out_row = 0, out_head = 0;
+  float* lse = nullptr;
+  int64_t lse_batch = 0, lse_row = 0, lse_head = 0;
+};
+
+}  // namespace specattn

@@ -1,0 +1,227 @@
+#include "run.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <stdexcept>
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#include "convert.h"
+#include "kernels.h"
+
+namespace specattn {
+namespace {
+
+constexpr int64_t kTasksPerThread = 4;     // so that a thread that was interrupted costs little
+constexpr int64_t kBlocksPerSplit = 8;     // at least; a split costs a state and a merge
+constexpr int64_t kStateFloats = 1 << 16;  // of the heads of a task together: they stay in L2
+constexpr int64_t kSerialWork = 1 << 20;   // multiplications below which waking threads is slower
+constexpr int64_t kImportanceChunk = 16 * kBlock;
+
+int thread_index() {
+#ifdef _OPENMP
+  return omp_get_thread_num();
+#else
+  return 0;
+#endif
+}
+
+std::vector<const Kernels*> available() {
+  std::vector<const Kernels*> found;
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                    __builtin_cpu_supports("f16c");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
+                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+                      __builtin_cpu_supports("avx512vl");
+  if (avx512 && __builtin_cpu_supports("avx512bf16")) found.push_back(&avx512_bf16_kernels());
+  if (avx512) found.push_back(&avx512_kernels());
+  if (avx2) found.push_back(&avx2_kernels());
+#endif
+  found.push_back(&generic_kernels());
+  return found;
+}
+
+const Kernels*& chosen() {
+  static const Kernels* kernels = available().front();
+  return kernels;
+}
+
+// Follows the static shape; the longest request only says how many splits can be of use. How many
+// a request has follows from its own length, so its bits do not depend on its neighbours.
+Plan make_plan(const Attention& a, int threads) {
+  Plan plan;
+  const int64_t g = a.group();
+  plan.rows_per_group = std::min(a.T, std::max<int64_t>(1, kGroupRows / g));
+  plan.row_groups = ceil_div(a.T, plan.rows_per_group);
+  plan.rows = round_up(plan.rows_per_group * g, kRowPadding);
+  plan.stride = round_up(a.D, kRowPadding);
+  plan.collect = a.collect;
+  const bool per_head = a.cache.indices_head != 0 || a.cache.lengths_head != 0;
+  const int64_t fit = kStateFloats / (plan.rows * plan.stride);
+  plan.heads_per_task = per_head ? 1 : std::clamp<int64_t>(fit, 1, a.Hk);
+  const int64_t tasks = a.B * ceil_div(a.Hk, plan.heads_per_task) * plan.row_groups;
+  int64_t longest = 0;
+  for (int64_t b = 0; b < a.B; ++b) {
+    for (int64_t h = 0; h < (a.cache.lengths_head ? a.Hk : 1); ++h) {
+      longest = std::max(longest, a.length(b, h));
+    }
+  }
+  const int64_t blocks = ceil_div(longest + a.tree.size, kBlock);
+  const int64_t wanted = threads > 1 ? ceil_div(kTasksPerThread * threads, tasks) : 1;
+  plan.splits = std::clamp<int64_t>(blocks / kBlocksPerSplit, 1, wanted);
+  return plan;
+}
+
+Task task_of(const Attention& a, const Plan& plan, int64_t index) {
+  Task task;
+  const int64_t head_groups = ceil_div(a.Hk, plan.heads_per_task);
+  // The last rows of a causal chunk see most keys: they come first.
+  const int64_t group = plan.row_groups - 1 - index % plan.row_groups;
+  task.head = index / plan.row_groups % head_groups * plan.heads_per_task;
+  task.heads = std::min(plan.heads_per_task, a.Hk - task.head);
+  task.b = index / plan.row_groups / head_groups;
+  task.rows.first = group * plan.rows_per_group;
+  task.rows.count = std::min(plan.rows_per_group, a.T - task.rows.first);
+  return task;
+}
+
+// Hidden keys are -inf. Scores that several tasks add to start at zero.
+void start_collecting(const Attention& a, bool adds, int64_t b, int64_t head) {
+  const int64_t length = a.length(b, head), g = a.group(), N = a.capacity;
+  if (a.collect == Collect::kScores) {
+    const int64_t start = collect_start(a, b, length);
+    float* to = static_cast<float*>(a.collected) + b * a.collected_batch + head * a.collected_head;
+    std::fill(to, to + start, -kInf);
+    if (adds) std::fill(to + start, to + length, 0.0f);
+    std::fill(to + length, to + N, -kInf);
+    return;
+  }
+  const bf16 hidden = from_float<bf16>(-kInf);
+  for (int64_t i = 0; i < a.num_collect; ++i) {
+    const int64_t start = window_start(a, b, length, a.collect_rows[i]);
+    for (int64_t h = head * g; h < (head + 1) * g; ++h) {
+      bf16* to = static_cast<bf16*>(a.collected) + b * a.collected_batch + i * a.collected_row +
+                 h * a.collected_head;
+      std::fill(to, to + start, hidden);
+      std::fill(to + length, to + N, hidden);
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> isas() {
+  std::vector<std::string> names;
+  for (const Kernels* kernels : available()) names.push_back(kernels->name);
+  return names;
+}
+
+std::string isa() { return chosen()->name; }
+
+void use_isa(const std::string& name) {
+  std::string known;
+  for (const Kernels* kernels : available()) {
+    if (name == kernels->name) {
+      chosen() = kernels;
+      return;
+    }
+    known += std::string(known.empty() ? "" : ", ") + kernels->name;
+  }
+  throw std::invalid_argument("no CPU path \"" + name + "\" on this machine; it has: " + known);
+}
+
+void run(const Attention& a, int threads) {
+  static thread_local Arena arena;
+  const Kernels& kernels = *chosen();
+  const int type = static_cast<int>(a.dtype);
+  const Plan plan = make_plan(a, threads);
+  const int64_t groups = a.B * ceil_div(a.Hk, plan.heads_per_task) * plan.row_groups;
+  const int64_t state = round_up(plan.heads_per_task * State::floats(plan.rows, plan.stride), 16);
+  const int64_t q_floats = plan.heads_per_task * plan.rows * plan.stride;
+  const bool split = plan.splits > 1;
+  const int64_t scratch = Scratch::floats(q_floats, split ? 0 : state);
+  int64_t work = 0;
+  for (int64_t b = 0; b < a.B; ++b) work += a.length(b, 0) + a.tree.size;
+  if (work * a.T * a.Hq * a.D < kSerialWork) threads = 1;
+  float* const memory =
+      arena.floats(threads * scratch + (split ? groups * plan.splits * state : 0));
+  float* const states = memory + threads * scratch;
+
+  const auto attend = [&](int64_t index) {
+    Task task = task_of(a, plan, index / plan.splits);
+    const int64_t part = index % plan.splits;
+    const int64_t blocks = KeyRange(a, task.b, task.head, task.rows).blocks;
+    const int64_t parts = std::clamp<int64_t>(blocks / kBlocksPerSplit, 1, plan.splits);
+    task.first_block = blocks * std::min(part, parts) / parts;
+    task.last_block = blocks * std::min(part + 1, parts) / parts;
+    const Scratch mine(memory + thread_index() * scratch, q_floats);
+    float* to = split ? states + index * state : mine.state;
+    kernels.attend[type](a, plan, task, to, mine);
+    if (!split) kernels.finish[type](a, plan, task, to, 0);
+  };
+  // Row groups add to the same scores: they take turns, in a fixed order.
+  const bool turns = a.collect == Collect::kScores && plan.row_groups > 1;
+  const int64_t rounds = turns ? plan.row_groups : 1;
+#pragma omp parallel num_threads(threads)
+  {
+    if (a.collect != Collect::kNone) {
+#pragma omp for schedule(static) nowait
+      for (int64_t i = 0; i < a.B * a.Hk; ++i) start_collecting(a, turns, i / a.Hk, i % a.Hk);
+      // Without a window tasks and this write apart from each other, unless they add.
+      if (turns || a.window) {
+#pragma omp barrier
+      }
+    }
+    for (int64_t round = 0; round < rounds; ++round) {
+      const int64_t count = groups / rounds * plan.splits;
+#pragma omp for schedule(dynamic, 1)
+      for (int64_t i = 0; i < count; ++i) {
+        attend((i / plan.splits * rounds + round) * plan.splits + i % plan.splits);
+      }
+    }
+    if (split) {
+#pragma omp for schedule(dynamic, 1)
+      for (int64_t i = 0; i < groups; ++i) {
+        kernels.finish[type](a, plan, task_of(a, plan, i), states + i * plan.splits * state, state);
+      }
+    }
+  }
+}
+
+void run(const Importance& p, int threads) {
+  static thread_local Arena arena;
+  const int64_t mean = p.Hk * p.D;
+  if (p.B * p.capacity * p.Hk * p.D < kSerialWork) threads = 1;
+  float* const queries = arena.floats(p.B * mean);
+  const int64_t chunks = ceil_div(p.capacity, kImportanceChunk);
+  const int type = static_cast<int>(p.dtype);
+  const Kernels& kernels = *chosen();
+#pragma omp parallel num_threads(threads)
+  {
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < p.B * p.Hk; ++i) {
+      kernels.mean_query[type](p, i / p.Hk, i % p.Hk, queries + i * p.D);
+    }
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t i = 0; i < p.B * chunks; ++i) {
+      const int64_t b = i / chunks, first = i % chunks * kImportanceChunk;
+      const int64_t last = std::min(first + kImportanceChunk, p.capacity);
+      kernels.importance[type](p, b, first, last, queries + b * mean);
+    }
+  }
+}
+
+void run(const Merge& p, int threads) {
+  const int64_t rows = p.B * p.T * p.H;
+  if (rows * p.D * p.states < kSerialWork / 16) threads = 1;
+  const int64_t parts = std::min<int64_t>(rows, threads * kTasksPerThread);
+  const auto merge = chosen()->merge[static_cast<int>(p.dtype)];
+#pragma omp parallel for schedule(static) num_threads(threads)
+  for (int64_t i = 0; i < parts; ++i) merge(p, rows * i / parts, rows * (i + 1) / parts);
+}
+
+}  // namespace specattn

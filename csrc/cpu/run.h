@@ -1,0 +1,40 @@
+// Cuts a call into tasks and runs them on threads.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "problem.h"
+
+namespace specattn {
+
+void run(const Attention&, int threads);
+void run(const Importance&, int threads);
+void run(const Merge&, int threads);
+
+// Code paths that this processor has, best first; the first is used unless another is forced.
+std::vector<std::string> isas();
+std::string isa();
+void use_isa(const std::string& name);  // throws std::invalid_argument
+
+// Bytes per second of a streaming read of `bytes` of memory.
+double read_bandwidth(int64_t bytes, int threads, int repeats);
+
+struct TopK {
+  int64_t rows_outer = 0, rows_inner = 0, capacity = 0;  // [outer, inner, N]; lengths [outer]
+  const float* scores = nullptr;
+  int64_t scores_outer = 0, scores_inner = 0;
+  const int32_t* lengths = nullptr;
+  int64_t lengths_stride = 0;
+  double ratio = -1;  // used when not negative
+  int64_t budget = 0, min_tokens = 0, keep_first = 0, keep_last = 0;
+  int64_t width = 0;  // columns of indices
+  int32_t* indices = nullptr;
+  int64_t indices_outer = 0, indices_inner = 0;
+  int32_t* counts = nullptr;
+  int64_t counts_outer = 0, counts_inner = 0;
+};
+
+void run(const TopK&, int threads);
+
+}  // namespace specattn

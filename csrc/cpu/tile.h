@@ -1,0 +1,139 @@
+// The two products of attention on one tile of packed query rows and one block of keys.
+//
+// Scores are made transposed, S^T = K Q^T: lanes are query rows, so K is read as it lies in the
+// cache (one unit broadcast at a time), and the softmax runs down the lanes without a shuffle.
+// Values are O = P V: lanes are the dimensions of a head.
+#pragma once
+
+#include <type_traits>
+
+#include "prefetch.h"
+#include "types.h"
+
+namespace specattn {
+
+constexpr int kScoreLines = 8;  // lines of the next keys that are asked for per key of a score step
+constexpr int kValueLines = 4;  // and per unit of values
+constexpr int kKeyStep = 8;     // pointer arrays are padded so that a last step may read on
+
+template <int N>
+using Width = std::integral_constant<int, N>;
+
+// Logits of NR keys and MB vectors of rows.
+template <class Isa, class Dot, int MB, int NR>
+__attribute__((noinline)) void score_step(const float* q, int rows, const char* const* k, int units,
+                                          float scale, float* s) {
+  using V = typename Isa::V;
+  V acc[NR][MB];
+#pragma GCC unroll 16
+  for (int r = 0; r < NR; ++r)
+#pragma GCC unroll 4
+    for (int j = 0; j < MB; ++j) acc[r][j] = Isa::zero();
+  for (int u = 0; u < units; ++u) {
+    V x[MB];
+#pragma GCC unroll 4
+    for (int j = 0; j < MB; ++j) x[j] = Isa::load(q + u * rows + j * Isa::W);
+#pragma GCC unroll 16
+    for (int r = 0; r < NR; ++r) {
+      const V y = Isa::broadcast(k[r] + 4 * u);
+#pragma GCC unroll 4
+      for (int j = 0; j < MB; ++j) acc[r][j] = Dot::dot(acc[r][j], x[j], y);
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < NR; ++r)
+#pragma GCC unroll 4
+    for (int j = 0; j < MB; ++j)
+      Isa::store(s + r * kTile + j * Isa::W, Isa::mul(acc[r][j], Isa::set1(scale)));
+}
+
+template <class Isa, class Dot, int MB>
+inline void score_columns(const float* q, int rows, const char* const* k, int keys, int units,
+                          float scale, float* s, Prefetch& next) {
+  constexpr int NR = MB * kKeyStep <= Isa::kScoreAccumulators ? kKeyStep : kKeyStep / 2;
+  for (int n = 0; n < keys; n += NR) {
+    next.issue<Isa>(kScoreLines * NR);
+    score_step<Isa, Dot, MB, NR>(q, rows, k + n, units, scale, s + n * kTile);
+  }
+}
+
+// s[key][row] = scale * (k[key] . q[row]); q is packed [unit][rows], rows a multiple of W.
+template <class Isa, class Dot>
+inline void score_tile(const float* q, int rows, const char* const* k, int keys, int units,
+                       float scale, float* s, Prefetch& next) {
+  int row = 0;
+  const auto columns = [&](auto width) {
+    constexpr int MB = decltype(width)::value;
+    score_columns<Isa, Dot, MB>(q + row, rows, k, keys, units, scale, s + row, next);
+    row += MB * Isa::W;
+  };
+  while (rows - row >= Isa::kScoreRows * Isa::W) columns(Width<Isa::kScoreRows>{});
+  if constexpr (Isa::kScoreRows > 2) {
+    if (rows - row == 3 * Isa::W) columns(Width<3>{});
+    if (rows - row == 2 * Isa::W) columns(Width<2>{});
+  }
+  if (rows - row == Isa::W) columns(Width<1>{});
+}
+
+// Weights p of a row and unit, wherever a softmax left them.
+struct Weights {  // or logits
+  const float* p;
+  int row_step, unit_step;
+};
+
+// o[row] = o[row] * decay[row] + sum over units of p[unit][row] * v[unit], for four rows.
+template <class Isa, class Dot, int DB>
+__attribute__((noinline)) void value_step(Weights p, const char* const* v, int units,
+                                          const float* decay, float* o, int column, int stride,
+                                          Prefetch& next) {
+  using V = typename Isa::V;
+  V acc[4][DB];
+  o += column;
+#pragma GCC unroll 4
+  for (int r = 0; r < 4; ++r)
+#pragma GCC unroll 4
+    for (int j = 0; j < DB; ++j) acc[r][j] = Isa::zero();
+  for (int first = 0; first < units; first += kKeyStep) {
+    next.issue<Isa>(kValueLines * kKeyStep);
+    const int last = first + kKeyStep < units ? first + kKeyStep : units;
+    for (int u = first; u < last; ++u) {
+      V y[DB];
+#pragma GCC unroll 4
+      for (int j = 0; j < DB; ++j)
+        y[j] = Isa::load(reinterpret_cast<const float*>(v[u]) + column + j * Isa::W);
+#pragma GCC unroll 4
+      for (int r = 0; r < 4; ++r) {
+        const V x = Isa::broadcast(p.p + u * p.unit_step + r * p.row_step);
+#pragma GCC unroll 4
+        for (int j = 0; j < DB; ++j) acc[r][j] = Dot::dot(acc[r][j], x, y[j]);
+      }
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < 4; ++r) {
+    const V keep = Isa::set1(decay[r]);
+#pragma GCC unroll 4
+    for (int j = 0; j < DB; ++j) {
+      float* at = o + r * stride + j * Isa::W;
+      Isa::store(at, Isa::fma(Isa::load(at), keep, acc[r][j]));
+    }
+  }
+}
+
+template <class Isa, class Dot>
+inline void value_tile(Weights p, int rows, const char* const* v, int units, const float* decay,
+                       float* o, int stride, Prefetch& next) {
+  int column = 0;
+  const auto columns = [&](auto width) {
+    constexpr int DB = decltype(width)::value;
+    for (int r = 0; r < rows; r += 4) {
+      const Weights four = {p.p + r * p.row_step, p.row_step, p.unit_step};
+      value_step<Isa, Dot, DB>(four, v, units, decay + r, o + r * stride, column, stride, next);
+    }
+    column += DB * Isa::W;
+  };
+  while (stride - column >= Isa::kValueCols * Isa::W) columns(Width<Isa::kValueCols>{});
+  while (stride - column >= Isa::W) columns(Width<1>{});
+}
+
+}  // namespace specattn

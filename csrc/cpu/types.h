@@ -1,0 +1,29 @@
+// Element types and the sizes that every kernel shares.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+namespace specattn {
+
+struct bf16 {
+  uint16_t bits;
+};
+struct fp16 {
+  uint16_t bits;
+};
+
+enum class Dtype { kFloat32, kBFloat16, kFloat16, kInt32, kInt64 };
+
+constexpr int kBlock = 64;        // keys in a block: one word of a packed tree mask
+constexpr int kTile = 64;         // query rows in a tile: a block's logits stay in the L1 cache
+constexpr int kRowPadding = 16;   // the widest vector: rows of a head are padded to it
+constexpr int kMaxHeadDim = 256;  // multiples of 8 up to here
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+
+}  // namespace specattn

@@ -1,0 +1,64 @@
+// Memory of a call: sizes follow rows and heads, never the number of cached tokens.
+#pragma once
+
+#include <cstdlib>
+#include <new>
+
+#include "types.h"
+
+namespace specattn {
+
+// Grows and is kept for the next call; one per calling thread.
+class Arena {
+ public:
+  Arena() = default;
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+  ~Arena() { std::free(data_); }
+
+  float* floats(int64_t count) {
+    const size_t bytes = static_cast<size_t>(round_up(count * 4, 4096));
+    if (bytes > bytes_) {
+      std::free(data_);
+      bytes_ = 0;
+      data_ = static_cast<float*>(std::aligned_alloc(4096, bytes));
+      if (!data_) throw std::bad_alloc();
+      bytes_ = bytes;
+    }
+    return data_;
+  }
+
+ private:
+  float* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+// Accumulated state of the rows of one KV head.
+struct State {
+  float *o, *greatest, *sum;  // [rows][stride], [rows], [rows]
+
+  static int64_t floats(int64_t rows, int64_t stride) { return rows * (stride + 2); }
+  State(float* at, int64_t rows, int64_t stride)
+      : o(at), greatest(at + rows * stride), sum(greatest + rows) {}
+};
+
+// What one thread needs while it works on a task.
+struct Scratch {
+  float *s, *p, *k, *v, *decay, *q, *state;
+
+  static int64_t floats(int64_t q_floats, int64_t state_floats) {
+    return kBlock * (2 * kTile + 2 * kMaxHeadDim) + kTile + round_up(q_floats, 16) +
+           round_up(state_floats, 16);
+  }
+  Scratch(float* at, int64_t q_floats) {
+    s = at;
+    p = s + kBlock * kTile;
+    k = p + kBlock * kTile;
+    v = k + kBlock * kMaxHeadDim;
+    decay = v + kBlock * kMaxHeadDim;
+    q = decay + kTile;
+    state = q + round_up(q_floats, 16);
+  }
+};
+
+}  // namespace specattn

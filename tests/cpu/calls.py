@@ -1,0 +1,149 @@
+"""The backend's operators with the reference's arguments; every output starts as garbage."""
+
+import torch
+from specattn import _cpu_backend, reference
+from specattn.reference.select_topk import selection_size
+
+
+def poisoned(*shape, dtype=torch.float32):
+    """Return memory in which an element that nobody writes is seen."""
+    return torch.full(shape, torch.nan if dtype.is_floating_point else -(2**30), dtype=dtype)
+
+
+def _packed(mask):
+    if mask is None or mask.dtype == torch.int64:
+        return mask
+    packed = reference.tree_mask.pack_tree_mask(mask)
+    return packed if packed.dim() == 3 else packed[None]
+
+
+def _scale(q, softmax_scale):
+    return q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+
+
+def _state(q):
+    return poisoned(*q.shape, dtype=q.dtype), poisoned(*q.shape[:3])
+
+
+def _capacity(k_cache, block_table):
+    return k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
+
+
+def _trimmed(q, cache, tree):
+    """Pack the mask and trim it to the window, as `specattn.ops` does before it calls a kernel."""
+    mask, window = tree.get("tree_mask"), tree.get("window")
+    depths = None
+    if window is not None:
+        size = q.shape[1] if tree.get("k_tree") is None else tree["k_tree"].shape[1]
+        visible = reference.tree_mask.visible_tree_keys(mask, q.shape[1], size, q.device)
+        depths = reference.tree_mask.tree_depths(visible)
+        mask = reference.tree_mask.trim_tree_mask(visible, window)
+    return {**cache, **tree, "tree_mask": _packed(mask), "depths": depths}
+
+
+def _hybrid(q, cache, tree):
+    args = _trimmed(q, cache, tree)
+    return [
+        q,
+        *(args[name] for name in ("k_cache", "v_cache", "cache_seqlens")),
+        *(args.get(n) for n in ("k_tree", "v_tree", "tree_mask", "depths", "block_table")),
+        args.get("window"),
+        _scale(q, args.get("softmax_scale")),
+        args.get("softcap", 0.0),
+        args.get("sinks"),
+    ]
+
+
+def hybrid_tree_attention(q, *, k_cache, v_cache, cache_seqlens, block_table=None, **tree):
+    cache = {"k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": cache_seqlens}
+    state = _state(q)
+    args = _hybrid(q, {**cache, "block_table": block_table}, tree)
+    _cpu_backend.hybrid_tree_attention(*args, *state)
+    return state
+
+
+def verify_attention(q, *, collect="scores", collect_rows=(0, -1), **options):
+    cache = {n: options.pop(n) for n in ("k_cache", "v_cache", "cache_seqlens")}
+    cache["block_table"] = options.pop("block_table", None)
+    batch, capacity = q.shape[0], _capacity(cache["k_cache"], cache["block_table"])
+    if collect == "scores":
+        collected = poisoned(batch, cache["k_cache"].shape[2], capacity)
+    else:
+        shape = (batch, len(collect_rows), q.shape[2], capacity)
+        collected = poisoned(*shape, dtype=torch.bfloat16)
+    state = _state(q)
+    args = _hybrid(q, cache, options)
+    _cpu_backend.verify_attention(*args, collect, list(collect_rows), *state, collected)
+    return *state, collected
+
+
+def tree_attention(q, k_new, v_new, tree_mask=None, softmax_scale=None, softcap=0.0):
+    state = _state(q)
+    scale = _scale(q, softmax_scale)
+    _cpu_backend.tree_attention(q, k_new, v_new, _packed(tree_mask), scale, softcap, *state)
+    return state
+
+
+def sparse_gather_attention(
+    q,
+    k_cache,
+    v_cache,
+    indices,
+    index_lengths,
+    k_new=None,
+    v_new=None,
+    tree_mask=None,
+    block_table=None,
+    softmax_scale=None,
+    softcap=0.0,
+    sinks=None,
+):
+    state = _state(q)
+    _cpu_backend.sparse_gather_attention(
+        q,
+        k_cache,
+        v_cache,
+        indices,
+        index_lengths,
+        k_new,
+        v_new,
+        _packed(tree_mask),
+        block_table,
+        _scale(q, softmax_scale),
+        softcap,
+        sinks,
+        *state,
+    )
+    return state
+
+
+def importance_scores(q, k_cache, cache_seqlens, per_head=True, block_table=None):
+    heads = (k_cache.shape[2],) if per_head else ()
+    scores = poisoned(q.shape[0], *heads, _capacity(k_cache, block_table))
+    args = (q, k_cache, cache_seqlens, per_head, block_table, _scale(q, None))
+    _cpu_backend.importance_scores(*args, scores)
+    return scores
+
+
+def select_topk(
+    scores, cache_seqlens, ratio=None, budget=None, min_tokens=0, keep_first=0, keep_last=0
+):
+    kept = keep_first + keep_last
+    width = selection_size(scores.shape[-1], ratio, budget, min_tokens, kept)
+    indices = poisoned(*scores.shape[:-1], width, dtype=torch.int32)
+    counts = poisoned(*scores.shape[:-1], dtype=torch.int32)
+    sizes = (ratio, budget, min_tokens, keep_first, keep_last)
+    _cpu_backend.select_topk(scores, cache_seqlens, *sizes, indices, counts)
+    return indices, counts
+
+
+def merge_state(out_a, lse_a, out_b, lse_b):
+    state = _state(out_a)
+    _cpu_backend.merge_state(out_a, lse_a, out_b, lse_b, *state)
+    return state
+
+
+def merge_states(outs, lses):
+    state = _state(outs[0])
+    _cpu_backend.merge_states(outs, lses, *state)
+    return state

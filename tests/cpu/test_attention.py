@@ -1,0 +1,201 @@
+"""Hybrid, tree and gathered attention in C++ against the oracle and the float64 reference."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from specattn import _cpu, reference
+
+from tests.cases import MEDUSA_PARENTS, assert_accurate, expected, make_problem, problems
+from tests.cpu import calls
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+# What one product or exp may be off where PyTorch happens to be exact.
+LUCK = {torch.float32: 5e-7, torch.bfloat16: 2e-3, torch.float16: 2e-4}
+per_isa = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def tree_of(problem, in_cache=False):
+    keys = {} if in_cache else {"k_tree": problem.k_tree, "v_tree": problem.v_tree}
+    return {**keys, "tree_mask": problem.tree_mask}
+
+
+def check_hybrid(problem, *, paged=False, in_cache=False, **options):
+    got = calls.hybrid_tree_attention(
+        problem.q,
+        cache_seqlens=problem.cache_seqlens,
+        **problem.cache(paged),
+        **tree_of(problem, in_cache),
+        **options,
+    )
+    oracle = {**options}
+    if options.get("sinks") is not None:
+        oracle["sinks"] = options["sinks"].double()
+    exact = expected(problem.to(torch.float64), **oracle)
+    rough = expected(problem, **options)
+    atol = LUCK[problem.q.dtype]
+    assert_accurate(got[0], exact[0], rough[0], atol=atol)
+    assert_accurate(got[1], exact[1], rough[1], atol=5e-7 * max(1.0, exact_size(exact[1])))
+
+
+def exact_size(x):
+    finite = x[x.isfinite()]
+    return finite.abs().max().item() if finite.numel() else 1.0
+
+
+@per_isa
+@given(problem=problems(dtypes=DTYPES, head_dims=(8, 24, 64, 80, 96, 128)), data=st.data())
+def test_hybrid_on_random_problems(isa, problem, data):
+    window = data.draw(st.sampled_from([None, 1, 3, 20]))
+    softcap = data.draw(st.sampled_from([0.0, 5.0]))
+    sinks = data.draw(st.sampled_from([None, torch.linspace(-2, 2, problem.q.shape[2])]))
+    paged = data.draw(st.booleans())
+    check_hybrid(problem, paged=paged, window=window, softcap=softcap, sinks=sinks)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("head_dim", [8, 40, 64, 80, 96, 128, 200, 256])
+def test_head_dims(isa, dtype, head_dim):
+    check_hybrid(make_problem((70, 0, 129), 3, head_dim=head_dim, dtype=dtype, strided=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("paged", [False, True], ids=["contiguous", "paged"])
+def test_tree_that_lies_in_the_cache(isa, dtype, paged):
+    problem = make_problem((0, 9, 190), 7, dtype=dtype, tree_in_cache=True, strided=True)
+    check_hybrid(problem, paged=paged, in_cache=True)
+    check_hybrid(problem, paged=paged, in_cache=True, window=4)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_long_prefixes_are_split_and_merged(isa, threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        problem = make_problem((3000, 700), 4, parents="chain", dtype=torch.bfloat16, page_size=64)
+        check_hybrid(problem)
+        check_hybrid(problem, paged=True, window=900)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_medusa_tree_of_many_rows(isa):
+    problem = make_problem(
+        (150, 64), len(MEDUSA_PARENTS), parents=MEDUSA_PARENTS, q_heads=8, dtype=torch.bfloat16
+    )
+    check_hybrid(problem)
+
+
+def test_mask_wider_than_a_word(isa):
+    check_hybrid(make_problem((33,), 90, tree_size=150, dtype=torch.float32))
+
+
+def test_rows_than_see_earlier_nodes_only_in_part(isa):
+    check_hybrid(make_problem((20, 3), 5, tree_size=80, dtype=torch.bfloat16, strided=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_causal_chunk_of_a_prefill(isa, dtype):
+    problem = make_problem((100, 0), 300, parents="chain", q_heads=4, head_dim=32, dtype=dtype)
+    options = {"cache_seqlens": problem.cache_seqlens, **problem.cache()}
+    keys = {"k_tree": problem.k_tree, "v_tree": problem.v_tree}
+    got = calls.hybrid_tree_attention(problem.q, **options, **keys)
+    exact, rough = expected(problem.to(torch.float64)), expected(problem)
+    assert_accurate(got[0], exact[0], rough[0], atol=LUCK[dtype])
+    assert_accurate(got[1], exact[1], rough[1], atol=5e-6)
+
+
+def test_a_request_does_not_depend_on_its_neighbours(isa):
+    problem = make_problem((1500, 3, 800), 4, dtype=torch.bfloat16)
+
+    def run(part):
+        return calls.hybrid_tree_attention(
+            part.q, cache_seqlens=part.cache_seqlens, **part.cache(), **tree_of(part)
+        )
+
+    whole = run(problem)
+    others = make_problem((0, 9, 40), 4, dtype=torch.bfloat16, seed=1)
+    changed = make_problem((1500, 3, 800), 4, dtype=torch.bfloat16)
+    changed.cache_seqlens[1:] = others.cache_seqlens[1:]
+    again = run(changed)
+    assert torch.equal(whole[0][0], again[0][0])
+    assert torch.equal(whole[1][0], again[1][0])
+
+
+@per_isa
+@given(problem=problems(dtypes=DTYPES), capped=st.booleans())
+def test_tree_alone(isa, problem, capped):
+    softcap = 5.0 if capped else 0.0
+    keys = (problem.k_tree, problem.v_tree, problem.tree_mask)
+    got = calls.tree_attention(problem.q, *keys, softcap=softcap)
+    exact = expected(problem.to(torch.float64), prefix=False, softcap=softcap)
+    rough = expected(problem, prefix=False, softcap=softcap)
+    assert_accurate(got[0], exact[0], rough[0], atol=LUCK[problem.q.dtype])
+    assert_accurate(got[1], exact[1], rough[1], atol=2e-6)
+
+
+def test_rows_without_keys_are_empty_states(isa):
+    problem = make_problem((0, 0), 3)
+    hidden = torch.zeros_like(problem.tree_mask)
+    problem.k_tree[:] = problem.v_tree[:] = torch.nan
+    out, lse = calls.tree_attention(problem.q, problem.k_tree, problem.v_tree, hidden)
+    assert (out == 0).all()
+    assert lse.isneginf().all()
+
+
+def test_a_huge_logit_gives_exactly_its_value(isa):
+    q = torch.full((1, 1, 1, 8), 256.0)
+    k, v = -torch.full((1, 1, 1, 8), 256.0), torch.arange(8.0).view(1, 1, 1, 8)
+    out, lse = calls.tree_attention(q, k, v, softmax_scale=1.0)
+    assert torch.equal(out, v)
+    assert lse.item() == -524288.0
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("per_head", [False, True])
+@pytest.mark.parametrize("paged", [False, True], ids=["contiguous", "paged"])
+@pytest.mark.parametrize("with_tree", [False, True])
+def test_gathered(isa, dtype, per_head, paged, with_tree):
+    problem = make_problem((60, 7, 200), 3, q_heads=6, dtype=dtype, strided=True)
+    size, generator = 90, torch.Generator().manual_seed(3)
+    shape = (3, 2, size) if per_head else (3, size)
+    indices = torch.full(shape, -(2**30), dtype=torch.int32)
+    lengths = torch.zeros(shape[:-1], dtype=torch.int32)
+    for place in torch.cartesian_prod(*map(torch.arange, shape[:-1])).view(-1, len(shape) - 1):
+        place = tuple(place.tolist())
+        length = int(problem.cache_seqlens[place[0]])
+        taken = torch.randperm(length, generator=generator)[: size - 5].sort().values
+        indices[place][: len(taken)] = taken.int()
+        lengths[place] = len(taken)
+    sinks = torch.linspace(-1, 1, 6)
+    tree = (problem.k_tree, problem.v_tree, problem.tree_mask) if with_tree else (None,) * 3
+
+    def inputs(p):
+        keys = (p.k_tree, p.v_tree, p.tree_mask) if with_tree else (None,) * 3
+        cache = p.cache(paged)
+        table = cache.get("block_table")
+        return p.q, cache["k_cache"], cache["v_cache"], indices, lengths, *keys, table
+
+    del tree
+    got = calls.sparse_gather_attention(*inputs(problem), softcap=7.0, sinks=sinks)
+    wide = inputs(problem.to(torch.float64))
+    exact = reference.sparse_gather_attention(*wide, softcap=7.0, sinks=sinks.double())
+    rough = reference.sparse_gather_attention(*inputs(problem), softcap=7.0, sinks=sinks)
+    assert_accurate(got[0], exact[0], rough[0], atol=LUCK[dtype])
+    assert_accurate(got[1], exact[1], rough[1], atol=2e-6)
+
+
+def test_same_bits_from_run_to_run(isa):
+    problem = make_problem((2500,), 4, dtype=torch.bfloat16)
+    runs = [
+        calls.hybrid_tree_attention(
+            problem.q, cache_seqlens=problem.cache_seqlens, **problem.cache(), **tree_of(problem)
+        )
+        for _ in range(3)
+    ]
+    assert all(torch.equal(a, b) for run in runs[1:] for a, b in zip(run, runs[0], strict=True))
+
+
+def test_a_path_that_the_machine_lacks_is_named(isa):
+    with pytest.raises(ValueError, match="it has: "):
+        _cpu.use_isa("z80")

@@ -19,7 +19,7 @@ import torch
 from roofline import arguments, report
 from roofline.ceilings import Ceilings
 from roofline.ceilings import measure as measure_ceilings
-from roofline.machine import describe
+from roofline.machine import describe, serving
 from roofline.timing import Stopwatch, Timing
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
@@ -104,7 +104,7 @@ def main(argv: list[str] | None = None) -> int:
             "ratio": method.ratio,
             "weights": "random",
         }
-        report.write_line(file, report.run_record(machine, _backend(), ceilings) | setting)
+        report.write_line(file, report.run_record(machine, serving(device), ceilings) | setting)
         print(
             f"{machine['machine']['name']} | " + ", ".join(f"{k} {v}" for k, v in setting.items())
         )
@@ -260,10 +260,6 @@ def _record(one: Pass, ceilings: Ceilings) -> dict:
     bandwidth = one.bytes / one.time.median
     share = bandwidth / ceilings.bandwidth
     return {"kind": "pass", **asdict(one), "bandwidth": bandwidth, "share": share}
-
-
-def _backend() -> str:
-    return ", ".join(name for name, state in specattn.backends().items() if state == "available")
 
 
 def _parser() -> arguments.Parser:

@@ -19,7 +19,7 @@ from roofline import arguments, report
 from roofline.cases import DTYPES, SHAPES, Case, sweep
 from roofline.ceilings import Ceilings
 from roofline.ceilings import measure as measure_ceilings
-from roofline.machine import describe
+from roofline.machine import describe, serving
 from roofline.measure import Row, measure
 from roofline.others import Others
 from roofline.timing import Stopwatch
@@ -51,14 +51,14 @@ def main(argv: list[str] | None = None) -> int:
         except (ValueError, RuntimeError, OSError) as failure:
             parser.error(str(failure).splitlines()[0])
         machine = describe(device)
-        backend = options.backend if options.backend != "auto" else _serving(device)
+        backend = options.backend if options.backend != "auto" else serving(device)
         ceilings = measure_ceilings(device, seconds=0.5 if options.quick else 2.0)
         print(_heading(machine, backend, ceilings))
         report.write_line(file, report.run_record(machine, backend, ceilings))
         rows = _measure_all(cases, device, options.budget, ceilings, file)
     if options.worst:
         rows.sort(key=lambda row: row.bandwidth or 0.0)
-    report.table(rows, ceilings)
+    report.table(rows)
     faults = [row for row in rows if row.fault]
     for row in faults:
         print(f"{row.case.op} {row.case.variant}: {row.fault}", file=sys.stderr)
@@ -83,8 +83,9 @@ def _measure_all(
     ):
         for case in cases:
             show(f"{case.op} {case.variant}")
-            rows.append(replace(measure(case, stopwatch, budget), others=others.cores()))
-            report.write_line(file, report.row_record(rows[-1], ceilings))
+            row = measure(case, stopwatch, ceilings.probe, budget)
+            rows.append(replace(row, others=others.cores()))
+            report.write_line(file, report.row_record(rows[-1]))
     return rows
 
 
@@ -127,13 +128,6 @@ def _cases(options: argparse.Namespace, device: torch.device) -> list[Case]:
 
 def _backend(name: str):
     return nullcontext() if name == "auto" else specattn.use_backend(name)
-
-
-def _serving(device: torch.device) -> str:
-    """Return the backend that serves this device where every primitive has one."""
-    order = ("cuda", "triton", "reference") if device.type == "cuda" else ("cpu", "reference")
-    available = specattn.backends()
-    return next(name for name in order if available[name] == "available")
 
 
 def _heading(machine: dict, backend: str, ceilings: Ceilings) -> str:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import torch
 
+import specattn
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "triton", "transformers", "numpy")
 
@@ -23,6 +25,13 @@ def describe(device: torch.device) -> dict:
         "commit": _commit(),
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
+
+
+def serving(device: torch.device) -> str:
+    """Return the backend that serves this device where it has the primitive."""
+    order = ("cuda", "triton", "reference") if device.type == "cuda" else ("cpu", "reference")
+    available = specattn.backends()
+    return next(name for name in order if available[name] == "available")
 
 
 def last_level_cache(device: torch.device) -> int:

@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 import torch
 
 from .cases import DTYPES, Case
+from .ceilings import Probe
 from .cost import Cost
 from .timing import Stopwatch, Timing, paired_ratio
 from .workloads import Outputs, build
 
 OURS = "specattn"
+PROBE = "memory"
 WRONG = "WRONG"
 # Largest relative error of one output row. An attention row in bf16 errs by about 4e-3; leaving out
 # one block of 64 keys of 32768 shows as 4e-2.
@@ -33,6 +35,7 @@ class Row:
     peers: dict[str, Timing] = field(default_factory=dict)
     ratios: dict[str, float] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
+    ceiling: float | None = None  # bytes per second of the probe, in turn with the row
     others: float | None = None  # cores that other programs used meanwhile
 
     @property
@@ -41,12 +44,17 @@ class Row:
         return self.cost.bytes / self.ours.median if self.ours else None
 
     @property
+    def share(self) -> float | None:
+        """That, as a share of what the memory gave in the same rounds."""
+        return self.bandwidth / self.ceiling if self.ours else None
+
+    @property
     def best_peer(self) -> str | None:
         """The fastest peer that computes the same."""
         return min(self.peers, key=lambda name: self.peers[name].median, default=None)
 
 
-def measure(case: Case, stopwatch: Stopwatch, budget: float) -> Row:
+def measure(case: Case, stopwatch: Stopwatch, probe: Probe, budget: float) -> Row:
     """Check ``case`` against the reference; time it and its peers only when it is right."""
     work = build(case, stopwatch.device)
     row = Row(case, work.cost)
@@ -63,7 +71,8 @@ def measure(case: Case, stopwatch: Stopwatch, budget: float) -> Row:
         else:
             ready[name] = call
     del expected
-    times = stopwatch.alternate(ready, budget=budget)
+    times = stopwatch.alternate({PROBE: probe.call, **ready}, budget=budget)
+    row.ceiling = probe.bytes / Timing.of(times.pop(PROBE)).median
     own_times = times.pop(OURS)
     row.ours = Timing.of(own_times)
     for name, samples in times.items():

@@ -55,7 +55,7 @@ def run_record(machine: dict, backend: str, ceilings: Ceilings) -> dict:
     }
 
 
-def row_record(row: Row, ceilings: Ceilings) -> dict:
+def row_record(row: Row) -> dict:
     """Return one row for JSON; times in seconds, bandwidth in bytes per second."""
     case = row.case
     return {
@@ -74,7 +74,8 @@ def row_record(row: Row, ceilings: Ceilings) -> dict:
         "operations": row.cost.operations,
         "time": asdict(row.ours) if row.ours else None,
         "bandwidth": row.bandwidth,
-        "share": row.bandwidth / ceilings.bandwidth if row.ours else None,
+        "ceiling": row.ceiling,
+        "share": row.share,
         "peers": {
             name: {**asdict(timing), "ratio": row.ratios[name]}
             for name, timing in row.peers.items()
@@ -84,9 +85,9 @@ def row_record(row: Row, ceilings: Ceilings) -> dict:
     }
 
 
-def table(rows: Sequence[Row], ceilings: Ceilings) -> None:
+def table(rows: Sequence[Row]) -> None:
     """Print the rows; with plain spaces where ``rich`` is not installed."""
-    lines = [_cells(row, ceilings) for row in rows]
+    lines = [_cells(row) for row in rows]
     try:
         from rich.console import Console
         from rich.table import Table
@@ -118,7 +119,7 @@ def progress(total: int) -> Iterator:
         yield lambda name: bar.update(task, advance=1, description=name)
 
 
-def _cells(row: Row, ceilings: Ceilings) -> tuple[str, ...]:
+def _cells(row: Row) -> tuple[str, ...]:
     case = row.case
     name = (
         case.op,
@@ -134,7 +135,7 @@ def _cells(row: Row, ceilings: Ceilings) -> tuple[str, ...]:
         _time(row.ours.median),
         f"{row.ours.spread:.0%}",
         f"{row.bandwidth / 1e9:.1f}",
-        f"{row.bandwidth / ceilings.bandwidth:.1%}",
+        f"{row.share:.1%}",
     )
     best = row.best_peer
     peer = ("none", "", "") if best is None else (best, _time(row.peers[best].median))

@@ -16,6 +16,7 @@ sys.path.insert(0, str(BENCH))
 import run_kernels  # noqa: E402
 from roofline import inputs  # noqa: E402
 from roofline.cases import SHAPES, Case, Shape, sweep  # noqa: E402
+from roofline.ceilings import Probe  # noqa: E402
 from roofline.cost import FORMULAS, Sizes  # noqa: E402
 from roofline.measure import measure, row_error  # noqa: E402
 from roofline.others import Others  # noqa: E402
@@ -25,7 +26,18 @@ from roofline.workloads import OPS, build  # noqa: E402
 from specattn import _backend  # noqa: E402
 
 CPU = torch.device("cpu")
-SMALL = ["--shape", "tiny", "--context", "256", "--rows", "1,4", "--budget", "0.01"]
+SMALL = [
+    "--backend",
+    "reference",
+    "--shape",
+    "tiny",
+    "--context",
+    "256",
+    "--rows",
+    "1,4",
+    "--budget",
+    "0.01",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -129,9 +141,9 @@ def test_the_sweep_has_a_row_for_every_primitive():
 
 
 def test_every_peer_computes_what_the_primitive_computes():
-    stopwatch = Stopwatch(CPU)
+    stopwatch, probe = Stopwatch(CPU), Probe(lambda: None, 1)
     for case in sweep(SHAPES["tiny"], "fp32", 2, [300], [1, 5]):
-        row = measure(case, stopwatch, budget=1e-3)
+        row = measure(case, stopwatch, probe, budget=1e-3)
         assert row.fault is None
         assert row.peers
         assert row.refused == {}, case
@@ -202,7 +214,7 @@ def test_a_small_run_writes_a_table_and_valid_json_lines(tmp_path, capsys):
         assert row["time"]["samples"] >= 5
         moved = row["bytes_read"] + row["bytes_written"]
         assert row["bandwidth"] == pytest.approx(moved / row["time"]["median"])
-        assert row["share"] == pytest.approx(row["bandwidth"] / run["ceilings"]["bandwidth"])
+        assert row["share"] == pytest.approx(row["bandwidth"] / row["ceiling"])
     printed = capsys.readouterr().out
     assert "best peer" in printed
     assert "WRONG" not in printed

@@ -23,7 +23,7 @@ class Tile(NamedTuple):
 
 
 class AttentionConfig(NamedTuple):
-    """Rows and keys per tile, padded head dimension, and the rest of a `Tile`."""
+    """Rows and keys per tile, padded head dimension, the rest of a `Tile`, compiler options."""
 
     block_m: int
     block_n: int
@@ -31,6 +31,7 @@ class AttentionConfig(NamedTuple):
     num_warps: int
     num_stages: int
     programs: int
+    options: dict
 
 
 # {kind: {BLOCK_M: Tile}}. Kinds: 16-bit and 32-bit elements, "wide" where D is padded to 256.
@@ -49,7 +50,7 @@ TABLE = {
     # All rows fit in 99 KiB, so they serve 8.6, 8.9 and 12.0 as well.
     "sm_80": {
         "16": {16: Tile(64, 4, 3, 2), 32: Tile(64, 4, 3, 2), 64: Tile(64, 8, 3, 1)},
-        "16_wide": {16: Tile(32, 4, 3, 2), 32: Tile(32, 8, 3, 1), 64: Tile(32, 8, 3, 1)},
+        "16_wide": {16: Tile(32, 4, 3, 2), 32: Tile(32, 8, 2, 1), 64: Tile(32, 8, 2, 1)},
         "32": FLOAT32,
         "32_wide": FLOAT32_WIDE,
     },
@@ -74,6 +75,8 @@ TABLE = {
         "32_wide": FLOAT32_WIDE,
     },
 }
+# Unasked, ptxas spills a few values on sm_80 to fit more programs than shared memory has room for.
+OPTIONS = {"sm_80": {"maxnreg": 255}}
 _forced: dict = {}
 
 
@@ -106,21 +109,30 @@ def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def attention_config(device, dtype, rows, D) -> AttentionConfig:
-    """Return the configuration for ``rows`` = g * T query rows per KV head."""
-    if _forced:
-        return _attention_config.__wrapped__(device, dtype, rows, D)
-    return _attention_config(device, dtype, rows, D)
+def attention_config(device, dtype, rows, D, lookups) -> AttentionConfig:
+    """Return the configuration for ``rows`` = g * T query rows per KV head.
+
+    ``lookups`` is how many tables, of pages or of indices, stand between a key's number and its
+    address. Triton spends two pipeline stages on each before as many tiles are in flight as
+    without; the LDS of gfx942 has room for one more stage in all.
+    """
+    compute = _attention_config.__wrapped__ if _forced else _attention_config
+    return compute(device, dtype, rows, D, lookups)
 
 
 @lru_cache(None)
-def _attention_config(device, dtype, rows, D) -> AttentionConfig:
+def _attention_config(device, dtype, rows, D, lookups) -> AttentionConfig:
     block_d = max(16, triton.next_power_of_2(D))
     kind = f"{8 * dtype.itemsize}{'_wide' if block_d > 128 else ''}"
-    tiles = TABLE[_forced.get("arch") or _architecture(device)][kind]
+    arch = _forced.get("arch") or _architecture(device)
+    tiles = TABLE[arch][kind]
     block_m = max(16, min(triton.next_power_of_2(rows), max(tiles)))
     tile = tiles[block_m]
-    config = AttentionConfig(block_m, tile.block_n, block_d, *tile[1:])
+    num_stages = tile.num_stages + (min(lookups, 1) if arch == "gfx942" else 2 * lookups)
+    options = OPTIONS.get(arch, {})
+    config = AttentionConfig(
+        block_m, tile.block_n, block_d, tile.num_warps, num_stages, tile.programs, options
+    )
     return config._replace(**{k: v for k, v in _forced.items() if k in config._fields})
 
 
@@ -141,14 +153,14 @@ def split_size(device, config, programs, span) -> int:
 def combine_blocks(device, num_states, D) -> tuple[int, int, int, int]:
     """Return (rows, states, padded D, warps) of one combine program.
 
-    One warp with 2048 float32 elements, 64 registers a lane: up to 16 states of 128 elements are
-    loaded at once, which hides their latency, and no reduction leaves the warp. The interpreter
-    pays per program, so it takes many rows.
+    2048 float32 elements: up to 16 states of 128 are loaded at once, which hides their latency, by
+    one warp, so that no reduction leaves it. Few states are no reduction but a stream of rows, for
+    four warps. The interpreter pays per program, so it takes many rows.
     """
     block_d = max(16, triton.next_power_of_2(D))
     block_i = min(triton.next_power_of_2(num_states), 2048 // block_d)
     block_r = 64 if device.type == "cpu" else 2048 // (block_i * block_d)
-    return block_r, block_i, block_d, 1
+    return block_r, block_i, block_d, 1 if block_r <= 2 else 4
 
 
 def importance_blocks(D) -> tuple[int, int, int]:

@@ -329,7 +329,8 @@ def attend(
         capacity = block_table.shape[1] * page_size if page_size else k_cache.shape[1]
     span = capacity if window is None or collected is not None else min(window, capacity)
 
-    config = _configs.attention_config(q.device, q.dtype, T * group, D)
+    lookups = (block_table is not None) + (indices is not None)
+    config = _configs.attention_config(q.device, q.dtype, T * group, D, lookups)
     tiles = triton.cdiv(T * group, config.block_m)
     split_size = _configs.split_size(q.device, config, B * kv_heads * tiles, span)
     slots = max(tree + triton.cdiv(span, split_size), 1)
@@ -378,7 +379,8 @@ def attend(
         BLOCK_N=config.block_n,
         BLOCK_D=config.block_d,
         num_warps=config.num_warps,
-        num_stages=config.num_stages + (2 if block_table is not None or indices is not None else 0),
+        num_stages=config.num_stages,
+        **config.options,
     )  # fmt: skip
     if not direct:
         combine(

@@ -1,0 +1,258 @@
+"""Compiles what the launchers launch, for GPUs that are not here, and reads what it costs.
+
+`python -m tests.triton_kernels.offline ARCH [--all]` prints one JSON object per kernel. It runs in
+a process of its own because TRITON_INTERPRET, which other tests set, rules out compiling. Launches
+are recorded on meta tensors: no memory is needed and nothing runs.
+"""
+
+import itertools
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+
+import torch
+import triton
+from specattn.triton_kernels import _configs
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from specattn import triton_kernels
+
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_100": GPUTarget("cuda", 100, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}
+TYPES = {
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.int32: "i32",
+    torch.int64: "i64",
+}
+B, HK, GROUP, N, K = 2, 8, 4, 32768, 2304
+
+
+@dataclass
+class Cost:
+    """One compiled kernel: registers and spilled bytes per thread, shared memory in bytes."""
+
+    arch: str
+    case: str
+    kernel: str
+    tile: str
+    warps: int
+    stages: int
+    registers: int
+    spilled: int
+    shared: int
+    units: str
+
+
+@contextmanager
+def recorded_launches():
+    """Yield a list that fills with (kernel, arguments) instead of anything being launched."""
+    launches = []
+
+    def record(self, *args, grid, warmup, **kwargs):
+        launches.append((self, dict(zip(self.arg_names, args, strict=False)) | kwargs))
+
+    run, JITFunction.run = JITFunction.run, record
+    try:
+        yield launches
+    finally:
+        JITFunction.run = run
+
+
+def compile_launch(kernel, arguments, target):
+    """Compile a recorded launch with the specialisation that Triton's launcher would choose."""
+    signature, constants, attributes = {}, {}, {}
+    for index, parameter in enumerate(kernel.params):
+        name, value = parameter.name, arguments[parameter.name]
+        special = not parameter.do_not_specialize
+        is_int = type(value) is int
+        if parameter.is_constexpr or value is None or (special and is_int and value == 1):
+            signature[name], constants[name] = "constexpr", value
+            continue
+        if isinstance(value, torch.Tensor):
+            signature[name] = "*" + TYPES[value.dtype]
+        elif is_int:
+            signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
+        else:
+            signature[name] = "fp32"
+        if special and (isinstance(value, torch.Tensor) or (is_int and value % 16 == 0)):
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    options = {k: v for k, v in arguments.items() if k not in kernel.arg_names}
+    source = ASTSource(kernel, signature, constants, attributes)
+    return triton.compile(source, target=target, options=options)
+
+
+def resources(compiled):
+    """Read (registers, spilled bytes) per thread and the matrix units used from the binary."""
+    if "amdgcn" in compiled.asm:
+        text = compiled.asm["amdgcn"]
+        registers, spilled = (
+            int(re.search(rf"\.{key}:\s+(\d+)", text)[1])
+            for key in ("vgpr_count", "vgpr_spill_count")
+        )
+        return registers, 4 * spilled, "mfma" if "v_mfma" in text else ""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    registers, stack, local = (
+        int(re.search(rf"{key}:(\d+)", usage)[1]) for key in ("REG", "STACK", "LOCAL")
+    )
+    units = ("wgmma", "tcgen05.mma", "mma.sync")
+    return registers, stack + local, "+".join(u for u in units if u in compiled.asm["ptx"])
+
+
+def meta(*shape, dtype):
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def attention(rows, D, dtype, *, op="hybrid", page_size=0, window=None, softcap=0.0, chain=False):
+    """Call one attention primitive on meta tensors; `rows` query rows share a KV head."""
+    T = max(rows // GROUP, 1)
+    real, ints = partial(meta, dtype=dtype), partial(meta, dtype=torch.int32)
+    out, lse = real(B, T, HK * GROUP, D), meta(B, T, HK * GROUP, dtype=torch.float32)
+    q, k_tree = torch.empty_like(out), real(B, T, HK, D)
+    mask = None if chain else meta(B, T, 1, dtype=torch.int64)
+    cache, table = real(B, N, HK, D), None
+    if page_size:
+        cache, table = real(B * N // page_size, page_size, HK, D), ints(B, N // page_size)
+    if op == "tree":
+        triton_kernels.tree_attention(q, k_tree, k_tree, mask, 0.1, softcap, out, lse)
+        return
+    prefix = (q, cache, cache)
+    if op == "gather":
+        chosen = (ints(B, HK, K), ints(B, HK))
+        tree = (k_tree, k_tree, mask, table)
+        triton_kernels.sparse_gather_attention(
+            *prefix, *chosen, *tree, 0.1, softcap, None, out, lse
+        )
+        return
+    depths = ints(B, T) if window else None
+    tree = (None, None) if op == "in_cache" else (k_tree, k_tree)
+    inputs = (*prefix, ints(B), *tree, mask, depths, table, window, 0.1, softcap, None)
+    if op == "scores":
+        collected = meta(B, HK, N, dtype=torch.float32)
+        triton_kernels.verify_attention(*inputs, op, (0, -1), out, lse, collected)
+    elif op == "logits":
+        collected = meta(B, 2, HK * GROUP, N, dtype=torch.bfloat16)
+        triton_kernels.verify_attention(*inputs, op, (0, -1), out, lse, collected)
+    else:
+        triton_kernels.hybrid_tree_attention(*inputs, out, lse)
+
+
+def merge(D, dtype):
+    """Merge two states."""
+    state = meta(B, 16, HK * GROUP, D, dtype=dtype), meta(B, 16, HK * GROUP, dtype=torch.float32)
+    triton_kernels.merge_state(*state, *state, *state)
+
+
+def importance(D, dtype):
+    """Score a paged cache."""
+    ints = partial(meta, dtype=torch.int32)
+    q, scores = meta(B, 16, HK * GROUP, D, dtype=dtype), meta(B, HK, N, dtype=torch.float32)
+    cache, table = meta(B * N // 16, 16, HK, D, dtype=dtype), ints(B, N // 16)
+    triton_kernels.importance_scores(q, cache, ints(B), True, table, 0.1, scores)
+
+
+def select():
+    """Select from scores per head."""
+    scores, lengths = meta(B, HK, N, dtype=torch.float32), meta(B, dtype=torch.int32)
+    chosen = meta(B, HK, K, dtype=torch.int32), meta(B, HK, dtype=torch.int32)
+    triton_kernels.select_topk(scores, lengths, 0.07, None, 0, 4, 64, *chosen)
+
+
+VARIANTS = {
+    "hybrid": {},
+    "hybrid chain": {"chain": True},
+    "hybrid in cache": {"op": "in_cache", "page_size": 16},
+    "hybrid paged": {"page_size": 16},
+    "hybrid paged window softcap": {"page_size": 16, "window": 1024, "softcap": 20.0},
+    "gather": {"op": "gather"},
+    "gather paged": {"op": "gather", "page_size": 16},
+    "scores": {"op": "scores"},
+    "scores paged window": {"op": "scores", "page_size": 16, "window": 1024},
+    "logits": {"op": "logits"},
+    "logits all": {"op": "logits", "page_size": 16, "window": 1024, "softcap": 20.0},
+    "tree": {"op": "tree"},
+}
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+# What CI compiles: every feature once, the heaviest at the largest tiles.
+CHOSEN = [
+    ("hybrid", 16, 128, BF16),
+    ("hybrid", 64, 128, BF16),
+    ("hybrid", 32, 80, FP16),
+    ("hybrid", 16, 128, FP32),
+    ("hybrid in cache", 32, 128, BF16),
+    ("gather", 64, 64, BF16),
+    ("gather paged", 16, 128, BF16),
+    ("gather paged", 64, 128, BF16),
+    ("scores paged window", 16, 128, BF16),
+    ("scores paged window", 64, 128, BF16),
+    ("logits all", 64, 128, BF16),
+    ("logits all", 64, 256, BF16),
+    ("tree", 64, 96, BF16),
+]
+
+
+def calls(everything):
+    """Yield (name, call) for the cases to compile."""
+    chosen = CHOSEN
+    if everything:
+        sizes = [(rows, D, BF16) for rows in (16, 32, 64) for D in (64, 80, 96, 128, 256)]
+        sizes += [(rows, D, FP16) for rows in (16, 64) for D in (128, 256)]
+        sizes += [(16, D, FP32) for D in (64, 80, 96, 128, 256)]
+        chosen = [(name, *size) for name, size in itertools.product(VARIANTS, sizes)]
+    for name, rows, D, dtype in chosen:
+        label = f"{name}, {rows} rows, D {D}, {TYPES[dtype]}"
+        yield label, partial(attention, rows, D, dtype, **VARIANTS[name])
+    for D in (64, 80, 128, 256) if everything else (128,):
+        yield f"merge, D {D}, bf16", partial(merge, D, BF16)
+        yield f"importance paged, D {D}, bf16", partial(importance, D, BF16)
+    yield "select", select
+
+
+def costs(arch, everything=False):
+    """Yield the cost of every kernel that the cases launch on an architecture, each one once."""
+    seen = set()
+    for label, call in calls(everything):
+        with _configs.forced(arch=arch), recorded_launches() as launches:
+            call()
+        for kernel, arguments in launches:
+            compiled = compile_launch(kernel, arguments, TARGETS[arch])
+            if compiled.hash in seen:
+                continue
+            seen.add(compiled.hash)
+            blocks = [v for k, v in arguments.items() if re.fullmatch("BLOCK_[MRIN]", k)]
+            registers, spilled, units = resources(compiled)
+            facts = compiled.metadata
+            yield Cost(
+                arch=arch,
+                case=label,
+                kernel=facts.name,
+                tile=" x ".join(map(str, blocks)),
+                warps=facts.num_warps,
+                stages=facts.num_stages,
+                registers=registers,
+                spilled=spilled,
+                shared=facts.shared,
+                units=units,
+            )
+
+
+if __name__ == "__main__":
+    for cost in costs(sys.argv[1], everything="--all" in sys.argv[2:]):
+        print(json.dumps(asdict(cost)), flush=True)

@@ -93,7 +93,7 @@ def _kernel(op: str, device: str, dtype: torch.dtype, forced: str | None) -> Cal
     for name in candidates:
         reason = _why_not(name) or _why_not_for(name, op, device, dtype)
         if reason is None:
-            if name == "reference" and device == "cuda" and not forced:
+            if name == "reference" and dtype != torch.float64 and not forced:
                 warnings.warn(f"specattn: {op} runs on the slow reference; {reasons}", stacklevel=3)
             return _load(name, op)
         reasons[name] = reason

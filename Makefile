@@ -13,7 +13,7 @@ demo: $(VENV)/.demo
 
 ## All tests that need no GPU.
 test: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow" $(ARGS)
 
 ## Style, types and the direction of imports.
 lint: $(VENV)/.dev

@@ -42,19 +42,21 @@ class AttentionConfig(NamedTuple):
 # BLOCK_N 64 with 3 stages keeps two K and two V tiles of 16 KiB in flight, 64 KiB per program: more
 # than the 25 KiB per SM that 4.3 TB/s asks for at 700 ns. BLOCK_N 128 spills from 64 rows. Where
 # D is 256 the tiles are twice as wide, so half as long.
-# float32 has no tensor cores without TF32, and its operands sit in registers: the smallest tiles.
-FLOAT32 = {16: Tile(16, 4, 2, 2)}
-FLOAT32_WIDE = {16: Tile(16, 8, 2, 1)}
+# float32 has no tensor cores without TF32, and its operands sit in registers: the smallest tiles,
+# not pipelined. It is here to be exact; where D is 256 it spills a few hundred bytes even so.
+FLOAT32 = {16: Tile(16, 8, 1, 2)}
+FLOAT32_WIDE = {16: Tile(16, 8, 1, 1)}
 TABLE = {
     # 8 warps from 64 rows, because mma.sync keeps the accumulators of 4 warps above 255 registers.
-    # All rows fit in 99 KiB, so they serve 8.6, 8.9 and 12.0 as well.
+    # All rows fit in 99 KiB, so that they serve 8.6, 8.9 and 12.0 too; D 256 gets less depth.
     "sm_80": {
         "16": {16: Tile(64, 4, 3, 2), 32: Tile(64, 4, 3, 2), 64: Tile(64, 8, 3, 1)},
-        "16_wide": {16: Tile(32, 4, 3, 2), 32: Tile(32, 8, 2, 1), 64: Tile(32, 8, 2, 1)},
+        "16_wide": {16: Tile(32, 4, 2, 2), 32: Tile(32, 8, 2, 1), 64: Tile(32, 8, 2, 1)},
         "32": FLOAT32,
         "32_wide": FLOAT32_WIDE,
     },
-    # 228 KiB of shared memory hold three programs of 72 KiB, or two of 64 rows.
+    # 228 KiB of shared memory hold three programs of 72 KiB, or two of 64 rows. Where lookups or
+    # collecting take more than 168 registers, 16 rows too are two programs per SM.
     "sm_90": {
         "16": {16: Tile(64, 4, 3, 3), 32: Tile(64, 4, 3, 2), 64: Tile(64, 4, 3, 2)},
         "16_wide": {16: Tile(32, 4, 3, 3), 32: Tile(32, 8, 3, 1), 64: Tile(32, 8, 3, 1)},
@@ -75,8 +77,8 @@ TABLE = {
         "32_wide": FLOAT32_WIDE,
     },
 }
-# Unasked, ptxas spills a few values on sm_80 to fit more programs than shared memory has room for.
-OPTIONS = {"sm_80": {"maxnreg": 255}}
+# Left to itself, ptxas spills a few values here and there to reach a rounder register count.
+OPTIONS = {arch: {"maxnreg": 255} for arch in ("sm_80", "sm_90", "sm_100")}
 _forced: dict = {}
 
 
@@ -128,10 +130,15 @@ def _attention_config(device, dtype, rows, D, lookups) -> AttentionConfig:
     tiles = TABLE[arch][kind]
     block_m = max(16, min(triton.next_power_of_2(rows), max(tiles)))
     tile = tiles[block_m]
-    num_stages = tile.num_stages + (min(lookups, 1) if arch == "gfx942" else 2 * lookups)
+    num_stages = tile.num_stages
+    if num_stages > 1:
+        num_stages += min(lookups, 1) if arch == "gfx942" else 2 * lookups
+    num_warps = tile.num_warps
+    if block_d > D and block_m == 64:
+        num_warps = 8  # the masks of a padded D do not fit beside four warps' accumulators
     options = OPTIONS.get(arch, {})
     config = AttentionConfig(
-        block_m, tile.block_n, block_d, tile.num_warps, num_stages, tile.programs, options
+        block_m, tile.block_n, block_d, num_warps, num_stages, tile.programs, options
     )
     return config._replace(**{k: v for k, v in _forced.items() if k in config._fields})
 

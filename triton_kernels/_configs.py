@@ -134,8 +134,8 @@ def _attention_config(device, dtype, rows, D, lookups) -> AttentionConfig:
     if num_stages > 1:
         num_stages += min(lookups, 1) if arch == "gfx942" else 2 * lookups
     num_warps = tile.num_warps
-    if block_d > D and block_m == 64:
-        num_warps = 8  # the masks of a padded D do not fit beside four warps' accumulators
+    if block_d > D and block_m == 64 and arch != "gfx942":
+        num_warps = 8  # the masks of a padded D do not fit in 255 registers beside accumulators
     options = OPTIONS.get(arch, {})
     config = AttentionConfig(
         block_m, tile.block_n, block_d, num_warps, num_stages, tile.programs, options

@@ -1,8 +1,9 @@
 """The backend's operators with the reference's arguments; every output starts as garbage."""
 
 import torch
-from specattn import _cpu_backend, reference
 from specattn.reference.select_topk import selection_size
+
+from specattn import _cpu_backend, reference
 
 
 def poisoned(*shape, dtype=torch.float32):

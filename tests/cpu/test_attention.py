@@ -4,8 +4,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from specattn import _cpu, reference
 
+from specattn import _cpu, reference
 from tests.cases import MEDUSA_PARENTS, assert_accurate, expected, make_problem, problems
 from tests.cpu import calls
 

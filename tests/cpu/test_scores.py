@@ -4,8 +4,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from specattn import reference
 
+from specattn import reference
 from tests.cases import assert_accurate, make_problem, problems
 from tests.cpu import calls
 

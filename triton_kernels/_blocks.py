@@ -66,9 +66,26 @@ def cap(s, softcap, SOFTCAP: tl.constexpr):
 
 
 @triton.jit
+def _halves(x):
+    """Cut a tile [R, D] into two of [R, D / 2]."""
+    return tl.split(tl.permute(tl.reshape(x, [x.shape[0], 2, x.shape[1] // 2]), [0, 2, 1]))
+
+
+@triton.jit
+def dot_keys(q, k):
+    """Return ``q @ k.T`` [M, N]; without tensor cores a D of 256 at once would spill."""
+    if q.dtype == tl.float32:
+        if q.shape[1] > 128:
+            q_low, q_high = _halves(q)
+            k_low, k_high = _halves(k)
+            return dot(q_high, tl.trans(k_high), dot(q_low, tl.trans(k_low)))
+    return dot(q, tl.trans(k))
+
+
+@triton.jit
 def softmax_step(q, k, v, visible, m, l, acc, scale, softcap, SOFTCAP: tl.constexpr):
     """Take a tile of keys into the running softmax (m [M], l [M], acc [M, D]), in base 2."""
-    s = dot(q, tl.trans(k))
+    s = dot_keys(q, k)
     if SOFTCAP:
         s = cap(s * scale, softcap, SOFTCAP) * LOG2E
     else:

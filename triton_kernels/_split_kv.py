@@ -29,11 +29,12 @@ import triton
 import triton.language as tl
 
 from . import _configs
-from ._bfloat16 import cast, dot
+from ._bfloat16 import cast
 from ._blocks import (
     cache_rows,
     cap,
     depth_of,
+    dot_keys,
     fill_empty,
     finish,
     load_rows,
@@ -103,7 +104,7 @@ def _attend_prefix(
         k = load_rows(p_k + k_row, valid, D, BLOCK_D)
         v = load_rows(p_v + v_row, valid, D, BLOCK_D)
         if COLLECT != "none":
-            s = dot(q_collect, tl.trans(k))  # [C, N]
+            s = dot_keys(q_collect, k)  # [C, N]
             if COLLECT == "scores":
                 s = tl.sum(s, 0)[None, :]
             s = cap(s * scale, softcap, SOFTCAP)

@@ -37,8 +37,9 @@ def compiled(arch, *options):
 def assert_fits(costs):
     assert costs
     for cost in costs:
-        slow_by_nature = "D 256, fp32" in cost["case"]  # `_configs` says so
-        assert cost["spilled"] == 0 or slow_by_nature, cost
+        collects = cost["case"].startswith(("scores", "logits"))
+        known = collects and "D 256, fp32" in cost["case"]  # `_configs` says so
+        assert cost["spilled"] == 0 or known, cost
         assert cost["shared"] <= SHARED_MEMORY[cost["arch"]], cost
         if cost["kernel"] == "split_kv_kernel" and "fp32" not in cost["case"]:
             assert cost["units"], f"no matrix instructions: {cost}"

@@ -35,6 +35,7 @@ ModelOption = Annotated[
 ]
 PromptOption = Annotated[Path, typer.Option(help="UTF-8 text to continue.")]
 NewTokensOption = Annotated[int, typer.Option(min=1, help="Stop after this many new tokens.")]
+MinNewTokensOption = Annotated[int, typer.Option(min=0, help="Do not stop before so many.")]
 TemperatureOption = Annotated[float, typer.Option(min=0.0, help="0 is greedy decoding.")]
 PenaltyOption = Annotated[
     float, typer.Option(min=0.01, help="Of tokens that are in the text already; 1 is none.")
@@ -62,6 +63,7 @@ def generate(
     model: ModelOption = None,
     method: Annotated[str, typer.Option(help="plain or vegas.")] = "vegas",
     max_new_tokens: NewTokensOption = 128,
+    min_new_tokens: MinNewTokensOption = 0,
     temperature: TemperatureOption = 0.0,
     top_k: Annotated[int, typer.Option(min=0, help="Keep the k best tokens; 0 keeps all.")] = 0,
     top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Keep this much mass.")] = 1.0,
@@ -82,6 +84,7 @@ def generate(
     chosen = _method(method, gamma=gamma, ratio=ratio)
     session = _session(model, prompt_file, prompt_tokens, max_new_tokens, dtype, device)
     sampling = {
+        "min_new_tokens": min_new_tokens,
         "temperature": temperature,
         "top_k": top_k,
         "top_p": top_p,
@@ -101,6 +104,7 @@ def compare(
     model: ModelOption = None,
     methods: Annotated[str, typer.Option(help="Names, separated by commas.")] = "plain,vegas",
     max_new_tokens: NewTokensOption = 128,
+    min_new_tokens: MinNewTokensOption = 0,
     temperature: TemperatureOption = 0.0,
     repetition_penalty: PenaltyOption = 1.0,
     seed: SeedOption = 0,
@@ -114,6 +118,7 @@ def compare(
     chosen = {name: _method(name, gamma=gamma, ratio=ratio) for name in methods.split(",")}
     session = _session(model, prompt_file, prompt_tokens, max_new_tokens, dtype, device)
     sampling = {
+        "min_new_tokens": min_new_tokens,
         "temperature": temperature,
         "top_k": 0,
         "repetition_penalty": repetition_penalty,

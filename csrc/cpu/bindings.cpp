@@ -293,9 +293,17 @@ PYBIND11_MODULE(_cpu, m) {
   m.def("isas", &isas, "Code paths that this processor has, best first.");
   m.def("isa", &isa, "The code path in use.");
   m.def("use_isa", &use_isa, "Force a code path, for tests and comparisons.");
+  m.def(
+      "read",
+      [](uintptr_t memory, int64_t bytes, int threads) {
+        read(reinterpret_cast<const void*>(memory), bytes, threads);
+      },
+      py::arg("address"), py::arg("bytes"), py::arg("threads"),
+      py::call_guard<py::gil_scoped_release>(),
+      "Read memory once and do nothing with it: the ceiling that kernels are held against.");
   m.def("read_bandwidth", &read_bandwidth, py::arg("bytes") = int64_t{1} << 28,
         py::arg("threads") = 1, py::arg("repeats") = 5, py::call_guard<py::gil_scoped_release>(),
-        "Bytes per second of the best of some streaming reads.");
+        "Bytes per second of the best of some streaming reads of fresh memory.");
   m.def("attention", &attention);
   m.def("sparse_gather_attention", &gather);
   m.def("importance_scores", &importance_scores);

@@ -17,7 +17,9 @@ std::vector<std::string> isas();
 std::string isa();
 void use_isa(const std::string& name);  // throws std::invalid_argument
 
-// Bytes per second of a streaming read of `bytes` of memory.
+// Reads every whole cache line of `memory` once, and does nothing with it.
+void read(const void* memory, int64_t bytes, int threads);
+// Bytes per second of the best of some such reads of fresh memory.
 double read_bandwidth(int64_t bytes, int threads, int repeats);
 
 struct TopK {

@@ -2,6 +2,7 @@
 
     python bench/run_kernels.py --quick
     python bench/run_kernels.py --only hybrid_tree_attention --context 8k,32k --rows 1,16 --worst
+    python bench/run_kernels.py --bars
 
 `docs/benchmarks.md` says how to read the table and names every JSON field.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -20,7 +21,7 @@ from roofline.cases import DTYPES, SHAPES, Case, sweep
 from roofline.ceilings import Ceilings
 from roofline.ceilings import measure as measure_ceilings
 from roofline.machine import describe, serving
-from roofline.measure import Row, measure
+from roofline.measure import WRONG, Row, measure
 from roofline.others import Others
 from roofline.timing import Stopwatch
 from roofline.workloads import OPS
@@ -42,8 +43,10 @@ def main(argv: list[str] | None = None) -> int:
     """Run the sweep; return 0 when all is right, 1 for a fault, 2 for bad arguments, 130 cut."""
     parser = _parser()
     options = parser.parse_args(argv)
+    if options.bars:
+        return _bars(options, parser)
     device = arguments.device(options.device, parser)
-    cases = _cases(options, device)
+    cases = _cases(options, device, parser)
     with ExitStack() as stack:
         try:
             stack.enter_context(_backend(options.backend))
@@ -70,6 +73,28 @@ def main(argv: list[str] | None = None) -> int:
     return int(bool(faults))
 
 
+def _bars(options: argparse.Namespace, parser: arguments.Parser) -> int:
+    """Measure what the CPU kernels have to reach; return 1 when an output was wrong."""
+    if specattn.backends()["cpu"] != "available":
+        parser.error(f"--bars: {specattn.backends()['cpu']}")
+    from roofline import bars  # needs the compiled kernels
+
+    for name in options.only or ():
+        if not any(key.startswith(name) for key in bars.SUITE):
+            parser.error(f"--only: expected the beginning of {', '.join(bars.SUITE)}, got '{name}'")
+    machine, others = describe(torch.device("cpu")), Others()
+    wrong = False
+    with open(options.json, "w") if options.json else nullcontext() as file, torch.inference_mode():
+        report.write_line(file, {"kind": "run", "schema": report.SCHEMA, **machine})
+        print(f"{machine['machine']['name']} | commit {machine['commit']} | {bars.THREADS} threads")
+        for bar in bars.measure(options.only or [], options.budget or 1.0):
+            busy = others.cores()
+            report.write_line(file, {"kind": "bar", **asdict(bar), "met": bar.met, "others": busy})
+            report.bar(bar, disturbed=(busy or 0) > DISTURBING)
+            wrong = wrong or bar.note == WRONG
+    return int(wrong)
+
+
 def _measure_all(
     cases: list[Case], device: torch.device, budget: float, ceilings: Ceilings, file
 ) -> list[Row]:
@@ -94,7 +119,8 @@ def _parser() -> arguments.Parser:
     add = parser.add_argument
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
     add("--backend", choices=("auto", *specattn.backends()), default="auto")
-    add("--only", choices=OPS, metavar="OP", action="append", help="one primitive; may be repeated")
+    add("--only", metavar="OP", action="append", help="one primitive, or bar; may be repeated")
+    add("--bars", action="store_true", help="what the CPU kernels have to reach")
     add("--shape", choices=SHAPES, action="append", help="model shape; may be repeated")
     add("--context", type=arguments.numbers, metavar="N[,N]", help="cached tokens, such as 8k,32k")
     add("--rows", type=arguments.numbers, metavar="T[,T]", help="query rows per request")
@@ -112,8 +138,13 @@ def _parser() -> arguments.Parser:
     return parser
 
 
-def _cases(options: argparse.Namespace, device: torch.device) -> list[Case]:
+def _cases(
+    options: argparse.Namespace, device: torch.device, parser: arguments.Parser
+) -> list[Case]:
     """Fill the options that were left open, and return the rows to measure."""
+    for name in options.only or ():
+        if name not in OPS:
+            parser.error(f"--only: expected one of {', '.join(OPS)}, got '{name}'")
     for name, value in DEFAULTS[device.type, options.quick].items():
         setattr(options, name, getattr(options, name) or value)
     options.budget = options.budget or (0.5 if options.quick else 2.0)

@@ -61,9 +61,9 @@ class Draw:
         return torch.full((self.sizes.B,), value, dtype=torch.int32, device=self.device)
 
     def tree(self) -> torch.Tensor | None:
-        """Return a random tree's bool mask [T, T]; None for a single row."""
+        """Return a random tree's bool mask [T, T]; None for a single row and for a chain."""
         rows = self.sizes.T
-        if rows == 1:
+        if rows == 1 or self.case.variant == "chain":
             return None
         mask = torch.eye(rows, dtype=torch.bool)
         for node in range(1, rows):

@@ -11,6 +11,7 @@ import torch
 from .cases import DTYPES, Case
 from .ceilings import Probe
 from .cost import Cost
+from .inputs import Draw
 from .timing import Stopwatch, Timing, paired_ratio
 from .workloads import Outputs, build
 
@@ -56,7 +57,7 @@ class Row:
 
 def measure(case: Case, stopwatch: Stopwatch, probe: Probe, budget: float) -> Row:
     """Check ``case`` against the reference; time it and its peers only when it is right."""
-    work = build(case, stopwatch.device)
+    work = build(case, Draw(case, stopwatch.device, seed=0))
     row = Row(case, work.cost)
     expected = work.expected(_reference_dtype(case))
     tolerance = TOLERANCE[DTYPES[case.dtype]]
@@ -86,7 +87,7 @@ def _admit(
 ) -> tuple[float, str | None, Callable | None]:
     """Return the error of ``call``, and either why it may not be timed or what to time."""
     try:
-        error, right = _compare(call(), expected, tolerance)
+        error, right = compare(call(), expected, tolerance)
         return (error, None, stopwatch.prepare(call)) if right else (error, WRONG, None)
     except Exception as failure:  # one broken kernel must not cost the other rows
         reason = f"{type(failure).__name__}: {failure}".splitlines()[0]
@@ -98,7 +99,7 @@ def _reference_dtype(case: Case) -> torch.dtype:
     return torch.float64 if elements <= FLOAT64_ELEMENTS else torch.float32
 
 
-def _compare(actual: Outputs, expected: Outputs, tolerance: float) -> tuple[float, bool]:
+def compare(actual: Outputs, expected: Outputs, tolerance: float) -> tuple[float, bool]:
     """Return the worst error of all outputs that ``actual`` has, and whether it may be.
 
     An output of a coarser type than the inputs (collected logits are always bf16) may err as that.

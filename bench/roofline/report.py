@@ -8,10 +8,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from .ceilings import Ceilings
 from .measure import WRONG, Row
+
+if TYPE_CHECKING:
+    from .bars import Bar  # needs the compiled kernels
 
 SCHEMA = 1
 HEADER = (
@@ -83,6 +86,24 @@ def row_record(row: Row) -> dict:
         "refused": row.refused,
         "others": row.others,
     }
+
+
+def bar(line: Bar, *, disturbed: bool) -> None:
+    """Print one bar as soon as it is measured: what was asked, found, and by how much it moved."""
+    show = {
+        "share": lambda x: f"{x:.1%}",
+        "over": lambda x: f"{x:+.1%}",
+        "times": lambda x: f"{x:.2f}x",
+        "us": lambda x: f"{x:.1f} us",
+    }[line.unit]
+    limit = ("at most " if line.at_most else "") + show(line.target).lstrip("+")
+    found = "-" if line.measured is None else show(line.measured)
+    verdict = "met" if line.met else "MISSED"
+    note = line.note + "  (others used the machine)" * disturbed
+    print(
+        f"{verdict:7}{line.name:82}{limit:>14}{found:>9}  ±{line.spread:4.0%}  {note}",
+        flush=True,
+    )
 
 
 def table(rows: Sequence[Row]) -> None:

@@ -17,10 +17,16 @@ from .machine import last_level_cache
 
 
 class Stopwatch:
-    """Time calls on one device, each from a cold last-level cache."""
+    """Time calls on one device, each from a cold last-level cache.
 
-    def __init__(self, device: torch.device) -> None:
+    Without `flush` whoever calls sees to it that what a call reads is as cold as it should be.
+    """
+
+    def __init__(self, device: torch.device, *, flush: bool = True) -> None:
         self.device = device
+        if not flush:
+            self._flush = None
+            return
         # Read, never written, to flush: dirty lines would be written back during the timed call.
         # Ones, not zeros: a CPU maps untouched zeros to one page, which evicts nothing.
         self._flush = torch.ones(2 * last_level_cache(device) // 4, device=device)
@@ -51,7 +57,8 @@ class Stopwatch:
         return times
 
     def _sample(self, call: Callable) -> float:
-        self._flush.sum()
+        if self._flush is not None:
+            self._flush.sum()
         if self.device.type != "cuda":
             start = time.perf_counter()
             call()

@@ -35,9 +35,9 @@ class Workload:
     peers: dict[str, Callable[[], Outputs]]
 
 
-def build(case: Case, device: torch.device, seed: int = 0) -> Workload:
+def build(case: Case, draw: Draw) -> Workload:
     """Draw the tensors of ``case`` and bind them to its calls."""
-    return _BUILDERS[case.op](case, Draw(case, device, seed))
+    return _BUILDERS[case.op](case, draw)
 
 
 def _tree_sizes(sizes: Sizes, mask: torch.Tensor | None) -> Sizes:

@@ -1,0 +1,356 @@
+"""The bars that the CPU kernels have to meet, each measured as a ratio within one run.
+
+All at 2 threads and the attention shape of llama-3.1-8b. "Share" is the bytes that the task needs
+per second over a plain read of the same caches; both take turns over places of a memory twice as
+large as the last-level cache, so both find their caches cold to the same degree.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+import specattn
+from specattn import _cpu, reference  # type: ignore[attr-defined]
+
+from .cases import SHAPES, Case
+from .inputs import Draw
+from .machine import last_level_cache
+from .measure import TOLERANCE, WRONG, compare
+from .rotation import Pool, Rotation
+from .timing import Stopwatch, paired_ratio, spread
+from .workloads import SPARSITY, Workload, build
+
+CPU = torch.device("cpu")
+THREADS = 2
+HYBRID = Case("hybrid_tree_attention", "chain", SHAPES["llama-3.1-8b"], "bf16", 1, 32768, 1)
+_HELD = "SPECATTN_BARS_HELD"  # set in the process where torch is held to fewer instructions
+# What holds torch, oneDNN and MKL to the instructions of one of our code paths.
+LIMITS = {
+    "avx2": {
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    },
+    "avx512": {
+        "ATEN_CPU_CAPABILITY": "avx512",
+        "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX512",
+    },
+}
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One line of the report: what was asked, what was found.
+
+    Units: `share` of the read bandwidth, `times` as long, `over` (longer by this part), `us`.
+    """
+
+    name: str
+    target: float
+    unit: str
+    at_most: bool
+    measured: float | None  # None where the output was wrong
+    spread: float = 0.0
+    note: str = ""
+
+    @property
+    def met(self) -> bool:
+        """Whether the target was reached; a wrong output reaches none."""
+        if self.measured is None:
+            return False
+        return self.measured <= self.target if self.at_most else self.measured >= self.target
+
+
+class Bench:
+    """Clock and memory that all bars share; `budget` is about the seconds that one may take."""
+
+    def __init__(self, budget: float) -> None:
+        self.budget = budget
+        self.stopwatch = Stopwatch(CPU, flush=False)
+        self.pool = Pool(2 * max(last_level_cache(CPU), 1 << 28))
+
+    def times(self, **calls: Callable) -> dict[str, list[float]]:
+        """Return seconds per call, all in turn."""
+        return self.stopwatch.alternate(calls, budget=self.budget, least=7, most=1000)
+
+    def share(self, rotation: Rotation, works: list[Workload], target: float, name: str) -> Bar:
+        """Hold a call against a plain read of the same caches."""
+        if not _right(works[0]):
+            return Bar(name, target, "share", False, None, note=WRONG)
+        times = self.times(
+            ours=rotation.turn([work.call for work in works]), read=rotation.turn(rotation.reads())
+        )
+        share = paired_ratio(times["ours"], times["read"])
+        share *= works[0].cost.bytes / rotation.place_bytes
+        read = rotation.place_bytes / statistics.median(times["read"]) / 1e9
+        note = f"{_milliseconds(times['ours'])}; plain read {read:.1f} GB/s"
+        return Bar(name, target, "share", False, share, spread(times["ours"]), note)
+
+
+def measure(names: list[str], budget: float) -> Iterator[Bar]:
+    """Measure the bars whose keys begin with one of `names`; all where there is none."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(THREADS)
+    try:
+        bench = Bench(budget)
+        for key, bar in SUITE.items():
+            if not names or any(key.startswith(name) for name in names):
+                yield from bar(bench)
+    finally:
+        torch.set_num_threads(before)
+
+
+def hybrid(bench: Bench, case: Case, *, share: float = 0, sdpa: float = 0) -> Iterator[Bar]:
+    """Hold hybrid attention against a plain read, and against the best form of SDPA."""
+    name = _name(case)
+    rotation = Rotation(bench.pool, case)
+    works = rotation.workloads(case)
+    if share:
+        yield bench.share(rotation, works, share, name)
+    if sdpa:
+        name += ", against SDPA"
+        if not _right(works[0]):
+            yield Bar(name, sdpa, "times", False, None, note=WRONG)
+            return
+        forms = _peer_seconds(works[0])
+        best = min(forms, key=forms.__getitem__)
+        times = bench.times(
+            ours=rotation.turn([work.call for work in works]),
+            best=rotation.turn([work.peers[best] for work in works]),
+            read=rotation.turn(rotation.reads()),
+        )
+        rest = ", ".join(f"{form} {1e3 * seconds:.0f} ms" for form, seconds in forms.items())
+        allows = paired_ratio(times["read"], times["best"])
+        note = f"{_milliseconds(times['ours'])}; best of {rest}; memory allows {allows:.1f}x"
+        ratio = paired_ratio(times["ours"], times["best"])
+        yield Bar(name, sdpa, "times", False, ratio, spread(times["ours"]), note)
+
+
+def over(bench: Bench, name: str, case: Case, plain: Case, *, at_most: float) -> Iterator[Bar]:
+    """How much longer one call takes than another on the same caches."""
+    rotation = Rotation(bench.pool, case)
+    works, others = rotation.workloads(case), rotation.workloads(plain)
+    if not (_right(works[0]) and _right(others[0])):
+        yield Bar(name, at_most, "over", True, None, note=WRONG)
+        return
+    times = bench.times(
+        ours=rotation.turn([work.call for work in works]),
+        plain=rotation.turn([work.call for work in others]),
+    )
+    note = f"{_milliseconds(times['ours'])} against {_milliseconds(times['plain'])}"
+    measured = paired_ratio(times["plain"], times["ours"]) - 1
+    yield Bar(name, at_most, "over", True, measured, spread(times["ours"]), note)
+
+
+def importance(bench: Bench, *, share: float) -> Iterator[Bar]:
+    """Hold the scoring of K against a plain read of K."""
+    case = replace(HYBRID, op="importance_scores", variant="per head", rows=8)
+    rotation = Rotation(bench.pool, case, tensors=1)
+    yield bench.share(rotation, rotation.workloads(case), share, "importance, K only, 32768 keys")
+
+
+def gather(bench: Bench, *, at_most: float) -> Iterator[Bar]:
+    """Hold scattered tokens against as many contiguous ones.
+
+    The lists of one cache share no token: taken one after the other, each finds its tokens cold.
+    """
+    count = math.ceil(SPARSITY * HYBRID.context)
+    large = Rotation(bench.pool, HYBRID)
+    small = Rotation(bench.pool, replace(HYBRID, context=count))
+    contiguous = [work.call for work in small.workloads(replace(HYBRID, context=count))]
+    # The lists start half the memory away from the contiguous caches.
+    half = len(large.places) // 2
+    gathers = [
+        call
+        for place in large.places[half:] + large.places[:half]
+        for call in _gathers(place, count)
+    ]
+    turns = min(len(gathers), len(contiguous))
+    times = bench.times(ours=small.turn(gathers[:turns]), near=small.turn(contiguous[:turns]))
+    note = f"{_milliseconds(times['ours'])} against {_milliseconds(times['near'])}"
+    measured = paired_ratio(times["near"], times["ours"]) if _gathers_right(gathers[0]) else None
+    name = f"gather of {count} of {HYBRID.context} against contiguous, T=1"
+    yield Bar(name, at_most, "times", True, measured, spread(times["ours"]), note)
+
+
+def _gathers(place: torch.Tensor, count: int) -> Iterator[partial]:
+    """Attend to random, disjoint selections of `count` tokens of one cache."""
+    context, heads, head_dim = HYBRID.context, HYBRID.shape.q_heads, HYBRID.shape.head_dim
+    lists = torch.randperm(context)[: context // count * count].view(-1, 1, count)
+    length = torch.tensor([count], dtype=torch.int32)
+    k_new, v_new = place[:, :, context : context + 1]
+    for indices in lists.sort().values.to(torch.int32):
+        q = torch.randn(1, 1, heads, head_dim).to(place.dtype)
+        arguments = (q, *place, indices, length, k_new, v_new)
+        yield partial(specattn.sparse_gather_attention, *arguments)
+
+
+def _gathers_right(call: partial) -> bool:
+    q, k_cache, v_cache, indices, length, k_new, v_new = call.args
+    wide = [x.float() for x in (q, k_cache[:, indices[0]], v_cache[:, indices[0]], k_new, v_new)]
+    expected = reference.hybrid_tree_attention(*wide[:3], length, *wide[3:])
+    return compare({"out": call()[0]}, {"out": expected[0]}, TOLERANCE[q.dtype])[1]
+
+
+def held(bench: Bench, isa: str, case: Case, *, sdpa: float) -> Iterator[Bar]:
+    """Hold ours to the best code path of `isa`.
+
+    SDPA is free to use all of the processor first, and is then held likewise.
+    """
+    name = f"{isa} only, {_name(case)}"
+    found = next((path for path in _cpu.isas() if path.startswith(isa)), None)
+    if found is None:
+        yield Bar(name, sdpa, "times", False, None, note=f"this processor has no {isa}")
+        return
+    before = _cpu.isa()
+    _cpu.use_isa(found)
+    try:
+        (bar,) = hybrid(bench, case, sdpa=sdpa)
+    finally:
+        _cpu.use_isa(before)
+    if _HELD not in os.environ:
+        yield replace(bar, name=f"{name}, against SDPA with all instructions")
+        yield from _in_held_process(isa, bench.budget)
+    else:
+        yield replace(bar, name=f"{name}, against SDPA with {isa} only")
+
+
+def _in_held_process(isa: str, budget: float) -> Iterator[Bar]:
+    """Measure a bar where torch, oneDNN and MKL may use no more than `isa`.
+
+    They read that when they start.
+    """
+    script = Path(__file__).resolve().parents[1] / "run_kernels.py"
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "bar.jsonl"
+        options = ["--bars", "--only", isa, "--budget", str(budget), "--json", str(file)]
+        subprocess.run(
+            [sys.executable, str(script), *options],
+            env={**os.environ, **LIMITS[isa], _HELD: isa},
+            stdout=subprocess.DEVNULL,
+            check=False,
+        )
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+    for row in rows:
+        if row["kind"] == "bar":
+            yield Bar(**{field: row[field] for field in Bar.__dataclass_fields__})
+
+
+def merge(bench: Bench, *, torch_times: float, share: float) -> Iterator[Bar]:
+    """Merge two states that attention has just written: they lie in the cache."""
+    name = "merge of two [1, 64, 32, 128] states"
+    case = replace(HYBRID, op="merge_state", variant="2 states", context=0, rows=64)
+    work = build(case, Draw(case, CPU, seed=0))
+    if not _right(work):
+        yield Bar(name, torch_times, "times", False, None, note=WRONG)
+        return
+    ((peer, theirs),) = work.peers.items()
+    times = bench.times(ours=work.call, theirs=theirs)
+    note = f"{_milliseconds(times['ours'])}; {peer} {_milliseconds(times['theirs'])}"
+    ratio = paired_ratio(times["ours"], times["theirs"])
+    yield Bar(
+        f"{name}, against torch", torch_times, "times", False, ratio, spread(times["ours"]), note
+    )
+    # Not in turn: a read of memory would push the states out of the cache.
+    times = bench.times(ours=work.call)["ours"]
+    rotation = Rotation(bench.pool, _at(8192, 1))
+    read = statistics.median(bench.times(read=rotation.turn(rotation.reads()))["read"])
+    measured = work.cost.bytes / statistics.median(times) * read / rotation.place_bytes
+    note = f"{_milliseconds(times)}; plain read {rotation.place_bytes / read / 1e9:.1f} GB/s"
+    yield Bar(f"{name}, bytes per second", share, "share", False, measured, spread(times), note)
+
+
+def overhead(bench: Bench, *, at_most: float) -> Iterator[Bar]:
+    """One row, one KV head, one cached token: what is left is the call."""
+    q, cache = torch.randn(1, 1, 1, 64), torch.randn(1, 2, 1, 64)
+    length = torch.ones(1, dtype=torch.int32)
+    call = partial(specattn.hybrid_tree_attention, q, cache, cache, length, q, q)
+    times = bench.stopwatch.alternate({"ours": call}, budget=0.5, least=1000, most=10000)["ours"]
+    name = "call of hybrid_tree_attention, one row, one key"
+    yield Bar(name, at_most, "us", True, statistics.median(times) * 1e6, spread(times))
+
+
+def _right(work: Workload) -> bool:
+    """Compare with the reference in float32; nothing else is timed."""
+    outputs = work.call()
+    dtype = next(iter(outputs.values())).dtype
+    return compare(outputs, work.expected(torch.float32), TOLERANCE[dtype])[1]
+
+
+def _peer_seconds(work: Workload) -> dict[str, float]:
+    """Return the second call of every peer that is right."""
+    expected, seconds = work.expected(torch.float32), {}
+    for name, peer in work.peers.items():
+        outputs = peer()
+        if compare(outputs, expected, TOLERANCE[outputs["out"].dtype])[1]:
+            start = time.perf_counter()
+            peer()
+            seconds[name] = time.perf_counter() - start
+    return seconds
+
+
+def _name(case: Case) -> str:
+    kind = f" {case.variant}" if case.rows > 1 else ""
+    dtype = "" if case.dtype == HYBRID.dtype else f"{case.dtype}, "
+    return f"hybrid, {dtype}T={case.rows}{kind}, {case.context} keys"
+
+
+def _milliseconds(samples: list[float]) -> str:
+    return f"{statistics.median(samples) * 1e3:.2f} ms"
+
+
+def _at(context: int, rows: int, variant: str = "tree", dtype: str = "bf16") -> Case:
+    return replace(HYBRID, context=context, rows=rows, variant=variant, dtype=dtype)
+
+
+_VERIFY = replace(HYBRID, op="verify_attention", rows=8)
+SUITE: dict[str, Callable[[Bench], Iterator[Bar]]] = {
+    "hybrid-1": partial(hybrid, case=HYBRID, share=0.80),
+    "hybrid-4": partial(hybrid, case=_at(32768, 4, "chain"), share=0.75),
+    "hybrid-8": partial(hybrid, case=_at(32768, 8, "chain"), share=0.75),
+    "hybrid-16-8k": partial(hybrid, case=_at(8192, 16), share=0.60, sdpa=12),
+    "hybrid-16-32k": partial(hybrid, case=_at(32768, 16), share=0.60, sdpa=12),
+    "hybrid-64": partial(hybrid, case=_at(8192, 64), share=0.30, sdpa=6),
+    "tree": partial(
+        over,
+        name="tree of T=64 against a chain, 8192 keys",
+        case=_at(8192, 64),
+        plain=_at(8192, 64, "chain"),
+        at_most=0.05,
+    ),
+    "scores": partial(
+        over,
+        name="collecting scores, T=8, 32768 keys",
+        case=replace(_VERIFY, variant="scores"),
+        plain=_at(32768, 8, "chain"),
+        at_most=0.02,
+    ),
+    "logits": partial(
+        over,
+        name="collecting logits of 2 rows, T=8, 32768 keys",
+        case=replace(_VERIFY, variant="logits"),
+        plain=_at(32768, 8, "chain"),
+        at_most=0.08,
+    ),
+    "gather": partial(gather, at_most=1.25),
+    "importance": partial(importance, share=0.85),
+    "fp32": partial(hybrid, case=_at(8192, 16, dtype="fp32"), sdpa=3),
+    "avx512": partial(held, isa="avx512", case=_at(8192, 16), sdpa=5),
+    "avx2": partial(held, isa="avx2", case=_at(8192, 16, dtype="fp32"), sdpa=2),
+    "merge": partial(merge, torch_times=3, share=1.0),
+    "overhead": partial(overhead, at_most=30),
+}

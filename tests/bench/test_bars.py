@@ -1,0 +1,101 @@
+"""The bars: ratios that a wrong kernel cannot meet."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
+
+pytest.importorskip("specattn._cpu")
+
+import run_kernels  # noqa: E402
+from roofline import bars, rotation  # noqa: E402
+from roofline.bars import Bar  # noqa: E402
+
+from specattn import _backend  # noqa: E402
+
+SMALL = replace(bars.HYBRID, context=300, rows=3, variant="tree")
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    monkeypatch.setattr(bars, "last_level_cache", lambda device: 1 << 20)
+    monkeypatch.setattr(bars, "Pool", lambda size: rotation.Pool(1 << 25))
+    return bars.Bench(budget=0.01)
+
+
+def test_a_place_comes_again_only_after_all_others(bench):
+    case = replace(SMALL, dtype="fp32")
+    places = rotation.Rotation(bench.pool, case).places
+    pointers = sorted(place.data_ptr() for place in places)
+    assert len(pointers) > 4
+    assert all(b - a == places[0].nbytes for a, b in zip(pointers, pointers[1:], strict=False))
+    values = places[-1].float()
+    assert values.mean().abs() < 0.01
+    assert values.std() == pytest.approx(1, abs=0.01)
+    seen = []
+    turns = rotation.Rotation(bench.pool, case)
+    first = turns.turn([lambda: seen.append("a0"), lambda: seen.append("a1")])
+    second = turns.turn([lambda: seen.append("b0"), lambda: seen.append("b1")])
+    for call in (first, second, second, first):
+        call()
+    assert seen == ["a0", "b1", "b0", "a1"]
+
+
+def test_a_row_is_held_against_a_read_and_against_sdpa(bench):
+    share, ratio = bars.hybrid(bench, SMALL, share=0.5, sdpa=2)
+    assert share.measured > 0
+    assert ratio.measured > 0
+    assert "sdpa gqa" in ratio.note
+
+
+def test_a_wrong_kernel_meets_no_bar(bench, monkeypatch):
+    def nothing_attended(*arguments):
+        for output in arguments[-2:]:
+            output.zero_()
+
+    _backend._kernel.cache_clear()
+    monkeypatch.setattr(_backend, "_load", lambda name, op: nothing_attended)
+    found = [
+        *bars.hybrid(bench, SMALL, share=0.0001, sdpa=0.0001),
+        *bars.over(bench, "tree", SMALL, SMALL, at_most=1e9),
+        *bars.merge(bench, torch_times=0.0001, share=0.0001),
+    ]
+    _backend._kernel.cache_clear()
+    assert len(found) == 4
+    assert all(bar.measured is None and bar.note == "WRONG" and not bar.met for bar in found)
+
+
+@pytest.mark.parametrize(
+    ("at_most", "measured", "met"),
+    [(False, 2.0, True), (False, 1.9, False), (True, 2.0, True), (True, 2.1, False)],
+)
+def test_a_bar_is_met_from_its_target_on(at_most, measured, met):
+    assert Bar("", 2.0, "times", at_most, measured).met is met
+
+
+def test_the_command_writes_what_it_prints(bench, tmp_path, capsys):
+    path = tmp_path / "bars.jsonl"
+    threads = torch.get_num_threads()
+    arguments = ["--bars", "--only", "over", "--only", "merge", "--json", str(path)]
+    assert run_kernels.main([*arguments, "--budget", "0.01"]) == 0
+    assert torch.get_num_threads() == threads
+    run, *rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert run["kind"] == "run"
+    assert [row["unit"] for row in rows] == ["times", "share", "us"]
+    printed = capsys.readouterr().out.splitlines()[1:]
+    for row, line in zip(rows, printed, strict=True):
+        assert row["kind"] == "bar"
+        assert line.startswith("met" if row["met"] else "MISSED")
+        assert row["name"] in line
+
+
+def test_an_unknown_bar_is_refused(capsys):
+    with pytest.raises(SystemExit) as stop:
+        run_kernels.main(["--bars", "--only", "flash"])
+    assert stop.value.code == 2
+    assert "hybrid-1" in capsys.readouterr().err

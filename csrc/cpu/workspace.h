@@ -23,6 +23,7 @@ class Arena {
       bytes_ = 0;
       data_ = static_cast<float*>(std::aligned_alloc(4096, bytes));
       if (!data_) throw std::bad_alloc();
+      std::memset(data_, 0, bytes);  // padded rows are multiplied too: garbage may be slow to
       bytes_ = bytes;
     }
     return data_;

@@ -78,6 +78,8 @@ class use_backend:  # noqa: N801 - reads as the function that it also is
 def kernel(op: str, device: torch.device, dtype: torch.dtype) -> Callable[..., None]:
     """Return the function that computes operator `op` and writes into its last arguments.
 
+    No gradient flows through it.
+
     Raises
     ------
     RuntimeError
@@ -142,7 +144,9 @@ def _module(name: str) -> ModuleType:
 
 def _load(name: str, op: str) -> Callable[..., None]:
     function = getattr(_module(name), op)
-    return _write_results(function) if name == "reference" else function
+    if name == "cpu":
+        return function  # hands over addresses: no gradient can flow, and nothing is to be paid
+    return torch.no_grad()(_write_results(function) if name == "reference" else function)
 
 
 def _write_results(function: Callable) -> Callable[..., None]:

@@ -23,7 +23,7 @@ def _view(x: torch.Tensor | None) -> tuple | None:
 
 def _sinks(sinks: torch.Tensor | None) -> torch.Tensor | None:
     """Return the sinks in float32; the caller holds on to what was converted."""
-    return None if sinks is None else sinks.to(torch.float32).contiguous()
+    return None if sinks is None else sinks.detach().to(torch.float32).contiguous()
 
 
 def tree_attention(q, k_new, v_new, tree_mask, softmax_scale, softcap, out, lse):

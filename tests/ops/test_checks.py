@@ -2,7 +2,10 @@
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
+import specattn
+from specattn.ops import _check
 from tests.cases import make_problem
 from tests.ops.calls import NAMES, WITH_STATE, valid_calls
 
@@ -202,3 +205,28 @@ def test_more_indices_than_there_are(lengths):
     message = "^index_lengths: expected values from 0 to 3, got"
     change = {"index_lengths": int32(*lengths)}
     refuse("sparse_gather_attention", lambda a: change, IndexError, message)
+
+
+def test_a_right_call_does_not_excuse_a_wrong_one():
+    function, arguments = valid_calls()["hybrid_tree_attention"]
+    wrong = {**arguments, "v_cache": arguments["v_cache"][:, :3]}
+    for _ in range(2):
+        function(**arguments)
+        with pytest.raises(ValueError, match="^v_cache: expected shape"):
+            function(**wrong)
+
+
+def test_what_is_remembered_of_right_calls_is_bounded(monkeypatch):
+    monkeypatch.setattr(_check, "_MOST_KNOWN", 8)
+    for batch in range(1, 20):
+        state = torch.zeros(batch, 1, 1, 8), torch.zeros(batch, 1, 1)
+        specattn.merge_state(*state, *state)
+        assert len(_check._known) <= 8
+
+
+def test_symbolic_sizes_are_checked_too():
+    q, k, v = torch.randn(3, 2, 4, 2, 8)
+    trace = make_fx(lambda *x: specattn.tree_attention(*x), tracing_mode="symbolic")
+    graph = trace(q, k, v)
+    longer = torch.randn(3, 5, 7, 2, 8)
+    assert torch.equal(graph(*longer)[0], specattn.tree_attention(*longer)[0])

@@ -1,14 +1,17 @@
 """Checks of types, shapes, devices and strides, written once for all primitives.
 
 An argument name means the same thing in every primitive, so one table says what each must be.
-Everything here is known without reading device memory, so `torch.compile` can trace it.
+Everything here is known without reading device memory, so `torch.compile` can trace it, and what
+was right once is right again: calls whose tensors have the same forms are looked up.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+
+from specattn.reference.tree_mask import WORD_BITS
 
 FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 LIKE_FIRST = "like first"  # the dtype of the first argument of the call, `q` mostly
@@ -47,8 +50,8 @@ SPECS = {
     "indices": _spec("B K | B Hk K", torch.int32),
     "index_lengths": _spec("B", torch.int32),
     "index_lengths_per_head": _spec("B Hk", torch.int32),
-    "tree_mask": _spec("T S | 1 T S | B T S", torch.bool),
-    "packed_tree_mask": _spec("T W | 1 T W | B T W", torch.int64),
+    "tree_mask": _spec("T S | 1 T S | B T S", torch.bool, optional=True),
+    "packed_tree_mask": _spec("T W | 1 T W | B T W", torch.int64, optional=True),
     "sinks": _spec("Hq", FLOATING, optional=True),
     "scores": _spec("B N | B Hk N", (torch.float32,)),
     "outs": _spec("n B T Hq D", FLOATING),
@@ -62,12 +65,16 @@ SPECS = {
 }
 _PAGED = {"k_cache": _PAGES, "v_cache": _PAGES}
 
+_known: dict[tuple, dict[str, int]] = {}  # sizes by the forms of tensors that were found right
+_MOST_KNOWN = 1024
+
 
 def check_tensors(**tensors) -> dict[str, int]:
     """Check every tensor by its name and return the sizes that their shapes agree on.
 
-    With a `block_table`, caches are pages and N is what a request's pages hold. The first tensor
-    sets the device and, where the table says so, the dtype of the others.
+    With a `block_table`, caches are pages and N is what a request's pages hold. Without keys of its
+    own, a tree has as many as there are rows. The first tensor sets the device and, where the table
+    says so, the dtype of the others.
 
     Raises
     ------
@@ -76,45 +83,92 @@ def check_tensors(**tensors) -> dict[str, int]:
     ValueError
         A shape, a device or a stride is not as asked for.
     """
-    first = next(iter(tensors))
-    paged = tensors.get("block_table") is not None
+    names, forms = tuple(tensors), tuple([_form(x) for x in tensors.values()])
+    if torch.compiler.is_compiling():
+        return _agreed_sizes(names, forms)
+    try:
+        sizes = _known.get((names, forms))
+    except TypeError:  # sizes of a symbolic trace have no hash
+        return _agreed_sizes(names, forms)
+    if sizes is None:
+        sizes = _agreed_sizes(names, forms)
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        _known[names, forms] = sizes
+    return sizes.copy()
+
+
+class Form(NamedTuple):
+    """All that the checks know of a tensor."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+    strides: tuple[int, ...]
+
+
+def _form(x) -> tuple | type:
+    """Return the fields of a `Form`, or the type of what is no tensor."""
+    return (x.shape, x.dtype, x.device, x.stride()) if isinstance(x, torch.Tensor) else type(x)
+
+
+def _agreed_sizes(names: tuple[str, ...], plain_forms: tuple) -> dict[str, int]:
+    forms = {
+        name: Form(*form) if isinstance(form, tuple) else form
+        for name, form in zip(names, plain_forms, strict=True)
+    }
     sizes: dict[str, int] = {}
-    for name, tensor in tensors.items():
-        spec = _PAGED.get(name, SPECS[name]) if paged else SPECS[name]
-        if tensor is None and spec.optional:
+    for name, form in forms.items():
+        if name == "tree_mask":
+            keys = sizes.setdefault("S", sizes["T"])
+            sizes["W"] = -(-keys // WORD_BITS)
+        spec = _spec_of(name, forms)
+        if form is type(None) and spec.optional:
             continue
-        check_tensor(name, tensor, spec, tensors[first], first, sizes)
-    if paged:
+        _check_form(name, form, spec, names[0], forms[names[0]], sizes)
+    if "max_pages" in sizes:
         sizes["N"] = sizes["max_pages"] * sizes["page_size"]
     _check_sizes(sizes)
     return sizes
 
 
-def check_tensor(
-    name: str, tensor, spec: Spec, first: torch.Tensor, first_name: str, sizes: dict[str, int]
+def _spec_of(name: str, forms: dict[str, Any]) -> Spec:
+    """Return the row of the table for an argument; a few depend on what else came."""
+    form = forms[name]
+    if name in _PAGED and forms.get("block_table", type(None)) is not type(None):
+        return _PAGED[name]
+    if name == "tree_mask" and isinstance(form, Form) and form.dtype == torch.int64:
+        return SPECS["packed_tree_mask"]
+    if name == "index_lengths" and len(forms["indices"].shape) == 3:
+        return SPECS["index_lengths_per_head"]
+    return SPECS[name]
+
+
+def _check_form(
+    name: str, form: Form | type, spec: Spec, first_name: str, first: Form, sizes: dict[str, int]
 ) -> None:
     """Check one tensor against its row of the table; new symbols are added to `sizes`."""
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
-    dtypes = _allowed(spec.dtypes, first)
-    if tensor.dtype not in dtypes:
+    if not isinstance(form, Form):
+        raise TypeError(f"{name}: expected a tensor, got {form.__name__}")
+    dtypes = _allowed(spec.dtypes, first.dtype)
+    if form.dtype not in dtypes:
         wanted = " or ".join(str(dtype) for dtype in dtypes)
         like = "" if isinstance(spec.dtypes, tuple) else f" as {first_name} is {first.dtype}"
-        raise TypeError(f"{name}: expected {wanted}{like}, got {tensor.dtype}")
-    shape = _matching(spec.shapes, tensor.shape, sizes)
+        raise TypeError(f"{name}: expected {wanted}{like}, got {form.dtype}")
+    shape = _matching(spec.shapes, form.shape, sizes)
     if shape is None:
         wanted = " or ".join(_in_words(shape, sizes) for shape in spec.shapes)
-        raise ValueError(f"{name}: expected shape {wanted}, got {list(tensor.shape)}")
-    sizes.update({symbol: n for symbol, n in zip(shape, tensor.shape) if symbol != "1"})  # noqa: B905
-    if 0 in tensor.shape:
-        raise ValueError(f"{name}: expected no empty dimension, got shape {list(tensor.shape)}")
-    if tensor.device != first.device:
+        raise ValueError(f"{name}: expected shape {wanted}, got {list(form.shape)}")
+    sizes.update({symbol: n for symbol, n in zip(shape, form.shape) if symbol != "1"})  # noqa: B905
+    if 0 in form.shape:
+        raise ValueError(f"{name}: expected no empty dimension, got shape {list(form.shape)}")
+    if form.device != first.device:
         raise ValueError(
-            f"{name}: expected device {first.device} as {first_name}, got {tensor.device}"
+            f"{name}: expected device {first.device} as {first_name}, got {form.device}"
         )
-    if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+    if form.shape[-1] > 1 and form.strides[-1] != 1:
         raise ValueError(
-            f"{name}: expected a contiguous last dimension, got strides {list(tensor.stride())}"
+            f"{name}: expected a contiguous last dimension, got strides {list(form.strides)}"
         )
 
 
@@ -129,11 +183,11 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _allowed(dtypes: tuple[torch.dtype, ...] | str, first: torch.Tensor) -> tuple:
+def _allowed(dtypes: tuple[torch.dtype, ...] | str, first: torch.dtype) -> tuple:
     if dtypes == LIKE_FIRST:
-        return (first.dtype,)
+        return (first,)
     if dtypes == ACCUMULATED:
-        return (accumulation_dtype(first.dtype),)
+        return (accumulation_dtype(first),)
     return tuple(dtypes)
 
 

@@ -2,7 +2,7 @@
 
 Every operator writes into its last arguments and returns nothing, so a caller's buffers are used
 as they are. Shapes are checked by the public functions; values are checked here, inside the node,
-before any memory is touched. No gradient flows through an operator, whatever the backend.
+before any memory is touched.
 """
 
 from __future__ import annotations
@@ -48,8 +48,7 @@ def _implementation(op: str, argument_names: list[str]) -> Callable[..., None]:
         checked = device.type == "cpu" or os.environ.get("SPECATTN_CHECK") == "1"
         if checked and not _backend.checks_values(kernel):
             check_values(dict(zip(argument_names, args, strict=True)))
-        with torch.no_grad():
-            kernel(*args)
+        kernel(*args)
 
     return implementation
 

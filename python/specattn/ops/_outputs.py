@@ -11,9 +11,9 @@ def state_like(
     q: torch.Tensor, out: torch.Tensor | None, lse: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return `(out, lse)` like `q`, [.., B, T, Hq, D], allocating what is None."""
-    shape = q.shape[-4:]
     if out is None:
-        out = torch.empty(shape, dtype=q.dtype, device=q.device)
+        like = q if q.dim() == 4 else q[0]
+        out = torch.empty_like(like, memory_format=torch.contiguous_format)
     if lse is None:
-        lse = torch.empty(shape[:-1], dtype=accumulation_dtype(q.dtype), device=q.device)
+        lse = q.new_empty(q.shape[-4:-1], dtype=accumulation_dtype(q.dtype))
     return out, lse

@@ -148,11 +148,11 @@ def hybrid_inputs(
         out=out,
         lse=lse,
         **tree,
+        tree_mask=tree_mask,
     )
-    sizes.setdefault("S", sizes["T"])
     check_option("window", window, window is None or window >= 1, "None or at least 1 token")
     check_option("softcap", softcap, softcap >= 0, "0 or a positive number")
-    mask, depths = packed_mask(tree_mask, q, sizes, window)
+    mask, depths = packed_mask(tree_mask, sizes, window, q.device)
     scale = sizes["D"] ** -0.5 if softmax_scale is None else softmax_scale
     inputs = (q, k_cache, v_cache, cache_seqlens, k_tree, v_tree, mask, depths)
     return (*inputs, block_table, window, scale, softcap, sinks), sizes

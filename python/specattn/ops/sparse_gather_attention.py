@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ._check import SPECS, check_option, check_tensor, check_tensors
+from ._check import check_option, check_tensors
 from ._library import operators
 from ._outputs import state_like
 from ._tree_mask import packed_mask
@@ -77,22 +77,23 @@ def sparse_gather_attention(
     >>> out.shape
     torch.Size([1, 1, 8, 64])
     """
-    new = {} if k_new is None and v_new is None else {"k_new": k_new, "v_new": v_new}
+    new = {}
+    if k_new is not None or v_new is not None:
+        new = {"k_new": k_new, "v_new": v_new, "tree_mask": tree_mask}
     sizes = check_tensors(
         q=q,
         k_cache=k_cache,
         v_cache=v_cache,
         indices=indices,
+        index_lengths=index_lengths,
         block_table=block_table,
         sinks=sinks,
         out=out,
         lse=lse,
         **new,
     )
-    lengths = SPECS["index_lengths" if indices.dim() == 2 else "index_lengths_per_head"]
-    check_tensor("index_lengths", index_lengths, lengths, q, "q", sizes)
     check_option("softcap", softcap, softcap >= 0, "0 or a positive number")
-    mask = packed_mask(tree_mask, q, sizes, window=None)[0] if new else None
+    mask = packed_mask(tree_mask, sizes, None, q.device)[0] if new else None
     check_option("tree_mask", "a mask", tree_mask is None or bool(new), "None without new keys")
     scale = sizes["D"] ** -0.5 if softmax_scale is None else softmax_scale
     out, lse = state_like(q, out, lse)

@@ -69,9 +69,9 @@ def tree_attention(
     >>> out.shape, lse.shape
     (torch.Size([1, 3, 8, 64]), torch.Size([1, 3, 8]))
     """
-    sizes = check_tensors(q=q, k_new=k_new, v_new=v_new, out=out, lse=lse)
+    sizes = check_tensors(q=q, k_new=k_new, v_new=v_new, out=out, lse=lse, tree_mask=tree_mask)
     check_option("softcap", softcap, softcap >= 0, "0 or a positive number")
-    mask, _ = packed_mask(tree_mask, q, sizes, window=None)
+    mask, _ = packed_mask(tree_mask, sizes, None, q.device)
     scale = sizes["D"] ** -0.5 if softmax_scale is None else softmax_scale
     out, lse = state_like(q, out, lse)
     operators.tree_attention(q, k_new, v_new, mask, scale, softcap, out, lse)

@@ -10,6 +10,8 @@ from ._check import check_option, check_tensors
 from ._library import operators
 from ._outputs import state_like
 from ._tree_mask import packed_mask
+from .cost import Cost, Sizes
+from .tree_attention import cost as tree_cost
 
 
 def hybrid_tree_attention(
@@ -156,3 +158,13 @@ def hybrid_inputs(
     scale = sizes["D"] ** -0.5 if softmax_scale is None else softmax_scale
     inputs = (q, k_cache, v_cache, cache_seqlens, k_tree, v_tree, mask, depths)
     return (*inputs, block_table, window, scale, softcap, sinks), sizes
+
+
+def cost(s: Sizes) -> Cost:
+    """Count the tree as alone, and L cached keys and values that every row sees."""
+    tree = tree_cost(s)
+    return Cost(
+        read=tree.read + 2 * s.keys(s.L) + 4 * s.indices,
+        written=tree.written,
+        operations=tree.operations + 4 * s.B * s.T * s.Hq * s.L * s.D,
+    )

@@ -6,6 +6,7 @@ import torch
 
 from ._check import accumulation_dtype, check_tensors
 from ._library import operators
+from .cost import Cost, Sizes
 
 
 def importance_scores(
@@ -67,3 +68,12 @@ def importance_scores(
     scores = torch.empty(shape, dtype=accumulation_dtype(q.dtype), device=q.device)
     operators.importance_scores(q, k_cache, cache_seqlens, per_head, block_table, scale, scores)
     return scores
+
+
+def cost(s: Sizes) -> Cost:
+    """Count K, read once: the mean of scaled logits is the logit of the mean query."""
+    return Cost(
+        read=s.queries + s.keys(s.L) + 4 * s.indices,
+        written=4 * s.B * s.score_rows * s.N,
+        operations=2 * s.B * s.Hk * s.L * s.D,
+    )

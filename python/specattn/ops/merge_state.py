@@ -7,6 +7,7 @@ import torch
 from ._check import check_tensors
 from ._library import operators
 from ._outputs import state_like
+from .cost import Cost, Sizes
 
 
 def merge_state(
@@ -100,3 +101,8 @@ def merge_states(
     out, lse = state_like(outs, out, lse)
     operators.merge_states(outs, lses, out, lse)
     return out, lse
+
+
+def cost(s: Sizes) -> Cost:
+    """Count the states in, one state out; each value is weighted and added."""
+    return Cost(s.states * s.state, s.state, 2 * s.states * s.B * s.T * s.Hq * s.D)

@@ -8,6 +8,7 @@ from specattn.reference.select_topk import selection_size
 
 from ._check import check_option, check_tensors
 from ._library import operators
+from .cost import Cost, Sizes
 
 
 def select_topk(
@@ -80,3 +81,9 @@ def select_topk(
         scores, cache_seqlens, ratio, budget, *floors.values(), indices, index_lengths
     )
     return indices, index_lengths
+
+
+def cost(s: Sizes) -> Cost:
+    """Count the scores in, positions and their number out; operations are comparisons, one each."""
+    rows = s.B * s.score_rows
+    return Cost(4 * rows * s.L + 4 * s.indices, 4 * rows * (s.selected + 1), rows * s.L)

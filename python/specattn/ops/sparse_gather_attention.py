@@ -8,6 +8,8 @@ from ._check import check_option, check_tensors
 from ._library import operators
 from ._outputs import state_like
 from ._tree_mask import packed_mask
+from .cost import Cost, Sizes
+from .hybrid_tree_attention import cost as hybrid_cost
 
 
 def sparse_gather_attention(
@@ -100,3 +102,8 @@ def sparse_gather_attention(
     inputs = (q, k_cache, v_cache, indices, index_lengths, k_new, v_new, mask, block_table)
     operators.sparse_gather_attention(*inputs, scale, softcap, sinks, out, lse)
     return out, lse
+
+
+def cost(s: Sizes) -> Cost:
+    """Count hybrid attention to L selected keys; `indices` holds the lists and their lengths."""
+    return hybrid_cost(s)

@@ -8,6 +8,7 @@ from ._check import check_option, check_tensors
 from ._library import operators
 from ._outputs import state_like
 from ._tree_mask import packed_mask
+from .cost import Cost, Sizes
 
 
 def tree_attention(
@@ -76,3 +77,12 @@ def tree_attention(
     out, lse = state_like(q, out, lse)
     operators.tree_attention(q, k_new, v_new, mask, scale, softcap, out, lse)
     return out, lse
+
+
+def cost(s: Sizes) -> Cost:
+    """Count q, the tree's keys and values and its mask; two products per visible pair."""
+    return Cost(
+        read=s.queries + 2 * s.keys(s.S) + 8 * s.mask_words,
+        written=s.state,
+        operations=4 * s.B * s.Hq * s.D * s.tree_pairs,
+    )

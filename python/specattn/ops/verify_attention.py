@@ -9,6 +9,8 @@ import torch
 from ._check import accumulation_dtype, check_option
 from ._library import operators
 from ._outputs import state_like
+from .cost import Cost, Sizes
+from .hybrid_tree_attention import cost as hybrid_cost
 from .hybrid_tree_attention import hybrid_inputs
 
 
@@ -104,3 +106,20 @@ def verify_attention(
         collected = q.new_empty((sizes["B"], len(rows), sizes["Hq"], sizes["N"]), dtype=dtype)
     operators.verify_attention(*inputs, collect, rows, out, lse, collected)
     return out, lse, collected
+
+
+def cost_scores(s: Sizes) -> Cost:
+    """Count hybrid attention and one more query row per KV head: the mean of the collected ones."""
+    plain = hybrid_cost(s)
+    return Cost(
+        read=plain.read,
+        written=plain.written + 4 * s.B * s.Hk * s.N,
+        operations=plain.operations + 2 * s.B * s.Hk * s.L * s.D,
+    )
+
+
+def cost_logits(s: Sizes) -> Cost:
+    """Count hybrid attention and the logits of the collected rows, written in bfloat16."""
+    plain = hybrid_cost(s)
+    collected = 2 * s.B * s.collected_rows * s.Hq * s.N
+    return Cost(plain.read, plain.written + collected, plain.operations)

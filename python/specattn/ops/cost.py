@@ -1,0 +1,63 @@
+"""The bytes and operations that a task cannot do without; every primitive states its own formula.
+
+Every input is read once, every output written once; an operation is one multiplication or one
+addition inside a dot product. Softmax is not counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes a formula speaks of; zero for a part that a call does not have.
+
+    B requests, T query rows, S keys of the tree part, L cached keys read per request (K of them
+    when they are gathered), N capacity, Hq and Hk heads, D head_dim, e bytes per element.
+    """
+
+    B: int
+    T: int
+    Hq: int
+    Hk: int
+    D: int
+    e: int
+    S: int = 0
+    L: int = 0
+    N: int = 0
+    tree_pairs: int = 0  # (row, key) pairs that the tree mask lets through, of one request
+    mask_words: int = 0  # int64 words of packed tree mask, over the whole batch
+    indices: int = 0  # int32 values read: lengths, block table, positions, over the whole batch
+    collected_rows: int = 0
+    states: int = 0
+    score_rows: int = 0  # rows of [.., N] scores of one request: Hk per head, 1 when shared
+    selected: int = 0  # static K of a selection
+
+    @property
+    def queries(self) -> int:
+        """Bytes of q."""
+        return self.B * self.T * self.Hq * self.D * self.e
+
+    @property
+    def state(self) -> int:
+        """Bytes of one state: `out` in the type of q, `lse` in float32."""
+        return self.B * self.T * self.Hq * (self.D * self.e + 4)
+
+    def keys(self, count: int) -> int:
+        """Bytes of that many keys, or values, of every request."""
+        return self.B * count * self.Hk * self.D * self.e
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Bytes read, bytes written, operations."""
+
+    read: int
+    written: int
+    operations: int
+
+    @property
+    def bytes(self) -> int:
+        """Bytes read plus bytes written."""
+        return self.read + self.written

@@ -20,10 +20,11 @@ from transformers import (
 )
 
 from specattn import reference
-from specattn.decoding import Plain, Vegas, generate, target
+from specattn.decoding import LongSpec, Plain, Vegas, draft_block, generate, target
 from tests import laws
 from tests.decoding.models import prompts, tiny_model
 from tests.decoding.test_loop import RandomTree
+from tests.drafters.statement import random_drafter
 
 V = 6
 DEPTH = 3  # tokens whose joint law is tested
@@ -44,16 +45,20 @@ SAMPLING = {
         ],
     ),
 }
+MODEL = tiny_model("qwen3", vocab_size=V, peak=0.7)
+DRAFTER = random_drafter(MODEL, window=7, dtype=torch.float32)
 METHODS = {
     "plain": Plain(),
     "vegas": Vegas(gamma=2, ratio=0.2, min_tokens=1),
+    "longspec-tree": LongSpec(DRAFTER, widths=(2, 3)),
+    "longspec-chain": LongSpec(DRAFTER, gamma=2),
     "tree": RandomTree(widths=(2, 2), law=(0.3, 0.1, 0.1, 0.2, 0.05, 0.25)),
 }
 
 
 @pytest.fixture(scope="module")
 def model():
-    return tiny_model("qwen3", vocab_size=V, peak=0.7)
+    return MODEL
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +71,8 @@ def prompt():
 def whole_batches(monkeypatch):
     """Compute attention for all copies at once: a CPU is otherwise served request by request."""
     for op in ("hybrid_tree_attention", "verify_attention", "sparse_gather_attention"):
-        monkeypatch.setattr(target, op, getattr(reference, op))
+        for module in (target, draft_block):
+            monkeypatch.setattr(module, op, getattr(reference, op), raising=False)
 
 
 def law_tables(model, prompt, processors):

@@ -11,9 +11,9 @@ Three ways in, one loop behind them::
 
     generate(model, prompts, "plain", temperature=0.8, seed=1, on_tokens=print)
 
-A method is a small description (`Plain`, `Vegas`); what it keeps during a run is its `Drafter`.
-To add one, write both and put the method into `METHODS`; the loop (`loop.decode`), the acceptance,
-the sampling law, stopping and statistics are shared.
+A method is a small description (`Plain`, `Vegas`, `LongSpec`); what it keeps during a run is its
+`Drafter`. To add one, write both and put the method into `METHODS`; the loop (`loop.decode`), the
+acceptance, the sampling law, stopping and statistics are shared.
 """
 
 try:
@@ -24,6 +24,7 @@ except ImportError as error:
     ) from error
 
 from specattn.decoding.generate import METHODS, GenerationOutput, generate
+from specattn.decoding.longspec import LongSpec
 from specattn.decoding.loop import Draft, Drafter, Verified, decode
 from specattn.decoding.method import Method, SpeculativeOutput
 from specattn.decoding.plain import Plain
@@ -38,6 +39,7 @@ __all__ = [
     "Draft",
     "Drafter",
     "GenerationOutput",
+    "LongSpec",
     "Method",
     "Plain",
     "RequestStatistics",

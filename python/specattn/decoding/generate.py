@@ -17,12 +17,13 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
+from specattn.decoding.longspec import LongSpec
 from specattn.decoding.method import Method
 from specattn.decoding.plain import Plain
 from specattn.decoding.statistics import Statistics
 from specattn.decoding.vegas import Vegas
 
-METHODS: dict[str, type[Method]] = {"plain": Plain, "vegas": Vegas}
+METHODS: dict[str, type[Method]] = {"plain": Plain, "vegas": Vegas, "longspec": LongSpec}
 """Methods by name; ``METHODS[name](**options)`` builds one."""
 
 

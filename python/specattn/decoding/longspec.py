@@ -1,0 +1,213 @@
+"""LongSpec: draft with one trained block that reads the target's last layer where it is cached.
+
+A tree is grown by beam search over the drafter's cumulative log-probability. Nodes that leave the
+beam stay in the tree, so the drafter's keys and values never move while drafting; the target
+verifies all nodes in one pass. (*LongSpec: Long-Context Lossless Speculative Decoding with
+Efficient Drafting and Verification*, arXiv 2502.17421, section 3 and appendix D.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch.nn.functional import pad
+
+from specattn.decoding.draft_block import DraftBlock
+from specattn.decoding.loop import Draft, Drafter, Verified
+from specattn.decoding.method import Method
+from specattn.decoding.sampling import TargetLaw
+from specattn.decoding.target import Target
+from specattn.drafters import LongSpecDrafter
+from specattn.reference.tree_mask import pack_tree_mask
+from specattn.tree import Tree
+
+
+@dataclass(frozen=True)
+class LongSpec(Method):
+    """Drafting with a trained block, as a tree or as a chain.
+
+    Trees are chosen by rank, at every temperature; chains are greedy at temperature 0 and sampled
+    from the drafter's own law, shaped by the same processors as the target's, above it. Both leave
+    the target's law as it is.
+
+    Parameters
+    ----------
+    drafter : LongSpecDrafter or path, optional
+        A drafter, or the folder that holds one. By default the folder ``longspec`` within the
+        target's. A path is loaded for every run; a drafter is used as it is.
+    widths : sequence of int
+        Nodes per level of the tree, the level below the root first.
+    gamma : int, optional
+        Draft a chain of so many tokens instead of a tree.
+
+    Raises
+    ------
+    ValueError
+        A parameter is out of range. When a run starts: there is no drafter, or it does not fit the
+        target, or its window is shorter than the tree is deep.
+    """
+
+    drafter: LongSpecDrafter | Path | str | None = None
+    widths: tuple[int, ...] = (4, 16, 16, 16, 16)
+    gamma: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "widths", tuple(self.widths))
+        if not self.widths or min(self.widths) < 1:
+            raise ValueError(f"widths must be one or more positive numbers, got {self.widths}")
+        if self.gamma is not None and self.gamma < 1:
+            raise ValueError(f"gamma must be at least 1, got {self.gamma}")
+
+    @property
+    def max_nodes(self) -> int:
+        """The root and all levels."""
+        return 1 + sum(self._levels)
+
+    @property
+    def _levels(self) -> tuple[int, ...]:
+        return self.widths if self.gamma is None else (1,) * self.gamma
+
+    def start(self, target: Target, law: TargetLaw, generator: torch.Generator | None) -> Drafter:
+        """Return a drafter, loaded and checked against the target."""
+        module = self._module(target)
+        depth = len(self._levels)
+        if module.config.window <= depth:
+            raise ValueError(
+                f"the drafter's window of {module.config.window} must be greater than the depth "
+                f"of the draft, {depth}"
+            )
+        block = DraftBlock(module, target, law, self.max_nodes, depth)
+        if self.gamma is not None:
+            return _ChainDrafter(block, self.gamma, generator)
+        return _TreeDrafter(block, self.widths)
+
+    def _module(self, target: Target) -> LongSpecDrafter:
+        """Return the drafter on the target's device and in its dtype."""
+        module, config = self.drafter, target.model.config
+        if not isinstance(module, LongSpecDrafter):
+            folder = Path(config._name_or_path) / "longspec" if module is None else Path(module)
+            if module is None and not folder.is_dir():
+                raise ValueError(
+                    f"LongSpec needs a drafter: none was given, and {folder} is not a folder"
+                )
+            module = LongSpecDrafter.from_pretrained(folder, dtype=target.model.dtype)
+            cast(Any, module).to(target.device)
+        module.config.check_target(config)
+        if (module.device, module.dtype) != (target.device, target.model.dtype):
+            raise ValueError(
+                f"the drafter is {module.dtype} on {module.device}, the target "
+                f"{target.model.dtype} on {target.device}"
+            )
+        return module.eval()
+
+
+class _TreeDrafter:
+    """Beam search that drops nothing."""
+
+    collect = False
+
+    def __init__(self, block: DraftBlock, widths: tuple[int, ...]):
+        self.block, self.widths = block, widths
+        vocabulary, above = block.drafter.config.vocab_size, 1
+        for depth, width in enumerate(widths, start=1):
+            if width > above * vocabulary:
+                raise ValueError(
+                    f"widths: {above} nodes have {above * vocabulary} children over this "
+                    f"vocabulary, not the {width} of level {depth}"
+                )
+            above = width
+        # Which bit of a packed mask each node is, level by level.
+        size, device = 1 + sum(widths), block.storage.device
+        itself = pack_tree_mask(torch.eye(size, dtype=torch.bool, device=device))
+        self.root_bit, *self.own_bits = itself.split([1, *widths])
+
+    def propose(self, root: torch.Tensor) -> Draft:
+        self.block.begin()
+        tokens, mask = root[:, None], self.root_bit.expand(len(root), -1, -1)
+        scores = torch.zeros(tokens.shape, device=root.device)
+        all_tokens, all_parents, first = [tokens], [torch.full_like(tokens, -1)], 0
+        for depth, width in enumerate(self.widths):
+            logits = self.block.logits(tokens, depth, mask)
+            children, scores, parents = best_children(logits, scores, width)
+            mask = mask.gather(1, parents[..., None].expand(-1, -1, mask.shape[-1]))
+            mask = mask | self.own_bits[depth]
+            all_tokens.append(children)
+            all_parents.append(parents + first)
+            first += tokens.shape[1]
+            tokens = children
+        self.block.keep_leaves(tokens)
+        tree = Tree(
+            torch.cat(all_parents, 1), max_depth=len(self.widths), max_width=max(self.widths)
+        )
+        return Draft(tree, torch.cat(all_tokens, 1))
+
+    def observe(self, verified: Verified) -> None:
+        self.block.accept(verified.prefix, verified.accepted.nodes)
+
+    def keep(self, rows: list[int]) -> None:
+        self.block.keep(rows)
+
+
+class _ChainDrafter:
+    """One path, drawn from the drafter's law as the target's own tokens are from its."""
+
+    collect = False
+
+    def __init__(self, block: DraftBlock, gamma: int, generator: torch.Generator | None):
+        self.block, self.generator = block, generator
+        device = block.storage.device
+        self.chains = [Tree.chain(n, device=device) for n in range(gamma + 1)]
+
+    def propose(self, root: torch.Tensor) -> Draft:
+        self.block.begin()
+        tokens, probs = root[:, None], list[torch.Tensor]()
+        for depth, chain in enumerate(self.chains[:-1]):
+            logits = self.block.logits(tokens[:, -1:], depth, None)
+            drawn, law = self.block.law.draw(logits, chain, tokens, depth, self.generator)
+            tokens = torch.cat([tokens, drawn], 1)
+            if law is not None:
+                probs.append(law)
+        self.block.keep_leaves(tokens[:, -1:])
+        if not probs:
+            return Draft(self.chains[-1], tokens)
+        # Nothing follows the last node; its row is there for the shape and never read.
+        return Draft(self.chains[-1], tokens, pad(torch.cat(probs, 1), (0, 0, 0, 1)))
+
+    def observe(self, verified: Verified) -> None:
+        self.block.accept(verified.prefix, verified.accepted.nodes)
+
+    def keep(self, rows: list[int]) -> None:
+        self.block.keep(rows)
+
+
+def best_children(
+    logits: torch.Tensor, scores: torch.Tensor, width: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the `width` most probable paths that continue those of a level.
+
+    No node has more than `width` children among the best, so each node's own best are found first,
+    and the best of those then: nothing of the size of a level times the vocabulary is sorted.
+
+    Parameters
+    ----------
+    logits : Tensor [B, n, V]
+    scores : Tensor, float32 [B, n]
+        Log-probability of each node's path.
+    width : int
+        At most n * V.
+
+    Returns
+    -------
+    tokens : Tensor, int64 [B, width]
+    scores : Tensor, float32 [B, width]
+        Descending.
+    parents : Tensor, int64 [B, width]
+        Which of the n nodes each continues.
+    """
+    best, tokens = logits.topk(min(width, logits.shape[-1]))
+    paths = best.float() + (scores - logits.float().logsumexp(-1))[..., None]
+    scores, chosen = paths.flatten(1).topk(width)
+    return tokens.flatten(1).gather(1, chosen), scores, chosen // best.shape[-1]

@@ -62,6 +62,60 @@ def test_generate_streams_text_and_writes_json(specattn, prompt, tmp_path):
     assert not list(tmp_path.glob("*.partial"))
 
 
+@pytest.fixture
+def drafter(tmp_path):
+    """Return a folder with an untrained drafter for the embedded target."""
+    from transformers import AutoModelForCausalLM
+
+    from specattn.drafters import LongSpecDrafter
+
+    target = AutoModelForCausalLM.from_pretrained(TINY, dtype="auto")
+    LongSpecDrafter.for_target(target, target="tiny").save_pretrained(tmp_path / "drafter")
+    return tmp_path / "drafter"
+
+
+def test_longspec_takes_a_drafter(specattn, prompt, drafter, tmp_path):
+    """A tree, and the chain of --gamma beside another method that knows it too."""
+    out = tmp_path / "out.json"
+    options = ("--prompt-file", prompt, "--drafter", drafter, "--max-new-tokens", 6)
+    tree = ("--method", "longspec", "--widths", "2,3", "--json", out)
+    code, text, _ = specattn("generate", *options, *tree)
+    assert code == 0
+    written = json.loads(out.read_text())
+    assert written["text"] + "\n" == text
+    assert written["method"] == {
+        "name": "longspec",
+        "drafter": str(drafter),
+        "widths": [2, 3],
+        "gamma": None,
+    }
+    methods = ("--methods", "plain,vegas,longspec", "--gamma", 2)
+    code, _, figures = specattn("compare", *options, *methods)
+    assert code == 0
+    assert "identical, token for token: yes" in figures
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--drafter", "{tmp}/none"], "none is not a folder"),
+        (["--drafter", str(TINY)], "holds a model of type 'qwen3', not a LongSpec drafter"),
+        (["--drafter", "{drafter}", "--widths", "4;4"], "--widths: expected numbers"),
+        (["--drafter", "{drafter}", "--widths", "4,0"], "widths must be one or more positive"),
+        (["--drafter", "{drafter}", "--gamma", "512"], "window of 512 must be greater"),
+    ],
+    ids=lambda value: " ".join(value[-2:]) if isinstance(value, list) else "",
+)
+def test_drafters_that_do_not_serve(specattn, prompt, drafter, tmp_path, arguments, reason):
+    arguments = [word.format(tmp=tmp_path, drafter=drafter) for word in arguments]
+    options = ("--prompt-file", prompt, "--method", "longspec", *arguments)
+    code, text, error = specattn("generate", *options)
+    assert (code, text) == (2, "")
+    assert error.startswith("specattn: error: ")
+    assert error.count("\n") == 1
+    assert reason in error
+
+
 def test_a_seed_decides_what_is_sampled(specattn, prompt):
     options = ("--max-new-tokens", 16, "--temperature", 1.5, "--method", "vegas")
     texts = [

@@ -49,11 +49,23 @@ DtypeOption = Annotated[
 ]
 DeviceOption = Annotated[str, typer.Option(help="Torch device, or auto: a GPU where there is one.")]
 GammaOption = Annotated[
-    int | None, typer.Option(min=1, help="Vegas: tokens drafted per round [default: 6].")
+    int | None,
+    typer.Option(
+        min=1,
+        help="Tokens drafted per round. Vegas: [default: 6]. LongSpec: a chain instead of a tree.",
+    ),
 ]
 RatioOption = Annotated[
     float | None,
     typer.Option(help="Vegas: share of the prefix a draft step reads [default: 0.07]."),
+]
+DrafterOption = Annotated[
+    Path | None,
+    typer.Option(help="LongSpec: folder of the drafter [default: `longspec` in the model's]."),
+]
+WidthsOption = Annotated[
+    str | None,
+    typer.Option(help="LongSpec: tree nodes per level [default: 4,16,16,16,16]."),
 ]
 
 
@@ -61,7 +73,7 @@ RatioOption = Annotated[
 def generate(
     prompt_file: PromptOption,
     model: ModelOption = None,
-    method: Annotated[str, typer.Option(help="plain or vegas.")] = "vegas",
+    method: Annotated[str, typer.Option(help="plain, vegas or longspec.")] = "vegas",
     max_new_tokens: NewTokensOption = 128,
     min_new_tokens: MinNewTokensOption = 0,
     temperature: TemperatureOption = 0.0,
@@ -71,6 +83,8 @@ def generate(
     seed: SeedOption = 0,
     gamma: GammaOption = None,
     ratio: RatioOption = None,
+    drafter: DrafterOption = None,
+    widths: WidthsOption = None,
     prompt_tokens: PromptTokensOption = None,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
@@ -81,7 +95,7 @@ def generate(
     """Continue a file; the text goes to standard output, all else to standard error."""
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise typer.BadParameter(f"--json: folder {json_file.absolute().parent} does not exist")
-    chosen = _method(method, gamma=gamma, ratio=ratio)
+    chosen = _method(method, gamma=gamma, ratio=ratio, drafter=drafter, widths=_widths(widths))
     session = _session(model, prompt_file, prompt_tokens, max_new_tokens, dtype, device)
     sampling = {
         "min_new_tokens": min_new_tokens,
@@ -91,7 +105,7 @@ def generate(
         "repetition_penalty": repetition_penalty,
         "seed": seed,
     }
-    run = session.run(chosen, max_new_tokens=max_new_tokens, **sampling)
+    run = session.run(_prepared(chosen, session), max_new_tokens=max_new_tokens, **sampling)
     session.console.print(session.table({method: run}))
     if json_file is not None:
         settings = {"method": {"name": method, **vars(chosen)}, "sampling": sampling}
@@ -110,12 +124,15 @@ def compare(
     seed: SeedOption = 0,
     gamma: GammaOption = None,
     ratio: RatioOption = None,
+    drafter: DrafterOption = None,
+    widths: WidthsOption = None,
     prompt_tokens: PromptTokensOption = None,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
 ) -> None:
     """Continue a file with several methods, one after the other, and print them side by side."""
-    chosen = {name: _method(name, gamma=gamma, ratio=ratio) for name in methods.split(",")}
+    options = {"gamma": gamma, "ratio": ratio, "drafter": drafter, "widths": _widths(widths)}
+    chosen = {name: _method(name, **options) for name in methods.split(",")}
     session = _session(model, prompt_file, prompt_tokens, max_new_tokens, dtype, device)
     sampling = {
         "min_new_tokens": min_new_tokens,
@@ -124,8 +141,9 @@ def compare(
         "repetition_penalty": repetition_penalty,
         "seed": seed,
     }
+    prepared = {name: _prepared(one, session) for name, one in chosen.items()}
     runs = {}
-    for name, one in chosen.items():
+    for name, one in prepared.items():
         session.console.rule(f"[bold]{name}", align="left")
         runs[name] = session.run(one, max_new_tokens=max_new_tokens, **sampling)
     session.console.rule()
@@ -184,6 +202,22 @@ def _method(name: str, **options: Any) -> Method:
     return METHODS[name](**given)
 
 
+def _widths(text: str | None) -> tuple[int, ...] | None:
+    """Read ``4,16,16``."""
+    try:
+        return None if text is None else tuple(map(int, text.split(",")))
+    except ValueError:
+        raise typer.BadParameter(
+            f"--widths: expected numbers separated by commas, got {text!r}"
+        ) from None
+
+
+@_one_line_errors()
+def _prepared(method: Method, session: Session) -> Method:
+    """Load what the method needs beside the model."""
+    return method.prepared(session.model)
+
+
 @_one_line_errors()
 def _session(*arguments: Any) -> Session:
     """Open a session; importing transformers takes seconds, so only commands that decode do."""
@@ -195,7 +229,7 @@ def _session(*arguments: Any) -> Session:
 def _write_json(path: Path, content: dict[str, Any]) -> None:
     """Write all of it or nothing."""
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    partial.write_text(json.dumps(content, indent=2, default=str) + "\n", encoding="utf-8")
     partial.replace(path)
 
 

@@ -8,12 +8,13 @@ Efficient Drafting and Verification*, arXiv 2502.17421, section 3 and appendix D
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch.nn.functional import pad
+from transformers import PreTrainedModel
 
 from specattn.decoding.draft_block import DraftBlock
 from specattn.decoding.loop import Draft, Drafter, Verified
@@ -46,8 +47,8 @@ class LongSpec(Method):
     Raises
     ------
     ValueError
-        A parameter is out of range. When a run starts: there is no drafter, or it does not fit the
-        target, or its window is shorter than the tree is deep.
+        A parameter is out of range. From `prepared`, and so when a run starts: there is no drafter,
+        or it does not fit the target, or its window is shorter than the draft is deep.
     """
 
     drafter: LongSpecDrafter | Path | str | None = None
@@ -70,38 +71,50 @@ class LongSpec(Method):
     def _levels(self) -> tuple[int, ...]:
         return self.widths if self.gamma is None else (1,) * self.gamma
 
-    def start(self, target: Target, law: TargetLaw, generator: torch.Generator | None) -> Drafter:
-        """Return a drafter, loaded and checked against the target."""
-        module = self._module(target)
-        depth = len(self._levels)
-        if module.config.window <= depth:
+    def prepared(self, model: PreTrainedModel) -> LongSpec:
+        """Return this method with its drafter loaded and found to fit `model`."""
+        drafter = self._loaded(model)
+        drafter.config.check_target(model.config)
+        if (drafter.device, drafter.dtype) != (model.device, model.dtype):
             raise ValueError(
-                f"the drafter's window of {module.config.window} must be greater than the depth "
-                f"of the draft, {depth}"
+                f"the drafter is {drafter.dtype} on {drafter.device}, the target {model.dtype} on "
+                f"{model.device}"
             )
-        block = DraftBlock(module, target, law, self.max_nodes, depth)
+        window, depth = drafter.config.window, len(self._levels)
+        if window <= depth:
+            raise ValueError(
+                f"the drafter's window of {window} must be greater than the depth of the draft, "
+                f"{depth}"
+            )
+        vocabulary, above = drafter.config.vocab_size, 1
+        for level, width in enumerate(self._levels, start=1):
+            if width > above * vocabulary:
+                raise ValueError(
+                    f"widths: {above} nodes have {above * vocabulary} children over this "
+                    f"vocabulary, not the {width} of level {level}"
+                )
+            above = width
+        return replace(self, drafter=drafter)
+
+    def start(self, target: Target, law: TargetLaw, generator: torch.Generator | None) -> Drafter:
+        """Return a drafter for one run."""
+        module = self.prepared(target.model).drafter
+        assert isinstance(module, LongSpecDrafter)
+        block = DraftBlock(module.eval(), target, law, self.max_nodes, len(self._levels))
         if self.gamma is not None:
             return _ChainDrafter(block, self.gamma, generator)
         return _TreeDrafter(block, self.widths)
 
-    def _module(self, target: Target) -> LongSpecDrafter:
-        """Return the drafter on the target's device and in its dtype."""
-        module, config = self.drafter, target.model.config
-        if not isinstance(module, LongSpecDrafter):
-            folder = Path(config._name_or_path) / "longspec" if module is None else Path(module)
-            if module is None and not folder.is_dir():
-                raise ValueError(
-                    f"LongSpec needs a drafter: none was given, and {folder} is not a folder"
-                )
-            module = LongSpecDrafter.from_pretrained(folder, dtype=target.model.dtype)
-            cast(Any, module).to(target.device)
-        module.config.check_target(config)
-        if (module.device, module.dtype) != (target.device, target.model.dtype):
+    def _loaded(self, model: PreTrainedModel) -> LongSpecDrafter:
+        if isinstance(self.drafter, LongSpecDrafter):
+            return self.drafter
+        folder = Path(self.drafter or Path(model.config._name_or_path) / "longspec")
+        if self.drafter is None and not folder.is_dir():
             raise ValueError(
-                f"the drafter is {module.dtype} on {module.device}, the target "
-                f"{target.model.dtype} on {target.device}"
+                f"LongSpec needs a drafter: none was given, and {folder} is not a folder"
             )
-        return module.eval()
+        drafter = LongSpecDrafter.from_pretrained(folder, dtype=model.dtype)
+        return cast(Any, drafter).to(model.device)
 
 
 class _TreeDrafter:
@@ -111,14 +124,6 @@ class _TreeDrafter:
 
     def __init__(self, block: DraftBlock, widths: tuple[int, ...]):
         self.block, self.widths = block, widths
-        vocabulary, above = block.drafter.config.vocab_size, 1
-        for depth, width in enumerate(widths, start=1):
-            if width > above * vocabulary:
-                raise ValueError(
-                    f"widths: {above} nodes have {above * vocabulary} children over this "
-                    f"vocabulary, not the {width} of level {depth}"
-                )
-            above = width
         # Which bit of a packed mask each node is, level by level.
         size, device = 1 + sum(widths), block.storage.device
         itself = pack_tree_mask(torch.eye(size, dtype=torch.bool, device=device))

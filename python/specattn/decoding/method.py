@@ -61,6 +61,13 @@ class Method(ABC):
     def max_nodes(self) -> int:
         """The largest tree it proposes, root included: room that the cache must have."""
 
+    def prepared(self, model: PreTrainedModel) -> Method:
+        """Return this method with all that it needs for `model` loaded and checked.
+
+        Runs do this by themselves; who does it before, sees errors early and loads but once.
+        """
+        return self
+
     @abstractmethod
     def start(self, target: Target, law: TargetLaw, generator: torch.Generator | None) -> Drafter:
         """Return a drafter for one run."""

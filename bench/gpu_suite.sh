@@ -59,11 +59,11 @@ step() {
 
 if [ -n "$smoke" ]; then
     tests=(tests/ops/test_checks.py)
-    kernels=(--shape tiny --context 256 --rows 1,4 --budget 0.01)
+    kernels=(--quick --shape tiny --context 256 --rows 1,4 --budget 0.01)
     decode=(--smoke)
 else
     tests=(tests/triton_kernels tests/ops)
-    kernels=(--device cuda --shape llama-3.1-8b --context 32k,128k --rows 1,16,64 --batch 1,8
+    kernels=(--quick --device cuda --shape llama-3.1-8b --context 32k,128k --rows 1,16,64 --batch 1,8
         --budget 0.3)
     decode=(--device cuda)
 fi

@@ -16,13 +16,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
-from roofline import arguments, report
-from roofline.cases import DTYPES, SHAPES, Case, sweep
+from roofline import arguments, peers, report
+from roofline.cases import DTYPES, SHAPES, Axes, Case, sweep
 from roofline.ceilings import Ceilings
 from roofline.ceilings import measure as measure_ceilings
-from roofline.machine import describe, serving
-from roofline.measure import WRONG, Row, measure
+from roofline.machine import describe, free_memory, serving
+from roofline.measure import WRONG, Row, measure, memory_needed
 from roofline.others import Others
+from roofline.peers import FAMILIES, QUICK
 from roofline.timing import Stopwatch
 from roofline.workloads import OPS
 
@@ -30,13 +31,26 @@ import specattn
 
 # What is swept when the command line does not say; per device, thorough and quick.
 DEFAULTS = {
-    ("cpu", False): {"context": [8192, 32768], "rows": [1, 8, 16, 64], "batch": [1]},
+    ("cpu", False): {"context": [8192, 32768], "rows": [1, 4, 8, 16, 32, 64, 69], "batch": [1]},
     ("cpu", True): {"context": [4096], "rows": [1, 16], "batch": [1]},
     ("cuda", False): {"context": [32768, 131072], "rows": [1, 8, 16, 64], "batch": [1, 8]},
     ("cuda", True): {"context": [32768], "rows": [1, 16], "batch": [1]},
 }
+THOROUGH = {
+    False: {
+        "shape": ["llama-3.1-8b", "tiny"],
+        "page_size": [1, 16, 64],
+        "sparsity": [0.03, 0.07, 0.2],
+        "peers": list(FAMILIES),
+    },
+    True: {
+        "shape": ["llama-3.1-8b"],
+        "page_size": [16],
+        "sparsity": [0.07],
+        "peers": list(QUICK),
+    },
+}
 DISTURBING = 0.2  # cores that others use, from which on absolute times mean little
-SWEPT_SHAPES = {False: ["llama-3.1-8b", "tiny"], True: ["llama-3.1-8b"]}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -56,11 +70,12 @@ def main(argv: list[str] | None = None) -> int:
         machine = describe(device)
         backend = options.backend if options.backend != "auto" else serving(device)
         ceilings = measure_ceilings(device, seconds=0.5 if options.quick else 2.0)
-        print(_heading(machine, backend, ceilings))
-        report.write_line(file, report.run_record(machine, backend, ceilings))
-        rows = _measure_all(cases, device, options.budget, ceilings, file)
+        missing = peers.missing(device, options.peers)
+        print(_heading(machine, backend, ceilings, missing))
+        report.write_line(file, report.run_record(machine, backend, ceilings, missing))
+        rows = _measure_all(cases, device, options, ceilings, file)
     if options.worst:
-        rows.sort(key=lambda row: row.bandwidth or 0.0)
+        rows.sort(key=lambda row: row.share or 0.0)
     report.table(rows)
     faults = [row for row in rows if row.fault]
     for row in faults:
@@ -96,7 +111,11 @@ def _bars(options: argparse.Namespace, parser: arguments.Parser) -> int:
 
 
 def _measure_all(
-    cases: list[Case], device: torch.device, budget: float, ceilings: Ceilings, file
+    cases: list[Case],
+    device: torch.device,
+    options: argparse.Namespace,
+    ceilings: Ceilings,
+    file,
 ) -> list[Row]:
     """Return the rows; those that were finished when an interrupt ends the sweep early."""
     stopwatch, others = Stopwatch(device), Others()
@@ -108,7 +127,7 @@ def _measure_all(
     ):
         for case in cases:
             show(f"{case.op} {case.variant}")
-            row = measure(case, stopwatch, ceilings.probe, budget)
+            row = measure(case, stopwatch, ceilings, options.budget, options.peers)
             rows.append(replace(row, others=others.cores()))
             report.write_line(file, report.row_record(rows[-1]))
     return rows
@@ -125,7 +144,11 @@ def _parser() -> arguments.Parser:
     add("--context", type=arguments.numbers, metavar="N[,N]", help="cached tokens, such as 8k,32k")
     add("--rows", type=arguments.numbers, metavar="T[,T]", help="query rows per request")
     add("--batch", type=arguments.numbers, metavar="B[,B]", help="requests")
-    add("--dtype", choices=DTYPES, default="bf16")
+    add("--dtype", choices=DTYPES, action="append", help="default bf16; may be repeated")
+    add("--page-size", type=arguments.numbers, metavar="N[,N]", help="tokens in a page")
+    add("--sparsity", type=arguments.shares, metavar="P[,P]", help="selected share of the context")
+    add("--collect", choices=("off", "scores", "logits"), action="append", help="of verification")
+    add("--peers", choices=FAMILIES, metavar="NAME", action="append", help=", ".join(FAMILIES))
     add(
         "--budget",
         type=arguments.positive,
@@ -133,7 +156,7 @@ def _parser() -> arguments.Parser:
         help="seconds for one row and peers",
     )
     add("--quick", action="store_true", help="under two minutes on two cores")
-    add("--worst", action="store_true", help="lowest bandwidth first")
+    add("--worst", action="store_true", help="lowest share of its ceiling first")
     add("--json", type=Path, metavar="FILE", help="write JSON Lines")
     return parser
 
@@ -145,28 +168,48 @@ def _cases(
     for name in options.only or ():
         if name not in OPS:
             parser.error(f"--only: expected one of {', '.join(OPS)}, got '{name}'")
-    for name, value in DEFAULTS[device.type, options.quick].items():
+    defaults = {**DEFAULTS[device.type, options.quick], **THOROUGH[options.quick]}
+    for name, value in {**defaults, "dtype": ["bf16"], "collect": ["scores", "logits"]}.items():
         setattr(options, name, getattr(options, name) or value)
     options.budget = options.budget or (0.5 if options.quick else 2.0)
-    cases = [
-        case
-        for shape in options.shape or SWEPT_SHAPES[options.quick]
-        for batch in options.batch
-        for case in sweep(SHAPES[shape], options.dtype, batch, options.context, options.rows)
-    ]
-    return [case for case in cases if not options.only or case.op in options.only]
+    options.peers = tuple(options.peers)
+    axes = Axes(
+        [SHAPES[name] for name in options.shape],
+        options.dtype,
+        options.batch,
+        options.context,
+        options.rows,
+        options.page_size,
+        options.sparsity,
+        [kind for kind in options.collect if kind != "off"],
+    )
+    cases = [case for case in sweep(axes) if not options.only or case.op in options.only]
+    free = free_memory(device)
+    fitting = [case for case in cases if memory_needed(case) < 0.9 * free]
+    if large := len(cases) - len(fitting):
+        needed = max(map(memory_needed, cases))
+        print(
+            f"{large} of {len(cases)} rows left out: they need up to {needed / 2**30:.0f} GiB, "
+            f"{free / 2**30:.0f} are free",
+            file=sys.stderr,
+        )
+    return fitting
 
 
 def _backend(name: str):
     return nullcontext() if name == "auto" else specattn.use_backend(name)
 
 
-def _heading(machine: dict, backend: str, ceilings: Ceilings) -> str:
+def _heading(machine: dict, backend: str, ceilings: Ceilings, missing: dict[str, str]) -> str:
+    rates = ", ".join(f"{name} {rate / 1e12:.2f}" for name, rate in ceilings.matrix.items())
+    absent = "; ".join(f"{name}: {reason}" for name, reason in missing.items())
     return (
         f"{machine['machine']['name']} | commit {machine['commit']} | "
         f"torch {machine['versions']['torch']} | backend {backend}\n"
         f"read {ceilings.read / 1e9:.1f} GB/s ({ceilings.read_method}), "
-        f"copy {ceilings.copy / 1e9:.1f} GB/s (read plus written)"
+        f"copy {ceilings.copy / 1e9:.1f} GB/s (read plus written), "
+        f"matrix products {rates} TFLOP/s, smallest call {ceilings.call * 1e6:.1f} us\n"
+        f"missing peers: {absent or 'none'}"
     )
 
 

@@ -42,6 +42,17 @@ def number(text: str) -> int:
     return values[0]
 
 
+def shares(text: str) -> list[float]:
+    """Parse ``0.03,0.07``: parts of a whole, above 0 and at most 1."""
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        values = [0.0]
+    if not all(0 < value <= 1 for value in values):
+        raise argparse.ArgumentTypeError(f"expected shares such as 0.03,0.07, got '{text}'")
+    return values
+
+
 def positive(text: str) -> float:
     """Parse a finite number above zero."""
     try:

@@ -31,7 +31,7 @@ from .machine import last_level_cache
 from .measure import TOLERANCE, WRONG, compare
 from .rotation import Pool, Rotation
 from .timing import Stopwatch, paired_ratio, spread
-from .workloads import SPARSITY, Workload, build
+from .workloads import Workload, build
 
 CPU = torch.device("cpu")
 THREADS = 2
@@ -126,11 +126,11 @@ def hybrid(bench: Bench, case: Case, *, share: float = 0, sdpa: float = 0) -> It
         if not _right(works[0]):
             yield Bar(name, sdpa, "times", False, None, note=WRONG)
             return
-        forms = _peer_seconds(works[0])
+        forms = _seconds_of_sdpa(works[0])
         best = min(forms, key=forms.__getitem__)
         times = bench.times(
             ours=rotation.turn([work.call for work in works]),
-            best=rotation.turn([work.peers[best] for work in works]),
+            best=rotation.turn([work.peers(("sdpa",))[best] for work in works]),
             read=rotation.turn(rotation.reads()),
         )
         rest = ", ".join(f"{form} {1e3 * seconds:.0f} ms" for form, seconds in forms.items())
@@ -168,7 +168,7 @@ def gather(bench: Bench, *, at_most: float) -> Iterator[Bar]:
 
     The lists of one cache share no token: taken one after the other, each finds its tokens cold.
     """
-    count = math.ceil(SPARSITY * HYBRID.context)
+    count = math.ceil(HYBRID.sparsity * HYBRID.context)
     large = Rotation(bench.pool, HYBRID)
     small = Rotation(bench.pool, replace(HYBRID, context=count))
     contiguous = [work.call for work in small.workloads(replace(HYBRID, context=count))]
@@ -258,7 +258,8 @@ def merge(bench: Bench, *, torch_times: float, share: float) -> Iterator[Bar]:
     if not _right(work):
         yield Bar(name, torch_times, "times", False, None, note=WRONG)
         return
-    ((peer, theirs),) = work.peers.items()
+    peer = "torch eager"
+    theirs = work.peers(())[peer]
     times = bench.times(ours=work.call, theirs=theirs)
     note = f"{_milliseconds(times['ours'])}; {peer} {_milliseconds(times['theirs'])}"
     ratio = paired_ratio(times["ours"], times["theirs"])
@@ -291,10 +292,10 @@ def _right(work: Workload) -> bool:
     return compare(outputs, work.expected(torch.float32), TOLERANCE[dtype])[1]
 
 
-def _peer_seconds(work: Workload) -> dict[str, float]:
-    """Return the second call of every peer that is right."""
+def _seconds_of_sdpa(work: Workload) -> dict[str, float]:
+    """Return what the second call of every form takes that is right."""
     expected, seconds = work.expected(torch.float32), {}
-    for name, peer in work.peers.items():
+    for name, peer in work.peers(("sdpa",)).items():
         outputs = peer()
         if compare(outputs, expected, TOLERANCE[outputs["out"].dtype])[1]:
             start = time.perf_counter()

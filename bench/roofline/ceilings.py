@@ -1,8 +1,8 @@
-"""The memory bandwidth that this machine shows to torch: the ceiling every row is held against.
+"""What this machine shows: bandwidths, matrix rates, the time of a call; rows are held to them.
 
-No single torch call is a read ceiling on a CPU (``sum`` stays well under it on some machines), so
-several are timed and the best one counts, by name. Kernels written for a machine may still beat
-it; a share above 100% then says that torch cannot saturate the memory, not that bytes vanished.
+The read ceiling is a plain read by the C++ kernels on a CPU. Where they are not built, and on a
+GPU, it is the best of several torch calls, by name: none of them is a true ceiling everywhere
+(``sum`` stays well under it on some machines).
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ from dataclasses import dataclass
 
 import torch
 
+from .cost import Cost
 from .machine import last_level_cache
-from .timing import Stopwatch
+from .timing import Stopwatch, plain_read
 
 _ROW = 4096 * 4  # bytes of one row of the matrix that the matrix-vector product reads
+_MATRIX = {"cpu": 1024, "cuda": 8192}  # rows and columns of the product that shows the rate
+_RATES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 @dataclass(frozen=True)
@@ -25,23 +28,33 @@ class Probe:
     Memory shared with other machines on a host gives more at one moment than at the next.
     """
 
-    call: Callable[[], torch.Tensor]
+    call: Callable[[], object]
     bytes: int
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Bytes per second; the method that read fastest stands beside its figure."""
+    """Bytes and operations per second; the method that read fastest stands beside its figure."""
 
     read: float
     read_method: str
     copy: float
+    matrix: dict[str, float]  # by dtype
+    call: float  # seconds of the smallest torch operation
     probe: Probe
 
     @property
     def bandwidth(self) -> float:
         """The larger of the two; a copy counts bytes read plus bytes written."""
         return max(self.read, self.copy)
+
+    def bounds(self, cost: Cost, dtype: str, bandwidth: float) -> dict[str, float]:
+        """Return the seconds below which each ceiling lets nobody fall."""
+        return {
+            "memory": cost.bytes / bandwidth,
+            "matrix": cost.operations / self.matrix[dtype],
+            "call": self.call,
+        }
 
     def as_json(self) -> dict:
         """Return the figures under the names that the JSON schema uses."""
@@ -50,28 +63,47 @@ class Ceilings:
             "read_method": self.read_method,
             "copy": self.copy,
             "bandwidth": self.bandwidth,
+            "matrix": self.matrix,
+            "call": self.call,
         }
 
 
 def measure(device: torch.device, *, seconds: float) -> Ceilings:
-    """Time reads and a copy of a buffer far larger than the last cache, best of several."""
-    size = 8 * last_level_cache(device) // _ROW * _ROW
-    source = torch.randn(size // 4, device=device)
-    target = torch.empty_like(source)
+    """Time reads and a copy of a buffer far larger than the last cache, products, and a call."""
+    size = 4 * last_level_cache(device) // _ROW * _ROW
+    source = torch.ones(size // 4, device=device)
+    target = torch.ones_like(source)
     reads = _reads(source)
-    calls = {**reads, "copy": lambda: target.copy_(source)}
-    stopwatch = Stopwatch(device)
-    ready = {name: stopwatch.prepare(call) for name, call in calls.items()}
-    times = stopwatch.alternate(ready, budget=seconds)
-    best = {name: min(samples) for name, samples in times.items()}
+    stopwatch = Stopwatch(device, flush=False)  # each buffer is larger than what a cache keeps
+    best, ready = _best(stopwatch, {**reads, "copy": lambda: target.copy_(source)}, seconds)
     method = min(reads, key=best.__getitem__)
     read, copy = size / best[method], 2 * size / best["copy"]
     probe = Probe(ready[method], size) if read >= copy else Probe(ready["copy"], 2 * size)
-    return Ceilings(read, method, copy, probe)
+    side = _MATRIX[device.type]
+    factors = {
+        name: torch.randn(2, side, side, device=device).to(dtype) for name, dtype in _RATES.items()
+    }
+    products = {name: lambda f=f: torch.mm(f[0], f[1]) for name, f in factors.items()}
+    products["call"] = torch.ones(1, device=device).zero_
+    quickest, _ = _best(stopwatch, products, seconds)
+    call = quickest.pop("call")
+    matrix = {name: 2 * side**3 / time for name, time in quickest.items()}
+    return Ceilings(read, method, copy, matrix, call, probe)
 
 
-def _reads(source: torch.Tensor) -> dict[str, Callable[[], torch.Tensor]]:
+def _best(
+    stopwatch: Stopwatch, calls: dict[str, Callable], seconds: float
+) -> tuple[dict[str, float], dict[str, Callable]]:
+    """Return the shortest time of each call, and the calls as they were timed."""
+    ready = {name: stopwatch.prepare(call) for name, call in calls.items()}
+    times = stopwatch.alternate(ready, budget=seconds)
+    return {name: min(samples) for name, samples in times.items()}, ready
+
+
+def _reads(source: torch.Tensor) -> dict[str, Callable[[], object]]:
     """Ways to read every byte once and write next to nothing."""
+    if plain := plain_read(source):
+        return {"plain C++ read": plain}
     words = source.view(torch.int64)
     matrix = source.view(-1, _ROW // 4)
     vector = torch.randn(_ROW // 4, device=source.device)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from .cases import DTYPES, PAGE_SIZE, Case
+from .cases import DTYPES, Case
 from .cost import Sizes
 
 CACHE_SLACK = 64  # unused, NaN-filled tail of every cache
@@ -52,7 +52,7 @@ class Draw:
 
     def cache(self, used: int) -> torch.Tensor:
         """Return a cache [B, N, Hk, D] whose first ``used`` tokens are drawn, the rest NaN."""
-        cache = self.keys(capacity(used))
+        cache = self.keys(capacity(used, self.case.page_size))
         cache[:, used:] = math.nan
         return cache
 
@@ -71,9 +71,10 @@ class Draw:
         return mask.to(self.device)
 
 
-def capacity(used: int) -> int:
-    """Return N for ``used`` tokens: whole pages and some slack."""
-    return math.ceil(used / PAGE_SIZE) * PAGE_SIZE + CACHE_SLACK
+def capacity(used: int, page_size: int = 0) -> int:
+    """Return N for ``used`` tokens: some slack, and whole pages."""
+    page_size = page_size or 16
+    return math.ceil((used + CACHE_SLACK) / page_size) * page_size
 
 
 @dataclass(frozen=True)
@@ -96,11 +97,11 @@ class Prefix:
         used = self.sizes.L + self.sizes.T
         if self.block_table is None:
             return cache[:, :used]
-        pages = self.block_table[:, : math.ceil(used / PAGE_SIZE)].long()
+        pages = self.block_table[:, : math.ceil(used / cache.shape[1])].long()
         return cache[pages].flatten(1, 2)[:, :used]
 
 
-def prefix(case: Case, draw: Draw, *, paged: bool) -> Prefix:
+def prefix(case: Case, draw: Draw) -> Prefix:
     """Draw a cache of ``case.context`` tokens and a tree part; pages lie in random order."""
     used = case.context + case.rows
     k_cache, v_cache = draw.cache(used), draw.cache(used)
@@ -109,18 +110,20 @@ def prefix(case: Case, draw: Draw, *, paged: bool) -> Prefix:
     v_tree = v_cache[:, case.context : used].clone()
     sizes = replace(draw.sizes, L=case.context, N=k_cache.shape[1], indices=case.batch)
     table = None
-    if paged:
-        pages = sizes.N // PAGE_SIZE
+    if case.page_size:
+        pages = sizes.N // case.page_size
         order = torch.randperm(case.batch * pages, generator=draw.generator, device=draw.device)
         table = order.view(case.batch, pages).to(torch.int32)
-        k_cache, v_cache = (_scattered(cache, order) for cache in (k_cache, v_cache))
-        sizes = replace(sizes, indices=case.batch * (1 + math.ceil(case.context / PAGE_SIZE)))
+        k_cache, v_cache = (
+            _scattered(cache.unflatten(1, (pages, -1)).flatten(0, 1), order)
+            for cache in (k_cache, v_cache)
+        )
+        sizes = replace(sizes, indices=case.batch * (1 + math.ceil(case.context / case.page_size)))
     return Prefix(k_cache, v_cache, draw.lengths(case.context), k_tree, v_tree, table, sizes)
 
 
-def _scattered(cache: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """Return the pages of ``cache`` such that logical page i lies at place ``order[i]``."""
-    pages = cache.unflatten(1, (-1, PAGE_SIZE)).flatten(0, 1)
+def _scattered(pages: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """Return the pages such that logical page i lies at place ``order[i]``."""
     scattered = torch.empty_like(pages)
     scattered[order] = pages
     return scattered

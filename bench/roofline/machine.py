@@ -44,6 +44,16 @@ def last_level_cache(device: torch.device) -> int:
     return max(found, default=64 << 20)
 
 
+def free_memory(device: torch.device) -> int:
+    """Return the bytes that a new tensor can have."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def _machine(device: torch.device) -> dict:
     host = {"cpu": _cpu_model(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
     if device.type != "cuda":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,13 +10,15 @@ from dataclasses import dataclass, field
 import torch
 
 from .cases import DTYPES, Case
-from .ceilings import Probe
+from .ceilings import Ceilings
 from .cost import Cost
 from .inputs import Draw
+from .peers import QUICK
 from .timing import Stopwatch, Timing, paired_ratio
 from .workloads import Outputs, build
 
 OURS = "specattn"
+COPIES = {"cpu": 1, "cuda": 3}  # sets of inputs that calls take in turn
 PROBE = "memory"
 WRONG = "WRONG"
 # Largest relative error of one output row. An attention row in bf16 errs by about 4e-3; leaving out
@@ -37,6 +40,7 @@ class Row:
     ratios: dict[str, float] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     ceiling: float | None = None  # bytes per second of the probe, in turn with the row
+    bounds: dict[str, float] = field(default_factory=dict)  # least seconds, by ceiling
     others: float | None = None  # cores that other programs used meanwhile
 
     @property
@@ -45,9 +49,14 @@ class Row:
         return self.cost.bytes / self.ours.median if self.ours else None
 
     @property
+    def bound(self) -> str | None:
+        """The ceiling that binds: memory, matrix or call."""
+        return max(self.bounds, key=self.bounds.__getitem__, default=None)
+
+    @property
     def share(self) -> float | None:
-        """That, as a share of what the memory gave in the same rounds."""
-        return self.bandwidth / self.ceiling if self.ours else None
+        """The least time that the binding ceiling allows, over the time it took."""
+        return self.bounds[self.bound] / self.ours.median if self.bound and self.ours else None
 
     @property
     def best_peer(self) -> str | None:
@@ -55,25 +64,38 @@ class Row:
         return min(self.peers, key=lambda name: self.peers[name].median, default=None)
 
 
-def measure(case: Case, stopwatch: Stopwatch, probe: Probe, budget: float) -> Row:
+def measure(
+    case: Case,
+    stopwatch: Stopwatch,
+    ceilings: Ceilings,
+    budget: float,
+    wanted: tuple[str, ...] = QUICK,
+) -> Row:
     """Check ``case`` against the reference; time it and its peers only when it is right."""
-    work = build(case, Draw(case, stopwatch.device, seed=0))
-    row = Row(case, work.cost)
-    expected = work.expected(_reference_dtype(case))
+    device = stopwatch.device
+    works = [build(case, Draw(case, device, seed)) for seed in range(COPIES[device.type])]
+    row = Row(case, works[0].cost)
+    expected = works[0].expected(_reference_dtype(case))
     tolerance = TOLERANCE[DTYPES[case.dtype]]
-    row.error, row.fault, ours = _admit(work.call, expected, tolerance, stopwatch)
+    row.error, row.fault, ours = _admit(
+        [work.call for work in works], expected, tolerance, stopwatch
+    )
     if ours is None:
         return row
     ready = {OURS: ours}
-    for name, peer in work.peers.items():
-        _, reason, call = _admit(peer, expected, tolerance, stopwatch)
+    everyone = [work.peers(wanted) for work in works]
+    for name in everyone[0]:
+        calls = [one[name] for one in everyone]
+        _, reason, call = _admit(calls, expected, tolerance, stopwatch)
         if call is None:
             row.refused[name] = reason
         else:
             ready[name] = call
     del expected
+    probe = ceilings.probe
     times = stopwatch.alternate({PROBE: probe.call, **ready}, budget=budget)
     row.ceiling = probe.bytes / Timing.of(times.pop(PROBE)).median
+    row.bounds = ceilings.bounds(row.cost, case.dtype, row.ceiling)
     own_times = times.pop(OURS)
     row.ours = Timing.of(own_times)
     for name, samples in times.items():
@@ -83,15 +105,35 @@ def measure(case: Case, stopwatch: Stopwatch, probe: Probe, budget: float) -> Ro
 
 
 def _admit(
-    call: Callable[[], Outputs], expected: Outputs, tolerance: float, stopwatch: Stopwatch
+    calls: list[Callable[[], Outputs]],
+    expected: Outputs,
+    tolerance: float,
+    stopwatch: Stopwatch,
 ) -> tuple[float, str | None, Callable | None]:
-    """Return the error of ``call``, and either why it may not be timed or what to time."""
+    """Return the error of the first call, and either why it may not be timed or what to time.
+
+    What is timed takes the calls in turn: each has tensors of its own.
+    """
     try:
-        error, right = compare(call(), expected, tolerance)
-        return (error, None, stopwatch.prepare(call)) if right else (error, WRONG, None)
+        error, right = compare(calls[0](), expected, tolerance)
+        if not right:
+            return error, WRONG, None
+        ready = itertools.cycle([stopwatch.prepare(call) for call in calls])
+        return error, None, lambda: next(ready)()
     except Exception as failure:  # one broken kernel must not cost the other rows
         reason = f"{type(failure).__name__}: {failure}".splitlines()[0]
         return math.inf, reason, None
+
+
+def memory_needed(case: Case) -> int:
+    """Return about how many bytes a row takes at its peak.
+
+    The reference widens the cache to float32 and half of it again; a peer may repeat each KV head
+    for its group, another copies the pages together.
+    """
+    widened = 1.5 * 4 / DTYPES[case.dtype].itemsize
+    group = case.shape.q_heads // case.shape.kv_heads
+    return int(case.cache_bytes * (3 + max(widened, group + 1)))
 
 
 def _reference_dtype(case: Case) -> torch.dtype:

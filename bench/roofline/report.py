@@ -16,7 +16,7 @@ from .measure import WRONG, Row
 if TYPE_CHECKING:
     from .bars import Bar  # needs the compiled kernels
 
-SCHEMA = 1
+SCHEMA = 2
 HEADER = (
     "primitive",
     "variant",
@@ -27,13 +27,15 @@ HEADER = (
     "time",
     "±",
     "GB/s",
-    "of peak",
+    "of ceiling",
+    "bound by",
     "best peer",
     "its time",
     "speedup",
     "error",
 )
-LEFT_ALIGNED = {"primitive", "variant", "shape", "best peer"}
+SPARSE = ("sparse_gather_attention", "select_topk")
+LEFT_ALIGNED = {"primitive", "variant", "shape", "bound by", "best peer"}
 
 
 def write_line(file: TextIO | None, record: dict) -> None:
@@ -47,7 +49,9 @@ def write_line(file: TextIO | None, record: dict) -> None:
         file.flush()
 
 
-def run_record(machine: dict, backend: str, ceilings: Ceilings) -> dict:
+def run_record(
+    machine: dict, backend: str, ceilings: Ceilings, missing: dict[str, str] | None = None
+) -> dict:
     """Return the first line of a file: what all rows after it were measured on."""
     return {
         "kind": "run",
@@ -55,6 +59,7 @@ def run_record(machine: dict, backend: str, ceilings: Ceilings) -> dict:
         **machine,
         "backend": backend,
         "ceilings": ceilings.as_json(),
+        "missing": missing or {},
     }
 
 
@@ -70,6 +75,8 @@ def row_record(row: Row) -> dict:
         "batch": case.batch,
         "context": case.context,
         "rows": case.rows,
+        "page_size": case.page_size,
+        "sparsity": case.sparsity if case.op in SPARSE else None,
         "fault": row.fault,
         "error": row.error if math.isfinite(row.error) else None,
         "bytes_read": row.cost.read,
@@ -78,6 +85,8 @@ def row_record(row: Row) -> dict:
         "time": asdict(row.ours) if row.ours else None,
         "bandwidth": row.bandwidth,
         "ceiling": row.ceiling,
+        "bounds": row.bounds or None,
+        "bound": row.bound,
         "share": row.share,
         "peers": {
             name: {**asdict(timing), "ratio": row.ratios[name]}
@@ -142,21 +151,24 @@ def progress(total: int) -> Iterator:
 
 def _cells(row: Row) -> tuple[str, ...]:
     case = row.case
+    sparse = f" {case.sparsity:.0%}" if case.op in SPARSE else ""
+    dtype = "" if case.dtype == "bf16" else f" {case.dtype}"
     name = (
         case.op,
-        case.variant,
-        case.shape.name,
+        case.variant + sparse,
+        case.shape.name + dtype,
         str(case.batch),
         f"{case.context // 1024}k" if case.context >= 1024 else str(case.context or "-"),
         str(case.rows),
     )
     if row.ours is None:
-        return (*name, WRONG if row.fault == WRONG else "FAILED", *[""] * 6, f"{row.error:.0e}")
+        return (*name, WRONG if row.fault == WRONG else "FAILED", *[""] * 7, f"{row.error:.0e}")
     figures = (
         _time(row.ours.median),
         f"{row.ours.spread:.0%}",
         f"{row.bandwidth / 1e9:.1f}",
         f"{row.share:.1%}",
+        str(row.bound),
     )
     best = row.best_peer
     peer = ("none", "", "") if best is None else (best, _time(row.peers[best].median))

@@ -11,10 +11,9 @@ from collections.abc import Callable
 
 import torch
 
-from specattn import _cpu  # type: ignore[attr-defined]
-
 from .cases import DTYPES, Case
 from .inputs import Draw, capacity
+from .timing import plain_read
 from .workloads import Workload, build
 
 _BLOCK = 1 << 26  # bytes drawn; the rest of the memory repeats them
@@ -73,12 +72,8 @@ class Rotation:
         return lambda: calls[next(self._next) % len(calls)]()
 
     def reads(self) -> list[Callable]:
-        """Return a plain read of every place, by all threads."""
-        threads = torch.get_num_threads()
-        return [
-            lambda place=place: _cpu.read(place.data_ptr(), place.nbytes, threads)
-            for place in self.places
-        ]
+        """Return a plain read of every place."""
+        return [plain_read(place) for place in self.places]
 
     @property
     def place_bytes(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -17,7 +18,6 @@ from .cost import FORMULAS, Cost, Sizes
 from .inputs import Draw, capacity, prefix
 
 Outputs = dict[str, torch.Tensor]
-SPARSITY = 0.07  # Vegas' default share of the context
 KEEP = (4, 64)  # first and last tokens that a selection always takes
 
 
@@ -25,14 +25,14 @@ KEEP = (4, 64)  # first and last tokens that a selection always takes
 class Workload:
     """What is timed, what it is held against, and what it must move.
 
-    ``call`` is the public primitive; ``expected(dtype)`` the reference in a wider type; each peer
-    answers with a part of the same outputs.
+    ``call`` is the public primitive; ``expected(dtype)`` the reference in a wider type;
+    ``peers(wanted)`` who else does it, each answering with a part of the same outputs.
     """
 
     call: Callable[[], Outputs]
     expected: Callable[[torch.dtype], Outputs]
     cost: Cost
-    peers: dict[str, Callable[[], Outputs]]
+    peers: Callable[[tuple[str, ...]], dict[str, peers.Peer]]
 
 
 def build(case: Case, draw: Draw) -> Workload:
@@ -71,7 +71,7 @@ def _tree_attention(case: Case, draw: Draw) -> Workload:
         call=lambda: _state(specattn.tree_attention(q, k, v, packed)),
         expected=lambda dtype: _state(reference.tree_attention(*_wide(dtype, q, k, v), packed)),
         cost=FORMULAS[case.formula](_tree_sizes(draw.sizes, mask)),
-        peers=peers.attention(q, lambda: (k, v), mask),
+        peers=partial(peers.attention, peers.Attention(q, lambda: (k, v), mask)),
     )
 
 
@@ -84,7 +84,7 @@ def _merge_state(case: Case, draw: Draw) -> Workload:
         call=lambda: _state(specattn.merge_state(*state)),
         expected=lambda dtype: _state(reference.merge_state(*_wide(dtype, *state))),
         cost=FORMULAS[case.formula](replace(s, states=2)),
-        peers=peers.merge(outs, lses),
+        peers=lambda wanted: peers.merge(outs, lses),
     )
 
 
@@ -96,15 +96,16 @@ def _merge_states(case: Case, draw: Draw) -> Workload:
         call=lambda: _state(specattn.merge_states(outs, lses)),
         expected=lambda dtype: _state(reference.merge_states(*_wide(dtype, outs, lses))),
         cost=FORMULAS[case.formula](replace(s, states=MERGED)),
-        peers=peers.merge(outs, lses),
+        peers=lambda wanted: peers.merge(outs, lses),
     )
 
 
 def _hybrid(case: Case, draw: Draw) -> Workload:
-    paged = "paged" in case.variant
-    p, q, mask = prefix(case, draw, paged=paged), draw.queries(), draw.tree()
+    p, q, mask = prefix(case, draw), draw.queries(), draw.tree()
     packed = _packed(mask)
     options = {"tree_mask": packed, "block_table": p.block_table}
+    first = "copy pages, " if case.page_size else ""
+    task = peers.Attention(q, p.keys, mask, first=first, prefix=p)
     return Workload(
         call=lambda: _state(
             specattn.hybrid_tree_attention(
@@ -120,13 +121,13 @@ def _hybrid(case: Case, draw: Draw) -> Workload:
             )
         ),
         cost=FORMULAS[case.formula](_tree_sizes(p.sizes, mask)),
-        peers=peers.attention(q, p.keys, mask, first="copy pages, " if paged else ""),
+        peers=partial(peers.attention, task),
     )
 
 
 def _verify(case: Case, draw: Draw) -> Workload:
-    p, q = prefix(case, draw, paged=False), draw.queries()
-    rows = (0, -1)
+    p, q = prefix(case, draw), draw.queries()
+    rows, task = (0, -1), peers.Attention(q, p.keys, None, prefix=p)
     options = {"collect": case.variant, "collect_rows": rows}
     sizes = replace(_tree_sizes(p.sizes, None), collected_rows=len(rows))
     return Workload(
@@ -144,14 +145,14 @@ def _verify(case: Case, draw: Draw) -> Workload:
             )
         ),
         cost=FORMULAS[case.formula](sizes),
-        peers=peers.verify(q, p.keys, case.variant, rows, p.sizes.L, p.sizes.N),
+        peers=lambda wanted: peers.verify(task, wanted, case.variant, rows, p.sizes.N),
     )
 
 
 def _sparse(case: Case, draw: Draw) -> Workload:
-    p, q, mask = prefix(case, draw, paged=False), draw.queries(), draw.tree()
+    p, q, mask = prefix(case, draw), draw.queries(), draw.tree()
     packed = _packed(mask)
-    count = _chosen(case.context)
+    count = _chosen(case.context, case.sparsity)
     lists = case.shape.kv_heads if case.variant == "per head" else 1
     drawn = torch.rand(
         case.batch, lists, case.context, generator=draw.generator, device=draw.device
@@ -177,12 +178,14 @@ def _sparse(case: Case, draw: Draw) -> Workload:
             )
         ),
         cost=FORMULAS[case.formula](sizes),
-        peers=peers.attention(q, peers.gathered(p, indices), mask, first="gather, "),
+        peers=partial(
+            peers.attention, peers.Attention(q, peers.gathered(p, indices), mask, first="gather, ")
+        ),
     )
 
 
 def _importance(case: Case, draw: Draw) -> Workload:
-    p, q = prefix(case, draw, paged=False), draw.queries()
+    p, q = prefix(case, draw), draw.queries()
     sizes = replace(p.sizes, score_rows=p.sizes.Hk)
     return Workload(
         call=lambda: {"scores": specattn.importance_scores(q, p.k_cache, p.lengths)},
@@ -190,7 +193,7 @@ def _importance(case: Case, draw: Draw) -> Workload:
             "scores": reference.importance_scores(*_wide(dtype, q, p.k_cache), p.lengths)
         },
         cost=FORMULAS[case.formula](sizes),
-        peers=peers.importance(q, p.k_cache, p.sizes.L),
+        peers=lambda wanted: peers.importance(q, p.k_cache, p.sizes.L),
     )
 
 
@@ -202,8 +205,9 @@ def _select(case: Case, draw: Draw) -> Workload:
     scores[..., case.context :] = -math.inf
     lengths = draw.lengths(case.context)
     first, last = KEEP
-    options = {"ratio": SPARSITY, "keep_first": first, "keep_last": last}
+    options = {"ratio": case.sparsity, "keep_first": first, "keep_last": last}
     names = ("indices", "index_lengths")
+    count, selected = (_chosen(length, case.sparsity) for length in (case.context, width))
 
     def call() -> Outputs:
         return dict(zip(names, specattn.select_topk(scores, lengths, **options), strict=True))
@@ -218,19 +222,19 @@ def _select(case: Case, draw: Draw) -> Workload:
         N=width,
         indices=case.batch,
         score_rows=case.shape.kv_heads if per_head else 1,
-        selected=_chosen(width),
+        selected=selected,
     )
     return Workload(
         call=call,
         expected=expected,
         cost=FORMULAS[case.formula](sizes),
-        peers=peers.selection(scores, case.context, _chosen(case.context), _chosen(width), KEEP),
+        peers=lambda wanted: peers.selection(scores, case.context, count, selected, KEEP),
     )
 
 
-def _chosen(length: int) -> int:
+def _chosen(length: int, sparsity: float) -> int:
     """Return how many of ``length`` tokens the selection takes; 1e-6 guards against float noise."""
-    return min(length, max(math.ceil(SPARSITY * length - 1e-6), sum(KEEP)))
+    return min(length, max(math.ceil(sparsity * length - 1e-6), sum(KEEP)))
 
 
 _BUILDERS: dict[str, Callable[[Case, Draw], Workload]] = {

@@ -15,11 +15,11 @@ BENCH = Path(__file__).resolve().parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
 
 import run_kernels  # noqa: E402
-from roofline import inputs  # noqa: E402
-from roofline.cases import SHAPES, Case, Shape, sweep  # noqa: E402
-from roofline.ceilings import Probe  # noqa: E402
-from roofline.cost import FORMULAS, Sizes  # noqa: E402
-from roofline.measure import measure, row_error  # noqa: E402
+from roofline import inputs, peers  # noqa: E402
+from roofline.cases import DTYPES, SHAPES, Axes, Case, Shape, sweep  # noqa: E402
+from roofline.ceilings import Ceilings, Probe  # noqa: E402
+from roofline.cost import FORMULAS, Cost, Sizes  # noqa: E402
+from roofline.measure import measure, memory_needed, row_error  # noqa: E402
 from roofline.others import Others  # noqa: E402
 from roofline.timing import Stopwatch, paired_ratio, spread  # noqa: E402
 from roofline.workloads import OPS, build  # noqa: E402
@@ -38,6 +38,10 @@ SMALL = [
     "1,4",
     "--budget",
     "0.01",
+    "--peers",
+    "sdpa",
+    "--peers",
+    "composition",
 ]
 
 
@@ -46,6 +50,15 @@ def _small_buffers(monkeypatch):
     """Buffers of a few megabytes: what is measured does not matter here, only that it is."""
     for module in ("roofline.ceilings", "roofline.timing"):
         monkeypatch.setattr(f"{module}.last_level_cache", lambda device: 1 << 18)
+    monkeypatch.setattr("roofline.ceilings._MATRIX", {"cpu": 64})
+
+
+# A terabyte, and 10 or 1 tera-operations per second; nothing is read to find that out.
+CEILINGS = Ceilings(1e12, "none", 5e11, {"bf16": 1e13, "fp32": 1e12}, 1e-6, Probe(lambda: None, 1))
+
+
+def axes(shape=SHAPES["tiny"], dtype="bf16", batch=1, context=256, rows=(1, 4), **more):
+    return Axes([shape], [dtype], [batch], [context], rows, **more)
 
 
 def nbytes(*tensors):
@@ -128,32 +141,82 @@ def test_cost_formulas_match_counting_by_hand(op, sizes, read, written, operatio
 
 @pytest.mark.parametrize("batch", [1, 3])
 def test_written_bytes_are_those_of_the_real_outputs(batch):
-    for case in sweep(Shape("odd", 6, 2, 24), "fp32", batch, [100], [1, 5]):
+    for case in sweep(
+        axes(Shape("odd", 6, 2, 24), "fp32", batch, 100, (1, 5), page_sizes=(1, 16, 64))
+    ):
         work = build(case, inputs.Draw(case, CPU, 0))
         written = nbytes(*work.call().values())
         assert work.cost.written == written, case
 
 
 def test_the_sweep_has_a_row_for_every_primitive():
-    cases = sweep(SHAPES["tiny"], "bf16", 1, [256], [1, 4])
+    cases = sweep(axes())
     assert {case.op for case in cases} == set(OPS)
     assert all(case.formula in FORMULAS for case in cases)
     assert set(FORMULAS) == {case.formula for case in cases}
 
 
 def test_every_peer_computes_what_the_primitive_computes():
-    stopwatch, probe = Stopwatch(CPU), Probe(lambda: None, 1)
-    for case in sweep(SHAPES["tiny"], "fp32", 2, [300], [1, 5]):
-        row = measure(case, stopwatch, probe, budget=1e-3)
+    stopwatch = Stopwatch(CPU)
+    for case in sweep(axes(dtype="fp32", batch=2, context=300, rows=(1, 5))):
+        row = measure(case, stopwatch, CEILINGS, budget=1e-3)
         assert row.fault is None
         assert row.peers
         assert row.refused == {}, case
+        if case.op == "hybrid_tree_attention":
+            assert any("flash + masked matmul + merge" in name for name in row.peers)
+
+
+def test_absent_peers_are_named_with_the_reason():
+    reasons = peers.missing(CPU, peers.QUICK)
+    assert "not installed" in reasons["xformers"] or "GPU" in reasons["xformers"]
+    assert "GPU" in reasons["varlen"]
+    assert reasons["flex"] == "not asked for"
+    assert "sdpa" not in reasons
+
+
+def test_the_ceiling_that_binds_is_the_one_that_takes_longest():
+    cost = Cost(read=10**9, written=10**9, operations=10**10)
+    bounds = CEILINGS.bounds(cost, "bf16", bandwidth=1e12)
+    assert bounds == pytest.approx({"memory": 2e-3, "matrix": 1e-3, "call": 1e-6})
+    assert CEILINGS.bounds(cost, "fp32", bandwidth=1e12)["matrix"] == pytest.approx(1e-2)
+
+
+def test_every_axis_is_swept():
+    cases = sweep(
+        Axes(
+            [SHAPES["tiny"], SHAPES["gpt-oss-20b"]],
+            ["bf16", "fp32"],
+            [1, 2],
+            [256, 1 << 20],
+            [1, 4, 16],
+            page_sizes=[1, 64],
+            sparsities=[0.03, 0.2],
+            collect=["scores"],
+        )
+    )
+    hybrid = [case for case in cases if case.op == "hybrid_tree_attention"]
+    assert {case.rows for case in hybrid if not case.page_size} == {1, 4, 16}
+    assert {case.page_size for case in hybrid} == {0, 1, 64}
+    assert {case.sparsity for case in cases if case.op == "sparse_gather_attention"} == {0.03, 0.2}
+    assert {case.variant for case in cases if case.op == "verify_attention"} == {"scores"}
+    assert {case.dtype for case in cases} == {"bf16", "fp32"} <= set(DTYPES)
+    # A million tokens are measured in pages alone.
+    assert all(case.page_size for case in cases if case.context == 1 << 20)
+    assert len(cases) == len(set(cases))
+
+
+def test_a_row_needs_memory_for_the_reference_and_for_repeated_heads():
+    case = Case("hybrid_tree_attention", "paged 16", SHAPES["llama-3.1-8b"], "bf16", 1, 1 << 20, 4)
+    assert case.cache_bytes == 4 << 30
+    assert 20 << 30 < memory_needed(case) < 64 << 30
 
 
 def test_a_paged_cache_holds_the_contiguous_one_in_another_order():
     case = Case("hybrid_tree_attention", "", SHAPES["tiny"], "fp32", 2, 90, 4)
-    linear = inputs.prefix(case, inputs.Draw(case, CPU, 0), paged=False)
-    paged = inputs.prefix(case, inputs.Draw(case, CPU, 0), paged=True)
+    linear = inputs.prefix(case, inputs.Draw(case, CPU, 0))
+    case = replace(case, page_size=16)
+    paged = inputs.prefix(case, inputs.Draw(case, CPU, 0))
     for a, b in zip(linear.keys(), paged.keys(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
         assert a.isfinite().all()
@@ -204,7 +267,7 @@ def test_a_small_run_writes_a_table_and_valid_json_lines(tmp_path, capsys):
     assert run_kernels.main([*SMALL, "--worst", "--json", str(path)]) == 0
     run, *rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert run["kind"] == "run"
-    assert run["schema"] == 1
+    assert run["schema"] == 2
     assert run["backend"] == "reference"
     assert run["versions"]["torch"] == torch.__version__
     assert run["ceilings"]["bandwidth"] == max(run["ceilings"]["read"], run["ceilings"]["copy"])
@@ -215,7 +278,10 @@ def test_a_small_run_writes_a_table_and_valid_json_lines(tmp_path, capsys):
         assert row["time"]["samples"] >= 5
         moved = row["bytes_read"] + row["bytes_written"]
         assert row["bandwidth"] == pytest.approx(moved / row["time"]["median"])
-        assert row["share"] == pytest.approx(row["bandwidth"] / row["ceiling"])
+        assert set(row["bounds"]) == {"memory", "matrix", "call"}
+        assert row["bounds"]["memory"] == pytest.approx(moved / row["ceiling"])
+        assert row["bounds"][row["bound"]] == max(row["bounds"].values())
+        assert row["share"] == pytest.approx(row["bounds"][row["bound"]] / row["time"]["median"])
     printed = capsys.readouterr().out
     assert "best peer" in printed
     assert "WRONG" not in printed
@@ -248,7 +314,8 @@ def test_a_wrong_kernel_prints_wrong_and_no_time(planted, tmp_path, capsys):
     assert row["time"] is row["bandwidth"] is row["share"] is None
     printed = capsys.readouterr().out
     assert "WRONG" in printed
-    assert not re.search(r"\d (us|ms)\b", printed)
+    (line,) = [line for line in printed.splitlines() if "WRONG" in line]
+    assert not re.search(r"\d (us|ms)\b", line)
 
 
 def test_a_crashing_kernel_costs_only_its_own_row(planted, tmp_path, capsys):
@@ -269,6 +336,9 @@ def test_a_crashing_kernel_costs_only_its_own_row(planted, tmp_path, capsys):
         (["--context", "-3"], "--context"),
         (["--context", "8q"], "--context"),
         (["--rows", ""], "--rows"),
+        (["--sparsity", "7"], "--sparsity"),
+        (["--page-size", "0"], "--page-size"),
+        (["--peers", "cuBLAS"], "cuBLAS"),
         (["--budget", "nan"], "--budget"),
         (["--shape", "gpt-9"], "gpt-9"),
         (["--backend", "cuda"], "cuda"),

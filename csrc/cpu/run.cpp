@@ -17,7 +17,7 @@ namespace {
 constexpr int64_t kTasksPerThread = 4;     // so that a thread that was interrupted costs little
 constexpr int64_t kBlocksPerSplit = 8;     // at least; a split costs a state and a merge
 constexpr int64_t kStateFloats = 1 << 16;  // of the heads of a task together: they stay in L2
-constexpr int64_t kSerialWork = 1 << 20;   // multiplications below which waking threads is slower
+constexpr int64_t kThreadWork = 1 << 21;   // bytes and multiplications: 0.1 ms of one thread
 constexpr int64_t kImportanceChunk = 16 * kBlock;
 
 int thread_index() {
@@ -27,6 +27,14 @@ int thread_index() {
   return 0;
 #endif
 }
+
+// Waking a thread takes 0.03 ms, waiting for one whose core is taken some milliseconds: each has to
+// be worth it.
+int useful_threads(int64_t work, int64_t tasks, int threads) {
+  return static_cast<int>(std::clamp<int64_t>(std::min(work / kThreadWork, tasks), 1, threads));
+}
+
+int64_t size_of(Dtype type) { return type == Dtype::kFloat32 ? 4 : 2; }
 
 std::vector<const Kernels*> available() {
   std::vector<const Kernels*> found;
@@ -50,6 +58,10 @@ const Kernels*& chosen() {
   return kernels;
 }
 
+int64_t tasks_of(const Attention& a, const Plan& plan) {
+  return a.B * ceil_div(a.Hk, plan.heads_per_task) * plan.row_groups;
+}
+
 // Follows the static shape; the longest request only says how many splits can be of use. How many
 // a request has follows from its own length, so its bits do not depend on its neighbours.
 Plan make_plan(const Attention& a, int threads) {
@@ -63,7 +75,7 @@ Plan make_plan(const Attention& a, int threads) {
   const bool per_head = a.cache.indices_head != 0 || a.cache.lengths_head != 0;
   const int64_t fit = kStateFloats / (plan.rows * plan.stride);
   plan.heads_per_task = per_head ? 1 : std::clamp<int64_t>(fit, 1, a.Hk);
-  const int64_t tasks = a.B * ceil_div(a.Hk, plan.heads_per_task) * plan.row_groups;
+  const int64_t tasks = tasks_of(a, plan);
   int64_t longest = 0;
   for (int64_t b = 0; b < a.B; ++b) {
     for (int64_t h = 0; h < (a.cache.lengths_head ? a.Hk : 1); ++h) {
@@ -74,6 +86,18 @@ Plan make_plan(const Attention& a, int threads) {
   const int64_t wanted = threads > 1 ? ceil_div(kTasksPerThread * threads, tasks) : 1;
   plan.splits = std::clamp<int64_t>(blocks / kBlocksPerSplit, 1, wanted);
   return plan;
+}
+
+int64_t work_of(const Attention& a) {
+  int64_t keys = 0;
+  for (int64_t b = 0; b < a.B; ++b) keys += a.length(b, 0) + a.tree.size;
+  return keys * a.D * (2 * a.Hk * size_of(a.dtype) + a.T * a.Hq);
+}
+
+// Where splits are few, heads are shared out instead: which thread has a head changes no bit.
+void spread_heads(const Attention& a, Plan& plan, int threads) {
+  const int64_t most = a.B * plan.row_groups * plan.splits * a.Hk / (2 * threads);
+  if (threads > 1) plan.heads_per_task = std::clamp<int64_t>(most, 1, plan.heads_per_task);
 }
 
 Task task_of(const Attention& a, const Plan& plan, int64_t index) {
@@ -138,15 +162,15 @@ void run(const Attention& a, int threads) {
   static thread_local Arena arena;
   const Kernels& kernels = *chosen();
   const int type = static_cast<int>(a.dtype);
-  const Plan plan = make_plan(a, threads);
-  const int64_t groups = a.B * ceil_div(a.Hk, plan.heads_per_task) * plan.row_groups;
+  Plan plan = make_plan(a, threads);
+  const int64_t most_tasks = a.B * a.Hk * plan.row_groups * plan.splits;
+  threads = useful_threads(work_of(a), most_tasks, threads);
+  spread_heads(a, plan, threads);
+  const int64_t groups = tasks_of(a, plan);
   const int64_t state = round_up(plan.heads_per_task * State::floats(plan.rows, plan.stride), 16);
   const int64_t q_floats = plan.heads_per_task * plan.rows * plan.stride;
   const bool split = plan.splits > 1;
   const int64_t scratch = Scratch::floats(q_floats, split ? 0 : state);
-  int64_t work = 0;
-  for (int64_t b = 0; b < a.B; ++b) work += a.length(b, 0) + a.tree.size;
-  if (work * a.T * a.Hq * a.D < kSerialWork) threads = 1;
   float* const memory =
       arena.floats(threads * scratch + (split ? groups * plan.splits * state : 0));
   float* const states = memory + threads * scratch;
@@ -195,9 +219,10 @@ void run(const Attention& a, int threads) {
 void run(const Importance& p, int threads) {
   static thread_local Arena arena;
   const int64_t mean = p.Hk * p.D;
-  if (p.B * p.capacity * p.Hk * p.D < kSerialWork) threads = 1;
   float* const queries = arena.floats(p.B * mean);
   const int64_t chunks = ceil_div(p.capacity, kImportanceChunk);
+  const int64_t work = p.B * p.capacity * p.Hk * p.D * (size_of(p.dtype) + 1);
+  threads = useful_threads(work, p.B * chunks, threads);
   const int type = static_cast<int>(p.dtype);
   const Kernels& kernels = *chosen();
 #pragma omp parallel num_threads(threads)
@@ -217,7 +242,7 @@ void run(const Importance& p, int threads) {
 
 void run(const Merge& p, int threads) {
   const int64_t rows = p.B * p.T * p.H;
-  if (rows * p.D * p.states < kSerialWork / 16) threads = 1;
+  threads = useful_threads(rows * p.D * (p.states + 1) * size_of(p.dtype), rows, threads);
   const int64_t parts = std::min<int64_t>(rows, threads * kTasksPerThread);
   const auto merge = chosen()->merge[static_cast<int>(p.dtype)];
 #pragma omp parallel for schedule(static) num_threads(threads)

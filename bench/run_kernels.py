@@ -3,6 +3,7 @@
     python bench/run_kernels.py --quick
     python bench/run_kernels.py --only hybrid_tree_attention --context 8k,32k --rows 1,16 --worst
     python bench/run_kernels.py --bars
+    python bench/run_kernels.py --compare before.jsonl after.jsonl
 
 `docs/benchmarks.md` says how to read the table and names every JSON field.
 """
@@ -16,7 +17,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
-from roofline import arguments, peers, report
+from roofline import arguments, compare, peers, pictures, report
 from roofline.cases import DTYPES, SHAPES, Axes, Case, sweep
 from roofline.ceilings import Ceilings
 from roofline.ceilings import measure as measure_ceilings
@@ -59,6 +60,10 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.bars:
         return _bars(options, parser)
+    if options.compare:
+        return _compare(options, parser)
+    if options.draw:
+        return _draw(options, parser)
     device = arguments.device(options.device, parser)
     cases = _cases(options, device, parser)
     with ExitStack() as stack:
@@ -74,6 +79,9 @@ def main(argv: list[str] | None = None) -> int:
         print(_heading(machine, backend, ceilings, missing))
         report.write_line(file, report.run_record(machine, backend, ceilings, missing))
         rows = _measure_all(cases, device, options, ceilings, file)
+    if options.pictures:
+        run = report.run_record(machine, backend, ceilings, missing)
+        _pictures(run, [report.row_record(row) for row in rows], options.pictures)
     if options.worst:
         rows.sort(key=lambda row: row.share or 0.0)
     report.table(rows)
@@ -108,6 +116,33 @@ def _bars(options: argparse.Namespace, parser: arguments.Parser) -> int:
             report.bar(bar, disturbed=(busy or 0) > DISTURBING)
             wrong = wrong or bar.note == WRONG
     return int(wrong)
+
+
+def _compare(options: argparse.Namespace, parser: arguments.Parser) -> int:
+    try:
+        return compare.show(*options.compare)
+    except (OSError, ValueError) as failure:
+        parser.error(f"--compare: {failure}")
+
+
+def _draw(options: argparse.Namespace, parser: arguments.Parser) -> int:
+    try:
+        run, rows = compare.read(options.draw)
+    except (OSError, ValueError) as failure:
+        parser.error(f"--draw: {failure}")
+    kernels = [row for row in rows.values() if row["kind"] == "row"]
+    return int(not _pictures(run, kernels, options.pictures or options.draw.parent))
+
+
+def _pictures(run: dict, rows: list[dict], folder: Path) -> bool:
+    """Draw what was measured, if it can be; a missing library must not cost the figures."""
+    try:
+        for path in pictures.draw(run, rows, folder):
+            print(path)
+    except (ImportError, OSError) as failure:
+        print(f"no pictures: {failure}", file=sys.stderr)
+        return False
+    return True
 
 
 def _measure_all(
@@ -157,6 +192,9 @@ def _parser() -> arguments.Parser:
     )
     add("--quick", action="store_true", help="under two minutes on two cores")
     add("--worst", action="store_true", help="lowest share of its ceiling first")
+    add("--pictures", type=Path, metavar="DIR", help="draw the roofline, and time against context")
+    add("--draw", type=Path, metavar="FILE", help="draw a result file instead of measuring")
+    add("--compare", type=Path, nargs=2, metavar="FILE", help="what became slower from A to B")
     add("--json", type=Path, metavar="FILE", help="write JSON Lines")
     return parser
 

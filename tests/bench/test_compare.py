@@ -1,0 +1,127 @@
+"""What changed between two result files, and what only seems to; and their pictures."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
+
+import run_kernels  # noqa: E402
+from roofline import pictures  # noqa: E402
+
+RUN = {
+    "kind": "run",
+    "machine": {"name": "synthetic"},
+    "commit": "0123456789ab",
+    "time": "2026-11-21T10:00:00+00:00",
+    "ceilings": {"bandwidth": 3e10, "matrix": {"bf16": 1e12}},
+}
+
+
+def row(op="hybrid_tree_attention", context=8192, median=1e-3, spread=0.02, **more):
+    return {
+        "kind": "row",
+        "op": op,
+        "variant": "contiguous",
+        "shape": "tiny",
+        "dtype": "bf16",
+        "batch": 1,
+        "context": context,
+        "rows": 16,
+        "page_size": 0,
+        "sparsity": None,
+        "operations": context * 1000,
+        "bytes_read": context * 500,
+        "bytes_written": 100,
+        "share": 0.5,
+        "time": {"median": median, "spread": spread, "samples": 9},
+        "peers": {"sdpa gqa": {"median": 5 * median, "spread": 0.1, "samples": 9, "ratio": 5}},
+        **more,
+    }
+
+
+def bar(name, measured, at_most=False, spread=0.02):
+    return {
+        "kind": "bar",
+        "name": name,
+        "measured": measured,
+        "at_most": at_most,
+        "spread": spread,
+    }
+
+
+@pytest.fixture
+def compare(tmp_path, capsys):
+    def run(before, after):
+        paths = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+        for path, records in zip(paths, (before, after), strict=True):
+            path.write_text("\n".join(map(json.dumps, [RUN, *records])) + "\n")
+        status = run_kernels.main(["--compare", *map(str, paths)])
+        return status, capsys.readouterr().out
+
+    return run
+
+
+def test_only_what_exceeds_the_spread_is_slower(compare):
+    before = [row(context=1024), row(context=2048), row(context=4096)]
+    after = [row(context=1024, median=1.5e-3), row(context=2048, median=1.03e-3)]
+    after.append(row(context=4096, median=5e-4))
+    status, printed = compare(before, after)
+    assert status == 1
+    slower = [line for line in printed.splitlines() if line.startswith("slower")]
+    assert len(slower) == 1
+    assert "1.50x" in slower[0]
+    assert "1024" in slower[0]
+    assert "1 slower, 1 faster, 1 within the spread; 0 in one file only" in printed
+
+
+def test_the_same_file_twice_has_not_changed(compare):
+    records = [row(), bar("gather", 1.2, at_most=True)]
+    assert compare(records, records)[0] == 0
+
+
+def test_a_row_that_became_wrong_comes_first(compare):
+    wrong = row(context=2048) | {"time": None, "share": None, "fault": "WRONG"}
+    status, printed = compare([row(), row(context=2048)], [row(median=2e-3), wrong])
+    assert status == 1
+    assert "WRONG" in printed.splitlines()[2]
+
+
+def test_a_bar_is_worse_in_its_own_direction(compare):
+    before = [bar("share", 0.8), bar("over", 0.01, at_most=True)]
+    status, printed = compare(before, [bar("share", 0.6), bar("over", 0.005, at_most=True)])
+    assert status == 1
+    assert "slower" in next(line for line in printed.splitlines() if "share" in line)
+    assert "faster" in next(line for line in printed.splitlines() if " over:" in line)
+
+
+@pytest.mark.parametrize("content", ["", "hello", '{"kind": "row"}', "[]"])
+def test_other_files_are_refused(content, tmp_path, capsys):
+    path = tmp_path / "x.jsonl"
+    path.write_text(content)
+    for arguments in (["--compare", str(path), str(path)], ["--draw", str(path)]):
+        with pytest.raises(SystemExit) as stop:
+            run_kernels.main(arguments)
+        assert stop.value.code == 2
+        assert "x.jsonl" in capsys.readouterr().err
+
+
+def test_pictures_are_drawn_from_a_result_file(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "rows.jsonl"
+    records = [row(context=c, median=c * 1e-7) for c in (1024, 8192)]
+    records += [row("importance_scores", 1024), row("merge_state", 0)]
+    records += [row("select_topk", 1024) | {"time": None}]
+    path.write_text("\n".join(map(json.dumps, [RUN, *records])))
+    assert run_kernels.main(["--draw", str(path), "--pictures", str(tmp_path / "out")]) == 0
+    for name in ("roofline.png", "context.png"):
+        assert (tmp_path / "out" / name).read_bytes().startswith(b"\x89PNG")
+        assert name in capsys.readouterr().out or name == "context.png"
+
+
+def test_nothing_is_drawn_of_nothing(tmp_path):
+    pytest.importorskip("matplotlib")
+    assert pictures.draw(RUN, [row() | {"time": None}], tmp_path / "none") == []
+    assert not (tmp_path / "none").exists()

@@ -1,0 +1,181 @@
+"""How LongSpec's drafter is trained (arXiv 2502.17421 v2, §3.2 and appendices D and G)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from specattn.drafters import LongSpecDrafter
+from specattn.training.loss import IGNORED, linear_cross_entropy
+from specattn.training.positions import anchor_offset_positions
+from specattn.training.target import last_layer_cache
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One of the paper's three stages: one epoch each, AdamW, cosine learning rate.
+
+    Attributes
+    ----------
+    row_length : int
+        Tokens of a row. The paper gives no figure: those of the authors' program.
+    batch_size : int
+        Rows of an optimizer step, over all devices and accumulated passes.
+    learning_rate : float
+        The highest.
+    anchor_offset : bool
+        Whether positions are anchor-offset indices; rows that are long enough need none.
+    """
+
+    row_length: int
+    batch_size: int
+    learning_rate: float
+    anchor_offset: bool
+
+
+STAGES = {
+    "short": Stage(row_length=1024, batch_size=2048, learning_rate=5e-4, anchor_offset=True),
+    "long": Stage(row_length=32768, batch_size=256, learning_rate=5e-6, anchor_offset=False),
+    "finetune": Stage(row_length=32768, batch_size=256, learning_rate=5e-6, anchor_offset=False),
+}
+"""The stages by name, in their order: pre-training text, long text, the text of the task."""
+
+TRAINER_DEFAULTS = {
+    "optim": "adamw_torch",
+    "lr_scheduler_type": "cosine",
+    "warmup_steps": 0.1,
+    "weight_decay": 0.1,
+    "adam_beta2": 0.98,
+    "num_train_epochs": 1.0,
+}
+"""Fields of `transformers.TrainingArguments` for all stages; a share of warm-up, decay and betas
+are not in the paper but in the authors' program."""
+
+LEVELS = 5
+"""Levels that the paper's trees have: gamma."""
+
+
+@torch.no_grad()
+def start_from_target(drafter: LongSpecDrafter, target: PreTrainedModel) -> LongSpecDrafter:
+    """Copy what fits from the target's layers into a new drafter, and return it.
+
+    Its self attention reads embeddings, as the target's first layer does; its cross attention asks
+    the keys of the target's last layer, as that layer's own queries do; what follows leads to the
+    head, as that layer's own MLP does. The paper does not say how the drafter begins;
+    `docs/training.md` has what this saves.
+
+    Parameters
+    ----------
+    drafter : LongSpecDrafter
+        Made for this target.
+    target : PreTrainedModel
+    """
+    layers = cast(Any, target.base_model).layers
+    for own, own_norm, layer in (
+        (drafter.self_attention, drafter.self_norm, layers[0]),
+        (drafter.cross_attention, drafter.cross_norm, layers[-1]),
+    ):
+        theirs = layer.self_attn
+        copied = [theirs.q_proj, theirs.k_proj, theirs.v_proj][: sum(map(bool, own.heads))]
+        own.qkv_proj.weight.copy_(torch.cat([linear.weight for linear in copied]))
+        if own.qkv_proj.bias is not None:
+            own.qkv_proj.bias.copy_(torch.cat([linear.bias for linear in copied]))
+        own.o_proj.weight.copy_(theirs.o_proj.weight)
+        own_norm.weight.copy_(layer.input_layernorm.weight)
+        for name in ("q_norm", "k_norm"):
+            if getattr(own, name) is not None:
+                getattr(own, name).weight.copy_(getattr(theirs, name).weight)
+    last = layers[-1]
+    if isinstance(getattr(last.mlp, "gate_proj", None), nn.Linear):  # no mixture of experts
+        gate_up = torch.cat([last.mlp.gate_proj.weight, last.mlp.up_proj.weight])
+        drafter.gate_up_proj.weight.copy_(gate_up)
+        drafter.down_proj.weight.copy_(last.mlp.down_proj.weight)
+        drafter.mlp_norm.weight.copy_(last.post_attention_layernorm.weight)
+    return drafter
+
+
+class LongSpecObjective(nn.Module):
+    """Next-token loss of a drafter that reads the cache of a frozen target as decoding lets it.
+
+    Parameters
+    ----------
+    target : PreTrainedModel
+        Frozen here, and never in training mode.
+    drafter : LongSpecDrafter
+    levels : int
+        Drafted tokens per path, gamma. Flash noisy training hides the target's last j tokens from
+        every token, 1 <= j < gamma, with j drawn anew for each batch (v2, Algorithm 2). With
+        ``levels=1`` there is no noise, and a token even sees itself (j = 0).
+    anchor_offset : bool
+        Draw anchor-offset indices for every row in training (v2, Algorithm 1).
+    """
+
+    accepts_loss_kwargs = True  # the trainer hands over `num_items_in_batch`
+
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        drafter: LongSpecDrafter,
+        *,
+        levels: int = LEVELS,
+        anchor_offset: bool = True,
+    ):
+        super().__init__()
+        drafter.config.check_target(target.config)
+        if levels < 1:
+            raise ValueError(f"levels must be at least 1, got {levels}")
+        self.target, self.drafter = target.requires_grad_(False), drafter
+        self.shifts = range(1, levels) if levels > 1 else range(1)
+        self.anchor_offset = anchor_offset
+
+    def train(self, mode: bool = True) -> LongSpecObjective:
+        """Set the drafter's mode; the target stays in evaluation mode."""
+        super().train(mode)
+        self.target.eval()
+        return self
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        labels: torch.Tensor,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> dict[str, torch.Tensor]:
+        """Return the loss: in training of one random shift, else the mean over all of them.
+
+        Parameters
+        ----------
+        input_ids, labels : Tensor, int64 [B, L]
+            Label t is the token after token t; `IGNORED` ones add nothing.
+        num_items_in_batch : optional
+            Labels to divide by, where several passes make one step; those given by default.
+
+        Returns
+        -------
+        dict
+            ``loss``, in nats per token.
+        """
+        rows, length = input_ids.shape
+        if self.training and self.anchor_offset:
+            limit = self.target.config.max_position_embeddings
+            positions = anchor_offset_positions(rows, length, limit).to(input_ids.device)
+        else:
+            positions = torch.arange(length, device=input_ids.device).expand(rows, -1)
+        embeds = self.target.get_input_embeddings()(input_ids)
+        read = (embeds, *last_layer_cache(self.target, input_ids, positions))
+        # The drafter may be trained in more bits than the target is stored in.
+        embeds, keys, values = (x.to(self.drafter.dtype) for x in read)
+        head = self.target.get_output_embeddings().weight
+        shifts = list(self.shifts)
+        if self.training:
+            shifts = [shifts[int(torch.randint(len(shifts), ()))]]
+        total = torch.zeros((), device=input_ids.device)
+        for shift in shifts:
+            hidden = self.drafter(embeds, positions, keys, values, shift=shift)
+            total = total + linear_cross_entropy(hidden, head, labels)
+        if num_items_in_batch is None:
+            num_items_in_batch = (labels != IGNORED).sum()
+        return {"loss": total / (len(shifts) * num_items_in_batch)}

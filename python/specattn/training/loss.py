@@ -1,0 +1,101 @@
+"""Cross entropy of a frozen language-model head, without the logits of all tokens at once.
+
+A head over a large vocabulary makes logits that dwarf everything else in training: 32k tokens times
+a vocabulary of 152k are 19 GiB in float32. So head, softmax and gradient are computed for a chunk
+of tokens at a time, and only the gradient of the hidden states is kept (the head is frozen).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import torch
+
+IGNORED = -100
+"""Label of a token that counts for nothing, as in `torch.nn.functional.cross_entropy`."""
+
+_CHUNK_LOGITS = 2**25
+
+
+def linear_cross_entropy(
+    hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor
+) -> torch.Tensor:
+    """Return the summed cross entropy of ``hidden @ weight.T`` in nats.
+
+    On a GPU with Liger installed its fused kernel computes it, else `chunked_cross_entropy`.
+
+    Parameters
+    ----------
+    hidden : Tensor [..., H]
+    weight : Tensor [V, H]
+        The head; frozen, it receives no gradient.
+    labels : Tensor, int64 [...]
+        The token that follows each hidden state; `IGNORED` ones add nothing.
+
+    Returns
+    -------
+    Tensor, float32 []
+        float64 if `hidden` is float64.
+
+    Raises
+    ------
+    ValueError
+        `weight` requires a gradient, or shapes do not fit.
+    """
+    if weight.requires_grad:
+        raise ValueError("weight must be frozen: its gradient is not computed here")
+    if hidden.shape[:-1] != labels.shape or hidden.shape[-1] != weight.shape[-1]:
+        raise ValueError(
+            "expected hidden [..., H], weight [V, H] and labels [...], got "
+            f"{list(hidden.shape)}, {list(weight.shape)} and {list(labels.shape)}"
+        )
+    rows, labels = hidden.flatten(0, -2), labels.flatten()
+    if rows.is_cuda and importlib.util.find_spec("liger_kernel") is not None:
+        from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
+
+        return liger_fused_linear_cross_entropy(
+            rows.to(weight.dtype), weight, labels, ignore_index=IGNORED, reduction="sum"
+        )
+    return chunked_cross_entropy(rows, weight, labels, max(1, _CHUNK_LOGITS // len(weight)))
+
+
+def chunked_cross_entropy(
+    hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, chunk: int
+) -> torch.Tensor:
+    """Compute `linear_cross_entropy` of hidden [N, H] with the logits of `chunk` tokens at a time.
+
+    Products are made in the dtype of `weight` (or of autocast), the softmax in float32 or better.
+    """
+    total: torch.Tensor = _ChunkedCrossEntropy.apply(hidden, weight, labels, chunk)
+    return total
+
+
+class _ChunkedCrossEntropy(torch.autograd.Function):
+    """The gradient is a by-product of the forward pass, so nothing is computed twice."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, chunk: int
+    ) -> torch.Tensor:
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        gradient = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        total = torch.zeros((), dtype=wide, device=hidden.device)
+        for start in range(0, len(hidden), chunk):
+            rows = slice(start, start + chunk)
+            logits = (hidden[rows].to(weight.dtype) @ weight.T).to(wide)
+            counts = labels[rows] != IGNORED
+            label = labels[rows].masked_fill(~counts, 0)[:, None]
+            lse = logits.logsumexp(-1, keepdim=True)
+            total += ((lse - logits.gather(1, label))[:, 0] * counts).sum()
+            if gradient is not None:
+                slope = logits.sub_(lse).exp_()  # the softmax, in the memory of the logits
+                slope.scatter_add_(1, label, slope.new_full((1, 1), -1.0).expand_as(label))
+                slope *= counts[:, None]
+                gradient[rows] = slope.to(weight.dtype) @ weight
+        ctx.gradient = gradient
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return (ctx.gradient * grad_output).to(ctx.gradient.dtype), None, None, None

@@ -1,0 +1,111 @@
+"""`DrafterTrainer`: transformers' trainer, for a drafter that is only a part of what it runs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from transformers import Trainer, TrainingArguments
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+from transformers.utils import logging
+
+from specattn.decoding import Method, generate
+
+logger = logging.get_logger(__name__)
+
+_PART = "drafter."
+
+
+class DrafterTrainer(Trainer):
+    """Train ``objective.drafter`` while ``objective.target`` stands still.
+
+    Checkpoints and the result hold the drafter alone, as its own ``save_pretrained`` writes it, and
+    evaluation decodes held-out prompts to see what the drafter is worth.
+
+    Parameters
+    ----------
+    objective : nn.Module
+        With attributes `drafter` and `target`; returns ``{"loss": ...}``.
+    args : TrainingArguments
+    method : callable, optional
+        ``method(drafter)`` makes a decoding method of the drafter. Without it acceptance is not
+        measured.
+    prompts : sequence of Tensor, int64 [L]
+        What evaluation continues, at temperature 0.
+    new_tokens : int
+        Per prompt.
+    **options
+        Of `transformers.Trainer`: ``train_dataset``, ``eval_dataset``, ``callbacks``, ...
+    """
+
+    def __init__(
+        self,
+        objective: nn.Module,
+        args: TrainingArguments,
+        *,
+        method: Callable[[Any], Method] | None = None,
+        prompts: Sequence[torch.Tensor] = (),
+        new_tokens: int = 128,
+        **options: Any,
+    ):
+        super().__init__(objective, args, **options)
+        self.method, self.prompts, self.new_tokens = method, prompts, new_tokens
+
+    def evaluate(self, *arguments: Any, **options: Any) -> dict[str, float]:
+        """Add ``eval_acceptance_length`` (tokens per pass, bonus included) to the usual metrics."""
+        metrics: dict[str, float] = super().evaluate(*arguments, **options)
+        if self.method is not None and self.prompts:
+            if self.is_fsdp_enabled or is_deepspeed_zero3_enabled():
+                logger.warning_once("acceptance is not measured: the target's weights are sharded")
+            else:
+                length = self._acceptance_length(self.method)
+                metrics["eval_acceptance_length"] = length
+                self.log({"eval_acceptance_length": length})
+        return metrics
+
+    def _acceptance_length(self, method: Callable[[Any], Method]) -> float:
+        """Decode this process' share of the prompts; average over the passes of all processes."""
+        objective = self.accelerator.unwrap_model(self.model)
+        accepted = rounds = 0
+        if share := self.prompts[self.args.process_index :: self.args.world_size]:
+            drafter = copy.deepcopy(objective.drafter).to(objective.target.dtype).eval()
+            output = generate(
+                objective.target,
+                share,
+                method(drafter),
+                max_new_tokens=self.new_tokens,
+                temperature=0.0,
+            )
+            total = output.statistics.total
+            accepted, rounds = total.accepted, total.rounds
+        counts = torch.tensor([[accepted, rounds]], device=self.args.device)
+        accepted, rounds = self.accelerator.gather(counts).sum(0).tolist()
+        return 1 + accepted / rounds
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        """Write the drafter's part of what would be written."""
+        if not self.args.should_save:
+            return
+        drafter = self.accelerator.unwrap_model(self.model).drafter
+        if state_dict is not None:  # gathered from all processes
+            state_dict = {
+                name.removeprefix(_PART): weight
+                for name, weight in state_dict.items()
+                if name.startswith(_PART)
+            }
+        drafter.save_pretrained(output_dir or self.args.output_dir, state_dict=state_dict)
+
+    def _load_from_checkpoint(
+        self, resume_from_checkpoint: str, model: nn.Module | None = None
+    ) -> None:
+        """Read what `_save` wrote; FSDP keeps files of its own."""
+        if self.is_fsdp_enabled:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+            return
+        weights = load_file(Path(resume_from_checkpoint) / "model.safetensors")
+        self.accelerator.unwrap_model(self.model).drafter.load_state_dict(weights)

@@ -1,0 +1,125 @@
+"""``specattn train longspec`` as a user types it: what it leaves, and how it refuses."""
+
+import json
+import sys
+
+import pytest
+
+from specattn import cli
+from specattn.drafters import LongSpecDrafter
+from tests.decoding.models import letters, tiny_model
+
+ROW = ("--row-length", "16", "--batch-size", "4", "--per_device_train_batch_size", "2")
+QUIET = ("--disable_tqdm", "True", "--report_to", "none")
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("target")
+    tiny_model("qwen3", peak=1.0).bfloat16().save_pretrained(folder)
+    letters().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text")
+    (folder / "a.txt").write_text("the quick brown fox " * 20)
+    lines = [{"text": "jumps over the lazy dog " * 10}, {"txt": "a typing error"}]
+    (folder / "b.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    return folder
+
+
+@pytest.fixture
+def specattn(monkeypatch, capfd):
+    """Run the command; return exit code, standard output and standard error."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["specattn", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        return stop.value.code, *capfd.readouterr()
+
+    return run
+
+
+def curve(folder):
+    history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
+    return [entry["loss"] for entry in history if "loss" in entry]
+
+
+def test_a_run_leaves_a_drafter_and_says_what_it_skipped(specattn, target, text, tmp_path, caplog):
+    run = ("train", "longspec", "--target", target, "--data", text, *ROW, *QUIET)
+    prompts = ("--eval-prompts", 1, "--eval-prompt-tokens", 8, "--eval-new-tokens", 4)
+    code, _, said = specattn(
+        *run, "--output", tmp_path / "out", "--logging_steps", 1, "--save_steps", 4,
+        "--eval-data", text / "a.txt", "--eval-rows", 4, *prompts,
+    )  # fmt: skip
+    assert code == 0, said
+    assert f"skipped {text / 'b.jsonl'}:2: no string under 'text'" in caplog.text
+    assert "39 rows of 16 tokens from 2 files, 1 texts skipped" in said
+    assert "acceptance length 1." in said
+    drafter = LongSpecDrafter.from_pretrained(tmp_path / "out")
+    assert drafter.config.target == str(target)
+    assert str(drafter.dtype) == "torch.bfloat16"  # as the target is stored
+    assert len(curve(tmp_path / "out")) == 10  # 39 rows, 4 in a step
+
+    # The next stage goes on from that drafter, in a folder of its own.
+    code, _, said = specattn(
+        *run, "--stage", "long", "--drafter", tmp_path / "out", "--output", tmp_path / "next",
+        "--max_steps", 1, "--logging_steps", 1,
+    )  # fmt: skip
+    assert code == 0, said
+    assert curve(tmp_path / "next")[0] < curve(tmp_path / "out")[0]
+
+    # What is there is neither mixed with another run nor overwritten, but can be gone on from.
+    code, _, said = specattn(*run, "--output", tmp_path / "out")
+    assert code == 2
+    assert "go on with --resume" in said
+    code, _, said = specattn(*run, "--output", tmp_path / "out", "--resume", "--logging_steps", 1)
+    assert code == 0, said
+    assert len(curve(tmp_path / "out")) == 10
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--target", "{tmp}/none"], "--target: {tmp}/none is not a folder"),
+        (["--data", "{tmp}/none"], "--data: {tmp}/none is neither a file nor a folder"),
+        (["--data", "{tmp}"], "--data: no file in {tmp}"),
+        (["--eval-data", "{tmp}/none"], "--eval-data: {tmp}/none is neither"),
+        (["--eval-data", "{text}", "--eval-prompt-tokens", "500"], "no held-out text has 500"),
+        (["--stage", "medium"], "one of short, long, finetune, got 'medium'"),
+        (["--resume"], "--resume: there is no checkpoint in {tmp}/out"),
+        (["--drafter", "{tmp}"], "{tmp} has no readable config.json"),
+        (["--row-length", "513"], "--row-length: 513 is beyond the target's 512 positions"),
+        (["--row-length", "500"], "--data: less text than one row of 500 tokens"),
+        (["--batch-size", "3"], "3 rows are no multiple of the 2"),
+        (["--gradient_accumulation_steps", "2"], "follows from --batch-size"),
+        (["--target-dtype", "int8"], "got 'int8'"),
+        (["--levels", "0"], "levels"),
+        (["--row-lenght", "8"], "unknown options: --row-lenght 8"),
+        (["--max_steps", "many"], "argument --max_steps/--max-steps: invalid int value: 'many'"),
+        (["--learning-rate", "fast"], "learning-rate"),
+    ],
+    ids=lambda value: " ".join(value[-2:]) if isinstance(value, list) else "",
+)
+def test_what_a_user_can_mend_is_one_line(specattn, target, text, tmp_path, arguments, reason):
+    names = {"tmp": tmp_path, "text": text / "b.jsonl", "target": target}
+    usual = {"--target": target, "--data": text / "b.jsonl", "--output": tmp_path / "out"}
+    given = [word.format(**names) for word in arguments]
+    words = [word for pair in usual.items() if pair[0] not in given for word in pair]
+    code, _, error = specattn("train", "longspec", *words, *ROW, *QUIET, *given)
+    error = "\n".join(line for line in error.splitlines() if line.startswith("specattn: "))
+    assert code == 2
+    assert error.startswith("specattn: error: ")
+    assert error.count("\n") == 0
+    assert reason.format(**names) in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_help_names_the_trainers_own_options(specattn):
+    code, text, _ = specattn("train", "longspec", "--help")
+    assert code == 0
+    assert "TrainingArguments" in text
+    assert "--anchor-offset" in text

@@ -1,0 +1,119 @@
+"""The trainer: a run that was killed and resumed is the run that was not, and what it leaves."""
+
+import pytest
+import torch
+from transformers import TrainerCallback, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
+
+from specattn.decoding import LongSpec, generate
+from specattn.drafters import LongSpecDrafter
+from specattn.training import Documents, DrafterTrainer, LongSpecObjective, PackedRows, find_files
+from tests.decoding.models import letters, tiny_model
+
+STEPS, SAVED_AT, KILLED_AT = 8, 3, 5
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """Fourteen rows of 24 tokens in four files: eight steps of four rows are two epochs."""
+    folder = tmp_path_factory.mktemp("corpus")
+    generator = torch.Generator().manual_seed(5)
+    for name in "abcd":
+        letter_codes = torch.randint(32, 127, (90,), generator=generator).tolist()
+        (folder / name).write_text("".join(map(chr, letter_codes)))
+    return find_files([folder])
+
+
+def trainer(folder, files, callbacks=(), **options):
+    target = tiny_model("qwen3", peak=1.0)
+    drafter = LongSpecDrafter.for_target(target, target="toy", window=8)
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        learning_rate=1e-2,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        save_strategy="steps",
+        save_steps=SAVED_AT,
+        logging_steps=1,
+        use_cpu=True,
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+        **options,
+    )
+    rows = PackedRows(Documents(files), letters(), 24, seed=0, endless="max_steps" in options)
+    return DrafterTrainer(
+        LongSpecObjective(target, drafter), arguments, train_dataset=rows, callbacks=[*callbacks]
+    )
+
+
+def losses(trainer):
+    return {entry["step"]: entry["loss"] for entry in trainer.state.log_history if "loss" in entry}
+
+
+def weights(folder):
+    return LongSpecDrafter.from_pretrained(folder).state_dict()
+
+
+class Kill(TrainerCallback):
+    """Ends the run as Ctrl-C does, in the middle of a step."""
+
+    def on_pre_optimizer_step(self, args, state, control, **_):
+        if state.global_step == KILLED_AT:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("length", [{"max_steps": STEPS}, {"num_train_epochs": 2}])
+def test_a_resumed_run_has_the_losses_of_an_unbroken_one(tmp_path, corpus, length):
+    unbroken = trainer(tmp_path / "unbroken", corpus, **length)
+    unbroken.train()
+    unbroken.save_model()
+
+    killed = trainer(tmp_path / "killed", corpus, [Kill()], **length)
+    with pytest.raises(KeyboardInterrupt):
+        killed.train()
+    torch.manual_seed(77)  # nothing may hang on what the new process has drawn so far
+    resumed = trainer(tmp_path / "killed", corpus, **length)
+    resumed.train(resume_from_checkpoint=get_last_checkpoint(tmp_path / "killed"))
+    resumed.save_model()
+
+    assert len(losses(unbroken)) == STEPS
+    assert losses(resumed) == losses(unbroken)
+    assert len(set(losses(unbroken).values())) == STEPS
+    for name, weight in weights(tmp_path / "unbroken").items():
+        assert torch.equal(weights(tmp_path / "killed")[name], weight)
+
+
+def test_checkpoints_hold_the_drafter_alone(tmp_path, corpus):
+    run = trainer(tmp_path, corpus, max_steps=SAVED_AT)
+    run.train()
+    saved = weights(tmp_path / f"checkpoint-{SAVED_AT}")
+    own = run.model.drafter.state_dict()
+    assert saved.keys() == own.keys()
+    assert all(torch.equal(saved[name], own[name]) for name in own)
+
+
+def test_training_learns_the_text(tmp_path):
+    (tmp_path / "text").write_text("abcdefgh" * 100)
+    files = find_files([tmp_path])
+    run = trainer(tmp_path / "out", files, max_steps=30)
+    run.train()
+    curve = losses(run)
+    assert curve[30] < curve[1] / 2
+
+
+def test_evaluation_measures_what_decoding_accepts(tmp_path, corpus):
+    prompts = [torch.arange(20), torch.arange(30, 45)]
+    run = trainer(tmp_path, corpus, max_steps=2)
+    run.method, run.prompts, run.new_tokens = LongSpec, prompts, 12
+    found = run.evaluate(PackedRows(Documents(corpus), letters(), 24))
+    assert found["eval_loss"] > 0
+    assert run.state.log_history[-1]["eval_acceptance_length"] == found["eval_acceptance_length"]
+
+    output = generate(
+        run.model.target,
+        prompts,
+        LongSpec(run.model.drafter),
+        max_new_tokens=12,
+        temperature=0,
+    )
+    assert found["eval_acceptance_length"] == output.statistics.total.mean_acceptance_length

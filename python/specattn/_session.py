@@ -24,7 +24,7 @@ from specattn.decoding import FAMILIES, Method, Statistics, generate
 
 # The folder exists in a source checkout alone: a wheel does not carry 15 MB of model.
 EMBEDDED_TARGET = Path(specattn.__file__).parents[2] / "examples" / "tiny"
-_DTYPES = ("auto", "float32", "bfloat16", "float16")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 @dataclass
@@ -88,7 +88,7 @@ class Session:
             A file that cannot be read, an unsupported model, or a prompt beyond its context.
         """
         text = _read_text(prompt_file)
-        path = _model_folder(path)
+        path = model_folder(path)
         chosen_device = _device(device)
         chosen_dtype = _dtype(dtype, chosen_device)
         transformers.logging.set_verbosity_error()
@@ -222,7 +222,7 @@ def _read_text(path: Path) -> str:
     return text
 
 
-def _model_folder(path: Path | None) -> Path:
+def model_folder(path: Path | None, option: str = "--model") -> Path:
     """Return the folder once it is sure that it holds a model that can be decoded."""
     if path is None:
         if not EMBEDDED_TARGET.is_dir():
@@ -231,16 +231,16 @@ def _model_folder(path: Path | None) -> Path:
             )
         path = EMBEDDED_TARGET
     if not path.is_dir():
-        raise ValueError(f"--model: {path} is not a folder")
+        raise ValueError(f"{option}: {path} is not a folder")
     try:
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError):
-        raise ValueError(f"--model: {path} has no readable config.json") from None
+        raise ValueError(f"{option}: {path} has no readable config.json") from None
     if (family := config.get("model_type")) not in FAMILIES:
         known = ", ".join(FAMILIES)
-        raise ValueError(f"--model: family {family!r} is not supported; expected one of {known}")
+        raise ValueError(f"{option}: family {family!r} is not supported; expected one of {known}")
     if not any(path.glob("*.safetensors")):
-        raise ValueError(f"--model: {path} holds no *.safetensors; other formats are not loaded")
+        raise ValueError(f"{option}: {path} holds no *.safetensors; other formats are not loaded")
     return path
 
 
@@ -267,8 +267,8 @@ def _device(name: str) -> torch.device:
 
 
 def _dtype(name: str, device: torch.device) -> torch.dtype | str:
-    if name not in _DTYPES:
-        raise ValueError(f"--dtype: expected one of {', '.join(_DTYPES)}, got {name!r}")
+    if name not in DTYPES:
+        raise ValueError(f"--dtype: expected one of {', '.join(DTYPES)}, got {name!r}")
     if name == "auto":
         # In 16 bits a pass over several rows may round a near-tie otherwise than one row alone.
         return torch.float32 if device.type == "cpu" else "auto"

@@ -1,4 +1,4 @@
-"""The ``specattn`` command: decode a checkpoint, compare methods, see which backends are here."""
+"""The ``specattn`` command: decode a checkpoint, compare methods, train drafters, see backends."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import specattn
+from specattn import _cli_train
+from specattn._cli_errors import one_line_errors
 
 if TYPE_CHECKING:
     from specattn._session import Session
@@ -26,6 +26,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Speculative decoding over long contexts, exact at every temperature.",
 )
+
+app.add_typer(_cli_train.app, name="train")
 
 SCHEMA = "specattn.generate/1"
 
@@ -181,16 +183,7 @@ def main() -> None:
     sys.exit(code)
 
 
-@contextmanager
-def _one_line_errors() -> Iterator[None]:
-    """Turn what a user can mend into the one line that `main` prints."""
-    try:
-        yield
-    except (ValueError, OSError, ImportError) as error:
-        raise typer.BadParameter(" ".join(str(error).split())) from None
-
-
-@_one_line_errors()
+@one_line_errors()
 def _method(name: str, **options: Any) -> Method:
     """Build a method from its name and those of its options that were given."""
     from specattn.decoding import METHODS
@@ -212,13 +205,13 @@ def _widths(text: str | None) -> tuple[int, ...] | None:
         ) from None
 
 
-@_one_line_errors()
+@one_line_errors()
 def _prepared(method: Method, session: Session) -> Method:
     """Load what the method needs beside the model."""
     return method.prepared(session.model)
 
 
-@_one_line_errors()
+@one_line_errors()
 def _session(*arguments: Any) -> Session:
     """Open a session; importing transformers takes seconds, so only commands that decode do."""
     from specattn._session import Session

@@ -1,0 +1,269 @@
+"""One training run from a command line: what ``specattn train`` does once its options are read."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+import torch
+import transformers
+from rich.console import Console
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    HfArgumentParser,
+    PreTrainedModel,
+    TrainingArguments,
+)
+from transformers.trainer_utils import get_last_checkpoint
+
+from specattn._session import DTYPES, model_folder
+from specattn.decoding import LongSpec
+from specattn.drafters import LongSpecDrafter
+from specattn.training import (
+    STAGES,
+    Documents,
+    DrafterTrainer,
+    LongSpecObjective,
+    PackedRows,
+    Stage,
+    find_files,
+)
+from specattn.training.longspec import TRAINER_DEFAULTS, start_from_target
+
+_TOKENS_PER_PASS = 8192
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The options of ``specattn train longspec``, as the command documents them."""
+
+    target: Path
+    data: list[Path]
+    output: Path
+    eval_data: list[Path]
+    stage: str
+    drafter: Path | None
+    resume: bool
+    row_length: int | None
+    batch_size: int | None
+    learning_rate: float | None
+    anchor_offset: bool | None
+    levels: int
+    window: int
+    text_field: str
+    eval_rows: int
+    eval_prompts: int
+    eval_prompt_tokens: int
+    eval_new_tokens: int
+    target_dtype: str
+
+    def preset(self) -> Stage:
+        """Return the stage, with what was asked for in its place."""
+        if self.stage not in STAGES:
+            raise ValueError(f"--stage: expected one of {', '.join(STAGES)}, got {self.stage!r}")
+        names = ("row_length", "batch_size", "learning_rate", "anchor_offset")
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return replace(STAGES[self.stage], **given)
+
+
+class Run:
+    """A run that is ready to start.
+
+    Parameters
+    ----------
+    plan : Plan
+    trainer_options : list of str
+        Options of `transformers.TrainingArguments`, as on a command line.
+
+    Raises
+    ------
+    ValueError
+        Something that the user can mend; checked cheapest first.
+    """
+
+    def __init__(self, plan: Plan, trainer_options: list[str]):
+        self.plan, stage = plan, plan.preset()
+        self.console = Console(stderr=True, highlight=False)
+        folder = model_folder(plan.target, "--target")
+        files = _files("--data", plan.data)
+        self.arguments = _trainer_arguments(plan, stage, trainer_options)
+        self.checkpoint = _checkpoint(plan)
+        transformers.logging.disable_progress_bar()
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        target = _load_target(folder, plan.target_dtype, stage.row_length)
+        self.objective = LongSpecObjective(
+            target,
+            _drafter(plan, target),
+            levels=plan.levels,
+            anchor_offset=stage.anchor_offset,
+        )
+        self.rows = PackedRows(
+            Documents(files, plan.text_field),
+            tokenizer,
+            stage.row_length,
+            seed=self.arguments.seed,
+            endless=self.arguments.max_steps > 0,
+        )
+        self.eval_rows: PackedRows | None = None
+        self.prompts: list[torch.Tensor] = []
+        if plan.eval_data:
+            held_out = Documents(_files("--eval-data", plan.eval_data), plan.text_field)
+            self.eval_rows = PackedRows(held_out, tokenizer, stage.row_length, limit=plan.eval_rows)
+            self.prompts = _prompts(held_out, tokenizer, plan)
+        self._count()
+        parameters = sum(p.numel() for p in self.objective.drafter.parameters())
+        self._say(f"drafter of {parameters / 1e6:.1f} M parameters for {folder}")
+        if not self.arguments.report_to and find_spec("tensorboard") is None:
+            self._say("no tensorboard logs: tensorboard is not installed")
+
+    def train(self) -> None:
+        """Train to the end; the output folder then is the drafter, in the target's dtype."""
+        trainer = DrafterTrainer(
+            self.objective,
+            self.arguments,
+            train_dataset=self.rows,
+            eval_dataset=self.eval_rows,
+            method=LongSpec,
+            prompts=self.prompts,
+            new_tokens=self.plan.eval_new_tokens,
+        )
+        trainer.train(resume_from_checkpoint=self.checkpoint)
+        trainer.save_model()
+        trainer.save_state()
+        if trainer.is_world_process_zero():
+            dtype = self.objective.target.dtype
+            drafter = LongSpecDrafter.from_pretrained(self.plan.output, dtype=dtype)
+            drafter.save_pretrained(self.plan.output)
+        if self.eval_rows is not None:
+            metrics = trainer.evaluate()
+            self._say(
+                ", ".join(
+                    f"{name.removeprefix('eval_').replace('_', ' ')} {metrics[name]:.3f}"
+                    for name in ("eval_loss", "eval_acceptance_length")
+                    if name in metrics
+                )
+            )
+        self._say(f"drafter: {self.plan.output}")
+
+    def _count(self) -> None:
+        """See that there is text, and count its rows unless the number of steps is given."""
+        if self.rows.endless:
+            count = len(list(islice(self.rows, 1)))
+        else:
+            with self.console.status("reading the data once, to know how many steps it gives"):
+                count = self.rows.count()
+        if count == 0:
+            raise ValueError(f"--data: less text than one row of {self.rows.row_length} tokens")
+        if not self.rows.endless:
+            documents = self.rows.documents
+            self._say(
+                f"{count} rows of {self.rows.row_length} tokens from {len(documents.files)} files, "
+                f"{len(documents.skipped)} texts skipped"
+            )
+
+    def _say(self, line: str) -> None:
+        if self.arguments.process_index == 0:
+            self.console.print(line)
+
+
+class _Parser(HfArgumentParser):
+    """Trainer options whose errors are exceptions, not a page of usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+def _trainer_arguments(plan: Plan, stage: Stage, options: list[str]) -> TrainingArguments:
+    """Return the trainer's arguments: the stage's, then the user's."""
+    parser = _Parser(cast(Any, TrainingArguments), allow_abbrev=False)
+    rows = max(1, _TOKENS_PER_PASS // stage.row_length)
+    on_gpu = torch.cuda.is_available()
+    parser.set_defaults(
+        **TRAINER_DEFAULTS,
+        output_dir=str(plan.output),
+        learning_rate=stage.learning_rate,
+        per_device_train_batch_size=min(rows, stage.batch_size),
+        per_device_eval_batch_size=rows,
+        bf16=on_gpu and torch.cuda.is_bf16_supported(),
+        eval_strategy="steps" if plan.eval_data else "no",
+        report_to="tensorboard" if find_spec("tensorboard") else "none",
+        save_total_limit=3,
+        logging_steps=10,
+        dataloader_pin_memory=on_gpu,
+        use_cpu=not torch.accelerator.is_available(),
+    )
+    if any(word.replace("-", "_").startswith("__gradient_accumulation_s") for word in options):
+        raise ValueError("--gradient_accumulation_steps follows from --batch-size: give that")
+    given, unknown = parser.parse_known_args(options)
+    if unknown:
+        raise ValueError(f"unknown options: {' '.join(unknown)}")
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    rows = given.per_device_train_batch_size * world
+    if stage.batch_size % rows:
+        raise ValueError(
+            f"--batch-size: {stage.batch_size} rows are no multiple of the {rows} that one pass "
+            f"takes ({given.per_device_train_batch_size} on each of {world} devices)"
+        )
+    parser.set_defaults(gradient_accumulation_steps=stage.batch_size // rows)
+    (arguments,) = parser.parse_args_into_dataclasses(options, look_for_args_file=False)
+    if arguments.n_gpu > 1:
+        raise ValueError(
+            f"{arguments.n_gpu} GPUs need as many processes: start with torchrun --nproc-per-node "
+            f"{arguments.n_gpu} -m specattn.cli train, or choose one with CUDA_VISIBLE_DEVICES"
+        )
+    return arguments
+
+
+def _checkpoint(plan: Plan) -> str | None:
+    """Return the checkpoint to go on from; refuse to mix two runs in one folder."""
+    last = get_last_checkpoint(plan.output) if plan.output.is_dir() else None
+    if plan.resume and last is None:
+        raise ValueError(f"--resume: there is no checkpoint in {plan.output}")
+    if last is not None and not plan.resume:
+        raise ValueError(
+            f"--output: {plan.output} holds the checkpoints of a run; go on with --resume, or "
+            "choose another folder"
+        )
+    return last
+
+
+def _files(option: str, paths: list[Path]) -> list[Path]:
+    try:
+        return find_files(paths)
+    except ValueError as error:
+        raise ValueError(f"{option}: {error}") from None
+
+
+def _load_target(folder: Path, dtype: str, row_length: int) -> PreTrainedModel:
+    if dtype not in DTYPES:
+        raise ValueError(f"--target-dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
+    target = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, local_files_only=True, use_safetensors=True
+    )
+    if row_length > (limit := target.config.max_position_embeddings):
+        raise ValueError(f"--row-length: {row_length} is beyond the target's {limit} positions")
+    return target
+
+
+def _drafter(plan: Plan, target: PreTrainedModel) -> LongSpecDrafter:
+    """Return the drafter to begin with, in float32: small steps are lost in 16 bits."""
+    if plan.drafter is not None:
+        return LongSpecDrafter.from_pretrained(plan.drafter, dtype=torch.float32)
+    drafter = LongSpecDrafter.for_target(target, target=str(plan.target), window=plan.window)
+    return start_from_target(drafter.float(), target)
+
+
+def _prompts(documents: Documents, tokenizer: Any, plan: Plan) -> list[torch.Tensor]:
+    """Return the beginnings of the first held-out texts that are long enough."""
+    length = plan.eval_prompt_tokens
+    ids = (tokenizer(text, verbose=False)["input_ids"] for text in documents)
+    long_enough = (torch.tensor(tokens[:length]) for tokens in ids if len(tokens) >= length)
+    prompts = list(islice(long_enough, plan.eval_prompts))
+    if plan.eval_prompts and not prompts:
+        raise ValueError(f"--eval-prompt-tokens: no held-out text has {length} tokens")
+    return prompts

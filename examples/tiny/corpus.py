@@ -6,6 +6,7 @@ the split needs no list, and it stays the same when files are added or removed.
 """
 
 import hashlib
+import json
 import sys
 import sysconfig
 from fnmatch import fnmatch
@@ -99,9 +100,19 @@ def demo_file():
     return next(path for path in held_out_files(tests=False) if path.stat().st_size < 24_000)
 
 
+def print_jsonl(files):
+    """Print a JSON object for each text, as ``specattn train`` reads it."""
+    for text in read_texts(files):
+        print(json.dumps({"text": text}))
+
+
 if __name__ == "__main__":
     if sys.argv[1:] == ["--demo"]:
         print(demo_file())
+    elif sys.argv[1:] == ["--jsonl", "training"]:
+        print_jsonl(training_files())
+    elif sys.argv[1:] == ["--jsonl", "held-out"]:
+        print_jsonl(held_out_files())
     else:
         for held_out in held_out_files():
             print(f"{held_out.stat().st_size:8d}  {held_out.relative_to(STDLIB).as_posix()}")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from specattn import acceptance
-from specattn.acceptance import accept
+from specattn.acceptance import accept, follow
 from specattn.tree import Tree
 from tests import laws
 
@@ -159,3 +159,21 @@ def test_a_child_that_its_law_cannot_have_produced_is_passed_over(induced_laws):
     p, q = _pairs(3, 1)["draft-hole"]
     (law,) = induced_laws([-1, 0], torch.tensor([[0, 0]]), p, q)
     torch.testing.assert_close(law, laws.joint(p), rtol=0, atol=1e-12)
+
+
+def test_a_walk_asks_once_per_level_with_the_path_so_far():
+    """Request 0 goes down to node 4, request 1 leaves at once, request 2 after one step."""
+    tree = Tree([-1, 0, 0, 2, 3])
+    tokens = torch.tensor([[9, 1, 2, 3, 4], [9, 1, 2, 3, 4], [9, 1, 2, 3, 4]])
+    answers = torch.tensor([[2, 3, 4, 5], [7, 8, 8, 8], [2, 6, 8, 8]])
+    asked = []
+
+    def sample_at(node, emitted):
+        asked.append((node.tolist(), emitted.tolist()))
+        return answers[:, emitted.shape[1]]
+
+    accepted = follow(tree, tokens, sample_at)
+    assert [node for node, _ in asked] == [[0, 0, 0], [2, 0, 2], [3, 0, 2], [4, 0, 2]]
+    assert [emitted[0] for _, emitted in asked] == [[], [2], [2, 3], [2, 3, 4]]
+    assert accepted.nodes.tolist() == [[2, 3, 4], [-1, -1, -1], [2, -1, -1]]
+    assert accepted.next_token.tolist() == [5, 7, 6]

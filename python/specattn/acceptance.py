@@ -30,6 +30,9 @@ from specattn.tree import Tree
 Draw = Callable[[torch.Tensor], torch.Tensor]
 """Draws one index per row from rows of weights: [B, n] -> [B]."""
 
+SampleAt = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Draws the target's token after a node of every request, given its path; see `follow`."""
+
 _TINY = torch.finfo(torch.float64).tiny
 
 
@@ -99,7 +102,7 @@ def accept(
     _check_shapes(tree, tokens, target_probs=target_probs, draft_probs=draft_probs)
     draw = partial(sample, generator=generator)
     if draft_probs is None:
-        return _follow(tree, tokens, lambda node: draw(_rows(target_probs, node)))
+        return follow(tree, tokens, lambda node, _: draw(_rows(target_probs, node)))
     return _try_children(tree, tokens.long(), target_probs, draft_probs, draw)
 
 
@@ -118,7 +121,42 @@ def accept_samples(tree: Tree, tokens: torch.Tensor, samples: torch.Tensor) -> A
         The token that the target puts after each node.
     """
     _check_shapes(tree, tokens, samples=samples)
-    return _follow(tree, tokens, lambda node: samples.gather(-1, node[:, None])[:, 0].long())
+    return follow(tree, tokens, lambda node, _: samples.gather(-1, node[:, None])[:, 0].long())
+
+
+def follow(tree: Tree, tokens: torch.Tensor, sample_at: SampleAt) -> Accepted:
+    """Walk down the tree along samples of the target that are drawn where the walk comes by.
+
+    It is exact for drafts chosen deterministically, as `accept` without `draft_probs`, and asks for
+    the target's law of one node per level instead of all nodes.
+
+    Siblings may carry the same token: the walk keeps every node whose path reads as what has been
+    emitted, so no continuation is lost. All of them have the same context, hence the same law.
+
+    Parameters
+    ----------
+    tree, tokens
+        As for `accept`.
+    sample_at : callable
+        ``sample_at(node, emitted)`` draws the token that the target puts after each request's
+        `node`, int64 [B]; `emitted`, int64 [B, depth], are the tokens of its path, the root's
+        apart. It is called once per level. A request that has left the tree before is asked about
+        its last node again, with tokens that mean nothing; the answer is dropped.
+    """
+    parents = tree.parents.expand(len(tokens), -1)
+    reached = torch.zeros_like(parents, dtype=torch.bool)
+    reached[:, 0] = True
+    node = parents.new_zeros(len(tokens))
+    emitted = tokens.new_empty(len(tokens), 0, dtype=torch.int64)
+    next_token = sample_at(node, emitted)
+    for _ in range(tree.max_depth):
+        below = reached.gather(-1, parents.clamp_min(0)) & (parents >= 0)
+        reached = below & (tokens == next_token[:, None])
+        goes_on = reached.any(-1)
+        node = torch.where(goes_on, reached.int().argmax(-1), node)
+        emitted = torch.cat([emitted, next_token[:, None]], 1)
+        next_token = torch.where(goes_on, sample_at(node, emitted), next_token)
+    return _accepted(tree, node, next_token)
 
 
 def sample(probs: torch.Tensor, *, generator: torch.Generator | None = None) -> torch.Tensor:
@@ -176,26 +214,6 @@ def _race(probs: torch.Tensor, generator: torch.Generator | None) -> torch.Tenso
     noise = torch.rand(probs.shape, dtype=torch.float64, device=probs.device, generator=generator)
     arrival = noise.clamp_min_(_TINY).log_().neg_()  # never 0, and finite: mass always beats none
     return probs / arrival
-
-
-def _follow(tree: Tree, tokens: torch.Tensor, sample_at: Draw) -> Accepted:
-    """Emit the target's samples and follow them through the tree.
-
-    Siblings may carry the same token: the walk keeps every node whose path reads as what has been
-    emitted, so no continuation is lost. All of them have the same context, hence the same law.
-    """
-    parents = tree.parents.expand(len(tokens), -1)
-    reached = torch.zeros_like(parents, dtype=torch.bool)
-    reached[:, 0] = True
-    node = parents.new_zeros(len(tokens))
-    next_token = sample_at(node)
-    for _ in range(tree.max_depth):
-        below = reached.gather(-1, parents.clamp_min(0)) & (parents >= 0)
-        reached = below & (tokens == next_token[:, None])
-        goes_on = reached.any(-1)
-        node = torch.where(goes_on, reached.int().argmax(-1), node)
-        next_token = torch.where(goes_on, sample_at(node), next_token)
-    return _accepted(tree, node, next_token)
 
 
 def _try_children(

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from specattn.acceptance import Accepted, accept, accept_samples
+from specattn.acceptance import Accepted, accept, follow
 from specattn.decoding.sampling import TargetLaw
 from specattn.decoding.sequences import Sequences
 from specattn.decoding.statistics import RequestStatistics, Statistics, Stopwatch
@@ -161,10 +161,14 @@ def _accept(
     draft: Draft, law: TargetLaw, logits: torch.Tensor, generator: torch.Generator | None
 ) -> Accepted:
     """Decide which drafted tokens survive, and draw the token after them."""
-    scores = law.scores(logits, draft.tree, draft.tokens)
-    if law.greedy:
-        return accept_samples(draft.tree, draft.tokens, scores.argmax(-1))
-    probs = scores.softmax(-1)
+    if draft.probs is None:
+
+        def sample_at(node: torch.Tensor, emitted: torch.Tensor) -> torch.Tensor:
+            said = logits.gather(1, node[:, None, None].expand(-1, 1, logits.shape[-1]))
+            return law.next_token(said[:, 0], emitted, generator)
+
+        return follow(draft.tree, draft.tokens, sample_at)
+    probs = law.scores(logits, draft.tree, draft.tokens).softmax(-1)
     return accept(draft.tree, draft.tokens, probs, draft_probs=draft.probs, generator=generator)
 
 

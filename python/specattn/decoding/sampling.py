@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 
 import torch
+from torch.nn.functional import pad
 from transformers import (
     EpsilonLogitsWarper,
     EtaLogitsWarper,
@@ -129,6 +130,26 @@ class TargetLaw:
         probs = scores.softmax(-1)
         return sample(probs, generator=generator), probs
 
+    def next_token(
+        self, logits: torch.Tensor, emitted: torch.Tensor, generator: torch.Generator | None
+    ) -> torch.Tensor:
+        """Draw the token that follows the committed texts and `emitted` tokens behind them.
+
+        Parameters
+        ----------
+        logits : Tensor [B, V]
+        emitted : Tensor, int64 [B, n]
+        generator : torch.Generator or None
+
+        Returns
+        -------
+        Tensor, int64 [B]
+        """
+        chain = _chain(emitted.shape[1], logits.device)
+        tokens = pad(emitted, (1, 0))  # the root is committed and not looked at
+        drawn, _ = self.draw(logits[:, None], chain, tokens, emitted.shape[1], generator)
+        return drawn[:, 0]
+
     def _in_context(
         self,
         processor: Processor,
@@ -160,6 +181,11 @@ class TargetLaw:
             questions[row] = scores[request, node - first]
             result[request, node - first] = processor(context[:, :length], questions)[row]
         return result
+
+
+@lru_cache(maxsize=64)
+def _chain(n: int, device: torch.device) -> Tree:
+    return Tree.chain(n, device=device)
 
 
 @lru_cache(maxsize=64)

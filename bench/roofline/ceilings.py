@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
@@ -18,7 +19,10 @@ from .timing import Stopwatch, plain_read
 
 _ROW = 4096 * 4  # bytes of one row of the matrix that the matrix-vector product reads
 _MATRIX = {"cpu": 1024, "cuda": 8192}  # rows and columns of the product that shows the rate
+_LAYER = (14336, 4096)  # one product of the MLP of an 8B model
+_FEW_ROWS = (1, 4, 16, 64)
 _RATES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+_Name = TypeVar("_Name")
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,7 @@ class Ceilings:
     read_method: str
     copy: float
     matrix: dict[str, float]  # by dtype
+    linear: dict[str, dict[int, float]]  # bytes of weights per second, by dtype and rows
     call: float  # seconds of the smallest torch operation
     probe: Probe
 
@@ -64,6 +69,7 @@ class Ceilings:
             "copy": self.copy,
             "bandwidth": self.bandwidth,
             "matrix": self.matrix,
+            "linear": self.linear,
             "call": self.call,
         }
 
@@ -88,12 +94,23 @@ def measure(device: torch.device, *, seconds: float) -> Ceilings:
     quickest, _ = _best(stopwatch, products, seconds)
     call = quickest.pop("call")
     matrix = {name: 2 * side**3 / time for name, time in quickest.items()}
-    return Ceilings(read, method, copy, matrix, call, probe)
+    linear = {name: _linear(device, dtype, seconds / 3) for name, dtype in _RATES.items()}
+    return Ceilings(read, method, copy, matrix, linear, call, probe)
+
+
+def _linear(device: torch.device, dtype: torch.dtype, seconds: float) -> dict[int, float]:
+    """Return how fast products of a few rows read the weights of a large layer, from cold."""
+    weight = torch.randn(_LAYER, device=device).to(dtype)
+    rows = {count: torch.randn(count, _LAYER[1], device=device).to(dtype) for count in _FEW_ROWS}
+    calls = {count: lambda x=x: torch.nn.functional.linear(x, weight) for count, x in rows.items()}
+    stopwatch = Stopwatch(device)
+    best, _ = _best(stopwatch, calls, seconds)
+    return {count: weight.nbytes / time for count, time in best.items()}
 
 
 def _best(
-    stopwatch: Stopwatch, calls: dict[str, Callable], seconds: float
-) -> tuple[dict[str, float], dict[str, Callable]]:
+    stopwatch: Stopwatch, calls: dict[_Name, Callable], seconds: float
+) -> tuple[dict[_Name, float], dict[_Name, Callable]]:
     """Return the shortest time of each call, and the calls as they were timed."""
     ready = {name: stopwatch.prepare(call) for name, call in calls.items()}
     times = stopwatch.alternate(ready, budget=seconds)

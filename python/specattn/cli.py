@@ -14,6 +14,7 @@ import typer
 import specattn
 from specattn import _cli_train
 from specattn._cli_errors import one_line_errors
+from specattn._cli_plan import plan
 
 if TYPE_CHECKING:
     from specattn._session import Session
@@ -28,6 +29,7 @@ app = typer.Typer(
 )
 
 app.add_typer(_cli_train.app, name="train")
+app.command()(plan)
 
 SCHEMA = "specattn.generate/1"
 

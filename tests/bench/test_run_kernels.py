@@ -51,10 +51,12 @@ def _small_buffers(monkeypatch):
     for module in ("roofline.ceilings", "roofline.timing"):
         monkeypatch.setattr(f"{module}.last_level_cache", lambda device: 1 << 18)
     monkeypatch.setattr("roofline.ceilings._MATRIX", {"cpu": 64})
+    monkeypatch.setattr("roofline.ceilings._LAYER", (64, 64))
 
 
 # A terabyte, and 10 or 1 tera-operations per second; nothing is read to find that out.
-CEILINGS = Ceilings(1e12, "none", 5e11, {"bf16": 1e13, "fp32": 1e12}, 1e-6, Probe(lambda: None, 1))
+RATES = {"bf16": 1e13, "fp32": 1e12}
+CEILINGS = Ceilings(1e12, "none", 5e11, RATES, {}, 1e-6, Probe(lambda: None, 1))
 
 
 def axes(shape=SHAPES["tiny"], dtype="bf16", batch=1, context=256, rows=(1, 4), **more):

@@ -1,0 +1,28 @@
+"""Predict the time of a decode round, and which method should win, without running a model.
+
+Bytes and operations come from the primitives' own formulas and the model's shape; what a machine
+makes of them comes from its data sheet or from a result file of ``bench/run_kernels.py``.
+"""
+
+from .acceptance import PROFILES, Profile
+from .machines import MACHINES, Machine
+from .models import MODELS, ModelShape
+from .passes import PassTime, Setting, pass_time
+from .predict import Prediction, predict
+from .validate import Check, checks
+
+__all__ = [
+    "MACHINES",
+    "MODELS",
+    "PROFILES",
+    "Check",
+    "Machine",
+    "ModelShape",
+    "PassTime",
+    "Prediction",
+    "Profile",
+    "Setting",
+    "checks",
+    "pass_time",
+    "predict",
+]

@@ -1,0 +1,180 @@
+"""What a machine attains: from its data sheet, or measured by ``bench/run_kernels.py``."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+Shares = tuple[tuple[int, float], ...]
+"""(rows, share of the ceiling that binds), ascending in rows."""
+
+_ASSUMED: Mapping[str, Shares] = {
+    "hybrid_tree_attention": ((1, 0.85), (512, 0.6)),
+    "sparse_gather_attention": ((1, 0.7),),
+    "select_topk": ((1, 0.1),),
+    "linear": ((1, 0.85), (64, 0.8), (4096, 0.75)),
+}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Ceilings, and the share of them that code attains.
+
+    Attributes
+    ----------
+    bandwidth : float
+        Bytes per second that a plain read or copy attains.
+    matrix : float
+        Operations per second that a large product of the model's type attains.
+    memory : float or None
+        Bytes; None where that is no limit worth stating.
+    layer_seconds : float
+        What the host spends on one layer when every operator is launched eagerly.
+    overlaps : bool
+        Whether the host runs ahead of the device, as with a GPU; else their times add up.
+    shares : mapping of str to Shares
+        By primitive, and "linear" for products with weights; attention counts the rows that share
+        a KV head, T * Hq / Hk.
+    source : str
+        Where the figures come from.
+    """
+
+    name: str
+    bandwidth: float
+    matrix: float
+    memory: float | None
+    layer_seconds: float
+    overlaps: bool
+    shares: Mapping[str, Shares]
+    source: str
+    results: Path | None = None  # the file that calibrated it
+
+    def share(self, name: str, rows: float) -> float:
+        """Return the share that a primitive attains, interpolated over the logarithm of rows."""
+        table = self.shares[name]
+        for (below, low), (above, high) in zip(table, table[1:], strict=False):
+            if rows < above:
+                if rows <= below:
+                    return low
+                weight = math.log(rows / below) / math.log(above / below)
+                return low + weight * (high - low)
+        return table[-1][1] if rows > table[0][0] else table[0][1]
+
+    def seconds(self, name: str, rows: float, moved: float, operations: float) -> float:
+        """Return the time of a task: its roofline over the share attained."""
+        bound = max(moved / self.bandwidth, operations / self.matrix)
+        return bound / self.share(name, rows)
+
+    @classmethod
+    def from_results(cls, path: Path, dtype: str = "bf16") -> Machine:
+        """Read a file that ``bench/run_kernels.py --json`` wrote.
+
+        Attention is calibrated on the contiguous rows of the file's first shape at its largest
+        context; other rows are left for `checks`.
+
+        Raises
+        ------
+        ValueError
+            The file is missing, is no such file, or has no row of this type.
+        """
+        run, rows = read_results(path)
+        ceilings = run["ceilings"]
+        rows = [row for row in rows if row["time"] and row["dtype"] == dtype]
+        shares = dict(_ASSUMED)
+        for op in _ASSUMED.keys() - {"linear"}:
+            if found := {packed_rows(row): row["share"] for row in calibrating(op, rows)}:
+                shares[op] = tuple(sorted(found.items()))
+        if "hybrid_tree_attention" not in {row["op"] for row in rows}:
+            raise ValueError(f"--gpu: {path} has no row of hybrid_tree_attention in {dtype}")
+        if linear := ceilings.get("linear", {}).get(dtype):
+            shares["linear"] = tuple(
+                (int(count), _linear_share(int(count), rate, ceilings, dtype))
+                for count, rate in sorted(linear.items(), key=lambda item: int(item[0]))
+            )
+        on_gpu = run["machine"]["device"] == "cuda"
+        return cls(
+            name=run["machine"]["name"],
+            bandwidth=ceilings["bandwidth"],
+            matrix=ceilings["matrix"][dtype],
+            memory=None,
+            layer_seconds=EAGER_LAYER if on_gpu else CPU_LAYER,
+            overlaps=on_gpu,
+            shares=shares,
+            source=f"measured: {path}, commit {run['commit']}",
+            results=path,
+        )
+
+    def with_layer_seconds(self, seconds: float) -> Machine:
+        """Return the same machine with another host."""
+        return replace(self, layer_seconds=seconds)
+
+
+def read_results(path: Path) -> tuple[dict, list[dict]]:
+    """Return the run and the records of a JSON Lines file.
+
+    Raises
+    ------
+    ValueError
+        The file is missing or is no result of a benchmark.
+    """
+    try:
+        records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        run, *rows = records
+        if run["kind"] != "run":
+            raise KeyError("kind")
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror or error}") from None
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"{path} is no result file of this project's benchmarks") from None
+    return run, rows
+
+
+def packed_rows(row: Mapping) -> int:
+    """Return how many rows of a result row share a KV head."""
+    from .models import MODELS
+
+    shape = MODELS[row["shape"]]
+    return row["rows"] * shape.q_heads // shape.kv_heads
+
+
+def calibrating(op: str, rows: list[dict]) -> list[dict]:
+    """Return the rows that a machine's shares are read from: one shape at its largest context."""
+    found = [row for row in rows if row["op"] == op and not row.get("page_size")]
+    found = [row for row in found if row["time"] and row["shape"] == found[0]["shape"]]
+    context = max((row["context"] for row in found), default=0)
+    return [row for row in found if row["context"] == context]
+
+
+def _linear_share(rows: int, rate: float, ceilings: Mapping, dtype: str) -> float:
+    """Return the share of the roofline that a product with weights read at `rate` attains."""
+    size = 4 if dtype == "fp32" else 2
+    bound = max(1 / ceilings["bandwidth"], 2 * rows / size / ceilings["matrix"][dtype])
+    return min(1.0, bound * rate)
+
+
+# Seconds of host work for a layer launched operator by operator. On a GPU: flash attention under
+# transformers decodes 57 tokens/s with the 32 layers of an 8B model on an A100 (LongSpec, Table 1),
+# which is the host's speed, not the memory's.
+EAGER_LAYER = 0.55e-3
+CPU_LAYER = 0.8e-3
+
+
+def _gpu(name: str, bandwidth: float, matrix: float, memory: float, source: str) -> Machine:
+    return Machine(name, bandwidth, matrix, memory, EAGER_LAYER, True, _ASSUMED, source)
+
+
+_SHEET = "data sheet, of which a copy attains about 0.9 and a product 0.75; shares are assumed"
+MACHINES = {
+    machine.name: machine
+    for machine in (
+        _gpu("a100", 1.8e12, 235e12, 80e9, _SHEET),
+        _gpu("h100", 3.0e12, 740e12, 80e9, _SHEET),
+        _gpu("h200", 4.3e12, 780e12, 141e9, "copy and product measured; shares are assumed"),
+        _gpu("b200", 7.2e12, 1680e12, 180e9, _SHEET),
+        _gpu("l40s", 0.78e12, 270e12, 48e9, _SHEET),
+        _gpu("rtx-4090", 0.91e12, 124e12, 24e9, _SHEET),
+    )
+}

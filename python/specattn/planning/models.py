@@ -1,0 +1,151 @@
+"""The shape of a model: what one pass has to read and to multiply."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Sizes of a decoder-only model, named as in its ``config.json`` where that is short enough.
+
+    Attributes
+    ----------
+    intermediate : int
+        Width of the MLP, or of one expert.
+    experts, experts_per_token : int
+        0 for a dense model.
+    window, sliding_layers : int
+        Layers that see only so many tokens; 0 where none slides.
+    tied : bool
+        Whether the table of embeddings is the head.
+    """
+
+    name: str
+    layers: int
+    hidden: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    experts: int = 0
+    experts_per_token: int = 0
+    window: int = 0
+    sliding_layers: int = 0
+    tied: bool = False
+
+    @classmethod
+    def from_config(cls, folder: Path) -> ModelShape:
+        """Read the ``config.json`` of a Hugging Face directory.
+
+        Raises
+        ------
+        ValueError
+            The file is missing, or it names no size that is needed.
+        """
+        try:
+            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            hidden, heads = config["hidden_size"], config["num_attention_heads"]
+            layers = config["num_hidden_layers"]
+            kinds = config.get("layer_types") or []
+            window = config.get("sliding_window") or 0
+            slides = sum(kind == "sliding_attention" for kind in kinds)
+            experts = config.get("num_experts") or config.get("num_local_experts") or 0
+            return cls(
+                name=folder.resolve().name,
+                layers=layers,
+                hidden=hidden,
+                q_heads=heads,
+                kv_heads=config.get("num_key_value_heads") or heads,
+                head_dim=config.get("head_dim") or hidden // heads,
+                intermediate=config.get("moe_intermediate_size") or config["intermediate_size"],
+                vocab=config["vocab_size"],
+                experts=experts,
+                experts_per_token=config.get("num_experts_per_tok", 0) if experts else 0,
+                window=window if slides else 0,
+                sliding_layers=slides if window else 0,
+                tied=bool(config.get("tie_word_embeddings")),
+            )
+        except OSError as error:
+            raise ValueError(f"--shape: {folder}: {error.strerror or error}") from None
+        except (KeyError, TypeError, json.JSONDecodeError) as error:
+            raise ValueError(f"--shape: {folder}/config.json: {error!r}") from None
+
+    @property
+    def full_layers(self) -> int:
+        """Layers that see the whole context."""
+        return self.layers - self.sliding_layers
+
+    @property
+    def attention_weights(self) -> int:
+        """Elements of the projections of one layer."""
+        return self.hidden * self.head_dim * 2 * (self.q_heads + self.kv_heads)
+
+    @property
+    def mlp_weights(self) -> int:
+        """Elements of the gated MLP of one layer, or of one expert."""
+        return 3 * self.hidden * self.intermediate
+
+    @property
+    def head_weights(self) -> int:
+        """Elements of the head."""
+        return self.hidden * self.vocab
+
+    def weights_read(self, tokens: int) -> float:
+        """Return the elements that a pass of so many tokens reads, the head's included.
+
+        Of E experts, tokens that choose k each touch E (1 - (1 - k/E)^tokens) when they choose
+        independently.
+        """
+        mlp: float = self.mlp_weights
+        if self.experts:
+            untouched = (1 - self.experts_per_token / self.experts) ** tokens
+            mlp *= self.experts * (1 - untouched)
+        return self.layers * (self.attention_weights + mlp) + self.head_weights
+
+    @property
+    def weights_per_token(self) -> int:
+        """Elements that one token is multiplied with."""
+        mlp = self.mlp_weights * (self.experts_per_token or 1)
+        return self.layers * (self.attention_weights + mlp) + self.head_weights
+
+    def weights_stored(self) -> int:
+        """Return all elements, the table of embeddings included."""
+        mlp = self.mlp_weights * (self.experts or 1)
+        tables = 1 if self.tied else 2
+        return self.layers * (self.attention_weights + mlp) + tables * self.head_weights
+
+    def cache_elements(self, context: int) -> int:
+        """Return the elements of K and V of one request; layers that slide are stored whole."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * context
+
+
+MODELS = {
+    shape.name: shape
+    for shape in (
+        ModelShape("llama-3.1-8b", 32, 4096, 32, 8, 128, 14336, 128256),
+        ModelShape("qwen3-8b", 36, 4096, 32, 8, 128, 12288, 151936),
+        ModelShape(
+            "qwen3-30b-a3b", 48, 2048, 32, 4, 128, 768, 151936, experts=128, experts_per_token=8
+        ),
+        ModelShape(
+            "gpt-oss-20b",
+            24,
+            2880,
+            64,
+            8,
+            64,
+            2880,
+            201088,
+            experts=32,
+            experts_per_token=4,
+            window=128,
+            sliding_layers=12,
+        ),
+        ModelShape("vicuna-7b", 32, 4096, 32, 32, 128, 11008, 32000),
+        ModelShape("tiny", 6, 256, 8, 2, 64, 768, 4096, tied=True),
+    )
+}

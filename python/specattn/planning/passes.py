@@ -1,0 +1,147 @@
+"""The time of one pass of a model: products with weights, attention, the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specattn.ops.cost import Cost, Sizes
+from specattn.ops.hybrid_tree_attention import cost as hybrid_cost
+from specattn.ops.select_topk import cost as select_cost
+from specattn.ops.sparse_gather_attention import cost as gather_cost
+from specattn.ops.verify_attention import cost_scores
+
+from .machines import Machine
+from .models import ModelShape
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is decoded: `batch` requests of `context` cached tokens.
+
+    `size` is the bytes of an element; `eager` says whether the host launches every operator anew,
+    as this package's decode loop does, or replays a graph.
+    """
+
+    model: ModelShape
+    machine: Machine
+    context: int
+    batch: int = 1
+    size: int = 2
+    eager: bool = True
+
+    @property
+    def stored(self) -> int:
+        """Bytes of weights and caches."""
+        elements = self.model.weights_stored()
+        elements += self.batch * self.model.cache_elements(self.context)
+        return self.size * elements
+
+
+@dataclass(frozen=True)
+class PassTime:
+    """Seconds of one pass, by what takes them."""
+
+    weights: float
+    attention: float
+    host: float
+    overlaps: bool
+
+    @property
+    def total(self) -> float:
+        """Where the host runs ahead the slower of the two counts."""
+        device = self.weights + self.attention
+        return max(device, self.host) if self.overlaps else device + self.host
+
+    @property
+    def bound(self) -> str:
+        """What takes most of it."""
+        parts = {"weights": self.weights, "attention": self.attention, "host": self.host}
+        if self.overlaps and self.host < self.weights + self.attention:
+            del parts["host"]
+        return max(parts, key=parts.__getitem__)
+
+
+def pass_time(
+    setting: Setting, rows: int, *, selected: int | None = None, collect: bool = False
+) -> PassTime:
+    """Predict a pass of `rows` new tokens per request.
+
+    Parameters
+    ----------
+    setting : Setting
+    rows : int
+        T: 1 for a plain step, the nodes of the tree for a verification.
+    selected : int, optional
+        Cached tokens that full-attention layers read; all of them when None.
+    collect : bool
+        Whether the pass hands out scores.
+
+    Returns
+    -------
+    PassTime
+    """
+    model, machine = setting.model, setting.machine
+    tokens = setting.batch * rows
+    weights = machine.seconds(
+        "linear",
+        tokens,
+        setting.size * model.weights_read(tokens),
+        2 * tokens * model.weights_per_token,
+    )
+    seconds = 0.0
+    if model.full_layers:
+        keys = setting.context if selected is None else min(selected, setting.context)
+        sizes = attention_sizes(setting, rows, keys)
+        op, cost = "hybrid_tree_attention", hybrid_cost(sizes)
+        if selected is not None:
+            op, cost = "sparse_gather_attention", gather_cost(sizes)
+        elif collect:
+            cost = cost_scores(sizes)
+        seconds += model.full_layers * _attention(machine, op, sizes, cost)
+    if model.sliding_layers:
+        sizes = attention_sizes(setting, rows, min(model.window, setting.context))
+        layers = model.sliding_layers
+        seconds += layers * _attention(machine, "hybrid_tree_attention", sizes, hybrid_cost(sizes))
+    host = model.layers * machine.layer_seconds if setting.eager else 0.0
+    return PassTime(weights, seconds, host, machine.overlaps)
+
+
+def select_time(setting: Setting, selected: int) -> float:
+    """Predict the selection of one list of tokens per layer and request, from its scores."""
+    model = setting.model
+    sizes = Sizes(
+        B=setting.batch * model.full_layers,
+        T=1,
+        Hq=model.q_heads,
+        Hk=model.kv_heads,
+        D=model.head_dim,
+        e=setting.size,
+        L=setting.context,
+        N=setting.context,
+        score_rows=1,
+        selected=selected,
+    )
+    cost = select_cost(sizes)
+    return setting.machine.seconds("select_topk", 1, cost.bytes, 0)
+
+
+def attention_sizes(setting: Setting, rows: int, keys: int) -> Sizes:
+    """Return the sizes of one layer's attention to `keys` cached tokens and a chain."""
+    model = setting.model
+    return Sizes(
+        B=setting.batch,
+        T=rows,
+        Hq=model.q_heads,
+        Hk=model.kv_heads,
+        D=model.head_dim,
+        e=setting.size,
+        S=rows,
+        L=keys,
+        N=setting.context,
+        tree_pairs=rows * (rows + 1) // 2,
+        indices=setting.batch,
+    )
+
+
+def _attention(machine: Machine, op: str, sizes: Sizes, cost: Cost) -> float:
+    return machine.seconds(op, sizes.T * sizes.Hq // sizes.Hk, cost.bytes, cost.operations)

@@ -1,0 +1,288 @@
+"""The analytic model, on data whose answer is known."""
+
+import json
+import math
+import random
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+from typer.testing import CliRunner
+
+from specattn.cli import app
+from specattn.planning import (
+    MACHINES,
+    MODELS,
+    PROFILES,
+    Machine,
+    ModelShape,
+    Profile,
+    Setting,
+    checks,
+    pass_time,
+    predict,
+)
+from specattn.planning.acceptance import parse
+from specattn.planning.validate import errors
+
+TINY = Path(__file__).resolve().parents[1] / "examples" / "tiny"
+OPS = ("hybrid_tree_attention", "sparse_gather_attention", "select_topk", "linear")
+# A terabyte per second, no limit of arithmetic, no host: everything is bytes.
+BYTES_ALONE = Machine(
+    "bytes", 1e12, 1e30, None, 0.0, True, dict.fromkeys(OPS, ((1, 1.0),)), "synthetic"
+)
+SMALL = ModelShape("small", 2, 16, 4, 2, 8, 32, 100)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("llama-3.1-8b", 8.03),
+        ("qwen3-8b", 8.19),
+        ("qwen3-30b-a3b", 30.5),
+        ("gpt-oss-20b", 20.9),
+        ("vicuna-7b", 6.74),
+    ],
+)
+def test_models_have_the_parameters_that_their_makers_state(name, billions):
+    assert MODELS[name].weights_stored() / 1e9 == pytest.approx(billions, rel=0.01)
+
+
+def test_a_config_says_what_the_checkpoint_holds():
+    shape = ModelShape.from_config(TINY)
+    with safe_open(TINY / "model.safetensors", "pt") as file:
+        stored = sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+    assert shape.weights_stored() == pytest.approx(stored, rel=0.002)  # norms are not counted
+    known = MODELS["tiny"]
+    assert (shape.layers, shape.q_heads, shape.kv_heads) == (
+        known.layers,
+        known.q_heads,
+        known.kv_heads,
+    )
+
+
+def test_experts_are_read_as_tokens_touch_them():
+    moe = MODELS["qwen3-30b-a3b"]
+    assert moe.weights_read(1) == pytest.approx(moe.weights_per_token)
+    everything = moe.weights_stored() - moe.head_weights  # the table of embeddings is no product
+    assert moe.weights_read(1 << 14) == pytest.approx(everything)
+    # By drawing experts instead of by formula.
+    draw = random.Random(0)
+    touched = [len({e for _ in range(16) for e in draw.sample(range(128), 8)}) for _ in range(300)]
+    dense = moe.layers * moe.attention_weights + moe.head_weights
+    experts = (moe.weights_read(16) - dense) / (moe.layers * moe.mlp_weights)
+    assert experts == pytest.approx(sum(touched) / len(touched), rel=0.01)
+
+
+def test_a_pass_by_hand():
+    time = pass_time(Setting(SMALL, BYTES_ALONE, context=50, batch=3), rows=2)
+    # 2 layers of q, o [16, 32], k, v [16, 16] and three [16, 32] of the MLP; a head [16, 100].
+    weights = 2 * (2 * 16 * 32 + 2 * 16 * 16 + 3 * 16 * 32) + 16 * 100
+    assert time.weights == pytest.approx(2 * weights / 1e12)
+    # Per request: q and out 2*4*8, lse 2*4, K and V of 52 tokens of 2*8, one length.
+    attention = 2 * (2 * 2 * 4 * 8) + 4 * 2 * 4 + 2 * 2 * 52 * 2 * 8 + 4
+    assert time.attention == pytest.approx(2 * 3 * attention / 1e12)
+    assert time.total == pytest.approx(time.weights + time.attention)
+    assert time.bound == "attention"
+
+
+def test_sliding_layers_read_their_window_and_a_draft_its_selection():
+    sliding = ModelShape("s", 2, 16, 4, 2, 8, 32, 100, window=10, sliding_layers=1)
+    time = pass_time(Setting(sliding, BYTES_ALONE, context=1000), rows=1)
+    full = pass_time(Setting(SMALL, BYTES_ALONE, context=1000), rows=1)
+    window = pass_time(Setting(SMALL, BYTES_ALONE, context=10), rows=1)
+    assert time.attention == pytest.approx((full.attention + window.attention) / 2)
+    draft = pass_time(Setting(SMALL, BYTES_ALONE, context=1000), rows=1, selected=10)
+    assert draft.attention == pytest.approx(window.attention)
+    # Selecting more than there is reads what there is.
+    everything = pass_time(Setting(SMALL, BYTES_ALONE, context=1000), rows=1, selected=5000)
+    assert everything.attention == pytest.approx(full.attention)
+
+
+def test_a_host_that_runs_ahead_is_hidden_and_one_that_does_not_is_added():
+    ahead = BYTES_ALONE.with_layer_seconds(1.0)
+    assert pass_time(Setting(SMALL, ahead, 50), 1).total == pytest.approx(2.0)
+    assert pass_time(Setting(SMALL, ahead, 50), 1).bound == "host"
+    assert pass_time(Setting(SMALL, ahead, 50, eager=False), 1).total < 1e-6
+    behind = Machine("cpu", 1.0, 1e30, None, 1.0, False, BYTES_ALONE.shares, "synthetic")
+    time = pass_time(Setting(SMALL, behind, 50), 1)
+    assert time.total == pytest.approx(2.0 + time.weights + time.attention)
+
+
+def test_tokens_per_round_are_what_drawing_gives():
+    profile = Profile((0.9, 0.5), "synthetic")
+    draw = random.Random(0)
+    total, rounds = 0, 20000
+    for _ in range(rounds):
+        accepted = 0
+        while accepted < 4 and draw.random() < (0.9 if accepted == 0 else 0.5):
+            accepted += 1
+        total += 1 + accepted
+    assert profile.tokens_per_round(4) == pytest.approx(total / rounds, rel=0.02)
+    assert Profile((1.0,), "").tokens_per_round(7) == 8
+    assert Profile((0.0,), "").tokens_per_round(7) == 1
+    assert Profile.from_mean(6.13, 7, "").tokens_per_round(7) == pytest.approx(7.13)
+
+
+@pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
+def test_speedups_follow_from_rounds_and_never_win_without_acceptance(machine):
+    setting = Setting(MODELS["qwen3-8b"], machine, 32768, batch=2)
+    found = predict(setting, PROFILES)
+    plain = next(one for one in found if one.method == "plain")
+    for one in found:
+        rate = one.tokens / one.round.total
+        assert one.speedup == pytest.approx(rate * plain.round.total)
+        assert (one.speedup > 1) == (one.tokens > one.break_even)
+    assert [one.speedup for one in found] == sorted((one.speedup for one in found), reverse=True)
+    nothing = Profile((0.0,), "synthetic")
+    assert predict(setting, {"vegas": nothing, "longspec": nothing})[0].method == "plain"
+
+
+def test_sparse_drafts_win_where_attention_is_all_and_lose_where_weights_are():
+    perfect = {"vegas": Profile((1.0,), "synthetic")}
+    far = predict(Setting(SMALL, BYTES_ALONE, 1_000_000), perfect)
+    assert far[0].method == "vegas"
+    assert 8 < far[0].speedup < 1 / 0.07
+    near = predict(Setting(MODELS["qwen3-8b"], BYTES_ALONE, 300), perfect)
+    assert near[-1].method == "vegas" or near[-1].speedup < 1.01
+
+
+def _result(path, factor=1.0):
+    """Rows that a machine of 40 GB/s would give whose attention attains half of it."""
+    rows = []
+    for context in (4096, 32768):
+        for count in (1, 16):
+            sizes = 2 * context * 2 * 64 * 2
+            moved = sizes + 2 * count * 8 * 64 * 2
+            seconds = moved / 40e9 / (0.5 if count == 1 else 0.25)
+            wrong = factor if context == 4096 else 1.0
+            rows.append(
+                {
+                    "kind": "row",
+                    "op": "hybrid_tree_attention",
+                    "variant": "contiguous",
+                    "shape": "tiny",
+                    "dtype": "bf16",
+                    "context": context,
+                    "rows": count,
+                    "page_size": 0,
+                    "bytes_read": sizes,
+                    "bytes_written": moved - sizes,
+                    "operations": 4 * count * 8 * context * 64,
+                    "share": 0.5 if count == 1 else 0.25,
+                    "time": {"median": wrong * seconds},
+                }
+            )
+    run = {
+        "kind": "run",
+        "machine": {"name": "synthetic", "device": "cpu"},
+        "commit": "0",
+        "ceilings": {
+            "bandwidth": 40e9,
+            "matrix": {"bf16": 1e15},
+            "linear": {"bf16": {"1": 20e9, "64": 20e9}},
+        },
+    }
+    path.write_text("\n".join(map(json.dumps, [run, *rows])))
+    return path
+
+
+def test_a_machine_is_read_from_its_results_and_predicts_them(tmp_path):
+    machine = Machine.from_results(_result(tmp_path / "rows.jsonl"))
+    assert machine.bandwidth == 40e9
+    assert machine.share("hybrid_tree_attention", 4) == 0.5
+    assert machine.share("hybrid_tree_attention", 64) == 0.25
+    assert 0.25 < machine.share("hybrid_tree_attention", 16) < 0.5
+    assert machine.share("linear", 16) == pytest.approx(0.5)
+    found, _ = checks(tmp_path / "rows.jsonl", machine)
+    assert sorted(one.calibrated for one in found) == [False, False, True, True]
+    assert max(abs(one.error) for one in found) < 1e-9
+    # What was slower than the calibrated context says shows up as an error of that size.
+    found, _ = checks(_result(tmp_path / "slow.jsonl", factor=1.25), machine)
+    median, worst = errors(found)
+    assert worst == pytest.approx(0.2)
+
+
+def test_passes_calibrate_the_host_on_one_row_and_are_held_to_the_rest(tmp_path):
+    machine = Machine.from_results(_result(tmp_path / "rows.jsonl"))
+    model = MODELS["tiny"]
+    true = machine.with_layer_seconds(1e-3)
+    cases = {("plain step", 1024): 1, ("plain step", 8192): 1, ("verify", 8192): 7}
+    rows = [
+        {
+            "kind": "pass",
+            "name": name,
+            "model": "tiny",
+            "context": context,
+            "rows": count,
+            "time": {"median": pass_time(Setting(model, true, context), count).total},
+        }
+        for (name, context), count in cases.items()
+    ]
+    plain = pass_time(Setting(model, true, 8192), 1).total + 1e-3
+    rows.append(
+        {
+            "kind": "row",
+            "method": "plain",
+            "settings": {},
+            "model": "tiny",
+            "context": 8192,
+            "batch": 1,
+            "tau": 1.0,
+            "fault": None,
+            "tokens_per_second": {"median": 1 / plain},
+        }
+    )
+    path = tmp_path / "decoding.jsonl"
+    path.write_text("\n".join(map(json.dumps, [{"kind": "run", "model": {}}, *rows])))
+    found, calibrated = checks(path, machine)
+    assert calibrated.layer_seconds == pytest.approx(1e-3)
+    assert [one.calibrated for one in found] == [True, False, False, False]
+    assert errors(found)[1] < 1e-6
+
+
+def test_the_command_says_what_wins_and_why():
+    arguments = [
+        "plan",
+        "--shape",
+        "qwen3-8b",
+        "--gpu",
+        "h100",
+        "--context",
+        "131072",
+        "--batch",
+        "4",
+    ]
+    outcome = CliRunner().invoke(app, arguments)
+    assert outcome.exit_code == 0, outcome.output
+    assert "PREDICTED, not measured" in outcome.output
+    assert "DOES NOT FIT" in outcome.output
+    for word in ("plain", "vegas", "longspec", "plain steps", "Acceptance of vegas"):
+        assert word in outcome.output
+    measured = CliRunner().invoke(app, [*arguments, "--acceptance", "vegas=0.1,0.05"])
+    assert "given on the command line" in measured.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--shape", "gpt-9"], "--shape"),
+        (["--gpu", "abacus"], "--gpu"),
+        (["--dtype", "int4"], "--dtype"),
+        (["--launch", "rocket"], "--launch"),
+        (["--acceptance", "vegas=2"], "rates"),
+        (["--acceptance", "magic=0.5"], "magic"),
+        (["--validate", "/nowhere.jsonl"], "/nowhere.jsonl"),
+    ],
+)
+def test_bad_options_are_named(arguments, named):
+    outcome = CliRunner().invoke(app, ["plan", *arguments])
+    assert outcome.exit_code == 2
+    assert named in outcome.output
+
+
+def test_acceptance_is_parsed_by_method():
+    assert parse("longspec=0.8,0.7")["longspec"].rates == (0.8, 0.7)
+    for text in ("vegas", "vegas=", "vegas=high"):
+        with pytest.raises(ValueError, match="vegas|rates"):
+            parse(text)

@@ -33,7 +33,7 @@ import specattn
 # What is swept when the command line does not say; per device, thorough and quick.
 DEFAULTS = {
     ("cpu", False): {"context": [8192, 32768], "rows": [1, 4, 8, 16, 32, 64, 69], "batch": [1]},
-    ("cpu", True): {"context": [4096], "rows": [1, 16], "batch": [1]},
+    ("cpu", True): {"context": [2048, 16384], "rows": [1, 16], "batch": [1]},
     ("cuda", False): {"context": [32768, 131072], "rows": [1, 8, 16, 64], "batch": [1, 8]},
     ("cuda", True): {"context": [32768], "rows": [1, 16], "batch": [1]},
 }
@@ -209,7 +209,7 @@ def _cases(
     defaults = {**DEFAULTS[device.type, options.quick], **THOROUGH[options.quick]}
     for name, value in {**defaults, "dtype": ["bf16"], "collect": ["scores", "logits"]}.items():
         setattr(options, name, getattr(options, name) or value)
-    options.budget = options.budget or (0.5 if options.quick else 2.0)
+    options.budget = options.budget or (0.3 if options.quick else 2.0)
     options.peers = tuple(options.peers)
     axes = Axes(
         [SHAPES[name] for name in options.shape],

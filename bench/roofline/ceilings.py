@@ -7,6 +7,7 @@ GPU, it is the best of several torch calls, by name: none of them is a true ceil
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -18,7 +19,8 @@ from .machine import last_level_cache
 from .timing import Stopwatch, plain_read
 
 _ROW = 4096 * 4  # bytes of one row of the matrix that the matrix-vector product reads
-_MATRIX = {"cpu": 1024, "cuda": 8192}  # rows and columns of the product that shows the rate
+# Products [m, k] x [k, n] of which the fastest shows the rate.
+_PRODUCTS = {"cpu": ((2048, 512, 2048), (1024, 4096, 1024)), "cuda": ((8192, 8192, 8192),)}
 _LAYER = (14336, 4096)  # one product of the MLP of an 8B model
 _FEW_ROWS = (1, 4, 16, 64)
 _RATES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -45,7 +47,7 @@ class Ceilings:
     copy: float
     matrix: dict[str, float]  # by dtype
     linear: dict[str, dict[int, float]]  # bytes of weights per second, by dtype and rows
-    call: float  # seconds of the smallest torch operation
+    call: float  # seconds of the smallest torch operation, from cold
     probe: Probe
 
     @property
@@ -85,17 +87,23 @@ def measure(device: torch.device, *, seconds: float) -> Ceilings:
     method = min(reads, key=best.__getitem__)
     read, copy = size / best[method], 2 * size / best["copy"]
     probe = Probe(ready[method], size) if read >= copy else Probe(ready["copy"], 2 * size)
-    side = _MATRIX[device.type]
-    factors = {
-        name: torch.randn(2, side, side, device=device).to(dtype) for name, dtype in _RATES.items()
-    }
-    products = {name: lambda f=f: torch.mm(f[0], f[1]) for name, f in factors.items()}
-    products["call"] = torch.ones(1, device=device).zero_
-    quickest, _ = _best(stopwatch, products, seconds)
-    call = quickest.pop("call")
-    matrix = {name: 2 * side**3 / time for name, time in quickest.items()}
+    matrix = {name: _matrix(device, dtype, seconds / 3) for name, dtype in _RATES.items()}
+    # Rows start from cold caches; so does the smallest call that bounds them.
+    calls = {"call": torch.ones(1, device=device).zero_}
+    call = _best(Stopwatch(device), calls, seconds / 3)[0]["call"]
     linear = {name: _linear(device, dtype, seconds / 3) for name, dtype in _RATES.items()}
     return Ceilings(read, method, copy, matrix, linear, call, probe)
+
+
+def _matrix(device: torch.device, dtype: torch.dtype, seconds: float) -> float:
+    """Return the operations per second of the fastest product."""
+    calls = {}
+    for shape in _PRODUCTS[device.type]:
+        m, k, n = shape
+        a, b = (torch.randn(size, device=device).to(dtype) for size in ((m, k), (k, n)))
+        calls[shape] = lambda a=a, b=b: torch.mm(a, b)
+    best, _ = _best(Stopwatch(device, flush=False), calls, seconds)
+    return max(2 * math.prod(shape) / time for shape, time in best.items())
 
 
 def _linear(device: torch.device, dtype: torch.dtype, seconds: float) -> dict[int, float]:

@@ -50,7 +50,7 @@ def _small_buffers(monkeypatch):
     """Buffers of a few megabytes: what is measured does not matter here, only that it is."""
     for module in ("roofline.ceilings", "roofline.timing"):
         monkeypatch.setattr(f"{module}.last_level_cache", lambda device: 1 << 18)
-    monkeypatch.setattr("roofline.ceilings._MATRIX", {"cpu": 64})
+    monkeypatch.setattr("roofline.ceilings._PRODUCTS", {"cpu": ((64, 64, 64),)})
     monkeypatch.setattr("roofline.ceilings._LAYER", (64, 64))
 
 

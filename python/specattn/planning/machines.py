@@ -11,6 +11,8 @@ from pathlib import Path
 Shares = tuple[tuple[int, float], ...]
 """(rows, share of the ceiling that binds), ascending in rows."""
 
+SCHEMA = 2  # of the files that bench/run_kernels.py writes
+
 _ASSUMED: Mapping[str, Shares] = {
     "hybrid_tree_attention": ((1, 0.85), (512, 0.6)),
     "sparse_gather_attention": ((1, 0.7),),
@@ -40,6 +42,11 @@ class Machine:
         a KV head, T * Hq / Hk.
     source : str
         Where the figures come from.
+    results : Path or None
+        The file that calibrated it.
+    cold_seconds : float
+        What a call takes longer when its code and the host's data are cold too, as in the rows of
+        a result file; in a decode loop they are warm.
     """
 
     name: str
@@ -50,7 +57,8 @@ class Machine:
     overlaps: bool
     shares: Mapping[str, Shares]
     source: str
-    results: Path | None = None  # the file that calibrated it
+    results: Path | None = None
+    cold_seconds: float = 0.0
 
     def share(self, name: str, rows: float) -> float:
         """Return the share that a primitive attains, interpolated over the logarithm of rows."""
@@ -81,11 +89,16 @@ class Machine:
             The file is missing, is no such file, or has no row of this type.
         """
         run, rows = read_results(path)
+        if run.get("schema") != SCHEMA:
+            raise ValueError(f"--gpu: {path} is no file of run_kernels.py, or of another version")
         ceilings = run["ceilings"]
         rows = [row for row in rows if row["time"] and row["dtype"] == dtype]
+        # A merge of two small states is next to no work: what it takes is the start.
+        starts = [row["time"]["median"] for row in rows if row["op"] == "merge_state"]
+        cold = min(starts, default=0.0)
         shares = dict(_ASSUMED)
         for op in _ASSUMED.keys() - {"linear"}:
-            if found := {packed_rows(row): row["share"] for row in calibrating(op, rows)}:
+            if found := {packed_rows(row): _share(row, cold) for row in calibrating(op, rows)}:
                 shares[op] = tuple(sorted(found.items()))
         if "hybrid_tree_attention" not in {row["op"] for row in rows}:
             raise ValueError(f"--gpu: {path} has no row of hybrid_tree_attention in {dtype}")
@@ -105,6 +118,7 @@ class Machine:
             shares=shares,
             source=f"measured: {path}, commit {run['commit']}",
             results=path,
+            cold_seconds=cold,
         )
 
     def with_layer_seconds(self, seconds: float) -> Machine:
@@ -141,11 +155,22 @@ def packed_rows(row: Mapping) -> int:
 
 
 def calibrating(op: str, rows: list[dict]) -> list[dict]:
-    """Return the rows that a machine's shares are read from: one shape at its largest context."""
+    """Return the rows that a machine's shares are read from: one shape at its largest context.
+
+    Of two rows that differ in neither, such as selections for one and for all heads, the one that
+    moves more comes last.
+    """
     found = [row for row in rows if row["op"] == op and not row.get("page_size")]
     found = [row for row in found if row["time"] and row["shape"] == found[0]["shape"]]
     context = max((row["context"] for row in found), default=0)
-    return [row for row in found if row["context"] == context]
+    found = [row for row in found if row["context"] == context]
+    return sorted(found, key=lambda row: row["bytes_read"])
+
+
+def _share(row: Mapping, cold: float) -> float:
+    """Return the share of memory or matrix rate that a row attained once it had started."""
+    bound = max(row["bounds"]["memory"], row["bounds"]["matrix"])
+    return bound / max(row["time"]["median"] - cold, bound)
 
 
 def _linear_share(rows: int, rate: float, ceilings: Mapping, dtype: str) -> float:

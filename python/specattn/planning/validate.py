@@ -87,7 +87,8 @@ def _kernels(rows: list[dict], machine: Machine, own: bool) -> Iterator[Check]:
         cost = Cost(row["bytes_read"], row["bytes_written"], row["operations"])
         packed = packed_rows(row)
         predicted = machine.seconds(op, packed, cost.bytes, cost.operations)
-        known = own and row in calibrating(row["op"], rows)
+        predicted += machine.cold_seconds
+        known = own and op == row["op"] and row in calibrating(row["op"], rows)
         name = f"{row['op']} {row['variant']}, {row['shape']}, {row['context']} tokens"
         yield Check(
             f"{name}, T={row['rows']}", "ms", 1e3 * predicted, 1e3 * row["time"]["median"], known

@@ -343,7 +343,7 @@ class _Projections(nn.Module):
             q = self.q_norm(q)
         if self.k_norm is not None:
             k = self.k_norm(k)
-        return rotate(q, rotation), rotate(k, rotation), v
+        return rotate(q, rotation), rotate(k, rotation) if k.shape[2] else k, v
 
 
 def rotate(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:

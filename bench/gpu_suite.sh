@@ -77,7 +77,8 @@ print(f"backends {specattn.backends()}")'
 # Compiling for other GPUs needs none: CI does it.
 step tests 200 "$PYTHON" -m pytest -p no:cacheprovider --tb=short -rfE "${tests[@]}" \
     --ignore tests/triton_kernels/test_compile.py
-step kernels 160 "$PYTHON" bench/run_kernels.py "${kernels[@]}" --json "$out/kernels.jsonl"
+step kernels 160 "$PYTHON" bench/run_kernels.py "${kernels[@]}" --json "$out/kernels.jsonl" \
+    --pictures "$out"
 step decode 120 "$PYTHON" bench/decode_shapes.py "${decode[@]}" --json "$out/decode.jsonl"
 
 echo

@@ -4,7 +4,7 @@ import json
 import os
 import re
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -355,3 +355,22 @@ def test_bad_arguments_give_one_line_and_exit_2(arguments, named, capsys):
     error = capsys.readouterr().err
     assert named in error
     assert error.count("\n") == 1
+
+
+def _documented(kind):
+    """Return the fields of one kind of line that the documentation names, outside parentheses."""
+    text = (BENCH.parent / "docs" / "benchmarks.md").read_text()
+    (line,) = [line for line in text.splitlines() if line.startswith(f"| `kind: {kind}` |")]
+    return set(re.findall(r"`(\w+)`", re.sub(r"\([^)]*\)", "", line.split("|", 2)[2])))
+
+
+def test_the_documentation_names_every_field(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    run_kernels.main([*SMALL, "--only", "merge_state", "--json", str(path)])
+    run, row = [json.loads(line) for line in path.read_text().splitlines()]
+    assert set(run) - {"kind"} == _documented("run")
+    assert set(row) - {"kind"} == _documented("row")
+    pytest.importorskip("specattn._cpu")
+    from roofline.bars import Bar
+
+    assert {field.name for field in fields(Bar)} | {"met", "others"} == _documented("bar")

@@ -1,11 +1,11 @@
-"""Hybrid, tree and gathered attention in C++ against the oracle and the float64 reference."""
+"""Hybrid and tree attention in C++ against the oracle."""
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from specattn import _cpu, reference
+from specattn import _cpu
 from tests.cases import MEDUSA_PARENTS, assert_accurate, expected, make_problem, problems
 from tests.cpu import calls
 
@@ -131,40 +131,6 @@ def test_a_huge_logit_gives_exactly_its_value(isa):
     out, lse = calls.tree_attention(q, k, v, softmax_scale=1.0)
     assert torch.equal(out, v)
     assert lse.item() == -524288.0
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("per_head", [False, True])
-@pytest.mark.parametrize("paged", [False, True], ids=["contiguous", "paged"])
-@pytest.mark.parametrize("with_tree", [False, True])
-def test_gathered(isa, dtype, per_head, paged, with_tree):
-    problem = make_problem((60, 7, 200), 3, q_heads=6, dtype=dtype, strided=True)
-    size, generator = 90, torch.Generator().manual_seed(3)
-    shape = (3, 2, size) if per_head else (3, size)
-    indices = torch.full(shape, -(2**30), dtype=torch.int32)
-    lengths = torch.zeros(shape[:-1], dtype=torch.int32)
-    for place in torch.cartesian_prod(*map(torch.arange, shape[:-1])).view(-1, len(shape) - 1):
-        place = tuple(place.tolist())
-        length = int(problem.cache_seqlens[place[0]])
-        taken = torch.randperm(length, generator=generator)[: size - 5].sort().values
-        indices[place][: len(taken)] = taken.int()
-        lengths[place] = len(taken)
-    sinks = torch.linspace(-1, 1, 6)
-    tree = (problem.k_tree, problem.v_tree, problem.tree_mask) if with_tree else (None,) * 3
-
-    def inputs(p):
-        keys = (p.k_tree, p.v_tree, p.tree_mask) if with_tree else (None,) * 3
-        cache = p.cache(paged)
-        table = cache.get("block_table")
-        return p.q, cache["k_cache"], cache["v_cache"], indices, lengths, *keys, table
-
-    del tree
-    got = calls.sparse_gather_attention(*inputs(problem), softcap=7.0, sinks=sinks)
-    wide = inputs(problem.to(torch.float64))
-    exact = reference.sparse_gather_attention(*wide, softcap=7.0, sinks=sinks.double())
-    rough = reference.sparse_gather_attention(*inputs(problem), softcap=7.0, sinks=sinks)
-    assert_accurate(got[0], exact[0], rough[0], atol=LUCK)
-    assert_accurate(got[1], exact[1], rough[1], atol=2e-6)
 
 
 def test_a_path_that_the_machine_lacks_is_named(isa):

@@ -241,12 +241,13 @@ void run(const Importance& p, int threads) {
 }
 
 void run(const Merge& p, int threads) {
-  const int64_t rows = p.B * p.T * p.H;
-  threads = useful_threads(rows * p.D * (p.states + 1) * size_of(p.dtype), rows, threads);
-  const int64_t parts = std::min<int64_t>(rows, threads * kTasksPerThread);
+  const int64_t tokens = p.B * p.T;
+  const int64_t work = tokens * p.H * p.D * (p.states + 1) * size_of(p.dtype);
+  threads = useful_threads(work, tokens, threads);
+  const int64_t parts = std::min<int64_t>(tokens, threads * kTasksPerThread);
   const auto merge = chosen()->merge[static_cast<int>(p.dtype)];
 #pragma omp parallel for schedule(static) num_threads(threads)
-  for (int64_t i = 0; i < parts; ++i) merge(p, rows * i / parts, rows * (i + 1) / parts);
+  for (int64_t i = 0; i < parts; ++i) merge(p, tokens * i / parts, tokens * (i + 1) / parts);
 }
 
 }  // namespace specattn

@@ -7,7 +7,6 @@
 #include "address.h"
 #include "convert.h"
 #include "kernels.h"
-#include "prefetch.h"
 
 namespace specattn {
 
@@ -26,25 +25,33 @@ void mean_query(const Importance& p, int64_t b, int64_t head, float* mean) {
   for (int64_t d = 0; d < p.D; ++d) mean[d] *= weight;
 }
 
-// Four keys at a time: their sums wait for each other's memory.
+constexpr int kBytesAhead = 1024;  // of each stream
+constexpr int kStreams = 4;  // keys at a time, far apart: memory serves several readers faster
+
+// scores[r] = q . k[r], while rows that come later are on their way.
 template <class Isa, class Elem>
-inline void dot_keys(const char* const* k, const float* q, int D, float* scores) {
+inline void dot_keys(const char* const* k, const char* const* later, int64_t offset, const float* q,
+                     int D, float* scores) {
   using V = typename Isa::V;
-  const Elem* row[4];
-  V acc[4];
+  const Elem* row[kStreams];
+  V acc[kStreams];
 #pragma GCC unroll 4
-  for (int r = 0; r < 4; ++r) {
-    row[r] = reinterpret_cast<const Elem*>(k[r]);
+  for (int r = 0; r < kStreams; ++r) {
+    row[r] = reinterpret_cast<const Elem*>(k[r] + offset);
     acc[r] = Isa::zero();
   }
+  constexpr int size = sizeof(Elem);
   int d = 0;
   for (; d + Isa::W <= D; d += Isa::W) {
     const V x = Isa::load(q + d);
 #pragma GCC unroll 4
-    for (int r = 0; r < 4; ++r) acc[r] = Isa::fma(Isa::load_as_float(row[r] + d), x, acc[r]);
+    for (int r = 0; r < kStreams; ++r) {
+      acc[r] = Isa::fma(Isa::load_as_float(row[r] + d), x, acc[r]);
+      if (d * size % 64 == 0) __builtin_prefetch(later[r] + offset + d * size);
+    }
   }
 #pragma GCC unroll 4
-  for (int r = 0; r < 4; ++r) {
+  for (int r = 0; r < kStreams; ++r) {
     float rest = 0.0f;
     for (int e = d; e < D; ++e) rest += to_float(row[r][e]) * q[e];
     scores[r] = Isa::sum(acc[r]) + rest;
@@ -54,38 +61,39 @@ inline void dot_keys(const char* const* k, const float* q, int D, float* scores)
 // Scores positions [first, last) of a request; beyond its length they are -inf.
 template <class Isa, class Elem>
 void importance(const Importance& p, int64_t b, int64_t first, int64_t last, const float* means) {
-  const int64_t length = p.cache.lengths[b * p.cache.lengths_batch], D = p.D;
-  const int64_t end = std::clamp(length, first, last);
-  float* out = p.scores + b * p.scores_batch;
+  const int64_t length = p.cache.lengths[b * p.cache.lengths_batch];
+  const int keys = static_cast<int>(std::clamp(length, first, last) - first);
+  const int D = static_cast<int>(p.D);
+  float* out = p.scores + b * p.scores_batch + first;
   for (int64_t h = 0; h < (p.per_head ? p.Hk : 1); ++h) {
-    std::fill(out + h * p.scores_head + end, out + h * p.scores_head + last, -kInf);
+    float* head = out + h * p.scores_head;
+    std::fill(head + keys, head + last - first, -kInf);
   }
-  const char *k[2][kBlock + 4], *v[kBlock];
-  const auto load = [&](int64_t at, int64_t h, const char** to) {
-    const int keys = static_cast<int>(std::clamp<int64_t>(end - at, 0, kBlock));
-    cached_rows<Elem>(p.cache, b, h, at, keys, to, v);
-    for (int n = keys; keys > 0 && n < kBlock + 4; ++n) to[n] = to[keys - 1];
-    return keys;
-  };
-  const int bytes = static_cast<int>(p.Hk * D * static_cast<int64_t>(sizeof(Elem)));
-  int now = 0, keys = load(first, 0, k[0]);
-  float block[kBlock + 4];
-  for (int64_t at = first; at < end; at += kBlock) {
-    const int next = load(at + kBlock, 0, k[1 - now]);
-    Prefetch lines(k[1 - now], k[1 - now], 0, next, bytes);
-    const int step = static_cast<int>(ceil_div(bytes, 64 * p.Hk) * 4);
-    for (int64_t h = 0; h < p.Hk; ++h) {
-      if (h > 0) load(at, h, k[now]);
-      for (int n = 0; n < keys; n += 4) {
-        lines.template issue<Isa>(step);
-        dot_keys<Isa, Elem>(k[now] + n, means + h * D, static_cast<int>(D), block + n);
+  const char *k[kImportanceChunk], *v[kImportanceChunk];
+  cached_rows<Elem>(p.cache, b, 0, first, keys, k, v);
+  // Heads that lie together are read token by token, in the order of addresses.
+  const int64_t step = p.cache.k.head * static_cast<int64_t>(sizeof(Elem));
+  const int64_t group = p.cache.k.head * p.Hk <= p.cache.k.token ? p.Hk : 1;
+  const int ahead = static_cast<int>(kBytesAhead / (group * D * sizeof(Elem))) + 1;
+  const int apart = keys / kStreams;
+  for (int64_t head = 0; head < p.Hk; head += group) {
+    for (int n = 0; n * kStreams < keys; ++n) {
+      const char *row[kStreams], *later[kStreams];
+      int at[kStreams];
+      const int count = n < apart ? kStreams : keys % kStreams;
+      for (int r = 0; r < kStreams; ++r) {
+        at[r] = n < apart ? n + r * apart : n * kStreams + std::min(r, count - 1);
+        row[r] = k[at[r]];
+        later[r] = k[std::min(at[r] + ahead, keys - 1)];
       }
-      float* to = out + (p.per_head ? h * p.scores_head : 0) + at;
-      const bool adds = !p.per_head && h > 0;
-      for (int n = 0; n < keys; ++n) to[n] = adds ? to[n] + block[n] : block[n];
+      for (int64_t h = head; h < head + group; ++h) {
+        float scores[kStreams];
+        dot_keys<Isa, Elem>(row, later, h * step, means + h * D, D, scores);
+        float* to = out + h * p.scores_head;
+        const bool adds = !p.per_head && h > 0;
+        for (int r = 0; r < count; ++r) to[at[r]] = adds ? to[at[r]] + scores[r] : scores[r];
+      }
     }
-    now = 1 - now;
-    keys = next;
   }
 }
 

@@ -8,6 +8,7 @@
 namespace specattn {
 
 constexpr int kGroupRows = 256;  // most query rows of a head in a task: their state fits in L2
+constexpr int64_t kImportanceChunk = 1024;  // most keys that are scored in one go
 
 struct Plan {
   int64_t rows = 0;        // packed rows of a head and task, padded

@@ -17,8 +17,7 @@ namespace {
 constexpr int64_t kTasksPerThread = 4;     // so that a thread that was interrupted costs little
 constexpr int64_t kBlocksPerSplit = 8;     // at least; a split costs a state and a merge
 constexpr int64_t kStateFloats = 1 << 16;  // of the heads of a task together: they stay in L2
-constexpr int64_t kThreadWork = 1 << 21;   // bytes and multiplications: 0.1 ms of one thread
-constexpr int64_t kImportanceChunk = 16 * kBlock;
+constexpr int64_t kThreadWork = 3 << 18;   // bytes and multiplications: 0.03 ms of one thread
 
 int thread_index() {
 #ifdef _OPENMP

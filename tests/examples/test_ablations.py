@@ -1,0 +1,33 @@
+"""The ablations' script runs from end to end, and its figures are what they are called."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+TINY = Path(__file__).parents[2] / "examples" / "tiny"
+sys.path.insert(0, str(TINY))
+
+from ablations import sooner  # noqa: E402
+
+
+def test_all_steps_run(tmp_path):
+    command = [sys.executable, "-W", "ignore", TINY / "ablations.py", "--toy", "--out", tmp_path]
+    subprocess.run(command, check=True, capture_output=True, timeout=240)
+    found = json.loads((tmp_path / "ablations.json").read_text())
+    assert len(found["variants"]) == 4
+    for variant in found["variants"].values():
+        assert len(variant["short"]) == 2
+        assert variant["acceptance"][0]["acceptance_length"] >= 1
+        assert len(variant["by_position"]) == 2
+    for name in ("ablation-anchor-offset.png", "ablation-flash-noise.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_sooner_counts_steps_to_the_same_loss():
+    slow = [10 - n for n in range(10)]
+    assert sooner(slow, slow, window=1) == 1
+    assert (
+        sooner(slow, [10 - 2 * n for n in range(10)], window=1) == 1.67
+    )  # at its sixth step of ten
+    assert sooner(slow, [10] * 10, window=1) is None

@@ -1,0 +1,111 @@
+"""The settings that are measured: a method with its options, a context, a batch, a temperature."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from specattn.decoding import METHODS, Method
+
+PLAIN = "plain"
+TRANSFORMERS = "transformers"
+"""The peer: ``model.generate`` of transformers with SDPA and its dynamic cache."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method as it was asked for on the command line, such as ``vegas:gamma=4,ratio=0.05``.
+
+    Attributes
+    ----------
+    name : str
+        A key of `METHODS`, or `TRANSFORMERS`.
+    options : dict
+        What the method is built with.
+    """
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str) -> Entry:
+        """Read ``name`` or ``name:option=value,...``; lists are written ``[4,16]``.
+
+        Raises
+        ------
+        ValueError
+            The method or an option of it does not exist.
+        """
+        name, _, rest = text.partition(":")
+        if name == TRANSFORMERS and not rest:
+            return cls(name)
+        if name not in METHODS:
+            known = ", ".join([*METHODS, TRANSFORMERS])
+            raise ValueError(f"--method: expected one of {known}, got '{name}'")
+        options = {}
+        for part in re.split(r",(?![^\[]*\])", rest) if rest else []:
+            key, equals, value = part.partition("=")
+            known = list(inspect.signature(METHODS[name]).parameters)
+            if not equals or key not in known:
+                expected = f"one of {', '.join(known)} as option=value" if known else "no option"
+                raise ValueError(f"--method {name}: expected {expected}, got '{part}'")
+            options[key] = _value(value)
+        return cls(name, options)
+
+    def build(self, defaults: Mapping[str, Mapping[str, Any]]) -> Method:
+        """Return the method; raises what its own checks raise.
+
+        Parameters
+        ----------
+        defaults : dict of str to dict
+            By method, options that hold where this entry does not say otherwise.
+        """
+        return METHODS[self.name](**{**defaults.get(self.name, {}), **self.options})
+
+    @property
+    def label(self) -> str:
+        """Name and options, short enough for a table."""
+        return " ".join([self.name, *(f"{k}={v}" for k, v in self.options.items())])
+
+
+@dataclass(frozen=True)
+class Group:
+    """What is measured side by side, so that it can be compared: same text, same place, in turn."""
+
+    context: int
+    batch: int
+    temperature: float
+    entries: tuple[Entry, ...]
+
+
+def grid(
+    entries: Sequence[Entry],
+    contexts: Iterable[int],
+    batches: Iterable[int],
+    temperatures: Iterable[float],
+) -> list[Group]:
+    """Return one group per context, batch and temperature, each with all entries."""
+    return [
+        Group(context, batch, temperature, tuple(entries))
+        for context, batch, temperature in itertools.product(contexts, batches, temperatures)
+    ]
+
+
+def key(record: dict[str, Any]) -> tuple:
+    """Return what tells a row of a file from all others of the same run."""
+    names = ("section", "method", "context", "batch", "temperature")
+    options = tuple(sorted((k, str(v)) for k, v in record["settings"].items()))
+    return (*(record[name] for name in names), options)
+
+
+def _value(text: str) -> Any:
+    """Read a Python literal; what is none is a string, such as a path."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text

@@ -1,0 +1,215 @@
+"""Measure a group: every method from the same cache, in turn, and all samples kept."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from roofline.others import Others
+from roofline.timing import paired_ratio
+from transformers import PreTrainedModel
+
+from specattn.decoding import RequestStatistics
+
+from .cases import PLAIN, TRANSFORMERS, Entry, Group
+from .identity import Difference, explain, first_difference
+from .ready import ReadyTarget
+from .runs import Outcome, run, run_transformers
+from .simulation import Profile, SimulatedTarget
+from .texts import Texts
+
+WARM_UP_TOKENS = 8
+PARTS = ("draft_seconds", "target_seconds", "accept_seconds")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a group is measured.
+
+    Attributes
+    ----------
+    new_tokens : int
+        Per request and run; an end of text ends nothing.
+    texts : int
+        Different prompts per request; acceptance is pooled over them.
+    repeats : int
+        Timed runs of every method on each text, after one short run to warm up.
+    seed : int
+        Of the first repeat; the others follow. Only sampling notices.
+    """
+
+    new_tokens: int = 128
+    texts: int = 2
+    repeats: int = 3
+    seed: int = 0
+
+    def runs(self, group: Group) -> int:
+        """Return how many runs a group takes, to warm up or timed."""
+        return self.texts * (1 + self.repeats) * len(group.entries)
+
+
+@dataclass
+class Row:
+    """What was found for one method in one group; a row with a ``fault`` has no figures."""
+
+    entry: Entry
+    group: Group
+    outcomes: list[Outcome] = field(default_factory=list)
+    prefill_seconds: list[float] = field(default_factory=list)
+    fault: str | None = None
+    speedups: dict[str, float] = field(default_factory=dict)
+    compared: int = 0  # requests whose greedy text was held against plain decoding's
+    differences: list[Difference] = field(default_factory=list)
+    others: float | None = None
+
+    @property
+    def speeds(self) -> list[float]:
+        """Tokens per second of every timed run."""
+        return [outcome.tokens_per_second for outcome in self.outcomes]
+
+    @cached_property
+    def pooled(self) -> RequestStatistics | None:
+        """Counts of all requests of all runs together; None for the peer."""
+        kept = [o.statistics for o in self.outcomes if o.statistics is not None]
+        if not kept:
+            return None
+        whole = type(kept[0])([request for one in kept for request in one.requests])
+        return whole.total
+
+    @cached_property
+    def round_seconds(self) -> dict[str, float] | None:
+        """Seconds per batched round, and of its parts: medians over runs."""
+        kept = [o.statistics for o in self.outcomes if o.statistics is not None]
+        if not kept:
+            return None
+        parts = {
+            part.removesuffix("_seconds"): statistics.median(
+                getattr(one, part) / one.passes for one in kept
+            )
+            for part in PARTS
+        }
+        return {
+            "total": statistics.median(one.decode_seconds / one.passes for one in kept),
+            **parts,
+        }
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The largest memory of any run."""
+        return max((o.peak_bytes for o in self.outcomes if o.peak_bytes is not None), default=None)
+
+
+def measure(
+    model: PreTrainedModel,
+    texts: Texts,
+    group: Group,
+    plan: Plan,
+    profile: Profile | None,
+    advance: Callable[[str], None],
+    defaults: Mapping[str, Mapping[str, Any]],
+) -> list[Row]:
+    """Measure all entries of a group.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+    texts : Texts
+    group : Group
+    plan : Plan
+    profile : Profile or None
+        With one, the cache holds random numbers and acceptance is simulated.
+    advance : callable
+        Called with a name before every run.
+    defaults : dict of str to dict
+        By method, options that hold where an entry does not say otherwise.
+    """
+    rows = [Row(entry, group) for entry in group.entries]
+    methods = {
+        row.entry.label: row.entry.build(defaults) for row in rows if row.entry.name != TRANSFORMERS
+    }
+    room = plan.new_tokens + max((method.max_nodes for method in methods.values()), default=1)
+    others = Others()
+    for text in range(plan.texts):
+        prompts = texts.prompts(text, group.context, group.batch)
+        target = _target(model, prompts, room, profile, plan.seed)
+        for repeat in range(-1, plan.repeats):  # the first one warms up
+            new_tokens = min(plan.new_tokens, WARM_UP_TOKENS) if repeat < 0 else plan.new_tokens
+            options = (prompts, new_tokens, group.temperature, plan.seed + repeat)
+            for row in _in_turn(rows, repeat):
+                advance(row.entry.label)
+                if row.fault is not None:
+                    continue
+                try:
+                    if row.entry.name == TRANSFORMERS:
+                        outcome = run_transformers(target, *options)
+                    else:
+                        outcome = run(target, methods[row.entry.label], *options)
+                except Exception as failure:  # one method that fails must not cost the others
+                    row.fault = f"{type(failure).__name__}: {failure}".splitlines()[0]
+                    continue
+                if repeat >= 0:
+                    row.outcomes.append(outcome)
+        for row in rows:
+            if target.prefill_seconds is not None:
+                row.prefill_seconds.append(target.prefill_seconds)
+        if profile is None and group.temperature == 0:
+            _compare(rows, model, prompts, text, plan.repeats)
+    cores = others.cores()
+    for row in rows:
+        row.others = cores
+    _relate(rows)
+    return rows
+
+
+def _target(
+    model: PreTrainedModel,
+    prompts: Sequence[torch.Tensor],
+    room: int,
+    profile: Profile | None,
+    seed: int,
+) -> ReadyTarget:
+    if profile is None:
+        return ReadyTarget(model, prompts, room)
+    return SimulatedTarget(model, prompts, room, profile, seed)
+
+
+def _in_turn(rows: Sequence[Row], repeat: int) -> list[Row]:
+    """Return the rows in an order that changes with every repeat: none is always the first."""
+    first = repeat % len(rows)
+    return [*rows[first:], *rows[:first]]
+
+
+def _compare(
+    rows: Sequence[Row],
+    model: PreTrainedModel,
+    prompts: Sequence[torch.Tensor],
+    text: int,
+    repeats: int,
+) -> None:
+    """Hold the greedy text of every row against plain decoding's, and explain each difference."""
+    plain = next((row for row in rows if row.entry.name == PLAIN), None)
+    if plain is None or plain.fault:
+        return
+    expected = plain.outcomes[text * repeats].tokens
+    for row in rows:
+        if row is plain or row.fault:
+            continue
+        for request, tokens in enumerate(row.outcomes[text * repeats].tokens):
+            row.compared += 1
+            place = first_difference(expected[request], tokens)
+            if place is not None:
+                found = explain(model, prompts[request], expected[request], tokens, place)
+                row.differences.append(Difference(text, request, place, *found))
+
+
+def _relate(rows: Sequence[Row]) -> None:
+    """Note how many times faster each row is than the baselines, run by run."""
+    for baseline in (PLAIN, TRANSFORMERS):
+        base = next((row for row in rows if row.entry.name == baseline and not row.fault), None)
+        for row in rows:
+            if base is not None and row is not base and not row.fault:
+                row.speedups[baseline] = paired_ratio(base.speeds, row.speeds)

@@ -1,0 +1,64 @@
+"""Figures that the papers print, to be shown beside ours and marked as theirs.
+
+They lie in ``papers.json`` by paper and table, with their unit. Only what is printed as a number is
+there: values that a plot alone shows are not guessed. Model names are the papers' short forms.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from .simulation import Profile, constant_rate
+
+_PUBLISHED = json.loads((Path(__file__).parent / "papers.json").read_text(encoding="utf-8"))
+_VEGAS_DEPTH, _LONGSPEC_DEPTH = 7, 5  # gamma; beam widths [4, 16, 16, 16, 16]
+
+
+def published(paper: str, table: str) -> dict[str, Any]:
+    """Return a table's figures without its unit."""
+    return {name: value for name, value in _PUBLISHED[paper][table].items() if name != "unit"}
+
+
+def source(paper: str) -> str:
+    """Return the paper, its version and its machine."""
+    return _PUBLISHED[paper]["source"]
+
+
+def tables(paper: str) -> list[str]:
+    """Return the tables and figures of which something is there."""
+    return [name for name in _PUBLISHED[paper] if name != "source"]
+
+
+def _vegas(model: str) -> Profile:
+    # Without the bonus token: with it, gamma 7 and 11 would ask for rates that rise with depth.
+    accepted = published("vegas", "Table 1")["1st Draft + Bonus"][model][str(_VEGAS_DEPTH)]
+    return Profile(
+        f"vegas-{model.lower()}",
+        (round(constant_rate(accepted, _VEGAS_DEPTH), 3),),
+        f"the constant rate that accepts {accepted} of {_VEGAS_DEPTH} drafted tokens, Vegas "
+        f"table 1, {model}",
+    )
+
+
+def _longspec(short: str, name: str) -> Profile:
+    tau = published("longspec", "Table 1")[short]["LongSpec"]["LCC"][0]
+    return Profile(
+        f"longspec-{name}",
+        (round(constant_rate(tau - 1, _LONGSPEC_DEPTH), 3),),
+        f"the constant rate that gives a tau of {tau} at {_LONGSPEC_DEPTH} levels, LongSpec "
+        f"table 1, {short} on LCC",
+    )
+
+
+PROFILES = {
+    profile.name: profile
+    for profile in (
+        _vegas("Qwen3-8B"),
+        _vegas("gpt-oss-20b"),
+        _longspec("L-8B", "llama-3.1-8b"),
+        _longspec("V-7B", "vicuna-7b"),
+    )
+}
+"""Profiles by name. No paper prints rates by position, so each is constant and says where from."""

@@ -1,0 +1,176 @@
+"""The passes that a round is made of, each timed by itself behind a cache of random numbers.
+
+A plain step, the verification of a draft without and with scores, the selection, a sparse draft
+step. On a GPU each is timed twice: replayed from a CUDA graph, and launched eagerly as the decode
+loop does. What a pass costs does not depend on the numbers, so this needs no weights that mean
+anything and simulates nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from roofline.timing import Stopwatch, Timing
+from transformers import PreTrainedModel
+
+import specattn
+from specattn.decoding import Target, Vegas
+from specattn.decoding.target import Selection
+
+from .show import aligned, size
+
+HEADER = [("pass", "<")] + [
+    (name, ">")
+    for name in ("context", "T", "launched", "time", "±", "eager", "GB/s", "plain steps")
+]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One kind of pass.
+
+    Attributes
+    ----------
+    name : str
+    rows : int
+        T of the pass; 0 where it is no pass of the model.
+    bytes : int
+        What must be read and written.
+    launch : str
+        How `time` was launched: "graph" or "eager". A pass that no CUDA graph can capture is eager.
+    time : Timing
+    eager : Timing or None
+        The eager launch beside a graph's.
+    """
+
+    name: str
+    rows: int
+    bytes: int
+    launch: str
+    time: Timing
+    eager: Timing | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it for JSON, with the bytes per second that it needed."""
+        return {"kind": "pass", **asdict(self), "bandwidth": self.bytes / self.time.median}
+
+
+def measure(model: PreTrainedModel, method: Vegas, context: int, budget: float) -> list[Pass]:
+    """Time every kind of pass behind a cache of `context` random tokens, one request."""
+    device, rows = model.device, method.max_nodes
+    target = Target(model, 1, context + rows)
+    target.cache.storage.normal_()
+    target.cache.seqlens.fill_(context)
+    tokens = torch.randint(model.config.vocab_size, (1, rows), device=device)
+    root, chain = (specattn.Tree.chain(n, device=device) for n in (0, method.gamma))
+    with torch.inference_mode(), target.attached():
+        scores = target.verify(chain, tokens, collect=True)[1]
+
+        def select() -> tuple[torch.Tensor, torch.Tensor]:
+            return specattn.select_topk(
+                scores.flatten(0, 1),
+                target.cache.seqlens.repeat(target.full_layers),
+                ratio=method.ratio,
+                min_tokens=method.min_tokens,
+            )
+
+        selection = with_root(*select(), context)
+        calls: dict[str, Callable] = {
+            "plain step": lambda: target.verify(root, tokens[:, :1]),
+            "verify": lambda: target.verify(chain, tokens),
+            "verify, scores": lambda: target.verify(chain, tokens, collect=True),
+            "select": select,
+            "draft step": lambda: target.draft(tokens[:, :1], 0, selection),
+        }
+        times, eager = _times(calls, Stopwatch(device), budget)
+    launch = "graph" if eager else "eager"
+    weights, token = weight_bytes(model), token_bytes(target)
+    chosen = int(selection.lengths[0])
+    # name -> rows, bytes that must be read and written
+    tasks = {
+        "plain step": (1, weights + token * (context + 1)),
+        "verify": (rows, weights + token * (context + rows)),
+        "verify, scores": (rows, weights + token * (context + rows) + nbytes(scores)),
+        "select": (0, nbytes(scores)),
+        "draft step": (1, weights + token * chosen),
+    }
+    return [
+        Pass(name, *task, launch, Timing.of(times[name]), Timing.of(eager[name]) if eager else None)
+        for name, task in tasks.items()
+    ]
+
+
+def table(passes: list[Pass], context: int) -> str:
+    """Return the passes as text, each also in plain steps."""
+    step = passes[0].time.median
+    return aligned(
+        HEADER,
+        [
+            (
+                one.name,
+                size(context),
+                str(one.rows or "-"),
+                one.launch,
+                f"{one.time.median * 1e3:.2f} ms",
+                f"{one.time.spread:.0%}",
+                f"{one.eager.median * 1e3:.2f} ms" if one.eager else "-",
+                f"{one.bytes / one.time.median / 1e9:.1f}",
+                f"{one.time.median / step:.2f}",
+            )
+            for one in passes
+        ],
+    )
+
+
+def round_cost(seconds: dict[str, float], gamma: int) -> float:
+    """Return how many plain steps one round of Vegas takes, from the seconds of each pass."""
+    drafting = gamma * seconds["draft step"] + seconds["select"]
+    return (drafting + seconds["verify, scores"]) / seconds["plain step"]
+
+
+def selection_overhead(seconds: dict[str, float], gamma: int) -> float:
+    """Return what selecting adds to a round, as a share of drafting and verifying alone."""
+    extra = seconds["select"] + seconds["verify, scores"] - seconds["verify"]
+    return extra / (gamma * seconds["draft step"] + seconds["verify"])
+
+
+def with_root(indices: torch.Tensor, lengths: torch.Tensor, context: int) -> Selection:
+    """Return what the first draft step reads: the selected tokens and the root behind them."""
+    chosen = int(lengths[0])
+    indices = torch.nn.functional.pad(indices, (0, 1))
+    indices[:, chosen] = context
+    return Selection(indices[:, None].contiguous(), lengths[:1] + 1)
+
+
+def nbytes(tensor: torch.Tensor) -> int:
+    """Return the bytes of a tensor's elements."""
+    return tensor.numel() * tensor.element_size()
+
+
+def weight_bytes(model: PreTrainedModel) -> int:
+    """Return the bytes of weights that every pass reads: the table of embeddings only as a head."""
+    table = model.get_input_embeddings().weight
+    read = sum(map(nbytes, model.parameters()))
+    return read if model.get_output_embeddings().weight is table else read - nbytes(table)
+
+
+def token_bytes(target: Target) -> int:
+    """Return the bytes of one token's keys and values in all layers."""
+    return nbytes(target.cache.storage[:, :, 0, 0])
+
+
+def _times(
+    calls: dict[str, Callable], stopwatch: Stopwatch, budget: float
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Return seconds of each call, and where graphs replayed them also its seconds without."""
+    if stopwatch.device.type != "cuda":
+        return stopwatch.alternate(calls, budget=budget), {}
+    eager = stopwatch.alternate(calls, budget=budget)
+    try:
+        graphs = {name: stopwatch.prepare(call) for name, call in calls.items()}
+    except RuntimeError:
+        return eager, {}
+    return stopwatch.alternate(graphs, budget=budget), eager

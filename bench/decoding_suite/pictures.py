@@ -1,0 +1,147 @@
+"""Pictures of measured rows: speed by context, acceptance by position, and sweeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from .show import label, size
+
+Record = dict[str, Any]
+
+
+KINDS = ("speed", "acceptance", "sweep")
+
+
+def draw(
+    records: Sequence[Record], folder: Path, note: str | None, kinds: Sequence[str], prefix: str
+) -> list[Path]:
+    """Draw what the rows can show; return the files.
+
+    Parameters
+    ----------
+    records : sequence of dict
+        Rows as `records` writes them; those with a fault are left out.
+    folder : Path
+        Made if it does not exist.
+    note : str or None
+        Stands above every picture.
+    kinds : sequence of str
+        Of `KINDS`.
+    prefix : str
+        Of the files' names.
+
+    Raises
+    ------
+    ImportError
+        matplotlib is not installed.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    records = [record for record in records if not record["fault"]]
+    folder.mkdir(parents=True, exist_ok=True)
+    files = []
+    for kind in kinds:
+        panels = {"speed": _speed, "acceptance": _acceptance, "sweep": _sweep}[kind](records)
+        if not panels:
+            continue
+        figure, axes = pyplot.subplots(
+            1, len(panels), figsize=(4.5 * len(panels), 3.6), squeeze=False, layout="constrained"
+        )
+        for axis, (title, fill) in zip(axes[0], panels, strict=True):
+            axis.set_title(title, fontsize=9)
+            fill(axis)
+            axis.grid(alpha=0.3, axis="y")
+            axis.legend(fontsize=7)
+        if note is not None:
+            figure.suptitle(note, color="red", fontsize=10)
+        files.append(folder / f"{prefix}{kind}.png")
+        figure.savefig(files[-1], dpi=90)
+        pyplot.close(figure)
+    return files
+
+
+Panel = tuple[str, Callable[[Any], None]]
+
+
+def _speed(records: Sequence[Record]) -> list[Panel]:
+    """Tokens per second by context, a bar per method; a panel for each temperature and batch."""
+
+    def fill(rows: Sequence[Record], axis: Any) -> None:
+        contexts, methods = sorted({row["context"] for row in rows}), _by(rows, label)
+        width = 0.8 / len(methods)
+        for number, (name, own) in enumerate(methods):
+            speeds = [row["tokens_per_second"] for row in own]
+            axis.bar(
+                [contexts.index(row["context"]) + (number + 0.5) * width - 0.4 for row in own],
+                [speed["median"] for speed in speeds],
+                width,
+                yerr=[speed["median"] * speed["spread"] / 2 for speed in speeds],
+                capsize=2,
+                label=name,
+            )
+        axis.set_xticks(range(len(contexts)), [size(context) for context in contexts])
+        axis.set_xlabel("context, tokens")
+        axis.set_ylabel("tokens/s, without prefill")
+
+    return _panels(records, fill)
+
+
+def _acceptance(records: Sequence[Record]) -> list[Panel]:
+    """Rates given that all before was accepted; a panel for each temperature and batch."""
+    drafted = [row for row in records if row["conditional_acceptance"]]
+
+    def fill(rows: Sequence[Record], axis: Any) -> None:
+        for row in rows:
+            rates = row["conditional_acceptance"]
+            name = f"{label(row)}, {size(row['context'])}"
+            axis.plot(range(1, len(rates) + 1), rates, marker="o", label=name)
+        axis.set_xlabel("position in the draft")
+        axis.set_ylabel("accepted, given all before")
+        axis.set_ylim(0, 1)
+
+    return _panels(drafted, fill)
+
+
+def _sweep(records: Sequence[Record]) -> list[Panel]:
+    """Speed, and accepted tokens, over the share of the cache that is read; a line per gamma."""
+    swept = [row for row in records if {"gamma", "ratio"} <= row["settings"].keys()]
+    if len({row["settings"]["ratio"] for row in swept}) < 2:
+        return []
+
+    def panel(title: str, value: Callable[[Record], float]) -> Panel:
+        def fill(axis: Any) -> None:
+            for gamma, rows in _by(swept, lambda row: row["settings"]["gamma"]):
+                rows = sorted(rows, key=lambda row: row["settings"]["ratio"])
+                shares = [row["settings"]["ratio"] for row in rows]
+                axis.plot(shares, list(map(value, rows)), marker="o", label=f"gamma={gamma}")
+            axis.set_xlabel("share of the cache read by a draft step")
+            axis.set_ylim(bottom=0)
+
+        return title, fill
+
+    return [
+        panel("tokens/s, without prefill", lambda row: row["tokens_per_second"]["median"]),
+        panel("drafted tokens accepted per round", lambda row: row["tau_without_bonus"]),
+    ]
+
+
+def _panels(
+    records: Sequence[Record], fill: Callable[[Sequence[Record], Any], None]
+) -> list[Panel]:
+    return [
+        (f"temperature {temperature:g}, batch {batch}", lambda axis, rows=rows: fill(rows, axis))
+        for (temperature, batch), rows in _by(records, lambda r: (r["temperature"], r["batch"]))
+    ]
+
+
+def _by(records: Iterable[Record], key: Callable[[Record], Any]) -> list[tuple[Any, list[Record]]]:
+    """Return records with equal keys together, in the order in which keys appear."""
+    groups: dict[Any, list[Record]] = {}
+    for record in records:
+        groups.setdefault(key(record), []).append(record)
+    return list(groups.items())

@@ -1,0 +1,86 @@
+"""A target that has read its prompts: every method starts from the same cache, time after time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+from specattn.decoding import Target
+from specattn.decoding.loop import CHUNK_SIZE
+
+
+class ReadyTarget(Target):
+    """A `Target` whose prefill is done once, ahead of any number of runs.
+
+    Decoding only writes behind the prompts, so going back is a matter of lengths. Requests that end
+    earlier than others let rows move; a batch therefore keeps a copy of its prompts on the host.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+    prompts : sequence of Tensor, int64 [context]
+        All of one length.
+    room : int
+        Tokens that can follow each prompt.
+
+    Attributes
+    ----------
+    prefill_seconds : float or None
+        Of all prompt tokens but the last of each; None where no prefill took place.
+    """
+
+    def __init__(self, model: PreTrainedModel, prompts: Sequence[torch.Tensor], room: int):
+        self.prefix = len(prompts[0]) - 1
+        super().__init__(model, len(prompts), self.prefix + 1 + room)
+        self._rows = self.cache.storage
+        self._copy: torch.Tensor | None = None
+        self.prefill_seconds: float | None = None
+        self._fill(prompts)
+
+    def go_back(self) -> None:
+        """Let the cache hold the prompts and nothing else."""
+        if self._copy is not None:
+            self._rows[:, :, :, : self.prefix] = self._copy.to(self.device)
+        self.cache.storage = self._rows
+        batch = self._rows.shape[2]
+        self.cache.seqlens = torch.full(
+            (batch,), self.prefix, dtype=torch.int32, device=self.device
+        )
+
+    def prefill(
+        self,
+        prompts: Sequence[torch.Tensor],
+        chunk_size: int,
+        on_chunk: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Do nothing: the prompts are there."""
+        assert all(len(prompt) == self.prefix for prompt in prompts)
+
+    def as_dynamic_cache(self) -> DynamicCache:
+        """Return the prompts' keys and values as the cache that transformers' `generate` uses."""
+        cache = DynamicCache(config=self.model.config)
+        for layer in range(self._rows.shape[0]):
+            k, v = (x[:, : self.prefix].transpose(1, 2) for x in self._rows[layer])
+            cache.update(k, v, layer)
+        return cache
+
+    @torch.no_grad()
+    def _fill(self, prompts: Sequence[torch.Tensor]) -> None:
+        """Prefill, and note the seconds that it took."""
+        _finish(self.device)
+        start = time.perf_counter()
+        with self.attached():
+            super().prefill([prompt[:-1] for prompt in prompts], CHUNK_SIZE)
+        _finish(self.device)
+        self.prefill_seconds = time.perf_counter() - start
+        if len(prompts) > 1:
+            self._copy = self._rows[:, :, :, : self.prefix].to("cpu", copy=True)
+
+
+def _finish(device: torch.device) -> None:
+    """Wait for the device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

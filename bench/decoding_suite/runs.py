@@ -1,0 +1,152 @@
+"""One run: a method, or the peer, continues what a ready target has read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    TemperatureLogitsWarper,
+)
+
+from specattn.decoding import Method, Statistics, TargetLaw, decode
+from specattn.decoding.sequences import Sequences
+
+from .ready import ReadyTarget
+
+_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+@dataclass
+class Outcome:
+    """What one run gave.
+
+    Attributes
+    ----------
+    tokens : list of list of int
+        New tokens of every request.
+    tokens_per_second : float
+        Of all requests together, without prefill.
+    statistics : Statistics or None
+        None for the peer, which keeps none.
+    peak_bytes : int or None
+        Largest memory during the run, with weights and caches: allocated by torch on a GPU,
+        resident in the process on a CPU.
+    """
+
+    tokens: list[list[int]]
+    tokens_per_second: float
+    statistics: Statistics | None
+    peak_bytes: int | None
+
+
+def run(
+    target: ReadyTarget,
+    method: Method,
+    prompts: Sequence[torch.Tensor],
+    new_tokens: int,
+    temperature: float,
+    seed: int,
+) -> Outcome:
+    """Decode `new_tokens` for every prompt with the real loop; an end of text ends nothing."""
+    length = len(prompts[0])
+    sequences = Sequences(
+        torch.stack(list(prompts)),
+        [0] * len(prompts),
+        length + new_tokens + method.max_nodes,
+        StoppingCriteriaList([MaxLengthCriteria(length + new_tokens)]),
+        target.device,
+    )
+    law = TargetLaw(_processors(temperature), temperature > 0, sequences)
+    generator = torch.Generator(target.device).manual_seed(seed)
+    target.go_back()
+    _reset_peak(target.device)
+    with target.attached():
+        drafter = method.start(target, law, generator)
+        statistics = decode(target, drafter, law, sequences, generator=generator)
+    tokens = sequences.padded(0)[:, length:].tolist()
+    return Outcome(tokens, statistics.tokens_per_second, statistics, _peak(target.device))
+
+
+def run_transformers(
+    target: ReadyTarget,
+    prompts: Sequence[torch.Tensor],
+    new_tokens: int,
+    temperature: float,
+    seed: int,
+) -> Outcome:
+    """Decode with transformers' own `generate`: SDPA, dynamic cache, filled as ours is.
+
+    The clock starts at the first new token, so that neither its preparation nor ours counts.
+    """
+    target.go_back()
+    model = target.model
+    before = model.config._attn_implementation
+    model.set_attn_implementation("sdpa")
+    sampling: dict[str, Any] = {"do_sample": False}
+    if temperature > 0:
+        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+    clock = _Clock(target.device)
+    torch.manual_seed(seed)
+    _reset_peak(target.device)
+    ids = torch.stack(list(prompts)).to(target.device)
+    try:
+        output = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            past_key_values=target.as_dynamic_cache(),
+            max_new_tokens=new_tokens,
+            min_new_tokens=None,
+            eos_token_id=None,
+            pad_token_id=0,
+            stopping_criteria=StoppingCriteriaList([clock]),
+            **sampling,
+        )
+    finally:
+        model.set_attn_implementation(before)
+    tokens = output[:, ids.shape[1] :].tolist()
+    speed = len(prompts) * (new_tokens - 1) / (clock.moments[-1] - clock.moments[0])
+    return Outcome(tokens, speed, None, _peak(target.device))
+
+
+class _Clock(StoppingCriteria):
+    """Note the time after every token; stop nothing."""
+
+    def __init__(self, device: torch.device):
+        self.device, self.moments = device, list[float]()
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.moments.append(time.perf_counter())
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+
+
+def _processors(temperature: float) -> LogitsProcessorList:
+    if temperature in (0.0, 1.0):
+        return LogitsProcessorList()
+    return LogitsProcessorList([TemperatureLogitsWarper(temperature)])
+
+
+def _reset_peak(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    elif _CLEAR.exists():
+        _CLEAR.write_text("5")  # Linux: the largest resident size starts anew
+
+
+def _peak(device: torch.device) -> int | None:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if not _CLEAR.exists():
+        return None
+    lines = _STATUS.read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))

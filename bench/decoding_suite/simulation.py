@@ -1,0 +1,175 @@
+"""Acceptance drawn from a stated profile, for models whose weights mean nothing.
+
+A `SimulatedTarget` runs every pass as the real one does and then bends the logits of a verification
+so that the drafted path survives to a depth that was drawn from the profile. Drafting, selection,
+acceptance and commit are the package's own, which knows nothing of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from specattn.tree import Tree
+
+from .ready import ReadyTarget
+
+MARK = "SIMULATED ACCEPTANCE"
+_CERTAIN = 1e4  # above any logit at any temperature of use, and exp(-1e4) is 0
+
+
+@dataclass(frozen=True)
+class Profile:
+    """How likely a drafted token is to be accepted, given that all before it were.
+
+    Attributes
+    ----------
+    name : str
+    rates : tuple of float
+        Entry i is for depth i + 1; the last one holds for all that is deeper.
+    source : str
+        Where the rates come from.
+    """
+
+    name: str
+    rates: tuple[float, ...]
+    source: str
+
+    @classmethod
+    def parse(cls, text: str, named: dict[str, Profile]) -> Profile:
+        """Read a profile's name, or rates such as ``0.9,0.8,0.75``."""
+        if text in named:
+            return named[text]
+        try:
+            rates = tuple(map(float, text.split(",")))
+        except ValueError:
+            rates = (math.nan,)
+        if not all(0 <= rate <= 1 for rate in rates):
+            raise ValueError(
+                f"--acceptance: expected {', '.join(named)}, or rates from 0 to 1 such as 0.9,0.8; "
+                f"got '{text}'"
+            )
+        return cls(text, rates, "given on the command line")
+
+    def rate(self, depth: int) -> float:
+        """Return the rate at a depth, counted from 1."""
+        return self.rates[min(depth, len(self.rates)) - 1]
+
+    def expected_length(self, depth: int) -> float:
+        """Return the mean number of tokens of a round that drafts `depth` levels, with bonus."""
+        reached, total = 1.0, 1.0
+        for level in range(1, depth + 1):
+            reached *= self.rate(level)
+            total += reached
+        return total
+
+    @property
+    def note(self) -> str:
+        """What every line of output says."""
+        return f"{MARK} {self.name}"
+
+
+def constant_rate(accepted: float, depth: int) -> float:
+    """Return the rate that, the same at every depth, accepts so many of `depth` drafted tokens."""
+    if not 0 < accepted < depth:
+        raise ValueError(f"accepted must be between 0 and {depth}, got {accepted}")
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        rate = (low + high) / 2
+        if sum(rate**level for level in range(1, depth + 1)) < accepted:
+            low = rate
+        else:
+            high = rate
+    return high
+
+
+class SimulatedTarget(ReadyTarget):
+    """A target whose cache holds random numbers, and which agrees with drafts as a profile says.
+
+    Parameters
+    ----------
+    model, prompts, room
+        As for `ReadyTarget`; of the prompts only the length and the last token matter.
+    profile : Profile
+    seed : int
+        Of what is drawn for acceptance.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        prompts: Sequence[torch.Tensor],
+        room: int,
+        profile: Profile,
+        seed: int,
+    ):
+        super().__init__(model, prompts, room)
+        self.profile = profile
+        self.generator = torch.Generator(self.device).manual_seed(seed)
+
+    def verify(
+        self, tree: Tree, tokens: torch.Tensor, *, collect: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Verify as `Target.verify` does, and bend the logits afterwards."""
+        logits, scores = super().verify(tree, tokens, collect=collect)
+        return bend(logits, tree, tokens, self.profile, self.generator), scores
+
+    def _fill(self, prompts: Sequence[torch.Tensor]) -> None:
+        self.cache.storage.normal_()
+
+
+def bend(
+    logits: torch.Tensor,
+    tree: Tree,
+    tokens: torch.Tensor,
+    profile: Profile,
+    generator: torch.Generator,
+) -> torch.Tensor:
+    """Return logits that accept one path of a depth drawn from the profile, and nothing below it.
+
+    Siblings must carry different tokens, as they do in every tree that is worth verifying.
+
+    Parameters
+    ----------
+    logits : Tensor [B, T, V]
+        Changed in place.
+    tree : Tree
+    tokens : Tensor, int64 [B, T]
+    profile : Profile
+    generator : torch.Generator
+        On the device of the logits.
+    """
+    if not tree.max_depth:
+        return logits
+    batch = torch.arange(len(tokens), device=tokens.device)
+    depths = tree.depths.expand(len(tokens), -1)
+    last = _last_accepted(tree, depths, profile, generator)
+    path = tree.paths.expand(len(tokens), -1, -1)[batch, last]
+    for node, child in zip(path[:, :-1].unbind(1), path[:, 1:].unbind(1), strict=True):
+        token = tokens.gather(1, child.clamp_min(0)[:, None])[:, 0]
+        at = batch, node.clamp_min(0), token
+        logits[at] = torch.where(child >= 0, _CERTAIN, logits[at])
+    below = depths == depths.gather(1, last[:, None]) + 1
+    barred = torch.where(below, -torch.inf, torch.inf).to(logits.dtype)
+    logits[batch, last] = logits[batch, last].scatter_reduce(1, tokens, barred, "amin")
+    return logits
+
+
+def _last_accepted(
+    tree: Tree, depths: torch.Tensor, profile: Profile, generator: torch.Generator
+) -> torch.Tensor:
+    """Draw a depth for every request, then one of its nodes there: int64 [B]."""
+
+    def uniform(*shape: int) -> torch.Tensor:
+        return torch.rand(shape, device=depths.device, generator=generator)
+
+    rates = torch.tensor([profile.rate(level + 1) for level in range(tree.max_depth)])
+    survives = uniform(len(depths), tree.max_depth) < rates.to(depths.device)
+    depth = survives.int().cumprod(1).sum(1, keepdim=True)
+    # A tree that does not go as deep is accepted as deep as it goes.
+    order = torch.where(depths <= depth, depths + uniform(*depths.shape), -1.0)
+    return torch.where(tree.valid, order, -1.0).argmax(1)  # padding has depth 0, too

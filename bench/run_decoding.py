@@ -1,0 +1,295 @@
+"""Measure decoding methods: tokens per second, what was accepted, where the time goes.
+
+    python bench/run_decoding.py --quick
+    python bench/run_decoding.py --method vegas:gamma=6 --context 4k,16k --temperature 0,1
+    python bench/run_decoding.py --suite vegas --json vegas.jsonl --pictures out
+    python bench/run_decoding.py --shape llama-3.1-8b --random-weights --acceptance vegas-qwen3-8b
+
+`docs/benchmarks.md` says how to read the tables, `decoding_suite/records.py` names the JSON fields.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from decoding_suite import models, passes, pictures, show
+from decoding_suite import options as command
+from decoding_suite.cases import Group
+from decoding_suite.measure import Plan, measure
+from decoding_suite.papers import PROFILES
+from decoding_suite.records import MEASURED, SCHEMA, File, case_record, of_kind, row_record
+from decoding_suite.simulation import Profile
+from decoding_suite.suites import Section
+from decoding_suite.texts import Files, RandomTokens, Texts, held_out_files
+from roofline import arguments
+from roofline.machine import describe, serving
+from transformers import PreTrainedModel
+
+from specattn.decoding import Vegas
+
+DISTURBING = 0.2  # cores that others use, from which on absolute times mean little
+
+
+@dataclass
+class Setting:
+    """What all rows of a run share."""
+
+    model: PreTrainedModel
+    name: str
+    texts: Texts
+    plan: Plan
+    profile: Profile | None
+    defaults: dict[str, dict[str, Any]]  # by method, options that the model brings along
+    budget: float  # seconds for the passes of one context
+    note: str | None  # at the head of every line of output
+
+    @property
+    def acceptance(self) -> str:
+        """What every record says of its acceptance."""
+        return self.note or MEASURED
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure; return 0 when all is right, 1 for a fault, 2 for bad arguments, 130 cut short."""
+    parser = command.parser((__doc__ or "").splitlines()[0])
+    options = parser.parse_args(argv)
+    device = arguments.device(options.device, parser)
+    try:
+        command.complete(options)
+        sections = command.sections(options)
+        file = File(options.json, resume=options.resume)
+        setting = _setting(options, sections, device)
+        _check_lengths(setting, sections)
+        file.begin(_run_record(setting, options, device))
+    except (ValueError, OSError) as failure:
+        parser.error(" ".join(str(failure).split()))
+    show.say(_heading(setting, file.records[-1]), setting.note)
+    try:
+        _measure_all(setting, sections, file)
+    except KeyboardInterrupt:
+        kept = f"interrupted; {len(file.rows)} rows are kept"
+        hint = f", go on with --resume --json {file.path}" if file.path else ""
+        print(show.lines(kept + hint, setting.note), file=sys.stderr)
+        return 130
+    _print_rows(setting, file)
+    if options.pictures:
+        _draw(file, sections, options.pictures, setting.note)
+    return _verdict(file, setting.note)
+
+
+def _measure_all(setting: Setting, sections: Sequence[Section], file: File) -> None:
+    """Measure what the file does not have yet, and print each section when it is complete."""
+    todo = [
+        (section, group)
+        for section in sections
+        for group in section.groups
+        if not file.has(_known(setting, section, group))
+    ]
+    total = sum(_weight(section.plan(setting.plan), group) for section, group in todo)
+    with show.progress(total, setting.note) as advance:
+        for section in sections:
+            for group in section.groups:
+                if (section, group) not in todo:
+                    continue
+                plan = section.plan(setting.plan)
+                each = _weight(plan, group) / plan.runs(group)
+                rows = measure(
+                    setting.model,
+                    setting.texts,
+                    group,
+                    plan,
+                    setting.profile,
+                    lambda name, each=each: advance(name, each),
+                    setting.defaults,
+                )
+                known = _known(setting, section, group)
+                for row, record in zip(rows, known, strict=True):
+                    file.add(row_record(row, record))
+            _time_passes(setting, section, file)
+            _print_section(setting, section, file)
+
+
+def _time_passes(setting: Setting, section: Section, file: File) -> None:
+    """Time the passes of a round one by one, at every context of a section that asks for it."""
+    if not section.passes:
+        return
+    method = Vegas(gamma=section.passes)
+    for context in sorted({group.context for group in section.groups}):
+        known = {
+            "section": section.name,
+            "model": setting.name,
+            "context": context,
+            "acceptance": setting.acceptance,
+        }
+        if any(known.items() <= one.items() for one in of_kind(file.records, "pass")):
+            continue
+        found = passes.measure(setting.model, method, context, setting.budget)
+        for one in found:
+            file.add({**one.to_dict(), **known})
+        seconds = {one.name: one.time.median for one in found}
+        show.say(
+            f"\n{passes.table(found, context)}\n"
+            f"A round of Vegas with {method.gamma} drafted tokens costs "
+            f"{passes.round_cost(seconds, method.gamma):.2f} plain steps.",
+            setting.note,
+        )
+
+
+def _print_section(setting: Setting, section: Section, file: File) -> None:
+    """Print a paper's section as the paper lays it out."""
+    if section.title:
+        timed = [one for one in of_kind(file.records, "pass") if one["section"] == section.name]
+        text = section.text(_rows(section, file), file.records[0]["suite"], timed)
+        show.say("\n" + text, setting.note)
+
+
+def _print_rows(setting: Setting, file: File) -> None:
+    """Print every row in full."""
+    rows = file.rows
+    for text in (show.table(rows), show.acceptance(rows), show.differences(rows)):
+        if text:
+            show.say("\n" + text, setting.note)
+
+
+def _rows(section: Section, file: File) -> list[dict[str, Any]]:
+    return [record for record in file.rows if record["section"] == section.name]
+
+
+def _setting(
+    options: argparse.Namespace, sections: Sequence[Section], device: torch.device
+) -> Setting:
+    """Build the model and what is read with it."""
+    plan = Plan(options.new_tokens, options.texts, options.repeats, options.seed)
+    dtype = options.dtype or ("float32" if device.type == "cpu" else "bfloat16")
+    torch.manual_seed(options.seed)
+    if options.shape is None:
+        model, tokenizer = models.checkpoint(options.model, models.DTYPES[dtype], device)
+        texts: Texts = Files(tokenizer, options.prompt or held_out_files())
+        return Setting(model, options.model.name, texts, plan, None, {}, options.budget, None)
+    profile = Profile.parse(options.acceptance, PROFILES)
+    model = models.random_weights(options.shape, options.layers, models.DTYPES[dtype], device)
+    texts = RandomTokens(model.config.vocab_size)
+    defaults = {}
+    if any(e.name == "longspec" for s in sections for g in s.groups for e in g.entries):
+        defaults["longspec"] = {"drafter": models.random_drafter(model, options.shape)}
+    name = options.shape
+    return Setting(model, name, texts, plan, profile, defaults, options.budget, profile.note)
+
+
+def _check_lengths(setting: Setting, sections: Sequence[Section]) -> None:
+    """Raise ValueError where a text or the model is too short for what is to be measured."""
+    limit = setting.model.config.max_position_embeddings
+    for section in sections:
+        for group in section.groups:
+            needed = group.context + section.plan(setting.plan).new_tokens
+            if setting.profile is None and needed > limit:
+                raise ValueError(
+                    f"--context: {group.context} tokens and the new ones are {needed}, more than "
+                    f"the {limit} positions of {setting.name}"
+                )
+            setting.texts.prompts(0, group.context, 1)
+
+
+def _known(setting: Setting, section: Section, group: Group) -> list[dict[str, Any]]:
+    plan = section.plan(setting.plan)
+    return [
+        case_record(
+            group,
+            entry,
+            plan,
+            model=setting.name,
+            section=section.name,
+            acceptance=setting.acceptance,
+        )
+        for entry in group.entries
+    ]
+
+
+def _weight(plan: Plan, group: Group) -> float:
+    """Return how long a group takes beside others: passes over the weights and over the cache."""
+    return plan.runs(group) * plan.new_tokens * group.batch * (1 + group.context / 8192)
+
+
+def _run_record(
+    setting: Setting, options: argparse.Namespace, device: torch.device
+) -> dict[str, Any]:
+    config = setting.model.config
+    return {
+        "kind": "run",
+        "schema": SCHEMA,
+        **describe(device),
+        "backend": serving(device),
+        "model": {
+            "name": setting.name,
+            "model_type": config.model_type,
+            "layers": config.num_hidden_layers,
+            "dtype": str(setting.model.dtype).removeprefix("torch."),
+            "weights": "random" if setting.profile else "checkpoint",
+        },
+        "plan": asdict(setting.plan),
+        "suite": options.suite,
+        "acceptance": setting.acceptance,
+    }
+
+
+def _heading(setting: Setting, run: dict[str, Any]) -> str:
+    model, plan = run["model"], setting.plan
+    text = (
+        f"{run['machine']['name']} | commit {run['commit']} | torch {run['versions']['torch']} | "
+        f"backend {run['backend']}\n"
+        f"{model['name']}, {model['layers']} layers, {model['dtype']}, {model['weights']} weights"
+        f" | {plan.new_tokens} new tokens, {plan.texts} texts, {plan.repeats} repeats"
+    )
+    if setting.profile is None:
+        return text
+    rates = ", ".join(f"{rate:g}" for rate in setting.profile.rates)
+    return (
+        f"{text}\ncache filled with random numbers, no prefill; every round is real, but what is "
+        f"accepted is drawn: {rates} by position, given all before it, the last one for all deeper "
+        f"({setting.profile.source})"
+    )
+
+
+def _draw(file: File, sections: Sequence[Section], folder: Path, note: str | None) -> None:
+    written = []
+    try:
+        for section in sections:
+            prefix = section.name.lower().replace(" ", "-") + "-" if section.name else ""
+            rows = _rows(section, file)
+            written += pictures.draw(rows, folder, note, section.pictures, prefix)
+    except ImportError:
+        show.say("\nno pictures: matplotlib is not installed", note)
+        return
+    show.say("\npictures: " + ", ".join(map(str, written)), note)
+
+
+def _verdict(file: File, note: str | None) -> int:
+    """Name what went wrong; return 1 if something did."""
+    rows = file.rows
+    disturbed = sum((row.get("others") or 0.0) > DISTURBING for row in rows)
+    if disturbed:
+        say = f"\n{disturbed} of {len(rows)} rows were measured while others used the machine"
+        show.say(say, note)
+    failed = [row for row in rows if row["fault"]]
+    wrong = [
+        row
+        for row in rows
+        if row.get("identity")
+        and any(not one["near_tie"] for one in row["identity"]["differences"])
+    ]
+    for row in failed:
+        print(show.lines(f"{show.label(row)}: {row['fault']}", note), file=sys.stderr)
+    for row in wrong:
+        text = f"{show.label(row)}: greedy text is not plain decoding's, and no tie explains it"
+        print(show.lines(text, note), file=sys.stderr)
+    return int(bool(failed or wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

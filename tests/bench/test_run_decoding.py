@@ -1,0 +1,229 @@
+"""The decoding benchmark: its command, its files, and rows that nobody should trust refused."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+sys.path.insert(0, str(BENCH))
+
+import run_decoding  # noqa: E402
+from decoding_suite import measure as measure_module  # noqa: E402
+from decoding_suite.cases import key  # noqa: E402
+from decoding_suite.records import SCHEMA  # noqa: E402
+from decoding_suite.simulation import MARK  # noqa: E402
+
+FIGURES = {
+    *("tokens_per_second", "prefill_seconds", "rounds", "tau", "tau_without_bonus"),
+    *("acceptance_rate", "per_position_acceptance", "conditional_acceptance", "round_seconds"),
+    *("speedup", "peak_bytes", "identity", "others"),
+}
+KNOWN = {
+    *("kind", "section", "model", "method", "settings", "context", "batch", "temperature"),
+    *("new_tokens", "acceptance", "fault"),
+}
+SHAPE = ["--shape", "tiny", "--layers", "1", "--random-weights", "--acceptance", "0.9,0.5"]
+VEGAS = ["--method", "vegas:gamma=3,min_tokens=16"]
+SMALL = ["--device", "cpu", "--context", "48", "--new-tokens", "6", "--repeats", "1", *VEGAS]
+
+
+@pytest.fixture(autouse=True)
+def _small_buffers(monkeypatch):
+    """A buffer of a few megabytes to flush with: what is timed does not matter here."""
+    monkeypatch.setattr("roofline.timing.last_level_cache", lambda device: 1 << 18)
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.py"
+    path.write_text("def add(a, b):\n    return a + b\n\n\n" * 40)
+    return ["--prompt", str(path), "--texts", "1"]
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_small_run_prints_a_table_and_writes_valid_json_lines(text, tmp_path, capsys):
+    path = tmp_path / "rows.jsonl"
+    arguments = [*SMALL, *text, "--temperature", "0,1", "--batch", "2", "--json", str(path)]
+    assert run_decoding.main([*arguments, "--pictures", str(tmp_path / "png")]) == 0
+    run, *rows = lines(path)
+    assert run["schema"] == SCHEMA
+    assert run["acceptance"] == "measured"
+    assert run["model"]["weights"] == "checkpoint"
+    assert [row["method"] for row in rows] == ["plain", "transformers", "vegas"] * 2
+    for row in rows:
+        assert set(row) == KNOWN | FIGURES
+        assert row["fault"] is None
+        assert row["tokens_per_second"]["median"] > 0
+        assert row["acceptance"] == "measured"
+        assert row["peak_bytes"] is None or row["peak_bytes"] > 1 << 20
+        compared = row["temperature"] == 0 and row["method"] != "plain"
+        assert (row["identity"] is not None) == compared
+        if compared:
+            assert row["identity"] == {"compared": row["batch"], "differences": []}
+        if row["method"] == "transformers":
+            assert row["tau"] is row["rounds"] is row["round_seconds"] is None
+            continue
+        seconds = row["round_seconds"]
+        assert seconds["total"] == pytest.approx(
+            seconds["draft"] + seconds["target"] + seconds["accept"]
+        )
+        assert row["tau_without_bonus"] == pytest.approx(row["tau"] - 1)
+        assert row["prefill_seconds"] > 0
+    assert rows[2]["speedup"].keys() == {"plain", "transformers"}
+    assert rows[2]["settings"] == {"gamma": 3, "min_tokens": 16}
+    printed = capsys.readouterr().out
+    assert "pos-acc" in printed
+    assert MARK not in printed
+    assert {png.name for png in (tmp_path / "png").iterdir()} == {"speed.png", "acceptance.png"}
+
+
+def test_simulated_acceptance_is_said_in_every_line(tmp_path, capsys):
+    path = tmp_path / "rows.jsonl"
+    options = ["--json", str(path), "--passes", "--budget", "0.01", "--pictures", str(tmp_path)]
+    assert run_decoding.main([*SMALL, *SHAPE, "--temperature", "0", *options]) == 0
+    captured = capsys.readouterr()
+    for line in [*captured.out.splitlines(), *captured.err.splitlines()]:
+        assert line.startswith(f"{MARK} 0.9,0.5 |")
+    records = lines(path)
+    assert {record["kind"] for record in records} == {"run", "row", "pass"}
+    assert all(record["acceptance"] == f"{MARK} 0.9,0.5" for record in records)
+    rows = [record for record in records if record["kind"] == "row"]
+    assert all(row["prefill_seconds"] is row["identity"] is None for row in rows)
+
+
+def test_an_interrupted_run_goes_on_to_the_same_rows(text, tmp_path, monkeypatch, capsys):
+    contexts = ["--context", "32,48,64", "--temperature", "0"]
+    whole, path = tmp_path / "whole.jsonl", tmp_path / "rows.jsonl"
+    assert run_decoding.main([*SMALL, *text, *contexts, "--json", str(whole)]) == 0
+
+    def stop_at_64(model, texts, group, *rest):
+        if group.context == 64:
+            raise KeyboardInterrupt
+        return measure_module.measure(model, texts, group, *rest)
+
+    monkeypatch.setattr(run_decoding, "measure", stop_at_64)
+    assert run_decoding.main([*SMALL, *text, *contexts, "--json", str(path)]) == 130
+    assert "6 rows are kept" in capsys.readouterr().err
+    kept = lines(path)
+    with path.open("a") as file:
+        file.write('{"kind": "row", "meth')  # as if the machine had died in the middle of a line
+
+    monkeypatch.undo()
+    assert run_decoding.main([*SMALL, *text, *contexts, "--json", str(path), "--resume"]) == 0
+    again = lines(path)
+    assert again[: len(kept)] == kept
+    assert [record["kind"] for record in again[len(kept) :]] == ["run", "row", "row", "row"]
+    assert [key(row) for row in again if row["kind"] == "row"] == [
+        key(row) for row in lines(whole) if row["kind"] == "row"
+    ]
+
+
+def test_rows_of_another_machine_or_model_are_not_continued(text, tmp_path, capsys):
+    path = tmp_path / "rows.jsonl"
+    assert run_decoding.main([*SMALL, *text, "--no-peer", "--json", str(path)]) == 0
+    before = path.read_text()
+    for changed, named in ((["--new-tokens", "7"], "plan"), (["--dtype", "bfloat16"], "model")):
+        with pytest.raises(SystemExit) as stop:
+            run_decoding.main([*SMALL, *text, *changed, "--json", str(path), "--resume"])
+        assert stop.value.code == 2
+        assert f"measured with another {named}" in capsys.readouterr().err
+    assert path.read_text() == before
+
+
+def test_text_that_is_not_plain_decodings_is_not_hidden(text, monkeypatch, tmp_path, capsys):
+    def wrong(target, method, *rest):
+        outcome = right(target, method, *rest)
+        if method.max_nodes > 1:
+            outcome.tokens[0][3] = (outcome.tokens[0][3] + 1) % 4096
+        return outcome
+
+    right = measure_module.run
+    monkeypatch.setattr(measure_module, "run", wrong)
+    path = tmp_path / "rows.jsonl"
+    arguments = [*SMALL, *text, "--temperature", "0", "--no-peer", "--json", str(path)]
+    assert run_decoding.main(arguments) == 1
+    difference = lines(path)[-1]["identity"]["differences"][0]
+    assert difference["position"] == 3
+    assert not difference["near_tie"]
+    captured = capsys.readouterr()
+    assert "NO in 1 of 1" in captured.out
+    assert "NOT A NEAR-TIE" in captured.out
+    assert "no tie explains it" in captured.err
+
+
+def test_a_method_that_fails_costs_only_its_own_row(text, monkeypatch, tmp_path, capsys):
+    def fail(target, method, *rest):
+        if method.max_nodes > 1:
+            raise RuntimeError("no such instruction\nand much more")
+        return right(target, method, *rest)
+
+    right = measure_module.run
+    monkeypatch.setattr(measure_module, "run", fail)
+    path = tmp_path / "rows.jsonl"
+    arguments = [*SMALL, *text, "--temperature", "0", "--json", str(path)]
+    assert run_decoding.main(arguments) == 1
+    _, plain, peer, vegas = lines(path)
+    assert plain["fault"] is peer["fault"] is None
+    assert vegas["fault"] == "RuntimeError: no such instruction"
+    assert set(vegas) == KNOWN
+    captured = capsys.readouterr()
+    assert "FAILED" in captured.out
+    assert "no such instruction" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--method", "medusa"], "expected one of plain, vegas"),
+        (["--method", "vegas:width=3"], "expected one of gamma, ratio"),
+        (["--method", "vegas:gamma=0"], "gamma must be at least 1"),
+        (["--method", "plain:gamma=2"], "expected no option"),
+        (["--model", "/nowhere"], "--model: /nowhere"),
+        (["--prompt", "/nowhere.py"], "--prompt: /nowhere.py"),
+        (["--context", "8q"], "--context"),
+        (["--context", "32k"], "32768 tokens and the new ones"),
+        (["--temperature", "-1"], "--temperature"),
+        (["--new-tokens", "1"], "--new-tokens: expected 2 or more"),
+        (["--suite", "medusa"], "expected one of vegas, longspec"),
+        (["--suite", "vegas", "--context", "1k,2k"], "one --context"),
+        (["--shape", "tiny"], "belong together"),
+        (["--shape", "gpt-9"], "gpt-9"),
+        (["--acceptance", "0.9"], "belong together"),
+        (["--layers", "2"], "--layers needs --shape"),
+        ([*SHAPE[:-1], "1.5"], "rates from 0 to 1"),
+        ([*SHAPE[:-1], "medusa"], "expected vegas-qwen3-8b"),
+        ([*SHAPE, "--prompt", "x.py"], "no --prompt"),
+        (["--json", "/nowhere/rows.jsonl"], "/nowhere does not exist"),
+        (["--resume"], "--resume needs --json"),
+        (["--fast"], "--fast"),
+    ],
+)
+def test_bad_arguments_give_one_line_and_exit_2(arguments, named, capsys):
+    with pytest.raises(SystemExit) as stop:
+        run_decoding.main(["--device", "cpu", *arguments])
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert named in error
+    assert error.count("\n") == 1
+
+
+def test_texts_that_are_too_short_say_so(text, capsys):
+    with pytest.raises(SystemExit) as stop:
+        run_decoding.main([*SMALL, *text, "--context", "8k"])
+    assert stop.value.code == 2
+    assert "give more with --prompt" in capsys.readouterr().err
+
+
+def test_a_file_that_exists_is_not_overwritten(tmp_path, capsys):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("precious")
+    for resume in ([], ["--resume"]):
+        with pytest.raises(SystemExit):
+            run_decoding.main(["--json", str(path), *resume])
+    assert path.read_text() == "precious"
+    assert "continue it with --resume" in capsys.readouterr().err

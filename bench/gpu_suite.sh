@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in one command of under nine minutes: tests on the real device, the
-# kernel sweep, decode passes at a real model's shape.
+# kernel sweep, decoding at two real models' shapes.
 #
 #   bench/gpu_suite.sh --out DIR           on a machine with a GPU
 #   bench/gpu_suite.sh --out DIR --smoke   the same steps, tiny, on any machine
@@ -54,18 +54,20 @@ step() {
         *) verdict="failed with status $status" ;;
     esac
     [ $status -eq 0 ] || { failed=1; tail -n 15 "$out/$name.log"; }
-    printf '%-12s %4d s  %s\n' "$name" $((SECONDS - start)) "$verdict" | tee -a "$out/summary.txt"
+    printf '%-20s %4d s  %s\n' "$name" $((SECONDS - start)) "$verdict" | tee -a "$out/summary.txt"
 }
 
 if [ -n "$smoke" ]; then
     tests=(tests/ops/test_checks.py)
     kernels=(--quick --shape tiny --context 256 --rows 1,4 --budget 0.01)
-    decode=(--smoke)
+    shapes=(tiny)
+    decode=(--layers 1 --context 256 --new-tokens 8 --repeats 1 --budget 0.01)
 else
     tests=(tests/triton_kernels tests/ops)
     kernels=(--quick --device cuda --shape llama-3.1-8b --context 32k,128k --rows 1,16,64 --batch 1,8
         --budget 0.3)
-    decode=(--device cuda)
+    shapes=(llama-3.1-8b qwen3-8b)
+    decode=(--device cuda --context 32k,128k --new-tokens 32 --repeats 2 --budget 1)
 fi
 
 step environment 60 "$PYTHON" -c '
@@ -79,11 +81,17 @@ step tests 200 "$PYTHON" -m pytest -p no:cacheprovider --tb=short -rfE "${tests[
     --ignore tests/triton_kernels/test_compile.py
 step kernels 160 "$PYTHON" bench/run_kernels.py "${kernels[@]}" --json "$out/kernels.jsonl" \
     --pictures "$out"
-step decode 120 "$PYTHON" bench/decode_shapes.py "${decode[@]}" --json "$out/decode.jsonl"
+# Random weights: the time of every round is real, what is accepted is drawn, and every line says so.
+for shape in "${shapes[@]}"; do
+    rm -f "$out/decode-$shape.jsonl"
+    step "decode-$shape" 60 "$PYTHON" bench/run_decoding.py --shape "$shape" --random-weights \
+        --acceptance vegas-qwen3-8b --temperature 0 --texts 1 --passes "${decode[@]}" \
+        --json "$out/decode-$shape.jsonl" --pictures "$out/decode-$shape"
+done
 
 echo
 cat "$out/environment.log"
-for name in kernels decode; do
+for name in kernels "${shapes[@]/#/decode-}"; do
     echo
     cat "$out/$name.log"
 done

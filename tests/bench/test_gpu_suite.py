@@ -16,12 +16,13 @@ def test_it_runs_small_from_a_plain_checkout(tmp_path):
     summary = (tmp_path / "out" / "summary.txt").read_text()
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     assert summary.count("passed") == 4
-    run, *passes = _lines(tmp_path / "out" / "decode.jsonl")
+    run, *decoded = _lines(tmp_path / "out" / "decode-tiny.jsonl")
     assert run["kind"] == "run"
-    assert run["weights"] == "random"
-    kinds = [one["kind"] for one in passes]
-    assert kinds == ["pass"] * 5 + ["generate"] * 2
-    assert all(one["time"]["median"] > 0 and one["bytes"] > 0 for one in passes[:5])
+    assert run["model"]["weights"] == "random"
+    assert [one["kind"] for one in decoded] == ["row"] * 3 + ["pass"] * 5
+    assert all(one["acceptance"].startswith("SIMULATED ACCEPTANCE") for one in decoded)
+    assert all(one["time"]["median"] > 0 and one["bytes"] > 0 for one in decoded[3:])
+    assert (tmp_path / "out" / "decode-tiny" / "speed.png").stat().st_size > 0
     run, *rows = _lines(tmp_path / "out" / "kernels.jsonl")
     assert run["kind"] == "run"
     assert rows

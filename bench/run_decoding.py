@@ -178,7 +178,7 @@ def _setting(
     defaults = {}
     if any(e.name == "longspec" for s in sections for g in s.groups for e in g.entries):
         defaults["longspec"] = {"drafter": models.random_drafter(model, options.shape)}
-    name = options.shape
+    name = options.shape + (f" cut to {options.layers} layers" if options.layers else "")
     return Setting(model, name, texts, plan, profile, defaults, options.budget, profile.note)
 
 

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -25,15 +25,15 @@ import torch
 import specattn
 from specattn import _cpu, reference  # type: ignore[attr-defined]
 
+from .bar import CPU, Bar, Bench, milliseconds, right
 from .cases import SHAPES, Case
 from .inputs import Draw
-from .machine import last_level_cache
 from .measure import TOLERANCE, WRONG, compare
-from .rotation import Pool, Rotation
-from .timing import Stopwatch, paired_ratio, spread
-from .workloads import Workload, build
+from .peers import Peer
+from .rotation import Rotation
+from .timing import paired_ratio, spread
+from .workloads import Outputs, build
 
-CPU = torch.device("cpu")
 THREADS = 2
 HYBRID = Case("hybrid_tree_attention", "chain", SHAPES["llama-3.1-8b"], "bf16", 1, 32768, 1)
 _HELD = "SPECATTN_BARS_HELD"  # set in the process where torch is held to fewer instructions
@@ -50,55 +50,6 @@ LIMITS = {
         "MKL_ENABLE_INSTRUCTIONS": "AVX512",
     },
 }
-
-
-@dataclass(frozen=True)
-class Bar:
-    """One line of the report: what was asked, what was found.
-
-    Units: `share` of the read bandwidth, `times` as long, `over` (longer by this part), `us`.
-    """
-
-    name: str
-    target: float
-    unit: str
-    at_most: bool
-    measured: float | None  # None where the output was wrong
-    spread: float = 0.0
-    note: str = ""
-
-    @property
-    def met(self) -> bool:
-        """Whether the target was reached; a wrong output reaches none."""
-        if self.measured is None:
-            return False
-        return self.measured <= self.target if self.at_most else self.measured >= self.target
-
-
-class Bench:
-    """Clock and memory that all bars share; `budget` is about the seconds that one may take."""
-
-    def __init__(self, budget: float) -> None:
-        self.budget = budget
-        self.stopwatch = Stopwatch(CPU, flush=False)
-        self.pool = Pool(2 * max(last_level_cache(CPU), 1 << 28))
-
-    def times(self, **calls: Callable) -> dict[str, list[float]]:
-        """Return seconds per call, all in turn."""
-        return self.stopwatch.alternate(calls, budget=self.budget, least=7, most=1000)
-
-    def share(self, rotation: Rotation, works: list[Workload], target: float, name: str) -> Bar:
-        """Hold a call against a plain read of the same caches."""
-        if not _right(works[0]):
-            return Bar(name, target, "share", False, None, note=WRONG)
-        times = self.times(
-            ours=rotation.turn([work.call for work in works]), read=rotation.turn(rotation.reads())
-        )
-        share = paired_ratio(times["ours"], times["read"])
-        share *= works[0].cost.bytes / rotation.place_bytes
-        read = rotation.place_bytes / statistics.median(times["read"]) / 1e9
-        note = f"{_milliseconds(times['ours'])}; plain read {read:.1f} GB/s"
-        return Bar(name, target, "share", False, share, spread(times["ours"]), note)
 
 
 def measure(names: list[str], budget: float) -> Iterator[Bar]:
@@ -123,20 +74,23 @@ def hybrid(bench: Bench, case: Case, *, share: float = 0, sdpa: float = 0) -> It
         yield bench.share(rotation, works, share, name)
     if sdpa:
         name += ", against SDPA"
-        if not _right(works[0]):
+        if not right(works[0]):
             yield Bar(name, sdpa, "times", False, None, note=WRONG)
             return
-        forms = _seconds_of_sdpa(works[0])
-        best = min(forms, key=forms.__getitem__)
+        peers = [work.peers(("sdpa",)) for work in works]
+        forms = _seconds(peers[0], works[0].expected(torch.float32))
+        close = [form for form in forms if forms[form] < 2 * min(forms.values())]
         times = bench.times(
             ours=rotation.turn([work.call for work in works]),
-            best=rotation.turn([work.peers(("sdpa",))[best] for work in works]),
             read=rotation.turn(rotation.reads()),
+            **{form: rotation.turn([calls[form] for calls in peers]) for form in close},
         )
-        rest = ", ".join(f"{form} {1e3 * seconds:.0f} ms" for form, seconds in forms.items())
-        allows = paired_ratio(times["read"], times["best"])
-        note = f"{_milliseconds(times['ours'])}; best of {rest}; memory allows {allows:.1f}x"
-        ratio = paired_ratio(times["ours"], times["best"])
+        forms |= {form: statistics.median(times[form]) for form in close}
+        best = min(close, key=forms.__getitem__)
+        rest = ", ".join(f"{form} {1e3 * seconds:.1f} ms" for form, seconds in forms.items())
+        allows = paired_ratio(times["read"], times[best])
+        note = f"{milliseconds(times['ours'])}; {rest}; memory allows {allows:.1f}x"
+        ratio = paired_ratio(times["ours"], times[best])
         yield Bar(name, sdpa, "times", False, ratio, spread(times["ours"]), note)
 
 
@@ -144,14 +98,14 @@ def over(bench: Bench, name: str, case: Case, plain: Case, *, at_most: float) ->
     """How much longer one call takes than another on the same caches."""
     rotation = Rotation(bench.pool, case)
     works, others = rotation.workloads(case), rotation.workloads(plain)
-    if not (_right(works[0]) and _right(others[0])):
+    if not (right(works[0]) and right(others[0])):
         yield Bar(name, at_most, "over", True, None, note=WRONG)
         return
     times = bench.times(
         ours=rotation.turn([work.call for work in works]),
         plain=rotation.turn([work.call for work in others]),
     )
-    note = f"{_milliseconds(times['ours'])} against {_milliseconds(times['plain'])}"
+    note = f"{milliseconds(times['ours'])} against {milliseconds(times['plain'])}"
     measured = paired_ratio(times["plain"], times["ours"]) - 1
     yield Bar(name, at_most, "over", True, measured, spread(times["ours"]), note)
 
@@ -181,7 +135,7 @@ def gather(bench: Bench, *, at_most: float) -> Iterator[Bar]:
     ]
     turns = min(len(gathers), len(contiguous))
     times = bench.times(ours=small.turn(gathers[:turns]), near=small.turn(contiguous[:turns]))
-    note = f"{_milliseconds(times['ours'])} against {_milliseconds(times['near'])}"
+    note = f"{milliseconds(times['ours'])} against {milliseconds(times['near'])}"
     measured = paired_ratio(times["near"], times["ours"]) if _gathers_right(gathers[0]) else None
     name = f"gather of {count} of {HYBRID.context} against contiguous, T=1"
     yield Bar(name, at_most, "times", True, measured, spread(times["ours"]), note)
@@ -190,7 +144,8 @@ def gather(bench: Bench, *, at_most: float) -> Iterator[Bar]:
 def _gathers(place: torch.Tensor, count: int) -> Iterator[partial]:
     """Attend to random, disjoint selections of `count` tokens of one cache."""
     context, heads, head_dim = HYBRID.context, HYBRID.shape.q_heads, HYBRID.shape.head_dim
-    lists = torch.randperm(context)[: context // count * count].view(-1, 1, count)
+    order = torch.randperm(context, generator=torch.Generator().manual_seed(0))
+    lists = order[: context // count * count].view(-1, 1, count)
     length = torch.tensor([count], dtype=torch.int32)
     k_new, v_new = place[:, :, context : context + 1]
     for indices in lists.sort().values.to(torch.int32):
@@ -255,13 +210,13 @@ def merge(bench: Bench, *, torch_times: float, share: float) -> Iterator[Bar]:
     name = "merge of two [1, 64, 32, 128] states"
     case = replace(HYBRID, op="merge_state", variant="2 states", context=0, rows=64)
     work = build(case, Draw(case, CPU, seed=0))
-    if not _right(work):
+    if not right(work):
         yield Bar(name, torch_times, "times", False, None, note=WRONG)
         return
     peer = "torch eager"
     theirs = work.peers(())[peer]
     times = bench.times(ours=work.call, theirs=theirs)
-    note = f"{_milliseconds(times['ours'])}; {peer} {_milliseconds(times['theirs'])}"
+    note = f"{milliseconds(times['ours'])}; {peer} {milliseconds(times['theirs'])}"
     ratio = paired_ratio(times["ours"], times["theirs"])
     yield Bar(
         f"{name}, against torch", torch_times, "times", False, ratio, spread(times["ours"]), note
@@ -271,7 +226,7 @@ def merge(bench: Bench, *, torch_times: float, share: float) -> Iterator[Bar]:
     rotation = Rotation(bench.pool, _at(8192, 1))
     read = statistics.median(bench.times(read=rotation.turn(rotation.reads()))["read"])
     measured = work.cost.bytes / statistics.median(times) * read / rotation.place_bytes
-    note = f"{_milliseconds(times)}; plain read {rotation.place_bytes / read / 1e9:.1f} GB/s"
+    note = f"{milliseconds(times)}; plain read {rotation.place_bytes / read / 1e9:.1f} GB/s"
     yield Bar(f"{name}, bytes per second", share, "share", False, measured, spread(times), note)
 
 
@@ -285,17 +240,10 @@ def overhead(bench: Bench, *, at_most: float) -> Iterator[Bar]:
     yield Bar(name, at_most, "us", True, statistics.median(times) * 1e6, spread(times))
 
 
-def _right(work: Workload) -> bool:
-    """Compare with the reference in float32; nothing else is timed."""
-    outputs = work.call()
-    dtype = next(iter(outputs.values())).dtype
-    return compare(outputs, work.expected(torch.float32), TOLERANCE[dtype])[1]
-
-
-def _seconds_of_sdpa(work: Workload) -> dict[str, float]:
-    """Return what the second call of every form takes that is right."""
-    expected, seconds = work.expected(torch.float32), {}
-    for name, peer in work.peers(("sdpa",)).items():
+def _seconds(peers: dict[str, Peer], expected: Outputs) -> dict[str, float]:
+    """Return what the second call of every peer takes that is right."""
+    seconds = {}
+    for name, peer in peers.items():
         outputs = peer()
         if compare(outputs, expected, TOLERANCE[outputs["out"].dtype])[1]:
             start = time.perf_counter()
@@ -308,10 +256,6 @@ def _name(case: Case) -> str:
     kind = f" {case.variant}" if case.rows > 1 else ""
     dtype = "" if case.dtype == HYBRID.dtype else f"{case.dtype}, "
     return f"hybrid, {dtype}T={case.rows}{kind}, {case.context} keys"
-
-
-def _milliseconds(samples: list[float]) -> str:
-    return f"{statistics.median(samples) * 1e3:.2f} ms"
 
 
 def _at(context: int, rows: int, variant: str = "tree", dtype: str = "bf16") -> Case:

@@ -8,13 +8,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
+from .bar import Bar
 from .ceilings import Ceilings
 from .measure import WRONG, Row
-
-if TYPE_CHECKING:
-    from .bars import Bar  # needs the compiled kernels
 
 SCHEMA = 2
 HEADER = (

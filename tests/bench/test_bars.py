@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 pytest.importorskip("specattn._cpu")
 
 import run_kernels  # noqa: E402
-from roofline import bars, rotation  # noqa: E402
-from roofline.bars import Bar  # noqa: E402
+from roofline import bar, bars, rotation  # noqa: E402
+from roofline.bar import Bar  # noqa: E402
 
 from specattn import _backend  # noqa: E402
 
@@ -23,9 +23,9 @@ SMALL = replace(bars.HYBRID, context=300, rows=3, variant="tree")
 
 @pytest.fixture
 def bench(monkeypatch):
-    monkeypatch.setattr(bars, "last_level_cache", lambda device: 1 << 20)
-    monkeypatch.setattr(bars, "Pool", lambda size: rotation.Pool(1 << 25))
-    return bars.Bench(budget=0.01)
+    monkeypatch.setattr(bar, "last_level_cache", lambda device: 1 << 20)
+    monkeypatch.setattr(bar, "Pool", lambda size: rotation.Pool(1 << 25))
+    return bar.Bench(budget=0.01)
 
 
 def test_a_place_comes_again_only_after_all_others(bench):
@@ -67,7 +67,7 @@ def test_a_wrong_kernel_meets_no_bar(bench, monkeypatch):
     ]
     _backend._kernel.cache_clear()
     assert len(found) == 4
-    assert all(bar.measured is None and bar.note == "WRONG" and not bar.met for bar in found)
+    assert all(one.measured is None and one.note == "WRONG" and not one.met for one in found)
 
 
 @pytest.mark.parametrize(

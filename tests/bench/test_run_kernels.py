@@ -371,6 +371,6 @@ def test_the_documentation_names_every_field(tmp_path):
     assert set(run) - {"kind"} == _documented("run")
     assert set(row) - {"kind"} == _documented("row")
     pytest.importorskip("specattn._cpu")
-    from roofline.bars import Bar
+    from roofline.bar import Bar
 
     assert {field.name for field in fields(Bar)} | {"met", "others"} == _documented("bar")

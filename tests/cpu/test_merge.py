@@ -14,11 +14,11 @@ LUCK = 3e-7
 per_isa = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def states(count, head_dim, dtype, seed):
+def states(count, heads, head_dim, dtype, seed):
     """Return random states, some of which are empty in either notation."""
     generator = torch.Generator().manual_seed(seed)
-    outs = torch.randn(count, 2, 3, 5, head_dim, generator=generator).to(dtype)
-    lses = torch.randn(count, 2, 3, 5, generator=generator) * 5
+    outs = torch.randn(count, 2, 3, heads, head_dim, generator=generator).to(dtype)
+    lses = torch.randn(count, 2, 3, heads, generator=generator) * 5
     draw = torch.rand(lses.shape, generator=generator)
     lses[draw < 0.3] = -torch.inf
     lses[draw < 0.1] = torch.inf
@@ -28,14 +28,15 @@ def states(count, head_dim, dtype, seed):
 
 @per_isa
 @given(
-    count=st.integers(1, 5),
+    count=st.integers(1, 9),
+    heads=st.sampled_from([1, 5, 16, 37]),
     head_dim=st.sampled_from([8, 40, 64, 256]),
     dtype=st.sampled_from(DTYPES),
     strided=st.booleans(),
     seed=st.integers(0, 2**16),
 )
-def test_merging(isa, count, head_dim, dtype, strided, seed):
-    outs, lses = states(count, head_dim, dtype, seed)
+def test_merging(isa, count, heads, head_dim, dtype, strided, seed):
+    outs, lses = states(count, heads, head_dim, dtype, seed)
     exact = reference.merge_states(outs.double(), lses.double())
     rough = reference.merge_states(outs, lses)
     if strided:

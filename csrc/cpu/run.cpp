@@ -27,12 +27,6 @@ int thread_index() {
 #endif
 }
 
-// Waking a thread takes 0.03 ms, waiting for one whose core is taken some milliseconds: each has to
-// be worth it.
-int useful_threads(int64_t work, int64_t tasks, int threads) {
-  return static_cast<int>(std::clamp<int64_t>(std::min(work / kThreadWork, tasks), 1, threads));
-}
-
 int64_t size_of(Dtype type) { return type == Dtype::kFloat32 ? 4 : 2; }
 
 std::vector<const Kernels*> available() {
@@ -136,6 +130,10 @@ void start_collecting(const Attention& a, bool adds, int64_t b, int64_t head) {
 }
 
 }  // namespace
+
+int useful_threads(int64_t work, int64_t tasks, int threads) {
+  return static_cast<int>(std::clamp<int64_t>(std::min(work / kThreadWork, tasks), 1, threads));
+}
 
 std::vector<std::string> isas() {
   std::vector<std::string> names;

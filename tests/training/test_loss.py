@@ -6,7 +6,13 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from specattn.training.loss import IGNORED, chunked_cross_entropy, linear_cross_entropy
+from specattn.training import loss
+from specattn.training.loss import (
+    IGNORED,
+    chunked_cross_entropy,
+    liger_cross_entropy,
+    linear_cross_entropy,
+)
 
 TOKENS, WIDTH, VOCABULARY = 23, 16, 50
 
@@ -19,10 +25,10 @@ def inputs(dtype):
     return hidden, weight, labels
 
 
-def loss_and_gradient(loss, hidden):
+def loss_and_gradient(total, hidden):
     hidden.grad = None
-    (3 * loss).backward()
-    return loss.detach(), hidden.grad.clone()
+    (3 * total).backward()
+    return total.detach(), hidden.grad.clone()
 
 
 @pytest.mark.parametrize("chunk", [1, 7, TOKENS, 1000])
@@ -90,12 +96,21 @@ def test_bad_arguments_are_named(change, reason):
         linear_cross_entropy(*change(*inputs(torch.float32)))
 
 
+def test_liger_agrees_with_the_chunks():
+    """On a GPU where there is one, else through Triton's interpreter."""
+    pytest.importorskip("liger_kernel")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    hidden, weight, labels = (x.detach().to(device) for x in inputs(torch.float32))
+    hidden.requires_grad_()
+    fused = loss_and_gradient(liger_cross_entropy(hidden, weight, labels), hidden)
+    chunked = loss_and_gradient(chunked_cross_entropy(hidden, weight, labels, 7), hidden)
+    torch.testing.assert_close(fused, chunked, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_liger_agrees_with_the_chunks():
+def test_a_gpu_is_served_by_liger_where_it_is_installed(monkeypatch):
     pytest.importorskip("liger_kernel")
+    monkeypatch.setattr(loss, "chunked_cross_entropy", None)
     hidden, weight, labels = (x.detach().cuda() for x in inputs(torch.float32))
-    hidden.requires_grad_()
-    fused = loss_and_gradient(linear_cross_entropy(hidden, weight, labels), hidden)
-    chunked = loss_and_gradient(chunked_cross_entropy(hidden, weight, labels, 7), hidden)
-    torch.testing.assert_close(fused, chunked, rtol=1e-3, atol=1e-3)
+    assert linear_cross_entropy(hidden, weight, labels).isfinite()

@@ -52,12 +52,20 @@ def linear_cross_entropy(
         )
     rows, labels = hidden.flatten(0, -2), labels.flatten()
     if rows.is_cuda and importlib.util.find_spec("liger_kernel") is not None:
-        from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
-
-        return liger_fused_linear_cross_entropy(
-            rows.to(weight.dtype), weight, labels, ignore_index=IGNORED, reduction="sum"
-        )
+        return liger_cross_entropy(rows, weight, labels)
     return chunked_cross_entropy(rows, weight, labels, max(1, _CHUNK_LOGITS // len(weight)))
+
+
+def liger_cross_entropy(
+    hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor
+) -> torch.Tensor:
+    """Compute `linear_cross_entropy` of hidden [N, H] with Liger's Triton kernels."""
+    from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
+
+    loss: torch.Tensor = liger_fused_linear_cross_entropy(
+        hidden.to(weight.dtype), weight, labels, ignore_index=IGNORED, reduction="sum"
+    )
+    return loss
 
 
 def chunked_cross_entropy(

@@ -127,7 +127,7 @@ def _print_checks(path: Path, machine: Machine) -> None:
     from specattn.planning import checks
     from specattn.planning.validate import errors
 
-    found, machine = checks(path, machine)
+    found = checks(path, machine)
     typer.echo(f"{path}, predicted for {machine.name}")
     for one in sorted(found, key=lambda check: -abs(check.error)):
         typer.echo(_line(one))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specattn.ops.cost import Cost
@@ -12,10 +12,18 @@ from specattn.ops.cost import Cost
 from .machines import Machine, calibrating, packed_rows, read_results
 from .models import MODELS
 from .passes import Setting, pass_time, select_time
-from .predict import MIN_TOKENS, RATIO, plain_round, vegas_round
+from .predict import (
+    MIN_TOKENS,
+    RATIO,
+    TREE,
+    Round,
+    longspec_round,
+    plain_round,
+    vegas_round,
+)
 
+_METHODS = ("plain", "vegas", "longspec")
 _VEGAS = ("gamma", "ratio", "min_tokens")
-_SIZES = {"bf16": 2, "fp16": 2, "fp32": 4, "bfloat16": 2, "float16": 2, "float32": 4}
 
 
 @dataclass(frozen=True)
@@ -34,22 +42,22 @@ class Check:
         return self.predicted / self.measured - 1
 
 
-def checks(path: Path, machine: Machine) -> tuple[list[Check], Machine]:
+def checks(path: Path, machine: Machine) -> list[Check]:
     """Predict every row of a result file that the model covers.
+
+    The host's time per layer cannot be known from kernels. It is taken from the file itself: for
+    passes from the plain step at the shortest context, for decoded rows from plain decoding there
+    (passes start from cold caches, a loop does not). Those rows are marked as calibrated.
 
     Parameters
     ----------
     path : Path
         JSON Lines of ``bench/run_kernels.py`` or ``bench/run_decoding.py``.
     machine : Machine
-        The host's time per layer is taken from the file's plain step at the shortest context, if
-        it has one; that row is marked as calibrated.
 
     Returns
     -------
     list of Check
-    machine : Machine
-        As calibrated.
 
     Raises
     ------
@@ -57,19 +65,31 @@ def checks(path: Path, machine: Machine) -> tuple[list[Check], Machine]:
         The file is missing or is no result of a benchmark.
     """
     run, records = read_results(path)
-    kernels = [row for row in records if row["kind"] == "row" and "op" in row]
     own = machine.results is not None and machine.results.resolve() == path.resolve()
-    found = list(_kernels(kernels, machine, own))
-    passes = [row for row in records if row["kind"] == "pass"]
-    rounds = [row for row in records if row["kind"] == "row" and "method" in row]
-    size = _SIZES.get(str((run.get("model") or {}).get("dtype", "")).removeprefix("torch."), 2)
-    steps = [row for row in passes if row["name"] == "plain step"]
-    if steps:
-        first = min(steps, key=lambda row: row["context"])
-        machine = _host_from(first, machine, size)
-        found += [_pass(row, machine, size, first) for row in passes]
-    found += list(_rounds(rounds, machine, size))
-    return found, machine
+    rows = [row for row in records if row["kind"] == "row"]
+    found = list(_kernels([row for row in rows if "op" in row], machine, own))
+    settings = _Settings(run.get("model") or {}, machine)
+    passes = [row for row in records if row["kind"] == "pass" and row["model"] in MODELS]
+    rounds = [row for row in rows if row.get("method") in _METHODS and row["model"] in MODELS]
+    found += _passes(passes, settings)
+    found += _rounds([row for row in rounds if not row["fault"]], settings)
+    return found
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """What all rows of a file of decoding share."""
+
+    model: dict
+    machine: Machine
+
+    def of(self, row: dict, layer_seconds: float) -> Setting:
+        """Return the setting that a row was measured in."""
+        shape = MODELS[row["model"]]
+        shape = replace(shape, layers=self.model.get("layers", shape.layers))
+        size = 4 if self.model.get("dtype") == "float32" else 2
+        host = self.machine.with_layer_seconds(layer_seconds)
+        return Setting(shape, host, row["context"], batch=row.get("batch", 1), size=size)
 
 
 def errors(found: Sequence[Check]) -> tuple[float, float]:
@@ -95,48 +115,61 @@ def _kernels(rows: list[dict], machine: Machine, own: bool) -> Iterator[Check]:
         )
 
 
-def _host_from(row: dict, machine: Machine, size: int) -> Machine:
-    """Return the machine with the host's time that explains one measured plain step."""
-    setting = Setting(MODELS[row["model"]], machine, row["context"], size=size)
-    predicted = pass_time(setting, 1)
-    left = row["time"]["median"] - predicted.weights - predicted.attention
-    return machine.with_layer_seconds(max(0.0, left) / setting.model.layers)
-
-
-def _pass(row: dict, machine: Machine, size: int, calibration: dict) -> Check:
-    setting = Setting(MODELS[row["model"]], machine, row["context"], size=size)
-    selected = max(MIN_TOKENS, round(RATIO * row["context"]))
-    if row["name"] == "select":
-        predicted = select_time(setting, selected)
-    else:
-        predicted = pass_time(
-            setting,
-            row["rows"],
-            selected=selected if row["name"] == "draft step" else None,
-            collect=row["name"] == "verify, scores",
-        ).total
-    name = f"{row['name']}, {row['model']}, {row['context']} tokens"
-    return Check(name, "ms", 1e3 * predicted, 1e3 * row["time"]["median"], row is calibration)
-
-
-def _rounds(rows: Sequence[dict], machine: Machine, size: int) -> Iterator[Check]:
-    """Predict tokens per second of decoded rows, given the acceptance that they had."""
+def _passes(rows: list[dict], settings: _Settings) -> list[Check]:
+    steps = [row for row in rows if row["name"] == "plain step"]
+    if not steps:
+        return []
+    first = min(steps, key=lambda row: row["context"])
+    setting = settings.of(first, 0.0)
+    left = first["time"]["median"] - pass_time(setting, 1).total
+    host = max(0.0, left) / setting.model.layers
+    found = []
     for row in rows:
-        if (
-            row.get("fault")
-            or row["model"] not in MODELS
-            or row["method"] not in ("plain", "vegas")
-        ):
-            continue
-        setting = Setting(
-            MODELS[row["model"]], machine, row["context"], batch=row["batch"], size=size
-        )
-        if row["method"] == "plain":
-            one = plain_round(setting)
+        setting = settings.of(row, host)
+        selected = max(MIN_TOKENS, round(RATIO * row["context"]))
+        if row["name"] == "select":
+            predicted = select_time(setting, selected) + settings.machine.cold_seconds
         else:
-            known = {key: row["settings"][key] for key in _VEGAS if key in row["settings"]}
-            one = vegas_round(setting, **{"gamma": 6, **known})
+            predicted = pass_time(
+                setting,
+                row["rows"],
+                selected=selected if row["name"] == "draft step" else None,
+                collect=row["name"] == "verify, scores",
+            ).total
+        name = f"{row['name']}, {row['model']}, {row['context']} tokens"
+        measured = 1e3 * row["time"]["median"]
+        found.append(Check(name, "ms", 1e3 * predicted, measured, row is first))
+    return found
+
+
+def _rounds(rows: list[dict], settings: _Settings) -> list[Check]:
+    """Predict tokens per second of decoded rows, given the acceptance that they had."""
+    plain = [row for row in rows if row["method"] == "plain"]
+    if not plain:
+        return []
+    first = min(plain, key=lambda row: (row["context"], row["batch"]))
+    setting = settings.of(first, 0.0)
+    seconds = setting.batch / first["tokens_per_second"]["median"]
+    # Acceptance costs about as much as a layer.
+    host = max(0.0, seconds - plain_round(setting).total) / (setting.model.layers + 1)
+    found = []
+    for row in rows:
+        setting = settings.of(row, host)
+        one = _round(row, setting)
         predicted = setting.batch * row["tau"] / one.total
-        name = f"{row['method']} {row['settings'] or ''}, {row['model']}, {row['context']} tokens"
+        options = "".join(f" {key} {value}" for key, value in row["settings"].items())
+        name = f"{row['method']}{options}, {row['model']}, {row['context']} tokens"
         measured = row["tokens_per_second"]["median"]
-        yield Check(f"{name}, batch {row['batch']}", "tokens/s", predicted, measured)
+        name = f"{name}, batch {row['batch']}, temperature {row['temperature']:g}"
+        found.append(Check(name, "tokens/s", predicted, measured, row is first))
+    return found
+
+
+def _round(row: dict, setting: Setting) -> Round:
+    """Return the round of a decoded row's method at its settings."""
+    if row["method"] == "longspec":
+        return longspec_round(setting, row["settings"].get("widths", TREE))
+    if row["method"] == "vegas":
+        given = {key: row["settings"][key] for key in _VEGAS if key in row["settings"]}
+        return vegas_round(setting, **{"gamma": 6, **given})
+    return plain_round(setting)

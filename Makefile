@@ -29,7 +29,8 @@ lint: $(VENV)/.dev
 fuzz: $(VENV)/.dev
 	SPECATTN_HYPOTHESIS=fuzz $(BIN)/python -m pytest -n 2 -m "slow or not slow" $(ARGS)
 
-## The C++ kernels' tests with address and undefined-behaviour checks; CASES=fuzz for many more.
+## The C++ kernels' tests, 2000 random cases among them, with address and undefined-behaviour checks;
+## CASES=ci for fewer, CASES=fuzz for many more.
 sanitize: $(VENV)/.dev
 	rm -rf build/sanitize && mkdir -p build/sanitize
 	cp -r python/specattn build/sanitize && cp -r reference triton_kernels build/sanitize/specattn
@@ -37,7 +38,7 @@ sanitize: $(VENV)/.dev
 	CFLAGS="-g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined" LDFLAGS="-fsanitize=address,undefined" \
 	    $(BIN)/python setup.py -q build_ext --build-lib build/sanitize --build-temp build/sanitize/objects
 	test -f build/sanitize/specattn/_cpu.*.so
-	PYTHONPATH=build/sanitize SPECATTN_HYPOTHESIS=$(or $(CASES),ci) OMP_NUM_THREADS=2 \
+	PYTHONPATH=build/sanitize SPECATTN_HYPOTHESIS=$(or $(CASES),sanitize) OMP_NUM_THREADS=2 \
 	    ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$(for library in asan ubsan stdc++; do \
 	        $(CXX) -print-file-name=lib$$library.so; done | tr '\n' ' ')" \
 	    $(BIN)/python -m pytest -p no:xdist tests/cpu $(ARGS)

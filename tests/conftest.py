@@ -16,6 +16,10 @@ import pytest
 hypothesis.settings.register_profile(
     "ci", deadline=None, max_examples=25, derandomize=True, print_blob=True
 )
+# Times 7 properties and 4 code paths of the CPU: more than 2000 cases.
+hypothesis.settings.register_profile(
+    "sanitize", deadline=None, max_examples=75, derandomize=True, print_blob=True
+)
 hypothesis.settings.register_profile("fuzz", deadline=None, max_examples=1000, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("SPECATTN_HYPOTHESIS", "ci"))
 

@@ -100,12 +100,18 @@ class TargetLaw:
         -------
         Tensor, float32 [B, n, V]
         """
-        scores = logits.float()
+        scores, asked = logits.float(), None
         for processor in self.processors:
             if type(processor) in CONTEXT_FREE:
                 scores = processor(None, scores.flatten(0, 1)).unflatten(0, scores.shape[:2])
-            else:
-                scores = self._in_context(processor, scores, tree, tokens, first)
+                continue
+            if asked is None:  # the same texts for every processor
+                asked = list(self._in_context(tree, tokens, first))
+            before, scores = scores, torch.empty_like(scores)
+            for request, node, row, context in asked:
+                questions = scores.new_zeros(len(context), scores.shape[-1])
+                questions[row] = before[request, node - first]
+                scores[request, node - first] = processor(context, questions)[row]
         return scores
 
     def draw(
@@ -151,24 +157,25 @@ class TargetLaw:
         return drawn[:, 0]
 
     def _in_context(
-        self,
-        processor: Processor,
-        scores: torch.Tensor,
-        tree: Tree,
-        tokens: torch.Tensor,
-        first: int,
-    ) -> torch.Tensor:
-        """Ask a processor about every node, given the committed text and the node's own path.
+        self, tree: Tree, tokens: torch.Tensor, first: int
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """Yield the texts that a processor is asked about, nodes of equally long ones together.
 
         A processor may hold data per row of the original batch, so each call shows it that whole
         batch, every row in its place; rows that are not asked about show themselves as far as they
         go, and their answers are dropped.
+
+        Yields
+        ------
+        request, node, row : Tensor, int64 [n]
+            What is asked about, and its row of the original batch.
+        context : Tensor, int64 [R, L]
+            The committed text of every row, with the path of the node that it is asked about.
         """
-        active, device = self.sequences.active, scores.device
+        active, device = self.sequences.active, tokens.device
         lengths = [self.sequences.lengths[row] for row in active]
         paths = tree.paths.expand(len(active), -1, -1)[..., 1:]  # the root is committed
         depth = torch.arange(paths.shape[-1], device=device)
-        result = torch.empty_like(scores)
         for length, asked in _calls(_depths(tree, len(active)), lengths, first):
             request, node = torch.tensor(asked, device=device).unbind(1)
             row = torch.tensor([active[r] for r, _ in asked], device=device)
@@ -177,10 +184,7 @@ class TargetLaw:
             column = torch.where(path < 0, length, committed + depth)
             context = self.sequences.on_device[:, : length + 1].clone()
             context[row[:, None], column] = tokens[request[:, None], path.clamp_min(0)]
-            questions = scores.new_zeros(len(context), scores.shape[-1])
-            questions[row] = scores[request, node - first]
-            result[request, node - first] = processor(context[:, :length], questions)[row]
-        return result
+            yield request, node, row, context[:, :length]
 
 
 @lru_cache(maxsize=64)

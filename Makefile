@@ -9,7 +9,8 @@ BIN := $(VENV)/bin
 ## Decode a real file with the embedded target, plainly and speculatively. FILE= continues your own.
 demo: $(VENV)/.demo
 	$(BIN)/specattn compare --prompt-file "$(or $(FILE),$$($(BIN)/python examples/tiny/corpus.py --demo))" \
-		--prompt-tokens 5500 --max-new-tokens 160 --min-new-tokens 160 --repetition-penalty 1.2
+		--prompt-tokens 5500 --max-new-tokens 160 --min-new-tokens 160 --repetition-penalty 1.2 \
+		--methods plain,vegas,longspec --widths 2,2,2
 
 ## All tests that need no GPU.
 test: $(VENV)/.dev

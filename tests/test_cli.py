@@ -45,17 +45,18 @@ def with_config(folder, **changes):
 
 def test_generate_streams_text_and_writes_json(specattn, prompt, tmp_path):
     runs = {}
-    for method in ("plain", "vegas"):
+    for method in ("plain", "vegas", "longspec"):  # the last with the drafter that is shipped
         out = tmp_path / f"{method}.json"
         options = ("--max-new-tokens", 12, "--json", out)
         code, text, _ = specattn("generate", "--prompt-file", prompt, "--method", method, *options)
         runs[method] = json.loads(out.read_text())
         assert code == 0
         assert text == runs[method]["text"] + "\n"
-    plain, vegas = runs["plain"], runs["vegas"]
+    plain, vegas, longspec = runs.values()
     assert plain["schema"] == "specattn.generate/1"
     assert len(plain["tokens"]) == plain["statistics"]["new_tokens"] == 12
-    assert vegas["tokens"] == plain["tokens"]
+    assert vegas["tokens"] == longspec["tokens"] == plain["tokens"]
+    assert longspec["statistics"]["passes"] < 12
     assert vegas["method"]["name"] == "vegas"
     assert vegas["method"]["gamma"] == 6
     assert vegas["statistics"]["passes"] <= plain["statistics"]["passes"] == 12

@@ -223,9 +223,9 @@ def _cases(
     )
     cases = [case for case in sweep(axes) if not options.only or case.op in options.only]
     free = free_memory(device)
-    fitting = [case for case in cases if memory_needed(case) < 0.9 * free]
+    fitting = [case for case in cases if memory_needed(case, device) < 0.9 * free]
     if large := len(cases) - len(fitting):
-        needed = max(map(memory_needed, cases))
+        needed = max(memory_needed(case, device) for case in cases)
         print(
             f"{large} of {len(cases)} rows left out: they need up to {needed / 2**30:.0f} GiB, "
             f"{free / 2**30:.0f} are free",

@@ -125,7 +125,7 @@ def _admit(
         return math.inf, reason, None
 
 
-def memory_needed(case: Case) -> int:
+def memory_needed(case: Case, device: torch.device) -> int:
     """Return about how many bytes a row takes at its peak.
 
     The reference widens the cache to float32 and half of it again; a peer may repeat each KV head
@@ -133,7 +133,7 @@ def memory_needed(case: Case) -> int:
     """
     widened = 1.5 * 4 / DTYPES[case.dtype].itemsize
     group = case.shape.q_heads // case.shape.kv_heads
-    return int(case.cache_bytes * (3 + max(widened, group + 1)))
+    return int(case.cache_bytes * (2 + COPIES[device.type] + max(widened, group + 1)))
 
 
 def _reference_dtype(case: Case) -> torch.dtype:

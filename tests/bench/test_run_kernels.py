@@ -211,7 +211,9 @@ def test_every_axis_is_swept():
 def test_a_row_needs_memory_for_the_reference_and_for_repeated_heads():
     case = Case("hybrid_tree_attention", "paged 16", SHAPES["llama-3.1-8b"], "bf16", 1, 1 << 20, 4)
     assert case.cache_bytes == 4 << 30
-    assert 20 << 30 < memory_needed(case) < 64 << 30
+    assert 20 << 30 < memory_needed(case, CPU) < 64 << 30
+    copies = memory_needed(case, torch.device("cuda")) - memory_needed(case, CPU)
+    assert copies == 2 * case.cache_bytes
 
 
 def test_a_paged_cache_holds_the_contiguous_one_in_another_order():

@@ -26,7 +26,7 @@ cpu = Pybind11Extension(
     sorted(glob("csrc/cpu/*.cpp")),
     depends=sorted(glob("csrc/cpu/*.h")),
     cxx_std=17,
-    extra_compile_args=["-O3", "-fopenmp", "-Wall", "-Wextra", "-Wno-uninitialized"],
+    extra_compile_args=["-O3", "-ffp-contract=off", "-fopenmp", "-Wall", "-Wextra", "-Wno-uninitialized"],
     extra_link_args=["-fopenmp"],
     optional=True,
 )

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "address.h"
@@ -45,10 +46,13 @@ class Attend {
         D_(static_cast<int>(a.D)),
         stride_(static_cast<int>(plan.stride)),
         rows_(task.rows.count * a.group()),
-        few_(rows_ <= kFewRows),
+        few_(!kTiles<Isa, Elem> && rows_ <= kFewRows),
+        logit_scale_(a.scale == 0 ? 1.0f : std::abs(a.scale)),
+        scale_(a.softcap == 0 ? logit_scale_ : 1.0f),
         range_(a, task.b, task.head, task.rows) {}
 
   void run() {
+    [[maybe_unused]] typename Isa::Tiles tiles;
     start_states();
     pack_queries();
     for (int64_t t = 0; a_.window && t < task_.rows.count; ++t) {
@@ -59,13 +63,13 @@ class Attend {
     Step steps[2];
     Step *now = &steps[0], *next = &steps[1];
     const int bytes = static_cast<int>(task_.heads * D_ * kRowBytes);
-    load(*now, task_.first_block, task_.head);
+    load(*now, task_.first_block);
     for (int64_t index = task_.first_block; index < task_.last_block; ++index) {
       next->block.keys = 0;
-      if (index + 1 < task_.last_block) load(*next, index + 1, task_.head);
+      if (index + 1 < task_.last_block) load(*next, index + 1);
       const int64_t ahead = next->block.keys;
       for (int64_t head = 0; head < task_.heads; ++head) {
-        if (head > 0) address(*now, task_.head + head);
+        if (head > 0) advance(*now);
         Prefetch lines(next->k, next->v, static_cast<int>(ahead * head / task_.heads),
                        static_cast<int>(ahead * (head + 1) / task_.heads), bytes);
         multiply(*now, head, lines);
@@ -79,8 +83,7 @@ class Attend {
   struct Step {
     Block block;
     uint64_t words[kGroupRows];
-    const char* k[kBlock + kKeyStep];
-    const char* v[kBlock + kKeyStep];
+    const char *k[kBlock + kKeyStep], *v[kBlock];
   };
 
   State state(int64_t head) const {
@@ -91,12 +94,13 @@ class Attend {
     for (int64_t head = 0; head < task_.heads; ++head) {
       const State s = state(head);
       std::fill(s.o, s.o + plan_.rows * stride_, 0.0f);
-      std::fill(s.greatest, s.greatest + plan_.rows, -kInf);
+      std::fill(s.base, s.base + plan_.rows, -kInf);
       std::fill(s.sum, s.sum + plan_.rows, 0.0f);
     }
   }
 
-  // Per head and tile [unit][row], or [row][unit] of few rows; what does not exist is zero.
+  // Per head and tile [unit][row], or [row][unit] of few rows; what does not exist is zero. A query
+  // carries the sign of the scale, so that the greatest product is the greatest logit.
   void pack_queries() {
     const int units = D_ / kPair;
     const int64_t g = a_.group();
@@ -110,9 +114,12 @@ class Attend {
         const int64_t step = few_ ? 1 : tile_rows(tile);
         for (int u = 0; u < units; ++u) {
           if constexpr (kPair == 2) {
-            std::memcpy(to + u * step, q + 2 * u, 4);
+            uint32_t pair;
+            std::memcpy(&pair, q + 2 * u, 4);
+            if (a_.scale <= 0) pair = a_.scale < 0 ? pair ^ 0x80008000u : 0;
+            std::memcpy(to + u * step, &pair, 4);
           } else {
-            to[u * step] = to_float(q[u]);
+            to[u * step] = a_.scale > 0 ? to_float(q[u]) : a_.scale < 0 ? -to_float(q[u]) : 0.0f;
           }
         }
       }
@@ -125,24 +132,35 @@ class Attend {
 
   int64_t tile_rows(int64_t tile) const { return std::min<int64_t>(kTile, plan_.rows - tile); }
 
-  void load(Step& step, int64_t index, int64_t head) const {
-    step.block.load(a_, task_.b, range_, task_.rows, index, starts_, step.words);
-    address(step, head);
-  }
-
-  void address(Step& step, int64_t head) const {
-    static const float nothing[kMaxHeadDim] = {};
-    const Block& block = step.block;
+  void load(Step& step, int64_t index) const {
+    Block& block = step.block;
+    block.load(a_, task_.b, range_, task_.rows, index, starts_, step.words);
     if (!block.tree) {
-      cached_rows<Elem>(a_.cache, task_.b, head, block.first, block.keys, step.k, step.v);
+      cached_rows<Elem>(a_.cache, task_.b, task_.head, block.first, block.keys, step.k, step.v);
     } else {
-      tree_rows<Elem>(a_, task_.b, head, block.first, block.keys, step.k, step.v);
-    }
-    // Keys that no row sees may hold anything, NaN included: they are not read.
-    for (int n = 0; !block.full && n < block.keys; ++n) {
-      if (!(block.seen >> n & 1)) step.k[n] = step.v[n] = reinterpret_cast<const char*>(nothing);
+      tree_rows<Elem>(a_, task_.b, task_.head, block.first, block.keys, step.k, step.v);
     }
     for (int n = block.keys; n < kBlock + kKeyStep; ++n) step.k[n] = step.k[block.keys - 1];
+    hide(step);
+  }
+
+  // On to the next head.
+  void advance(Step& step) const {
+    const bool apart = step.block.tree && !a_.tree.in_cache;
+    const int64_t k = (apart ? a_.tree.k : a_.cache.k).head * kRowBytes;
+    const int64_t v = (apart ? a_.tree.v : a_.cache.v).head * kRowBytes;
+    for (int n = 0; n < kBlock + kKeyStep; ++n) step.k[n] += k;
+    for (int n = 0; n < kBlock; ++n) step.v[n] += v;
+    hide(step);
+  }
+
+  // Keys that no row sees may hold anything, NaN included: they are not read.
+  static void hide(Step& step) {
+    static const float nothing[kMaxHeadDim] = {};
+    for (int n = 0; !step.block.full && n < step.block.keys; ++n) {
+      if (step.block.seen >> n & 1) continue;
+      step.k[n] = step.v[n] = reinterpret_cast<const char*>(nothing);
+    }
   }
 
   void multiply(const Step& step, int64_t head, Prefetch& next) {
@@ -159,11 +177,14 @@ class Attend {
       k = wide_keys;
     }
     const char* values[kBlock];
-    prepare_values(step, values);
+    if constexpr (kTiles<Isa, Elem>) next.pace(Isa::ticks(plan_.rows, step.block.keys, D_));
+    prepare_values(step, values, next);
     const bool collects = plan_.collect != Collect::kNone && !block.tree;
     if (collects) std::fill(scores_, scores_ + kBlock, 0.0f);
     if (few_) {
       multiply_rows(step, head, k, values, next, collects);
+    } else if constexpr (kTiles<Isa, Elem>) {
+      multiply_matrix(step, head, next, collects);
     } else {
       multiply_tiles(step, head, k, values, next, collects);
     }
@@ -178,13 +199,12 @@ class Attend {
     for (int64_t tile = 0; tile < plan_.rows; tile += kTile) {
       const int rows = static_cast<int>(tile_rows(tile));
       if (!block.full && !tile_mask(step, tile, rows)) continue;
-      score_tile<Isa, Dot>(queries(head, tile), rows, k, block.keys, D_ / kPair, a_.scale,
-                           scratch_.s, next);
-      if (a_.softcap != 0) cap_logits<Isa>(scratch_.s, rows, block.keys, a_.softcap);
+      score_tile<Isa, Dot>(queries(head, tile), rows, k, block.keys, D_ / kPair, scratch_.s, next);
+      if (a_.softcap != 0) cap_logits<Isa>(scratch_.s, rows, block.keys, logit_scale_, a_.softcap);
       if (collects) collect(block, head, tile, rows, {scratch_.s, 1, kTile});
       if (!block.full) mask_logits<Isa>(scratch_.s, rows, block.keys, mask_);
-      softmax_tile<Isa, Dot>(scratch_.s, rows, block.keys, state.greatest + tile, state.sum + tile,
-                             scratch_.decay, scratch_.p);
+      softmax_tile<Isa, Dot>(scratch_.s, rows, block.keys, scale_, state.base + tile,
+                             state.sum + tile, scratch_.decay, scratch_.p);
       const int used = static_cast<int>(std::min<int64_t>(rows, rows_ - tile));
       value_tile<Isa, Dot>({scratch_.p, 1, kTile}, used, values, units, scratch_.decay,
                            state.o + tile * stride_, stride_, next);
@@ -196,30 +216,82 @@ class Attend {
     const Block& block = step.block;
     const State state = this->state(head);
     const int rows = static_cast<int>(rows_), units = static_cast<int>(ceil_div(block.keys, kPair));
-    score_rows<Isa, Dot>(queries(head, 0), stride_, rows, k, block.keys, D_ / kPair, a_.scale,
-                         scratch_.s, next);
+    score_rows<Isa, Dot>(queries(head, 0), stride_, rows, k, block.keys, D_ / kPair, scratch_.s,
+                         next);
     if (a_.softcap != 0) {
-      cap_logits<Isa>(scratch_.s, static_cast<int>(round_up(block.keys, Isa::W)), rows, a_.softcap);
+      const int keys = static_cast<int>(round_up(block.keys, Isa::W));
+      cap_logits<Isa>(scratch_.s, keys, rows, logit_scale_, a_.softcap);
     }
     if (collects) collect(block, head, 0, rows, {scratch_.s, kBlock, 1});
     const uint64_t all = ~uint64_t{0} >> (kBlock - block.keys);
     for (int m = 0; m < rows; ++m) {
       const uint64_t visible = block.full ? all : step.words[m / a_.group()];
-      softmax_row<Isa, Dot>(scratch_.s + m * kBlock, block.keys, visible, state.greatest + m,
+      softmax_row<Isa, Dot>(scratch_.s + m * kBlock, block.keys, visible, scale_, state.base + m,
                             state.sum + m, scratch_.decay + m, scratch_.p + m * kBlock);
     }
     value_tile<Isa, Dot>({scratch_.p, kBlock, 1}, rows, values, units, scratch_.decay, state.o,
                          stride_, next);
   }
 
+  // In tiles of a matrix unit.
+  void multiply_matrix(const Step& step, int64_t head, Prefetch& next, bool collects) {
+    const Block& block = step.block;
+    const State state = this->state(head);
+    const int products = static_cast<int>(round_up(block.keys, Isa::kDepth));
+    const int depth = static_cast<int>(round_up(D_, Isa::kDepth));
+    const int pairs = static_cast<int>(round_up(block.keys, 2)) / 2;
+    std::fill(scratch_.v + pairs * stride_, scratch_.v + products / 2 * stride_, 0.0f);
+    const StridedRows keys = matrix_keys(step);
+    for (int64_t tile = 0; tile < plan_.rows; tile += kTile) {
+      const int rows = static_cast<int>(tile_rows(tile));
+      if (!block.full && !tile_mask(step, tile, rows)) continue;
+      float* const s = scratch_.s;
+      const int whole = static_cast<int>(round_up(block.keys, Isa::kEdge));
+      Isa::score_tile(queries(head, tile), rows, keys, whole, depth, s, next);
+      if (a_.softcap != 0) cap_logits<Isa>(s, rows, block.keys, logit_scale_, a_.softcap);
+      if (collects) collect(block, head, tile, rows, {s, 1, kTile});
+      if (!block.full) mask_logits<Isa>(s, rows, block.keys, mask_);
+      std::fill(s + block.keys * kTile, s + products * kTile, -kInf);
+      for (int row = 0; row < rows; row += Isa::W) {
+        if (Isa::softmax_columns(s + row, products, scale_, state.base + tile + row,
+                                 state.sum + tile + row, scratch_.decay + row,
+                                 scratch_.p + row * (kBlock / 2), next)) {
+          decay(state.o + (tile + row) * stride_, scratch_.decay + row);
+        }
+      }
+      Isa::value_tile(scratch_.p, rows, scratch_.v, products / 2, state.o + tile * stride_, stride_,
+                      next);
+    }
+  }
+
+  // As they lie in the cache where that is possible and they are read once.
+  StridedRows matrix_keys(const Step& step) const {
+    const int64_t apart = step.k[1] - step.k[0];
+    bool direct = plan_.rows <= kTile && step.block.keys == kBlock && D_ % Isa::kDepth == 0;
+    for (int n = 2; direct && n < kBlock; ++n) direct = step.k[n] - step.k[n - 1] == apart;
+    if (direct) return {step.k[0], apart};
+    Isa::copy_keys(step.k, step.block.keys, D_, scratch_.k);
+    return {reinterpret_cast<const char*>(scratch_.k), round_up(D_, Isa::kDepth) * kRowBytes};
+  }
+
+  void decay(float* o, const float* by) const {
+    for (int r = 0; r < Isa::W; ++r) {
+      const auto keep = Isa::set1(by[r]);
+      for (int d = 0; d < stride_; d += Isa::W) {
+        Isa::store(o + r * stride_ + d, Isa::mul(Isa::load(o + r * stride_ + d), keep));
+      }
+    }
+  }
+
   // Units of value rows: as they lie in the cache where that is possible.
-  void prepare_values(const Step& step, const char** values) {
+  void prepare_values(const Step& step, const char** values, Prefetch& next) {
     const int keys = step.block.keys;
     if constexpr (kPair == 2) {
       static const Elem nothing[kMaxHeadDim] = {};
       for (int n = 0; n < keys; n += 2) {
         const char* odd = n + 1 < keys ? step.v[n + 1] : reinterpret_cast<const char*>(nothing);
         float* row = scratch_.v + n / 2 * stride_;
+        next.template tick<Isa>(1);
         Dot::pair_rows(reinterpret_cast<const Elem*>(step.v[n]), reinterpret_cast<const Elem*>(odd),
                        row, D_);
         values[n / 2] = reinterpret_cast<const char*>(row);
@@ -254,12 +326,13 @@ class Attend {
     const int64_t g = a_.group();
     const bool mean = plan_.collect == Collect::kScores;
     alignas(64) float share[kTile] = {};
+    const float part = scale_ / static_cast<float>(a_.num_collect * g);
     for (int64_t i = 0; i < a_.num_collect; ++i) {
       const int64_t t = a_.collect_rows[i] - task_.rows.first;
       const int64_t first = std::max(t * g - tile, int64_t{0});
       const int64_t last = std::min<int64_t>((t + 1) * g - tile, rows);
       for (int64_t m = first; m < last; ++m) {
-        share[m] += 1.0f / static_cast<float>(a_.num_collect * g);
+        share[m] += part;
         if (mean) continue;
         const int64_t q_head = (task_.head + head) * g + m + tile - t * g;
         store_logits(block, i, t, q_head, logits, m);
@@ -304,13 +377,12 @@ class Attend {
     alignas(64) float row[kBlock];
     const float* s = logits.p + m * logits.row_step;
     const int64_t hidden = a_.window ? starts_[t] - block.first : 0;
-    if (!few_ || hidden > 0) {
-      for (int n = 0; n < block.keys; ++n) row[n] = n < hidden ? -kInf : s[n * logits.unit_step];
-      s = row;
+    for (int n = 0; n < block.keys; ++n) {
+      row[n] = n < hidden ? -kInf : s[n * logits.unit_step] * scale_;
     }
     bf16* to = static_cast<bf16*>(a_.collected) + task_.b * a_.collected_batch +
                i * a_.collected_row + q_head * a_.collected_head + block.first;
-    narrow<Isa>(s, to, block.keys);
+    narrow<Isa>(row, to, block.keys);
   }
 
   // A key that some collected row does not see keeps its -inf.
@@ -330,6 +402,7 @@ class Attend {
   const int D_, stride_;
   const int64_t rows_;  // packed query rows of a head that exist; plan_.rows with padding
   const bool few_;      // rows.h, not tile.h
+  const float logit_scale_, scale_;  // of products before and after a softcap
   const KeyRange range_;
   int64_t starts_[kGroupRows];
   int64_t collect_start_ = 0;  // first position that all collected rows see

@@ -31,22 +31,23 @@ void finish(const Attention& a, const Plan& plan, const Task& task, const float*
         return State(const_cast<float*>(at), plan.rows, stride);
       };
       float top = a.sinks ? a.sinks[q_head] : -kInf;
-      for (int64_t s = 0; s < plan.splits; ++s) top = std::max(top, state(s).greatest[m]);
+      for (int64_t s = 0; s < plan.splits; ++s) top = std::max(top, state(s).base[m]);
       const float base = top == -kInf ? 0.0f : top;
       float sum = a.sinks ? std::exp(a.sinks[q_head] - base) : 0.0f;
       for (int64_t s = 0; s < plan.splits; ++s) {
-        sum += std::exp(state(s).greatest[m] - base) * state(s).sum[m];
+        sum += std::exp(state(s).base[m] - base) * state(s).sum[m];
       }
       std::fill(row, row + stride, 0.0f);
       for (int64_t s = 0; s < plan.splits; ++s) {
-        const float weight = std::exp(state(s).greatest[m] - base) / sum;
-        if (state(s).greatest[m] == -kInf) continue;  // saw no key
+        const float weight = std::exp(state(s).base[m] - base) / sum;
+        if (state(s).base[m] == -kInf) continue;  // saw no key
         const auto w = Isa::set1(weight);
         const float* o = state(s).o + m * stride;
         for (int d = 0; d < stride; d += Isa::W) {
           Isa::store(row + d, Isa::fma(Isa::load(o + d), w, Isa::load(row + d)));
         }
       }
+      if constexpr (kTiles<Isa, Elem>) Isa::straighten(row, static_cast<int>(a.D));
       Elem* out =
           static_cast<Elem*>(a.out) + task.b * a.out_batch + t * a.out_row + q_head * a.out_head;
       narrow<Isa>(row, out, static_cast<int>(a.D));

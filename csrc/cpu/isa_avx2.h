@@ -10,6 +10,7 @@ namespace specattn {
 
 struct Avx2 {
   static constexpr int W = 8;
+  struct Tiles {};  // what a thread sets up for a task
   // Register blocks: vectors of rows and of D, accumulators of a step of scores.
   static constexpr int kScoreRows = 2, kValueCols = 2, kScoreAccumulators = 12;
   using V = __m256;

@@ -11,6 +11,7 @@ namespace specattn {
 
 struct Avx512 {
   static constexpr int W = 16;
+  struct Tiles {};  // what a thread sets up for a task
   // Register blocks: vectors of rows and of D, accumulators of a step of scores.
   static constexpr int kScoreRows = 4, kValueCols = 4, kScoreAccumulators = 24;
   using V = __m512;

@@ -12,6 +12,7 @@ namespace specattn {
 
 struct Generic {
   static constexpr int W = 4;
+  struct Tiles {};  // what a thread sets up for a task
   // Register blocks: vectors of rows and of D, accumulators of a step of scores.
   static constexpr int kScoreRows = 2, kValueCols = 2, kScoreAccumulators = 12;
   typedef float V __attribute__((vector_size(16)));

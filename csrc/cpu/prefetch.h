@@ -17,6 +17,19 @@ class Prefetch {
         bytes_(bytes),
         side_(first < last ? 0 : 2) {}
 
+  // Spreads all lines over so many ticks of the work that goes on beside.
+  void pace(int ticks) {
+    const int lines = (last_ - first_) * 2 * ((bytes_ + 63) / 64);
+    rate_ = (lines * 256 + ticks - 1) / ticks;
+  }
+
+  template <class Isa>
+  void tick(int ticks) {
+    credit_ += ticks * rate_;
+    issue<Isa>(credit_ / 256);
+    credit_ %= 256;
+  }
+
   template <class Isa>
   void issue(int lines) {
     while (lines > 0 && side_ < 2) {
@@ -35,7 +48,7 @@ class Prefetch {
 
  private:
   const char* const* rows_[2] = {};
-  int first_ = 0, row_ = 0, last_ = 0, bytes_ = 0, side_ = 2, byte_ = 0;
+  int first_ = 0, row_ = 0, last_ = 0, bytes_ = 0, side_ = 2, byte_ = 0, rate_ = 0, credit_ = 0;
 };
 
 }  // namespace specattn

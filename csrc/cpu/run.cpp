@@ -7,6 +7,10 @@
 #ifdef _OPENMP
 #include <omp.h>
 #endif
+#ifdef __linux__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include "convert.h"
 #include "kernels.h"
@@ -29,6 +33,16 @@ int thread_index() {
 
 int64_t size_of(Dtype type) { return type == Dtype::kFloat32 ? 4 : 2; }
 
+// Linux keeps room for tiles in a thread's saved state only when a process asks for it.
+bool may_use_tiles() {
+#if defined(__linux__) && defined(__x86_64__)
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+
 std::vector<const Kernels*> available() {
   std::vector<const Kernels*> found;
 #if defined(__x86_64__)
@@ -38,7 +52,11 @@ std::vector<const Kernels*> available() {
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                       __builtin_cpu_supports("avx512vl");
-  if (avx512 && __builtin_cpu_supports("avx512bf16")) found.push_back(&avx512_bf16_kernels());
+  const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
+  if (bf16 && __builtin_cpu_supports("amx-bf16") && may_use_tiles()) {
+    found.push_back(&amx_kernels());
+  }
+  if (bf16) found.push_back(&avx512_bf16_kernels());
   if (avx512) found.push_back(&avx512_kernels());
   if (avx2) found.push_back(&avx2_kernels());
 #endif

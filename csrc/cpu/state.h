@@ -1,5 +1,5 @@
-// The running softmax of a tile: per row the greatest logit, the sum of weights, and the decay of
-// what was accumulated under an earlier maximum.
+// The running softmax of a tile: per row the base that logits are taken from, the sum of weights,
+// and the decay of what was accumulated under an earlier base.
 #pragma once
 
 #include "math.h"
@@ -12,9 +12,13 @@ struct TileMask {
   uint32_t low[kTile], high[kTile];
 };
 
+// A base follows the greatest logit only when it is left this far behind: then accumulated values
+// are hardly ever scaled, and weights up to e^5 lose no digit.
+constexpr float kSlack = 5.0f;
+
 template <class Isa>
-inline void cap_logits(float* s, int rows, int keys, float softcap) {
-  const auto cap = Isa::set1(softcap), inverse = Isa::set1(1.0f / softcap);
+inline void cap_logits(float* s, int rows, int keys, float scale, float softcap) {
+  const auto cap = Isa::set1(softcap), inverse = Isa::set1(scale / softcap);
   for (int n = 0; n < keys; ++n) {
     for (int j = 0; j < rows; j += Isa::W) {
       float* at = s + n * kTile + j;
@@ -40,42 +44,58 @@ inline typename Isa::V weight(typename Isa::V x) {
   return Dot::kPair == 2 ? exp_rough<Isa>(x) : exp<Isa>(x);
 }
 
-// Turns logits s[key][row] into weights p[unit][row] and updates greatest, sum and decay.
+// The step of the running softmax that all rows of a vector take together.
+template <class Isa>
+struct Base {
+  typename Isa::V now, shift, keep;  // shift is what logits are taken from
+
+  // `top` is the greatest logit of a block, before its scale.
+  Base(typename Isa::V before, typename Isa::V top, float scale) {
+    top = Isa::mul(top, Isa::set1(scale));
+    now = Isa::select(Isa::less(Isa::add(before, Isa::set1(kSlack)), top), top, before);
+    // A row that has seen no key yet keeps -inf; exp(-inf - 0) is the zero that it should weigh.
+    shift = Isa::select(Isa::less(Isa::set1(-kInf), now), now, Isa::zero());
+    keep = exp<Isa>(Isa::sub(before, shift));
+  }
+};
+
+// Turns logits s[key][row] / scale into weights p[unit][row] and updates base, sum and decay.
 template <class Isa, class Dot>
-inline void softmax_tile(const float* s, int rows, int keys, float* greatest, float* sum,
+inline void softmax_tile(const float* s, int rows, int keys, float scale, float* base, float* sum,
                          float* decay, float* p) {
   using V = typename Isa::V;
   for (int j = 0; j < rows; j += Isa::W) {
-    const V before = Isa::load(greatest + j);
-    V top = before;
+    V top = Isa::set1(-kInf);
     for (int n = 0; n < keys; ++n) top = Isa::max(Isa::load(s + n * kTile + j), top);
-    // A row that has seen no key yet keeps -inf; exp(-inf - 0) is the zero that it should weigh.
-    const V base = Isa::select(Isa::less(Isa::set1(-kInf), top), top, Isa::zero());
-    const V keep = exp<Isa>(Isa::sub(before, base));
+    const Base<Isa> step(Isa::load(base + j), top, scale);
+    const auto weight_of = [&](int n) {
+      const V logit = Isa::mul(Isa::load(s + n * kTile + j), Isa::set1(scale));
+      return weight<Isa, Dot>(Isa::sub(logit, step.shift));
+    };
     V total = Isa::zero();  // per block first: error then grows with blocks, not with keys
     int n = 0;
     if constexpr (Dot::kPair == 2) {
       for (; n + 1 < keys; n += 2) {
-        const V a = weight<Isa, Dot>(Isa::sub(Isa::load(s + n * kTile + j), base));
-        const V b = weight<Isa, Dot>(Isa::sub(Isa::load(s + (n + 1) * kTile + j), base));
+        const V a = weight_of(n);
+        const V b = weight_of(n + 1);
         total = Isa::add(total, Isa::add(a, b));
         Isa::store(p + n / 2 * kTile + j, Dot::pair(a, b));
       }
       if (n < keys) {
-        const V a = weight<Isa, Dot>(Isa::sub(Isa::load(s + n * kTile + j), base));
+        const V a = weight_of(n);
         total = Isa::add(total, a);
         Isa::store(p + n / 2 * kTile + j, Dot::pair(a, Isa::zero()));
       }
     } else {
       for (; n < keys; ++n) {
-        const V a = weight<Isa, Dot>(Isa::sub(Isa::load(s + n * kTile + j), base));
+        const V a = weight_of(n);
         total = Isa::add(total, a);
         Isa::store(p + n * kTile + j, a);
       }
     }
-    Isa::store(greatest + j, top);
-    Isa::store(sum + j, Isa::fma(Isa::load(sum + j), keep, total));
-    Isa::store(decay + j, keep);
+    Isa::store(base + j, step.now);
+    Isa::store(sum + j, Isa::fma(Isa::load(sum + j), step.keep, total));
+    Isa::store(decay + j, step.keep);
   }
 }
 

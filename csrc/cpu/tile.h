@@ -22,7 +22,7 @@ using Width = std::integral_constant<int, N>;
 // Logits of NR keys and MB vectors of rows.
 template <class Isa, class Dot, int MB, int NR>
 __attribute__((noinline)) void score_step(const float* q, int rows, const char* const* k, int units,
-                                          float scale, float* s) {
+                                          float* s) {
   using V = typename Isa::V;
   V acc[NR][MB];
 #pragma GCC unroll 16
@@ -44,27 +44,27 @@ __attribute__((noinline)) void score_step(const float* q, int rows, const char* 
   for (int r = 0; r < NR; ++r)
 #pragma GCC unroll 4
     for (int j = 0; j < MB; ++j)
-      Isa::store(s + r * kTile + j * Isa::W, Isa::mul(acc[r][j], Isa::set1(scale)));
+      Isa::store(s + r * kTile + j * Isa::W, acc[r][j]);
 }
 
 template <class Isa, class Dot, int MB>
 inline void score_columns(const float* q, int rows, const char* const* k, int keys, int units,
-                          float scale, float* s, Prefetch& next) {
+                          float* s, Prefetch& next) {
   constexpr int NR = MB * kKeyStep <= Isa::kScoreAccumulators ? kKeyStep : kKeyStep / 2;
   for (int n = 0; n < keys; n += NR) {
     next.issue<Isa>(kScoreLines * NR);
-    score_step<Isa, Dot, MB, NR>(q, rows, k + n, units, scale, s + n * kTile);
+    score_step<Isa, Dot, MB, NR>(q, rows, k + n, units, s + n * kTile);
   }
 }
 
-// s[key][row] = scale * (k[key] . q[row]); q is packed [unit][rows], rows a multiple of W.
+// s[key][row] = k[key] . q[row]; q is packed [unit][rows], rows a multiple of W.
 template <class Isa, class Dot>
 inline void score_tile(const float* q, int rows, const char* const* k, int keys, int units,
-                       float scale, float* s, Prefetch& next) {
+                       float* s, Prefetch& next) {
   int row = 0;
   const auto columns = [&](auto width) {
     constexpr int MB = decltype(width)::value;
-    score_columns<Isa, Dot, MB>(q + row, rows, k, keys, units, scale, s + row, next);
+    score_columns<Isa, Dot, MB>(q + row, rows, k, keys, units, s + row, next);
     row += MB * Isa::W;
   };
   while (rows - row >= Isa::kScoreRows * Isa::W) columns(Width<Isa::kScoreRows>{});

@@ -23,6 +23,15 @@ constexpr int kRowPadding = 16;   // the widest vector: rows of a head are padde
 constexpr int kMaxHeadDim = 256;  // multiples of 8 up to here
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
+struct StridedRows {
+  const char* first;
+  int64_t stride;  // bytes
+};
+
+// Whether a processor multiplies elements of a type in tiles of a matrix unit.
+template <class Isa, class Elem>
+inline constexpr bool kTiles = false;
+
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 

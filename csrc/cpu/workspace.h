@@ -36,11 +36,11 @@ class Arena {
 
 // Accumulated state of the rows of one KV head.
 struct State {
-  float *o, *greatest, *sum;  // [rows][stride], [rows], [rows]
+  float *o, *base, *sum;  // [rows][stride], [rows], [rows]
 
   static int64_t floats(int64_t rows, int64_t stride) { return rows * (stride + 2); }
   State(float* at, int64_t rows, int64_t stride)
-      : o(at), greatest(at + rows * stride), sum(greatest + rows) {}
+      : o(at), base(at + rows * stride), sum(base + rows) {}
 };
 
 // What one thread needs while it works on a task.

@@ -1,8 +1,8 @@
 // AMX: keys and values of bfloat16 are multiplied in tiles of 16 x 16 sums over 32 elements.
 //
-// S^T = K Q^T takes rows of K as they lie in the cache, and Q packed in pairs along D. O = P V takes
-// V in pairs of keys, and P row by row: the softmax turns it over on its way. All other types are
-// multiplied as in AVX-512.
+// S^T = K Q^T takes rows of K as they lie in the cache, and Q packed in pairs along D. O = P V
+// takes V in pairs of keys, and P row by row: the softmax turns it over on its way. All other types
+// are multiplied as in AVX-512.
 #pragma once
 
 #include "amx_tiles.h"
@@ -30,10 +30,11 @@ struct Amx : Avx512Bf16 {
     }
   }
 
-  // What a block of keys takes; a tick is a pair of values, half a product or two keys of a softmax.
+  // What a block takes: a tick is a pair of values, half a product or two keys of a softmax.
   static int ticks(int64_t rows, int64_t keys, int64_t D) {
     const int64_t tiles = ceil_div(rows, kEdge), products = ceil_div(keys, kDepth);
-    const int64_t scores = 2 * products * ceil_div(D, kDepth), values = products * ceil_div(D, kEdge);
+    const int64_t scores = 2 * products * ceil_div(D, kDepth);
+    const int64_t values = products * ceil_div(D, kEdge);
     return static_cast<int>(keys / 2 + tiles * (2 * scores + kEdge * products + 2 * values));
   }
 
@@ -197,7 +198,7 @@ struct Amx : Avx512Bf16 {
 template <>
 struct Amx::Dot<bf16> : Avx512Bf16::Dot<bf16> {
   // Units of two value rows, D rounded up to 16, the rest zero. Of each 32 columns the units of
-  // 0-3, 8-11, 16-19, 24-27 come first: one instruction a vector, where their order would take three.
+  // 0-3, 8-11, 16-19, 24-27 come first: one instruction a vector, where their order takes three.
   static void pair_rows(const bf16* a, const bf16* b, float* units, int D) {
     int d = 0;
     for (; d + kDepth <= D; d += kDepth) {

@@ -85,6 +85,30 @@ def test_medusa_tree_of_many_rows(isa):
     check_hybrid(problem)
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 8, 16, 17, 33])
+@pytest.mark.parametrize("head_dim", [64, 80])
+def test_every_number_of_row_tiles(isa, rows, head_dim):
+    sizes = {"q_heads": 8, "kv_heads": 2, "head_dim": head_dim}
+    check_hybrid(make_problem((200, 31), rows, **sizes, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("scale", [-0.3, 0.0, 2.0])
+def test_any_scale(isa, dtype, scale):
+    problem = make_problem((150, 20), 5, dtype=dtype)
+    check_hybrid(problem, softmax_scale=scale)
+    check_hybrid(problem, softmax_scale=scale, softcap=3.0, window=90)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [1, 9])
+def test_logits_that_grow_along_the_keys(isa, dtype, rows):
+    problem = make_problem((400,), rows, q_heads=8, kv_heads=2, dtype=dtype)
+    problem.k_cache.mul_(torch.linspace(0, 6, problem.k_cache.shape[1])[:, None, None].to(dtype))
+    check_hybrid(problem)
+    check_hybrid(problem, softmax_scale=-0.5)
+
+
 def test_mask_wider_than_a_word(isa):
     check_hybrid(make_problem((33,), 90, tree_size=150, dtype=torch.float32))
 

@@ -87,6 +87,9 @@ def test_scores_are_mean_logits_of_the_first_and_the_last_row():
 @pytest.mark.parametrize("family", ["qwen2-sliding", "gpt_oss"])
 def test_sliding_layers_are_neither_scored_nor_thinned_out(family):
     model, texts = tiny_model(family), prompts([20])
+    # One row and two are rounded differently; in float64, which gpt-oss lacks, that is nothing.
+    dtype, bound = (torch.float32, 1e-4) if family == "gpt_oss" else (torch.float64, 1e-9)
+    model.to(dtype)
     types = model.config.layer_types
     target = Target(model, batch=1, capacity=40)
     assert target.full_layers == types.count("full_attention") < len(types)
@@ -100,7 +103,7 @@ def test_sliding_layers_are_neither_scored_nor_thinned_out(family):
             for step, length in enumerate(torch.tensor([[21], [22]], dtype=torch.int32))
         ]
     assert len(scores) == target.full_layers
-    torch.testing.assert_close(torch.cat(drafted, 1), exact, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(torch.cat(drafted, 1), exact, rtol=bound, atol=bound)
 
 
 def test_a_draft_step_reads_its_selection_alone():

@@ -1,12 +1,11 @@
-"""Gathered attention in C++ against the float64 reference."""
+"""Gathered attention in C++ against what PyTorch makes of copied keys."""
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from specattn import reference
-from tests.cases import assert_accurate, make_problem, problems
+from tests.cases import assert_accurate, dense_attention, make_problem, problems
 from tests.cpu import calls
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -28,20 +27,34 @@ def random_lists(problem, size, per_head, seed):
     return indices, lengths
 
 
-def check_gathered(problem, size, *, per_head, paged, with_tree, seed=0, softcap=0.0, sinks=None):
+def eager(p, indices, lengths, with_tree, **options):
+    """Return what PyTorch makes of one KV head after the other, its keys copied together."""
+    lists = indices if indices.dim() == 3 else indices[:, None].expand(-1, p.k_cache.shape[2], -1)
+    counts = lengths if lengths.dim() == 2 else lengths[:, None].expand(lists.shape[:2])
+    sinks, heads, results = options.pop("sinks"), p.k_cache.shape[2], []
+    for head in range(heads):
+        taken = torch.arange(lists.shape[-1]) < counts[:, head, None]
+        places = lists[:, head].long().where(taken, 0)[..., None].expand(-1, -1, p.q.shape[-1])
+        k, v = (x[:, :, head].gather(1, places) for x in (p.k_cache, p.v_cache))
+        visible = taken[:, None].expand(-1, p.q.shape[1], -1)
+        if with_tree:
+            k = torch.cat([k, p.k_tree[:, :, head]], 1)
+            v = torch.cat([v, p.v_tree[:, :, head]], 1)
+            visible = torch.cat([visible, p.tree_mask], -1)
+        q, sink = p.q.chunk(heads, 2)[head], None if sinks is None else sinks.chunk(heads)[head]
+        k, v = k[:, :, None], v[:, :, None]
+        results.append(dense_attention(q, k, v, visible, sinks=sink, **options))
+    return tuple(torch.cat(parts, 2) for parts in zip(*results, strict=True))
+
+
+def check_gathered(problem, size, *, per_head, paged, with_tree, seed=0, **options):
     indices, lengths = random_lists(problem, size, per_head, seed)
-
-    def inputs(p):
-        keys = (p.k_tree, p.v_tree, p.tree_mask) if with_tree else (None,) * 3
-        cache = p.cache(paged)
-        table = cache.get("block_table")
-        return p.q, cache["k_cache"], cache["v_cache"], indices, lengths, *keys, table
-
-    wide = None if sinks is None else sinks.double()
-    got = calls.sparse_gather_attention(*inputs(problem), softcap=softcap, sinks=sinks)
-    rough = reference.sparse_gather_attention(*inputs(problem), softcap=softcap, sinks=sinks)
-    exact = inputs(problem.to(torch.float64))
-    exact = reference.sparse_gather_attention(*exact, softcap=softcap, sinks=wide)
+    keys = (problem.k_tree, problem.v_tree, problem.tree_mask) if with_tree else (None,) * 3
+    cache = problem.cache(paged)
+    pair, table = (cache["k_cache"], cache["v_cache"]), cache.get("block_table")
+    got = calls.sparse_gather_attention(problem.q, *pair, indices, lengths, *keys, table, **options)
+    exact = eager(problem.to(torch.float64), indices, lengths, with_tree, **options)
+    rough = eager(problem, indices, lengths, with_tree, **options)
     assert_accurate(got[0], exact[0], rough[0], atol=LUCK)
     assert_accurate(got[1], exact[1], rough[1], atol=2e-6)
 

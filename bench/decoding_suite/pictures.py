@@ -56,7 +56,7 @@ def draw(
             axis.set_title(title, fontsize=9)
             fill(axis)
             axis.grid(alpha=0.3, axis="y")
-            axis.legend(fontsize=7)
+            axis.legend(fontsize=7, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.18))
         if note is not None:
             figure.suptitle(note, color="red", fontsize=10)
         files.append(folder / f"{prefix}{kind}.png")
@@ -133,9 +133,12 @@ def _sweep(records: Sequence[Record]) -> list[Panel]:
 def _panels(
     records: Sequence[Record], fill: Callable[[Sequence[Record], Any], None]
 ) -> list[Panel]:
+    panels = sorted(
+        _by(records, lambda row: (row["batch"], row["temperature"])), key=lambda panel: panel[0]
+    )
     return [
         (f"temperature {temperature:g}, batch {batch}", lambda axis, rows=rows: fill(rows, axis))
-        for (temperature, batch), rows in _by(records, lambda r: (r["temperature"], r["batch"]))
+        for (batch, temperature), rows in panels
     ]
 
 

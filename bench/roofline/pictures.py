@@ -106,6 +106,9 @@ def _context(rows: list[dict], title: str, path: Path) -> Path:
                     *zip(*best, strict=True), "o--", color=colors[name], markersize=3, mfc="w"
                 )
         axes.set(xscale="log", yscale="log", title=op, xlabel="cached tokens", ylabel="ms")
+        ticks = sorted({row["context"] for points in series.values() for row in points})
+        axes.set_xticks(ticks, [f"{n // 1024}k" if n >= 1024 else str(n) for n in ticks])
+        axes.set_xticks([], minor=True)
         axes.legend(fontsize=6)
         axes.grid(alpha=0.25)
     figure.suptitle(f"{title}\nfull: specattn, dashed: the best peer", fontsize=10)

@@ -8,7 +8,7 @@ from pathlib import Path
 TINY = Path(__file__).parents[2] / "examples" / "tiny"
 sys.path.insert(0, str(TINY))
 
-from ablations import sooner  # noqa: E402
+from ablations import difference  # noqa: E402
 
 
 def test_all_steps_run(tmp_path):
@@ -24,10 +24,6 @@ def test_all_steps_run(tmp_path):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 
-def test_sooner_counts_steps_to_the_same_loss():
-    slow = [10 - n for n in range(10)]
-    assert sooner(slow, slow, window=1) == 1
-    assert (
-        sooner(slow, [10 - 2 * n for n in range(10)], window=1) == 1.67
-    )  # at its sixth step of ten
-    assert sooner(slow, [10] * 10, window=1) is None
+def test_differences_are_taken_in_pairs():
+    found = difference([5.0, 1.0, 9.5], [4.0, 0.0, 7.5])
+    assert found == {"mean": 1.3333, "error": 0.3333}  # of 1, 1 and 2

@@ -374,12 +374,15 @@ class Attend {
 
   void store_logits(const Block& block, int64_t i, int64_t t, int64_t q_head, Weights logits,
                     int64_t m) const {
-    alignas(64) float row[kBlock];
+    alignas(64) float row[kBlock] = {};
     const float* s = logits.p + m * logits.row_step;
-    const int64_t hidden = a_.window ? starts_[t] - block.first : 0;
-    for (int n = 0; n < block.keys; ++n) {
-      row[n] = n < hidden ? -kInf : s[n * logits.unit_step] * scale_;
+    for (int n = 0; n < block.keys; ++n) row[n] = s[n * logits.unit_step];
+    const auto scale = Isa::set1(scale_);
+    for (int n = 0; n < block.keys; n += Isa::W) {
+      Isa::store(row + n, Isa::mul(Isa::load(row + n), scale));
     }
+    const int64_t hidden = a_.window ? starts_[t] - block.first : 0;
+    if (hidden > 0) std::fill(row, row + std::min<int64_t>(hidden, block.keys), -kInf);
     bf16* to = static_cast<bf16*>(a_.collected) + task_.b * a_.collected_batch +
                i * a_.collected_row + q_head * a_.collected_head + block.first;
     narrow<Isa>(row, to, block.keys);

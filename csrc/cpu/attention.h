@@ -150,7 +150,7 @@ class Attend {
     const int64_t k = (apart ? a_.tree.k : a_.cache.k).head * kRowBytes;
     const int64_t v = (apart ? a_.tree.v : a_.cache.v).head * kRowBytes;
     for (int n = 0; n < kBlock + kKeyStep; ++n) step.k[n] += k;
-    for (int n = 0; n < kBlock; ++n) step.v[n] += v;
+    for (int n = 0; n < step.block.keys; ++n) step.v[n] += v;
     hide(step);
   }
 
@@ -239,7 +239,7 @@ class Attend {
     const State state = this->state(head);
     const int products = static_cast<int>(round_up(block.keys, Isa::kDepth));
     const int depth = static_cast<int>(round_up(D_, Isa::kDepth));
-    const int pairs = static_cast<int>(round_up(block.keys, 2)) / 2;
+    const int pairs = static_cast<int>(ceil_div(block.keys, 2));
     std::fill(scratch_.v + pairs * stride_, scratch_.v + products / 2 * stride_, 0.0f);
     const StridedRows keys = matrix_keys(step);
     for (int64_t tile = 0; tile < plan_.rows; tile += kTile) {

@@ -7,6 +7,7 @@ except ImportError as error:
         "specattn.drafters needs transformers 5: pip install 'specattn[hf]'"
     ) from error
 
+from specattn.drafters.drafter import DrafterConfig, TrainedDrafter
 from specattn.drafters.longspec import LongSpecConfig, LongSpecDrafter
 
-__all__ = ["LongSpecConfig", "LongSpecDrafter"]
+__all__ = ["DrafterConfig", "LongSpecConfig", "LongSpecDrafter", "TrainedDrafter"]

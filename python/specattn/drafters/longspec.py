@@ -17,17 +17,16 @@ norm per head where the target has one, with a bias where it has one.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.nn.functional import silu
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from specattn.drafters.drafter import DrafterConfig, TrainedDrafter
 from specattn.drafters.training_attention import shifted_attention, windowed_attention
 
 STATIC_ROPES = ("default", "linear", "llama3", "yarn")
@@ -39,18 +38,8 @@ Rotation = tuple[torch.Tensor, torch.Tensor]
 SelfAttend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 CrossAttend = Callable[[torch.Tensor], torch.Tensor]
 
-# What must be equal in drafter and target for the drafter to read the target's cache.
-_SHARED = (
-    "hidden_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "vocab_size",
-    "rope_parameters",
-)
 
-
-class LongSpecConfig(PreTrainedConfig):
+class LongSpecConfig(DrafterConfig):
     """What a LongSpec drafter is made of; ``config.json`` of its folder.
 
     Attributes
@@ -74,8 +63,16 @@ class LongSpecConfig(PreTrainedConfig):
     """
 
     model_type = "longspec"
+    # All that it takes to read the target's cache.
+    shared = (
+        "hidden_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "vocab_size",
+        "rope_parameters",
+    )
 
-    target: str = ""
     window: int = 512
     hidden_size: int = 256
     intermediate_size: int = 1024
@@ -114,20 +111,11 @@ class LongSpecConfig(PreTrainedConfig):
             qkv_bias=attention.q_proj.bias is not None,
             qk_norm=hasattr(attention, "q_norm"),
             initializer_range=config.initializer_range,
-            **_shared_of(config),
+            **cls.shared_with(config),
         )
 
-    def check_target(self, config: PreTrainedConfig) -> None:
-        """Raise ValueError unless the drafter can read the cache of a target of this `config`."""
-        for name, expected in _shared_of(config).items():
-            if (own := getattr(self, name)) != expected:
-                raise ValueError(
-                    f"the drafter does not fit the target: its {name} is {own}, the target's is "
-                    f"{expected}; it was trained for {self.target!r}"
-                )
 
-
-class LongSpecDrafter(PreTrainedModel):
+class LongSpecDrafter(TrainedDrafter):
     """The drafter's block. Embedding and head are the target's and not part of it.
 
     `forward` is for whole sequences, as training sees them; decoding calls `block` with attentions
@@ -139,7 +127,7 @@ class LongSpecDrafter(PreTrainedModel):
     """
 
     config_class = LongSpecConfig
-    base_model_prefix = "drafter"
+    title = "LongSpec"
     main_input_name = "inputs_embeds"
     _supports_sdpa = True
 
@@ -174,40 +162,6 @@ class LongSpecDrafter(PreTrainedModel):
         with torch.no_grad():
             drafter.norm.weight.copy_(cast(Any, model.base_model).norm.weight)
         cast(Any, drafter).to(model.device)
-        return drafter
-
-    @classmethod
-    def from_pretrained(cls, folder: str | Path, **options: Any) -> LongSpecDrafter:  # type: ignore[override]
-        """Load a drafter that `save_pretrained` wrote.
-
-        Parameters
-        ----------
-        folder : path
-            With ``config.json`` and ``model.safetensors``; other formats are not loaded.
-        **options
-            Of `transformers.PreTrainedModel.from_pretrained`, ``dtype`` for one.
-
-        Raises
-        ------
-        ValueError
-            The folder holds no LongSpec drafter, or its weights do not fit its configuration.
-        """
-        _check_folder(Path(folder))
-        loaded: Any = super().from_pretrained(
-            folder,
-            local_files_only=True,
-            use_safetensors=True,
-            ignore_mismatched_sizes=True,  # reported just below, with its name
-            output_loading_info=True,
-            **options,
-        )
-        drafter, report = loaded
-        for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-            if found := report[kind]:
-                raise ValueError(
-                    f"the weights in {folder} do not fit its config.json: "
-                    f"{kind.replace('_', ' ')} {', '.join(map(str, sorted(found)))}"
-                )
         return drafter
 
     def forward(
@@ -353,27 +307,5 @@ def rotate(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
     return x * cos + torch.cat([-second, first], -1) * sin
 
 
-def _shared_of(config: PreTrainedConfig) -> dict[str, Any]:
-    """Return what a drafter must have in common with a target of this `config`."""
-    shared = {name: getattr(config, name, None) for name in _SHARED}
-    if shared["head_dim"] is None:
-        shared["head_dim"] = config.hidden_size // config.num_attention_heads
-    return shared
-
-
 def _last_attention(model: PreTrainedModel) -> Any:
     return cast(Any, model.base_model).layers[-1].self_attn
-
-
-def _check_folder(folder: Path) -> None:
-    """Raise ValueError unless the folder holds a LongSpec drafter's configuration and weights."""
-    if not folder.is_dir():
-        raise ValueError(f"{folder} is not a folder")
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError):
-        raise ValueError(f"{folder} has no readable config.json") from None
-    if (kind := config.get("model_type")) != LongSpecConfig.model_type:
-        raise ValueError(f"{folder} holds a model of type {kind!r}, not a LongSpec drafter")
-    if not (folder / "model.safetensors").is_file():
-        raise ValueError(f"{folder} has no model.safetensors; other formats are not loaded")

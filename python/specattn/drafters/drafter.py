@@ -1,0 +1,110 @@
+"""What all drafters have in common: a folder that names its target, and how it is read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from transformers import PreTrainedConfig, PreTrainedModel
+
+_Drafter = TypeVar("_Drafter", bound="TrainedDrafter")
+
+
+class DrafterConfig(PreTrainedConfig):
+    """What every drafter's ``config.json`` has.
+
+    Attributes
+    ----------
+    target : str
+        Name or path of the target model, as whoever trained the drafter called it.
+    shared : tuple of str
+        Fields that must be equal in drafter and target, for the drafter to read what it reads.
+    """
+
+    shared: ClassVar[tuple[str, ...]] = ()
+
+    target: str = ""
+
+    @classmethod
+    def shared_with(cls, config: PreTrainedConfig) -> dict[str, Any]:
+        """Return what a drafter must have in common with a target of this `config`."""
+        shared = {name: getattr(config, name, None) for name in cls.shared}
+        if "head_dim" in shared and shared["head_dim"] is None:
+            shared["head_dim"] = config.hidden_size // config.num_attention_heads
+        return shared
+
+    def check_target(self, config: PreTrainedConfig) -> None:
+        """Raise ValueError unless the drafter fits a target of this `config`."""
+        for name, expected in self.shared_with(config).items():
+            if (own := getattr(self, name)) != expected:
+                raise ValueError(
+                    f"the drafter does not fit the target: its {name} is {own}, the target's is "
+                    f"{expected}; it was trained for {self.target!r}"
+                )
+
+
+class TrainedDrafter(PreTrainedModel):
+    """A drafter's own weights: those of the target that it uses are not part of it.
+
+    Attributes
+    ----------
+    config : DrafterConfig
+    title : str
+        The method's name, for messages.
+    """
+
+    config: DrafterConfig
+    config_class: type[DrafterConfig]
+    title: ClassVar[str]
+    base_model_prefix = "drafter"
+
+    @classmethod
+    def from_pretrained(  # type: ignore[override]
+        cls: type[_Drafter], folder: str | Path, **options: Any
+    ) -> _Drafter:
+        """Load a drafter that `save_pretrained` wrote.
+
+        Parameters
+        ----------
+        folder : path
+            With ``config.json`` and ``model.safetensors``; other formats are not loaded.
+        **options
+            Of `transformers.PreTrainedModel.from_pretrained`, ``dtype`` for one.
+
+        Raises
+        ------
+        ValueError
+            The folder holds no drafter of this kind, or its weights do not fit its configuration.
+        """
+        cls._check_folder(Path(folder))
+        loaded: Any = super().from_pretrained(
+            folder,
+            local_files_only=True,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # reported just below, with its name
+            output_loading_info=True,
+            **options,
+        )
+        drafter, report = loaded
+        for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+            if found := report[kind]:
+                raise ValueError(
+                    f"the weights in {folder} do not fit its config.json: "
+                    f"{kind.replace('_', ' ')} {', '.join(map(str, sorted(found)))}"
+                )
+        return drafter
+
+    @classmethod
+    def _check_folder(cls, folder: Path) -> None:
+        """Raise ValueError unless the folder holds configuration and weights of this kind."""
+        if not folder.is_dir():
+            raise ValueError(f"{folder} is not a folder")
+        try:
+            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        except (OSError, json.JSONDecodeError):
+            raise ValueError(f"{folder} has no readable config.json") from None
+        if (kind := config.get("model_type")) != cls.config_class.model_type:
+            raise ValueError(f"{folder} holds a model of type {kind!r}, not a {cls.title} drafter")
+        if not (folder / "model.safetensors").is_file():
+            raise ValueError(f"{folder} has no model.safetensors; other formats are not loaded")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -22,53 +22,11 @@ from transformers import (
 from transformers.trainer_utils import get_last_checkpoint
 
 from specattn._session import DTYPES, model_folder
-from specattn.decoding import LongSpec
-from specattn.drafters import LongSpecDrafter
-from specattn.training import (
-    STAGES,
-    Documents,
-    DrafterTrainer,
-    LongSpecObjective,
-    PackedRows,
-    Stage,
-    find_files,
-)
-from specattn.training.longspec import TRAINER_DEFAULTS, start_from_target
+from specattn._train_options import Plan
+from specattn.drafters import TrainedDrafter
+from specattn.training import Documents, DrafterTrainer, PackedRows, Preset, Recipe, find_files
 
 _TOKENS_PER_PASS = 8192
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The options of ``specattn train longspec``, as the command documents them."""
-
-    target: Path
-    data: list[Path]
-    output: Path
-    eval_data: list[Path]
-    stage: str
-    drafter: Path | None
-    resume: bool
-    row_length: int | None
-    batch_size: int | None
-    learning_rate: float | None
-    anchor_offset: bool | None
-    levels: int
-    window: int
-    text_field: str
-    eval_rows: int
-    eval_prompts: int
-    eval_prompt_tokens: int
-    eval_new_tokens: int
-    target_dtype: str
-
-    def preset(self) -> Stage:
-        """Return the stage, with what was asked for in its place."""
-        if self.stage not in STAGES:
-            raise ValueError(f"--stage: expected one of {', '.join(STAGES)}, got {self.stage!r}")
-        names = ("row_length", "batch_size", "learning_rate", "anchor_offset")
-        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        return replace(STAGES[self.stage], **given)
 
 
 class Run:
@@ -77,6 +35,8 @@ class Run:
     Parameters
     ----------
     plan : Plan
+    recipe : Recipe
+        The method's part.
     trainer_options : list of str
         Options of `transformers.TrainingArguments`, as on a command line.
 
@@ -86,26 +46,22 @@ class Run:
         Something that the user can mend; checked cheapest first.
     """
 
-    def __init__(self, plan: Plan, trainer_options: list[str]):
-        self.plan, stage = plan, plan.preset()
+    def __init__(self, plan: Plan, recipe: Recipe, trainer_options: list[str]):
+        self.plan, self.recipe = plan, recipe
+        preset = _preset(plan, recipe)
         self.console = Console(stderr=True, highlight=False)
         folder = model_folder(plan.target, "--target")
         files = _files("--data", plan.data)
-        self.arguments = _trainer_arguments(plan, stage, trainer_options)
+        self.arguments = _trainer_arguments(plan, recipe, trainer_options)
         self.checkpoint = _checkpoint(plan)
         transformers.logging.disable_progress_bar()
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        target = _load_target(folder, plan.target_dtype, stage.row_length)
-        self.objective = LongSpecObjective(
-            target,
-            _drafter(plan, target),
-            levels=plan.levels,
-            anchor_offset=stage.anchor_offset,
-        )
+        target = _load_target(folder, plan.target_dtype, preset.row_length)
+        self.objective = recipe.objective(target, _drafter(plan, recipe, target))
         self.rows = PackedRows(
             Documents(files, plan.text_field),
             tokenizer,
-            stage.row_length,
+            preset.row_length,
             seed=self.arguments.seed,
             endless=self.arguments.max_steps > 0,
         )
@@ -113,7 +69,9 @@ class Run:
         self.prompts: list[torch.Tensor] = []
         if plan.eval_data:
             held_out = Documents(_files("--eval-data", plan.eval_data), plan.text_field)
-            self.eval_rows = PackedRows(held_out, tokenizer, stage.row_length, limit=plan.eval_rows)
+            self.eval_rows = PackedRows(
+                held_out, tokenizer, preset.row_length, limit=plan.eval_rows
+            )
             self.prompts = _prompts(held_out, tokenizer, plan)
         self._count()
         parameters = sum(p.numel() for p in self.objective.drafter.parameters())
@@ -128,7 +86,7 @@ class Run:
             self.arguments,
             train_dataset=self.rows,
             eval_dataset=self.eval_rows,
-            method=LongSpec,
+            method=self.recipe.method,
             prompts=self.prompts,
             new_tokens=self.plan.eval_new_tokens,
         )
@@ -137,17 +95,10 @@ class Run:
         trainer.save_state()
         if trainer.is_world_process_zero():
             dtype = self.objective.target.dtype
-            drafter = LongSpecDrafter.from_pretrained(self.plan.output, dtype=dtype)
+            drafter = self.recipe.drafter_class.from_pretrained(self.plan.output, dtype=dtype)
             drafter.save_pretrained(self.plan.output)
         if self.eval_rows is not None:
-            metrics = trainer.evaluate()
-            self._say(
-                ", ".join(
-                    f"{name.removeprefix('eval_').replace('_', ' ')} {metrics[name]:.3f}"
-                    for name in ("eval_loss", "eval_acceptance_length")
-                    if name in metrics
-                )
-            )
+            self._say(_findings(trainer.evaluate()))
         self._say(f"drafter: {self.plan.output}")
 
     def _count(self) -> None:
@@ -178,16 +129,23 @@ class _Parser(HfArgumentParser):
         raise ValueError(message)
 
 
-def _trainer_arguments(plan: Plan, stage: Stage, options: list[str]) -> TrainingArguments:
-    """Return the trainer's arguments: the stage's, then the user's."""
+def _preset(plan: Plan, recipe: Recipe) -> Preset:
+    """Return the method's preset, with what was asked for in its place."""
+    names = ("row_length", "batch_size", "learning_rate")
+    given = {name: getattr(plan, name) for name in names if getattr(plan, name) is not None}
+    return replace(recipe.preset, **given)
+
+
+def _trainer_arguments(plan: Plan, recipe: Recipe, options: list[str]) -> TrainingArguments:
+    """Return the trainer's arguments: the method's, then the user's."""
+    preset = _preset(plan, recipe)
     parser = _Parser(cast(Any, TrainingArguments), allow_abbrev=False)
-    rows = max(1, _TOKENS_PER_PASS // stage.row_length)
+    rows = max(1, _TOKENS_PER_PASS // preset.row_length)
     on_gpu = torch.cuda.is_available()
     parser.set_defaults(
-        **TRAINER_DEFAULTS,
         output_dir=str(plan.output),
-        learning_rate=stage.learning_rate,
-        per_device_train_batch_size=min(rows, stage.batch_size),
+        learning_rate=preset.learning_rate,
+        per_device_train_batch_size=min(rows, preset.batch_size),
         per_device_eval_batch_size=rows,
         bf16=on_gpu and torch.cuda.is_bf16_supported(),
         eval_strategy="steps" if plan.eval_data else "no",
@@ -199,6 +157,7 @@ def _trainer_arguments(plan: Plan, stage: Stage, options: list[str]) -> Training
         dataloader_pin_memory=on_gpu,
         use_cpu=not torch.accelerator.is_available(),
     )
+    parser.set_defaults(**recipe.trainer_defaults)
     if any(word.replace("-", "_").startswith("__gradient_accumulation_s") for word in options):
         raise ValueError("--gradient_accumulation_steps follows from --batch-size: give that")
     given, unknown = parser.parse_known_args(options)
@@ -206,12 +165,12 @@ def _trainer_arguments(plan: Plan, stage: Stage, options: list[str]) -> Training
         raise ValueError(f"unknown options: {' '.join(unknown)}")
     world = int(os.environ.get("WORLD_SIZE", "1"))
     rows = given.per_device_train_batch_size * world
-    if stage.batch_size % rows:
+    if preset.batch_size % rows:
         raise ValueError(
-            f"--batch-size: {stage.batch_size} rows are no multiple of the {rows} that one pass "
+            f"--batch-size: {preset.batch_size} rows are no multiple of the {rows} that one pass "
             f"takes ({given.per_device_train_batch_size} on each of {world} devices)"
         )
-    parser.set_defaults(gradient_accumulation_steps=stage.batch_size // rows)
+    parser.set_defaults(gradient_accumulation_steps=preset.batch_size // rows)
     (arguments,) = parser.parse_args_into_dataclasses(options, look_for_args_file=False)
     if arguments.n_gpu > 1:
         raise ValueError(
@@ -252,12 +211,11 @@ def _load_target(folder: Path, dtype: str, row_length: int) -> PreTrainedModel:
     return target
 
 
-def _drafter(plan: Plan, target: PreTrainedModel) -> LongSpecDrafter:
+def _drafter(plan: Plan, recipe: Recipe, target: PreTrainedModel) -> TrainedDrafter:
     """Return the drafter to begin with, in float32: small steps are lost in 16 bits."""
     if plan.drafter is not None:
-        return LongSpecDrafter.from_pretrained(plan.drafter, dtype=torch.float32)
-    drafter = LongSpecDrafter.for_target(target, target=str(plan.target), window=plan.window)
-    return start_from_target(drafter.float(), target)
+        return recipe.drafter_class.from_pretrained(plan.drafter, dtype=torch.float32)
+    return recipe.new_drafter(target, str(plan.target)).float()
 
 
 def _prompts(documents: Documents, tokenizer: Any, plan: Plan) -> list[torch.Tensor]:
@@ -269,3 +227,13 @@ def _prompts(documents: Documents, tokenizer: Any, plan: Plan) -> list[torch.Ten
     if plan.eval_prompts and not prompts:
         raise ValueError(f"--eval-prompt-tokens: no held-out text has {length} tokens")
     return prompts
+
+
+def _findings(metrics: dict[str, float]) -> str:
+    """Return what evaluation found as one line; what it cost is for the logs."""
+    costs = ("eval_runtime", "eval_samples_per_second", "eval_steps_per_second")
+    return ", ".join(
+        f"{name.removeprefix('eval_').replace('_', ' ')} {value:.3f}"
+        for name, value in metrics.items()
+        if name.startswith("eval_") and name not in costs
+    )

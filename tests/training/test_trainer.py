@@ -117,3 +117,28 @@ def test_evaluation_measures_what_decoding_accepts(tmp_path, corpus):
         temperature=0,
     )
     assert found["eval_acceptance_length"] == output.statistics.total.mean_acceptance_length
+
+
+class WithMean(LongSpecObjective):
+    """Also returns what can be told from the text alone."""
+
+    def forward(self, input_ids, labels, num_items_in_batch=None):
+        found = super().forward(input_ids, labels, num_items_in_batch)
+        return found | {"letter": input_ids.float().mean()}
+
+
+def test_what_an_objective_returns_beside_the_loss_is_logged_as_means_over_rows(tmp_path, corpus):
+    run = trainer(tmp_path, corpus, max_steps=4)
+    run.model.__class__ = WithMean
+    run.args.logging_steps = 2
+    run.train()
+    rows = [row["input_ids"].float() for row, _ in zip(run.train_dataset, range(16), strict=False)]
+    curve = [entry["letter"] for entry in run.state.log_history if "loss" in entry]
+    expected = [torch.stack(rows[first : first + 8]).mean().item() for first in (0, 8)]
+    assert curve == pytest.approx(expected)
+
+    held_out = PackedRows(Documents(corpus), letters(), 24, limit=13)  # the last batch is smaller
+    found = run.evaluate(held_out)
+    expected = torch.stack([row["input_ids"].float() for row in held_out]).mean()
+    assert found["eval_letter"] == pytest.approx(expected.item())
+    assert run.state.log_history[-1]["eval_letter"] == found["eval_letter"]

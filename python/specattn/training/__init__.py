@@ -2,8 +2,8 @@
 
 What every method shares: text as a stream of packed rows (`data`), the loss of a frozen head
 (`loss`), what the target computes on the way (`target`), and a trainer that saves the drafter alone
-and measures acceptance (`trainer`). A method adds one file with its objective, a module of target
-and drafter whose forward is the loss: `longspec` has LongSpec's, with its stages as presets.
+and measures acceptance (`trainer`). A method adds one file with its `Recipe`: presets, the drafter
+to begin with, and an `Objective`, a module of target and drafter whose forward is the loss.
 """
 
 try:
@@ -15,9 +15,10 @@ except ImportError as error:
     ) from error
 
 from specattn.training.data import Documents, PackedRows, find_files
-from specattn.training.longspec import STAGES, LongSpecObjective, Stage
+from specattn.training.longspec import STAGES, LongSpecObjective, LongSpecRecipe, Stage
 from specattn.training.loss import linear_cross_entropy
 from specattn.training.positions import anchor_offset_positions
+from specattn.training.recipe import Objective, Preset, Recipe
 from specattn.training.trainer import DrafterTrainer
 
 __all__ = [
@@ -25,7 +26,11 @@ __all__ = [
     "Documents",
     "DrafterTrainer",
     "LongSpecObjective",
+    "LongSpecRecipe",
+    "Objective",
     "PackedRows",
+    "Preset",
+    "Recipe",
     "Stage",
     "anchor_offset_positions",
     "find_files",

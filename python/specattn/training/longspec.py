@@ -9,31 +9,26 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from specattn.drafters import LongSpecDrafter
+from specattn.decoding import LongSpec
+from specattn.drafters import LongSpecDrafter, TrainedDrafter
 from specattn.training.loss import IGNORED, linear_cross_entropy
 from specattn.training.positions import anchor_offset_positions
+from specattn.training.recipe import Objective, Preset, Recipe
 from specattn.training.target import last_layer_cache
 
 
 @dataclass(frozen=True)
-class Stage:
+class Stage(Preset):
     """One of the paper's three stages: one epoch each, AdamW, cosine learning rate.
+
+    The paper gives no lengths of rows: those of the authors' program.
 
     Attributes
     ----------
-    row_length : int
-        Tokens of a row. The paper gives no figure: those of the authors' program.
-    batch_size : int
-        Rows of an optimizer step, over all devices and accumulated passes.
-    learning_rate : float
-        The highest.
     anchor_offset : bool
         Whether positions are anchor-offset indices; rows that are long enough need none.
     """
 
-    row_length: int
-    batch_size: int
-    learning_rate: float
     anchor_offset: bool
 
 
@@ -98,7 +93,7 @@ def start_from_target(drafter: LongSpecDrafter, target: PreTrainedModel) -> Long
     return drafter
 
 
-class LongSpecObjective(nn.Module):
+class LongSpecObjective(Objective):
     """Next-token loss of a drafter that reads the cache of a frozen target as decoding lets it.
 
     Parameters
@@ -114,8 +109,6 @@ class LongSpecObjective(nn.Module):
         Draw anchor-offset indices for every row in training (v2, Algorithm 1).
     """
 
-    accepts_loss_kwargs = True  # the trainer hands over `num_items_in_batch`
-
     def __init__(
         self,
         target: PreTrainedModel,
@@ -124,19 +117,11 @@ class LongSpecObjective(nn.Module):
         levels: int = LEVELS,
         anchor_offset: bool = True,
     ):
-        super().__init__()
-        drafter.config.check_target(target.config)
+        super().__init__(target, drafter)
         if levels < 1:
             raise ValueError(f"levels must be at least 1, got {levels}")
-        self.target, self.drafter = target.requires_grad_(False), drafter
         self.shifts = range(1, levels) if levels > 1 else range(1)
         self.anchor_offset = anchor_offset
-
-    def train(self, mode: bool = True) -> LongSpecObjective:
-        """Set the drafter's mode; the target stays in evaluation mode."""
-        super().train(mode)
-        self.target.eval()
-        return self
 
     def forward(
         self,
@@ -144,20 +129,7 @@ class LongSpecObjective(nn.Module):
         labels: torch.Tensor,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> dict[str, torch.Tensor]:
-        """Return the loss: in training of one random shift, else the mean over all of them.
-
-        Parameters
-        ----------
-        input_ids, labels : Tensor, int64 [B, L]
-            Label t is the token after token t; `IGNORED` ones add nothing.
-        num_items_in_batch : optional
-            Labels to divide by, where several passes make one step; those given by default.
-
-        Returns
-        -------
-        dict
-            ``loss``, in nats per token.
-        """
+        """Return the loss: in training of one random shift, else the mean over all of them."""
         rows, length = input_ids.shape
         if self.training and self.anchor_offset:
             limit = self.target.config.max_position_embeddings
@@ -179,3 +151,40 @@ class LongSpecObjective(nn.Module):
         if num_items_in_batch is None:
             num_items_in_batch = (labels != IGNORED).sum()
         return {"loss": total / (len(shifts) * num_items_in_batch)}
+
+
+@dataclass(frozen=True)
+class LongSpecRecipe(Recipe):
+    """How LongSpec's drafter is trained.
+
+    Parameters
+    ----------
+    preset : Stage
+    levels : int
+        As `LongSpecObjective` has it.
+    window : int
+        Of a new drafter.
+    """
+
+    preset: Stage
+    levels: int = LEVELS
+    window: int = 512
+
+    drafter_class = LongSpecDrafter
+    trainer_defaults = TRAINER_DEFAULTS
+
+    @property
+    def method(self) -> type[LongSpec]:
+        """Trees of the default shape."""
+        return LongSpec
+
+    def new_drafter(self, target: PreTrainedModel, name: str) -> LongSpecDrafter:
+        """Return a drafter that begins with layers of the target."""
+        drafter = LongSpecDrafter.for_target(target, target=name, window=self.window)
+        return start_from_target(drafter, target)
+
+    def objective(self, target: PreTrainedModel, drafter: TrainedDrafter) -> LongSpecObjective:
+        """Return the drafter's loss."""
+        assert isinstance(drafter, LongSpecDrafter)
+        offset = self.preset.anchor_offset
+        return LongSpecObjective(target, drafter, levels=self.levels, anchor_offset=offset)

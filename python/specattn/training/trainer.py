@@ -15,6 +15,7 @@ from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.utils import logging
 
 from specattn.decoding import Method, generate
+from specattn.training.recipe import Objective
 
 logger = logging.get_logger(__name__)
 
@@ -29,8 +30,9 @@ class DrafterTrainer(Trainer):
 
     Parameters
     ----------
-    objective : nn.Module
-        With attributes `drafter` and `target`; returns ``{"loss": ...}``.
+    objective : Objective
+        The scalars that it returns beside the loss are logged with it, each as its mean over the
+        rows since the last entry; in evaluation as ``eval_...``, its mean over all rows.
     args : TrainingArguments
     method : callable, optional
         ``method(drafter)`` makes a decoding method of the drafter. Without it acceptance is not
@@ -45,7 +47,7 @@ class DrafterTrainer(Trainer):
 
     def __init__(
         self,
-        objective: nn.Module,
+        objective: Objective,
         args: TrainingArguments,
         *,
         method: Callable[[Any], Method] | None = None,
@@ -55,6 +57,29 @@ class DrafterTrainer(Trainer):
     ):
         super().__init__(objective, args, **options)
         self.method, self.prompts, self.new_tokens = method, prompts, new_tokens
+        self._means = {"loss": _Means(), "eval_loss": _Means()}
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> Any:
+        """Count what the objective returns beside the loss."""
+        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        means = self._means["loss" if model.training else "eval_loss"]
+        means.add(outputs, rows=len(inputs["input_ids"]))
+        return (loss, outputs) if return_outputs else loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add the objective's scalars to the entries that have its loss."""
+        for entry, means in self._means.items():
+            if entry in logs:
+                prefix = entry.removesuffix("loss")
+                found = means.take(self.accelerator.reduce)
+                logs.update({prefix + name: mean for name, mean in found.items()})
+        super().log(logs, start_time)
 
     def evaluate(self, *arguments: Any, **options: Any) -> dict[str, float]:
         """Add ``eval_acceptance_length`` (tokens per pass, bonus included) to the usual metrics."""
@@ -109,3 +134,22 @@ class DrafterTrainer(Trainer):
             return
         weights = load_file(Path(resume_from_checkpoint) / "model.safetensors")
         self.accelerator.unwrap_model(self.model).drafter.load_state_dict(weights)
+
+
+class _Means:
+    """Running means of the scalars of batches, without waiting for the device."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, torch.Tensor] = {}
+
+    def add(self, outputs: dict[str, torch.Tensor], rows: int) -> None:
+        """Count every scalar but the loss once per row."""
+        for name, value in outputs.items():
+            if name != "loss":
+                sums = torch.stack([value.detach().float() * rows, value.new_tensor(rows)])
+                self.sums[name] = self.sums[name] + sums if name in self.sums else sums
+
+    def take(self, reduce: Callable[[dict], dict]) -> dict[str, float]:
+        """Return the means over the rows of all processes, and start over."""
+        sums, self.sums = reduce(self.sums), {}
+        return {name: float(total / rows) for name, (total, rows) in sums.items()}

@@ -112,3 +112,10 @@ def greedy_by_transformers(model, prompt, max_new_tokens, **options):
         **options,
     )
     return ids[0, len(prompt) :].tolist()
+
+
+def skewed_text(length, vocabulary, seed):
+    """Return random tokens of which small ones are frequent, as words are."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.rand(length, generator=generator) ** 4 * vocabulary
+    return drawn.long().tolist()

@@ -77,7 +77,7 @@ WidthsOption = Annotated[
 def generate(
     prompt_file: PromptOption,
     model: ModelOption = None,
-    method: Annotated[str, typer.Option(help="plain, vegas or longspec.")] = "vegas",
+    method: Annotated[str, typer.Option(help="plain, vegas, longspec or prompt_lookup.")] = "vegas",
     max_new_tokens: NewTokensOption = 128,
     min_new_tokens: MinNewTokensOption = 0,
     temperature: TemperatureOption = 0.0,

@@ -20,7 +20,15 @@ from transformers import (
 )
 
 from specattn import reference
-from specattn.decoding import LongSpec, Plain, Vegas, draft_block, generate, target
+from specattn.decoding import (
+    LongSpec,
+    Plain,
+    PromptLookup,
+    Vegas,
+    draft_block,
+    generate,
+    target,
+)
 from tests import laws
 from tests.decoding.models import prompts, tiny_model
 from tests.decoding.test_loop import RandomTree
@@ -52,8 +60,10 @@ METHODS = {
     "vegas": Vegas(gamma=2, ratio=0.2, min_tokens=1),
     "longspec-tree": LongSpec(DRAFTER, widths=(2, 3)),
     "longspec-chain": LongSpec(DRAFTER, gamma=2),
+    "prompt_lookup": PromptLookup(gamma=2),
     "tree": RandomTree(widths=(2, 2), law=(0.3, 0.1, 0.1, 0.2, 0.05, 0.25)),
 }
+FROM_THE_TEXT = ("prompt_lookup",)  # random text says little about a random model's next token
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +117,8 @@ def test_the_joint_law_of_the_first_tokens(model, prompt, sampling, method):
     assert laws.p_value(number, law) > laws.SIGNIFICANCE
     if method != "plain":
         first = output.statistics.total.position_rates[0]
-        assert 0.2 < first < 0.95, "drafts should be neither perfect nor useless"
+        least = 0.05 if method in FROM_THE_TEXT else 0.2
+        assert least < first < 0.95, "drafts should be neither perfect nor useless"
 
 
 def test_the_test_would_notice_a_missing_penalty(model, prompt):

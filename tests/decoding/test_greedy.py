@@ -2,14 +2,18 @@
 
 import pytest
 
-from specattn.decoding import Plain, Vegas, generate
+from specattn.decoding import Plain, PromptLookup, Vegas, generate
 from tests.decoding.models import CONFIGS, greedy_by_transformers, prompts, tiny_model
 
 # What the cache holds beyond a request's length is then NaN, and must not matter.
 pytestmark = pytest.mark.usefixtures("poisoned_empty")
 
 NEW_TOKENS = 24
-METHODS = {"plain": Plain(), "vegas": Vegas(gamma=3, ratio=0.7, min_tokens=4)}
+METHODS = {
+    "plain": Plain(),
+    "vegas": Vegas(gamma=3, ratio=0.7, min_tokens=4),
+    "prompt_lookup": PromptLookup(gamma=5),
+}
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -11,9 +11,9 @@ Three ways in, one loop behind them::
 
     generate(model, prompts, "plain", temperature=0.8, seed=1, on_tokens=print)
 
-A method is a small description (`Plain`, `Vegas`, `LongSpec`); what it keeps during a run is its
-`Drafter`. To add one, write both and put the method into `METHODS`; the loop (`loop.decode`), the
-acceptance, the sampling law, stopping and statistics are shared.
+A method is a small description (`Plain`, `Vegas`, `LongSpec`, `PromptLookup`); what it keeps during
+a run is its `Drafter`. To add one, write both and put the method into `METHODS`; the loop
+(`loop.decode`), the acceptance, the sampling law, stopping and statistics are shared.
 """
 
 try:
@@ -28,6 +28,7 @@ from specattn.decoding.longspec import LongSpec
 from specattn.decoding.loop import Draft, Drafter, Verified, decode
 from specattn.decoding.method import Method, SpeculativeOutput
 from specattn.decoding.plain import Plain
+from specattn.decoding.prompt_lookup import PromptLookup
 from specattn.decoding.sampling import TargetLaw
 from specattn.decoding.statistics import RequestStatistics, Statistics
 from specattn.decoding.target import FAMILIES, Target
@@ -42,6 +43,7 @@ __all__ = [
     "LongSpec",
     "Method",
     "Plain",
+    "PromptLookup",
     "RequestStatistics",
     "SpeculativeOutput",
     "Statistics",

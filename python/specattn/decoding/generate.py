@@ -20,10 +20,16 @@ from transformers.generation.streamers import BaseStreamer
 from specattn.decoding.longspec import LongSpec
 from specattn.decoding.method import Method
 from specattn.decoding.plain import Plain
+from specattn.decoding.prompt_lookup import PromptLookup
 from specattn.decoding.statistics import Statistics
 from specattn.decoding.vegas import Vegas
 
-METHODS: dict[str, type[Method]] = {"plain": Plain, "vegas": Vegas, "longspec": LongSpec}
+METHODS: dict[str, type[Method]] = {
+    "plain": Plain,
+    "vegas": Vegas,
+    "longspec": LongSpec,
+    "prompt_lookup": PromptLookup,
+}
 """Methods by name; ``METHODS[name](**options)`` builds one."""
 
 

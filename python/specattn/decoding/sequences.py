@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from transformers import (
@@ -95,3 +96,45 @@ class Sequences:
         longest = max(self.lengths)
         beyond = torch.arange(longest) >= torch.tensor(self.lengths)[:, None]
         return self.tokens[:, :longest].masked_fill(beyond, pad_token_id)
+
+
+class Reader(Protocol):
+    """What learns a text token by token."""
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Read on."""
+
+
+R = TypeVar("R", bound=Reader)
+
+
+class Readers(Generic[R]):
+    """One reader per row, told every token of its text once and in order.
+
+    Parameters
+    ----------
+    sequences : Sequences
+    make : callable
+        Returns a reader that has read nothing.
+    prompts : bool
+        Whether they read the prompts too, or new tokens alone.
+    """
+
+    def __init__(self, sequences: Sequences, make: Callable[[], R], *, prompts: bool):
+        self.sequences = sequences
+        rows = len(sequences.lengths)
+        self._readers = [make() for _ in range(rows)]
+        self._read = list(sequences.padding) if prompts else [sequences.prompt_length] * rows
+        self.catch_up()
+
+    @property
+    def active(self) -> list[R]:
+        """The readers of the running batch, request by request."""
+        return [self._readers[row] for row in self.sequences.active]
+
+    def catch_up(self) -> None:
+        """Let the running requests' readers read what has been emitted since the last call."""
+        for row in self.sequences.active:
+            begin, end = self._read[row], self.sequences.lengths[row]
+            self._readers[row].extend(self.sequences.tokens[row, begin:end].tolist())
+            self._read[row] = end

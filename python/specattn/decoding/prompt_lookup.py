@@ -1,0 +1,109 @@
+"""Prompt lookup: draft what followed the last tokens when they stood in the text before.
+
+It needs nothing but the text. (Saxena, *Prompt lookup decoding*, 2023; transformers has it as
+``prompt_lookup_num_tokens``.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from specattn.decoding.loop import Draft, Drafter, Verified
+from specattn.decoding.method import Method
+from specattn.decoding.sampling import TargetLaw
+from specattn.decoding.sequences import Readers
+from specattn.decoding.target import Target
+from specattn.decoding.trie import draft_of_paths
+
+
+@dataclass(frozen=True)
+class PromptLookup(Method):
+    """Drafting by copying from prompt and text so far.
+
+    The longest run of last tokens that stood somewhere before decides, at its latest place. What a
+    round looks up costs the same however long the text is; an index of the text takes memory in
+    proportion to it.
+
+    Parameters
+    ----------
+    gamma : int
+        Drafted tokens per round, at most.
+    longest : int
+        Last tokens that are looked for; if they did not occur, one less, down to a single one.
+
+    Raises
+    ------
+    ValueError
+        A parameter is out of range.
+    """
+
+    gamma: int = 10
+    longest: int = 3
+
+    def __post_init__(self) -> None:
+        for name in ("gamma", "longest"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+    @property
+    def max_nodes(self) -> int:
+        """The root and `gamma` drafted tokens."""
+        return self.gamma + 1
+
+    def start(self, target: Target, law: TargetLaw, generator: torch.Generator | None) -> Drafter:
+        """Return a drafter that has read the prompts."""
+        return _CopyingDrafter(self, law)
+
+
+class _CopyingDrafter:
+    collect = False
+
+    def __init__(self, method: PromptLookup, law: TargetLaw):
+        self.method = method
+        self.readers = Readers(law.sequences, lambda: TextIndex(method.longest), prompts=True)
+
+    def propose(self, root: torch.Tensor) -> Draft:
+        copied = [index.continuation(self.method.gamma) for index in self.readers.active]
+        return draft_of_paths(root, [[path] for path in copied])
+
+    def observe(self, verified: Verified) -> None:
+        self.readers.catch_up()
+
+    def keep(self, rows: list[int]) -> None:
+        pass
+
+
+class TextIndex:
+    """Where every run of up to `longest` tokens of a growing text occurred last.
+
+    Parameters
+    ----------
+    longest : int
+    """
+
+    def __init__(self, longest: int):
+        self.longest = longest
+        self.text: list[int] = []
+        self._behind: dict[tuple[int, ...], int] = {}  # where the token after a run stands
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Append tokens to the text."""
+        for token in tokens:
+            for run in self._last_runs():
+                self._behind[run] = len(self.text)
+            self.text.append(token)
+
+    def continuation(self, length: int) -> list[int]:
+        """Return up to `length` tokens that followed the text's last ones before."""
+        for run in self._last_runs():
+            begin = self._behind.get(run)
+            if begin is not None:
+                return self.text[begin : begin + length]
+        return []
+
+    def _last_runs(self) -> list[tuple[int, ...]]:
+        end = self.text[-self.longest :]
+        return [tuple(end[start:]) for start in range(len(end))]

@@ -66,10 +66,11 @@ def test_generate_streams_text_and_writes_json(specattn, prompt, tmp_path):
 @pytest.fixture
 def drafter(tmp_path):
     """Return a folder with an untrained drafter for the embedded target."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, logging
 
     from specattn.drafters import LongSpecDrafter
 
+    logging.disable_progress_bar()  # the command does so too, but may not have run in this process
     target = AutoModelForCausalLM.from_pretrained(TINY, dtype="auto")
     LongSpecDrafter.for_target(target, target="tiny").save_pretrained(tmp_path / "drafter")
     return tmp_path / "drafter"

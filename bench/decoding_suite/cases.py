@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 import itertools
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from specattn.decoding import METHODS, Method
+from specattn.decoding import METHODS, Method, parse_method
 
 PLAIN = "plain"
 TRANSFORMERS = "transformers"
@@ -41,21 +38,12 @@ class Entry:
         ValueError
             The method or an option of it does not exist.
         """
-        name, _, rest = text.partition(":")
-        if name == TRANSFORMERS and not rest:
-            return cls(name)
-        if name not in METHODS:
-            known = ", ".join([*METHODS, TRANSFORMERS])
-            raise ValueError(f"--method: expected one of {known}, got '{name}'")
-        options = {}
-        for part in re.split(r",(?![^\[]*\])", rest) if rest else []:
-            key, equals, value = part.partition("=")
-            known = list(inspect.signature(METHODS[name]).parameters)
-            if not equals or key not in known:
-                expected = f"one of {', '.join(known)} as option=value" if known else "no option"
-                raise ValueError(f"--method {name}: expected {expected}, got '{part}'")
-            options[key] = _value(value)
-        return cls(name, options)
+        if text == TRANSFORMERS:
+            return cls(text)
+        try:
+            return cls(*parse_method(text))
+        except ValueError as error:
+            raise ValueError(f"--method: {error}, or {TRANSFORMERS}") from None
 
     def build(self, defaults: Mapping[str, Mapping[str, Any]]) -> Method:
         """Return the method; raises what its own checks raise.
@@ -101,11 +89,3 @@ def key(record: dict[str, Any]) -> tuple:
     names = ("section", "method", "context", "batch", "temperature")
     options = tuple(sorted((k, str(v)) for k, v in record["settings"].items()))
     return (*(record[name] for name in names), options)
-
-
-def _value(text: str) -> Any:
-    """Read a Python literal; what is none is a string, such as a path."""
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text

@@ -63,7 +63,7 @@ def explain(
             target.prefill([prompt[:-1]], CHUNK_SIZE)
             for part in common.split(rows, 1):
                 tree = Tree.chain(part.shape[1] - 1, device=model.device)
-                last = target.verify(tree, part)[0][0, -1].float()
+                last = target.verify(tree, part).logits[0, -1].float()
                 counts = torch.tensor([part.shape[1] - 1], device=model.device)
                 target.cache.commit(counts[:, None], counts, in_place=True)
         logits.append(last)

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 import specattn
 from specattn.decoding import Target, Vegas
-from specattn.decoding.target import Selection
+from specattn.decoding.target import SCORES, Selection
 
 from .show import aligned, size
 
@@ -67,7 +67,8 @@ def measure(model: PreTrainedModel, method: Vegas, context: int, budget: float) 
     tokens = torch.randint(model.config.vocab_size, (1, rows), device=device)
     root, chain = (specattn.Tree.chain(n, device=device) for n in (0, method.gamma))
     with torch.inference_mode(), target.attached():
-        scores = target.verify(chain, tokens, collect=True)[1]
+        scores = target.verify(chain, tokens, wanted=SCORES).scores
+        assert scores is not None
 
         def select() -> tuple[torch.Tensor, torch.Tensor]:
             return specattn.select_topk(
@@ -77,11 +78,12 @@ def measure(model: PreTrainedModel, method: Vegas, context: int, budget: float) 
                 min_tokens=method.min_tokens,
             )
 
-        selection = with_root(*select(), context)
+        indices, lengths = select()
+        selection = Selection(indices[:, None], lengths[:1])
         calls: dict[str, Callable] = {
             "plain step": lambda: target.verify(root, tokens[:, :1]),
             "verify": lambda: target.verify(chain, tokens),
-            "verify, scores": lambda: target.verify(chain, tokens, collect=True),
+            "verify, scores": lambda: target.verify(chain, tokens, wanted=SCORES),
             "select": select,
             "draft step": lambda: target.draft(tokens[:, :1], 0, selection),
         }
@@ -95,7 +97,7 @@ def measure(model: PreTrainedModel, method: Vegas, context: int, budget: float) 
         "verify": (rows, weights + token * (context + rows)),
         "verify, scores": (rows, weights + token * (context + rows) + nbytes(scores)),
         "select": (0, nbytes(scores)),
-        "draft step": (1, weights + token * chosen),
+        "draft step": (1, weights + token * (chosen + 1)),
     }
     return [
         Pass(name, *task, launch, Timing.of(times[name]), Timing.of(eager[name]) if eager else None)
@@ -135,14 +137,6 @@ def selection_overhead(seconds: dict[str, float], gamma: int) -> float:
     """Return what selecting adds to a round, as a share of drafting and verifying alone."""
     extra = seconds["select"] + seconds["verify, scores"] - seconds["verify"]
     return extra / (gamma * seconds["draft step"] + seconds["verify"])
-
-
-def with_root(indices: torch.Tensor, lengths: torch.Tensor, context: int) -> Selection:
-    """Return what the first draft step reads: the selected tokens and the root behind them."""
-    chosen = int(lengths[0])
-    indices = torch.nn.functional.pad(indices, (0, 1))
-    indices[:, chosen] = context
-    return Selection(indices[:, None].contiguous(), lengths[:1] + 1)
 
 
 def nbytes(tensor: torch.Tensor) -> int:

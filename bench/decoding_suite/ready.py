@@ -37,6 +37,7 @@ class ReadyTarget(Target):
         super().__init__(model, len(prompts), self.prefix + 1 + room)
         self._rows = self.cache.storage
         self._copy: torch.Tensor | None = None
+        self._features: list[tuple[int, torch.Tensor]] = []
         self.prefill_seconds: float | None = None
         self._fill(prompts)
 
@@ -55,9 +56,16 @@ class ReadyTarget(Target):
         prompts: Sequence[torch.Tensor],
         chunk_size: int,
         on_chunk: Callable[[int, int], None] | None = None,
+        on_features: Callable[[int, torch.Tensor], None] | None = None,
     ) -> None:
-        """Do nothing: the prompts are there."""
+        """Run nothing: the prompts are there, and their features are shown again."""
         assert all(len(prompt) == self.prefix for prompt in prompts)
+        if on_features is not None:
+            lengths = self.cache.seqlens
+            for start, features in self._features:
+                self.cache.seqlens = lengths.clamp(max=start + features.shape[1])
+                on_features(start, features)
+            self.cache.seqlens = lengths
 
     def as_dynamic_cache(self) -> DynamicCache:
         """Return the prompts' keys and values as the cache that transformers' `generate` uses."""
@@ -73,11 +81,14 @@ class ReadyTarget(Target):
         _finish(self.device)
         start = time.perf_counter()
         with self.attached():
-            super().prefill([prompt[:-1] for prompt in prompts], CHUNK_SIZE)
+            super().prefill([prompt[:-1] for prompt in prompts], CHUNK_SIZE, None, self._keep)
         _finish(self.device)
         self.prefill_seconds = time.perf_counter() - start
         if len(prompts) > 1:
             self._copy = self._rows[:, :, :, : self.prefix].to("cpu", copy=True)
+
+    def _keep(self, start: int, features: torch.Tensor) -> None:
+        self._features.append((start, features))
 
 
 def _finish(device: torch.device) -> None:

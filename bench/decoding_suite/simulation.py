@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
+from specattn.decoding.loop import CHUNK_SIZE
+from specattn.decoding.target import NOTHING, Verification, Wanted
 from specattn.tree import Tree
 
 from .ready import ReadyTarget
@@ -111,15 +113,19 @@ class SimulatedTarget(ReadyTarget):
         self.profile = profile
         self.generator = torch.Generator(self.device).manual_seed(seed)
 
-    def verify(
-        self, tree: Tree, tokens: torch.Tensor, *, collect: bool = False
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def verify(self, tree: Tree, tokens: torch.Tensor, *, wanted: Wanted = NOTHING) -> Verification:
         """Verify as `Target.verify` does, and bend the logits afterwards."""
-        logits, scores = super().verify(tree, tokens, collect=collect)
-        return bend(logits, tree, tokens, self.profile, self.generator), scores
+        result = super().verify(tree, tokens, wanted=wanted)
+        bend(result.logits, tree, tokens, self.profile, self.generator)
+        return result
 
     def _fill(self, prompts: Sequence[torch.Tensor]) -> None:
         self.cache.storage.normal_()
+        noise = torch.randn(1, 1, self.model.config.hidden_size, device=self.device)
+        noise = noise.to(self.model.dtype)
+        for start in range(0, self.prefix, CHUNK_SIZE):
+            rows = min(CHUNK_SIZE, self.prefix - start)
+            self._keep(start, noise.expand(len(prompts), rows, -1))
 
 
 def bend(

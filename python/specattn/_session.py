@@ -145,6 +145,9 @@ class Session:
             table.add_column(name, justify="right")
         for label, value in _ROWS:
             table.add_row(label, *(value(run.statistics) for run in runs.values()))
+        details = [run.statistics.details for run in runs.values()]
+        for label in dict.fromkeys(label for own in details for label in own):
+            table.add_row(label, *(_detail(own.get(label)) for own in details))
         return table
 
     @cached_property
@@ -183,6 +186,13 @@ class Session:
             yield on_prefill, on_tokens
         sys.stdout.write("\n")
         sys.stdout.flush()
+
+
+def _detail(value: Any) -> str:
+    """Return what a method says of its run, as text."""
+    if value is None:
+        return "-"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def _percent(rate: float) -> str:

@@ -52,6 +52,10 @@ DtypeOption = Annotated[
     str, typer.Option(help="float32, bfloat16, float16, or auto: float32 on a CPU, else as stored.")
 ]
 DeviceOption = Annotated[str, typer.Option(help="Torch device, or auto: a GPU where there is one.")]
+MethodOption = Annotated[
+    str,
+    typer.Option(help="NAME or NAME:OPTION=VALUE,... such as vegas:gamma=4,ratio=0.05."),
+]
 GammaOption = Annotated[
     int | None,
     typer.Option(
@@ -77,7 +81,7 @@ WidthsOption = Annotated[
 def generate(
     prompt_file: PromptOption,
     model: ModelOption = None,
-    method: Annotated[str, typer.Option(help="plain, vegas, longspec or prompt_lookup.")] = "vegas",
+    method: MethodOption = "vegas",
     max_new_tokens: NewTokensOption = 128,
     min_new_tokens: MinNewTokensOption = 0,
     temperature: TemperatureOption = 0.0,
@@ -112,7 +116,8 @@ def generate(
     run = session.run(_prepared(chosen, session), max_new_tokens=max_new_tokens, **sampling)
     session.console.print(session.table({method: run}))
     if json_file is not None:
-        settings = {"method": {"name": method, **vars(chosen)}, "sampling": sampling}
+        name = method.partition(":")[0]
+        settings = {"method": {"name": name, **vars(chosen)}, "sampling": sampling}
         _write_json(json_file, {"schema": SCHEMA, **session.to_dict(), **settings, **run.to_dict()})
 
 
@@ -120,7 +125,9 @@ def generate(
 def compare(
     prompt_file: PromptOption,
     model: ModelOption = None,
-    methods: Annotated[str, typer.Option(help="Names, separated by commas.")] = "plain,vegas",
+    methods: Annotated[
+        str, typer.Option(help="As for generate, separated by commas.")
+    ] = "plain,vegas",
     max_new_tokens: NewTokensOption = 128,
     min_new_tokens: MinNewTokensOption = 0,
     temperature: TemperatureOption = 0.0,
@@ -136,7 +143,7 @@ def compare(
 ) -> None:
     """Continue a file with several methods, one after the other, and print them side by side."""
     options = {"gamma": gamma, "ratio": ratio, "drafter": drafter, "widths": _widths(widths)}
-    chosen = {name: _method(name, **options) for name in methods.split(",")}
+    chosen = {text: _method(text, **options) for text in _split_methods(methods)}
     session = _session(model, prompt_file, prompt_tokens, max_new_tokens, dtype, device)
     sampling = {
         "min_new_tokens": min_new_tokens,
@@ -185,16 +192,24 @@ def main() -> None:
     sys.exit(code)
 
 
-@one_line_errors()
-def _method(name: str, **options: Any) -> Method:
-    """Build a method from its name and those of its options that were given."""
-    from specattn.decoding import METHODS
+def _split_methods(text: str) -> list[str]:
+    from specattn.decoding.methods import split_methods
 
-    if name not in METHODS:
-        raise ValueError(f"--method: expected one of {', '.join(METHODS)}, got {name!r}")
+    return split_methods(text)
+
+
+@one_line_errors()
+def _method(text: str, **options: Any) -> Method:
+    """Build a method from its text; `options` hold for whichever method has them."""
+    from specattn.decoding import METHODS, parse_method
+
+    try:
+        name, given = parse_method(text)
+    except ValueError as error:
+        raise ValueError(f"--method: {error}") from None
     known = inspect.signature(METHODS[name]).parameters
-    given = {key: value for key, value in options.items() if value is not None and key in known}
-    return METHODS[name](**given)
+    common = {key: value for key, value in options.items() if value is not None and key in known}
+    return METHODS[name](**{**common, **given})
 
 
 def _widths(text: str | None) -> tuple[int, ...] | None:

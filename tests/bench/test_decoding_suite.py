@@ -239,22 +239,6 @@ def test_printed_speedups_agree_with_printed_speeds():
     assert checked == 5 * 4 * 5
 
 
-def test_the_timed_draft_step_reads_the_selection_and_the_root(model):
-    context = 40
-    with torch.inference_mode():
-        target = Target(model, 1, context + 2)
-        target.cache.storage.normal_()
-        target.cache.seqlens.fill_(context)
-        everything = torch.arange(context, dtype=torch.int32).expand(2, context)
-        lengths = torch.full((2,), context, dtype=torch.int32)
-        token = torch.tensor([[7]])
-        with target.attached():
-            plain, _ = target.verify(Tree.chain(0), token)
-            selection = passes.with_root(everything, lengths, context)
-            sparse = target.draft(token, 0, selection)
-    torch.testing.assert_close(sparse, plain, rtol=1e-4, atol=1e-4)
-
-
 def test_bytes_of_a_pass_are_those_of_weights_and_cache():
     model = models.random_weights("llama-3.1-8b", None, torch.bfloat16, torch.device("meta"))
     embedding = 2 * 128256 * 4096

@@ -7,7 +7,7 @@ import torch
 from transformers import StoppingCriteria
 
 from specattn.acceptance import sample_children
-from specattn.decoding import Draft, Method, generate
+from specattn.decoding import Draft, Drafter, Method, generate
 from specattn.tree import Tree
 from tests.cases import random_parents
 from tests.decoding.models import (
@@ -51,9 +51,7 @@ class Oracle(Method):
         return OracleDrafter(self, law.sequences)
 
 
-class OracleDrafter:
-    collect = False
-
+class OracleDrafter(Drafter):
     def __init__(self, method, sequences):
         self.method, self.sequences = method, sequences
         self.random = torch.Generator().manual_seed(0)
@@ -74,12 +72,6 @@ class OracleDrafter:
             for node, token in zip(path, self.method.texts[row][said:], strict=False):
                 tokens[request, node] = token
         return Draft(tree, tokens)
-
-    def observe(self, verified):
-        pass
-
-    def keep(self, rows):
-        pass
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["own-trees", "shared-tree"])
@@ -167,9 +159,7 @@ class RandomTree(Method):
         return RandomTreeDrafter(self, generator)
 
 
-class RandomTreeDrafter:
-    collect = False
-
+class RandomTreeDrafter(Drafter):
     def __init__(self, method, generator):
         self.tree = Tree.full(method.widths)
         self.widths, self.generator = method.widths, generator
@@ -183,9 +173,3 @@ class RandomTreeDrafter:
             tokens.append(children.flatten(1))
             level *= width
         return Draft(self.tree, torch.cat(tokens, 1), self.probs.expand(batch, self.tree.size, -1))
-
-    def observe(self, verified):
-        pass
-
-    def keep(self, rows):
-        pass

@@ -1,11 +1,13 @@
 """The adapter: logits of trees, scores of the prefix, and the model left as it was."""
 
+import copy
+
 import pytest
 import torch
 from transformers import AttentionInterface, AutoModelForCausalLM, BloomConfig
 
 from specattn.decoding import Target
-from specattn.decoding.target import Selection
+from specattn.decoding.target import SCORES, Selection, Wanted
 from specattn.tree import Tree
 from tests.cases import assert_accurate
 from tests.decoding.models import CONFIGS, VOCABULARY, prompts, tiny_model
@@ -36,17 +38,20 @@ def each_path(model, texts, tokens):
 @pytest.mark.parametrize("family", CONFIGS)
 def test_a_tree_gets_the_logits_of_its_paths(family):
     model, texts = tiny_model(family, peak=1.0), prompts([0, 3, 19])
+    head = copy.deepcopy(model.get_output_embeddings())
     tokens = torch.stack(prompts([len(PARENTS)] * 3, seed=4))
     target = Target(model, batch=3, capacity=40)
     with target.attached(), torch.no_grad():
         target.prefill(texts, chunk_size=8)
-        actual, scores = target.verify(Tree(PARENTS), tokens)
-    assert scores is None
+        result = target.verify(Tree(PARENTS), tokens)
+    assert result.scores is None
+    assert result.queries is None
     rounded = each_path(model, texts, tokens)
     if family in ("gpt_oss", "qwen3_moe"):
         model.set_experts_implementation("eager")  # the default has no float64
     exact = each_path(model.double(), texts, tokens)
-    assert_accurate(actual, exact, rounded)
+    assert_accurate(result.logits, exact, rounded)
+    torch.testing.assert_close(head(result.features), result.logits, rtol=0, atol=0)
 
 
 def queries_and_keys(model, ids):
@@ -67,20 +72,35 @@ def queries_and_keys(model, ids):
     return seen
 
 
-def test_scores_are_mean_logits_of_the_first_and_the_last_row():
+@pytest.mark.parametrize("ranking", ["logit", "weight"])
+@pytest.mark.parametrize("rows", [(0, -1), (2,), (0, 1, 2, 3)])
+def test_scores_are_means_over_the_wanted_rows(rows, ranking):
     model, texts = tiny_model("llama"), prompts([6, 13])
     tokens = torch.stack(prompts([4, 4], seed=4))
     target = Target(model, batch=2, capacity=30)
     with target.attached(), torch.no_grad():
         target.prefill(texts, chunk_size=64)
-        _, scores = target.verify(Tree.chain(3), tokens, collect=True)
+        wanted = Wanted(rows, ranking, queries=True)
+        result = target.verify(Tree.chain(3), tokens, wanted=wanted)
+    scores, chosen = result.scores, [row % 4 - 4 for row in rows]
     assert scores.shape == (3, 2, 30)
     for row, text in enumerate(texts):
         seen = queries_and_keys(model, torch.cat([text, tokens[row]])[None])
         for layer, (q, k, scaling) in enumerate(seen):
-            k = k.repeat_interleave(2, 1)
-            logits = (q @ k.transpose(-1, -2))[0, :, [-4, -1], : len(text)] * scaling
-            torch.testing.assert_close(scores[layer, row, : len(text)], logits.mean((0, 1)))
+            torch.testing.assert_close(result.queries[layer, row], q[0, :, -4:].transpose(0, 1))
+            logits = (q @ k.repeat_interleave(2, 1).transpose(-1, -2))[0] * scaling
+            if ranking == "logit":
+                asked = logits[:, chosen]
+            else:
+                future = torch.ones(logits.shape[1:], dtype=torch.bool).triu(1)
+                asked = logits.masked_fill(future, -torch.inf).softmax(-1)[:, chosen]
+            expected = asked[..., : len(text)].mean((0, 1))
+            # Weights come of logits in bfloat16: exp(x (1 + 2**-8)) is off by this share.
+            largest = logits[:, chosen, : len(text)].abs().max()
+            bound = 1e-5 if ranking == "logit" else torch.expm1(largest * 2**-8).item() + 1e-5
+            torch.testing.assert_close(
+                scores[layer, row, : len(text)], expected, rtol=bound, atol=1e-5
+            )
             assert scores[layer, row, len(text) :].isneginf().all()
 
 
@@ -96,30 +116,34 @@ def test_sliding_layers_are_neither_scored_nor_thinned_out(family):
     tokens = torch.stack(prompts([2], seed=4))
     with target.attached(), torch.no_grad():
         target.prefill(texts, chunk_size=64)
-        exact, scores = target.verify(Tree.chain(1), tokens, collect=True)
-        everything = torch.arange(22, dtype=torch.int32).expand(target.full_layers, 1, -1)
+        exact = target.verify(Tree.chain(1), tokens, wanted=SCORES)
+        everything = torch.arange(21, dtype=torch.int32).expand(target.full_layers, 1, -1)
+        lengths = torch.tensor([[20], [21]], dtype=torch.int32)
         drafted = [
-            target.draft(tokens[:, step : step + 1], step, Selection(everything, length))
-            for step, length in enumerate(torch.tensor([[21], [22]], dtype=torch.int32))
+            target.draft(tokens[:, step : step + 1], step, Selection(everything, length)).logits
+            for step, length in enumerate(lengths)
         ]
-    assert len(scores) == target.full_layers
-    torch.testing.assert_close(torch.cat(drafted, 1), exact, rtol=bound, atol=bound)
+        at_once = target.draft(tokens, 0, Selection(everything, lengths[0]))
+    assert len(exact.scores) == target.full_layers
+    torch.testing.assert_close(torch.cat(drafted, 1), exact.logits, rtol=bound, atol=bound)
+    torch.testing.assert_close(at_once.logits, exact.logits, rtol=bound, atol=bound)
+    torch.testing.assert_close(at_once.features, exact.features, rtol=bound, atol=bound)
 
 
 def test_a_draft_step_reads_its_selection_alone():
     """Whatever stands at other positions may change without changing the draft."""
     model, (text,) = tiny_model("qwen3"), prompts([12])
     chosen = Selection(
-        torch.tensor([1, 4, 5, 12], dtype=torch.int32).expand(3, 1, -1),
-        torch.tensor([4], dtype=torch.int32),
+        torch.tensor([1, 4, 5], dtype=torch.int32).expand(3, 1, -1),
+        torch.tensor([3], dtype=torch.int32),
     )
     target = Target(model, batch=1, capacity=20)
     with target.attached(), torch.no_grad():
         target.prefill([text], chunk_size=64)
-        first = target.draft(torch.tensor([[7]]), 0, chosen)
+        first = target.draft(torch.tensor([[7]]), 0, chosen).logits
         others = [position for position in range(12) if position not in (1, 4, 5)]
         target.cache.storage[:, :, :, others] = torch.nan
-        again = target.draft(torch.tensor([[7]]), 0, chosen)
+        again = target.draft(torch.tensor([[7]]), 0, chosen).logits
     torch.testing.assert_close(again, first, rtol=0, atol=0)
 
 

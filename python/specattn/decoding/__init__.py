@@ -11,9 +11,9 @@ Three ways in, one loop behind them::
 
     generate(model, prompts, "plain", temperature=0.8, seed=1, on_tokens=print)
 
-A method is a small description (`Plain`, `Vegas`, `LongSpec`, `PromptLookup`); what it keeps during
-a run is its `Drafter`. To add one, write both and put the method into `METHODS`; the loop
-(`loop.decode`), the acceptance, the sampling law, stopping and statistics are shared.
+A method is a small description, such as `Vegas`; what it keeps during a run is its `Drafter`. To
+add one, write both and put the method into `methods.METHODS`; the loop (`loop.decode`), the
+acceptance, the sampling law, stopping and statistics are shared.
 """
 
 try:
@@ -23,10 +23,11 @@ except ImportError as error:
         "specattn.decoding needs transformers 5: pip install 'specattn[hf]'"
     ) from error
 
-from specattn.decoding.generate import METHODS, GenerationOutput, generate
+from specattn.decoding.generate import GenerationOutput, generate
 from specattn.decoding.longspec import LongSpec
 from specattn.decoding.loop import Draft, Drafter, Verified, decode
 from specattn.decoding.method import Method, SpeculativeOutput
+from specattn.decoding.methods import METHODS, parse_method
 from specattn.decoding.plain import Plain
 from specattn.decoding.prompt_lookup import PromptLookup
 from specattn.decoding.sampling import TargetLaw
@@ -53,4 +54,5 @@ __all__ = [
     "Verified",
     "decode",
     "generate",
+    "parse_method",
 ]

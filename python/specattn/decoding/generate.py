@@ -17,20 +17,9 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
-from specattn.decoding.longspec import LongSpec
 from specattn.decoding.method import Method
-from specattn.decoding.plain import Plain
-from specattn.decoding.prompt_lookup import PromptLookup
+from specattn.decoding.methods import METHODS, parse_method
 from specattn.decoding.statistics import Statistics
-from specattn.decoding.vegas import Vegas
-
-METHODS: dict[str, type[Method]] = {
-    "plain": Plain,
-    "vegas": Vegas,
-    "longspec": LongSpec,
-    "prompt_lookup": PromptLookup,
-}
-"""Methods by name; ``METHODS[name](**options)`` builds one."""
 
 
 @dataclass
@@ -80,7 +69,7 @@ def generate(
     input_ids : Tensor [L] or [B, L], or sequence of prompts of any lengths
         Token ids without padding.
     method : Method or str
-        A method, or the name of one in `METHODS`, which is then used with its defaults.
+        A method, or the name of one, with options if need be: ``"vegas:gamma=4,ratio=0.05"``.
     max_new_tokens : int, optional
         Per request; transformers' default when neither this nor ``max_length`` is set anywhere.
     temperature : float, optional
@@ -168,12 +157,14 @@ def generate(
 
 
 def _resolve(method: Method | str) -> Method:
-    """Return the method itself, or the one of that name with its defaults."""
+    """Return the method itself, or the one of that name."""
     if isinstance(method, Method):
         return method
-    if method not in METHODS:
-        raise ValueError(f"unknown method {method!r}; known are {', '.join(METHODS)}")
-    return METHODS[method]()
+    try:
+        name, options = parse_method(method)
+    except ValueError as error:
+        raise ValueError(f"method: {error}") from None
+    return METHODS[name](**options)
 
 
 def _as_prompts(

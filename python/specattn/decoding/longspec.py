@@ -117,10 +117,8 @@ class LongSpec(Method):
         return cast(Any, drafter).to(model.device)
 
 
-class _TreeDrafter:
+class _TreeDrafter(Drafter):
     """Beam search that drops nothing."""
-
-    collect = False
 
     def __init__(self, block: DraftBlock, widths: tuple[int, ...]):
         self.block, self.widths = block, widths
@@ -156,10 +154,8 @@ class _TreeDrafter:
         self.block.keep(rows)
 
 
-class _ChainDrafter:
+class _ChainDrafter(Drafter):
     """One path, drawn from the drafter's law as the target's own tokens are from its."""
-
-    collect = False
 
     def __init__(self, block: DraftBlock, gamma: int, generator: torch.Generator | None):
         self.block, self.generator = block, generator

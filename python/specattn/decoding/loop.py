@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -11,7 +11,7 @@ from specattn.acceptance import Accepted, accept, follow
 from specattn.decoding.sampling import TargetLaw
 from specattn.decoding.sequences import Sequences
 from specattn.decoding.statistics import RequestStatistics, Statistics, Stopwatch
-from specattn.decoding.target import Target, is_chain
+from specattn.decoding.target import NOTHING, Target, Verification, Wanted, is_chain
 from specattn.tree import Tree
 
 CHUNK_SIZE = 1024
@@ -46,35 +46,43 @@ class Verified(NamedTuple):
     accepted : Accepted
     prefix : Tensor, int32 [B]
         Tokens that the cache held during the pass.
-    scores : Tensor, float32 [full layers, B, N], or None
-        Of each of those tokens (`Target.verify`), if the drafter collects them.
+    result : Verification
+        What the target said, and what the drafter wanted to know beside it.
     """
 
     draft: Draft
     accepted: Accepted
     prefix: torch.Tensor
-    scores: torch.Tensor | None
+    result: Verification
 
 
-class Drafter(Protocol):
+class Drafter:
     """A method at work on one batch of requests.
 
     Attributes
     ----------
-    collect : bool
-        Whether verification should score the prefix for it.
+    wanted : Wanted
+        What the next verification shall hand out; may change from round to round.
     """
 
-    collect: bool
+    wanted: Wanted = NOTHING
+
+    def read(self, start: int, features: torch.Tensor) -> None:
+        """Learn from a chunk of the prompts; called as `Target.prefill` calls ``on_features``."""
 
     def propose(self, root: torch.Tensor) -> Draft:
         """Draft a tree behind `root` [B], the last committed token of every request."""
+        raise NotImplementedError
 
     def observe(self, verified: Verified) -> None:
         """Learn from a verification; the accepted path is already committed to the cache."""
 
     def keep(self, rows: list[int]) -> None:
         """Go on with these rows of the batch alone, in this order."""
+
+    def details(self) -> dict[str, Any]:
+        """Return what this method has to say of its run beside the figures that all have."""
+        return {}
 
 
 @torch.no_grad()
@@ -117,7 +125,7 @@ def decode(
     prompts = [sequences.prompt(row) for row in range(len(sequences.lengths))]
     requests = [RequestStatistics(len(prompt)) for prompt in prompts]
     watch = Stopwatch(target.device)
-    target.prefill([prompt[:-1] for prompt in prompts], chunk_size, on_prefill)
+    target.prefill([prompt[:-1] for prompt in prompts], chunk_size, on_prefill, drafter.read)
     root = torch.stack([prompt[-1] for prompt in prompts]).to(target.device)
     watch.lap("prefill_seconds")
 
@@ -126,10 +134,10 @@ def decode(
         watch.lap("draft_seconds")
 
         prefix = target.cache.seqlens
-        logits, scores = target.verify(draft.tree, draft.tokens, collect=drafter.collect)
+        result = target.verify(draft.tree, draft.tokens, wanted=drafter.wanted)
         watch.lap("target_seconds")
 
-        accepted = _accept(draft, law, logits, generator)
+        accepted = _accept(draft, law, result.logits, generator)
         target.cache.commit(accepted.nodes, accepted.counts, in_place=is_chain(draft.tree))
         finished = []
         for row, tokens in zip(sequences.active, _emitted(draft, accepted), strict=True):
@@ -145,7 +153,7 @@ def decode(
                 on_tokens(row, kept)
         watch.lap("accept_seconds")
 
-        drafter.observe(Verified(draft, accepted, prefix, scores))
+        drafter.observe(Verified(draft, accepted, prefix, result))
         root = accepted.next_token
         if any(finished):
             rows = target.cache.retire(finished)
@@ -154,7 +162,7 @@ def decode(
             drafter.keep(rows)
         watch.lap("draft_seconds")
 
-    return Statistics(requests, **watch.totals())
+    return Statistics(requests, details=drafter.details(), **watch.totals())
 
 
 def _accept(

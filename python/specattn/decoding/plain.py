@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from specattn.decoding.loop import Draft, Drafter, Verified
+from specattn.decoding.loop import Draft, Drafter
 from specattn.decoding.method import Method
 from specattn.decoding.sampling import TargetLaw
 from specattn.decoding.target import Target
@@ -27,17 +27,9 @@ class Plain(Method):
         return _NoDraft(target.device)
 
 
-class _NoDraft:
-    collect = False
-
+class _NoDraft(Drafter):
     def __init__(self, device: torch.device):
         self.tree = Tree.chain(0, device=device)
 
     def propose(self, root: torch.Tensor) -> Draft:
         return Draft(self.tree, root[:, None])
-
-    def observe(self, verified: Verified) -> None:
-        pass
-
-    def keep(self, rows: list[int]) -> None:
-        pass

@@ -58,9 +58,7 @@ class PromptLookup(Method):
         return _CopyingDrafter(self, law)
 
 
-class _CopyingDrafter:
-    collect = False
-
+class _CopyingDrafter(Drafter):
     def __init__(self, method: PromptLookup, law: TargetLaw):
         self.method = method
         self.readers = Readers(law.sequences, lambda: TextIndex(method.longest), prompts=True)
@@ -71,9 +69,6 @@ class _CopyingDrafter:
 
     def observe(self, verified: Verified) -> None:
         self.readers.catch_up()
-
-    def keep(self, rows: list[int]) -> None:
-        pass
 
 
 class TextIndex:

@@ -111,6 +111,8 @@ class Statistics:
         Verification passes of the target, with its head.
     accept_seconds : float
         Logits processors, acceptance, commit, stopping criteria and streaming.
+    details : dict
+        What the method says of the run beside that, ready for JSON (`Drafter.details`).
     """
 
     requests: list[RequestStatistics]
@@ -118,6 +120,7 @@ class Statistics:
     draft_seconds: float = 0.0
     target_seconds: float = 0.0
     accept_seconds: float = 0.0
+    details: dict[str, Any] = field(default_factory=dict)
 
     @property
     def total(self) -> RequestStatistics:
@@ -155,6 +158,7 @@ class Statistics:
             "tokens_per_second": self.tokens_per_second,
             "passes": self.passes,
             **self.total.to_dict(),
+            "details": self.details,
             "requests": [request.to_dict() for request in self.requests],
         }
 

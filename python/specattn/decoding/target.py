@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
@@ -27,19 +27,81 @@ _LENGTH_DEPENDENT = ("dynamic", "longrope")
 _ATTENTION = "specattn"
 
 
-class Selection(NamedTuple):
-    """The cached tokens that one sparse pass reads in every full-attention layer.
+@dataclass(frozen=True)
+class Wanted:
+    """What a drafter wants of a verification beside its logits and features.
 
     Attributes
     ----------
-    indices : Tensor, int32 [full layers, B, W]
-        Positions in ascending order.
-    lengths : Tensor, int32 [B]
+    rows : tuple of int
+        Rows of the tree whose interest in the prefix is scored, -1 the last one; none: no scores.
+        The default of who wants scores is Vegas' "Collect-2-Query" (section 3.3).
+    ranking : {"logit", "weight"}
+        Score by mean logit, which costs next to nothing, or by mean attention weight.
+    queries : bool
+        Keep the queries of every full-attention layer.
+    """
+
+    rows: tuple[int, ...] = ()
+    ranking: str = "logit"
+    queries: bool = False
+
+
+NOTHING = Wanted()
+SCORES = Wanted(rows=(0, -1))
+
+
+class Verification(NamedTuple):
+    """What a verification hands out.
+
+    Attributes
+    ----------
+    logits : Tensor [B, T, V]
+    features : Tensor [B, T, H]
+        What the head of the model made the logits of: the last layer's output, normalised.
+    scores : Tensor, float32 [full layers, B, N], or None
+        Mean over the wanted rows and all heads; -inf beyond the prefix.
+    queries : Tensor [full layers, B, T, Hq, D], or None
+    """
+
+    logits: torch.Tensor
+    features: torch.Tensor
+    scores: torch.Tensor | None = None
+    queries: torch.Tensor | None = None
+
+
+class Reading(Protocol):
+    """Says what a sparse pass reads of the cache; its own new rows are always read."""
+
+    def at(self, layer: int, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return positions and their counts, as `sparse_gather_attention` takes them.
+
+        Parameters
+        ----------
+        layer : int
+            Number of the layer among the full-attention layers.
+        q : Tensor [B, T, Hq, D]
+            The pass's queries there.
+        """
+
+
+class Selection(NamedTuple):
+    """A reading that was chosen before the pass.
+
+    Attributes
+    ----------
+    indices : Tensor, int32 [full layers, B, W] or [full layers, B, Hk, W]
+        Positions in ascending order, for all heads or for each KV head.
+    lengths : Tensor, int32 [B] or [B, Hk]
         How many of them count.
     """
 
     indices: torch.Tensor
     lengths: torch.Tensor
+
+    def at(self, layer: int, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the layer's positions, whatever it asks."""
+        return self.indices[layer], self.lengths
 
 
 @dataclass
@@ -58,9 +120,10 @@ class Pass:
     reach : int
         No row lies at or beyond this position: a host-side bound of what must be looked at.
     tree_mask : Tensor, packed, or None for a causal chain
-    scores : Tensor, float32 [full layers, B, N], or None
-        Filled with how much first and last row care about each prefix token.
-    selection : Selection or None
+    wanted : Wanted
+    scores, queries : Tensor or None
+        Filled with what is wanted (`Verification`).
+    reading : Reading or None
         What full-attention layers read instead of the whole cache.
     """
 
@@ -70,8 +133,10 @@ class Pass:
     prefix: torch.Tensor
     reach: int
     tree_mask: torch.Tensor | None = None
+    wanted: Wanted = NOTHING
     scores: torch.Tensor | None = None
-    selection: Selection | None = None
+    queries: torch.Tensor | None = None
+    reading: Reading | None = None
 
     def attend(
         self,
@@ -87,18 +152,26 @@ class Pass:
         self.cache.write(layer, k, v, self.slots)
         k_cache, v_cache = (x[:, : self.reach] for x in self.cache.layer(layer))
         window = self.windows[layer]
-        full_layer = sum(before is None for before in self.windows[:layer])
         options: dict[str, Any] = {"softmax_scale": softmax_scale, "sinks": sinks}
-        if self.selection is not None and window is None:
-            indices, lengths = self.selection.indices[full_layer], self.selection.lengths
-            out, _ = sparse_gather_attention(q, k_cache, v_cache, indices, lengths, **options)
-            return out
         tree = (q, k_cache, v_cache, self.prefix, None, None, self.tree_mask)
-        if self.scores is not None and window is None:
+        if window is not None:
+            return hybrid_tree_attention(*tree, window=window, **options)[0]
+        full_layer = self.windows[:layer].count(None)
+        if self.reading is not None:
+            read = self.reading.at(full_layer, q)
+            return sparse_gather_attention(q, k_cache, v_cache, *read, k, v, **options)[0]
+        if self.queries is not None:
+            self.queries[full_layer] = q
+        if self.scores is None:
+            return hybrid_tree_attention(*tree, **options)[0]
+        options["collect_rows"] = self.wanted.rows
+        if self.wanted.ranking == "logit":
             out, _, per_head = verify_attention(*tree, collect="scores", **options)
             self.scores[full_layer] = per_head.mean(1)
             return out
-        out, _ = hybrid_tree_attention(*tree, window=window, **options)
+        out, lse, logits = verify_attention(*tree, collect="logits", **options)
+        weights = (logits.float() - lse[:, self.wanted.rows, :, None]).exp().mean((1, 2))
+        self.scores[full_layer] = weights.masked_fill(logits[:, 0, 0] == -torch.inf, -torch.inf)
         return out
 
 
@@ -166,6 +239,7 @@ class Target:
         self.device = model.device
         self.windows = _windows(config, capacity)
         self.full_layers = self.windows.count(None)
+        self._head = model.get_output_embeddings()
         head_dim = getattr(config, "head_dim", None)
         self.cache = KVCache(
             config.num_hidden_layers,
@@ -192,6 +266,7 @@ class Target:
         prompts: Sequence[torch.Tensor],
         chunk_size: int,
         on_chunk: Callable[[int, int], None] | None = None,
+        on_features: Callable[[int, torch.Tensor], None] | None = None,
     ) -> None:
         """Fill the empty cache with one prompt per request, `chunk_size` tokens of each at a time.
 
@@ -204,6 +279,9 @@ class Target:
         chunk_size : int
         on_chunk : callable, optional
             ``on_chunk(done, total)``, before the first chunk and after each, in tokens.
+        on_features : callable, optional
+            ``on_features(start, features)`` after each chunk: features [B, rows, H] of tokens
+            ``start, start + 1, ...``; rows at or beyond a request's ``cache.seqlens`` mean nothing.
         """
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
         total, longest = sum(map(len, prompts)), max(map(len, prompts))
@@ -213,50 +291,59 @@ class Target:
                 on_chunk(sum(min(len(prompt), start) for prompt in prompts), total)
             end = min(start + chunk_size, longest)
             plan = self._plan(rows=end - start, reach=end)
-            self._run(self.model.base_model, padded[:, start:end], plan.slots[1], plan)
+            features = self._run(padded[:, start:end], plan.slots[1], plan)
             self.cache.seqlens = lengths.clamp(max=end).to(torch.int32)
+            if on_features is not None:
+                on_features(start, features)
         if on_chunk is not None:
             on_chunk(total, total)
 
-    def verify(
-        self, tree: Tree, tokens: torch.Tensor, *, collect: bool = False
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def verify(self, tree: Tree, tokens: torch.Tensor, *, wanted: Wanted = NOTHING) -> Verification:
         """Run a tree behind what is committed; its keys stay there until the next pass.
 
         Parameters
         ----------
         tree : Tree
         tokens : Tensor, int64 [B, T]
-        collect : bool
-            Also hand out how much the first and the last row care about the prefix
-            ("Collect-2-Query", Vegas §3.3).
+        wanted : Wanted
 
         Returns
         -------
-        logits : Tensor [B, T, V]
-        scores : Tensor, float32 [full layers, B, N], or None
-            Mean logit over both rows and all heads; -inf beyond the prefix.
+        Verification
         """
         plan = self._plan(rows=tree.size)
         if not is_chain(tree):
             plan.tree_mask = tree.packed_mask
-        if collect:
-            shape = (self.full_layers, self.cache.batch_size, self.cache.capacity)
-            plan.scores = torch.empty(shape, dtype=torch.float32, device=self.device)
-        positions = self.cache.seqlens[:, None] + tree.depths
-        return self._run(self.model, tokens, positions, plan).logits, plan.scores
+        plan.wanted = wanted
+        shape = (self.full_layers, self.cache.batch_size)
+        if wanted.rows:
+            plan.scores = torch.empty(*shape, self.cache.capacity, device=self.device)
+        if wanted.queries:
+            heads = (self.model.config.num_attention_heads, self.cache.storage.shape[-1])
+            plan.queries = self.cache.storage.new_empty(*shape, tree.size, *heads)
+        features = self._run(tokens, self.cache.seqlens[:, None] + tree.depths, plan)
+        return Verification(self._head(features), features, plan.scores, plan.queries)
 
-    def draft(self, tokens: torch.Tensor, offset: int, selection: Selection) -> torch.Tensor:
-        """Run one token per request, `offset` behind what is committed, on selected tokens only.
+    def draft(self, tokens: torch.Tensor, offset: int, reading: Reading) -> Verification:
+        """Run a chain, `offset` behind what is committed, on few tokens of the cache and itself.
+
+        Its keys and values are written like all others, so that a later chain can read them.
+
+        Parameters
+        ----------
+        tokens : Tensor, int64 [B, T]
+        offset : int
+        reading : Reading
 
         Returns
         -------
-        Tensor [B, 1, V]
-            Logits of the token that follows.
+        Verification
+            Logits and features.
         """
-        plan = self._plan(rows=1, offset=offset)
-        plan.selection = selection
-        return self._run(self.model, tokens, plan.slots[1], plan).logits
+        plan = self._plan(rows=tokens.shape[1], offset=offset)
+        plan.reading = reading
+        features = self._run(tokens, plan.slots[1], plan)
+        return Verification(self._head(features), features)
 
     def _plan(self, rows: int, offset: int = 0, reach: int | None = None) -> Pass:
         """Return the plan of a causal chain of `rows` rows, `offset` behind what is committed."""
@@ -268,12 +355,12 @@ class Target:
             self.cache.capacity if reach is None else reach,
         )
 
-    def _run(
-        self, model: torch.nn.Module, tokens: torch.Tensor, positions: torch.Tensor, plan: Pass
-    ) -> Any:
-        return model(
+    def _run(self, tokens: torch.Tensor, positions: torch.Tensor, plan: Pass) -> torch.Tensor:
+        """Return the features [B, T, H] of a pass."""
+        output = self.model.base_model(
             input_ids=tokens, position_ids=positions.long(), use_cache=False, specattn_pass=plan
         )
+        return output.last_hidden_state
 
 
 def is_chain(tree: Tree) -> bool:

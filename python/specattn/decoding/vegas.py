@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 from specattn.decoding.loop import Draft, Drafter, Verified
 from specattn.decoding.method import Method
 from specattn.decoding.sampling import TargetLaw
-from specattn.decoding.target import Selection, Target
+from specattn.decoding.target import SCORES, Selection, Target
 from specattn.ops import select_topk
 from specattn.tree import Tree
 
@@ -72,10 +72,10 @@ class Vegas(Method):
         return _SparseDrafter(self, target, law, generator)
 
 
-class _SparseDrafter:
+class _SparseDrafter(Drafter):
     """Chains drafted by the target on the selection that the last verification led to."""
 
-    collect = True
+    wanted = SCORES
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class _SparseDrafter:
         table, lengths = self._with_newer_tokens(self.selected)
         for step, chain in enumerate(self.chains[:-1]):
             selection = Selection(table, lengths + step)
-            logits = self.target.draft(tokens[:, -1:], step, selection)
+            logits = self.target.draft(tokens[:, -1:], step, selection).logits
             drawn, law = self.law.draw(logits, chain, tokens, step, self.generator)
             tokens = torch.cat([tokens, drawn], 1)
             if law is not None:
@@ -107,13 +107,14 @@ class _SparseDrafter:
         return Draft(self.chains[-1], tokens, pad(torch.cat(probs, 1), (0, 0, 0, 1)))
 
     def observe(self, verified: Verified) -> None:
-        assert verified.scores is not None, "collect asks for them"
-        layers, batch, capacity = verified.scores.shape
+        scores = verified.result.scores
+        assert scores is not None, "they are wanted"
+        layers, batch, capacity = scores.shape
         if not layers:
             return
         self.prefix = verified.prefix
         indices, lengths = select_topk(
-            verified.scores.view(layers * batch, capacity),
+            scores.view(layers * batch, capacity),
             verified.prefix.repeat(layers),
             ratio=self.method.ratio,
             min_tokens=self.method.min_tokens,
@@ -129,14 +130,14 @@ class _SparseDrafter:
             self.selected = Selection(indices[:, rows], lengths[rows])
 
     def _with_newer_tokens(self, selected: Selection) -> Selection:
-        """Return what the first draft step reads: the selection, all newer tokens and the root.
+        """Return what the first draft step reads: the selection and all newer tokens.
 
-        Positions of the later steps stand behind these, so a step more is one more in length.
+        The root and the tokens drafted behind it come next, so a step more is one more in length.
         """
         newer = self.target.cache.seqlens - self.prefix  # 1 to gamma + 1: the last root and path
-        room = 2 * self.method.gamma + 1
+        room = 2 * self.method.gamma
         column = torch.arange(selected.indices.shape[-1] + room, device=self.prefix.device)
         behind = (self.prefix - selected.lengths)[:, None] + column
         chosen = column < selected.lengths[:, None]
         table = torch.where(chosen, pad(selected.indices, (0, room)), behind.to(torch.int32))
-        return Selection(table, selected.lengths + newer + 1)
+        return Selection(table, selected.lengths + newer)

@@ -8,6 +8,23 @@ except ImportError as error:
     ) from error
 
 from specattn.drafters.drafter import DrafterConfig, TrainedDrafter
+from specattn.drafters.heads import (
+    Heads,
+    MedusaConfig,
+    MedusaHeads,
+    TokenSwiftConfig,
+    TokenSwiftHeads,
+)
 from specattn.drafters.longspec import LongSpecConfig, LongSpecDrafter
 
-__all__ = ["DrafterConfig", "LongSpecConfig", "LongSpecDrafter", "TrainedDrafter"]
+__all__ = [
+    "DrafterConfig",
+    "Heads",
+    "LongSpecConfig",
+    "LongSpecDrafter",
+    "MedusaConfig",
+    "MedusaHeads",
+    "TokenSwiftConfig",
+    "TokenSwiftHeads",
+    "TrainedDrafter",
+]

@@ -1,0 +1,171 @@
+"""Decoding heads: drafters that guess further tokens from the hidden state of the last one.
+
+With h_0 the target's final hidden state, normed, as its head g reads it, and g(h_0) the law of the
+next token, head i says the law g(h_i) of the token i further on::
+
+    TokenSwift    h_i = h_{i-1} + W_i h_{i-1}              (arXiv 2502.18890, equation 1)
+    Medusa        h_i = h_0 + silu(W_i h_0 + b_i)          (arXiv 2401.10774, section 2.1)
+
+g is the target's own and not part of the drafter. In Medusa's paper each head has a g of its own
+that starts as the target's; here both share it, as TokenSwift's paper has it for its baseline, so
+that the two differ in nothing but how heads depend on each other. A new drafter has all W and b
+zero: until it is trained, every head repeats the target's next-token law.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, TypeVar, cast
+
+import torch
+from torch import nn
+from torch.nn.functional import silu
+from transformers import PreTrainedModel
+
+from specattn.drafters.drafter import DrafterConfig, TrainedDrafter
+
+NUM_HEADS = 3
+"""Heads in TokenSwift's paper: gamma, with gamma + 1 tokens drafted from one pass."""
+
+_Heads = TypeVar("_Heads", bound="Heads")
+
+
+class HeadsConfig(DrafterConfig):
+    """What heads are made of; ``config.json`` of their folder.
+
+    Attributes
+    ----------
+    target : str
+        Name or path of the target model, as whoever trained the heads called it.
+    num_heads : int
+        At least 1.
+    hidden_size, vocab_size : int
+        As the target's.
+    """
+
+    shared = ("hidden_size", "vocab_size")
+
+    num_heads: int = NUM_HEADS
+    hidden_size: int = 256
+    vocab_size: int = 4096
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        super().__post_init__(**kwargs)
+        if self.num_heads < 1:
+            raise ValueError(f"num_heads must be at least 1, got {self.num_heads}")
+
+
+class Heads(TrainedDrafter):
+    """What TokenSwift's and Medusa's heads have in common: a square matrix each.
+
+    Parameters
+    ----------
+    config : HeadsConfig
+    """
+
+    config: HeadsConfig
+    config_class: type[HeadsConfig]
+    bias: ClassVar[bool]
+    main_input_name = "features"
+
+    def __init__(self, config: HeadsConfig):
+        super().__init__(config)
+        width = config.hidden_size
+        self.linears = nn.ModuleList(
+            nn.Linear(width, width, bias=self.bias) for _ in range(config.num_heads)
+        )
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Linear):
+            for parameter in module.parameters():
+                nn.init.zeros_(parameter)
+
+    @classmethod
+    def for_target(
+        cls: type[_Heads], model: PreTrainedModel, *, target: str, num_heads: int = NUM_HEADS
+    ) -> _Heads:
+        """Return new heads for `model`, in float32: each repeats the target's next-token law.
+
+        Parameters
+        ----------
+        model : PreTrainedModel
+        target : str
+            What the drafter's folder will call the model: a name or a path.
+        num_heads : int
+        """
+        shared = cls.config_class.shared_with(model.config)
+        drafter = cls(cls.config_class(target=target, num_heads=num_heads, **shared))
+        cast(Any, drafter).to(model.device)
+        return drafter
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """Return what the target's head reads for each head.
+
+        Parameters
+        ----------
+        features : Tensor [..., H]
+            The target's last hidden state, after its final norm.
+
+        Returns
+        -------
+        Tensor [..., num_heads, H]
+
+        Raises
+        ------
+        ValueError
+            `features` is not as wide as the target.
+        """
+        if features.shape[-1] != (width := self.config.hidden_size):
+            raise ValueError(f"features: expected [..., {width}], got {list(features.shape)}")
+        return torch.stack(self._hidden(features), -2)
+
+    def _hidden(self, features: torch.Tensor) -> list[torch.Tensor]:
+        """Return h_1, h_2, ..., each [..., H]."""
+        raise NotImplementedError
+
+
+class TokenSwiftConfig(HeadsConfig):
+    """Of `TokenSwiftHeads`; see `HeadsConfig`."""
+
+    model_type = "tokenswift"
+
+
+class TokenSwiftHeads(Heads):
+    """TokenSwift's linear heads, each reading what the one before it wrote.
+
+    Parameters
+    ----------
+    config : TokenSwiftConfig
+    """
+
+    config_class = TokenSwiftConfig
+    title = "TokenSwift"
+    bias = False
+
+    def _hidden(self, features: torch.Tensor) -> list[torch.Tensor]:
+        hidden = [features]
+        for linear in self.linears:
+            hidden.append(hidden[-1] + linear(hidden[-1]))
+        return hidden[1:]
+
+
+class MedusaConfig(HeadsConfig):
+    """Of `MedusaHeads`; see `HeadsConfig`."""
+
+    model_type = "medusa"
+
+
+class MedusaHeads(Heads):
+    """Medusa's heads, none of which knows what another says.
+
+    Parameters
+    ----------
+    config : MedusaConfig
+    """
+
+    config_class = MedusaConfig
+    title = "Medusa"
+    bias = True
+
+    def _hidden(self, features: torch.Tensor) -> list[torch.Tensor]:
+        return [features + silu(linear(features)) for linear in self.linears]

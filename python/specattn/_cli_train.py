@@ -16,6 +16,8 @@ app = typer.Typer(
     help="Train a drafter for a frozen target.",
 )
 
+NumHeads = Annotated[int, typer.Option("--heads", min=1, help="Heads of a new drafter.")]
+
 # What is not an option of ours is one of transformers' trainer, which has some hundred.
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -56,4 +58,34 @@ def longspec(
             preset = replace(preset, anchor_offset=anchor_offset)
         recipe = LongSpecRecipe(preset, levels=levels, window=window)
         run = Run(plan, recipe, context.args)
+    run.train()
+
+
+@app.command(context_settings=_PASS_ON)
+@with_plan
+def tokenswift(context: typer.Context, plan: Plan, num_heads: NumHeads = 3) -> None:
+    """Train TokenSwift's chained heads; other options go to transformers' TrainingArguments.
+
+    The defaults are the paper's table 9: 200 steps of 120 rows of 8192 tokens.
+    """
+    with one_line_errors():
+        from specattn._training import Run
+        from specattn.training import TokenSwiftRecipe
+
+        run = Run(plan, TokenSwiftRecipe(num_heads), context.args)
+    run.train()
+
+
+@app.command(context_settings=_PASS_ON)
+@with_plan
+def medusa(context: typer.Context, plan: Plan, num_heads: NumHeads = 3) -> None:
+    """Train Medusa's independent heads; other options go to transformers' TrainingArguments.
+
+    The defaults are those of TokenSwift's heads, so that the two can be compared.
+    """
+    with one_line_errors():
+        from specattn._training import Run
+        from specattn.training import MedusaRecipe
+
+        run = Run(plan, MedusaRecipe(num_heads), context.args)
     run.train()

@@ -25,6 +25,7 @@ from specattn._session import DTYPES, model_folder
 from specattn._train_options import Plan
 from specattn.drafters import TrainedDrafter
 from specattn.training import Documents, DrafterTrainer, PackedRows, Preset, Recipe, find_files
+from specattn.training.curves import draw_losses
 
 _TOKENS_PER_PASS = 8192
 
@@ -99,7 +100,18 @@ class Run:
             drafter.save_pretrained(self.plan.output)
         if self.eval_rows is not None:
             self._say(_findings(trainer.evaluate()))
+        if trainer.is_world_process_zero():
+            self._draw(trainer.state.log_history)
         self._say(f"drafter: {self.plan.output}")
+
+    def _draw(self, history: list[dict[str, float]]) -> None:
+        picture = self.plan.output / "loss.png"
+        try:
+            draw_losses(history, picture)
+        except ImportError:
+            self._say("no picture of the losses: matplotlib is not installed")
+        else:
+            self._say(f"losses: {picture}")
 
     def _count(self) -> None:
         """See that there is text, and count its rows unless the number of steps is given."""

@@ -1,4 +1,4 @@
-"""``specattn train longspec`` as a user types it: what it leaves, and how it refuses."""
+"""``specattn train`` as a user types it: what it leaves, and how it refuses."""
 
 import json
 import sys
@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from specattn import cli
-from specattn.drafters import LongSpecDrafter
+from specattn.drafters import LongSpecDrafter, MedusaHeads, TokenSwiftHeads
 from tests.decoding.models import letters, tiny_model
 
 ROW = ("--row-length", "16", "--batch-size", "4", "--per_device_train_batch_size", "2")
@@ -116,6 +116,41 @@ def test_what_a_user_can_mend_is_one_line(specattn, target, text, tmp_path, argu
     assert error.count("\n") == 0
     assert reason.format(**names) in error
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"), [("tokenswift", TokenSwiftHeads), ("medusa", MedusaHeads)]
+)
+def test_heads_leave_a_loss_per_head(specattn, target, text, tmp_path, method, kind):
+    run = ("train", method, "--target", target, "--data", text / "a.txt", *ROW, *QUIET)
+    code, _, said = specattn(
+        *run, "--heads", 2, "--output", tmp_path, "--eval-data", text / "a.txt",
+        "--eval-prompts", 0, "--max_steps", 6, "--warmup_steps", 1, "--logging_steps", 1,
+        "--eval_steps", 3,
+    )  # fmt: skip
+    assert code == 0, said
+    assert "accuracy 2 0." in said
+    drafter = kind.from_pretrained(tmp_path)
+    assert (drafter.config.num_heads, drafter.config.target) == (2, str(target))
+    assert str(drafter.dtype) == "torch.bfloat16"
+    history = json.loads((tmp_path / "trainer_state.json").read_text())["log_history"]
+    for name in ("loss_1", "loss_2"):
+        points = [entry[name] for entry in history if name in entry]
+        assert len(points) == 6
+        assert points[-1] < points[0]
+    assert len([entry for entry in history if "eval_loss_2" in entry]) == 2
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_there_is_no_picture_and_no_failure(
+    specattn, target, text, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    run = ("train", "medusa", "--target", target, "--data", text / "a.txt", *ROW, *QUIET)
+    code, _, said = specattn(*run, "--output", tmp_path, "--max_steps", 1)
+    assert code == 0, said
+    assert "no picture of the losses: matplotlib is not installed" in said
+    assert not (tmp_path / "loss.png").exists()
 
 
 def test_help_names_the_trainers_own_options(specattn):

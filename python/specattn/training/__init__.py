@@ -15,6 +15,7 @@ except ImportError as error:
     ) from error
 
 from specattn.training.data import Documents, PackedRows, find_files
+from specattn.training.heads import HeadsObjective, MedusaRecipe, TokenSwiftRecipe
 from specattn.training.longspec import STAGES, LongSpecObjective, LongSpecRecipe, Stage
 from specattn.training.loss import linear_cross_entropy
 from specattn.training.positions import anchor_offset_positions
@@ -25,13 +26,16 @@ __all__ = [
     "STAGES",
     "Documents",
     "DrafterTrainer",
+    "HeadsObjective",
     "LongSpecObjective",
     "LongSpecRecipe",
+    "MedusaRecipe",
     "Objective",
     "PackedRows",
     "Preset",
     "Recipe",
     "Stage",
+    "TokenSwiftRecipe",
     "anchor_offset_positions",
     "find_files",
     "linear_cross_entropy",

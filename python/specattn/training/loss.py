@@ -79,6 +79,25 @@ def chunked_cross_entropy(
     return total
 
 
+@torch.no_grad()
+def top1_hits(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Count the tokens whose label is the head's first guess.
+
+    Parameters
+    ----------
+    hidden, weight, labels
+        As `linear_cross_entropy` has them; `IGNORED` labels are never hit.
+
+    Returns
+    -------
+    Tensor, int64 []
+    """
+    rows, labels = hidden.flatten(0, -2), labels.flatten()
+    chunk = max(1, _CHUNK_LOGITS // len(weight))
+    guesses = [(part.to(weight.dtype) @ weight.T).argmax(-1) for part in rows.split(chunk)]
+    return (torch.cat(guesses) == labels).sum()
+
+
 class _ChunkedCrossEntropy(torch.autograd.Function):
     """The gradient is a by-product of the forward pass, so nothing is computed twice."""
 

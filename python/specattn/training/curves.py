@@ -1,0 +1,47 @@
+"""A picture of a training run: every loss that the trainer logged, by step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+
+def draw_losses(history: Iterable[dict[str, Any]], path: Path) -> None:
+    """Write a PNG of the losses in ``trainer_state.json``: lines in training, dots held out.
+
+    Parameters
+    ----------
+    history : iterable of dict
+        ``log_history`` of the trainer's state.
+    path : Path
+
+    Raises
+    ------
+    ImportError
+        matplotlib is not installed.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for entry in history:
+        for name in filter(_is_loss, entry):
+            curves.setdefault(name, []).append((entry["step"], entry[name]))
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    colours = {name: f"C{n}" for n, name in enumerate(n for n in curves if n.startswith("loss"))}
+    for name, points in curves.items():
+        held_out = name.startswith("eval_")
+        label = name.removeprefix("eval_").replace("_", " ") + held_out * ", held out"
+        colour = colours.get(name.removeprefix("eval_"), "black")
+        axes.plot(*zip(*points, strict=True), "o" if held_out else "-", color=colour, label=label)
+    axes.set(xlabel="step", ylabel="cross entropy (nats per token)")
+    axes.legend()
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=120)
+
+
+def _is_loss(name: str) -> bool:
+    return name.removeprefix("eval_").split("_")[0] == "loss"

@@ -24,7 +24,7 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from specattn.decoding import TargetLaw
+from specattn.decoding import ContextualPenalty, TargetLaw
 from specattn.decoding.sampling import CONTEXT_FREE
 from specattn.decoding.sequences import Sequences
 from specattn.tree import Tree
@@ -52,11 +52,14 @@ CONTEXTUAL = {
     "min-length": [MinNewTokensLengthLogitsProcessor(PROMPT, 5, 4)],
     "prefix-constrained": [PrefixConstrainedLogitsProcessor(allowed, num_beams=1)],
     "subclass": [Triples(0.5)],
+    "window": [ContextualPenalty(4, 1.9)],
+    "window-beyond-the-text": [ContextualPenalty(50, 1.9)],
     "in-order": [
         TopKLogitsWarper(6),
         RepetitionPenaltyLogitsProcessor(1.9),
         TemperatureLogitsWarper(0.4),
         NoRepeatNGramLogitsProcessor(2),
+        ContextualPenalty(3, 1.4),
         TopPLogitsWarper(0.8),
     ],
 }
@@ -68,11 +71,11 @@ TREES = {
 }
 
 
-def started(active=(0, 2, 3)):
+def started(active=(0, 2, 3), padding=(0,) * ROWS):
     """Return a run in which requests have said 3, 0, 1 and 3 tokens, and request 1 is finished."""
     generator = torch.Generator().manual_seed(7)
     ids = torch.randint(0, V, (ROWS, PROMPT), generator=generator)
-    sequences = Sequences(ids, [0] * ROWS, 30, StoppingCriteriaList(), torch.device("cpu"))
+    sequences = Sequences(ids, padding, 30, StoppingCriteriaList(), torch.device("cpu"))
     for row, count in enumerate([3, 0, 1, 3]):
         sequences.extend(row, torch.randint(0, V, (count,), generator=generator).tolist())
     sequences.active = list(active)
@@ -167,3 +170,30 @@ def test_an_unknown_processor_sees_its_own_context():
     torch.testing.assert_close(
         TargetLaw(processors, False, sequences).scores(logits, tree, tokens), expected
     )
+
+
+@pytest.mark.parametrize("window", [1, 4, 50])
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+def test_a_window_shows_the_last_tokens_and_no_padding(tree, window):
+    """A processor that declares how far it looks gets just that, whatever else the batch holds."""
+    padding = (5, 0, 2, 6)
+    sequences, tokens = started(padding=padding), torch.randint(0, V, (3, tree.size))
+    logits, shown = torch.randn(3, tree.size, V), []
+
+    class Recorder(LogitsProcessor):
+        context_window = window
+
+        def __call__(self, input_ids, scores):
+            asked = scores.any(-1).nonzero().flatten().tolist()
+            shown.extend((row, scores[row], input_ids[row]) for row in asked)
+            return scores
+
+    TargetLaw(LogitsProcessorList([Recorder()]), True, sequences).scores(logits, tree, tokens)
+    paths = tree.paths.expand(3, -1, -1)
+    for request, row in enumerate(sequences.active):
+        committed = sequences.tokens[row, padding[row] : sequences.lengths[row]]
+        for node in range(tree.size):
+            path = [step for step in paths[request, node].tolist() if step > 0]
+            text = torch.cat([committed, tokens[request, path]])[-window:]
+            (seen,) = [t for r, s, t in shown if r == row and torch.equal(s, logits[request, node])]
+            assert seen.tolist() == text.tolist()

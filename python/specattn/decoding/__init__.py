@@ -28,6 +28,7 @@ from specattn.decoding.longspec import LongSpec
 from specattn.decoding.loop import Draft, Drafter, Verified, decode
 from specattn.decoding.method import Method, SpeculativeOutput
 from specattn.decoding.methods import METHODS, parse_method
+from specattn.decoding.penalty import ContextualPenalty
 from specattn.decoding.plain import Plain
 from specattn.decoding.prompt_lookup import PromptLookup
 from specattn.decoding.sampling import TargetLaw
@@ -38,6 +39,7 @@ from specattn.decoding.vegas import Vegas
 __all__ = [
     "FAMILIES",
     "METHODS",
+    "ContextualPenalty",
     "Draft",
     "Drafter",
     "GenerationOutput",

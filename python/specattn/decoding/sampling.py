@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch.nn.functional import pad
@@ -42,12 +43,25 @@ CONTEXT_FREE = (
     TopPLogitsWarper,
     TypicalLogitsWarper,
 )
-"""Processors that look at the logits alone. All others are given each node's own context."""
+"""Processors that look at the logits alone. All others are given each node's own context; one with
+an attribute ``context_window`` is given no more than so many last tokens of it."""
 
 STATEFUL = (SynthIDTextWatermarkLogitsProcessor, UnbatchedClassifierFreeGuidanceLogitsProcessor)
 """Processors that remember earlier calls, and so cannot be asked about tokens not yet accepted."""
 
 Processor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class _Question(NamedTuple):
+    """One call of a processor: which nodes [n] it is about, their rows [n], all rows' texts [R, L].
+
+    Everything is int64.
+    """
+
+    request: torch.Tensor
+    node: torch.Tensor
+    row: torch.Tensor
+    context: torch.Tensor
 
 
 class TargetLaw:
@@ -100,15 +114,16 @@ class TargetLaw:
         -------
         Tensor, float32 [B, n, V]
         """
-        scores, asked = logits.float(), None
+        scores, contexts = logits.float(), dict[int | None, list[_Question]]()
         for processor in self.processors:
             if type(processor) in CONTEXT_FREE:
                 scores = processor(None, scores.flatten(0, 1)).unflatten(0, scores.shape[:2])
                 continue
-            if asked is None:  # the same texts for every processor
-                asked = list(self._in_context(tree, tokens, first))
+            window = getattr(processor, "context_window", None)
+            if window not in contexts:  # the same texts for every processor
+                contexts[window] = list(self._in_context(tree, tokens, first, window))
             before, scores = scores, torch.empty_like(scores)
-            for request, node, row, context in asked:
+            for request, node, row, context in contexts[window]:
                 questions = scores.new_zeros(len(context), scores.shape[-1])
                 questions[row] = before[request, node - first]
                 scores[request, node - first] = processor(context, questions)[row]
@@ -157,34 +172,41 @@ class TargetLaw:
         return drawn[:, 0]
 
     def _in_context(
-        self, tree: Tree, tokens: torch.Tensor, first: int
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]:
+        self, tree: Tree, tokens: torch.Tensor, first: int, window: int | None
+    ) -> Iterator[_Question]:
         """Yield the texts that a processor is asked about, nodes of equally long ones together.
 
         A processor may hold data per row of the original batch, so each call shows it that whole
-        batch, every row in its place; rows that are not asked about show themselves as far as they
-        go, and their answers are dropped.
+        batch, every row in its place; rows that are not asked about show their beginning, and their
+        answers are dropped.
 
-        Yields
-        ------
-        request, node, row : Tensor, int64 [n]
-            What is asked about, and its row of the original batch.
-        context : Tensor, int64 [R, L]
-            The committed text of every row, with the path of the node that it is asked about.
+        Without a window a text is all of its row, padding included, as transformers shows it. A
+        window shows the last tokens and no padding, and costs the same however long the text is.
         """
-        active, device = self.sequences.active, tokens.device
-        lengths = [self.sequences.lengths[row] for row in active]
-        paths = tree.paths.expand(len(active), -1, -1)[..., 1:]  # the root is committed
-        depth = torch.arange(paths.shape[-1], device=device)
-        for length, asked in _calls(_depths(tree, len(active)), lengths, first):
+        sequences, active, device = self.sequences, self.sequences.active, tokens.device
+        committed = [sequences.lengths[row] for row in active]
+        shown = [
+            committed[request] - (0 if window is None else sequences.padding[row])
+            for request, row in enumerate(active)
+        ]
+        paths = tree.paths.expand(len(active), -1, -1)
+        levels = _depths(tree, len(active))
+        for width, asked in _calls(levels, shown, first, window):
             request, node = torch.tensor(asked, device=device).unbind(1)
             row = torch.tensor([active[r] for r, _ in asked], device=device)
-            committed = torch.tensor([lengths[r] for r, _ in asked], device=device)[:, None]
-            path = paths[request, node]  # -1 beyond the node: goes to a column that is cut off
-            column = torch.where(path < 0, length, committed + depth)
-            context = self.sequences.on_device[:, : length + 1].clone()
-            context[row[:, None], column] = tokens[request[:, None], path.clamp_min(0)]
-            yield request, node, row, context[:, :length]
+            end = torch.tensor([committed[r] + levels[r][n] for r, n in asked], device=device)
+            column = end[:, None] - width + torch.arange(width, device=device)
+            level = (
+                column - torch.tensor([committed[r] - 1 for r, _ in asked], device=device)[:, None]
+            )
+            drafted = paths[request, node].gather(1, level.clamp_min(0))
+            context = sequences.on_device[:, :width].clone()
+            context[row] = torch.where(
+                level > 0,
+                tokens[request[:, None], drafted],
+                sequences.on_device[row[:, None], column],
+            )
+            yield _Question(request, node, row, context)
 
 
 @lru_cache(maxsize=64)
@@ -199,17 +221,18 @@ def _depths(tree: Tree, batch: int) -> list[list[int]]:
 
 
 def _calls(
-    depths: Sequence[Sequence[int]], lengths: Sequence[int], first: int
+    depths: Sequence[Sequence[int]], lengths: Sequence[int], first: int, window: int | None
 ) -> Iterator[tuple[int, list[tuple[int, int]]]]:
     """Gather nodes whose contexts are equally long, at most one of each request to a call.
 
-    Yields the contexts' length and the (request, node) pairs of each call.
+    Yields the contexts' length, at most `window`, and the (request, node) pairs of each call.
     """
     calls = defaultdict[tuple[int, int], list[tuple[int, int]]](list)
     for request, (levels, length) in enumerate(zip(depths, lengths, strict=True)):
         siblings = Counter[int]()
         for node, level in enumerate(levels[first:], start=first):
-            calls[length + level, siblings[level]].append((request, node))
-            siblings[level] += 1
+            width = length + level if window is None else min(length + level, window)
+            calls[width, siblings[width]].append((request, node))
+            siblings[width] += 1
     for (length, _), nodes in calls.items():
         yield length, nodes

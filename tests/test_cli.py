@@ -127,6 +127,25 @@ def test_a_seed_decides_what_is_sampled(specattn, prompt):
     assert texts[0] == texts[1] != texts[2]
 
 
+def test_filters_and_the_penalty_reach_the_law(specattn, prompt, tmp_path):
+    out = tmp_path / "out.json"
+    options = ("--prompt-file", prompt, "--max-new-tokens", 12, "--method", "plain", "--json", out)
+    penalty = ("--penalty", 1.5, "--penalty-window", 64)
+    texts = [
+        specattn("generate", *options, *more)[1]
+        for more in (
+            ("--temperature", 0),
+            ("--temperature", 1, "--min-p", 1.0),  # the best token alone is left
+            ("--temperature", 0, *penalty),
+            ("--temperature", 1, "--min-p", 1.0, *penalty),
+            ("--temperature", 1, "--eta", 0.3),
+        )
+    ]
+    assert texts[0] == texts[1] != texts[2] == texts[3]
+    sampling = json.loads(out.read_text())["sampling"]
+    assert (sampling["eta_cutoff"], sampling["min_p"], sampling["penalty"]) == (0.3, None, 1.0)
+
+
 def test_compare_says_whether_the_outputs_are_identical(specattn, prompt):
     code, _, figures = specattn("compare", "--prompt-file", prompt, "--max-new-tokens", 12)
     assert code == 0

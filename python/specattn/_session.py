@@ -17,10 +17,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from tokenizers.decoders import DecodeStream
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LogitsProcessorList,
+    PreTrainedModel,
+)
 
 import specattn
-from specattn.decoding import FAMILIES, Method, Statistics, generate
+from specattn.decoding import FAMILIES, ContextualPenalty, Method, Statistics, generate
 
 # The folder exists in a source checkout alone: a wheel does not carry 15 MB of model.
 EMBEDDED_TARGET = Path(specattn.__file__).parents[2] / "examples" / "tiny"
@@ -101,8 +106,13 @@ class Session:
         )
         return cls(model.eval().to(device=chosen_device), tokenizer, prompt, path, prompt_file)
 
-    def run(self, method: Method, **options: Any) -> Run:
+    def run(
+        self, method: Method, *, penalty: float = 1.0, penalty_window: int = 1024, **options: Any
+    ) -> Run:
         """Continue the prompt, with progress on standard error and the text on standard output."""
+        if penalty != 1:
+            processors = [ContextualPenalty(penalty_window, penalty)]
+            options["logits_processor"] = LogitsProcessorList(processors)
         with self._progress(options["max_new_tokens"]) as (on_prefill, on_tokens):
             output = generate(
                 self.model,

@@ -41,8 +41,18 @@ PromptOption = Annotated[Path, typer.Option(help="UTF-8 text to continue.")]
 NewTokensOption = Annotated[int, typer.Option(min=1, help="Stop after this many new tokens.")]
 MinNewTokensOption = Annotated[int, typer.Option(min=0, help="Do not stop before so many.")]
 TemperatureOption = Annotated[float, typer.Option(min=0.0, help="0 is greedy decoding.")]
-PenaltyOption = Annotated[
+RepetitionOption = Annotated[
     float, typer.Option(min=0.01, help="Of tokens that are in the text already; 1 is none.")
+]
+PenaltyOption = Annotated[
+    float, typer.Option(min=0.01, help="Of tokens in the last --penalty-window; 1 is none.")
+]
+WindowOption = Annotated[int, typer.Option(min=1, help="Last tokens that --penalty looks at.")]
+MinPOption = Annotated[
+    float, typer.Option(min=0.0, max=1.0, help="Drop tokens below this share of the best one's.")
+]
+EtaOption = Annotated[
+    float, typer.Option(min=0.0, max=1.0, help="Eta sampling's epsilon, such as 2e-4; 0 is off.")
 ]
 SeedOption = Annotated[int, typer.Option(help="Seed of the sampling.")]
 PromptTokensOption = Annotated[
@@ -87,7 +97,11 @@ def generate(
     temperature: TemperatureOption = 0.0,
     top_k: Annotated[int, typer.Option(min=0, help="Keep the k best tokens; 0 keeps all.")] = 0,
     top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Keep this much mass.")] = 1.0,
-    repetition_penalty: PenaltyOption = 1.0,
+    min_p: MinPOption = 0.0,
+    eta: EtaOption = 0.0,
+    repetition_penalty: RepetitionOption = 1.0,
+    penalty: PenaltyOption = 1.0,
+    penalty_window: WindowOption = 1024,
     seed: SeedOption = 0,
     gamma: GammaOption = None,
     ratio: RatioOption = None,
@@ -105,12 +119,16 @@ def generate(
         raise typer.BadParameter(f"--json: folder {json_file.absolute().parent} does not exist")
     chosen = _method(method, gamma=gamma, ratio=ratio, drafter=drafter, widths=_widths(widths))
     session = _session(model, prompt_file, prompt_tokens, max_new_tokens, dtype, device)
-    sampling = {
+    sampling: dict[str, Any] = {
         "min_new_tokens": min_new_tokens,
         "temperature": temperature,
         "top_k": top_k,
         "top_p": top_p,
+        "min_p": min_p or None,
+        "eta_cutoff": eta,
         "repetition_penalty": repetition_penalty,
+        "penalty": penalty,
+        "penalty_window": penalty_window,
         "seed": seed,
     }
     run = session.run(_prepared(chosen, session), max_new_tokens=max_new_tokens, **sampling)
@@ -131,7 +149,9 @@ def compare(
     max_new_tokens: NewTokensOption = 128,
     min_new_tokens: MinNewTokensOption = 0,
     temperature: TemperatureOption = 0.0,
-    repetition_penalty: PenaltyOption = 1.0,
+    repetition_penalty: RepetitionOption = 1.0,
+    penalty: PenaltyOption = 1.0,
+    penalty_window: WindowOption = 1024,
     seed: SeedOption = 0,
     gamma: GammaOption = None,
     ratio: RatioOption = None,
@@ -145,11 +165,13 @@ def compare(
     options = {"gamma": gamma, "ratio": ratio, "drafter": drafter, "widths": _widths(widths)}
     chosen = {text: _method(text, **options) for text in _split_methods(methods)}
     session = _session(model, prompt_file, prompt_tokens, max_new_tokens, dtype, device)
-    sampling = {
+    sampling: dict[str, Any] = {
         "min_new_tokens": min_new_tokens,
         "temperature": temperature,
         "top_k": 0,
         "repetition_penalty": repetition_penalty,
+        "penalty": penalty,
+        "penalty_window": penalty_window,
         "seed": seed,
     }
     prepared = {name: _prepared(one, session) for name, one in chosen.items()}

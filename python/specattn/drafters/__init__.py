@@ -16,6 +16,7 @@ from specattn.drafters.heads import (
     TokenSwiftHeads,
 )
 from specattn.drafters.longspec import LongSpecConfig, LongSpecDrafter
+from specattn.drafters.poss import PosSConfig, PosSDrafter
 
 __all__ = [
     "DrafterConfig",
@@ -24,6 +25,8 @@ __all__ = [
     "LongSpecDrafter",
     "MedusaConfig",
     "MedusaHeads",
+    "PosSConfig",
+    "PosSDrafter",
     "TokenSwiftConfig",
     "TokenSwiftHeads",
     "TrainedDrafter",

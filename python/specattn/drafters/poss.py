@@ -1,0 +1,310 @@
+"""PosS' drafter: EAGLE's layer, once for each few positions of a draft.
+
+A *pair* at position t is the embedding of token t + 1 with the feature of token t, the feature
+being what the target's head reads. The drafter foretells features (PosS, section 2)::
+
+    x = fc([embedding of token t + 1; feature of token t])       shared by all specialists
+    x += attention(x)                                            causal, over pairs
+    x += swiglu(norm(x))                                         x: the feature of token t + 1
+    logits of token t + 2 = target's head (x)
+
+Behind the last verified token the drafter's own features take the place of the target's. A draft's
+*depth* counts from its root: at depth 0 a pair has the target's feature. The pair at depth s is
+worked on by specialist ``min(s // positions_per_layer, layers - 1)``, with keys and values of its
+own for all pairs before (PosS, section 3). With one layer for all positions this is EAGLE-2 or
+HASS, which differ in training alone.
+
+Keys and values follow from x alone. So a specialist catches up on pairs that others have worked on
+by two projections of what ``fc`` gave, once for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.nn.functional import silu
+from transformers import PreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from specattn.drafters.drafter import DrafterConfig, TrainedDrafter
+from specattn.drafters.longspec import STATIC_ROPES, Rotation, rotate
+from specattn.drafters.training_attention import path_attention
+
+Attend = Callable[[torch.Tensor], torch.Tensor]
+
+
+class PosSConfig(DrafterConfig):
+    """What a PosS drafter is made of; ``config.json`` of its folder.
+
+    Attributes
+    ----------
+    target : str
+        Name or path of the target model, as whoever trained the drafter called it.
+    layers : int
+        Specialists; 1 is EAGLE-2 or HASS.
+    positions_per_layer : int
+        Depths that each specialist works on, PosS' n; the last one goes on for ever.
+    hidden_size, vocab_size
+        As the target's.
+    intermediate_size, num_attention_heads, num_key_value_heads, head_dim
+        Of each specialist.
+    rms_norm_eps, max_position_embeddings, rope_parameters
+        As the target's.
+    fc_bias, qkv_bias, qk_norm : bool
+        Whether ``fc`` has a bias, whether projections to queries, keys and values have one, and
+        whether queries and keys are normed per head.
+
+    Raises
+    ------
+    ValueError
+        A count is not positive, or the rope is not static.
+    """
+
+    model_type = "poss"
+    shared = ("hidden_size", "vocab_size")
+
+    layers: int = 1
+    positions_per_layer: int = 1
+    hidden_size: int = 256
+    intermediate_size: int = 1024
+    num_attention_heads: int = 8
+    num_key_value_heads: int = 2
+    head_dim: int = 64
+    vocab_size: int = 4096
+    rms_norm_eps: float = 1e-6
+    max_position_embeddings: int = 32768
+    rope_parameters: dict | None = None
+    fc_bias: bool = False
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    initializer_range: float = 0.02
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        super().__post_init__(**kwargs)
+        for name in ("layers", "positions_per_layer"):
+            if (value := getattr(self, name)) < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        rope_type = (self.rope_parameters or {}).get("rope_type", "default")
+        if rope_type not in STATIC_ROPES:
+            raise ValueError(
+                f"rope of type {rope_type!r} is not supported; expected one of "
+                f"{', '.join(STATIC_ROPES)}"
+            )
+
+    @classmethod
+    def for_target(
+        cls, model: PreTrainedModel, *, target: str, layers: int = 1, positions_per_layer: int = 1
+    ) -> PosSConfig:
+        """Return the configuration of a drafter for `model`, known as `target`.
+
+        Its layers are shaped as the target's last one.
+        """
+        config: Any = model.config
+        attention = cast(Any, model.base_model).layers[-1].self_attn
+        head_dim = getattr(config, "head_dim", None)
+        return cls(
+            target=target,
+            layers=layers,
+            positions_per_layer=positions_per_layer,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_attention_heads=config.num_attention_heads,
+            num_key_value_heads=config.num_key_value_heads,
+            head_dim=head_dim or config.hidden_size // config.num_attention_heads,
+            vocab_size=config.vocab_size,
+            rms_norm_eps=config.rms_norm_eps,
+            max_position_embeddings=config.max_position_embeddings,
+            rope_parameters=config.rope_parameters,
+            qkv_bias=attention.q_proj.bias is not None,
+            qk_norm=hasattr(attention, "q_norm"),
+            initializer_range=config.initializer_range,
+        )
+
+    def specialist_at(self, depth: int) -> int:
+        """Return which specialist works on the pairs at `depth`; the root's is 0."""
+        return min(depth // self.positions_per_layer, self.layers - 1)
+
+
+class PosSDrafter(TrainedDrafter):
+    """``fc`` and the specialists. Embedding and head are the target's and not part of it.
+
+    `forward` is for whole sequences, as training sees them; decoding calls the parts with an
+    attention of its own. Both are the same equations.
+
+    Parameters
+    ----------
+    config : PosSConfig
+    """
+
+    config: PosSConfig
+    config_class = PosSConfig
+    title = "PosS"
+    main_input_name = "inputs_embeds"
+
+    def __init__(self, config: PosSConfig):
+        super().__init__(config)
+        self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=config.fc_bias)
+        self.specialists = nn.ModuleList(Specialist(config) for _ in range(config.layers))
+        self.rotary_emb = LlamaRotaryEmbedding(config)  # type: ignore[arg-type]
+        self.post_init()
+
+    @classmethod
+    def for_target(
+        cls, model: PreTrainedModel, *, target: str, layers: int = 1, positions_per_layer: int = 1
+    ) -> PosSDrafter:
+        """Return a new, random drafter for `model`.
+
+        Parameters
+        ----------
+        model : PreTrainedModel
+        target : str
+            What the drafter's folder will call the model: a name or a path.
+        layers, positions_per_layer : int
+            See `PosSConfig`.
+        """
+        config = PosSConfig.for_target(
+            model, target=target, layers=layers, positions_per_layer=positions_per_layer
+        )
+        return cast(Any, cls(config)).to(model.device)
+
+    def forward(
+        self, inputs_embeds: torch.Tensor, features: torch.Tensor, depth: int
+    ) -> list[torch.Tensor]:
+        """Draft `depth` tokens behind every token of whole sequences, along their own text.
+
+        As at inference, a pair sees the target's features up to its root and the drafter's own
+        behind it. Those are detached from the specialist that made them, so that each depth's
+        gradient stays in its own specialist, and ``fc`` (PosS, section 3).
+
+        Parameters
+        ----------
+        inputs_embeds, features : Tensor [B, L, H]
+            Of the same L tokens, which lie at positions 0 to L - 1 of one text per row.
+        depth : int
+            From 1 to L - 1.
+
+        Returns
+        -------
+        list of Tensor
+            Entry s, [B, L - 1 - s, H]: row t is drafted at depth s behind the root t + 1, and
+            foretells the feature of token ``t + s + 1``.
+
+        Raises
+        ------
+        ValueError
+            A shape does not fit, or `depth` is out of range.
+        """
+        self._check_inputs(inputs_embeds, features, depth)
+        length = inputs_embeds.shape[1]
+        rotations = self.rotation(inputs_embeds, torch.arange(length, device=features.device)[None])
+        drafted, pairs, known = list[torch.Tensor](), list[torch.Tensor](), features
+        for step in range(depth):
+            roots = length - 1 - step
+            pairs.append(self.fuse(inputs_embeds[:, step + 1 :], known[:, :roots]))
+            specialist = self.specialist_at(step)
+            # Entry s: the pairs at depth s of every root that goes on, and where they lie.
+            at = [_rows(rotations, s, roots) for s in range(step + 1)]
+            keys, values = zip(
+                *(
+                    specialist.attention.keys_and_values(x[:, :roots], rotation)
+                    for x, rotation in zip(pairs, at, strict=True)
+                ),
+                strict=True,
+            )
+            drafted.append(specialist(pairs[-1], at[-1], _along_paths(keys, values)))
+            known = drafted[-1].detach()
+        return drafted
+
+    def specialist_at(self, depth: int) -> Specialist:
+        """Return the specialist that works on the pairs at `depth`."""
+        return cast(Specialist, self.specialists[self.config.specialist_at(depth)])
+
+    def fuse(self, inputs_embeds: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+        """Return what all specialists read of pairs: both arguments and the result [B, T, H]."""
+        return self.fc(torch.cat([inputs_embeds, features], -1))
+
+    def rotation(self, like: torch.Tensor, position_ids: torch.Tensor) -> Rotation:
+        """Return the target's rotation at positions [B, T], in the dtype of `like`."""
+        cos, sin = self.rotary_emb(like, position_ids)
+        return cos[:, :, None], sin[:, :, None]
+
+    def _check_inputs(
+        self, inputs_embeds: torch.Tensor, features: torch.Tensor, depth: int
+    ) -> None:
+        batch, length, *_ = inputs_embeds.shape
+        shape = (batch, length, self.config.hidden_size)
+        for name, tensor in (("inputs_embeds", inputs_embeds), ("features", features)):
+            if tensor.shape != shape:
+                raise ValueError(f"{name}: expected shape {list(shape)}, got {list(tensor.shape)}")
+        if not 1 <= depth < length:
+            raise ValueError(f"depth: expected 1 to {length - 1} for {length} tokens, got {depth}")
+
+
+class Specialist(nn.Module):
+    """One decoder layer without an input norm, as EAGLE's."""
+
+    def __init__(self, config: PosSConfig):
+        super().__init__()
+        width = config.hidden_size
+        self.attention = _Attention(config)
+        self.norm = nn.RMSNorm(width, config.rms_norm_eps)
+        self.gate_up_proj = nn.Linear(width, 2 * config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, width, bias=False)
+
+    def forward(self, x: torch.Tensor, rotation: Rotation, attend: Attend) -> torch.Tensor:
+        """Return the drafted features [B, T, H] of pairs.
+
+        Parameters
+        ----------
+        x : Tensor [B, T, H]
+            From `PosSDrafter.fuse`.
+        rotation : Rotation
+            Of the pairs' positions.
+        attend : callable
+            ``attend(q)``: [B, T, Hq, D] from queries, over this specialist's keys and values of all
+            that these pairs see, themselves included.
+        """
+        x = x + self.attention.o_proj(attend(self.attention.queries(x, rotation)).flatten(2))
+        gate, up = self.gate_up_proj(self.norm(x)).chunk(2, -1)
+        return x + self.down_proj(silu(gate) * up)
+
+
+class _Attention(nn.Module):
+    """The projections around a specialist's attention."""
+
+    def __init__(self, config: PosSConfig):
+        super().__init__()
+        self.head_dim, eps = config.head_dim, config.rms_norm_eps
+        width, heads = config.hidden_size, config.num_attention_heads
+        self.q_proj = nn.Linear(width, heads * self.head_dim, bias=config.qkv_bias)
+        kv_width = 2 * config.num_key_value_heads * self.head_dim
+        self.kv_proj = nn.Linear(width, kv_width, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(heads * self.head_dim, width, bias=False)
+        self.q_norm = nn.RMSNorm(self.head_dim, eps) if config.qk_norm else None
+        self.k_norm = nn.RMSNorm(self.head_dim, eps) if config.qk_norm else None
+
+    def queries(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+        """Return queries [B, T, Hq, D], normed and rotated."""
+        q = self.q_proj(x).unflatten(-1, (-1, self.head_dim))
+        return rotate(q if self.q_norm is None else self.q_norm(q), rotation)
+
+    def keys_and_values(
+        self, x: torch.Tensor, rotation: Rotation
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys, normed and rotated, and values: [B, T, Hk, D] each."""
+        k, v = self.kv_proj(x).unflatten(-1, (2, -1, self.head_dim)).unbind(-3)
+        return rotate(k if self.k_norm is None else self.k_norm(k), rotation), v
+
+
+def _rows(rotation: Rotation, start: int, count: int) -> Rotation:
+    cos, sin = rotation
+    return cos[:, start : start + count], sin[:, start : start + count]
+
+
+def _along_paths(keys: tuple[torch.Tensor, ...], values: tuple[torch.Tensor, ...]) -> Attend:
+    """Return the attention of a depth: over the text's keys, then over those of its own path."""
+    k_path, v_path = (torch.stack(x[1:], 2) if len(x) > 1 else None for x in (keys, values))
+    return lambda q: path_attention(q, keys[0], values[0], k_path, v_path)

@@ -1,0 +1,82 @@
+"""PosS' drafter pair by pair, in plain PyTorch: what `PosSDrafter` must equal, in every mode.
+
+Written from the paper (PosS, section 2 and 3) and from the drafter's documented parameters, without
+its code: separate pairs and heads, one root and one path at a time.
+"""
+
+import torch
+
+from specattn.drafters import PosSDrafter
+from tests.drafters.statement import attention, norm, rotated
+
+
+def random_drafter(model, *, layers=3, positions_per_layer=1, seed=0, dtype=torch.float64):
+    """Return a drafter for `model` whose parts all matter, each specialist unlike the others."""
+    drafter = PosSDrafter.for_target(
+        model, target="tiny", layers=layers, positions_per_layer=positions_per_layer
+    ).to(dtype)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in drafter.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.copy_(1 + 0.3 * noise if "norm" in name else 0.2 * noise)
+    return drafter.eval()
+
+
+class Statement:
+    """The equations of one drafter."""
+
+    def __init__(self, drafter, rotary):
+        self.weights = {n: p.detach() for n, p in drafter.named_parameters()}
+        self.config, self.rotary = drafter.config, rotary
+
+    def drafted(self, embeddings, features, path):
+        """Return the features that are drafted behind a root and along a path.
+
+        `embeddings` are those of all tokens up to the root, `features` the target's of all tokens
+        before it; `path` are the embeddings of the tokens behind it. Entry s is drafted at depth s.
+        """
+        pairs = [self.fuse(e, f) for e, f in zip(embeddings[1:], features, strict=True)]
+        outs = []
+        for depth in range(len(path) + 1):
+            if depth:
+                pairs.append(self.fuse(path[depth - 1], outs[-1]))
+            layer = min(depth // self.config.positions_per_layer, self.config.layers - 1)
+            outs.append(self.specialist(layer, pairs))
+        return outs
+
+    def fuse(self, embedding, feature):
+        """Return fc of a pair."""
+        x = self.weights["fc.weight"] @ torch.cat([embedding, feature])
+        return x + self.weights["fc.bias"] if self.config.fc_bias else x
+
+    def specialist(self, layer, pairs):
+        """Return what a specialist makes of the last pair, all of them before its eyes."""
+        config = self.config
+        weights = {
+            name.removeprefix(f"specialists.{layer}."): weight
+            for name, weight in self.weights.items()
+            if name.startswith(f"specialists.{layer}.")
+        }
+
+        def heads(part, x, norm_name, position):
+            y = weights[f"attention.{part}.weight"] @ x
+            if config.qkv_bias:
+                y = y + weights[f"attention.{part}.bias"]
+            found = list(y.split(config.head_dim))
+            if part == "kv_proj":
+                found, values = found[: len(found) // 2], found[len(found) // 2 :]
+            if config.qk_norm:
+                gain = weights[f"attention.{norm_name}.weight"]
+                found = [norm(h, gain, config.rms_norm_eps) for h in found]
+            found = [rotated(h, position, self.rotary) for h in found]
+            return found if part == "q_proj" else (torch.stack(found), torch.stack(values))
+
+        cache = [heads("kv_proj", x, "k_norm", at) for at, x in enumerate(pairs)]
+        keys, values = (torch.stack(part) for part in zip(*cache, strict=True))
+        queries = heads("q_proj", pairs[-1], "q_norm", len(pairs) - 1)
+        x = pairs[-1] + weights["attention.o_proj.weight"] @ attention(queries, keys, values)
+        gate, up = (weights["gate_up_proj.weight"] @ norm(
+            x, weights["norm.weight"], config.rms_norm_eps
+        )).chunk(2)  # fmt: skip
+        return x + weights["down_proj.weight"] @ (gate * gate.sigmoid() * up)

@@ -12,6 +12,7 @@ from specattn.training.loss import (
     chunked_cross_entropy,
     liger_cross_entropy,
     linear_cross_entropy,
+    soft_cross_entropy,
 )
 
 TOKENS, WIDTH, VOCABULARY = 23, 16, 50
@@ -114,3 +115,47 @@ def test_a_gpu_is_served_by_liger_where_it_is_installed(monkeypatch):
     monkeypatch.setattr(loss, "chunked_cross_entropy", None)
     hidden, weight, labels = (x.detach().cuda() for x in inputs(torch.float32))
     assert linear_cross_entropy(hidden, weight, labels).isfinite()
+
+
+def soft_inputs(dtype, steps=3):
+    hidden = torch.randn(steps, TOKENS, WIDTH, dtype=dtype, requires_grad=True)
+    features = torch.randn(TOKENS, WIDTH, dtype=dtype)
+    weight = torch.randn(VOCABULARY, WIDTH, dtype=dtype)
+    return hidden, features, weight, torch.rand(steps, TOKENS) < 0.8
+
+
+def torch_own_soft(hidden, features, weight, counts):
+    law = (features @ weight.T).softmax(-1).expand(len(hidden), -1, -1)
+    losses = F.cross_entropy((hidden @ weight.T).transpose(1, 2), law.mT, reduction="none")
+    return (losses * counts).sum()
+
+
+@pytest.mark.parametrize("chunk", [1, 7, TOKENS, 1000])
+def test_laws_in_place_of_labels_agree_with_torch(chunk, monkeypatch):
+    hidden, *rest = soft_inputs(torch.float64)
+    monkeypatch.setattr(loss, "_CHUNK_LOGITS", chunk * len(hidden) * VOCABULARY)
+    actual = loss_and_gradient(soft_cross_entropy(hidden, *rest), hidden)
+    expected = loss_and_gradient(torch_own_soft(hidden, *rest), hidden)
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_laws_in_sixteen_bits_cost_no_more_than_the_products():
+    hidden, features, weight, counts = soft_inputs(torch.float64)
+    exact = loss_and_gradient(soft_cross_entropy(hidden, features, weight, counts), hidden)
+    narrow = hidden.detach().bfloat16().requires_grad_()
+    features, weight = features.bfloat16(), weight.bfloat16()
+    actual = soft_cross_entropy(narrow, features, weight, counts)
+    torch_own = torch_own_soft(narrow, features, weight, counts)
+    actual, torch_own = (loss_and_gradient(x, narrow) for x in (actual, torch_own))
+    assert actual[0].dtype == torch.float32
+    for mine, theirs, true in zip(actual, torch_own, exact, strict=True):
+        error, allowed = ((x.double() - true).abs().max() for x in (mine, theirs))
+        assert error <= 2 * allowed
+
+
+def test_laws_that_do_not_fit_are_refused():
+    hidden, features, weight, counts = soft_inputs(torch.float32)
+    with pytest.raises(ValueError, match="expected hidden"):
+        soft_cross_entropy(hidden, features[1:], weight, counts)
+    with pytest.raises(ValueError, match="frozen"):
+        soft_cross_entropy(hidden, features, weight.requires_grad_(), counts)

@@ -126,3 +126,83 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         return (ctx.gradient * grad_output).to(ctx.gradient.dtype), None, None, None
+
+
+def soft_cross_entropy(
+    hidden: torch.Tensor, features: torch.Tensor, weight: torch.Tensor, counts: torch.Tensor
+) -> torch.Tensor:
+    """Return the summed cross entropy between the laws of `features` and of `hidden`, in nats.
+
+    Both laws are the frozen head's. That of `features` is made once for all S rows, and the logits
+    of a chunk of tokens at a time exist, no more.
+
+    Parameters
+    ----------
+    hidden : Tensor [S, N, H]
+        Drafted features.
+    features : Tensor [N, H]
+        The target's own; they receive no gradient.
+    weight : Tensor [V, H]
+        The head; frozen, it receives no gradient.
+    counts : Tensor, bool [S, N]
+        What counts: the rest adds nothing.
+
+    Returns
+    -------
+    Tensor, float32 []
+        float64 if `hidden` is float64.
+
+    Raises
+    ------
+    ValueError
+        `weight` requires a gradient, or shapes do not fit.
+    """
+    if weight.requires_grad:
+        raise ValueError("weight must be frozen: its gradient is not computed here")
+    if (
+        hidden.shape[1:] != features.shape
+        or hidden.shape[:-1] != counts.shape
+        or hidden.shape[-1] != weight.shape[-1]
+    ):
+        raise ValueError(
+            "expected hidden [S, N, H], features [N, H], weight [V, H] and counts [S, N], got "
+            f"{list(hidden.shape)}, {list(features.shape)}, {list(weight.shape)} and "
+            f"{list(counts.shape)}"
+        )
+    chunk = max(1, _CHUNK_LOGITS // (len(hidden) * len(weight)))
+    total: torch.Tensor = _SoftCrossEntropy.apply(hidden, features, weight, counts, chunk)
+    return total
+
+
+class _SoftCrossEntropy(torch.autograd.Function):
+    """As `_ChunkedCrossEntropy`, for laws in place of labels."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        features: torch.Tensor,
+        weight: torch.Tensor,
+        counts: torch.Tensor,
+        chunk: int,
+    ) -> torch.Tensor:
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        gradient = torch.zeros_like(hidden) if ctx.needs_input_grad[0] else None
+        total = torch.zeros((), dtype=wide, device=hidden.device)
+        for start in range(0, hidden.shape[1], chunk):
+            rows = slice(start, start + chunk)
+            law = (features[rows].to(weight.dtype) @ weight.T).to(wide).softmax(-1)
+            for step, at in enumerate(counts[:, rows]):
+                logits = (hidden[step, rows].to(weight.dtype) @ weight.T).to(wide)
+                lse = logits.logsumexp(-1)
+                # The law sums to 1, so this is lse less the mean logit.
+                total += ((lse - torch.linalg.vecdot(law, logits)) * at).sum()
+                if gradient is not None:
+                    slope = logits.sub_(lse[:, None]).exp_().sub_(law).mul_(at[:, None])
+                    gradient[step, rows] = slope.to(weight.dtype) @ weight
+        ctx.gradient = gradient
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return (ctx.gradient * grad_output).to(ctx.gradient.dtype), None, None, None, None

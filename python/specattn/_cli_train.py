@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -88,4 +89,54 @@ def medusa(context: typer.Context, plan: Plan, num_heads: NumHeads = 3) -> None:
         from specattn.training import MedusaRecipe
 
         run = Run(plan, MedusaRecipe(num_heads), context.args)
+    run.train()
+
+
+@app.command(context_settings=_PASS_ON)
+@with_plan
+def poss(
+    context: typer.Context,
+    plan: Plan,
+    variant: Annotated[
+        str, typer.Option(help="Preset of the paper: eagle-2, hass, poss-1, poss-2 or poss-3.")
+    ] = "poss-2",
+    positions_per_layer: Annotated[
+        int | None,
+        typer.Option(min=1, help="Positions of each specialist [default: the variant's]."),
+    ] = None,
+    depth: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens drafted behind each token [default: the variant's]."),
+    ] = None,
+    start: Annotated[
+        Path | None,
+        typer.Option(help="Drafter that a new one begins as [default: the target's last layer]."),
+    ] = None,
+    feature_weight: Annotated[float, typer.Option(help="Of the smooth L1 loss.")] = 1.0,
+    token_weight: Annotated[float, typer.Option(help="Of the cross entropy.")] = 0.1,
+    feature_cache: Annotated[
+        Path | None,
+        typer.Option(help="Folder that keeps the target's features [default: computed anew]."),
+    ] = None,
+) -> None:
+    """Train PosS', EAGLE-2's or HASS' drafter; other options go to transformers' trainer.
+
+    The variants start from an EAGLE drafter: train eagle-2 first, and give it as --start.
+    """
+    with one_line_errors():
+        from specattn._training import Run
+        from specattn.training import VARIANTS, PosSRecipe
+
+        if variant not in VARIANTS:
+            raise ValueError(f"--variant: expected one of {', '.join(VARIANTS)}, got {variant!r}")
+        own = {"positions_per_layer": positions_per_layer, "depth": depth}
+        given = {name: value for name, value in own.items() if value is not None}
+        recipe = PosSRecipe(
+            replace(VARIANTS[variant], **given),
+            feature_weight=feature_weight,
+            token_weight=token_weight,
+            start=start,
+            feature_cache=feature_cache,
+        )
+        run = Run(plan, recipe, context.args)
     run.train()

@@ -58,7 +58,6 @@ class Run:
         transformers.logging.disable_progress_bar()
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         target = _load_target(folder, plan.target_dtype, preset.row_length)
-        self.objective = recipe.objective(target, _drafter(plan, recipe, target))
         self.rows = PackedRows(
             Documents(files, plan.text_field),
             tokenizer,
@@ -75,6 +74,8 @@ class Run:
             )
             self.prompts = _prompts(held_out, tokenizer, plan)
         self._count()
+        drafter = _drafter(plan, recipe, target, self.rows)
+        self.objective = recipe.objective(target, drafter)
         parameters = sum(p.numel() for p in self.objective.drafter.parameters())
         self._say(f"drafter of {parameters / 1e6:.1f} M parameters for {folder}")
         if not self.arguments.report_to and find_spec("tensorboard") is None:
@@ -223,11 +224,15 @@ def _load_target(folder: Path, dtype: str, row_length: int) -> PreTrainedModel:
     return target
 
 
-def _drafter(plan: Plan, recipe: Recipe, target: PreTrainedModel) -> TrainedDrafter:
+def _drafter(
+    plan: Plan, recipe: Recipe, target: PreTrainedModel, rows: PackedRows
+) -> TrainedDrafter:
     """Return the drafter to begin with, in float32: small steps are lost in 16 bits."""
     if plan.drafter is not None:
         return recipe.drafter_class.from_pretrained(plan.drafter, dtype=torch.float32)
-    return recipe.new_drafter(target, str(plan.target)).float()
+    drafter = recipe.new_drafter(target, str(plan.target)).float()
+    recipe.fit_start(drafter, target, (row["input_ids"] for row in rows))
+    return drafter
 
 
 def _prompts(documents: Documents, tokenizer: Any, plan: Plan) -> list[torch.Tensor]:

@@ -1,12 +1,13 @@
 """``specattn train`` as a user types it: what it leaves, and how it refuses."""
 
 import json
+import shutil
 import sys
 
 import pytest
 
 from specattn import cli
-from specattn.drafters import LongSpecDrafter, MedusaHeads, TokenSwiftHeads
+from specattn.drafters import LongSpecDrafter, MedusaHeads, PosSDrafter, TokenSwiftHeads
 from tests.decoding.models import letters, tiny_model
 
 ROW = ("--row-length", "16", "--batch-size", "4", "--per_device_train_batch_size", "2")
@@ -79,6 +80,35 @@ def test_a_run_leaves_a_drafter_and_says_what_it_skipped(specattn, target, text,
     code, _, said = specattn(*run, "--output", tmp_path / "out", "--resume", "--logging_steps", 1)
     assert code == 0, said
     assert len(curve(tmp_path / "out")) == 10
+
+
+def test_specialists_start_from_eagle_and_share_features(specattn, target, text, tmp_path):
+    run = ("train", "poss", "--target", target, "--data", text, *ROW, *QUIET, "--max_steps", 4)
+    log = ("--logging_steps", 1, "--learning-rate", 1e-3)
+    kept = ("--feature-cache", tmp_path / "features")
+    code, _, said = specattn(
+        *run, *log, *kept, "--variant", "eagle-2", "--output", tmp_path / "eagle"
+    )
+    assert code == 0, said
+    rows = len([*(tmp_path / "features").rglob("*.safetensors")])
+    assert 0 < rows <= 16  # four steps of four rows, some of them alike
+    again = (*run, *log, "--variant", "poss-2", "--depth", 4, "--start", tmp_path / "eagle")
+    code, _, said = specattn(*again, *kept, "--output", tmp_path / "poss")
+    assert code == 0, said
+    assert len([*(tmp_path / "features").rglob("*.safetensors")]) == rows
+    drafter = PosSDrafter.from_pretrained(tmp_path / "poss")
+    assert (drafter.config.layers, drafter.config.positions_per_layer) == (2, 2)
+
+    # A run that stopped half-way goes on as if it had not; features from disk change nothing.
+    assert specattn(*again, "--output", tmp_path / "cut", "--save_steps", 2)[0] == 0
+    shutil.rmtree(tmp_path / "cut" / "checkpoint-4")
+    code, _, said = specattn(*again, *kept, "--output", tmp_path / "cut", "--resume")
+    assert code == 0, said
+    assert curve(tmp_path / "cut") == pytest.approx(curve(tmp_path / "poss"), rel=1e-4)
+
+    code, _, said = specattn(*again, "--variant", "poss-9", "--output", tmp_path / "none")
+    assert code == 2
+    assert "--variant: expected one of eagle-2, hass, poss-1, poss-2, poss-3, got 'poss-9'" in said
 
 
 @pytest.mark.parametrize(

@@ -15,28 +15,36 @@ except ImportError as error:
     ) from error
 
 from specattn.training.data import Documents, PackedRows, find_files
+from specattn.training.features import FeatureCache
 from specattn.training.heads import HeadsObjective, MedusaRecipe, TokenSwiftRecipe
 from specattn.training.longspec import STAGES, LongSpecObjective, LongSpecRecipe, Stage
-from specattn.training.loss import linear_cross_entropy
+from specattn.training.loss import linear_cross_entropy, soft_cross_entropy
 from specattn.training.positions import anchor_offset_positions
+from specattn.training.poss import VARIANTS, PosSObjective, PosSRecipe, Variant
 from specattn.training.recipe import Objective, Preset, Recipe
 from specattn.training.trainer import DrafterTrainer
 
 __all__ = [
     "STAGES",
+    "VARIANTS",
     "Documents",
     "DrafterTrainer",
+    "FeatureCache",
     "HeadsObjective",
     "LongSpecObjective",
     "LongSpecRecipe",
     "MedusaRecipe",
     "Objective",
     "PackedRows",
+    "PosSObjective",
+    "PosSRecipe",
     "Preset",
     "Recipe",
     "Stage",
     "TokenSwiftRecipe",
+    "Variant",
     "anchor_offset_positions",
     "find_files",
     "linear_cross_entropy",
+    "soft_cross_entropy",
 ]

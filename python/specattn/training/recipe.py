@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -110,6 +110,11 @@ class Recipe(ABC):
     @abstractmethod
     def new_drafter(self, target: PreTrainedModel, name: str) -> TrainedDrafter:
         """Return a drafter to begin with, for `target`, known as `name`."""
+
+    def fit_start(  # noqa: B027 - most methods have nothing to fit
+        self, drafter: TrainedDrafter, target: PreTrainedModel, rows: Iterable[torch.Tensor]
+    ) -> None:
+        """Fit what a new drafter begins with to the run's own text, rows of int64 [L]."""
 
     @abstractmethod
     def objective(self, target: PreTrainedModel, drafter: TrainedDrafter) -> Objective:

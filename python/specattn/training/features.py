@@ -1,0 +1,87 @@
+"""The target's features of rows of text, computed on the fly or kept on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+
+_STATEMENT = "features.json"
+
+
+@torch.no_grad()
+def features_of(model: PreTrainedModel, input_ids: torch.Tensor) -> torch.Tensor:
+    """Return what the head of `model` reads: [B, L, H] for rows of text [B, L]."""
+    output: torch.Tensor = model.base_model(input_ids, use_cache=False).last_hidden_state
+    return output
+
+
+class FeatureCache:
+    """A folder with the features of every row that was asked for, a safetensors file for each.
+
+    A row's file is named after its tokens, so it serves every epoch, order and run that meets the
+    same row; rows that were not met are computed and added. A file appears whole or not at all: a
+    run may be killed at any time, and several may share the folder.
+
+    Parameters
+    ----------
+    folder : path
+        Created if missing.
+    model : PreTrainedModel
+        The target. The folder is its alone.
+
+    Raises
+    ------
+    ValueError
+        The folder holds features of another model, or something else.
+    """
+
+    def __init__(self, folder: Path | str, model: PreTrainedModel):
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        statement = {"model": _fingerprint(model), "dtype": str(model.dtype)}
+        path = self.folder / _STATEMENT
+        if path.exists():
+            if json.loads(path.read_text(encoding="utf-8")) != statement:
+                raise ValueError(f"{self.folder} holds the features of another target")
+        elif any(self.folder.iterdir()):
+            raise ValueError(f"{self.folder} is not empty and has no {_STATEMENT}")
+        else:
+            _write(path, lambda part: part.write_text(json.dumps(statement), encoding="utf-8"))
+
+    def __call__(self, model: PreTrainedModel, input_ids: torch.Tensor) -> torch.Tensor:
+        """Return the features [B, L, H] of rows [B, L], computing those that are not there."""
+        paths = [self._path(row) for row in input_ids.cpu()]
+        missing = [row for row, path in enumerate(paths) if not path.exists()]
+        if missing:
+            for row, features in zip(missing, features_of(model, input_ids[missing]), strict=True):
+                held = {"features": features.to(model.dtype).cpu().contiguous()}
+                paths[row].parent.mkdir(exist_ok=True)
+                _write(paths[row], lambda part, held=held: save_file(held, part))
+        rows = [load_file(path)["features"] for path in paths]
+        return torch.stack(rows).to(input_ids.device)
+
+    def _path(self, row: torch.Tensor) -> Path:
+        name = hashlib.sha256(row.to(torch.int64).numpy().tobytes()).hexdigest()
+        return self.folder / name[:2] / f"{name[2:]}.safetensors"
+
+
+def _fingerprint(model: PreTrainedModel) -> str:
+    """Return a digest that tells models apart: of every weight, a few numbers."""
+    digest = hashlib.sha256()
+    for name, weight in model.state_dict().items():
+        few = weight.flatten()[:: max(1, weight.numel() // 16)][:16].float().cpu()
+        digest.update(f"{name} {list(weight.shape)}".encode() + few.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _write(path: Path, write) -> None:
+    """Let ``write(part)`` make a file beside `path`, and give it its name when it is whole."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    write(part)
+    os.replace(part, path)

@@ -1,0 +1,303 @@
+"""How PosS' specialists are trained, and EAGLE-2's and HASS' single layer (PosS, section 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.nn.functional import pad, smooth_l1_loss
+from transformers import PreTrainedModel
+
+from specattn.drafters import PosSDrafter, TrainedDrafter
+from specattn.drafters.poss import Specialist
+from specattn.training.features import FeatureCache, features_of
+from specattn.training.loss import IGNORED, soft_cross_entropy
+from specattn.training.recipe import Objective, Preset, Recipe
+
+_START_ROWS, _RIDGE = 64, 1e-3
+
+
+@dataclass(frozen=True)
+class Variant(Preset):
+    """A drafter of the family, and how far it drafts while it learns.
+
+    Attributes
+    ----------
+    positions_per_layer : int or None
+        PosS' n; None is one layer for all positions.
+    depth : int
+        Drafted tokens behind every token of a row.
+    """
+
+    positions_per_layer: int | None
+    depth: int
+
+    @property
+    def layers(self) -> int:
+        """Specialists that `depth` asks for."""
+        return -(-self.depth // (self.positions_per_layer or self.depth))
+
+
+def _variant(positions_per_layer: int | None, depth: int = 6) -> Variant:
+    # Rows, steps and rate of the authors' program; the paper's depth for its 8B target.
+    return Variant(2048, 8, 3e-5, positions_per_layer, depth)
+
+
+VARIANTS = {
+    "eagle-2": _variant(None, depth=1),
+    "hass": _variant(None),
+    "poss-1": _variant(1),
+    "poss-2": _variant(2),
+    "poss-3": _variant(3),
+}
+"""The drafters of the paper's tables; depth 6 is its choice for the 8B target (appendix C)."""
+
+TRAINER_DEFAULTS = {
+    "optim": "adamw_torch",
+    "lr_scheduler_type": "linear",
+    "warmup_steps": 0.01,
+    "adam_beta2": 0.95,
+    "num_train_epochs": 20.0,
+}
+"""Fields of `transformers.TrainingArguments`. Epochs are the paper's (appendix B.2); the rest is in
+the authors' program alone."""
+
+FEATURE_WEIGHT, TOKEN_WEIGHT = 1.0, 0.1
+"""Of the two losses, as in the authors' program."""
+
+
+@torch.no_grad()
+def start_from_target(
+    drafter: PosSDrafter, target: PreTrainedModel, rows: Iterable[torch.Tensor]
+) -> PosSDrafter:
+    """Let a new drafter begin as the target's last layer behind the best linear guess; return it.
+
+    ``fc`` becomes the least-squares map from embedding and feature to the next feature. Behind it
+    every specialist is a copy of the target's last layer, whose output is scaled as the target's
+    final norm scales it on average: features are what that norm leaves. The paper says no more than
+    that it starts from EAGLE; `docs/poss.md` has what this saves.
+
+    Parameters
+    ----------
+    drafter : PosSDrafter
+        Made for this target.
+    target : PreTrainedModel
+    rows : iterable of Tensor, int64 [L]
+        Text to fit ``fc`` on.
+    """
+    fc, width = drafter.fc, drafter.config.hidden_size
+    square = torch.zeros(2 * width, 2 * width, dtype=torch.float64, device=target.device)
+    cross = torch.zeros(2 * width, width, dtype=torch.float64, device=target.device)
+    normed = unnormed = 0.0
+    for row in rows:
+        ids = row[None].to(target.device)
+        features, before_norm = _around_norm(target, ids)
+        embeds = target.get_input_embeddings()(ids).double()
+        x = torch.cat([embeds[0, 1:], features[0, :-1]], -1)
+        square += x.T @ x
+        cross += x.T @ features[0, 1:]
+        normed += float(features.square().sum())
+        unnormed += float(before_norm.square().sum())
+    ridge = _RIDGE * square.diagonal().mean() * torch.eye(2 * width, dtype=torch.float64).to(square)
+    fc.weight.copy_(torch.linalg.solve(square + ridge, cross).T)
+    if fc.bias is not None:
+        fc.bias.zero_()
+    for specialist in cast(Any, drafter.specialists):
+        _copy_layer(specialist, cast(Any, target.base_model).layers[-1], (normed / unnormed) ** 0.5)
+    return drafter
+
+
+def _around_norm(model: PreTrainedModel, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what the final norm makes of rows, and what it makes it of: float64 [B, L, H]."""
+    taken: list[torch.Tensor] = []
+    hook = cast(Any, model.base_model).norm.register_forward_pre_hook(
+        lambda _, inputs: taken.append(inputs[0].double())
+    )
+    try:
+        return features_of(model, ids).double(), taken[0]
+    finally:
+        hook.remove()
+
+
+def _copy_layer(specialist: Specialist, layer: Any, scale: float) -> None:
+    own, theirs = specialist.attention, layer.self_attn
+    for mine, linears in (
+        (own.q_proj, [theirs.q_proj]),
+        (own.kv_proj, [theirs.k_proj, theirs.v_proj]),
+    ):
+        mine.weight.copy_(torch.cat([linear.weight for linear in linears]))
+        if mine.bias is not None:
+            mine.bias.copy_(torch.cat([linear.bias for linear in linears]))
+    own.o_proj.weight.copy_(scale * theirs.o_proj.weight)
+    for name in ("q_norm", "k_norm"):
+        if getattr(own, name) is not None:
+            getattr(own, name).weight.copy_(getattr(theirs, name).weight)
+    specialist.norm.weight.copy_(layer.post_attention_layernorm.weight)
+    if isinstance(getattr(layer.mlp, "gate_proj", None), nn.Linear):  # no mixture of experts
+        gate_up = torch.cat([layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight])
+        specialist.gate_up_proj.weight.copy_(gate_up)
+        specialist.down_proj.weight.copy_(scale * layer.mlp.down_proj.weight)
+
+
+def start_from_drafter(drafter: PosSDrafter, start: PosSDrafter) -> PosSDrafter:
+    """Copy a trained drafter into a new one, and return that: specialists it lacks are its last.
+
+    So PosS starts from EAGLE (PosS, appendix B.2).
+
+    Raises
+    ------
+    ValueError
+        Their layers have different shapes.
+    """
+    weights = dict(start.state_dict())
+    last = f"specialists.{start.config.layers - 1}."
+    copied = [name for name in weights if name.startswith(last)]
+    for layer in range(start.config.layers, drafter.config.layers):
+        for name in copied:
+            weights[f"specialists.{layer}.{name.removeprefix(last)}"] = weights[name]
+    needed = drafter.state_dict()
+    try:
+        drafter.load_state_dict({name: weights[name] for name in needed})
+    except (KeyError, RuntimeError) as error:
+        raise ValueError(f"the drafter to start from has other layers: {error}") from None
+    return drafter
+
+
+class PosSObjective(Objective):
+    """Draft behind every token of a row, and compare features and laws with the frozen target's.
+
+    Every depth adds a smooth L1 loss of the drafted feature and the cross entropy between the laws
+    that the target's head gives to the target's feature and to the drafted one (PosS, section 3).
+
+    Parameters
+    ----------
+    target : PreTrainedModel
+        Frozen here, and never in training mode.
+    drafter : PosSDrafter
+    depth : int
+        Drafted tokens behind each token: 1 is EAGLE-2's teacher forcing, more is recursive feature
+        alignment.
+    feature_weight, token_weight : float
+        Of the two losses.
+    feature_cache : FeatureCache, optional
+        Where the target's features are kept; by default they are computed each time.
+    """
+
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        drafter: PosSDrafter,
+        *,
+        depth: int = 6,
+        feature_weight: float = FEATURE_WEIGHT,
+        token_weight: float = TOKEN_WEIGHT,
+        feature_cache: FeatureCache | None = None,
+    ):
+        super().__init__(target, drafter)
+        if depth < 1:
+            raise ValueError(f"depth must be at least 1, got {depth}")
+        self.depth, self.feature_cache = depth, feature_cache
+        self.feature_weight, self.token_weight = feature_weight, token_weight
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        labels: torch.Tensor,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> dict[str, torch.Tensor]:
+        """Return the weighted sum of both losses per label and depth, and each loss by itself.
+
+        The first tokens of a row have no draft at some depths, for which they count nothing.
+        """
+        embeds = self.target.get_input_embeddings()(input_ids)
+        if self.feature_cache is None:
+            features = features_of(self.target, input_ids)
+        else:
+            features = self.feature_cache(self.target, input_ids)
+        # The drafter may be trained in more bits than the target is stored in.
+        embeds, features = (x.to(self.drafter.dtype) for x in (embeds, features))
+        drafted = self.drafter(embeds, features, self.depth)
+        # Row t of depth s foretells token t + s + 1: put it there.
+        length = input_ids.shape[1]
+        hidden = torch.stack([pad(x, (0, 0, length - x.shape[1], 0)) for x in drafted])
+        first = torch.arange(1, self.depth + 1, device=labels.device)[:, None, None]
+        counts = (labels != IGNORED) & (torch.arange(length, device=labels.device) >= first)
+        apart = smooth_l1_loss(hidden, features.expand_as(hidden), reduction="none").mean(-1)
+        apart = (apart * counts).sum()
+        unlike = soft_cross_entropy(
+            hidden.flatten(1, 2),
+            features.flatten(0, 1),
+            self.target.get_output_embeddings().weight,
+            counts.flatten(1),
+        )
+        own_items = (labels != IGNORED).sum()
+        items = own_items if num_items_in_batch is None else num_items_in_batch
+        return {
+            "loss": (self.feature_weight * apart + self.token_weight * unlike)
+            / (self.depth * items),
+            "feature_loss": apart / (self.depth * own_items),
+            "token_loss": unlike / (self.depth * own_items),
+        }
+
+
+@dataclass(frozen=True)
+class PosSRecipe(Recipe):
+    """How PosS', EAGLE-2's and HASS' drafters are trained.
+
+    Parameters
+    ----------
+    preset : Variant
+    feature_weight, token_weight : float
+        As `PosSObjective` has them.
+    start : path, optional
+        A drafter that a new one begins as, its layers repeated; by default the target's last layer.
+    feature_cache : path, optional
+        As `FeatureCache` has it.
+    """
+
+    preset: Variant
+    feature_weight: float = FEATURE_WEIGHT
+    token_weight: float = TOKEN_WEIGHT
+    start: Path | None = None
+    feature_cache: Path | None = None
+
+    drafter_class = PosSDrafter
+    trainer_defaults = TRAINER_DEFAULTS
+
+    def new_drafter(self, target: PreTrainedModel, name: str) -> PosSDrafter:
+        """Return a drafter that begins as another one, or random."""
+        drafter = PosSDrafter.for_target(
+            target,
+            target=name,
+            layers=self.preset.layers,
+            positions_per_layer=self.preset.positions_per_layer or 1,
+        )
+        if self.start is not None:
+            start_from_drafter(drafter, PosSDrafter.from_pretrained(self.start))
+        return drafter
+
+    def fit_start(
+        self, drafter: TrainedDrafter, target: PreTrainedModel, rows: Iterable[torch.Tensor]
+    ) -> None:
+        """Let a drafter without another one to begin as begin as the target's last layer."""
+        assert isinstance(drafter, PosSDrafter)
+        if self.start is None:
+            start_from_target(drafter, target, islice(rows, _START_ROWS))
+
+    def objective(self, target: PreTrainedModel, drafter: TrainedDrafter) -> PosSObjective:
+        """Return the drafter's loss."""
+        assert isinstance(drafter, PosSDrafter)
+        cache = None if self.feature_cache is None else FeatureCache(self.feature_cache, target)
+        return PosSObjective(
+            target,
+            drafter,
+            depth=self.preset.depth,
+            feature_weight=self.feature_weight,
+            token_weight=self.token_weight,
+            feature_cache=cache,
+        )

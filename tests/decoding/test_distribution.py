@@ -22,6 +22,7 @@ from transformers import (
 from specattn import reference
 from specattn.decoding import (
     LongSpec,
+    Medusa,
     Plain,
     PromptLookup,
     Vegas,
@@ -33,6 +34,7 @@ from tests import laws
 from tests.decoding.models import prompts, tiny_model
 from tests.decoding.test_loop import RandomTree
 from tests.drafters.statement import random_drafter
+from tests.drafters.test_heads import random_heads
 
 V = 6
 DEPTH = 3  # tokens whose joint law is tested
@@ -61,6 +63,7 @@ METHODS = {
     "longspec-tree": LongSpec(DRAFTER, widths=(2, 3)),
     "longspec-chain": LongSpec(DRAFTER, gamma=2),
     "prompt_lookup": PromptLookup(gamma=2),
+    "medusa": Medusa(random_heads("medusa", MODEL, dtype=torch.float32), widths=(2, 2)),
     "tree": RandomTree(widths=(2, 2), law=(0.3, 0.1, 0.1, 0.2, 0.05, 0.25)),
 }
 FROM_THE_TEXT = ("prompt_lookup",)  # random text says little about a random model's next token

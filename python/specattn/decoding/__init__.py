@@ -26,6 +26,7 @@ except ImportError as error:
 from specattn.decoding.generate import GenerationOutput, generate
 from specattn.decoding.longspec import LongSpec
 from specattn.decoding.loop import Draft, Drafter, Verified, decode
+from specattn.decoding.medusa import Medusa
 from specattn.decoding.method import Method, SpeculativeOutput
 from specattn.decoding.methods import METHODS, parse_method
 from specattn.decoding.penalty import ContextualPenalty
@@ -44,6 +45,7 @@ __all__ = [
     "Drafter",
     "GenerationOutput",
     "LongSpec",
+    "Medusa",
     "Method",
     "Plain",
     "PromptLookup",

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
 
 import torch
 from torch.nn.functional import pad
@@ -21,6 +20,7 @@ from specattn.decoding.loop import Draft, Drafter, Verified
 from specattn.decoding.method import Method
 from specattn.decoding.sampling import TargetLaw
 from specattn.decoding.target import Target
+from specattn.decoding.trained import fitting_drafter
 from specattn.drafters import LongSpecDrafter
 from specattn.reference.tree_mask import pack_tree_mask
 from specattn.tree import Tree
@@ -73,13 +73,7 @@ class LongSpec(Method):
 
     def prepared(self, model: PreTrainedModel) -> LongSpec:
         """Return this method with its drafter loaded and found to fit `model`."""
-        drafter = self._loaded(model)
-        drafter.config.check_target(model.config)
-        if (drafter.device, drafter.dtype) != (model.device, model.dtype):
-            raise ValueError(
-                f"the drafter is {drafter.dtype} on {drafter.device}, the target {model.dtype} on "
-                f"{model.device}"
-            )
+        drafter = fitting_drafter(LongSpecDrafter, self.drafter, model)
         window, depth = drafter.config.window, len(self._levels)
         if window <= depth:
             raise ValueError(
@@ -104,17 +98,6 @@ class LongSpec(Method):
         if self.gamma is not None:
             return _ChainDrafter(block, self.gamma, generator)
         return _TreeDrafter(block, self.widths)
-
-    def _loaded(self, model: PreTrainedModel) -> LongSpecDrafter:
-        if isinstance(self.drafter, LongSpecDrafter):
-            return self.drafter
-        folder = Path(self.drafter or Path(model.config._name_or_path) / "longspec")
-        if self.drafter is None and not folder.is_dir():
-            raise ValueError(
-                f"LongSpec needs a drafter: none was given, and {folder} is not a folder"
-            )
-        drafter = LongSpecDrafter.from_pretrained(folder, dtype=model.dtype)
-        return cast(Any, drafter).to(model.device)
 
 
 class _TreeDrafter(Drafter):

@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 from specattn.decoding.longspec import LongSpec
+from specattn.decoding.medusa import Medusa
 from specattn.decoding.method import Method
 from specattn.decoding.plain import Plain
 from specattn.decoding.prompt_lookup import PromptLookup
@@ -18,6 +19,7 @@ METHODS: dict[str, type[Method]] = {
     "vegas": Vegas,
     "longspec": LongSpec,
     "prompt_lookup": PromptLookup,
+    "medusa": Medusa,
 }
 """Methods by name; ``METHODS[name](**options)`` builds one."""
 

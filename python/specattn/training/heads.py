@@ -6,6 +6,7 @@ learns the token i after the one that the target's own head predicts.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,6 +14,7 @@ import torch
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
+from specattn.decoding import Medusa
 from specattn.drafters import Heads, MedusaHeads, TokenSwiftHeads, TrainedDrafter
 from specattn.drafters.heads import NUM_HEADS
 from specattn.training.loss import IGNORED, linear_cross_entropy, top1_hits
@@ -120,3 +122,8 @@ class MedusaRecipe(HeadsRecipe):
 
     drafter_class = MedusaHeads
     decay = MEDUSA_DECAY
+
+    @property
+    def method(self) -> Callable[[MedusaHeads], Medusa]:
+        """The default tree, as deep as there are heads."""
+        return lambda heads: Medusa(heads, widths=Medusa.widths[: heads.config.num_heads])

@@ -21,6 +21,7 @@ import torch
 from decoding_suite import models, passes, pictures, show
 from decoding_suite import options as command
 from decoding_suite.cases import Group
+from decoding_suite.compare import DECODING
 from decoding_suite.measure import Plan, measure
 from decoding_suite.papers import PROFILES
 from decoding_suite.records import MEASURED, SCHEMA, File, case_record, of_kind, row_record
@@ -59,6 +60,8 @@ def main(argv: list[str] | None = None) -> int:
     """Measure; return 0 when all is right, 1 for a fault, 2 for bad arguments, 130 cut short."""
     parser = command.parser((__doc__ or "").splitlines()[0])
     options = parser.parse_args(argv)
+    if options.compare:
+        return _compare(options, parser)
     device = arguments.device(options.device, parser)
     try:
         command.complete(options)
@@ -81,6 +84,13 @@ def main(argv: list[str] | None = None) -> int:
     if options.pictures:
         _draw(file, sections, options.pictures, setting.note)
     return _verdict(file, setting.note)
+
+
+def _compare(options: argparse.Namespace, parser: arguments.Parser) -> int:
+    try:
+        return DECODING.show(*options.compare)
+    except (OSError, ValueError) as failure:
+        parser.error(f"--compare: {failure}")
 
 
 def _measure_all(setting: Setting, sections: Sequence[Section], file: File) -> None:

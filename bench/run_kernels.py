@@ -120,14 +120,14 @@ def _bars(options: argparse.Namespace, parser: arguments.Parser) -> int:
 
 def _compare(options: argparse.Namespace, parser: arguments.Parser) -> int:
     try:
-        return compare.show(*options.compare)
+        return compare.KERNELS.show(*options.compare)
     except (OSError, ValueError) as failure:
         parser.error(f"--compare: {failure}")
 
 
 def _draw(options: argparse.Namespace, parser: arguments.Parser) -> int:
     try:
-        run, rows = compare.read(options.draw)
+        run, rows = compare.KERNELS.read(options.draw)
     except (OSError, ValueError) as failure:
         parser.error(f"--draw: {failure}")
     kernels = [row for row in rows.values() if row["kind"] == "row"]

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -210,16 +211,18 @@ def test_a_machine_is_read_from_its_results_and_predicts_them(tmp_path):
     assert machine.cold_seconds == 20e-6
 
 
-def test_passes_calibrate_the_host_on_one_row_and_are_held_to_the_rest(tmp_path):
+@pytest.mark.parametrize("layers", [6, 2])
+def test_passes_calibrate_the_host_on_one_row_and_are_held_to_the_rest(tmp_path, layers):
     machine = Machine.from_results(_result(tmp_path / "rows.jsonl"))
-    model = MODELS["tiny"]
+    model = replace(MODELS["tiny"], layers=layers)
+    name_of_model = "tiny" if layers == MODELS["tiny"].layers else f"tiny cut to {layers} layers"
     true = machine.with_layer_seconds(1e-3)
     cases = {("plain step", 1024): 1, ("plain step", 8192): 1, ("verify", 8192): 7}
     rows = [
         {
             "kind": "pass",
             "name": name,
-            "model": "tiny",
+            "model": name_of_model,
             "context": context,
             "rows": count,
             "time": {"median": pass_time(Setting(model, true, context), count).total},
@@ -235,7 +238,7 @@ def test_passes_calibrate_the_host_on_one_row_and_are_held_to_the_rest(tmp_path)
                 "kind": "row",
                 "method": "plain",
                 "settings": {},
-                "model": "tiny",
+                "model": name_of_model,
                 "context": context,
                 "batch": 1,
                 "temperature": 0.0,
@@ -245,7 +248,8 @@ def test_passes_calibrate_the_host_on_one_row_and_are_held_to_the_rest(tmp_path)
             }
         )
     path = tmp_path / "decoding.jsonl"
-    path.write_text("\n".join(map(json.dumps, [{"kind": "run", "model": {}}, *rows])))
+    run = {"kind": "run", "model": {"layers": layers}}
+    path.write_text("\n".join(map(json.dumps, [run, *rows])))
     found = checks(path, machine)
     assert [one.calibrated for one in found] == [True, False, False, True, False]
     assert errors(found)[1] < 1e-6

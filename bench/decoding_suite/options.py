@@ -58,6 +58,7 @@ def parser(description: str) -> arguments.Parser:
     add("--quick", action="store_true", help="one short greedy row per method")
     add("--json", type=Path, metavar="FILE", help="write JSON Lines")
     add("--resume", action="store_true", help="keep the rows that --json FILE has")
+    add("--compare", type=Path, nargs=2, metavar="FILE", help="what became slower from A to B")
     add("--pictures", type=Path, metavar="FOLDER", help="draw the rows as PNG")
     return parser
 

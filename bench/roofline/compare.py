@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,12 +15,11 @@ class Change:
     """One row that both files have."""
 
     name: str
-    before: float | None  # seconds, or what a bar measured; None for a row with a fault
+    before: float | None  # a time, or what a bar measured; None for a row with a fault
     after: float | None
     ratio: float  # how many times worse; infinite for a row that became wrong
     noise: float  # how far two runs of one program may differ
-    share_before: float | None = None  # of the ceiling in the same run: the machine cancels out
-    share_after: float | None = None
+    within: str = ""  # how it stood to other figures of its own run: the machine cancels out
 
     @property
     def verdict(self) -> str:
@@ -30,50 +29,71 @@ class Change:
         return "faster" if self.ratio < 1 / (1 + self.noise) else "same"
 
 
-def read(path: Path) -> tuple[dict, dict[tuple, dict]]:
-    """Return the run and its rows and bars by what they measure.
+@dataclass(frozen=True)
+class Results:
+    """How the result files of one benchmark are compared.
 
-    Raises ValueError for a file that is no result of this benchmark.
+    Attributes
+    ----------
+    program : str
+        That writes them.
+    key : callable
+        What a record measures, or None where it measures nothing that is compared.
+    change : callable
+        What to say of a key's record before and after.
     """
-    run: dict = {}
-    rows: dict[tuple, dict] = {}
-    for line in path.read_text().splitlines():
+
+    program: str
+    key: Callable[[dict], tuple | None]
+    change: Callable[[tuple, dict, dict], Change]
+
+    def read(self, path: Path) -> tuple[dict, dict[tuple, dict]]:
+        """Return the run and its records by what they measure.
+
+        Raises ValueError for a file that is no result of this benchmark.
+        """
+        run: dict = {}
+        records: dict[tuple, dict] = {}
         try:
-            record = json.loads(line)
-            kind = record["kind"]
+            for record in map(json.loads, path.read_text().splitlines()):
+                if record["kind"] == "run":
+                    run = record
+                elif (key := self.key(record)) is not None:
+                    records[key] = record
         except (ValueError, TypeError, KeyError):
-            raise ValueError(f"{path}: not a result of run_kernels.py") from None
-        if kind == "run":
-            run = record
-        elif kind == "row":
-            rows[tuple(record.get(key) for key in _KEYS)] = record
-        elif kind == "bar":
-            rows[("bar", record["name"])] = record
-    if not run:
-        raise ValueError(f"{path}: not a result of run_kernels.py")
-    return run, rows
+            run = {}
+        if not run:
+            raise ValueError(f"{path}: not a result of {self.program}")
+        return run, records
+
+    def show(self, first: Path, second: Path) -> int:
+        """Print what changed; return 1 when something became slower."""
+        (run_a, rows_a), (run_b, rows_b) = self.read(first), self.read(second)
+        for name, run in ((first, run_a), (second, run_b)):
+            print(f"{name}: {run['machine']['name']}, commit {run['commit']}, {run['time']}")
+        if run_a["machine"]["name"] != run_b["machine"]["name"]:
+            print("two machines: only what stands within one run can be compared")
+        found = list(self._changes(rows_a, rows_b))
+        for change in found:
+            if change.verdict != "same":
+                print(_line(change))
+        count = {kind: sum(one.verdict == kind for one in found) for kind in ("slower", "faster")}
+        print(
+            f"{count['slower']} slower, {count['faster']} faster, "
+            f"{len(found) - sum(count.values())} within the spread; "
+            f"{len(rows_a.keys() ^ rows_b.keys())} in one file only"
+        )
+        return int(count["slower"] > 0)
+
+    def _changes(self, before: dict[tuple, dict], after: dict[tuple, dict]) -> Iterator[Change]:
+        """Compare what both have, the worst first."""
+        both = before.keys() & after.keys()
+        found = [self.change(key, before[key], after[key]) for key in both]
+        yield from sorted(found, key=lambda change: -change.ratio)
 
 
-def changes(before: dict[tuple, dict], after: dict[tuple, dict]) -> Iterator[Change]:
-    """Compare the rows that both have, the worst first."""
-    found = [_change(key, before[key], after[key]) for key in before.keys() & after.keys()]
-    yield from sorted(found, key=lambda change: -change.ratio)
-
-
-def _change(key: tuple, before: dict, after: dict) -> Change:
-    if key[0] == "bar":
-        name, old, new = key[1], before["measured"], after["measured"]
-        noise = before["spread"] + after["spread"]
-        grows = before["at_most"]  # a bar of this kind is worse the larger it is
-        return Change(name, old, new, _ratio(old, new, worse_if_larger=grows), noise)
-    name = " ".join(str(part) for part in key if part not in (None, 0, ""))
-    old, new = (record["time"] and record["time"]["median"] for record in (before, after))
-    noise = sum(record["time"]["spread"] for record in (before, after) if record["time"])
-    ratio = _ratio(old, new, worse_if_larger=True)
-    return Change(name, old, new, ratio, noise, before["share"], after["share"])
-
-
-def _ratio(before: float | None, after: float | None, *, worse_if_larger: bool) -> float:
+def ratio(before: float | None, after: float | None, *, worse_if_larger: bool = True) -> float:
+    """Return how many times worse it became; None is a fault."""
     if after is None:
         return 1.0 if before is None else float("inf")
     if before is None:
@@ -84,34 +104,35 @@ def _ratio(before: float | None, after: float | None, *, worse_if_larger: bool) 
     return max(larger, 0.0) / smaller
 
 
-def show(first: Path, second: Path) -> int:
-    """Print what changed; return 1 when something became slower."""
-    (run_a, rows_a), (run_b, rows_b) = read(first), read(second)
-    for name, run in ((first, run_a), (second, run_b)):
-        print(f"{name}: {run['machine']['name']}, commit {run['commit']}, {run['time']}")
-    if run_a["machine"]["name"] != run_b["machine"]["name"]:
-        print("two machines: only shares of the ceiling can be compared")
-    found = list(changes(rows_a, rows_b))
-    for change in found:
-        if change.verdict != "same":
-            print(_line(change))
-    count = {kind: sum(one.verdict == kind for one in found) for kind in ("slower", "faster")}
-    print(
-        f"{count['slower']} slower, {count['faster']} faster, "
-        f"{len(found) - sum(count.values())} within the spread; "
-        f"{len(rows_a.keys() ^ rows_b.keys())} in one file only"
-    )
-    return int(count["slower"] > 0)
+def _key(record: dict) -> tuple | None:
+    if record["kind"] == "bar":
+        return "bar", record["name"]
+    return tuple(record.get(key) for key in _KEYS) if record["kind"] == "row" else None
+
+
+def _change(key: tuple, before: dict, after: dict) -> Change:
+    if key[0] == "bar":
+        name, old, new = key[1], before["measured"], after["measured"]
+        noise = before["spread"] + after["spread"]
+        grows = before["at_most"]  # a bar of this kind is worse the larger it is
+        return Change(name, old, new, ratio(old, new, worse_if_larger=grows), noise)
+    name = " ".join(str(part) for part in key if part not in (None, 0, ""))
+    old, new = (record["time"] and record["time"]["median"] for record in (before, after))
+    noise = sum(record["time"]["spread"] for record in (before, after) if record["time"])
+    within = ""
+    if before["share"] and after["share"]:
+        within = f", share of ceiling {before['share']:.1%} -> {after['share']:.1%}"
+    return Change(name, old, new, ratio(old, new), noise, within)
+
+
+KERNELS = Results("run_kernels.py", _key, _change)
 
 
 def _line(change: Change) -> str:
     if change.after is None:
         return f"slower  {change.name}: WRONG or failed, was right"
-    shares = ""
-    if change.share_before and change.share_after:
-        shares = f", share of ceiling {change.share_before:.1%} -> {change.share_after:.1%}"
     before = "a fault" if change.before is None else f"{change.before:.4g}"
     return (
         f"{change.verdict}  {change.ratio:5.2f}x  (noise {change.noise:.0%})  {change.name}: "
-        f"{before} -> {change.after:.4g}{shares}"
+        f"{before} -> {change.after:.4g}{change.within}"
     )

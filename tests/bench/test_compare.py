@@ -8,6 +8,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
+import run_decoding  # noqa: E402
 import run_kernels  # noqa: E402
 from roofline import pictures  # noqa: E402
 
@@ -95,6 +96,43 @@ def test_a_bar_is_worse_in_its_own_direction(compare):
     assert status == 1
     assert "slower" in next(line for line in printed.splitlines() if "share" in line)
     assert "faster" in next(line for line in printed.splitlines() if " over:" in line)
+
+
+def decoded(context=4096, speed=100.0, tau=3.0, over_plain=1.2, **more):
+    return {
+        "kind": "row",
+        "section": None,
+        "model": "tiny",
+        "method": "vegas",
+        "settings": {"gamma": 6},
+        "context": context,
+        "batch": 1,
+        "temperature": 0.0,
+        "fault": None,
+        "tokens_per_second": {"median": speed, "spread": 0.05, "samples": 3},
+        "tau": tau,
+        "speedup": {"plain": over_plain},
+        **more,
+    }
+
+
+def test_decoding_is_compared_by_seconds_per_token(tmp_path, capsys):
+    timed = {"kind": "pass", "name": "verify", "model": "tiny", "context": 4096}
+    before = [decoded(), decoded(8192), decoded(16384), decoded(32768)]
+    before.append(timed | {"time": {"median": 1e-3, "spread": 0.01}})
+    after = [decoded(speed=50.0, tau=2.0, over_plain=0.6), decoded(8192, speed=97.0)]
+    after += [decoded(16384, fault="out of memory"), decoded(32768, speed=200.0)]
+    after.append(timed | {"time": {"median": 5e-4, "spread": 0.01}})
+    paths = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    for path, records in zip(paths, (before, after), strict=True):
+        path.write_text("\n".join(map(json.dumps, [RUN, *records])) + "\n")
+    assert run_decoding.main(["--compare", *map(str, paths)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert "vegas gamma=6, 16k" in lines[2]
+    assert "failed" in lines[2]
+    assert "2.00x" in lines[3]
+    assert "x plain 1.20 -> 0.60, tau 3.00 -> 2.00" in lines[3]
+    assert lines[-1].startswith("2 slower, 2 faster, 1 within the spread; 0 in one file only")
 
 
 @pytest.mark.parametrize("content", ["", "hello", '{"kind": "row"}', "[]"])

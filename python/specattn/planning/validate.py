@@ -69,8 +69,8 @@ def checks(path: Path, machine: Machine) -> list[Check]:
     rows = [row for row in records if row["kind"] == "row"]
     found = list(_kernels([row for row in rows if "op" in row], machine, own))
     settings = _Settings(run.get("model") or {}, machine)
-    passes = [row for row in records if row["kind"] == "pass" and row["model"] in MODELS]
-    rounds = [row for row in rows if row.get("method") in _METHODS and row["model"] in MODELS]
+    passes = [row for row in records if row["kind"] == "pass" and _shape(row) in MODELS]
+    rounds = [row for row in rows if row.get("method") in _METHODS and _shape(row) in MODELS]
     found += _passes(passes, settings)
     found += _rounds([row for row in rounds if not row["fault"]], settings)
     return found
@@ -85,11 +85,16 @@ class _Settings:
 
     def of(self, row: dict, layer_seconds: float) -> Setting:
         """Return the setting that a row was measured in."""
-        shape = MODELS[row["model"]]
+        shape = MODELS[_shape(row)]
         shape = replace(shape, layers=self.model.get("layers", shape.layers))
         size = 4 if self.model.get("dtype") == "float32" else 2
         host = self.machine.with_layer_seconds(layer_seconds)
         return Setting(shape, host, row["context"], batch=row.get("batch", 1), size=size)
+
+
+def _shape(row: dict) -> str:
+    """Return whose shape a row's model has; it may be cut to fewer layers."""
+    return row["model"].partition(" cut to ")[0]
 
 
 def errors(found: Sequence[Check]) -> tuple[float, float]:

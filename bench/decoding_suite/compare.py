@@ -1,0 +1,49 @@
+"""What became slower between two result files of `run_decoding.py`: seconds per new token."""
+
+from __future__ import annotations
+
+from roofline.compare import Change, Results, ratio
+
+from .cases import PLAIN, key
+from .show import label, size
+
+Record = dict
+
+
+def _key(record: Record) -> tuple | None:
+    if record["kind"] == "pass":
+        return "pass", record["name"], record["model"], record["context"]
+    return (record["model"], *key(record)) if record["kind"] == "row" else None
+
+
+def _change(found: tuple, before: Record, after: Record) -> Change:
+    if found[0] == "pass":
+        old, new = before["time"], after["time"]
+        name = f"{before['name']}, {before['model']}, {size(before['context'])}"
+        noise = old["spread"] + new["spread"]
+        return Change(
+            name, old["median"], new["median"], ratio(old["median"], new["median"]), noise
+        )
+    speeds = [None if one["fault"] else one["tokens_per_second"] for one in (before, after)]
+    old, new = (speed and 1 / speed["median"] for speed in speeds)
+    noise = sum(speed["spread"] for speed in speeds if speed)
+    name = (
+        f"{label(before)}, {size(before['context'])}, batch {before['batch']}, "
+        f"temperature {before['temperature']:g}"
+    )
+    return Change(name, old, new, ratio(old, new), noise, _within(before, after))
+
+
+def _within(before: Record, after: Record) -> str:
+    """Return what plain decoding in the same run and acceptance say, where both runs have it."""
+    over_plain = [(one.get("speedup") or {}).get(PLAIN) for one in (before, after)]
+    tau = [one.get("tau") for one in (before, after)]
+    text = ""
+    if None not in over_plain:
+        text += ", x plain {:.2f} -> {:.2f}".format(*over_plain)
+    if None not in tau and tau[0] != tau[1]:
+        text += ", tau {:.2f} -> {:.2f}".format(*tau)
+    return text
+
+
+DECODING = Results("run_decoding.py", _key, _change)

@@ -11,14 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch.nn.functional import pad
 
 from specattn.decoding.loop import Draft, Drafter, Verified
 from specattn.decoding.method import Method
 from specattn.decoding.sampling import TargetLaw
+from specattn.decoding.sparse_chain import Chosen, SparseChain
 from specattn.decoding.target import SCORES, Selection, Target
 from specattn.ops import select_topk
-from specattn.tree import Tree
 
 
 @dataclass(frozen=True)
@@ -84,27 +83,16 @@ class _SparseDrafter(Drafter):
         law: TargetLaw,
         generator: torch.Generator | None,
     ):
-        self.method, self.target, self.law, self.generator = method, target, law, generator
-        self.chains = [Tree.chain(n, device=target.device) for n in range(method.gamma + 1)]
-        self.selected: Selection | None = None  # of the prefix alone
-        self.prefix = target.cache.seqlens
+        self.method, self.cache = method, target.cache
+        self.chain = SparseChain(method.gamma, target, law, generator)
+        self.chosen: Chosen | None = None
 
     def propose(self, root: torch.Tensor) -> Draft:
-        tokens, probs = root[:, None], list[torch.Tensor]()
-        if self.selected is None:
-            return Draft(self.chains[0], tokens)
-        table, lengths = self._with_newer_tokens(self.selected)
-        for step, chain in enumerate(self.chains[:-1]):
-            selection = Selection(table, lengths + step)
-            logits = self.target.draft(tokens[:, -1:], step, selection).logits
-            drawn, law = self.law.draw(logits, chain, tokens, step, self.generator)
-            tokens = torch.cat([tokens, drawn], 1)
-            if law is not None:
-                probs.append(law)
-        if not probs:
-            return Draft(self.chains[-1], tokens)
-        # Nothing follows the last node; its row is there for the shape and never read.
-        return Draft(self.chains[-1], tokens, pad(torch.cat(probs, 1), (0, 0, 0, 1)))
+        if self.chosen is None:
+            return self.chain.draft(root, [])
+        gamma = self.method.gamma
+        # At first 1 to gamma + 1 tokens are newer than the prefix: the last root and path.
+        return self.chain.draft(root, self.chosen.readings(self.cache.seqlens, gamma, 2 * gamma))
 
     def observe(self, verified: Verified) -> None:
         scores = verified.result.scores
@@ -112,7 +100,6 @@ class _SparseDrafter(Drafter):
         layers, batch, capacity = scores.shape
         if not layers:
             return
-        self.prefix = verified.prefix
         indices, lengths = select_topk(
             scores.view(layers * batch, capacity),
             verified.prefix.repeat(layers),
@@ -121,23 +108,9 @@ class _SparseDrafter(Drafter):
             keep_first=self.method.keep_first,
             keep_last=self.method.keep_last,
         )
-        self.selected = Selection(indices.view(layers, batch, -1), lengths[:batch])
+        selection = Selection(indices.view(layers, batch, -1), lengths[:batch])
+        self.chosen = Chosen(selection, verified.prefix)
 
     def keep(self, rows: list[int]) -> None:
-        self.prefix = self.prefix[rows]
-        if self.selected is not None:
-            indices, lengths = self.selected
-            self.selected = Selection(indices[:, rows], lengths[rows])
-
-    def _with_newer_tokens(self, selected: Selection) -> Selection:
-        """Return what the first draft step reads: the selection and all newer tokens.
-
-        The root and the tokens drafted behind it come next, so a step more is one more in length.
-        """
-        newer = self.target.cache.seqlens - self.prefix  # 1 to gamma + 1: the last root and path
-        room = 2 * self.method.gamma
-        column = torch.arange(selected.indices.shape[-1] + room, device=self.prefix.device)
-        behind = (self.prefix - selected.lengths)[:, None] + column
-        chosen = column < selected.lengths[:, None]
-        table = torch.where(chosen, pad(selected.indices, (0, room)), behind.to(torch.int32))
-        return Selection(table, selected.lengths + newer)
+        if self.chosen is not None:
+            self.chosen = self.chosen.keep(rows)

@@ -1,0 +1,73 @@
+"""What a self-drafted chain reads: what was chosen, and everything newer."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specattn.decoding.sparse_chain import Chosen
+from specattn.decoding.target import Selection
+
+LAYERS, KV_HEADS = 2, 3
+
+
+@st.composite
+def choices(draw):
+    """Return who chose: positions by layer, request and KV head (or None for all of them)."""
+    heads = draw(st.sampled_from([None, KV_HEADS]))
+    prefix = draw(st.lists(st.integers(0, 12), min_size=1, max_size=3))
+    rows = []
+    for length in prefix:
+        counts = [draw(st.integers(0, length)) for _ in range(heads or 1)]
+        rows.append(
+            [
+                [sorted(draw(st.permutations(range(length)))[:count]) for count in counts]
+                for _ in range(LAYERS)
+            ]
+        )
+    return heads, prefix, rows
+
+
+def as_chosen(heads, prefix, rows):
+    width = max(len(p) for row in rows for layer in row for p in layer)
+    indices = torch.tensor(
+        [
+            [[p + [-1] * (width - len(p)) for p in row[layer]] for row in rows]
+            for layer in range(LAYERS)
+        ],
+        dtype=torch.int32,
+    ).view(LAYERS, len(rows), heads or 1, width)
+    lengths = torch.tensor([[len(p) for p in row[0]] for row in rows], dtype=torch.int32)
+    if heads is None:
+        indices, lengths = indices[:, :, 0], lengths[:, 0]
+    return Chosen(Selection(indices, lengths), torch.tensor(prefix, dtype=torch.int32))
+
+
+@given(choices(), st.data())
+def test_every_step_reads_the_chosen_and_all_newer_tokens(choice, data):
+    heads, prefix, rows = choice
+    steps = data.draw(st.integers(1, 4), label="steps")
+    newer = [data.draw(st.integers(0, 5), label="newer") for _ in prefix]
+    seqlens = torch.tensor([p + n for p, n in zip(prefix, newer, strict=True)], dtype=torch.int32)
+    readings = as_chosen(*choice).readings(seqlens, steps, max(newer) + steps - 1)
+    assert len(readings) == steps
+    for step, reading in enumerate(readings):
+        for layer in range(LAYERS):
+            table, lengths = reading.at(layer, None)
+            assert table.dtype == lengths.dtype == torch.int32
+            for request, chosen in enumerate(rows):
+                recent = list(range(prefix[request], int(seqlens[request]) + step))
+                for head, positions in enumerate(chosen[layer]):
+                    at = request if heads is None else (request, head)
+                    assert table[at][: lengths[at]].tolist() == positions + recent
+
+
+@pytest.mark.parametrize("heads", [None, KV_HEADS])
+def test_rows_can_be_kept(heads):
+    rows = [[[list(range(n))] * (heads or 1)] * LAYERS for n in (1, 2, 3)]
+    kept = as_chosen(heads, [4, 5, 6], rows).keep([2, 0])
+    expected = as_chosen(heads, [6, 4], [rows[2], rows[0]])
+    width = expected.selection.indices.shape[-1]
+    assert torch.equal(kept.selection.indices[..., :width], expected.selection.indices)
+    assert torch.equal(kept.selection.lengths, expected.selection.lengths)
+    assert torch.equal(kept.prefix, expected.prefix)

@@ -25,8 +25,8 @@ from decoding_suite.compare import DECODING
 from decoding_suite.measure import Plan, measure
 from decoding_suite.papers import PROFILES
 from decoding_suite.records import MEASURED, SCHEMA, File, case_record, of_kind, row_record
+from decoding_suite.sections import Section
 from decoding_suite.simulation import Profile
-from decoding_suite.suites import Section
 from decoding_suite.texts import Files, RandomTokens, Texts, held_out_files
 from roofline import arguments
 from roofline.machine import describe, serving

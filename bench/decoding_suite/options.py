@@ -14,7 +14,8 @@ from specattn.decoding import METHODS, Vegas
 from . import models, pictures
 from .cases import PLAIN, TRANSFORMERS, Entry, grid
 from .papers import PROFILES
-from .suites import SUITES, Scale, Section, suite
+from .sections import Scale, Section
+from .suites import SUITES, suite
 
 DEFAULTS: dict[bool, dict[str, Any]] = {
     False: {"context": [4096, 16384], "temperature": [0.0, 1.0], "new_tokens": 128}

@@ -7,107 +7,11 @@ another machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
-
 from specattn.decoding import METHODS
 
-from . import passes
-from .cases import PLAIN, TRANSFORMERS, Entry, Group, grid
-from .measure import Plan
-from .papers import published, source
-from .show import aligned, label, size
-
-Record = dict[str, Any]
-Theirs = tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Scale:
-    """How large a suite is on this machine.
-
-    Attributes
-    ----------
-    short, long : int
-        Tokens of a prompt where the paper's are short, and where they are long.
-    entries : tuple of Entry
-        Methods with the options of this model, such as where its drafter lies.
-    """
-
-    short: int
-    long: int
-    entries: tuple[Entry, ...] = ()
-
-    def entry(self, name: str, **options: Any) -> Entry:
-        """Return a method with the options that it was given, and then these."""
-        given = next((entry.options for entry in self.entries if entry.name == name), {})
-        return Entry(name, {**given, **options})
-
-
-@dataclass(frozen=True)
-class Section:
-    """One table or figure of a paper.
-
-    Attributes
-    ----------
-    name, title : str
-        As in the paper.
-    groups : list of Group
-        What is measured for it; none where it can only be referred to.
-    columns : dict of str to callable
-        What is shown of a measured row.
-    theirs : list of tuple of str
-        The paper's rows: a label, then the columns.
-    note : str
-        How far the two can be compared, or why nothing is measured.
-    longer : int
-        How many times the usual number of new tokens.
-    passes : int
-        Gamma of the passes that are timed one by one for it; 0 for none.
-    pictures : tuple of str
-        Of `pictures.KINDS`.
-    """
-
-    name: str
-    title: str
-    groups: list[Group] = field(default_factory=list)
-    columns: dict[str, Callable[[Record], str]] = field(default_factory=dict)
-    theirs: list[Theirs] = field(default_factory=list)
-    note: str = ""
-    longer: int = 1
-    passes: int = 0
-    pictures: tuple[str, ...] = ()
-
-    def plan(self, plan: Plan) -> Plan:
-        """Return how its groups are measured."""
-        return replace(plan, new_tokens=plan.new_tokens * self.longer)
-
-    def text(self, records: Sequence[Record], paper: str, timed: Sequence[Record] = ()) -> str:
-        """Return the section as text: ours, then the paper's, each row saying which it is."""
-        heading = f"{self.name}: {self.title}"
-        header = [("", "<"), ("", "<"), *((name, ">") for name in self.columns)]
-        rows = [
-            ("here", f"{label(record)}, {size(record['context'])}")
-            + tuple("FAILED" if record["fault"] else show(record) for show in self.columns.values())
-            for record in records
-        ]
-        rows += [("paper", *theirs) for theirs in self.theirs]
-        parts = [heading, aligned(header, rows) if rows else "", self._overhead(timed), self.note]
-        if self.theirs:
-            parts.append(f"paper: {source(paper)}")
-        return "\n".join(filter(None, parts))
-
-    def _overhead(self, timed: Sequence[Record]) -> str:
-        if not timed:
-            return ""
-        seconds = {one["name"]: one["time"]["median"] for one in timed}
-        low, high = published("vegas", "Figure 10b")["Vegas, lowest and highest"]
-        return (
-            f"here, passes by themselves at {size(timed[0]['context'])}: selecting adds "
-            f"{passes.selection_overhead(seconds, self.passes):.1%} to a round "
-            f"(paper: Vegas {low}% to {high}%)"
-        )
+from .cases import PLAIN, TRANSFORMERS, Entry, grid
+from .papers import published
+from .sections import Scale, Section, accepted, batch, figures, over_plain, part, speed, tau
 
 
 def _vegas(scale: Scale) -> list[Section]:
@@ -129,7 +33,7 @@ def _vegas(scale: Scale) -> list[Section]:
                 [1],
                 [0.0],
             ),
-            {"accepted": _accepted},
+            {"accepted": accepted},
             [
                 (f"{method}, {model}, gamma={g}", f"{theirs[method][model][str(g)]:.2f}")
                 for method in theirs
@@ -143,7 +47,7 @@ def _vegas(scale: Scale) -> list[Section]:
             "Figure 9",
             "throughput after short prompts, long outputs",
             grid([*baselines, scale.entry("vegas", gamma=short_gamma)], [scale.short], [1], [1.0]),
-            {"tokens/s": _speed, "x plain": _over_plain, "tau": _tau},
+            {"tokens/s": speed, "x plain": over_plain, "tau": tau},
             [("Vegas, all models, over vLLM", "", f"{low:.2f} to {high:.2f}", "")],
             "The paper serves 128 requests at once; here it is one.",
             longer=4,
@@ -153,7 +57,7 @@ def _vegas(scale: Scale) -> list[Section]:
             "Figure 10",
             "(a) tokens per round, bonus included; (b) what selecting costs",
             grid([scale.entry("vegas", gamma=short_gamma)], [scale.short], [1], [1.0]),
-            {"tau": _tau},
+            {"tau": tau},
             note="(a) is a plot: the paper prints no figures.",
             passes=short_gamma,
             pictures=("acceptance",),
@@ -162,7 +66,7 @@ def _vegas(scale: Scale) -> list[Section]:
             "Figure 11",
             "throughput after long prompts",
             grid([*baselines, scale.entry("vegas", gamma=long_gamma)], [scale.long], [1, 4], [1.0]),
-            {"B": _batch, "tokens/s": _speed, "x plain": _over_plain, "tau": _tau},
+            {"B": batch, "tokens/s": speed, "x plain": over_plain, "tau": tau},
             [("Vegas, best of figures 9 and 11, over vLLM", "", "", f"{highest:.2f}", "")],
             f"The paper's gain over the best rival is {more[0]}% to {more[1]}%; the rivals are not "
             "in this package yet.",
@@ -183,7 +87,7 @@ def _vegas(scale: Scale) -> list[Section]:
                 [1],
                 [1.0],
             ),
-            {"tokens/s": _speed, "accepted": _accepted, "x plain": _over_plain},
+            {"tokens/s": speed, "accepted": accepted, "x plain": over_plain},
             note="A plot: the paper prints no figures.",
             pictures=("sweep",),
         ),
@@ -194,7 +98,7 @@ def _longspec(scale: Scale) -> list[Section]:
     table_1, table_3 = published("longspec", "Table 1"), published("longspec", "Table 3")
     table_4, table_5 = published("longspec", "Table 4"), published("longspec", "Table 5")
     methods = [Entry(PLAIN), Entry(TRANSFORMERS), scale.entry("longspec")]
-    speeds = {"tau": _tau, "tokens/s": _speed, "x plain": _over_plain}
+    speeds = {"tau": tau, "tokens/s": speed, "x plain": over_plain}
     step = scale.long // 4
     return [
         Section(
@@ -203,7 +107,7 @@ def _longspec(scale: Scale) -> list[Section]:
             grid(methods, [scale.long], [1], [0.0]),
             speeds,
             [
-                (f"LongSpec, {model}, {data}", *_figures(table_1[model]["LongSpec"][data]))
+                (f"LongSpec, {model}, {data}", *figures(table_1[model]["LongSpec"][data]))
                 for model in table_1
                 for data in ("LCC", "RepoBench-P")
             ],
@@ -221,7 +125,7 @@ def _longspec(scale: Scale) -> list[Section]:
             grid(methods, [scale.short], [1], [0.0]),
             speeds,
             [
-                (f"LongSpec, QwQ-32B, {data}", *_figures((*ours, ours[1] / plain[1])))
+                (f"LongSpec, QwQ-32B, {data}", *figures((*ours, ours[1] / plain[1])))
                 for data, ours in table_3["LongSpec"].items()
                 for plain in [table_3["Vanilla"][data]]
             ],
@@ -232,12 +136,12 @@ def _longspec(scale: Scale) -> list[Section]:
             "Table 4",
             "beside EAGLE and Token Recycling",
             theirs=[
-                (f"{method}, {model}, {data}", *_figures(rows[data]))
+                (f"{method}, {model}, {data}", *figures(rows[data]))
                 for model, methods_of in table_4.items()
                 for method, rows in methods_of.items()
                 for data in ("LCC", "RepoBench-P")
             ],
-            columns={"tau": _tau, "tokens/s": _speed},
+            columns={"tau": tau, "tokens/s": speed},
             note="Ours is in table 1; EAGLE and Token Recycling are not in this package yet.",
         ),
         Section(
@@ -245,11 +149,11 @@ def _longspec(scale: Scale) -> list[Section]:
             "by length of the prompt",
             grid([scale.entry("longspec")], [step * n for n in (1, 2, 3, 4)], [1], [0.0]),
             {
-                "tokens/s": _speed,
-                "tau": _tau,
-                "draft ms": _part("draft"),
-                "target ms": _part("target"),
-                "verify ms": _part("accept"),
+                "tokens/s": speed,
+                "tau": tau,
+                "draft ms": part("draft"),
+                "target ms": part("target"),
+                "verify ms": part("accept"),
             },
             [
                 (f"LC-7B, {length}", *(f"{row[length]:.2f}" for row in table_5.values()))
@@ -278,32 +182,3 @@ def suite(name: str, scale: Scale) -> list[Section]:
     if name not in METHODS:
         raise ValueError(f"--suite {name}: the method '{name}' is not in this package yet")
     return _BUILDERS[name](scale)
-
-
-def _figures(values: Sequence[float]) -> tuple[str, ...]:
-    return tuple(f"{value:.2f}" for value in values)
-
-
-def _speed(record: Record) -> str:
-    return f"{record['tokens_per_second']['median']:.1f}"
-
-
-def _batch(record: Record) -> str:
-    return str(record["batch"])
-
-
-def _tau(record: Record) -> str:
-    return "1.00" if record["tau"] is None else f"{record['tau']:.2f}"
-
-
-def _accepted(record: Record) -> str:
-    return f"{record['tau_without_bonus']:.2f}"
-
-
-def _over_plain(record: Record) -> str:
-    ratio = record["speedup"].get(PLAIN)
-    return "-" if ratio is None else f"{ratio:.2f}"
-
-
-def _part(name: str) -> Callable[[Record], str]:
-    return lambda record: f"{record['round_seconds'][name] * 1e3:.2f}"

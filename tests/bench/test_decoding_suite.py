@@ -12,7 +12,7 @@ from transformers import DynamicCache
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
 
-from decoding_suite import models, papers, passes, suites  # noqa: E402
+from decoding_suite import models, papers, passes, sections, suites  # noqa: E402
 from decoding_suite.cases import Entry, Group  # noqa: E402
 from decoding_suite.identity import Difference, explain, first_difference  # noqa: E402
 from decoding_suite.measure import Plan, Row, measure  # noqa: E402
@@ -211,11 +211,11 @@ def test_a_difference_is_explained_by_plain_logits(model, prompts):
 def test_suites_name_methods_and_tables_that_exist(paper):
     if paper not in METHODS:
         with pytest.raises(ValueError, match="not in this package yet"):
-            suites.suite(paper, suites.Scale(64, 256))
+            suites.suite(paper, sections.Scale(64, 256))
         return
-    sections = suites.suite(paper, suites.Scale(64, 256))
-    assert len({section.name for section in sections}) == len(sections)
-    for section in sections:
+    found = suites.suite(paper, sections.Scale(64, 256))
+    assert len({section.name for section in found}) == len(found)
+    for section in found:
         assert section.groups or section.note, section.name
         for row in section.theirs:
             assert len(row) == len(section.columns) + 1, section.name

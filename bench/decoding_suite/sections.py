@@ -1,0 +1,139 @@
+"""What a suite is made of: a paper's tables, and the columns that they show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from . import passes
+from .cases import PLAIN, Entry, Group
+from .measure import Plan
+from .papers import published, source
+from .show import aligned, label, size
+
+Record = dict[str, Any]
+Theirs = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large a suite is on this machine.
+
+    Attributes
+    ----------
+    short, long : int
+        Tokens of a prompt where the paper's are short, and where they are long.
+    entries : tuple of Entry
+        Methods with the options of this model, such as where its drafter lies.
+    """
+
+    short: int
+    long: int
+    entries: tuple[Entry, ...] = ()
+
+    def entry(self, name: str, **options: Any) -> Entry:
+        """Return a method with the options that it was given, and then these."""
+        given = next((entry.options for entry in self.entries if entry.name == name), {})
+        return Entry(name, {**given, **options})
+
+
+@dataclass(frozen=True)
+class Section:
+    """One table or figure of a paper.
+
+    Attributes
+    ----------
+    name, title : str
+        As in the paper.
+    groups : list of Group
+        What is measured for it; none where it can only be referred to.
+    columns : dict of str to callable
+        What is shown of a measured row.
+    theirs : list of tuple of str
+        The paper's rows: a label, then the columns.
+    note : str
+        How far the two can be compared, or why nothing is measured.
+    longer : int
+        How many times the usual number of new tokens.
+    passes : int
+        Gamma of the passes that are timed one by one for it; 0 for none.
+    pictures : tuple of str
+        Of `pictures.KINDS`.
+    """
+
+    name: str
+    title: str
+    groups: list[Group] = field(default_factory=list)
+    columns: dict[str, Callable[[Record], str]] = field(default_factory=dict)
+    theirs: list[Theirs] = field(default_factory=list)
+    note: str = ""
+    longer: int = 1
+    passes: int = 0
+    pictures: tuple[str, ...] = ()
+
+    def plan(self, plan: Plan) -> Plan:
+        """Return how its groups are measured."""
+        return replace(plan, new_tokens=plan.new_tokens * self.longer)
+
+    def text(self, records: Sequence[Record], paper: str, timed: Sequence[Record] = ()) -> str:
+        """Return the section as text: ours, then the paper's, each row saying which it is."""
+        heading = f"{self.name}: {self.title}"
+        header = [("", "<"), ("", "<"), *((name, ">") for name in self.columns)]
+        rows = [
+            ("here", f"{label(record)}, {size(record['context'])}")
+            + tuple("FAILED" if record["fault"] else show(record) for show in self.columns.values())
+            for record in records
+        ]
+        rows += [("paper", *theirs) for theirs in self.theirs]
+        parts = [heading, aligned(header, rows) if rows else "", self._overhead(timed), self.note]
+        if self.theirs:
+            parts.append(f"paper: {source(paper)}")
+        return "\n".join(filter(None, parts))
+
+    def _overhead(self, timed: Sequence[Record]) -> str:
+        if not timed:
+            return ""
+        seconds = {one["name"]: one["time"]["median"] for one in timed}
+        low, high = published("vegas", "Figure 10b")["Vegas, lowest and highest"]
+        return (
+            f"here, passes by themselves at {size(timed[0]['context'])}: selecting adds "
+            f"{passes.selection_overhead(seconds, self.passes):.1%} to a round "
+            f"(paper: Vegas {low}% to {high}%)"
+        )
+
+
+def figures(values: Sequence[float]) -> tuple[str, ...]:
+    """Return a paper's figures as text."""
+    return tuple(f"{value:.2f}" for value in values)
+
+
+def speed(record: Record) -> str:
+    """Return tokens per second, without prefill."""
+    return f"{record['tokens_per_second']['median']:.1f}"
+
+
+def batch(record: Record) -> str:
+    """Return how many requests ran at once."""
+    return str(record["batch"])
+
+
+def tau(record: Record) -> str:
+    """Return tokens per round, bonus token included."""
+    return "1.00" if record["tau"] is None else f"{record['tau']:.2f}"
+
+
+def accepted(record: Record) -> str:
+    """Return the drafted tokens that a round accepts."""
+    return f"{record['tau_without_bonus']:.2f}"
+
+
+def over_plain(record: Record) -> str:
+    """Return how many times as fast as plain decoding it is."""
+    ratio = record["speedup"].get(PLAIN)
+    return "-" if ratio is None else f"{ratio:.2f}"
+
+
+def part(name: str) -> Callable[[Record], str]:
+    """Return a column of a round's part in milliseconds."""
+    return lambda record: f"{record['round_seconds'][name] * 1e3:.2f}"

@@ -25,6 +25,7 @@ from specattn.decoding import (
     Medusa,
     Plain,
     PromptLookup,
+    TokenRecycling,
     Vegas,
     draft_block,
     generate,
@@ -64,6 +65,7 @@ METHODS = {
     "longspec-chain": LongSpec(DRAFTER, gamma=2),
     "prompt_lookup": PromptLookup(gamma=2),
     "medusa": Medusa(random_heads("medusa", MODEL, dtype=torch.float32), widths=(2, 2)),
+    "token_recycling": TokenRecycling(nodes=4, depth=2, k=2),
     "tree": RandomTree(widths=(2, 2), law=(0.3, 0.1, 0.1, 0.2, 0.05, 0.25)),
 }
 FROM_THE_TEXT = ("prompt_lookup",)  # random text says little about a random model's next token

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specattn.decoding import Plain, PromptLookup, Vegas, generate
+from specattn.decoding import Plain, PromptLookup, TokenRecycling, Vegas, generate
 from tests.decoding.models import CONFIGS, greedy_by_transformers, prompts, tiny_model
 
 # What the cache holds beyond a request's length is then NaN, and must not matter.
@@ -13,6 +13,7 @@ METHODS = {
     "plain": Plain(),
     "vegas": Vegas(gamma=3, ratio=0.7, min_tokens=4),
     "prompt_lookup": PromptLookup(gamma=5),
+    "token_recycling": TokenRecycling(nodes=9, depth=3),
 }
 
 

@@ -35,6 +35,7 @@ from specattn.decoding.prompt_lookup import PromptLookup
 from specattn.decoding.sampling import TargetLaw
 from specattn.decoding.statistics import RequestStatistics, Statistics
 from specattn.decoding.target import FAMILIES, Target
+from specattn.decoding.token_recycling import TokenRecycling
 from specattn.decoding.vegas import Vegas
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "Statistics",
     "Target",
     "TargetLaw",
+    "TokenRecycling",
     "Vegas",
     "Verified",
     "decode",

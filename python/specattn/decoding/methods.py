@@ -12,6 +12,7 @@ from specattn.decoding.medusa import Medusa
 from specattn.decoding.method import Method
 from specattn.decoding.plain import Plain
 from specattn.decoding.prompt_lookup import PromptLookup
+from specattn.decoding.token_recycling import TokenRecycling
 from specattn.decoding.vegas import Vegas
 
 METHODS: dict[str, type[Method]] = {
@@ -20,6 +21,7 @@ METHODS: dict[str, type[Method]] = {
     "longspec": LongSpec,
     "prompt_lookup": PromptLookup,
     "medusa": Medusa,
+    "token_recycling": TokenRecycling,
 }
 """Methods by name; ``METHODS[name](**options)`` builds one."""
 

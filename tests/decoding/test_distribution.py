@@ -24,16 +24,19 @@ from specattn.decoding import (
     LongSpec,
     Medusa,
     Plain,
+    PosS,
     PromptLookup,
     TokenRecycling,
     Vegas,
     draft_block,
     generate,
+    specialist_block,
     target,
 )
 from tests import laws
 from tests.decoding.models import prompts, tiny_model
 from tests.decoding.test_loop import RandomTree
+from tests.drafters import poss_statement
 from tests.drafters.statement import random_drafter
 from tests.drafters.test_heads import random_heads
 
@@ -58,11 +61,13 @@ SAMPLING = {
 }
 MODEL = tiny_model("qwen3", vocab_size=V, peak=0.7)
 DRAFTER = random_drafter(MODEL, window=7, dtype=torch.float32)
+SPECIALISTS = poss_statement.random_drafter(MODEL, layers=2, dtype=torch.float32)
 METHODS = {
     "plain": Plain(),
     "vegas": Vegas(gamma=2, ratio=0.2, min_tokens=1),
     "longspec-tree": LongSpec(DRAFTER, widths=(2, 3)),
     "longspec-chain": LongSpec(DRAFTER, gamma=2),
+    "poss": PosS(SPECIALISTS, width=3, depth=2, total_tokens=8),
     "prompt_lookup": PromptLookup(gamma=2),
     "medusa": Medusa(random_heads("medusa", MODEL, dtype=torch.float32), widths=(2, 2)),
     "token_recycling": TokenRecycling(nodes=4, depth=2, k=2),
@@ -86,7 +91,7 @@ def prompt():
 def whole_batches(monkeypatch):
     """Compute attention for all copies at once: a CPU is otherwise served request by request."""
     for op in ("hybrid_tree_attention", "verify_attention", "sparse_gather_attention"):
-        for module in (target, draft_block):
+        for module in (target, draft_block, specialist_block):
             monkeypatch.setattr(module, op, getattr(reference, op), raising=False)
 
 

@@ -31,6 +31,7 @@ from specattn.decoding.method import Method, SpeculativeOutput
 from specattn.decoding.methods import METHODS, parse_method
 from specattn.decoding.penalty import ContextualPenalty
 from specattn.decoding.plain import Plain
+from specattn.decoding.poss import PosS
 from specattn.decoding.prompt_lookup import PromptLookup
 from specattn.decoding.sampling import TargetLaw
 from specattn.decoding.statistics import RequestStatistics, Statistics
@@ -49,6 +50,7 @@ __all__ = [
     "Medusa",
     "Method",
     "Plain",
+    "PosS",
     "PromptLookup",
     "RequestStatistics",
     "SpeculativeOutput",

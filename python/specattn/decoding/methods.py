@@ -11,6 +11,7 @@ from specattn.decoding.longspec import LongSpec
 from specattn.decoding.medusa import Medusa
 from specattn.decoding.method import Method
 from specattn.decoding.plain import Plain
+from specattn.decoding.poss import PosS
 from specattn.decoding.prompt_lookup import PromptLookup
 from specattn.decoding.token_recycling import TokenRecycling
 from specattn.decoding.vegas import Vegas
@@ -19,6 +20,7 @@ METHODS: dict[str, type[Method]] = {
     "plain": Plain,
     "vegas": Vegas,
     "longspec": LongSpec,
+    "poss": PosS,
     "prompt_lookup": PromptLookup,
     "medusa": Medusa,
     "token_recycling": TokenRecycling,

@@ -25,7 +25,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.nn.functional import silu
+from torch.nn.functional import linear, rms_norm, silu
 from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -308,3 +308,54 @@ def _along_paths(keys: tuple[torch.Tensor, ...], values: tuple[torch.Tensor, ...
     """Return the attention of a depth: over the text's keys, then over those of its own path."""
     k_path, v_path = (torch.stack(x[1:], 2) if len(x) > 1 else None for x in (keys, values))
     return lambda q: path_attention(q, keys[0], values[0], k_path, v_path)
+
+
+class JointKeysAndValues:
+    """The keys and values of several specialists, in one product.
+
+    Parameters
+    ----------
+    drafter : PosSDrafter
+        Its weights as they are now.
+    """
+
+    def __init__(self, drafter: PosSDrafter):
+        self.config = config = drafter.config
+        attentions = [
+            drafter.specialist_at(s * config.positions_per_layer).attention
+            for s in range(config.layers)
+        ]
+        self.weight = torch.stack([a.kv_proj.weight for a in attentions])
+        self.bias = (
+            None if not config.qkv_bias else torch.stack([a.kv_proj.bias for a in attentions])
+        )
+        self.gain = None
+        if config.qk_norm:
+            self.gain = torch.stack([cast(nn.RMSNorm, a.k_norm).weight for a in attentions])
+
+    def __call__(self, x: torch.Tensor, rotation: Rotation, first: int = 0) -> torch.Tensor:
+        """Return the keys, normed and rotated, and values of pairs under specialists.
+
+        Parameters
+        ----------
+        x : Tensor [B, T, H]
+            From `PosSDrafter.fuse`.
+        rotation : Rotation
+            Of the pairs' positions.
+        first : int
+            Leave out the specialists before this one.
+
+        Returns
+        -------
+        Tensor [layers - first, 2, B, T, Hk, D]
+        """
+        config = self.config
+        bias = None if self.bias is None else self.bias[first:].flatten()
+        heads = linear(x, self.weight[first:].flatten(0, 1), bias).unflatten(
+            -1, (config.layers - first, 2, config.num_key_value_heads, config.head_dim)
+        )
+        k, v = heads.permute(3, 2, 0, 1, 4, 5)
+        if self.gain is not None:
+            gain = self.gain[first:, None, None, None]
+            k = rms_norm(k, (config.head_dim,), None, config.rms_norm_eps) * gain
+        return torch.stack([rotate(k, rotation), v], 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.functional import pad, smooth_l1_loss
 from transformers import PreTrainedModel
 
+from specattn.decoding import PosS
 from specattn.drafters import PosSDrafter, TrainedDrafter
 from specattn.drafters.poss import Specialist
 from specattn.training.features import FeatureCache, features_of
@@ -268,6 +269,11 @@ class PosSRecipe(Recipe):
 
     drafter_class = PosSDrafter
     trainer_defaults = TRAINER_DEFAULTS
+
+    @property
+    def method(self) -> Callable[[Any], PosS]:
+        """The paper's trees."""
+        return PosS
 
     def new_drafter(self, target: PreTrainedModel, name: str) -> PosSDrafter:
         """Return a drafter that begins as another one, or random."""

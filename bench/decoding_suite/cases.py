@@ -9,6 +9,8 @@ from typing import Any
 
 from specattn.decoding import METHODS, Method, parse_method
 
+from .shaping import UNSHAPED, Shaping
+
 PLAIN = "plain"
 TRANSFORMERS = "transformers"
 """The peer: ``model.generate`` of transformers with SDPA and its dynamic cache."""
@@ -69,6 +71,7 @@ class Group:
     batch: int
     temperature: float
     entries: tuple[Entry, ...]
+    shaping: Shaping = UNSHAPED
 
 
 def grid(
@@ -76,10 +79,11 @@ def grid(
     contexts: Iterable[int],
     batches: Iterable[int],
     temperatures: Iterable[float],
+    shaping: Shaping = UNSHAPED,
 ) -> list[Group]:
     """Return one group per context, batch and temperature, each with all entries."""
     return [
-        Group(context, batch, temperature, tuple(entries))
+        Group(context, batch, temperature, tuple(entries), shaping)
         for context, batch, temperature in itertools.product(contexts, batches, temperatures)
     ]
 
@@ -88,4 +92,5 @@ def key(record: dict[str, Any]) -> tuple:
     """Return what tells a row of a file from all others of the same run."""
     names = ("section", "method", "context", "batch", "temperature")
     options = tuple(sorted((k, str(v)) for k, v in record["settings"].items()))
-    return (*(record[name] for name in names), options)
+    shaping = tuple(sorted(record.get("shaping", {}).items()))
+    return (*(record[name] for name in names), options, shaping)

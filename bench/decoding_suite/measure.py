@@ -17,8 +17,10 @@ from specattn.decoding import RequestStatistics
 
 from .cases import PLAIN, TRANSFORMERS, Entry, Group
 from .identity import Difference, explain, first_difference
+from .lengths import distinct_n, relate_lengths
 from .ready import ReadyTarget
 from .runs import Outcome, run, run_transformers
+from .shaping import UNSHAPED
 from .simulation import Profile, SimulatedTarget
 from .texts import Texts
 
@@ -40,12 +42,15 @@ class Plan:
         Timed runs of every method on each text, after one short run to warm up.
     seed : int
         Of the first repeat; the others follow. Only sampling notices.
+    lengths : tuple of int
+        New tokens at which a single request's progress is noted.
     """
 
     new_tokens: int = 128
     texts: int = 2
     repeats: int = 3
     seed: int = 0
+    lengths: tuple[int, ...] = ()
 
     def runs(self, group: Group) -> int:
         """Return how many runs a group takes, to warm up or timed."""
@@ -62,6 +67,7 @@ class Row:
     prefill_seconds: list[float] = field(default_factory=list)
     fault: str | None = None
     speedups: dict[str, float] = field(default_factory=dict)
+    lengths: list[dict[str, Any]] = field(default_factory=list)
     compared: int = 0  # requests whose greedy text was held against plain decoding's
     differences: list[Difference] = field(default_factory=list)
     others: float | None = None
@@ -96,6 +102,21 @@ class Row:
             "total": statistics.median(one.decode_seconds / one.passes for one in kept),
             **parts,
         }
+
+    @property
+    def distinct(self) -> list[float] | None:
+        """Distinct-n of what was generated: means over requests and runs."""
+        found = [distinct_n(tokens) for outcome in self.outcomes for tokens in outcome.tokens]
+        kept = [shares for shares in found if shares is not None]
+        return [statistics.mean(column) for column in zip(*kept, strict=True)] if kept else None
+
+    @property
+    def details(self) -> dict[str, float]:
+        """What the method says of its runs in numbers: means over runs."""
+        runs = [o.statistics.details for o in self.outcomes if o.statistics is not None]
+        first = runs[0] if runs else {}
+        names = [name for name, value in first.items() if isinstance(value, int | float)]
+        return {name: statistics.mean(run[name] for run in runs) for name in names}
 
     @property
     def peak_bytes(self) -> int | None:
@@ -138,7 +159,8 @@ def measure(
         target = _target(model, prompts, room, profile, plan.seed)
         for repeat in range(-1, plan.repeats):  # the first one warms up
             new_tokens = min(plan.new_tokens, WARM_UP_TOKENS) if repeat < 0 else plan.new_tokens
-            options = (prompts, new_tokens, group.temperature, plan.seed + repeat)
+            seed = plan.seed + repeat
+            options = (prompts, new_tokens, group.temperature, seed, group.shaping)
             for row in _in_turn(rows, repeat):
                 advance(row.entry.label)
                 if row.fault is not None:
@@ -147,7 +169,8 @@ def measure(
                     if row.entry.name == TRANSFORMERS:
                         outcome = run_transformers(target, *options)
                     else:
-                        outcome = run(target, methods[row.entry.label], *options)
+                        method = methods[row.entry.label]
+                        outcome = run(target, method, *options, plan.lengths)
                 except Exception as failure:  # one method that fails must not cost the others
                     row.fault = f"{type(failure).__name__}: {failure}".splitlines()[0]
                     continue
@@ -156,12 +179,13 @@ def measure(
         for row in rows:
             if target.prefill_seconds is not None:
                 row.prefill_seconds.append(target.prefill_seconds)
-        if profile is None and group.temperature == 0:
+        if profile is None and group.temperature == 0 and group.shaping == UNSHAPED:
             _compare(rows, model, prompts, text, plan.repeats)
     cores = others.cores()
     for row in rows:
         row.others = cores
     _relate(rows)
+    relate_lengths(rows)
     return rows
 
 

@@ -8,7 +8,8 @@ kind run   ``schema`` ("specattn.decoding/1"), ``machine``, ``versions``, ``comm
            "checkpoint" or "random"), ``plan`` (``new_tokens``, ``texts``, ``repeats``, ``seed``),
            ``suite``, ``acceptance``
 kind row   ``section`` of the suite or null, ``model``, ``method``, ``settings`` (the method's
-           options), ``context``, ``batch``, ``temperature``, ``new_tokens``, ``acceptance``
+           options), ``context``, ``batch``, ``temperature``, ``shaping`` (options of sampling that
+           are not the default), ``new_tokens``, ``acceptance``
            ("measured", or "SIMULATED ACCEPTANCE" and the profile), ``fault`` or null, and unless it
            has one: ``tokens_per_second`` (``median``, ``spread``, ``samples``), ``prefill_seconds``
            (null where none took place), ``rounds``, ``tau`` (tokens per round, bonus token
@@ -17,7 +18,10 @@ kind row   ``section`` of the suite or null, ``model``, ``method``, ``settings``
            accepted), ``round_seconds`` (``total``, ``draft``, ``target``, ``accept``: medians over
            runs of seconds per batched round), ``speedup`` (over ``plain`` and ``transformers``),
            ``peak_bytes``, ``identity`` (greedy and measured only: ``compared`` requests and
-           ``differences``), ``others`` (cores that other programs used meanwhile)
+           ``differences``), ``distinct`` (Distinct-1 to Distinct-4 of the new tokens), ``details``
+           (numbers that the method alone reports), ``lengths`` (up to some lengths of a long
+           generation: ``new_tokens``, ``seconds`` per token, ``tau_without_bonus``, ``speedup``),
+           ``others`` (cores that other programs used meanwhile)
 kind pass  one kind of pass behind a full cache: ``name``, ``model``, ``context``, ``rows``,
            ``bytes``, ``time``, ``eager`` (each ``median``, ``spread``, ``samples``),
            ``bandwidth``, ``acceptance``
@@ -60,6 +64,7 @@ def case_record(
         "context": group.context,
         "batch": group.batch,
         "temperature": group.temperature,
+        "shaping": group.shaping.options,
         "new_tokens": plan.new_tokens,
         "acceptance": acceptance,
     }
@@ -90,6 +95,9 @@ def row_record(row: Row, known: dict[str, Any]) -> dict[str, Any]:
         "speedup": row.speedups,
         "peak_bytes": row.peak_bytes,
         "identity": None,
+        "distinct": row.distinct,
+        "details": row.details,
+        "lengths": row.lengths,
         "others": row.others,
     }
     if row.compared:
@@ -148,6 +156,7 @@ class File:
         ValueError
             The rows that are there were measured on something else.
         """
+        run = json.loads(_line(run))
         for earlier in self.records:
             if earlier["kind"] == "run":
                 changed = [name for name in _SAME if earlier.get(name) != run[name]]

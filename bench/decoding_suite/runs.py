@@ -4,25 +4,39 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from transformers import (
-    LogitsProcessorList,
-    MaxLengthCriteria,
-    StoppingCriteria,
-    StoppingCriteriaList,
-    TemperatureLogitsWarper,
-)
+from transformers import MaxLengthCriteria, StoppingCriteria, StoppingCriteriaList
 
 from specattn.decoding import Method, Statistics, TargetLaw, decode
 from specattn.decoding.sequences import Sequences
 
 from .ready import ReadyTarget
+from .shaping import UNSHAPED, Shaping
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+class Reached(NamedTuple):
+    """Where a run stood when it had reached a length.
+
+    Attributes
+    ----------
+    length : int
+        Asked for; the round that reached it may have gone further.
+    tokens, rounds : int
+        Up to the end of that round.
+    seconds : float
+        Since decoding began.
+    """
+
+    length: int
+    tokens: int
+    rounds: int
+    seconds: float
 
 
 @dataclass
@@ -40,12 +54,15 @@ class Outcome:
     peak_bytes : int or None
         Largest memory during the run, with weights and caches: allocated by torch on a GPU,
         resident in the process on a CPU.
+    reached : list of Reached
+        The lengths that were asked for; a single request's alone.
     """
 
     tokens: list[list[int]]
     tokens_per_second: float
     statistics: Statistics | None
     peak_bytes: int | None
+    reached: list[Reached] = field(default_factory=list)
 
 
 def run(
@@ -55,6 +72,8 @@ def run(
     new_tokens: int,
     temperature: float,
     seed: int,
+    shaping: Shaping = UNSHAPED,
+    lengths: Sequence[int] = (),
 ) -> Outcome:
     """Decode `new_tokens` for every prompt with the real loop; an end of text ends nothing."""
     length = len(prompts[0])
@@ -65,15 +84,18 @@ def run(
         StoppingCriteriaList([MaxLengthCriteria(length + new_tokens)]),
         target.device,
     )
-    law = TargetLaw(_processors(temperature), temperature > 0, sequences)
+    law = TargetLaw(shaping.processors(temperature), temperature > 0, sequences)
     generator = torch.Generator(target.device).manual_seed(seed)
     target.go_back()
     _reset_peak(target.device)
     with target.attached():
         drafter = method.start(target, law, generator)
-        statistics = decode(target, drafter, law, sequences, generator=generator)
-    tokens = sequences.padded(0)[:, length:].tolist()
-    return Outcome(tokens, statistics.tokens_per_second, statistics, _peak(target.device))
+        clock = _LengthClock(lengths if len(prompts) == 1 else ())
+        statistics = decode(
+            target, drafter, law, sequences, generator=generator, on_tokens=clock.note
+        )
+    tokens, speed = sequences.padded(0)[:, length:].tolist(), statistics.tokens_per_second
+    return Outcome(tokens, speed, statistics, _peak(target.device), clock.reached)
 
 
 def run_transformers(
@@ -82,6 +104,7 @@ def run_transformers(
     new_tokens: int,
     temperature: float,
     seed: int,
+    shaping: Shaping = UNSHAPED,
 ) -> Outcome:
     """Decode with transformers' own `generate`: SDPA, dynamic cache, filled as ours is.
 
@@ -107,6 +130,7 @@ def run_transformers(
             min_new_tokens=None,
             eos_token_id=None,
             pad_token_id=0,
+            logits_processor=shaping.processors(1.0),
             stopping_criteria=StoppingCriteriaList([clock]),
             **sampling,
         )
@@ -115,6 +139,20 @@ def run_transformers(
     tokens = output[:, ids.shape[1] :].tolist()
     speed = len(prompts) * (new_tokens - 1) / (clock.moments[-1] - clock.moments[0])
     return Outcome(tokens, speed, None, _peak(target.device))
+
+
+class _LengthClock:
+    """Note when a request reaches each of some lengths; called once a round."""
+
+    def __init__(self, lengths: Sequence[int]):
+        self.left, self.reached = sorted(lengths), list[Reached]()
+        self.start, self.tokens, self.rounds = time.perf_counter(), 0, 0
+
+    def note(self, request: int, tokens: list[int]) -> None:
+        self.rounds, self.tokens = self.rounds + 1, self.tokens + len(tokens)
+        while self.left and self.tokens >= self.left[0]:
+            seconds = time.perf_counter() - self.start
+            self.reached.append(Reached(self.left.pop(0), self.tokens, self.rounds, seconds))
 
 
 class _Clock(StoppingCriteria):
@@ -128,12 +166,6 @@ class _Clock(StoppingCriteria):
             torch.cuda.synchronize(self.device)
         self.moments.append(time.perf_counter())
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
-
-
-def _processors(temperature: float) -> LogitsProcessorList:
-    if temperature in (0.0, 1.0):
-        return LogitsProcessorList()
-    return LogitsProcessorList([TemperatureLogitsWarper(temperature)])
 
 
 def _reset_peak(device: torch.device) -> None:

@@ -56,6 +56,8 @@ class Section:
         How far the two can be compared, or why nothing is measured.
     longer : int
         How many times the usual number of new tokens.
+    lengths : tuple of float
+        Shares of the new tokens at which a row is shown, each in a line of its own.
     passes : int
         Gamma of the passes that are timed one by one for it; 0 for none.
     pictures : tuple of str
@@ -69,21 +71,25 @@ class Section:
     theirs: list[Theirs] = field(default_factory=list)
     note: str = ""
     longer: int = 1
+    lengths: tuple[float, ...] = ()
     passes: int = 0
     pictures: tuple[str, ...] = ()
 
     def plan(self, plan: Plan) -> Plan:
         """Return how its groups are measured."""
-        return replace(plan, new_tokens=plan.new_tokens * self.longer)
+        new_tokens = plan.new_tokens * self.longer
+        lengths = tuple(max(1, round(share * new_tokens)) for share in self.lengths)
+        return replace(plan, new_tokens=new_tokens, lengths=lengths)
 
     def text(self, records: Sequence[Record], paper: str, timed: Sequence[Record] = ()) -> str:
         """Return the section as text: ours, then the paper's, each row saying which it is."""
         heading = f"{self.name}: {self.title}"
         header = [("", "<"), ("", "<"), *((name, ">") for name in self.columns)]
         rows = [
-            ("here", f"{label(record)}, {size(record['context'])}")
+            ("here", _place(record))
             + tuple("FAILED" if record["fault"] else show(record) for show in self.columns.values())
-            for record in records
+            for whole in records
+            for record in (at_lengths(whole) if self.lengths else [whole])
         ]
         rows += [("paper", *theirs) for theirs in self.theirs]
         parts = [heading, aligned(header, rows) if rows else "", self._overhead(timed), self.note]
@@ -101,6 +107,18 @@ class Section:
             f"{passes.selection_overhead(seconds, self.passes):.1%} to a round "
             f"(paper: Vegas {low}% to {high}%)"
         )
+
+
+def at_lengths(record: Record) -> list[Record]:
+    """Return a row as it stood at each of its lengths; itself if it has none."""
+    return [{**record, **reached} for reached in record.get("lengths", ())] or [record]
+
+
+def _place(record: Record) -> str:
+    """Return which row it is: method, sampling, prompt, and how much was generated after it."""
+    shaping = [f"{name}={value}" for name, value in record.get("shaping", {}).items()]
+    generated = [f"{size(record['new_tokens'])} new"] if "seconds" in record else []
+    return ", ".join([label(record), *shaping, size(record["context"]), *generated])
 
 
 def figures(values: Sequence[float]) -> tuple[str, ...]:
@@ -137,3 +155,21 @@ def over_plain(record: Record) -> str:
 def part(name: str) -> Callable[[Record], str]:
     """Return a column of a round's part in milliseconds."""
     return lambda record: f"{record['round_seconds'][name] * 1e3:.2f}"
+
+
+def alpha(record: Record) -> str:
+    """Return the share of a draft's levels that is accepted (TokenSwift, equation 4)."""
+    levels = len(record["per_position_acceptance"] or ())
+    return f"{record['tau_without_bonus'] / levels:.2f}" if levels else "-"
+
+
+def distinct(n: int) -> Callable[[Record], str]:
+    """Return a column of Distinct-n; 0 is the mean of all."""
+
+    def show(record: Record) -> str:
+        shares = record["distinct"]
+        if shares is None:
+            return "-"
+        return f"{shares[n - 1] if n else sum(shares) / len(shares):.2f}"
+
+    return show

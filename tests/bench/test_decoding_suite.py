@@ -239,6 +239,17 @@ def test_printed_speedups_agree_with_printed_speeds():
     assert checked == 5 * 4 * 5
 
 
+def test_tokenswifts_printed_figures_agree_with_one_another():
+    for table in ("Table 6", "Table 8"):
+        for shares in papers.published("tokenswift", table).values():
+            assert sum(shares[:4]) / 4 == pytest.approx(shares[4], abs=0.0151)
+    ours = papers.published("tokenswift", "Table 7")["[1,3,3,3]"]
+    assert ours == papers.published("tokenswift", "Table 5")["Dynamic Partial Cache"]
+    table_6 = papers.published("tokenswift", "Table 6")
+    assert table_6["min-p, penalty"][:5] == papers.published("tokenswift", "Table 8")["1.2"]
+    assert table_6["min-p"][:5] == papers.published("tokenswift", "Table 8")["1.0"]
+
+
 def test_bytes_of_a_pass_are_those_of_weights_and_cache():
     model = models.random_weights("llama-3.1-8b", None, torch.bfloat16, torch.device("meta"))
     embedding = 2 * 128256 * 4096

@@ -19,10 +19,11 @@ FIGURES = {
     *("tokens_per_second", "prefill_seconds", "rounds", "tau", "tau_without_bonus"),
     *("acceptance_rate", "per_position_acceptance", "conditional_acceptance", "round_seconds"),
     *("speedup", "peak_bytes", "identity", "others"),
+    *("distinct", "details", "lengths"),
 }
 KNOWN = {
     *("kind", "section", "model", "method", "settings", "context", "batch", "temperature"),
-    *("new_tokens", "acceptance", "fault"),
+    *("shaping", "new_tokens", "acceptance", "fault"),
 }
 SHAPE = ["--shape", "tiny", "--layers", "1", "--random-weights", "--acceptance", "0.9,0.5"]
 VEGAS = ["--method", "vegas:gamma=3,min_tokens=16"]

@@ -1,0 +1,106 @@
+"""What the benchmark says of long generation: lengths, variety, and a law that is shaped."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    EtaLogitsWarper,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopPLogitsWarper,
+)
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+sys.path.insert(0, str(BENCH))
+
+from decoding_suite import models  # noqa: E402
+from decoding_suite.cases import Entry, grid, key  # noqa: E402
+from decoding_suite.lengths import distinct_n  # noqa: E402
+from decoding_suite.measure import Plan, measure  # noqa: E402
+from decoding_suite.records import case_record, row_record  # noqa: E402
+from decoding_suite.sections import Section, alpha, distinct, over_plain  # noqa: E402
+from decoding_suite.shaping import UNSHAPED, Shaping  # noqa: E402
+from decoding_suite.texts import RandomTokens  # noqa: E402
+
+from specattn.decoding import ContextualPenalty  # noqa: E402
+
+PENALISED = Shaping(penalty=1.3, penalty_window=8, min_p=0.1)
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    return models.random_weights("tiny", 1, torch.float32, torch.device("cpu"))
+
+
+def measured(model, groups, plan):
+    """Return the records of some groups."""
+    records = []
+    for group in groups:
+        rows = measure(model, RandomTokens(64), group, plan, None, lambda name: None, {})
+        for row in rows:
+            known = case_record(group, row.entry, plan, model="m", section="s", acceptance="a")
+            records.append(row_record(row, known))
+    return records
+
+
+def test_distinct_counts_different_ngrams():
+    assert distinct_n([1, 2, 1, 2, 1]) == [2 / 5, 2 / 4, 2 / 3, 2 / 2]
+    assert distinct_n([7] * 10) == [1 / 10, 1 / 9, 1 / 8, 1 / 7]
+    assert distinct_n([1, 2, 3, 4]) == [1, 1, 1, 1]
+    assert distinct_n([1, 2, 3]) is None
+
+
+def test_a_row_says_how_far_it_was_at_each_length(model):
+    plan = Plan(new_tokens=24, texts=1, repeats=2, lengths=(6, 12, 24))
+    entries = [Entry("plain"), Entry("vegas", {"gamma": 3, "min_tokens": 16, "ratio": 1.0})]
+    plain, vegas = measured(model, grid(entries, [40], [1], [0.0]), plan)
+    assert plain["fault"] is vegas["fault"] is None
+    assert [one["new_tokens"] for one in vegas["lengths"]] == [6, 12, 24]
+    assert all(one["tau_without_bonus"] == 0 for one in plain["lengths"])
+    # The whole prefix is drafted on, so that all is accepted: 1 token, then 4 a round.
+    for one, at, done in zip(vegas["lengths"], (3, 4, 7), (9, 13, 24), strict=True):
+        assert one["tau_without_bonus"] == pytest.approx((done - at) / at)
+    for own, base in zip(vegas["lengths"], plain["lengths"], strict=True):
+        assert own["speedup"] == {"plain": base["seconds"] / own["seconds"]}
+        assert base["speedup"] == {}
+    assert len(plain["distinct"]) == 4
+
+    section = Section("s", "t", [], {"alpha": alpha, "x": over_plain, "D1": distinct(1)})
+    whole = section.text([plain, vegas], "tokenswift").splitlines()
+    assert len(whole) == 4
+    by_length = Section("s", "t", [], section.columns, lengths=(0.25, 0.5, 1.0))
+    lines = by_length.text([vegas], "tokenswift").splitlines()[2:]
+    assert [line.split(", ")[-1].split("  ")[0] for line in lines] == ["6 new", "12 new", "24 new"]
+    rates = [f"{one['tau_without_bonus'] / 3:.2f}" for one in vegas["lengths"]]
+    assert [line.split()[-3] for line in lines] == rates
+    assert by_length.plan(Plan(new_tokens=24)).lengths == (6, 12, 24)
+
+
+def test_rows_of_another_law_are_other_rows(model):
+    plan = Plan(new_tokens=8, texts=1, repeats=1)
+    groups = grid([Entry("plain")], [24], [1], [1.0]) + grid(
+        [Entry("plain"), Entry("transformers")], [24], [1], [1.0], PENALISED
+    )
+    free, penalised, peer = measured(model, groups, plan)
+    assert penalised["fault"] is peer["fault"] is None
+    assert free["shaping"] == {}
+    assert penalised["shaping"] == {"penalty": 1.3, "penalty_window": 8, "min_p": 0.1}
+    assert key(free) != key(penalised)
+    assert peer["lengths"] == []
+
+
+def test_processors_come_in_transformers_order():
+    shaped = Shaping(penalty=1.2, top_p=0.9, min_p=0.1, eta=2e-4)
+    kinds = [type(one) for one in shaped.processors(0.7)]
+    assert kinds == [
+        ContextualPenalty,
+        TemperatureLogitsWarper,
+        TopPLogitsWarper,
+        MinPLogitsWarper,
+        EtaLogitsWarper,
+    ]
+    assert [type(one) for one in shaped.processors(0.0)] == [ContextualPenalty]
+    assert list(UNSHAPED.processors(1.0)) == []

@@ -49,6 +49,15 @@ def path_to(parents, node):
     return path
 
 
+def test_slots_behind_an_offset_of_each_request():
+    cache = make()
+    cache.seqlens = torch.tensor([4, 0, 7], dtype=torch.int32)
+    _, positions = cache.slots(2, torch.tensor([1, 0, 3], dtype=torch.int32))
+    assert positions.tolist() == [[5, 6], [0, 1], [10, 11]]
+    assert positions.dtype == torch.int64
+    assert cache.slots(2, 3)[1].tolist() == [[7, 8], [3, 4], [10, 11]]
+
+
 def test_commit_keeps_one_path_of_every_request():
     cache, text = make(), [[], [], []]
     generator = torch.Generator().manual_seed(4)

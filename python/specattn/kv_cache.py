@@ -64,9 +64,12 @@ class KVCache:
         k, v = self.storage[index]
         return k, v
 
-    def slots(self, count: int, offset: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    def slots(
+        self, count: int, offset: int | torch.Tensor = 0
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return where the `count` rows at ``seqlens + offset`` of every request lie.
 
+        `offset` may be one for each request, integer [B].
         Computed once per pass and given to `write` for every layer.
 
         Returns
@@ -77,7 +80,8 @@ class KVCache:
         """
         device = self.storage.device
         requests = torch.arange(self.batch_size, device=device)[:, None]
-        return requests, self.seqlens[:, None] + torch.arange(offset, offset + count, device=device)
+        first = self.seqlens + offset
+        return requests, first[:, None] + torch.arange(count, device=device)
 
     def write(
         self,

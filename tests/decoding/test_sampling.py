@@ -123,6 +123,20 @@ def test_the_last_nodes_of_a_growing_chain(processors):
     torch.testing.assert_close(torch.cat(steps, 1), expected)
 
 
+@pytest.mark.parametrize("processors", CONTEXTUAL.values(), ids=CONTEXTUAL)
+def test_chains_of_different_lengths_at_once(processors):
+    """Each request is asked about nodes of its own; what is not on their paths is not read."""
+    sequences, whole, firsts = started(), Tree.chain(5), torch.tensor([0, 3, 2])
+    tokens, logits = torch.randint(0, V, (3, 6)), torch.randn(3, 6, V)
+    asked = firsts[:, None] + torch.arange(2)
+    rows = torch.arange(3)[:, None]
+    expected = node_by_node(LogitsProcessorList(processors), sequences, whole, tokens, logits)
+    tokens = tokens.masked_fill(torch.arange(6) > asked[:, -1:], V - 1)
+    law = TargetLaw(LogitsProcessorList(processors), True, sequences)
+    actual = law.scores(logits[rows, asked], whole, tokens, firsts)
+    torch.testing.assert_close(actual, expected[rows, asked])
+
+
 FREE = [
     EpsilonLogitsWarper(0.1),
     EtaLogitsWarper(0.2),

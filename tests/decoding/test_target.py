@@ -82,7 +82,9 @@ def test_scores_are_means_over_the_wanted_rows(rows, ranking):
         target.prefill(texts, chunk_size=64)
         wanted = Wanted(rows, ranking, queries=True)
         result = target.verify(Tree.chain(3), tokens, wanted=wanted)
+        each = target.verify(Tree.chain(3), tokens, wanted=Wanted(rows, ranking, each=True)).scores
     scores, chosen = result.scores, [row % 4 - 4 for row in rows]
+    assert each.shape == (3, 2, len(rows), 30)
     assert scores.shape == (3, 2, 30)
     for row, text in enumerate(texts):
         seen = queries_and_keys(model, torch.cat([text, tokens[row]])[None])
@@ -94,7 +96,8 @@ def test_scores_are_means_over_the_wanted_rows(rows, ranking):
             else:
                 future = torch.ones(logits.shape[1:], dtype=torch.bool).triu(1)
                 asked = logits.masked_fill(future, -torch.inf).softmax(-1)[:, chosen]
-            expected = asked[..., : len(text)].mean((0, 1))
+            by_row = asked[..., : len(text)].mean(0)
+            expected = by_row.mean(0)
             # Weights come of logits in bfloat16: exp(x (1 + 2**-8)) is off by this share.
             largest = logits[:, chosen, : len(text)].abs().max()
             bound = 1e-5 if ranking == "logit" else torch.expm1(largest * 2**-8).item() + 1e-5
@@ -102,6 +105,15 @@ def test_scores_are_means_over_the_wanted_rows(rows, ranking):
                 scores[layer, row, : len(text)], expected, rtol=bound, atol=1e-5
             )
             assert scores[layer, row, len(text) :].isneginf().all()
+            # Rows by themselves are made of logits in bfloat16 however they are ranked.
+            bound = 1e-5 + 2**-8 * largest.item() if ranking == "logit" else bound
+            torch.testing.assert_close(
+                each[layer, row, :, : len(text)],
+                by_row,
+                rtol=bound if ranking == "weight" else 0,
+                atol=bound if ranking == "logit" else 1e-5,
+            )
+            assert each[layer, row, :, len(text) :].isneginf().all()
 
 
 @pytest.mark.parametrize("family", ["qwen2-sliding", "gpt_oss"])
@@ -128,6 +140,26 @@ def test_sliding_layers_are_neither_scored_nor_thinned_out(family):
     torch.testing.assert_close(torch.cat(drafted, 1), exact.logits, rtol=bound, atol=bound)
     torch.testing.assert_close(at_once.logits, exact.logits, rtol=bound, atol=bound)
     torch.testing.assert_close(at_once.features, exact.features, rtol=bound, atol=bound)
+
+
+def test_requests_draft_on_from_places_of_their_own():
+    """Chains of different lengths go on in one pass as each would by itself."""
+    model, texts, ends = tiny_model("qwen3-sliding"), prompts([5, 12]), [0, 2]
+    tokens = torch.stack(prompts([5, 5], seed=4))
+    lengths = torch.tensor([5, 12], dtype=torch.int32)
+    target = Target(model, batch=2, capacity=20)
+    everything = torch.arange(20, dtype=torch.int32).expand(target.full_layers, 2, -1)
+    reading = Selection(everything, lengths)
+    with target.attached(), torch.no_grad():
+        target.prefill(texts, chunk_size=64)
+        expected = target.verify(Tree.chain(4), tokens).logits
+        target.cache.storage[:, :, 0, 5:] = torch.nan
+        target.cache.storage[:, :, 1, 14:] = torch.nan
+        first = torch.tensor(ends, dtype=torch.int32)
+        block = torch.stack([row[end : end + 3] for row, end in zip(tokens, ends, strict=True)])
+        logits = target.draft(block, first, reading.longer(first)).logits
+    for row, end in enumerate(ends):
+        torch.testing.assert_close(logits[row], expected[row, end : end + 3], rtol=1e-4, atol=1e-4)
 
 
 def test_a_draft_step_reads_its_selection_alone():

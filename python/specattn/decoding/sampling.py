@@ -98,7 +98,11 @@ class TargetLaw:
         self.sequences = sequences
 
     def scores(
-        self, logits: torch.Tensor, tree: Tree, tokens: torch.Tensor, first: int = 0
+        self,
+        logits: torch.Tensor,
+        tree: Tree,
+        tokens: torch.Tensor,
+        first: int | torch.Tensor = 0,
     ) -> torch.Tensor:
         """Return the processed logits of nodes ``first, first + 1, ...`` of a tree.
 
@@ -107,26 +111,31 @@ class TargetLaw:
         logits : Tensor [B, n, V]
             What the target says after each of these nodes.
         tree : Tree
-            With ``first + n`` nodes. The root is the last committed token.
-        tokens : Tensor, int64 [B, first + n]
+            With ``first + n`` nodes or more. The root is the last committed token.
+        tokens : Tensor, int64 [B, nodes]
+            Only those on the paths to the n nodes are read.
+        first : int, or Tensor, integer [B]
 
         Returns
         -------
         Tensor, float32 [B, n, V]
         """
         scores, contexts = logits.float(), dict[int | None, list[_Question]]()
+        if isinstance(first, int):
+            first = torch.full((len(logits),), first, device=logits.device)
         for processor in self.processors:
             if type(processor) in CONTEXT_FREE:
                 scores = processor(None, scores.flatten(0, 1)).unflatten(0, scores.shape[:2])
                 continue
             window = getattr(processor, "context_window", None)
             if window not in contexts:  # the same texts for every processor
-                contexts[window] = list(self._in_context(tree, tokens, first, window))
+                span = (first.tolist(), logits.shape[1])
+                contexts[window] = list(self._in_context(tree, tokens, span, window))
             before, scores = scores, torch.empty_like(scores)
             for request, node, row, context in contexts[window]:
                 questions = scores.new_zeros(len(context), scores.shape[-1])
-                questions[row] = before[request, node - first]
-                scores[request, node - first] = processor(context, questions)[row]
+                questions[row] = before[request, node - first[request]]
+                scores[request, node - first[request]] = processor(context, questions)[row]
         return scores
 
     def draw(
@@ -134,7 +143,7 @@ class TargetLaw:
         logits: torch.Tensor,
         tree: Tree,
         tokens: torch.Tensor,
-        first: int,
+        first: int | torch.Tensor,
         generator: torch.Generator | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Draw a token after each of the last nodes of a tree; arguments as for `scores`.
@@ -172,7 +181,7 @@ class TargetLaw:
         return drawn[:, 0]
 
     def _in_context(
-        self, tree: Tree, tokens: torch.Tensor, first: int, window: int | None
+        self, tree: Tree, tokens: torch.Tensor, span: tuple[list[int], int], window: int | None
     ) -> Iterator[_Question]:
         """Yield the texts that a processor is asked about, nodes of equally long ones together.
 
@@ -191,7 +200,7 @@ class TargetLaw:
         ]
         paths = tree.paths.expand(len(active), -1, -1)
         levels = _depths(tree, len(active))
-        for width, asked in _calls(levels, shown, first, window):
+        for width, asked in _calls(levels, shown, span, window):
             request, node = torch.tensor(asked, device=device).unbind(1)
             row = torch.tensor([active[r] for r, _ in asked], device=device)
             end = torch.tensor([committed[r] + levels[r][n] for r, n in asked], device=device)
@@ -221,16 +230,21 @@ def _depths(tree: Tree, batch: int) -> list[list[int]]:
 
 
 def _calls(
-    depths: Sequence[Sequence[int]], lengths: Sequence[int], first: int, window: int | None
+    depths: Sequence[Sequence[int]],
+    lengths: Sequence[int],
+    span: tuple[Sequence[int], int],
+    window: int | None,
 ) -> Iterator[tuple[int, list[tuple[int, int]]]]:
     """Gather nodes whose contexts are equally long, at most one of each request to a call.
 
-    Yields the contexts' length, at most `window`, and the (request, node) pairs of each call.
+    Of every request those from its own first node on that `span` says, as many as it says. Yields
+    the contexts' length, at most `window`, and the (request, node) pairs of each call.
     """
+    firsts, count = span
     calls = defaultdict[tuple[int, int], list[tuple[int, int]]](list)
-    for request, (levels, length) in enumerate(zip(depths, lengths, strict=True)):
+    for request, (first, levels, length) in enumerate(zip(firsts, depths, lengths, strict=True)):
         siblings = Counter[int]()
-        for node, level in enumerate(levels[first:], start=first):
+        for node, level in enumerate(levels[first : first + count], start=first):
             width = length + level if window is None else min(length + level, window)
             calls[width, siblings[width]].append((request, node))
             siblings[width] += 1

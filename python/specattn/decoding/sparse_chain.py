@@ -44,6 +44,10 @@ class SparseChain:
             tokens = torch.cat([tokens, drawn], 1)
             if law is not None:
                 probs.append(law)
+        return self.drafted(tokens, probs)
+
+    def drafted(self, tokens: torch.Tensor, probs: list[torch.Tensor]) -> Draft:
+        """Return the chain `tokens` [B, n + 1]; `probs`, if any, are the n laws drawn from."""
         tree = self.trees[tokens.shape[1] - 1]
         if not probs:
             return Draft(tree, tokens)
@@ -86,5 +90,17 @@ class Chosen(NamedTuple):
         column = torch.arange(indices.shape[-1] + newer, dtype=torch.int32, device=indices.device)
         behind = (self.prefix.view(per_head) - lengths)[..., None] + column
         table = torch.where(column < lengths[..., None], pad(indices, (0, newer)), behind)
-        first = lengths + (seqlens - self.prefix).view(per_head)
-        return [Selection(table, first + step) for step in range(steps)]
+        first = Selection(table, lengths).longer(seqlens - self.prefix)
+        return [first.longer(step) for step in range(steps)]
+
+
+def tokens_of(chunks: torch.Tensor, counts: torch.Tensor, size: int) -> Selection:
+    """Return the tokens of chosen chunks: int32 [..., K] and their counts -> [..., K * size]."""
+    within = torch.arange(size, dtype=torch.int32, device=chunks.device)
+    return Selection((chunks[..., None] * size + within).flatten(-2), counts * size)
+
+
+def chunk_means(scores: torch.Tensor, size: int) -> torch.Tensor:
+    """Return the mean score of every chunk of `size` tokens: [..., N] -> [..., ceil(N / size)]."""
+    scores = pad(scores, (0, -scores.shape[-1] % size), value=-torch.inf)
+    return scores.unflatten(-1, (-1, size)).mean(-1)

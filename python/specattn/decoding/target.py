@@ -38,12 +38,15 @@ class Wanted:
         The default of who wants scores is Vegas' "Collect-2-Query" (section 3.3).
     ranking : {"logit", "weight"}
         Score by mean logit, which costs next to nothing, or by mean attention weight.
+    each : bool
+        Score by every row itself instead of their mean: as many times the memory.
     queries : bool
         Keep the queries of every full-attention layer.
     """
 
     rows: tuple[int, ...] = ()
     ranking: str = "logit"
+    each: bool = False
     queries: bool = False
 
 
@@ -60,7 +63,8 @@ class Verification(NamedTuple):
     features : Tensor [B, T, H]
         What the head of the model made the logits of: the last layer's output, normalised.
     scores : Tensor, float32 [full layers, B, N], or None
-        Mean over the wanted rows and all heads; -inf beyond the prefix.
+        Mean over the wanted rows and all heads; -inf beyond the prefix. With `Wanted.each` the mean
+        over the heads of every row, [full layers, B, rows, N].
     queries : Tensor [full layers, B, T, Hq, D], or None
     """
 
@@ -102,6 +106,12 @@ class Selection(NamedTuple):
     def at(self, layer: int, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the layer's positions, whatever it asks."""
         return self.indices[layer], self.lengths
+
+    def longer(self, by: int | torch.Tensor) -> Selection:
+        """Return it with so many positions more, for every request or int32 [B] for each."""
+        if isinstance(by, torch.Tensor):
+            by = by.view(-1, *[1] * (self.lengths.dim() - 1))
+        return Selection(self.indices, self.lengths + by)
 
 
 @dataclass
@@ -165,13 +175,19 @@ class Pass:
         if self.scores is None:
             return hybrid_tree_attention(*tree, **options)[0]
         options["collect_rows"] = self.wanted.rows
-        if self.wanted.ranking == "logit":
+        by_weight, each = self.wanted.ranking == "weight", self.wanted.each
+        if not by_weight and not each:
             out, _, per_head = verify_attention(*tree, collect="scores", **options)
             self.scores[full_layer] = per_head.mean(1)
             return out
         out, lse, logits = verify_attention(*tree, collect="logits", **options)
-        weights = (logits.float() - lse[:, self.wanted.rows, :, None]).exp().mean((1, 2))
-        self.scores[full_layer] = weights.masked_fill(logits[:, 0, 0] == -torch.inf, -torch.inf)
+        ranks = logits.float()  # [B, rows, Hq, N]
+        if by_weight:
+            ranks = (ranks - lse[:, self.wanted.rows, :, None]).exp()
+        scores, unseen = ranks.mean(2), logits[:, :, 0] == -torch.inf
+        if not each:
+            scores, unseen = scores.mean(1), unseen[:, 0]
+        self.scores[full_layer] = scores.masked_fill(unseen, -torch.inf)
         return out
 
 
@@ -255,11 +271,15 @@ class Target:
     def attached(self) -> Iterator[None]:
         """Let the model attend through us inside this context, and as before after it."""
         before = self.model.config._attn_implementation
-        self.model.set_attn_implementation(_ATTENTION)
+        self.attach()
         try:
             yield
         finally:
             self.model.set_attn_implementation(before)
+
+    def attach(self) -> None:
+        """Let the model attend through us from now on."""
+        self.model.set_attn_implementation(_ATTENTION)
 
     def prefill(
         self,
@@ -317,14 +337,17 @@ class Target:
         plan.wanted = wanted
         shape = (self.full_layers, self.cache.batch_size)
         if wanted.rows:
-            plan.scores = torch.empty(*shape, self.cache.capacity, device=self.device)
+            rows = (len(wanted.rows),) if wanted.each else ()
+            plan.scores = torch.empty(*shape, *rows, self.cache.capacity, device=self.device)
         if wanted.queries:
             heads = (self.model.config.num_attention_heads, self.cache.storage.shape[-1])
             plan.queries = self.cache.storage.new_empty(*shape, tree.size, *heads)
         features = self._run(tokens, self.cache.seqlens[:, None] + tree.depths, plan)
         return Verification(self._head(features), features, plan.scores, plan.queries)
 
-    def draft(self, tokens: torch.Tensor, offset: int, reading: Reading) -> Verification:
+    def draft(
+        self, tokens: torch.Tensor, offset: int | torch.Tensor, reading: Reading
+    ) -> Verification:
         """Run a chain, `offset` behind what is committed, on few tokens of the cache and itself.
 
         Its keys and values are written like all others, so that a later chain can read them.
@@ -332,7 +355,7 @@ class Target:
         Parameters
         ----------
         tokens : Tensor, int64 [B, T]
-        offset : int
+        offset : int, or Tensor, int32 [B]
         reading : Reading
 
         Returns
@@ -345,7 +368,7 @@ class Target:
         features = self._run(tokens, plan.slots[1], plan)
         return Verification(self._head(features), features)
 
-    def _plan(self, rows: int, offset: int = 0, reach: int | None = None) -> Pass:
+    def _plan(self, rows: int, offset: int | torch.Tensor = 0, reach: int | None = None) -> Pass:
         """Return the plan of a causal chain of `rows` rows, `offset` behind what is committed."""
         return Pass(
             self.cache,

@@ -54,6 +54,12 @@ class Accepted(NamedTuple):
     counts: torch.Tensor
     next_token: torch.Tensor
 
+    @property
+    def last(self) -> torch.Tensor:
+        """Int64 [B]: the last accepted node, the root where none was accepted."""
+        path = torch.nn.functional.pad(self.nodes, (1, 0))
+        return path.gather(1, self.counts[:, None])[:, 0]
+
 
 @torch.no_grad()
 def accept(

@@ -21,12 +21,14 @@ from transformers import (
 
 from specattn import reference
 from specattn.decoding import (
+    ContextualPenalty,
     LongSpec,
     Medusa,
     Plain,
     PosS,
     PromptLookup,
     TokenRecycling,
+    TokenSwift,
     Vegas,
     draft_block,
     generate,
@@ -59,6 +61,12 @@ SAMPLING = {
         ],
     ),
 }
+CONTEXTUAL = {  # transformers has no option for the first, so runs are given it as a processor
+    "contextual": (
+        {"temperature": 1.0, "top_k": 0, "min_p": 0.05},
+        [ContextualPenalty(3, 1.8), MinPLogitsWarper(0.05)],
+    ),
+}
 MODEL = tiny_model("qwen3", vocab_size=V, peak=0.7)
 DRAFTER = random_drafter(MODEL, window=7, dtype=torch.float32)
 SPECIALISTS = poss_statement.random_drafter(MODEL, layers=2, dtype=torch.float32)
@@ -71,6 +79,14 @@ METHODS = {
     "prompt_lookup": PromptLookup(gamma=2),
     "medusa": Medusa(random_heads("medusa", MODEL, dtype=torch.float32), widths=(2, 2)),
     "token_recycling": TokenRecycling(nodes=4, depth=2, k=2),
+    "tokenswift": TokenSwift(
+        random_heads("tokenswift", MODEL, dtype=torch.float32),
+        widths=(1, 2, 2),
+        k=3,
+        n=3,
+        budget=16,
+        sinks=2,
+    ),
     "tree": RandomTree(widths=(2, 2), law=(0.3, 0.1, 0.1, 0.2, 0.05, 0.25)),
 }
 FROM_THE_TEXT = ("prompt_lookup",)  # random text says little about a random model's next token
@@ -108,17 +124,24 @@ def law_tables(model, prompt, processors):
     return tables
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("sampling", SAMPLING)
+@pytest.mark.parametrize(
+    ("sampling", "method"),
+    [
+        *itertools.product(SAMPLING, METHODS),
+        *itertools.product(CONTEXTUAL, ("plain", "tokenswift")),
+    ],
+)
 def test_the_joint_law_of_the_first_tokens(model, prompt, sampling, method):
-    options, processors = SAMPLING[sampling]
+    options, processors = (SAMPLING | CONTEXTUAL)[sampling]
     config = GenerationConfig(do_sample=True, **options)
+    own = [processor for processor in processors if isinstance(processor, ContextualPenalty)]
     output = generate(
         model,
         prompt.expand(COPIES, -1),
         METHODS[method],
         max_new_tokens=DEPTH,
         generation_config=config,
+        logits_processor=LogitsProcessorList(own),
         seed=1,
     )
     new = torch.tensor(output.new_tokens)

@@ -37,6 +37,7 @@ from specattn.decoding.sampling import TargetLaw
 from specattn.decoding.statistics import RequestStatistics, Statistics
 from specattn.decoding.target import FAMILIES, Target
 from specattn.decoding.token_recycling import TokenRecycling
+from specattn.decoding.tokenswift import TokenSwift
 from specattn.decoding.vegas import Vegas
 
 __all__ = [
@@ -58,6 +59,7 @@ __all__ = [
     "Target",
     "TargetLaw",
     "TokenRecycling",
+    "TokenSwift",
     "Vegas",
     "Verified",
     "decode",

@@ -101,9 +101,7 @@ class _MedusaDrafter(Drafter):
         return Draft(self.tree, torch.cat([root[:, None], drafted], 1))
 
     def observe(self, verified: Verified) -> None:
-        nodes, counts = verified.accepted.nodes, verified.accepted.counts
-        last = torch.cat([torch.zeros_like(nodes[:, :1]), nodes], 1).gather(1, counts[:, None])
-        self.features = _rows(verified.result.features, last[:, 0])
+        self.features = _rows(verified.result.features, verified.accepted.last)
 
     def keep(self, rows: list[int]) -> None:
         self.features = self.features[rows]

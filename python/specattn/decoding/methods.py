@@ -14,6 +14,7 @@ from specattn.decoding.plain import Plain
 from specattn.decoding.poss import PosS
 from specattn.decoding.prompt_lookup import PromptLookup
 from specattn.decoding.token_recycling import TokenRecycling
+from specattn.decoding.tokenswift import TokenSwift
 from specattn.decoding.vegas import Vegas
 
 METHODS: dict[str, type[Method]] = {
@@ -24,6 +25,7 @@ METHODS: dict[str, type[Method]] = {
     "prompt_lookup": PromptLookup,
     "medusa": Medusa,
     "token_recycling": TokenRecycling,
+    "tokenswift": TokenSwift,
 }
 """Methods by name; ``METHODS[name](**options)`` builds one."""
 

@@ -185,9 +185,11 @@ def _setting(
     profile = Profile.parse(options.acceptance, PROFILES)
     model = models.random_weights(options.shape, options.layers, models.DTYPES[dtype], device)
     texts = RandomTokens(model.config.vocab_size)
-    defaults = {}
-    if any(e.name == "longspec" for s in sections for g in s.groups for e in g.entries):
-        defaults["longspec"] = {"drafter": models.random_drafter(model, options.shape)}
+    asked = {e.name for s in sections for g in s.groups for e in g.entries}
+    defaults = {
+        method: {"drafter": models.random_drafter(method, model, options.shape)}
+        for method in asked & models.DRAFTERS.keys()
+    }
     name = options.shape + (f" cut to {options.layers} layers" if options.layers else "")
     return Setting(model, name, texts, plan, profile, defaults, options.budget, profile.note)
 

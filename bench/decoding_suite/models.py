@@ -9,7 +9,7 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from specattn.drafters import LongSpecConfig, LongSpecDrafter
+from specattn.drafters import Heads, LongSpecDrafter, MedusaHeads, TokenSwiftHeads
 
 EMBEDDED_TARGET = Path(__file__).resolve().parents[2] / "examples" / "tiny"
 
@@ -84,13 +84,21 @@ def random_weights(
         return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
 
 
-def random_drafter(model: PreTrainedModel, shape: str) -> LongSpecDrafter:
-    """Build LongSpec's drafter for a model of that shape, with random weights, on its device."""
+DRAFTERS: dict[str, type[LongSpecDrafter] | type[Heads]] = {
+    "longspec": LongSpecDrafter,
+    "medusa": MedusaHeads,
+    "tokenswift": TokenSwiftHeads,
+}
+"""By the method that needs one; trained, it lies in a folder of that name within the model's."""
+
+
+def random_drafter(method: str, model: PreTrainedModel, shape: str) -> PreTrainedModel:
+    """Build a method's drafter for a model of that shape, untrained, on its device."""
     with torch.device(model.device):
-        drafter = LongSpecDrafter(LongSpecConfig.for_target(model, target=shape))
+        drafter = DRAFTERS[method].for_target(model, target=shape)
     return drafter.to(model.dtype).eval()
 
 
-def has_drafter(path: Path) -> bool:
-    """Whether a LongSpec drafter lies where the method looks for it."""
-    return (path / "longspec").is_dir()
+def has_drafter(path: Path, method: str) -> bool:
+    """Whether a method's drafter lies where the method looks for it."""
+    return (path / method).is_dir()

@@ -23,6 +23,8 @@ DEFAULTS: dict[bool, dict[str, Any]] = {
     True: {"context": [1024], "temperature": [0.0], "new_tokens": 32} | {"texts": 1, "repeats": 2},
 }
 SHORT = 512  # tokens of a paper's short prompts
+LONG = {"tokenswift": 4096}  # where a suite's long prompts are not the longest of the usual ones
+TRAINED = {"longspec": ("longspec",), "tokenswift": ("tokenswift", "medusa")}
 
 
 def parser(description: str) -> arguments.Parser:
@@ -74,8 +76,9 @@ def complete(options: argparse.Namespace) -> None:
     """
     for name, value in DEFAULTS[options.quick].items():
         if getattr(options, name) is None:
-            only_long = options.suite is not None and name == "context"
-            setattr(options, name, value[-1:] if only_long else value)
+            if options.suite is not None and name == "context":
+                value = [min(LONG.get(options.suite, value[-1]), value[-1])]
+            setattr(options, name, value)
     shape = options.shape is not None
     if shape != options.random_weights or shape != (options.acceptance is not None):
         raise ValueError("--shape, --random-weights and --acceptance belong together")
@@ -101,17 +104,17 @@ def sections(options: argparse.Namespace) -> list[Section]:
     if options.suite:
         if len(options.context) > 1:
             raise ValueError("--suite takes one --context, that of its long prompts")
-        trained = options.shape is not None or models.has_drafter(options.model)
-        if options.suite == "longspec" and not (trained or "longspec" in names):
-            raise ValueError(
-                f"--suite longspec: {options.model} has no drafter in a folder 'longspec'; train "
-                "one, or name one with --method longspec:drafter=FOLDER"
-            )
+        for method in () if options.shape else TRAINED.get(options.suite, ()):
+            if not (method in names or models.has_drafter(options.model, method)):
+                raise ValueError(
+                    f"--suite {options.suite}: {options.model} has no drafter in a folder "
+                    f"'{method}'; train one, or name one with --method {method}:drafter=FOLDER"
+                )
         long = options.context[0]
         return suite(options.suite, Scale(min(SHORT, long), long, tuple(given)))
     if not set(names) - {PLAIN, TRANSFORMERS}:
         given.append(Entry("vegas"))
-        if options.shape is None and models.has_drafter(options.model):
+        if options.shape is None and models.has_drafter(options.model, "longspec"):
             given.append(Entry("longspec"))
     baselines = [Entry(PLAIN)] + [Entry(TRANSFORMERS)] * options.peer
     given = [entry for entry in baselines if entry.name not in names] + given

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from .cases import PLAIN
 from .show import label, size
 
 Record = dict[str, Any]
 
 
-KINDS = ("speed", "acceptance", "sweep")
+KINDS = ("speed", "acceptance", "sweep", "lengths")
 
 
 def draw(
@@ -46,7 +47,7 @@ def draw(
     folder.mkdir(parents=True, exist_ok=True)
     files = []
     for kind in kinds:
-        panels = {"speed": _speed, "acceptance": _acceptance, "sweep": _sweep}[kind](records)
+        panels = _PANELS[kind](records)
         if not panels:
             continue
         figure, axes = pyplot.subplots(
@@ -128,6 +129,37 @@ def _sweep(records: Sequence[Record]) -> list[Panel]:
         panel("tokens/s, without prefill", lambda row: row["tokens_per_second"]["median"]),
         panel("drafted tokens accepted per round", lambda row: row["tau_without_bonus"]),
     ]
+
+
+def _lengths(records: Sequence[Record]) -> list[Panel]:
+    """Show acceptance and speed-up at each length of a long generation, a line per row."""
+    drafted = [row for row in records if row["lengths"] and row["conditional_acceptance"]]
+    if not drafted:
+        return []
+
+    def panel(title: str, value: Callable[[Record, Record], float]) -> Panel:
+        def fill(axis: Any) -> None:
+            for row in drafted:
+                at = [reached["new_tokens"] for reached in row["lengths"]]
+                name = f"{label(row)}, {size(row['context'])}"
+                values = [value(row, reached) for reached in row["lengths"]]
+                axis.plot(at, values, marker="o", label=name)
+            axis.set_xlabel("tokens generated")
+            axis.set_ylim(bottom=0)
+
+        return title, fill
+
+    def alpha(row: Record, reached: Record) -> float:
+        return reached["tau_without_bonus"] / len(row["conditional_acceptance"])
+
+    panels = [panel("share of a draft's levels that is accepted", alpha)]
+    if all(PLAIN in reached["speedup"] for row in drafted for reached in row["lengths"]):
+        faster = panel("times plain decoding", lambda _, reached: reached["speedup"][PLAIN])
+        panels.append(faster)
+    return panels
+
+
+_PANELS = {"speed": _speed, "acceptance": _acceptance, "sweep": _sweep, "lengths": _lengths}
 
 
 def _panels(

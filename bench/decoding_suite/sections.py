@@ -91,6 +91,7 @@ class Section:
             for whole in records
             for record in (at_lengths(whole) if self.lengths else [whole])
         ]
+        rows = [row for row in rows if set(row[2:]) != {"-"}]
         rows += [("paper", *theirs) for theirs in self.theirs]
         parts = [heading, aligned(header, rows) if rows else "", self._overhead(timed), self.note]
         if self.theirs:
@@ -161,6 +162,12 @@ def alpha(record: Record) -> str:
     """Return the share of a draft's levels that is accepted (TokenSwift, equation 4)."""
     levels = len(record["per_position_acceptance"] or ())
     return f"{record['tau_without_bonus'] / levels:.2f}" if levels else "-"
+
+
+def beta(record: Record) -> str:
+    """Return the share of a draft's levels that an n-gram had offered and that was accepted."""
+    share = record["details"].get("n-gram acceptance, beta")
+    return "-" if share is None else f"{share:.2f}"
 
 
 def distinct(n: int) -> Callable[[Record], str]:

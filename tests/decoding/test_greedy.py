@@ -69,7 +69,10 @@ def test_more_of_the_prefix_makes_drafts_better():
     model, texts = tiny_model("gpt_oss"), prompts([60, 80])
     accepted = [
         generate(
-            model, texts, Vegas(gamma=3, ratio=ratio, min_tokens=1), max_new_tokens=16
+            model,
+            texts,
+            Vegas(gamma=3, ratio=ratio, min_tokens=1, switch=False),
+            max_new_tokens=16,
         ).statistics.total.acceptance_rate
         for ratio in (0.05, 0.9)
     ]
@@ -92,6 +95,8 @@ def test_forced_positions_do_not_change_the_text(keep):
         ({"ratio": 1.5}, "ratio"),
         ({"min_tokens": -1}, "min_tokens"),
         ({"keep_first": -1}, "keep_first"),
+        ({"rows": "first"}, "rows must be one of two, all, last"),
+        ({"ranking": "mean"}, "ranking must be one of logit, weight"),
     ],
 )
 def test_parameters_out_of_range(options, message):

@@ -163,41 +163,58 @@ class Statistics:
         }
 
 
-class Stopwatch:
-    """Split a run's time between its parts without waiting for the device.
+class Clock:
+    """Moments of a device, which may be noted without waiting for it.
 
-    `lap` books the time since the last lap. On CUDA it records an event, and the events are read
-    once at the end, so the times are the device's own.
+    On CUDA a moment is an event in the current stream, so the times are the device's own.
     """
 
     def __init__(self, device: torch.device):
         self.device = device
-        self.start = self._now()
-        self.laps: list[tuple[str, Any]] = []
+        self.on_cuda = device.type == "cuda"
 
-    def lap(self, part: str) -> None:
-        """Book the time since the last lap on `part`."""
-        self.laps.append((part, self._now()))
-
-    def totals(self) -> dict[str, float]:
-        """Return the seconds booked on every part; waits for the device."""
-        on_cuda = self.device.type == "cuda"
-        if on_cuda:
-            torch.cuda.synchronize(self.device)
-        totals: dict[str, float] = {}
-        last = self.start
-        for part, moment in self.laps:
-            seconds = last.elapsed_time(moment) / 1e3 if on_cuda else moment - last
-            totals[part] = totals.get(part, 0.0) + seconds
-            last = moment
-        return totals
-
-    def _now(self) -> Any:
-        if self.device.type != "cuda":
+    def now(self) -> Any:
+        """Note this moment."""
+        if not self.on_cuda:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self.device))
         return event
+
+    def passed(self, moment: Any) -> bool:
+        """Whether the device has come that far."""
+        return not self.on_cuda or moment.query()
+
+    def seconds(self, begin: Any, end: Any) -> float:
+        """Return the seconds between two moments that have passed."""
+        return begin.elapsed_time(end) / 1e3 if self.on_cuda else end - begin
+
+
+class Stopwatch:
+    """Split a run's time between its parts without waiting for the device.
+
+    `lap` books the time since the last lap; moments are read once, at the end.
+    """
+
+    def __init__(self, device: torch.device):
+        self.clock = Clock(device)
+        self.start = self.clock.now()
+        self.laps: list[tuple[str, Any]] = []
+
+    def lap(self, part: str) -> None:
+        """Book the time since the last lap on `part`."""
+        self.laps.append((part, self.clock.now()))
+
+    def totals(self) -> dict[str, float]:
+        """Return the seconds booked on every part; waits for the device."""
+        if self.clock.on_cuda:
+            torch.cuda.synchronize(self.clock.device)
+        totals: dict[str, float] = {}
+        last = self.start
+        for part, moment in self.laps:
+            totals[part] = totals.get(part, 0.0) + self.clock.seconds(last, moment)
+            last = moment
+        return totals
 
 
 def _ratio(count: float, of: float) -> float:

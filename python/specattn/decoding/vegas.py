@@ -9,6 +9,7 @@ tokens, chosen per layer and shared by all heads, and everything newer than that
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -16,8 +17,13 @@ from specattn.decoding.loop import Draft, Drafter, Verified
 from specattn.decoding.method import Method
 from specattn.decoding.sampling import TargetLaw
 from specattn.decoding.sparse_chain import Chosen, SparseChain
-from specattn.decoding.target import SCORES, Selection, Target
+from specattn.decoding.statistics import Clock
+from specattn.decoding.switch import Switch
+from specattn.decoding.target import NOTHING, SCORES, Selection, Target, Wanted
 from specattn.ops import select_topk
+
+ROWS = ("two", "all", "last")
+RANKINGS = ("logit", "weight")
 
 
 @dataclass(frozen=True)
@@ -25,8 +31,8 @@ class Vegas(Method):
     """Self-speculation with verification-guided sparse attention.
 
     Sliding-window layers keep their window while drafting; where all layers slide there is nothing
-    to thin out, and decoding is plain. Rejected drafts guide the selection just
-    like accepted ones (§3.2), through the first and the last row of each verification (§3.3).
+    to thin out, and decoding is plain. Rejected drafts guide the selection just like accepted ones
+    (§3.2).
 
     Parameters
     ----------
@@ -39,6 +45,18 @@ class Vegas(Method):
     keep_first, keep_last : int
         First and last prefix tokens that are always selected, within the budget. The paper's method
         needs none: what is newer than the prefix is always read.
+    rows : {"two", "all", "last"}
+        Rows of a verification that rank the prefix: the first and the last one (Collect-2-Query,
+        §3.3), all of them (equation 2), or that of the last accepted token alone, which the paper
+        finds worse (figure 4). Only acceptance says which that is, so every row is scored by itself
+        and `gamma` + 1 times as many scores are kept.
+    ranking : {"logit", "weight"}
+        Rank by mean logit, or by mean attention weight as the authors' program does (appendix B).
+        Weights take a buffer of one layer's logits, and so does ``rows="last"``.
+    switch : bool, optional
+        Time rounds with and without drafts and keep to the faster kind (`Switch`). By default it is
+        on where that cannot show in the text: always but where a run that samples has been given a
+        seed, since another number of draws from it is another text of the same law.
 
     Raises
     ------
@@ -51,6 +69,9 @@ class Vegas(Method):
     min_tokens: int = 256
     keep_first: int = 0
     keep_last: int = 0
+    rows: str = "two"
+    ranking: str = "logit"
+    switch: bool | None = None
 
     def __post_init__(self) -> None:
         if self.gamma < 1:
@@ -60,6 +81,9 @@ class Vegas(Method):
         for name in ("min_tokens", "keep_first", "keep_last"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        for name, known in (("rows", ROWS), ("ranking", RANKINGS)):
+            if (value := getattr(self, name)) not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
 
     @property
     def max_nodes(self) -> int:
@@ -74,8 +98,6 @@ class Vegas(Method):
 class _SparseDrafter(Drafter):
     """Chains drafted by the target on the selection that the last verification led to."""
 
-    wanted = SCORES
-
     def __init__(
         self,
         method: Vegas,
@@ -83,23 +105,32 @@ class _SparseDrafter(Drafter):
         law: TargetLaw,
         generator: torch.Generator | None,
     ):
-        self.method, self.cache = method, target.cache
+        self.method, self.target, self.sequences = method, target, law.sequences
         self.chain = SparseChain(method.gamma, target, law, generator)
         self.chosen: Chosen | None = None
+        on = method.switch
+        if on is None:
+            on = law.greedy or generator is None
+        self.switch = Switch(Clock(target.device)) if on and target.full_layers else None
 
     def propose(self, root: torch.Tensor) -> Draft:
-        if self.chosen is None:
-            return self.chain.draft(root, [])
-        gamma = self.method.gamma
-        # At first 1 to gamma + 1 tokens are newer than the prefix: the last root and path.
-        return self.chain.draft(root, self.chosen.readings(self.cache.seqlens, gamma, 2 * gamma))
+        drafting = self._drafting()
+        if not drafting:
+            self.chosen = None
+        readings: list[Selection] = []
+        if self.chosen is not None:
+            # At first 1 to gamma + 1 tokens are newer than the prefix: the last root and path.
+            gamma, seqlens = self.method.gamma, self.target.cache.seqlens
+            readings = self.chosen.readings(seqlens, gamma, newer=2 * gamma)
+        draft = self.chain.draft(root, readings)
+        self.wanted = self._wanted(draft.tree.size) if drafting else NOTHING
+        return draft
 
     def observe(self, verified: Verified) -> None:
-        scores = verified.result.scores
-        assert scores is not None, "they are wanted"
-        layers, batch, capacity = scores.shape
-        if not layers:
+        scores = self._scores(verified)
+        if scores is None:
             return
+        layers, batch, capacity = scores.shape
         indices, lengths = select_topk(
             scores.view(layers * batch, capacity),
             verified.prefix.repeat(layers),
@@ -114,3 +145,31 @@ class _SparseDrafter(Drafter):
     def keep(self, rows: list[int]) -> None:
         if self.chosen is not None:
             self.chosen = self.chosen.keep(rows)
+
+    def details(self) -> dict[str, Any]:
+        return self.switch.details() if self.switch is not None else {}
+
+    def _drafting(self) -> bool:
+        """Whether the round that begins now shall draft, or prepare the next one for it."""
+        if self.switch is None:
+            return self.target.full_layers > 0
+        lengths, padding = self.sequences.lengths, self.sequences.padding
+        active = self.sequences.active
+        return self.switch.choose(
+            length=max(lengths[row] - padding[row] for row in active),
+            requests=len(active),
+            emitted=sum(lengths),
+        )
+
+    def _wanted(self, rows: int) -> Wanted:
+        """Return what ranks the prefix, of a verification of so many rows."""
+        asked = SCORES.rows if self.method.rows == "two" else tuple(range(rows))
+        return Wanted(asked, self.method.ranking, each=self.method.rows == "last")
+
+    def _scores(self, verified: Verified) -> torch.Tensor | None:
+        """Return what ranks the prefix [full layers, B, N], or None in a round without scores."""
+        scores = verified.result.scores
+        if scores is None or self.method.rows != "last":
+            return scores
+        counts = verified.accepted.counts.long()  # the path is a chain: node n is row n
+        return scores[:, torch.arange(len(counts), device=counts.device), counts]

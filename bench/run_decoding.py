@@ -34,6 +34,7 @@ from transformers import PreTrainedModel
 
 from specattn.decoding import Vegas
 
+DRAFTING = {"vegas": {"switch": False}}  # a row is about the method, also where it does not pay
 DISTURBING = 0.2  # cores that others use, from which on absolute times mean little
 
 
@@ -46,7 +47,7 @@ class Setting:
     texts: Texts
     plan: Plan
     profile: Profile | None
-    defaults: dict[str, dict[str, Any]]  # by method, options that the model brings along
+    defaults: dict[str, dict[str, Any]]  # by method, options that hold unless a row says otherwise
     budget: float  # seconds for the passes of one context
     note: str | None  # at the head of every line of output
 
@@ -181,12 +182,12 @@ def _setting(
     if options.shape is None:
         model, tokenizer = models.checkpoint(options.model, models.DTYPES[dtype], device)
         texts: Texts = Files(tokenizer, options.prompt or held_out_files())
-        return Setting(model, options.model.name, texts, plan, None, {}, options.budget, None)
+        return Setting(model, options.model.name, texts, plan, None, DRAFTING, options.budget, None)
     profile = Profile.parse(options.acceptance, PROFILES)
     model = models.random_weights(options.shape, options.layers, models.DTYPES[dtype], device)
     texts = RandomTokens(model.config.vocab_size)
     asked = {e.name for s in sections for g in s.groups for e in g.entries}
-    defaults = {
+    defaults = DRAFTING | {
         method: {"drafter": models.random_drafter(method, model, options.shape)}
         for method in asked & models.DRAFTERS.keys()
     }

@@ -19,7 +19,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from specattn import reference
+from specattn import acceptance, reference
 from specattn.decoding import (
     ContextualPenalty,
     LongSpec,
@@ -27,13 +27,18 @@ from specattn.decoding import (
     Plain,
     PosS,
     PromptLookup,
+    Quest,
+    SpecExtend,
+    Streaming,
     TokenRecycling,
     TokenSwift,
+    TriForce,
     Vegas,
     draft_block,
     generate,
     specialist_block,
     target,
+    triforce,
 )
 from tests import laws
 from tests.decoding.models import prompts, tiny_model
@@ -70,9 +75,22 @@ CONTEXTUAL = {  # transformers has no option for the first, so runs are given it
 MODEL = tiny_model("qwen3", vocab_size=V, peak=0.7)
 DRAFTER = random_drafter(MODEL, window=7, dtype=torch.float32)
 SPECIALISTS = poss_statement.random_drafter(MODEL, layers=2, dtype=torch.float32)
+HIERARCHY = {
+    "ratio": 0.2,
+    "min_tokens": 1,
+    "chunk_size": 4,
+    "draft": tiny_model("llama", vocab_size=V, peak=0.7, seed=3, num_hidden_layers=1),
+    "draft_budget": 20,
+}
 METHODS = {
     "plain": Plain(),
     "vegas": Vegas(gamma=2, ratio=0.2, min_tokens=1),
+    "streaming": Streaming(gamma=2, ratio=0.2, min_tokens=1, sinks=1),
+    "quest": Quest(gamma=2, ratio=0.2, min_tokens=1, page_size=4),
+    "specextend": SpecExtend(gamma=2, ratio=0.2, min_tokens=1, chunk_size=4),
+    "triforce": TriForce(gamma=2, ratio=0.2, min_tokens=1, chunk_size=4),
+    "triforce-one-guess": TriForce(gamma=2, **HIERARCHY, draft_gamma=1),
+    "triforce-two-guesses": TriForce(gamma=3, **HIERARCHY, draft_gamma=2),
     "longspec-tree": LongSpec(DRAFTER, widths=(2, 3)),
     "longspec-chain": LongSpec(DRAFTER, gamma=2),
     "poss": PosS(SPECIALISTS, width=3, depth=2, total_tokens=8),
@@ -152,6 +170,30 @@ def test_the_joint_law_of_the_first_tokens(model, prompt, sampling, method):
         first = output.statistics.total.position_rates[0]
         least = 0.05 if method in FROM_THE_TEXT else 0.2
         assert least < first < 0.95, "drafts should be neither perfect nor useless"
+
+
+def test_the_test_would_notice_what_the_authors_middle_level_does(model, prompt, monkeypatch):
+    """TriForce's program draws from the middle law behind a rejected guess, not the residual."""
+
+    def without_residual(tree, tokens, probs, **options):
+        accepted = acceptance.accept(tree, tokens, probs, **options)
+        law = probs[torch.arange(len(tokens)), accepted.counts]
+        return accepted._replace(next_token=acceptance.sample(law))
+
+    monkeypatch.setattr(triforce, "accept", without_residual)
+    output = generate(
+        model,
+        prompt.expand(COPIES, -1),
+        METHODS["triforce-one-guess"],
+        max_new_tokens=DEPTH,
+        temperature=1.0,
+        top_k=0,
+        seed=1,
+    )
+    new = torch.tensor(output.new_tokens)
+    number = (new * V ** torch.arange(DEPTH - 1, -1, -1)).sum(-1)
+    law = laws.joint(law_tables(model, prompt, []))
+    assert laws.p_value(number, law) < 1e-12
 
 
 def test_the_test_would_notice_a_missing_penalty(model, prompt):

@@ -2,16 +2,40 @@
 
 import pytest
 
-from specattn.decoding import Plain, PromptLookup, TokenRecycling, Vegas, generate
+from specattn.decoding import (
+    Plain,
+    PromptLookup,
+    Quest,
+    SpecExtend,
+    Streaming,
+    TokenRecycling,
+    TriForce,
+    Vegas,
+    generate,
+)
 from tests.decoding.models import CONFIGS, greedy_by_transformers, prompts, tiny_model
 
 # What the cache holds beyond a request's length is then NaN, and must not matter.
 pytestmark = pytest.mark.usefixtures("poisoned_empty")
 
 NEW_TOKENS = 24
+ON_THE_CACHE = ("vegas", "streaming", "quest", "specextend", "triforce", "triforce-hierarchy")
 METHODS = {
     "plain": Plain(),
     "vegas": Vegas(gamma=3, ratio=0.7, min_tokens=4),
+    "streaming": Streaming(gamma=3, ratio=0.7, min_tokens=4, sinks=2),
+    "quest": Quest(gamma=3, ratio=0.5, min_tokens=4, page_size=4),
+    "specextend": SpecExtend(gamma=3, ratio=0.6, min_tokens=4, chunk_size=4),
+    "triforce": TriForce(gamma=3, ratio=0.5, min_tokens=4, chunk_size=4),
+    "triforce-hierarchy": TriForce(
+        gamma=3,
+        ratio=0.5,
+        min_tokens=4,
+        chunk_size=4,
+        draft=tiny_model("llama", seed=9, num_hidden_layers=1),
+        draft_gamma=2,
+        draft_budget=20,
+    ),
     "prompt_lookup": PromptLookup(gamma=5),
     "token_recycling": TokenRecycling(nodes=9, depth=3),
 }
@@ -24,7 +48,7 @@ def test_a_ragged_batch_equals_transformers(family, method):
     output = generate(model, texts, METHODS[method], max_new_tokens=NEW_TOKENS)
     assert output.new_tokens == [greedy_by_transformers(model, p, NEW_TOKENS) for p in texts]
     total = output.statistics.total
-    if method == "vegas" and family != "mistral-sliding":
+    if method in ON_THE_CACHE and family != "mistral-sliding":
         assert 0 < total.accepted < total.drafted, "drafts should be neither perfect nor useless"
 
 
@@ -37,8 +61,10 @@ def test_one_request_equals_transformers(family, method):
     assert output.sequences[0].tolist() == text.tolist() + output.new_tokens[0]
 
 
-def test_where_all_layers_slide_there_is_nothing_to_draft_on():
-    output = generate(tiny_model("mistral-sliding"), prompts([20]), "vegas", max_new_tokens=8)
+@pytest.mark.parametrize("method", ON_THE_CACHE)
+def test_where_all_layers_slide_there_is_nothing_to_draft_on(method):
+    model, method = tiny_model("mistral-sliding"), METHODS[method]
+    output = generate(model, prompts([20]), method, max_new_tokens=8)
     assert output.statistics.total.drafted == 0
 
 

@@ -33,11 +33,15 @@ from specattn.decoding.penalty import ContextualPenalty
 from specattn.decoding.plain import Plain
 from specattn.decoding.poss import PosS
 from specattn.decoding.prompt_lookup import PromptLookup
+from specattn.decoding.quest import Quest
 from specattn.decoding.sampling import TargetLaw
+from specattn.decoding.specextend import SpecExtend
 from specattn.decoding.statistics import RequestStatistics, Statistics
+from specattn.decoding.streaming import Streaming
 from specattn.decoding.target import FAMILIES, Target
 from specattn.decoding.token_recycling import TokenRecycling
 from specattn.decoding.tokenswift import TokenSwift
+from specattn.decoding.triforce import TriForce
 from specattn.decoding.vegas import Vegas
 
 __all__ = [
@@ -53,13 +57,17 @@ __all__ = [
     "Plain",
     "PosS",
     "PromptLookup",
+    "Quest",
     "RequestStatistics",
+    "SpecExtend",
     "SpeculativeOutput",
     "Statistics",
+    "Streaming",
     "Target",
     "TargetLaw",
     "TokenRecycling",
     "TokenSwift",
+    "TriForce",
     "Vegas",
     "Verified",
     "decode",

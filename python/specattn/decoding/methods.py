@@ -13,8 +13,12 @@ from specattn.decoding.method import Method
 from specattn.decoding.plain import Plain
 from specattn.decoding.poss import PosS
 from specattn.decoding.prompt_lookup import PromptLookup
+from specattn.decoding.quest import Quest
+from specattn.decoding.specextend import SpecExtend
+from specattn.decoding.streaming import Streaming
 from specattn.decoding.token_recycling import TokenRecycling
 from specattn.decoding.tokenswift import TokenSwift
+from specattn.decoding.triforce import TriForce
 from specattn.decoding.vegas import Vegas
 
 METHODS: dict[str, type[Method]] = {
@@ -26,6 +30,10 @@ METHODS: dict[str, type[Method]] = {
     "medusa": Medusa,
     "token_recycling": TokenRecycling,
     "tokenswift": TokenSwift,
+    "streaming": Streaming,
+    "quest": Quest,
+    "specextend": SpecExtend,
+    "triforce": TriForce,
 }
 """Methods by name; ``METHODS[name](**options)`` builds one."""
 

@@ -14,11 +14,11 @@ from roofline.timing import paired_ratio
 from transformers import PreTrainedModel
 
 from specattn.decoding import RequestStatistics
+from specattn.decoding.ready import ReadyTarget
 
 from .cases import PLAIN, TRANSFORMERS, Entry, Group
 from .identity import Difference, explain, first_difference
 from .lengths import distinct_n, relate_lengths
-from .ready import ReadyTarget
 from .runs import Outcome, run, run_transformers
 from .shaping import UNSHAPED
 from .simulation import Profile, SimulatedTarget
@@ -160,7 +160,7 @@ def measure(
         for repeat in range(-1, plan.repeats):  # the first one warms up
             new_tokens = min(plan.new_tokens, WARM_UP_TOKENS) if repeat < 0 else plan.new_tokens
             seed = plan.seed + repeat
-            options = (prompts, new_tokens, group.temperature, seed, group.shaping)
+            options = (new_tokens, group.temperature, seed, group.shaping)
             for row in _in_turn(rows, repeat):
                 advance(row.entry.label)
                 if row.fault is not None:

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from transformers import MaxLengthCriteria, StoppingCriteria, StoppingCriteriaList
+from transformers import StoppingCriteria, StoppingCriteriaList
 
-from specattn.decoding import Method, Statistics, TargetLaw, decode
-from specattn.decoding.sequences import Sequences
+from specattn.decoding import Method, Statistics
+from specattn.decoding.ready import ReadyTarget
 
-from .ready import ReadyTarget
 from .shaping import UNSHAPED, Shaping
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -68,7 +67,6 @@ class Outcome:
 def run(
     target: ReadyTarget,
     method: Method,
-    prompts: Sequence[torch.Tensor],
     new_tokens: int,
     temperature: float,
     seed: int,
@@ -76,31 +74,22 @@ def run(
     lengths: Sequence[int] = (),
 ) -> Outcome:
     """Decode `new_tokens` for every prompt with the real loop; an end of text ends nothing."""
-    length = len(prompts[0])
-    sequences = Sequences(
-        torch.stack(list(prompts)),
-        [0] * len(prompts),
-        length + new_tokens + method.max_nodes,
-        StoppingCriteriaList([MaxLengthCriteria(length + new_tokens)]),
-        target.device,
-    )
-    law = TargetLaw(shaping.processors(temperature), temperature > 0, sequences)
-    generator = torch.Generator(target.device).manual_seed(seed)
-    target.go_back()
+    clock = _LengthClock(lengths if len(target.prompts) == 1 else ())
     _reset_peak(target.device)
-    with target.attached():
-        drafter = method.start(target, law, generator)
-        clock = _LengthClock(lengths if len(prompts) == 1 else ())
-        statistics = decode(
-            target, drafter, law, sequences, generator=generator, on_tokens=clock.note
-        )
-    tokens, speed = sequences.padded(0)[:, length:].tolist(), statistics.tokens_per_second
+    tokens, statistics = target.run(
+        method,
+        new_tokens,
+        shaping.processors(temperature),
+        do_sample=temperature > 0,
+        seed=seed,
+        on_tokens=clock.note,
+    )
+    speed = statistics.tokens_per_second
     return Outcome(tokens, speed, statistics, _peak(target.device), clock.reached)
 
 
 def run_transformers(
     target: ReadyTarget,
-    prompts: Sequence[torch.Tensor],
     new_tokens: int,
     temperature: float,
     seed: int,
@@ -120,7 +109,7 @@ def run_transformers(
     clock = _Clock(target.device)
     torch.manual_seed(seed)
     _reset_peak(target.device)
-    ids = torch.stack(list(prompts)).to(target.device)
+    ids = torch.stack(target.prompts).to(target.device)
     try:
         output = model.generate(
             ids,
@@ -137,7 +126,7 @@ def run_transformers(
     finally:
         model.set_attn_implementation(before)
     tokens = output[:, ids.shape[1] :].tolist()
-    speed = len(prompts) * (new_tokens - 1) / (clock.moments[-1] - clock.moments[0])
+    speed = len(target.prompts) * (new_tokens - 1) / (clock.moments[-1] - clock.moments[0])
     return Outcome(tokens, speed, None, _peak(target.device))
 
 

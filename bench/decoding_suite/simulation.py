@@ -15,10 +15,9 @@ import torch
 from transformers import PreTrainedModel
 
 from specattn.decoding.loop import CHUNK_SIZE
+from specattn.decoding.ready import ReadyTarget
 from specattn.decoding.target import NOTHING, Verification, Wanted
 from specattn.tree import Tree
-
-from .ready import ReadyTarget
 
 MARK = "SIMULATED ACCEPTANCE"
 _CERTAIN = 1e4  # above any logit at any temperature of use, and exp(-1e4) is 0

@@ -16,7 +16,6 @@ from decoding_suite import models, papers, passes, sections, suites  # noqa: E40
 from decoding_suite.cases import Entry, Group  # noqa: E402
 from decoding_suite.identity import Difference, explain, first_difference  # noqa: E402
 from decoding_suite.measure import Plan, Row, measure  # noqa: E402
-from decoding_suite.ready import ReadyTarget  # noqa: E402
 from decoding_suite.records import case_record, row_record  # noqa: E402
 from decoding_suite.runs import Outcome, run, run_transformers  # noqa: E402
 from decoding_suite.simulation import Profile, bend, constant_rate  # noqa: E402
@@ -32,6 +31,7 @@ from specattn.decoding import (  # noqa: E402
     Target,
     Vegas,
 )
+from specattn.decoding.ready import ReadyTarget  # noqa: E402
 
 CPU = torch.device("cpu")
 SIGNIFICANCE = 1e-4
@@ -132,7 +132,9 @@ def test_bent_logits_accept_as_the_profile_says(tree, sampled):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_real_loop_accepts_as_the_profile_says(model, temperature):
     profile = Profile("p", (0.9, 0.6), "test")
-    group = Group(24, 3, temperature, (Entry("vegas", {"gamma": 3, "min_tokens": 8}),))
+    group = Group(
+        24, 3, temperature, (Entry("vegas", {"gamma": 3, "min_tokens": 8, "switch": False}),)
+    )
     texts = RandomTokens(4096)
     (row,) = measure(model, texts, group, Plan(160, 1, 2), profile, lambda name: None, {})
     assert row.fault is None
@@ -162,7 +164,7 @@ def test_the_prompts_are_there_again_after_any_run(model, prompts):
     before = target.cache.storage[:, :, :, : target.prefix].clone()
     lengths = target.cache.seqlens.tolist()
     for method in (Vegas(gamma=3, min_tokens=8), Plain()):
-        outcome = run(target, method, prompts, 12, 1.0, seed=3)
+        outcome = run(target, method, 12, 1.0, seed=3)
         assert [len(tokens) for tokens in outcome.tokens] == [12] * 3
     target.go_back()
     assert target.cache.seqlens.tolist() == lengths == [39] * 3
@@ -172,7 +174,7 @@ def test_the_prompts_are_there_again_after_any_run(model, prompts):
 @torch.no_grad()
 def test_the_peer_decodes_what_it_decodes_from_its_own_prefill(model, prompts):
     target = ReadyTarget(model, prompts, 30)
-    outcome = run_transformers(target, prompts, 12, 0.0, seed=0)
+    outcome = run_transformers(target, 12, 0.0, seed=0)
     assert outcome.tokens_per_second > 0
     cache = DynamicCache(config=model.config)
     ids = torch.stack(prompts)
@@ -186,14 +188,14 @@ def test_the_peer_decodes_what_it_decodes_from_its_own_prefill(model, prompts):
         pad_token_id=0,
     )
     assert outcome.tokens == expected[:, 40:].tolist()
-    assert run(target, Plain(), prompts, 12, 0.0, seed=0).tokens == outcome.tokens
+    assert run(target, Plain(), 12, 0.0, seed=0).tokens == outcome.tokens
 
 
 @torch.no_grad()
 def test_a_difference_is_explained_by_plain_logits(model, prompts):
     prompt = prompts[0]
     target = ReadyTarget(model, prompts[:1], 30)
-    plain = run(target, Plain(), prompts[:1], 8, 0.0, seed=0).tokens[0]
+    plain = run(target, Plain(), 8, 0.0, seed=0).tokens[0]
     other = [*plain[:5], (plain[5] + 1) % 4096, *plain[6:]]
     assert first_difference(plain, other) == 5
     assert first_difference(plain, plain[:3]) is None

@@ -6,10 +6,20 @@ import time
 from collections.abc import Callable, Sequence
 
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import (
+    DynamicCache,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    PreTrainedModel,
+    StoppingCriteriaList,
+)
 
-from specattn.decoding import Target
-from specattn.decoding.loop import CHUNK_SIZE
+from specattn.decoding.loop import CHUNK_SIZE, decode
+from specattn.decoding.method import Method
+from specattn.decoding.sampling import TargetLaw
+from specattn.decoding.sequences import Sequences
+from specattn.decoding.statistics import Statistics
+from specattn.decoding.target import Target
 
 
 class ReadyTarget(Target):
@@ -33,6 +43,7 @@ class ReadyTarget(Target):
     """
 
     def __init__(self, model: PreTrainedModel, prompts: Sequence[torch.Tensor], room: int):
+        self.prompts = list(prompts)
         self.prefix = len(prompts[0]) - 1
         super().__init__(model, len(prompts), self.prefix + 1 + room)
         self._rows = self.cache.storage
@@ -66,6 +77,53 @@ class ReadyTarget(Target):
                 self.cache.seqlens = lengths.clamp(max=start + features.shape[1])
                 on_features(start, features)
             self.cache.seqlens = lengths
+
+    def run(
+        self,
+        method: Method,
+        new_tokens: int,
+        processors: LogitsProcessorList,
+        *,
+        do_sample: bool,
+        seed: int,
+        on_tokens: Callable[[int, list[int]], None] | None = None,
+    ) -> tuple[list[list[int]], Statistics]:
+        """Decode `new_tokens` for every prompt with the real loop; an end of text ends nothing.
+
+        Parameters
+        ----------
+        method : Method
+        new_tokens : int
+        processors : LogitsProcessorList
+        do_sample : bool
+            As for `TargetLaw`.
+        seed : int
+        on_tokens : callable, optional
+            As for `specattn.decoding.generate`.
+
+        Returns
+        -------
+        tokens : list of list of int
+            New tokens of every request.
+        statistics : Statistics
+        """
+        length = self.prefix + 1
+        sequences = Sequences(
+            torch.stack(self.prompts),
+            [0] * len(self.prompts),
+            length + new_tokens + method.max_nodes,
+            StoppingCriteriaList([MaxLengthCriteria(length + new_tokens)]),
+            self.device,
+        )
+        law = TargetLaw(processors, do_sample, sequences)
+        generator = torch.Generator(self.device).manual_seed(seed)
+        self.go_back()
+        with self.attached():
+            drafter = method.start(self, law, generator)
+            statistics = decode(
+                self, drafter, law, sequences, generator=generator, on_tokens=on_tokens
+            )
+        return sequences.padded(0)[:, length:].tolist(), statistics
 
     def as_dynamic_cache(self) -> DynamicCache:
         """Return the prompts' keys and values as the cache that transformers' `generate` uses."""

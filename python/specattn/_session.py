@@ -92,19 +92,15 @@ class Session:
         ValueError
             A file that cannot be read, an unsupported model, or a prompt beyond its context.
         """
-        text = _read_text(prompt_file)
+        text = read_text(prompt_file)
         path = model_folder(path)
-        chosen_device = _device(device)
-        chosen_dtype = _dtype(dtype, chosen_device)
-        transformers.logging.set_verbosity_error()
-        transformers.logging.disable_progress_bar()
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        chosen_device = device_named(device)
+        chosen_dtype = dtype_named(dtype, chosen_device)
+        tokenizer = load_tokenizer(path)
         prompt = tokenizer(text)["input_ids"][:prompt_tokens]
         _check_length(path, prompt, prompt_file, max_new_tokens)
-        model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=chosen_dtype, local_files_only=True, use_safetensors=True
-        )
-        return cls(model.eval().to(device=chosen_device), tokenizer, prompt, path, prompt_file)
+        model = load_model(path, chosen_dtype, chosen_device)
+        return cls(model, tokenizer, prompt, path, prompt_file)
 
     def run(
         self, method: Method, *, penalty: float = 1.0, penalty_window: int = 1024, **options: Any
@@ -133,11 +129,7 @@ class Session:
     def to_dict(self) -> dict[str, Any]:
         """Return what ``--json`` says of versions, model and prompt."""
         return {
-            "versions": {
-                "specattn": specattn.__version__,
-                "torch": torch.__version__,
-                "transformers": transformers.__version__,
-            },
+            "versions": versions(),
             "model": {
                 "path": str(self.path),
                 "model_type": self.model.config.model_type,
@@ -230,15 +222,16 @@ _ROWS: tuple[tuple[str, Callable[[Statistics], str]], ...] = (
 )
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path, option: str = "--prompt-file") -> str:
+    """Return a file's text; `option` named it."""
     if not path.is_file():
-        raise ValueError(f"--prompt-file: {path} is not a file")
+        raise ValueError(f"{option}: {path} is not a file")
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise ValueError(f"--prompt-file: {path} is not UTF-8 text") from None
+        raise ValueError(f"{option}: {path} is not UTF-8 text") from None
     if not text:
-        raise ValueError(f"--prompt-file: {path} is empty")
+        raise ValueError(f"{option}: {path} is empty")
     return text
 
 
@@ -275,7 +268,32 @@ def _check_length(path: Path, prompt: list[int], prompt_file: Path, max_new_toke
         )
 
 
-def _device(name: str) -> torch.device:
+def versions() -> dict[str, str]:
+    """Return what a file of results says of the software."""
+    return {
+        "specattn": specattn.__version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """Return the folder's tokenizer; transformers keeps quiet from now on."""
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+
+def load_model(folder: Path, dtype: torch.dtype | str, device: torch.device) -> PreTrainedModel:
+    """Return the folder's model, from safetensors alone."""
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, local_files_only=True, use_safetensors=True
+    )
+    return model.eval().to(device=device)
+
+
+def device_named(name: str) -> torch.device:
+    """Return the device of a ``--device`` option."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -286,7 +304,8 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _dtype(name: str, device: torch.device) -> torch.dtype | str:
+def dtype_named(name: str, device: torch.device) -> torch.dtype | str:
+    """Return the dtype of a ``--dtype`` option; "auto" may depend on what is stored."""
     if name not in DTYPES:
         raise ValueError(f"--dtype: expected one of {', '.join(DTYPES)}, got {name!r}")
     if name == "auto":

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import specattn
-from specattn import _cli_train
+from specattn import _cli_train, _cli_tune
 from specattn._cli_errors import one_line_errors
 from specattn._cli_plan import plan
 
@@ -29,6 +29,7 @@ app = typer.Typer(
 )
 
 app.add_typer(_cli_train.app, name="train")
+app.add_typer(_cli_tune.app, name="tune")
 app.command()(plan)
 
 SCHEMA = "specattn.generate/1"

@@ -1,0 +1,199 @@
+"""``specattn tune``: find a method's options for a model and a machine, by measuring."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from specattn._cli_errors import one_line_errors
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from specattn.tuning import Record, Sweep, Tuner
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Find a method's options for a model, a machine and texts of your own.",
+)
+
+SCHEMA = "specattn.tune.vegas/1"
+
+
+@app.callback()
+def tune() -> None:
+    """Find a method's options for a model, a machine and texts of your own."""
+
+
+@app.command()
+def vegas(
+    prompts: Annotated[
+        list[Path], typer.Option(help="UTF-8 text, or a folder of such; may be repeated.")
+    ],
+    output: Annotated[Path, typer.Option(help="JSON file, whole after every measurement.")],
+    model: Annotated[
+        Path | None, typer.Option(help="Hugging Face directory [default: the embedded target].")
+    ] = None,
+    context: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens of each prompt [default: those of the shortest]."),
+    ] = None,
+    ratios: Annotated[
+        str | None, typer.Option(help="Shares of the cache, such as 0.03,0.07,0.2.")
+    ] = None,
+    gammas: Annotated[str | None, typer.Option(help="Drafted tokens, such as 2,4,6.")] = None,
+    large_gamma: Annotated[
+        int | None, typer.Option(help="Drafted tokens of the first step [default: 12].")
+    ] = None,
+    min_tokens: Annotated[
+        int | None, typer.Option(help="Least tokens that a draft reads [default: 256].")
+    ] = None,
+    new_tokens: Annotated[int, typer.Option(help="Per request and run.")] = 128,
+    repeats: Annotated[int, typer.Option(help="Timed runs of each candidate and batch.")] = 2,
+    batch: Annotated[int, typer.Option(help="Prompts decoded together.")] = 1,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy decoding.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto.")] = "auto",
+    device: Annotated[str, typer.Option(help="Torch device, or auto.")] = "auto",
+    resume: Annotated[bool, typer.Option("--resume", help="Keep what the output has.")] = False,
+    pictures: Annotated[
+        Path | None, typer.Option(help="Draw the paper's figures 8 and 13 into this folder.")
+    ] = None,
+) -> None:
+    """Tune Vegas in the paper's three steps: ratio with a large gamma, gamma, ratio again."""
+    with one_line_errors():
+        from specattn.tuning import Sweep
+
+        given: dict[str, Any] = {
+            "ratios": _numbers("--ratios", ratios, float),
+            "gammas": _numbers("--gammas", gammas, int),
+            "large_gamma": large_gamma,
+            "min_tokens": min_tokens,
+        }
+        sweep = Sweep(
+            **{name: value for name, value in given.items() if value is not None},
+            new_tokens=new_tokens,
+            repeats=repeats,
+            batch=batch,
+            temperature=temperature,
+            seed=seed,
+        )
+        tuner, console = _tuner(model, prompts, context, sweep, dtype, device, output, resume)
+    chosen = _run(tuner, console)
+    console.print(
+        f"[bold]{chosen['method']}[/]: {chosen['tokens_per_second']:.1f} tokens/s, "
+        f"{chosen['speedup']:.2f} times plain decoding, "
+        f"{chosen['accepted_per_round']:.2f} drafted tokens accepted per round"
+    )
+    if chosen["speedup"] < 1:
+        console.print("Plain decoding is faster for these prompts on this machine.")
+    if pictures is not None:
+        _draw(tuner.record, pictures, console)
+
+
+def _tuner(
+    folder: Path | None,
+    paths: list[Path],
+    context: int | None,
+    sweep: Sweep,
+    dtype: str,
+    device: str,
+    output: Path,
+    resume: bool,
+) -> tuple[Tuner, Console]:
+    """Check everything that can be wrong, cheapest first, then load."""
+    import torch
+    from rich.console import Console
+
+    from specattn._session import (
+        device_named,
+        dtype_named,
+        load_model,
+        load_tokenizer,
+        model_folder,
+        read_text,
+        versions,
+    )
+    from specattn.training import find_files
+    from specattn.tuning import Record, Tuner
+
+    folder = model_folder(folder)
+    files = find_files(paths)
+    if len(files) % sweep.batch:
+        raise ValueError(f"--prompts: {len(files)} files do not fill batches of {sweep.batch}")
+    texts = [read_text(path, "--prompts") for path in files]
+    chosen_device = device_named(device)
+    chosen_dtype = dtype_named(dtype, chosen_device)
+    tokenizer = load_tokenizer(folder)
+    tokens = [tokenizer(text)["input_ids"] for text in texts]
+    length = context or min(map(len, tokens))
+    for path, ids in zip(files, tokens, strict=True):
+        if len(ids) < length:
+            raise ValueError(f"--context: {path} has {len(ids)} tokens, fewer than {length}")
+    loaded = load_model(folder, chosen_dtype, chosen_device)
+    room = loaded.config.max_position_embeddings - sweep.new_tokens
+    if length > room:
+        raise ValueError(f"--context: with the new tokens there is room for {room}, not {length}")
+    heading: dict[str, Any] = {
+        "schema": SCHEMA,
+        "versions": versions(),
+        "model": {
+            "path": str(folder),
+            "dtype": str(loaded.dtype).removeprefix("torch."),
+            "device": str(loaded.device),
+        },
+        "prompts": {"files": list(map(str, files)), "context": length},
+        "sweep": asdict(sweep),
+    }
+    record = Record(output, heading, resume=resume)
+    prompts = [torch.tensor(ids[:length]) for ids in tokens]
+    return Tuner(loaded, prompts, sweep, record), Console(stderr=True, highlight=False)
+
+
+def _run(tuner: Tuner, console: Console) -> dict[str, Any]:
+    """Tune, with a bar; what is measured when it is interrupted stays in the file."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("", total=tuner.runs)
+        try:
+            return tuner.run(lambda step: progress.update(task, description=step, advance=1))
+        except KeyboardInterrupt:
+            kept = len(tuner.record.measurements)
+            console.print(f"interrupted; {kept} measurements are kept, go on with --resume")
+            raise
+
+
+def _draw(record: Record, folder: Path, console: Console) -> None:
+    from specattn.tuning.pictures import draw
+
+    try:
+        files = draw(record, folder)
+    except ImportError:
+        console.print("no pictures: matplotlib is not installed (pip install 'specattn[bench]')")
+        return
+    console.print("pictures: " + ", ".join(map(str, files)))
+
+
+def _numbers(option: str, text: str | None, kind: type) -> tuple | None:
+    """Read numbers separated by commas."""
+    try:
+        return None if text is None else tuple(map(kind, text.split(",")))
+    except ValueError:
+        raise ValueError(f"{option}: expected numbers separated by commas, got {text!r}") from None

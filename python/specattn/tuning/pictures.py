@@ -1,0 +1,76 @@
+"""What a tuner has found, drawn as the paper draws it: figures 8 and 13, for one's own model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from specattn.tuning.record import Record
+from specattn.tuning.vegas import PLAIN, STEPS, Candidate, result_of
+
+
+def draw(record: Record, folder: Path) -> list[Path]:
+    """Write ``figure-8.png`` and ``figure-13.png``; return the files.
+
+    Figure 8: drafted tokens accepted per round over the share of the cache, with many drafted.
+    Figure 13: decoding throughput over drafted tokens, and over the share.
+
+    Raises
+    ------
+    ImportError
+        matplotlib is not installed.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    folder.mkdir(parents=True, exist_ok=True)
+    steps = {step: _results(record, step) for step in STEPS}
+
+    def figure(panels: int) -> tuple[Any, Any]:
+        figure = Figure(figsize=(4.8 * panels, 3.6), layout="constrained")
+        FigureCanvasAgg(figure)
+        figure.suptitle(f"{Path(record.heading['model']['path']).name}, {_setting(record)}")
+        return figure, figure.subplots(1, panels, squeeze=False)[0]
+
+    eight, (axes,) = figure(1)
+    points = [(one.ratio, result.accepted) for one, result in steps["ratio"].items()]
+    gamma = next(iter(steps["ratio"])).gamma
+    axes.plot(*zip(*sorted(points), strict=True), "o-", label=f"gamma {gamma}")
+    axes.set(xlabel="share of the cache", ylabel="accepted drafted tokens per round")
+
+    thirteen, (left, right) = figure(2)
+    for step, panel, name, fixed, label in (
+        ("gamma", left, "gamma", "ratio", "drafted tokens (gamma)"),
+        ("ratio again", right, "ratio", "gamma", "share of the cache"),
+    ):
+        drafting = {one: result for one, result in steps[step].items() if one.gamma}
+        points = [(getattr(one, name), found.tokens_per_second) for one, found in drafting.items()]
+        value = getattr(next(iter(drafting)), fixed)
+        panel.plot(*zip(*sorted(points), strict=True), "o-", label=f"Vegas, {fixed} {value:g}")
+        panel.axhline(steps[step][PLAIN].tokens_per_second, color="black", ls="--", label="plain")
+        panel.set(xlabel=label, ylabel="tokens/s")
+
+    files = []
+    for picture, panels, name in (
+        (eight, [axes], "figure-8.png"),
+        (thirteen, [left, right], "figure-13.png"),
+    ):
+        for panel in panels:
+            panel.set_ylim(bottom=0)
+            panel.grid(alpha=0.3)
+            panel.legend(fontsize=8)
+        files.append(folder / name)
+        picture.savefig(files[-1], dpi=110)
+    return files
+
+
+def _results(record: Record, step: str) -> dict[Candidate, Any]:
+    own = [one for one in record.measurements if one["step"] == step]
+    candidates = dict.fromkeys(Candidate(one["gamma"], one["ratio"]) for one in own)
+    return {one: result_of(record.measurements, step, one) for one in candidates}
+
+
+def _setting(record: Record) -> str:
+    sweep = record.heading["sweep"]
+    context = record.heading["prompts"]["context"]
+    return f"{context} tokens, batch {sweep['batch']}, temperature {sweep['temperature']:g}"

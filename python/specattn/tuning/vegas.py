@@ -1,0 +1,226 @@
+"""Vegas' three steps: the share of the cache, the drafted tokens, and the share again.
+
+1. With many drafted tokens, the smallest share whose acceptance is stable.
+2. At that share, the number of drafted tokens that decodes fastest.
+3. With that number, the share that decodes fastest.
+
+(*Vegas*, arXiv 2602.07223, section 3.4.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from transformers import LogitsProcessorList, PreTrainedModel, TemperatureLogitsWarper
+
+from specattn.decoding import Method, Plain, Vegas
+from specattn.decoding.ready import ReadyTarget
+from specattn.tuning.record import Measurement, Record
+
+STEPS = ("ratio", "gamma", "ratio again")
+WARM_UP_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What is tried, and how it is measured.
+
+    Attributes
+    ----------
+    ratios : tuple of float
+    gammas : tuple of int
+    large_gamma : int
+        Drafted tokens of the first step.
+    min_tokens : int
+        Of `Vegas`; shares that ask for fewer tokens are all the same.
+    stable : float
+        The first step takes the smallest share that is accepted this much of the best one's.
+    new_tokens, repeats, batch, seed : int
+        Tokens per request and run, timed runs of each candidate on each batch, prompts decoded
+        together.
+    temperature : float
+    """
+
+    ratios: tuple[float, ...] = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3)
+    gammas: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12)
+    large_gamma: int = 12
+    min_tokens: int = Vegas.min_tokens
+    stable: float = 0.95
+    new_tokens: int = 128
+    repeats: int = 2
+    batch: int = 1
+    seed: int = 0
+    temperature: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("ratios", "gammas"):
+            if not getattr(self, name):
+                raise ValueError(f"{name} must not be empty")
+        for name in ("new_tokens", "repeats", "batch"):
+            if (value := getattr(self, name)) < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if not 0 < self.stable <= 1:
+            raise ValueError(f"stable must be in (0, 1], got {self.stable}")
+        for gamma in (*self.gammas, self.large_gamma):
+            for ratio in self.ratios:
+                Vegas(gamma, ratio, self.min_tokens)
+
+
+class Candidate(NamedTuple):
+    """Settings of Vegas; `gamma` 0 is plain decoding."""
+
+    gamma: int
+    ratio: float
+
+    def method(self, min_tokens: int) -> Method:
+        """Return what is run: without the switch, which would run something else."""
+        if not self.gamma:
+            return Plain()
+        return Vegas(self.gamma, self.ratio, min_tokens, switch=False)
+
+
+PLAIN = Candidate(0, 1.0)
+
+
+class Result(NamedTuple):
+    """All measurements of a candidate in one step, together."""
+
+    tokens_per_second: float
+    accepted: float  # drafted tokens per round
+
+
+class Tuner:
+    """Measures candidates step by step.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+    prompts : sequence of Tensor, int64 [context]
+        All of one length, and as many as fill whole batches.
+    sweep : Sweep
+    record : Record
+        What it holds already is not measured again.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        prompts: Sequence[torch.Tensor],
+        sweep: Sweep,
+        record: Record,
+    ):
+        self.model, self.sweep, self.record = model, sweep, record
+        size = sweep.batch
+        self.batches = [prompts[start : start + size] for start in range(0, len(prompts), size)]
+
+    @property
+    def runs(self) -> int:
+        """How many runs the three steps take."""
+        candidates = 2 * len(self.sweep.ratios) + len(self.sweep.gammas) + 2
+        return candidates * len(self.batches) * self.sweep.repeats
+
+    def run(self, advance: Callable[[str], None]) -> dict[str, Any]:
+        """Take the three steps.
+
+        Parameters
+        ----------
+        advance : callable
+            ``advance(step)`` after every run, measured or found in the record.
+
+        Returns
+        -------
+        dict
+            What was chosen; the record holds it as well.
+        """
+        sweep, self._advance = self.sweep, advance
+        wide = self._measure("ratio", [Candidate(sweep.large_gamma, r) for r in sweep.ratios])
+        enough = sweep.stable * max(result.accepted for result in wide.values())
+        stable = min(one.ratio for one, result in wide.items() if result.accepted >= enough)
+        deep = self._measure("gamma", [PLAIN, *(Candidate(g, stable) for g in sweep.gammas)])
+        gamma = _fastest(deep).gamma
+        last = self._measure("ratio again", [PLAIN, *(Candidate(gamma, r) for r in sweep.ratios)])
+        best = _fastest(last)
+        speedup = last[best].tokens_per_second / last[PLAIN].tokens_per_second
+        self.record.chosen = {
+            "gamma": best.gamma,
+            "ratio": best.ratio,
+            "method": f"vegas:gamma={best.gamma},ratio={best.ratio}",
+            "stable_ratio": stable,
+            "accepted_per_round": last[best].accepted,
+            "tokens_per_second": last[best].tokens_per_second,
+            "plain_tokens_per_second": last[PLAIN].tokens_per_second,
+            "speedup": speedup,
+        }
+        self.record.write()
+        return self.record.chosen
+
+    def _measure(self, step: str, candidates: Sequence[Candidate]) -> dict[Candidate, Result]:
+        """Measure what the record lacks; each batch is prefilled at most once per step."""
+        done = {_key(one) for one in self.record.measurements}
+        for number, prompts in enumerate(self.batches):
+            target: ReadyTarget | None = None
+            for repeat in range(self.sweep.repeats):
+                for candidate in _rotated(candidates, repeat):
+                    if (step, *candidate, number, repeat) not in done:
+                        target = target or self._prefilled(prompts, candidates)
+                        measured = self._run(target, candidate, self.sweep.new_tokens, repeat)
+                        known = {"step": step, **candidate._asdict(), "batch": number}
+                        self.record.add({**known, "repeat": repeat, **measured})
+                    self._advance(step)
+        return {one: result_of(self.record.measurements, step, one) for one in candidates}
+
+    def _prefilled(
+        self, prompts: Sequence[torch.Tensor], candidates: Sequence[Candidate]
+    ) -> ReadyTarget:
+        """Return the batch behind its prompts, with code and clocks warm."""
+        deepest = max(candidate.gamma for candidate in candidates)
+        target = ReadyTarget(self.model, prompts, self.sweep.new_tokens + deepest + 1)
+        for candidate in candidates:
+            self._run(target, candidate, min(WARM_UP_TOKENS, self.sweep.new_tokens), 0)
+        return target
+
+    def _run(
+        self, target: ReadyTarget, candidate: Candidate, new_tokens: int, repeat: int
+    ) -> Measurement:
+        heat = self.sweep.temperature
+        warpers = [TemperatureLogitsWarper(heat)] if heat not in (0.0, 1.0) else []
+        _, statistics = target.run(
+            candidate.method(self.sweep.min_tokens),
+            new_tokens,
+            LogitsProcessorList(warpers),
+            do_sample=heat > 0,
+            seed=self.sweep.seed + repeat,
+        )
+        total = statistics.total
+        return {
+            "new_tokens": total.new_tokens,
+            "rounds": total.rounds,
+            "accepted": total.accepted,
+            "seconds": statistics.decode_seconds,
+        }
+
+
+def result_of(measurements: Sequence[Measurement], step: str, candidate: Candidate) -> Result:
+    """Pool a candidate's measurements of one step."""
+    own = [one for one in measurements if _key(one)[:3] == (step, *candidate)]
+    sums = {name: sum(one[name] for one in own) for name in ("new_tokens", "rounds", "accepted")}
+    seconds = sum(one["seconds"] for one in own)
+    return Result(sums["new_tokens"] / seconds, sums["accepted"] / sums["rounds"])
+
+
+def _key(measurement: Measurement) -> tuple:
+    return tuple(measurement[name] for name in ("step", "gamma", "ratio", "batch", "repeat"))
+
+
+def _rotated(candidates: Sequence[Candidate], repeat: int) -> list[Candidate]:
+    """Return them in an order that changes with every repeat: none is always the first."""
+    first = repeat % len(candidates)
+    return [*candidates[first:], *candidates[:first]]
+
+
+def _fastest(results: dict[Candidate, Result]) -> Candidate:
+    drafting = {one: result for one, result in results.items() if one.gamma}
+    return max(drafting, key=lambda one: drafting[one].tokens_per_second)

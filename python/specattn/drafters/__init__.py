@@ -17,6 +17,7 @@ from specattn.drafters.heads import (
 )
 from specattn.drafters.longspec import LongSpecConfig, LongSpecDrafter
 from specattn.drafters.poss import PosSConfig, PosSDrafter
+from specattn.drafters.speculators import load_speculators, save_speculators
 
 __all__ = [
     "DrafterConfig",
@@ -30,4 +31,6 @@ __all__ = [
     "TokenSwiftConfig",
     "TokenSwiftHeads",
     "TrainedDrafter",
+    "load_speculators",
+    "save_speculators",
 ]

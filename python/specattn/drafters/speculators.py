@@ -1,0 +1,195 @@
+"""EAGLE drafters in the folder layout of the `speculators` library, read and written as files.
+
+The layout (``speculators_model_type: eagle``) holds one Llama layer without an input norm behind a
+fusion of embedding and feature: `PosSDrafter` with one layer, for EAGLE, EAGLE-2 and HASS alike. It
+has no place for several specialists, for norms of queries and keys, or for biases of their
+projections. Checkpoints with extra norms, and EAGLE-3's, which read three layers of the target, are
+other drafters.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig
+
+from specattn.drafters.poss import PosSConfig, PosSDrafter
+
+_TYPE, _LAYER = "eagle", "LlamaDecoderLayer"
+_SAME = (
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "rms_norm_eps",
+    "max_position_embeddings",
+    "initializer_range",
+)
+
+# Their names of weights, in the order in which ours hold them one after the other.
+_WEIGHTS = {
+    "fc.weight": ["fusion_fc.weight"],
+    "fc.bias": ["fusion_fc.bias"],
+    "specialists.0.attention.q_proj.weight": ["transformer.self_attn.q_proj.weight"],
+    "specialists.0.attention.kv_proj.weight": [
+        "transformer.self_attn.k_proj.weight",
+        "transformer.self_attn.v_proj.weight",
+    ],
+    "specialists.0.attention.o_proj.weight": ["transformer.self_attn.o_proj.weight"],
+    "specialists.0.norm.weight": ["transformer.post_attention_layernorm.weight"],
+    "specialists.0.gate_up_proj.weight": [
+        "transformer.mlp.gate_proj.weight",
+        "transformer.mlp.up_proj.weight",
+    ],
+    "specialists.0.down_proj.weight": ["transformer.mlp.down_proj.weight"],
+}
+
+
+def save_speculators(
+    drafter: PosSDrafter,
+    folder: Path | str,
+    *,
+    target_architecture: str = "LlamaForCausalLM",
+    speculative_tokens: int = 5,
+) -> None:
+    """Write a drafter of one layer as ``config.json`` and ``model.safetensors`` of the layout.
+
+    Parameters
+    ----------
+    drafter : PosSDrafter
+    folder : path
+        Created if missing; what is there under these two names is replaced.
+    target_architecture : str
+        Class of the target, as its own ``config.json`` names it.
+    speculative_tokens : int
+        Drafted tokens per pass that the folder proposes to engines.
+
+    Raises
+    ------
+    ValueError
+        The layout has no place for this drafter.
+    """
+    config, folder = drafter.config, Path(folder)
+    for name, holds in (
+        (f"{config.layers} specialists", config.layers == 1),
+        ("norms of queries and keys", not config.qk_norm),
+        ("biases of queries, keys and values", not config.qkv_bias),
+    ):
+        if not holds:
+            raise ValueError(f"the speculators layout of EAGLE has no place for {name}")
+    rope = dict(config.rope_parameters or {})
+    theta, rope_type = rope.pop("rope_theta", 10000.0), rope.get("rope_type", "default")
+    written = {
+        "architectures": ["EagleSpeculator", _LAYER],
+        "speculators_model_type": _TYPE,
+        "speculators_config": {
+            "algorithm": "eagle",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [
+                {"proposal_type": "greedy", "speculative_tokens": speculative_tokens}
+            ],
+            "verifier": {"name_or_path": config.target, "architectures": [target_architecture]},
+        },
+        "transformer_layer_architecture": _LAYER,
+        "transformer_layer_config": {
+            "model_type": "llama",
+            "num_hidden_layers": 1,
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "mlp_bias": False,
+            "rope_theta": theta,
+            "rope_scaling": None if rope_type == "default" else rope,
+            **{name: getattr(config, name) for name in _SAME},
+        },
+        "layernorms": False,
+        "fusion_bias": config.fc_bias,
+        "torch_dtype": str(drafter.dtype).removeprefix("torch."),
+    }
+    weights = {}
+    for name, weight in drafter.state_dict().items():
+        theirs = _WEIGHTS[name]
+        for part, own in zip(theirs, weight.chunk(len(theirs)), strict=True):
+            weights[part] = own.contiguous()
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(written, indent=2) + "\n"
+    (folder / "config.json").write_text(text, encoding="utf-8")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def load_speculators(folder: Path | str, *, dtype: torch.dtype | None = None) -> PosSDrafter:
+    """Return the drafter of a folder in the layout.
+
+    Parameters
+    ----------
+    folder : path
+        With ``config.json`` and ``model.safetensors``.
+    dtype : torch.dtype, optional
+        By default as stored.
+
+    Raises
+    ------
+    ValueError
+        The folder is none of this layout, or holds a drafter that `PosSDrafter` is not.
+    """
+    folder = Path(folder)
+    try:
+        given = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError):
+        raise ValueError(f"{folder} has no readable config.json") from None
+    config = _read_config(folder, given)
+    try:
+        weights = load_file(folder / "model.safetensors")
+    except OSError:
+        raise ValueError(f"{folder} has no readable model.safetensors") from None
+    drafter = PosSDrafter(config)
+    needed = {own: _WEIGHTS[own] for own in drafter.state_dict()}
+    expected = {name for theirs in needed.values() for name in theirs}
+    if odd := expected ^ weights.keys():
+        raise ValueError(
+            f"the weights in {folder} do not fit its config.json: missing or unexpected "
+            f"{', '.join(sorted(odd))}"
+        )
+    state = {own: torch.cat([weights[n] for n in theirs]) for own, theirs in needed.items()}
+    try:
+        drafter.load_state_dict(state)
+    except RuntimeError as error:
+        raise ValueError(f"the weights in {folder} do not fit its config.json: {error}") from None
+    return cast(Any, drafter).to(dtype or state["fc.weight"].dtype)
+
+
+def _read_config(folder: Path, given: dict[str, Any]) -> PosSConfig:
+    kind = given.get("speculators_model_type")
+    if kind == "eagle3":
+        raise ValueError(
+            f"{folder} holds an EAGLE-3 drafter, which reads three layers of the target"
+        )
+    if kind != _TYPE:
+        raise ValueError(
+            f"{folder}: expected speculators_model_type {_TYPE!r} in config.json, got {kind!r}"
+        )
+    layer = given.get("transformer_layer_config", {})
+    for what, found, expected in (
+        ("transformer_layer_architecture", given.get("transformer_layer_architecture"), _LAYER),
+        ("layernorms", given.get("layernorms", False), False),
+        ("attention_bias", layer.get("attention_bias", False), False),
+        ("mlp_bias", layer.get("mlp_bias", False), False),
+        ("hidden_act", layer.get("hidden_act", "silu"), "silu"),
+    ):
+        if found != expected:
+            raise ValueError(
+                f"{folder}: {what} must be {expected!r} for this drafter, got {found!r}"
+            )
+    llama: Any = LlamaConfig(**layer)  # fills in what a short config leaves out
+    verifier = given.get("speculators_config", {}).get("verifier", {})
+    return PosSConfig(
+        target=verifier.get("name_or_path") or "",
+        fc_bias=bool(given.get("fusion_bias", False)),
+        rope_parameters=llama.rope_parameters,
+        **{name: getattr(llama, name) for name in _SAME},
+    )

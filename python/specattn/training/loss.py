@@ -131,7 +131,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 def soft_cross_entropy(
     hidden: torch.Tensor, features: torch.Tensor, weight: torch.Tensor, counts: torch.Tensor
 ) -> torch.Tensor:
-    """Return the summed cross entropy between the laws of `features` and of `hidden`, in nats.
+    """Return the cross entropy between the laws of `features` and of `hidden`, in nats.
 
     Both laws are the frozen head's. That of `features` is made once for all S rows, and the logits
     of a chunk of tokens at a time exist, no more.
@@ -149,8 +149,8 @@ def soft_cross_entropy(
 
     Returns
     -------
-    Tensor, float32 []
-        float64 if `hidden` is float64.
+    Tensor, float32 [S]
+        Summed over N; float64 if `hidden` is float64.
 
     Raises
     ------
@@ -170,8 +170,8 @@ def soft_cross_entropy(
             f"{list(counts.shape)}"
         )
     chunk = max(1, _CHUNK_LOGITS // (len(hidden) * len(weight)))
-    total: torch.Tensor = _SoftCrossEntropy.apply(hidden, features, weight, counts, chunk)
-    return total
+    totals: torch.Tensor = _SoftCrossEntropy.apply(hidden, features, weight, counts, chunk)
+    return totals
 
 
 class _SoftCrossEntropy(torch.autograd.Function):
@@ -188,7 +188,7 @@ class _SoftCrossEntropy(torch.autograd.Function):
     ) -> torch.Tensor:
         wide = torch.promote_types(hidden.dtype, torch.float32)
         gradient = torch.zeros_like(hidden) if ctx.needs_input_grad[0] else None
-        total = torch.zeros((), dtype=wide, device=hidden.device)
+        totals = torch.zeros(len(hidden), dtype=wide, device=hidden.device)
         for start in range(0, hidden.shape[1], chunk):
             rows = slice(start, start + chunk)
             law = (features[rows].to(weight.dtype) @ weight.T).to(wide).softmax(-1)
@@ -196,13 +196,14 @@ class _SoftCrossEntropy(torch.autograd.Function):
                 logits = (hidden[step, rows].to(weight.dtype) @ weight.T).to(wide)
                 lse = logits.logsumexp(-1)
                 # The law sums to 1, so this is lse less the mean logit.
-                total += ((lse - torch.linalg.vecdot(law, logits)) * at).sum()
+                totals[step] += ((lse - torch.linalg.vecdot(law, logits)) * at).sum()
                 if gradient is not None:
                     slope = logits.sub_(lse[:, None]).exp_().sub_(law).mul_(at[:, None])
                     gradient[step, rows] = slope.to(weight.dtype) @ weight
         ctx.gradient = gradient
-        return total
+        return totals
 
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return (ctx.gradient * grad_output).to(ctx.gradient.dtype), None, None, None, None
+        slope = ctx.gradient * grad_output[:, None, None]
+        return slope.to(ctx.gradient.dtype), None, None, None, None

@@ -211,7 +211,7 @@ class PosSObjective(Objective):
         labels: torch.Tensor,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> dict[str, torch.Tensor]:
-        """Return the weighted sum of both losses per label and depth, and each loss by itself.
+        """Return the weighted sum of both losses per label and depth, and each by itself.
 
         The first tokens of a row have no draft at some depths, for which they count nothing.
         """
@@ -238,11 +238,13 @@ class PosSObjective(Objective):
         )
         own_items = (labels != IGNORED).sum()
         items = own_items if num_items_in_batch is None else num_items_in_batch
+        loss = self.feature_weight * apart + self.token_weight * unlike.sum()
+        by_depth = {f"token_loss_{n + 1}": x / counts[n].sum() for n, x in enumerate(unlike)}
         return {
-            "loss": (self.feature_weight * apart + self.token_weight * unlike)
-            / (self.depth * items),
+            "loss": loss / (self.depth * items),
             "feature_loss": apart / (self.depth * own_items),
-            "token_loss": unlike / (self.depth * own_items),
+            "token_loss": unlike.sum() / (self.depth * own_items),
+            **by_depth,
         }
 
 

@@ -24,7 +24,11 @@ DEFAULTS: dict[bool, dict[str, Any]] = {
 }
 SHORT = 512  # tokens of a paper's short prompts
 LONG = {"tokenswift": 4096}  # where a suite's long prompts are not the longest of the usual ones
-TRAINED = {"longspec": ("longspec",), "tokenswift": ("tokenswift", "medusa")}
+TRAINED = {
+    "longspec": ("longspec",),
+    "tokenswift": ("tokenswift", "medusa"),
+    "poss": ("poss",),
+}
 
 
 def parser(description: str) -> arguments.Parser:
@@ -110,6 +114,8 @@ def sections(options: argparse.Namespace) -> list[Section]:
                     f"--suite {options.suite}: {options.model} has no drafter in a folder "
                     f"'{method}'; train one, or name one with --method {method}:drafter=FOLDER"
                 )
+        if options.shape and options.suite == "poss":
+            raise ValueError("--suite poss: its drafter reads features of a text; give no --shape")
         long = options.context[0]
         return suite(options.suite, Scale(min(SHORT, long), long, tuple(given)))
     if not set(names) - {PLAIN, TRANSFORMERS}:

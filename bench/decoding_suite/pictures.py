@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from .cases import PLAIN
-from .show import label, size
+from .show import drafting, label, size
 
 Record = dict[str, Any]
 
 
-KINDS = ("speed", "acceptance", "sweep", "lengths")
+KINDS = ("speed", "acceptance", "sweep", "lengths", "parts")
 
 
 def draw(
@@ -159,7 +159,33 @@ def _lengths(records: Sequence[Record]) -> list[Panel]:
     return panels
 
 
-_PANELS = {"speed": _speed, "acceptance": _acceptance, "sweep": _sweep, "lengths": _lengths}
+def _parts(records: Sequence[Record]) -> list[Panel]:
+    """Where a round's time goes, a bar per row that itemises its drafting; points are rounds."""
+    itemised = [row for row in records if drafting(row)]
+
+    def fill(rows: Sequence[Record], axis: Any) -> None:
+        places, below = range(len(rows)), [0.0] * len(rows)
+        for name in drafting(rows[0]) | dict.fromkeys(("target", "accept")):
+            own = [(row["round_seconds"] | drafting(row))[name] * 1e3 for row in rows]
+            axis.bar(places, own, 0.8, below, label=name)
+            below = [low + more for low, more in zip(below, own, strict=True)]
+        axis.set_xticks(places, [label(row) for row in rows], rotation=90, fontsize=6)
+        axis.set_ylabel("ms per round")
+        counted = axis.twinx()
+        counted.plot(places, [row["rounds"] for row in rows], "k.")
+        counted.set_ylim(bottom=0)
+        counted.set_ylabel("rounds (points)")
+
+    return _panels(itemised, fill)
+
+
+_PANELS = {
+    "speed": _speed,
+    "acceptance": _acceptance,
+    "sweep": _sweep,
+    "lengths": _lengths,
+    "parts": _parts,
+}
 
 
 def _panels(

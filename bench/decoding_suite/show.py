@@ -61,6 +61,17 @@ def label(record: dict[str, Any]) -> str:
     return " ".join([record["method"], *(f"{k}={v}" for k, v in record["settings"].items())])
 
 
+def drafting(record: dict[str, Any]) -> dict[str, float]:
+    """Return the seconds per round of the parts of drafting, for methods that itemise it."""
+    parts = {
+        name.removesuffix("_seconds"): seconds
+        for name, seconds in record["details"].items()
+        if name.endswith("_seconds")
+    }
+    scale = record["round_seconds"]["draft"] / sum(parts.values()) if parts else 0.0
+    return {name: seconds * scale for name, seconds in parts.items()}
+
+
 def size(tokens: int) -> str:
     """Return a number of tokens as people write it."""
     return f"{tokens // 1024}k" if tokens % 1024 == 0 else str(tokens)

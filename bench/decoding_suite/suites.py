@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from specattn.decoding import METHODS
 
-from . import tokenswift
+from . import poss, tokenswift
 from .cases import PLAIN, TRANSFORMERS, Entry, grid
 from .papers import published
 from .sections import Scale, Section, accepted, batch, figures, over_plain, part, speed, tau
@@ -166,7 +166,12 @@ def _longspec(scale: Scale) -> list[Section]:
     ]
 
 
-_BUILDERS = {"vegas": _vegas, "longspec": _longspec, "tokenswift": tokenswift.sections}
+_BUILDERS = {
+    "vegas": _vegas,
+    "longspec": _longspec,
+    "tokenswift": tokenswift.sections,
+    "poss": poss.sections,
+}
 SUITES = tuple(_BUILDERS)
 
 

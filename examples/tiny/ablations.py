@@ -21,6 +21,7 @@ from corpus import held_out_files, read_texts, training_files
 from measure_drafter import acceptance, held_out_prompts
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments
 
+from specattn.decoding import LongSpec
 from specattn.drafters import LongSpecDrafter
 from specattn.training import Documents, DrafterTrainer, LongSpecObjective, PackedRows
 from specattn.training.longspec import LEVELS, start_from_target
@@ -168,7 +169,7 @@ class Study:
                 "context": context,
                 **acceptance(
                     self.exact_target,
-                    drafter,
+                    LongSpec(drafter),
                     held_out_prompts(self.held_out, context, self.size.prompts),
                     temperature=0.0,
                     new_tokens=self.size.new_tokens,

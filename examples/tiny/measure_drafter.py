@@ -1,6 +1,6 @@
 """Measure a drafter of the embedded target: acceptance length on held-out files, by context.
 
-``python measure_drafter.py [--drafter DIR] [--contexts 4096,8192] [--json FILE]``
+``python measure_drafter.py [--method poss:depth=8] [--contexts 4096,8192] [--json FILE]``
 """
 
 import argparse
@@ -11,8 +11,7 @@ import torch
 from corpus import held_out_files, read_texts
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from specattn.decoding import LongSpec, generate
-from specattn.drafters import LongSpecDrafter
+from specattn.decoding import METHODS, generate, parse_method
 
 HERE = Path(__file__).parent
 NEW_TOKENS = 128
@@ -44,21 +43,21 @@ def held_out_prompts(documents, context, most):
     return prompts[:most]
 
 
-def acceptance(model, drafter, prompts, temperature, new_tokens=NEW_TOKENS):
-    """Continue ``prompts`` one by one with the tree [4, 16, 16, 16, 16].
+def acceptance(model, method, prompts, temperature, new_tokens=NEW_TOKENS):
+    """Continue ``prompts`` one by one with a method.
 
     Returns
     -------
     dict
-        Prompts, verification passes, mean acceptance length (bonus included), and the share of
-        passes that accepted a token at depth 1, 2, ...
+        Prompts, verification passes, mean acceptance length (bonus included), the share of passes
+        that accepted a token at depth 1, 2, ..., and that share among those that came so far.
     """
     requests = []
     for prompt in prompts:
         output = generate(
             model,
             [prompt],
-            LongSpec(drafter),
+            method,
             max_new_tokens=new_tokens,
             temperature=temperature,
             top_k=0,
@@ -67,17 +66,23 @@ def acceptance(model, drafter, prompts, temperature, new_tokens=NEW_TOKENS):
         requests += output.statistics.requests
     rounds = sum(request.rounds for request in requests)
     accepted = sum(request.accepted for request in requests)
-    at = zip(*(request.accepted_at for request in requests), strict=True)
+    accepted_at, offered_at = (
+        [sum(column) for column in zip(*(getattr(r, name) for r in requests), strict=True)]
+        for name in ("accepted_at", "offered_at")
+    )
     return {
         "prompts": len(prompts),
         "passes": rounds,
         "acceptance_length": round(1 + accepted / rounds, 3),
-        "position_rates": [round(sum(column) / rounds, 3) for column in at],
+        "position_rates": [round(count / rounds, 3) for count in accepted_at],
+        "conditional_rates": [
+            round(count / max(1, of), 3) for count, of in zip(accepted_at, offered_at, strict=True)
+        ],
     }
 
 
-def measure(folder, target=HERE, contexts=CONTEXTS, temperatures=TEMPERATURES, most=8):
-    """Measure the drafter in ``folder`` in float32.
+def measure(method, target=HERE, contexts=CONTEXTS, temperatures=TEMPERATURES, most=8):
+    """Measure a method, as a command line writes it, in float32.
 
     Returns
     -------
@@ -85,7 +90,8 @@ def measure(folder, target=HERE, contexts=CONTEXTS, temperatures=TEMPERATURES, m
         An entry for each context and temperature, as `acceptance` says.
     """
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
-    drafter = LongSpecDrafter.from_pretrained(folder, dtype=torch.float32)
+    name, options = parse_method(method)
+    prepared = METHODS[name](**options).prepared(model)
     tokenizer = AutoTokenizer.from_pretrained(target)
     texts = read_texts(held_out_files())
     documents = [torch.tensor(tokenizer(text, verbose=False).input_ids) for text in texts]
@@ -93,8 +99,10 @@ def measure(folder, target=HERE, contexts=CONTEXTS, temperatures=TEMPERATURES, m
     for context in contexts:
         prompts = held_out_prompts(documents, context, most)
         for temperature in temperatures:
-            found = acceptance(model, drafter, prompts, temperature)
-            results.append({"context": context, "temperature": temperature, **found})
+            found = acceptance(model, prepared, prompts, temperature)
+            results.append(
+                {"method": method, "context": context, "temperature": temperature, **found}
+            )
             print(json.dumps(results[-1]), flush=True)
     return results
 
@@ -107,12 +115,14 @@ def numbers(text):
 def main():
     """Command line: measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--drafter", type=Path, default=HERE / "longspec", help="its folder")
+    parser.add_argument(
+        "--method", default="longspec", help="with options, such as poss:drafter=FOLDER,window=512"
+    )
     parser.add_argument("--contexts", type=numbers, default=CONTEXTS, help="prompt tokens")
     parser.add_argument("--prompts", type=int, default=8, help="prompts per context, at most")
     parser.add_argument("--json", type=Path, help="also write the numbers here")
     options = parser.parse_args()
-    results = measure(options.drafter, contexts=options.contexts, most=options.prompts)
+    results = measure(options.method, contexts=options.contexts, most=options.prompts)
     if options.json:
         options.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
 

@@ -1,9 +1,9 @@
 """The passes that a round is made of, each timed by itself behind a cache of random numbers.
 
 A plain step, the verification of a draft without and with scores, the selection, a sparse draft
-step. On a GPU each is timed twice: replayed from a CUDA graph, and launched eagerly as the decode
-loop does. What a pass costs does not depend on the numbers, so this needs no weights that mean
-anything and simulates nothing.
+step; and what Vegas' rivals do to select. On a GPU each is timed twice: replayed from a CUDA graph,
+and launched eagerly as the decode loop does. What a pass costs does not depend on the numbers, so
+this needs no weights that mean anything and simulates nothing.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from roofline.timing import Stopwatch, Timing
 from transformers import PreTrainedModel
 
 import specattn
-from specattn.decoding import Target, Vegas
-from specattn.decoding.target import SCORES, Selection
+from specattn.decoding import Quest, SpecExtend, Streaming, Target, Vegas, quest, specextend
+from specattn.decoding.target import SCORES, Selection, Wanted
 
 from .show import aligned, size
 
@@ -80,12 +80,14 @@ def measure(model: PreTrainedModel, method: Vegas, context: int, budget: float) 
 
         indices, lengths = select()
         selection = Selection(indices[:, None], lengths[:1])
+        rivals = _Rivals(target, method, chain, tokens)
         calls: dict[str, Callable] = {
             "plain step": lambda: target.verify(root, tokens[:, :1]),
             "verify": lambda: target.verify(chain, tokens),
             "verify, scores": lambda: target.verify(chain, tokens, wanted=SCORES),
             "select": select,
             "draft step": lambda: target.draft(tokens[:, :1], 0, selection),
+            **rivals.calls,
         }
         times, eager = _times(calls, Stopwatch(device), budget)
     launch = "graph" if eager else "eager"
@@ -98,6 +100,11 @@ def measure(model: PreTrainedModel, method: Vegas, context: int, budget: float) 
         "verify, scores": (rows, weights + token * (context + rows) + nbytes(scores)),
         "select": (0, nbytes(scores)),
         "draft step": (1, weights + token * (chosen + 1)),
+        "verify, each row": (rows, weights + token * (context + rows) + nbytes(rivals.each)),
+        "select, specextend": (0, nbytes(rivals.each[:, :, 0])),
+        "select, quest": (0, nbytes(rivals.bounds.values)),
+        "bounds, quest": (0, token * rivals.quest.page_size // 2),
+        "select, streaming": (0, nbytes(selection.lengths)),
     }
     return [
         Pass(name, *task, launch, Timing.of(times[name]), Timing.of(eager[name]) if eager else None)
@@ -133,10 +140,44 @@ def round_cost(seconds: dict[str, float], gamma: int) -> float:
     return (drafting + seconds["verify, scores"]) / seconds["plain step"]
 
 
-def selection_overhead(seconds: dict[str, float], gamma: int) -> float:
-    """Return what selecting adds to a round, as a share of drafting and verifying alone."""
-    extra = seconds["select"] + seconds["verify, scores"] - seconds["verify"]
-    return extra / (gamma * seconds["draft step"] + seconds["verify"])
+def selection_overhead(seconds: dict[str, float], gamma: int) -> dict[str, float]:
+    """Return what selecting adds to a round, as a share of drafting and verifying alone.
+
+    By method. Quest selects at every draft step; the others once.
+    """
+    verify = seconds["verify"]
+    extra = {
+        "vegas": seconds["select"] + seconds["verify, scores"] - verify,
+        "streaming": seconds["select, streaming"],
+        "quest": gamma * seconds["select, quest"] + seconds["bounds, quest"],
+        "specextend": seconds["select, specextend"] + seconds["verify, each row"] - verify,
+    }
+    whole = gamma * seconds["draft step"] + verify
+    return {name: one / whole for name, one in extra.items()}
+
+
+class _Rivals:
+    """What the rivals of Vegas do to select, ready to be called."""
+
+    def __init__(self, target: Target, method: Vegas, chain: specattn.Tree, tokens: torch.Tensor):
+        share = {"gamma": method.gamma, "ratio": method.ratio, "min_tokens": method.min_tokens}
+        cache, layers = target.cache, target.full_layers
+        streaming, extend, self.quest = Streaming(**share), SpecExtend(**share), Quest(**share)
+        wanted = Wanted(rows=tuple(range(chain.size)), ranking="weight", each=True)
+        each = target.verify(chain, tokens, wanted=wanted).scores
+        queries = target.verify(chain, tokens, wanted=Wanted(queries=True)).queries
+        assert each is not None, "it is wanted"
+        assert queries is not None, "they are wanted"
+        self.each, self.bounds = each, quest.PageBounds(target, self.quest.page_size)
+        self.bounds.read_all()
+        pages = quest.Pages(self.quest, self.bounds, 0)
+        self.calls: dict[str, Callable] = {
+            "verify, each row": lambda: target.verify(chain, tokens, wanted=wanted),
+            "select, specextend": lambda: specextend.choose(extend, each[:, :, 0], cache.seqlens),
+            "select, quest": lambda: [pages.at(n, queries[n, :, :1]) for n in range(layers)],
+            "bounds, quest": lambda: self.bounds.catch_up(method.max_nodes),
+            "select, streaming": lambda: streaming.readings(cache.seqlens, cache.capacity, layers),
+        }
 
 
 def nbytes(tensor: torch.Tensor) -> int:

@@ -102,11 +102,14 @@ class Section:
         if not timed:
             return ""
         seconds = {one["name"]: one["time"]["median"] for one in timed}
-        low, high = published("vegas", "Figure 10b")["Vegas, lowest and highest"]
+        found = passes.selection_overhead(seconds, self.passes)
+        ours = ", ".join(f"{name} {share:.1%}" for name, share in found.items())
+        theirs = published("vegas", "Figure 10b")
+        low, high = theirs.pop("Vegas, lowest and highest")
+        others = ", ".join(f"{name} {percent}%" for name, percent in theirs.items())
         return (
-            f"here, passes by themselves at {size(timed[0]['context'])}: selecting adds "
-            f"{passes.selection_overhead(seconds, self.passes):.1%} to a round "
-            f"(paper: Vegas {low}% to {high}%)"
+            f"here, passes by themselves at {size(timed[0]['context'])}: selecting adds to a round "
+            f"{ours}\n(paper: Vegas {low}% to {high}%, {others})"
         )
 
 

@@ -266,4 +266,13 @@ def test_a_round_is_its_drafts_its_selection_and_its_verification():
     seconds = {"plain step": 2.0, "draft step": 0.5, "select": 0.2}
     seconds |= {"verify": 2.6, "verify, scores": 2.8}
     assert passes.round_cost(seconds, gamma=6) == pytest.approx(3.0)
-    assert passes.selection_overhead(seconds, gamma=6) == pytest.approx(0.4 / 5.6)
+    seconds |= {"verify, each row": 3.1, "select, specextend": 0.3, "select, streaming": 0.01}
+    seconds |= {"select, quest": 0.1, "bounds, quest": 0.05}
+    assert passes.selection_overhead(seconds, gamma=6) == pytest.approx(
+        {
+            "vegas": 0.4 / 5.6,
+            "streaming": 0.01 / 5.6,
+            "quest": 0.65 / 5.6,
+            "specextend": 0.8 / 5.6,
+        }
+    )

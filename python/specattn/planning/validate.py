@@ -24,6 +24,7 @@ from .predict import (
 
 _METHODS = ("plain", "vegas", "longspec")
 _VEGAS = ("gamma", "ratio", "min_tokens")
+_PLANNED = ("plain step", "verify", "verify, scores", "select", "draft step")
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,7 @@ def _kernels(rows: list[dict], machine: Machine, own: bool) -> Iterator[Check]:
 
 
 def _passes(rows: list[dict], settings: _Settings) -> list[Check]:
+    rows = [row for row in rows if row["name"] in _PLANNED]
     steps = [row for row in rows if row["name"] == "plain step"]
     if not steps:
         return []

@@ -132,7 +132,7 @@ class Run:
 
     def _say(self, line: str) -> None:
         if self.arguments.process_index == 0:
-            self.console.print(line)
+            self.console.print(line, soft_wrap=True)
 
 
 class _Parser(HfArgumentParser):

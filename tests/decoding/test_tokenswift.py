@@ -73,6 +73,26 @@ def test_a_small_budget_reads_little(monkeypatch):
     assert len(read) == output.statistics.passes - 1, "the first round has no selection yet"
 
 
+@pytest.mark.parametrize("length", [5, 30])
+def test_a_cache_that_is_not_kept_up_stays_as_it_is(length, monkeypatch):
+    """Once the budget is full; a selection is made only behind a prompt that it cannot hold."""
+    model, (text,) = tiny_model("qwen3"), prompts([length])
+    read = []
+    draft = tokenswift.Target.draft
+
+    def noting(self, tokens, offset, reading):
+        read.append((reading.lengths.max().item(), reading.indices.tolist()))
+        return draft(self, tokens, offset, reading)
+
+    monkeypatch.setattr(tokenswift.Target, "draft", noting)
+    output = generate(model, text, small(model, dynamic=False), max_new_tokens=30)
+    assert output.new_tokens == [greedy_by_transformers(model, text, 30)]
+    full = [indices for count, indices in read if count == 14]
+    assert len(full) > 4
+    assert all(indices == full[0] for indices in full)
+    assert output.statistics.details["selections of the partial cache"] == (length > 14)
+
+
 class Witness(TokenSwift):
     """Notes every draft with the levels and n-grams that it was made of."""
 

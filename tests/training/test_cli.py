@@ -1,6 +1,7 @@
 """``specattn train`` as a user types it: what it leaves, and how it refuses."""
 
 import json
+import re
 import shutil
 import sys
 
@@ -155,11 +156,12 @@ def test_heads_leave_a_loss_per_head(specattn, target, text, tmp_path, method, k
     run = ("train", method, "--target", target, "--data", text / "a.txt", *ROW, *QUIET)
     code, _, said = specattn(
         *run, "--heads", 2, "--output", tmp_path, "--eval-data", text / "a.txt",
-        "--eval-prompts", 0, "--max_steps", 6, "--warmup_steps", 1, "--logging_steps", 1,
-        "--eval_steps", 3,
+        "--eval-prompts", 1, "--eval-prompt-tokens", 8, "--eval-new-tokens", 4, "--eval_steps", 3,
+        "--max_steps", 6, "--warmup_steps", 1, "--logging_steps", 1,
     )  # fmt: skip
     assert code == 0, said
     assert "accuracy 2 0." in said
+    assert re.search(r"acceptance length [1-4]\.", said)
     drafter = kind.from_pretrained(tmp_path)
     assert (drafter.config.num_heads, drafter.config.target) == (2, str(target))
     assert str(drafter.dtype) == "torch.bfloat16"

@@ -55,6 +55,9 @@ class TokenSwift(Method):
     budget, sinks : int
         Cached tokens that a draft reads in each full-attention layer, and how many of the first
         are always among them.
+    dynamic : bool
+        Keep the partial cache up; otherwise it stays as it is once the budget is full, which is the
+        "partial cache" of the paper's table 5.
 
     Raises
     ------
@@ -70,6 +73,7 @@ class TokenSwift(Method):
     remembered: int = 2**17
     budget: int = 4096
     sinks: int = 16
+    dynamic: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "widths", tuple(self.widths))
@@ -149,7 +153,7 @@ class _TokenSwiftDrafter(Drafter):
             last = verified.accepted.last
             requests = torch.arange(len(last), device=last.device)
             self.cache.select(verified.result.queries[:, requests, last], self._cached())
-        else:
+        elif self.method.dynamic:
             self.cache.add(self._cached())
         self._plan_round()
 
@@ -189,8 +193,10 @@ class _TokenSwiftDrafter(Drafter):
         return [sequences.lengths[row] - sequences.padding[row] - 1 for row in sequences.active]
 
     def _plan_round(self) -> None:
-        has_room = self.cache.has_room(self.method.depth + 1)
-        self.wanted = NOTHING if has_room else Wanted(queries=True)
+        good = self.cache.ranked
+        if self.method.dynamic:
+            good = self.cache.has_room(self.method.depth + 1)
+        self.wanted = NOTHING if good else Wanted(queries=True)
 
     def _count(self) -> None:
         """Count what was accepted, and how much of it some n-gram had offered."""

@@ -14,7 +14,7 @@ import torch
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-from specattn.decoding import Medusa
+from specattn.decoding import Medusa, TokenSwift
 from specattn.drafters import Heads, MedusaHeads, TokenSwiftHeads, TrainedDrafter
 from specattn.drafters.heads import NUM_HEADS
 from specattn.training.loss import IGNORED, linear_cross_entropy, top1_hits
@@ -115,6 +115,13 @@ class TokenSwiftRecipe(HeadsRecipe):
     """Table 9, and the plain sum of the heads' losses."""
 
     drafter_class = TokenSwiftHeads
+
+    @property
+    def method(self) -> Callable[[TokenSwiftHeads], TokenSwift]:
+        """The default tree, as deep as there are heads."""
+        return lambda heads: TokenSwift(
+            heads, widths=TokenSwift.widths[: 1 + heads.config.num_heads]
+        )
 
 
 class MedusaRecipe(HeadsRecipe):

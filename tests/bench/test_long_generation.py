@@ -1,6 +1,7 @@
 """What the benchmark says of long generation: lengths, variety, and a law that is shaped."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,12 @@ from transformers import (
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
 
-from decoding_suite import models  # noqa: E402
-from decoding_suite.cases import Entry, grid, key  # noqa: E402
+from decoding_suite import models, tokenswift  # noqa: E402
+from decoding_suite.cases import Entry, Group, grid, key  # noqa: E402
 from decoding_suite.lengths import distinct_n  # noqa: E402
 from decoding_suite.measure import Plan, measure  # noqa: E402
 from decoding_suite.records import case_record, row_record  # noqa: E402
-from decoding_suite.sections import Section, alpha, distinct, over_plain  # noqa: E402
+from decoding_suite.sections import Scale, Section, alpha, beta, distinct, over_plain  # noqa: E402
 from decoding_suite.shaping import UNSHAPED, Shaping  # noqa: E402
 from decoding_suite.texts import RandomTokens  # noqa: E402
 
@@ -35,11 +36,13 @@ def model():
     return models.random_weights("tiny", 1, torch.float32, torch.device("cpu"))
 
 
-def measured(model, groups, plan):
+def measured(model, groups, plan, defaults=None):
     """Return the records of some groups."""
     records = []
     for group in groups:
-        rows = measure(model, RandomTokens(64), group, plan, None, lambda name: None, {})
+        rows = measure(
+            model, RandomTokens(64), group, plan, None, lambda name: None, defaults or {}
+        )
         for row in rows:
             known = case_record(group, row.entry, plan, model="m", section="s", acceptance="a")
             records.append(row_record(row, known))
@@ -104,3 +107,26 @@ def test_processors_come_in_transformers_order():
     ]
     assert [type(one) for one in shaped.processors(0.0)] == [ContextualPenalty]
     assert list(UNSHAPED.processors(1.0)) == []
+
+
+def test_every_row_of_tokenswifts_tables_can_be_measured(model):
+    """Each method with its options once, and each law once."""
+    defaults = {
+        name: {"drafter": models.random_drafter(name, model, "tiny")}
+        for name in ("medusa", "tokenswift")
+    }
+    sections = tokenswift.sections(Scale(16, 32))
+    names = ["Table 3", "Figure 3", *(f"Table {n}" for n in (5, 6, 7, 8))]
+    assert [section.name for section in sections] == names
+    groups = [group for section in sections for group in section.groups]
+    entries = {entry.label: entry for group in groups for entry in group.entries}
+    laws = {group.shaping: group for group in groups}
+    assert len(laws) == 6 + 6 - 2  # of tables 6 and 8, which have two in common
+    plan = Plan(new_tokens=6, texts=1, repeats=1, lengths=(3, 6))
+    whole = Group(32, 1, 1.0, tuple(entries.values()), tokenswift.LAW)
+    by_law = [replace(group, entries=group.entries[-1:]) for group in laws.values()]
+    records = measured(model, [whole, *by_law], plan, defaults)
+    assert [record["fault"] for record in records] == [None] * len(records)
+    assert all(len(record["lengths"]) == 2 for record in records)
+    swift = [record for record in records if record["method"] == "tokenswift"]
+    assert all(alpha(record) != "-" and beta(record) != "-" for record in swift)

@@ -52,6 +52,7 @@ def sections(scale: Scale) -> list[Section]:
                     [
                         _swift(scale, context),
                         scale.entry("medusa"),
+                        scale.entry("triforce", gamma=4, budget=context),
                         scale.entry("prompt_lookup"),
                         scale.entry("token_recycling"),
                     ],
@@ -65,7 +66,8 @@ def sections(scale: Scale) -> list[Section]:
                 for length, pair in lengths.items()
             ],
             "The paper's table has two models; its transcript here keeps the first half of the "
-            "columns. Beta is of the whole generation.",
+            "columns. Beta is of the whole generation. The paper's TriForce renews its partial "
+            "cache; ours has one of the same size that is chosen once, and no small model below.",
             longer=LONGER,
             lengths=FIFTHS,
             pictures=("lengths",),

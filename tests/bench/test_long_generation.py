@@ -115,15 +115,15 @@ def test_every_row_of_tokenswifts_tables_can_be_measured(model):
         name: {"drafter": models.random_drafter(name, model, "tiny")}
         for name in ("medusa", "tokenswift")
     }
-    sections = tokenswift.sections(Scale(16, 32))
+    sections = tokenswift.sections(Scale(16, 64))
     names = ["Table 3", "Figure 3", *(f"Table {n}" for n in (5, 6, 7, 8))]
     assert [section.name for section in sections] == names
     groups = [group for section in sections for group in section.groups]
     entries = {entry.label: entry for group in groups for entry in group.entries}
     laws = {group.shaping: group for group in groups}
     assert len(laws) == 6 + 6 - 2  # of tables 6 and 8, which have two in common
-    plan = Plan(new_tokens=6, texts=1, repeats=1, lengths=(3, 6))
-    whole = Group(32, 1, 1.0, tuple(entries.values()), tokenswift.LAW)
+    plan = Plan(new_tokens=4, texts=1, repeats=1, lengths=(2, 4))
+    whole = Group(64, 1, 1.0, tuple(entries.values()), tokenswift.LAW)
     by_law = [replace(group, entries=group.entries[-1:]) for group in laws.values()]
     records = measured(model, [whole, *by_law], plan, defaults)
     assert [record["fault"] for record in records] == [None] * len(records)

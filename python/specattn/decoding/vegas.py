@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from specattn.decoding.budget import Budgeted
 from specattn.decoding.loop import Draft, Drafter, Verified
-from specattn.decoding.method import Method
 from specattn.decoding.sampling import TargetLaw
 from specattn.decoding.sparse_chain import Chosen, SparseChain
 from specattn.decoding.statistics import Clock
@@ -27,7 +27,7 @@ RANKINGS = ("logit", "weight")
 
 
 @dataclass(frozen=True)
-class Vegas(Method):
+class Vegas(Budgeted):
     """Self-speculation with verification-guided sparse attention.
 
     Sliding-window layers keep their window while drafting; where all layers slide there is nothing
@@ -36,12 +36,8 @@ class Vegas(Method):
 
     Parameters
     ----------
-    gamma : int
-        Drafted tokens per round.
-    ratio : float
-        Share of the prefix that a draft reads, in (0, 1].
-    min_tokens : int
-        Lower bound of that selection; shorter prefixes are read whole.
+    gamma, ratio, budget, min_tokens
+        As for `Budgeted`; what counts is the prefix of the last verification.
     keep_first, keep_last : int
         First and last prefix tokens that are always selected, within the budget. The paper's method
         needs none: what is newer than the prefix is always read.
@@ -65,8 +61,6 @@ class Vegas(Method):
     """
 
     gamma: int = 6
-    ratio: float = 0.07
-    min_tokens: int = 256
     keep_first: int = 0
     keep_last: int = 0
     rows: str = "two"
@@ -74,21 +68,13 @@ class Vegas(Method):
     switch: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.gamma < 1:
-            raise ValueError(f"gamma must be at least 1, got {self.gamma}")
-        if not 0 < self.ratio <= 1:
-            raise ValueError(f"ratio must be in (0, 1], got {self.ratio}")
-        for name in ("min_tokens", "keep_first", "keep_last"):
+        super().__post_init__()
+        for name in ("keep_first", "keep_last"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
         for name, known in (("rows", ROWS), ("ranking", RANKINGS)):
             if (value := getattr(self, name)) not in known:
                 raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
-
-    @property
-    def max_nodes(self) -> int:
-        """The root and `gamma` drafted tokens."""
-        return self.gamma + 1
 
     def start(self, target: Target, law: TargetLaw, generator: torch.Generator | None) -> Drafter:
         """Return a drafter; its first round drafts nothing, for want of a selection."""
@@ -134,8 +120,7 @@ class _SparseDrafter(Drafter):
         indices, lengths = select_topk(
             scores.view(layers * batch, capacity),
             verified.prefix.repeat(layers),
-            ratio=self.method.ratio,
-            min_tokens=self.method.min_tokens,
+            **self.method.share(),
             keep_first=self.method.keep_first,
             keep_last=self.method.keep_last,
         )

@@ -66,7 +66,7 @@ class Sweep:
             raise ValueError(f"stable must be in (0, 1], got {self.stable}")
         for gamma in (*self.gammas, self.large_gamma):
             for ratio in self.ratios:
-                Vegas(gamma, ratio, self.min_tokens)
+                Vegas(gamma, ratio, min_tokens=self.min_tokens)
 
 
 class Candidate(NamedTuple):
@@ -79,7 +79,7 @@ class Candidate(NamedTuple):
         """Return what is run: without the switch, which would run something else."""
         if not self.gamma:
             return Plain()
-        return Vegas(self.gamma, self.ratio, min_tokens, switch=False)
+        return Vegas(self.gamma, self.ratio, min_tokens=min_tokens, switch=False)
 
 
 PLAIN = Candidate(0, 1.0)

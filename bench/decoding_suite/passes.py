@@ -1,9 +1,9 @@
 """The passes that a round is made of, each timed by itself behind a cache of random numbers.
 
-A plain step, the verification of a draft without and with scores, the selection, a sparse draft
-step; and what Vegas' rivals do to select. On a GPU each is timed twice: replayed from a CUDA graph,
-and launched eagerly as the decode loop does. What a pass costs does not depend on the numbers, so
-this needs no weights that mean anything and simulates nothing.
+A plain step, the verification of a draft without and with scores, the selection with its table of
+positions, a sparse draft step; and what Vegas' rivals do to select. On a GPU each is timed twice:
+replayed from a CUDA graph, and launched eagerly as the decode loop does. What a pass costs does not
+depend on the numbers, so this needs no weights that mean anything and simulates nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 import specattn
 from specattn.decoding import Quest, SpecExtend, Streaming, Target, Vegas, quest, specextend
+from specattn.decoding.sparse_chain import Chosen
 from specattn.decoding.target import SCORES, Selection, Wanted
 
 from .show import aligned, size
@@ -70,16 +71,16 @@ def measure(model: PreTrainedModel, method: Vegas, context: int, budget: float) 
         scores = target.verify(chain, tokens, wanted=SCORES).scores
         assert scores is not None
 
-        def select() -> tuple[torch.Tensor, torch.Tensor]:
-            return specattn.select_topk(
-                scores.flatten(0, 1),
-                target.cache.seqlens.repeat(target.full_layers),
-                ratio=method.ratio,
-                min_tokens=method.min_tokens,
+        def select() -> list[Selection]:
+            """Choose, and make the table of positions that all steps of the next draft read."""
+            prefix = target.cache.seqlens
+            indices, lengths = specattn.select_topk(
+                scores.flatten(0, 1), prefix.repeat(target.full_layers), **method.share()
             )
+            chosen = Chosen(Selection(indices[:, None], lengths[:1]), prefix)
+            return chosen.readings(prefix, method.gamma, 2 * method.gamma)
 
-        indices, lengths = select()
-        selection = Selection(indices[:, None], lengths[:1])
+        selection = select()[0]
         rivals = _Rivals(target, method, chain, tokens)
         calls: dict[str, Callable] = {
             "plain step": lambda: target.verify(root, tokens[:, :1]),

@@ -145,6 +145,11 @@ def tau(record: Record) -> str:
     return "1.00" if record["tau"] is None else f"{record['tau']:.2f}"
 
 
+def conditional(record: Record) -> str:
+    """Return the rates by position, given that all before was accepted, in percent."""
+    return " ".join(f"{100 * rate:.0f}" for rate in record["conditional_acceptance"])
+
+
 def accepted(record: Record) -> str:
     """Return the drafted tokens that a round accepts."""
     return f"{record['tau_without_bonus']:.2f}"

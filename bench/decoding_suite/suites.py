@@ -12,7 +12,18 @@ from specattn.decoding import METHODS
 from . import poss, tokenswift
 from .cases import PLAIN, TRANSFORMERS, Entry, grid
 from .papers import published
-from .sections import Scale, Section, accepted, batch, figures, over_plain, part, speed, tau
+from .sections import (
+    Scale,
+    Section,
+    accepted,
+    batch,
+    conditional,
+    figures,
+    over_plain,
+    part,
+    speed,
+    tau,
+)
 
 RIVALS = {
     "streaming": "MagicDec-Stream",
@@ -63,7 +74,11 @@ def _vegas(scale: Scale) -> list[Section]:
             "Table 1",
             "drafted tokens accepted per round, 7% of the cache",
             grid(
-                [scale.entry("vegas", gamma=g, ratio=0.07) for g in (7, 11)],
+                [
+                    scale.entry("vegas", gamma=g, ratio=0.07, rows=rows)
+                    for rows in ("all", "two")
+                    for g in (7, 11)
+                ],
                 [scale.long],
                 [1],
                 [0.0],
@@ -75,7 +90,24 @@ def _vegas(scale: Scale) -> list[Section]:
                 for model in models
                 for g in (7, 11)
             ],
-            "Ours selects by the first draft token and the bonus token.",
+            "rows=two: the first draft token and the bonus token.",
+            pictures=("acceptance",),
+        ),
+        Section(
+            "Figure 4",
+            "acceptance by position: what ranks the prefix, by weight and (appendix B) by logit",
+            grid(
+                [
+                    scale.entry("vegas", gamma=7, ratio=0.07, rows=rows, ranking=ranking)
+                    for ranking in ("weight", "logit")
+                    for rows in ("last", "all", "two")
+                ],
+                [scale.long],
+                [1],
+                [1.0],
+            ),
+            {"accepted": accepted, "given all before": conditional},
+            note="A plot: the paper prints no figures.",
             pictures=("acceptance",),
         ),
         Section(

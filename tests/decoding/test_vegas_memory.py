@@ -61,7 +61,7 @@ def test_only_scores_grow_with_the_context(monkeypatch):
     assert {shape for shape, _ in made} == {
         (LAYERS, 1, NODES),  # of all layers
         (1, KV_HEADS, NODES),  # of one layer, by KV head
-        (1, NODES),  # and their mean
+        (1, 1, NODES),  # and their mean
     }
     assert max(size for _, size in made) == 4 * LAYERS * NODES
 

@@ -22,14 +22,26 @@ from transformers import (
     AutoTokenizer,
     LogitsProcessorList,
     PreTrainedModel,
+    StoppingCriteriaList,
 )
 
 import specattn
-from specattn.decoding import FAMILIES, ContextualPenalty, Method, Statistics, generate
+from specattn._long_run import LongRun, interruptible
+from specattn.decoding import (
+    FAMILIES,
+    ContextualPenalty,
+    Method,
+    Statistics,
+    StopRequest,
+    generate,
+)
+from specattn.decoding.statistics import distinct
 
 # The folder exists in a source checkout alone: a wheel does not carry 15 MB of model.
 EMBEDDED_TARGET = Path(specattn.__file__).parents[2] / "examples" / "tiny"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+# What transformers calls the settings of the law; the contextual penalty is a processor of ours.
+_OF_GENERATE = {"temperature", "top_k", "top_p", "min_p", "eta_cutoff", "repetition_penalty"}
 
 
 @dataclass
@@ -38,15 +50,23 @@ class Run:
 
     new_tokens: list[int]
     text: str
-    stopped: bool
+    finish_reason: str
     statistics: Statistics
+    resumed_at: int = 0
+
+    @property
+    def distinct(self) -> list[float]:
+        """Distinct-1 to Distinct-4: how little the new tokens repeat themselves."""
+        return [distinct(self.new_tokens, n) for n in range(1, 5)]
 
     def to_dict(self) -> dict[str, Any]:
         """Return what ``--json`` writes of it."""
         return {
             "tokens": self.new_tokens,
             "text": self.text,
-            "finish_reason": "stop" if self.stopped else "length",
+            "finish_reason": self.finish_reason,
+            "resumed_at": self.resumed_at,
+            "distinct": self.distinct,
             "statistics": self.statistics.to_dict(),
         }
 
@@ -98,32 +118,74 @@ class Session:
         chosen_dtype = dtype_named(dtype, chosen_device)
         tokenizer = load_tokenizer(path)
         prompt = tokenizer(text)["input_ids"][:prompt_tokens]
-        _check_length(path, prompt, prompt_file, max_new_tokens)
+        warning = _length_warning(path, len(prompt), max_new_tokens)
         model = load_model(path, chosen_dtype, chosen_device)
-        return cls(model, tokenizer, prompt, path, prompt_file)
+        session = cls(model, tokenizer, prompt, path, prompt_file)
+        if warning:
+            session.console.print(warning, style="yellow", soft_wrap=True)
+        return session
+
+    def start(
+        self, sampling: dict[str, Any], state: Path | None = None, *, resume: bool = False
+    ) -> LongRun:
+        """Return a run that has not begun, or one that goes on where `state` ends.
+
+        Raises
+        ------
+        ValueError
+            There is nothing to go on with.
+        """
+        settings = {"model": str(self.path), "dtype": str(self.model.dtype), **sampling}
+        generator = torch.Generator(self.model.device).manual_seed(sampling["seed"])
+        run = LongRun(settings, self.prompt, generator, state)
+        if resume:
+            run.resume()
+            if run.tokens and run.tokens[-1] in self._stop_tokens:
+                raise ValueError(f"{state} holds a text that has come to its end")
+        return run
 
     def run(
-        self, method: Method, *, penalty: float = 1.0, penalty_window: int = 1024, **options: Any
+        self, method: Method, run: LongRun, *, max_new_tokens: int, min_new_tokens: int = 0
     ) -> Run:
         """Continue the prompt, with progress on standard error and the text on standard output."""
-        if penalty != 1:
-            processors = [ContextualPenalty(penalty_window, penalty)]
-            options["logits_processor"] = LogitsProcessorList(processors)
-        with self._progress(options["max_new_tokens"]) as (on_prefill, on_tokens):
+        options = {name: run.settings[name] for name in run.settings.keys() & _OF_GENERATE}
+        if run.settings["penalty"] != 1:
+            penalty = ContextualPenalty(run.settings["penalty_window"], run.settings["penalty"])
+            options["logits_processor"] = LogitsProcessorList([penalty])
+        request, done = StopRequest(), len(run.tokens)
+        with (
+            self._progress(max_new_tokens) as (on_prefill, show),
+            interruptible(run, request),
+        ):
+            if run.tokens:
+                show(run.tokens)
+
+            def on_tokens(_: int, tokens: list[int]) -> None:
+                show(tokens)
+                run.extend(tokens)
+
             output = generate(
                 self.model,
-                [self.prompt],
+                [self.prompt + run.tokens],
                 method,
+                max_new_tokens=max_new_tokens - done,
+                min_new_tokens=max(0, min_new_tokens - done),
+                generator=run.generator,
+                stopping_criteria=StoppingCriteriaList([request]),
+                already=done,
                 on_prefill=on_prefill,
                 on_tokens=on_tokens,
                 **options,
             )
-        tokens = output.new_tokens[0]
+        run.save()
+        stopped = run.tokens[-1] in self._stop_tokens
+        cut = request.asked and len(run.tokens) < max_new_tokens
         return Run(
-            tokens,
-            self.tokenizer.decode(tokens, skip_special_tokens=True),
-            stopped=tokens[-1] in self._stop_tokens,
-            statistics=output.statistics,
+            run.tokens,
+            self.tokenizer.decode(run.tokens, skip_special_tokens=True),
+            "stop" if stopped else "interrupted" if cut else "length",
+            output.statistics,
+            run.resumed_at,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -147,6 +209,7 @@ class Session:
             table.add_column(name, justify="right")
         for label, value in _ROWS:
             table.add_row(label, *(value(run.statistics) for run in runs.values()))
+        table.add_row("distinct 1-, 2-, 3-, 4-grams", *(_rates(r.distinct) for r in runs.values()))
         details = [run.statistics.details for run in runs.values()]
         for label in dict.fromkeys(label for own in details for label in own):
             table.add_row(label, *(_detail(own.get(label)) for own in details))
@@ -176,7 +239,7 @@ class Session:
             def on_prefill(done: int, total: int) -> None:
                 progress.update(prefill, completed=done, total=total)
 
-            def on_tokens(request: int, tokens: list[int]) -> None:
+            def show(tokens: list[int]) -> None:
                 if text_is_seen:
                     progress.stop()  # a bar and a growing line of text cannot share the screen
                 progress.update(prefill, visible=False)
@@ -185,7 +248,7 @@ class Session:
                     sys.stdout.write(stream.step(backend_tokenizer, token) or "")
                 sys.stdout.flush()
 
-            yield on_prefill, on_tokens
+            yield on_prefill, show
         sys.stdout.write("\n")
         sys.stdout.flush()
 
@@ -257,15 +320,16 @@ def model_folder(path: Path | None, option: str = "--model") -> Path:
     return path
 
 
-def _check_length(path: Path, prompt: list[int], prompt_file: Path, max_new_tokens: int) -> None:
-    """Raise where the prompt and its continuation are longer than the cache of this model."""
+def _length_warning(path: Path, prompt_tokens: int, max_new_tokens: int) -> str | None:
+    """Return what to say where a text may leave the positions that the model was made for."""
     config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    capacity = config["max_position_embeddings"]
-    if len(prompt) + max_new_tokens > capacity:
-        raise ValueError(
-            f"--prompt-file: {prompt_file} has {len(prompt)} tokens, and with {max_new_tokens} new "
-            f"ones that is beyond the cache of {capacity}; shorten it with --prompt-tokens"
-        )
+    known = config["max_position_embeddings"]
+    if prompt_tokens + max_new_tokens <= known:
+        return None
+    return (
+        f"warning: {prompt_tokens} prompt tokens and {max_new_tokens} new ones go beyond the "
+        f"{known} positions of this model; what it says there may be poor"
+    )
 
 
 def versions() -> dict[str, str]:

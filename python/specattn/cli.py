@@ -17,6 +17,7 @@ from specattn._cli_errors import one_line_errors
 from specattn._cli_plan import plan
 
 if TYPE_CHECKING:
+    from specattn._long_run import LongRun
     from specattn._session import Session
     from specattn.decoding import Method
 
@@ -114,14 +115,20 @@ def generate(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write tokens, text and statistics here.")
     ] = None,
+    state: Annotated[
+        Path | None, typer.Option(help="Save the run here every 30 seconds, to go on with later.")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Go on with the run that --state saved here; save it again.")
+    ] = None,
 ) -> None:
     """Continue a file; the text goes to standard output, all else to standard error."""
-    if json_file is not None and not json_file.absolute().parent.is_dir():
-        raise typer.BadParameter(f"--json: folder {json_file.absolute().parent} does not exist")
+    for option, file in (("--json", json_file), ("--state", state), ("--resume", resume)):
+        if file is not None and not file.absolute().parent.is_dir():
+            raise typer.BadParameter(f"{option}: folder {file.absolute().parent} does not exist")
     chosen = _method(method, gamma=gamma, ratio=ratio, drafter=drafter, widths=_widths(widths))
     session = _session(model, prompt_file, prompt_tokens, max_new_tokens, dtype, device)
     sampling: dict[str, Any] = {
-        "min_new_tokens": min_new_tokens,
         "temperature": temperature,
         "top_k": top_k,
         "top_p": top_p,
@@ -132,12 +139,19 @@ def generate(
         "penalty_window": penalty_window,
         "seed": seed,
     }
-    run = session.run(_prepared(chosen, session), max_new_tokens=max_new_tokens, **sampling)
+    tokens = {"max_new_tokens": max_new_tokens, "min_new_tokens": min_new_tokens}
+    begun = _started(session, sampling, resume or state, resume is not None, max_new_tokens)
+    run = session.run(_prepared(chosen, session), begun, **tokens)
     session.console.print(session.table({method: run}))
     if json_file is not None:
         name = method.partition(":")[0]
-        settings = {"method": {"name": name, **vars(chosen)}, "sampling": sampling}
+        settings = {"method": {"name": name, **vars(chosen)}, "sampling": {**tokens, **sampling}}
         _write_json(json_file, {"schema": SCHEMA, **session.to_dict(), **settings, **run.to_dict()})
+    if run.finish_reason == "interrupted":
+        session.console.print(
+            f"Interrupted after {len(run.new_tokens)} of {max_new_tokens} tokens."
+        )
+        raise typer.Exit(130)
 
 
 @app.command()
@@ -167,7 +181,6 @@ def compare(
     chosen = {text: _method(text, **options) for text in _split_methods(methods)}
     session = _session(model, prompt_file, prompt_tokens, max_new_tokens, dtype, device)
     sampling: dict[str, Any] = {
-        "min_new_tokens": min_new_tokens,
         "temperature": temperature,
         "top_k": 0,
         "repetition_penalty": repetition_penalty,
@@ -179,7 +192,12 @@ def compare(
     runs = {}
     for name, one in prepared.items():
         session.console.rule(f"[bold]{name}", align="left")
-        runs[name] = session.run(one, max_new_tokens=max_new_tokens, **sampling)
+        runs[name] = session.run(
+            one,
+            session.start(sampling),
+            max_new_tokens=max_new_tokens,
+            min_new_tokens=min_new_tokens,
+        )
     session.console.rule()
     session.console.print(session.table(runs))
     if temperature == 0:
@@ -257,6 +275,17 @@ def _session(*arguments: Any) -> Session:
     from specattn._session import Session
 
     return Session.open(*arguments)
+
+
+@one_line_errors()
+def _started(
+    session: Session, sampling: dict[str, Any], state: Path | None, resume: bool, new_tokens: int
+) -> LongRun:
+    """Begin a run, or go on with a saved one."""
+    run = session.start(sampling, state, resume=resume)
+    if len(run.tokens) >= new_tokens:
+        raise ValueError(f"{state} has {len(run.tokens)} tokens, not fewer than {new_tokens}")
+    return run
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

@@ -35,6 +35,7 @@ from specattn.decoding.poss import PosS
 from specattn.decoding.prompt_lookup import PromptLookup
 from specattn.decoding.quest import Quest
 from specattn.decoding.sampling import TargetLaw
+from specattn.decoding.sequences import StopRequest
 from specattn.decoding.specextend import SpecExtend
 from specattn.decoding.statistics import RequestStatistics, Statistics
 from specattn.decoding.streaming import Streaming
@@ -63,6 +64,7 @@ __all__ = [
     "SpeculativeOutput",
     "Statistics",
     "Streaming",
+    "StopRequest",
     "Target",
     "TargetLaw",
     "TokenRecycling",

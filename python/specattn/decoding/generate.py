@@ -58,6 +58,7 @@ def generate(
     on_tokens: Callable[[int, list[int]], None] | None = None,
     on_prefill: Callable[[int, int], None] | None = None,
     capacity: int | None = None,
+    already: int = 0,
     **options: Any,
 ) -> GenerationOutput:
     """Continue each prompt with the law of plain decoding, in fewer passes of the target.
@@ -91,6 +92,9 @@ def generate(
     capacity : int, optional
         Tokens that the cache can hold per request, at most. By default what the run may need:
         prompt, new tokens and one draft.
+    already : int
+        Tokens at the end of every prompt that an earlier run has generated: methods that learn from
+        what has been generated learn from them too. Nothing else depends on it.
     **options
         Any other field of `GenerationConfig`: ``top_k``, ``top_p``, ``repetition_penalty``, ...
         Note that transformers defaults to ``top_k=50`` when sampling; ``top_k=0`` turns it off.
@@ -141,6 +145,7 @@ def generate(
         generator=generator,
         seed=seed,
         capacity=capacity,
+        already=already,
         **options,
     )
     width, statistics = padded.shape[1], output.statistics

@@ -87,6 +87,7 @@ class Method(ABC):
         generator: torch.Generator | None = None,
         seed: int | None = None,
         capacity: int | None = None,
+        already: int = 0,
         **model_kwargs: Any,
     ) -> torch.Tensor | SpeculativeOutput:
         """Decode what transformers has prepared.
@@ -127,7 +128,9 @@ class Method(ABC):
                 f"the longest prompt has {input_ids.shape[1] - min(padding)} tokens; with new "
                 f"tokens and one draft it needs room for {needed}, but capacity is {capacity}"
             )
-        sequences = Sequences(input_ids, padding, room, stopping_criteria, model.device)
+        if not 0 <= already < input_ids.shape[1] - max(padding):
+            raise ValueError(f"already must leave at least one token of a prompt, got {already}")
+        sequences = Sequences(input_ids, padding, room, stopping_criteria, model.device, already)
         law = TargetLaw(logits_processor, bool(generation_config.do_sample), sequences)
         target = Target(model, len(input_ids), needed)
         generator = _random_source(generator, seed, model.device)

@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from transformers import (
     EosTokenCriteria,
     MaxLengthCriteria,
     MaxTimeCriteria,
+    StoppingCriteria,
     StoppingCriteriaList,
     StopStringCriteria,
 )
 
+
+class StopRequest(StoppingCriteria):
+    """Ends every text at its next token once somebody has asked for it.
+
+    Attributes
+    ----------
+    asked : bool
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        """Return whether each row shall end, bool [B]."""
+        return torch.full((len(input_ids),), self.asked, device=input_ids.device)
+
+
 # They read nothing but the tokens, so they may look at the host's copy; others may hold tensors of
 # the model's device.
-_ON_HOST = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria)
+_ON_HOST = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopRequest, StopStringCriteria)
 
 
 class Sequences:
@@ -34,12 +52,16 @@ class Sequences:
         Most tokens that a row and a draft behind it can have.
     stopping_criteria : StoppingCriteriaList
     device : torch.device
+    already : int
+        Tokens at the end of each prompt that an earlier run has generated.
 
     Attributes
     ----------
     tokens : Tensor, int64 [R, room], host
     on_device : Tensor, int64 [R, room]
         The same numbers; what follows a row's length is 0.
+    generated_from : int
+        Where the generated tokens begin, those of an earlier run included.
     lengths : list of int
         Current length of each row, padding included.
     active : list of int
@@ -53,8 +75,10 @@ class Sequences:
         room: int,
         stopping_criteria: StoppingCriteriaList,
         device: torch.device,
+        already: int = 0,
     ):
         rows, self.prompt_length = input_ids.shape
+        self.generated_from = self.prompt_length - already
         self.tokens = torch.zeros(rows, room, dtype=torch.int64)
         self.tokens[:, : self.prompt_length] = input_ids
         self.on_device = self.tokens.to(device)
@@ -117,14 +141,14 @@ class Readers(Generic[R]):
     make : callable
         Returns a reader that has read nothing.
     prompts : bool
-        Whether they read the prompts too, or new tokens alone.
+        Whether they read the prompts too, or generated tokens alone.
     """
 
     def __init__(self, sequences: Sequences, make: Callable[[], R], *, prompts: bool):
         self.sequences = sequences
         rows = len(sequences.lengths)
         self._readers = [make() for _ in range(rows)]
-        self._read = list(sequences.padding) if prompts else [sequences.prompt_length] * rows
+        self._read = list(sequences.padding) if prompts else [sequences.generated_from] * rows
         self.catch_up()
 
     @property

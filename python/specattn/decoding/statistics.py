@@ -217,6 +217,13 @@ class Stopwatch:
         return totals
 
 
+def distinct(tokens: Sequence[int], n: int) -> float:
+    """Return the share of different n-grams among all of a text (*Distinct-n*, Li et al. 2016)."""
+    count = len(tokens) - n + 1
+    ngrams = set(zip(*(tokens[start:] for start in range(n)), strict=False))
+    return _ratio(len(ngrams), max(count, 0))
+
+
 def _ratio(count: float, of: float) -> float:
     """Return ``count / of``, and 0 where there is nothing to count."""
     return count / of if of else 0.0

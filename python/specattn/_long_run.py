@@ -1,0 +1,121 @@
+"""What runs of many minutes need: a state on disk that a later one continues from, and Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from specattn.decoding import StopRequest
+
+SCHEMA = "specattn.run/1"
+SAVED_EVERY = 30.0
+"""Seconds between two states, which is what a kill can cost."""
+
+
+@dataclass
+class LongRun:
+    """A text as far as it has come, with all that decides how it goes on.
+
+    The cache is not saved: whoever continues reads the text again, as a prompt.
+
+    Attributes
+    ----------
+    settings : dict
+        What the text depends on, ready for JSON.
+    prompt, tokens : list of int
+        The new tokens come after the prompt.
+    generator : torch.Generator
+        Source of randomness, its state as after `tokens`.
+    path : Path or None
+        Where it is saved; None: nowhere.
+    resumed_at : int
+        New tokens that an earlier run has left.
+    """
+
+    settings: dict[str, Any]
+    prompt: list[int]
+    generator: torch.Generator
+    path: Path | None = None
+    tokens: list[int] = field(default_factory=list)
+    resumed_at: int = 0
+
+    def __post_init__(self) -> None:
+        self._saved = time.monotonic()
+
+    def resume(self) -> None:
+        """Go on where the file at `path` ends.
+
+        Raises
+        ------
+        ValueError
+            The file cannot be read, or belongs to another prompt, model or law.
+        """
+        try:
+            with safe_open(str(self.path), "pt") as file:
+                metadata = file.metadata() or {}
+                if metadata.get("schema") != SCHEMA:
+                    raise ValueError(f"{self.path} holds no state of a run ({SCHEMA})")
+                saved = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError) as error:
+            raise ValueError(f"{self.path} cannot be read: {error}") from None
+        if saved["prompt"].tolist() != self.prompt:
+            raise ValueError(f"{self.path} continues another prompt")
+        for name, value in json.loads(metadata["settings"]).items():
+            if value != self.settings[name]:
+                raise ValueError(f"{self.path} has {name} {value!r}, not {self.settings[name]!r}")
+        self.tokens = saved["tokens"].tolist()
+        self.generator.set_state(saved["generator"])
+        self.resumed_at = len(self.tokens)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append new tokens; save now and then."""
+        self.tokens += tokens
+        if time.monotonic() - self._saved > SAVED_EVERY:
+            self.save()
+
+    def save(self) -> None:
+        """Write all of it or nothing."""
+        if self.path is None:
+            return
+        tensors = {
+            "prompt": torch.tensor(self.prompt),
+            "tokens": torch.tensor(self.tokens, dtype=torch.int64),
+            "generator": self.generator.get_state(),
+        }
+        partial = self.path.with_name(self.path.name + ".partial")
+        save_file(tensors, partial, {"schema": SCHEMA, "settings": json.dumps(self.settings)})
+        partial.replace(self.path)
+        self._saved = time.monotonic()
+
+
+@contextmanager
+def interruptible(run: LongRun, request: StopRequest) -> Iterator[None]:
+    """Let the first Ctrl-C end the text where it is, and the second end the program.
+
+    Before the first new token there is nothing to show, and one is enough.
+    """
+    if threading.current_thread() is not threading.main_thread():  # only that one gets signals
+        yield
+        return
+
+    def on_interrupt(*_: Any) -> None:
+        if request.asked or len(run.tokens) == run.resumed_at:
+            raise KeyboardInterrupt
+        request.asked = True
+
+    before = signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -209,7 +209,7 @@ class Session:
             table.add_column(name, justify="right")
         for label, value in _ROWS:
             table.add_row(label, *(value(run.statistics) for run in runs.values()))
-        table.add_row("distinct 1-, 2-, 3-, 4-grams", *(_rates(r.distinct) for r in runs.values()))
+        table.add_row("distinct 1-, 2-, 3-, 4-grams", *(_shares(r.distinct) for r in runs.values()))
         details = [run.statistics.details for run in runs.values()]
         for label in dict.fromkeys(label for own in details for label in own):
             table.add_row(label, *(_detail(own.get(label)) for own in details))
@@ -262,6 +262,10 @@ def _detail(value: Any) -> str:
 
 def _percent(rate: float) -> str:
     return f"{100 * rate:.0f}%"
+
+
+def _shares(shares: list[float]) -> str:
+    return " ".join(f"{share:.2g}" for share in shares)
 
 
 def _rates(rates: list[float]) -> str:

@@ -56,8 +56,11 @@ std::vector<const Kernels*> available() {
   if (bf16 && __builtin_cpu_supports("amx-bf16") && may_use_tiles()) {
     found.push_back(&amx_kernels());
   }
-  if (bf16) found.push_back(&avx512_bf16_kernels());
+  // There a pairwise product takes as long as four float ones, and does the work of two.
+  const bool slow_pairs = __builtin_cpu_is("intel");
+  if (bf16 && !slow_pairs) found.push_back(&avx512_bf16_kernels());
   if (avx512) found.push_back(&avx512_kernels());
+  if (bf16 && slow_pairs) found.push_back(&avx512_bf16_kernels());
   if (avx2) found.push_back(&avx2_kernels());
 #endif
   found.push_back(&generic_kernels());

@@ -52,21 +52,27 @@ struct Operand {
   int64_t stride, apart;  // bytes
 };
 
-// All A x B sums of tiles a of one operand and b of the other: registers 0 to A * B - 1.
-template <int A, int B, int a = 0, int b = 0>
-inline void multiply_all(const Operand& left, const Operand& right) {
+// All A x B sums of tiles a of one operand and b of the other: registers 0 to A * B - 1. Between
+// two products goes whatever else is to be done.
+template <int A, int B, int a = 0, int b = 0, class Between>
+inline void multiply_all(const Operand& left, const Operand& right, const Between& between) {
   static_assert(A * B <= 4);
   // Registers of operands take turns, so that a load need not wait for the product before.
   constexpr int first = A == 1 ? 4 : 4 + a % 2, second = A == 1 ? 5 + b % 3 : 6 + b % 2;
   if constexpr (b == 0) load<first>(left.at + a * left.apart, left.stride);
   if constexpr (a == 0) load<second>(right.at + b * right.apart, right.stride);
   multiply<a * B + b, first, second>();
+  between();
   if constexpr (b + 1 < B) {
-    multiply_all<A, B, a, b + 1>(left, right);
+    multiply_all<A, B, a, b + 1>(left, right, between);
   } else if constexpr (a + 1 < A) {
-    multiply_all<A, B, a + 1, 0>(left, right);
+    multiply_all<A, B, a + 1, 0>(left, right, between);
   }
 }
+
+// A product of what operands hold, onto one of them: an idle unit goes to sleep after some hundred
+// cycles, and the next products then pay for its waking.
+inline void stay_awake() { multiply<7, 6, 5>(); }
 
 template <int count, int tile = 0>
 inline void zero_all() {
@@ -74,17 +80,17 @@ inline void zero_all() {
   if constexpr (tile + 1 < count) zero_all<count, tile + 1>();
 }
 
-// Tiles of sums, A x B of them, in rows of floats.
+// Tiles of sums, A x B of them, `down` and `across` floats apart in rows of `stride` floats.
 template <int A, int B, int tile = 0>
-inline void load_all(const float* sums, int64_t stride) {
-  load<tile>(sums + tile / B * kEdge * stride + tile % B * kEdge, 4 * stride);
-  if constexpr (tile + 1 < A * B) load_all<A, B, tile + 1>(sums, stride);
+inline void load_all(const float* sums, int64_t down, int64_t across, int64_t stride) {
+  load<tile>(sums + tile / B * down + tile % B * across, 4 * stride);
+  if constexpr (tile + 1 < A * B) load_all<A, B, tile + 1>(sums, down, across, stride);
 }
 
 template <int A, int B, int tile = 0>
-inline void store_all(float* sums, int64_t stride) {
-  store<tile>(sums + tile / B * kEdge * stride + tile % B * kEdge, 4 * stride);
-  if constexpr (tile + 1 < A * B) store_all<A, B, tile + 1>(sums, stride);
+inline void store_all(float* sums, int64_t down, int64_t across, int64_t stride) {
+  store<tile>(sums + tile / B * down + tile % B * across, 4 * stride);
+  if constexpr (tile + 1 < A * B) store_all<A, B, tile + 1>(sums, down, across, stride);
 }
 
 }  // namespace specattn::amx

@@ -35,6 +35,9 @@ class Attend {
   static constexpr int kPair = Dot::kPair;
   static constexpr bool kWidenKeys = kPair == 1 && !std::is_same_v<Elem, float>;
   static constexpr int64_t kRowBytes = sizeof(Elem);
+  // Blocks of a step: a matrix unit loads and stores its sums once for all of them.
+  static constexpr int kBlocks = kTiles<Isa, Elem> ? kMostKeys / kBlock : 1;
+  static constexpr int kKeys = kBlocks * kBlock;
 
  public:
   Attend(const Attention& a, const Plan& plan, const Task& task, float* states, Scratch scratch)
@@ -46,7 +49,7 @@ class Attend {
         D_(static_cast<int>(a.D)),
         stride_(static_cast<int>(plan.stride)),
         rows_(task.rows.count * a.group()),
-        few_(!kTiles<Isa, Elem> && rows_ <= kFewRows),
+        few_(rows_ <= kFewRows<Isa, Elem>),
         logit_scale_(a.scale == 0 ? 1.0f : std::abs(a.scale)),
         scale_(a.softcap == 0 ? logit_scale_ : 1.0f),
         range_(a, task.b, task.head, task.rows) {}
@@ -64,10 +67,11 @@ class Attend {
     Step *now = &steps[0], *next = &steps[1];
     const int bytes = static_cast<int>(task_.heads * D_ * kRowBytes);
     load(*now, task_.first_block);
-    for (int64_t index = task_.first_block; index < task_.last_block; ++index) {
-      next->block.keys = 0;
-      if (index + 1 < task_.last_block) load(*next, index + 1);
-      const int64_t ahead = next->block.keys;
+    for (int64_t index = task_.first_block; index < task_.last_block;) {
+      index += now->count;
+      next->keys = 0;
+      if (index < task_.last_block) load(*next, index);
+      const int64_t ahead = next->keys;
       for (int64_t head = 0; head < task_.heads; ++head) {
         if (head > 0) advance(*now);
         Prefetch lines(next->k, next->v, static_cast<int>(ahead * head / task_.heads),
@@ -79,11 +83,13 @@ class Attend {
   }
 
  private:
-  // A block of one head: what it is, who sees it and where its rows lie.
+  // Blocks of one head: what they are, who sees them and where their rows lie.
   struct Step {
-    Block block;
-    uint64_t words[kGroupRows];
-    const char *k[kBlock + kKeyStep], *v[kBlock];
+    int count, keys;
+    Block blocks[kBlocks];
+    uint64_t words[kBlocks][kGroupRows];
+    const char *k[kKeys + kKeyStep], *v[kKeys];
+    int64_t k_apart, v_apart;  // bytes from row to row where that is always the same, else 0
   };
 
   State state(int64_t head) const {
@@ -99,10 +105,9 @@ class Attend {
     }
   }
 
-  // Per head and tile [unit][row], or [row][unit] of few rows; what does not exist is zero. A query
+  // Per head and tile [unit][row], or [row][D] of few rows; what does not exist is zero. A query
   // carries the sign of the scale, so that the greatest product is the greatest logit.
   void pack_queries() {
-    const int units = D_ / kPair;
     const int64_t g = a_.group();
     std::fill(scratch_.q, scratch_.q + task_.heads * plan_.rows * stride_, 0.0f);
     for (int64_t head = 0; head < task_.heads; ++head) {
@@ -112,15 +117,17 @@ class Attend {
         const int64_t tile = m / kTile * kTile;
         float* to = queries(head, tile) + (few_ ? m * stride_ : m % kTile);
         const int64_t step = few_ ? 1 : tile_rows(tile);
-        for (int u = 0; u < units; ++u) {
-          if constexpr (kPair == 2) {
-            uint32_t pair;
-            std::memcpy(&pair, q + 2 * u, 4);
-            if (a_.scale <= 0) pair = a_.scale < 0 ? pair ^ 0x80008000u : 0;
-            std::memcpy(to + u * step, &pair, 4);
-          } else {
-            to[u * step] = a_.scale > 0 ? to_float(q[u]) : a_.scale < 0 ? -to_float(q[u]) : 0.0f;
+        if (kPair == 1 || few_) {
+          for (int d = 0; d < D_; ++d) {
+            to[d * step] = a_.scale > 0 ? to_float(q[d]) : a_.scale < 0 ? -to_float(q[d]) : 0.0f;
           }
+          continue;
+        }
+        for (int u = 0; u < D_ / 2; ++u) {
+          uint32_t pair;
+          std::memcpy(&pair, q + 2 * u, 4);
+          if (a_.scale <= 0) pair = a_.scale < 0 ? pair ^ 0x80008000u : 0;
+          std::memcpy(to + u * step, &pair, 4);
         }
       }
     }
@@ -132,76 +139,99 @@ class Attend {
 
   int64_t tile_rows(int64_t tile) const { return std::min<int64_t>(kTile, plan_.rows - tile); }
 
+  // Whole blocks of the prefix go together where rows are many; one of fewer keys, or of the tree,
+  // goes alone.
   void load(Step& step, int64_t index) const {
-    Block& block = step.block;
-    block.load(a_, task_.b, range_, task_.rows, index, starts_, step.words);
-    if (!block.tree) {
-      cached_rows<Elem>(a_.cache, task_.b, task_.head, block.first, block.keys, step.k, step.v);
-    } else {
-      tree_rows<Elem>(a_, task_.b, task_.head, block.first, block.keys, step.k, step.v);
+    const int64_t whole = (range_.length - range_.start) / kBlock;
+    const int64_t left = std::min(whole, task_.last_block) - index;
+    step.count = static_cast<int>(std::clamp<int64_t>(left, 1, plan_.rows > kTile ? kBlocks : 1));
+    step.keys = 0;
+    for (int i = 0; i < step.count; ++i) {
+      Block& block = step.blocks[i];
+      block.load(a_, task_.b, range_, task_.rows, index + i, starts_, step.words[i]);
+      const char **k = step.k + step.keys, **v = step.v + step.keys;
+      if (!block.tree) {
+        cached_rows<Elem>(a_.cache, task_.b, task_.head, block.first, block.keys, k, v);
+      } else {
+        tree_rows<Elem>(a_, task_.b, task_.head, block.first, block.keys, k, v);
+      }
+      step.keys += block.keys;
     }
-    for (int n = block.keys; n < kBlock + kKeyStep; ++n) step.k[n] = step.k[block.keys - 1];
+    for (int n = step.keys; n < kKeys + kKeyStep; ++n) step.k[n] = step.k[step.keys - 1];
     hide(step);
+    if constexpr (kTiles<Isa, Elem>) {
+      step.k_apart = apart(step.k, step.keys);
+      step.v_apart = apart(step.v, step.keys);
+    }
+  }
+
+  static int64_t apart(const char* const* rows, int keys) {
+    const int64_t bytes = rows[1] - rows[0];
+    bool same = keys % kBlock == 0;
+    for (int n = 2; n < keys; ++n) same &= rows[n] - rows[n - 1] == bytes;
+    return same ? bytes : 0;
   }
 
   // On to the next head.
   void advance(Step& step) const {
-    const bool apart = step.block.tree && !a_.tree.in_cache;
+    const bool apart = step.blocks[0].tree && !a_.tree.in_cache;
     const int64_t k = (apart ? a_.tree.k : a_.cache.k).head * kRowBytes;
     const int64_t v = (apart ? a_.tree.v : a_.cache.v).head * kRowBytes;
-    for (int n = 0; n < kBlock + kKeyStep; ++n) step.k[n] += k;
-    for (int n = 0; n < step.block.keys; ++n) step.v[n] += v;
+    for (int n = 0; n < kKeys + kKeyStep; ++n) step.k[n] += k;
+    for (int n = 0; n < step.keys; ++n) step.v[n] += v;
     hide(step);
   }
 
   // Keys that no row sees may hold anything, NaN included: they are not read.
   static void hide(Step& step) {
     static const float nothing[kMaxHeadDim] = {};
-    for (int n = 0; !step.block.full && n < step.block.keys; ++n) {
-      if (step.block.seen >> n & 1) continue;
-      step.k[n] = step.v[n] = reinterpret_cast<const char*>(nothing);
+    for (int i = 0; i < step.count; ++i) {
+      const Block& block = step.blocks[i];
+      for (int n = 0; !block.full && n < block.keys; ++n) {
+        if (block.seen >> n & 1) continue;
+        step.k[i * kBlock + n] = step.v[i * kBlock + n] = reinterpret_cast<const char*>(nothing);
+      }
     }
   }
 
   void multiply(const Step& step, int64_t head, Prefetch& next) {
-    const Block& block = step.block;
+    const bool collects = plan_.collect != Collect::kNone && !step.blocks[0].tree;
+    if (collects) std::fill(scores_, scores_ + step.keys, 0.0f);
+    if (few_) {
+      multiply_rows(step, head, next, collects);
+    } else if constexpr (kTiles<Isa, Elem>) {
+      multiply_matrix(step, head, next, collects);
+    } else {
+      multiply_tiles(step, head, next, collects);
+    }
+    for (int i = 0; collects && plan_.collect == Collect::kScores && i < step.count; ++i) {
+      store_scores(step.blocks[i], head, scores_ + i * kBlock);
+    }
+  }
+
+  void multiply_tiles(const Step& step, int64_t head, Prefetch& next, bool collects) {
+    const Block& block = step.blocks[0];
     const char* wide_keys[kBlock + kKeyStep];
     const char* const* k = step.k;
     if constexpr (kWidenKeys) {
       for (int n = 0; n < kBlock + kKeyStep; ++n) {
-        float* row = scratch_.k + std::min(n, block.keys - 1) * stride_;
-        if (n < block.keys) widen<Isa, Elem>(step.k[n], row, D_, stride_);
-        if (n < block.keys) next.issue<Isa>(kScoreLines / 2);
+        float* row = scratch_.k + std::min(n, step.keys - 1) * stride_;
+        if (n < step.keys) widen<Isa, Elem>(step.k[n], row, D_, stride_);
+        if (n < step.keys) next.issue(kScoreLines / 2);
         wide_keys[n] = reinterpret_cast<const char*>(row);
       }
       k = wide_keys;
     }
     const char* values[kBlock];
-    if constexpr (kTiles<Isa, Elem>) next.pace(Isa::ticks(plan_.rows, step.block.keys, D_));
-    prepare_values(step, values, next);
-    const bool collects = plan_.collect != Collect::kNone && !block.tree;
-    if (collects) std::fill(scores_, scores_ + kBlock, 0.0f);
-    if (few_) {
-      multiply_rows(step, head, k, values, next, collects);
-    } else if constexpr (kTiles<Isa, Elem>) {
-      multiply_matrix(step, head, next, collects);
-    } else {
-      multiply_tiles(step, head, k, values, next, collects);
-    }
-    if (collects && plan_.collect == Collect::kScores) store_scores(block, head);
-  }
-
-  void multiply_tiles(const Step& step, int64_t head, const char* const* k,
-                      const char* const* values, Prefetch& next, bool collects) {
-    const Block& block = step.block;
+    prepare_values(step, values);
     const State state = this->state(head);
     const int units = static_cast<int>(ceil_div(block.keys, kPair));
     for (int64_t tile = 0; tile < plan_.rows; tile += kTile) {
       const int rows = static_cast<int>(tile_rows(tile));
-      if (!block.full && !tile_mask(step, tile, rows)) continue;
+      if (!block.full && !tile_mask(step.words[0], tile, rows)) continue;
       score_tile<Isa, Dot>(queries(head, tile), rows, k, block.keys, D_ / kPair, scratch_.s, next);
       if (a_.softcap != 0) cap_logits<Isa>(scratch_.s, rows, block.keys, logit_scale_, a_.softcap);
-      if (collects) collect(block, head, tile, rows, {scratch_.s, 1, kTile});
+      if (collects) collect(block, head, tile, rows, {scratch_.s, 1, kTile}, scores_);
       if (!block.full) mask_logits<Isa>(scratch_.s, rows, block.keys, mask_);
       softmax_tile<Isa, Dot>(scratch_.s, rows, block.keys, scale_, state.base + tile,
                              state.sum + tile, scratch_.decay, scratch_.p);
@@ -211,67 +241,102 @@ class Attend {
     }
   }
 
-  void multiply_rows(const Step& step, int64_t head, const char* const* k,
-                     const char* const* values, Prefetch& next, bool collects) {
-    const Block& block = step.block;
+  void multiply_rows(const Step& step, int64_t head, Prefetch& next, bool collects) {
+    const Block& block = step.blocks[0];
     const State state = this->state(head);
-    const int rows = static_cast<int>(rows_), units = static_cast<int>(ceil_div(block.keys, kPair));
-    score_rows<Isa, Dot>(queries(head, 0), stride_, rows, k, block.keys, D_ / kPair, scratch_.s,
-                         next);
+    const int rows = static_cast<int>(rows_);
+    // As many ticks as keys that are passed: once for the scores, once for each range of columns.
+    const int passes = 1 + static_cast<int>(ceil_div(D_, Isa::kValueCols * Isa::W));
+    next.pace(static_cast<int>(ceil_div(rows, kRowGroup)) * passes * block.keys);
+    score_rows<Isa, Elem>(queries(head, 0), stride_, rows, step.k, block.keys, D_, scratch_.s,
+                          next);
     if (a_.softcap != 0) {
       const int keys = static_cast<int>(round_up(block.keys, Isa::W));
       cap_logits<Isa>(scratch_.s, keys, rows, logit_scale_, a_.softcap);
     }
-    if (collects) collect(block, head, 0, rows, {scratch_.s, kBlock, 1});
+    if (collects) collect(block, head, 0, rows, {scratch_.s, kBlock, 1}, scores_);
     const uint64_t all = ~uint64_t{0} >> (kBlock - block.keys);
     for (int m = 0; m < rows; ++m) {
-      const uint64_t visible = block.full ? all : step.words[m / a_.group()];
-      softmax_row<Isa, Dot>(scratch_.s + m * kBlock, block.keys, visible, scale_, state.base + m,
-                            state.sum + m, scratch_.decay + m, scratch_.p + m * kBlock);
+      const uint64_t visible = block.full ? all : step.words[0][m / a_.group()];
+      softmax_row<Isa>(scratch_.s + m * kBlock, block.keys, visible, scale_, state.base + m,
+                       state.sum + m, scratch_.decay + m, scratch_.p + m * kBlock);
     }
-    value_tile<Isa, Dot>({scratch_.p, kBlock, 1}, rows, values, units, scratch_.decay, state.o,
-                         stride_, next);
+    value_rows<Isa, Elem>(scratch_.p, rows, step.v, block.keys, scratch_.decay, state.o, stride_,
+                          D_, next);
   }
 
-  // In tiles of a matrix unit.
+  // In tiles of a matrix unit. Weights of several blocks wait for their values, unless the base
+  // that they were taken from moves on.
   void multiply_matrix(const Step& step, int64_t head, Prefetch& next, bool collects) {
-    const Block& block = step.block;
+    next.pace(Isa::ticks(plan_.rows, step.keys, D_));
+    const StridedRows keys = in_place(step.k, step.k_apart, step.keys, scratch_.k);
+    const bool paired = plan_.rows > Isa::kDirectRows;
+    StridedRows values = {reinterpret_cast<const char*>(scratch_.v), 4 * stride_};
+    if (!paired) {
+      values = in_place(step.v, step.v_apart, step.keys, scratch_.v);
+    } else {
+      Isa::pair_values(step.v, step.keys, D_, scratch_.v, stride_, next);
+    }
     const State state = this->state(head);
-    const int products = static_cast<int>(round_up(block.keys, Isa::kDepth));
-    const int depth = static_cast<int>(round_up(D_, Isa::kDepth));
-    const int pairs = static_cast<int>(ceil_div(block.keys, 2));
-    std::fill(scratch_.v + pairs * stride_, scratch_.v + products / 2 * stride_, 0.0f);
-    const StridedRows keys = matrix_keys(step);
     for (int64_t tile = 0; tile < plan_.rows; tile += kTile) {
       const int rows = static_cast<int>(tile_rows(tile));
-      if (!block.full && !tile_mask(step, tile, rows)) continue;
-      float* const s = scratch_.s;
-      const int whole = static_cast<int>(round_up(block.keys, Isa::kEdge));
-      Isa::score_tile(queries(head, tile), rows, keys, whole, depth, s, next);
-      if (a_.softcap != 0) cap_logits<Isa>(s, rows, block.keys, logit_scale_, a_.softcap);
-      if (collects) collect(block, head, tile, rows, {s, 1, kTile});
-      if (!block.full) mask_logits<Isa>(s, rows, block.keys, mask_);
-      std::fill(s + block.keys * kTile, s + products * kTile, -kInf);
-      for (int row = 0; row < rows; row += Isa::W) {
-        if (Isa::softmax_columns(s + row, products, scale_, state.base + tile + row,
-                                 state.sum + tile + row, scratch_.decay + row,
-                                 scratch_.p + row * (kBlock / 2), next)) {
-          decay(state.o + (tile + row) * stride_, scratch_.decay + row);
+      float* const o = state.o + tile * stride_;
+      int first = 0, last = 0;  // keys whose weights wait
+      const auto multiply_values = [&] {
+        if (first < last) {
+          Isa::value_tile(scratch_.p, rows, first, last, values, paired, o, stride_, next);
         }
+        first = last;
+      };
+      for (int i = 0; i < step.count; ++i) {
+        const Block& block = step.blocks[i];
+        const int at = i * kBlock, products = static_cast<int>(round_up(block.keys, Isa::kDepth));
+        if (!block.full && !tile_mask(step.words[i], tile, rows)) {
+          multiply_values();
+          first = last = at + products;
+          continue;
+        }
+        score_matrix(step, i, head, tile, keys, next, collects);
+        for (int row = 0; row < rows; row += Isa::W) {
+          if (!Isa::move_base(scratch_.s + row, products, scale_, state.base + tile + row,
+                              state.sum + tile + row, scratch_.decay)) {
+            continue;
+          }
+          multiply_values();
+          decay(o + row * stride_, scratch_.decay);
+        }
+        for (int row = 0; row < rows; row += Isa::W) {
+          Isa::weigh(scratch_.s + row, products, scale_, state.base + tile + row,
+                     state.sum + tile + row, scratch_.p, row, at, paired, next);
+        }
+        last = at + products;
       }
-      Isa::value_tile(scratch_.p, rows, scratch_.v, products / 2, state.o + tile * stride_, stride_,
-                      next);
+      multiply_values();
     }
   }
 
-  // As they lie in the cache where that is possible and they are read once.
-  StridedRows matrix_keys(const Step& step) const {
-    const int64_t apart = step.k[1] - step.k[0];
-    bool direct = plan_.rows <= kTile && step.block.keys == kBlock && D_ % Isa::kDepth == 0;
-    for (int n = 2; direct && n < kBlock; ++n) direct = step.k[n] - step.k[n - 1] == apart;
-    if (direct) return {step.k[0], apart};
-    Isa::copy_keys(step.k, step.block.keys, D_, scratch_.k);
-    return {reinterpret_cast<const char*>(scratch_.k), round_up(D_, Isa::kDepth) * kRowBytes};
+  // Logits of one block and tile of rows, as they go into the softmax.
+  void score_matrix(const Step& step, int i, int64_t head, int64_t tile, StridedRows keys,
+                    Prefetch& next, bool collects) {
+    const Block& block = step.blocks[i];
+    const int rows = static_cast<int>(tile_rows(tile));
+    const int whole = static_cast<int>(round_up(block.keys, Isa::kEdge));
+    const int products = static_cast<int>(round_up(block.keys, Isa::kDepth));
+    const int depth = static_cast<int>(round_up(D_, Isa::kDepth));
+    float* const s = scratch_.s;
+    const StridedRows from = {keys.first + i * kBlock * keys.stride, keys.stride};
+    Isa::score_tile(queries(head, tile), rows, from, whole, depth, s, next);
+    if (a_.softcap != 0) cap_logits<Isa>(s, rows, block.keys, logit_scale_, a_.softcap);
+    if (collects) collect(block, head, tile, rows, {s, 1, kTile}, scores_ + i * kBlock);
+    if (!block.full) mask_logits<Isa>(s, rows, block.keys, mask_);
+    std::fill(s + block.keys * kTile, s + products * kTile, -kInf);
+  }
+
+  // Rows of a cache for a matrix unit: as they lie where that is possible and they are read once.
+  StridedRows in_place(const char* const* rows, int64_t apart, int keys, float* copy) const {
+    if (apart && plan_.rows <= kTile && D_ % Isa::kDepth == 0) return {rows[0], apart};
+    Isa::copy_rows(rows, keys, D_, copy);
+    return {reinterpret_cast<const char*>(copy), round_up(D_, Isa::kDepth) * kRowBytes};
   }
 
   void decay(float* o, const float* by) const {
@@ -284,14 +349,13 @@ class Attend {
   }
 
   // Units of value rows: as they lie in the cache where that is possible.
-  void prepare_values(const Step& step, const char** values, Prefetch& next) {
-    const int keys = step.block.keys;
+  void prepare_values(const Step& step, const char** values) {
+    const int keys = step.keys;
     if constexpr (kPair == 2) {
       static const Elem nothing[kMaxHeadDim] = {};
       for (int n = 0; n < keys; n += 2) {
         const char* odd = n + 1 < keys ? step.v[n + 1] : reinterpret_cast<const char*>(nothing);
         float* row = scratch_.v + n / 2 * stride_;
-        next.template tick<Isa>(1);
         Dot::pair_rows(reinterpret_cast<const Elem*>(step.v[n]), reinterpret_cast<const Elem*>(odd),
                        row, D_);
         values[n / 2] = reinterpret_cast<const char*>(row);
@@ -309,11 +373,11 @@ class Attend {
   }
 
   // Spreads the words of the rows over the lanes of a tile; false where nothing is visible.
-  bool tile_mask(const Step& step, int64_t tile, int rows) {
+  bool tile_mask(const uint64_t* words, int64_t tile, int rows) {
     uint64_t any = 0;
     const int64_t g = a_.group();
     for (int i = 0; i < rows; ++i) {
-      const uint64_t word = tile + i < rows_ ? step.words[(tile + i) / g] : 0;
+      const uint64_t word = tile + i < rows_ ? words[(tile + i) / g] : 0;
       mask_.low[i] = static_cast<uint32_t>(word);
       mask_.high[i] = static_cast<uint32_t>(word >> 32);
       any |= word;
@@ -321,8 +385,10 @@ class Attend {
     return any != 0;
   }
 
-  // Hands out the logits that the caller asked for: of rows from `tile` on, lying as `logits` says.
-  void collect(const Block& block, int64_t head, int64_t tile, int rows, Weights logits) {
+  // Hands out the logits that the caller asked for: of rows from `tile` on, lying as `logits` says;
+  // their mean is added to `scores`.
+  void collect(const Block& block, int64_t head, int64_t tile, int rows, Weights logits,
+               float* scores) {
     const int64_t g = a_.group();
     const bool mean = plan_.collect == Collect::kScores;
     alignas(64) float share[kTile] = {};
@@ -338,21 +404,21 @@ class Attend {
         store_logits(block, i, t, q_head, logits, m);
       }
     }
-    if (mean && few_) add_rows(share, rows, logits.p);
-    if (mean && !few_) add_columns(share, rows, logits.p);
+    if (mean && few_) add_rows(share, rows, logits.p, scores);
+    if (mean && !few_) add_columns(share, rows, logits.p, scores);
   }
 
-  void add_rows(const float* share, int rows, const float* s) {
+  void add_rows(const float* share, int rows, const float* s, float* scores) {
     for (int m = 0; m < rows; ++m) {
       const auto w = Isa::set1(share[m]);
       for (int n = 0; share[m] != 0 && n < kBlock; n += Isa::W) {
-        const auto sum = Isa::fma(w, Isa::load(s + m * kBlock + n), Isa::load(scores_ + n));
-        Isa::store(scores_ + n, sum);
+        const auto sum = Isa::fma(w, Isa::load(s + m * kBlock + n), Isa::load(scores + n));
+        Isa::store(scores + n, sum);
       }
     }
   }
 
-  void add_columns(const float* share, int rows, const float* s) {
+  void add_columns(const float* share, int rows, const float* s, float* scores) {
     int used[kTile / Isa::W], count = 0;  // vectors of rows that take part
     for (int j = 0; j < rows; j += Isa::W) {
       if (std::any_of(share + j, share + j + Isa::W, [](float x) { return x != 0; })) {
@@ -360,6 +426,7 @@ class Attend {
       }
     }
     for (int n = 0; count > 0 && n < kBlock; n += Isa::W) {
+      if constexpr (kTiles<Isa, Elem>) Isa::stay_awake();
       typename Isa::V part[Isa::W];
       for (int i = 0; i < Isa::W; ++i) {
         const float* at = s + (n + i) * kTile;
@@ -368,32 +435,42 @@ class Attend {
           part[i] = Isa::fma(Isa::load(share + used[u]), Isa::load(at + used[u]), part[i]);
         }
       }
-      Isa::store(scores_ + n, Isa::add(Isa::load(scores_ + n), Isa::sum_each(part)));
+      Isa::store(scores + n, Isa::add(Isa::load(scores + n), Isa::sum_each(part)));
     }
   }
 
   void store_logits(const Block& block, int64_t i, int64_t t, int64_t q_head, Weights logits,
                     int64_t m) const {
-    alignas(64) float row[kBlock] = {};
+    if constexpr (kTiles<Isa, Elem>) Isa::stay_awake();
+    alignas(64) float row[kBlock];
     const float* s = logits.p + m * logits.row_step;
-    for (int n = 0; n < block.keys; ++n) row[n] = s[n * logits.unit_step];
     const auto scale = Isa::set1(scale_);
     for (int n = 0; n < block.keys; n += Isa::W) {
-      Isa::store(row + n, Isa::mul(Isa::load(row + n), scale));
+      const auto x = Isa::load_strided(s + n * logits.unit_step, logits.unit_step);
+      Isa::store(row + n, Isa::mul(x, scale));
     }
     const int64_t hidden = a_.window ? starts_[t] - block.first : 0;
     if (hidden > 0) std::fill(row, row + std::min<int64_t>(hidden, block.keys), -kInf);
     bf16* to = static_cast<bf16*>(a_.collected) + task_.b * a_.collected_batch +
                i * a_.collected_row + q_head * a_.collected_head + block.first;
+    expect_writes(to + kBlock, kBlock * sizeof(bf16));
     narrow<Isa>(row, to, block.keys);
   }
 
+  // What the next block writes: stores go out in order, and one that waits for memory holds up all.
+  static void expect_writes(const void* at, size_t bytes) {
+    for (size_t i = 0; i < bytes; i += 64) {
+      __builtin_prefetch(static_cast<const char*>(at) + i, 1, 2);
+    }
+  }
+
   // A key that some collected row does not see keeps its -inf.
-  void store_scores(const Block& block, int64_t head) const {
+  void store_scores(const Block& block, int64_t head, const float* scores) const {
     float* to = static_cast<float*>(a_.collected) + task_.b * a_.collected_batch +
                 (task_.head + head) * a_.collected_head + block.first;
+    expect_writes(to + kBlock, kBlock * sizeof(float));
     for (int64_t n = std::max<int64_t>(collect_start_ - block.first, 0); n < block.keys; ++n) {
-      to[n] = plan_.row_groups > 1 ? to[n] + scores_[n] : scores_[n];
+      to[n] = plan_.row_groups > 1 ? to[n] + scores[n] : scores[n];
     }
   }
 
@@ -410,7 +487,7 @@ class Attend {
   int64_t starts_[kGroupRows];
   int64_t collect_start_ = 0;  // first position that all collected rows see
   TileMask mask_;
-  alignas(64) float scores_[kBlock];
+  alignas(64) float scores_[kKeys];
 };
 
 }  // namespace specattn

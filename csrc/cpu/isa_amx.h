@@ -1,8 +1,10 @@
 // AMX: keys and values of bfloat16 are multiplied in tiles of 16 x 16 sums over 32 elements.
 //
 // S^T = K Q^T takes rows of K as they lie in the cache, and Q packed in pairs along D. O = P V
-// takes V in pairs of keys, and P row by row: the softmax turns it over on its way. All other types
-// are multiplied as in AVX-512.
+// wants V in pairs of keys: for many query rows the rows of V are woven together. For a few, V is
+// taken as it lies, as pairs of neighbours along D: weights with a zero beside them pick the one or
+// the other, which is twice the products and no copy. The softmax turns the weights over on its
+// way. All other types are multiplied as in AVX-512.
 #pragma once
 
 #include "amx_tiles.h"
@@ -19,39 +21,67 @@ struct Amx : Avx512Bf16 {
   template <class Elem>
   struct Dot : Avx512Bf16::Dot<Elem> {};
 
-  // Columns of O are in the order of `pair_rows`; back to that of D.
+  static void stay_awake() { amx::stay_awake(); }
+
+  // Most query rows that take V as it lies.
+  static constexpr int kDirectRows = 16;
+
+  // Columns of O are the even ones of each 32, then the odd ones; back to the order of D.
   static void straighten(float* row, int D) {
-    const __m512i low = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
-    const __m512i high = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
-    for (int d = 0; d + kDepth <= D; d += kDepth) {
-      const __m512i a = _mm512_loadu_si512(row + d), b = _mm512_loadu_si512(row + d + kEdge);
-      _mm512_storeu_si512(row + d, _mm512_permutex2var_epi64(a, low, b));
-      _mm512_storeu_si512(row + d + kEdge, _mm512_permutex2var_epi64(a, high, b));
+    const __m512i lane = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const __m512i half = _mm512_set1_epi32(8);
+    for (int d = 0; d < D; d += kDepth) {
+      const V even = load(row + d), odd = load(row + d + kEdge);
+      store(row + d, _mm512_permutex2var_ps(even, lane, odd));
+      store(row + d + kEdge, _mm512_permutex2var_ps(even, _mm512_add_epi32(lane, half), odd));
     }
   }
 
-  // What a block takes: a tick is a pair of values, half a product or two keys of a softmax.
+  // What the keys of a step take: a tick is a product, four pairs of values or eight keys of a
+  // softmax.
   static int ticks(int64_t rows, int64_t keys, int64_t D) {
     const int64_t tiles = ceil_div(rows, kEdge), products = ceil_div(keys, kDepth);
-    const int64_t scores = 2 * products * ceil_div(D, kDepth);
-    const int64_t values = products * ceil_div(D, kEdge);
-    return static_cast<int>(keys / 2 + tiles * (2 * scores + kEdge * products + 2 * values));
+    const int64_t columns = ceil_div(D, kDepth), paired = rows > kDirectRows;
+    const int64_t scores = 2 * products * columns, values = (paired ? 2 : 4) * products * columns;
+    return static_cast<int>(paired * keys / 8 + tiles * (scores + 4 * products + values));
   }
 
-  // Rows of K side by side and in whole tiles: strides of a cache would share few sets of L1.
-  static void copy_keys(const char* const* k, int keys, int D, float* copy) {
+  // Rows of a cache side by side and in whole tiles: strides of a cache would share few sets of L1.
+  static void copy_rows(const char* const* rows, int count, int D, float* copy) {
     const int stride = static_cast<int>(round_up(D, kDepth)) * 2;
     char* to = reinterpret_cast<char*>(copy);
-    for (int n = 0; n < keys; ++n, to += stride) {
+    for (int n = 0; n < count; ++n, to += stride) {
       int d = 0;
       for (; d + kDepth <= D; d += kDepth) {
-        _mm512_store_si512(to + 2 * d, _mm512_loadu_si512(k[n] + 2 * d));
+        _mm512_store_si512(to + 2 * d, _mm512_loadu_si512(rows[n] + 2 * d));
       }
       if (d == D) continue;
       const __mmask32 in = (uint32_t{1} << (D - d)) - 1;
-      _mm512_store_si512(to + 2 * d, _mm512_maskz_loadu_epi16(in, k[n] + 2 * d));
+      _mm512_store_si512(to + 2 * d, _mm512_maskz_loadu_epi16(in, rows[n] + 2 * d));
     }
-    std::memset(to, 0, static_cast<size_t>(round_up(keys, kEdge) - keys) * stride);
+    std::memset(to, 0, static_cast<size_t>(round_up(count, kDepth) - count) * stride);
+  }
+
+  // Pairs of value rows n and n + 16 of each 32: of 32 columns the even ones, then the odd ones.
+  static void pair_values(const char* const* v, int keys, int D, float* pairs, int stride,
+                          Prefetch& next) {
+    static const bf16 nothing[kMaxHeadDim] = {};
+    const auto row = [&](int n) {
+      return n < keys ? v[n] : reinterpret_cast<const char*>(nothing);
+    };
+    for (int n = 0; n < keys; n += n % kEdge == kEdge - 1 ? kEdge + 1 : 1, pairs += stride) {
+      if (n % 4 == 0) rest(next);
+      const char *a = row(n), *b = row(n + kEdge);
+      for (int d = 0; d < D; d += kDepth) {
+        const __mmask32 in = ~uint32_t{0} >> std::max(kDepth - (D - d), 0);
+        const __m512i x = _mm512_maskz_loadu_epi16(in, a + 2 * d);
+        const __m512i y = _mm512_maskz_loadu_epi16(in, b + 2 * d);
+        const __m512i even = _mm512_mask_mov_epi16(x, 0xaaaaaaaa, _mm512_slli_epi32(y, 16));
+        const __m512i odd = _mm512_mask_mov_epi16(y, 0x55555555, _mm512_srli_epi32(x, 16));
+        _mm512_storeu_si512(pairs + d, even);
+        _mm512_storeu_si512(pairs + d + kEdge, odd);
+      }
+    }
   }
 
   // s[key][row] = k[key] . q[row] for whole tiles of keys; q is packed [pair][rows].
@@ -76,53 +106,67 @@ struct Amx : Avx512Bf16 {
     }
   }
 
-  // o[row] += sum over keys of p[row][key] * v[key]; p is packed [row][pair], v [pair][stride].
-  static void value_tile(const float* p, int rows, const float* v, int pairs, float* o, int stride,
-                         Prefetch& next) {
-    for (int row = 0; row < rows; row += 2 * kEdge) {
-      const bool both = rows - row >= 2 * kEdge;
-      const int most = (both ? 2 : 4) * kEdge;
-      for (int column = 0; column < stride;) {
-        const float* weights = p + row * (kBlock / 2);
-        float* to = o + row * stride + column;
-        const bool wide = stride - column >= most;
-        if (both && wide) values<2, 2>(weights, v + column, pairs, to, stride, next);
-        if (both && !wide) values<2, 1>(weights, v + column, pairs, to, stride, next);
-        if (!both && wide) values<1, 4>(weights, v + column, pairs, to, stride, next);
-        if (!both && !wide) values<1, 1>(weights, v + column, pairs, to, stride, next);
-        column += wide ? most : kEdge;
-      }
+  // o[row] += sum over keys [first, last) of p[row][key] * v[key].
+  static void value_tile(const float* p, int rows, int first, int last, StridedRows v, bool paired,
+                         float* o, int stride, Prefetch& next) {
+    if (paired) {
+      paired_values(p + first / 2, rows, (last - first) / 2, v.first + first / 2 * v.stride, o,
+                    stride, next);
+    } else {
+      direct_values(p + first, rows, last - first, {v.first + first * v.stride, v.stride}, o,
+                    stride, next);
     }
   }
 
-  // Turns logits s[key][row] / scale of one vector of rows into weights p[row][pair], for a whole
-  // number of products; false when no row's base moved, so that nothing decays.
-  static bool softmax_columns(const float* s, int keys, float scale, float* base, float* sum,
-                              float* decay, float* p, Prefetch& next) {
+  // Lets the bases of sixteen rows follow their logits s[key][row] / scale. True where one moved:
+  // `decay` says how much then remains of what was summed up before.
+  static bool move_base(const float* s, int keys, float scale, float* base, float* sum,
+                        float* decay) {
+    stay_awake();
     V top[4] = {set1(-kInf), set1(-kInf), set1(-kInf), set1(-kInf)};
     for (int n = 0; n < keys; n += 4) {
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) top[i] = max(load(s + (n + i) * kTile), top[i]);
     }
     const Base<Amx> step(load(base), max(max(top[0], top[1]), max(top[2], top[3])), scale);
+    if (_mm512_cmp_ps_mask(step.keep, set1(1.0f), _CMP_NEQ_UQ) == 0) return false;
+    store(base, step.now);
+    store(sum, mul(load(sum), step.keep));
+    store(decay, step.keep);
+    return true;
+  }
+
+  // Turns logits s[key][row] / scale of sixteen rows into weights of `p`, from row `row` and key
+  // `at` on. They lie [row][pair of keys], or where V is taken as it lies [even, odd][row][key].
+  static void weigh(const float* s, int keys, float scale, const float* base, float* sum, float* p,
+                    int row, int at, bool paired, Prefetch& next) {
+    constexpr float kLog2e = 1.44269504f;
+    const V before = load(base), factor = set1(scale * kLog2e);
+    const V seen = select(less(set1(-kInf), before), before, zero());
+    const V shift = mul(seen, set1(-kLog2e));
     V total = zero();
     for (int first = 0; first < keys; first += kDepth) {
       const float* from = s + first * kTile;
-      __m512i both[kEdge];  // key i of sixteen rows, then key 16 + i
-#pragma GCC unroll 16
-      for (int i = 0; i < kEdge; ++i) {
-        if (i % 4 == 0) next.tick<Amx>(4);
-        const V a = weight_of(from + i * kTile, scale, step.shift);
-        const V b = weight_of(from + (kEdge + i) * kTile, scale, step.shift);
-        total = add(total, add(a, b));
-        both[i] = (__m512i)_mm512_cvtne2ps_pbh(b, a);
+      __m512i both[kEdge];
+      for (int quarter = 0; quarter < 4; ++quarter) {
+        rest(next);
+#pragma GCC unroll 4
+        for (int i = 4 * quarter; i < 4 * quarter + 4; ++i) {
+          const int key = i / 2 + i % 2 * kEdge;  // of the first sixteen lanes; of the others + 8
+          const V a = exp2_rough(fma(load(from + key * kTile), factor, shift));
+          const V b = exp2_rough(fma(load(from + (key + 8) * kTile), factor, shift));
+          total = add(total, add(a, b));
+          both[i] = (__m512i)_mm512_cvtne2ps_pbh(b, a);
+        }
       }
-      turn(both, p + first / 2);
+      turn(both);
+      if (paired) {
+        store_pairs(both, p + row * kPairs + (at + first) / 2);
+      } else {
+        store_apart(both, p + row * kMostKeys + at + first);
+      }
     }
-    store(base, step.now);
-    store(sum, fma(load(sum), step.keep, total));
-    store(decay, step.keep);
-    return _mm512_cmp_ps_mask(step.keep, set1(1.0f), _CMP_NEQ_UQ) != 0;
+    store(sum, add(load(sum), total));
   }
 
  private:
@@ -134,36 +178,104 @@ struct Amx : Avx512Bf16 {
     amx::Operand right = {reinterpret_cast<const char*>(q), row_bytes, 64};
     amx::zero_all<A * B>();
     for (int d = 0; d < depth; d += kDepth) {
-      next.tick<Amx>(2 * A * B);
-      amx::multiply_all<A, B>(left, right);
+      amx::multiply_all<A, B>(left, right, [&] { next.tick(); });
       left.at += 2 * kDepth;
       right.at += kEdge * row_bytes;
     }
-    amx::store_all<A, B>(s, kTile);
+    amx::store_all<A, B>(s, kEdge * kTile, kEdge, kTile);
   }
 
-  // A tiles of rows against B tiles of D.
-  template <int A, int B>
-  static void values(const float* p, const float* v, int pairs, float* o, int stride,
-                     Prefetch& next) {
-    amx::Operand left = {reinterpret_cast<const char*>(p), 2 * kBlock, 2 * kBlock * kEdge};
-    amx::Operand right = {reinterpret_cast<const char*>(v), 4 * stride, 64};
-    amx::load_all<A, B>(o, stride);
-    for (int u = 0; u < pairs; u += kEdge) {
-      next.tick<Amx>(2 * A * B);
-      amx::multiply_all<A, B>(left, right);
-      left.at += 4 * kEdge;
-      right.at += 4 * kEdge * stride;
+  static constexpr int kPairs = kMostKeys / 2;             // of a row of weights
+  static constexpr int kParity = kDirectRows * kMostKeys;  // from weights of even columns to odd
+
+  static void paired_values(const float* p, int rows, int pairs, const char* v, float* o,
+                            int stride, Prefetch& next) {
+    const int64_t step = 4 * kEdge * stride;
+    amx::Operand weights = {reinterpret_cast<const char*>(p), 4 * kPairs, 4 * kPairs * kEdge};
+    for (int row = 0; row < rows; row += 2 * kEdge, weights.at += 2 * kEdge * weights.stride) {
+      amx::Operand right = {v, 4 * stride, 64};
+      for (int column = 0; column < stride; column += kDepth, right.at += 4 * kDepth) {
+        float* to = o + row * stride + column;
+        if (rows - row >= 2 * kEdge) {
+          values<2, 2>(weights, right, pairs, step, to, kEdge * stride, kEdge, stride, next);
+        } else {
+          values<1, 2>(weights, right, pairs, step, to, kEdge * stride, kEdge, stride, next);
+        }
+      }
     }
-    amx::store_all<A, B>(o, stride);
   }
 
-  static V weight_of(const float* s, float scale, V shift) {
-    return exp_rough<Amx>(sub(mul(load(s), set1(scale)), shift));
+  static void direct_values(const float* p, int rows, int keys, StridedRows v, float* o, int stride,
+                            Prefetch& next) {
+    for (int row = 0; row < rows; row += kEdge) {
+      const amx::Operand left = {reinterpret_cast<const char*>(p + row * kMostKeys), 4 * kMostKeys,
+                                 4 * kParity};
+      amx::Operand right = {v.first, v.stride, 64};
+      for (int column = 0; column < stride;) {
+        float* to = o + row * stride + column;
+        if (stride - column >= 2 * kDepth) {
+          values<2, 2>(left, right, keys, kEdge * v.stride, to, kEdge, kDepth, stride, next);
+          column += 2 * kDepth;
+        } else {
+          values<2, 1>(left, right, keys, kEdge * v.stride, to, kEdge, kDepth, stride, next);
+          column += kDepth;
+        }
+        right.at = v.first + 2 * column;
+      }
+    }
   }
 
-  // Sixteen vectors of (key i, key 16 + i) x sixteen rows become sixteen rows of 32 keys.
-  static void turn(const __m512i* both, float* p) {
+  // A tiles of weights against B tiles of V, `step` bytes further for every sixteen of `depth`.
+  // Tiles of sums lie `down` and `across` floats from each other in rows of `stride`.
+  template <int A, int B>
+  static void values(amx::Operand p, amx::Operand v, int depth, int64_t step, float* o,
+                     int64_t down, int64_t across, int64_t stride, Prefetch& next) {
+    amx::load_all<A, B>(o, down, across, stride);
+    for (int u = 0; u < depth; u += kEdge) {
+      amx::multiply_all<A, B>(p, v, [&] { next.tick(); });
+      p.at += 4 * kEdge;
+      v.at += step;
+    }
+    amx::store_all<A, B>(o, down, across, stride);
+  }
+
+  // A moment in which nothing is multiplied.
+  static void rest(Prefetch& next) {
+    next.tick();
+    stay_awake();
+  }
+
+  // 2^y for weights that are rounded to eight bits afterwards: a relative error of 3e-6 is plenty.
+  static V exp2_rough(V y) {
+    constexpr int kBelow = 1;  // what is left above the next smaller integer; zero of -inf
+    const V f = _mm512_reduce_ps(y, kBelow);
+    V p = fma(f, set1(1.34266736e-02f), set1(5.22424914e-02f));
+    p = fma(p, f, set1(2.41280198e-01f));
+    p = fma(p, f, set1(6.93044841e-01f));
+    p = fma(p, f, set1(1.0f));
+    return _mm512_scalef_ps(p, y);  // by the next smaller integer
+  }
+
+  static void store_pairs(const __m512i* rows, float* p) {
+#pragma GCC unroll 16
+    for (int r = 0; r < kEdge; ++r) _mm512_storeu_si512(p + r * kPairs, rows[r]);
+  }
+
+  static void store_apart(const __m512i* rows, float* even) {
+    const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000));
+    float* odd = even + kParity;
+#pragma GCC unroll 16
+    for (int r = 0; r < kEdge; ++r) {
+      const __m512i x = rows[r];
+      _mm512_storeu_si512(even + r * kMostKeys, _mm512_andnot_si512(high, x));
+      _mm512_storeu_si512(odd + r * kMostKeys, _mm512_slli_epi32(x, 16));
+      _mm512_storeu_si512(even + r * kMostKeys + kEdge, _mm512_srli_epi32(x, 16));
+      _mm512_storeu_si512(odd + r * kMostKeys + kEdge, _mm512_and_si512(high, x));
+    }
+  }
+
+  // Sixteen vectors of two keys x sixteen rows become sixteen rows of pairs of keys n, n + 16.
+  static void turn(__m512i* both) {
     __m512i pairs[16], fours[16], eights[16];
 #pragma GCC unroll 8
     for (int i = 0; i < 8; ++i) {
@@ -189,26 +301,14 @@ struct Amx : Avx512Bf16 {
 #pragma GCC unroll 8
     for (int i = 0; i < 8; ++i) {  // row i and row 8 + i
       const __m512i a = eights[i / 4 * 8 + i % 4], b = eights[i / 4 * 8 + 4 + i % 4];
-      _mm512_storeu_si512(p + i * (kBlock / 2), _mm512_permutex2var_epi64(a, low, b));
-      _mm512_storeu_si512(p + (8 + i) * (kBlock / 2), _mm512_permutex2var_epi64(a, high, b));
+      both[i] = _mm512_permutex2var_epi64(a, low, b);
+      both[8 + i] = _mm512_permutex2var_epi64(a, high, b);
     }
   }
 };
 
 template <>
-struct Amx::Dot<bf16> : Avx512Bf16::Dot<bf16> {
-  // Units of two value rows, D rounded up to 16, the rest zero. Of each 32 columns the units of
-  // 0-3, 8-11, 16-19, 24-27 come first: one instruction a vector, where their order takes three.
-  static void pair_rows(const bf16* a, const bf16* b, float* units, int D) {
-    int d = 0;
-    for (; d + kDepth <= D; d += kDepth) {
-      const __m512i x = _mm512_loadu_si512(a + d), y = _mm512_loadu_si512(b + d);
-      _mm512_storeu_si512(units + d, _mm512_unpacklo_epi16(x, y));
-      _mm512_storeu_si512(units + d + kEdge, _mm512_unpackhi_epi16(x, y));
-    }
-    if (d < D) Avx512Bf16::Dot<bf16>::pair_rows(a + d, b + d, units + d, D - d);
-  }
-};
+struct Amx::Dot<bf16> : Avx512Bf16::Dot<bf16> {};
 
 template <>
 inline constexpr bool kTiles<Amx, bf16> = true;

@@ -19,6 +19,11 @@ struct Avx2 {
   static V zero() { return _mm256_setzero_ps(); }
   static V set1(float x) { return _mm256_set1_ps(x); }
   static V load(const float* p) { return _mm256_loadu_ps(p); }
+  // Lane i is p[i * stride].
+  static V load_strided(const float* p, int stride) {
+    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    return _mm256_i32gather_ps(p, _mm256_mullo_epi32(lane, _mm256_set1_epi32(stride)), 4);
+  }
   static V broadcast(const void* p) {
     float x;
     std::memcpy(&x, p, sizeof x);
@@ -64,7 +69,6 @@ struct Avx2 {
     const __m256i in = _mm256_and_si256(_mm256_set1_epi32(static_cast<int>(bits)), lane);
     return _mm256_castsi256_ps(_mm256_cmpeq_epi32(in, lane));
   }
-  static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
   static V load_as_float(const float* p) { return load(p); }
   static V load_as_float(const bf16* p) {
@@ -88,7 +92,6 @@ struct Avx2 {
   template <class Elem>
   struct Dot {
     static constexpr int kPair = 1;
-    static void store_elements(float* row, int n, V weights) { store(row + n, weights); }
     static V dot(V acc, V a, V b) { return fma(a, b, acc); }
   };
 };

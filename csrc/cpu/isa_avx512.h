@@ -20,6 +20,11 @@ struct Avx512 {
   static V zero() { return _mm512_setzero_ps(); }
   static V set1(float x) { return _mm512_set1_ps(x); }
   static V load(const float* p) { return _mm512_loadu_ps(p); }
+  // Lane i is p[i * stride].
+  static V load_strided(const float* p, int stride) {
+    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    return _mm512_i32gather_ps(_mm512_mullo_epi32(lane, _mm512_set1_epi32(stride)), p, 4);
+  }
   static V broadcast(const void* p) {
     float x;
     std::memcpy(&x, p, sizeof x);
@@ -62,7 +67,6 @@ struct Avx512 {
   }
   static float greatest(V a) { return _mm512_reduce_max_ps(a); }
   static M mask(uint32_t bits) { return static_cast<M>(bits); }
-  static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
   static V load_as_float(const float* p) { return load(p); }
   static V load_as_float(const bf16* p) {
@@ -90,7 +94,6 @@ struct Avx512 {
   template <class Elem>
   struct Dot {
     static constexpr int kPair = 1;
-    static void store_elements(float* row, int n, V weights) { store(row + n, weights); }
     static V dot(V acc, V a, V b) { return fma(a, b, acc); }
   };
 };
@@ -117,10 +120,6 @@ struct Avx512Bf16::Dot<bf16> {
     const __m512i lo = _mm512_castsi256_si512((__m256i)_mm512_cvtneps_pbh(low));
     const __m512i both = _mm512_inserti64x4(lo, (__m256i)_mm512_cvtneps_pbh(high), 1);
     return _mm512_castsi512_ps(_mm512_permutexvar_epi16(interleave_order<16>(), both));
-  }
-  static void store_elements(float* row, int n, __m512 weights) {
-    const __m256i x = (__m256i)_mm512_cvtneps_pbh(weights);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(row + n / 2), x);
   }
   // Units of two value rows, D rounded up to 16, the rest zero.
   static void pair_rows(const bf16* a, const bf16* b, float* units, int D) {

@@ -26,6 +26,10 @@ struct Generic {
     std::memcpy(&v, p, sizeof v);
     return v;
   }
+  // Lane i is p[i * stride].
+  static V load_strided(const float* p, int stride) {
+    return V{p[0], p[stride], p[2 * stride], p[3 * stride]};
+  }
   static V broadcast(const void* p) {
     float x;
     std::memcpy(&x, p, sizeof x);
@@ -63,7 +67,6 @@ struct Generic {
     return low > high ? low : high;
   }
   static M mask(uint32_t bits) { return (I{1, 2, 4, 8} & static_cast<int32_t>(bits)) != 0; }
-  static void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
   template <class Elem>
   static V load_as_float(const Elem* p) {
@@ -77,7 +80,6 @@ struct Generic {
   template <class Elem>
   struct Dot {
     static constexpr int kPair = 1;
-    static void store_elements(float* row, int n, V weights) { store(row + n, weights); }
     static V dot(V acc, V a, V b) { return fma(a, b, acc); }
   };
 };

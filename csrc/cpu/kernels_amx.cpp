@@ -8,6 +8,7 @@
 #include "convert.h"
 #include "address.h"
 #include "kernels.h"
+#include "prefetch.h"
 
 #define SPECATTN_BF16
 #pragma GCC target("amx-tile,amx-bf16,avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")

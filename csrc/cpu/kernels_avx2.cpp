@@ -8,6 +8,7 @@
 #include "convert.h"
 #include "address.h"
 #include "kernels.h"
+#include "prefetch.h"
 
 #pragma GCC target("avx2,fma,f16c")
 

@@ -8,6 +8,7 @@
 #include "convert.h"
 #include "address.h"
 #include "kernels.h"
+#include "prefetch.h"
 
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
 

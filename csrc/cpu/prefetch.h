@@ -23,19 +23,17 @@ class Prefetch {
     rate_ = (lines * 256 + ticks - 1) / ticks;
   }
 
-  template <class Isa>
-  void tick(int ticks) {
+  __attribute__((noinline)) void tick(int ticks = 1) {
     credit_ += ticks * rate_;
-    issue<Isa>(credit_ / 256);
+    issue(credit_ / 256);
     credit_ %= 256;
   }
 
-  template <class Isa>
   void issue(int lines) {
     while (lines > 0 && side_ < 2) {
       const char* const at = rows_[side_][row_] + byte_;
       const int left = (bytes_ - byte_ + 63) / 64, run = lines < left ? lines : left;
-      for (int i = 0; i < run; ++i) Isa::prefetch(at + 64 * i);
+      for (int i = 0; i < run; ++i) __builtin_prefetch(at + 64 * i, 0, 2);
       lines -= run;
       byte_ += 64 * run;
       if (run < left) return;

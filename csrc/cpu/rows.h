@@ -1,71 +1,143 @@
 // The products of a few query rows (one token of a group of heads): lanes are neighbours along D,
-// then keys, since rows would leave most of a vector empty.
+// then keys, since rows would leave most of a vector empty. Keys and values are widened on their
+// way from the cache to a register.
 #pragma once
 
+#include "convert.h"
 #include "state.h"
 #include "tile.h"
 #include "types.h"
 
 namespace specattn {
 
-constexpr int kFewRows = 8;  // up to here this costs less than a tile of sixteen lanes
+constexpr int kRowGroup = 4;  // rows that share what was widened
 
-// Sums of W keys with one row; NU vectors of units in a key, or `vectors` of them when NU is 0.
-template <class Isa, class Dot, int NU>
-inline typename Isa::V row_logits(const float* q, const char* const* k, int vectors, int rest) {
+// Up to so many rows this costs less than a tile of sixteen lanes; a matrix unit is faster still.
+template <class Isa, class Elem>
+inline constexpr int kFewRows = kTiles<Isa, Elem> ? 0 : 8;
+
+// `count` of a vector of elements; the rest is zero.
+template <class Isa, class Elem>
+inline typename Isa::V load_some(const Elem* from, int count) {
+  if (count >= Isa::W) return Isa::load_as_float(from);
+  float some[Isa::W] = {};
+  for (int i = 0; i < count; ++i) some[i] = to_float(from[i]);
+  return Isa::load(some);
+}
+
+// Logits of R rows and W / R keys: lane r * W / R + n belongs to row r and key n.
+template <class Isa, class Elem, int R>
+inline typename Isa::V row_logits(const float* q, int stride, const char* const* k, int D) {
   using V = typename Isa::V;
-  V x[NU ? NU : 1], acc[Isa::W];
-#pragma GCC unroll 8
-  for (int u = 0; u < NU; ++u) x[u] = Isa::load(q + u * Isa::W);
+  constexpr int N = Isa::W / R;
+  V acc[Isa::W];
 #pragma GCC unroll 16
-  for (int i = 0; i < Isa::W; ++i) {
-    const float* key = reinterpret_cast<const float*>(k[i]);
-    acc[i] = Isa::zero();
-    if constexpr (NU > 0) {
-#pragma GCC unroll 8
-      for (int u = 0; u < NU; ++u) acc[i] = Dot::dot(acc[i], x[u], Isa::load(key + u * Isa::W));
-    } else {
-      for (int u = 0; u < vectors; ++u) {
-        acc[i] = Dot::dot(acc[i], Isa::load(q + u * Isa::W), Isa::load(key + u * Isa::W));
-      }
-      if (rest > 0) {
-        float tail[Isa::W] = {};
-        std::memcpy(tail, key + vectors * Isa::W, 4 * static_cast<size_t>(rest));
-        acc[i] = Dot::dot(acc[i], Isa::load(q + vectors * Isa::W), Isa::load(tail));
-      }
+  for (int i = 0; i < Isa::W; ++i) acc[i] = Isa::zero();
+  const auto add = [&](int d, auto whole) {
+    V x[R];
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) x[r] = Isa::load(q + r * stride + d);
+#pragma GCC unroll 16
+    for (int n = 0; n < N; ++n) {
+      const Elem* at = reinterpret_cast<const Elem*>(k[n]) + d;
+      const V y = whole ? Isa::load_as_float(at) : load_some<Isa>(at, D - d);
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) acc[r * N + n] = Isa::fma(x[r], y, acc[r * N + n]);
     }
-  }
+  };
+  int d = 0;
+  for (; d + Isa::W <= D; d += Isa::W) add(d, std::true_type{});
+  if (d < D) add(d, std::false_type{});
   return Isa::sum_each(acc);
 }
 
-template <class Isa, class Dot, int NU>
-__attribute__((noinline)) void score_rows_of(const float* q, int stride, int rows,
-                                             const char* const* k, int keys, int units, float* s,
-                                             Prefetch& next) {
-  const int lines = kScoreLines * Isa::W / rows;
-  for (int n = 0; n < keys; n += Isa::W) {
-    for (int r = 0; r < rows; ++r) {
-      next.template issue<Isa>(lines);
-      const auto logits =
-          row_logits<Isa, Dot, NU>(q + r * stride, k + n, units / Isa::W, units % Isa::W);
-      Isa::store(s + r * kBlock + n, logits);
+template <class Isa, class Elem, int R>
+__attribute__((noinline)) void score_rows_of(const float* q, int stride, const char* const* k,
+                                             int keys, int D, float* s, Prefetch& next) {
+  constexpr int N = Isa::W / R;
+  for (int n = 0; n < keys; n += N) {
+    next.tick(N);
+    float logits[Isa::W];
+    Isa::store(logits, row_logits<Isa, Elem, R>(q, stride, k + n, D));
+    for (int r = 0; r < R; ++r) std::memcpy(s + r * kBlock + n, logits + r * N, N * sizeof(float));
+  }
+}
+
+// o[row] = o[row] * decay[row] + sum over keys of p[row][key] * v[key], for R rows and DB vectors.
+template <class Isa, class Elem, int R, int DB>
+__attribute__((noinline)) void value_rows_of(const float* p, const char* const* v, int keys,
+                                             const float* decay, float* o, int column, int stride,
+                                             int D, Prefetch& next) {
+  using V = typename Isa::V;
+  V acc[R][DB];
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int j = 0; j < DB; ++j) acc[r][j] = Isa::zero();
+  for (int n = 0; n < keys; ++n) {
+    if (n % kRowGroup == 0) next.tick(kRowGroup);
+    const Elem* row = reinterpret_cast<const Elem*>(v[n]) + column;
+    V y[DB];
+#pragma GCC unroll 4
+    for (int j = 0; j < DB; ++j) {
+      y[j] = DB > 1 ? Isa::load_as_float(row + j * Isa::W) : load_some<Isa>(row, D - column);
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      const V x = Isa::set1(p[r * kBlock + n]);
+#pragma GCC unroll 4
+      for (int j = 0; j < DB; ++j) acc[r][j] = Isa::fma(x, y[j], acc[r][j]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
+    const V keep = Isa::set1(decay[r]);
+#pragma GCC unroll 4
+    for (int j = 0; j < DB; ++j) {
+      float* at = o + r * stride + column + j * Isa::W;
+      Isa::store(at, Isa::fma(Isa::load(at), keep, acc[r][j]));
     }
   }
 }
 
-// s[row][key] = q[row] . k[key]; rows of q are padded with zeros to whole vectors.
-template <class Isa, class Dot>
-inline void score_rows(const float* q, int stride, int rows, const char* const* k, int keys,
-                       int units, float* s, Prefetch& next) {
-  auto step = score_rows_of<Isa, Dot, 0>;
-  if (units == 2 * Isa::W) step = score_rows_of<Isa, Dot, 2>;
-  if (units == 4 * Isa::W) step = score_rows_of<Isa, Dot, 4>;
-  if (units == 8 * Isa::W) step = score_rows_of<Isa, Dot, 8>;
-  step(q, stride, rows, k, keys, units, s, next);
+// Calls `step(first row, number of rows)` with a number that the compiler knows.
+template <class Step>
+inline void in_row_groups(int rows, const Step& step) {
+  int row = 0;
+  for (; rows - row >= kRowGroup; row += kRowGroup) step(row, Width<kRowGroup>{});
+  if (rows - row >= 2) step(row, Width<2>{}), row += 2;
+  if (rows - row >= 1) step(row, Width<1>{});
 }
 
-// Weights p[row][key] of one row, as elements that lie together; bits say which keys it sees.
-template <class Isa, class Dot>
+// s[row][key] = q[row] . k[key]; rows of q are padded with zeros to whole vectors.
+template <class Isa, class Elem>
+inline void score_rows(const float* q, int stride, int rows, const char* const* k, int keys, int D,
+                       float* s, Prefetch& next) {
+  in_row_groups(rows, [&](int row, auto count) {
+    score_rows_of<Isa, Elem, decltype(count)::value>(q + row * stride, stride, k, keys, D,
+                                                     s + row * kBlock, next);
+  });
+}
+
+template <class Isa, class Elem>
+inline void value_rows(const float* p, int rows, const char* const* v, int keys, const float* decay,
+                       float* o, int stride, int D, Prefetch& next) {
+  in_row_groups(rows, [&](int row, auto count) {
+    constexpr int R = decltype(count)::value, DB = Isa::kValueCols;
+    const float *weights = p + row * kBlock, *keep = decay + row;
+    float* to = o + row * stride;
+    int d = 0;
+    for (; D - d >= DB * Isa::W; d += DB * Isa::W) {
+      value_rows_of<Isa, Elem, R, DB>(weights, v, keys, keep, to, d, stride, D, next);
+    }
+    for (; d < D; d += Isa::W) {
+      value_rows_of<Isa, Elem, R, 1>(weights, v, keys, keep, to, d, stride, D, next);
+    }
+  });
+}
+
+// Weights p[row][key] of one row; bits say which keys it sees.
+template <class Isa>
 inline void softmax_row(const float* s, int keys, uint64_t visible, float scale, float* base,
                         float* sum, float* decay, float* p) {
   using V = typename Isa::V;
@@ -81,9 +153,9 @@ inline void softmax_row(const float* s, int keys, uint64_t visible, float scale,
   const float now = before + kSlack < most ? most : before, shift = now == -kInf ? 0.0f : now;
   V total = Isa::zero();
   for (int i = 0; i < vectors; ++i) {
-    const V weights = weight<Isa, Dot>(Isa::sub(logits[i], Isa::set1(shift)));
+    const V weights = exp<Isa>(Isa::sub(logits[i], Isa::set1(shift)));
     total = Isa::add(total, weights);
-    Dot::store_elements(p, i * Isa::W, weights);
+    Isa::store(p + i * Isa::W, weights);
   }
   Isa::store(decay, exp<Isa>(Isa::set1(before - shift)));
   *sum = *sum * *decay + Isa::sum(total);

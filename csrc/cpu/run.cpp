@@ -84,7 +84,7 @@ Plan make_plan(const Attention& a, int threads) {
   plan.rows_per_group = std::min(a.T, std::max<int64_t>(1, kGroupRows / g));
   plan.row_groups = ceil_div(a.T, plan.rows_per_group);
   plan.rows = round_up(plan.rows_per_group * g, kRowPadding);
-  plan.stride = round_up(a.D, kRowPadding);
+  plan.stride = round_up(a.D, kColumnPadding);
   plan.collect = a.collect;
   const bool per_head = a.cache.indices_head != 0 || a.cache.lengths_head != 0;
   const int64_t fit = kStateFloats / (plan.rows * plan.stride);

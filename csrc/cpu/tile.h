@@ -52,7 +52,7 @@ inline void score_columns(const float* q, int rows, const char* const* k, int ke
                           float* s, Prefetch& next) {
   constexpr int NR = MB * kKeyStep <= Isa::kScoreAccumulators ? kKeyStep : kKeyStep / 2;
   for (int n = 0; n < keys; n += NR) {
-    next.issue<Isa>(kScoreLines * NR);
+    next.issue(kScoreLines * NR);
     score_step<Isa, Dot, MB, NR>(q, rows, k + n, units, s + n * kTile);
   }
 }
@@ -94,7 +94,7 @@ __attribute__((noinline)) void value_step(Weights p, const char* const* v, int u
 #pragma GCC unroll 4
     for (int j = 0; j < DB; ++j) acc[r][j] = Isa::zero();
   for (int first = 0; first < units; first += kKeyStep) {
-    next.issue<Isa>(kValueLines * kKeyStep);
+    next.issue(kValueLines * kKeyStep);
     const int last = first + kKeyStep < units ? first + kKeyStep : units;
     for (int u = first; u < last; ++u) {
       V y[DB];

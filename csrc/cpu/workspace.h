@@ -48,15 +48,15 @@ struct Scratch {
   float *s, *p, *k, *v, *decay, *q, *state;
 
   static int64_t floats(int64_t q_floats, int64_t state_floats) {
-    return kBlock * (2 * kTile + 2 * kMaxHeadDim) + kTile + round_up(q_floats, 16) +
-           round_up(state_floats, 16);
+    return kTile * (kBlock + kMostKeys) + kMostKeys * kMaxHeadDim + kTile +
+           round_up(q_floats, 16) + round_up(state_floats, 16);
   }
   Scratch(float* at, int64_t q_floats) {
     s = at;
     p = s + kBlock * kTile;
-    k = p + kBlock * kTile;
-    v = k + kBlock * kMaxHeadDim;
-    decay = v + kBlock * kMaxHeadDim;
+    k = p + kMostKeys * kTile;
+    v = k + kMostKeys / 2 * kMaxHeadDim;
+    decay = v + kMostKeys / 2 * kMaxHeadDim;
     q = decay + kTile;
     state = q + round_up(q_floats, 16);
   }

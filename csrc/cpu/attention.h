@@ -269,11 +269,11 @@ class Attend {
   // that they were taken from moves on.
   void multiply_matrix(const Step& step, int64_t head, Prefetch& next, bool collects) {
     next.pace(Isa::ticks(plan_.rows, step.keys, D_));
-    const StridedRows keys = in_place(step.k, step.k_apart, step.keys, scratch_.k);
+    const StridedRows keys = in_place(step.k, step.k_apart, step.keys, scratch_.k, next);
     const bool paired = plan_.rows > Isa::kDirectRows;
     StridedRows values = {reinterpret_cast<const char*>(scratch_.v), 4 * stride_};
     if (!paired) {
-      values = in_place(step.v, step.v_apart, step.keys, scratch_.v);
+      values = in_place(step.v, step.v_apart, step.keys, scratch_.v, next);
     } else {
       Isa::pair_values(step.v, step.keys, D_, scratch_.v, stride_, next);
     }
@@ -333,9 +333,10 @@ class Attend {
   }
 
   // Rows of a cache for a matrix unit: as they lie where that is possible and they are read once.
-  StridedRows in_place(const char* const* rows, int64_t apart, int keys, float* copy) const {
+  StridedRows in_place(const char* const* rows, int64_t apart, int keys, float* copy,
+                       Prefetch& next) const {
     if (apart && plan_.rows <= kTile && D_ % Isa::kDepth == 0) return {rows[0], apart};
-    Isa::copy_rows(rows, keys, D_, copy);
+    Isa::copy_rows(rows, keys, D_, copy, next);
     return {reinterpret_cast<const char*>(copy), round_up(D_, Isa::kDepth) * kRowBytes};
   }
 

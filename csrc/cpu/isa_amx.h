@@ -47,10 +47,11 @@ struct Amx : Avx512Bf16 {
   }
 
   // Rows of a cache side by side and in whole tiles: strides of a cache would share few sets of L1.
-  static void copy_rows(const char* const* rows, int count, int D, float* copy) {
+  static void copy_rows(const char* const* rows, int count, int D, float* copy, Prefetch& next) {
     const int stride = static_cast<int>(round_up(D, kDepth)) * 2;
     char* to = reinterpret_cast<char*>(copy);
     for (int n = 0; n < count; ++n, to += stride) {
+      if (n % 8 == 0) rest(next);
       int d = 0;
       for (; d + kDepth <= D; d += kDepth) {
         _mm512_store_si512(to + 2 * d, _mm512_loadu_si512(rows[n] + 2 * d));

@@ -4,9 +4,21 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    StoppingCriteriaList,
+    TemperatureLogitsWarper,
+)
 
-from specattn.decoding.sparse_chain import Chosen
+from specattn import reference
+from specattn.decoding import TargetLaw, target
+from specattn.decoding.sequences import Sequences
+from specattn.decoding.sparse_chain import Chosen, SparseChain
 from specattn.decoding.target import Selection
+from tests import laws
+from tests.decoding.models import prompts, tiny_model
 
 LAYERS, KV_HEADS = 2, 3
 
@@ -71,3 +83,46 @@ def test_rows_can_be_kept(heads):
     assert torch.equal(kept.selection.indices[..., :width], expected.selection.indices)
     assert torch.equal(kept.selection.lengths, expected.selection.lengths)
     assert torch.equal(kept.prefix, expected.prefix)
+
+
+def test_probs_are_the_very_law_that_tokens_were_drawn_from(monkeypatch):
+    """With penalties and min-p: each node's own, in the context of its path."""
+    for op in ("hybrid_tree_attention", "sparse_gather_attention"):  # all copies at once
+        monkeypatch.setattr(target, op, getattr(reference, op))
+    processors = LogitsProcessorList(
+        [
+            RepetitionPenaltyLogitsProcessor(1.8),
+            TemperatureLogitsWarper(1.3),
+            MinPLogitsWarper(0.05),
+        ]
+    )
+    vocabulary, copies = 6, 2000
+    model = tiny_model(vocab_size=vocabulary, peak=0.7)
+    (text,) = prompts([14], vocabulary=vocabulary - 2)
+    texts = text.expand(copies, -1)
+    sequences = Sequences(texts, [0] * copies, 20, StoppingCriteriaList(), model.device)
+    one = target.Target(model, copies, 20)
+    few = torch.tensor([1, 4, 12], dtype=torch.int32).expand(one.full_layers, copies, -1)
+    reading = Selection(few, torch.full((copies,), 3, dtype=torch.int32))
+    generator = torch.Generator().manual_seed(0)
+    chain = SparseChain(2, one, TargetLaw(processors, True, sequences), generator)
+    asked = []
+    draft_step = one.draft
+    monkeypatch.setattr(one, "draft", lambda *a: asked.append(draft_step(*a)) or asked[-1])
+    with one.attached(), torch.no_grad():
+        one.prefill(list(texts[:, :-1]), chunk_size=64)
+        draft = chain.draft(texts[:, -1], [reading, reading])
+    tables = []
+    for step, said in enumerate(asked):
+        context = torch.cat([texts, draft.tokens[:, 1 : step + 1]], 1)
+        law = processors(context, said.logits[:, 0]).softmax(-1)
+        torch.testing.assert_close(draft.probs[:, step], law)
+        path = draft.tokens[:, 1 : step + 1]
+        number = (path * vocabulary ** torch.arange(step - 1, -1, -1)).sum(-1)
+        table = torch.zeros(vocabulary**step, vocabulary, dtype=torch.float64)
+        table[number] = law.double()  # all with the same path have the same law
+        tables.append(table / table.sum(-1, keepdim=True).clamp_min(1e-9))
+    drawn = (draft.tokens[:, 1:] * torch.tensor([vocabulary, 1])).sum(-1)
+    assert laws.p_value(drawn, laws.joint(tables)) > laws.SIGNIFICANCE
+    unpenalised = [said.logits[:1, 0].div(1.3).softmax(-1).double() for said in asked[:1]]
+    assert laws.p_value(draft.tokens[:, 1], laws.joint(unpenalised)) < 1e-12

@@ -45,13 +45,12 @@ class DynamicTree:
         tokens, parents : Tensor, int64 [B, m]
             Of the nodes to expand: their tokens, and which of the n nodes each follows.
         """
-        best, tokens = logits.topk(min(self.width, logits.shape[-1]))
-        steps = best.float() - logits.float().logsumexp(-1, keepdim=True)  # never above 0
-        children = best.shape[-1]
-        scores = (self.scores[..., None] + steps).flatten(1)
-        parents = self.numbers[..., None].expand(-1, -1, children).flatten(1)
-        tokens = tokens.flatten(1)
-        self.levels.append((tokens, scores, parents))
+        steps, tokens = logits.log_softmax(-1, torch.float32).topk(
+            min(self.width, logits.shape[-1])
+        )
+        children = steps.shape[-1]
+        scores, tokens = (self.scores[..., None] + steps).flatten(1), tokens.flatten(1)
+        self.levels.append((tokens, scores, self.numbers))
         self.scores, chosen = scores.topk(min(self.width, scores.shape[1]))
         self.numbers = chosen + self.candidates
         self.candidates += scores.shape[1]
@@ -62,7 +61,9 @@ class DynamicTree:
 
         No node outdoes its parent, and of equals the one above comes first; so the best are trees.
         """
-        tokens, scores, parents = (torch.cat(part, 1) for part in zip(*self.levels, strict=True))
+        tokens, scores, expanded = (torch.cat(part, 1) for part in zip(*self.levels, strict=True))
+        # Every expanded node has equally many children, and these follow one another.
+        parents = expanded.repeat_interleave(tokens.shape[1] // expanded.shape[1], 1)
         count = min(size - 1, self.candidates)
         order = scores.sort(dim=1, descending=True, stable=True).indices[:, :count].sort(1).values
         # Where each candidate, the root at index 0 among them, stands in its tree.

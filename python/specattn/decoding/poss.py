@@ -124,9 +124,8 @@ class _PosSDrafter(Drafter):
             if depth + 1 < self.method.depth:
                 own = self.own_bits[depth + 1][: tokens.shape[1]]
                 mask = mask.gather(1, _wide(parents, mask)) | own
-                before = features.gather(1, _wide(parents, features))
                 self.watch.lap("tree_seconds")
-                x = self.block.fuse(tokens, before)
+                x = self.block.fuse(tokens, features.gather(1, _wide(parents, features)))
         if self.size is None:
             self.size = self._best_size(tree, _now(self.block.target.device) - begin)
         draft = tree.best(self.size)

@@ -164,17 +164,18 @@ def _parts(records: Sequence[Record]) -> list[Panel]:
     itemised = [row for row in records if drafting(row)]
 
     def fill(rows: Sequence[Record], axis: Any) -> None:
-        places, below = range(len(rows)), [0.0] * len(rows)
+        places, before = range(len(rows)), [0.0] * len(rows)
         for name in drafting(rows[0]) | dict.fromkeys(("target", "accept")):
             own = [(row["round_seconds"] | drafting(row))[name] * 1e3 for row in rows]
-            axis.bar(places, own, 0.8, below, label=name)
-            below = [low + more for low, more in zip(below, own, strict=True)]
-        axis.set_xticks(places, [label(row) for row in rows], rotation=90, fontsize=6)
-        axis.set_ylabel("ms per round")
-        counted = axis.twinx()
-        counted.plot(places, [row["rounds"] for row in rows], "k.")
-        counted.set_ylim(bottom=0)
-        counted.set_ylabel("rounds (points)")
+            axis.barh(places, own, 0.8, before, label=name)
+            before = [so_far + more for so_far, more in zip(before, own, strict=True)]
+        axis.set_yticks(places, [label(row) for row in rows], fontsize=6)
+        axis.invert_yaxis()
+        axis.set_xlabel("ms per round")
+        counted = axis.twiny()
+        counted.plot([row["rounds"] for row in rows], places, "k.")
+        counted.set_xlim(left=0)
+        counted.set_xlabel("rounds (points)")
 
     return _panels(itemised, fill)
 

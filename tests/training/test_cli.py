@@ -94,8 +94,12 @@ def test_specialists_start_from_eagle_and_share_features(specattn, target, text,
     rows = len([*(tmp_path / "features").rglob("*.safetensors")])
     assert 0 < rows <= 16  # four steps of four rows, some of them alike
     again = (*run, *log, "--variant", "poss-2", "--depth", 4, "--start", tmp_path / "eagle")
-    code, _, said = specattn(*again, *kept, "--output", tmp_path / "poss")
+    held_out = ("--eval-data", text / "a.txt", "--eval-rows", 4, "--eval-prompts", 1)
+    lengths = ("--eval-prompt-tokens", 8, "--eval-new-tokens", 4)
+    code, _, said = specattn(*again, *kept, *held_out, *lengths, "--output", tmp_path / "poss")
     assert code == 0, said
+    assert "token loss 4 " in said
+    assert "acceptance length " in said
     assert len([*(tmp_path / "features").rglob("*.safetensors")]) == rows
     drafter = PosSDrafter.from_pretrained(tmp_path / "poss")
     assert (drafter.config.layers, drafter.config.positions_per_layer) == (2, 2)

@@ -173,7 +173,6 @@ def test_env_names_every_backend(specattn):
         (["--prompt-file", "{prompt}", "--model", "{tmp}/none"], "none is not a folder"),
         (["--prompt-file", "{prompt}", "--model", "{tmp}"], "no readable config.json"),
         (["--prompt-file", "{prompt}", "--json", "{tmp}/none/out.json"], "does not exist"),
-        (["--prompt-file", "{prompt}", "--max-new-tokens", "40000"], "cache of 32768"),
         (["--prompt-file", "{binary}"], "not UTF-8"),
         ([], "--prompt-file"),
     ],

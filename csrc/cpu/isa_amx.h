@@ -63,15 +63,17 @@ struct Amx : Avx512Bf16 {
     std::memset(to, 0, static_cast<size_t>(round_up(count, kDepth) - count) * stride);
   }
 
-  // Pairs of value rows n and n + 16 of each 32: of 32 columns the even ones, then the odd ones.
+  // Pairs of value rows n and n + 16 of each 32: of 32 columns the even ones, then the odd ones. What
+  // does not exist is zero up to a whole product: the memory may hold another call's NaN.
   static void pair_values(const char* const* v, int keys, int D, float* pairs, int stride,
                           Prefetch& next) {
     static const bf16 nothing[kMaxHeadDim] = {};
     const auto row = [&](int n) {
       return n < keys ? v[n] : reinterpret_cast<const char*>(nothing);
     };
-    for (int n = 0; n < keys; n += n % kEdge == kEdge - 1 ? kEdge + 1 : 1, pairs += stride) {
-      if (n % 4 == 0) rest(next);
+    for (int pair = 0; pair < round_up(keys, kDepth) / 2; ++pair, pairs += stride) {
+      if (pair % 4 == 0) rest(next);
+      const int n = pair / kEdge * kDepth + pair % kEdge;
       const char *a = row(n), *b = row(n + kEdge);
       for (int d = 0; d < D; d += kDepth) {
         const __mmask32 in = ~uint32_t{0} >> std::max(kDepth - (D - d), 0);

@@ -52,6 +52,20 @@ def test_hybrid_on_random_problems(isa, problem, data):
     check_hybrid(problem, paged=paged, window=window, softcap=softcap, sinks=sinks)
 
 
+@pytest.mark.parametrize("lengths", [(8,), (40,), (70,)])
+@pytest.mark.parametrize("rows", [1, 6, 30])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_what_another_call_left_does_not_matter(isa, dtype, rows, lengths):
+    """Memory is kept between calls; here one whose values are all NaN has filled it."""
+    for before in DTYPES:
+        full = make_problem((128,), rows, dtype=before)
+        full.v_cache.fill_(torch.nan)
+        calls.hybrid_tree_attention(
+            full.q, cache_seqlens=full.cache_seqlens, **full.cache(False), **tree_of(full)
+        )
+        check_hybrid(make_problem(lengths, rows, dtype=dtype))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("head_dim", [8, 40, 64, 80, 96, 128, 200, 256])
 def test_head_dims(isa, dtype, head_dim):

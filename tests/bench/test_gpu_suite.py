@@ -19,7 +19,7 @@ def test_it_runs_small_from_a_plain_checkout(tmp_path):
     run, *decoded = _lines(tmp_path / "out" / "decode-tiny.jsonl")
     assert run["kind"] == "run"
     assert run["model"]["weights"] == "random"
-    assert [one["kind"] for one in decoded] == ["row"] * 3 + ["pass"] * 5
+    assert [one["kind"] for one in decoded] == ["row"] * 3 + ["pass"] * 10
     assert all(one["acceptance"].startswith("SIMULATED ACCEPTANCE") for one in decoded)
     assert all(one["time"]["median"] > 0 and one["bytes"] > 0 for one in decoded[3:])
     assert (tmp_path / "out" / "decode-tiny" / "speed.png").stat().st_size > 0

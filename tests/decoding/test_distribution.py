@@ -40,6 +40,7 @@ from specattn.decoding import (
     target,
     triforce,
 )
+from specattn.decoding.switch import Switch
 from tests import laws
 from tests.decoding.models import prompts, tiny_model
 from tests.decoding.test_loop import RandomTree
@@ -150,13 +151,21 @@ def law_tables(model, prompt, processors):
     ],
 )
 def test_the_joint_law_of_the_first_tokens(model, prompt, sampling, method):
+    first = check_law(model, prompt, sampling, METHODS[method])
+    if method != "plain":
+        least = 0.05 if method in FROM_THE_TEXT else 0.2
+        assert least < first < 0.95, "drafts should be neither perfect nor useless"
+
+
+def check_law(model, prompt, sampling, method):
+    """Check the law of many copies; return the share of rounds that accepted a drafted token."""
     options, processors = (SAMPLING | CONTEXTUAL)[sampling]
     config = GenerationConfig(do_sample=True, **options)
     own = [processor for processor in processors if isinstance(processor, ContextualPenalty)]
     output = generate(
         model,
         prompt.expand(COPIES, -1),
-        METHODS[method],
+        method,
         max_new_tokens=DEPTH,
         generation_config=config,
         logits_processor=LogitsProcessorList(own),
@@ -166,10 +175,18 @@ def test_the_joint_law_of_the_first_tokens(model, prompt, sampling, method):
     number = (new * V ** torch.arange(DEPTH - 1, -1, -1)).sum(-1)
     law = laws.joint(law_tables(model, prompt, processors))
     assert laws.p_value(number, law) > laws.SIGNIFICANCE
-    if method != "plain":
-        first = output.statistics.total.position_rates[0]
-        least = 0.05 if method in FROM_THE_TEXT else 0.2
-        assert least < first < 0.95, "drafts should be neither perfect nor useless"
+    return next(iter(output.statistics.total.position_rates), 0.0)
+
+
+@pytest.mark.parametrize("sampling", SAMPLING)
+def test_rounds_with_drafts_and_without_may_follow_one_another(
+    model, prompt, sampling, monkeypatch
+):
+    """As Vegas' switch lets them: it decides before a round draws anything."""
+    kinds = itertools.cycle([True, True, False])
+    monkeypatch.setattr(Switch, "choose", lambda *_, **__: next(kinds))
+    method = Vegas(gamma=1, ratio=0.2, min_tokens=1, switch=True)
+    assert 0.05 < check_law(model, prompt, sampling, method) < 0.5
 
 
 def test_the_test_would_notice_what_the_authors_middle_level_does(model, prompt, monkeypatch):

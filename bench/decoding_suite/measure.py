@@ -112,11 +112,13 @@ class Row:
 
     @property
     def details(self) -> dict[str, float]:
-        """What the method says of its runs in numbers: means over runs."""
-        runs = [o.statistics.details for o in self.outcomes if o.statistics is not None]
-        first = runs[0] if runs else {}
-        names = [name for name, value in first.items() if isinstance(value, int | float)]
-        return {name: statistics.mean(run[name] for run in runs) for name in names}
+        """What the method says of its runs in numbers: means over the runs that have one."""
+        found: dict[str, list[float]] = {}
+        for outcome in self.outcomes:
+            for name, value in (outcome.statistics.details if outcome.statistics else {}).items():
+                if isinstance(value, int | float):
+                    found.setdefault(name, []).append(value)
+        return {name: statistics.mean(values) for name, values in found.items()}
 
     @property
     def peak_bytes(self) -> int | None:

@@ -69,11 +69,11 @@ def main(argv: list[str] | None = None) -> int:
         sections = command.sections(options)
         file = File(options.json, resume=options.resume)
         setting = _setting(options, sections, device)
-        _check_lengths(setting, sections)
+        _check_texts(setting, sections)
         file.begin(_run_record(setting, options, device))
     except (ValueError, OSError) as failure:
         parser.error(" ".join(str(failure).split()))
-    show.say(_heading(setting, file.records[-1]), setting.note)
+    show.say(_heading(setting, sections, file.records[-1]), setting.note)
     try:
         _measure_all(setting, sections, file)
     except KeyboardInterrupt:
@@ -195,18 +195,17 @@ def _setting(
     return Setting(model, name, texts, plan, profile, defaults, options.budget, profile.note)
 
 
-def _check_lengths(setting: Setting, sections: Sequence[Section]) -> None:
-    """Raise ValueError where a text or the model is too short for what is to be measured."""
-    limit = setting.model.config.max_position_embeddings
+def _check_texts(setting: Setting, sections: Sequence[Section]) -> None:
+    """Raise ValueError where the texts are too short for what is to be measured."""
     for section in sections:
         for group in section.groups:
-            needed = group.context + section.plan(setting.plan).new_tokens
-            if setting.profile is None and needed > limit:
-                raise ValueError(
-                    f"--context: {group.context} tokens and the new ones are {needed}, more than "
-                    f"the {limit} positions of {setting.name}"
-                )
             setting.texts.prompts(0, group.context, 1)
+
+
+def _beyond(setting: Setting, group: Group, plan: Plan) -> bool:
+    """Whether a text leaves the positions that the model was made for."""
+    positions = setting.model.config.max_position_embeddings
+    return setting.profile is None and group.context + plan.new_tokens > positions
 
 
 def _known(setting: Setting, section: Section, group: Group) -> list[dict[str, Any]]:
@@ -219,6 +218,7 @@ def _known(setting: Setting, section: Section, group: Group) -> list[dict[str, A
             model=setting.name,
             section=section.name,
             acceptance=setting.acceptance,
+            beyond_positions=_beyond(setting, group, plan),
         )
         for entry in group.entries
     ]
@@ -251,7 +251,7 @@ def _run_record(
     }
 
 
-def _heading(setting: Setting, run: dict[str, Any]) -> str:
+def _heading(setting: Setting, sections: Sequence[Section], run: dict[str, Any]) -> str:
     model, plan = run["model"], setting.plan
     text = (
         f"{run['machine']['name']} | commit {run['commit']} | torch {run['versions']['torch']} | "
@@ -259,6 +259,12 @@ def _heading(setting: Setting, run: dict[str, Any]) -> str:
         f"{model['name']}, {model['layers']} layers, {model['dtype']}, {model['weights']} weights"
         f" | {plan.new_tokens} new tokens, {plan.texts} texts, {plan.repeats} repeats"
     )
+    if any(_beyond(setting, g, s.plan(plan)) for s in sections for g in s.groups):
+        text += (
+            f"\nwarning: some contexts and their new tokens go beyond the "
+            f"{setting.model.config.max_position_embeddings} positions of {setting.name}: times "
+            "hold, acceptance is that of a model outside its range"
+        )
     if setting.profile is None:
         return text
     rates = ", ".join(f"{rate:g}" for rate in setting.profile.rates)

@@ -10,18 +10,20 @@ kind run   ``schema`` ("specattn.decoding/1"), ``machine``, ``versions``, ``comm
 kind row   ``section`` of the suite or null, ``model``, ``method``, ``settings`` (the method's
            options), ``context``, ``batch``, ``temperature``, ``shaping`` (options of sampling that
            are not the default), ``new_tokens``, ``acceptance``
-           ("measured", or "SIMULATED ACCEPTANCE" and the profile), ``fault`` or null, and unless it
-           has one: ``tokens_per_second`` (``median``, ``spread``, ``samples``), ``prefill_seconds``
-           (null where none took place), ``rounds``, ``tau`` (tokens per round, bonus token
-           included), ``tau_without_bonus``, ``acceptance_rate``, ``per_position_acceptance`` (share
-           of all rounds), ``conditional_acceptance`` (pos-acc: given that all before it were
-           accepted), ``round_seconds`` (``total``, ``draft``, ``target``, ``accept``: medians over
-           runs of seconds per batched round), ``speedup`` (over ``plain`` and ``transformers``),
-           ``peak_bytes``, ``identity`` (greedy and measured only: ``compared`` requests and
-           ``differences``), ``distinct`` (Distinct-1 to Distinct-4 of the new tokens), ``details``
-           (numbers that the method alone reports), ``lengths`` (up to some lengths of a long
-           generation: ``new_tokens``, ``seconds`` per token, ``tau_without_bonus``, ``speedup``),
-           ``others`` (cores that other programs used meanwhile)
+           ("measured", or "SIMULATED ACCEPTANCE" and the profile), ``beyond_positions`` (whether
+           the text leaves the positions that the model was made for), ``fault`` or null, and unless
+           it has one: ``tokens_per_second`` (``median``, ``spread``, ``samples``),
+           ``prefill_seconds`` (null where none took place), ``rounds``, ``tau`` (tokens per round,
+           bonus token included), ``tau_without_bonus``, ``acceptance_rate``,
+           ``per_position_acceptance`` (share of all rounds), ``conditional_acceptance`` (pos-acc:
+           given that all before it were accepted), ``round_seconds`` (``total``, ``draft``,
+           ``target``, ``accept``: medians over runs of seconds per batched round), ``speedup``
+           (over ``plain`` and ``transformers``), ``peak_bytes``, ``identity`` (greedy and measured
+           only: ``compared`` requests and ``differences``), ``distinct`` (Distinct-1 to Distinct-4
+           of the new tokens), ``details`` (numbers that the method alone reports), ``lengths`` (up
+           to some lengths of a long generation: ``new_tokens``, ``seconds`` per token,
+           ``tau_without_bonus``, ``speedup``), ``others`` (cores that other programs used
+           meanwhile)
 kind pass  one kind of pass behind a full cache: ``name``, ``model``, ``context``, ``rows``,
            ``bytes``, ``time``, ``eager`` (each ``median``, ``spread``, ``samples``),
            ``bandwidth``, ``acceptance``
@@ -52,7 +54,14 @@ _SAME = ("schema", "machine", "backend", "model", "plan", "suite", "acceptance")
 
 
 def case_record(
-    group: Group, entry: Any, plan: Plan, *, model: str, section: str | None, acceptance: str
+    group: Group,
+    entry: Any,
+    plan: Plan,
+    *,
+    model: str,
+    section: str | None,
+    acceptance: str,
+    beyond_positions: bool,
 ) -> dict[str, Any]:
     """Return what is known of a row before it is measured."""
     return {
@@ -67,6 +76,7 @@ def case_record(
         "shaping": group.shaping.options,
         "new_tokens": plan.new_tokens,
         "acceptance": acceptance,
+        "beyond_positions": beyond_positions,
     }
 
 

@@ -44,7 +44,8 @@ def measured(model, groups, plan, defaults=None):
             model, RandomTokens(64), group, plan, None, lambda name: None, defaults or {}
         )
         for row in rows:
-            known = case_record(group, row.entry, plan, model="m", section="s", acceptance="a")
+            place = {"section": "s", "acceptance": "a", "beyond_positions": False}
+            known = case_record(group, row.entry, plan, model="m", **place)
             records.append(row_record(row, known))
     return records
 

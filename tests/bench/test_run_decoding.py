@@ -15,6 +15,8 @@ from decoding_suite.cases import key  # noqa: E402
 from decoding_suite.records import SCHEMA  # noqa: E402
 from decoding_suite.simulation import MARK  # noqa: E402
 
+from specattn.decoding import Statistics  # noqa: E402
+
 FIGURES = {
     *("tokens_per_second", "prefill_seconds", "rounds", "tau", "tau_without_bonus"),
     *("acceptance_rate", "per_position_acceptance", "conditional_acceptance", "round_seconds"),
@@ -23,7 +25,7 @@ FIGURES = {
 }
 KNOWN = {
     *("kind", "section", "model", "method", "settings", "context", "batch", "temperature"),
-    *("shaping", "new_tokens", "acceptance", "fault"),
+    *("shaping", "new_tokens", "acceptance", "beyond_positions", "fault"),
 }
 SHAPE = ["--shape", "tiny", "--layers", "1", "--random-weights", "--acceptance", "0.9,0.5"]
 VEGAS = ["--method", "vegas:gamma=3,min_tokens=16"]
@@ -187,7 +189,6 @@ def test_a_method_that_fails_costs_only_its_own_row(text, monkeypatch, tmp_path,
         (["--model", "/nowhere"], "--model: /nowhere"),
         (["--prompt", "/nowhere.py"], "--prompt: /nowhere.py"),
         (["--context", "8q"], "--context"),
-        (["--context", "32k"], "32768 tokens and the new ones"),
         (["--temperature", "-1"], "--temperature"),
         (["--new-tokens", "1"], "--new-tokens: expected 2 or more"),
         (["--suite", "beam"], "expected one of vegas, longspec"),
@@ -218,6 +219,33 @@ def test_texts_that_are_too_short_say_so(text, capsys):
         run_decoding.main([*SMALL, *text, "--context", "8k"])
     assert stop.value.code == 2
     assert "give more with --prompt" in capsys.readouterr().err
+
+
+def test_what_leaves_the_models_positions_is_measured_and_marked(
+    text, monkeypatch, tmp_path, capsys
+):
+    def of_fifty_positions(*rest):
+        model, tokenizer = right(*rest)
+        model.config.max_position_embeddings = 50
+        return model, tokenizer
+
+    right = run_decoding.models.checkpoint
+    monkeypatch.setattr(run_decoding.models, "checkpoint", of_fifty_positions)
+    path = tmp_path / "rows.jsonl"
+    arguments = [*SMALL, *text, "--temperature", "0", "--no-peer", "--json", str(path)]
+    assert run_decoding.main([*arguments, "--context", "40,48"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("warning: some contexts and their new tokens go beyond the 50") == 1
+    rows = [(row["context"], row["beyond_positions"]) for row in lines(path)[1:]]
+    assert rows == [(40, False), (40, False), (48, True), (48, True)]
+
+
+def test_details_that_only_some_runs_have_are_averaged_over_those():
+    def outcome(**details):
+        return measure_module.Outcome([[1]], 1.0, Statistics([], details=details), None)
+
+    row = measure_module.Row(None, None, [outcome(a=None, b=1), outcome(a=2.0, b=3, c="none")])
+    assert row.details == {"a": 2.0, "b": 2.0}
 
 
 def test_a_file_that_exists_is_not_overwritten(tmp_path, capsys):

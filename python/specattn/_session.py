@@ -169,7 +169,8 @@ class Session:
                 [self.prompt + run.tokens],
                 method,
                 max_new_tokens=max_new_tokens - done,
-                min_new_tokens=max(0, min_new_tokens - done),
+                # Of 0 transformers makes a processor that asks for nothing, token by token.
+                min_new_tokens=max(0, min_new_tokens - done) or None,
                 generator=run.generator,
                 stopping_criteria=StoppingCriteriaList([request]),
                 already=done,

@@ -5,16 +5,20 @@ import torch
 from transformers import (
     EpsilonLogitsWarper,
     EtaLogitsWarper,
+    ExponentialDecayLengthPenalty,
+    ForcedEOSTokenLogitsProcessor,
     InfNanRemoveLogitsProcessor,
     LogitNormalization,
     LogitsProcessor,
     LogitsProcessorList,
+    MinLengthLogitsProcessor,
     MinNewTokensLengthLogitsProcessor,
     MinPLogitsWarper,
     NoRepeatNGramLogitsProcessor,
     PrefixConstrainedLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     StoppingCriteriaList,
+    SuppressTokensAtBeginLogitsProcessor,
     SuppressTokensLogitsProcessor,
     SynthIDTextWatermarkLogitsProcessor,
     TemperatureLogitsWarper,
@@ -24,8 +28,8 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from specattn.decoding import ContextualPenalty, TargetLaw
-from specattn.decoding.sampling import CONTEXT_FREE
+from specattn.decoding import ContextualPenalty, TargetLaw, sampling
+from specattn.decoding.sampling import CONTEXT_FREE, LENGTH_ONLY
 from specattn.decoding.sequences import Sequences
 from specattn.tree import Tree
 
@@ -43,13 +47,20 @@ def allowed(row, text):
     return [(int(text[-1]) + row + step) % V for step in range(4)]
 
 
+LENGTHS = [  # lengths that some nodes have and others have not
+    MinLengthLogitsProcessor(PROMPT + 3, 4),
+    MinNewTokensLengthLogitsProcessor(PROMPT, 5, 4),
+    ForcedEOSTokenLogitsProcessor(PROMPT + 5, 4),
+    ExponentialDecayLengthPenalty((1, 1.5), 4, PROMPT),
+    SuppressTokensAtBeginLogitsProcessor([1, 2], PROMPT + 4),
+]
 CONTEXTUAL = {
     "repetition": [RepetitionPenaltyLogitsProcessor(1.9)],
     "repetition-per-row": [
         RepetitionPenaltyLogitsProcessor(1.9, prompt_ignore_length=torch.tensor([0, 3, 6, 1]))
     ],
     "n-grams": [NoRepeatNGramLogitsProcessor(2)],
-    "min-length": [MinNewTokensLengthLogitsProcessor(PROMPT, 5, 4)],
+    **{f"length-{type(one).__name__}": [one] for one in LENGTHS},
     "prefix-constrained": [PrefixConstrainedLogitsProcessor(allowed, num_beams=1)],
     "subclass": [Triples(0.5)],
     "window": [ContextualPenalty(4, 1.9)],
@@ -164,6 +175,24 @@ def test_processors_that_are_asked_about_all_nodes_at_once(processor):
 
 def test_every_context_free_processor_is_tested():
     assert {type(processor) for processor in FREE} == set(CONTEXT_FREE)
+    assert {type(processor) for processor in LENGTHS} == set(LENGTH_ONLY)
+
+
+def test_a_processor_of_lengths_is_shown_no_copy_of_a_text(monkeypatch):
+    shown = []
+
+    class Length(LogitsProcessor):
+        def __call__(self, input_ids, scores):
+            shown.append(input_ids)
+            return scores
+
+    monkeypatch.setattr(sampling, "LENGTH_ONLY", (Length,))
+    sequences, tree = started(), TREES["chain"]
+    law = TargetLaw(LogitsProcessorList([Length()]), True, sequences)
+    law.scores(torch.randn(3, tree.size, V), tree, torch.randint(0, V, (3, tree.size)))
+    assert {len(one) for one in shown} == {ROWS}
+    assert {one.shape[1] for one in shown} == {8 + n for n in range(5)} | {10 + n for n in range(5)}
+    assert {one.data_ptr() for one in shown} == {sequences.on_device.data_ptr()}
 
 
 def test_a_processor_with_a_memory_is_refused():

@@ -12,10 +12,15 @@ from torch.nn.functional import pad
 from transformers import (
     EpsilonLogitsWarper,
     EtaLogitsWarper,
+    ExponentialDecayLengthPenalty,
+    ForcedEOSTokenLogitsProcessor,
     InfNanRemoveLogitsProcessor,
     LogitNormalization,
     LogitsProcessorList,
+    MinLengthLogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
     MinPLogitsWarper,
+    SuppressTokensAtBeginLogitsProcessor,
     SuppressTokensLogitsProcessor,
     SynthIDTextWatermarkLogitsProcessor,
     TemperatureLogitsWarper,
@@ -45,6 +50,16 @@ CONTEXT_FREE = (
 )
 """Processors that look at the logits alone. All others are given each node's own context; one with
 an attribute ``context_window`` is given no more than so many last tokens of it."""
+
+LENGTH_ONLY = (
+    ExponentialDecayLengthPenalty,
+    ForcedEOSTokenLogitsProcessor,
+    MinLengthLogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+    SuppressTokensAtBeginLogitsProcessor,
+)
+"""Processors that look at no more of a context than its length: they are shown one of that length,
+so that a long text is not copied for every node."""
 
 STATEFUL = (SynthIDTextWatermarkLogitsProcessor, UnbatchedClassifierFreeGuidanceLogitsProcessor)
 """Processors that remember earlier calls, and so cannot be asked about tokens not yet accepted."""
@@ -120,19 +135,19 @@ class TargetLaw:
         -------
         Tensor, float32 [B, n, V]
         """
-        scores, contexts = logits.float(), dict[int | None, list[_Question]]()
+        scores, contexts = logits.float(), dict[tuple[int | None, bool], list[_Question]]()
         if isinstance(first, int):
             first = torch.full((len(logits),), first, device=logits.device)
         for processor in self.processors:
             if type(processor) in CONTEXT_FREE:
                 scores = processor(None, scores.flatten(0, 1)).unflatten(0, scores.shape[:2])
                 continue
-            window = getattr(processor, "context_window", None)
-            if window not in contexts:  # the same texts for every processor
+            asks = getattr(processor, "context_window", None), type(processor) in LENGTH_ONLY
+            if asks not in contexts:  # the same texts for every processor
                 span = (first.tolist(), logits.shape[1])
-                contexts[window] = list(self._in_context(tree, tokens, span, window))
+                contexts[asks] = list(self._in_context(tree, tokens, span, *asks))
             before, scores = scores, torch.empty_like(scores)
-            for request, node, row, context in contexts[window]:
+            for request, node, row, context in contexts[asks]:
                 questions = scores.new_zeros(len(context), scores.shape[-1])
                 questions[row] = before[request, node - first[request]]
                 scores[request, node - first[request]] = processor(context, questions)[row]
@@ -181,7 +196,12 @@ class TargetLaw:
         return drawn[:, 0]
 
     def _in_context(
-        self, tree: Tree, tokens: torch.Tensor, span: tuple[list[int], int], window: int | None
+        self,
+        tree: Tree,
+        tokens: torch.Tensor,
+        span: tuple[list[int], int],
+        window: int | None,
+        length_only: bool,
     ) -> Iterator[_Question]:
         """Yield the texts that a processor is asked about, nodes of equally long ones together.
 
@@ -191,6 +211,7 @@ class TargetLaw:
 
         Without a window a text is all of its row, padding included, as transformers shows it. A
         window shows the last tokens and no padding, and costs the same however long the text is.
+        With `length_only` the tokens are any.
         """
         sequences, active, device = self.sequences, self.sequences.active, tokens.device
         committed = [sequences.lengths[row] for row in active]
@@ -203,6 +224,9 @@ class TargetLaw:
         for width, asked in _calls(levels, shown, span, window):
             request, node = torch.tensor(asked, device=device).unbind(1)
             row = torch.tensor([active[r] for r, _ in asked], device=device)
+            if length_only:
+                yield _Question(request, node, row, sequences.on_device[:, :width])
+                continue
             end = torch.tensor([committed[r] + levels[r][n] for r, n in asked], device=device)
             column = end[:, None] - width + torch.arange(width, device=device)
             level = (

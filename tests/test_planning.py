@@ -24,6 +24,7 @@ from specattn.planning import (
     predict,
 )
 from specattn.planning.acceptance import parse
+from specattn.planning.rounds import poss_round, tokenswift_round
 from specattn.planning.validate import errors
 
 TINY = Path(__file__).resolve().parents[1] / "examples" / "tiny"
@@ -136,7 +137,32 @@ def test_speedups_follow_from_rounds_and_never_win_without_acceptance(machine):
         assert (one.speedup > 1) == (one.tokens > one.break_even)
     assert [one.speedup for one in found] == sorted((one.speedup for one in found), reverse=True)
     nothing = Profile((0.0,), "synthetic")
-    assert predict(setting, {"vegas": nothing, "longspec": nothing})[0].method == "plain"
+    assert {one.method for one in found} == {"plain", *PROFILES}
+    assert predict(setting, dict.fromkeys(PROFILES, nothing))[0].method == "plain"
+
+
+def test_rounds_of_trees_by_hand():
+    """Everything is bytes: what a round reads and writes, each time that it does."""
+    setting = Setting(SMALL, BYTES_ALONE, context=100)
+    layer = 2 * 16 * 32 + 2 * 16 * 16 + 3 * 16 * 32
+
+    def attention(rows, keys):  # K and V of 2 heads of 8; q and out of 4 heads, lse, a length
+        return 2 * (2 * rows * 4 * 8 + 2 * (keys + rows) * 2 * 8) + 4 * rows * 4 + 4
+
+    verify = 2 * (2 * layer + 16 * 100) + 2 * attention(20, 100)
+    drafts = sum(2 * (2 * 16 * 16 + layer + 16 * 100) + attention(rows, 30) for rows in (1, 4, 4))
+    found = poss_round(setting, depth=3, total_tokens=20, width=4, window=30)
+    assert found.total == pytest.approx((drafts + verify) / 1e12)
+
+    # A root, 1 and 3 guesses, and 2 continuations of 3 tokens; one of two heads' products.
+    nodes = 1 + 1 + 3 + 2 * 3
+    found = tokenswift_round(setting, widths=[1, 3], k=2, n=4, budget=40)
+    heads = 2 * (16 * 16 + 16 * 100)
+    draft = pass_time(setting, 1, selected=40).total
+    verify = pass_time(setting, nodes).total
+    assert found.total == pytest.approx(draft + heads / 1e12 + verify)
+    chain = tokenswift_round(setting, widths=[1], k=0, budget=40)
+    assert chain.total == pytest.approx(draft + pass_time(setting, 2).total)
 
 
 def test_sparse_drafts_win_where_attention_is_all_and_lose_where_weights_are():

@@ -83,4 +83,16 @@ PROFILES = {
         5,
         "LongSpec Table 1: 3.25 tokens a round with the bonus token, Llama-3.1-8B, 69 nodes",
     ),
+    "tokenswift": Profile.from_mean(
+        4 * 0.68,
+        4,
+        "TokenSwift Table 3: alpha 0.68 of 4 levels, the first 20K tokens generated after 4096, "
+        "LLaMA3.1-8b",
+    ),
+    "poss": Profile.from_mean(
+        3.55,
+        6,
+        "PosS Table 1: 4.55 tokens a round with the bonus token, Llama-3-8B, PosS-2, depth 6, 60 "
+        "tokens, prompts of short length",
+    ),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,18 +12,25 @@ from specattn.ops.cost import Cost
 from .machines import Machine, calibrating, packed_rows, read_results
 from .models import MODELS
 from .passes import Setting, pass_time, select_time
-from .predict import (
+from .rounds import (
     MIN_TOKENS,
     RATIO,
-    TREE,
     Round,
     longspec_round,
     plain_round,
+    poss_round,
+    tokenswift_round,
     vegas_round,
 )
 
-_METHODS = ("plain", "vegas", "longspec")
-_VEGAS = ("gamma", "ratio", "min_tokens")
+_ROUNDS: dict[str, tuple[Callable[..., Round], tuple[str, ...]]] = {
+    "plain": (plain_round, ()),
+    "vegas": (vegas_round, ("gamma", "ratio", "min_tokens")),
+    "longspec": (longspec_round, ("widths",)),
+    "tokenswift": (tokenswift_round, ("widths", "k", "n", "budget")),
+    "poss": (poss_round, ("depth", "total_tokens", "width", "window")),
+}
+"""By method, its round and the options of a row that it takes."""
 _PLANNED = ("plain step", "verify", "verify, scores", "select", "draft step")
 
 
@@ -71,7 +78,7 @@ def checks(path: Path, machine: Machine) -> list[Check]:
     found = list(_kernels([row for row in rows if "op" in row], machine, own))
     settings = _Settings(run.get("model") or {}, machine)
     passes = [row for row in records if row["kind"] == "pass" and _shape(row) in MODELS]
-    rounds = [row for row in rows if row.get("method") in _METHODS and _shape(row) in MODELS]
+    rounds = [row for row in rows if row.get("method") in _ROUNDS and _shape(row) in MODELS]
     found += _passes(passes, settings)
     found += _rounds([row for row in rounds if not row["fault"]], settings)
     return found
@@ -174,9 +181,7 @@ def _rounds(rows: list[dict], settings: _Settings) -> list[Check]:
 
 def _round(row: dict, setting: Setting) -> Round:
     """Return the round of a decoded row's method at its settings."""
-    if row["method"] == "longspec":
-        return longspec_round(setting, row["settings"].get("widths", TREE))
-    if row["method"] == "vegas":
-        given = {key: row["settings"][key] for key in _VEGAS if key in row["settings"]}
-        return vegas_round(setting, **{"gamma": 6, **given})
-    return plain_round(setting)
+    of_method, options = _ROUNDS[row["method"]]
+    # What a method chose by itself ("auto") is predicted as its default.
+    given = {k: v for k, v in row["settings"].items() if k in options and v != "auto"}
+    return of_method(setting, **given)

@@ -156,7 +156,7 @@ def _print_section(setting: Setting, section: Section, file: File) -> None:
     """Print a paper's section as the paper lays it out."""
     if section.title:
         timed = [one for one in of_kind(file.records, "pass") if one["section"] == section.name]
-        text = section.text(_rows(section, file), file.records[0]["suite"], timed)
+        text = section.text(section.rows(file.rows), file.records[0]["suite"], timed)
         show.say("\n" + text, setting.note)
 
 
@@ -166,10 +166,6 @@ def _print_rows(setting: Setting, file: File) -> None:
     for text in (show.table(rows), show.acceptance(rows), show.differences(rows)):
         if text:
             show.say("\n" + text, setting.note)
-
-
-def _rows(section: Section, file: File) -> list[dict[str, Any]]:
-    return [record for record in file.rows if record["section"] == section.name]
 
 
 def _setting(
@@ -280,7 +276,7 @@ def _draw(file: File, sections: Sequence[Section], folder: Path, note: str | Non
     try:
         for section in sections:
             prefix = section.name.lower().replace(" ", "-") + "-" if section.name else ""
-            rows = _rows(section, file)
+            rows = section.rows(file.rows)
             written += pictures.draw(rows, folder, note, section.pictures, prefix)
     except ImportError:
         show.say("\nno pictures: matplotlib is not installed", note)

@@ -62,6 +62,8 @@ class Section:
         Gamma of the passes that are timed one by one for it; 0 for none.
     pictures : tuple of str
         Of `pictures.KINDS`.
+    rows_of : str
+        The section that measures the rows it shows, where that is another one.
     """
 
     name: str
@@ -74,6 +76,11 @@ class Section:
     lengths: tuple[float, ...] = ()
     passes: int = 0
     pictures: tuple[str, ...] = ()
+    rows_of: str = ""
+
+    def rows(self, records: Sequence[Record]) -> list[Record]:
+        """Return the rows of a file that it shows."""
+        return [one for one in records if one["section"] == (self.rows_of or self.name)]
 
     def plan(self, plan: Plan) -> Plan:
         """Return how its groups are measured."""
@@ -159,6 +166,19 @@ def over_plain(record: Record) -> str:
     """Return how many times as fast as plain decoding it is."""
     ratio = record["speedup"].get(PLAIN)
     return "-" if ratio is None else f"{ratio:.2f}"
+
+
+def minutes(record: Record) -> str:
+    """Return the minutes that decoding takes, without prefill."""
+    if PLAIN not in record["speedup"]:
+        return "-"
+    return f"{record['seconds'] * record['new_tokens'] / 60:.2f}"
+
+
+def plain_minutes(record: Record) -> str:
+    """Return the minutes that plain decoding takes for as many tokens."""
+    ratio = record["speedup"].get(PLAIN)
+    return "-" if ratio is None else minutes({**record, "seconds": ratio * record["seconds"]})
 
 
 def part(name: str) -> Callable[[Record], str]:

@@ -19,7 +19,9 @@ from .sections import (
     beta,
     distinct,
     figures,
+    minutes,
     over_plain,
+    plain_minutes,
 )
 from .shaping import Shaping
 
@@ -71,6 +73,19 @@ def sections(scale: Scale) -> list[Section]:
             longer=LONGER,
             lengths=FIFTHS,
             pictures=("lengths",),
+        ),
+        Section(
+            "Table 4",
+            "minutes until so many tokens are generated",
+            columns=ours | {"plain, min": plain_minutes, "min": minutes},
+            theirs=[
+                (f"TokenSwift, {model}, {length}", *figures(row))
+                for model, lengths in published("tokenswift", "Table 4").items()
+                for length, row in lengths.items()
+            ],
+            note="Our rows are table 3's: one model here, where the paper has three sizes.",
+            lengths=FIFTHS,
+            rows_of="Table 3",
         ),
         Section(
             "Figure 3",

@@ -21,7 +21,16 @@ from decoding_suite.cases import Entry, Group, grid, key  # noqa: E402
 from decoding_suite.lengths import distinct_n  # noqa: E402
 from decoding_suite.measure import Plan, measure  # noqa: E402
 from decoding_suite.records import case_record, row_record  # noqa: E402
-from decoding_suite.sections import Scale, Section, alpha, beta, distinct, over_plain  # noqa: E402
+from decoding_suite.sections import (  # noqa: E402
+    Scale,
+    Section,
+    alpha,
+    beta,
+    distinct,
+    minutes,
+    over_plain,
+    plain_minutes,
+)
 from decoding_suite.shaping import UNSHAPED, Shaping  # noqa: E402
 from decoding_suite.texts import RandomTokens  # noqa: E402
 
@@ -83,6 +92,14 @@ def test_a_row_says_how_far_it_was_at_each_length(model):
     assert by_length.plan(Plan(new_tokens=24)).lengths == (6, 12, 24)
 
 
+def test_a_section_can_show_the_minutes_of_another_ones_rows():
+    record = {"section": "a", "speedup": {"plain": 2.0}, "seconds": 0.03, "new_tokens": 4000}
+    section = Section("b", "t", rows_of="a")
+    assert section.rows([record, {**record, "section": "b"}]) == [record]
+    assert (minutes(record), plain_minutes(record)) == ("2.00", "4.00")
+    assert minutes({**record, "speedup": {}}) == plain_minutes({**record, "speedup": {}}) == "-"
+
+
 def test_rows_of_another_law_are_other_rows(model):
     plan = Plan(new_tokens=8, texts=1, repeats=1)
     groups = grid([Entry("plain")], [24], [1], [1.0]) + grid(
@@ -117,7 +134,7 @@ def test_every_row_of_tokenswifts_tables_can_be_measured(model):
         for name in ("medusa", "tokenswift")
     }
     sections = tokenswift.sections(Scale(16, 64))
-    names = ["Table 3", "Figure 3", *(f"Table {n}" for n in (5, 6, 7, 8))]
+    names = ["Table 3", "Table 4", "Figure 3", *(f"Table {n}" for n in (5, 6, 7, 8))]
     assert [section.name for section in sections] == names
     groups = [group for section in sections for group in section.groups]
     entries = {entry.label: entry for group in groups for entry in group.entries}

@@ -63,7 +63,8 @@ def test_figures_are_those_of_counting_every_round():
         outcomes.append(Outcome([], timed.tokens_per_second, timed, 1 << 30))
     group = Group(9, 1, 0.0, (Entry("vegas"),))
     row = Row(Entry("vegas"), group, outcomes, prefill_seconds=[0.25, 0.35])
-    known = case_record(group, row.entry, Plan(), model="m", section=None, acceptance="measured")
+    place = {"section": None, "acceptance": "measured", "beyond_positions": False}
+    known = case_record(group, row.entry, Plan(), model="m", **place)
     record = row_record(row, known)
 
     rounds = [one for run_rounds, _, _ in runs for one in run_rounds]

@@ -42,15 +42,33 @@ class Formula(Tuner):
 
 def test_the_steps_of_the_paper(tmp_path):
     """Shares pay up to 7.5%, drafts up to three tokens; less of either is accepted less."""
-    sweep = Sweep(ratios=(0.025, 0.05, 0.075, 0.3), gammas=(1, 2, 3, 4, 8), large_gamma=8)
+    sweep = Sweep((0.025, 0.05, 0.075, 0.3), (1, 2, 3, 4, 8), large_gamma=8, min_tokens=1)
     record = Record(tmp_path / "out.json", HEADING, resume=False)
-    chosen = Formula(None, [None, None], sweep, record).run(lambda step: None)
+    chosen = Formula(None, prompts([40, 40]), sweep, record).run(lambda step: None)
     assert chosen["stable_ratio"] == 0.075
     assert (chosen["gamma"], chosen["ratio"]) == (3, 0.075)
-    assert chosen["method"] == "vegas:gamma=3,ratio=0.075"
+    assert chosen["method"] == "vegas:gamma=3,ratio=0.075,min_tokens=1"
     assert chosen["accepted_per_round"] == 3
     assert chosen["speedup"] == pytest.approx(4 / (2 + 3 * 0.375) * 2)
     assert json.loads((tmp_path / "out.json").read_text())["chosen"] == chosen
+
+
+def test_shares_below_the_least_number_of_tokens_are_tried_once():
+    sweep = Sweep(ratios=(0.2, 0.01, 0.05, 0.1), min_tokens=50)
+    assert sweep.distinct_ratios(10_000) == [0.2, 0.01, 0.05, 0.1]
+    assert sweep.distinct_ratios(1000) == [0.2, 0.05, 0.1]
+    assert sweep.distinct_ratios(40) == [0.2]
+
+
+def test_a_run_that_was_disturbed_changes_no_speed():
+    runs = [{"seconds": seconds, "repeat": n} for n, seconds in enumerate((1.0, 9.0, 1.0))]
+    counts = {"step": "gamma", "gamma": 3, "ratio": 0.1, "batch": 0, "new_tokens": 8}
+    found = tuning.result_of(
+        [{**counts, "rounds": 2, "accepted": 5, **one} for one in runs],
+        "gamma",
+        tuning.Candidate(3, 0.1),
+    )
+    assert found == (8.0, 2.5)
 
 
 def tuner(path, *, resume=False):

@@ -22,9 +22,11 @@ def draw(record: Record, folder: Path) -> list[Path]:
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     folder.mkdir(parents=True, exist_ok=True)
     steps = {step: _results(record, step) for step in STEPS}
+    least = record.heading["sweep"]["min_tokens"] / record.heading["prompts"]["context"]
 
     def figure(panels: int) -> tuple[Any, Any]:
         figure = Figure(figsize=(4.8 * panels, 3.6), layout="constrained")
@@ -32,10 +34,22 @@ def draw(record: Record, folder: Path) -> list[Path]:
         figure.suptitle(f"{Path(record.heading['model']['path']).name}, {_setting(record)}")
         return figure, figure.subplots(1, panels, squeeze=False)[0]
 
+    def plot(
+        panel: Any, over: str, points: dict[Candidate, float], label: str, chosen: Any
+    ) -> None:
+        shown = {  # a share is at least what `min_tokens` makes it
+            one: one.gamma if over == "gamma" else max(one.ratio, least) for one in points
+        }
+        line = sorted((shown[one], points[one]) for one in points)
+        panel.plot(*zip(*line, strict=True), "o-", label=label)
+        panel.plot(shown[chosen], points[chosen], "o", ms=12, mfc="none", mec="C3", label="taken")
+
     eight, (axes,) = figure(1)
-    points = [(one.ratio, result.accepted) for one, result in steps["ratio"].items()]
-    gamma = next(iter(steps["ratio"])).gamma
-    axes.plot(*zip(*sorted(points), strict=True), "o-", label=f"gamma {gamma}")
+    points = {one: result.accepted for one, result in steps["ratio"].items()}
+    gamma = next(iter(points)).gamma
+    assert record.chosen is not None, "the steps are taken"
+    taken = Candidate(gamma, record.chosen["stable_ratio"])
+    plot(axes, "ratio", points, f"gamma {gamma}", taken)
     axes.set(xlabel="share of the cache", ylabel="accepted drafted tokens per round")
 
     thirteen, (left, right) = figure(2)
@@ -43,12 +57,13 @@ def draw(record: Record, folder: Path) -> list[Path]:
         ("gamma", left, "gamma", "ratio", "drafted tokens (gamma)"),
         ("ratio again", right, "ratio", "gamma", "share of the cache"),
     ):
-        drafting = {one: result for one, result in steps[step].items() if one.gamma}
-        points = [(getattr(one, name), found.tokens_per_second) for one, found in drafting.items()]
-        value = getattr(next(iter(drafting)), fixed)
-        panel.plot(*zip(*sorted(points), strict=True), "o-", label=f"Vegas, {fixed} {value:g}")
+        points = {one: found.tokens_per_second for one, found in steps[step].items() if one.gamma}
+        value = getattr(next(iter(points)), fixed)
+        taken = max(points, key=points.__getitem__)
+        plot(panel, name, points, f"Vegas, {fixed} {value:g}", taken)
         panel.axhline(steps[step][PLAIN].tokens_per_second, color="black", ls="--", label="plain")
         panel.set(xlabel=label, ylabel="tokens/s")
+    left.xaxis.set_major_locator(MaxNLocator(integer=True))
 
     files = []
     for picture, panels, name in (

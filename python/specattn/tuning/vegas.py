@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, NamedTuple
 
 import torch
@@ -35,7 +36,7 @@ class Sweep:
     large_gamma : int
         Drafted tokens of the first step.
     min_tokens : int
-        Of `Vegas`; shares that ask for fewer tokens are all the same.
+        Of `Vegas`; of the shares that ask for no more tokens only the largest is tried.
     stable : float
         The first step takes the smallest share that is accepted this much of the best one's.
     new_tokens, repeats, batch, seed : int
@@ -68,6 +69,12 @@ class Sweep:
             for ratio in self.ratios:
                 Vegas(gamma, ratio, min_tokens=self.min_tokens)
 
+    def distinct_ratios(self, context: int) -> list[float]:
+        """Return the shares without those that read the same of so long a prompt as another."""
+        least = self.min_tokens / context
+        short = [ratio for ratio in self.ratios if ratio <= least]
+        return [ratio for ratio in self.ratios if ratio > least or ratio == max(short)]
+
 
 class Candidate(NamedTuple):
     """Settings of Vegas; `gamma` 0 is plain decoding."""
@@ -81,6 +88,11 @@ class Candidate(NamedTuple):
             return Plain()
         return Vegas(self.gamma, self.ratio, min_tokens=min_tokens, switch=False)
 
+    def spelled(self, min_tokens: int) -> str:
+        """Return it as ``--method`` takes it."""
+        least = f",min_tokens={min_tokens}" if min_tokens != Vegas.min_tokens else ""
+        return f"vegas:gamma={self.gamma},ratio={self.ratio}{least}"
+
 
 PLAIN = Candidate(0, 1.0)
 
@@ -88,7 +100,7 @@ PLAIN = Candidate(0, 1.0)
 class Result(NamedTuple):
     """All measurements of a candidate in one step, together."""
 
-    tokens_per_second: float
+    tokens_per_second: float  # median over runs
     accepted: float  # drafted tokens per round
 
 
@@ -113,13 +125,14 @@ class Tuner:
         record: Record,
     ):
         self.model, self.sweep, self.record = model, sweep, record
+        self.ratios = sweep.distinct_ratios(len(prompts[0]))
         size = sweep.batch
         self.batches = [prompts[start : start + size] for start in range(0, len(prompts), size)]
 
     @property
     def runs(self) -> int:
         """How many runs the three steps take."""
-        candidates = 2 * len(self.sweep.ratios) + len(self.sweep.gammas) + 2
+        candidates = 2 * len(self.ratios) + len(self.sweep.gammas) + 2
         return candidates * len(self.batches) * self.sweep.repeats
 
     def run(self, advance: Callable[[str], None]) -> dict[str, Any]:
@@ -136,18 +149,18 @@ class Tuner:
             What was chosen; the record holds it as well.
         """
         sweep, self._advance = self.sweep, advance
-        wide = self._measure("ratio", [Candidate(sweep.large_gamma, r) for r in sweep.ratios])
+        wide = self._measure("ratio", [Candidate(sweep.large_gamma, r) for r in self.ratios])
         enough = sweep.stable * max(result.accepted for result in wide.values())
         stable = min(one.ratio for one, result in wide.items() if result.accepted >= enough)
         deep = self._measure("gamma", [PLAIN, *(Candidate(g, stable) for g in sweep.gammas)])
         gamma = _fastest(deep).gamma
-        last = self._measure("ratio again", [PLAIN, *(Candidate(gamma, r) for r in sweep.ratios)])
+        last = self._measure("ratio again", [PLAIN, *(Candidate(gamma, r) for r in self.ratios)])
         best = _fastest(last)
         speedup = last[best].tokens_per_second / last[PLAIN].tokens_per_second
         self.record.chosen = {
             "gamma": best.gamma,
             "ratio": best.ratio,
-            "method": f"vegas:gamma={best.gamma},ratio={best.ratio}",
+            "method": best.spelled(sweep.min_tokens),
             "stable_ratio": stable,
             "accepted_per_round": last[best].accepted,
             "tokens_per_second": last[best].tokens_per_second,
@@ -204,11 +217,10 @@ class Tuner:
 
 
 def result_of(measurements: Sequence[Measurement], step: str, candidate: Candidate) -> Result:
-    """Pool a candidate's measurements of one step."""
+    """Put a candidate's measurements of one step together."""
     own = [one for one in measurements if _key(one)[:3] == (step, *candidate)]
-    sums = {name: sum(one[name] for one in own) for name in ("new_tokens", "rounds", "accepted")}
-    seconds = sum(one["seconds"] for one in own)
-    return Result(sums["new_tokens"] / seconds, sums["accepted"] / sums["rounds"])
+    accepted, rounds = (sum(one[name] for one in own) for name in ("accepted", "rounds"))
+    return Result(median(one["new_tokens"] / one["seconds"] for one in own), accepted / rounds)
 
 
 def _key(measurement: Measurement) -> tuple:

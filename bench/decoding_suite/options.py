@@ -48,7 +48,7 @@ def parser(description: str) -> arguments.Parser:
     add("--no-peer", dest="peer", action="store_false", help=f"leave {TRANSFORMERS} out")
     add("--context", type=arguments.numbers, metavar="N[,N]", help="prompt tokens, such as 4k,16k")
     add("--batch", type=arguments.numbers, metavar="B[,B]", default=[1], help="requests")
-    add("--temperature", type=_temperatures, metavar="T[,T]", help="0 is greedy")
+    add("--temperature", type=temperatures, metavar="T[,T]", help="0 is greedy")
     add("--new-tokens", type=arguments.number, metavar="N", help="per request and run")
     add("--texts", type=arguments.number, metavar="N", help="different texts per row")
     add("--repeats", type=arguments.number, metavar="N", help="timed runs per text")
@@ -133,7 +133,8 @@ def sections(options: argparse.Namespace) -> list[Section]:
     return [Section("", "", groups, passes=timed, pictures=pictures.KINDS)]
 
 
-def _temperatures(text: str) -> list[float]:
+def temperatures(text: str) -> list[float]:
+    """Parse ``0,1``: finite numbers from 0."""
     try:
         values = [float(part) for part in text.split(",")]
     except ValueError:

@@ -42,8 +42,21 @@ class Costs:
 PLAIN = Costs(5.0, 0.001)
 
 
-def run(drafting, tokens, *, rounds=200, length=1000, plain=PLAIN, late=0, requests=lambda n: 1):
-    """Return the switch, and per round its length and whether it drafted."""
+def run(
+    drafting,
+    tokens,
+    *,
+    rounds=200,
+    length=1000,
+    plain=PLAIN,
+    late=0,
+    requests=lambda n: 1,
+    load=lambda n: 1,
+):
+    """Return the switch, and per round its length and whether it drafted.
+
+    `load` says how many times longer a plain round takes than it costs.
+    """
     machine, emitted, history, ready = Machine(late), 0, [], False
     switch = Switch(machine)
     for number in range(rounds):
@@ -51,7 +64,7 @@ def run(drafting, tokens, *, rounds=200, length=1000, plain=PLAIN, late=0, reque
         drafts = switch.choose(length=length, requests=active, emitted=emitted)
         history.append((length, drafts))
         chosen = drafts and ready  # without a selection the round can only make one
-        machine.time += drafting.at(length) if chosen else plain.at(length)
+        machine.time += drafting.at(length) if chosen else plain.at(length) * load(number)
         gain = tokens(number) if chosen else 1
         length, emitted, ready = length + gain, emitted + gain * active, drafts
     return switch, history
@@ -96,6 +109,15 @@ def test_drafts_end_where_the_text_has_become_hard():
     _, history = run(Costs(12.0, 0.001), lambda n: 4 if n < 100 else 1, rounds=300)
     assert all(kinds(history)[FIRST_TRIAL:100])
     assert not any(kinds(history)[100 + 2 * REMEMBERED :])
+
+
+def test_plain_rounds_that_became_slower_are_doubted():
+    """Both kinds cost about the same; what was slow for four rounds must not decide for long."""
+    quick = range(FIRST_TRIAL - TRIAL - 1, FIRST_TRIAL)  # the plain rounds of the trial
+    _, history = run(Costs(20.0, 0.001), lambda n: 4, load=lambda n: 0.5 if n in quick else 1)
+    assert not any(kinds(history)[FIRST_TRIAL : FIRST_TRIAL + REMEMBERED])
+    assert all(kinds(history)[FIRST_TRIAL + REMEMBERED :])
+    assert history[FIRST_TRIAL + REMEMBERED][0] < SAME * history[FIRST_TRIAL][0]
 
 
 def test_fewer_requests_are_tried_anew():

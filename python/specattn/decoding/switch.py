@@ -136,11 +136,11 @@ class Switch:
 
     def _in_doubt(self, length: int, requests: int) -> bool:
         """Whether the other kind may be faster by now."""
-        if not self.drafting:
-            return length >= self._again_at
+        if not self.drafting and length >= self._again_at:
+            return True
         if sum(self._rounds.values()) < self._decided_round + REMEMBERED:
             return False
-        if requests * SAME <= self._decided_requests:
+        if self.drafting and requests * SAME <= self._decided_requests:
             return True
-        plain, drafting = (self._costs[kind].per_token or 0.0 for kind in (False, True))
-        return drafting > plain
+        own, other = (self._costs[kind].per_token for kind in (self.drafting, not self.drafting))
+        return (own or 0.0) > (other or 0.0)

@@ -71,6 +71,7 @@ def draw(record: Record, folder: Path) -> list[Path]:
         (thirteen, [left, right], "figure-13.png"),
     ):
         for panel in panels:
+            panel.margins(y=0.12)
             panel.set_ylim(bottom=0)
             panel.grid(alpha=0.3)
             panel.legend(fontsize=8)

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specattn.drafters import PosSConfig, PosSDrafter
-from specattn.drafters.training_attention import path_attention
+from specattn.drafters import path_attention as path
+from specattn.drafters.path_attention import path_attention
 from tests.decoding.models import CONFIGS, tiny_model
 from tests.drafters.poss_statement import Statement, random_drafter
 
@@ -86,25 +87,31 @@ def test_later_text_is_invisible(changed):
         assert not torch.equal(x[:, kept], y[:, kept])
 
 
+@pytest.mark.parametrize("logits", [1, 2**18], ids=["a-request-a-block", "several"])
 @pytest.mark.parametrize("length", [1, 127, 128, 300])
 @pytest.mark.parametrize("steps", [0, 1, 4])
-def test_path_attention_is_a_masked_softmax(length, steps):
+def test_path_attention_is_a_masked_softmax(monkeypatch, length, steps, logits):
+    """And its gradient is autograd's."""
+    monkeypatch.setattr(path, "_CACHED_LOGITS", logits)
     generator = torch.Generator().manual_seed(length)
-    q, *kv = (
-        torch.randn(2, length, heads, 8, generator=generator, dtype=torch.float64)
-        for heads in (4, 2, 2)
-    )
-    own = torch.randn(2, 2, length, steps, 2, 8, generator=generator, dtype=torch.float64)
-    out = path_attention(q, *kv, *(own if steps else (None, None)))
-    k, v = (x.repeat_interleave(2, 2) for x in kv)
-    k_own, v_own = own.repeat_interleave(2, 4)
+    inputs = [
+        torch.randn(2, length, *shape, 8, generator=generator, dtype=torch.float64)
+        for shape in ((4,), (2,), (2,), (steps, 2), (steps, 2))
+    ]
+    q, k, v, k_own, v_own = (x.requires_grad_() for x in inputs)
+    out = path_attention(q, k, v, k_own, v_own)
+    k, v = (x.repeat_interleave(2, 2) for x in (k, v))
+    k_own, v_own = (x.repeat_interleave(2, 3) for x in (k_own, v_own))
     logits = torch.einsum("bqhd,bkhd->bhqk", q, k)
     logits = logits.masked_fill(torch.ones(length, length).triu(1).bool(), -torch.inf)
     logits = torch.cat([logits, torch.einsum("bqhd,bqshd->bhqs", q, k_own)], -1)
     weights = (logits * 8**-0.5).softmax(-1)
     expected = torch.einsum("bhqk,bkhd->bqhd", weights[..., :length], v)
-    expected += torch.einsum("bhqs,bqshd->bqhd", weights[..., length:], v_own)
+    expected = expected + torch.einsum("bhqs,bqshd->bqhd", weights[..., length:], v_own)
     torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
+    slope = torch.randn(out.shape, generator=generator, dtype=torch.float64)
+    found, right = (torch.autograd.grad(x, inputs, slope) for x in (out, expected))
+    torch.testing.assert_close(found, right, rtol=1e-10, atol=1e-12)
 
 
 def test_a_folder_holds_the_drafter_alone(tmp_path):

@@ -31,7 +31,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from specattn.drafters.drafter import DrafterConfig, TrainedDrafter
 from specattn.drafters.longspec import STATIC_ROPES, Rotation, rotate
-from specattn.drafters.training_attention import path_attention
+from specattn.drafters.path_attention import path_attention
 
 Attend = Callable[[torch.Tensor], torch.Tensor]
 
@@ -201,20 +201,16 @@ class PosSDrafter(TrainedDrafter):
         length = inputs_embeds.shape[1]
         rotations = self.rotation(inputs_embeds, torch.arange(length, device=features.device)[None])
         drafted, pairs, known = list[torch.Tensor](), list[torch.Tensor](), features
+        # Of each specialist: keys and values of the pairs at every depth, for all roots.
+        seen = [list[tuple[torch.Tensor, torch.Tensor]]() for _ in range(self.config.layers)]
         for step in range(depth):
             roots = length - 1 - step
             pairs.append(self.fuse(inputs_embeds[:, step + 1 :], known[:, :roots]))
-            specialist = self.specialist_at(step)
-            # Entry s: the pairs at depth s of every root that goes on, and where they lie.
-            at = [_rows(rotations, s, roots) for s in range(step + 1)]
-            keys, values = zip(
-                *(
-                    specialist.attention.keys_and_values(x[:, :roots], rotation)
-                    for x, rotation in zip(pairs, at, strict=True)
-                ),
-                strict=True,
-            )
-            drafted.append(specialist(pairs[-1], at[-1], _along_paths(keys, values)))
+            layer, specialist = self.config.specialist_at(step), self.specialist_at(step)
+            for s, x in enumerate(pairs[len(seen[layer]) :], len(seen[layer])):
+                seen[layer].append(specialist.attention.keys_and_values(x, _from(rotations, s, x)))
+            attend = _along_paths(seen[layer], roots)
+            drafted.append(specialist(x, _from(rotations, step, x), attend))
             known = drafted[-1].detach()
         return drafted
 
@@ -250,7 +246,7 @@ class Specialist(nn.Module):
         super().__init__()
         width = config.hidden_size
         self.attention = _Attention(config)
-        self.norm = nn.RMSNorm(width, config.rms_norm_eps)
+        self.norm = _Norm(width, config.rms_norm_eps)
         self.gate_up_proj = nn.Linear(width, 2 * config.intermediate_size, bias=False)
         self.down_proj = nn.Linear(config.intermediate_size, width, bias=False)
 
@@ -272,6 +268,14 @@ class Specialist(nn.Module):
         return x + self.down_proj(silu(gate) * up)
 
 
+class _Norm(nn.RMSNorm):
+    """In the dtype of its input, as torch's fused kernel wants it; under autocast these differ."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the normed input."""
+        return rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+
+
 class _Attention(nn.Module):
     """The projections around a specialist's attention."""
 
@@ -283,8 +287,8 @@ class _Attention(nn.Module):
         kv_width = 2 * config.num_key_value_heads * self.head_dim
         self.kv_proj = nn.Linear(width, kv_width, bias=config.qkv_bias)
         self.o_proj = nn.Linear(heads * self.head_dim, width, bias=False)
-        self.q_norm = nn.RMSNorm(self.head_dim, eps) if config.qk_norm else None
-        self.k_norm = nn.RMSNorm(self.head_dim, eps) if config.qk_norm else None
+        self.q_norm = _Norm(self.head_dim, eps) if config.qk_norm else None
+        self.k_norm = _Norm(self.head_dim, eps) if config.qk_norm else None
 
     def queries(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         """Return queries [B, T, Hq, D], normed and rotated."""
@@ -299,15 +303,20 @@ class _Attention(nn.Module):
         return rotate(k if self.k_norm is None else self.k_norm(k), rotation), v
 
 
-def _rows(rotation: Rotation, start: int, count: int) -> Rotation:
-    cos, sin = rotation
-    return cos[:, start : start + count], sin[:, start : start + count]
+def _from(rotation: Rotation, start: int, x: torch.Tensor) -> Rotation:
+    """Return the part of a text's rotation that belongs to rows x [B, T, H] from `start` on."""
+    cos, sin = (part[:, start : start + x.shape[1]].to(x.dtype) for part in rotation)
+    return cos, sin
 
 
-def _along_paths(keys: tuple[torch.Tensor, ...], values: tuple[torch.Tensor, ...]) -> Attend:
+def _along_paths(seen: list[tuple[torch.Tensor, torch.Tensor]], roots: int) -> Attend:
     """Return the attention of a depth: over the text's keys, then over those of its own path."""
-    k_path, v_path = (torch.stack(x[1:], 2) if len(x) > 1 else None for x in (keys, values))
-    return lambda q: path_attention(q, keys[0], values[0], k_path, v_path)
+    (k, v), *path = ([x[:, :roots] for x in pair] for pair in seen)
+    if path:
+        k_path, v_path = (torch.stack(x, 2) for x in zip(*path, strict=True))
+    else:
+        k_path, v_path = (x[:, :, None][:, :, :0] for x in (k, v))
+    return lambda q: path_attention(q, k, v, k_path, v_path)
 
 
 class JointKeysAndValues:

@@ -87,59 +87,6 @@ def shifted_attention(
     return pad(out.transpose(1, 2), (0, 0, 0, 0, shift, 0))
 
 
-_PATH_ROWS = 128  # queries at a time: what no later row sees is left out of the products
-
-
-def path_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    k_path: torch.Tensor | None = None,
-    v_path: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Attend from row t to the text up to t, and to keys that are row t's alone.
-
-    So a draft behind every token of a text sees what it would see at inference: the text, causal,
-    and its own earlier tokens (HASS' harmonized context alignment; a hidden key weighs nothing).
-
-    Parameters
-    ----------
-    q : Tensor [B, L, Hq, D]
-    k, v : Tensor [B, L, Hk, D]
-        Of the text.
-    k_path, v_path : Tensor [B, L, S, Hk, D], optional
-        Of each row's own path.
-
-    Returns
-    -------
-    Tensor [B, L, Hq, D]
-    """
-    length, groups = q.shape[1], q.shape[2] // k.shape[2]
-    wide = torch.promote_types(q.dtype, torch.float32)
-    k, v = k.permute(0, 2, 3, 1), v.transpose(1, 2)
-    outs = []
-    for start in range(0, length, _PATH_ROWS):
-        end = min(start + _PATH_ROWS, length)
-        # [B, Hk, g, rows, D]: the rows of a group are one matrix, so no key is repeated.
-        rows = q[:, start:end].unflatten(2, (-1, groups)).permute(0, 2, 3, 1, 4)
-        rows = rows * q.shape[-1] ** -0.5
-        logits = (rows.flatten(2, 3) @ k[..., :end]).unflatten(2, (groups, -1)).to(wide)
-        hidden = torch.ones(end - start, end, dtype=torch.bool, device=q.device).triu(start + 1)
-        logits = logits.masked_fill(hidden, float("-inf"))
-        if k_path is not None:
-            k_own = k_path[:, start:end].permute(0, 3, 1, 2, 4)[
-                :, :, None
-            ]  # [B, Hk, 1, rows, S, D]
-            logits = torch.cat([logits, (rows[..., None, :] * k_own).sum(-1).to(wide)], -1)
-        weights = logits.softmax(-1).to(v.dtype)
-        out = (weights[..., :end].flatten(2, 3) @ v[:, :, :end]).unflatten(2, (groups, -1))
-        if v_path is not None:
-            v_own = v_path[:, start:end].permute(0, 3, 1, 2, 4)[:, :, None]
-            out = out + (weights[..., end:, None] * v_own).sum(-2)
-        outs.append(out)
-    return torch.cat(outs, 3).permute(0, 3, 1, 2, 4).flatten(2, 3)
-
-
 def _with_previous(x: torch.Tensor, block: int) -> torch.Tensor:
     """Return blocks with the one before: [B, (n + 1) * block, ...] to [B, n, 2 * block, ...]."""
     blocks = x.unflatten(1, (-1, block))

@@ -15,7 +15,7 @@ import torch
 IGNORED = -100
 """Label of a token that counts for nothing, as in `torch.nn.functional.cross_entropy`."""
 
-_CHUNK_LOGITS = 2**25
+_CHUNK_LOGITS, _CACHED_LOGITS = 2**25, 2**19  # the latter on a CPU: what its cache holds
 
 
 def linear_cross_entropy(
@@ -169,13 +169,19 @@ def soft_cross_entropy(
             f"{list(hidden.shape)}, {list(features.shape)}, {list(weight.shape)} and "
             f"{list(counts.shape)}"
         )
-    chunk = max(1, _CHUNK_LOGITS // (len(hidden) * len(weight)))
+    logits = _CACHED_LOGITS if hidden.device.type == "cpu" else _CHUNK_LOGITS
+    chunk = max(1, logits // len(weight))
     totals: torch.Tensor = _SoftCrossEntropy.apply(hidden, features, weight, counts, chunk)
     return totals
 
 
 class _SoftCrossEntropy(torch.autograd.Function):
-    """As `_ChunkedCrossEntropy`, for laws in place of labels."""
+    """As `_ChunkedCrossEntropy`, for laws in place of labels.
+
+    Logits are linear in the hidden state. So their mean under a law is the hidden state's product
+    with the mean row of the head, which is made once for all S rows; and the gradient is the mean
+    row under the drafted law, less that one.
+    """
 
     @staticmethod
     def forward(
@@ -187,19 +193,29 @@ class _SoftCrossEntropy(torch.autograd.Function):
         chunk: int,
     ) -> torch.Tensor:
         wide = torch.promote_types(hidden.dtype, torch.float32)
-        gradient = torch.zeros_like(hidden) if ctx.needs_input_grad[0] else None
+        gradient = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         totals = torch.zeros(len(hidden), dtype=wide, device=hidden.device)
+
+        def law(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+            """Return the law's numerators [n, V], their sum and the log-sum-exp, [n, 1] each."""
+            logits = (rows.to(weight.dtype) @ weight.T).to(wide)
+            top = logits.amax(-1, keepdim=True)
+            numerators = logits.sub_(top).exp_()
+            total = numerators.sum(-1, keepdim=True)
+            return numerators.to(weight.dtype), total, total.log() + top
+
         for start in range(0, hidden.shape[1], chunk):
             rows = slice(start, start + chunk)
-            law = (features[rows].to(weight.dtype) @ weight.T).to(wide).softmax(-1)
+            numerators, total, _ = law(features[rows])
+            mean_row = (numerators @ weight) / total
             for step, at in enumerate(counts[:, rows]):
-                logits = (hidden[step, rows].to(weight.dtype) @ weight.T).to(wide)
-                lse = logits.logsumexp(-1)
-                # The law sums to 1, so this is lse less the mean logit.
-                totals[step] += ((lse - torch.linalg.vecdot(law, logits)) * at).sum()
+                drafted = hidden[step, rows]
+                numerators, total, lse = law(drafted)
+                losses = lse[:, 0] - torch.linalg.vecdot(mean_row, drafted.to(wide))
+                totals[step] += (losses * at).sum()
                 if gradient is not None:
-                    slope = logits.sub_(lse[:, None]).exp_().sub_(law).mul_(at[:, None])
-                    gradient[step, rows] = slope.to(weight.dtype) @ weight
+                    slope = (numerators @ weight) / total - mean_row
+                    gradient[step, rows] = slope * at[:, None]
         ctx.gradient = gradient
         return totals
 

@@ -170,6 +170,14 @@ def test_bounds_may_be_larger_than_the_tree_but_not_smaller():
         Tree([-1, 0, 0], max_width=1)
 
 
+def test_a_trusted_trees_values_are_looked_at_where_that_is_asked_for(monkeypatch):
+    given = {"parents": [-1, 5], "max_depth": 1, "max_width": 1, "trusted": True}
+    assert Tree(**given).parents.tolist() == [-1, 5]
+    monkeypatch.setenv("SPECATTN_CHECK", "1")
+    with pytest.raises(ValueError, match="a parent must come before its children"):
+        Tree(**given)
+
+
 def test_a_tree_keeps_its_own_parents():
     parents = torch.tensor([-1, 0, 1], dtype=torch.int32)
     tree = Tree(parents)

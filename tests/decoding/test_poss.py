@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from specattn import use_backend
 from specattn.decoding import PosS, Target, TargetLaw, generate, poss
-from specattn.decoding.dynamic_tree import DynamicTree
+from specattn.decoding.dynamic_tree import DynamicTree, top_tokens
 from specattn.decoding.sequences import Sequences
 from specattn.decoding.specialist_block import SpecialistBlock
 from tests.decoding.models import CONFIGS, greedy_by_transformers, prompts, tiny_model
@@ -252,8 +254,9 @@ def token_paths(draft, request):
 
 @pytest.mark.parametrize(
     ("width", "depth", "size", "vocabulary"),
-    [(10, 6, 60, 40), (3, 5, 12, 9), (1, 4, 60, 9), (4, 1, 3, 9), (10, 3, 60, 4), (10, 6, 2, 40)],
-)
+    [(10, 6, 60, 40), (3, 5, 12, 9), (1, 4, 60, 9), (4, 1, 3, 9), (10, 3, 60, 4), (10, 6, 2, 40),
+     (10, 3, 60, 640)],
+)  # fmt: skip
 def test_the_tree_is_eagle_2s(width, depth, size, vocabulary):
     roots = torch.tensor([1, 0, 2])
 
@@ -283,6 +286,22 @@ def test_the_tree_is_eagle_2s(width, depth, size, vocabulary):
         found = token_paths(draft, request)[1:]
         assert len(found) == len(set(found)), "no node twice"
         assert set(found) == expected
+
+
+@given(
+    st.integers(1, 12),
+    st.sampled_from([1, 7, 96, 320, 512, 4096]),
+    st.booleans(),
+    st.integers(0, 99),
+)
+def test_the_best_tokens_are_those_of_topk(count, size, with_ties, seed):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(2, 3, size, generator=generator)
+    x = x.round() if with_ties else x
+    found, at = top_tokens(x, count)
+    assert torch.equal(found, x.topk(min(count, size)).values)
+    assert torch.equal(x.gather(-1, at), found)
+    assert all(len(set(row)) == len(row) for row in at.flatten(0, 1).tolist())
 
 
 def test_equal_scores_still_make_a_tree():

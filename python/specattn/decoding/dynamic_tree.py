@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from specattn.decoding.loop import Draft
 from specattn.tree import Tree
+
+_GROUP = 32  # tokens of a group in `top_tokens`, at most
 
 
 class DynamicTree:
@@ -45,9 +49,7 @@ class DynamicTree:
         tokens, parents : Tensor, int64 [B, m]
             Of the nodes to expand: their tokens, and which of the n nodes each follows.
         """
-        steps, tokens = logits.log_softmax(-1, torch.float32).topk(
-            min(self.width, logits.shape[-1])
-        )
+        steps, tokens = top_tokens(logits.log_softmax(-1, torch.float32), self.width)
         children = steps.shape[-1]
         scores, tokens = (self.scores[..., None] + steps).flatten(1), tokens.flatten(1)
         self.levels.append((tokens, scores, self.numbers))
@@ -76,6 +78,7 @@ class DynamicTree:
             torch.cat([torch.full_like(self.root[:, None], -1), above], 1),
             max_depth=min(len(self.levels), count),
             max_width=min(self.width, count),
+            trusted=True,
         )
         return Draft(tree, torch.cat([self.root[:, None], tokens.gather(1, order)], 1))
 
@@ -86,3 +89,20 @@ class DynamicTree:
         """
         scores = torch.cat([scores for _, scores, _ in self.levels], 1)
         return 1 + float(scores.sort(1, descending=True).values[:, : size - 1].exp().sum(1).mean())
+
+
+def top_tokens(x: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the largest entries of x [B, n, V] in descending order, and their places: [B, n, k].
+
+    They lie in the `count` groups of tokens with the largest entries, so after one pass for the
+    groups' maxima the rest is small. ``topk`` over a whole vocabulary takes several times as long.
+    """
+    size = x.shape[-1]
+    count, group = min(count, size), math.gcd(size, _GROUP)
+    if size // group < count:
+        return torch.topk(x, count)
+    groups = x.unflatten(-1, (-1, group))
+    best = groups.amax(-1).topk(count, sorted=False).indices
+    among = groups.gather(2, best[..., None].expand(*best.shape, group)).flatten(2)
+    found, at = among.topk(count)
+    return found, best.gather(2, at // group) * group + at % group

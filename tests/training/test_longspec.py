@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from scipy.stats import chisquare
 
 from specattn.drafters import LongSpecDrafter
-from specattn.drafters.longspec import rotate
+from specattn.drafters.layer import rotate
 from specattn.drafters.training_attention import shifted_attention
 from specattn.training import STAGES, LongSpecObjective
 from specattn.training.longspec import start_from_target

@@ -7,7 +7,7 @@ import torch
 from specattn.decoding.sampling import TargetLaw
 from specattn.decoding.target import Target
 from specattn.drafters import LongSpecDrafter
-from specattn.drafters.longspec import Rotation
+from specattn.drafters.layer import Rotation
 from specattn.ops import hybrid_tree_attention, sparse_gather_attention
 from specattn.reference.tree_mask import WORD_BITS
 

@@ -26,35 +26,23 @@ from torch.nn.functional import silu
 from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from specattn.drafters.drafter import DrafterConfig, TrainedDrafter
+from specattn.drafters.drafter import TrainedDrafter
+from specattn.drafters.layer import LayerConfig, Rotation, rotate
 from specattn.drafters.training_attention import shifted_attention, windowed_attention
-
-STATIC_ROPES = ("default", "linear", "llama3", "yarn")
-"""Kinds of rope whose rotation of a token depends on its position alone."""
-
-Rotation = tuple[torch.Tensor, torch.Tensor]
-"""Cosines and sines, each broadcastable to [B, T, heads, D]."""
 
 SelfAttend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 CrossAttend = Callable[[torch.Tensor], torch.Tensor]
 
 
-class LongSpecConfig(DrafterConfig):
+class LongSpecConfig(LayerConfig):
     """What a LongSpec drafter is made of; ``config.json`` of its folder.
+
+    Its fields beside these are `LayerConfig`'s, all of them as the target has them.
 
     Attributes
     ----------
-    target : str
-        Name or path of the target model, as whoever trained the drafter called it.
     window : int
         Positions that self attention reaches back, the token's own included.
-    hidden_size, intermediate_size, num_attention_heads, num_key_value_heads, head_dim, vocab_size
-        As the target's.
-    rms_norm_eps, max_position_embeddings, rope_parameters
-        As the target's.
-    qkv_bias, qk_norm : bool
-        Whether projections to queries, keys and values have a bias, and whether queries and keys
-        are normed per head: as in the target.
 
     Raises
     ------
@@ -74,45 +62,11 @@ class LongSpecConfig(DrafterConfig):
     )
 
     window: int = 512
-    hidden_size: int = 256
-    intermediate_size: int = 1024
-    num_attention_heads: int = 8
-    num_key_value_heads: int = 2
-    head_dim: int = 64
-    vocab_size: int = 4096
-    rms_norm_eps: float = 1e-6
-    max_position_embeddings: int = 32768
-    rope_parameters: dict | None = None
-    qkv_bias: bool = False
-    qk_norm: bool = False
-    initializer_range: float = 0.02
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
         if self.window < 1:
             raise ValueError(f"window must be at least 1 position, got {self.window}")
-        rope_type = (self.rope_parameters or {}).get("rope_type", "default")
-        if rope_type not in STATIC_ROPES:
-            raise ValueError(
-                f"rope of type {rope_type!r} is not supported; expected one of "
-                f"{', '.join(STATIC_ROPES)}"
-            )
-
-    @classmethod
-    def for_target(cls, model: PreTrainedModel, *, target: str, window: int = 512):
-        """Return the configuration of a drafter for `model`, known as `target`."""
-        config, attention = model.config, _last_attention(model)
-        return cls(
-            target=target,
-            window=window,
-            intermediate_size=config.intermediate_size,
-            rms_norm_eps=config.rms_norm_eps,
-            max_position_embeddings=config.max_position_embeddings,
-            qkv_bias=attention.q_proj.bias is not None,
-            qk_norm=hasattr(attention, "q_norm"),
-            initializer_range=config.initializer_range,
-            **cls.shared_with(config),
-        )
 
 
 class LongSpecDrafter(TrainedDrafter):
@@ -298,14 +252,3 @@ class _Projections(nn.Module):
         if self.k_norm is not None:
             k = self.k_norm(k)
         return rotate(q, rotation), rotate(k, rotation) if k.shape[2] else k, v
-
-
-def rotate(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-    """Rotate the first half of the last dimension against the second, as transformers' models."""
-    cos, sin = rotation
-    first, second = x.chunk(2, -1)
-    return x * cos + torch.cat([-second, first], -1) * sin
-
-
-def _last_attention(model: PreTrainedModel) -> Any:
-    return cast(Any, model.base_model).layers[-1].self_attn

@@ -29,33 +29,26 @@ from torch.nn.functional import linear, rms_norm, silu
 from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from specattn.drafters.drafter import DrafterConfig, TrainedDrafter
-from specattn.drafters.longspec import STATIC_ROPES, Rotation, rotate
+from specattn.drafters.drafter import TrainedDrafter
+from specattn.drafters.layer import LayerConfig, Rotation, rotate
 from specattn.drafters.path_attention import path_attention
 
 Attend = Callable[[torch.Tensor], torch.Tensor]
 
 
-class PosSConfig(DrafterConfig):
+class PosSConfig(LayerConfig):
     """What a PosS drafter is made of; ``config.json`` of its folder.
+
+    Its fields beside these are `LayerConfig`'s, of each specialist.
 
     Attributes
     ----------
-    target : str
-        Name or path of the target model, as whoever trained the drafter called it.
     layers : int
         Specialists; 1 is EAGLE-2 or HASS.
     positions_per_layer : int
         Depths that each specialist works on, PosS' n; the last one goes on for ever.
-    hidden_size, vocab_size
-        As the target's.
-    intermediate_size, num_attention_heads, num_key_value_heads, head_dim
-        Of each specialist.
-    rms_norm_eps, max_position_embeddings, rope_parameters
-        As the target's.
-    fc_bias, qkv_bias, qk_norm : bool
-        Whether ``fc`` has a bias, whether projections to queries, keys and values have one, and
-        whether queries and keys are normed per head.
+    fc_bias : bool
+        Whether ``fc`` has a bias.
 
     Raises
     ------
@@ -68,60 +61,13 @@ class PosSConfig(DrafterConfig):
 
     layers: int = 1
     positions_per_layer: int = 1
-    hidden_size: int = 256
-    intermediate_size: int = 1024
-    num_attention_heads: int = 8
-    num_key_value_heads: int = 2
-    head_dim: int = 64
-    vocab_size: int = 4096
-    rms_norm_eps: float = 1e-6
-    max_position_embeddings: int = 32768
-    rope_parameters: dict | None = None
     fc_bias: bool = False
-    qkv_bias: bool = False
-    qk_norm: bool = False
-    initializer_range: float = 0.02
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
         for name in ("layers", "positions_per_layer"):
             if (value := getattr(self, name)) < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
-        rope_type = (self.rope_parameters or {}).get("rope_type", "default")
-        if rope_type not in STATIC_ROPES:
-            raise ValueError(
-                f"rope of type {rope_type!r} is not supported; expected one of "
-                f"{', '.join(STATIC_ROPES)}"
-            )
-
-    @classmethod
-    def for_target(
-        cls, model: PreTrainedModel, *, target: str, layers: int = 1, positions_per_layer: int = 1
-    ) -> PosSConfig:
-        """Return the configuration of a drafter for `model`, known as `target`.
-
-        Its layers are shaped as the target's last one.
-        """
-        config: Any = model.config
-        attention = cast(Any, model.base_model).layers[-1].self_attn
-        head_dim = getattr(config, "head_dim", None)
-        return cls(
-            target=target,
-            layers=layers,
-            positions_per_layer=positions_per_layer,
-            hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
-            num_attention_heads=config.num_attention_heads,
-            num_key_value_heads=config.num_key_value_heads,
-            head_dim=head_dim or config.hidden_size // config.num_attention_heads,
-            vocab_size=config.vocab_size,
-            rms_norm_eps=config.rms_norm_eps,
-            max_position_embeddings=config.max_position_embeddings,
-            rope_parameters=config.rope_parameters,
-            qkv_bias=attention.q_proj.bias is not None,
-            qk_norm=hasattr(attention, "q_norm"),
-            initializer_range=config.initializer_range,
-        )
 
     def specialist_at(self, depth: int) -> int:
         """Return which specialist works on the pairs at `depth`; the root's is 0."""

@@ -1,0 +1,104 @@
+"""Drafters made of transformer layers like the target's: their configuration and their rope."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar, cast
+
+import torch
+from transformers import PreTrainedModel
+
+from specattn.drafters.drafter import DrafterConfig
+
+STATIC_ROPES = ("default", "linear", "llama3", "yarn")
+"""Kinds of rope whose rotation of a token depends on its position alone."""
+
+Rotation = tuple[torch.Tensor, torch.Tensor]
+"""Cosines and sines, each broadcastable to [B, T, heads, D]."""
+
+_Config = TypeVar("_Config", bound="LayerConfig")
+
+
+class LayerConfig(DrafterConfig):
+    """What a drafter's layers are made of.
+
+    Attributes
+    ----------
+    target : str
+        Name or path of the target model, as whoever trained the drafter called it.
+    hidden_size, intermediate_size, num_attention_heads, num_key_value_heads, head_dim, vocab_size
+        Of each layer, embedding and head.
+    rms_norm_eps, max_position_embeddings, rope_parameters
+        As the target's.
+    qkv_bias, qk_norm : bool
+        Whether projections to queries, keys and values have a bias, and whether queries and keys
+        are normed per head.
+
+    Raises
+    ------
+    ValueError
+        The rope is not static.
+    """
+
+    hidden_size: int = 256
+    intermediate_size: int = 1024
+    num_attention_heads: int = 8
+    num_key_value_heads: int = 2
+    head_dim: int = 64
+    vocab_size: int = 4096
+    rms_norm_eps: float = 1e-6
+    max_position_embeddings: int = 32768
+    rope_parameters: dict | None = None
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    initializer_range: float = 0.02
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        super().__post_init__(**kwargs)
+        rope_type = (self.rope_parameters or {}).get("rope_type", "default")
+        if rope_type not in STATIC_ROPES:
+            raise ValueError(
+                f"rope of type {rope_type!r} is not supported; expected one of "
+                f"{', '.join(STATIC_ROPES)}"
+            )
+
+    @classmethod
+    def for_target(
+        cls: type[_Config], model: PreTrainedModel, *, target: str, **own: Any
+    ) -> _Config:
+        """Return the configuration of layers shaped as the last one of `model`.
+
+        Parameters
+        ----------
+        model : PreTrainedModel
+        target : str
+            What the drafter's folder will call the model.
+        **own
+            Fields of the method's own.
+        """
+        config, attention = model.config, cast(Any, model.base_model).layers[-1].self_attn
+        same = (
+            "hidden_size",
+            "intermediate_size",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "vocab_size",
+            "rms_norm_eps",
+            "max_position_embeddings",
+            "rope_parameters",
+            "initializer_range",
+        )
+        return cls(
+            target=target,
+            head_dim=attention.head_dim,
+            qkv_bias=attention.q_proj.bias is not None,
+            qk_norm=hasattr(attention, "q_norm"),
+            **{name: getattr(config, name) for name in same},
+            **own,
+        )
+
+
+def rotate(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+    """Rotate the first half of the last dimension against the second, as transformers' models."""
+    cos, sin = rotation
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat([-second, first], -1) * sin

@@ -155,10 +155,11 @@ def measure(
         row.entry.label: row.entry.build(defaults) for row in rows if row.entry.name != TRANSFORMERS
     }
     room = plan.new_tokens + max((method.max_nodes for method in methods.values()), default=1)
+    keep_features = any(method.reads_features for method in methods.values())
     others = Others()
     for text in range(plan.texts):
         prompts = texts.prompts(text, group.context, group.batch)
-        target = _target(model, prompts, room, profile, plan.seed)
+        target = _target(model, prompts, room, profile, plan.seed, keep_features)
         for repeat in range(-1, plan.repeats):  # the first one warms up
             new_tokens = min(plan.new_tokens, WARM_UP_TOKENS) if repeat < 0 else plan.new_tokens
             seed = plan.seed + repeat
@@ -197,10 +198,11 @@ def _target(
     room: int,
     profile: Profile | None,
     seed: int,
+    keep_features: bool,
 ) -> ReadyTarget:
     if profile is None:
-        return ReadyTarget(model, prompts, room)
-    return SimulatedTarget(model, prompts, room, profile, seed)
+        return ReadyTarget(model, prompts, room, keep_features=keep_features)
+    return SimulatedTarget(model, prompts, room, profile, seed, keep_features=keep_features)
 
 
 def _in_turn(rows: Sequence[Row], repeat: int) -> list[Row]:

@@ -93,7 +93,7 @@ class SimulatedTarget(ReadyTarget):
 
     Parameters
     ----------
-    model, prompts, room
+    model, prompts, room, keep_features
         As for `ReadyTarget`; of the prompts only the length and the last token matter.
     profile : Profile
     seed : int
@@ -107,8 +107,10 @@ class SimulatedTarget(ReadyTarget):
         room: int,
         profile: Profile,
         seed: int,
+        *,
+        keep_features: bool = False,
     ):
-        super().__init__(model, prompts, room)
+        super().__init__(model, prompts, room, keep_features=keep_features)
         self.profile = profile
         self.generator = torch.Generator(self.device).manual_seed(seed)
 

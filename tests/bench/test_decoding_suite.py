@@ -25,6 +25,7 @@ from specattn import Tree  # noqa: E402
 from specattn.acceptance import accept, accept_samples  # noqa: E402
 from specattn.decoding import (  # noqa: E402
     METHODS,
+    Medusa,
     Plain,
     RequestStatistics,
     Statistics,
@@ -32,6 +33,7 @@ from specattn.decoding import (  # noqa: E402
     Vegas,
 )
 from specattn.decoding.ready import ReadyTarget  # noqa: E402
+from specattn.drafters import MedusaHeads  # noqa: E402
 
 CPU = torch.device("cpu")
 SIGNIFICANCE = 1e-4
@@ -170,6 +172,20 @@ def test_the_prompts_are_there_again_after_any_run(model, prompts):
     target.go_back()
     assert target.cache.seqlens.tolist() == lengths == [39] * 3
     assert torch.equal(target.cache.storage[:, :, :, : target.prefix], before)
+
+
+def test_prompts_features_are_kept_for_methods_that_read_them(model, prompts):
+    heads = MedusaHeads.for_target(model, target="tiny")
+    with pytest.raises(ValueError, match="Medusa reads features: give keep_features=True"):
+        run(ReadyTarget(model, prompts, 30), Medusa(heads), 4, 0.0, seed=0)
+    seen = []
+    target = ReadyTarget(model, prompts, 30, keep_features=True)
+    target.go_back()
+    target.prefill([p[:-1] for p in prompts], 16, None, lambda *chunk: seen.append(chunk))
+    ids = torch.stack(prompts)[:, :-1]
+    with torch.no_grad():
+        features = model.base_model(ids, use_cache=False).last_hidden_state
+    torch.testing.assert_close(torch.cat([x for _, x in seen], 1), features)
 
 
 @torch.no_grad()

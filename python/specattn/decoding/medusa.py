@@ -46,6 +46,8 @@ class Medusa(Method):
         or they do not fit the target, or there are fewer than `widths` has levels.
     """
 
+    reads_features = True
+
     drafter: MedusaHeads | Path | str | None = None
     widths: tuple[int, ...] = (3, 3, 3)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from transformers import (
@@ -54,7 +54,14 @@ class Method(ABC):
     """How to draft. Small, immutable, without state: it may serve any number of runs and models.
 
     Every method is also what ``model.generate(custom_generate=...)`` expects.
+
+    Attributes
+    ----------
+    reads_features : bool
+        Whether its drafter learns from the prompts' features, as `Drafter.read` is given them.
     """
+
+    reads_features: ClassVar[bool] = False
 
     @property
     @abstractmethod

@@ -63,6 +63,8 @@ class PosS(Method):
         or it does not fit the target.
     """
 
+    reads_features = True
+
     drafter: PosSDrafter | Path | str | None = None
     width: int = 10
     depth: int = 6

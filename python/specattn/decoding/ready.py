@@ -35,6 +35,8 @@ class ReadyTarget(Target):
         All of one length.
     room : int
         Tokens that can follow each prompt.
+    keep_features : bool
+        Whether methods that read the prompts' features will run: all of them are kept for these.
 
     Attributes
     ----------
@@ -42,13 +44,20 @@ class ReadyTarget(Target):
         Of all prompt tokens but the last of each; None where no prefill took place.
     """
 
-    def __init__(self, model: PreTrainedModel, prompts: Sequence[torch.Tensor], room: int):
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        prompts: Sequence[torch.Tensor],
+        room: int,
+        *,
+        keep_features: bool = False,
+    ):
         self.prompts = list(prompts)
         self.prefix = len(prompts[0]) - 1
         super().__init__(model, len(prompts), self.prefix + 1 + room)
         self._rows = self.cache.storage
         self._copy: torch.Tensor | None = None
-        self._features: list[tuple[int, torch.Tensor]] = []
+        self._features: list[tuple[int, torch.Tensor]] | None = [] if keep_features else None
         self.prefill_seconds: float | None = None
         self._fill(prompts)
 
@@ -71,7 +80,7 @@ class ReadyTarget(Target):
     ) -> None:
         """Run nothing: the prompts are there, and their features are shown again."""
         assert all(len(prompt) == self.prefix for prompt in prompts)
-        if on_features is not None:
+        if on_features is not None and self._features is not None:
             lengths = self.cache.seqlens
             for start, features in self._features:
                 self.cache.seqlens = lengths.clamp(max=start + features.shape[1])
@@ -106,7 +115,14 @@ class ReadyTarget(Target):
         tokens : list of list of int
             New tokens of every request.
         statistics : Statistics
+
+        Raises
+        ------
+        ValueError
+            The method reads features, which were not kept.
         """
+        if method.reads_features and self._features is None:
+            raise ValueError(f"{type(method).__name__} reads features: give keep_features=True")
         length = self.prefix + 1
         sequences = Sequences(
             torch.stack(self.prompts),
@@ -146,7 +162,8 @@ class ReadyTarget(Target):
             self._copy = self._rows[:, :, :, : self.prefix].to("cpu", copy=True)
 
     def _keep(self, start: int, features: torch.Tensor) -> None:
-        self._features.append((start, features))
+        if self._features is not None:
+            self._features.append((start, features))
 
 
 def _finish(device: torch.device) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from specattn.drafters import Heads, LongSpecDrafter, MedusaHeads, TokenSwiftHeads
+from specattn.drafters import LongSpecDrafter, MedusaHeads, PosSDrafter, TokenSwiftHeads
 
 EMBEDDED_TARGET = Path(__file__).resolve().parents[2] / "examples" / "tiny"
 
@@ -84,10 +86,11 @@ def random_weights(
         return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
 
 
-DRAFTERS: dict[str, type[LongSpecDrafter] | type[Heads]] = {
-    "longspec": LongSpecDrafter,
-    "medusa": MedusaHeads,
-    "tokenswift": TokenSwiftHeads,
+DRAFTERS: dict[str, Callable[..., PreTrainedModel]] = {
+    "longspec": LongSpecDrafter.for_target,
+    "medusa": MedusaHeads.for_target,
+    "poss": partial(PosSDrafter.for_target, layers=3, positions_per_layer=2),  # PosS-2, depth 6
+    "tokenswift": TokenSwiftHeads.for_target,
 }
 """By the method that needs one; trained, it lies in a folder of that name within the model's."""
 
@@ -95,7 +98,7 @@ DRAFTERS: dict[str, type[LongSpecDrafter] | type[Heads]] = {
 def random_drafter(method: str, model: PreTrainedModel, shape: str) -> PreTrainedModel:
     """Build a method's drafter for a model of that shape, untrained, on its device."""
     with torch.device(model.device):
-        drafter = DRAFTERS[method].for_target(model, target=shape)
+        drafter = DRAFTERS[method](model, target=shape)
     return drafter.to(model.dtype).eval()
 
 

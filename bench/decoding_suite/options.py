@@ -114,8 +114,6 @@ def sections(options: argparse.Namespace) -> list[Section]:
                     f"--suite {options.suite}: {options.model} has no drafter in a folder "
                     f"'{method}'; train one, or name one with --method {method}:drafter=FOLDER"
                 )
-        if options.shape and options.suite == "poss":
-            raise ValueError("--suite poss: its drafter reads features of a text; give no --shape")
         long = options.context[0]
         return suite(options.suite, Scale(min(SHORT, long), long, tuple(given)))
     if not set(names) - {PLAIN, TRANSFORMERS}:

@@ -13,7 +13,8 @@ from typing import Any
 from .simulation import Profile, constant_rate
 
 _PUBLISHED = json.loads((Path(__file__).parent / "papers.json").read_text(encoding="utf-8"))
-_VEGAS_DEPTH, _LONGSPEC_DEPTH = 7, 5  # gamma; beam widths [4, 16, 16, 16, 16]
+# Gamma; beam widths [4, 16, 16, 16, 16]; levels of a dynamic tree of 60 nodes.
+_VEGAS_DEPTH, _LONGSPEC_DEPTH, _POSS_DEPTH = 7, 5, 6
 
 
 def published(paper: str, table: str) -> dict[str, Any]:
@@ -52,6 +53,16 @@ def _longspec(short: str, name: str) -> Profile:
     )
 
 
+def _poss(model: str) -> Profile:
+    tau = published("poss", "Table 1, tau")[model]["PosS-2"][-1]
+    return Profile(
+        f"poss-{model.lower()}",
+        (round(constant_rate(tau - 1, _POSS_DEPTH), 3),),
+        f"the constant rate that gives a tau of {tau} at depth {_POSS_DEPTH}, PosS table 1, "
+        f"{model}, mean of six data sets",
+    )
+
+
 PROFILES = {
     profile.name: profile
     for profile in (
@@ -59,6 +70,7 @@ PROFILES = {
         _vegas("gpt-oss-20b"),
         _longspec("L-8B", "llama-3.1-8b"),
         _longspec("V-7B", "vicuna-7b"),
+        _poss("Llama-3-8B"),
     )
 }
 """Profiles by name. No paper prints rates by position, so each is constant and says where from."""

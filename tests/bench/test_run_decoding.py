@@ -99,6 +99,18 @@ def test_simulated_acceptance_is_said_in_every_line(tmp_path, capsys):
     assert all(row["prefill_seconds"] is row["identity"] is None for row in rows)
 
 
+def test_poss_is_simulated_as_all_are(tmp_path, capsys):
+    """A random drafter of the model's shape; the tree is its own, what survives is drawn."""
+    path = tmp_path / "rows.jsonl"
+    options = ["--method", "poss:depth=2,total_tokens=8", "--json", str(path)]
+    shape = [*SHAPE[:-1], "poss-llama-3-8b"]
+    assert run_decoding.main([*SMALL, *shape, *options, "--temperature", "0"]) == 0
+    assert all(line.startswith(f"{MARK} poss-") for line in capsys.readouterr().out.splitlines())
+    (row,) = (one for one in lines(path) if one.get("method") == "poss")
+    assert row["fault"] is None
+    assert 1 < row["tau"] < 3
+
+
 def test_an_interrupted_run_goes_on_to_the_same_rows(text, tmp_path, monkeypatch, capsys):
     contexts = ["--context", "32,48,64", "--temperature", "0"]
     whole, path = tmp_path / "whole.jsonl", tmp_path / "rows.jsonl"

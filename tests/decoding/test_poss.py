@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specattn import use_backend
-from specattn.decoding import PosS, Target, TargetLaw, generate, poss
+from specattn.decoding import PosS, Target, TargetLaw, dynamic_tree, generate, poss
 from specattn.decoding.dynamic_tree import DynamicTree, top_tokens
 from specattn.decoding.sequences import Sequences
 from specattn.decoding.specialist_block import SpecialistBlock
@@ -257,7 +257,8 @@ def token_paths(draft, request):
     [(10, 6, 60, 40), (3, 5, 12, 9), (1, 4, 60, 9), (4, 1, 3, 9), (10, 3, 60, 4), (10, 6, 2, 40),
      (10, 3, 60, 640)],
 )  # fmt: skip
-def test_the_tree_is_eagle_2s(width, depth, size, vocabulary):
+def test_the_tree_is_eagle_2s(monkeypatch, width, depth, size, vocabulary):
+    monkeypatch.setattr(dynamic_tree, "_LARGE", 512)
     roots = torch.tensor([1, 0, 2])
 
     def say(request, path):
@@ -270,9 +271,8 @@ def test_the_tree_is_eagle_2s(width, depth, size, vocabulary):
             torch.stack([say(request, path) for path in level])
             for request, level in enumerate(paths)
         ])  # fmt: skip
-        tokens, parents = tree.grow(
-            logits + torch.randn(3, 1, 1)
-        )  # logits may be off by a constant
+        tree.score(logits + torch.randn(3, 1, 1))  # logits may be off by a constant
+        tokens, parents = tree.expand()
         paths = [
             [(*level[p], t.item()) for t, p in zip(tokens[request], parents[request], strict=True)]
             for request, level in enumerate(paths)
@@ -294,11 +294,14 @@ def test_the_tree_is_eagle_2s(width, depth, size, vocabulary):
     st.booleans(),
     st.integers(0, 99),
 )
-def test_the_best_tokens_are_those_of_topk(count, size, with_ties, seed):
+@pytest.mark.parametrize("large", [1, 2**14])
+def test_the_best_tokens_are_those_of_topk(large, count, size, with_ties, seed):
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(2, 3, size, generator=generator)
     x = x.round() if with_ties else x
-    found, at = top_tokens(x, count)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dynamic_tree, "_LARGE", large)
+        found, at = top_tokens(x, count)
     assert torch.equal(found, x.topk(min(count, size)).values)
     assert torch.equal(x.gather(-1, at), found)
     assert all(len(set(row)) == len(row) for row in at.flatten(0, 1).tolist())
@@ -308,7 +311,8 @@ def test_equal_scores_still_make_a_tree():
     """A sure drafter gives probability 1: a child then scores as its parent does."""
     tree = DynamicTree(torch.tensor([0]), 2)
     for nodes in (1, 2, 2, 2):
-        tree.grow(torch.tensor([0.0, 1e4, -1e4, 0.0]).expand(1, nodes, 4))
+        tree.score(torch.tensor([0.0, 1e4, -1e4, 0.0]).expand(1, nodes, 4))
+        tree.expand()
     for size in range(2, 9):
         draft = tree.best(size)
         assert draft.tree.size == size
@@ -319,8 +323,9 @@ def test_equal_scores_still_make_a_tree():
 def test_the_expected_length_is_the_sum_of_the_chances():
     tree = DynamicTree(torch.tensor([0, 0]), 2)
     law = torch.tensor([[0.5, 0.3, 0.2], [0.9, 0.06, 0.04]])
-    tree.grow(law.log()[:, None])
-    tree.grow(torch.tensor([0.6, 0.4, 0.0]).log().expand(2, 2, 3))
+    tree.score(law.log()[:, None])
+    tree.expand()
+    tree.score(torch.tensor([0.6, 0.4, 0.0]).log().expand(2, 2, 3))
     # First request .5, .3, .3 (.5 * .6); second .9, .54, .36: the three best beside the root.
     assert tree.expected_length(4) == pytest.approx(1 + (1.1 + 1.8) / 2)
 

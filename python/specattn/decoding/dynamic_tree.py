@@ -10,6 +10,7 @@ from specattn.decoding.loop import Draft
 from specattn.tree import Tree
 
 _GROUP = 32  # tokens of a group in `top_tokens`, at most
+_LARGE = 2**14  # vocabularies from here on are looked through by groups
 
 
 class DynamicTree:
@@ -29,54 +30,57 @@ class DynamicTree:
 
     def __init__(self, root: torch.Tensor, width: int):
         self.root, self.width = root, width
-        self.levels: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
         self.candidates = 0
-        # Of the nodes that are expanded next: their scores, and their numbers among the candidates.
-        self.scores = torch.zeros(len(root), 1, device=root.device)
-        self.numbers = torch.full_like(root[:, None], -1)
+        # Of every level: tokens and scores of its candidates, [B, n * children], and the numbers of
+        # their n parents among all candidates. The root is none: -1.
+        self.tokens, self.scores = list[torch.Tensor](), list[torch.Tensor]()
+        self.parents = [torch.full_like(root[:, None], -1)]
+        self.reached = torch.zeros(len(root), 1, device=root.device)  # scores of the last parents
 
-    def grow(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Score the children of the nodes that were expanded last, and choose the next ones.
+    def score(self, logits: torch.Tensor) -> None:
+        """Make candidates of the children of the nodes that were expanded last.
 
         Parameters
         ----------
         logits : Tensor [B, n, V]
-            What the drafter says after the nodes that the last call returned; after the root, [B,
-            1, V], in the first call.
+            What the drafter says after the nodes that `expand` returned last; after the root at
+            first, [B, 1, V].
+        """
+        steps, tokens = top_tokens(logits.log_softmax(-1, torch.float32), self.width)
+        self.children = steps.shape[-1]
+        self.tokens.append(tokens.flatten(1))
+        self.scores.append((self.reached[..., None] + steps).flatten(1))
+        self.candidates += self.scores[-1].shape[1]
+
+    def expand(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Choose which of the last level's candidates are expanded next.
 
         Returns
         -------
         tokens, parents : Tensor, int64 [B, m]
-            Of the nodes to expand: their tokens, and which of the n nodes each follows.
+            Of these nodes: their tokens, and which of the n nodes of the last level each follows.
         """
-        steps, tokens = top_tokens(logits.log_softmax(-1, torch.float32), self.width)
-        children = steps.shape[-1]
-        scores, tokens = (self.scores[..., None] + steps).flatten(1), tokens.flatten(1)
-        self.levels.append((tokens, scores, self.numbers))
-        self.scores, chosen = scores.topk(min(self.width, scores.shape[1]))
-        self.numbers = chosen + self.candidates
-        self.candidates += scores.shape[1]
-        return tokens.gather(1, chosen), chosen // children
+        scores = self.scores[-1]
+        self.reached, chosen = scores.topk(min(self.width, scores.shape[1]))
+        self.parents.append(chosen + (self.candidates - scores.shape[1]))
+        return self.tokens[-1].gather(1, chosen), chosen // self.children
 
     def best(self, size: int) -> Draft:
         """Return the trees of the root and its `size` - 1 best descendants, or all there are.
 
         No node outdoes its parent, and of equals the one above comes first; so the best are trees.
         """
-        tokens, scores, expanded = (torch.cat(part, 1) for part in zip(*self.levels, strict=True))
-        # Every expanded node has equally many children, and these follow one another.
-        parents = expanded.repeat_interleave(tokens.shape[1] // expanded.shape[1], 1)
+        tokens, scores, above = (
+            torch.cat(part, 1) for part in (self.tokens, self.scores, self.parents)
+        )
+        above = above[..., None].expand(-1, -1, self.children).flatten(1)[:, : self.candidates]
         count = min(size - 1, self.candidates)
         order = scores.sort(dim=1, descending=True, stable=True).indices[:, :count].sort(1).values
-        # Where each candidate, the root at index 0 among them, stands in its tree.
-        place = torch.zeros(len(order), 1 + self.candidates, dtype=torch.int64, device=order.device)
-        place.scatter_(
-            1, order + 1, torch.arange(1, 1 + count, device=order.device).expand_as(order)
-        )
-        above = place.gather(1, parents.gather(1, order) + 1)
+        # Where each parent stands in the tree: the root, no candidate, before all of them.
+        above = torch.searchsorted(order, above.gather(1, order), right=True)
         tree = Tree(
-            torch.cat([torch.full_like(self.root[:, None], -1), above], 1),
-            max_depth=min(len(self.levels), count),
+            torch.cat([self.parents[0], above], 1),
+            max_depth=min(len(self.scores), count),
             max_width=min(self.width, count),
             trusted=True,
         )
@@ -87,7 +91,7 @@ class DynamicTree:
 
         The mean over the batch: the bonus token, and each node with its chance.
         """
-        scores = torch.cat([scores for _, scores, _ in self.levels], 1)
+        scores = torch.cat(self.scores, 1)
         return 1 + float(scores.sort(1, descending=True).values[:, : size - 1].exp().sum(1).mean())
 
 
@@ -95,11 +99,12 @@ def top_tokens(x: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]
     """Return the largest entries of x [B, n, V] in descending order, and their places: [B, n, k].
 
     They lie in the `count` groups of tokens with the largest entries, so after one pass for the
-    groups' maxima the rest is small. ``topk`` over a whole vocabulary takes several times as long.
+    groups' maxima the rest is small. On a CPU that takes a third of the time of ``topk`` over a
+    vocabulary of 128k; over a small one it is slower.
     """
     size = x.shape[-1]
     count, group = min(count, size), math.gcd(size, _GROUP)
-    if size // group < count:
+    if size < _LARGE or size // group < count:
         return torch.topk(x, count)
     groups = x.unflatten(-1, (-1, group))
     best = groups.amax(-1).topk(count, sorted=False).indices

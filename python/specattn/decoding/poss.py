@@ -122,8 +122,9 @@ class _PosSDrafter(Drafter):
             features = self.block.features(x, depth, mask)
             logits = self.block.head(features)
             self.watch.lap("layer_seconds")
-            tokens, parents = tree.grow(logits)
+            tree.score(logits)
             if depth + 1 < self.method.depth:
+                tokens, parents = tree.expand()
                 own = self.own_bits[depth + 1][: tokens.shape[1]]
                 mask = mask.gather(1, _wide(parents, mask)) | own
                 self.watch.lap("tree_seconds")

@@ -8,7 +8,8 @@ common random numbers: Gumbel noise that depends on the place in the text alone 
 logits, and the largest sum, which is a sample of the law, is taken. So every method continues with
 the same text. A drafted token is accepted where draft and target draw it from the same noise; that
 is rarer than under speculative sampling, but as there, the nearer the draft's law the likelier.
-No time is taken: this may run beside anything.
+Where a draft is chosen by rank and not sampled, as in trees, nothing is lost: the text is a sample,
+and the draft has it or not. No time is taken: this may run beside anything.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ from specattn.decoding.target import Reading, Verification
 Record = dict[str, Any]
 PLACE = ("context", "text", "temperature", "method")
 HEADER = [("method", "<")] + [
-    (name, ">") for name in ("tau", "drafting", "more than the first", "read", "same text")
+    (name, ">")
+    for name in ("tau", "drafting", "more than the first", "read", "same text", "given all before")
 ]
 
 
@@ -72,7 +74,10 @@ def main(argv: list[str] | None = None) -> int:
                 if file.find(place) is None:
                     room = options.new_tokens + max(one.max_nodes for one in methods.values())
                     target = target or CountingTarget(
-                        model, texts.prompts(number, context, 1), room
+                        model,
+                        texts.prompts(number, context, 1),
+                        room,
+                        keep_features=any(one.reads_features for one in methods.values()),
                     )
                     file.add(place | target.measure(method, options.new_tokens, heat, seed=number))
         for heat in options.temperature:
@@ -128,7 +133,9 @@ class CountingTarget(ReadyTarget):
         return {
             "tau": total.mean_acceptance_length,
             "drafting": 1 + total.accepted / total.offered_at[0],
-            "read": fmean(self.counts),
+            "read": fmean(self.counts) if self.counts else None,  # the drafts are not the target's
+            "accepted_at": total.accepted_at,
+            "offered_at": total.offered_at,
             "continuation": hashlib.sha256(str(tokens).encode()).hexdigest()[:12],
         }
 
@@ -175,11 +182,24 @@ def table(
                 mean([one["tau"] for one in found]),
                 mean([one["drafting"] for one in found]),
                 mean(more, "+") if found is not first else "-",
-                f"{fmean(one['read'] for one in found):.0f}",
+                "-" if found[0]["read"] is None else f"{fmean(one['read'] for one in found):.0f}",
                 f"{same} of {len(found)}",
+                by_position(found),
             )
         )
     return f"{size(context)}, T={temperature:g}, {texts} texts\n{aligned(HEADER, rows)}"
+
+
+def by_position(found: Sequence[Record]) -> str:
+    """Return the shares of drafts accepted at each position among those that came so far."""
+    accepted, offered = (
+        [
+            sum(counts)
+            for counts in itertools.zip_longest(*(one[name] for one in found), fillvalue=0)
+        ]
+        for name in ("accepted_at", "offered_at")
+    )
+    return " ".join(f"{100 * a / max(o, 1):.1f}%" for a, o in zip(accepted, offered, strict=True))
 
 
 def mean(values: Sequence[float], sign: str = "") -> str:

@@ -75,11 +75,11 @@ def sections(scale: Scale) -> list[Section]:
             "a drafter of short rows in long texts, with a window and without",
             grid(
                 [Entry(PLAIN), *(_with(family[0], **o) for o in ({}, {"window": WINDOW}))],
-                [scale.long // share for share in (16, 8, 4, 2, 1)],
+                [scale.long // share for share in (16, 4, 2, 1)],
                 [1],
-                [0.0],
+                [0.0, 1.0],
             ),
-            {"tau": tau, "x plain": over_plain, **_PARTS},
+            {"T": _temperature, "tau": tau, "x plain": over_plain, **_PARTS},
             note="Not in the paper, whose contexts end at 2048 tokens.",
             pictures=("speed", "acceptance"),
         ),
@@ -93,7 +93,7 @@ def _sweeps(scale: Scale) -> list[Section]:
         "Tables 2 and 3",
         "tau and speed-up by depth and size of the tree",
         grid([Entry(PLAIN), *swept], [scale.short], [1], [0.0, 1.0]),
-        {"T": lambda record: f"{record['temperature']:g}", "tau": tau, "x plain": over_plain},
+        {"T": _temperature, "tau": tau, "x plain": over_plain},
         _theirs("Table 2", "Table 3", "Llama-3-8B"),
     )
     other = Section(
@@ -121,6 +121,10 @@ def _theirs(taus: str, speedups: str, model: str) -> list[tuple[str, ...]]:
 
 def _with(entry: Entry, **options: Any) -> Entry:
     return Entry(entry.name, {**entry.options, **options})
+
+
+def _temperature(record: Record) -> str:
+    return f"{record['temperature']:g}"
 
 
 def _pos_acc(place: int) -> Callable[[Record], str]:

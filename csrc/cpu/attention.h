@@ -217,7 +217,6 @@ class Attend {
       for (int n = 0; n < kBlock + kKeyStep; ++n) {
         float* row = scratch_.k + std::min(n, step.keys - 1) * stride_;
         if (n < step.keys) widen<Isa, Elem>(step.k[n], row, D_, stride_);
-        if (n < step.keys) next.issue(kScoreLines / 2);
         wide_keys[n] = reinterpret_cast<const char*>(row);
       }
       k = wide_keys;
@@ -226,6 +225,7 @@ class Attend {
     prepare_values(step, values);
     const State state = this->state(head);
     const int units = static_cast<int>(ceil_div(block.keys, kPair));
+    next.pace(tile_ticks<Isa>(plan_.rows, block.keys, D_ / kPair, units, stride_));
     for (int64_t tile = 0; tile < plan_.rows; tile += kTile) {
       const int rows = static_cast<int>(tile_rows(tile));
       if (!block.full && !tile_mask(step.words[0], tile, rows)) continue;
@@ -362,10 +362,7 @@ class Attend {
         values[n / 2] = reinterpret_cast<const char*>(row);
       }
     } else {
-      const bool direct = std::is_same_v<Elem, float> && D_ == stride_;
       for (int n = 0; n < keys; ++n) {
-        values[n] = step.v[n];
-        if (direct) continue;
         float* row = scratch_.v + n * stride_;
         widen<Isa, Elem>(step.v[n], row, D_, stride_);
         values[n] = reinterpret_cast<const char*>(row);

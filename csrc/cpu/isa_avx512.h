@@ -13,7 +13,7 @@ struct Avx512 {
   static constexpr int W = 16;
   struct Tiles {};  // what a thread sets up for a task
   // Register blocks: vectors of rows and of D, accumulators of a step of scores.
-  static constexpr int kScoreRows = 4, kValueCols = 4, kScoreAccumulators = 24;
+  static constexpr int kScoreRows = 2, kValueCols = 4, kScoreAccumulators = 24;
   using V = __m512;
   using M = __mmask16;
 

@@ -5,6 +5,7 @@
 // Values are O = P V: lanes are the dimensions of a head.
 #pragma once
 
+#include <algorithm>
 #include <type_traits>
 
 #include "prefetch.h"
@@ -12,9 +13,9 @@
 
 namespace specattn {
 
-constexpr int kScoreLines = 8;  // lines of the next keys that are asked for per key of a score step
-constexpr int kValueLines = 4;  // and per unit of values
-constexpr int kKeyStep = 8;     // pointer arrays are padded so that a last step may read on
+constexpr int kKeyStep = 8;    // pointer arrays are padded so that a last step may read on
+constexpr int kScoreTick = 4;  // units of a row of K between two looks ahead; D is a multiple
+constexpr int kValueTick = 4;  // units of values
 
 template <int N>
 using Width = std::integral_constant<int, N>;
@@ -22,22 +23,26 @@ using Width = std::integral_constant<int, N>;
 // Logits of NR keys and MB vectors of rows.
 template <class Isa, class Dot, int MB, int NR>
 __attribute__((noinline)) void score_step(const float* q, int rows, const char* const* k, int units,
-                                          float* s) {
+                                          float* s, Prefetch::Lines next) {
   using V = typename Isa::V;
   V acc[NR][MB];
 #pragma GCC unroll 16
   for (int r = 0; r < NR; ++r)
 #pragma GCC unroll 4
     for (int j = 0; j < MB; ++j) acc[r][j] = Isa::zero();
-  for (int u = 0; u < units; ++u) {
-    V x[MB];
+  for (int first = 0; first < units; first += kScoreTick) {
+    next.touch(first / kScoreTick);
 #pragma GCC unroll 4
-    for (int j = 0; j < MB; ++j) x[j] = Isa::load(q + u * rows + j * Isa::W);
+    for (int u = first; u < first + kScoreTick; ++u) {
+      V x[MB];
+#pragma GCC unroll 4
+      for (int j = 0; j < MB; ++j) x[j] = Isa::load(q + u * rows + j * Isa::W);
 #pragma GCC unroll 16
-    for (int r = 0; r < NR; ++r) {
-      const V y = Isa::broadcast(k[r] + 4 * u);
+      for (int r = 0; r < NR; ++r) {
+        const V y = Isa::broadcast(k[r] + 4 * u);
 #pragma GCC unroll 4
-      for (int j = 0; j < MB; ++j) acc[r][j] = Dot::dot(acc[r][j], x[j], y);
+        for (int j = 0; j < MB; ++j) acc[r][j] = Dot::dot(acc[r][j], x[j], y);
+      }
     }
   }
 #pragma GCC unroll 16
@@ -50,11 +55,15 @@ __attribute__((noinline)) void score_step(const float* q, int rows, const char* 
 template <class Isa, class Dot, int MB>
 inline void score_columns(const float* q, int rows, const char* const* k, int keys, int units,
                           float* s, Prefetch& next) {
-  constexpr int NR = MB * kKeyStep <= Isa::kScoreAccumulators ? kKeyStep : kKeyStep / 2;
-  for (int n = 0; n < keys; n += NR) {
-    next.issue(kScoreLines * NR);
-    score_step<Isa, Dot, MB, NR>(q, rows, k + n, units, s + n * kTile);
+  constexpr int NR = std::min(Isa::kScoreAccumulators / MB, kKeyStep), kFew = kKeyStep / 2;
+  int n = 0;
+  for (; keys - n > kFew; n += NR) {
+    score_step<Isa, Dot, MB, NR>(q, rows, k + n, units, s + n * kTile,
+                                 next.take(units / kScoreTick));
   }
+  if (n >= keys) return;
+  score_step<Isa, Dot, MB, kFew>(q, rows, k + n, units, s + n * kTile,
+                                 next.take(units / kScoreTick));
 }
 
 // s[key][row] = k[key] . q[row]; q is packed [unit][rows], rows a multiple of W.
@@ -85,7 +94,7 @@ struct Weights {  // or logits
 template <class Isa, class Dot, int DB>
 __attribute__((noinline)) void value_step(Weights p, const char* const* v, int units,
                                           const float* decay, float* o, int column, int stride,
-                                          Prefetch& next) {
+                                          Prefetch::Lines next) {
   using V = typename Isa::V;
   V acc[4][DB];
   o += column;
@@ -93,20 +102,17 @@ __attribute__((noinline)) void value_step(Weights p, const char* const* v, int u
   for (int r = 0; r < 4; ++r)
 #pragma GCC unroll 4
     for (int j = 0; j < DB; ++j) acc[r][j] = Isa::zero();
-  for (int first = 0; first < units; first += kKeyStep) {
-    next.issue(kValueLines * kKeyStep);
-    const int last = first + kKeyStep < units ? first + kKeyStep : units;
-    for (int u = first; u < last; ++u) {
-      V y[DB];
+  for (int u = 0; u < units; ++u) {
+    if (u % kValueTick == 0) next.touch(u / kValueTick);
+    V y[DB];
 #pragma GCC unroll 4
-      for (int j = 0; j < DB; ++j)
-        y[j] = Isa::load(reinterpret_cast<const float*>(v[u]) + column + j * Isa::W);
+    for (int j = 0; j < DB; ++j)
+      y[j] = Isa::load(reinterpret_cast<const float*>(v[u]) + column + j * Isa::W);
 #pragma GCC unroll 4
-      for (int r = 0; r < 4; ++r) {
-        const V x = Isa::broadcast(p.p + u * p.unit_step + r * p.row_step);
+    for (int r = 0; r < 4; ++r) {
+      const V x = Isa::broadcast(p.p + u * p.unit_step + r * p.row_step);
 #pragma GCC unroll 4
-        for (int j = 0; j < DB; ++j) acc[r][j] = Dot::dot(acc[r][j], x, y[j]);
-      }
+      for (int j = 0; j < DB; ++j) acc[r][j] = Dot::dot(acc[r][j], x, y[j]);
     }
   }
 #pragma GCC unroll 4
@@ -128,12 +134,23 @@ inline void value_tile(Weights p, int rows, const char* const* v, int units, con
     constexpr int DB = decltype(width)::value;
     for (int r = 0; r < rows; r += 4) {
       const Weights four = {p.p + r * p.row_step, p.row_step, p.unit_step};
-      value_step<Isa, Dot, DB>(four, v, units, decay + r, o + r * stride, column, stride, next);
+      value_step<Isa, Dot, DB>(four, v, units, decay + r, o + r * stride, column, stride,
+                               next.take(static_cast<int>(ceil_div(units, kValueTick))));
     }
     column += DB * Isa::W;
   };
   while (stride - column >= Isa::kValueCols * Isa::W) columns(Width<Isa::kValueCols>{});
   while (stride - column >= Isa::W) columns(Width<1>{});
+}
+
+// How often the products of a block and all its rows look ahead.
+template <class Isa>
+inline int tile_ticks(int64_t rows, int64_t keys, int64_t units, int64_t value_units,
+                      int64_t stride) {
+  const int64_t steps = ceil_div(rows, Isa::kScoreRows * Isa::W) * ceil_div(keys, kKeyStep);
+  const int64_t values = rows / 4 * (stride / (Isa::kValueCols * Isa::W));
+  return static_cast<int>(std::max<int64_t>(
+      steps * (units / kScoreTick) + values * ceil_div(value_units, kValueTick), 1));
 }
 
 }  // namespace specattn

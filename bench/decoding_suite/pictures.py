@@ -57,13 +57,23 @@ def draw(
             axis.set_title(title, fontsize=9)
             fill(axis)
             axis.grid(alpha=0.3, axis="y")
-            axis.legend(fontsize=7, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.18))
+        _add_legends(figure, axes[0])
         if note is not None:
             figure.suptitle(note, color="red", fontsize=10)
         files.append(folder / f"{prefix}{kind}.png")
         figure.savefig(files[-1], dpi=90)
         pyplot.close(figure)
     return files
+
+
+def _add_legends(figure: Any, axes: Sequence[Any]) -> None:
+    """Put a legend below every panel; the figure grows by its lines, so that panels stay wide."""
+    names = [name for axis in axes for name in axis.get_legend_handles_labels()[1]]
+    columns = 1 if max(map(len, names)) > 28 else 2
+    lines = max(-(-len(axis.get_legend_handles_labels()[1]) // columns) for axis in axes)
+    figure.set_figheight(figure.get_figheight() + 0.16 * max(0, lines - 3))
+    for axis in axes:
+        axis.legend(fontsize=7, ncols=columns, loc="upper center", bbox_to_anchor=(0.5, -0.18))
 
 
 Panel = tuple[str, Callable[[Any], None]]
@@ -101,6 +111,7 @@ def _acceptance(records: Sequence[Record]) -> list[Panel]:
             rates = row["conditional_acceptance"]
             name = f"{label(row)}, {size(row['context'])}"
             axis.plot(range(1, len(rates) + 1), rates, marker="o", label=name)
+        axis.xaxis.get_major_locator().set_params(integer=True)
         axis.set_xlabel("position in the draft")
         axis.set_ylabel("accepted, given all before")
         axis.set_ylim(0, 1)

@@ -116,8 +116,18 @@ def test_plain_rounds_that_became_slower_are_doubted():
     quick = range(FIRST_TRIAL - TRIAL - 1, FIRST_TRIAL)  # the plain rounds of the trial
     _, history = run(Costs(20.0, 0.001), lambda n: 4, load=lambda n: 0.5 if n in quick else 1)
     assert not any(kinds(history)[FIRST_TRIAL : FIRST_TRIAL + REMEMBERED])
-    assert all(kinds(history)[FIRST_TRIAL + REMEMBERED :])
+    assert all(kinds(history)[FIRST_TRIAL + REMEMBERED + 2 * (1 + TRIAL) :])
     assert history[FIRST_TRIAL + REMEMBERED][0] < SAME * history[FIRST_TRIAL][0]
+
+
+def test_a_slow_moment_does_not_end_plain_rounds():
+    """Drafts lose by half; now and then a few plain rounds take twice as long."""
+    for slow in (range(100, 108), range(100, 118)):
+        _, history = run(
+            Costs(32.0, 0.001), lambda n: 4, load=lambda n, slow=slow: 2 if n in slow else 1
+        )
+        assert kinds(history).count(True) <= 2 * (1 + 2 * TRIAL)
+        assert not any(kinds(history)[150:])
 
 
 def test_fewer_requests_are_tried_anew():

@@ -20,7 +20,7 @@ TRIAL = 4
 """Rounds that say what a kind costs, after one that finds code and data cold."""
 
 REMEMBERED = 32
-"""Drafting rounds over which acceptance is averaged, and the fewest between two trials."""
+"""Rounds over which time and acceptance are averaged at most, and the fewest between two trials."""
 
 SAME = 1.25
 """Lengths, and numbers of requests, are alike while they differ by less than this factor."""
@@ -35,10 +35,10 @@ class _Round(NamedTuple):
 
 
 class _Costs:
-    """What the last rounds of one kind took and gave."""
+    """What rounds of one kind took since the last trial, and what the last ones gave."""
 
     def __init__(self) -> None:
-        self.seconds = deque[float](maxlen=TRIAL)
+        self.seconds = deque[float](maxlen=REMEMBERED)
         self.tokens = deque[float](maxlen=REMEMBERED)  # per request
 
     @property
@@ -88,8 +88,7 @@ class Switch:
         if self._undecided and not self._trial:
             self._decide(length, requests)
         elif not self._undecided and self._in_doubt(length, requests):
-            self._undecided = True
-            self._trial.extend([not self.drafting] * (1 + TRIAL))
+            self._try_both()
         drafting = self._trial.popleft() if self._trial else self.drafting
         counts = self._current is not None and self._current.drafting == drafting
         self._current = _Round(drafting, counts, now, requests, emitted)
@@ -133,6 +132,13 @@ class Switch:
             self._plain_up_to = max(length, self._plain_up_to or length)
             # A plain round's time grows at most as the length does: before that it cannot pay.
             self._again_at = length * max(SAME, drafting / plain)
+
+    def _try_both(self) -> None:
+        """Time the other kind, then this one again: what raised the doubt may have been chance."""
+        self._undecided = True
+        for kind in (not self.drafting, self.drafting):
+            self._trial.extend([kind] * (1 + TRIAL))
+            self._costs[kind].seconds.clear()
 
     def _in_doubt(self, length: int, requests: int) -> bool:
         """Whether the other kind may be faster by now."""

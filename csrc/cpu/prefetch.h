@@ -26,20 +26,19 @@ class Prefetch {
   // The lines of so many ticks, or what is left of a row: for a loop that cannot stop to call.
   struct Lines {
     const char* at[4];
-    int last;
+    int count;
 
     void touch(int tick) const {
-      const int offset = 64 * (tick < last ? tick : last);
+      if (tick >= count) return;
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) __builtin_prefetch(at[i] + offset, 0, 2);
+      for (int i = 0; i < 4; ++i) __builtin_prefetch(at[i] + 64 * tick, 0, 2);
     }
   };
 
   Lines take(int ticks) {
     const int lines = due(ticks);
     if (lines > ticks) issue(lines - ticks);
-    const char* const self = reinterpret_cast<const char*>(this);
-    if (row_ == end_ || lines == 0) return {{self, self, self, self}, 0};
+    if (row_ == end_ || lines == 0) return {{}, 0};
     const int left = (bytes_ - byte_ + 63) / 64, wanted = lines < ticks ? lines : ticks;
     return next(wanted < left ? wanted : left);
   }
@@ -60,7 +59,7 @@ class Prefetch {
   Lines next(int count) {
     const int other = row_ + half_ < last_ ? row_ + half_ : row_;
     const Lines lines = {
-        {k_[row_] + byte_, v_[row_] + byte_, k_[other] + byte_, v_[other] + byte_}, count - 1};
+        {k_[row_] + byte_, v_[row_] + byte_, k_[other] + byte_, v_[other] + byte_}, count};
     byte_ += 64 * count;
     if (byte_ >= bytes_) byte_ = 0, ++row_;
     return lines;

@@ -64,7 +64,7 @@ class Verification(NamedTuple):
         What the head of the model made the logits of: the last layer's output, normalised.
     scores : Tensor, float32 [full layers, B, N], or None
         Mean over the wanted rows and all heads; -inf beyond the prefix. With `Wanted.each` the mean
-        over the heads of every row, [full layers, B, rows, N].
+        over the heads of every row, [full layers, B, rows, N]. In float64 of a float64 model.
     queries : Tensor [full layers, B, T, Hq, D], or None
     """
 
@@ -346,7 +346,9 @@ class Target:
         shape = (self.full_layers, self.cache.batch_size)
         if wanted.rows:
             rows = (len(wanted.rows),) if wanted.each else ()
-            plan.scores = torch.empty(*shape, *rows, self.cache.capacity, device=self.device)
+            plan.scores = self.cache.storage.new_empty(
+                *shape, *rows, self.cache.capacity, dtype=self._score_dtype
+            )
             if wanted.ranking == "logit" and not wanted.each:
                 plan.per_head = self._room_for_scores()
         if wanted.queries:
@@ -382,8 +384,13 @@ class Target:
         """Return the room for one layer's scores by KV head, the same as long as it fits."""
         shape = (self.cache.batch_size, self.cache.storage.shape[-2], self.cache.capacity)
         if self._per_head is None or self._per_head.shape != shape:
-            self._per_head = torch.empty(shape, device=self.device)
+            self._per_head = self.cache.storage.new_empty(shape, dtype=self._score_dtype)
         return self._per_head
+
+    @property
+    def _score_dtype(self) -> torch.dtype:
+        """What `verify_attention` collects scores in."""
+        return torch.promote_types(self.cache.storage.dtype, torch.float32)
 
     def _plan(self, rows: int, offset: int | torch.Tensor = 0, reach: int | None = None) -> Pass:
         """Return the plan of a causal chain of `rows` rows, `offset` behind what is committed."""

@@ -6,6 +6,7 @@
 
 #include "convert.h"
 #include "kernels.h"
+#include "rows.h"
 
 namespace specattn {
 
@@ -22,6 +23,7 @@ void finish(const Attention& a, const Plan& plan, const Task& task, const float*
             int64_t split_stride) {
   const int64_t g = a.group();
   const int stride = static_cast<int>(plan.stride);
+  [[maybe_unused]] const bool few = takes_rows<Isa, Elem>(a, task.rows.count * g);
   float row[kMaxHeadDim];
   for (int64_t head = 0; head < task.heads; ++head) {
     for (int64_t m = 0; m < task.rows.count * g; ++m) {
@@ -47,7 +49,9 @@ void finish(const Attention& a, const Plan& plan, const Task& task, const float*
           Isa::store(row + d, Isa::fma(Isa::load(o + d), w, Isa::load(row + d)));
         }
       }
-      if constexpr (kTiles<Isa, Elem>) Isa::straighten(row, static_cast<int>(a.D));
+      if constexpr (kTiles<Isa, Elem>) {
+        if (!few) Isa::straighten(row, static_cast<int>(a.D));
+      }
       Elem* out =
           static_cast<Elem*>(a.out) + task.b * a.out_batch + t * a.out_row + q_head * a.out_head;
       narrow<Isa>(row, out, static_cast<int>(a.D));

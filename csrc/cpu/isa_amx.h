@@ -37,14 +37,15 @@ struct Amx : Avx512Bf16 {
     }
   }
 
-  // What the keys of a step take: a tick is a product, four pairs of values or eight keys of a
-  // softmax.
+  // What the keys of a step take: a tick is a product, eight pairs of values or eight keys of a
+  // softmax; or eight keys that are copied.
   static int ticks(int64_t rows, int64_t keys, int64_t D) {
     const int64_t tiles = ceil_div(rows, kEdge), products = ceil_div(keys, kDepth);
     const int64_t columns = ceil_div(D, kDepth), paired = rows > kDirectRows;
     const int64_t scores = 2 * products * columns, values = (paired ? 2 : 4) * products * columns;
-    return static_cast<int>(paired * keys / 8 + tiles * (scores + 4 * products + values));
+    return static_cast<int>(paired * keys / 16 + tiles * (scores + 4 * products + values));
   }
+  static int copy_ticks(int keys) { return keys / 8; }
 
   // Rows of a cache side by side and in whole tiles: strides of a cache would share few sets of L1.
   static void copy_rows(const char* const* rows, int count, int D, float* copy, Prefetch& next) {
@@ -63,8 +64,8 @@ struct Amx : Avx512Bf16 {
     std::memset(to, 0, static_cast<size_t>(round_up(count, kDepth) - count) * stride);
   }
 
-  // Pairs of value rows n and n + 16 of each 32: of 32 columns the even ones, then the odd ones. What
-  // does not exist is zero up to a whole product: the memory may hold another call's NaN.
+  // Pairs of value rows n and n + 16 of each 32: of 32 columns the even ones, then the odd ones.
+  // What does not exist is zero up to a whole product: the memory may hold another call's NaN.
   static void pair_values(const char* const* v, int keys, int D, float* pairs, int stride,
                           Prefetch& next) {
     static const bf16 nothing[kMaxHeadDim] = {};
@@ -72,7 +73,7 @@ struct Amx : Avx512Bf16 {
       return n < keys ? v[n] : reinterpret_cast<const char*>(nothing);
     };
     for (int pair = 0; pair < round_up(keys, kDepth) / 2; ++pair, pairs += stride) {
-      if (pair % 4 == 0) rest(next);
+      if (pair % 8 == 0) rest(next);
       const int n = pair / kEdge * kDepth + pair % kEdge;
       const char *a = row(n), *b = row(n + kEdge);
       for (int d = 0; d < D; d += kDepth) {
@@ -139,10 +140,16 @@ struct Amx : Avx512Bf16 {
     return true;
   }
 
+  // Whether sixteen rows all have a base.
+  static bool seen(const float* base) {
+    return _mm512_cmp_ps_mask(load(base), set1(-kInf), _CMP_EQ_OQ) == 0;
+  }
+
   // Turns logits s[key][row] / scale of sixteen rows into weights of `p`, from row `row` and key
   // `at` on. They lie [row][pair of keys], or where V is taken as it lies [even, odd][row][key].
-  static void weigh(const float* s, int keys, float scale, const float* base, float* sum, float* p,
-                    int row, int at, bool paired, Prefetch& next) {
+  // False where they are too large for their base, or no numbers: then nothing is summed up.
+  static bool weigh(const float* s, int keys, float scale, const float* base, float* sum, float* p,
+                    int row, int at, bool paired, bool may_fail, Prefetch& next) {
     constexpr float kLog2e = 1.44269504f;
     const V before = load(base), factor = set1(scale * kLog2e);
     const V seen = select(less(set1(-kInf), before), before, zero());
@@ -151,8 +158,9 @@ struct Amx : Avx512Bf16 {
     for (int first = 0; first < keys; first += kDepth) {
       const float* from = s + first * kTile;
       __m512i both[kEdge];
+      stay_awake();
       for (int quarter = 0; quarter < 4; ++quarter) {
-        rest(next);
+        next.tick();
 #pragma GCC unroll 4
         for (int i = 4 * quarter; i < 4 * quarter + 4; ++i) {
           const int key = i / 2 + i % 2 * kEdge;  // of the first sixteen lanes; of the others + 8
@@ -169,7 +177,10 @@ struct Amx : Avx512Bf16 {
         store_apart(both, p + row * kMostKeys + at + first);
       }
     }
+    const bool fits = _mm512_cmp_ps_mask(total, set1(kMostWeight), _CMP_NLE_UQ) == 0;
+    if (may_fail && !fits) return false;
     store(sum, add(load(sum), total));
+    return true;
   }
 
  private:

@@ -24,6 +24,20 @@ struct Avx2 {
     const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     return _mm256_i32gather_ps(p, _mm256_mullo_epi32(lane, _mm256_set1_epi32(stride)), 4);
   }
+  // Lane i of rows[r] is p[i * stride + r].
+  static void load_four_rows(const float* p, int stride, V* rows) {
+    V q[4];  // of every fourth key
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const float* at = p + i * stride;
+      q[i] = _mm256_castps128_ps256(_mm_loadu_ps(at));
+      q[i] = _mm256_insertf128_ps(q[i], _mm_loadu_ps(at + 4 * stride), 1);
+    }
+    const V a = _mm256_unpacklo_ps(q[0], q[1]), b = _mm256_unpacklo_ps(q[2], q[3]);
+    const V c = _mm256_unpackhi_ps(q[0], q[1]), d = _mm256_unpackhi_ps(q[2], q[3]);
+    rows[0] = _mm256_shuffle_ps(a, b, 0x44), rows[1] = _mm256_shuffle_ps(a, b, 0xee);
+    rows[2] = _mm256_shuffle_ps(c, d, 0x44), rows[3] = _mm256_shuffle_ps(c, d, 0xee);
+  }
   static V broadcast(const void* p) {
     float x;
     std::memcpy(&x, p, sizeof x);

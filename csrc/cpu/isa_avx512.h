@@ -25,6 +25,22 @@ struct Avx512 {
     const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     return _mm512_i32gather_ps(_mm512_mullo_epi32(lane, _mm512_set1_epi32(stride)), p, 4);
   }
+  // Lane i of rows[r] is p[i * stride + r].
+  static void load_four_rows(const float* p, int stride, V* rows) {
+    V q[4];  // of every fourth key
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const float* at = p + i * stride;
+      q[i] = _mm512_castps128_ps512(_mm_loadu_ps(at));
+      q[i] = _mm512_insertf32x4(q[i], _mm_loadu_ps(at + 4 * stride), 1);
+      q[i] = _mm512_insertf32x4(q[i], _mm_loadu_ps(at + 8 * stride), 2);
+      q[i] = _mm512_insertf32x4(q[i], _mm_loadu_ps(at + 12 * stride), 3);
+    }
+    const V a = _mm512_unpacklo_ps(q[0], q[1]), b = _mm512_unpacklo_ps(q[2], q[3]);
+    const V c = _mm512_unpackhi_ps(q[0], q[1]), d = _mm512_unpackhi_ps(q[2], q[3]);
+    rows[0] = _mm512_shuffle_ps(a, b, 0x44), rows[1] = _mm512_shuffle_ps(a, b, 0xee);
+    rows[2] = _mm512_shuffle_ps(c, d, 0x44), rows[3] = _mm512_shuffle_ps(c, d, 0xee);
+  }
   static V broadcast(const void* p) {
     float x;
     std::memcpy(&x, p, sizeof x);

@@ -30,6 +30,10 @@ struct Generic {
   static V load_strided(const float* p, int stride) {
     return V{p[0], p[stride], p[2 * stride], p[3 * stride]};
   }
+  // Lane i of rows[r] is p[i * stride + r].
+  static void load_four_rows(const float* p, int stride, V* rows) {
+    for (int r = 0; r < 4; ++r) rows[r] = load_strided(p + r, stride);
+  }
   static V broadcast(const void* p) {
     float x;
     std::memcpy(&x, p, sizeof x);

@@ -7,7 +7,7 @@
 
 namespace specattn {
 
-constexpr int kGroupRows = 256;  // most query rows of a head in a task: their state fits in L2
+constexpr int kGroupRows = 512;  // most query rows of a head in a task: their state fits in L2
 constexpr int64_t kImportanceChunk = 1024;  // most keys that are scored in one go
 
 struct Plan {

@@ -8,12 +8,6 @@
 
 namespace specattn {
 
-template <class Isa, class Elem>
-void attend(const Attention& a, const Plan& plan, const Task& task, float* states,
-            Scratch scratch) {
-  Attend<Isa, Elem>(a, plan, task, states, scratch).run();
-}
-
 template <class Isa>
 constexpr Kernels kernels_of(const char* name) {
   return {name,

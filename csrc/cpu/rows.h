@@ -4,6 +4,7 @@
 #pragma once
 
 #include "convert.h"
+#include "problem.h"
 #include "state.h"
 #include "tile.h"
 #include "types.h"
@@ -12,9 +13,12 @@ namespace specattn {
 
 constexpr int kRowGroup = 4;  // rows that share what was widened
 
-// Up to so many rows this costs less than a tile of sixteen lanes; a matrix unit is faster still.
+// Up to so many rows this costs less than a tile of sixteen lanes. A matrix unit is faster still,
+// unless tokens are gathered: for it they would have to be copied.
 template <class Isa, class Elem>
-inline constexpr int kFewRows = kTiles<Isa, Elem> ? 0 : 8;
+inline bool takes_rows(const Attention& a, int64_t rows) {
+  return kTiles<Isa, Elem> ? a.cache.indices && rows <= 4 : rows <= 8;
+}
 
 // `count` of a vector of elements; the rest is zero.
 template <class Isa, class Elem>

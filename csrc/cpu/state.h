@@ -16,6 +16,10 @@ struct TileMask {
 // are hardly ever scaled, and weights up to e^5 lose no digit.
 constexpr float kSlack = 5.0f;
 
+// Where looking for the greatest logit costs as much as it saves, a base stays until some keys
+// together weigh more than this: weights are floats or bfloat16, which lose no digit by it.
+constexpr float kMostWeight = 65536.0f;
+
 template <class Isa>
 inline void cap_logits(float* s, int rows, int keys, float scale, float softcap) {
   const auto cap = Isa::set1(softcap), inverse = Isa::set1(scale / softcap);
@@ -27,13 +31,14 @@ inline void cap_logits(float* s, int rows, int keys, float scale, float softcap)
   }
 }
 
+// Of keys that begin with the block's key `first`.
 template <class Isa>
-inline void mask_logits(float* s, int rows, int keys, const TileMask& mask) {
+inline void mask_logits(float* s, int rows, int first, int keys, const TileMask& mask) {
   const auto never = Isa::set1(-kInf);
-  for (int n = 0; n < keys; ++n) {
+  for (int n = first; n < first + keys; ++n) {
     const uint32_t* words = n < 32 ? mask.low : mask.high;
     for (int j = 0; j < rows; j += Isa::W) {
-      float* at = s + n * kTile + j;
+      float* at = s + (n - first) * kTile + j;
       Isa::store(at, Isa::select(Isa::bit(words + j, n & 31), Isa::load(at), never));
     }
   }

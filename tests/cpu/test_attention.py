@@ -123,6 +123,29 @@ def test_logits_that_grow_along_the_keys(isa, dtype, rows):
     check_hybrid(problem, softmax_scale=-0.5)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [1, 9])
+def test_logits_far_apart(isa, dtype, rows):
+    """Each block's logits are far above those of all before, then far below: most weigh nothing."""
+    problem = make_problem((640,), rows, q_heads=8, kv_heads=2, dtype=dtype)
+    height = torch.tensor([0, 1, 2, 3, 4, 3, 2, 1, 0, 4]).repeat_interleave(64)
+    problem.q[:] = 1
+    problem.k_cache.mul_(0.1)
+    problem.k_cache[:, :640] += (5 * height)[:, None, None]  # 40 more logits for each block
+    check_hybrid(problem)
+    check_hybrid(problem, softmax_scale=-0.5)
+
+
+def test_a_nan_is_seen(isa):
+    problem = make_problem((200,), 9, dtype=torch.bfloat16)
+    problem.k_cache[:, 150] = torch.nan
+    out, lse = calls.hybrid_tree_attention(
+        problem.q, cache_seqlens=problem.cache_seqlens, **problem.cache(), **tree_of(problem)
+    )
+    assert out.isnan().all()
+    assert lse.isnan().all()
+
+
 def test_mask_wider_than_a_word(isa):
     check_hybrid(make_problem((33,), 90, tree_size=150, dtype=torch.float32))
 

@@ -1,0 +1,104 @@
+// The keys of a task, step by step: what each block is, who sees it and where its rows lie.
+#pragma once
+
+#include <algorithm>
+
+#include "address.h"
+#include "kernels.h"
+#include "tile.h"
+#include "visibility.h"
+
+namespace specattn {
+
+// Up to kBlocks blocks of one head that are multiplied together.
+template <int kBlocks>
+struct Step {
+  static constexpr int kKeys = kBlocks * kBlock;
+  int count, keys;
+  Block blocks[kBlocks];
+  uint64_t words[kBlocks][kGroupRows];
+  const char *k[kKeys + kKeyStep], *v[kKeys];
+  int64_t k_apart, v_apart;  // bytes from row to row where that is always the same, else 0
+};
+
+template <class Elem, int kBlocks>
+class Keys {
+ public:
+  using Step = specattn::Step<kBlocks>;
+
+  Keys(const Attention& a, const Plan& plan, const Task& task)
+      : a_(a),
+        task_(task),
+        range_(a, task.b, task.head, task.rows),
+        together_(plan.rows > kTile ? kBlocks : 1) {
+    for (int64_t t = 0; a.window && t < task.rows.count; ++t) {
+      starts_[t] = window_start(a, task.b, range_.length, task.rows.first + t);
+    }
+  }
+
+  // First position of the cache that each row of the task sees; only where there is a window.
+  const int64_t* starts() const { return starts_; }
+
+  // Whole blocks of the prefix go together where rows are many; one of fewer keys, or of the tree,
+  // goes alone.
+  void load(Step& step, int64_t index) const {
+    const int64_t whole = (range_.length - range_.start) / kBlock;
+    const int64_t left = std::min(whole, task_.last_block) - index;
+    step.count = static_cast<int>(std::clamp<int64_t>(left, 1, together_));
+    step.keys = 0;
+    for (int i = 0; i < step.count; ++i) {
+      Block& block = step.blocks[i];
+      block.load(a_, task_.b, range_, task_.rows, index + i, starts_, step.words[i]);
+      const char **k = step.k + step.keys, **v = step.v + step.keys;
+      if (!block.tree) {
+        cached_rows<Elem>(a_.cache, task_.b, task_.head, block.first, block.keys, k, v);
+      } else {
+        tree_rows<Elem>(a_, task_.b, task_.head, block.first, block.keys, k, v);
+      }
+      step.keys += block.keys;
+    }
+    for (int n = step.keys; n < Step::kKeys + kKeyStep; ++n) step.k[n] = step.k[step.keys - 1];
+    hide(step);
+    step.k_apart = apart(step.k, step.keys);
+    step.v_apart = apart(step.v, step.keys);
+  }
+
+  // On to the next head.
+  void advance(Step& step) const {
+    const bool apart = step.blocks[0].tree && !a_.tree.in_cache;
+    const int64_t size = sizeof(Elem);
+    const int64_t k = (apart ? a_.tree.k : a_.cache.k).head * size;
+    const int64_t v = (apart ? a_.tree.v : a_.cache.v).head * size;
+    for (int n = 0; n < Step::kKeys + kKeyStep; ++n) step.k[n] += k;
+    for (int n = 0; n < step.keys; ++n) step.v[n] += v;
+    hide(step);
+  }
+
+ private:
+  static int64_t apart(const char* const* rows, int keys) {
+    const int64_t bytes = rows[1] - rows[0];
+    bool same = keys % kBlock == 0;
+    for (int n = 2; n < keys; ++n) same &= rows[n] - rows[n - 1] == bytes;
+    return same ? bytes : 0;
+  }
+
+  // Keys that no row sees may hold anything, NaN included: they are not read.
+  static void hide(Step& step) {
+    static const float nothing[kMaxHeadDim] = {};
+    for (int i = 0; i < step.count; ++i) {
+      const Block& block = step.blocks[i];
+      for (int n = 0; !block.full && n < block.keys; ++n) {
+        if (block.seen >> n & 1) continue;
+        step.k[i * kBlock + n] = step.v[i * kBlock + n] = reinterpret_cast<const char*>(nothing);
+      }
+    }
+  }
+
+  const Attention& a_;
+  const Task& task_;
+  const KeyRange range_;
+  const int64_t together_;
+  int64_t starts_[kGroupRows];
+};
+
+}  // namespace specattn

@@ -1,0 +1,97 @@
+// The query rows of a task: all rows of the heads that share a KV head lie side by side, with what
+// has been summed up for each.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "address.h"
+#include "convert.h"
+#include "kernels.h"
+#include "rows.h"
+#include "state.h"
+#include "visibility.h"
+
+namespace specattn {
+
+// In tiles of kTile rows per head.
+template <class Isa, class Elem>
+struct PackedRows {
+  const Attention& a;
+  const Plan& plan;
+  const Task& task;
+  const Scratch scratch;
+  float* const states;
+  const int D = static_cast<int>(a.D), stride = static_cast<int>(plan.stride);
+  const int64_t count = task.rows.count * a.group();  // that exist; plan.rows with padding
+  const bool few = takes_rows<Isa, Elem>(a, count);   // rows.h, not tile.h
+  // Of products before and after a softcap.
+  const float logit_scale = a.scale == 0 ? 1.0f : std::abs(a.scale);
+  const float scale = a.softcap == 0 ? logit_scale : 1.0f;
+
+  State state(int64_t head) const {
+    return {states + head * State::floats(plan.rows, stride), plan.rows, stride};
+  }
+
+  int tile_rows(int64_t tile) const {
+    return static_cast<int>(std::min<int64_t>(kTile, plan.rows - tile));
+  }
+
+  // Per head and tile [unit][row], or [row][D] of few rows; what does not exist is zero.
+  float* queries(int64_t head, int64_t tile) const {
+    return scratch.q + (head * plan.rows + tile) * stride;
+  }
+
+  void start() const {
+    for (int64_t head = 0; head < task.heads; ++head) {
+      const State s = state(head);
+      std::fill(s.o, s.o + plan.rows * stride, 0.0f);
+      std::fill(s.base, s.base + plan.rows, -kInf);
+      std::fill(s.sum, s.sum + plan.rows, 0.0f);
+    }
+    std::fill(scratch.q, scratch.q + task.heads * plan.rows * stride, 0.0f);
+    const int64_t g = a.group();
+    for (int64_t head = 0; head < task.heads; ++head) {
+      for (int64_t m = 0; m < count; ++m) {
+        const char* q = row_of<Elem>(a.q, task.b, task.rows.first + m / g,
+                                     (task.head + head) * g + m % g);
+        pack(reinterpret_cast<const Elem*>(q), head, m);
+      }
+    }
+  }
+
+  // Spreads the words of the rows over the lanes of a tile; false where nothing is visible.
+  bool mask(const uint64_t* words, int64_t tile, TileMask& spread) const {
+    uint64_t any = 0;
+    const int64_t g = a.group();
+    for (int i = 0; i < tile_rows(tile); ++i) {
+      const uint64_t word = tile + i < count ? words[(tile + i) / g] : 0;
+      spread.low[i] = static_cast<uint32_t>(word);
+      spread.high[i] = static_cast<uint32_t>(word >> 32);
+      any |= word;
+    }
+    return any != 0;
+  }
+
+ private:
+  // A query carries the sign of the scale, so that the greatest product is the greatest logit.
+  void pack(const Elem* q, int64_t head, int64_t m) const {
+    const int64_t tile = m / kTile * kTile;
+    float* to = queries(head, tile) + (few ? m * stride : m % kTile);
+    const int64_t step = few ? 1 : tile_rows(tile);
+    if (Isa::template Dot<Elem>::kPair == 1 || few) {
+      for (int d = 0; d < D; ++d) {
+        to[d * step] = a.scale > 0 ? to_float(q[d]) : a.scale < 0 ? -to_float(q[d]) : 0.0f;
+      }
+      return;
+    }
+    for (int u = 0; u < D / 2; ++u) {
+      uint32_t pair;
+      std::memcpy(&pair, q + 2 * u, 4);
+      if (a.scale <= 0) pair = a.scale < 0 ? pair ^ 0x80008000u : 0;
+      std::memcpy(to + u * step, &pair, 4);
+    }
+  }
+};
+
+}  // namespace specattn

@@ -1,0 +1,142 @@
+// The products and the softmax of one block of keys and one head, with vectors.
+#pragma once
+
+#include <algorithm>
+
+#include "collect.h"
+#include "convert.h"
+#include "keys.h"
+#include "packed.h"
+#include "rows.h"
+#include "state.h"
+#include "tile.h"
+
+namespace specattn {
+
+// Copies an element row to floats, padded with zeros to `stride`.
+template <class Isa, class Elem>
+inline void widen(const char* row, float* to, int D, int stride) {
+  const Elem* from = reinterpret_cast<const Elem*>(row);
+  int d = 0;
+  for (; d + Isa::W <= D; d += Isa::W) Isa::store(to + d, Isa::load_as_float(from + d));
+  for (; d < stride; ++d) to[d] = d < D ? to_float(from[d]) : 0.0f;
+}
+
+template <class Isa, class Elem>
+class Products {
+  using Dot = typename Isa::template Dot<Elem>;
+  static constexpr int kPair = Dot::kPair;
+  static constexpr bool kWidenKeys = kPair == 1 && !std::is_same_v<Elem, float>;
+
+ public:
+  static constexpr int kBlocks = 1;
+
+  Products(const PackedRows<Isa, Elem>& rows, const int64_t* starts)
+      : rows_(rows), collector_(rows, starts) {}
+
+  // While the lines that come `next` are on their way.
+  void multiply(const Step<kBlocks>& step, int64_t head, Prefetch& next) {
+    const bool collects = collector_.wants(step.blocks[0]);
+    if (collects) collector_.begin(step.keys);
+    if (kTiles<Isa, Elem> || rows_.few) {
+      multiply_rows(step, head, next);
+    } else if constexpr (!kTiles<Isa, Elem>) {
+      multiply_tiles(step, head, next);
+    }
+    if (collects) collector_.end(step.blocks[0], 0, head);
+  }
+
+ private:
+  void multiply_tiles(const Step<kBlocks>& step, int64_t head, Prefetch& next) {
+    const Block& block = step.blocks[0];
+    const char* const* k = step.k;
+    const Scratch& scratch = rows_.scratch;
+    const int stride = rows_.stride, D = rows_.D;
+    const char* wide_keys[kBlock + kKeyStep];
+    if constexpr (kWidenKeys) {
+      for (int n = 0; n < kBlock + kKeyStep; ++n) {
+        float* row = scratch.k + std::min(n, block.keys - 1) * stride;
+        if (n < block.keys) widen<Isa, Elem>(k[n], row, D, stride);
+        wide_keys[n] = reinterpret_cast<const char*>(row);
+      }
+      k = wide_keys;
+    }
+    const char* values[kBlock];
+    prepare_values(step.v, block.keys, values);
+    const State state = rows_.state(head);
+    const int units = static_cast<int>(ceil_div(block.keys, kPair));
+    next.pace(tile_ticks<Isa>(rows_.plan.rows, block.keys, D / kPair, units, stride));
+    for (int64_t tile = 0; tile < rows_.plan.rows; tile += kTile) {
+      const int rows = rows_.tile_rows(tile);
+      if (!block.full && !rows_.mask(step.words[0], tile, mask_)) continue;
+      score_tile<Isa, Dot>(rows_.queries(head, tile), rows, k, block.keys, D / kPair, scratch.s,
+                           next);
+      if (rows_.a.softcap != 0) {
+        cap_logits<Isa>(scratch.s, rows, block.keys, rows_.logit_scale, rows_.a.softcap);
+      }
+      if (collector_.wants(block)) {
+        collector_.add(block, 0, block.keys, head, tile, {scratch.s, 1, kTile});
+      }
+      if (!block.full) mask_logits<Isa>(scratch.s, rows, 0, block.keys, mask_);
+      softmax_tile<Isa, Dot>(scratch.s, rows, block.keys, rows_.scale, state.base + tile,
+                             state.sum + tile, scratch.decay, scratch.p);
+      const int used = static_cast<int>(std::min<int64_t>(rows, rows_.count - tile));
+      value_tile<Isa, Dot>({scratch.p, 1, kTile}, used, values, units, scratch.decay,
+                           state.o + tile * stride, stride, next);
+    }
+  }
+
+  void multiply_rows(const Step<kBlocks>& step, int64_t head, Prefetch& next) {
+    const Block& block = step.blocks[0];
+    const Scratch& scratch = rows_.scratch;
+    const State state = rows_.state(head);
+    const int rows = static_cast<int>(rows_.count), stride = rows_.stride, D = rows_.D;
+    // As many ticks as keys that are passed: once for the scores, once for each range of columns.
+    const int passes = 1 + static_cast<int>(ceil_div(D, Isa::kValueCols * Isa::W));
+    next.pace(static_cast<int>(ceil_div(rows, kRowGroup)) * passes * block.keys);
+    score_rows<Isa, Elem>(rows_.queries(head, 0), stride, rows, step.k, block.keys, D,
+                          scratch.s, next);
+    if (rows_.a.softcap != 0) {
+      const int keys = static_cast<int>(round_up(block.keys, Isa::W));
+      cap_logits<Isa>(scratch.s, keys, rows, rows_.logit_scale, rows_.a.softcap);
+    }
+    if (collector_.wants(block)) {
+      collector_.add(block, 0, block.keys, head, 0, {scratch.s, kBlock, 1});
+    }
+    const uint64_t all = ~uint64_t{0} >> (kBlock - block.keys);
+    for (int m = 0; m < rows; ++m) {
+      const uint64_t visible = block.full ? all : step.words[0][m / rows_.a.group()];
+      softmax_row<Isa>(scratch.s + m * kBlock, block.keys, visible, rows_.scale, state.base + m,
+                       state.sum + m, scratch.decay + m, scratch.p + m * kBlock);
+    }
+    value_rows<Isa, Elem>(scratch.p, rows, step.v, block.keys, scratch.decay, state.o, stride, D,
+                          next);
+  }
+
+  // Units of value rows, side by side.
+  void prepare_values(const char* const* v, int keys, const char** values) {
+    const int stride = rows_.stride, D = rows_.D;
+    if constexpr (kPair == 2) {
+      static const Elem nothing[kMaxHeadDim] = {};
+      for (int n = 0; n < keys; n += 2) {
+        const char* odd = n + 1 < keys ? v[n + 1] : reinterpret_cast<const char*>(nothing);
+        float* row = rows_.scratch.v + n / 2 * stride;
+        Dot::pair_rows(reinterpret_cast<const Elem*>(v[n]), reinterpret_cast<const Elem*>(odd), row,
+                       D);
+        values[n / 2] = reinterpret_cast<const char*>(row);
+      }
+    } else {
+      for (int n = 0; n < keys; ++n) {
+        float* row = rows_.scratch.v + n * stride;
+        widen<Isa, Elem>(v[n], row, D, stride);
+        values[n] = reinterpret_cast<const char*>(row);
+      }
+    }
+  }
+
+  const PackedRows<Isa, Elem>& rows_;
+  Collector<Isa, Elem> collector_;
+  TileMask mask_;
+};
+
+}  // namespace specattn

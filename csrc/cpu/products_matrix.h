@@ -1,0 +1,143 @@
+// The products and the softmax of a step of keys and one head, in tiles of a matrix unit.
+#pragma once
+
+#include <algorithm>
+
+#include "collect.h"
+#include "keys.h"
+#include "packed.h"
+#include "state.h"
+
+namespace specattn {
+
+template <class Isa, class Elem>
+class MatrixProducts {
+ public:
+  // Sums of values are loaded and stored once for two blocks.
+  static constexpr int kBlocks = kMostKeys / kBlock;
+
+  MatrixProducts(const PackedRows<Isa, Elem>& rows, const int64_t* starts)
+      : rows_(rows),
+        scratch_(rows.scratch),
+        paired_(rows.plan.rows > Isa::kDirectRows),
+        slice_(paired_ ? Isa::kDepth : kBlock),
+        collector_(rows, starts) {}
+
+  // While the lines that come `next` are on their way.
+  void multiply(const Step<kBlocks>& step, int64_t head, Prefetch& next) {
+    const bool collects = collector_.wants(step.blocks[0]);
+    if (collects) collector_.begin(step.keys);
+    prepare(step, next);
+    for (int64_t tile = 0; tile < rows_.plan.rows; tile += kTile) {
+      multiply_tile(step, head, tile, next);
+    }
+    for (int i = 0; collects && i < step.count; ++i) {
+      collector_.end(step.blocks[i], i * kBlock, head);
+    }
+  }
+
+ private:
+  // Rows of K and V as they lie in the cache, where that is possible and they are read once.
+  void prepare(const Step<kBlocks>& step, Prefetch& next) {
+    const bool fits = rows_.D % Isa::kDepth == 0;
+    const bool k_lies = fits && step.k_apart && rows_.plan.rows <= kTile;
+    const bool v_lies = fits && step.v_apart && !paired_;
+    next.pace(Isa::ticks(rows_.plan.rows, step.keys, rows_.D) +
+              Isa::copy_ticks(step.keys) * (!k_lies + (!paired_ && !v_lies)));
+    keys_ =
+        k_lies ? StridedRows{step.k[0], step.k_apart} : copy(step.k, step.keys, scratch_.k, next);
+    if (paired_) {
+      Isa::pair_values(step.v, step.keys, rows_.D, scratch_.v, rows_.stride, next);
+      values_ = {reinterpret_cast<const char*>(scratch_.v), 4 * rows_.stride};
+    } else {
+      values_ =
+          v_lies ? StridedRows{step.v[0], step.v_apart} : copy(step.v, step.keys, scratch_.v, next);
+    }
+  }
+
+  StridedRows copy(const char* const* rows, int keys, float* to, Prefetch& next) const {
+    Isa::copy_rows(rows, keys, rows_.D, to, next);
+    const int64_t bytes = round_up(rows_.D, Isa::kDepth) * static_cast<int64_t>(sizeof(Elem));
+    return {reinterpret_cast<const char*>(to), bytes};
+  }
+
+  // Keys come in slices, so that their logits stay in the L1 cache. Their weights wait for the
+  // values of the whole step, unless the base that they were taken from moves on.
+  void multiply_tile(const Step<kBlocks>& step, int64_t head, int64_t tile, Prefetch& next) {
+    const State state = rows_.state(head);
+    const int rows = rows_.tile_rows(tile), stride = rows_.stride;
+    float* const o = state.o + tile * stride;
+    int first = 0, last = 0;  // keys whose weights wait
+    const auto multiply_values = [&] {
+      if (first < last) {
+        Isa::value_tile(scratch_.p, rows, first, last, values_, paired_, o, stride, next);
+      }
+      first = last;
+    };
+    for (int i = 0; i < step.count; ++i) {
+      const Block& block = step.blocks[i];
+      const int begin = i * kBlock;
+      const int end = begin + static_cast<int>(round_up(block.keys, Isa::kDepth));
+      if (!block.full && !rows_.mask(step.words[i], tile, mask_)) {
+        multiply_values();
+        first = last = end;
+        continue;
+      }
+      for (int at = begin; at < end; at += slice_) {
+        const int keys = std::min(slice_, end - at);
+        score(block, at, std::min(keys, begin + block.keys - at), keys, head, tile, next);
+        for (int row = 0; row < rows; row += Isa::W) {
+          float *const base = state.base + tile + row, *const sum = state.sum + tile + row;
+          const auto weigh = [&](bool may_fail) {
+            return Isa::weigh(scratch_.s + row, keys, rows_.scale, base, sum, scratch_.p, row, at,
+                              paired_, may_fail, next);
+          };
+          if (Isa::seen(base) && weigh(true)) continue;
+          if (Isa::move_base(scratch_.s + row, keys, rows_.scale, base, sum, scratch_.decay)) {
+            multiply_values();
+            decay(o + row * stride, scratch_.decay);
+          }
+          weigh(false);
+        }
+        last = at + keys;
+      }
+    }
+    multiply_values();
+  }
+
+  // Logits of some keys of a block and a tile of rows, as they go into the softmax; those of keys
+  // that do not exist, up to `padded`, weigh nothing.
+  void score(const Block& block, int at, int keys, int padded, int64_t head, int64_t tile,
+             Prefetch& next) {
+    const int rows = rows_.tile_rows(tile), whole = static_cast<int>(round_up(keys, Isa::kEdge));
+    const int depth = static_cast<int>(round_up(rows_.D, Isa::kDepth));
+    const StridedRows from = {keys_.first + at * keys_.stride, keys_.stride};
+    float* const s = scratch_.s;
+    Isa::score_tile(rows_.queries(head, tile), rows, from, whole, depth, s, next);
+    const Attention& a = rows_.a;
+    if (a.softcap != 0) cap_logits<Isa>(s, rows, keys, rows_.logit_scale, a.softcap);
+    if (collector_.wants(block)) collector_.add(block, at, keys, head, tile, {s, 1, kTile});
+    if (!block.full) mask_logits<Isa>(s, rows, at % kBlock, keys, mask_);
+    std::fill(s + keys * kTile, s + padded * kTile, -kInf);
+  }
+
+  void decay(float* o, const float* by) const {
+    for (int r = 0; r < Isa::W; ++r) {
+      const auto keep = Isa::set1(by[r]);
+      for (int d = 0; d < rows_.stride; d += Isa::W) {
+        float* const at = o + r * rows_.stride + d;
+        Isa::store(at, Isa::mul(Isa::load(at), keep));
+      }
+    }
+  }
+
+  const PackedRows<Isa, Elem>& rows_;
+  const Scratch& scratch_;
+  const bool paired_;  // rows of V are woven together in pairs
+  const int slice_;
+  Collector<Isa, Elem> collector_;
+  StridedRows keys_ = {}, values_ = {};
+  TileMask mask_;
+};
+
+}  // namespace specattn

@@ -7,6 +7,7 @@
 
 #include <utility>
 
+#include "denormals.h"
 #include "keys.h"
 #include "packed.h"
 #include "products.h"
@@ -42,6 +43,7 @@ void walk(const PackedRows<Isa, Elem>& rows) {
 template <class Isa, class Elem>
 void attend(const Attention& a, const Plan& plan, const Task& task, float* states,
             Scratch scratch) {
+  [[maybe_unused]] const FlushToZero flush;
   [[maybe_unused]] typename Isa::Tiles tiles;
   const PackedRows<Isa, Elem> rows{a, plan, task, scratch, states};
   rows.start();

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "convert.h"
+#include "denormals.h"
 #include "address.h"
 #include "kernels.h"
 #include "prefetch.h"

@@ -146,6 +146,12 @@ def test_a_nan_is_seen(isa):
     assert lse.isnan().all()
 
 
+def test_the_caller_keeps_its_denormal_numbers(isa):
+    check_hybrid(make_problem((200,), 9, dtype=torch.bfloat16))
+    tiny = torch.full((64,), 2.0**-140)
+    assert torch.equal(tiny * 2, torch.full((64,), 2.0**-139))
+
+
 def test_mask_wider_than_a_word(isa):
     check_hybrid(make_problem((33,), 90, tree_size=150, dtype=torch.float32))
 

@@ -99,14 +99,10 @@ struct Amx : Avx512Bf16 {
       if (tiles == 4) scores<4, 1>(q, rows, k, depth, s, next);
       return;
     }
-    const int step = rows == 2 * kEdge ? 2 : 1;
-    for (int n = 0; n < tiles; n += step) {
+    for (int n = 0; n < tiles; n += 2) {
       const StridedRows from = {k.first + n * kEdge * k.stride, k.stride};
-      float* to = s + n * kEdge * kTile;
-      if (rows == 2 * kEdge && n + 1 < tiles) scores<2, 2>(q, rows, from, depth, to, next);
-      if (rows == 2 * kEdge && n + 1 == tiles) scores<1, 2>(q, rows, from, depth, to, next);
-      if (rows == 3 * kEdge) scores<1, 3>(q, rows, from, depth, to, next);
-      if (rows == 4 * kEdge) scores<1, 4>(q, rows, from, depth, to, next);
+      if (n + 1 < tiles) scores<2, 2>(q, rows, from, depth, s + n * kEdge * kTile, next);
+      if (n + 1 == tiles) scores<1, 2>(q, rows, from, depth, s + n * kEdge * kTile, next);
     }
   }
 
@@ -174,7 +170,7 @@ struct Amx : Avx512Bf16 {
       if (paired) {
         store_pairs(both, p + row * kPairs + (at + first) / 2);
       } else {
-        store_apart(both, p + row * kMostKeys + at + first);
+        store_apart(both, p + row * kBlock + at + first);
       }
     }
     const bool fits = _mm512_cmp_ps_mask(total, set1(kMostWeight), _CMP_NLE_UQ) == 0;
@@ -200,7 +196,7 @@ struct Amx : Avx512Bf16 {
   }
 
   static constexpr int kPairs = kMostKeys / 2;             // of a row of weights
-  static constexpr int kParity = kDirectRows * kMostKeys;  // from weights of even columns to odd
+  static constexpr int kParity = kDirectRows * kBlock;  // from weights of even columns to odd
 
   static void paired_values(const float* p, int rows, int pairs, const char* v, float* o,
                             int stride, Prefetch& next) {
@@ -222,7 +218,7 @@ struct Amx : Avx512Bf16 {
   static void direct_values(const float* p, int rows, int keys, StridedRows v, float* o, int stride,
                             Prefetch& next) {
     for (int row = 0; row < rows; row += kEdge) {
-      const amx::Operand left = {reinterpret_cast<const char*>(p + row * kMostKeys), 4 * kMostKeys,
+      const amx::Operand left = {reinterpret_cast<const char*>(p + row * kBlock), 4 * kBlock,
                                  4 * kParity};
       amx::Operand right = {v.first, v.stride, 64};
       for (int column = 0; column < stride;) {
@@ -281,10 +277,10 @@ struct Amx : Avx512Bf16 {
 #pragma GCC unroll 16
     for (int r = 0; r < kEdge; ++r) {
       const __m512i x = rows[r];
-      _mm512_storeu_si512(even + r * kMostKeys, _mm512_andnot_si512(high, x));
-      _mm512_storeu_si512(odd + r * kMostKeys, _mm512_slli_epi32(x, 16));
-      _mm512_storeu_si512(even + r * kMostKeys + kEdge, _mm512_srli_epi32(x, 16));
-      _mm512_storeu_si512(odd + r * kMostKeys + kEdge, _mm512_and_si512(high, x));
+      _mm512_storeu_si512(even + r * kBlock, _mm512_andnot_si512(high, x));
+      _mm512_storeu_si512(odd + r * kBlock, _mm512_slli_epi32(x, 16));
+      _mm512_storeu_si512(even + r * kBlock + kEdge, _mm512_srli_epi32(x, 16));
+      _mm512_storeu_si512(odd + r * kBlock + kEdge, _mm512_and_si512(high, x));
     }
   }
 

@@ -30,7 +30,7 @@ class Keys {
       : a_(a),
         task_(task),
         range_(a, task.b, task.head, task.rows),
-        together_(plan.rows > kTile ? kBlocks : 1) {
+        together_(plan.rows > kManyRows ? kBlocks : 1) {
     for (int64_t t = 0; a.window && t < task.rows.count; ++t) {
       starts_[t] = window_start(a, task.b, range_.length, task.rows.first + t);
     }

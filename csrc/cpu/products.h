@@ -72,7 +72,7 @@ class Products {
       score_tile<Isa, Dot>(rows_.queries(head, tile), rows, k, block.keys, D / kPair, scratch.s,
                            next);
       if (rows_.a.softcap != 0) {
-        cap_logits<Isa>(scratch.s, rows, block.keys, rows_.logit_scale, rows_.a.softcap);
+        cap_logits<Isa>(scratch.s, rows, block.keys, kTile, rows_.logit_scale, rows_.a.softcap);
       }
       if (collector_.wants(block)) {
         collector_.add(block, 0, block.keys, head, tile, {scratch.s, 1, kTile});
@@ -98,7 +98,7 @@ class Products {
                           scratch.s, next);
     if (rows_.a.softcap != 0) {
       const int keys = static_cast<int>(round_up(block.keys, Isa::W));
-      cap_logits<Isa>(scratch.s, keys, rows, rows_.logit_scale, rows_.a.softcap);
+      cap_logits<Isa>(scratch.s, keys, rows, kBlock, rows_.logit_scale, rows_.a.softcap);
     }
     if (collector_.wants(block)) {
       collector_.add(block, 0, block.keys, head, 0, {scratch.s, kBlock, 1});

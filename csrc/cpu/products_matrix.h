@@ -13,7 +13,7 @@ namespace specattn {
 template <class Isa, class Elem>
 class MatrixProducts {
  public:
-  // Sums of values are loaded and stored once for two blocks.
+  // Sums of values are loaded and stored once for so many.
   static constexpr int kBlocks = kMostKeys / kBlock;
 
   MatrixProducts(const PackedRows<Isa, Elem>& rows, const int64_t* starts)
@@ -40,7 +40,7 @@ class MatrixProducts {
   // Rows of K and V as they lie in the cache, where that is possible and they are read once.
   void prepare(const Step<kBlocks>& step, Prefetch& next) {
     const bool fits = rows_.D % Isa::kDepth == 0;
-    const bool k_lies = fits && step.k_apart && rows_.plan.rows <= kTile;
+    const bool k_lies = fits && step.k_apart && rows_.plan.rows <= kManyRows;
     const bool v_lies = fits && step.v_apart && !paired_;
     next.pace(Isa::ticks(rows_.plan.rows, step.keys, rows_.D) +
               Isa::copy_ticks(step.keys) * (!k_lies + (!paired_ && !v_lies)));
@@ -115,7 +115,7 @@ class MatrixProducts {
     float* const s = scratch_.s;
     Isa::score_tile(rows_.queries(head, tile), rows, from, whole, depth, s, next);
     const Attention& a = rows_.a;
-    if (a.softcap != 0) cap_logits<Isa>(s, rows, keys, rows_.logit_scale, a.softcap);
+    if (a.softcap != 0) cap_logits<Isa>(s, rows, keys, kTile, rows_.logit_scale, a.softcap);
     if (collector_.wants(block)) collector_.add(block, at, keys, head, tile, {s, 1, kTile});
     if (!block.full) mask_logits<Isa>(s, rows, at % kBlock, keys, mask_);
     std::fill(s + keys * kTile, s + padded * kTile, -kInf);

@@ -20,12 +20,13 @@ constexpr float kSlack = 5.0f;
 // together weigh more than this: weights are floats or bfloat16, which lose no digit by it.
 constexpr float kMostWeight = 65536.0f;
 
+// Some rows of `count` logits, `stride` apart.
 template <class Isa>
-inline void cap_logits(float* s, int rows, int keys, float scale, float softcap) {
+inline void cap_logits(float* s, int count, int rows, int stride, float scale, float softcap) {
   const auto cap = Isa::set1(softcap), inverse = Isa::set1(scale / softcap);
-  for (int n = 0; n < keys; ++n) {
-    for (int j = 0; j < rows; j += Isa::W) {
-      float* at = s + n * kTile + j;
+  for (int row = 0; row < rows; ++row) {
+    for (int i = 0; i < count; i += Isa::W) {
+      float* at = s + row * stride + i;
       Isa::store(at, Isa::mul(cap, tanh<Isa>(Isa::mul(Isa::load(at), inverse))));
     }
   }

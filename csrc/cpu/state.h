@@ -16,9 +16,10 @@ struct TileMask {
 // are hardly ever scaled, and weights up to e^5 lose no digit.
 constexpr float kSlack = 5.0f;
 
-// Where looking for the greatest logit costs as much as it saves, a base stays until some keys
-// together weigh more than this: weights are floats or bfloat16, which lose no digit by it.
-constexpr float kMostWeight = 65536.0f;
+// Where looking for the greatest logit costs more than it saves, a base stays until some keys
+// together weigh more than this. Only a weight of 1, the base's own, is exact in bfloat16: much more
+// would let a single key that outweighs all others be rounded.
+constexpr float kMostWeight = 256.0f;
 
 // Some rows of `count` logits, `stride` apart.
 template <class Isa>

@@ -14,7 +14,7 @@ from specattn.decoding.statistics import RequestStatistics, Statistics, Stopwatc
 from specattn.decoding.target import NOTHING, Target, Verification, Wanted, is_chain
 from specattn.tree import Tree
 
-CHUNK_SIZE = 1024
+CHUNK_SIZE = 2048
 """Prompt tokens per request and prefill pass: enough to keep a GPU busy, few enough for caches."""
 
 

@@ -83,7 +83,6 @@ class Collector {
 
   void add_columns(int keys, const float* s, float* scores) const {
     for (int n = 0; used_ > 0 && n < keys; n += Isa::W) {
-      if constexpr (kTiles<Isa, Elem>) Isa::stay_awake();
       typename Isa::V part[Isa::W];
       for (int i = 0; i < Isa::W; ++i) {
         const float* at = s + (n + i) * kTile;

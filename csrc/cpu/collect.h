@@ -100,11 +100,12 @@ class Collector {
     const int64_t g = a_.group();
     for (int64_t i = 0; i < a_.num_collect; ++i) {
       const auto [from, to] = packed(i, tile);
+      if (from >= to) continue;
       const int64_t t = a_.collect_rows[i] - task_.rows.first;
       const int64_t q_head = (task_.head + head) * g + tile - t * g;  // of row 0
       bf16* const row = static_cast<bf16*>(a_.collected) + task_.b * a_.collected_batch +
                         i * a_.collected_row + q_head * a_.collected_head + position;
-      const int64_t hidden = a_.window && from < to ? starts_[t] - position : 0;
+      const int64_t hidden = a_.window ? starts_[t] - position : 0;
       for (int64_t m = from; m < to; m += 4) {
         const int count = static_cast<int>(std::min<int64_t>(to - m, 4));
         store_rows(logits, m, count, keys, hidden, row + m * a_.collected_head);

@@ -137,7 +137,7 @@ struct Amx : Avx512Bf16 {
   }
 
   // Whether sixteen rows all have a base.
-  static bool seen(const float* base) {
+  static bool all_seen(const float* base) {
     return _mm512_cmp_ps_mask(load(base), set1(-kInf), _CMP_EQ_OQ) == 0;
   }
 
@@ -195,7 +195,7 @@ struct Amx : Avx512Bf16 {
     amx::store_all<A, B>(s, kEdge * kTile, kEdge, kTile);
   }
 
-  static constexpr int kPairs = kMostKeys / 2;             // of a row of weights
+  static constexpr int kPairs = kMostKeys / 2;          // of a row of weights
   static constexpr int kParity = kDirectRows * kBlock;  // from weights of even columns to odd
 
   static void paired_values(const float* p, int rows, int pairs, const char* v, float* o,

@@ -92,7 +92,7 @@ class MatrixProducts {
             return Isa::weigh(scratch_.s + row, keys, rows_.scale, base, sum, scratch_.p, row, at,
                               paired_, may_fail, next);
           };
-          if (Isa::seen(base) && weigh(true)) continue;
+          if (Isa::all_seen(base) && weigh(true)) continue;
           if (Isa::move_base(scratch_.s + row, keys, rows_.scale, base, sum, scratch_.decay)) {
             multiply_values();
             decay(o + row * stride, scratch_.decay);

@@ -17,8 +17,8 @@ struct TileMask {
 constexpr float kSlack = 5.0f;
 
 // Where looking for the greatest logit costs more than it saves, a base stays until some keys
-// together weigh more than this. Only a weight of 1, the base's own, is exact in bfloat16: with more
-// slack a key that outweighs all others would more often be rounded.
+// together weigh more than this. Only a weight of 1, the base's own, is exact in bfloat16: with
+// more slack a key that outweighs all others would more often be rounded.
 constexpr float kMostWeight = 256.0f;
 
 // Some rows of `count` logits, `stride` apart.

@@ -149,7 +149,7 @@ def test_a_nan_is_seen(isa):
 def test_the_caller_keeps_its_denormal_numbers(isa):
     check_hybrid(make_problem((200,), 9, dtype=torch.bfloat16))
     tiny = torch.full((64,), 2.0**-140)
-    assert torch.equal(tiny * 2, torch.full((64,), 2.0**-139))
+    assert (tiny * 2).view(torch.int32).all()  # bits: a flushed comparison would see zeros as well
 
 
 def test_mask_wider_than_a_word(isa):

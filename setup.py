@@ -37,5 +37,6 @@ cpu = Pybind11Extension(
 setup(
     package_dir=FOLDERS,
     packages=[name for package, folder in FOLDERS.items() for name in subpackages(package, folder)],
+    package_data={"specattn": ["py.typed"]},
     ext_modules=[cpu],
 )

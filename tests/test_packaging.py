@@ -61,6 +61,7 @@ def test_the_root_folders_become_subpackages(wheel):
         }
         assert expected <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert "specattn/py.typed" in names, "users' type checkers should read our annotations"
 
 
 def test_the_wheel_imports_without_compiler_triton_and_transformers(wheel, tmp_path):

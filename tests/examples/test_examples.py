@@ -1,0 +1,65 @@
+"""The examples run as a reader would run them, and show what they say."""
+
+import math
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run(name):
+    """Return what an example prints where there is no GPU."""
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, EXAMPLES / f"{name}.py"]
+    return subprocess.run(
+        command, env=environment, check=True, capture_output=True, text=True, timeout=240
+    ).stdout
+
+
+def test_paged_engine():
+    *requests, last = run("paged_engine").splitlines()
+    assert len(requests) == 2
+    for line in requests:
+        tokens, rounds = map(int, re.findall(r"\d+", line))
+        assert tokens > rounds, "some drafts should have been accepted"
+        assert line.endswith("plain greedy: True")
+    assert float(last.split()[-1]) < 1e-4
+
+
+def test_hf_generate():
+    *_, acceptance, inside, own = run("hf_generate").splitlines()
+    assert float(acceptance.split()[-1]) > 1.5
+    assert inside == "model.generate equals plain greedy: True"
+    assert own == "specattn generate equals plain greedy: True"
+
+
+def test_merging_says_what_is_missing():
+    (line,) = run("merge_with_flashinfer").splitlines()
+    assert line.startswith("nothing was run: FlashInfer ")
+
+
+def test_merging_with_a_stand_in_for_flashinfer(monkeypatch, capsys):
+    """A plain softmax that keeps FlashInfer's documented layouts and base."""
+
+    def prefill(q, k, v, *, causal, kv_layout, return_lse):
+        assert (causal, kv_layout, return_lse) == (False, "NHD", True)
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+        logits = torch.einsum("thd,lhd->thl", q, k) / math.sqrt(q.shape[-1])
+        out = torch.einsum("thl,lhd->thd", logits.softmax(-1), v)
+        return out, logits.logsumexp(-1) / math.log(2)
+
+    stand_in = SimpleNamespace(single_prefill_with_kv_cache=prefill)
+    monkeypatch.setitem(sys.modules, "flashinfer", stand_in)
+    example = runpy.run_path(str(EXAMPLES / "merge_with_flashinfer.py"))
+    monkeypatch.setitem(example["main"].__globals__, "why_not", lambda: None)
+    example["main"](device="cpu", dtype=torch.float32)
+    errors = re.findall(r"\d\.\de-\d+", capsys.readouterr().out)
+    assert len(errors) == 2
+    assert max(map(float, errors)) < 1e-5

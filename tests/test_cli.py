@@ -60,7 +60,7 @@ def test_generate_streams_text_and_writes_json(specattn, prompt, tmp_path):
     assert vegas["method"]["name"] == "vegas"
     assert vegas["method"]["gamma"] == 6
     assert vegas["statistics"]["passes"] <= plain["statistics"]["passes"] == 12
-    assert not list(tmp_path.glob("*.partial"))
+    assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".py"}  # nothing half written
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from specattn.decoding import StopRequest
+from specattn.files import write_atomically
 
 SCHEMA = "specattn.run/1"
 SAVED_EVERY = 30.0
@@ -93,9 +94,8 @@ class LongRun:
             "tokens": torch.tensor(self.tokens, dtype=torch.int64),
             "generator": self.generator.get_state(),
         }
-        partial = self.path.with_name(self.path.name + ".partial")
-        save_file(tensors, partial, {"schema": SCHEMA, "settings": json.dumps(self.settings)})
-        partial.replace(self.path)
+        metadata = {"schema": SCHEMA, "settings": json.dumps(self.settings)}
+        write_atomically(self.path, lambda partial: save_file(tensors, partial, metadata))
         self._saved = time.monotonic()
 
 

@@ -15,6 +15,7 @@ import specattn
 from specattn import _cli_train, _cli_tune
 from specattn._cli_errors import one_line_errors
 from specattn._cli_plan import plan
+from specattn.files import write_atomically
 
 if TYPE_CHECKING:
     from specattn._long_run import LongRun
@@ -290,9 +291,8 @@ def _started(
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
     """Write all of it or nothing."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(content, indent=2, default=str) + "\n", encoding="utf-8")
-    partial.replace(path)
+    text = json.dumps(content, indent=2, default=str) + "\n"
+    write_atomically(path, lambda partial: partial.write_text(text, encoding="utf-8"))
 
 
 if __name__ == "__main__":

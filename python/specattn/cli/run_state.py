@@ -1,4 +1,4 @@
-"""What runs of many minutes need: a state on disk that a later one continues from, and Ctrl-C."""
+"""What runs of many minutes need: a state on disk that a later run goes on with, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SAVED_EVERY = 30.0
 
 
 @dataclass
-class LongRun:
+class RunState:
     """A text as far as it has come, with all that decides how it goes on.
 
     The cache is not saved: whoever continues reads the text again, as a prompt.
@@ -60,7 +60,7 @@ class LongRun:
         Raises
         ------
         ValueError
-            The file cannot be read, or belongs to another prompt, model or law.
+            The file cannot be read, or belongs to another prompt, model or sampling.
         """
         try:
             with safe_open(str(self.path), "pt") as file:
@@ -100,7 +100,7 @@ class LongRun:
 
 
 @contextmanager
-def interruptible(run: LongRun, request: StopRequest) -> Iterator[None]:
+def interruptible(run: RunState, request: StopRequest) -> Iterator[None]:
     """Let the first Ctrl-C end the text where it is, and the second end the program.
 
     Before the first new token there is nothing to show, and one is enough.

@@ -18,7 +18,7 @@ def print_figures(session: DecodingSession, continuations: dict[str, Continuatio
     table = Table(title=f"{len(session.prompt)} prompt tokens of {name}")
     table.add_column()
     for method in continuations:
-        table.add_column(method, justify="right")
+        table.add_column(method.replace(":", ":\n", 1), justify="right")
     found = continuations.values()
     for label, value in _ROWS:
         table.add_row(label, *(value(one.statistics) for one in found))

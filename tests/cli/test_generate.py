@@ -83,7 +83,7 @@ def test_a_seed_decides_what_is_sampled(specattn, prompt):
     assert texts[0] == texts[1] != texts[2]
 
 
-def test_filters_and_the_penalty_reach_the_law(specattn, prompt, tmp_path):
+def test_filters_and_the_penalty_reach_the_sampler(specattn, prompt, tmp_path):
     out = tmp_path / "out.json"
     options = ("--prompt-file", prompt, "--max-new-tokens", 12, "--method", "plain", "--json", out)
     penalty = ("--penalty", 1.5, "--penalty-window", 64)
@@ -122,7 +122,7 @@ def test_filters_and_the_penalty_reach_the_law(specattn, prompt, tmp_path):
     ],
     ids=lambda value: " ".join(value[-2:]) if isinstance(value, list) else "",
 )
-def test_what_a_user_can_mend_is_one_line(specattn, prompt, tmp_path, arguments, reason):
+def test_user_errors_are_one_line(specattn, prompt, tmp_path, arguments, reason):
     binary = tmp_path / "binary"
     binary.write_bytes(b"\xff\xfe\x00")
     names = {"prompt": prompt, "tmp": tmp_path, "binary": binary}

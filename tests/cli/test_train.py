@@ -125,7 +125,7 @@ def test_specialists_start_from_eagle_and_share_features(specattn, target, text,
     ],
     ids=lambda value: " ".join(value[-2:]) if isinstance(value, list) else "",
 )
-def test_what_a_user_can_mend_is_one_line(specattn, target, text, tmp_path, arguments, reason):
+def test_user_errors_are_one_line(specattn, target, text, tmp_path, arguments, reason):
     names = {"tmp": tmp_path, "text": text / "b.jsonl", "target": target}
     usual = {"--target": target, "--data": text / "b.jsonl", "--output": tmp_path / "out"}
     given = [word.format(**names) for word in arguments]

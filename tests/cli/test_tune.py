@@ -65,7 +65,7 @@ def test_the_command(specattn, model, tmp_path):
         (("--model", "nowhere"), "nowhere is not a folder"),
     ],
 )
-def test_what_a_user_can_mend_is_one_line(specattn, model, tmp_path, options, message):
+def test_user_errors_are_one_line(specattn, model, tmp_path, options, message):
     text = tmp_path / "a.txt"
     text.write_text("the quick brown fox")
     given = ("tune", "vegas", "--prompts", text, "--output", tmp_path / "o.json", "--model", model)

@@ -31,7 +31,7 @@ app.add_typer(tune.app, name="tune")
 
 
 def main() -> None:
-    """Run the command; an error of the user is one line on standard error and exit code 2."""
+    """Run the command; a user error is one line on standard error and exit code 2."""
     try:
         code = app(standalone_mode=False) or 0
     except typer.TyperException as error:

@@ -1,4 +1,4 @@
-"""How the commands report errors of the user: in one line."""
+"""How the commands report user errors: in one line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Turn errors of the user into the one line that `specattn.cli.main` prints."""
+    """Turn user errors into the one line that `specattn.cli.main` prints."""
     try:
         yield
     except (ValueError, OSError, ImportError) as error:

@@ -121,16 +121,16 @@ class DecodingSession:
 
     def decode(self, method: Method, run: RunState) -> Continuation:
         """Continue the prompt, with progress on standard error and the text on standard output."""
-        options, sampling, done = self.options, self.options.sampling, len(run.tokens)
+        options, sampling = self.options, self.options.sampling
+        done, wanted = len(run.tokens), options.max_new_tokens
         processors = LogitsProcessorList()
         if options.penalty != 1:
             processors.append(ContextualPenalty(options.penalty_window, options.penalty))
         request = StopRequest()
         with (
-            streamed_text(self.tokenizer, len(self.prompt), options.max_new_tokens) as streamed,
+            streamed_text(self.tokenizer, len(self.prompt), wanted) as (on_prefill, show),
             interruptible(run, request),
         ):
-            on_prefill, show = streamed
             if run.tokens:
                 show(run.tokens)
 
@@ -142,7 +142,7 @@ class DecodingSession:
                 self.model,
                 [self.prompt + run.tokens],
                 method,
-                max_new_tokens=options.max_new_tokens - done,
+                max_new_tokens=wanted - done,
                 # Of 0 transformers makes a processor that asks for nothing, token by token.
                 min_new_tokens=max(0, options.min_new_tokens - done) or None,
                 generator=run.generator,
@@ -155,7 +155,7 @@ class DecodingSession:
             )
         run.save()
         stopped = run.tokens[-1] in self._stop_tokens
-        cut = request.asked and len(run.tokens) < options.max_new_tokens
+        cut = request.asked and len(run.tokens) < wanted
         return Continuation(
             run.tokens,
             self.tokenizer.decode(run.tokens, skip_special_tokens=True),

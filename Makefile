@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 demo: $(VENV)/.demo
 	$(BIN)/specattn compare --prompt-file "$(or $(FILE),$$($(BIN)/python examples/tiny/corpus.py --demo))" \
 		--prompt-tokens 5500 --max-new-tokens 160 --min-new-tokens 160 --repetition-penalty 1.2 \
-		--methods plain,vegas:switch=False,longspec --widths 2,2,2
+		--methods "plain,vegas:switch=False,longspec:widths=[2,2,2]"
 
 ## All tests that need no GPU.
 test: $(VENV)/.dev

@@ -20,6 +20,8 @@ import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface, Qwen3Config, Qwen3ForCausalLM
 
+from specattn.files import write_atomically
+
 ATTENTION_BLOCK = 128
 
 
@@ -229,7 +231,7 @@ class Trainer:
         self.step, self.seconds, self.losses = state["step"], state["seconds"], state["losses"]
 
     def save(self):
-        """Write the training state in one move, so that an interruption leaves the old one."""
+        """Write the training state; an interruption leaves the old one."""
         state = {
             "model": self.model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
@@ -237,9 +239,7 @@ class Trainer:
             "seconds": self.seconds,
             "losses": self.losses,
         }
-        partial = self.state_file.with_suffix(".partial")
-        torch.save(state, partial)
-        partial.replace(self.state_file)
+        write_atomically(self.state_file, lambda partial: torch.save(state, partial))
 
     def run(self, save_every=100):
         """Train to the last step and return the model."""

@@ -1,15 +1,13 @@
-"""The three steps of Vegas' tuner: what they choose, what they keep, and the command."""
+"""The three steps of Vegas' tuner: what they choose and what they keep."""
 
 import json
-import sys
 from dataclasses import asdict
 
 import pytest
 
-from specattn import cli
 from specattn.tuning import Record, Sweep, Tuner
 from specattn.tuning import vegas as tuning
-from tests.decoding.models import letters, prompts, tiny_model
+from tests.decoding.models import prompts, tiny_model
 
 SWEEP = Sweep(
     ratios=(0.1, 0.5, 1.0), gammas=(1, 3), large_gamma=4, min_tokens=1, new_tokens=6, repeats=1
@@ -21,8 +19,6 @@ HEADING = {
     "prompts": {"context": 40},
     "sweep": asdict(SWEEP),
 }
-NUMBERS = {"gamma": int, "ratio": float, "batch": int, "repeat": int}
-COUNTS = {"new_tokens": int, "rounds": int, "accepted": int, "seconds": float}
 
 
 class Formula(Tuner):
@@ -143,80 +139,3 @@ def test_other_settings_are_not_resumed(tmp_path):
 def test_settings_out_of_range(options, message):
     with pytest.raises(ValueError, match=message):
         Sweep(**options)
-
-
-@pytest.fixture
-def specattn(monkeypatch, capfd):
-    """Run the command; return exit code, standard output and standard error."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["specattn", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        return stop.value.code, *capfd.readouterr()
-
-    return run
-
-
-@pytest.fixture
-def model(tmp_path):
-    folder = tmp_path / "model"
-    tiny_model("qwen3").save_pretrained(folder)
-    letters().save_pretrained(folder)
-    return folder
-
-
-def test_the_command(specattn, model, tmp_path):
-    for name in ("a.txt", "b.txt"):
-        (tmp_path / name).write_text("the quick brown fox jumps over the lazy dog " * 2)
-    output, pictures = tmp_path / "out.json", tmp_path / "pictures"
-    tune = (
-        "tune", "vegas", "--model", model, "--prompts", tmp_path / "a.txt", "--prompts",
-        tmp_path / "b.txt", "--output", output, "--context", 60, "--ratios", "0.1,0.5",
-        "--gammas", "1,2", "--large-gamma", 3, "--min-tokens", 1, "--new-tokens", 5,
-        "--repeats", 1, "--batch", 2,
-    )  # fmt: skip
-    code, _, said = specattn(*tune, "--pictures", pictures)
-    assert code == 0, said
-    assert "times plain decoding" in said
-    for name in ("figure-8.png", "figure-13.png"):
-        assert (pictures / name).read_bytes().startswith(b"\x89PNG")
-    content = json.loads(output.read_text())
-    assert content["schema"] == "specattn.tune.vegas/1"
-    assert content["prompts"]["context"] == 60
-    assert content["sweep"]["ratios"] == [0.1, 0.5]
-    assert len(content["measurements"]) == 2 + 3 + 3
-    for one in content["measurements"]:
-        assert one["step"] in tuning.STEPS
-        for name, kind in {**NUMBERS, **COUNTS}.items():
-            assert isinstance(one[name], kind), name
-    chosen = content["chosen"]
-    assert chosen["gamma"] in (1, 2)
-    assert chosen["ratio"] in (0.1, 0.5)
-    assert chosen["speedup"] == pytest.approx(  # there is one turn
-        chosen["tokens_per_second"] / chosen["plain_tokens_per_second"]
-    )
-
-    code, _, said = specattn(*tune, "--resume")
-    assert code == 0, said
-    assert json.loads(output.read_text()) == content
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--ratios", "a"), "--ratios: expected numbers"),
-        (("--gammas", "0"), "gamma must be at least 1"),
-        (("--context", "900"), "fewer than 900"),
-        (("--batch", "2"), "do not fill batches of 2"),
-        (("--model", "nowhere"), "nowhere is not a folder"),
-    ],
-)
-def test_what_a_user_can_mend_is_one_line(specattn, model, tmp_path, options, message):
-    text = tmp_path / "a.txt"
-    text.write_text("the quick brown fox")
-    given = ("tune", "vegas", "--prompts", text, "--output", tmp_path / "o.json", "--model", model)
-    code, _, said = specattn(*given, *options)
-    assert code == 2
-    assert message in " ".join(said.split())
-    assert not (tmp_path / "o.json").exists()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
+from functools import partial
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
+
+from specattn.files import write_atomically
 
 _STATEMENT = "features.json"
 
@@ -52,7 +54,8 @@ class FeatureCache:
         elif any(self.folder.iterdir()):
             raise ValueError(f"{self.folder} is not empty and has no {_STATEMENT}")
         else:
-            _write(path, lambda part: part.write_text(json.dumps(statement), encoding="utf-8"))
+            text = json.dumps(statement)
+            write_atomically(path, lambda file: file.write_text(text, encoding="utf-8"))
 
     def __call__(self, model: PreTrainedModel, input_ids: torch.Tensor) -> torch.Tensor:
         """Return the features [B, L, H] of rows [B, L], computing those that are not there."""
@@ -62,7 +65,7 @@ class FeatureCache:
             for row, features in zip(missing, features_of(model, input_ids[missing]), strict=True):
                 held = {"features": features.to(model.dtype).cpu().contiguous()}
                 paths[row].parent.mkdir(exist_ok=True)
-                _write(paths[row], lambda part, held=held: save_file(held, part))
+                write_atomically(paths[row], partial(save_file, held))
         rows = [load_file(path)["features"] for path in paths]
         return torch.stack(rows).to(input_ids.device)
 
@@ -78,10 +81,3 @@ def _fingerprint(model: PreTrainedModel) -> str:
         few = weight.flatten()[:: max(1, weight.numel() // 16)][:16].float().cpu()
         digest.update(f"{name} {list(weight.shape)}".encode() + few.numpy().tobytes())
     return digest.hexdigest()
-
-
-def _write(path: Path, write) -> None:
-    """Let ``write(part)`` make a file beside `path`, and give it its name when it is whole."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    write(part)
-    os.replace(part, path)

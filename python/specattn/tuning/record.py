@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from specattn.files import write_atomically
+
 Measurement = dict[str, Any]
 
 
@@ -54,9 +56,8 @@ class Record:
             "measurements": self.measurements,
             "chosen": self.chosen,
         }
-        partial = self.path.with_name(self.path.name + ".partial")
-        partial.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        partial.replace(self.path)
+        text = json.dumps(content, indent=1, allow_nan=False) + "\n"
+        write_atomically(self.path, lambda partial: partial.write_text(text, encoding="utf-8"))
 
     def _earlier(self) -> list[Measurement]:
         try:

@@ -8,11 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specattn._cli_errors import one_line_errors
+from specattn.cli.errors import one_line_errors
+from specattn.cli.options import (
+    DeviceOption,
+    DtypeOption,
+    ModelOption,
+    SeedOption,
+    TemperatureOption,
+)
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from specattn.tuning import Record, Sweep, Tuner
 
 app = typer.Typer(
@@ -35,9 +40,7 @@ def vegas(
         list[Path], typer.Option(help="UTF-8 text, or a folder of such; may be repeated.")
     ],
     output: Annotated[Path, typer.Option(help="JSON file, whole after every measurement.")],
-    model: Annotated[
-        Path | None, typer.Option(help="Hugging Face directory [default: the embedded target].")
-    ] = None,
+    model: ModelOption = None,
     context: Annotated[
         int | None,
         typer.Option(min=1, help="Tokens of each prompt [default: those of the shortest]."),
@@ -55,10 +58,10 @@ def vegas(
     new_tokens: Annotated[int, typer.Option(help="Per request and run.")] = 128,
     repeats: Annotated[int, typer.Option(help="Timed runs of each candidate and batch.")] = 2,
     batch: Annotated[int, typer.Option(help="Prompts decoded together.")] = 1,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy decoding.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto.")] = "auto",
-    device: Annotated[str, typer.Option(help="Torch device, or auto.")] = "auto",
+    temperature: TemperatureOption = 0.0,
+    seed: SeedOption = 0,
+    dtype: DtypeOption = "auto",
+    device: DeviceOption = "auto",
     resume: Annotated[bool, typer.Option("--resume", help="Keep what the output has.")] = False,
     pictures: Annotated[
         Path | None, typer.Option(help="Draw the paper's figures 8 and 13 into this folder.")
@@ -66,6 +69,7 @@ def vegas(
 ) -> None:
     """Tune Vegas in the paper's three steps: ratio with a large gamma, gamma, ratio again."""
     with one_line_errors():
+        from specattn.cli.terminal import console
         from specattn.tuning import Sweep
 
         given: dict[str, Any] = {
@@ -82,8 +86,8 @@ def vegas(
             temperature=temperature,
             seed=seed,
         )
-        tuner, console = _tuner(model, prompts, context, sweep, dtype, device, output, resume)
-    chosen = _run(tuner, console)
+        tuner = _tuner(model, prompts, context, sweep, dtype, device, output, resume)
+    chosen = _run(tuner)
     console.print(
         f"[bold]{chosen['method']}[/]: {chosen['tokens_per_second']:.1f} tokens/s, "
         f"{chosen['speedup']:.2f} times plain decoding, "
@@ -92,7 +96,7 @@ def vegas(
     if chosen["speedup"] < 1:
         console.print("Plain decoding is faster for these prompts on this machine.")
     if pictures is not None:
-        _draw(tuner.record, pictures, console)
+        _draw(tuner.record, pictures)
 
 
 def _tuner(
@@ -104,18 +108,18 @@ def _tuner(
     device: str,
     output: Path,
     resume: bool,
-) -> tuple[Tuner, Console]:
+) -> Tuner:
     """Check everything that can be wrong, cheapest first, then load."""
     import torch
-    from rich.console import Console
 
-    from specattn._session import (
+    from specattn.cli.loading import (
+        decoding_dtype,
         device_named,
-        dtype_named,
         load_model,
         load_tokenizer,
         model_folder,
         read_text,
+        silence_transformers,
         versions,
     )
     from specattn.training import find_files
@@ -127,7 +131,8 @@ def _tuner(
         raise ValueError(f"--prompts: {len(files)} files do not fill batches of {sweep.batch}")
     texts = [read_text(path, "--prompts") for path in files]
     chosen_device = device_named(device)
-    chosen_dtype = dtype_named(dtype, chosen_device)
+    chosen_dtype = decoding_dtype(dtype, chosen_device)
+    silence_transformers()
     tokenizer = load_tokenizer(folder)
     tokens = [tokenizer(text)["input_ids"] for text in texts]
     length = context or min(map(len, tokens))
@@ -151,26 +156,14 @@ def _tuner(
     }
     record = Record(output, heading, resume=resume)
     prompts = [torch.tensor(ids[:length]) for ids in tokens]
-    return Tuner(loaded, prompts, sweep, record), Console(stderr=True, highlight=False)
+    return Tuner(loaded, prompts, sweep, record)
 
 
-def _run(tuner: Tuner, console: Console) -> dict[str, Any]:
+def _run(tuner: Tuner) -> dict[str, Any]:
     """Tune, with a bar; what is measured when it is interrupted stays in the file."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    from specattn.cli.terminal import console, progress_bars
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
+    with progress_bars() as progress:
         task = progress.add_task("", total=tuner.runs)
         try:
             return tuner.run(lambda step: progress.update(task, description=step, advance=1))
@@ -180,7 +173,8 @@ def _run(tuner: Tuner, console: Console) -> dict[str, Any]:
             raise
 
 
-def _draw(record: Record, folder: Path, console: Console) -> None:
+def _draw(record: Record, folder: Path) -> None:
+    from specattn.cli.terminal import console
     from specattn.tuning.pictures import draw
 
     try:

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from specattn._cli_errors import one_line_errors
-from specattn._train_options import Plan, with_plan
+from specattn.cli.errors import one_line_errors
+from specattn.cli.options import TrainingOptions, with_options
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -24,10 +24,10 @@ _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 @app.command(context_settings=_PASS_ON)
-@with_plan
+@with_options
 def longspec(
     context: typer.Context,
-    plan: Plan,
+    options: TrainingOptions,
     stage: Annotated[
         str, typer.Option(help="Preset of the paper: short, long or finetune.")
     ] = "short",
@@ -49,7 +49,7 @@ def longspec(
     --deepspeed zero1.json --fsdp full_shard. Several processes: torchrun -m specattn.cli train ...
     """
     with one_line_errors():
-        from specattn._training import Run
+        from specattn.cli.training_run import TrainingRun
         from specattn.training import STAGES, LongSpecRecipe
 
         if stage not in STAGES:
@@ -58,45 +58,45 @@ def longspec(
         if anchor_offset is not None:
             preset = replace(preset, anchor_offset=anchor_offset)
         recipe = LongSpecRecipe(preset, levels=levels, window=window)
-        run = Run(plan, recipe, context.args)
+        run = TrainingRun(options, recipe, context.args)
     run.train()
 
 
 @app.command(context_settings=_PASS_ON)
-@with_plan
-def tokenswift(context: typer.Context, plan: Plan, num_heads: NumHeads = 3) -> None:
+@with_options
+def tokenswift(context: typer.Context, options: TrainingOptions, num_heads: NumHeads = 3) -> None:
     """Train TokenSwift's chained heads; other options go to transformers' TrainingArguments.
 
     The defaults are the paper's table 9: 200 steps of 120 rows of 8192 tokens.
     """
     with one_line_errors():
-        from specattn._training import Run
+        from specattn.cli.training_run import TrainingRun
         from specattn.training import TokenSwiftRecipe
 
-        run = Run(plan, TokenSwiftRecipe(num_heads), context.args)
+        run = TrainingRun(options, TokenSwiftRecipe(num_heads), context.args)
     run.train()
 
 
 @app.command(context_settings=_PASS_ON)
-@with_plan
-def medusa(context: typer.Context, plan: Plan, num_heads: NumHeads = 3) -> None:
+@with_options
+def medusa(context: typer.Context, options: TrainingOptions, num_heads: NumHeads = 3) -> None:
     """Train Medusa's independent heads; other options go to transformers' TrainingArguments.
 
     The defaults are those of TokenSwift's heads, so that the two can be compared.
     """
     with one_line_errors():
-        from specattn._training import Run
+        from specattn.cli.training_run import TrainingRun
         from specattn.training import MedusaRecipe
 
-        run = Run(plan, MedusaRecipe(num_heads), context.args)
+        run = TrainingRun(options, MedusaRecipe(num_heads), context.args)
     run.train()
 
 
 @app.command(context_settings=_PASS_ON)
-@with_plan
+@with_options
 def poss(
     context: typer.Context,
-    plan: Plan,
+    options: TrainingOptions,
     variant: Annotated[
         str, typer.Option(help="Preset of the paper: eagle-2, hass, poss-1, poss-2 or poss-3.")
     ] = "poss-2",
@@ -124,7 +124,7 @@ def poss(
     The variants start from an EAGLE drafter: train eagle-2 first, and give it as --start.
     """
     with one_line_errors():
-        from specattn._training import Run
+        from specattn.cli.training_run import TrainingRun
         from specattn.training import VARIANTS, PosSRecipe
 
         if variant not in VARIANTS:
@@ -138,5 +138,5 @@ def poss(
             start=start,
             feature_cache=feature_cache,
         )
-        run = Run(plan, recipe, context.args)
+        run = TrainingRun(options, recipe, context.args)
     run.train()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specattn._cli_errors import one_line_errors
+from specattn.cli.errors import one_line_errors
 
 if TYPE_CHECKING:
     from specattn.planning import Check, Machine, ModelShape, Prediction, Setting

@@ -1,4 +1,4 @@
-"""One training run from a command line: what ``specattn train`` does once its options are read."""
+"""One training run: what every ``specattn train`` command does once its options are read."""
 
 from __future__ import annotations
 
@@ -11,18 +11,12 @@ from typing import Any, NoReturn, cast
 
 import torch
 import transformers
-from rich.console import Console
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    HfArgumentParser,
-    PreTrainedModel,
-    TrainingArguments,
-)
+from transformers import HfArgumentParser, PreTrainedModel, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
-from specattn._session import DTYPES, model_folder
-from specattn._train_options import Plan
+from specattn.cli.loading import dtype_named, load_model, load_tokenizer, model_folder
+from specattn.cli.options import TrainingOptions
+from specattn.cli.terminal import console
 from specattn.drafters import TrainedDrafter
 from specattn.training import Documents, DrafterTrainer, PackedRows, Preset, Recipe, find_files
 from specattn.training.curves import draw_losses
@@ -30,12 +24,12 @@ from specattn.training.curves import draw_losses
 _TOKENS_PER_PASS = 8192
 
 
-class Run:
+class TrainingRun:
     """A run that is ready to start.
 
     Parameters
     ----------
-    plan : Plan
+    options : TrainingOptions
     recipe : Recipe
         The method's part.
     trainer_options : list of str
@@ -44,22 +38,26 @@ class Run:
     Raises
     ------
     ValueError
-        Something that the user can mend; checked cheapest first.
+        Something is wrong with the options; checked cheapest first.
     """
 
-    def __init__(self, plan: Plan, recipe: Recipe, trainer_options: list[str]):
-        self.plan, self.recipe = plan, recipe
-        preset = _preset(plan, recipe)
-        self.console = Console(stderr=True, highlight=False)
-        folder = model_folder(plan.target, "--target")
-        files = _files("--data", plan.data)
-        self.arguments = _trainer_arguments(plan, recipe, trainer_options)
-        self.checkpoint = _checkpoint(plan)
+    def __init__(self, options: TrainingOptions, recipe: Recipe, trainer_options: list[str]):
+        self.options, self.recipe = options, recipe
+        preset = _preset(options, recipe)
+        folder = model_folder(options.target, "--target")
+        dtype = dtype_named(options.target_dtype, "--target-dtype")
+        files = _files("--data", options.data)
+        self.arguments = _trainer_arguments(options, recipe, preset, trainer_options)
+        self.checkpoint = _checkpoint(options)
         transformers.logging.disable_progress_bar()
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        target = _load_target(folder, plan.target_dtype, preset.row_length)
+        tokenizer = load_tokenizer(folder)
+        target = load_model(folder, dtype)
+        if preset.row_length > (limit := target.config.max_position_embeddings):
+            raise ValueError(
+                f"--row-length: {preset.row_length} is beyond the target's {limit} positions"
+            )
         self.rows = PackedRows(
-            Documents(files, plan.text_field),
+            Documents(files, options.text_field),
             tokenizer,
             preset.row_length,
             seed=self.arguments.seed,
@@ -67,14 +65,14 @@ class Run:
         )
         self.eval_rows: PackedRows | None = None
         self.prompts: list[torch.Tensor] = []
-        if plan.eval_data:
-            held_out = Documents(_files("--eval-data", plan.eval_data), plan.text_field)
+        if options.eval_data:
+            held_out = Documents(_files("--eval-data", options.eval_data), options.text_field)
             self.eval_rows = PackedRows(
-                held_out, tokenizer, preset.row_length, limit=plan.eval_rows
+                held_out, tokenizer, preset.row_length, limit=options.eval_rows
             )
-            self.prompts = _prompts(held_out, tokenizer, plan)
+            self.prompts = _prompts(held_out, tokenizer, options)
         self._count()
-        drafter = _drafter(plan, recipe, target, self.rows)
+        drafter = _drafter(options, recipe, target, self.rows)
         self.objective = recipe.objective(target, drafter)
         parameters = sum(p.numel() for p in self.objective.drafter.parameters())
         self._say(f"drafter of {parameters / 1e6:.1f} M parameters for {folder}")
@@ -90,23 +88,23 @@ class Run:
             eval_dataset=self.eval_rows,
             method=self.recipe.method,
             prompts=self.prompts,
-            new_tokens=self.plan.eval_new_tokens,
+            new_tokens=self.options.eval_new_tokens,
         )
         trainer.train(resume_from_checkpoint=self.checkpoint)
         trainer.save_model()
         trainer.save_state()
         if trainer.is_world_process_zero():
             dtype = self.objective.target.dtype
-            drafter = self.recipe.drafter_class.from_pretrained(self.plan.output, dtype=dtype)
-            drafter.save_pretrained(self.plan.output)
+            drafter = self.recipe.drafter_class.from_pretrained(self.options.output, dtype=dtype)
+            drafter.save_pretrained(self.options.output)
         if self.eval_rows is not None:
             self._say(_findings(trainer.evaluate()))
         if trainer.is_world_process_zero():
             self._draw(trainer.state.log_history)
-        self._say(f"drafter: {self.plan.output}")
+        self._say(f"drafter: {self.options.output}")
 
     def _draw(self, history: list[dict[str, float]]) -> None:
-        picture = self.plan.output / "loss.png"
+        picture = self.options.output / "loss.png"
         try:
             draw_losses(history, picture)
         except ImportError:
@@ -119,7 +117,7 @@ class Run:
         if self.rows.endless:
             count = len(list(islice(self.rows, 1)))
         else:
-            with self.console.status("reading the data once, to know how many steps it gives"):
+            with console.status("reading the data once, to know how many steps it gives"):
                 count = self.rows.count()
         if count == 0:
             raise ValueError(f"--data: less text than one row of {self.rows.row_length} tokens")
@@ -132,7 +130,7 @@ class Run:
 
     def _say(self, line: str) -> None:
         if self.arguments.process_index == 0:
-            self.console.print(line, soft_wrap=True)
+            console.print(line, soft_wrap=True)
 
 
 class _Parser(HfArgumentParser):
@@ -142,26 +140,27 @@ class _Parser(HfArgumentParser):
         raise ValueError(message)
 
 
-def _preset(plan: Plan, recipe: Recipe) -> Preset:
+def _preset(options: TrainingOptions, recipe: Recipe) -> Preset:
     """Return the method's preset, with what was asked for in its place."""
     names = ("row_length", "batch_size", "learning_rate")
-    given = {name: getattr(plan, name) for name in names if getattr(plan, name) is not None}
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     return replace(recipe.preset, **given)
 
 
-def _trainer_arguments(plan: Plan, recipe: Recipe, options: list[str]) -> TrainingArguments:
+def _trainer_arguments(
+    options: TrainingOptions, recipe: Recipe, preset: Preset, trainer_options: list[str]
+) -> TrainingArguments:
     """Return the trainer's arguments: the method's, then the user's."""
-    preset = _preset(plan, recipe)
     parser = _Parser(cast(Any, TrainingArguments), allow_abbrev=False)
     rows = max(1, _TOKENS_PER_PASS // preset.row_length)
     on_gpu = torch.cuda.is_available()
     parser.set_defaults(
-        output_dir=str(plan.output),
+        output_dir=str(options.output),
         learning_rate=preset.learning_rate,
         per_device_train_batch_size=min(rows, preset.batch_size),
         per_device_eval_batch_size=rows,
         bf16=on_gpu and torch.cuda.is_bf16_supported(),
-        eval_strategy="steps" if plan.eval_data else "no",
+        eval_strategy="steps" if options.eval_data else "no",
         report_to="tensorboard" if find_spec("tensorboard") else "none",
         eval_steps=500,
         save_total_limit=3,
@@ -171,9 +170,10 @@ def _trainer_arguments(plan: Plan, recipe: Recipe, options: list[str]) -> Traini
         use_cpu=not torch.accelerator.is_available(),
     )
     parser.set_defaults(**recipe.trainer_defaults)
-    if any(word.replace("-", "_").startswith("__gradient_accumulation_s") for word in options):
+    words = [word.replace("-", "_") for word in trainer_options]
+    if any(word.startswith("__gradient_accumulation_s") for word in words):
         raise ValueError("--gradient_accumulation_steps follows from --batch-size: give that")
-    given, unknown = parser.parse_known_args(options)
+    given, unknown = parser.parse_known_args(trainer_options)
     if unknown:
         raise ValueError(f"unknown options: {' '.join(unknown)}")
     world = int(os.environ.get("WORLD_SIZE", "1"))
@@ -184,7 +184,7 @@ def _trainer_arguments(plan: Plan, recipe: Recipe, options: list[str]) -> Traini
             f"takes ({given.per_device_train_batch_size} on each of {world} devices)"
         )
     parser.set_defaults(gradient_accumulation_steps=preset.batch_size // rows)
-    (arguments,) = parser.parse_args_into_dataclasses(options, look_for_args_file=False)
+    (arguments,) = parser.parse_args_into_dataclasses(trainer_options, look_for_args_file=False)
     if arguments.n_gpu > 1:
         raise ValueError(
             f"{arguments.n_gpu} GPUs need as many processes: start with torchrun --nproc-per-node "
@@ -193,14 +193,14 @@ def _trainer_arguments(plan: Plan, recipe: Recipe, options: list[str]) -> Traini
     return arguments
 
 
-def _checkpoint(plan: Plan) -> str | None:
+def _checkpoint(options: TrainingOptions) -> str | None:
     """Return the checkpoint to go on from; refuse to mix two runs in one folder."""
-    last = get_last_checkpoint(plan.output) if plan.output.is_dir() else None
-    if plan.resume and last is None:
-        raise ValueError(f"--resume: there is no checkpoint in {plan.output}")
-    if last is not None and not plan.resume:
+    last = get_last_checkpoint(options.output) if options.output.is_dir() else None
+    if options.resume and last is None:
+        raise ValueError(f"--resume: there is no checkpoint in {options.output}")
+    if last is not None and not options.resume:
         raise ValueError(
-            f"--output: {plan.output} holds the checkpoints of a run; go on with --resume, or "
+            f"--output: {options.output} holds the checkpoints of a run; go on with --resume, or "
             "choose another folder"
         )
     return last
@@ -213,35 +213,24 @@ def _files(option: str, paths: list[Path]) -> list[Path]:
         raise ValueError(f"{option}: {error}") from None
 
 
-def _load_target(folder: Path, dtype: str, row_length: int) -> PreTrainedModel:
-    if dtype not in DTYPES:
-        raise ValueError(f"--target-dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
-    target = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, local_files_only=True, use_safetensors=True
-    )
-    if row_length > (limit := target.config.max_position_embeddings):
-        raise ValueError(f"--row-length: {row_length} is beyond the target's {limit} positions")
-    return target
-
-
 def _drafter(
-    plan: Plan, recipe: Recipe, target: PreTrainedModel, rows: PackedRows
+    options: TrainingOptions, recipe: Recipe, target: PreTrainedModel, rows: PackedRows
 ) -> TrainedDrafter:
     """Return the drafter to begin with, in float32: small steps are lost in 16 bits."""
-    if plan.drafter is not None:
-        return recipe.drafter_class.from_pretrained(plan.drafter, dtype=torch.float32)
-    drafter = recipe.new_drafter(target, str(plan.target)).float()
+    if options.drafter is not None:
+        return recipe.drafter_class.from_pretrained(options.drafter, dtype=torch.float32)
+    drafter = recipe.new_drafter(target, str(options.target)).float()
     recipe.fit_start(drafter, target, (row["input_ids"] for row in rows))
     return drafter
 
 
-def _prompts(documents: Documents, tokenizer: Any, plan: Plan) -> list[torch.Tensor]:
+def _prompts(documents: Documents, tokenizer: Any, options: TrainingOptions) -> list[torch.Tensor]:
     """Return the beginnings of the first held-out texts that are long enough."""
-    length = plan.eval_prompt_tokens
+    length = options.eval_prompt_tokens
     ids = (tokenizer(text, verbose=False)["input_ids"] for text in documents)
     long_enough = (torch.tensor(tokens[:length]) for tokens in ids if len(tokens) >= length)
-    prompts = list(islice(long_enough, plan.eval_prompts))
-    if plan.eval_prompts and not prompts:
+    prompts = list(islice(long_enough, options.eval_prompts))
+    if options.eval_prompts and not prompts:
         raise ValueError(f"--eval-prompt-tokens: no held-out text has {length} tokens")
     return prompts
 

@@ -1,4 +1,4 @@
-"""How the commands say what a user can mend: in one line."""
+"""How the commands report user errors: in one line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Turn what a user can mend into the one line that `specattn.cli.main` prints."""
+    """Turn user errors into the one line that `specattn.cli.main` prints."""
     try:
         yield
     except (ValueError, OSError, ImportError) as error:

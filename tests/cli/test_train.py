@@ -7,7 +7,6 @@ import sys
 
 import pytest
 
-from specattn import cli
 from specattn.drafters import LongSpecDrafter, MedusaHeads, PosSDrafter, TokenSwiftHeads
 from tests.decoding.models import letters, tiny_model
 
@@ -30,19 +29,6 @@ def text(tmp_path_factory):
     lines = [{"text": "jumps over the lazy dog " * 10}, {"txt": "a typing error"}]
     (folder / "b.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
     return folder
-
-
-@pytest.fixture
-def specattn(monkeypatch, capfd):
-    """Run the command; return exit code, standard output and standard error."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["specattn", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        return stop.value.code, *capfd.readouterr()
-
-    return run
 
 
 def curve(folder):
@@ -139,7 +125,7 @@ def test_specialists_start_from_eagle_and_share_features(specattn, target, text,
     ],
     ids=lambda value: " ".join(value[-2:]) if isinstance(value, list) else "",
 )
-def test_what_a_user_can_mend_is_one_line(specattn, target, text, tmp_path, arguments, reason):
+def test_user_errors_are_one_line(specattn, target, text, tmp_path, arguments, reason):
     names = {"tmp": tmp_path, "text": text / "b.jsonl", "target": target}
     usual = {"--target": target, "--data": text / "b.jsonl", "--output": tmp_path / "out"}
     given = [word.format(**names) for word in arguments]

@@ -1,4 +1,4 @@
-"""What runs of many minutes need: a state on disk that a later one continues from, and Ctrl-C."""
+"""What runs of many minutes need: a state on disk that a later run goes on with, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from specattn.decoding import StopRequest
+from specattn.files import write_atomically
 
 SCHEMA = "specattn.run/1"
 SAVED_EVERY = 30.0
@@ -24,7 +25,7 @@ SAVED_EVERY = 30.0
 
 
 @dataclass
-class LongRun:
+class RunState:
     """A text as far as it has come, with all that decides how it goes on.
 
     The cache is not saved: whoever continues reads the text again, as a prompt.
@@ -59,7 +60,7 @@ class LongRun:
         Raises
         ------
         ValueError
-            The file cannot be read, or belongs to another prompt, model or law.
+            The file cannot be read, or belongs to another prompt, model or sampling.
         """
         try:
             with safe_open(str(self.path), "pt") as file:
@@ -93,14 +94,13 @@ class LongRun:
             "tokens": torch.tensor(self.tokens, dtype=torch.int64),
             "generator": self.generator.get_state(),
         }
-        partial = self.path.with_name(self.path.name + ".partial")
-        save_file(tensors, partial, {"schema": SCHEMA, "settings": json.dumps(self.settings)})
-        partial.replace(self.path)
+        metadata = {"schema": SCHEMA, "settings": json.dumps(self.settings)}
+        write_atomically(self.path, lambda partial: save_file(tensors, partial, metadata))
         self._saved = time.monotonic()
 
 
 @contextmanager
-def interruptible(run: LongRun, request: StopRequest) -> Iterator[None]:
+def interruptible(run: RunState, request: StopRequest) -> Iterator[None]:
     """Let the first Ctrl-C end the text where it is, and the second end the program.
 
     Before the first new token there is nothing to show, and one is enough.

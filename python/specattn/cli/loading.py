@@ -1,0 +1,110 @@
+"""Checking and loading what options name: texts, devices, dtypes and checkpoints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+import specattn
+from specattn.decoding import FAMILIES
+
+# The folder exists in a source checkout alone: a wheel does not carry 15 MB of model.
+EMBEDDED_TARGET = Path(specattn.__file__).parents[2] / "examples" / "tiny"
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+def read_text(path: Path, option: str) -> str:
+    """Return the text of the file that `option` names."""
+    if not path.is_file():
+        raise ValueError(f"{option}: {path} is not a file")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"{option}: {path} is not UTF-8 text") from None
+    if not text:
+        raise ValueError(f"{option}: {path} is empty")
+    return text
+
+
+def device_named(name: str) -> torch.device:
+    """Return the device of a ``--device`` option."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"--device: {name} cannot be used here: {error}") from None
+    return device
+
+
+def dtype_named(name: str, option: str) -> torch.dtype | str:
+    """Return the dtype that `option` names; "auto" is that of the stored weights."""
+    if name not in DTYPES:
+        raise ValueError(f"{option}: expected one of {', '.join(DTYPES)}, got {name!r}")
+    return "auto" if name == "auto" else getattr(torch, name)
+
+
+def decoding_dtype(name: str, device: torch.device) -> torch.dtype | str:
+    """Return the dtype of a ``--dtype`` option; "auto" is float32 on a CPU."""
+    if name == "auto" and device.type == "cpu":
+        # In 16 bits a pass over several rows may round a near-tie otherwise than one row alone.
+        return torch.float32
+    return dtype_named(name, "--dtype")
+
+
+def model_folder(path: Path | None, option: str = "--model") -> Path:
+    """Return the folder that `option` names if it holds a model of a supported family."""
+    if path is None:
+        if not EMBEDDED_TARGET.is_dir():
+            raise ValueError(
+                "--model is needed: the embedded target comes with the source checkout"
+            )
+        path = EMBEDDED_TARGET
+    if not path.is_dir():
+        raise ValueError(f"{option}: {path} is not a folder")
+    try:
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError):
+        raise ValueError(f"{option}: {path} has no readable config.json") from None
+    if (family := config.get("model_type")) not in FAMILIES:
+        known = ", ".join(FAMILIES)
+        raise ValueError(f"{option}: family {family!r} is not supported; expected one of {known}")
+    if not any(path.glob("*.safetensors")):
+        raise ValueError(f"{option}: {path} holds no *.safetensors; other formats are not loaded")
+    return path
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """Return the folder's tokenizer."""
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+
+def load_model(
+    folder: Path, dtype: torch.dtype | str, device: torch.device | str = "cpu"
+) -> PreTrainedModel:
+    """Return the folder's model, from safetensors alone."""
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, local_files_only=True, use_safetensors=True
+    )
+    return model.eval().to(device=device)
+
+
+def silence_transformers() -> None:
+    """Let transformers report errors only, and no progress of its own."""
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+
+
+def versions() -> dict[str, str]:
+    """Return what a file of results says of the software."""
+    return {
+        "specattn": specattn.__version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }

@@ -1,0 +1,61 @@
+"""What a user sees while a command runs: bars on standard error, text on standard output."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from tokenizers.decoders import DecodeStream
+
+console = Console(stderr=True, highlight=False)
+
+
+def progress_bars(*, transient: bool = False) -> Progress:
+    """Return bars that have no task yet; `transient` ones vanish at the end."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    return Progress(*columns, console=console, transient=transient)
+
+
+@contextmanager
+def streamed_text(
+    tokenizer: Any, prompt_tokens: int, max_new_tokens: int
+) -> Iterator[tuple[Callable[[int, int], None], Callable[[list[int]], None]]]:
+    """Show bars while there is no text to read, then the text as it is decoded.
+
+    Yields
+    ------
+    on_prefill : callable
+        ``on_prefill(done, total)`` moves the bar of the prompt.
+    on_tokens : callable
+        ``on_tokens(tokens)`` writes new tokens to standard output.
+    """
+    stream = DecodeStream(skip_special_tokens=True)
+    text_is_seen = sys.stdout.isatty()
+    with progress_bars(transient=True) as progress:
+        prefill = progress.add_task("prefill", total=prompt_tokens)
+        decode = progress.add_task("decode", total=max_new_tokens, visible=False)
+
+        def on_prefill(done: int, total: int) -> None:
+            progress.update(prefill, completed=done, total=total)
+
+        def on_tokens(tokens: list[int]) -> None:
+            if text_is_seen:
+                progress.stop()  # a bar and a growing line of text cannot share the screen
+            progress.update(prefill, visible=False)
+            progress.update(decode, advance=len(tokens), visible=True)
+            for token in tokens:
+                sys.stdout.write(stream.step(tokenizer._tokenizer, token) or "")
+            sys.stdout.flush()
+
+        yield on_prefill, on_tokens
+    sys.stdout.write("\n")
+    sys.stdout.flush()

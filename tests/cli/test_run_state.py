@@ -1,0 +1,110 @@
+"""Runs that are interrupted or killed, and go on later: ``--state``, ``--resume`` and Ctrl-C."""
+
+import json
+import signal
+
+import pytest
+
+from specattn.cli import run_state
+from tests.cli.conftest import TINY
+
+
+class Clock:
+    """Time that passes when it is asked for."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        self.now += 20.0
+        return self.now
+
+
+SAMPLED = ("--temperature", 1, "--seed", 3)
+
+
+@pytest.mark.parametrize("sampling", [(), SAMPLED], ids=["greedy", "sampled"])
+def test_a_killed_run_goes_on_as_if_it_had_not_been(
+    specattn, prompt, tmp_path, monkeypatch, sampling
+):
+    """Saved every second round, killed in the middle of a later one."""
+    monkeypatch.setattr(run_state, "time", Clock())
+    state, out = tmp_path / "run.state", tmp_path / "out.json"
+    options = ("--prompt-file", prompt, "--method", "plain", "--min-new-tokens", 30, *sampling)
+    whole = specattn("generate", *options, "--max-new-tokens", 30)[1]
+
+    class Killed(BaseException):
+        pass
+
+    extend = run_state.RunState.extend
+
+    def killed(self, tokens):
+        extend(self, tokens)
+        if len(self.tokens) == 17:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_state.RunState, "extend", killed)
+        with pytest.raises(Killed):
+            specattn("generate", *options, "--max-new-tokens", 30, "--state", state)
+    code, text, _ = specattn(
+        "generate", *options, "--max-new-tokens", 30, "--resume", state, "--json", out
+    )
+    assert code == 0
+    assert text.endswith(whole)
+    run = json.loads(out.read_text())
+    assert run["text"] + "\n" == whole
+    assert (run["resumed_at"], len(run["tokens"])) == (16, 30)
+    assert run["statistics"]["new_tokens"] == 14
+    assert run["distinct"] == pytest.approx(
+        [
+            len({tuple(run["tokens"][i : i + n]) for i in range(31 - n)}) / (31 - n)
+            for n in (1, 2, 3, 4)
+        ]
+    )
+    code, _, error = specattn("generate", *options, "--max-new-tokens", 30, "--resume", state)
+    assert code == 2
+    assert "has 30 tokens, not fewer than 30" in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--temperature", "1"], "has temperature 0.0, not 1.0"),
+        (["--prompt-tokens", "9"], "continues another prompt"),
+        (["--resume", str(TINY / "model.safetensors")], "holds no state of a run"),
+        (["--resume", str(TINY / "config.json")], "cannot be read"),
+        (["--resume", "/nowhere/state"], "folder /nowhere does not exist"),
+    ],
+    ids=lambda value: " ".join(value)[:24] if isinstance(value, list) else "",
+)
+def test_a_state_that_does_not_fit_is_refused(specattn, prompt, tmp_path, arguments, reason):
+    state = tmp_path / "run.state"
+    options = ("--prompt-file", prompt, "--method", "plain", "--max-new-tokens")
+    assert specattn("generate", *options, 2, "--state", state)[0] == 0
+    code, _, error = specattn("generate", *options, 4, "--resume", state, *arguments)
+    assert code == 2
+    assert reason in error
+
+
+def test_an_interrupted_run_shows_what_it_has(specattn, prompt, tmp_path, monkeypatch):
+    out, state = tmp_path / "out.json", tmp_path / "run.state"
+    options = ("--prompt-file", prompt, "--method", "plain", "--max-new-tokens", 24)
+    whole = specattn("generate", *options)[1]
+    extend = run_state.RunState.extend
+
+    def interrupted(self, tokens):
+        extend(self, tokens)
+        if len(self.tokens) == 9:
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_state.RunState, "extend", interrupted)
+        code, text, said = specattn("generate", *options, "--json", out, "--state", state)
+    assert code == 130
+    assert "Interrupted after 10 of 24 tokens" in said
+    run = json.loads(out.read_text())
+    assert (run["finish_reason"], len(run["tokens"])) == ("interrupted", 10)
+    assert text == run["text"] + "\n"
+    assert whole.startswith(run["text"])
+    assert specattn("generate", *options, "--resume", state)[1] == whole

@@ -1,0 +1,75 @@
+"""``specattn tune`` as a user types it: what it writes, and how it refuses."""
+
+import json
+
+import pytest
+
+from specattn.tuning import vegas as tuning
+from tests.decoding.models import letters, tiny_model
+
+FIELDS = {"gamma": int, "ratio": float, "batch": int, "repeat": int}
+FIELDS |= {"new_tokens": int, "rounds": int, "accepted": int, "seconds": float}
+
+
+@pytest.fixture
+def model(tmp_path):
+    folder = tmp_path / "model"
+    tiny_model("qwen3").save_pretrained(folder)
+    letters().save_pretrained(folder)
+    return folder
+
+
+def test_the_command(specattn, model, tmp_path):
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("the quick brown fox jumps over the lazy dog " * 2)
+    output, pictures = tmp_path / "out.json", tmp_path / "pictures"
+    tune = (
+        "tune", "vegas", "--model", model, "--prompts", tmp_path / "a.txt", "--prompts",
+        tmp_path / "b.txt", "--output", output, "--context", 60, "--ratios", "0.1,0.5",
+        "--gammas", "1,2", "--large-gamma", 3, "--min-tokens", 1, "--new-tokens", 5,
+        "--repeats", 1, "--batch", 2,
+    )  # fmt: skip
+    code, _, said = specattn(*tune, "--pictures", pictures)
+    assert code == 0, said
+    assert "times plain decoding" in said
+    for name in ("figure-8.png", "figure-13.png"):
+        assert (pictures / name).read_bytes().startswith(b"\x89PNG")
+    content = json.loads(output.read_text())
+    assert content["schema"] == "specattn.tune.vegas/1"
+    assert content["prompts"]["context"] == 60
+    assert content["sweep"]["ratios"] == [0.1, 0.5]
+    assert len(content["measurements"]) == 2 + 3 + 3
+    for one in content["measurements"]:
+        assert one["step"] in tuning.STEPS
+        for name, kind in FIELDS.items():
+            assert isinstance(one[name], kind), name
+    chosen = content["chosen"]
+    assert chosen["gamma"] in (1, 2)
+    assert chosen["ratio"] in (0.1, 0.5)
+    assert chosen["speedup"] == pytest.approx(  # there is one turn
+        chosen["tokens_per_second"] / chosen["plain_tokens_per_second"]
+    )
+
+    code, _, said = specattn(*tune, "--resume")
+    assert code == 0, said
+    assert json.loads(output.read_text()) == content
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--ratios", "a"), "--ratios: expected numbers"),
+        (("--gammas", "0"), "gamma must be at least 1"),
+        (("--context", "900"), "fewer than 900"),
+        (("--batch", "2"), "do not fill batches of 2"),
+        (("--model", "nowhere"), "nowhere is not a folder"),
+    ],
+)
+def test_user_errors_are_one_line(specattn, model, tmp_path, options, message):
+    text = tmp_path / "a.txt"
+    text.write_text("the quick brown fox")
+    given = ("tune", "vegas", "--prompts", text, "--output", tmp_path / "o.json", "--model", model)
+    code, _, said = specattn(*given, *options)
+    assert code == 2
+    assert message in " ".join(said.split())
+    assert not (tmp_path / "o.json").exists()

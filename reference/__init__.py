@@ -14,7 +14,8 @@ Hq query heads, Hk KV heads, g = Hq / Hk and D head_dim.
 
 from .hybrid_tree_attention import hybrid_tree_attention
 from .importance_scores import importance_scores
-from .merge_state import merge_state, merge_states
+from .merge_state import merge_state
+from .merge_states import merge_states
 from .select_topk import select_topk
 from .sparse_gather_attention import sparse_gather_attention
 from .tree_attention import tree_attention

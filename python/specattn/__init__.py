@@ -6,7 +6,7 @@ models: `specattn.decoding`, imported on its own because it needs transformers.
 """
 
 from . import acceptance
-from ._backend import backends, use_backend
+from .backends import backends, use_backend
 from .ops import (
     hybrid_tree_attention,
     importance_scores,

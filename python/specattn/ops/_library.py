@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from specattn import _backend
+from specattn.backends.select import chosen
 from specattn.reference._attention import capacity_of
 
 _CACHED = "Tensor q, Tensor k_cache, Tensor v_cache"
@@ -44,9 +44,9 @@ SIGNATURES = {
 def _implementation(op: str, argument_names: list[str]) -> Callable[..., None]:
     def implementation(*args) -> None:
         device = args[0].device
-        kernel = _backend.kernel(op, device, args[0].dtype)
+        kernel, backend = chosen(op, device, args[0].dtype)
         checked = device.type == "cpu" or os.environ.get("SPECATTN_CHECK") == "1"
-        if checked and not _backend.checks_values(kernel):
+        if checked and not backend.checks_values:
             check_values(dict(zip(argument_names, args, strict=True)))
         kernel(*args)
 

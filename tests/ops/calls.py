@@ -81,6 +81,12 @@ def variants():
     yield "importance_scores-all-heads", function, arguments | {"per_head": False}
 
 
+# The functions that their files are named after.
+PRIMITIVES = tuple(
+    name
+    for name in specattn.ops.__all__
+    if getattr(specattn.ops, name).__module__ == f"specattn.ops.{name}"
+)
 NAMES = tuple(valid_calls())
 WITH_STATE = tuple(name for name in NAMES if name not in ("importance_scores", "select_topk"))
 VARIANTS = [pytest.param(function, kwargs, id=name) for name, function, kwargs in variants()]

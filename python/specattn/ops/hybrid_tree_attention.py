@@ -7,11 +7,18 @@ from typing import Any
 import torch
 
 from ._check import check_option, check_tensors
-from ._library import operators
+from ._library import CACHE, STATE, define
 from ._outputs import state_like
 from ._tree_mask import packed_mask
 from .cost import Cost, Sizes
 from .tree_attention import cost as tree_cost
+
+HYBRID = (
+    f"{CACHE}, Tensor cache_seqlens, Tensor? k_tree, Tensor? v_tree, Tensor? tree_mask, "
+    "Tensor? depths, Tensor? block_table, int? window, float softmax_scale, float softcap, "
+    "Tensor? sinks"
+)
+_operator = define(f"hybrid_tree_attention({HYBRID}, {STATE})")
 
 
 def hybrid_tree_attention(
@@ -117,7 +124,7 @@ def hybrid_tree_attention(
         lse=lse,
     )
     out, lse = state_like(q, out, lse)
-    operators.hybrid_tree_attention(*inputs, out, lse)
+    _operator(*inputs, out, lse)
     return out, lse
 
 

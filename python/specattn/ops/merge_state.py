@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 
 from ._check import check_tensors
-from ._library import operators
+from ._library import STATE, define
 from ._outputs import state_like
 from .cost import Cost, Sizes
+
+_operator = define(f"merge_state(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, {STATE})")
 
 
 def merge_state(
@@ -57,7 +59,7 @@ def merge_state(
     """
     check_tensors(out_a=out_a, lse_a=lse_a, out_b=out_b, lse_b=lse_b, out=out, lse=lse)
     out, lse = state_like(out_a, out, lse)
-    operators.merge_state(out_a, lse_a, out_b, lse_b, out, lse)
+    _operator(out_a, lse_a, out_b, lse_b, out, lse)
     return out, lse
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 
 from ._check import check_tensors
-from ._library import operators
+from ._library import STATE, define
 from ._outputs import state_like
+
+_operator = define(f"merge_states(Tensor outs, Tensor lses, {STATE})")
 
 
 def merge_states(
@@ -47,5 +49,5 @@ def merge_states(
     """
     check_tensors(outs=outs, lses=lses, out=out, lse=lse)
     out, lse = state_like(outs, out, lse)
-    operators.merge_states(outs, lses, out, lse)
+    _operator(outs, lses, out, lse)
     return out, lse

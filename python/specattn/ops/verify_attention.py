@@ -7,11 +7,15 @@ from collections.abc import Sequence
 import torch
 
 from ._check import check_option
-from ._library import operators
+from ._library import STATE, define
 from ._outputs import collected_like, state_like
 from .cost import Cost, Sizes
+from .hybrid_tree_attention import HYBRID, hybrid_inputs
 from .hybrid_tree_attention import cost as hybrid_cost
-from .hybrid_tree_attention import hybrid_inputs
+
+_operator = define(
+    f"verify_attention({HYBRID}, str collect, int[] collect_rows, {STATE}, Tensor(c!) collected)"
+)
 
 
 def verify_attention(
@@ -105,7 +109,7 @@ def verify_attention(
     check_option("collect_rows", rows, valid, f"at least one row, each below T={sizes['T']}")
     out, lse = state_like(q, out, lse)
     collected = collected_like(q, collect, sizes | {"R": len(rows)}, collected)
-    operators.verify_attention(*inputs, collect, rows, out, lse, collected)
+    _operator(*inputs, collect, rows, out, lse, collected)
     return out, lse, collected
 
 

@@ -15,7 +15,10 @@ struct fp16 {
   uint16_t bits;
 };
 
-enum class Dtype { kFloat32, kBFloat16, kFloat16, kInt32, kInt64 };
+enum class Dtype { kFloat32, kBFloat16, kFloat16, kInt32, kInt64, kFloat64 };
+constexpr int kDtypes = 6;
+constexpr const char* kDtypeNames[kDtypes] = {"float32", "bfloat16", "float16",
+                                              "int32",   "int64",    "float64"};
 
 constexpr int kBlock = 64;        // keys in a block: one word of a packed tree mask
 constexpr int kMostKeys = 256;    // in a step of several blocks

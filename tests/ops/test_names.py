@@ -77,3 +77,9 @@ def test_a_primitive_has_its_name_in_triton(op):
     pytest.importorskip("triton")
     found = function_named(op, "specattn.triton_kernels")
     assert found, f"triton_kernels/{op}.py has no function {op}"
+
+
+@pytest.mark.parametrize("op", PRIMITIVES)
+def test_a_primitive_has_its_name_in_the_extension(op):
+    _cpu = pytest.importorskip("specattn._cpu", reason="the C++ kernels are not built")
+    assert hasattr(_cpu, op), f"csrc/cpu/bindings.cpp binds no {op}"

@@ -17,7 +17,8 @@ def _why_not(device: str | None) -> str | None:
 
 
 def _find(op: str) -> Kernel | None:
-    return getattr(importlib.import_module("specattn._cpu_backend"), op, None)
+    function = getattr(importlib.import_module("specattn._cpu"), op, None)
+    return function and (lambda *args: function(*args, torch.get_num_threads()))
 
 
 BACKEND = Backend(

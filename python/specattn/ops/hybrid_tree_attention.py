@@ -107,44 +107,17 @@ def hybrid_tree_attention(
     >>> out.shape, lse.shape
     (torch.Size([2, 3, 8, 64]), torch.Size([2, 3, 8]))
     """
-    inputs, _ = hybrid_inputs(
-        q,
-        k_cache,
-        v_cache,
-        cache_seqlens,
-        k_tree,
-        v_tree,
-        tree_mask,
-        block_table=block_table,
-        window=window,
-        softmax_scale=softmax_scale,
-        softcap=softcap,
-        sinks=sinks,
-        out=out,
-        lse=lse,
-    )
+    tensors = (q, k_cache, v_cache, cache_seqlens, k_tree, v_tree, tree_mask, block_table, sinks)
+    inputs, _ = hybrid_inputs(*tensors, out, lse, window, softmax_scale, softcap)
     out, lse = state_like(q, out, lse)
     _operator(*inputs, out, lse)
     return out, lse
 
 
 def hybrid_inputs(
-    q,
-    k_cache,
-    v_cache,
-    cache_seqlens,
-    k_tree,
-    v_tree,
-    tree_mask,
-    *,
-    block_table,
-    window,
-    softmax_scale,
-    softcap,
-    sinks,
-    out,
-    lse,
-) -> tuple[tuple[Any, ...], dict[str, int]]:
+    q, k_cache, v_cache, cache_seqlens, k_tree, v_tree, tree_mask, block_table, sinks,
+    out, lse, window, softmax_scale, softcap,
+) -> tuple[tuple[Any, ...], dict[str, int]]:  # fmt: skip
     """Check the arguments of a hybrid pass; return its operator's inputs, and the sizes."""
     tree = {} if k_tree is None and v_tree is None else {"k_tree": k_tree, "v_tree": v_tree}
     sizes = check_tensors(

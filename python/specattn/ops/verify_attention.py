@@ -87,22 +87,8 @@ def verify_attention(
     >>> indices.shape
     torch.Size([1, 2, 9])
     """
-    inputs, sizes = hybrid_inputs(
-        q,
-        k_cache,
-        v_cache,
-        cache_seqlens,
-        k_tree,
-        v_tree,
-        tree_mask,
-        block_table=block_table,
-        window=window,
-        softmax_scale=softmax_scale,
-        softcap=softcap,
-        sinks=sinks,
-        out=out,
-        lse=lse,
-    )
+    tensors = (q, k_cache, v_cache, cache_seqlens, k_tree, v_tree, tree_mask, block_table, sinks)
+    inputs, sizes = hybrid_inputs(*tensors, out, lse, window, softmax_scale, softcap)
     check_option("collect", collect, collect in ("scores", "logits"), "'scores' or 'logits'")
     rows = tuple(collect_rows)
     valid = len(rows) > 0 and all(-sizes["T"] <= row < sizes["T"] for row in rows)

@@ -198,9 +198,12 @@ void verify_attention(const py::args& all) {
   }
   a.collect_rows = a.rows.data();
   a.num_collect = static_cast<int64_t>(a.rows.size());
+  a.per_head = next.value<bool>() || !scores;
   take_state(a, next);
   const View collected = next.tensor("collected");
-  if (scores) {
+  if (!a.per_head) {
+    collected.expect(Dtype::kFloat32, {a.B, a.capacity});
+  } else if (scores) {
     collected.expect(Dtype::kFloat32, {a.B, a.Hk, a.capacity});
   } else {
     collected.expect(Dtype::kBFloat16, {a.B, a.num_collect, a.Hq, a.capacity});
@@ -208,7 +211,7 @@ void verify_attention(const py::args& all) {
   a.collected = collected.data;
   a.collected_batch = collected.stride[0];
   a.collected_row = scores ? 0 : collected.stride[1];
-  a.collected_head = collected.stride[scores ? 1 : 2];
+  a.collected_head = a.per_head ? collected.stride[scores ? 1 : 2] : 0;
   next.run_with(a);
 }
 

@@ -69,18 +69,19 @@ def hybrid_tree_attention(q, *, k_cache, v_cache, cache_seqlens, block_table=Non
     return state
 
 
-def verify_attention(q, *, collect="scores", collect_rows=(0, -1), **options):
+def verify_attention(q, *, collect="scores", collect_rows=(0, -1), per_head=True, **options):
     cache = {n: options.pop(n) for n in ("k_cache", "v_cache", "cache_seqlens")}
     cache["block_table"] = options.pop("block_table", None)
     batch, capacity = q.shape[0], _capacity(cache["k_cache"], cache["block_table"])
     if collect == "scores":
-        collected = poisoned(batch, cache["k_cache"].shape[2], capacity)
+        heads = (cache["k_cache"].shape[2],) if per_head else ()
+        collected = poisoned(batch, *heads, capacity)
     else:
         shape = (batch, len(collect_rows), q.shape[2], capacity)
         collected = poisoned(*shape, dtype=torch.bfloat16)
     state = _state(q)
     args = _hybrid(q, cache, options)
-    run("verify_attention", *args, collect, list(collect_rows), *state, collected)
+    run("verify_attention", *args, collect, list(collect_rows), per_head, *state, collected)
     return *state, collected
 
 

@@ -40,8 +40,12 @@ def calls_on(length):
     chosen = (None, length // 2, 0, 4, 4)
     return {
         "hybrid": lambda: run("hybrid_tree_attention", *hybrid, out, lse),
-        "scores": lambda: run("verify_attention", *hybrid, "scores", (0, 1), out, lse, scores),
-        "logits": lambda: run("verify_attention", *hybrid, "logits", (0, 1), out, lse, logits),
+        "scores": lambda: run(
+            "verify_attention", *hybrid, "scores", (0, 1), True, out, lse, scores
+        ),
+        "logits": lambda: run(
+            "verify_attention", *hybrid, "logits", (0, 1), True, out, lse, logits
+        ),
         "gather": lambda: run("sparse_gather_attention", *gather, out, lse),
         "importance": lambda: run("importance_scores", q, k, lengths, True, None, 0.3, scores),
         "selection": lambda: run("select_topk", scores, lengths, *chosen, indices, counts),

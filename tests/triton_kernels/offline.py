@@ -149,10 +149,10 @@ def attention(rows, D, dtype, *, op="hybrid", page_size=0, window=None, softcap=
     inputs = (*prefix, ints(B), *tree, mask, depths, table, window, 0.1, softcap, None)
     if op == "scores":
         collected = meta(B, HK, N, dtype=torch.float32)
-        verify_attention(*inputs, op, (0, -1), out, lse, collected)
+        verify_attention(*inputs, op, (0, -1), True, out, lse, collected)
     elif op == "logits":
         collected = meta(B, 2, HK * GROUP, N, dtype=torch.bfloat16)
-        verify_attention(*inputs, op, (0, -1), out, lse, collected)
+        verify_attention(*inputs, op, (0, -1), True, out, lse, collected)
     else:
         hybrid_tree_attention(*inputs, out, lse)
 

@@ -252,7 +252,8 @@ void sparse_gather_attention(const py::args& all) {
 void importance_scores(const py::args& all) {
   Arguments next(all);
   Importance p;
-  const View q = next.tensor("q"), k = next.tensor("k_cache"), lengths = next.tensor("cache_seqlens");
+  const View q = next.tensor("q"), k = next.tensor("k_cache");
+  const View lengths = next.tensor("cache_seqlens");
   set_queries(p, q, k);
   p.per_head = next.value<bool>();
   p.capacity = set_prefix(p, k, k, lengths, next.tensor("block_table"), 0);

@@ -20,6 +20,7 @@ test: $(VENV)/.dev
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror csrc/cpu/*.cpp csrc/cpu/*.h
 	$(BIN)/mypy
 	@# The import graph is read from files, so the mapping of setup.py is laid out as folders first.
 	@rm -rf build/layers && mkdir -p build/layers

@@ -12,26 +12,16 @@ in float64 for float64 inputs. Shapes use B requests, T query rows, S tree keys,
 Hq query heads, Hk KV heads, g = Hq / Hk and D head_dim.
 """
 
-from .hybrid_tree_attention import hybrid_tree_attention
-from .importance_scores import importance_scores
-from .merge_state import merge_state, merge_states
-from .select_topk import select_topk
-from .sparse_gather_attention import sparse_gather_attention
-from .tree_attention import tree_attention
-from .tree_mask import pack_tree_mask, tree_depths, trim_tree_mask, unpack_tree_mask
-from .verify_attention import verify_attention
+import importlib
+import pkgutil
 
-__all__ = [
-    "hybrid_tree_attention",
-    "importance_scores",
-    "merge_state",
-    "merge_states",
-    "pack_tree_mask",
-    "select_topk",
-    "sparse_gather_attention",
-    "tree_attention",
-    "tree_depths",
-    "trim_tree_mask",
-    "unpack_tree_mask",
-    "verify_attention",
-]
+from .tree_mask import pack_tree_mask, tree_depths, trim_tree_mask, unpack_tree_mask
+
+__all__ = ["pack_tree_mask", "tree_depths", "trim_tree_mask", "unpack_tree_mask"]
+
+# A primitive is the function that its file is named after; here it takes the module's place.
+for _file in pkgutil.iter_modules(__path__):
+    _module = importlib.import_module(f"{__name__}.{_file.name}")
+    if hasattr(_module, _file.name):
+        globals()[_file.name] = getattr(_module, _file.name)
+        __all__.append(_file.name)

@@ -23,12 +23,13 @@ def verify_attention(
     sinks=None,
     collect="scores",
     collect_rows=(0, -1),
+    per_head=True,
 ):
     """Return `(out, lse, collected)`: hybrid attention, and how `collect_rows` rank the prefix.
 
     "logits": [B, R, Hq, N] bfloat16 (float64 for float64), the scaled and capped logits of the rows
-    named; "scores": [B, Hk, N], their mean over those rows and over the heads of each group. -inf
-    where a row does not see the key.
+    named; "scores": [B, Hk, N], their mean over those rows and over the heads of each group, or
+    without `per_head` [B, N], over all heads. -inf where a row does not see the key.
     """
     out, lse = hybrid_tree_attention(
         q,
@@ -56,6 +57,7 @@ def verify_attention(
     logits = mask_logits(scaled_logits(q[:, rows], k, softmax_scale, softcap), visible)
     if collect == "scores":
         collected = logits.mean((2, 3))
+        collected = collected if per_head else collected.mean(1)
     else:
         dtype = torch.float64 if q.dtype == torch.float64 else torch.bfloat16
         collected = logits.transpose(1, 2).flatten(2, 3).to(dtype)

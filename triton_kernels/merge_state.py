@@ -1,4 +1,4 @@
-"""Merging of attention states over disjoint keys: the combine kernel, on two states or many."""
+"""Merging two attention states over disjoint keys: the combine kernel on a pair."""
 
 from ._combine import combine
 
@@ -6,8 +6,3 @@ from ._combine import combine
 def merge_state(out_a, lse_a, out_b, lse_b, out, lse):
     """Merge two states, outputs [B, T, Hq, D] and natural log-sum-exps [B, T, Hq]."""
     combine(out_a[None], lse_a[None], out, lse, pair=(out_b, lse_b))
-
-
-def merge_states(outs, lses, out, lse):
-    """Merge n states, ``outs`` [n, B, T, Hq, D] and ``lses`` [n, B, T, Hq]."""
-    combine(outs, lses, out, lse)

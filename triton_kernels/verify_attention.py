@@ -21,6 +21,7 @@ def verify_attention(
     sinks,
     collect,
     collect_rows,
+    per_head,
     out,
     lse,
     collected,
@@ -28,14 +29,16 @@ def verify_attention(
     """Do as ``hybrid_tree_attention`` and fill ``collected`` in the same pass over the cache.
 
     With a softcap the mean logit is not the logit of the mean query. Then the pass writes the
-    float32 logits to a workspace, and the scores are their mean.
+    float32 logits to a workspace, and the scores are their mean. Without ``per_head`` it writes
+    the scores of the KV heads to one: a program per head adds nothing up in a fixed order.
     """
+    batch, capacity = q.shape[0], collected.shape[-1]
     mean_of_logits = collect == "scores" and softcap > 0
     target = collected
     if mean_of_logits:
-        target = collected.new_empty(
-            (q.shape[0], len(collect_rows), q.shape[2], collected.shape[2]), dtype=torch.float32
-        )
+        target = collected.new_empty((batch, len(collect_rows), q.shape[2], capacity))
+    elif not per_head:
+        target = collected.new_empty((batch, k_cache.shape[2], capacity))
     attend(
         q,
         k_cache,
@@ -57,4 +60,7 @@ def verify_attention(
         collected=target,
     )
     if mean_of_logits:
-        torch.mean(target.unflatten(2, (collected.shape[1], -1)), (1, 3), out=collected)
+        rows_and_heads = (1, 3) if per_head else (1, 2, 3)
+        torch.mean(target.unflatten(2, (k_cache.shape[2], -1)), rows_and_heads, out=collected)
+    elif not per_head:
+        torch.mean(target, 1, out=collected)

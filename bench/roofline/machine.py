@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-import specattn
+from specattn.backends.select import BACKENDS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "triton", "transformers", "numpy")
@@ -29,9 +29,11 @@ def describe(device: torch.device) -> dict:
 
 def serving(device: torch.device) -> str:
     """Return the backend that serves this device where it has the primitive."""
-    order = ("cuda", "triton", "reference") if device.type == "cuda" else ("cpu", "reference")
-    available = specattn.backends()
-    return next(name for name in order if available[name] == "available")
+    return next(
+        backend.name
+        for backend in BACKENDS.values()
+        if device.type in backend.devices and backend.why_not(None) is None
+    )
 
 
 def last_level_cache(device: torch.device) -> int:

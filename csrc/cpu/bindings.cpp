@@ -1,4 +1,5 @@
-// specattn._cpu: every primitive on views of tensors. Knows no torch; outputs are written in place.
+// specattn._cpu: every primitive under its name, with the arguments of its torch operator and then
+// the number of threads. Outputs are written in place.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -14,6 +15,35 @@ namespace py = pybind11;
 using namespace specattn;
 
 namespace {
+
+// The arguments of an operator, taken in the order of its signature; the number of threads is last.
+class Arguments {
+ public:
+  explicit Arguments(const py::args& all) : all_(all) {}
+
+  View tensor(const char* name) { return {name, next()}; }
+  template <class T>
+  T value() {
+    return next().cast<T>();
+  }
+
+  template <class Problem>
+  void run_with(const Problem& p) {
+    const int threads = value<int>();
+    if (at_ != all_.size()) throw py::type_error("too many arguments");
+    const py::gil_scoped_release release;
+    run(p, threads > 1 ? threads : 1);
+  }
+
+ private:
+  py::handle next() {
+    if (at_ == all_.size()) throw py::type_error("too few arguments");
+    return all_[at_++];
+  }
+
+  const py::args& all_;
+  size_t at_ = 0;
+};
 
 Dtype floating(const View& q) {
   if (q.dims != 4) q.fail("must have 4 dimensions");
@@ -37,11 +67,10 @@ void set_queries(Problem& p, const View& q, const View& k) {
 
 // Fills in the cache; returns {capacity, pages}.
 template <class Problem>
-std::pair<int64_t, int64_t> set_cache(Problem& p, const View& k, const View* v, const View& table) {
+std::pair<int64_t, int64_t> set_cache(Problem& p, const View& k, const View& v, const View& table) {
   Cache& c = p.cache;
-  c.k = k.rows();
-  c.v = v ? v->rows() : c.k;
-  if (v) v->expect(p.dtype, {k.shape[0], k.shape[1], p.Hk, p.D});
+  c.k = k.rows(), c.v = v.rows();
+  v.expect(p.dtype, {k.shape[0], k.shape[1], p.Hk, p.D});
   if (!table) {
     k.expect(p.dtype, {p.B, -1, p.Hk, p.D});
     return {k.shape[1], 0};
@@ -54,14 +83,27 @@ std::pair<int64_t, int64_t> set_cache(Problem& p, const View& k, const View* v, 
   return {table.shape[1] * k.shape[1], k.shape[0]};
 }
 
+// Fills in the cache and how many tokens of it count, then `behind` more; returns the capacity.
 template <class Problem>
-void set_lengths(Problem& p, const View& seqlens) {
-  seqlens.expect(Dtype::kInt32, {p.B});
-  p.cache.lengths = seqlens.as<int32_t>();
-  p.cache.lengths_batch = seqlens.stride[0];
+int64_t set_prefix(Problem& p, const View& k, const View& v, const View& lengths, const View& table,
+                   int64_t behind) {
+  lengths.expect(Dtype::kInt32, {p.B});
+  p.cache.lengths = lengths.as<int32_t>();
+  p.cache.lengths_batch = lengths.stride[0];
+  const auto [capacity, pages] = set_cache(p, k, v, table);
+  check_lengths(p.cache, lengths.name, p.B, 1, capacity, behind);
+  check_pages(p.cache, p.B, pages, behind);
+  return capacity;
 }
 
-void set_tree(Attention& a, const View& k, const View& v, const View& mask, const View& depths) {
+// A call and the arrays that it points to.
+struct AttentionCall : Attention {
+  std::vector<int32_t> no_lengths;
+  std::vector<int64_t> rows;
+  std::vector<float> sink_values;
+};
+
+void set_tree(AttentionCall& a, const View& k, const View& v, const View& mask) {
   Tree& tree = a.tree;
   if (k) {
     k.expect(a.dtype, {a.B, -1, a.Hk, a.D});
@@ -73,17 +115,31 @@ void set_tree(Attention& a, const View& k, const View& v, const View& mask, cons
     tree.mask = mask.as<int64_t>();
     tree.mask_batch = mask.step(0), tree.mask_row = mask.stride[1];
   }
-  if (depths) {
-    depths.expect(Dtype::kInt32, {depths.shape[0] == 1 ? 1 : a.B, a.T});
-    tree.depths = depths.as<int32_t>();
-    tree.depths_batch = depths.step(0);
-  }
 }
 
-void set_result(Attention& a, const View& sinks, double scale, double softcap, const View& out,
-                const View& lse) {
-  a.scale = static_cast<float>(scale), a.softcap = static_cast<float>(softcap);
-  if (sinks) a.sinks = sinks.expect(Dtype::kFloat32, {a.Hq}).as<float>();
+void set_depths(AttentionCall& a, const View& depths) {
+  if (!depths) return;
+  depths.expect(Dtype::kInt32, {depths.shape[0] == 1 ? 1 : a.B, a.T});
+  a.tree.depths = depths.as<int32_t>();
+  a.tree.depths_batch = depths.step(0);
+}
+
+// Takes softmax_scale and softcap.
+void take_scale(AttentionCall& a, Arguments& next) {
+  a.scale = static_cast<float>(next.value<double>());
+  a.softcap = static_cast<float>(next.value<double>());
+}
+
+void take_sinks(AttentionCall& a, Arguments& next) {
+  const View sinks = next.tensor("sinks");
+  if (!sinks) return;
+  sinks.expect(sinks.dtype, {a.Hq});
+  for (int64_t h = 0; h < a.Hq; ++h) a.sink_values.push_back(sinks.number(h * sinks.stride[0]));
+  a.sinks = a.sink_values.data();
+}
+
+void take_state(AttentionCall& a, Arguments& next) {
+  const View out = next.tensor("out"), lse = next.tensor("lse");
   out.expect(a.dtype, {a.B, a.T, a.Hq, a.D});
   lse.expect(Dtype::kFloat32, {a.B, a.T, a.Hq});
   a.out = out.data, a.lse = lse.as<float>();
@@ -91,76 +147,83 @@ void set_result(Attention& a, const View& sinks, double scale, double softcap, c
   a.lse_batch = lse.stride[0], a.lse_row = lse.stride[1], a.lse_head = lse.stride[2];
 }
 
-template <class Problem>
-void run_unlocked(const Problem& p, int threads) {
-  const py::gil_scoped_release release;
-  run(p, threads > 1 ? threads : 1);
-}
-
-// tree_attention, hybrid_tree_attention and verify_attention: a call without `k_cache` has no
-// prefix.
-void attention(py::handle q_, py::handle k_cache, py::handle v_cache, py::handle cache_seqlens,
-               py::handle k_tree, py::handle v_tree, py::handle tree_mask, py::handle depths,
-               py::handle block_table, int64_t window, double scale, double softcap,
-               py::handle sinks, py::handle out, py::handle lse, const std::string& collect,
-               std::vector<int64_t> collect_rows, py::handle collected_, int threads) {
-  const View q("q", q_), k("k_cache", k_cache), v("v_cache", v_cache),
-      table("block_table", block_table);
-  const View k_new("k_tree", k_tree), v_new("v_tree", v_tree), collected("collected", collected_);
-  const View seqlens("cache_seqlens", cache_seqlens), mask("tree_mask", tree_mask);
-  Attention a;
-  set_queries(a, q, k ? k : k_new);
-  a.window = window;
-  a.tree.in_cache = !k_new;
-  if (!k_new) a.tree.size = a.T;
-  set_tree(a, k_new, v_new, mask, View("depths", depths));
-  set_result(a, View("sinks", sinks), scale, softcap, View("out", out), View("lse", lse));
-  const std::vector<int32_t> none(static_cast<size_t>(a.B), 0);
-  if (k) {
-    set_lengths(a, seqlens);
-    const auto [capacity, pages] = set_cache(a, k, &v, table);
-    const int64_t behind = a.tree.in_cache ? a.T : 0;
-    check_lengths(a.cache, "cache_seqlens", a.B, 1, capacity, behind);
-    check_pages(a.cache, a.B, pages, behind);
-    a.capacity = capacity;
-  } else {
-    a.cache.lengths = none.data();
-    a.cache.lengths_batch = 1;
-  }
-  if (collected) {
-    a.collect = collect == "scores" ? Collect::kScores : Collect::kLogits;
-    for (int64_t& row : collect_rows) {
-      check_index("collect_rows", row, -a.T, a.T - 1);
-      row += row < 0 ? a.T : 0;
-    }
-    a.collect_rows = collect_rows.data();
-    a.num_collect = static_cast<int64_t>(collect_rows.size());
-    const bool scores = a.collect == Collect::kScores;
-    if (scores) {
-      collected.expect(Dtype::kFloat32, {a.B, a.Hk, a.capacity});
-    } else {
-      collected.expect(Dtype::kBFloat16, {a.B, a.num_collect, a.Hq, a.capacity});
-    }
-    a.collected = collected.data;
-    a.collected_batch = collected.stride[0];
-    a.collected_row = scores ? 0 : collected.stride[1];
-    a.collected_head = collected.stride[scores ? 1 : 2];
-  }
-  run_unlocked(a, threads);
-}
-
-void gather(py::handle q_, py::handle k_cache, py::handle v_cache, py::handle indices_,
-            py::handle index_lengths, py::handle k_new, py::handle v_new, py::handle tree_mask,
-            py::handle block_table, double scale, double softcap, py::handle sinks, py::handle out,
-            py::handle lse, int threads) {
-  const View q("q", q_), k("k_cache", k_cache), v("v_cache", v_cache);
-  const View indices("indices", indices_), lengths("index_lengths", index_lengths);
-  Attention a;
+void tree_attention(const py::args& all) {
+  Arguments next(all);
+  AttentionCall a;
+  const View q = next.tensor("q"), k = next.tensor("k_new"), v = next.tensor("v_new");
   set_queries(a, q, k);
-  set_tree(a, View("k_new", k_new), View("v_new", v_new), View("tree_mask", tree_mask),
-           View("depths", py::none()));
-  set_result(a, View("sinks", sinks), scale, softcap, View("out", out), View("lse", lse));
-  const auto [capacity, pages] = set_cache(a, k, &v, View("block_table", block_table));
+  set_tree(a, k, v, next.tensor("tree_mask"));
+  a.no_lengths.resize(static_cast<size_t>(a.B));
+  a.cache.lengths = a.no_lengths.data(), a.cache.lengths_batch = 1;
+  take_scale(a, next);
+  take_state(a, next);
+  next.run_with(a);
+}
+
+// Takes what hybrid_tree_attention and verify_attention share.
+void take_hybrid(AttentionCall& a, Arguments& next) {
+  const View q = next.tensor("q"), k = next.tensor("k_cache"), v = next.tensor("v_cache");
+  const View lengths = next.tensor("cache_seqlens");
+  const View k_tree = next.tensor("k_tree"), v_tree = next.tensor("v_tree");
+  set_queries(a, q, k);
+  a.tree.in_cache = !k_tree;
+  a.tree.size = a.T;
+  set_tree(a, k_tree, v_tree, next.tensor("tree_mask"));
+  set_depths(a, next.tensor("depths"));
+  const int64_t behind = a.tree.in_cache ? a.T : 0;
+  a.capacity = set_prefix(a, k, v, lengths, next.tensor("block_table"), behind);
+  a.window = next.value<std::optional<int64_t>>().value_or(0);
+  take_scale(a, next);
+  take_sinks(a, next);
+}
+
+void hybrid_tree_attention(const py::args& all) {
+  Arguments next(all);
+  AttentionCall a;
+  take_hybrid(a, next);
+  take_state(a, next);
+  next.run_with(a);
+}
+
+void verify_attention(const py::args& all) {
+  Arguments next(all);
+  AttentionCall a;
+  take_hybrid(a, next);
+  const bool scores = next.value<std::string>() == "scores";
+  a.collect = scores ? Collect::kScores : Collect::kLogits;
+  a.rows = next.value<std::vector<int64_t>>();
+  for (int64_t& row : a.rows) {
+    check_index("collect_rows", row, -a.T, a.T - 1);
+    row += row < 0 ? a.T : 0;
+  }
+  a.collect_rows = a.rows.data();
+  a.num_collect = static_cast<int64_t>(a.rows.size());
+  a.per_head = next.value<bool>() || !scores;
+  take_state(a, next);
+  const View collected = next.tensor("collected");
+  if (!a.per_head) {
+    collected.expect(Dtype::kFloat32, {a.B, a.capacity});
+  } else if (scores) {
+    collected.expect(Dtype::kFloat32, {a.B, a.Hk, a.capacity});
+  } else {
+    collected.expect(Dtype::kBFloat16, {a.B, a.num_collect, a.Hq, a.capacity});
+  }
+  a.collected = collected.data;
+  a.collected_batch = collected.stride[0];
+  a.collected_row = scores ? 0 : collected.stride[1];
+  a.collected_head = a.per_head ? collected.stride[scores ? 1 : 2] : 0;
+  next.run_with(a);
+}
+
+void sparse_gather_attention(const py::args& all) {
+  Arguments next(all);
+  AttentionCall a;
+  const View q = next.tensor("q"), k = next.tensor("k_cache"), v = next.tensor("v_cache");
+  const View indices = next.tensor("indices"), lengths = next.tensor("index_lengths");
+  const View k_new = next.tensor("k_new"), v_new = next.tensor("v_new");
+  set_queries(a, q, k);
+  set_tree(a, k_new, v_new, next.tensor("tree_mask"));
+  const auto [capacity, pages] = set_cache(a, k, v, next.tensor("block_table"));
   const bool lists = indices.dims == 3, counts = lengths.dims == 2;
   if (lists) {
     indices.expect(Dtype::kInt32, {a.B, a.Hk, -1});
@@ -180,44 +243,49 @@ void gather(py::handle q_, py::handle k_cache, py::handle v_cache, py::handle in
   const int64_t heads = lists || counts ? a.Hk : 1;
   check_lengths(c, "index_lengths", a.B, heads, indices.shape[indices.dims - 1], 0);
   check_positions(c, a.B, heads, capacity, pages);
-  run_unlocked(a, threads);
+  take_scale(a, next);
+  take_sinks(a, next);
+  take_state(a, next);
+  next.run_with(a);
 }
 
-void importance_scores(py::handle q_, py::handle k_cache, py::handle cache_seqlens, bool per_head,
-                       py::handle block_table, double scale, py::handle scores_, int threads) {
-  const View q("q", q_), k("k_cache", k_cache), scores("scores", scores_);
+void importance_scores(const py::args& all) {
+  Arguments next(all);
   Importance p;
+  const View q = next.tensor("q"), k = next.tensor("k_cache");
+  const View lengths = next.tensor("cache_seqlens");
   set_queries(p, q, k);
-  set_lengths(p, View("cache_seqlens", cache_seqlens));
-  const auto [capacity, pages] = set_cache(p, k, nullptr, View("block_table", block_table));
-  check_lengths(p.cache, "cache_seqlens", p.B, 1, capacity, 0);
-  check_pages(p.cache, p.B, pages, 0);
-  if (per_head) {
-    scores.expect(Dtype::kFloat32, {p.B, p.Hk, capacity});
+  p.per_head = next.value<bool>();
+  p.capacity = set_prefix(p, k, k, lengths, next.tensor("block_table"), 0);
+  p.scale = static_cast<float>(next.value<double>());
+  const View scores = next.tensor("scores");
+  if (p.per_head) {
+    scores.expect(Dtype::kFloat32, {p.B, p.Hk, p.capacity});
   } else {
-    scores.expect(Dtype::kFloat32, {p.B, capacity});
+    scores.expect(Dtype::kFloat32, {p.B, p.capacity});
   }
-  p.scale = static_cast<float>(scale);
-  p.per_head = per_head;
-  p.capacity = capacity;
   p.scores = scores.as<float>();
-  p.scores_batch = scores.stride[0], p.scores_head = per_head ? scores.stride[1] : 0;
-  run_unlocked(p, threads);
+  p.scores_batch = scores.stride[0], p.scores_head = p.per_head ? scores.stride[1] : 0;
+  next.run_with(p);
 }
 
-void select_topk(py::handle scores_, py::handle cache_seqlens, std::optional<double> ratio,
-                 std::optional<int64_t> budget, int64_t min_tokens, int64_t keep_first,
-                 int64_t keep_last, py::handle indices_, py::handle index_lengths, int threads) {
-  const View scores("scores", scores_), seqlens("cache_seqlens", cache_seqlens);
-  const View indices("indices", indices_), counts("index_lengths", index_lengths);
+void select_topk(const py::args& all) {
+  Arguments next(all);
+  TopK p;
+  const View scores = next.tensor("scores"), lengths = next.tensor("cache_seqlens");
+  p.ratio = next.value<std::optional<double>>().value_or(-1);
+  p.budget = next.value<std::optional<int64_t>>().value_or(0);
+  p.min_tokens = next.value<int64_t>();
+  p.keep_first = next.value<int64_t>();
+  p.keep_last = next.value<int64_t>();
+  const View indices = next.tensor("indices"), counts = next.tensor("index_lengths");
   if (scores.dtype != Dtype::kFloat32 || scores.dims < 2 || scores.dims > 3) {
     scores.fail("must be float32 [B, N] or [B, Hk, N]");
   }
   const bool heads = scores.dims == 3;
   const int64_t B = scores.shape[0], inner = heads ? scores.shape[1] : 1;
-  TopK p;
   p.rows_outer = B, p.rows_inner = inner, p.capacity = scores.shape[heads ? 2 : 1];
-  seqlens.expect(Dtype::kInt32, {B});
+  lengths.expect(Dtype::kInt32, {B});
   if (heads) {
     indices.expect(Dtype::kInt32, {B, inner, -1});
     counts.expect(Dtype::kInt32, {B, inner});
@@ -230,16 +298,16 @@ void select_topk(py::handle scores_, py::handle cache_seqlens, std::optional<dou
   p.indices_outer = indices.stride[0], p.indices_inner = heads ? indices.stride[1] : 0;
   p.counts_outer = counts.stride[0], p.counts_inner = heads ? counts.stride[1] : 0;
   p.width = indices.shape[heads ? 2 : 1];
-  p.lengths = seqlens.as<int32_t>(), p.lengths_stride = seqlens.stride[0];
+  p.lengths = lengths.as<int32_t>(), p.lengths_stride = lengths.stride[0];
   for (int64_t b = 0; b < B; ++b) {
     check_index("cache_seqlens", p.lengths[b * p.lengths_stride], 0, p.capacity);
   }
-  p.ratio = ratio.value_or(-1), p.budget = budget.value_or(0);
-  p.min_tokens = min_tokens, p.keep_first = keep_first, p.keep_last = keep_last;
-  run_unlocked(p, threads);
+  next.run_with(p);
 }
 
-void set_merged(Merge& p, const View& outs, const View& out, const View& lse) {
+// Takes out and lse; the sizes of a state come from `outs`.
+void take_merged(Merge& p, const View& outs, Arguments& next) {
+  const View out = next.tensor("out"), lse = next.tensor("lse");
   const int i = outs.dims - 4;
   if (outs.dtype > Dtype::kFloat16) outs.fail("must be float32, bfloat16 or float16");
   p.dtype = outs.dtype;
@@ -252,43 +320,44 @@ void set_merged(Merge& p, const View& outs, const View& out, const View& lse) {
   p.lse_batch = lse.stride[0], p.lse_row = lse.stride[1], p.lse_head = lse.stride[2];
 }
 
-void merge_state(py::handle out_a, py::handle lse_a, py::handle out_b, py::handle lse_b,
-                 py::handle out, py::handle lse, int threads) {
-  const View outs[2] = {View("out_a", out_a), View("out_b", out_b)};
-  const View lses[2] = {View("lse_a", lse_a), View("lse_b", lse_b)};
+void merge_state(const py::args& all) {
+  Arguments next(all);
   Merge p;
   p.states = 2;
-  if (outs[0].dims != 4) outs[0].fail("must have 4 dimensions");
-  set_merged(p, outs[0], View("out", out), View("lse", lse));
-  for (int s = 0; s < 2; ++s) {
-    outs[s].expect(p.dtype, {p.B, p.T, p.H, p.D});
-    lses[s].expect(Dtype::kFloat32, {p.B, p.T, p.H});
-    p.outs[s] = outs[s].rows();
-    p.lses[s] = lses[s].as<float>();
-    for (int i = 0; i < 3; ++i) p.lse_strides[s][i] = lses[s].stride[i];
+  const View out_a = next.tensor("out_a"), lse_a = next.tensor("lse_a");
+  const View out_b = next.tensor("out_b"), lse_b = next.tensor("lse_b");
+  if (out_a.dims != 4) out_a.fail("must have 4 dimensions");
+  take_merged(p, out_a, next);
+  int s = 0;
+  for (const auto& [out, lse] : {std::pair{&out_a, &lse_a}, {&out_b, &lse_b}}) {
+    p.outs[s] = out->expect(p.dtype, {p.B, p.T, p.H, p.D}).rows();
+    p.lses[s] = lse->expect(Dtype::kFloat32, {p.B, p.T, p.H}).as<float>();
+    for (int i = 0; i < 3; ++i) p.lse_strides[s][i] = lse->stride[i];
+    ++s;
   }
-  run_unlocked(p, threads);
+  next.run_with(p);
 }
 
-void merge_states(py::handle outs_, py::handle lses_, py::handle out, py::handle lse, int threads) {
-  const View outs("outs", outs_), lses("lses", lses_);
+void merge_states(const py::args& all) {
+  Arguments next(all);
   Merge p;
+  const View outs = next.tensor("outs"), lses = next.tensor("lses");
   if (outs.dims != 5) outs.fail("must have 5 dimensions");
-  set_merged(p, outs, View("out", out), View("lse", lse));
+  take_merged(p, outs, next);
   p.states = outs.shape[0];
   lses.expect(Dtype::kFloat32, {p.states, p.B, p.T, p.H});
   p.outs[0] = {outs.data, outs.stride[1], outs.stride[2], outs.stride[3]};
   p.lses[0] = lses.as<float>();
   p.out_state = outs.stride[0], p.lse_state = lses.stride[0];
   for (int i = 0; i < 3; ++i) p.lse_strides[0][i] = lses.stride[i + 1];
-  run_unlocked(p, threads);
+  next.run_with(p);
 }
 
 }  // namespace
 
 PYBIND11_MODULE(_cpu, m) {
-  m.doc() =
-      "Attention primitives for the CPU on views (address, shape, strides, dtype) of tensors.";
+  m.doc() = "Attention primitives for the CPU, with the arguments of their torch operators.";
+  torch_names.load();
   if (const char* forced = std::getenv("SPECATTN_CPU_ISA")) use_isa(forced);
   m.def("isas", &isas, "Code paths that this processor has, best first.");
   m.def("isa", &isa, "The code path in use.");
@@ -304,8 +373,10 @@ PYBIND11_MODULE(_cpu, m) {
   m.def("read_bandwidth", &read_bandwidth, py::arg("bytes") = int64_t{1} << 28,
         py::arg("threads") = 1, py::arg("repeats") = 5, py::call_guard<py::gil_scoped_release>(),
         "Bytes per second of the best of some streaming reads of fresh memory.");
-  m.def("attention", &attention);
-  m.def("sparse_gather_attention", &gather);
+  m.def("tree_attention", &tree_attention);
+  m.def("hybrid_tree_attention", &hybrid_tree_attention);
+  m.def("verify_attention", &verify_attention);
+  m.def("sparse_gather_attention", &sparse_gather_attention);
   m.def("importance_scores", &importance_scores);
   m.def("select_topk", &select_topk);
   m.def("merge_state", &merge_state);

@@ -56,7 +56,8 @@ class Collector {
 
   // What the rows of a tile contribute to a mean.
   void share(int64_t tile) {
-    const float part = rows_.scale / static_cast<float>(a_.num_collect * a_.group());
+    const int64_t heads = a_.per_head ? a_.group() : a_.Hq;
+    const float part = rows_.scale / static_cast<float>(a_.num_collect * heads);
     std::fill(share_, share_ + kTile, 0.0f);
     for (int64_t i = 0; i < a_.num_collect; ++i) {
       const auto [from, to] = packed(i, tile);
@@ -162,7 +163,7 @@ class Collector {
                 (task_.head + head) * a_.collected_head + block.first;
     expect_writes(to + kBlock, kBlock * sizeof(float));
     for (int64_t n = std::max<int64_t>(start_ - block.first, 0); n < block.keys; ++n) {
-      to[n] = rows_.plan.row_groups > 1 ? to[n] + scores[n] : scores[n];
+      to[n] = rows_.plan.adds ? to[n] + scores[n] : scores[n];
     }
   }
 

@@ -17,7 +17,7 @@ struct Plan {
   int64_t rows_per_group = 1;
   int64_t heads_per_task = 1;
   int64_t splits = 1;  // ranges of key blocks
-  Collect collect = Collect::kNone;
+  bool adds = false;   // several tasks add to the same scores
 };
 
 struct Task {

@@ -53,8 +53,8 @@ struct PackedRows {
     const int64_t g = a.group();
     for (int64_t head = 0; head < task.heads; ++head) {
       for (int64_t m = 0; m < count; ++m) {
-        const char* q = row_of<Elem>(a.q, task.b, task.rows.first + m / g,
-                                     (task.head + head) * g + m % g);
+        const char* q =
+            row_of<Elem>(a.q, task.b, task.rows.first + m / g, (task.head + head) * g + m % g);
         pack(reinterpret_cast<const Elem*>(q), head, m);
       }
     }

@@ -58,14 +58,14 @@ class Prefetch {
   // So many lines of each place, at most to the end of a row.
   Lines next(int count) {
     const int other = row_ + half_ < last_ ? row_ + half_ : row_;
-    const Lines lines = {
-        {k_[row_] + byte_, v_[row_] + byte_, k_[other] + byte_, v_[other] + byte_}, count};
+    const Lines lines = {{k_[row_] + byte_, v_[row_] + byte_, k_[other] + byte_, v_[other] + byte_},
+                         count};
     byte_ += 64 * count;
     if (byte_ >= bytes_) byte_ = 0, ++row_;
     return lines;
   }
 
-  const char* const *k_ = nullptr, *const *v_ = nullptr;
+  const char *const *k_ = nullptr, *const *v_ = nullptr;
   int row_ = 0, half_ = 0, end_ = 0, last_ = 0, bytes_ = 0, byte_ = 0, rate_ = 0, credit_ = 0;
 };
 

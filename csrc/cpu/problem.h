@@ -54,7 +54,8 @@ struct Attention {
   Collect collect = Collect::kNone;
   const int64_t* collect_rows = nullptr;  // rows in [0, T)
   int64_t num_collect = 0, capacity = 0;
-  void* collected = nullptr;  // scores [B, Hk, N] float32, logits [B, R, Hq, N] bf16
+  bool per_head = true;       // else the scores of all heads are averaged
+  void* collected = nullptr;  // scores [B, Hk, N] or [B, N] float32, logits [B, R, Hq, N] bf16
   int64_t collected_batch = 0, collected_row = 0, collected_head = 0;
 
   int64_t group() const { return Hq / Hk; }

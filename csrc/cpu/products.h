@@ -94,8 +94,8 @@ class Products {
     // As many ticks as keys that are passed: once for the scores, once for each range of columns.
     const int passes = 1 + static_cast<int>(ceil_div(D, Isa::kValueCols * Isa::W));
     next.pace(static_cast<int>(ceil_div(rows, kRowGroup)) * passes * block.keys);
-    score_rows<Isa, Elem>(rows_.queries(head, 0), stride, rows, step.k, block.keys, D,
-                          scratch.s, next);
+    score_rows<Isa, Elem>(rows_.queries(head, 0), stride, rows, step.k, block.keys, D, scratch.s,
+                          next);
     if (rows_.a.softcap != 0) {
       const int keys = static_cast<int>(round_up(block.keys, Isa::W));
       cap_logits<Isa>(scratch.s, keys, rows, kBlock, rows_.logit_scale, rows_.a.softcap);

@@ -85,7 +85,7 @@ Plan make_plan(const Attention& a, int threads) {
   plan.row_groups = ceil_div(a.T, plan.rows_per_group);
   plan.rows = round_up(plan.rows_per_group * g, kRowPadding);
   plan.stride = round_up(a.D, kColumnPadding);
-  plan.collect = a.collect;
+  plan.adds = a.collect == Collect::kScores && (plan.row_groups > 1 || !a.per_head);
   const bool per_head = a.cache.indices_head != 0 || a.cache.lengths_head != 0;
   const int64_t fit = kStateFloats / (plan.rows * plan.stride);
   plan.heads_per_task = per_head ? 1 : std::clamp<int64_t>(fit, 1, a.Hk);
@@ -108,8 +108,10 @@ int64_t work_of(const Attention& a) {
   return keys * a.D * (2 * a.Hk * size_of(a.dtype) + a.T * a.Hq);
 }
 
-// Where splits are few, heads are shared out instead: which thread has a head changes no bit.
+// Where splits are few, heads are shared out instead: which thread has a head changes no bit. Heads
+// that add to the same scores stay together, for they would take turns.
 void spread_heads(const Attention& a, Plan& plan, int threads) {
+  if (!a.per_head) return;
   const int64_t most = a.B * plan.row_groups * plan.splits * a.Hk / (2 * threads);
   if (threads > 1) plan.heads_per_task = std::clamp<int64_t>(most, 1, plan.heads_per_task);
 }
@@ -128,13 +130,13 @@ Task task_of(const Attention& a, const Plan& plan, int64_t index) {
 }
 
 // Hidden keys are -inf. Scores that several tasks add to start at zero.
-void start_collecting(const Attention& a, bool adds, int64_t b, int64_t head) {
+void start_collecting(const Attention& a, const Plan& plan, int64_t b, int64_t head) {
   const int64_t length = a.length(b, head), g = a.group(), N = a.capacity;
   if (a.collect == Collect::kScores) {
     const int64_t start = collect_start(a, b, length);
     float* to = static_cast<float*>(a.collected) + b * a.collected_batch + head * a.collected_head;
     std::fill(to, to + start, -kInf);
-    if (adds) std::fill(to + start, to + length, 0.0f);
+    if (plan.adds) std::fill(to + start, to + length, 0.0f);
     std::fill(to + length, to + N, -kInf);
     return;
   }
@@ -205,16 +207,19 @@ void run(const Attention& a, int threads) {
     kernels.attend[type](a, plan, task, to, mine);
     if (!split) kernels.finish[type](a, plan, task, to, 0);
   };
-  // Row groups add to the same scores: they take turns, in a fixed order.
-  const bool turns = a.collect == Collect::kScores && plan.row_groups > 1;
-  const int64_t rounds = turns ? plan.row_groups : 1;
+  // Row groups, and heads that share scores, take turns in a fixed order.
+  const int64_t sharing = a.per_head ? 1 : ceil_div(a.Hk, plan.heads_per_task);
+  const int64_t rounds = plan.adds ? plan.row_groups * sharing : 1;
+  const int64_t collected_heads = a.per_head ? a.Hk : 1;
 #pragma omp parallel num_threads(threads)
   {
     if (a.collect != Collect::kNone) {
 #pragma omp for schedule(static) nowait
-      for (int64_t i = 0; i < a.B * a.Hk; ++i) start_collecting(a, turns, i / a.Hk, i % a.Hk);
+      for (int64_t i = 0; i < a.B * collected_heads; ++i) {
+        start_collecting(a, plan, i / collected_heads, i % collected_heads);
+      }
       // Without a window tasks and this write apart from each other, unless they add.
-      if (turns || a.window) {
+      if (plan.adds || a.window) {
 #pragma omp barrier
       }
     }

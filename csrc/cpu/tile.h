@@ -48,8 +48,7 @@ __attribute__((noinline)) void score_step(const float* q, int rows, const char* 
 #pragma GCC unroll 16
   for (int r = 0; r < NR; ++r)
 #pragma GCC unroll 4
-    for (int j = 0; j < MB; ++j)
-      Isa::store(s + r * kTile + j * Isa::W, acc[r][j]);
+    for (int j = 0; j < MB; ++j) Isa::store(s + r * kTile + j * Isa::W, acc[r][j]);
 }
 
 template <class Isa, class Dot, int MB>

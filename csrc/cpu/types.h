@@ -15,15 +15,18 @@ struct fp16 {
   uint16_t bits;
 };
 
-enum class Dtype { kFloat32, kBFloat16, kFloat16, kInt32, kInt64 };
+enum class Dtype { kFloat32, kBFloat16, kFloat16, kInt32, kInt64, kFloat64 };
+constexpr int kDtypes = 6;
+constexpr const char* kDtypeNames[kDtypes] = {"float32", "bfloat16", "float16",
+                                              "int32",   "int64",    "float64"};
 
-constexpr int kBlock = 64;        // keys in a block: one word of a packed tree mask
-constexpr int kMostKeys = 256;    // in a step of several blocks
-constexpr int kTile = 32;         // query rows in a tile: its share of a step stays in the L1 cache
-constexpr int kManyRows = 64;     // of a head; more take steps of several blocks, and copies of K
-constexpr int kRowPadding = 16;   // the widest vector: rows of a head are padded to it
+constexpr int kBlock = 64;       // keys in a block: one word of a packed tree mask
+constexpr int kMostKeys = 256;   // in a step of several blocks
+constexpr int kTile = 32;        // query rows in a tile: its share of a step stays in the L1 cache
+constexpr int kManyRows = 64;    // of a head; more take steps of several blocks, and copies of K
+constexpr int kRowPadding = 16;  // the widest vector: rows of a head are padded to it
 constexpr int kColumnPadding = 32;  // of a head's dimensions: the depth of a matrix unit
-constexpr int kMaxHeadDim = 256;  // multiples of 8 up to here
+constexpr int kMaxHeadDim = 256;    // multiples of 8 up to here
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
 struct StridedRows {

@@ -1,4 +1,4 @@
-// A tensor as Python hands it over: (address, shape, strides, dtype), strides in elements.
+// A tensor of Python, read through its attributes: nothing here is linked against torch.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -7,9 +7,28 @@
 #include <stdexcept>
 #include <string>
 
+#include "convert.h"
 #include "problem.h"
 
 namespace specattn {
+
+// What a tensor is asked for; loaded with the module, and never given back.
+struct TorchNames {
+  PyObject *dtype, *shape, *stride, *data_ptr;
+  PyObject* dtypes[kDtypes];  // by Dtype
+
+  void load() {
+    const auto torch = pybind11::module_::import("torch");
+    dtype = PyUnicode_InternFromString("dtype");
+    shape = PyUnicode_InternFromString("shape");
+    stride = PyUnicode_InternFromString("stride");
+    data_ptr = PyUnicode_InternFromString("data_ptr");
+    for (int i = 0; i < kDtypes; ++i) {
+      dtypes[i] = pybind11::object(torch.attr(kDtypeNames[i])).release().ptr();
+    }
+  }
+};
+inline TorchNames torch_names = {};
 
 struct View {
   const char* name = "";
@@ -19,22 +38,29 @@ struct View {
   Dtype dtype = Dtype::kFloat32;
 
   // None gives a view without data.
-  View(const char* name, pybind11::handle from) : name(name) {
-    if (from.is_none()) return;
-    PyObject* const tuple = from.ptr();
-    if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 4) fail("is not a tensor's view");
-    data = PyLong_AsVoidPtr(PyTuple_GET_ITEM(tuple, 0));
-    PyObject *sizes = PyTuple_GET_ITEM(tuple, 1), *steps = PyTuple_GET_ITEM(tuple, 2);
-    if (!PyTuple_Check(sizes) || !PyTuple_Check(steps) || PyTuple_GET_SIZE(sizes) > 6 ||
-        PyTuple_GET_SIZE(sizes) != PyTuple_GET_SIZE(steps)) {
+  View(const char* name, pybind11::handle tensor) : name(name) {
+    using pybind11::object;
+    if (tensor.is_none()) return;
+    const TorchNames& torch = torch_names;
+    PyObject* const from = tensor.ptr();
+    const object type = taken(PyObject_GetAttr(from, torch.dtype));
+    const object sizes = taken(PyObject_GetAttr(from, torch.shape));
+    const object steps = taken(PyObject_CallMethodNoArgs(from, torch.stride));
+    const object address = taken(PyObject_CallMethodNoArgs(from, torch.data_ptr));
+    int known = 0;
+    while (known < kDtypes && torch.dtypes[known] != type.ptr()) ++known;
+    if (known == kDtypes) fail("has the unknown type " + std::string(pybind11::str(type)));
+    if (!PyTuple_Check(sizes.ptr()) || !PyTuple_Check(steps.ptr()) ||
+        PyTuple_GET_SIZE(sizes.ptr()) > 6) {
       fail("has no plain shape and strides");
     }
-    dims = static_cast<int>(PyTuple_GET_SIZE(sizes));
+    data = PyLong_AsVoidPtr(address.ptr());
+    dtype = static_cast<Dtype>(known);
+    dims = static_cast<int>(PyTuple_GET_SIZE(sizes.ptr()));
     for (int i = 0; i < dims; ++i) {
-      shape[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(sizes, i));
-      stride[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(steps, i));
+      shape[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(sizes.ptr(), i));
+      stride[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(steps.ptr(), i));
     }
-    dtype = static_cast<Dtype>(PyLong_AsLong(PyTuple_GET_ITEM(tuple, 3)));
     if (PyErr_Occurred()) throw pybind11::error_already_set();
     if (dims > 1 && shape[dims - 1] > 1 && stride[dims - 1] != 1) {
       fail("must have a contiguous last dimension");
@@ -59,8 +85,17 @@ struct View {
       expected += size < 0 ? "any" : std::to_string(size);
     }
     for (int j = 0; j < dims; ++j) came += (j ? ", " : "") + std::to_string(shape[j]);
-    fail("must be [" + expected + "] of " + type_name(type) + ", got [" + came + "] of " +
-         type_name(dtype));
+    fail("must be [" + expected + "] of " + kDtypeNames[static_cast<int>(type)] + ", got [" + came +
+         "] of " + kDtypeNames[static_cast<int>(dtype)]);
+  }
+
+  // One element of any floating type.
+  float number(int64_t offset) const {
+    if (dtype == Dtype::kFloat32) return as<float>()[offset];
+    if (dtype == Dtype::kBFloat16) return to_float(as<bf16>()[offset]);
+    if (dtype == Dtype::kFloat16) return to_float(as<fp16>()[offset]);
+    if (dtype == Dtype::kFloat64) return static_cast<float>(as<double>()[offset]);
+    fail("must be of a floating type");
   }
 
   template <class T>
@@ -77,9 +112,9 @@ struct View {
   }
 
  private:
-  static const char* type_name(Dtype type) {
-    static const char* const names[] = {"float32", "bfloat16", "float16", "int32", "int64"};
-    return names[static_cast<int>(type)];
+  static pybind11::object taken(PyObject* made) {
+    if (!made) throw pybind11::error_already_set();
+    return pybind11::reinterpret_steal<pybind11::object>(made);
   }
 };
 

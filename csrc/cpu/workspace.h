@@ -48,8 +48,8 @@ struct Scratch {
   float *s, *p, *k, *v, *decay, *q, *state;
 
   static int64_t floats(int64_t q_floats, int64_t state_floats) {
-    return kTile * (kBlock + kMostKeys) + kMostKeys * kMaxHeadDim + kTile +
-           round_up(q_floats, 16) + round_up(state_floats, 16);
+    return kTile * (kBlock + kMostKeys) + kMostKeys * kMaxHeadDim + kTile + round_up(q_floats, 16) +
+           round_up(state_floats, 16);
   }
   Scratch(float* at, int64_t q_floats) {
     s = at;

@@ -5,33 +5,12 @@ drafted tokens: `specattn.Tree`. Which of them survive: `specattn.acceptance`. D
 models: `specattn.decoding`, imported on its own because it needs transformers.
 """
 
-from . import acceptance
-from ._backend import backends, use_backend
-from .ops import (
-    hybrid_tree_attention,
-    importance_scores,
-    merge_state,
-    merge_states,
-    select_topk,
-    sparse_gather_attention,
-    tree_attention,
-    verify_attention,
-)
+from . import acceptance, ops
+from .backends import backends, use_backend
+from .ops import *  # noqa: F403 - every primitive, named once in `ops`
 from .tree import Tree
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "Tree",
-    "acceptance",
-    "backends",
-    "hybrid_tree_attention",
-    "importance_scores",
-    "merge_state",
-    "merge_states",
-    "select_topk",
-    "sparse_gather_attention",
-    "tree_attention",
-    "use_backend",
-    "verify_attention",
-]
+__all__ = ["Tree", "acceptance", "backends", "use_backend"]
+__all__ += ops.__all__

@@ -16,7 +16,7 @@ import run_kernels  # noqa: E402
 from roofline import bar, bars, rotation  # noqa: E402
 from roofline.bar import Bar  # noqa: E402
 
-from specattn import _backend  # noqa: E402
+from specattn.backends import select  # noqa: E402
 
 SMALL = replace(bars.HYBRID, context=300, rows=3, variant="tree")
 
@@ -58,14 +58,14 @@ def test_a_wrong_kernel_meets_no_bar(bench, monkeypatch):
         for output in arguments[-2:]:
             output.zero_()
 
-    _backend._kernel.cache_clear()
-    monkeypatch.setattr(_backend, "_load", lambda name, op: nothing_attended)
+    select._chosen.cache_clear()
+    monkeypatch.setattr(select, "_find", lambda *call: (nothing_attended, ""))
     found = [
         *bars.hybrid(bench, SMALL, share=0.0001, sdpa=0.0001),
         *bars.over(bench, "tree", SMALL, SMALL, at_most=1e9),
         *bars.merge(bench, torch_times=0.0001, share=0.0001),
     ]
-    _backend._kernel.cache_clear()
+    select._chosen.cache_clear()
     assert len(found) == 4
     assert all(one.measured is None and one.note == "WRONG" and not one.met for one in found)
 

@@ -24,7 +24,7 @@ from roofline.others import Others  # noqa: E402
 from roofline.timing import Stopwatch, paired_ratio, spread  # noqa: E402
 from roofline.workloads import OPS, build  # noqa: E402
 
-from specattn import _backend  # noqa: E402
+from specattn.backends import select  # noqa: E402
 
 CPU = torch.device("cpu")
 SMALL = [
@@ -297,11 +297,11 @@ def planted(monkeypatch):
     """Return a function that replaces every kernel of the backend."""
 
     def plant(kernel):
-        _backend._kernel.cache_clear()
-        monkeypatch.setattr(_backend, "_load", lambda name, op: kernel)
+        select._chosen.cache_clear()
+        monkeypatch.setattr(select, "_find", lambda *call: (kernel, ""))
 
     yield plant
-    _backend._kernel.cache_clear()
+    select._chosen.cache_clear()
 
 
 def test_a_wrong_kernel_prints_wrong_and_no_time(planted, tmp_path, capsys):

@@ -3,7 +3,13 @@
 import torch
 from specattn.reference.select_topk import selection_size
 
-from specattn import _cpu_backend, reference
+from specattn import reference
+from specattn.backends.cpu import BACKEND
+
+
+def run(op, *args):
+    """Call the kernel of an operator."""
+    BACKEND.find(op)(*args)
 
 
 def poisoned(*shape, dtype=torch.float32):
@@ -59,29 +65,30 @@ def hybrid_tree_attention(q, *, k_cache, v_cache, cache_seqlens, block_table=Non
     cache = {"k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": cache_seqlens}
     state = _state(q)
     args = _hybrid(q, {**cache, "block_table": block_table}, tree)
-    _cpu_backend.hybrid_tree_attention(*args, *state)
+    run("hybrid_tree_attention", *args, *state)
     return state
 
 
-def verify_attention(q, *, collect="scores", collect_rows=(0, -1), **options):
+def verify_attention(q, *, collect="scores", collect_rows=(0, -1), per_head=True, **options):
     cache = {n: options.pop(n) for n in ("k_cache", "v_cache", "cache_seqlens")}
     cache["block_table"] = options.pop("block_table", None)
     batch, capacity = q.shape[0], _capacity(cache["k_cache"], cache["block_table"])
     if collect == "scores":
-        collected = poisoned(batch, cache["k_cache"].shape[2], capacity)
+        heads = (cache["k_cache"].shape[2],) if per_head else ()
+        collected = poisoned(batch, *heads, capacity)
     else:
         shape = (batch, len(collect_rows), q.shape[2], capacity)
         collected = poisoned(*shape, dtype=torch.bfloat16)
     state = _state(q)
     args = _hybrid(q, cache, options)
-    _cpu_backend.verify_attention(*args, collect, list(collect_rows), *state, collected)
+    run("verify_attention", *args, collect, list(collect_rows), per_head, *state, collected)
     return *state, collected
 
 
 def tree_attention(q, k_new, v_new, tree_mask=None, softmax_scale=None, softcap=0.0):
     state = _state(q)
     scale = _scale(q, softmax_scale)
-    _cpu_backend.tree_attention(q, k_new, v_new, _packed(tree_mask), scale, softcap, *state)
+    run("tree_attention", q, k_new, v_new, _packed(tree_mask), scale, softcap, *state)
     return state
 
 
@@ -100,7 +107,8 @@ def sparse_gather_attention(
     sinks=None,
 ):
     state = _state(q)
-    _cpu_backend.sparse_gather_attention(
+    run(
+        "sparse_gather_attention",
         q,
         k_cache,
         v_cache,
@@ -122,7 +130,7 @@ def importance_scores(q, k_cache, cache_seqlens, per_head=True, block_table=None
     heads = (k_cache.shape[2],) if per_head else ()
     scores = poisoned(q.shape[0], *heads, _capacity(k_cache, block_table))
     args = (q, k_cache, cache_seqlens, per_head, block_table, _scale(q, None))
-    _cpu_backend.importance_scores(*args, scores)
+    run("importance_scores", *args, scores)
     return scores
 
 
@@ -134,17 +142,17 @@ def select_topk(
     indices = poisoned(*scores.shape[:-1], width, dtype=torch.int32)
     counts = poisoned(*scores.shape[:-1], dtype=torch.int32)
     sizes = (ratio, budget, min_tokens, keep_first, keep_last)
-    _cpu_backend.select_topk(scores, cache_seqlens, *sizes, indices, counts)
+    run("select_topk", scores, cache_seqlens, *sizes, indices, counts)
     return indices, counts
 
 
 def merge_state(out_a, lse_a, out_b, lse_b):
     state = _state(out_a)
-    _cpu_backend.merge_state(out_a, lse_a, out_b, lse_b, *state)
+    run("merge_state", out_a, lse_a, out_b, lse_b, *state)
     return state
 
 
 def merge_states(outs, lses):
     state = _state(outs[0])
-    _cpu_backend.merge_states(outs, lses, *state)
+    run("merge_states", outs, lses, *state)
     return state

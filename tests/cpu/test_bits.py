@@ -67,10 +67,16 @@ def test_whatever_the_threads_for_what_has_no_splits(isa, threads):
     problem = make_problem((9000, 50), 2, head_dim=128, dtype=torch.bfloat16)
     outs, lses = torch.randn(3, 4, 16, 32, 128), torch.randn(3, 4, 16, 32)
 
+    tree = {n: getattr(problem, n) for n in ("k_tree", "v_tree", "tree_mask", "cache_seqlens")}
+
     def run():
+        collected = [
+            calls.verify_attention(problem.q, **problem.cache(), **tree, per_head=per_head)[2]
+            for per_head in (True, False)
+        ]
         scores = calls.importance_scores(problem.q, problem.k_cache, problem.cache_seqlens)
         chosen = calls.select_topk(scores, problem.cache_seqlens, ratio=0.1)
-        return scores, *chosen, *calls.merge_states(outs, lses)
+        return scores, *collected, *chosen, *calls.merge_states(outs, lses)
 
     threads(1)
     expected = run()

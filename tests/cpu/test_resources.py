@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from specattn import _cpu_backend
+from .calls import run
 
 PEAK, STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 MEBIBYTE = 1 << 20
@@ -39,18 +39,16 @@ def calls_on(length):
     gather = (q, k, v, every, lengths, new, new, None, None, 0.3, 0.0, None)
     chosen = (None, length // 2, 0, 4, 4)
     return {
-        "hybrid": lambda: _cpu_backend.hybrid_tree_attention(*hybrid, out, lse),
-        "scores": lambda: _cpu_backend.verify_attention(
-            *hybrid, "scores", (0, 1), out, lse, scores
+        "hybrid": lambda: run("hybrid_tree_attention", *hybrid, out, lse),
+        "scores": lambda: run(
+            "verify_attention", *hybrid, "scores", (0, 1), True, out, lse, scores
         ),
-        "logits": lambda: _cpu_backend.verify_attention(
-            *hybrid, "logits", (0, 1), out, lse, logits
+        "logits": lambda: run(
+            "verify_attention", *hybrid, "logits", (0, 1), True, out, lse, logits
         ),
-        "gather": lambda: _cpu_backend.sparse_gather_attention(*gather, out, lse),
-        "importance": lambda: _cpu_backend.importance_scores(
-            q, k, lengths, True, None, 0.3, scores
-        ),
-        "selection": lambda: _cpu_backend.select_topk(scores, lengths, *chosen, indices, counts),
+        "gather": lambda: run("sparse_gather_attention", *gather, out, lse),
+        "importance": lambda: run("importance_scores", q, k, lengths, True, None, 0.3, scores),
+        "selection": lambda: run("select_topk", scores, lengths, *chosen, indices, counts),
     }
 
 
@@ -91,7 +89,6 @@ def test_other_threads_run_during_a_call(isa):
     state = torch.empty_like(q), torch.empty(1, 32, 8)
     # A machine that is busy elsewhere may wake this thread too late to see it.
     assert any(
-        returns_before(lambda: _cpu_backend.hybrid_tree_attention(*hybrid, *state))
-        for _ in range(10)
+        returns_before(lambda: run("hybrid_tree_attention", *hybrid, *state)) for _ in range(10)
     )
     assert not returns_before(lambda: sorted(range(100_000), key=str))  # holds the lock

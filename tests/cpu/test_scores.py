@@ -30,7 +30,8 @@ def check_scores(problem, paged=False, in_cache=False, **options):
     got, exact, _ = verify_both(problem, paged, in_cache, collect="scores", **options)
     # Logits of numbers that are exact in any of the types: only float32 sums err.
     assert_accurate(got[2], exact[2], exact[2].float(), atol=2e-6)
-    plain = {name: value for name, value in options.items() if name != "collect_rows"}
+    only_here = ("collect_rows", "per_head")
+    plain = {name: value for name, value in options.items() if name not in only_here}
     keys = {} if in_cache else {"k_tree": problem.k_tree, "v_tree": problem.v_tree}
     alone = calls.hybrid_tree_attention(
         problem.q,
@@ -59,20 +60,28 @@ def test_collecting(isa, problem, data):
         "collect_rows": data.draw(st.sampled_from([(0, -1), (rows - 1,), (-1, 0, 0)])),
     }
     paged = data.draw(st.booleans())
-    check_scores(problem, paged, **options)
+    check_scores(problem, paged, **options, per_head=data.draw(st.booleans()))
     check_logits(problem, paged, **options)
 
 
+@pytest.mark.parametrize("per_head", [True, False])
 @pytest.mark.parametrize("collect_rows", [(0, -1), (100, 3)])
-def test_collecting_from_several_row_groups(isa, collect_rows):
+def test_collecting_from_several_row_groups(isa, collect_rows, per_head):
     problem = make_problem((70, 200), 130, q_heads=8, dtype=torch.bfloat16)
-    check_scores(problem, collect_rows=collect_rows)
+    check_scores(problem, collect_rows=collect_rows, per_head=per_head)
     check_logits(problem, collect_rows=collect_rows, window=60)
 
 
-def test_collecting_with_the_tree_in_the_cache(isa):
+@pytest.mark.parametrize("rows", [3, 130])
+def test_scores_of_all_heads_in_several_tasks(isa, rows):
+    problem = make_problem((700, 2100), rows, q_heads=32, kv_heads=8, head_dim=128)
+    check_scores(problem, per_head=False, window=600)
+
+
+@pytest.mark.parametrize("per_head", [True, False])
+def test_collecting_with_the_tree_in_the_cache(isa, per_head):
     problem = make_problem((70, 1200), 5, dtype=torch.bfloat16, tree_in_cache=True)
-    check_scores(problem, paged=True, in_cache=True)
+    check_scores(problem, paged=True, in_cache=True, per_head=per_head)
 
 
 @per_isa

@@ -67,6 +67,7 @@ def variants():
         yield f"{name}-in-cache", function, arguments | apart | {"tree_mask": None}
         yield f"{name}-bool-mask", function, arguments | {"tree_mask": p.tree_mask}
     yield "verify_attention-logits", function, arguments | {"collect": "logits"}
+    yield "verify_attention-all-heads", function, arguments | {"per_head": False}
     function, arguments = valid_calls(p)["sparse_gather_attention"]
     no_new = {"k_new": None, "v_new": None, "tree_mask": None}
     yield "sparse_gather_attention-no-new", function, arguments | no_new
@@ -81,6 +82,12 @@ def variants():
     yield "importance_scores-all-heads", function, arguments | {"per_head": False}
 
 
+# The functions that their files are named after.
+PRIMITIVES = tuple(
+    name
+    for name in specattn.ops.__all__
+    if getattr(specattn.ops, name).__module__ == f"specattn.ops.{name}"
+)
 NAMES = tuple(valid_calls())
 WITH_STATE = tuple(name for name in NAMES if name not in ("importance_scores", "select_topk"))
 VARIANTS = [pytest.param(function, kwargs, id=name) for name, function, kwargs in variants()]

@@ -149,6 +149,18 @@ def test_rows_that_do_not_exist(rows):
     refuse("verify_attention", lambda a: {"collect_rows": rows}, ValueError, message)
 
 
+def test_logits_are_per_head():
+    message = "^per_head: expected True for logits, got False"
+    change = {"collect": "logits", "per_head": False}
+    refuse("verify_attention", lambda a: change, ValueError, message)
+
+
+def test_wrong_room_for_scores_of_all_heads():
+    message = r"^collected: expected shape \[B=2, N=16\], got \[2, 2, 16\]"
+    change = {"per_head": False, "collected": torch.empty(2, 2, 16)}
+    refuse("verify_attention", lambda a: change, ValueError, message)
+
+
 def test_unknown_collection():
     message = "^collect: expected 'scores' or 'logits', got 'weights'"
     refuse("verify_attention", lambda a: {"collect": "weights"}, ValueError, message)

@@ -8,7 +8,7 @@ import pytest
 
 import specattn.ops
 
-MODULES = ["specattn._backend"] + [
+MODULES = ["specattn.backends.select"] + [
     f"specattn.ops.{module.name}" for module in pkgutil.iter_modules(specattn.ops.__path__)
 ]
 

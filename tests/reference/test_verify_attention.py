@@ -49,6 +49,7 @@ def test_scores_are_the_mean_of_logits(p, rows, paged, window, softcap):
     heads = p.k_tree.shape[2]
     assert logits.shape[:3] == (*p.q.shape[:1], len(rows), p.q.shape[2])
     assert_accurate(scores, logits.unflatten(2, (heads, -1)).mean((1, 3)))
+    assert_accurate(verify(p, paged, per_head=False, **same)[2], logits.mean((1, 2)))
     hybrid = reference.hybrid_tree_attention(
         p.q,
         **p.cache(paged),

@@ -18,12 +18,17 @@ from functools import partial
 import torch
 import triton
 from specattn.triton_kernels import _configs
+from specattn.triton_kernels.hybrid_tree_attention import hybrid_tree_attention
+from specattn.triton_kernels.importance_scores import importance_scores
+from specattn.triton_kernels.merge_state import merge_state
+from specattn.triton_kernels.select_topk import select_topk
+from specattn.triton_kernels.sparse_gather_attention import sparse_gather_attention
+from specattn.triton_kernels.tree_attention import tree_attention
+from specattn.triton_kernels.verify_attention import verify_attention
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
-
-from specattn import triton_kernels
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -131,33 +136,31 @@ def attention(rows, D, dtype, *, op="hybrid", page_size=0, window=None, softcap=
     if page_size:
         cache, table = real(B * N // page_size, page_size, HK, D), ints(B, N // page_size)
     if op == "tree":
-        triton_kernels.tree_attention(q, k_tree, k_tree, mask, 0.1, softcap, out, lse)
+        tree_attention(q, k_tree, k_tree, mask, 0.1, softcap, out, lse)
         return
     prefix = (q, cache, cache)
     if op == "gather":
         chosen = (ints(B, HK, K), ints(B, HK))
         tree = (k_tree, k_tree, mask, table)
-        triton_kernels.sparse_gather_attention(
-            *prefix, *chosen, *tree, 0.1, softcap, None, out, lse
-        )
+        sparse_gather_attention(*prefix, *chosen, *tree, 0.1, softcap, None, out, lse)
         return
     depths = ints(B, T) if window else None
     tree = (None, None) if op == "in_cache" else (k_tree, k_tree)
     inputs = (*prefix, ints(B), *tree, mask, depths, table, window, 0.1, softcap, None)
     if op == "scores":
         collected = meta(B, HK, N, dtype=torch.float32)
-        triton_kernels.verify_attention(*inputs, op, (0, -1), out, lse, collected)
+        verify_attention(*inputs, op, (0, -1), True, out, lse, collected)
     elif op == "logits":
         collected = meta(B, 2, HK * GROUP, N, dtype=torch.bfloat16)
-        triton_kernels.verify_attention(*inputs, op, (0, -1), out, lse, collected)
+        verify_attention(*inputs, op, (0, -1), True, out, lse, collected)
     else:
-        triton_kernels.hybrid_tree_attention(*inputs, out, lse)
+        hybrid_tree_attention(*inputs, out, lse)
 
 
 def merge(D, dtype):
     """Merge two states."""
     state = meta(B, 16, HK * GROUP, D, dtype=dtype), meta(B, 16, HK * GROUP, dtype=torch.float32)
-    triton_kernels.merge_state(*state, *state, *state)
+    merge_state(*state, *state, *state)
 
 
 def importance(D, dtype):
@@ -165,14 +168,14 @@ def importance(D, dtype):
     ints = partial(meta, dtype=torch.int32)
     q, scores = meta(B, 16, HK * GROUP, D, dtype=dtype), meta(B, HK, N, dtype=torch.float32)
     cache, table = meta(B * N // 16, 16, HK, D, dtype=dtype), ints(B, N // 16)
-    triton_kernels.importance_scores(q, cache, ints(B), True, table, 0.1, scores)
+    importance_scores(q, cache, ints(B), True, table, 0.1, scores)
 
 
 def select():
     """Select from scores per head."""
     scores, lengths = meta(B, HK, N, dtype=torch.float32), meta(B, dtype=torch.int32)
     chosen = meta(B, HK, K, dtype=torch.int32), meta(B, HK, dtype=torch.int32)
-    triton_kernels.select_topk(scores, lengths, 0.07, None, 0, 4, 64, *chosen)
+    select_topk(scores, lengths, 0.07, None, 0, 4, 64, *chosen)
 
 
 VARIANTS = {

@@ -35,9 +35,10 @@ def exact(p, *, paged=False, **options):
     window=st.sampled_from([None, 1, 3, 20]),
     softcap=st.sampled_from([0.0, 2.0]),
     rows=st.sampled_from([(0, -1), (-1,), (0,)]),
+    per_head=st.booleans(),
 )
-def test_scores_are_mean_logits(p, paged, window, softcap, rows):
-    options = {"window": window, "softcap": softcap, "collect": "scores", "collect_rows": rows}
+def test_scores_are_mean_logits(p, paged, window, softcap, rows, per_head):
+    options = {"window": window, "softcap": softcap, "collect_rows": rows, "per_head": per_head}
     _, _, scores = verify(p, paged=paged, **options)
     exact_scores = exact(p, paged=paged, **options)[2]
     by_torch = reference.verify_attention(**arguments(p.to(torch.float32), paged), **options)[2]

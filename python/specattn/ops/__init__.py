@@ -7,7 +7,8 @@ They are for inference: no gradient flows through them. No call waits for the de
 from .hybrid_tree_attention import hybrid_tree_attention
 from .importance_scores import importance_scores
 from .layouts import lse_from_log2, lse_heads_first, lse_heads_last, lse_to_log2
-from .merge_state import merge_state, merge_states
+from .merge_state import merge_state
+from .merge_states import merge_states
 from .select_topk import select_topk
 from .sparse_gather_attention import sparse_gather_attention
 from .tree_attention import tree_attention

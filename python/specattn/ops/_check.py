@@ -66,6 +66,7 @@ SPECS = {
 }
 COLLECTED = {  # by what is collected
     "scores": _spec("B Hk N", ACCUMULATED),
+    "scores of all heads": _spec("B N", ACCUMULATED),
     "logits": _spec("B R Hq N", COLLECTED_LOGITS),
 }
 _PAGED = {"k_cache": _PAGES, "v_cache": _PAGES}

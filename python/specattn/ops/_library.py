@@ -1,8 +1,8 @@
 """The torch operators `torch.ops.specattn.*`: one opaque node per primitive for `torch.compile`.
 
-Every operator writes into its last arguments and returns nothing, so a caller's buffers are used
-as they are. Shapes are checked by the public functions; values are checked here, inside the node,
-before any memory is touched.
+A primitive's file declares its operator. Every operator writes into its last arguments and returns
+nothing, so a caller's buffers are used as they are. Shapes are checked by the public functions;
+values are checked here, inside the node, before any memory is touched.
 """
 
 from __future__ import annotations
@@ -12,41 +12,32 @@ from collections.abc import Callable
 
 import torch
 
-from specattn import _backend
+from specattn.backends.select import chosen
 from specattn.reference._attention import capacity_of
 
-_CACHED = "Tensor q, Tensor k_cache, Tensor v_cache"
-_HYBRID = (
-    f"{_CACHED}, Tensor cache_seqlens, Tensor? k_tree, Tensor? v_tree, Tensor? tree_mask, "
-    "Tensor? depths, Tensor? block_table, int? window, float softmax_scale, float softcap, "
-    "Tensor? sinks"
-)
-_STATE = "Tensor(a!) out, Tensor(b!) lse"
+CACHE = "Tensor q, Tensor k_cache, Tensor v_cache"
+STATE = "Tensor(a!) out, Tensor(b!) lse"
+_LIBRARY = torch.library.Library("specattn", "DEF")
 
-SIGNATURES = {
-    "tree_attention": "Tensor q, Tensor k_new, Tensor v_new, Tensor? tree_mask, "
-    f"float softmax_scale, float softcap, {_STATE}",
-    "merge_state": f"Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, {_STATE}",
-    "merge_states": f"Tensor outs, Tensor lses, {_STATE}",
-    "hybrid_tree_attention": f"{_HYBRID}, {_STATE}",
-    "verify_attention": f"{_HYBRID}, str collect, int[] collect_rows, {_STATE}, "
-    "Tensor(c!) collected",
-    "sparse_gather_attention": f"{_CACHED}, Tensor indices, Tensor index_lengths, Tensor? k_new, "
-    "Tensor? v_new, Tensor? tree_mask, Tensor? block_table, float softmax_scale, float softcap, "
-    f"Tensor? sinks, {_STATE}",
-    "importance_scores": "Tensor q, Tensor k_cache, Tensor cache_seqlens, bool per_head, "
-    "Tensor? block_table, float softmax_scale, Tensor(a!) scores",
-    "select_topk": "Tensor scores, Tensor cache_seqlens, float? ratio, int? budget, "
-    "int min_tokens, int keep_first, int keep_last, Tensor(a!) indices, Tensor(b!) index_lengths",
-}
+
+def define(signature: str) -> torch._ops.OpOverload:
+    """Register the torch operator ``name(arguments)``, served by the kernels of its name."""
+    op = signature.partition("(")[0]
+    _LIBRARY.define(f"{signature} -> ()", tags=(torch.Tag.pt2_compliant_tag,))
+    operator = getattr(torch.ops.specattn, op).default
+    implementation = _implementation(op, [x.name for x in operator._schema.arguments])
+    for device in ("CPU", "CUDA"):
+        _LIBRARY.impl(op, implementation, device)
+    torch.library.register_fake(f"specattn::{op}", lambda *args: None, lib=_LIBRARY)
+    return operator
 
 
 def _implementation(op: str, argument_names: list[str]) -> Callable[..., None]:
     def implementation(*args) -> None:
         device = args[0].device
-        kernel = _backend.kernel(op, device, args[0].dtype)
+        kernel, backend = chosen(op, device, args[0].dtype)
         checked = device.type == "cpu" or os.environ.get("SPECATTN_CHECK") == "1"
-        if checked and not _backend.checks_values(kernel):
+        if checked and not backend.checks_values:
             check_values(dict(zip(argument_names, args, strict=True)))
         kernel(*args)
 
@@ -97,18 +88,3 @@ def _within(name: str, values: torch.Tensor, stop: int, where: torch.Tensor | No
         place = wrong.nonzero()[0].tolist()
         value = values[tuple(place)].item()
         raise IndexError(f"{name}: expected values from 0 to {stop - 1}, got {value} at {place}")
-
-
-def _register() -> torch.library.Library:
-    library = torch.library.Library("specattn", "DEF")
-    for op, signature in SIGNATURES.items():
-        library.define(f"{op}({signature}) -> ()", tags=(torch.Tag.pt2_compliant_tag,))
-        names = [argument.split()[1] for argument in signature.split(", ")]
-        for device in ("CPU", "CUDA"):
-            library.impl(op, _implementation(op, names), device)
-        torch.library.register_fake(f"specattn::{op}", lambda *args: None, lib=library)
-    return library
-
-
-_LIBRARY = _register()
-operators = torch.ops.specattn

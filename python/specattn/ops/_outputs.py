@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ._check import COLLECTED, accumulation_dtype, allowed_dtypes, check_tensor
+from ._check import Spec, accumulation_dtype, allowed_dtypes, check_tensor
 
 
 def state_like(
@@ -19,13 +19,12 @@ def state_like(
     return out, lse
 
 
-def collected_like(
-    q: torch.Tensor, collect: str, sizes: dict[str, int], collected: torch.Tensor | None
+def output_like(
+    q: torch.Tensor, name: str, spec: Spec, sizes: dict[str, int], given: torch.Tensor | None
 ) -> torch.Tensor:
-    """Return `collected`, checked, or a new tensor for what a verification collects."""
-    spec = COLLECTED[collect]
-    if collected is not None:
-        check_tensor("collected", collected, spec, q, sizes)
-        return collected
+    """Return the output of that name, checked where it is given and allocated where not."""
+    if given is not None:
+        check_tensor(name, given, spec, q, sizes)
+        return given
     shape = [sizes[symbol] for symbol in spec.shapes[0]]
     return q.new_empty(shape, dtype=allowed_dtypes(spec.dtypes, q.dtype)[0])

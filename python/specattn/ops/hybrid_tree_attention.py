@@ -7,11 +7,18 @@ from typing import Any
 import torch
 
 from ._check import check_option, check_tensors
-from ._library import operators
+from ._library import CACHE, STATE, define
 from ._outputs import state_like
 from ._tree_mask import packed_mask
 from .cost import Cost, Sizes
 from .tree_attention import cost as tree_cost
+
+HYBRID = (
+    f"{CACHE}, Tensor cache_seqlens, Tensor? k_tree, Tensor? v_tree, Tensor? tree_mask, "
+    "Tensor? depths, Tensor? block_table, int? window, float softmax_scale, float softcap, "
+    "Tensor? sinks"
+)
+_operator = define(f"hybrid_tree_attention({HYBRID}, {STATE})")
 
 
 def hybrid_tree_attention(
@@ -100,44 +107,17 @@ def hybrid_tree_attention(
     >>> out.shape, lse.shape
     (torch.Size([2, 3, 8, 64]), torch.Size([2, 3, 8]))
     """
-    inputs, _ = hybrid_inputs(
-        q,
-        k_cache,
-        v_cache,
-        cache_seqlens,
-        k_tree,
-        v_tree,
-        tree_mask,
-        block_table=block_table,
-        window=window,
-        softmax_scale=softmax_scale,
-        softcap=softcap,
-        sinks=sinks,
-        out=out,
-        lse=lse,
-    )
+    tensors = (q, k_cache, v_cache, cache_seqlens, k_tree, v_tree, tree_mask, block_table, sinks)
+    inputs, _ = hybrid_inputs(*tensors, out, lse, window, softmax_scale, softcap)
     out, lse = state_like(q, out, lse)
-    operators.hybrid_tree_attention(*inputs, out, lse)
+    _operator(*inputs, out, lse)
     return out, lse
 
 
 def hybrid_inputs(
-    q,
-    k_cache,
-    v_cache,
-    cache_seqlens,
-    k_tree,
-    v_tree,
-    tree_mask,
-    *,
-    block_table,
-    window,
-    softmax_scale,
-    softcap,
-    sinks,
-    out,
-    lse,
-) -> tuple[tuple[Any, ...], dict[str, int]]:
+    q, k_cache, v_cache, cache_seqlens, k_tree, v_tree, tree_mask, block_table, sinks,
+    out, lse, window, softmax_scale, softcap,
+) -> tuple[tuple[Any, ...], dict[str, int]]:  # fmt: skip
     """Check the arguments of a hybrid pass; return its operator's inputs, and the sizes."""
     tree = {} if k_tree is None and v_tree is None else {"k_tree": k_tree, "v_tree": v_tree}
     sizes = check_tensors(

@@ -5,8 +5,13 @@ from __future__ import annotations
 import torch
 
 from ._check import accumulation_dtype, check_tensors
-from ._library import operators
+from ._library import define
 from .cost import Cost, Sizes
+
+_operator = define(
+    "importance_scores(Tensor q, Tensor k_cache, Tensor cache_seqlens, bool per_head, "
+    "Tensor? block_table, float softmax_scale, Tensor(a!) scores)"
+)
 
 
 def importance_scores(
@@ -66,7 +71,7 @@ def importance_scores(
     heads = (sizes["Hk"],) if per_head else ()
     shape = (sizes["B"], *heads, sizes["N"])
     scores = torch.empty(shape, dtype=accumulation_dtype(q.dtype), device=q.device)
-    operators.importance_scores(q, k_cache, cache_seqlens, per_head, block_table, scale, scores)
+    _operator(q, k_cache, cache_seqlens, per_head, block_table, scale, scores)
     return scores
 
 

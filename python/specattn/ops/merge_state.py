@@ -1,13 +1,15 @@
-"""Merging attention states over disjoint sets of keys."""
+"""Merging two attention states over disjoint sets of keys."""
 
 from __future__ import annotations
 
 import torch
 
 from ._check import check_tensors
-from ._library import operators
+from ._library import STATE, define
 from ._outputs import state_like
 from .cost import Cost, Sizes
+
+_operator = define(f"merge_state(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, {STATE})")
 
 
 def merge_state(
@@ -57,49 +59,7 @@ def merge_state(
     """
     check_tensors(out_a=out_a, lse_a=lse_a, out_b=out_b, lse_b=lse_b, out=out, lse=lse)
     out, lse = state_like(out_a, out, lse)
-    operators.merge_state(out_a, lse_a, out_b, lse_b, out, lse)
-    return out, lse
-
-
-def merge_states(
-    outs: torch.Tensor,
-    lses: torch.Tensor,
-    *,
-    out: torch.Tensor | None = None,
-    lse: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Merge n attention states over disjoint keys into one; see `merge_state`.
-
-    Parameters
-    ----------
-    outs : Tensor [n, B, T, Hq, D]
-        float32, bfloat16 or float16; float64 on the reference. n >= 1.
-    lses : Tensor [n, B, T, Hq]
-        float32, natural logarithm; -inf or +inf marks an empty state.
-    out, lse : Tensor, optional
-        Written in place and returned.
-
-    Returns
-    -------
-    out : Tensor [B, T, Hq, D]
-    lse : Tensor [B, T, Hq]
-
-    Raises
-    ------
-    TypeError, ValueError
-        An argument has a wrong type, dtype, shape, device or stride; the message names it.
-
-    Examples
-    --------
-    >>> import torch, specattn
-    >>> outs, lses = torch.randn(4, 2, 1, 8, 64), torch.randn(4, 2, 1, 8)
-    >>> out, lse = specattn.merge_states(outs, lses)
-    >>> torch.allclose(lse, lses.logsumexp(0))
-    True
-    """
-    check_tensors(outs=outs, lses=lses, out=out, lse=lse)
-    out, lse = state_like(outs, out, lse)
-    operators.merge_states(outs, lses, out, lse)
+    _operator(out_a, lse_a, out_b, lse_b, out, lse)
     return out, lse
 
 

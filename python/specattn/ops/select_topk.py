@@ -7,8 +7,13 @@ import torch
 from specattn.reference.select_topk import selection_size
 
 from ._check import check_option, check_tensors
-from ._library import operators
+from ._library import define
 from .cost import Cost, Sizes
+
+_operator = define(
+    "select_topk(Tensor scores, Tensor cache_seqlens, float? ratio, int? budget, int min_tokens, "
+    "int keep_first, int keep_last, Tensor(a!) indices, Tensor(b!) index_lengths)"
+)
 
 
 def select_topk(
@@ -77,9 +82,7 @@ def select_topk(
     shape = (*scores.shape[:-1], width)
     indices = torch.empty(shape, dtype=torch.int32, device=scores.device)
     index_lengths = torch.empty(shape[:-1], dtype=torch.int32, device=scores.device)
-    operators.select_topk(
-        scores, cache_seqlens, ratio, budget, *floors.values(), indices, index_lengths
-    )
+    _operator(scores, cache_seqlens, ratio, budget, *floors.values(), indices, index_lengths)
     return indices, index_lengths
 
 

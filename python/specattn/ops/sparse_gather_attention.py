@@ -5,11 +5,17 @@ from __future__ import annotations
 import torch
 
 from ._check import check_option, check_tensors
-from ._library import operators
+from ._library import CACHE, STATE, define
 from ._outputs import state_like
 from ._tree_mask import packed_mask
 from .cost import Cost, Sizes
 from .hybrid_tree_attention import cost as hybrid_cost
+
+_operator = define(
+    f"sparse_gather_attention({CACHE}, Tensor indices, Tensor index_lengths, Tensor? k_new, "
+    "Tensor? v_new, Tensor? tree_mask, Tensor? block_table, float softmax_scale, float softcap, "
+    f"Tensor? sinks, {STATE})"
+)
 
 
 def sparse_gather_attention(
@@ -100,7 +106,7 @@ def sparse_gather_attention(
     scale = sizes["D"] ** -0.5 if softmax_scale is None else softmax_scale
     out, lse = state_like(q, out, lse)
     inputs = (q, k_cache, v_cache, indices, index_lengths, k_new, v_new, mask, block_table)
-    operators.sparse_gather_attention(*inputs, scale, softcap, sinks, out, lse)
+    _operator(*inputs, scale, softcap, sinks, out, lse)
     return out, lse
 
 

@@ -5,10 +5,15 @@ from __future__ import annotations
 import torch
 
 from ._check import check_option, check_tensors
-from ._library import operators
+from ._library import STATE, define
 from ._outputs import state_like
 from ._tree_mask import packed_mask
 from .cost import Cost, Sizes
+
+_operator = define(
+    "tree_attention(Tensor q, Tensor k_new, Tensor v_new, Tensor? tree_mask, "
+    f"float softmax_scale, float softcap, {STATE})"
+)
 
 
 def tree_attention(
@@ -75,7 +80,7 @@ def tree_attention(
     mask, _ = packed_mask(tree_mask, sizes, None, q.device)
     scale = sizes["D"] ** -0.5 if softmax_scale is None else softmax_scale
     out, lse = state_like(q, out, lse)
-    operators.tree_attention(q, k_new, v_new, mask, scale, softcap, out, lse)
+    _operator(q, k_new, v_new, mask, scale, softcap, out, lse)
     return out, lse
 
 

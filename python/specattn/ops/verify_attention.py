@@ -6,12 +6,17 @@ from collections.abc import Sequence
 
 import torch
 
-from ._check import check_option
-from ._library import operators
-from ._outputs import collected_like, state_like
+from ._check import COLLECTED, check_option
+from ._library import STATE, define
+from ._outputs import output_like, state_like
 from .cost import Cost, Sizes
+from .hybrid_tree_attention import HYBRID, hybrid_inputs
 from .hybrid_tree_attention import cost as hybrid_cost
-from .hybrid_tree_attention import hybrid_inputs
+
+_operator = define(
+    f"verify_attention({HYBRID}, str collect, int[] collect_rows, bool per_head, {STATE}, "
+    "Tensor(c!) collected)"
+)
 
 
 def verify_attention(
@@ -30,6 +35,7 @@ def verify_attention(
     sinks: torch.Tensor | None = None,
     collect: str = "scores",
     collect_rows: Sequence[int] = (0, -1),
+    per_head: bool = True,
     out: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
     collected: torch.Tensor | None = None,
@@ -51,6 +57,8 @@ def verify_attention(
         over the heads of each KV group, which is what `select_topk` takes; no logit is stored.
     collect_rows : sequence of int
         Rows to collect, at least one; negative ones count from the last.
+    per_head : bool
+        One score per KV head, or one over all heads; logits are always per query head.
     collected : Tensor, optional
         Where to write what is collected, of the shape and dtype below. It grows with the cache, so
         a caller that verifies again and again should give the same one: fresh memory of this size
@@ -62,9 +70,9 @@ def verify_attention(
     lse : Tensor [B, T, Hq]
         As `hybrid_tree_attention` returns them.
     collected : Tensor
-        "logits": bfloat16 [B, R, Hq, N]; "scores": float32 [B, Hk, N]; N is the capacity of a
-        request. Logits are scaled and capped, so ``exp(logit - lse)`` is the weight of a key.
-        -inf where a collected row does not see the key.
+        "logits": bfloat16 [B, R, Hq, N]; "scores": float32 [B, Hk, N], or [B, N] without
+        `per_head`; N is the capacity of a request. Logits are scaled and capped, so
+        ``exp(logit - lse)`` is the weight of a key. -inf where a collected row does not see it.
 
     Raises
     ------
@@ -83,29 +91,17 @@ def verify_attention(
     >>> indices.shape
     torch.Size([1, 2, 9])
     """
-    inputs, sizes = hybrid_inputs(
-        q,
-        k_cache,
-        v_cache,
-        cache_seqlens,
-        k_tree,
-        v_tree,
-        tree_mask,
-        block_table=block_table,
-        window=window,
-        softmax_scale=softmax_scale,
-        softcap=softcap,
-        sinks=sinks,
-        out=out,
-        lse=lse,
-    )
+    tensors = (q, k_cache, v_cache, cache_seqlens, k_tree, v_tree, tree_mask, block_table, sinks)
+    inputs, sizes = hybrid_inputs(*tensors, out, lse, window, softmax_scale, softcap)
     check_option("collect", collect, collect in ("scores", "logits"), "'scores' or 'logits'")
     rows = tuple(collect_rows)
     valid = len(rows) > 0 and all(-sizes["T"] <= row < sizes["T"] for row in rows)
     check_option("collect_rows", rows, valid, f"at least one row, each below T={sizes['T']}")
+    check_option("per_head", per_head, per_head or collect == "scores", "True for logits")
     out, lse = state_like(q, out, lse)
-    collected = collected_like(q, collect, sizes | {"R": len(rows)}, collected)
-    operators.verify_attention(*inputs, collect, rows, out, lse, collected)
+    spec = COLLECTED[collect if per_head else "scores of all heads"]
+    collected = output_like(q, "collected", spec, sizes | {"R": len(rows)}, collected)
+    _operator(*inputs, collect, rows, per_head, out, lse, collected)
     return out, lse, collected
 
 

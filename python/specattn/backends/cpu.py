@@ -1,0 +1,31 @@
+"""The C++ kernels for the CPU."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+
+import torch
+
+from .backend import Backend, Kernel
+
+
+def _why_not(device: str | None) -> str | None:
+    if importlib.util.find_spec("specattn._cpu") is None:
+        return "specattn._cpu is not built"
+    return None if device in (None, "cpu") else "it serves CPU tensors only"
+
+
+def _find(op: str) -> Kernel | None:
+    function = getattr(importlib.import_module("specattn._cpu"), op, None)
+    return function and (lambda *args: function(*args, torch.get_num_threads()))
+
+
+BACKEND = Backend(
+    name="cpu",
+    devices=("cpu",),
+    dtypes=(torch.float32, torch.bfloat16, torch.float16),
+    why_not=_why_not,
+    find=_find,
+    checks_values=True,
+)

@@ -1,0 +1,114 @@
+"""Which backend serves a call, and why another does not."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+
+import torch
+
+from . import cpu, reference, triton
+from .backend import Backend, Kernel
+
+# In the order of preference: the first that serves a call is taken.
+BACKENDS = {backend.name: backend for backend in (triton.BACKEND, cpu.BACKEND, reference.BACKEND)}
+_forced: str | None = None
+
+
+def backends() -> dict[str, str]:
+    """Return every backend's name with "available", or with the reason why it is not.
+
+    Examples
+    --------
+    >>> import specattn
+    >>> specattn.backends()["reference"]
+    'available'
+    """
+    return {name: backend.why_not(None) or "available" for name, backend in BACKENDS.items()}
+
+
+class use_backend:  # noqa: N801 - reads as the function that it also is
+    """Force one backend for the whole process, for good or inside a ``with`` block.
+
+    Parameters
+    ----------
+    name : str or None
+        A name that `backends` lists. None lets the device choose again: CUDA tensors take
+        ``triton``, CPU tensors ``cpu``, and both fall back to ``reference``.
+
+    Raises
+    ------
+    ValueError
+        There is no backend of that name.
+    RuntimeError
+        The backend is not available here; the message says why.
+
+    Examples
+    --------
+    >>> import specattn
+    >>> with specattn.use_backend("reference"):
+    ...     pass
+    """
+
+    def __init__(self, name: str | None):
+        global _forced
+        if name is not None:
+            if name not in BACKENDS:
+                raise ValueError(f"name: expected one of {', '.join(BACKENDS)}, got {name!r}")
+            if reason := BACKENDS[name].why_not(None):
+                raise RuntimeError(f"backend {name!r} is not available: {reason}")
+        self._previous, _forced = _forced, name
+
+    def __enter__(self) -> use_backend:
+        return self
+
+    def __exit__(self, *exception) -> None:
+        global _forced
+        _forced = self._previous
+
+
+def chosen(op: str, device: torch.device, dtype: torch.dtype) -> tuple[Kernel, Backend]:
+    """Return the kernel of operator `op` and the backend that it is from.
+
+    No gradient flows through a kernel.
+
+    Raises
+    ------
+    RuntimeError
+        No backend, or not the forced one, serves this operator, device and dtype.
+    """
+    return _chosen(op, device.type, dtype, _forced)
+
+
+@functools.cache
+def _chosen(op: str, device: str, dtype: torch.dtype, forced: str | None) -> tuple[Kernel, Backend]:
+    candidates = [BACKENDS[forced]] if forced else _preferred(device, dtype)
+    reasons: dict[str, str] = {}
+    for backend in candidates:
+        kernel, reason = _find(backend, op, device, dtype)
+        if kernel:
+            if reasons and backend.slow:
+                warnings.warn(
+                    f"specattn: {op} runs on the slow {backend.name}; {reasons}", stacklevel=4
+                )
+            return kernel, backend
+        reasons[backend.name] = reason
+    raise RuntimeError(f"no backend serves {op} of {dtype} on {device}: {reasons or 'none exists'}")
+
+
+def _preferred(device: str, dtype: torch.dtype) -> list[Backend]:
+    """Return the backends for a device and dtype, best first."""
+    return [b for b in BACKENDS.values() if device in b.devices and dtype in b.dtypes]
+
+
+def _find(backend: Backend, op: str, device: str, dtype: torch.dtype) -> tuple[Kernel | None, str]:
+    """Return a backend's kernel for a call, or None and the reason why it has none."""
+    if reason := backend.why_not(device):
+        return None, reason
+    if dtype not in backend.dtypes:
+        others = [b.name for b in BACKENDS.values() if dtype in b.dtypes]
+        return None, f"{dtype} is served by {' and '.join(others) or 'no backend'} only"
+    try:
+        return backend.find(op), f"it has no {op}"
+    except ImportError as error:
+        return None, f"it does not import: {error}"

@@ -1,0 +1,34 @@
+"""The Triton kernels: for GPUs, and for tests on the CPU in Triton's interpreter."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import torch
+
+from .backend import Backend, Kernel, function_named
+
+
+def _why_not(device: str | None) -> str | None:
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return None
+    if not torch.cuda.is_available():
+        return "no GPU (TRITON_INTERPRET=1 runs it on the CPU, slowly)"
+    return "it serves CPU tensors only with TRITON_INTERPRET=1" if device == "cpu" else None
+
+
+def _find(op: str) -> Kernel | None:
+    function = function_named(op, "specattn.triton_kernels")
+    return function and torch.no_grad()(function)
+
+
+BACKEND = Backend(
+    name="triton",
+    devices=("cuda",),
+    dtypes=(torch.float32, torch.bfloat16, torch.float16),
+    why_not=_why_not,
+    find=_find,
+)

@@ -94,9 +94,9 @@ def softmax_step(q, k, v, visible, m, l, acc, scale, softcap, SOFTCAP: tl.conste
     new_m = tl.maximum(m, tl.max(s, 1))
     pivot = tl.where(new_m == float("-inf"), 0.0, new_m)  # -inf - -inf would be NaN
     p = tl.exp2(s - pivot[:, None])
-    rescale = tl.exp2(m - pivot)
-    l = l * rescale + tl.sum(p, 1)
-    acc = dot(cast(p, v.dtype), v, acc * rescale[:, None])
+    alpha = tl.exp2(m - pivot)
+    l = l * alpha + tl.sum(p, 1)
+    acc = dot(cast(p, v.dtype), v, acc * alpha[:, None])
     return new_m, l, acc
 
 

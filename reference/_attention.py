@@ -81,7 +81,7 @@ def softmax_state(logits, v):
 
 
 def fill_where(hidden, x, value):
-    """Return x with `value` where `hidden`; x itself where it is free to see that nothing is."""
+    """Return x with `value` where `hidden`; x itself where a free check finds nothing hidden."""
     if not hidden.is_cuda and not hidden.any():
         return x
     return x.masked_fill(hidden, value)
@@ -126,5 +126,5 @@ def tokens_at(cache, positions, live, block_table=None):
 
 
 def longest(lengths, capacity):
-    """Return the largest length where reading it is free, on the CPU, else the capacity."""
+    """Return the largest length on the CPU; the capacity on a GPU, where reading it would sync."""
     return capacity if lengths.is_cuda else int(lengths.max())

@@ -1,5 +1,5 @@
-// The query rows of a task: all rows of the heads that share a KV head lie side by side, with what
-// has been summed up for each.
+// The query rows of a task, packed: all rows of the heads that share a KV head, side by side, with
+// the state of each.
 #pragma once
 
 #include <algorithm>

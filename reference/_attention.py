@@ -63,25 +63,25 @@ def mask_logits(logits, visible):
 def softmax_state(logits, v):
     """Return the state `(out [B, T, Hq, D], lse [B, T, Hq])` of masked logits and v [B, Hk, M, D].
 
-    With `m = max logit`: `lse = m + log(sum(exp(logit - m)))` and `out = sum(exp(logit - m) v)`
-    over the same sum.
+    With `m = max logit` and `l = sum(exp(logit - m))`: `lse = m + log(l)` and
+    `out = sum(exp(logit - m) v) / l`.
     """
     batch, kv_heads, rows, group, keys = logits.shape
     if keys == 0:
         out = v.new_zeros(batch, rows, kv_heads * group, v.shape[-1])
         return out, v.new_full(out.shape[:-1], -torch.inf)
-    peak = logits.amax(-1, keepdim=True)
-    peak = peak.masked_fill(peak.isneginf(), 0)  # no key at all: exp(-inf - 0) is 0, not NaN
-    weights = (logits - peak).exp_()
-    total = weights.sum(-1, keepdim=True)
-    lse = peak + total.log()
+    m = logits.amax(-1, keepdim=True)
+    m = m.masked_fill(m.isneginf(), 0)  # no key at all: exp(-inf - 0) is 0, not NaN
+    weights = (logits - m).exp_()
+    l = weights.sum(-1, keepdim=True)
+    lse = m + l.log()
     out = (weights.flatten(2, 3) @ v).unflatten(2, (rows, group))
-    out = out / total.masked_fill(total == 0, 1)
+    out = out / l.masked_fill(l == 0, 1)
     return out.transpose(1, 2).flatten(2, 3), lse.squeeze(-1).transpose(1, 2).flatten(2, 3)
 
 
 def fill_where(hidden, x, value):
-    """Return x with `value` where `hidden`; x itself where it is free to see that nothing is."""
+    """Return x with `value` where `hidden`; x itself where a free check finds nothing hidden."""
     if not hidden.is_cuda and not hidden.any():
         return x
     return x.masked_fill(hidden, value)
@@ -126,5 +126,5 @@ def tokens_at(cache, positions, live, block_table=None):
 
 
 def longest(lengths, capacity):
-    """Return the largest length where reading it is free, on the CPU, else the capacity."""
+    """Return the largest length on the CPU; the capacity on a GPU, where reading it would sync."""
     return capacity if lengths.is_cuda else int(lengths.max())

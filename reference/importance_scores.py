@@ -1,4 +1,4 @@
-"""How much the query rows of a request care for each cached token (TokenSwift, 3.3)."""
+"""Importance of each cached token: its mean logit over the query rows (TokenSwift, 3.3)."""
 
 import torch
 

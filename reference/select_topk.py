@@ -1,4 +1,4 @@
-"""Choosing the cached tokens that a sparse draft may see, deterministically."""
+"""Deterministic top-k selection of the cached tokens that a sparse draft sees."""
 
 import math
 

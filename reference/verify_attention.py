@@ -1,4 +1,4 @@
-"""Hybrid attention that also hands out the prefix logits of some rows (Vegas, 3.2 and 3.3)."""
+"""Hybrid attention that also returns prefix logits of chosen rows (Vegas, 3.2 and 3.3)."""
 
 import torch
 
@@ -25,10 +25,10 @@ def verify_attention(
     collect_rows=(0, -1),
     per_head=True,
 ):
-    """Return `(out, lse, collected)`: hybrid attention, and how `collect_rows` rank the prefix.
+    """Return `(out, lse, collected)`: hybrid attention, and logits or scores of `collect_rows`.
 
-    "logits": [B, R, Hq, N] bfloat16 (float64 for float64), the scaled and capped logits of the rows
-    named; "scores": [B, Hk, N], their mean over those rows and over the heads of each group, or
+    "logits": [B, R, Hq, N] bfloat16 (float64 for float64), the scaled and capped logits of those
+    rows; "scores": [B, Hk, N], their mean over those rows and over the heads of each group, or
     without `per_head` [B, N], over all heads. -inf where a row does not see the key.
     """
     out, lse = hybrid_tree_attention(

@@ -27,7 +27,7 @@ def load_rows(p_row, valid, D: tl.constexpr, BLOCK_D: tl.constexpr):
 
 @triton.jit
 def cache_rows(n, valid, b, index_row, page_row, PAGE_SIZE: tl.constexpr):
-    """Say where the prefix's keys ``n`` [N] lie: (request, position) or (page, slot), int64.
+    """Return the locations of the prefix's keys ``n`` [N]: (request, position) or (page, slot).
 
     The three kinds of prefix are one map: ``index_row`` (or None) turns ``n`` into a position,
     ``page_row`` (or None) turns a position into a page and a slot.
@@ -84,7 +84,7 @@ def dot_keys(q, k):
 
 @triton.jit
 def softmax_step(q, k, v, visible, m, l, acc, scale, softcap, SOFTCAP: tl.constexpr):
-    """Take a tile of keys into the running softmax (m [M], l [M], acc [M, D]), in base 2."""
+    """Update the running softmax (m [M], l [M], acc [M, D]) by a tile of keys, in base 2."""
     s = dot_keys(q, k)
     if SOFTCAP:
         s = cap(s * scale, softcap, SOFTCAP) * LOG2E
@@ -94,9 +94,9 @@ def softmax_step(q, k, v, visible, m, l, acc, scale, softcap, SOFTCAP: tl.conste
     new_m = tl.maximum(m, tl.max(s, 1))
     pivot = tl.where(new_m == float("-inf"), 0.0, new_m)  # -inf - -inf would be NaN
     p = tl.exp2(s - pivot[:, None])
-    rescale = tl.exp2(m - pivot)
-    l = l * rescale + tl.sum(p, 1)
-    acc = dot(cast(p, v.dtype), v, acc * rescale[:, None])
+    alpha = tl.exp2(m - pivot)
+    l = l * alpha + tl.sum(p, 1)
+    acc = dot(cast(p, v.dtype), v, acc * alpha[:, None])
     return new_m, l, acc
 
 

@@ -18,8 +18,8 @@ from ._blocks import LN2, LOG2E
 
 
 @triton.jit
-def _absorb(m, total, acc, p_out, p_lse, out_stride_i, lse_stride_i, i, count, D: tl.constexpr):
-    """Add the states ``i`` [I] below ``count`` [R] to the running m [R], total [R], acc [R, D]."""
+def _absorb(m, l, acc, p_out, p_lse, out_stride_i, lse_stride_i, i, count, D: tl.constexpr):
+    """Add the states ``i`` [I] below ``count`` [R] to the running m [R], l [R], acc [R, D]."""
     d = tl.arange(0, acc.shape[1])
     i64 = i.to(tl.int64)
     used = i[None, :] < count[:, None]
@@ -28,15 +28,15 @@ def _absorb(m, total, acc, p_out, p_lse, out_stride_i, lse_stride_i, i, count, D
     new_m = tl.maximum(m, tl.max(lse, 1))
     pivot = tl.where(new_m == float("-inf"), 0.0, new_m)
     weight = tl.exp2((lse - pivot[:, None]) * LOG2E)
-    rescale = tl.exp2((m - pivot) * LOG2E)
+    alpha = tl.exp2((m - pivot) * LOG2E)
     out = tl.load(
         p_out[:, None, None] + i64[None, :, None] * out_stride_i + d[None, None, :],
         mask=(lse != float("-inf"))[:, :, None] & (d < D)[None, None, :],
         other=0.0,
     ).to(tl.float32)  # [R, I, D]
-    acc = acc * rescale[:, None] + tl.sum(weight[:, :, None] * out, 1)
-    total = total * rescale + tl.sum(weight, 1)
-    return new_m, total, acc
+    acc = acc * alpha[:, None] + tl.sum(weight[:, :, None] * out, 1)
+    l = l * alpha + tl.sum(weight, 1)
+    return new_m, l, acc
 
 
 # fmt: off
@@ -72,26 +72,26 @@ def combine_kernel(
     m = tl.full([BLOCK_R], float("-inf"), tl.float32)
     if sinks is not None:
         m = tl.load(sinks + h, mask=row_ok, other=float("-inf")).to(tl.float32)
-    total = tl.where(m == float("-inf"), 0.0, 1.0)
+    l = tl.where(m == float("-inf"), 0.0, 1.0)
     acc = tl.zeros([BLOCK_R, BLOCK_D], tl.float32)
 
     p_out = outs + b * outs_stride_b + t * outs_stride_t + h * outs_stride_h
     p_lse = lses + b * lses_stride_b + t * lses_stride_t + h * lses_stride_h
     for i0 in range(0, tl.max(count, 0), BLOCK_I):
         i = i0 + tl.arange(0, BLOCK_I)
-        m, total, acc = _absorb(
-            m, total, acc, p_out, p_lse, outs_stride_i, lses_stride_i, i, count, D
+        m, l, acc = _absorb(
+            m, l, acc, p_out, p_lse, outs_stride_i, lses_stride_i, i, count, D
         )
     if outs_b is not None:
         p_out = outs_b + b * outs_b_stride_b + t * outs_b_stride_t + h * outs_b_stride_h
         p_lse = lses_b + b * lses_b_stride_b + t * lses_b_stride_t + h * lses_b_stride_h
         i = tl.arange(0, 1)
-        m, total, acc = _absorb(m, total, acc, p_out, p_lse, 0, 0, i, row_ok.to(tl.int32), D)
+        m, l, acc = _absorb(m, l, acc, p_out, p_lse, 0, 0, i, row_ok.to(tl.int32), D)
 
-    empty = total == 0.0
-    total = tl.where(empty, 1.0, total)
-    result = cast(acc / total[:, None], out.dtype.element_ty)
-    result_lse = tl.where(empty, float("-inf"), m + tl.log2(total) * LN2)
+    empty = l == 0.0
+    l = tl.where(empty, 1.0, l)
+    result = cast(acc / l[:, None], out.dtype.element_ty)
+    result_lse = tl.where(empty, float("-inf"), m + tl.log2(l) * LN2)
     d = tl.arange(0, BLOCK_D)
     p_out = out + b * out_stride_b + t * out_stride_t + h * out_stride_h
     p_lse = lse + b * lse_stride_b + t * lse_stride_t + h * lse_stride_h

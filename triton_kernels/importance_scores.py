@@ -1,4 +1,4 @@
-"""How much the query rows of a request care for each cached token (TokenSwift, 3.3).
+"""Importance of each cached token: its mean logit over the query rows (TokenSwift, 3.3).
 
 The mean over rows and over the heads of a group of ``q_r . k`` is ``(mean_r q_r) . k``, so K is
 read once and meets one float32 vector per KV head, whatever ``T`` and ``g`` are. That is one

@@ -1,4 +1,4 @@
-"""Choosing the cached tokens that a sparse draft may see, deterministically and without a sync.
+"""Deterministic top-k selection of the cached tokens that a sparse draft sees, without a sync.
 
 One kernel turns every (score, position) into an int64 that orders as the selection does: above,
 the score's bits as an ordered integer; below, the position. No two are equal, so every correct

@@ -1,4 +1,4 @@
-"""Hybrid attention that hands out how the collected rows rank the prefix (Vegas, 3.2 and 3.3)."""
+"""Hybrid attention that also returns prefix logits of chosen rows (Vegas, 3.2 and 3.3)."""
 
 import torch
 
@@ -26,11 +26,11 @@ def verify_attention(
     lse,
     collected,
 ):
-    """Do as ``hybrid_tree_attention`` and fill ``collected`` in the same pass over the cache.
+    """Attend as ``hybrid_tree_attention`` does and fill ``collected`` in the same pass.
 
     With a softcap the mean logit is not the logit of the mean query. Then the pass writes the
-    float32 logits to a workspace, and the scores are their mean. Without ``per_head`` it writes
-    the scores of the KV heads to one: a program per head adds nothing up in a fixed order.
+    float32 logits to a workspace, and the scores are their mean. Without ``per_head`` the pass
+    writes one score per KV head to a workspace: programs of different heads run in no fixed order.
     """
     batch, capacity = q.shape[0], collected.shape[-1]
     mean_of_logits = collect == "scores" and softcap > 0

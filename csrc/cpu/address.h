@@ -1,4 +1,4 @@
-// Where a token lies: contiguous, paged or gathered caches differ in nothing else.
+// The address of a token: contiguous, paged and gathered caches differ in nothing else.
 #pragma once
 
 #include "problem.h"

@@ -15,14 +15,15 @@
 
 namespace specattn {
 
-// Multiplies a task's keys `Way`, while those that come next are on their way.
-template <class Way, class Isa, class Elem>
+// Multiplies a task's keys by a policy, VectorProducts or MatrixProducts, and prefetches the step
+// that comes next meanwhile.
+template <class Products, class Isa, class Elem>
 void walk(const PackedRows<Isa, Elem>& rows) {
   const Task& task = rows.task;
-  const Keys<Elem, Way::kBlocks> keys(rows.a, rows.plan, task);
-  Way way(rows, keys.starts());
-  Step<Way::kBlocks> steps[2];
-  Step<Way::kBlocks>*now = &steps[0], *next = &steps[1];
+  const Keys<Elem, Products::kBlocks> keys(rows.a, rows.plan, task);
+  Products products(rows, keys.starts());
+  Step<Products::kBlocks> steps[2];
+  Step<Products::kBlocks>*now = &steps[0], *next = &steps[1];
   const int bytes = static_cast<int>(task.heads * rows.D * static_cast<int64_t>(sizeof(Elem)));
   keys.load(*now, task.first_block);
   for (int64_t index = task.first_block; index < task.last_block;) {
@@ -32,9 +33,9 @@ void walk(const PackedRows<Isa, Elem>& rows) {
     const int64_t ahead = next->keys;
     for (int64_t head = 0; head < task.heads; ++head) {
       if (head > 0) keys.advance(*now);
-      Prefetch lines(next->k, next->v, static_cast<int>(ahead * head / task.heads),
-                     static_cast<int>(ahead * (head + 1) / task.heads), bytes);
-      way.multiply(*now, head, lines);
+      Prefetch prefetch(next->k, next->v, static_cast<int>(ahead * head / task.heads),
+                        static_cast<int>(ahead * (head + 1) / task.heads), bytes);
+      products.multiply(*now, head, prefetch);
     }
     std::swap(now, next);
   }
@@ -51,7 +52,7 @@ void attend(const Attention& a, const Plan& plan, const Task& task, float* state
   if constexpr (kTiles<Isa, Elem>) {
     if (!rows.few) return walk<MatrixProducts<Isa, Elem>>(rows);
   }
-  walk<Products<Isa, Elem>>(rows);
+  walk<VectorProducts<Isa, Elem>>(rows);
 }
 
 }  // namespace specattn

@@ -1,4 +1,4 @@
-// What the memory gives: the ceiling that kernels are measured against.
+// Measures the bandwidth of the memory: the ceiling that kernels are held against.
 #include <algorithm>
 #include <chrono>
 #include <vector>

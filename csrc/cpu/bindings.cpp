@@ -30,19 +30,19 @@ class Arguments {
   template <class Problem>
   void run_with(const Problem& p) {
     const int threads = value<int>();
-    if (at_ != all_.size()) throw py::type_error("too many arguments");
+    if (at_ != PyTuple_GET_SIZE(all_.ptr())) throw py::type_error("too many arguments");
     const py::gil_scoped_release release;
     run(p, threads > 1 ? threads : 1);
   }
 
  private:
   py::handle next() {
-    if (at_ == all_.size()) throw py::type_error("too few arguments");
-    return all_[at_++];
+    if (at_ == PyTuple_GET_SIZE(all_.ptr())) throw py::type_error("too few arguments");
+    return PyTuple_GET_ITEM(all_.ptr(), at_++);
   }
 
   const py::args& all_;
-  size_t at_ = 0;
+  py::ssize_t at_ = 0;
 };
 
 Dtype floating(const View& q) {

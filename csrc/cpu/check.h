@@ -1,4 +1,4 @@
-// Index and length values are looked at before any key is: a wrong one is an error, not a crash.
+// Checks lengths and indices before any key is read: a wrong one is an error, not a crash.
 #pragma once
 
 #include <stdexcept>

@@ -1,4 +1,4 @@
-// Hands out the logits that a caller asked for, or their mean, on their way into the softmax.
+// Collects the logits of chosen rows, or their mean, on their way into the softmax.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ class Collector {
     if (means()) start_ = collect_start(a_, task_.b, a_.length(task_.b, task_.head));
   }
 
-  // Logits are collected of the prefix.
+  // Collects the prefix, never the tree.
   bool wants(const Block& block) const { return a_.collect != Collect::kNone && !block.tree; }
 
   // Before the first tile of a step's keys, and after the last one.
@@ -48,7 +48,7 @@ class Collector {
  private:
   bool means() const { return a_.collect == Collect::kScores; }
 
-  // Which rows of a tile the i-th collected row is.
+  // The range of rows of a tile that the i-th collected row takes.
   std::pair<int64_t, int64_t> packed(int64_t i, int64_t tile) const {
     const int64_t g = a_.group(), first = (a_.collect_rows[i] - task_.rows.first) * g - tile;
     return {std::max<int64_t>(first, 0), std::min<int64_t>(first + g, rows_.tile_rows(tile))};

@@ -26,27 +26,27 @@ void finish(const Attention& a, const Plan& plan, const Task& task, const float*
   [[maybe_unused]] const bool few = takes_rows<Isa, Elem>(a, task.rows.count * g);
   float row[kMaxHeadDim];
   for (int64_t head = 0; head < task.heads; ++head) {
-    for (int64_t m = 0; m < task.rows.count * g; ++m) {
-      const int64_t t = task.rows.first + m / g, q_head = (task.head + head) * g + m % g;
+    for (int64_t r = 0; r < task.rows.count * g; ++r) {
+      const int64_t t = task.rows.first + r / g, q_head = (task.head + head) * g + r % g;
       const auto state = [&](int64_t split) {
         const float* at = states + split * split_stride + head * State::floats(plan.rows, stride);
         return State(const_cast<float*>(at), plan.rows, stride);
       };
-      float top = a.sinks ? a.sinks[q_head] : -kInf;
-      for (int64_t s = 0; s < plan.splits; ++s) top = std::max(top, state(s).base[m]);
-      const float base = top == -kInf ? 0.0f : top;
-      float sum = a.sinks ? std::exp(a.sinks[q_head] - base) : 0.0f;
+      float m = a.sinks ? a.sinks[q_head] : -kInf;
+      for (int64_t s = 0; s < plan.splits; ++s) m = std::max(m, state(s).m[r]);
+      const float pivot = m == -kInf ? 0.0f : m;
+      float l = a.sinks ? std::exp(a.sinks[q_head] - pivot) : 0.0f;
       for (int64_t s = 0; s < plan.splits; ++s) {
-        sum += std::exp(state(s).base[m] - base) * state(s).sum[m];
+        l += std::exp(state(s).m[r] - pivot) * state(s).l[r];
       }
       std::fill(row, row + stride, 0.0f);
       for (int64_t s = 0; s < plan.splits; ++s) {
-        const float weight = std::exp(state(s).base[m] - base) / sum;
-        if (state(s).base[m] == -kInf) continue;  // saw no key
+        const float weight = std::exp(state(s).m[r] - pivot) / l;
+        if (state(s).m[r] == -kInf) continue;  // saw no key
         const auto w = Isa::set1(weight);
-        const float* o = state(s).o + m * stride;
+        const float* acc = state(s).acc + r * stride;
         for (int d = 0; d < stride; d += Isa::W) {
-          Isa::store(row + d, Isa::fma(Isa::load(o + d), w, Isa::load(row + d)));
+          Isa::store(row + d, Isa::fma(Isa::load(acc + d), w, Isa::load(row + d)));
         }
       }
       if constexpr (kTiles<Isa, Elem>) {
@@ -56,7 +56,7 @@ void finish(const Attention& a, const Plan& plan, const Task& task, const float*
           static_cast<Elem*>(a.out) + task.b * a.out_batch + t * a.out_row + q_head * a.out_head;
       narrow<Isa>(row, out, static_cast<int>(a.D));
       a.lse[task.b * a.lse_batch + t * a.lse_row + q_head * a.lse_head] =
-          top == -kInf ? -kInf : base + std::log(sum);
+          m == -kInf ? -kInf : pivot + std::log(l);
     }
   }
 }

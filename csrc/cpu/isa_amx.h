@@ -48,11 +48,12 @@ struct Amx : Avx512Bf16 {
   static int copy_ticks(int keys) { return keys / 8; }
 
   // Rows of a cache side by side and in whole tiles: strides of a cache would share few sets of L1.
-  static void copy_rows(const char* const* rows, int count, int D, float* copy, Prefetch& next) {
+  static void copy_rows(const char* const* rows, int count, int D, float* copy,
+                        Prefetch& prefetch) {
     const int stride = static_cast<int>(round_up(D, kDepth)) * 2;
     char* to = reinterpret_cast<char*>(copy);
     for (int n = 0; n < count; ++n, to += stride) {
-      if (n % 8 == 0) rest(next);
+      if (n % 8 == 0) rest(prefetch);
       int d = 0;
       for (; d + kDepth <= D; d += kDepth) {
         _mm512_store_si512(to + 2 * d, _mm512_loadu_si512(rows[n] + 2 * d));
@@ -67,13 +68,13 @@ struct Amx : Avx512Bf16 {
   // Pairs of value rows n and n + 16 of each 32: of 32 columns the even ones, then the odd ones.
   // What does not exist is zero up to a whole product: the memory may hold another call's NaN.
   static void pair_values(const char* const* v, int keys, int D, float* pairs, int stride,
-                          Prefetch& next) {
+                          Prefetch& prefetch) {
     static const bf16 nothing[kMaxHeadDim] = {};
     const auto row = [&](int n) {
       return n < keys ? v[n] : reinterpret_cast<const char*>(nothing);
     };
     for (int pair = 0; pair < round_up(keys, kDepth) / 2; ++pair, pairs += stride) {
-      if (pair % 8 == 0) rest(next);
+      if (pair % 8 == 0) rest(prefetch);
       const int n = pair / kEdge * kDepth + pair % kEdge;
       const char *a = row(n), *b = row(n + kEdge);
       for (int d = 0; d < D; d += kDepth) {
@@ -90,73 +91,72 @@ struct Amx : Avx512Bf16 {
 
   // s[key][row] = k[key] . q[row] for whole tiles of keys; q is packed [pair][rows].
   static void score_tile(const float* q, int rows, StridedRows k, int keys, int depth, float* s,
-                         Prefetch& next) {
+                         Prefetch& prefetch) {
     const int tiles = keys / kEdge;
     if (rows == kEdge) {
-      if (tiles == 1) scores<1, 1>(q, rows, k, depth, s, next);
-      if (tiles == 2) scores<2, 1>(q, rows, k, depth, s, next);
-      if (tiles == 3) scores<3, 1>(q, rows, k, depth, s, next);
-      if (tiles == 4) scores<4, 1>(q, rows, k, depth, s, next);
+      if (tiles == 1) scores<1, 1>(q, rows, k, depth, s, prefetch);
+      if (tiles == 2) scores<2, 1>(q, rows, k, depth, s, prefetch);
+      if (tiles == 3) scores<3, 1>(q, rows, k, depth, s, prefetch);
+      if (tiles == 4) scores<4, 1>(q, rows, k, depth, s, prefetch);
       return;
     }
     for (int n = 0; n < tiles; n += 2) {
       const StridedRows from = {k.first + n * kEdge * k.stride, k.stride};
-      if (n + 1 < tiles) scores<2, 2>(q, rows, from, depth, s + n * kEdge * kTile, next);
-      if (n + 1 == tiles) scores<1, 2>(q, rows, from, depth, s + n * kEdge * kTile, next);
+      if (n + 1 < tiles) scores<2, 2>(q, rows, from, depth, s + n * kEdge * kTile, prefetch);
+      if (n + 1 == tiles) scores<1, 2>(q, rows, from, depth, s + n * kEdge * kTile, prefetch);
     }
   }
 
-  // o[row] += sum over keys [first, last) of p[row][key] * v[key].
+  // acc[row] += sum over keys [first, last) of p[row][key] * v[key].
   static void value_tile(const float* p, int rows, int first, int last, StridedRows v, bool paired,
-                         float* o, int stride, Prefetch& next) {
+                         float* acc, int stride, Prefetch& prefetch) {
     if (paired) {
-      paired_values(p + first / 2, rows, (last - first) / 2, v.first + first / 2 * v.stride, o,
-                    stride, next);
+      paired_values(p + first / 2, rows, (last - first) / 2, v.first + first / 2 * v.stride, acc,
+                    stride, prefetch);
     } else {
-      direct_values(p + first, rows, last - first, {v.first + first * v.stride, v.stride}, o,
-                    stride, next);
+      direct_values(p + first, rows, last - first, {v.first + first * v.stride, v.stride}, acc,
+                    stride, prefetch);
     }
   }
 
-  // Lets the bases of sixteen rows follow their logits s[key][row] / scale. True where one moved:
-  // `decay` says how much then remains of what was summed up before.
-  static bool move_base(const float* s, int keys, float scale, float* base, float* sum,
-                        float* decay) {
+  // Lets m of sixteen rows follow their logits s[key][row] / scale and rescales l. True where an m
+  // moved: alpha then rescales the accumulators.
+  static bool raise_max(const float* s, int keys, float scale, float* m, float* l, float* alpha) {
     stay_awake();
     V top[4] = {set1(-kInf), set1(-kInf), set1(-kInf), set1(-kInf)};
     for (int n = 0; n < keys; n += 4) {
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) top[i] = max(load(s + (n + i) * kTile), top[i]);
     }
-    const Base<Amx> step(load(base), max(max(top[0], top[1]), max(top[2], top[3])), scale);
-    if (_mm512_cmp_ps_mask(step.keep, set1(1.0f), _CMP_NEQ_UQ) == 0) return false;
-    store(base, step.now);
-    store(sum, mul(load(sum), step.keep));
-    store(decay, step.keep);
+    const RunningMax<Amx> step(load(m), max(max(top[0], top[1]), max(top[2], top[3])), scale);
+    if (_mm512_cmp_ps_mask(step.alpha, set1(1.0f), _CMP_NEQ_UQ) == 0) return false;
+    store(m, step.m);
+    store(l, mul(load(l), step.alpha));
+    store(alpha, step.alpha);
     return true;
   }
 
-  // Whether sixteen rows all have a base.
-  static bool all_seen(const float* base) {
-    return _mm512_cmp_ps_mask(load(base), set1(-kInf), _CMP_EQ_OQ) == 0;
+  // Whether each of sixteen rows has seen a key.
+  static bool all_seen(const float* m) {
+    return _mm512_cmp_ps_mask(load(m), set1(-kInf), _CMP_EQ_OQ) == 0;
   }
 
   // Turns logits s[key][row] / scale of sixteen rows into weights of `p`, from row `row` and key
   // `at` on. They lie [row][pair of keys], or where V is taken as it lies [even, odd][row][key].
-  // False where they are too large for their base, or no numbers: then nothing is summed up.
-  static bool weigh(const float* s, int keys, float scale, const float* base, float* sum, float* p,
-                    int row, int at, bool paired, bool may_fail, Prefetch& next) {
+  // False where they are too large for their m, or no numbers: then l stays.
+  static bool weigh(const float* s, int keys, float scale, const float* m, float* l, float* p,
+                    int row, int at, bool paired, bool may_fail, Prefetch& prefetch) {
     constexpr float kLog2e = 1.44269504f;
-    const V before = load(base), factor = set1(scale * kLog2e);
-    const V seen = select(less(set1(-kInf), before), before, zero());
-    const V shift = mul(seen, set1(-kLog2e));
+    const V seen = load(m), factor = set1(scale * kLog2e);
+    const V pivot = select(less(set1(-kInf), seen), seen, zero());
+    const V shift = mul(pivot, set1(-kLog2e));
     V total = zero();
     for (int first = 0; first < keys; first += kDepth) {
       const float* from = s + first * kTile;
       __m512i both[kEdge];
       stay_awake();
       for (int quarter = 0; quarter < 4; ++quarter) {
-        next.tick();
+        prefetch.tick();
 #pragma GCC unroll 4
         for (int i = 4 * quarter; i < 4 * quarter + 4; ++i) {
           const int key = i / 2 + i % 2 * kEdge;  // of the first sixteen lanes; of the others + 8
@@ -175,20 +175,21 @@ struct Amx : Avx512Bf16 {
     }
     const bool fits = _mm512_cmp_ps_mask(total, set1(kMostWeight), _CMP_NLE_UQ) == 0;
     if (may_fail && !fits) return false;
-    store(sum, add(load(sum), total));
+    store(l, add(load(l), total));
     return true;
   }
 
  private:
   // A tiles of keys against B tiles of rows.
   template <int A, int B>
-  static void scores(const float* q, int rows, StridedRows k, int depth, float* s, Prefetch& next) {
+  static void scores(const float* q, int rows, StridedRows k, int depth, float* s,
+                     Prefetch& prefetch) {
     const int64_t row_bytes = 4 * rows;
     amx::Operand left = {k.first, k.stride, kEdge * k.stride};
     amx::Operand right = {reinterpret_cast<const char*>(q), row_bytes, 64};
     amx::zero_all<A * B>();
     for (int d = 0; d < depth; d += kDepth) {
-      amx::multiply_all<A, B>(left, right, [&] { next.tick(); });
+      amx::multiply_all<A, B>(left, right, [&] { prefetch.tick(); });
       left.at += 2 * kDepth;
       right.at += kEdge * row_bytes;
     }
@@ -198,36 +199,36 @@ struct Amx : Avx512Bf16 {
   static constexpr int kPairs = kMostKeys / 2;          // of a row of weights
   static constexpr int kParity = kDirectRows * kBlock;  // from weights of even columns to odd
 
-  static void paired_values(const float* p, int rows, int pairs, const char* v, float* o,
-                            int stride, Prefetch& next) {
+  static void paired_values(const float* p, int rows, int pairs, const char* v, float* acc,
+                            int stride, Prefetch& prefetch) {
     const int64_t step = 4 * kEdge * stride;
     amx::Operand weights = {reinterpret_cast<const char*>(p), 4 * kPairs, 4 * kPairs * kEdge};
     for (int row = 0; row < rows; row += 2 * kEdge, weights.at += 2 * kEdge * weights.stride) {
       amx::Operand right = {v, 4 * stride, 64};
       for (int column = 0; column < stride; column += kDepth, right.at += 4 * kDepth) {
-        float* to = o + row * stride + column;
+        float* to = acc + row * stride + column;
         if (rows - row >= 2 * kEdge) {
-          values<2, 2>(weights, right, pairs, step, to, kEdge * stride, kEdge, stride, next);
+          values<2, 2>(weights, right, pairs, step, to, kEdge * stride, kEdge, stride, prefetch);
         } else {
-          values<1, 2>(weights, right, pairs, step, to, kEdge * stride, kEdge, stride, next);
+          values<1, 2>(weights, right, pairs, step, to, kEdge * stride, kEdge, stride, prefetch);
         }
       }
     }
   }
 
-  static void direct_values(const float* p, int rows, int keys, StridedRows v, float* o, int stride,
-                            Prefetch& next) {
+  static void direct_values(const float* p, int rows, int keys, StridedRows v, float* acc,
+                            int stride, Prefetch& prefetch) {
     for (int row = 0; row < rows; row += kEdge) {
       const amx::Operand left = {reinterpret_cast<const char*>(p + row * kBlock), 4 * kBlock,
                                  4 * kParity};
       amx::Operand right = {v.first, v.stride, 64};
       for (int column = 0; column < stride;) {
-        float* to = o + row * stride + column;
+        float* to = acc + row * stride + column;
         if (stride - column >= 2 * kDepth) {
-          values<2, 2>(left, right, keys, kEdge * v.stride, to, kEdge, kDepth, stride, next);
+          values<2, 2>(left, right, keys, kEdge * v.stride, to, kEdge, kDepth, stride, prefetch);
           column += 2 * kDepth;
         } else {
-          values<2, 1>(left, right, keys, kEdge * v.stride, to, kEdge, kDepth, stride, next);
+          values<2, 1>(left, right, keys, kEdge * v.stride, to, kEdge, kDepth, stride, prefetch);
           column += kDepth;
         }
         right.at = v.first + 2 * column;
@@ -238,20 +239,20 @@ struct Amx : Avx512Bf16 {
   // A tiles of weights against B tiles of V, `step` bytes further for every sixteen of `depth`.
   // Tiles of sums lie `down` and `across` floats from each other in rows of `stride`.
   template <int A, int B>
-  static void values(amx::Operand p, amx::Operand v, int depth, int64_t step, float* o,
-                     int64_t down, int64_t across, int64_t stride, Prefetch& next) {
-    amx::load_all<A, B>(o, down, across, stride);
+  static void values(amx::Operand p, amx::Operand v, int depth, int64_t step, float* acc,
+                     int64_t down, int64_t across, int64_t stride, Prefetch& prefetch) {
+    amx::load_all<A, B>(acc, down, across, stride);
     for (int u = 0; u < depth; u += kEdge) {
-      amx::multiply_all<A, B>(p, v, [&] { next.tick(); });
+      amx::multiply_all<A, B>(p, v, [&] { prefetch.tick(); });
       p.at += 4 * kEdge;
       v.at += step;
     }
-    amx::store_all<A, B>(o, down, across, stride);
+    amx::store_all<A, B>(acc, down, across, stride);
   }
 
   // A moment in which nothing is multiplied.
-  static void rest(Prefetch& next) {
-    next.tick();
+  static void rest(Prefetch& prefetch) {
+    prefetch.tick();
     stay_awake();
   }
 

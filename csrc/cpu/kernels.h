@@ -1,4 +1,4 @@
-// What a processor's translation unit offers, and how a call is cut into tasks.
+// The kernels of a code path, and how a call is cut into tasks.
 #pragma once
 
 #include "problem.h"

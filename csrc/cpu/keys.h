@@ -1,4 +1,4 @@
-// The keys of a task, step by step: what each block is, who sees it and where its rows lie.
+// The keys of a task, step by step: each block, the rows that see it, and its addresses.
 #pragma once
 
 #include <algorithm>
@@ -63,7 +63,7 @@ class Keys {
     step.v_apart = apart(step.v, step.keys);
   }
 
-  // On to the next head.
+  // Moves the addresses to the next head.
   void advance(Step& step) const {
     const bool apart = step.blocks[0].tree && !a_.tree.in_cache;
     const int64_t size = sizeof(Elem);

@@ -61,21 +61,21 @@ void merge_heads(const Merge& p, int64_t b, int64_t t, int64_t head, int count) 
       weighted_sum<Isa, Elem, 3>, weighted_sum<Isa, Elem, 4>};
   const int D = static_cast<int>(p.D);
   const bool apart = p.outs[1].data != nullptr;
-  alignas(64) float lse[kHeadsAtOnce] = {}, base[kHeadsAtOnce] = {}, sum[kHeadsAtOnce] = {};
+  alignas(64) float lse[kHeadsAtOnce] = {}, m[kHeadsAtOnce] = {}, l[kHeadsAtOnce] = {};
   alignas(64) float weights[kStatesAtOnce][kHeadsAtOnce], rows[kHeadsAtOnce][kMaxHeadDim];
   const auto unnormalized = [&](int h) {
-    return exp<Isa>(Isa::sub(Isa::load(lse + h), Isa::load(base + h)));
+    return exp<Isa>(Isa::sub(Isa::load(lse + h), Isa::load(m + h)));
   };
-  std::fill(base, base + count, -kInf);
+  std::fill(m, m + count, -kInf);
   for (int64_t s = 0; s < p.states; ++s) {
     load_lse(p, s, b, t, head, count, lse);
-    for (int h = 0; h < count; ++h) base[h] = std::max(base[h], lse[h]);
+    for (int h = 0; h < count; ++h) m[h] = std::max(m[h], lse[h]);
   }
-  for (int h = 0; h < count; ++h) base[h] = base[h] == -kInf ? 0.0f : base[h];
+  for (int h = 0; h < count; ++h) m[h] = m[h] == -kInf ? 0.0f : m[h];
   for (int64_t s = 0; s < p.states; ++s) {
     load_lse(p, s, b, t, head, count, lse);
     for (int h = 0; h < kHeadsAtOnce; h += Isa::W) {
-      Isa::store(sum + h, Isa::add(Isa::load(sum + h), unnormalized(h)));
+      Isa::store(l + h, Isa::add(Isa::load(l + h), unnormalized(h)));
     }
   }
   for (int64_t first = 0; first < p.states; first += kStatesAtOnce) {
@@ -84,7 +84,7 @@ void merge_heads(const Merge& p, int64_t b, int64_t t, int64_t head, int count) 
     for (int s = 0; s < states; ++s) {
       load_lse(p, first + s, b, t, head, count, lse);
       for (int h = 0; h < kHeadsAtOnce; h += Isa::W) {
-        Isa::store(weights[s] + h, Isa::div(unnormalized(h), Isa::load(sum + h)));
+        Isa::store(weights[s] + h, Isa::div(unnormalized(h), Isa::load(l + h)));
       }
     }
     for (int h = 0; h < count; ++h) {
@@ -92,7 +92,7 @@ void merge_heads(const Merge& p, int64_t b, int64_t t, int64_t head, int count) 
       float share[kStatesAtOnce];
       int used = 0;
       for (int s = 0; s < states; ++s) {
-        if (sum[h] == 0 || weights[s][h] == 0) continue;  // what it holds may be anything
+        if (l[h] == 0 || weights[s][h] == 0) continue;  // what it holds may be anything
         const Rows& outs = p.outs[apart ? first + s : 0];
         from[used] = static_cast<const Elem*>(outs.data) + (apart ? 0 : (first + s) * p.out_state) +
                      b * outs.outer + t * outs.token + (head + h) * outs.head;
@@ -105,7 +105,7 @@ void merge_heads(const Merge& p, int64_t b, int64_t t, int64_t head, int count) 
   }
   float* to = p.lse + b * p.lse_batch + t * p.lse_row + head * p.lse_head;
   for (int h = 0; h < count; ++h) {
-    to[h * p.lse_head] = sum[h] == 0 ? -kInf : base[h] + std::log(sum[h]);
+    to[h * p.lse_head] = l[h] == 0 ? -kInf : m[h] + std::log(l[h]);
   }
 }
 

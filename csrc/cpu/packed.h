@@ -1,5 +1,5 @@
-// The query rows of a task: all rows of the heads that share a KV head lie side by side, with what
-// has been summed up for each.
+// The query rows of a task, packed: all rows of the heads that share a KV head, side by side, with
+// the state of each.
 #pragma once
 
 #include <algorithm>
@@ -45,9 +45,9 @@ struct PackedRows {
   void start() const {
     for (int64_t head = 0; head < task.heads; ++head) {
       const State s = state(head);
-      std::fill(s.o, s.o + plan.rows * stride, 0.0f);
-      std::fill(s.base, s.base + plan.rows, -kInf);
-      std::fill(s.sum, s.sum + plan.rows, 0.0f);
+      std::fill(s.acc, s.acc + plan.rows * stride, 0.0f);
+      std::fill(s.m, s.m + plan.rows, -kInf);
+      std::fill(s.l, s.l + plan.rows, 0.0f);
     }
     std::fill(scratch.q, scratch.q + task.heads * plan.rows * stride, 0.0f);
     const int64_t g = a.group();

@@ -1,4 +1,4 @@
-// Keys that come next: while one step is multiplied, its share of the next block is on its way.
+// Prefetches the keys of the next step while one step is multiplied.
 #pragma once
 
 namespace specattn {
@@ -6,7 +6,7 @@ namespace specattn {
 // Walks the cache lines of some rows of K and V, a few at a time. Rows span all heads of a task
 // where these lie together: in the order of addresses the hardware reads ahead by itself, and
 // software alone cannot keep enough lines in flight to fill the memory's bandwidth. It reads ahead
-// further in four places than in one: both halves of the rows, of K and of V, go side by side.
+// further at four locations than at one: both halves of the rows, of K and of V, go side by side.
 class Prefetch {
  public:
   Prefetch() = default;
@@ -23,7 +23,7 @@ class Prefetch {
 
   __attribute__((noinline)) void tick(int ticks = 1) { issue(due(ticks)); }
 
-  // The lines of so many ticks, or what is left of a row: for a loop that cannot stop to call.
+  // The lines to prefetch in so many ticks, or what is left of a row: for loops that cannot call.
   struct Lines {
     const char* at[4];
     int count;
@@ -55,7 +55,7 @@ class Prefetch {
     for (; lines > 0 && row_ < end_; --lines) next(1).touch(0);
   }
 
-  // So many lines of each place, at most to the end of a row.
+  // So many lines at each location, at most to the end of a row.
   Lines next(int count) {
     const int other = row_ + half_ < last_ ? row_ + half_ : row_;
     const Lines lines = {{k_[row_] + byte_, v_[row_] + byte_, k_[other] + byte_, v_[other] + byte_},

@@ -1,4 +1,4 @@
-// What a call asks for, as plain pointers and strides (in elements; the last dimension is dense).
+// The problem of a call, as plain pointers and strides (in elements; the last dimension is dense).
 #pragma once
 
 #include "types.h"

@@ -23,7 +23,7 @@ inline void widen(const char* row, float* to, int D, int stride) {
 }
 
 template <class Isa, class Elem>
-class Products {
+class VectorProducts {
   using Dot = typename Isa::template Dot<Elem>;
   static constexpr int kPair = Dot::kPair;
   static constexpr bool kWidenKeys = kPair == 1 && !std::is_same_v<Elem, float>;
@@ -31,23 +31,22 @@ class Products {
  public:
   static constexpr int kBlocks = 1;
 
-  Products(const PackedRows<Isa, Elem>& rows, const int64_t* starts)
+  VectorProducts(const PackedRows<Isa, Elem>& rows, const int64_t* starts)
       : rows_(rows), collector_(rows, starts) {}
 
-  // While the lines that come `next` are on their way.
-  void multiply(const Step<kBlocks>& step, int64_t head, Prefetch& next) {
+  void multiply(const Step<kBlocks>& step, int64_t head, Prefetch& prefetch) {
     const bool collects = collector_.wants(step.blocks[0]);
     if (collects) collector_.begin(step.keys);
     if (kTiles<Isa, Elem> || rows_.few) {
-      multiply_rows(step, head, next);
+      multiply_rows(step, head, prefetch);
     } else if constexpr (!kTiles<Isa, Elem>) {
-      multiply_tiles(step, head, next);
+      multiply_tiles(step, head, prefetch);
     }
     if (collects) collector_.end(step.blocks[0], 0, head);
   }
 
  private:
-  void multiply_tiles(const Step<kBlocks>& step, int64_t head, Prefetch& next) {
+  void multiply_tiles(const Step<kBlocks>& step, int64_t head, Prefetch& prefetch) {
     const Block& block = step.blocks[0];
     const char* const* k = step.k;
     const Scratch& scratch = rows_.scratch;
@@ -65,12 +64,12 @@ class Products {
     prepare_values(step.v, block.keys, values);
     const State state = rows_.state(head);
     const int units = static_cast<int>(ceil_div(block.keys, kPair));
-    next.pace(tile_ticks<Isa>(rows_.plan.rows, block.keys, D / kPair, units, stride));
+    prefetch.pace(tile_ticks<Isa>(rows_.plan.rows, block.keys, D / kPair, units, stride));
     for (int64_t tile = 0; tile < rows_.plan.rows; tile += kTile) {
       const int rows = rows_.tile_rows(tile);
       if (!block.full && !rows_.mask(step.words[0], tile, mask_)) continue;
       score_tile<Isa, Dot>(rows_.queries(head, tile), rows, k, block.keys, D / kPair, scratch.s,
-                           next);
+                           prefetch);
       if (rows_.a.softcap != 0) {
         cap_logits<Isa>(scratch.s, rows, block.keys, kTile, rows_.logit_scale, rows_.a.softcap);
       }
@@ -78,24 +77,24 @@ class Products {
         collector_.add(block, 0, block.keys, head, tile, {scratch.s, 1, kTile});
       }
       if (!block.full) mask_logits<Isa>(scratch.s, rows, 0, block.keys, mask_);
-      softmax_tile<Isa, Dot>(scratch.s, rows, block.keys, rows_.scale, state.base + tile,
-                             state.sum + tile, scratch.decay, scratch.p);
+      softmax_tile<Isa, Dot>(scratch.s, rows, block.keys, rows_.scale, state.m + tile,
+                             state.l + tile, scratch.alpha, scratch.p);
       const int used = static_cast<int>(std::min<int64_t>(rows, rows_.count - tile));
-      value_tile<Isa, Dot>({scratch.p, 1, kTile}, used, values, units, scratch.decay,
-                           state.o + tile * stride, stride, next);
+      value_tile<Isa, Dot>({scratch.p, 1, kTile}, used, values, units, scratch.alpha,
+                           state.acc + tile * stride, stride, prefetch);
     }
   }
 
-  void multiply_rows(const Step<kBlocks>& step, int64_t head, Prefetch& next) {
+  void multiply_rows(const Step<kBlocks>& step, int64_t head, Prefetch& prefetch) {
     const Block& block = step.blocks[0];
     const Scratch& scratch = rows_.scratch;
     const State state = rows_.state(head);
     const int rows = static_cast<int>(rows_.count), stride = rows_.stride, D = rows_.D;
     // As many ticks as keys that are passed: once for the scores, once for each range of columns.
     const int passes = 1 + static_cast<int>(ceil_div(D, Isa::kValueCols * Isa::W));
-    next.pace(static_cast<int>(ceil_div(rows, kRowGroup)) * passes * block.keys);
+    prefetch.pace(static_cast<int>(ceil_div(rows, kRowGroup)) * passes * block.keys);
     score_rows<Isa, Elem>(rows_.queries(head, 0), stride, rows, step.k, block.keys, D, scratch.s,
-                          next);
+                          prefetch);
     if (rows_.a.softcap != 0) {
       const int keys = static_cast<int>(round_up(block.keys, Isa::W));
       cap_logits<Isa>(scratch.s, keys, rows, kBlock, rows_.logit_scale, rows_.a.softcap);
@@ -104,13 +103,13 @@ class Products {
       collector_.add(block, 0, block.keys, head, 0, {scratch.s, kBlock, 1});
     }
     const uint64_t all = ~uint64_t{0} >> (kBlock - block.keys);
-    for (int m = 0; m < rows; ++m) {
-      const uint64_t visible = block.full ? all : step.words[0][m / rows_.a.group()];
-      softmax_row<Isa>(scratch.s + m * kBlock, block.keys, visible, rows_.scale, state.base + m,
-                       state.sum + m, scratch.decay + m, scratch.p + m * kBlock);
+    for (int r = 0; r < rows; ++r) {
+      const uint64_t visible = block.full ? all : step.words[0][r / rows_.a.group()];
+      softmax_row<Isa>(scratch.s + r * kBlock, block.keys, visible, rows_.scale, state.m + r,
+                       state.l + r, scratch.alpha + r, scratch.p + r * kBlock);
     }
-    value_rows<Isa, Elem>(scratch.p, rows, step.v, block.keys, scratch.decay, state.o, stride, D,
-                          next);
+    value_rows<Isa, Elem>(scratch.p, rows, step.v, block.keys, scratch.alpha, state.acc, stride, D,
+                          prefetch);
   }
 
   // Units of value rows, side by side.

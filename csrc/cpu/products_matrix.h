@@ -23,13 +23,12 @@ class MatrixProducts {
         slice_(paired_ ? Isa::kDepth : kBlock),
         collector_(rows, starts) {}
 
-  // While the lines that come `next` are on their way.
-  void multiply(const Step<kBlocks>& step, int64_t head, Prefetch& next) {
+  void multiply(const Step<kBlocks>& step, int64_t head, Prefetch& prefetch) {
     const bool collects = collector_.wants(step.blocks[0]);
     if (collects) collector_.begin(step.keys);
-    prepare(step, next);
+    prepare(step, prefetch);
     for (int64_t tile = 0; tile < rows_.plan.rows; tile += kTile) {
-      multiply_tile(step, head, tile, next);
+      multiply_tile(step, head, tile, prefetch);
     }
     for (int i = 0; collects && i < step.count; ++i) {
       collector_.end(step.blocks[i], i * kBlock, head);
@@ -38,39 +37,39 @@ class MatrixProducts {
 
  private:
   // Rows of K and V as they lie in the cache, where that is possible and they are read once.
-  void prepare(const Step<kBlocks>& step, Prefetch& next) {
+  void prepare(const Step<kBlocks>& step, Prefetch& prefetch) {
     const bool fits = rows_.D % Isa::kDepth == 0;
     const bool k_lies = fits && step.k_apart && rows_.plan.rows <= kManyRows;
     const bool v_lies = fits && step.v_apart && !paired_;
-    next.pace(Isa::ticks(rows_.plan.rows, step.keys, rows_.D) +
-              Isa::copy_ticks(step.keys) * (!k_lies + (!paired_ && !v_lies)));
-    keys_ =
-        k_lies ? StridedRows{step.k[0], step.k_apart} : copy(step.k, step.keys, scratch_.k, next);
+    prefetch.pace(Isa::ticks(rows_.plan.rows, step.keys, rows_.D) +
+                  Isa::copy_ticks(step.keys) * (!k_lies + (!paired_ && !v_lies)));
+    keys_ = k_lies ? StridedRows{step.k[0], step.k_apart}
+                   : copy(step.k, step.keys, scratch_.k, prefetch);
     if (paired_) {
-      Isa::pair_values(step.v, step.keys, rows_.D, scratch_.v, rows_.stride, next);
+      Isa::pair_values(step.v, step.keys, rows_.D, scratch_.v, rows_.stride, prefetch);
       values_ = {reinterpret_cast<const char*>(scratch_.v), 4 * rows_.stride};
     } else {
-      values_ =
-          v_lies ? StridedRows{step.v[0], step.v_apart} : copy(step.v, step.keys, scratch_.v, next);
+      values_ = v_lies ? StridedRows{step.v[0], step.v_apart}
+                       : copy(step.v, step.keys, scratch_.v, prefetch);
     }
   }
 
-  StridedRows copy(const char* const* rows, int keys, float* to, Prefetch& next) const {
-    Isa::copy_rows(rows, keys, rows_.D, to, next);
+  StridedRows copy(const char* const* rows, int keys, float* to, Prefetch& prefetch) const {
+    Isa::copy_rows(rows, keys, rows_.D, to, prefetch);
     const int64_t bytes = round_up(rows_.D, Isa::kDepth) * static_cast<int64_t>(sizeof(Elem));
     return {reinterpret_cast<const char*>(to), bytes};
   }
 
   // Keys come in slices, so that their logits stay in the L1 cache. Their weights wait for the
-  // values of the whole step, unless the base that they were taken from moves on.
-  void multiply_tile(const Step<kBlocks>& step, int64_t head, int64_t tile, Prefetch& next) {
+  // values of the whole step, unless m moves on.
+  void multiply_tile(const Step<kBlocks>& step, int64_t head, int64_t tile, Prefetch& prefetch) {
     const State state = rows_.state(head);
     const int rows = rows_.tile_rows(tile), stride = rows_.stride;
-    float* const o = state.o + tile * stride;
+    float* const acc = state.acc + tile * stride;
     int first = 0, last = 0;  // keys whose weights wait
     const auto multiply_values = [&] {
       if (first < last) {
-        Isa::value_tile(scratch_.p, rows, first, last, values_, paired_, o, stride, next);
+        Isa::value_tile(scratch_.p, rows, first, last, values_, paired_, acc, stride, prefetch);
       }
       first = last;
     };
@@ -85,17 +84,17 @@ class MatrixProducts {
       }
       for (int at = begin; at < end; at += slice_) {
         const int keys = std::min(slice_, end - at);
-        score(block, at, std::min(keys, begin + block.keys - at), keys, head, tile, next);
+        score(block, at, std::min(keys, begin + block.keys - at), keys, head, tile, prefetch);
         for (int row = 0; row < rows; row += Isa::W) {
-          float *const base = state.base + tile + row, *const sum = state.sum + tile + row;
+          float *const m = state.m + tile + row, *const l = state.l + tile + row;
           const auto weigh = [&](bool may_fail) {
-            return Isa::weigh(scratch_.s + row, keys, rows_.scale, base, sum, scratch_.p, row, at,
-                              paired_, may_fail, next);
+            return Isa::weigh(scratch_.s + row, keys, rows_.scale, m, l, scratch_.p, row, at,
+                              paired_, may_fail, prefetch);
           };
-          if (Isa::all_seen(base) && weigh(true)) continue;
-          if (Isa::move_base(scratch_.s + row, keys, rows_.scale, base, sum, scratch_.decay)) {
+          if (Isa::all_seen(m) && weigh(true)) continue;
+          if (Isa::raise_max(scratch_.s + row, keys, rows_.scale, m, l, scratch_.alpha)) {
             multiply_values();
-            decay(o + row * stride, scratch_.decay);
+            rescale(acc + row * stride, scratch_.alpha);
           }
           weigh(false);
         }
@@ -108,12 +107,12 @@ class MatrixProducts {
   // Logits of some keys of a block and a tile of rows, as they go into the softmax; those of keys
   // that do not exist, up to `padded`, weigh nothing.
   void score(const Block& block, int at, int keys, int padded, int64_t head, int64_t tile,
-             Prefetch& next) {
+             Prefetch& prefetch) {
     const int rows = rows_.tile_rows(tile), whole = static_cast<int>(round_up(keys, Isa::kEdge));
     const int depth = static_cast<int>(round_up(rows_.D, Isa::kDepth));
     const StridedRows from = {keys_.first + at * keys_.stride, keys_.stride};
     float* const s = scratch_.s;
-    Isa::score_tile(rows_.queries(head, tile), rows, from, whole, depth, s, next);
+    Isa::score_tile(rows_.queries(head, tile), rows, from, whole, depth, s, prefetch);
     const Attention& a = rows_.a;
     if (a.softcap != 0) cap_logits<Isa>(s, rows, keys, kTile, rows_.logit_scale, a.softcap);
     if (collector_.wants(block)) collector_.add(block, at, keys, head, tile, {s, 1, kTile});
@@ -121,12 +120,12 @@ class MatrixProducts {
     std::fill(s + keys * kTile, s + padded * kTile, -kInf);
   }
 
-  void decay(float* o, const float* by) const {
+  void rescale(float* acc, const float* alpha) const {
     for (int r = 0; r < Isa::W; ++r) {
-      const auto keep = Isa::set1(by[r]);
+      const auto factor = Isa::set1(alpha[r]);
       for (int d = 0; d < rows_.stride; d += Isa::W) {
-        float* const at = o + r * rows_.stride + d;
-        Isa::store(at, Isa::mul(Isa::load(at), keep));
+        float* const at = acc + r * rows_.stride + d;
+        Isa::store(at, Isa::mul(Isa::load(at), factor));
       }
     }
   }

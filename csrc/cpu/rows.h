@@ -57,29 +57,30 @@ inline typename Isa::V row_logits(const float* q, int stride, const char* const*
 
 template <class Isa, class Elem, int R>
 __attribute__((noinline)) void score_rows_of(const float* q, int stride, const char* const* k,
-                                             int keys, int D, float* s, Prefetch& next) {
+                                             int keys, int D, float* s, Prefetch& prefetch) {
   constexpr int N = Isa::W / R;
   for (int n = 0; n < keys; n += N) {
-    next.tick(N);
+    prefetch.tick(N);
     float logits[Isa::W];
     Isa::store(logits, row_logits<Isa, Elem, R>(q, stride, k + n, D));
     for (int r = 0; r < R; ++r) std::memcpy(s + r * kBlock + n, logits + r * N, N * sizeof(float));
   }
 }
 
-// o[row] = o[row] * decay[row] + sum over keys of p[row][key] * v[key], for R rows and DB vectors.
+// acc[row] = acc[row] * alpha[row] + sum over keys of p[row][key] * v[key], for R rows and DB
+// vectors.
 template <class Isa, class Elem, int R, int DB>
 __attribute__((noinline)) void value_rows_of(const float* p, const char* const* v, int keys,
-                                             const float* decay, float* o, int column, int stride,
-                                             int D, Prefetch& next) {
+                                             const float* alpha, float* acc, int column, int stride,
+                                             int D, Prefetch& prefetch) {
   using V = typename Isa::V;
-  V acc[R][DB];
+  V pv[R][DB];
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-    for (int j = 0; j < DB; ++j) acc[r][j] = Isa::zero();
+    for (int j = 0; j < DB; ++j) pv[r][j] = Isa::zero();
   for (int n = 0; n < keys; ++n) {
-    if (n % kRowGroup == 0) next.tick(kRowGroup);
+    if (n % kRowGroup == 0) prefetch.tick(kRowGroup);
     const Elem* row = reinterpret_cast<const Elem*>(v[n]) + column;
     V y[DB];
 #pragma GCC unroll 4
@@ -90,16 +91,16 @@ __attribute__((noinline)) void value_rows_of(const float* p, const char* const* 
     for (int r = 0; r < R; ++r) {
       const V x = Isa::set1(p[r * kBlock + n]);
 #pragma GCC unroll 4
-      for (int j = 0; j < DB; ++j) acc[r][j] = Isa::fma(x, y[j], acc[r][j]);
+      for (int j = 0; j < DB; ++j) pv[r][j] = Isa::fma(x, y[j], pv[r][j]);
     }
   }
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
-    const V keep = Isa::set1(decay[r]);
+    const V factor = Isa::set1(alpha[r]);
 #pragma GCC unroll 4
     for (int j = 0; j < DB; ++j) {
-      float* at = o + r * stride + column + j * Isa::W;
-      Isa::store(at, Isa::fma(Isa::load(at), keep, acc[r][j]));
+      float* at = acc + r * stride + column + j * Isa::W;
+      Isa::store(at, Isa::fma(Isa::load(at), factor, pv[r][j]));
     }
   }
 }
@@ -116,34 +117,34 @@ inline void in_row_groups(int rows, const Step& step) {
 // s[row][key] = q[row] . k[key]; rows of q are padded with zeros to whole vectors.
 template <class Isa, class Elem>
 inline void score_rows(const float* q, int stride, int rows, const char* const* k, int keys, int D,
-                       float* s, Prefetch& next) {
+                       float* s, Prefetch& prefetch) {
   in_row_groups(rows, [&](int row, auto count) {
     score_rows_of<Isa, Elem, decltype(count)::value>(q + row * stride, stride, k, keys, D,
-                                                     s + row * kBlock, next);
+                                                     s + row * kBlock, prefetch);
   });
 }
 
 template <class Isa, class Elem>
-inline void value_rows(const float* p, int rows, const char* const* v, int keys, const float* decay,
-                       float* o, int stride, int D, Prefetch& next) {
+inline void value_rows(const float* p, int rows, const char* const* v, int keys, const float* alpha,
+                       float* acc, int stride, int D, Prefetch& prefetch) {
   in_row_groups(rows, [&](int row, auto count) {
     constexpr int R = decltype(count)::value, DB = Isa::kValueCols;
-    const float *weights = p + row * kBlock, *keep = decay + row;
-    float* to = o + row * stride;
+    const float *weights = p + row * kBlock, *factors = alpha + row;
+    float* to = acc + row * stride;
     int d = 0;
     for (; D - d >= DB * Isa::W; d += DB * Isa::W) {
-      value_rows_of<Isa, Elem, R, DB>(weights, v, keys, keep, to, d, stride, D, next);
+      value_rows_of<Isa, Elem, R, DB>(weights, v, keys, factors, to, d, stride, D, prefetch);
     }
     for (; d < D; d += Isa::W) {
-      value_rows_of<Isa, Elem, R, 1>(weights, v, keys, keep, to, d, stride, D, next);
+      value_rows_of<Isa, Elem, R, 1>(weights, v, keys, factors, to, d, stride, D, prefetch);
     }
   });
 }
 
 // Weights p[row][key] of one row; bits say which keys it sees.
 template <class Isa>
-inline void softmax_row(const float* s, int keys, uint64_t visible, float scale, float* base,
-                        float* sum, float* decay, float* p) {
+inline void softmax_row(const float* s, int keys, uint64_t visible, float scale, float* m, float* l,
+                        float* alpha, float* p) {
   using V = typename Isa::V;
   V logits[kBlock / Isa::W], top = Isa::set1(-kInf);
   const int vectors = (keys + Isa::W - 1) / Isa::W;
@@ -153,17 +154,17 @@ inline void softmax_row(const float* s, int keys, uint64_t visible, float scale,
     logits[i] = Isa::select(seen, logit, Isa::set1(-kInf));
     top = Isa::max(logits[i], top);
   }
-  const float before = *base, most = Isa::greatest(top);
-  const float now = before + kSlack < most ? most : before, shift = now == -kInf ? 0.0f : now;
+  const float before = *m, most = Isa::greatest(top);
+  *m = before + kSlack < most ? most : before;
+  const float pivot = *m == -kInf ? 0.0f : *m;
   V total = Isa::zero();
   for (int i = 0; i < vectors; ++i) {
-    const V weights = exp<Isa>(Isa::sub(logits[i], Isa::set1(shift)));
+    const V weights = exp<Isa>(Isa::sub(logits[i], Isa::set1(pivot)));
     total = Isa::add(total, weights);
     Isa::store(p + i * Isa::W, weights);
   }
-  Isa::store(decay, exp<Isa>(Isa::set1(before - shift)));
-  *sum = *sum * *decay + Isa::sum(total);
-  *base = now;
+  Isa::store(alpha, exp<Isa>(Isa::set1(before - pivot)));
+  *l = *l * *alpha + Isa::sum(total);
 }
 
 }  // namespace specattn

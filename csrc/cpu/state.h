@@ -1,5 +1,5 @@
-// The running softmax of a tile: per row the base that logits are taken from, the sum of weights,
-// and the decay of what was accumulated under an earlier base.
+// The running softmax of a tile. Per row: the running maximum m, the running sum l of the weights
+// exp(logit - m), and the factor alpha that rescales what was accumulated under an earlier m.
 #pragma once
 
 #include "math.h"
@@ -12,13 +12,13 @@ struct TileMask {
   uint32_t low[kTile], high[kTile];
 };
 
-// A base follows the greatest logit only when it is left this far behind: then accumulated values
-// are hardly ever scaled, and weights up to e^5 lose no digit.
+// m follows the greatest logit only when it is left this far behind: then accumulators are hardly
+// ever rescaled, and weights up to e^5 lose no digit.
 constexpr float kSlack = 5.0f;
 
-// Where looking for the greatest logit costs more than it saves, a base stays until some keys
-// together weigh more than this. Only a weight of 1, the base's own, is exact in bfloat16: with
-// more slack a key that outweighs all others would more often be rounded.
+// Where looking for the greatest logit costs more than it saves, m stays until some keys together
+// weigh more than this. Only a weight of 1, that of m itself, is exact in bfloat16: with more slack
+// a key that outweighs all others would more often be rounded.
 constexpr float kMostWeight = 256.0f;
 
 // Some rows of `count` logits, `stride` apart.
@@ -51,33 +51,33 @@ inline typename Isa::V weight(typename Isa::V x) {
   return Dot::kPair == 2 ? exp_rough<Isa>(x) : exp<Isa>(x);
 }
 
-// The step of the running softmax that all rows of a vector take together.
+// The step of the running maximum that all rows of a vector take together.
 template <class Isa>
-struct Base {
-  typename Isa::V now, shift, keep;  // shift is what logits are taken from
+struct RunningMax {
+  typename Isa::V m, pivot, alpha;  // pivot is subtracted from logits: m, or 0 while that is -inf
 
   // `top` is the greatest logit of a block, before its scale.
-  Base(typename Isa::V before, typename Isa::V top, float scale) {
+  RunningMax(typename Isa::V before, typename Isa::V top, float scale) {
     top = Isa::mul(top, Isa::set1(scale));
-    now = Isa::select(Isa::less(Isa::add(before, Isa::set1(kSlack)), top), top, before);
+    m = Isa::select(Isa::less(Isa::add(before, Isa::set1(kSlack)), top), top, before);
     // A row that has seen no key yet keeps -inf; exp(-inf - 0) is the zero that it should weigh.
-    shift = Isa::select(Isa::less(Isa::set1(-kInf), now), now, Isa::zero());
-    keep = exp<Isa>(Isa::sub(before, shift));
+    pivot = Isa::select(Isa::less(Isa::set1(-kInf), m), m, Isa::zero());
+    alpha = exp<Isa>(Isa::sub(before, pivot));
   }
 };
 
-// Turns logits s[key][row] / scale into weights p[unit][row] and updates base, sum and decay.
+// Turns logits s[key][row] / scale into weights p[unit][row] and updates m, l and alpha.
 template <class Isa, class Dot>
-inline void softmax_tile(const float* s, int rows, int keys, float scale, float* base, float* sum,
-                         float* decay, float* p) {
+inline void softmax_tile(const float* s, int rows, int keys, float scale, float* m, float* l,
+                         float* alpha, float* p) {
   using V = typename Isa::V;
   for (int j = 0; j < rows; j += Isa::W) {
     V top = Isa::set1(-kInf);
     for (int n = 0; n < keys; ++n) top = Isa::max(Isa::load(s + n * kTile + j), top);
-    const Base<Isa> step(Isa::load(base + j), top, scale);
+    const RunningMax<Isa> step(Isa::load(m + j), top, scale);
     const auto weight_of = [&](int n) {
       const V logit = Isa::mul(Isa::load(s + n * kTile + j), Isa::set1(scale));
-      return weight<Isa, Dot>(Isa::sub(logit, step.shift));
+      return weight<Isa, Dot>(Isa::sub(logit, step.pivot));
     };
     V total = Isa::zero();  // per block first: error then grows with blocks, not with keys
     int n = 0;
@@ -100,9 +100,9 @@ inline void softmax_tile(const float* s, int rows, int keys, float scale, float*
         Isa::store(p + n * kTile + j, a);
       }
     }
-    Isa::store(base + j, step.now);
-    Isa::store(sum + j, Isa::fma(Isa::load(sum + j), step.keep, total));
-    Isa::store(decay + j, step.keep);
+    Isa::store(m + j, step.m);
+    Isa::store(l + j, Isa::fma(Isa::load(l + j), step.alpha, total));
+    Isa::store(alpha + j, step.alpha);
   }
 }
 

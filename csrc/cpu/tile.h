@@ -23,7 +23,7 @@ using Width = std::integral_constant<int, N>;
 // Logits of NR keys and MB vectors of rows.
 template <class Isa, class Dot, int MB, int NR>
 __attribute__((noinline)) void score_step(const float* q, int rows, const char* const* k, int units,
-                                          float* s, Prefetch::Lines next) {
+                                          float* s, Prefetch::Lines lines) {
   using V = typename Isa::V;
   V acc[NR][MB];
 #pragma GCC unroll 16
@@ -31,7 +31,7 @@ __attribute__((noinline)) void score_step(const float* q, int rows, const char* 
 #pragma GCC unroll 4
     for (int j = 0; j < MB; ++j) acc[r][j] = Isa::zero();
   for (int first = 0; first < units; first += kScoreTick) {
-    next.touch(first / kScoreTick);
+    lines.touch(first / kScoreTick);
 #pragma GCC unroll 4
     for (int u = first; u < first + kScoreTick; ++u) {
       V x[MB];
@@ -53,26 +53,26 @@ __attribute__((noinline)) void score_step(const float* q, int rows, const char* 
 
 template <class Isa, class Dot, int MB>
 inline void score_columns(const float* q, int rows, const char* const* k, int keys, int units,
-                          float* s, Prefetch& next) {
+                          float* s, Prefetch& prefetch) {
   constexpr int NR = std::min(Isa::kScoreAccumulators / MB, kKeyStep), kFew = kKeyStep / 2;
   int n = 0;
   for (; keys - n > kFew; n += NR) {
     score_step<Isa, Dot, MB, NR>(q, rows, k + n, units, s + n * kTile,
-                                 next.take(units / kScoreTick));
+                                 prefetch.take(units / kScoreTick));
   }
   if (n >= keys) return;
   score_step<Isa, Dot, MB, kFew>(q, rows, k + n, units, s + n * kTile,
-                                 next.take(units / kScoreTick));
+                                 prefetch.take(units / kScoreTick));
 }
 
 // s[key][row] = k[key] . q[row]; q is packed [unit][rows], rows a multiple of W.
 template <class Isa, class Dot>
 inline void score_tile(const float* q, int rows, const char* const* k, int keys, int units,
-                       float* s, Prefetch& next) {
+                       float* s, Prefetch& prefetch) {
   int row = 0;
   const auto columns = [&](auto width) {
     constexpr int MB = decltype(width)::value;
-    score_columns<Isa, Dot, MB>(q + row, rows, k, keys, units, s + row, next);
+    score_columns<Isa, Dot, MB>(q + row, rows, k, keys, units, s + row, prefetch);
     row += MB * Isa::W;
   };
   while (rows - row >= Isa::kScoreRows * Isa::W) columns(Width<Isa::kScoreRows>{});
@@ -89,20 +89,20 @@ struct Weights {  // or logits
   int row_step, unit_step;
 };
 
-// o[row] = o[row] * decay[row] + sum over units of p[unit][row] * v[unit], for four rows.
+// acc[row] = acc[row] * alpha[row] + sum over units of p[unit][row] * v[unit], for four rows.
 template <class Isa, class Dot, int DB>
 __attribute__((noinline)) void value_step(Weights p, const char* const* v, int units,
-                                          const float* decay, float* o, int column, int stride,
-                                          Prefetch::Lines next) {
+                                          const float* alpha, float* acc, int column, int stride,
+                                          Prefetch::Lines lines) {
   using V = typename Isa::V;
-  V acc[4][DB];
-  o += column;
+  V pv[4][DB];
+  acc += column;
 #pragma GCC unroll 4
   for (int r = 0; r < 4; ++r)
 #pragma GCC unroll 4
-    for (int j = 0; j < DB; ++j) acc[r][j] = Isa::zero();
+    for (int j = 0; j < DB; ++j) pv[r][j] = Isa::zero();
   for (int u = 0; u < units; ++u) {
-    if (u % kValueTick == 0) next.touch(u / kValueTick);
+    if (u % kValueTick == 0) lines.touch(u / kValueTick);
     V y[DB];
 #pragma GCC unroll 4
     for (int j = 0; j < DB; ++j)
@@ -111,30 +111,30 @@ __attribute__((noinline)) void value_step(Weights p, const char* const* v, int u
     for (int r = 0; r < 4; ++r) {
       const V x = Isa::broadcast(p.p + u * p.unit_step + r * p.row_step);
 #pragma GCC unroll 4
-      for (int j = 0; j < DB; ++j) acc[r][j] = Dot::dot(acc[r][j], x, y[j]);
+      for (int j = 0; j < DB; ++j) pv[r][j] = Dot::dot(pv[r][j], x, y[j]);
     }
   }
 #pragma GCC unroll 4
   for (int r = 0; r < 4; ++r) {
-    const V keep = Isa::set1(decay[r]);
+    const V factor = Isa::set1(alpha[r]);
 #pragma GCC unroll 4
     for (int j = 0; j < DB; ++j) {
-      float* at = o + r * stride + j * Isa::W;
-      Isa::store(at, Isa::fma(Isa::load(at), keep, acc[r][j]));
+      float* at = acc + r * stride + j * Isa::W;
+      Isa::store(at, Isa::fma(Isa::load(at), factor, pv[r][j]));
     }
   }
 }
 
 template <class Isa, class Dot>
-inline void value_tile(Weights p, int rows, const char* const* v, int units, const float* decay,
-                       float* o, int stride, Prefetch& next) {
+inline void value_tile(Weights p, int rows, const char* const* v, int units, const float* alpha,
+                       float* acc, int stride, Prefetch& prefetch) {
   int column = 0;
   const auto columns = [&](auto width) {
     constexpr int DB = decltype(width)::value;
     for (int r = 0; r < rows; r += 4) {
       const Weights four = {p.p + r * p.row_step, p.row_step, p.unit_step};
-      value_step<Isa, Dot, DB>(four, v, units, decay + r, o + r * stride, column, stride,
-                               next.take(static_cast<int>(ceil_div(units, kValueTick))));
+      value_step<Isa, Dot, DB>(four, v, units, alpha + r, acc + r * stride, column, stride,
+                               prefetch.take(static_cast<int>(ceil_div(units, kValueTick))));
     }
     column += DB * Isa::W;
   };

@@ -34,18 +34,18 @@ class Arena {
   size_t bytes_ = 0;
 };
 
-// Accumulated state of the rows of one KV head.
+// The running softmax of the rows of one KV head: the accumulator, the running maximum and the
+// running sum.
 struct State {
-  float *o, *base, *sum;  // [rows][stride], [rows], [rows]
+  float *acc, *m, *l;  // [rows][stride], [rows], [rows]
 
   static int64_t floats(int64_t rows, int64_t stride) { return rows * (stride + 2); }
-  State(float* at, int64_t rows, int64_t stride)
-      : o(at), base(at + rows * stride), sum(base + rows) {}
+  State(float* at, int64_t rows, int64_t stride) : acc(at), m(at + rows * stride), l(m + rows) {}
 };
 
 // What one thread needs while it works on a task.
 struct Scratch {
-  float *s, *p, *k, *v, *decay, *q, *state;
+  float *s, *p, *k, *v, *alpha, *q, *state;
 
   static int64_t floats(int64_t q_floats, int64_t state_floats) {
     return kTile * (kBlock + kMostKeys) + kMostKeys * kMaxHeadDim + kTile + round_up(q_floats, 16) +
@@ -56,8 +56,8 @@ struct Scratch {
     p = s + kBlock * kTile;
     k = p + kMostKeys * kTile;
     v = k + kMostKeys / 2 * kMaxHeadDim;
-    decay = v + kMostKeys / 2 * kMaxHeadDim;
-    q = decay + kTile;
+    alpha = v + kMostKeys / 2 * kMaxHeadDim;
+    q = alpha + kTile;
     state = q + round_up(q_floats, 16);
   }
 };

@@ -203,3 +203,16 @@ def test_a_huge_logit_gives_exactly_its_value(isa):
 def test_a_path_that_the_machine_lacks_is_named(isa):
     with pytest.raises(ValueError, match="it has: "):
         _cpu.use_isa("z80")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_sinks_of_any_type(isa, dtype):
+    problem = make_problem((70, 3))
+    hybrid = {"cache_seqlens": problem.cache_seqlens, "k_tree": problem.k_tree}
+    hybrid |= {**problem.cache(), "v_tree": problem.v_tree}
+    sinks = torch.tensor([-2.0, 0.0, 0.5, 3.0])
+    expected = calls.hybrid_tree_attention(problem.q, **hybrid, sinks=sinks)
+    # Not contiguous either.
+    strided = torch.stack([sinks, sinks + 9], 1).to(dtype)[:, 0]
+    found = calls.hybrid_tree_attention(problem.q, **hybrid, sinks=strided)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))

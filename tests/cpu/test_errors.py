@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from specattn import _cpu
 from tests.cases import make_problem
 from tests.cpu import calls
 
@@ -67,11 +68,23 @@ def test_collected_rows(isa):
         calls.verify_attention(problem.q, **options, collect_rows=(0, 4))
 
 
+def test_number_of_arguments(isa):
+    state = torch.zeros(1, 1, 1, 8), torch.zeros(1, 1, 1)
+    with pytest.raises(TypeError, match="too few arguments"):
+        _cpu.merge_state(*state, *state)
+    with pytest.raises(TypeError, match="too many arguments"):
+        _cpu.merge_state(*state, *state, *state, 1, 1)
+
+
 def test_shapes_and_types(isa):
     problem = make_problem((5, 12))
     with pytest.raises(ValueError, match="v_tree must be"):
         hybrid(problem, v_tree=problem.v_tree[:, :, :1])
     with pytest.raises(ValueError, match="k_cache must be"):
         hybrid(problem, k_cache=problem.k_cache.half())
+    with pytest.raises(ValueError, match="k_cache has the unknown type torch.int16"):
+        hybrid(problem, k_cache=problem.k_cache.short())
+    with pytest.raises(ValueError, match="sinks must be of a floating type"):
+        hybrid(problem, sinks=torch.zeros(4, dtype=torch.int32))
     with pytest.raises(ValueError, match="contiguous last dimension"):
         hybrid(problem, k_tree=problem.k_tree.transpose(1, 3).contiguous().transpose(1, 3))

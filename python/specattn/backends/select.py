@@ -33,8 +33,8 @@ class use_backend:  # noqa: N801 - reads as the function that it also is
     Parameters
     ----------
     name : str or None
-        A name that `backends` lists. None lets the device choose again: CUDA tensors take
-        ``triton``, CPU tensors ``cpu``, and both fall back to ``reference``.
+        A name that `backends` lists. None lets the tensors choose again: the first backend in that
+        order that serves their device and dtype.
 
     Raises
     ------
@@ -89,7 +89,7 @@ def _chosen(op: str, device: str, dtype: torch.dtype, forced: str | None) -> tup
         if kernel:
             if reasons and backend.slow:
                 warnings.warn(
-                    f"specattn: {op} runs on the slow {backend.name}; {reasons}", stacklevel=4
+                    f"specattn: {op} runs on the slow {backend.name}; {reasons}", stacklevel=3
                 )
             return kernel, backend
         reasons[backend.name] = reason

@@ -121,7 +121,7 @@ class Form(NamedTuple):
 
 
 def _form(x) -> tuple | type:
-    """Return the fields of a `Form`, or the type of what is no tensor."""
+    """Return the fields of a `Form`, or the type of an object that is no tensor."""
     return (x.shape, x.dtype, x.device, x.stride()) if isinstance(x, torch.Tensor) else type(x)
 
 
@@ -146,7 +146,7 @@ def _agreed_sizes(names: tuple[str, ...], plain_forms: tuple) -> dict[str, int]:
 
 
 def _spec_of(name: str, forms: dict[str, Any]) -> Spec:
-    """Return the row of the table for an argument; a few depend on what else came."""
+    """Return the row of the table for an argument; a few depend on other arguments."""
     form = forms[name]
     if name in _PAGED and forms.get("block_table", type(None)) is not type(None):
         return _PAGED[name]

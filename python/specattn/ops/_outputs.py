@@ -1,4 +1,4 @@
-"""Allocating what the caller did not give."""
+"""Allocation of the outputs that the caller did not give."""
 
 from __future__ import annotations
 

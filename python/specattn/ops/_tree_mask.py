@@ -1,4 +1,4 @@
-"""Bringing every accepted form of tree mask into the one that backends read."""
+"""Conversion of every accepted form of tree mask into the one that backends read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bytes and operations that a task cannot do without; every primitive states its own formula.
+"""The least bytes and operations of a task; every primitive states its own formula.
 
 Every input is read once, every output written once; an operation is one multiplication or one
 addition inside a dot product. Softmax is not counted.

@@ -1,4 +1,4 @@
-"""How much the query rows of a request care for each cached token."""
+"""Importance of each cached token: its mean logit over the query rows."""
 
 from __future__ import annotations
 

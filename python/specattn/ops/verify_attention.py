@@ -1,4 +1,4 @@
-"""Hybrid attention that also hands out how some rows rank the prefix."""
+"""Hybrid attention that also returns the prefix logits, or scores, of chosen rows."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def verify_attention(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Attend as `hybrid_tree_attention` does and collect the prefix logits of some rows.
 
-    Verification computes the logits that a sparse draft needs for choosing its keys; this hands
-    them out from the same pass (Vegas, arXiv 2602.07223, sections 3.2 and 3.3; the default rows
+    Verification computes the logits that a sparse draft needs for choosing its keys; this pass
+    returns them too (Vegas, arXiv 2602.07223, sections 3.2 and 3.3; the default rows
     are its Collect-2-Query).
 
     Parameters

@@ -5,7 +5,7 @@
     python bench/run_decoding.py --suite vegas --json vegas.jsonl --pictures out
     python bench/run_decoding.py --shape llama-3.1-8b --random-weights --acceptance vegas-qwen3-8b
 
-`docs/benchmarks.md` says how to read the tables, `decoding_suite/records.py` names the JSON fields.
+`docs/benchmarks.md` says how to read the tables, `decoding/records.py` names the JSON fields.
 """
 
 from __future__ import annotations
@@ -18,24 +18,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from decoding_suite import models, passes, pictures, show
-from decoding_suite import options as command
-from decoding_suite.cases import Group
-from decoding_suite.compare import DECODING
-from decoding_suite.measure import Plan, measure
-from decoding_suite.papers import PROFILES
-from decoding_suite.records import MEASURED, SCHEMA, File, case_record, of_kind, row_record
-from decoding_suite.sections import Section
-from decoding_suite.simulation import Profile
-from decoding_suite.texts import Files, RandomTokens, Texts, held_out_files
-from roofline import arguments
-from roofline.machine import describe, serving
+from common import arguments
+from common.machine import DISTURBING, describe, serving
+from decoding import models, passes, pictures, show
+from decoding.cases import Group
+from decoding.comparison import DECODING
+from decoding.measure import Plan, measure
+from decoding.records import MEASURED, SCHEMA, File, case_record, of_kind, row_record
+from decoding.simulation import Profile
+from decoding.texts import Files, RandomTokens, Texts, held_out_files
+from studies import options as command
+from studies.papers import PROFILES
+from studies.sections import Section
 from transformers import PreTrainedModel
 
 from specattn.decoding import Vegas
 
 DRAFTING = {"vegas": {"switch": False}}  # a row is about the method, also where it does not pay
-DISTURBING = 0.2  # cores that others use, from which on absolute times mean little
 
 
 @dataclass

@@ -17,16 +17,16 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
-from roofline import arguments, compare, peers, pictures, report
-from roofline.cases import DTYPES, SHAPES, Axes, Case, sweep
-from roofline.ceilings import Ceilings
-from roofline.ceilings import measure as measure_ceilings
-from roofline.machine import describe, free_memory, serving
-from roofline.measure import WRONG, Row, measure, memory_needed
-from roofline.others import Others
-from roofline.peers import FAMILIES, QUICK
-from roofline.timing import Stopwatch
-from roofline.workloads import OPS
+from common import arguments
+from common.clock import Stopwatch
+from common.machine import DISTURBING, Others, describe, free_memory, serving
+from kernels import comparison, peers, pictures, report
+from kernels.cases import DTYPES, SHAPES, Axes, Case, sweep
+from kernels.ceilings import Ceilings
+from kernels.ceilings import measure as measure_ceilings
+from kernels.measure import WRONG, Row, measure, memory_needed
+from kernels.peers import FAMILIES, QUICK
+from kernels.workloads import OPS
 
 import specattn
 
@@ -51,7 +51,6 @@ THOROUGH = {
         "peers": list(QUICK),
     },
 }
-DISTURBING = 0.2  # cores that others use, from which on absolute times mean little
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -100,7 +99,7 @@ def _bars(options: argparse.Namespace, parser: arguments.Parser) -> int:
     """Measure what the CPU kernels have to reach; return 1 when an output was wrong."""
     if specattn.backends()["cpu"] != "available":
         parser.error(f"--bars: {specattn.backends()['cpu']}")
-    from roofline import bars  # needs the compiled kernels
+    from kernels import bars  # needs the compiled kernels
 
     for name in options.only or ():
         if not any(key.startswith(name) for key in bars.SUITE):
@@ -120,14 +119,14 @@ def _bars(options: argparse.Namespace, parser: arguments.Parser) -> int:
 
 def _compare(options: argparse.Namespace, parser: arguments.Parser) -> int:
     try:
-        return compare.KERNELS.show(*options.compare)
+        return comparison.KERNELS.show(*options.compare)
     except (OSError, ValueError) as failure:
         parser.error(f"--compare: {failure}")
 
 
 def _draw(options: argparse.Namespace, parser: arguments.Parser) -> int:
     try:
-        run, rows = compare.KERNELS.read(options.draw)
+        run, rows = comparison.KERNELS.read(options.draw)
     except (OSError, ValueError) as failure:
         parser.error(f"--draw: {failure}")
     kernels = [row for row in rows.values() if row["kind"] == "row"]

@@ -16,12 +16,15 @@ from transformers import (
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
 
-from decoding_suite import models, tokenswift  # noqa: E402
-from decoding_suite.cases import Entry, Group, grid, key  # noqa: E402
-from decoding_suite.lengths import distinct_n  # noqa: E402
-from decoding_suite.measure import Plan, measure  # noqa: E402
-from decoding_suite.records import case_record, row_record  # noqa: E402
-from decoding_suite.sections import (  # noqa: E402
+from decoding import models  # noqa: E402
+from decoding.cases import Entry, Group, grid, key  # noqa: E402
+from decoding.lengths import distinct_n  # noqa: E402
+from decoding.measure import Plan, measure  # noqa: E402
+from decoding.records import case_record, row_record  # noqa: E402
+from decoding.shaping import UNSHAPED, Shaping  # noqa: E402
+from decoding.texts import RandomTokens  # noqa: E402
+from studies import tokenswift  # noqa: E402
+from studies.sections import (  # noqa: E402
     Scale,
     Section,
     alpha,
@@ -31,8 +34,6 @@ from decoding_suite.sections import (  # noqa: E402
     over_plain,
     plain_minutes,
 )
-from decoding_suite.shaping import UNSHAPED, Shaping  # noqa: E402
-from decoding_suite.texts import RandomTokens  # noqa: E402
 
 from specattn.decoding import ContextualPenalty  # noqa: E402
 

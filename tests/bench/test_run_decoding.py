@@ -10,10 +10,10 @@ BENCH = Path(__file__).resolve().parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
 
 import run_decoding  # noqa: E402
-from decoding_suite import measure as measure_module  # noqa: E402
-from decoding_suite.cases import key  # noqa: E402
-from decoding_suite.records import SCHEMA  # noqa: E402
-from decoding_suite.simulation import MARK  # noqa: E402
+from decoding import measure as measure_module  # noqa: E402
+from decoding.cases import key  # noqa: E402
+from decoding.records import SCHEMA  # noqa: E402
+from decoding.simulation import MARK  # noqa: E402
 
 from specattn.decoding import Statistics  # noqa: E402
 
@@ -35,7 +35,7 @@ SMALL = ["--device", "cpu", "--context", "48", "--new-tokens", "6", "--repeats",
 @pytest.fixture(autouse=True)
 def _small_buffers(monkeypatch):
     """A buffer of a few megabytes to flush with: what is timed does not matter here."""
-    monkeypatch.setattr("roofline.timing.last_level_cache", lambda device: 1 << 18)
+    monkeypatch.setattr("common.clock.last_level_cache", lambda device: 1 << 18)
 
 
 @pytest.fixture

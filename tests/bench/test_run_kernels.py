@@ -15,14 +15,14 @@ BENCH = Path(__file__).resolve().parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
 
 import run_kernels  # noqa: E402
-from roofline import inputs, peers  # noqa: E402
-from roofline.cases import DTYPES, SHAPES, Axes, Case, Shape, sweep  # noqa: E402
-from roofline.ceilings import Ceilings, Probe  # noqa: E402
-from roofline.cost import FORMULAS, Cost, Sizes  # noqa: E402
-from roofline.measure import measure, memory_needed, row_error  # noqa: E402
-from roofline.others import Others  # noqa: E402
-from roofline.timing import Stopwatch, paired_ratio, spread  # noqa: E402
-from roofline.workloads import OPS, build  # noqa: E402
+from common.clock import Stopwatch, paired_ratio, spread  # noqa: E402
+from common.machine import Others  # noqa: E402
+from kernels import inputs, peers  # noqa: E402
+from kernels.cases import DTYPES, SHAPES, Axes, Case, Shape, sweep  # noqa: E402
+from kernels.ceilings import Ceilings, Probe  # noqa: E402
+from kernels.cost import FORMULAS, Cost, Sizes  # noqa: E402
+from kernels.measure import measure, memory_needed, row_error  # noqa: E402
+from kernels.workloads import OPS, build  # noqa: E402
 
 from specattn import _backend  # noqa: E402
 
@@ -48,10 +48,10 @@ SMALL = [
 @pytest.fixture(autouse=True)
 def _small_buffers(monkeypatch):
     """Buffers of a few megabytes: what is measured does not matter here, only that it is."""
-    for module in ("roofline.ceilings", "roofline.timing"):
+    for module in ("kernels.ceilings", "common.clock"):
         monkeypatch.setattr(f"{module}.last_level_cache", lambda device: 1 << 18)
-    monkeypatch.setattr("roofline.ceilings._PRODUCTS", {"cpu": ((64, 64, 64),)})
-    monkeypatch.setattr("roofline.ceilings._LAYER", (64, 64))
+    monkeypatch.setattr("kernels.ceilings._PRODUCTS", {"cpu": ((64, 64, 64),)})
+    monkeypatch.setattr("kernels.ceilings._LAYER", (64, 64))
 
 
 # A terabyte, and 10 or 1 tera-operations per second; nothing is read to find that out.
@@ -254,10 +254,10 @@ def test_ratios_are_taken_within_rounds():
 
 def test_the_work_of_others_is_counted_and_ours_is_not(monkeypatch, tmp_path):
     stat, tick = tmp_path / "stat", os.sysconf("SC_CLK_TCK")
-    monkeypatch.setattr("roofline.others._STAT", stat)
+    monkeypatch.setattr("common.machine._STAT", stat)
     clock, own = iter([10.0, 14.0]), iter([(1.0, 0.5, 0.0, 0.0), (3.0, 0.5, 0.0, 0.0)])
-    monkeypatch.setattr("roofline.others.time", SimpleNamespace(monotonic=lambda: next(clock)))
-    monkeypatch.setattr("roofline.others.os.times", lambda: next(own))
+    monkeypatch.setattr("common.machine.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr("common.machine.os.times", lambda: next(own))
     # user, nice, system, idle, iowait, irq, softirq, steal
     stat.write_text(f"cpu {10 * tick} 0 0 0 0 0 0 0 0 0\ncpu0 1\n")
     others = Others()
@@ -373,6 +373,6 @@ def test_the_documentation_names_every_field(tmp_path):
     assert set(run) - {"kind"} == _documented("run")
     assert set(row) - {"kind"} == _documented("row")
     pytest.importorskip("specattn._cpu")
-    from roofline.bar import Bar
+    from kernels.bar import Bar
 
     assert {field.name for field in fields(Bar)} | {"met", "others"} == _documented("bar")

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-_KEYS = ("op", "variant", "shape", "dtype", "batch", "context", "rows", "page_size", "sparsity")
-
 
 @dataclass(frozen=True)
 class Change:
@@ -102,30 +100,6 @@ def ratio(before: float | None, after: float | None, *, worse_if_larger: bool = 
     if smaller <= 0:  # an overhead within the noise of zero
         return 1.0 if larger <= 0 else 1.0 + larger
     return max(larger, 0.0) / smaller
-
-
-def _key(record: dict) -> tuple | None:
-    if record["kind"] == "bar":
-        return "bar", record["name"]
-    return tuple(record.get(key) for key in _KEYS) if record["kind"] == "row" else None
-
-
-def _change(key: tuple, before: dict, after: dict) -> Change:
-    if key[0] == "bar":
-        name, old, new = key[1], before["measured"], after["measured"]
-        noise = before["spread"] + after["spread"]
-        grows = before["at_most"]  # a bar of this kind is worse the larger it is
-        return Change(name, old, new, ratio(old, new, worse_if_larger=grows), noise)
-    name = " ".join(str(part) for part in key if part not in (None, 0, ""))
-    old, new = (record["time"] and record["time"]["median"] for record in (before, after))
-    noise = sum(record["time"]["spread"] for record in (before, after) if record["time"])
-    within = ""
-    if before["share"] and after["share"]:
-        within = f", share of ceiling {before['share']:.1%} -> {after['share']:.1%}"
-    return Change(name, old, new, ratio(old, new), noise, within)
-
-
-KERNELS = Results("run_kernels.py", _key, _change)
 
 
 def _line(change: Change) -> str:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
+from common.clock import Stopwatch, plain_read
+from common.machine import last_level_cache
 
 from .cost import Cost
-from .machine import last_level_cache
-from .timing import Stopwatch, plain_read
 
 _ROW = 4096 * 4  # bytes of one row of the matrix that the matrix-vector product reads
 # Products [m, k] x [k, n] of which the fastest shows the rate.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from roofline.compare import Change, Results, ratio
+from common.comparison import Change, Results, ratio
 
 from .cases import PLAIN, key
 from .show import label, size

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .simulation import Profile, constant_rate
+from decoding.simulation import Profile, constant_rate
 
 _PUBLISHED = json.loads((Path(__file__).parent / "papers.json").read_text(encoding="utf-8"))
 # Gamma; beam widths [4, 16, 16, 16, 16]; levels of a dynamic tree of 60 nodes.

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from roofline.timing import Stopwatch, Timing
+from common.clock import Stopwatch, Timing
 from transformers import PreTrainedModel
 
 import specattn

@@ -9,8 +9,8 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from roofline.others import Others
-from roofline.timing import paired_ratio
+from common.clock import paired_ratio
+from common.machine import Others
 from transformers import PreTrainedModel
 
 from specattn.decoding import RequestStatistics

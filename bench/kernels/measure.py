@@ -8,13 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
+from common.clock import Stopwatch, Timing, paired_ratio
 
 from .cases import DTYPES, Case
 from .ceilings import Ceilings
 from .cost import Cost
 from .inputs import Draw
 from .peers import QUICK
-from .timing import Stopwatch, Timing, paired_ratio
 from .workloads import Outputs, build
 
 OURS = "specattn"

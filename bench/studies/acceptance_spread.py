@@ -1,6 +1,6 @@
 """Whether one method accepts more than another, or had the luckier texts: all on the same texts.
 
-    python bench/acceptance_spread.py --context 4k,16k --texts 8 --method vegas:gamma=6 \
+    python bench/studies/acceptance_spread.py --context 4k,16k --texts 8 --method vegas:gamma=6 \
         --method streaming:gamma=6 --method streaming:gamma=6,budget=512
 
 The first method is what the others are held against, text by text. Above temperature 0 all see
@@ -25,17 +25,20 @@ from statistics import fmean, stdev
 from typing import Any
 
 import torch
-from decoding_suite import models
-from decoding_suite.cases import Entry
-from decoding_suite.options import temperatures
-from decoding_suite.show import aligned, size
-from decoding_suite.texts import Files, held_out_files
-from roofline import arguments
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from common import arguments
+from decoding import models
+from decoding.cases import Entry
+from decoding.show import aligned, size
+from decoding.texts import Files, held_out_files
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from specattn.decoding import Method
 from specattn.decoding.ready import ReadyTarget
 from specattn.decoding.target import Reading, Verification
+from studies.options import temperatures
 
 Record = dict[str, Any]
 PLACE = ("context", "text", "temperature", "method")

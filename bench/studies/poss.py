@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .cases import PLAIN, TRANSFORMERS, Entry, grid
+from decoding.cases import PLAIN, TRANSFORMERS, Entry, grid
+from decoding.show import drafting
+
 from .papers import published
 from .sections import Scale, Section, figures, over_plain, part, speed, tau
-from .show import drafting
 
 Record = dict[str, Any]
 

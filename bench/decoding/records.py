@@ -41,7 +41,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from roofline.timing import spread
+from common.clock import spread
 
 from .cases import TRANSFORMERS, Group, key
 from .identity import Difference

@@ -7,12 +7,12 @@ import math
 from pathlib import Path
 from typing import Any
 
-from roofline import arguments
+from common import arguments
+from decoding import models, pictures
+from decoding.cases import PLAIN, TRANSFORMERS, Entry, grid
 
 from specattn.decoding import METHODS, Vegas
 
-from . import models, pictures
-from .cases import PLAIN, TRANSFORMERS, Entry, grid
 from .papers import PROFILES
 from .sections import Scale, Section
 from .suites import SUITES, suite

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from . import passes
-from .cases import PLAIN, Entry, Group
-from .measure import Plan
+from decoding import passes
+from decoding.cases import PLAIN, Entry, Group
+from decoding.measure import Plan
+from decoding.show import aligned, label, size
+
 from .papers import published, source
-from .show import aligned, label, size
 
 Record = dict[str, Any]
 Theirs = tuple[str, ...]

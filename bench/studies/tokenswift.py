@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .cases import PLAIN, Entry, Group, grid
+from decoding.cases import PLAIN, Entry, Group, grid
+from decoding.shaping import Shaping
+
 from .papers import published
 from .sections import (
     Scale,
@@ -23,7 +25,6 @@ from .sections import (
     over_plain,
     plain_minutes,
 )
-from .shaping import Shaping
 
 LAW = Shaping(penalty=1.2, penalty_window=1024, min_p=0.1)
 TRUNCATIONS = {

@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from common.clock import paired_ratio, spread
 
 import specattn
 from specattn import _cpu, reference  # type: ignore[attr-defined]
@@ -31,7 +32,6 @@ from .inputs import Draw
 from .measure import TOLERANCE, WRONG, compare
 from .peers import Peer
 from .rotation import Rotation
-from .timing import paired_ratio, spread
 from .workloads import Outputs, build
 
 THREADS = 2

@@ -10,10 +10,10 @@ import itertools
 from collections.abc import Callable
 
 import torch
+from common.clock import plain_read
 
 from .cases import DTYPES, Case
 from .inputs import Draw, capacity
-from .timing import plain_read
 from .workloads import Workload, build
 
 _BLOCK = 1 << 26  # bytes drawn; the rest of the memory repeats them

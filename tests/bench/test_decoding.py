@@ -12,14 +12,15 @@ from transformers import DynamicCache
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
 
-from decoding_suite import models, papers, passes, sections, suites  # noqa: E402
-from decoding_suite.cases import Entry, Group  # noqa: E402
-from decoding_suite.identity import Difference, explain, first_difference  # noqa: E402
-from decoding_suite.measure import Plan, Row, measure  # noqa: E402
-from decoding_suite.records import case_record, row_record  # noqa: E402
-from decoding_suite.runs import Outcome, run, run_transformers  # noqa: E402
-from decoding_suite.simulation import Profile, bend, constant_rate  # noqa: E402
-from decoding_suite.texts import RandomTokens  # noqa: E402
+from decoding import models, passes  # noqa: E402
+from decoding.cases import Entry, Group  # noqa: E402
+from decoding.identity import Difference, explain, first_difference  # noqa: E402
+from decoding.measure import Plan, Row, measure  # noqa: E402
+from decoding.records import case_record, row_record  # noqa: E402
+from decoding.runs import Outcome, run, run_transformers  # noqa: E402
+from decoding.simulation import Profile, bend, constant_rate  # noqa: E402
+from decoding.texts import RandomTokens  # noqa: E402
+from studies import papers, sections, suites  # noqa: E402
 
 from specattn import Tree  # noqa: E402
 from specattn.acceptance import accept, accept_samples  # noqa: E402

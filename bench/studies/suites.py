@@ -7,10 +7,11 @@ another machine.
 
 from __future__ import annotations
 
+from decoding.cases import PLAIN, TRANSFORMERS, Entry, grid
+
 from specattn.decoding import METHODS
 
 from . import poss, tokenswift
-from .cases import PLAIN, TRANSFORMERS, Entry, grid
 from .papers import published
 from .sections import (
     Scale,

@@ -1,10 +1,11 @@
-"""Name what a figure was measured on: machine, versions, commit."""
+"""What a figure was measured on: machine, versions, commit, and how busy others kept it."""
 
 from __future__ import annotations
 
 import os
 import platform
 import subprocess
+import time
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
@@ -15,6 +16,8 @@ import specattn
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "triton", "transformers", "numpy")
+_STAT = Path("/proc/stat")
+DISTURBING = 0.2  # cores that others use, from which on absolute times mean little
 
 
 def describe(device: torch.device) -> dict:
@@ -100,3 +103,32 @@ def _commit() -> str | None:
         return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+class Others:
+    """Cores that others used since the last reading; None where there is no /proc/stat.
+
+    What the host of a virtual machine took away (steal) counts as others too.
+    """
+
+    def __init__(self) -> None:
+        self._last = self._read()
+
+    def cores(self) -> float | None:
+        """Return the mean number of cores that others kept busy since the last call."""
+        before, self._last = self._last, self._read()
+        if before is None or self._last is None or self._last[0] == before[0]:
+            return None
+        elapsed, busy = (now - then for now, then in zip(self._last, before, strict=True))
+        return max(0.0, busy / elapsed)
+
+    @staticmethod
+    def _read() -> tuple[float, float] | None:
+        """Return the clock, and the seconds that all cores worked for others than us."""
+        if not _STAT.exists():
+            return None
+        user, nice, system, _, _, irq, softirq, steal = map(
+            int, _STAT.read_text().split("\n", 1)[0].split()[1:9]
+        )
+        total = (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+        return time.monotonic(), total - sum(os.times()[:4])

@@ -1,6 +1,6 @@
 """How much of the attention lies on what each method reads while it drafts.
 
-    python bench/attention_mass.py --context 4096,16384 --texts 2
+    python bench/studies/attention_mass.py --context 4096,16384 --texts 2
 
 What a method would read is chosen as in decoding, behind a block of verified tokens; then the next
 block is verified with the whole cache, and its rows' attention weights are summed over the tokens
@@ -11,13 +11,18 @@ greedily. No draft is run: this explains acceptance, it does not measure it.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
-from decoding_suite import models
-from decoding_suite.show import aligned, size
-from decoding_suite.texts import Files, held_out_files
-from roofline import arguments
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from common import arguments
+from decoding import models
+from decoding.show import aligned, size
+from decoding.texts import Files, held_out_files
 
 from specattn.decoding import Quest, SpecExtend, Streaming, Target, TriForce
 from specattn.decoding.quest import PageBounds, Pages

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from common.clock import Stopwatch, paired_ratio, spread
+from common.machine import last_level_cache
 
-from .machine import last_level_cache
 from .measure import TOLERANCE, WRONG, compare
 from .rotation import Pool, Rotation
-from .timing import Stopwatch, paired_ratio, spread
 from .workloads import Workload
 
 CPU = torch.device("cpu")

@@ -5,13 +5,25 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from typing import NoReturn
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NoReturn, TypeVar
 
 import torch
+
+T = TypeVar("T")
 
 
 class Parser(argparse.ArgumentParser):
     """Argparse without the usage text before an error."""
+
+    @contextmanager
+    def refusing(self, option: str = "") -> Iterator[None]:
+        """Leave with status 2 and one line, begun by `option`, where what is asked cannot be."""
+        try:
+            yield
+        except (ValueError, RuntimeError, OSError) as failure:
+            self.error(option + " ".join(str(failure).split()))
 
     def error(self, message: str) -> NoReturn:
         """Print one line and leave with status 2."""
@@ -36,32 +48,39 @@ def numbers(text: str) -> list[int]:
 
 def number(text: str) -> int:
     """Parse one positive integer, such as ``32k``."""
-    values = numbers(text)
+    return _only(numbers(text), text)
+
+
+def shares(text: str) -> list[float]:
+    """Parse ``0.03,0.07``: parts of a whole, above 0 and at most 1."""
+    return _floats(text, lambda value: 0 < value <= 1, "shares such as 0.03,0.07")
+
+
+def temperatures(text: str) -> list[float]:
+    """Parse ``0,1``: finite numbers from 0."""
+    return _floats(text, lambda value: 0 <= value < math.inf, "numbers from 0 such as 0,1")
+
+
+def positive(text: str) -> float:
+    """Parse a finite number above zero."""
+    values = _floats(text, lambda value: 0 < value < math.inf, "a positive number")
+    return _only(values, text)
+
+
+def _only(values: list[T], text: str) -> T:
     if len(values) > 1:
         raise argparse.ArgumentTypeError(f"expected one number, got '{text}'")
     return values[0]
 
 
-def shares(text: str) -> list[float]:
-    """Parse ``0.03,0.07``: parts of a whole, above 0 and at most 1."""
+def _floats(text: str, allowed: Callable[[float], bool], expected: str) -> list[float]:
     try:
         values = [float(part) for part in text.split(",")]
     except ValueError:
-        values = [0.0]
-    if not all(0 < value <= 1 for value in values):
-        raise argparse.ArgumentTypeError(f"expected shares such as 0.03,0.07, got '{text}'")
+        values = [math.nan]
+    if not all(map(allowed, values)):
+        raise argparse.ArgumentTypeError(f"expected {expected}, got '{text}'")
     return values
-
-
-def positive(text: str) -> float:
-    """Parse a finite number above zero."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"expected a positive number, got '{text}'")
-    return value
 
 
 def device(name: str, parser: Parser) -> torch.device:

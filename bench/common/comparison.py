@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+from specattn.planning.machines import read_results
+
+from .records import Record
 
 
 @dataclass(frozen=True)
@@ -27,67 +30,44 @@ class Change:
         return "faster" if self.ratio < 1 / (1 + self.noise) else "same"
 
 
-@dataclass(frozen=True)
-class Results:
-    """How the result files of one benchmark are compared.
+Key = Callable[[Record], tuple | None]
+"""What a record measures, or None where it measures nothing that is compared."""
+Compare = Callable[[tuple, Record, Record], Change]
+"""What to say of a key's record before and after."""
 
-    Attributes
-    ----------
-    program : str
-        That writes them.
-    key : callable
-        What a record measures, or None where it measures nothing that is compared.
-    change : callable
-        What to say of a key's record before and after.
+
+def read(path: Path, key: Key) -> tuple[Record, dict[tuple, Record]]:
+    """Return the run and its records by what they measure.
+
+    Raises ValueError for a file that is no result of a benchmark.
     """
+    run, records = read_results(path)
+    keyed = {key(record): record for record in records if record["kind"] != "run"}
+    return run, {one: record for one, record in keyed.items() if one is not None}
 
-    program: str
-    key: Callable[[dict], tuple | None]
-    change: Callable[[tuple, dict, dict], Change]
 
-    def read(self, path: Path) -> tuple[dict, dict[tuple, dict]]:
-        """Return the run and its records by what they measure.
+def show(first: Path, second: Path, key: Key, compare: Compare) -> int:
+    """Print what changed; return 1 when something became slower.
 
-        Raises ValueError for a file that is no result of this benchmark.
-        """
-        run: dict = {}
-        records: dict[tuple, dict] = {}
-        try:
-            for record in map(json.loads, path.read_text().splitlines()):
-                if record["kind"] == "run":
-                    run = record
-                elif (key := self.key(record)) is not None:
-                    records[key] = record
-        except (ValueError, TypeError, KeyError):
-            run = {}
-        if not run:
-            raise ValueError(f"{path}: not a result of {self.program}")
-        return run, records
-
-    def show(self, first: Path, second: Path) -> int:
-        """Print what changed; return 1 when something became slower."""
-        (run_a, rows_a), (run_b, rows_b) = self.read(first), self.read(second)
-        for name, run in ((first, run_a), (second, run_b)):
-            print(f"{name}: {run['machine']['name']}, commit {run['commit']}, {run['time']}")
-        if run_a["machine"]["name"] != run_b["machine"]["name"]:
-            print("two machines: only what stands within one run can be compared")
-        found = list(self._changes(rows_a, rows_b))
-        for change in found:
-            if change.verdict != "same":
-                print(_line(change))
-        count = {kind: sum(one.verdict == kind for one in found) for kind in ("slower", "faster")}
-        print(
-            f"{count['slower']} slower, {count['faster']} faster, "
-            f"{len(found) - sum(count.values())} within the spread; "
-            f"{len(rows_a.keys() ^ rows_b.keys())} in one file only"
-        )
-        return int(count["slower"] > 0)
-
-    def _changes(self, before: dict[tuple, dict], after: dict[tuple, dict]) -> Iterator[Change]:
-        """Compare what both have, the worst first."""
-        both = before.keys() & after.keys()
-        found = [self.change(key, before[key], after[key]) for key in both]
-        yield from sorted(found, key=lambda change: -change.ratio)
+    Raises ValueError for a file that is no result of a benchmark.
+    """
+    (run_a, before), (run_b, after) = read(first, key), read(second, key)
+    for name, run in ((first, run_a), (second, run_b)):
+        print(f"{name}: {run['machine']['name']}, commit {run['commit']}, {run['time']}")
+    if run_a["machine"]["name"] != run_b["machine"]["name"]:
+        print("two machines: only what stands within one run can be compared")
+    found = [compare(one, before[one], after[one]) for one in before.keys() & after.keys()]
+    found.sort(key=lambda change: -change.ratio)
+    for change in found:
+        if change.verdict != "same":
+            print(_line(change))
+    count = {kind: sum(one.verdict == kind for one in found) for kind in ("slower", "faster")}
+    print(
+        f"{count['slower']} slower, {count['faster']} faster, "
+        f"{len(found) - sum(count.values())} within the spread; "
+        f"{len(before.keys() ^ after.keys())} in one file only"
+    )
+    return int(count["slower"] > 0)
 
 
 def ratio(before: float | None, after: float | None, *, worse_if_larger: bool = True) -> float:

@@ -77,8 +77,8 @@ class Group:
 def grid(
     entries: Sequence[Entry],
     contexts: Iterable[int],
-    batches: Iterable[int],
-    temperatures: Iterable[float],
+    temperatures: Iterable[float] = (0.0,),
+    batches: Iterable[int] = (1,),
     shaping: Shaping = UNSHAPED,
 ) -> list[Group]:
     """Return one group per context, batch and temperature, each with all entries."""
@@ -88,7 +88,7 @@ def grid(
     ]
 
 
-def key(record: dict[str, Any]) -> tuple:
+def row_key(record: dict[str, Any]) -> tuple:
     """Return what tells a row of a file from all others of the same run."""
     names = ("section", "method", "context", "batch", "temperature")
     options = tuple(sorted((k, str(v)) for k, v in record["settings"].items()))

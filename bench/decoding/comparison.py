@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from common.comparison import Change, Results, ratio
+from common.comparison import Change, ratio
+from common.records import Record
+from common.tables import size
 
-from .cases import PLAIN, key
-from .show import label, size
-
-Record = dict
+from .cases import PLAIN, row_key
+from .show import label
 
 
-def _key(record: Record) -> tuple | None:
+def key(record: Record) -> tuple | None:
+    """Return what a record measures."""
     if record["kind"] == "pass":
         return "pass", record["name"], record["model"], record["context"]
-    return (record["model"], *key(record)) if record["kind"] == "row" else None
+    return (record["model"], *row_key(record)) if record["kind"] == "row" else None
 
 
-def _change(found: tuple, before: Record, after: Record) -> Change:
+def change(found: tuple, before: Record, after: Record) -> Change:
+    """Compare two records of a key."""
     if found[0] == "pass":
         old, new = before["time"], after["time"]
         name = f"{before['name']}, {before['model']}, {size(before['context'])}"
@@ -44,6 +46,3 @@ def _within(before: Record, after: Record) -> str:
     if None not in tau and tau[0] != tau[1]:
         text += ", tau {:.2f} -> {:.2f}".format(*tau)
     return text
-
-
-DECODING = Results("run_decoding.py", _key, _change)

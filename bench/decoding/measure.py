@@ -13,23 +13,25 @@ from common.clock import paired_ratio
 from common.machine import Others
 from transformers import PreTrainedModel
 
-from specattn.decoding import RequestStatistics
+from specattn.decoding import RequestStatistics, Statistics
 from specattn.decoding.ready import ReadyTarget
+from specattn.decoding.statistics import distinct
+from specattn.planning import AcceptanceProfile
 
 from .cases import PLAIN, TRANSFORMERS, Entry, Group
 from .identity import Difference, explain, first_difference
-from .lengths import distinct_n, relate_lengths
-from .runs import Outcome, run, run_transformers
+from .runs import Outcome, Reached, run, run_transformers
 from .shaping import UNSHAPED
-from .simulation import Profile, SimulatedTarget
+from .simulation import SimulatedTarget
 from .texts import Texts
 
 WARM_UP_TOKENS = 8
-PARTS = ("draft_seconds", "target_seconds", "accept_seconds")
+PARTS = {"total": "decode", "draft": "draft", "target": "target", "accept": "accept"}
+DISTINCT = 4  # Distinct-1 to Distinct-4, as in TokenSwift's tables
 
 
 @dataclass(frozen=True)
-class Plan:
+class MeasurePlan:
     """How a group is measured.
 
     Attributes
@@ -58,7 +60,7 @@ class Plan:
 
 
 @dataclass
-class Row:
+class DecodeRow:
     """What was found for one method in one group; a row with a ``fault`` has no figures."""
 
     entry: Entry
@@ -77,45 +79,43 @@ class Row:
         """Tokens per second of every timed run."""
         return [outcome.tokens_per_second for outcome in self.outcomes]
 
+    @property
+    def statistics(self) -> list[Statistics]:
+        """Of every timed run; the peer keeps none."""
+        return [one.statistics for one in self.outcomes if one.statistics is not None]
+
     @cached_property
     def pooled(self) -> RequestStatistics | None:
         """Counts of all requests of all runs together; None for the peer."""
-        kept = [o.statistics for o in self.outcomes if o.statistics is not None]
-        if not kept:
-            return None
-        whole = type(kept[0])([request for one in kept for request in one.requests])
-        return whole.total
+        requests = [request for one in self.statistics for request in one.requests]
+        return Statistics(requests).total if requests else None
 
-    @cached_property
+    @property
     def round_seconds(self) -> dict[str, float] | None:
         """Seconds per batched round, and of its parts: medians over runs."""
-        kept = [o.statistics for o in self.outcomes if o.statistics is not None]
+        kept = self.statistics
         if not kept:
             return None
-        parts = {
-            part.removesuffix("_seconds"): statistics.median(
-                getattr(one, part) / one.passes for one in kept
-            )
-            for part in PARTS
-        }
         return {
-            "total": statistics.median(one.decode_seconds / one.passes for one in kept),
-            **parts,
+            part: statistics.median(getattr(one, f"{name}_seconds") / one.passes for one in kept)
+            for part, name in PARTS.items()
         }
 
     @property
     def distinct(self) -> list[float] | None:
-        """Distinct-n of what was generated: means over requests and runs."""
-        found = [distinct_n(tokens) for outcome in self.outcomes for tokens in outcome.tokens]
-        kept = [shares for shares in found if shares is not None]
-        return [statistics.mean(column) for column in zip(*kept, strict=True)] if kept else None
+        """Distinct-1 to Distinct-4 of what was generated: means over requests and runs."""
+        texts = [
+            tokens for one in self.outcomes for tokens in one.tokens if len(tokens) >= DISTINCT
+        ]
+        columns = [[distinct(tokens, n) for tokens in texts] for n in range(1, DISTINCT + 1)]
+        return list(map(statistics.mean, columns)) if texts else None
 
     @property
     def details(self) -> dict[str, float]:
         """What the method says of its runs in numbers: means over the runs that have one."""
         found: dict[str, list[float]] = {}
-        for outcome in self.outcomes:
-            for name, value in (outcome.statistics.details if outcome.statistics else {}).items():
+        for one in self.statistics:
+            for name, value in one.details.items():
                 if isinstance(value, int | float):
                     found.setdefault(name, []).append(value)
         return {name: statistics.mean(values) for name, values in found.items()}
@@ -130,11 +130,11 @@ def measure(
     model: PreTrainedModel,
     texts: Texts,
     group: Group,
-    plan: Plan,
-    profile: Profile | None,
+    plan: MeasurePlan,
+    profile: AcceptanceProfile | None,
     advance: Callable[[str], None],
     defaults: Mapping[str, Mapping[str, Any]],
-) -> list[Row]:
+) -> list[DecodeRow]:
     """Measure all entries of a group.
 
     Parameters
@@ -142,15 +142,15 @@ def measure(
     model : PreTrainedModel
     texts : Texts
     group : Group
-    plan : Plan
-    profile : Profile or None
+    plan : MeasurePlan
+    profile : AcceptanceProfile or None
         With one, the cache holds random numbers and acceptance is simulated.
     advance : callable
         Called with a name before every run.
     defaults : dict of str to dict
         By method, options that hold where an entry does not say otherwise.
     """
-    rows = [Row(entry, group) for entry in group.entries]
+    rows = [DecodeRow(entry, group) for entry in group.entries]
     methods = {
         row.entry.label: row.entry.build(defaults) for row in rows if row.entry.name != TRANSFORMERS
     }
@@ -188,7 +188,7 @@ def measure(
     for row in rows:
         row.others = cores
     _relate(rows)
-    relate_lengths(rows)
+    _relate_lengths(rows)
     return rows
 
 
@@ -196,7 +196,7 @@ def _target(
     model: PreTrainedModel,
     prompts: Sequence[torch.Tensor],
     room: int,
-    profile: Profile | None,
+    profile: AcceptanceProfile | None,
     seed: int,
     keep_features: bool,
 ) -> ReadyTarget:
@@ -205,14 +205,14 @@ def _target(
     return SimulatedTarget(model, prompts, room, profile, seed, keep_features=keep_features)
 
 
-def _in_turn(rows: Sequence[Row], repeat: int) -> list[Row]:
+def _in_turn(rows: Sequence[DecodeRow], repeat: int) -> list[DecodeRow]:
     """Return the rows in an order that changes with every repeat: none is always the first."""
     first = repeat % len(rows)
     return [*rows[first:], *rows[:first]]
 
 
 def _compare(
-    rows: Sequence[Row],
+    rows: Sequence[DecodeRow],
     model: PreTrainedModel,
     prompts: Sequence[torch.Tensor],
     text: int,
@@ -234,10 +234,35 @@ def _compare(
                 row.differences.append(Difference(text, request, place, *found))
 
 
-def _relate(rows: Sequence[Row]) -> None:
+def _relate(rows: Sequence[DecodeRow]) -> None:
     """Note how many times faster each row is than the baselines, run by run."""
     for baseline in (PLAIN, TRANSFORMERS):
         base = next((row for row in rows if row.entry.name == baseline and not row.fault), None)
         for row in rows:
             if base is not None and row is not base and not row.fault:
                 row.speedups[baseline] = paired_ratio(base.speeds, row.speeds)
+
+
+def _relate_lengths(rows: Sequence[DecodeRow]) -> None:
+    """Note what every row had done when it reached each length, and how plain decoding compares.
+
+    ``seconds`` per new token are medians over runs; ``tau_without_bonus`` is of all runs together.
+    ``speedup`` is plain decoding's seconds per token over the row's own (TokenSwift, equation 5).
+    """
+    for row in rows:
+        reached = [outcome.reached for outcome in row.outcomes if outcome.reached]
+        row.lengths = [_pooled(runs) for runs in zip(*reached, strict=True)]
+    plain = next((row for row in rows if row.entry.name == PLAIN), None)
+    for row in rows if plain is not None else []:
+        for own, base in zip(row.lengths, plain.lengths, strict=False):
+            own["speedup"] = {PLAIN: base["seconds"] / own["seconds"]} if row is not plain else {}
+
+
+def _pooled(runs: Sequence[Reached]) -> dict[str, Any]:
+    rounds = sum(one.rounds for one in runs)
+    return {
+        "new_tokens": runs[0].length,
+        "seconds": statistics.median(one.seconds / one.tokens for one in runs),
+        "tau_without_bonus": sum(one.tokens - one.rounds for one in runs) / rounds,
+        "speedup": {},
+    }

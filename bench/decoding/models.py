@@ -12,49 +12,13 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from specattn.drafters import LongSpecDrafter, MedusaHeads, PosSDrafter, TokenSwiftHeads
-
-EMBEDDED_TARGET = Path(__file__).resolve().parents[2] / "examples" / "tiny"
+from specattn.planning import MODELS
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
-_LLAMA_8B = {
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-    "rope_theta": 500000.0,
-}
-_QWEN3_8B = {
-    "model_type": "qwen3",
-    "hidden_size": 4096,
-    "intermediate_size": 12288,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 151936,
-    "max_position_embeddings": 131072,
-    "rope_theta": 1000000.0,
-}
-_TINY = {
-    "model_type": "qwen3",
-    "hidden_size": 256,
-    "intermediate_size": 1024,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "vocab_size": 4096,
-    "max_position_embeddings": 131072,
-    "rope_theta": 1000000.0,
-}
-CONFIGS = {"llama-3.1-8b": _LLAMA_8B, "qwen3-8b": _QWEN3_8B, "tiny": _TINY}
-"""Configurations by the names that `run_kernels.py` uses too."""
+POSITIONS = 1 << 17  # of models with random weights
+SHAPES = [name for name, shape in MODELS.items() if shape.family in ("llama", "qwen3")]
+"""Models of families whose configuration follows from the shape."""
 
 
 def checkpoint(path: Path, dtype: torch.dtype, device: torch.device) -> tuple[PreTrainedModel, Any]:
@@ -80,8 +44,19 @@ def random_weights(
     shape: str, layers: int | None, dtype: torch.dtype, device: torch.device
 ) -> PreTrainedModel:
     """Build a model of a real shape on the device; `layers` may be fewer than the model has."""
-    fewer = {"num_hidden_layers": layers} if layers else {}
-    config = AutoConfig.for_model(**CONFIGS[shape] | fewer, tie_word_embeddings=shape == "tiny")
+    sizes = MODELS[shape]
+    config = AutoConfig.for_model(
+        sizes.family,
+        hidden_size=sizes.hidden,
+        intermediate_size=sizes.intermediate,
+        num_hidden_layers=layers or sizes.layers,
+        num_attention_heads=sizes.q_heads,
+        num_key_value_heads=sizes.kv_heads,
+        head_dim=sizes.head_dim,
+        vocab_size=sizes.vocab,
+        max_position_embeddings=POSITIONS,
+        tie_word_embeddings=sizes.tied,
+    )
     with torch.device(device):
         return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
 

@@ -14,14 +14,13 @@ from typing import Any
 
 import torch
 from common.clock import Stopwatch, Timing
+from common.tables import aligned, size
 from transformers import PreTrainedModel
 
 import specattn
 from specattn.decoding import Quest, SpecExtend, Streaming, Target, Vegas, quest, specextend
 from specattn.decoding.sparse_chain import Chosen
 from specattn.decoding.target import SCORES, Selection, Wanted
-
-from .show import aligned, size
 
 HEADER = [("pass", "<")] + [
     (name, ">")

@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from common import pictures
+from common.pictures import Panel
+from common.records import Record
+from common.tables import size
+
 from .cases import PLAIN
-from .show import drafting, label, size
-
-Record = dict[str, Any]
-
+from .show import drafting, label
 
 KINDS = ("speed", "acceptance", "sweep", "lengths", "parts")
 
@@ -38,45 +40,14 @@ def draw(
     ImportError
         matplotlib is not installed.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    records = [record for record in records if not record["fault"]]
-    folder.mkdir(parents=True, exist_ok=True)
-    files = []
-    for kind in kinds:
-        panels = _PANELS[kind](records)
-        if not panels:
-            continue
-        figure, axes = pyplot.subplots(
-            1, len(panels), figsize=(4.5 * len(panels), 3.6), squeeze=False, layout="constrained"
+    right = [record for record in records if not record["fault"]]
+    return [
+        path
+        for kind in kinds
+        for path in pictures.draw(
+            _PANELS[kind](right), folder / f"{prefix}{kind}.png", note, color="red"
         )
-        for axis, (title, fill) in zip(axes[0], panels, strict=True):
-            axis.set_title(title, fontsize=9)
-            fill(axis)
-            axis.grid(alpha=0.3, axis="y")
-        _add_legends(figure, axes[0])
-        if note is not None:
-            figure.suptitle(note, color="red", fontsize=10)
-        files.append(folder / f"{prefix}{kind}.png")
-        figure.savefig(files[-1], dpi=90)
-        pyplot.close(figure)
-    return files
-
-
-def _add_legends(figure: Any, axes: Sequence[Any]) -> None:
-    """Put a legend below every panel; the figure grows by its lines, so that panels stay wide."""
-    names = [name for axis in axes for name in axis.get_legend_handles_labels()[1]]
-    columns = 1 if max(map(len, names)) > 28 else 2
-    lines = max(-(-len(axis.get_legend_handles_labels()[1]) // columns) for axis in axes)
-    figure.set_figheight(figure.get_figheight() + 0.16 * max(0, lines - 3))
-    for axis in axes:
-        axis.legend(fontsize=7, ncols=columns, loc="upper center", bbox_to_anchor=(0.5, -0.18))
-
-
-Panel = tuple[str, Callable[[Any], None]]
+    ]
 
 
 def _speed(records: Sequence[Record]) -> list[Panel]:

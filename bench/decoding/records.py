@@ -36,16 +36,14 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from common.clock import spread
+from common.clock import Timing
+from common.records import Record, RecordFile, of_kind, whole_lines
 
-from .cases import TRANSFORMERS, Group, key
-from .identity import Difference
-from .measure import Plan, Row
+from .cases import TRANSFORMERS, Entry, Group
+from .measure import DecodeRow, MeasurePlan
 
 SCHEMA = "specattn.decoding/1"
 MEASURED = "measured"
@@ -55,14 +53,14 @@ _SAME = ("schema", "machine", "backend", "model", "plan", "suite", "acceptance")
 
 def case_record(
     group: Group,
-    entry: Any,
-    plan: Plan,
+    entry: Entry,
+    plan: MeasurePlan,
     *,
     model: str,
     section: str | None,
     acceptance: str,
     beyond_positions: bool,
-) -> dict[str, Any]:
+) -> Record:
     """Return what is known of a row before it is measured."""
     return {
         "kind": "row",
@@ -80,18 +78,14 @@ def case_record(
     }
 
 
-def row_record(row: Row, known: dict[str, Any]) -> dict[str, Any]:
+def row_record(row: DecodeRow, known: Record) -> Record:
     """Return a row for JSON; `known` is its `case_record`."""
     if row.fault is not None:
         return {**known, "fault": row.fault}
-    pooled, rounds = row.pooled, row.round_seconds
-    figures: dict[str, Any] = {
+    pooled = row.pooled
+    figures: Record = {
         "fault": None,
-        "tokens_per_second": {
-            "median": statistics.median(row.speeds),
-            "spread": spread(row.speeds),
-            "samples": len(row.speeds),
-        },
+        "tokens_per_second": asdict(Timing.of(row.speeds)),
         "prefill_seconds": None
         if row.entry.name == TRANSFORMERS or not row.prefill_seconds
         else statistics.median(row.prefill_seconds),
@@ -101,7 +95,7 @@ def row_record(row: Row, known: dict[str, Any]) -> dict[str, Any]:
         "acceptance_rate": pooled and pooled.acceptance_rate,
         "per_position_acceptance": pooled and pooled.position_rates,
         "conditional_acceptance": pooled and pooled.conditional_rates,
-        "round_seconds": rounds,
+        "round_seconds": row.round_seconds,
         "speedup": row.speedups,
         "peak_bytes": row.peak_bytes,
         "identity": None,
@@ -113,106 +107,34 @@ def row_record(row: Row, known: dict[str, Any]) -> dict[str, Any]:
     if row.compared:
         figures["identity"] = {
             "compared": row.compared,
-            "differences": [_difference(one) for one in row.differences],
+            "differences": [{**asdict(one), "near_tie": one.near_tie} for one in row.differences],
         }
     return {**known, **figures}
 
 
-def _difference(one: Difference) -> dict[str, Any]:
-    return {**asdict(one), "near_tie": one.near_tie}
-
-
-class File:
-    """A file of JSON Lines that can be continued.
-
-    Parameters
-    ----------
-    path : Path or None
-        None keeps the records in memory alone.
-    resume : bool
-        Keep the rows that the file has; a line that an interrupt cut short is dropped.
-
-    Attributes
-    ----------
-    records : list of dict
-        Everything that the file holds.
+def begun(path: Path | None, run: Record, *, resume: bool) -> RecordFile:
+    """Return a file that has this run, and with `resume` the rows that were there before it.
 
     Raises
     ------
     ValueError
-        The file exists and `resume` was not asked for, or it is no file of this kind.
+        The file exists and `resume` was not asked for, it is no file of this kind, or its rows
+        were measured on something else.
     """
-
-    def __init__(self, path: Path | None, *, resume: bool):
-        self.path, self.records = path, list[dict[str, Any]]()
-        if path is None:
-            if resume:
-                raise ValueError("--resume needs --json FILE")
-            return
-        if not path.absolute().parent.is_dir():
-            raise ValueError(f"--json: folder {path.absolute().parent} does not exist")
-        if path.exists() and not resume:
-            raise ValueError(f"--json: {path} exists; continue it with --resume")
-        if path.exists():
-            self.records = list(_whole_lines(path))
-            if not self.records or self.records[0].get("schema") != SCHEMA:
-                raise ValueError(f"--resume: {path} is no file of run_decoding.py")
-
-    def begin(self, run: dict[str, Any]) -> None:
-        """Write the line that describes a run.
-
-        Raises
-        ------
-        ValueError
-            The rows that are there were measured on something else.
-        """
-        run = json.loads(_line(run))
-        for earlier in self.records:
-            if earlier["kind"] == "run":
-                changed = [name for name in _SAME if earlier.get(name) != run[name]]
-                if changed:
-                    raise ValueError(
-                        f"--resume: {self.path} was measured with another {', '.join(changed)}"
-                    )
-        if self.path is not None:
-            partial = self.path.with_name(self.path.name + ".partial")
-            partial.write_text("".join(map(_line, self.records)), encoding="utf-8")
-            partial.replace(self.path)
-        self.add(run)
-
-    def add(self, record: dict[str, Any]) -> None:
-        """Append one line at once."""
-        self.records.append(json.loads(_line(record)))
-        if self.path is not None:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(_line(record))
-
-    def has(self, known: Iterable[dict[str, Any]]) -> bool:
-        """Whether all these rows are there already."""
-        there = {key(record) for record in self.rows}
-        return all(key(record) in there for record in known)
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """The rows, in the order in which they were measured."""
-        return of_kind(self.records, "row")
-
-
-def of_kind(records: Sequence[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
-    """Return the records of one kind."""
-    return [record for record in records if record["kind"] == kind]
-
-
-def _line(record: dict[str, Any]) -> str:
-    return json.dumps(record, allow_nan=False) + "\n"
-
-
-def _whole_lines(path: Path) -> Iterable[dict[str, Any]]:
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    for number, line in enumerate(lines, start=1):
-        if number == len(lines) and not line.endswith("\n"):
-            return
-        try:
-            yield {"kind": None, **json.loads(line)}
-        except (json.JSONDecodeError, TypeError):
-            raise ValueError(f"--resume: line {number} of {path} is no JSON object") from None
+    if path is None and resume:
+        raise ValueError("--resume needs --json FILE")
+    if path is not None and not path.absolute().parent.is_dir():
+        raise ValueError(f"--json: folder {path.absolute().parent} does not exist")
+    if path is not None and path.exists() and not resume:
+        raise ValueError(f"--json: {path} exists; continue it with --resume")
+    records: list[Record] = []
+    if path is not None and path.exists():
+        records = whole_lines(path)
+        if not records or records[0].get("schema") != SCHEMA:
+            raise ValueError(f"--resume: {path} is no file of run_decoding.py")
+    run = json.loads(json.dumps(run))
+    for earlier in of_kind(records, "run"):
+        changed = [name for name in _SAME if earlier.get(name) != run[name]]
+        if changed:
+            raise ValueError(f"--resume: {path} was measured with another {', '.join(changed)}")
+    return RecordFile(path, [*records, run])

@@ -1,11 +1,11 @@
-"""Tables and progress on a terminal; under simulated acceptance every single line says so."""
+"""Measured rows as text; under simulated acceptance every single line says so."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
+
+from common.tables import aligned, size
 
 HEADER = (
     ("method", "<"),
@@ -43,19 +43,6 @@ def table(records: Sequence[dict[str, Any]]) -> str:
     return aligned(HEADER, [_cells(record) for record in records])
 
 
-def aligned(header: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]]) -> str:
-    """Return columns of even width; the header pairs names with ``<`` or ``>``."""
-    names = [name for name, _ in header]
-    widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
-    sides = [side for _, side in header]
-    return "\n".join(
-        "  ".join(
-            f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True)
-        ).rstrip()
-        for row in (names, *rows)
-    )
-
-
 def label(record: dict[str, Any]) -> str:
     """Return a method with its options."""
     return " ".join([record["method"], *(f"{k}={v}" for k, v in record["settings"].items())])
@@ -70,11 +57,6 @@ def drafting(record: dict[str, Any]) -> dict[str, float]:
     }
     scale = record["round_seconds"]["draft"] / sum(parts.values()) if parts else 0.0
     return {name: seconds * scale for name, seconds in parts.items()}
-
-
-def size(tokens: int) -> str:
-    """Return a number of tokens as people write it."""
-    return f"{tokens // 1024}k" if tokens % 1024 == 0 else str(tokens)
 
 
 def identity(record: dict[str, Any]) -> str:
@@ -121,39 +103,6 @@ def acceptance(records: Sequence[dict[str, Any]]) -> str:
             cells = [f"{rate:.0%}" for rate in rates] + [""] * (depth - len(rates))
             rows.append((*place, f"{record['temperature']:g}", name, *cells))
     return aligned(header, rows)
-
-
-@contextmanager
-def progress(total: float, note: str | None) -> Iterator[Callable[[str, float], None]]:
-    """Yield a function of a run's name and weight that shows what runs and how long all will take.
-
-    On standard error, which is left alone where it is no terminal or ``rich`` is missing.
-    """
-    try:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-    except ImportError:
-        yield lambda name, weight: None
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:.0f}%, left:"),
-        TimeRemainingColumn(),
-    )
-    console = Console(stderr=True)
-    with Progress(
-        *columns, console=console, transient=True, disable=not sys.stderr.isatty()
-    ) as bar:
-        task = bar.add_task("", total=total)
-        pending = 0.0
-
-        def advance(name: str, weight: float) -> None:
-            nonlocal pending
-            bar.update(task, advance=pending, description=lines(name, note))
-            pending = weight  # done when the next one starts
-
-        yield advance
 
 
 def _cells(record: dict[str, Any]) -> tuple[str, ...]:

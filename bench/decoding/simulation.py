@@ -7,9 +7,7 @@ acceptance and commit are the package's own, which knows nothing of it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from transformers import PreTrainedModel
@@ -17,75 +15,16 @@ from transformers import PreTrainedModel
 from specattn.decoding.loop import CHUNK_SIZE
 from specattn.decoding.ready import ReadyTarget
 from specattn.decoding.target import NOTHING, Verification, Wanted
+from specattn.planning import AcceptanceProfile
 from specattn.tree import Tree
 
 MARK = "SIMULATED ACCEPTANCE"
 _CERTAIN = 1e4  # above any logit at any temperature of use, and exp(-1e4) is 0
 
 
-@dataclass(frozen=True)
-class Profile:
-    """How likely a drafted token is to be accepted, given that all before it were.
-
-    Attributes
-    ----------
-    name : str
-    rates : tuple of float
-        Entry i is for depth i + 1; the last one holds for all that is deeper.
-    source : str
-        Where the rates come from.
-    """
-
-    name: str
-    rates: tuple[float, ...]
-    source: str
-
-    @classmethod
-    def parse(cls, text: str, named: dict[str, Profile]) -> Profile:
-        """Read a profile's name, or rates such as ``0.9,0.8,0.75``."""
-        if text in named:
-            return named[text]
-        try:
-            rates = tuple(map(float, text.split(",")))
-        except ValueError:
-            rates = (math.nan,)
-        if not all(0 <= rate <= 1 for rate in rates):
-            raise ValueError(
-                f"--acceptance: expected {', '.join(named)}, or rates from 0 to 1 such as 0.9,0.8; "
-                f"got '{text}'"
-            )
-        return cls(text, rates, "given on the command line")
-
-    def rate(self, depth: int) -> float:
-        """Return the rate at a depth, counted from 1."""
-        return self.rates[min(depth, len(self.rates)) - 1]
-
-    def expected_length(self, depth: int) -> float:
-        """Return the mean number of tokens of a round that drafts `depth` levels, with bonus."""
-        reached, total = 1.0, 1.0
-        for level in range(1, depth + 1):
-            reached *= self.rate(level)
-            total += reached
-        return total
-
-    @property
-    def note(self) -> str:
-        """What every line of output says."""
-        return f"{MARK} {self.name}"
-
-
-def constant_rate(accepted: float, depth: int) -> float:
-    """Return the rate that, the same at every depth, accepts so many of `depth` drafted tokens."""
-    if not 0 < accepted < depth:
-        raise ValueError(f"accepted must be between 0 and {depth}, got {accepted}")
-    low, high = 0.0, 1.0
-    for _ in range(60):
-        rate = (low + high) / 2
-        if sum(rate**level for level in range(1, depth + 1)) < accepted:
-            low = rate
-        else:
-            high = rate
-    return high
+def note(profile: AcceptanceProfile) -> str:
+    """Return what every line of output says."""
+    return f"{MARK} {profile.name}"
 
 
 class SimulatedTarget(ReadyTarget):
@@ -95,7 +34,7 @@ class SimulatedTarget(ReadyTarget):
     ----------
     model, prompts, room, keep_features
         As for `ReadyTarget`; of the prompts only the length and the last token matter.
-    profile : Profile
+    profile : AcceptanceProfile
     seed : int
         Of what is drawn for acceptance.
     """
@@ -105,7 +44,7 @@ class SimulatedTarget(ReadyTarget):
         model: PreTrainedModel,
         prompts: Sequence[torch.Tensor],
         room: int,
-        profile: Profile,
+        profile: AcceptanceProfile,
         seed: int,
         *,
         keep_features: bool = False,
@@ -133,7 +72,7 @@ def bend(
     logits: torch.Tensor,
     tree: Tree,
     tokens: torch.Tensor,
-    profile: Profile,
+    profile: AcceptanceProfile,
     generator: torch.Generator,
 ) -> torch.Tensor:
     """Return logits that accept one path of a depth drawn from the profile, and nothing below it.
@@ -146,7 +85,7 @@ def bend(
         Changed in place.
     tree : Tree
     tokens : Tensor, int64 [B, T]
-    profile : Profile
+    profile : AcceptanceProfile
     generator : torch.Generator
         On the device of the logits.
     """
@@ -167,7 +106,7 @@ def bend(
 
 
 def _last_accepted(
-    tree: Tree, depths: torch.Tensor, profile: Profile, generator: torch.Generator
+    tree: Tree, depths: torch.Tensor, profile: AcceptanceProfile, generator: torch.Generator
 ) -> torch.Tensor:
     """Draw a depth for every request, then one of its nodes there: int64 [B]."""
 

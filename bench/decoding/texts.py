@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from .models import EMBEDDED_TARGET
+from specattn.planning.models import EMBEDDED_TARGET
 
 
 class Texts(Protocol):

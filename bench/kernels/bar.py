@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from common.clock import Stopwatch, paired_ratio, spread
@@ -12,7 +12,7 @@ from common.machine import last_level_cache
 
 from .measure import TOLERANCE, WRONG, compare
 from .rotation import Pool, Rotation
-from .workloads import Workload
+from .workloads import BoundCase
 
 CPU = torch.device("cpu")
 
@@ -28,9 +28,17 @@ class Bar:
     target: float
     unit: str
     at_most: bool
-    measured: float | None  # None where the output was wrong
+    measured: float | None = None  # None where the output was wrong
     spread: float = 0.0
     note: str = ""
+
+    def found(self, measured: float | None, samples: list[float], note: str = "") -> Bar:
+        """Return the bar with what was measured, and how far the samples of ours lie apart."""
+        return replace(self, measured=measured, spread=spread(samples), note=note)
+
+    def wrong(self) -> Bar:
+        """Return the bar of an output that was wrong."""
+        return replace(self, note=WRONG)
 
     @property
     def met(self) -> bool:
@@ -52,21 +60,20 @@ class Bench:
         """Return seconds per call, all in turn."""
         return self.stopwatch.alternate(calls, budget=self.budget, least=7, most=1000)
 
-    def share(self, rotation: Rotation, works: list[Workload], target: float, name: str) -> Bar:
+    def share(self, rotation: Rotation, works: list[BoundCase], target: float, name: str) -> Bar:
         """Hold a call against a plain read of the same caches."""
+        bar = Bar(name, target, "share", at_most=False)
         if not right(works[0]):
-            return Bar(name, target, "share", False, None, note=WRONG)
-        times = self.times(
-            ours=rotation.turn([work.call for work in works]), read=rotation.turn(rotation.reads())
-        )
+            return bar.wrong()
+        times = self.times(ours=rotation.turn_of(works), read=rotation.turn(rotation.reads()))
         share = paired_ratio(times["ours"], times["read"])
         share *= works[0].cost.bytes / rotation.place_bytes
         read = rotation.place_bytes / statistics.median(times["read"]) / 1e9
         note = f"{milliseconds(times['ours'])}; plain read {read:.1f} GB/s"
-        return Bar(name, target, "share", False, share, spread(times["ours"]), note)
+        return bar.found(share, times["ours"], note)
 
 
-def right(work: Workload) -> bool:
+def right(work: BoundCase) -> bool:
     """Compare with the reference in float32; nothing else is timed."""
     outputs = work.call()
     dtype = next(iter(outputs.values())).dtype

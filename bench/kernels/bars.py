@@ -21,21 +21,22 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from common.clock import paired_ratio, spread
+from common.clock import paired_ratio
 
 import specattn
 from specattn import _cpu, reference  # type: ignore[attr-defined]
+from specattn.planning import MODELS
 
 from .bar import CPU, Bar, Bench, milliseconds, right
-from .cases import SHAPES, Case
+from .cases import Case
 from .inputs import Draw
-from .measure import TOLERANCE, WRONG, compare
+from .measure import TOLERANCE, compare
 from .peers import Peer
 from .rotation import Rotation
-from .workloads import Outputs, build
+from .workloads import SPARSITY, Outputs, build
 
 THREADS = 2
-HYBRID = Case("hybrid_tree_attention", "chain", SHAPES["llama-3.1-8b"], "bf16", 1, 32768, 1)
+HYBRID = Case("hybrid_tree_attention", "chain", MODELS["llama-3.1-8b"], "bf16", 1, 32768, 1)
 _HELD = "SPECATTN_BARS_HELD"  # set in the process where torch is held to fewer instructions
 # What holds torch, oneDNN and MKL to the instructions of one of our code paths.
 LIMITS = {
@@ -73,15 +74,15 @@ def hybrid(bench: Bench, case: Case, *, share: float = 0, sdpa: float = 0) -> It
     if share:
         yield bench.share(rotation, works, share, name)
     if sdpa:
-        name += ", against SDPA"
+        bar = Bar(f"{name}, against SDPA", sdpa, "times", at_most=False)
         if not right(works[0]):
-            yield Bar(name, sdpa, "times", False, None, note=WRONG)
+            yield bar.wrong()
             return
         peers = [work.peers(("sdpa",)) for work in works]
         forms = _seconds(peers[0], works[0].expected(torch.float32))
         close = [form for form in forms if forms[form] < 2 * min(forms.values())]
         times = bench.times(
-            ours=rotation.turn([work.call for work in works]),
+            ours=rotation.turn_of(works),
             read=rotation.turn(rotation.reads()),
             **{form: rotation.turn([calls[form] for calls in peers]) for form in close},
         )
@@ -91,23 +92,20 @@ def hybrid(bench: Bench, case: Case, *, share: float = 0, sdpa: float = 0) -> It
         allows = paired_ratio(times["read"], times[best])
         note = f"{milliseconds(times['ours'])}; {rest}; memory allows {allows:.1f}x"
         ratio = paired_ratio(times["ours"], times[best])
-        yield Bar(name, sdpa, "times", False, ratio, spread(times["ours"]), note)
+        yield bar.found(ratio, times["ours"], note)
 
 
 def over(bench: Bench, name: str, case: Case, plain: Case, *, at_most: float) -> Iterator[Bar]:
     """How much longer one call takes than another on the same caches."""
     rotation = Rotation(bench.pool, case)
     works, others = rotation.workloads(case), rotation.workloads(plain)
+    bar = Bar(name, at_most, "over", at_most=True)
     if not (right(works[0]) and right(others[0])):
-        yield Bar(name, at_most, "over", True, None, note=WRONG)
+        yield bar.wrong()
         return
-    times = bench.times(
-        ours=rotation.turn([work.call for work in works]),
-        plain=rotation.turn([work.call for work in others]),
-    )
+    times = bench.times(ours=rotation.turn_of(works), plain=rotation.turn_of(others))
     note = f"{milliseconds(times['ours'])} against {milliseconds(times['plain'])}"
-    measured = paired_ratio(times["plain"], times["ours"]) - 1
-    yield Bar(name, at_most, "over", True, measured, spread(times["ours"]), note)
+    yield bar.found(paired_ratio(times["plain"], times["ours"]) - 1, times["ours"], note)
 
 
 def importance(bench: Bench, *, share: float) -> Iterator[Bar]:
@@ -122,7 +120,7 @@ def gather(bench: Bench, *, at_most: float) -> Iterator[Bar]:
 
     The lists of one cache share no token: taken one after the other, each finds its tokens cold.
     """
-    count = math.ceil(HYBRID.sparsity * HYBRID.context)
+    count = math.ceil(SPARSITY * HYBRID.context)
     large = Rotation(bench.pool, HYBRID)
     small = Rotation(bench.pool, replace(HYBRID, context=count))
     contiguous = [work.call for work in small.workloads(replace(HYBRID, context=count))]
@@ -138,7 +136,7 @@ def gather(bench: Bench, *, at_most: float) -> Iterator[Bar]:
     note = f"{milliseconds(times['ours'])} against {milliseconds(times['near'])}"
     measured = paired_ratio(times["near"], times["ours"]) if _gathers_right(gathers[0]) else None
     name = f"gather of {count} of {HYBRID.context} against contiguous, T=1"
-    yield Bar(name, at_most, "times", True, measured, spread(times["ours"]), note)
+    yield Bar(name, at_most, "times", at_most=True).found(measured, times["ours"], note)
 
 
 def _gathers(place: torch.Tensor, count: int) -> Iterator[partial]:
@@ -166,22 +164,21 @@ def held(bench: Bench, isa: str, case: Case, *, sdpa: float) -> Iterator[Bar]:
 
     SDPA is free to use all of the processor first, and is then held likewise.
     """
-    name = f"{isa} only, {_name(case)}"
+    bar = Bar(f"{isa} only, {_name(case)}", sdpa, "times", at_most=False)
     found = next((path for path in _cpu.isas() if path.startswith(isa)), None)
     if found is None:
-        yield Bar(name, sdpa, "times", False, None, note=f"this processor has no {isa}")
+        yield replace(bar, note=f"this processor has no {isa}")
         return
     before = _cpu.isa()
     _cpu.use_isa(found)
     try:
-        (bar,) = hybrid(bench, case, sdpa=sdpa)
+        (measured,) = hybrid(bench, case, sdpa=sdpa)
     finally:
         _cpu.use_isa(before)
+    allowed = f"{isa} only" if _HELD in os.environ else "all instructions"
+    yield replace(measured, name=f"{bar.name}, against SDPA with {allowed}")
     if _HELD not in os.environ:
-        yield replace(bar, name=f"{name}, against SDPA with all instructions")
         yield from _in_held_process(isa, bench.budget)
-    else:
-        yield replace(bar, name=f"{name}, against SDPA with {isa} only")
 
 
 def _in_held_process(isa: str, budget: float) -> Iterator[Bar]:
@@ -210,24 +207,24 @@ def merge(bench: Bench, *, torch_times: float, share: float) -> Iterator[Bar]:
     name = "merge of two [1, 64, 32, 128] states"
     case = replace(HYBRID, op="merge_state", variant="2 states", context=0, rows=64)
     work = build(case, Draw(case, CPU, seed=0))
+    bar = Bar(f"{name}, against torch", torch_times, "times", at_most=False)
     if not right(work):
-        yield Bar(name, torch_times, "times", False, None, note=WRONG)
+        yield bar.wrong()
         return
     peer = "torch eager"
     theirs = work.peers(())[peer]
     times = bench.times(ours=work.call, theirs=theirs)
     note = f"{milliseconds(times['ours'])}; {peer} {milliseconds(times['theirs'])}"
     ratio = paired_ratio(times["ours"], times["theirs"])
-    yield Bar(
-        f"{name}, against torch", torch_times, "times", False, ratio, spread(times["ours"]), note
-    )
+    yield bar.found(ratio, times["ours"], note)
     # Not in turn: a read of memory would push the states out of the cache.
     times = bench.times(ours=work.call)["ours"]
     rotation = Rotation(bench.pool, _at(8192, 1))
     read = statistics.median(bench.times(read=rotation.turn(rotation.reads()))["read"])
     measured = work.cost.bytes / statistics.median(times) * read / rotation.place_bytes
     note = f"{milliseconds(times)}; plain read {rotation.place_bytes / read / 1e9:.1f} GB/s"
-    yield Bar(f"{name}, bytes per second", share, "share", False, measured, spread(times), note)
+    bar = Bar(f"{name}, bytes per second", share, "share", at_most=False)
+    yield bar.found(measured, times, note)
 
 
 def overhead(bench: Bench, *, at_most: float) -> Iterator[Bar]:
@@ -236,8 +233,8 @@ def overhead(bench: Bench, *, at_most: float) -> Iterator[Bar]:
     length = torch.ones(1, dtype=torch.int32)
     call = partial(specattn.hybrid_tree_attention, q, cache, cache, length, q, q)
     times = bench.stopwatch.alternate({"ours": call}, budget=0.5, least=1000, most=10000)["ours"]
-    name = "call of hybrid_tree_attention, one row, one key"
-    yield Bar(name, at_most, "us", True, statistics.median(times) * 1e6, spread(times))
+    bar = Bar("call of hybrid_tree_attention, one row, one key", at_most, "us", at_most=True)
+    yield bar.found(statistics.median(times) * 1e6, times)
 
 
 def _seconds(peers: dict[str, Peer], expected: Outputs) -> dict[str, float]:
@@ -262,11 +259,12 @@ def _at(context: int, rows: int, variant: str = "tree", dtype: str = "bf16") -> 
     return replace(HYBRID, context=context, rows=rows, variant=variant, dtype=dtype)
 
 
-_VERIFY = replace(HYBRID, op="verify_attention", rows=8)
+_CHAIN_8 = _at(32768, 8, "chain")
+_VERIFY = replace(_CHAIN_8, op="verify_attention")
 SUITE: dict[str, Callable[[Bench], Iterator[Bar]]] = {
     "hybrid-1": partial(hybrid, case=HYBRID, share=0.80),
     "hybrid-4": partial(hybrid, case=_at(32768, 4, "chain"), share=0.75),
-    "hybrid-8": partial(hybrid, case=_at(32768, 8, "chain"), share=0.75),
+    "hybrid-8": partial(hybrid, case=_CHAIN_8, share=0.75),
     "hybrid-16-8k": partial(hybrid, case=_at(8192, 16), share=0.60, sdpa=12),
     "hybrid-16-32k": partial(hybrid, case=_at(32768, 16), share=0.60, sdpa=12),
     "hybrid-64": partial(hybrid, case=_at(8192, 64), share=0.30, sdpa=6),
@@ -281,14 +279,14 @@ SUITE: dict[str, Callable[[Bench], Iterator[Bar]]] = {
         over,
         name="collecting scores, T=8, 32768 keys",
         case=replace(_VERIFY, variant="scores"),
-        plain=_at(32768, 8, "chain"),
+        plain=_CHAIN_8,
         at_most=0.02,
     ),
     "logits": partial(
         over,
         name="collecting logits of 2 rows, T=8, 32768 keys",
         case=replace(_VERIFY, variant="logits"),
-        plain=_at(32768, 8, "chain"),
+        plain=_CHAIN_8,
         at_most=0.08,
     ),
     "gather": partial(gather, at_most=1.25),

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TypeVar
 
 import torch
 from common.clock import Stopwatch, plain_read
 from common.machine import last_level_cache
 
-from .cost import Cost
+from specattn.ops.cost import Cost
 
 _ROW = 4096 * 4  # bytes of one row of the matrix that the matrix-vector product reads
 # Products [m, k] x [k, n] of which the fastest shows the rate.
@@ -65,15 +65,8 @@ class Ceilings:
 
     def as_json(self) -> dict:
         """Return the figures under the names that the JSON schema uses."""
-        return {
-            "read": self.read,
-            "read_method": self.read_method,
-            "copy": self.copy,
-            "bandwidth": self.bandwidth,
-            "matrix": self.matrix,
-            "linear": self.linear,
-            "call": self.call,
-        }
+        figures = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "probe"}
+        return {**figures, "bandwidth": self.bandwidth}
 
 
 def measure(device: torch.device, *, seconds: float) -> Ceilings:

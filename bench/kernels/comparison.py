@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from common.comparison import Change, Results, ratio
+from common.comparison import Change, ratio
+from common.records import Record
 
 _KEYS = ("op", "variant", "shape", "dtype", "batch", "context", "rows", "page_size", "sparsity")
 
 
-def _key(record: dict) -> tuple | None:
+def key(record: Record) -> tuple | None:
+    """Return what a record measures."""
     if record["kind"] == "bar":
         return "bar", record["name"]
     return tuple(record.get(key) for key in _KEYS) if record["kind"] == "row" else None
 
 
-def _change(key: tuple, before: dict, after: dict) -> Change:
+def change(key: tuple, before: Record, after: Record) -> Change:
+    """Compare two records of a key."""
     if key[0] == "bar":
         name, old, new = key[1], before["measured"], after["measured"]
         noise = before["spread"] + after["spread"]
@@ -26,6 +29,3 @@ def _change(key: tuple, before: dict, after: dict) -> Change:
     if before["share"] and after["share"]:
         within = f", share of ceiling {before['share']:.1%} -> {after['share']:.1%}"
     return Change(name, old, new, ratio(old, new), noise, within)
-
-
-KERNELS = Results("run_kernels.py", _key, _change)

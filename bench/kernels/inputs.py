@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from specattn.ops.cost import Sizes
+
 from .cases import DTYPES, Case
-from .cost import Sizes
 
 CACHE_SLACK = 64  # unused, NaN-filled tail of every cache
 
@@ -49,6 +50,12 @@ class Draw:
     def keys(self, length: int) -> torch.Tensor:
         """Return keys or values [B, length, Hk, D]."""
         return self.normal(self.sizes.B, length, self.sizes.Hk, self.sizes.D)
+
+    def states(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the outputs and log-sum-exps of so many attentions."""
+        s = self.sizes
+        outs = self.normal(count, s.B, s.T, s.Hq, s.D)
+        return outs, self.normal(count, s.B, s.T, s.Hq, dtype=torch.float32)
 
     def cache(self, used: int) -> torch.Tensor:
         """Return a cache [B, N, Hk, D] whose first ``used`` tokens are drawn, the rest NaN."""
@@ -88,6 +95,11 @@ class Prefix:
     v_tree: torch.Tensor
     block_table: torch.Tensor | None
     sizes: Sizes
+
+    @property
+    def arguments(self) -> tuple[torch.Tensor, ...]:
+        """What the primitives take behind the queries."""
+        return self.k_cache, self.v_cache, self.lengths, self.k_tree, self.v_tree
 
     def keys(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return K and V [B, L + T, Hk, D] for a peer: a view, or a copy when paged."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict
 
 import torch
 from common.clock import Stopwatch, Timing, paired_ratio
+from common.records import Record
 
 from .cases import DTYPES, Case
 from .ceilings import Ceilings
-from .cost import Cost
 from .inputs import Draw
 from .peers import QUICK
 from .workloads import Outputs, build
@@ -27,59 +27,33 @@ TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 4e-3, torch.float32: 1e-4}
 FLOAT64_ELEMENTS = 1 << 25  # larger caches are checked against float32: memory, not precision
 
 
-@dataclass
-class Row:
-    """What was found for one case; a row with a ``fault`` has no time."""
-
-    case: Case
-    cost: Cost
-    error: float = math.inf
-    fault: str | None = None  # WRONG, or what an exception said
-    ours: Timing | None = None
-    peers: dict[str, Timing] = field(default_factory=dict)
-    ratios: dict[str, float] = field(default_factory=dict)
-    refused: dict[str, str] = field(default_factory=dict)
-    ceiling: float | None = None  # bytes per second of the probe, in turn with the row
-    bounds: dict[str, float] = field(default_factory=dict)  # least seconds, by ceiling
-    others: float | None = None  # cores that other programs used meanwhile
-
-    @property
-    def bandwidth(self) -> float | None:
-        """Bytes per second that the task needed, over the time it took."""
-        return self.cost.bytes / self.ours.median if self.ours else None
-
-    @property
-    def bound(self) -> str | None:
-        """The ceiling that binds: memory, matrix or call."""
-        return max(self.bounds, key=self.bounds.__getitem__, default=None)
-
-    @property
-    def share(self) -> float | None:
-        """The least time that the binding ceiling allows, over the time it took."""
-        return self.bounds[self.bound] / self.ours.median if self.bound and self.ours else None
-
-    @property
-    def best_peer(self) -> str | None:
-        """The fastest peer that computes the same."""
-        return min(self.peers, key=lambda name: self.peers[name].median, default=None)
-
-
 def measure(
     case: Case,
     stopwatch: Stopwatch,
     ceilings: Ceilings,
     budget: float,
     wanted: tuple[str, ...] = QUICK,
-) -> Row:
-    """Check ``case`` against the reference; time it and its peers only when it is right."""
+) -> Record:
+    """Check ``case`` against the reference; time it and its peers only when it is right.
+
+    Returns
+    -------
+    dict
+        The row for JSON: times in seconds, bandwidth in bytes per second; a row with a ``fault``
+        (`WRONG`, or what an exception said) has no time.
+    """
     device = stopwatch.device
     works = [build(case, Draw(case, device, seed)) for seed in range(COPIES[device.type])]
-    row = Row(case, works[0].cost)
     expected = works[0].expected(_reference_dtype(case))
     tolerance = TOLERANCE[DTYPES[case.dtype]]
-    row.error, row.fault, ours = _admit(
-        [work.call for work in works], expected, tolerance, stopwatch
-    )
+    calls = [work.call for work in works]
+    error, fault, ours = _admit(calls, expected, tolerance, stopwatch)
+    cost = works[0].cost
+    row: Record = {"kind": "row", **asdict(case), "shape": case.shape.name}
+    row |= {"fault": fault, "error": error if math.isfinite(error) else None}
+    row |= {"bytes_read": cost.read, "bytes_written": cost.written, "operations": cost.operations}
+    row |= dict.fromkeys(("time", "bandwidth", "ceiling", "bounds", "bound", "share"))
+    row |= {"peers": {}, "refused": {}}
     if ours is None:
         return row
     ready = {OURS: ours}
@@ -88,19 +62,21 @@ def measure(
         calls = [one[name] for one in everyone]
         _, reason, call = _admit(calls, expected, tolerance, stopwatch)
         if call is None:
-            row.refused[name] = reason
+            row["refused"][name] = reason
         else:
             ready[name] = call
     del expected
     probe = ceilings.probe
     times = stopwatch.alternate({PROBE: probe.call, **ready}, budget=budget)
-    row.ceiling = probe.bytes / Timing.of(times.pop(PROBE)).median
-    row.bounds = ceilings.bounds(row.cost, case.dtype, row.ceiling)
-    own_times = times.pop(OURS)
-    row.ours = Timing.of(own_times)
+    ceiling = probe.bytes / Timing.of(times.pop(PROBE)).median
+    bounds = ceilings.bounds(cost, case.dtype, ceiling)
+    bound = max(bounds, key=bounds.__getitem__)
+    own = times.pop(OURS)
+    time = Timing.of(own)
+    row |= {"time": asdict(time), "bandwidth": cost.bytes / time.median, "ceiling": ceiling}
+    row |= {"bounds": bounds, "bound": bound, "share": bounds[bound] / time.median}
     for name, samples in times.items():
-        row.peers[name] = Timing.of(samples)
-        row.ratios[name] = paired_ratio(own_times, samples)
+        row["peers"][name] = {**asdict(Timing.of(samples)), "ratio": paired_ratio(own, samples)}
     return row
 
 

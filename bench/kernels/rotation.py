@@ -14,7 +14,7 @@ from common.clock import plain_read
 
 from .cases import DTYPES, Case
 from .inputs import Draw, capacity
-from .workloads import Workload, build
+from .workloads import BoundCase, build
 
 _BLOCK = 1 << 26  # bytes drawn; the rest of the memory repeats them
 
@@ -60,7 +60,7 @@ class Rotation:
         ]
         self._next = itertools.count()
 
-    def workloads(self, case: Case) -> list[Workload]:
+    def workloads(self, case: Case) -> list[BoundCase]:
         """Bind `case` to every place."""
         return [
             build(case, _PlacedDraw(case, [place[0], place[-1]], seed))
@@ -70,6 +70,10 @@ class Rotation:
     def turn(self, calls: list[Callable]) -> Callable:
         """Return a call that runs at the place after the last one that anybody used."""
         return lambda: calls[next(self._next) % len(calls)]()
+
+    def turn_of(self, works: list[BoundCase]) -> Callable:
+        """Return a call that runs a primitive at the next place."""
+        return self.turn([work.call for work in works])
 
     def reads(self) -> list[Callable]:
         """Return a plain read of every place."""

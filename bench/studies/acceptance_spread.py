@@ -22,25 +22,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common import arguments
+from common.records import Record, RecordFile
+from common.tables import aligned, size
 from decoding import models
 from decoding.cases import Entry
-from decoding.show import aligned, size
 from decoding.texts import Files, held_out_files
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from specattn.decoding import Method
 from specattn.decoding.ready import ReadyTarget
 from specattn.decoding.target import Reading, Verification
-from studies.options import temperatures
+from specattn.planning.models import EMBEDDED_TARGET
 
-Record = dict[str, Any]
 PLACE = ("context", "text", "temperature", "method")
 HEADER = [("method", "<")] + [
     (name, ">")
@@ -56,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
     add = parser.add_argument
     add("--method", action="append", required=True, metavar="NAME[:OPTION=VALUE,...]")
     add("--context", type=arguments.numbers, default=[4096], metavar="N[,N]")
-    add("--temperature", type=temperatures, default=[0.0, 1.0], metavar="T[,T]")
+    add("--temperature", type=arguments.temperatures, default=[0.0, 1.0], metavar="T[,T]")
     add("--texts", type=arguments.number, default=4, metavar="N")
     add("--new-tokens", type=arguments.number, default=128, metavar="N")
     add("--json", type=Path, metavar="FILE", help="JSON Lines; what it has is not measured again")
@@ -67,14 +66,14 @@ def main(argv: list[str] | None = None) -> int:
         }
     except ValueError as error:
         parser.error(str(error))
-    model, tokenizer = models.checkpoint(models.EMBEDDED_TARGET, torch.float32, torch.device("cpu"))
-    texts, file = Files(tokenizer, held_out_files()), File(options.json)
+    model, tokenizer = models.checkpoint(EMBEDDED_TARGET, torch.float32, torch.device("cpu"))
+    texts, file = Files(tokenizer, held_out_files()), _file(options.json)
     for context in options.context:
         for number in range(options.texts):
             target: CountingTarget | None = None
             for heat, (name, method) in itertools.product(options.temperature, methods.items()):
                 place = dict(zip(PLACE, (context, number, heat, name), strict=True))
-                if file.find(place) is None:
+                if not any(place.items() <= one.items() for one in file.records):
                     room = options.new_tokens + max(one.max_nodes for one in methods.values())
                     target = target or CountingTarget(
                         model,
@@ -86,6 +85,12 @@ def main(argv: list[str] | None = None) -> int:
         for heat in options.temperature:
             print(table(file.records, list(methods), context, heat, options.texts), end="\n\n")
     return 0
+
+
+def _file(path: Path | None) -> RecordFile:
+    """Return the file with what was measured before."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path and path.exists() else []
+    return RecordFile(path, map(json.loads, lines))
 
 
 class PlacedNoise(LogitsProcessor):
@@ -141,26 +146,6 @@ class CountingTarget(ReadyTarget):
             "offered_at": total.offered_at,
             "continuation": hashlib.sha256(str(tokens).encode()).hexdigest()[:12],
         }
-
-
-class File:
-    """JSON Lines that can be continued; without a path, records in memory."""
-
-    def __init__(self, path: Path | None):
-        self.path = path
-        lines = path.read_text(encoding="utf-8").splitlines() if path and path.exists() else []
-        self.records: list[Record] = list(map(json.loads, lines))
-
-    def find(self, place: Record) -> Record | None:
-        """Return the record of a place, if it is there."""
-        return next((one for one in self.records if place.items() <= one.items()), None)
-
-    def add(self, record: Record) -> None:
-        """Append a record at once."""
-        self.records.append(record)
-        if self.path is not None:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(record) + "\n")
 
 
 def table(

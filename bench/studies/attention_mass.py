@@ -20,8 +20,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common import arguments
+from common.tables import aligned, size
 from decoding import models
-from decoding.show import aligned, size
 from decoding.texts import Files, held_out_files
 
 from specattn.decoding import Quest, SpecExtend, Streaming, Target, TriForce
@@ -32,6 +32,7 @@ from specattn.decoding.specextend import choose
 from specattn.decoding.target import SCORES, Reading, Selection, Wanted
 from specattn.decoding.triforce import retrieve
 from specattn.ops import select_topk
+from specattn.planning.models import EMBEDDED_TARGET
 from specattn.tree import Tree
 
 GAMMA, GREEDY = 6, 96
@@ -45,7 +46,7 @@ def main() -> None:
     parser.add_argument("--context", type=arguments.numbers, default=[4096])
     parser.add_argument("--texts", type=arguments.number, default=1)
     options = parser.parse_args()
-    model, tokenizer = models.checkpoint(models.EMBEDDED_TARGET, torch.float32, torch.device("cpu"))
+    model, tokenizer = models.checkpoint(EMBEDDED_TARGET, torch.float32, torch.device("cpu"))
     texts, block = Files(tokenizer, held_out_files()), GAMMA + 1
     for context in options.context:
         found: dict[str, dict[str, list[float]]] = {"held-out text": {}, "greedy text": {}}

@@ -6,19 +6,17 @@ named are compared: ``--method poss:drafter=out/hass --method poss:drafter=out/p
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from decoding.cases import PLAIN, TRANSFORMERS, Entry, grid
-from decoding.show import drafting
+from decoding.sections import Section, figures
 
-from .papers import published
-from .sections import Scale, Section, figures, over_plain, part, speed, tau
-
-Record = dict[str, Any]
+from .papers import Scale, published
 
 DEPTHS, SIZES = (6, 7, 8, 9), (60, 80)
 WINDOW = 512
+PARTS = ("draft ms", "target ms", "accept ms", "catch-up ms", "tree building")
+PLOT = "A plot: the paper prints no figures."
 
 
 def sections(scale: Scale) -> list[Section]:
@@ -29,8 +27,8 @@ def sections(scale: Scale) -> list[Section]:
         Section(
             "Table 1",
             "tau and speed-up at temperature 0, depth 6, 60 tokens",
-            grid([Entry(PLAIN), Entry(TRANSFORMERS), *family], [scale.short], [1], [0.0]),
-            {"tau": tau, "x plain": over_plain, "tokens/s": speed, "peak MiB": _peak},
+            grid([Entry(PLAIN), Entry(TRANSFORMERS), *family], [scale.short]),
+            ("tau", "x plain", "tokens/s", "peak MiB"),
             [
                 (
                     f"{method}, {model}, mean of six data sets",
@@ -48,26 +46,26 @@ def sections(scale: Scale) -> list[Section]:
         Section(
             "Figure 1",
             "acceptance by position, given all before, depth 6",
-            grid(family, [scale.short], [1], [0.0, 1.0]),
-            {f"{place + 1}": _pos_acc(place) for place in range(6)},
-            note="A plot: the paper prints no figures.",
+            grid(family, [scale.short], [0.0, 1.0]),
+            [f"pos-acc {place}" for place in range(1, 7)],
+            note=PLOT,
             pictures=("acceptance",),
         ),
         *_sweeps(scale),
         Section(
             "Figure 3",
             "acceptance by position, given all before, depth 8",
-            grid([_with(entry, depth=8) for entry in family], [scale.short], [1], [0.0]),
-            {f"{place + 1}": _pos_acc(place) for place in range(8)},
-            note="A plot: the paper prints no figures.",
+            grid([_with(entry, depth=8) for entry in family], [scale.short]),
+            [f"pos-acc {place}" for place in range(1, 9)],
+            note=PLOT,
             pictures=("acceptance",),
         ),
         Section(
             "Figure 5",
             "where the time of a round goes, and how many rounds it takes, by depth",
-            grid([_with(e, depth=d) for d in DEPTHS for e in family], [scale.short], [1], [0.0]),
-            _PARTS | {"rounds": lambda record: str(record["rounds"])},
-            note="A plot: the paper prints no figures. Verification is the target's pass and "
+            grid([_with(e, depth=d) for d in DEPTHS for e in family], [scale.short]),
+            (*PARTS, "rounds"),
+            note=f"{PLOT} Verification is the target's pass and "
             "acceptance; catching up is that of all specialists on the accepted path.",
             pictures=("parts",),
         ),
@@ -77,10 +75,9 @@ def sections(scale: Scale) -> list[Section]:
             grid(
                 [Entry(PLAIN), *(_with(family[0], **o) for o in ({}, {"window": WINDOW}))],
                 [scale.long // share for share in (16, 4, 2, 1)],
-                [1],
                 [0.0, 1.0],
             ),
-            {"T": _temperature, "tau": tau, "x plain": over_plain, **_PARTS},
+            ("T", "tau", "x plain", *PARTS),
             note="Not in the paper, whose contexts end at 2048 tokens.",
             pictures=("speed", "acceptance"),
         ),
@@ -93,14 +90,14 @@ def _sweeps(scale: Scale) -> list[Section]:
     measured = Section(
         "Tables 2 and 3",
         "tau and speed-up by depth and size of the tree",
-        grid([Entry(PLAIN), *swept], [scale.short], [1], [0.0, 1.0]),
-        {"T": _temperature, "tau": tau, "x plain": over_plain},
+        grid([Entry(PLAIN), *swept], [scale.short], [0.0, 1.0]),
+        ("T", "tau", "x plain"),
         _theirs("Table 2", "Table 3", "Llama-3-8B"),
     )
     other = Section(
         "Tables 4 and 5",
         "the same for another target",
-        columns={"T": tau, "tau": tau, "x plain": over_plain},
+        columns=("T", "tau", "x plain"),
         theirs=_theirs("Table 4", "Table 5", "Llama-2-13B"),
         note="Another target's figures; name one with --model.",
     )
@@ -122,32 +119,3 @@ def _theirs(taus: str, speedups: str, model: str) -> list[tuple[str, ...]]:
 
 def _with(entry: Entry, **options: Any) -> Entry:
     return Entry(entry.name, {**entry.options, **options})
-
-
-def _temperature(record: Record) -> str:
-    return f"{record['temperature']:g}"
-
-
-def _pos_acc(place: int) -> Callable[[Record], str]:
-    return lambda record: f"{record['conditional_acceptance'][place]:.1%}"
-
-
-def _peak(record: Record) -> str:
-    return "-" if record["peak_bytes"] is None else f"{record['peak_bytes'] / 2**20:.0f}"
-
-
-def _catching_up(record: Record) -> str:
-    return f"{drafting(record).get('catch_up', 0.0) * 1e3:.2f}"
-
-
-def _tree_building(record: Record) -> str:
-    return f"{drafting(record).get('tree', 0.0) / record['round_seconds']['total']:.1%}"
-
-
-_PARTS: dict[str, Callable[[Record], str]] = {
-    "draft ms": part("draft"),
-    "target ms": part("target"),
-    "accept ms": part("accept"),
-    "catch-up ms": _catching_up,
-    "tree building": _tree_building,
-}

@@ -11,20 +11,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from decoding.cases import PLAIN, Entry, Group, grid
+from decoding.sections import Section, figures
 from decoding.shaping import Shaping
 
-from .papers import published
-from .sections import (
-    Scale,
-    Section,
-    alpha,
-    beta,
-    distinct,
-    figures,
-    minutes,
-    over_plain,
-    plain_minutes,
-)
+from .papers import Scale, published
 
 LAW = Shaping(penalty=1.2, penalty_window=1024, min_p=0.1)
 TRUNCATIONS = {
@@ -40,8 +30,8 @@ WHOLE = 2**17  # a budget that no cache here reaches
 
 def sections(scale: Scale) -> list[Section]:
     """Return the tables that this package can measure."""
-    ours = {"alpha": alpha, "x plain": over_plain}
-    variety = {f"D{n}": distinct(n) for n in (1, 2, 3, 4)} | {"mean": distinct(0)}
+    ours = ("alpha", "x plain")
+    variety = ("D1", "D2", "D3", "D4", "mean")
     prompt = scale.long
     return [
         Section(
@@ -61,7 +51,7 @@ def sections(scale: Scale) -> list[Section]:
                     ],
                 )
             ],
-            ours | {"beta, whole": beta},
+            (*ours, "beta, whole"),
             [
                 (f"{method}, prompt {prefix}, {length}", *figures(pair), "")
                 for method, prefixes in published("tokenswift", "Table 3").items()
@@ -78,7 +68,7 @@ def sections(scale: Scale) -> list[Section]:
         Section(
             "Table 4",
             "minutes until so many tokens are generated",
-            columns=ours | {"plain, min": plain_minutes, "min": minutes},
+            columns=(*ours, "plain, min", "min"),
             theirs=[
                 (f"TokenSwift, {model}, {length}", *figures(row))
                 for model, lengths in published("tokenswift", "Table 4").items()
@@ -92,7 +82,7 @@ def sections(scale: Scale) -> list[Section]:
             "Figure 3",
             "with n-grams and without",
             _groups(prompt, [_swift(scale, prompt), _swift(scale, prompt, k=0)]),
-            ours | {"beta, whole": beta},
+            (*ours, "beta, whole"),
             note="A plot: the paper prints no figures.",
             longer=LONGER,
             lengths=FIFTHS,
@@ -124,7 +114,7 @@ def sections(scale: Scale) -> list[Section]:
                 for shaping in (replace(truncation, penalty=LAW.penalty), truncation)
                 for group in _groups(prompt, [_swift(scale, prompt)], shaping)
             ],
-            variety | {"x plain": over_plain},
+            (*variety, "x plain"),
             _whole("Table 6"),
             longer=LONGER,
         ),
@@ -163,7 +153,7 @@ def _swift(scale: Scale, context: int, **options: object) -> Entry:
 
 
 def _groups(context: int, entries: list[Entry], shaping: Shaping = LAW) -> list[Group]:
-    return grid([Entry(PLAIN), *entries], [context], [1], [1.0], shaping)
+    return grid([Entry(PLAIN), *entries], [context], [1.0], shaping=shaping)
 
 
 def _by_length(table: str) -> list[tuple[str, ...]]:

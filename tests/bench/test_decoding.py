@@ -15,12 +15,13 @@ sys.path.insert(0, str(BENCH))
 from decoding import models, passes  # noqa: E402
 from decoding.cases import Entry, Group  # noqa: E402
 from decoding.identity import Difference, explain, first_difference  # noqa: E402
-from decoding.measure import Plan, Row, measure  # noqa: E402
+from decoding.measure import DecodeRow, MeasurePlan, measure  # noqa: E402
 from decoding.records import case_record, row_record  # noqa: E402
 from decoding.runs import Outcome, run, run_transformers  # noqa: E402
-from decoding.simulation import Profile, bend, constant_rate  # noqa: E402
+from decoding.sections import COLUMNS  # noqa: E402
+from decoding.simulation import bend  # noqa: E402
 from decoding.texts import RandomTokens  # noqa: E402
-from studies import papers, sections, suites  # noqa: E402
+from studies import papers  # noqa: E402
 
 from specattn import Tree  # noqa: E402
 from specattn.acceptance import accept, accept_samples  # noqa: E402
@@ -35,6 +36,7 @@ from specattn.decoding import (  # noqa: E402
 )
 from specattn.decoding.ready import ReadyTarget  # noqa: E402
 from specattn.drafters import MedusaHeads  # noqa: E402
+from specattn.planning import PROFILES, AcceptanceProfile  # noqa: E402
 
 CPU = torch.device("cpu")
 SIGNIFICANCE = 1e-4
@@ -65,9 +67,9 @@ def test_figures_are_those_of_counting_every_round():
         timed = Statistics([request], 1.0, draft_seconds, target_seconds, accept_seconds=0.1)
         outcomes.append(Outcome([], timed.tokens_per_second, timed, 1 << 30))
     group = Group(9, 1, 0.0, (Entry("vegas"),))
-    row = Row(Entry("vegas"), group, outcomes, prefill_seconds=[0.25, 0.35])
+    row = DecodeRow(Entry("vegas"), group, outcomes, prefill_seconds=[0.25, 0.35])
     place = {"section": None, "acceptance": "measured", "beyond_positions": False}
-    known = case_record(group, row.entry, Plan(), model="m", **place)
+    known = case_record(group, row.entry, MeasurePlan(), model="m", **place)
     record = row_record(row, known)
 
     rounds = [one for run_rounds, _, _ in runs for one in run_rounds]
@@ -104,7 +106,7 @@ def test_figures_are_those_of_counting_every_round():
     ids=["chain", "full", "batch"],
 )
 def test_bent_logits_accept_as_the_profile_says(tree, sampled):
-    profile = Profile("p", (0.8, 0.6, 0.5), "test")
+    profile = AcceptanceProfile("p", (0.8, 0.6, 0.5), "test")
     generator = torch.Generator().manual_seed(5)
     batch, vocabulary, rounds = 3, 40, 700
     # Siblings carry different tokens, here even all nodes do.
@@ -135,12 +137,12 @@ def test_bent_logits_accept_as_the_profile_says(tree, sampled):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_real_loop_accepts_as_the_profile_says(model, temperature):
-    profile = Profile("p", (0.9, 0.6), "test")
+    profile = AcceptanceProfile("p", (0.9, 0.6), "test")
     group = Group(
         24, 3, temperature, (Entry("vegas", {"gamma": 3, "min_tokens": 8, "switch": False}),)
     )
     texts = RandomTokens(4096)
-    (row,) = measure(model, texts, group, Plan(160, 1, 2), profile, lambda name: None, {})
+    (row,) = measure(model, texts, group, MeasurePlan(160, 1, 2), profile, lambda name: None, {})
     assert row.fault is None
     offered, accepted = row.pooled.offered_at, row.pooled.accepted_at
     assert min(offered) > 100
@@ -151,16 +153,23 @@ def test_the_real_loop_accepts_as_the_profile_says(model, temperature):
     assert row.prefill_seconds == []
 
 
-def test_profiles_state_what_they_are_made_of():
-    assert constant_rate(2.0, 3) + constant_rate(2.0, 3) ** 2 + constant_rate(
-        2.0, 3
-    ) ** 3 == pytest.approx(2.0)
-    profile = Profile.parse("0.5,0.25", papers.PROFILES)
-    assert profile.expected_length(3) == pytest.approx(1 + 0.5 + 0.125 + 0.125 / 4)
-    vegas = papers.PROFILES["vegas-qwen3-8b"]
-    assert vegas.expected_length(7) - 1 == pytest.approx(6.11, abs=0.02)
-    longspec = papers.PROFILES["longspec-llama-3.1-8b"]
-    assert longspec.expected_length(5) == pytest.approx(3.28, abs=0.01)
+def test_profiles_give_the_means_that_the_papers_print():
+    """The package states them, the transcribed tables are the benchmark's."""
+    vegas = papers.published("vegas", "Table 1")["1st Draft + Bonus"]
+    longspec = papers.published("longspec", "Table 1")
+    tokenswift = papers.published("tokenswift", "Table 3")["TokenSwift"]["4096"]["20K"]
+    poss = papers.published("poss", "Table 1, tau")["Llama-3-8B"]["PosS-2"]
+    printed = {
+        "vegas-qwen3-8b": (7, vegas["Qwen3-8B"]["7"] + 1),
+        "vegas-gpt-oss-20b": (7, vegas["gpt-oss-20b"]["7"] + 1),
+        "longspec-llama-3.1-8b": (5, longspec["L-8B"]["LongSpec"]["LCC"][0]),
+        "longspec-vicuna-7b": (5, longspec["V-7B"]["LongSpec"]["LCC"][0]),
+        "tokenswift-llama-3.1-8b": (4, 4 * tokenswift[0] + 1),
+        "poss-llama-3-8b": (6, poss[-1]),
+    }
+    assert printed.keys() == PROFILES.keys()
+    for name, (depth, tokens) in printed.items():
+        assert PROFILES[name].tokens_per_round(depth) == pytest.approx(tokens, abs=0.02), name
 
 
 def test_the_prompts_are_there_again_after_any_run(model, prompts):
@@ -227,16 +236,13 @@ def test_a_difference_is_explained_by_plain_logits(model, prompts):
     assert Difference(0, 0, 5, 1e-6, 1e-6).near_tie
 
 
-@pytest.mark.parametrize("paper", suites.SUITES)
+@pytest.mark.parametrize("paper", papers.SUITES)
 def test_suites_name_methods_and_tables_that_exist(paper):
-    if paper not in METHODS:
-        with pytest.raises(ValueError, match="not in this package yet"):
-            suites.suite(paper, sections.Scale(64, 256))
-        return
-    found = suites.suite(paper, sections.Scale(64, 256))
+    found = papers.suite(paper, papers.Scale(64, 256))
     assert len({section.name for section in found}) == len(found)
     for section in found:
         assert section.groups or section.note, section.name
+        assert set(section.columns) <= COLUMNS.keys()
         for row in section.theirs:
             assert len(row) == len(section.columns) + 1, section.name
         for group in section.groups:

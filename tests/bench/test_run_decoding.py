@@ -11,7 +11,8 @@ sys.path.insert(0, str(BENCH))
 
 import run_decoding  # noqa: E402
 from decoding import measure as measure_module  # noqa: E402
-from decoding.cases import key  # noqa: E402
+from decoding import session  # noqa: E402
+from decoding.cases import row_key  # noqa: E402
 from decoding.records import SCHEMA  # noqa: E402
 from decoding.simulation import MARK  # noqa: E402
 
@@ -121,7 +122,7 @@ def test_an_interrupted_run_goes_on_to_the_same_rows(text, tmp_path, monkeypatch
             raise KeyboardInterrupt
         return measure_module.measure(model, texts, group, *rest)
 
-    monkeypatch.setattr(run_decoding, "measure", stop_at_64)
+    monkeypatch.setattr(session, "measure", stop_at_64)
     assert run_decoding.main([*SMALL, *text, *contexts, "--json", str(path)]) == 130
     assert "6 rows are kept" in capsys.readouterr().err
     kept = lines(path)
@@ -133,8 +134,8 @@ def test_an_interrupted_run_goes_on_to_the_same_rows(text, tmp_path, monkeypatch
     again = lines(path)
     assert again[: len(kept)] == kept
     assert [record["kind"] for record in again[len(kept) :]] == ["run", "row", "row", "row"]
-    assert [key(row) for row in again if row["kind"] == "row"] == [
-        key(row) for row in lines(whole) if row["kind"] == "row"
+    assert [row_key(row) for row in again if row["kind"] == "row"] == [
+        row_key(row) for row in lines(whole) if row["kind"] == "row"
     ]
 
 
@@ -256,7 +257,9 @@ def test_details_that_only_some_runs_have_are_averaged_over_those():
     def outcome(**details):
         return measure_module.Outcome([[1]], 1.0, Statistics([], details=details), None)
 
-    row = measure_module.Row(None, None, [outcome(a=None, b=1), outcome(a=2.0, b=3, c="none")])
+    row = measure_module.DecodeRow(
+        None, None, [outcome(a=None, b=1), outcome(a=2.0, b=3, c="none")]
+    )
     assert row.details == {"a": 2.0, "b": 2.0}
 
 

@@ -5,7 +5,7 @@
     python bench/run_decoding.py --suite vegas --json vegas.jsonl --pictures out
     python bench/run_decoding.py --shape llama-3.1-8b --random-weights --acceptance vegas-qwen3-8b
 
-`docs/benchmarks.md` says how to read the tables, `decoding/records.py` names the JSON fields.
+`docs/benchmarks.md` says how to read the tables and names every JSON field.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from common import arguments, comparison
-from decoding import models, pictures, show
+from decoding import columns, models, pictures
 from decoding.cases import PLAIN, TRANSFORMERS, Entry, grid
 from decoding.comparison import change, key
 from decoding.measure import MeasurePlan
@@ -63,25 +63,25 @@ def main(argv: list[str] | None = None) -> int:
         session.check_texts(sections)
         file = begun(options.json, session.record(), resume=options.resume)
     note = session.note
-    show.say(session.heading(sections, file.records[-1]), note)
+    columns.say(session.heading(sections, file.records[-1]), note)
     try:
         session.measure(sections, file)
     except KeyboardInterrupt:
         kept = f"interrupted; {len(file.rows)} rows are kept"
         hint = f", go on with --resume --json {file.path}" if file.path else ""
-        print(show.lines(kept + hint, note), file=sys.stderr)
+        print(columns.lines(kept + hint, note), file=sys.stderr)
         return 130
     rows = file.rows
-    for text in (show.table(rows), show.acceptance(rows), show.differences(rows)):
+    for text in (columns.table(rows), columns.acceptance(rows), columns.differences(rows)):
         if text:
-            show.say("\n" + text, note)
+            columns.say("\n" + text, note)
     if options.pictures:
         session.draw(sections, file, options.pictures)
     if text := disturbed(rows):
-        show.say("\n" + text, note)
+        columns.say("\n" + text, note)
     faults = verdict(rows)
     for text in faults:
-        print(show.lines(text, note), file=sys.stderr)
+        print(columns.lines(text, note), file=sys.stderr)
     return int(bool(faults))
 
 

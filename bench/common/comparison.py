@@ -13,14 +13,36 @@ from .records import Record
 
 @dataclass(frozen=True)
 class Change:
-    """One row that both files have."""
+    """One record that both files have."""
 
     name: str
     before: float | None  # a time, or what a bar measured; None for a row with a fault
     after: float | None
-    ratio: float  # how many times worse; infinite for a row that became wrong
     noise: float  # how far two runs of one program may differ
     within: str = ""  # how it stood to other figures of its own run: the machine cancels out
+    worse_if_larger: bool = True
+
+    @classmethod
+    def of_times(
+        cls, name: str, before: Record | None, after: Record | None, within: str = ""
+    ) -> Change:
+        """Compare two times, each a median with its spread; None is a fault."""
+        noise = sum(time["spread"] for time in (before, after) if time)
+        return cls(name, before and before["median"], after and after["median"], noise, within)
+
+    @property
+    def ratio(self) -> float:
+        """How many times worse it became; infinite for a row that became wrong."""
+        if self.after is None:
+            return 1.0 if self.before is None else float("inf")
+        if self.before is None:
+            return 0.0
+        larger, smaller = self.after, self.before
+        if not self.worse_if_larger:
+            larger, smaller = smaller, larger
+        if smaller <= 0:  # an overhead within the noise of zero
+            return 1.0 if larger <= 0 else 1.0 + larger
+        return max(larger, 0.0) / smaller
 
     @property
     def verdict(self) -> str:
@@ -68,18 +90,6 @@ def show(first: Path, second: Path, key: Key, compare: Compare) -> int:
         f"{len(before.keys() ^ after.keys())} in one file only"
     )
     return int(count["slower"] > 0)
-
-
-def ratio(before: float | None, after: float | None, *, worse_if_larger: bool = True) -> float:
-    """Return how many times worse it became; None is a fault."""
-    if after is None:
-        return 1.0 if before is None else float("inf")
-    if before is None:
-        return 0.0
-    larger, smaller = (after, before) if worse_if_larger else (before, after)
-    if smaller <= 0:  # an overhead within the noise of zero
-        return 1.0 if larger <= 0 else 1.0 + larger
-    return max(larger, 0.0) / smaller
 
 
 def _line(change: Change) -> str:

@@ -16,17 +16,8 @@ Record = dict[str, Any]
 class RecordFile:
     """Records, and the file that each is appended to at once: an interrupt keeps what is there.
 
-    Parameters
-    ----------
-    path : Path or None
-        Written anew; None keeps the records in memory alone.
-    records : iterable of dict
-        What it begins with.
-
-    Attributes
-    ----------
-    records : list of dict
-        Everything that the file holds.
+    The file is written anew with the records that it begins with; without a path they stay in
+    memory alone.
     """
 
     def __init__(self, path: Path | None, records: Iterable[Record] = ()):
@@ -57,10 +48,7 @@ def of_kind(records: Iterable[Record], kind: str) -> list[Record]:
 def whole_lines(path: Path) -> list[Record]:
     """Return the records of a file; a last line that an interrupt cut short is dropped.
 
-    Raises
-    ------
-    ValueError
-        A line is no JSON object.
+    Raises ValueError where a line is no JSON object.
     """
     records = []
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from common.records import Record
+
 from specattn.decoding import METHODS, Method, parse_method
 
 from .shaping import UNSHAPED, Shaping
@@ -18,27 +20,16 @@ TRANSFORMERS = "transformers"
 
 @dataclass(frozen=True)
 class Entry:
-    """A method as it was asked for on the command line, such as ``vegas:gamma=4,ratio=0.05``.
+    """A method as it was asked for on the command line, such as ``vegas:gamma=4,ratio=0.05``."""
 
-    Attributes
-    ----------
-    name : str
-        A key of `METHODS`, or `TRANSFORMERS`.
-    options : dict
-        What the method is built with.
-    """
-
-    name: str
-    options: dict[str, Any] = field(default_factory=dict)
+    name: str  # a key of `METHODS`, or `TRANSFORMERS`
+    options: dict[str, Any] = field(default_factory=dict)  # what the method is built with
 
     @classmethod
     def parse(cls, text: str) -> Entry:
         """Read ``name`` or ``name:option=value,...``; lists are written ``[4,16]``.
 
-        Raises
-        ------
-        ValueError
-            The method or an option of it does not exist.
+        Raises ValueError where the method or an option of it does not exist.
         """
         if text == TRANSFORMERS:
             return cls(text)
@@ -48,13 +39,7 @@ class Entry:
             raise ValueError(f"--method: {error}, or {TRANSFORMERS}") from None
 
     def build(self, defaults: Mapping[str, Mapping[str, Any]]) -> Method:
-        """Return the method; raises what its own checks raise.
-
-        Parameters
-        ----------
-        defaults : dict of str to dict
-            By method, options that hold where this entry does not say otherwise.
-        """
+        """Return the method, with defaults by method where the entry says nothing else."""
         return METHODS[self.name](**{**defaults.get(self.name, {}), **self.options})
 
     @property
@@ -72,6 +57,18 @@ class Group:
     temperature: float
     entries: tuple[Entry, ...]
     shaping: Shaping = UNSHAPED
+
+    def record(self, entry: Entry) -> Record:
+        """Return what is known of an entry's row before it is measured."""
+        return {
+            "kind": "row",
+            "method": entry.name,
+            "settings": entry.options,
+            "context": self.context,
+            "batch": self.batch,
+            "temperature": self.temperature,
+            "shaping": self.shaping.options,
+        }
 
 
 def grid(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from common.comparison import Change, ratio
+from common.comparison import Change
 from common.records import Record
 from common.tables import size
 
 from .cases import PLAIN, row_key
-from .show import label
+from .columns import label
 
 
 def key(record: Record) -> tuple | None:
@@ -20,20 +20,15 @@ def key(record: Record) -> tuple | None:
 def change(found: tuple, before: Record, after: Record) -> Change:
     """Compare two records of a key."""
     if found[0] == "pass":
-        old, new = before["time"], after["time"]
         name = f"{before['name']}, {before['model']}, {size(before['context'])}"
-        noise = old["spread"] + new["spread"]
-        return Change(
-            name, old["median"], new["median"], ratio(old["median"], new["median"]), noise
-        )
-    speeds = [None if one["fault"] else one["tokens_per_second"] for one in (before, after)]
-    old, new = (speed and 1 / speed["median"] for speed in speeds)
-    noise = sum(speed["spread"] for speed in speeds if speed)
+        return Change.of_times(name, before["time"], after["time"])
+    speeds = (None if one["fault"] else one["tokens_per_second"] for one in (before, after))
+    times = (speed and {**speed, "median": 1 / speed["median"]} for speed in speeds)
     name = (
         f"{label(before)}, {size(before['context'])}, batch {before['batch']}, "
         f"temperature {before['temperature']:g}"
     )
-    return Change(name, old, new, ratio(old, new), noise, _within(before, after))
+    return Change.of_times(name, *times, _within(before, after))
 
 
 def _within(before: Record, after: Record) -> str:

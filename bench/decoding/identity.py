@@ -17,20 +17,14 @@ from specattn.tree import Tree
 class Difference:
     """The first token of a request that is not plain decoding's.
 
-    Attributes
-    ----------
-    text, request, position : int
-        Position counts new tokens from 0.
-    gap : float
-        Logit of plain's token less that of the other one, as plain decoding computes them.
-    noise : float
-        Largest difference between the logits at this place computed token by token, as plain
-        decoding does, and all in one pass, as verification does: what rounding alone can do.
+    The gap is the logit of plain's token less that of the other one, as plain decoding computes
+    them. The noise is what rounding alone can do: the largest difference between the logits here
+    computed token by token, as plain decoding does, and in one pass, as verification does.
     """
 
     text: int
     request: int
-    position: int
+    position: int  # in the new tokens
     gap: float
     noise: float
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -32,27 +32,13 @@ DISTINCT = 4  # Distinct-1 to Distinct-4, as in TokenSwift's tables
 
 @dataclass(frozen=True)
 class MeasurePlan:
-    """How a group is measured.
+    """How a group is measured."""
 
-    Attributes
-    ----------
-    new_tokens : int
-        Per request and run; an end of text ends nothing.
-    texts : int
-        Different prompts per request; acceptance is pooled over them.
-    repeats : int
-        Timed runs of every method on each text, after one short run to warm up.
-    seed : int
-        Of the first repeat; the others follow. Only sampling notices.
-    lengths : tuple of int
-        New tokens at which a single request's progress is noted.
-    """
-
-    new_tokens: int = 128
-    texts: int = 2
-    repeats: int = 3
-    seed: int = 0
-    lengths: tuple[int, ...] = ()
+    new_tokens: int = 128  # per request and run; an end of text ends nothing
+    texts: int = 2  # different prompts per request; acceptance is pooled over them
+    repeats: int = 3  # timed runs of every method on each text, after a short one to warm up
+    seed: int = 0  # of the first repeat; the others follow
+    lengths: tuple[int, ...] = ()  # new tokens at which a single request's progress is noted
 
     def runs(self, group: Group) -> int:
         """Return how many runs a group takes, to warm up or timed."""
@@ -137,18 +123,8 @@ def measure(
 ) -> list[DecodeRow]:
     """Measure all entries of a group.
 
-    Parameters
-    ----------
-    model : PreTrainedModel
-    texts : Texts
-    group : Group
-    plan : MeasurePlan
-    profile : AcceptanceProfile or None
-        With one, the cache holds random numbers and acceptance is simulated.
-    advance : callable
-        Called with a name before every run.
-    defaults : dict of str to dict
-        By method, options that hold where an entry does not say otherwise.
+    With a profile the cache holds random numbers and acceptance is simulated. ``advance`` is called
+    with a name before every run; ``defaults`` are options by method.
     """
     rows = [DecodeRow(entry, group) for entry in group.entries]
     methods = {
@@ -156,10 +132,13 @@ def measure(
     }
     room = plan.new_tokens + max((method.max_nodes for method in methods.values()), default=1)
     keep_features = any(method.reads_features for method in methods.values())
+    kind = ReadyTarget
+    if profile is not None:
+        kind = partial(SimulatedTarget, profile=profile, seed=plan.seed)
     others = Others()
     for text in range(plan.texts):
         prompts = texts.prompts(text, group.context, group.batch)
-        target = _target(model, prompts, room, profile, plan.seed, keep_features)
+        target = kind(model, prompts, room, keep_features=keep_features)
         for repeat in range(-1, plan.repeats):  # the first one warms up
             new_tokens = min(plan.new_tokens, WARM_UP_TOKENS) if repeat < 0 else plan.new_tokens
             seed = plan.seed + repeat
@@ -190,19 +169,6 @@ def measure(
     _relate(rows)
     _relate_lengths(rows)
     return rows
-
-
-def _target(
-    model: PreTrainedModel,
-    prompts: Sequence[torch.Tensor],
-    room: int,
-    profile: AcceptanceProfile | None,
-    seed: int,
-    keep_features: bool,
-) -> ReadyTarget:
-    if profile is None:
-        return ReadyTarget(model, prompts, room, keep_features=keep_features)
-    return SimulatedTarget(model, prompts, room, profile, seed, keep_features=keep_features)
 
 
 def _in_turn(rows: Sequence[DecodeRow], repeat: int) -> list[DecodeRow]:

@@ -22,13 +22,7 @@ SHAPES = [name for name, shape in MODELS.items() if shape.family in ("llama", "q
 
 
 def checkpoint(path: Path, dtype: torch.dtype, device: torch.device) -> tuple[PreTrainedModel, Any]:
-    """Load model and tokenizer from a folder with safetensors.
-
-    Raises
-    ------
-    ValueError
-        The folder is none, or holds no safetensors.
-    """
+    """Load model and tokenizer from a folder; raises ValueError where it holds no safetensors."""
     if not path.is_dir() or not any(path.glob("*.safetensors")):
         raise ValueError(f"--model: {path} is not a folder with *.safetensors")
     transformers.logging.set_verbosity_error()

@@ -9,11 +9,11 @@ depend on the numbers, so this needs no weights that mean anything and simulates
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict
 
 import torch
 from common.clock import Stopwatch, Timing
+from common.records import Record
 from common.tables import aligned, size
 from transformers import PreTrainedModel
 
@@ -28,38 +28,12 @@ HEADER = [("pass", "<")] + [
 ]
 
 
-@dataclass(frozen=True)
-class Pass:
-    """One kind of pass.
+def measure(model: PreTrainedModel, method: Vegas, context: int, budget: float) -> list[Record]:
+    """Time every kind of pass behind a cache of `context` random tokens, one request.
 
-    Attributes
-    ----------
-    name : str
-    rows : int
-        T of the pass; 0 where it is no pass of the model.
-    bytes : int
-        What must be read and written.
-    launch : str
-        How `time` was launched: "graph" or "eager". A pass that no CUDA graph can capture is eager.
-    time : Timing
-    eager : Timing or None
-        The eager launch beside a graph's.
+    A record says how `time` was launched: "graph", or "eager" where no CUDA graph can capture it;
+    `eager` is the eager launch beside a graph's.
     """
-
-    name: str
-    rows: int
-    bytes: int
-    launch: str
-    time: Timing
-    eager: Timing | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it for JSON, with the bytes per second that it needed."""
-        return {"kind": "pass", **asdict(self), "bandwidth": self.bytes / self.time.median}
-
-
-def measure(model: PreTrainedModel, method: Vegas, context: int, budget: float) -> list[Pass]:
-    """Time every kind of pass behind a cache of `context` random tokens, one request."""
     device, rows = model.device, method.max_nodes
     target = Target(model, 1, context + rows)
     target.cache.storage.normal_()
@@ -106,28 +80,32 @@ def measure(model: PreTrainedModel, method: Vegas, context: int, budget: float) 
         "bounds, quest": (0, token * rivals.quest.page_size // 2),
         "select, streaming": (0, nbytes(selection.lengths)),
     }
-    return [
-        Pass(name, *task, launch, Timing.of(times[name]), Timing.of(eager[name]) if eager else None)
-        for name, task in tasks.items()
-    ]
+    found = []
+    for name, (rows, moved) in tasks.items():
+        time = Timing.of(times[name])
+        one: Record = {"kind": "pass", "name": name, "context": context, "rows": rows}
+        one |= {"bytes": moved, "launch": launch, "time": asdict(time)}
+        one["eager"] = asdict(Timing.of(eager[name])) if eager else None
+        found.append(one | {"bandwidth": moved / time.median})
+    return found
 
 
-def table(passes: list[Pass], context: int) -> str:
+def table(passes: list[Record]) -> str:
     """Return the passes as text, each also in plain steps."""
-    step = passes[0].time.median
+    step = passes[0]["time"]["median"]
     return aligned(
         HEADER,
         [
             (
-                one.name,
-                size(context),
-                str(one.rows or "-"),
-                one.launch,
-                f"{one.time.median * 1e3:.2f} ms",
-                f"{one.time.spread:.0%}",
-                f"{one.eager.median * 1e3:.2f} ms" if one.eager else "-",
-                f"{one.bytes / one.time.median / 1e9:.1f}",
-                f"{one.time.median / step:.2f}",
+                one["name"],
+                size(one["context"]),
+                str(one["rows"] or "-"),
+                one["launch"],
+                f"{one['time']['median'] * 1e3:.2f} ms",
+                f"{one['time']['spread']:.0%}",
+                f"{one['eager']['median'] * 1e3:.2f} ms" if one["eager"] else "-",
+                f"{one['bandwidth'] / 1e9:.1f}",
+                f"{one['time']['median'] / step:.2f}",
             )
             for one in passes
         ],

@@ -12,33 +12,18 @@ from common.records import Record
 from common.tables import size
 
 from .cases import PLAIN
-from .show import drafting, label
+from .columns import drafting, label
 
+SPEED = "tokens/s, without prefill"
 KINDS = ("speed", "acceptance", "sweep", "lengths", "parts")
 
 
 def draw(
     records: Sequence[Record], folder: Path, note: str | None, kinds: Sequence[str], prefix: str
 ) -> list[Path]:
-    """Draw what the rows can show; return the files.
+    """Draw what rows without a fault can show, under a note; return the files.
 
-    Parameters
-    ----------
-    records : sequence of dict
-        Rows as `records` writes them; those with a fault are left out.
-    folder : Path
-        Made if it does not exist.
-    note : str or None
-        Stands above every picture.
-    kinds : sequence of str
-        Of `KINDS`.
-    prefix : str
-        Of the files' names.
-
-    Raises
-    ------
-    ImportError
-        matplotlib is not installed.
+    Raises ImportError where matplotlib is not installed.
     """
     right = [record for record in records if not record["fault"]]
     return [
@@ -68,7 +53,7 @@ def _speed(records: Sequence[Record]) -> list[Panel]:
             )
         axis.set_xticks(range(len(contexts)), [size(context) for context in contexts])
         axis.set_xlabel("context, tokens")
-        axis.set_ylabel("tokens/s, without prefill")
+        axis.set_ylabel(SPEED)
 
     return _panels(records, fill)
 
@@ -80,12 +65,9 @@ def _acceptance(records: Sequence[Record]) -> list[Panel]:
     def fill(rows: Sequence[Record], axis: Any) -> None:
         for row in rows:
             rates = row["conditional_acceptance"]
-            name = f"{label(row)}, {size(row['context'])}"
-            axis.plot(range(1, len(rates) + 1), rates, marker="o", label=name)
+            axis.plot(range(1, len(rates) + 1), rates, marker="o", label=_place(row))
         axis.xaxis.get_major_locator().set_params(integer=True)
-        axis.set_xlabel("position in the draft")
-        axis.set_ylabel("accepted, given all before")
-        axis.set_ylim(0, 1)
+        axis.set(xlabel="position in the draft", ylabel="accepted, given all before", ylim=(0, 1))
 
     return _panels(drafted, fill)
 
@@ -93,52 +75,61 @@ def _acceptance(records: Sequence[Record]) -> list[Panel]:
 def _sweep(records: Sequence[Record]) -> list[Panel]:
     """Speed, and accepted tokens, over the share of the cache that is read; a line per gamma."""
     swept = [row for row in records if {"gamma", "ratio"} <= row["settings"].keys()]
+    swept.sort(key=lambda row: row["settings"]["ratio"])
     if len({row["settings"]["ratio"] for row in swept}) < 2:
         return []
-
-    def panel(title: str, value: Callable[[Record], float]) -> Panel:
-        def fill(axis: Any) -> None:
-            for gamma, rows in _by(swept, lambda row: row["settings"]["gamma"]):
-                rows = sorted(rows, key=lambda row: row["settings"]["ratio"])
-                shares = [row["settings"]["ratio"] for row in rows]
-                axis.plot(shares, list(map(value, rows)), marker="o", label=f"gamma={gamma}")
-            axis.set_xlabel("share of the cache read by a draft step")
-            axis.set_ylim(bottom=0)
-
-        return title, fill
-
+    lines = {
+        f"gamma={gamma}": [(row["settings"]["ratio"], row) for row in rows]
+        for gamma, rows in _by(swept, lambda row: row["settings"]["gamma"])
+    }
+    share = "share of the cache read by a draft step"
     return [
-        panel("tokens/s, without prefill", lambda row: row["tokens_per_second"]["median"]),
-        panel("drafted tokens accepted per round", lambda row: row["tau_without_bonus"]),
+        _lines(SPEED, share, lines, lambda row: row["tokens_per_second"]["median"]),
+        _lines(
+            "drafted tokens accepted per round", share, lines, lambda row: row["tau_without_bonus"]
+        ),
     ]
 
 
 def _lengths(records: Sequence[Record]) -> list[Panel]:
     """Show acceptance and speed-up at each length of a long generation, a line per row."""
     drafted = [row for row in records if row["lengths"] and row["conditional_acceptance"]]
-    if not drafted:
+    lines = {
+        _place(row): [(one["new_tokens"], {**row, **one}) for one in row["lengths"]]
+        for row in drafted
+    }
+    if not lines:
         return []
 
-    def panel(title: str, value: Callable[[Record, Record], float]) -> Panel:
-        def fill(axis: Any) -> None:
-            for row in drafted:
-                at = [reached["new_tokens"] for reached in row["lengths"]]
-                name = f"{label(row)}, {size(row['context'])}"
-                values = [value(row, reached) for reached in row["lengths"]]
-                axis.plot(at, values, marker="o", label=name)
-            axis.set_xlabel("tokens generated")
-            axis.set_ylim(bottom=0)
+    def alpha(row: Record) -> float:
+        return row["tau_without_bonus"] / len(row["conditional_acceptance"])
 
-        return title, fill
-
-    def alpha(row: Record, reached: Record) -> float:
-        return reached["tau_without_bonus"] / len(row["conditional_acceptance"])
-
-    panels = [panel("share of a draft's levels that is accepted", alpha)]
+    at, faster = "tokens generated", []
     if all(PLAIN in reached["speedup"] for row in drafted for reached in row["lengths"]):
-        faster = panel("times plain decoding", lambda _, reached: reached["speedup"][PLAIN])
-        panels.append(faster)
-    return panels
+        faster = [_lines("times plain decoding", at, lines, lambda row: row["speedup"][PLAIN])]
+    return [_lines("share of a draft's levels that is accepted", at, lines, alpha), *faster]
+
+
+def _lines(
+    title: str,
+    over: str,
+    lines: dict[str, list[tuple[float, Record]]],
+    value: Callable[[Record], float],
+) -> Panel:
+    """Return a panel with a line for each name, over what its rows stand at."""
+
+    def fill(axis: Any) -> None:
+        for name, rows in lines.items():
+            at = [place for place, _ in rows]
+            axis.plot(at, [value(row) for _, row in rows], marker="o", label=name)
+        axis.set_xlabel(over)
+        axis.set_ylim(bottom=0)
+
+    return title, fill
+
+
+def _place(row: Record) -> str:
+    return f"{label(row)}, {size(row['context'])}"
 
 
 def _parts(records: Sequence[Record]) -> list[Panel]:

@@ -1,35 +1,6 @@
 """The JSON Lines that `run_decoding.py` writes, and taking up where it stopped.
 
-A line of ``kind: run`` says what the lines after it were measured on; a resumed file has several.
-
-=========  =========================================================================================
-kind run   ``schema`` ("specattn.decoding/1"), ``machine``, ``versions``, ``commit``, ``time``,
-           ``backend``, ``model`` (``name``, ``model_type``, ``layers``, ``dtype``, ``weights``:
-           "checkpoint" or "random"), ``plan`` (``new_tokens``, ``texts``, ``repeats``, ``seed``),
-           ``suite``, ``acceptance``
-kind row   ``section`` of the suite or null, ``model``, ``method``, ``settings`` (the method's
-           options), ``context``, ``batch``, ``temperature``, ``shaping`` (options of sampling that
-           are not the default), ``new_tokens``, ``acceptance``
-           ("measured", or "SIMULATED ACCEPTANCE" and the profile), ``beyond_positions`` (whether
-           the text leaves the positions that the model was made for), ``fault`` or null, and unless
-           it has one: ``tokens_per_second`` (``median``, ``spread``, ``samples``),
-           ``prefill_seconds`` (null where none took place), ``rounds``, ``tau`` (tokens per round,
-           bonus token included), ``tau_without_bonus``, ``acceptance_rate``,
-           ``per_position_acceptance`` (share of all rounds), ``conditional_acceptance`` (pos-acc:
-           given that all before it were accepted), ``round_seconds`` (``total``, ``draft``,
-           ``target``, ``accept``: medians over runs of seconds per batched round), ``speedup``
-           (over ``plain`` and ``transformers``), ``peak_bytes``, ``identity`` (greedy and measured
-           only: ``compared`` requests and ``differences``), ``distinct`` (Distinct-1 to Distinct-4
-           of the new tokens), ``details`` (numbers that the method alone reports), ``lengths`` (up
-           to some lengths of a long generation: ``new_tokens``, ``seconds`` per token,
-           ``tau_without_bonus``, ``speedup``), ``others`` (cores that other programs used
-           meanwhile)
-kind pass  one kind of pass behind a full cache: ``name``, ``model``, ``context``, ``rows``,
-           ``bytes``, ``time``, ``eager`` (each ``median``, ``spread``, ``samples``),
-           ``bandwidth``, ``acceptance``
-=========  =========================================================================================
-
-The peer ``transformers`` has no rounds: what counts them is null there.
+`docs/benchmarks.md` names every field.
 """
 
 from __future__ import annotations
@@ -42,8 +13,8 @@ from pathlib import Path
 from common.clock import Timing
 from common.records import Record, RecordFile, of_kind, whole_lines
 
-from .cases import TRANSFORMERS, Entry, Group
-from .measure import DecodeRow, MeasurePlan
+from .cases import TRANSFORMERS
+from .measure import DecodeRow
 
 SCHEMA = "specattn.decoding/1"
 MEASURED = "measured"
@@ -51,35 +22,8 @@ MEASURED = "measured"
 _SAME = ("schema", "machine", "backend", "model", "plan", "suite", "acceptance")
 
 
-def case_record(
-    group: Group,
-    entry: Entry,
-    plan: MeasurePlan,
-    *,
-    model: str,
-    section: str | None,
-    acceptance: str,
-    beyond_positions: bool,
-) -> Record:
-    """Return what is known of a row before it is measured."""
-    return {
-        "kind": "row",
-        "section": section,
-        "model": model,
-        "method": entry.name,
-        "settings": entry.options,
-        "context": group.context,
-        "batch": group.batch,
-        "temperature": group.temperature,
-        "shaping": group.shaping.options,
-        "new_tokens": plan.new_tokens,
-        "acceptance": acceptance,
-        "beyond_positions": beyond_positions,
-    }
-
-
 def row_record(row: DecodeRow, known: Record) -> Record:
-    """Return a row for JSON; `known` is its `case_record`."""
+    """Return a row for JSON: what was known before, and its figures."""
     if row.fault is not None:
         return {**known, "fault": row.fault}
     pooled = row.pooled
@@ -115,11 +59,8 @@ def row_record(row: DecodeRow, known: Record) -> Record:
 def begun(path: Path | None, run: Record, *, resume: bool) -> RecordFile:
     """Return a file that has this run, and with `resume` the rows that were there before it.
 
-    Raises
-    ------
-    ValueError
-        The file exists and `resume` was not asked for, it is no file of this kind, or its rows
-        were measured on something else.
+    Raises ValueError where the file exists and `resume` was not asked for, where it is no file of
+    this kind, and where its rows were measured on something else.
     """
     if path is None and resume:
         raise ValueError("--resume needs --json FILE")

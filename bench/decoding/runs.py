@@ -20,48 +20,27 @@ _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 class Reached(NamedTuple):
-    """Where a run stood when it had reached a length.
+    """Where a run stood when it had reached a length."""
 
-    Attributes
-    ----------
-    length : int
-        Asked for; the round that reached it may have gone further.
-    tokens, rounds : int
-        Up to the end of that round.
-    seconds : float
-        Since decoding began.
-    """
-
-    length: int
-    tokens: int
+    length: int  # asked for; the round that reached it may have gone further
+    tokens: int  # up to the end of that round
     rounds: int
-    seconds: float
+    seconds: float  # since decoding began
 
 
 @dataclass
 class Outcome:
     """What one run gave.
 
-    Attributes
-    ----------
-    tokens : list of list of int
-        New tokens of every request.
-    tokens_per_second : float
-        Of all requests together, without prefill.
-    statistics : Statistics or None
-        None for the peer, which keeps none.
-    peak_bytes : int or None
-        Largest memory during the run, with weights and caches: allocated by torch on a GPU,
-        resident in the process on a CPU.
-    reached : list of Reached
-        The lengths that were asked for; a single request's alone.
+    The peak is the largest memory during the run, with weights and caches: allocated by torch on a
+    GPU, resident in the process on a CPU.
     """
 
-    tokens: list[list[int]]
-    tokens_per_second: float
-    statistics: Statistics | None
+    tokens: list[list[int]]  # new ones of every request
+    tokens_per_second: float  # of all requests together, without prefill
+    statistics: Statistics | None  # None for the peer, which keeps none
     peak_bytes: int | None
-    reached: list[Reached] = field(default_factory=list)
+    reached: list[Reached] = field(default_factory=list)  # a single request's alone
 
 
 def run(

@@ -15,10 +15,10 @@ from transformers import PreTrainedModel
 from specattn.decoding import Vegas
 from specattn.planning import AcceptanceProfile
 
-from . import passes, pictures, show
+from . import columns, passes, pictures
 from .cases import Group, row_key
 from .measure import MeasurePlan, measure
-from .records import MEASURED, SCHEMA, case_record, row_record
+from .records import MEASURED, SCHEMA, row_record
 from .sections import Section
 from .simulation import note
 from .texts import Texts
@@ -26,31 +26,16 @@ from .texts import Texts
 
 @dataclass
 class Session:
-    """What all rows of a run share.
-
-    Attributes
-    ----------
-    model, name : PreTrainedModel, str
-    texts : Texts
-    plan : MeasurePlan
-    profile : AcceptanceProfile or None
-        With one, acceptance is simulated.
-    defaults : dict of str to dict
-        By method, options that hold unless a row says otherwise.
-    budget : float
-        Seconds for the passes of one context.
-    suite : str or None
-        The paper whose sections are measured.
-    """
+    """What all rows of a run share."""
 
     model: PreTrainedModel
     name: str
     texts: Texts
     plan: MeasurePlan
-    profile: AcceptanceProfile | None
-    defaults: dict[str, dict[str, Any]]
-    budget: float
-    suite: str | None
+    profile: AcceptanceProfile | None  # with one, acceptance is simulated
+    defaults: dict[str, dict[str, Any]]  # by method, options unless a row says otherwise
+    budget: float  # seconds for the passes of one context
+    suite: str | None  # the paper whose sections are measured
 
     @property
     def note(self) -> str | None:
@@ -122,7 +107,7 @@ class Session:
             if not {row_key(one) for one in self._known(section, group)} <= there
         ]
         total = sum(_weight(section.plan(self.plan), group) for section, group in todo)
-        with progress(total, lambda name: show.lines(name, self.note)) as advance:
+        with progress(total, lambda name: columns.lines(name, self.note)) as advance:
             for section in sections:
                 plan = section.plan(self.plan)
                 for group in section.groups:
@@ -144,7 +129,7 @@ class Session:
                 if section.title:
                     timed = of_kind(file.records, "pass")
                     timed = [one for one in timed if one["section"] == section.name]
-                    show.say("\n" + section.text(section.rows(file.rows), timed), self.note)
+                    columns.say("\n" + section.text(section.rows(file.rows), timed), self.note)
 
     def draw(self, sections: Sequence[Section], file: RecordFile, folder: Path) -> None:
         """Draw each section's pictures, where matplotlib is installed."""
@@ -155,9 +140,9 @@ class Session:
                 rows = section.rows(file.rows)
                 written += pictures.draw(rows, folder, self.note, section.pictures, prefix)
         except ImportError:
-            show.say("\nno pictures: matplotlib is not installed", self.note)
+            columns.say("\nno pictures: matplotlib is not installed", self.note)
             return
-        show.say("\npictures: " + ", ".join(map(str, written)), self.note)
+        columns.say("\npictures: " + ", ".join(map(str, written)), self.note)
 
     def _time_passes(self, section: Section, file: RecordFile) -> None:
         """Time the passes of a round one by one, at every context of a section that asks for it."""
@@ -175,10 +160,10 @@ class Session:
                 continue
             found = passes.measure(self.model, method, context, self.budget)
             for one in found:
-                file.add({**one.to_dict(), **known})
-            seconds = {one.name: one.time.median for one in found}
-            show.say(
-                f"\n{passes.table(found, context)}\n"
+                file.add({**one, **known})
+            seconds = {one["name"]: one["time"]["median"] for one in found}
+            columns.say(
+                f"\n{passes.table(found)}\n"
                 f"A round of Vegas with {method.gamma} drafted tokens costs "
                 f"{passes.round_cost(seconds, method.gamma):.2f} plain steps.",
                 self.note,
@@ -186,18 +171,14 @@ class Session:
 
     def _known(self, section: Section, group: Group) -> list[Record]:
         plan = section.plan(self.plan)
-        return [
-            case_record(
-                group,
-                entry,
-                plan,
-                model=self.name,
-                section=section.name,
-                acceptance=self.acceptance,
-                beyond_positions=self._beyond(group, plan),
-            )
-            for entry in group.entries
-        ]
+        shared = {
+            "section": section.name,
+            "model": self.name,
+            "new_tokens": plan.new_tokens,
+            "acceptance": self.acceptance,
+            "beyond_positions": self._beyond(group, plan),
+        }
+        return [group.record(entry) | shared for entry in group.entries]
 
     def _beyond(self, group: Group, plan: MeasurePlan) -> bool:
         """Whether a text leaves the positions that the model was made for."""
@@ -207,9 +188,9 @@ class Session:
 
 def verdict(rows: Sequence[Record]) -> list[str]:
     """Return what went wrong, a line for each row."""
-    failed = [f"{show.label(row)}: {row['fault']}" for row in rows if row["fault"]]
+    failed = [f"{columns.label(row)}: {row['fault']}" for row in rows if row["fault"]]
     wrong = [
-        f"{show.label(row)}: greedy text is not plain decoding's, and no tie explains it"
+        f"{columns.label(row)}: greedy text is not plain decoding's, and no tie explains it"
         for row in rows
         if any(not one["near_tie"] for one in (row.get("identity") or {}).get("differences", ()))
     ]

@@ -19,17 +19,9 @@ from specattn.decoding import ContextualPenalty
 
 @dataclass(frozen=True)
 class Shaping:
-    """Options of sampling; the defaults change nothing.
+    """Options of sampling; the defaults change nothing."""
 
-    Attributes
-    ----------
-    penalty, penalty_window : float, int
-        Of `ContextualPenalty`; the only one that matters at temperature 0.
-    top_p, min_p, eta : float
-        Truncation.
-    """
-
-    penalty: float = 1.0
+    penalty: float = 1.0  # of `ContextualPenalty`; the only one that matters at temperature 0
     penalty_window: int = 1024
     top_p: float = 1.0
     min_p: float = 0.0

@@ -30,13 +30,7 @@ def note(profile: AcceptanceProfile) -> str:
 class SimulatedTarget(ReadyTarget):
     """A target whose cache holds random numbers, and which agrees with drafts as a profile says.
 
-    Parameters
-    ----------
-    model, prompts, room, keep_features
-        As for `ReadyTarget`; of the prompts only the length and the last token matter.
-    profile : AcceptanceProfile
-    seed : int
-        Of what is drawn for acceptance.
+    Of the prompts only the length and the last token matter; the seed is that of acceptance.
     """
 
     def __init__(
@@ -44,9 +38,9 @@ class SimulatedTarget(ReadyTarget):
         model: PreTrainedModel,
         prompts: Sequence[torch.Tensor],
         room: int,
+        *,
         profile: AcceptanceProfile,
         seed: int,
-        *,
         keep_features: bool = False,
     ):
         super().__init__(model, prompts, room, keep_features=keep_features)
@@ -77,17 +71,8 @@ def bend(
 ) -> torch.Tensor:
     """Return logits that accept one path of a depth drawn from the profile, and nothing below it.
 
-    Siblings must carry different tokens, as they do in every tree that is worth verifying.
-
-    Parameters
-    ----------
-    logits : Tensor [B, T, V]
-        Changed in place.
-    tree : Tree
-    tokens : Tensor, int64 [B, T]
-    profile : AcceptanceProfile
-    generator : torch.Generator
-        On the device of the logits.
+    The logits [B, T, V] are changed in place. Siblings must carry different tokens [B, T], as they
+    do in every tree that is worth verifying.
     """
     if not tree.max_depth:
         return logits

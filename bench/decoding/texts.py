@@ -6,30 +6,17 @@ import sys
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from specattn.planning.models import EMBEDDED_TARGET
 
 
-class Texts(Protocol):
-    """Prompts of any length."""
-
-    def prompts(self, number: int, context: int, batch: int) -> list[torch.Tensor]:
-        """Return `batch` prompts of exactly `context` tokens; other numbers give other texts."""
-
-
 class Files:
-    """Prompts read from files: request r of text n begins with file ``n * batch + r``.
+    """Prompts read from files of UTF-8: request r of text n begins with file ``n * batch + r``.
 
-    A file that is too short is followed by the next ones.
-
-    Parameters
-    ----------
-    tokenizer : PreTrainedTokenizerFast
-    files : sequence of Path
-        UTF-8 text. Files that hold none, and those that cannot be read as such, are refused.
+    A file that is too short is followed by the next ones; what is no such file is refused.
     """
 
     def __init__(self, tokenizer: Any, files: Sequence[Path]):
@@ -76,6 +63,10 @@ class RandomTokens:
         """Return `batch` prompts of random tokens, the same for the same number."""
         generator = torch.Generator().manual_seed(number)
         return list(torch.randint(self.vocabulary, (batch, context), generator=generator))
+
+
+Texts = Files | RandomTokens
+"""Prompts of any length: other numbers give other texts."""
 
 
 def held_out_files() -> list[Path]:

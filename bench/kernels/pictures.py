@@ -23,7 +23,7 @@ def draw(run: Record, rows: Sequence[Record], folder: Path) -> list[Path]:
     """
     right = [row for row in rows if row["time"]]
     title = f"{run['machine']['name']}, commit {run['commit']}, {run['time'][:10]}"
-    roofline = [("operations per byte and per second", lambda axes: _roofline(axes, run, right))]
+    roofline = [("roofline", lambda axes: _roofline(axes, run, right))]
     return [
         *pictures.draw(roofline * bool(right), folder / "roofline.png", title, size=(9, 5.5)),
         *pictures.draw(

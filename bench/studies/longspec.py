@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from decoding.cases import PLAIN, TRANSFORMERS, Entry, grid
-from decoding.sections import Section, figures
+from decoding.sections import Section
 
-from .papers import Scale, published
+from .papers import Scale, published, theirs
+
+CODE = ("LCC", "RepoBench-P")
 
 
 def sections(scale: Scale) -> list[Section]:
     """Return the paper's sections."""
-    table_1, table_3, table_4, table_5 = (published("longspec", f"Table {n}") for n in (1, 3, 4, 5))
+    table_3, table_5 = (published("longspec", f"Table {n}") for n in (3, 5))
     own = scale.entry("longspec")
     methods = [Entry(PLAIN), Entry(TRANSFORMERS), own]
     speeds = ("tau", "tokens/s", "x plain")
@@ -21,11 +23,9 @@ def sections(scale: Scale) -> list[Section]:
             "tau, tokens/s and speed-up at temperature 0",
             grid(methods, [scale.long]),
             speeds,
-            [
-                (f"LongSpec, {model}, {data}", *figures(table_1[model]["LongSpec"][data]))
-                for model in table_1
-                for data in ("LCC", "RepoBench-P")
-            ],
+            theirs(
+                "longspec", "Table 1", where=lambda names: "LongSpec" in names and names[-1] in CODE
+            ),
             "The paper's rows are its two data sets of source code; x plain is over Vanilla FA.",
             pictures=("speed", "acceptance"),
         ),
@@ -40,7 +40,7 @@ def sections(scale: Scale) -> list[Section]:
             grid(methods, [scale.short]),
             speeds,
             [
-                (f"LongSpec, QwQ-32B, {data}", *figures((*ours, ours[1] / plain[1])))
+                (f"LongSpec, QwQ-32B, {data}", *(f"{x:.2f}" for x in (*ours, ours[1] / plain[1])))
                 for data, ours in table_3["LongSpec"].items()
                 for plain in [table_3["Vanilla"][data]]
             ],
@@ -52,12 +52,7 @@ def sections(scale: Scale) -> list[Section]:
             "beside EAGLE and Token Recycling",
             grid([scale.entry("token_recycling")], [scale.long]),
             ("tau", "tokens/s"),
-            [
-                (f"{method}, {model}, {data}", *figures(rows[data]))
-                for model, methods_of in table_4.items()
-                for method, rows in methods_of.items()
-                for data in ("LCC", "RepoBench-P")
-            ],
+            theirs("longspec", "Table 4", where=lambda names: names[-1] in CODE),
             "LongSpec itself is in table 1, EAGLE-2 in the suite of PosS.",
         ),
         Section(

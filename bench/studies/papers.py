@@ -12,7 +12,9 @@ shows are not guessed. Model names are the papers' short forms.
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,19 +28,11 @@ SUITES = tuple(_PUBLISHED)
 
 @dataclass(frozen=True)
 class Scale:
-    """How large a suite is on this machine.
+    """How large a suite is on this machine."""
 
-    Attributes
-    ----------
-    short, long : int
-        Tokens of a prompt where the paper's are short, and where they are long.
-    entries : tuple of Entry
-        Methods with the options of this model, such as where its drafter lies.
-    """
-
-    short: int
+    short: int  # tokens of a prompt where the paper's are short
     long: int
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[Entry, ...] = ()  # methods with this model's options, such as their drafter
 
     def entry(self, name: str, **options: Any) -> Entry:
         """Return a method with the options that it was given, and then these."""
@@ -51,14 +45,28 @@ def published(paper: str, table: str) -> dict[str, Any]:
     return {name: value for name, value in _PUBLISHED[paper][table].items() if name != "unit"}
 
 
-def suite(name: str, scale: Scale) -> list[Section]:
-    """Return a paper's sections.
+def theirs(
+    paper: str, table: str, *kinds: str, where: Callable[[Sequence[str]], bool] = bool
+) -> list[tuple[str, ...]]:
+    """Return a table as rows: the names that lead to figures, each after its kind, and these.
 
-    Raises
-    ------
-    ValueError
-        There is no such suite.
+    ``where`` chooses among the names.
     """
+
+    def walk(value: Any, names: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+        if isinstance(value, dict):
+            for name, inner in value.items():
+                yield from walk(inner, (*names, name))
+        elif where(names):
+            said = itertools.zip_longest(kinds[: len(names)], names, fillvalue="")
+            figures = value if isinstance(value, list) else [value]
+            yield (", ".join(map("".join, said)), *(f"{figure:.2f}" for figure in figures))
+
+    return list(walk(published(paper, table), ()))
+
+
+def suite(name: str, scale: Scale) -> list[Section]:
+    """Return a paper's sections; raises ValueError where there is no such suite."""
     if name not in SUITES:
         raise ValueError(f"--suite: expected one of {', '.join(SUITES)}, got '{name}'")
     source = _PUBLISHED[name]["source"]

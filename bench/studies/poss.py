@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from decoding.cases import PLAIN, TRANSFORMERS, Entry, grid
-from decoding.sections import Section, figures
+from decoding.sections import Section
 
-from .papers import Scale, published
+from .papers import Scale, published, theirs
 
 DEPTHS, SIZES = (6, 7, 8, 9), (60, 80)
 WINDOW = 512
@@ -22,7 +22,7 @@ PLOT = "A plot: the paper prints no figures."
 def sections(scale: Scale) -> list[Section]:
     """Return the paper's sections, and those on tree building, catching up and long contexts."""
     family = [entry for entry in scale.entries if entry.name == "poss"] or [Entry("poss")]
-    taus, speedups = published("poss", "Table 1, tau"), published("poss", "Table 1, speed-up")
+    taus, speedups = (theirs("poss", f"Table 1, {what}") for what in ("tau", "speed-up"))
     return [
         Section(
             "Table 1",
@@ -30,15 +30,8 @@ def sections(scale: Scale) -> list[Section]:
             grid([Entry(PLAIN), Entry(TRANSFORMERS), *family], [scale.short]),
             ("tau", "x plain", "tokens/s", "peak MiB"),
             [
-                (
-                    f"{method}, {model}, mean of six data sets",
-                    f"{row[-1]:.2f}",
-                    f"{speedups[model][method][-1]:.2f}",
-                    "",
-                    "",
-                )
-                for model, rows in taus.items()
-                for method, row in rows.items()
+                (f"{name}, mean of six data sets", tau[-1], faster[-1])
+                for (name, *tau), (_, *faster) in zip(taus, speedups, strict=True)
             ],
             "Figure 4, the memory of each, is a plot; here it is that of the whole process.",
             pictures=("speed",),
@@ -108,7 +101,11 @@ def _theirs(taus: str, speedups: str, model: str) -> list[tuple[str, ...]]:
     lengths, ratios = published("poss", taus), published("poss", speedups)
     shapes = [(depth, size) for depth in DEPTHS for size in SIZES]
     return [
-        (f"{method}, {model}, depth={depth} total_tokens={size}", temperature, *figures(both))
+        (
+            f"{method}, {model}, depth={depth} total_tokens={size}",
+            temperature,
+            *(f"{x:.2f}" for x in both),
+        )
         for temperature, rows in lengths.items()
         for method in rows
         for (depth, size), *both in zip(

@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from decoding.cases import PLAIN, Entry, Group, grid
-from decoding.sections import Section, figures
+from decoding.sections import Section
 from decoding.shaping import Shaping
 
-from .papers import Scale, published
+from .papers import Scale, published, theirs
 
 LAW = Shaping(penalty=1.2, penalty_window=1024, min_p=0.1)
 TRUNCATIONS = {
@@ -25,6 +25,7 @@ TRUNCATIONS = {
 FIFTHS = (0.2, 0.4, 0.6, 0.8, 1.0)
 """Lengths are fifths of what is generated, as the paper's 20K to 100K."""
 LONGER = 32
+BY_FIFTHS: dict = {"longer": LONGER, "lengths": FIFTHS}
 WHOLE = 2**17  # a budget that no cache here reaches
 
 
@@ -33,47 +34,32 @@ def sections(scale: Scale) -> list[Section]:
     ours = ("alpha", "x plain")
     variety = ("D1", "D2", "D3", "D4", "mean")
     prompt = scale.long
+
+    def rivals(context: int) -> list[Entry]:
+        partial = scale.entry("triforce", gamma=4, budget=context)
+        others = map(scale.entry, ("prompt_lookup", "token_recycling"))
+        return [_swift(scale, context), scale.entry("medusa"), partial, *others]
+
+    drafts = ({"budget": WHOLE}, {"dynamic": False}, {})
+    trees = ([3, 3, 3, 3], [1, 9, 9, 9], [1, 3, 3, 3])
     return [
         Section(
             "Table 3",
             "acceptance and speed by tokens generated, after prompts of two lengths",
-            [
-                group
-                for context in (prompt // 2, prompt)
-                for group in _groups(
-                    context,
-                    [
-                        _swift(scale, context),
-                        scale.entry("medusa"),
-                        scale.entry("triforce", gamma=4, budget=context),
-                        scale.entry("prompt_lookup"),
-                        scale.entry("token_recycling"),
-                    ],
-                )
-            ],
+            _groups(prompt // 2, rivals(prompt // 2)) + _groups(prompt, rivals(prompt)),
             (*ours, "beta, whole"),
-            [
-                (f"{method}, prompt {prefix}, {length}", *figures(pair), "")
-                for method, prefixes in published("tokenswift", "Table 3").items()
-                for prefix, lengths in prefixes.items()
-                for length, pair in lengths.items()
-            ],
+            theirs("tokenswift", "Table 3", "", "prompt "),
             "The paper's table has two models; its transcript here keeps the first half of the "
             "columns. Beta is of the whole generation. The paper's TriForce renews its partial "
             "cache; ours has one of the same size that is chosen once, and no small model below.",
-            longer=LONGER,
-            lengths=FIFTHS,
+            **BY_FIFTHS,
             pictures=("lengths",),
         ),
         Section(
             "Table 4",
             "minutes until so many tokens are generated",
             columns=(*ours, "plain, min", "min"),
-            theirs=[
-                (f"TokenSwift, {model}, {length}", *figures(row))
-                for model, lengths in published("tokenswift", "Table 4").items()
-                for length, row in lengths.items()
-            ],
+            theirs=theirs("tokenswift", "Table 4"),
             note="Our rows are table 3's: one model here, where the paper has three sizes.",
             lengths=FIFTHS,
             rows_of="Table 3",
@@ -84,26 +70,17 @@ def sections(scale: Scale) -> list[Section]:
             _groups(prompt, [_swift(scale, prompt), _swift(scale, prompt, k=0)]),
             (*ours, "beta, whole"),
             note="A plot: the paper prints no figures.",
-            longer=LONGER,
-            lengths=FIFTHS,
+            **BY_FIFTHS,
             pictures=("lengths",),
         ),
         Section(
             "Table 5",
             "what the draft reads, without n-grams",
-            _groups(
-                prompt,
-                [
-                    _swift(scale, prompt, k=0, budget=WHOLE),
-                    _swift(scale, prompt, k=0, dynamic=False),
-                    _swift(scale, prompt, k=0),
-                ],
-            ),
+            _groups(prompt, [_swift(scale, prompt, k=0, **options) for options in drafts]),
             ours,
-            _by_length("Table 5"),
+            theirs("tokenswift", "Table 5"),
             f"A budget of {WHOLE} is the full cache.",
-            longer=LONGER,
-            lengths=FIFTHS,
+            **BY_FIFTHS,
         ),
         Section(
             "Table 6",
@@ -115,21 +92,15 @@ def sections(scale: Scale) -> list[Section]:
                 for group in _groups(prompt, [_swift(scale, prompt)], shaping)
             ],
             (*variety, "x plain"),
-            _whole("Table 6"),
+            theirs("tokenswift", "Table 6"),
             longer=LONGER,
         ),
         Section(
             "Table 7",
             "trees, without n-grams",
-            _groups(
-                prompt,
-                [
-                    _swift(scale, prompt, k=0, widths=widths)
-                    for widths in ([3, 3, 3, 3], [1, 9, 9, 9], [1, 3, 3, 3])
-                ],
-            ),
+            _groups(prompt, [_swift(scale, prompt, k=0, widths=widths) for widths in trees]),
             ours,
-            _by_length("Table 7"),
+            theirs("tokenswift", "Table 7"),
             longer=LONGER // 4,
             lengths=FIFTHS,
         ),
@@ -141,7 +112,7 @@ def sections(scale: Scale) -> list[Section]:
                 for theta in map(float, published("tokenswift", "Table 8"))
             ],
             variety,
-            _whole("Table 8"),
+            theirs("tokenswift", "Table 8"),
             longer=LONGER,
         ),
     ]
@@ -154,15 +125,3 @@ def _swift(scale: Scale, context: int, **options: object) -> Entry:
 
 def _groups(context: int, entries: list[Entry], shaping: Shaping = LAW) -> list[Group]:
     return grid([Entry(PLAIN), *entries], [context], [1.0], shaping=shaping)
-
-
-def _by_length(table: str) -> list[tuple[str, ...]]:
-    return [
-        (f"{name}, {length}", *figures(pair))
-        for name, lengths in published("tokenswift", table).items()
-        for length, pair in lengths.items()
-    ]
-
-
-def _whole(table: str) -> list[tuple[str, ...]]:
-    return [(name, *figures(row)) for name, row in published("tokenswift", table).items()]

@@ -18,10 +18,11 @@ sys.path.insert(0, str(BENCH))
 
 from decoding import models  # noqa: E402
 from decoding.cases import Entry, Group, grid, row_key  # noqa: E402
+from decoding.columns import COLUMNS  # noqa: E402
 from decoding.measure import DecodeRow, MeasurePlan, measure  # noqa: E402
-from decoding.records import case_record, row_record  # noqa: E402
+from decoding.records import row_record  # noqa: E402
 from decoding.runs import Outcome  # noqa: E402
-from decoding.sections import COLUMNS, Section  # noqa: E402
+from decoding.sections import Section  # noqa: E402
 from decoding.shaping import UNSHAPED, Shaping  # noqa: E402
 from decoding.texts import RandomTokens  # noqa: E402
 from studies import tokenswift  # noqa: E402
@@ -46,8 +47,7 @@ def measured(model, groups, plan, defaults=None):
             model, RandomTokens(64), group, plan, None, lambda name: None, defaults or {}
         )
         for row in rows:
-            place = {"section": "s", "acceptance": "a", "beyond_positions": False}
-            known = case_record(group, row.entry, plan, model="m", **place)
+            known = {"section": "s", "new_tokens": plan.new_tokens, **group.record(row.entry)}
             records.append(row_record(row, known))
     return records
 

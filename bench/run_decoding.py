@@ -22,9 +22,8 @@ from decoding import columns, models, pictures
 from decoding.cases import PLAIN, TRANSFORMERS, Entry, grid
 from decoding.comparison import change, key
 from decoding.measure import MeasurePlan
-from decoding.records import begun
 from decoding.sections import Section
-from decoding.session import Session, disturbed, verdict
+from decoding.session import Session, begun, disturbed, verdict
 from decoding.texts import Files, RandomTokens, held_out_files
 from studies.papers import SUITES, Scale, suite
 

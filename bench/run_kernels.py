@@ -15,13 +15,14 @@ import sys
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from common import arguments, comparison
 from common.clock import Stopwatch
 from common.machine import DISTURBING, Others, describe, free_memory, serving
 from common.records import Record, RecordFile
-from common.tables import progress
+from common.tables import Progress
 from kernels import peers, pictures, report
 from kernels.cases import DTYPES, Axes, Case
 from kernels.ceilings import Ceilings
@@ -35,25 +36,19 @@ import specattn
 from specattn.planning import MODELS
 from specattn.planning.machines import SCHEMA
 
-# What is swept when the command line does not say; per device, thorough and quick.
-DEFAULTS = {
-    ("cpu", False): {"context": [8192, 32768], "rows": [1, 4, 8, 16, 32, 64, 69], "batch": [1]},
-    ("cpu", True): {"context": [2048, 16384], "rows": [1, 16], "batch": [1]},
-    ("cuda", False): {"context": [32768, 131072], "rows": [1, 8, 16, 64], "batch": [1, 8]},
-    ("cuda", True): {"context": [32768], "rows": [1, 16], "batch": [1]},
-}
-THOROUGH = {
+# What is swept when the command line does not say: thorough and quick, per device and on all.
+DEFAULTS: dict[bool, dict[str, dict[str, Any]]] = {
     False: {
-        "shape": ["llama-3.1-8b", "tiny"],
-        "page_size": [1, 16, 64],
-        "sparsity": [0.03, SPARSITY, 0.2],
-        "peers": list(FAMILIES),
+        "cpu": {"context": [8192, 32768], "rows": [1, 4, 8, 16, 32, 64, 69], "batch": [1]},
+        "cuda": {"context": [32768, 131072], "rows": [1, 8, 16, 64], "batch": [1, 8]},
+        "all": {"shape": ["llama-3.1-8b", "tiny"], "page_size": [1, 16, 64]}
+        | {"sparsity": [0.03, SPARSITY, 0.2], "peers": list(FAMILIES), "budget": 2.0},
     },
     True: {
-        "shape": ["llama-3.1-8b"],
-        "page_size": [16],
-        "sparsity": [SPARSITY],
-        "peers": list(QUICK),
+        "cpu": {"context": [2048, 16384], "rows": [1, 16], "batch": [1]},
+        "cuda": {"context": [32768], "rows": [1, 16], "batch": [1]},
+        "all": {"shape": ["llama-3.1-8b"], "page_size": [16]}
+        | {"sparsity": [SPARSITY], "peers": list(QUICK), "budget": 0.3},
     },
 }
 
@@ -153,9 +148,10 @@ def _measure_all(
 ) -> None:
     """Measure the rows; an interrupt ends the sweep early."""
     stopwatch, others = Stopwatch(device), Others()
-    with progress(len(cases)) as show, torch.inference_mode(), suppress(KeyboardInterrupt):
+    progress = Progress(len(cases))
+    with torch.inference_mode(), suppress(KeyboardInterrupt):
         for case in cases:
-            show(f"{case.op} {case.variant}", 1)
+            progress.show(f"{case.op} {case.variant}")
             row = measure(case, stopwatch, ceilings, options.budget, options.peers)
             file.add({**row, "others": others.cores()})
 
@@ -193,11 +189,10 @@ def _cases(
     for name in options.only or ():
         if name not in OPS:
             parser.error(f"--only: expected one of {', '.join(OPS)}, got '{name}'")
-    defaults = {**DEFAULTS[device.type, options.quick], **THOROUGH[options.quick]}
-    for name, value in {**defaults, "dtype": ["bf16"], "collect": ["scores", "logits"]}.items():
+    defaults = DEFAULTS[options.quick]
+    defaults = {"dtype": ["bf16"], **defaults["all"], **defaults[device.type]}
+    for name, value in defaults.items():
         setattr(options, name, getattr(options, name) or value)
-    options.budget = options.budget or (0.3 if options.quick else 2.0)
-    options.peers = tuple(options.peers)
     axes = Axes(
         [MODELS[name] for name in options.shape],
         options.dtype,
@@ -206,16 +201,15 @@ def _cases(
         options.rows,
         options.page_size,
         options.sparsity,
-        [kind for kind in options.collect if kind != "off"],
+        [kind for kind in options.collect or Axes.collect if kind != "off"],
     )
     cases = [case for case in sweep(axes) if not options.only or case.op in options.only]
-    free = free_memory(device)
-    fitting = [case for case in cases if memory_needed(case, device) < 0.9 * free]
+    free, needed = free_memory(device), [memory_needed(case, device) for case in cases]
+    fitting = [case for case, size in zip(cases, needed, strict=True) if size < 0.9 * free]
     if large := len(cases) - len(fitting):
-        needed = max(memory_needed(case, device) for case in cases)
         print(
-            f"{large} of {len(cases)} rows left out: they need up to {needed / 2**30:.0f} GiB, "
-            f"{free / 2**30:.0f} are free",
+            f"{large} of {len(cases)} rows left out: they need up to {max(needed) / 2**30:.0f} GiB,"
+            f" {free / 2**30:.0f} are free",
             file=sys.stderr,
         )
     return fitting

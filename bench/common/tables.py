@@ -1,10 +1,10 @@
-"""Tables and progress on a terminal."""
+"""Tables, and progress on a terminal."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Sequence
 
 
 def aligned(header: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]]) -> str:
@@ -25,37 +25,18 @@ def size(tokens: int) -> str:
     return f"{tokens // 1024}k" if tokens % 1024 == 0 else str(tokens)
 
 
-@contextmanager
-def progress(
-    total: float, mark: Callable[[str], str] = str
-) -> Iterator[Callable[[str, float], None]]:
-    """Yield a function of what runs now and its weight, which shows how long all will take.
+class Progress:
+    """One line on a terminal, which says what runs, how much is done and how long all will take."""
 
-    On standard error, which is left alone where it is no terminal or ``rich`` is missing; ``mark``
-    makes the line that is shown of a name.
-    """
-    try:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-    except ImportError:
-        yield lambda name, weight: None
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:.0f}%, left:"),
-        TimeRemainingColumn(),
-    )
-    console = Console(stderr=True)
-    with Progress(
-        *columns, console=console, transient=True, disable=not sys.stderr.isatty()
-    ) as bar:
-        task = bar.add_task("", total=total)
-        pending = 0.0
+    def __init__(self, total: float, mark: Callable[[str], str] = str):
+        self.total, self.mark = total, mark
+        self.done, self.running, self.start = 0.0, 0.0, time.perf_counter()
 
-        def advance(name: str, weight: float) -> None:
-            nonlocal pending
-            bar.update(task, advance=pending, description=mark(name))
-            pending = weight  # done when the next one starts
-
-        yield advance
+    def show(self, name: str, weight: float = 1) -> None:
+        """Say what begins now; all that began before it is done. Nothing where no terminal is."""
+        self.done, self.running = self.done + self.running, weight
+        share, seconds = self.done / self.total, time.perf_counter() - self.start
+        left = f", {seconds * (1 / share - 1):.0f} s left" if share else ""
+        if sys.stderr.isatty():
+            line = self.mark(f"{share:4.0%}{left}: {name}")
+            print(f"\r\033[K{line[:79]}", end="\r", file=sys.stderr, flush=True)

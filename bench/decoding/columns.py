@@ -106,8 +106,7 @@ def _alpha(record: Record) -> str:
 
 def _beta(record: Record) -> str:
     """Return the share of a draft's levels that an n-gram had offered and that was accepted."""
-    share = record["details"].get("n-gram acceptance, beta")
-    return "-" if share is None else f"{share:.2f}"
+    return _or_dash(record["details"].get("n-gram acceptance, beta"), "{:.2f}")
 
 
 def _distinct(*orders: int) -> Callable[[Record], str]:
@@ -120,16 +119,8 @@ def _distinct(*orders: int) -> Callable[[Record], str]:
     return show
 
 
-def _rates(record: Record) -> str:
-    return " ".join(f"{100 * rate:.0f}" for rate in record["conditional_acceptance"])
-
-
 def _rate(place: int) -> Callable[[Record], str]:
     return lambda record: f"{record['conditional_acceptance'][place]:.1%}"
-
-
-def _tree_building(record: Record) -> str:
-    return f"{drafting(record).get('tree', 0.0) / record['round_seconds']['total']:.1%}"
 
 
 def _same_text(record: Record) -> str:
@@ -175,7 +166,9 @@ COLUMNS: dict[str, Callable[[Record], str]] = {
     "prefill": lambda record: _or_dash(record["prefill_seconds"], "{:.2f} s"),
     "peak": lambda record: _or_dash(record["peak_bytes"], "{:.2f} GiB", 2**-30),
     "same text": _same_text,
-    "given all before, %": _rates,
+    "given all before, %": lambda record: " ".join(
+        f"{100 * rate:.0f}" for rate in record["conditional_acceptance"]
+    ),
     **{f"pos-acc {place + 1}": _rate(place) for place in range(8)},
     "alpha": _alpha,
     "beta, whole": _beta,
@@ -188,7 +181,9 @@ COLUMNS: dict[str, Callable[[Record], str]] = {
     "target ms": _part("target"),
     "accept ms": _part("accept"),
     "catch-up ms": lambda record: f"{drafting(record).get('catch_up', 0.0) * 1e3:.2f}",
-    "tree building": _tree_building,
+    "tree building": lambda record: (
+        f"{drafting(record).get('tree', 0.0) / record['round_seconds']['total']:.1%}"
+    ),
     "peak MiB": lambda record: _or_dash(record["peak_bytes"], "{:.0f}", 2**-20),
 }
 """What a table shows of a row: "alpha" and "beta" are TokenSwift's, "D1" to "D4" Distinct-n."""

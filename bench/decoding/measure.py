@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property, partial
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from common.clock import paired_ratio
 from common.machine import Others
 from transformers import PreTrainedModel
 
-from specattn.decoding import RequestStatistics, Statistics
 from specattn.decoding.ready import ReadyTarget
-from specattn.decoding.statistics import distinct
 from specattn.planning import AcceptanceProfile
 
-from .cases import PLAIN, TRANSFORMERS, Entry, Group
+from .cases import PLAIN, TRANSFORMERS, Group
 from .identity import Difference, explain, first_difference
-from .runs import Outcome, Reached, run, run_transformers
+from .rows import DecodeRow, relate
+from .runs import run, run_transformers
 from .shaping import UNSHAPED
 from .simulation import SimulatedTarget
 from .texts import Texts
 
 WARM_UP_TOKENS = 8
-PARTS = {"total": "decode", "draft": "draft", "target": "target", "accept": "accept"}
-DISTINCT = 4  # Distinct-1 to Distinct-4, as in TokenSwift's tables
 
 
 @dataclass(frozen=True)
@@ -43,73 +38,6 @@ class MeasurePlan:
     def runs(self, group: Group) -> int:
         """Return how many runs a group takes, to warm up or timed."""
         return self.texts * (1 + self.repeats) * len(group.entries)
-
-
-@dataclass
-class DecodeRow:
-    """What was found for one method in one group; a row with a ``fault`` has no figures."""
-
-    entry: Entry
-    group: Group
-    outcomes: list[Outcome] = field(default_factory=list)
-    prefill_seconds: list[float] = field(default_factory=list)
-    fault: str | None = None
-    speedups: dict[str, float] = field(default_factory=dict)
-    lengths: list[dict[str, Any]] = field(default_factory=list)
-    compared: int = 0  # requests whose greedy text was held against plain decoding's
-    differences: list[Difference] = field(default_factory=list)
-    others: float | None = None
-
-    @property
-    def speeds(self) -> list[float]:
-        """Tokens per second of every timed run."""
-        return [outcome.tokens_per_second for outcome in self.outcomes]
-
-    @property
-    def statistics(self) -> list[Statistics]:
-        """Of every timed run; the peer keeps none."""
-        return [one.statistics for one in self.outcomes if one.statistics is not None]
-
-    @cached_property
-    def pooled(self) -> RequestStatistics | None:
-        """Counts of all requests of all runs together; None for the peer."""
-        requests = [request for one in self.statistics for request in one.requests]
-        return Statistics(requests).total if requests else None
-
-    @property
-    def round_seconds(self) -> dict[str, float] | None:
-        """Seconds per batched round, and of its parts: medians over runs."""
-        kept = self.statistics
-        if not kept:
-            return None
-        return {
-            part: statistics.median(getattr(one, f"{name}_seconds") / one.passes for one in kept)
-            for part, name in PARTS.items()
-        }
-
-    @property
-    def distinct(self) -> list[float] | None:
-        """Distinct-1 to Distinct-4 of what was generated: means over requests and runs."""
-        texts = [
-            tokens for one in self.outcomes for tokens in one.tokens if len(tokens) >= DISTINCT
-        ]
-        columns = [[distinct(tokens, n) for tokens in texts] for n in range(1, DISTINCT + 1)]
-        return list(map(statistics.mean, columns)) if texts else None
-
-    @property
-    def details(self) -> dict[str, float]:
-        """What the method says of its runs in numbers: means over the runs that have one."""
-        found: dict[str, list[float]] = {}
-        for one in self.statistics:
-            for name, value in one.details.items():
-                if isinstance(value, int | float):
-                    found.setdefault(name, []).append(value)
-        return {name: statistics.mean(values) for name, values in found.items()}
-
-    @property
-    def peak_bytes(self) -> int | None:
-        """The largest memory of any run."""
-        return max((o.peak_bytes for o in self.outcomes if o.peak_bytes is not None), default=None)
 
 
 def measure(
@@ -166,8 +94,7 @@ def measure(
     cores = others.cores()
     for row in rows:
         row.others = cores
-    _relate(rows)
-    _relate_lengths(rows)
+    relate(rows)
     return rows
 
 
@@ -198,37 +125,3 @@ def _compare(
             if place is not None:
                 found = explain(model, prompts[request], expected[request], tokens, place)
                 row.differences.append(Difference(text, request, place, *found))
-
-
-def _relate(rows: Sequence[DecodeRow]) -> None:
-    """Note how many times faster each row is than the baselines, run by run."""
-    for baseline in (PLAIN, TRANSFORMERS):
-        base = next((row for row in rows if row.entry.name == baseline and not row.fault), None)
-        for row in rows:
-            if base is not None and row is not base and not row.fault:
-                row.speedups[baseline] = paired_ratio(base.speeds, row.speeds)
-
-
-def _relate_lengths(rows: Sequence[DecodeRow]) -> None:
-    """Note what every row had done when it reached each length, and how plain decoding compares.
-
-    ``seconds`` per new token are medians over runs; ``tau_without_bonus`` is of all runs together.
-    ``speedup`` is plain decoding's seconds per token over the row's own (TokenSwift, equation 5).
-    """
-    for row in rows:
-        reached = [outcome.reached for outcome in row.outcomes if outcome.reached]
-        row.lengths = [_pooled(runs) for runs in zip(*reached, strict=True)]
-    plain = next((row for row in rows if row.entry.name == PLAIN), None)
-    for row in rows if plain is not None else []:
-        for own, base in zip(row.lengths, plain.lengths, strict=False):
-            own["speedup"] = {PLAIN: base["seconds"] / own["seconds"]} if row is not plain else {}
-
-
-def _pooled(runs: Sequence[Reached]) -> dict[str, Any]:
-    rounds = sum(one.rounds for one in runs)
-    return {
-        "new_tokens": runs[0].length,
-        "seconds": statistics.median(one.seconds / one.tokens for one in runs),
-        "tau_without_bonus": sum(one.tokens - one.rounds for one in runs) / rounds,
-        "speedup": {},
-    }

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from common.machine import DISTURBING, describe, serving
-from common.records import Record, RecordFile, of_kind
-from common.tables import progress
+from common.records import Record, RecordFile, of_kind, whole_lines
+from common.tables import Progress
 from transformers import PreTrainedModel
 
 from specattn.decoding import Vegas
@@ -18,10 +19,14 @@ from specattn.planning import AcceptanceProfile
 from . import columns, passes, pictures
 from .cases import Group, row_key
 from .measure import MeasurePlan, measure
-from .records import MEASURED, SCHEMA, row_record
 from .sections import Section
 from .simulation import note
 from .texts import Texts
+
+SCHEMA = "specattn.decoding/1"
+MEASURED = "measured"
+# What must be equal for rows of two runs to stand in one file.
+_SAME = ("schema", "machine", "backend", "model", "plan", "suite", "acceptance")
 
 
 @dataclass
@@ -107,29 +112,29 @@ class Session:
             if not {row_key(one) for one in self._known(section, group)} <= there
         ]
         total = sum(_weight(section.plan(self.plan), group) for section, group in todo)
-        with progress(total, lambda name: columns.lines(name, self.note)) as advance:
-            for section in sections:
-                plan = section.plan(self.plan)
-                for group in section.groups:
-                    if (section, group) not in todo:
-                        continue
-                    each = _weight(plan, group) / plan.runs(group)
-                    rows = measure(
-                        self.model,
-                        self.texts,
-                        group,
-                        plan,
-                        self.profile,
-                        lambda name, each=each: advance(name, each),
-                        self.defaults,
-                    )
-                    for row, known in zip(rows, self._known(section, group), strict=True):
-                        file.add(row_record(row, known))
-                self._time_passes(section, file)
-                if section.title:
-                    timed = of_kind(file.records, "pass")
-                    timed = [one for one in timed if one["section"] == section.name]
-                    columns.say("\n" + section.text(section.rows(file.rows), timed), self.note)
+        progress = Progress(total, lambda name: columns.lines(name, self.note))
+        for section in sections:
+            plan = section.plan(self.plan)
+            for group in section.groups:
+                if (section, group) not in todo:
+                    continue
+                each = _weight(plan, group) / plan.runs(group)
+                rows = measure(
+                    self.model,
+                    self.texts,
+                    group,
+                    plan,
+                    self.profile,
+                    lambda name, each=each: progress.show(name, each),
+                    self.defaults,
+                )
+                for row, known in zip(rows, self._known(section, group), strict=True):
+                    file.add(known | row.record())
+            self._time_passes(section, file)
+            if section.title:
+                timed = of_kind(file.records, "pass")
+                timed = [one for one in timed if one["section"] == section.name]
+                columns.say("\n" + section.text(section.rows(file.rows), timed), self.note)
 
     def draw(self, sections: Sequence[Section], file: RecordFile, folder: Path) -> None:
         """Draw each section's pictures, where matplotlib is installed."""
@@ -184,6 +189,31 @@ class Session:
         """Whether a text leaves the positions that the model was made for."""
         positions = self.model.config.max_position_embeddings
         return self.profile is None and group.context + plan.new_tokens > positions
+
+
+def begun(path: Path | None, run: Record, *, resume: bool) -> RecordFile:
+    """Return a file that has this run, and with `resume` the rows that were there before it.
+
+    Raises ValueError where the file exists and `resume` was not asked for, where it is no file of
+    this kind, and where its rows were measured on something else.
+    """
+    if path is None and resume:
+        raise ValueError("--resume needs --json FILE")
+    if path is not None and not path.absolute().parent.is_dir():
+        raise ValueError(f"--json: folder {path.absolute().parent} does not exist")
+    if path is not None and path.exists() and not resume:
+        raise ValueError(f"--json: {path} exists; continue it with --resume")
+    records: list[Record] = []
+    if path is not None and path.exists():
+        records = whole_lines(path)
+        if not records or records[0].get("schema") != SCHEMA:
+            raise ValueError(f"--resume: {path} is no file of run_decoding.py")
+    run = json.loads(json.dumps(run))
+    for earlier in of_kind(records, "run"):
+        changed = [name for name in _SAME if earlier.get(name) != run[name]]
+        if changed:
+            raise ValueError(f"--resume: {path} was measured with another {', '.join(changed)}")
+    return RecordFile(path, [*records, run])
 
 
 def verdict(rows: Sequence[Record]) -> list[str]:

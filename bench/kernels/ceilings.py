@@ -18,12 +18,13 @@ from common.machine import last_level_cache
 
 from specattn.ops.cost import Cost
 
+from .cases import DTYPES
+
 _ROW = 4096 * 4  # bytes of one row of the matrix that the matrix-vector product reads
 # Products [m, k] x [k, n] of which the fastest shows the rate.
 _PRODUCTS = {"cpu": ((2048, 512, 2048), (1024, 4096, 1024)), "cuda": ((8192, 8192, 8192),)}
 _LAYER = (14336, 4096)  # one product of the MLP of an 8B model
 _FEW_ROWS = (1, 4, 16, 64)
-_RATES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _Name = TypeVar("_Name")
 
 
@@ -80,11 +81,11 @@ def measure(device: torch.device, *, seconds: float) -> Ceilings:
     method = min(reads, key=best.__getitem__)
     read, copy = size / best[method], 2 * size / best["copy"]
     probe = Probe(ready[method], size) if read >= copy else Probe(ready["copy"], 2 * size)
-    matrix = {name: _matrix(device, dtype, seconds / 3) for name, dtype in _RATES.items()}
+    matrix = {name: _matrix(device, dtype, seconds / 3) for name, dtype in DTYPES.items()}
     # Rows start from cold caches; so does the smallest call that bounds them.
     calls = {"call": torch.ones(1, device=device).zero_}
     call = _best(Stopwatch(device), calls, seconds / 3)[0]["call"]
-    linear = {name: _linear(device, dtype, seconds / 3) for name, dtype in _RATES.items()}
+    linear = {name: _linear(device, dtype, seconds / 3) for name, dtype in DTYPES.items()}
     return Ceilings(read, method, copy, matrix, linear, call, probe)
 
 

@@ -16,8 +16,8 @@ from decoding import models, passes  # noqa: E402
 from decoding.cases import Entry, Group  # noqa: E402
 from decoding.columns import COLUMNS  # noqa: E402
 from decoding.identity import Difference, explain, first_difference  # noqa: E402
-from decoding.measure import DecodeRow, MeasurePlan, measure  # noqa: E402
-from decoding.records import row_record  # noqa: E402
+from decoding.measure import MeasurePlan, measure  # noqa: E402
+from decoding.rows import DecodeRow  # noqa: E402
 from decoding.runs import Outcome, run, run_transformers  # noqa: E402
 from decoding.simulation import bend  # noqa: E402
 from decoding.texts import RandomTokens  # noqa: E402
@@ -68,7 +68,7 @@ def test_figures_are_those_of_counting_every_round():
         outcomes.append(Outcome([], timed.tokens_per_second, timed, 1 << 30))
     group = Group(9, 1, 0.0, (Entry("vegas"),))
     row = DecodeRow(Entry("vegas"), group, outcomes, prefill_seconds=[0.25, 0.35])
-    record = row_record(row, group.record(row.entry))
+    record = row.record()
 
     rounds = [one for run_rounds, _, _ in runs for one in run_rounds]
     emitted = sum(accepted + 1 for _, accepted in rounds)

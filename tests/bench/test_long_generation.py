@@ -19,8 +19,8 @@ sys.path.insert(0, str(BENCH))
 from decoding import models  # noqa: E402
 from decoding.cases import Entry, Group, grid, row_key  # noqa: E402
 from decoding.columns import COLUMNS  # noqa: E402
-from decoding.measure import DecodeRow, MeasurePlan, measure  # noqa: E402
-from decoding.records import row_record  # noqa: E402
+from decoding.measure import MeasurePlan, measure  # noqa: E402
+from decoding.rows import DecodeRow  # noqa: E402
 from decoding.runs import Outcome  # noqa: E402
 from decoding.sections import Section  # noqa: E402
 from decoding.shaping import UNSHAPED, Shaping  # noqa: E402
@@ -48,7 +48,7 @@ def measured(model, groups, plan, defaults=None):
         )
         for row in rows:
             known = {"section": "s", "new_tokens": plan.new_tokens, **group.record(row.entry)}
-            records.append(row_record(row, known))
+            records.append(known | row.record())
     return records
 
 

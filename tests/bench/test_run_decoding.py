@@ -13,7 +13,9 @@ import run_decoding  # noqa: E402
 from decoding import measure as measure_module  # noqa: E402
 from decoding import session  # noqa: E402
 from decoding.cases import row_key  # noqa: E402
-from decoding.records import SCHEMA  # noqa: E402
+from decoding.rows import DecodeRow  # noqa: E402
+from decoding.runs import Outcome  # noqa: E402
+from decoding.session import SCHEMA  # noqa: E402
 from decoding.simulation import MARK  # noqa: E402
 
 from specattn.decoding import Statistics  # noqa: E402
@@ -255,11 +257,9 @@ def test_what_leaves_the_models_positions_is_measured_and_marked(
 
 def test_details_that_only_some_runs_have_are_averaged_over_those():
     def outcome(**details):
-        return measure_module.Outcome([[1]], 1.0, Statistics([], details=details), None)
+        return Outcome([[1]], 1.0, Statistics([], details=details), None)
 
-    row = measure_module.DecodeRow(
-        None, None, [outcome(a=None, b=1), outcome(a=2.0, b=3, c="none")]
-    )
+    row = DecodeRow(None, None, [outcome(a=None, b=1), outcome(a=2.0, b=3, c="none")])
     assert row.details == {"a": 2.0, "b": 2.0}
 
 

@@ -18,12 +18,13 @@ from typing import Any
 
 import torch
 from common import arguments, comparison
+from common.machine import disturbed
 from decoding import columns, models, pictures
 from decoding.cases import PLAIN, TRANSFORMERS, Entry, grid
 from decoding.comparison import change, key
 from decoding.measure import MeasurePlan
 from decoding.sections import Section
-from decoding.session import Session, begun, disturbed, verdict
+from decoding.session import Session, begun, verdict
 from decoding.texts import Files, RandomTokens, held_out_files
 from studies.papers import SUITES, Scale, suite
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from common import arguments, comparison
 from common.clock import Stopwatch
-from common.machine import DISTURBING, Others, describe, free_memory, serving
+from common.machine import DISTURBING, Others, describe, disturbed, free_memory, serving
 from common.records import Record, RecordFile
 from common.tables import Progress
 from kernels import peers, pictures, report
@@ -96,8 +96,8 @@ def main(argv: list[str] | None = None) -> int:
     faults = [row for row in rows if row["fault"]]
     for row in faults:
         print(f"{row['op']} {row['variant']}: {row['fault']}", file=sys.stderr)
-    if disturbed := sum((row["others"] or 0.0) > DISTURBING for row in rows):
-        print(f"{disturbed} of {len(rows)} rows were measured while others used the machine")
+    if text := disturbed(rows):
+        print(text)
     if len(rows) < len(cases):
         print(f"interrupted: {len(rows)} of {len(cases)} rows", file=sys.stderr)
         return 130

@@ -9,13 +9,13 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 
 import specattn
 
 from .machine import last_level_cache
+from .records import Record
 
 
 class Stopwatch:
@@ -101,18 +101,13 @@ def _captured(call: Callable) -> Callable:
     return graph.replay
 
 
-@dataclass(frozen=True)
-class Timing:
-    """Seconds of one candidate: median, and the distance between the quartiles over it."""
-
-    median: float
-    spread: float
-    samples: int
-
-    @classmethod
-    def of(cls, samples: Sequence[float]) -> Timing:
-        """Summarise seconds per call."""
-        return cls(statistics.median(samples), spread(samples), len(samples))
+def timing(samples: Sequence[float]) -> Record:
+    """Return a median with its spread, ready for JSON."""
+    return {
+        "median": statistics.median(samples),
+        "spread": spread(samples),
+        "samples": len(samples),
+    }
 
 
 def spread(samples: Sequence[float]) -> float:

@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import time
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
@@ -103,6 +104,14 @@ def _commit() -> str | None:
         return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+def disturbed(rows: Sequence[dict]) -> str:
+    """Return how many rows were measured while others used the machine, as text."""
+    count = sum((row.get("others") or 0.0) > DISTURBING for row in rows)
+    if not count:
+        return ""
+    return f"{count} of {len(rows)} rows were measured while others used the machine"
 
 
 class Others:

@@ -9,10 +9,9 @@ depend on the numbers, so this needs no weights that mean anything and simulates
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
 
 import torch
-from common.clock import Stopwatch, Timing
+from common.clock import Stopwatch, timing
 from common.records import Record
 from common.tables import aligned, size
 from transformers import PreTrainedModel
@@ -42,7 +41,6 @@ def measure(model: PreTrainedModel, method: Vegas, context: int, budget: float) 
     root, chain = (specattn.Tree.chain(n, device=device) for n in (0, method.gamma))
     with torch.inference_mode(), target.attached():
         scores = target.verify(chain, tokens, wanted=SCORES).scores
-        assert scores is not None
 
         def select() -> list[Selection]:
             """Choose, and make the table of positions that all steps of the next draft read."""
@@ -82,11 +80,11 @@ def measure(model: PreTrainedModel, method: Vegas, context: int, budget: float) 
     }
     found = []
     for name, (rows, moved) in tasks.items():
-        time = Timing.of(times[name])
+        time = timing(times[name])
         one: Record = {"kind": "pass", "name": name, "context": context, "rows": rows}
-        one |= {"bytes": moved, "launch": launch, "time": asdict(time)}
-        one["eager"] = asdict(Timing.of(eager[name])) if eager else None
-        found.append(one | {"bandwidth": moved / time.median})
+        one |= {"bytes": moved, "launch": launch, "time": time}
+        one["eager"] = timing(eager[name]) if eager else None
+        found.append(one | {"bandwidth": moved / time["median"]})
     return found
 
 
@@ -144,8 +142,6 @@ class _Rivals:
         wanted = Wanted(rows=tuple(range(chain.size)), ranking="weight", each=True)
         each = target.verify(chain, tokens, wanted=wanted).scores
         queries = target.verify(chain, tokens, wanted=Wanted(queries=True)).queries
-        assert each is not None, "it is wanted"
-        assert queries is not None, "they are wanted"
         self.each, self.bounds = each, quest.PageBounds(target, self.quest.page_size)
         self.bounds.read_all()
         pages = quest.Pages(self.quest, self.bounds, 0)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
-from common.clock import Timing, paired_ratio
+from common.clock import paired_ratio, timing
 from common.records import Record
 
 from specattn.decoding import RequestStatistics, Statistics
@@ -87,7 +87,7 @@ class DecodeRow:
         identity = {"compared": self.compared, "differences": differences}
         return {
             "fault": None,
-            "tokens_per_second": asdict(Timing.of(self.speeds)),
+            "tokens_per_second": timing(self.speeds),
             "prefill_seconds": statistics.median(read) if read else None,
             "rounds": pooled and pooled.rounds,
             "tau": pooled and pooled.mean_acceptance_length,

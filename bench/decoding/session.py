@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from common.machine import DISTURBING, describe, serving
+from common.machine import describe, serving
 from common.records import Record, RecordFile, of_kind, whole_lines
 from common.tables import Progress
 from transformers import PreTrainedModel
@@ -225,14 +225,6 @@ def verdict(rows: Sequence[Record]) -> list[str]:
         if any(not one["near_tie"] for one in (row.get("identity") or {}).get("differences", ()))
     ]
     return failed + wrong
-
-
-def disturbed(rows: Sequence[Record]) -> str:
-    """Return how many rows others disturbed, as text."""
-    count = sum((row.get("others") or 0.0) > DISTURBING for row in rows)
-    if not count:
-        return ""
-    return f"{count} of {len(rows)} rows were measured while others used the machine"
 
 
 def _weight(plan: MeasurePlan, group: Group) -> float:

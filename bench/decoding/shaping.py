@@ -1,4 +1,4 @@
-"""How the target's law is shaped beside its temperature: truncation, and the contextual penalty."""
+"""What shapes the target's distribution beside temperature: truncation, contextual penalty."""
 
 from __future__ import annotations
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Callable
 from dataclasses import asdict
 
 import torch
-from common.clock import Stopwatch, Timing, paired_ratio
+from common.clock import Stopwatch, paired_ratio, timing
 from common.records import Record
 
 from .cases import DTYPES, Case
@@ -68,15 +69,15 @@ def measure(
     del expected
     probe = ceilings.probe
     times = stopwatch.alternate({PROBE: probe.call, **ready}, budget=budget)
-    ceiling = probe.bytes / Timing.of(times.pop(PROBE)).median
+    ceiling = probe.bytes / statistics.median(times.pop(PROBE))
     bounds = ceilings.bounds(cost, case.dtype, ceiling)
     bound = max(bounds, key=bounds.__getitem__)
     own = times.pop(OURS)
-    time = Timing.of(own)
-    row |= {"time": asdict(time), "bandwidth": cost.bytes / time.median, "ceiling": ceiling}
-    row |= {"bounds": bounds, "bound": bound, "share": bounds[bound] / time.median}
+    time = timing(own)
+    row |= {"time": time, "bandwidth": cost.bytes / time["median"], "ceiling": ceiling}
+    row |= {"bounds": bounds, "bound": bound, "share": bounds[bound] / time["median"]}
     for name, samples in times.items():
-        row["peers"][name] = {**asdict(Timing.of(samples)), "ratio": paired_ratio(own, samples)}
+        row["peers"][name] = {**timing(samples), "ratio": paired_ratio(own, samples)}
     return row
 
 

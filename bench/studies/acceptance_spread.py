@@ -5,11 +5,12 @@
 
 The first method is what the others are held against, text by text. Above temperature 0 all see
 common random numbers: Gumbel noise that depends on the place in the text alone is added to the
-logits, and the largest sum, which is a sample of the law, is taken. So every method continues with
-the same text. A drafted token is accepted where draft and target draw it from the same noise; that
-is rarer than under speculative sampling, but as there, the nearer the draft's law the likelier.
-Where a draft is chosen by rank and not sampled, as in trees, nothing is lost: the text is a sample,
-and the draft has it or not. No time is taken: this may run beside anything.
+logits, and the largest sum, which is a sample of the distribution, is taken. So every method
+continues with the same text. A drafted token is accepted where draft and target draw it from the
+same noise; that is rarer than under speculative sampling, but as there, the nearer the draft's
+distribution the likelier. Where a draft is chosen by rank and not sampled, as in trees, nothing is
+lost: the text is a sample, and the draft has it or not. No time is taken: this may run beside
+anything.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from decoding.cases import Entry
 from decoding.texts import Files, held_out_files
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from specattn.decoding import Method
+from specattn.decoding import Method, RequestStatistics, Statistics
 from specattn.decoding.ready import ReadyTarget
 from specattn.decoding.target import Reading, Verification
 from specattn.planning.models import EMBEDDED_TARGET
@@ -180,14 +181,10 @@ def table(
 
 def by_position(found: Sequence[Record]) -> str:
     """Return the shares of drafts accepted at each position among those that came so far."""
-    accepted, offered = (
-        [
-            sum(counts)
-            for counts in itertools.zip_longest(*(one[name] for one in found), fillvalue=0)
-        ]
-        for name in ("accepted_at", "offered_at")
-    )
-    return " ".join(f"{100 * a / max(o, 1):.1f}%" for a, o in zip(accepted, offered, strict=True))
+    names = ("accepted_at", "offered_at")
+    requests = [RequestStatistics(**{name: one[name] for name in names}) for one in found]
+    rates = Statistics(requests).total.conditional_rates
+    return " ".join(f"{100 * rate:.1f}%" for rate in rates)
 
 
 def mean(values: Sequence[float], sign: str = "") -> str:

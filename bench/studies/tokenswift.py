@@ -1,6 +1,6 @@
 """TokenSwift's tables (arXiv 2502.18890): long generation after prompts of a few thousand tokens.
 
-The law is that of its table 10 for LLaMA3.1-8b: temperature 1, min-p 0.1, penalty 1.2 over the last
+Sampling is as in its table 10 for LLaMA3.1-8b: temperature 1, min-p 0.1, penalty 1.2 over the last
 1024 tokens. The partial cache has the prompt's size, as there. Alpha is what a method accepts per
 round over the levels that its drafts have: the paper's 4 here are 4 for TokenSwift and 3 for
 Medusa, whose first level is the root.
@@ -16,7 +16,7 @@ from decoding.shaping import Shaping
 
 from .papers import Scale, published, theirs
 
-LAW = Shaping(penalty=1.2, penalty_window=1024, min_p=0.1)
+SAMPLING = Shaping(penalty=1.2, penalty_window=1024, min_p=0.1)
 TRUNCATIONS = {
     "top-p": Shaping(top_p=0.9),
     "eta": Shaping(eta=2e-4),
@@ -88,7 +88,7 @@ def sections(scale: Scale) -> list[Section]:
             [
                 group
                 for truncation in TRUNCATIONS.values()
-                for shaping in (replace(truncation, penalty=LAW.penalty), truncation)
+                for shaping in (replace(truncation, penalty=SAMPLING.penalty), truncation)
                 for group in _groups(prompt, [_swift(scale, prompt)], shaping)
             ],
             (*variety, "x plain"),
@@ -108,7 +108,7 @@ def sections(scale: Scale) -> list[Section]:
             "Table 8",
             "variety by penalty",
             [
-                Group(prompt, 1, 1.0, (_swift(scale, prompt),), replace(LAW, penalty=theta))
+                Group(prompt, 1, 1.0, (_swift(scale, prompt),), replace(SAMPLING, penalty=theta))
                 for theta in map(float, published("tokenswift", "Table 8"))
             ],
             variety,
@@ -123,5 +123,5 @@ def _swift(scale: Scale, context: int, **options: object) -> Entry:
     return scale.entry("tokenswift", **{"budget": context, **options})
 
 
-def _groups(context: int, entries: list[Entry], shaping: Shaping = LAW) -> list[Group]:
+def _groups(context: int, entries: list[Entry], shaping: Shaping = SAMPLING) -> list[Group]:
     return grid([Entry(PLAIN), *entries], [context], [1.0], shaping=shaping)

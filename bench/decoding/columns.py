@@ -31,7 +31,7 @@ def drafting(record: Record) -> dict[str, float]:
     """Return the seconds per round of the parts of drafting, for methods that itemise it."""
     parts = {
         name.removesuffix("_seconds"): seconds
-        for name, seconds in record["details"].items()
+        for name, seconds in record.get("details", {}).items()
         if name.endswith("_seconds")
     }
     scale = record["round_seconds"]["draft"] / sum(parts.values()) if parts else 0.0
@@ -158,7 +158,7 @@ COLUMNS: dict[str, Callable[[Record], str]] = {
     "x plain": lambda record: _or_dash(record["speedup"].get(PLAIN), "{:.2f}"),
     "x hf": lambda record: _or_dash(record["speedup"].get(TRANSFORMERS), "{:.2f}"),
     "tau": lambda record: _or_dash(record["tau"], "{:.2f}"),
-    "-bonus": lambda record: _or_dash(record["tau_without_bonus"], "{:.2f}"),
+    "accepted": lambda record: _or_dash(record["tau_without_bonus"], "{:.2f}"),
     "draft/target/accept": _split,
     "ms/round": lambda record: _or_dash(
         record["round_seconds"] and record["round_seconds"]["total"], "{:.1f}", 1e3
@@ -188,7 +188,7 @@ COLUMNS: dict[str, Callable[[Record], str]] = {
 }
 """What a table shows of a row: "alpha" and "beta" are TokenSwift's, "D1" to "D4" Distinct-n."""
 FULL = (
-    *("B", "T", "tokens/s", "±", "x plain", "x hf", "tau", "-bonus", "draft/target/accept"),
+    *("B", "T", "tokens/s", "±", "x plain", "x hf", "tau", "accepted", "draft/target/accept"),
     *("ms/round", "prefill", "peak", "same text"),
 )
 """The columns of a run that is no paper's."""

@@ -93,7 +93,7 @@ def _sweep(records: Sequence[Record]) -> list[Panel]:
 
 def _lengths(records: Sequence[Record]) -> list[Panel]:
     """Show acceptance and speed-up at each length of a long generation, a line per row."""
-    drafted = [row for row in records if row["lengths"] and row["conditional_acceptance"]]
+    drafted = [row for row in records if row.get("lengths") and row["conditional_acceptance"]]
     lines = {
         _place(row): [(one["new_tokens"], {**row, **one}) for one in row["lengths"]]
         for row in drafted

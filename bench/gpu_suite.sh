@@ -59,7 +59,7 @@ step() {
 
 if [ -n "$smoke" ]; then
     tests=(tests/ops/test_checks.py)
-    kernels=(--quick --shape tiny --context 256 --rows 1,4 --budget 0.01 --peers sdpa)
+    kernels=(--quick --shape tiny --context 256 --rows 1,4 --budget 0.01)
     shapes=(tiny)
     decode=(--layers 1 --context 256 --new-tokens 8 --repeats 1 --budget 0.01)
 else

@@ -73,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
         with parser.refusing():
             stack.enter_context(_backend(options.backend))
             file = RecordFile(options.json)
-        ceilings = measure_ceilings(device, seconds=0.5 if options.quick else 2.0)
+        ceilings = measure_ceilings(device, options.dtype, seconds=0.5 if options.quick else 2.0)
         file.add(
             {
                 "kind": "run",

@@ -8,7 +8,7 @@ GPU, it is the best of several torch calls, by name: none of them is a true ceil
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import TypeVar
 
@@ -70,8 +70,12 @@ class Ceilings:
         return {**figures, "bandwidth": self.bandwidth}
 
 
-def measure(device: torch.device, *, seconds: float) -> Ceilings:
-    """Time reads and a copy of a buffer far larger than the last cache, products, and a call."""
+def measure(device: torch.device, dtypes: Sequence[str], *, seconds: float) -> Ceilings:
+    """Time reads and a copy of a buffer far larger than the last cache, products, and a call.
+
+    Products are timed in these types alone: some processors take minutes for one in float16.
+    """
+    rates = {name: DTYPES[name] for name in dtypes}
     size = 4 * last_level_cache(device) // _ROW * _ROW
     source = torch.ones(size // 4, device=device)
     target = torch.ones_like(source)
@@ -81,11 +85,11 @@ def measure(device: torch.device, *, seconds: float) -> Ceilings:
     method = min(reads, key=best.__getitem__)
     read, copy = size / best[method], 2 * size / best["copy"]
     probe = Probe(ready[method], size) if read >= copy else Probe(ready["copy"], 2 * size)
-    matrix = {name: _matrix(device, dtype, seconds / 3) for name, dtype in DTYPES.items()}
+    matrix = {name: _matrix(device, dtype, seconds / 3) for name, dtype in rates.items()}
     # Rows start from cold caches; so does the smallest call that bounds them.
     calls = {"call": torch.ones(1, device=device).zero_}
     call = _best(Stopwatch(device), calls, seconds / 3)[0]["call"]
-    linear = {name: _linear(device, dtype, seconds / 3) for name, dtype in DTYPES.items()}
+    linear = {name: _linear(device, dtype, seconds / 3) for name, dtype in rates.items()}
     return Ceilings(read, method, copy, matrix, linear, call, probe)
 
 

@@ -5,7 +5,7 @@
     python bench/run_decoding.py --suite vegas --json vegas.jsonl --pictures out
     python bench/run_decoding.py --shape llama-3.1-8b --random-weights --acceptance vegas-qwen3-8b
 
-`docs/benchmarks.md` says how to read the tables, `decoding_suite/records.py` names the JSON fields.
+`docs/benchmarks.md` says how to read the tables and names every JSON field.
 """
 
 from __future__ import annotations
@@ -13,297 +13,205 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from decoding_suite import models, passes, pictures, show
-from decoding_suite import options as command
-from decoding_suite.cases import Group
-from decoding_suite.compare import DECODING
-from decoding_suite.measure import Plan, measure
-from decoding_suite.papers import PROFILES
-from decoding_suite.records import MEASURED, SCHEMA, File, case_record, of_kind, row_record
-from decoding_suite.sections import Section
-from decoding_suite.simulation import Profile
-from decoding_suite.texts import Files, RandomTokens, Texts, held_out_files
-from roofline import arguments
-from roofline.machine import describe, serving
-from transformers import PreTrainedModel
+from common import arguments, comparison
+from common.machine import disturbed
+from decoding import columns, models, pictures
+from decoding.cases import PLAIN, TRANSFORMERS, Entry, grid
+from decoding.comparison import change, key
+from decoding.measure import MeasurePlan
+from decoding.sections import Section
+from decoding.session import Session, begun, verdict
+from decoding.texts import Files, RandomTokens, held_out_files
+from studies.papers import SUITES, Scale, suite
 
-from specattn.decoding import Vegas
+from specattn.decoding import METHODS, Vegas
+from specattn.planning import PROFILES, AcceptanceProfile
+from specattn.planning.models import EMBEDDED_TARGET
 
+# What is measured when the command line does not say; thorough and quick.
+DEFAULTS: dict[bool, dict[str, Any]] = {
+    False: {"context": [4096, 16384], "temperature": [0.0, 1.0], "new_tokens": 128}
+    | {"texts": 2, "repeats": 3},
+    True: {"context": [1024], "temperature": [0.0], "new_tokens": 32} | {"texts": 1, "repeats": 2},
+}
+SHORT = 512  # tokens of a paper's short prompts
+LONG = {"tokenswift": 4096}  # where a suite's long prompts are not the longest of the usual ones
+TRAINED = {
+    "longspec": ("longspec",),
+    "tokenswift": ("tokenswift", "medusa"),
+    "poss": ("poss",),
+}
 DRAFTING = {"vegas": {"switch": False}}  # a row is about the method, also where it does not pay
-DISTURBING = 0.2  # cores that others use, from which on absolute times mean little
-
-
-@dataclass
-class Setting:
-    """What all rows of a run share."""
-
-    model: PreTrainedModel
-    name: str
-    texts: Texts
-    plan: Plan
-    profile: Profile | None
-    defaults: dict[str, dict[str, Any]]  # by method, options that hold unless a row says otherwise
-    budget: float  # seconds for the passes of one context
-    note: str | None  # at the head of every line of output
-
-    @property
-    def acceptance(self) -> str:
-        """What every record says of its acceptance."""
-        return self.note or MEASURED
 
 
 def main(argv: list[str] | None = None) -> int:
     """Measure; return 0 when all is right, 1 for a fault, 2 for bad arguments, 130 cut short."""
-    parser = command.parser((__doc__ or "").splitlines()[0])
+    parser = _parser()
     options = parser.parse_args(argv)
     if options.compare:
-        return _compare(options, parser)
+        with parser.refusing("--compare: "):
+            return comparison.show(*options.compare, key, change)
     device = arguments.device(options.device, parser)
+    with parser.refusing():
+        _complete(options)
+        sections = _sections(options)
+        session = _session(options, sections, device)
+        session.check_texts(sections)
+        file = begun(options.json, session.record(), resume=options.resume)
+    note = session.note
+    columns.say(session.heading(sections, file.records[-1]), note)
     try:
-        command.complete(options)
-        sections = command.sections(options)
-        file = File(options.json, resume=options.resume)
-        setting = _setting(options, sections, device)
-        _check_texts(setting, sections)
-        file.begin(_run_record(setting, options, device))
-    except (ValueError, OSError) as failure:
-        parser.error(" ".join(str(failure).split()))
-    show.say(_heading(setting, sections, file.records[-1]), setting.note)
-    try:
-        _measure_all(setting, sections, file)
+        session.measure(sections, file)
     except KeyboardInterrupt:
         kept = f"interrupted; {len(file.rows)} rows are kept"
         hint = f", go on with --resume --json {file.path}" if file.path else ""
-        print(show.lines(kept + hint, setting.note), file=sys.stderr)
+        print(columns.lines(kept + hint, note), file=sys.stderr)
         return 130
-    _print_rows(setting, file)
-    if options.pictures:
-        _draw(file, sections, options.pictures, setting.note)
-    return _verdict(file, setting.note)
-
-
-def _compare(options: argparse.Namespace, parser: arguments.Parser) -> int:
-    try:
-        return DECODING.show(*options.compare)
-    except (OSError, ValueError) as failure:
-        parser.error(f"--compare: {failure}")
-
-
-def _measure_all(setting: Setting, sections: Sequence[Section], file: File) -> None:
-    """Measure what the file does not have yet, and print each section when it is complete."""
-    todo = [
-        (section, group)
-        for section in sections
-        for group in section.groups
-        if not file.has(_known(setting, section, group))
-    ]
-    total = sum(_weight(section.plan(setting.plan), group) for section, group in todo)
-    with show.progress(total, setting.note) as advance:
-        for section in sections:
-            for group in section.groups:
-                if (section, group) not in todo:
-                    continue
-                plan = section.plan(setting.plan)
-                each = _weight(plan, group) / plan.runs(group)
-                rows = measure(
-                    setting.model,
-                    setting.texts,
-                    group,
-                    plan,
-                    setting.profile,
-                    lambda name, each=each: advance(name, each),
-                    setting.defaults,
-                )
-                known = _known(setting, section, group)
-                for row, record in zip(rows, known, strict=True):
-                    file.add(row_record(row, record))
-            _time_passes(setting, section, file)
-            _print_section(setting, section, file)
-
-
-def _time_passes(setting: Setting, section: Section, file: File) -> None:
-    """Time the passes of a round one by one, at every context of a section that asks for it."""
-    if not section.passes:
-        return
-    method = Vegas(gamma=section.passes)
-    for context in sorted({group.context for group in section.groups}):
-        known = {
-            "section": section.name,
-            "model": setting.name,
-            "context": context,
-            "acceptance": setting.acceptance,
-        }
-        if any(known.items() <= one.items() for one in of_kind(file.records, "pass")):
-            continue
-        found = passes.measure(setting.model, method, context, setting.budget)
-        for one in found:
-            file.add({**one.to_dict(), **known})
-        seconds = {one.name: one.time.median for one in found}
-        show.say(
-            f"\n{passes.table(found, context)}\n"
-            f"A round of Vegas with {method.gamma} drafted tokens costs "
-            f"{passes.round_cost(seconds, method.gamma):.2f} plain steps.",
-            setting.note,
-        )
-
-
-def _print_section(setting: Setting, section: Section, file: File) -> None:
-    """Print a paper's section as the paper lays it out."""
-    if section.title:
-        timed = [one for one in of_kind(file.records, "pass") if one["section"] == section.name]
-        text = section.text(section.rows(file.rows), file.records[0]["suite"], timed)
-        show.say("\n" + text, setting.note)
-
-
-def _print_rows(setting: Setting, file: File) -> None:
-    """Print every row in full."""
     rows = file.rows
-    for text in (show.table(rows), show.acceptance(rows), show.differences(rows)):
+    for text in (columns.table(rows), columns.acceptance(rows), columns.differences(rows)):
         if text:
-            show.say("\n" + text, setting.note)
+            columns.say("\n" + text, note)
+    if options.pictures:
+        session.draw(sections, file, options.pictures)
+    if text := disturbed(rows):
+        columns.say("\n" + text, note)
+    faults = verdict(rows)
+    for text in faults:
+        print(columns.lines(text, note), file=sys.stderr)
+    return int(bool(faults))
 
 
-def _setting(
+def _parser() -> arguments.Parser:
+    """Return the parser; what is left open is None until `_complete`."""
+    description = (__doc__ or "").splitlines()[0]
+    parser = arguments.Parser(prog="run_decoding.py", description=description)
+    add = parser.add_argument
+    known = ", ".join([*METHODS, TRANSFORMERS])
+    add("--model", type=Path, metavar="FOLDER", help="checkpoint; default: the embedded target")
+    add("--prompt", type=Path, action="append", metavar="FILE", help="UTF-8 text; may be repeated")
+    add(
+        "--method",
+        action="append",
+        default=[],
+        metavar="NAME[:OPTION=VALUE,...]",
+        help=f"of {known}; may be repeated. plain and {TRANSFORMERS} are always measured",
+    )
+    add("--no-peer", dest="peer", action="store_false", help=f"leave {TRANSFORMERS} out")
+    add("--context", type=arguments.numbers, metavar="N[,N]", help="prompt tokens, such as 4k,16k")
+    add("--batch", type=arguments.numbers, metavar="B[,B]", default=[1], help="requests")
+    add("--temperature", type=arguments.temperatures, metavar="T[,T]", help="0 is greedy")
+    add("--new-tokens", type=arguments.number, metavar="N", help="per request and run")
+    add("--texts", type=arguments.number, metavar="N", help="different texts per row")
+    add("--repeats", type=arguments.number, metavar="N", help="timed runs per text")
+    add("--seed", type=int, default=0)
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    add("--dtype", choices=models.DTYPES, help="default: float32 on a CPU, bfloat16 on a GPU")
+    add("--suite", metavar="PAPER", help=f"the tables of {', '.join(SUITES)}, theirs beside ours")
+    add(
+        "--shape",
+        choices=models.SHAPES,
+        help="a real model's shape, without its weights",
+    )
+    add("--random-weights", action="store_true", help="needed with --shape: says what it is")
+    add("--acceptance", metavar="PROFILE", help=f"{', '.join(PROFILES)}, or rates such as 0.9,0.8")
+    add("--layers", type=arguments.number, metavar="N", help="fewer layers than the shape has")
+    add("--passes", action="store_true", help="also time the passes of a round one by one")
+    add("--budget", type=arguments.positive, default=2.0, metavar="S", help="seconds for passes")
+    add("--quick", action="store_true", help="one short greedy row per method")
+    add("--json", type=Path, metavar="FILE", help="write JSON Lines")
+    add("--resume", action="store_true", help="keep the rows that --json FILE has")
+    add("--compare", type=Path, nargs=2, metavar="FILE", help="what became slower from A to B")
+    add("--pictures", type=Path, metavar="FOLDER", help="draw the rows as PNG")
+    return parser
+
+
+def _complete(options: argparse.Namespace) -> None:
+    """Fill what was left open.
+
+    Raises
+    ------
+    ValueError
+        Options that do not fit together.
+    """
+    for name, value in DEFAULTS[options.quick].items():
+        if getattr(options, name) is None:
+            if options.suite is not None and name == "context":
+                value = [min(LONG.get(options.suite, value[-1]), value[-1])]
+            setattr(options, name, value)
+    shape = options.shape is not None
+    if shape != options.random_weights or shape != (options.acceptance is not None):
+        raise ValueError("--shape, --random-weights and --acceptance belong together")
+    if options.layers and not shape:
+        raise ValueError("--layers needs --shape")
+    if shape and (options.prompt or options.model):
+        raise ValueError("--shape has random weights and reads no --model and no --prompt")
+    if options.new_tokens < 2:
+        raise ValueError(f"--new-tokens: expected 2 or more, got {options.new_tokens}")
+    options.model = options.model or EMBEDDED_TARGET
+
+
+def _sections(options: argparse.Namespace) -> list[Section]:
+    """Return what is to be measured: a paper's tables, or one table of everything asked for.
+
+    Raises
+    ------
+    ValueError
+        A method, an option of it, or a suite that does not exist here.
+    """
+    given = [Entry.parse(text) for text in options.method]
+    names = [entry.name for entry in given]
+    if options.suite:
+        if len(options.context) > 1:
+            raise ValueError("--suite takes one --context, that of its long prompts")
+        for method in () if options.shape else TRAINED.get(options.suite, ()):
+            if not (method in names or models.has_drafter(options.model, method)):
+                raise ValueError(
+                    f"--suite {options.suite}: {options.model} has no drafter in a folder "
+                    f"'{method}'; train one, or name one with --method {method}:drafter=FOLDER"
+                )
+        long = options.context[0]
+        return suite(options.suite, Scale(min(SHORT, long), long, tuple(given)))
+    if not set(names) - {PLAIN, TRANSFORMERS}:
+        given.append(Entry("vegas"))
+        if options.shape is None and models.has_drafter(options.model, "longspec"):
+            given.append(Entry("longspec"))
+    baselines = [Entry(PLAIN)] + [Entry(TRANSFORMERS)] * options.peer
+    given = [entry for entry in baselines if entry.name not in names] + given
+    for entry in given:
+        if entry.name != TRANSFORMERS:
+            entry.build({})
+    groups = grid(given, options.context, options.temperature, options.batch)
+    gamma = next((e.options.get("gamma") for e in given if e.name == "vegas"), None) or Vegas.gamma
+    timed = gamma if options.passes else 0
+    return [Section("", "", groups, passes=timed, pictures=pictures.KINDS)]
+
+
+def _session(
     options: argparse.Namespace, sections: Sequence[Section], device: torch.device
-) -> Setting:
+) -> Session:
     """Build the model and what is read with it."""
-    plan = Plan(options.new_tokens, options.texts, options.repeats, options.seed)
-    dtype = options.dtype or ("float32" if device.type == "cpu" else "bfloat16")
+    plan = MeasurePlan(options.new_tokens, options.texts, options.repeats, options.seed)
+    dtype = models.DTYPES[options.dtype or ("float32" if device.type == "cpu" else "bfloat16")]
     torch.manual_seed(options.seed)
+    rest = (options.budget, options.suite)
     if options.shape is None:
-        model, tokenizer = models.checkpoint(options.model, models.DTYPES[dtype], device)
-        texts: Texts = Files(tokenizer, options.prompt or held_out_files())
-        return Setting(model, options.model.name, texts, plan, None, DRAFTING, options.budget, None)
-    profile = Profile.parse(options.acceptance, PROFILES)
-    model = models.random_weights(options.shape, options.layers, models.DTYPES[dtype], device)
-    texts = RandomTokens(model.config.vocab_size)
+        model, tokenizer = models.checkpoint(options.model, dtype, device)
+        files = Files(tokenizer, options.prompt or held_out_files())
+        return Session(model, options.model.name, files, plan, None, DRAFTING, *rest)
+    profile = AcceptanceProfile.parse(options.acceptance)
+    model = models.random_weights(options.shape, options.layers, dtype, device)
     asked = {e.name for s in sections for g in s.groups for e in g.entries}
     defaults = DRAFTING | {
         method: {"drafter": models.random_drafter(method, model, options.shape)}
         for method in asked & models.DRAFTERS.keys()
     }
     name = options.shape + (f" cut to {options.layers} layers" if options.layers else "")
-    return Setting(model, name, texts, plan, profile, defaults, options.budget, profile.note)
-
-
-def _check_texts(setting: Setting, sections: Sequence[Section]) -> None:
-    """Raise ValueError where the texts are too short for what is to be measured."""
-    for section in sections:
-        for group in section.groups:
-            setting.texts.prompts(0, group.context, 1)
-
-
-def _beyond(setting: Setting, group: Group, plan: Plan) -> bool:
-    """Whether a text leaves the positions that the model was made for."""
-    positions = setting.model.config.max_position_embeddings
-    return setting.profile is None and group.context + plan.new_tokens > positions
-
-
-def _known(setting: Setting, section: Section, group: Group) -> list[dict[str, Any]]:
-    plan = section.plan(setting.plan)
-    return [
-        case_record(
-            group,
-            entry,
-            plan,
-            model=setting.name,
-            section=section.name,
-            acceptance=setting.acceptance,
-            beyond_positions=_beyond(setting, group, plan),
-        )
-        for entry in group.entries
-    ]
-
-
-def _weight(plan: Plan, group: Group) -> float:
-    """Return how long a group takes beside others: passes over the weights and over the cache."""
-    return plan.runs(group) * plan.new_tokens * group.batch * (1 + group.context / 8192)
-
-
-def _run_record(
-    setting: Setting, options: argparse.Namespace, device: torch.device
-) -> dict[str, Any]:
-    config = setting.model.config
-    return {
-        "kind": "run",
-        "schema": SCHEMA,
-        **describe(device),
-        "backend": serving(device),
-        "model": {
-            "name": setting.name,
-            "model_type": config.model_type,
-            "layers": config.num_hidden_layers,
-            "dtype": str(setting.model.dtype).removeprefix("torch."),
-            "weights": "random" if setting.profile else "checkpoint",
-        },
-        "plan": asdict(setting.plan),
-        "suite": options.suite,
-        "acceptance": setting.acceptance,
-    }
-
-
-def _heading(setting: Setting, sections: Sequence[Section], run: dict[str, Any]) -> str:
-    model, plan = run["model"], setting.plan
-    text = (
-        f"{run['machine']['name']} | commit {run['commit']} | torch {run['versions']['torch']} | "
-        f"backend {run['backend']}\n"
-        f"{model['name']}, {model['layers']} layers, {model['dtype']}, {model['weights']} weights"
-        f" | {plan.new_tokens} new tokens, {plan.texts} texts, {plan.repeats} repeats"
-    )
-    if any(_beyond(setting, g, s.plan(plan)) for s in sections for g in s.groups):
-        text += (
-            f"\nwarning: some contexts and their new tokens go beyond the "
-            f"{setting.model.config.max_position_embeddings} positions of {setting.name}: times "
-            "hold, acceptance is that of a model outside its range"
-        )
-    if setting.profile is None:
-        return text
-    rates = ", ".join(f"{rate:g}" for rate in setting.profile.rates)
-    return (
-        f"{text}\ncache filled with random numbers, no prefill; every round is real, but what is "
-        f"accepted is drawn: {rates} by position, given all before it, the last one for all deeper "
-        f"({setting.profile.source})"
-    )
-
-
-def _draw(file: File, sections: Sequence[Section], folder: Path, note: str | None) -> None:
-    written = []
-    try:
-        for section in sections:
-            prefix = section.name.lower().replace(" ", "-") + "-" if section.name else ""
-            rows = section.rows(file.rows)
-            written += pictures.draw(rows, folder, note, section.pictures, prefix)
-    except ImportError:
-        show.say("\nno pictures: matplotlib is not installed", note)
-        return
-    show.say("\npictures: " + ", ".join(map(str, written)), note)
-
-
-def _verdict(file: File, note: str | None) -> int:
-    """Name what went wrong; return 1 if something did."""
-    rows = file.rows
-    disturbed = sum((row.get("others") or 0.0) > DISTURBING for row in rows)
-    if disturbed:
-        say = f"\n{disturbed} of {len(rows)} rows were measured while others used the machine"
-        show.say(say, note)
-    failed = [row for row in rows if row["fault"]]
-    wrong = [
-        row
-        for row in rows
-        if row.get("identity")
-        and any(not one["near_tie"] for one in row["identity"]["differences"])
-    ]
-    for row in failed:
-        print(show.lines(f"{show.label(row)}: {row['fault']}", note), file=sys.stderr)
-    for row in wrong:
-        text = f"{show.label(row)}: greedy text is not plain decoding's, and no tie explains it"
-        print(show.lines(text, note), file=sys.stderr)
-    return int(bool(failed or wrong))
+    texts = RandomTokens(model.config.vocab_size)
+    return Session(model, name, texts, plan, profile, defaults, *rest)
 
 
 if __name__ == "__main__":

@@ -13,45 +13,44 @@ from __future__ import annotations
 import argparse
 import sys
 from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
-from roofline import arguments, compare, peers, pictures, report
-from roofline.cases import DTYPES, SHAPES, Axes, Case, sweep
-from roofline.ceilings import Ceilings
-from roofline.ceilings import measure as measure_ceilings
-from roofline.machine import describe, free_memory, serving
-from roofline.measure import WRONG, Row, measure, memory_needed
-from roofline.others import Others
-from roofline.peers import FAMILIES, QUICK
-from roofline.timing import Stopwatch
-from roofline.workloads import OPS
+from common import arguments, comparison
+from common.clock import Stopwatch
+from common.machine import DISTURBING, Others, describe, disturbed, free_memory, serving
+from common.records import Record, RecordFile
+from common.tables import Progress
+from kernels import peers, pictures, report
+from kernels.cases import DTYPES, Axes, Case
+from kernels.ceilings import Ceilings
+from kernels.ceilings import measure as measure_ceilings
+from kernels.comparison import change, key
+from kernels.measure import WRONG, measure, memory_needed
+from kernels.peers import FAMILIES, QUICK
+from kernels.workloads import OPS, SPARSITY, sweep
 
 import specattn
+from specattn.planning import MODELS
+from specattn.planning.machines import SCHEMA
 
-# What is swept when the command line does not say; per device, thorough and quick.
-DEFAULTS = {
-    ("cpu", False): {"context": [8192, 32768], "rows": [1, 4, 8, 16, 32, 64, 69], "batch": [1]},
-    ("cpu", True): {"context": [2048, 16384], "rows": [1, 16], "batch": [1]},
-    ("cuda", False): {"context": [32768, 131072], "rows": [1, 8, 16, 64], "batch": [1, 8]},
-    ("cuda", True): {"context": [32768], "rows": [1, 16], "batch": [1]},
-}
-THOROUGH = {
+# What is swept when the command line does not say: thorough and quick, per device and on all.
+DEFAULTS: dict[bool, dict[str, dict[str, Any]]] = {
     False: {
-        "shape": ["llama-3.1-8b", "tiny"],
-        "page_size": [1, 16, 64],
-        "sparsity": [0.03, 0.07, 0.2],
-        "peers": list(FAMILIES),
+        "cpu": {"context": [8192, 32768], "rows": [1, 4, 8, 16, 32, 64, 69], "batch": [1]},
+        "cuda": {"context": [32768, 131072], "rows": [1, 8, 16, 64], "batch": [1, 8]},
+        "all": {"shape": ["llama-3.1-8b", "tiny"], "page_size": [1, 16, 64]}
+        | {"sparsity": [0.03, SPARSITY, 0.2], "peers": list(FAMILIES), "budget": 2.0},
     },
     True: {
-        "shape": ["llama-3.1-8b"],
-        "page_size": [16],
-        "sparsity": [0.07],
-        "peers": list(QUICK),
+        "cpu": {"context": [2048, 16384], "rows": [1, 16], "batch": [1]},
+        "cuda": {"context": [32768], "rows": [1, 16], "batch": [1]},
+        "all": {"shape": ["llama-3.1-8b"], "page_size": [16]}
+        | {"sparsity": [SPARSITY], "peers": list(QUICK), "budget": 0.3},
     },
 }
-DISTURBING = 0.2  # cores that others use, from which on absolute times mean little
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -61,35 +60,44 @@ def main(argv: list[str] | None = None) -> int:
     if options.bars:
         return _bars(options, parser)
     if options.compare:
-        return _compare(options, parser)
+        with parser.refusing("--compare: "):
+            return comparison.show(*options.compare, key, change)
     if options.draw:
-        return _draw(options, parser)
+        with parser.refusing("--draw: "):
+            run, found = comparison.read(options.draw, key)
+        rows = [row for row in found.values() if row["kind"] == "row"]
+        return int(not _pictures(run, rows, options.pictures or options.draw.parent))
     device = arguments.device(options.device, parser)
     cases = _cases(options, device, parser)
     with ExitStack() as stack:
-        try:
+        with parser.refusing():
             stack.enter_context(_backend(options.backend))
-            file = stack.enter_context(open(options.json, "w")) if options.json else None
-        except (ValueError, RuntimeError, OSError) as failure:
-            parser.error(str(failure).splitlines()[0])
-        machine = describe(device)
-        backend = options.backend if options.backend != "auto" else serving(device)
-        ceilings = measure_ceilings(device, seconds=0.5 if options.quick else 2.0)
-        missing = peers.missing(device, options.peers)
-        print(_heading(machine, backend, ceilings, missing))
-        report.write_line(file, report.run_record(machine, backend, ceilings, missing))
-        rows = _measure_all(cases, device, options, ceilings, file)
+            file = RecordFile(options.json)
+        ceilings = measure_ceilings(device, options.dtype, seconds=0.5 if options.quick else 2.0)
+        file.add(
+            {
+                "kind": "run",
+                "schema": SCHEMA,
+                **describe(device),
+                "backend": options.backend if options.backend != "auto" else serving(device),
+                "ceilings": ceilings.as_json(),
+                "missing": peers.missing(device, options.peers),
+            }
+        )
+        run = file.records[0]
+        print(_heading(run))
+        _measure_all(cases, device, options, ceilings, file)
+    rows = file.rows
     if options.pictures:
-        run = report.run_record(machine, backend, ceilings, missing)
-        _pictures(run, [report.row_record(row) for row in rows], options.pictures)
+        _pictures(run, rows, options.pictures)
     if options.worst:
-        rows.sort(key=lambda row: row.share or 0.0)
-    report.table(rows)
-    faults = [row for row in rows if row.fault]
+        rows.sort(key=lambda row: row["share"] or 0.0)
+    print(report.table(rows))
+    faults = [row for row in rows if row["fault"]]
     for row in faults:
-        print(f"{row.case.op} {row.case.variant}: {row.fault}", file=sys.stderr)
-    if disturbed := sum((row.others or 0.0) > DISTURBING for row in rows):
-        print(f"{disturbed} of {len(rows)} rows were measured while others used the machine")
+        print(f"{row['op']} {row['variant']}: {row['fault']}", file=sys.stderr)
+    if text := disturbed(rows):
+        print(text)
     if len(rows) < len(cases):
         print(f"interrupted: {len(rows)} of {len(cases)} rows", file=sys.stderr)
         return 130
@@ -100,41 +108,27 @@ def _bars(options: argparse.Namespace, parser: arguments.Parser) -> int:
     """Measure what the CPU kernels have to reach; return 1 when an output was wrong."""
     if specattn.backends()["cpu"] != "available":
         parser.error(f"--bars: {specattn.backends()['cpu']}")
-    from roofline import bars  # needs the compiled kernels
+    from kernels import bars  # needs the compiled kernels
 
     for name in options.only or ():
         if not any(key.startswith(name) for key in bars.SUITE):
             parser.error(f"--only: expected the beginning of {', '.join(bars.SUITE)}, got '{name}'")
     machine, others = describe(torch.device("cpu")), Others()
     wrong = False
-    with open(options.json, "w") if options.json else nullcontext() as file, torch.inference_mode():
-        report.write_line(file, {"kind": "run", "schema": report.SCHEMA, **machine})
-        print(f"{machine['machine']['name']} | commit {machine['commit']} | {bars.THREADS} threads")
+    with parser.refusing():
+        file = RecordFile(options.json)
+    file.add({"kind": "run", "schema": SCHEMA, **machine})
+    print(f"{machine['machine']['name']} | commit {machine['commit']} | {bars.THREADS} threads")
+    with torch.inference_mode():
         for bar in bars.measure(options.only or [], options.budget or 1.0):
             busy = others.cores()
-            report.write_line(file, {"kind": "bar", **asdict(bar), "met": bar.met, "others": busy})
-            report.bar(bar, disturbed=(busy or 0) > DISTURBING)
+            file.add({"kind": "bar", **asdict(bar), "met": bar.met, "others": busy})
+            print(report.bar(bar, disturbed=(busy or 0) > DISTURBING), flush=True)
             wrong = wrong or bar.note == WRONG
     return int(wrong)
 
 
-def _compare(options: argparse.Namespace, parser: arguments.Parser) -> int:
-    try:
-        return compare.KERNELS.show(*options.compare)
-    except (OSError, ValueError) as failure:
-        parser.error(f"--compare: {failure}")
-
-
-def _draw(options: argparse.Namespace, parser: arguments.Parser) -> int:
-    try:
-        run, rows = compare.KERNELS.read(options.draw)
-    except (OSError, ValueError) as failure:
-        parser.error(f"--draw: {failure}")
-    kernels = [row for row in rows.values() if row["kind"] == "row"]
-    return int(not _pictures(run, kernels, options.pictures or options.draw.parent))
-
-
-def _pictures(run: dict, rows: list[dict], folder: Path) -> bool:
+def _pictures(run: Record, rows: list[Record], folder: Path) -> bool:
     """Draw what was measured, if it can be; a missing library must not cost the figures."""
     try:
         for path in pictures.draw(run, rows, folder):
@@ -150,22 +144,16 @@ def _measure_all(
     device: torch.device,
     options: argparse.Namespace,
     ceilings: Ceilings,
-    file,
-) -> list[Row]:
-    """Return the rows; those that were finished when an interrupt ends the sweep early."""
+    file: RecordFile,
+) -> None:
+    """Measure the rows; an interrupt ends the sweep early."""
     stopwatch, others = Stopwatch(device), Others()
-    rows = []
-    with (
-        report.progress(len(cases)) as show,
-        torch.inference_mode(),
-        suppress(KeyboardInterrupt),
-    ):
+    progress = Progress(len(cases))
+    with torch.inference_mode(), suppress(KeyboardInterrupt):
         for case in cases:
-            show(f"{case.op} {case.variant}")
+            progress.show(f"{case.op} {case.variant}")
             row = measure(case, stopwatch, ceilings, options.budget, options.peers)
-            rows.append(replace(row, others=others.cores()))
-            report.write_line(file, report.row_record(rows[-1]))
-    return rows
+            file.add({**row, "others": others.cores()})
 
 
 def _parser() -> arguments.Parser:
@@ -175,7 +163,7 @@ def _parser() -> arguments.Parser:
     add("--backend", choices=("auto", *specattn.backends()), default="auto")
     add("--only", metavar="OP", action="append", help="one primitive, or bar; may be repeated")
     add("--bars", action="store_true", help="what the CPU kernels have to reach")
-    add("--shape", choices=SHAPES, action="append", help="model shape; may be repeated")
+    add("--shape", choices=MODELS, action="append", help="model shape; may be repeated")
     add("--context", type=arguments.numbers, metavar="N[,N]", help="cached tokens, such as 8k,32k")
     add("--rows", type=arguments.numbers, metavar="T[,T]", help="query rows per request")
     add("--batch", type=arguments.numbers, metavar="B[,B]", help="requests")
@@ -184,12 +172,7 @@ def _parser() -> arguments.Parser:
     add("--sparsity", type=arguments.shares, metavar="P[,P]", help="selected share of the context")
     add("--collect", choices=("off", "scores", "logits"), action="append", help="of verification")
     add("--peers", choices=FAMILIES, metavar="NAME", action="append", help=", ".join(FAMILIES))
-    add(
-        "--budget",
-        type=arguments.positive,
-        metavar="S",
-        help="seconds for one row and peers",
-    )
+    add("--budget", type=arguments.positive, metavar="S", help="seconds for one row and peers")
     add("--quick", action="store_true", help="under two minutes on two cores")
     add("--worst", action="store_true", help="lowest share of its ceiling first")
     add("--pictures", type=Path, metavar="DIR", help="draw the roofline, and time against context")
@@ -206,29 +189,27 @@ def _cases(
     for name in options.only or ():
         if name not in OPS:
             parser.error(f"--only: expected one of {', '.join(OPS)}, got '{name}'")
-    defaults = {**DEFAULTS[device.type, options.quick], **THOROUGH[options.quick]}
-    for name, value in {**defaults, "dtype": ["bf16"], "collect": ["scores", "logits"]}.items():
+    defaults = DEFAULTS[options.quick]
+    defaults = {"dtype": ["bf16"], **defaults["all"], **defaults[device.type]}
+    for name, value in defaults.items():
         setattr(options, name, getattr(options, name) or value)
-    options.budget = options.budget or (0.3 if options.quick else 2.0)
-    options.peers = tuple(options.peers)
     axes = Axes(
-        [SHAPES[name] for name in options.shape],
+        [MODELS[name] for name in options.shape],
         options.dtype,
         options.batch,
         options.context,
         options.rows,
         options.page_size,
         options.sparsity,
-        [kind for kind in options.collect if kind != "off"],
+        [kind for kind in options.collect or Axes.collect if kind != "off"],
     )
     cases = [case for case in sweep(axes) if not options.only or case.op in options.only]
-    free = free_memory(device)
-    fitting = [case for case in cases if memory_needed(case, device) < 0.9 * free]
+    free, needed = free_memory(device), [memory_needed(case, device) for case in cases]
+    fitting = [case for case, size in zip(cases, needed, strict=True) if size < 0.9 * free]
     if large := len(cases) - len(fitting):
-        needed = max(memory_needed(case, device) for case in cases)
         print(
-            f"{large} of {len(cases)} rows left out: they need up to {needed / 2**30:.0f} GiB, "
-            f"{free / 2**30:.0f} are free",
+            f"{large} of {len(cases)} rows left out: they need up to {max(needed) / 2**30:.0f} GiB,"
+            f" {free / 2**30:.0f} are free",
             file=sys.stderr,
         )
     return fitting
@@ -238,15 +219,16 @@ def _backend(name: str):
     return nullcontext() if name == "auto" else specattn.use_backend(name)
 
 
-def _heading(machine: dict, backend: str, ceilings: Ceilings, missing: dict[str, str]) -> str:
-    rates = ", ".join(f"{name} {rate / 1e12:.2f}" for name, rate in ceilings.matrix.items())
-    absent = "; ".join(f"{name}: {reason}" for name, reason in missing.items())
+def _heading(run: Record) -> str:
+    ceilings = run["ceilings"]
+    rates = ", ".join(f"{name} {rate / 1e12:.2f}" for name, rate in ceilings["matrix"].items())
+    absent = "; ".join(f"{name}: {reason}" for name, reason in run["missing"].items())
     return (
-        f"{machine['machine']['name']} | commit {machine['commit']} | "
-        f"torch {machine['versions']['torch']} | backend {backend}\n"
-        f"read {ceilings.read / 1e9:.1f} GB/s ({ceilings.read_method}), "
-        f"copy {ceilings.copy / 1e9:.1f} GB/s (read plus written), "
-        f"matrix products {rates} TFLOP/s, smallest call {ceilings.call * 1e6:.1f} us\n"
+        f"{run['machine']['name']} | commit {run['commit']} | "
+        f"torch {run['versions']['torch']} | backend {run['backend']}\n"
+        f"read {ceilings['read'] / 1e9:.1f} GB/s ({ceilings['read_method']}), "
+        f"copy {ceilings['copy'] / 1e9:.1f} GB/s (read plus written), "
+        f"matrix products {rates} TFLOP/s, smallest call {ceilings['call'] * 1e6:.1f} us\n"
         f"missing peers: {absent or 'none'}"
     )
 

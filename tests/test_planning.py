@@ -13,17 +13,17 @@ from typer.testing import CliRunner
 from specattn.cli import app
 from specattn.planning import (
     MACHINES,
+    METHOD_PROFILES,
     MODELS,
-    PROFILES,
     Machine,
     ModelShape,
-    Profile,
-    Setting,
+    Workload,
     checks,
+    method_profile,
     pass_time,
     predict,
 )
-from specattn.planning.acceptance import parse
+from specattn.planning.acceptance import constant_rate
 from specattn.planning.rounds import poss_round, tokenswift_round
 from specattn.planning.validate import errors
 
@@ -33,7 +33,13 @@ OPS = ("hybrid_tree_attention", "sparse_gather_attention", "select_topk", "linea
 BYTES_ALONE = Machine(
     "bytes", 1e12, 1e30, None, 0.0, True, dict.fromkeys(OPS, ((1, 1.0),)), "synthetic"
 )
-SMALL = ModelShape("small", 2, 16, 4, 2, 8, 32, 100)
+
+
+def synthetic(*rates, method="vegas"):
+    return replace(METHOD_PROFILES[method], rates=rates)
+
+
+SMALL = ModelShape("small", "llama", 2, 16, 4, 2, 8, 32, 100)
 
 
 @pytest.mark.parametrize(
@@ -55,12 +61,13 @@ def test_a_config_says_what_the_checkpoint_holds():
     with safe_open(TINY / "model.safetensors", "pt") as file:
         stored = sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
     assert shape.weights_stored() == pytest.approx(stored, rel=0.002)  # norms are not counted
-    known = MODELS["tiny"]
-    assert (shape.layers, shape.q_heads, shape.kv_heads) == (
-        known.layers,
-        known.q_heads,
-        known.kv_heads,
-    )
+    assert shape == MODELS["tiny"] == ModelShape.named("tiny")
+
+
+def test_a_package_without_the_checkout_says_that_it_has_no_embedded_target(monkeypatch):
+    monkeypatch.delitem(MODELS, "tiny")
+    with pytest.raises(ValueError, match="source checkout"):
+        ModelShape.named("tiny")
 
 
 def test_experts_are_read_as_tokens_touch_them():
@@ -77,7 +84,7 @@ def test_experts_are_read_as_tokens_touch_them():
 
 
 def test_a_pass_by_hand():
-    time = pass_time(Setting(SMALL, BYTES_ALONE, context=50, batch=3), rows=2)
+    time = pass_time(Workload(SMALL, BYTES_ALONE, context=50, batch=3), rows=2)
     # 2 layers of q, o [16, 32], k, v [16, 16] and three [16, 32] of the MLP; a head [16, 100].
     weights = 2 * (2 * 16 * 32 + 2 * 16 * 16 + 3 * 16 * 32) + 16 * 100
     assert time.weights == pytest.approx(2 * weights / 1e12)
@@ -89,30 +96,30 @@ def test_a_pass_by_hand():
 
 
 def test_sliding_layers_read_their_window_and_a_draft_its_selection():
-    sliding = ModelShape("s", 2, 16, 4, 2, 8, 32, 100, window=10, sliding_layers=1)
-    time = pass_time(Setting(sliding, BYTES_ALONE, context=1000), rows=1)
-    full = pass_time(Setting(SMALL, BYTES_ALONE, context=1000), rows=1)
-    window = pass_time(Setting(SMALL, BYTES_ALONE, context=10), rows=1)
+    sliding = ModelShape("s", "llama", 2, 16, 4, 2, 8, 32, 100, window=10, sliding_layers=1)
+    time = pass_time(Workload(sliding, BYTES_ALONE, context=1000), rows=1)
+    full = pass_time(Workload(SMALL, BYTES_ALONE, context=1000), rows=1)
+    window = pass_time(Workload(SMALL, BYTES_ALONE, context=10), rows=1)
     assert time.attention == pytest.approx((full.attention + window.attention) / 2)
-    draft = pass_time(Setting(SMALL, BYTES_ALONE, context=1000), rows=1, selected=10)
+    draft = pass_time(Workload(SMALL, BYTES_ALONE, context=1000), rows=1, selected=10)
     assert draft.attention == pytest.approx(window.attention)
     # Selecting more than there is reads what there is.
-    everything = pass_time(Setting(SMALL, BYTES_ALONE, context=1000), rows=1, selected=5000)
+    everything = pass_time(Workload(SMALL, BYTES_ALONE, context=1000), rows=1, selected=5000)
     assert everything.attention == pytest.approx(full.attention)
 
 
 def test_a_host_that_runs_ahead_is_hidden_and_one_that_does_not_is_added():
     ahead = BYTES_ALONE.with_layer_seconds(1.0)
-    assert pass_time(Setting(SMALL, ahead, 50), 1).total == pytest.approx(2.0)
-    assert pass_time(Setting(SMALL, ahead, 50), 1).bound == "host"
-    assert pass_time(Setting(SMALL, ahead, 50, eager=False), 1).total < 1e-6
+    assert pass_time(Workload(SMALL, ahead, 50), 1).total == pytest.approx(2.0)
+    assert pass_time(Workload(SMALL, ahead, 50), 1).bound == "host"
+    assert pass_time(Workload(SMALL, ahead, 50, eager=False), 1).total < 1e-6
     behind = Machine("cpu", 1.0, 1e30, None, 1.0, False, BYTES_ALONE.shares, "synthetic")
-    time = pass_time(Setting(SMALL, behind, 50), 1)
+    time = pass_time(Workload(SMALL, behind, 50), 1)
     assert time.total == pytest.approx(2.0 + time.weights + time.attention)
 
 
 def test_tokens_per_round_are_what_drawing_gives():
-    profile = Profile((0.9, 0.5), "synthetic")
+    profile = synthetic(0.9, 0.5)
     draw = random.Random(0)
     total, rounds = 0, 20000
     for _ in range(rounds):
@@ -121,29 +128,29 @@ def test_tokens_per_round_are_what_drawing_gives():
             accepted += 1
         total += 1 + accepted
     assert profile.tokens_per_round(4) == pytest.approx(total / rounds, rel=0.02)
-    assert Profile((1.0,), "").tokens_per_round(7) == 8
-    assert Profile((0.0,), "").tokens_per_round(7) == 1
-    assert Profile.from_mean(6.13, 7, "").tokens_per_round(7) == pytest.approx(7.13)
+    assert synthetic(1.0).tokens_per_round(7) == 8
+    assert synthetic(0.0).tokens_per_round(7) == 1
+    assert synthetic(constant_rate(6.13, 7)).tokens_per_round(7) == pytest.approx(7.13)
 
 
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
 def test_speedups_follow_from_rounds_and_never_win_without_acceptance(machine):
-    setting = Setting(MODELS["qwen3-8b"], machine, 32768, batch=2)
-    found = predict(setting, PROFILES)
+    workload = Workload(MODELS["qwen3-8b"], machine, 32768, batch=2)
+    found = predict(workload, METHOD_PROFILES)
     plain = next(one for one in found if one.method == "plain")
     for one in found:
         rate = one.tokens / one.round.total
         assert one.speedup == pytest.approx(rate * plain.round.total)
         assert (one.speedup > 1) == (one.tokens > one.break_even)
     assert [one.speedup for one in found] == sorted((one.speedup for one in found), reverse=True)
-    nothing = Profile((0.0,), "synthetic")
-    assert {one.method for one in found} == {"plain", *PROFILES}
-    assert predict(setting, dict.fromkeys(PROFILES, nothing))[0].method == "plain"
+    assert {one.method for one in found} == {"plain", *METHOD_PROFILES}
+    nothing = {method: synthetic(0.0, method=method) for method in METHOD_PROFILES}
+    assert predict(workload, nothing)[0].method == "plain"
 
 
 def test_rounds_of_trees_by_hand():
     """Everything is bytes: what a round reads and writes, each time that it does."""
-    setting = Setting(SMALL, BYTES_ALONE, context=100)
+    workload = Workload(SMALL, BYTES_ALONE, context=100)
     layer = 2 * 16 * 32 + 2 * 16 * 16 + 3 * 16 * 32
 
     def attention(rows, keys):  # K and V of 2 heads of 8; q and out of 4 heads, lse, a length
@@ -151,26 +158,26 @@ def test_rounds_of_trees_by_hand():
 
     verify = 2 * (2 * layer + 16 * 100) + 2 * attention(20, 100)
     drafts = sum(2 * (2 * 16 * 16 + layer + 16 * 100) + attention(rows, 30) for rows in (1, 4, 4))
-    found = poss_round(setting, depth=3, total_tokens=20, width=4, window=30)
+    found = poss_round(workload, depth=3, total_tokens=20, width=4, window=30)
     assert found.total == pytest.approx((drafts + verify) / 1e12)
 
     # A root, 1 and 3 guesses, and 2 continuations of 3 tokens; one of two heads' products.
     nodes = 1 + 1 + 3 + 2 * 3
-    found = tokenswift_round(setting, widths=[1, 3], k=2, n=4, budget=40)
+    found = tokenswift_round(workload, widths=[1, 3], k=2, n=4, budget=40)
     heads = 2 * (16 * 16 + 16 * 100)
-    draft = pass_time(setting, 1, selected=40).total
-    verify = pass_time(setting, nodes).total
+    draft = pass_time(workload, 1, selected=40).total
+    verify = pass_time(workload, nodes).total
     assert found.total == pytest.approx(draft + heads / 1e12 + verify)
-    chain = tokenswift_round(setting, widths=[1], k=0, budget=40)
-    assert chain.total == pytest.approx(draft + pass_time(setting, 2).total)
+    chain = tokenswift_round(workload, widths=[1], k=0, n=4, budget=40)
+    assert chain.total == pytest.approx(draft + pass_time(workload, 2).total)
 
 
 def test_sparse_drafts_win_where_attention_is_all_and_lose_where_weights_are():
-    perfect = {"vegas": Profile((1.0,), "synthetic")}
-    far = predict(Setting(SMALL, BYTES_ALONE, 1_000_000), perfect)
+    perfect = {"vegas": synthetic(1.0)}
+    far = predict(Workload(SMALL, BYTES_ALONE, 1_000_000), perfect)
     assert far[0].method == "vegas"
     assert 8 < far[0].speedup < 1 / 0.07
-    near = predict(Setting(MODELS["qwen3-8b"], BYTES_ALONE, 300), perfect)
+    near = predict(Workload(MODELS["qwen3-8b"], BYTES_ALONE, 300), perfect)
     assert near[-1].method == "vegas" or near[-1].speedup < 1.01
 
 
@@ -251,14 +258,14 @@ def test_passes_calibrate_the_host_on_one_row_and_are_held_to_the_rest(tmp_path,
             "model": name_of_model,
             "context": context,
             "rows": count,
-            "time": {"median": pass_time(Setting(model, true, context), count).total},
+            "time": {"median": pass_time(Workload(model, true, context), count).total},
         }
         for (name, context), count in cases.items()
     ]
     # A decode loop is warmer than a pass by itself, and acceptance costs as much as a layer.
     warm = machine.with_layer_seconds(4e-4)
     for context in (1024, 8192):
-        seconds = pass_time(Setting(model, warm, context), 1).total + 4e-4
+        seconds = pass_time(Workload(model, warm, context), 1).total + 4e-4
         rows.append(
             {
                 "kind": "row",
@@ -322,7 +329,7 @@ def test_bad_options_are_named(arguments, named):
 
 
 def test_acceptance_is_parsed_by_method():
-    assert parse("longspec=0.8,0.7")["longspec"].rates == (0.8, 0.7)
+    assert method_profile("longspec=0.8,0.7")["longspec"].rates == (0.8, 0.7)
     for text in ("vegas", "vegas=", "vegas=high"):
         with pytest.raises(ValueError, match="vegas|rates"):
-            parse(text)
+            method_profile(text)

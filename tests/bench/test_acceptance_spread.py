@@ -10,7 +10,7 @@ from scipy.stats import chisquare
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
-import acceptance_spread  # noqa: E402
+from studies import acceptance_spread  # noqa: E402
 from tests.decoding.models import prompts, tiny_model  # noqa: E402
 from tests.drafters.poss_statement import random_drafter  # noqa: E402
 from tests.laws import SIGNIFICANCE  # noqa: E402

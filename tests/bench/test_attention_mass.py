@@ -8,7 +8,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
-import attention_mass  # noqa: E402
+from studies import attention_mass  # noqa: E402
 from tests.decoding.models import prompts, tiny_model  # noqa: E402
 
 from specattn.decoding.ready import ReadyTarget  # noqa: E402

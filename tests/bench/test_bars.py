@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 pytest.importorskip("specattn._cpu")
 
 import run_kernels  # noqa: E402
-from roofline import bar, bars, rotation  # noqa: E402
-from roofline.bar import Bar  # noqa: E402
+from kernels import bar, bars, rotation  # noqa: E402
+from kernels.bar import Bar  # noqa: E402
 
 from specattn.backends import select  # noqa: E402
 

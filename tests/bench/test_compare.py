@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
 import run_decoding  # noqa: E402
 import run_kernels  # noqa: E402
-from roofline import pictures  # noqa: E402
+from kernels import pictures  # noqa: E402
 
 RUN = {
     "kind": "run",

@@ -16,23 +16,17 @@ from transformers import (
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
 
-from decoding_suite import models, tokenswift  # noqa: E402
-from decoding_suite.cases import Entry, Group, grid, key  # noqa: E402
-from decoding_suite.lengths import distinct_n  # noqa: E402
-from decoding_suite.measure import Plan, measure  # noqa: E402
-from decoding_suite.records import case_record, row_record  # noqa: E402
-from decoding_suite.sections import (  # noqa: E402
-    Scale,
-    Section,
-    alpha,
-    beta,
-    distinct,
-    minutes,
-    over_plain,
-    plain_minutes,
-)
-from decoding_suite.shaping import UNSHAPED, Shaping  # noqa: E402
-from decoding_suite.texts import RandomTokens  # noqa: E402
+from decoding import models  # noqa: E402
+from decoding.cases import Entry, Group, grid, row_key  # noqa: E402
+from decoding.columns import COLUMNS  # noqa: E402
+from decoding.measure import MeasurePlan, measure  # noqa: E402
+from decoding.rows import DecodeRow  # noqa: E402
+from decoding.runs import Outcome  # noqa: E402
+from decoding.sections import Section  # noqa: E402
+from decoding.shaping import UNSHAPED, Shaping  # noqa: E402
+from decoding.texts import RandomTokens  # noqa: E402
+from studies import tokenswift  # noqa: E402
+from studies.papers import Scale  # noqa: E402
 
 from specattn.decoding import ContextualPenalty  # noqa: E402
 
@@ -53,23 +47,23 @@ def measured(model, groups, plan, defaults=None):
             model, RandomTokens(64), group, plan, None, lambda name: None, defaults or {}
         )
         for row in rows:
-            place = {"section": "s", "acceptance": "a", "beyond_positions": False}
-            known = case_record(group, row.entry, plan, model="m", **place)
-            records.append(row_record(row, known))
+            known = {"section": "s", "new_tokens": plan.new_tokens, **group.record(row.entry)}
+            records.append(known | row.record())
     return records
 
 
-def test_distinct_counts_different_ngrams():
-    assert distinct_n([1, 2, 1, 2, 1]) == [2 / 5, 2 / 4, 2 / 3, 2 / 2]
-    assert distinct_n([7] * 10) == [1 / 10, 1 / 9, 1 / 8, 1 / 7]
-    assert distinct_n([1, 2, 3, 4]) == [1, 1, 1, 1]
-    assert distinct_n([1, 2, 3]) is None
+def test_a_rows_variety_is_the_mean_over_texts_that_are_long_enough():
+    outcome = Outcome([[1, 2, 1, 2, 1], [7] * 10, [1, 2, 3]], 1.0, None, None)
+    row = DecodeRow(Entry("plain"), None, [outcome])
+    shares = [(2 / 5 + 1 / 10) / 2, (2 / 4 + 1 / 9) / 2, (2 / 3 + 1 / 8) / 2, (1 + 1 / 7) / 2]
+    assert row.distinct == pytest.approx(shares)
+    assert DecodeRow(Entry("plain"), None, []).distinct is None
 
 
 def test_a_row_says_how_far_it_was_at_each_length(model):
-    plan = Plan(new_tokens=24, texts=1, repeats=2, lengths=(6, 12, 24))
+    plan = MeasurePlan(new_tokens=24, texts=1, repeats=2, lengths=(6, 12, 24))
     entries = [Entry("plain"), Entry("vegas", {"gamma": 3, "min_tokens": 16, "ratio": 1.0})]
-    plain, vegas = measured(model, grid(entries, [40], [1], [0.0]), plan)
+    plain, vegas = measured(model, grid(entries, [40]), plan)
     assert plain["fault"] is vegas["fault"] is None
     assert [one["new_tokens"] for one in vegas["lengths"]] == [6, 12, 24]
     assert all(one["tau_without_bonus"] == 0 for one in plain["lengths"])
@@ -81,35 +75,36 @@ def test_a_row_says_how_far_it_was_at_each_length(model):
         assert base["speedup"] == {}
     assert len(plain["distinct"]) == 4
 
-    section = Section("s", "t", [], {"alpha": alpha, "x": over_plain, "D1": distinct(1)})
-    whole = section.text([plain, vegas], "tokenswift").splitlines()
+    section = Section("s", "t", [], ("alpha", "x plain", "D1"))
+    whole = section.text([plain, vegas]).splitlines()
     assert len(whole) == 4
     by_length = Section("s", "t", [], section.columns, lengths=(0.25, 0.5, 1.0))
-    lines = by_length.text([vegas], "tokenswift").splitlines()[2:]
+    lines = by_length.text([vegas]).splitlines()[2:]
     assert [line.split(", ")[-1].split("  ")[0] for line in lines] == ["6 new", "12 new", "24 new"]
     rates = [f"{one['tau_without_bonus'] / 3:.2f}" for one in vegas["lengths"]]
     assert [line.split()[-3] for line in lines] == rates
-    assert by_length.plan(Plan(new_tokens=24)).lengths == (6, 12, 24)
+    assert by_length.plan(MeasurePlan(new_tokens=24)).lengths == (6, 12, 24)
 
 
 def test_a_section_can_show_the_minutes_of_another_ones_rows():
     record = {"section": "a", "speedup": {"plain": 2.0}, "seconds": 0.03, "new_tokens": 4000}
     section = Section("b", "t", rows_of="a")
     assert section.rows([record, {**record, "section": "b"}]) == [record]
-    assert (minutes(record), plain_minutes(record)) == ("2.00", "4.00")
-    assert minutes({**record, "speedup": {}}) == plain_minutes({**record, "speedup": {}}) == "-"
+    assert (COLUMNS["min"](record), COLUMNS["plain, min"](record)) == ("2.00", "4.00")
+    assert COLUMNS["min"]({**record, "speedup": {}}) == "-"
+    assert COLUMNS["plain, min"]({**record, "speedup": {}}) == "-"
 
 
 def test_rows_of_another_law_are_other_rows(model):
-    plan = Plan(new_tokens=8, texts=1, repeats=1)
-    groups = grid([Entry("plain")], [24], [1], [1.0]) + grid(
-        [Entry("plain"), Entry("transformers")], [24], [1], [1.0], PENALISED
+    plan = MeasurePlan(new_tokens=8, texts=1, repeats=1)
+    groups = grid([Entry("plain")], [24], [1.0]) + grid(
+        [Entry("plain"), Entry("transformers")], [24], [1.0], shaping=PENALISED
     )
     free, penalised, peer = measured(model, groups, plan)
     assert penalised["fault"] is peer["fault"] is None
     assert free["shaping"] == {}
     assert penalised["shaping"] == {"penalty": 1.3, "penalty_window": 8, "min_p": 0.1}
-    assert key(free) != key(penalised)
+    assert row_key(free) != row_key(penalised)
     assert peer["lengths"] == []
 
 
@@ -140,11 +135,11 @@ def test_every_row_of_tokenswifts_tables_can_be_measured(model):
     entries = {entry.label: entry for group in groups for entry in group.entries}
     laws = {group.shaping: group for group in groups}
     assert len(laws) == 6 + 6 - 2  # of tables 6 and 8, which have two in common
-    plan = Plan(new_tokens=4, texts=1, repeats=1, lengths=(2, 4))
-    whole = Group(64, 1, 1.0, tuple(entries.values()), tokenswift.LAW)
+    plan = MeasurePlan(new_tokens=4, texts=1, repeats=1, lengths=(2, 4))
+    whole = Group(64, 1, 1.0, tuple(entries.values()), tokenswift.SAMPLING)
     by_law = [replace(group, entries=group.entries[-1:]) for group in laws.values()]
     records = measured(model, [whole, *by_law], plan, defaults)
     assert [record["fault"] for record in records] == [None] * len(records)
     assert all(len(record["lengths"]) == 2 for record in records)
     swift = [record for record in records if record["method"] == "tokenswift"]
-    assert all(alpha(record) != "-" and beta(record) != "-" for record in swift)
+    assert all(COLUMNS[name](row) != "-" for row in swift for name in ("alpha", "beta, whole"))

@@ -10,10 +10,13 @@ BENCH = Path(__file__).resolve().parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
 
 import run_decoding  # noqa: E402
-from decoding_suite import measure as measure_module  # noqa: E402
-from decoding_suite.cases import key  # noqa: E402
-from decoding_suite.records import SCHEMA  # noqa: E402
-from decoding_suite.simulation import MARK  # noqa: E402
+from decoding import measure as measure_module  # noqa: E402
+from decoding import session  # noqa: E402
+from decoding.cases import row_key  # noqa: E402
+from decoding.rows import DecodeRow  # noqa: E402
+from decoding.runs import Outcome  # noqa: E402
+from decoding.session import SCHEMA  # noqa: E402
+from decoding.simulation import MARK  # noqa: E402
 
 from specattn.decoding import Statistics  # noqa: E402
 
@@ -35,7 +38,7 @@ SMALL = ["--device", "cpu", "--context", "48", "--new-tokens", "6", "--repeats",
 @pytest.fixture(autouse=True)
 def _small_buffers(monkeypatch):
     """A buffer of a few megabytes to flush with: what is timed does not matter here."""
-    monkeypatch.setattr("roofline.timing.last_level_cache", lambda device: 1 << 18)
+    monkeypatch.setattr("common.clock.last_level_cache", lambda device: 1 << 18)
 
 
 @pytest.fixture
@@ -121,7 +124,7 @@ def test_an_interrupted_run_goes_on_to_the_same_rows(text, tmp_path, monkeypatch
             raise KeyboardInterrupt
         return measure_module.measure(model, texts, group, *rest)
 
-    monkeypatch.setattr(run_decoding, "measure", stop_at_64)
+    monkeypatch.setattr(session, "measure", stop_at_64)
     assert run_decoding.main([*SMALL, *text, *contexts, "--json", str(path)]) == 130
     assert "6 rows are kept" in capsys.readouterr().err
     kept = lines(path)
@@ -133,8 +136,8 @@ def test_an_interrupted_run_goes_on_to_the_same_rows(text, tmp_path, monkeypatch
     again = lines(path)
     assert again[: len(kept)] == kept
     assert [record["kind"] for record in again[len(kept) :]] == ["run", "row", "row", "row"]
-    assert [key(row) for row in again if row["kind"] == "row"] == [
-        key(row) for row in lines(whole) if row["kind"] == "row"
+    assert [row_key(row) for row in again if row["kind"] == "row"] == [
+        row_key(row) for row in lines(whole) if row["kind"] == "row"
     ]
 
 
@@ -254,9 +257,9 @@ def test_what_leaves_the_models_positions_is_measured_and_marked(
 
 def test_details_that_only_some_runs_have_are_averaged_over_those():
     def outcome(**details):
-        return measure_module.Outcome([[1]], 1.0, Statistics([], details=details), None)
+        return Outcome([[1]], 1.0, Statistics([], details=details), None)
 
-    row = measure_module.Row(None, None, [outcome(a=None, b=1), outcome(a=2.0, b=3, c="none")])
+    row = DecodeRow(None, None, [outcome(a=None, b=1), outcome(a=2.0, b=3, c="none")])
     assert row.details == {"a": 2.0, "b": 2.0}
 
 

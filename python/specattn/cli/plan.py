@@ -10,7 +10,7 @@ import typer
 from specattn.cli.errors import one_line_errors
 
 if TYPE_CHECKING:
-    from specattn.planning import Check, Machine, ModelShape, Prediction, Setting
+    from specattn.planning import Check, Machine, Prediction, Workload
 
 
 def plan(
@@ -42,8 +42,14 @@ def plan(
 
     Nothing is run: the figures follow from bytes, operations, bandwidths and acceptance.
     """
-    from specattn.planning import MACHINES, MODELS, PROFILES, ModelShape, Setting, predict
-    from specattn.planning.acceptance import parse
+    from specattn.planning import (
+        MACHINES,
+        METHOD_PROFILES,
+        ModelShape,
+        Workload,
+        method_profile,
+        predict,
+    )
 
     sizes = {"bf16": 2, "fp16": 2, "fp32": 4}
     if dtype not in sizes:
@@ -51,17 +57,17 @@ def plan(
     if launch not in ("eager", "graph"):
         raise typer.BadParameter(f"--launch: expected eager or graph, got {launch!r}")
     with one_line_errors():
-        profiles = dict(PROFILES)
+        profiles = dict(METHOD_PROFILES)
         for text in acceptance or ():
-            profiles |= parse(text)
+            profiles |= method_profile(text)
         machine = MACHINES.get(gpu) or _measured(gpu, dtype)
-        model = MODELS.get(shape) or _configured(shape, ModelShape)
+        model = ModelShape.named(shape)
         for path in validate or ():
             _print_checks(path, machine)
     if validate:
         return
-    setting = Setting(model, machine, context, batch, sizes[dtype], launch == "eager")
-    _print_plan(setting, predict(setting, profiles), profiles)
+    workload = Workload(model, machine, context, batch, sizes[dtype], launch == "eager")
+    _print_plan(workload, predict(workload, profiles), profiles)
 
 
 def _measured(name: str, dtype: str) -> Machine:
@@ -72,32 +78,24 @@ def _measured(name: str, dtype: str) -> Machine:
     return Machine.from_results(Path(name), dtype)
 
 
-def _configured(name: str, kind: type[ModelShape]) -> ModelShape:
-    from specattn.planning import MODELS
-
-    if not Path(name).is_dir():
-        raise ValueError(f"--shape: expected one of {', '.join(MODELS)}, or a folder, got {name!r}")
-    return kind.from_config(Path(name))
-
-
-def _print_plan(setting: Setting, found: list[Prediction], profiles: dict) -> None:
+def _print_plan(workload: Workload, found: list[Prediction], profiles: dict) -> None:
     from rich.console import Console
     from rich.table import Table
 
     from specattn.planning.predict import reasons
 
-    machine = setting.machine
-    launched = "launched eagerly" if setting.eager else "replayed from graphs"
+    machine = workload.machine
+    launched = "launched eagerly" if workload.eager else "replayed from graphs"
     typer.echo(
-        f"{setting.model.name} on {machine.name}, {setting.context} cached tokens, "
-        f"batch {setting.batch}, {launched}; PREDICTED, not measured"
+        f"{workload.model.name} on {machine.name}, {workload.context} cached tokens, "
+        f"batch {workload.batch}, {launched}; PREDICTED, not measured"
     )
     ceilings = f"{machine.bandwidth / 1e12:.3g} TB/s, {machine.matrix / 1e12:.3g} TFLOP/s"
     typer.echo(f"{ceilings} ({machine.source})")
-    if machine.memory and setting.stored > machine.memory:
+    if machine.memory and workload.stored > machine.memory:
         typer.echo(
-            f"DOES NOT FIT: weights and caches take {setting.stored / 1e9:.0f} GB, the machine has "
-            f"{machine.memory / 1e9:.0f}; shown as if they did."
+            f"DOES NOT FIT: weights and caches take {workload.stored / 1e9:.0f} GB, the machine "
+            f"has {machine.memory / 1e9:.0f}; shown as if they did."
         )
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("method", "settings", "round", "tokens/round", "pays from", "tokens/s", "speedup"):
@@ -110,13 +108,13 @@ def _print_plan(setting: Setting, found: list[Prediction], profiles: dict) -> No
             f"{one.round.total * 1e3:.2f} ms",
             f"{one.tokens:.2f}",
             f"{one.break_even:.2f}",
-            f"{setting.batch * one.tokens / one.round.total:.1f}",
+            f"{workload.batch * one.tokens / one.round.total:.1f}",
             f"{one.speedup:.2f}x",
             style="bold" if one is found[0] else None,
         )
     Console(highlight=False, width=110).print(table)
     plain = next(one for one in found if one.method == "plain")
-    for line in reasons(setting, found[0], plain):
+    for line in reasons(workload, found[0], plain):
         typer.echo(line)
     for one in found:
         if one.method in profiles:

@@ -4,25 +4,27 @@ Bytes and operations come from the primitives' own formulas and the model's shap
 makes of them comes from its data sheet or from a result file of ``bench/run_kernels.py``.
 """
 
-from .acceptance import PROFILES, Profile
+from .acceptance import METHOD_PROFILES, PROFILES, AcceptanceProfile, method_profile
 from .machines import MACHINES, Machine
 from .models import MODELS, ModelShape
-from .passes import PassTime, Setting, pass_time
+from .passes import PassTime, Workload, pass_time
 from .predict import Prediction, predict
 from .validate import Check, checks
 
 __all__ = [
     "MACHINES",
+    "METHOD_PROFILES",
     "MODELS",
     "PROFILES",
+    "AcceptanceProfile",
     "Check",
     "Machine",
     "ModelShape",
     "PassTime",
     "Prediction",
-    "Profile",
-    "Setting",
+    "Workload",
     "checks",
+    "method_profile",
     "pass_time",
     "predict",
 ]

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from .models import ModelShape
+
 Shares = tuple[tuple[int, float], ...]
 """(rows, share of the ceiling that binds), ascending in rows."""
 
@@ -148,9 +150,7 @@ def read_results(path: Path) -> tuple[dict, list[dict]]:
 
 def packed_rows(row: Mapping) -> int:
     """Return how many rows of a result row share a KV head."""
-    from .models import MODELS
-
-    shape = MODELS[row["shape"]]
+    shape = ModelShape.named(row["shape"])
     return row["rows"] * shape.q_heads // shape.kv_heads
 
 

@@ -1,4 +1,7 @@
-"""The shape of a model: what one pass has to read and to multiply."""
+"""The shape of a model: what one pass has to read and to multiply.
+
+This is the project's only table of model shapes; the benchmarks read it too.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,8 @@ class ModelShape:
 
     Attributes
     ----------
+    family : str
+        The ``model_type`` of its configuration.
     intermediate : int
         Width of the MLP, or of one expert.
     experts, experts_per_token : int
@@ -24,6 +29,7 @@ class ModelShape:
     """
 
     name: str
+    family: str
     layers: int
     hidden: int
     q_heads: int
@@ -36,6 +42,26 @@ class ModelShape:
     window: int = 0
     sliding_layers: int = 0
     tied: bool = False
+
+    @classmethod
+    def named(cls, name: str) -> ModelShape:
+        """Return a shape of `MODELS`, or that of the Hugging Face directory of this name.
+
+        Raises
+        ------
+        ValueError
+            It is neither.
+        """
+        if name in MODELS:
+            return MODELS[name]
+        if Path(name).is_dir():
+            return cls.from_config(Path(name))
+        if name == EMBEDDED_TARGET.name:
+            raise ValueError(
+                f"--shape: '{name}' is read from examples/{name}/config.json of a source checkout, "
+                "which is not here"
+            )
+        raise ValueError(f"--shape: expected one of {', '.join(MODELS)}, or a folder, got {name!r}")
 
     @classmethod
     def from_config(cls, folder: Path) -> ModelShape:
@@ -56,6 +82,7 @@ class ModelShape:
             experts = config.get("num_experts") or config.get("num_local_experts") or 0
             return cls(
                 name=folder.resolve().name,
+                family=config["model_type"],
                 layers=layers,
                 hidden=hidden,
                 q_heads=heads,
@@ -123,29 +150,29 @@ class ModelShape:
         return 2 * self.layers * self.kv_heads * self.head_dim * context
 
 
+EMBEDDED_TARGET = Path(__file__).resolve().parents[3] / "examples" / "tiny"
+"""The model that the repository holds; an installed package is without it."""
+
 MODELS = {
     shape.name: shape
     for shape in (
-        ModelShape("llama-3.1-8b", 32, 4096, 32, 8, 128, 14336, 128256),
-        ModelShape("qwen3-8b", 36, 4096, 32, 8, 128, 12288, 151936),
+        ModelShape("llama-3.1-8b", "llama", 32, 4096, 32, 8, 128, 14336, 128256),
+        ModelShape("qwen3-8b", "qwen3", 36, 4096, 32, 8, 128, 12288, 151936),
         ModelShape(
-            "qwen3-30b-a3b", 48, 2048, 32, 4, 128, 768, 151936, experts=128, experts_per_token=8
+            *("qwen3-30b-a3b", "qwen3_moe", 48, 2048, 32, 4, 128, 768, 151936),
+            experts=128,
+            experts_per_token=8,
         ),
         ModelShape(
-            "gpt-oss-20b",
-            24,
-            2880,
-            64,
-            8,
-            64,
-            2880,
-            201088,
+            *("gpt-oss-20b", "gpt_oss", 24, 2880, 64, 8, 64, 2880, 201088),
             experts=32,
             experts_per_token=4,
             window=128,
             sliding_layers=12,
         ),
-        ModelShape("vicuna-7b", 32, 4096, 32, 32, 128, 11008, 32000),
-        ModelShape("tiny", 6, 256, 8, 2, 64, 768, 4096, tied=True),
+        ModelShape("vicuna-7b", "llama", 32, 4096, 32, 32, 128, 11008, 32000),
     )
 }
+"""By name; the embedded target's is read from its ``config.json``, where that is."""
+if (EMBEDDED_TARGET / "config.json").is_file():
+    MODELS[EMBEDDED_TARGET.name] = ModelShape.from_config(EMBEDDED_TARGET)

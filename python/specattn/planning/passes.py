@@ -15,7 +15,7 @@ from .models import ModelShape
 
 
 @dataclass(frozen=True)
-class Setting:
+class Workload:
     """What is decoded: `batch` requests of `context` cached tokens.
 
     `size` is the bytes of an element; `eager` says whether the host launches every operator anew,
@@ -62,13 +62,13 @@ class PassTime:
 
 
 def pass_time(
-    setting: Setting, rows: int, *, selected: int | None = None, collect: bool = False
+    workload: Workload, rows: int, *, selected: int | None = None, collect: bool = False
 ) -> PassTime:
     """Predict a pass of `rows` new tokens per request.
 
     Parameters
     ----------
-    setting : Setting
+    workload : Workload
     rows : int
         T: 1 for a plain step, the nodes of the tree for a verification.
     selected : int, optional
@@ -80,18 +80,18 @@ def pass_time(
     -------
     PassTime
     """
-    model, machine = setting.model, setting.machine
-    tokens = setting.batch * rows
+    model, machine = workload.model, workload.machine
+    tokens = workload.batch * rows
     weights = machine.seconds(
         "linear",
         tokens,
-        setting.size * model.weights_read(tokens),
+        workload.size * model.weights_read(tokens),
         2 * tokens * model.weights_per_token,
     )
     seconds = 0.0
     if model.full_layers:
-        keys = setting.context if selected is None else min(selected, setting.context)
-        sizes = attention_sizes(setting, rows, keys)
+        keys = workload.context if selected is None else min(selected, workload.context)
+        sizes = attention_sizes(workload, rows, keys)
         op, cost = "hybrid_tree_attention", hybrid_cost(sizes)
         if selected is not None:
             op, cost = "sparse_gather_attention", gather_cost(sizes)
@@ -99,47 +99,47 @@ def pass_time(
             cost = cost_scores(sizes)
         seconds += model.full_layers * _attention(machine, op, sizes, cost)
     if model.sliding_layers:
-        sizes = attention_sizes(setting, rows, min(model.window, setting.context))
+        sizes = attention_sizes(workload, rows, min(model.window, workload.context))
         layers = model.sliding_layers
         seconds += layers * _attention(machine, "hybrid_tree_attention", sizes, hybrid_cost(sizes))
-    host = model.layers * machine.layer_seconds if setting.eager else 0.0
+    host = model.layers * machine.layer_seconds if workload.eager else 0.0
     return PassTime(weights, seconds, host, machine.overlaps)
 
 
-def select_time(setting: Setting, selected: int) -> float:
+def select_time(workload: Workload, selected: int) -> float:
     """Predict the selection of one list of tokens per layer and request, from its scores."""
-    model = setting.model
+    model = workload.model
     sizes = Sizes(
-        B=setting.batch * model.full_layers,
+        B=workload.batch * model.full_layers,
         T=1,
         Hq=model.q_heads,
         Hk=model.kv_heads,
         D=model.head_dim,
-        e=setting.size,
-        L=setting.context,
-        N=setting.context,
+        e=workload.size,
+        L=workload.context,
+        N=workload.context,
         score_rows=1,
         selected=selected,
     )
     cost = select_cost(sizes)
-    return setting.machine.seconds("select_topk", 1, cost.bytes, 0)
+    return workload.machine.seconds("select_topk", 1, cost.bytes, 0)
 
 
-def attention_sizes(setting: Setting, rows: int, keys: int) -> Sizes:
+def attention_sizes(workload: Workload, rows: int, keys: int) -> Sizes:
     """Return the sizes of one layer's attention to `keys` cached tokens and a chain."""
-    model = setting.model
+    model = workload.model
     return Sizes(
-        B=setting.batch,
+        B=workload.batch,
         T=rows,
         Hq=model.q_heads,
         Hk=model.kv_heads,
         D=model.head_dim,
-        e=setting.size,
+        e=workload.size,
         S=rows,
         L=keys,
-        N=setting.context,
+        N=workload.context,
         tree_pairs=rows * (rows + 1) // 2,
-        indices=setting.batch,
+        indices=workload.batch,
     )
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .acceptance import Profile
-from .passes import Setting
-from .rounds import CANDIDATES, RATIO, Round, plain_round
+from .acceptance import AcceptanceProfile
+from .passes import Workload
+from .rounds import CANDIDATES, Round, plain_round
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """One method with one setting.
+    """One method with one workload.
 
     Attributes
     ----------
@@ -36,30 +36,30 @@ class Prediction:
         return self.tokens / self.speedup
 
 
-def predict(setting: Setting, profiles: Mapping[str, Profile]) -> list[Prediction]:
+def predict(workload: Workload, profiles: Mapping[str, AcceptanceProfile]) -> list[Prediction]:
     """Return plain decoding and every method at its best settings, the fastest first.
 
     Parameters
     ----------
-    setting : Setting
-    profiles : mapping of str to Profile
+    workload : Workload
+    profiles : mapping of str to AcceptanceProfile
         By method; a method without one is left out.
 
     Returns
     -------
     list of Prediction
     """
-    plain = plain_round(setting)
+    plain = plain_round(workload)
     found = [Prediction("plain", "", plain, 1.0, 1.0)]
     for method, profile in profiles.items():
-        rounds = CANDIDATES[method](setting, profile)
+        rounds = CANDIDATES[method](workload, profile)
         settings, one, tokens = max(rounds, key=lambda item: item[2] / item[1].total)
         speedup = tokens * plain.total / one.total
         found.append(Prediction(method, settings, one, tokens, speedup))
     return sorted(found, key=lambda one: -one.speedup)
 
 
-def reasons(setting: Setting, best: Prediction, plain: Prediction) -> list[str]:
+def reasons(workload: Workload, best: Prediction, plain: Prediction) -> list[str]:
     """Return in words why the best method is the best, and what would change that."""
     step, whole = plain.round.verify, plain.round.total
     lines = [
@@ -78,8 +78,8 @@ def reasons(setting: Setting, best: Prediction, plain: Prediction) -> list[str]:
     )
     if best.method == "vegas":
         lines.append(
-            f"Its draft steps read the weights and {RATIO:.0%} of the cache: the larger the part "
-            "of attention in a plain step, the more they save."
+            "Its draft steps read the weights and that share of the cache: the larger the part of "
+            "attention in a plain step, the more they save."
         )
     if best.method in ("longspec", "poss"):
         lines.append(

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from specattn.ops.cost import Cost
 
+from .acceptance import METHOD_PROFILES
 from .machines import Machine, calibrating, packed_rows, read_results
-from .models import MODELS
-from .passes import Setting, pass_time, select_time
+from .models import EMBEDDED_TARGET, MODELS, ModelShape
+from .passes import Workload, pass_time, select_time
 from .rounds import (
-    MIN_TOKENS,
-    RATIO,
     Round,
     longspec_round,
     plain_round,
@@ -23,14 +24,13 @@ from .rounds import (
     vegas_round,
 )
 
-_ROUNDS: dict[str, tuple[Callable[..., Round], tuple[str, ...]]] = {
-    "plain": (plain_round, ()),
-    "vegas": (vegas_round, ("gamma", "ratio", "min_tokens")),
-    "longspec": (longspec_round, ("widths",)),
-    "tokenswift": (tokenswift_round, ("widths", "k", "n", "budget")),
-    "poss": (poss_round, ("depth", "total_tokens", "width", "window")),
+_ROUNDS: dict[str, Callable[..., Round]] = {
+    "plain": plain_round,
+    "vegas": vegas_round,
+    "longspec": longspec_round,
+    "tokenswift": tokenswift_round,
+    "poss": poss_round,
 }
-"""By method, its round and the options of a row that it takes."""
 _PLANNED = ("plain step", "verify", "verify, scores", "select", "draft step")
 
 
@@ -76,33 +76,37 @@ def checks(path: Path, machine: Machine) -> list[Check]:
     own = machine.results is not None and machine.results.resolve() == path.resolve()
     rows = [row for row in records if row["kind"] == "row"]
     found = list(_kernels([row for row in rows if "op" in row], machine, own))
-    settings = _Settings(run.get("model") or {}, machine)
-    passes = [row for row in records if row["kind"] == "pass" and _shape(row) in MODELS]
-    rounds = [row for row in rows if row.get("method") in _ROUNDS and _shape(row) in MODELS]
-    found += _passes(passes, settings)
-    found += _rounds([row for row in rounds if not row["fault"]], settings)
+    workloads = _Workloads(run.get("model") or {}, machine)
+    passes = [row for row in records if row["kind"] == "pass" and _covered(row)]
+    rounds = [row for row in rows if row.get("method") in _ROUNDS and _covered(row)]
+    found += _passes(passes, workloads)
+    found += _rounds([row for row in rounds if not row["fault"]], workloads)
     return found
 
 
 @dataclass(frozen=True)
-class _Settings:
+class _Workloads:
     """What all rows of a file of decoding share."""
 
     model: dict
     machine: Machine
 
-    def of(self, row: dict, layer_seconds: float) -> Setting:
-        """Return the setting that a row was measured in."""
-        shape = MODELS[_shape(row)]
+    def of(self, row: dict, layer_seconds: float) -> Workload:
+        """Return the workload that a row was measured in."""
+        shape = ModelShape.named(_shape(row))
         shape = replace(shape, layers=self.model.get("layers", shape.layers))
         size = 4 if self.model.get("dtype") == "float32" else 2
         host = self.machine.with_layer_seconds(layer_seconds)
-        return Setting(shape, host, row["context"], batch=row.get("batch", 1), size=size)
+        return Workload(shape, host, row["context"], batch=row.get("batch", 1), size=size)
 
 
 def _shape(row: dict) -> str:
     """Return whose shape a row's model has; it may be cut to fewer layers."""
     return row["model"].partition(" cut to ")[0]
+
+
+def _covered(row: dict) -> bool:
+    return _shape(row) in MODELS or _shape(row) == EMBEDDED_TARGET.name
 
 
 def errors(found: Sequence[Check]) -> tuple[float, float]:
@@ -128,24 +132,24 @@ def _kernels(rows: list[dict], machine: Machine, own: bool) -> Iterator[Check]:
         )
 
 
-def _passes(rows: list[dict], settings: _Settings) -> list[Check]:
+def _passes(rows: list[dict], workloads: _Workloads) -> list[Check]:
     rows = [row for row in rows if row["name"] in _PLANNED]
     steps = [row for row in rows if row["name"] == "plain step"]
     if not steps:
         return []
     first = min(steps, key=lambda row: row["context"])
-    setting = settings.of(first, 0.0)
-    left = first["time"]["median"] - pass_time(setting, 1).total
-    host = max(0.0, left) / setting.model.layers
-    found = []
+    workload = workloads.of(first, 0.0)
+    left = first["time"]["median"] - pass_time(workload, 1).total
+    host = max(0.0, left) / workload.model.layers
+    options, found = _defaults("vegas"), []
     for row in rows:
-        setting = settings.of(row, host)
-        selected = max(MIN_TOKENS, round(RATIO * row["context"]))
+        workload = workloads.of(row, host)
+        selected = max(options["min_tokens"], round(options["ratio"] * row["context"]))
         if row["name"] == "select":
-            predicted = select_time(setting, selected) + settings.machine.cold_seconds
+            predicted = select_time(workload, selected) + workloads.machine.cold_seconds
         else:
             predicted = pass_time(
-                setting,
+                workload,
                 row["rows"],
                 selected=selected if row["name"] == "draft step" else None,
                 collect=row["name"] == "verify, scores",
@@ -156,21 +160,21 @@ def _passes(rows: list[dict], settings: _Settings) -> list[Check]:
     return found
 
 
-def _rounds(rows: list[dict], settings: _Settings) -> list[Check]:
+def _rounds(rows: list[dict], workloads: _Workloads) -> list[Check]:
     """Predict tokens per second of decoded rows, given the acceptance that they had."""
     plain = [row for row in rows if row["method"] == "plain"]
     if not plain:
         return []
     first = min(plain, key=lambda row: (row["context"], row["batch"]))
-    setting = settings.of(first, 0.0)
-    seconds = setting.batch / first["tokens_per_second"]["median"]
+    workload = workloads.of(first, 0.0)
+    seconds = workload.batch / first["tokens_per_second"]["median"]
     # Acceptance costs about as much as a layer.
-    host = max(0.0, seconds - plain_round(setting).total) / (setting.model.layers + 1)
+    host = max(0.0, seconds - plain_round(workload).total) / (workload.model.layers + 1)
     found = []
     for row in rows:
-        setting = settings.of(row, host)
-        one = _round(row, setting)
-        predicted = setting.batch * row["tau"] / one.total
+        workload = workloads.of(row, host)
+        one = _round(row, workload)
+        predicted = workload.batch * row["tau"] / one.total
         options = "".join(f" {key} {value}" for key, value in row["settings"].items())
         name = f"{row['method']}{options}, {row['model']}, {row['context']} tokens"
         measured = row["tokens_per_second"]["median"]
@@ -179,9 +183,22 @@ def _rounds(rows: list[dict], settings: _Settings) -> list[Check]:
     return found
 
 
-def _round(row: dict, setting: Setting) -> Round:
-    """Return the round of a decoded row's method at its settings."""
-    of_method, options = _ROUNDS[row["method"]]
-    # What a method chose by itself ("auto") is predicted as its default.
-    given = {k: v for k, v in row["settings"].items() if k in options and v != "auto"}
-    return of_method(setting, **given)
+def _round(row: dict, workload: Workload) -> Round:
+    """Return the round of a decoded row's method at its settings.
+
+    What a row leaves open, and what a method chose by itself ("auto"), is the method's default.
+    """
+    method = row["method"]
+    chosen = {name: value for name, value in row["settings"].items() if value != "auto"}
+    options = {**_defaults(method), **chosen}
+    _, *taken = inspect.signature(_ROUNDS[method]).parameters
+    return _ROUNDS[method](workload, **{name: options[name] for name in taken})
+
+
+def _defaults(method: str) -> dict[str, Any]:
+    """Return a method's defaults; what only its drafter knows is as in the profile."""
+    from specattn.decoding import METHODS  # with transformers, which a plan does without
+
+    of_profile = METHOD_PROFILES[method].options if method in METHOD_PROFILES else {}
+    own = {one.name: one.default for one in inspect.signature(METHODS[method]).parameters.values()}
+    return {**of_profile, **own}

@@ -1,0 +1,145 @@
+"""What a figure was measured on: machine, versions, commit, and how busy others kept it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from specattn.backends.select import BACKENDS
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PACKAGES = ("torch", "triton", "transformers", "numpy")
+_STAT = Path("/proc/stat")
+DISTURBING = 0.2  # cores that others use, from which on absolute times mean little
+
+
+def describe(device: torch.device) -> dict:
+    """Return everything a reader needs to judge a figure, ready for JSON."""
+    return {
+        "machine": _machine(device),
+        "versions": {"python": platform.python_version(), **_versions()},
+        "commit": _commit(),
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+def serving(device: torch.device) -> str:
+    """Return the backend that serves this device where it has the primitive."""
+    return next(
+        backend.name
+        for backend in BACKENDS.values()
+        if device.type in backend.devices and backend.why_not(None) is None
+    )
+
+
+def last_level_cache(device: torch.device) -> int:
+    """Return the bytes of cache that must be flushed before a read counts as cold."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).L2_cache_size
+    sizes = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+    units = {"K": 1 << 10, "M": 1 << 20}
+    found = [int(text[:-1]) * units[text[-1]] for text in (p.read_text().strip() for p in sizes)]
+    return max(found, default=64 << 20)
+
+
+def free_memory(device: torch.device) -> int:
+    """Return the bytes that a new tensor can have."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _machine(device: torch.device) -> dict:
+    host = {"cpu": _cpu_model(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
+    if device.type != "cuda":
+        return {"name": f"{host['cpu']}, {host['threads']} threads", "device": "cpu", **host}
+    card = torch.cuda.get_device_properties(device)
+    return {
+        "name": card.name,
+        "device": "cuda",
+        "multiprocessors": card.multi_processor_count,
+        "capability": f"{card.major}.{card.minor}",
+        **host,
+    }
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.machine()
+
+
+def _versions() -> dict:
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = None
+    return versions
+
+
+def _commit() -> str | None:
+    """Return the short commit, with ``+`` when tracked files differ from it; None outside git."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(REPOSITORY), *arguments], capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no")
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def disturbed(rows: Sequence[dict]) -> str:
+    """Return how many rows were measured while others used the machine, as text."""
+    count = sum((row.get("others") or 0.0) > DISTURBING for row in rows)
+    if not count:
+        return ""
+    return f"{count} of {len(rows)} rows were measured while others used the machine"
+
+
+class Others:
+    """Cores that others used since the last reading; None where there is no /proc/stat.
+
+    What the host of a virtual machine took away (steal) counts as others too.
+    """
+
+    def __init__(self) -> None:
+        self._last = self._read()
+
+    def cores(self) -> float | None:
+        """Return the mean number of cores that others kept busy since the last call."""
+        before, self._last = self._last, self._read()
+        if before is None or self._last is None or self._last[0] == before[0]:
+            return None
+        elapsed, busy = (now - then for now, then in zip(self._last, before, strict=True))
+        return max(0.0, busy / elapsed)
+
+    @staticmethod
+    def _read() -> tuple[float, float] | None:
+        """Return the clock, and the seconds that all cores worked for others than us."""
+        if not _STAT.exists():
+            return None
+        user, nice, system, _, _, irq, softirq, steal = map(
+            int, _STAT.read_text().split("\n", 1)[0].split()[1:9]
+        )
+        total = (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+        return time.monotonic(), total - sum(os.times()[:4])

@@ -1,0 +1,1 @@
+"""Decoding methods measured side by side: a group of them shares texts, cache and machine."""

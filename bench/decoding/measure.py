@@ -1,0 +1,127 @@
+"""Measure a group: every method from the same cache, in turn, and all samples kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from common.machine import Others
+from transformers import PreTrainedModel
+
+from specattn.decoding.ready import ReadyTarget
+from specattn.planning import AcceptanceProfile
+
+from .cases import PLAIN, TRANSFORMERS, Group
+from .identity import Difference, explain, first_difference
+from .rows import DecodeRow, relate
+from .runs import run, run_transformers
+from .shaping import UNSHAPED
+from .simulation import SimulatedTarget
+from .texts import Texts
+
+WARM_UP_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class MeasurePlan:
+    """How a group is measured."""
+
+    new_tokens: int = 128  # per request and run; an end of text ends nothing
+    texts: int = 2  # different prompts per request; acceptance is pooled over them
+    repeats: int = 3  # timed runs of every method on each text, after a short one to warm up
+    seed: int = 0  # of the first repeat; the others follow
+    lengths: tuple[int, ...] = ()  # new tokens at which a single request's progress is noted
+
+    def runs(self, group: Group) -> int:
+        """Return how many runs a group takes, to warm up or timed."""
+        return self.texts * (1 + self.repeats) * len(group.entries)
+
+
+def measure(
+    model: PreTrainedModel,
+    texts: Texts,
+    group: Group,
+    plan: MeasurePlan,
+    profile: AcceptanceProfile | None,
+    advance: Callable[[str], None],
+    defaults: Mapping[str, Mapping[str, Any]],
+) -> list[DecodeRow]:
+    """Measure all entries of a group.
+
+    With a profile the cache holds random numbers and acceptance is simulated. ``advance`` is called
+    with a name before every run; ``defaults`` are options by method.
+    """
+    rows = [DecodeRow(entry, group) for entry in group.entries]
+    methods = {
+        row.entry.label: row.entry.build(defaults) for row in rows if row.entry.name != TRANSFORMERS
+    }
+    room = plan.new_tokens + max((method.max_nodes for method in methods.values()), default=1)
+    keep_features = any(method.reads_features for method in methods.values())
+    kind = ReadyTarget
+    if profile is not None:
+        kind = partial(SimulatedTarget, profile=profile, seed=plan.seed)
+    others = Others()
+    for text in range(plan.texts):
+        prompts = texts.prompts(text, group.context, group.batch)
+        target = kind(model, prompts, room, keep_features=keep_features)
+        for repeat in range(-1, plan.repeats):  # the first one warms up
+            new_tokens = min(plan.new_tokens, WARM_UP_TOKENS) if repeat < 0 else plan.new_tokens
+            seed = plan.seed + repeat
+            options = (new_tokens, group.temperature, seed, group.shaping)
+            for row in _in_turn(rows, repeat):
+                advance(row.entry.label)
+                if row.fault is not None:
+                    continue
+                try:
+                    if row.entry.name == TRANSFORMERS:
+                        outcome = run_transformers(target, *options)
+                    else:
+                        method = methods[row.entry.label]
+                        outcome = run(target, method, *options, plan.lengths)
+                except Exception as failure:  # one method that fails must not cost the others
+                    row.fault = f"{type(failure).__name__}: {failure}".splitlines()[0]
+                    continue
+                if repeat >= 0:
+                    row.outcomes.append(outcome)
+        for row in rows:
+            if target.prefill_seconds is not None:
+                row.prefill_seconds.append(target.prefill_seconds)
+        if profile is None and group.temperature == 0 and group.shaping == UNSHAPED:
+            _compare(rows, model, prompts, text, plan.repeats)
+    cores = others.cores()
+    for row in rows:
+        row.others = cores
+    relate(rows)
+    return rows
+
+
+def _in_turn(rows: Sequence[DecodeRow], repeat: int) -> list[DecodeRow]:
+    """Return the rows in an order that changes with every repeat: none is always the first."""
+    first = repeat % len(rows)
+    return [*rows[first:], *rows[:first]]
+
+
+def _compare(
+    rows: Sequence[DecodeRow],
+    model: PreTrainedModel,
+    prompts: Sequence[torch.Tensor],
+    text: int,
+    repeats: int,
+) -> None:
+    """Hold the greedy text of every row against plain decoding's, and explain each difference."""
+    plain = next((row for row in rows if row.entry.name == PLAIN), None)
+    if plain is None or plain.fault:
+        return
+    expected = plain.outcomes[text * repeats].tokens
+    for row in rows:
+        if row is plain or row.fault:
+            continue
+        for request, tokens in enumerate(row.outcomes[text * repeats].tokens):
+            row.compared += 1
+            place = first_difference(expected[request], tokens)
+            if place is not None:
+                found = explain(model, prompts[request], expected[request], tokens, place)
+                row.differences.append(Difference(text, request, place, *found))

@@ -1,0 +1,185 @@
+"""The passes that a round is made of, each timed by itself behind a cache of random numbers.
+
+A plain step, the verification of a draft without and with scores, the selection with its table of
+positions, a sparse draft step; and what Vegas' rivals do to select. On a GPU each is timed twice:
+replayed from a CUDA graph, and launched eagerly as the decode loop does. What a pass costs does not
+depend on the numbers, so this needs no weights that mean anything and simulates nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from common.clock import Stopwatch, timing
+from common.records import Record
+from common.tables import aligned, size
+from transformers import PreTrainedModel
+
+import specattn
+from specattn.decoding import Quest, SpecExtend, Streaming, Target, Vegas, quest, specextend
+from specattn.decoding.sparse_chain import Chosen
+from specattn.decoding.target import SCORES, Selection, Wanted
+
+HEADER = [("pass", "<")] + [
+    (name, ">")
+    for name in ("context", "T", "launched", "time", "±", "eager", "GB/s", "plain steps")
+]
+
+
+def measure(model: PreTrainedModel, method: Vegas, context: int, budget: float) -> list[Record]:
+    """Time every kind of pass behind a cache of `context` random tokens, one request.
+
+    A record says how `time` was launched: "graph", or "eager" where no CUDA graph can capture it;
+    `eager` is the eager launch beside a graph's.
+    """
+    device, rows = model.device, method.max_nodes
+    target = Target(model, 1, context + rows)
+    target.cache.storage.normal_()
+    target.cache.seqlens.fill_(context)
+    tokens = torch.randint(model.config.vocab_size, (1, rows), device=device)
+    root, chain = (specattn.Tree.chain(n, device=device) for n in (0, method.gamma))
+    with torch.inference_mode(), target.attached():
+        scores = target.verify(chain, tokens, wanted=SCORES).scores
+
+        def select() -> list[Selection]:
+            """Choose, and make the table of positions that all steps of the next draft read."""
+            prefix = target.cache.seqlens
+            indices, lengths = specattn.select_topk(
+                scores.flatten(0, 1), prefix.repeat(target.full_layers), **method.share()
+            )
+            chosen = Chosen(Selection(indices[:, None], lengths[:1]), prefix)
+            return chosen.readings(prefix, method.gamma, 2 * method.gamma)
+
+        selection = select()[0]
+        rivals = _Rivals(target, method, chain, tokens)
+        calls: dict[str, Callable] = {
+            "plain step": lambda: target.verify(root, tokens[:, :1]),
+            "verify": lambda: target.verify(chain, tokens),
+            "verify, scores": lambda: target.verify(chain, tokens, wanted=SCORES),
+            "select": select,
+            "draft step": lambda: target.draft(tokens[:, :1], 0, selection),
+            **rivals.calls,
+        }
+        times, eager = _times(calls, Stopwatch(device), budget)
+    launch = "graph" if eager else "eager"
+    weights, token = weight_bytes(model), token_bytes(target)
+    chosen = int(selection.lengths[0])
+    # name -> rows, bytes that must be read and written
+    tasks = {
+        "plain step": (1, weights + token * (context + 1)),
+        "verify": (rows, weights + token * (context + rows)),
+        "verify, scores": (rows, weights + token * (context + rows) + nbytes(scores)),
+        "select": (0, nbytes(scores)),
+        "draft step": (1, weights + token * (chosen + 1)),
+        "verify, each row": (rows, weights + token * (context + rows) + nbytes(rivals.each)),
+        "select, specextend": (0, nbytes(rivals.each[:, :, 0])),
+        "select, quest": (0, nbytes(rivals.bounds.values)),
+        "bounds, quest": (0, token * rivals.quest.page_size // 2),
+        "select, streaming": (0, nbytes(selection.lengths)),
+    }
+    found = []
+    for name, (rows, moved) in tasks.items():
+        time = timing(times[name])
+        one: Record = {"kind": "pass", "name": name, "context": context, "rows": rows}
+        one |= {"bytes": moved, "launch": launch, "time": time}
+        one["eager"] = timing(eager[name]) if eager else None
+        found.append(one | {"bandwidth": moved / time["median"]})
+    return found
+
+
+def table(passes: list[Record]) -> str:
+    """Return the passes as text, each also in plain steps."""
+    step = passes[0]["time"]["median"]
+    return aligned(
+        HEADER,
+        [
+            (
+                one["name"],
+                size(one["context"]),
+                str(one["rows"] or "-"),
+                one["launch"],
+                f"{one['time']['median'] * 1e3:.2f} ms",
+                f"{one['time']['spread']:.0%}",
+                f"{one['eager']['median'] * 1e3:.2f} ms" if one["eager"] else "-",
+                f"{one['bandwidth'] / 1e9:.1f}",
+                f"{one['time']['median'] / step:.2f}",
+            )
+            for one in passes
+        ],
+    )
+
+
+def round_cost(seconds: dict[str, float], gamma: int) -> float:
+    """Return how many plain steps one round of Vegas takes, from the seconds of each pass."""
+    drafting = gamma * seconds["draft step"] + seconds["select"]
+    return (drafting + seconds["verify, scores"]) / seconds["plain step"]
+
+
+def selection_overhead(seconds: dict[str, float], gamma: int) -> dict[str, float]:
+    """Return what selecting adds to a round, as a share of drafting and verifying alone.
+
+    By method. Quest selects at every draft step; the others once.
+    """
+    verify = seconds["verify"]
+    extra = {
+        "vegas": seconds["select"] + seconds["verify, scores"] - verify,
+        "streaming": seconds["select, streaming"],
+        "quest": gamma * seconds["select, quest"] + seconds["bounds, quest"],
+        "specextend": seconds["select, specextend"] + seconds["verify, each row"] - verify,
+    }
+    whole = gamma * seconds["draft step"] + verify
+    return {name: one / whole for name, one in extra.items()}
+
+
+class _Rivals:
+    """What the rivals of Vegas do to select, ready to be called."""
+
+    def __init__(self, target: Target, method: Vegas, chain: specattn.Tree, tokens: torch.Tensor):
+        share = {"gamma": method.gamma, "ratio": method.ratio, "min_tokens": method.min_tokens}
+        cache, layers = target.cache, target.full_layers
+        streaming, extend, self.quest = Streaming(**share), SpecExtend(**share), Quest(**share)
+        wanted = Wanted(rows=tuple(range(chain.size)), ranking="weight", each=True)
+        each = target.verify(chain, tokens, wanted=wanted).scores
+        queries = target.verify(chain, tokens, wanted=Wanted(queries=True)).queries
+        self.each, self.bounds = each, quest.PageBounds(target, self.quest.page_size)
+        self.bounds.read_all()
+        pages = quest.Pages(self.quest, self.bounds, 0)
+        self.calls: dict[str, Callable] = {
+            "verify, each row": lambda: target.verify(chain, tokens, wanted=wanted),
+            "select, specextend": lambda: specextend.choose(extend, each[:, :, 0], cache.seqlens),
+            "select, quest": lambda: [pages.at(n, queries[n, :, :1]) for n in range(layers)],
+            "bounds, quest": lambda: self.bounds.catch_up(method.max_nodes),
+            "select, streaming": lambda: streaming.readings(cache.seqlens, cache.capacity, layers),
+        }
+
+
+def nbytes(tensor: torch.Tensor) -> int:
+    """Return the bytes of a tensor's elements."""
+    return tensor.numel() * tensor.element_size()
+
+
+def weight_bytes(model: PreTrainedModel) -> int:
+    """Return the bytes of weights that every pass reads: the table of embeddings only as a head."""
+    table = model.get_input_embeddings().weight
+    read = sum(map(nbytes, model.parameters()))
+    return read if model.get_output_embeddings().weight is table else read - nbytes(table)
+
+
+def token_bytes(target: Target) -> int:
+    """Return the bytes of one token's keys and values in all layers."""
+    return nbytes(target.cache.storage[:, :, 0, 0])
+
+
+def _times(
+    calls: dict[str, Callable], stopwatch: Stopwatch, budget: float
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Return seconds of each call, and where graphs replayed them also its seconds without."""
+    if stopwatch.device.type != "cuda":
+        return stopwatch.alternate(calls, budget=budget), {}
+    eager = stopwatch.alternate(calls, budget=budget)
+    try:
+        graphs = {name: stopwatch.prepare(call) for name, call in calls.items()}
+    except RuntimeError:
+        return eager, {}
+    return stopwatch.alternate(graphs, budget=budget), eager

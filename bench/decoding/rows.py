@@ -1,0 +1,141 @@
+"""The row of one method in a group, from its runs: figures, and how they stand to the baselines."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+from common.clock import paired_ratio, timing
+from common.records import Record
+
+from specattn.decoding import RequestStatistics, Statistics
+from specattn.decoding.statistics import distinct
+
+from .cases import PLAIN, TRANSFORMERS, Entry, Group
+from .identity import Difference
+from .runs import Outcome, Reached
+
+PARTS = {"total": "decode", "draft": "draft", "target": "target", "accept": "accept"}
+DISTINCT = 4  # Distinct-1 to Distinct-4, as in TokenSwift's tables
+
+
+@dataclass
+class DecodeRow:
+    """What was found for one method in one group; a row with a ``fault`` has no figures."""
+
+    entry: Entry
+    group: Group
+    outcomes: list[Outcome] = field(default_factory=list)
+    prefill_seconds: list[float] = field(default_factory=list)
+    fault: str | None = None
+    speedups: dict[str, float] = field(default_factory=dict)
+    lengths: list[dict[str, Any]] = field(default_factory=list)
+    compared: int = 0  # requests whose greedy text was held against plain decoding's
+    differences: list[Difference] = field(default_factory=list)
+    others: float | None = None
+
+    @property
+    def speeds(self) -> list[float]:
+        """Tokens per second of every timed run."""
+        return [outcome.tokens_per_second for outcome in self.outcomes]
+
+    @property
+    def statistics(self) -> list[Statistics]:
+        """Of every timed run; the peer keeps none."""
+        return [one.statistics for one in self.outcomes if one.statistics is not None]
+
+    @cached_property
+    def pooled(self) -> RequestStatistics | None:
+        """Counts of all requests of all runs together; None for the peer."""
+        requests = [request for one in self.statistics for request in one.requests]
+        return Statistics(requests).total if requests else None
+
+    @property
+    def distinct(self) -> list[float] | None:
+        """Distinct-1 to Distinct-4 of what was generated: means over requests and runs."""
+        texts = [
+            tokens for one in self.outcomes for tokens in one.tokens if len(tokens) >= DISTINCT
+        ]
+        columns = [[distinct(tokens, n) for tokens in texts] for n in range(1, DISTINCT + 1)]
+        return list(map(statistics.mean, columns)) if texts else None
+
+    @property
+    def details(self) -> dict[str, float]:
+        """What the method says of its runs in numbers: means over the runs that have one."""
+        found: dict[str, list[float]] = {}
+        for one in self.statistics:
+            for name, value in one.details.items():
+                if isinstance(value, int | float):
+                    found.setdefault(name, []).append(value)
+        return {name: statistics.mean(values) for name, values in found.items()}
+
+    def record(self) -> Record:
+        """Return its figures for JSON, medians over runs; a fault has none."""
+        if self.fault is not None:
+            return {"fault": self.fault}
+        kept, pooled = self.statistics, self.pooled
+        read = [] if self.entry.name == TRANSFORMERS else self.prefill_seconds
+        peaks = [one.peak_bytes for one in self.outcomes if one.peak_bytes is not None]
+        seconds = {
+            part: statistics.median(getattr(one, f"{name}_seconds") / one.passes for one in kept)
+            for part, name in (PARTS.items() if kept else ())
+        }
+        differences = [{**asdict(one), "near_tie": one.near_tie} for one in self.differences]
+        identity = {"compared": self.compared, "differences": differences}
+        return {
+            "fault": None,
+            "tokens_per_second": timing(self.speeds),
+            "prefill_seconds": statistics.median(read) if read else None,
+            "rounds": pooled and pooled.rounds,
+            "tau": pooled and pooled.mean_acceptance_length,
+            "tau_without_bonus": pooled and pooled.mean_acceptance_length - 1,
+            "acceptance_rate": pooled and pooled.acceptance_rate,
+            "per_position_acceptance": pooled and pooled.position_rates,
+            "conditional_acceptance": pooled and pooled.conditional_rates,
+            "round_seconds": seconds or None,
+            "speedup": self.speedups,
+            "peak_bytes": max(peaks, default=None),
+            "identity": identity if self.compared else None,
+            "distinct": self.distinct,
+            "details": self.details,
+            "lengths": self.lengths,
+            "others": self.others,
+        }
+
+
+def relate(rows: Sequence[DecodeRow]) -> None:
+    """Note how many times faster each row is than the baselines, run by run, and at each length."""
+    for baseline in (PLAIN, TRANSFORMERS):
+        base = next((row for row in rows if row.entry.name == baseline and not row.fault), None)
+        for row in rows:
+            if base is not None and row is not base and not row.fault:
+                row.speedups[baseline] = paired_ratio(base.speeds, row.speeds)
+    _relate_lengths(rows)
+
+
+def _relate_lengths(rows: Sequence[DecodeRow]) -> None:
+    """Note what every row had done when it reached each length, and how plain decoding compares.
+
+    ``seconds`` per new token are medians over runs; ``tau_without_bonus`` is of all runs together.
+    ``speedup`` is plain decoding's seconds per token over the row's own (TokenSwift, equation 5).
+    """
+    for row in rows:
+        reached = [outcome.reached for outcome in row.outcomes if outcome.reached]
+        row.lengths = [_pooled(runs) for runs in zip(*reached, strict=True)]
+    plain = next((row for row in rows if row.entry.name == PLAIN), None)
+    for row in rows if plain is not None else []:
+        for own, base in zip(row.lengths, plain.lengths, strict=False):
+            own["speedup"] = {PLAIN: base["seconds"] / own["seconds"]} if row is not plain else {}
+
+
+def _pooled(runs: Sequence[Reached]) -> dict[str, Any]:
+    rounds = sum(one.rounds for one in runs)
+    return {
+        "new_tokens": runs[0].length,
+        "seconds": statistics.median(one.seconds / one.tokens for one in runs),
+        "tau_without_bonus": sum(one.tokens - one.rounds for one in runs) / rounds,
+        "speedup": {},
+    }

@@ -1,0 +1,152 @@
+"""One run: a method, or the peer, continues what a ready target has read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from transformers import StoppingCriteria, StoppingCriteriaList
+
+from specattn.decoding import Method, Statistics
+from specattn.decoding.ready import ReadyTarget
+
+from .shaping import UNSHAPED, Shaping
+
+_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+class Reached(NamedTuple):
+    """Where a run stood when it had reached a length."""
+
+    length: int  # asked for; the round that reached it may have gone further
+    tokens: int  # up to the end of that round
+    rounds: int
+    seconds: float  # since decoding began
+
+
+@dataclass
+class Outcome:
+    """What one run gave.
+
+    The peak is the largest memory during the run, with weights and caches: allocated by torch on a
+    GPU, resident in the process on a CPU.
+    """
+
+    tokens: list[list[int]]  # new ones of every request
+    tokens_per_second: float  # of all requests together, without prefill
+    statistics: Statistics | None  # None for the peer, which keeps none
+    peak_bytes: int | None
+    reached: list[Reached] = field(default_factory=list)  # a single request's alone
+
+
+def run(
+    target: ReadyTarget,
+    method: Method,
+    new_tokens: int,
+    temperature: float,
+    seed: int,
+    shaping: Shaping = UNSHAPED,
+    lengths: Sequence[int] = (),
+) -> Outcome:
+    """Decode `new_tokens` for every prompt with the real loop; an end of text ends nothing."""
+    clock = _LengthClock(lengths if len(target.prompts) == 1 else ())
+    _reset_peak(target.device)
+    tokens, statistics = target.run(
+        method,
+        new_tokens,
+        shaping.processors(temperature),
+        do_sample=temperature > 0,
+        seed=seed,
+        on_tokens=clock.note,
+    )
+    speed = statistics.tokens_per_second
+    return Outcome(tokens, speed, statistics, _peak(target.device), clock.reached)
+
+
+def run_transformers(
+    target: ReadyTarget,
+    new_tokens: int,
+    temperature: float,
+    seed: int,
+    shaping: Shaping = UNSHAPED,
+) -> Outcome:
+    """Decode with transformers' own `generate`: SDPA, dynamic cache, filled as ours is.
+
+    The clock starts at the first new token, so that neither its preparation nor ours counts.
+    """
+    target.go_back()
+    model = target.model
+    before = model.config._attn_implementation
+    model.set_attn_implementation("sdpa")
+    sampling: dict[str, Any] = {"do_sample": False}
+    if temperature > 0:
+        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+    clock = _Clock(target.device)
+    torch.manual_seed(seed)
+    _reset_peak(target.device)
+    ids = torch.stack(target.prompts).to(target.device)
+    try:
+        output = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            past_key_values=target.as_dynamic_cache(),
+            max_new_tokens=new_tokens,
+            min_new_tokens=None,
+            eos_token_id=None,
+            pad_token_id=0,
+            logits_processor=shaping.processors(1.0),
+            stopping_criteria=StoppingCriteriaList([clock]),
+            **sampling,
+        )
+    finally:
+        model.set_attn_implementation(before)
+    tokens = output[:, ids.shape[1] :].tolist()
+    speed = len(target.prompts) * (new_tokens - 1) / (clock.moments[-1] - clock.moments[0])
+    return Outcome(tokens, speed, None, _peak(target.device))
+
+
+class _LengthClock:
+    """Note when a request reaches each of some lengths; called once a round."""
+
+    def __init__(self, lengths: Sequence[int]):
+        self.left, self.reached = sorted(lengths), list[Reached]()
+        self.start, self.tokens, self.rounds = time.perf_counter(), 0, 0
+
+    def note(self, request: int, tokens: list[int]) -> None:
+        self.rounds, self.tokens = self.rounds + 1, self.tokens + len(tokens)
+        while self.left and self.tokens >= self.left[0]:
+            seconds = time.perf_counter() - self.start
+            self.reached.append(Reached(self.left.pop(0), self.tokens, self.rounds, seconds))
+
+
+class _Clock(StoppingCriteria):
+    """Note the time after every token; stop nothing."""
+
+    def __init__(self, device: torch.device):
+        self.device, self.moments = device, list[float]()
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.moments.append(time.perf_counter())
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+
+
+def _reset_peak(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    elif _CLEAR.exists():
+        _CLEAR.write_text("5")  # Linux: the largest resident size starts anew
+
+
+def _peak(device: torch.device) -> int | None:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if not _CLEAR.exists():
+        return None
+    lines = _STATUS.read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))

@@ -1,0 +1,85 @@
+"""What the model continues: given files, held-out ones of the standard library, random tokens."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specattn.planning.models import EMBEDDED_TARGET
+
+
+class Files:
+    """Prompts read from files of UTF-8: request r of text n begins with file ``n * batch + r``.
+
+    A file that is too short is followed by the next ones; what is no such file is refused.
+    """
+
+    def __init__(self, tokenizer: Any, files: Sequence[Path]):
+        for path in files:
+            if not path.is_file():
+                raise ValueError(f"--prompt: {path} is not a file")
+        self.tokenizer, self.files = tokenizer, list(files)
+
+    def prompts(self, number: int, context: int, batch: int) -> list[torch.Tensor]:
+        """Return `batch` prompts; raises ValueError where all files together are too short."""
+        return [self._from(number * batch + row, context) for row in range(batch)]
+
+    def _from(self, first: int, context: int) -> torch.Tensor:
+        tokens: list[int] = []
+        for step in range(len(self.files)):
+            if len(tokens) >= context:
+                break
+            tokens += self._tokens[(first + step) % len(self.files)]
+        if len(tokens) < context:
+            raise ValueError(
+                f"--context: the files hold {len(tokens)} tokens, fewer than {context}; give more "
+                "with --prompt"
+            )
+        return torch.tensor(tokens[:context])
+
+    @cached_property
+    def _tokens(self) -> list[list[int]]:
+        texts = []
+        for path in self.files:
+            try:
+                texts.append(path.read_text(encoding="utf-8"))
+            except UnicodeDecodeError:
+                raise ValueError(f"--prompt: {path} is not UTF-8 text") from None
+        return [self.tokenizer(text)["input_ids"] for text in texts]
+
+
+class RandomTokens:
+    """Prompts that mean nothing, for models that mean nothing."""
+
+    def __init__(self, vocabulary: int):
+        self.vocabulary = vocabulary
+
+    def prompts(self, number: int, context: int, batch: int) -> list[torch.Tensor]:
+        """Return `batch` prompts of random tokens, the same for the same number."""
+        generator = torch.Generator().manual_seed(number)
+        return list(torch.randint(self.vocabulary, (batch, context), generator=generator))
+
+
+Texts = Files | RandomTokens
+"""Prompts of any length: other numbers give other texts."""
+
+
+def held_out_files() -> list[Path]:
+    """Return files that the embedded target has never seen, longest first."""
+    if str(EMBEDDED_TARGET) not in sys.path:
+        sys.path.insert(0, str(EMBEDDED_TARGET))
+    import corpus
+
+    texts = []
+    for path in corpus.held_out_files():
+        try:
+            path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:  # the library's tests of encodings
+            continue
+        texts.append(path)
+    return texts

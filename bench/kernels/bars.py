@@ -1,0 +1,289 @@
+"""The bars that the CPU kernels have to meet, each measured as a ratio within one run.
+
+All at 2 threads and the attention shape of llama-3.1-8b. "Share" is the bytes that the task needs
+per second over a plain read of the same caches; both take turns over places of a memory twice as
+large as the last-level cache, so both find their caches cold to the same degree.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from common.clock import paired_ratio
+
+import specattn
+from specattn import _cpu, reference  # type: ignore[attr-defined]
+from specattn.planning import MODELS
+
+from .bar import CPU, Bar, Bench, milliseconds, right
+from .cases import Case
+from .inputs import Draw
+from .measure import TOLERANCE, compare
+from .peers import Peer
+from .rotation import Rotation
+from .workloads import SPARSITY, Outputs, build
+
+THREADS = 2
+HYBRID = Case("hybrid_tree_attention", "chain", MODELS["llama-3.1-8b"], "bf16", 1, 32768, 1)
+_HELD = "SPECATTN_BARS_HELD"  # set in the process where torch is held to fewer instructions
+# What holds torch, oneDNN and MKL to the instructions of one of our code paths.
+LIMITS = {
+    "avx2": {
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    },
+    "avx512": {
+        "ATEN_CPU_CAPABILITY": "avx512",
+        "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX512",
+    },
+}
+
+
+def measure(names: list[str], budget: float) -> Iterator[Bar]:
+    """Measure the bars whose keys begin with one of `names`; all where there is none."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(THREADS)
+    try:
+        bench = Bench(budget)
+        for key, bar in SUITE.items():
+            if not names or any(key.startswith(name) for name in names):
+                yield from bar(bench)
+    finally:
+        torch.set_num_threads(before)
+
+
+def hybrid(bench: Bench, case: Case, *, share: float = 0, sdpa: float = 0) -> Iterator[Bar]:
+    """Hold hybrid attention against a plain read, and against the best form of SDPA."""
+    name = _name(case)
+    rotation = Rotation(bench.pool, case)
+    works = rotation.workloads(case)
+    if share:
+        yield bench.share(rotation, works, share, name)
+    if sdpa:
+        bar = Bar(f"{name}, against SDPA", sdpa, "times", at_most=False)
+        if not right(works[0]):
+            yield bar.wrong()
+            return
+        peers = [work.peers(("sdpa",)) for work in works]
+        forms = _seconds(peers[0], works[0].expected(torch.float32))
+        close = [form for form in forms if forms[form] < 2 * min(forms.values())]
+        times = bench.times(
+            ours=rotation.turn_of(works),
+            read=rotation.turn(rotation.reads()),
+            **{form: rotation.turn([calls[form] for calls in peers]) for form in close},
+        )
+        forms |= {form: statistics.median(times[form]) for form in close}
+        best = min(close, key=forms.__getitem__)
+        rest = ", ".join(f"{form} {1e3 * seconds:.1f} ms" for form, seconds in forms.items())
+        allows = paired_ratio(times["read"], times[best])
+        note = f"{milliseconds(times['ours'])}; {rest}; memory allows {allows:.1f}x"
+        ratio = paired_ratio(times["ours"], times[best])
+        yield bar.found(ratio, times["ours"], note)
+
+
+def over(bench: Bench, name: str, case: Case, plain: Case, *, at_most: float) -> Iterator[Bar]:
+    """How much longer one call takes than another on the same caches."""
+    rotation = Rotation(bench.pool, case)
+    works, others = rotation.workloads(case), rotation.workloads(plain)
+    bar = Bar(name, at_most, "over", at_most=True)
+    if not (right(works[0]) and right(others[0])):
+        yield bar.wrong()
+        return
+    times = bench.times(ours=rotation.turn_of(works), plain=rotation.turn_of(others))
+    note = f"{milliseconds(times['ours'])} against {milliseconds(times['plain'])}"
+    yield bar.found(paired_ratio(times["plain"], times["ours"]) - 1, times["ours"], note)
+
+
+def importance(bench: Bench, *, share: float) -> Iterator[Bar]:
+    """Hold the scoring of K against a plain read of K."""
+    case = replace(HYBRID, op="importance_scores", variant="per head", rows=8)
+    rotation = Rotation(bench.pool, case, tensors=1)
+    yield bench.share(rotation, rotation.workloads(case), share, "importance, K only, 32768 keys")
+
+
+def gather(bench: Bench, *, at_most: float) -> Iterator[Bar]:
+    """Hold scattered tokens against as many contiguous ones.
+
+    The lists of one cache share no token: taken one after the other, each finds its tokens cold.
+    """
+    count = math.ceil(SPARSITY * HYBRID.context)
+    large = Rotation(bench.pool, HYBRID)
+    small = Rotation(bench.pool, replace(HYBRID, context=count))
+    contiguous = [work.call for work in small.workloads(replace(HYBRID, context=count))]
+    # The lists start half the memory away from the contiguous caches.
+    half = len(large.places) // 2
+    gathers = [
+        call
+        for place in large.places[half:] + large.places[:half]
+        for call in _gathers(place, count)
+    ]
+    turns = min(len(gathers), len(contiguous))
+    times = bench.times(ours=small.turn(gathers[:turns]), near=small.turn(contiguous[:turns]))
+    note = f"{milliseconds(times['ours'])} against {milliseconds(times['near'])}"
+    measured = paired_ratio(times["near"], times["ours"]) if _gathers_right(gathers[0]) else None
+    name = f"gather of {count} of {HYBRID.context} against contiguous, T=1"
+    yield Bar(name, at_most, "times", at_most=True).found(measured, times["ours"], note)
+
+
+def _gathers(place: torch.Tensor, count: int) -> Iterator[partial]:
+    """Attend to random, disjoint selections of `count` tokens of one cache."""
+    context, heads, head_dim = HYBRID.context, HYBRID.shape.q_heads, HYBRID.shape.head_dim
+    order = torch.randperm(context, generator=torch.Generator().manual_seed(0))
+    lists = order[: context // count * count].view(-1, 1, count)
+    length = torch.tensor([count], dtype=torch.int32)
+    k_new, v_new = place[:, :, context : context + 1]
+    for indices in lists.sort().values.to(torch.int32):
+        q = torch.randn(1, 1, heads, head_dim).to(place.dtype)
+        arguments = (q, *place, indices, length, k_new, v_new)
+        yield partial(specattn.sparse_gather_attention, *arguments)
+
+
+def _gathers_right(call: partial) -> bool:
+    q, k_cache, v_cache, indices, length, k_new, v_new = call.args
+    wide = [x.float() for x in (q, k_cache[:, indices[0]], v_cache[:, indices[0]], k_new, v_new)]
+    expected = reference.hybrid_tree_attention(*wide[:3], length, *wide[3:])
+    return compare({"out": call()[0]}, {"out": expected[0]}, TOLERANCE[q.dtype])[1]
+
+
+def held(bench: Bench, isa: str, case: Case, *, sdpa: float) -> Iterator[Bar]:
+    """Hold ours to the best code path of `isa`.
+
+    SDPA is free to use all of the processor first, and is then held likewise.
+    """
+    bar = Bar(f"{isa} only, {_name(case)}", sdpa, "times", at_most=False)
+    found = next((path for path in _cpu.isas() if path.startswith(isa)), None)
+    if found is None:
+        yield replace(bar, note=f"this processor has no {isa}")
+        return
+    before = _cpu.isa()
+    _cpu.use_isa(found)
+    try:
+        (measured,) = hybrid(bench, case, sdpa=sdpa)
+    finally:
+        _cpu.use_isa(before)
+    allowed = f"{isa} only" if _HELD in os.environ else "all instructions"
+    yield replace(measured, name=f"{bar.name}, against SDPA with {allowed}")
+    if _HELD not in os.environ:
+        yield from _in_held_process(isa, bench.budget)
+
+
+def _in_held_process(isa: str, budget: float) -> Iterator[Bar]:
+    """Measure a bar where torch, oneDNN and MKL may use no more than `isa`.
+
+    They read that when they start.
+    """
+    script = Path(__file__).resolve().parents[1] / "run_kernels.py"
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "bar.jsonl"
+        options = ["--bars", "--only", isa, "--budget", str(budget), "--json", str(file)]
+        subprocess.run(
+            [sys.executable, str(script), *options],
+            env={**os.environ, **LIMITS[isa], _HELD: isa},
+            stdout=subprocess.DEVNULL,
+            check=False,
+        )
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+    for row in rows:
+        if row["kind"] == "bar":
+            yield Bar(**{field: row[field] for field in Bar.__dataclass_fields__})
+
+
+def merge(bench: Bench, *, torch_times: float, share: float) -> Iterator[Bar]:
+    """Merge two states that attention has just written: they lie in the cache."""
+    name = "merge of two [1, 64, 32, 128] states"
+    case = replace(HYBRID, op="merge_state", variant="2 states", context=0, rows=64)
+    work = build(case, Draw(case, CPU, seed=0))
+    bar = Bar(f"{name}, against torch", torch_times, "times", at_most=False)
+    if not right(work):
+        yield bar.wrong()
+        return
+    peer = "torch eager"
+    theirs = work.peers(())[peer]
+    times = bench.times(ours=work.call, theirs=theirs)
+    note = f"{milliseconds(times['ours'])}; {peer} {milliseconds(times['theirs'])}"
+    ratio = paired_ratio(times["ours"], times["theirs"])
+    yield bar.found(ratio, times["ours"], note)
+    # Not in turn: a read of memory would push the states out of the cache.
+    times = bench.times(ours=work.call)["ours"]
+    rotation = Rotation(bench.pool, _at(8192, 1))
+    read = statistics.median(bench.times(read=rotation.turn(rotation.reads()))["read"])
+    measured = work.cost.bytes / statistics.median(times) * read / rotation.place_bytes
+    note = f"{milliseconds(times)}; plain read {rotation.place_bytes / read / 1e9:.1f} GB/s"
+    bar = Bar(f"{name}, bytes per second", share, "share", at_most=False)
+    yield bar.found(measured, times, note)
+
+
+def overhead(bench: Bench, *, at_most: float) -> Iterator[Bar]:
+    """One row, one KV head, one cached token: what is left is the call."""
+    q, cache = torch.randn(1, 1, 1, 64), torch.randn(1, 2, 1, 64)
+    length = torch.ones(1, dtype=torch.int32)
+    call = partial(specattn.hybrid_tree_attention, q, cache, cache, length, q, q)
+    times = bench.stopwatch.alternate({"ours": call}, budget=0.5, least=1000, most=10000)["ours"]
+    bar = Bar("call of hybrid_tree_attention, one row, one key", at_most, "us", at_most=True)
+    yield bar.found(statistics.median(times) * 1e6, times)
+
+
+def _seconds(peers: dict[str, Peer], expected: Outputs) -> dict[str, float]:
+    """Return what the second call of every peer takes that is right."""
+    seconds = {}
+    for name, peer in peers.items():
+        outputs = peer()
+        if compare(outputs, expected, TOLERANCE[outputs["out"].dtype])[1]:
+            start = time.perf_counter()
+            peer()
+            seconds[name] = time.perf_counter() - start
+    return seconds
+
+
+def _name(case: Case) -> str:
+    kind = f" {case.variant}" if case.rows > 1 else ""
+    dtype = "" if case.dtype == HYBRID.dtype else f"{case.dtype}, "
+    return f"hybrid, {dtype}T={case.rows}{kind}, {case.context} keys"
+
+
+def _at(context: int, rows: int, variant: str = "tree", dtype: str = "bf16") -> Case:
+    return replace(HYBRID, context=context, rows=rows, variant=variant, dtype=dtype)
+
+
+_CHAIN_8, _CHAIN_64 = _at(32768, 8, "chain"), _at(8192, 64, "chain")
+_SCORES, _LOGITS = (
+    replace(_CHAIN_8, op="verify_attention", variant=variant) for variant in ("scores", "logits")
+)
+SUITE: dict[str, Callable[[Bench], Iterator[Bar]]] = {
+    "hybrid-1": partial(hybrid, case=HYBRID, share=0.80),
+    "hybrid-4": partial(hybrid, case=_at(32768, 4, "chain"), share=0.75),
+    "hybrid-8": partial(hybrid, case=_CHAIN_8, share=0.75),
+    "hybrid-16-8k": partial(hybrid, case=_at(8192, 16), share=0.60, sdpa=12),
+    "hybrid-16-32k": partial(hybrid, case=_at(32768, 16), share=0.60, sdpa=12),
+    "hybrid-64": partial(hybrid, case=_at(8192, 64), share=0.30, sdpa=6),
+    "tree": lambda bench: over(
+        bench, "tree of T=64 against a chain, 8192 keys", _at(8192, 64), _CHAIN_64, at_most=0.05
+    ),
+    "scores": lambda bench: over(
+        bench, "collecting scores, T=8, 32768 keys", _SCORES, _CHAIN_8, at_most=0.02
+    ),
+    "logits": lambda bench: over(
+        bench, "collecting logits of 2 rows, T=8, 32768 keys", _LOGITS, _CHAIN_8, at_most=0.08
+    ),
+    "gather": partial(gather, at_most=1.25),
+    "importance": partial(importance, share=0.85),
+    "fp32": partial(hybrid, case=_at(8192, 16, dtype="fp32"), sdpa=3),
+    "avx512": partial(held, isa="avx512", case=_at(8192, 16), sdpa=5),
+    "avx2": partial(held, isa="avx2", case=_at(8192, 16, dtype="fp32"), sdpa=2),
+    "merge": partial(merge, torch_times=3, share=1.0),
+    "overhead": partial(overhead, at_most=30),
+}

@@ -1,0 +1,152 @@
+"""Measure one row: correctness first, then ours and every peer in turn."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import asdict
+
+import torch
+from common.clock import Stopwatch, paired_ratio, timing
+from common.records import Record
+
+from .cases import DTYPES, Case
+from .ceilings import Ceilings
+from .inputs import Draw
+from .peers import QUICK
+from .workloads import Outputs, build
+
+OURS = "specattn"
+COPIES = {"cpu": 1, "cuda": 3}  # sets of inputs that calls take in turn
+PROBE = "memory"
+WRONG = "WRONG"
+# Largest relative error of one output row. An attention row in bf16 errs by about 4e-3; leaving out
+# one block of 64 keys of 32768 shows as 4e-2.
+TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 4e-3, torch.float32: 1e-4}
+FLOAT64_ELEMENTS = 1 << 25  # larger caches are checked against float32: memory, not precision
+
+
+def measure(
+    case: Case,
+    stopwatch: Stopwatch,
+    ceilings: Ceilings,
+    budget: float,
+    wanted: tuple[str, ...] = QUICK,
+) -> Record:
+    """Check ``case`` against the reference; time it and its peers only when it is right.
+
+    Returns
+    -------
+    dict
+        The row for JSON: times in seconds, bandwidth in bytes per second; a row with a ``fault``
+        (`WRONG`, or what an exception said) has no time.
+    """
+    device = stopwatch.device
+    works = [build(case, Draw(case, device, seed)) for seed in range(COPIES[device.type])]
+    expected = works[0].expected(_reference_dtype(case))
+    tolerance = TOLERANCE[DTYPES[case.dtype]]
+    calls = [work.call for work in works]
+    error, fault, ours = _admit(calls, expected, tolerance, stopwatch)
+    cost = works[0].cost
+    row: Record = {"kind": "row", **asdict(case), "shape": case.shape.name}
+    row |= {"fault": fault, "error": error if math.isfinite(error) else None}
+    row |= {"bytes_read": cost.read, "bytes_written": cost.written, "operations": cost.operations}
+    row |= dict.fromkeys(("time", "bandwidth", "ceiling", "bounds", "bound", "share"))
+    row |= {"peers": {}, "refused": {}}
+    if ours is None:
+        return row
+    ready = {OURS: ours}
+    everyone = [work.peers(wanted) for work in works]
+    for name in everyone[0]:
+        calls = [one[name] for one in everyone]
+        _, reason, call = _admit(calls, expected, tolerance, stopwatch)
+        if call is None:
+            row["refused"][name] = reason
+        else:
+            ready[name] = call
+    del expected
+    probe = ceilings.probe
+    times = stopwatch.alternate({PROBE: probe.call, **ready}, budget=budget)
+    ceiling = probe.bytes / statistics.median(times.pop(PROBE))
+    bounds = ceilings.bounds(cost, case.dtype, ceiling)
+    bound = max(bounds, key=bounds.__getitem__)
+    own = times.pop(OURS)
+    time = timing(own)
+    row |= {"time": time, "bandwidth": cost.bytes / time["median"], "ceiling": ceiling}
+    row |= {"bounds": bounds, "bound": bound, "share": bounds[bound] / time["median"]}
+    for name, samples in times.items():
+        row["peers"][name] = {**timing(samples), "ratio": paired_ratio(own, samples)}
+    return row
+
+
+def _admit(
+    calls: list[Callable[[], Outputs]],
+    expected: Outputs,
+    tolerance: float,
+    stopwatch: Stopwatch,
+) -> tuple[float, str | None, Callable | None]:
+    """Return the error of the first call, and either why it may not be timed or what to time.
+
+    What is timed takes the calls in turn: each has tensors of its own.
+    """
+    try:
+        error, right = compare(calls[0](), expected, tolerance)
+        if not right:
+            return error, WRONG, None
+        ready = itertools.cycle([stopwatch.prepare(call) for call in calls])
+        return error, None, lambda: next(ready)()
+    except Exception as failure:  # one broken kernel must not cost the other rows
+        reason = f"{type(failure).__name__}: {failure}".splitlines()[0]
+        return math.inf, reason, None
+
+
+def memory_needed(case: Case, device: torch.device) -> int:
+    """Return about how many bytes a row takes at its peak.
+
+    The reference widens the cache to float32 and half of it again; a peer may repeat each KV head
+    for its group, another copies the pages together.
+    """
+    widened = 1.5 * 4 / DTYPES[case.dtype].itemsize
+    group = case.shape.q_heads // case.shape.kv_heads
+    return int(case.cache_bytes * (2 + COPIES[device.type] + max(widened, group + 1)))
+
+
+def _reference_dtype(case: Case) -> torch.dtype:
+    elements = 2 * case.batch * case.context * case.shape.kv_heads * case.shape.head_dim
+    return torch.float64 if elements <= FLOAT64_ELEMENTS else torch.float32
+
+
+def compare(actual: Outputs, expected: Outputs, tolerance: float) -> tuple[float, bool]:
+    """Return the worst error of all outputs that ``actual`` has, and whether it may be.
+
+    An output of a coarser type than the inputs (collected logits are always bf16) may err as that.
+    """
+    errors = {name: row_error(value, expected[name]) for name, value in actual.items()}
+    right = all(
+        errors[name] <= max(tolerance, TOLERANCE.get(value.dtype, 0.0))
+        for name, value in actual.items()
+    )
+    return max(errors.values()), right
+
+
+def row_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the largest over rows (last dimension) of |actual - expected| / |expected|.
+
+    Infinite for another shape, for NaN, for -inf in other places and for unequal integers.
+    """
+    if actual.shape != expected.shape:
+        return math.inf
+    if not expected.is_floating_point():
+        return 0.0 if torch.equal(actual, expected) else math.inf
+    actual = actual.to(expected.dtype)
+    empty = expected.isneginf()
+    if not torch.equal(actual.isneginf(), empty):
+        return math.inf
+    expected = expected.masked_fill(empty, 0)
+    difference = torch.linalg.vector_norm(actual.masked_fill(empty, 0) - expected, dim=-1)
+    size = torch.linalg.vector_norm(expected, dim=-1)
+    relative = torch.where(difference == 0, 0, difference / size)
+    worst = relative.max().item()
+    return math.inf if math.isnan(worst) else worst

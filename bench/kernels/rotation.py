@@ -1,0 +1,85 @@
+"""Caches at many places of one large memory, so that every call finds its cache cold.
+
+A place is used again only after all others, that is after more bytes than the last-level cache
+holds. Nothing has to be flushed: the ceiling and the kernels read the same places in turn.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import torch
+from common.clock import plain_read
+
+from .cases import DTYPES, Case
+from .inputs import Draw, capacity
+from .workloads import BoundCase, build
+
+_BLOCK = 1 << 26  # bytes drawn; the rest of the memory repeats them
+
+
+class Pool:
+    """Memory full of normal values, at least twice as large as the last-level cache."""
+
+    def __init__(self, size: int) -> None:
+        block = torch.randn(_BLOCK // 2, dtype=torch.bfloat16)
+        # Two bfloat16 normals are one float32 normal: its upper half decides the value.
+        self.memory = block.repeat(-(-size // _BLOCK))
+
+    def rows(self, dtype: torch.dtype, heads: int, head_dim: int) -> torch.Tensor:
+        """Return the whole memory as [tokens, heads, head_dim]."""
+        flat = self.memory.view(dtype)
+        token = heads * head_dim
+        return flat[: flat.numel() // token * token].view(-1, heads, head_dim)
+
+
+class _PlacedDraw(Draw):
+    """Takes caches from a place of the pool; all else is drawn."""
+
+    def __init__(self, case: Case, caches: list[torch.Tensor], seed: int) -> None:
+        super().__init__(case, torch.device("cpu"), seed)
+        self._caches = iter(caches)
+
+    def cache(self, used: int) -> torch.Tensor:
+        return next(self._caches)[:, : capacity(used)]
+
+
+class Rotation:
+    """The places of caches with room for `context` tokens and `rows` more.
+
+    `tensors` says what a call reads: 2 for K and V, 1 for K alone.
+    """
+
+    def __init__(self, pool: Pool, case: Case, tensors: int = 2) -> None:
+        shape, tokens = case.shape, capacity(case.context + case.rows)
+        rows = pool.rows(DTYPES[case.dtype], shape.kv_heads, shape.head_dim)
+        self.places = [
+            rows[i : i + tensors * tokens].unflatten(0, (tensors, 1, tokens))
+            for i in range(0, len(rows) - tensors * tokens + 1, tensors * tokens)
+        ]
+        self._next = itertools.count()
+
+    def workloads(self, case: Case) -> list[BoundCase]:
+        """Bind `case` to every place."""
+        return [
+            build(case, _PlacedDraw(case, [place[0], place[-1]], seed))
+            for seed, place in enumerate(self.places)
+        ]
+
+    def turn(self, calls: list[Callable]) -> Callable:
+        """Return a call that runs at the place after the last one that anybody used."""
+        return lambda: calls[next(self._next) % len(calls)]()
+
+    def turn_of(self, works: list[BoundCase]) -> Callable:
+        """Return a call that runs a primitive at the next place."""
+        return self.turn([work.call for work in works])
+
+    def reads(self) -> list[Callable]:
+        """Return a plain read of every place."""
+        return [plain_read(place) for place in self.places]
+
+    @property
+    def place_bytes(self) -> int:
+        """What one plain read takes."""
+        return self.places[0].nbytes

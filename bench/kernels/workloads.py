@@ -1,0 +1,257 @@
+"""The primitives that are measured: the rows of each, and what one row times, checks and moves.
+
+A primitive is the function of its name below; nothing else in the benchmark lists it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+import specattn
+from specattn import reference
+from specattn.ops.cost import Cost, Sizes
+from specattn.ops.hybrid_tree_attention import cost as hybrid_cost
+from specattn.ops.importance_scores import cost as importance_cost
+from specattn.ops.merge_state import cost as merge_cost
+from specattn.ops.select_topk import cost as select_cost
+from specattn.ops.sparse_gather_attention import cost as gather_cost
+from specattn.ops.tree_attention import cost as tree_cost
+from specattn.ops.verify_attention import cost_logits, cost_scores
+
+from . import peers
+from .cases import Axes, Case
+from .inputs import Draw, capacity, prefix
+
+Outputs = dict[str, torch.Tensor]
+SPARSITY = 0.07  # of selections; Vegas' default
+KEEP = (4, 64)  # first and last tokens that a selection always takes
+MERGED = 8  # states in a row of merge_states
+PAGED_ONLY = 1 << 20  # tokens from which on nobody keeps a cache in one piece
+
+
+@dataclass(frozen=True)
+class BoundCase:
+    """A case with its tensors: what is timed, what it is held against, and what it must move.
+
+    ``call`` is the public primitive; ``expected(dtype)`` the reference in a wider type;
+    ``peers(wanted)`` who else does it, each answering with a part of the same outputs.
+    """
+
+    call: Callable[[], Outputs]
+    expected: Callable[[torch.dtype], Outputs]
+    cost: Cost
+    peers: Callable[[tuple[str, ...]], dict[str, peers.Peer]]
+
+
+Rows = Callable[[Case, Axes], list[Case]]
+Builder = Callable[[Case, Draw], BoundCase]
+OPS: dict[str, Builder] = {}
+"""What draws the tensors of a case and binds them, by primitive."""
+_ROWS: dict[str, tuple[bool, Rows]] = {}
+
+
+def build(case: Case, draw: Draw) -> BoundCase:
+    """Draw the tensors of ``case`` and bind them to its calls."""
+    return OPS[case.op](case, draw)
+
+
+def sweep(axes: Axes) -> list[Case]:
+    """Return the rows of every primitive along the axes.
+
+    Attention over the whole contiguous cache is swept over ``rows``; pages and collection take the
+    middle of them, and sparse attention the smallest, which is a draft step.
+    """
+    cases: list[Case] = []
+    for case in axes.cases():
+        for context in (0, *axes.contexts):
+            for op, (cached, rows) in _ROWS.items():
+                if cached == (context > 0):
+                    cases += rows(replace(case, op=op, context=context), axes)
+    return [case for case in cases if case.context < PAGED_ONLY or case.page_size]
+
+
+def _primitive(*variants: str, rows: Rows | None = None, cached: bool = True) -> Callable:
+    """Register a primitive: its rows are its variants, or what ``rows`` makes of one case.
+
+    Without a cache there is one case for all contexts.
+    """
+
+    def register(builder: Builder) -> Builder:
+        OPS[builder.__name__] = builder
+        _ROWS[builder.__name__] = cached, rows or (lambda case, _: _each(case, variant=variants))
+        return builder
+
+    return register
+
+
+def _trees(case: Case, axes: Axes) -> list[Case]:
+    return _each(case, variant=("tree",), rows=[t for t in axes.rows if t > 1])
+
+
+@_primitive(rows=_trees, cached=False)
+def tree_attention(case: Case, draw: Draw) -> BoundCase:
+    q, k, v, mask = draw.queries(), draw.keys(case.rows), draw.keys(case.rows), draw.tree()
+    task = peers.Attention(q, lambda: (k, v), mask)
+    cost = tree_cost(_tree_sizes(draw.sizes, mask))
+    return _bound(case, (q, k, v, _packed(mask)), cost, partial(peers.attention, task))
+
+
+@_primitive("2 states", cached=False)
+def merge_state(case: Case, draw: Draw) -> BoundCase:
+    outs, lses = draw.states(2)
+    cost = merge_cost(replace(draw.sizes, states=2))
+    state = (outs[0], lses[0], outs[1], lses[1])
+    return _bound(case, state, cost, lambda wanted: peers.merge(outs, lses))
+
+
+@_primitive(f"{MERGED} states", cached=False)
+def merge_states(case: Case, draw: Draw) -> BoundCase:
+    outs, lses = draw.states(MERGED)
+    cost = merge_cost(replace(draw.sizes, states=MERGED))
+    return _bound(case, (outs, lses), cost, lambda wanted: peers.merge(outs, lses))
+
+
+def _contiguous_and_paged(case: Case, axes: Axes) -> list[Case]:
+    paged = [replace(case, variant=f"paged {n}", page_size=n) for n in axes.page_sizes]
+    return _each(replace(case, variant="contiguous"), rows=axes.rows) + paged
+
+
+@_primitive(rows=_contiguous_and_paged)
+def hybrid_tree_attention(case: Case, draw: Draw) -> BoundCase:
+    p, q, mask = prefix(case, draw), draw.queries(), draw.tree()
+    options = {"tree_mask": _packed(mask), "block_table": p.block_table}
+    first = "copy pages, " if case.page_size else ""
+    task = peers.Attention(q, p.keys, mask, first=first, prefix=p)
+    cost = hybrid_cost(_tree_sizes(p.sizes, mask))
+    return _bound(case, (q, *p.arguments), cost, partial(peers.attention, task), options)
+
+
+@_primitive(rows=lambda case, axes: _each(case, variant=axes.collect))
+def verify_attention(case: Case, draw: Draw) -> BoundCase:
+    p, q = prefix(case, draw), draw.queries()
+    rows, task = (0, -1), peers.Attention(q, p.keys, None, prefix=p)
+    options = {"collect": case.variant, "collect_rows": rows}
+    sizes = replace(_tree_sizes(p.sizes, None), collected_rows=len(rows))
+    cost = cost_scores(sizes) if case.variant == "scores" else cost_logits(sizes)
+    # As in a decode loop, what was collected before gives its memory to what is collected next.
+    memory = {"collected": specattn.verify_attention(q, *p.arguments, **options)[2]}
+    return _bound(
+        case,
+        (q, *p.arguments),
+        cost,
+        lambda wanted: peers.verify(task, wanted, case.variant, rows, p.sizes.N),
+        options,
+        memory,
+        ("out", "lse", "collected"),
+    )
+
+
+def _few_rows(case: Case, axes: Axes) -> list[Case]:
+    case = replace(case, rows=min(axes.rows))
+    return _each(case, sparsity=axes.sparsities, variant=("shared", "per head"))
+
+
+@_primitive(rows=_few_rows)
+def sparse_gather_attention(case: Case, draw: Draw) -> BoundCase:
+    p, q, mask = prefix(case, draw), draw.queries(), draw.tree()
+    count = _chosen(case.context, case.sparsity)
+    lists = case.shape.kv_heads if case.variant == "per head" else 1
+    drawn = torch.rand(
+        case.batch, lists, case.context, generator=draw.generator, device=draw.device
+    )
+    indices = drawn.topk(count).indices.sort().values.to(torch.int32)
+    lengths = torch.full_like(indices[..., 0], count)
+    if lists == 1:
+        indices, lengths = indices[:, 0].contiguous(), lengths[:, 0].contiguous()
+    sizes = replace(_tree_sizes(p.sizes, mask), L=count, indices=indices.numel() + lengths.numel())
+    task = peers.Attention(q, peers.gathered(p, indices), mask, first="gather, ")
+    arguments = (q, p.k_cache, p.v_cache, indices, lengths, p.k_tree, p.v_tree, _packed(mask))
+    return _bound(case, arguments, gather_cost(sizes), partial(peers.attention, task))
+
+
+@_primitive("per head")
+def importance_scores(case: Case, draw: Draw) -> BoundCase:
+    p, q = prefix(case, draw), draw.queries()
+    cost = importance_cost(replace(p.sizes, score_rows=p.sizes.Hk))
+    rivals = partial(peers.importance, q, p.k_cache, p.sizes.L)
+    return _bound(case, (q, p.k_cache, p.lengths), cost, lambda wanted: rivals(), names=("scores",))
+
+
+@_primitive(rows=lambda case, _: _each(case, variant=("shared", "per head"), sparsity=(SPARSITY,)))
+def select_topk(case: Case, draw: Draw) -> BoundCase:
+    lists = (case.shape.kv_heads,) if case.variant == "per head" else ()
+    width = capacity(case.context)
+    scores = draw.normal(case.batch, *lists, width, dtype=torch.float32)
+    scores[..., case.context :] = -math.inf
+    first, last = KEEP
+    options = {"ratio": case.sparsity, "keep_first": first, "keep_last": last}
+    count, selected = (_chosen(length, case.sparsity) for length in (case.context, width))
+    sizes = replace(
+        draw.sizes,
+        L=case.context,
+        N=width,
+        indices=case.batch,
+        score_rows=math.prod(lists),
+        selected=selected,
+    )
+    rivals = partial(peers.selection, scores, case.context, count, selected, KEEP)
+    arguments, names = (scores, draw.lengths(case.context)), ("indices", "index_lengths")
+    cost = select_cost(sizes)
+    return _bound(case, arguments, cost, lambda wanted: rivals(), options, names=names)
+
+
+def _bound(
+    case: Case,
+    arguments: tuple,
+    cost: Cost,
+    rivals: Callable[[tuple[str, ...]], dict[str, peers.Peer]],
+    options: dict | None = None,
+    memory: dict | None = None,
+    names: tuple[str, ...] = ("out", "lse"),
+) -> BoundCase:
+    """Bind a primitive, and its reference on wider tensors, to the same arguments and options.
+
+    ``memory`` is what only the primitive is given, ``names`` are those of what both return.
+    """
+    ours, reference_op = getattr(specattn, case.op), getattr(reference, case.op)
+    given, ours_too = options or {}, {**(options or {}), **(memory or {})}
+
+    def named(values: torch.Tensor | tuple[torch.Tensor, ...]) -> Outputs:
+        return dict(zip(names, values if isinstance(values, tuple) else (values,), strict=True))
+
+    def expected(dtype: torch.dtype) -> Outputs:
+        wide = [x.to(dtype) if x is not None and x.is_floating_point() else x for x in arguments]
+        return named(reference_op(*wide, **given))
+
+    return BoundCase(lambda: named(ours(*arguments, **ours_too)), expected, cost, rivals)
+
+
+def _each(case: Case, **axes: Iterable) -> list[Case]:
+    """Return the case with every combination of values of some of its fields."""
+    return [
+        replace(case, **dict(zip(axes, values, strict=True)))
+        for values in itertools.product(*axes.values())
+    ]
+
+
+def _tree_sizes(sizes: Sizes, mask: torch.Tensor | None) -> Sizes:
+    """Add what a tree part of T keys costs; a missing mask is a causal chain."""
+    if mask is None:
+        return replace(sizes, S=sizes.T, tree_pairs=sizes.T * (sizes.T + 1) // 2)
+    words = sizes.T * math.ceil(sizes.T / 64)
+    return replace(sizes, S=sizes.T, tree_pairs=int(mask.sum()), mask_words=words)
+
+
+def _packed(mask: torch.Tensor | None) -> torch.Tensor | None:
+    return None if mask is None else reference.pack_tree_mask(mask)
+
+
+def _chosen(length: int, sparsity: float) -> int:
+    """Return how many of ``length`` tokens the selection takes; 1e-6 guards against float noise."""
+    return min(length, max(math.ceil(sparsity * length - 1e-6), sum(KEEP)))

@@ -1,0 +1,1 @@
+"""What is asked of the benchmarks: the tables of papers, and questions of our own."""

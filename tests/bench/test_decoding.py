@@ -1,0 +1,303 @@
+"""The parts of the decoding benchmark: figures against counting, simulation against its profile."""
+
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from scipy.stats import chisquare
+from transformers import DynamicCache
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+sys.path.insert(0, str(BENCH))
+
+from decoding import models, passes  # noqa: E402
+from decoding.cases import Entry, Group  # noqa: E402
+from decoding.columns import COLUMNS  # noqa: E402
+from decoding.identity import Difference, explain, first_difference  # noqa: E402
+from decoding.measure import MeasurePlan, measure  # noqa: E402
+from decoding.rows import DecodeRow  # noqa: E402
+from decoding.runs import Outcome, run, run_transformers  # noqa: E402
+from decoding.simulation import bend  # noqa: E402
+from decoding.texts import RandomTokens  # noqa: E402
+from studies import papers  # noqa: E402
+
+from specattn import Tree  # noqa: E402
+from specattn.acceptance import accept, accept_samples  # noqa: E402
+from specattn.decoding import (  # noqa: E402
+    METHODS,
+    Medusa,
+    Plain,
+    RequestStatistics,
+    Statistics,
+    Target,
+    Vegas,
+)
+from specattn.decoding.ready import ReadyTarget  # noqa: E402
+from specattn.drafters import MedusaHeads  # noqa: E402
+from specattn.planning import PROFILES, AcceptanceProfile  # noqa: E402
+
+CPU = torch.device("cpu")
+SIGNIFICANCE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    return models.random_weights("tiny", 2, torch.float32, CPU)
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    return RandomTokens(4096).prompts(0, 40, 3)
+
+
+def test_figures_are_those_of_counting_every_round():
+    """Rounds are (levels offered, tokens accepted), the first of each run without a draft."""
+    runs = [
+        ([(0, 0), (3, 3), (3, 1), (3, 0)], 2.0, 0.5),
+        ([(0, 0), (3, 2), (2, 2), (3, 1)], 4.0, 1.5),
+    ]
+    outcomes = []
+    for rounds, target_seconds, draft_seconds in runs:
+        request = RequestStatistics(prompt_tokens=9)
+        for depth, accepted in rounds:
+            request.record(drafted=depth, depth=depth, accepted=accepted, emitted=accepted + 1)
+        timed = Statistics([request], 1.0, draft_seconds, target_seconds, accept_seconds=0.1)
+        outcomes.append(Outcome([], timed.tokens_per_second, timed, 1 << 30))
+    group = Group(9, 1, 0.0, (Entry("vegas"),))
+    row = DecodeRow(Entry("vegas"), group, outcomes, prefill_seconds=[0.25, 0.35])
+    record = row.record()
+
+    rounds = [one for run_rounds, _, _ in runs for one in run_rounds]
+    emitted = sum(accepted + 1 for _, accepted in rounds)
+    assert record["rounds"] == len(rounds)
+    assert record["tau"] == pytest.approx(emitted / len(rounds))
+    assert record["tau_without_bonus"] == pytest.approx(
+        sum(accepted for _, accepted in rounds) / len(rounds)
+    )
+    assert record["acceptance_rate"] == pytest.approx(9 / 17)
+    for place in range(3):
+        reached = [one for one in rounds if one[1] > place]
+        offered = [one for one in rounds if one[0] > place and one[1] >= place]
+        assert record["per_position_acceptance"][place] == len(reached) / len(rounds)
+        assert record["conditional_acceptance"][place] == len(reached) / len(offered)
+    speeds = [8 / 2.6, 9 / 5.6]  # tokens: accepted and one more per round
+    assert record["tokens_per_second"]["median"] == pytest.approx(sum(speeds) / 2)
+    assert record["round_seconds"]["target"] == pytest.approx((2.0 / 4 + 4.0 / 4) / 2)
+    assert record["round_seconds"]["total"] == pytest.approx((2.6 / 4 + 5.6 / 4) / 2)
+    assert record["prefill_seconds"] == pytest.approx(0.3)
+    assert record["peak_bytes"] == 1 << 30
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.parametrize(
+    "tree",
+    [
+        Tree.chain(4),
+        Tree.full([2, 3, 2]),
+        Tree.stack(
+            [Tree.full([2, 2]), Tree.chain(3), Tree.from_paths([(0, 0, 0), (0, 1), (1, 0)])]
+        ),
+    ],
+    ids=["chain", "full", "batch"],
+)
+def test_bent_logits_accept_as_the_profile_says(tree, sampled):
+    profile = AcceptanceProfile("p", (0.8, 0.6, 0.5), "test")
+    generator = torch.Generator().manual_seed(5)
+    batch, vocabulary, rounds = 3, 40, 700
+    # Siblings carry different tokens, here even all nodes do.
+    tokens = torch.stack([torch.randperm(vocabulary)[: tree.size] for _ in range(batch)])
+    deepest = tree.depths.expand(batch, -1).max(1).values
+    counts = torch.zeros(batch, tree.max_depth + 1)
+    for _ in range(rounds):
+        logits = torch.randn(batch, tree.size, vocabulary, generator=generator)
+        bend(logits, tree, tokens, profile, generator)
+        if sampled:
+            # A flat draft law: each child may be tried, whatever the target says of it.
+            flat = torch.full_like(logits, 1 / vocabulary)
+            accepted = accept(
+                tree, tokens, logits.softmax(-1), draft_probs=flat, generator=generator
+            )
+        else:
+            accepted = accept_samples(tree, tokens, logits.argmax(-1))
+        counts[torch.arange(batch), accepted.counts] += 1
+    for request, depth in enumerate(deepest.tolist()):
+        reached = [1.0]
+        for level in range(1, depth + 1):
+            reached.append(reached[-1] * profile.rate(level))
+        expected = [a - b for a, b in pairwise([*reached, 0.0])]
+        seen = counts[request, : depth + 1]
+        assert seen.sum() == rounds
+        assert chisquare(seen, rounds * torch.tensor(expected)).pvalue > SIGNIFICANCE
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_real_loop_accepts_as_the_profile_says(model, temperature):
+    profile = AcceptanceProfile("p", (0.9, 0.6), "test")
+    group = Group(
+        24, 3, temperature, (Entry("vegas", {"gamma": 3, "min_tokens": 8, "switch": False}),)
+    )
+    texts = RandomTokens(4096)
+    (row,) = measure(model, texts, group, MeasurePlan(160, 1, 2), profile, lambda name: None, {})
+    assert row.fault is None
+    offered, accepted = row.pooled.offered_at, row.pooled.accepted_at
+    assert min(offered) > 100
+    for level, (tried, kept) in enumerate(zip(offered, accepted, strict=True), start=1):
+        rate = profile.rate(level)
+        expected = [tried * rate, tried * (1 - rate)]
+        assert chisquare([kept, tried - kept], expected).pvalue > SIGNIFICANCE
+    assert row.prefill_seconds == []
+
+
+def test_profiles_give_the_means_that_the_papers_print():
+    """The package states them, the transcribed tables are the benchmark's."""
+    vegas = papers.published("vegas", "Table 1")["1st Draft + Bonus"]
+    longspec = papers.published("longspec", "Table 1")
+    tokenswift = papers.published("tokenswift", "Table 3")["TokenSwift"]["4096"]["20K"]
+    poss = papers.published("poss", "Table 1, tau")["Llama-3-8B"]["PosS-2"]
+    printed = {
+        "vegas-qwen3-8b": (7, vegas["Qwen3-8B"]["7"] + 1),
+        "vegas-gpt-oss-20b": (7, vegas["gpt-oss-20b"]["7"] + 1),
+        "longspec-llama-3.1-8b": (5, longspec["L-8B"]["LongSpec"]["LCC"][0]),
+        "longspec-vicuna-7b": (5, longspec["V-7B"]["LongSpec"]["LCC"][0]),
+        "tokenswift-llama-3.1-8b": (4, 4 * tokenswift[0] + 1),
+        "poss-llama-3-8b": (6, poss[-1]),
+    }
+    assert printed.keys() == PROFILES.keys()
+    for name, (depth, tokens) in printed.items():
+        assert PROFILES[name].tokens_per_round(depth) == pytest.approx(tokens, abs=0.02), name
+
+
+def test_the_prompts_are_there_again_after_any_run(model, prompts):
+    target = ReadyTarget(model, prompts, 30)
+    before = target.cache.storage[:, :, :, : target.prefix].clone()
+    lengths = target.cache.seqlens.tolist()
+    for method in (Vegas(gamma=3, min_tokens=8), Plain()):
+        outcome = run(target, method, 12, 1.0, seed=3)
+        assert [len(tokens) for tokens in outcome.tokens] == [12] * 3
+    target.go_back()
+    assert target.cache.seqlens.tolist() == lengths == [39] * 3
+    assert torch.equal(target.cache.storage[:, :, :, : target.prefix], before)
+
+
+def test_prompts_features_are_kept_for_methods_that_read_them(model, prompts):
+    heads = MedusaHeads.for_target(model, target="tiny")
+    with pytest.raises(ValueError, match="Medusa reads features: give keep_features=True"):
+        run(ReadyTarget(model, prompts, 30), Medusa(heads), 4, 0.0, seed=0)
+    seen = []
+    target = ReadyTarget(model, prompts, 30, keep_features=True)
+    target.go_back()
+    target.prefill([p[:-1] for p in prompts], 16, None, lambda *chunk: seen.append(chunk))
+    ids = torch.stack(prompts)[:, :-1]
+    with torch.no_grad():
+        features = model.base_model(ids, use_cache=False).last_hidden_state
+    torch.testing.assert_close(torch.cat([x for _, x in seen], 1), features)
+
+
+@torch.no_grad()
+def test_the_peer_decodes_what_it_decodes_from_its_own_prefill(model, prompts):
+    target = ReadyTarget(model, prompts, 30)
+    outcome = run_transformers(target, 12, 0.0, seed=0)
+    assert outcome.tokens_per_second > 0
+    cache = DynamicCache(config=model.config)
+    ids = torch.stack(prompts)
+    expected = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        past_key_values=cache,
+        max_new_tokens=12,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    assert outcome.tokens == expected[:, 40:].tolist()
+    assert run(target, Plain(), 12, 0.0, seed=0).tokens == outcome.tokens
+
+
+@torch.no_grad()
+def test_a_difference_is_explained_by_plain_logits(model, prompts):
+    prompt = prompts[0]
+    target = ReadyTarget(model, prompts[:1], 30)
+    plain = run(target, Plain(), 8, 0.0, seed=0).tokens[0]
+    other = [*plain[:5], (plain[5] + 1) % 4096, *plain[6:]]
+    assert first_difference(plain, other) == 5
+    assert first_difference(plain, plain[:3]) is None
+    gap, noise = explain(model, prompt, plain, other, 5)
+    text = torch.cat([prompt, torch.tensor(plain[:5])])[None]
+    logits = model(text, use_cache=False).logits[0, -1]
+    assert gap == pytest.approx((logits[plain[5]] - logits[other[5]]).item(), abs=1e-4)
+    assert gap > 0
+    assert noise < 1e-4
+    assert not Difference(0, 0, 5, gap, noise).near_tie
+    assert Difference(0, 0, 5, 1e-6, 1e-6).near_tie
+
+
+@pytest.mark.parametrize("paper", papers.SUITES)
+def test_suites_name_methods_and_tables_that_exist(paper):
+    found = papers.suite(paper, papers.Scale(64, 256))
+    assert len({section.name for section in found}) == len(found)
+    for section in found:
+        assert section.groups or section.note, section.name
+        assert set(section.columns) <= COLUMNS.keys()
+        for row in section.theirs:
+            assert 1 < len(row) <= len(section.columns) + 1, section.name
+        for group in section.groups:
+            for entry in group.entries:
+                assert entry.name in {*METHODS, "transformers"}
+                if entry.name in METHODS:
+                    entry.build({})
+
+
+def test_printed_speedups_agree_with_printed_speeds():
+    """What was copied from a table must be as consistent as the table."""
+    checked = 0
+    for rows in papers.published("longspec", "Table 1").values():
+        for name, figures in rows.items():
+            for data, (tau, speed, *speedup) in figures.items():
+                assert (tau == 1) == name.startswith("Vanilla")
+                for ratio in speedup:
+                    assert speed / rows["Vanilla FA"][data][1] == pytest.approx(ratio, abs=0.012)
+                    checked += 1
+    assert checked == 5 * 4 * 5
+
+
+def test_tokenswifts_printed_figures_agree_with_one_another():
+    for table in ("Table 6", "Table 8"):
+        for shares in papers.published("tokenswift", table).values():
+            assert sum(shares[:4]) / 4 == pytest.approx(shares[4], abs=0.0151)
+    for lengths in papers.published("tokenswift", "Table 4").values():
+        for _, speedup, plain, swift in lengths.values():
+            assert plain / swift == pytest.approx(speedup, rel=0.015)  # of minutes to one digit
+    ours = papers.published("tokenswift", "Table 7")["[1,3,3,3]"]
+    assert ours == papers.published("tokenswift", "Table 5")["Dynamic Partial Cache"]
+    table_6 = papers.published("tokenswift", "Table 6")
+    assert table_6["min-p, penalty"][:5] == papers.published("tokenswift", "Table 8")["1.2"]
+    assert table_6["min-p"][:5] == papers.published("tokenswift", "Table 8")["1.0"]
+
+
+def test_bytes_of_a_pass_are_those_of_weights_and_cache():
+    model = models.random_weights("llama-3.1-8b", None, torch.bfloat16, torch.device("meta"))
+    embedding = 2 * 128256 * 4096
+    weights = 2 * sum(p.numel() for p in model.parameters())
+    assert passes.weight_bytes(model) == weights - embedding  # the head is a table of its own
+    tiny = models.random_weights("tiny", 3, torch.bfloat16, CPU)
+    assert passes.weight_bytes(tiny) == 2 * sum(p.numel() for p in tiny.parameters())
+    assert passes.token_bytes(Target(tiny, 1, 4)) == 3 * 2 * 2 * 64 * 2
+
+
+def test_a_round_is_its_drafts_its_selection_and_its_verification():
+    seconds = {"plain step": 2.0, "draft step": 0.5, "select": 0.2}
+    seconds |= {"verify": 2.6, "verify, scores": 2.8}
+    assert passes.round_cost(seconds, gamma=6) == pytest.approx(3.0)
+    seconds |= {"verify, each row": 3.1, "select, specextend": 0.3, "select, streaming": 0.01}
+    seconds |= {"select, quest": 0.1, "bounds, quest": 0.05}
+    assert passes.selection_overhead(seconds, gamma=6) == pytest.approx(
+        {
+            "vegas": 0.4 / 5.6,
+            "streaming": 0.01 / 5.6,
+            "quest": 0.65 / 5.6,
+            "specextend": 0.8 / 5.6,
+        }
+    )

@@ -1,4 +1,4 @@
-"""`accept` leaves the target's law alone: exactly, by enumeration on tiny vocabularies.
+"""`accept` leaves the target's distribution alone: exactly, by enumeration on tiny vocabularies.
 
 `sample`, the only place where randomness enters, is replaced by a script of outcomes. One batch
 then holds every draft times every combination of outcomes, each with its exact probability. The
@@ -11,7 +11,7 @@ import torch
 from specattn import acceptance
 from specattn.acceptance import accept, follow
 from specattn.tree import Tree
-from tests import laws
+from tests import distributions
 
 TREES = {
     "root": [-1],
@@ -35,17 +35,17 @@ def _without(tables, token):
 
 
 def _pairs(vocab, depth):
-    """Name pairs of target and draft laws that are awkward in different ways."""
-    p = laws.random_tables(vocab, depth, seed=1)
-    q = laws.random_tables(vocab, depth, seed=2)
+    """Name pairs of target and draft distributions that are awkward in different ways."""
+    p = distributions.random_tables(vocab, depth, seed=1)
+    q = distributions.random_tables(vocab, depth, seed=2)
     return {
         "unlike": (p, q),
         "equal": (p, p),
         "sharp-draft": (p, _sharpened(q, 6)),
         "sharp-target": (_sharpened(p, 6), q),
-        "greedy-target": (laws.one_hot(p), q),
-        "one-hot-draft": (p, laws.one_hot(q)),
-        "both-one-hot": (laws.one_hot(p), laws.one_hot(q)),
+        "greedy-target": (distributions.one_hot(p), q),
+        "one-hot-draft": (p, distributions.one_hot(q)),
+        "both-one-hot": (distributions.one_hot(p), distributions.one_hot(q)),
         "target-hole": (_without(p, 0), q),
         "draft-hole": (p, _without(q, 0)),
         "disjoint": (_without(p, 0), [torch.eye(vocab)[:1].double().expand_as(t) for t in q]),
@@ -57,26 +57,31 @@ PAIRS = list(_pairs(2, 0))
 
 @pytest.fixture
 def induced_laws(monkeypatch):
-    """Return a function: the exact law of emitted sequences for each of a list of drafts."""
+    """Return a function: the exact distribution of what is emitted for each of some drafts."""
 
     def run(parents, tokens, p_tables, q_tables=None):
         tree = Tree(parents)
 
         def emit(outcomes, drafts):
-            script = laws.Script(outcomes)
+            script = distributions.Script(outcomes)
             monkeypatch.setattr(acceptance, "sample", script)
-            draft_probs = None if q_tables is None else laws.at_nodes(q_tables, parents, drafts)
-            result = accept(
-                tree, drafts, laws.at_nodes(p_tables, parents, drafts), draft_probs=draft_probs
+            draft_probs = (
+                None if q_tables is None else distributions.at_nodes(q_tables, parents, drafts)
             )
-            return script, *laws.emitted(drafts, result)
+            result = accept(
+                tree,
+                drafts,
+                distributions.at_nodes(p_tables, parents, drafts),
+                draft_probs=draft_probs,
+            )
+            return script, *distributions.emitted(drafts, result)
 
         arities = emit(torch.zeros(1, 1, dtype=torch.int64), tokens[:1])[0].arities
-        outcomes = laws.all_outcomes(arities)
+        outcomes = distributions.all_outcomes(arities)
         repeated = tokens.repeat_interleave(len(outcomes), dim=0)
         script, sequences, lengths = emit(outcomes.repeat(len(tokens), 1), repeated)
         return [
-            laws.completed_law(p_tables, *part)
+            distributions.completed_law(p_tables, *part)
             for part in zip(
                 sequences.split(len(outcomes)),
                 lengths.split(len(outcomes)),
@@ -92,11 +97,11 @@ def induced_laws(monkeypatch):
 @pytest.mark.parametrize("vocab", [2, 3])
 def test_any_fixed_draft_leaves_the_law_alone(induced_laws, shape, vocab):
     parents = TREES[shape]
-    tables = laws.random_tables(vocab, max(laws.depths(parents)), seed=3)
+    tables = distributions.random_tables(vocab, max(distributions.depths(parents)), seed=3)
     drafts = torch.cartesian_prod(*[torch.arange(vocab)] * len(parents)).reshape(-1, len(parents))
     drafts = drafts[drafts[:, 0] == 0]  # the root's token is not read
-    for law in induced_laws(parents, drafts, tables):
-        torch.testing.assert_close(law, laws.joint(tables), rtol=0, atol=1e-12)
+    for distribution in induced_laws(parents, drafts, tables):
+        torch.testing.assert_close(distribution, distributions.joint(tables), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("shape", [name for name in TREES if name != "root"])
@@ -104,10 +109,10 @@ def test_any_fixed_draft_leaves_the_law_alone(induced_laws, shape, vocab):
 @pytest.mark.parametrize("replacement", [False, True], ids=["distinct", "independent"])
 def test_sampled_drafts_leave_the_law_alone(induced_laws, shape, pair, replacement):
     parents = TREES[shape]
-    p, q = _pairs(3, max(laws.depths(parents)))[pair]
-    drafts, weights = laws.all_drafts(parents, q, replacement=replacement)
-    law = torch.stack(induced_laws(parents, drafts, p, q))
-    torch.testing.assert_close(weights @ law, laws.joint(p), rtol=0, atol=1e-12)
+    p, q = _pairs(3, max(distributions.depths(parents)))[pair]
+    drafts, weights = distributions.all_drafts(parents, q, replacement=replacement)
+    distribution = torch.stack(induced_laws(parents, drafts, p, q))
+    torch.testing.assert_close(weights @ distribution, distributions.joint(p), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("children", [1, 2, 3])
@@ -116,21 +121,23 @@ def test_given_the_draft_the_first_token_follows_the_textbook(induced_laws, pair
     """A rule that never accepts is exact too: this pins how often each child is accepted."""
     parents = [-1] + [0] * children
     p, q = _pairs(3, 1)[pair]
-    drafts, _ = laws.all_drafts(parents, q)
-    for draft, law in zip(drafts.tolist(), induced_laws(parents, drafts, p, q), strict=True):
-        first = law.reshape(3, 3).sum(-1).tolist()
+    drafts, _ = distributions.all_drafts(parents, q)
+    for draft, distribution in zip(
+        drafts.tolist(), induced_laws(parents, drafts, p, q), strict=True
+    ):
+        first = distribution.reshape(3, 3).sum(-1).tolist()
         assert first == pytest.approx(_textbook(p[0][0], q[0][0], draft[1:]), abs=1e-12)
 
 
 def _textbook(p, q, children):
-    """Return the law of the first token given the drafted siblings, in plain Python."""
+    """Return the distribution of the first token given the drafted siblings, in plain Python."""
     p, q, reached = p.tolist(), q.tolist(), 1.0
-    law = [0.0] * len(p)
+    distribution = [0.0] * len(p)
     for x in children:
         if q[x] == 0:
             continue
         accept_x = min(1.0, p[x] / q[x])
-        law[x] += reached * accept_x
+        distribution[x] += reached * accept_x
         reached *= 1 - accept_x
         residual = [max(a - b, 0.0) for a, b in zip(p, q, strict=True)]
         if sum(residual) < 1e-15:  # p == q: x was accepted for certain
@@ -138,27 +145,27 @@ def _textbook(p, q, children):
         p = [r / sum(residual) for r in residual]
         q = [0.0 if y == x else b for y, b in enumerate(q)]
         q = [b / (sum(q) or 1.0) for b in q]
-    return [mass + reached * a for mass, a in zip(law, p, strict=True)]
+    return [mass + reached * a for mass, a in zip(distribution, p, strict=True)]
 
 
 def test_acceptance_probability_of_one_sampled_child_is_the_overlap(induced_laws):
     p, q = _pairs(4, 1)["unlike"]
-    drafts, weights = laws.all_drafts([-1, 0], q)
+    drafts, weights = distributions.all_drafts([-1, 0], q)
     overlap = 0.0
-    for draft, weight, law in zip(
+    for draft, weight, distribution in zip(
         drafts, weights, induced_laws([-1, 0], drafts, p, q), strict=True
     ):
         x = draft[1]
         # A rejected x has no residual mass, so it is emitted first only when it was accepted.
-        overlap += weight * law.reshape(4, 4).sum(-1)[x]
+        overlap += weight * distribution.reshape(4, 4).sum(-1)[x]
     torch.testing.assert_close(overlap, torch.minimum(p[0][0], q[0][0]).sum())
 
 
 def test_a_child_that_its_law_cannot_have_produced_is_passed_over(induced_laws):
     """Accepting it (p / q is infinite) would emit it more often than the target does."""
     p, q = _pairs(3, 1)["draft-hole"]
-    (law,) = induced_laws([-1, 0], torch.tensor([[0, 0]]), p, q)
-    torch.testing.assert_close(law, laws.joint(p), rtol=0, atol=1e-12)
+    (distribution,) = induced_laws([-1, 0], torch.tensor([[0, 0]]), p, q)
+    torch.testing.assert_close(distribution, distributions.joint(p), rtol=0, atol=1e-12)
 
 
 def test_a_walk_asks_once_per_level_with_the_path_so_far():

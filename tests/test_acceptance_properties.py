@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from specattn import acceptance
 from specattn.acceptance import accept, accept_samples
 from specattn.tree import Tree
-from tests import laws
+from tests import distributions
 
 
 @st.composite
 def problems(draw):
-    """Draw random trees with padding, tokens that repeat, and laws with zeros and one-hot rows."""
+    """Draw trees with padding, repeated tokens, probabilities with zeros and one-hot rows."""
     batch, size, vocab = (draw(st.integers(1, top)) for top in (4, 10, 6))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
     rows = [_random_tree(draw, size) for _ in range(draw(st.sampled_from([1, batch])))]
@@ -108,10 +108,13 @@ def test_what_must_not_be_read_is_not_read(problem):
 def test_greedy_decoding_is_the_argmax_walk(problem, seed):
     parents, tokens, _, _, generator = problem
     tree, vocab = Tree(parents), 6
-    p = laws.random_tables(vocab, tree.max_depth, seed)
+    p = distributions.random_tables(vocab, tree.max_depth, seed)
     rows = tree.parents.expand(len(tokens), -1).tolist()
     target = torch.stack(
-        [laws.at_nodes(laws.one_hot(p), row, tokens[b : b + 1])[0] for b, row in enumerate(rows)]
+        [
+            distributions.at_nodes(distributions.one_hot(p), row, tokens[b : b + 1])[0]
+            for b, row in enumerate(rows)
+        ]
     )
     continuation, number = [], 0
     for table in p:
@@ -124,7 +127,7 @@ def test_greedy_decoding_is_the_argmax_walk(problem, seed):
         accept_samples(tree, tokens, target.argmax(-1)),
     ]
     for result in results:
-        sequences, lengths = laws.emitted(tokens, result)
+        sequences, lengths = distributions.emitted(tokens, result)
         for b, row in enumerate(rows):
             drafted = {(): True}
             for node, path in enumerate(tree.paths.expand(len(tokens), -1, -1)[b].tolist()):
@@ -135,7 +138,7 @@ def test_greedy_decoding_is_the_argmax_walk(problem, seed):
 
     draft = torch.rand(target.shape, generator=generator)
     sampled = accept(tree, tokens, target, draft_probs=draft, generator=generator)
-    for sequence, length in zip(*laws.emitted(tokens, sampled), strict=True):
+    for sequence, length in zip(*distributions.emitted(tokens, sampled), strict=True):
         assert sequence[:length].tolist() == continuation[:length]
 
 
@@ -167,9 +170,9 @@ def test_repeated_siblings_lose_no_continuation():
 
 
 def test_a_perfect_draft_is_accepted_whole():
-    tree, law = Tree.chain(5), torch.rand(64, 6, 1000).softmax(-1)
+    tree, distribution = Tree.chain(5), torch.rand(64, 6, 1000).softmax(-1)
     tokens = torch.randint(1000, (64, 6))
-    accepted = accept(tree, tokens, law, draft_probs=law)
+    accepted = accept(tree, tokens, distribution, draft_probs=distribution)
     assert accepted.counts.tolist() == [5] * 64
 
 
@@ -207,20 +210,20 @@ def test_nothing_waits_for_the_device():
     parents = torch.tensor([[-1, 0, 0, 1], [-1, 0, 1, -1]], device="meta")
     tree = Tree(parents, max_depth=2, max_width=2)
     tokens = torch.zeros(2, 4, dtype=torch.int64, device="meta")
-    law = torch.ones(2, 4, 9, device="meta")
+    distribution = torch.ones(2, 4, 9, device="meta")
     for result in (
-        accept(tree, tokens, law),
-        accept(tree, tokens, law, draft_probs=law),
+        accept(tree, tokens, distribution),
+        accept(tree, tokens, distribution, draft_probs=distribution),
         accept_samples(tree, tokens, tokens),
     ):
         assert [list(t.shape) for t in result] == [[2, 2], [2], [2]]
 
 
 def test_unwritten_memory_is_never_read(poisoned_empty):
-    tree, law = Tree.full([2, 2]), torch.rand(8, 7, 5)
+    tree, distribution = Tree.full([2, 2]), torch.rand(8, 7, 5)
     tokens = torch.randint(5, (8, 7))
-    for draft in (None, law):
-        accepted = accept(tree, tokens, law, draft_probs=draft)
+    for draft in (None, distribution):
+        accepted = accept(tree, tokens, distribution, draft_probs=draft)
         assert (accepted.next_token >= 0).all()
         assert (accepted.nodes >= -1).all()
 

@@ -1,8 +1,8 @@
-"""`accept` against the target's law over many samples, and the published rules that fail this test.
+"""`accept` against the target's distribution, and the published rules that fail this test.
 
-One call with many rows is many trials. What is compared is the joint law of the first tokens
-emitted, completed from the target where a row emitted fewer, so that a rule which gets the first
-token right but ends a path at the wrong time is caught too.
+One call with many rows is many trials. What is compared is the joint distribution of the first
+tokens emitted, completed from the target where a row emitted fewer, so that a rule which gets the
+first token right but ends a path at the wrong time is caught too.
 """
 
 import pytest
@@ -10,7 +10,7 @@ import torch
 
 from specattn.acceptance import accept, sample, sample_children
 from specattn.tree import Tree
-from tests import laws
+from tests import distributions
 
 ROWS = 100_000
 DEVICES = ["cpu"]
@@ -24,8 +24,8 @@ def draft_children(parents, tables, generator, rows=ROWS):
     for node in range(len(parents)):
         children = [n for n, parent in enumerate(parents) if parent == node]
         if children:
-            law = laws.at_nodes(tables, parents[: node + 1], tokens)[:, node]
-            tokens[:, children] = sample_children(law, len(children), generator=generator)
+            distribution = distributions.at_nodes(tables, parents[: node + 1], tokens)[:, node]
+            tokens[:, children] = sample_children(distribution, len(children), generator=generator)
     return tokens
 
 
@@ -35,8 +35,8 @@ def best_children(parents, tables):
     for node in range(len(parents)):
         children = [n for n, parent in enumerate(parents) if parent == node]
         if children:
-            law = laws.at_nodes(tables, parents[: node + 1], tokens)[:, node]
-            tokens[:, children] = law.topk(len(children)).indices
+            distribution = distributions.at_nodes(tables, parents[: node + 1], tokens)[:, node]
+            tokens[:, children] = distribution.topk(len(children)).indices
     return tokens
 
 
@@ -49,8 +49,8 @@ def mixed(tables, other, share):
 
 
 VOCAB, DEPTH = 5, 2
-P = laws.random_tables(VOCAB, DEPTH, seed=1)
-Q = laws.random_tables(VOCAB, DEPTH, seed=2)
+P = distributions.random_tables(VOCAB, DEPTH, seed=1)
+Q = distributions.random_tables(VOCAB, DEPTH, seed=2)
 PAIRS = {
     "unlike": (P, Q),
     "alike": (P, mixed(P, Q, 0.9)),
@@ -80,8 +80,8 @@ def third_token_p_values(pair, shape, *, sampled, device="cpu", dtype=torch.floa
             tokens.append(draft_children(parents, q, generator, rows))
         else:
             tokens.append(best_children(parents, q).expand(rows, -1))
-        drafted.append(laws.at_nodes(q, parents, tokens[-1]))
-        target.append(laws.at_nodes(p, parents, tokens[-1]))
+        drafted.append(distributions.at_nodes(q, parents, tokens[-1]))
+        target.append(distributions.at_nodes(p, parents, tokens[-1]))
     tokens, target, drafted = torch.cat(tokens), torch.cat(target), torch.cat(drafted)
     batch = Tree(tree.parents.repeat_interleave(rows, dim=0)) if tree.batch_size else tree
 
@@ -95,8 +95,8 @@ def third_token_p_values(pair, shape, *, sampled, device="cpu", dtype=torch.floa
     accepted = type(accepted)(*(part.cpu() for part in accepted))
     p = [table.to(dtype).double() for table in p]
     p = [table / table.sum(-1, keepdim=True) for table in p]
-    number = laws.complete(p, *laws.emitted(tokens, accepted), generator)
-    return [laws.p_value(kind, laws.joint(p)) for kind in number.split(rows)]
+    number = distributions.complete(p, *distributions.emitted(tokens, accepted), generator)
+    return [distributions.p_value(kind, distributions.joint(p)) for kind in number.split(rows)]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -105,20 +105,20 @@ def third_token_p_values(pair, shape, *, sampled, device="cpu", dtype=torch.floa
 @pytest.mark.parametrize("pair", PAIRS)
 def test_the_first_three_tokens_follow_the_target(pair, shape, sampled, device):
     for p_value in third_token_p_values(pair, shape, sampled=sampled, device=device):
-        assert p_value > laws.SIGNIFICANCE
+        assert p_value > distributions.SIGNIFICANCE
 
 
 @pytest.mark.parametrize("sampled", [False, True], ids=["deterministic", "sampled"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_laws_of_low_precision_are_taken_at_their_word(dtype, sampled):
-    """bf16 rows sum to 1 only within 1e-2: their own normalised law is what must come out."""
+    """bf16 rows sum to 1 only within 1e-2: they must come out normalised."""
     (p_value,) = third_token_p_values("unlike", "full", sampled=sampled, dtype=dtype)
-    assert p_value > laws.SIGNIFICANCE
+    assert p_value > distributions.SIGNIFICANCE
 
 
 @pytest.mark.parametrize("draft", [None, Q], ids=["deterministic", "sampled"])
 def test_each_request_follows_its_own_law(draft):
-    """Neighbours with other laws and other drafts in the same batch change nothing."""
+    """Neighbours with other distributions and other drafts in the same batch change nothing."""
     tree, generator = Tree.full([2]), torch.Generator().manual_seed(3)
     parents, rows = tree.parents.tolist(), ROWS // 2
     sharp, flat = tempered(P, 0.2)[:2], tempered(Q, 3.0)[:2]
@@ -128,30 +128,33 @@ def test_each_request_follows_its_own_law(draft):
     order = torch.randperm(ROWS, generator=generator)
     target = torch.cat(
         [
-            laws.at_nodes(p, parents, t)
+            distributions.at_nodes(p, parents, t)
             for p, t in zip((sharp, flat), tokens.split(rows), strict=True)
         ]
     )
-    draft_probs = None if draft is None else laws.at_nodes(draft, parents, tokens)[order]
+    draft_probs = None if draft is None else distributions.at_nodes(draft, parents, tokens)[order]
     shuffled = accept(tree, tokens[order], target[order], draft_probs=draft_probs)
     accepted = type(shuffled)(*(part[order.argsort()] for part in shuffled))
-    sequences, lengths = laws.emitted(tokens, accepted)
+    sequences, lengths = distributions.emitted(tokens, accepted)
     for p, part in ((sharp, slice(0, rows)), (flat, slice(rows, None))):
-        number = laws.complete(p, sequences[part], lengths[part], generator)
-        assert laws.p_value(number, laws.joint(p)) > laws.SIGNIFICANCE
+        number = distributions.complete(p, sequences[part], lengths[part], generator)
+        assert distributions.p_value(number, distributions.joint(p)) > distributions.SIGNIFICANCE
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_drawing_without_replacement_is_sequential(device):
-    """The law of ordered pairs is q(x) q(y) / (1 - q(x)); a hole in q is drawn only at the end."""
+    """Ordered pairs come with q(x) q(y) / (1 - q(x)); a hole in q is drawn only at the end."""
     q = torch.tensor([0.5, 0.0, 0.3, 0.15, 0.05], dtype=torch.float64)
     pair_law = q[:, None] * q / (1 - q[:, None]) * (1 - torch.eye(5))
     generator = torch.Generator(device).manual_seed(1)
     drawn = sample_children(q.to(device).expand(ROWS, 5), 5, generator=generator).cpu()
-    assert laws.p_value(drawn[:, 0] * 5 + drawn[:, 1], pair_law.flatten()) > laws.SIGNIFICANCE
+    assert (
+        distributions.p_value(drawn[:, 0] * 5 + drawn[:, 1], pair_law.flatten())
+        > distributions.SIGNIFICANCE
+    )
     assert (drawn[:, 4] == 1).all()
     single = sample(q.to(device).expand(ROWS, 5), generator=generator).cpu()
-    assert laws.p_value(single, q) > laws.SIGNIFICANCE
+    assert distributions.p_value(single, q) > distributions.SIGNIFICANCE
 
 
 @pytest.mark.gpu
@@ -159,11 +162,11 @@ def test_drawing_without_replacement_is_sequential(device):
 def test_nothing_waits_for_the_gpu():
     tree = Tree.full([4, 2, 2]).to("cuda")
     tokens = torch.randint(50, (8, tree.size), device="cuda")
-    law = torch.rand(8, tree.size, 50, device="cuda")
+    distribution = torch.rand(8, tree.size, 50, device="cuda")
     torch.cuda.set_sync_debug_mode("error")
     try:
-        accept(tree, tokens, law)
-        accept(tree, tokens, law, draft_probs=law)
+        accept(tree, tokens, distribution)
+        accept(tree, tokens, distribution, draft_probs=distribution)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
@@ -174,25 +177,25 @@ def test_nothing_waits_for_the_gpu():
 # Wrong is wrong by far: a wrong rule must be told from the right one beyond any doubt.
 
 
-def looks_like(samples, law):
-    return laws.p_value(samples, law) > laws.SIGNIFICANCE
+def looks_like(samples, distribution):
+    return distributions.p_value(samples, distribution) > distributions.SIGNIFICANCE
 
 
-def is_far_from(samples, law):
-    return laws.p_value(samples, law) < 1e-12
+def is_far_from(samples, distribution):
+    return distributions.p_value(samples, distribution) < 1e-12
 
 
 def first_tokens(parents, tokens, p, draft_probs=None):
     """Return the first token that `accept` emits in each row."""
-    target = laws.at_nodes(p, parents, tokens)
+    target = distributions.at_nodes(p, parents, tokens)
     accepted = accept(Tree(parents), tokens, target, draft_probs=draft_probs)
-    return laws.emitted(tokens, accepted)[0][:, 0]
+    return distributions.emitted(tokens, accepted)[0][:, 0]
 
 
 def try_siblings(p, q, tokens, rule):
     """Try siblings [B, k] one after the other as `rule` says, then draw from what is left of p.
 
-    ``rule(p, q, x, number)`` returns the acceptance probability [B, 1] and both laws after a
+    ``rule(p, q, x, number)`` returns the acceptance probability [B, 1] and p and q after a
     rejection; `number` is the sibling's node number in the tree.
     """
     p, q = p.expand(len(tokens), -1), q.expand(len(tokens), -1)
@@ -250,17 +253,21 @@ def draft_not_reduced(p, q, x, number):
 def test_wrong_sibling_rules_are_caught(wrong_rule):
     parents, (p, q) = [-1, 0, 0, 0], (P[0], Q[0])
     tokens = draft_children(parents, Q, torch.Generator().manual_seed(5))
-    law = p[0]
-    assert is_far_from(try_siblings(p, q, tokens[:, 1:], wrong_rule), law)
-    assert looks_like(try_siblings(p, q, tokens[:, 1:], textbook), law)
-    assert looks_like(first_tokens(parents, tokens, P, laws.at_nodes(Q, parents, tokens)), law)
+    distribution = p[0]
+    assert is_far_from(try_siblings(p, q, tokens[:, 1:], wrong_rule), distribution)
+    assert looks_like(try_siblings(p, q, tokens[:, 1:], textbook), distribution)
+    assert looks_like(
+        first_tokens(parents, tokens, P, distributions.at_nodes(Q, parents, tokens)), distribution
+    )
 
 
 def test_siblings_drawn_with_replacement_stay_exact():
     """SpecInfer draws independent siblings: repeats are passed over, the rest is as if distinct."""
     parents = [-1, 0, 0, 0]
     tokens = torch.multinomial(Q[0].expand(ROWS, -1), 4, replacement=True)
-    assert looks_like(first_tokens(parents, tokens, P, laws.at_nodes(Q, parents, tokens)), P[0][0])
+    assert looks_like(
+        first_tokens(parents, tokens, P, distributions.at_nodes(Q, parents, tokens)), P[0][0]
+    )
 
 
 @pytest.mark.parametrize("offered", ["once-above-27-leaves", "27-times"])
@@ -269,28 +276,28 @@ def test_tokens_offered_on_many_leaves_are_not_favoured(offered):
 
     A drafted token of probability 0.10 is then emitted by 94% of the steps of its default tree.
     """
-    law = torch.tensor([0.10, 0.40, 0.30, 0.15, 0.05], dtype=torch.float64)
+    distribution = torch.tensor([0.10, 0.40, 0.30, 0.15, 0.05], dtype=torch.float64)
     tree = Tree.full([1, 3, 3, 3]) if offered == "once-above-27-leaves" else Tree.full([27])
     rows = ROWS // 4
     tokens = torch.zeros(rows, tree.size, dtype=torch.int64)
-    target = law.expand(rows, tree.size, -1)
+    target = distribution.expand(rows, tree.size, -1)
 
-    per_leaf = torch.multinomial(law, rows * 27, replacement=True).view(rows, 27)
+    per_leaf = torch.multinomial(distribution, rows * 27, replacement=True).view(rows, 27)
     wrong = torch.where((per_leaf == 0).any(-1), 0, per_leaf[:, 0])
     assert wrong.eq(0).double().mean() > 0.9
-    assert is_far_from(wrong, law)
+    assert is_far_from(wrong, distribution)
 
-    right = laws.emitted(tokens, accept(tree, tokens, target))[0][:, 0]
-    assert looks_like(right, law)
+    right = distributions.emitted(tokens, accept(tree, tokens, target))[0][:, 0]
+    assert looks_like(right, distribution)
 
 
 def test_a_mismatch_emits_the_sample_that_mismatched():
     """TokenSwift draws anew after the last match: the draft gets a second chance."""
-    law, drafted = P[0][0], int(P[0][0].argmin())
-    match, anew = sample(law.expand(2, ROWS, -1)).unbind()
-    assert is_far_from(torch.where(match == drafted, drafted, anew), law)
+    distribution, drafted = P[0][0], int(P[0][0].argmin())
+    match, anew = sample(distribution.expand(2, ROWS, -1)).unbind()
+    assert is_far_from(torch.where(match == drafted, drafted, anew), distribution)
     tokens = torch.tensor([[0, drafted]]).expand(ROWS, -1)
-    assert looks_like(first_tokens([-1, 0], tokens, P), law)
+    assert looks_like(first_tokens([-1, 0], tokens, P), distribution)
 
 
 @pytest.mark.parametrize("parents", [[-1, 0], [-1, 0, 0]], ids=["chain", "tree"])
@@ -305,12 +312,12 @@ def test_the_bonus_token_is_shaped_like_the_others():
     """PosS and HASS draw the token after a wholly accepted path from the unprocessed logits."""
     raw, processed = P, tempered(P, 0.5)
     tokens = best_children([-1, 0], processed).expand(ROWS, -1)
-    target = laws.at_nodes(processed, [-1, 0], tokens)
-    sequences, lengths = laws.emitted(tokens, accept(Tree.chain(1), tokens, target))
+    target = distributions.at_nodes(processed, [-1, 0], tokens)
+    sequences, lengths = distributions.emitted(tokens, accept(Tree.chain(1), tokens, target))
     whole = lengths == 2
-    law = processed[1][tokens[0, 1]]
-    assert looks_like(sequences[whole, 1], law)
-    assert is_far_from(sample(raw[1][tokens[whole, 1]]), law)
+    distribution = processed[1][tokens[0, 1]]
+    assert looks_like(sequences[whole, 1], distribution)
+    assert is_far_from(sample(raw[1][tokens[whole, 1]]), distribution)
 
 
 def test_the_draft_law_is_the_one_that_was_sampled():
@@ -320,7 +327,7 @@ def test_the_draft_law_is_the_one_that_was_sampled():
     sampled_from[0][0, P[0][0].argmax()] *= 0.2  # a penalty
     sampled_from[0] /= sampled_from[0].sum(-1, keepdim=True)
     tokens = draft_children(parents, sampled_from, torch.Generator().manual_seed(5))
-    wrong, right = (laws.at_nodes(q, parents, tokens) for q in (Q, sampled_from))
+    wrong, right = (distributions.at_nodes(q, parents, tokens) for q in (Q, sampled_from))
     assert is_far_from(first_tokens(parents, tokens, P, wrong), P[0][0])
     assert looks_like(first_tokens(parents, tokens, P, right), P[0][0])
 

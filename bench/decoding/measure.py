@@ -11,7 +11,8 @@ import torch
 from common.machine import Others
 from transformers import PreTrainedModel
 
-from specattn.decoding.ready import ReadyTarget
+from specattn.decoding import Target
+from specattn.decoding.snapshot import PromptSnapshot
 from specattn.planning import AcceptanceProfile
 
 from .cases import PLAIN, TRANSFORMERS, Group
@@ -60,13 +61,14 @@ def measure(
     }
     room = plan.new_tokens + max((method.max_nodes for method in methods.values()), default=1)
     keep_features = any(method.reads_features for method in methods.values())
-    kind = ReadyTarget
+    kind: Callable[..., Target] = Target
     if profile is not None:
         kind = partial(SimulatedTarget, profile=profile, seed=plan.seed)
     others = Others()
     for text in range(plan.texts):
         prompts = texts.prompts(text, group.context, group.batch)
-        target = kind(model, prompts, room, keep_features=keep_features)
+        target = kind(model, len(prompts), len(prompts[0]) + room)
+        snapshot = PromptSnapshot(target, prompts, keep_features=keep_features)
         for repeat in range(-1, plan.repeats):  # the first one warms up
             new_tokens = min(plan.new_tokens, WARM_UP_TOKENS) if repeat < 0 else plan.new_tokens
             seed = plan.seed + repeat
@@ -77,18 +79,18 @@ def measure(
                     continue
                 try:
                     if row.entry.name == TRANSFORMERS:
-                        outcome = run_transformers(target, *options)
+                        outcome = run_transformers(snapshot, *options)
                     else:
                         method = methods[row.entry.label]
-                        outcome = run(target, method, *options, plan.lengths)
+                        outcome = run(snapshot, method, *options, plan.lengths)
                 except Exception as failure:  # one method that fails must not cost the others
                     row.fault = f"{type(failure).__name__}: {failure}".splitlines()[0]
                     continue
                 if repeat >= 0:
                     row.outcomes.append(outcome)
         for row in rows:
-            if target.prefill_seconds is not None:
-                row.prefill_seconds.append(target.prefill_seconds)
+            if profile is None:  # noise is no prefill
+                row.prefill_seconds.append(snapshot.prefill_seconds)
         if profile is None and group.temperature == 0 and group.shaping == UNSHAPED:
             _compare(rows, model, prompts, text, plan.repeats)
     cores = others.cores()

@@ -17,10 +17,12 @@ from common.tables import aligned, size
 from transformers import PreTrainedModel
 
 import specattn
-from specattn.decoding import Quest, SpecExtend, Streaming, Target, Vegas, quest, specextend
-from specattn.decoding.sparse_chain import Chosen
-from specattn.decoding.target import SCORES, Selection, Wanted
+from specattn.decoding import Quest, SpecExtend, Streaming, Target, Vegas
+from specattn.decoding.attention import CaptureSpec, Selection
+from specattn.decoding.methods import quest, specextend
+from specattn.decoding.methods.sparse_chain import PrefixSelection
 
+SCORES = CaptureSpec(rows=(0, -1))
 HEADER = [("pass", "<")] + [
     (name, ">")
     for name in ("context", "T", "launched", "time", "±", "eager", "GB/s", "plain steps")
@@ -40,23 +42,23 @@ def measure(model: PreTrainedModel, method: Vegas, context: int, budget: float) 
     tokens = torch.randint(model.config.vocab_size, (1, rows), device=device)
     root, chain = (specattn.Tree.chain(n, device=device) for n in (0, method.gamma))
     with torch.inference_mode(), target.attached():
-        scores = target.verify(chain, tokens, wanted=SCORES).scores
+        scores = target.verify(chain, tokens, capture=SCORES).scores
 
         def select() -> list[Selection]:
             """Choose, and make the table of positions that all steps of the next draft read."""
             prefix = target.cache.seqlens
             indices, lengths = specattn.select_topk(
-                scores.flatten(0, 1), prefix.repeat(target.full_layers), **method.share()
+                scores.flatten(0, 1), prefix.repeat(len(target.full_layers)), **method.share()
             )
-            chosen = Chosen(Selection(indices[:, None], lengths[:1]), prefix)
-            return chosen.readings(prefix, method.gamma, 2 * method.gamma)
+            chosen = PrefixSelection(Selection(indices[:, None], lengths[:1]), prefix)
+            return chosen.steps(prefix, method.gamma, 2 * method.gamma)
 
         selection = select()[0]
         rivals = _Rivals(target, method, chain, tokens)
         calls: dict[str, Callable] = {
             "plain step": lambda: target.verify(root, tokens[:, :1]),
             "verify": lambda: target.verify(chain, tokens),
-            "verify, scores": lambda: target.verify(chain, tokens, wanted=SCORES),
+            "verify, scores": lambda: target.verify(chain, tokens, capture=SCORES),
             "select": select,
             "draft step": lambda: target.draft(tokens[:, :1], 0, selection),
             **rivals.calls,
@@ -137,20 +139,22 @@ class _Rivals:
 
     def __init__(self, target: Target, method: Vegas, chain: specattn.Tree, tokens: torch.Tensor):
         share = {"gamma": method.gamma, "ratio": method.ratio, "min_tokens": method.min_tokens}
-        cache, layers = target.cache, target.full_layers
+        cache, layers = target.cache, len(target.full_layers)
         streaming, extend, self.quest = Streaming(**share), SpecExtend(**share), Quest(**share)
-        wanted = Wanted(rows=tuple(range(chain.size)), ranking="weight", each=True)
-        each = target.verify(chain, tokens, wanted=wanted).scores
-        queries = target.verify(chain, tokens, wanted=Wanted(queries=True)).queries
+        every = CaptureSpec(rows=tuple(range(chain.size)), ranking="weight", per_row=True)
+        each = target.verify(chain, tokens, capture=every).scores
+        queries = target.verify(chain, tokens, capture=CaptureSpec(queries=True)).queries
         self.each, self.bounds = each, quest.PageBounds(target, self.quest.page_size)
         self.bounds.read_all()
         pages = quest.Pages(self.quest, self.bounds, 0)
         self.calls: dict[str, Callable] = {
-            "verify, each row": lambda: target.verify(chain, tokens, wanted=wanted),
-            "select, specextend": lambda: specextend.choose(extend, each[:, :, 0], cache.seqlens),
-            "select, quest": lambda: [pages.at(n, queries[n, :, :1]) for n in range(layers)],
+            "verify, each row": lambda: target.verify(chain, tokens, capture=every),
+            "select, specextend": lambda: specextend.select_chunks(
+                extend, each[:, :, 0], cache.seqlens
+            ),
+            "select, quest": lambda: [pages.select(n, queries[n, :, :1]) for n in range(layers)],
             "bounds, quest": lambda: self.bounds.catch_up(method.max_nodes),
-            "select, streaming": lambda: streaming.readings(cache.seqlens, cache.capacity, layers),
+            "select, streaming": lambda: streaming.steps(cache.seqlens, cache.capacity, layers),
         }
 
 

@@ -12,7 +12,7 @@ import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from specattn.decoding import Method, Statistics
-from specattn.decoding.ready import ReadyTarget
+from specattn.decoding.snapshot import PromptSnapshot
 
 from .shaping import UNSHAPED, Shaping
 
@@ -44,7 +44,7 @@ class Outcome:
 
 
 def run(
-    target: ReadyTarget,
+    snapshot: PromptSnapshot,
     method: Method,
     new_tokens: int,
     temperature: float,
@@ -53,9 +53,9 @@ def run(
     lengths: Sequence[int] = (),
 ) -> Outcome:
     """Decode `new_tokens` for every prompt with the real loop; an end of text ends nothing."""
-    clock = _LengthClock(lengths if len(target.prompts) == 1 else ())
-    _reset_peak(target.device)
-    tokens, statistics = target.run(
+    clock = _LengthClock(lengths if len(snapshot.prompts) == 1 else ())
+    _reset_peak(snapshot.target.device)
+    tokens, statistics = snapshot.run(
         method,
         new_tokens,
         shaping.processors(temperature),
@@ -64,11 +64,11 @@ def run(
         on_tokens=clock.note,
     )
     speed = statistics.tokens_per_second
-    return Outcome(tokens, speed, statistics, _peak(target.device), clock.reached)
+    return Outcome(tokens, speed, statistics, _peak(snapshot.target.device), clock.reached)
 
 
 def run_transformers(
-    target: ReadyTarget,
+    snapshot: PromptSnapshot,
     new_tokens: int,
     temperature: float,
     seed: int,
@@ -78,22 +78,22 @@ def run_transformers(
 
     The clock starts at the first new token, so that neither its preparation nor ours counts.
     """
-    target.go_back()
-    model = target.model
+    snapshot.restore()
+    model = snapshot.target.model
     before = model.config._attn_implementation
     model.set_attn_implementation("sdpa")
     sampling: dict[str, Any] = {"do_sample": False}
     if temperature > 0:
         sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
-    clock = _Clock(target.device)
+    clock = _Clock(snapshot.target.device)
     torch.manual_seed(seed)
-    _reset_peak(target.device)
-    ids = torch.stack(target.prompts).to(target.device)
+    _reset_peak(snapshot.target.device)
+    ids = torch.stack(snapshot.prompts).to(snapshot.target.device)
     try:
         output = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
-            past_key_values=target.as_dynamic_cache(),
+            past_key_values=snapshot.as_dynamic_cache(),
             max_new_tokens=new_tokens,
             min_new_tokens=None,
             eos_token_id=None,
@@ -105,8 +105,8 @@ def run_transformers(
     finally:
         model.set_attn_implementation(before)
     tokens = output[:, ids.shape[1] :].tolist()
-    speed = len(target.prompts) * (new_tokens - 1) / (clock.moments[-1] - clock.moments[0])
-    return Outcome(tokens, speed, None, _peak(target.device))
+    speed = len(snapshot.prompts) * (new_tokens - 1) / (clock.moments[-1] - clock.moments[0])
+    return Outcome(tokens, speed, None, _peak(snapshot.target.device))
 
 
 class _LengthClock:

@@ -7,14 +7,14 @@ acceptance and commit are the package's own, which knows nothing of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from transformers import PreTrainedModel
 
-from specattn.decoding.loop import CHUNK_SIZE
-from specattn.decoding.ready import ReadyTarget
-from specattn.decoding.target import NOTHING, Verification, Wanted
+from specattn.decoding import Target
+from specattn.decoding.attention import NO_CAPTURE, CaptureSpec
+from specattn.decoding.target import Verification
 from specattn.planning import AcceptanceProfile
 from specattn.tree import Tree
 
@@ -27,8 +27,8 @@ def note(profile: AcceptanceProfile) -> str:
     return f"{MARK} {profile.name}"
 
 
-class SimulatedTarget(ReadyTarget):
-    """A target whose cache holds random numbers, and which agrees with drafts as a profile says.
+class SimulatedTarget(Target):
+    """A target whose prefill leaves random numbers, and which agrees with drafts as a profile says.
 
     Of the prompts only the length and the last token matter; the seed is that of acceptance.
     """
@@ -36,30 +36,42 @@ class SimulatedTarget(ReadyTarget):
     def __init__(
         self,
         model: PreTrainedModel,
-        prompts: Sequence[torch.Tensor],
-        room: int,
+        batch: int,
+        capacity: int,
         *,
         profile: AcceptanceProfile,
         seed: int,
-        keep_features: bool = False,
     ):
-        super().__init__(model, prompts, room, keep_features=keep_features)
+        super().__init__(model, batch, capacity)
         self.profile = profile
         self.generator = torch.Generator(self.device).manual_seed(seed)
 
-    def verify(self, tree: Tree, tokens: torch.Tensor, *, wanted: Wanted = NOTHING) -> Verification:
-        """Verify as `Target.verify` does, and bend the logits afterwards."""
-        result = super().verify(tree, tokens, wanted=wanted)
+    def verify(
+        self, tree: Tree, tokens: torch.Tensor, *, capture: CaptureSpec = NO_CAPTURE
+    ) -> Verification:
+        """Verify as every target does, and bend the logits afterwards."""
+        result = super().verify(tree, tokens, capture=capture)
         bend(result.logits, tree, tokens, self.profile, self.generator)
         return result
 
-    def _fill(self, prompts: Sequence[torch.Tensor]) -> None:
+    def prefill(
+        self,
+        prompts: Sequence[torch.Tensor],
+        chunk_size: int,
+        on_chunk: Callable[[int, int], None] | None = None,
+        on_features: Callable[[int, torch.Tensor], None] | None = None,
+    ) -> None:
+        """Fill the cache with noise, and show noise as the features of every prompt."""
         self.cache.storage.normal_()
+        lengths = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
         noise = torch.randn(1, 1, self.model.config.hidden_size, device=self.device)
         noise = noise.to(self.model.dtype)
-        for start in range(0, self.prefix, CHUNK_SIZE):
-            rows = min(CHUNK_SIZE, self.prefix - start)
-            self._keep(start, noise.expand(len(prompts), rows, -1))
+        longest = int(lengths.max())
+        for start in range(0, longest, chunk_size):
+            rows = min(chunk_size, longest - start)
+            self.cache.seqlens = lengths.clamp(max=start + rows).to(torch.int32)
+            if on_features is not None:
+                on_features(start, noise.expand(len(prompts), rows, -1))
 
 
 def bend(

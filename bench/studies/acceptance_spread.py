@@ -34,11 +34,12 @@ from common.tables import aligned, size
 from decoding import models
 from decoding.cases import Entry
 from decoding.texts import Files, held_out_files
-from transformers import LogitsProcessor, LogitsProcessorList
+from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
-from specattn.decoding import Method, RequestStatistics, Statistics
-from specattn.decoding.ready import ReadyTarget
-from specattn.decoding.target import Reading, Verification
+from specattn.decoding import Method, RequestStatistics, Statistics, Target
+from specattn.decoding.attention import KVSelector
+from specattn.decoding.snapshot import PromptSnapshot
+from specattn.decoding.target import Verification
 from specattn.planning.models import EMBEDDED_TARGET
 
 PLACE = ("context", "text", "temperature", "method")
@@ -71,18 +72,19 @@ def main(argv: list[str] | None = None) -> int:
     texts, file = Files(tokenizer, held_out_files()), _file(options.json)
     for context in options.context:
         for number in range(options.texts):
-            target: CountingTarget | None = None
+            snapshot: PromptSnapshot | None = None
             for heat, (name, method) in itertools.product(options.temperature, methods.items()):
                 place = dict(zip(PLACE, (context, number, heat, name), strict=True))
                 if not any(place.items() <= one.items() for one in file.records):
                     room = options.new_tokens + max(one.max_nodes for one in methods.values())
-                    target = target or CountingTarget(
+                    snapshot = snapshot or counting(
                         model,
                         texts.prompts(number, context, 1),
                         room,
                         keep_features=any(one.reads_features for one in methods.values()),
                     )
-                    file.add(place | target.measure(method, options.new_tokens, heat, seed=number))
+                    found = measure(snapshot, method, options.new_tokens, heat, seed=number)
+                    file.add(place | found)
         for heat in options.temperature:
             print(table(file.records, list(methods), context, heat, options.texts), end="\n\n")
     return 0
@@ -110,43 +112,56 @@ class PlacedNoise(LogitsProcessor):
 
 @dataclass(frozen=True)
 class Counted:
-    """A reading that notes how many cached tokens a layer and head reads."""
+    """A KV selector that notes how many cached tokens a layer and head attends to."""
 
-    reading: Reading
+    selector: KVSelector
     counts: list[float]
 
-    def at(self, layer: int, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what the reading says."""
-        indices, lengths = self.reading.at(layer, q)
+    def select(self, layer: int, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the selector's positions."""
+        indices, lengths = self.selector.select(layer, q)
         self.counts.append(float(lengths.float().mean()))
         return indices, lengths
 
 
-class CountingTarget(ReadyTarget):
+class CountingTarget(Target):
     """Notes what every draft step reads, sinks, recent tokens and earlier drafts included."""
 
+    counts: list[float]
+
     def draft(
-        self, tokens: torch.Tensor, offset: int | torch.Tensor, reading: Reading
+        self, tokens: torch.Tensor, offset: int | torch.Tensor, selector: KVSelector
     ) -> Verification:
         """Draft as every target does."""
-        return super().draft(tokens, offset, Counted(reading, self.counts))
+        return super().draft(tokens, offset, Counted(selector, self.counts))
 
-    def measure(self, method: Method, new_tokens: int, temperature: float, seed: int) -> Record:
-        """Decode with a method and say what its drafts were worth."""
-        self.counts: list[float] = []
-        noise = [PlacedNoise(temperature, seed)] if temperature else []
-        (tokens,), found = self.run(
-            method, new_tokens, LogitsProcessorList(noise), do_sample=False, seed=seed
-        )
-        total = found.total
-        return {
-            "tau": total.mean_acceptance_length,
-            "drafting": 1 + total.accepted / total.offered_at[0],
-            "read": fmean(self.counts) if self.counts else None,  # the drafts are not the target's
-            "accepted_at": total.accepted_at,
-            "offered_at": total.offered_at,
-            "continuation": hashlib.sha256(str(tokens).encode()).hexdigest()[:12],
-        }
+
+def counting(
+    model: PreTrainedModel, prompts: Sequence[torch.Tensor], room: int, **options: bool
+) -> PromptSnapshot:
+    """Return prompts behind which `measure` decodes."""
+    target = CountingTarget(model, len(prompts), len(prompts[0]) + room)
+    return PromptSnapshot(target, prompts, **options)
+
+
+def measure(
+    snapshot: PromptSnapshot, method: Method, new_tokens: int, temperature: float, seed: int
+) -> Record:
+    """Decode with a method and return what its drafts were worth."""
+    snapshot.target.counts = counts = list[float]()
+    noise = [PlacedNoise(temperature, seed)] if temperature else []
+    (tokens,), found = snapshot.run(
+        method, new_tokens, LogitsProcessorList(noise), do_sample=False, seed=seed
+    )
+    total = found.total
+    return {
+        "tau": total.mean_acceptance_length,
+        "drafting": 1 + total.accepted / total.offered_at[0],
+        "read": fmean(counts) if counts else None,  # the drafts are not the target's
+        "accepted_at": total.accepted_at,
+        "offered_at": total.offered_at,
+        "continuation": hashlib.sha256(str(tokens).encode()).hexdigest()[:12],
+    }
 
 
 def table(

@@ -25,12 +25,12 @@ from decoding import models
 from decoding.texts import Files, held_out_files
 
 from specattn.decoding import Quest, SpecExtend, Streaming, Target, TriForce
-from specattn.decoding.quest import PageBounds, Pages
-from specattn.decoding.ready import ReadyTarget
-from specattn.decoding.sparse_chain import Chosen
-from specattn.decoding.specextend import choose
-from specattn.decoding.target import SCORES, Reading, Selection, Wanted
-from specattn.decoding.triforce import retrieve
+from specattn.decoding.attention import CaptureSpec, KVSelector, Selection
+from specattn.decoding.methods.quest import PageBounds, Pages
+from specattn.decoding.methods.sparse_chain import PrefixSelection
+from specattn.decoding.methods.specextend import select_chunks
+from specattn.decoding.methods.triforce import retrieve
+from specattn.decoding.snapshot import PromptSnapshot
 from specattn.ops import select_topk
 from specattn.planning.models import EMBEDDED_TARGET
 from specattn.tree import Tree
@@ -52,10 +52,11 @@ def main() -> None:
         found: dict[str, dict[str, list[float]]] = {"held-out text": {}, "greedy text": {}}
         for number in range(options.texts):
             (tokens,) = texts.prompts(number, context + 2 * block, 1)
-            target = ReadyTarget(model, [tokens[: context + 1]], GREEDY + 4 * block)
+            target = Target(model, 1, context + 1 + GREEDY + 4 * block)
+            snapshot = PromptSnapshot(target, [tokens[: context + 1]])
             with torch.no_grad(), target.attached():
                 _add(found["held-out text"], coverage(target, tokens[None, context:]))
-                target.go_back()
+                snapshot.restore()
                 root = continued(target, tokens[None, context : context + 1], GREEDY)[:, -1:]
                 begun = target.cache.seqlens
                 ahead = continued(target, root, 2 * block)
@@ -82,29 +83,28 @@ def continued(target: Target, tokens: torch.Tensor, count: int) -> torch.Tensor:
 def coverage(target: Target, tokens: torch.Tensor) -> dict[str, list[float]]:
     """Return each method's share of the attention, averaged over layers, rows and heads."""
     cache, chain, block = target.cache, Tree.chain(GAMMA), GAMMA + 1
-    prefix, layers, first = cache.seqlens, target.full_layers, tokens[:, :block]
+    prefix, layers, first = cache.seqlens, len(target.full_layers), tokens[:, :block]
     rows = tuple(range(block))
-    each = Wanted(rows=rows, ranking="weight", each=True, queries=True)
+    each = CaptureSpec(rows=rows, ranking="weight", per_row=True, queries=True)
     scores, seen = (
-        target.verify(chain, first, wanted=SCORES),
-        target.verify(chain, first, wanted=each),
+        target.verify(chain, first, capture=CaptureSpec(rows=(0, -1))),
+        target.verify(chain, first, capture=each),
     )
     cache.seqlens = prefix + block  # the whole block was accepted
-    queries = target.verify(chain, tokens[:, block : 2 * block], wanted=each).queries
+    queries = target.verify(chain, tokens[:, block : 2 * block], capture=each).queries
     bounds = PageBounds(target, Quest.page_size)
     bounds.read_all()
     by_weight = seen.scores[:, 0, [0, -1]].mean(1)
     vegas, weighed = (ranked(one, prefix) for one in (scores.scores[:, 0], by_weight))
-    extend = choose(SpecExtend(**SHARE), seen.scores[:, :, -1], prefix)
+    extend = select_chunks(SpecExtend(**SHARE), seen.scores[:, :, -1], prefix)
     retrieved = retrieve(TriForce(**SHARE), target, seen.queries[:, :, :1], prefix)
-    streaming = Streaming(**SHARE).readings(cache.seqlens, cache.capacity, layers)[0]
+    streaming = Streaming(**SHARE).steps(cache.seqlens, cache.capacity, layers)[0]
 
-    def behind(chosen: Chosen) -> Callable[[int], Reading]:
-        reading = chosen.readings(cache.seqlens, 1, 4 * block + 32)[0]
-        return reading.longer
+    def behind(selected: PrefixSelection) -> Callable[[int], KVSelector]:
+        return selected.steps(cache.seqlens, 1, 4 * block + 32)[0].extended
 
-    methods: dict[str, Callable[[int], Reading]] = {
-        "streaming": streaming.longer,
+    methods: dict[str, Callable[[int], KVSelector]] = {
+        "streaming": streaming.extended,
         "quest": lambda step: Pages(Quest(**SHARE), bounds, step),
         "specextend": behind(extend),
         "triforce": behind(retrieved),
@@ -117,8 +117,8 @@ def coverage(target: Target, tokens: torch.Tensor) -> dict[str, list[float]]:
         for step in rows[:GAMMA]:
             end = int(cache.seqlens) + step
             weights = attention(queries[layer, 0, step].double(), k[: end + 1])  # [Hk, g, end + 1]
-            for name, reading in methods.items():
-                indices, lengths = reading(step).at(layer, queries[layer, :, step : step + 1])
+            for name, selector in methods.items():
+                indices, lengths = selector(step).select(layer, queries[layer, :, step : step + 1])
                 found[name].append(covered(weights, indices[0], lengths[0]))
             count = int(vegas.selection.lengths[0]) + block + step + 1
             most = weights.mean((0, 1)).topk(min(count, end + 1)).indices
@@ -128,10 +128,10 @@ def coverage(target: Target, tokens: torch.Tensor) -> dict[str, list[float]]:
     return found
 
 
-def ranked(scores: torch.Tensor, prefix: torch.Tensor) -> Chosen:
+def ranked(scores: torch.Tensor, prefix: torch.Tensor) -> PrefixSelection:
     """Choose the best tokens of one request by `scores` [layers, N]."""
     best, counts = select_topk(scores, prefix.repeat(len(scores)), ratio=0.07, min_tokens=256)
-    return Chosen(Selection(best[:, None], counts[:1]), prefix)
+    return PrefixSelection(Selection(best[:, None], counts[:1]), prefix)
 
 
 def attention(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:

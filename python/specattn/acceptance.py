@@ -4,14 +4,14 @@ Two rules, both exact for every draft, good or bad.
 
 *The draft was chosen deterministically* (argmax, top-k, n-grams, beams): one sample of the target
 is drawn per step and emitted, whatever was drafted; while it is also the token of a drafted child,
-the walk goes on. What is emitted is thus the target's own sample, and the number of places where a
-token was offered does not change its probability.
+the walk goes on. What is emitted is thus the target's own sample: how many nodes carry a token does
+not change its probability.
 
-*The children were sampled* from a draft law q, one after the other, without replacement: child x is
-accepted with probability min(1, p(x) / q(x)); after a rejection p becomes the normalised residual
-max(p - q, 0), q loses x and is normalised again, and the next child is tried. When no child is left
-the next token comes from the p that remains. (Leviathan et al. 2023, §2.3 for one child; Jeon et
-al. 2024, "Recursive speculative decoding", for several.)
+*The children were sampled* from a draft distribution q, one after the other, without replacement:
+child x is accepted with probability min(1, p(x) / q(x)); after a rejection p becomes the normalised
+residual max(p - q, 0), q loses x and is normalised again, and the next child is tried. When no
+child is left the next token comes from the p that remains. (Leviathan et al. 2023, §2.3 for one
+child; Jeon et al. 2024, "Recursive speculative decoding", for several.)
 
 All arithmetic is done in float64, one row of the vocabulary per request at a time. Loops run over
 the depth and the width of the tree, which the host knows, so nothing waits for the device.
@@ -72,8 +72,8 @@ def accept(
 ) -> Accepted:
     """Walk down the tree as far as the target agrees, and draw the token that comes next.
 
-    The emitted tokens (those of the accepted nodes, then the next token) follow the law of plain
-    decoding with the target, whatever was drafted.
+    The emitted tokens (those of the accepted nodes, then the next token) have the distribution of
+    plain decoding with the target, whatever was drafted.
 
     Parameters
     ----------
@@ -82,16 +82,16 @@ def accept(
     tokens : Tensor, int32 or int64 [B, T]
         The drafted tokens. Those of the root and of padding are not read.
     target_probs : Tensor, floating point [B, T, V]
-        The target's law of the token that follows each node, given the node's path, after
-        temperature, filters and penalties. One-hot rows make the decoding greedy
+        The target's probabilities of the token that follows each node, given the node's path,
+        after temperature, filters and penalties. One-hot rows make the decoding greedy
         (`accept_samples` does the same from the argmax alone). Rows need not be normalised.
     draft_probs : Tensor, floating point [B, T, V], optional
-        Row n is the law from which the children of node n were sampled, after whatever shaped it:
-        the very numbers, not recomputed ones. The children must be true samples in the order of
-        their index, without replacement (`sample_children`), and all of them: choosing among
-        samples by their probability, as dynamic trees do, makes the draft deterministic. A child
-        that its row cannot have produced (probability 0, or the same token as an earlier sibling)
-        is passed over, so independent samples are fine too. Rows of leaves are not read.
+        Row n is the distribution from which the children of node n were sampled, after all that
+        shaped it: the very numbers, not recomputed ones. The children must be true samples in the
+        order of their index, without replacement (`sample_children`), and all of them: choosing
+        among samples by their probability, as dynamic trees do, makes the draft deterministic. A
+        child that its row cannot have produced (probability 0, or the same token as an earlier
+        sibling) is passed over, so independent samples are fine too. Rows of leaves are not read.
         None: the draft was chosen deterministically.
     generator : torch.Generator, optional
         Source of randomness on the device of `target_probs`; default: that device's own.
@@ -133,11 +133,12 @@ def accept_samples(tree: Tree, tokens: torch.Tensor, samples: torch.Tensor) -> A
 def follow(tree: Tree, tokens: torch.Tensor, sample_at: SampleAt) -> Accepted:
     """Walk down the tree along samples of the target that are drawn where the walk comes by.
 
-    It is exact for drafts chosen deterministically, as `accept` without `draft_probs`, and asks for
-    the target's law of one node per level instead of all nodes.
+    It is exact for drafts chosen deterministically, as `accept` without `draft_probs`, and needs
+    the target's distribution at one node per level instead of all nodes.
 
     Siblings may carry the same token: the walk keeps every node whose path reads as what has been
-    emitted, so no continuation is lost. All of them have the same context, hence the same law.
+    emitted, so no continuation is lost. All of them have the same context, hence the same
+    distribution.
 
     Parameters
     ----------
@@ -274,7 +275,7 @@ def _rows(probs: torch.Tensor, node: torch.Tensor) -> torch.Tensor:
 
 
 def _normalised(weights: torch.Tensor) -> torch.Tensor:
-    """Rows as float64 laws; a row without mass stays without."""
+    """Return rows normalised in float64; a row without mass stays without."""
     weights = weights.double()
     return weights / weights.sum(-1, keepdim=True).clamp_min(_TINY)
 

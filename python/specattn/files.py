@@ -24,5 +24,9 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     try:
         write(partial)
         partial.replace(path)
+    except OSError as error:
+        if error.filename == str(partial):  # which the user has never heard of
+            error.filename = str(path)
+        raise
     finally:
         partial.unlink(missing_ok=True)

@@ -12,15 +12,15 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
 from studies import acceptance_spread  # noqa: E402
 from tests.decoding.models import prompts, tiny_model  # noqa: E402
+from tests.distributions import SIGNIFICANCE  # noqa: E402
 from tests.drafters.poss_statement import random_drafter  # noqa: E402
-from tests.laws import SIGNIFICANCE  # noqa: E402
 
 from specattn.decoding import METHODS  # noqa: E402
 
 SMALL = {"gamma": 3, "min_tokens": 8, "ratio": 0.1}
 
 
-def test_the_noise_draws_from_the_law():
+def test_the_noise_draws_from_the_distribution():
     scores = torch.randn(8, generator=torch.Generator().manual_seed(0))
     drawn = [
         acceptance_spread.PlacedNoise(0.7, seed)(torch.zeros(1, length), scores).argmax()
@@ -34,9 +34,9 @@ def test_the_noise_draws_from_the_law():
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_all_methods_continue_with_the_same_text(temperature):
-    target = acceptance_spread.CountingTarget(tiny_model(peak=4.0), prompts([60]), 24)
+    snapshot = acceptance_spread.counting(tiny_model(peak=4.0), prompts([60]), 24)
     methods = [METHODS[name](**SMALL) for name in ("vegas", "streaming", "quest", "triforce")]
-    found = [target.measure(method, 16, temperature, seed=1) for method in methods]
+    found = [acceptance_spread.measure(snapshot, one, 16, temperature, seed=1) for one in methods]
     assert len({one["continuation"] for one in found}) == 1
     for one in found:
         assert 1 <= one["tau"] <= one["drafting"] <= 4
@@ -47,9 +47,10 @@ def test_all_methods_continue_with_the_same_text(temperature):
 def test_trees_of_trained_drafters_see_the_same_text():
     model = tiny_model(peak=4.0)
     method = METHODS["poss"](random_drafter(model, dtype=torch.float32), depth=3)
-    target = acceptance_spread.CountingTarget(model, prompts([60]), 80, keep_features=True)
+    snapshot = acceptance_spread.counting(model, prompts([60]), 80, keep_features=True)
     plain, found = (
-        target.measure(one, 16, 1.0, seed=1) for one in (METHODS["vegas"](**SMALL), method)
+        acceptance_spread.measure(snapshot, one, 16, 1.0, seed=1)
+        for one in (METHODS["vegas"](**SMALL), method)
     )
     assert found["continuation"] == plain["continuation"]
     assert found["read"] is None

@@ -11,14 +11,16 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 from studies import attention_mass  # noqa: E402
 from tests.decoding.models import prompts, tiny_model  # noqa: E402
 
-from specattn.decoding.ready import ReadyTarget  # noqa: E402
+from specattn.decoding import Target  # noqa: E402
+from specattn.decoding.snapshot import PromptSnapshot  # noqa: E402
 
 
 @pytest.mark.parametrize(("context", "whole"), [(70, True), (450, False)])
 def test_short_texts_are_read_whole(context, whole):
     """Texts of up to 256 tokens are within every method's least budget."""
     (tokens,) = prompts([context + 2 * (attention_mass.GAMMA + 1)])
-    target = ReadyTarget(tiny_model(), [tokens[: context + 1]], 40)
+    target = Target(tiny_model(), 1, context + 41)
+    PromptSnapshot(target, [tokens[: context + 1]])
     with torch.no_grad(), target.attached():
         found = attention_mass.coverage(target, tokens[None, context:])
     first = found.pop(attention_mass.FIRST)

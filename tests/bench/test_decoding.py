@@ -34,7 +34,7 @@ from specattn.decoding import (  # noqa: E402
     Target,
     Vegas,
 )
-from specattn.decoding.ready import ReadyTarget  # noqa: E402
+from specattn.decoding.snapshot import PromptSnapshot  # noqa: E402
 from specattn.drafters import MedusaHeads  # noqa: E402
 from specattn.planning import PROFILES, AcceptanceProfile  # noqa: E402
 
@@ -115,7 +115,7 @@ def test_bent_logits_accept_as_the_profile_says(tree, sampled):
         logits = torch.randn(batch, tree.size, vocabulary, generator=generator)
         bend(logits, tree, tokens, profile, generator)
         if sampled:
-            # A flat draft law: each child may be tried, whatever the target says of it.
+            # A flat draft distribution: each child may be tried, whatever the target says of it.
             flat = torch.full_like(logits, 1 / vocabulary)
             accepted = accept(
                 tree, tokens, logits.softmax(-1), draft_probs=flat, generator=generator
@@ -170,26 +170,37 @@ def test_profiles_give_the_means_that_the_papers_print():
         assert PROFILES[name].tokens_per_round(depth) == pytest.approx(tokens, abs=0.02), name
 
 
+def prefilled(model, prompts, **options):
+    """Return the prompts with room for 30 tokens behind each."""
+    return PromptSnapshot(Target(model, len(prompts), len(prompts[0]) + 30), prompts, **options)
+
+
 def test_the_prompts_are_there_again_after_any_run(model, prompts):
-    target = ReadyTarget(model, prompts, 30)
-    before = target.cache.storage[:, :, :, : target.prefix].clone()
+    snapshot = prefilled(model, prompts)
+    target, prefix = snapshot.target, snapshot.prefix
+    before = target.cache.storage[:, :, :, :prefix].clone()
     lengths = target.cache.seqlens.tolist()
     for method in (Vegas(gamma=3, min_tokens=8), Plain()):
-        outcome = run(target, method, 12, 1.0, seed=3)
+        outcome = run(snapshot, method, 12, 1.0, seed=3)
         assert [len(tokens) for tokens in outcome.tokens] == [12] * 3
-    target.go_back()
+    snapshot.restore()
     assert target.cache.seqlens.tolist() == lengths == [39] * 3
-    assert torch.equal(target.cache.storage[:, :, :, : target.prefix], before)
+    assert torch.equal(target.cache.storage[:, :, :, :prefix], before)
 
 
 def test_prompts_features_are_kept_for_methods_that_read_them(model, prompts):
     heads = MedusaHeads.for_target(model, target="tiny")
     with pytest.raises(ValueError, match="Medusa reads features: give keep_features=True"):
-        run(ReadyTarget(model, prompts, 30), Medusa(heads), 4, 0.0, seed=0)
+        run(prefilled(model, prompts), Medusa(heads), 4, 0.0, seed=0)
     seen = []
-    target = ReadyTarget(model, prompts, 30, keep_features=True)
-    target.go_back()
-    target.prefill([p[:-1] for p in prompts], 16, None, lambda *chunk: seen.append(chunk))
+
+    class Listening(Medusa):
+        def start(self, context):
+            drafter = super().start(context)
+            drafter.on_prefill = lambda *chunk: seen.append(chunk)
+            return drafter
+
+    run(prefilled(model, prompts, keep_features=True), Listening(heads, widths=(2, 2)), 1, 0.0, seed=0)
     ids = torch.stack(prompts)[:, :-1]
     with torch.no_grad():
         features = model.base_model(ids, use_cache=False).last_hidden_state
@@ -198,8 +209,8 @@ def test_prompts_features_are_kept_for_methods_that_read_them(model, prompts):
 
 @torch.no_grad()
 def test_the_peer_decodes_what_it_decodes_from_its_own_prefill(model, prompts):
-    target = ReadyTarget(model, prompts, 30)
-    outcome = run_transformers(target, 12, 0.0, seed=0)
+    snapshot = prefilled(model, prompts)
+    outcome = run_transformers(snapshot, 12, 0.0, seed=0)
     assert outcome.tokens_per_second > 0
     cache = DynamicCache(config=model.config)
     ids = torch.stack(prompts)
@@ -213,14 +224,13 @@ def test_the_peer_decodes_what_it_decodes_from_its_own_prefill(model, prompts):
         pad_token_id=0,
     )
     assert outcome.tokens == expected[:, 40:].tolist()
-    assert run(target, Plain(), 12, 0.0, seed=0).tokens == outcome.tokens
+    assert run(snapshot, Plain(), 12, 0.0, seed=0).tokens == outcome.tokens
 
 
 @torch.no_grad()
 def test_a_difference_is_explained_by_plain_logits(model, prompts):
     prompt = prompts[0]
-    target = ReadyTarget(model, prompts[:1], 30)
-    plain = run(target, Plain(), 8, 0.0, seed=0).tokens[0]
+    plain = run(prefilled(model, prompts[:1]), Plain(), 8, 0.0, seed=0).tokens[0]
     other = [*plain[:5], (plain[5] + 1) % 4096, *plain[6:]]
     assert first_difference(plain, other) == 5
     assert first_difference(plain, plain[:3]) is None

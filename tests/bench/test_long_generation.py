@@ -1,4 +1,4 @@
-"""What the benchmark says of long generation: lengths, variety, and a law that is shaped."""
+"""What the benchmark says of long generation: lengths, variety, and a shaped distribution."""
 
 import sys
 from dataclasses import replace
@@ -95,7 +95,7 @@ def test_a_section_can_show_the_minutes_of_another_ones_rows():
     assert COLUMNS["plain, min"]({**record, "speedup": {}}) == "-"
 
 
-def test_rows_of_another_law_are_other_rows(model):
+def test_rows_of_another_distribution_are_other_rows(model):
     plan = MeasurePlan(new_tokens=8, texts=1, repeats=1)
     groups = grid([Entry("plain")], [24], [1.0]) + grid(
         [Entry("plain"), Entry("transformers")], [24], [1.0], shaping=PENALISED
@@ -123,7 +123,7 @@ def test_processors_come_in_transformers_order():
 
 
 def test_every_row_of_tokenswifts_tables_can_be_measured(model):
-    """Each method with its options once, and each law once."""
+    """Each method with its options once, and each shaping once."""
     defaults = {
         name: {"drafter": models.random_drafter(name, model, "tiny")}
         for name in ("medusa", "tokenswift")
@@ -133,12 +133,12 @@ def test_every_row_of_tokenswifts_tables_can_be_measured(model):
     assert [section.name for section in sections] == names
     groups = [group for section in sections for group in section.groups]
     entries = {entry.label: entry for group in groups for entry in group.entries}
-    laws = {group.shaping: group for group in groups}
-    assert len(laws) == 6 + 6 - 2  # of tables 6 and 8, which have two in common
+    by_shaping = {group.shaping: group for group in groups}
+    assert len(by_shaping) == 6 + 6 - 2  # of tables 6 and 8, which have two in common
     plan = MeasurePlan(new_tokens=4, texts=1, repeats=1, lengths=(2, 4))
     whole = Group(64, 1, 1.0, tuple(entries.values()), tokenswift.SAMPLING)
-    by_law = [replace(group, entries=group.entries[-1:]) for group in laws.values()]
-    records = measured(model, [whole, *by_law], plan, defaults)
+    singles = [replace(group, entries=group.entries[-1:]) for group in by_shaping.values()]
+    records = measured(model, [whole, *singles], plan, defaults)
     assert [record["fault"] for record in records] == [None] * len(records)
     assert all(len(record["lengths"]) == 2 for record in records)
     swift = [record for record in records if record["method"] == "tokenswift"]

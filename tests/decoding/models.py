@@ -62,7 +62,7 @@ CONFIGS = {
 def tiny_model(family="qwen3", *, seed=0, peak=8.0, **options):
     """Return a random float32 model in which attention matters and one token stands out.
 
-    `peak` scales the logits: large for greedy tests, near 1 for tests of a sampled law.
+    `peak` scales the logits: large for greedy tests, near 1 for tests of a sampled distribution.
     """
     torch.manual_seed(seed)
     config_class, own = CONFIGS[family]

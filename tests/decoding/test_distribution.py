@@ -1,8 +1,8 @@
-"""Sampled text has the law of plain decoding by transformers, whatever was drafted.
+"""Sampled text has the distribution of plain decoding by transformers, whatever was drafted.
 
-The law of the first tokens is computed by enumeration: transformers' own forward pass and logits
-processors on every possible continuation. Many copies of one prompt are then decoded as one batch
-and their continuations counted.
+The distribution of the first tokens is computed by enumeration: transformers' own forward pass and
+logits processors on every possible continuation. Many copies of one prompt are then decoded as one
+batch and their continuations counted.
 """
 
 import itertools
@@ -34,14 +34,12 @@ from specattn.decoding import (
     TokenSwift,
     TriForce,
     Vegas,
-    draft_block,
+    attention,
     generate,
-    specialist_block,
-    target,
-    triforce,
 )
-from specattn.decoding.switch import Switch
-from tests import laws
+from specattn.decoding.methods import longspec_block, poss_block, triforce
+from specattn.decoding.methods.switch import Switch
+from tests import distributions
 from tests.decoding.models import prompts, tiny_model
 from tests.decoding.test_loop import RandomTree
 from tests.drafters import poss_statement
@@ -49,7 +47,7 @@ from tests.drafters.statement import random_drafter
 from tests.drafters.test_heads import random_heads
 
 V = 6
-DEPTH = 3  # tokens whose joint law is tested
+DEPTH = 3  # tokens whose joint distribution is tested
 COPIES = 3000
 
 SAMPLING = {
@@ -106,7 +104,7 @@ METHODS = {
         budget=16,
         sinks=2,
     ),
-    "tree": RandomTree(widths=(2, 2), law=(0.3, 0.1, 0.1, 0.2, 0.05, 0.25)),
+    "tree": RandomTree(widths=(2, 2), probs=(0.3, 0.1, 0.1, 0.2, 0.05, 0.25)),
 }
 FROM_THE_TEXT = ("prompt_lookup",)  # random text says little about a random model's next token
 
@@ -131,13 +129,13 @@ def whole_batches(monkeypatch):
         return *state, found if collected is None else collected.copy_(found)
 
     for op in ("hybrid_tree_attention", "sparse_gather_attention"):
-        for module in (target, draft_block, specialist_block):
+        for module in (attention, longspec_block, poss_block):
             monkeypatch.setattr(module, op, getattr(reference, op), raising=False)
-    monkeypatch.setattr(target, "verify_attention", verify_attention)
+    monkeypatch.setattr(attention, "verify_attention", verify_attention)
 
 
-def law_tables(model, prompt, processors):
-    """Return the law after every continuation of 0 to DEPTH - 1 tokens, for `laws.joint`."""
+def next_token_tables(model, prompt, processors):
+    """Return next-token probabilities after every continuation of 0 to DEPTH - 1 tokens."""
     tables = []
     for depth in range(DEPTH):
         texts = [[*prompt.tolist(), *new] for new in itertools.product(range(V), repeat=depth)]
@@ -157,14 +155,14 @@ def law_tables(model, prompt, processors):
     ],
 )
 def test_the_joint_law_of_the_first_tokens(model, prompt, sampling, method):
-    first = check_law(model, prompt, sampling, METHODS[method])
+    first = check_distribution(model, prompt, sampling, METHODS[method])
     if method != "plain":
         least = 0.05 if method in FROM_THE_TEXT else 0.2
         assert least < first < 0.95, "drafts should be neither perfect nor useless"
 
 
-def check_law(model, prompt, sampling, method):
-    """Check the law of many copies; return the share of rounds that accepted a drafted token."""
+def check_distribution(model, prompt, sampling, method):
+    """Check many copies' distribution; return the share of rounds that accepted a drafted token."""
     options, processors = (SAMPLING | CONTEXTUAL)[sampling]
     config = GenerationConfig(do_sample=True, **options)
     own = [processor for processor in processors if isinstance(processor, ContextualPenalty)]
@@ -179,8 +177,8 @@ def check_law(model, prompt, sampling, method):
     )
     new = torch.tensor(output.new_tokens)
     number = (new * V ** torch.arange(DEPTH - 1, -1, -1)).sum(-1)
-    law = laws.joint(law_tables(model, prompt, processors))
-    assert laws.p_value(number, law) > laws.SIGNIFICANCE
+    distribution = distributions.joint(next_token_tables(model, prompt, processors))
+    assert distributions.p_value(number, distribution) > distributions.SIGNIFICANCE
     return next(iter(output.statistics.total.position_rates), 0.0)
 
 
@@ -192,16 +190,16 @@ def test_rounds_with_drafts_and_without_may_follow_one_another(
     kinds = itertools.cycle([True, True, False])
     monkeypatch.setattr(Switch, "choose", lambda *_, **__: next(kinds))
     method = Vegas(gamma=1, ratio=0.2, min_tokens=1, switch=True)
-    assert 0.05 < check_law(model, prompt, sampling, method) < 0.5
+    assert 0.05 < check_distribution(model, prompt, sampling, method) < 0.5
 
 
 def test_the_test_would_notice_what_the_authors_middle_level_does(model, prompt, monkeypatch):
-    """TriForce's program draws from the middle law behind a rejected guess, not the residual."""
+    """TriForce's program draws from the middle level behind a rejected guess, not the residual."""
 
     def without_residual(tree, tokens, probs, **options):
         accepted = acceptance.accept(tree, tokens, probs, **options)
-        law = probs[torch.arange(len(tokens)), accepted.counts]
-        return accepted._replace(next_token=acceptance.sample(law))
+        distribution = probs[torch.arange(len(tokens)), accepted.counts]
+        return accepted._replace(next_token=acceptance.sample(distribution))
 
     monkeypatch.setattr(triforce, "accept", without_residual)
     output = generate(
@@ -215,17 +213,17 @@ def test_the_test_would_notice_what_the_authors_middle_level_does(model, prompt,
     )
     new = torch.tensor(output.new_tokens)
     number = (new * V ** torch.arange(DEPTH - 1, -1, -1)).sum(-1)
-    law = laws.joint(law_tables(model, prompt, []))
-    assert laws.p_value(number, law) < 1e-12
+    distribution = distributions.joint(next_token_tables(model, prompt, []))
+    assert distributions.p_value(number, distribution) < 1e-12
 
 
 def test_the_test_would_notice_a_missing_penalty(model, prompt):
-    """The laws of two samplings differ by far more than the test's threshold."""
+    """The distributions of two samplings differ by far more than the test's threshold."""
     _, processors = SAMPLING["penalised"]
     output = generate(
         model, prompt.expand(COPIES, -1), "plain", max_new_tokens=DEPTH, temperature=1.3, top_k=0
     )
     new = torch.tensor(output.new_tokens)
     number = (new * V ** torch.arange(DEPTH - 1, -1, -1)).sum(-1)
-    law = laws.joint(law_tables(model, prompt, processors))
-    assert laws.p_value(number, law) < 1e-12
+    distribution = distributions.joint(next_token_tables(model, prompt, processors))
+    assert distributions.p_value(number, distribution) < 1e-12

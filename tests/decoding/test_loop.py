@@ -47,8 +47,8 @@ class Oracle(Method):
     def max_nodes(self):
         return self.size
 
-    def start(self, target, law, generator):
-        return OracleDrafter(self, law.sequences)
+    def start(self, context):
+        return OracleDrafter(self, context.sequences)
 
 
 class OracleDrafter(Drafter):
@@ -68,8 +68,8 @@ class OracleDrafter(Drafter):
         tokens = torch.randint(0, VOCABULARY, (len(root), tree.size), generator=self.random)
         tokens[:, 0] = root
         for request, (row, (_, path)) in enumerate(zip(self.sequences.active, shapes, strict=True)):
-            said = self.sequences.lengths[row] - self.sequences.prompt_length
-            for node, token in zip(path, self.method.texts[row][said:], strict=False):
+            generated = len(self.sequences.generated(row))
+            for node, token in zip(path, self.method.texts[row][generated:], strict=False):
                 tokens[request, node] = token
         return Draft(tree, tokens)
 
@@ -146,24 +146,24 @@ def test_a_finished_request_is_not_computed():
 
 @dataclass(frozen=True)
 class RandomTree(Method):
-    """Samples every node's children from a fixed law, without replacement."""
+    """Samples every node's children from a fixed distribution, without replacement."""
 
     widths: tuple = (2, 2)
-    law: tuple = ()
+    probs: tuple = ()
 
     @property
     def max_nodes(self):
         return Tree.full(self.widths).size
 
-    def start(self, target, law, generator):
-        return RandomTreeDrafter(self, generator)
+    def start(self, context):
+        return RandomTreeDrafter(self, context.generator)
 
 
 class RandomTreeDrafter(Drafter):
     def __init__(self, method, generator):
         self.tree = Tree.full(method.widths)
         self.widths, self.generator = method.widths, generator
-        self.probs = torch.tensor(method.law)
+        self.probs = torch.tensor(method.probs)
 
     def propose(self, root):
         batch, level, tokens = len(root), 1, [root[:, None]]

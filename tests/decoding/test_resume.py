@@ -19,12 +19,12 @@ def test_methods_learn_from_what_an_earlier_run_has_generated():
     method = TokenSwift(heads, widths=(1, 2, 2), k=5, budget=200)
     beta = []
     for already in (40, 0):
-        output = generate(model, begun, method, max_new_tokens=20, already=already)
+        output = generate(model, begun, method, max_new_tokens=20, num_pregenerated=already)
         assert output.new_tokens == [whole[40:]]
         beta.append(output.statistics.details["n-gram acceptance, beta"])
     assert beta[0] > beta[1]
 
 
 def test_a_prompt_must_be_left():
-    with pytest.raises(ValueError, match="already must leave at least one token"):
-        generate(tiny_model("qwen3"), prompts([9]), "plain", max_new_tokens=2, already=9)
+    with pytest.raises(ValueError, match="num_pregenerated must leave at least one token"):
+        generate(tiny_model("qwen3"), prompts([9]), "plain", max_new_tokens=2, num_pregenerated=9)

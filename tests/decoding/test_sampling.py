@@ -1,4 +1,4 @@
-"""The law at every node against transformers' processors called on that node's text alone."""
+"""The sampler at every node against transformers' processors called on that node's text alone."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from specattn.decoding import ContextualPenalty, TargetLaw, sampling
+from specattn.decoding import ContextualPenalty, Sampler, sampling
 from specattn.decoding.sampling import CONTEXT_FREE, LENGTH_ONLY
 from specattn.decoding.sequences import Sequences
 from specattn.tree import Tree
@@ -98,7 +98,7 @@ def node_by_node(processors, sequences, tree, tokens, logits):
     expected = torch.empty_like(logits)
     paths = tree.paths.expand(len(tokens), -1, -1)
     for request, row in enumerate(sequences.active):
-        committed = sequences.tokens[row, : sequences.lengths[row]]
+        committed = sequences.padded_rows[row, : sequences.ends[row]]
         for node in range(tree.size):
             path = [step for step in paths[request, node].tolist() if step > 0]
             text = torch.cat([committed, tokens[request, path]])
@@ -114,8 +114,8 @@ def test_every_node_is_judged_by_its_own_text(processors, tree):
     tokens = torch.randint(0, V, (3, tree.size))
     logits = torch.randn(3, tree.size, V) * 2
     processors = LogitsProcessorList(processors)
-    law = TargetLaw(processors, True, sequences)
-    actual = law.scores(logits.clone(), tree, tokens)
+    distribution = Sampler(processors, True, sequences)
+    actual = distribution.scores(logits.clone(), tree, tokens)
     expected = node_by_node(processors, sequences, tree, tokens, logits)
     torch.testing.assert_close(actual, expected)
 
@@ -125,9 +125,9 @@ def test_the_last_nodes_of_a_growing_chain(processors):
     """What a drafter asks for, step by step, is what verification asks for at once."""
     sequences, whole = started(), Tree.chain(4)
     tokens, logits = torch.randint(0, V, (3, 5)), torch.randn(3, 5, V)
-    law = TargetLaw(LogitsProcessorList(processors), True, sequences)
+    distribution = Sampler(LogitsProcessorList(processors), True, sequences)
     steps = [
-        law.scores(logits[:, [step]], Tree.chain(step), tokens[:, : step + 1], step)
+        distribution.scores(logits[:, [step]], Tree.chain(step), tokens[:, : step + 1], step)
         for step in range(5)
     ]
     expected = node_by_node(LogitsProcessorList(processors), sequences, whole, tokens, logits)
@@ -143,8 +143,8 @@ def test_chains_of_different_lengths_at_once(processors):
     rows = torch.arange(3)[:, None]
     expected = node_by_node(LogitsProcessorList(processors), sequences, whole, tokens, logits)
     tokens = tokens.masked_fill(torch.arange(6) > asked[:, -1:], V - 1)
-    law = TargetLaw(LogitsProcessorList(processors), True, sequences)
-    actual = law.scores(logits[rows, asked], whole, tokens, firsts)
+    distribution = Sampler(LogitsProcessorList(processors), True, sequences)
+    actual = distribution.scores(logits[rows, asked], whole, tokens, firsts)
     torch.testing.assert_close(actual, expected[rows, asked])
 
 
@@ -168,9 +168,9 @@ def test_processors_that_are_asked_about_all_nodes_at_once(processor):
     assert type(processor) in CONTEXT_FREE
     sequences, tree = started(), TREES["branching"]
     tokens, logits = torch.randint(0, V, (3, tree.size)), torch.randn(3, tree.size, V) * 2
-    law = TargetLaw(LogitsProcessorList([processor]), True, sequences)
+    distribution = Sampler(LogitsProcessorList([processor]), True, sequences)
     expected = node_by_node(processor, sequences, tree, tokens, logits)
-    torch.testing.assert_close(law.scores(logits.clone(), tree, tokens), expected)
+    torch.testing.assert_close(distribution.scores(logits.clone(), tree, tokens), expected)
 
 
 def test_every_context_free_processor_is_tested():
@@ -188,17 +188,17 @@ def test_a_processor_of_lengths_is_shown_no_copy_of_a_text(monkeypatch):
 
     monkeypatch.setattr(sampling, "LENGTH_ONLY", (Length,))
     sequences, tree = started(), TREES["chain"]
-    law = TargetLaw(LogitsProcessorList([Length()]), True, sequences)
-    law.scores(torch.randn(3, tree.size, V), tree, torch.randint(0, V, (3, tree.size)))
+    distribution = Sampler(LogitsProcessorList([Length()]), True, sequences)
+    distribution.scores(torch.randn(3, tree.size, V), tree, torch.randint(0, V, (3, tree.size)))
     assert {len(one) for one in shown} == {ROWS}
     assert {one.shape[1] for one in shown} == {8 + n for n in range(5)} | {10 + n for n in range(5)}
-    assert {one.data_ptr() for one in shown} == {sequences.on_device.data_ptr()}
+    assert {one.data_ptr() for one in shown} == {sequences.padded_rows.data_ptr()}
 
 
 def test_a_processor_with_a_memory_is_refused():
     processor = SynthIDTextWatermarkLogitsProcessor(5, [1, 2], 10, 10, 0, "cpu")
     with pytest.raises(ValueError, match="SynthID"):
-        TargetLaw(LogitsProcessorList([processor]), True, started())
+        Sampler(LogitsProcessorList([processor]), True, started())
 
 
 def test_an_unknown_processor_sees_its_own_context():
@@ -211,7 +211,7 @@ def test_an_unknown_processor_sees_its_own_context():
     processors = LogitsProcessorList([Unknown()])
     expected = node_by_node(processors, sequences, tree, tokens, logits)
     torch.testing.assert_close(
-        TargetLaw(processors, False, sequences).scores(logits, tree, tokens), expected
+        Sampler(processors, False, sequences).scores(logits, tree, tokens), expected
     )
 
 
@@ -231,10 +231,10 @@ def test_a_window_shows_the_last_tokens_and_no_padding(tree, window):
             shown.extend((row, scores[row], input_ids[row]) for row in asked)
             return scores
 
-    TargetLaw(LogitsProcessorList([Recorder()]), True, sequences).scores(logits, tree, tokens)
+    Sampler(LogitsProcessorList([Recorder()]), True, sequences).scores(logits, tree, tokens)
     paths = tree.paths.expand(3, -1, -1)
     for request, row in enumerate(sequences.active):
-        committed = sequences.tokens[row, padding[row] : sequences.lengths[row]]
+        committed = sequences.text(row)
         for node in range(tree.size):
             path = [step for step in paths[request, node].tolist() if step > 0]
             text = torch.cat([committed, tokens[request, path]])[-window:]

@@ -7,7 +7,7 @@ import torch
 from transformers import AttentionInterface, AutoModelForCausalLM, BloomConfig
 
 from specattn.decoding import Target
-from specattn.decoding.target import SCORES, Selection, Wanted
+from specattn.decoding.attention import CaptureSpec, Selection
 from specattn.tree import Tree
 from tests.cases import assert_accurate
 from tests.decoding.models import CONFIGS, VOCABULARY, prompts, tiny_model
@@ -80,9 +80,11 @@ def test_scores_are_means_over_the_wanted_rows(rows, ranking):
     target = Target(model, batch=2, capacity=30)
     with target.attached(), torch.no_grad():
         target.prefill(texts, chunk_size=64)
-        wanted = Wanted(rows, ranking, queries=True)
-        result = target.verify(Tree.chain(3), tokens, wanted=wanted)
-        each = target.verify(Tree.chain(3), tokens, wanted=Wanted(rows, ranking, each=True)).scores
+        capture = CaptureSpec(rows, ranking, queries=True)
+        result = target.verify(Tree.chain(3), tokens, capture=capture)
+        each = target.verify(
+            Tree.chain(3), tokens, capture=CaptureSpec(rows, ranking, per_row=True)
+        ).scores
     scores, chosen = result.scores, [row % 4 - 4 for row in rows]
     assert each.shape == (3, 2, len(rows), 30)
     assert scores.shape == (3, 2, 30)
@@ -124,19 +126,19 @@ def test_sliding_layers_are_neither_scored_nor_thinned_out(family):
     model.to(dtype)
     types = model.config.layer_types
     target = Target(model, batch=1, capacity=40)
-    assert target.full_layers == types.count("full_attention") < len(types)
+    assert len(target.full_layers) == types.count("full_attention") < len(types)
     tokens = torch.stack(prompts([2], seed=4))
     with target.attached(), torch.no_grad():
         target.prefill(texts, chunk_size=64)
-        exact = target.verify(Tree.chain(1), tokens, wanted=SCORES)
-        everything = torch.arange(21, dtype=torch.int32).expand(target.full_layers, 1, -1)
+        exact = target.verify(Tree.chain(1), tokens, capture=CaptureSpec(rows=(0, -1)))
+        everything = torch.arange(21, dtype=torch.int32).expand(len(target.full_layers), 1, -1)
         lengths = torch.tensor([[20], [21]], dtype=torch.int32)
         drafted = [
             target.draft(tokens[:, step : step + 1], step, Selection(everything, length)).logits
             for step, length in enumerate(lengths)
         ]
         at_once = target.draft(tokens, 0, Selection(everything, lengths[0]))
-    assert len(exact.scores) == target.full_layers
+    assert len(exact.scores) == len(target.full_layers)
     torch.testing.assert_close(torch.cat(drafted, 1), exact.logits, rtol=bound, atol=bound)
     torch.testing.assert_close(at_once.logits, exact.logits, rtol=bound, atol=bound)
     torch.testing.assert_close(at_once.features, exact.features, rtol=bound, atol=bound)
@@ -148,8 +150,8 @@ def test_requests_draft_on_from_places_of_their_own():
     tokens = torch.stack(prompts([5, 5], seed=4))
     lengths = torch.tensor([5, 12], dtype=torch.int32)
     target = Target(model, batch=2, capacity=20)
-    everything = torch.arange(20, dtype=torch.int32).expand(target.full_layers, 2, -1)
-    reading = Selection(everything, lengths)
+    everything = torch.arange(20, dtype=torch.int32).expand(len(target.full_layers), 2, -1)
+    selection = Selection(everything, lengths)
     with target.attached(), torch.no_grad():
         target.prefill(texts, chunk_size=64)
         expected = target.verify(Tree.chain(4), tokens).logits
@@ -157,7 +159,7 @@ def test_requests_draft_on_from_places_of_their_own():
         target.cache.storage[:, :, 1, 14:] = torch.nan
         first = torch.tensor(ends, dtype=torch.int32)
         block = torch.stack([row[end : end + 3] for row, end in zip(tokens, ends, strict=True)])
-        logits = target.draft(block, first, reading.longer(first)).logits
+        logits = target.draft(block, first, selection.extended(first)).logits
     for row, end in enumerate(ends):
         torch.testing.assert_close(logits[row], expected[row, end : end + 3], rtol=1e-4, atol=1e-4)
 

@@ -33,6 +33,12 @@ def test_paged_engine():
     assert float(last.split()[-1]) < 1e-4
 
 
+def test_custom_method():
+    *_, acceptance, equal = run("custom_method").splitlines()
+    assert float(acceptance.split()[-1]) > 1.2
+    assert equal == "equals plain greedy: True"
+
+
 def test_hf_generate():
     *_, acceptance, inside, own = run("hf_generate").splitlines()
     assert float(acceptance.split()[-1]) > 1.5

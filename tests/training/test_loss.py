@@ -128,8 +128,8 @@ def soft_inputs(dtype, steps=3):
 
 
 def torch_own_soft(hidden, features, weight, counts):
-    law = (features @ weight.T).softmax(-1).expand(len(hidden), -1, -1)
-    losses = F.cross_entropy((hidden @ weight.T).transpose(1, 2), law.mT, reduction="none")
+    distribution = (features @ weight.T).softmax(-1).expand(len(hidden), -1, -1)
+    losses = F.cross_entropy((hidden @ weight.T).transpose(1, 2), distribution.mT, reduction="none")
     return (losses * counts).sum(1)
 
 

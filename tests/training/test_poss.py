@@ -43,8 +43,8 @@ def plain_loss(objective, ids, labels):
                 aim = root + depth
                 if row_labels[aim] != IGNORED:
                     total += objective.feature_weight * F.smooth_l1_loss(out, features[aim])
-                    law = head(features[aim]).softmax(-1)
-                    total += objective.token_weight * F.cross_entropy(head(out), law)
+                    distribution = head(features[aim]).softmax(-1)
+                    total += objective.token_weight * F.cross_entropy(head(out), distribution)
                 if aim + 1 < len(row):
                     own = torch.cat([embed(row[aim + 1]), out.detach()])
                     pairs.append(drafter.fc(own))

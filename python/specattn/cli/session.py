@@ -148,7 +148,7 @@ class DecodingSession:
                 generator=run.generator,
                 logits_processor=processors,
                 stopping_criteria=StoppingCriteriaList([request]),
-                already=done,
+                num_pregenerated=done,
                 on_prefill=on_prefill,
                 on_tokens=on_tokens,
                 **{name: sampling[name] for name in _OF_GENERATE},

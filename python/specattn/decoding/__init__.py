@@ -12,8 +12,8 @@ Three ways in, one loop behind them::
     generate(model, prompts, "plain", temperature=0.8, seed=1, on_tokens=print)
 
 A method is a small description, such as `Vegas`; what it keeps during a run is its `Drafter`. To
-add one, write both and put the method into `methods.METHODS`; the loop (`loop.decode`), the
-acceptance, the sampling law, stopping and statistics are shared.
+add one, write both: a method that is defined with a name joins `METHODS`. The loop (`loop.decode`),
+acceptance, sampling, stopping and statistics are shared.
 """
 
 try:
@@ -23,33 +23,36 @@ except ImportError as error:
         "specattn.decoding needs transformers 5: pip install 'specattn[hf]'"
     ) from error
 
+from specattn.decoding.drafting import Draft, DraftContext, Drafter, Verified
+from specattn.decoding.families import FAMILIES
 from specattn.decoding.generate import GenerationOutput, generate
-from specattn.decoding.longspec import LongSpec
-from specattn.decoding.loop import Draft, Drafter, Verified, decode
-from specattn.decoding.medusa import Medusa
+from specattn.decoding.loop import decode
 from specattn.decoding.method import Method, SpeculativeOutput
 from specattn.decoding.methods import METHODS, parse_method
+from specattn.decoding.methods.longspec import LongSpec
+from specattn.decoding.methods.medusa import Medusa
+from specattn.decoding.methods.plain import Plain
+from specattn.decoding.methods.poss import PosS
+from specattn.decoding.methods.prompt_lookup import PromptLookup
+from specattn.decoding.methods.quest import Quest
+from specattn.decoding.methods.specextend import SpecExtend
+from specattn.decoding.methods.streaming import Streaming
+from specattn.decoding.methods.token_recycling import TokenRecycling
+from specattn.decoding.methods.tokenswift import TokenSwift
+from specattn.decoding.methods.triforce import TriForce
+from specattn.decoding.methods.vegas import Vegas
 from specattn.decoding.penalty import ContextualPenalty
-from specattn.decoding.plain import Plain
-from specattn.decoding.poss import PosS
-from specattn.decoding.prompt_lookup import PromptLookup
-from specattn.decoding.quest import Quest
-from specattn.decoding.sampling import TargetLaw
+from specattn.decoding.sampling import Sampler
 from specattn.decoding.sequences import StopRequest
-from specattn.decoding.specextend import SpecExtend
 from specattn.decoding.statistics import RequestStatistics, Statistics
-from specattn.decoding.streaming import Streaming
-from specattn.decoding.target import FAMILIES, Target
-from specattn.decoding.token_recycling import TokenRecycling
-from specattn.decoding.tokenswift import TokenSwift
-from specattn.decoding.triforce import TriForce
-from specattn.decoding.vegas import Vegas
+from specattn.decoding.target import Target
 
 __all__ = [
     "FAMILIES",
     "METHODS",
     "ContextualPenalty",
     "Draft",
+    "DraftContext",
     "Drafter",
     "GenerationOutput",
     "LongSpec",
@@ -66,7 +69,7 @@ __all__ = [
     "Streaming",
     "StopRequest",
     "Target",
-    "TargetLaw",
+    "Sampler",
     "TokenRecycling",
     "TokenSwift",
     "TriForce",

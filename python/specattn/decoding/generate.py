@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -17,6 +17,7 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
+from specattn.decoding.loop import OnPrefill, OnTokens
 from specattn.decoding.method import Method
 from specattn.decoding.methods import METHODS, parse_method
 from specattn.decoding.statistics import Statistics
@@ -55,13 +56,15 @@ def generate(
     stop_strings: str | Sequence[str] | None = None,
     tokenizer: Any = None,
     streamer: BaseStreamer | None = None,
-    on_tokens: Callable[[int, list[int]], None] | None = None,
-    on_prefill: Callable[[int, int], None] | None = None,
+    on_tokens: OnTokens | None = None,
+    on_prefill: OnPrefill | None = None,
     capacity: int | None = None,
-    already: int = 0,
+    num_pregenerated: int = 0,
     **options: Any,
 ) -> GenerationOutput:
-    """Continue each prompt with the law of plain decoding, in fewer passes of the target.
+    """Continue each prompt as plain decoding would, in fewer passes of the target.
+
+    The output has the distribution of plain decoding, token for token where it is greedy.
 
     Parameters
     ----------
@@ -92,7 +95,7 @@ def generate(
     capacity : int, optional
         Tokens that the cache can hold per request, at most. By default what the run may need:
         prompt, new tokens and one draft.
-    already : int
+    num_pregenerated : int
         Tokens at the end of every prompt that an earlier run has generated: methods that learn from
         what has been generated learn from them too. Nothing else depends on it.
     **options
@@ -126,7 +129,7 @@ def generate(
         strings = [stop_strings] if isinstance(stop_strings, str) else list(stop_strings)
         criteria.append(StopStringCriteria(tokenizer, strings))
     options["return_dict_in_generate"] = True
-    if generation_config is not None:  # transformers wants one or the other
+    if generation_config is not None:  # transformers takes one or the other
         generation_config = copy.deepcopy(generation_config)
         if unknown := generation_config.update(**options):
             raise ValueError(f"not in GenerationConfig: {', '.join(unknown)}")
@@ -145,7 +148,7 @@ def generate(
         generator=generator,
         seed=seed,
         capacity=capacity,
-        already=already,
+        num_pregenerated=num_pregenerated,
         **options,
     )
     width, statistics = padded.shape[1], output.statistics

@@ -1,120 +1,42 @@
-"""The decode loop: draft, verify, accept, commit, for any number of requests."""
+"""The decode loop: prefill, then rounds of draft, verify, accept and commit, for any batch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import torch
 
 from specattn.acceptance import Accepted, accept, follow
-from specattn.decoding.sampling import TargetLaw
-from specattn.decoding.sequences import Sequences
+from specattn.decoding.drafting import Draft, DraftContext, Drafter, Verified
+from specattn.decoding.sampling import Sampler
 from specattn.decoding.statistics import RequestStatistics, Statistics, Stopwatch
-from specattn.decoding.target import NOTHING, Target, Verification, Wanted, is_chain
-from specattn.tree import Tree
+from specattn.decoding.target import Target, is_chain
 
 CHUNK_SIZE = 2048
 """Prompt tokens per request and prefill pass: enough to keep a GPU busy, few enough for caches."""
 
-
-class Draft(NamedTuple):
-    """What a drafter proposes.
-
-    Attributes
-    ----------
-    tree : Tree
-        T nodes; node 0 is the root.
-    tokens : Tensor, int64 [B, T]
-        The root is the last committed token.
-    probs : Tensor, float32 [B, T, V], or None
-        Row n is the law that node n's children were sampled from; None if they were chosen
-        deterministically. See `specattn.acceptance.accept`.
-    """
-
-    tree: Tree
-    tokens: torch.Tensor
-    probs: torch.Tensor | None = None
-
-
-class Verified(NamedTuple):
-    """What a drafter learns from the verification of its draft.
-
-    Attributes
-    ----------
-    draft : Draft
-    accepted : Accepted
-    prefix : Tensor, int32 [B]
-        Tokens that the cache held during the pass.
-    result : Verification
-        What the target said, and what the drafter wanted to know beside it.
-    """
-
-    draft: Draft
-    accepted: Accepted
-    prefix: torch.Tensor
-    result: Verification
-
-
-class Drafter:
-    """A method at work on one batch of requests.
-
-    Attributes
-    ----------
-    wanted : Wanted
-        What the next verification shall hand out; may change from round to round.
-    """
-
-    wanted: Wanted = NOTHING
-
-    def read(self, start: int, features: torch.Tensor) -> None:
-        """Learn from a chunk of the prompts; called as `Target.prefill` calls ``on_features``."""
-
-    def propose(self, root: torch.Tensor) -> Draft:
-        """Draft a tree behind `root` [B], the last committed token of every request."""
-        raise NotImplementedError
-
-    def observe(self, verified: Verified) -> None:
-        """Learn from a verification; the accepted path is already committed to the cache."""
-
-    def keep(self, rows: list[int]) -> None:
-        """Go on with these rows of the batch alone, in this order."""
-
-    def details(self) -> dict[str, Any]:
-        """Return what this method has to say of its run beside the figures that all have."""
-        return {}
+OnTokens = Callable[[int, list[int]], None]
+OnPrefill = Callable[[int, int], None]
 
 
 @torch.no_grad()
 def decode(
-    target: Target,
+    context: DraftContext,
     drafter: Drafter,
-    law: TargetLaw,
-    sequences: Sequences,
     *,
     chunk_size: int = CHUNK_SIZE,
-    generator: torch.Generator | None = None,
-    on_tokens: Callable[[int, list[int]], None] | None = None,
-    on_prefill: Callable[[int, int], None] | None = None,
+    on_tokens: OnTokens | None = None,
+    on_prefill: OnPrefill | None = None,
 ) -> Statistics:
-    """Continue every row of `sequences` until its stopping criteria say so.
-
-    The last token of a prompt is not prefilled: it is the root of the first tree, so the first
-    round is a round like all others. Per round the host waits once for the device, for the tokens
-    that were accepted.
+    """Prefill the prompts of ``context.sequences``, then run rounds until every row has ended.
 
     Parameters
     ----------
-    target : Target
-        Attached, its cache empty.
+    context : DraftContext
+        Its target is attached, the cache empty.
     drafter : Drafter
-    law : TargetLaw
-    sequences : Sequences
-        Prompts; receives the new tokens.
     chunk_size : int
         Prompt tokens per request and prefill pass.
-    generator : torch.Generator, optional
-        Source of randomness for acceptance.
     on_tokens, on_prefill : callable, optional
         As in `specattn.decoding.generate`.
 
@@ -122,22 +44,66 @@ def decode(
     -------
     Statistics
     """
-    prompts = [sequences.prompt(row) for row in range(len(sequences.lengths))]
-    requests = [RequestStatistics(len(prompt)) for prompt in prompts]
-    watch = Stopwatch(target.device)
-    target.prefill([prompt[:-1] for prompt in prompts], chunk_size, on_prefill, drafter.read)
-    root = torch.stack([prompt[-1] for prompt in prompts]).to(target.device)
+    watch = Stopwatch(context.target.device)
+    prompts = context.sequences.prompts
+    prefill(context.target, prompts, chunk_size, on_prefill, drafter.on_prefill)
     watch.lap("prefill_seconds")
+    return run_rounds(context, drafter, watch, on_tokens)
+
+
+def prefill(
+    target: Target,
+    prompts: list[torch.Tensor],
+    chunk_size: int = CHUNK_SIZE,
+    on_prefill: OnPrefill | None = None,
+    on_features: Callable[[int, torch.Tensor], None] | None = None,
+) -> None:
+    """Prefill all tokens of each prompt but the last.
+
+    The last token is the root of the first tree, so the first round is a round like all others.
+    """
+    target.prefill([prompt[:-1] for prompt in prompts], chunk_size, on_prefill, on_features)
+
+
+@torch.no_grad()
+def run_rounds(
+    context: DraftContext,
+    drafter: Drafter,
+    watch: Stopwatch,
+    on_tokens: OnTokens | None = None,
+) -> Statistics:
+    """Continue every row of ``context.sequences`` until its stopping criteria end it.
+
+    The cache holds the prompts but their last tokens. Per round the host waits once for the
+    device, for the tokens that were accepted.
+
+    Parameters
+    ----------
+    context : DraftContext
+    drafter : Drafter
+        It has seen the prefill.
+    watch : Stopwatch
+        What it has measured so far is part of the statistics.
+    on_tokens : callable, optional
+        As in `specattn.decoding.generate`.
+
+    Returns
+    -------
+    Statistics
+    """
+    target, sequences = context.target, context.sequences
+    requests = [RequestStatistics(len(prompt)) for prompt in sequences.prompts]
+    root = torch.stack([prompt[-1] for prompt in sequences.prompts]).to(target.device)
 
     while sequences.active:
         draft = drafter.propose(root)
         watch.lap("draft_seconds")
 
         prefix = target.cache.seqlens
-        result = target.verify(draft.tree, draft.tokens, wanted=drafter.wanted)
+        result = target.verify(draft.tree, draft.tokens, capture=drafter.capture)
         watch.lap("target_seconds")
 
-        accepted = _accept(draft, law, result.logits, generator)
+        accepted = _accept(draft, context.sampler, result.logits, context.generator)
         target.cache.commit(accepted.nodes, accepted.counts, in_place=is_chain(draft.tree))
         finished = []
         for row, tokens in zip(sequences.active, _emitted(draft, accepted), strict=True):
@@ -159,24 +125,24 @@ def decode(
             rows = target.cache.retire(finished)
             sequences.active = [sequences.active[row] for row in rows]
             root = root[rows]
-            drafter.keep(rows)
+            drafter.compact(rows)
         watch.lap("draft_seconds")
 
     return Statistics(requests, details=drafter.details(), **watch.totals())
 
 
 def _accept(
-    draft: Draft, law: TargetLaw, logits: torch.Tensor, generator: torch.Generator | None
+    draft: Draft, sampler: Sampler, logits: torch.Tensor, generator: torch.Generator | None
 ) -> Accepted:
     """Decide which drafted tokens survive, and draw the token after them."""
     if draft.probs is None:
 
         def sample_at(node: torch.Tensor, emitted: torch.Tensor) -> torch.Tensor:
-            said = logits.gather(1, node[:, None, None].expand(-1, 1, logits.shape[-1]))
-            return law.next_token(said[:, 0], emitted, generator)
+            at_node = logits.gather(1, node[:, None, None].expand(-1, 1, logits.shape[-1]))
+            return sampler.next_token(at_node[:, 0], emitted, generator)
 
         return follow(draft.tree, draft.tokens, sample_at)
-    probs = law.scores(logits, draft.tree, draft.tokens).softmax(-1)
+    probs = sampler.scores(logits, draft.tree, draft.tokens).softmax(-1)
     return accept(draft.tree, draft.tokens, probs, draft_probs=draft.probs, generator=generator)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,8 +16,9 @@ from transformers import (
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
-from specattn.decoding.loop import CHUNK_SIZE, Drafter, decode
-from specattn.decoding.sampling import TargetLaw
+from specattn.decoding.drafting import DraftContext, Drafter
+from specattn.decoding.loop import CHUNK_SIZE, OnPrefill, OnTokens, decode
+from specattn.decoding.sampling import Sampler
 from specattn.decoding.sequences import Sequences
 from specattn.decoding.statistics import Statistics
 from specattn.decoding.target import Target
@@ -50,18 +50,35 @@ class SpeculativeOutput(GenerateDecoderOnlyOutput):
     statistics: Statistics | None = None
 
 
+METHODS: dict[str, type[Method]] = {}
+"""Methods by name; ``METHODS[name](**options)`` builds one."""
+
+
 class Method(ABC):
     """How to draft. Small, immutable, without state: it may serve any number of runs and models.
 
-    Every method is also what ``model.generate(custom_generate=...)`` expects.
+    Every method is also what ``model.generate(custom_generate=...)`` expects. A subclass that is
+    defined with a name, ``class Vegas(Method, name="vegas")``, joins `METHODS`, where commands,
+    benchmarks and tests find it.
 
     Attributes
     ----------
+    name : str
+        Under which `METHODS` has it.
     reads_features : bool
-        Whether its drafter learns from the prompts' features, as `Drafter.read` is given them.
+        Whether its drafter learns from the prompts' features (`Drafter.on_prefill`).
     """
 
+    name: ClassVar[str]
     reads_features: ClassVar[bool] = False
+
+    def __init_subclass__(cls, *, name: str | None = None, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if name is not None:
+            if name in METHODS:
+                raise ValueError(f"a method named {name!r} exists: {METHODS[name].__qualname__}")
+            cls.name = name
+            METHODS[name] = cls
 
     @property
     @abstractmethod
@@ -71,12 +88,12 @@ class Method(ABC):
     def prepared(self, model: PreTrainedModel) -> Method:
         """Return this method with all that it needs for `model` loaded and checked.
 
-        Runs do this by themselves; who does it before, sees errors early and loads but once.
+        Runs do this by themselves. Doing it before shows errors early, and loads only once.
         """
         return self
 
     @abstractmethod
-    def start(self, target: Target, law: TargetLaw, generator: torch.Generator | None) -> Drafter:
+    def start(self, context: DraftContext) -> Drafter:
         """Return a drafter for one run."""
 
     @torch.no_grad()
@@ -89,12 +106,12 @@ class Method(ABC):
         stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
         token_streamer: BaseStreamer | None = None,
-        on_tokens: Callable[[int, list[int]], None] | None = None,
-        on_prefill: Callable[[int, int], None] | None = None,
+        on_tokens: OnTokens | None = None,
+        on_prefill: OnPrefill | None = None,
         generator: torch.Generator | None = None,
         seed: int | None = None,
         capacity: int | None = None,
-        already: int = 0,
+        num_pregenerated: int = 0,
         **model_kwargs: Any,
     ) -> torch.Tensor | SpeculativeOutput:
         """Decode what transformers has prepared.
@@ -135,20 +152,25 @@ class Method(ABC):
                 f"the longest prompt has {input_ids.shape[1] - min(padding)} tokens; with new "
                 f"tokens and one draft it needs room for {needed}, but capacity is {capacity}"
             )
-        if not 0 <= already < input_ids.shape[1] - max(padding):
-            raise ValueError(f"already must leave at least one token of a prompt, got {already}")
-        sequences = Sequences(input_ids, padding, room, stopping_criteria, model.device, already)
-        law = TargetLaw(logits_processor, bool(generation_config.do_sample), sequences)
-        target = Target(model, len(input_ids), needed)
-        generator = _random_source(generator, seed, model.device)
-        with target.attached():
+        if not 0 <= num_pregenerated < input_ids.shape[1] - max(padding):
+            raise ValueError(
+                "num_pregenerated must leave at least one token of a prompt, got "
+                f"{num_pregenerated}"
+            )
+        sequences = Sequences(
+            input_ids, padding, room, stopping_criteria, model.device, num_pregenerated
+        )
+        context = DraftContext(
+            Target(model, len(input_ids), needed),
+            Sampler(logits_processor, bool(generation_config.do_sample), sequences),
+            sequences,
+            _random_source(generator, seed, model.device),
+        )
+        with context.target.attached():
             statistics = decode(
-                target,
-                self.start(target, law, generator),
-                law,
-                sequences,
+                context,
+                self.start(context),
                 chunk_size=generation_config.prefill_chunk_size or CHUNK_SIZE,
-                generator=generator,
                 on_tokens=_announce(on_tokens, token_streamer, input_ids),
                 on_prefill=on_prefill,
             )
@@ -220,10 +242,8 @@ def _random_source(
 
 
 def _announce(
-    on_tokens: Callable[[int, list[int]], None] | None,
-    streamer: BaseStreamer | None,
-    input_ids: torch.Tensor,
-) -> Callable[[int, list[int]], None] | None:
+    on_tokens: OnTokens | None, streamer: BaseStreamer | None, input_ids: torch.Tensor
+) -> OnTokens | None:
     """Return one callback for both kinds of listeners; a streamer gets the prompt first."""
     if streamer is None:
         return on_tokens

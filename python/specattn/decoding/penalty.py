@@ -27,7 +27,7 @@ class ContextualPenalty(LogitsProcessor):
     Attributes
     ----------
     context_window : int
-        What `specattn.decoding.TargetLaw` shows it: the last `window` tokens, never padding.
+        What `specattn.decoding.Sampler` shows it: the last `window` tokens, never padding.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The law that is sampled: transformers' logits processors, for every node with its own context."""
+"""The target's distribution: transformers' logits processors, for every node in its own context."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ LENGTH_ONLY = (
 so that a long text is not copied for every node."""
 
 STATEFUL = (SynthIDTextWatermarkLogitsProcessor, UnbatchedClassifierFreeGuidanceLogitsProcessor)
-"""Processors that remember earlier calls, and so cannot be asked about tokens not yet accepted."""
+"""Processors that remember earlier calls, and so cannot judge tokens that are not accepted yet."""
 
 Processor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-class _Question(NamedTuple):
+class _Query(NamedTuple):
     """One call of a processor: which nodes [n] it is about, their rows [n], all rows' texts [R, L].
 
     Everything is int64.
@@ -79,11 +79,11 @@ class _Question(NamedTuple):
     context: torch.Tensor
 
 
-class TargetLaw:
-    """What the target says about the next token, after temperature, filters and penalties.
+class Sampler:
+    """The target's distribution of the next token, after temperature, filters and penalties.
 
-    Plain decoding asks the processors once per token, with the text so far. Here many nodes of a
-    tree are asked about at once, and each must be judged in the context of its own path, as if that
+    Plain decoding calls the processors once per token, with the text so far. Here they judge many
+    nodes of a tree at once, each in the context of its own path, as if that
     path were already part of the text.
 
     Parameters
@@ -91,7 +91,7 @@ class TargetLaw:
     processors : LogitsProcessorList
         Functions of their arguments alone.
     do_sample : bool
-        False: greedy, the law is all on the largest processed logit.
+        False: greedy, all probability is on the largest processed logit.
     sequences : Sequences
         The committed texts.
 
@@ -124,7 +124,7 @@ class TargetLaw:
         Parameters
         ----------
         logits : Tensor [B, n, V]
-            What the target says after each of these nodes.
+            Of the target after each of these nodes.
         tree : Tree
             With ``first + n`` nodes or more. The root is the last committed token.
         tokens : Tensor, int64 [B, nodes]
@@ -135,22 +135,22 @@ class TargetLaw:
         -------
         Tensor, float32 [B, n, V]
         """
-        scores, contexts = logits.float(), dict[tuple[int | None, bool], list[_Question]]()
+        scores, contexts = logits.float(), dict[tuple[int | None, bool], list[_Query]]()
         if isinstance(first, int):
             first = torch.full((len(logits),), first, device=logits.device)
         for processor in self.processors:
             if type(processor) in CONTEXT_FREE:
                 scores = processor(None, scores.flatten(0, 1)).unflatten(0, scores.shape[:2])
                 continue
-            asks = getattr(processor, "context_window", None), type(processor) in LENGTH_ONLY
-            if asks not in contexts:  # the same texts for every processor
+            needs = getattr(processor, "context_window", None), type(processor) in LENGTH_ONLY
+            if needs not in contexts:  # the same texts for every processor
                 span = (first.tolist(), logits.shape[1])
-                contexts[asks] = list(self._in_context(tree, tokens, span, *asks))
+                contexts[needs] = list(self._in_context(tree, tokens, span, *needs))
             before, scores = scores, torch.empty_like(scores)
-            for request, node, row, context in contexts[asks]:
-                questions = scores.new_zeros(len(context), scores.shape[-1])
-                questions[row] = before[request, node - first[request]]
-                scores[request, node - first[request]] = processor(context, questions)[row]
+            for request, node, row, context in contexts[needs]:
+                queries = scores.new_zeros(len(context), scores.shape[-1])
+                queries[row] = before[request, node - first[request]]
+                scores[request, node - first[request]] = processor(context, queries)[row]
         return scores
 
     def draw(
@@ -167,7 +167,7 @@ class TargetLaw:
         -------
         tokens : Tensor, int64 [B, n]
         probs : Tensor, float32 [B, n, V], or None if greedy
-            The very law that was drawn from.
+            The distribution that was drawn from.
         """
         scores = self.scores(logits, tree, tokens, first)
         if self.greedy:
@@ -202,44 +202,44 @@ class TargetLaw:
         span: tuple[list[int], int],
         window: int | None,
         length_only: bool,
-    ) -> Iterator[_Question]:
-        """Yield the texts that a processor is asked about, nodes of equally long ones together.
+    ) -> Iterator[_Query]:
+        """Yield the contexts that a processor is called with, nodes of equally long ones together.
 
         A processor may hold data per row of the original batch, so each call shows it that whole
-        batch, every row in its place; rows that are not asked about show their beginning, and their
-        answers are dropped.
+        batch, every row in its place; the other rows show their beginning, and their results are
+        dropped.
 
         Without a window a text is all of its row, padding included, as transformers shows it. A
         window shows the last tokens and no padding, and costs the same however long the text is.
         With `length_only` the tokens are any.
         """
         sequences, active, device = self.sequences, self.sequences.active, tokens.device
-        committed = [sequences.lengths[row] for row in active]
+        committed = [sequences.ends[row] for row in active]
         shown = [
             committed[request] - (0 if window is None else sequences.padding[row])
             for request, row in enumerate(active)
         ]
         paths = tree.paths.expand(len(active), -1, -1)
         levels = _depths(tree, len(active))
-        for width, asked in _calls(levels, shown, span, window):
-            request, node = torch.tensor(asked, device=device).unbind(1)
-            row = torch.tensor([active[r] for r, _ in asked], device=device)
+        for width, pairs in _calls(levels, shown, span, window):
+            request, node = torch.tensor(pairs, device=device).unbind(1)
+            row = torch.tensor([active[r] for r, _ in pairs], device=device)
             if length_only:
-                yield _Question(request, node, row, sequences.on_device[:, :width])
+                yield _Query(request, node, row, sequences.padded_rows[:, :width])
                 continue
-            end = torch.tensor([committed[r] + levels[r][n] for r, n in asked], device=device)
+            end = torch.tensor([committed[r] + levels[r][n] for r, n in pairs], device=device)
             column = end[:, None] - width + torch.arange(width, device=device)
             level = (
-                column - torch.tensor([committed[r] - 1 for r, _ in asked], device=device)[:, None]
+                column - torch.tensor([committed[r] - 1 for r, _ in pairs], device=device)[:, None]
             )
             drafted = paths[request, node].gather(1, level.clamp_min(0))
-            context = sequences.on_device[:, :width].clone()
+            context = sequences.padded_rows[:, :width].clone()
             context[row] = torch.where(
                 level > 0,
                 tokens[request[:, None], drafted],
-                sequences.on_device[row[:, None], column],
+                sequences.padded_rows[row[:, None], column],
             )
-            yield _Question(request, node, row, context)
+            yield _Query(request, node, row, context)
 
 
 @lru_cache(maxsize=64)
@@ -261,7 +261,7 @@ def _calls(
 ) -> Iterator[tuple[int, list[tuple[int, int]]]]:
     """Gather nodes whose contexts are equally long, at most one of each request to a call.
 
-    Of every request those from its own first node on that `span` says, as many as it says. Yields
+    `span` gives each request's first node and how many nodes follow. Yields
     the contexts' length, at most `window`, and the (request, node) pairs of each call.
     """
     firsts, count = span

@@ -1,4 +1,4 @@
-"""The texts of a run as transformers shows them, and when each of them ends."""
+"""The texts of a run: unpadded for methods, padded for transformers, and when each of them ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from transformers import (
 
 
 class StopRequest(StoppingCriteria):
-    """Ends every text at its next token once somebody has asked for it.
+    """Ends every text at its next token once it has been asked to.
 
     Attributes
     ----------
@@ -38,9 +38,10 @@ _ON_HOST = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopRequest, S
 
 
 class Sequences:
-    """Rows of padding, prompt and new tokens: what logits processors and stopping criteria see.
+    """The texts of all requests of a run; each row has its own length.
 
-    Every row has its own length. The device holds a copy, which processors read.
+    Methods see texts without padding: a token's index is its position. Logits processors and
+    stopping criteria see `padded_rows`, laid out as transformers does: padding, prompt, new tokens.
 
     Parameters
     ----------
@@ -49,23 +50,22 @@ class Sequences:
     padding : sequence of int
         Leading padding tokens of each row.
     room : int
-        Most tokens that a row and a draft behind it can have.
+        Most tokens that a padded row and a draft behind it can have.
     stopping_criteria : StoppingCriteriaList
     device : torch.device
-    already : int
+    num_pregenerated : int
         Tokens at the end of each prompt that an earlier run has generated.
 
     Attributes
     ----------
-    tokens : Tensor, int64 [R, room], host
-    on_device : Tensor, int64 [R, room]
-        The same numbers; what follows a row's length is 0.
-    generated_from : int
-        Where the generated tokens begin, those of an earlier run included.
-    lengths : list of int
-        Current length of each row, padding included.
     active : list of int
         The row of each request in the running batch; finished rows have left it.
+    room : int
+        Most tokens that can follow a prompt, those of a last draft included.
+    padded_rows : Tensor, int64 [R, room], on the device
+        0 behind the end of a row.
+    padding, ends : list of int
+        Where each text begins and ends in its padded row.
     """
 
     def __init__(
@@ -75,24 +75,59 @@ class Sequences:
         room: int,
         stopping_criteria: StoppingCriteriaList,
         device: torch.device,
-        already: int = 0,
+        num_pregenerated: int = 0,
     ):
-        rows, self.prompt_length = input_ids.shape
-        self.generated_from = self.prompt_length - already
-        self.tokens = torch.zeros(rows, room, dtype=torch.int64)
-        self.tokens[:, : self.prompt_length] = input_ids
-        self.on_device = self.tokens.to(device)
-        self.padding = list(padding)
-        self.lengths = [self.prompt_length] * rows
+        rows, width = input_ids.shape
+        self._host = torch.zeros(rows, room, dtype=torch.int64)
+        self._host[:, :width] = input_ids
+        self._width, self._num_pregenerated = width, num_pregenerated
+        self.room = room - width
+        self.padded_rows = self._host.to(device)
+        self.padding, self.ends = list(padding), [width] * rows
         self.active = list(range(rows))
         self.stopping_criteria = stopping_criteria
-        self.criteria_device = device
+        self._criteria_device = device
         if all(type(criterion) in _ON_HOST for criterion in stopping_criteria):
-            self.criteria_device = torch.device("cpu")
+            self._criteria_device = torch.device("cpu")
 
-    def prompt(self, row: int) -> torch.Tensor:
-        """Return a row's prompt without padding."""
-        return self.tokens[row, self.padding[row] : self.prompt_length]
+    @property
+    def prompts(self) -> list[torch.Tensor]:
+        """Every row's prompt, int64 [L_r], on the host."""
+        return [self._host[row, begin : self._width] for row, begin in enumerate(self.padding)]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of every row's text, finished rows included."""
+        return [end - begin for begin, end in zip(self.padding, self.ends, strict=True)]
+
+    @property
+    def active_lengths(self) -> list[int]:
+        """Tokens of every running request's text."""
+        return [self.ends[row] - self.padding[row] for row in self.active]
+
+    def text(self, row: int) -> torch.Tensor:
+        """Return a row's text, prompt and new tokens: a view, int64 [L_r], on the host."""
+        return self._host[row, self.padding[row] : self.ends[row]]
+
+    def generated(self, row: int) -> torch.Tensor:
+        """Return the end of a row's text that was generated, by an earlier run too."""
+        return self._host[row, self._width - self._num_pregenerated : self.ends[row]]
+
+    def tokens_at(self, positions: torch.Tensor) -> torch.Tensor:
+        """Return the running requests' tokens at `positions` of their texts.
+
+        Parameters
+        ----------
+        positions : Tensor, int64 [B, n], on the device
+            Not negative. Those behind the end of a text give tokens that mean nothing.
+
+        Returns
+        -------
+        Tensor, int64 [B, n], on the device
+        """
+        begin = positions.new_tensor([self.padding[row] for row in self.active])[:, None]
+        columns = (begin + positions).clamp_max(self.padded_rows.shape[1] - 1)
+        return self.padded_rows[positions.new_tensor(self.active)].gather(1, columns)
 
     def extend(self, row: int, tokens: list[int]) -> tuple[list[int], bool]:
         """Emit tokens one by one until one of them ends the row.
@@ -103,62 +138,62 @@ class Sequences:
             The tokens up to the one that ended the row.
         finished : bool
         """
-        begin, finished = self.lengths[row], False
+        begin, finished = self.ends[row], False
         for end, token in enumerate(tokens, start=begin + 1):
-            self.tokens[row, end - 1] = token
-            so_far = self.tokens[row : row + 1, :end].to(self.criteria_device)
+            self._host[row, end - 1] = token
+            so_far = self._host[row : row + 1, :end].to(self._criteria_device)
             finished = bool(self.stopping_criteria(so_far, None))
-            self.lengths[row] = end
+            self.ends[row] = end
             if finished:
                 break
-        end = self.lengths[row]
-        self.on_device[row, begin:end] = self.tokens[row, begin:end]
+        end = self.ends[row]
+        self.padded_rows[row, begin:end] = self._host[row, begin:end]
         return tokens[: end - begin], finished
 
     def padded(self, pad_token_id: int) -> torch.Tensor:
         """Return all rows, padded on the right to the longest: int64 [R, longest], on the host."""
-        longest = max(self.lengths)
-        beyond = torch.arange(longest) >= torch.tensor(self.lengths)[:, None]
-        return self.tokens[:, :longest].masked_fill(beyond, pad_token_id)
+        longest = max(self.ends)
+        beyond = torch.arange(longest) >= torch.tensor(self.ends)[:, None]
+        return self._host[:, :longest].masked_fill(beyond, pad_token_id)
 
 
-class Reader(Protocol):
-    """What learns a text token by token."""
+class TokenIndex(Protocol):
+    """What indexes a text token by token."""
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Read on."""
+        """Append tokens to the text."""
 
 
-R = TypeVar("R", bound=Reader)
+I = TypeVar("I", bound=TokenIndex)
 
 
-class Readers(Generic[R]):
-    """One reader per row, told every token of its text once and in order.
+class RequestIndexes(Generic[I]):
+    """One index per row, given every token of its text once and in order.
 
     Parameters
     ----------
     sequences : Sequences
     make : callable
-        Returns a reader that has read nothing.
+        Returns an empty index.
     prompts : bool
-        Whether they read the prompts too, or generated tokens alone.
+        Whether they index the prompts too, or generated tokens alone.
     """
 
-    def __init__(self, sequences: Sequences, make: Callable[[], R], *, prompts: bool):
+    def __init__(self, sequences: Sequences, make: Callable[[], I], *, prompts: bool):
         self.sequences = sequences
-        rows = len(sequences.lengths)
-        self._readers = [make() for _ in range(rows)]
-        self._read = list(sequences.padding) if prompts else [sequences.generated_from] * rows
+        self._text = sequences.text if prompts else sequences.generated
+        self._indexes = [make() for _ in sequences.lengths]
+        self._indexed = [0 for _ in sequences.lengths]
         self.catch_up()
 
     @property
-    def active(self) -> list[R]:
-        """The readers of the running batch, request by request."""
-        return [self._readers[row] for row in self.sequences.active]
+    def active(self) -> list[I]:
+        """The indexes of the running batch, request by request."""
+        return [self._indexes[row] for row in self.sequences.active]
 
     def catch_up(self) -> None:
-        """Let the running requests' readers read what has been emitted since the last call."""
+        """Index what has been emitted to the running requests since the last call."""
         for row in self.sequences.active:
-            begin, end = self._read[row], self.sequences.lengths[row]
-            self._readers[row].extend(self.sequences.tokens[row, begin:end].tolist())
-            self._read[row] = end
+            new = self._text(row)[self._indexed[row] :].tolist()
+            self._indexes[row].extend(new)
+            self._indexed[row] += len(new)

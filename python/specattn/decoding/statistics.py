@@ -112,7 +112,7 @@ class Statistics:
     accept_seconds : float
         Logits processors, acceptance, commit, stopping criteria and streaming.
     details : dict
-        What the method says of the run beside that, ready for JSON (`Drafter.details`).
+        Figures that only this method has, ready for JSON (`Drafter.details`).
     """
 
     requests: list[RequestStatistics]
@@ -163,6 +163,12 @@ class Statistics:
         }
 
 
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has nothing left to do."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 class Clock:
     """Moments of a device, which may be noted without waiting for it.
 
@@ -207,8 +213,7 @@ class Stopwatch:
 
     def totals(self) -> dict[str, float]:
         """Return the seconds booked on every part; waits for the device."""
-        if self.clock.on_cuda:
-            torch.cuda.synchronize(self.clock.device)
+        synchronize(self.clock.device)
         totals: dict[str, float] = {}
         last = self.start
         for part, moment in self.laps:

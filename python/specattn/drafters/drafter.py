@@ -17,7 +17,7 @@ class DrafterConfig(PreTrainedConfig):
     Attributes
     ----------
     target : str
-        Name or path of the target model, as whoever trained the drafter called it.
+        Name or path of the target model that the drafter was trained for.
     shared : tuple of str
         Fields that must be equal in drafter and target, for the drafter to read what it reads.
     """

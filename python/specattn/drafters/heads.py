@@ -1,7 +1,7 @@
-"""Decoding heads: drafters that guess further tokens from the hidden state of the last one.
+"""Decoding heads: drafters that predict further tokens from the hidden state of the last one.
 
-With h_0 the target's final hidden state, normed, as its head g reads it, and g(h_0) the law of the
-next token, head i says the law g(h_i) of the token i further on::
+With h_0 the target's final hidden state, normed, as its head g reads it, g(h_0) is the distribution
+of the next token; head i predicts the distribution g(h_i) of the token i positions later::
 
     TokenSwift    h_i = h_{i-1} + W_i h_{i-1}              (arXiv 2502.18890, equation 1)
     Medusa        h_i = h_0 + silu(W_i h_0 + b_i)          (arXiv 2401.10774, section 2.1)
@@ -9,7 +9,7 @@ next token, head i says the law g(h_i) of the token i further on::
 g is the target's own and not part of the drafter. In Medusa's paper each head has a g of its own
 that starts as the target's; here both share it, as TokenSwift's paper has it for its baseline, so
 that the two differ in nothing but how heads depend on each other. A new drafter has all W and b
-zero: until it is trained, every head repeats the target's next-token law.
+zero: until it is trained, every head repeats the target's next-token distribution.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class HeadsConfig(DrafterConfig):
     Attributes
     ----------
     target : str
-        Name or path of the target model, as whoever trained the heads called it.
+        Name or path of the target model that the heads were trained for.
     num_heads : int
         At least 1.
     hidden_size, vocab_size : int
@@ -84,7 +84,7 @@ class Heads(TrainedDrafter):
     def for_target(
         cls: type[_Heads], model: PreTrainedModel, *, target: str, num_heads: int = NUM_HEADS
     ) -> _Heads:
-        """Return new heads for `model`, in float32: each repeats the target's next-token law.
+        """Return new heads for `model`, in float32: each repeats the next-token distribution.
 
         Parameters
         ----------
@@ -156,7 +156,7 @@ class MedusaConfig(HeadsConfig):
 
 
 class MedusaHeads(Heads):
-    """Medusa's heads, none of which knows what another says.
+    """Medusa's heads, each independent of the others.
 
     Parameters
     ----------

@@ -24,7 +24,7 @@ class LayerConfig(DrafterConfig):
     Attributes
     ----------
     target : str
-        Name or path of the target model, as whoever trained the drafter called it.
+        Name or path of the target model that the drafter was trained for.
     hidden_size, intermediate_size, num_attention_heads, num_key_value_heads, head_dim, vocab_size
         Of each layer, embedding and head.
     rms_norm_eps, max_position_embeddings, rope_parameters

@@ -1,7 +1,7 @@
 """PosS' drafter: EAGLE's layer, once for each few positions of a draft.
 
 A *pair* at position t is the embedding of token t + 1 with the feature of token t, the feature
-being what the target's head reads. The drafter foretells features (PosS, section 2)::
+being what the target's head reads. The drafter predicts features (PosS, section 2)::
 
     x = fc([embedding of token t + 1; feature of token t])       shared by all specialists
     x += attention(x)                                            causal, over pairs
@@ -46,7 +46,7 @@ class PosSConfig(LayerConfig):
     layers : int
         Specialists; 1 is EAGLE-2 or HASS.
     positions_per_layer : int
-        Depths that each specialist works on, PosS' n; the last one goes on for ever.
+        Depths that each specialist works on, PosS' n; the last one covers all deeper ones.
     fc_bias : bool
         Whether ``fc`` has a bias.
 
@@ -136,7 +136,7 @@ class PosSDrafter(TrainedDrafter):
         -------
         list of Tensor
             Entry s, [B, L - 1 - s, H]: row t is drafted at depth s behind the root t + 1, and
-            foretells the feature of token ``t + s + 1``.
+            predicts the feature of token ``t + s + 1``.
 
         Raises
         ------
@@ -215,7 +215,7 @@ class Specialist(nn.Module):
 
 
 class _Norm(nn.RMSNorm):
-    """In the dtype of its input, as torch's fused kernel wants it; under autocast these differ."""
+    """In the dtype of its input, as torch's fused kernel requires; under autocast these differ."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the normed input."""

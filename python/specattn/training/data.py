@@ -149,7 +149,7 @@ class PackedRows(IterableDataset):
     seed : int, optional
         None leaves everything in the order of the files.
     endless : bool
-        Start over for ever, each time in another order.
+        Start over without end, each time in another order.
     limit : int, optional
         At most so many rows per epoch.
     """

@@ -102,7 +102,7 @@ class HeadsRecipe(Recipe):
     decay: ClassVar[float] = 1.0
 
     def new_drafter(self, target: PreTrainedModel, name: str) -> Heads:
-        """Return heads that repeat the target's next-token law."""
+        """Return heads that repeat the target's next-token distribution."""
         return self.drafter_class.for_target(target, target=name, num_heads=self.num_heads)
 
     def objective(self, target: PreTrainedModel, drafter: TrainedDrafter) -> HeadsObjective:

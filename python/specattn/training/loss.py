@@ -131,9 +131,9 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 def soft_cross_entropy(
     hidden: torch.Tensor, features: torch.Tensor, weight: torch.Tensor, counts: torch.Tensor
 ) -> torch.Tensor:
-    """Return the cross entropy between the laws of `features` and of `hidden`, in nats.
+    """Return the cross entropy between the distributions of `features` and `hidden`, in nats.
 
-    Both laws are the frozen head's. That of `features` is made once for all S rows, and the logits
+    Both are the frozen head's. That of `features` is made once for all S rows, and the logits
     of a chunk of tokens at a time exist, no more.
 
     Parameters
@@ -176,11 +176,11 @@ def soft_cross_entropy(
 
 
 class _SoftCrossEntropy(torch.autograd.Function):
-    """As `_ChunkedCrossEntropy`, for laws in place of labels.
+    """As `_ChunkedCrossEntropy`, for distributions in place of labels.
 
-    Logits are linear in the hidden state. So their mean under a law is the hidden state's product
-    with the mean row of the head, which is made once for all S rows; and the gradient is the mean
-    row under the drafted law, less that one.
+    Logits are linear in the hidden state. So their mean under a distribution is the hidden state's
+    product with the mean row of the head, which is made once for all S rows; and the gradient is
+    the mean row under the drafted distribution, less that one.
     """
 
     @staticmethod
@@ -196,8 +196,8 @@ class _SoftCrossEntropy(torch.autograd.Function):
         gradient = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         totals = torch.zeros(len(hidden), dtype=wide, device=hidden.device)
 
-        def law(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-            """Return the law's numerators [n, V], their sum and the log-sum-exp, [n, 1] each."""
+        def unnormalised(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+            """Return the softmax's numerators [n, V], their sum and log-sum-exp, [n, 1] each."""
             logits = (rows.to(weight.dtype) @ weight.T).to(wide)
             top = logits.amax(-1, keepdim=True)
             numerators = logits.sub_(top).exp_()
@@ -206,11 +206,11 @@ class _SoftCrossEntropy(torch.autograd.Function):
 
         for start in range(0, hidden.shape[1], chunk):
             rows = slice(start, start + chunk)
-            numerators, total, _ = law(features[rows])
+            numerators, total, _ = unnormalised(features[rows])
             mean_row = (numerators @ weight) / total
             for step, at in enumerate(counts[:, rows]):
                 drafted = hidden[step, rows]
-                numerators, total, lse = law(drafted)
+                numerators, total, lse = unnormalised(drafted)
                 losses = lse[:, 0] - torch.linalg.vecdot(mean_row, drafted.to(wide))
                 totals[step] += (losses * at).sum()
                 if gradient is not None:

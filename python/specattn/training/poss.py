@@ -170,10 +170,11 @@ def start_from_drafter(drafter: PosSDrafter, start: PosSDrafter) -> PosSDrafter:
 
 
 class PosSObjective(Objective):
-    """Draft behind every token of a row, and compare features and laws with the frozen target's.
+    """Draft behind every token of a row, and compare features and tokens with the frozen target's.
 
-    Every depth adds a smooth L1 loss of the drafted feature and the cross entropy between the laws
-    that the target's head gives to the target's feature and to the drafted one (PosS, section 3).
+    Every depth adds a smooth L1 loss of the drafted feature and the cross entropy between the
+    distributions that the target's head gives the target's feature and the drafted one (PosS,
+    section 3).
 
     Parameters
     ----------
@@ -223,7 +224,7 @@ class PosSObjective(Objective):
         # The drafter may be trained in more bits than the target is stored in.
         embeds, features = (x.to(self.drafter.dtype) for x in (embeds, features))
         drafted = self.drafter(embeds, features, self.depth)
-        # Row t of depth s foretells token t + s + 1: put it there.
+        # Row t of depth s predicts token t + s + 1: put it there.
         length = input_ids.shape[1]
         hidden = torch.stack([pad(x, (0, 0, length - x.shape[1], 0)) for x in drafted])
         first = torch.arange(1, self.depth + 1, device=labels.device)[:, None, None]

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from transformers import LogitsProcessorList, PreTrainedModel, TemperatureLogitsWarper
 
-from specattn.decoding import Method, Plain, Vegas
-from specattn.decoding.ready import ReadyTarget
+from specattn.decoding import Method, Plain, Target, Vegas
+from specattn.decoding.snapshot import PromptSnapshot
 from specattn.tuning.record import Measurement, Record
 
 STEPS = ("ratio", "gamma", "ratio again")
@@ -174,12 +174,12 @@ class Tuner:
         """Measure what the record lacks; each batch is prefilled at most once per step."""
         done = {_key(one) for one in self.record.measurements}
         for number, prompts in enumerate(self.batches):
-            target: ReadyTarget | None = None
+            snapshot: PromptSnapshot | None = None
             for repeat in range(self.sweep.repeats):
                 for candidate in _rotated(candidates, repeat):
                     if (step, *candidate, number, repeat) not in done:
-                        target = target or self._prefilled(prompts, candidates)
-                        measured = self._run(target, candidate, self.sweep.new_tokens, repeat)
+                        snapshot = snapshot or self._prefilled(prompts, candidates)
+                        measured = self._run(snapshot, candidate, self.sweep.new_tokens, repeat)
                         known = {"step": step, **candidate._asdict(), "batch": number}
                         self.record.add({**known, "repeat": repeat, **measured})
                     self._advance(step)
@@ -187,20 +187,21 @@ class Tuner:
 
     def _prefilled(
         self, prompts: Sequence[torch.Tensor], candidates: Sequence[Candidate]
-    ) -> ReadyTarget:
+    ) -> PromptSnapshot:
         """Return the batch behind its prompts, with code and clocks warm."""
         deepest = max(candidate.gamma for candidate in candidates)
-        target = ReadyTarget(self.model, prompts, self.sweep.new_tokens + deepest + 1)
+        capacity = len(prompts[0]) + self.sweep.new_tokens + deepest + 1
+        snapshot = PromptSnapshot(Target(self.model, len(prompts), capacity), prompts)
         for candidate in candidates:
-            self._run(target, candidate, min(WARM_UP_TOKENS, self.sweep.new_tokens), 0)
-        return target
+            self._run(snapshot, candidate, min(WARM_UP_TOKENS, self.sweep.new_tokens), 0)
+        return snapshot
 
     def _run(
-        self, target: ReadyTarget, candidate: Candidate, new_tokens: int, repeat: int
+        self, snapshot: PromptSnapshot, candidate: Candidate, new_tokens: int, repeat: int
     ) -> Measurement:
         heat = self.sweep.temperature
         warpers = [TemperatureLogitsWarper(heat)] if heat not in (0.0, 1.0) else []
-        _, statistics = target.run(
+        _, statistics = snapshot.run(
             candidate.method(self.sweep.min_tokens),
             new_tokens,
             LogitsProcessorList(warpers),

@@ -1,0 +1,212 @@
+"""The attention function that transformers calls: it serves a pass over our cache by our kernels.
+
+transformers hands every layer's queries and *new* keys and values to one registered function, and
+passes on any extra keyword of the model call. So the whole adapter is that function, and `Pass`,
+the plan of the pass, which travels to it as such a keyword.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from transformers import AttentionInterface
+
+from specattn.kv_cache import KVCache
+from specattn.ops import hybrid_tree_attention, sparse_gather_attention, verify_attention
+
+IMPLEMENTATION = "specattn"
+"""The name under which transformers knows the function."""
+
+# What models hand down that decides nothing here: positions are in the queries and keys already,
+# and the cache is our own.
+_HARMLESS = frozenset({"position_ids", "cache_position", "use_cache", "output_attentions"})
+
+
+@dataclass(frozen=True)
+class CaptureSpec:
+    """What a verification hands out beside its logits and features.
+
+    Attributes
+    ----------
+    rows : tuple of int
+        Rows of the tree whose attention scores over the prefix are collected, -1 the last one;
+        none: no scores.
+    ranking : {"logit", "weight"}
+        Score by mean logit, which costs next to nothing, or by mean attention weight.
+    per_row : bool
+        Keep the scores of every row instead of their mean: as many times the memory.
+    queries : bool
+        Keep the queries of every full-attention layer.
+    """
+
+    rows: tuple[int, ...] = ()
+    ranking: str = "logit"
+    per_row: bool = False
+    queries: bool = False
+
+
+NO_CAPTURE = CaptureSpec()
+
+
+class KVSelector(Protocol):
+    """Says which cached tokens a sparse pass attends to; its own new rows are always visible."""
+
+    def select(self, layer: int, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return positions and their counts, as `sparse_gather_attention` takes them.
+
+        Parameters
+        ----------
+        layer : int
+            Number of the layer among the full-attention layers.
+        q : Tensor [B, T, Hq, D]
+            The pass's queries there.
+        """
+
+
+class Selection(NamedTuple):
+    """A KV selector whose positions were chosen before the pass.
+
+    Attributes
+    ----------
+    indices : Tensor, int32 [full layers, B, W] or [full layers, B, Hk, W]
+        Positions in ascending order, for all heads or for each KV head.
+    lengths : Tensor, int32 [B] or [B, Hk]
+        How many of them count.
+    """
+
+    indices: torch.Tensor
+    lengths: torch.Tensor
+
+    def select(self, layer: int, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the layer's positions, whatever its queries are."""
+        return self.indices[layer], self.lengths
+
+    def extended(self, by: int | torch.Tensor) -> Selection:
+        """Return the selection with `by` more positions: for every request, or int32 [B]."""
+        if isinstance(by, torch.Tensor):
+            by = by.view(-1, *[1] * (self.lengths.dim() - 1))
+        return Selection(self.indices, self.lengths + by)
+
+
+@dataclass
+class Pass:
+    """The plan of one call of the model: T new rows per request, stored behind what is committed.
+
+    Attributes
+    ----------
+    cache : KVCache
+    windows : list of (int or None)
+        Sliding window of each layer.
+    slots : tuple of Tensor
+        Where the new rows go (`KVCache.slots`).
+    prefix : Tensor, int32 [B]
+        Cached tokens that every row may see.
+    max_seqlen : int
+        Host-side bound: no row's position reaches it.
+    tree_mask : Tensor, packed, or None for a causal chain
+    capture : CaptureSpec
+    scores, queries : Tensor or None
+        Filled with what is captured (`Verification`).
+    selector : KVSelector or None
+        What full-attention layers attend to instead of the whole cache.
+    """
+
+    cache: KVCache
+    windows: list[int | None]
+    slots: tuple[torch.Tensor, torch.Tensor]
+    prefix: torch.Tensor
+    max_seqlen: int
+    tree_mask: torch.Tensor | None = None
+    capture: CaptureSpec = NO_CAPTURE
+    scores: torch.Tensor | None = None
+    queries: torch.Tensor | None = None
+    selector: KVSelector | None = None
+
+    def attend(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any
+    ) -> torch.Tensor:
+        """Store the new keys and values of a layer and attend: all [B, T, heads, D].
+
+        `options` are ``softmax_scale``, ``softcap`` and ``sinks`` of the primitives.
+        """
+        self.cache.write(layer, k, v, self.slots)
+        k_cache, v_cache = (x[:, : self.max_seqlen] for x in self.cache.layer(layer))
+        window = self.windows[layer]
+        tree = (q, k_cache, v_cache, self.prefix, None, None, self.tree_mask)
+        if window is not None:
+            return hybrid_tree_attention(*tree, window=window, **options)[0]
+        full_layer = self.windows[:layer].count(None)
+        if self.selector is not None:
+            selected = self.selector.select(full_layer, q)
+            return sparse_gather_attention(q, k_cache, v_cache, *selected, k, v, **options)[0]
+        if self.queries is not None:
+            self.queries[full_layer] = q
+        if self.scores is None:
+            return hybrid_tree_attention(*tree, **options)[0]
+        return self._attend_and_score(tree, self.scores[full_layer], options)
+
+    def _attend_and_score(
+        self, tree: tuple, scores: torch.Tensor, options: dict[str, Any]
+    ) -> torch.Tensor:
+        """Attend and write one layer's scores, averaged over heads."""
+        options["collect_rows"] = self.capture.rows
+        by_weight, per_row = self.capture.ranking == "weight", self.capture.per_row
+        if not by_weight and not per_row:
+            options |= {"per_head": False, "collected": scores}
+            return verify_attention(*tree, collect="scores", **options)[0]
+        out, lse, logits = verify_attention(*tree, collect="logits", **options)
+        ranks = logits.float()  # [B, rows, Hq, N]
+        if by_weight:
+            ranks = (ranks - lse[:, self.capture.rows, :, None]).exp()
+        means, unseen = ranks.mean(2), logits[:, :, 0] == -torch.inf
+        if not per_row:
+            means, unseen = means.mean(1), unseen[:, 0]
+        scores.copy_(means.masked_fill(unseen, -torch.inf))
+        return out
+
+
+def attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float,
+    specattn_pass: Pass,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """Serve transformers' attention interface: heads before rows coming in, after going out.
+
+    Raises
+    ------
+    ValueError
+        The model asks for something that is not served; the message names the keyword.
+    """
+    plan, layer = specattn_pass, module.layer_idx
+    if others.keys() - _HARMLESS:
+        names = ", ".join(sorted(others.keys() - _HARMLESS))
+        raise ValueError(f"attention of layer {layer}: {names} cannot be served")
+    if dropout:
+        raise ValueError(f"attention of layer {layer}: dropout={dropout} cannot be served")
+    if attention_mask is not None:
+        raise ValueError(f"attention of layer {layer}: attention_mask cannot be served")
+    planned = plan.windows[layer] or plan.cache.capacity
+    if sliding_window is not None and min(sliding_window, plan.cache.capacity) != planned:
+        raise ValueError(
+            f"attention of layer {layer}: sliding_window={sliding_window} is not what the model's "
+            f"config says, {plan.windows[layer]}"
+        )
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    out = plan.attend(layer, q, k, v, softmax_scale=scaling, softcap=softcap or 0.0, sinks=s_aux)
+    return out, None
+
+
+# No mask function of this name is registered, so models build no mask at all.
+AttentionInterface.register(IMPLEMENTATION, attention)

@@ -1,0 +1,59 @@
+"""How much of its cache a self-drafting target attends to: the same options for every method."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from specattn.decoding.method import Method
+
+
+@dataclass(frozen=True)
+class Budgeted(Method):
+    """Self-drafting on a share of the cached tokens.
+
+    Parameters
+    ----------
+    gamma : int
+        Drafted tokens per round.
+    ratio : float
+        Share of the cached tokens that a draft attends to, in (0, 1].
+    budget : int, optional
+        That many tokens instead, however long the text is.
+    min_tokens : int
+        Lower bound of the share; shorter texts are attended to whole.
+
+    Raises
+    ------
+    ValueError
+        A parameter is out of range.
+    """
+
+    gamma: int = 4
+    ratio: float = 0.07
+    budget: int | None = None
+    min_tokens: int = 256
+
+    def __post_init__(self) -> None:
+        if not 0 < self.ratio <= 1:
+            raise ValueError(f"ratio must be in (0, 1], got {self.ratio}")
+        self._check_positive("gamma", "budget")
+        if self.min_tokens < 0:
+            raise ValueError(f"min_tokens must not be negative, got {self.min_tokens}")
+
+    @property
+    def max_nodes(self) -> int:
+        """The root and `gamma` drafted tokens."""
+        return self.gamma + 1
+
+    def share(self, unit: int = 1) -> dict[str, Any]:
+        """Return the budget as `select_topk` takes it, counted in pieces of `unit` tokens."""
+        if self.budget is not None:
+            return {"budget": -(-self.budget // unit)}
+        return {"ratio": self.ratio, "min_tokens": -(-self.min_tokens // unit)}
+
+    def _check_positive(self, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")

@@ -1,0 +1,57 @@
+"""Chains of drafted tokens, each drawn from a distribution shaped as the target's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.nn.functional import pad
+
+from specattn.decoding.drafting import Draft, DraftContext
+from specattn.tree import Tree
+
+
+class ChainBuilder:
+    """Draws the tokens of a chain one after the other.
+
+    Parameters
+    ----------
+    gamma : int
+        Drafted tokens per round, at most.
+    context : DraftContext
+    """
+
+    def __init__(self, gamma: int, context: DraftContext):
+        self.sampler, self.generator = context.sampler, context.generator
+        self.trees = [Tree.chain(n, device=context.target.device) for n in range(gamma + 1)]
+
+    def build(
+        self, root: torch.Tensor, steps: int, logits: Callable[[torch.Tensor, int], torch.Tensor]
+    ) -> Draft:
+        """Draft a chain behind `root` [B].
+
+        Parameters
+        ----------
+        root : Tensor, int64 [B]
+        steps : int
+            Drafted tokens; 0 gives the root alone.
+        logits : callable
+            ``logits(token, step)``: Tensor [B, 1, V] after the chain's last token [B, 1].
+        """
+        tokens, probs = root[:, None], list[torch.Tensor]()
+        for step in range(steps):
+            drawn, drawn_from = self.sampler.draw(
+                logits(tokens[:, -1:], step), self.trees[step], tokens, step, self.generator
+            )
+            tokens = torch.cat([tokens, drawn], 1)
+            if drawn_from is not None:
+                probs.append(drawn_from)
+        return self.draft(tokens, probs)
+
+    def draft(self, tokens: torch.Tensor, probs: list[torch.Tensor]) -> Draft:
+        """Return the chain `tokens` [B, n + 1]; `probs`, if any, are its n draft distributions."""
+        tree = self.trees[tokens.shape[1] - 1]
+        if not probs:
+            return Draft(tree, tokens)
+        # Nothing follows the last node; its row is there for the shape and never read.
+        return Draft(tree, tokens, pad(torch.cat(probs, 1), (0, 0, 0, 1)))

@@ -1,0 +1,121 @@
+"""Medusa: draft with heads on the hidden state of the last accepted token.
+
+The last verification has computed that state, so a draft costs two matrix products per head and no
+pass of a model. Head i predicts the token i positions behind the root, independently of those
+between; a tree of fixed shape combines their first ranks. (*Medusa: Simple LLM Inference
+Acceleration Framework with Multiple Decoding Heads*, arXiv 2401.10774.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from specattn.decoding.drafting import Draft, DraftContext, Drafter, Verified
+from specattn.decoding.method import Method
+from specattn.decoding.methods.trained import fitting_drafter
+from specattn.decoding.target import Target
+from specattn.drafters import MedusaHeads
+from specattn.tree import Tree
+
+
+@dataclass(frozen=True)
+class Medusa(Method, name="medusa"):
+    """Drafting with independent heads, as a tree of fixed shape.
+
+    Drafts are chosen by rank and tested by the target's own sample at every node, which preserves
+    the target's distribution; Medusa's own "typical acceptance" does not, and is not offered.
+
+    Parameters
+    ----------
+    drafter : MedusaHeads or path, optional
+        Heads, or the folder that holds them. By default the folder ``medusa`` within the target's.
+        A path is loaded for every run; heads are used as they are.
+    widths : sequence of int
+        Entry i: how many of head i's first guesses follow every node of the level above. The
+        default is TokenSwift's tree [1, 3, 3, 3] without its 1, which here is the root.
+
+    Raises
+    ------
+    ValueError
+        A parameter is out of range. From `prepared`, and so when a run starts: there are no heads,
+        or they do not fit the target, or there are fewer than `widths` has levels.
+    """
+
+    reads_features = True
+
+    drafter: MedusaHeads | Path | str | None = None
+    widths: tuple[int, ...] = (3, 3, 3)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "widths", tuple(self.widths))
+        if not self.widths or min(self.widths) < 1:
+            raise ValueError(f"widths must be one or more positive numbers, got {self.widths}")
+
+    @property
+    def max_nodes(self) -> int:
+        """The root and all combinations of guesses."""
+        return Tree.full(self.widths).size
+
+    def prepared(self, model: PreTrainedModel) -> Medusa:
+        """Return this method with its heads loaded and found to fit `model`."""
+        drafter = fitting_drafter(MedusaHeads, self.drafter, model)
+        if len(self.widths) > (heads := drafter.config.num_heads):
+            raise ValueError(f"widths: {len(self.widths)} levels need as many heads, not {heads}")
+        if max(self.widths) > (vocabulary := drafter.config.vocab_size):
+            raise ValueError(f"widths: {max(self.widths)} of a vocabulary of {vocabulary} tokens")
+        return replace(self, drafter=drafter)
+
+    def start(self, context: DraftContext) -> Drafter:
+        """Return a drafter for one run."""
+        module = self.prepared(context.target.model).drafter
+        assert isinstance(module, MedusaHeads)
+        return _MedusaDrafter(module.eval(), self.widths, context.target)
+
+
+class _MedusaDrafter(Drafter):
+    def __init__(self, heads: MedusaHeads, widths: tuple[int, ...], target: Target):
+        self.heads, self.widths, self.target = heads, widths, target
+        self.tree = Tree.full(widths, device=target.device)
+        self.guess_of = torch.tensor(_guesses(widths), device=target.device)
+        # The features that the root's token was drawn from; zeros behind a prompt of one token.
+        shape = (target.cache.batch_size, heads.config.hidden_size)
+        self.features = torch.zeros(shape, dtype=target.model.dtype, device=target.device)
+
+    def on_prefill(self, start: int, features: torch.Tensor) -> None:
+        """Keep the features of every prompt's last token but one, in whichever chunk it is."""
+        last = self.target.cache.seqlens.long() - 1 - start
+        inside = (last >= 0)[:, None]
+        self.features = torch.where(inside, _rows(features, last.clamp_min(0)), self.features)
+
+    def propose(self, root: torch.Tensor) -> Draft:
+        hidden = self.heads(self.features)[:, : len(self.widths)]
+        guesses = [
+            logits.topk(width).indices
+            for logits, width in zip(self.target.head(hidden).unbind(1), self.widths, strict=True)
+        ]
+        drafted = torch.cat(guesses, 1)[:, self.guess_of]
+        return Draft(self.tree, torch.cat([root[:, None], drafted], 1))
+
+    def observe(self, verified: Verified) -> None:
+        self.features = _rows(verified.result.features, verified.accepted.last)
+
+    def compact(self, rows: list[int]) -> None:
+        self.features = self.features[rows]
+
+
+def _guesses(widths: tuple[int, ...]) -> list[int]:
+    """Return which guess each node of the full tree is, guesses numbered head by head."""
+    nodes, first, above = list[int](), 0, 1
+    for width in widths:
+        nodes += [first + rank for _ in range(above) for rank in range(width)]
+        first, above = first + width, above * width
+    return nodes
+
+
+def _rows(features: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Return one row of each request: [B, T, H] and [B] to [B, H]."""
+    return features.gather(1, rows[:, None, None].expand(-1, 1, features.shape[-1]))[:, 0]

@@ -1,0 +1,172 @@
+"""Quest as a drafter: at every step and in every layer, the pages with the largest bounds.
+
+What: whole pages of `page_size` tokens, for each KV head. A page keeps, per channel, the smallest
+and the largest value of its keys; no key of it can have a larger product with q than
+``sum_d max(q_d * min_d, q_d * max_d)``. The pages with the largest bounds are selected, and
+whatever lies behind the last whole page. When: at every draft step, in every full-attention layer,
+with that step's own query. (Tang et al., *Quest: query-aware sparsity for efficient long-context
+LLM inference*, 2024; as a drafter in MagicDec, Sadhukhan et al. 2025.)
+
+The heads of a group share their keys, so they share pages: their bounds are averaged. Quest itself
+leaves its first two layers whole; here every layer is sparse, as in all other methods.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from specattn.decoding.drafting import Draft, DraftContext, Drafter
+from specattn.decoding.methods.budget import Budgeted
+from specattn.decoding.methods.sparse_chain import PrefixSelection, SparseChain, tokens_of
+from specattn.decoding.target import Target
+from specattn.ops import importance_scores, select_topk
+
+
+@dataclass(frozen=True)
+class Quest(Budgeted, name="quest"):
+    """MagicDec's self-speculation on the pages that each draft step asks for.
+
+    Beside the cache it keeps two values per page, KV head and channel in each full-attention layer:
+    ``1 / page_size`` of the cache's size.
+
+    Parameters
+    ----------
+    gamma, ratio, budget, min_tokens
+        As for `Budgeted`, rounded up to pages.
+    page_size : int
+
+    Raises
+    ------
+    ValueError
+        A parameter is out of range. When a run starts: heads of more than 128 channels.
+    """
+
+    page_size: int = 16
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_positive("page_size")
+
+    def start(self, context: DraftContext) -> Drafter:
+        """Return a drafter for one run."""
+        return _QuestDrafter(self, context)
+
+
+class _QuestDrafter(Drafter):
+    def __init__(self, method: Quest, context: DraftContext):
+        self.method, self.target = method, context.target
+        self.chain = SparseChain(method.gamma, context)
+        self.bounds = PageBounds(context.target, method.page_size)
+        self.started = False
+
+    def propose(self, root: torch.Tensor) -> Draft:
+        if not self.target.full_layers:
+            return self.chain.propose(root, [])
+        if self.started:
+            self.bounds.catch_up(self.method.max_nodes)
+        else:
+            self.bounds.read_all()
+            self.started = True
+        steps = range(self.method.gamma)
+        return self.chain.propose(root, [Pages(self.method, self.bounds, step) for step in steps])
+
+    def compact(self, rows: list[int]) -> None:
+        self.bounds.compact(rows)
+
+
+class PageBounds:
+    """The largest and smallest keys of every whole page, channel by channel.
+
+    Pages that are not whole yet have no meaningful entry.
+
+    Parameters
+    ----------
+    target : Target
+    page_size : int
+
+    Attributes
+    ----------
+    values : Tensor [full layers, B, pages, Hk, 2 * D], dtype of the cache
+        Largest values, then smallest.
+    """
+
+    def __init__(self, target: Target, page_size: int):
+        self.cache, self.page_size = target.cache, page_size
+        self.layers = target.full_layers
+        self.pages = self.cache.capacity // page_size
+        batch, _, heads, channels = self.cache.storage.shape[2:]
+        if channels > 128:
+            raise ValueError(f"quest needs heads of at most 128 channels, got {channels}")
+        shape = (len(self.layers), batch, max(self.pages, 1), heads, 2 * channels)
+        self.values = self.cache.storage.new_empty(shape)
+
+    @property
+    def whole(self) -> torch.Tensor:
+        """Whole pages of every request, int32 [B]."""
+        return self.cache.seqlens // self.page_size
+
+    def read_all(self) -> None:
+        """Read every page of the cache, one layer after the other."""
+        for number, layer in enumerate(self.layers):
+            keys = self.cache.layer(layer)[0][:, : self.pages * self.page_size]
+            keys = keys.unflatten(1, (self.pages, self.page_size))
+            self.values[number, :, : self.pages] = _bounds(keys, 2)
+
+    def catch_up(self, newest: int) -> None:
+        """Read the pages that became whole when at most the `newest` last tokens came.
+
+        A fixed number of pages, so nothing waits for the device; most were read before.
+        """
+        if not self.pages:
+            return
+        count = -(-newest // self.page_size)
+        device = self.values.device
+        pages = (self.whole[:, None] - count + torch.arange(count, device=device)).clamp(min=0)
+        tokens = pages[..., None] * self.page_size + torch.arange(self.page_size, device=device)
+        layers = torch.tensor(self.layers, device=device)[:, None, None, None]
+        requests = torch.arange(len(pages), device=device)[:, None]
+        keys = self.cache.storage[layers, 0, requests[..., None], tokens]
+        self.values[:, requests, pages] = _bounds(keys, 3)
+
+    def compact(self, rows: list[int]) -> None:
+        """Drop all rows of the batch but these."""
+        self.values = self.values[:, rows]
+
+
+@dataclass(frozen=True)
+class Pages:
+    """The KV selector of one draft step, which needs the layer's query.
+
+    Parameters
+    ----------
+    method : Quest
+    bounds : PageBounds
+    step : int
+        Tokens between the committed ones and the query's.
+    """
+
+    method: Quest
+    bounds: PageBounds
+    step: int
+
+    def select(self, layer: int, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the tokens of the pages with the largest bounds, and all behind the whole pages.
+
+        A bound is the product of ``(max(q, 0), min(q, 0))`` with the page's (largest, smallest)
+        keys, so ranking pages is ranking cached keys of twice the width.
+        """
+        size, whole = self.method.page_size, self.bounds.whole
+        parts = torch.cat([q.clamp(min=0), q.clamp(max=0)], -1)
+        scores = importance_scores(parts, self.bounds.values[layer], whole, softmax_scale=1.0)
+        selected = PrefixSelection(
+            tokens_of(*select_topk(scores, whole, **self.method.share(size)), size), whole * size
+        )
+        behind = size - 1 + self.method.gamma
+        return selected.steps(self.bounds.cache.seqlens + self.step, 1, behind)[0]
+
+
+def _bounds(keys: torch.Tensor, dim: int) -> torch.Tensor:
+    """Return largest and smallest keys over the tokens of pages."""
+    return torch.cat([keys.amax(dim), keys.amin(dim)], -1)

@@ -1,0 +1,129 @@
+"""Self-drafting: the target drafts a chain for itself and attends to few of the cached tokens.
+
+What all such methods share. Each says in a file of its own which tokens it selects, and when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch.nn.functional import pad
+
+from specattn.decoding.attention import KVSelector, Selection
+from specattn.decoding.drafting import Draft, DraftContext, Drafter
+from specattn.decoding.methods.chain import ChainBuilder
+
+
+class SparseChain(ChainBuilder):
+    """Lets the target draft chains; parameters as for `ChainBuilder`."""
+
+    def __init__(self, gamma: int, context: DraftContext):
+        super().__init__(gamma, context)
+        self.target = context.target
+
+    def propose(self, root: torch.Tensor, selectors: Sequence[KVSelector]) -> Draft:
+        """Draft one token per selector behind `root` [B]; without any, the root alone."""
+        return self.build(
+            root,
+            len(selectors),
+            lambda token, step: self.target.draft(token, step, selectors[step]).logits,
+        )
+
+
+class PrefixSelection(NamedTuple):
+    """Tokens selected among the first of every request; whatever is newer is visible beside them.
+
+    Attributes
+    ----------
+    selection : Selection
+    prefix : Tensor, int32 [B]
+        How many tokens they were selected from.
+    """
+
+    selection: Selection
+    prefix: torch.Tensor
+
+    def compact(self, rows: list[int]) -> PrefixSelection:
+        """Return the selection of these rows of the batch alone."""
+        indices, lengths = self.selection
+        return PrefixSelection(Selection(indices[:, rows], lengths[rows]), self.prefix[rows])
+
+    def steps(self, seqlens: torch.Tensor, count: int, newer: int) -> list[Selection]:
+        """Return what each of `count` draft steps attends to: they share one table of positions.
+
+        Parameters
+        ----------
+        seqlens : Tensor, int32 [B]
+            What is committed now.
+        count : int
+            A step more is one more in length: the root and the drafted tokens lie in a row.
+        newer : int
+            Most tokens between the prefix and the last step, which the host must know.
+        """
+        indices, lengths = self.selection
+        per_head = (-1, *[1] * (lengths.dim() - 1))
+        column = torch.arange(indices.shape[-1] + newer, dtype=torch.int32, device=indices.device)
+        behind = (self.prefix.view(per_head) - lengths)[..., None] + column
+        table = torch.where(column < lengths[..., None], pad(indices, (0, newer)), behind)
+        first = Selection(table, lengths).extended(seqlens - self.prefix)
+        return [first.extended(step) for step in range(count)]
+
+
+class SelectionDrafter(Drafter):
+    """Chains drafted by the target on the selection that a verification led to.
+
+    A method's `observe` sets `selected`; until then a round drafts nothing.
+
+    Parameters
+    ----------
+    gamma : int
+        Drafted tokens per round.
+    newer : int
+        Most tokens between the prefix of a selection and the last draft step.
+    context : DraftContext
+    """
+
+    def __init__(self, gamma: int, newer: int, context: DraftContext):
+        self.gamma, self.newer = gamma, newer
+        self.context, self.target = context, context.target
+        self.chain = SparseChain(gamma, context)
+        self.selected: PrefixSelection | None = None
+
+    def steps(self) -> list[Selection]:
+        """Return what the target attends to behind 0, 1, ... tokens of a chain."""
+        if self.selected is None:
+            return []
+        return self.selected.steps(self.target.cache.seqlens, self.gamma, self.newer)
+
+    def propose(self, root: torch.Tensor) -> Draft:
+        """Draft a chain on the selection, or the root alone while there is none."""
+        return self.chain.propose(root, self.steps())
+
+    def compact(self, rows: list[int]) -> None:
+        """Drop all rows of the batch but these."""
+        if self.selected is not None:
+            self.selected = self.selected.compact(rows)
+
+
+def rows_at(scores: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """Return the scores of each request's last accepted row: [layers, B, rows, N] to [.., B, N].
+
+    A draft is a chain, so row n is its n-th token, and the row of the last accepted one is `counts`
+    [B].
+    """
+    counts = counts.long()
+    return scores[:, torch.arange(len(counts), device=counts.device), counts]
+
+
+def tokens_of(chunks: torch.Tensor, counts: torch.Tensor, size: int) -> Selection:
+    """Return the tokens of chosen chunks: int32 [..., K] and their counts -> [..., K * size]."""
+    within = torch.arange(size, dtype=torch.int32, device=chunks.device)
+    return Selection((chunks[..., None] * size + within).flatten(-2), counts * size)
+
+
+def chunk_means(scores: torch.Tensor, size: int) -> torch.Tensor:
+    """Return the mean score of every chunk of `size` tokens: [..., N] -> [..., ceil(N / size)]."""
+    scores = pad(scores, (0, -scores.shape[-1] % size), value=-torch.inf)
+    return scores.unflatten(-1, (-1, size)).mean(-1)

@@ -1,0 +1,76 @@
+"""StreamingLLM as a drafter: the target attends to the first tokens and the last ones.
+
+What: the first `sinks` tokens and the most recent ones, the same in every layer and head. When: the
+rule is fixed, so the window is as recent as the text in every round, the first one included, and
+selecting costs nothing. (Xiao et al., *Efficient streaming language models with attention sinks*,
+2024; as a drafter in MagicDec, Sadhukhan et al. 2025.)
+
+Keys are read where they lie, rotated to their places in the whole text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from specattn.decoding.attention import Selection
+from specattn.decoding.drafting import Draft, DraftContext, Drafter
+from specattn.decoding.methods.budget import Budgeted
+from specattn.decoding.methods.sparse_chain import SparseChain
+from specattn.reference.select_topk import selection_size, tokens_in_ratio
+
+
+@dataclass(frozen=True)
+class Streaming(Budgeted, name="streaming"):
+    """MagicDec's self-speculation on sinks and a window of recent tokens.
+
+    Parameters
+    ----------
+    gamma, ratio, budget, min_tokens
+        As for `Budgeted`; sinks are within the budget.
+    sinks : int
+        First tokens that are always selected.
+
+    Raises
+    ------
+    ValueError
+        A parameter is out of range.
+    """
+
+    sinks: int = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.sinks < 0:
+            raise ValueError(f"sinks must not be negative, got {self.sinks}")
+
+    def start(self, context: DraftContext) -> Drafter:
+        """Return a drafter for one run."""
+        return _StreamingDrafter(self, context)
+
+    def steps(self, seqlens: torch.Tensor, capacity: int, layers: int) -> list[Selection]:
+        """Return what the `gamma` draft steps behind `seqlens` [B] cached tokens attend to."""
+        share = {"ratio": None, "budget": None, "min_tokens": 0, **self.share()}
+        width = selection_size(capacity, **share, kept=self.sinks)
+        counts = torch.full_like(seqlens, width)
+        if share["ratio"] is not None:
+            least = max(share["min_tokens"], self.sinks)
+            counts = tokens_in_ratio(seqlens, share["ratio"]).clamp(min=least)
+        counts = torch.minimum(counts, seqlens)
+        column = torch.arange(width + self.gamma, dtype=torch.int32, device=seqlens.device)
+        # The window's tokens, and then the drafted ones, lie in a row.
+        recent = (seqlens - counts)[:, None] + column
+        table = torch.where(column < self.sinks, column, recent).expand(layers, -1, -1)
+        return [Selection(table, counts).extended(step) for step in range(self.gamma)]
+
+
+class _StreamingDrafter(Drafter):
+    def __init__(self, method: Streaming, context: DraftContext):
+        self.method, self.target = method, context.target
+        self.chain = SparseChain(method.gamma, context)
+
+    def propose(self, root: torch.Tensor) -> Draft:
+        cache, layers = self.target.cache, len(self.target.full_layers)
+        steps = self.method.steps(cache.seqlens, cache.capacity, layers) if layers else []
+        return self.chain.propose(root, steps)

@@ -1,0 +1,213 @@
+"""TokenSwift: draft very long texts with the target on a partial cache, and with their own n-grams.
+
+One pass of the target over few cached tokens gives the distribution of the next token, and three
+small heads predict the three behind it. The first ranks of these four make a tree; the most
+frequent n-grams that begin with the best next token are merged into it, and the target verifies
+the whole.
+(*From Hours to Minutes: Lossless Acceleration of Ultra Long Sequence Generation up to 100K Tokens*,
+arXiv 2502.18890.)
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from specattn.decoding.attention import NO_CAPTURE, CaptureSpec
+from specattn.decoding.drafting import Draft, DraftContext, Drafter, Verified
+from specattn.decoding.method import Method
+from specattn.decoding.methods.ngrams import NGramTable
+from specattn.decoding.methods.partial_cache import PartialCache
+from specattn.decoding.methods.trained import fitting_drafter
+from specattn.decoding.methods.trie import draft_of_paths
+from specattn.decoding.sequences import RequestIndexes
+from specattn.drafters import TokenSwiftHeads
+from specattn.tree import Tree
+
+
+@dataclass(frozen=True)
+class TokenSwift(Method, name="tokenswift"):
+    """Self-drafting with heads, n-grams of the generated text and a partial cache.
+
+    Drafts are chosen by rank and frequency and tested by the target's own sample at every node,
+    which preserves the target's distribution.
+
+    Parameters
+    ----------
+    drafter : TokenSwiftHeads or path, optional
+        Heads, or the folder that holds them. By default the folder ``tokenswift`` within the
+        target's. A path is loaded for every run; heads are used as they are.
+    widths : sequence of int
+        Entry 0: how many of the target's best next tokens begin the tree; entry i: how many of head
+        i's first ranks follow every node of the level above.
+    k : int
+        N-grams per round, at most; 0 turns token reutilization off.
+    n : int
+        Tokens of an n-gram, the next token included.
+    remembered : int
+        Tokens whose n-grams are counted, the last ones.
+    budget, sinks : int
+        Cached tokens that a draft attends to in each full-attention layer, and how many of the
+        first are always among them.
+    dynamic : bool
+        Keep the partial cache up; otherwise it stays as it is once the budget is full, which is the
+        "partial cache" of the paper's table 5.
+
+    Raises
+    ------
+    ValueError
+        A parameter is out of range. From `prepared`, and so when a run starts: there are no heads,
+        or they do not fit the target, or there are fewer than `widths` needs.
+    """
+
+    drafter: TokenSwiftHeads | Path | str | None = None
+    widths: tuple[int, ...] = (1, 3, 3, 3)
+    k: int = 20
+    n: int = 4
+    remembered: int = 2**17
+    budget: int = 4096
+    sinks: int = 16
+    dynamic: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "widths", tuple(self.widths))
+        if not self.widths or min(self.widths) < 1:
+            raise ValueError(f"widths must be one or more positive numbers, got {self.widths}")
+        if self.k < 0:
+            raise ValueError(f"k must not be negative, got {self.k}")
+        NGramTable(self.n, self.remembered)  # checks both
+        if not 0 <= self.sinks < self.budget:
+            raise ValueError(
+                f"sinks must be from 0 to less than the budget of {self.budget}, got {self.sinks}"
+            )
+
+    @property
+    def max_nodes(self) -> int:
+        """The root, the heads' tree, and n-grams that share with it the next token alone."""
+        return Tree.full(self.widths).size + self.k * (self.n - 1)
+
+    @property
+    def depth(self) -> int:
+        """Tokens of the longest path, so of one round at most; gamma + 1 in the paper."""
+        return max(len(self.widths), self.n if self.k else 0)
+
+    def prepared(self, model: PreTrainedModel) -> TokenSwift:
+        """Return this method with its heads loaded and found to fit `model`."""
+        drafter = fitting_drafter(TokenSwiftHeads, self.drafter, model)
+        if len(self.widths) - 1 > (heads := drafter.config.num_heads):
+            raise ValueError(
+                f"widths: {len(self.widths)} levels need {len(self.widths) - 1} heads, not {heads}"
+            )
+        if max(self.widths) > (vocabulary := drafter.config.vocab_size):
+            raise ValueError(f"widths: {max(self.widths)} of a vocabulary of {vocabulary} tokens")
+        return replace(self, drafter=drafter)
+
+    def start(self, context: DraftContext) -> Drafter:
+        """Return a drafter; the first round behind a prompt beyond the budget drafts nothing."""
+        method = self.prepared(context.target.model)
+        assert isinstance(method.drafter, TokenSwiftHeads)
+        return _TokenSwiftDrafter(method, method.drafter.eval(), context)
+
+
+class _TokenSwiftDrafter(Drafter):
+    def __init__(self, method: TokenSwift, heads: TokenSwiftHeads, context: DraftContext):
+        self.method, self.heads, self.target = method, heads, context.target
+        self.sampler, self.sequences = context.sampler, context.sequences
+        self.chain = Tree.chain(len(method.widths) - 1, device=self.target.device)
+        self.tables = RequestIndexes(
+            self.sequences, lambda: NGramTable(method.n, method.remembered), prompts=False
+        )
+        self.cache = PartialCache(self.target, method.budget, method.sinks, self._cached())
+        self.offered: list[list[tuple[int, ...]]] = []
+        self.counted = self.sequences.lengths
+        self.rounds = self.accepted = self.reused = 0
+        self._plan_round()
+
+    def propose(self, root: torch.Tensor) -> Draft:
+        if not self.cache.ranked:
+            self.offered = [[]] * len(root)
+            return draft_of_paths(root, self.offered)
+        levels, k = self._ranked(root), self.method.k
+        self.offered = [
+            [(ranks[0][0], *rest) for rest in table.continuations(ranks[0][0], k)]
+            for ranks, table in zip(levels, self.tables.active, strict=True)
+        ]
+        candidates = [
+            itertools.chain(itertools.product(*ranks), ngrams)
+            for ranks, ngrams in zip(levels, self.offered, strict=True)
+        ]
+        return draft_of_paths(root, candidates)
+
+    def observe(self, verified: Verified) -> None:
+        self._count()
+        self.tables.catch_up()
+        if self.capture.queries:
+            assert verified.result.queries is not None
+            last = verified.accepted.last
+            requests = torch.arange(len(last), device=last.device)
+            self.cache.select(verified.result.queries[:, requests, last], self._cached())
+        elif self.method.dynamic:
+            self.cache.add(self._cached())
+        self._plan_round()
+
+    def compact(self, rows: list[int]) -> None:
+        self.cache.compact(rows)
+        self._plan_round()
+
+    def details(self) -> dict[str, Any]:
+        drafted = self.method.depth * self.rounds or 1
+        return {
+            "alpha": self.accepted / drafted,
+            "n-gram acceptance, beta": self.reused / drafted,
+            "selections of the partial cache": self.cache.selections,
+        }
+
+    def _ranked(self, root: torch.Tensor) -> list[list[list[int]]]:
+        """Return the first ranks at every level of the heads' tree, per request. Waits for them."""
+        drafted = self.target.draft(root[:, None], 0, self.cache.selection())
+        later = self.target.head(self.heads(drafted.features[:, 0])[:, : self.chain.size - 1])
+        logits = torch.cat([drafted.logits, later], 1)
+        # Processors see a head's logits as if the best of the levels before were in the text.
+        path = torch.cat([root[:, None], logits[:, :-1].argmax(-1)], 1)
+        scores = self.sampler.scores(logits, self.chain, path)
+        widths = self.method.widths
+        best = [row.topk(width) for row, width in zip(scores.unbind(1), widths, strict=True)]
+        possible = torch.cat([scores > -torch.inf for scores, _ in best], 1)
+        ranked = torch.cat([tokens for _, tokens in best], 1).masked_fill(~possible, -1).tolist()
+        ends = [0, *itertools.accumulate(widths)]
+        return [
+            [[token for token in row[a:b] if token >= 0] for a, b in itertools.pairwise(ends)]
+            for row in ranked
+        ]
+
+    def _cached(self) -> list[int]:
+        """Return how many tokens the cache holds of each request: all but the root."""
+        return [length - 1 for length in self.sequences.active_lengths]
+
+    def _plan_round(self) -> None:
+        good = self.cache.ranked
+        if self.method.dynamic:
+            good = self.cache.has_room(self.method.depth + 1)
+        self.capture = NO_CAPTURE if good else CaptureSpec(queries=True)
+
+    def _count(self) -> None:
+        """Count what was accepted, and how much of it some n-gram had offered."""
+        for row, ngrams in zip(self.sequences.active, self.offered, strict=True):
+            text = self.sequences.text(row)
+            begin, self.counted[row] = self.counted[row], len(text)
+            path = text[begin:-1].tolist()
+            self.rounds += 1
+            self.accepted += len(path)
+            self.reused += max((_common(path, ngram) for ngram in ngrams), default=0)
+
+
+def _common(path: Sequence[int], ngram: Sequence[int]) -> int:
+    """Return how many tokens both begin with."""
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(path, ngram, strict=False))
+    return sum(1 for _ in same)

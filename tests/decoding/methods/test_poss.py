@@ -1,0 +1,426 @@
+"""PosS: what its specialists compute while decoding, what they remember, and what comes out."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specattn import use_backend
+from specattn.decoding import DraftContext, PosS, Sampler, Target, generate
+from specattn.decoding.methods import dynamic_tree, poss
+from specattn.decoding.methods.dynamic_tree import DynamicTree, top_tokens
+from specattn.decoding.methods.poss_block import SpecialistBlock
+from specattn.decoding.sequences import Sequences
+from tests.decoding.models import CONFIGS, greedy_by_transformers, prompts, tiny_model
+from tests.drafters.poss_statement import Statement, random_drafter
+
+# What caches hold beyond what was written is then NaN, and must not matter.
+pytestmark = pytest.mark.usefixtures("poisoned_empty")
+
+NEW_TOKENS = 24
+SMALL_VOCABULARY = 6  # of which a tree holds so much that even random drafters are often right
+
+
+@pytest.mark.parametrize("lengths", [[31], [5, 23, 1]], ids=["batch-1", "batch-3"])
+@pytest.mark.parametrize("family", CONFIGS)
+def test_the_text_is_that_of_plain_decoding(family, lengths):
+    """The paper's tree of 60 nodes, at depth 4."""
+    model, texts = tiny_model(family), prompts(lengths)
+    drafter = random_drafter(model, layers=2, positions_per_layer=2, dtype=torch.float32)
+    output = generate(model, texts, PosS(drafter, depth=4), max_new_tokens=NEW_TOKENS)
+    assert output.new_tokens == [greedy_by_transformers(model, p, NEW_TOKENS) for p in texts]
+    assert output.statistics.total.drafted == 59 * output.statistics.total.rounds
+
+
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral-sliding", "gpt_oss"])
+def test_the_text_stays_right_where_much_is_accepted(family, window):
+    model = tiny_model(family, vocab_size=SMALL_VOCABULARY)
+    texts = prompts([2, 17, 33], vocabulary=SMALL_VOCABULARY)
+    drafter = random_drafter(model, seed=3, dtype=torch.float32)
+    method = PosS(drafter, width=4, depth=3, total_tokens=24, window=window)
+    output = generate(model, texts, method, max_new_tokens=40)
+    assert output.new_tokens == [greedy_by_transformers(model, p, 40) for p in texts]
+    assert output.statistics.total.mean_acceptance_length > 1.2
+
+
+class Witness(SpecialistBlock):
+    """Checks every level of every round against the statement, which reads all text anew."""
+
+    levels = 0
+    kept = None  # for tests that compare rounds: (depth, features) of every level
+
+    def begin(self):
+        x = super().begin()
+        model = self.target.model
+        self.statement = Statement(self.drafter, model.base_model.rotary_emb)
+        self.texts, self.paths = [], []
+        for row, length in zip(
+            self.sequences.active, self.target.cache.seqlens.tolist(), strict=True
+        ):
+            ids = self.sequences.text(row)[: length + 1]
+            model.set_attn_implementation("sdpa")  # without our cache
+            features = model.base_model(ids[None], use_cache=False).last_hidden_state[0, :-1]
+            model.set_attn_implementation("specattn")
+            self.texts.append((self.embed(ids), features))
+            self.paths.append([[]])
+        self.tokens = self.parents = None
+        return x
+
+    def fuse(self, tokens, features):
+        self.tokens = tokens
+        return super().fuse(tokens, features)
+
+    def features(self, x, depth, mask):
+        out = super().features(x, depth, mask)
+        for request, (embeds, features) in enumerate(self.texts):
+            if depth:
+                above = self._above(request, mask, depth)
+                self.paths[request] = [
+                    [*self.before[request][a], self.embed(t)]
+                    for a, t in zip(above, self.tokens[request], strict=True)
+                ]
+            if len(embeds) > 1:  # a root without a pair has no statement
+                for path, found in zip(self.paths[request], out[request], strict=True):
+                    stated = self.statement.drafted(embeds, features, path)[-1]
+                    torch.testing.assert_close(found, stated, rtol=1e-8, atol=1e-8)
+        self.before = [list(paths) for paths in self.paths]
+        type(self).levels += 1
+        return out
+
+    def _above(self, request, mask, depth):
+        """Return which node of the level above each node follows, read off the mask's bits."""
+        width = mask.shape[1]
+        first = 0 if depth == 1 else 1 + (depth - 2) * width
+        seen = mask[request, :, 0].tolist()
+        nodes = range(first, first + len(self.before[request]))
+        return [next(n - first for n in nodes if bits >> n & 1) for bits in seen]
+
+
+def in_float64(model):
+    """Return the model in float64 throughout: transformers' own norms compute in float32."""
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if name.endswith("norm"):
+                norm = torch.nn.RMSNorm(child.weight.shape, child.variance_epsilon)
+                norm.load_state_dict(child.state_dict())
+                setattr(parent, name, norm)
+    return model.double()
+
+
+@pytest.mark.parametrize("layers", [1, 2, 4], ids=["one-layer", "poss-2", "poss-1"])
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])
+def test_decoding_mode_is_the_statement(monkeypatch, family, layers):
+    """In float64, from the first round on, over rounds that accept and reject, as requests end."""
+    monkeypatch.setattr(poss, "SpecialistBlock", Witness)
+    monkeypatch.setattr(Witness, "levels", 0)
+    model = in_float64(tiny_model(family, vocab_size=SMALL_VOCABULARY, peak=0.7))
+    drafter = random_drafter(model, layers=layers, positions_per_layer={1: 1, 2: 2, 4: 1}[layers])
+    output = generate(
+        model,
+        prompts([1, 9, 14], vocabulary=SMALL_VOCABULARY),
+        PosS(drafter, width=3, depth=4, total_tokens=12),
+        max_new_tokens=9,
+        temperature=1.0,
+        top_k=0,
+        seed=0,
+        prefill_chunk_size=5,
+    )
+    assert Witness.levels == 4 * output.statistics.passes
+    assert 5 < output.statistics.total.accepted < output.statistics.total.drafted
+
+
+def test_every_depth_has_its_own_specialist_from_the_first_round_on(monkeypatch):
+    called = []
+
+    class Listening(SpecialistBlock):
+        def features(self, x, depth, mask):
+            for number, specialist in enumerate(self.drafter.specialists):
+                specialist.forward = lambda *a, n=number, s=specialist: (
+                    called.append((depth, n)) or type(s).forward(s, *a)
+                )
+            return super().features(x, depth, mask)
+
+    monkeypatch.setattr(poss, "SpecialistBlock", Listening)
+    model = tiny_model("qwen3")
+    drafter = random_drafter(model, layers=3, positions_per_layer=2, dtype=torch.float32)
+    output = generate(model, prompts([7]), PosS(drafter, depth=8), max_new_tokens=6)
+    assert output.statistics.passes > 1
+    assert called == list(enumerate([0, 0, 1, 1, 2, 2, 2, 2])) * output.statistics.passes
+
+
+@pytest.mark.parametrize("window", [1, 3, 9, 100])
+def test_a_window_counts_positions_along_the_path(window):
+    """One level of nodes at depth 2, in any order: each sees the same last pairs of its path."""
+    model = tiny_model("llama").double()
+    drafter = random_drafter(model, layers=1)
+    (ids,) = prompts([14])
+    context = started(model, ids, nodes=9)
+    block = SpecialistBlock(drafter, context, 9, window)
+    features = torch.randn(1, 13, 32, generator=torch.Generator().manual_seed(2)).double()
+    context.target.cache.seqlens += 13
+    pairs = drafter.fuse(block.embed(ids[None, 1:]), features)
+    children = torch.randn(1, 4, 32, generator=torch.Generator().manual_seed(1)).double()
+    with torch.no_grad():
+        block.on_prefill(0, features)
+        block.features(block.begin(), 0, torch.tensor([[[1]]]))
+        found = block.features(children, 1, torch.tensor([[[3], [5], [9], [17]]]))[0]
+        for child, out in zip(children[0], found, strict=True):
+            path = torch.cat([pairs[0], child[None]])[None]
+            rotation = drafter.rotation(path, torch.arange(14)[None])
+            specialist = drafter.specialists[0]
+            k, v = specialist.attention.keys_and_values(path, rotation)
+            logits = torch.einsum("qhd,khd->hqk", specialist.attention.queries(path, rotation)[0],
+                                  k[0].repeat_interleave(2, 1)) / 4  # fmt: skip
+            far = torch.ones(14, 14).triu(1).bool() | torch.ones(14, 14).tril(-window).bool()
+            weights = logits.masked_fill(far, -torch.inf).softmax(-1)
+            mixed = torch.einsum("hqk,khd->qhd", weights, v[0].repeat_interleave(2, 1))
+            expected = specialist(path, rotation, lambda q, mixed=mixed: mixed[None])[0, -1]
+            torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-9)
+
+
+def started(model, ids, nodes):
+    """Return the context of one request whose cache is empty."""
+    room = len(ids) + nodes + 10
+    sequences = Sequences(ids[None], [0], room, [], model.device)
+    sampler = Sampler([], do_sample=False, sequences=sequences)
+    return DraftContext(Target(model, 1, room), sampler, sequences)
+
+
+class Counting:
+    """Counts rows that go through a module."""
+
+    def __init__(self, module):
+        self.rows, forward = 0, module.forward
+
+        def counted(x, *rest):
+            self.rows += x.shape[0] * x.shape[1]
+            return forward(x, *rest)
+
+        module.forward = counted
+
+
+@pytest.mark.parametrize("context", [20, 200])
+def test_catching_up_costs_the_same_at_any_length(context):
+    """Per round: the nodes that are drafted, and depth + 1 pairs of the text."""
+    model = tiny_model("qwen3", vocab_size=SMALL_VOCABULARY)
+    drafter = random_drafter(model, seed=3, dtype=torch.float32)
+    fused = Counting(drafter.fc)
+    whole = [Counting(specialist) for specialist in drafter.specialists]
+    method = PosS(drafter, width=3, depth=3, total_tokens=10)
+    texts = prompts([context], vocabulary=SMALL_VOCABULARY)
+    output = generate(model, texts, method, max_new_tokens=20)
+    rounds = output.statistics.passes
+    prompt_rows = 1 + context - 1  # the first token's stand-in, and every pair of the prompt
+    assert fused.rows == prompt_rows + rounds * (3 + 3 + 4)
+    assert [count.rows for count in whole] == [rounds, 3 * rounds, 3 * rounds]
+
+
+@pytest.mark.parametrize("chunk_size", [1, 7, 64])
+def test_chunks_of_the_prefill_do_not_show(chunk_size):
+    model = tiny_model("llama", vocab_size=SMALL_VOCABULARY)
+    texts = prompts([1, 30, 15], vocabulary=SMALL_VOCABULARY)
+    method = PosS(random_drafter(model, seed=3, dtype=torch.float32), width=4, depth=3)
+    runs = [
+        generate(model, texts, method, max_new_tokens=12, prefill_chunk_size=size)
+        for size in (chunk_size, 1000)
+    ]
+    assert runs[0].new_tokens == runs[1].new_tokens
+    assert runs[0].statistics.total.accepted_at == runs[1].statistics.total.accepted_at
+
+
+def eagle_2(say, root, width, depth, size):
+    """Return EAGLE-2's tree as a set of token paths: every node by itself, all of them sorted.
+
+    `say(path)` is the drafter's distribution after a path. Section 4.1: per level the best `width`
+    nodes of the level before are expanded, by the product of probabilities along their paths;
+    section 4.2: the best `size - 1` of all nodes are kept.
+    """
+    expand, nodes = {(): 1.0}, {}
+    for _ in range(depth):
+        level = {}
+        for path, value in expand.items():
+            distribution = say((root, *path))
+            best = sorted(range(len(distribution)), key=lambda t: -distribution[t])[:width]
+            level |= {(*path, token): value * distribution[token] for token in best}
+        nodes |= level
+        expand = dict(sorted(level.items(), key=lambda item: -item[1])[:width])
+    return set(sorted(nodes, key=lambda path: (-nodes[path], len(path)))[: size - 1])
+
+
+def token_paths(draft, request):
+    tree = draft.tree.paths.expand(len(draft.tokens), -1, -1)[request]
+    tokens = draft.tokens[request]
+    return [tuple(tokens[n].item() for n in path[1:] if n >= 0) for path in tree]
+
+
+@pytest.mark.parametrize(
+    ("width", "depth", "size", "vocabulary"),
+    [(10, 6, 60, 40), (3, 5, 12, 9), (1, 4, 60, 9), (4, 1, 3, 9), (10, 3, 60, 4), (10, 6, 2, 40),
+     (10, 3, 60, 640)],
+)  # fmt: skip
+def test_the_tree_is_eagle_2s(monkeypatch, width, depth, size, vocabulary):
+    monkeypatch.setattr(dynamic_tree, "_LARGE", 512)
+    roots = torch.tensor([1, 0, 2])
+
+    def say(request, path):
+        generator = torch.Generator().manual_seed(hash((request, *path)) % 2**31)
+        return (2 * torch.randn(vocabulary, generator=generator)).log_softmax(-1)
+
+    tree, paths = DynamicTree(roots, width), [[(root.item(),)] for root in roots]
+    for _ in range(depth):
+        logits = torch.stack([
+            torch.stack([say(request, path) for path in level])
+            for request, level in enumerate(paths)
+        ])  # fmt: skip
+        tree.score(logits + torch.randn(3, 1, 1))  # logits may be off by a constant
+        tokens, parents = tree.expand()
+        paths = [
+            [(*level[p], t.item()) for t, p in zip(tokens[request], parents[request], strict=True)]
+            for request, level in enumerate(paths)
+        ]
+    draft = tree.best(size)
+    assert torch.equal(draft.tokens[:, 0], roots)
+    for request, root in enumerate(roots.tolist()):
+        expected = eagle_2(
+            lambda path, r=request: say(r, path).exp().tolist(), root, width, depth, size
+        )
+        found = token_paths(draft, request)[1:]
+        assert len(found) == len(set(found)), "no node twice"
+        assert set(found) == expected
+
+
+@given(
+    st.integers(1, 12),
+    st.sampled_from([1, 7, 96, 320, 512, 4096]),
+    st.booleans(),
+    st.integers(0, 99),
+)
+@pytest.mark.parametrize("large", [1, 2**14])
+def test_the_best_tokens_are_those_of_topk(large, count, size, with_ties, seed):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(2, 3, size, generator=generator)
+    x = x.round() if with_ties else x
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dynamic_tree, "_LARGE", large)
+        found, at = top_tokens(x, count)
+    assert torch.equal(found, x.topk(min(count, size)).values)
+    assert torch.equal(x.gather(-1, at), found)
+    assert all(len(set(row)) == len(row) for row in at.flatten(0, 1).tolist())
+
+
+def test_equal_scores_still_make_a_tree():
+    """A sure drafter gives probability 1: a child then scores as its parent does."""
+    tree = DynamicTree(torch.tensor([0]), 2)
+    for nodes in (1, 2, 2, 2):
+        tree.score(torch.tensor([0.0, 1e4, -1e4, 0.0]).expand(1, nodes, 4))
+        tree.expand()
+    for size in range(2, 9):
+        draft = tree.best(size)
+        assert draft.tree.size == size
+        assert (draft.tree.parents[0, 1:] < torch.arange(1, size)).all()
+        assert token_paths(draft, 0)[min(size - 1, 4)][0] == 1
+
+
+def test_the_expected_length_is_the_sum_of_the_chances():
+    tree = DynamicTree(torch.tensor([0, 0]), 2)
+    distribution = torch.tensor([[0.5, 0.3, 0.2], [0.9, 0.06, 0.04]])
+    tree.score(distribution.log()[:, None])
+    tree.expand()
+    tree.score(torch.tensor([0.6, 0.4, 0.0]).log().expand(2, 2, 3))
+    # First request .5, .3, .3 (.5 * .6); second .9, .54, .36: the three best beside the root.
+    assert tree.expected_length(4) == pytest.approx(1 + (1.1 + 1.8) / 2)
+
+
+def test_auto_chooses_the_size_that_promises_most(monkeypatch):
+    model = tiny_model("qwen3")
+    method = PosS(random_drafter(model, dtype=torch.float32), total_tokens="auto")
+    assert method.max_nodes == max(poss.AUTO_SIZES)
+    for cost, size in ((lambda n: 1.0, 80), (lambda n: n**9, 20)):
+        sizes = []
+
+        def seconds(call, device, cost=cost, sizes=sizes):
+            sizes.append(call().logits.shape[1])
+            return cost(sizes[-1])
+
+        monkeypatch.setattr(poss, "_seconds", seconds)
+        output = generate(model, prompts([9]), method, max_new_tokens=8)
+        assert output.new_tokens == [greedy_by_transformers(model, *prompts([9]), 8)]
+        assert sizes == list(poss.AUTO_SIZES)  # once
+        assert output.statistics.details["total_tokens"] == size
+        assert output.statistics.total.drafted == (size - 1) * output.statistics.passes
+
+
+def test_a_run_says_where_its_time_went():
+    model = tiny_model("qwen3")
+    method = PosS(random_drafter(model, dtype=torch.float32))
+    output = generate(model, prompts([9, 3]), method, max_new_tokens=8)
+    details = output.statistics.details
+    parts = [details[name] for name in ("layer_seconds", "tree_seconds", "catch_up_seconds")]
+    assert min(parts) > 0
+    assert sum(parts) <= output.statistics.draft_seconds
+    assert details["drafter_cache_bytes"] > 0
+
+
+def test_the_folder_within_the_target_is_the_default(tmp_path):
+    model = tiny_model("qwen3")
+    model.save_pretrained(tmp_path)
+    model = type(model).from_pretrained(tmp_path)
+    (text,) = prompts([9])
+    with pytest.raises(ValueError, match="none was given, and .*poss is not a folder"):
+        generate(model, text, "poss", max_new_tokens=4)
+    drafter = random_drafter(model, dtype=torch.float32)
+    drafter.save_pretrained(tmp_path / "poss")
+    given = [
+        generate(model, text, method, max_new_tokens=8)
+        for method in ("poss", PosS(drafter), f"poss:drafter={tmp_path / 'poss'}")
+    ]
+    assert all(output.new_tokens == given[0].new_tokens for output in given)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"width": 0}, "width must be at least 1, got 0"),
+        ({"depth": 0}, "depth must be at least 1, got 0"),
+        ({"total_tokens": 1}, "total_tokens must be at least 2, got 1"),
+        ({"total_tokens": "many"}, "total_tokens must be at least 2, got 'many'"),
+        ({"window": 0}, "window must be at least 1, got 0"),
+    ],
+)
+def test_parameters_out_of_range(options, message):
+    with pytest.raises(ValueError, match=message):
+        PosS(**options)
+
+
+def test_a_drafter_that_does_not_fit_is_refused():
+    drafter = random_drafter(tiny_model("llama", hidden_size=64), dtype=torch.float32)
+    with pytest.raises(ValueError, match="does not fit the target: its hidden_size is 64"):
+        generate(tiny_model("llama"), [[1, 2]], PosS(drafter), max_new_tokens=4)
+
+
+def test_bfloat16_runs():
+    model = tiny_model("qwen3").bfloat16()
+    method = PosS(random_drafter(model, dtype=torch.bfloat16))
+    output = generate(model, prompts([9, 30]), method, max_new_tokens=6)
+    assert [len(new) for new in output.new_tokens] == [6, 6]
+
+
+def test_on_triton_kernels():
+    model, texts = tiny_model("qwen3", num_hidden_layers=1), prompts([1, 8])
+    method = PosS(random_drafter(model, dtype=torch.float32), width=2, depth=2, total_tokens=5)
+    with use_backend("triton"):
+        output = generate(model, texts, method, max_new_tokens=3)
+    assert output.new_tokens == [greedy_by_transformers(model, p, 3) for p in texts]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("total_tokens", [60, "auto"])
+@pytest.mark.parametrize("family", ["llama", "qwen3-sliding", "gpt_oss"])
+def test_on_a_gpu(family, total_tokens):
+    model, texts = tiny_model(family).cuda(), prompts([9, 300, 170])
+    drafter = random_drafter(model, dtype=torch.float32).cuda()
+    method = PosS(drafter, total_tokens=total_tokens)
+    output = generate(model, texts, method, max_new_tokens=32)
+    assert output.new_tokens == [greedy_by_transformers(model, p.cuda(), 32) for p in texts]

@@ -1,0 +1,66 @@
+"""The attention function that transformers calls: what it forwards, and what it refuses by name."""
+
+import pytest
+import torch
+
+from specattn.decoding import Target, attention, generate
+from specattn.tree import Tree
+from tests.decoding.models import prompts, tiny_model
+
+
+def verify(model, **options):
+    """Run a verification in which layers hand `options` to the attention function."""
+    inner = attention.attention
+
+    def handing(*arguments, **given):
+        return inner(*arguments, **given, **options)
+
+    (text,) = prompts([9])
+    target = Target(model, batch=1, capacity=20)
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        attention.AttentionInterface.register(attention.IMPLEMENTATION, handing)
+        patch.setattr(attention, "attention", handing)
+        try:
+            with target.attached():
+                target.prefill([text], chunk_size=64)
+                return target.verify(Tree.chain(2), torch.tensor([[3, 4, 5]])).logits
+        finally:
+            attention.AttentionInterface.register(attention.IMPLEMENTATION, inner)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"alibi_slopes": 0.5, "bias": 1}, "layer 0: alibi_slopes, bias cannot be served"),
+        ({"dropout": 0.1}, "layer 0: dropout=0.1"),
+        ({"sliding_window": 5}, "layer 0: sliding_window=5 is not .* None"),
+    ],
+)
+def test_what_is_not_served_is_refused_by_name(options, message):
+    model = tiny_model("llama")  # whose layers hand down no window
+    if "dropout" in options:
+        for layer in model.model.layers:
+            layer.self_attn.attention_dropout = options["dropout"]
+        model.train()
+        options = {}
+    with pytest.raises(ValueError, match=message):
+        verify(model, **options)
+
+
+def test_a_softcap_reaches_the_kernels():
+    model = tiny_model("llama", peak=1.0)
+    plain, capped = verify(model), verify(model, softcap=0.5)
+    assert (plain - capped).abs().max() > 1e-3
+    torch.testing.assert_close(verify(model, softcap=1e6), plain, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "name", ["final_logit_softcapping", "logits_scaling", "logit_scale", "lm_head_multiplier"]
+)
+def test_models_that_transform_their_logits_are_refused(name):
+    model = tiny_model("llama")
+    setattr(model.config, name, 2.0)
+    with pytest.raises(ValueError, match=rf"{name}=2.0 is not supported"):
+        generate(model, prompts([5]), "plain", max_new_tokens=2)
+    setattr(model.config, name, 1.0)  # changes nothing
+    assert len(generate(model, prompts([5]), "plain", max_new_tokens=2).new_tokens[0]) == 2

@@ -11,21 +11,12 @@ from tests.decoding.models import prompts, tiny_model
 def verify(model, **options):
     """Run a verification in which layers hand `options` to the attention function."""
     inner = attention.attention
-
-    def handing(*arguments, **given):
-        return inner(*arguments, **given, **options)
-
     (text,) = prompts([9])
     target = Target(model, batch=1, capacity=20)
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-        attention.AttentionInterface.register(attention.IMPLEMENTATION, handing)
-        patch.setattr(attention, "attention", handing)
-        try:
-            with target.attached():
-                target.prefill([text], chunk_size=64)
-                return target.verify(Tree.chain(2), torch.tensor([[3, 4, 5]])).logits
-        finally:
-            attention.AttentionInterface.register(attention.IMPLEMENTATION, inner)
+        patch.setattr(attention, "attention", lambda *a, **given: inner(*a, **given, **options))
+        target.prefill([text], chunk_size=64)
+        return target.verify(Tree.chain(2), torch.tensor([[3, 4, 5]])).logits
 
 
 @pytest.mark.parametrize(

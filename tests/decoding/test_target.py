@@ -41,7 +41,7 @@ def test_a_tree_gets_the_logits_of_its_paths(family):
     head = copy.deepcopy(model.get_output_embeddings())
     tokens = torch.stack(prompts([len(PARENTS)] * 3, seed=4))
     target = Target(model, batch=3, capacity=40)
-    with target.attached(), torch.no_grad():
+    with torch.no_grad():
         target.prefill(texts, chunk_size=8)
         result = target.verify(Tree(PARENTS), tokens)
     assert result.scores is None
@@ -78,7 +78,7 @@ def test_scores_are_means_over_the_wanted_rows(rows, ranking):
     model, texts = tiny_model("llama"), prompts([6, 13])
     tokens = torch.stack(prompts([4, 4], seed=4))
     target = Target(model, batch=2, capacity=30)
-    with target.attached(), torch.no_grad():
+    with torch.no_grad():
         target.prefill(texts, chunk_size=64)
         capture = CaptureSpec(rows, ranking, queries=True)
         result = target.verify(Tree.chain(3), tokens, capture=capture)
@@ -128,7 +128,7 @@ def test_sliding_layers_are_neither_scored_nor_thinned_out(family):
     target = Target(model, batch=1, capacity=40)
     assert len(target.full_layers) == types.count("full_attention") < len(types)
     tokens = torch.stack(prompts([2], seed=4))
-    with target.attached(), torch.no_grad():
+    with torch.no_grad():
         target.prefill(texts, chunk_size=64)
         exact = target.verify(Tree.chain(1), tokens, capture=CaptureSpec(rows=(0, -1)))
         everything = torch.arange(21, dtype=torch.int32).expand(len(target.full_layers), 1, -1)
@@ -152,7 +152,7 @@ def test_requests_draft_on_from_places_of_their_own():
     target = Target(model, batch=2, capacity=20)
     everything = torch.arange(20, dtype=torch.int32).expand(len(target.full_layers), 2, -1)
     selection = Selection(everything, lengths)
-    with target.attached(), torch.no_grad():
+    with torch.no_grad():
         target.prefill(texts, chunk_size=64)
         expected = target.verify(Tree.chain(4), tokens).logits
         target.cache.storage[:, :, 0, 5:] = torch.nan
@@ -172,27 +172,13 @@ def test_a_draft_step_reads_its_selection_alone():
         torch.tensor([3], dtype=torch.int32),
     )
     target = Target(model, batch=1, capacity=20)
-    with target.attached(), torch.no_grad():
+    with torch.no_grad():
         target.prefill([text], chunk_size=64)
         first = target.draft(torch.tensor([[7]]), 0, chosen).logits
         others = [position for position in range(12) if position not in (1, 4, 5)]
         target.cache.storage[:, :, :, others] = torch.nan
         again = target.draft(torch.tensor([[7]]), 0, chosen).logits
     torch.testing.assert_close(again, first, rtol=0, atol=0)
-
-
-def test_the_models_attention_is_restored():
-    model = tiny_model("llama")
-    before = model.config._attn_implementation
-    ids = prompts([9])[0][None]
-    expected = model(ids).logits
-    target = Target(model, batch=1, capacity=8)
-    with target.attached():
-        assert model.config._attn_implementation != before
-        with pytest.raises(TypeError, match="specattn_pass"):  # nothing else may run meanwhile
-            model(ids)
-    assert model.config._attn_implementation == before
-    torch.testing.assert_close(model(ids).logits, expected, rtol=0, atol=0)
 
 
 def test_other_families_are_refused():

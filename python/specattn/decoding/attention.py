@@ -3,21 +3,27 @@
 transformers hands every layer's queries and *new* keys and values to one registered function, and
 passes on any extra keyword of the model call. So the whole adapter is that function, and `Pass`,
 the plan of the pass, which travels to it as such a keyword.
+
+A model keeps our function once it has it. A call without a plan, from another thread or from a
+callback, does what the model's own implementation does: nothing is switched back and forth.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from transformers import AttentionInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from specattn.kv_cache import KVCache
 from specattn.ops import hybrid_tree_attention, sparse_gather_attention, verify_attention
 
-IMPLEMENTATION = "specattn"
-"""The name under which transformers knows the function."""
+_OVER = "specattn_over_"  # before the name of the implementation that calls without a plan take
+NO_MASK = torch.empty(0, 0, 0, 0)
+"""A mask that is passed on as it is, since it has four dimensions: so models build none."""
 
 # What models hand down that decides nothing here: positions are in the queries and keys already,
 # and the cache is our own.
@@ -167,6 +173,36 @@ class Pass:
         return out
 
 
+def attach(model: PreTrainedModel) -> None:
+    """Let the model's passes that carry a plan attend through `attention`, now and later.
+
+    Idempotent, and safe while other threads run the model.
+    """
+    own = model.config._attn_implementation
+    if own.startswith(_OVER):
+        return
+    name = _OVER + own.replace("/", "_")
+    AttentionInterface.register(name, _dispatcher(own))
+    if (mask := AttentionMaskInterface().get(own)) is not None:
+        AttentionMaskInterface.register(name, mask)
+    model.set_attn_implementation(name)
+
+
+def _dispatcher(own: str) -> Callable:
+    """Return what serves passes with a plan, and leaves all others to the implementation `own`."""
+
+    def dispatch(
+        module: Any, *tensors: Any, specattn_pass: Pass | None = None, **options: Any
+    ) -> tuple[torch.Tensor, Any]:
+        if specattn_pass is not None:
+            return attention(module, *tensors, specattn_pass=specattn_pass, **options)
+        # Models keep their eager attention beside their layers, and not in the interface.
+        eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+        return AttentionInterface().get(own, eager)(module, *tensors, **options)
+
+    return dispatch
+
+
 def attention(
     module: Any,
     query: torch.Tensor,
@@ -195,7 +231,7 @@ def attention(
         raise ValueError(f"attention of layer {layer}: {names} cannot be served")
     if dropout:
         raise ValueError(f"attention of layer {layer}: dropout={dropout} cannot be served")
-    if attention_mask is not None:
+    if attention_mask is not None and attention_mask.numel():
         raise ValueError(f"attention of layer {layer}: attention_mask cannot be served")
     planned = plan.windows[layer] or plan.cache.capacity
     if sliding_window is not None and min(sliding_window, plan.cache.capacity) != planned:
@@ -206,7 +242,3 @@ def attention(
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     out = plan.attend(layer, q, k, v, softmax_scale=scaling, softcap=softcap or 0.0, sinks=s_aux)
     return out, None
-
-
-# No mask function of this name is registered, so models build no mask at all.
-AttentionInterface.register(IMPLEMENTATION, attention)

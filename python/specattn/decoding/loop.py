@@ -33,7 +33,7 @@ def decode(
     Parameters
     ----------
     context : DraftContext
-        Its target is attached, the cache empty.
+        The cache of its target is empty.
     drafter : Drafter
     chunk_size : int
         Prompt tokens per request and prefill pass.

@@ -166,7 +166,7 @@ class Method(ABC):
             sequences,
             _random_source(generator, seed, model.device),
         )
-        with context.target.attached():
+        with context.target.in_use():
             statistics = decode(
                 context,
                 self.start(context),

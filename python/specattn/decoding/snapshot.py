@@ -119,7 +119,7 @@ class PromptSnapshot:
             torch.Generator(target.device).manual_seed(seed),
         )
         self.restore()
-        with target.attached():
+        with target.in_use():
             drafter = method.start(context)
             # A drafter looks at the cache as it was behind each chunk.
             seqlens = target.cache.seqlens
@@ -143,7 +143,7 @@ class PromptSnapshot:
         """Prefill; return the seconds that it took."""
         synchronize(self.target.device)
         start = time.perf_counter()
-        with self.target.attached():
+        with self.target.in_use():
             keep = self._features.append if self._features is not None else None
             on_features = None if keep is None else lambda *chunk: keep(chunk)
             prefill(self.target, self.prompts, on_features=on_features)

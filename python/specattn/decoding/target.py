@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -10,11 +11,12 @@ import torch
 from transformers import PreTrainedModel
 
 from specattn.decoding.attention import (
-    IMPLEMENTATION,
     NO_CAPTURE,
+    NO_MASK,
     CaptureSpec,
     KVSelector,
     Pass,
+    attach,
 )
 from specattn.decoding.families import check_supported, windows_of
 from specattn.kv_cache import KVCache
@@ -44,6 +46,9 @@ class Verification(NamedTuple):
 
 class Target:
     """A model with a cache for a batch of requests.
+
+    The model can be used for anything else meanwhile, by other targets and threads too: a pass that
+    is not a target's attends as it did before (`attach`).
 
     Parameters
     ----------
@@ -75,6 +80,8 @@ class Target:
         devices = {str(parameter.device) for parameter in model.parameters()}
         if len(devices) > 1:
             raise ValueError(f"the model must be on one device, got {', '.join(sorted(devices))}")
+        attach(model)
+        self._lock = threading.Lock()
         self.model = model
         self.device = model.device
         self.windows = windows_of(config, capacity)
@@ -92,18 +99,20 @@ class Target:
         )
 
     @contextmanager
-    def attached(self) -> Iterator[None]:
-        """Let the model attend through us inside this context, and as before after it."""
-        before = self.model.config._attn_implementation
-        self.attach()
+    def in_use(self) -> Iterator[None]:
+        """Serve one generation inside this context.
+
+        Raises
+        ------
+        RuntimeError
+            Another generation is using the target: its cache holds one batch of texts.
+        """
+        if not self._lock.acquire(blocking=False):
+            raise RuntimeError("the target serves another generation: make a Target for each")
         try:
             yield
         finally:
-            self.model.set_attn_implementation(before)
-
-    def attach(self) -> None:
-        """Let the model attend through us from now on."""
-        self.model.set_attn_implementation(IMPLEMENTATION)
+            self._lock.release()
 
     def prefill(
         self,
@@ -212,8 +221,13 @@ class Target:
 
     def _run(self, tokens: torch.Tensor, positions: torch.Tensor, plan: Pass) -> torch.Tensor:
         """Return the features [B, T, H] of a pass."""
+        attach(self.model)  # again: the implementation may have been set to another one meanwhile
         output = self.model.base_model(
-            input_ids=tokens, position_ids=positions.long(), use_cache=False, specattn_pass=plan
+            input_ids=tokens,
+            position_ids=positions.long(),
+            attention_mask=NO_MASK,
+            use_cache=False,
+            specattn_pass=plan,
         )
         return output.last_hidden_state
 

@@ -59,9 +59,7 @@ class Witness(SpecialistBlock):
             self.sequences.active, self.target.cache.seqlens.tolist(), strict=True
         ):
             ids = self.sequences.text(row)[: length + 1]
-            model.set_attn_implementation("sdpa")  # without our cache
             features = model.base_model(ids[None], use_cache=False).last_hidden_state[0, :-1]
-            model.set_attn_implementation("specattn")
             self.texts.append((self.embed(ids), features))
             self.paths.append([[]])
         self.tokens = self.parents = None

@@ -110,7 +110,7 @@ def test_probs_are_the_very_law_that_tokens_were_drawn_from(monkeypatch):
     asked = []
     draft_step = one.draft
     monkeypatch.setattr(one, "draft", lambda *a: asked.append(draft_step(*a)) or asked[-1])
-    with one.attached(), torch.no_grad():
+    with torch.no_grad():
         one.prefill(list(texts[:, :-1]), chunk_size=64)
         draft = chain.propose(texts[:, -1], [selection, selection])
     tables = []

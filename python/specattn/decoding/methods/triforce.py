@@ -62,7 +62,7 @@ class TriForce(Budgeted, name="triforce"):
     chunk_size : int
     draft : PreTrainedModel or path, optional
         A small model with the target's vocabulary, or the folder that holds one. A path is loaded
-        for every run; a model is taken over and attends through this package from then on.
+        for every run; a model is used as it is.
     draft_gamma : int
         Tokens that the small model drafts for each pass of the middle level.
     draft_budget : int
@@ -239,7 +239,6 @@ class _SmallModel:
         assert isinstance(method.draft, PreTrainedModel), "it is prepared"
         capacity = method.draft_budget + sequences.room
         self.target = Target(method.draft, len(self.prompts), capacity)
-        self.target.attach()
         self.rule = Streaming(gamma=tree.size, budget=method.draft_budget, sinks=SINKS)
         self.begun = False  # whether it has read a token of this round's chains
 

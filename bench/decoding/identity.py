@@ -53,7 +53,7 @@ def explain(
     logits = []
     for rows in (1, common.shape[1]):
         target = Target(model, 1, len(prompt) + position + 1)
-        with target.attached():
+        with target.in_use():
             target.prefill([prompt[:-1]], CHUNK_SIZE)
             for part in common.split(rows, 1):
                 tree = Tree.chain(part.shape[1] - 1, device=model.device)

@@ -41,7 +41,7 @@ def measure(model: PreTrainedModel, method: Vegas, context: int, budget: float) 
     target.cache.seqlens.fill_(context)
     tokens = torch.randint(model.config.vocab_size, (1, rows), device=device)
     root, chain = (specattn.Tree.chain(n, device=device) for n in (0, method.gamma))
-    with torch.inference_mode(), target.attached():
+    with torch.inference_mode():
         scores = target.verify(chain, tokens, capture=SCORES).scores
 
         def select() -> list[Selection]:

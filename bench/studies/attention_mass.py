@@ -54,7 +54,7 @@ def main() -> None:
             (tokens,) = texts.prompts(number, context + 2 * block, 1)
             target = Target(model, 1, context + 1 + GREEDY + 4 * block)
             snapshot = PromptSnapshot(target, [tokens[: context + 1]])
-            with torch.no_grad(), target.attached():
+            with torch.no_grad():
                 _add(found["held-out text"], coverage(target, tokens[None, context:]))
                 snapshot.restore()
                 root = continued(target, tokens[None, context : context + 1], GREEDY)[:, -1:]

@@ -21,7 +21,7 @@ def test_short_texts_are_read_whole(context, whole):
     (tokens,) = prompts([context + 2 * (attention_mass.GAMMA + 1)])
     target = Target(tiny_model(), 1, context + 41)
     PromptSnapshot(target, [tokens[: context + 1]])
-    with torch.no_grad(), target.attached():
+    with torch.no_grad():
         found = attention_mass.coverage(target, tokens[None, context:])
     first = found.pop(attention_mass.FIRST)
     assert 0 < min(first) < max(first) < 1

@@ -81,17 +81,19 @@ HIERARCHY = {
     "draft": tiny_model("llama", vocab_size=V, peak=0.7, seed=3, num_hidden_layers=1),
     "draft_budget": 20,
 }
+# Drafts that are sampled by themselves; with shared noise a text is plain decoding's (test_seed).
 METHODS = {
     "plain": Plain(),
-    "vegas": Vegas(gamma=2, ratio=0.2, min_tokens=1),
-    "streaming": Streaming(gamma=2, ratio=0.2, min_tokens=1, sinks=1),
-    "quest": Quest(gamma=2, ratio=0.2, min_tokens=1, page_size=4),
-    "specextend": SpecExtend(gamma=2, ratio=0.2, min_tokens=1, chunk_size=4),
-    "triforce": TriForce(gamma=2, ratio=0.2, min_tokens=1, chunk_size=4),
-    "triforce-one-guess": TriForce(gamma=2, **HIERARCHY, draft_gamma=1),
-    "triforce-two-guesses": TriForce(gamma=3, **HIERARCHY, draft_gamma=2),
+    "vegas": Vegas(gamma=2, ratio=0.2, min_tokens=1, rejection=True),
+    "vegas-shared-noise": Vegas(gamma=2, ratio=0.2, min_tokens=1),
+    "streaming": Streaming(gamma=2, ratio=0.2, min_tokens=1, sinks=1, rejection=True),
+    "quest": Quest(gamma=2, ratio=0.2, min_tokens=1, page_size=4, rejection=True),
+    "specextend": SpecExtend(gamma=2, ratio=0.2, min_tokens=1, chunk_size=4, rejection=True),
+    "triforce": TriForce(gamma=2, ratio=0.2, min_tokens=1, chunk_size=4, rejection=True),
+    "triforce-one-guess": TriForce(gamma=2, **HIERARCHY, draft_gamma=1, rejection=True),
+    "triforce-two-guesses": TriForce(gamma=3, **HIERARCHY, draft_gamma=2, rejection=True),
     "longspec-tree": LongSpec(DRAFTER, widths=(2, 3)),
-    "longspec-chain": LongSpec(DRAFTER, gamma=2),
+    "longspec-chain": LongSpec(DRAFTER, gamma=2, rejection=True),
     "poss": PosS(SPECIALISTS, width=3, depth=2, total_tokens=8),
     "prompt_lookup": PromptLookup(gamma=2),
     "medusa": Medusa(random_heads("medusa", MODEL, dtype=torch.float32), widths=(2, 2)),
@@ -154,7 +156,7 @@ def next_token_tables(model, prompt, processors):
         *itertools.product(CONTEXTUAL, ("plain", "tokenswift")),
     ],
 )
-def test_the_joint_law_of_the_first_tokens(model, prompt, sampling, method):
+def test_the_joint_distribution_of_the_first_tokens(model, prompt, sampling, method):
     first = check_distribution(model, prompt, sampling, METHODS[method])
     if method != "plain":
         least = 0.05 if method in FROM_THE_TEXT else 0.2
@@ -189,7 +191,7 @@ def test_rounds_with_drafts_and_without_may_follow_one_another(
     """As Vegas' switch lets them: it decides before a round draws anything."""
     kinds = itertools.cycle([True, True, False])
     monkeypatch.setattr(Switch, "choose", lambda *_, **__: next(kinds))
-    method = Vegas(gamma=1, ratio=0.2, min_tokens=1, switch=True)
+    method = Vegas(gamma=1, ratio=0.2, min_tokens=1, rejection=True)
     assert 0.05 < check_distribution(model, prompt, sampling, method) < 0.5
 
 

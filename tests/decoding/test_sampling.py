@@ -114,8 +114,8 @@ def test_every_node_is_judged_by_its_own_text(processors, tree):
     tokens = torch.randint(0, V, (3, tree.size))
     logits = torch.randn(3, tree.size, V) * 2
     processors = LogitsProcessorList(processors)
-    distribution = Sampler(processors, True, sequences)
-    actual = distribution.scores(logits.clone(), tree, tokens)
+    sampler = Sampler(processors, True, sequences)
+    actual = sampler.scores(logits.clone(), tree, tokens)
     expected = node_by_node(processors, sequences, tree, tokens, logits)
     torch.testing.assert_close(actual, expected)
 
@@ -125,9 +125,9 @@ def test_the_last_nodes_of_a_growing_chain(processors):
     """What a drafter asks for, step by step, is what verification asks for at once."""
     sequences, whole = started(), Tree.chain(4)
     tokens, logits = torch.randint(0, V, (3, 5)), torch.randn(3, 5, V)
-    distribution = Sampler(LogitsProcessorList(processors), True, sequences)
+    sampler = Sampler(LogitsProcessorList(processors), True, sequences)
     steps = [
-        distribution.scores(logits[:, [step]], Tree.chain(step), tokens[:, : step + 1], step)
+        sampler.scores(logits[:, [step]], Tree.chain(step), tokens[:, : step + 1], step)
         for step in range(5)
     ]
     expected = node_by_node(LogitsProcessorList(processors), sequences, whole, tokens, logits)
@@ -143,8 +143,8 @@ def test_chains_of_different_lengths_at_once(processors):
     rows = torch.arange(3)[:, None]
     expected = node_by_node(LogitsProcessorList(processors), sequences, whole, tokens, logits)
     tokens = tokens.masked_fill(torch.arange(6) > asked[:, -1:], V - 1)
-    distribution = Sampler(LogitsProcessorList(processors), True, sequences)
-    actual = distribution.scores(logits[rows, asked], whole, tokens, firsts)
+    sampler = Sampler(LogitsProcessorList(processors), True, sequences)
+    actual = sampler.scores(logits[rows, asked], whole, tokens, firsts)
     torch.testing.assert_close(actual, expected[rows, asked])
 
 
@@ -168,9 +168,9 @@ def test_processors_that_are_asked_about_all_nodes_at_once(processor):
     assert type(processor) in CONTEXT_FREE
     sequences, tree = started(), TREES["branching"]
     tokens, logits = torch.randint(0, V, (3, tree.size)), torch.randn(3, tree.size, V) * 2
-    distribution = Sampler(LogitsProcessorList([processor]), True, sequences)
+    sampler = Sampler(LogitsProcessorList([processor]), True, sequences)
     expected = node_by_node(processor, sequences, tree, tokens, logits)
-    torch.testing.assert_close(distribution.scores(logits.clone(), tree, tokens), expected)
+    torch.testing.assert_close(sampler.scores(logits.clone(), tree, tokens), expected)
 
 
 def test_every_context_free_processor_is_tested():
@@ -188,8 +188,8 @@ def test_a_processor_of_lengths_is_shown_no_copy_of_a_text(monkeypatch):
 
     monkeypatch.setattr(sampling, "LENGTH_ONLY", (Length,))
     sequences, tree = started(), TREES["chain"]
-    distribution = Sampler(LogitsProcessorList([Length()]), True, sequences)
-    distribution.scores(torch.randn(3, tree.size, V), tree, torch.randint(0, V, (3, tree.size)))
+    sampler = Sampler(LogitsProcessorList([Length()]), True, sequences)
+    sampler.scores(torch.randn(3, tree.size, V), tree, torch.randint(0, V, (3, tree.size)))
     assert {len(one) for one in shown} == {ROWS}
     assert {one.shape[1] for one in shown} == {8 + n for n in range(5)} | {10 + n for n in range(5)}
     assert {one.data_ptr() for one in shown} == {sequences.padded_rows.data_ptr()}

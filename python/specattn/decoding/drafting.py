@@ -27,7 +27,7 @@ class DraftContext:
     sequences : Sequences
         The committed texts.
     generator : torch.Generator or None
-        Source of randomness; None is the device's own.
+        Source of what is drawn for the rejection rule; None is the device's own.
     """
 
     target: Target

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch.nn.functional import pad
 
 from specattn.acceptance import Accepted, accept, follow
 from specattn.decoding.drafting import Draft, DraftContext, Drafter, Verified
@@ -107,6 +108,12 @@ def run_rounds(
         target.cache.commit(accepted.nodes, accepted.counts, in_place=is_chain(draft.tree))
         finished = []
         for row, tokens in zip(sequences.active, _emitted(draft, accepted), strict=True):
+            if tokens[-1] < 0:
+                position = len(sequences.text(row)) + len(tokens) - 1
+                raise ValueError(
+                    f"request {row}: no token can follow at position {position}: its processed "
+                    "logits are all -inf, or one is NaN"
+                )
             kept, done = sequences.extend(row, tokens)
             finished.append(done)
             requests[row].record(
@@ -134,16 +141,22 @@ def run_rounds(
 def _accept(
     draft: Draft, sampler: Sampler, logits: torch.Tensor, generator: torch.Generator | None
 ) -> Accepted:
-    """Decide which drafted tokens survive, and draw the token after them."""
+    """Decide which drafted tokens survive, and draw the token after them: -1 if none can follow."""
     if draft.probs is None:
 
         def sample_at(node: torch.Tensor, emitted: torch.Tensor) -> torch.Tensor:
             at_node = logits.gather(1, node[:, None, None].expand(-1, 1, logits.shape[-1]))
-            return sampler.next_token(at_node[:, 0], emitted, generator)
+            return sampler.next_token(at_node[:, 0], emitted)
 
         return follow(draft.tree, draft.tokens, sample_at)
-    probs = sampler.scores(logits, draft.tree, draft.tokens).softmax(-1)
-    return accept(draft.tree, draft.tokens, probs, draft_probs=draft.probs, generator=generator)
+    scores = sampler.scores(logits, draft.tree, draft.tokens)
+    best = scores.amax(-1)
+    nothing = best.isnan() | (best == -torch.inf)
+    probs = scores.masked_fill(nothing[..., None], 0.0).softmax(-1)
+    found = accept(draft.tree, draft.tokens, probs, draft_probs=draft.probs, generator=generator)
+    visited = pad(found.nodes.clamp_min(0), (1, 0))
+    impossible = nothing.gather(1, visited).any(1)
+    return found._replace(next_token=found.next_token.masked_fill(impossible, -1))
 
 
 def _emitted(draft: Draft, accepted: Accepted) -> list[list[int]]:

@@ -160,12 +160,12 @@ class Method(ABC):
         sequences = Sequences(
             input_ids, padding, room, stopping_criteria, model.device, num_pregenerated
         )
-        context = DraftContext(
-            Target(model, len(input_ids), needed),
-            Sampler(logits_processor, bool(generation_config.do_sample), sequences),
-            sequences,
-            _random_source(generator, seed, model.device),
-        )
+        do_sample = bool(generation_config.do_sample)
+        if do_sample:
+            seed, generator = _randomness(seed, generator, model.device)
+        sampler = Sampler(logits_processor, do_sample, sequences, seed or 0)
+        target = Target(model, len(input_ids), needed)
+        context = DraftContext(target, sampler, sequences, generator)
         with context.target.in_use():
             statistics = decode(
                 context,
@@ -230,15 +230,17 @@ def _pad_token(config: GenerationConfig) -> int:
     return int(ends.flatten()[0])
 
 
-def _random_source(
-    generator: torch.Generator | None, seed: int | None, device: torch.device
-) -> torch.Generator | None:
-    """Return the run's generator; None is the device's own."""
-    if seed is None:
-        return generator
-    if generator is not None:
+def _randomness(
+    seed: int | None, generator: torch.Generator | None, device: torch.device
+) -> tuple[int, torch.Generator | None]:
+    """Return the seed of the run, drawn if none is given, and the generator of rejected drafts."""
+    if seed is not None and generator is not None:
         raise ValueError("give seed or generator, not both")
-    return torch.Generator(device).manual_seed(seed)
+    if seed is not None:
+        return seed, torch.Generator(device).manual_seed(seed)
+    where = "cpu" if generator is None else generator.device
+    drawn = torch.randint(2**63 - 1, (), generator=generator, device=where)
+    return int(drawn), generator
 
 
 def _announce(

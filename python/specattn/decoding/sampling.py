@@ -32,6 +32,7 @@ from transformers import (
 )
 
 from specattn.acceptance import sample
+from specattn.decoding.noise import PositionNoise
 from specattn.decoding.sequences import Sequences
 from specattn.tree import Tree
 
@@ -94,6 +95,8 @@ class Sampler:
         False: greedy, all probability is on the largest processed logit.
     sequences : Sequences
         The committed texts.
+    seed : int
+        Of the noise with which tokens are drawn.
 
     Raises
     ------
@@ -101,7 +104,13 @@ class Sampler:
         A processor remembers earlier calls.
     """
 
-    def __init__(self, processors: LogitsProcessorList, do_sample: bool, sequences: Sequences):
+    def __init__(
+        self,
+        processors: LogitsProcessorList,
+        do_sample: bool,
+        sequences: Sequences,
+        seed: int = 0,
+    ):
         for processor in processors:
             if isinstance(processor, STATEFUL):
                 raise ValueError(
@@ -111,6 +120,7 @@ class Sampler:
         self.processors = processors
         self.greedy = not do_sample
         self.sequences = sequences
+        self.noise = PositionNoise(seed)
 
     def scores(
         self,
@@ -154,6 +164,27 @@ class Sampler:
         return scores
 
     def draw(
+        self, logits: torch.Tensor, tree: Tree, tokens: torch.Tensor, first: int | torch.Tensor
+    ) -> torch.Tensor:
+        """Draw the token after each of the last nodes of a chain; arguments as for `scores`.
+
+        With the noise of its position: what `next_token` draws there, where the logits are the
+        same.
+
+        Returns
+        -------
+        Tensor, int64 [B, n]
+            -1 where nothing can follow: all logits are -inf, or one is NaN.
+        """
+        scores = self.scores(logits, tree, tokens, first)
+        if not self.greedy:
+            firsts = [first] * len(scores) if isinstance(first, int) else first.tolist()
+            noise = self._noise_behind(firsts, scores.shape[1], scores)
+            scores = scores.softmax(-1).double() / noise
+        best, drawn = scores.max(-1)
+        return drawn.masked_fill(best.isnan() | (best == -torch.inf), -1)
+
+    def sample(
         self,
         logits: torch.Tensor,
         tree: Tree,
@@ -161,13 +192,13 @@ class Sampler:
         first: int | torch.Tensor,
         generator: torch.Generator | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Draw a token after each of the last nodes of a tree; arguments as for `scores`.
+        """Sample a draft by itself, for the rejection rule; arguments as for `scores`.
 
         Returns
         -------
         tokens : Tensor, int64 [B, n]
         probs : Tensor, float32 [B, n, V], or None if greedy
-            The distribution that was drawn from.
+            The distribution that was sampled.
         """
         scores = self.scores(logits, tree, tokens, first)
         if self.greedy:
@@ -175,25 +206,35 @@ class Sampler:
         probs = scores.softmax(-1)
         return sample(probs, generator=generator), probs
 
-    def next_token(
-        self, logits: torch.Tensor, emitted: torch.Tensor, generator: torch.Generator | None
-    ) -> torch.Tensor:
+    def next_token(self, logits: torch.Tensor, emitted: torch.Tensor) -> torch.Tensor:
         """Draw the token that follows the committed texts and `emitted` tokens behind them.
 
         Parameters
         ----------
         logits : Tensor [B, V]
         emitted : Tensor, int64 [B, n]
-        generator : torch.Generator or None
 
         Returns
         -------
         Tensor, int64 [B]
+            As `draw` returns it.
         """
         chain = _chain(emitted.shape[1], logits.device)
         tokens = pad(emitted, (1, 0))  # the root is committed and not looked at
-        drawn, _ = self.draw(logits[:, None], chain, tokens, emitted.shape[1], generator)
-        return drawn[:, 0]
+        return self.draw(logits[:, None], chain, tokens, emitted.shape[1])[:, 0]
+
+    def _noise_behind(self, firsts: Sequence[int], count: int, like: torch.Tensor) -> torch.Tensor:
+        """Return the noise of the tokens after `count` nodes of each chain: float64 [B, n, V]."""
+        sequences = self.sequences
+        lengths = sequences.active_lengths
+        rows = [row for row in sequences.active for _ in range(count)]
+        positions = [
+            length + first + step
+            for length, first in zip(lengths, firsts, strict=True)
+            for step in range(count)
+        ]
+        noise = self.noise.at(rows, positions, like.shape[-1], like.device)
+        return noise.unflatten(0, (len(lengths), count))
 
     def _in_context(
         self,

@@ -114,7 +114,7 @@ class PromptSnapshot:
         )
         context = DraftContext(
             target,
-            Sampler(processors, do_sample, sequences),
+            Sampler(processors, do_sample, sequences, seed),
             sequences,
             torch.Generator(target.device).manual_seed(seed),
         )

@@ -124,17 +124,10 @@ def test_the_switch_shows_in_the_statistics():
     assert details["rounds without a draft"] <= total.rounds - total.drafted / 2
 
 
-@pytest.mark.parametrize(
-    ("sampling", "switch", "on"),
-    [
-        ({"temperature": 0.0, "seed": 1}, None, True),
-        ({"temperature": 1.0}, None, True),
-        ({"temperature": 1.0, "seed": 1}, None, False),
-        ({"temperature": 1.0, "seed": 1}, True, True),
-        ({"temperature": 0.0}, False, False),
-    ],
-)
-def test_a_seed_gives_the_same_text_unless_the_switch_is_asked_for(sampling, switch, on):
-    method = Vegas(gamma=2, min_tokens=4, switch=switch)
+@pytest.mark.parametrize("switch", [True, False])
+@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 1.0, "seed": 1}])
+def test_the_switch_is_on_unless_it_is_turned_off(sampling, switch):
+    options = {} if switch else {"switch": False}
+    method = Vegas(gamma=2, min_tokens=4, **options)
     output = generate(tiny_model(), prompts([9]), method, max_new_tokens=3, **sampling)
-    assert bool(output.statistics.details) == on
+    assert bool(output.statistics.details) == switch

@@ -22,6 +22,9 @@ class Budgeted(Method):
         That many tokens instead, however long the text is.
     min_tokens : int
         Lower bound of the share; shorter texts are attended to whole.
+    rejection : bool
+        Sample drafts by themselves and test them by the rejection rule. By default they are drawn
+        with the target's own noise: then a seed decides the text, whatever is drafted when.
 
     Raises
     ------
@@ -33,6 +36,7 @@ class Budgeted(Method):
     ratio: float = 0.07
     budget: int | None = None
     min_tokens: int = 256
+    rejection: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.ratio <= 1:

@@ -19,10 +19,15 @@ class ChainBuilder:
     gamma : int
         Drafted tokens per round, at most.
     context : DraftContext
+    rejection : bool
+        Sample each token by itself, to be tested by the rejection rule. By default it is drawn with
+        the noise with which the target's own token at that position will be drawn, and accepted
+        where both are the same.
     """
 
-    def __init__(self, gamma: int, context: DraftContext):
+    def __init__(self, gamma: int, context: DraftContext, *, rejection: bool = False):
         self.sampler, self.generator = context.sampler, context.generator
+        self.rejection = rejection
         self.trees = [Tree.chain(n, device=context.target.device) for n in range(gamma + 1)]
 
     def build(
@@ -40,13 +45,28 @@ class ChainBuilder:
         """
         tokens, probs = root[:, None], list[torch.Tensor]()
         for step in range(steps):
-            drawn, drawn_from = self.sampler.draw(
-                logits(tokens[:, -1:], step), self.trees[step], tokens, step, self.generator
-            )
+            drawn = self.draw(logits(tokens[:, -1:], step), self.trees[step], tokens, step, probs)
             tokens = torch.cat([tokens, drawn], 1)
-            if drawn_from is not None:
-                probs.append(drawn_from)
         return self.draft(tokens, probs)
+
+    def draw(
+        self,
+        logits: torch.Tensor,
+        tree: Tree,
+        tokens: torch.Tensor,
+        first: int | torch.Tensor,
+        probs: list[torch.Tensor],
+    ) -> torch.Tensor:
+        """Draw the token after each of the last nodes of a chain, as `Sampler.draw` does.
+
+        What it was sampled from is appended to `probs` where the rejection rule needs it.
+        """
+        if not self.rejection:
+            return self.sampler.draw(logits, tree, tokens, first).clamp_min(0)
+        drawn, sampled = self.sampler.sample(logits, tree, tokens, first, self.generator)
+        if sampled is not None:
+            probs.append(sampled)
+        return drawn
 
     def draft(self, tokens: torch.Tensor, probs: list[torch.Tensor]) -> Draft:
         """Return the chain `tokens` [B, n + 1]; `probs`, if any, are its n draft distributions."""

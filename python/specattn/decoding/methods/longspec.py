@@ -28,7 +28,7 @@ from specattn.tree import Tree
 class LongSpec(Method, name="longspec"):
     """Drafting with a trained block, as a tree or as a chain.
 
-    Trees are chosen by rank, at every temperature; chains are greedy at temperature 0 and sampled
+    Trees are chosen by rank, at every temperature; chains are greedy at temperature 0 and drawn
     from the drafter's own distribution, shaped by the same processors as the target's, above it.
     Both preserve the target's distribution.
 
@@ -41,6 +41,9 @@ class LongSpec(Method, name="longspec"):
         Nodes per level of the tree, the level below the root first.
     gamma : int, optional
         Draft a chain of so many tokens instead of a tree.
+    rejection : bool
+        Sample a chain by itself and test it by the rejection rule. By default it is drawn with the
+        target's own noise: then a seed decides the text, whatever is drafted.
 
     Raises
     ------
@@ -52,6 +55,7 @@ class LongSpec(Method, name="longspec"):
     drafter: LongSpecDrafter | Path | str | None = None
     widths: tuple[int, ...] = (4, 16, 16, 16, 16)
     gamma: int | None = None
+    rejection: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "widths", tuple(self.widths))
@@ -94,7 +98,7 @@ class LongSpec(Method, name="longspec"):
         assert isinstance(module, LongSpecDrafter)
         block = DraftBlock(module.eval(), context, self.max_nodes, len(self._levels))
         if self.gamma is not None:
-            return _ChainDrafter(block, self.gamma, context)
+            return _ChainDrafter(block, ChainBuilder(self.gamma, context, rejection=self.rejection))
         return _TreeDrafter(block, self.widths)
 
 
@@ -146,9 +150,9 @@ class _TreeDrafter(_BlockDrafter):
 class _ChainDrafter(_BlockDrafter):
     """One path, drawn from the drafter's distribution as the target's tokens are from its own."""
 
-    def __init__(self, block: DraftBlock, gamma: int, context: DraftContext):
+    def __init__(self, block: DraftBlock, chain: ChainBuilder):
         super().__init__(block)
-        self.gamma, self.chain = gamma, ChainBuilder(gamma, context)
+        self.chain, self.gamma = chain, len(chain.trees) - 1
 
     def propose(self, root: torch.Tensor) -> Draft:
         self.block.begin()

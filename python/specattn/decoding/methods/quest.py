@@ -33,7 +33,7 @@ class Quest(Budgeted, name="quest"):
 
     Parameters
     ----------
-    gamma, ratio, budget, min_tokens
+    gamma, ratio, budget, min_tokens, rejection
         As for `Budgeted`, rounded up to pages.
     page_size : int
 
@@ -57,7 +57,7 @@ class Quest(Budgeted, name="quest"):
 class _QuestDrafter(Drafter):
     def __init__(self, method: Quest, context: DraftContext):
         self.method, self.target = method, context.target
-        self.chain = SparseChain(method.gamma, context)
+        self.chain = SparseChain(method.gamma, context, rejection=method.rejection)
         self.bounds = PageBounds(context.target, method.page_size)
         self.started = False
 

@@ -19,8 +19,8 @@ from specattn.decoding.methods.chain import ChainBuilder
 class SparseChain(ChainBuilder):
     """Lets the target draft chains; parameters as for `ChainBuilder`."""
 
-    def __init__(self, gamma: int, context: DraftContext):
-        super().__init__(gamma, context)
+    def __init__(self, gamma: int, context: DraftContext, *, rejection: bool = False):
+        super().__init__(gamma, context, rejection=rejection)
         self.target = context.target
 
     def propose(self, root: torch.Tensor, selectors: Sequence[KVSelector]) -> Draft:
@@ -83,12 +83,14 @@ class SelectionDrafter(Drafter):
     newer : int
         Most tokens between the prefix of a selection and the last draft step.
     context : DraftContext
+    rejection : bool
+        As for `ChainBuilder`.
     """
 
-    def __init__(self, gamma: int, newer: int, context: DraftContext):
+    def __init__(self, gamma: int, newer: int, context: DraftContext, *, rejection: bool = False):
         self.gamma, self.newer = gamma, newer
         self.context, self.target = context, context.target
-        self.chain = SparseChain(gamma, context)
+        self.chain = SparseChain(gamma, context, rejection=rejection)
         self.selected: PrefixSelection | None = None
 
     def steps(self) -> list[Selection]:

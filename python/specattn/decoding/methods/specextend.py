@@ -35,7 +35,7 @@ class SpecExtend(Budgeted, name="specextend"):
 
     Parameters
     ----------
-    gamma, ratio, budget, min_tokens
+    gamma, ratio, budget, min_tokens, rejection
         As for `Budgeted`, rounded up to chunks.
     chunk_size : int
 
@@ -59,7 +59,8 @@ class SpecExtend(Budgeted, name="specextend"):
 class _SpecExtendDrafter(SelectionDrafter):
     def __init__(self, method: SpecExtend, context: DraftContext):
         # Newer than the last whole chunk: less than a chunk, a round's tokens, the next draft.
-        super().__init__(method.gamma, method.chunk_size + 2 * method.gamma, context)
+        newer = method.chunk_size + 2 * method.gamma
+        super().__init__(method.gamma, newer, context, rejection=method.rejection)
         self.method = method
 
     def propose(self, root: torch.Tensor) -> Draft:

@@ -27,7 +27,7 @@ class Streaming(Budgeted, name="streaming"):
 
     Parameters
     ----------
-    gamma, ratio, budget, min_tokens
+    gamma, ratio, budget, min_tokens, rejection
         As for `Budgeted`; sinks are within the budget.
     sinks : int
         First tokens that are always selected.
@@ -68,7 +68,7 @@ class Streaming(Budgeted, name="streaming"):
 class _StreamingDrafter(Drafter):
     def __init__(self, method: Streaming, context: DraftContext):
         self.method, self.target = method, context.target
-        self.chain = SparseChain(method.gamma, context)
+        self.chain = SparseChain(method.gamma, context, rejection=method.rejection)
 
     def propose(self, root: torch.Tensor) -> Draft:
         cache, layers = self.target.cache, len(self.target.full_layers)

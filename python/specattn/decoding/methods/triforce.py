@@ -34,6 +34,7 @@ from specattn.decoding.attention import NO_CAPTURE, CaptureSpec, Selection
 from specattn.decoding.drafting import Draft, DraftContext, Drafter, Verified
 from specattn.decoding.loop import prefill
 from specattn.decoding.methods.budget import Budgeted
+from specattn.decoding.methods.chain import ChainBuilder
 from specattn.decoding.methods.sparse_chain import (
     PrefixSelection,
     SelectionDrafter,
@@ -122,7 +123,7 @@ class _RetrievalDrafter(SelectionDrafter):
     """Chains drafted by the target on the chunks that its first verification led to."""
 
     def __init__(self, method: TriForce, context: DraftContext):
-        super().__init__(method.gamma, 0, context)
+        super().__init__(method.gamma, 0, context, rejection=method.rejection)
         self.method = method
         if self.target.full_layers:
             self.capture = CaptureSpec(queries=True)
@@ -165,7 +166,7 @@ class _HierarchyDrafter(_RetrievalDrafter):
         self.tree = Tree.chain(method.gamma + guesses + 1, device=device)
         self.piece = Tree.chain(guesses, device=device)
         self.rows = torch.arange(guesses + 1, device=device)
-        self.small = _SmallModel(method, context, self.tree)
+        self.small = _SmallModel(method, context, self.chain, self.tree)
         self.passes = torch.zeros((), dtype=torch.int64, device=device)
         self.kept = self.passes
 
@@ -202,11 +203,12 @@ class _HierarchyDrafter(_RetrievalDrafter):
         nodes = ends[:, None] + self.rows
         block = tokens.gather(1, nodes)
         logits = self.target.draft(block, ends, selection.extended(ends)).logits
-        scores = sampler.scores(logits, self.tree, tokens, ends)
-        if sampler.greedy:
-            accepted = accept_samples(self.piece, block, scores.argmax(-1))
+        if sampler.greedy or not self.method.rejection:
+            drawn = sampler.draw(logits, self.tree, tokens, ends).clamp_min(0)
+            accepted = accept_samples(self.piece, block, drawn)
         else:
-            middle, small = scores.softmax(-1), pad(torch.cat(small_probs, 1), (0, 0, 0, 1))
+            middle = sampler.scores(logits, self.tree, tokens, ends).softmax(-1)
+            small = pad(torch.cat(small_probs, 1), (0, 0, 0, 1))
             accepted = accept(self.piece, block, middle, draft_probs=small, generator=generator)
             if not probs:
                 probs.append(middle.new_zeros(len(tokens), self.tree.size, middle.shape[-1]))
@@ -232,8 +234,8 @@ class _HierarchyDrafter(_RetrievalDrafter):
 class _SmallModel:
     """A small model on a cache of its own, which attends to the first tokens and the last ones."""
 
-    def __init__(self, method: TriForce, context: DraftContext, tree: Tree):
-        self.method, self.context, self.tree = method, context, tree
+    def __init__(self, method: TriForce, context: DraftContext, chain: ChainBuilder, tree: Tree):
+        self.method, self.chain, self.tree = method, chain, tree
         sequences = context.sequences
         self.prompts = [self._shortened(prompt) for prompt in sequences.prompts]
         assert isinstance(method.draft, PreTrainedModel), "it is prepared"
@@ -256,17 +258,14 @@ class _SmallModel:
         self, tokens: torch.Tensor, ends: torch.Tensor
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Draft behind the nodes `ends` [B]; return the chains, and what tokens were drawn from."""
-        sampler, generator = self.context.sampler, self.context.generator
         probs = list[torch.Tensor]()
         for step in range(self.method.draft_gamma):
             node = ends + step
             # Of a chain that the middle level went on with, two tokens may be new.
             logits = self._read(tokens, node, 2 if self.begun and step == 0 else 1)
-            drawn, drawn_from = sampler.draw(logits, self.tree, tokens, node, generator)
+            drawn = self.chain.draw(logits, self.tree, tokens, node, probs)
             tokens = tokens.scatter(1, (node + 1)[:, None].long(), drawn)
             self.begun = True
-            if drawn_from is not None:
-                probs.append(drawn_from)
         return tokens, probs
 
     def read_end(self, tokens: torch.Tensor, gamma: int) -> None:

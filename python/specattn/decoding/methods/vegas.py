@@ -35,7 +35,7 @@ class Vegas(Budgeted, name="vegas"):
 
     Parameters
     ----------
-    gamma, ratio, budget, min_tokens
+    gamma, ratio, budget, min_tokens, rejection
         As for `Budgeted`; what counts is the prefix of the last verification.
     keep_first, keep_last : int
         First and last prefix tokens that are always selected, within the budget. The paper's method
@@ -48,10 +48,9 @@ class Vegas(Budgeted, name="vegas"):
     ranking : {"logit", "weight"}
         Rank by mean logit, or by mean attention weight as the authors' program does (appendix B).
         Weights take a buffer of one layer's logits, and so does ``rows="last"``.
-    switch : bool, optional
-        Time rounds with and without drafts and keep to the faster kind (`Switch`). By default it is
-        on, except where a run that samples was given a seed: another number of draws from the
-        generator gives another text of the same distribution.
+    switch : bool
+        Time rounds with and without drafts and keep to the faster kind (`Switch`). It changes no
+        text, but for drafts that are sampled by themselves (`rejection`).
 
     Raises
     ------
@@ -64,7 +63,7 @@ class Vegas(Budgeted, name="vegas"):
     keep_last: int = 0
     rows: str = "two"
     ranking: str = "logit"
-    switch: bool | None = None
+    switch: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -85,12 +84,10 @@ class _VegasDrafter(SelectionDrafter):
 
     def __init__(self, method: Vegas, context: DraftContext):
         # At first 1 to gamma + 1 tokens are newer than the prefix: the last root and path.
-        super().__init__(method.gamma, 2 * method.gamma, context)
+        super().__init__(method.gamma, 2 * method.gamma, context, rejection=method.rejection)
         self.method = method
-        on = method.switch
-        if on is None:
-            on = context.sampler.greedy or context.generator is None
-        self.switch = Switch(Clock(self.target.device)) if on and self.target.full_layers else None
+        on = method.switch and self.target.full_layers
+        self.switch = Switch(Clock(self.target.device)) if on else None
 
     def propose(self, root: torch.Tensor) -> Draft:
         drafting = self._drafting()

@@ -6,11 +6,17 @@ import pytest
 import torch
 from transformers import AttentionInterface, AutoModelForCausalLM, BloomConfig
 
-from specattn.decoding import Target
+from specattn.decoding import Target, generate
 from specattn.decoding.attention import CaptureSpec, Selection
 from specattn.tree import Tree
 from tests.cases import assert_accurate
-from tests.decoding.models import CONFIGS, VOCABULARY, prompts, tiny_model
+from tests.decoding.models import (
+    CONFIGS,
+    VOCABULARY,
+    greedy_by_transformers,
+    prompts,
+    tiny_model,
+)
 
 PARENTS = [-1, 0, 0, 1, 1, 3, 2, 6, 5]
 
@@ -200,3 +206,11 @@ def test_a_model_on_two_devices_is_refused():
     model.lm_head.to("meta")
     with pytest.raises(ValueError, match="one device, got cpu, meta"):
         Target(model, batch=1, capacity=8)
+
+
+def test_a_window_that_the_model_ignores_is_ignored():
+    """A Llama configuration may hold the field. The model never reads it; its cache would."""
+    model, (text,) = tiny_model("llama", sliding_window=5), prompts([20])
+    assert Target(model, batch=1, capacity=40).windows == [None] * 3
+    output = generate(model, text, "plain", max_new_tokens=8)
+    assert output.new_tokens == [greedy_by_transformers(model, text, 8, use_cache=False)]

@@ -6,6 +6,7 @@ A record says what a model's configuration alone does not; what no record covers
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from transformers import PretrainedConfig
 
@@ -16,21 +17,21 @@ class Family:
 
     Attributes
     ----------
-    slides_everywhere : bool
-        Whether a sliding window holds for every layer, whatever ``layer_types`` of the
-        configuration says; otherwise it holds for the layers of type ``sliding_attention``.
+    sliding_layers : {"none", "by type", "all"}
+        Which layers a sliding window of the configuration holds for: none, those of type
+        ``sliding_attention``, or all of them, whatever ``layer_types`` says.
     """
 
-    slides_everywhere: bool = False
+    sliding_layers: Literal["none", "by type", "all"]
 
 
 FAMILIES = {
-    "llama": Family(),
-    "qwen2": Family(),
-    "qwen3": Family(),
-    "qwen3_moe": Family(slides_everywhere=True),
-    "mistral": Family(slides_everywhere=True),
-    "gpt_oss": Family(),
+    "llama": Family(sliding_layers="none"),
+    "qwen2": Family(sliding_layers="by type"),
+    "qwen3": Family(sliding_layers="by type"),
+    "qwen3_moe": Family(sliding_layers="all"),
+    "mistral": Family(sliding_layers="all"),
+    "gpt_oss": Family(sliding_layers="by type"),
 }
 """By ``model.config.model_type``; each is tested against transformers."""
 
@@ -72,8 +73,9 @@ def check_supported(config: PretrainedConfig) -> None:
 def windows_of(config: PretrainedConfig, capacity: int) -> list[int | None]:
     """Return each layer's sliding window, None where the cache is never longer than it."""
     window = getattr(config, "sliding_window", None)
-    if window is None or window >= capacity:
+    sliding = FAMILIES[config.model_type].sliding_layers
+    if sliding == "none" or window is None or window >= capacity:
         return [None] * config.num_hidden_layers
-    if FAMILIES[config.model_type].slides_everywhere:
+    if sliding == "all":
         return [window] * config.num_hidden_layers
     return [window if kind == "sliding_attention" else None for kind in config.layer_types]

@@ -73,6 +73,15 @@ def test_a_small_budget_reads_little(monkeypatch):
     assert len(read) == output.statistics.passes - 1, "the first round has no selection yet"
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_prompts_on_both_sides_of_the_budget(dynamic):
+    """The shorter one is listed whole, and goes on being so until it fills its budget."""
+    model, texts = tiny_model("qwen3"), prompts([5, 9])
+    method = small(model, budget=6, dynamic=dynamic)
+    output = generate(model, texts, method, max_new_tokens=12)
+    assert output.new_tokens == [greedy_by_transformers(model, p, 12) for p in texts]
+
+
 @pytest.mark.parametrize("length", [5, 30])
 def test_a_cache_that_is_not_kept_up_stays_as_it_is(length, monkeypatch):
     """Once the budget is full; a selection is made only behind a prompt that it cannot hold."""

@@ -35,7 +35,8 @@ class PartialCache:
     Attributes
     ----------
     indices : Tensor, int32 [full layers, B, Hk, budget]
-        The sinks in the order of the text, then positions in any order.
+        The sinks in the order of the text, then positions in any order. Behind a text that is
+        shorter every slot lists its own number, so the tokens to come are listed already.
     selections : int
         How often all tokens were ranked.
     """
@@ -44,9 +45,9 @@ class PartialCache:
         self.target, self.budget, self.sinks = target, budget, sinks
         self.layers = target.full_layers
         self.lengths = self._selected_at = list(lengths)
-        whole = torch.arange(budget, dtype=torch.int32, device=target.device)
+        self.whole = torch.arange(budget, dtype=torch.int32, device=target.device)
         heads = target.cache.storage.shape[-2]
-        self.indices = whole.repeat(len(self.layers), len(self.lengths), heads, 1)
+        self.indices = self.whole.repeat(len(self.layers), len(self.lengths), heads, 1)
         self.ranked = max(self.lengths) < budget or not self.layers
         self.selections = 0
 
@@ -69,10 +70,12 @@ class PartialCache:
         """List the tokens that the cache has received: it now holds `lengths` of each request."""
         requests, slots, positions = list[int](), list[int](), list[int]()
         for request, (now, then) in enumerate(zip(self.lengths, self._selected_at, strict=True)):
+            if then < self.budget:
+                continue  # listed already
             added = range(now, lengths[request])
             requests += [request] * len(added)
             positions += added
-            slots += [p if then < self.budget else self.budget - 1 - (p - then) for p in added]
+            slots += [self.budget - 1 - (position - then) for position in added]
         device = self.indices.device
         at = torch.tensor([requests, slots, positions], dtype=torch.int32).to(device)
         request, slot, position = at.long()
@@ -98,7 +101,8 @@ class PartialCache:
             importance.masked_fill_(chosen < 0, -torch.inf)
             importance[..., : self.sinks] = torch.inf
             order = importance.argsort(dim=-1, descending=True, stable=True)
-            self.indices[place, ..., : chosen.shape[-1]] = chosen.gather(-1, order)
+            listed, own = chosen.gather(-1, order), self.whole[: chosen.shape[-1]]
+            self.indices[place, ..., : len(own)] = torch.where(listed < 0, own, listed)
         self.lengths = self._selected_at = list(lengths)
         self.ranked = True
         self.selections += 1

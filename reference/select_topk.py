@@ -25,10 +25,14 @@ def select_topk(
     counts = torch.minimum(wanted.clamp(min=max(min_tokens, keep_first + keep_last)), lengths)
 
     positions = torch.arange(capacity, device=scores.device)
-    rank = ordered_integers(scores)
     kept = (positions < keep_first) | (positions >= lengths - keep_last)
-    rank = rank.masked_fill(kept, 2**31).masked_fill(positions >= lengths, -(2**31) - 1)
-    best = (rank * capacity + positions).topk(width).indices  # no two keys are equal
+    standing = kept.int().masked_fill(positions >= lengths, -1).expand_as(scores)
+    best = positions.flip(-1).expand_as(scores)
+    # Each sort keeps the order of what it finds equal.
+    for key in (scores.masked_fill(scores.isnan(), -torch.inf), standing):
+        by_key = key.gather(-1, best).sort(dim=-1, descending=True, stable=True).indices
+        best = best.gather(-1, by_key)
+    best = best[..., :width]
     taken = torch.arange(width, device=scores.device) < counts
     best = best.masked_fill(~taken, capacity).sort(-1).values
     index_lengths = counts.squeeze(-1).expand(scores.shape[:-1])
@@ -44,11 +48,3 @@ def selection_size(capacity, ratio, budget, min_tokens, kept):
 def tokens_in_ratio(lengths, ratio):
     """Return ceil(ratio * lengths) as int32."""
     return (ratio * lengths.double() - ROUNDING_SLACK).ceil().int()
-
-
-def ordered_integers(scores):
-    """Return int64 numbers that order as float32 `scores` do, NaN as -inf, -0.0 as 0.0."""
-    scores = scores.float()
-    scores = scores.masked_fill(scores.isnan(), -torch.inf) + 0.0
-    bits = scores.view(torch.int32)
-    return (bits ^ (bits >> 31 & 0x7FFFFFFF)).long()

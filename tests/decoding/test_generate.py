@@ -1,5 +1,7 @@
 """`generate`: prompts of every form, options, listeners, errors."""
 
+import copy
+
 import pytest
 import torch
 from transformers import GenerationConfig
@@ -137,6 +139,13 @@ def test_mistakes_are_named(model, arguments, message):
 def test_bfloat16_runs():
     output = generate(tiny_model("qwen3").bfloat16(), prompts([9, 30]), VEGAS, max_new_tokens=6)
     assert [len(new) for new in output.new_tokens] == [6, 6]
+
+
+@pytest.mark.parametrize("name", WITHOUT_DRAFTER)
+def test_float64(model, name):
+    texts = prompts([9, 30])
+    output = generate(copy.deepcopy(model).double(), texts, name, max_new_tokens=6)
+    assert output.new_tokens == [greedy_by_transformers(model, p, 6) for p in texts]
 
 
 def test_on_triton_kernels():

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import specattn
 from specattn import reference
 
 VALUES = [-torch.inf, torch.nan, -1.5, -0.0, 0.0, 1.0, 1.0000001, 3e38, -3e38, 1e-45]
@@ -76,3 +77,10 @@ def test_long_rows_keep_every_token_apart():
     scores = torch.zeros(1, 40000)
     indices, _ = reference.select_topk(scores, torch.tensor([39999], dtype=torch.int32), budget=3)
     assert indices.tolist() == [[39996, 39997, 39998]]
+
+
+def test_float64_scores_are_told_apart_beyond_float32():
+    scores = torch.tensor([[1.0, 1.0 + 1e-12, 1.0 - 1e-12, 1e300, -1e300]], dtype=torch.float64)
+    lengths = torch.tensor([5], dtype=torch.int32)
+    for select_topk in (reference.select_topk, specattn.select_topk):
+        assert select_topk(scores, lengths, budget=2)[0].tolist() == [[1, 3]]

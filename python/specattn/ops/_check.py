@@ -54,7 +54,7 @@ SPECS = {
     "tree_mask": _spec("T S | 1 T S | B T S", torch.bool, optional=True),
     "packed_tree_mask": _spec("T W | 1 T W | B T W", torch.int64, optional=True),
     "sinks": _spec("Hq", FLOATING, optional=True),
-    "scores": _spec("B N | B Hk N", (torch.float32,)),
+    "scores": _spec("B N | B Hk N", (torch.float32, torch.float64)),
     "outs": _spec("n B T Hq D", FLOATING),
     "lses": _spec("n B T Hq", ACCUMULATED),
     "out_a": _STATE_OUT,

@@ -34,7 +34,7 @@ def select_topk(
 
     Parameters
     ----------
-    scores : Tensor [B, N] or [B, Hk, N], float32
+    scores : Tensor [B, N] or [B, Hk, N], float32; float64 on the reference
         What `importance_scores` and `verify_attention` return.
     cache_seqlens : Tensor [B], int32
         Tokens of each request; scores from there on are not read.

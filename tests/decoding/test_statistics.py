@@ -78,6 +78,15 @@ def test_a_run_adds_up():
     assert sum(parts) == statistics.decode_seconds
 
 
+def test_padding_of_a_batch_of_trees_is_not_drafted():
+    """A request's figures are those of a run by itself, whatever its neighbours draft."""
+    model, texts = tiny_model("llama"), [torch.tensor([1, 2, 3] * 4), *prompts([12])]
+    together = generate(model, texts, "prompt_lookup", max_new_tokens=12).statistics
+    alone = [generate(model, p, "prompt_lookup", max_new_tokens=12).statistics for p in texts]
+    assert together.requests == [statistics.requests[0] for statistics in alone]
+    assert together.requests[0].drafted != together.requests[1].drafted
+
+
 def test_json():
     statistics = Statistics([written_by_hand()], 0.5, 1.0, 2.0, 1.0)
     read = json.loads(json.dumps(statistics.to_dict()))

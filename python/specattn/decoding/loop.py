@@ -107,7 +107,8 @@ def run_rounds(
         accepted = _accept(draft, context.sampler, result.logits, context.generator)
         target.cache.commit(accepted.nodes, accepted.counts, in_place=is_chain(draft.tree))
         finished = []
-        for row, tokens in zip(sequences.active, _emitted(draft, accepted), strict=True):
+        for row, outcome in zip(sequences.active, _outcomes(draft, accepted), strict=True):
+            drafted, depth, tokens = outcome
             if tokens[-1] < 0:
                 position = len(sequences.text(row)) + len(tokens) - 1
                 raise ValueError(
@@ -116,12 +117,7 @@ def run_rounds(
                 )
             kept, done = sequences.extend(row, tokens)
             finished.append(done)
-            requests[row].record(
-                drafted=draft.tree.size - 1,
-                depth=draft.tree.max_depth,
-                accepted=len(tokens) - 1,
-                emitted=len(kept),
-            )
+            requests[row].record(drafted, depth, accepted=len(tokens) - 1, emitted=len(kept))
             if on_tokens is not None:
                 on_tokens(row, kept)
         watch.lap("accept_seconds")
@@ -159,10 +155,15 @@ def _accept(
     return found._replace(next_token=found.next_token.masked_fill(impossible, -1))
 
 
-def _emitted(draft: Draft, accepted: Accepted) -> list[list[int]]:
-    """Return each request's new tokens: the accepted path, then the bonus token. Waits for them."""
+def _outcomes(draft: Draft, accepted: Accepted) -> list[tuple[int, int, list[int]]]:
+    """Return what each request drafted, how deep, and its new tokens. Waits for them, once.
+
+    The new tokens are the accepted path, then the bonus token.
+    """
+    tree, counts = draft.tree, accepted.counts
     path = draft.tokens.gather(1, accepted.nodes.clamp_min(0))
     tokens = torch.cat([path, accepted.next_token[:, None]], 1)
-    tokens.scatter_(1, accepted.counts[:, None], accepted.next_token[:, None])
-    report = torch.cat([accepted.counts[:, None], tokens], 1).tolist()
-    return [tokens[: count + 1] for count, *tokens in report]
+    tokens.scatter_(1, counts[:, None], accepted.next_token[:, None])
+    drafted, depth = (x.expand_as(counts) for x in (tree.valid.sum(-1) - 1, tree.depths.amax(-1)))
+    report = torch.cat([torch.stack([drafted, depth, counts], 1), tokens], 1).tolist()
+    return [(drafted, depth, tokens[: count + 1]) for drafted, depth, count, *tokens in report]

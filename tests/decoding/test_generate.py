@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 from transformers import GenerationConfig
 
 from specattn import use_backend
@@ -23,13 +24,33 @@ def model():
 def test_prompts_of_every_form(model):
     texts = prompts([9, 9])
     expected = [greedy_by_transformers(model, p, 5) for p in texts]
-    forms = [torch.stack(texts), texts, tuple(p.tolist() for p in texts), [p.int() for p in texts]]
+    lists = [p.tolist() for p in texts]
+    padded = torch.stack([F.pad(texts[0], (2, 0)), F.pad(texts[1], (0, 2))])
+    mask = torch.tensor([[0, 0] + [1] * 9, [1] * 9 + [0, 0]])
+    ours = letters()
+    strings = [ours.decode(p) for p in texts]
+    forms = [
+        torch.stack(texts),
+        texts,
+        lists,
+        tuple(lists),
+        [p.int() for p in texts],
+        torch.stack(texts).numpy(),
+        {"input_ids": lists},
+        {"input_ids": padded, "attention_mask": mask},
+        ours(strings),
+        strings,
+    ]
     for form in forms:
-        output = generate(model, form, max_new_tokens=5)
+        output = generate(model, form, max_new_tokens=5, tokenizer=ours)
         assert output.new_tokens == expected
         for sequence, text, new in zip(output.sequences, texts, expected, strict=True):
             assert sequence.tolist() == text.tolist() + new
-    assert generate(model, texts[0], max_new_tokens=5).new_tokens == expected[:1]
+    for form in (texts[0], lists[0], strings[0], {"input_ids": texts[0]}):
+        output = generate(model, form, max_new_tokens=5, tokenizer=ours)
+        assert output.new_tokens == expected[:1]
+    output = generate(model, padded, max_new_tokens=5, attention_mask=mask)
+    assert output.new_tokens == expected
 
 
 @pytest.mark.parametrize("name", WITHOUT_DRAFTER)
@@ -121,6 +142,20 @@ def test_a_streamer(model):
         ({"input_ids": []}, "at least one prompt"),
         ({"input_ids": [[1], []]}, "prompt 1 of shape"),
         ({"input_ids": torch.zeros(2, 2, 2)}, "1-D"),
+        ({"input_ids": torch.zeros(2, 2)}, "prompt 0 must hold integers, got torch.float32"),
+        ({"input_ids": 7}, "prompt 0 of shape"),
+        ({"input_ids": [[1], [2, 96]]}, "prompt 1 .* from 0 to 95, got 2 to 96"),
+        ({"input_ids": [[1], [-1]]}, "prompt 1 .* from 0 to 95"),
+        ({"input_ids": "text"}, r"prompt 0 is text: .*tokenizer\(...\)"),
+        ({"input_ids": [[1], "text"]}, "prompt 1 is text"),
+        ({"input_ids": [[1], None]}, "prompt 1 must be token ids, got None"),
+        ({"input_ids": {"ids": [1]}}, "cannot pass on ids"),
+        ({"input_ids": {}}, "input_ids: expected a mapping"),
+        ({"input_ids": {"input_ids": [[1]], "pixels": 1}}, "cannot pass on pixels"),
+        ({"input_ids": [[1, 2]], "attention_mask": [[0, 0]]}, "prompt 0 .*got an empty one"),
+        ({"input_ids": [[1, 2]], "attention_mask": [[1]]}, r"prompt 0 .*\[2\], got \[1\]"),
+        ({"input_ids": [[1, 2, 3]], "attention_mask": [[1, 0, 1]]}, "prompt 0 must not have gaps"),
+        ({"input_ids": [[1]], "attention_mask": [[1], [1]]}, "a row per prompt, 1, got 2"),
         ({"capacity": 11}, "9 tokens.*needs room for 17, but capacity is 11"),
         ({"stop_strings": "x"}, "tokenizer"),
         ({"input_ids": [[1], [2]], "streamer": Recorder()}, "one prompt, got 2"),

@@ -20,6 +20,7 @@ from transformers.generation.streamers import BaseStreamer
 from specattn.decoding.loop import OnPrefill, OnTokens
 from specattn.decoding.method import Method
 from specattn.decoding.methods import METHODS, parse_method
+from specattn.decoding.prompts import Prompts, as_prompts
 from specattn.decoding.statistics import Statistics
 
 
@@ -43,9 +44,10 @@ class GenerationOutput:
 
 def generate(
     model: PreTrainedModel,
-    input_ids: torch.Tensor | Sequence[torch.Tensor | Sequence[int]],
+    input_ids: Prompts,
     method: Method | str = "vegas",
     *,
+    attention_mask: torch.Tensor | Sequence[Sequence[int]] | None = None,
     max_new_tokens: int | None = None,
     temperature: float | None = None,
     seed: int | None = None,
@@ -70,10 +72,13 @@ def generate(
     ----------
     model : PreTrainedModel
         A causal model of one of `FAMILIES`, on one device.
-    input_ids : Tensor [L] or [B, L], or sequence of prompts of any lengths
-        Token ids without padding.
+    input_ids : Tensor [L] or [B, L], list of int, str, mapping, or sequence of prompts
+        Token ids, or text to be tokenized by `tokenizer`; in a sequence each prompt has its own
+        length. A mapping is what a tokenizer returns: ``input_ids`` and ``attention_mask``.
     method : Method or str
         A method, or the name of one, with options if need be: ``"vegas:gamma=4,ratio=0.05"``.
+    attention_mask : optional
+        As long as the ids; 0 where they are padding, on either side. Without one there is none.
     max_new_tokens : int, optional
         Per request; transformers' default when neither this nor ``max_length`` is set anywhere.
     temperature : float, optional
@@ -85,7 +90,8 @@ def generate(
         As in `transformers.GenerationMixin.generate`. Processors must be functions of their
         arguments alone; criteria are asked after every single token of every request.
     stop_strings, tokenizer : optional
-        A request stops when its text ends with one of the strings. Needs the tokenizer.
+        A request stops when its text ends with one of the strings. Needs the tokenizer, which
+        prompts that are text need too.
     streamer : BaseStreamer, optional
         Gets the prompt, then the new tokens of every round. One prompt only.
     on_tokens : callable, optional
@@ -109,11 +115,12 @@ def generate(
     Raises
     ------
     ValueError
-        An empty prompt, an unknown method or model family, a prompt beyond the capacity, or an
-        option that cannot be obeyed here (beams, scores, attentions, assistants, ...).
+        Something that is no prompt, an unknown method or model family, a prompt beyond the
+        capacity, or an option that cannot be obeyed here (beams, scores, attentions, assistants, ...).
     """
     method = _resolve(method)
-    prompts = _as_prompts(input_ids)
+    vocabulary = model.get_input_embeddings().num_embeddings
+    prompts = as_prompts(input_ids, attention_mask, tokenizer=tokenizer, vocabulary=vocabulary)
     if streamer is not None and len(prompts) > 1:
         raise ValueError(f"streamer follows one prompt, got {len(prompts)}; use on_tokens instead")
     if temperature is not None:
@@ -173,25 +180,6 @@ def _resolve(method: Method | str) -> Method:
     except ValueError as error:
         raise ValueError(f"method: {error}") from None
     return METHODS[name](**options)
-
-
-def _as_prompts(
-    input_ids: torch.Tensor | Sequence[torch.Tensor | Sequence[int]],
-) -> list[torch.Tensor]:
-    """Return the prompts as 1-D int64 tensors."""
-    if isinstance(input_ids, torch.Tensor):
-        rows: list[torch.Tensor] = [input_ids] if input_ids.dim() == 1 else list(input_ids)
-    else:
-        rows = [torch.as_tensor(row, dtype=torch.int64) for row in input_ids]
-    if not rows:
-        raise ValueError("input_ids must hold at least one prompt, got none")
-    for number, row in enumerate(rows):
-        if row.dim() != 1 or row.numel() == 0:
-            raise ValueError(
-                f"each prompt must be a 1-D tensor of at least one token, got prompt {number} "
-                f"of shape {list(row.shape)}"
-            )
-    return [row.long() for row in rows]
 
 
 def _left_padded(

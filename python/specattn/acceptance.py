@@ -148,7 +148,7 @@ def follow(tree: Tree, tokens: torch.Tensor, sample_at: SampleAt) -> Accepted:
         ``sample_at(node, emitted)`` draws the token that the target puts after each request's
         `node`, int64 [B]; `emitted`, int64 [B, depth], are the tokens of its path, the root's
         apart. It is called once per level. A request that has left the tree before is asked about
-        its last node again, with tokens that mean nothing; the answer is dropped.
+        its last node again, with -1 behind its path; the answer is dropped.
     """
     parents = tree.parents.expand(len(tokens), -1)
     reached = torch.zeros_like(parents, dtype=torch.bool)
@@ -161,7 +161,7 @@ def follow(tree: Tree, tokens: torch.Tensor, sample_at: SampleAt) -> Accepted:
         reached = below & (tokens == next_token[:, None])
         goes_on = reached.any(-1)
         node = torch.where(goes_on, reached.int().argmax(-1), node)
-        emitted = torch.cat([emitted, next_token[:, None]], 1)
+        emitted = torch.cat([emitted, torch.where(goes_on, next_token, -1)[:, None]], 1)
         next_token = torch.where(goes_on, sample_at(node, emitted), next_token)
     return _accepted(tree, node, next_token)
 

@@ -162,6 +162,10 @@ def test_a_streamer(model):
         ({"no_such_option": 1}, "no_such_option"),
         ({"no_such_option": 1, "generation_config": GenerationConfig()}, "no_such_option"),
         ({"num_beams": 3}, "num_beams=3"),
+        ({"assistant_model": tiny_model("llama")}, "assistant_model"),
+        ({"assistant_model": 1, "generation_config": GenerationConfig()}, "assistant_model"),
+        ({"assistant_tokenizer": 1, "synced_gpus": True}, "assistant_tokenizer, synced_gpus"),
+        ({"custom_generate": VEGAS}, "custom_generate"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

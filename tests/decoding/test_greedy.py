@@ -1,7 +1,9 @@
 """At temperature 0 every method says token for token what transformers itself says."""
 
 import pytest
+import torch
 
+from specattn.decoding import METHODS as METHODS_BY_NAME
 from specattn.decoding import (
     Plain,
     PromptLookup,
@@ -74,6 +76,19 @@ def test_a_window_longer_than_the_cache_does_not_slide():
     output = generate(model, text, METHODS["vegas"], max_new_tokens=8)
     assert output.new_tokens == [greedy_by_transformers(model, text, 8)]
     assert output.statistics.total.drafted > 0
+
+
+@pytest.mark.parametrize("text", [[3, 4, 5, 6] * 5, list(range(20))], ids=["again", "new"])
+@pytest.mark.parametrize("name", ["vegas", "streaming", "quest", "specextend", "prompt_lookup"])
+def test_no_more_is_drafted_than_tokens_are_left(name, text):
+    """Of four tokens three may be drafted, for which the cache needs little room."""
+    model = tiny_model("qwen3")
+    method = METHODS_BY_NAME[name](gamma=3000)
+    output = generate(model, text, method, max_new_tokens=4, capacity=len(text) + 8)
+    assert output.new_tokens == [greedy_by_transformers(model, torch.tensor(text), 4)]
+    request = output.statistics.requests[0]
+    assert request.drafted <= 3 + 2 + 1
+    assert request.discarded == 0
 
 
 @pytest.mark.parametrize("chunk_size", [1, 7, 64])

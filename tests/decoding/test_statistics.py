@@ -8,6 +8,7 @@ import torch
 from specattn.decoding import RequestStatistics, Statistics, Vegas, generate
 from specattn.decoding.statistics import Clock, Stopwatch
 from tests.decoding.models import prompts, tiny_model
+from tests.decoding.test_loop import StopAt
 
 
 def written_by_hand():
@@ -57,11 +58,13 @@ def test_totals_weigh_rounds_alike():
 
 
 def test_a_run_adds_up():
+    texts = prompts([5, 23, 40])
     output = generate(
         tiny_model("llama"),
-        prompts([5, 23, 40]),
+        texts,
         Vegas(gamma=3, ratio=0.7, min_tokens=4, switch=False),
-        max_new_tokens=20,
+        max_new_tokens=40,  # drafts know this end, and become shorter before it
+        stopping_criteria=[StopAt({int(text[0]): len(text) + 20 for text in texts})],
     )
     statistics = output.statistics
     for request, new in zip(statistics.requests, output.new_tokens, strict=True):

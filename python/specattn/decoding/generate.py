@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from transformers import (
@@ -18,9 +18,10 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from specattn.decoding.loop import OnPrefill, OnTokens
-from specattn.decoding.method import Method
+from specattn.decoding.method import Method, Texts, announcing, refuse_unsupported, run
 from specattn.decoding.methods import METHODS, parse_method
 from specattn.decoding.prompts import Prompts, as_prompts
+from specattn.decoding.sampling import CONTEXT_FREE
 from specattn.decoding.statistics import Statistics
 
 
@@ -55,6 +56,7 @@ def generate(
     generation_config: GenerationConfig | None = None,
     logits_processor: LogitsProcessorList | None = None,
     stopping_criteria: StoppingCriteriaList | None = None,
+    prefix_allowed_tokens_fn: Callable[[int, torch.Tensor], list[int]] | None = None,
     stop_strings: str | Sequence[str] | None = None,
     tokenizer: Any = None,
     streamer: BaseStreamer | None = None,
@@ -86,9 +88,11 @@ def generate(
     seed, generator : optional
         Source of randomness for this run; by default the device's global generator, as in
         transformers. Give one of them, not both.
-    generation_config, logits_processor, stopping_criteria : optional
+    generation_config, logits_processor, stopping_criteria, prefix_allowed_tokens_fn : optional
         As in `transformers.GenerationMixin.generate`. Processors must be functions of their
-        arguments alone; criteria are asked after every single token of every request.
+        arguments alone, and are asked about texts that can occur alone; criteria are asked after
+        every single token of every request. None of them sees padding: a request's text is what it
+        would be in a batch of its own.
     stop_strings, tokenizer : optional
         A request stops when its text ends with one of the strings. Needs the tokenizer, which
         prompts that are text need too.
@@ -116,10 +120,10 @@ def generate(
     ------
     ValueError
         Something that is no prompt, an unknown method or model family, a prompt beyond the
-        capacity, or an option that cannot be obeyed here (beams, scores, attentions, assistants, ...).
+        capacity, or an option that cannot be obeyed here (beams, scores, attentions, ...).
     """
     method = _resolve(method)
-    vocabulary = model.get_input_embeddings().num_embeddings
+    vocabulary = model.config.vocab_size
     prompts = as_prompts(input_ids, attention_mask, tokenizer=tokenizer, vocabulary=vocabulary)
     if streamer is not None and len(prompts) > 1:
         raise ValueError(f"streamer follows one prompt, got {len(prompts)}; use on_tokens instead")
@@ -129,46 +133,101 @@ def generate(
             options["temperature"] = temperature
     if max_new_tokens is not None:
         options["max_new_tokens"] = max_new_tokens
+    if unknown := [name for name in options if name not in GenerationConfig().to_dict()]:
+        raise ValueError(f"not in GenerationConfig: {', '.join(unknown)}")
     criteria = StoppingCriteriaList(stopping_criteria or [])
     if stop_strings is not None:
         if tokenizer is None:
             raise ValueError("stop_strings needs the tokenizer, to know how tokens spell them")
         strings = [stop_strings] if isinstance(stop_strings, str) else list(stop_strings)
         criteria.append(StopStringCriteria(tokenizer, strings))
-    options["return_dict_in_generate"] = True
     if generation_config is not None:  # transformers takes one or the other
         generation_config = copy.deepcopy(generation_config)
-        if unknown := generation_config.update(**options):
-            raise ValueError(f"not in GenerationConfig: {', '.join(unknown)}")
+        generation_config.update(**options)
         options = {}
-    padded, mask = _left_padded(prompts, model)
-    output = cast(Any, model).generate(
-        padded,
-        attention_mask=mask,
-        custom_generate=method,
+    texts, config = _prepared(
+        model,
+        prompts,
         generation_config=generation_config,
         logits_processor=LogitsProcessorList(logits_processor or []),
         stopping_criteria=criteria,
-        token_streamer=streamer,
-        on_tokens=on_tokens,
+        prefix_allowed_tokens_fn=prefix_allowed_tokens_fn,
+        **options,
+    )
+    if streamer is not None:
+        streamer.put(prompts[0][None].cpu())
+    sequences, statistics = run(
+        method,
+        model,
+        texts,
+        config,
+        on_tokens=announcing(on_tokens, streamer),
         on_prefill=on_prefill,
         generator=generator,
         seed=seed,
         capacity=capacity,
         num_pregenerated=num_pregenerated,
-        **options,
     )
-    width, statistics = padded.shape[1], output.statistics
-    new_tokens = [
-        row[width : width + request.new_tokens].tolist()
-        for row, request in zip(output.sequences, statistics.requests, strict=True)
-    ]
+    if streamer is not None:
+        streamer.end()
+    new_tokens = [sequences.new_tokens(row) for row in range(len(texts.ends))]
     repeats = len(new_tokens) // len(prompts)  # num_return_sequences
-    sequences = [
+    whole = [
         torch.cat([prompts[row // repeats], prompts[row // repeats].new_tensor(new)])
         for row, new in enumerate(new_tokens)
     ]
-    return GenerationOutput(sequences, new_tokens, statistics)
+    return GenerationOutput(whole, new_tokens, statistics)
+
+
+class _Call(NamedTuple):
+    """What transformers makes of a call: the prompts, and the rules that they are continued by."""
+
+    input_ids: torch.Tensor
+    processors: LogitsProcessorList
+    criteria: StoppingCriteriaList
+    config: GenerationConfig
+
+
+def _note(
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    *,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
+    **model_kwargs: Any,
+) -> _Call:
+    """Stand in for a method where transformers calls one, and decode nothing."""
+    refuse_unsupported(generation_config, model_kwargs)
+    return _Call(input_ids, logits_processor, stopping_criteria, generation_config)
+
+
+def _prepared(
+    model: PreTrainedModel, prompts: list[torch.Tensor], **options: Any
+) -> tuple[Texts, GenerationConfig]:
+    """Let transformers prepare a run in which a text depends on no other, nor on its length.
+
+    Processors and criteria count tokens from the beginning of a row, so those of a prompt are
+    prepared as if all prompts were as long: others then stand in for the shorter and longer ones.
+    """
+    calls = dict[int, _Call]()
+    for prompt in prompts:
+        if (length := len(prompt)) in calls:
+            continue
+        ids = torch.stack([p if len(p) == length else prompt for p in prompts]).to(model.device)
+        calls[length] = cast(Any, model).generate(
+            ids, attention_mask=torch.ones_like(ids), custom_generate=_note, **options
+        )
+    call = calls[len(prompts[0])]
+    repeats = len(call.input_ids) // len(prompts)
+    rows = [prompt for prompt in prompts for _ in range(repeats)]
+    ends = [len(row) for row in rows]
+    processors = [calls[end].processors for end in ends]
+    if all(type(processor) in CONTEXT_FREE for processor in call.processors):
+        processors = [call.processors] * len(rows)  # those see no text
+    padded = torch.nn.utils.rnn.pad_sequence([row.cpu() for row in rows], batch_first=True)
+    criteria = [calls[end].criteria for end in ends]
+    return Texts(padded, [0] * len(rows), ends, processors, criteria), call.config
 
 
 def _resolve(method: Method | str) -> Method:
@@ -180,17 +239,3 @@ def _resolve(method: Method | str) -> Method:
     except ValueError as error:
         raise ValueError(f"method: {error}") from None
     return METHODS[name](**options)
-
-
-def _left_padded(
-    prompts: list[torch.Tensor], model: PreTrainedModel
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the prompts as one rectangle, padded on the left, and its attention mask."""
-    pad = model.generation_config.pad_token_id
-    width = max(len(prompt) for prompt in prompts)
-    padded = torch.full((len(prompts), width), 0 if pad is None else pad, device=model.device)
-    mask = torch.zeros_like(padded)
-    for row, prompt in enumerate(prompts):
-        padded[row, width - len(prompt) :] = prompt
-        mask[row, width - len(prompt) :] = 1
-    return padded, mask

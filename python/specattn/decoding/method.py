@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from transformers import (
@@ -92,6 +92,10 @@ class Method(ABC):
         """
         return self
 
+    def clipped(self, depth: int) -> Method:
+        """Return this method for a run that has no use for longer drafts than `depth` tokens."""
+        return self
+
     @abstractmethod
     def start(self, context: DraftContext) -> Drafter:
         """Return a drafter for one run."""
@@ -121,7 +125,10 @@ class Method(ABC):
         `specattn.decoding.generate`. Three of ``generate``'s own arguments never get here, because
         transformers keeps them back from a callable: use `token_streamer` in place of ``streamer``,
         a `transformers.StopStringCriteria` in place of ``stop_strings`` with ``tokenizer``; an
-        ``assistant_model`` does nothing.
+        ``assistant_model`` does nothing here, and `specattn.decoding.generate` refuses it.
+
+        As everywhere in transformers, processors and criteria see the padding before a prompt as
+        part of its text; `specattn.decoding.generate` shows them texts alone.
 
         Returns
         -------
@@ -136,44 +143,33 @@ class Method(ABC):
             An option that cannot be obeyed, padding that is not on the left, an empty prompt, or
             prompts that the cache cannot hold.
         """
-        _refuse_unsupported(generation_config, model_kwargs)
+        refuse_unsupported(generation_config, model_kwargs)
         padding = _left_padding(input_ids, model_kwargs.get("attention_mask"))
         _check_positions(padding, input_ids, model_kwargs.get("position_ids"))
         if token_streamer is not None and len(input_ids) > 1:
             raise ValueError(f"token_streamer follows one prompt, got {len(input_ids)}")
 
-        max_length = stopping_criteria.max_length or generation_config.max_length
-        if max_length is None:
-            raise ValueError("the run has no end: give max_new_tokens or max_length")
-        room = max_length + self.max_nodes
-        needed = room - min(padding)
-        if capacity is not None and needed > capacity:
-            raise ValueError(
-                f"the longest prompt has {input_ids.shape[1] - min(padding)} tokens; with new "
-                f"tokens and one draft it needs room for {needed}, but capacity is {capacity}"
-            )
-        if not 0 <= num_pregenerated < input_ids.shape[1] - max(padding):
-            raise ValueError(
-                "num_pregenerated must leave at least one token of a prompt, got "
-                f"{num_pregenerated}"
-            )
-        sequences = Sequences(
-            input_ids, padding, room, stopping_criteria, model.device, num_pregenerated
+        texts = Texts(
+            input_ids,
+            padding,
+            [input_ids.shape[1]] * len(input_ids),
+            [logits_processor] * len(input_ids),
+            [stopping_criteria] * len(input_ids),
         )
-        do_sample = bool(generation_config.do_sample)
-        if do_sample:
-            seed, generator = _randomness(seed, generator, model.device)
-        sampler = Sampler(logits_processor, do_sample, sequences, seed or 0)
-        target = Target(model, len(input_ids), needed)
-        context = DraftContext(target, sampler, sequences, generator)
-        with context.target.in_use():
-            statistics = decode(
-                context,
-                self.start(context),
-                chunk_size=generation_config.prefill_chunk_size or CHUNK_SIZE,
-                on_tokens=_announce(on_tokens, token_streamer, input_ids),
-                on_prefill=on_prefill,
-            )
+        if token_streamer is not None:
+            token_streamer.put(input_ids.cpu())
+        sequences, statistics = run(
+            self,
+            model,
+            texts,
+            generation_config,
+            on_tokens=announcing(on_tokens, token_streamer),
+            on_prefill=on_prefill,
+            generator=generator,
+            seed=seed,
+            capacity=capacity,
+            num_pregenerated=num_pregenerated,
+        )
         if token_streamer is not None:
             token_streamer.end()
         output: Any = sequences.padded(_pad_token(generation_config)).to(input_ids.device)
@@ -182,7 +178,84 @@ class Method(ABC):
         return output
 
 
-def _refuse_unsupported(config: GenerationConfig, model_kwargs: dict[str, Any]) -> None:
+class Texts(NamedTuple):
+    """The prompts of a run, and what transformers has prepared for each of them.
+
+    Attributes
+    ----------
+    input_ids : Tensor, int64 [R, L]
+    padding, ends : list of int
+        Where each prompt begins and ends in its row.
+    processors : list of LogitsProcessorList
+    criteria : list of StoppingCriteriaList
+    """
+
+    input_ids: torch.Tensor
+    padding: list[int]
+    ends: list[int]
+    processors: list[LogitsProcessorList]
+    criteria: list[StoppingCriteriaList]
+
+
+@torch.no_grad()
+def run(
+    method: Method,
+    model: PreTrainedModel,
+    texts: Texts,
+    config: GenerationConfig,
+    *,
+    on_tokens: OnTokens | None,
+    on_prefill: OnPrefill | None,
+    generator: torch.Generator | None,
+    seed: int | None,
+    capacity: int | None,
+    num_pregenerated: int,
+) -> tuple[Sequences, Statistics]:
+    """Decode prepared texts; arguments as for `specattn.decoding.generate`."""
+    lengths = [end - begin for begin, end in zip(texts.padding, texts.ends, strict=True)]
+    limits = [criteria.max_length or 0 for criteria in texts.criteria]
+    if 0 in limits:
+        raise ValueError("the run has no end: give max_new_tokens or max_length")
+    spans = zip(limits, texts.ends, strict=True)
+    method = method.clipped(max(limit - end for limit, end in spans) - 1)
+    room = max(limits) + method.max_nodes
+    needed = room - min(texts.padding)
+    if capacity is not None and needed > capacity:
+        raise ValueError(
+            f"the longest prompt has {max(lengths)} tokens; with new tokens and one draft it needs "
+            f"room for {needed}, but capacity is {capacity}"
+        )
+    if not 0 <= num_pregenerated < min(lengths):
+        raise ValueError(
+            f"num_pregenerated must leave at least one token of a prompt, got {num_pregenerated}"
+        )
+    sequences = Sequences(
+        texts.input_ids,
+        texts.padding,
+        room,
+        texts.criteria,
+        model.device,
+        num_pregenerated,
+        texts.ends,
+    )
+    do_sample = bool(config.do_sample)
+    if do_sample:
+        seed, generator = _randomness(seed, generator, model.device)
+    sampler = Sampler(texts.processors, do_sample, sequences, seed or 0)
+    target = Target(model, len(lengths), needed)
+    context = DraftContext(target, sampler, sequences, generator)
+    with target.in_use():
+        statistics = decode(
+            context,
+            method.start(context),
+            chunk_size=config.prefill_chunk_size or CHUNK_SIZE,
+            on_tokens=on_tokens,
+            on_prefill=on_prefill,
+        )
+    return sequences, statistics
+
+
+def refuse_unsupported(config: GenerationConfig, model_kwargs: dict[str, Any]) -> None:
     """Raise rather than ignore what cannot be obeyed."""
     for name, harmless in _UNSUPPORTED.items():
         if (value := getattr(config, name, None)) not in harmless:
@@ -243,13 +316,10 @@ def _randomness(
     return int(drawn), generator
 
 
-def _announce(
-    on_tokens: OnTokens | None, streamer: BaseStreamer | None, input_ids: torch.Tensor
-) -> OnTokens | None:
-    """Return one callback for both kinds of listeners; a streamer gets the prompt first."""
+def announcing(on_tokens: OnTokens | None, streamer: BaseStreamer | None) -> OnTokens | None:
+    """Return one callback for both kinds of listeners."""
     if streamer is None:
         return on_tokens
-    streamer.put(input_ids.cpu())
 
     def announce(request: int, tokens: list[int]) -> None:
         streamer.put(torch.tensor(tokens))

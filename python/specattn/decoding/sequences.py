@@ -1,7 +1,8 @@
-"""The texts of a run: unpadded for methods, padded for transformers, and when each of them ends."""
+"""The texts of a run: unpadded for methods, as they came for processors, and when each ends."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -41,20 +42,23 @@ class Sequences:
     """The texts of all requests of a run; each row has its own length.
 
     Methods see texts without padding: a token's index is its position. Logits processors and
-    stopping criteria see `padded_rows`, laid out as transformers does: padding, prompt, new tokens.
+    stopping criteria see `padded_rows`: padding on the left where a caller of transformers has put
+    some, prompt, new tokens.
 
     Parameters
     ----------
     input_ids : Tensor, int64 [R, L]
-        Prompts, padded on the left.
+        Prompts; whatever stands before and behind them is padding.
     padding : sequence of int
         Leading padding tokens of each row.
     room : int
         Most tokens that a padded row and a draft behind it can have.
-    stopping_criteria : StoppingCriteriaList
+    stopping_criteria : StoppingCriteriaList, or one for each row
     device : torch.device
     num_pregenerated : int
         Tokens at the end of each prompt that an earlier run has generated.
+    ends : sequence of int, optional
+        Where each prompt ends in its row; by default all end with the rows.
 
     Attributes
     ----------
@@ -73,27 +77,32 @@ class Sequences:
         input_ids: torch.Tensor,
         padding: Sequence[int],
         room: int,
-        stopping_criteria: StoppingCriteriaList,
+        stopping_criteria: StoppingCriteriaList | Sequence[StoppingCriteriaList],
         device: torch.device,
         num_pregenerated: int = 0,
+        ends: Sequence[int] | None = None,
     ):
         rows, width = input_ids.shape
         self._host = torch.zeros(rows, room, dtype=torch.int64)
         self._host[:, :width] = input_ids
-        self._width, self._num_pregenerated = width, num_pregenerated
-        self.room = room - width
+        self._starts, self._num_pregenerated = list(ends or [width] * rows), num_pregenerated
         self.padded_rows = self._host.to(device)
-        self.padding, self.ends = list(padding), [width] * rows
+        self.padding, self.ends = list(padding), list(self._starts)
         self.active = list(range(rows))
-        self.stopping_criteria = stopping_criteria
+        self.criteria = list(stopping_criteria)
+        if isinstance(stopping_criteria, StoppingCriteriaList):
+            self.criteria = [stopping_criteria] * rows
+        self._limits = [criteria.max_length or room for criteria in self.criteria]
+        self.room = room - max(self._limits) + max(map(operator.sub, self._limits, self._starts))
         self._criteria_device = device
-        if all(type(criterion) in _ON_HOST for criterion in stopping_criteria):
+        if all(type(criterion) in _ON_HOST for own in self.criteria for criterion in own):
             self._criteria_device = torch.device("cpu")
 
     @property
     def prompts(self) -> list[torch.Tensor]:
         """Every row's prompt, int64 [L_r], on the host."""
-        return [self._host[row, begin : self._width] for row, begin in enumerate(self.padding)]
+        spans = zip(self._host, self.padding, self._starts, strict=True)
+        return [row[begin:end] for row, begin, end in spans]
 
     @property
     def lengths(self) -> list[int]:
@@ -111,7 +120,16 @@ class Sequences:
 
     def generated(self, row: int) -> torch.Tensor:
         """Return the end of a row's text that was generated, by an earlier run too."""
-        return self._host[row, self._width - self._num_pregenerated : self.ends[row]]
+        return self._host[row, self._starts[row] - self._num_pregenerated : self.ends[row]]
+
+    def new_tokens(self, row: int) -> list[int]:
+        """Return what this run has emitted to a row."""
+        return self._host[row, self._starts[row] : self.ends[row]].tolist()
+
+    def end_tokens(self, row: int) -> set[int]:
+        """Return the tokens that end a row."""
+        found = [c.eos_token_id for c in self.criteria[row] if isinstance(c, EosTokenCriteria)]
+        return {token for tokens in found for token in tokens.flatten().tolist()}
 
     def tokens_at(self, positions: torch.Tensor) -> torch.Tensor:
         """Return the running requests' tokens at `positions` of their texts.
@@ -129,6 +147,15 @@ class Sequences:
         columns = (begin + positions).clamp_max(self.padded_rows.shape[1] - 1)
         return self.padded_rows[positions.new_tensor(self.active)].gather(1, columns)
 
+    def drafts(self, row: int) -> int:
+        """Return how many drafted tokens a row has use for: one more follows the last of them."""
+        return self._limits[row] - self.ends[row] - 1
+
+    @property
+    def draft_depth(self) -> int:
+        """The longest path that a running request has use for."""
+        return max(self.drafts(row) for row in self.active)
+
     def extend(self, row: int, tokens: list[int]) -> tuple[list[int], bool]:
         """Emit tokens one by one until one of them ends the row.
 
@@ -142,7 +169,7 @@ class Sequences:
         for end, token in enumerate(tokens, start=begin + 1):
             self._host[row, end - 1] = token
             so_far = self._host[row : row + 1, :end].to(self._criteria_device)
-            finished = bool(self.stopping_criteria(so_far, None))
+            finished = bool(self.criteria[row](so_far, None))
             self.ends[row] = end
             if finished:
                 break

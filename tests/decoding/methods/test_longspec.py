@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from transformers import StoppingCriteriaList
 
 from specattn import use_backend
 from specattn.decoding import DraftContext, LongSpec, Sampler, Target, generate
@@ -228,7 +229,7 @@ def test_memory_does_not_grow_with_the_context():
     for context in (1024, 8192, 65536):
         room = context + 200
         ids = torch.randint(0, 96, (1, context + 1))
-        sequences = Sequences(ids, [0], room, [], model.device)
+        sequences = Sequences(ids, [0], room, StoppingCriteriaList(), model.device)
         target = Target(model, 1, room)
         target.cache.storage.zero_()
         target.cache.seqlens += context
@@ -254,7 +255,7 @@ def test_the_window_counts_depth_and_not_the_order_of_nodes():
     ids = prompts([30])[0][None]
     answers = []
     for order in (torch.arange(4), torch.tensor([2, 0, 3, 1])):
-        sequences = Sequences(ids, [0], 60, [], model.device)
+        sequences = Sequences(ids, [0], 60, StoppingCriteriaList(), model.device)
         target = Target(model, 1, 60)
         target.cache.storage.copy_(
             torch.randn(target.cache.storage.shape, generator=torch.Generator().manual_seed(0))

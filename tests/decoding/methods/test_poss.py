@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import StoppingCriteriaList
 
 from specattn import use_backend
 from specattn.decoding import DraftContext, PosS, Sampler, Target, generate
@@ -180,7 +181,7 @@ def test_a_window_counts_positions_along_the_path(window):
 def started(model, ids, nodes):
     """Return the context of one request whose cache is empty."""
     room = len(ids) + nodes + 10
-    sequences = Sequences(ids[None], [0], room, [], model.device)
+    sequences = Sequences(ids[None], [0], room, StoppingCriteriaList(), model.device)
     sampler = Sampler([], do_sample=False, sequences=sequences)
     return DraftContext(Target(model, 1, room), sampler, sequences)
 

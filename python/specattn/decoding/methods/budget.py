@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from specattn.decoding.method import Method
@@ -49,6 +49,10 @@ class Budgeted(Method):
     def max_nodes(self) -> int:
         """The root and `gamma` drafted tokens."""
         return self.gamma + 1
+
+    def clipped(self, depth: int) -> Budgeted:
+        """Return this method with no larger `gamma` than `depth`, and 1 at least."""
+        return replace(self, gamma=max(1, min(self.gamma, depth)))
 
     def share(self, unit: int = 1) -> dict[str, Any]:
         """Return the budget as `select_topk` takes it, counted in pieces of `unit` tokens."""

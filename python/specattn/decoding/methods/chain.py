@@ -27,7 +27,7 @@ class ChainBuilder:
 
     def __init__(self, gamma: int, context: DraftContext, *, rejection: bool = False):
         self.sampler, self.generator = context.sampler, context.generator
-        self.rejection = rejection
+        self.rejection, self.sequences = rejection, context.sequences
         self.trees = [Tree.chain(n, device=context.target.device) for n in range(gamma + 1)]
 
     def build(
@@ -39,12 +39,12 @@ class ChainBuilder:
         ----------
         root : Tensor, int64 [B]
         steps : int
-            Drafted tokens; 0 gives the root alone.
+            Drafted tokens, fewer where the texts end before; 0 gives the root alone.
         logits : callable
             ``logits(token, step)``: Tensor [B, 1, V] after the chain's last token [B, 1].
         """
         tokens, probs = root[:, None], list[torch.Tensor]()
-        for step in range(steps):
+        for step in range(min(steps, self.sequences.draft_depth)):
             drawn = self.draw(logits(tokens[:, -1:], step), self.trees[step], tokens, step, probs)
             tokens = torch.cat([tokens, drawn], 1)
         return self.draft(tokens, probs)

@@ -69,6 +69,12 @@ class LongSpec(Method, name="longspec"):
         """The root and all levels."""
         return 1 + sum(self._levels)
 
+    def clipped(self, depth: int) -> LongSpec:
+        """Return this method with at most `depth` levels, and 1 at least."""
+        if self.gamma is None:
+            return replace(self, widths=self.widths[: max(1, depth)])
+        return replace(self, gamma=max(1, min(self.gamma, depth)))
+
     @property
     def _levels(self) -> tuple[int, ...]:
         return self.widths if self.gamma is None else (1,) * self.gamma
@@ -140,7 +146,7 @@ class _TreeDrafter(_BlockDrafter):
             all_parents.append(parents + first)
             first += tokens.shape[1]
             tokens = children
-        self.block.keep_leaves(tokens)
+        self.block.keep_leaves(tokens, len(self.widths))
         tree = Tree(
             torch.cat(all_parents, 1), max_depth=len(self.widths), max_width=max(self.widths)
         )
@@ -159,7 +165,7 @@ class _ChainDrafter(_BlockDrafter):
         draft = self.chain.build(
             root, self.gamma, lambda token, depth: self.block.logits(token, depth, None)
         )
-        self.block.keep_leaves(draft.tokens[:, -1:])
+        self.block.keep_leaves(draft.tokens[:, -1:], draft.tree.max_depth)
         return draft
 
 

@@ -43,7 +43,7 @@ class DraftBlock:
         config, target = drafter.config, context.target
         self.drafter, self.target, self.sequences = drafter, target, context.sequences
         self.embed, self.head = target.embed, target.head
-        self.window, self.depth = config.window, depth
+        self.window = config.window
         # Behind an accepted path its move writes up to `depth` rows that mean nothing.
         self.ring = config.window + depth
         shape = (2, target.cache.batch_size, self.ring + nodes)
@@ -108,9 +108,9 @@ class DraftBlock:
         hidden = self.drafter.block(self.embed(tokens), self._at(depth), attend, attend_to_target)
         return self.head(hidden)
 
-    def keep_leaves(self, tokens: torch.Tensor) -> None:
+    def keep_leaves(self, tokens: torch.Tensor, depth: int) -> None:
         """Store the keys and values of the last level [B, w], which has no level below it."""
-        self._store(*self.drafter.keys_and_values(self.embed(tokens), self._at(self.depth)))
+        self._store(*self.drafter.keys_and_values(self.embed(tokens), self._at(depth)))
 
     def accept(self, prefix: torch.Tensor, nodes: torch.Tensor) -> None:
         """Move the root and an accepted path into the ring.

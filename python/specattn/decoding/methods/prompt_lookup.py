@@ -7,7 +7,7 @@ It needs nothing but the text. (Saxena, *Prompt lookup decoding*, 2023; transfor
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -50,6 +50,10 @@ class PromptLookup(Method, name="prompt_lookup"):
         """The root and `gamma` drafted tokens."""
         return self.gamma + 1
 
+    def clipped(self, depth: int) -> PromptLookup:
+        """Return this method with no larger `gamma` than `depth`, and 1 at least."""
+        return replace(self, gamma=max(1, min(self.gamma, depth)))
+
     def start(self, context: DraftContext) -> Drafter:
         """Return a drafter that has indexed the prompts."""
         return _CopyingDrafter(self, context)
@@ -57,13 +61,19 @@ class PromptLookup(Method, name="prompt_lookup"):
 
 class _CopyingDrafter(Drafter):
     def __init__(self, method: PromptLookup, context: DraftContext):
-        self.method = method
+        self.method, self.sequences = method, context.sequences
         self.indexes = RequestIndexes(
             context.sequences, lambda: SuffixIndex(method.longest), prompts=True
         )
 
     def propose(self, root: torch.Tensor) -> Draft:
-        copied = [index.continuation(self.method.gamma) for index in self.indexes.active]
+        lengths = [
+            min(self.method.gamma, self.sequences.drafts(row)) for row in self.sequences.active
+        ]
+        copied = [
+            index.continuation(length)
+            for index, length in zip(self.indexes.active, lengths, strict=True)
+        ]
         return draft_of_paths(root, [[path] for path in copied])
 
     def observe(self, verified: Verified) -> None:

@@ -24,7 +24,7 @@ class SparseChain(ChainBuilder):
         self.target = context.target
 
     def propose(self, root: torch.Tensor, selectors: Sequence[KVSelector]) -> Draft:
-        """Draft one token per selector behind `root` [B]; without any, the root alone."""
+        """Draft a token per selector that is of use behind `root` [B]; or the root alone."""
         return self.build(
             root,
             len(selectors),
@@ -89,7 +89,7 @@ class SelectionDrafter(Drafter):
 
     def __init__(self, gamma: int, newer: int, context: DraftContext, *, rejection: bool = False):
         self.gamma, self.newer = gamma, newer
-        self.context, self.target = context, context.target
+        self.context, self.target, self.sequences = context, context.target, context.sequences
         self.chain = SparseChain(gamma, context, rejection=rejection)
         self.selected: PrefixSelection | None = None
 
@@ -97,7 +97,8 @@ class SelectionDrafter(Drafter):
         """Return what the target attends to behind 0, 1, ... tokens of a chain."""
         if self.selected is None:
             return []
-        return self.selected.steps(self.target.cache.seqlens, self.gamma, self.newer)
+        count = min(self.gamma, self.sequences.draft_depth)
+        return self.selected.steps(self.target.cache.seqlens, count, self.newer)
 
     def propose(self, root: torch.Tensor) -> Draft:
         """Draft a chain on the selection, or the root alone while there is none."""

@@ -184,3 +184,30 @@ def test_a_walk_asks_once_per_level_with_the_path_so_far():
     assert [emitted[0] for _, emitted in asked] == [[], [2], [2, 3], [2, 3, 4]]
     assert accepted.nodes.tolist() == [[2, 3, 4], [-1, -1, -1], [2, -1, -1]]
     assert accepted.next_token.tolist() == [5, 7, 6]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("target_probs", torch.nan, "a finite number everywhere"),
+        ("target_probs", torch.inf, "a finite number everywhere"),
+        ("target_probs", -0.1, "nothing negative"),
+        ("target_probs", 0.0, "some mass"),
+        ("draft_probs", torch.nan, "a finite number everywhere"),
+        ("draft_probs", -0.1, "nothing negative"),
+    ],
+)
+def test_rows_that_are_no_distribution_are_named_on_demand(monkeypatch, name, value, expected):
+    tree = Tree([[-1, 0, 1, -1], [-1, 0, 0, 1]])
+    tables = {"target_probs": torch.rand(2, 4, 5), "draft_probs": torch.rand(2, 4, 5)}
+    tokens = torch.zeros(2, 4, dtype=torch.int64)
+    unread = {"target_probs": [(0, 3)], "draft_probs": [(0, 2), (0, 3), (1, 2), (1, 3)]}
+    for row in unread[name]:
+        tables[name][row] = value
+    monkeypatch.setenv("SPECATTN_CHECK", "1")
+    accept(tree, tokens, **tables)
+    tables[name][1, 1] = value
+    with pytest.raises(ValueError, match=rf"{name}\[1, 1\]: expected {expected}, got a row from"):
+        accept(tree, tokens, **tables)
+    monkeypatch.delenv("SPECATTN_CHECK")
+    accept(tree, tokens, **tables)

@@ -19,6 +19,7 @@ the depth and the width of the tree, which the host knows, so nothing waits for 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -103,9 +104,15 @@ def accept(
     Raises
     ------
     TypeError, ValueError
-        An argument has the wrong dtype, shape or device.
+        An argument has the wrong dtype, shape or device. With ``SPECATTN_CHECK=1`` also a row that
+        is read and is no distribution: NaN, infinite or negative, or of the target without mass.
     """
     _check_shapes(tree, tokens, target_probs=target_probs, draft_probs=draft_probs)
+    if os.environ.get("SPECATTN_CHECK") == "1":
+        _check_rows("target_probs", target_probs, tree.valid, needs_mass=True)
+        if draft_probs is not None:
+            followed = tree.valid & ~tree.is_leaf
+            _check_rows("draft_probs", draft_probs, followed, needs_mass=False)
     draw = partial(sample, generator=generator)
     if draft_probs is None:
         return follow(tree, tokens, lambda node, _: draw(_rows(target_probs, node)))
@@ -285,6 +292,22 @@ def _accepted(tree: Tree, node: torch.Tensor, next_token: torch.Tensor) -> Accep
     requests = torch.arange(len(node), device=node.device)
     paths = tree.paths.expand(len(node), -1, -1)[requests, node]
     return Accepted(paths[:, 1:], (paths[:, 1:] >= 0).sum(-1), next_token)
+
+
+def _check_rows(name: str, probs: torch.Tensor, read: torch.Tensor, *, needs_mass: bool) -> None:
+    """Raise ValueError naming the first of the rows `read` that is no distribution."""
+    faults = {
+        "a finite number everywhere": ~probs.isfinite().all(-1),
+        "nothing negative": (probs < 0).any(-1),
+        "some mass": (probs.sum(-1) == 0) & needs_mass,
+    }
+    for expected, broken in faults.items():
+        if (broken := broken & read).any():
+            request, node = broken.nonzero()[0].tolist()
+            raise ValueError(
+                f"{name}[{request}, {node}]: expected {expected}, got a row from "
+                f"{probs[request, node].min()} to {probs[request, node].max()}"
+            )
 
 
 def _check_shapes(tree: Tree, tokens: torch.Tensor, **tables: torch.Tensor | None) -> None:

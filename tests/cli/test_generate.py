@@ -60,7 +60,7 @@ def test_longspec_takes_a_drafter(specattn, prompt, drafter, tmp_path):
     [
         ("drafter={tmp}/none", "none is not a folder"),
         ("drafter={tiny}", "holds a model of type 'qwen3', not a LongSpec drafter"),
-        ("drafter={drafter},widths=4;4", "--method: a value in 'longspec:drafter="),
+        ("drafter={drafter},widths=4;4", "--method: longspec: widths: expected integers"),
         ("drafter={drafter},widths=[4,0]", "--method: widths must be one or more positive"),
         ("drafter={drafter},gamma=512", "window of 512 must be greater"),
     ],
@@ -109,6 +109,8 @@ def test_filters_and_the_penalty_reach_the_sampler(specattn, prompt, tmp_path):
         (["--prompt-file", "{prompt}", "--method", "magic"], "got 'magic'"),
         (["--prompt-file", "{prompt}", "--method", "vegas:gamma=0"], "--method: gamma"),
         (["--prompt-file", "{prompt}", "--method", "vegas:ratio=7"], "--method: ratio"),
+        (["--prompt-file", "{prompt}", "--method", "vegas:rows=3"], "rows must be one of two,"),
+        (["--prompt-file", "{prompt}", "--method", "vegas:gamma=abc"], "gamma: expected an int"),
         (["--prompt-file", "{prompt}", "--method", "vegas:widths=2"], "expected one of gamma"),
         (["--prompt-file", "{prompt}", "--gamma", "4"], "No such option: --gamma"),
         (["--prompt-file", "{prompt}", "--temperature", "warm"], "temperature"),

@@ -45,8 +45,6 @@ def build_method(text: str, option: str) -> Method:
         return METHODS[name](**given)
     except ValueError as error:
         raise ValueError(f"{option}: {error}") from None
-    except TypeError as error:
-        raise ValueError(f"{option}: a value in '{text}' is of a wrong type: {error}") from None
 
 
 @dataclass

@@ -2,8 +2,9 @@
 
 import pytest
 
-from specattn.decoding import parse_method
+from specattn.decoding import METHODS, parse_method
 from specattn.decoding.methods import split_methods
+from specattn.decoding.spelling import options_of
 
 
 @pytest.mark.parametrize(
@@ -13,8 +14,16 @@ from specattn.decoding.methods import split_methods
         ("vegas:gamma=4,ratio=0.05", ("vegas", {"gamma": 4, "ratio": 0.05})),
         (
             "longspec:widths=[4,16],drafter=a/b.c",
-            ("longspec", {"widths": [4, 16], "drafter": "a/b.c"}),
+            ("longspec", {"widths": (4, 16), "drafter": "a/b.c"}),
         ),
+        ("vegas:switch=false", ("vegas", {"switch": False})),
+        ("vegas:switch=True,rows=last", ("vegas", {"switch": True, "rows": "last"})),
+        ("vegas:switch=none,budget=NONE", ("vegas", {"switch": None, "budget": None})),
+        ("tokenswift:dynamic=no", ("tokenswift", {"dynamic": False})),
+        ("tokenswift:dynamic=1,k=1", ("tokenswift", {"dynamic": True, "k": 1})),
+        ("vegas:ratio=1", ("vegas", {"ratio": 1.0})),
+        ("poss:total_tokens=auto", ("poss", {"total_tokens": "auto"})),
+        ("poss:total_tokens=40,drafter=12", ("poss", {"total_tokens": 40, "drafter": "12"})),
     ],
 )
 def test_name_and_options(text, expected):
@@ -28,11 +37,58 @@ def test_name_and_options(text, expected):
         ("plain:gamma=3", "plain: expected no option, got 'gamma=3'"),
         ("vegas:gamma", "vegas: expected one of gamma, ratio.* as option=value, got 'gamma'"),
         ("vegas:width=3", "vegas: expected one of gamma, ratio.* as option=value, got 'width=3'"),
+        ("vegas:", "vegas: expected one of gamma, .* as option=value, got ''"),
+        ("vegas:gamma=2,gamma=3", "vegas: gamma is given twice"),
+        ("vegas:gamma=abc", "vegas: gamma: expected an integer, got 'abc'"),
+        ("vegas:gamma=2.5", "vegas: gamma: expected an integer, got '2.5'"),
+        ("vegas:gamma=", "vegas: gamma: expected an integer, got ''"),
+        ("vegas:gamma=none", "vegas: gamma: expected an integer, got 'none'"),
+        ("vegas:gamma=true", "vegas: gamma: expected an integer, got 'true'"),
+        ("vegas:ratio=abc", "vegas: ratio: expected a number, got 'abc'"),
+        ("vegas:ratio=nan", "vegas: ratio: expected a number, got 'nan'"),
+        ("vegas:budget=1e3", "vegas: budget: expected an integer or none, got '1e3'"),
+        ("vegas:switch=maybe", "vegas: switch: expected true or false or none, got 'maybe'"),
+        ("tokenswift:dynamic=none", "dynamic: expected true or false, got 'none'"),
+        ("quest:page_size=abc", "quest: page_size: expected an integer, got 'abc'"),
+        ("longspec:widths=3", r"widths: expected integers in brackets, such as \[4,16\], got '3'"),
+        ("longspec:widths=[a]", "longspec: widths: expected integers in brackets"),
+        ("longspec:widths=[]", "longspec: widths: expected integers in brackets"),
+        ("longspec:drafter=", "longspec: drafter: expected a path or none, got ''"),
+        ("poss:total_tokens=some", "total_tokens: expected an integer or auto, got 'some'"),
     ],
 )
 def test_mistakes_are_named(text, message):
     with pytest.raises(ValueError, match=message):
         parse_method(text)
+
+
+def test_home_is_expanded_in_paths(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    assert parse_method("longspec:drafter=~/d")[1] == {"drafter": "/home/me/d"}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_default_can_be_written(name):
+    """What the list of methods prints can be given back."""
+    options = options_of(METHODS[name])
+    assert {key: one.read(one.default_text) for key, one in options.items()} == {
+        key: one.default for key, one in options.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        (name, option)
+        for name, method in METHODS.items()
+        for option, spelled in options_of(method).items()
+        if "an integer" in spelled.takes
+    ],
+)
+def test_no_count_is_negative(name, option):
+    _, given = parse_method(f"{name}:{option}=-1")
+    with pytest.raises(ValueError, match=rf"\b{option}\b"):
+        METHODS[name](**given)
 
 
 def test_a_comma_ends_a_method_where_no_option_follows():

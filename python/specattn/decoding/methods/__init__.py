@@ -5,14 +5,12 @@ A method joins `METHODS` by being defined with a name in a file of this folder.
 
 from __future__ import annotations
 
-import ast
 import importlib
-import inspect
 import pkgutil
-import re
 from typing import Any
 
 from specattn.decoding.method import METHODS
+from specattn.decoding.spelling import options_of, split_outside_brackets
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
@@ -21,45 +19,38 @@ for _module in pkgutil.iter_modules(__path__):
 def parse_method(text: str) -> tuple[str, dict[str, Any]]:
     """Read ``name`` or ``name:option=value,...``, such as ``vegas:gamma=4,ratio=0.05``.
 
-    Values are Python literals, lists such as ``[4,16]`` among them; everything else is a string,
-    such as a path.
+    A value is read as the type that the option declares: an integer, a number, ``true`` or
+    ``false``, ``none``, integers in brackets such as ``[4,16]``, a word or a path.
 
     Raises
     ------
     ValueError
-        The method or an option of it does not exist.
+        The method or an option of it does not exist, or the option cannot have that value.
     """
-    name, _, rest = text.partition(":")
+    name, colon, rest = text.partition(":")
     if name not in METHODS:
         raise ValueError(f"expected one of {', '.join(METHODS)}, got '{name}'")
-    known, options = list(inspect.signature(METHODS[name]).parameters), {}
-    for part in _split(rest):
+    known, given = options_of(METHODS[name]), dict[str, Any]()
+    for part in split_outside_brackets(rest) or [""] * bool(colon):
         key, equals, value = part.partition("=")
         if not equals or key not in known:
             expected = f"one of {', '.join(known)} as option=value" if known else "no option"
             raise ValueError(f"{name}: expected {expected}, got '{part}'")
-        options[key] = _value(value)
-    return name, options
+        if key in given:
+            raise ValueError(f"{name}: {key} is given twice")
+        try:
+            given[key] = known[key].read(value)
+        except ValueError as error:
+            raise ValueError(f"{name}: {key}: {error}") from None
+    return name, given
 
 
 def split_methods(text: str) -> list[str]:
     """Split ``plain,vegas:gamma=4,ratio=0.05,longspec`` where a new method begins."""
     methods: list[str] = []
-    for part in _split(text):
+    for part in split_outside_brackets(text):
         if methods and "=" in part.partition(":")[0]:
             methods[-1] += "," + part
         else:
             methods.append(part)
     return methods
-
-
-def _split(text: str) -> list[str]:
-    """Split at commas that are not inside brackets."""
-    return re.split(r",(?![^\[]*\])", text) if text else []
-
-
-def _value(text: str) -> Any:
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text

@@ -81,7 +81,9 @@ class TokenSwift(Method, name="tokenswift"):
             raise ValueError(f"widths must be one or more positive numbers, got {self.widths}")
         if self.k < 0:
             raise ValueError(f"k must not be negative, got {self.k}")
-        NGramTable(self.n, self.remembered)  # checks both
+        if self.remembered < self.n:
+            raise ValueError(f"remembered must be at least n = {self.n}, got {self.remembered}")
+        NGramTable(self.n, self.remembered)  # checks n
         if not 0 <= self.sinks < self.budget:
             raise ValueError(
                 f"sinks must be from 0 to less than the budget of {self.budget}, got {self.sinks}"

@@ -3,10 +3,11 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from specattn.files import write_atomically
+from specattn.files import check_folder_writable, check_writable, write_atomically
 
 
 def test_a_file_is_replaced_when_the_new_one_is_whole(tmp_path):
@@ -62,3 +63,62 @@ def test_processes_do_not_share_a_partial_file(tmp_path):
     write_atomically(path, write)
     assert path.read_text() == "ours"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_link_stays_and_its_target_is_replaced(tmp_path):
+    (tmp_path / "there").mkdir()
+    target, link = tmp_path / "there" / "out.json", tmp_path / "link.json"
+    link.symlink_to("there/out.json")
+    for text in ("first", "second"):  # the first makes what the link leads to
+        write_atomically(link, lambda partial, text=text: partial.write_text(text))
+        assert link.is_symlink()
+        assert target.read_text() == text
+        assert not target.is_symlink()
+    assert {path.name for path in tmp_path.rglob("*")} == {"there", "out.json", "link.json"}
+
+
+def test_a_file_keeps_its_permissions(tmp_path):
+    path = tmp_path / "private"
+    path.write_text("old")
+    path.chmod(0o600)
+    write_atomically(path, lambda partial: partial.write_text("new"))
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.fixture(params=["pipe", "device", "folder", "link to a pipe"])
+def irregular(request, tmp_path):
+    """Return a path at which there is something, but no file."""
+    if request.param == "device":
+        return Path(os.devnull)
+    path = tmp_path / "there"
+    path.mkdir() if request.param == "folder" else os.mkfifo(path)
+    if request.param == "link to a pipe":
+        (tmp_path / "link").symlink_to(path)
+        return tmp_path / "link"
+    return path
+
+
+def test_what_is_no_file_is_not_replaced(irregular):
+    before = irregular.lstat()
+    for refuse in (
+        lambda: write_atomically(irregular, lambda partial: partial.write_text("new")),
+        lambda: check_writable(irregular),
+    ):
+        with pytest.raises(ValueError, match=f"{irregular} is .* and is not replaced"):
+            refuse()
+    assert (irregular.lstat().st_mode, irregular.lstat().st_ino) == (before.st_mode, before.st_ino)
+
+
+def test_whether_a_path_can_be_written_is_known_before(tmp_path):
+    (tmp_path / "file").write_text("")
+    check_writable(tmp_path / "file")
+    check_writable(tmp_path / "new")
+    check_folder_writable(tmp_path / "new" / "newer")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    with pytest.raises(ValueError, match="folder .*none does not exist"):
+        check_writable(tmp_path / "none" / "new")
+    with pytest.raises(ValueError, match="file is not a folder"):
+        check_folder_writable(tmp_path / "file" / "new")
+    for check in (check_writable, check_folder_writable):
+        with pytest.raises(ValueError, match="folder /proc cannot be written to"):
+            check(Path("/proc/new"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,14 +17,24 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     Parameters
     ----------
     path : Path
-        In a folder that exists. A file of that name is replaced.
+        In a folder that exists. A file of that name is replaced; of a symbolic link, the file that
+        it leads to.
     write : callable
         ``write(partial)`` makes the file under another name in the same folder. What it raises is
         raised, and nothing is left behind.
+
+    Raises
+    ------
+    ValueError
+        `path` is a folder, a device, a pipe or a socket.
     """
+    _check_regular(path)
+    path = Path(os.path.realpath(path))
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         write(partial)
+        if path.exists():
+            shutil.copymode(path, partial)
         partial.replace(path)
     except OSError as error:
         if error.filename == str(partial):  # which the user has never heard of
@@ -30,3 +42,48 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         raise
     finally:
         partial.unlink(missing_ok=True)
+
+
+def check_writable(path: Path) -> None:
+    """See, before hours of work, that `write_atomically` can write there.
+
+    Raises
+    ------
+    ValueError
+        The folder does not exist or cannot be written to, or `path` is no regular file.
+    """
+    _check_regular(path)
+    folder = Path(os.path.realpath(path)).parent
+    if not folder.is_dir():
+        raise ValueError(f"folder {folder} does not exist")
+    _check_folder(folder)
+
+
+def check_folder_writable(folder: Path) -> None:
+    """See that files can be written into a folder, or into that which it would be made in.
+
+    Raises
+    ------
+    ValueError
+        They cannot.
+    """
+    existing = Path(os.path.realpath(folder))
+    while not existing.exists():
+        existing = existing.parent
+    if not existing.is_dir():
+        raise ValueError(f"{existing} is not a folder")
+    _check_folder(existing)
+
+
+def _check_regular(path: Path) -> None:
+    if path.exists() and not path.is_file():
+        kind = "a folder" if path.is_dir() else "no regular file"
+        raise ValueError(f"{path} is {kind}, and is not replaced")
+
+
+def _check_folder(folder: Path) -> None:
+    try:  # Permissions alone do not say it, for the superuser least of all.
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(f"folder {folder} cannot be written to: {error.strerror}") from None

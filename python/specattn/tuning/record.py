@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from specattn.files import write_atomically
+from specattn.files import check_writable, write_atomically
 
 Measurement = dict[str, Any]
 
@@ -30,15 +30,18 @@ class Record:
     Raises
     ------
     ValueError
-        The file exists and `resume` was not asked for, or it was measured on something else.
+        The file cannot be written, or it exists and `resume` was not asked for, or it was measured
+        on something else.
     """
 
     def __init__(self, path: Path, heading: dict[str, Any], *, resume: bool):
         self.path, self.heading = path, json.loads(json.dumps(heading))
         self.measurements: list[Measurement] = []
         self.chosen: dict[str, Any] | None = None
-        if not path.absolute().parent.is_dir():
-            raise ValueError(f"--output: folder {path.absolute().parent} does not exist")
+        try:
+            check_writable(path)
+        except ValueError as error:
+            raise ValueError(f"--output: {error}") from None
         if path.exists():
             if not resume:
                 raise ValueError(f"--output: {path} exists; go on with it by --resume")

@@ -84,8 +84,8 @@ def test_temperature(model, temperature):
     assert (runs[0] == runs[2]) == (temperature == 0)
 
 
-@pytest.mark.parametrize("many", [False, True])
-def test_stop_strings(model, many):
+@pytest.mark.parametrize("given", ["one", "many", "by the config"])
+def test_stop_strings(model, given):
     (text,), tokenizer = prompts([12]), letters()
     plain = greedy_by_transformers(model, text, 16)
     string = tokenizer.decode(plain[6:8])
@@ -94,8 +94,12 @@ def test_stop_strings(model, many):
         text,
         VEGAS,
         max_new_tokens=16,
-        stop_strings=["never so", string] if many else string,
         tokenizer=tokenizer,
+        **{
+            "one": {"stop_strings": string},
+            "many": {"stop_strings": ["never so", string]},
+            "by the config": {"generation_config": GenerationConfig(stop_strings=string)},
+        }[given],
     )
     (new,) = output.new_tokens
     assert new == plain[: len(new)]

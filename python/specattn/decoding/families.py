@@ -52,13 +52,18 @@ def check_supported(config: PretrainedConfig) -> None:
     Raises
     ------
     ValueError
-        The family, the rope or what the model does to its logits is not supported.
+        The family, the size of a head, the rope or what the model does to its logits is not
+        supported.
     """
     if config.model_type not in FAMILIES:
         raise ValueError(
             f"models of type {config.model_type!r} are not supported; "
             f"supported are {', '.join(FAMILIES)}"
         )
+    head_dim = getattr(config, "head_dim", None)
+    head_dim = head_dim or config.hidden_size // config.num_attention_heads
+    if head_dim % 8 or head_dim > 256:
+        raise ValueError(f"head_dim must be a multiple of 8 up to 256, got {head_dim}")
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") in _LENGTH_DEPENDENT_ROPES:
         raise ValueError(

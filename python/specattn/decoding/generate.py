@@ -84,7 +84,9 @@ def generate(
     max_new_tokens : int, optional
         Per request; transformers' default when neither this nor ``max_length`` is set anywhere.
     temperature : float, optional
-        0 is greedy decoding, anything above samples; None leaves it to the generation config.
+        0 is greedy decoding, anything above samples; None leaves it to the generation config, as
+        for every other option that is not given: the model's own ``generation_config`` may sample
+        and filter. (The commands obey of it only where a text ends.)
     seed, generator : optional
         Source of randomness for this run; by default the device's global generator, as in
         transformers. Give one of them, not both.
@@ -94,8 +96,8 @@ def generate(
         every single token of every request. None of them sees padding: a request's text is what it
         would be in a batch of its own.
     stop_strings, tokenizer : optional
-        A request stops when its text ends with one of the strings. Needs the tokenizer, which
-        prompts that are text need too.
+        A request stops when its text ends with one of the strings, by default those of
+        `generation_config`. Needs the tokenizer, which prompts that are text need too.
     streamer : BaseStreamer, optional
         Gets the prompt, then the new tokens of every round. One prompt only.
     on_tokens : callable, optional
@@ -135,16 +137,22 @@ def generate(
         options["max_new_tokens"] = max_new_tokens
     if unknown := [name for name in options if name not in GenerationConfig().to_dict()]:
         raise ValueError(f"not in GenerationConfig: {', '.join(unknown)}")
+    # The cache is our own, whatever a checkpoint says; who asks for none is told so.
+    options.setdefault("use_cache", True)
+    if generation_config is not None:  # transformers takes one or the other
+        generation_config = copy.deepcopy(generation_config)
+        generation_config.update(**options)
+        options = {}
+        # transformers keeps the tokenizer back from a callable: its strings are ours to look for.
+        if stop_strings is None:
+            stop_strings = generation_config.stop_strings
+        generation_config.stop_strings = None
     criteria = StoppingCriteriaList(stopping_criteria or [])
     if stop_strings is not None:
         if tokenizer is None:
             raise ValueError("stop_strings needs the tokenizer, to know how tokens spell them")
         strings = [stop_strings] if isinstance(stop_strings, str) else list(stop_strings)
         criteria.append(StopStringCriteria(tokenizer, strings))
-    if generation_config is not None:  # transformers takes one or the other
-        generation_config = copy.deepcopy(generation_config)
-        generation_config.update(**options)
-        options = {}
     texts, config = _prepared(
         model,
         prompts,

@@ -35,7 +35,8 @@ cpu = Pybind11Extension(
 )
 
 setup(
-    package_dir=FOLDERS,
+    package_dir={"": "python", **FOLDERS},
+    py_modules=["specattn_command"],  # outside the package: see there
     packages=[name for package, folder in FOLDERS.items() for name in subpackages(package, folder)],
     package_data={"specattn": ["py.typed"]},
     ext_modules=[cpu],

@@ -1,10 +1,20 @@
 """``specattn generate`` as a user types it: what it prints, what it writes, and how it refuses."""
 
 import json
+import os
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from specattn.decoding import generate
 from tests.cli.conftest import TINY
+
+DYNAMIC = {"rope_theta": 1e6, "rope_type": "dynamic", "factor": 2.0}
+LONGROPE = {"rope_theta": 1e6, "rope_type": "longrope", "factor": 2.0}
+LONGROPE |= {"short_factor": [1.0] * 32, "long_factor": [2.0] * 32}
+FEW = ("--max-new-tokens", 6)
 
 
 def with_config(folder, **changes):
@@ -116,6 +126,7 @@ def test_filters_and_the_penalty_reach_the_sampler(specattn, prompt, tmp_path):
         (["--prompt-file", "{prompt}", "--temperature", "warm"], "temperature"),
         (["--prompt-file", "{prompt}", "--dtype", "int8"], "got 'int8'"),
         (["--prompt-file", "{prompt}", "--device", "abacus"], "abacus"),
+        (["--prompt-file", "{prompt}", "--device", "meta"], "meta cannot be used"),
         (["--prompt-file", "{prompt}", "--model", "{tmp}/none"], "none is not a folder"),
         (["--prompt-file", "{prompt}", "--model", "{tmp}"], "no readable config.json"),
         (["--prompt-file", "{prompt}", "--json", "{tmp}/none/out.json"], "does not exist"),
@@ -138,8 +149,13 @@ def test_user_errors_are_one_line(specattn, prompt, tmp_path, arguments, reason)
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
-    [({"model_type": "bert"}, "family 'bert' is not supported")],
-    ids=["family"],
+    [
+        ({"model_type": "bert"}, "family 'bert' is not supported"),
+        ({"rope_parameters": DYNAMIC}, "rope of type 'dynamic' is not supported"),
+        ({"rope_parameters": LONGROPE}, "rope of type 'longrope' is not supported"),
+        ({"head_dim": 20}, "head_dim must be a multiple of 8 up to 256, got 20"),
+    ],
+    ids=["family", "dynamic", "longrope", "head_dim"],
 )
 def test_a_model_that_does_not_fit_is_refused(specattn, prompt, tmp_path, changes, reason):
     model = with_config(tmp_path / "model", **changes)
@@ -164,3 +180,200 @@ def test_a_text_beyond_the_models_positions_gets_one_warning(specattn, prompt, t
     assert code == 0
     assert said.count("go beyond the 64 positions of this model") == 1
     assert specattn("generate", *options)[1] == text
+
+
+GREEDY_EVEN_SO = {"do_sample": True, "top_p": 0.01, "min_p": 1.0, "repetition_penalty": 5.0}
+
+
+@pytest.mark.parametrize("command", ["generate", "compare"])
+def test_a_checkpoints_sampling_is_not_obeyed(specattn, prompt, tmp_path, command):
+    """Options alone say how a text is sampled; where it ends, the checkpoint does."""
+    model = with_config(tmp_path / "model")
+    given = (command, "--prompt-file", prompt, "--max-new-tokens", 12)
+    method = ("--method", "plain") if command == "generate" else ("--methods", "plain")
+    for options in ((), ("--temperature", 1, "--seed", 4)):
+        usual = specattn(*given, *method, *options)[1]
+        config = json.loads((TINY / "generation_config.json").read_text())
+        (model / "generation_config.json").unlink()
+        (model / "generation_config.json").write_text(json.dumps(config | GREEDY_EVEN_SO))
+        code, text, _ = specattn(*given, *method, *options, "--model", model)
+        assert code == 0
+        assert text == usual
+
+
+def test_where_a_text_ends_is_the_checkpoints(specattn, prompt, tmp_path):
+    model, out = with_config(tmp_path / "model"), tmp_path / "out.json"
+    given = ("generate", "--prompt-file", prompt, "--model", model, "--max-new-tokens", 12)
+    assert specattn(*given, "--json", out)[0] == 0
+    whole = json.loads(out.read_text())
+    config = json.loads((TINY / "generation_config.json").read_text())
+    path = model / "generation_config.json"
+    path.unlink()
+    token = whole["tokens"][6]
+    path.write_text(json.dumps(config | {"eos_token_id": [0, token]}))
+    assert specattn(*given, "--json", out)[0] == 0
+    found = json.loads(out.read_text())
+    assert found["finish_reason"] == "stop"
+    assert found["tokens"] == whole["tokens"][: whole["tokens"].index(token) + 1]
+    # Strings need the tokenizer, which the command has.
+    path.write_text(json.dumps(config | {"stop_strings": [whole["text"][5:9]]}))
+    code, text, said = specattn(*given, "--json", out)
+    assert code == 0, said
+    found = json.loads(out.read_text())
+    assert found["finish_reason"] == "stop"
+    assert whole["text"][5:9] in text
+    assert len(found["tokens"]) < 12
+
+
+def test_use_cache_of_a_checkpoint_is_ignored(specattn, prompt, tmp_path):
+    """The cache is our own."""
+    model = with_config(tmp_path / "model", use_cache=False)
+    config = json.loads((TINY / "generation_config.json").read_text()) | {"use_cache": False}
+    (model / "generation_config.json").unlink()
+    (model / "generation_config.json").write_text(json.dumps(config))
+    given = ("generate", "--prompt-file", prompt, "--max-new-tokens", 6)
+    code, text, said = specattn(*given, "--model", model)
+    assert code == 0, said
+    assert text == specattn(*given)[1]
+    loaded = AutoModelForCausalLM.from_pretrained(model)
+    assert generate(loaded, [[1, 2, 3]], "plain", max_new_tokens=2, temperature=0).new_tokens
+
+
+def broken(folder, change):
+    """Write a copy of the embedded target whose weights are changed by `change`."""
+    model = with_config(folder)
+    weights = load_file(TINY / "model.safetensors")
+    change(weights)
+    (model / "model.safetensors").unlink()
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    return model
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (
+            lambda weights: weights.pop("model.layers.1.mlp.up_proj.weight"),
+            "1 missing keys: model.layers.1.mlp.up_proj.weight",
+        ),
+        (
+            lambda weights: weights.update({"model.norm.weight": torch.ones(8)}),
+            "1 mismatched keys: ",
+        ),
+        (
+            lambda weights: [weights.pop(name) for name in [*weights] if ".3." in name],
+            "11 missing keys: model.layers.3.input_layernorm.weight, ",
+        ),
+    ],
+    ids=["missing", "mismatched", "a layer"],
+)
+def test_weights_that_are_not_all_there_are_refused(specattn, prompt, tmp_path, change, reason):
+    model = broken(tmp_path / "model", change)
+    code, text, error = specattn("generate", "--prompt-file", prompt, "--model", model)
+    assert (code, text) == (2, "")
+    assert error.splitlines()[-1].startswith("specattn: error: ")
+    assert reason in error
+
+
+def test_weights_that_end_early_are_refused(specattn, prompt, tmp_path):
+    model = with_config(tmp_path / "model")
+    content = (model / "model.safetensors").read_bytes()
+    (model / "model.safetensors").unlink()
+    for length in (0, 5, 1000, len(content) - 1):
+        (model / "model.safetensors").write_bytes(content[:length])
+        code, _, error = specattn("generate", "--prompt-file", prompt, "--model", model)
+        assert code == 2
+        assert error.count("\n") == 1
+        assert "the weights in " in error
+
+
+def test_json_alone_on_standard_output(specattn, prompt):
+    code, text, said = specattn("generate", "--prompt-file", prompt, *FEW, "--json", "-")
+    assert code == 0
+    assert len(json.loads(text)["tokens"]) == 6
+    assert "\nvegas " in said
+
+
+@pytest.mark.parametrize("option", ["--json", "--state"])
+def test_outputs_that_are_no_files_are_left_alone(specattn, prompt, tmp_path, option):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", os.devnull, tmp_path):
+        code, text, error = specattn("generate", "--prompt-file", prompt, option, path)
+        assert (code, text) == (2, "")
+        assert f"{option}: {path} is " in error
+        assert "and is not replaced" in error
+    code, _, error = specattn("generate", "--prompt-file", prompt, option, "/proc/out")
+    assert code == 2
+    assert f"{option}: folder /proc cannot be written to" in error
+
+
+def test_standard_input_is_a_prompt(specattn, prompt, monkeypatch):
+    whole = specattn("generate", "--prompt-file", prompt, *FEW)[1]
+    with prompt.open() as file:
+        monkeypatch.setattr("sys.stdin", file)
+        code, text, said = specattn("generate", "--prompt-file", "-", *FEW)
+    assert (code, text) == (0, whole)
+    assert "prompt tokens of standard input" in said
+
+
+def test_the_last_tokens_of_a_prompt(specattn, tmp_path):
+    """What is not read is said."""
+    whole, end = tmp_path / "whole.py", tmp_path / "end.py"
+    end.write_text("\n\ndef last(items):\n    return")
+    whole.write_text("import os\n" * 9 + end.read_text())
+    expected = specattn("generate", "--prompt-file", end, *FEW)[1]
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    length, total = (len(tokenizer(path.read_text())["input_ids"]) for path in (end, whole))
+    code, text, said = specattn("generate", "--prompt-file", whole, *FEW, "--last-tokens", length)
+    assert (code, text) == (0, expected)
+    assert f"{total - length} at its beginning are not" in said
+    said = specattn("generate", "--prompt-file", whole, *FEW, "--prompt-tokens", 3)[2]
+    assert f"{total - 3} at its end are not" in said
+
+
+def test_several_prompts_are_a_batch(specattn, prompt, tmp_path):
+    other, out = tmp_path / "other.py", tmp_path / "out.json"
+    other.write_text("import os\nimport sys\n")
+    alone = [specattn("generate", "--prompt-file", path, *FEW)[1] for path in (prompt, other)]
+    both = ("--prompt-file", prompt, "--prompt-file", other)
+    code, text, said = specattn("generate", *both, *FEW, "--json", out)
+    assert code == 0
+    assert text == "".join(alone)
+    assert said.index(f"==> {prompt} <==") < said.index(f"==> {other} <==")
+    written = json.loads(out.read_text())
+    assert [one["text"] + "\n" for one in written["texts"]] == alone
+    assert [one["file"] for one in written["prompts"]] == [str(prompt), str(other)]
+    assert len(written["statistics"]["requests"]) == 2
+    code, _, error = specattn("generate", *both, "--state", tmp_path / "state")
+    assert code == 2
+    assert "keep one text, got 2 prompts" in error
+
+
+def test_a_chat_is_what_the_template_makes_of_it(specattn, tmp_path):
+    model, out = with_config(tmp_path / "model"), tmp_path / "out.json"
+    message = tmp_path / "message"
+    message.write_text("What is 1 + 1?")
+    given = ("generate", "--prompt-file", message, *FEW, "--model", model, "--json", out)
+    code, _, error = specattn(*given, "--chat")
+    assert code == 2
+    assert "--chat: the model's tokenizer has no chat template" in error
+    (model / "chat_template.jinja").write_text(
+        "{% for one in messages %}<{{ one.role }}>{{ one.content }}\n{% endfor %}<assistant>"
+    )
+    texts = {}
+    for options, start in (((), ""), (("--system", "Be short."), "<system>Be short.\n")):
+        assert specattn(*given, "--chat", *options)[0] == 0
+        texts[start] = json.loads(out.read_text())
+        (tmp_path / "plain").write_text(f"{start}<user>What is 1 + 1?\n<assistant>")
+        plain = ("generate", "--prompt-file", tmp_path / "plain", *FEW, "--json", out)
+        assert specattn(*plain)[0] == 0
+        assert json.loads(out.read_text())["tokens"] == texts[start]["tokens"]
+        assert json.loads(out.read_text())["prompt"]["tokens"] == texts[start]["prompt"]["tokens"]
+    for options, reason in (
+        (("--system", "Be short."), "give --chat too"),
+        (("--chat", "--last-tokens", 3), "leave out --prompt-tokens and --last-tokens"),
+        (("--prompt-tokens", 3, "--last-tokens", 3), "not both"),
+    ):
+        code, _, error = specattn(*given, *options)
+        assert code == 2
+        assert reason in error

@@ -87,7 +87,10 @@ def test_a_state_that_does_not_fit_is_refused(specattn, prompt, tmp_path, argume
     assert reason in error
 
 
-def test_an_interrupted_run_shows_what_it_has(specattn, prompt, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_shows_what_it_has(
+    specattn, prompt, tmp_path, monkeypatch, number, status
+):
     out, state = tmp_path / "out.json", tmp_path / "run.state"
     options = ("--prompt-file", prompt, "--method", "plain", "--max-new-tokens", 24)
     whole = specattn("generate", *options)[1]
@@ -96,15 +99,32 @@ def test_an_interrupted_run_shows_what_it_has(specattn, prompt, tmp_path, monkey
     def interrupted(self, tokens):
         extend(self, tokens)
         if len(self.tokens) == 9:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
 
     with monkeypatch.context() as patch:
         patch.setattr(run_state.RunState, "extend", interrupted)
         code, text, said = specattn("generate", *options, "--json", out, "--state", state)
-    assert code == 130
+    assert code == status
     assert "Interrupted after 10 of 24 tokens" in said
     run = json.loads(out.read_text())
     assert (run["finish_reason"], len(run["tokens"])) == ("interrupted", 10)
     assert text == run["text"] + "\n"
     assert whole.startswith(run["text"])
     assert specattn("generate", *options, "--resume", state)[1] == whole
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_before_the_first_token_there_is_nothing_to_show(
+    specattn, prompt, tmp_path, monkeypatch, number, status
+):
+    def interrupted(_):
+        signal.raise_signal(number)
+
+    monkeypatch.setattr(run_state.RunState, "__post_init__", interrupted)
+    before = signal.getsignal(number)
+    state = tmp_path / "run.state"
+    code, text, said = specattn("generate", "--prompt-file", prompt, "--state", state)
+    assert (code, text) == (status, "")
+    assert said.splitlines()[-1] == "specattn: interrupted"
+    assert not state.exists()
+    assert signal.getsignal(number) is before

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Annotated
 
 import typer
 
-from specattn.cli import compare, env, generate, plan, train, tune
+import specattn
+from specattn.cli import compare, env, generate, methods, plan, train, tune
+from specattn.cli.interrupts import Interrupted, interrupt, on_signals
 
 __all__ = ["app", "main"]
 
@@ -20,10 +23,31 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Speculative decoding over long contexts, exact at every temperature.",
+    context_settings={"help_option_names": ["-h", "--help"]},  # and so of all commands
 )
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"specattn {specattn.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _specattn(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Speculative decoding over long contexts, exact at every temperature."""
+
+
 app.command()(generate.generate)
 app.command()(compare.compare)
+app.command()(methods.methods)
 app.command()(plan.plan)
 app.command()(env.env)
 app.add_typer(train.app, name="train")
@@ -33,12 +57,16 @@ app.add_typer(tune.app, name="tune")
 def main() -> None:
     """Run the command; a user error is one line on standard error and exit code 2."""
     try:
-        code = app(standalone_mode=False) or 0
+        with on_signals(interrupt):
+            code = app(standalone_mode=False) or 0
     except typer.TyperException as error:
         print(f"specattn: error: {error.format_message()}", file=sys.stderr)
         code = 2
     except typer.Abort:
         code = 130
+    except Interrupted as stop:
+        print("specattn: interrupted", file=sys.stderr)
+        code = stop.exit_code
     except BrokenPipeError:
         # The reader of the text has gone; there is nobody left to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

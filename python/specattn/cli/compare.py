@@ -1,4 +1,4 @@
-"""``specattn compare``: continue a file with several methods."""
+"""``specattn compare``: continue files with several methods."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from typing import Annotated
 import typer
 
 from specattn.cli.errors import one_line_errors
-from specattn.cli.options import DecodingOptions, with_options
+from specattn.cli.interrupts import Interrupted
+from specattn.cli.options import DecodingOptions, JsonOption, with_options
+from specattn.cli.output import STDOUT, check_outputs, write_json
+
+SCHEMA = "specattn.compare/1"
 
 
 @with_options
@@ -15,26 +19,59 @@ def compare(
     options: DecodingOptions,
     methods: Annotated[
         str,
-        typer.Option(help="As --method of generate; a comma and a method's name begin the next."),
+        typer.Option(
+            help="As --method of generate; a comma and a method's name begin the next. "
+            "`specattn methods` lists them."
+        ),
     ] = "plain,vegas",
+    json_file: JsonOption = None,
 ) -> None:
-    """Continue a file with several methods, one after the other, and print them side by side."""
+    """Continue files with several methods, one after the other, and print them side by side."""
     with one_line_errors():
-        from specattn.cli.session import DecodingSession, build_method
+        from rich.markup import escape
+
+        from specattn.cli.session import Continuation, DecodingSession, build_method
         from specattn.cli.table import print_figures
         from specattn.cli.terminal import console
         from specattn.decoding.methods import split_methods
 
+        check_outputs(json=json_file)
         chosen = {text: build_method(text, "--methods") for text in split_methods(methods)}
-        session = DecodingSession(options)
+        if not chosen:
+            raise ValueError("--methods: expected at least one, got none")
+        session = DecodingSession(options, silent=json_file == STDOUT)
         prepared = {text: method.prepared(session.model) for text, method in chosen.items()}
-    continuations = {}
-    for text, method in prepared.items():
-        console.rule(f"[bold]{text}", align="left")
-        continuations[text] = session.decode(method, session.begin())
-    console.rule()
-    print_figures(session, continuations)
-    if options.temperature == 0:
-        same = len({tuple(one.new_tokens) for one in continuations.values()}) == 1
-        verdict = "[bold green]yes" if same else "[bold red]no"
-        console.print(f"Outputs identical, token for token: {verdict}")
+        continuations: dict[str, Continuation] = {}
+        stopped: int | None = None
+        for text, method in prepared.items():
+            console.rule(f"[bold]{escape(text)}", align="left")
+            try:
+                continuations[text] = session.decode(method, session.begin())
+            except Interrupted as stop:
+                stopped = stop.exit_code
+                break
+            if (number := continuations[text].signal) is not None:
+                stopped = 128 + number
+                break
+        console.rule()
+        identical = None
+        if continuations:
+            print_figures(session, continuations)
+        if stopped is None and options.temperature == 0:
+            made = {
+                tuple(tuple(text.new_tokens) for text in one.texts)
+                for one in continuations.values()
+            }
+            identical = len(made) == 1
+            verdict = "[bold green]yes" if identical else "[bold red]no"
+            console.print(f"Outputs identical, token for token: {verdict}")
+        if json_file is not None:
+            runs = [
+                {"method": {"name": text.partition(":")[0], **vars(chosen[text])}, **one.to_dict()}
+                for text, one in continuations.items()
+            ]
+            content = {**session.to_dict(), "identical": identical, "runs": runs}
+            write_json({"schema": SCHEMA, **content}, json_file)
+    if stopped is not None:
+        console.print(f"Interrupted; {len(continuations)} of {len(prepared)} methods have run.")
+        raise typer.Exit(stopped)

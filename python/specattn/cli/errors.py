@@ -13,5 +13,20 @@ def one_line_errors() -> Iterator[None]:
     """Turn user errors into the one line that `specattn.cli.main` prints."""
     try:
         yield
+    except BrokenPipeError:
+        raise  # not an error: the reader of the text has what it wanted
     except (ValueError, OSError, ImportError) as error:
-        raise typer.BadParameter(" ".join(str(error).split())) from None
+        text = str(error)
+        if isinstance(error, ModuleNotFoundError) and error.name is not None:
+            package = error.name.partition(".")[0]
+            text = f"this command needs {package}: pip install 'specattn[hf]'"
+        raise typer.BadParameter(" ".join(text.split())) from None
+
+
+@contextmanager
+def naming(option: str) -> Iterator[None]:
+    """Put the option's name before what is wrong with it."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{option}: {error}") from None

@@ -1,16 +1,15 @@
-"""``specattn generate``: continue a file with one method."""
+"""``specattn generate``: continue files with one method."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from specattn.cli.errors import one_line_errors
-from specattn.cli.options import DecodingOptions, with_options
-from specattn.files import write_atomically
+from specattn.cli.options import DecodingOptions, JsonOption, with_options
+from specattn.cli.output import STDOUT, check_outputs, write_json
 
 SCHEMA = "specattn.generate/1"
 
@@ -19,11 +18,13 @@ SCHEMA = "specattn.generate/1"
 def generate(
     options: DecodingOptions,
     method: Annotated[
-        str, typer.Option(help="NAME or NAME:OPTION=VALUE,... such as vegas:gamma=4,ratio=0.05.")
+        str,
+        typer.Option(
+            help="NAME or NAME:OPTION=VALUE,... such as vegas:gamma=4,ratio=0.05; "
+            "`specattn methods` lists them."
+        ),
     ] = "vegas",
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write tokens, text and statistics here.")
-    ] = None,
+    json_file: JsonOption = None,
     state: Annotated[
         Path | None, typer.Option(help="Save the run here every 30 seconds, to go on with later.")
     ] = None,
@@ -31,38 +32,26 @@ def generate(
         Path | None, typer.Option(help="Go on with the run that --state saved here; save it again.")
     ] = None,
 ) -> None:
-    """Continue a file; the text goes to standard output, all else to standard error."""
+    """Continue files; the text goes to standard output, all else to standard error."""
     with one_line_errors():
         from specattn.cli.session import DecodingSession, build_method
         from specattn.cli.table import print_figures
         from specattn.cli.terminal import console
 
-        for option, file in (("--json", json_file), ("--state", state), ("--resume", resume)):
-            if file is not None and not file.absolute().parent.is_dir():
-                raise ValueError(f"{option}: folder {file.absolute().parent} does not exist")
+        check_outputs(json=json_file, state=state, resume=resume)
         chosen = build_method(method, "--method")
-        session = DecodingSession(options)
-        run = session.begin(resume or state, resume=resume is not None)
-        done, wanted = len(run.tokens), options.max_new_tokens
+        session = DecodingSession(options, silent=json_file == STDOUT)
+        runs = session.begin(resume or state, resume=resume is not None)
+        done, wanted = len(runs[0].tokens), options.max_new_tokens
         if done >= wanted:
-            raise ValueError(f"{run.path} has {done} tokens, not fewer than {wanted}")
-        prepared = chosen.prepared(session.model)
-    continuation = session.decode(prepared, run)
-    print_figures(session, {method: continuation})
-    if json_file is not None:
-        content = {
-            "schema": SCHEMA,
-            **session.to_dict(),
-            "method": {"name": method.partition(":")[0], **vars(chosen)},
-            "sampling": {
-                "max_new_tokens": options.max_new_tokens,
-                "min_new_tokens": options.min_new_tokens,
-                **options.sampling,
-            },
-            **continuation.to_dict(),
-        }
-        text = json.dumps(content, indent=2, default=str) + "\n"
-        write_atomically(json_file, lambda partial: partial.write_text(text, encoding="utf-8"))
-    if continuation.finish_reason == "interrupted":
-        console.print(f"Interrupted after {len(continuation.new_tokens)} of {wanted} tokens.")
-        raise typer.Exit(130)
+            raise ValueError(f"{runs[0].path} has {done} tokens, not fewer than {wanted}")
+        continuation = session.decode(chosen.prepared(session.model), runs)
+        print_figures(session, {method: continuation})
+        if json_file is not None:
+            named = {"name": method.partition(":")[0], **vars(chosen)}
+            content = {**session.to_dict(), "method": named, **continuation.to_dict()}
+            write_json({"schema": SCHEMA, **content}, json_file)
+    if continuation.signal is not None:
+        made = " + ".join(str(len(text.new_tokens)) for text in continuation.texts)
+        console.print(f"Interrupted after {made} of {wanted} tokens.")
+        raise typer.Exit(128 + continuation.signal)

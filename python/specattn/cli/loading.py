@@ -8,27 +8,17 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import specattn
+from specattn.cli.options import DTYPES
 from specattn.decoding import FAMILIES
+from specattn.decoding.families import check_supported
 
 # The folder exists in a source checkout alone: a wheel does not carry 15 MB of model.
 EMBEDDED_TARGET = Path(specattn.__file__).parents[2] / "examples" / "tiny"
-DTYPES = ("auto", "float32", "bfloat16", "float16")
-
-
-def read_text(path: Path, option: str) -> str:
-    """Return the text of the file that `option` names."""
-    if not path.is_file():
-        raise ValueError(f"{option}: {path} is not a file")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise ValueError(f"{option}: {path} is not UTF-8 text") from None
-    if not text:
-        raise ValueError(f"{option}: {path} is empty")
-    return text
+_NAMED = 5  # tensors that one line has room for
 
 
 def device_named(name: str) -> torch.device:
@@ -37,17 +27,21 @@ def device_named(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
+        torch.zeros(1, device=device).item()  # "meta" takes tensors, but holds no values
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ValueError(f"--device: {name} cannot be used here: {error}") from None
     return device
 
 
 def dtype_named(name: str, option: str) -> torch.dtype | str:
     """Return the dtype that `option` names; "auto" is that of the stored weights."""
-    if name not in DTYPES:
-        raise ValueError(f"{option}: expected one of {', '.join(DTYPES)}, got {name!r}")
-    return "auto" if name == "auto" else getattr(torch, name)
+    if name == "auto":
+        return name
+    if (full := DTYPES.get(name, name)) not in DTYPES.values():
+        known = ", ".join(["auto", *DTYPES, *DTYPES.values()])
+        raise ValueError(f"{option}: expected one of {known}, got {name!r}")
+    dtype: torch.dtype = getattr(torch, full)
+    return dtype
 
 
 def decoding_dtype(name: str, device: torch.device) -> torch.dtype | str:
@@ -88,11 +82,35 @@ def load_tokenizer(folder: Path) -> Any:
 def load_model(
     folder: Path, dtype: torch.dtype | str, device: torch.device | str = "cpu"
 ) -> PreTrainedModel:
-    """Return the folder's model, from safetensors alone."""
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, local_files_only=True, use_safetensors=True
-    )
-    return model.eval().to(device=device)
+    """Return the folder's model, from safetensors alone.
+
+    Raises
+    ------
+    ValueError
+        What the model does is not supported, or its weights are not all there.
+    """
+    check_supported(AutoConfig.from_pretrained(folder, local_files_only=True))
+    try:
+        found: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype,
+            local_files_only=True,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # reported just below, with their names
+            output_loading_info=True,
+        )
+    except SafetensorError as error:
+        raise ValueError(f"the weights in {folder} cannot be read: {error}") from None
+    model, report = found
+    for kind in ("missing_keys", "mismatched_keys"):
+        if keys := sorted(map(str, report[kind])):
+            names = ", ".join(keys[:_NAMED]) + (", ..." if len(keys) > _NAMED else "")
+            raise ValueError(
+                f"the weights in {folder} do not fit its config.json: "
+                f"{len(keys)} {kind.replace('_', ' ')}: {names}"
+            )
+    loaded: PreTrainedModel = model.eval().to(device=device)
+    return loaded
 
 
 def silence_transformers() -> None:

@@ -16,8 +16,17 @@ ModelOption = Annotated[
 ]
 TemperatureOption = Annotated[float, typer.Option(min=0.0, help="0 is greedy decoding.")]
 SeedOption = Annotated[int, typer.Option(help="Seed of the sampling.")]
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+"""The dtypes that weights may have, by their short names; options take both."""
+
 DtypeOption = Annotated[
-    str, typer.Option(help="float32, bfloat16, float16, or auto: float32 on a CPU, else as stored.")
+    str, typer.Option(help="fp32, bf16, fp16, or auto: fp32 on a CPU, else as stored.")
+]
+JsonOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--json", help="Write tokens, text and statistics here; - is standard output, alone."
+    ),
 ]
 DeviceOption = Annotated[str, typer.Option(help="Torch device, or auto: a GPU where there is one.")]
 
@@ -26,7 +35,10 @@ DeviceOption = Annotated[str, typer.Option(help="Torch device, or auto: a GPU wh
 class DecodingOptions:
     """What to continue and how, whatever the method; the options say what each field means."""
 
-    prompt_file: Annotated[Path, typer.Option(help="UTF-8 text to continue.")]
+    prompt_file: Annotated[
+        list[Path],
+        typer.Option(help="UTF-8 text to continue; - is standard input. Repeat it for a batch."),
+    ]
     model: ModelOption = None
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Stop after this many new tokens.")] = (
         128
@@ -56,6 +68,13 @@ class DecodingOptions:
     prompt_tokens: Annotated[
         int | None, typer.Option(min=1, help="Read only the first N tokens of the prompt file.")
     ] = None
+    last_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Read only the last N tokens of the prompt file.")
+    ] = None
+    chat: Annotated[
+        bool, typer.Option("--chat", help="The prompt file is a user's message to a chat model.")
+    ] = False
+    system: Annotated[str | None, typer.Option(help="System message of --chat.")] = None
     dtype: DtypeOption = "auto"
     device: DeviceOption = "auto"
 
@@ -101,7 +120,7 @@ class TrainingOptions:
         int | None, typer.Option(min=1, help="Rows of an optimizer step [default: the preset's].")
     ] = None
     learning_rate: Annotated[
-        float | None, typer.Option(help="The highest [default: the preset's].")
+        float | None, typer.Option(min=0.0, help="The highest [default: the preset's].")
     ] = None
     text_field: Annotated[str, typer.Option(help="Key of the text in a line of JSONL.")] = "text"
     eval_rows: Annotated[int, typer.Option(min=1, help="Rows of held-out text, at most.")] = 64
@@ -110,9 +129,9 @@ class TrainingOptions:
     ] = 4
     eval_prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each.")] = 1024
     eval_new_tokens: Annotated[int, typer.Option(min=1, help="How far they are continued.")] = 128
-    target_dtype: Annotated[
-        str, typer.Option(help="float32, bfloat16, float16, or auto: as stored.")
-    ] = "auto"
+    target_dtype: Annotated[str, typer.Option(help="fp32, bf16, fp16, or auto: as stored.")] = (
+        "auto"
+    )
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specattn.cli.errors import one_line_errors
+from specattn.cli.options import DTYPES
 
 if TYPE_CHECKING:
     from specattn.planning import Check, Machine, Prediction, Workload
@@ -51,9 +52,9 @@ def plan(
         predict,
     )
 
-    sizes = {"bf16": 2, "fp16": 2, "fp32": 4}
-    if dtype not in sizes:
-        raise typer.BadParameter(f"--dtype: expected one of {', '.join(sizes)}, got {dtype!r}")
+    dtype = next((short for short, full in DTYPES.items() if dtype == full), dtype)
+    if dtype not in DTYPES:
+        raise typer.BadParameter(f"--dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
     if launch not in ("eager", "graph"):
         raise typer.BadParameter(f"--launch: expected eager or graph, got {launch!r}")
     with one_line_errors():
@@ -66,7 +67,8 @@ def plan(
             _print_checks(path, machine)
     if validate:
         return
-    workload = Workload(model, machine, context, batch, sizes[dtype], launch == "eager")
+    width = 4 if dtype == "fp32" else 2
+    workload = Workload(model, machine, context, batch, width, launch == "eager")
     _print_plan(workload, predict(workload, profiles), profiles)
 
 

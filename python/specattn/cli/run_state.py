@@ -1,10 +1,8 @@
-"""What runs of many minutes need: a state on disk that a later run goes on with, and Ctrl-C."""
+"""What runs of many minutes need: a state on disk that a later run goes on with, and signals."""
 
 from __future__ import annotations
 
 import json
-import signal
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from specattn.cli.interrupts import interrupt, on_signals
 from specattn.decoding import StopRequest
 from specattn.files import write_atomically
 
@@ -99,23 +98,32 @@ class RunState:
         self._saved = time.monotonic()
 
 
+class Interruption(StopRequest):
+    """Ends a text where it is, once a signal has come.
+
+    Attributes
+    ----------
+    signal : int or None
+        Its number.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.signal: int | None = None
+
+
 @contextmanager
-def interruptible(run: RunState, request: StopRequest) -> Iterator[None]:
-    """Let the first Ctrl-C end the text where it is, and the second end the program.
+def interruptible(runs: Sequence[RunState]) -> Iterator[Interruption]:
+    """Let the first signal end the texts where they are, and the second the command.
 
     Before the first new token there is nothing to show, and one is enough.
     """
-    if threading.current_thread() is not threading.main_thread():  # only that one gets signals
-        yield
-        return
+    request = Interruption()
 
-    def on_interrupt(*_: Any) -> None:
-        if request.asked or len(run.tokens) == run.resumed_at:
-            raise KeyboardInterrupt
-        request.asked = True
+    def on_signal(number: int, *_: Any) -> None:
+        if request.asked or all(len(run.tokens) == run.resumed_at for run in runs):
+            interrupt(number)
+        request.asked, request.signal = True, number
 
-    before = signal.signal(signal.SIGINT, on_interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with on_signals(on_signal):
+        yield request

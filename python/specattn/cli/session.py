@@ -1,4 +1,4 @@
-"""One model and one prompt, which any method may continue: what generate and compare share."""
+"""One model and its prompts, which any method may continue: what generate and compare share."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LogitsProcessorList, StoppingCriteriaList
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
+from specattn.cli.errors import naming
 from specattn.cli.loading import (
     decoding_dtype,
     device_named,
     load_model,
     load_tokenizer,
     model_folder,
-    read_text,
     silence_transformers,
     versions,
 )
 from specattn.cli.options import DecodingOptions
+from specattn.cli.prompts import Prompt, read_texts, tokenize
 from specattn.cli.run_state import RunState, interruptible
 from specattn.cli.terminal import console, streamed_text
 from specattn.decoding import (
@@ -28,7 +29,6 @@ from specattn.decoding import (
     ContextualPenalty,
     Method,
     Statistics,
-    StopRequest,
     generate,
     parse_method,
 )
@@ -36,25 +36,25 @@ from specattn.decoding.statistics import distinct
 
 # Sampling options that `generate` takes as they are; the contextual penalty is a processor.
 _OF_GENERATE = ("temperature", "top_k", "top_p", "min_p", "eta_cutoff", "repetition_penalty")
+# What is obeyed of a checkpoint's generation_config: where a text ends, by these and by stop
+# strings. How it is sampled is said by options alone.
+_OF_CHECKPOINT = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def build_method(text: str, option: str) -> Method:
     """Return the method that `option` describes as ``NAME:OPTION=VALUE,...``."""
-    try:
+    with naming(option):
         name, given = parse_method(text)
         return METHODS[name](**given)
-    except ValueError as error:
-        raise ValueError(f"{option}: {error}") from None
 
 
 @dataclass
-class Continuation:
-    """What one method made of the prompt."""
+class Text:
+    """What one method made of one prompt."""
 
     new_tokens: list[int]
     text: str
     finish_reason: str
-    statistics: Statistics
     resumed_at: int = 0
 
     @property
@@ -70,16 +70,41 @@ class Continuation:
             "finish_reason": self.finish_reason,
             "resumed_at": self.resumed_at,
             "distinct": self.distinct,
-            "statistics": self.statistics.to_dict(),
         }
 
 
+@dataclass
+class Continuation:
+    """What one method made of the prompts.
+
+    Attributes
+    ----------
+    texts : list of Text
+        One for each prompt.
+    statistics : Statistics
+    signal : int or None
+        Number of the signal that ended it.
+    """
+
+    texts: list[Text]
+    statistics: Statistics
+    signal: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what ``--json`` writes of it: the one text's fields, or a list of texts."""
+        texts = [text.to_dict() for text in self.texts]
+        fields = texts[0] if len(texts) == 1 else {"texts": texts}
+        return {**fields, "statistics": self.statistics.to_dict()}
+
+
 class DecodingSession:
-    """A loaded model with a tokenized prompt.
+    """A loaded model with tokenized prompts.
 
     Parameters
     ----------
     options : DecodingOptions
+    silent : bool
+        Whether texts stay off the standard output.
 
     Raises
     ------
@@ -87,83 +112,104 @@ class DecodingSession:
         Something is wrong with the options; checked cheapest first.
     """
 
-    def __init__(self, options: DecodingOptions):
-        self.options = options
-        text = read_text(options.prompt_file, "--prompt-file")
+    def __init__(self, options: DecodingOptions, *, silent: bool = False):
+        self.options, self.silent = options, silent
+        texts = read_texts(options)
         self.folder = model_folder(options.model)
         device = device_named(options.device)
         dtype = decoding_dtype(options.dtype, device)
         silence_transformers()
         self.tokenizer = load_tokenizer(self.folder)
-        self.prompt: list[int] = self.tokenizer(text)["input_ids"][: options.prompt_tokens]
-        self.model = load_model(self.folder, dtype, device)
-        self._warn_of_length()
+        self.prompts = tokenize(texts, self.tokenizer, options)
+        with console.status(f"loading {self.folder}"):
+            self.model = load_model(self.folder, dtype, device)
+        theirs = self.model.generation_config
+        self._stop_strings = theirs.stop_strings
+        self.model.generation_config = GenerationConfig(
+            **{name: getattr(theirs, name, None) for name in _OF_CHECKPOINT}
+        )
+        for prompt in self.prompts:
+            self._note(prompt)
 
-    def begin(self, path: Path | None = None, *, resume: bool = False) -> RunState:
-        """Return a run that has no tokens yet, or the one that is saved at `path`.
+    def begin(self, path: Path | None = None, *, resume: bool = False) -> list[RunState]:
+        """Return runs that have no tokens yet, one for each prompt, or the one saved at `path`.
 
         Raises
         ------
         ValueError
-            There is nothing to go on with.
+            There is nothing to go on with, or several prompts for one `path`.
         """
         sampling = self.options.sampling
         settings = {"model": str(self.folder), "dtype": str(self.model.dtype), **sampling}
         generator = torch.Generator(self.model.device).manual_seed(sampling["seed"])
-        run = RunState(settings, self.prompt, generator, path)
+        runs = [RunState(settings, prompt.tokens, generator, path) for prompt in self.prompts]
+        if path is not None and len(runs) > 1:
+            raise ValueError(f"--state and --resume keep one text, got {len(runs)} prompts")
         if resume:
+            (run,) = runs
             run.resume()
             if run.tokens and run.tokens[-1] in self._stop_tokens:
                 raise ValueError(f"{path} holds a text that has come to its end")
-        return run
+        return runs
 
-    def decode(self, method: Method, run: RunState) -> Continuation:
-        """Continue the prompt, with progress on standard error and the text on standard output."""
+    def decode(self, method: Method, runs: list[RunState]) -> Continuation:
+        """Continue the prompts, with progress on standard error and texts on standard output."""
         options, sampling = self.options, self.options.sampling
-        done, wanted = len(run.tokens), options.max_new_tokens
-        processors = LogitsProcessorList()
-        if options.penalty != 1:
-            processors.append(ContextualPenalty(options.penalty_window, options.penalty))
-        request = StopRequest()
+        done, wanted = len(runs[0].tokens), options.max_new_tokens
+        total = sum(len(prompt.tokens) for prompt in self.prompts)
+        streamed = len(runs) == 1 and not self.silent
         with (
-            streamed_text(self.tokenizer, len(self.prompt), wanted) as (on_prefill, show),
-            interruptible(run, request),
+            streamed_text(self.tokenizer, total, wanted * len(runs), quiet=not streamed) as (
+                on_prefill,
+                show,
+            ),
+            interruptible(runs) as request,
         ):
-            if run.tokens:
-                show(run.tokens)
+            if done:
+                show(runs[0].tokens)
 
-            def on_tokens(_: int, tokens: list[int]) -> None:
+            def on_tokens(row: int, tokens: list[int]) -> None:
                 show(tokens)
-                run.extend(tokens)
+                runs[row].extend(tokens)
 
             output = generate(
                 self.model,
-                [self.prompt + run.tokens],
+                [run.prompt + run.tokens for run in runs],
                 method,
                 max_new_tokens=wanted - done,
                 # Of 0 transformers makes a processor that asks for nothing, token by token.
                 min_new_tokens=max(0, options.min_new_tokens - done) or None,
-                generator=run.generator,
-                logits_processor=processors,
+                generator=runs[0].generator,
+                logits_processor=self.penalty(),
                 stopping_criteria=StoppingCriteriaList([request]),
+                stop_strings=self._stop_strings,
+                tokenizer=self.tokenizer,
                 num_pregenerated=done,
                 on_prefill=on_prefill,
                 on_tokens=on_tokens,
                 **{name: sampling[name] for name in _OF_GENERATE},
             )
-        run.save()
-        stopped = run.tokens[-1] in self._stop_tokens
-        cut = request.asked and len(run.tokens) < wanted
-        return Continuation(
-            run.tokens,
-            self.tokenizer.decode(run.tokens, skip_special_tokens=True),
-            "stop" if stopped else "interrupted" if cut else "length",
-            output.statistics,
-            run.resumed_at,
-        )
+        for run in runs:
+            run.save()
+        cut = request.asked and any(len(run.tokens) < wanted for run in runs)
+        texts = [self._text(run, interrupted=cut) for run in runs]
+        if not streamed and not self.silent:
+            for prompt, text in zip(self.prompts, texts, strict=True):
+                console.print(f"==> {prompt.file} <==", soft_wrap=True, markup=False)
+                print(text.text, flush=True)
+        return Continuation(texts, output.statistics, request.signal if cut else None)
+
+    def penalty(self) -> LogitsProcessorList:
+        """Return the penalty on the last tokens, if there is one."""
+        options = self.options
+        if options.penalty == 1:
+            return LogitsProcessorList()
+        return LogitsProcessorList([ContextualPenalty(options.penalty_window, options.penalty)])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what ``--json`` says of versions, model and prompt."""
+        """Return what ``--json`` says of versions, model, prompts and sampling."""
+        options = self.options
+        prompts = [{"file": one.file, "tokens": len(one.tokens)} for one in self.prompts]
         return {
             "versions": versions(),
             "model": {
@@ -172,22 +218,45 @@ class DecodingSession:
                 "dtype": str(self.model.dtype).removeprefix("torch."),
                 "device": str(self.model.device),
             },
-            "prompt": {"file": str(self.options.prompt_file), "tokens": len(self.prompt)},
+            **({"prompt": prompts[0]} if len(prompts) == 1 else {"prompts": prompts}),
+            "sampling": {
+                "max_new_tokens": options.max_new_tokens,
+                "min_new_tokens": options.min_new_tokens,
+                **options.sampling,
+            },
         }
+
+    def _text(self, run: RunState, *, interrupted: bool) -> Text:
+        """Return the text of a run that is over."""
+        stopped = bool(run.tokens) and run.tokens[-1] in self._stop_tokens
+        if not stopped and len(run.tokens) < self.options.max_new_tokens:
+            reason = "interrupted" if interrupted else "stop"  # by a string
+        else:
+            reason = "stop" if stopped else "length"
+        text = self.tokenizer.decode(run.tokens, skip_special_tokens=True)
+        return Text(run.tokens, text, reason, run.resumed_at)
 
     @cached_property
     def _stop_tokens(self) -> set[int]:
         eos = self.model.generation_config.eos_token_id
         return set(eos if isinstance(eos, list) else [] if eos is None else [eos])
 
-    def _warn_of_length(self) -> None:
-        """Say that the text may leave the positions that the model was made for."""
+    def _note(self, prompt: Prompt) -> None:
+        """Say what is not read, and that the text may leave the positions of the model."""
+        if prompt.dropped:
+            where = "end" if self.options.last_tokens is None else "beginning"
+            self._say(
+                f"{len(prompt.tokens)} tokens of {prompt.file} are read, {prompt.dropped} at its "
+                f"{where} are not"
+            )
         known = self.model.config.max_position_embeddings
-        prompt, new = len(self.prompt), self.options.max_new_tokens
-        if prompt + new > known:
-            console.print(
-                f"warning: {prompt} prompt tokens and {new} new ones go beyond the {known} "
+        read, new = len(prompt.tokens), self.options.max_new_tokens
+        if read + new > known:
+            self._say(
+                f"warning: {read} prompt tokens and {new} new ones go beyond the {known} "
                 "positions of this model; what it says there may be poor",
                 style="yellow",
-                soft_wrap=True,
             )
+
+    def _say(self, line: str, **options: Any) -> None:
+        console.print(line, soft_wrap=True, markup=False, **options)

@@ -1,11 +1,11 @@
-"""The figures of one or several continuations, side by side."""
+"""The figures of one or several continuations, a line for each method."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from specattn.cli.session import Continuation, DecodingSession
 from specattn.cli.terminal import console
@@ -13,53 +13,64 @@ from specattn.decoding import Statistics
 
 
 def print_figures(session: DecodingSession, continuations: dict[str, Continuation]) -> None:
-    """Print a column for each continuation."""
-    name = session.options.prompt_file.name
-    table = Table(title=f"{len(session.prompt)} prompt tokens of {name}")
-    table.add_column()
-    for method in continuations:
-        table.add_column(method.replace(":", ":\n", 1), justify="right")
-    found = continuations.values()
-    for label, value in _ROWS:
-        table.add_row(label, *(value(one.statistics) for one in found))
-    table.add_row("distinct 1-, 2-, 3-, 4-grams", *(_shares(one.distinct) for one in found))
-    details = [one.statistics.details for one in found]
-    for label in dict.fromkeys(label for own in details for label in own):
-        table.add_row(label, *(_detail(own.get(label)) for own in details))
-    console.print(table)
+    """Print one line for each continuation in each of two tables, and what methods add."""
+    read = " + ".join(f"{len(prompt.tokens)}" for prompt in session.prompts)
+    files = ", ".join(prompt.file.rpartition("/")[2] for prompt in session.prompts)
+    console.print(f"{read} prompt tokens of {files}", soft_wrap=True, markup=False)
+    speed = _table("tokens/s", "new", "passes", "per pass", "time split", "decode")
+    more = _table("prefill", "distinct 1, 2, 3, 4", "accepted at 1, 2, ...")
+    for method, one in continuations.items():
+        found = one.statistics
+        speed.add_row(
+            Text(method),
+            f"{found.tokens_per_second:.1f}",
+            f"{found.total.new_tokens}",
+            f"{found.passes}",
+            f"{found.total.mean_acceptance_length:.2f}",
+            _split(found),
+            f"{found.decode_seconds:.2f} s",
+        )
+        # Of several texts, the least varied one.
+        shares = " ".join(f"{min(each):.2g}" for each in zip(*_distinct(one), strict=True))
+        rates = " ".join(f"{100 * rate:.0f}" for rate in found.total.position_rates)
+        more.add_row(Text(method), f"{found.prefill_seconds:.2f} s", shares, rates)
+    for table in (speed, more):
+        console.print(table)
+    console.print(_LEGEND, style="dim")
+    for method, one in continuations.items():
+        details = [
+            f"{label}: {_detail(value)}"
+            for label, value in one.statistics.details.items()
+            if value is not None
+        ]
+        if details:
+            console.print(f"{method}; {'; '.join(details)}", markup=False)
 
 
-def _detail(value: Any) -> str:
-    """Return what a method says of its run, as text."""
-    if value is None:
-        return "-"
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+_LEGEND = """\
+tokens/s, without prefill; full passes of the target; mean acceptance length per
+pass, with bonus; time split in %: draft / target / accept; shares of distinct
+n-grams; % of the rounds that accept a token at position 1, 2, ..."""
 
 
-def _percent(rate: float) -> str:
-    return f"{100 * rate:.0f}%"
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("method", no_wrap=True, max_width=24)
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
 
 
-def _shares(shares: list[float]) -> str:
-    return " ".join(f"{share:.2g}" for share in shares)
-
-
-def _rates(rates: list[float]) -> str:
-    return " ".join(map(_percent, rates)) or "-"
+def _distinct(one: Continuation) -> list[list[float]]:
+    return [text.distinct for text in one.texts]
 
 
 def _split(statistics: Statistics) -> str:
     parts = (statistics.draft_seconds, statistics.target_seconds, statistics.accept_seconds)
-    return " / ".join(_percent(part / (statistics.decode_seconds or 1)) for part in parts)
+    whole = statistics.decode_seconds or 1
+    return "/".join(f"{100 * part / whole:.0f}" for part in parts)
 
 
-_ROWS: tuple[tuple[str, Callable[[Statistics], str]], ...] = (
-    ("tokens/s, without prefill", lambda s: f"{s.tokens_per_second:.1f}"),
-    ("new tokens", lambda s: f"{s.total.new_tokens}"),
-    ("full passes of the target", lambda s: f"{s.passes}"),
-    ("mean acceptance length, with bonus", lambda s: f"{s.total.mean_acceptance_length:.2f}"),
-    ("accepted at position 1, 2, ...", lambda s: _rates(s.total.position_rates)),
-    ("time: draft / target / accept", _split),
-    ("prefill, seconds", lambda s: f"{s.prefill_seconds:.2f}"),
-    ("decode, seconds", lambda s: f"{s.decode_seconds:.2f}"),
-)
+def _detail(value: Any) -> str:
+    """Return what a method says of its run, as text."""
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

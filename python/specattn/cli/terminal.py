@@ -27,9 +27,11 @@ def progress_bars(*, transient: bool = False) -> Progress:
 
 @contextmanager
 def streamed_text(
-    tokenizer: Any, prompt_tokens: int, max_new_tokens: int
+    tokenizer: Any, prompt_tokens: int, max_new_tokens: int, *, quiet: bool = False
 ) -> Iterator[tuple[Callable[[int, int], None], Callable[[list[int]], None]]]:
     """Show bars while there is no text to read, then the text as it is decoded.
+
+    `quiet` shows the bars alone.
 
     Yields
     ------
@@ -39,7 +41,7 @@ def streamed_text(
         ``on_tokens(tokens)`` writes new tokens to standard output.
     """
     stream = DecodeStream(skip_special_tokens=True)
-    text_is_seen = sys.stdout.isatty()
+    text_is_seen = sys.stdout.isatty() and not quiet
     with progress_bars(transient=True) as progress:
         prefill = progress.add_task("prefill", total=prompt_tokens)
         decode = progress.add_task("decode", total=max_new_tokens, visible=False)
@@ -52,10 +54,13 @@ def streamed_text(
                 progress.stop()  # a bar and a growing line of text cannot share the screen
             progress.update(prefill, visible=False)
             progress.update(decode, advance=len(tokens), visible=True)
+            if quiet:
+                return
             for token in tokens:
                 sys.stdout.write(stream.step(tokenizer._tokenizer, token) or "")
             sys.stdout.flush()
 
         yield on_prefill, on_tokens
-    sys.stdout.write("\n")
-    sys.stdout.flush()
+    if not quiet:
+        sys.stdout.write("\n")
+        sys.stdout.flush()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specattn.cli.errors import one_line_errors
+from specattn.cli.interrupts import Interrupted
 from specattn.cli.options import (
     DeviceOption,
     DtypeOption,
@@ -118,10 +119,10 @@ def _tuner(
         load_model,
         load_tokenizer,
         model_folder,
-        read_text,
         silence_transformers,
         versions,
     )
+    from specattn.cli.prompts import read_text
     from specattn.training import find_files
     from specattn.tuning import Record, Tuner
 
@@ -167,7 +168,7 @@ def _run(tuner: Tuner) -> dict[str, Any]:
         task = progress.add_task("", total=tuner.runs)
         try:
             return tuner.run(lambda step: progress.update(task, description=step, advance=1))
-        except KeyboardInterrupt:
+        except Interrupted:
             kept = len(tuner.record.measurements)
             console.print(f"interrupted; {kept} measurements are kept, go on with --resume")
             raise

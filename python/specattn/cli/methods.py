@@ -1,0 +1,28 @@
+"""``specattn methods``: what ``--method`` takes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from specattn.cli.errors import one_line_errors
+
+
+def methods(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Of these alone.")
+    ] = None,
+) -> None:
+    """List the methods and their options, as --method takes them, with types and defaults."""
+    with one_line_errors():
+        from specattn.decoding import METHODS
+        from specattn.decoding.spelling import options_of
+
+        for name in names or ():
+            if name not in METHODS:
+                raise ValueError(f"expected one of {', '.join(METHODS)}, got {name!r}")
+    for name in names or METHODS:
+        print(name)
+        for option, spelled in options_of(METHODS[name]).items():
+            print(f"  {option}={spelled.default_text:<{22 - len(option)}} {spelled.takes}")

@@ -1,0 +1,31 @@
+"""Where results go: files, and ``-`` for standard output."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from specattn.cli.errors import naming
+from specattn.files import check_writable, write_atomically
+
+STDOUT = Path("-")
+
+
+def check_outputs(**files: Path | None) -> None:
+    """See that all that is given can be written; the names are those of the options."""
+    for option, file in files.items():
+        if file not in (None, STDOUT):
+            with naming(f"--{option}"):
+                check_writable(file)
+
+
+def write_json(content: dict[str, Any], file: Path) -> None:
+    """Write `content` to a file, or to standard output as ``-``."""
+    text = json.dumps(content, indent=2, default=str) + "\n"
+    if file == STDOUT:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    else:
+        write_atomically(file, lambda partial: partial.write_text(text, encoding="utf-8"))

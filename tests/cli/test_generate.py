@@ -287,6 +287,21 @@ def test_weights_that_end_early_are_refused(specattn, prompt, tmp_path):
         assert "the weights in " in error
 
 
+@pytest.mark.parametrize("method", ["longspec:drafter=", "triforce:draft="])
+def test_drafters_that_are_not_all_there_are_refused(specattn, prompt, drafter, tmp_path, method):
+    folder = drafter
+    if "triforce" in method:
+        folder = broken(tmp_path / "model", lambda weights: weights.pop("model.norm.weight"))
+    else:
+        content = (folder / "model.safetensors").read_bytes()
+        (folder / "model.safetensors").write_bytes(content[:-9])
+    given = ("generate", "--prompt-file", prompt, "--method", f"{method}{folder}")
+    code, text, error = specattn(*given)
+    assert (code, text) == (2, "")
+    assert error.splitlines()[-1].startswith("specattn: error: ")
+    assert f"the weights in {folder} " in error
+
+
 def test_json_alone_on_standard_output(specattn, prompt):
     code, text, said = specattn("generate", "--prompt-file", prompt, *FEW, "--json", "-")
     assert code == 0

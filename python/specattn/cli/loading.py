@@ -8,17 +8,14 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoTokenizer
 
 import specattn
 from specattn.cli.options import DTYPES
 from specattn.decoding import FAMILIES
-from specattn.decoding.families import check_supported
 
 # The folder exists in a source checkout alone: a wheel does not carry 15 MB of model.
 EMBEDDED_TARGET = Path(specattn.__file__).parents[2] / "examples" / "tiny"
-_NAMED = 5  # tensors that one line has room for
 
 
 def device_named(name: str) -> torch.device:
@@ -77,40 +74,6 @@ def model_folder(path: Path | None, option: str = "--model") -> Path:
 def load_tokenizer(folder: Path) -> Any:
     """Return the folder's tokenizer."""
     return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-
-
-def load_model(
-    folder: Path, dtype: torch.dtype | str, device: torch.device | str = "cpu"
-) -> PreTrainedModel:
-    """Return the folder's model, from safetensors alone.
-
-    Raises
-    ------
-    ValueError
-        What the model does is not supported, or its weights are not all there.
-    """
-    check_supported(AutoConfig.from_pretrained(folder, local_files_only=True))
-    try:
-        found: Any = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=dtype,
-            local_files_only=True,
-            use_safetensors=True,
-            ignore_mismatched_sizes=True,  # reported just below, with their names
-            output_loading_info=True,
-        )
-    except SafetensorError as error:
-        raise ValueError(f"the weights in {folder} cannot be read: {error}") from None
-    model, report = found
-    for kind in ("missing_keys", "mismatched_keys"):
-        if keys := sorted(map(str, report[kind])):
-            names = ", ".join(keys[:_NAMED]) + (", ..." if len(keys) > _NAMED else "")
-            raise ValueError(
-                f"the weights in {folder} do not fit its config.json: "
-                f"{len(keys)} {kind.replace('_', ' ')}: {names}"
-            )
-    loaded: PreTrainedModel = model.eval().to(device=device)
-    return loaded
 
 
 def silence_transformers() -> None:

@@ -14,7 +14,6 @@ from specattn.cli.errors import naming
 from specattn.cli.loading import (
     decoding_dtype,
     device_named,
-    load_model,
     load_tokenizer,
     model_folder,
     silence_transformers,
@@ -32,6 +31,7 @@ from specattn.decoding import (
     generate,
     parse_method,
 )
+from specattn.decoding.checkpoint import load_causal_model
 from specattn.decoding.statistics import distinct
 
 # Sampling options that `generate` takes as they are; the contextual penalty is a processor.
@@ -122,7 +122,7 @@ class DecodingSession:
         self.tokenizer = load_tokenizer(self.folder)
         self.prompts = tokenize(texts, self.tokenizer, options)
         with console.status(f"loading {self.folder}"):
-            self.model = load_model(self.folder, dtype, device)
+            self.model = load_causal_model(self.folder, dtype, device)
         theirs = self.model.generation_config
         self._stop_strings = theirs.stop_strings
         self.model.generation_config = GenerationConfig(

@@ -14,9 +14,10 @@ import transformers
 from transformers import HfArgumentParser, PreTrainedModel, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
-from specattn.cli.loading import dtype_named, load_model, load_tokenizer, model_folder
+from specattn.cli.loading import dtype_named, load_tokenizer, model_folder
 from specattn.cli.options import TrainingOptions
 from specattn.cli.terminal import console
+from specattn.decoding.checkpoint import load_causal_model
 from specattn.drafters import TrainedDrafter
 from specattn.training import Documents, DrafterTrainer, PackedRows, Preset, Recipe, find_files
 from specattn.training.curves import draw_losses
@@ -51,7 +52,7 @@ class TrainingRun:
         self.checkpoint = _checkpoint(options)
         transformers.logging.disable_progress_bar()
         tokenizer = load_tokenizer(folder)
-        target = load_model(folder, dtype)
+        target = load_causal_model(folder, dtype)
         if preset.row_length > (limit := target.config.max_position_embeddings):
             raise ValueError(
                 f"--row-length: {preset.row_length} is beyond the target's {limit} positions"

@@ -116,13 +116,13 @@ def _tuner(
     from specattn.cli.loading import (
         decoding_dtype,
         device_named,
-        load_model,
         load_tokenizer,
         model_folder,
         silence_transformers,
         versions,
     )
     from specattn.cli.prompts import read_text
+    from specattn.decoding.checkpoint import load_causal_model
     from specattn.training import find_files
     from specattn.tuning import Record, Tuner
 
@@ -140,7 +140,7 @@ def _tuner(
     for path, ids in zip(files, tokens, strict=True):
         if len(ids) < length:
             raise ValueError(f"--context: {path} has {len(ids)} tokens, fewer than {length}")
-    loaded = load_model(folder, chosen_dtype, chosen_device)
+    loaded = load_causal_model(folder, chosen_dtype, chosen_device)
     room = loaded.config.max_position_embeddings - sweep.new_tokens
     if length > room:
         raise ValueError(f"--context: with the new tokens there is room for {room}, not {length}")

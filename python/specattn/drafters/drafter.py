@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+from safetensors import SafetensorError
 from transformers import PreTrainedConfig, PreTrainedModel
 
 _Drafter = TypeVar("_Drafter", bound="TrainedDrafter")
@@ -78,14 +79,17 @@ class TrainedDrafter(PreTrainedModel):
             The folder holds no drafter of this kind, or its weights do not fit its configuration.
         """
         cls._check_folder(Path(folder))
-        loaded: Any = super().from_pretrained(
-            folder,
-            local_files_only=True,
-            use_safetensors=True,
-            ignore_mismatched_sizes=True,  # reported just below, with its name
-            output_loading_info=True,
-            **options,
-        )
+        try:
+            loaded: Any = super().from_pretrained(
+                folder,
+                local_files_only=True,
+                use_safetensors=True,
+                ignore_mismatched_sizes=True,  # reported just below, with its name
+                output_loading_info=True,
+                **options,
+            )
+        except SafetensorError as error:
+            raise ValueError(f"the weights in {folder} cannot be read: {error}") from None
         drafter, report = loaded
         for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
             if found := report[kind]:

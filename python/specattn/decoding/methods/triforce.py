@@ -27,10 +27,11 @@ from typing import Any
 
 import torch
 from torch.nn.functional import pad
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from specattn.acceptance import accept, accept_samples
 from specattn.decoding.attention import NO_CAPTURE, CaptureSpec, Selection
+from specattn.decoding.checkpoint import load_causal_model
 from specattn.decoding.drafting import Draft, DraftContext, Drafter, Verified
 from specattn.decoding.loop import prefill
 from specattn.decoding.methods.budget import Budgeted
@@ -102,10 +103,7 @@ class TriForce(Budgeted, name="triforce"):
         if not isinstance(small, PreTrainedModel):
             if not Path(small).is_dir():
                 raise ValueError(f"draft: {small} is not a folder")
-            small = AutoModelForCausalLM.from_pretrained(
-                small, dtype=model.dtype, local_files_only=True, use_safetensors=True
-            )
-            small = small.eval().to(device=model.device)
+            small = load_causal_model(small, model.dtype, model.device)
         theirs, ours = small.config.vocab_size, model.config.vocab_size
         if theirs != ours:
             raise ValueError(f"draft: a vocabulary of {theirs} tokens, the target's has {ours}")

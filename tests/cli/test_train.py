@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from specattn import cli
 from specattn.drafters import LongSpecDrafter, MedusaHeads, PosSDrafter, TokenSwiftHeads
 from tests.decoding.models import letters, tiny_model
 
@@ -122,6 +123,9 @@ def test_specialists_start_from_eagle_and_share_features(specattn, target, text,
         (["--row-lenght", "8"], "unknown options: --row-lenght 8"),
         (["--max_steps", "many"], "argument --max_steps/--max-steps: invalid int value: 'many'"),
         (["--learning-rate", "fast"], "learning-rate"),
+        (["--learning-rate", "-1"], "learning-rate"),
+        (["--output", "/proc/out"], "--output: folder /proc cannot be written to"),
+        (["--output", "{text}/out"], "--output: {text} is not a folder"),
     ],
     ids=lambda value: " ".join(value[-2:]) if isinstance(value, list) else "",
 )
@@ -180,3 +184,66 @@ def test_help_names_the_trainers_own_options(specattn):
     assert code == 0
     assert "TrainingArguments" in text
     assert "--anchor-offset" in text
+
+
+@pytest.fixture(scope="module")
+def unbroken(target, text, tmp_path_factory):
+    """Return the arguments of a run of four steps that was saved twice, and its folder."""
+    folder = tmp_path_factory.mktemp("unbroken")
+    run = ("train", "medusa", "--target", target, "--data", text, *ROW, *QUIET, "--heads", 1)
+    run += ("--max_steps", 4, "--save_steps", 2, "--logging_steps", 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["specattn", *map(str, (*run, "--output", folder))])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+    assert stop.value.code == 0
+    return run, folder
+
+
+@pytest.mark.parametrize("missing", ["trainer_state.json", "the last", "every"])
+def test_a_run_that_was_killed_while_saving_goes_on(specattn, unbroken, tmp_path, missing):
+    run, folder = unbroken
+    output = tmp_path / "out"
+    shutil.copytree(folder, output)
+    if missing == "trainer_state.json":  # which is written last
+        (output / "checkpoint-4" / missing).unlink()
+        begins = f"going on from {output / 'checkpoint-2'}"
+    elif missing == "the last":
+        content = (output / "checkpoint-4" / "optimizer.pt").read_bytes()
+        (output / "checkpoint-4" / "optimizer.pt").write_bytes(content[:-5])
+        begins = f"going on from {output / 'checkpoint-2'}"
+    else:
+        shutil.rmtree(output / "checkpoint-2")
+        shutil.rmtree(output / "checkpoint-4")
+        (output / "checkpoint-2").mkdir()
+        begins = "going on from the beginning"
+    code, _, said = specattn(*run, "--output", output, "--resume")
+    assert code == 0, said
+    assert f"is not complete: {begins}" in said
+    assert curve(output) == curve(folder)
+    assert MedusaHeads.from_pretrained(output)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (("--row-length", 24), "--row-length 16, not 24"),
+        (("--batch-size", 8), "--batch-size 4, not 8"),
+        (("--learning-rate", 1), "--learning-rate 0.005, not 1.0"),
+        (("--heads", 2), "--heads 1, not 2"),
+        (("--seed", 7), "--seed 42, not 7"),
+        (("--max_steps", 9), "--max-steps 4, not 9"),
+        (("--text-field", "body"), "--text-field text, not body"),
+        (("--data", "{text}/a.txt"), "--data {text} (2 files of "),
+        (("--target-dtype", "fp32"), "--target-dtype auto, not fp32"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_a_run_goes_on_only_as_it_was_started(specattn, unbroken, text, change, reason):
+    run, folder = unbroken
+    before = curve(folder)
+    change = [str(word).format(text=text) for word in change]
+    code, _, error = specattn(*run, "--output", folder, "--resume", *change)
+    assert code == 2
+    assert f"--resume: the run in {folder} was started with {reason.format(text=text)}" in error
+    assert curve(folder) == before

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from dataclasses import fields, replace
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -12,17 +12,43 @@ from typing import Any, NoReturn, cast
 import torch
 import transformers
 from transformers import HfArgumentParser, PreTrainedModel, TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
+from transformers.utils import ExplicitEnum
 
+from specattn.cli.errors import naming
 from specattn.cli.loading import dtype_named, load_tokenizer, model_folder
 from specattn.cli.options import TrainingOptions
 from specattn.cli.terminal import console
 from specattn.decoding.checkpoint import load_causal_model
 from specattn.drafters import TrainedDrafter
+from specattn.files import check_folder_writable
 from specattn.training import Documents, DrafterTrainer, PackedRows, Preset, Recipe, find_files
+from specattn.training.checkpoints import (
+    check_settings,
+    checkpoints,
+    is_complete,
+    write_settings,
+)
 from specattn.training.curves import draw_losses
 
 _TOKENS_PER_PASS = 8192
+# Of the trainer's own arguments, those that decide the losses.
+_SHAPING = (
+    "per_device_train_batch_size",
+    "num_train_epochs",
+    "max_steps",
+    "lr_scheduler_type",
+    "warmup_steps",
+    "optim",
+    "weight_decay",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "max_grad_norm",
+    "bf16",
+    "fp16",
+    "seed",
+    "data_seed",
+)
 
 
 class TrainingRun:
@@ -49,7 +75,8 @@ class TrainingRun:
         dtype = dtype_named(options.target_dtype, "--target-dtype")
         files = _files("--data", options.data)
         self.arguments = _trainer_arguments(options, recipe, preset, trainer_options)
-        self.checkpoint = _checkpoint(options)
+        self.settings = _settings(options, recipe, preset, self.arguments, files)
+        self.checkpoint = self._checkpoint()
         transformers.logging.disable_progress_bar()
         tokenizer = load_tokenizer(folder)
         target = load_causal_model(folder, dtype)
@@ -91,6 +118,8 @@ class TrainingRun:
             prompts=self.prompts,
             new_tokens=self.options.eval_new_tokens,
         )
+        if trainer.is_world_process_zero():
+            write_settings(self.options.output, self.settings)
         trainer.train(resume_from_checkpoint=self.checkpoint)
         trainer.save_model()
         trainer.save_state()
@@ -103,6 +132,30 @@ class TrainingRun:
         if trainer.is_world_process_zero():
             self._draw(trainer.state.log_history)
         self._say(f"drafter: {self.options.output}")
+
+    def _checkpoint(self) -> str | None:
+        """Return the checkpoint to go on from; refuse to mix two runs in one folder."""
+        output = self.options.output
+        with naming("--output"):
+            check_folder_writable(output)
+        found = checkpoints(output)
+        if not self.options.resume:
+            if found:
+                raise ValueError(
+                    f"--output: {output} holds the checkpoints of a run; go on with --resume, or "
+                    "choose another folder"
+                )
+            return None
+        if not found:
+            raise ValueError(f"--resume: there is no checkpoint in {output}")
+        check_settings(output, self.settings)
+        complete = next(filter(is_complete, found), None)
+        if complete != found[0]:
+            self._say(
+                f"{found[0]} is not complete: going on from "
+                f"{'the beginning' if complete is None else complete}"
+            )
+        return None if complete is None else str(complete)
 
     def _draw(self, history: list[dict[str, float]]) -> None:
         picture = self.options.output / "loss.png"
@@ -194,17 +247,33 @@ def _trainer_arguments(
     return arguments
 
 
-def _checkpoint(options: TrainingOptions) -> str | None:
-    """Return the checkpoint to go on from; refuse to mix two runs in one folder."""
-    last = get_last_checkpoint(options.output) if options.output.is_dir() else None
-    if options.resume and last is None:
-        raise ValueError(f"--resume: there is no checkpoint in {options.output}")
-    if last is not None and not options.resume:
-        raise ValueError(
-            f"--output: {options.output} holds the checkpoints of a run; go on with --resume, or "
-            "choose another folder"
-        )
-    return last
+def _settings(
+    options: TrainingOptions,
+    recipe: Recipe,
+    preset: Preset,
+    arguments: TrainingArguments,
+    files: list[Path],
+) -> dict[str, Any]:
+    """Return what decides the losses of a run, by the names of the options that say it."""
+    size = sum(file.stat().st_size for file in files)
+    paths = ", ".join(str(path.absolute()) for path in options.data)
+    found = {
+        "method": type(recipe).__name__,
+        "target": options.target.absolute(),
+        "data": f"{paths} ({len(files)} files of {size} bytes)",
+        **{name: getattr(options, name) for name in ("text_field", "drafter", "target_dtype")},
+        **{field.name: getattr(preset, field.name) for field in fields(cast(Any, preset))},
+        **{field.name: getattr(recipe, field.name) for field in fields(cast(Any, recipe))},
+        **{name: getattr(arguments, name) for name in _SHAPING},
+    }
+    found["heads"] = found.pop("num_heads", None)
+    for name in ("preset", "feature_cache"):  # its fields are there; and what changes no loss
+        found.pop(name, None)
+    return {
+        name.replace("_", "-"): str(value) if isinstance(value, (Path, ExplicitEnum)) else value
+        for name, value in found.items()
+        if value is not None
+    }
 
 
 def _files(option: str, paths: list[Path]) -> list[Path]:

@@ -6,6 +6,10 @@ import signal
 import pytest
 
 from specattn.cli import run_state
+from specattn.cli.session import DecodingSession
+from specattn.decoding import Plain
+from tests.cli.conftest import TINY
+from tests.cli.test_generate import broken
 
 
 def test_compare_says_whether_the_outputs_are_identical(specattn, prompt):
@@ -97,3 +101,53 @@ def test_json_has_every_run(specattn, prompt):
     assert plain["tokens"] == vegas["tokens"]
     assert plain["statistics"]["new_tokens"] == 5
     assert "\nplain " in said
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tied"), [("fp32", False), ("fp32", True), ("bf16", False), ("bf16", True)]
+)
+@pytest.mark.parametrize("penalty", [1.0, 1.3])
+def test_where_texts_part_is_explained(
+    specattn, prompt, tmp_path, monkeypatch, dtype, tied, penalty
+):
+    """The second method's fourth token is made to be another one.
+
+    It has the very same logit where the target's head has the same row for both.
+    """
+    out = tmp_path / "out.json"
+    given = ("compare", "--prompt-file", prompt, "--max-new-tokens", 6, "--json", out)
+    given += ("--dtype", dtype, "--penalty", penalty)
+    assert specattn(*given, "--methods", "plain")[0] == 0
+    plain = json.loads(out.read_text())["runs"][0]["tokens"]
+    usual, other = plain[3], 4000
+    assert other not in plain
+    model = TINY
+    if tied:
+        # A twin that comes later in the vocabulary: the greedy choice is still the first.
+        model = broken(
+            tmp_path / "model",
+            lambda weights: weights["model.embed_tokens.weight"][other].copy_(
+                weights["model.embed_tokens.weight"][usual]
+            ),
+        )
+    decode = DecodingSession.decode
+
+    def parted(self, method, runs):
+        found = decode(self, method, runs)
+        if method != Plain():
+            found.texts[0].new_tokens[3] = other
+        return found
+
+    monkeypatch.setattr(DecodingSession, "decode", parted)
+    code, _, said = specattn(*given, "--model", model, "--methods", "plain,prompt_lookup")
+    assert code == 0
+    assert "Outputs identical, token for token: no" in said
+    assert "prompt_lookup parts from plain at new token 3: " in said
+    assert ("apart: a near-tie" if tied else "apart: no near-tie") in said
+    written = json.loads(out.read_text())
+    assert written["identical"] is False
+    assert written["runs"][0]["difference"] is None
+    found = written["runs"][1]["difference"]
+    assert (found["position"], found["tokens"]) == (3, [usual, other])
+    assert found["near_tie"] is tied
+    assert (found["gap"] <= found["bound"]) is tied

@@ -30,6 +30,7 @@ def compare(
     with one_line_errors():
         from rich.markup import escape
 
+        from specattn.cli.differences import Difference, describe, first_difference
         from specattn.cli.session import Continuation, DecodingSession, build_method
         from specattn.cli.table import print_figures
         from specattn.cli.terminal import console
@@ -54,24 +55,30 @@ def compare(
                 stopped = 128 + number
                 break
         console.rule()
-        identical = None
         if continuations:
             print_figures(session, continuations)
-        if stopped is None and options.temperature == 0:
-            made = {
-                tuple(tuple(text.new_tokens) for text in one.texts)
-                for one in continuations.values()
-            }
-            identical = len(made) == 1
-            verdict = "[bold green]yes" if identical else "[bold red]no"
+        parted: dict[str, Difference] = {}
+        judged = stopped is None and options.temperature == 0
+        if judged:
+            first, expected = next(iter(continuations.items()))
+            for text, one in continuations.items():
+                if (difference := first_difference(session, expected, one)) is not None:
+                    parted[text] = difference
+                    line = describe(session, difference, first, text)
+                    console.print(line, soft_wrap=True, markup=False)
+            verdict = "[bold red]no" if parted else "[bold green]yes"
             console.print(f"Outputs identical, token for token: {verdict}")
         if json_file is not None:
             runs = [
-                {"method": {"name": text.partition(":")[0], **vars(chosen[text])}, **one.to_dict()}
+                {
+                    "method": {"name": text.partition(":")[0], **vars(chosen[text])},
+                    **one.to_dict(),
+                    "difference": parted[text].to_dict() if text in parted else None,
+                }
                 for text, one in continuations.items()
             ]
-            content = {**session.to_dict(), "identical": identical, "runs": runs}
-            write_json({"schema": SCHEMA, **content}, json_file)
+            content = {**session.to_dict(), "identical": not parted if judged else None}
+            write_json({"schema": SCHEMA, **content, "runs": runs}, json_file)
     if stopped is not None:
         console.print(f"Interrupted; {len(continuations)} of {len(prepared)} methods have run.")
         raise typer.Exit(stopped)

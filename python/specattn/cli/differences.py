@@ -1,0 +1,106 @@
+"""Where two texts part, and whether rounding explains it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from transformers import RepetitionPenaltyLogitsProcessor
+
+from specattn.cli.session import Continuation, DecodingSession
+
+SPACINGS = 4
+"""Two logits are a near-tie if no more numbers of the model's dtype lie between them than this."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first place where a text is not the first method's.
+
+    Attributes
+    ----------
+    prompt : int
+        Number of the prompt.
+    position : int
+        Number of the new token, from 0.
+    tokens : tuple of (int or None)
+        The first method's token there, and this one's; None: its text has ended.
+    gap : float or None
+        How far their logits are apart, penalties included, in one pass over the text before.
+    bound : float or None
+        Up to which gap it is a near-tie: `SPACINGS` times the spacing of the model's dtype at the
+        greater of both logits.
+    """
+
+    prompt: int
+    position: int
+    tokens: tuple[int | None, int | None]
+    gap: float | None = None
+    bound: float | None = None
+
+    @property
+    def near_tie(self) -> bool:
+        """Whether rounding may have decided."""
+        return self.gap is not None and self.bound is not None and self.gap <= self.bound
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what ``--json`` writes of it."""
+        return {**asdict(self), "near_tie": self.near_tie}
+
+
+def first_difference(
+    session: DecodingSession, expected: Continuation, found: Continuation
+) -> Difference | None:
+    """Return where the texts of `found` first part from those of `expected`."""
+    for number, (ours, theirs) in enumerate(zip(expected.texts, found.texts, strict=True)):
+        if ours.new_tokens == theirs.new_tokens:
+            continue
+        pairs = zip(ours.new_tokens, theirs.new_tokens, strict=False)
+        position = next((n for n, (a, b) in enumerate(pairs) if a != b), None)
+        if position is None:
+            position = min(len(ours.new_tokens), len(theirs.new_tokens))
+            first, second = (
+                text.new_tokens[position] if position < len(text.new_tokens) else None
+                for text in (ours, theirs)
+            )
+            return Difference(number, position, (first, second))
+        tokens = ours.new_tokens[position], theirs.new_tokens[position]
+        before = session.prompts[number].tokens + ours.new_tokens[:position]
+        logits = _logits(session, before)[list(tokens)]
+        spacing = torch.finfo(session.model.dtype).eps * logits.abs().max().item()
+        gap = (logits[0] - logits[1]).abs().item()
+        return Difference(number, position, tokens, gap, SPACINGS * spacing)
+    return None
+
+
+@torch.no_grad()
+def _logits(session: DecodingSession, text: list[int]) -> torch.Tensor:
+    """Return the logits [V] of the token after `text`, in float32 at least, with its penalties."""
+    ids = torch.tensor([text], device=session.model.device)
+    processors: Any = session.penalty()
+    logits = session.model(ids, use_cache=False, logits_to_keep=1).logits[:, -1]
+    logits = logits.double() if logits.dtype == torch.float64 else logits.float()
+    if session.options.repetition_penalty != 1:
+        logits = RepetitionPenaltyLogitsProcessor(session.options.repetition_penalty)(ids, logits)
+    penalized: torch.Tensor = processors(ids, logits)
+    return penalized[0]
+
+
+def describe(session: DecodingSession, difference: Difference, first: str, other: str) -> str:
+    """Say it in a line."""
+    words = " and ".join(
+        "the end" if token is None else f"{session.tokenizer.decode([token])!r} ({token})"
+        for token in difference.tokens
+    )
+    where = f"{other} parts from {first} at new token {difference.position}"
+    if len(session.prompts) > 1:
+        where += f" of {session.prompts[difference.prompt].file}"
+    if difference.gap is None:
+        return f"{where}: {words}"
+    dtype = str(session.model.dtype).removeprefix("torch.")
+    verdict = "a near-tie" if difference.near_tie else "no near-tie"
+    return (
+        f"{where}: {words}, whose logits are {difference.gap:.2g} apart: {verdict} (up to "
+        f"{difference.bound:.2g}, {SPACINGS} spacings of {dtype})"
+    )

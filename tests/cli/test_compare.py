@@ -1,11 +1,12 @@
 """``specattn compare`` as a user types it."""
 
 import json
+import os
 import signal
 
 import pytest
 
-from specattn.cli import run_state
+from specattn.cli import load, run_state
 from specattn.cli.session import DecodingSession
 from specattn.decoding import Plain
 from tests.cli.conftest import TINY
@@ -56,7 +57,7 @@ def test_a_method_has_a_line_of_its_own_on_eighty_columns(specattn, prompt):
     table = figures[figures.index("tokens/s") : figures.index("method ", figures.index("tokens/s"))]
     lines = table.splitlines()
     assert len(lines) == 1 + 11
-    assert max(map(len, figures.splitlines())) <= 80
+    assert max(map(len, figures[: figures.index("tokens/s, without")].splitlines())) <= 80
 
 
 @pytest.mark.parametrize("when", ["before its first token", "in its text"])
@@ -151,3 +152,49 @@ def test_where_texts_part_is_explained(
     assert (found["position"], found["tokens"]) == (3, [usual, other])
     assert found["near_tie"] is tied
     assert (found["gap"] <= found["bound"]) is tied
+
+
+def test_methods_take_turns_there_and_back(specattn, prompt, monkeypatch):
+    decode, order = DecodingSession.decode, []
+
+    def noted(self, method, runs):
+        order.append(method.name)
+        found = decode(self, method, runs)
+        found.statistics.draft_seconds = len(order)  # later runs are slower
+        return found
+
+    monkeypatch.setattr(DecodingSession, "decode", noted)
+    given = ("compare", "--prompt-file", prompt, "--max-new-tokens", 4, "--json", "-")
+    code, text, said = specattn(*given, "--methods", "plain,prompt_lookup,medusa", "--repeats", 3)
+    assert code == 0
+    there = ["plain", "prompt_lookup", "medusa"]
+    assert order == [*there, *reversed(there), *there]
+    for run in json.loads(text)["runs"]:
+        speeds = run["tokens_per_second"]
+        assert len(speeds) == 3
+        assert run["statistics"]["tokens_per_second"] == sorted(speeds)[1]
+    # Each text is shown once.
+    assert specattn(*given[:-2], "--methods", "plain", "--repeats", 2)[1].count("\n") == len(
+        specattn(*given[:-2], "--methods", "plain")[1].splitlines()
+    )
+
+
+def test_other_programs_are_noticed(tmp_path, monkeypatch):
+    """Ten seconds of two processors, of which others have five."""
+    stat = tmp_path / "stat"
+    ticks = os.sysconf("SC_CLK_TCK")
+
+    def write(user, idle):
+        stat.write_text(f"cpu  {user * ticks} 0 0 {idle * ticks} 0 0 0 0 0 0\ncpu0 1 2 3\n")
+
+    monkeypatch.setattr(load, "STAT", stat)
+    used = iter([1.0, 4.0, 4.0, 9.0])
+    monkeypatch.setattr(load.time, "process_time", lambda: next(used))
+    write(user=100, idle=0)
+    others = load.OtherLoad()
+    write(user=108, idle=12)  # 3 of these 8 seconds are our own
+    assert others.share() == pytest.approx(5 / 20)
+    assert "used 25% of this machine's processors" in load.warning(others)
+    assert load.warning(others) is None  # all 8 are
+    monkeypatch.setattr(load, "STAT", tmp_path / "none")
+    assert load.warning(others) is None

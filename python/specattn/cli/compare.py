@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,7 +11,14 @@ from specattn.cli.interrupts import Interrupted
 from specattn.cli.options import DecodingOptions, JsonOption, with_options
 from specattn.cli.output import STDOUT, check_outputs, write_json
 
+if TYPE_CHECKING:
+    from specattn.cli.differences import Difference
+    from specattn.cli.session import Continuation, DecodingSession
+    from specattn.decoding import Method
+
 SCHEMA = "specattn.compare/1"
+
+Runs = dict[str, "list[Continuation]"]  # by what --methods calls them
 
 
 @with_options
@@ -24,14 +31,15 @@ def compare(
             "`specattn methods` lists them."
         ),
     ] = "plain,vegas",
+    repeats: Annotated[
+        int, typer.Option(min=1, help="Runs of each method, in turn; figures are of the median.")
+    ] = 1,
     json_file: JsonOption = None,
 ) -> None:
-    """Continue files with several methods, one after the other, and print them side by side."""
+    """Continue files with several methods, in turn, and print their figures side by side."""
     with one_line_errors():
-        from rich.markup import escape
-
-        from specattn.cli.differences import Difference, describe, first_difference
-        from specattn.cli.session import Continuation, DecodingSession, build_method
+        from specattn.cli.load import OtherLoad, warning
+        from specattn.cli.session import DecodingSession, build_method
         from specattn.cli.table import print_figures
         from specattn.cli.terminal import console
         from specattn.decoding.methods import split_methods
@@ -42,43 +50,81 @@ def compare(
             raise ValueError("--methods: expected at least one, got none")
         session = DecodingSession(options, silent=json_file == STDOUT)
         prepared = {text: method.prepared(session.model) for text, method in chosen.items()}
-        continuations: dict[str, Continuation] = {}
-        stopped: int | None = None
-        for text, method in prepared.items():
-            console.rule(f"[bold]{escape(text)}", align="left")
-            try:
-                continuations[text] = session.decode(method, session.begin())
-            except Interrupted as stop:
-                stopped = stop.exit_code
-                break
-            if (number := continuations[text].signal) is not None:
-                stopped = 128 + number
-                break
+        load = OtherLoad()
+        runs, stopped = _run(session, prepared, repeats)
+        medians = {text: _median(found) for text, found in runs.items()}
         console.rule()
-        if continuations:
-            print_figures(session, continuations)
-        parted: dict[str, Difference] = {}
+        if medians:
+            print_figures(session, medians)
+        if (line := warning(load)) is not None:
+            console.print(line, style="yellow", soft_wrap=True)
         judged = stopped is None and options.temperature == 0
-        if judged:
-            first, expected = next(iter(continuations.items()))
-            for text, one in continuations.items():
-                if (difference := first_difference(session, expected, one)) is not None:
-                    parted[text] = difference
-                    line = describe(session, difference, first, text)
-                    console.print(line, soft_wrap=True, markup=False)
-            verdict = "[bold red]no" if parted else "[bold green]yes"
-            console.print(f"Outputs identical, token for token: {verdict}")
+        parted = _judge(session, medians) if judged else {}
         if json_file is not None:
-            runs = [
+            written = [
                 {
                     "method": {"name": text.partition(":")[0], **vars(chosen[text])},
                     **one.to_dict(),
+                    "tokens_per_second": [run.statistics.tokens_per_second for run in runs[text]],
                     "difference": parted[text].to_dict() if text in parted else None,
                 }
-                for text, one in continuations.items()
+                for text, one in medians.items()
             ]
             content = {**session.to_dict(), "identical": not parted if judged else None}
-            write_json({"schema": SCHEMA, **content, "runs": runs}, json_file)
+            content |= {"others_share": load.share(), "runs": written}
+            write_json({"schema": SCHEMA, **content}, json_file)
     if stopped is not None:
-        console.print(f"Interrupted; {len(continuations)} of {len(prepared)} methods have run.")
+        console.print(f"Interrupted; {len(runs)} of {len(prepared)} methods have run.")
         raise typer.Exit(stopped)
+
+
+def _run(
+    session: DecodingSession, methods: dict[str, Method], repeats: int
+) -> tuple[Runs, int | None]:
+    """Run every method `repeats` times, in turn, there and back; show each text once.
+
+    Returns the runs, and the exit code if a signal has ended them.
+    """
+    from rich.markup import escape
+
+    from specattn.cli.terminal import console
+
+    runs: Runs = {}
+    silent = session.silent
+    for turn in range(repeats):
+        session.silent = silent or turn > 0
+        for text in reversed(methods) if turn % 2 else methods:
+            if turn == 0:
+                console.rule(f"[bold]{escape(text)}", align="left")
+            try:
+                found = session.decode(methods[text], session.begin())
+            except Interrupted as stop:
+                return runs, stop.exit_code
+            if turn == 0 or found.signal is None:
+                runs.setdefault(text, []).append(found)
+            if found.signal is not None:
+                return runs, 128 + found.signal
+    return runs, None
+
+
+def _median(runs: list[Continuation]) -> Continuation:
+    """Return the run of median speed, the slower of two in the middle."""
+    ordered = sorted(runs, key=lambda run: run.statistics.tokens_per_second)
+    return ordered[(len(ordered) - 1) // 2]
+
+
+def _judge(session: DecodingSession, found: dict[str, Continuation]) -> dict[str, Difference]:
+    """Say whether all texts are those of the first method; return where they are not."""
+    from specattn.cli.differences import describe, first_difference
+    from specattn.cli.terminal import console
+
+    first, expected = next(iter(found.items()))
+    parted = {}
+    for text, one in found.items():
+        if (difference := first_difference(session, expected, one)) is not None:
+            parted[text] = difference
+            line = describe(session, difference, first, text)
+            console.print(line, soft_wrap=True, markup=False)
+    verdict = "[bold red]no" if parted else "[bold green]yes"
+    console.print(f"Outputs identical, token for token: {verdict}")
+    return parted

@@ -124,6 +124,7 @@ def test_filters_and_the_penalty_reach_the_sampler(specattn, prompt, tmp_path):
         (["--prompt-file", "{prompt}", "--method", "vegas:widths=2"], "expected one of gamma"),
         (["--prompt-file", "{prompt}", "--gamma", "4"], "No such option: --gamma"),
         (["--prompt-file", "{prompt}", "--temperature", "warm"], "temperature"),
+        (["--prompt-file", "{prompt}", "--seed", str(2**64)], "--seed"),
         (["--prompt-file", "{prompt}", "--dtype", "int8"], "got 'int8'"),
         (["--prompt-file", "{prompt}", "--device", "abacus"], "abacus"),
         (["--prompt-file", "{prompt}", "--device", "meta"], "meta cannot be used"),

@@ -1,9 +1,11 @@
 """``specattn tune`` as a user types it: what it writes, and how it refuses."""
 
 import json
+import signal
 
 import pytest
 
+from specattn.tuning import Record
 from specattn.tuning import vegas as tuning
 from tests.decoding.models import letters, tiny_model
 
@@ -63,6 +65,8 @@ def test_the_command(specattn, model, tmp_path):
         (("--context", "900"), "fewer than 900"),
         (("--batch", "2"), "do not fill batches of 2"),
         (("--model", "nowhere"), "nowhere is not a folder"),
+        (("--output", "/dev/null"), "--output: /dev/null is no regular file, and is not replaced"),
+        (("--output", "/proc/o.json"), "--output: folder /proc cannot be written to"),
     ],
 )
 def test_user_errors_are_one_line(specattn, model, tmp_path, options, message):
@@ -73,3 +77,23 @@ def test_user_errors_are_one_line(specattn, model, tmp_path, options, message):
     assert code == 2
     assert message in " ".join(said.split())
     assert not (tmp_path / "o.json").exists()
+
+
+def test_an_interrupted_run_keeps_its_measurements(specattn, model, tmp_path, monkeypatch):
+    text, output = tmp_path / "a.txt", tmp_path / "o.json"
+    text.write_text("the quick brown fox jumps over the lazy dog " * 2)
+    add = Record.add
+
+    def interrupted(self, measurement):
+        add(self, measurement)
+        if len(self.measurements) == 2:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(Record, "add", interrupted)
+    code, _, said = specattn(
+        "tune", "vegas", "--model", model, "--prompts", text, "--output", output, "--gammas", 1,
+        "--ratios", "0.5", "--min-tokens", 1, "--new-tokens", 3, "--repeats", 1,
+    )  # fmt: skip
+    assert code == 143
+    assert "2 measurements are kept, go on with --resume" in " ".join(said.split())
+    assert len(json.loads(output.read_text())["measurements"]) == 2

@@ -15,7 +15,7 @@ ModelOption = Annotated[
     typer.Option(help="Hugging Face directory with safetensors [default: the embedded target]."),
 ]
 TemperatureOption = Annotated[float, typer.Option(min=0.0, help="0 is greedy decoding.")]
-SeedOption = Annotated[int, typer.Option(help="Seed of the sampling.")]
+SeedOption = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the sampling.")]
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """The dtypes that weights may have, by their short names; options take both."""
 

@@ -96,3 +96,20 @@ def test_a_dtype_has_a_short_and_a_long_name(specattn, prompt, tmp_path, name):
     assert specattn(*given, "--json", out)[0] == 0
     assert json.loads(out.read_text())["model"]["dtype"] == DTYPES.get(name, name)
     assert specattn("plan", "--dtype", name)[0] == 0
+
+
+def test_a_reader_may_go(prompt):
+    """As of ``specattn generate ... | head -c 1``."""
+    code = "from specattn.cli import main; main()"
+    arguments = ["generate", "--prompt-file", prompt, "--max-new-tokens", "60"]
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        process.stdout.close()
+        said = process.stderr.read()
+        process.wait(timeout=60)
+    assert process.returncode == 0
+    assert "Error" not in said

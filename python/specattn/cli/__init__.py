@@ -6,7 +6,6 @@ does it once it runs. What several commands share lies beside them.
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Annotated
 
@@ -67,8 +66,4 @@ def main() -> None:
     except Interrupted as stop:
         print("specattn: interrupted", file=sys.stderr)
         code = stop.exit_code
-    except BrokenPipeError:
-        # The reader of the text has gone; there is nobody left to tell.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
     sys.exit(code)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,7 +16,9 @@ def one_line_errors() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        raise  # not an error: the reader of the text has what it wanted
+        # The reader of the text has what it wanted; there is nobody left to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit from None
     except (ValueError, OSError, ImportError) as error:
         text = str(error)
         if isinstance(error, ModuleNotFoundError) and error.name is not None:

@@ -49,7 +49,7 @@ def test_the_root_folders_become_subpackages(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     top = {name.split("/")[0] for name in names if not name.split("/")[0].endswith(".dist-info")}
-    assert top == {"specattn"}
+    assert top == {"specattn", "specattn_command.py"}
     for folder, package in {
         "python/specattn": "specattn",
         "reference": "specattn/reference",

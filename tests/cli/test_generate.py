@@ -62,6 +62,7 @@ def test_longspec_takes_a_drafter(specattn, prompt, drafter, tmp_path):
         "drafter": str(drafter),
         "widths": [2, 3],
         "gamma": None,
+        "rejection": False,
     }
 
 

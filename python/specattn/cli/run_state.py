@@ -18,7 +18,7 @@ from specattn.cli.interrupts import interrupt, on_signals
 from specattn.decoding import StopRequest
 from specattn.files import write_atomically
 
-SCHEMA = "specattn.run/1"
+SCHEMA = "specattn.run/2"
 SAVED_EVERY = 30.0
 """Seconds between two states, which is what a kill can cost."""
 
@@ -27,7 +27,8 @@ SAVED_EVERY = 30.0
 class RunState:
     """A text as far as it has come, with all that decides how it goes on.
 
-    The cache is not saved: whoever continues reads the text again, as a prompt.
+    The cache is not saved: a later run reads the text again, as a prompt. No state of a random
+    generator is needed: the seed among the settings and a token's position decide what is drawn.
 
     Attributes
     ----------
@@ -35,8 +36,6 @@ class RunState:
         What the text depends on, ready for JSON.
     prompt, tokens : list of int
         The new tokens come after the prompt.
-    generator : torch.Generator
-        Source of randomness, its state as after `tokens`.
     path : Path or None
         Where it is saved; None: nowhere.
     resumed_at : int
@@ -45,7 +44,6 @@ class RunState:
 
     settings: dict[str, Any]
     prompt: list[int]
-    generator: torch.Generator
     path: Path | None = None
     tokens: list[int] = field(default_factory=list)
     resumed_at: int = 0
@@ -75,7 +73,6 @@ class RunState:
             if value != self.settings[name]:
                 raise ValueError(f"{self.path} has {name} {value!r}, not {self.settings[name]!r}")
         self.tokens = saved["tokens"].tolist()
-        self.generator.set_state(saved["generator"])
         self.resumed_at = len(self.tokens)
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -91,7 +88,6 @@ class RunState:
         tensors = {
             "prompt": torch.tensor(self.prompt),
             "tokens": torch.tensor(self.tokens, dtype=torch.int64),
-            "generator": self.generator.get_state(),
         }
         metadata = {"schema": SCHEMA, "settings": json.dumps(self.settings)}
         write_atomically(self.path, lambda partial: save_file(tensors, partial, metadata))

@@ -7,7 +7,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 from specattn.cli.errors import naming
@@ -141,8 +140,7 @@ class DecodingSession:
         """
         sampling = self.options.sampling
         settings = {"model": str(self.folder), "dtype": str(self.model.dtype), **sampling}
-        generator = torch.Generator(self.model.device).manual_seed(sampling["seed"])
-        runs = [RunState(settings, prompt.tokens, generator, path) for prompt in self.prompts]
+        runs = [RunState(settings, prompt.tokens, path) for prompt in self.prompts]
         if path is not None and len(runs) > 1:
             raise ValueError(f"--state and --resume keep one text, got {len(runs)} prompts")
         if resume:
@@ -179,7 +177,7 @@ class DecodingSession:
                 max_new_tokens=wanted - done,
                 # Of 0 transformers makes a processor that asks for nothing, token by token.
                 min_new_tokens=max(0, options.min_new_tokens - done) or None,
-                generator=runs[0].generator,
+                seed=runs[0].settings["seed"],
                 logits_processor=self.penalty(),
                 stopping_criteria=StoppingCriteriaList([request]),
                 stop_strings=self._stop_strings,

@@ -88,8 +88,8 @@ def generate(
         for every other option that is not given: the model's own ``generation_config`` may sample
         and filter. (The commands obey of it only where a text ends.)
     seed, generator : optional
-        Source of randomness for this run; by default the device's global generator, as in
-        transformers. Give one of them, not both.
+        A seed decides the text, whichever method drafts (docs/sampling.md). Without one it is drawn
+        from `generator`, by default torch's global one. Give one of them, not both.
     generation_config, logits_processor, stopping_criteria, prefix_allowed_tokens_fn : optional
         As in `transformers.GenerationMixin.generate`. Processors must be functions of their
         arguments alone, and are asked about texts that can occur alone; criteria are asked after

@@ -16,6 +16,7 @@ from tests.decoding.models import (
     prompts,
     tiny_model,
 )
+from tests.decoding.test_loop import StopAt
 from tests.drafters.statement import Statement, random_drafter
 
 # What caches and rings hold beyond what was written is then NaN, and must not matter.
@@ -118,7 +119,8 @@ def test_decoding_mode_is_the_statement(witness, family, options):
         model,
         prompts([1, 9, 17], vocabulary=6),
         method,
-        max_new_tokens=16,
+        max_new_tokens=40,  # drafts know this end, and become shorter before it
+        stopping_criteria=[StopAt(dict.fromkeys(range(6), 33))],
         temperature=1.0,
         top_k=0,
         seed=0,
@@ -330,7 +332,7 @@ def test_parameters_out_of_range(options, message):
 def test_drafters_that_do_not_fit(family, window, options, message):
     drafter = random_drafter(tiny_model(family), window=window, dtype=torch.float32)
     with pytest.raises(ValueError, match=message):
-        generate(tiny_model("llama"), [[1, 2]], LongSpec(drafter, **options), max_new_tokens=4)
+        generate(tiny_model("llama"), [[1, 2]], LongSpec(drafter, **options), max_new_tokens=9)
 
 
 def test_a_drafter_of_another_dtype_is_refused():

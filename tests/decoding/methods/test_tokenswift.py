@@ -82,6 +82,15 @@ def test_prompts_on_both_sides_of_the_budget(dynamic):
     assert output.new_tokens == [greedy_by_transformers(model, p, 12) for p in texts]
 
 
+def test_where_every_token_is_forbidden_nothing_is_drafted():
+    model, (text,) = tiny_model("qwen3", vocab_size=8), prompts([5], vocabulary=8)
+    everything = list(range(8))
+    output = generate(model, text, small(model), max_new_tokens=4, suppress_tokens=everything)
+    assert output.statistics.total.drafted == 0
+    expected = greedy_by_transformers(model, text, 4, suppress_tokens=everything)
+    assert output.new_tokens == [expected]
+
+
 @pytest.mark.parametrize("length", [5, 30])
 def test_a_cache_that_is_not_kept_up_stays_as_it_is(length, monkeypatch):
     """Once the budget is full; a selection is made only behind a prompt that it cannot hold."""

@@ -137,7 +137,7 @@ class _TokenSwiftDrafter(Drafter):
             return draft_of_paths(root, self.offered)
         levels, k = self._ranked(root), self.method.k
         self.offered = [
-            [(ranks[0][0], *rest) for rest in table.continuations(ranks[0][0], k)]
+            [(best, *rest) for best in ranks[0][:1] for rest in table.continuations(best, k)]
             for ranks, table in zip(levels, self.tables.active, strict=True)
         ]
         candidates = [

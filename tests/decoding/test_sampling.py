@@ -28,8 +28,9 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from specattn.decoding import ContextualPenalty, Sampler, sampling
-from specattn.decoding.sampling import CONTEXT_FREE, LENGTH_ONLY
+from specattn.decoding import ContextualPenalty, Sampler
+from specattn.decoding import processors as contextual
+from specattn.decoding.processors import CONTEXT_FREE, LENGTH_ONLY
 from specattn.decoding.sequences import Sequences
 from specattn.tree import Tree
 
@@ -202,7 +203,7 @@ def test_a_processor_of_lengths_is_shown_no_copy_of_a_text(monkeypatch):
             shown.append(input_ids)
             return scores
 
-    monkeypatch.setattr(sampling, "LENGTH_ONLY", (Length,))
+    monkeypatch.setattr(contextual, "LENGTH_ONLY", (Length,))
     sequences, tree = started(), TREES["chain"]
     sampler = Sampler(LogitsProcessorList([Length()]), True, sequences)
     sampler.scores(torch.randn(3, tree.size, V), tree, torch.randint(0, V, (3, tree.size)))

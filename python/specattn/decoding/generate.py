@@ -20,8 +20,8 @@ from transformers.generation.streamers import BaseStreamer
 from specattn.decoding.loop import OnPrefill, OnTokens
 from specattn.decoding.method import Method, Texts, announcing, refuse_unsupported, run
 from specattn.decoding.methods import METHODS, parse_method
+from specattn.decoding.processors import CONTEXT_FREE
 from specattn.decoding.prompts import Prompts, as_prompts
-from specattn.decoding.sampling import CONTEXT_FREE
 from specattn.decoding.statistics import Statistics
 
 

@@ -2,7 +2,7 @@
 
 import os
 
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from transformers import StoppingCriteriaList
 
@@ -34,9 +34,12 @@ def test_greedy_texts_are_those_of_transformers(data):
         constraint = {"prefix_allowed_tokens_fn": rule} if constrained else {}
         return {**options, **constraint, "stopping_criteria": criteria, "pad_token_id": 3}
 
+    try:
+        expected = [greedy_by_transformers(model, text, count, **shaped([text])) for text in texts]
+    except ValueError:  # of options that contradict one another
+        reject()
     output = generate(model, texts, method, max_new_tokens=count, temperature=0, **shaped(texts))
-    for text, new in zip(texts, output.new_tokens, strict=True):
-        assert new == greedy_by_transformers(model, text, count, **shaped([text]))
+    assert output.new_tokens == expected
     for request in output.statistics.requests:
         assert request.new_tokens == request.accepted + request.rounds - request.discarded
         assert sum(request.accepted_at) == request.accepted <= request.drafted

@@ -238,6 +238,8 @@ def run(
         num_pregenerated,
         texts.ends,
     )
+    if seed is not None and generator is not None:
+        raise ValueError("give seed or generator, not both")
     do_sample = bool(config.do_sample)
     if do_sample:
         seed, generator = _randomness(seed, generator, model.device)
@@ -307,8 +309,6 @@ def _randomness(
     seed: int | None, generator: torch.Generator | None, device: torch.device
 ) -> tuple[int, torch.Generator | None]:
     """Return the seed of the run, drawn if none is given, and the generator of rejected drafts."""
-    if seed is not None and generator is not None:
-        raise ValueError("give seed or generator, not both")
     if seed is not None:
         return seed, torch.Generator(device).manual_seed(seed)
     where = "cpu" if generator is None else generator.device

@@ -109,7 +109,8 @@ def check_tensor(name: str, x, spec: Spec, q: torch.Tensor, sizes: dict[str, int
     """Check one tensor more against `q` and the `sizes` that are known; raises alike."""
     plain = _form(x, torch.is_grad_enabled())
     form = Form._make(plain) if isinstance(plain, tuple) else plain
-    _check_form(name, form, spec, "q", Form(*_form(q, False)), sizes)
+    first = Form(q.shape, q.dtype, q.device, q.stride(), wants_gradient=False)
+    _check_form(name, form, spec, "q", first, sizes)
 
 
 class Form(NamedTuple):

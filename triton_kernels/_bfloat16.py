@@ -1,6 +1,7 @@
 """Two operations that Triton's interpreter gets wrong for bfloat16, set right; plain on a GPU.
 
-The interpreter keeps bfloat16 as integers: its dot multiplies the bits, and its casts truncate.
+The interpreter keeps bfloat16 as integers: its dot multiplies the bits, and its casts truncate,
+and take what lies below the least normal number for that number.
 """
 
 import os
@@ -25,6 +26,7 @@ def cast(x, dtype: tl.constexpr):
     """Return the float32 tensor ``x`` rounded to the nearest value of ``dtype``."""
     if INTERPRETED and dtype == tl.bfloat16:
         bits = x.to(tl.int32, bitcast=True)
-        nearest = (bits + 0x7FFF + ((bits >> 16) & 1)).to(tl.float32, bitcast=True)
-        x = tl.where(x == x, nearest, x)
+        nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        quiet = (bits >> 16) | 0x40  # NaN, without the bits that might carry all of it
+        x = tl.where(x == x, nearest, quiet).to(tl.int16).to(tl.bfloat16, bitcast=True)
     return x.to(dtype)

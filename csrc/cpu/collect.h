@@ -85,11 +85,15 @@ class Collector {
   void add_columns(int keys, const float* s, float* scores) const {
     for (int n = 0; used_ > 0 && n < keys; n += Isa::W) {
       typename Isa::V part[Isa::W];
-      for (int i = 0; i < Isa::W; ++i) {
-        const float* at = s + (n + i) * kTile;
-        part[i] = Isa::mul(Isa::load(share_ + use_[0]), Isa::load(at + use_[0]));
-        for (int u = 1; u < used_; ++u) {
-          part[i] = Isa::fma(Isa::load(share_ + use_[u]), Isa::load(at + use_[u]), part[i]);
+#pragma GCC unroll 16
+      for (int i = 0; i < Isa::W; ++i) part[i] = Isa::zero();
+      for (int u = 0; u < used_; ++u) {
+        const auto share = Isa::load(share_ + use_[u]);
+        const auto takes_part = Isa::less(Isa::zero(), share);  // another row may hold NaN
+        const float* at = s + n * kTile + use_[u];
+#pragma GCC unroll 16
+        for (int i = 0; i < Isa::W; ++i, at += kTile) {
+          part[i] = Isa::fma(share, Isa::select(takes_part, Isa::load(at), Isa::zero()), part[i]);
         }
       }
       Isa::store(scores + n, Isa::add(Isa::load(scores + n), Isa::sum_each(part)));

@@ -42,7 +42,7 @@ void finish(const Attention& a, const Plan& plan, const Task& task, const float*
       std::fill(row, row + stride, 0.0f);
       for (int64_t s = 0; s < plan.splits; ++s) {
         const float weight = std::exp(state(s).m[r] - pivot) / l;
-        if (state(s).m[r] == -kInf) continue;  // saw no key
+        if (state(s).l[r] == 0) continue;  // saw no key; of one that is NaN l is NaN, m is not
         const auto w = Isa::set1(weight);
         const float* acc = state(s).acc + r * stride;
         for (int d = 0; d < stride; d += Isa::W) {
@@ -56,7 +56,7 @@ void finish(const Attention& a, const Plan& plan, const Task& task, const float*
           static_cast<Elem*>(a.out) + task.b * a.out_batch + t * a.out_row + q_head * a.out_head;
       narrow<Isa>(row, out, static_cast<int>(a.D));
       a.lse[task.b * a.lse_batch + t * a.lse_row + q_head * a.lse_head] =
-          m == -kInf ? -kInf : pivot + std::log(l);
+          l == 0 ? -kInf : pivot + std::log(l);
     }
   }
 }

@@ -61,9 +61,10 @@ void merge_heads(const Merge& p, int64_t b, int64_t t, int64_t head, int count) 
       weighted_sum<Isa, Elem, 3>, weighted_sum<Isa, Elem, 4>};
   const int D = static_cast<int>(p.D);
   const bool apart = p.outs[1].data != nullptr;
-  alignas(64) float lse[kHeadsAtOnce] = {}, m[kHeadsAtOnce] = {}, l[kHeadsAtOnce] = {};
-  alignas(64) float weights[kStatesAtOnce][kHeadsAtOnce], rows[kHeadsAtOnce][kMaxHeadDim];
-  const auto unnormalized = [&](int h) {
+  alignas(64) float lses[kStatesAtOnce][kHeadsAtOnce] = {}, weights[kStatesAtOnce][kHeadsAtOnce];
+  alignas(64) float m[kHeadsAtOnce] = {}, l[kHeadsAtOnce] = {}, rows[kHeadsAtOnce][kMaxHeadDim];
+  float* const lse = lses[0];
+  const auto unnormalized = [&](const float* lse, int h) {
     return exp<Isa>(Isa::sub(Isa::load(lse + h), Isa::load(m + h)));
   };
   std::fill(m, m + count, -kInf);
@@ -75,16 +76,16 @@ void merge_heads(const Merge& p, int64_t b, int64_t t, int64_t head, int count) 
   for (int64_t s = 0; s < p.states; ++s) {
     load_lse(p, s, b, t, head, count, lse);
     for (int h = 0; h < kHeadsAtOnce; h += Isa::W) {
-      Isa::store(l + h, Isa::add(Isa::load(l + h), unnormalized(h)));
+      Isa::store(l + h, Isa::add(Isa::load(l + h), unnormalized(lse, h)));
     }
   }
   for (int64_t first = 0; first < p.states; first += kStatesAtOnce) {
     const int states = static_cast<int>(std::min<int64_t>(kStatesAtOnce, p.states - first));
     const bool last = first + states == p.states;
     for (int s = 0; s < states; ++s) {
-      load_lse(p, first + s, b, t, head, count, lse);
+      load_lse(p, first + s, b, t, head, count, lses[s]);
       for (int h = 0; h < kHeadsAtOnce; h += Isa::W) {
-        Isa::store(weights[s] + h, Isa::div(unnormalized(h), Isa::load(l + h)));
+        Isa::store(weights[s] + h, Isa::div(unnormalized(lses[s], h), Isa::load(l + h)));
       }
     }
     for (int h = 0; h < count; ++h) {
@@ -92,7 +93,7 @@ void merge_heads(const Merge& p, int64_t b, int64_t t, int64_t head, int count) 
       float share[kStatesAtOnce];
       int used = 0;
       for (int s = 0; s < states; ++s) {
-        if (l[h] == 0 || weights[s][h] == 0) continue;  // what it holds may be anything
+        if (lses[s][h] == -kInf) continue;  // what an empty state holds may be anything
         const Rows& outs = p.outs[apart ? first + s : 0];
         from[used] = static_cast<const Elem*>(outs.data) + (apart ? 0 : (first + s) * p.out_state) +
                      b * outs.outer + t * outs.token + (head + h) * outs.head;

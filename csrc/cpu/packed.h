@@ -25,8 +25,9 @@ struct PackedRows {
   const int D = static_cast<int>(a.D), stride = static_cast<int>(plan.stride);
   const int64_t count = task.rows.count * a.group();  // that exist; plan.rows with padding
   const bool few = takes_rows<Isa, Elem>(a, count);   // rows.h, not tile.h
+  const bool ordered = a.scale > 0 || a.scale < 0;    // neither zero nor NaN
   // Of products before and after a softcap.
-  const float logit_scale = a.scale == 0 ? 1.0f : std::abs(a.scale);
+  const float logit_scale = ordered ? std::abs(a.scale) : 1.0f;
   const float scale = a.softcap == 0 ? logit_scale : 1.0f;
 
   State state(int64_t head) const {
@@ -74,22 +75,25 @@ struct PackedRows {
   }
 
  private:
-  // A query carries the sign of the scale, so that the greatest product is the greatest logit.
+  // A query carries the sign of the scale, so that the greatest product is the greatest logit, or
+  // all of a scale that has no order: what is masked afterwards is then -inf, not NaN.
   void pack(const Elem* q, int64_t head, int64_t m) const {
     const int64_t tile = m / kTile * kTile;
     float* to = queries(head, tile) + (few ? m * stride : m % kTile);
     const int64_t step = few ? 1 : tile_rows(tile);
     if (Isa::template Dot<Elem>::kPair == 1 || few) {
       for (int d = 0; d < D; ++d) {
-        to[d * step] = a.scale > 0 ? to_float(q[d]) : a.scale < 0 ? -to_float(q[d]) : 0.0f;
+        const float x = to_float(q[d]);
+        to[d * step] = a.scale > 0 ? x : a.scale < 0 ? -x : x * a.scale;
       }
       return;
     }
     for (int u = 0; u < D / 2; ++u) {
-      uint32_t pair;
-      std::memcpy(&pair, q + 2 * u, 4);
-      if (a.scale <= 0) pair = a.scale < 0 ? pair ^ 0x80008000u : 0;
-      std::memcpy(to + u * step, &pair, 4);
+      Elem pair[2] = {q[2 * u], q[2 * u + 1]};
+      for (Elem& x : pair) {
+        if (!(a.scale > 0)) x = from_float<Elem>(to_float(x) * (a.scale < 0 ? -1.0f : a.scale));
+      }
+      std::memcpy(to + u * step, pair, 4);
     }
   }
 };

@@ -200,13 +200,8 @@ def test_prompts_features_are_kept_for_methods_that_read_them(model, prompts):
             drafter.on_prefill = lambda *chunk: seen.append(chunk)
             return drafter
 
-    run(
-        prefilled(model, prompts, keep_features=True),
-        Listening(heads, widths=(2, 2)),
-        1,
-        0.0,
-        seed=0,
-    )
+    snapshot = prefilled(model, prompts, keep_features=True)
+    run(snapshot, Listening(heads, widths=(2, 2)), 1, 0.0, seed=0)
     ids = torch.stack(prompts)[:, :-1]
     with torch.no_grad():
         features = model.base_model(ids, use_cache=False).last_hidden_state

@@ -8,6 +8,10 @@ import specattn
 from tests.cases import make_problem
 
 
+def as_tuple(result):
+    return result if isinstance(result, tuple) else (result,)
+
+
 def valid_calls(p=None, paged=False):
     """Return `{name: (function, keyword arguments)}` on problem `p`, packed mask, no outputs."""
     p = p or make_problem(page_size=4)

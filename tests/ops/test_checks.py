@@ -71,6 +71,21 @@ def test_last_dimension_not_contiguous(op, name):
     refuse(op, spread, ValueError, f"^{name}: expected a contiguous last dimension")
 
 
+@pytest.mark.parametrize(
+    ("op", "name"), [t for t in TENSORS if valid_calls()[t[0]][1][t[1]].is_floating_point()]
+)
+def test_a_gradient_is_refused(op, name):
+    function, arguments = valid_calls()[op]
+    function(**arguments)
+    arguments[name].requires_grad_()
+    message = rf"^{name}: expected no gradient .*torch\.no_grad\(\)"
+    for call in (function, torch.compile(function, backend="eager")):
+        with torch.no_grad():
+            function(**arguments)  # what was right there is not right everywhere
+        with pytest.raises(ValueError, match=message):
+            call(**arguments)
+
+
 @pytest.mark.parametrize("op", WITH_STATE)
 @pytest.mark.parametrize("name", ["out", "lse"])
 def test_wrong_outputs(op, name):

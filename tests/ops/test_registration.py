@@ -6,7 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import specattn
 from tests.cases import make_problem
-from tests.ops.calls import NAMES, PRIMITIVES, VARIANTS, WITH_STATE, valid_calls
+from tests.ops.calls import NAMES, PRIMITIVES, VARIANTS, WITH_STATE, as_tuple, valid_calls
 
 
 class Recorder(TorchDispatchMode):
@@ -19,10 +19,6 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         self.calls.append((function, args))
         return function(*args, **(kwargs or {}))
-
-
-def as_tuple(result):
-    return result if isinstance(result, tuple) else (result,)
 
 
 def assert_same_bits(actual, expected):
@@ -152,7 +148,9 @@ def test_no_gradient_flows(name):
         k: v.requires_grad_() if isinstance(v, torch.Tensor) and v.is_floating_point() else v
         for k, v in arguments.items()
     }
-    assert not any(result.requires_grad for result in as_tuple(function(**arguments)))
+    for without in (torch.no_grad, torch.inference_mode):
+        with without():
+            assert not any(result.requires_grad for result in as_tuple(function(**arguments)))
 
 
 def test_inputs_are_left_alone():

@@ -54,10 +54,11 @@ def test_merge_state_is_merge_states_of_two(dtype):
         assert torch.equal(x, y)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("left", EMPTY)
 @pytest.mark.parametrize("right", EMPTY)
-def test_two_empty_states_merge_into_one(left, right):
-    nothing = torch.full((1, 2, 3, 64), torch.nan, device=DEVICE)
+def test_two_empty_states_merge_into_one(left, right, dtype):
+    nothing = torch.full((1, 2, 3, 64), torch.nan, dtype=dtype, device=DEVICE)
     lses = [torch.full((1, 2, 3), value, device=DEVICE) for value in (left, right)]
     out, lse = specattn.merge_state(nothing, lses[0], nothing, lses[1])
     assert (out == 0).all()

@@ -1,6 +1,7 @@
 """The public primitives: checks, documentation, torch operators and the choice of backend.
 
-They are for inference: no gradient flows through them. No call waits for the device; with `out` and
+They are for inference: no gradient flows through them, and a call that would have to record one is
+refused; `torch.no_grad()` says that none is wanted. No call waits for the device; with `out` and
 `lse` given, none allocates more than its workspace.
 """
 

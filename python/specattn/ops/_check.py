@@ -87,9 +87,10 @@ def check_tensors(**tensors) -> dict[str, int]:
     TypeError
         Something is no tensor, or has another dtype than asked for.
     ValueError
-        A shape, a device or a stride is not as asked for.
+        A shape, a device or a stride is not as asked for, or a gradient would be.
     """
-    names, forms = tuple(tensors), tuple([_form(x) for x in tensors.values()])
+    graph = torch.is_grad_enabled()
+    names, forms = tuple(tensors), tuple([_form(x, graph) for x in tensors.values()])
     if torch.compiler.is_compiling():
         return _agreed_sizes(names, forms)
     try:
@@ -106,9 +107,10 @@ def check_tensors(**tensors) -> dict[str, int]:
 
 def check_tensor(name: str, x, spec: Spec, q: torch.Tensor, sizes: dict[str, int]) -> None:
     """Check one tensor more against `q` and the `sizes` that are known; raises alike."""
-    plain = _form(x)
+    plain = _form(x, torch.is_grad_enabled())
     form = Form._make(plain) if isinstance(plain, tuple) else plain
-    _check_form(name, form, spec, "q", Form(q.shape, q.dtype, q.device, q.stride()), sizes)
+    first = Form(q.shape, q.dtype, q.device, q.stride(), wants_gradient=False)
+    _check_form(name, form, spec, "q", first, sizes)
 
 
 class Form(NamedTuple):
@@ -118,11 +120,17 @@ class Form(NamedTuple):
     dtype: torch.dtype
     device: torch.device
     strides: tuple[int, ...]
+    wants_gradient: bool
 
 
-def _form(x) -> tuple | type:
-    """Return the fields of a `Form`, or the type of an object that is no tensor."""
-    return (x.shape, x.dtype, x.device, x.stride()) if isinstance(x, torch.Tensor) else type(x)
+def _form(x, graph: bool) -> tuple | type:
+    """Return the fields of a `Form`, or the type of an object that is no tensor.
+
+    `graph` says whether operations are recorded for gradients.
+    """
+    if isinstance(x, torch.Tensor):
+        return x.shape, x.dtype, x.device, x.stride(), graph and x.requires_grad
+    return type(x)
 
 
 def _agreed_sizes(names: tuple[str, ...], plain_forms: tuple) -> dict[str, int]:
@@ -182,6 +190,11 @@ def _check_form(
     if form.shape[-1] > 1 and form.strides[-1] != 1:
         raise ValueError(
             f"{name}: expected a contiguous last dimension, got strides {list(form.strides)}"
+        )
+    if form.wants_gradient:
+        raise ValueError(
+            f"{name}: expected no gradient to be asked for, got requires_grad=True; "
+            "call it under torch.no_grad()"
         )
 
 

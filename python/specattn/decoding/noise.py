@@ -42,5 +42,5 @@ class PositionNoise:
     def _make(self, row: int, position: int, vocabulary: int) -> torch.Tensor:
         counter = [0, position, 0, 0]  # the generator itself counts in the first word
         philox = np.random.Philox(key=[self.seed, row], counter=counter)
-        # In float32 noise is 0 once in millions: over a vocabulary, that is no rare event.
+        # float64: noise of exactly 0, which float32 can round to, would win whatever p is.
         return torch.from_numpy(np.random.Generator(philox).standard_exponential(vocabulary))

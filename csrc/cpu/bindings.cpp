@@ -8,13 +8,42 @@
 #include <vector>
 
 #include "check.h"
-#include "run.h"
+#include "graph.h"
 #include "view.h"
 
 namespace py = pybind11;
 using namespace specattn;
 
 namespace {
+
+// A graph, and the tensors that its calls point into.
+class PyGraph {
+ public:
+  // What is recorded by this thread, or null.
+  static PyGraph*& recording() {
+    static thread_local PyGraph* graph = nullptr;
+    return graph;
+  }
+
+  void begin() {
+    if (recording()) throw std::invalid_argument("this thread records another graph already");
+    recording() = this;
+  }
+  void end(const py::args&) { recording() = nullptr; }
+  void add(std::unique_ptr<const Call> call, const py::args& arguments) {
+    graph_.add(std::move(call));
+    tensors_.push_back(arguments);
+  }
+  void replay(int threads) const {
+    const py::gil_scoped_release release;
+    graph_.replay(threads > 1 ? threads : 1);
+  }
+  size_t size() const { return graph_.size(); }
+
+ private:
+  Graph graph_;
+  std::vector<py::object> tensors_;
+};
 
 // The arguments of an operator, taken in the order of its signature; the number of threads is last.
 class Arguments {
@@ -27,12 +56,16 @@ class Arguments {
     return next().cast<T>();
   }
 
-  template <class Problem>
-  void run_with(const Problem& p) {
+  // Checks and runs a call whose arguments have all been taken; a graph keeps it.
+  void run(std::unique_ptr<const Call> call) {
     const int threads = value<int>();
     if (at_ != PyTuple_GET_SIZE(all_.ptr())) throw py::type_error("too many arguments");
-    const py::gil_scoped_release release;
-    run(p, threads > 1 ? threads : 1);
+    call->check();
+    {
+      const py::gil_scoped_release release;
+      call->run(threads > 1 ? threads : 1);
+    }
+    if (PyGraph* const graph = PyGraph::recording()) graph->add(std::move(call), all_);
   }
 
  private:
@@ -83,24 +116,56 @@ std::pair<int64_t, int64_t> set_cache(Problem& p, const View& k, const View& v, 
   return {table.shape[1] * k.shape[1], k.shape[0]};
 }
 
-// Fills in the cache and how many tokens of it count, then `behind` more; returns the capacity.
+// What the lengths and indices of a cache must stay within.
+struct CacheBounds {
+  int64_t heads = 0;  // that have lengths of their own; 0: there is no cache
+  int64_t most = 0;   // tokens that a length may count
+  int64_t capacity = 0, pages = 0, behind = 0;
+
+  void check(const Cache& c, int64_t B) const {
+    if (heads == 0) return;
+    check_lengths(c, c.indices ? "index_lengths" : "cache_seqlens", B, heads, most, behind);
+    if (c.indices) {
+      check_positions(c, B, heads, capacity, pages);
+    } else {
+      check_pages(c, B, pages, behind);
+    }
+  }
+};
+
+// Fills in the cache and how many tokens of it count, then `behind` more.
 template <class Problem>
-int64_t set_prefix(Problem& p, const View& k, const View& v, const View& lengths, const View& table,
-                   int64_t behind) {
+CacheBounds set_prefix(Problem& p, const View& k, const View& v, const View& lengths,
+                       const View& table, int64_t behind) {
   lengths.expect(Dtype::kInt32, {p.B});
   p.cache.lengths = lengths.as<int32_t>();
   p.cache.lengths_batch = lengths.stride[0];
   const auto [capacity, pages] = set_cache(p, k, v, table);
-  check_lengths(p.cache, lengths.name, p.B, 1, capacity, behind);
-  check_pages(p.cache, p.B, pages, behind);
-  return capacity;
+  return {1, capacity, capacity, pages, behind};
 }
 
 // A call and the arrays that it points to.
-struct AttentionCall : Attention {
+struct AttentionCall : PlainCall<Attention> {
   std::vector<int32_t> no_lengths;
   std::vector<int64_t> rows;
   std::vector<float> sink_values;
+  CacheBounds bounds;
+
+  void check() const override { bounds.check(cache, B); }
+};
+
+struct ImportanceCall : PlainCall<Importance> {
+  CacheBounds bounds;
+
+  void check() const override { bounds.check(cache, B); }
+};
+
+struct TopKCall : PlainCall<TopK> {
+  void check() const override {
+    for (int64_t b = 0; b < rows_outer; ++b) {
+      check_index("cache_seqlens", lengths[b * lengths_stride], 0, capacity);
+    }
+  }
 };
 
 void set_tree(AttentionCall& a, const View& k, const View& v, const View& mask) {
@@ -149,7 +214,8 @@ void take_state(AttentionCall& a, Arguments& next) {
 
 void tree_attention(const py::args& all) {
   Arguments next(all);
-  AttentionCall a;
+  auto call = std::make_unique<AttentionCall>();
+  AttentionCall& a = *call;
   const View q = next.tensor("q"), k = next.tensor("k_new"), v = next.tensor("v_new");
   set_queries(a, q, k);
   set_tree(a, k, v, next.tensor("tree_mask"));
@@ -157,7 +223,7 @@ void tree_attention(const py::args& all) {
   a.cache.lengths = a.no_lengths.data(), a.cache.lengths_batch = 1;
   take_scale(a, next);
   take_state(a, next);
-  next.run_with(a);
+  next.run(std::move(call));
 }
 
 // Takes what hybrid_tree_attention and verify_attention share.
@@ -171,7 +237,8 @@ void take_hybrid(AttentionCall& a, Arguments& next) {
   set_tree(a, k_tree, v_tree, next.tensor("tree_mask"));
   set_depths(a, next.tensor("depths"));
   const int64_t behind = a.tree.in_cache ? a.T : 0;
-  a.capacity = set_prefix(a, k, v, lengths, next.tensor("block_table"), behind);
+  a.bounds = set_prefix(a, k, v, lengths, next.tensor("block_table"), behind);
+  a.capacity = a.bounds.capacity;
   a.window = next.value<std::optional<int64_t>>().value_or(0);
   take_scale(a, next);
   take_sinks(a, next);
@@ -179,15 +246,17 @@ void take_hybrid(AttentionCall& a, Arguments& next) {
 
 void hybrid_tree_attention(const py::args& all) {
   Arguments next(all);
-  AttentionCall a;
+  auto call = std::make_unique<AttentionCall>();
+  AttentionCall& a = *call;
   take_hybrid(a, next);
   take_state(a, next);
-  next.run_with(a);
+  next.run(std::move(call));
 }
 
 void verify_attention(const py::args& all) {
   Arguments next(all);
-  AttentionCall a;
+  auto call = std::make_unique<AttentionCall>();
+  AttentionCall& a = *call;
   take_hybrid(a, next);
   const bool scores = next.value<std::string>() == "scores";
   a.collect = scores ? Collect::kScores : Collect::kLogits;
@@ -212,12 +281,13 @@ void verify_attention(const py::args& all) {
   a.collected_batch = collected.stride[0];
   a.collected_row = scores ? 0 : collected.stride[1];
   a.collected_head = a.per_head ? collected.stride[scores ? 1 : 2] : 0;
-  next.run_with(a);
+  next.run(std::move(call));
 }
 
 void sparse_gather_attention(const py::args& all) {
   Arguments next(all);
-  AttentionCall a;
+  auto call = std::make_unique<AttentionCall>();
+  AttentionCall& a = *call;
   const View q = next.tensor("q"), k = next.tensor("k_cache"), v = next.tensor("v_cache");
   const View indices = next.tensor("indices"), lengths = next.tensor("index_lengths");
   const View k_new = next.tensor("k_new"), v_new = next.tensor("v_new");
@@ -241,22 +311,23 @@ void sparse_gather_attention(const py::args& all) {
   c.lengths = lengths.as<int32_t>();
   c.lengths_batch = lengths.stride[0], c.lengths_head = counts ? lengths.stride[1] : 0;
   const int64_t heads = lists || counts ? a.Hk : 1;
-  check_lengths(c, "index_lengths", a.B, heads, indices.shape[indices.dims - 1], 0);
-  check_positions(c, a.B, heads, capacity, pages);
+  a.bounds = {heads, indices.shape[indices.dims - 1], capacity, pages, 0};
   take_scale(a, next);
   take_sinks(a, next);
   take_state(a, next);
-  next.run_with(a);
+  next.run(std::move(call));
 }
 
 void importance_scores(const py::args& all) {
   Arguments next(all);
-  Importance p;
+  auto call = std::make_unique<ImportanceCall>();
+  ImportanceCall& p = *call;
   const View q = next.tensor("q"), k = next.tensor("k_cache");
   const View lengths = next.tensor("cache_seqlens");
   set_queries(p, q, k);
   p.per_head = next.value<bool>();
-  p.capacity = set_prefix(p, k, k, lengths, next.tensor("block_table"), 0);
+  p.bounds = set_prefix(p, k, k, lengths, next.tensor("block_table"), 0);
+  p.capacity = p.bounds.capacity;
   p.scale = static_cast<float>(next.value<double>());
   const View scores = next.tensor("scores");
   if (p.per_head) {
@@ -266,12 +337,13 @@ void importance_scores(const py::args& all) {
   }
   p.scores = scores.as<float>();
   p.scores_batch = scores.stride[0], p.scores_head = p.per_head ? scores.stride[1] : 0;
-  next.run_with(p);
+  next.run(std::move(call));
 }
 
 void select_topk(const py::args& all) {
   Arguments next(all);
-  TopK p;
+  auto call = std::make_unique<TopKCall>();
+  TopKCall& p = *call;
   const View scores = next.tensor("scores"), lengths = next.tensor("cache_seqlens");
   p.ratio = next.value<std::optional<double>>().value_or(-1);
   p.budget = next.value<std::optional<int64_t>>().value_or(0);
@@ -299,10 +371,7 @@ void select_topk(const py::args& all) {
   p.counts_outer = counts.stride[0], p.counts_inner = heads ? counts.stride[1] : 0;
   p.width = indices.shape[heads ? 2 : 1];
   p.lengths = lengths.as<int32_t>(), p.lengths_stride = lengths.stride[0];
-  for (int64_t b = 0; b < B; ++b) {
-    check_index("cache_seqlens", p.lengths[b * p.lengths_stride], 0, p.capacity);
-  }
-  next.run_with(p);
+  next.run(std::move(call));
 }
 
 // Takes out and lse; the sizes of a state come from `outs`.
@@ -322,7 +391,8 @@ void take_merged(Merge& p, const View& outs, Arguments& next) {
 
 void merge_state(const py::args& all) {
   Arguments next(all);
-  Merge p;
+  auto call = std::make_unique<PlainCall<Merge>>();
+  Merge& p = *call;
   p.states = 2;
   const View out_a = next.tensor("out_a"), lse_a = next.tensor("lse_a");
   const View out_b = next.tensor("out_b"), lse_b = next.tensor("lse_b");
@@ -335,12 +405,13 @@ void merge_state(const py::args& all) {
     for (int i = 0; i < 3; ++i) p.lse_strides[s][i] = lse->stride[i];
     ++s;
   }
-  next.run_with(p);
+  next.run(std::move(call));
 }
 
 void merge_states(const py::args& all) {
   Arguments next(all);
-  Merge p;
+  auto call = std::make_unique<PlainCall<Merge>>();
+  Merge& p = *call;
   const View outs = next.tensor("outs"), lses = next.tensor("lses");
   if (outs.dims != 5) outs.fail("must have 5 dimensions");
   take_merged(p, outs, next);
@@ -350,7 +421,103 @@ void merge_states(const py::args& all) {
   p.lses[0] = lses.as<float>();
   p.out_state = outs.stride[0], p.lse_state = lses.stride[0];
   for (int i = 0; i < 3; ++i) p.lse_strides[0][i] = lses.stride[i + 1];
-  next.run_with(p);
+  next.run(std::move(call));
+}
+
+struct EmbedCall : PlainCall<Embed> {
+  void check() const override {
+    for (int64_t i = 0; i < M; ++i) check_index("tokens", tokens[i], 0, vocabulary - 1);
+  }
+};
+
+struct RotateCall : PlainCall<RotateHeads> {
+  void check() const override {
+    for (int64_t b = 0; b < B; ++b) {
+      if (k_cache.data) {
+        check_index("prefix", slot(b, 0), 0, capacity - T);
+      }
+      for (int64_t t = 0; t < T; ++t) {
+        check_index("positions", prefix[b] + depth(b, t), 0, positions - 1);
+      }
+    }
+  }
+};
+
+Dtype floating_rows(const View& x) {
+  if (x.dims != 2 || x.dtype > Dtype::kFloat16) {
+    x.fail("must have 2 dimensions and be float32, bfloat16 or float16");
+  }
+  return x.dtype;
+}
+
+void embed(const py::args& all) {
+  Arguments next(all);
+  auto call = std::make_unique<EmbedCall>();
+  EmbedCall& p = *call;
+  const View tokens = next.tensor("tokens"), weight = next.tensor("weight");
+  const View out = next.tensor("out");
+  p.dtype = floating_rows(weight);
+  p.M = tokens.expect(Dtype::kInt64, {-1}).shape[0];
+  p.vocabulary = weight.shape[0], p.H = weight.shape[1];
+  out.expect(p.dtype, {p.M, p.H});
+  p.tokens = tokens.as<int64_t>();
+  p.weight = weight.data, p.weight_row = weight.stride[0];
+  p.out = out.data, p.out_row = out.stride[0];
+  next.run(std::move(call));
+}
+
+void rms_norm(const py::args& all) {
+  Arguments next(all);
+  auto call = std::make_unique<PlainCall<RmsNorm>>();
+  RmsNorm& p = *call;
+  const View x = next.tensor("x"), weight = next.tensor("weight");
+  p.dtype = floating_rows(x);
+  p.M = x.shape[0], p.H = x.shape[1];
+  weight.expect(p.dtype, {p.H});
+  p.eps = static_cast<float>(next.value<double>());
+  const View out = next.tensor("out");
+  out.expect(p.dtype, {p.M, p.H});
+  p.x = x.data, p.x_row = x.stride[0], p.weight = weight.data;
+  p.out = out.data, p.out_row = out.stride[0];
+  next.run(std::move(call));
+}
+
+void rotate_heads(const py::args& all) {
+  Arguments next(all);
+  auto call = std::make_unique<RotateCall>();
+  RotateCall& p = *call;
+  const View heads = next.tensor("heads");
+  p.dtype = floating(heads);
+  p.Hq = next.value<int64_t>();
+  p.B = heads.shape[0], p.T = heads.shape[1], p.D = heads.shape[3];
+  p.Hk = (heads.shape[2] - p.Hq) / 2;
+  if (p.Hq < 0 || p.Hq + 2 * p.Hk != heads.shape[2]) heads.fail("must be of queries, keys, values");
+  p.heads = heads.data;
+  p.batch = heads.stride[0], p.row = heads.stride[1], p.head = heads.stride[2];
+  const View q_norm = next.tensor("q_norm"), k_norm = next.tensor("k_norm");
+  if (q_norm) p.q_norm = q_norm.expect(p.dtype, {p.D}).data;
+  if (k_norm) p.k_norm = k_norm.expect(p.dtype, {p.D}).data;
+  p.eps = static_cast<float>(next.value<double>());
+  const View cos = next.tensor("cos"), sin = next.tensor("sin");
+  p.positions = cos.expect(Dtype::kFloat32, {-1, -1}).shape[0], p.half = cos.shape[1];
+  sin.expect(Dtype::kFloat32, {p.positions, p.half});
+  if (2 * p.half > p.D || sin.stride[0] != cos.stride[0])
+    cos.fail("must turn at most a whole head");
+  p.cos = cos.as<float>(), p.sin = sin.as<float>(), p.table_row = cos.stride[0];
+  p.prefix = next.tensor("prefix").expect(Dtype::kInt32, {p.B}).as<int32_t>();
+  const View depths = next.tensor("depths");
+  if (depths) {
+    depths.expect(Dtype::kInt32, {depths.shape[0] == 1 ? 1 : p.B, p.T});
+    p.depths = depths.as<int32_t>(), p.depths_batch = depths.step(0);
+  }
+  const View k = next.tensor("k_cache"), v = next.tensor("v_cache");
+  if (k) {
+    p.capacity = k.expect(p.dtype, {p.B, -1, p.Hk, p.D}).shape[1];
+    v.expect(p.dtype, {p.B, p.capacity, p.Hk, p.D});
+    p.k_cache = k.rows(), p.v_cache = v.rows();
+  }
+  p.first_slot = next.value<std::optional<int64_t>>().value_or(-1);
+  next.run(std::move(call));
 }
 
 }  // namespace
@@ -381,4 +548,15 @@ PYBIND11_MODULE(_cpu, m) {
   m.def("select_topk", &select_topk);
   m.def("merge_state", &merge_state);
   m.def("merge_states", &merge_states);
+  m.def("embed", &embed);
+  m.def("rms_norm", &rms_norm);
+  m.def("rotate_heads", &rotate_heads);
+  py::class_<PyGraph>(m, "Graph",
+                      "Kernel calls, recorded while they run, that run again in one go: `with "
+                      "graph: ...`, then `graph.replay(threads)`.")
+      .def(py::init<>())
+      .def("__enter__", &PyGraph::begin)
+      .def("__exit__", &PyGraph::end)
+      .def("__len__", &PyGraph::size)
+      .def("replay", &PyGraph::replay, py::arg("threads"));
 }

@@ -36,6 +36,8 @@ struct Kernels {
   void (*importance[3])(const Importance&, int64_t b, int64_t first, int64_t last,
                         const float* means);
   void (*merge[3])(const Merge&, int64_t first, int64_t last);
+  void (*rms_norm[3])(const RmsNorm&, int64_t row);
+  void (*rotate_heads[3])(const RotateHeads&, int64_t b, int64_t t);
 };
 
 const Kernels& generic_kernels();

@@ -4,6 +4,7 @@
 #include "attention.h"
 #include "finish.h"
 #include "importance.h"
+#include "layer.h"
 #include "merge.h"
 
 namespace specattn {
@@ -15,7 +16,9 @@ constexpr Kernels kernels_of(const char* name) {
           {finish<Isa, float>, finish<Isa, bf16>, finish<Isa, fp16>},
           {mean_query<Isa, float>, mean_query<Isa, bf16>, mean_query<Isa, fp16>},
           {importance<Isa, float>, importance<Isa, bf16>, importance<Isa, fp16>},
-          {merge<Isa, float>, merge<Isa, bf16>, merge<Isa, fp16>}};
+          {merge<Isa, float>, merge<Isa, bf16>, merge<Isa, fp16>},
+          {rms_norm<Isa, float>, rms_norm<Isa, bf16>, rms_norm<Isa, fp16>},
+          {rotate_heads<Isa, float>, rotate_heads<Isa, bf16>, rotate_heads<Isa, fp16>}};
 }
 
 }  // namespace specattn

@@ -91,4 +91,48 @@ struct Merge {
   int64_t lse_batch = 0, lse_row = 0, lse_head = 0;
 };
 
+// Rows of an embedding.
+struct Embed {
+  Dtype dtype = Dtype::kFloat32;
+  int64_t M = 0, H = 0, vocabulary = 0;
+  const int64_t* tokens = nullptr;  // [M]
+  const void* weight = nullptr;     // [vocabulary, H]
+  int64_t weight_row = 0;
+  void* out = nullptr;  // [M, H]
+  int64_t out_row = 0;
+};
+
+// Every row over the root of its mean square, times a weight.
+struct RmsNorm {
+  Dtype dtype = Dtype::kFloat32;
+  int64_t M = 0, H = 0;
+  const void* x = nullptr;
+  int64_t x_row = 0;
+  const void* weight = nullptr;  // [H]
+  float eps = 0;
+  void* out = nullptr;
+  int64_t out_row = 0;
+};
+
+// What happens to a layer's heads between their projection and attention: queries and keys are
+// normed and rotated in place, keys and values also go to the cache.
+struct RotateHeads {
+  Dtype dtype = Dtype::kFloat32;
+  int64_t B = 0, T = 0, Hq = 0, Hk = 0, D = 0;
+  void* heads = nullptr;  // [B, T, Hq + 2 Hk, D]: queries, keys, values
+  int64_t batch = 0, row = 0, head = 0;
+  const void *q_norm = nullptr, *k_norm = nullptr;  // [D]; null: not normed
+  float eps = 0;
+  const float *cos = nullptr, *sin = nullptr;  // [positions, half]: the first 2 half of D turn
+  int64_t positions = 0, half = 0, table_row = 0;
+  const int32_t* prefix = nullptr;  // [B]: where the first row is stored, and the root's position
+  const int32_t* depths = nullptr;  // of the rows, [B or 1, T]; null: a chain
+  int64_t depths_batch = 0;
+  Rows k_cache, v_cache;                  // [B, capacity, Hk, D]; null: they stay where they are
+  int64_t capacity = 0, first_slot = -1;  // first_slot: where the first row goes, instead of prefix
+
+  int64_t depth(int64_t b, int64_t t) const { return depths ? depths[b * depths_batch + t] : t; }
+  int64_t slot(int64_t b, int64_t t) const { return (first_slot < 0 ? prefix[b] : first_slot) + t; }
+};
+
 }  // namespace specattn

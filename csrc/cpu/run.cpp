@@ -273,4 +273,33 @@ void run(const Merge& p, int threads) {
   for (int64_t i = 0; i < parts; ++i) merge(p, tokens * i / parts, tokens * (i + 1) / parts);
 }
 
+// Of rows: each is a piece of work, and a few are not worth waking a thread.
+template <class Row>
+void for_rows(int64_t rows, int64_t work, int threads, const Row& row) {
+  threads = useful_threads(work, rows, threads);
+#pragma omp parallel for schedule(static) num_threads(threads)
+  for (int64_t i = 0; i < rows; ++i) row(i);
+}
+
+void run(const Embed& p, int threads) {
+  const int64_t bytes = p.H * size_of(p.dtype);
+  for_rows(p.M, p.M * bytes, threads, [&](int64_t i) {
+    const int64_t size = size_of(p.dtype);
+    std::memcpy(static_cast<char*>(p.out) + i * p.out_row * size,
+                static_cast<const char*>(p.weight) + p.tokens[i] * p.weight_row * size,
+                static_cast<size_t>(bytes));
+  });
+}
+
+void run(const RmsNorm& p, int threads) {
+  const auto norm = chosen()->rms_norm[static_cast<int>(p.dtype)];
+  for_rows(p.M, 4 * p.M * p.H, threads, [&](int64_t i) { norm(p, i); });
+}
+
+void run(const RotateHeads& p, int threads) {
+  const auto rotate = chosen()->rotate_heads[static_cast<int>(p.dtype)];
+  const int64_t work = 4 * p.B * p.T * (p.Hq + 2 * p.Hk) * p.D;
+  for_rows(p.B * p.T, work, threads, [&](int64_t i) { rotate(p, i / p.T, i % p.T); });
+}
+
 }  // namespace specattn

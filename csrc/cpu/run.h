@@ -11,6 +11,9 @@ namespace specattn {
 void run(const Attention&, int threads);
 void run(const Importance&, int threads);
 void run(const Merge&, int threads);
+void run(const Embed&, int threads);
+void run(const RmsNorm&, int threads);
+void run(const RotateHeads&, int threads);
 
 // How many threads `work` (bytes and multiplications) in `tasks` parts is worth. Waking a thread
 // takes 0.03 ms, waiting for one whose core is taken some milliseconds.

@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -51,6 +52,11 @@ class CaptureSpec:
     ranking: str = "logit"
     per_row: bool = False
     queries: bool = False
+
+    @property
+    def needs_python(self) -> bool:
+        """Whether it takes more than a kernel that attends and averages logits over rows."""
+        return self.queries or bool(self.rows) and (self.ranking == "weight" or self.per_row)
 
 
 NO_CAPTURE = CaptureSpec()
@@ -105,13 +111,14 @@ class Pass:
     cache : KVCache
     windows : list of (int or None)
         Sliding window of each layer.
-    slots : tuple of Tensor
-        Where the new rows go (`KVCache.slots`).
-    prefix : Tensor, int32 [B]
-        Cached tokens that every row may see.
+    rows : int
+        T.
+    offset : int, or Tensor, int32 [B]
+        Tokens between what is committed and the new rows.
     max_seqlen : int
         Host-side bound: no row's position reaches it.
     tree_mask : Tensor, packed, or None for a causal chain
+    depths : Tensor, integer [T] or [B, T], or None for a causal chain
     capture : CaptureSpec
     scores, queries : Tensor or None
         Filled with what is captured (`Verification`).
@@ -121,14 +128,32 @@ class Pass:
 
     cache: KVCache
     windows: list[int | None]
-    slots: tuple[torch.Tensor, torch.Tensor]
-    prefix: torch.Tensor
+    rows: int
+    offset: int | torch.Tensor
     max_seqlen: int
     tree_mask: torch.Tensor | None = None
+    depths: torch.Tensor | None = None
     capture: CaptureSpec = NO_CAPTURE
     scores: torch.Tensor | None = None
     queries: torch.Tensor | None = None
     selector: KVSelector | None = None
+
+    @cached_property
+    def prefix(self) -> torch.Tensor:
+        """Cached tokens that every row may see, int32 [B]."""
+        return self.cache.seqlens + self.offset
+
+    @cached_property
+    def slots(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where the new rows go (`KVCache.slots`)."""
+        return self.cache.slots(self.rows, self.offset)
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """Of the new rows in the text, int64 [B, T]: siblings of a tree share one."""
+        if self.depths is None:
+            return self.slots[1]
+        return (self.prefix[:, None] + self.depths).long()
 
     def attend(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any

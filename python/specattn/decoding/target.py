@@ -18,6 +18,7 @@ from specattn.decoding.attention import (
     Pass,
     attach,
 )
+from specattn.decoding.compiling import Compile, static_pass
 from specattn.decoding.families import check_supported, windows_of
 from specattn.kv_cache import KVCache
 from specattn.tree import Tree
@@ -56,6 +57,10 @@ class Target:
         Of one of `FAMILIES`, on one device.
     batch, capacity : int
         Requests, and tokens that the cache holds for each.
+    compile : {"auto", "on", "off"}
+        Whether passes of few rows run as kernel calls alone (`StaticPass`) or through the model's
+        own modules: "auto" where both were found to agree, saying once where they cannot, "on" or
+        else an error, or never.
 
     Attributes
     ----------
@@ -71,10 +76,12 @@ class Target:
     ------
     ValueError
         The model's family, its kind of rope or what it does to its logits is not supported, or it
-        is spread over several devices.
+        is spread over several devices; with ``compile="on"``, it cannot be compiled.
     """
 
-    def __init__(self, model: PreTrainedModel, batch: int, capacity: int):
+    def __init__(
+        self, model: PreTrainedModel, batch: int, capacity: int, compile: Compile = "auto"
+    ):
         config = model.config
         check_supported(config)
         devices = {str(parameter.device) for parameter in model.parameters()}
@@ -97,6 +104,7 @@ class Target:
             dtype=model.dtype,
             device=model.device,
         )
+        self.static = static_pass(self, compile)
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -143,8 +151,8 @@ class Target:
             if on_chunk is not None:
                 on_chunk(sum(min(len(prompt), start) for prompt in prompts), total)
             end = min(start + chunk_size, longest)
-            plan = self._plan(rows=end - start, max_seqlen=end)
-            features = self._run(padded[:, start:end], plan.slots[1], plan)
+            plan = self.plan(rows=end - start, max_seqlen=end)
+            features = self.features(padded[:, start:end], plan)
             self.cache.seqlens = lengths.clamp(max=end).to(torch.int32)
             if on_features is not None:
                 on_features(start, features)
@@ -166,12 +174,12 @@ class Target:
         -------
         Verification
         """
-        plan = self._plan(rows=tree.size)
+        plan = self.plan(rows=tree.size)
         if not is_chain(tree):
-            plan.tree_mask = tree.packed_mask
+            plan.tree_mask, plan.depths = tree.packed_mask, tree.depths
         plan.capture = capture
         shape = (len(self.full_layers), self.cache.batch_size)
-        if capture.rows:
+        if capture.rows and (capture.needs_python or not self._is_static(tokens)):
             rows = (len(capture.rows),) if capture.per_row else ()
             dtype = torch.promote_types(self.cache.storage.dtype, torch.float32)
             plan.scores = self.cache.storage.new_empty(
@@ -180,8 +188,7 @@ class Target:
         if capture.queries:
             heads = (self.model.config.num_attention_heads, self.cache.storage.shape[-1])
             plan.queries = self.cache.storage.new_empty(*shape, tree.size, *heads)
-        features = self._run(tokens, self.cache.seqlens[:, None] + tree.depths, plan)
-        return Verification(self.head(features), features, plan.scores, plan.queries)
+        return self._run(tokens, plan)
 
     def draft(
         self, tokens: torch.Tensor, offset: int | torch.Tensor, selector: KVSelector
@@ -202,29 +209,35 @@ class Target:
         Verification
             Logits and features.
         """
-        plan = self._plan(rows=tokens.shape[1], offset=offset)
+        plan = self.plan(rows=tokens.shape[1], offset=offset)
         plan.selector = selector
-        features = self._run(tokens, plan.slots[1], plan)
-        return Verification(self.head(features), features)
+        return self._run(tokens, plan)
 
-    def _plan(
+    def plan(
         self, rows: int, offset: int | torch.Tensor = 0, max_seqlen: int | None = None
     ) -> Pass:
         """Return the plan of a causal chain of `rows` rows, `offset` behind what is committed."""
-        return Pass(
-            self.cache,
-            self.windows,
-            self.cache.slots(rows, offset),
-            self.cache.seqlens + offset,
-            self.cache.capacity if max_seqlen is None else max_seqlen,
-        )
+        max_seqlen = self.cache.capacity if max_seqlen is None else max_seqlen
+        return Pass(self.cache, self.windows, rows, offset, max_seqlen)
 
-    def _run(self, tokens: torch.Tensor, positions: torch.Tensor, plan: Pass) -> torch.Tensor:
-        """Return the features [B, T, H] of a pass."""
+    def _is_static(self, tokens: torch.Tensor) -> bool:
+        return self.static is not None and tokens.numel() <= self.static.most_rows
+
+    def _run(self, tokens: torch.Tensor, plan: Pass) -> Verification:
+        """Run a pass of few rows, by kernels alone where that is known to be right."""
+        if self.static is not None and self._is_static(tokens):
+            logits, features, scores = self.static.run(plan, tokens)
+            scores = plan.scores if scores is None else scores
+            return Verification(logits, features, scores, plan.queries)
+        features = self.features(tokens, plan)
+        return Verification(self.head(features), features, plan.scores, plan.queries)
+
+    def features(self, tokens: torch.Tensor, plan: Pass) -> torch.Tensor:
+        """Return the features [B, T, H] of a pass through the model's own modules."""
         attach(self.model)  # again: the implementation may have been set to another one meanwhile
         output = self.model.base_model(
             input_ids=tokens,
-            position_ids=positions.long(),
+            position_ids=plan.positions,
             attention_mask=NO_MASK,
             use_cache=False,
             specattn_pass=plan,

@@ -1,0 +1,86 @@
+"""Whether passes of a model run as kernel calls alone: where that was seen to be the same."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Literal, get_args
+from weakref import WeakSet
+
+import torch
+from transformers import PreTrainedModel
+
+from specattn.backends.select import chosen
+from specattn.decoding.parts import Unrecognised, parts_of
+
+if TYPE_CHECKING:
+    from specattn.decoding.static_pass import StaticPass
+    from specattn.decoding.target import Target
+
+Compile = Literal["auto", "on", "off"]
+"""Whether passes of few rows run as kernel calls alone: where that is right, or else an error, or
+never."""
+
+_PROBE_ROWS = 16
+# Of a row's features, relative; a wrong weight or a missing factor makes it about 1.
+_BOUNDS = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+
+_proven: WeakSet[PreTrainedModel] = WeakSet()
+_told: WeakSet[PreTrainedModel] = WeakSet()
+
+
+def static_pass(target: Target, compile: Compile) -> StaticPass | None:
+    """Return what runs the passes of few rows of a target whose cache is empty, if it can.
+
+    The first time that a model is seen, random tokens run both ways and are compared. Models for
+    which there is none decode through their own modules, and "auto" says so once.
+
+    Raises
+    ------
+    ValueError
+        `compile` is none of its values, or "on" where it cannot be.
+    """
+    if compile not in get_args(Compile):
+        raise ValueError(f"compile must be one of {get_args(Compile)}, got {compile!r}")
+    if compile == "off":
+        return None
+    model, storage = target.model, target.cache.storage
+    _, backend = chosen("hybrid_tree_attention", storage.device, storage.dtype)
+    if backend.name != "cpu":
+        if compile == "on":
+            what = f"{storage.dtype} on {storage.device}"
+            raise ValueError(f"compile='on': {what} is served by the {backend.name} backend")
+        return None
+    try:
+        return _proven_pass(target)
+    except Unrecognised as error:
+        if compile == "on":
+            raise ValueError(f"compile='on': {error}") from error
+        if model not in _told:
+            _told.add(model)
+            name = type(model).__name__
+            warnings.warn(f"{name} decodes through its own, slower modules: {error}", stacklevel=3)
+        return None
+
+
+def _proven_pass(target: Target) -> StaticPass:
+    from specattn.decoding.static_pass import StaticPass  # imports the C++ kernels
+
+    static = StaticPass(parts_of(target.model), target.cache, target.windows)
+    if target.model not in _proven:
+        error, bound = _error(target, static), _BOUNDS[target.model.dtype]
+        if not error <= bound:
+            raise Unrecognised(f"computed from its parts, features differ by {error:.1e}")
+        _proven.add(target.model)
+    return static
+
+
+@torch.no_grad()
+def _error(target: Target, static: StaticPass) -> float:
+    """Return the median over rows of the relative difference of features, of random tokens."""
+    generator = torch.Generator().manual_seed(0)
+    rows = min(_PROBE_ROWS, target.cache.capacity)
+    size = (target.cache.batch_size, rows)
+    tokens = torch.randint(target.model.config.vocab_size, size, generator=generator)
+    expected = target.features(tokens, target.plan(rows)).double()
+    found = static.run(target.plan(rows), tokens)[1].double()
+    return ((found - expected).norm(dim=-1) / expected.norm(dim=-1)).median().item()

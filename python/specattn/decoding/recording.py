@@ -1,0 +1,39 @@
+"""Kernel calls over fixed memory, recorded while they run and then run again in one go.
+
+On a CPU what a CUDA graph is on a GPU: what Python does between the calls is paid for once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from specattn import _cpu
+
+
+class Recording:
+    """Kernel calls, and steps in Python between them."""
+
+    def __init__(self) -> None:
+        self._steps: list[Any] = [_cpu.Graph()]
+
+    def kernel(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Run a kernel of `specattn._cpu` now, and in every replay on the same memory."""
+        with self._steps[-1]:
+            function(*arguments, torch.get_num_threads())
+
+    def python(self, function: Callable[[], None]) -> None:
+        """Run a function now, and in every replay."""
+        function()
+        self._steps += [function, _cpu.Graph()]
+
+    def replay(self) -> None:
+        """Run everything again, on what its tensors hold now."""
+        threads = torch.get_num_threads()
+        for step in self._steps:
+            if isinstance(step, _cpu.Graph):
+                step.replay(threads)
+            else:
+                step()

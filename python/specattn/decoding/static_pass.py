@@ -1,0 +1,262 @@
+"""A pass of few rows as kernel calls over fixed buffers.
+
+It computes what the model's modules compute, without them: with few rows, Python and products that
+read weights slowly take most of a pass. A pass is recorded once for its shape (requests, rows, tree
+or chain, what is captured) and run again from then on. Between kernels there may be steps in
+Python: a mixture of experts, or a KV selector that asks for the queries of a layer.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from specattn import _cpu
+from specattn.decoding.attention import Pass, Selection
+from specattn.decoding.parts import GatedMLP, Layer, Parts, Projection
+from specattn.decoding.recording import Recording
+from specattn.kv_cache import KVCache
+
+MOST_ROWS = 128
+"""Rows of a pass, all requests together; torch's own products are better for more."""
+
+_MOST_RECORDINGS = 64
+_DTYPES = {"tokens": torch.int64, "mask": torch.int64}  # of inputs; the others are int32
+
+
+class _Shape(NamedTuple):
+    """What a recording depends on."""
+
+    batch: int
+    rows: int
+    mask: tuple[int, ...] | None
+    depths: tuple[int, ...] | None
+    indices: tuple[int, ...] | None
+    lengths: tuple[int, ...] | None
+    collected: tuple[int, ...]  # rows whose scores the kernels collect
+    planned: bool  # full-attention layers attend in Python
+
+
+class _Buffers(NamedTuple):
+    """What a pass computes, one row per token."""
+
+    x: torch.Tensor  # the residual stream
+    normed: torch.Tensor
+    heads: torch.Tensor  # queries, keys and values
+    attended: torch.Tensor
+    inner: torch.Tensor  # of the MLP
+    features: torch.Tensor
+    logits: torch.Tensor
+    lse: torch.Tensor
+
+
+class StaticPass:
+    """Runs passes of at most `MOST_ROWS` rows over a cache.
+
+    Parameters
+    ----------
+    parts : Parts
+    cache : KVCache
+        On the CPU, in float32, bfloat16 or float16.
+    windows : list of (int or None)
+        Sliding window of each layer.
+
+    Attributes
+    ----------
+    most_rows : int
+    """
+
+    most_rows = MOST_ROWS
+
+    def __init__(self, parts: Parts, cache: KVCache, windows: list[int | None]):
+        self.parts, self.cache, self.windows = parts, cache, windows
+        self._cos, self._sin = _angles(parts.rotary, cache)
+        self._buffers = _buffers(parts, cache)
+        self._inputs: dict[tuple, torch.Tensor] = {}
+        self._recordings: dict[_Shape, Recording] = {}
+        self._plan: Pass
+
+    def run(
+        self, plan: Pass, tokens: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Run `tokens`, int64 [B, T], by a plan.
+
+        Returns
+        -------
+        logits : Tensor [B, T, V]
+        features : Tensor [B, T, H]
+        scores : Tensor, float32 [full layers, B, N], or None
+            Those that the plan captures, unless they are its own. They hold until the next pass.
+        """
+        by_selection = isinstance(plan.selector, Selection)
+        given = {"tokens": tokens, "prefix": plan.prefix, "mask": plan.tree_mask}
+        given |= {"depths": plan.depths}
+        given |= plan.selector._asdict() if by_selection else {}
+        inputs = {name: self._give(name, x) for name, x in given.items() if x is not None}
+        shapes = {name: tuple(x.shape) for name, x in inputs.items()}
+        in_python = plan.capture.needs_python
+        shape = _Shape(
+            *tokens.shape,
+            *(shapes.get(name) for name in ("mask", "depths", "indices", "lengths")),
+            collected=() if in_python else plan.capture.rows,
+            planned=in_python or not (plan.selector is None or by_selection),
+        )
+        self._plan = plan
+        if (recording := self._recordings.get(shape)) is not None:
+            recording.replay()
+        else:
+            if len(self._recordings) >= _MOST_RECORDINGS:
+                self._recordings.clear()
+            recording = Recording()
+            self._record(recording, shape, inputs)
+            self._recordings[shape] = recording
+        logits, features = (
+            x[: tokens.numel()].clone().unflatten(0, tokens.shape)
+            for x in (self._buffers.logits, self._buffers.features)
+        )
+        return logits, features, self._scores(shape) if shape.collected else None
+
+    def _give(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """Copy what changes from pass to pass to where recordings read it."""
+        shape = (value.numel(),) if name == "tokens" else tuple(value.shape)
+        return self._input(name, shape, _DTYPES.get(name, torch.int32)).copy_(value.view(shape))
+
+    def _input(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        key = (name, shape)
+        if key not in self._inputs:
+            self._inputs[key] = torch.empty(shape, dtype=dtype)
+        return self._inputs[key]
+
+    def _scores(self, shape: _Shape) -> torch.Tensor:
+        size = (self.windows.count(None), shape.batch, self.cache.capacity)
+        return self._input("scores", size, torch.float32)
+
+    def _record(
+        self, recording: Recording, shape: _Shape, inputs: dict[str, torch.Tensor]
+    ) -> None:
+        """Run a pass and record it."""
+        rows = _Buffers(*(x[: shape.batch * shape.rows] for x in self._buffers))
+        parts, kernel = self.parts, recording.kernel
+        kernel(_cpu.embed, inputs["tokens"], parts.embedding, rows.x)
+        for n, layer in enumerate(parts.layers):
+            kernel(_cpu.rms_norm, rows.x, *layer.norm, rows.normed)
+            _product(recording, rows.normed, (layer.q, layer.k, layer.v), rows.heads)
+            self._attend(recording, n, shape, rows, inputs)
+            _product(recording, rows.attended, (layer.out,), rows.x, residual=rows.x)
+            kernel(_cpu.rms_norm, rows.x, *layer.mlp_norm, rows.normed)
+            _mlp(recording, layer.mlp, rows, shape)
+        kernel(_cpu.rms_norm, rows.x, *parts.norm, rows.features)
+        _product(recording, rows.features, (parts.head,), rows.logits)
+
+    def _attend(
+        self,
+        recording: Recording,
+        n: int,
+        shape: _Shape,
+        rows: _Buffers,
+        inputs: dict[str, torch.Tensor],
+    ) -> None:
+        """Norm, rotate and store the heads of layer `n`, and attend."""
+        layer, window, cache = self.parts.layers[n], self.windows[n], self.cache
+        k_cache, v_cache = cache.layer(n)
+        head_dim, kv_heads = k_cache.shape[-1], k_cache.shape[-2]
+        by_token = (shape.batch, shape.rows)
+        heads = rows.heads.view(*by_token, -1, head_dim)
+        q_heads = heads.shape[2] - 2 * kv_heads
+        q, k, v = heads.split([q_heads, kv_heads, kv_heads], 2)
+        out, lse = rows.attended.view(q.shape), rows.lse.view(q.shape[:-1])
+        prefix, mask = inputs["prefix"], inputs.get("mask")
+        depths = inputs.get("depths")
+        if depths is not None:
+            depths = depths.view(-1, shape.rows)
+        norms = (layer.q_norm and layer.q_norm.weight, layer.k_norm and layer.k_norm.weight)
+        eps = layer.q_norm.eps if layer.q_norm else 0.0
+        turned = (heads, q_heads, *norms, eps, self._cos, self._sin, prefix, depths)
+        recording.kernel(_cpu.rotate_heads, *turned, k_cache, v_cache, None)
+        scale = (layer.scaling, 0.0, layer.sinks)
+        if mask is not None:
+            mask = mask.view(-1, *mask.shape[-2:])
+        hybrid = (q, k_cache, v_cache, prefix, None, None, mask, depths, None, window, *scale)
+        full_layer = self.windows[:n].count(None)
+        if window is None and shape.planned:
+            recording.python(lambda: self._attend_as_planned(n, layer, (q, k, v), out))
+        elif window is None and shape.indices is not None:
+            selected = inputs["indices"][full_layer], inputs["lengths"]
+            sparse = (q, k_cache, v_cache, *selected, k, v, None, None, *scale)
+            recording.kernel(_cpu.sparse_gather_attention, *sparse, out, lse)
+        elif window is None and shape.collected:
+            collect = ("scores", list(shape.collected), False)
+            scores = self._scores(shape)[full_layer]
+            recording.kernel(_cpu.verify_attention, *hybrid, *collect, out, lse, scores)
+        else:
+            recording.kernel(_cpu.hybrid_tree_attention, *hybrid, out, lse)
+
+    def _attend_as_planned(
+        self, n: int, layer: Layer, heads: tuple[torch.Tensor, ...], out: torch.Tensor
+    ) -> None:
+        """Attend by the plan of the pass that runs now."""
+        out.copy_(self._plan.attend(n, *heads, softmax_scale=layer.scaling, sinks=layer.sinks))
+
+
+def _product(
+    recording: Recording,
+    x: torch.Tensor,
+    projections: tuple[Projection, ...],
+    out: torch.Tensor,
+    *,
+    gate: str | None = None,
+    residual: torch.Tensor | None = None,
+) -> None:
+    """Record the products of rows with weights, whose results lie side by side in `out`.
+
+    With `gate`, an activation, there are two, and the result is ``gate(first) * second``.
+    """
+    weights, biases = zip(*projections, strict=True)
+    recording.kernel(_cpu.linear, x, weights, biases, gate, residual, out)
+
+
+def _mlp(
+    recording: Recording, mlp: GatedMLP | nn.Module, rows: _Buffers, shape: _Shape
+) -> None:
+    """Record ``x += mlp(normed)``."""
+    if isinstance(mlp, GatedMLP):
+        _product(recording, rows.normed, (mlp.gate, mlp.up), rows.inner, gate=mlp.activation)
+        _product(recording, rows.inner, (mlp.down,), rows.x, residual=rows.x)
+        return
+    normed = rows.normed.view(shape.batch, shape.rows, -1)
+
+    def step() -> None:
+        output: Any = mlp(normed)
+        output = output[0] if isinstance(output, tuple) else output
+        rows.x.add_(output.reshape(rows.x.shape))
+
+    recording.python(step)
+
+
+def _buffers(parts: Parts, cache: KVCache) -> _Buffers:
+    """Return buffers for most rows; memory that no pass touches is none."""
+    layer = parts.layers[0]
+    width = layer.norm.weight.shape[0]
+    heads = sum(x.weight.shape[0] for x in (layer.q, layer.k, layer.v))
+    inner = max(
+        (x.mlp.gate.weight.shape[0] for x in parts.layers if isinstance(x.mlp, GatedMLP)),
+        default=0,
+    )
+    attended = layer.q.weight.shape[0]
+    widths = [width, width, heads, attended, inner, width, parts.head.weight.shape[0]]
+    storage = cache.storage
+    lse = torch.empty(MOST_ROWS, attended // storage.shape[-1])
+    return _Buffers(*(storage.new_empty(MOST_ROWS, n) for n in widths), lse)
+
+
+def _angles(rotary: nn.Module, cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return cosines and sines by position, float32 [capacity, half of what turns]."""
+    positions = torch.arange(max(cache.capacity, 2), device=cache.storage.device)
+    with torch.no_grad():
+        cos, sin = (x[0].float() for x in rotary(cache.storage[:0], positions[None]))
+    half = cos.shape[-1] // 2
+    if not cos[:, :half].equal(cos[:, half:]):  # most modules say every angle twice
+        half = cos.shape[-1]
+    return cos[:, :half].contiguous(), sin[:, :half].contiguous()

@@ -4,6 +4,7 @@
 #include "attention.h"
 #include "finish.h"
 #include "importance.h"
+#include "linear_finish.h"
 #include "merge.h"
 
 namespace specattn {
@@ -15,7 +16,9 @@ constexpr Kernels kernels_of(const char* name) {
           {finish<Isa, float>, finish<Isa, bf16>, finish<Isa, fp16>},
           {mean_query<Isa, float>, mean_query<Isa, bf16>, mean_query<Isa, fp16>},
           {importance<Isa, float>, importance<Isa, bf16>, importance<Isa, fp16>},
-          {merge<Isa, float>, merge<Isa, bf16>, merge<Isa, fp16>}};
+          {merge<Isa, float>, merge<Isa, bf16>, merge<Isa, fp16>},
+          {pack_linear<Isa, float>, pack_linear<Isa, bf16>, pack_linear<Isa, fp16>},
+          {multiply_piece<Isa, float>, multiply_piece<Isa, bf16>, multiply_piece<Isa, fp16>}};
 }
 
 }  // namespace specattn

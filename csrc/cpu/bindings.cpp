@@ -520,6 +520,84 @@ void rotate_heads(const py::args& all) {
   next.run(std::move(call));
 }
 
+// The rows of weights, and a bias that may be missing, of the type and depth of x.
+Linear::Weights take_weights(const Linear& p, const View& weight, const View& bias) {
+  weight.expect(p.dtype, {-1, p.K});
+  const Linear::Weights weights = {weight.data, weight.shape[0], weight.stride[0], bias.data};
+  if (bias) bias.expect(p.dtype, {weights.rows});
+  return weights;
+}
+
+Activation activation_named(const std::optional<std::string>& name) {
+  if (!name) return Activation::kNone;
+  if (*name == "silu") return Activation::kSilu;
+  if (*name == "gelu") return Activation::kGelu;
+  if (*name == "gelu_tanh") return Activation::kGeluTanh;
+  throw std::invalid_argument("activation must be silu, gelu or gelu_tanh, got " + *name);
+}
+
+void linear_few_rows(const py::args& all) {
+  Arguments next(all);
+  auto call = std::make_unique<PlainCall<Linear>>();
+  Linear& p = *call;
+  const View x = next.tensor("x"), weight = next.tensor("weight"), bias = next.tensor("bias");
+  const View up = next.tensor("up");
+  p.activation = activation_named(next.value<std::optional<std::string>>());
+  const View residual = next.tensor("residual"), out = next.tensor("out");
+  if (x.dtype > Dtype::kFloat16) x.fail("must be float32, bfloat16 or float16");
+  x.expect(x.dtype, {-1, -1});
+  p.dtype = x.dtype, p.M = x.shape[0], p.K = x.shape[1];
+  p.x = x.data, p.x_row = x.stride[0];
+  p.parts[0] = take_weights(p, weight, bias);
+  p.gated = up.present();
+  if (p.gated) {
+    up.expect(p.dtype, {p.parts[0].rows, p.K});
+    p.parts[1] = {up.data, up.shape[0], up.stride[0]};
+    p.num_parts = 2;
+  }
+  out.expect(p.dtype, {p.M, p.columns()});
+  p.out = out.data, p.out_row = out.stride[0];
+  if (residual) {
+    residual.expect(p.dtype, {p.M, p.columns()});
+    p.residual = residual.data, p.residual_row = residual.stride[0];
+  }
+  next.run(std::move(call));
+}
+
+// Several projections side by side; with a gate, an activation, of the first times the second.
+void linear(const py::args& all) {
+  Arguments next(all);
+  auto call = std::make_unique<PlainCall<Linear>>();
+  Linear& p = *call;
+  const View x = next.tensor("x");
+  const auto weights = next.value<std::vector<py::object>>();
+  const auto biases = next.value<std::vector<py::object>>();
+  const auto gate = next.value<std::optional<std::string>>();
+  const View residual = next.tensor("residual"), out = next.tensor("out");
+  p.dtype = floating_rows(x);
+  p.M = x.shape[0], p.K = x.shape[1];
+  p.x = x.data, p.x_row = x.stride[0];
+  p.activation = activation_named(gate);
+  p.gated = gate.has_value();
+  p.num_parts = static_cast<int>(weights.size());
+  if (p.num_parts < 1 || p.num_parts > 3 || biases.size() != weights.size()) {
+    throw std::invalid_argument("weights must be one to three, with as many biases");
+  }
+  for (int i = 0; i < p.num_parts; ++i) {
+    p.parts[i] = take_weights(p, {"weights", weights[i]}, {"biases", biases[i]});
+  }
+  if (p.gated && (p.num_parts != 2 || p.parts[0].rows != p.parts[1].rows)) {
+    throw std::invalid_argument("weights must be two of one shape where there is a gate");
+  }
+  out.expect(p.dtype, {p.M, p.columns()});
+  p.out = out.data, p.out_row = out.stride[0];
+  if (residual) {
+    residual.expect(p.dtype, {p.M, p.columns()});
+    p.residual = residual.data, p.residual_row = residual.stride[0];
+  }
+  next.run(std::move(call));
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_cpu, m) {
@@ -559,4 +637,6 @@ PYBIND11_MODULE(_cpu, m) {
       .def("__exit__", &PyGraph::end)
       .def("__len__", &PyGraph::size)
       .def("replay", &PyGraph::replay, py::arg("threads"));
+  m.def("linear_few_rows", &linear_few_rows);
+  m.def("linear", &linear);
 }

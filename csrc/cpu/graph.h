@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "linear.h"
 #include "run.h"
 
 namespace specattn {

@@ -1,13 +1,16 @@
 // The kernels of a code path, and how a call is cut into tasks.
 #pragma once
 
+#include "linear.h"
 #include "problem.h"
 #include "visibility.h"
 #include "workspace.h"
 
 namespace specattn {
 
-constexpr int kGroupRows = 512;  // most query rows of a head in a task: their state fits in L2
+constexpr int kGroupRows = 512;     // most query rows of a head in a task: their state fits in L2
+constexpr int kMostColumns = 64;    // outputs of a piece of a linear layer, per part
+constexpr int kMostRowsAtOnce = 8;  // rows of x that are multiplied in registers
 constexpr int64_t kImportanceChunk = 1024;  // most keys that are scored in one go
 
 struct Plan {
@@ -38,8 +41,11 @@ struct Kernels {
   void (*merge[3])(const Merge&, int64_t first, int64_t last);
   void (*rms_norm[3])(const RmsNorm&, int64_t row);
   void (*rotate_heads[3])(const RotateHeads&, int64_t b, int64_t t);
+  void (*pack_linear[3])(const Linear&, float* x);
+  void (*linear[3])(const Linear&, const float* x, const LinearPiece&);
 };
 
+const Kernels& chosen_kernels();  // best that this processor has, unless another is forced
 const Kernels& generic_kernels();
 #if defined(__x86_64__)
 const Kernels& avx2_kernels();

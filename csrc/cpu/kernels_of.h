@@ -5,6 +5,7 @@
 #include "finish.h"
 #include "importance.h"
 #include "layer.h"
+#include "linear_finish.h"
 #include "merge.h"
 
 namespace specattn {
@@ -18,7 +19,9 @@ constexpr Kernels kernels_of(const char* name) {
           {importance<Isa, float>, importance<Isa, bf16>, importance<Isa, fp16>},
           {merge<Isa, float>, merge<Isa, bf16>, merge<Isa, fp16>},
           {rms_norm<Isa, float>, rms_norm<Isa, bf16>, rms_norm<Isa, fp16>},
-          {rotate_heads<Isa, float>, rotate_heads<Isa, bf16>, rotate_heads<Isa, fp16>}};
+          {rotate_heads<Isa, float>, rotate_heads<Isa, bf16>, rotate_heads<Isa, fp16>},
+          {pack_linear<Isa, float>, pack_linear<Isa, bf16>, pack_linear<Isa, fp16>},
+          {multiply_piece<Isa, float>, multiply_piece<Isa, bf16>, multiply_piece<Isa, fp16>}};
 }
 
 }  // namespace specattn

@@ -154,6 +154,8 @@ void start_collecting(const Attention& a, const Plan& plan, int64_t b, int64_t h
 
 }  // namespace
 
+const Kernels& chosen_kernels() { return *chosen(); }
+
 int useful_threads(int64_t work, int64_t tasks, int threads) {
   return static_cast<int>(std::clamp<int64_t>(std::min(work / kThreadWork, tasks), 1, threads));
 }

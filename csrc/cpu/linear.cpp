@@ -1,0 +1,67 @@
+#include "linear.h"
+
+#include <algorithm>
+
+#include "kernels.h"
+#include "run.h"
+
+namespace specattn {
+namespace {
+
+constexpr int64_t kPieceBytes = 1 << 16;  // of weights: at least so much, or kMostColumns
+constexpr int kPieceColumns = 16;         // whole vectors of outputs
+
+// The outputs of a call in pieces that threads take one after the other.
+class Pieces {
+ public:
+  explicit Pieces(const Linear& p, int64_t size) : p_(p) {
+    const int64_t fit = kPieceBytes / std::max<int64_t>(p.K * size, 1);
+    columns_ =
+        std::clamp<int64_t>(fit / kPieceColumns * kPieceColumns, kPieceColumns, kMostColumns);
+  }
+
+  int64_t count() const {
+    int64_t sum = 0;
+    for (int i = 0; i < parts(); ++i) sum += of(i);
+    return sum;
+  }
+
+  LinearPiece operator[](int64_t index) const {
+    LinearPiece piece;
+    int64_t before = 0;
+    while (index >= of(piece.part)) {
+      index -= of(piece.part);
+      before += p_.parts[piece.part++].rows;
+    }
+    piece.first = index * columns_;
+    piece.count = static_cast<int>(std::min(columns_, p_.parts[piece.part].rows - piece.first));
+    piece.column = before + piece.first;
+    return piece;
+  }
+
+ private:
+  int parts() const { return p_.gated ? 1 : p_.num_parts; }
+  int64_t of(int part) const { return ceil_div(p_.parts[part].rows, columns_); }
+
+  const Linear& p_;
+  int64_t columns_;
+};
+
+}  // namespace
+
+void run(const Linear& p, int threads) {
+  static thread_local Arena arena;
+  const Kernels& kernels = chosen_kernels();
+  const int type = static_cast<int>(p.dtype);
+  const int64_t size = p.dtype == Dtype::kFloat32 ? 4 : 2;
+  const Pieces pieces(p, size);
+  const int64_t count = pieces.count();
+  const int64_t work = p.columns() * (p.gated ? 2 : 1) * p.K * (size + p.M);
+  threads = useful_threads(work, count, threads);
+  float* const x = arena.floats(round_up(p.M, kMostRowsAtOnce) * round_up(p.K, kColumnPadding));
+  kernels.pack_linear[type](p, x);
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+  for (int64_t i = 0; i < count; ++i) kernels.linear[type](p, x, pieces[i]);
+}
+
+}  // namespace specattn

@@ -1,0 +1,51 @@
+// linear_few_rows: y = x W^T for a few rows of x, at the rate at which the weights are read.
+#pragma once
+
+#include "types.h"
+
+namespace specattn {
+
+enum class Activation { kNone, kSilu, kGelu, kGeluTanh };
+
+// A row of `out` holds the rows of the parts behind one another; gated, act(part 0) * part 1. The
+// residual is added last; it has the type of `out`, and may be `out`.
+struct Linear {
+  struct Weights {
+    const void* data = nullptr;  // [rows, K], as torch.nn.Linear has them
+    int64_t rows = 0, stride = 0;
+    const void* bias = nullptr;  // [rows], or null
+  };
+
+  Dtype dtype = Dtype::kFloat32;  // of x, weights and biases, and of out unless `out_float`
+  bool out_float = false;
+  int64_t M = 0, K = 0;
+  const void* x = nullptr;
+  int64_t x_row = 0;
+  Weights parts[3];
+  int num_parts = 1;
+  bool gated = false;
+  Activation activation = Activation::kNone;
+  const void* residual = nullptr;
+  int64_t residual_row = 0;
+  void* out = nullptr;
+  int64_t out_row = 0;
+
+  int64_t columns() const {
+    int64_t count = 0;
+    for (int i = 0; i < (gated ? 1 : num_parts); ++i) count += parts[i].rows;
+    return count;
+  }
+};
+
+// Outputs [first, first + count) of a part, gated of both; they begin at `column` of a row of
+// `out`.
+struct LinearPiece {
+  int part = 0, count = 0;
+  int64_t first = 0, column = 0;
+};
+
+// Every element is summed in an order that follows from K alone: its bits depend neither on the
+// other rows and how many they are, nor on the threads.
+void run(const Linear&, int threads);
+
+}  // namespace specattn

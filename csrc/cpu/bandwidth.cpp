@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "run.h"
+#include "team.h"
 #include "types.h"
 
 namespace specattn {
@@ -34,11 +35,10 @@ void read(const void* memory, int64_t bytes, int threads) {
   const uintptr_t address = reinterpret_cast<uintptr_t>(memory);
   const char* const data = static_cast<const char*>(memory) + (kLine - address % kLine) % kLine;
   const int64_t lines = bytes / kLine - 1;  // the start was rounded up
-#pragma omp parallel for schedule(static) num_threads(threads)
-  for (int t = 0; t < threads; ++t) {
+  parallel(threads, threads, [&](int64_t t, int) {
     const int64_t first = lines * t / threads;
     read_lines(data + first * kLine, lines * (t + 1) / threads - first);
-  }
+  });
 }
 
 double read_bandwidth(int64_t bytes, int threads, int repeats) {

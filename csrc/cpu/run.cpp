@@ -4,9 +4,6 @@
 #include <cstdlib>
 #include <stdexcept>
 
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 #ifdef __linux__
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -14,6 +11,7 @@
 
 #include "convert.h"
 #include "kernels.h"
+#include "team.h"
 
 namespace specattn {
 namespace {
@@ -22,14 +20,6 @@ constexpr int64_t kTasksPerThread = 4;     // so that a thread that was interrup
 constexpr int64_t kBlocksPerSplit = 8;     // at least; a split costs a state and a merge
 constexpr int64_t kStateFloats = 1 << 16;  // of the heads of a task together: they stay in L2
 constexpr int64_t kThreadWork = 3 << 18;   // bytes and multiplications: 0.03 ms of one thread
-
-int thread_index() {
-#ifdef _OPENMP
-  return omp_get_thread_num();
-#else
-  return 0;
-#endif
-}
 
 int64_t size_of(Dtype type) { return type == Dtype::kFloat32 ? 4 : 2; }
 
@@ -197,14 +187,14 @@ void run(const Attention& a, int threads) {
       arena.floats(threads * scratch + (split ? groups * plan.splits * state : 0));
   float* const states = memory + threads * scratch;
 
-  const auto attend = [&](int64_t index) {
+  const auto attend = [&](int64_t index, int worker) {
     Task task = task_of(a, plan, index / plan.splits);
     const int64_t part = index % plan.splits;
     const int64_t blocks = KeyRange(a, task.b, task.head, task.rows).blocks;
     const int64_t parts = std::clamp<int64_t>(blocks / kBlocksPerSplit, 1, plan.splits);
     task.first_block = blocks * std::min(part, parts) / parts;
     task.last_block = blocks * std::min(part + 1, parts) / parts;
-    const Scratch mine(memory + thread_index() * scratch, q_floats);
+    const Scratch mine(memory + worker * scratch, q_floats);
     float* to = split ? states + index * state : mine.state;
     kernels.attend[type](a, plan, task, to, mine);
     if (!split) kernels.finish[type](a, plan, task, to, 0);
@@ -213,31 +203,26 @@ void run(const Attention& a, int threads) {
   const int64_t sharing = a.per_head ? 1 : ceil_div(a.Hk, plan.heads_per_task);
   const int64_t rounds = plan.adds ? plan.row_groups * sharing : 1;
   const int64_t collected_heads = a.per_head ? a.Hk : 1;
-#pragma omp parallel num_threads(threads)
-  {
-    if (a.collect != Collect::kNone) {
-#pragma omp for schedule(static) nowait
-      for (int64_t i = 0; i < a.B * collected_heads; ++i) {
-        start_collecting(a, plan, i / collected_heads, i % collected_heads);
-      }
-      // Without a window tasks and this write apart from each other, unless they add.
-      if (plan.adds || a.window) {
-#pragma omp barrier
-      }
-    }
-    for (int64_t round = 0; round < rounds; ++round) {
-      const int64_t count = groups / rounds * plan.splits;
-#pragma omp for schedule(dynamic, 1)
-      for (int64_t i = 0; i < count; ++i) {
-        attend((i / plan.splits * rounds + round) * plan.splits + i % plan.splits);
-      }
-    }
-    if (split) {
-#pragma omp for schedule(dynamic, 1)
-      for (int64_t i = 0; i < groups; ++i) {
-        kernels.finish[type](a, plan, task_of(a, plan, i), states + i * plan.splits * state, state);
-      }
-    }
+  int64_t before = a.collect == Collect::kNone ? 0 : a.B * collected_heads;
+  const auto start = [&](int64_t i, int) {
+    start_collecting(a, plan, i / collected_heads, i % collected_heads);
+  };
+  // Without a window tasks and this write apart from each other, unless they add.
+  if (plan.adds || a.window) {
+    parallel(threads, before, start);
+    before = 0;
+  }
+  for (int64_t round = 0; round < rounds; ++round) {
+    parallel(threads, before + groups / rounds * plan.splits, [&](int64_t piece, int worker) {
+      if (piece < before) return start(piece, worker);
+      const int64_t i = piece - before;
+      attend((i / plan.splits * rounds + round) * plan.splits + i % plan.splits, worker);
+    });
+  }
+  if (split) {
+    parallel(threads, groups, [&](int64_t i, int) {
+      kernels.finish[type](a, plan, task_of(a, plan, i), states + i * plan.splits * state, state);
+    });
   }
 }
 
@@ -250,19 +235,14 @@ void run(const Importance& p, int threads) {
   threads = useful_threads(work, p.B * chunks, threads);
   const int type = static_cast<int>(p.dtype);
   const Kernels& kernels = *chosen();
-#pragma omp parallel num_threads(threads)
-  {
-#pragma omp for schedule(static)
-    for (int64_t i = 0; i < p.B * p.Hk; ++i) {
-      kernels.mean_query[type](p, i / p.Hk, i % p.Hk, queries + i * p.D);
-    }
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t i = 0; i < p.B * chunks; ++i) {
-      const int64_t b = i / chunks, first = i % chunks * kImportanceChunk;
-      const int64_t last = std::min(first + kImportanceChunk, p.capacity);
-      kernels.importance[type](p, b, first, last, queries + b * mean);
-    }
-  }
+  parallel(threads, p.B * p.Hk, [&](int64_t i, int) {
+    kernels.mean_query[type](p, i / p.Hk, i % p.Hk, queries + i * p.D);
+  });
+  parallel(threads, p.B * chunks, [&](int64_t i, int) {
+    const int64_t b = i / chunks, first = i % chunks * kImportanceChunk;
+    const int64_t last = std::min(first + kImportanceChunk, p.capacity);
+    kernels.importance[type](p, b, first, last, queries + b * mean);
+  });
 }
 
 void run(const Merge& p, int threads) {
@@ -271,8 +251,8 @@ void run(const Merge& p, int threads) {
   threads = useful_threads(work, tokens, threads);
   const int64_t parts = std::min<int64_t>(tokens, threads * kTasksPerThread);
   const auto merge = chosen()->merge[static_cast<int>(p.dtype)];
-#pragma omp parallel for schedule(static) num_threads(threads)
-  for (int64_t i = 0; i < parts; ++i) merge(p, tokens * i / parts, tokens * (i + 1) / parts);
+  parallel(threads, parts,
+           [&](int64_t i, int) { merge(p, tokens * i / parts, tokens * (i + 1) / parts); });
 }
 
 // Of rows: each is a piece of work, and a few are not worth waking a thread.

@@ -7,6 +7,7 @@
 
 #include "convert.h"
 #include "run.h"
+#include "team.h"
 #include "types.h"
 
 #if defined(__x86_64__)
@@ -157,10 +158,8 @@ void select_row(const TopK& p, int64_t outer, int64_t inner) {
 void run(const TopK& p, int threads) {
   const int64_t rows = p.rows_outer * p.rows_inner;
   threads = useful_threads(rows * p.capacity * kWorkPerScore, rows, threads);
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
-  for (int64_t i = 0; i < rows; ++i) {
-    select_row(p, i / p.rows_inner, i % p.rows_inner);
-  }
+  parallel(threads, rows,
+           [&](int64_t i, int) { select_row(p, i / p.rows_inner, i % p.rows_inner); });
 }
 
 }  // namespace specattn

@@ -4,6 +4,7 @@
 
 #include "kernels.h"
 #include "run.h"
+#include "team.h"
 
 namespace specattn {
 namespace {
@@ -60,8 +61,7 @@ void run(const Linear& p, int threads) {
   threads = useful_threads(work, count, threads);
   float* const x = arena.floats(round_up(p.M, kMostRowsAtOnce) * round_up(p.K, kColumnPadding));
   kernels.pack_linear[type](p, x);
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
-  for (int64_t i = 0; i < count; ++i) kernels.linear[type](p, x, pieces[i]);
+  parallel(threads, count, [&](int64_t i, int) { kernels.linear[type](p, x, pieces[i]); });
 }
 
 }  // namespace specattn

@@ -255,12 +255,10 @@ void run(const Merge& p, int threads) {
            [&](int64_t i, int) { merge(p, tokens * i / parts, tokens * (i + 1) / parts); });
 }
 
-// Of rows: each is a piece of work, and a few are not worth waking a thread.
 template <class Row>
 void for_rows(int64_t rows, int64_t work, int threads, const Row& row) {
   threads = useful_threads(work, rows, threads);
-#pragma omp parallel for schedule(static) num_threads(threads)
-  for (int64_t i = 0; i < rows; ++i) row(i);
+  parallel(threads, rows, [&](int64_t i, int) { row(i); });
 }
 
 void run(const Embed& p, int threads) {

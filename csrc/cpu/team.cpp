@@ -87,9 +87,8 @@ struct alignas(64) Seat {
   Clock::duration backoff = kBackoff;
   Clock::time_point retry_at{};
 
-  // Where all cores are taken, a worker may be woken on the caller's. It does pieces there, but who
-  // has the core next is open: beside seven processes a call of 0.04 ms took 0.7 to 1.3 in the
-  // mean.
+  // Where all cores are taken, a worker may be woken on the caller's. It does pieces there, but the
+  // caller has lost its time slice and waits for its core behind everybody else.
   bool worth_waking() {
     const auto now = Clock::now();
     if (in_the_way.exchange(false)) {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <exception>
 #include <new>
-#include <system_error>
 #include <thread>
 
 #include "sleep.h"
@@ -25,6 +25,8 @@ constexpr int kMostThreads = 1024;
 constexpr int kPausesPerLook = 32;  // at the clock
 // Longer than the gap between two steps of a pass, far shorter than a time slice of the system.
 constexpr auto kSpin = std::chrono::microseconds(50);
+// How long a worker that was in the way is left asleep; doubled each time in a row.
+constexpr Clock::duration kBackoff = std::chrono::milliseconds(1), kMostBackoff = 64 * kBackoff;
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -79,6 +81,25 @@ struct Offer {
 
 struct alignas(64) Seat {
   std::atomic<uint32_t> asleep{0};
+  std::atomic<bool> in_the_way{false};
+  // Of the caller.
+  bool tried = false;
+  Clock::duration backoff = kBackoff;
+  Clock::time_point retry_at{};
+
+  // Where all cores are taken, a worker may be woken on the caller's. It does pieces there, but the
+  // caller has lost its time slice and waits for its core behind everybody else.
+  bool worth_waking() {
+    const auto now = Clock::now();
+    if (in_the_way.exchange(false)) {
+      retry_at = now + backoff;
+      backoff = std::min(2 * backoff, kMostBackoff);
+    } else if (tried) {
+      backoff = kBackoff;
+    }
+    tried = now >= retry_at;
+    return tried;
+  }
 };
 
 // Every atomic access is sequentially consistent: whoever goes to sleep says so before the last
@@ -94,7 +115,10 @@ class Team {
     caller_core_ = core();
     pending_ = pieces;
     offer_ = Offer(threads, pieces);
-    for (int worker = 1; worker < threads; ++worker) rouse(seats_[worker].asleep);
+    for (int worker = 1; worker < threads; ++worker) {
+      Seat& seat = seats_[worker];
+      if (seat.asleep && seat.worth_waking()) rouse(seat.asleep);
+    }
     take_part(0);
     wait();
   }
@@ -109,7 +133,6 @@ class Team {
   };
 
   static void rouse(std::atomic<uint32_t>& asleep) {
-    if (asleep == 0) return;
     asleep = 0;
     wake(asleep);
   }
@@ -117,23 +140,26 @@ class Team {
   void grow(int workers) {
     try {
       for (; workers_ < workers; ++workers_) std::thread(&Team::serve, this, workers_ + 1).detach();
-    } catch (const std::system_error&) {  // those that there are do all pieces
+    } catch (const std::exception&) {  // those that there are do all pieces
     }
   }
 
   void serve(int worker) {
-    std::atomic<uint32_t>& asleep = seats_[worker].asleep;
+    Seat& seat = seats_[worker];
     const auto wanted = [&] { return offer_.load().open_to(worker); };
-    // On a busy machine a worker may get the core of the caller, which waits for it meanwhile.
-    const auto in_the_way = [&] { return core() == caller_core_ && caller_core_ >= 0; };
+    const auto in_the_way = [&] {
+      const int here = core();
+      return here >= 0 && here == caller_core_;
+    };
     for (;;) {
       if (spin_until(wanted, in_the_way)) {
         take_part(worker);
         continue;
       }
-      asleep = 1;
-      if (!wanted()) sleep_while(asleep, 1);
-      asleep = 0;
+      seat.asleep = 1;
+      if (!wanted()) sleep_while(seat.asleep, 1);
+      seat.asleep = 0;
+      if (in_the_way()) seat.in_the_way = true;
     }
   }
 
@@ -157,7 +183,7 @@ class Team {
     for (; left > 0; left = take(worker), ++done) {
       call.call(call.work, call.pieces - left, worker);
     }
-    if (pending_.fetch_sub(done) == done) rouse(caller_asleep_);
+    if (pending_.fetch_sub(done) == done && caller_asleep_) rouse(caller_asleep_);
   }
 
   // Spins only so long: the system can then give this core to a worker that has lost its own.
@@ -174,10 +200,10 @@ class Team {
 
   // What a worker reads to take part lies in one line, what the caller waits for in another.
   alignas(64) std::atomic<Offer> offer_{Offer()};
+  std::atomic<int> caller_core_{-1};
   Call call_{};
   alignas(64) std::atomic<int64_t> pending_{0};
   std::atomic<uint32_t> caller_asleep_{0};
-  alignas(64) std::atomic<int> caller_core_{-1};
   alignas(64) std::atomic<bool> busy_{false};  // the rest is whoever's set it
   int workers_ = 0;
   Seat seats_[kMostThreads];

@@ -8,6 +8,7 @@ Python: a mixture of experts, or a KV selector that asks for the queries of a la
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,12 +19,12 @@ from specattn.decoding.attention import Pass, Selection
 from specattn.decoding.parts import GatedMLP, Layer, Parts, Projection
 from specattn.decoding.recording import Recording
 from specattn.kv_cache import KVCache
+from specattn.ops._tree_mask import packed_mask
 
 MOST_ROWS = 128
 """Rows of a pass, all requests together; torch's own products are better for more."""
 
 _MOST_RECORDINGS = 64
-_DTYPES = {"tokens": torch.int64, "mask": torch.int64}  # of inputs; the others are int32
 
 
 class _Shape(NamedTuple):
@@ -31,10 +32,7 @@ class _Shape(NamedTuple):
 
     batch: int
     rows: int
-    mask: tuple[int, ...] | None
-    depths: tuple[int, ...] | None
-    indices: tuple[int, ...] | None
-    lengths: tuple[int, ...] | None
+    inputs: tuple[tuple[str, torch.Size], ...]
     collected: tuple[int, ...]  # rows whose scores the kernels collect
     planned: bool  # full-attention layers attend in Python
 
@@ -91,15 +89,17 @@ class StaticPass:
             Those that the plan captures, unless they are its own. They hold until the next pass.
         """
         by_selection = isinstance(plan.selector, Selection)
-        given = {"tokens": tokens, "prefix": plan.prefix, "mask": plan.tree_mask}
-        given |= {"depths": plan.depths}
+        given = {"tokens": tokens, "prefix": plan.prefix, "depths": _by_request(plan.depths)}
         given |= plan.selector._asdict() if by_selection else {}
+        sizes = {"T": plan.rows, "S": plan.rows}
+        for window in {None, *self.windows}:
+            mask, depths = packed_mask(plan.tree_mask, sizes, window, tokens.device)
+            given |= {_mask(window): mask, _depths(window): depths}
         inputs = {name: self._give(name, x) for name, x in given.items() if x is not None}
-        shapes = {name: tuple(x.shape) for name, x in inputs.items()}
         in_python = plan.capture.needs_python
         shape = _Shape(
             *tokens.shape,
-            *(shapes.get(name) for name in ("mask", "depths", "indices", "lengths")),
+            inputs=tuple((name, x.shape) for name, x in inputs.items()),
             collected=() if in_python else plan.capture.rows,
             planned=in_python or not (plan.selector is None or by_selection),
         )
@@ -120,11 +120,11 @@ class StaticPass:
 
     def _give(self, name: str, value: torch.Tensor) -> torch.Tensor:
         """Copy what changes from pass to pass to where recordings read it."""
-        shape = (value.numel(),) if name == "tokens" else tuple(value.shape)
-        return self._input(name, shape, _DTYPES.get(name, torch.int32)).copy_(value.view(shape))
+        dtype = torch.int64 if name == "tokens" or name.startswith("mask") else torch.int32
+        return self._input(name, value.shape, dtype).copy_(value)
 
-    def _input(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        key = (name, shape)
+    def _input(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        key = (name, tuple(shape))
         if key not in self._inputs:
             self._inputs[key] = torch.empty(shape, dtype=dtype)
         return self._inputs[key]
@@ -139,7 +139,7 @@ class StaticPass:
         """Run a pass and record it."""
         rows = _Buffers(*(x[: shape.batch * shape.rows] for x in self._buffers))
         parts, kernel = self.parts, recording.kernel
-        kernel(_cpu.embed, inputs["tokens"], parts.embedding, rows.x)
+        kernel(_cpu.embed, inputs["tokens"].view(-1), parts.embedding, rows.x)
         for n, layer in enumerate(parts.layers):
             kernel(_cpu.rms_norm, rows.x, *layer.norm, rows.normed)
             _product(recording, rows.normed, (layer.q, layer.k, layer.v), rows.heads)
@@ -167,22 +167,18 @@ class StaticPass:
         q_heads = heads.shape[2] - 2 * kv_heads
         q, k, v = heads.split([q_heads, kv_heads, kv_heads], 2)
         out, lse = rows.attended.view(q.shape), rows.lse.view(q.shape[:-1])
-        prefix, mask = inputs["prefix"], inputs.get("mask")
-        depths = inputs.get("depths")
-        if depths is not None:
-            depths = depths.view(-1, shape.rows)
+        prefix, depths = inputs["prefix"], inputs.get("depths")
         norms = (layer.q_norm and layer.q_norm.weight, layer.k_norm and layer.k_norm.weight)
         eps = layer.q_norm.eps if layer.q_norm else 0.0
         turned = (heads, q_heads, *norms, eps, self._cos, self._sin, prefix, depths)
         recording.kernel(_cpu.rotate_heads, *turned, k_cache, v_cache, None)
         scale = (layer.scaling, 0.0, layer.sinks)
-        if mask is not None:
-            mask = mask.view(-1, *mask.shape[-2:])
-        hybrid = (q, k_cache, v_cache, prefix, None, None, mask, depths, None, window, *scale)
+        tree = inputs.get(_mask(window)), inputs.get(_depths(window))
+        hybrid = (q, k_cache, v_cache, prefix, None, None, *tree, None, window, *scale)
         full_layer = self.windows[:n].count(None)
         if window is None and shape.planned:
             recording.python(lambda: self._attend_as_planned(n, layer, (q, k, v), out))
-        elif window is None and shape.indices is not None:
+        elif window is None and "indices" in inputs:
             selected = inputs["indices"][full_layer], inputs["lengths"]
             sparse = (q, k_cache, v_cache, *selected, k, v, None, None, *scale)
             recording.kernel(_cpu.sparse_gather_attention, *sparse, out, lse)
@@ -198,6 +194,19 @@ class StaticPass:
     ) -> None:
         """Attend by the plan of the pass that runs now."""
         out.copy_(self._plan.attend(n, *heads, softmax_scale=layer.scaling, sinks=layer.sinks))
+
+
+def _mask(window: int | None) -> str:
+    return f"mask within {window}"
+
+
+def _depths(window: int | None) -> str:
+    return f"depths within {window}"
+
+
+def _by_request(depths: torch.Tensor | None) -> torch.Tensor | None:
+    """Return depths [T] or [B, T] as [1, T] or [B, T]."""
+    return depths[None] if depths is not None and depths.dim() == 1 else depths
 
 
 def _product(

@@ -426,7 +426,7 @@ void merge_states(const py::args& all) {
 
 struct EmbedCall : PlainCall<Embed> {
   void check() const override {
-    for (int64_t i = 0; i < M; ++i) check_index("tokens", tokens[i], 0, vocabulary - 1);
+    for (int64_t i = 0; i < B * T; ++i) check_index("tokens", token(i), 0, vocabulary - 1);
   }
 };
 
@@ -457,10 +457,10 @@ void embed(const py::args& all) {
   const View tokens = next.tensor("tokens"), weight = next.tensor("weight");
   const View out = next.tensor("out");
   p.dtype = floating_rows(weight);
-  p.M = tokens.expect(Dtype::kInt64, {-1}).shape[0];
+  p.B = tokens.expect(Dtype::kInt64, {-1, -1}).shape[0], p.T = tokens.shape[1];
   p.vocabulary = weight.shape[0], p.H = weight.shape[1];
-  out.expect(p.dtype, {p.M, p.H});
-  p.tokens = tokens.as<int64_t>();
+  out.expect(p.dtype, {p.B * p.T, p.H});
+  p.tokens = tokens.as<int64_t>(), p.tokens_batch = tokens.stride[0];
   p.weight = weight.data, p.weight_row = weight.stride[0];
   p.out = out.data, p.out_row = out.stride[0];
   next.run(std::move(call));
@@ -598,6 +598,42 @@ void linear(const py::args& all) {
   next.run(std::move(call));
 }
 
+// Writes best_tokens, best_scores, best_parents and best_masks: parts of one tree's arrays.
+void best_children(const py::args& all) {
+  Arguments next(all);
+  auto call = std::make_unique<PlainCall<BestChildren>>();
+  BestChildren& p = *call;
+  const View logits = next.tensor("logits"), scores = next.tensor("scores");
+  const View masks = next.tensor("masks");
+  p.first = next.value<int64_t>();
+  const View tokens = next.tensor("best_tokens"), best = next.tensor("best_scores");
+  const View parents = next.tensor("best_parents"), best_masks = next.tensor("best_masks");
+  if (logits.dims != 3 || logits.dtype > Dtype::kFloat16) {
+    logits.fail("must have 3 dimensions and be float32, bfloat16 or float16");
+  }
+  p.dtype = logits.dtype;
+  p.B = logits.shape[0], p.nodes = logits.shape[1], p.vocabulary = logits.shape[2];
+  p.width = tokens.expect(Dtype::kInt64, {p.B, -1}).shape[1];
+  scores.expect(Dtype::kFloat32, {p.B, p.nodes});
+  p.words = masks.expect(Dtype::kInt64, {p.B, p.nodes, -1}).shape[2];
+  best.expect(Dtype::kFloat32, {p.B, p.width});
+  parents.expect(Dtype::kInt64, {p.B, p.width});
+  best_masks.expect(Dtype::kInt64, {p.B, p.width, p.words});
+  if (p.width > p.nodes * p.vocabulary) tokens.fail("must be at most as many as there are");
+  if (p.first + p.nodes + p.width > 64 * p.words) masks.fail("must have a bit for every node");
+  if (best.stride[0] != tokens.stride[0] || parents.stride[0] != tokens.stride[0] ||
+      masks.stride[1] != p.words || best_masks.stride[1] != p.words) {
+    tokens.fail("must be laid out as best_scores and best_parents, and masks densely");
+  }
+  p.logits = logits.data, p.logits_batch = logits.stride[0], p.logits_row = logits.stride[1];
+  p.scores = scores.as<float>(), p.scores_batch = scores.stride[0];
+  p.masks = masks.as<int64_t>(), p.masks_batch = masks.stride[0];
+  p.best_tokens = tokens.as<int64_t>(), p.best_batch = tokens.stride[0];
+  p.best_scores = best.as<float>(), p.best_parents = parents.as<int64_t>();
+  p.best_masks = best_masks.as<int64_t>(), p.best_masks_batch = best_masks.stride[0];
+  next.run(std::move(call));
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_cpu, m) {
@@ -626,6 +662,7 @@ PYBIND11_MODULE(_cpu, m) {
   m.def("select_topk", &select_topk);
   m.def("merge_state", &merge_state);
   m.def("merge_states", &merge_states);
+  m.def("best_children", &best_children);
   m.def("embed", &embed);
   m.def("rms_norm", &rms_norm);
   m.def("rotate_heads", &rotate_heads);

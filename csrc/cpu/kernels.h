@@ -39,6 +39,7 @@ struct Kernels {
   void (*importance[3])(const Importance&, int64_t b, int64_t first, int64_t last,
                         const float* means);
   void (*merge[3])(const Merge&, int64_t first, int64_t last);
+  void (*best_children[3])(const BestChildren&, int64_t b);
   void (*rms_norm[3])(const RmsNorm&, int64_t row);
   void (*rotate_heads[3])(const RotateHeads&, int64_t b, int64_t t);
   void (*pack_linear[3])(const Linear&, float* x);

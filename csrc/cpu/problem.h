@@ -94,12 +94,15 @@ struct Merge {
 // Rows of an embedding.
 struct Embed {
   Dtype dtype = Dtype::kFloat32;
-  int64_t M = 0, H = 0, vocabulary = 0;
-  const int64_t* tokens = nullptr;  // [M]
-  const void* weight = nullptr;     // [vocabulary, H]
+  int64_t B = 0, T = 0, H = 0, vocabulary = 0;
+  const int64_t* tokens = nullptr;  // [B, T]
+  int64_t tokens_batch = 0;
+  const void* weight = nullptr;  // [vocabulary, H]
   int64_t weight_row = 0;
-  void* out = nullptr;  // [M, H]
+  void* out = nullptr;  // [B * T, H]
   int64_t out_row = 0;
+
+  int64_t token(int64_t i) const { return tokens[i / T * tokens_batch + i % T]; }
 };
 
 // Every row over the root of its mean square, times a weight.
@@ -133,6 +136,25 @@ struct RotateHeads {
 
   int64_t depth(int64_t b, int64_t t) const { return depths ? depths[b * depths_batch + t] : t; }
   int64_t slot(int64_t b, int64_t t) const { return (first_slot < 0 ? prefix[b] : first_slot) + t; }
+};
+
+// The `width` most probable continuations of the nodes of a tree's last level. A node's score is
+// the log-probability of its path; of a request's own nodes all lie one after the other.
+struct BestChildren {
+  Dtype dtype = Dtype::kFloat32;
+  int64_t B = 0, nodes = 0, vocabulary = 0, width = 0, words = 0;
+  int64_t first = 0;  // number of the level's first node in the tree; children follow the level
+  const void* logits = nullptr;  // [B, nodes, vocabulary]
+  int64_t logits_batch = 0, logits_row = 0;
+  const float* scores = nullptr;  // [B, nodes]
+  int64_t scores_batch = 0;
+  const int64_t* masks = nullptr;  // [B, nodes, words]: which nodes each of these sees
+  int64_t masks_batch = 0;
+  float* best_scores = nullptr;  // [B, width], descending
+  int64_t *best_tokens = nullptr, *best_parents = nullptr;
+  int64_t best_batch = 0;
+  int64_t* best_masks = nullptr;  // [B, width, words]
+  int64_t best_masks_batch = 0;
 };
 
 }  // namespace specattn

@@ -263,10 +263,10 @@ void for_rows(int64_t rows, int64_t work, int threads, const Row& row) {
 
 void run(const Embed& p, int threads) {
   const int64_t bytes = p.H * size_of(p.dtype);
-  for_rows(p.M, p.M * bytes, threads, [&](int64_t i) {
+  for_rows(p.B * p.T, p.B * p.T * bytes, threads, [&](int64_t i) {
     const int64_t size = size_of(p.dtype);
     std::memcpy(static_cast<char*>(p.out) + i * p.out_row * size,
-                static_cast<const char*>(p.weight) + p.tokens[i] * p.weight_row * size,
+                static_cast<const char*>(p.weight) + p.token(i) * p.weight_row * size,
                 static_cast<size_t>(bytes));
   });
 }
@@ -280,6 +280,11 @@ void run(const RotateHeads& p, int threads) {
   const auto rotate = chosen()->rotate_heads[static_cast<int>(p.dtype)];
   const int64_t work = 4 * p.B * p.T * (p.Hq + 2 * p.Hk) * p.D;
   for_rows(p.B * p.T, work, threads, [&](int64_t i) { rotate(p, i / p.T, i % p.T); });
+}
+
+void run(const BestChildren& p, int threads) {
+  const auto best = chosen()->best_children[static_cast<int>(p.dtype)];
+  for_rows(p.B, 8 * p.B * p.nodes * p.vocabulary, threads, [&](int64_t b) { best(p, b); });
 }
 
 }  // namespace specattn

@@ -101,6 +101,24 @@ class Tree:
         return cls(parents).to(device)
 
     @classmethod
+    def grown(
+        cls,
+        parents: torch.Tensor,
+        *,
+        depths: torch.Tensor,
+        packed_mask: torch.Tensor,
+        max_depth: int,
+        max_width: int,
+    ) -> Tree:
+        """Return a tree of which its grower knows depths and mask, so that nobody computes them.
+
+        Nothing is checked; the arguments are as the attributes of these names.
+        """
+        tree = cls(parents, max_depth=max_depth, max_width=max_width, trusted=True)
+        tree.depths, tree.packed_mask = depths, packed_mask
+        return tree
+
+    @classmethod
     def from_paths(
         cls,
         paths: Iterable[Sequence[int]],

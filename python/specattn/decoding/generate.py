@@ -17,6 +17,7 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
+from specattn.decoding.compiling import Compile
 from specattn.decoding.loop import OnPrefill, OnTokens
 from specattn.decoding.method import Method, Texts, announcing, refuse_unsupported, run
 from specattn.decoding.methods import METHODS, parse_method
@@ -64,6 +65,7 @@ def generate(
     on_prefill: OnPrefill | None = None,
     capacity: int | None = None,
     num_pregenerated: int = 0,
+    compile: Compile = "auto",
     **options: Any,
 ) -> GenerationOutput:
     """Continue each prompt as plain decoding would, in fewer passes of the target.
@@ -110,6 +112,10 @@ def generate(
     num_pregenerated : int
         Tokens at the end of every prompt that an earlier run has generated: methods that learn from
         what has been generated learn from them too. Nothing else depends on it.
+    compile : {"auto", "on", "off"}
+        Whether passes of few rows run as kernel calls alone, on a CPU: where that was found to
+        compute what the model computes ("auto"; it says once where it cannot), or else with an
+        error, or never. Texts are the same as far as rounding goes (docs/compiling.md).
     **options
         Any other field of `GenerationConfig`: ``top_k``, ``top_p``, ``repetition_penalty``, ...
         Note that transformers defaults to ``top_k=50`` when sampling; ``top_k=0`` turns it off.
@@ -175,6 +181,7 @@ def generate(
         seed=seed,
         capacity=capacity,
         num_pregenerated=num_pregenerated,
+        compile=compile,
     )
     if streamer is not None:
         streamer.end()

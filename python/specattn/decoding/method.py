@@ -16,6 +16,7 @@ from transformers import (
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
+from specattn.decoding.compiling import Compile
 from specattn.decoding.drafting import DraftContext, Drafter
 from specattn.decoding.loop import CHUNK_SIZE, OnPrefill, OnTokens, decode
 from specattn.decoding.sampling import Sampler
@@ -116,6 +117,7 @@ class Method(ABC):
         seed: int | None = None,
         capacity: int | None = None,
         num_pregenerated: int = 0,
+        compile: Compile = "auto",
         **model_kwargs: Any,
     ) -> torch.Tensor | SpeculativeOutput:
         """Decode what transformers has prepared.
@@ -169,6 +171,7 @@ class Method(ABC):
             seed=seed,
             capacity=capacity,
             num_pregenerated=num_pregenerated,
+            compile=compile,
         )
         if token_streamer is not None:
             token_streamer.end()
@@ -210,6 +213,7 @@ def run(
     seed: int | None,
     capacity: int | None,
     num_pregenerated: int,
+    compile: Compile,
 ) -> tuple[Sequences, Statistics]:
     """Decode prepared texts; arguments as for `specattn.decoding.generate`."""
     lengths = [end - begin for begin, end in zip(texts.padding, texts.ends, strict=True)]
@@ -244,7 +248,7 @@ def run(
     if do_sample:
         seed, generator = _randomness(seed, generator, model.device)
     sampler = Sampler(texts.processors, do_sample, sequences, seed or 0)
-    target = Target(model, len(lengths), needed)
+    target = Target(model, len(lengths), needed, compile)
     context = DraftContext(target, sampler, sequences, generator)
     with target.in_use():
         statistics = decode(

@@ -5,12 +5,13 @@ On a CPU what a CUDA graph is on a GPU: what Python does between the calls is pa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from specattn import _cpu
+from specattn.decoding.parts import Projection
 
 
 class Recording:
@@ -23,6 +24,23 @@ class Recording:
         """Run a kernel of `specattn._cpu` now, and in every replay on the same memory."""
         with self._steps[-1]:
             function(*arguments, torch.get_num_threads())
+
+    def product(
+        self,
+        x: torch.Tensor,
+        projections: Sequence[Projection],
+        out: torch.Tensor,
+        *,
+        gate: str | None = None,
+        residual: torch.Tensor | None = None,
+    ) -> None:
+        """Multiply rows [M, K] with weights; the results lie side by side in `out`.
+
+        With `gate`, an activation, there are two, and the result is ``gate(first) * second``.
+        `residual` is added to it, and may be `out`.
+        """
+        weights, biases = zip(*projections, strict=True)
+        self.kernel(_cpu.linear, x, weights, biases, gate, residual, out)
 
     def python(self, function: Callable[[], None]) -> None:
         """Run a function now, and in every replay."""

@@ -16,7 +16,7 @@ from torch import nn
 
 from specattn import _cpu
 from specattn.decoding.attention import Pass, Selection
-from specattn.decoding.parts import GatedMLP, Layer, Parts, Projection
+from specattn.decoding.parts import GatedMLP, Layer, Parts
 from specattn.decoding.recording import Recording
 from specattn.kv_cache import KVCache
 from specattn.ops._tree_mask import packed_mask
@@ -64,13 +64,15 @@ class StaticPass:
     Attributes
     ----------
     most_rows : int
+    angles : tuple of Tensor
+        Cosines and sines of the rope by position, float32 [capacity, half of what turns].
     """
 
     most_rows = MOST_ROWS
 
     def __init__(self, parts: Parts, cache: KVCache, windows: list[int | None]):
         self.parts, self.cache, self.windows = parts, cache, windows
-        self._cos, self._sin = _angles(parts.rotary, cache)
+        self.angles = _angles(parts.rotary, cache)
         self._buffers = _buffers(parts, cache)
         self._inputs: dict[tuple, torch.Tensor] = {}
         self._recordings: dict[_Shape, Recording] = {}
@@ -133,22 +135,20 @@ class StaticPass:
         size = (self.windows.count(None), shape.batch, self.cache.capacity)
         return self._input("scores", size, torch.float32)
 
-    def _record(
-        self, recording: Recording, shape: _Shape, inputs: dict[str, torch.Tensor]
-    ) -> None:
+    def _record(self, recording: Recording, shape: _Shape, inputs: dict[str, torch.Tensor]) -> None:
         """Run a pass and record it."""
         rows = _Buffers(*(x[: shape.batch * shape.rows] for x in self._buffers))
         parts, kernel = self.parts, recording.kernel
-        kernel(_cpu.embed, inputs["tokens"].view(-1), parts.embedding, rows.x)
+        kernel(_cpu.embed, inputs["tokens"], parts.embedding, rows.x)
         for n, layer in enumerate(parts.layers):
             kernel(_cpu.rms_norm, rows.x, *layer.norm, rows.normed)
-            _product(recording, rows.normed, (layer.q, layer.k, layer.v), rows.heads)
+            recording.product(rows.normed, (layer.q, layer.k, layer.v), rows.heads)
             self._attend(recording, n, shape, rows, inputs)
-            _product(recording, rows.attended, (layer.out,), rows.x, residual=rows.x)
+            recording.product(rows.attended, (layer.out,), rows.x, residual=rows.x)
             kernel(_cpu.rms_norm, rows.x, *layer.mlp_norm, rows.normed)
             _mlp(recording, layer.mlp, rows, shape)
         kernel(_cpu.rms_norm, rows.x, *parts.norm, rows.features)
-        _product(recording, rows.features, (parts.head,), rows.logits)
+        recording.product(rows.features, (parts.head,), rows.logits)
 
     def _attend(
         self,
@@ -170,7 +170,7 @@ class StaticPass:
         prefix, depths = inputs["prefix"], inputs.get("depths")
         norms = (layer.q_norm and layer.q_norm.weight, layer.k_norm and layer.k_norm.weight)
         eps = layer.q_norm.eps if layer.q_norm else 0.0
-        turned = (heads, q_heads, *norms, eps, self._cos, self._sin, prefix, depths)
+        turned = (heads, q_heads, *norms, eps, *self.angles, prefix, depths)
         recording.kernel(_cpu.rotate_heads, *turned, k_cache, v_cache, None)
         scale = (layer.scaling, 0.0, layer.sinks)
         tree = inputs.get(_mask(window)), inputs.get(_depths(window))
@@ -209,30 +209,11 @@ def _by_request(depths: torch.Tensor | None) -> torch.Tensor | None:
     return depths[None] if depths is not None and depths.dim() == 1 else depths
 
 
-def _product(
-    recording: Recording,
-    x: torch.Tensor,
-    projections: tuple[Projection, ...],
-    out: torch.Tensor,
-    *,
-    gate: str | None = None,
-    residual: torch.Tensor | None = None,
-) -> None:
-    """Record the products of rows with weights, whose results lie side by side in `out`.
-
-    With `gate`, an activation, there are two, and the result is ``gate(first) * second``.
-    """
-    weights, biases = zip(*projections, strict=True)
-    recording.kernel(_cpu.linear, x, weights, biases, gate, residual, out)
-
-
-def _mlp(
-    recording: Recording, mlp: GatedMLP | nn.Module, rows: _Buffers, shape: _Shape
-) -> None:
+def _mlp(recording: Recording, mlp: GatedMLP | nn.Module, rows: _Buffers, shape: _Shape) -> None:
     """Record ``x += mlp(normed)``."""
     if isinstance(mlp, GatedMLP):
-        _product(recording, rows.normed, (mlp.gate, mlp.up), rows.inner, gate=mlp.activation)
-        _product(recording, rows.inner, (mlp.down,), rows.x, residual=rows.x)
+        recording.product(rows.normed, (mlp.gate, mlp.up), rows.inner, gate=mlp.activation)
+        recording.product(rows.inner, (mlp.down,), rows.x, residual=rows.x)
         return
     normed = rows.normed.view(shape.batch, shape.rows, -1)
 
@@ -260,7 +241,7 @@ def _buffers(parts: Parts, cache: KVCache) -> _Buffers:
     return _Buffers(*(storage.new_empty(MOST_ROWS, n) for n in widths), lse)
 
 
-def _angles(rotary: nn.Module, cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
+def _angles(rotary: Any, cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
     """Return cosines and sines by position, float32 [capacity, half of what turns]."""
     positions = torch.arange(max(cache.capacity, 2), device=cache.storage.device)
     with torch.no_grad():

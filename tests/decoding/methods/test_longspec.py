@@ -209,7 +209,7 @@ def test_the_ring_equals_an_unbounded_cache(monkeypatch, options):
     for block in (DraftBlock, Unbounded):
         runs.append([])
         monkeypatch.setattr(longspec, "DraftBlock", heard(block, runs[-1]))
-        generate(model, texts, method, max_new_tokens=60)
+        generate(model, texts, method, max_new_tokens=60, compile="off")
     assert len(runs[0]) == len(runs[1]) > 30
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedModel
@@ -22,6 +23,9 @@ from specattn.decoding.methods.trained import fitting_drafter
 from specattn.drafters import LongSpecDrafter
 from specattn.reference.tree_mask import pack_tree_mask
 from specattn.tree import Tree
+
+if TYPE_CHECKING:
+    from specattn.decoding.methods.longspec_static import StaticTree
 
 
 @dataclass(frozen=True)
@@ -127,6 +131,11 @@ class _TreeDrafter(_BlockDrafter):
     def __init__(self, block: DraftBlock, widths: tuple[int, ...]):
         super().__init__(block)
         self.widths = widths
+        self.static: StaticTree | None = None
+        if (static := block.target.static) is not None:
+            from specattn.decoding.methods.longspec_static import StaticTree  # the C++ kernels
+
+            self.static = StaticTree(block, static, widths)
         # Which bit of a packed mask each node is, level by level.
         size, device = 1 + sum(widths), block.storage.device
         itself = pack_tree_mask(torch.eye(size, dtype=torch.bool, device=device))
@@ -134,6 +143,8 @@ class _TreeDrafter(_BlockDrafter):
 
     def propose(self, root: torch.Tensor) -> Draft:
         self.block.begin()
+        if self.static is not None:
+            return Draft(*self.static.grow(root))
         tokens, mask = root[:, None], self.root_bit.expand(len(root), -1, -1)
         scores = torch.zeros(tokens.shape, device=root.device)
         all_tokens, all_parents, first = [tokens], [torch.full_like(tokens, -1)], 0

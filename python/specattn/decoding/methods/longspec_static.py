@@ -1,0 +1,211 @@
+"""LongSpec's tree drafted by kernel calls alone: all levels of its beam search in one recording."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from specattn import _cpu
+from specattn.decoding.methods.longspec_block import DraftBlock
+from specattn.decoding.parts import Projection
+from specattn.decoding.recording import Recording
+from specattn.decoding.static_pass import StaticPass
+from specattn.reference.tree_mask import WORD_BITS
+from specattn.tree import Tree
+
+
+class StaticTree:
+    """Grows trees of fixed widths in the memory of a `DraftBlock`, by the same equations.
+
+    Parameters
+    ----------
+    block : DraftBlock
+    static : StaticPass
+        Of the block's target.
+    widths : tuple of int
+        Nodes per level below the root.
+    """
+
+    def __init__(self, block: DraftBlock, static: StaticPass, widths: tuple[int, ...]):
+        self.block, self.levels = block, (1, *widths)
+        self._angles = static.angles  # a drafter's rope is its target's
+        self._trees: dict[int, tuple[_Memory, Recording]] = {}
+
+    def grow(self, root: torch.Tensor) -> tuple[Tree, torch.Tensor]:
+        """Return a tree behind `root`, int64 [B], and its tokens [B, nodes]."""
+        batch, block = len(root), self.block
+        memory, recording = self._trees.get(batch, (None, None))
+        memory = memory or _Memory(block, self.levels, batch)
+        memory.tokens[:, 0] = root
+        memory.seqlens.copy_(block.target.cache.seqlens)
+        memory.rows.copy_(block.rows)
+        memory.row_counts.copy_(block.row_counts)
+        if recording is None:
+            recording = Recording()
+            self._record(recording, memory)
+            self._trees[batch] = memory, recording
+        else:
+            recording.replay()
+        tree = Tree.grown(
+            memory.parents,
+            depths=memory.depths.expand(batch, -1),
+            packed_mask=memory.masks.clone(),
+            max_depth=len(self.levels) - 1,
+            max_width=max(self.levels),
+        )
+        return tree, memory.tokens.clone()
+
+    def _record(self, recording: Recording, memory: _Memory) -> None:
+        last = len(self.levels) - 1
+        for depth, width in enumerate(self.levels):
+            first = sum(self.levels[:depth])
+            level = slice(first, first + width)
+            rows = _Rows(memory, level)
+            self._store(recording, memory, rows, level)
+            if depth == last:
+                return  # nothing is below: its keys and values are all that is needed
+            self._read(recording, memory, rows, level, depth)
+            below = slice(level.stop, level.stop + self.levels[depth + 1])
+            best = (x[:, below] for x in (memory.tokens, memory.scores, memory.parents))
+            above = (rows.logits, memory.scores[:, level], memory.masks[:, level])
+            recording.kernel(_cpu.best_children, *above, first, *best, memory.masks[:, below])
+
+    def _store(self, recording: Recording, memory: _Memory, rows: _Rows, level: slice) -> None:
+        """Record the heads of self attention of a level; its keys and values are stored."""
+        block, drafter, kernel = self.block, self.block.drafter, recording.kernel
+        attention, eps = drafter.self_attention, drafter.config.rms_norm_eps
+        kernel(_cpu.embed, memory.tokens[:, level], block.embed.weight, rows.x)
+        kernel(_cpu.rms_norm, rows.x, drafter.self_norm.weight, eps, rows.normed)
+        recording.product(rows.normed, [_projection(attention.qkv_proj)], rows.qkv)
+        self._rotate(recording, memory, rows.qkv, level, attention, block.ring + level.start)
+
+    def _read(
+        self, recording: Recording, memory: _Memory, rows: _Rows, level: slice, depth: int
+    ) -> None:
+        """Record the rest of the block, from self attention to logits."""
+        block, drafter, kernel = self.block, self.block.drafter, recording.kernel
+        eps, state = drafter.config.rms_norm_eps, (rows.attended, rows.lse)
+        scale = (drafter.config.head_dim**-0.5, 0.0, None)
+        storage = block.storage[:, : len(memory.tokens)]
+        ring = (*storage[:, :, : block.ring], memory.rows, memory.row_counts[depth])
+        tree = (*storage[:, :, block.ring : block.ring + level.stop],)
+        seen = memory.masks[:, level, : -(-level.stop // WORD_BITS)]
+        heads = (rows.q, *ring, *tree, seen, None, *scale, *state)
+        kernel(_cpu.sparse_gather_attention, *heads)
+        attention: Any = drafter.self_attention
+        recording.product(rows.out, [_projection(attention.o_proj)], rows.x, residual=rows.x)
+
+        attention = drafter.cross_attention
+        kernel(_cpu.rms_norm, rows.x, drafter.cross_norm.weight, eps, rows.normed)
+        recording.product(rows.normed, [_projection(attention.qkv_proj)], rows.queries)
+        self._rotate(recording, memory, rows.queries, level, attention, None)
+        width = level.stop - level.start
+        unseen = block.unseen[None, :width, : -(-width // WORD_BITS)]
+        cache = (*block.target.cache.layer(-1), memory.seqlens, None, None, unseen, None, None)
+        kernel(_cpu.hybrid_tree_attention, rows.cross_q, *cache, None, *scale, *state)
+        recording.product(rows.out, [_projection(attention.o_proj)], rows.x, residual=rows.x)
+
+        kernel(_cpu.rms_norm, rows.x, drafter.mlp_norm.weight, eps, rows.normed)
+        halves = drafter.gate_up_proj.weight.detach().chunk(2)
+        recording.product(
+            rows.normed, [Projection(w, None) for w in halves], rows.inner, gate="silu"
+        )
+        down = _projection(drafter.down_proj)
+        recording.product(rows.inner, [down], rows.x, residual=rows.x)
+        kernel(_cpu.rms_norm, rows.x, drafter.norm.weight, eps, rows.normed)
+        recording.product(rows.normed, [_projection(block.head)], rows.flat_logits)
+
+    def _rotate(
+        self,
+        recording: Recording,
+        memory: _Memory,
+        heads: torch.Tensor,
+        level: slice,
+        attention: Any,
+        slot: int | None,
+    ) -> None:
+        """Record norm and rotation of heads, and where to store keys and values, if anywhere."""
+        config = self.block.drafter.config
+        shape = (len(memory.tokens), level.stop - level.start, -1, config.head_dim)
+        norms = (attention.q_norm and attention.q_norm.weight,)
+        norms += (attention.k_norm and attention.k_norm.weight,)
+        place = (*self._angles, memory.seqlens, memory.depths[:, level])
+        cache = self.block.storage[:, : len(memory.tokens)] if slot is not None else (None, None)
+        recording.kernel(
+            _cpu.rotate_heads,
+            heads.view(shape),
+            config.num_attention_heads,
+            *norms,
+            config.rms_norm_eps,
+            *place,
+            *cache,
+            slot,
+        )
+
+
+class _Memory:
+    """A growing tree of every request, and what a level of it computes.
+
+    Attributes
+    ----------
+    tokens, parents : Tensor, int64 [B, nodes]
+    scores : Tensor, float32 [B, nodes]
+        Log-probabilities of the nodes' paths.
+    masks : Tensor, int64 [B, nodes, words]
+        Which nodes each sees.
+    depths : Tensor, int32 [1, nodes]
+    seqlens : Tensor, int32 [B]
+    rows : Tensor, int32 [B, window]
+        Rows of the ring, the newest first.
+    row_counts : Tensor, int32 [depth, B]
+        How many of them are seen at each depth.
+    flat : list of Tensor
+        Of one level: residual stream, normed, queries keys and values, attended, inner of the MLP,
+        logits, queries of cross attention; and log-sum-exps.
+    """
+
+    def __init__(self, block: DraftBlock, levels: tuple[int, ...], batch: int):
+        config, nodes = block.drafter.config, sum(levels)
+        self.tokens = torch.zeros(batch, nodes, dtype=torch.int64)
+        self.parents = torch.full((batch, nodes), -1)
+        self.scores = torch.zeros(batch, nodes)
+        self.masks = torch.zeros(batch, nodes, -(-nodes // WORD_BITS), dtype=torch.int64)
+        self.masks[:, 0, 0] = 1
+        at = torch.arange(len(levels), dtype=torch.int32)
+        self.depths = at.repeat_interleave(torch.tensor(levels))[None]
+        self.seqlens = torch.empty(batch, dtype=torch.int32)
+        self.rows = torch.empty(batch, block.window, dtype=torch.int32)
+        self.row_counts = torch.empty(len(levels) - 1, batch, dtype=torch.int32)
+        self.heads, self.head_dim = config.num_attention_heads, config.head_dim
+        width, attended = config.hidden_size, self.heads * self.head_dim
+        qkv = attended + 2 * config.num_key_value_heads * self.head_dim
+        widths = (
+            width,
+            width,
+            qkv,
+            attended,
+            config.intermediate_size,
+            config.vocab_size,
+            attended,
+        )
+        self.flat = [block.storage.new_empty(batch * max(levels), n) for n in widths]
+        self.flat.append(torch.empty(batch * max(levels), self.heads))
+
+
+class _Rows:
+    """The memory of one level, in the shapes that its kernels take."""
+
+    def __init__(self, memory: _Memory, level: slice):
+        batch, width = len(memory.tokens), level.stop - level.start
+        self.x, self.normed, self.qkv, self.out, self.inner, self.flat_logits, self.queries, lse = (
+            x[: batch * width] for x in memory.flat
+        )
+        by_head = (batch, width, -1, memory.head_dim)
+        self.q = self.qkv.view(by_head)[:, :, : memory.heads]
+        self.cross_q, self.attended = self.queries.view(by_head), self.out.view(by_head)
+        self.lse, self.logits = lse.view(batch, width, -1), self.flat_logits.view(batch, width, -1)
+
+
+def _projection(linear: Any) -> Projection:
+    return Projection(linear.weight.detach(), None if linear.bias is None else linear.bias.detach())

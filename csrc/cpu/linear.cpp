@@ -14,7 +14,7 @@ constexpr int kPieceColumns = 16;         // whole vectors of outputs
 // The outputs of a call in pieces that threads take one after the other.
 class Pieces {
  public:
-  explicit Pieces(const Linear& p, int64_t size) : p_(p) {
+  Pieces(const Linear& p, int64_t size, int threads) : p_(p), threads_(threads) {
     const int64_t fit = kPieceBytes / std::max<int64_t>(p.K * size, 1);
     columns_ =
         std::clamp<int64_t>(fit / kPieceColumns * kPieceColumns, kPieceColumns, kMostColumns);
@@ -36,6 +36,8 @@ class Pieces {
     piece.first = index * columns_;
     piece.count = static_cast<int>(std::min(columns_, p_.parts[piece.part].rows - piece.first));
     piece.column = before + piece.first;
+    piece.next = piece.first + threads_ * columns_;
+    if (piece.next >= p_.parts[piece.part].rows) piece.next = piece.first;
     return piece;
   }
 
@@ -44,6 +46,7 @@ class Pieces {
   int64_t of(int part) const { return ceil_div(p_.parts[part].rows, columns_); }
 
   const Linear& p_;
+  const int threads_;
   int64_t columns_;
 };
 
@@ -54,7 +57,7 @@ void run(const Linear& p, int threads) {
   const Kernels& kernels = chosen_kernels();
   const int type = static_cast<int>(p.dtype);
   const int64_t size = p.dtype == Dtype::kFloat32 ? 4 : 2;
-  const Pieces pieces(p, size);
+  const Pieces pieces(p, size, threads);
   const int64_t count = pieces.count();
   const int64_t work = p.columns() * (p.gated ? 2 : 1) * p.K * (size + p.M);
   threads = useful_threads(work, count, threads);

@@ -98,9 +98,17 @@ inline void finish_row(const Linear& p, int part, int64_t row, int64_t first, in
 template <class Isa, class Elem, int rows>
 void multiply_rows(const Linear& p, const float* x, int64_t row, const LinearPiece& piece) {
   alignas(64) float sums[2][rows][kMostColumns];
-  for (int i = 0; i < (p.gated ? 2 : 1); ++i) {
-    FewRows<Isa, Elem>::template multiply<rows>(p, x, p.parts[piece.part + i], piece.first,
-                                                piece.count, sums[i]);
+  const auto weights = [&](int part, int64_t first) {
+    const Linear::Weights& w = p.parts[part];
+    return static_cast<const Elem*>(w.data) + first * w.stride;
+  };
+  const int parts = p.gated ? 2 : 1;
+  for (int i = 0; i < parts; ++i) {
+    const int part = piece.part + i;
+    const Elem* next =
+        i + 1 < parts ? weights(part + 1, piece.first) : weights(piece.part, piece.next);
+    FewRows<Isa, Elem>::template multiply<rows>(x, p.K, weights(part, piece.first),
+                                                p.parts[part].stride, piece.count, next, sums[i]);
   }
   const auto finish = p.out_float ? finish_row<Isa, Elem, float> : finish_row<Isa, Elem, Elem>;
   for (int r = 0; r < std::min<int64_t>(rows, p.M - row); ++r) {

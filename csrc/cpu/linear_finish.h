@@ -124,25 +124,23 @@ void pack_linear(const Linear& p, float* to) {
 template <class Isa, class Elem>
 void multiply_piece(const Linear& p, const float* x, const LinearPiece& piece) {
   using Few = FewRows<Isa, Elem>;
+  constexpr int kMost = Few::rows_at_once(kMostRowsAtOnce);
+  const typename Few::Tiles tiles;
+  static_cast<void>(tiles);
   for (int64_t row = 0; row < p.M;) {
-    const int rows = rows_at_once<Isa>(p.M - row);
-    switch (rows) {
-      case 1:
-        multiply_rows<Isa, Elem, 1>(p, x, row, piece);
-        break;
-      case 2:
-        multiply_rows<Isa, Elem, 2>(p, x, row, piece);
-        break;
-      case 4:
-        multiply_rows<Isa, Elem, 4>(p, x, row, piece);
-        break;
-      default:
-        if constexpr (rows_at_once<Isa>(kMostRowsAtOnce) == 8) {
-          multiply_rows<Isa, Elem, 8>(p, x, row, piece);
-        }
+    const int rows = Few::rows_at_once(p.M - row);
+    if constexpr (kMost == kMostRowsAtOnce) {
+      multiply_rows<Isa, Elem, kMost>(p, x, row, piece);
+    } else {
+      if (rows == 1) multiply_rows<Isa, Elem, 1>(p, x, row, piece);
+      if (rows == 2) multiply_rows<Isa, Elem, 2>(p, x, row, piece);
+      if (rows == 4) multiply_rows<Isa, Elem, 4>(p, x, row, piece);
+      if constexpr (kMost == 8) {
+        if (rows == 8) multiply_rows<Isa, Elem, 8>(p, x, row, piece);
+      }
     }
     row += rows;
-    x += rows * Isa::W * ceil_div(p.K, Few::kStep);
+    x += Few::packed(rows, p.K);
   }
 }
 

@@ -18,21 +18,25 @@ constexpr int64_t kAhead = 4096;      // bytes of each stream that are prefetche
 constexpr int kChain = 32;            // vectors along K in one sum; sums of chains are added up
 constexpr int64_t kRowBytes = 16384;  // of packed x in one go: half of an L1 cache
 
-// Rows of x that are multiplied at once, of so many that are left: 1, 2, 4 or 8.
-template <class Isa>
-constexpr int rows_at_once(int64_t left) {
-  constexpr int kMost = Isa::kScoreAccumulators >= 16 ? kMostRowsAtOnce : kMostRowsAtOnce / 2;
-  int rows = 1;
-  while (rows < left && rows < kMost) rows *= 2;
-  return rows;
-}
-
 template <class Isa, class Elem>
 struct FewRows {
   using V = typename Isa::V;
   using Dot = typename Isa::template Dot<Elem>;
   static constexpr int W = Isa::W, kStep = W * Dot::kPair;  // elements of a vector
   static constexpr int64_t kDepth = kChain * kStep;         // and of a chain
+
+  struct Tiles {};  // what a thread sets up for a piece
+
+  // Rows of x that are multiplied at once, of so many that are left: 1, 2, 4 or 8.
+  static constexpr int rows_at_once(int64_t left) {
+    constexpr int kMost = Isa::kScoreAccumulators >= 16 ? 8 : 4;
+    int rows = 1;
+    while (rows < left && rows < kMost) rows *= 2;
+    return rows;
+  }
+
+  // Floats that packed rows take.
+  static constexpr int64_t packed(int rows, int64_t K) { return rows * W * ceil_div(K, kStep); }
 
   static V load(const Elem* p) {
     if constexpr (Dot::kPair == 1) {
@@ -52,7 +56,7 @@ struct FewRows {
   // Per block of rows [vector along K][row][lane].
   static void pack(const Linear& p, float* to) {
     for (int64_t first = 0; first < p.M;) {
-      const int rows = rows_at_once<Isa>(p.M - first);
+      const int rows = rows_at_once(p.M - first);
       for (int r = 0; r < rows; ++r) {
         const Elem* from = static_cast<const Elem*>(p.x) + (first + r) * p.x_row;
         float* at = to + r * W;
@@ -62,7 +66,7 @@ struct FewRows {
         }
       }
       first += rows;
-      to += rows * W * ceil_div(p.K, kStep);
+      to += packed(rows, p.K);
     }
   }
 

@@ -30,6 +30,7 @@ from specattn.planning import MODELS
 from .bar import CPU, Bar, Bench, milliseconds, right
 from .cases import Case
 from .inputs import Draw
+from .layers import LAYERS
 from .measure import TOLERANCE, compare
 from .peers import Peer
 from .rotation import Rotation
@@ -37,6 +38,7 @@ from .workloads import SPARSITY, Outputs, build
 
 THREADS = 2
 HYBRID = Case("hybrid_tree_attention", "chain", MODELS["llama-3.1-8b"], "bf16", 1, 32768, 1)
+LAYER = replace(HYBRID, op="linear_few_rows", variant="output", context=0)
 _HELD = "SPECATTN_BARS_HELD"  # set in the process where torch is held to fewer instructions
 # What holds torch, oneDNN and MKL to the instructions of one of our code paths.
 LIMITS = {
@@ -113,6 +115,25 @@ def importance(bench: Bench, *, share: float) -> Iterator[Bar]:
     case = replace(HYBRID, op="importance_scores", variant="per head", rows=8)
     rotation = Rotation(bench.pool, case, tensors=1)
     yield bench.share(rotation, rotation.workloads(case), share, "importance, K only, 32768 keys")
+
+
+def linear(bench: Bench, case: Case, *, rows: int, share: float) -> Iterator[Bar]:
+    """Hold a layer against a plain read of its weights, and against torch."""
+    case = replace(case, rows=rows)
+    layer = LAYERS[case.variant](case.shape)
+    rotation = Rotation(bench.pool, case)
+    works = rotation.workloads(case)
+    name = f"linear [{layer.outputs}, {layer.depth}], {case.dtype}, {rows} rows"
+    yield bench.share(rotation, works, share, name)
+    bar = Bar(f"{name}, against torch", 1.0, "times", at_most=False)
+    if not right(works[0]):
+        yield bar.wrong()
+        return
+    (peer,) = works[0].peers(())
+    theirs = rotation.turn([work.peers(())[peer] for work in works])
+    times = bench.times(ours=rotation.turn_of(works), theirs=theirs)
+    note = f"{milliseconds(times['ours'])}; {peer} {milliseconds(times['theirs'])}"
+    yield bar.found(paired_ratio(times["ours"], times["theirs"]), times["ours"], note)
 
 
 def gather(bench: Bench, *, at_most: float) -> Iterator[Bar]:
@@ -281,6 +302,10 @@ SUITE: dict[str, Callable[[Bench], Iterator[Bar]]] = {
     ),
     "gather": partial(gather, at_most=1.25),
     "importance": partial(importance, share=0.85),
+    "linear-fp32-1": partial(linear, case=replace(LAYER, dtype="fp32"), rows=1, share=0.75),
+    "linear-fp32-8": partial(linear, case=replace(LAYER, dtype="fp32"), rows=8, share=0.60),
+    "linear-bf16-1": partial(linear, case=replace(LAYER, dtype="bf16"), rows=1, share=0.75),
+    "linear-bf16-8": partial(linear, case=replace(LAYER, dtype="bf16"), rows=8, share=0.60),
     "fp32": partial(hybrid, case=_at(8192, 16, dtype="fp32"), sdpa=3),
     "avx512": partial(held, isa="avx512", case=_at(8192, 16), sdpa=5),
     "avx2": partial(held, isa="avx2", case=_at(8192, 16, dtype="fp32"), sdpa=2),

@@ -10,6 +10,8 @@ import torch
 
 from specattn.planning import ModelShape
 
+from .layers import LAYERS
+
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -32,6 +34,12 @@ class Case:
         """K and V of all requests."""
         token = 2 * self.shape.kv_heads * self.shape.head_dim * DTYPES[self.dtype].itemsize
         return self.batch * self.context * token
+
+    @property
+    def weights(self) -> int:
+        """Elements of the layer that the variant names; 0 where it names none."""
+        layer = LAYERS.get(self.variant)
+        return layer(self.shape).elements if layer else 0
 
 
 @dataclass(frozen=True)

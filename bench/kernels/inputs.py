@@ -14,6 +14,7 @@ import torch
 from specattn.ops.cost import Sizes
 
 from .cases import DTYPES, Case
+from .layers import Layer
 
 CACHE_SLACK = 64  # unused, NaN-filled tail of every cache
 
@@ -62,6 +63,10 @@ class Draw:
         cache = self.keys(capacity(used, self.case.page_size))
         cache[:, used:] = math.nan
         return cache
+
+    def weights(self, layer: Layer) -> list[torch.Tensor]:
+        """Return the weights of a layer, one or two matrices [outputs, depth]."""
+        return [self.normal(layer.outputs, layer.depth) for _ in range(layer.products)]
 
     def lengths(self, value: int) -> torch.Tensor:
         """Return the same length for every request."""

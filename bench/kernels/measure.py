@@ -25,7 +25,9 @@ WRONG = "WRONG"
 # Largest relative error of one output row. An attention row in bf16 errs by about 4e-3; leaving out
 # one block of 64 keys of 32768 shows as 4e-2.
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 4e-3, torch.float32: 1e-4}
-FLOAT64_ELEMENTS = 1 << 25  # larger caches are checked against float32: memory, not precision
+FLOAT64_ELEMENTS = (
+    1 << 25
+)  # larger caches and layers are checked against float32: memory, not precision
 
 
 def measure(
@@ -105,16 +107,19 @@ def _admit(
 def memory_needed(case: Case, device: torch.device) -> int:
     """Return about how many bytes a row takes at its peak.
 
-    The reference widens the cache to float32 and half of it again; a peer may repeat each KV head
-    for its group, another copies the pages together.
+    The reference widens weights, or the cache to float32 and half of it again; a peer may repeat
+    each KV head for its group, another copies the pages together.
     """
     widened = 1.5 * 4 / DTYPES[case.dtype].itemsize
     group = case.shape.q_heads // case.shape.kv_heads
-    return int(case.cache_bytes * (2 + COPIES[device.type] + max(widened, group + 1)))
+    copies = COPIES[device.type]
+    weights = case.weights * DTYPES[case.dtype].itemsize * (copies + 2 * widened)
+    return int(case.cache_bytes * (2 + copies + max(widened, group + 1)) + weights)
 
 
 def _reference_dtype(case: Case) -> torch.dtype:
-    elements = 2 * case.batch * case.context * case.shape.kv_heads * case.shape.head_dim
+    cached = 2 * case.batch * case.context * case.shape.kv_heads * case.shape.head_dim
+    elements = cached + case.weights
     return torch.float64 if elements <= FLOAT64_ELEMENTS else torch.float32
 
 

@@ -1,4 +1,4 @@
-"""Caches at many places of one large memory, so that every call finds its cache cold.
+"""Caches and weights at many places of one large memory, so that every call finds them cold.
 
 A place is used again only after all others, that is after more bytes than the last-level cache
 holds. Nothing has to be flushed: the ceiling and the kernels read the same places in turn.
@@ -7,6 +7,7 @@ holds. Nothing has to be flushed: the ceiling and the kernels read the same plac
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 
 import torch
@@ -14,6 +15,7 @@ from common.clock import plain_read
 
 from .cases import DTYPES, Case
 from .inputs import Draw, capacity
+from .layers import LAYERS, Layer
 from .workloads import BoundCase, build
 
 _BLOCK = 1 << 26  # bytes drawn; the rest of the memory repeats them
@@ -35,28 +37,37 @@ class Pool:
 
 
 class _PlacedDraw(Draw):
-    """Takes caches from a place of the pool; all else is drawn."""
+    """Takes caches and weights from a place of the pool; all else is drawn."""
 
-    def __init__(self, case: Case, caches: list[torch.Tensor], seed: int) -> None:
+    def __init__(self, case: Case, place: list[torch.Tensor], seed: int) -> None:
         super().__init__(case, torch.device("cpu"), seed)
-        self._caches = iter(caches)
+        self._place = iter(place)
 
     def cache(self, used: int) -> torch.Tensor:
-        return next(self._caches)[:, : capacity(used)]
+        return next(self._place)[:, : capacity(used)]
+
+    def weights(self, layer: Layer) -> list[torch.Tensor]:
+        return [next(self._place) for _ in range(layer.products)]
 
 
 class Rotation:
-    """The places of caches with room for `context` tokens and `rows` more.
+    """The places of a layer's weights, or of caches with room for `context` and `rows` tokens.
 
-    `tensors` says what a call reads: 2 for K and V, 1 for K alone.
+    `tensors` says what a call reads of a cache: 2 for K and V, 1 for K alone.
     """
 
     def __init__(self, pool: Pool, case: Case, tensors: int = 2) -> None:
         shape, tokens = case.shape, capacity(case.context + case.rows)
-        rows = pool.rows(DTYPES[case.dtype], shape.kv_heads, shape.head_dim)
+        if case.variant in LAYERS:
+            layer = LAYERS[case.variant](shape)
+            rows = pool.rows(DTYPES[case.dtype], 1, layer.depth).squeeze(1)
+            form: tuple[int, ...] = (layer.products, layer.outputs)
+        else:
+            rows = pool.rows(DTYPES[case.dtype], shape.kv_heads, shape.head_dim)
+            form = (tensors, 1, tokens)
+        step = math.prod(form)
         self.places = [
-            rows[i : i + tensors * tokens].unflatten(0, (tensors, 1, tokens))
-            for i in range(0, len(rows) - tensors * tokens + 1, tensors * tokens)
+            rows[i : i + step].unflatten(0, form) for i in range(0, len(rows) - step + 1, step)
         ]
         self._next = itertools.count()
 

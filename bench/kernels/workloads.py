@@ -18,6 +18,8 @@ from specattn import reference
 from specattn.ops.cost import Cost, Sizes
 from specattn.ops.hybrid_tree_attention import cost as hybrid_cost
 from specattn.ops.importance_scores import cost as importance_cost
+from specattn.ops.linear_few_rows import MOST_ROWS
+from specattn.ops.linear_few_rows import cost as linear_cost
 from specattn.ops.merge_state import cost as merge_cost
 from specattn.ops.select_topk import cost as select_cost
 from specattn.ops.sparse_gather_attention import cost as gather_cost
@@ -27,11 +29,13 @@ from specattn.ops.verify_attention import cost_logits, cost_scores
 from . import peers
 from .cases import Axes, Case
 from .inputs import Draw, capacity, prefix
+from .layers import LAYERS
 
 Outputs = dict[str, torch.Tensor]
 SPARSITY = 0.07  # of selections; Vegas' default
 KEEP = (4, 64)  # first and last tokens that a selection always takes
 MERGED = 8  # states in a row of merge_states
+MOST_WEIGHTS = 1 << 28  # in a layer; drawing a larger one takes longer than the other rows together
 PAGED_ONLY = 1 << 20  # tokens from which on nobody keeps a cache in one piece
 
 
@@ -115,6 +119,23 @@ def merge_states(case: Case, draw: Draw) -> BoundCase:
     outs, lses = draw.states(MERGED)
     cost = merge_cost(replace(draw.sizes, states=MERGED))
     return _bound(case, (outs, lses), cost, lambda wanted: peers.merge(outs, lses))
+
+
+def _layers(case: Case, axes: Axes) -> list[Case]:
+    rows = [rows for rows in axes.rows if case.batch * rows <= MOST_ROWS]
+    small = [name for name in LAYERS if replace(case, variant=name).weights <= MOST_WEIGHTS]
+    return _each(case, variant=small, rows=rows)
+
+
+@_primitive(rows=_layers, cached=False)
+def linear_few_rows(case: Case, draw: Draw) -> BoundCase:
+    layer = LAYERS[case.variant](case.shape)
+    x = draw.normal(case.batch * case.rows, layer.depth)
+    weights = draw.weights(layer)
+    options = {"up": weights[1], "activation": "silu"} if layer.gated else {}
+    cost = linear_cost(x, weights[0], products=layer.products)
+    rivals = partial(peers.linear, x, *weights)
+    return _bound(case, (x, weights[0]), cost, lambda wanted: rivals(), options, names=("out",))
 
 
 def _contiguous_and_paged(case: Case, axes: Axes) -> list[Case]:
@@ -226,8 +247,11 @@ def _bound(
         return dict(zip(names, values if isinstance(values, tuple) else (values,), strict=True))
 
     def expected(dtype: torch.dtype) -> Outputs:
-        wide = [x.to(dtype) if x is not None and x.is_floating_point() else x for x in arguments]
-        return named(reference_op(*wide, **given))
+        def wide(x):
+            return x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+
+        options = {name: wide(value) for name, value in given.items()}
+        return named(reference_op(*(wide(x) for x in arguments), **options))
 
     return BoundCase(lambda: named(ours(*arguments, **ours_too)), expected, cost, rivals)
 

@@ -536,6 +536,7 @@ Activation activation_named(const std::optional<std::string>& name) {
   throw std::invalid_argument("activation must be silu, gelu or gelu_tanh, got " + *name);
 }
 
+<<<<<<< HEAD
 void linear_few_rows(const py::args& all) {
   Arguments next(all);
   auto call = std::make_unique<PlainCall<Linear>>();
@@ -544,23 +545,41 @@ void linear_few_rows(const py::args& all) {
   const View up = next.tensor("up");
   p.activation = activation_named(next.value<std::optional<std::string>>());
   const View residual = next.tensor("residual"), out = next.tensor("out");
+=======
+Linear rows_of(const View& x) {
+  Linear p;
+>>>>>>> linear
   if (x.dtype > Dtype::kFloat16) x.fail("must be float32, bfloat16 or float16");
   x.expect(x.dtype, {-1, -1});
   p.dtype = x.dtype, p.M = x.shape[0], p.K = x.shape[1];
   p.x = x.data, p.x_row = x.stride[0];
-  p.parts[0] = take_weights(p, weight, bias);
-  p.gated = up.present();
-  if (p.gated) {
-    up.expect(p.dtype, {p.parts[0].rows, p.K});
-    p.parts[1] = {up.data, up.shape[0], up.stride[0]};
-    p.num_parts = 2;
-  }
-  out.expect(p.dtype, {p.M, p.columns()});
+  return p;
+}
+
+// Takes residual and out.
+void take_sum(Linear& p, Arguments& next) {
+  const View residual = next.tensor("residual"), out = next.tensor("out");
+  p.out_float = out.dtype == Dtype::kFloat32;
+  const Dtype type = p.out_float ? Dtype::kFloat32 : p.dtype;
+  out.expect(type, {p.M, p.columns()});
   p.out = out.data, p.out_row = out.stride[0];
-  if (residual) {
-    residual.expect(p.dtype, {p.M, p.columns()});
-    p.residual = residual.data, p.residual_row = residual.stride[0];
+  if (!residual) return;
+  residual.expect(type, {p.M, p.columns()});
+  p.residual = residual.data, p.residual_row = residual.stride[0];
+}
+
+void linear_few_rows(const py::args& all) {
+  Arguments next(all);
+  Linear p = rows_of(next.tensor("x"));
+  const View weight = next.tensor("weight"), bias = next.tensor("bias");
+  const View up = next.tensor("up");
+  p.parts[0] = take_weights(p, weight, bias);
+  if (up) {
+    p.gated = true, p.num_parts = 2;
+    p.parts[1] =
+        take_weights(p, up.expect(p.dtype, {p.parts[0].rows, p.K}), {"no bias", py::none()});
   }
+<<<<<<< HEAD
   next.run(std::move(call));
 }
 
@@ -632,6 +651,28 @@ void best_children(const py::args& all) {
   p.best_scores = best.as<float>(), p.best_parents = parents.as<int64_t>();
   p.best_masks = best_masks.as<int64_t>(), p.best_masks_batch = best_masks.stride[0];
   next.run(std::move(call));
+=======
+  p.activation = activation_named(next.value<std::optional<std::string>>());
+  take_sum(p, next);
+  next.run_with(p);
+}
+
+// Up to three layers of the same x: their outputs stand behind one another.
+void linear_parts(const py::args& all) {
+  Arguments next(all);
+  Linear p = rows_of(next.tensor("x"));
+  const auto weights = next.value<std::vector<py::object>>();
+  const auto biases = next.value<std::vector<py::object>>();
+  if (weights.empty() || weights.size() > std::size(p.parts) || biases.size() != weights.size()) {
+    throw std::invalid_argument("weights must be one to three tensors, with a bias or None each");
+  }
+  p.num_parts = static_cast<int>(weights.size());
+  for (size_t i = 0; i < weights.size(); ++i) {
+    p.parts[i] = take_weights(p, {"weights", weights[i]}, {"biases", biases[i]});
+  }
+  take_sum(p, next);
+  next.run_with(p);
+>>>>>>> linear
 }
 
 }  // namespace
@@ -675,5 +716,10 @@ PYBIND11_MODULE(_cpu, m) {
       .def("__len__", &PyGraph::size)
       .def("replay", &PyGraph::replay, py::arg("threads"));
   m.def("linear_few_rows", &linear_few_rows);
+<<<<<<< HEAD
   m.def("linear", &linear);
+=======
+  m.def("linear_parts", &linear_parts,
+        "linear_few_rows of up to three weights side by side: x, weights, biases, residual, out.");
+>>>>>>> linear
 }

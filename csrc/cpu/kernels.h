@@ -8,9 +8,9 @@
 
 namespace specattn {
 
-constexpr int kGroupRows = 512;     // most query rows of a head in a task: their state fits in L2
-constexpr int kMostColumns = 64;    // outputs of a piece of a linear layer, per part
-constexpr int kMostRowsAtOnce = 8;  // rows of x that are multiplied in registers
+constexpr int kGroupRows = 512;      // most query rows of a head in a task: their state fits in L2
+constexpr int kMostColumns = 48;     // outputs of a piece of a linear layer, per part
+constexpr int kMostRowsAtOnce = 16;  // rows of x that are multiplied in registers or tiles
 constexpr int64_t kImportanceChunk = 1024;  // most keys that are scored in one go
 
 struct Plan {

@@ -9,16 +9,14 @@
 namespace specattn {
 namespace {
 
-constexpr int64_t kPieceBytes = 1 << 16;  // of weights: at least so much, or kMostColumns
-constexpr int kPieceColumns = 16;         // whole vectors of outputs
+constexpr int64_t kPiecesPerThread = 4;  // so that a thread that was interrupted costs little
+constexpr int64_t kFewestColumns = 12;   // of a piece: as few as give every stream whole rows
 
 // The outputs of a call in pieces that threads take one after the other.
 class Pieces {
  public:
-  explicit Pieces(const Linear& p, int64_t size) : p_(p) {
-    const int64_t fit = kPieceBytes / std::max<int64_t>(p.K * size, 1);
-    columns_ =
-        std::clamp<int64_t>(fit / kPieceColumns * kPieceColumns, kPieceColumns, kMostColumns);
+  Pieces(const Linear& p, int threads) : p_(p), threads_(threads) {
+    while (columns_ > kFewestColumns && count() < kPiecesPerThread * threads) columns_ /= 2;
   }
 
   int64_t count() const {
@@ -37,6 +35,8 @@ class Pieces {
     piece.first = index * columns_;
     piece.count = static_cast<int>(std::min(columns_, p_.parts[piece.part].rows - piece.first));
     piece.column = before + piece.first;
+    piece.next = piece.first + threads_ * columns_;
+    if (piece.next >= p_.parts[piece.part].rows) piece.next = piece.first;
     return piece;
   }
 
@@ -45,7 +45,8 @@ class Pieces {
   int64_t of(int part) const { return ceil_div(p_.parts[part].rows, columns_); }
 
   const Linear& p_;
-  int64_t columns_;
+  const int threads_;
+  int64_t columns_ = kMostColumns;
 };
 
 }  // namespace
@@ -55,7 +56,7 @@ void run(const Linear& p, int threads) {
   const Kernels& kernels = chosen_kernels();
   const int type = static_cast<int>(p.dtype);
   const int64_t size = p.dtype == Dtype::kFloat32 ? 4 : 2;
-  const Pieces pieces(p, size);
+  const Pieces pieces(p, threads);
   const int64_t count = pieces.count();
   const int64_t work = p.columns() * (p.gated ? 2 : 1) * p.K * (size + p.M);
   threads = useful_threads(work, count, threads);

@@ -38,10 +38,10 @@ struct Linear {
 };
 
 // Outputs [first, first + count) of a part, gated of both; they begin at `column` of a row of
-// `out`.
+// `out`. The same thread will probably read the weights of output `next` afterwards.
 struct LinearPiece {
   int part = 0, count = 0;
-  int64_t first = 0, column = 0;
+  int64_t first = 0, column = 0, next = 0;
 };
 
 // Every element is summed in an order that follows from K alone: its bits depend neither on the

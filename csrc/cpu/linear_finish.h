@@ -98,9 +98,17 @@ inline void finish_row(const Linear& p, int part, int64_t row, int64_t first, in
 template <class Isa, class Elem, int rows>
 void multiply_rows(const Linear& p, const float* x, int64_t row, const LinearPiece& piece) {
   alignas(64) float sums[2][rows][kMostColumns];
-  for (int i = 0; i < (p.gated ? 2 : 1); ++i) {
-    FewRows<Isa, Elem>::template multiply<rows>(p, x, p.parts[piece.part + i], piece.first,
-                                                piece.count, sums[i]);
+  const auto weights = [&](int part, int64_t first) {
+    const Linear::Weights& w = p.parts[part];
+    return static_cast<const Elem*>(w.data) + first * w.stride;
+  };
+  const int parts = p.gated ? 2 : 1;
+  for (int i = 0; i < parts; ++i) {
+    const int part = piece.part + i;
+    const Elem* next =
+        i + 1 < parts ? weights(part + 1, piece.first) : weights(piece.part, piece.next);
+    FewRows<Isa, Elem>::template multiply<rows>(x, p.K, weights(part, piece.first),
+                                                p.parts[part].stride, piece.count, next, sums[i]);
   }
   const auto finish = p.out_float ? finish_row<Isa, Elem, float> : finish_row<Isa, Elem, Elem>;
   for (int r = 0; r < std::min<int64_t>(rows, p.M - row); ++r) {
@@ -116,25 +124,23 @@ void pack_linear(const Linear& p, float* to) {
 template <class Isa, class Elem>
 void multiply_piece(const Linear& p, const float* x, const LinearPiece& piece) {
   using Few = FewRows<Isa, Elem>;
+  constexpr int kMost = Few::rows_at_once(kMostRowsAtOnce);
+  const typename Few::Tiles tiles;
+  static_cast<void>(tiles);
   for (int64_t row = 0; row < p.M;) {
-    const int rows = rows_at_once<Isa>(p.M - row);
-    switch (rows) {
-      case 1:
-        multiply_rows<Isa, Elem, 1>(p, x, row, piece);
-        break;
-      case 2:
-        multiply_rows<Isa, Elem, 2>(p, x, row, piece);
-        break;
-      case 4:
-        multiply_rows<Isa, Elem, 4>(p, x, row, piece);
-        break;
-      default:
-        if constexpr (rows_at_once<Isa>(kMostRowsAtOnce) == 8) {
-          multiply_rows<Isa, Elem, 8>(p, x, row, piece);
-        }
+    const int rows = Few::rows_at_once(p.M - row);
+    if constexpr (kMost == kMostRowsAtOnce) {
+      multiply_rows<Isa, Elem, kMost>(p, x, row, piece);
+    } else {
+      if (rows == 1) multiply_rows<Isa, Elem, 1>(p, x, row, piece);
+      if (rows == 2) multiply_rows<Isa, Elem, 2>(p, x, row, piece);
+      if (rows == 4) multiply_rows<Isa, Elem, 4>(p, x, row, piece);
+      if constexpr (kMost == 8) {
+        if (rows == 8) multiply_rows<Isa, Elem, 8>(p, x, row, piece);
+      }
     }
     row += rows;
-    x += rows * Isa::W * ceil_div(p.K, Few::kStep);
+    x += Few::packed(rows, p.K);
   }
 }
 

@@ -12,24 +12,31 @@
 
 namespace specattn {
 
+constexpr size_t kLine = 64;          // bytes of a cache line
+constexpr int kWeightStreams = 4;     // rows of weights side by side: a processor reads each ahead
+constexpr int64_t kAhead = 4096;      // bytes of each stream that are prefetched
+constexpr int kChain = 32;            // vectors along K in one sum; sums of chains are added up
 constexpr int64_t kRowBytes = 16384;  // of packed x in one go: half of an L1 cache
-
-// Rows of x that are multiplied at once, of so many that are left: 1, 2, 4 or 8.
-template <class Isa>
-constexpr int rows_at_once(int64_t left) {
-  constexpr int kMost = Isa::kScoreAccumulators >= 16 ? kMostRowsAtOnce : kMostRowsAtOnce / 2;
-  int rows = 1;
-  while (rows < left && rows < kMost) rows *= 2;
-  return rows;
-}
 
 template <class Isa, class Elem>
 struct FewRows {
   using V = typename Isa::V;
   using Dot = typename Isa::template Dot<Elem>;
   static constexpr int W = Isa::W, kStep = W * Dot::kPair;  // elements of a vector
-  // What a block of rows is multiplied with: elements, or pairs of them as they lie in memory.
-  using Unit = std::conditional_t<Dot::kPair == 1, Elem, float>;
+  static constexpr int64_t kDepth = kChain * kStep;         // and of a chain
+
+  struct Tiles {};  // what a thread sets up for a piece
+
+  // Rows of x that are multiplied at once, of so many that are left: 1, 2, 4 or 8.
+  static constexpr int rows_at_once(int64_t left) {
+    constexpr int kMost = Isa::kScoreAccumulators >= 16 ? 8 : 4;
+    int rows = 1;
+    while (rows < left && rows < kMost) rows *= 2;
+    return rows;
+  }
+
+  // Floats that packed rows take.
+  static constexpr int64_t packed(int rows, int64_t K) { return rows * W * ceil_div(K, kStep); }
 
   static V load(const Elem* p) {
     if constexpr (Dot::kPair == 1) {
@@ -49,7 +56,7 @@ struct FewRows {
   // Per block of rows [vector along K][row][lane].
   static void pack(const Linear& p, float* to) {
     for (int64_t first = 0; first < p.M;) {
-      const int rows = rows_at_once<Isa>(p.M - first);
+      const int rows = rows_at_once(p.M - first);
       for (int r = 0; r < rows; ++r) {
         const Elem* from = static_cast<const Elem*>(p.x) + (first + r) * p.x_row;
         float* at = to + r * W;
@@ -59,31 +66,33 @@ struct FewRows {
         }
       }
       first += rows;
-      to += rows * W * ceil_div(p.K, kStep);
+      to += packed(rows, p.K);
     }
   }
 
-  // sums[row][column] of `count` rows of weights; columns are padded to a whole vector.
+  // sums[row][column] of `count` rows of weights; columns are padded to a whole vector. `next` is
+  // what will be read afterwards.
   template <int rows>
-  static void multiply(const Linear& p, const float* x, const Linear::Weights& weights,
-                       int64_t first, int count, float (*sums)[kMostColumns]) {
-    constexpr int kColumns = rows * 4 <= Isa::kScoreAccumulators ? 4 : 2;
+  static void multiply(const float* x, int64_t K, const Elem* w, int64_t stride, int count,
+                       const Elem* next, float (*sums)[kMostColumns]) {
+    constexpr int kColumns = std::min(Isa::kScoreAccumulators / rows, kWeightStreams);
+    constexpr int64_t kPart = std::max<int64_t>(kRowBytes / (4 * rows * W), kChain) * kStep;
     alignas(64) float partial[rows][kMostColumns][W];
-    const Elem* w = static_cast<const Elem*>(weights.data) + first * weights.stride;
     const int each = static_cast<int>(ceil_div(count, kColumns));
-    const int64_t step = std::max<int64_t>(kRowBytes / (4 * rows * W), 1) * kStep;
-    for (int64_t k = 0; k < p.K; k += step) {
-      const int64_t depth = std::min(step, p.K - k);
-      for (int i = 0; i < each; ++i) {
-        const Elem* at[kColumns];
-        float* to[kColumns];
-        for (int c = 0; c < kColumns; ++c) {
-          const int column = c * each + i;
-          at[c] = w + std::min(column, count - 1) * weights.stride + k;
-          to[c] = partial[0][column];
-        }
-        add<rows, kColumns>(x + k / kStep * rows * W, at, depth, k > 0, to);
+    Place now{each, K, kPart}, ahead = now;
+    for (int64_t bytes = 0; bytes < kAhead && !ahead.over; ahead.advance()) {
+      bytes += ahead.depth() * static_cast<int64_t>(sizeof(Elem));
+    }
+    for (; !now.over; now.advance(), ahead.advance()) {
+      const Elem *at[kColumns], *far[kColumns];
+      float* to[kColumns];
+      for (int c = 0; c < kColumns; ++c) {
+        const int column = c * each + now.row;
+        at[c] = w + std::min(column, count - 1) * stride + now.k;
+        far[c] = (ahead.over ? next : w) + (c * each + ahead.row) * stride + ahead.k;
+        to[c] = partial[0][column];
       }
+      add<rows, kColumns>(x + now.k / kStep * rows * W, at, far, now.depth(), now.k > 0, to);
     }
     for (int r = 0; r < rows; ++r) {
       for (int c = 0; c < count; c += W) {
@@ -95,18 +104,38 @@ struct FewRows {
   }
 
  private:
+  // Where all streams of weights are: at a chain of one of their rows. Rows take turns as long as
+  // the part of x that they are multiplied with stays in the L1 cache.
+  struct Place {
+    const int rows;
+    const int64_t K, part;
+    int row = 0;
+    int64_t start = 0, k = 0;
+    bool over = false;
+
+    int64_t depth() const { return std::min({kDepth, start + part - k, K - k}); }
+    void advance() {
+      k += kDepth;
+      if (k < std::min(start + part, K)) return;
+      if (++row == rows) {
+        row = 0;
+        start += part;
+        if (start >= K) start = 0, over = true;
+      }
+      k = start;
+    }
+  };
+
   // Adds products over `depth` elements to partial sums, kMostColumns * W floats from row to row.
   template <int rows, int columns>
-  static void add(const float* x, const Elem* const* w, int64_t depth, bool more,
-                  float* const* partial) {
+  static void add(const float* x, const Elem* const* w, const Elem* const* ahead, int64_t depth,
+                  bool more, float* const* partial) {
     constexpr int kRow = kMostColumns * W;
     V acc[rows][columns];
 #pragma GCC unroll 8
     for (int r = 0; r < rows; ++r) {
 #pragma GCC unroll 4
-      for (int c = 0; c < columns; ++c) {
-        acc[r][c] = more ? Isa::load(partial[c] + r * kRow) : Isa::zero();
-      }
+      for (int c = 0; c < columns; ++c) acc[r][c] = Isa::zero();
     }
     const auto step = [&](auto&& weight) {
       V v[columns];
@@ -114,20 +143,39 @@ struct FewRows {
       for (int c = 0; c < columns; ++c) v[c] = weight(w[c]);
 #pragma GCC unroll 8
       for (int r = 0; r < rows; ++r) {
-        const V row = Isa::load(x + r * W);
+        V row = Isa::load(x + r * W);
+        load_once(row);
 #pragma GCC unroll 4
         for (int c = 0; c < columns; ++c) acc[r][c] = Dot::dot(acc[r][c], v[c], row);
       }
       x += rows * W;
     };
     int64_t k = 0;
-    for (; k + kStep <= depth; k += kStep) step([k](const Elem* row) { return load(row + k); });
+    for (; k + kStep <= depth; k += kStep) {
+      if (kStep * sizeof(Elem) >= kLine || k * sizeof(Elem) % kLine == 0) {
+#pragma GCC unroll 4
+        for (int c = 0; c < columns; ++c) __builtin_prefetch(ahead[c] + k, 0, 2);
+      }
+      step([k](const Elem* row) { return load(row + k); });
+    }
     if (k < depth) step([k, depth](const Elem* row) { return load_some(row + k, depth - k); });
 #pragma GCC unroll 8
     for (int r = 0; r < rows; ++r) {
 #pragma GCC unroll 4
-      for (int c = 0; c < columns; ++c) Isa::store(partial[c] + r * kRow, acc[r][c]);
+      for (int c = 0; c < columns; ++c) {
+        float* to = partial[c] + r * kRow;
+        Isa::store(to, more ? Isa::add(Isa::load(to), acc[r][c]) : acc[r][c]);
+      }
     }
+  }
+
+  // Keeps a compiler from loading a vector again for every product that takes it.
+  static void load_once(V& v) {
+#if defined(__x86_64__)
+    asm("" : "+v"(v));
+#else
+    static_cast<void>(v);
+#endif
   }
 };
 

@@ -17,8 +17,10 @@ from kernels import bar, bars, rotation  # noqa: E402
 from kernels.bar import Bar  # noqa: E402
 
 from specattn.backends import select  # noqa: E402
+from specattn.planning import MODELS  # noqa: E402
 
 SMALL = replace(bars.HYBRID, context=300, rows=3, variant="tree")
+TINY = replace(bars.LAYER, shape=MODELS["tiny"], variant="gate and up", dtype="fp32")
 
 
 @pytest.fixture
@@ -53,10 +55,20 @@ def test_a_row_is_held_against_a_read_and_against_sdpa(bench):
     assert "sdpa gqa" in ratio.note
 
 
+def test_a_layer_is_held_against_a_read_and_against_torch(bench):
+    share, ratio = bars.linear(bench, TINY, rows=2, share=0.75)
+    assert share.measured > 0
+    assert ratio.measured > 0
+    assert "torch linear" in ratio.note
+    rotated = rotation.Rotation(bench.pool, TINY)
+    assert rotated.place_bytes == 2 * 1024 * 256 * 4
+
+
 def test_a_wrong_kernel_meets_no_bar(bench, monkeypatch):
     def nothing_attended(*arguments):
         for output in arguments[-2:]:
-            output.zero_()
+            if output is not None:
+                output.zero_()
 
     select._chosen.cache_clear()
     monkeypatch.setattr(select, "_find", lambda *call: (nothing_attended, ""))
@@ -64,9 +76,10 @@ def test_a_wrong_kernel_meets_no_bar(bench, monkeypatch):
         *bars.hybrid(bench, SMALL, share=0.0001, sdpa=0.0001),
         *bars.over(bench, "tree", SMALL, SMALL, at_most=1e9),
         *bars.merge(bench, torch_times=0.0001, share=0.0001),
+        *bars.linear(bench, TINY, rows=2, share=0.0001),
     ]
     select._chosen.cache_clear()
-    assert len(found) == 4
+    assert len(found) == 6
     assert all(one.measured is None and one.note == "WRONG" and not one.met for one in found)
 
 

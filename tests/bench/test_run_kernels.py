@@ -146,6 +146,13 @@ def test_cost_formulas_match_counting_by_hand(op, sizes, read, written, operatio
     assert cost.bytes == read + written
 
 
+def test_cost_of_a_layer_matches_counting_by_hand():
+    # Two matrices of 5 x 8, 3 rows of x and of the result, bf16; each weight meets each row.
+    x, weight = torch.empty(3, 8).bfloat16(), torch.empty(5, 8).bfloat16()
+    cost = importlib.import_module("specattn.ops.linear_few_rows").cost(x, weight, products=2)
+    assert (cost.read, cost.written, cost.operations) == (2 * (80 + 24), 30, 2 * 2 * 3 * 40)
+
+
 @pytest.mark.parametrize("batch", [1, 3])
 def test_written_bytes_are_those_of_the_real_outputs(batch):
     for case in sweep(
@@ -223,6 +230,20 @@ def test_a_row_needs_memory_for_the_reference_and_for_repeated_heads():
     assert 20 << 30 < memory_needed(case, CPU) < 64 << 30
     copies = memory_needed(case, torch.device("cuda")) - memory_needed(case, CPU)
     assert copies == 2 * case.cache_bytes
+
+
+def test_layers_are_those_of_the_model():
+    cases = [case for case in sweep(axes(rows=(1, 64, 69))) if case.op == "linear_few_rows"]
+    assert {case.rows for case in cases} == {1, 64}
+    found = {case.variant: build(case, inputs.Draw(case, CPU, 0)).cost for case in cases}
+    of_hand = {"qkv": 768 * 256, "output": 256 * 512, "gate and up": 2 * 1024 * 256}
+    of_hand |= {"down": 256 * 1024, "head": 4096 * 256}
+    for case in cases:
+        assert case.weights == of_hand[case.variant]
+        assert found[case.variant].read > 2 * case.weights
+    large = sweep(axes(shape=MODELS["llama-3.1-8b"], context=1))
+    assert "head" not in {case.variant for case in large}  # a gigabyte
+    assert memory_needed(replace(cases[0], shape=MODELS["llama-3.1-8b"]), CPU) > 3 * 6144 * 4096 * 2
 
 
 def test_a_paged_cache_holds_the_contiguous_one_in_another_order():

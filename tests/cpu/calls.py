@@ -156,3 +156,9 @@ def merge_states(outs, lses):
     state = _state(outs[0])
     run("merge_states", outs, lses, *state)
     return state
+
+
+def linear_few_rows(x, weight, bias=None, up=None, activation=None, residual=None):
+    out = poisoned(len(x), len(weight), dtype=x.dtype)
+    run("linear_few_rows", x, weight, bias, up, activation, residual, out)
+    return out

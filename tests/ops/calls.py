@@ -26,6 +26,9 @@ def valid_calls(p=None, paged=False):
     indices = torch.arange(3, dtype=torch.int32).repeat(len(p.q), 1)
     sparse = {"q": p.q, **cache, "indices": indices, "k_new": p.k_tree, "v_new": p.v_tree}
     sparse |= {"index_lengths": p.cache_seqlens.clamp(max=3), "tree_mask": mask}
+    hidden = p.q.flatten(2)
+    weights = torch.Generator().manual_seed(5)
+    gate, up = torch.randn(2, 24, hidden.shape[-1], generator=weights)
     return {
         "tree_attention": (
             specattn.tree_attention,
@@ -45,6 +48,11 @@ def valid_calls(p=None, paged=False):
         "importance_scores": (
             specattn.importance_scores,
             {"q": p.q, **keys, "cache_seqlens": p.cache_seqlens},
+        ),
+        "linear_few_rows": (
+            specattn.linear_few_rows,
+            {"x": hidden, "weight": gate, "bias": gate[:, 0].clone(), "up": up}
+            | {"activation": "silu", "residual": hidden[..., :24]},
         ),
         "select_topk": (
             specattn.select_topk,
@@ -82,6 +90,12 @@ def variants():
     yield "sparse_gather_attention-per-head", function, arguments | per_head
     function, arguments = valid_calls(p)["select_topk"]
     yield "select_topk-budget", function, arguments | {"ratio": None, "budget": 4, "keep_last": 2}
+    function, arguments = valid_calls(p)["linear_few_rows"]
+    plain = {name: arguments[name] for name in ("x", "weight")}
+    yield "linear_few_rows-plain", function, plain
+    yield "linear_few_rows-rows", function, plain | {"x": arguments["x"].flatten(0, 1)}
+    for activation in ("gelu", "gelu_tanh"):
+        yield f"linear_few_rows-{activation}", function, plain | {"activation": activation}
     function, arguments = valid_calls(p)["importance_scores"]
     yield "importance_scores-all-heads", function, arguments | {"per_head": False}
 
@@ -93,5 +107,6 @@ PRIMITIVES = tuple(
     if getattr(specattn.ops, name).__module__ == f"specattn.ops.{name}"
 )
 NAMES = tuple(valid_calls())
-WITH_STATE = tuple(name for name in NAMES if name not in ("importance_scores", "select_topk"))
+WITHOUT_STATE = ("importance_scores", "linear_few_rows", "select_topk")
+WITH_STATE = tuple(name for name in NAMES if name not in WITHOUT_STATE)
 VARIANTS = [pytest.param(function, kwargs, id=name) for name, function, kwargs in variants()]

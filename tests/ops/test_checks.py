@@ -28,7 +28,7 @@ TENSORS = [
     for name, value in valid_calls()[op][1].items()
     if isinstance(value, torch.Tensor)
 ]
-OPTIONAL = ("tree_mask", "k_tree", "v_tree", "k_new", "v_new")
+OPTIONAL = ("tree_mask", "k_tree", "v_tree", "k_new", "v_new", "bias", "up", "residual")
 
 
 @pytest.mark.parametrize(("op", "name"), TENSORS)

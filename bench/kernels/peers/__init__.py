@@ -12,7 +12,7 @@ from types import ModuleType
 import torch
 
 from . import composition, flash_attn, flashinfer, flex, plain, sdpa, varlen, xformers
-from .plain import gathered, importance, selection
+from .plain import gathered, importance, linear, selection
 from .task import Attention, Peer
 
 FAMILIES: dict[str, ModuleType] = {
@@ -34,6 +34,7 @@ __all__ = [
     "attention",
     "gathered",
     "importance",
+    "linear",
     "merge",
     "missing",
     "selection",

@@ -92,3 +92,17 @@ def selection(
 def _logits(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     """Return scaled logits [B, Hk, g * T, L]."""
     return pack(q * q.shape[-1] ** -0.5, k.shape[2]) @ k.permute(0, 2, 3, 1)
+
+
+def linear(
+    x: torch.Tensor, weight: torch.Tensor, up: torch.Tensor | None = None
+) -> dict[str, Peer]:
+    """One product, or a gated one in three steps."""
+
+    def layer() -> dict[str, torch.Tensor]:
+        out = torch.nn.functional.linear(x, weight)
+        if up is not None:
+            out = torch.nn.functional.silu(out) * torch.nn.functional.linear(x, up)
+        return {"out": out}
+
+    return {"torch linear": layer}

@@ -8,6 +8,7 @@ refused; `torch.no_grad()` says that none is wanted. No call waits for the devic
 from .hybrid_tree_attention import hybrid_tree_attention
 from .importance_scores import importance_scores
 from .layouts import lse_from_log2, lse_heads_first, lse_heads_last, lse_to_log2
+from .linear_few_rows import linear_few_rows
 from .merge_state import merge_state
 from .merge_states import merge_states
 from .select_topk import select_topk
@@ -18,6 +19,7 @@ from .verify_attention import verify_attention
 __all__ = [
     "hybrid_tree_attention",
     "importance_scores",
+    "linear_few_rows",
     "lse_from_log2",
     "lse_heads_first",
     "lse_heads_last",

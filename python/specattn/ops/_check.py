@@ -61,8 +61,16 @@ SPECS = {
     "out_b": _spec("B T Hq D", LIKE_FIRST),
     "lse_a": _STATE_LSE,
     "lse_b": _STATE_LSE,
+    "x": _spec("M K | B T K", FLOATING),
+    "weight": _spec("N K", LIKE_FIRST),
+    "up": _spec("N K", LIKE_FIRST, optional=True),
+    "bias": _spec("N", LIKE_FIRST, optional=True),
     "out": _spec("B T Hq D", LIKE_FIRST, optional=True),
     "lse": _spec("B T Hq", ACCUMULATED, optional=True),
+}
+LINEAR_OUT = {  # by the dimensions of `x`
+    2: _spec("M N", LIKE_FIRST, optional=True),
+    3: _spec("B T N", LIKE_FIRST, optional=True),
 }
 COLLECTED = {  # by what is collected
     "scores": _spec("B Hk N", ACCUMULATED),
@@ -105,12 +113,16 @@ def check_tensors(**tensors) -> dict[str, int]:
     return sizes.copy()
 
 
-def check_tensor(name: str, x, spec: Spec, q: torch.Tensor, sizes: dict[str, int]) -> None:
-    """Check one tensor more against `q` and the `sizes` that are known; raises alike."""
+def check_tensor(
+    name: str, x, spec: Spec, q: torch.Tensor, sizes: dict[str, int], *, first_name: str = "q"
+) -> None:
+    """Check one tensor more against the first, `q`, and the known `sizes`; raises alike."""
+    if x is None and spec.optional:
+        return
     plain = _form(x, torch.is_grad_enabled())
     form = Form._make(plain) if isinstance(plain, tuple) else plain
     first = Form(q.shape, q.dtype, q.device, q.stride(), wants_gradient=False)
-    _check_form(name, form, spec, "q", first, sizes)
+    _check_form(name, form, spec, first_name, first, sizes)
 
 
 class Form(NamedTuple):

@@ -20,11 +20,17 @@ def state_like(
 
 
 def output_like(
-    q: torch.Tensor, name: str, spec: Spec, sizes: dict[str, int], given: torch.Tensor | None
+    q: torch.Tensor,
+    name: str,
+    spec: Spec,
+    sizes: dict[str, int],
+    given: torch.Tensor | None,
+    *,
+    first_name: str = "q",
 ) -> torch.Tensor:
     """Return the output of that name, checked where it is given and allocated where not."""
     if given is not None:
-        check_tensor(name, given, spec, q, sizes)
+        check_tensor(name, given, spec, q, sizes, first_name=first_name)
         return given
     shape = [sizes[symbol] for symbol in spec.shapes[0]]
     return q.new_empty(shape, dtype=allowed_dtypes(spec.dtypes, q.dtype)[0])

@@ -1,0 +1,185 @@
+"""Linear layers of a few rows in C++ against float64, and the bits that do not depend on others."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from specattn import _cpu, reference
+from tests.cases import assert_accurate
+from tests.cpu import calls
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+ACTIVATIONS = [None, "silu", "gelu", "gelu_tanh"]
+LUCK = 3e-6  # what torch may hit in sums of a few numbers of size one
+per_isa = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture
+def threads():
+    """Set the number of threads; the old one comes back."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def normal(seed, *shapes, dtype):
+    """Return random tensors of these shapes; those with K behind are scaled by K ** -0.5."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+
+
+def layer(rows, outputs, depth, dtype, seed=0):
+    """Return x, weight, bias, up and residual; products are of size one."""
+    shapes = (rows, depth), (outputs, depth), (outputs,), (outputs, depth), (rows, outputs)
+    x, weight, bias, up, residual = normal(seed, *shapes, dtype=dtype)
+    return x, weight * depth**-0.5, bias, up * depth**-0.5, residual
+
+
+def apart(x, rows=1, columns=3):
+    """Return `x` among NaN, its rows further apart and its first element anywhere."""
+    room = x.new_full((x.shape[0] + rows, x.shape[1] + columns + 1), torch.nan)
+    inside = room[rows:, columns : columns + x.shape[1]]
+    inside.copy_(x)
+    return inside
+
+
+def check(arguments, actual):
+    """Hold a result against float64, and against what torch makes in the same dtype."""
+    wide = [a.double() if isinstance(a, torch.Tensor) else a for a in arguments]
+    exact, rough = reference.linear_few_rows(*wide), reference.linear_few_rows(*arguments)
+    assert_accurate(actual, exact, rough, atol=LUCK)
+
+
+@per_isa
+@given(
+    rows=st.integers(1, 64),
+    outputs=st.integers(1, 150),
+    depth=st.sampled_from([1, 7, 16, 33, 100, 256, 1024, 2049]) | st.integers(1, 700),
+    dtype=st.sampled_from(DTYPES),
+    activation=st.sampled_from(ACTIVATIONS),
+    given_ones=st.tuples(*[st.booleans()] * 4),
+    seed=st.integers(0, 2**16),
+)
+def test_against_float64(isa, rows, outputs, depth, dtype, activation, given_ones, seed):
+    x, weight, bias, up, residual = layer(rows, outputs, depth, dtype, seed)
+    strided, *others = given_ones
+    if strided:
+        x, weight, up, residual = (apart(t) for t in (x, weight, up, residual))
+    optional = [
+        t if wanted else None for t, wanted in zip((bias, up, residual), others, strict=True)
+    ]
+    arguments = [x, weight, *optional[:2], activation, optional[2]]
+    check(arguments, calls.linear_few_rows(*arguments))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_deep_sums(isa, dtype):
+    x, weight, *_ = layer(9, 20, 14336, dtype)
+    check([x, weight], calls.linear_few_rows(x, weight))
+
+
+@per_isa
+@given(
+    rows=st.integers(1, 20),
+    outputs=st.lists(st.integers(1, 120), min_size=1, max_size=3),
+    depth=st.integers(1, 300),
+    dtype=st.sampled_from(DTYPES),
+    biased=st.booleans(),
+    wide=st.booleans(),
+)
+def test_parts_side_by_side(isa, rows, outputs, depth, dtype, biased, wide):
+    layers = [layer(rows, n, depth, dtype, seed) for seed, n in enumerate(outputs)]
+    x, weights = layers[0][0], [one[1] for one in layers]
+    biases = [one[2] if biased else None for one in layers]
+    out_dtype = torch.float32 if wide else dtype
+    residual = torch.cat([one[4] for one in layers], 1).to(out_dtype)
+    out = calls.poisoned(rows, sum(outputs), dtype=out_dtype)
+    _cpu.linear_parts(x, weights, biases, residual, out, 2)
+    single = []
+    for weight, bias in zip(weights, biases, strict=True):
+        one = calls.poisoned(rows, len(weight), dtype=torch.float32)
+        _cpu.linear_parts(x, [weight], [bias], None, one, 1)
+        single.append(one)
+    assert torch.equal(out, (torch.cat(single, 1) + residual.float()).to(out_dtype))
+    for weight, bias, one in zip(weights, biases, single, strict=True):
+        check([x, weight, bias], one.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_residual_may_be_the_result(isa, dtype):
+    x, weight, bias, up, residual = layer(5, 70, 96, dtype)
+    expected = calls.linear_few_rows(x, weight, bias, up, "silu", residual)
+    calls.run("linear_few_rows", x, weight, bias, up, "silu", residual, residual)
+    assert torch.equal(residual, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("depth", [100, 256, 4100])
+def test_bits_of_a_row_do_not_depend_on_the_others(isa, threads, dtype, depth):
+    x, weight, bias, up, residual = layer(64, 75, depth, dtype)
+    threads(2)
+    whole = calls.linear_few_rows(x, weight, bias, up, "gelu", residual)
+    for first, last in [(0, 1), (1, 3), (7, 10), (20, 24), (30, 37), (40, 48), (3, 16), (0, 33)]:
+        for count in (1, 3):
+            threads(count)
+            rows = slice(first, last)
+            some = calls.linear_few_rows(x[rows], weight, bias, up, "gelu", residual[rows])
+            assert torch.equal(some, whole[rows])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 2, 4, 8])
+def test_no_number_and_no_end(isa, dtype, rows):
+    x, weight, *_ = layer(rows, 40, 50, dtype)
+    x[0, 3], weight[5], weight[7, 49], weight[8, 0] = torch.nan, 0, torch.nan, torch.inf
+    x[rows - 1, 0] = 2 if rows > 1 else x[0, 0]
+    out = calls.linear_few_rows(x, weight)
+    assert out[0].isnan().all()
+    assert out[:, 7].isnan().all()
+    if rows > 1:
+        assert (out[1:, 5] == 0).all()
+        assert out[rows - 1, 8] == torch.inf
+        assert out[1:].isnan().sum() == rows - 1
+    x, weight[8, 0] = torch.zeros_like(x), torch.inf
+    assert calls.linear_few_rows(x, weight)[:, 8].isnan().all()  # infinity times zero
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations_at_their_ends(isa, activation):
+    ends = [0.0, -0.0, 1e-30, 90.0, -90.0, -13.5, 13.5, 1e4, -1e4, torch.inf, -torch.inf, torch.nan]
+    x = torch.tensor(ends)[:, None]
+    out = calls.linear_few_rows(x, torch.ones(1, 1), None, None, activation)
+    exact = reference.linear_few_rows(x.double(), torch.ones(1, 1).double(), None, None, activation)
+    assert torch.allclose(out.double(), exact, rtol=1e-6, atol=1e-25, equal_nan=True)
+
+
+def test_activations_everywhere(isa):
+    x = torch.linspace(-14, 14, 4001)[:, None]
+    for activation in ACTIVATIONS[1:]:
+        arguments = [x.double(), torch.ones(1, 1).double(), None, None, activation]
+        out = calls.linear_few_rows(x[:, :1], torch.ones(1, 1), None, None, activation)
+        exact = reference.linear_few_rows(*arguments)
+        assert ((out - exact).abs() <= 4e-7 * exact.abs() + 1e-9).all()
+
+
+def test_wrong_arguments(isa):
+    x, weight, bias, up, residual = layer(3, 8, 16, torch.float32)
+    out = torch.empty(3, 8)
+    for change, message in [
+        ({"x": x.double()}, "x must be float32"),
+        ({"weight": weight[:, :9].contiguous()}, "weight must be"),
+        ({"weight": weight.half()}, "weight must be"),
+        ({"bias": bias[:7]}, "bias must be"),
+        ({"up": up[:7]}, "up must be"),
+        ({"activation": "relu"}, "activation must be"),
+        ({"residual": residual[:2]}, "residual must be"),
+        ({"out": out[:, :7].contiguous()}, "out must be"),
+    ]:
+        arguments = {"x": x, "weight": weight, "bias": bias, "up": up, "activation": None}
+        arguments |= {"residual": residual, "out": out} | change
+        with pytest.raises(ValueError, match=message):
+            calls.run("linear_few_rows", *arguments.values())
+    for weights, biases in [([], []), ([weight] * 4, [None] * 4), ([weight], [])]:
+        with pytest.raises(ValueError, match="one to three tensors"):
+            _cpu.linear_parts(x, weights, biases, None, out, 1)

@@ -51,7 +51,7 @@ class Options:
     count: bool = True
 
 
-@dataclass
+@dataclass(eq=False)
 class Group:
     """Threads at one instruction: a mask over the wave."""
 

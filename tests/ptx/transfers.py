@@ -314,7 +314,7 @@ def copy_wait(instruction, machine):
 
 
 def nothing(instruction, machine):
-    """An instruction without effect here: a hint to caches."""
+    """An instruction without effect here, such as a hint to caches."""
     return lambda mask, active: None
 
 
@@ -333,5 +333,5 @@ INSTRUCTIONS = {
     "prefetchu": nothing,
     "discard": nothing,
     "applypriority": nothing,
-    "createpolicy": nothing,
+    "nop": nothing,  # what a mutation leaves where it removes an instruction
 }

@@ -1,7 +1,7 @@
 """Barriers of a block, barriers in shared memory (mbarrier), fences."""
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,9 +14,8 @@ class Barriers:
 
     def __init__(self, machine):
         self.machine = machine
-        shape = machine.blocks, machine.block_warps
         self.arrived = defaultdict(lambda: np.zeros(machine.count, bool))
-        self.published = defaultdict(lambda: np.zeros(shape, np.int32))
+        self.published = defaultdict(machine.order.unpublished)
         self.waiting = defaultdict(list)  # number: [(next instruction, threads, rank)]
 
     def arrive(self, number, expected, threads):
@@ -127,7 +126,6 @@ class State:
     published: np.ndarray
     bytes: int = 0
     phase: int = 0
-    history: list = field(default_factory=list)
 
 
 class MBarriers:
@@ -138,8 +136,7 @@ class MBarriers:
 
     def create(self, key, count):
         """Initialise one."""
-        published = np.zeros((self.machine.blocks, self.machine.block_warps), np.int32)
-        self.states[key] = State(count, count, published)
+        self.states[key] = State(count, count, self.machine.order.unpublished())
 
     def state(self, key):
         """Return the one at (block, address)."""

@@ -106,6 +106,17 @@ def run(case, arch, options=None, change=None):
     return Outcome(list(results), launches)
 
 
+# Together and copies late; one warp after the other in some order, copies early, blocks shuffled.
+SCHEDULES = (Options(), Options(copies="issue", warps=1, blocks=1, wave=3, count=False))
+
+
+def check(case, arch, schedules=SCHEDULES[:1]):
+    """Execute a case in several orders, which must agree in every bit; return the counts."""
+    first, *others = (run(case, arch, options) for options in schedules)
+    assert all(other.same_bits(first) for other in others), "the order shows in the result"
+    return [(launched.name, launched.counts) for launched in first.launches]
+
+
 def _attention(case, results, **options):
     p = case.problem
     out, lse = results[:2]

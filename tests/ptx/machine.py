@@ -16,6 +16,7 @@ from .counts import Counts, instruction_class
 from .faults import Fault, Unsupported
 from .memory import Memory
 from .order import Order
+from .parser import SIZES
 from .registers import Registers
 
 TABLE = {}
@@ -132,17 +133,14 @@ class Machine:
         """Return the smallest access to shared memory: races are looked for at this size."""
         sizes = [16]
         for instruction in self.kernel.instructions:
-            name = instruction.parts
-            if (
-                name[0] in ("ld", "st", "atom", "red")
-                and name[1] != "global"
-                and name[1] != "param"
-            ):
-                sizes.append(int(name[-1][1:]) // 8)
-            elif name[0] == "cp" and not instruction.operands[2:]:
-                continue
-            elif name[0] == "cp" and "bulk" not in name:
+            parts = instruction.parts
+            space = transfers.state_space(parts)
+            if parts[0] in ("ld", "st", "atom", "red") and space in ("shared", "generic"):
+                sizes.append(SIZES[parts[-1]])
+            elif parts[:3] in (["cp", "async", "ca"], ["cp", "async", "cg"]):
                 sizes.append(int(instruction.operands[2], 0))
+            elif parts[0] == "mbarrier":
+                sizes.append(8)
         return min(sizes)
 
     # Decoding.

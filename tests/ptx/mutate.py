@@ -100,15 +100,58 @@ def verdict(case, arch, mutation, original):
     return "harmless", ""
 
 
-def sweep(name, only=None):
-    """Yield (mutation, verdict, by what) for a target, all mutations or those ``only`` selects."""
+def sweep(name):
+    """Yield (mutation, verdict, by what) for all mutants of a target."""
     arch, case = TARGETS[name]
+    original, kernels = _original(arch, case)
+    for kernel in kernels:
+        for mutation in mutations(kernel):
+            yield (mutation, *verdict(case, arch, mutation, original))
+
+
+def _original(arch, case):
     original = run(case, arch, SCHEDULES[0])
-    kernels = {launched.name: launched.kernel for launched in original.launches}
-    for kernel in kernels.values():
-        for number, mutation in enumerate(mutations(kernel)):
-            if only is None or only(number, mutation):
-                yield (mutation, *verdict(case, arch, mutation, original))
+    return original, {launch.name: launch.kernel for launch in original.launches}.values()
+
+
+def first_caught(name, kinds, most=8):
+    """Return {kind: by what its last mutant that is caught}; at most so many of each are tried."""
+    arch, case = TARGETS[name]
+    original, kernels = _original(arch, case)
+    caught, tried = {}, Counter()
+    for mutation in reversed([m for kernel in kernels for m in mutations(kernel)]):
+        kind = mutation.kind
+        if kind in kinds and kind not in caught and tried[kind] < most:
+            tried[kind] += 1
+            result, how = verdict(case, arch, mutation, original)
+            if result == "caught":
+                caught[kind] = how
+    return caught
+
+
+def totals(name):
+    """Return {kind: Counter of verdicts} of a target."""
+    counts = {}
+    for mutation, result, _ in sweep(name):
+        counts.setdefault(mutation.kind, Counter())[result] += 1
+    return counts
+
+
+def without_guards():
+    """Return what the emulator says of a kernel whose loads are all executed."""
+
+    def change(kernel):
+        instructions = [
+            replace(i, guard=None) if i.name.startswith("ld.global") else i
+            for i in kernel.instructions
+        ]
+        return replace(kernel, instructions=instructions)
+
+    try:
+        run(Case("hybrid", rows=2, group=3), "sm_90", change=change)
+    except Fault as fault:
+        return str(fault)
+    return "no fault"
 
 
 def table(names, verbose=True):

@@ -17,6 +17,7 @@ from .faults import Fault
 
 PENDING = 1 << 30
 NOBODY = -1
+BULK = -2  # the writer of what a bulk copy has written
 
 
 class Order:
@@ -32,13 +33,18 @@ class Order:
         """Start anew: nothing accessed, nobody has seen anybody."""
         total = self.blocks * self.warps
         self.clock = np.ones(total, np.int32)
-        self.seen = np.zeros((total, self.warps), np.int32)
+        self.seen = np.zeros((total, self.warps + 1), np.int32)  # the last: of bulk copies
+        self.bulk_clock = np.zeros(self.blocks, np.int32)
         self.write_clock = np.zeros(self.size, np.int32)
         self.write_thread = np.full(self.size, NOBODY, np.int32)
         self.write_at = np.zeros(self.size, np.int32)
         self.read_clock = np.zeros((self.warps, self.size), np.int32)
         self.read_lane = np.zeros((self.warps, self.size), np.int8)
         self.unfenced = np.zeros(self.size, bool)
+
+    def unpublished(self):
+        """Return what a barrier has published before anyone has arrived, [blocks, warps + 1]."""
+        return np.zeros((self.blocks, self.warps + 1), np.int32)
 
     def granules(self, index, size):
         """Return the granules [accesses, n] of accesses given in words of ``size`` bytes."""
@@ -112,24 +118,25 @@ class Order:
             for held in still_held:
                 clocks[held] = PENDING
 
-    def async_write(self, granules, thread, at):
+    def bulk_write(self, granules, thread, at):
         """Check and record a bulk copy's write [n] by a thread, pending until `bulk_land`."""
         thread = np.full((1, 1), thread)
-        self._after_writes(granules[None], thread, thread // 32, at, "asynchronous write")
+        self._after_writes(granules[None], thread, thread // 32, at, "bulk write")
         self._after_reads(granules[None], thread, thread // 32, thread % 32, at)
-        self.write_clock[granules], self.write_thread[granules] = PENDING, thread
+        self.write_clock[granules], self.write_thread[granules] = PENDING, BULK
         self.write_at[granules], self.unfenced[granules] = at, False
 
-    def bulk_land(self, granules):
-        """End a bulk copy; return the (warp, clock) whose release orders it before its waiters."""
-        warp = self.write_thread[granules[0]] // 32
-        self.write_clock[granules] = self.clock[warp]
-        return warp
+    def bulk_land(self, granules, published):
+        """End a bulk copy: who acquires ``published`` from its mbarrier may read what it wrote."""
+        block = granules[0] // self.per_block
+        self.bulk_clock[block] += 1
+        self.write_clock[granules] = self.bulk_clock[block]
+        published[block, self.warps] = self.bulk_clock[block]
 
     # Synchronisation.
 
     def release(self, warps, published):
-        """Add what warps [n] have done to ``published`` [blocks, warps]; advance their clocks."""
+        """Add what warps [n] have done to ``published``; advance their clocks."""
         own = warps % self.warps
         rows = self.seen[warps]
         rows[np.arange(len(warps)), own] = self.clock[warps]
@@ -151,27 +158,32 @@ class Order:
         granules = np.flatnonzero(self.unfenced)
         if not len(granules):
             return
-        visible = np.full((self.blocks, self.warps), -1, np.int32)
+        visible = np.full((self.blocks, self.warps + 1), -1, np.int32)
         rows = self.seen[warps]
         rows[np.arange(len(warps)), warps % self.warps] = self.clock[warps]
         np.maximum.at(visible, warps // self.warps, rows)
-        writer = self.write_thread[granules] // 32 % self.warps
+        writer = self._column(self.write_thread[granules])
         done = self.write_clock[granules] <= visible[granules // self.per_block, writer]
         self.unfenced[granules[done]] = False
 
     # Checks.
 
+    def _column(self, writer):
+        return np.where(writer == BULK, self.warps, writer // 32 % self.warps)
+
     def _after_writes(self, granules, thread, warp, at, what, own_is_ordered=True):
         clock = self.write_clock.take(granules)
         writer = self.write_thread.take(granules)
-        bad = clock > self.seen[warp, writer // 32 % self.warps]
+        bad = clock > self.seen[warp, self._column(writer)]
         if own_is_ordered:
             bad &= (writer != thread) | (clock == PENDING)
         elif bad.any():  # a warp's own finished writes come before what it issues
             bad &= (writer // 32 != warp) | (clock == PENDING)
         if bad.any():
             granule = granules[bad][0]
-            other = f"the write of thread {self.write_thread[granule] % (32 * self.warps)}"
+            writer = self.write_thread[granule]
+            other = f"the write of thread {writer % (32 * self.warps)}"
+            other = "a bulk copy" if writer == BULK else other
             if self.write_clock[granule] == PENDING:
                 other += ", still under way,"
             other += f" by instruction {self.write_at[granule]}"

@@ -164,7 +164,7 @@ class _Body:
         return unique
 
     def _statement(self, text):
-        if text.startswith(".loc"):
+        if text.startswith(".loc "):
             _, file, line, *_ = text.split()
             self.location = f"{self.files.get(file, 'file ' + file)}:{line}"
         elif text.startswith(".reg"):

@@ -1,0 +1,334 @@
+"""Barriers of a block, barriers in shared memory (mbarrier), fences."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+
+from .faults import Fault, Unsupported
+from .transfers import Place, nothing
+
+
+class Barriers:
+    """The numbered barriers of every block: who has arrived, who waits where."""
+
+    def __init__(self, machine):
+        self.machine = machine
+        self.arrived = defaultdict(lambda: np.zeros(machine.count, bool))
+        self.published = defaultdict(machine.order.unpublished)
+        self.waiting = defaultdict(list)  # number: [(next instruction, threads, rank)]
+
+    def arrive(self, number, expected, threads):
+        """Count threads at a barrier; return the threads of the blocks that it now lets go."""
+        machine, arrived = self.machine, self.arrived[number]
+        if (arrived & threads).any():
+            raise Fault("barrier", f"a thread arrives at barrier {number} twice")
+        machine.order.release(_warps(threads), self.published[number])
+        arrived |= threads
+        counts = arrived.reshape(machine.blocks, -1).sum(1)
+        if (counts > expected).any():
+            raise Fault("barrier", f"more than {expected} threads at barrier {number}")
+        complete = counts == expected
+        machine.counts.barriers += int(complete.sum())
+        return complete
+
+    def sync(self, number, expected, threads, pc, rank):
+        """Let threads arrive and wait."""
+        self.waiting[number].append((pc, threads, rank))
+        self.open(number, self.arrive(number, expected, threads))
+
+    def open(self, number, complete):
+        """Let the waiting threads of blocks go on."""
+        if not complete.any():
+            return
+        machine = self.machine
+        released = complete[machine.block]
+        left = []
+        for pc, threads, rank in self.waiting[number]:
+            gone = threads & released
+            machine.order.acquire(_warps(gone), self.published[number])
+            machine.make_ready(pc, gone, rank)
+            if not gone.all() and (threads & ~gone).any():
+                left.append((pc, threads & ~gone, rank))
+        self.waiting[number] = left
+        self.arrived[number] &= ~released
+        self.published[number][complete] = 0
+
+    def resume(self):
+        """Nothing else can run: fail if threads still wait, for the others will never come."""
+        for number, entries in self.waiting.items():
+            if entries and not self.machine.mbarriers.waiting and not self.machine.ready:
+                pc, threads, _ = entries[0]
+                block = np.flatnonzero(threads)[0] // self.machine.block_threads
+                here = self.arrived[number].reshape(self.machine.blocks, -1)[block].sum()
+                self.machine.pc = pc - 1
+                raise Fault(
+                    "barrier",
+                    f"{here} of {self.machine.block_threads} threads of block {block} of the wave "
+                    f"wait at barrier {number} and no other thread comes",
+                )
+        return False
+
+
+def _warps(threads):
+    return np.flatnonzero(threads.reshape(-1, 32).any(1))
+
+
+def _number(operand, machine, threads):
+    if operand is None:
+        return machine.block_threads
+    value, undefined = machine.registers.reader(operand, "u32")()
+    machine.registers.decided(undefined, threads, "the barrier's number or count")
+    chosen = value[threads]
+    if (chosen != chosen[0]).any():
+        raise Unsupported("threads name different barriers in one instruction")
+    return int(chosen[0])
+
+
+def barrier(instruction, machine):
+    """bar and barrier: sync and arrive, of all threads of a block or of a count of them."""
+    parts, operands = instruction.parts, [*instruction.operands, None]
+    parts = [part for part in parts if part not in ("cta", "aligned")]
+    if parts[1:2] not in (["sync"], ["arrive"]) or len(parts) > 2:
+        raise Unsupported(f"unknown instruction: {instruction}")
+    aligned = parts[0] == "bar" or "aligned" in instruction.parts
+
+    def run(group, chosen):
+        if aligned:
+            machine.whole_warps(chosen | ~machine.live)
+        number = _number(operands[0], machine, chosen)
+        expected = _number(operands[1], machine, chosen)
+        machine.make_ready(group.pc + 1, group.mask & ~chosen, group.rank)
+        if parts[1] == "sync":
+            machine.barriers.sync(number, expected, chosen, group.pc + 1, group.rank)
+        else:
+            machine.make_ready(group.pc + 1, chosen, group.rank)
+            machine.barriers.open(number, machine.barriers.arrive(number, expected, chosen))
+
+    return run
+
+
+def warp_barrier(instruction, machine):
+    """bar.warp.sync: orders the accesses of a warp's lanes."""
+
+    def run(mask, active):
+        machine.order.synchronise_lanes(np.flatnonzero(machine.whole_warps(active)))
+
+    return run
+
+
+@dataclass
+class State:
+    """An mbarrier: arrivals and bytes that its current phase still waits for."""
+
+    count: int
+    pending: int
+    published: np.ndarray
+    bytes: int = 0
+    phase: int = 0
+
+
+class MBarriers:
+    """All mbarriers of a wave, by (block, address)."""
+
+    def __init__(self, machine):
+        self.machine, self.states, self.waiting = machine, {}, []
+
+    def create(self, key, count):
+        """Initialise one."""
+        self.states[key] = State(count, count, self.machine.order.unpublished())
+
+    def state(self, key):
+        """Return the one at (block, address)."""
+        if key not in self.states:
+            raise Fault("barrier", f"no mbarrier has been initialised at shared byte {key[1]}")
+        return self.states[key]
+
+    def arrive(self, key, warp, count):
+        """Count arrivals of a warp."""
+        state = self.state(key)
+        if warp is not None:
+            self.machine.order.release(np.array([warp]), state.published)
+        state.pending -= count
+        if state.pending < 0:
+            raise Fault("barrier", f"more arrivals than the mbarrier at {key[1]} expects")
+        self.turn(state)
+
+    def turn(self, state):
+        """Begin the next phase if nothing is missing."""
+        if state.pending == 0 and state.bytes == 0:
+            state.phase += 1
+            state.pending = state.count
+            self.machine.counts.barriers += 1
+
+    def passed(self, keys, parities):
+        """Return whether the phase of each parity is over."""
+        states = [self.state(key) for key in keys]
+        return np.array([s.phase & 1 != p for s, p in zip(states, parities, strict=True)], bool)
+
+    def resume(self):
+        """Let threads try again whose phases are over; land a copy if that is all that is left."""
+        while self.waiting:
+            waiting, self.waiting = self.waiting, []
+            for pc, threads, rank, keys, parities in waiting:
+                done = self.passed(keys, parities)
+                if done.any():
+                    self.machine.make_ready(pc, threads, rank)
+                else:
+                    self.waiting.append((pc, threads, rank, keys, parities))
+            if self.machine.ready:
+                return True
+            if not self.machine.bulk.land_one():
+                pc, threads, _, keys, parities = self.waiting[0]
+                self.machine.pc = pc
+                raise Fault(
+                    "barrier",
+                    f"{threads.sum()} threads wait for a phase of parity {parities[0]} of the "
+                    f"mbarrier at shared byte {keys[0][1]}, which nobody completes",
+                )
+        return False
+
+
+class MBarrierOperand(Place):
+    """The address of an mbarrier."""
+
+    def __init__(self, operand, machine, at):
+        super().__init__(operand, "shared", 8, machine, at)
+
+    def keys(self, threads):
+        """Return the (block, address) of every chosen thread."""
+        self.resolve(threads)
+        place = self.now[1]
+        return [(int(self.machine.block[t]), int(place[t])) for t in np.flatnonzero(threads)]
+
+
+def mbarrier_init(instruction, machine):
+    """mbarrier.init."""
+    place = MBarrierOperand(instruction.operands[0], machine, instruction.index)
+    read = machine.registers.reader(instruction.operands[1], "u32")
+
+    def run(mask, active):
+        threads = machine.running(active)
+        counts = read()[0][threads]
+        place.write(np.zeros(machine.count, np.uint64), None, threads)
+        for key, count in zip(place.keys(threads), counts, strict=True):
+            machine.mbarriers.create(key, int(count))
+
+    return run
+
+
+def mbarrier_arrive(instruction, machine):
+    """mbarrier.arrive, .expect_tx, .complete_tx and arrive.expect_tx."""
+    parts, operands = instruction.parts, list(instruction.operands)
+    arrives = parts[1] == "arrive"
+    if arrives and not operands[0].startswith("[") and operands.pop(0) != "_":
+        raise Unsupported(f"the state of an mbarrier: {instruction}")
+    place = MBarrierOperand(operands[0], machine, instruction.index)
+    read = machine.registers.reader(operands[1] if len(operands) > 1 else "1", "u32")
+    sign = -1 if "complete_tx" in parts else 1
+    transaction = "expect_tx" in parts or "complete_tx" in parts
+
+    def run(mask, active):
+        threads = machine.running(active)
+        amounts = read()[0]
+        for thread, key in zip(np.flatnonzero(threads), place.keys(threads), strict=True):
+            state = machine.mbarriers.state(key)
+            if transaction:
+                state.bytes += sign * int(amounts[thread])
+            if arrives:
+                count = 1 if transaction else int(amounts[thread])
+                machine.mbarriers.arrive(key, thread // 32, count)
+            else:
+                machine.mbarriers.turn(state)
+
+    return run
+
+
+def mbarrier_wait(instruction, machine):
+    """mbarrier.try_wait.parity and test_wait.parity: here threads wait until the phase is over."""
+    if "parity" not in instruction.parts:
+        raise Unsupported(f"unknown instruction: {instruction}")
+    write = machine.registers.writer(instruction.operands[0], "pred")
+    place = MBarrierOperand(instruction.operands[1], machine, instruction.index)
+    read = machine.registers.reader(instruction.operands[2], "u32")
+
+    def run(group, chosen):
+        keys, parities = place.keys(chosen), read()[0][chosen]
+        passed = machine.mbarriers.passed(keys, parities)
+        done = chosen.copy()
+        done[chosen] = passed
+        if (chosen & ~done).any():
+            stay = [i for i, over in enumerate(passed) if not over]
+            machine.mbarriers.waiting.append(
+                (group.pc, chosen & ~done, group.rank, [keys[i] for i in stay], parities[stay])
+            )
+        for key in {key for key, over in zip(keys, passed, strict=True) if over}:
+            threads = done & (machine.block == key[0])
+            machine.order.acquire(_warps(threads), machine.mbarriers.state(key).published)
+        write(np.ones(machine.count, bool), None, done)
+        machine.make_ready(group.pc + 1, done | (group.mask & ~chosen), group.rank)
+
+    return run
+
+
+def mbarrier_invalidate(instruction, machine):
+    """mbarrier.inval: the bytes are free for other use."""
+    place = MBarrierOperand(instruction.operands[0], machine, instruction.index)
+
+    def run(mask, active):
+        threads = machine.running(active)
+        place.write(np.zeros(machine.count, np.uint64), None, threads)
+        for key in place.keys(threads):
+            machine.mbarriers.state(key)
+            del machine.mbarriers.states[key]
+
+    return run
+
+
+def copies_arrive(instruction, machine):
+    """cp.async.mbarrier.arrive: arrives when the thread's copies have landed, here at once."""
+    place = MBarrierOperand(instruction.operands[0], machine, instruction.index)
+    counted = "noinc" in instruction.parts
+
+    def run(mask, active):
+        threads = machine.running(active)
+        machine.copies.commit(threads)
+        machine.copies.wait(threads, 0)
+        for thread, key in zip(np.flatnonzero(threads), place.keys(threads), strict=True):
+            if not counted:
+                machine.mbarriers.state(key).pending += 1
+            machine.mbarriers.arrive(key, thread // 32, 1)
+
+    return run
+
+
+def proxy_fence(instruction, machine):
+    """fence.proxy.async: the asynchronous proxy sees what this warp wrote or has seen written."""
+
+    def run(mask, active):
+        machine.order.fence_proxy(_warps(machine.running(active)))
+
+    return run
+
+
+barrier.is_control = mbarrier_wait.is_control = True
+INSTRUCTIONS = {
+    "bar": barrier,
+    "barrier": barrier,
+    "bar.warp.sync": warp_barrier,
+    "mbarrier.init": mbarrier_init,
+    "mbarrier.inval": mbarrier_invalidate,
+    "mbarrier.arrive": mbarrier_arrive,
+    "mbarrier.expect_tx": mbarrier_arrive,
+    "mbarrier.complete_tx": mbarrier_arrive,
+    "mbarrier.try_wait": mbarrier_wait,
+    "mbarrier.test_wait": mbarrier_wait,
+    "cp.async.mbarrier.arrive": copies_arrive,
+    "fence.proxy.async": proxy_fence,
+    # Order between threads comes from barriers; these add nothing that the emulator checks.
+    "fence": nothing,
+    "membar": nothing,
+    "setmaxnreg": nothing,
+    "griddepcontrol": nothing,
+    "nanosleep": nothing,
+}

@@ -1,0 +1,367 @@
+"""Calls of the primitives in the emulator, each checked against float64 with the project's bound.
+
+A `Case` is the smallest problem that still has what it is about: several tiles, several splits,
+ragged lengths, a request without cached tokens, GQA. `SELECTED` is what `make test` runs on both
+architectures, `ALL` what `make fuzz` does.
+"""
+
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+
+import torch
+
+import specattn
+from specattn import reference
+from tests.cases import assert_accurate, dense_attention, expected, make_problem
+
+from .launch import emulated
+from .machine import Options
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call. ``rows`` are the tokens of a draft, ``group`` query heads share a KV head."""
+
+    op: str
+    dtype: str = "bf16"
+    rows: int = 4
+    head_dim: int = 64
+    lengths: tuple = (300, 130, 0)
+    group: int = 4
+    kv_heads: int = 2
+    paged: bool = False
+    tree: str = "random"  # or "chain", "in_cache", "none"
+    window: int | None = None
+    softcap: float = 0.0
+    sinks: bool = False
+    per_head: bool = True
+    split_size: int = 128
+
+    def __str__(self):
+        changed = [
+            f"{f.name} {getattr(self, f.name)}"
+            for f in fields(self)
+            if f.name not in ("op", "dtype", "rows", "head_dim")
+            and getattr(self, f.name) != f.default
+        ]
+        return ", ".join([f"{self.op} {self.dtype} T {self.rows} D {self.head_dim}", *changed])
+
+    @cached_property
+    def problem(self):
+        """The tensors."""
+        return make_problem(
+            self.lengths,
+            self.rows,
+            parents="chain" if self.tree == "chain" else None,
+            q_heads=self.kv_heads * self.group,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            page_size=16,
+            dtype=DTYPES[self.dtype],
+            tree_in_cache=self.tree == "in_cache",
+        )
+
+    @property
+    def tree_tensors(self):
+        """The tree's keys, values and mask as keyword arguments."""
+        p = self.problem
+        mask = None if self.tree == "chain" else p.tree_mask
+        keys = (None, None) if self.tree == "in_cache" else (p.k_tree, p.v_tree)
+        return {"k_tree": keys[0], "v_tree": keys[1], "tree_mask": mask}
+
+    @property
+    def sink_logits(self):
+        """One sink per query head, if the case has sinks."""
+        return torch.linspace(-2, 3, self.problem.q.shape[2]) if self.sinks else None
+
+
+@dataclass
+class Outcome:
+    """What an emulated call returned, and its launches."""
+
+    results: list
+    launches: list = field(default_factory=list)
+
+    def same_bits(self, other):
+        """Return whether another run of the case returned the same bits."""
+        return all(
+            torch.equal(_bits(x), _bits(y))
+            for x, y in zip(self.results, other.results, strict=True)
+        )
+
+
+def _bits(x):
+    return x.contiguous().view(torch.uint8)
+
+
+def run(case, arch, options=None, change=None):
+    """Execute a case and check it; `Fault` or AssertionError if it is wrong."""
+    call, check = OPERATIONS[case.op]
+    inputs = call(case)
+    with emulated(arch, options or Options(), change, split_size=case.split_size) as launches:
+        results = inputs()
+    check(case, results)
+    return Outcome(list(results), launches)
+
+
+# Together and copies late; one warp after the other in some order, copies early, blocks shuffled.
+SCHEDULES = (Options(), Options(copies="issue", warps=1, blocks=1, wave=3, count=False))
+
+
+def check(case, arch, schedules=SCHEDULES[:1]):
+    """Execute a case in several orders, which must agree in every bit; return the counts."""
+    first, *others = (run(case, arch, options) for options in schedules)
+    assert all(other.same_bits(first) for other in others), "the order shows in the result"
+    return [(launched.name, launched.counts) for launched in first.launches]
+
+
+def _attention(case, results, **options):
+    p = case.problem
+    out, lse = results[:2]
+    exact = expected(p.to(torch.float64), **options)
+    torch_out, torch_lse = expected(p, **options)[0], expected(p.to(torch.float32), **options)[1]
+    assert_accurate(out, exact[0], torch_out, atol=1e-6)
+    assert_accurate(lse, exact[1], torch_lse, atol=2e-6)
+
+
+def _hybrid(case):
+    p = case.problem
+    return lambda: specattn.hybrid_tree_attention(
+        p.q,
+        cache_seqlens=p.cache_seqlens,
+        **p.cache(case.paged),
+        **case.tree_tensors,
+        window=case.window,
+        softcap=case.softcap,
+        sinks=case.sink_logits,
+    )
+
+
+def _check_hybrid(case, results):
+    _attention(case, results, window=case.window, softcap=case.softcap, sinks=case.sink_logits)
+
+
+def _tree(case):
+    p = case.problem
+    return lambda: specattn.tree_attention(
+        p.q, p.k_tree, p.v_tree, p.tree_mask, softcap=case.softcap
+    )
+
+
+def _check_tree(case, results):
+    _attention(case, results, prefix=False, softcap=case.softcap)
+
+
+def _verify(case):
+    p, collect = case.problem, case.op
+    return lambda: specattn.verify_attention(
+        p.q,
+        cache_seqlens=p.cache_seqlens,
+        **p.cache(case.paged),
+        **case.tree_tensors,
+        **_verify_options(case),
+        collect=collect,
+    )
+
+
+def _verify_options(case):
+    options = {"window": case.window, "softcap": case.softcap, "collect_rows": (0, -1)}
+    return options | ({"per_head": case.per_head} if case.op == "scores" else {})
+
+
+def _check_verify(case, results):
+    _attention(case, results, window=case.window, softcap=case.softcap)
+
+    def collected(dtype):
+        x = case.problem.to(dtype)
+        tensors = x.cache(False) | {
+            "k_tree": x.k_tree,
+            "v_tree": x.v_tree,
+            "tree_mask": x.tree_mask,
+        }
+        return reference.verify_attention(
+            x.q, cache_seqlens=x.cache_seqlens, collect=case.op, **tensors, **_verify_options(case)
+        )[2]
+
+    exact = collected(torch.float64)
+    if case.op == "logits":  # they are rounded once
+        assert_accurate(results[2], exact, exact.bfloat16(), atol=1e-6)
+    else:
+        assert_accurate(results[2], exact, collected(torch.float32), atol=2e-6)
+
+
+def _selection(case):
+    """Return (which cached tokens are chosen [B, Hk, N], their indices, how many)."""
+    generator = torch.Generator().manual_seed(1)
+    (_, capacity, heads), p = case.problem.k_cache.shape[:3], case.problem
+    live = torch.arange(capacity) < p.cache_seqlens[:, None, None]
+    shape = (len(case.lengths), heads, capacity)
+    chosen = live & (torch.rand(shape, generator=generator) < 0.6)
+    never_read = 2**30
+    indices = torch.where(chosen, torch.arange(capacity), never_read).sort(-1).values.int()
+    return chosen, indices, chosen.sum(-1).int()
+
+
+def _gather(case):
+    p, (_, indices, lengths) = case.problem, _selection(case)
+    cache = p.cache(case.paged)
+    tree = (p.k_tree, p.v_tree, p.tree_mask) if case.tree != "none" else ()
+    return lambda: specattn.sparse_gather_attention(
+        p.q,
+        cache["k_cache"],
+        cache["v_cache"],
+        indices,
+        lengths,
+        *tree,
+        block_table=cache.get("block_table"),
+        sinks=case.sink_logits,
+    )
+
+
+def _check_gather(case, results):
+    chosen, with_tree = _selection(case)[0], case.tree != "none"
+
+    def oracle(dtype, head):
+        x = case.problem.to(dtype)
+        h = slice(head * case.group, (head + 1) * case.group)
+        k = torch.cat([x.k_cache, x.k_tree], 1)[:, :, head : head + 1]
+        v = torch.cat([x.v_cache, x.v_tree], 1)[:, :, head : head + 1]
+        in_prefix = chosen[:, head, None].expand(-1, case.rows, -1)
+        visible = torch.cat([in_prefix, x.tree_mask & with_tree], -1)
+        sinks = case.sink_logits[h].to(dtype) if case.sinks else None
+        return (*dense_attention(x.q[:, :, h], k, v, visible, sinks=sinks), h)
+
+    for head in range(case.kv_heads):
+        exact_out, exact_lse, h = oracle(torch.float64, head)
+        out, lse = (x[:, :, h] for x in results)
+        assert_accurate(out, exact_out, oracle(DTYPES[case.dtype], head)[0], atol=1e-6)
+        assert_accurate(lse, exact_lse, oracle(torch.float32, head)[1], atol=2e-6)
+
+
+def _importance_arguments(case, dtype=None, paged=False):
+    p = case.problem if dtype is None else case.problem.to(dtype)
+    tensors = p.cache(paged) | {"q": p.q, "cache_seqlens": p.cache_seqlens}
+    tensors.pop("v_cache")
+    return tensors | {"per_head": case.per_head}
+
+
+def _importance(case):
+    return lambda: (specattn.importance_scores(**_importance_arguments(case, paged=case.paged)),)
+
+
+def _check_importance(case, results):
+    exact, by_torch = (
+        reference.importance_scores(**_importance_arguments(case, dtype))
+        for dtype in (torch.float64, torch.float32)
+    )
+    assert_accurate(results[0], exact, by_torch, atol=2e-6)
+
+
+def _scores_to_select(case):
+    generator = torch.Generator().manual_seed(2)
+    shape = (len(case.lengths), case.kv_heads, max(case.lengths) + 3)
+    return torch.randint(-20, 20, shape, generator=generator).float()  # with ties
+
+
+def _select_options():
+    return {"ratio": 0.3, "min_tokens": 5, "keep_first": 2, "keep_last": 3}
+
+
+def _select(case):
+    scores, lengths = _scores_to_select(case), case.problem.cache_seqlens
+    return lambda: specattn.select_topk(scores, lengths, **_select_options())
+
+
+def _check_select(case, results):
+    exact = reference.select_topk(
+        _scores_to_select(case), case.problem.cache_seqlens, **_select_options()
+    )
+    for x, y in zip(results, exact, strict=True):
+        assert torch.equal(x, y)
+
+
+def _states(case):
+    """Return five stacked states, some of them empty with NaN as output."""
+    generator = torch.Generator().manual_seed(3)
+    shape = (5, len(case.lengths), case.rows, case.group * case.kv_heads)
+    outs = torch.randn(*shape, case.head_dim, generator=generator).to(DTYPES[case.dtype])
+    lses = torch.randn(shape, generator=generator) * 8
+    lses = lses.masked_fill(torch.rand(shape, generator=generator) < 0.4, -torch.inf)
+    return outs.masked_fill(lses.isinf()[..., None], torch.nan), lses
+
+
+def _merge(case):
+    outs, lses = _states(case)
+    if case.op == "merge_states":
+        return lambda: specattn.merge_states(outs, lses)
+    return lambda: specattn.merge_state(
+        outs[0].clone(), lses[0].clone(), outs[1].clone(), lses[1].clone()
+    )
+
+
+def _check_merge(case, results):
+    outs, lses = (x if case.op == "merge_states" else x[:2] for x in _states(case))
+    exact = reference.merge_states(outs.double(), lses.double())
+    by_torch = reference.merge_states(outs, lses)
+    for result, right, other, atol in zip(results, exact, by_torch, (1e-6, 2e-6), strict=True):
+        assert_accurate(result, right, other, atol=atol)
+
+
+OPERATIONS = {
+    "hybrid": (_hybrid, _check_hybrid),
+    "tree": (_tree, _check_tree),
+    "scores": (_verify, _check_verify),
+    "logits": (_verify, _check_verify),
+    "gather": (_gather, _check_gather),
+    "importance": (_importance, _check_importance),
+    "select": (_select, _check_select),
+    "merge_state": (_merge, _check_merge),
+    "merge_states": (_merge, _check_merge),
+}
+
+# Every primitive once, 16-bit and float32, mma.sync and wgmma (64 rows), padded D, every feature.
+SELECTED = [
+    Case("hybrid", sinks=True),
+    Case("hybrid", rows=16, head_dim=128, paged=True, softcap=2.0),
+    Case("gather", "fp16", rows=1, head_dim=80, paged=True),
+    Case("scores", rows=16, window=100),
+    Case("logits", "fp32", paged=True, window=100),
+    Case("importance", head_dim=80, paged=True),
+    Case("select"),
+    Case("merge_states", rows=3),
+]
+
+ATTENTION = [
+    {},
+    {"paged": True},
+    {"window": 100},
+    {"paged": True, "window": 37, "softcap": 2.0, "sinks": True},
+    {"tree": "chain"},
+    {"tree": "in_cache", "paged": True},
+]
+SIZES = [(dtype, rows, D) for dtype in DTYPES for rows in (1, 4, 16, 64) for D in (64, 80, 128)]
+
+
+def _all():
+    for number, (dtype, rows, D) in enumerate(SIZES):
+        size = {"dtype": dtype, "rows": rows, "head_dim": D}
+        # Every size meets every operation, and options in turn.
+        yield Case("hybrid", **size, **ATTENTION[number % len(ATTENTION)])
+        yield Case("gather", **size, paged=number % 2 == 1, sinks=number % 3 == 1)
+        for op in ("scores", "logits"):
+            options = ATTENTION[(number + (op == "logits")) % 3]
+            yield Case(op, **size, **options, softcap=2.0 * (number % 4 == 3))
+        if rows in (4, 64):
+            yield Case("tree", **size)
+        if rows == 4:
+            yield Case("merge_states", **size)
+            yield Case("merge_state", **size)
+            yield Case("importance", **size, paged=number % 2 == 1, per_head=number % 4 < 2)
+    yield Case("select", lengths=(2500, 1030, 0))
+    yield Case("hybrid", rows=20, group=7, kv_heads=1, lengths=(200,))
+    yield Case("scores", rows=3, group=7, kv_heads=1, per_head=False)
+
+
+ALL = SELECTED + [case for case in _all() if case not in SELECTED]

@@ -1,0 +1,326 @@
+"""Runs a kernel: many blocks side by side, one array element per thread.
+
+A wave is some blocks of the grid whose threads run together. A group is the threads that stand at
+one instruction; the group with the lowest program counter runs first, so threads that parted at a
+branch meet again at the first instruction that both reach. With ``Options.warps`` set, warps run
+one after the other in a random order instead of together, each until it has to wait.
+"""
+
+import random
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from . import arithmetic, barriers, bits, bulk, convert, matrices, transfers, warpgroup, warps
+from .counts import Counts, instruction_class
+from .faults import Fault, Unsupported
+from .memory import Memory
+from .order import Order
+from .parser import SIZES
+from .registers import Registers
+
+TABLE = {}
+for module in (arithmetic, barriers, bits, bulk, convert, matrices, transfers, warpgroup, warps):
+    TABLE |= module.INSTRUCTIONS
+
+SHARED_BASE = 1 << 24  # where generic addresses see shared memory
+LOCAL_BASE = 1 << 28
+NOWHERE = 1 << 62
+MAX_STEPS = 3_000_000
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to run: everything that a correct kernel's results must not depend on.
+
+    copies
+        When asynchronous copies and products take effect: at "issue" or at their "wait".
+    warps
+        None to run all warps together, or a seed for an order in which they run one by one.
+    blocks
+        None for ascending order, or a seed for a random one.
+    wave
+        How many blocks run side by side.
+    count
+        Whether to count sectors and bank conflicts, which takes time.
+    """
+
+    copies: str = "wait"
+    warps: int | None = None
+    blocks: int | None = None
+    wave: int = 16
+    count: bool = True
+
+
+@dataclass(eq=False)
+class Group:
+    """Threads at one instruction: a mask over the wave."""
+
+    pc: int
+    mask: np.ndarray
+    rank: int = 0
+
+
+@dataclass
+class Launch:
+    """A kernel with its launch parameters. ``parameters`` holds the bytes of each argument."""
+
+    kernel: object
+    grid: tuple
+    threads: tuple
+    parameters: list
+    shared_bytes: int
+    tensor_maps: dict = field(default_factory=dict)
+
+
+class Machine:
+    """Executes waves of one launch. Instruction modules read its attributes, see `decode`."""
+
+    def __init__(self, launch, memory, options):
+        kernel, self.launch, self.options = launch.kernel, launch, options
+        self.kernel, self.memory, self.counts = kernel, memory, Counts()
+        self.block_threads = int(np.prod(launch.threads))
+        if self.block_threads % 32:
+            raise Unsupported(f"blocks of {self.block_threads} threads, not a multiple of 32")
+        self.block_warps = self.block_threads // 32
+        grid = int(np.prod(launch.grid))
+        waves = -(-grid // options.wave)
+        self.blocks = -(-grid // waves)
+        self.count = self.blocks * self.block_threads
+        self.warps = self.count // 32
+        self.block = np.repeat(np.arange(self.blocks), self.block_threads)
+        self.thread = np.arange(self.count)
+        self._allocate()
+        self.executed = [0] * len(kernel.instructions)
+        self.code = [self.decode(instruction) for instruction in kernel.instructions]
+
+    def _allocate(self):
+        kernel = self.kernel
+        symbols, at = {}, 0
+        static = [v for v in kernel.shared if v.size]
+        for variable in static + [v for v in kernel.shared if not v.size]:
+            at = -(-at // variable.alignment) * variable.alignment
+            symbols[variable.name] = at
+            at += variable.size
+        self.shared = Memory("shared", at + self.launch.shared_bytes, self.blocks)
+        local = 0
+        for variable in kernel.local:
+            local = -(-local // variable.alignment) * variable.alignment
+            symbols[variable.name] = local
+            local += variable.size
+        self.local = Memory("local", local, self.count)
+        at = 0
+        self.parameter_at = {}
+        for variable in kernel.parameters:
+            at = -(-at // variable.alignment) * variable.alignment
+            self.parameter_at[variable.name] = at
+            at += variable.size
+        symbols |= self.parameter_at
+        self.parameters = Memory("param", at)
+        if len(self.launch.parameters) != len(kernel.parameters):
+            expected, got = len(kernel.parameters), len(self.launch.parameters)
+            raise ValueError(f"{kernel.name} takes {expected} parameters, got {got}")
+        for variable, data in zip(kernel.parameters, self.launch.parameters, strict=True):
+            start = self.parameter_at[variable.name]
+            self.parameters.data[start : start + variable.size] = np.frombuffer(
+                data[: variable.size].ljust(variable.size, b"\0"), np.uint8
+            )
+            self.parameters.defined[start : start + variable.size] = 0xFF
+        self.registers = Registers(kernel.registers, self.count, symbols)
+        self.order = Order(self.blocks, self.block_warps, self.shared.stride, self._granule())
+
+    def _granule(self):
+        """Return the smallest access to shared memory: races are looked for at this size."""
+        sizes = [16]
+        for instruction in self.kernel.instructions:
+            parts = instruction.parts
+            space = transfers.state_space(parts)
+            if parts[0] in ("ld", "st", "atom", "red") and space in ("shared", "generic"):
+                sizes.append(SIZES[parts[-1]])
+            elif parts[:3] in (["cp", "async", "ca"], ["cp", "async", "cg"]):
+                sizes.append(int(instruction.operands[2], 0))
+            elif parts[0] == "mbarrier":
+                sizes.append(8)
+        return min(sizes)
+
+    # Decoding.
+
+    def decode(self, instruction):
+        """Return (guard register or None, negated, function, whether it changes control flow)."""
+        parts = instruction.parts
+        guard = instruction.guard and self.registers.index[instruction.guard]
+        for length in range(len(parts), 0, -1):
+            build = TABLE.get(".".join(parts[:length]))
+            if build:
+                run = build(instruction, self)
+                return guard, instruction.negated, run, getattr(build, "is_control", False)
+        raise Unsupported(f"unknown instruction: {instruction}")
+
+    def memory_of(self, space):
+        """Return (memory, window of each thread) of a state space."""
+        memories = {
+            "global": (self.memory, 0),
+            "shared": (self.shared, self.block),
+            "local": (self.local, self.thread),
+            "param": (self.parameters, 0),
+        }
+        if space not in memories:
+            raise Unsupported(f"state space {space}")
+        return memories[space]
+
+    def whole_warps(self, active):
+        """Return which warps run; a collective instruction needs all lanes of each of them."""
+        if active is None:
+            return np.ones(self.warps, bool)
+        lanes = active.reshape(-1, 32)
+        some = lanes.any(1)
+        if not lanes[some].all():
+            raise Fault("divergence", "not all lanes of a warp are here")
+        return some
+
+    def running(self, active):
+        """Return the mask of the threads that run, also where that is all of them."""
+        return np.ones(self.count, bool) if active is None else active
+
+    def lost(self, lost, granules, thread, at):
+        """Look at values that another thread overwrote in the same instruction by another one.
+
+        Compilers let lanes that hold one value store it each, and rounding may part such values:
+        within a warp that is counted, between warps it is a race.
+        """
+        self.counts.overwritten += int(lost.sum())
+        if granules is not None:
+            self.order.check_winners(granules[lost], thread[lost], at)
+
+    # Running.
+
+    def run(self):
+        """Execute the whole grid and return the counts."""
+        x, y, z = self.launch.grid
+        ids = [(i, j, k) for k in range(z) for j in range(y) for i in range(x)]
+        if self.options.blocks is not None:
+            random.Random(self.options.blocks).shuffle(ids)
+        with np.errstate(all="ignore"):
+            for start in range(0, len(ids), self.blocks):
+                self._wave(ids[start : start + self.blocks])
+        self.counts.blocks += len(ids)
+        for instruction, times in zip(self.kernel.instructions, self.executed, strict=True):
+            if times:
+                self.counts.instructions[instruction_class(instruction.name)] += times
+        return self.counts
+
+    def _wave(self, ids):
+        self.registers.reset()
+        self._set_special(ids)
+        self.shared.forget()
+        self.order.reset()
+        self.copies = transfers.Pending(self)
+        self.products = warpgroup.Products(self)
+        self.barriers = barriers.Barriers(self)
+        self.mbarriers = barriers.MBarriers(self)
+        self.bulk = bulk.Copies(self)
+        self.live = self.block < len(ids)
+        self.everyone = None if self.live.all() else self.live
+        self.ready = []
+        self.steps = self.pc = 0
+        for rank in np.unique(self.rank):
+            self.make_ready(0, self.live & (self.rank == rank), rank)
+        try:
+            while self.ready or self.barriers.resume() or self.mbarriers.resume():
+                self._run(min(self.ready, key=lambda group: (group.rank, group.pc)))
+        except Fault as fault:
+            where = self.kernel.instructions[self.pc]
+            message = f"{fault.message}\n  at instruction {self.pc} of {self.kernel.name}: {where}"
+            raise Fault(fault.kind, message) from None
+
+    def make_ready(self, pc, mask, rank):
+        """Let threads run on at ``pc``, unless there are none."""
+        if mask.any():
+            self.ready.append(Group(pc, mask, rank))
+
+    def _set_special(self, ids):
+        special, shape = self.registers.special, self.launch.threads
+        inside = self.thread % self.block_threads
+        ids = np.array(ids + [ids[-1]] * (self.blocks - len(ids)))[self.block]
+        strides = (1, shape[0], shape[0] * shape[1])
+        for axis, name in enumerate("xyz"):
+            special[f"%tid.{name}"] = inside // strides[axis] % shape[axis]
+            special[f"%ctaid.{name}"] = ids[:, axis]
+            special[f"%ntid.{name}"] = np.full(self.count, shape[axis])
+            special[f"%nctaid.{name}"] = np.full(self.count, self.launch.grid[axis])
+        special["%laneid"], special["%warpid"] = self.thread % 32, inside // 32
+        special["%lanemask_lt"] = (1 << self.thread % 32) - 1
+        special["%cluster_ctarank"] = np.zeros(self.count, int)  # every cluster is one block
+        self.rank = np.zeros(self.count, int)
+        if self.options.warps is not None:
+            # The warps of a warpgroup issue wgmma together.
+            unit = 4 if any(i.name.startswith("wgmma") for i in self.kernel.instructions) else 1
+            order = list(range(-(-self.block_warps // unit)))
+            random.Random(self.options.warps).shuffle(order)
+            self.rank = np.array(order)[inside // (32 * unit)]
+
+    def _run(self, group):
+        """Run a group until it waits, parts, leaves or meets another one."""
+        self.ready.remove(group)
+        for other in [g for g in self.ready if g.pc == group.pc and g.rank == group.rank]:
+            self.ready.remove(other)
+            group.mask = group.mask | other.mask
+        stop = min((g.pc for g in self.ready if g.rank == group.rank), default=NOWHERE)
+        group_mask, group_active = group.mask, group.mask
+        if group.mask.sum() == self.live.sum():
+            group_mask, group_active = None, self.everyone
+        running = int(group.mask.reshape(-1, 32).any(1).sum())
+        code, executed = self.code, self.executed
+        values, undefined = self.registers.values, self.registers.undefined
+        pc = group.pc
+        while pc < stop:
+            self.pc = pc
+            executed[pc] += running
+            self.steps += 1
+            if self.steps > MAX_STEPS:
+                raise Fault("deadlock", f"no end after {MAX_STEPS} instructions")
+            guard, negated, function, is_control = code[pc]
+            mask, active, chosen = group_mask, group_active, group.mask
+            if guard is not None:
+                self.registers.decided(undefined[guard], active, "the guard")
+                chosen = (~values[guard] if negated else values[guard]) & group.mask
+                if not chosen.any():
+                    pc += 1
+                    continue
+                if not (chosen == group.mask).all():
+                    mask = active = chosen
+            if is_control:
+                group.pc = pc
+                pc = function(group, chosen)
+                if pc is None:
+                    return
+            else:
+                function(mask, active)
+                pc += 1
+        group.pc = pc
+        self.ready.append(group)
+
+
+def _branch(instruction, machine):
+    target = machine.kernel.labels[instruction.operands[-1]]
+
+    def run(group, chosen):
+        if chosen is group.mask or (chosen == group.mask).all():
+            return target
+        machine.make_ready(target, chosen, group.rank)
+        machine.make_ready(group.pc + 1, group.mask & ~chosen, group.rank)
+        return None
+
+    return run
+
+
+def _exit(instruction, machine):
+    def run(group, chosen):
+        machine.live = machine.everyone = machine.live & ~chosen
+        machine.make_ready(group.pc + 1, group.mask & ~chosen, group.rank)
+
+    return run
+
+
+_branch.is_control = _exit.is_control = True
+TABLE |= {"bra": _branch, "ret": _exit, "exit": _exit}

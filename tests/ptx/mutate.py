@@ -1,0 +1,183 @@
+"""What the emulator catches: break the compiled kernels in every place, one place at a time.
+
+`python -m tests.ptx.mutate [NAME ...]` removes each barrier, weakens each wait, removes each fence
+and drops each zero-fill of the kernels of some cases, and prints a table. A mutant is *caught* if
+it faults or its results are wrong. Otherwise it is *harmless*: its run has no two accesses that are
+unordered without the removed instruction, since races are found by happens-before and not by luck,
+and under two schedules it returns the same bits as the original.
+"""
+
+import sys
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from .cases import Case, run
+from .faults import Fault
+from .machine import Options
+
+SCHEDULES = (Options(count=False), Options(count=False, copies="issue", warps=1, blocks=1, wave=3))
+
+# At least four tiles per split, so that a pipeline of three stages turns over.
+PIPELINED = {"lengths": (400, 70), "kv_heads": 1, "split_size": 256}
+TARGETS = {
+    "hybrid": ("sm_80", Case("hybrid", **PIPELINED)),
+    "hybrid paged window": ("sm_90", Case("hybrid", paged=True, window=300, **PIPELINED)),
+    "hybrid wgmma": ("sm_90", Case("hybrid", rows=16, **PIPELINED)),
+    "hybrid 64 rows": ("sm_80", Case("hybrid", rows=16, **PIPELINED)),
+    "hybrid D 80": ("sm_90", Case("hybrid", "fp16", head_dim=80, **PIPELINED)),
+    "gather": ("sm_90", Case("gather", paged=True, **PIPELINED)),
+    "scores": ("sm_80", Case("scores", window=300, **PIPELINED)),
+    "logits wgmma": ("sm_90", Case("logits", rows=16, **PIPELINED)),
+    "hybrid fp32": ("sm_80", Case("hybrid", "fp32", lengths=(70,), kv_heads=1, split_size=64)),
+    "importance": ("sm_90", Case("importance", paged=True, lengths=(130, 0))),
+}
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """Changes to instructions of one kernel: {index: instruction, or None to remove it}."""
+
+    kind: str
+    kernel: str
+    changes: dict
+
+    def apply(self, kernel):
+        """Return the changed kernel; other kernels stay as they are."""
+        if kernel.name != self.kernel:
+            return kernel
+        removed = {"guard": None, "name": "nop", "operands": ()}
+        instructions = list(kernel.instructions)
+        for index, changed in self.changes.items():
+            instructions[index] = changed or replace(instructions[index], **removed)
+        return replace(kernel, instructions=instructions)
+
+    def __str__(self):
+        return f"{self.kind} at {self.kernel}:{min(self.changes)}"
+
+
+def mutations(kernel):
+    """Yield all mutations of a kernel."""
+    last_move = {}
+    for i in kernel.instructions:
+        changes = None
+        if i.name.startswith(("bar.sync", "barrier.sync", "bar.warp.sync")):
+            changes = "barrier removed", {i.index: None}
+        elif i.name == "cp.async.wait_group":
+            changes = "copy wait weakened", {i.index: _weakened(i)}
+        elif i.name.startswith("wgmma.wait_group"):
+            changes = "product wait weakened", {i.index: _weakened(i)}
+        elif i.name.startswith("wgmma.fence"):
+            changes = "register fence removed", {i.index: None}
+        elif i.name.startswith("fence.proxy.async"):
+            changes = "proxy fence removed", {i.index: None}
+        elif i.name.startswith(("cp.async.ca", "cp.async.cg")) and len(i.operands) == 4:
+            changes = "zero-fill of a copy dropped", {i.index: replace(i, operands=i.operands[:3])}
+        elif i.name.startswith("ld.global") and i.guard:
+            registers = i.operands[0].strip("{} ").replace(" ", "").split(",")
+            moves = {last_move[r]: None for r in registers if r in last_move}
+            changes = ("zero-fill of a load dropped", moves) if moves else None
+        elif i.name.startswith("mov.b") and not i.guard:
+            last_move[i.operands[0]] = i.index
+        if changes:
+            yield Mutation(changes[0], kernel.name, changes[1])
+
+
+def _weakened(instruction):
+    return replace(instruction, operands=(str(int(instruction.operands[0]) + 1),))
+
+
+def verdict(case, arch, mutation, original):
+    """Return ("caught", by what) or ("harmless", "")."""
+    for options in SCHEDULES:
+        try:
+            outcome = run(case, arch, options, mutation.apply)
+        except Fault as fault:
+            return "caught", fault.kind
+        except AssertionError:
+            return "caught", "result"
+        if not outcome.same_bits(original):
+            return "caught", "bits"
+    return "harmless", ""
+
+
+def sweep(name):
+    """Yield (mutation, verdict, by what) for all mutants of a target."""
+    arch, case = TARGETS[name]
+    original, kernels = _original(arch, case)
+    for kernel in kernels:
+        for mutation in mutations(kernel):
+            yield (mutation, *verdict(case, arch, mutation, original))
+
+
+def _original(arch, case):
+    original = run(case, arch, SCHEDULES[0])
+    return original, {launch.name: launch.kernel for launch in original.launches}.values()
+
+
+def first_caught(name, kinds, most=8):
+    """Return {kind: by what its last mutant that is caught}; at most so many of each are tried."""
+    arch, case = TARGETS[name]
+    original, kernels = _original(arch, case)
+    caught, tried = {}, Counter()
+    for mutation in reversed([m for kernel in kernels for m in mutations(kernel)]):
+        kind = mutation.kind
+        if kind in kinds and kind not in caught and tried[kind] < most:
+            tried[kind] += 1
+            result, how = verdict(case, arch, mutation, original)
+            if result == "caught":
+                caught[kind] = how
+    return caught
+
+
+def totals(name):
+    """Return {kind: Counter of verdicts} of a target."""
+    counts = {}
+    for mutation, result, _ in sweep(name):
+        counts.setdefault(mutation.kind, Counter())[result] += 1
+    return counts
+
+
+def without_guards():
+    """Return what the emulator says of a kernel whose loads are all executed."""
+
+    def change(kernel):
+        instructions = [
+            replace(i, guard=None) if i.name.startswith("ld.global") else i
+            for i in kernel.instructions
+        ]
+        return replace(kernel, instructions=instructions)
+
+    try:
+        run(Case("hybrid", rows=2, group=3), "sm_90", change=change)
+    except Fault as fault:
+        return str(fault)
+    return "no fault"
+
+
+def table(names, verbose=True):
+    """Sweep targets; print every mutant and return {(target, kind): Counter of verdicts}."""
+    rows = {}
+    for name in names:
+        for mutation, result, how in sweep(name):
+            rows.setdefault((name, mutation.kind), Counter())[f"{result} {how}".strip()] += 1
+            if verbose:
+                print(f"{name}: {mutation}: {result} {how}", flush=True)
+    return rows
+
+
+def summary(rows):
+    """Return the table as Markdown."""
+    lines = [
+        "| case | mutation | mutants | caught | harmless | caught by |",
+        "|---|---|---|---|---|---|",
+    ]
+    for (name, kind), counts in rows.items():
+        total, harmless = sum(counts.values()), counts["harmless"]
+        how = Counter({k.split()[1]: n for k, n in counts.items() if k != "harmless" and n})
+        by = ", ".join(f"{kind} {n}" for kind, n in how.most_common())
+        lines.append(f"| {name} | {kind} | {total} | {total - harmless} | {harmless} | {by} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(summary(table(sys.argv[1:] or TARGETS)))

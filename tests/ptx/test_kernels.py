@@ -1,0 +1,61 @@
+"""Our kernels, compiled for GPUs that are not here and executed: right, and the same every way."""
+
+import pytest
+
+pytest.importorskip("triton")
+
+from . import cases, mutate
+
+ARCHITECTURES = ["sm_80", "sm_90"]
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("case", cases.SELECTED, ids=str)
+def test_selected(compiler_process, case, arch):
+    compiler_process(cases.check, case, arch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("case", cases.ALL, ids=str)
+def test_all_in_every_order(compiler_process, case, arch):
+    compiler_process(cases.check, case, arch, cases.SCHEDULES)
+
+
+def test_a_fault_names_the_kernel_and_its_source(compiler_process):
+    """Without their guards loads go beyond their tensors; nothing on a GPU would say so."""
+    message = compiler_process(mutate.without_guards)
+    assert "bounds" in message
+    assert "split_kv_kernel" in message
+    assert "_blocks.py:" in message
+
+
+# What none of the two kernels can do without, and which detectors may say so.
+NEEDED = {
+    "hybrid": {
+        "barrier removed": {"race"},
+        "copy wait weakened": {"race"},
+        "zero-fill of a copy dropped": {"undefined", "bounds"},
+    },
+    "hybrid wgmma": {
+        "product wait weakened": {"undefined", "race"},
+        "register fence removed": {"race"},
+        "proxy fence removed": {"race"},
+    },
+}
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_removed_synchronisation_is_caught(compiler_process, name):
+    caught = compiler_process(mutate.first_caught, name, set(NEEDED[name]))
+    assert caught.keys() == NEEDED[name].keys()
+    for kind, how in caught.items():
+        assert how in NEEDED[name][kind]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", mutate.TARGETS)
+def test_nearly_every_barrier_is_needed(compiler_process, name):
+    """Triton places few barriers too many; the emulator sees what each of them is for."""
+    counts = compiler_process(mutate.totals, name).get("barrier removed", {})
+    assert counts.get("caught", 0) >= 4 * counts.get("harmless", 0)

@@ -536,24 +536,12 @@ Activation activation_named(const std::optional<std::string>& name) {
   throw std::invalid_argument("activation must be silu, gelu or gelu_tanh, got " + *name);
 }
 
-<<<<<<< HEAD
-void linear_few_rows(const py::args& all) {
-  Arguments next(all);
-  auto call = std::make_unique<PlainCall<Linear>>();
-  Linear& p = *call;
-  const View x = next.tensor("x"), weight = next.tensor("weight"), bias = next.tensor("bias");
-  const View up = next.tensor("up");
-  p.activation = activation_named(next.value<std::optional<std::string>>());
-  const View residual = next.tensor("residual"), out = next.tensor("out");
-=======
-Linear rows_of(const View& x) {
-  Linear p;
->>>>>>> linear
+// Sets the rows of a call that is not gated yet.
+void set_rows(Linear& p, const View& x) {
   if (x.dtype > Dtype::kFloat16) x.fail("must be float32, bfloat16 or float16");
   x.expect(x.dtype, {-1, -1});
   p.dtype = x.dtype, p.M = x.shape[0], p.K = x.shape[1];
   p.x = x.data, p.x_row = x.stride[0];
-  return p;
 }
 
 // Takes residual and out.
@@ -570,7 +558,9 @@ void take_sum(Linear& p, Arguments& next) {
 
 void linear_few_rows(const py::args& all) {
   Arguments next(all);
-  Linear p = rows_of(next.tensor("x"));
+  auto call = std::make_unique<PlainCall<Linear>>();
+  Linear& p = *call;
+  set_rows(p, next.tensor("x"));
   const View weight = next.tensor("weight"), bias = next.tensor("bias");
   const View up = next.tensor("up");
   p.parts[0] = take_weights(p, weight, bias);
@@ -579,41 +569,34 @@ void linear_few_rows(const py::args& all) {
     p.parts[1] =
         take_weights(p, up.expect(p.dtype, {p.parts[0].rows, p.K}), {"no bias", py::none()});
   }
-<<<<<<< HEAD
+  p.activation = activation_named(next.value<std::optional<std::string>>());
+  take_sum(p, next);
   next.run(std::move(call));
 }
 
-// Several projections side by side; with a gate, an activation, of the first times the second.
-void linear(const py::args& all) {
+// Up to three layers of the same x, whose outputs stand behind one another; or with a gate, an
+// activation, of the first times the second.
+void linear_parts(const py::args& all) {
   Arguments next(all);
   auto call = std::make_unique<PlainCall<Linear>>();
   Linear& p = *call;
-  const View x = next.tensor("x");
+  set_rows(p, next.tensor("x"));
   const auto weights = next.value<std::vector<py::object>>();
   const auto biases = next.value<std::vector<py::object>>();
   const auto gate = next.value<std::optional<std::string>>();
-  const View residual = next.tensor("residual"), out = next.tensor("out");
-  p.dtype = floating_rows(x);
-  p.M = x.shape[0], p.K = x.shape[1];
-  p.x = x.data, p.x_row = x.stride[0];
-  p.activation = activation_named(gate);
-  p.gated = gate.has_value();
-  p.num_parts = static_cast<int>(weights.size());
-  if (p.num_parts < 1 || p.num_parts > 3 || biases.size() != weights.size()) {
-    throw std::invalid_argument("weights must be one to three, with as many biases");
+  if (weights.empty() || weights.size() > std::size(p.parts) || biases.size() != weights.size()) {
+    throw std::invalid_argument("weights must be one to three tensors, with a bias or None each");
   }
-  for (int i = 0; i < p.num_parts; ++i) {
+  p.num_parts = static_cast<int>(weights.size());
+  for (size_t i = 0; i < weights.size(); ++i) {
     p.parts[i] = take_weights(p, {"weights", weights[i]}, {"biases", biases[i]});
   }
+  p.activation = activation_named(gate);
+  p.gated = gate.has_value();
   if (p.gated && (p.num_parts != 2 || p.parts[0].rows != p.parts[1].rows)) {
     throw std::invalid_argument("weights must be two of one shape where there is a gate");
   }
-  out.expect(p.dtype, {p.M, p.columns()});
-  p.out = out.data, p.out_row = out.stride[0];
-  if (residual) {
-    residual.expect(p.dtype, {p.M, p.columns()});
-    p.residual = residual.data, p.residual_row = residual.stride[0];
-  }
+  take_sum(p, next);
   next.run(std::move(call));
 }
 
@@ -651,28 +634,6 @@ void best_children(const py::args& all) {
   p.best_scores = best.as<float>(), p.best_parents = parents.as<int64_t>();
   p.best_masks = best_masks.as<int64_t>(), p.best_masks_batch = best_masks.stride[0];
   next.run(std::move(call));
-=======
-  p.activation = activation_named(next.value<std::optional<std::string>>());
-  take_sum(p, next);
-  next.run_with(p);
-}
-
-// Up to three layers of the same x: their outputs stand behind one another.
-void linear_parts(const py::args& all) {
-  Arguments next(all);
-  Linear p = rows_of(next.tensor("x"));
-  const auto weights = next.value<std::vector<py::object>>();
-  const auto biases = next.value<std::vector<py::object>>();
-  if (weights.empty() || weights.size() > std::size(p.parts) || biases.size() != weights.size()) {
-    throw std::invalid_argument("weights must be one to three tensors, with a bias or None each");
-  }
-  p.num_parts = static_cast<int>(weights.size());
-  for (size_t i = 0; i < weights.size(); ++i) {
-    p.parts[i] = take_weights(p, {"weights", weights[i]}, {"biases", biases[i]});
-  }
-  take_sum(p, next);
-  next.run_with(p);
->>>>>>> linear
 }
 
 }  // namespace
@@ -716,10 +677,7 @@ PYBIND11_MODULE(_cpu, m) {
       .def("__len__", &PyGraph::size)
       .def("replay", &PyGraph::replay, py::arg("threads"));
   m.def("linear_few_rows", &linear_few_rows);
-<<<<<<< HEAD
-  m.def("linear", &linear);
-=======
   m.def("linear_parts", &linear_parts,
-        "linear_few_rows of up to three weights side by side: x, weights, biases, residual, out.");
->>>>>>> linear
+        "linear_few_rows of up to three weights side by side: "
+        "x, weights, biases, gate, residual, out.");
 }

@@ -95,11 +95,11 @@ def test_parts_side_by_side(isa, rows, outputs, depth, dtype, biased, wide):
     out_dtype = torch.float32 if wide else dtype
     residual = torch.cat([one[4] for one in layers], 1).to(out_dtype)
     out = calls.poisoned(rows, sum(outputs), dtype=out_dtype)
-    _cpu.linear_parts(x, weights, biases, residual, out, 2)
+    _cpu.linear_parts(x, weights, biases, None, residual, out, 2)
     single = []
     for weight, bias in zip(weights, biases, strict=True):
         one = calls.poisoned(rows, len(weight), dtype=torch.float32)
-        _cpu.linear_parts(x, [weight], [bias], None, one, 1)
+        _cpu.linear_parts(x, [weight], [bias], None, None, one, 1)
         single.append(one)
     assert torch.equal(out, (torch.cat(single, 1) + residual.float()).to(out_dtype))
     for weight, bias, one in zip(weights, biases, single, strict=True):
@@ -182,4 +182,4 @@ def test_wrong_arguments(isa):
             calls.run("linear_few_rows", *arguments.values())
     for weights, biases in [([], []), ([weight] * 4, [None] * 4), ([weight], [])]:
         with pytest.raises(ValueError, match="one to three tensors"):
-            _cpu.linear_parts(x, weights, biases, None, out, 1)
+            _cpu.linear_parts(x, weights, biases, None, None, out, 1)

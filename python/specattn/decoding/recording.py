@@ -40,7 +40,7 @@ class Recording:
         `residual` is added to it, and may be `out`.
         """
         weights, biases = zip(*projections, strict=True)
-        self.kernel(_cpu.linear, x, weights, biases, gate, residual, out)
+        self.kernel(_cpu.linear_parts, x, weights, biases, gate, residual, out)
 
     def python(self, function: Callable[[], None]) -> None:
         """Run a function now, and in every replay."""

@@ -134,10 +134,11 @@ class _TreeDrafter(_BlockDrafter):
 
     def propose(self, root: torch.Tensor) -> Draft:
         self.block.begin()
+        widths = self.widths[: self.block.sequences.draft_depth]
         tokens, mask = root[:, None], self.root_bit.expand(len(root), -1, -1)
         scores = torch.zeros(tokens.shape, device=root.device)
         all_tokens, all_parents, first = [tokens], [torch.full_like(tokens, -1)], 0
-        for depth, width in enumerate(self.widths):
+        for depth, width in enumerate(widths):
             logits = self.block.logits(tokens, depth, mask)
             children, scores, parents = best_children(logits, scores, width)
             mask = mask.gather(1, parents[..., None].expand(-1, -1, mask.shape[-1]))
@@ -146,10 +147,9 @@ class _TreeDrafter(_BlockDrafter):
             all_parents.append(parents + first)
             first += tokens.shape[1]
             tokens = children
-        self.block.keep_leaves(tokens, len(self.widths))
-        tree = Tree(
-            torch.cat(all_parents, 1), max_depth=len(self.widths), max_width=max(self.widths)
-        )
+        self.block.keep_leaves(tokens, len(widths))
+        parents = torch.cat(all_parents, 1)
+        tree = Tree(parents, max_depth=len(widths), max_width=max(widths, default=0))
         return Draft(tree, torch.cat(all_tokens, 1))
 
 

@@ -67,6 +67,17 @@ def test_home_is_expanded_in_paths(monkeypatch):
     assert parse_method("longspec:drafter=~/d")[1] == {"drafter": "/home/me/d"}
 
 
+def test_choices_are_listed():
+    """Not that an option takes some word."""
+    vegas = options_of(METHODS["vegas"])
+    assert vegas["rows"].takes == "two or all or last"
+    assert vegas["ranking"].takes == "logit or weight"
+    with pytest.raises(ValueError, match="expected two or all or last, got 'none'"):
+        vegas["rows"].read("none")
+    every = [one.takes for method in METHODS.values() for one in options_of(method).values()]
+    assert not [takes for takes in every if "a word" in takes]
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_every_default_can_be_written(name):
     """What the list of methods prints can be given back."""

@@ -5,10 +5,13 @@ import os
 import signal
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from specattn.cli import load, run_state
 from specattn.cli.session import DecodingSession
 from specattn.decoding import Plain
+from specattn.decoding.noise import PositionNoise
 from tests.cli.conftest import TINY
 from tests.cli.test_generate import broken
 
@@ -152,6 +155,46 @@ def test_where_texts_part_is_explained(
     assert (found["position"], found["tokens"]) == (3, [usual, other])
     assert found["near_tie"] is tied
     assert (found["gap"] <= found["bound"]) is tied
+
+
+def test_a_seed_is_judged_above_temperature_0(specattn, prompt, tmp_path, monkeypatch):
+    """But for drafts that are sampled by themselves, which make a text of their own."""
+    out, rejecting = tmp_path / "out.json", "vegas:gamma=2,rejection=true"
+    given = ("compare", "--prompt-file", prompt, "--max-new-tokens", 8, "--json", out)
+    given += ("--temperature", 0.9, "--seed", 3)
+    code, _, said = specattn(*given, "--methods", f"plain,vegas:gamma=2,{rejecting}")
+    assert code == 0
+    assert "Outputs identical, token for token: yes" in said
+    assert f"Not judged, for drafts that are sampled by themselves: {rejecting}\n" in said
+    written = json.loads(out.read_text())
+    assert written["identical"] is True
+    assert written["runs"][0]["tokens"] == written["runs"][1]["tokens"]
+    code, _, said = specattn(*given, "--methods", f"plain,{rejecting}")
+    assert "identical" not in said
+    assert json.loads(out.read_text())["identical"] is None
+
+    decode, other, before = DecodingSession.decode, 4000, []
+
+    def parted(self, method, runs):
+        found = decode(self, method, runs)
+        if method != Plain():
+            before.extend(self.prompts[0].tokens + found.texts[0].new_tokens[:3])
+            found.texts[0].new_tokens[3] = other
+        return found
+
+    monkeypatch.setattr(DecodingSession, "decode", parted)
+    code, _, said = specattn(*given, "--methods", "plain,prompt_lookup")
+    assert "whose scores are" in said
+    assert "apart: no near-tie" in said
+    found = json.loads(out.read_text())["runs"][1]["difference"]
+    assert (found["position"], found["tokens"][1]) == (3, other)
+    model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
+    with torch.no_grad():
+        probs = (model(torch.tensor([before])).logits[0, -1].double() / 0.9).softmax(-1)
+    drawn = probs / PositionNoise(3).at([0], [len(before)], len(probs), probs.device)[0]
+    assert int(drawn.argmax()) == found["tokens"][0]
+    expected = (drawn[found["tokens"][0]] / drawn[other]).log().item()
+    assert found["gap"] == pytest.approx(expected, rel=1e-4)
 
 
 def test_methods_take_turns_there_and_back(specattn, prompt, monkeypatch):

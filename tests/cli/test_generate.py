@@ -120,7 +120,10 @@ def test_filters_and_the_penalty_reach_the_sampler(specattn, prompt, tmp_path):
         (["--prompt-file", "{prompt}", "--method", "magic"], "got 'magic'"),
         (["--prompt-file", "{prompt}", "--method", "vegas:gamma=0"], "--method: gamma"),
         (["--prompt-file", "{prompt}", "--method", "vegas:ratio=7"], "--method: ratio"),
-        (["--prompt-file", "{prompt}", "--method", "vegas:rows=3"], "rows must be one of two,"),
+        (
+            ["--prompt-file", "{prompt}", "--method", "vegas:rows=3"],
+            "rows: expected two or all or last,",
+        ),
         (["--prompt-file", "{prompt}", "--method", "vegas:gamma=abc"], "gamma: expected an int"),
         (["--prompt-file", "{prompt}", "--method", "vegas:widths=2"], "expected one of gamma"),
         (["--prompt-file", "{prompt}", "--gamma", "4"], "No such option: --gamma"),
@@ -219,12 +222,16 @@ def test_where_a_text_ends_is_the_checkpoints(specattn, prompt, tmp_path):
     assert found["tokens"] == whole["tokens"][: whole["tokens"].index(token) + 1]
     # Strings need the tokenizer, which the command has.
     path.write_text(json.dumps(config | {"stop_strings": [whole["text"][5:9]]}))
-    code, text, said = specattn(*given, "--json", out)
+    state = tmp_path / "state"
+    code, text, said = specattn(*given, "--json", out, "--state", state)
     assert code == 0, said
     found = json.loads(out.read_text())
     assert found["finish_reason"] == "stop"
     assert whole["text"][5:9] in text
     assert len(found["tokens"]) < 12
+    code, text, said = specattn(*given, "--resume", state)
+    assert (code, text) == (2, "")
+    assert "state holds a text that has come to its end" in said
 
 
 def test_use_cache_of_a_checkpoint_is_ignored(specattn, prompt, tmp_path):

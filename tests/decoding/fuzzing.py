@@ -6,20 +6,7 @@ import torch
 from hypothesis import strategies as st
 from transformers import StoppingCriteria
 
-from specattn.decoding import (
-    LongSpec,
-    Medusa,
-    Plain,
-    PosS,
-    PromptLookup,
-    Quest,
-    SpecExtend,
-    Streaming,
-    TokenRecycling,
-    TokenSwift,
-    TriForce,
-    Vegas,
-)
+from specattn.decoding import METHODS
 from tests.decoding.models import tiny_model
 from tests.drafters import poss_statement
 from tests.drafters.statement import random_drafter
@@ -59,9 +46,9 @@ _share = {
     "budget": st.none() | st.integers(1, 20),
     "min_tokens": st.integers(0, 8),
 }
-_METHODS = {
-    Plain: _options(),
-    Vegas: _options(
+UNTRAINED = {
+    "plain": _options(),
+    "vegas": _options(
         **_share,
         keep_first=st.integers(0, 3),
         keep_last=st.integers(0, 3),
@@ -69,22 +56,27 @@ _METHODS = {
         ranking=st.sampled_from(["logit", "weight"]),
         switch=st.booleans(),
     ),
-    Streaming: _options(**_share, sinks=st.integers(0, 4)),
-    Quest: _options(**_share, page_size=st.integers(1, 9)),
-    SpecExtend: _options(**_share, chunk_size=st.integers(1, 9)),
-    TriForce: _options(**_share, chunk_size=st.integers(1, 9)),
-    PromptLookup: _options(gamma=_gamma, longest=st.integers(1, 4)),
-    TokenRecycling: _options(nodes=st.integers(1, 9), depth=st.integers(1, 5), k=st.integers(1, 9)),
+    "streaming": _options(**_share, sinks=st.integers(0, 4)),
+    "quest": _options(**_share, page_size=st.integers(1, 9)),
+    "specextend": _options(**_share, chunk_size=st.integers(1, 9)),
+    "triforce": _options(**_share, chunk_size=st.integers(1, 9)),
+    "prompt_lookup": _options(gamma=_gamma, longest=st.integers(1, 4)),
+    "token_recycling": _options(
+        nodes=st.integers(1, 9), depth=st.integers(1, 5), k=st.integers(1, 9)
+    ),
 }
-_TRAINED = {
+TRAINED = {
     "small": (
-        functools.partial(TriForce, chunk_size=4),
+        functools.partial(METHODS["triforce"], chunk_size=4),
         _options(**_share, draft_gamma=st.integers(1, 4), draft_budget=st.integers(17, 24)),
     ),
-    "longspec": (LongSpec, _options(widths=_widths, gamma=st.none() | st.integers(1, WINDOW - 1))),
-    "medusa": (Medusa, _options(widths=_widths)),
+    "longspec": (
+        METHODS["longspec"],
+        _options(widths=_widths, gamma=st.none() | st.integers(1, WINDOW - 1)),
+    ),
+    "medusa": (METHODS["medusa"], _options(widths=_widths)),
     "tokenswift": (
-        TokenSwift,
+        METHODS["tokenswift"],
         st.fixed_dictionaries(
             {"budget": st.integers(3, 20), "sinks": st.integers(0, 2)},
             optional={
@@ -97,7 +89,7 @@ _TRAINED = {
         ),
     ),
     "poss": (
-        PosS,
+        METHODS["poss"],
         _options(
             width=st.integers(1, 4),
             depth=st.integers(1, 4),
@@ -111,10 +103,10 @@ _TRAINED = {
 @st.composite
 def methods(draw, family, vocabulary, peak):
     """Draw a method for the model of these arguments."""
-    kind = draw(st.sampled_from([*_METHODS, *_TRAINED]))
-    if kind in _METHODS:
-        return kind(**draw(_METHODS[kind]))
-    method, options = _TRAINED[kind]
+    kind = draw(st.sampled_from([*UNTRAINED, *TRAINED]))
+    if kind in UNTRAINED:
+        return METHODS[kind](**draw(UNTRAINED[kind]))
+    method, options = TRAINED[kind]
     name = "draft" if kind == "small" else "drafter"
     return method(**{name: drafter_of(kind, family, vocabulary, peak)}, **draw(options))
 

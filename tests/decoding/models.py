@@ -13,6 +13,8 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
+    StoppingCriteria,
+    StoppingCriteriaList,
 )
 
 VOCABULARY = 96
@@ -119,3 +121,16 @@ def skewed_text(length, vocabulary, seed):
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.rand(length, generator=generator) ** 4 * vocabulary
     return drawn.long().tolist()
+
+
+class _EndAt(StoppingCriteria):
+    def __init__(self, length):
+        self.length = length
+
+    def __call__(self, input_ids, scores, **_):
+        return torch.full((len(input_ids),), input_ids.shape[1] >= self.length)
+
+
+def ending_at(length):
+    """Return options that end texts at a length long before they must: no draft is cut short."""
+    return {"max_new_tokens": 200, "stopping_criteria": StoppingCriteriaList([_EndAt(length)])}

@@ -2,20 +2,7 @@
 
 import torch
 
-from specattn.decoding import (
-    LongSpec,
-    Medusa,
-    Plain,
-    PosS,
-    PromptLookup,
-    Quest,
-    SpecExtend,
-    Streaming,
-    TokenRecycling,
-    TokenSwift,
-    TriForce,
-    Vegas,
-)
+from specattn.decoding import METHODS as ALL
 from tests.decoding.models import tiny_model
 from tests.drafters import poss_statement
 from tests.drafters.statement import random_drafter
@@ -30,26 +17,28 @@ def settings_of(model):
     small = tiny_model("llama", vocab_size=model.config.vocab_size, seed=9, num_hidden_layers=1)
     share = {"gamma": 3, "ratio": 0.5, "min_tokens": 2}
     return {
-        "plain": Plain(),
-        "vegas": Vegas(**share, switch=False),
-        "vegas-last-weight": Vegas(**share, rows="last", ranking="weight", switch=False),
-        "streaming": Streaming(**share, sinks=2),
-        "quest": Quest(**share, page_size=4),
-        "specextend": SpecExtend(**share, chunk_size=4),
-        "triforce": TriForce(**share, chunk_size=4),
-        "triforce-hierarchy": TriForce(
+        "plain": ALL["plain"](),
+        "vegas": ALL["vegas"](**share, switch=False),
+        "vegas-last-weight": ALL["vegas"](**share, rows="last", ranking="weight", switch=False),
+        "streaming": ALL["streaming"](**share, sinks=2),
+        "quest": ALL["quest"](**share, page_size=4),
+        "specextend": ALL["specextend"](**share, chunk_size=4),
+        "triforce": ALL["triforce"](**share, chunk_size=4),
+        "triforce-hierarchy": ALL["triforce"](
             **share, chunk_size=4, draft=small, draft_gamma=2, draft_budget=20
         ),
-        "prompt_lookup": PromptLookup(gamma=4),
-        "token_recycling": TokenRecycling(nodes=7, depth=3, k=3),
-        "medusa": Medusa(heads["medusa"], widths=(3, 2)),
-        "tokenswift": TokenSwift(heads["tokenswift"], (1, 2, 2), k=4, n=3, budget=10, sinks=2),
-        "tokenswift-static": TokenSwift(
+        "prompt_lookup": ALL["prompt_lookup"](gamma=4),
+        "token_recycling": ALL["token_recycling"](nodes=7, depth=3, k=3),
+        "medusa": ALL["medusa"](heads["medusa"], widths=(3, 2)),
+        "tokenswift": ALL["tokenswift"](
+            heads["tokenswift"], (1, 2, 2), k=4, n=3, budget=10, sinks=2
+        ),
+        "tokenswift-static": ALL["tokenswift"](
             heads["tokenswift"], (1, 2, 2), k=4, n=3, budget=10, sinks=2, dynamic=False
         ),
-        "longspec-tree": LongSpec(longspec, widths=(2, 3, 3)),
-        "longspec-chain": LongSpec(longspec, gamma=3),
-        "poss": PosS(specialists, width=3, depth=3, total_tokens=8),
+        "longspec-tree": ALL["longspec"](longspec, widths=(2, 3, 3)),
+        "longspec-chain": ALL["longspec"](longspec, gamma=3),
+        "poss": ALL["poss"](specialists, width=3, depth=3, total_tokens=8),
     }
 
 

@@ -20,23 +20,8 @@ from transformers import (
 )
 
 from specattn import acceptance, reference
-from specattn.decoding import (
-    ContextualPenalty,
-    LongSpec,
-    Medusa,
-    Plain,
-    PosS,
-    PromptLookup,
-    Quest,
-    SpecExtend,
-    Streaming,
-    TokenRecycling,
-    TokenSwift,
-    TriForce,
-    Vegas,
-    attention,
-    generate,
-)
+from specattn.decoding import METHODS as ALL
+from specattn.decoding import ContextualPenalty, attention, generate
 from specattn.decoding.methods import longspec_block, poss_block, triforce
 from specattn.decoding.methods.switch import Switch
 from tests import distributions
@@ -83,22 +68,22 @@ HIERARCHY = {
 }
 # Drafts that are sampled by themselves; with shared noise a text is plain decoding's (test_seed).
 METHODS = {
-    "plain": Plain(),
-    "vegas": Vegas(gamma=2, ratio=0.2, min_tokens=1, rejection=True),
-    "vegas-shared-noise": Vegas(gamma=2, ratio=0.2, min_tokens=1),
-    "streaming": Streaming(gamma=2, ratio=0.2, min_tokens=1, sinks=1, rejection=True),
-    "quest": Quest(gamma=2, ratio=0.2, min_tokens=1, page_size=4, rejection=True),
-    "specextend": SpecExtend(gamma=2, ratio=0.2, min_tokens=1, chunk_size=4, rejection=True),
-    "triforce": TriForce(gamma=2, ratio=0.2, min_tokens=1, chunk_size=4, rejection=True),
-    "triforce-one-guess": TriForce(gamma=2, **HIERARCHY, draft_gamma=1, rejection=True),
-    "triforce-two-guesses": TriForce(gamma=3, **HIERARCHY, draft_gamma=2, rejection=True),
-    "longspec-tree": LongSpec(DRAFTER, widths=(2, 3)),
-    "longspec-chain": LongSpec(DRAFTER, gamma=2, rejection=True),
-    "poss": PosS(SPECIALISTS, width=3, depth=2, total_tokens=8),
-    "prompt_lookup": PromptLookup(gamma=2),
-    "medusa": Medusa(random_heads("medusa", MODEL, dtype=torch.float32), widths=(2, 2)),
-    "token_recycling": TokenRecycling(nodes=4, depth=2, k=2),
-    "tokenswift": TokenSwift(
+    "plain": ALL["plain"](),
+    "vegas": ALL["vegas"](gamma=2, ratio=0.2, min_tokens=1, rejection=True),
+    "vegas-shared-noise": ALL["vegas"](gamma=2, ratio=0.2, min_tokens=1),
+    "streaming": ALL["streaming"](gamma=2, ratio=0.2, min_tokens=1, sinks=1, rejection=True),
+    "quest": ALL["quest"](gamma=2, ratio=0.2, min_tokens=1, page_size=4, rejection=True),
+    "specextend": ALL["specextend"](gamma=2, ratio=0.2, min_tokens=1, chunk_size=4, rejection=True),
+    "triforce": ALL["triforce"](gamma=2, ratio=0.2, min_tokens=1, chunk_size=4, rejection=True),
+    "triforce-one-guess": ALL["triforce"](gamma=2, **HIERARCHY, draft_gamma=1, rejection=True),
+    "triforce-two-guesses": ALL["triforce"](gamma=3, **HIERARCHY, draft_gamma=2, rejection=True),
+    "longspec-tree": ALL["longspec"](DRAFTER, widths=(2, 3)),
+    "longspec-chain": ALL["longspec"](DRAFTER, gamma=2, rejection=True),
+    "poss": ALL["poss"](SPECIALISTS, width=3, depth=2, total_tokens=8),
+    "prompt_lookup": ALL["prompt_lookup"](gamma=2),
+    "medusa": ALL["medusa"](random_heads("medusa", MODEL, dtype=torch.float32), widths=(2, 2)),
+    "token_recycling": ALL["token_recycling"](nodes=4, depth=2, k=2),
+    "tokenswift": ALL["tokenswift"](
         random_heads("tokenswift", MODEL, dtype=torch.float32),
         widths=(1, 2, 2),
         k=3,
@@ -172,12 +157,12 @@ def check_distribution(model, prompt, sampling, method):
         model,
         prompt.expand(COPIES, -1),
         method,
-        max_new_tokens=DEPTH,
+        max_new_tokens=DEPTH + 2,  # so that the drafts of those tested are not cut short
         generation_config=config,
         logits_processor=LogitsProcessorList(own),
         seed=1,
     )
-    new = torch.tensor(output.new_tokens)
+    new = torch.tensor(output.new_tokens)[:, :DEPTH]
     number = (new * V ** torch.arange(DEPTH - 1, -1, -1)).sum(-1)
     distribution = distributions.joint(next_token_tables(model, prompt, processors))
     assert distributions.p_value(number, distribution) > distributions.SIGNIFICANCE
@@ -191,7 +176,7 @@ def test_rounds_with_drafts_and_without_may_follow_one_another(
     """As Vegas' switch lets them: it decides before a round draws anything."""
     kinds = itertools.cycle([True, True, False])
     monkeypatch.setattr(Switch, "choose", lambda *_, **__: next(kinds))
-    method = Vegas(gamma=1, ratio=0.2, min_tokens=1, rejection=True)
+    method = ALL["vegas"](gamma=1, ratio=0.2, min_tokens=1, rejection=True)
     assert 0.05 < check_distribution(model, prompt, sampling, method) < 0.5
 
 

@@ -84,11 +84,24 @@ def test_temperature(model, temperature):
     assert (runs[0] == runs[2]) == (temperature == 0)
 
 
-@pytest.mark.parametrize("given", ["one", "many", "by the config"])
-def test_stop_strings(model, given):
+@pytest.fixture
+def stopping_model():
+    """Return a model whose checkpoint says at which strings its texts stop."""
+    model = tiny_model("qwen3")
+    model.generation_config.stop_strings = ["never so"]
+    return model
+
+
+@pytest.mark.parametrize(
+    "given", ["one", "many", "by the config", "by the model", "by the model, with a config"]
+)
+def test_stop_strings(stopping_model, given):
+    model = stopping_model
     (text,), tokenizer = prompts([12]), letters()
-    plain = greedy_by_transformers(model, text, 16)
+    plain = greedy_by_transformers(tiny_model("qwen3"), text, 16)
     string = tokenizer.decode(plain[6:8])
+    if given.startswith("by the model"):
+        model.generation_config.stop_strings = string
     output = generate(
         model,
         text,
@@ -99,12 +112,25 @@ def test_stop_strings(model, given):
             "one": {"stop_strings": string},
             "many": {"stop_strings": ["never so", string]},
             "by the config": {"generation_config": GenerationConfig(stop_strings=string)},
+            "by the model": {},
+            "by the model, with a config": {"generation_config": GenerationConfig()},
         }[given],
     )
     (new,) = output.new_tokens
     assert new == plain[: len(new)]
     assert tokenizer.decode(new).endswith(string)
     assert len(new) <= 8
+
+
+@pytest.mark.parametrize("config", [None, GenerationConfig()], ids=["alone", "with a config"])
+def test_stop_strings_of_the_model_need_the_tokenizer(stopping_model, config):
+    """Or they are turned off."""
+    (text,) = prompts([12])
+    options = {"max_new_tokens": 4, "generation_config": config}
+    with pytest.raises(ValueError, match=r"stop_strings \['never so'\] need tokenizer="):
+        generate(stopping_model, text, VEGAS, **options)
+    output = generate(stopping_model, text, VEGAS, stop_strings=[], **options)
+    assert output.new_tokens == [greedy_by_transformers(tiny_model("qwen3"), text, 4)]
 
 
 def test_several_sequences_per_prompt(model):

@@ -15,6 +15,8 @@ from specattn.decoding import (
     Vegas,
     generate,
 )
+from specattn.decoding.target import Target
+from tests.decoding import settings
 from tests.decoding.models import CONFIGS, greedy_by_transformers, prompts, tiny_model
 
 # What the cache holds beyond a request's length is then NaN, and must not matter.
@@ -89,6 +91,42 @@ def test_no_more_is_drafted_than_tokens_are_left(name, text):
     request = output.statistics.requests[0]
     assert request.drafted <= 3 + 2 + 1
     assert request.discarded == 0
+
+
+@pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("name", settings.NAMES)
+def test_no_path_is_longer_than_the_text_may_still_become(name, do_sample, monkeypatch):
+    """One token follows every draft; so trees of a fixed shape lose their last levels, too."""
+    model, (text,) = tiny_model("qwen3"), prompts([20])
+    method, left, depths, verify = settings.settings_of(model)[name], [6], [], Target.verify
+
+    def watched(self, tree, *arguments, **options):
+        depths.append((int(tree.depths.max()), left[-1] - 1))
+        return verify(self, tree, *arguments, **options)
+
+    monkeypatch.setattr(Target, "verify", watched)
+    options = {"max_new_tokens": left[0], "do_sample": do_sample, "seed": 1 if do_sample else None}
+    output = generate(
+        model, text, method, on_tokens=lambda _, new: left.append(left[-1] - len(new)), **options
+    )
+    assert all(depth <= most for depth, most in depths), depths
+    if name not in ("plain", "prompt_lookup"):
+        assert max(depths)[0] > 0, "something should have been drafted"
+    assert output.statistics.total.discarded == 0
+    assert output.new_tokens == generate(model, text, "plain", **options).new_tokens
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes"), [("medusa", 4), ("tokenswift", 10), ("longspec-tree", 3), ("poss", 4)]
+)
+def test_a_short_run_needs_no_room_for_deep_trees(name, nodes):
+    model, text = tiny_model("qwen3"), list(range(20))
+    method = settings.settings_of(model)[name]
+    needed = len(text) + 2 + nodes
+    output = generate(model, text, method, max_new_tokens=2, capacity=needed)
+    assert output.new_tokens == [greedy_by_transformers(model, torch.tensor(text), 2)]
+    with pytest.raises(ValueError, match=f"room for {needed}"):
+        generate(model, text, method, max_new_tokens=2, capacity=needed - 1)
 
 
 @pytest.mark.parametrize("chunk_size", [1, 7, 64])

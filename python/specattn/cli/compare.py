@@ -58,8 +58,11 @@ def compare(
             print_figures(session, medians)
         if (line := warning(load)) is not None:
             console.print(line, style="yellow", soft_wrap=True)
-        judged = stopped is None and options.temperature == 0
-        parted = _judge(session, medians) if judged else {}
+        alike = _comparable(options.temperature, chosen) if stopped is None else []
+        parted = _judge(session, {text: medians[text] for text in alike}) if alike else {}
+        if stopped is None and (left := [text for text in chosen if text not in alike]):
+            line = f"Not judged, for drafts that are sampled by themselves: {', '.join(left)}"
+            console.print(line, soft_wrap=True, markup=False)
         if json_file is not None:
             written = [
                 {
@@ -70,7 +73,7 @@ def compare(
                 }
                 for text, one in medians.items()
             ]
-            content = {**session.to_dict(), "identical": not parted if judged else None}
+            content = {**session.to_dict(), "identical": not parted if alike else None}
             content |= {"others_share": load.share(), "runs": written}
             write_json({"schema": SCHEMA, **content}, json_file)
     if stopped is not None:
@@ -111,6 +114,19 @@ def _median(runs: list[Continuation]) -> Continuation:
     """Return the run of median speed, the slower of two in the middle."""
     ordered = sorted(runs, key=lambda run: run.statistics.tokens_per_second)
     return ordered[(len(ordered) - 1) // 2]
+
+
+def _comparable(temperature: float, methods: dict[str, Method]) -> list[str]:
+    """Return the methods whose texts must be the same, if there are two of them.
+
+    Above temperature 0 those that sample drafts by themselves emit texts of their own.
+    """
+    drawn = [
+        text
+        for text, method in methods.items()
+        if temperature == 0 or not getattr(method, "rejection", False)
+    ]
+    return drawn if len(drawn) > 1 or len(drawn) == len(methods) else []
 
 
 def _judge(session: DecodingSession, found: dict[str, Continuation]) -> dict[str, Difference]:

@@ -9,6 +9,7 @@ import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from specattn.cli.session import Continuation, DecodingSession
+from specattn.decoding.noise import PositionNoise
 
 SPACINGS = 4
 """Two logits are a near-tie if no more numbers of the model's dtype lie between them than this."""
@@ -27,10 +28,12 @@ class Difference:
     tokens : tuple of (int or None)
         The first method's token there, and this one's; None: its text has ended.
     gap : float or None
-        How far their logits are apart, penalties included, in one pass over the text before.
+        How far their logits are apart, penalties included, in one pass over the text before. Above
+        temperature 0: their scores, logit / temperature - ln E with the position's noise E
+        (docs/sampling.md), of which the token with the greatest is drawn.
     bound : float or None
         Up to which gap it is a near-tie: `SPACINGS` times the spacing of the model's dtype at the
-        greater of both logits.
+        greater of both logits, over the temperature.
     """
 
     prompt: int
@@ -67,9 +70,13 @@ def first_difference(
             return Difference(number, position, (first, second))
         tokens = ours.new_tokens[position], theirs.new_tokens[position]
         before = session.prompts[number].tokens + ours.new_tokens[:position]
-        logits = _logits(session, before)[list(tokens)]
-        spacing = torch.finfo(session.model.dtype).eps * logits.abs().max().item()
-        gap = (logits[0] - logits[1]).abs().item()
+        logits, temperature = _logits(session, before), session.options.temperature
+        scores = logits / (temperature or 1)
+        spacing = torch.finfo(session.model.dtype).eps * scores[list(tokens)].abs().max().item()
+        if temperature > 0:
+            noise = PositionNoise(session.options.seed)
+            scores = scores - noise.at([number], [len(before)], len(scores), scores.device)[0].log()
+        gap = (scores[tokens[0]] - scores[tokens[1]]).abs().item()
         return Difference(number, position, tokens, gap, SPACINGS * spacing)
     return None
 
@@ -100,7 +107,8 @@ def describe(session: DecodingSession, difference: Difference, first: str, other
         return f"{where}: {words}"
     dtype = str(session.model.dtype).removeprefix("torch.")
     verdict = "a near-tie" if difference.near_tie else "no near-tie"
+    compared = "logits" if session.options.temperature == 0 else "scores"
     return (
-        f"{where}: {words}, whose logits are {difference.gap:.2g} apart: {verdict} (up to "
+        f"{where}: {words}, whose {compared} are {difference.gap:.2g} apart: {verdict} (up to "
         f"{difference.bound:.2g}, {SPACINGS} spacings of {dtype})"
     )

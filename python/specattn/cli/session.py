@@ -7,7 +7,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+import torch
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
 
 from specattn.cli.errors import naming
 from specattn.cli.loading import (
@@ -146,7 +152,7 @@ class DecodingSession:
         if resume:
             (run,) = runs
             run.resume()
-            if run.tokens and run.tokens[-1] in self._stop_tokens:
+            if self._has_ended(run):
                 raise ValueError(f"{path} holds a text that has come to its end")
         return runs
 
@@ -226,13 +232,19 @@ class DecodingSession:
 
     def _text(self, run: RunState, *, interrupted: bool) -> Text:
         """Return the text of a run that is over."""
-        stopped = bool(run.tokens) and run.tokens[-1] in self._stop_tokens
-        if not stopped and len(run.tokens) < self.options.max_new_tokens:
-            reason = "interrupted" if interrupted else "stop"  # by a string
-        else:
-            reason = "stop" if stopped else "length"
+        cut = interrupted and len(run.tokens) < self.options.max_new_tokens
+        reason = "stop" if self._has_ended(run) else "interrupted" if cut else "length"
         text = self.tokenizer.decode(run.tokens, skip_special_tokens=True)
         return Text(run.tokens, text, reason, run.resumed_at)
+
+    def _has_ended(self, run: RunState) -> bool:
+        """Whether a run's text ends with a token or a string at which texts stop."""
+        if not run.tokens:
+            return False
+        if run.tokens[-1] in self._stop_tokens or not self._stop_strings:
+            return run.tokens[-1] in self._stop_tokens
+        found = StopStringCriteria(self.tokenizer, self._stop_strings)
+        return bool(found(torch.tensor([run.prompt + run.tokens]), None))
 
     @cached_property
     def _stop_tokens(self) -> set[int]:

@@ -99,7 +99,8 @@ def generate(
         would be in a batch of its own.
     stop_strings, tokenizer : optional
         A request stops when its text ends with one of the strings, by default those of
-        `generation_config`. Needs the tokenizer, which prompts that are text need too.
+        `generation_config`, then of the model's own; an empty list turns them off. Strings need the
+        tokenizer, as prompts do that are text.
     streamer : BaseStreamer, optional
         Gets the prompt, then the new tokens of every round. One prompt only.
     on_tokens : callable, optional
@@ -149,15 +150,20 @@ def generate(
         generation_config = copy.deepcopy(generation_config)
         generation_config.update(**options)
         options = {}
-        # transformers keeps the tokenizer back from a callable: its strings are ours to look for.
         if stop_strings is None:
             stop_strings = generation_config.stop_strings
         generation_config.stop_strings = None
+    # transformers keeps the tokenizer back from a callable: strings are ours to look for.
+    if model.generation_config.stop_strings is not None:
+        options["stop_strings"] = None
     criteria = StoppingCriteriaList(stopping_criteria or [])
-    if stop_strings is not None:
+    strings = _stop_strings(stop_strings, model)
+    if strings:
         if tokenizer is None:
-            raise ValueError("stop_strings needs the tokenizer, to know how tokens spell them")
-        strings = [stop_strings] if isinstance(stop_strings, str) else list(stop_strings)
+            raise ValueError(
+                f"stop_strings {strings} need tokenizer=, to know how tokens spell them; "
+                "stop_strings=[] turns those of a model's generation_config off"
+            )
         criteria.append(StopStringCriteria(tokenizer, strings))
     texts, config = _prepared(
         model,
@@ -243,6 +249,13 @@ def _prepared(
     padded = torch.nn.utils.rnn.pad_sequence([row.cpu() for row in rows], batch_first=True)
     criteria = [calls[end].criteria for end in ends]
     return Texts(padded, [0] * len(rows), ends, processors, criteria), call.config
+
+
+def _stop_strings(given: str | Sequence[str] | None, model: PreTrainedModel) -> list[str]:
+    """Return the strings that end a text: those given, else those of the model's own config."""
+    if given is None:
+        given = model.generation_config.stop_strings or ()
+    return [given] if isinstance(given, str) else list(given)
 
 
 def _resolve(method: Method | str) -> Method:

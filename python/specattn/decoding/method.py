@@ -221,7 +221,7 @@ def run(
     if 0 in limits:
         raise ValueError("the run has no end: give max_new_tokens or max_length")
     spans = zip(limits, texts.ends, strict=True)
-    method = method.clipped(max(limit - end for limit, end in spans) - 1)
+    method = method.prepared(model).clipped(max(limit - end for limit, end in spans) - 1)
     room = max(limits) + method.max_nodes
     needed = room - min(texts.padding)
     if capacity is not None and needed > capacity:

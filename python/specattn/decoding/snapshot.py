@@ -104,8 +104,8 @@ class PromptSnapshot:
         """
         if method.reads_features and self._features is None:
             raise ValueError(f"{type(method).__name__} reads features: give keep_features=True")
-        method = method.clipped(new_tokens - 1)
         target, length = self.target, self.prefix + 1
+        method = method.prepared(target.model).clipped(new_tokens - 1)
         sequences = Sequences(
             torch.stack(self.prompts),
             [0] * len(self.prompts),

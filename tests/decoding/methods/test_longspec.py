@@ -41,7 +41,8 @@ def test_the_text_is_that_of_plain_decoding(family, lengths):
     assert method.max_nodes == 69
     output = generate(model, texts, method, max_new_tokens=NEW_TOKENS)
     assert output.new_tokens == [greedy_by_transformers(model, p, NEW_TOKENS) for p in texts]
-    assert output.statistics.total.drafted == 68 * output.statistics.total.rounds
+    total, cut = output.statistics.total, 5 * len(texts)  # the last rounds need fewer levels
+    assert 68 * (total.rounds - cut) <= total.drafted < 68 * total.rounds
 
 
 @pytest.mark.parametrize("options", [{"widths": (5, 16, 16)}, {"gamma": 3}], ids=["tree", "chain"])

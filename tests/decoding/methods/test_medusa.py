@@ -25,8 +25,8 @@ def test_the_text_is_that_of_plain_decoding(family, lengths):
     texts = prompts(lengths, vocabulary=SMALL_VOCABULARY)
     output = generate(model, texts, Medusa(heads_for(model)), max_new_tokens=24)
     assert output.new_tokens == [greedy_by_transformers(model, p, 24) for p in texts]
-    total = output.statistics.total
-    assert total.drafted == 39 * total.rounds
+    total, cut = output.statistics.total, 3 * len(texts)  # the last rounds need fewer levels
+    assert 39 * (total.rounds - cut) <= total.drafted < 39 * total.rounds
     assert total.mean_acceptance_length > 1.2
 
 

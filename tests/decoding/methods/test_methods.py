@@ -5,6 +5,9 @@ import pytest
 from specattn.decoding import METHODS, parse_method
 from specattn.decoding.methods import split_methods
 from specattn.decoding.spelling import options_of
+from tests.decoding import fuzzing, test_distribution
+from tests.decoding.models import tiny_model
+from tests.decoding.settings import settings_of
 
 
 @pytest.mark.parametrize(
@@ -65,6 +68,26 @@ def test_mistakes_are_named(text, message):
 def test_home_is_expanded_in_paths(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     assert parse_method("longspec:drafter=~/d")[1] == {"drafter": "/home/me/d"}
+
+
+def test_every_method_is_among_those_that_are_tested_together():
+    """In fixed settings, for its distribution, and by random options."""
+    ours = {name for name, method in METHODS.items() if method.__module__.startswith("specattn.")}
+    fixed, sampled = settings_of(tiny_model("qwen3")), test_distribution.METHODS
+    for methods in (fixed, sampled):
+        assert {METHODS[name] for name in ours} <= set(map(type, methods.values()))
+    assert ours <= {*fuzzing.UNTRAINED, *fuzzing.TRAINED}
+
+
+def test_choices_are_listed():
+    """Not that an option takes some word."""
+    vegas = options_of(METHODS["vegas"])
+    assert vegas["rows"].takes == "two or all or last"
+    assert vegas["ranking"].takes == "logit or weight"
+    with pytest.raises(ValueError, match="expected two or all or last, got 'none'"):
+        vegas["rows"].read("none")
+    every = [one.takes for method in METHODS.values() for one in options_of(method).values()]
+    assert not [takes for takes in every if "a word" in takes]
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -12,7 +12,13 @@ from specattn.decoding.methods import dynamic_tree, poss
 from specattn.decoding.methods.dynamic_tree import DynamicTree, top_tokens
 from specattn.decoding.methods.poss_block import SpecialistBlock
 from specattn.decoding.sequences import Sequences
-from tests.decoding.models import CONFIGS, greedy_by_transformers, prompts, tiny_model
+from tests.decoding.models import (
+    CONFIGS,
+    ending_at,
+    greedy_by_transformers,
+    prompts,
+    tiny_model,
+)
 from tests.drafters.poss_statement import Statement, random_drafter
 
 # What caches hold beyond what was written is then NaN, and must not matter.
@@ -30,7 +36,8 @@ def test_the_text_is_that_of_plain_decoding(family, lengths):
     drafter = random_drafter(model, layers=2, positions_per_layer=2, dtype=torch.float32)
     output = generate(model, texts, PosS(drafter, depth=4), max_new_tokens=NEW_TOKENS)
     assert output.new_tokens == [greedy_by_transformers(model, p, NEW_TOKENS) for p in texts]
-    assert output.statistics.total.drafted == 59 * output.statistics.total.rounds
+    total, cut = output.statistics.total, 4 * len(texts)  # the last rounds need fewer levels
+    assert 59 * (total.rounds - cut) <= total.drafted < 59 * total.rounds
 
 
 @pytest.mark.parametrize("window", [None, 4])
@@ -48,11 +55,12 @@ def test_the_text_stays_right_where_much_is_accepted(family, window):
 class Witness(SpecialistBlock):
     """Checks every level of every round against the statement, which reads all text anew."""
 
-    levels = 0
+    levels = expected = 0
     kept = None  # for tests that compare rounds: (depth, features) of every level
 
     def begin(self):
         x = super().begin()
+        type(self).expected += min(4, self.sequences.draft_depth)
         model = self.target.model
         self.statement = Statement(self.drafter, model.base_model.rotary_emb)
         self.texts, self.paths = [], []
@@ -113,6 +121,7 @@ def test_decoding_mode_is_the_statement(monkeypatch, family, layers):
     """In float64, from the first round on, over rounds that accept and reject, as requests end."""
     monkeypatch.setattr(poss, "SpecialistBlock", Witness)
     monkeypatch.setattr(Witness, "levels", 0)
+    monkeypatch.setattr(Witness, "expected", 0)
     model = in_float64(tiny_model(family, vocab_size=SMALL_VOCABULARY, peak=0.7))
     drafter = random_drafter(model, layers=layers, positions_per_layer={1: 1, 2: 2, 4: 1}[layers])
     output = generate(
@@ -125,7 +134,7 @@ def test_decoding_mode_is_the_statement(monkeypatch, family, layers):
         seed=0,
         prefill_chunk_size=5,
     )
-    assert Witness.levels == 4 * output.statistics.passes
+    assert Witness.levels == Witness.expected > 2 * output.statistics.passes
     assert 5 < output.statistics.total.accepted < output.statistics.total.drafted
 
 
@@ -143,7 +152,7 @@ def test_every_depth_has_its_own_specialist_from_the_first_round_on(monkeypatch)
     monkeypatch.setattr(poss, "SpecialistBlock", Listening)
     model = tiny_model("qwen3")
     drafter = random_drafter(model, layers=3, positions_per_layer=2, dtype=torch.float32)
-    output = generate(model, prompts([7]), PosS(drafter, depth=8), max_new_tokens=6)
+    output = generate(model, prompts([7]), PosS(drafter, depth=8), **ending_at(13))
     assert output.statistics.passes > 1
     assert called == list(enumerate([0, 0, 1, 1, 2, 2, 2, 2])) * output.statistics.passes
 
@@ -208,7 +217,7 @@ def test_catching_up_costs_the_same_at_any_length(context):
     whole = [Counting(specialist) for specialist in drafter.specialists]
     method = PosS(drafter, width=3, depth=3, total_tokens=10)
     texts = prompts([context], vocabulary=SMALL_VOCABULARY)
-    output = generate(model, texts, method, max_new_tokens=20)
+    output = generate(model, texts, method, **ending_at(context + 20))
     rounds = output.statistics.passes
     prompt_rows = 1 + context - 1  # the first token's stand-in, and every pair of the prompt
     assert fused.rows == prompt_rows + rounds * (3 + 3 + 4)
@@ -343,7 +352,7 @@ def test_auto_chooses_the_size_that_promises_most(monkeypatch):
             return cost(sizes[-1])
 
         monkeypatch.setattr(poss, "_seconds", seconds)
-        output = generate(model, prompts([9]), method, max_new_tokens=8)
+        output = generate(model, prompts([9]), method, **ending_at(17))
         assert output.new_tokens == [greedy_by_transformers(model, *prompts([9]), 8)]
         assert sizes == list(poss.AUTO_SIZES)  # once
         assert output.statistics.details["total_tokens"] == size

@@ -8,7 +8,13 @@ from transformers import LogitsProcessorList
 
 from specattn.decoding import ContextualPenalty, Target, TokenSwift, generate
 from specattn.tree import Tree
-from tests.decoding.models import CONFIGS, greedy_by_transformers, prompts, tiny_model
+from tests.decoding.models import (
+    CONFIGS,
+    ending_at,
+    greedy_by_transformers,
+    prompts,
+    tiny_model,
+)
 from tests.drafters.test_heads import random_heads
 
 # What the cache holds beyond a request's length is then NaN, and must not matter.
@@ -118,7 +124,7 @@ class Witness(TokenSwift):
         drafter, sequences = super().start(context), context.sequences
         propose, ranked, levels = drafter.propose, drafter._ranked, []
         self.notes.clear()
-        drafter._ranked = lambda root: levels.append(ranked(root)) or levels[-1]
+        drafter._ranked = lambda *given: levels.append(ranked(*given)) or levels[-1]
 
         def noted(root):
             draft = propose(root)
@@ -136,7 +142,7 @@ def test_the_tree_holds_the_heads_ranks_and_the_most_frequent_ngrams():
     texts = prompts([3, 5], vocabulary=SMALL_VOCABULARY)
     heads = random_heads("tokenswift", model, dtype=torch.float32)
     method = Witness(heads, widths=(2, 2), k=2, n=3, budget=500)
-    generate(model, texts, method, max_new_tokens=40)
+    generate(model, texts, method, **ending_at(44))
     reused = 0
     for new, levels, draft, request in method.notes:
         paths = draft.tree.paths.expand(len(draft.tokens), -1, -1)[request]

@@ -2,13 +2,14 @@
 
 import math
 from dataclasses import dataclass, field
+from typing import get_args
 
 import pytest
 import torch
 from transformers import AttentionInterface
 
 from specattn.decoding import Vegas, generate
-from specattn.decoding.methods.vegas import RANKINGS, ROWS
+from specattn.decoding.methods.vegas import Ranking, Rows
 from tests.decoding.models import greedy_by_transformers, prompts, tiny_model
 
 RATIO, MIN_TOKENS, GAMMA = 0.3, 6, 3
@@ -60,8 +61,8 @@ def attention_of(model, ids):
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2-sliding", "gpt_oss"])
-@pytest.mark.parametrize("ranking", RANKINGS)
-@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("ranking", get_args(Ranking))
+@pytest.mark.parametrize("rows", get_args(Rows))
 def test_it_selects_what_the_paper_says(rows, ranking, family):
     model, texts = tiny_model(family, peak=3.0), prompts([5, 40])
     method = Watched(rows=rows, ranking=ranking, **OPTIONS)

@@ -135,7 +135,7 @@ class _TreeDrafter(_BlockDrafter):
         if (static := block.target.static) is not None:
             from specattn.decoding.methods.longspec_static import StaticTree  # the C++ kernels
 
-            self.static = StaticTree(block, static, widths)
+            self.static = StaticTree(block, static)
         # Which bit of a packed mask each node is, level by level.
         size, device = 1 + sum(widths), block.storage.device
         itself = pack_tree_mask(torch.eye(size, dtype=torch.bool, device=device))
@@ -143,12 +143,13 @@ class _TreeDrafter(_BlockDrafter):
 
     def propose(self, root: torch.Tensor) -> Draft:
         self.block.begin()
+        widths = self.widths[: self.block.sequences.draft_depth]
         if self.static is not None:
-            return Draft(*self.static.grow(root))
+            return Draft(*self.static.grow(root, (1, *widths)))
         tokens, mask = root[:, None], self.root_bit.expand(len(root), -1, -1)
         scores = torch.zeros(tokens.shape, device=root.device)
         all_tokens, all_parents, first = [tokens], [torch.full_like(tokens, -1)], 0
-        for depth, width in enumerate(self.widths):
+        for depth, width in enumerate(widths):
             logits = self.block.logits(tokens, depth, mask)
             children, scores, parents = best_children(logits, scores, width)
             mask = mask.gather(1, parents[..., None].expand(-1, -1, mask.shape[-1]))
@@ -157,10 +158,9 @@ class _TreeDrafter(_BlockDrafter):
             all_parents.append(parents + first)
             first += tokens.shape[1]
             tokens = children
-        self.block.keep_leaves(tokens, len(self.widths))
-        tree = Tree(
-            torch.cat(all_parents, 1), max_depth=len(self.widths), max_width=max(self.widths)
-        )
+        self.block.keep_leaves(tokens, len(widths))
+        parents = torch.cat(all_parents, 1)
+        tree = Tree(parents, max_depth=len(widths), max_width=max(widths, default=0))
         return Draft(tree, torch.cat(all_tokens, 1))
 
 

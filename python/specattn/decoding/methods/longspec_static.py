@@ -23,50 +23,51 @@ class StaticTree:
     block : DraftBlock
     static : StaticPass
         Of the block's target.
-    widths : tuple of int
-        Nodes per level below the root.
     """
 
-    def __init__(self, block: DraftBlock, static: StaticPass, widths: tuple[int, ...]):
-        self.block, self.levels = block, (1, *widths)
+    def __init__(self, block: DraftBlock, static: StaticPass):
+        self.block = block
         self._angles = static.angles  # a drafter's rope is its target's
-        self._trees: dict[int, tuple[_Memory, Recording]] = {}
+        self._trees: dict[tuple, tuple[_Memory, Recording]] = {}
 
-    def grow(self, root: torch.Tensor) -> tuple[Tree, torch.Tensor]:
-        """Return a tree behind `root`, int64 [B], and its tokens [B, nodes]."""
+    def grow(self, root: torch.Tensor, levels: tuple[int, ...]) -> tuple[Tree, torch.Tensor]:
+        """Return a tree behind `root`, int64 [B], and its tokens [B, nodes].
+
+        `levels` are the nodes of each, the root's 1 first.
+        """
         batch, block = len(root), self.block
-        memory, recording = self._trees.get(batch, (None, None))
-        memory = memory or _Memory(block, self.levels, batch)
+        memory, recording = self._trees.get((batch, levels), (None, None))
+        memory = memory or _Memory(block, levels, batch)
         memory.tokens[:, 0] = root
         memory.seqlens.copy_(block.target.cache.seqlens)
         memory.rows.copy_(block.rows)
-        memory.row_counts.copy_(block.row_counts)
+        memory.row_counts.copy_(block.row_counts[: len(levels) - 1])
         if recording is None:
             recording = Recording()
-            self._record(recording, memory)
-            self._trees[batch] = memory, recording
+            self._record(recording, memory, levels)
+            self._trees[batch, levels] = memory, recording
         else:
             recording.replay()
         tree = Tree.grown(
             memory.parents,
             depths=memory.depths.expand(batch, -1),
             packed_mask=memory.masks.clone(),
-            max_depth=len(self.levels) - 1,
-            max_width=max(self.levels),
+            max_depth=len(levels) - 1,
+            max_width=max(levels[1:], default=0),
         )
         return tree, memory.tokens.clone()
 
-    def _record(self, recording: Recording, memory: _Memory) -> None:
-        last = len(self.levels) - 1
-        for depth, width in enumerate(self.levels):
-            first = sum(self.levels[:depth])
+    def _record(self, recording: Recording, memory: _Memory, levels: tuple[int, ...]) -> None:
+        last = len(levels) - 1
+        for depth, width in enumerate(levels):
+            first = sum(levels[:depth])
             level = slice(first, first + width)
             rows = _Rows(memory, level)
             self._store(recording, memory, rows, level)
             if depth == last:
                 return  # nothing is below: its keys and values are all that is needed
             self._read(recording, memory, rows, level, depth)
-            below = slice(level.stop, level.stop + self.levels[depth + 1])
+            below = slice(level.stop, level.stop + levels[depth + 1])
             best = (x[:, below] for x in (memory.tokens, memory.scores, memory.parents))
             above = (rows.logits, memory.scores[:, level], memory.masks[:, level])
             recording.kernel(_cpu.best_children, *above, first, *best, memory.masks[:, below])

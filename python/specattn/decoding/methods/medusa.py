@@ -17,7 +17,6 @@ from transformers import PreTrainedModel
 from specattn.decoding.drafting import Draft, DraftContext, Drafter, Verified
 from specattn.decoding.method import Method
 from specattn.decoding.methods.trained import fitting_drafter
-from specattn.decoding.target import Target
 from specattn.drafters import MedusaHeads
 from specattn.tree import Tree
 
@@ -60,6 +59,10 @@ class Medusa(Method, name="medusa"):
         """The root and all combinations of guesses."""
         return Tree.full(self.widths).size
 
+    def clipped(self, depth: int) -> Medusa:
+        """Return this method with at most `depth` levels, and 1 at least."""
+        return replace(self, widths=self.widths[: max(1, depth)])
+
     def prepared(self, model: PreTrainedModel) -> Medusa:
         """Return this method with its heads loaded and found to fit `model`."""
         drafter = fitting_drafter(MedusaHeads, self.drafter, model)
@@ -73,13 +76,16 @@ class Medusa(Method, name="medusa"):
         """Return a drafter for one run."""
         module = self.prepared(context.target.model).drafter
         assert isinstance(module, MedusaHeads)
-        return _MedusaDrafter(module.eval(), self.widths, context.target)
+        return _MedusaDrafter(module.eval(), self.widths, context)
 
 
 class _MedusaDrafter(Drafter):
-    def __init__(self, heads: MedusaHeads, widths: tuple[int, ...], target: Target):
-        self.heads, self.widths, self.target = heads, widths, target
-        self.tree = Tree.full(widths, device=target.device)
+    def __init__(self, heads: MedusaHeads, widths: tuple[int, ...], context: DraftContext):
+        target = self.target = context.target
+        self.heads, self.widths, self.sequences = heads, widths, context.sequences
+        # The tree of any depth: it begins as the whole one does, where a text has no use for more.
+        depths = range(len(widths) + 1)
+        self.trees = [Tree.full(widths[:depth], device=target.device) for depth in depths]
         self.guess_of = torch.tensor(_guesses(widths), device=target.device)
         # The features that the root's token was drawn from; zeros behind a prompt of one token.
         shape = (target.cache.batch_size, heads.config.hidden_size)
@@ -92,13 +98,16 @@ class _MedusaDrafter(Drafter):
         self.features = torch.where(inside, _rows(features, last.clamp_min(0)), self.features)
 
     def propose(self, root: torch.Tensor) -> Draft:
-        hidden = self.heads(self.features)[:, : len(self.widths)]
+        depth = min(len(self.widths), self.sequences.draft_depth)
+        tree = self.trees[depth]
+        if not depth:
+            return Draft(tree, root[:, None])
+        logits = self.target.head(self.heads(self.features)[:, :depth]).unbind(1)
         guesses = [
-            logits.topk(width).indices
-            for logits, width in zip(self.target.head(hidden).unbind(1), self.widths, strict=True)
+            row.topk(width).indices for row, width in zip(logits, self.widths[:depth], strict=True)
         ]
-        drafted = torch.cat(guesses, 1)[:, self.guess_of]
-        return Draft(self.tree, torch.cat([root[:, None], drafted], 1))
+        drafted = torch.cat(guesses, 1)[:, self.guess_of[: tree.size - 1]]
+        return Draft(tree, torch.cat([root[:, None], drafted], 1))
 
     def observe(self, verified: Verified) -> None:
         self.features = _rows(verified.result.features, verified.accepted.last)

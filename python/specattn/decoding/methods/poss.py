@@ -25,6 +25,7 @@ from specattn.decoding.methods.trained import fitting_drafter
 from specattn.decoding.statistics import Stopwatch, synchronize
 from specattn.drafters import PosSDrafter
 from specattn.reference.tree_mask import pack_tree_mask
+from specattn.tree import Tree
 
 AUTO_SIZES = (20, 30, 40, 50, 60, 80)
 """Sizes that ``total_tokens="auto"`` chooses from."""
@@ -81,7 +82,12 @@ class PosS(Method, name="poss"):
     @property
     def max_nodes(self) -> int:
         """The largest tree that may be verified."""
-        return max(AUTO_SIZES) if self.total_tokens == "auto" else self.total_tokens
+        most = max(AUTO_SIZES) if self.total_tokens == "auto" else self.total_tokens
+        return min(most, 1 + self.width + (self.depth - 1) * self.width**2)
+
+    def clipped(self, depth: int) -> PosS:
+        """Return this method with at most `depth` levels, and 1 at least."""
+        return replace(self, depth=max(1, min(self.depth, depth)))
 
     def prepared(self, model: PreTrainedModel) -> PosS:
         """Return this method with its drafter loaded and found to fit `model`."""
@@ -103,6 +109,7 @@ class _PosSDrafter(Drafter):
         self.cache_bytes = block.text.nbytes + block.tree.nbytes
         device = block.target.device
         self.watch = Stopwatch(device)
+        self.root_alone = Tree.chain(0, device=device)
         # Which bit of a packed mask each node is, level by level.
         levels = [1, *[method.width] * (method.depth - 1)]
         itself = pack_tree_mask(torch.eye(sum(levels), dtype=torch.bool, device=device))
@@ -112,17 +119,20 @@ class _PosSDrafter(Drafter):
         self.block.on_prefill(start, features)
 
     def propose(self, root: torch.Tensor) -> Draft:
+        levels = min(self.method.depth, self.block.sequences.draft_depth)
+        if not levels:
+            return Draft(self.root_alone, root[:, None])
         begin = _now(self.block.target.device) if self.size is None else 0.0
         self.watch.lap("elsewhere")
         x = self.block.begin()
         mask = self.own_bits[0].expand(len(root), -1, -1)
         tree = DynamicTree(root, self.method.width)
-        for depth in range(self.method.depth):
+        for depth in range(levels):
             features = self.block.features(x, depth, mask)
             logits = self.block.head(features)
             self.watch.lap("layer_seconds")
             tree.score(logits)
-            if depth + 1 < self.method.depth:
+            if depth + 1 < levels:
                 tokens, parents = tree.expand()
                 own = self.own_bits[depth + 1][: tokens.shape[1]]
                 mask = mask.gather(1, _wide(parents, mask)) | own

@@ -8,13 +8,13 @@ into Treasure*, arXiv 2408.08696.)
 from __future__ import annotations
 
 import heapq
+import itertools
 from dataclasses import dataclass
 
 import torch
 
 from specattn.decoding.drafting import Draft, DraftContext, Drafter, Verified
 from specattn.decoding.method import Method
-from specattn.decoding.target import Target
 from specattn.tree import Tree
 
 
@@ -57,28 +57,33 @@ class TokenRecycling(Method, name="token_recycling"):
 
     def start(self, context: DraftContext) -> Drafter:
         """Return a drafter whose table is empty."""
-        return _RecyclingDrafter(self, context.target)
+        return _RecyclingDrafter(self, context)
 
 
 class _RecyclingDrafter(Drafter):
-    def __init__(self, method: TokenRecycling, target: Target):
+    def __init__(self, method: TokenRecycling, context: DraftContext):
+        target, self.sequences = context.target, context.sequences
         vocabulary, device = target.model.config.vocab_size, target.device
         k = min(method.k, vocabulary)
         # Token 0 follows what was never seen: a guess as good as any.
         self.successors = torch.zeros(vocabulary, k, dtype=torch.int32, device=device)
         paths = best_rank_paths(method.nodes, method.depth, k)
-        self.tree = Tree.from_paths(paths, device=device)
+        # The tree of any depth: it begins as the whole one does, where a text has no use for more.
+        self.trees = [
+            Tree.from_paths([path for path in paths if len(path) <= depth], device=device)
+            for depth in range(max(map(len, paths)) + 1)
+        ]
         ranks = [path[-1] for path in sorted(paths, key=lambda path: (len(path), path))]
-        widths = self.tree.depths.bincount()[1:].tolist()
-        parents = self.tree.parents[1:].split(widths)
+        widths = [level.size - above.size for above, level in itertools.pairwise(self.trees)]
+        parents = self.trees[-1].parents[1:].split(widths)
         own = torch.tensor(ranks, device=device).split(widths)
         self.levels = list(zip(parents, own, strict=True))
 
     def propose(self, root: torch.Tensor) -> Draft:
-        tokens = root[:, None]
-        for parents, ranks in self.levels:
+        tokens, depth = root[:, None], min(len(self.levels), self.sequences.draft_depth)
+        for parents, ranks in self.levels[:depth]:
             tokens = torch.cat([tokens, self.successors[tokens[:, parents], ranks].long()], 1)
-        return Draft(self.tree, tokens)
+        return Draft(self.trees[depth], tokens)
 
     def observe(self, verified: Verified) -> None:
         ranked = verified.result.logits.topk(self.successors.shape[1]).indices

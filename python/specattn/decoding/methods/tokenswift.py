@@ -94,6 +94,10 @@ class TokenSwift(Method, name="tokenswift"):
         """The root, the heads' tree, and n-grams that share with it the next token alone."""
         return Tree.full(self.widths).size + self.k * (self.n - 1)
 
+    def clipped(self, depth: int) -> TokenSwift:
+        """Return this method with at most `depth` levels of the heads' tree, and 1 at least."""
+        return replace(self, widths=self.widths[: max(1, depth)])
+
     @property
     def depth(self) -> int:
         """Tokens of the longest path, so of one round at most; gamma + 1 in the paper."""
@@ -121,7 +125,8 @@ class _TokenSwiftDrafter(Drafter):
     def __init__(self, method: TokenSwift, heads: TokenSwiftHeads, context: DraftContext):
         self.method, self.heads, self.target = method, heads, context.target
         self.sampler, self.sequences = context.sampler, context.sequences
-        self.chain = Tree.chain(len(method.widths) - 1, device=self.target.device)
+        levels = range(len(method.widths))
+        self.chains = [Tree.chain(depth, device=self.target.device) for depth in levels]
         self.tables = RequestIndexes(
             self.sequences, lambda: NGramTable(method.n, method.remembered), prompts=False
         )
@@ -132,12 +137,17 @@ class _TokenSwiftDrafter(Drafter):
         self._plan_round()
 
     def propose(self, root: torch.Tensor) -> Draft:
-        if not self.cache.ranked:
+        depth = self.sequences.draft_depth
+        if not self.cache.ranked or not depth:
             self.offered = [[]] * len(root)
             return draft_of_paths(root, self.offered)
-        levels, k = self._ranked(root), self.method.k
+        levels, k = self._ranked(root, self.method.widths[:depth]), self.method.k
         self.offered = [
-            [(best, *rest) for best in ranks[0][:1] for rest in table.continuations(best, k)]
+            [
+                (best, *rest)[:depth]
+                for best in ranks[0][:1]
+                for rest in table.continuations(best, k)
+            ]
             for ranks, table in zip(levels, self.tables.active, strict=True)
         ]
         candidates = [
@@ -170,15 +180,14 @@ class _TokenSwiftDrafter(Drafter):
             "selections of the partial cache": self.cache.selections,
         }
 
-    def _ranked(self, root: torch.Tensor) -> list[list[list[int]]]:
-        """Return the first ranks at every level of the heads' tree, per request. Waits for them."""
+    def _ranked(self, root: torch.Tensor, widths: tuple[int, ...]) -> list[list[list[int]]]:
+        """Return the first ranks, `widths` of them, of every request's levels. Waits for them."""
         drafted = self.target.draft(root[:, None], 0, self.cache.selection())
-        later = self.target.head(self.heads(drafted.features[:, 0])[:, : self.chain.size - 1])
+        later = self.target.head(self.heads(drafted.features[:, 0])[:, : len(widths) - 1])
         logits = torch.cat([drafted.logits, later], 1)
         # Processors see a head's logits as if the best of the levels before were in the text.
         path = torch.cat([root[:, None], logits[:, :-1].argmax(-1)], 1)
-        scores = self.sampler.scores(logits, self.chain, path)
-        widths = self.method.widths
+        scores = self.sampler.scores(logits, self.chains[len(widths) - 1], path)
         best = [row.topk(width) for row, width in zip(scores.unbind(1), widths, strict=True)]
         possible = torch.cat([scores > -torch.inf for scores, _ in best], 1)
         ranked = torch.cat([tokens for _, tokens in best], 1).masked_fill(~possible, -1).tolist()

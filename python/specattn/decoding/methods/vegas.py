@@ -10,7 +10,7 @@ prefix.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -22,8 +22,8 @@ from specattn.decoding.methods.switch import Switch
 from specattn.decoding.statistics import Clock
 from specattn.ops import select_topk
 
-ROWS = ("two", "all", "last")
-RANKINGS = ("logit", "weight")
+Rows = Literal["two", "all", "last"]
+Ranking = Literal["logit", "weight"]
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ class Vegas(Budgeted, name="vegas"):
     gamma: int = 6
     keep_first: int = 0
     keep_last: int = 0
-    rows: str = "two"
-    ranking: str = "logit"
+    rows: Rows = "two"
+    ranking: Ranking = "logit"
     switch: bool = True
 
     def __post_init__(self) -> None:
@@ -70,7 +70,7 @@ class Vegas(Budgeted, name="vegas"):
         for name in ("keep_first", "keep_last"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
-        for name, known in (("rows", ROWS), ("ranking", RANKINGS)):
+        for name, known in (("rows", get_args(Rows)), ("ranking", get_args(Ranking))):
             if (value := getattr(self, name)) not in known:
                 raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
 

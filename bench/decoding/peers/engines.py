@@ -76,6 +76,8 @@ def _vllm(venv: Path, cache: Path, threads: int) -> dict[str, str]:
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CPU_OMP_THREADS_BIND": chosen,
         "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+        # vLLM 0.32 cannot load on a CPU what it saves whole; torch's own cache serves every length.
+        "VLLM_USE_AOT_COMPILE": "0",
         "VLLM_CACHE_ROOT": str(cache),
         "VLLM_CONFIG_ROOT": str(cache),
         "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),

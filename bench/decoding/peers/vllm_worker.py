@@ -22,7 +22,6 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
 BLOCK = 128  # tokens of a block of vLLM's cache on a CPU
-SHORTEST = 8192  # tokens, of the texts that an engine is made for
 SPARE_BLOCKS = 8  # for the tokens that a draft may need beyond the capacity
 
 
@@ -34,17 +33,16 @@ class Vllm:
     def __init__(self, settings: dict[str, Any]):
         drafted = settings.get("ngram", 0)
         config = json.loads((Path(settings["model"]) / "config.json").read_text())
-        length = _length(settings["capacity"], config["max_position_embeddings"])
         ngram = {"method": "ngram", "num_speculative_tokens": drafted}
         self.engine = LLMEngine.from_engine_args(
             EngineArgs(
                 model=settings["model"],
                 dtype=settings["dtype"],
-                max_model_len=length,
+                max_model_len=settings["capacity"],
                 max_num_seqs=1,
                 skip_tokenizer_init=True,
                 enable_prefix_caching=True,
-                kv_cache_memory_bytes=_cache_bytes(config, settings["dtype"], length),
+                kv_cache_memory_bytes=_cache_bytes(config, settings["dtype"], settings["capacity"]),
                 speculative_config=ngram if drafted else None,
                 disable_log_stats=True,
                 seed=0,
@@ -72,12 +70,6 @@ class Vllm:
             for output in self.engine.step():
                 if output.outputs[0].token_ids:
                     yield list(output.outputs[0].token_ids)
-
-
-def _length(capacity: int, positions: int) -> int:
-    """Return the longest text, rounded up: vLLM compiles anew for every other one."""
-    rounded = max(SHORTEST, 1 << (capacity - 1).bit_length())
-    return max(capacity, min(rounded, positions))
 
 
 def _cache_bytes(config: dict[str, Any], dtype: str, capacity: int) -> int:

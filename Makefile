@@ -50,7 +50,7 @@ sanitize: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python bench/run_kernels.py $(ARGS)
 
-## Peers of bench/run_decoding.py, each in a virtual environment that nothing else reads: vLLM (2.2 GB).
+## Peers of bench/run_decoding.py, each in a virtual environment that nothing else reads: vLLM (2.3 GiB).
 vllm: .venv-vllm/.ready
 
 ## llama.cpp, compiled here for this processor.

@@ -4,7 +4,7 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint fuzz sanitize bench clean
+.PHONY: demo test lint fuzz sanitize bench vllm llama-cpp clean
 
 ## Decode a real file with the embedded target, plainly and speculatively. FILE= continues your own.
 demo: $(VENV)/.demo
@@ -50,8 +50,14 @@ sanitize: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python bench/run_kernels.py $(ARGS)
 
+## Peers of bench/run_decoding.py, each in a virtual environment that nothing else reads: vLLM (2.3 GiB).
+vllm: .venv-vllm/.ready
+
+## llama.cpp, compiled here for this processor.
+llama-cpp: .venv-llama-cpp/.ready
+
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) .venv-vllm .venv-llama-cpp build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
 
 # torch first, in a step of its own: as a dependency of something else it may come with gigabytes of CUDA.
 $(VENV)/.torch:
@@ -66,4 +72,17 @@ $(VENV)/.demo: $(VENV)/.torch requirements/demo.txt setup.py pyproject.toml $(wi
 
 $(VENV)/.dev: $(VENV)/.demo requirements/dev.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/dev.txt
+	touch $@
+
+# Everything is named, so --no-deps: vLLM's own list would fetch torch again, and what a server needs.
+.venv-vllm/.ready: requirements/vllm.txt
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
+	touch $@
+
+.venv-llama-cpp/.ready: requirements/llama-cpp.txt
+	$(PYTHON) -m venv .venv-llama-cpp
+	CMAKE_ARGS="-DLLAVA_BUILD=OFF -DLLAMA_CURL=OFF" \
+	    .venv-llama-cpp/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	touch $@

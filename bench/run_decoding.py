@@ -2,6 +2,7 @@
 
     python bench/run_decoding.py --quick
     python bench/run_decoding.py --method vegas:gamma=6 --context 4k,16k --temperature 0,1
+    python bench/run_decoding.py --peer vllm --peer llama.cpp --temperature 0 --context 512,4k
     python bench/run_decoding.py --suite vegas --json vegas.jsonl --pictures out
     python bench/run_decoding.py --shape llama-3.1-8b --random-weights --acceptance vegas-qwen3-8b
 
@@ -20,9 +21,11 @@ import torch
 from common import arguments, comparison
 from common.machine import disturbed
 from decoding import columns, models, pictures
-from decoding.cases import PLAIN, TRANSFORMERS, Entry, grid
+from decoding.cases import PEERS, PLAIN, TRANSFORMERS, Entry, grid
 from decoding.comparison import change, key
 from decoding.measure import MeasurePlan
+from decoding.peers.engines import ENGINES
+from decoding.peers.process import Peers
 from decoding.sections import Section
 from decoding.session import Session, begun, verdict
 from decoding.texts import Files, RandomTokens, held_out_files
@@ -45,6 +48,7 @@ TRAINED = {
     "tokenswift": ("tokenswift", "medusa"),
     "poss": ("poss",),
 }
+_SETUP = ", ".join(f"{name} needs `make {one.target}`" for name, one in ENGINES.items())
 DRAFTING = {"vegas": {"switch": False}}  # a row is about the method, also where it does not pay
 
 
@@ -56,6 +60,7 @@ def main(argv: list[str] | None = None) -> int:
         with parser.refusing("--compare: "):
             return comparison.show(*options.compare, key, change)
     device = arguments.device(options.device, parser)
+    options.device = device.type
     with parser.refusing():
         _complete(options)
         sections = _sections(options)
@@ -65,7 +70,8 @@ def main(argv: list[str] | None = None) -> int:
     note = session.note
     columns.say(session.heading(sections, file.records[-1]), note)
     try:
-        session.measure(sections, file)
+        with session.peers:
+            session.measure(sections, file)
     except KeyboardInterrupt:
         kept = f"interrupted; {len(file.rows)} rows are kept"
         hint = f", go on with --resume --json {file.path}" if file.path else ""
@@ -98,9 +104,15 @@ def _parser() -> arguments.Parser:
         action="append",
         default=[],
         metavar="NAME[:OPTION=VALUE,...]",
-        help=f"of {known}; may be repeated. plain and {TRANSFORMERS} are always measured",
+        help=f"of {known}; may be repeated. plain is always measured",
     )
-    add("--no-peer", dest="peer", action="store_false", help=f"leave {TRANSFORMERS} out")
+    add(
+        "--peer",
+        action="append",
+        metavar="NAME[:OPTION=VALUE]",
+        help=f"of {', '.join(PEERS)}; may be repeated; default: {TRANSFORMERS}. {_SETUP}",
+    )
+    add("--no-peer", dest="peer", action="store_const", const=[], help="leave all peers out")
     add("--context", type=arguments.numbers, metavar="N[,N]", help="prompt tokens, such as 4k,16k")
     add("--batch", type=arguments.numbers, metavar="B[,B]", default=[1], help="requests")
     add("--temperature", type=arguments.temperatures, metavar="T[,T]", help="0 is greedy")
@@ -163,6 +175,7 @@ def _sections(options: argparse.Namespace) -> list[Section]:
         A method, an option of it, or a suite that does not exist here.
     """
     given = [Entry.parse(text) for text in options.method]
+    peers = [Entry.parse_peer(text) for text in _peers(options)]
     names = [entry.name for entry in given]
     if options.suite:
         if len(options.context) > 1:
@@ -179,15 +192,41 @@ def _sections(options: argparse.Namespace) -> list[Section]:
         given.append(Entry("vegas"))
         if options.shape is None and models.has_drafter(options.model, "longspec"):
             given.append(Entry("longspec"))
-    baselines = [Entry(PLAIN)] + [Entry(TRANSFORMERS)] * options.peer
+    baselines = [Entry(PLAIN), *peers]
     given = [entry for entry in baselines if entry.name not in names] + given
     for entry in given:
-        if entry.name != TRANSFORMERS:
+        if entry.is_ours:
             entry.build({})
     groups = grid(given, options.context, options.temperature, options.batch)
     gamma = next((e.options.get("gamma") for e in given if e.name == "vegas"), None) or Vegas.gamma
     timed = gamma if options.passes else 0
     return [Section("", "", groups, passes=timed, pictures=pictures.KINDS)]
+
+
+def _peers(options: argparse.Namespace) -> list[str]:
+    """Return the peers that are asked for, once each.
+
+    Raises
+    ------
+    ValueError
+        An engine of its own process where it cannot take part.
+    """
+    asked = [TRANSFORMERS] if options.peer is None else list(dict.fromkeys(options.peer))
+    for text in asked:
+        name = text.partition(":")[0]
+        if name not in ENGINES:
+            continue
+        dtype = options.dtype or "float32"
+        for wrong, expected in (
+            (options.suite or options.shape, "no --suite and no --shape"),
+            (options.temperature != [0], "--temperature 0: it decodes greedily here"),
+            (options.batch != [1], "--batch 1"),
+            (options.device != "cpu", "--device cpu"),
+            (dtype not in ENGINES[name].dtypes, f"--dtype {' or '.join(ENGINES[name].dtypes)}"),
+        ):
+            if wrong:
+                raise ValueError(f"--peer {name}: expected {expected}")
+    return asked
 
 
 def _session(
@@ -197,7 +236,11 @@ def _session(
     plan = MeasurePlan(options.new_tokens, options.texts, options.repeats, options.seed)
     dtype = models.DTYPES[options.dtype or ("float32" if device.type == "cpu" else "bfloat16")]
     torch.manual_seed(options.seed)
-    rest = (options.budget, options.suite)
+    longest = max((g.context for s in sections for g in s.groups), default=0) + plan.new_tokens
+    peers = Peers(
+        options.model, str(dtype).removeprefix("torch."), torch.get_num_threads(), longest
+    )
+    rest = (options.budget, options.suite, peers)
     if options.shape is None:
         model, tokenizer = models.checkpoint(options.model, dtype, device)
         files = Files(tokenizer, options.prompt or held_out_files())

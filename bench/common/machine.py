@@ -116,13 +116,24 @@ def disturbed(rows: Sequence[dict]) -> str:
     return f"{count} of {len(rows)} rows were measured while others used the machine"
 
 
+def used_by(process: int) -> float:
+    """Return the seconds of processors that a process has used; 0 where there is no /proc."""
+    path = Path(f"/proc/{process}/stat")
+    if not path.exists():
+        return 0.0
+    user, system = path.read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
 class Others:
     """Cores that others used since the last reading; None where there is no /proc/stat.
 
-    What the host of a virtual machine took away (steal) counts as others too.
+    What the host of a virtual machine took away (steal) counts as others too; processes that were
+    started for the measurement, and still run, do not.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, own: Sequence[int] = ()) -> None:
+        self._own = own
         self._last = self._read()
 
     def cores(self) -> float | None:
@@ -133,8 +144,7 @@ class Others:
         elapsed, busy = (now - then for now, then in zip(self._last, before, strict=True))
         return max(0.0, busy / elapsed)
 
-    @staticmethod
-    def _read() -> tuple[float, float] | None:
+    def _read(self) -> tuple[float, float] | None:
         """Return the clock, and the seconds that all cores worked for others than us."""
         if not _STAT.exists():
             return None
@@ -142,4 +152,4 @@ class Others:
             int, _STAT.read_text().split("\n", 1)[0].split()[1:9]
         )
         total = (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
-        return time.monotonic(), total - sum(os.times()[:4])
+        return time.monotonic(), total - sum(os.times()[:4]) - sum(map(used_by, self._own))

@@ -11,18 +11,21 @@ from common.records import Record
 
 from specattn.decoding import METHODS, Method, parse_method
 
+from .peers.engines import ENGINES
 from .shaping import UNSHAPED, Shaping
 
 PLAIN = "plain"
 TRANSFORMERS = "transformers"
-"""The peer: ``model.generate`` of transformers with SDPA and its dynamic cache."""
+"""The peer in this process: ``model.generate`` with SDPA and its dynamic cache."""
+PEERS = (TRANSFORMERS, *ENGINES)
+"""All that others decode with; `ENGINES` are processes of their own."""
 
 
 @dataclass(frozen=True)
 class Entry:
     """A method as it was asked for on the command line, such as ``vegas:gamma=4,ratio=0.05``."""
 
-    name: str  # a key of `METHODS`, or `TRANSFORMERS`
+    name: str  # a key of `METHODS`, or one of `PEERS`
     options: dict[str, Any] = field(default_factory=dict)  # what the method is built with
 
     @classmethod
@@ -37,6 +40,33 @@ class Entry:
             return cls(*parse_method(text))
         except ValueError as error:
             raise ValueError(f"--method: {error}, or {TRANSFORMERS}") from None
+
+    @classmethod
+    def parse_peer(cls, text: str) -> Entry:
+        """Read ``name`` or ``name:option=value`` of a peer.
+
+        Raises ValueError where there is no such peer or option, or where it is not installed.
+        """
+        name, _, rest = text.partition(":")
+        if name not in PEERS:
+            raise ValueError(f"--peer: expected one of {', '.join(PEERS)}, got '{name}'")
+        engine = ENGINES.get(name)
+        try:
+            if engine is None:
+                if rest:
+                    raise ValueError(f"expected no option, got '{rest}'")
+                return cls(name)
+            options = engine.parse(rest)
+            if reason := engine.why_not():
+                raise ValueError(reason)
+        except ValueError as error:
+            raise ValueError(f"--peer {name}: {error}") from None
+        return cls(name, options)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is a method of this package, not a peer."""
+        return self.name not in PEERS
 
     def build(self, defaults: Mapping[str, Mapping[str, Any]]) -> Method:
         """Return the method, with defaults by method where the entry says nothing else."""

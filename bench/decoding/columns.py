@@ -8,6 +8,7 @@ from common.records import Record
 from common.tables import aligned, size
 
 from .cases import PLAIN, TRANSFORMERS
+from .peers.engines import ENGINES
 
 
 def lines(text: str, note: str | None) -> str:
@@ -44,9 +45,14 @@ def cells(record: Record, columns: Sequence[str]) -> list[str]:
 
 
 def table(records: Sequence[Record]) -> str:
-    """Return rows with all their figures."""
+    """Return rows with all their figures, and how they stand to each engine that was measured."""
+    peers = dict.fromkeys(label(one) for one in records if one["method"] in ENGINES)
     header = [("method", "<"), ("context", ">"), *((name, ">") for name in FULL)]
-    rows = [(label(one), size(one["context"]), *cells(one, FULL)) for one in records]
+    header += [(f"x {name}", ">") for name in peers]
+    rows = [
+        (label(one), size(one["context"]), *cells(one, FULL), *(_over(one, name) for name in peers))
+        for one in records
+    ]
     return aligned(header, rows)
 
 
@@ -81,6 +87,10 @@ def differences(records: Sequence[Record]) -> str:
         if record.get("identity")
         for one in record["identity"]["differences"]
     )
+
+
+def _over(record: Record, baseline: str) -> str:
+    return _or_dash((record.get("speedup") or {}).get(baseline), "{:.2f}")
 
 
 def _part(name: str) -> Callable[[Record], str]:
@@ -155,8 +165,8 @@ COLUMNS: dict[str, Callable[[Record], str]] = {
     "T": lambda record: f"{record['temperature']:g}",
     "tokens/s": lambda record: f"{record['tokens_per_second']['median']:.1f}",
     "±": lambda record: f"{record['tokens_per_second']['spread']:.0%}",
-    "x plain": lambda record: _or_dash(record["speedup"].get(PLAIN), "{:.2f}"),
-    "x hf": lambda record: _or_dash(record["speedup"].get(TRANSFORMERS), "{:.2f}"),
+    "x plain": lambda record: _over(record, PLAIN),
+    "x hf": lambda record: _over(record, TRANSFORMERS),
     "tau": lambda record: _or_dash(record["tau"], "{:.2f}"),
     "accepted": lambda record: _or_dash(record["tau_without_bonus"], "{:.2f}"),
     "draft/target/accept": _split,
@@ -164,6 +174,7 @@ COLUMNS: dict[str, Callable[[Record], str]] = {
         record["round_seconds"] and record["round_seconds"]["total"], "{:.1f}", 1e3
     ),
     "prefill": lambda record: _or_dash(record["prefill_seconds"], "{:.2f} s"),
+    "first token": lambda record: _or_dash(record["first_token_seconds"], "{:.2f} s"),
     "peak": lambda record: _or_dash(record["peak_bytes"], "{:.2f} GiB", 2**-30),
     "same text": _same_text,
     "given all before, %": lambda record: " ".join(
@@ -189,6 +200,6 @@ COLUMNS: dict[str, Callable[[Record], str]] = {
 """What a table shows of a row: "alpha" and "beta" are TokenSwift's, "D1" to "D4" Distinct-n."""
 FULL = (
     *("B", "T", "tokens/s", "±", "x plain", "x hf", "tau", "accepted", "draft/target/accept"),
-    *("ms/round", "prefill", "peak", "same text"),
+    *("ms/round", "prefill", "first token", "peak", "same text"),
 )
 """The columns of a run that is no paper's."""

@@ -17,8 +17,10 @@ from specattn.planning import AcceptanceProfile
 
 from .cases import PLAIN, TRANSFORMERS, Group
 from .identity import Difference, explain, first_difference
+from .peers.engines import ENGINES
+from .peers.process import Peer, Peers
 from .rows import DecodeRow, relate
-from .runs import run, run_transformers
+from .runs import run, run_peer, run_transformers
 from .shaping import UNSHAPED
 from .simulation import SimulatedTarget
 from .texts import Texts
@@ -49,26 +51,30 @@ def measure(
     profile: AcceptanceProfile | None,
     advance: Callable[[str], None],
     defaults: Mapping[str, Mapping[str, Any]],
+    peers: Peers | None = None,
 ) -> list[DecodeRow]:
     """Measure all entries of a group.
 
     With a profile the cache holds random numbers and acceptance is simulated. ``advance`` is called
-    with a name before every run; ``defaults`` are options by method.
+    with a name before every run; ``defaults`` are options by method; ``peers`` start the
+    engines among the entries.
     """
     rows = [DecodeRow(entry, group) for entry in group.entries]
-    methods = {
-        row.entry.label: row.entry.build(defaults) for row in rows if row.entry.name != TRANSFORMERS
-    }
+    methods = {row.entry.label: row.entry.build(defaults) for row in rows if row.entry.is_ours}
+    running = _start(rows, peers)
     room = plan.new_tokens + max((method.max_nodes for method in methods.values()), default=1)
     keep_features = any(method.reads_features for method in methods.values())
     kind: Callable[..., Target] = Target
     if profile is not None:
         kind = partial(SimulatedTarget, profile=profile, seed=plan.seed)
-    others = Others()
+    others = Others([peer.pid for peer in running.values()])
     for text in range(plan.texts):
         prompts = texts.prompts(text, group.context, group.batch)
+        if not text and profile is None:  # a first pass is slower than those that follow
+            PromptSnapshot(Target(model, 1, WARM_UP_TOKENS), [prompts[0][:WARM_UP_TOKENS]])
         target = kind(model, len(prompts), len(prompts[0]) + room)
         snapshot = PromptSnapshot(target, prompts, keep_features=keep_features)
+        _read_prompt(rows, running, prompts[0])
         for repeat in range(-1, plan.repeats):  # the first one warms up
             new_tokens = min(plan.new_tokens, WARM_UP_TOKENS) if repeat < 0 else plan.new_tokens
             seed = plan.seed + repeat
@@ -78,18 +84,20 @@ def measure(
                 if row.fault is not None:
                     continue
                 try:
-                    if row.entry.name == TRANSFORMERS:
+                    if row.entry.name in ENGINES:
+                        outcome = run_peer(running[row.entry.label], prompts[0], new_tokens)
+                    elif row.entry.name == TRANSFORMERS:
                         outcome = run_transformers(snapshot, *options)
                     else:
                         method = methods[row.entry.label]
                         outcome = run(snapshot, method, *options, plan.lengths)
                 except Exception as failure:  # one method that fails must not cost the others
-                    row.fault = f"{type(failure).__name__}: {failure}".splitlines()[0]
+                    row.fault = _said(failure)
                     continue
                 if repeat >= 0:
                     row.outcomes.append(outcome)
         for row in rows:
-            if profile is None:  # noise is no prefill
+            if profile is None and row.entry.name not in ENGINES:  # noise is no prefill
                 row.prefill_seconds.append(snapshot.prefill_seconds)
         if profile is None and group.temperature == 0 and group.shaping == UNSHAPED:
             _compare(rows, model, prompts, text, plan.repeats)
@@ -98,6 +106,40 @@ def measure(
         row.others = cores
     relate(rows)
     return rows
+
+
+def _start(rows: Sequence[DecodeRow], peers: Peers | None) -> dict[str, Peer]:
+    """Start the engines of other processes, by label; one that does not start is a fault."""
+    running = {}
+    for row in rows:
+        if row.entry.name not in ENGINES:
+            continue
+        try:
+            peer = peers.get(ENGINES[row.entry.name], row.entry.label, row.entry.options)
+        except RuntimeError as failure:
+            row.fault = _said(failure)
+            continue
+        running[row.entry.label], row.peer = peer, peer.ready
+    return running
+
+
+def _read_prompt(
+    rows: Sequence[DecodeRow], running: Mapping[str, Peer], prompt: torch.Tensor
+) -> None:
+    """Let every peer read a text that it has not seen, up to its first new token."""
+    for row in rows:
+        if row.fault is not None or row.entry.label not in running:
+            continue
+        try:
+            found = running[row.entry.label].generate(prompt.tolist(), 1, cold=True)
+        except RuntimeError as failure:
+            row.fault = _said(failure)
+            continue
+        row.prefill_seconds.append(found.first_seconds)
+
+
+def _said(failure: Exception) -> str:
+    return f"{type(failure).__name__}: {failure}".splitlines()[0]
 
 
 def _in_turn(rows: Sequence[DecodeRow], repeat: int) -> list[DecodeRow]:

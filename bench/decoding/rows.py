@@ -14,7 +14,7 @@ from common.records import Record
 from specattn.decoding import RequestStatistics, Statistics
 from specattn.decoding.statistics import distinct
 
-from .cases import PLAIN, TRANSFORMERS, Entry, Group
+from .cases import PEERS, PLAIN, TRANSFORMERS, Entry, Group
 from .identity import Difference
 from .runs import Outcome, Reached
 
@@ -30,6 +30,7 @@ class DecodeRow:
     group: Group
     outcomes: list[Outcome] = field(default_factory=list)
     prefill_seconds: list[float] = field(default_factory=list)
+    peer: Record | None = None  # what an engine of its own process says of itself
     fault: str | None = None
     speedups: dict[str, float] = field(default_factory=dict)
     lengths: list[dict[str, Any]] = field(default_factory=list)
@@ -78,6 +79,11 @@ class DecodeRow:
             return {"fault": self.fault}
         kept, pooled = self.statistics, self.pooled
         read = [] if self.entry.name == TRANSFORMERS else self.prefill_seconds
+        passes = [one.passes for one in self.outcomes if one.passes is not None]
+        rounds = pooled.rounds if pooled else sum(passes) or None
+        tau = pooled and pooled.mean_acceptance_length
+        if passes:
+            tau = sum(len(one.tokens[0]) for one in self.outcomes) / sum(passes)
         peaks = [one.peak_bytes for one in self.outcomes if one.peak_bytes is not None]
         seconds = {
             part: statistics.median(getattr(one, f"{name}_seconds") / one.passes for one in kept)
@@ -89,9 +95,10 @@ class DecodeRow:
             "fault": None,
             "tokens_per_second": timing(self.speeds),
             "prefill_seconds": statistics.median(read) if read else None,
-            "rounds": pooled and pooled.rounds,
-            "tau": pooled and pooled.mean_acceptance_length,
-            "tau_without_bonus": pooled and pooled.mean_acceptance_length - 1,
+            "first_token_seconds": self._first_token_seconds(read),
+            "rounds": rounds,
+            "tau": tau,
+            "tau_without_bonus": tau and tau - 1,
             "acceptance_rate": pooled and pooled.acceptance_rate,
             "per_position_acceptance": pooled and pooled.position_rates,
             "conditional_acceptance": pooled and pooled.conditional_rates,
@@ -103,16 +110,25 @@ class DecodeRow:
             "details": self.details,
             "lengths": self.lengths,
             "others": self.others,
+            "peer": self.peer,
         }
+
+    def _first_token_seconds(self, read: Sequence[float]) -> float | None:
+        """Return prefill and what came after it until the first new token; None without one."""
+        if not read:
+            return None
+        after = [one.first_seconds for one in self.outcomes]
+        return statistics.median(read) + statistics.median(after)
 
 
 def relate(rows: Sequence[DecodeRow]) -> None:
     """Note how many times faster each row is than the baselines, run by run, and at each length."""
-    for baseline in (PLAIN, TRANSFORMERS):
-        base = next((row for row in rows if row.entry.name == baseline and not row.fault), None)
+    for base in rows:
+        if base.fault or not (base.entry.name == PLAIN or base.entry.name in PEERS):
+            continue
         for row in rows:
-            if base is not None and row is not base and not row.fault:
-                row.speedups[baseline] = paired_ratio(base.speeds, row.speeds)
+            if row is not base and not row.fault:
+                row.speedups[base.entry.label] = paired_ratio(base.speeds, row.speeds)
     _relate_lengths(rows)
 
 

@@ -1,4 +1,4 @@
-"""One run: a method, or the peer, continues what a ready target has read."""
+"""One run: a method, or a peer, continues what a ready target has read."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 from specattn.decoding import Method, Statistics
 from specattn.decoding.snapshot import PromptSnapshot
 
+from .peers.process import Peer
 from .shaping import UNSHAPED, Shaping
 
-_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_PROC = Path("/proc")
 
 
 class Reached(NamedTuple):
@@ -38,8 +39,10 @@ class Outcome:
 
     tokens: list[list[int]]  # new ones of every request
     tokens_per_second: float  # of all requests together, without prefill
-    statistics: Statistics | None  # None for the peer, which keeps none
+    statistics: Statistics | None  # None for a peer, which keeps none
     peak_bytes: int | None
+    first_seconds: float = 0.0  # from a ready cache to the first new token, where prefill is ours
+    passes: int | None = None  # of a peer that tells them
     reached: list[Reached] = field(default_factory=list)  # a single request's alone
 
 
@@ -64,7 +67,8 @@ def run(
         on_tokens=clock.note,
     )
     speed = statistics.tokens_per_second
-    return Outcome(tokens, speed, statistics, _peak(snapshot.target.device), clock.reached)
+    peak = _peak(snapshot.target.device)
+    return Outcome(tokens, speed, statistics, peak, clock.first, reached=clock.reached)
 
 
 def run_transformers(
@@ -109,14 +113,25 @@ def run_transformers(
     return Outcome(tokens, speed, None, _peak(snapshot.target.device))
 
 
+def run_peer(peer: Peer, prompt: torch.Tensor, new_tokens: int) -> Outcome:
+    """Decode greedily with an engine of another process, which has read the prompt before."""
+    _reset_peak(torch.device("cpu"), peer.pid)
+    answer = peer.generate(prompt.tolist(), new_tokens)
+    peak = _peak(torch.device("cpu"), peer.pid)
+    passes = len(answer.arrivals)
+    return Outcome([answer.tokens], answer.tokens_per_second, None, peak, passes=passes)
+
+
 class _LengthClock:
-    """Note when a request reaches each of some lengths; called once a round."""
+    """Note when the first token comes, and when a request reaches each of some lengths."""
 
     def __init__(self, lengths: Sequence[int]):
         self.left, self.reached = sorted(lengths), list[Reached]()
         self.start, self.tokens, self.rounds = time.perf_counter(), 0, 0
+        self.first = 0.0
 
     def note(self, request: int, tokens: list[int]) -> None:
+        self.first = self.first or time.perf_counter() - self.start
         self.rounds, self.tokens = self.rounds + 1, self.tokens + len(tokens)
         while self.left and self.tokens >= self.left[0]:
             seconds = time.perf_counter() - self.start
@@ -136,17 +151,19 @@ class _Clock(StoppingCriteria):
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
 
-def _reset_peak(device: torch.device) -> None:
+def _reset_peak(device: torch.device, process: int | str = "self") -> None:
+    clear = _PROC / str(process) / "clear_refs"
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    elif _CLEAR.exists():
-        _CLEAR.write_text("5")  # Linux: the largest resident size starts anew
+    elif clear.exists():
+        clear.write_text("5")  # Linux: the largest resident size starts anew
 
 
-def _peak(device: torch.device) -> int | None:
+def _peak(device: torch.device, process: int | str = "self") -> int | None:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    if not _CLEAR.exists():
+    folder = _PROC / str(process)
+    if not (folder / "clear_refs").exists():
         return None
-    lines = _STATUS.read_text().splitlines()
+    lines = (folder / "status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))

@@ -23,7 +23,7 @@ from specattn.decoding import Statistics  # noqa: E402
 FIGURES = {
     *("tokens_per_second", "prefill_seconds", "rounds", "tau", "tau_without_bonus"),
     *("acceptance_rate", "per_position_acceptance", "conditional_acceptance", "round_seconds"),
-    *("speedup", "peak_bytes", "identity", "others"),
+    *("speedup", "peak_bytes", "identity", "others", "first_token_seconds", "peer"),
     *("distinct", "details", "lengths"),
 }
 KNOWN = {
@@ -79,7 +79,7 @@ def test_a_small_run_prints_a_table_and_writes_valid_json_lines(text, tmp_path, 
             seconds["draft"] + seconds["target"] + seconds["accept"]
         )
         assert row["tau_without_bonus"] == pytest.approx(row["tau"] - 1)
-        assert row["prefill_seconds"] > 0
+        assert row["first_token_seconds"] > row["prefill_seconds"] > 0
     assert rows[2]["speedup"].keys() == {"plain", "transformers"}
     assert rows[2]["settings"] == {"gamma": 3, "min_tokens": 16}
     printed = capsys.readouterr().out

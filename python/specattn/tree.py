@@ -178,6 +178,16 @@ class Tree:
         return steps[..., :-1]
 
     @cached_property
+    def parent_lists(self) -> list[list[int]]:
+        """`parents` on the host, [1][T] or [B][T]; waits for the device."""
+        return self.parents.view(-1, self.size).tolist()
+
+    @cached_property
+    def drafted_and_depth(self) -> list[tuple[int, int]]:
+        """How many tokens each of `parent_lists` drafts, and how deep; waits for the device."""
+        return [_drafted_and_depth(parents) for parents in self.parent_lists]
+
+    @cached_property
     def mask(self) -> torch.Tensor:
         """Bool [T, T] or [B, T, T]: row n sees node n and its ancestors. Padding sees itself."""
         size, ancestor = self.size, self._ancestor_or_end
@@ -249,6 +259,13 @@ class Tree:
             f"Tree({batch}size={self.size}, max_depth={self.max_depth}, "
             f"max_width={self.max_width}, device={self.device})"
         )
+
+
+def _drafted_and_depth(parents: list[int]) -> tuple[int, int]:
+    depths = [0]
+    for parent in parents[1:]:
+        depths.append(0 if parent < 0 else depths[parent] + 1)
+    return len(parents) - parents.count(-1), max(depths)
 
 
 def _check_parents(parents: torch.Tensor) -> None:

@@ -5,11 +5,13 @@ then holds every draft times every combination of outcomes, each with its exact 
 draws themselves are tested in `test_acceptance_statistics.py`.
 """
 
+from functools import partial
+
 import pytest
 import torch
 
 from specattn import acceptance
-from specattn.acceptance import accept, follow
+from specattn.acceptance import Accepted, accept, accepted_of, follow, walk
 from specattn.tree import Tree
 from tests import distributions
 
@@ -184,6 +186,40 @@ def test_a_walk_asks_once_per_level_with_the_path_so_far():
     assert [emitted[0] for _, emitted in asked] == [[], [2], [2, 3], [2, 3, 4]]
     assert accepted.nodes.tolist() == [[2, 3, 4], [-1, -1, -1], [2, -1, -1]]
     assert accepted.next_token.tolist() == [5, 7, 6]
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("seed", range(20))
+def test_a_walk_on_the_host_takes_the_same_way(seed, batched):
+    """Random trees with repeated tokens and padding, and a target that knows the whole path."""
+    random = torch.Generator().manual_seed(seed)
+    size, batch, vocabulary = 12, 4, 3
+
+    def parents():
+        own = [-1] + [int(torch.randint(n, (), generator=random)) for n in range(1, size)]
+        return own[: size - seed % 4] + [-1] * (seed % 4)
+
+    tree = Tree([parents() for _ in range(batch)] if batched else parents())
+    tokens = torch.randint(vocabulary, (batch, size), generator=random)
+
+    def answer(request, node, path):
+        return (seed + 5 * request + 3 * node + sum(path) * len(path)) % vocabulary
+
+    def sample_at(node, emitted):
+        paths = [[token for token in path if token >= 0] for path in emitted.tolist()]
+        rows = zip(range(batch), node.tolist(), paths, strict=True)
+        return torch.tensor([answer(*row) for row in rows])
+
+    expected = follow(tree, tokens, sample_at)
+    walks = [
+        walk(tree.parent_lists[request if batched else 0], drafted, partial(answer, request))
+        for request, drafted in enumerate(tokens.tolist())
+    ]
+    for found, name in zip(accepted_of(walks, tree.max_depth), Accepted._fields, strict=True):
+        assert found.tolist() == getattr(expected, name).tolist(), name
+    for request, (nodes, emitted) in enumerate(walks):
+        path = [*tokens[request, nodes].tolist(), int(expected.next_token[request])]
+        assert emitted == path
 
 
 @pytest.mark.parametrize(

@@ -207,3 +207,11 @@ def test_with_bounds_nothing_waits_for_the_device():
 def test_a_tree_names_itself():
     assert repr(Tree.chain(2)) == "Tree(size=3, max_depth=2, max_width=1, device=cpu)"
     assert "batch_size=2" in repr(Tree([[-1], [-1]]))
+
+
+def test_trees_are_counted_on_the_host():
+    tree = Tree([[-1, 0, 0, 2], [-1, 0, -1, -1]])
+    assert tree.parent_lists == [[-1, 0, 0, 2], [-1, 0, -1, -1]]
+    assert tree.drafted_and_depth == [(3, 2), (1, 1)]
+    assert Tree.chain(0).drafted_and_depth == [(0, 0)]
+    assert Tree.full([2, 3]).drafted_and_depth == [(8, 2)]

@@ -20,7 +20,7 @@ the depth and the width of the tree, which the host knows, so nothing waits for 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -33,6 +33,9 @@ Draw = Callable[[torch.Tensor], torch.Tensor]
 
 SampleAt = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Draws the target's token after a node of every request, given its path; see `follow`."""
+
+TokenAfter = Callable[[int, list[int]], int]
+"""Draws the target's token after a node of one request, given its path; see `walk`."""
 
 _TINY = torch.finfo(torch.float64).tiny
 
@@ -171,6 +174,58 @@ def follow(tree: Tree, tokens: torch.Tensor, sample_at: SampleAt) -> Accepted:
         emitted = torch.cat([emitted, torch.where(goes_on, next_token, -1)[:, None]], 1)
         next_token = torch.where(goes_on, sample_at(node, emitted), next_token)
     return _accepted(tree, node, next_token)
+
+
+class Walk(NamedTuple):
+    """One request's way down its tree, on the host.
+
+    Attributes
+    ----------
+    nodes : list of int
+        The accepted nodes, from the root's child downwards.
+    tokens : list of int
+        Theirs, then the next token.
+    """
+
+    nodes: list[int]
+    tokens: list[int]
+
+
+def walk(parents: Sequence[int], tokens: Sequence[int], token_after: TokenAfter) -> Walk:
+    """Walk down one request's tree as `follow` does, on the host.
+
+    Parameters
+    ----------
+    parents, tokens : T integers
+        As `accept` has them in tensors.
+    token_after : callable
+        ``token_after(node, path)`` draws the token that the target puts after a node; `path` are
+        the tokens of its path, the root's apart. It is called once per node of the walk.
+    """
+    node, emitted = 0, [token_after(0, [])]
+    reached = {0}
+    while reached := {
+        node
+        for node, (parent, token) in enumerate(zip(parents, tokens, strict=True))
+        if token == emitted[-1] and parent in reached
+    }:
+        node = min(reached)
+        emitted.append(token_after(node, emitted.copy()))
+    nodes = list[int]()
+    while node > 0:
+        nodes.append(node)
+        node = parents[node]
+    return Walk(nodes[::-1], emitted)
+
+
+def accepted_of(walks: Sequence[Walk], max_depth: int) -> Accepted:
+    """Return walks of a batch as tensors, on the CPU."""
+    rows = [
+        [len(nodes), tokens[-1], *nodes, *[-1] * (max_depth - len(nodes))]
+        for nodes, tokens in walks
+    ]
+    report = torch.tensor(rows)
+    return Accepted(report[:, 2:], report[:, 0], report[:, 1])
 
 
 def sample(probs: torch.Tensor, *, generator: torch.Generator | None = None) -> torch.Tensor:

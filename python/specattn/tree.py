@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cached_property, partial
 
@@ -67,7 +68,7 @@ class Tree:
         self.parents = given.to(torch.int64, copy=True)
         looked_at = given.device.type == "cpu" and not trusted
         if looked_at or os.environ.get("SPECATTN_CHECK") == "1":
-            _check_parents(self.parents)
+            _check_parents(self.parent_lists, batched=given.dim() == 2)
             depth, width = self._count_depth(), self._count_width()
             self.max_depth = _bound("max_depth", max_depth, depth)
             self.max_width = _bound("max_width", max_width, width)
@@ -188,12 +189,28 @@ class Tree:
 
         Padding has depth 0.
         """
+        if self.device.type == "cpu":
+            depths = [_depths(parents) for parents in self.parent_lists]
+            return torch.tensor(depths, dtype=torch.int32).view(self.parents.shape)
         ancestor = self._ancestor_or_end
         steps = (ancestor < self.size).to(torch.int32)
         for _ in range((self.size - 1).bit_length()):  # each round doubles the steps looked back
             steps = steps + steps.gather(-1, ancestor)
             ancestor = ancestor.gather(-1, ancestor)
         return steps[..., :-1]
+
+    @cached_property
+    def parent_lists(self) -> list[list[int]]:
+        """`parents` on the host, [1][T] or [B][T]; waits for the device."""
+        return self.parents.reshape(-1, self.size).tolist()
+
+    @cached_property
+    def drafted_and_depth(self) -> list[tuple[int, int]]:
+        """How many tokens each of `parent_lists` drafts, and how deep; waits for the device."""
+        return [
+            (len(parents) - parents.count(-1), max(_depths(parents)))
+            for parents in self.parent_lists
+        ]
 
     @cached_property
     def mask(self) -> torch.Tensor:
@@ -209,6 +226,10 @@ class Tree:
     @cached_property
     def packed_mask(self) -> torch.Tensor:
         """Int64 [T, W] or [B, T, W], W = ceil(T / 64): `mask`, bit j of word w for node 64w + j."""
+        if self.device.type == "cpu":
+            words = (self.size + 63) // 64
+            packed = bytearray().join(_seen(own, 8 * words) for own in self.parent_lists)
+            return torch.frombuffer(packed, dtype=torch.int64).view(*self.parents.shape, words)
         return pack_tree_mask(self.mask)
 
     @cached_property
@@ -254,12 +275,11 @@ class Tree:
         return torch.nn.functional.pad(ends, (0, 1), value=self.size)
 
     def _count_depth(self) -> int:
-        return int(self.depths.max())
+        return max(depth for _, depth in self.drafted_and_depth)
 
     def _count_width(self) -> int:
-        siblings = torch.zeros_like(self._ancestor_or_end)
-        siblings.scatter_add_(-1, self._ancestor_or_end[..., :-1], torch.ones_like(self.parents))
-        return int(siblings[..., :-1].max())
+        siblings = (Counter(p for p in parents if p >= 0) for parents in self.parent_lists)
+        return max(max(counts.values(), default=0) for counts in siblings)
 
     def __repr__(self) -> str:
         batch = "" if self.batch_size is None else f"batch_size={self.batch_size}, "
@@ -269,21 +289,37 @@ class Tree:
         )
 
 
-def _check_parents(parents: torch.Tensor) -> None:
+def _depths(parents: list[int]) -> list[int]:
+    depths = list[int]()
+    for parent in parents:
+        depths.append(0 if parent < 0 else depths[parent] + 1)
+    return depths
+
+
+def _seen(parents: list[int], row_bytes: int) -> bytes:
+    """Return the packed rows of one tree's mask."""
+    rows = list[int]()
+    for node, parent in enumerate(parents):
+        rows.append(1 << node | (0 if parent < 0 else rows[parent]))
+    return b"".join(row.to_bytes(row_bytes, "little") for row in rows)
+
+
+def _check_parents(trees: list[list[int]], *, batched: bool) -> None:
     """Raise ValueError naming the first entry that makes `parents` no tree."""
-    number = torch.arange(parents.shape[-1], device=parents.device)
-    is_padding = (parents < 0) & (number > 0)
-    rules = (
-        ((parents != _ROOT) & (number == 0), "node 0 is the root, whose parent must be -1"),
-        (parents < -1, "a parent must be an earlier node, or -1 for padding"),
-        ((parents >= number) & (number > 0), "a parent must come before its children"),
-        (is_padding.gather(-1, parents.clamp(0, len(number) - 1)), "nothing may follow padding"),
-    )
-    for broken, rule in rules:
-        if broken.any():
-            at = tuple(broken.nonzero()[0].tolist())
-            where = ", ".join(map(str, at))
-            raise ValueError(f"{rule}; got parents[{where}] = {int(parents[at])}")
+    for request, parents in enumerate(trees):
+        for node, parent in enumerate(parents):
+            if node == 0 and parent != _ROOT:
+                rule = "node 0 is the root, whose parent must be -1"
+            elif parent < -1:
+                rule = "a parent must be an earlier node, or -1 for padding"
+            elif parent >= node:
+                rule = "a parent must come before its children"
+            elif parent > 0 and parents[parent] == _PADDING:
+                rule = "nothing may follow padding"
+            else:
+                continue
+            where = f"{request}, {node}" if batched else node
+            raise ValueError(f"{rule}; got parents[{where}] = {parent}")
 
 
 def _bound(name: str, given: int | None, counted: int) -> int:

@@ -30,7 +30,8 @@ from transformers import (
 
 from specattn.decoding import ContextualPenalty, Sampler
 from specattn.decoding import processors as contextual
-from specattn.decoding.processors import CONTEXT_FREE, LENGTH_ONLY
+from specattn.decoding.node_processors import LENGTH_ONLY, knows_rows
+from specattn.decoding.processors import CONTEXT_FREE, ContextualProcessors
 from specattn.decoding.sequences import Sequences
 from specattn.tree import Tree
 
@@ -163,6 +164,49 @@ def test_chains_of_different_lengths_at_once(processors):
     actual = sampler.scores(logits[rows, asked], whole, tokens, firsts)
     possible = can_occur(whole, before, expected)[rows, asked]
     torch.testing.assert_close(actual[possible], expected[rows, asked][possible])
+
+
+@pytest.mark.parametrize("padding", [(0, 0, 0, 0), (5, 0, 2, 6)], ids=["whole", "padded"])
+@pytest.mark.parametrize("processors", CONTEXTUAL.values(), ids=CONTEXTUAL)
+def test_one_node_at_a_time_on_the_host(processors, padding):
+    """What `NodeProcessors` makes of a node is what `ContextualProcessors` makes of it."""
+    sequences = started(padding=padding)
+    processors = LogitsProcessorList(processors)
+    if any(type(one) not in CONTEXT_FREE and knows_rows(one) for one in processors):
+        assert not Sampler(processors, True, sequences).by_node
+        return
+    everywhere = ContextualProcessors(processors, sequences)
+    assert everywhere.by_node is not None
+    for _ in range(2):  # again, with longer texts
+        tokens, logits = torch.randint(0, V, (3, 5)), torch.randn(3, 5, V)
+        for step in range(5):
+            drafted = tokens[:, : step + 1]
+            expected = everywhere(logits[:, [step]].clone(), Tree.chain(step), drafted, step)
+            for request, row in enumerate(sequences.active):
+                path = drafted[request, 1:].tolist()
+                actual = everywhere.by_node[row](path, logits[request, step].clone())
+                assert actual.tolist() == expected[request, 0].tolist()
+        for row in sequences.active:
+            sequences.extend(row, [int(torch.randint(0, V, ()))])
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_tokens_drawn_one_by_one_are_those_drawn_together(do_sample):
+    processors = LogitsProcessorList(
+        [RepetitionPenaltyLogitsProcessor(1.3), TemperatureLogitsWarper(0.7), TopKLogitsWarper(5)]
+    )
+    sequences, together = started(), Sampler(processors, do_sample, started(), seed=3)
+    together.scores.by_node = None
+    single = Sampler(processors, do_sample, sequences, seed=3)
+    assert single.by_node
+    assert not together.by_node
+    logits = torch.randn(3, 4, V)
+    logits[0, 3], logits[1, 3] = -torch.inf, torch.nan
+    tokens = torch.randint(0, V, (3, 4))
+    for step in range(4):
+        asked = logits[:, [step]], Tree.chain(step), tokens[:, : step + 1], step
+        assert single.draw(*asked).tolist() == together.draw(*asked).tolist()
+    assert single.draw(*asked)[:2].tolist() == [[-1], [-1]]
 
 
 FREE = [

@@ -1,9 +1,15 @@
 """Texts without padding for methods, with it for transformers."""
 
+import pytest
 import torch
-from transformers import StoppingCriteriaList
+from transformers import (
+    EosTokenCriteria,
+    MaxLengthCriteria,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
-from specattn.decoding.sequences import RequestIndexes, Sequences
+from specattn.decoding.sequences import RequestIndexes, Sequences, StopRequest
 
 
 def started(num_pregenerated=0):
@@ -53,6 +59,59 @@ def test_transformers_sees_padded_rows():
         [21, 22, 23, 24, 25],
         [0, 31, 32, 33, 7],
     ]
+
+
+class Ends(StoppingCriteria):
+    """A criterion that is asked like one of transformers'."""
+
+    def __init__(self, token):
+        self.token, self.shown = token, []
+
+    def __call__(self, input_ids, scores, **_):
+        self.shown.append(input_ids.tolist())
+        return input_ids[:, -1] == self.token
+
+
+@pytest.mark.parametrize(
+    ("new", "emitted", "finished"),
+    [
+        ([1, 2, 3], [1, 2, 3], False),
+        ([1, 8, 3], [1, 8], True),
+        ([1, 9, 3], [1, 9], True),
+        ([5, 2, 3], [5], True),
+        ([1, 2, 3, 4, 1, 1], [1, 2, 3, 4], True),
+    ],
+)
+def test_a_row_ends_where_transformers_criteria_say(new, emitted, finished):
+    other = Ends(5)
+    criteria = StoppingCriteriaList(
+        [MaxLengthCriteria(8), EosTokenCriteria([8, 9]), other, StopRequest()]
+    )
+    sequences = Sequences(torch.tensor([[1, 2, 3, 4]]), [0], 14, criteria, torch.device("cpu"))
+    assert sequences.extend(0, new) == (emitted, finished)
+    assert sequences.new_tokens(0) == emitted
+    texts = [[[1, 2, 3, 4, *emitted[: n + 1]]] for n in range(len(emitted))]
+    assert other.shown == texts
+    said = [bool(criteria(torch.tensor(text), None)) for text in texts]
+    assert said == [False] * (len(emitted) - 1) + [finished]
+
+
+def test_a_row_ends_on_request():
+    stop = StopRequest()
+    rows, criteria = torch.tensor([[1, 2]]), StoppingCriteriaList([stop])
+    sequences = Sequences(rows, [0], 9, criteria, torch.device("cpu"))
+    assert sequences.extend(0, [3]) == ([3], False)
+    stop.asked = True
+    assert sequences.extend(0, [4, 5]) == ([4], True)
+
+
+def test_a_path_is_shown_behind_a_text_and_leaves_no_trace():
+    sequences = started()
+    assert sequences.continued(2, [7, 8]).tolist() == [[0, 31, 32, 33, 7, 8]]
+    assert sequences.continued(2, []).tolist() == [[0, 31, 32, 33]]
+    sequences.extend(2, [34])
+    assert sequences.text(2).tolist() == [31, 32, 33, 34]
+    assert sequences.padded(9)[2].tolist() == [0, 31, 32, 33, 34]
 
 
 class Text(list):

@@ -141,7 +141,10 @@ class Pass:
     @cached_property
     def prefix(self) -> torch.Tensor:
         """Cached tokens that every row may see, int32 [B]."""
-        return self.cache.seqlens + self.offset
+        seqlens = self.cache.seqlens
+        return (
+            seqlens if isinstance(self.offset, int) and not self.offset else seqlens + self.offset
+        )
 
     @cached_property
     def slots(self) -> tuple[torch.Tensor, torch.Tensor]:

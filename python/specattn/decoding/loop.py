@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch.nn.functional import pad
 
-from specattn.acceptance import Accepted, accept, follow
+from specattn.acceptance import Accepted, accept, accepted_of, follow, walk
 from specattn.decoding.drafting import Draft, DraftContext, Drafter, Verified
 from specattn.decoding.sampling import Sampler
 from specattn.decoding.statistics import RequestStatistics, Statistics, Stopwatch
@@ -15,6 +16,9 @@ from specattn.decoding.target import Target, is_chain
 
 CHUNK_SIZE = 2048
 """Prompt tokens per request and prefill pass: enough to keep a GPU busy, few enough for caches."""
+
+Outcome = tuple[int, int, list[int]]
+"""What a request drafted, how deep, and its new tokens: the accepted path, then the bonus token."""
 
 OnTokens = Callable[[int, list[int]], None]
 OnPrefill = Callable[[int, int], None]
@@ -104,11 +108,14 @@ def run_rounds(
         result = target.verify(draft.tree, draft.tokens, capture=drafter.capture)
         watch.lap("target_seconds")
 
-        accepted = _accept(draft, context.sampler, result.logits, context.generator)
+        if draft.probs is None and context.sampler.by_node:
+            accepted, outcomes = _accept_on_host(draft, context.sampler, result.logits)
+        else:
+            accepted = _accept(draft, context.sampler, result.logits, context.generator)
+            outcomes = _outcomes(draft, accepted)
         target.cache.commit(accepted.nodes, accepted.counts, in_place=is_chain(draft.tree))
         finished = []
-        for row, outcome in zip(sequences.active, _outcomes(draft, accepted), strict=True):
-            drafted, depth, tokens = outcome
+        for row, (drafted, depth, tokens) in zip(sequences.active, outcomes, strict=True):
             if tokens[-1] < 0:
                 position = len(sequences.text(row)) + len(tokens) - 1
                 raise ValueError(
@@ -155,11 +162,23 @@ def _accept(
     return found._replace(next_token=found.next_token.masked_fill(impossible, -1))
 
 
-def _outcomes(draft: Draft, accepted: Accepted) -> list[tuple[int, int, list[int]]]:
-    """Return what each request drafted, how deep, and its new tokens. Waits for them, once.
+def _accept_on_host(
+    draft: Draft, sampler: Sampler, logits: torch.Tensor
+) -> tuple[Accepted, list[Outcome]]:
+    """Do what `_accept` and `_outcomes` do, request by request: tensors are no faster on a CPU."""
+    tree = draft.tree
+    repeats = len(logits) if tree.batch_size is None else 1
+    parents, shapes = tree.parent_lists * repeats, tree.drafted_and_depth * repeats
+    walks = [
+        walk(parents[request], tokens, partial(sampler.token_after, request, logits[request]))
+        for request, tokens in enumerate(draft.tokens.tolist())
+    ]
+    outcomes = [(*shape, found.tokens) for shape, found in zip(shapes, walks, strict=True)]
+    return accepted_of(walks, tree.max_depth), outcomes
 
-    The new tokens are the accepted path, then the bonus token.
-    """
+
+def _outcomes(draft: Draft, accepted: Accepted) -> list[Outcome]:
+    """Return what became of each request. Waits for it, once."""
     tree, counts = draft.tree, accepted.counts
     path = draft.tokens.gather(1, accepted.nodes.clamp_min(0))
     tokens = torch.cat([path, accepted.next_token[:, None]], 1)

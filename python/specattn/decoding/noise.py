@@ -34,10 +34,14 @@ class PositionNoise:
         self, rows: Sequence[int], positions: Sequence[int], vocabulary: int, device: torch.device
     ) -> torch.Tensor:
         """Return the noise of requests `rows` [n] at `positions` [n]: float64 [n, V], positive."""
+        pairs = zip(rows, positions, strict=True)
+        return torch.stack([self.one(*pair, vocabulary) for pair in pairs]).to(device)
+
+    def one(self, row: int, position: int, vocabulary: int) -> torch.Tensor:
+        """Return the noise of one request and position: float64 [V] on the host, to be read."""
         if self._noise.cache_info().currsize * 8 * vocabulary > _KEPT_BYTES:
             self._noise.cache_clear()
-        pairs = zip(rows, positions, strict=True)
-        return torch.stack([self._noise(*pair, vocabulary) for pair in pairs]).to(device)
+        return self._noise(row, position, vocabulary)
 
     def _make(self, row: int, position: int, vocabulary: int) -> torch.Tensor:
         counter = [0, position, 0, 0]  # the generator itself counts in the first word

@@ -12,16 +12,11 @@ import torch
 from transformers import (
     EpsilonLogitsWarper,
     EtaLogitsWarper,
-    ExponentialDecayLengthPenalty,
-    ForcedEOSTokenLogitsProcessor,
     InfNanRemoveLogitsProcessor,
     LogitNormalization,
     LogitsProcessorList,
-    MinLengthLogitsProcessor,
-    MinNewTokensLengthLogitsProcessor,
     MinPLogitsWarper,
     PrefixConstrainedLogitsProcessor,
-    SuppressTokensAtBeginLogitsProcessor,
     SuppressTokensLogitsProcessor,
     SynthIDTextWatermarkLogitsProcessor,
     TemperatureLogitsWarper,
@@ -32,6 +27,7 @@ from transformers import (
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
+from specattn.decoding.node_processors import LENGTH_ONLY, NodeProcessors, knows_rows
 from specattn.decoding.sequences import Sequences
 from specattn.tree import Tree
 
@@ -50,16 +46,6 @@ CONTEXT_FREE = (
 )
 """Processors that look at the logits alone. All others are given each node's own context; one with
 an attribute ``context_window`` is given no more than so many last tokens of it."""
-
-LENGTH_ONLY = (
-    ExponentialDecayLengthPenalty,
-    ForcedEOSTokenLogitsProcessor,
-    MinLengthLogitsProcessor,
-    MinNewTokensLengthLogitsProcessor,
-    SuppressTokensAtBeginLogitsProcessor,
-)
-"""Processors that look at no more of a context than its length: they are shown one of that length,
-so that a long text is not copied for every node."""
 
 STATEFUL = (SynthIDTextWatermarkLogitsProcessor, UnbatchedClassifierFreeGuidanceLogitsProcessor)
 """Processors that remember earlier calls, and so cannot judge tokens that are not accepted yet."""
@@ -98,6 +84,11 @@ class ContextualProcessors:
     sequences : Sequences
         The committed texts.
 
+    Attributes
+    ----------
+    by_node : list of NodeProcessors, or None
+        Each row's processors for one node at a time: on the CPU, unless one knows rows.
+
     Raises
     ------
     ValueError
@@ -120,6 +111,17 @@ class ContextualProcessors:
                     "tokens are judged before they are accepted"
                 )
         self.sequences = sequences
+        self.by_node: list[NodeProcessors] | None = None
+        texts_alone = len(self.processors) == 1 or not any(
+            knows_rows(processor)
+            for processor in itertools.chain.from_iterable(self.processors)
+            if type(processor) not in CONTEXT_FREE
+        )
+        if sequences.padded_rows.device.type == "cpu" and texts_alone:
+            self.by_node = [
+                NodeProcessors(own, CONTEXT_FREE, sequences, row)
+                for row, own in enumerate(self.processors)
+            ]
 
     def __call__(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -63,6 +64,14 @@ class Sampler:
         Tensor, int64 [B, n]
             -1 where nothing can follow: all logits are -inf, or one is NaN.
         """
+        if self.by_node and logits.shape[1] == 1:
+            begins = [first] * len(logits) if isinstance(first, int) else first.tolist()
+            paths = zip(tokens.tolist(), begins, strict=True)
+            found = [
+                self.token_after(request, logits[request], 0, path[1 : begin + 1])
+                for request, (path, begin) in enumerate(paths)
+            ]
+            return torch.tensor(found)[:, None]
         scores = self.scores(logits, tree, tokens, first)
         if not self.greedy:
             firsts = [first] * len(scores) if isinstance(first, int) else first.tolist()
@@ -109,6 +118,38 @@ class Sampler:
         chain = _chain(emitted.shape[1], logits.device)
         tokens = pad(emitted, (1, 0))  # the root is committed and not looked at
         return self.draw(logits[:, None], chain, tokens, emitted.shape[1])[:, 0]
+
+    @property
+    def by_node(self) -> bool:
+        """Whether `token_after` serves this run: on the CPU, unless a processor knows rows."""
+        return self.scores.by_node is not None
+
+    def token_after(self, request: int, logits: torch.Tensor, node: int, path: list[int]) -> int:
+        """Draw the token that follows a running request's text and a path behind it: on the host.
+
+        Parameters
+        ----------
+        request : int
+        logits : Tensor [T, V]
+            Of the nodes of the request's tree.
+        node : int
+        path : list of int
+            The tokens of the node's path, the root's apart.
+
+        Returns
+        -------
+        int
+            As `draw` returns it.
+        """
+        assert self.scores.by_node is not None
+        row = self.sequences.active[request]
+        scores = self.scores.by_node[row](path, logits[node])
+        if not self.greedy:
+            position = self.sequences.length(row) + len(path)
+            scores = scores.softmax(-1).double() / self.noise.one(row, position, len(scores))
+        values = scores.numpy()  # its argmax is quicker, and as torch's the first of equal ones
+        drawn = int(values.argmax())
+        return drawn if values[drawn] > -math.inf else -1  # NaN is not greater either
 
     def _noise_behind(self, firsts: Sequence[int], count: int, like: torch.Tensor) -> torch.Tensor:
         """Return the noise of the tokens after `count` nodes of each chain: float64 [B, n, V]."""

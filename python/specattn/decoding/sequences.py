@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from transformers import (
@@ -38,6 +39,34 @@ class StopRequest(StoppingCriteria):
 _ON_HOST = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopRequest, StopStringCriteria)
 
 
+class _Rules(NamedTuple):
+    """When a row ends: at a length, at a token, on request, or when other criteria say so."""
+
+    max_length: float
+    end_tokens: set[int]
+    requests: list[StopRequest]
+    others: StoppingCriteriaList
+
+
+def _rules(criteria: StoppingCriteriaList) -> _Rules:
+    """Return criteria as rules; asking one of transformers' takes longer than the answer."""
+    lengths = [c for c in criteria if type(c) is MaxLengthCriteria]
+    plain = [c for c in criteria if type(c) is EosTokenCriteria]
+    requests = [c for c in criteria if isinstance(c, StopRequest)]
+    others = [c for c in criteria if c not in [*lengths, *plain, *requests]]
+    return _Rules(
+        min((c.max_length for c in lengths), default=math.inf),
+        _end_tokens(plain),
+        requests,
+        StoppingCriteriaList(others),
+    )
+
+
+def _end_tokens(criteria: Iterable[StoppingCriteria]) -> set[int]:
+    found = [c.eos_token_id for c in criteria if isinstance(c, EosTokenCriteria)]
+    return {token for tokens in found for token in tokens.flatten().tolist()}
+
+
 class Sequences:
     """The texts of all requests of a run; each row has its own length.
 
@@ -67,7 +96,7 @@ class Sequences:
     room : int
         Most tokens that can follow a prompt, those of a last draft included.
     padded_rows : Tensor, int64 [R, room], on the device
-        0 behind the end of a row.
+        What stands behind the end of a row means nothing.
     padding, ends : list of int
         Where each text begins and ends in its padded row.
     """
@@ -85,6 +114,7 @@ class Sequences:
         rows, width = input_ids.shape
         self._host = torch.zeros(rows, room, dtype=torch.int64)
         self._host[:, :width] = input_ids
+        self._tokens = self._host.numpy()  # the same memory; quicker to write to
         self._starts, self._num_pregenerated = list(ends or [width] * rows), num_pregenerated
         self.padded_rows = self._host.to(device)
         self.padding, self.ends = list(padding), list(self._starts)
@@ -93,6 +123,7 @@ class Sequences:
         if isinstance(stopping_criteria, StoppingCriteriaList):
             self.criteria = [stopping_criteria] * rows
         self._limits = [criteria.max_length or room for criteria in self.criteria]
+        self._rules = [_rules(criteria) for criteria in self.criteria]
         self.room = room - max(self._limits) + max(map(operator.sub, self._limits, self._starts))
         self._criteria_device = device
         if all(type(criterion) in _ON_HOST for own in self.criteria for criterion in own):
@@ -112,7 +143,11 @@ class Sequences:
     @property
     def active_lengths(self) -> list[int]:
         """Tokens of every running request's text."""
-        return [self.ends[row] - self.padding[row] for row in self.active]
+        return [self.length(row) for row in self.active]
+
+    def length(self, row: int) -> int:
+        """Return the number of tokens of a row's text."""
+        return self.ends[row] - self.padding[row]
 
     def text(self, row: int) -> torch.Tensor:
         """Return a row's text, prompt and new tokens: a view, int64 [L_r], on the host."""
@@ -128,8 +163,7 @@ class Sequences:
 
     def end_tokens(self, row: int) -> set[int]:
         """Return the tokens that end a row."""
-        found = [c.eos_token_id for c in self.criteria[row] if isinstance(c, EosTokenCriteria)]
-        return {token for tokens in found for token in tokens.flatten().tolist()}
+        return _end_tokens(self.criteria[row])
 
     def tokens_at(self, positions: torch.Tensor) -> torch.Tensor:
         """Return the running requests' tokens at `positions` of their texts.
@@ -156,6 +190,19 @@ class Sequences:
         """The longest path that a running request has use for."""
         return max(self.drafts(row) for row in self.active)
 
+    def continued(self, row: int, path: list[int]) -> torch.Tensor:
+        """Return a padded row as if `path` followed its text, on the CPU.
+
+        Returns
+        -------
+        Tensor, int64 [1, ends + path]
+            A view, until the next call.
+        """
+        begin, end = self.ends[row], self.ends[row] + len(path)
+        if path:
+            self._tokens[row, begin:end] = path
+        return self._host[row : row + 1, :end]
+
     def extend(self, row: int, tokens: list[int]) -> tuple[list[int], bool]:
         """Emit tokens one by one until one of them ends the row.
 
@@ -166,15 +213,20 @@ class Sequences:
         finished : bool
         """
         begin, finished = self.ends[row], False
+        rules = self._rules[row]
+        self._tokens[row, begin : begin + len(tokens)] = tokens
         for end, token in enumerate(tokens, start=begin + 1):
-            self._host[row, end - 1] = token
-            so_far = self._host[row : row + 1, :end].to(self._criteria_device)
-            finished = bool(self.criteria[row](so_far, None))
+            finished = end >= rules.max_length or token in rules.end_tokens
+            finished |= any(request.asked for request in rules.requests)
+            if rules.others:
+                so_far = self._host[row : row + 1, :end].to(self._criteria_device)
+                finished |= bool(rules.others(so_far, None))
             self.ends[row] = end
             if finished:
                 break
         end = self.ends[row]
-        self.padded_rows[row, begin:end] = self._host[row, begin:end]
+        if self.padded_rows is not self._host:
+            self.padded_rows[row, begin:end] = self._host[row, begin:end]
         return tokens[: end - begin], finished
 
     def padded(self, pad_token_id: int) -> torch.Tensor:

@@ -50,6 +50,21 @@ class _Buffers(NamedTuple):
     lse: torch.Tensor
 
 
+class _Recorded(NamedTuple):
+    """A recording, what it reads, and what it writes."""
+
+    recording: Recording
+    inputs: dict[str, torch.Tensor]
+    logits: torch.Tensor
+    features: torch.Tensor
+    scores: torch.Tensor | None
+
+    def take(self, given: dict[str, torch.Tensor]) -> None:
+        """Copy what changes from pass to pass to where the recording reads it."""
+        for name, value in given.items():
+            self.inputs[name].copy_(value)
+
+
 class StaticPass:
     """Runs passes of at most `MOST_ROWS` rows over a cache.
 
@@ -73,9 +88,10 @@ class StaticPass:
     def __init__(self, parts: Parts, cache: KVCache, windows: list[int | None]):
         self.parts, self.cache, self.windows = parts, cache, windows
         self.angles = _angles(parts.rotary, cache)
+        self._least_window = min((w for w in windows if w is not None), default=cache.capacity)
         self._buffers = _buffers(parts, cache)
         self._inputs: dict[tuple, torch.Tensor] = {}
-        self._recordings: dict[_Shape, Recording] = {}
+        self._recordings: dict[_Shape, _Recorded] = {}
         self._plan: Pass
 
     def run(
@@ -90,40 +106,54 @@ class StaticPass:
         scores : Tensor, float32 [full layers, B, N], or None
             Those that the plan captures, unless they are its own. They hold until the next pass.
         """
-        by_selection = isinstance(plan.selector, Selection)
-        given = {"tokens": tokens, "prefix": plan.prefix, "depths": _by_request(plan.depths)}
-        given |= plan.selector._asdict() if by_selection else {}
-        sizes = {"T": plan.rows, "S": plan.rows}
-        for window in {None, *self.windows}:
-            mask, depths = packed_mask(plan.tree_mask, sizes, window, tokens.device)
-            given |= {_mask(window): mask, _depths(window): depths}
-        inputs = {name: self._give(name, x) for name, x in given.items() if x is not None}
+        given = self._given(plan, tokens)
         in_python = plan.capture.needs_python
+        chosen_before = plan.selector is None or isinstance(plan.selector, Selection)
         shape = _Shape(
-            *tokens.shape,
-            inputs=tuple((name, x.shape) for name, x in inputs.items()),
+            batch=tokens.shape[0],
+            rows=tokens.shape[1],
+            inputs=tuple((name, x.shape) for name, x in given.items()),
             collected=() if in_python else plan.capture.rows,
-            planned=in_python or not (plan.selector is None or by_selection),
+            planned=in_python or not chosen_before,
         )
         self._plan = plan
-        if (recording := self._recordings.get(shape)) is not None:
-            recording.replay()
+        if (known := self._recordings.get(shape)) is not None:
+            known.take(given)
+            known.recording.replay()
         else:
             if len(self._recordings) >= _MOST_RECORDINGS:
                 self._recordings.clear()
-            recording = Recording()
-            self._record(recording, shape, inputs)
-            self._recordings[shape] = recording
+            known = self._recordings[shape] = self._recorded(shape, given)
+        return known.logits.clone(), known.features.clone(), known.scores
+
+    def _given(self, plan: Pass, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return what changes from pass to pass."""
+        given = {"tokens": tokens, "prefix": plan.prefix}
+        if plan.depths is not None:
+            given["depths"] = plan.depths if plan.depths.dim() == 2 else plan.depths[None]
+        if isinstance(plan.selector, Selection):
+            given |= plan.selector._asdict()
+        if plan.tree_mask is None and self._least_window >= plan.rows:
+            return given
+        sizes = {"T": plan.rows, "S": plan.rows}
+        for window in {None, *self.windows}:
+            mask, depths = packed_mask(plan.tree_mask, sizes, window, tokens.device)
+            named = {_mask(window): mask, _depths(window): depths}
+            given |= {name: x for name, x in named.items() if x is not None}
+        return given
+
+    def _recorded(self, shape: _Shape, given: dict[str, torch.Tensor]) -> _Recorded:
+        """Run a pass and record it."""
+        inputs = {name: self._input(name, x.shape, _dtype(name)) for name, x in given.items()}
         logits, features = (
-            x[: tokens.numel()].clone().unflatten(0, tokens.shape)
+            x[: shape.batch * shape.rows].view(shape.batch, shape.rows, -1)
             for x in (self._buffers.logits, self._buffers.features)
         )
-        return logits, features, self._scores(shape) if shape.collected else None
-
-    def _give(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        """Copy what changes from pass to pass to where recordings read it."""
-        dtype = torch.int64 if name == "tokens" or name.startswith("mask") else torch.int32
-        return self._input(name, value.shape, dtype).copy_(value)
+        scores = self._scores(shape) if shape.collected else None
+        recorded = _Recorded(Recording(), inputs, logits, features, scores)
+        recorded.take(given)
+        self._record(recorded.recording, shape, inputs)
+        return recorded
 
     def _input(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         key = (name, tuple(shape))
@@ -204,9 +234,8 @@ def _depths(window: int | None) -> str:
     return f"depths within {window}"
 
 
-def _by_request(depths: torch.Tensor | None) -> torch.Tensor | None:
-    """Return depths [T] or [B, T] as [1, T] or [B, T]."""
-    return depths[None] if depths is not None and depths.dim() == 1 else depths
+def _dtype(name: str) -> torch.dtype:
+    return torch.int64 if name == "tokens" or name.startswith("mask") else torch.int32
 
 
 def _mlp(recording: Recording, mlp: GatedMLP | nn.Module, rows: _Buffers, shape: _Shape) -> None:

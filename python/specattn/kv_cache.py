@@ -115,11 +115,23 @@ class KVCache:
         in_place : bool
             The tree was a chain: its accepted nodes already lie where they belong.
         """
-        if not in_place and nodes.shape[1]:
+        if not in_place and self.storage.device.type == "cpu":
+            self._move_each(nodes.tolist(), counts.tolist())
+        elif not in_place and nodes.shape[1]:
             requests, kept = self.slots(nodes.shape[1], offset=1)
             source = torch.where(nodes < 0, kept, self.seqlens[:, None] + nodes)
             self.storage[:, :, requests, kept] = self.storage[:, :, requests, source]
         self.seqlens = self.seqlens + (counts + 1).to(torch.int32)
+
+    def _move_each(self, nodes: list[list[int]], counts: list[int]) -> None:
+        """Move the accepted paths, request by request: a few rows are copied in a few calls."""
+        for request, (path, count) in enumerate(zip(nodes, counts, strict=True)):
+            path = path[:count]
+            if path == list(range(1, count + 1)):
+                continue  # they lie there already
+            root, rows = int(self.seqlens[request]), self.storage[:, :, request]
+            source = torch.tensor(path) + root
+            rows[:, :, root + 1 : root + 1 + count] = rows.index_select(2, source)
 
     def retire(self, finished: Sequence[bool]) -> list[int]:
         """Drop the finished requests, so that they cost nothing from now on.

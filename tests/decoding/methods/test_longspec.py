@@ -215,16 +215,19 @@ def test_the_ring_equals_an_unbounded_cache(monkeypatch, options):
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 
-def resident_bytes(block):
+def resident_bytes(run):
     """Return the bytes of all tensors that a drafter holds, its module and the target's apart."""
-    held = [value for value in vars(block).values() if isinstance(value, torch.Tensor)]
-    held += block.rotation
+    memories = [memory for memory, _ in run.static._trees.values()] if run.static else []
+    values = [value for owner in (run.block, *memories) for value in vars(owner).values()]
+    held = [value for value in values if isinstance(value, torch.Tensor)]
+    held += [x for value in values if isinstance(value, (list, tuple)) for x in value]
     return sum(
         {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in held}.values()
     )
 
 
-def test_memory_does_not_grow_with_the_context():
+@pytest.mark.parametrize("compile", ["on", "off"])
+def test_memory_does_not_grow_with_the_context(compile):
     """A few rounds at 1k, 8k and 64k tokens of context; the target's cache is only pretended."""
     model, method, held = tiny_model("qwen3"), None, []
     drafter = random_drafter(model, window=512, dtype=torch.float32)
@@ -233,7 +236,7 @@ def test_memory_does_not_grow_with_the_context():
         room = context + 200
         ids = torch.randint(0, 96, (1, context + 1))
         sequences = Sequences(ids, [0], room, StoppingCriteriaList(), model.device)
-        target = Target(model, 1, room)
+        target = Target(model, 1, room, compile)
         target.cache.storage.zero_()
         target.cache.seqlens += context
         sampler = Sampler([], do_sample=False, sequences=sequences)
@@ -244,7 +247,7 @@ def test_memory_does_not_grow_with_the_context():
                 prefix = target.cache.seqlens
                 run.block.accept(prefix, draft.tree.paths[0, -1:, 1:])
                 target.cache.seqlens = prefix + 6
-        held.append(resident_bytes(run.block))
+        held.append(resident_bytes(run))
     assert held[0] == held[1] == held[2]
     row = 2 * 2 * 16 * 4  # keys and values, KV heads, head_dim, float32
     assert run.block.storage.nbytes == (512 + 5 + 69) * row

@@ -68,8 +68,11 @@ class DraftBlock:
             self.started = True
         self.rows = torch.remainder(seqlens[:, None] - self.back, self.ring)
         self.row_counts = torch.minimum(seqlens, self.reach[:, None])
-        self.rotation = self._rotation(seqlens[:, None] + self.steps)
         self.nodes = 0
+
+    def begin_levels(self) -> None:
+        """Prepare what `logits` and `keep_leaves` need besides."""
+        self.rotation = self._rotation(self.target.cache.seqlens[:, None] + self.steps)
 
     def logits(self, tokens: torch.Tensor, depth: int, mask: torch.Tensor | None) -> torch.Tensor:
         """Run one level of the tree behind the levels above it.

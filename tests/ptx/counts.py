@@ -1,5 +1,6 @@
 """What a launch did: instructions by class, bytes and sectors, bank conflicts, barriers."""
 
+import functools
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -95,6 +96,7 @@ CLASSES = {
 }
 
 
+@functools.cache
 def instruction_class(name):
     """Return the class of a mnemonic: by how it begins, else by its type, else "integer"."""
     for kind, starts in CLASSES.items():

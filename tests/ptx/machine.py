@@ -63,7 +63,11 @@ class Group:
 
 @dataclass
 class Launch:
-    """A kernel with its launch parameters. ``parameters`` holds the bytes of each argument."""
+    """A kernel with its launch parameters: ``parameters`` holds the bytes of each argument.
+
+    ``tensor_maps`` are what bulk tensor copies look up, by number. ``counters`` are the keys of
+    allocations that must end as they began, because the next launch relies on it.
+    """
 
     kernel: object
     grid: tuple
@@ -71,6 +75,7 @@ class Launch:
     parameters: list
     shared_bytes: int
     tensor_maps: dict = field(default_factory=dict)
+    counters: tuple = ()
 
 
 class Machine:
@@ -200,9 +205,13 @@ class Machine:
         ids = [(i, j, k) for k in range(z) for j in range(y) for i in range(x)]
         if self.options.blocks is not None:
             random.Random(self.options.blocks).shuffle(ids)
+        before = {key: self.memory.read(key)[0].copy() for key in self.launch.counters}
         with np.errstate(all="ignore"):
             for start in range(0, len(ids), self.blocks):
                 self._wave(ids[start : start + self.blocks])
+        for key, data in before.items():
+            if not np.array_equal(self.memory.read(key)[0], data):
+                raise Fault("counter", f"{self.kernel.name} does not leave {key!r} as it found it")
         self.counts.blocks += len(ids)
         for instruction, times in zip(self.kernel.instructions, self.executed, strict=True):
             if times:

@@ -38,6 +38,7 @@ class Case:
     sinks: bool = False
     per_head: bool = True
     split_size: int = 128
+    block_m: int | None = None  # rows of a tile, if not as `_configs` says
 
     def __str__(self):
         changed = [
@@ -100,7 +101,10 @@ def run(case, arch, options=None, change=None):
     """Execute a case and check it; `Fault` or AssertionError if it is wrong."""
     call, _ = OPERATIONS[case.op]
     inputs = call(case)
-    with emulated(arch, options or Options(), change, split_size=case.split_size) as launches:
+    forced = {"split_size": case.split_size}
+    if case.block_m:
+        forced["block_m"] = case.block_m
+    with emulated(arch, options or Options(), change, **forced) as launches:
         results = inputs()
     for result, (exact, by_torch, atol) in zip(results, expectations(case), strict=True):
         assert_accurate(result, exact, by_torch, atol=atol)

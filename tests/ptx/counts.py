@@ -53,6 +53,16 @@ class Counts:
             self.bytes_read += count * size
             self.sectors_read += sectors
 
+    def bulk_access(self, address, size, *, write):
+        """Count a bulk copy's side in global memory."""
+        sectors = len(np.unique(address // SECTOR))
+        if write:
+            self.bytes_written += len(address) * size
+            self.sectors_written += sectors
+        else:
+            self.bytes_read += len(address) * size
+            self.sectors_read += sectors
+
     def shared_access(self, address, size, active):
         """Count the passes of one instruction; ``address`` [threads] within the window."""
         warps = address.reshape(-1, 32)

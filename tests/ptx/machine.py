@@ -323,6 +323,24 @@ def _branch(instruction, machine):
     return run
 
 
+def _branch_by_index(instruction, machine):
+    """brx.idx: every thread takes the branch that its index names in a table."""
+    index, table = instruction.operands
+    read = machine.registers.reader(index, "u32")
+    targets = [machine.kernel.labels[name] for name in machine.kernel.targets[table]]
+
+    def run(group, chosen):
+        value, undefined = read()
+        machine.registers.decided(undefined, chosen, "the branch index")
+        if (value[chosen] >= len(targets)).any():
+            raise Fault("bounds", f"a branch index beyond the {len(targets)} targets")
+        for number, target in enumerate(targets):
+            machine.make_ready(target, chosen & (value == number), group.rank)
+        machine.make_ready(group.pc + 1, group.mask & ~chosen, group.rank)
+
+    return run
+
+
 def _exit(instruction, machine):
     def run(group, chosen):
         machine.live = machine.everyone = machine.live & ~chosen
@@ -331,5 +349,5 @@ def _exit(instruction, machine):
     return run
 
 
-_branch.is_control = _exit.is_control = True
-TABLE |= {"bra": _branch, "ret": _exit, "exit": _exit}
+_branch.is_control = _branch_by_index.is_control = _exit.is_control = True
+TABLE |= {"bra": _branch, "brx.idx": _branch_by_index, "ret": _exit, "exit": _exit}

@@ -211,6 +211,19 @@ MEET:
     np.testing.assert_array_equal(out, np.where(t % 2, t * (t - 1) // 2, 0) + 32)
 
 
+def test_branches_by_index():
+    body = f"""{pointer("%q0", 0, 4)} and.b32 %r1, %r79, 3; setp.ne.u32 %p1, %r1, 3;
+    mov.b32 %r2, 9;
+    @%p1 brx.idx %r1, TABLE;
+    bra END;
+TABLE: .branchtargets ZERO, ONE, ONE;
+ZERO: mov.b32 %r2, 100; bra END;
+ONE: mov.b32 %r2, 101;
+END: st.global.b32 [%q0], %r2;"""
+    (out,), _ = execute(body, np.zeros(32, np.uint32))
+    np.testing.assert_array_equal(out, np.array([100, 101, 101, 9])[np.arange(32) % 4])
+
+
 def fragment_rows(i):
     """Return (rows, columns) of register ``i`` of a 16 x 8 float32 accumulator, by lane."""
     lane = np.arange(32)

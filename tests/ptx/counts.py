@@ -12,7 +12,7 @@ BANKS = 32
 
 @dataclass
 class Counts:
-    """Counts of a launch. Instructions and barriers are counted once per warp that executes them.
+    """Counts of a launch. Instructions are counted once per warp, barriers once per block.
 
     ``sectors``: 32-byte sectors that global accesses touch, per warp and instruction. A request of
     shared memory is one warp's instruction; ``conflicts`` are the extra passes that it takes

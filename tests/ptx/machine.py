@@ -23,8 +23,6 @@ TABLE = {}
 for module in (arithmetic, barriers, bits, bulk, convert, matrices, transfers, warpgroup, warps):
     TABLE |= module.INSTRUCTIONS
 
-SHARED_BASE = 1 << 24  # where generic addresses see shared memory
-LOCAL_BASE = 1 << 28
 NOWHERE = 1 << 62
 MAX_STEPS = 3_000_000
 

@@ -296,5 +296,10 @@ def test_ldmatrix_and_stmatrix(transposed):
 
 
 def test_an_unknown_instruction_is_named():
-    with pytest.raises(Unsupported, match=r"unknown instruction: frobnicate\.b32"):
-        execute("frobnicate.b32 %r1, %r2;")
+    for text in (
+        "frobnicate.b32 %r1, %r2;",
+        "add.rz.f32 %r1, %r1, %r1;",
+        "add.cc.u32 %r1, %r1, 1;",
+    ):
+        with pytest.raises(Unsupported, match=f"unknown instruction: {text[:9]}"):
+            execute(text)

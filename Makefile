@@ -4,7 +4,7 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint fuzz sanitize bench vllm llama-cpp clean
+.PHONY: demo test lint fuzz sanitize test-triton36 bench vllm llama-cpp clean
 
 ## Decode a real file with the embedded target, plainly and speculatively. FILE= continues your own.
 demo: $(VENV)/.demo
@@ -46,6 +46,10 @@ sanitize: $(VENV)/.dev
 	        $(CXX) -print-file-name=lib$$library.so; done | tr '\n' ' ')" \
 	    $(BIN)/python -m pytest -p no:xdist tests/cpu $(ARGS)
 
+## The kernels as an older Triton compiles them, executed in the emulator (tests/ptx).
+test-triton36: $(VENV)/triton36/.done
+	OMP_NUM_THREADS=1 $(VENV)/triton36/bin/python -m pytest -p no:cacheprovider -n 2 -m "not slow" tests/ptx $(ARGS)
+
 ## The roofline sweep of every primitive on this machine.
 bench: $(VENV)/.dev
 	$(BIN)/python bench/run_kernels.py $(ARGS)
@@ -68,6 +72,14 @@ $(VENV)/.torch:
 $(VENV)/.demo: $(VENV)/.torch requirements/demo.txt setup.py pyproject.toml $(wildcard csrc/cpu/*)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/demo.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+# Its packages are those of $(VENV), which it looks in after its own.
+$(VENV)/triton36/.done: $(VENV)/.dev
+	$(PYTHON) -m venv $(VENV)/triton36
+	$(VENV)/triton36/bin/python -m pip install --quiet --disable-pip-version-check --no-deps triton==3.6.0
+	$(BIN)/python -c "import sysconfig; print(f'import site; site.addsitedir({sysconfig.get_path(\"purelib\")!r})')" \
+	    > "$$($(VENV)/triton36/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/outer.pth"
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.demo requirements/dev.txt

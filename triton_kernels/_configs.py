@@ -77,6 +77,9 @@ TABLE = {
         "32_wide": FLOAT32_WIDE,
     },
 }
+# Before 3.7, Triton lets wgmma and tcgen05 read what cp.async has written without the fence between
+# the two proxies (triton-lang/triton#9610; tests/ptx finds it). Below 64 rows it is mma.sync.
+UNFENCED = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7)
 # Left to itself, ptxas spills a few values here and there to reach a rounder register count.
 OPTIONS = {arch: {"maxnreg": 255} for arch in ("sm_80", "sm_90", "sm_100")}
 _forced: dict = {}
@@ -128,7 +131,8 @@ def _attention_config(device, dtype, rows, D, lookups) -> AttentionConfig:
     kind = f"{8 * dtype.itemsize}{'_wide' if block_d > 128 else ''}"
     arch = _forced.get("arch") or _architecture(device)
     tiles = TABLE[arch][kind]
-    block_m = max(16, min(triton.next_power_of_2(rows), max(tiles)))
+    most = 32 if UNFENCED and arch in ("sm_90", "sm_100") else 64
+    block_m = max(16, min(triton.next_power_of_2(rows), most, max(tiles)))
     tile = tiles[block_m]
     num_stages = tile.num_stages
     if num_stages > 1:

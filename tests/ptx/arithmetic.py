@@ -5,10 +5,11 @@ Fused operations are computed in float64 and rounded once more, approximate func
 
 import numpy as np
 
-from .faults import Unsupported
+from .faults import Unsupported, expect_qualifiers
 from .floats import flush, pack, unpack
 from .registers import TYPES, whole
 
+QUALIFIERS = ("rn", "ftz", "sat", "approx", "full", "NaN", "lo", "hi", "wide")
 SHORT_FLOATS = ("f16", "bf16", "f16x2", "bf16x2")
 WIDE = {"u16": "u32", "s16": "s32", "u32": "u64", "s32": "s64"}
 
@@ -28,6 +29,7 @@ def elementwise(function):
 
 def computed(instruction, machine, apply, kinds, result):
     """Return the closure that reads operands of ``kinds`` and writes ``apply`` of them."""
+    expect_qualifiers(instruction, QUALIFIERS)
     registers = machine.registers
     readers = [
         registers.reader(operand, kind)

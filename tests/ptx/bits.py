@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .faults import Unsupported
+from .faults import Unsupported, expect_qualifiers
 from .operands import vector
 from .parser import SIZES
 from .registers import TYPES, whole
@@ -21,6 +21,8 @@ def moving(function):
 
     def build(instruction, machine):
         data, kinds, controls, result, apply = function(instruction.parts)
+        if instruction.parts[0] != "cvt":
+            expect_qualifiers(instruction, ("l", "r", "wrap", "clamp"))
         registers = machine.registers
         readers = [
             registers.reader(operand, kind)
@@ -149,6 +151,7 @@ def _logic(operation):
     """and, or, xor, not: a bit is defined if the defined operands alone decide it."""
 
     def build(instruction, machine):
+        expect_qualifiers(instruction, ())
         kind, registers = instruction.parts[-1], machine.registers
         readers = [registers.reader(operand, kind) for operand in instruction.operands[1:]]
         write = registers.writer(instruction.operands[0], kind)
@@ -200,6 +203,7 @@ def _lop3(instruction, machine):
 
 def _mov(instruction, machine):
     """mov, also between one wide register and a vector of narrow ones."""
+    expect_qualifiers(instruction, ())
     kind, (target, source) = instruction.parts[-1], instruction.operands
     registers = machine.registers
     if target.startswith("{") or source.startswith("{"):
@@ -270,6 +274,7 @@ def _compare(name, is_float):
 def _setp(instruction, machine):
     """setp: one predicate or its complement too, combined with another predicate if wanted."""
     parts, registers = instruction.parts, machine.registers
+    expect_qualifiers(instruction, ("ftz", *COMPARISONS, *UNORDERED, *BOOLEAN, "nan", "num"))
     kind, (target, a, b, *rest) = parts[-1], instruction.operands
     if kind in ("f16", "bf16", "f16x2", "bf16x2"):
         raise Unsupported(str(instruction))

@@ -86,9 +86,7 @@ class Copies:
         granules = np.unique(index * size // machine.order.granule)
         transfer = Transfer(thread, size, index, place, exists, granules, barrier)
         if machine.options.count:
-            moved = int(exists.sum()) * size
-            machine.counts.bytes_read += moved * (barrier is not None)
-            machine.counts.bytes_written += moved * (barrier is None)
+            machine.counts.bulk_access(place[exists], size, write=barrier is None)
         if barrier is not None:
             machine.order.bulk_write(granules, thread, at)
             self.pending.append(transfer)

@@ -6,7 +6,7 @@ architectures, `ALL` what `make fuzz` does.
 """
 
 from dataclasses import dataclass, field, fields
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import torch
 
@@ -38,6 +38,7 @@ class Case:
     sinks: bool = False
     per_head: bool = True
     split_size: int = 128
+    block_m: int | None = None  # rows of a tile, if not as `_configs` says
 
     def __str__(self):
         changed = [
@@ -98,16 +99,26 @@ def _bits(x):
 
 def run(case, arch, options=None, change=None):
     """Execute a case and check it; `Fault` or AssertionError if it is wrong."""
-    call, check = OPERATIONS[case.op]
+    call, _ = OPERATIONS[case.op]
     inputs = call(case)
-    with emulated(arch, options or Options(), change, split_size=case.split_size) as launches:
+    forced = {"split_size": case.split_size}
+    if case.block_m:
+        forced["block_m"] = case.block_m
+    with emulated(arch, options or Options(), change, **forced) as launches:
         results = inputs()
-    check(case, results)
+    for result, (exact, by_torch, atol) in zip(results, expectations(case), strict=True):
+        assert_accurate(result, exact, by_torch, atol=atol)
     return Outcome(list(results), launches)
 
 
+@lru_cache(maxsize=4)
+def expectations(case):
+    """Return (float64 result, what PyTorch makes in the dtype, tolerance) for every result."""
+    return OPERATIONS[case.op][1](case)
+
+
 # Together and copies late; one warp after the other in some order, copies early, blocks shuffled.
-SCHEDULES = (Options(), Options(copies="issue", warps=1, blocks=1, wave=3, count=False))
+SCHEDULES = (Options(), Options(copies="issue", warps=1, blocks=1, count=False))
 
 
 def check(case, arch, schedules=SCHEDULES[:1]):
@@ -117,13 +128,18 @@ def check(case, arch, schedules=SCHEDULES[:1]):
     return [(launched.name, launched.counts) for launched in first.launches]
 
 
-def _attention(case, results, **options):
-    p = case.problem
-    out, lse = results[:2]
-    exact = expected(p.to(torch.float64), **options)
-    torch_out, torch_lse = expected(p, **options)[0], expected(p.to(torch.float32), **options)[1]
-    assert_accurate(out, exact[0], torch_out, atol=1e-6)
-    assert_accurate(lse, exact[1], torch_lse, atol=2e-6)
+def _state(oracle, dtype):
+    """Return the expectations of an attention state; ``oracle`` maps a dtype to (out, lse)."""
+    exact = oracle(torch.float64)
+    # PyTorch keeps the log-sum-exp in float32 whatever the dtype.
+    return [
+        (exact[0], oracle(dtype)[0], 1e-6),
+        (exact[1], oracle(torch.float32)[1], 2e-6),
+    ]
+
+
+def _attention(case, **options):
+    return _state(lambda dtype: expected(case.problem.to(dtype), **options), DTYPES[case.dtype])
 
 
 def _hybrid(case):
@@ -139,8 +155,8 @@ def _hybrid(case):
     )
 
 
-def _check_hybrid(case, results):
-    _attention(case, results, window=case.window, softcap=case.softcap, sinks=case.sink_logits)
+def _expect_hybrid(case):
+    return _attention(case, window=case.window, softcap=case.softcap, sinks=case.sink_logits)
 
 
 def _tree(case):
@@ -150,8 +166,8 @@ def _tree(case):
     )
 
 
-def _check_tree(case, results):
-    _attention(case, results, prefix=False, softcap=case.softcap)
+def _expect_tree(case):
+    return _attention(case, prefix=False, softcap=case.softcap)
 
 
 def _verify(case):
@@ -171,9 +187,7 @@ def _verify_options(case):
     return options | ({"per_head": case.per_head} if case.op == "scores" else {})
 
 
-def _check_verify(case, results):
-    _attention(case, results, window=case.window, softcap=case.softcap)
-
+def _expect_verify(case):
     def collected(dtype):
         x = case.problem.to(dtype)
         tensors = x.cache(False) | {
@@ -186,10 +200,10 @@ def _check_verify(case, results):
         )[2]
 
     exact = collected(torch.float64)
-    if case.op == "logits":  # they are rounded once
-        assert_accurate(results[2], exact, exact.bfloat16(), atol=1e-6)
-    else:
-        assert_accurate(results[2], exact, collected(torch.float32), atol=2e-6)
+    # Logits are rounded once.
+    last = (exact.bfloat16(), 1e-6) if case.op == "logits" else (collected(torch.float32), 2e-6)
+    state = _attention(case, window=case.window, softcap=case.softcap)
+    return [*state, (exact, *last)]
 
 
 def _selection(case):
@@ -220,24 +234,24 @@ def _gather(case):
     )
 
 
-def _check_gather(case, results):
+def _expect_gather(case):
     chosen, with_tree = _selection(case)[0], case.tree != "none"
 
-    def oracle(dtype, head):
-        x = case.problem.to(dtype)
+    def head_state(x, head):
         h = slice(head * case.group, (head + 1) * case.group)
         k = torch.cat([x.k_cache, x.k_tree], 1)[:, :, head : head + 1]
         v = torch.cat([x.v_cache, x.v_tree], 1)[:, :, head : head + 1]
         in_prefix = chosen[:, head, None].expand(-1, case.rows, -1)
         visible = torch.cat([in_prefix, x.tree_mask & with_tree], -1)
-        sinks = case.sink_logits[h].to(dtype) if case.sinks else None
-        return (*dense_attention(x.q[:, :, h], k, v, visible, sinks=sinks), h)
+        sinks = case.sink_logits[h].to(x.q.dtype) if case.sinks else None
+        return dense_attention(x.q[:, :, h], k, v, visible, sinks=sinks)
 
-    for head in range(case.kv_heads):
-        exact_out, exact_lse, h = oracle(torch.float64, head)
-        out, lse = (x[:, :, h] for x in results)
-        assert_accurate(out, exact_out, oracle(DTYPES[case.dtype], head)[0], atol=1e-6)
-        assert_accurate(lse, exact_lse, oracle(torch.float32, head)[1], atol=2e-6)
+    def oracle(dtype):
+        x = case.problem.to(dtype)
+        states = [head_state(x, head) for head in range(case.kv_heads)]
+        return [torch.cat(parts, 2) for parts in zip(*states, strict=True)]
+
+    return _state(oracle, DTYPES[case.dtype])
 
 
 def _importance_arguments(case, dtype=None, paged=False):
@@ -251,12 +265,12 @@ def _importance(case):
     return lambda: (specattn.importance_scores(**_importance_arguments(case, paged=case.paged)),)
 
 
-def _check_importance(case, results):
+def _expect_importance(case):
     exact, by_torch = (
         reference.importance_scores(**_importance_arguments(case, dtype))
         for dtype in (torch.float64, torch.float32)
     )
-    assert_accurate(results[0], exact, by_torch, atol=2e-6)
+    return [(exact, by_torch, 2e-6)]
 
 
 def _scores_to_select(case):
@@ -274,12 +288,10 @@ def _select(case):
     return lambda: specattn.select_topk(scores, lengths, **_select_options())
 
 
-def _check_select(case, results):
-    exact = reference.select_topk(
-        _scores_to_select(case), case.problem.cache_seqlens, **_select_options()
-    )
-    for x, y in zip(results, exact, strict=True):
-        assert torch.equal(x, y)
+def _expect_select(case):
+    lengths = case.problem.cache_seqlens
+    exact = reference.select_topk(_scores_to_select(case), lengths, **_select_options())
+    return [(x.double(), x, 0.0) for x in exact]  # equality
 
 
 def _states(case):
@@ -301,24 +313,22 @@ def _merge(case):
     )
 
 
-def _check_merge(case, results):
+def _expect_merge(case):
     outs, lses = (x if case.op == "merge_states" else x[:2] for x in _states(case))
     exact = reference.merge_states(outs.double(), lses.double())
-    by_torch = reference.merge_states(outs, lses)
-    for result, right, other, atol in zip(results, exact, by_torch, (1e-6, 2e-6), strict=True):
-        assert_accurate(result, right, other, atol=atol)
+    return list(zip(exact, reference.merge_states(outs, lses), (1e-6, 2e-6), strict=True))
 
 
 OPERATIONS = {
-    "hybrid": (_hybrid, _check_hybrid),
-    "tree": (_tree, _check_tree),
-    "scores": (_verify, _check_verify),
-    "logits": (_verify, _check_verify),
-    "gather": (_gather, _check_gather),
-    "importance": (_importance, _check_importance),
-    "select": (_select, _check_select),
-    "merge_state": (_merge, _check_merge),
-    "merge_states": (_merge, _check_merge),
+    "hybrid": (_hybrid, _expect_hybrid),
+    "tree": (_tree, _expect_tree),
+    "scores": (_verify, _expect_verify),
+    "logits": (_verify, _expect_verify),
+    "gather": (_gather, _expect_gather),
+    "importance": (_importance, _expect_importance),
+    "select": (_select, _expect_select),
+    "merge_state": (_merge, _expect_merge),
+    "merge_states": (_merge, _expect_merge),
 }
 
 # Every primitive once, 16-bit and float32, mma.sync and wgmma (64 rows), padded D, every feature.
@@ -345,23 +355,25 @@ SIZES = [(dtype, rows, D) for dtype in DTYPES for rows in (1, 4, 16, 64) for D i
 
 
 def _all():
+    """Every size with prefix and tree; the other operations and the options in turn."""
     for number, (dtype, rows, D) in enumerate(SIZES):
         size = {"dtype": dtype, "rows": rows, "head_dim": D}
-        # Every size meets every operation, and options in turn.
+        if rows == 64:  # four tiles of rows
+            size |= {"lengths": (200, 0), "kv_heads": 1}
         yield Case("hybrid", **size, **ATTENTION[number % len(ATTENTION)])
-        yield Case("gather", **size, paged=number % 2 == 1, sinks=number % 3 == 1)
-        for op in ("scores", "logits"):
-            options = ATTENTION[(number + (op == "logits")) % 3]
-            yield Case(op, **size, **options, softcap=2.0 * (number % 4 == 3))
-        if rows in (4, 64):
-            yield Case("tree", **size)
+        options = ATTENTION[number // 2 % 3] | {"softcap": 2.0 * (number % 8 > 5)}
+        yield Case("scores" if number % 2 else "logits", **size, **options)
+        if number % 2:
+            yield Case("gather", **size, paged=number % 4 == 3, sinks=number % 3 == 1)
         if rows == 4:
+            yield Case("tree", **size)
             yield Case("merge_states", **size)
             yield Case("merge_state", **size)
             yield Case("importance", **size, paged=number % 2 == 1, per_head=number % 4 < 2)
     yield Case("select", lengths=(2500, 1030, 0))
     yield Case("hybrid", rows=20, group=7, kv_heads=1, lengths=(200,))
-    yield Case("scores", rows=3, group=7, kv_heads=1, per_head=False)
+    yield Case("scores", rows=3, group=7, per_head=False)
+    yield Case("gather", rows=16, head_dim=128, tree="none")
 
 
 ALL = SELECTED + [case for case in _all() if case not in SELECTED]

@@ -3,7 +3,7 @@
 import numpy as np
 
 from .bits import moving
-from .faults import Unsupported
+from .faults import Unsupported, expect_qualifiers
 from .floats import SHORT, flush, to_bf16, to_f16
 from .registers import TYPES, whole
 from .transfers import GENERIC
@@ -24,6 +24,7 @@ def _convert(instruction, machine):
             raise Unsupported(str(instruction))
         return moving(lambda _: kind)(instruction, machine)
     read, write = registers.reader(operands[1], source), registers.writer(operands[0], target)
+    expect_qualifiers(instruction, ("rn", "rna", *ROUNDINGS, "ftz", target))
     load, round_ = _as_number(source), _as_bits(target, parts)
     ftz = "ftz" in parts
 
@@ -31,8 +32,6 @@ def _convert(instruction, machine):
         value, undefined = read()
         value = load(value)
         value = round_(flush(value) if ftz and value.dtype == np.float32 else value)
-        if "relu" in parts:
-            raise Unsupported(str(instruction))
         write(value, whole(undefined), mask)
 
     return run
@@ -43,19 +42,16 @@ def _as_number(kind):
 
 
 def _as_bits(kind, parts):
-    direction = next((p for p in parts if p in ("rz", "rm", "rp")), None)
     if kind == "tf32":
         return _round_tf32
     if kind in SHORT:
-        if direction:
-            raise Unsupported(".".join(parts))
         return lambda x: SHORT[kind][1](x.astype(np.float32))
     whole_number = next((ROUNDINGS[p] for p in parts if p in ROUNDINGS), None)
     if kind in FLOATS:
-        if direction and parts[-1] not in FLOATS or (direction and kind == "f32"):
-            raise Unsupported(".".join(parts))
         dtype = TYPES[kind]
         return lambda x: (whole_number(x) if whole_number else x).astype(dtype)
+    if whole_number is None:
+        raise Unsupported(f"unknown instruction: {'.'.join(parts)}")
     info = np.iinfo(TYPES[kind])
 
     def clamp(x):

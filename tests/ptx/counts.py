@@ -1,5 +1,6 @@
 """What a launch did: instructions by class, bytes and sectors, bank conflicts, barriers."""
 
+import functools
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -11,7 +12,7 @@ BANKS = 32
 
 @dataclass
 class Counts:
-    """Counts of a launch. Instructions and barriers are counted once per warp that executes them.
+    """Counts of a launch. Instructions are counted once per warp, barriers once per block.
 
     ``sectors``: 32-byte sectors that global accesses touch, per warp and instruction. A request of
     shared memory is one warp's instruction; ``conflicts`` are the extra passes that it takes
@@ -50,6 +51,16 @@ class Counts:
             self.sectors_written += sectors
         else:
             self.bytes_read += count * size
+            self.sectors_read += sectors
+
+    def bulk_access(self, address, size, *, write):
+        """Count a bulk copy's side in global memory."""
+        sectors = len(np.unique(address // SECTOR))
+        if write:
+            self.bytes_written += len(address) * size
+            self.sectors_written += sectors
+        else:
+            self.bytes_read += len(address) * size
             self.sectors_read += sectors
 
     def shared_access(self, address, size, active):
@@ -95,6 +106,7 @@ CLASSES = {
 }
 
 
+@functools.cache
 def instruction_class(name):
     """Return the class of a mnemonic: by how it begins, else by its type, else "integer"."""
     for kind, starts in CLASSES.items():

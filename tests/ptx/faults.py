@@ -14,3 +14,9 @@ class Fault(Exception):
 
 class Unsupported(Exception):
     """Something that this emulator does not know; never a verdict on the kernel."""
+
+
+def expect_qualifiers(instruction, known):
+    """Fail on a qualifier between mnemonic and type that would be ignored otherwise."""
+    if unknown := set(instruction.parts[1:-1]) - set(known):
+        raise Unsupported(f"unknown instruction: {instruction}: {', '.join(sorted(unknown))}")

@@ -23,7 +23,7 @@ from tests.triton_kernels.offline import TARGETS, compile_launch
 
 from .counts import Counts
 from .machine import Launch, Machine, Options
-from .memory import POISON, GlobalMemory
+from .memory import GlobalMemory, poison
 from .parser import parse
 
 
@@ -41,12 +41,13 @@ class Launched:
 
 
 @contextmanager
-def emulated(arch, options=None, change=None, **forced):
+def emulated(arch, options=None, change=None, counters=(), **forced):
     """Serve CPU tensors by emulated Triton kernels; yield a list that fills with `Launched`.
 
-    ``change`` maps a parsed kernel to the one to run instead. ``forced`` goes to `_configs.forced`.
+    ``change`` maps a parsed kernel to the one to run instead. ``counters`` are tensors that every
+    launch must leave as it finds them. ``forced`` goes to `_configs.forced`.
     """
-    runner = Runner(arch, options or Options(), change)
+    runner = Runner(arch, options or Options(), change, counters)
     triton = replace(select.BACKENDS["triton"], why_not=lambda device: None)
     blocks = _configs.combine_blocks
     with ExitStack() as stack:
@@ -65,8 +66,8 @@ def emulated(arch, options=None, change=None, **forced):
 class Runner:
     """Compiles and executes launches."""
 
-    def __init__(self, arch, options, change):
-        self.arch, self.options, self.change = arch, options, change
+    def __init__(self, arch, options, change, counters):
+        self.arch, self.options, self.change, self.counters = arch, options, change, counters
         self.tensors, self.launched = Tensors(), []
 
     def hook(self):
@@ -86,9 +87,11 @@ class Runner:
         values = [self._bits(v, memory) for v in passed(kernel, arguments)]
         hidden = len(parsed.parameters) - len(values)  # pointers that Triton's runtime would pass
         threads = (32 * compiled.metadata.num_warps, 1, 1)
+        keys = {self.tensors.key(tensor) for tensor in self.counters} & memory.where.keys()
         launch = Launch(
-            parsed, grid, threads, values + [bytes(8)] * hidden, compiled.metadata.shared
-        )
+            parsed, grid, threads, values + [bytes(8)] * hidden, compiled.metadata.shared,
+            counters=tuple(keys),
+        )  # fmt: skip
         counts = Machine(launch, memory, self.options).run()
         self.tensors.copy_back(memory)
         self.launched.append(
@@ -163,7 +166,7 @@ class Tensors:
             tensor = allocate(*args, **kwargs)
             if tensor.device.type == "cpu" and tensor.numel():
                 data = bytes_of(tensor)
-                data[:] = np.resize(POISON, len(data))
+                data[:] = poison(len(data))
                 storage = tensor.untyped_storage()
                 self.fresh[self.key(tensor)] = storage, data.copy(), np.zeros(len(data), np.uint8)
             return tensor

@@ -23,8 +23,6 @@ TABLE = {}
 for module in (arithmetic, barriers, bits, bulk, convert, matrices, transfers, warpgroup, warps):
     TABLE |= module.INSTRUCTIONS
 
-SHARED_BASE = 1 << 24  # where generic addresses see shared memory
-LOCAL_BASE = 1 << 28
 NOWHERE = 1 << 62
 MAX_STEPS = 3_000_000
 
@@ -63,7 +61,11 @@ class Group:
 
 @dataclass
 class Launch:
-    """A kernel with its launch parameters. ``parameters`` holds the bytes of each argument."""
+    """A kernel with its launch parameters: ``parameters`` holds the bytes of each argument.
+
+    ``tensor_maps`` are what bulk tensor copies look up, by number. ``counters`` are the keys of
+    allocations that must end as they began, because the next launch relies on it.
+    """
 
     kernel: object
     grid: tuple
@@ -71,6 +73,7 @@ class Launch:
     parameters: list
     shared_bytes: int
     tensor_maps: dict = field(default_factory=dict)
+    counters: tuple = ()
 
 
 class Machine:
@@ -200,9 +203,13 @@ class Machine:
         ids = [(i, j, k) for k in range(z) for j in range(y) for i in range(x)]
         if self.options.blocks is not None:
             random.Random(self.options.blocks).shuffle(ids)
+        before = {key: self.memory.read(key)[0].copy() for key in self.launch.counters}
         with np.errstate(all="ignore"):
             for start in range(0, len(ids), self.blocks):
                 self._wave(ids[start : start + self.blocks])
+        for key, data in before.items():
+            if not np.array_equal(self.memory.read(key)[0], data):
+                raise Fault("counter", f"{self.kernel.name} does not leave {key!r} as it found it")
         self.counts.blocks += len(ids)
         for instruction, times in zip(self.kernel.instructions, self.executed, strict=True):
             if times:
@@ -314,6 +321,24 @@ def _branch(instruction, machine):
     return run
 
 
+def _branch_by_index(instruction, machine):
+    """brx.idx: every thread takes the branch that its index names in a table."""
+    index, table = instruction.operands
+    read = machine.registers.reader(index, "u32")
+    targets = [machine.kernel.labels[name] for name in machine.kernel.targets[table]]
+
+    def run(group, chosen):
+        value, undefined = read()
+        machine.registers.decided(undefined, chosen, "the branch index")
+        if (value[chosen] >= len(targets)).any():
+            raise Fault("bounds", f"a branch index beyond the {len(targets)} targets")
+        for number, target in enumerate(targets):
+            machine.make_ready(target, chosen & (value == number), group.rank)
+        machine.make_ready(group.pc + 1, group.mask & ~chosen, group.rank)
+
+    return run
+
+
 def _exit(instruction, machine):
     def run(group, chosen):
         machine.live = machine.everyone = machine.live & ~chosen
@@ -322,5 +347,5 @@ def _exit(instruction, machine):
     return run
 
 
-_branch.is_control = _exit.is_control = True
-TABLE |= {"bra": _branch, "ret": _exit, "exit": _exit}
+_branch.is_control = _branch_by_index.is_control = _exit.is_control = True
+TABLE |= {"bra": _branch, "brx.idx": _branch_by_index, "ret": _exit, "exit": _exit}

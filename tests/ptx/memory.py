@@ -15,7 +15,12 @@ UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 GLOBAL_BASE = 1 << 36
 RED_ZONE = 512
 ALIGNMENT = 256
-POISON = np.array([0xC5, 0xFF], np.uint8)  # a NaN in bfloat16, float16 and float32, an odd integer
+POISON = 0xFFC5  # a NaN in bfloat16, float16 and, twice, in float32; an odd integer
+
+
+def poison(count):
+    """Return bytes that nobody has written."""
+    return np.full(-(-count // 2), POISON, np.uint16).view(np.uint8)[:count]
 
 
 class Memory:
@@ -29,14 +34,14 @@ class Memory:
         self.size = size
         self.stride = -(-size // 16) * 16
         total = max(self.stride * count, 16)
-        self.data = np.resize(POISON, total)
+        self.data = poison(total)
         self.defined = np.zeros(total, np.uint8)
         self._data = {n: self.data.view(word) for n, word in WORDS.items()}
         self._defined = {n: self.defined.view(word) for n, word in WORDS.items()}
 
     def forget(self):
         """Return to the state in which nothing has been written."""
-        self.data[:] = np.resize(POISON, len(self.data))
+        self.data[:] = poison(len(self.data))
         self.defined[:] = 0
 
     def locate(self, address, size, active, window=0):

@@ -15,7 +15,7 @@ from .cases import Case, run
 from .faults import Fault
 from .machine import Options
 
-SCHEDULES = (Options(count=False), Options(count=False, copies="issue", warps=1, blocks=1, wave=3))
+SCHEDULES = (Options(count=False), Options(count=False, copies="issue", warps=1, blocks=1))
 
 # At least four tiles per split, so that a pipeline of three stages turns over.
 PIPELINED = {"lengths": (400, 70), "kv_heads": 1, "split_size": 256}

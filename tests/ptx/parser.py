@@ -57,6 +57,7 @@ class Kernel:
     local: list[Variable] = field(default_factory=list)
     instructions: list[Instruction] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
+    targets: dict[str, list[str]] = field(default_factory=dict)  # the tables of brx.idx
 
 
 VARIABLE = re.compile(
@@ -173,6 +174,9 @@ class _Body:
             spaces = {"shared": self.kernel.shared, "local": self.kernel.local}
             self._declare(variable["name"])
             spaces[variable["space"]].append(_variable(variable))
+        elif text.startswith(".branchtargets"):
+            table = next(reversed(self.kernel.labels))  # the label just before it
+            self.kernel.targets[table] = text.split(maxsplit=1)[1].replace(" ", "").split(",")
         elif text.startswith(".pragma"):
             pass
         elif match := STATEMENT.match(text):

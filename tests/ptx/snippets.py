@@ -30,12 +30,14 @@ def module(body, parameters):
 """
 
 
-def execute(body, *arrays, threads=32, grid=1, shared=0, maps=None, undefined=(), options=None):
+def execute(
+    body, *arrays, threads=32, grid=1, shared=0, maps=None, undefined=(), counters=(), options=None
+):
     """Run a body; parameter ``i`` is named ``pi`` and points to ``arrays[i]``.
 
     Returns (the arrays after the launch, its counts). ``maps`` makes tensor maps of the addresses
-    of the arrays; they are the parameters ``m0`` and so on. The arrays whose numbers are in
-    ``undefined`` count as never written.
+    of the arrays; they are the parameters ``m0`` and so on. ``undefined`` and ``counters``
+    are numbers of arrays: those that count as never written, and those that must end unchanged.
     """
     bytes_ = [np.ascontiguousarray(array).view(np.uint8).ravel() for array in arrays]
     memory = GlobalMemory(
@@ -51,7 +53,7 @@ def execute(body, *arrays, threads=32, grid=1, shared=0, maps=None, undefined=()
     values = [struct.pack("<Q", address) for address in addresses]
     values += [tensor_maps[i].parameter(i) for i in tensor_maps]
     kernel = parse(module(body, names))["test"]
-    launch = Launch(kernel, (grid, 1, 1), (threads, 1, 1), values, shared, tensor_maps)
+    launch = Launch(kernel, (grid, 1, 1), (threads, 1, 1), values, shared, tensor_maps, counters)
     counts = Machine(launch, memory, options or Options()).run()
     return [memory.read(i)[0].view(x.dtype).reshape(x.shape) for i, x in enumerate(arrays)], counts
 

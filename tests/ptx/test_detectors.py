@@ -201,6 +201,16 @@ def test_the_order_of_blocks_shows_in_a_result_that_depends_on_it():
     assert (results[0] != results[1]).any()
 
 
+def test_a_counter_that_is_not_reset():
+    """The last of four blocks to arrive sets the counter to zero again."""
+    body = """ld.param.u64 %q0, [p0]; mov.u32 %r3, %tid.x; setp.ne.u32 %p2, %r3, 0; @%p2 bra END;
+    atom.global.add.u32 %r1, [%q0], 1; setp.eq.u32 %p1, %r1, 3; mov.b32 %r2, 0;
+    {} END:"""
+    call = {"grid": 4, "counters": (0,)}
+    execute(body.format("@%p1 st.global.b32 [%q0], %r2;"), np.zeros(1, np.uint32), **call)
+    fault("counter", body.format(""), np.zeros(1, np.uint32), **call)
+
+
 def test_counts():
     body = load() + "shl.b32 %r2, %r79, {}; st.shared.b32 [%r2], %r1; bar.sync 0;"
     _, counts = execute(body.format(2), X, OUT, threads=64, shared=8192)

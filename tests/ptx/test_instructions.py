@@ -211,6 +211,19 @@ MEET:
     np.testing.assert_array_equal(out, np.where(t % 2, t * (t - 1) // 2, 0) + 32)
 
 
+def test_branches_by_index():
+    body = f"""{pointer("%q0", 0, 4)} and.b32 %r1, %r79, 3; setp.ne.u32 %p1, %r1, 3;
+    mov.b32 %r2, 9;
+    @%p1 brx.idx %r1, TABLE;
+    bra END;
+TABLE: .branchtargets ZERO, ONE, ONE;
+ZERO: mov.b32 %r2, 100; bra END;
+ONE: mov.b32 %r2, 101;
+END: st.global.b32 [%q0], %r2;"""
+    (out,), _ = execute(body, np.zeros(32, np.uint32))
+    np.testing.assert_array_equal(out, np.array([100, 101, 101, 9])[np.arange(32) % 4])
+
+
 def fragment_rows(i):
     """Return (rows, columns) of register ``i`` of a 16 x 8 float32 accumulator, by lane."""
     lane = np.arange(32)
@@ -283,5 +296,10 @@ def test_ldmatrix_and_stmatrix(transposed):
 
 
 def test_an_unknown_instruction_is_named():
-    with pytest.raises(Unsupported, match=r"unknown instruction: frobnicate\.b32"):
-        execute("frobnicate.b32 %r1, %r2;")
+    for text in (
+        "frobnicate.b32 %r1, %r2;",
+        "add.rz.f32 %r1, %r1, %r1;",
+        "add.cc.u32 %r1, %r1, 1;",
+    ):
+        with pytest.raises(Unsupported, match=f"unknown instruction: {text[:9]}"):
+            execute(text)

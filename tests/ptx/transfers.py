@@ -25,7 +25,9 @@ def state_space(parts):
 def shape_of(instruction):
     """Return (type, bytes of an element, number of elements) of a load or store."""
     kind = instruction.parts[-1]
-    count = next((int(p[1:]) for p in instruction.parts if p in ("v2", "v4")), 1)
+    count = next((int(p[1:]) for p in instruction.parts if p in ("v2", "v4", "v8")), 1)
+    if kind not in SIZES or SIZES[kind] * count > 16:
+        raise Unsupported(f"unknown instruction: {instruction}")
     return kind, SIZES[kind], count
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from specattn import _cpu
+import specattn._cpu as _cpu
 from specattn.decoding.parts import Projection
 
 

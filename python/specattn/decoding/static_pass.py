@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from specattn import _cpu
+import specattn._cpu as _cpu
 from specattn.decoding.attention import Pass, Selection
 from specattn.decoding.parts import GatedMLP, Layer, Parts
 from specattn.decoding.recording import Recording
@@ -267,7 +267,7 @@ def _buffers(parts: Parts, cache: KVCache) -> _Buffers:
     widths = [width, width, heads, attended, inner, width, parts.head.weight.shape[0]]
     storage = cache.storage
     lse = torch.empty(MOST_ROWS, attended // storage.shape[-1])
-    return _Buffers(*(storage.new_empty(MOST_ROWS, n) for n in widths), lse)
+    return _Buffers._make([*(storage.new_empty(MOST_ROWS, n) for n in widths), lse])
 
 
 def _angles(rotary: Any, cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:

@@ -92,7 +92,8 @@ def recorded(monkeypatch, model, method, *, ends=None):
     monkeypatch.setattr(Pass, "attend", recording)
     texts = [torch.cat([torch.tensor([n]), p]) for n, p in enumerate(prompts(LENGTHS))]
     criteria = [StopAt({n: len(texts[n]) + new for n, new in (ends or {}).items()})]
-    output = generate(model, texts, method, max_new_tokens=NEW_TOKENS, stopping_criteria=criteria)
+    options = {"max_new_tokens": NEW_TOKENS, "stopping_criteria": criteria, "compile": "off"}
+    output = generate(model, texts, method, **options)
     assert steps
     return steps, asked, output
 

@@ -146,7 +146,6 @@ class _TreeDrafter(_BlockDrafter):
         widths = self.widths[: self.block.sequences.draft_depth]
         if self.static is not None:
             return Draft(*self.static.grow(root, (1, *widths)))
-        self.block.begin_levels()
         tokens, mask = root[:, None], self.root_bit.expand(len(root), -1, -1)
         scores = torch.zeros(tokens.shape, device=root.device)
         all_tokens, all_parents, first = [tokens], [torch.full_like(tokens, -1)], 0
@@ -174,7 +173,6 @@ class _ChainDrafter(_BlockDrafter):
 
     def propose(self, root: torch.Tensor) -> Draft:
         self.block.begin()
-        self.block.begin_levels()
         draft = self.chain.build(
             root, self.gamma, lambda token, depth: self.block.logits(token, depth, None)
         )

@@ -68,11 +68,8 @@ class DraftBlock:
             self.started = True
         self.rows = torch.remainder(seqlens[:, None] - self.back, self.ring)
         self.row_counts = torch.minimum(seqlens, self.reach[:, None])
+        self.rotation: Rotation | None = None
         self.nodes = 0
-
-    def begin_levels(self) -> None:
-        """Prepare what `logits` and `keep_leaves` need besides."""
-        self.rotation = self._rotation(self.target.cache.seqlens[:, None] + self.steps)
 
     def logits(self, tokens: torch.Tensor, depth: int, mask: torch.Tensor | None) -> torch.Tensor:
         """Run one level of the tree behind the levels above it.
@@ -164,6 +161,8 @@ class DraftBlock:
 
     def _at(self, depth: int) -> Rotation:
         """Return the rotation of nodes at one depth, which share their position."""
+        if self.rotation is None:
+            self.rotation = self._rotation(self.target.cache.seqlens[:, None] + self.steps)
         cos, sin = self.rotation
         return cos[:, depth : depth + 1], sin[:, depth : depth + 1]
 

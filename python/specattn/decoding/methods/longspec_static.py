@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from specattn import _cpu
+import specattn._cpu as _cpu
 from specattn.decoding.methods.longspec_block import DraftBlock
 from specattn.decoding.parts import Projection
 from specattn.decoding.recording import Recording
@@ -129,8 +129,7 @@ class StaticTree:
         """Record norm and rotation of heads, and where to store keys and values, if anywhere."""
         config = self.block.drafter.config
         shape = (len(memory.tokens), level.stop - level.start, -1, config.head_dim)
-        norms = (attention.q_norm and attention.q_norm.weight,)
-        norms += (attention.k_norm and attention.k_norm.weight,)
+        norms = [norm and norm.weight for norm in (attention.q_norm, attention.k_norm)]
         place = (*self._angles, memory.seqlens, memory.depths[:, level])
         cache = self.block.storage[:, : len(memory.tokens)] if slot is not None else (None, None)
         recording.kernel(

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
@@ -77,6 +77,12 @@ class DecodingOptions:
     system: Annotated[str | None, typer.Option(help="System message of --chat.")] = None
     dtype: DtypeOption = "auto"
     device: DeviceOption = "auto"
+    compile: Annotated[
+        Literal["auto", "on", "off"],
+        typer.Option(
+            help="Passes of few rows as kernel calls alone, on a CPU (docs/compiling.md)."
+        ),
+    ] = "auto"
 
     @property
     def sampling(self) -> dict[str, Any]:

@@ -189,6 +189,7 @@ class DecodingSession:
                 stop_strings=self._stop_strings,
                 tokenizer=self.tokenizer,
                 num_pregenerated=done,
+                compile=options.compile,
                 on_prefill=on_prefill,
                 on_tokens=on_tokens,
                 **{name: sampling[name] for name in _OF_GENERATE},

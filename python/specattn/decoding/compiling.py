@@ -20,6 +20,9 @@ Compile = Literal["auto", "on", "off"]
 """Whether passes of few rows run as kernel calls alone: where that is right, or else an error, or
 never."""
 
+MOST_ROWS = 128
+"""Rows of a compiled pass, all requests together; torch's own products are better for more."""
+
 _PROBE_ROWS = 16
 # Of a row's features, relative; a wrong weight or a missing factor makes it about 1.
 _BOUNDS = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
@@ -45,6 +48,8 @@ def static_pass(target: Target, compile: Compile) -> StaticPass | None:
         return None
     model, storage = target.model, target.cache.storage
     _, backend = chosen("hybrid_tree_attention", storage.device, storage.dtype)
+    if target.cache.batch_size > MOST_ROWS:
+        return None  # no pass is small enough
     if backend.name != "cpu":
         if compile == "on":
             what = f"{storage.dtype} on {storage.device}"
@@ -78,8 +83,9 @@ def _proven_pass(target: Target) -> StaticPass:
 def _error(target: Target, static: StaticPass) -> float:
     """Return the median over rows of the relative difference of features, of random tokens."""
     generator = torch.Generator().manual_seed(0)
-    rows = min(_PROBE_ROWS, target.cache.capacity)
-    size = (target.cache.batch_size, rows)
+    batch = target.cache.batch_size
+    rows = min(_PROBE_ROWS, target.cache.capacity, MOST_ROWS // batch)
+    size = (batch, rows)
     tokens = torch.randint(target.model.config.vocab_size, size, generator=generator)
     expected = target.features(tokens, target.plan(rows)).double()
     found = static.run(target.plan(rows), tokens)[1].double()

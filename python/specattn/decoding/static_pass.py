@@ -16,13 +16,11 @@ from torch import nn
 
 import specattn._cpu as _cpu
 from specattn.decoding.attention import Pass, Selection
+from specattn.decoding.compiling import MOST_ROWS
 from specattn.decoding.parts import GatedMLP, Layer, Parts
 from specattn.decoding.recording import Recording
 from specattn.kv_cache import KVCache
 from specattn.ops._tree_mask import packed_mask
-
-MOST_ROWS = 128
-"""Rows of a pass, all requests together; torch's own products are better for more."""
 
 _MOST_RECORDINGS = 64
 
@@ -78,12 +76,9 @@ class StaticPass:
 
     Attributes
     ----------
-    most_rows : int
     angles : tuple of Tensor
         Cosines and sines of the rope by position, float32 [capacity, half of what turns].
     """
-
-    most_rows = MOST_ROWS
 
     def __init__(self, parts: Parts, cache: KVCache, windows: list[int | None]):
         self.parts, self.cache, self.windows = parts, cache, windows

@@ -18,7 +18,7 @@ from specattn.decoding.attention import (
     Pass,
     attach,
 )
-from specattn.decoding.compiling import Compile, static_pass
+from specattn.decoding.compiling import MOST_ROWS, Compile, static_pass
 from specattn.decoding.families import check_supported, windows_of
 from specattn.kv_cache import KVCache
 from specattn.tree import Tree
@@ -221,7 +221,7 @@ class Target:
         return Pass(self.cache, self.windows, rows, offset, max_seqlen)
 
     def _is_static(self, tokens: torch.Tensor) -> bool:
-        return self.static is not None and tokens.numel() <= self.static.most_rows
+        return self.static is not None and tokens.numel() <= MOST_ROWS
 
     def _run(self, tokens: torch.Tensor, plan: Pass) -> Verification:
         """Run a pass of few rows, by kernels alone where that is known to be right."""

@@ -26,7 +26,7 @@ def test_the_text_is_that_of_plain_decoding(family, lengths):
     output = generate(model, texts, Medusa(heads_for(model)), max_new_tokens=24)
     assert output.new_tokens == [greedy_by_transformers(model, p, 24) for p in texts]
     total, cut = output.statistics.total, 3 * len(texts)  # the last rounds need fewer levels
-    assert 39 * (total.rounds - cut) <= total.drafted < 39 * total.rounds
+    assert 39 * (total.rounds - cut) <= total.drafted <= 39 * total.rounds
     assert total.mean_acceptance_length > 1.2
 
 
@@ -63,17 +63,17 @@ def test_every_draft_comes_from_the_last_accepted_tokens_features(family, widths
     assert total.accepted > 0
     for text, tree, tokens in method.notes:
         assert tokens[0] == text[-1]
-        if len(text) == 1:
-            continue  # no features yet
+        if len(text) == 1 or tree.size == 1:
+            continue  # no features yet, or no room for a draft
         with torch.no_grad():
             features = model.base_model(text[None, :-1]).last_hidden_state[0, -1]
             distributions = model.get_output_embeddings()(heads(features))
         guesses = [
             distribution.topk(width).indices
-            for distribution, width in zip(distributions, widths, strict=False)
+            for distribution, width in zip(distributions, widths[: tree.max_depth], strict=False)
         ]
         leaves = tokens[tree.paths[tree.is_leaf][:, 1:]].tolist()
-        assert leaves == torch.cartesian_prod(*guesses).view(-1, len(widths)).tolist()
+        assert leaves == torch.cartesian_prod(*guesses).view(-1, tree.max_depth).tolist()
 
 
 def test_trees_are_full_in_order():

@@ -10,6 +10,12 @@
 
 namespace specattn {
 
+// Of a row and key, wherever the products left them.
+struct Logits {
+  const float* p;
+  int row_step, unit_step;
+};
+
 template <class Isa, class Elem>
 class Collector {
  public:
@@ -32,7 +38,7 @@ class Collector {
 
   // Some keys of a block, from the one at `at` of the step on, against the rows from `tile` on;
   // their logits lie as `logits` says.
-  void add(const Block& block, int at, int keys, int64_t head, int64_t tile, Weights logits) {
+  void add(const Block& block, int at, int keys, int64_t head, int64_t tile, Logits logits) {
     if (!means()) {
       store_logits(block.first + at % kBlock, keys, head, tile, logits);
       return;
@@ -101,7 +107,7 @@ class Collector {
   }
 
   // Of all collected rows in a tile; keys from `position` on.
-  void store_logits(int64_t position, int keys, int64_t head, int64_t tile, Weights logits) const {
+  void store_logits(int64_t position, int keys, int64_t head, int64_t tile, Logits logits) const {
     const int64_t g = a_.group();
     for (int64_t i = 0; i < a_.num_collect; ++i) {
       const auto [from, to] = packed(i, tile);
@@ -119,7 +125,7 @@ class Collector {
   }
 
   // Up to four rows with their scale; the first `hidden` keys are -inf.
-  void store_rows(Weights logits, int64_t first, int count, int keys, int64_t hidden,
+  void store_rows(Logits logits, int64_t first, int count, int keys, int64_t hidden,
                   bf16* to) const {
     const auto scale = Isa::set1(rows_.scale);
     const float* from = logits.p + first * logits.row_step;

@@ -11,8 +11,10 @@ namespace specattn {
 struct Avx2 {
   static constexpr int W = 8;
   struct Tiles {};  // what a thread sets up for a task
-  // Register blocks: vectors of rows and of D, accumulators of a step of scores.
+  // Register blocks: vectors of rows and of D, accumulators and units of a step of scores, rows of
+  // a step of values.
   static constexpr int kScoreRows = 2, kValueCols = 2, kScoreAccumulators = 12;
+  static constexpr int kScoreUnits = 1, kValueRows = 4;
   using V = __m256;
   using M = __m256;
 
@@ -107,6 +109,7 @@ struct Avx2 {
   struct Dot {
     static constexpr int kPair = 1;
     static V dot(V acc, V a, V b) { return fma(a, b, acc); }
+    static V dot_at(V acc, V a, const void* unit) { return fma(a, broadcast(unit), acc); }
   };
 };
 

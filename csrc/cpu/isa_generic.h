@@ -2,7 +2,7 @@
 //
 // An Isa is the whole of what a processor may say about a kernel: load, convert, dot, exp's parts
 // and masks. `Dot<Elem>` says how keys and values of a type are multiplied: `kPair` elements that
-// lie together make one 32-bit unit.
+// lie together make one 32-bit unit, and `dot_at` takes one unit for all lanes.
 #pragma once
 
 #include "convert.h"
@@ -13,8 +13,10 @@ namespace specattn {
 struct Generic {
   static constexpr int W = 4;
   struct Tiles {};  // what a thread sets up for a task
-  // Register blocks: vectors of rows and of D, accumulators of a step of scores.
+  // Register blocks: vectors of rows and of D, accumulators and units of a step of scores, rows of
+  // a step of values.
   static constexpr int kScoreRows = 2, kValueCols = 2, kScoreAccumulators = 12;
+  static constexpr int kScoreUnits = 1, kValueRows = 4;
   typedef float V __attribute__((vector_size(16)));
   typedef int32_t I __attribute__((vector_size(16)));
   using M = I;
@@ -85,6 +87,7 @@ struct Generic {
   struct Dot {
     static constexpr int kPair = 1;
     static V dot(V acc, V a, V b) { return fma(a, b, acc); }
+    static V dot_at(V acc, V a, const void* unit) { return fma(a, broadcast(unit), acc); }
   };
 };
 

@@ -1,6 +1,8 @@
 // Prefetches the keys of the next step while one step is multiplied.
 #pragma once
 
+#include <algorithm>
+
 namespace specattn {
 
 // Walks the cache lines of some rows of K and V, a few at a time. Rows span all heads of a task
@@ -31,19 +33,26 @@ class Prefetch {
     void touch(int tick) const {
       if (tick >= count) return;
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) __builtin_prefetch(at[i] + 64 * tick, 0, 2);
+      for (int i = 0; i < 4; ++i) __builtin_prefetch(at[i] + 64 * tick, 0, 3);
     }
   };
 
+  // What neither the ticks nor the row can hold goes at once, and before: hardware follows the
+  // order.
   Lines take(int ticks) {
-    const int lines = due(ticks);
-    if (lines > ticks) issue(lines - ticks);
-    if (row_ == end_ || lines == 0) return {{}, 0};
-    const int left = (bytes_ - byte_ + 63) / 64, wanted = lines < ticks ? lines : ticks;
-    return next(wanted < left ? wanted : left);
+    int wanted = due(ticks);
+    const int excess = std::max(0, wanted - std::min(ticks, left()));
+    issue(excess);
+    wanted -= excess;
+    if (row_ == end_ || wanted == 0) return {{}, 0};
+    const int count = std::min(wanted, left());
+    credit_ += (wanted - count) * 256;
+    return next(count);
   }
 
  private:
+  int left() const { return (bytes_ - byte_ + 63) / 64; }  // lines of the row
+
   int due(int ticks) {
     credit_ += ticks * rate_;
     const int lines = credit_ / 256;

@@ -60,11 +60,12 @@ class VectorProducts {
       }
       k = wide_keys;
     }
-    const char* values[kBlock];
-    prepare_values(step.v, block.keys, values);
+    const char* values[kBlock + 1];
+    const bool copied = prepare_values(step.v, block.keys, values);
     const State state = rows_.state(head);
     const int units = static_cast<int>(ceil_div(block.keys, kPair));
-    prefetch.pace(tile_ticks<Isa>(rows_.plan.rows, block.keys, D / kPair, units, stride));
+    const int columns = static_cast<int>(round_up(D, Isa::W));
+    prefetch.pace(tile_ticks<Isa>(rows_.plan.rows, block.keys, D / kPair, units, columns));
     for (int64_t tile = 0; tile < rows_.plan.rows; tile += kTile) {
       const int rows = rows_.tile_rows(tile);
       if (!block.full && !rows_.mask(step.words[0], tile, mask_)) continue;
@@ -80,8 +81,14 @@ class VectorProducts {
       softmax_tile<Isa, Dot>(scratch.s, rows, block.keys, rows_.scale, state.m + tile,
                              state.l + tile, scratch.alpha, scratch.p);
       const int used = static_cast<int>(std::min<int64_t>(rows, rows_.count - tile));
-      value_tile<Isa, Dot>({scratch.p, 1, kTile}, used, values, units, scratch.alpha,
-                           state.acc + tile * stride, stride, prefetch);
+      const auto multiply = [&](auto rows_of_v) {
+        value_tile<Isa>(scratch.p, used, rows_of_v, units, scratch.alpha, state.acc + tile * stride,
+                        columns, stride, prefetch);
+      };
+      if constexpr (kPair == 2) {
+        if (!copied) multiply(PairedRows<Isa, Dot>{values});
+      }
+      if (kPair == 1 || copied) multiply(UnitRows<Isa, Dot>{values});
     }
   }
 
@@ -112,11 +119,17 @@ class VectorProducts {
                           prefetch);
   }
 
-  // Units of value rows, side by side.
-  void prepare_values(const char* const* v, int keys, const char** values) {
+  // Rows of values that need no conversion are read where they lie, if whole vectors; else a copy
+  // of units, padded with zeros.
+  bool prepare_values(const char* const* v, int keys, const char** values) {
     const int stride = rows_.stride, D = rows_.D;
+    [[maybe_unused]] static const Elem nothing[kMaxHeadDim] = {};
+    if (!kWidenKeys && D % (kPair * Isa::W) == 0) {
+      std::copy(v, v + keys, values);
+      values[keys] = reinterpret_cast<const char*>(nothing);
+      return false;
+    }
     if constexpr (kPair == 2) {
-      static const Elem nothing[kMaxHeadDim] = {};
       for (int n = 0; n < keys; n += 2) {
         const char* odd = n + 1 < keys ? v[n + 1] : reinterpret_cast<const char*>(nothing);
         float* row = rows_.scratch.v + n / 2 * stride;
@@ -131,6 +144,7 @@ class VectorProducts {
         values[n] = reinterpret_cast<const char*>(row);
       }
     }
+    return true;
   }
 
   const PackedRows<Isa, Elem>& rows_;

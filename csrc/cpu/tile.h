@@ -16,6 +16,7 @@ namespace specattn {
 constexpr int kKeyStep = 8;    // pointer arrays are padded so that a last step may read on
 constexpr int kScoreTick = 4;  // units of a row of K between two looks ahead; D is a multiple
 constexpr int kValueTick = 4;  // units of values
+constexpr int kTileCols = 2;   // vectors of a row of V: as many as two rows of bfloat16 make
 
 template <int N>
 using Width = std::integral_constant<int, N>;
@@ -25,6 +26,7 @@ template <class Isa, class Dot, int MB, int NR>
 __attribute__((noinline)) void score_step(const float* q, int rows, const char* const* k, int units,
                                           float* s, Prefetch::Lines lines) {
   using V = typename Isa::V;
+  constexpr int NU = Isa::kScoreUnits;
   V acc[NR][MB];
 #pragma GCC unroll 16
   for (int r = 0; r < NR; ++r)
@@ -33,16 +35,19 @@ __attribute__((noinline)) void score_step(const float* q, int rows, const char* 
   for (int first = 0; first < units; first += kScoreTick) {
     lines.touch(first / kScoreTick);
 #pragma GCC unroll 4
-    for (int u = first; u < first + kScoreTick; ++u) {
-      V x[MB];
+    for (int u = first; u < first + kScoreTick; u += NU) {
+      V x[NU][MB];
 #pragma GCC unroll 4
-      for (int j = 0; j < MB; ++j) x[j] = Isa::load(q + u * rows + j * Isa::W);
+      for (int i = 0; i < NU; ++i)
+#pragma GCC unroll 4
+        for (int j = 0; j < MB; ++j) x[i][j] = Isa::load(q + (u + i) * rows + j * Isa::W);
 #pragma GCC unroll 16
-      for (int r = 0; r < NR; ++r) {
-        const V y = Isa::broadcast(k[r] + 4 * u);
+      for (int r = 0; r < NR; ++r)
 #pragma GCC unroll 4
-        for (int j = 0; j < MB; ++j) acc[r][j] = Dot::dot(acc[r][j], x[j], y);
-      }
+        for (int i = 0; i < NU; ++i)
+#pragma GCC unroll 4
+          for (int j = 0; j < MB; ++j)
+            acc[r][j] = Dot::dot_at(acc[r][j], x[i][j], k[r] + 4 * (u + i));
     }
   }
 #pragma GCC unroll 16
@@ -83,41 +88,32 @@ inline void score_tile(const float* q, int rows, const char* const* k, int keys,
   if (rows - row == Isa::W) columns(Width<1>{});
 }
 
-// Weights p of a row and unit, wherever a softmax left them.
-struct Weights {  // or logits
-  const float* p;
-  int row_step, unit_step;
-};
-
-// acc[row] = acc[row] * alpha[row] + sum over units of p[unit][row] * v[unit], for four rows.
-template <class Isa, class Dot, int DB>
-__attribute__((noinline)) void value_step(Weights p, const char* const* v, int units,
-                                          const float* alpha, float* acc, int column, int stride,
+// acc[row] = acc[row] * alpha[row] + sum over units of p[unit][row] * v[unit], for R rows.
+template <class Isa, class Values, int R, int DB>
+__attribute__((noinline)) void value_step(const float* p, Values v, int units, const float* alpha,
+                                          float* acc, int column, int stride,
                                           Prefetch::Lines lines) {
   using V = typename Isa::V;
-  V pv[4][DB];
+  V pv[R][DB];
   acc += column;
-#pragma GCC unroll 4
-  for (int r = 0; r < 4; ++r)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
     for (int j = 0; j < DB; ++j) pv[r][j] = Isa::zero();
   for (int u = 0; u < units; ++u) {
     if (u % kValueTick == 0) lines.touch(u / kValueTick);
     V y[DB];
-#pragma GCC unroll 4
-    for (int j = 0; j < DB; ++j)
-      y[j] = Isa::load(reinterpret_cast<const float*>(v[u]) + column + j * Isa::W);
-#pragma GCC unroll 4
-    for (int r = 0; r < 4; ++r) {
-      const V x = Isa::broadcast(p.p + u * p.unit_step + r * p.row_step);
-#pragma GCC unroll 4
-      for (int j = 0; j < DB; ++j) pv[r][j] = Dot::dot(pv[r][j], x, y[j]);
-    }
+    v.load(u, column, y);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+      for (int j = 0; j < DB; ++j)
+        pv[r][j] = Values::Dot::dot_at(pv[r][j], y[j], p + u * kTile + r);
   }
-#pragma GCC unroll 4
-  for (int r = 0; r < 4; ++r) {
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
     const V factor = Isa::set1(alpha[r]);
-#pragma GCC unroll 4
+#pragma GCC unroll 2
     for (int j = 0; j < DB; ++j) {
       float* at = acc + r * stride + j * Isa::W;
       Isa::store(at, Isa::fma(Isa::load(at), factor, pv[r][j]));
@@ -125,29 +121,64 @@ __attribute__((noinline)) void value_step(Weights p, const char* const* v, int u
   }
 }
 
-template <class Isa, class Dot>
-inline void value_tile(Weights p, int rows, const char* const* v, int units, const float* alpha,
-                       float* acc, int stride, Prefetch& prefetch) {
-  int column = 0;
-  const auto columns = [&](auto width) {
-    constexpr int DB = decltype(width)::value;
-    for (int r = 0; r < rows; r += 4) {
-      const Weights four = {p.p + r * p.row_step, p.row_step, p.unit_step};
-      value_step<Isa, Dot, DB>(four, v, units, alpha + r, acc + r * stride, column, stride,
-                               prefetch.take(static_cast<int>(ceil_div(units, kValueTick))));
-    }
-    column += DB * Isa::W;
+// Rows of units side by side, as a copy or a cache of floats has them.
+template <class Isa, class Dot_>
+struct UnitRows {
+  using Dot = Dot_;
+  static constexpr bool kSingle = true;  // loads one vector, too
+  const char* const* rows;
+
+  template <int DB>
+  void load(int u, int column, typename Isa::V (&y)[DB]) const {
+    const float* at = reinterpret_cast<const float*>(rows[u]) + column;
+#pragma GCC unroll 2
+    for (int j = 0; j < DB; ++j) y[j] = Isa::load(at + j * Isa::W);
+  }
+};
+
+// Rows of elements as they lie in the cache, two to a unit.
+template <class Isa, class Dot_>
+struct PairedRows {
+  using Dot = Dot_;
+  static constexpr bool kSingle = false;
+  const char* const* rows;
+
+  void load(int u, int column, typename Isa::V (&y)[2]) const {
+    Dot::load_pair(rows[2 * u], rows[2 * u + 1], column, y);
+  }
+};
+
+// O += P V of `columns` of D, a multiple of W, and with PairedRows of 2 W.
+template <class Isa, class Values>
+inline void value_tile(const float* p, int rows, Values v, int units, const float* alpha,
+                       float* acc, int columns, int stride, Prefetch& prefetch) {
+  const auto step = [&](int row, int column, auto count, auto width) {
+    value_step<Isa, Values, decltype(count)::value, decltype(width)::value>(
+        p + row, v, units, alpha + row, acc + row * stride, column, stride,
+        prefetch.take(static_cast<int>(ceil_div(units, kValueTick))));
   };
-  while (stride - column >= Isa::kValueCols * Isa::W) columns(Width<Isa::kValueCols>{});
-  while (stride - column >= Isa::W) columns(Width<1>{});
+  const auto all_rows = [&](int column, auto width) {
+    int row = 0;
+    for (; rows - row > 4; row += Isa::kValueRows) {
+      step(row, column, Width<Isa::kValueRows>{}, width);
+    }
+    if (row < rows) step(row, column, Width<4>{}, width);
+  };
+  int column = 0;
+  for (; columns - column >= kTileCols * Isa::W; column += kTileCols * Isa::W) {
+    all_rows(column, Width<kTileCols>{});
+  }
+  if constexpr (Values::kSingle) {
+    if (column < columns) all_rows(column, Width<1>{});
+  }
 }
 
 // How often the products of a block and all its rows look ahead.
 template <class Isa>
 inline int tile_ticks(int64_t rows, int64_t keys, int64_t units, int64_t value_units,
-                      int64_t stride) {
+                      int64_t columns) {
   const int64_t steps = ceil_div(rows, Isa::kScoreRows * Isa::W) * ceil_div(keys, kKeyStep);
-  const int64_t values = rows / 4 * (stride / (Isa::kValueCols * Isa::W));
+  const int64_t values = ceil_div(rows, Isa::kValueRows) * ceil_div(columns, kTileCols * Isa::W);
   return static_cast<int>(std::max<int64_t>(
       steps * (units / kScoreTick) + values * ceil_div(value_units, kValueTick), 1));
 }

@@ -19,7 +19,6 @@ class BestFew {
         parents_(p.best_parents + b * p.best_batch),
         width_(p.width) {}
 
-  float least() const { return count_ < width_ ? -kInf : scores_[width_ - 1]; }
   bool takes(float score) const { return count_ < width_ || score > scores_[width_ - 1]; }
 
   void add(float score, int64_t token, int64_t parent) {
@@ -38,9 +37,14 @@ class BestFew {
   int64_t width_, count_ = 0;
 };
 
-// Largest of the logits, and the log of the sum of their exponentials.
+// Log-probabilities are logits less `top` less `log_sum`. The two are never added: a large logit
+// would take the digits of the other.
+struct Softmax {
+  float top, log_sum;
+};
+
 template <class Isa, class Elem>
-inline float log_sum_exp(const Elem* x, int64_t count) {
+inline Softmax softmax_of(const Elem* x, int64_t count) {
   auto top = Isa::set1(-kInf), sum = Isa::zero();
   float m = -kInf, rest = 0;
   int64_t i = 0;
@@ -52,7 +56,7 @@ inline float log_sum_exp(const Elem* x, int64_t count) {
     sum = Isa::add(sum, exp<Isa>(Isa::sub(Isa::load_as_float(x + i), pivot)));
   }
   for (; i < count; ++i) rest += std::exp(to_float(x[i]) - m);
-  return m + std::log(Isa::sum(sum) + rest);
+  return {m, std::log(Isa::sum(sum) + rest)};
 }
 
 // Of one request.
@@ -62,18 +66,20 @@ void best_children(const BestChildren& p, int64_t b) {
   for (int64_t n = 0; n < p.nodes; ++n) {
     const Elem* x = static_cast<const Elem*>(p.logits) + b * p.logits_batch + n * p.logits_row;
     const float score = p.scores[b * p.scores_batch + n];
-    const float base = score - log_sum_exp<Isa>(x, p.vocabulary);
+    const auto [top, log_sum] = softmax_of<Isa>(x, p.vocabulary);
+    const float base = score - log_sum;
+    const auto tops = Isa::set1(top), bases = Isa::set1(base);
     int64_t i = 0;
     for (; i + Isa::W <= p.vocabulary; i += Isa::W) {
-      const auto v = Isa::add(Isa::load_as_float(x + i), Isa::set1(base));
+      const auto v = Isa::add(Isa::sub(Isa::load_as_float(x + i), tops), bases);
       if (!best.takes(Isa::greatest(v))) continue;
       for (int64_t j = i; j < i + Isa::W; ++j) {
-        const float candidate = to_float(x[j]) + base;
+        const float candidate = to_float(x[j]) - top + base;
         if (best.takes(candidate)) best.add(candidate, j, n);
       }
     }
     for (; i < p.vocabulary; ++i) {
-      const float candidate = to_float(x[i]) + base;
+      const float candidate = to_float(x[i]) - top + base;
       if (best.takes(candidate)) best.add(candidate, i, n);
     }
   }

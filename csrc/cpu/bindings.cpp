@@ -32,7 +32,11 @@ class PyGraph {
   void end(const py::args&) { recording() = nullptr; }
   void add(std::unique_ptr<const Call> call, const py::args& arguments) {
     graph_.add(std::move(call));
-    tensors_.push_back(arguments);
+    // A list may be changed later: what it holds now is kept.
+    for (const py::handle one : arguments) {
+      tensors_.push_back(py::isinstance<py::list>(one) ? py::tuple(one.cast<py::list>())
+                                                       : one.cast<py::object>());
+    }
   }
   void replay(int threads) const {
     const py::gil_scoped_release release;
@@ -431,11 +435,11 @@ struct EmbedCall : PlainCall<Embed> {
 };
 
 struct RotateCall : PlainCall<RotateHeads> {
+  bool stores = false;
+
   void check() const override {
     for (int64_t b = 0; b < B; ++b) {
-      if (k_cache.data) {
-        check_index("prefix", slot(b, 0), 0, capacity - T);
-      }
+      if (stores && first_slot < 0) check_index("prefix", prefix[b], 0, capacity - T);
       for (int64_t t = 0; t < T; ++t) {
         check_index("positions", prefix[b] + depth(b, t), 0, positions - 1);
       }
@@ -473,7 +477,7 @@ void rms_norm(const py::args& all) {
   const View x = next.tensor("x"), weight = next.tensor("weight");
   p.dtype = floating_rows(x);
   p.M = x.shape[0], p.H = x.shape[1];
-  weight.expect(p.dtype, {p.H});
+  weight.expect_dense(p.dtype, p.H);
   p.eps = static_cast<float>(next.value<double>());
   const View out = next.tensor("out");
   out.expect(p.dtype, {p.M, p.H});
@@ -491,20 +495,22 @@ void rotate_heads(const py::args& all) {
   p.Hq = next.value<int64_t>();
   p.B = heads.shape[0], p.T = heads.shape[1], p.D = heads.shape[3];
   p.Hk = (heads.shape[2] - p.Hq) / 2;
-  if (p.Hq < 0 || p.Hq + 2 * p.Hk != heads.shape[2]) heads.fail("must be of queries, keys, values");
+  if (p.Hq < 0 || p.Hk < 0 || p.Hq + 2 * p.Hk != heads.shape[2]) {
+    heads.fail("must be of queries, keys, values");
+  }
   p.heads = heads.data;
   p.batch = heads.stride[0], p.row = heads.stride[1], p.head = heads.stride[2];
   const View q_norm = next.tensor("q_norm"), k_norm = next.tensor("k_norm");
-  if (q_norm) p.q_norm = q_norm.expect(p.dtype, {p.D}).data;
-  if (k_norm) p.k_norm = k_norm.expect(p.dtype, {p.D}).data;
+  if (q_norm) p.q_norm = q_norm.expect_dense(p.dtype, p.D).data;
+  if (k_norm) p.k_norm = k_norm.expect_dense(p.dtype, p.D).data;
   p.eps = static_cast<float>(next.value<double>());
   const View cos = next.tensor("cos"), sin = next.tensor("sin");
   p.positions = cos.expect(Dtype::kFloat32, {-1, -1}).shape[0], p.half = cos.shape[1];
   sin.expect(Dtype::kFloat32, {p.positions, p.half});
-  if (2 * p.half > p.D || sin.stride[0] != cos.stride[0])
-    cos.fail("must turn at most a whole head");
+  if (2 * p.half > p.D) cos.fail("must turn at most a whole head");
+  if (sin.stride[0] != cos.stride[0]) sin.fail("must have the strides of cos");
   p.cos = cos.as<float>(), p.sin = sin.as<float>(), p.table_row = cos.stride[0];
-  p.prefix = next.tensor("prefix").expect(Dtype::kInt32, {p.B}).as<int32_t>();
+  p.prefix = next.tensor("prefix").expect_dense(Dtype::kInt32, p.B).as<int32_t>();
   const View depths = next.tensor("depths");
   if (depths) {
     depths.expect(Dtype::kInt32, {depths.shape[0] == 1 ? 1 : p.B, p.T});
@@ -514,9 +520,11 @@ void rotate_heads(const py::args& all) {
   if (k) {
     p.capacity = k.expect(p.dtype, {p.B, -1, p.Hk, p.D}).shape[1];
     v.expect(p.dtype, {p.B, p.capacity, p.Hk, p.D});
-    p.k_cache = k.rows(), p.v_cache = v.rows();
+    p.k_cache = k.rows(), p.v_cache = v.rows(), p.stores = true;
   }
-  p.first_slot = next.value<std::optional<int64_t>>().value_or(-1);
+  const auto first_slot = next.value<std::optional<int64_t>>();
+  if (k && first_slot) check_index("first_slot", *first_slot, 0, p.capacity - p.T);
+  p.first_slot = first_slot.value_or(-1);
   next.run(std::move(call));
 }
 
@@ -524,7 +532,7 @@ void rotate_heads(const py::args& all) {
 Linear::Weights take_weights(const Linear& p, const View& weight, const View& bias) {
   weight.expect(p.dtype, {-1, p.K});
   const Linear::Weights weights = {weight.data, weight.shape[0], weight.stride[0], bias.data};
-  if (bias) bias.expect(p.dtype, {weights.rows});
+  if (bias) bias.expect_dense(p.dtype, weights.rows);
   return weights;
 }
 
@@ -621,8 +629,10 @@ void best_children(const py::args& all) {
   best.expect(Dtype::kFloat32, {p.B, p.width});
   parents.expect(Dtype::kInt64, {p.B, p.width});
   best_masks.expect(Dtype::kInt64, {p.B, p.width, p.words});
-  if (p.width > p.nodes * p.vocabulary) tokens.fail("must be at most as many as there are");
-  if (p.first + p.nodes + p.width > 64 * p.words) masks.fail("must have a bit for every node");
+  if (p.width < 1 || p.width > p.nodes * p.vocabulary) {
+    tokens.fail("must be at least one, and at most as many as there are");
+  }
+  check_index("first", p.first, 0, 64 * p.words - p.nodes - p.width);
   if (best.stride[0] != tokens.stride[0] || parents.stride[0] != tokens.stride[0] ||
       masks.stride[1] != p.words || best_masks.stride[1] != p.words) {
     tokens.fail("must be laid out as best_scores and best_parents, and masks densely");

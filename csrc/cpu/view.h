@@ -89,6 +89,13 @@ struct View {
          "] of " + kDtypeNames[static_cast<int>(dtype)]);
   }
 
+  // A vector of this type and size whose elements lie one after the other.
+  const View& expect_dense(Dtype type, int64_t size) const {
+    expect(type, {size});
+    if (size > 1 && stride[0] != 1) fail("must be contiguous");
+    return *this;
+  }
+
   // One element of any floating type.
   float number(int64_t offset) const {
     if (dtype == Dtype::kFloat32) return as<float>()[offset];

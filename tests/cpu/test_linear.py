@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from specattn import _cpu, reference
 from tests.cases import assert_accurate
 from tests.cpu import calls
+from tests.cpu.tensors import apart, normal
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 ACTIVATIONS = [None, "silu", "gelu", "gelu_tanh"]
@@ -23,25 +24,11 @@ def threads():
     torch.set_num_threads(before)
 
 
-def normal(seed, *shapes, dtype):
-    """Return random tensors of these shapes; those with K behind are scaled by K ** -0.5."""
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
-
-
 def layer(rows, outputs, depth, dtype, seed=0):
     """Return x, weight, bias, up and residual; products are of size one."""
     shapes = (rows, depth), (outputs, depth), (outputs,), (outputs, depth), (rows, outputs)
     x, weight, bias, up, residual = normal(seed, *shapes, dtype=dtype)
     return x, weight * depth**-0.5, bias, up * depth**-0.5, residual
-
-
-def apart(x, rows=1, columns=3):
-    """Return `x` among NaN, its rows further apart and its first element anywhere."""
-    room = x.new_full((x.shape[0] + rows, x.shape[1] + columns + 1), torch.nan)
-    inside = room[rows:, columns : columns + x.shape[1]]
-    inside.copy_(x)
-    return inside
 
 
 def check(arguments, actual):

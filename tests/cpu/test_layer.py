@@ -1,0 +1,302 @@
+"""What stands between a layer's products and attentions in C++, against float64."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from specattn import _cpu
+from tests.cases import assert_accurate
+from tests.cpu import calls
+from tests.cpu.tensors import apart, normal
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+GATES = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+}
+EPS = 1e-5
+LUCK = 3e-6  # what torch may hit in sums of a few numbers of size one
+per_isa = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [1, 7, 64, 131])
+def test_embed(isa, dtype, width):
+    weight, room = normal(0, (50, width), (16, width), dtype=dtype)
+    tokens = torch.randint(50, (3, 9), generator=torch.Generator().manual_seed(1))
+    tokens[0, 3], tokens[2, 6] = 0, 49
+    for rows, table in [(tokens[:, 3:7], weight), (tokens[:, 3:4], apart(weight))]:
+        out = apart(room[: rows.numel()].fill_(torch.nan))
+        _cpu.embed(rows, table, out, 2)
+        assert torch.equal(out, weight[rows.flatten()])
+
+
+@pytest.mark.parametrize("token", [-1, 50, 2**40])
+def test_embed_of_no_token(isa, token):
+    tokens, weight, out = torch.zeros(2, 3, dtype=torch.int64), torch.ones(50, 8), torch.zeros(6, 8)
+    tokens[1, 2] = token
+    with pytest.raises(IndexError, match="tokens: expected values from 0 to 49"):
+        _cpu.embed(tokens, weight, out, 1)
+    assert not out.any()
+
+
+@per_isa
+@given(
+    rows=st.integers(1, 9),
+    width=st.sampled_from([1, 8, 16, 33, 256, 4096]) | st.integers(1, 300),
+    dtype=st.sampled_from(DTYPES),
+    strided=st.booleans(),
+    in_place=st.booleans(),
+)
+def test_rms_norm(isa, rows, width, dtype, strided, in_place):
+    x, weight = normal(rows + width, (rows, width), (width,), dtype=dtype)
+    exact = functional.rms_norm(x.double(), (width,), weight.double(), EPS)
+    rough = functional.rms_norm(x, (width,), weight, EPS)
+    out = calls.poisoned(rows, width, dtype=dtype)
+    if strided:
+        x, out = apart(x), apart(out)
+    if in_place:
+        out = x
+    _cpu.rms_norm(x, weight, EPS, out, 2)
+    assert_accurate(out, exact, rough, atol=LUCK)
+
+
+def test_rms_norm_of_small_numbers_is_held_by_eps(isa):
+    x, out = torch.full((1, 40), 1e-4), calls.poisoned(1, 40)
+    _cpu.rms_norm(x, torch.ones(40), 1e-6, out, 1)
+    exact = x.double() / (1e-8 + 1e-6) ** 0.5
+    assert torch.allclose(out.double(), exact, rtol=1e-6, atol=0)
+
+
+def test_vectors_must_be_contiguous(isa):
+    every_second = torch.ones(16)[::2]
+    x, weight = torch.ones(2, 8), torch.ones(3, 8)
+    with pytest.raises(ValueError, match="weight must be contiguous"):
+        _cpu.rms_norm(x, every_second, EPS, x, 1)
+    with pytest.raises(ValueError, match="biases must be contiguous"):
+        _cpu.linear_parts(x, [weight], [torch.ones(6)[::2]], None, None, calls.poisoned(2, 3), 1)
+    for name, strided in [
+        ("q_norm", torch.ones(32)[::2]),
+        ("k_norm", torch.ones(32)[::2]),
+        ("prefix", torch.zeros(4, dtype=torch.int32)[::2]),
+    ]:
+        with pytest.raises(ValueError, match=f"{name} must be contiguous"):
+            rotate(problem(**{name: strided}))
+
+
+def problem(
+    batch=2, rows=3, q_heads=4, kv_heads=2, head_dim=16, half=8, dtype=torch.float32, **changes
+):
+    """Return the arguments of rotate_heads by name, in the kernel's order; there is no cache."""
+    shape = (batch, rows, q_heads + 2 * kv_heads, head_dim)
+    heads, q_norm, k_norm = normal(rows, shape, (head_dim,), (head_dim,), dtype=dtype)
+    angles = torch.outer(torch.arange(40.0), 10 ** -torch.linspace(0, 3, half))
+    prefix = torch.tensor([30, 0, 17][:batch], dtype=torch.int32)
+    arguments = {"heads": heads, "q_heads": q_heads, "q_norm": q_norm, "k_norm": k_norm}
+    arguments |= {"eps": EPS, "cos": angles.cos(), "sin": angles.sin(), "prefix": prefix}
+    arguments |= dict.fromkeys(("depths", "k_cache", "v_cache", "first_slot"))
+    return arguments | changes
+
+
+def caches(arguments, capacity=36):
+    """Return caches of sevens, whose heads lie further apart than their tokens."""
+    batch, _, heads, head_dim = arguments["heads"].shape
+    kv_heads = (heads - arguments["q_heads"]) // 2
+    memory = arguments["heads"].new_full((2, batch, kv_heads, capacity, head_dim), 7)
+    k_cache, v_cache = memory.transpose(2, 3)
+    return {"k_cache": k_cache, "v_cache": v_cache}
+
+
+def rotate(arguments, threads=1):
+    _cpu.rotate_heads(*arguments.values(), threads)
+
+
+def positions_of(arguments):
+    depths = arguments["depths"]
+    if depths is None:
+        depths = torch.arange(arguments["heads"].shape[1])
+    return (arguments["prefix"][:, None] + depths).long()
+
+
+def turned(x, cos, sin):
+    """Turn the first dimensions as transformers' apply_rotary_pos_emb does; the others stay."""
+    first, rest = x[..., : 2 * cos.shape[-1]], x[..., 2 * cos.shape[-1] :]
+    a, b = first.chunk(2, -1)
+    swapped, twice = torch.cat([-b, a], -1), [torch.cat([t, t], -1) for t in (cos, sin)]
+    return torch.cat([first * twice[0] + swapped * twice[1], rest], -1)
+
+
+def formula(arguments, dtype):
+    """Return normed and rotated queries and keys, computed in `dtype`."""
+    heads, q_heads, q_norm, k_norm = [arguments[n] for n in list(arguments)[:4]]
+    kv_heads = (heads.shape[2] - q_heads) // 2
+    cos, sin = [arguments[n][positions_of(arguments)][:, :, None].to(dtype) for n in ("cos", "sin")]
+    parts = []
+    queries, keys, _ = heads.to(dtype).split([q_heads, kv_heads, kv_heads], 2)
+    for x, norm in ((queries, q_norm), (keys, k_norm)):
+        if norm is not None:
+            x = functional.rms_norm(x, norm.shape, norm.to(dtype), EPS)
+        parts.append(turned(x, cos, sin))
+    return torch.cat(parts, 2)
+
+
+def apart_4d(x):
+    room = x.new_full([n + 1 for n in x.shape], torch.nan)
+    room[1:, 1:, 1:, 1:] = x
+    return room[1:, 1:, 1:, 1:]
+
+
+@per_isa
+@given(
+    batch=st.integers(1, 3),
+    rows=st.integers(1, 6),
+    heads=st.sampled_from([(1, 1), (4, 2), (3, 3), (6, 1)]),
+    head_dim=st.sampled_from([8, 16, 24, 40, 64, 128]),
+    half=st.integers(0, 64),
+    dtype=st.sampled_from(DTYPES),
+    normed=st.tuples(st.booleans(), st.booleans()),
+    depths=st.sampled_from([None, "own", "shared"]),
+    strided=st.booleans(),
+)
+def test_rotate_heads(isa, batch, rows, heads, head_dim, half, dtype, normed, depths, strided):
+    half = min(half, head_dim // 2)
+    arguments = problem(batch, rows, *heads, head_dim, half, dtype)
+    for name, wanted in zip(("q_norm", "k_norm"), normed, strict=True):
+        arguments[name] = arguments[name] if wanted else None
+    if depths:
+        shape = (batch if depths == "own" else 1, rows)
+        generator = torch.Generator().manual_seed(half)
+        arguments["depths"] = torch.randint(9, shape, generator=generator, dtype=torch.int32)
+    exact, rough = formula(arguments, torch.float64), formula(arguments, dtype)
+    values = arguments["heads"][:, :, sum(heads) :].clone()
+    if strided:
+        arguments["heads"] = apart_4d(arguments["heads"])
+    rotate(arguments, 2)
+    # In a few numbers torch may be lucky by one rounding of the largest.
+    luck = max(LUCK, torch.finfo(dtype).eps / 2 * exact.abs().max().item())
+    assert_accurate(arguments["heads"][:, :, : sum(heads)], exact, rough, atol=luck)
+    assert torch.equal(arguments["heads"][:, :, sum(heads) :], values)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("first_slot", [None, 0, 33])
+@pytest.mark.parametrize("depths", [None, [[0, 1, 1]]])
+def test_keys_and_values_are_stored(isa, dtype, first_slot, depths):
+    arguments = problem(dtype=dtype, first_slot=first_slot)
+    if depths:
+        arguments["depths"] = torch.tensor(depths, dtype=torch.int32)
+    arguments |= caches(arguments)
+    exact, rough = formula(arguments, torch.float64), formula(arguments, dtype)
+    values = arguments["heads"][:, :, 6:].clone()
+    rotate(arguments)
+    for b, prefix in enumerate(arguments["prefix"].tolist()):
+        start = prefix if first_slot is None else first_slot
+        slots = slice(start, start + 3)
+        stored = arguments["k_cache"][b, slots]
+        assert_accurate(stored, exact[b, :, 4:], rough[b, :, 4:], atol=LUCK)
+        assert torch.equal(stored, arguments["heads"][b, :, 4:6])
+        assert torch.equal(arguments["v_cache"][b, slots], values[b])
+        for cache in (arguments["k_cache"], arguments["v_cache"]):
+            cache[b, slots] = 7
+            assert (cache[b] == 7).all()
+
+
+def int32(*values):
+    return torch.tensor(values, dtype=torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("stored", "change", "message"),
+    [
+        (True, {"prefix": int32(0, 34)}, "prefix: expected values from 0 to 33, got 34"),
+        (True, {"prefix": int32(0, -1)}, "prefix"),
+        (True, {"first_slot": 34}, "first_slot: expected values from 0 to 33, got 34"),
+        (True, {"first_slot": -1}, "first_slot"),
+        (True, {"prefix": int32(0, 38), "first_slot": 0}, "positions"),
+        (False, {"prefix": int32(0, 38)}, "positions: expected values from 0 to 39, got 40"),
+        (False, {"prefix": int32(0, -1)}, "positions"),
+        (False, {"prefix": int32(0, 2**31 - 1)}, "positions"),
+        (False, {"depths": int32(0, 1, -18)[None]}, "positions"),
+        (False, {"depths": int32(0, 1, 10)[None]}, "positions: .* got 40"),
+    ],
+)
+def test_rotation_outside(isa, stored, change, message):
+    arguments = problem()
+    if stored:
+        arguments |= caches(arguments)
+    arguments |= change
+    heads = arguments["heads"].clone()
+    with pytest.raises(IndexError, match=message):
+        rotate(arguments)
+    assert torch.equal(arguments["heads"], heads)
+    if stored:
+        assert (arguments["k_cache"] == 7).all()
+        assert (arguments["v_cache"] == 7).all()
+
+
+def test_a_cache_of_no_tokens_has_no_slot(isa):
+    arguments = problem()
+    with pytest.raises(IndexError, match="prefix"):
+        rotate(arguments | caches(arguments, capacity=0))
+
+
+def test_wrong_heads(isa):
+    for change, message in [
+        ({"q_heads": 5}, "heads must be of queries, keys, values"),
+        ({"q_heads": 10}, "heads must be of queries, keys, values"),
+        ({"q_norm": torch.ones(8)}, "q_norm must be"),
+        ({"sin": torch.ones(40, 7)}, "sin must be"),
+        ({"sin": torch.ones(40, 9)[:, :8]}, "sin must have the strides of cos"),
+        ({"cos": torch.ones(40, 9), "sin": torch.ones(40, 9)}, "cos must turn at most a whole"),
+        ({"depths": int32(0, 1)[None]}, "depths must be"),
+        ({"k_cache": torch.zeros(2, 9, 2, 16)}, "v_cache must be"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            rotate(problem() | change)
+
+
+@per_isa
+@given(
+    rows=st.integers(1, 20),
+    outputs=st.integers(1, 120),
+    depth=st.integers(1, 300),
+    dtype=st.sampled_from(DTYPES),
+    gate=st.sampled_from(list(GATES)),
+    biased=st.booleans(),
+    added=st.booleans(),
+    wide=st.booleans(),
+)
+def test_gated_parts(isa, rows, outputs, depth, dtype, gate, biased, added, wide):
+    shapes = [(rows, depth), *[(outputs, depth)] * 2, *[(outputs,)] * 2, (rows, outputs)]
+    x, *weights, bias, up_bias, residual = normal(depth, *shapes, dtype=dtype)
+    weights = [w * depth**-0.5 for w in weights]
+    biases = [bias, up_bias] if biased else [None, None]
+    out_dtype = torch.float32 if wide else dtype
+    residual = residual.to(out_dtype) if added else None
+
+    def product(i, to):
+        return functional.linear(
+            x.to(to), weights[i].to(to), None if biases[i] is None else biases[i].to(to)
+        )
+
+    exact, rough = [
+        GATES[gate](product(0, to)) * product(1, to) + (residual.to(to) if added else 0)
+        for to in (torch.float64, out_dtype)
+    ]
+    out = calls.poisoned(rows, outputs, dtype=out_dtype)
+    _cpu.linear_parts(x, weights, biases, gate, residual, out, 2)
+    assert_accurate(out, exact, rough, atol=LUCK)
+
+
+def test_gates_need_two_weights_of_one_shape(isa):
+    x, weight, out = torch.ones(2, 8), torch.ones(3, 8), torch.empty(2, 3)
+    for weights in ([weight], [weight] * 3, [weight, weight[:2]]):
+        with pytest.raises(ValueError, match="two of one shape"):
+            _cpu.linear_parts(x, weights, [None] * len(weights), "silu", None, out, 1)
+    with pytest.raises(ValueError, match="activation must be silu, gelu or gelu_tanh, got relu"):
+        _cpu.linear_parts(x, [weight] * 2, [None] * 2, "relu", None, out, 1)
+    with pytest.raises(ValueError, match="out must be"):
+        _cpu.linear_parts(x, [weight] * 2, [None] * 2, "silu", None, torch.empty(2, 6), 1)

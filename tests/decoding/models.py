@@ -104,6 +104,21 @@ def prompts(lengths, *, vocabulary=VOCABULARY, seed=1):
     return [torch.randint(0, vocabulary, (n,), generator=generator) for n in lengths]
 
 
+def nothing_follows(model, prompt, max_new_tokens, **options):
+    """Return whether transformers' greedy text comes to a place where no token is allowed."""
+    with torch.no_grad():
+        steps = model.generate(
+            prompt[None],
+            attention_mask=torch.ones_like(prompt[None]),
+            do_sample=False,
+            max_new_tokens=max_new_tokens,
+            output_scores=True,
+            return_dict_in_generate=True,
+            **options,
+        ).scores
+    return any(bool((scores == -torch.inf).all()) for scores in steps)
+
+
 def greedy_by_transformers(model, prompt, max_new_tokens, **options):
     """Return how transformers itself continues a prompt, with its own attention and cache."""
     ids = model.generate(

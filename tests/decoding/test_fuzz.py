@@ -43,7 +43,10 @@ def test_greedy_texts_are_those_of_transformers(data):
             model, texts, method, max_new_tokens=count, temperature=0, **shaped(texts)
         )
     except ValueError as error:  # where transformers emits token 0
-        assert "no token can follow" in str(error)
+        if "no token can follow" not in str(error):
+            raise
+        output = None
+    if output is None:
         assert any(nothing_follows(model, text, count, **shaped([text])) for text in texts)
         return
     assert output.new_tokens == expected

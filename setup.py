@@ -38,6 +38,6 @@ setup(
     package_dir={"": "python", **FOLDERS},
     py_modules=["specattn_command"],  # outside the package: see there
     packages=[name for package, folder in FOLDERS.items() for name in subpackages(package, folder)],
-    package_data={"specattn": ["py.typed"]},
+    package_data={"specattn": ["py.typed", "*.pyi"]},
     ext_modules=[cpu],
 )

@@ -1,95 +1,14 @@
 // specattn._cpu: every primitive under its name, with the arguments of its torch operator and then
 // the number of threads. Outputs are written in place.
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
+#include "bindings.h"
 
 #include <cstdlib>
-#include <optional>
-#include <vector>
 
 #include "check.h"
-#include "graph.h"
-#include "view.h"
 
-namespace py = pybind11;
 using namespace specattn;
 
 namespace {
-
-// A graph, and the tensors that its calls point into.
-class PyGraph {
- public:
-  // What is recorded by this thread, or null.
-  static PyGraph*& recording() {
-    static thread_local PyGraph* graph = nullptr;
-    return graph;
-  }
-
-  void begin() {
-    if (recording()) throw std::invalid_argument("this thread records another graph already");
-    recording() = this;
-  }
-  void end(const py::args&) { recording() = nullptr; }
-  void add(std::unique_ptr<const Call> call, const py::args& arguments) {
-    graph_.add(std::move(call));
-    // A list may be changed later: what it holds now is kept.
-    for (const py::handle one : arguments) {
-      tensors_.push_back(py::isinstance<py::list>(one) ? py::tuple(one.cast<py::list>())
-                                                       : one.cast<py::object>());
-    }
-  }
-  void replay(int threads) const {
-    const py::gil_scoped_release release;
-    graph_.replay(threads > 1 ? threads : 1);
-  }
-  size_t size() const { return graph_.size(); }
-
- private:
-  Graph graph_;
-  std::vector<py::object> tensors_;
-};
-
-// The arguments of an operator, taken in the order of its signature; the number of threads is last.
-class Arguments {
- public:
-  explicit Arguments(const py::args& all) : all_(all) {}
-
-  View tensor(const char* name) { return {name, next()}; }
-  template <class T>
-  T value() {
-    return next().cast<T>();
-  }
-
-  // Checks and runs a call whose arguments have all been taken; a graph keeps it.
-  void run(std::unique_ptr<const Call> call) {
-    const int threads = value<int>();
-    if (at_ != PyTuple_GET_SIZE(all_.ptr())) throw py::type_error("too many arguments");
-    call->check();
-    {
-      const py::gil_scoped_release release;
-      call->run(threads > 1 ? threads : 1);
-    }
-    if (PyGraph* const graph = PyGraph::recording()) graph->add(std::move(call), all_);
-  }
-
- private:
-  py::handle next() {
-    if (at_ == PyTuple_GET_SIZE(all_.ptr())) throw py::type_error("too few arguments");
-    return PyTuple_GET_ITEM(all_.ptr(), at_++);
-  }
-
-  const py::args& all_;
-  py::ssize_t at_ = 0;
-};
-
-Dtype floating(const View& q) {
-  if (q.dims != 4) q.fail("must have 4 dimensions");
-  if (q.dtype > Dtype::kFloat16) q.fail("must be float32, bfloat16 or float16");
-  if (q.shape[3] % 8 || q.shape[3] > kMaxHeadDim || q.shape[3] == 0) {
-    q.fail("must have a head_dim that is a multiple of 8 up to 256");
-  }
-  return q.dtype;
-}
 
 // Shape of the queries; the KV heads come from `k`.
 template <class Problem>
@@ -428,224 +347,6 @@ void merge_states(const py::args& all) {
   next.run(std::move(call));
 }
 
-struct EmbedCall : PlainCall<Embed> {
-  void check() const override {
-    for (int64_t i = 0; i < B * T; ++i) check_index("tokens", token(i), 0, vocabulary - 1);
-  }
-};
-
-struct RotateCall : PlainCall<RotateHeads> {
-  bool stores = false;
-
-  void check() const override {
-    for (int64_t b = 0; b < B; ++b) {
-      if (stores && first_slot < 0) check_index("prefix", prefix[b], 0, capacity - T);
-      for (int64_t t = 0; t < T; ++t) {
-        check_index("positions", prefix[b] + depth(b, t), 0, positions - 1);
-      }
-    }
-  }
-};
-
-Dtype floating_rows(const View& x) {
-  if (x.dims != 2 || x.dtype > Dtype::kFloat16) {
-    x.fail("must have 2 dimensions and be float32, bfloat16 or float16");
-  }
-  return x.dtype;
-}
-
-void embed(const py::args& all) {
-  Arguments next(all);
-  auto call = std::make_unique<EmbedCall>();
-  EmbedCall& p = *call;
-  const View tokens = next.tensor("tokens"), weight = next.tensor("weight");
-  const View out = next.tensor("out");
-  p.dtype = floating_rows(weight);
-  p.B = tokens.expect(Dtype::kInt64, {-1, -1}).shape[0], p.T = tokens.shape[1];
-  p.vocabulary = weight.shape[0], p.H = weight.shape[1];
-  out.expect(p.dtype, {p.B * p.T, p.H});
-  p.tokens = tokens.as<int64_t>(), p.tokens_batch = tokens.stride[0];
-  p.weight = weight.data, p.weight_row = weight.stride[0];
-  p.out = out.data, p.out_row = out.stride[0];
-  next.run(std::move(call));
-}
-
-void rms_norm(const py::args& all) {
-  Arguments next(all);
-  auto call = std::make_unique<PlainCall<RmsNorm>>();
-  RmsNorm& p = *call;
-  const View x = next.tensor("x"), weight = next.tensor("weight");
-  p.dtype = floating_rows(x);
-  p.M = x.shape[0], p.H = x.shape[1];
-  weight.expect_dense(p.dtype, p.H);
-  p.eps = static_cast<float>(next.value<double>());
-  const View out = next.tensor("out");
-  out.expect(p.dtype, {p.M, p.H});
-  p.x = x.data, p.x_row = x.stride[0], p.weight = weight.data;
-  p.out = out.data, p.out_row = out.stride[0];
-  next.run(std::move(call));
-}
-
-void rotate_heads(const py::args& all) {
-  Arguments next(all);
-  auto call = std::make_unique<RotateCall>();
-  RotateCall& p = *call;
-  const View heads = next.tensor("heads");
-  p.dtype = floating(heads);
-  p.Hq = next.value<int64_t>();
-  p.B = heads.shape[0], p.T = heads.shape[1], p.D = heads.shape[3];
-  p.Hk = (heads.shape[2] - p.Hq) / 2;
-  if (p.Hq < 0 || p.Hk < 0 || p.Hq + 2 * p.Hk != heads.shape[2]) {
-    heads.fail("must be of queries, keys, values");
-  }
-  p.heads = heads.data;
-  p.batch = heads.stride[0], p.row = heads.stride[1], p.head = heads.stride[2];
-  const View q_norm = next.tensor("q_norm"), k_norm = next.tensor("k_norm");
-  if (q_norm) p.q_norm = q_norm.expect_dense(p.dtype, p.D).data;
-  if (k_norm) p.k_norm = k_norm.expect_dense(p.dtype, p.D).data;
-  p.eps = static_cast<float>(next.value<double>());
-  const View cos = next.tensor("cos"), sin = next.tensor("sin");
-  p.positions = cos.expect(Dtype::kFloat32, {-1, -1}).shape[0], p.half = cos.shape[1];
-  sin.expect(Dtype::kFloat32, {p.positions, p.half});
-  if (2 * p.half > p.D) cos.fail("must turn at most a whole head");
-  if (sin.stride[0] != cos.stride[0]) sin.fail("must have the strides of cos");
-  p.cos = cos.as<float>(), p.sin = sin.as<float>(), p.table_row = cos.stride[0];
-  p.prefix = next.tensor("prefix").expect_dense(Dtype::kInt32, p.B).as<int32_t>();
-  const View depths = next.tensor("depths");
-  if (depths) {
-    depths.expect(Dtype::kInt32, {depths.shape[0] == 1 ? 1 : p.B, p.T});
-    p.depths = depths.as<int32_t>(), p.depths_batch = depths.step(0);
-  }
-  const View k = next.tensor("k_cache"), v = next.tensor("v_cache");
-  if (k) {
-    p.capacity = k.expect(p.dtype, {p.B, -1, p.Hk, p.D}).shape[1];
-    v.expect(p.dtype, {p.B, p.capacity, p.Hk, p.D});
-    p.k_cache = k.rows(), p.v_cache = v.rows(), p.stores = true;
-  }
-  const auto first_slot = next.value<std::optional<int64_t>>();
-  if (k && first_slot) check_index("first_slot", *first_slot, 0, p.capacity - p.T);
-  p.first_slot = first_slot.value_or(-1);
-  next.run(std::move(call));
-}
-
-// The rows of weights, and a bias that may be missing, of the type and depth of x.
-Linear::Weights take_weights(const Linear& p, const View& weight, const View& bias) {
-  weight.expect(p.dtype, {-1, p.K});
-  const Linear::Weights weights = {weight.data, weight.shape[0], weight.stride[0], bias.data};
-  if (bias) bias.expect_dense(p.dtype, weights.rows);
-  return weights;
-}
-
-Activation activation_named(const std::optional<std::string>& name) {
-  if (!name) return Activation::kNone;
-  if (*name == "silu") return Activation::kSilu;
-  if (*name == "gelu") return Activation::kGelu;
-  if (*name == "gelu_tanh") return Activation::kGeluTanh;
-  throw std::invalid_argument("activation must be silu, gelu or gelu_tanh, got " + *name);
-}
-
-// Sets the rows of a call that is not gated yet.
-void set_rows(Linear& p, const View& x) {
-  if (x.dtype > Dtype::kFloat16) x.fail("must be float32, bfloat16 or float16");
-  x.expect(x.dtype, {-1, -1});
-  p.dtype = x.dtype, p.M = x.shape[0], p.K = x.shape[1];
-  p.x = x.data, p.x_row = x.stride[0];
-}
-
-// Takes residual and out.
-void take_sum(Linear& p, Arguments& next) {
-  const View residual = next.tensor("residual"), out = next.tensor("out");
-  p.out_float = out.dtype == Dtype::kFloat32;
-  const Dtype type = p.out_float ? Dtype::kFloat32 : p.dtype;
-  out.expect(type, {p.M, p.columns()});
-  p.out = out.data, p.out_row = out.stride[0];
-  if (!residual) return;
-  residual.expect(type, {p.M, p.columns()});
-  p.residual = residual.data, p.residual_row = residual.stride[0];
-}
-
-void linear_few_rows(const py::args& all) {
-  Arguments next(all);
-  auto call = std::make_unique<PlainCall<Linear>>();
-  Linear& p = *call;
-  set_rows(p, next.tensor("x"));
-  const View weight = next.tensor("weight"), bias = next.tensor("bias");
-  const View up = next.tensor("up");
-  p.parts[0] = take_weights(p, weight, bias);
-  if (up) {
-    p.gated = true, p.num_parts = 2;
-    p.parts[1] =
-        take_weights(p, up.expect(p.dtype, {p.parts[0].rows, p.K}), {"no bias", py::none()});
-  }
-  p.activation = activation_named(next.value<std::optional<std::string>>());
-  take_sum(p, next);
-  next.run(std::move(call));
-}
-
-// Up to three layers of the same x, whose outputs stand behind one another; or with a gate, an
-// activation, of the first times the second.
-void linear_parts(const py::args& all) {
-  Arguments next(all);
-  auto call = std::make_unique<PlainCall<Linear>>();
-  Linear& p = *call;
-  set_rows(p, next.tensor("x"));
-  const auto weights = next.value<std::vector<py::object>>();
-  const auto biases = next.value<std::vector<py::object>>();
-  const auto gate = next.value<std::optional<std::string>>();
-  if (weights.empty() || weights.size() > std::size(p.parts) || biases.size() != weights.size()) {
-    throw std::invalid_argument("weights must be one to three tensors, with a bias or None each");
-  }
-  p.num_parts = static_cast<int>(weights.size());
-  for (size_t i = 0; i < weights.size(); ++i) {
-    p.parts[i] = take_weights(p, {"weights", weights[i]}, {"biases", biases[i]});
-  }
-  p.activation = activation_named(gate);
-  p.gated = gate.has_value();
-  if (p.gated && (p.num_parts != 2 || p.parts[0].rows != p.parts[1].rows)) {
-    throw std::invalid_argument("weights must be two of one shape where there is a gate");
-  }
-  take_sum(p, next);
-  next.run(std::move(call));
-}
-
-// Writes best_tokens, best_scores, best_parents and best_masks: parts of one tree's arrays.
-void best_children(const py::args& all) {
-  Arguments next(all);
-  auto call = std::make_unique<PlainCall<BestChildren>>();
-  BestChildren& p = *call;
-  const View logits = next.tensor("logits"), scores = next.tensor("scores");
-  const View masks = next.tensor("masks");
-  p.first = next.value<int64_t>();
-  const View tokens = next.tensor("best_tokens"), best = next.tensor("best_scores");
-  const View parents = next.tensor("best_parents"), best_masks = next.tensor("best_masks");
-  if (logits.dims != 3 || logits.dtype > Dtype::kFloat16) {
-    logits.fail("must have 3 dimensions and be float32, bfloat16 or float16");
-  }
-  p.dtype = logits.dtype;
-  p.B = logits.shape[0], p.nodes = logits.shape[1], p.vocabulary = logits.shape[2];
-  p.width = tokens.expect(Dtype::kInt64, {p.B, -1}).shape[1];
-  scores.expect(Dtype::kFloat32, {p.B, p.nodes});
-  p.words = masks.expect(Dtype::kInt64, {p.B, p.nodes, -1}).shape[2];
-  best.expect(Dtype::kFloat32, {p.B, p.width});
-  parents.expect(Dtype::kInt64, {p.B, p.width});
-  best_masks.expect(Dtype::kInt64, {p.B, p.width, p.words});
-  if (p.width < 1 || p.width > p.nodes * p.vocabulary) {
-    tokens.fail("must be at least one, and at most as many as there are");
-  }
-  check_index("first", p.first, 0, 64 * p.words - p.nodes - p.width);
-  if (best.stride[0] != tokens.stride[0] || parents.stride[0] != tokens.stride[0] ||
-      masks.stride[1] != p.words || best_masks.stride[1] != p.words) {
-    tokens.fail("must be laid out as best_scores and best_parents, and masks densely");
-  }
-  p.logits = logits.data, p.logits_batch = logits.stride[0], p.logits_row = logits.stride[1];
-  p.scores = scores.as<float>(), p.scores_batch = scores.stride[0];
-  p.masks = masks.as<int64_t>(), p.masks_batch = masks.stride[0];
-  p.best_tokens = tokens.as<int64_t>(), p.best_batch = tokens.stride[0];
-  p.best_scores = best.as<float>(), p.best_parents = parents.as<int64_t>();
-  p.best_masks = best_masks.as<int64_t>(), p.best_masks_batch = best_masks.stride[0];
-  next.run(std::move(call));
-}
-
 }  // namespace
 
 PYBIND11_MODULE(_cpu, m) {
@@ -674,10 +375,6 @@ PYBIND11_MODULE(_cpu, m) {
   m.def("select_topk", &select_topk);
   m.def("merge_state", &merge_state);
   m.def("merge_states", &merge_states);
-  m.def("best_children", &best_children);
-  m.def("embed", &embed);
-  m.def("rms_norm", &rms_norm);
-  m.def("rotate_heads", &rotate_heads);
   py::class_<PyGraph>(m, "Graph",
                       "Kernel calls, recorded while they run, that run again in one go: `with "
                       "graph: ...`, then `graph.replay(threads)`.")
@@ -686,8 +383,5 @@ PYBIND11_MODULE(_cpu, m) {
       .def("__exit__", &PyGraph::end)
       .def("__len__", &PyGraph::size)
       .def("replay", &PyGraph::replay, py::arg("threads"));
-  m.def("linear_few_rows", &linear_few_rows);
-  m.def("linear_parts", &linear_parts,
-        "linear_few_rows of up to three weights side by side: "
-        "x, weights, biases, gate, residual, out.");
+  define_layer(m);
 }

@@ -1,5 +1,5 @@
 // specattn._cpu: what a pass consists of besides attention: embeddings, norms, rotation, products
-// of few rows, and the children of a draft tree.
+// of few rows, the children of a draft tree, and the noise of sampling.
 #include "bindings.h"
 #include "check.h"
 
@@ -225,6 +225,23 @@ void best_children(const py::args& all) {
   next.run(std::move(call));
 }
 
+void add_gumbel_noise(const py::args& all) {
+  Arguments next(all);
+  auto call = std::make_unique<PlainCall<GumbelNoise>>();
+  GumbelNoise& p = *call;
+  const View logits = next.tensor("logits");
+  p.dtype = floating_rows(logits);
+  p.n = logits.shape[0], p.vocabulary = logits.shape[1];
+  p.logits = logits.data, p.logits_row = logits.stride[0];
+  p.seed = static_cast<uint64_t>(next.value<int64_t>());
+  const View requests = next.tensor("requests"), positions = next.tensor("positions");
+  p.requests = requests.expect_dense(Dtype::kInt64, p.n).as<int64_t>();
+  p.positions = positions.expect_dense(Dtype::kInt64, p.n).as<int64_t>();
+  const View out = next.tensor("out");
+  p.out = out.expect(Dtype::kFloat32, {p.n, p.vocabulary}).as<float>(), p.out_row = out.stride[0];
+  next.run(std::move(call));
+}
+
 }  // namespace
 
 void specattn::define_layer(py::module_& m) {
@@ -236,4 +253,5 @@ void specattn::define_layer(py::module_& m) {
         "linear_few_rows of up to three weights side by side: "
         "x, weights, biases, gate, residual, out.");
   m.def("best_children", &best_children);
+  m.def("add_gumbel_noise", &add_gumbel_noise);
 }

@@ -11,6 +11,7 @@ namespace specattn {
 constexpr int kGroupRows = 512;      // most query rows of a head in a task: their state fits in L2
 constexpr int kMostColumns = 48;     // outputs of a piece of a linear layer, per part
 constexpr int kMostRowsAtOnce = 16;  // rows of x that are multiplied in registers or tiles
+constexpr int64_t kNoiseGroup = 1024;       // tokens whose noise is made in one go
 constexpr int64_t kImportanceChunk = 1024;  // most keys that are scored in one go
 
 struct Plan {
@@ -40,6 +41,7 @@ struct Kernels {
                         const float* means);
   void (*merge[3])(const Merge&, int64_t first, int64_t last);
   void (*best_children[3])(const BestChildren&, int64_t b);
+  void (*add_gumbel_noise[3])(const GumbelNoise&, int64_t row, int64_t first);
   void (*rms_norm[3])(const RmsNorm&, int64_t row);
   void (*rotate_heads[3])(const RotateHeads&, int64_t b, int64_t t);
   void (*pack_linear[3])(const Linear&, float* x);

@@ -4,6 +4,7 @@
 #include "attention.h"
 #include "beam.h"
 #include "finish.h"
+#include "gumbel.h"
 #include "importance.h"
 #include "layer.h"
 #include "linear_finish.h"
@@ -20,6 +21,7 @@ constexpr Kernels kernels_of(const char* name) {
           {importance<Isa, float>, importance<Isa, bf16>, importance<Isa, fp16>},
           {merge<Isa, float>, merge<Isa, bf16>, merge<Isa, fp16>},
           {best_children<Isa, float>, best_children<Isa, bf16>, best_children<Isa, fp16>},
+          {add_gumbel_noise<Isa, float>, add_gumbel_noise<Isa, bf16>, add_gumbel_noise<Isa, fp16>},
           {rms_norm<Isa, float>, rms_norm<Isa, bf16>, rms_norm<Isa, fp16>},
           {rotate_heads<Isa, float>, rotate_heads<Isa, bf16>, rotate_heads<Isa, fp16>},
           {pack_linear<Isa, float>, pack_linear<Isa, bf16>, pack_linear<Isa, fp16>},

@@ -157,4 +157,16 @@ struct BestChildren {
   int64_t best_masks_batch = 0;
 };
 
+// Logits plus noise that (seed, request, position, token) decide.
+struct GumbelNoise {
+  Dtype dtype = Dtype::kFloat32;
+  int64_t n = 0, vocabulary = 0;
+  const void* logits = nullptr;  // [n, vocabulary]
+  int64_t logits_row = 0;
+  uint64_t seed = 0;
+  const int64_t *requests = nullptr, *positions = nullptr;  // [n]
+  float* out = nullptr;                                     // [n, vocabulary]
+  int64_t out_row = 0;
+};
+
 }  // namespace specattn

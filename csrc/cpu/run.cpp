@@ -287,4 +287,11 @@ void run(const BestChildren& p, int threads) {
   for_rows(p.B, 8 * p.B * p.nodes * p.vocabulary, threads, [&](int64_t b) { best(p, b); });
 }
 
+void run(const GumbelNoise& p, int threads) {
+  const auto add = chosen()->add_gumbel_noise[static_cast<int>(p.dtype)];
+  const int64_t groups = ceil_div(p.vocabulary, kNoiseGroup);
+  for_rows(p.n * groups, 16 * p.n * p.vocabulary, threads,
+           [&](int64_t i) { add(p, i / groups, i % groups * kNoiseGroup); });
+}
+
 }  // namespace specattn

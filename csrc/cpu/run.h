@@ -15,6 +15,7 @@ void run(const Embed&, int threads);
 void run(const RmsNorm&, int threads);
 void run(const RotateHeads&, int threads);
 void run(const BestChildren&, int threads);
+void run(const GumbelNoise&, int threads);
 
 // How many threads `work` (bytes and multiplications) in `tasks` parts is worth. Waking a thread
 // that sleeps takes the caller 0.01 ms, and the thread comes later still.

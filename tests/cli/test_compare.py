@@ -6,12 +6,12 @@ import signal
 
 import pytest
 import torch
+from specattn.reference import add_gumbel_noise
 from transformers import AutoModelForCausalLM
 
 from specattn.cli import load, run_state
 from specattn.cli.session import DecodingSession
 from specattn.decoding import Plain
-from specattn.decoding.noise import PositionNoise
 from tests.cli.conftest import TINY
 from tests.cli.test_generate import broken
 
@@ -190,10 +190,10 @@ def test_a_seed_is_judged_above_temperature_0(specattn, prompt, tmp_path, monkey
     assert (found["position"], found["tokens"][1]) == (3, other)
     model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
     with torch.no_grad():
-        probs = (model(torch.tensor([before])).logits[0, -1].double() / 0.9).softmax(-1)
-    drawn = probs / PositionNoise(3).at([0], [len(before)], len(probs), probs.device)[0]
+        scores = model(torch.tensor([before])).logits[:, -1].double() / 0.9
+    drawn = add_gumbel_noise(scores, 3, torch.tensor([0]), torch.tensor([len(before)]))[0]
     assert int(drawn.argmax()) == found["tokens"][0]
-    expected = (drawn[found["tokens"][0]] / drawn[other]).log().item()
+    expected = (drawn[found["tokens"][0]] - drawn[other]).item()
     assert found["gap"] == pytest.approx(expected, rel=1e-4)
 
 

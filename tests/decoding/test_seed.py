@@ -4,13 +4,10 @@ import itertools
 
 import pytest
 import torch
-from scipy import stats
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from specattn.decoding import METHODS, LongSpec, PosS, TriForce, Vegas, generate
 from specattn.decoding.methods.switch import Switch
-from specattn.decoding.noise import PositionNoise
-from tests import distributions
 from tests.decoding.models import prompts, tiny_model
 from tests.drafters import poss_statement
 from tests.drafters.statement import random_drafter
@@ -126,19 +123,6 @@ def test_noise_of_the_rejection_rule_is_its_own(model):
         for _ in range(2)
     )
     assert one == other != plain.new_tokens
-
-
-def test_the_noise_is_exponential_and_independent():
-    noise, cpu = PositionNoise(11), torch.device("cpu")
-    grid = [(row, position) for row in range(20) for position in range(20)]
-    drawn = noise.at(*zip(*grid, strict=True), 500, cpu)
-    assert stats.kstest(drawn.flatten().numpy(), "expon").pvalue > distributions.SIGNIFICANCE
-    assert (drawn > 0).all()
-    correlation = torch.corrcoef(drawn)[~torch.eye(len(grid), dtype=torch.bool)]
-    assert correlation.abs().max() < 6 / 500**0.5
-    again = PositionNoise(11).at([3], [7], 500, cpu)
-    assert torch.equal(again[0], drawn[3 * 20 + 7])
-    assert not torch.equal(PositionNoise(12).at([3], [7], 500, cpu), again)
 
 
 class Without(LogitsProcessor):

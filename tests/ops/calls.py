@@ -49,6 +49,11 @@ def valid_calls(p=None, paged=False):
             specattn.importance_scores,
             {"q": p.q, **keys, "cache_seqlens": p.cache_seqlens},
         ),
+        "add_gumbel_noise": (
+            specattn.add_gumbel_noise,
+            {"logits": p.q.flatten(1), "seed": 2**63 + 5}
+            | {"requests": p.cache_seqlens.long(), "positions": 7 + p.cache_seqlens.long()},
+        ),
         "linear_few_rows": (
             specattn.linear_few_rows,
             {"x": hidden, "weight": gate, "bias": gate[:, 0].clone(), "up": up}
@@ -107,6 +112,6 @@ PRIMITIVES = tuple(
     if getattr(specattn.ops, name).__module__ == f"specattn.ops.{name}"
 )
 NAMES = tuple(valid_calls())
-WITHOUT_STATE = ("importance_scores", "linear_few_rows", "select_topk")
+WITHOUT_STATE = ("add_gumbel_noise", "importance_scores", "linear_few_rows", "select_topk")
 WITH_STATE = tuple(name for name in NAMES if name not in WITHOUT_STATE)
 VARIANTS = [pytest.param(function, kwargs, id=name) for name, function, kwargs in variants()]

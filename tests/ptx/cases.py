@@ -12,6 +12,7 @@ import torch
 
 import specattn
 from specattn import reference
+from tests import gumbel
 from tests.cases import assert_accurate, dense_attention, expected, make_problem
 
 from .launch import emulated
@@ -319,6 +320,25 @@ def _expect_merge(case):
     return list(zip(exact, reference.merge_states(outs, lses), (1e-6, 2e-6), strict=True))
 
 
+def _gumbel_arguments(case, dtype):
+    generator = torch.Generator().manual_seed(4)
+    logits = torch.randn(case.rows, 1500, generator=generator).to(DTYPES[case.dtype])
+    requests, positions = torch.arange(2 * case.rows).view(2, -1)
+    return logits.to(dtype), 2**40 + 3, requests, positions
+
+
+def _gumbel(case):
+    return lambda: (specattn.add_gumbel_noise(*_gumbel_arguments(case, DTYPES[case.dtype])),)
+
+
+def _expect_gumbel(case):
+    exact, by_torch = (
+        reference.add_gumbel_noise(*_gumbel_arguments(case, dtype))
+        for dtype in (torch.float64, torch.float32)
+    )
+    return [(exact, by_torch, gumbel.TOLERANCE)]
+
+
 OPERATIONS = {
     "hybrid": (_hybrid, _expect_hybrid),
     "tree": (_tree, _expect_tree),
@@ -327,6 +347,7 @@ OPERATIONS = {
     "gather": (_gather, _expect_gather),
     "importance": (_importance, _expect_importance),
     "select": (_select, _expect_select),
+    "gumbel": (_gumbel, _expect_gumbel),
     "merge_state": (_merge, _expect_merge),
     "merge_states": (_merge, _expect_merge),
 }
@@ -340,6 +361,7 @@ SELECTED = [
     Case("logits", "fp32", paged=True, window=100),
     Case("importance", head_dim=80, paged=True),
     Case("select"),
+    Case("gumbel"),
     Case("merge_states", rows=3),
 ]
 

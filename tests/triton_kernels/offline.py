@@ -18,6 +18,7 @@ from functools import partial
 import torch
 import triton
 from specattn.triton_kernels import _configs
+from specattn.triton_kernels.add_gumbel_noise import add_gumbel_noise
 from specattn.triton_kernels.hybrid_tree_attention import hybrid_tree_attention
 from specattn.triton_kernels.importance_scores import importance_scores
 from specattn.triton_kernels.merge_state import merge_state
@@ -178,6 +179,13 @@ def select():
     select_topk(scores, lengths, 0.07, None, 0, 4, 64, *chosen)
 
 
+def gumbel():
+    """Add noise to the logits of a draft."""
+    places = meta(16, dtype=torch.int64)
+    out = meta(16, 151936, dtype=torch.float32)
+    add_gumbel_noise(meta(16, 151936, dtype=torch.bfloat16), 2**40, places, places, out)
+
+
 VARIANTS = {
     "hybrid": {},
     "hybrid chain": {"chain": True},
@@ -226,6 +234,7 @@ def calls(everything):
         yield f"merge, D {D}, bf16", partial(merge, D, BF16)
         yield f"importance paged, D {D}, bf16", partial(importance, D, BF16)
     yield "select", select
+    yield "gumbel", gumbel
 
 
 def costs(arch, everything=False):

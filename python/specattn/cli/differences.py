@@ -9,7 +9,7 @@ import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from specattn.cli.session import Continuation, DecodingSession
-from specattn.decoding.noise import PositionNoise
+from specattn.ops import add_gumbel_noise
 
 SPACINGS = 4
 """Two logits are a near-tie if no more numbers of the model's dtype lie between them than this."""
@@ -29,7 +29,7 @@ class Difference:
         The first method's token there, and this one's; None: its text has ended.
     gap : float or None
         How far their logits are apart, penalties included, in one pass over the text before. Above
-        temperature 0: their scores, logit / temperature - ln E with the position's noise E
+        temperature 0: their scores, logit / temperature plus the position's noise
         (docs/sampling.md), of which the token with the greatest is drawn.
     bound : float or None
         Up to which gap it is a near-tie: `SPACINGS` times the spacing of the model's dtype at the
@@ -74,8 +74,8 @@ def first_difference(
         scores = logits / (temperature or 1)
         spacing = torch.finfo(session.model.dtype).eps * scores[list(tokens)].abs().max().item()
         if temperature > 0:
-            noise = PositionNoise(session.options.seed)
-            scores = scores - noise.at([number], [len(before)], len(scores), scores.device)[0].log()
+            place = torch.tensor([[number], [len(before)]], device=scores.device)
+            scores = add_gumbel_noise(scores.float()[None], session.options.seed, *place)[0]
         gap = (scores[tokens[0]] - scores[tokens[1]]).abs().item()
         return Difference(number, position, tokens, gap, SPACINGS * spacing)
     return None

@@ -1,4 +1,10 @@
-"""The target's distribution of the next token, and how tokens are drawn from it."""
+"""The target's distribution of the next token, and how tokens are drawn from it.
+
+A token is the argmax of its scores plus Gumbel noise, which follows from (seed, request, position)
+alone. So a text does not depend on what was drafted, on a clock or on how often randomness was used
+before; and a draft that is drawn with the same noise is the target's own token where their
+distributions are close (`specattn.add_gumbel_noise`).
+"""
 
 from __future__ import annotations
 
@@ -11,9 +17,9 @@ from torch.nn.functional import pad
 from transformers import LogitsProcessorList
 
 from specattn.acceptance import sample
-from specattn.decoding.noise import PositionNoise
 from specattn.decoding.processors import ContextualProcessors
 from specattn.decoding.sequences import Sequences
+from specattn.ops import add_gumbel_noise
 from specattn.tree import Tree
 
 
@@ -49,7 +55,7 @@ class Sampler:
     ):
         self.scores = ContextualProcessors(processors, sequences)
         self.sequences, self.greedy = sequences, not do_sample
-        self.noise = PositionNoise(seed)
+        self.seed = seed
 
     def draw(
         self, logits: torch.Tensor, tree: Tree, tokens: torch.Tensor, first: int | torch.Tensor
@@ -75,8 +81,7 @@ class Sampler:
         scores = self.scores(logits, tree, tokens, first)
         if not self.greedy:
             firsts = [first] * len(scores) if isinstance(first, int) else first.tolist()
-            noise = self._noise_behind(firsts, scores.shape[1], scores)
-            scores = scores.softmax(-1).double() / noise
+            scores = self._with_noise(scores, firsts)
         best, drawn = scores.max(-1)
         return drawn.masked_fill(best.isnan() | (best == -torch.inf), -1)
 
@@ -146,23 +151,24 @@ class Sampler:
         scores = self.scores.by_node[row](path, logits[node])
         if not self.greedy:
             position = self.sequences.length(row) + len(path)
-            scores = scores.softmax(-1).double() / self.noise.one(row, position, len(scores))
+            place = torch.tensor([[row], [position]])
+            scores = add_gumbel_noise(scores.float()[None], self.seed, *place)[0]
         values = scores.numpy()  # its argmax is quicker, and as torch's the first of equal ones
         drawn = int(values.argmax())
         return drawn if values[drawn] > -math.inf else -1  # NaN is not greater either
 
-    def _noise_behind(self, firsts: Sequence[int], count: int, like: torch.Tensor) -> torch.Tensor:
-        """Return the noise of the tokens after `count` nodes of each chain: float64 [B, n, V]."""
-        sequences = self.sequences
-        lengths = sequences.active_lengths
-        rows = [row for row in sequences.active for _ in range(count)]
+    def _with_noise(self, scores: torch.Tensor, firsts: Sequence[int]) -> torch.Tensor:
+        """Add the noise of the tokens after the last nodes of each chain to `scores` [B, n, V]."""
+        count = scores.shape[1]
+        rows = [row for row in self.sequences.active for _ in range(count)]
         positions = [
             length + first + step
-            for length, first in zip(lengths, firsts, strict=True)
+            for length, first in zip(self.sequences.active_lengths, firsts, strict=True)
             for step in range(count)
         ]
-        noise = self.noise.at(rows, positions, like.shape[-1], like.device)
-        return noise.unflatten(0, (len(lengths), count))
+        places = torch.tensor([rows, positions], device=scores.device)
+        noisy = add_gumbel_noise(scores.float().flatten(0, 1), self.seed, *places)
+        return noisy.unflatten(0, scores.shape[:2])
 
 
 @lru_cache(maxsize=64)

@@ -5,6 +5,7 @@ refused; `torch.no_grad()` says that none is wanted. No call waits for the devic
 `lse` given, none allocates more than its workspace.
 """
 
+from .add_gumbel_noise import add_gumbel_noise
 from .hybrid_tree_attention import hybrid_tree_attention
 from .importance_scores import importance_scores
 from .layouts import lse_from_log2, lse_heads_first, lse_heads_last, lse_to_log2
@@ -17,6 +18,7 @@ from .tree_attention import tree_attention
 from .verify_attention import verify_attention
 
 __all__ = [
+    "add_gumbel_noise",
     "hybrid_tree_attention",
     "importance_scores",
     "linear_few_rows",

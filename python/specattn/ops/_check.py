@@ -65,9 +65,13 @@ SPECS = {
     "weight": _spec("N K", LIKE_FIRST),
     "up": _spec("N K", LIKE_FIRST, optional=True),
     "bias": _spec("N", LIKE_FIRST, optional=True),
+    "logits": _spec("n V", FLOATING),
+    "requests": _spec("n", torch.int64),
+    "positions": _spec("n", torch.int64),
     "out": _spec("B T Hq D", LIKE_FIRST, optional=True),
     "lse": _spec("B T Hq", ACCUMULATED, optional=True),
 }
+GUMBEL_OUT = _spec("n V", ACCUMULATED, optional=True)
 LINEAR_OUT = {  # by the dimensions of `x`
     2: _spec("M N", LIKE_FIRST, optional=True),
     3: _spec("B T N", LIKE_FIRST, optional=True),

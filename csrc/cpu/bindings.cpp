@@ -384,4 +384,5 @@ PYBIND11_MODULE(_cpu, m) {
       .def("__len__", &PyGraph::size)
       .def("replay", &PyGraph::replay, py::arg("threads"));
   define_layer(m);
+  define_suffix(m);
 }

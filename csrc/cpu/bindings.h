@@ -93,5 +93,6 @@ inline Dtype floating(const View& q) {
 
 // Defines the calls that a pass consists of besides attention.
 void define_layer(py::module_& m);
+void define_suffix(py::module_& m);
 
 }  // namespace specattn

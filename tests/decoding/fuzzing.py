@@ -61,6 +61,12 @@ UNTRAINED = {
     "specextend": _options(**_share, chunk_size=st.integers(1, 9)),
     "triforce": _options(**_share, chunk_size=st.integers(1, 9)),
     "prompt_lookup": _options(gamma=_gamma, longest=st.integers(1, 4)),
+    "suffix": _options(
+        nodes=st.none() | st.integers(1, 9),
+        depth=st.integers(1, 5),
+        recycling=st.booleans(),
+        k=st.integers(1, 9),
+    ),
     "token_recycling": _options(
         nodes=st.integers(1, 9), depth=st.integers(1, 5), k=st.integers(1, 9)
     ),

@@ -28,6 +28,8 @@ def settings_of(model):
             **share, chunk_size=4, draft=small, draft_gamma=2, draft_budget=20
         ),
         "prompt_lookup": ALL["prompt_lookup"](gamma=4),
+        "suffix": ALL["suffix"](nodes=6, depth=4, k=3),
+        "suffix-sized": ALL["suffix"](),
         "token_recycling": ALL["token_recycling"](nodes=7, depth=3, k=3),
         "medusa": ALL["medusa"](heads["medusa"], widths=(3, 2)),
         "tokenswift": ALL["tokenswift"](

@@ -82,6 +82,7 @@ METHODS = {
     "poss": ALL["poss"](SPECIALISTS, width=3, depth=2, total_tokens=8),
     "prompt_lookup": ALL["prompt_lookup"](gamma=2),
     "medusa": ALL["medusa"](random_heads("medusa", MODEL, dtype=torch.float32), widths=(2, 2)),
+    "suffix": ALL["suffix"](nodes=3, k=2),
     "token_recycling": ALL["token_recycling"](nodes=4, depth=2, k=2),
     "tokenswift": ALL["tokenswift"](
         random_heads("tokenswift", MODEL, dtype=torch.float32),

@@ -10,6 +10,7 @@ from specattn.decoding import (
     Quest,
     SpecExtend,
     Streaming,
+    Suffix,
     TokenRecycling,
     TriForce,
     Vegas,
@@ -41,6 +42,7 @@ METHODS = {
         draft_budget=20,
     ),
     "prompt_lookup": PromptLookup(gamma=5),
+    "suffix": Suffix(),
     "token_recycling": TokenRecycling(nodes=9, depth=3),
 }
 

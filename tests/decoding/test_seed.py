@@ -45,6 +45,7 @@ def methods(model):
         "medusa": METHODS["medusa"](heads["medusa"], widths=(2, 2)),
         "tokenswift": METHODS["tokenswift"](heads["tokenswift"], widths=(2, 2), budget=60),
         "prompt_lookup": "prompt_lookup",
+        "suffix": "suffix:nodes=9",
         "token_recycling": "token_recycling:nodes=9,k=3",
     }
 
@@ -52,6 +53,7 @@ def methods(model):
 NAMES = [
     *("vegas", "streaming", "quest", "specextend", "triforce", "triforce, small model", "longspec"),
     *("longspec, chain", "poss", "poss, auto", "medusa", "tokenswift", "prompt_lookup"),
+    "suffix",
     "token_recycling",
 ]
 

@@ -37,6 +37,7 @@ from specattn.decoding.methods.prompt_lookup import PromptLookup
 from specattn.decoding.methods.quest import Quest
 from specattn.decoding.methods.specextend import SpecExtend
 from specattn.decoding.methods.streaming import Streaming
+from specattn.decoding.methods.suffix import Suffix
 from specattn.decoding.methods.token_recycling import TokenRecycling
 from specattn.decoding.methods.tokenswift import TokenSwift
 from specattn.decoding.methods.triforce import TriForce
@@ -67,6 +68,7 @@ __all__ = [
     "SpeculativeOutput",
     "Statistics",
     "Streaming",
+    "Suffix",
     "StopRequest",
     "Target",
     "Sampler",

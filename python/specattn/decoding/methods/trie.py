@@ -32,7 +32,7 @@ def draft_of_paths(root: torch.Tensor, candidates: Sequence[Paths]) -> Draft:
     """
     tries = [trie(paths) for paths in candidates]
     size = max(len(parents) for parents, _ in tries)
-    tree = _tree(tuple(tuple(parents) for parents, _ in tries), root.device)
+    tree = shared_tree(tuple(tuple(parents) for parents, _ in tries), root.device)
     drafted = torch.tensor([tokens + [0] * (size - len(tokens)) for _, tokens in tries])
     tokens = drafted.to(root.device)
     tokens[:, 0] = root
@@ -55,7 +55,7 @@ def trie(paths: Paths) -> tuple[list[int], list[int]]:
 
 
 @lru_cache(maxsize=256)
-def _tree(shapes: tuple[tuple[int, ...], ...], device: torch.device) -> Tree:
+def shared_tree(shapes: tuple[tuple[int, ...], ...], device: torch.device) -> Tree:
     """Return one tree for all requests or a batch of them, with what follows from it kept."""
     if len(set(shapes)) == 1:
         return Tree(shapes[0]).to(device)

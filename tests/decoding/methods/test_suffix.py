@@ -1,0 +1,219 @@
+"""Drafts from a text's own repetitions: the index against brute force, and what sizes a draft."""
+
+import time
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specattn.decoding import generate
+from specattn.decoding.methods.costs import SIZES, Calibration, PassCosts, best_size
+from specattn.decoding.methods.suffix import Suffix
+from tests.decoding.models import prompts, tiny_model
+
+_cpu = pytest.importorskip("specattn._cpu", reason="the C++ kernels are not built")
+
+TEXTS = st.integers(1, 4).flatmap(lambda kinds: st.lists(st.integers(0, kinds), max_size=60))
+
+
+def drafter(text, successors=None):
+    built = _cpu.SuffixDrafter()
+    built.extend(text, successors)
+    return built
+
+
+def followers(text, context):
+    """Return how often each token follows a context in a text."""
+    n = len(context)
+    ends = (i + n for i in range(len(text) - n) if text[i : i + n] == context)
+    return Counter(text[end] for end in ends)
+
+
+def longest_match(text):
+    """Return the length of the longest suffix of a text that occurs in it before."""
+    lengths = range(len(text) - 1, 0, -1)
+    return next((n for n in lengths if followers(text, text[len(text) - n :])), 0)
+
+
+@given(text=TEXTS)
+def test_the_match_is_the_longest_there_is(text):
+    built = _cpu.SuffixDrafter()
+    for length, token in enumerate(text, 1):
+        built.extend([token])
+        assert len(built) == length
+        assert built.match == longest_match(text[:length])
+
+
+@given(text=TEXTS, nodes=st.integers(1, 40), depth=st.integers(1, 6))
+def test_a_draft_is_a_tree_of_what_occurred(text, nodes, depth):
+    parents, tokens, probabilities = drafter(text).draft(nodes, depth)
+    assert len(parents) == len(tokens) == len(probabilities) <= nodes
+    assert probabilities == sorted(probabilities, reverse=True)
+    assert all(0 < p <= 1 + 1e-6 for p in probabilities)
+    assert len(set(zip(parents, tokens, strict=True))) == len(tokens), "siblings share a token"
+    paths = [[]]  # of the root, then of every node
+    for number, (parent, token) in enumerate(zip(parents, tokens, strict=True)):
+        assert parent < number
+        paths.append([*paths[parent + 1], token])
+        assert len(paths[-1]) <= depth
+        ends = range(1, longest_match(text) + len(paths[-1]))
+        context = text + paths[-1][:-1]
+        assert any(followers(text, context[-n:])[token] for n in ends), "it never came before"
+    for node in range(-1, len(parents)):
+        below = sum(p for at, p in zip(parents, probabilities, strict=True) if at == node)
+        assert below <= (probabilities[node] if node >= 0 else 1) * (1 + 1e-5)
+
+
+@given(text=TEXTS.filter(lambda text: longest_match(text) > 0))
+def test_all_continuations_of_the_longest_match_are_drafted_first_and_then_those_of_shorter(text):
+    counts = followers(text, text[-longest_match(text) :])
+    shorter = followers(text, text[-1:])
+    _, tokens, _ = drafter(text).draft(20, 1)
+    assert set(counts) <= set(tokens) <= set(shorter)
+
+
+def test_counts_decide_between_continuations():
+    text = [7, 8, 1, 7, 8, 2, 7, 8, 2, 7, 8, 2, 9, 7, 8]
+    _, tokens, probabilities = drafter(text).draft(2, 1)
+    assert tokens == [2, 1]
+    assert probabilities[0] > 2 * probabilities[1]
+
+
+def test_a_match_that_was_right_before_is_drafted_deeper():
+    """What is learned from the text: in the one every match goes on, in the other few do."""
+    faithful = list(range(40)) * 6
+    generator = torch.Generator().manual_seed(1)
+    noisy = torch.randint(12, (240,), generator=generator).tolist()
+    sums = [sum(drafter(text).draft(20, 20)[2]) for text in (faithful, noisy)]
+    assert sums[0] > 3 * sums[1]
+    assert sums[0] > 15
+
+
+def test_what_has_no_match_comes_from_the_table():
+    successors = torch.full((10, 2), -1, dtype=torch.int32)
+    successors[3] = torch.tensor([5, 6])
+    successors[5] = torch.tensor([4, -1])
+    parents, tokens, _ = drafter([1, 2, 3], successors).draft(8, 3, 0.0, successors)
+    paths = {(parents[i], token) for i, token in enumerate(tokens)}
+    assert {(-1, 5), (-1, 6), (tokens.index(5), 4)} <= paths
+    assert drafter([1, 2, 3]).draft(8, 3) == ([], [], [])
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (torch.zeros(3, 2), "successors must be .* int32"),
+        (torch.zeros(3, dtype=torch.int32), "successors must be"),
+    ],
+)
+def test_a_table_of_another_kind_is_refused(table, message):
+    with pytest.raises(ValueError, match=message):
+        drafter([1]).draft(1, 1, 0.0, table)
+
+
+@pytest.mark.slow
+def test_a_million_tokens():
+    generator = torch.Generator().manual_seed(1)
+    words = (torch.rand(1_000_000, generator=generator) ** -0.8).int().clamp(max=50_000).tolist()
+    for begin in range(50_000, 1_000_000, 1000):  # a tenth is copied from before
+        words[begin : begin + 100] = words[begin - 40_000 : begin - 39_900]
+    begun = time.perf_counter()
+    built = drafter(words)
+    seconds = time.perf_counter() - begun
+    print(f"{seconds:.2f} us a token, {built.bytes / 1e6:.0f} MB")
+    assert built.bytes < 400e6
+    assert built.match == drafter(words[-200_000:]).match
+
+
+def test_the_size_with_the_most_tokens_per_second():
+    costs = {1: 1.0, 3: 1.2, 5: 3.0}
+    sure, vague = [[0.9, 0.8, 0.7, 0.6]], [[0.1, 0.05, 0.01, 0.01]]
+    assert best_size(costs, sure, 1.0) == 3
+    assert best_size(costs | {5: 1.4}, sure, 1.0) == 5
+    assert best_size(costs, vague, 1.0) == 1
+    assert best_size(costs, [[]], 1.0) == 1
+    assert best_size(costs, [[], [0.9, 0.8]], 1.0) == 3
+    assert best_size(costs, vague, 5.0) == 3, "more is accepted than was expected"
+
+
+class Hand:
+    """A clock that is set by hand."""
+
+    time = 0.0
+
+    def now(self):
+        return self.time
+
+    def passed(self, moment):
+        return True
+
+    def seconds(self, begin, end):
+        return end - begin
+
+
+def measured(costs, rows, seconds, times=2):
+    for _ in range(times):
+        costs.begin(rows)
+        costs.clock.time += seconds
+        costs.end()
+
+
+def test_sizes_grow_by_doubling_and_lie_on_lines_between():
+    costs = PassCosts(Hand())
+    assert costs.estimates() == {1: 1.0}
+    measured(costs, 1, 9.0, times=1)  # cold
+    assert costs.estimates() == {1: 1.0}
+    measured(costs, 1, 2.0, times=1)
+    assert costs.estimates() == {size: 2.0 for size in SIZES if size <= 4}
+    measured(costs, 5, 6.0)
+    found = costs.estimates()
+    assert max(found) == 9
+    assert (found[3], found[5], found[9]) == (4.0, 6.0, 10.0)
+    measured(costs, 3, 7.0, times=9)
+    assert costs.measured[5] == 7.0, "more rows never take less"
+
+
+def test_one_slow_pass_does_not_count_and_an_old_one_is_forgotten():
+    costs = PassCosts(Hand())
+    measured(costs, 1, 2.0, times=6)
+    measured(costs, 1, 100.0, times=1)
+    assert costs.measured[1] == 2.0
+    measured(costs, 4, 50.0)
+    measured(costs, 1, 2.0, times=1240)
+    assert list(costs.measured) == [1, 4]
+    measured(costs, 1, 2.0, times=20)
+    assert list(costs.measured) == [1], "fifty times as long as it took"
+
+
+def test_the_factor_follows_what_is_accepted():
+    calibration = Calibration()
+    assert calibration.factor == 1
+    for _ in range(400):
+        calibration.add(4.0, 1.0)
+    assert 0.2 < calibration.factor < 0.3
+
+
+def test_nothing_is_drafted_where_nothing_pays(monkeypatch):
+    """Every row more doubles the costs: after the trials all rounds are plain."""
+    sizes = {1: 1.0} | {size: 2.0**size for size in SIZES if size > 1}
+    monkeypatch.setattr(PassCosts, "estimates", lambda self: sizes)
+    model = tiny_model("qwen3")
+    text = prompts([40], vocabulary=model.config.vocab_size)
+    found = generate(model, text, Suffix(), max_new_tokens=30, temperature=0)
+    assert found.statistics.requests[0].drafted == 0
+    assert found.new_tokens == generate(model, text, max_new_tokens=30, temperature=0).new_tokens
+
+
+def test_without_the_module_the_reason_is_said(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "specattn._cpu", None)
+    model = tiny_model("qwen3")
+    with pytest.raises(RuntimeError, match="suffix: specattn._cpu is not built"):
+        generate(model, torch.tensor([[1, 2]]), Suffix(), max_new_tokens=4, compile="off")
+
+
+@pytest.mark.parametrize("option", ["nodes", "depth", "k"])
+def test_options_out_of_range(option):
+    with pytest.raises(ValueError, match=f"{option} must be at least 1, got 0"):
+        Suffix(**{option: 0})

@@ -113,12 +113,14 @@ struct Part {
   int64_t state = 0;   // floats of a task
   int64_t states = 0;  // where those of all splits begin
   int64_t counts = 0;  // where the counts of its tasks begin
+  int64_t run = 1;     // splits that a thread does one after the other
 
   Part(const Attention& a, int threads)
       : a(&a), plan(make_plan(a, threads)), work(work_of(a)), most_tasks(tasks_of_heads(a, plan)) {}
 
   int64_t work_of_piece() const { return work / std::max<int64_t>(most_tasks, 1); }
   bool split() const { return plan.splits > 1; }
+  int64_t runs() const { return ceil_div(plan.splits, run); }
   int64_t q_floats() const { return plan.heads_per_task * plan.rows * plan.stride; }
 
   // Once it is known how many tasks there are in all.
@@ -158,12 +160,21 @@ class Parts {
     if (done_.size() < count) done_ = std::vector<std::atomic<int64_t>>(count);
   }
 
-  // Counts a split that is done; true for the last one of its task.
-  bool last(const Part& part, int64_t group) {
+  // Counts splits that are done; true for the last ones of a task.
+  bool last(const Part& part, int64_t group, int64_t splits) {
     std::atomic<int64_t>& done = done_[static_cast<size_t>(part.counts + group)];
-    if (done.fetch_add(1) + 1 < part.plan.splits) return false;
+    if (done.fetch_add(splits) + splits < part.plan.splits) return false;
     done = 0;
     return true;
+  }
+
+  // Splits that a thread does in a row need not start cold, so they go apart only as far as that
+  // keeps the threads busy.
+  void set_runs(int threads) {
+    int64_t splits = 0;
+    for (const Part& part : parts_) splits += part.groups * part.plan.splits;
+    const int64_t most = splits / (kTasksPerThread * threads);
+    for (Part& part : parts_) part.run = std::clamp<int64_t>(most, 1, part.plan.splits);
   }
 
   // Calls first(piece) for `before` pieces, then work(part, piece, worker) for the pieces of each
@@ -210,25 +221,28 @@ void run(const Attention& a, int threads) {
     adds = adds || part.plan.adds;
   }
   parts.expect(split_tasks);
+  parts.set_runs(threads);
   const int64_t scratch = Scratch::floats(q_floats, own_state);
   float* const memory = arena.floats(threads * scratch + state_floats);
   float* const states = memory + threads * scratch;
 
   const auto attend = [&](const Part& part, int64_t index, int worker) {
     const Plan& plan = part.plan;
-    Task task = task_of(*part.a, plan, index / plan.splits);
-    const int64_t at = index % plan.splits;
+    const int64_t group = index / part.runs(), first = index % part.runs() * part.run;
+    const int64_t last = std::min(first + part.run, plan.splits);
+    Task task = task_of(*part.a, plan, group);
     const int64_t blocks = KeyRange(*part.a, task.b, task.head, task.rows).blocks;
     const int64_t splits = std::clamp<int64_t>(blocks / kBlocksPerSplit, 1, plan.splits);
-    task.first_block = blocks * std::min(at, splits) / splits;
-    task.last_block = blocks * std::min(at + 1, splits) / splits;
+    const auto block_of = [&](int64_t split) { return blocks * std::min(split, splits) / splits; };
     const Scratch mine(memory + worker * scratch, q_floats);
-    float* to = part.split() ? states + part.states + index * part.state : mine.state;
-    kernels.attend[type](*part.a, plan, task, to, mine);
-    if (part.split()) {
-      if (!parts.last(part, index / plan.splits)) return;
-      to -= at * part.state;  // those of the task's first split
+    float* const to =
+        part.split() ? states + part.states + group * plan.splits * part.state : mine.state;
+    task.ahead_block = block_of(last);
+    for (int64_t split = first; split < last; ++split) {
+      task.first_block = block_of(split), task.last_block = block_of(split + 1);
+      kernels.attend[type](*part.a, plan, task, to + split * part.state, mine);
     }
+    if (part.split() && !parts.last(part, group, last - first)) return;
     kernels.finish[type](*part.a, plan, task, to, part.state);
   };
   const int64_t collected_heads = a.per_head ? a.Hk : 1;
@@ -244,11 +258,11 @@ void run(const Attention& a, int threads) {
   }
   for (int64_t round = 0; round < rounds; ++round) {
     const auto count = [round](const Part& part) {
-      return round < part.rounds ? part.groups / part.rounds * part.plan.splits : 0;
+      return round < part.rounds ? part.groups / part.rounds * part.runs() : 0;
     };
     parts.share(threads, before, start, count, [&](const Part& part, int64_t i, int worker) {
-      const int64_t splits = part.plan.splits;
-      attend(part, (i / splits * part.rounds + round) * splits + i % splits, worker);
+      const int64_t runs = part.runs();
+      attend(part, (i / runs * part.rounds + round) * runs + i % runs, worker);
     });
     before = 0;
   }

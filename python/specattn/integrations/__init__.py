@@ -1,1 +1,1 @@
-"""specattn under other engines; each module is imported on its own, for it needs its engine."""
+"""specattn inside other engines: one package each, imported by nobody but its engine."""

@@ -9,7 +9,7 @@ from transformers.masking_utils import eager_mask
 
 from specattn.integrations.transformers import Cache
 from tests.decoding.models import OTHERS, tiny_model
-from tests.integrations.models import FAMILIES, LEFT, eager, ours, padded
+from tests.integrations.transformers.models import FAMILIES, LEFT, eager, ours, padded
 
 CACHES = {
     "dynamic": lambda model, _: DynamicCache(config=model.config),

@@ -9,7 +9,7 @@ import torch
 from specattn.decoding import Vegas, generate
 from specattn.integrations.transformers import Cache
 from tests.decoding.models import greedy_by_transformers, prompts, tiny_model
-from tests.integrations.models import FAMILIES, LEFT, eager, ours, padded
+from tests.integrations.transformers.models import FAMILIES, LEFT, eager, ours, padded
 
 pytestmark = pytest.mark.filterwarnings(f"error:.*{LEFT}")
 

@@ -7,7 +7,7 @@ import torch
 
 from specattn.integrations.transformers import attention
 from tests.decoding.models import tiny_model
-from tests.integrations.models import LEFT, eager, ours, padded
+from tests.integrations.transformers.models import LEFT, eager, ours, padded
 
 
 @pytest.fixture(autouse=True)

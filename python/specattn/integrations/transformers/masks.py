@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 from transformers.masking_utils import (
     causal_mask_function,
     sdpa_mask,
@@ -19,6 +20,11 @@ from transformers.masking_utils import (
 )
 
 _OVERLAY = sliding_window_overlay(1).__code__  # what all its windows share
+_FORM = frozenset(
+    [getattr(torch.Tensor, name).__get__ for name in ("device", "dtype", "is_cuda", "layout")]
+    + [getattr(torch.Tensor, name).__get__ for name in ("ndim", "requires_grad", "shape")]
+    + [getattr(torch.Tensor, name) for name in ("__len__", "dim", "size", "stride")]
+)  # of a tensor, what says nothing of its values
 
 
 @dataclass
@@ -57,6 +63,11 @@ class Visible:
         """Return the mask that `sdpa_mask` or `eager_mask` makes of it."""
         return self.once(kind, lambda: kind(**self.arguments))
 
+    def whole(self) -> torch.Tensor:
+        """Return the mask itself, bool [B, 1, T, N]."""
+        options = {**self.arguments, "allow_is_causal_skip": False}
+        return self.once("whole", lambda: sdpa_mask(**options))
+
     @property
     def trailing(self) -> bool:
         """Whether every request has T rows, and all padding lies before them."""
@@ -65,24 +76,36 @@ class Visible:
 
 
 class Carrier(torch.Tensor):
-    """A tensor that models hand through as their mask, and that means what `visible` says.
+    """What models hand through as their mask, [B, 1, T, N], bool, and hold no memory for.
 
-    It holds nothing: its one byte is no mask that an attention function would take.
+    Our attention function reads `visible`. Whatever else is done with it is done with the mask that
+    it stands for, so that a model which adds to its mask, or slices it, is right all the same.
     """
 
     visible: Visible
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
     def of(cls, visible: Visible, shape: tuple[int, ...], device: torch.device | str) -> Carrier:
         """Carry a description in the shape of the mask that it replaces."""
-        carrier = torch.zeros((), dtype=torch.uint8, device=device).expand(shape).as_subclass(cls)
+        carrier = torch.zeros((), dtype=torch.bool, device=device).expand(shape).as_subclass(cls)
         carrier.visible = visible
         return carrier
 
-    def to(self, *args, **kwargs) -> Carrier:
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        """Do with the mask that is meant what is not just asked of its form."""
+        kwargs = kwargs or {}
+        if func in _FORM:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        args, kwargs = tree_map_only(cls, lambda one: one.visible.whole(), (args, kwargs))
+        return func(*args, **kwargs)
+
+    def to(self, *args, **kwargs) -> torch.Tensor:
         """Move to where a model that is spread over devices goes on."""
-        moved = super().to(*args, **kwargs)
+        moved = torch.empty(0, dtype=self.dtype, device=self.device).to(*args, **kwargs)
+        if moved.dtype != self.dtype:
+            return self.visible.whole().to(*args, **kwargs)
         return Carrier.of(self.visible, tuple(self.shape), moved.device)
 
     def contiguous(self, memory_format=torch.contiguous_format) -> Carrier:

@@ -6,6 +6,8 @@ from tokenizers.decoders import Fuse
 from tokenizers.models import BPE
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
     GptOssConfig,
     LlamaConfig,
     MistralConfig,
@@ -60,6 +62,13 @@ CONFIGS = {
     ),
 }
 
+_GEMMA = {"sliding_window": WINDOW, "num_hidden_layers": 4, "query_pre_attn_scalar": 16}
+_ALTERNATING = ["sliding_attention", "full_attention"] * 2
+OTHERS = {  # that the decode layer does not serve
+    "gemma2": (Gemma2Config, {**_GEMMA, "attn_logit_softcapping": 4.0}),
+    "gemma3": (Gemma3TextConfig, {**_GEMMA, "layer_types": _ALTERNATING}),
+}
+
 
 def tiny_model(family="qwen3", *, seed=0, peak=8.0, **options):
     """Return a random float32 model in which attention matters and one token stands out.
@@ -67,7 +76,7 @@ def tiny_model(family="qwen3", *, seed=0, peak=8.0, **options):
     `peak` scales the logits: large for greedy tests, near 1 for tests of a sampled distribution.
     """
     torch.manual_seed(seed)
-    config_class, own = CONFIGS[family]
+    config_class, own = {**CONFIGS, **OTHERS}[family]
     config = config_class(**{**_SHAPE, **own, **options})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():

@@ -33,6 +33,14 @@ def test_paged_engine():
     assert float(last.split()[-1]) < 1e-4
 
 
+def test_own_engine():
+    steps, *requests, last = run("own_engine").splitlines()
+    assert "[8, 4, 1]" in steps, "one call should have read a prompt, verified and decoded"
+    assert len(requests) == 3
+    assert all(line.endswith("plain greedy: True") for line in requests)
+    assert last.endswith("steps, one call each")
+
+
 def test_custom_method():
     *_, acceptance, equal = run("custom_method").splitlines()
     assert float(acceptance.split()[-1]) > 1.2

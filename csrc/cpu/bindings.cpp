@@ -149,11 +149,24 @@ void tree_attention(const py::args& all) {
   next.run(std::move(call));
 }
 
+void refuse_ragged(const View& q) {
+  if (q.dims != 3) return;
+  PyErr_SetString(PyExc_NotImplementedError, "the C++ kernels take no cu_seqlens_q yet");
+  throw py::error_already_set();
+}
+
+// Takes cu_seqlens_q and max_seqlen_q.
+void take_ragged(Arguments& next) {
+  next.value<py::object>();
+  next.value<py::object>();
+}
+
 // Takes what hybrid_tree_attention and verify_attention share.
 void take_hybrid(AttentionCall& a, Arguments& next) {
   const View q = next.tensor("q"), k = next.tensor("k_cache"), v = next.tensor("v_cache");
   const View lengths = next.tensor("cache_seqlens");
   const View k_tree = next.tensor("k_tree"), v_tree = next.tensor("v_tree");
+  refuse_ragged(q);
   set_queries(a, q, k);
   a.tree.in_cache = !k_tree;
   a.tree.size = a.T;
@@ -165,6 +178,7 @@ void take_hybrid(AttentionCall& a, Arguments& next) {
   a.window = next.value<std::optional<int64_t>>().value_or(0);
   take_scale(a, next);
   take_sinks(a, next);
+  take_ragged(next);
 }
 
 void hybrid_tree_attention(const py::args& all) {
@@ -214,6 +228,7 @@ void sparse_gather_attention(const py::args& all) {
   const View q = next.tensor("q"), k = next.tensor("k_cache"), v = next.tensor("v_cache");
   const View indices = next.tensor("indices"), lengths = next.tensor("index_lengths");
   const View k_new = next.tensor("k_new"), v_new = next.tensor("v_new");
+  refuse_ragged(q);
   set_queries(a, q, k);
   set_tree(a, k_new, v_new, next.tensor("tree_mask"));
   const auto [capacity, pages] = set_cache(a, k, v, next.tensor("block_table"));
@@ -237,6 +252,11 @@ void sparse_gather_attention(const py::args& all) {
   a.bounds = {heads, indices.shape[indices.dims - 1], capacity, pages, 0};
   take_scale(a, next);
   take_sinks(a, next);
+  if (next.tensor("cache_seqlens")) {
+    PyErr_SetString(PyExc_NotImplementedError, "the C++ kernels take no cache_seqlens here yet");
+    throw py::error_already_set();
+  }
+  take_ragged(next);
   take_state(a, next);
   next.run(std::move(call));
 }

@@ -29,7 +29,7 @@ void walk(const PackedRows<Isa, Elem>& rows) {
   for (int64_t index = task.first_block; index < task.last_block;) {
     index += now->count;
     next->keys = 0;
-    if (index < task.last_block) keys.load(*next, index);
+    if (index < task.ahead_block) keys.load(*next, index);
     const int64_t ahead = next->keys;
     for (int64_t head = 0; head < task.heads; ++head) {
       if (head > 0) keys.advance(*now);

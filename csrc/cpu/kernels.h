@@ -27,6 +27,7 @@ struct Task {
   int64_t b = 0, head = 0, heads = 1;
   RowRange rows;
   int64_t first_block = 0, last_block = 0;
+  int64_t ahead_block = 0;  // the same thread goes on up to here: worth looking ahead
 };
 
 struct Kernels {

@@ -4,13 +4,24 @@ import pytest
 import torch
 
 import specattn
+from specattn.ops.cost import Cost, Sizes
+from specattn.ops.hybrid_tree_attention import cost
 from tests.ragged import make_ragged
 
 OPS = ("hybrid_tree_attention", "verify_attention", "sparse_gather_attention")
 
 
+@pytest.fixture(params=["cpu", "reference"], autouse=True)
+def backend(request):
+    """Check what the kernels check themselves, and what is checked for them."""
+    if request.param != "reference":
+        pytest.importorskip("specattn._cpu", reason="the C++ kernels are not built")
+    with specattn.use_backend(request.param):
+        yield
+
+
 def arguments_of(op, paged=False, in_cache=False, **options):
-    r = make_ragged((3, 1, 0, 4), dtype=torch.float64, **options)
+    r = make_ragged((3, 1, 0, 4), **options)
     sparse = op == "sparse_gather_attention"
     arguments = r.arguments(paged=paged, in_cache=in_cache, mask="packed", new=sparse)
     if sparse:
@@ -65,7 +76,7 @@ def test_starts_that_do_not_deal_the_rows(op, starts, message):
         ({"cu_seqlens_q": torch.zeros(5)}, TypeError, "cu_seqlens_q: expected torch.int32"),
         ({"cu_seqlens_q": int32(0, 8)[None]}, ValueError, r"cu_seqlens_q: expected shape \[B\+1"),
         (
-            {"q": torch.zeros(2, 4, 4, 64).double()},
+            {"q": torch.zeros(2, 4, 4, 64)},
             ValueError,
             r"q: expected shape \[tokens, Hq, D",
         ),
@@ -81,12 +92,12 @@ def test_starts_that_do_not_deal_the_rows(op, starts, message):
             r"tree_mask: expected shape \[tokens=8, W=1\], got \[8, 2\]",
         ),
         (
-            {"out": torch.zeros(1, 8, 4, 64).double()},
+            {"out": torch.zeros(1, 8, 4, 64)},
             ValueError,
             r"out: expected shape \[tokens=8, Hq=4, D=64\]",
         ),
         (
-            {"lse": torch.zeros(7, 4).double()},
+            {"lse": torch.zeros(7, 4)},
             ValueError,
             r"lse: expected shape \[tokens=8, Hq=4\], got \[7, 4\]",
         ),
@@ -99,7 +110,7 @@ def test_wrong_forms(op, change, error, message):
 @pytest.mark.parametrize("op", OPS)
 def test_tree_keys_of_another_number(op):
     name = "k_new" if op == "sparse_gather_attention" else "k_tree"
-    change = {name: torch.zeros(7, 2, 64, dtype=torch.float64)}
+    change = {name: torch.zeros(7, 2, 64)}
     refuse(op, change, ValueError, rf"{name}: expected shape \[tokens=8, Hk=2, D=64\]")
 
 
@@ -134,6 +145,21 @@ def test_used_page_of_a_tree_in_the_cache_that_does_not_exist(op):
 def test_rows_that_no_request_has(rows):
     message = "collect_rows: expected at least one row, each below T=4"
     refuse("verify_attention", {"collect_rows": rows}, ValueError, message)
+
+
+def test_a_batch_costs_what_its_requests_cost():
+    r = make_ragged((3, 1, 0, 4))
+    found = specattn.hybrid_tree_attention(**r.arguments())
+    costs = [
+        cost(Sizes(B=1, T=rows, Hq=4, Hk=2, D=64, e=4, S=rows, L=int(length)))
+        for rows, length in zip(r.rows, r.whole.cache_seqlens, strict=True)
+        if rows > 0
+    ]
+    total = sum(costs, Cost(0, 0, 0))
+    cached = 2 * (5 + 12 + 0) * 2 * 64 * 4  # the third request reads nothing
+    assert total.written == sum(x.nbytes for x in found)
+    assert total.read == sum(x.nbytes for x in (r.q, r.k_tree, r.v_tree)) + cached
+    assert total.operations == 4 * 4 * 64 * (3 * 5 + 1 * 12)
 
 
 class TestWholePrefixes:

@@ -119,6 +119,16 @@ def hybrid_tree_attention(
     ... )
     >>> out.shape, lse.shape
     (torch.Size([2, 3, 8, 64]), torch.Size([2, 3, 8]))
+
+    One more row behind the first prefix, and a prefill of six rows for the second request:
+
+    >>> rows = torch.tensor([0, 1, 7], dtype=torch.int32)
+    >>> q, k, v = torch.randn(7, 8, 64), *torch.randn(2, 7, 2, 64)
+    >>> out, lse = specattn.hybrid_tree_attention(
+    ...     q, k_cache, v_cache, lengths, k, v, cu_seqlens_q=rows, max_seqlen_q=6
+    ... )
+    >>> out.shape, lse.shape
+    (torch.Size([7, 8, 64]), torch.Size([7, 8]))
     """
     tensors = (q, k_cache, v_cache, cache_seqlens, k_tree, v_tree, tree_mask, block_table, sinks)
     ragged = ragged_rows(cu_seqlens_q, max_seqlen_q)

@@ -119,3 +119,22 @@ def ragged_batches(
     options |= fixed
     note(f"make_ragged(**{options})")
     return make_ragged(**options)
+
+
+def lists_of(ragged, per_head=True, seed=0, size=9):
+    """Return `indices`, `index_lengths` and `cache_seqlens`; some lists are the whole prefix, -1.
+
+    What stands behind a list is no position.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    lengths, heads = ragged.whole.cache_seqlens, ragged.k_tree.shape[1] if per_head else 1
+    indices = torch.full((len(lengths), heads, size), 2**30, dtype=torch.int32)
+    counts = torch.zeros(len(lengths), heads, dtype=torch.int32)
+    for b, h in torch.ones_like(counts).nonzero().tolist():
+        order = torch.randperm(int(lengths[b]), generator=generator)[:size].int()
+        indices[b, h, : len(order)] = order
+        whole = torch.rand((), generator=generator) < 0.5
+        counts[b, h] = -1 if whole else len(order)
+    if not per_head:
+        indices, counts = indices[:, 0], counts[:, 0]
+    return {"indices": indices, "index_lengths": counts, "cache_seqlens": lengths}

@@ -26,15 +26,40 @@ def load_rows(p_row, valid, D: tl.constexpr, BLOCK_D: tl.constexpr):
 
 
 @triton.jit
-def cache_rows(n, valid, b, index_row, page_row, PAGE_SIZE: tl.constexpr):
+def offset_of(b, first_row, stride_b, stride_t):
+    """Return how far a request's rows begin; ragged ones at ``first_row`` of all requests'."""
+    offset = b * stride_b
+    if first_row is not None:
+        offset = first_row * stride_t
+    return offset
+
+
+@triton.jit
+def request_of(t, cu_seqlens_q, num_requests):
+    """Return which request owns each ragged row ``t`` [R]: as many as end before it come first."""
+    b = tl.zeros_like(t)
+    for i0 in range(0, num_requests, 128):
+        i = i0 + tl.arange(0, 128)
+        end = tl.load(cu_seqlens_q + 1 + i, mask=i < num_requests, other=0x7FFFFFFF)
+        b += tl.sum((end[None, :] <= t[:, None]).to(tl.int32), 1)
+    return b
+
+
+@triton.jit
+def cache_rows(n, valid, b, index_row, listed, page_row, PAGE_SIZE: tl.constexpr):
     """Return the locations of the prefix's keys ``n`` [N]: (request, position) or (page, slot).
 
     The three kinds of prefix are one map: ``index_row`` (or None) turns ``n`` into a position,
-    ``page_row`` (or None) turns a position into a page and a slot.
+    which it is already where ``listed`` (or None), how many indices there are, is -1; ``page_row``
+    (or None) turns a position into a page and a slot.
     """
     position = n
     if index_row is not None:
-        position = tl.load(index_row + n, mask=valid, other=0)
+        if listed is None:
+            position = tl.load(index_row + n, mask=valid, other=0)
+        else:
+            index = tl.load(index_row + n, mask=valid & (n < listed), other=0)
+            position = tl.where(n < listed, index, n)
     outer = b
     inner = position.to(tl.int64)
     if page_row is not None:

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from . import _configs
 from ._bfloat16 import cast
-from ._blocks import LN2, LOG2E
+from ._blocks import LN2, LOG2E, request_of
 
 
 @triton.jit
@@ -39,16 +39,20 @@ def _absorb(m, l, acc, p_out, p_lse, out_stride_i, lse_stride_i, i, count, D: tl
     return new_m, l, acc
 
 
+# Branches on compile-time flags must stay statements of their own: the other side is not compiled.
+INTEGERS = ["num_rows", "num_states", "T", "HQ", "span", "split_size", "num_requests"]
+
+
 # fmt: off
-@triton.jit(do_not_specialize=["num_rows", "num_states", "T", "HQ", "span", "split_size"])
+@triton.jit(do_not_specialize=INTEGERS)
 def combine_kernel(
-    outs, lses, outs_b, lses_b, lengths, sinks, out, lse,
-    num_rows, num_states, T, HQ, span, split_size,
+    outs, lses, outs_b, lses_b, lengths, cache_seqlens, cu_seqlens_q, sinks, out, lse,
+    num_rows, num_states, T, HQ, span, split_size, num_requests,
     outs_stride_i, outs_stride_b, outs_stride_t, outs_stride_h,
     lses_stride_i, lses_stride_b, lses_stride_t, lses_stride_h,
     outs_b_stride_b, outs_b_stride_t, outs_b_stride_h,
     lses_b_stride_b, lses_b_stride_t, lses_b_stride_h,
-    lengths_stride_b, lengths_stride_h,
+    lengths_stride_b, lengths_stride_h, cache_seqlens_stride_b,
     out_stride_b, out_stride_t, out_stride_h,
     lse_stride_b, lse_stride_t, lse_stride_h,
     D: tl.constexpr, GROUP: tl.constexpr, TREE_SLOTS: tl.constexpr,
@@ -64,8 +68,14 @@ def combine_kernel(
 
     count = tl.zeros([BLOCK_R], tl.int32) + num_states
     if lengths is not None:
-        p_length = lengths + b * lengths_stride_b + h // GROUP * lengths_stride_h
+        owner = b
+        if cu_seqlens_q is not None:
+            owner = request_of(t, cu_seqlens_q, num_requests).to(tl.int64)
+        p_length = lengths + owner * lengths_stride_b + h // GROUP * lengths_stride_h
         length = tl.load(p_length, mask=row_ok, other=0)
+        if cache_seqlens is not None:
+            p_length = cache_seqlens + owner * cache_seqlens_stride_b
+            length = tl.where(length < 0, tl.load(p_length, mask=row_ok, other=0), length)
         count = TREE_SLOTS + tl.cdiv(tl.minimum(length, span), split_size)
     count = tl.where(row_ok, count, 0)
 
@@ -100,26 +110,42 @@ def combine_kernel(
 
 
 def combine(
-    outs, lses, out, lse, *, pair=None, lengths=None, sinks=None, tree_slots=0, span=0, split_size=1
+    outs,
+    lses,
+    out,
+    lse,
+    *,
+    pair=None,
+    lengths=None,
+    sinks=None,
+    tree_slots=0,
+    span=0,
+    split_size=1,
+    cache_seqlens=None,
+    cu_seqlens_q=None,
 ):
     """Merge states along dimension 0 of ``outs`` [n, B, T, Hq, D] and ``lses`` [n, B, T, Hq].
 
     ``pair`` = (out, lse) is one more state, not stacked with the others. Without ``lengths`` all
     ``n`` states count. With ``lengths`` [B, 1 or Hk] those of a request are its ``tree_slots`` and
-    one per ``split_size`` keys of ``min(length, span)``; the others are not read.
+    one per ``split_size`` keys of ``min(length, span)``; the others are not read. A length of -1
+    stands for that of ``cache_seqlens`` [B]. With ``cu_seqlens_q`` [B + 1] the rows of all requests
+    are one batch: ``outs`` [n, 1, tokens, Hq, D].
     """
     num_states, B, T, heads, D = outs.shape
     outs_b, lses_b = pair or (None, None)
     block_r, block_i, block_d, num_warps = _configs.combine_blocks(outs.device, num_states, D)
     num_rows = B * T * heads
     combine_kernel[(triton.cdiv(num_rows, block_r),)](
-        outs, lses, outs_b, lses_b, lengths, sinks, out, lse,
+        outs, lses, outs_b, lses_b, lengths, cache_seqlens, cu_seqlens_q, sinks, out, lse,
         num_rows, num_states, T, heads, span, split_size,
+        cu_seqlens_q.shape[0] - 1 if cu_seqlens_q is not None else None,
         *outs.stride()[:4],
         *lses.stride(),
         *(outs_b.stride()[:3] if pair else (0, 0, 0)),
         *(lses_b.stride() if pair else (0, 0, 0)),
         *(lengths.stride() if lengths is not None else (0, 0)),
+        cache_seqlens.stride(0) if cache_seqlens is not None else None,
         *out.stride()[:3],
         *lse.stride(),
         D=D,

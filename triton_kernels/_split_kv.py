@@ -11,6 +11,9 @@ Slots
     loop over the prefix does not pay registers for the tree's mask. Prefix slots cover
     ``split_size`` keys each, at fixed positions. Those past a request's length return at once and
     are never read.
+Ragged rows
+    With ``cu_seqlens_q`` each request has its own number of rows, read on the device. The grid has
+    tiles for the longest; those behind a request's last row return at once.
 Softmax
     Masked logits are a real -inf; the only guard is that the running maximum counts as 0 while it
     is -inf. A key that no row of the tile may see is not read, so it may be NaN.
@@ -38,6 +41,7 @@ from ._blocks import (
     fill_empty,
     finish,
     load_rows,
+    offset_of,
     softmax_step,
     split_in_three,
 )
@@ -49,24 +53,32 @@ from ._combine import combine
 def _collected_rows(
     q, head, tile, T, S, depth_row,
     q_stride_t, q_stride_h, collected_stride_r, collected_stride_h,
-    COLLECT: tl.constexpr, ROWS: tl.constexpr, GROUP: tl.constexpr,
+    COLLECT: tl.constexpr, ROWS: tl.constexpr, RAGGED: tl.constexpr, GROUP: tl.constexpr,
     D: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_D: tl.constexpr,
 ):
     # fmt: on
     """Return what is collected: (queries [C, D], output offsets, which exist, their depths).
 
     ``ROWS`` are tokens, negative ones counted from ``T``. Of scores there is one row per KV head,
-    as deep as the deepest of its tokens, because a key must be visible to all of them.
+    as deep as the deepest of its tokens, because a key must be visible to all of them. Ragged
+    requests may have no token at all.
     """
     c = tl.arange(0, BLOCK_C)
     if COLLECT == "scores":
         total = tl.zeros([BLOCK_D], tl.float32)
         depth = tl.full([1], -1, tl.int32)
+        ok = c < GROUP
+        some = True
+        if RAGGED:
+            some = T > 0
+            ok = ok & (tl.zeros_like(c) < T)
         for i in tl.static_range(len(ROWS)):
             t = ROWS[i] if ROWS[i] >= 0 else T + ROWS[i]
+            if RAGGED:
+                t = tl.maximum(tl.minimum(t, T - 1), 0)  # a short request has its nearest one
             p_q = q + t * q_stride_t + (head * GROUP + c) * q_stride_h
-            total += tl.sum(load_rows(p_q, c < GROUP, D, BLOCK_D).to(tl.float32), 0)
-            depth = tl.maximum(depth, depth_of(t, True, T, S, depth_row))
+            total += tl.sum(load_rows(p_q, ok, D, BLOCK_D).to(tl.float32), 0)
+            depth = tl.maximum(depth, depth_of(t, some, T, S, depth_row))
         queries = split_in_three(total / (len(ROWS) * GROUP), q.dtype.element_ty)
         offset = tl.zeros([1], tl.int64) + head * collected_stride_h
         ok = tl.zeros([1], tl.int32) == tile
@@ -76,9 +88,13 @@ def _collected_rows(
         for i in tl.static_range(len(ROWS)):
             t = tl.where(c // GROUP == i, ROWS[i] if ROWS[i] >= 0 else T + ROWS[i], t)
         ok = c // GROUP < len(ROWS)
+        some = ok
+        if RAGGED:
+            t = tl.maximum(tl.minimum(t, T - 1), 0)
+            some = ok & (t < T)  # unless there is no row at all
         h = head * GROUP + c % GROUP
-        depth = depth_of(t, ok, T, S, depth_row)
-        queries = load_rows(q + t * q_stride_t + h * q_stride_h, ok, D, BLOCK_D)
+        depth = depth_of(t, some, T, S, depth_row)
+        queries = load_rows(q + t * q_stride_t + h * q_stride_h, some, D, BLOCK_D)
         offset = (c // GROUP).to(tl.int64) * collected_stride_r + h * collected_stride_h
     return queries, offset, ok, depth
 
@@ -87,7 +103,7 @@ def _collected_rows(
 @triton.jit
 def _attend_prefix(
     q, m, l, acc, lower, b, begin, end,
-    p_k, p_v, k_stride_b, k_stride_n, v_stride_b, v_stride_n, index_row, page_row,
+    p_k, p_v, k_stride_b, k_stride_n, v_stride_b, v_stride_n, index_row, listed, page_row,
     q_collect, p_collect, ok_collect, lower_collect, scale, softcap,
     PAGE_SIZE: tl.constexpr, ALIKE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
     COLLECT: tl.constexpr, D: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -98,7 +114,7 @@ def _attend_prefix(
     for n0 in tl.range(begin, end, BLOCK_N):
         n = n0 + tl.arange(0, BLOCK_N)
         valid = n < end
-        outer, inner = cache_rows(n, valid, b, index_row, page_row, PAGE_SIZE)
+        outer, inner = cache_rows(n, valid, b, index_row, listed, page_row, PAGE_SIZE)
         k_row = outer * k_stride_b + inner * k_stride_n
         v_row = k_row if ALIKE else outer * v_stride_b + inner * v_stride_n
         k = load_rows(p_k + k_row, valid, D, BLOCK_D)
@@ -122,13 +138,16 @@ def _attend_prefix(
 # fmt: off
 @triton.jit
 def _attend_tree(
-    q, m, l, acc, t, row_ok, b, T, S, length,
+    q, m, l, acc, t, row_ok, b, first_row, T, S, length, window,
     p_k, p_v, k_stride_b, k_stride_n, v_stride_b, v_stride_n, page_row, mask_row, scale, softcap,
-    IN_CACHE: tl.constexpr, PAGE_SIZE: tl.constexpr, ALIKE: tl.constexpr, SOFTCAP: tl.constexpr,
-    D: tl.constexpr, BLOCK_N: tl.constexpr,
+    IN_CACHE: tl.constexpr, PAGE_SIZE: tl.constexpr, ALIKE: tl.constexpr, WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr, D: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     # fmt: on
-    """Attend to the tree's keys [0, S): those in the row's mask, or the causal chain's."""
+    """Attend to the tree's keys [0, S): those in the row's mask, or the causal chain's.
+
+    A mask is trimmed to the window already.
+    """
     BLOCK_D: tl.constexpr = q.shape[1]
     last = tl.where(row_ok, t + S - T, -1)
     end = S
@@ -140,17 +159,23 @@ def _attend_tree(
         valid = j < end
         if mask_row is None:
             visible = j[None, :] <= last[:, None]
+            if WINDOW:
+                visible = visible & (j[None, :] > last[:, None] - window)
         else:
             word = tl.load(mask_row + j0 // 32, mask=row_ok, other=0)
             visible = (((word[:, None] >> (j % 32)[None, :]) & 1) != 0) & valid[None, :]
         # A node that no row sees may hold anything, as padding nodes do.
         valid = valid & (tl.max(visible.to(tl.int32), 0) != 0)
-        outer = b
-        inner = j.to(tl.int64)
         if IN_CACHE:
-            outer, inner = cache_rows(length + j, valid, b, None, page_row, PAGE_SIZE)
-        k_row = outer * k_stride_b + inner * k_stride_n
-        v_row = k_row if ALIKE else outer * v_stride_b + inner * v_stride_n
+            outer, inner = cache_rows(length + j, valid, b, None, None, page_row, PAGE_SIZE)
+            k_row = outer * k_stride_b + inner * k_stride_n
+            v_row = k_row if ALIKE else outer * v_stride_b + inner * v_stride_n
+        else:
+            inner = j.to(tl.int64)
+            k_row = offset_of(b, first_row, k_stride_b, k_stride_n) + inner * k_stride_n
+            v_row = k_row
+            if not ALIKE:
+                v_row = offset_of(b, first_row, v_stride_b, v_stride_n) + inner * v_stride_n
         k = load_rows(p_k + k_row, valid, D, BLOCK_D)
         v = load_rows(p_v + v_row, valid, D, BLOCK_D)
         m, l, acc = softmax_step(q, k, v, visible, m, l, acc, scale, softcap, SOFTCAP)
@@ -161,7 +186,7 @@ def _attend_tree(
 @triton.jit(do_not_specialize=["T", "S", "capacity", "split_size", "window", "num_kv_heads"])
 def split_kv_kernel(
     q, k_cache, v_cache, lengths, indices, block_table, k_tree, v_tree, tree_mask, depths,
-    out, lse, collected,
+    cu_seqlens_q, cache_seqlens, out, lse, collected,
     scale, softcap, T, S, capacity, split_size, window, num_kv_heads,
     q_stride_b, q_stride_t, q_stride_h,
     k_stride_b, k_stride_n, k_stride_h,
@@ -169,7 +194,7 @@ def split_kv_kernel(
     lengths_stride_b, lengths_stride_h, indices_stride_b, indices_stride_h, table_stride_b,
     k_tree_stride_b, k_tree_stride_n, k_tree_stride_h,
     v_tree_stride_b, v_tree_stride_n, v_tree_stride_h,
-    mask_stride_b, mask_stride_t, depths_stride_b,
+    mask_stride_b, mask_stride_t, depths_stride_b, cache_seqlens_stride_b,
     out_stride_i, out_stride_b, out_stride_t, out_stride_h,
     lse_stride_i, lse_stride_b, lse_stride_t, lse_stride_h,
     collected_stride_b, collected_stride_r, collected_stride_h,
@@ -187,11 +212,21 @@ def split_kv_kernel(
         slot = (slot + 1) % tl.num_programs(1)  # the tree's short slot, number 0, starts last
     b = tl.program_id(2).to(tl.int64)
 
+    first_row = None
+    RAGGED: tl.constexpr = cu_seqlens_q is not None
+    if RAGGED:
+        first_row = tl.load(cu_seqlens_q + b)
+        T = tl.load(cu_seqlens_q + b + 1) - first_row
+        S = T
+        first_row = first_row.to(tl.int64)
+        if COLLECT == "none":
+            if tile * BLOCK_M >= T * GROUP:
+                return
     r = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     t = r // GROUP
     h = head * GROUP + r % GROUP
     row_ok = t < T
-    q += b * q_stride_b
+    q += offset_of(b, first_row, q_stride_b, q_stride_t)
     index_row = indices
     if indices is not None:
         index_row = indices + b * indices_stride_b + head * indices_stride_h
@@ -200,15 +235,22 @@ def split_kv_kernel(
         page_row = block_table + b * table_stride_b
     depth_row = depths
     if depths is not None:
-        depth_row = depths + b * depths_stride_b
+        depth_row = depths + offset_of(b, first_row, depths_stride_b, 1)
 
     length = 0
     begin = 0
     end = 0
     past = False
     lower = None
+    listed = None
     if PREFIX:
         length = tl.load(lengths + b * lengths_stride_b + head * lengths_stride_h)
+        if cache_seqlens is not None:
+            listed = length
+            whole = tl.load(cache_seqlens + b * cache_seqlens_stride_b)
+            length = tl.where(listed < 0, whole, listed)
+        if RAGGED:
+            length = tl.where(T > 0, length, 0)  # who has no row collects nothing
         begin = (slot - TREE) * split_size
         if WINDOW and COLLECT == "none":
             begin += tl.maximum(length - window, 0)  # no row sees a key before this one
@@ -227,7 +269,7 @@ def split_kv_kernel(
         q_collect, offset, ok_collect, lower_collect = _collected_rows(
             q, head, tile, T, S, depth_row,
             q_stride_t, q_stride_h, collected_stride_r, collected_stride_h,
-            COLLECT, COLLECT_ROWS, GROUP, D, BLOCK_C, BLOCK_D,
+            COLLECT, COLLECT_ROWS, RAGGED, GROUP, D, BLOCK_C, BLOCK_D,
         )  # fmt: skip
         p_collect = collected + b * collected_stride_b + offset
         if WINDOW:
@@ -238,6 +280,9 @@ def split_kv_kernel(
             split_end = tl.minimum(split_begin + split_size, capacity)
             fill_empty(p_collect, ok_collect, split_begin, tl.minimum(begin, split_end), BLOCK_N)
             fill_empty(p_collect, ok_collect, tl.maximum(split_begin, end), split_end, BLOCK_N)
+        if RAGGED:
+            collects = (slot >= TREE) & (tl.max(ok_collect.to(tl.int32), 0) != 0)
+            past = past | ((tile * BLOCK_M >= T * GROUP) & (collects == 0))
     if past:
         return
 
@@ -250,29 +295,32 @@ def split_kv_kernel(
             mask_row = tree_mask
             if tree_mask is not None:  # read as 32-bit words, which take half the registers
                 mask_row = tree_mask.to(tl.pointer_type(tl.int32), bitcast=True)
-                mask_row += 2 * (b * mask_stride_b + t * mask_stride_t)
+                mask_row += 2 * (
+                    offset_of(b, first_row, mask_stride_b, mask_stride_t) + t * mask_stride_t
+                )
             IN_CACHE: tl.constexpr = k_tree is None
             m, l, acc = _attend_tree(
-                q_tile, m, l, acc, t, row_ok, b, T, S, length,
+                q_tile, m, l, acc, t, row_ok, b, first_row, T, S, length, window,
                 (k_cache if IN_CACHE else k_tree) + head * k_tree_stride_h,
                 (v_cache if IN_CACHE else v_tree) + head * v_tree_stride_h,
                 k_tree_stride_b, k_tree_stride_n, v_tree_stride_b, v_tree_stride_n,
-                page_row, mask_row, scale, softcap, IN_CACHE, PAGE_SIZE, ALIKE, SOFTCAP, D, BLOCK_N,
+                page_row, mask_row, scale, softcap,
+                IN_CACHE, PAGE_SIZE, ALIKE, WINDOW, SOFTCAP, D, BLOCK_N,
             )  # fmt: skip
     if PREFIX:
         if slot >= TREE:
             m, l, acc = _attend_prefix(
                 q_tile, m, l, acc, lower, b, begin, end,
                 k_cache + head * k_stride_h, v_cache + head * v_stride_h,
-                k_stride_b, k_stride_n, v_stride_b, v_stride_n, index_row, page_row,
+                k_stride_b, k_stride_n, v_stride_b, v_stride_n, index_row, listed, page_row,
                 q_collect, p_collect, ok_collect, lower_collect, scale, softcap,
                 PAGE_SIZE, ALIKE, WINDOW, SOFTCAP, COLLECT, D, BLOCK_N,
             )  # fmt: skip
 
     state_out, state_lse = finish(m, l, acc)
     d = tl.arange(0, BLOCK_D)
-    out += slot.to(tl.int64) * out_stride_i + b * out_stride_b
-    lse += slot.to(tl.int64) * lse_stride_i + b * lse_stride_b
+    out += slot.to(tl.int64) * out_stride_i + offset_of(b, first_row, out_stride_b, out_stride_t)
+    lse += slot.to(tl.int64) * lse_stride_i + offset_of(b, first_row, lse_stride_b, lse_stride_t)
     p_out = (out + t * out_stride_t + h * out_stride_h)[:, None] + d[None, :]
     p_lse = lse + t * lse_stride_t + h * lse_stride_h
     mask = row_ok[:, None] & (d < D)[None, :]
@@ -302,6 +350,9 @@ def attend(
     collect="none",
     collect_rows=(),
     collected=None,
+    cache_seqlens=None,
+    cu_seqlens_q=None,
+    max_seqlen_q=None,
 ):
     """Launch the family for one primitive: the split-KV kernel, then the combine if it is needed.
 
@@ -317,17 +368,28 @@ def attend(
         Selected positions [B, 1 or Hk, K].
     collected
         [B, R, Hq, N] for ``collect="logits"``, [B, Hk, N] for "scores"; N the cache's capacity.
+    cache_seqlens
+        [B]: with it a length of -1 stands for that many cached keys, whatever ``indices`` say.
+    cu_seqlens_q, max_seqlen_q
+        [B + 1]: where each request's rows begin and end, at most so many. Then ``q``, ``out`` and
+        ``lse``, the tree's keys, mask and depths have rows [tokens] instead of [B, T].
     """
-    B, T, heads, D = q.shape
+    if cu_seqlens_q is not None:
+        rows = (q, out, lse, k_tree, v_tree, tree_mask, depths)
+        q, out, lse, k_tree, v_tree, tree_mask, depths = (x if x is None else x[None] for x in rows)
+    batches, tokens, heads, D = q.shape
+    B, T = batches, tokens
+    if cu_seqlens_q is not None:
+        B, T = cu_seqlens_q.shape[0] - 1, max_seqlen_q
     prefix = k_cache is not None
     kv_heads = (k_cache if prefix else k_tree).shape[2]
     group = heads // kv_heads
     page_size = k_cache.shape[1] if block_table is not None else 0
     capacity = 0
-    if indices is not None:
-        capacity = indices.shape[2]
-    elif prefix:
+    if prefix and (indices is None or cache_seqlens is not None):
         capacity = block_table.shape[1] * page_size if page_size else k_cache.shape[1]
+    if indices is not None:
+        capacity = max(capacity, indices.shape[2])
     span = capacity if window is None or collected is not None else min(window, capacity)
 
     lookups = (block_table is not None) + (indices is not None)
@@ -339,8 +401,9 @@ def attend(
     if direct:
         states, state_lses = out[None], lse[None]
     else:
-        states = torch.empty((slots, B, T, heads, D), dtype=torch.float32, device=q.device)
-        state_lses = torch.empty((slots, B, T, heads), dtype=torch.float32, device=q.device)
+        shape = (slots, batches, tokens, heads)
+        states = torch.empty((*shape, D), dtype=torch.float32, device=q.device)
+        state_lses = torch.empty(shape, dtype=torch.float32, device=q.device)
     block_c = group
     if collect == "logits":
         block_c = max(16, triton.cdiv(len(collect_rows) * group, tiles))
@@ -351,7 +414,7 @@ def attend(
     alike = cache_strides[:3] == cache_strides[3:] and tree_strides[:3] == tree_strides[3:]
     split_kv_kernel[(kv_heads * tiles, slots, B)](
         q, k_cache, v_cache, lengths, indices, block_table, k_tree, v_tree, tree_mask, depths,
-        states, state_lses, collected,
+        cu_seqlens_q, cache_seqlens, states, state_lses, collected,
         softmax_scale, softcap, T, k_tree.shape[1] if has_tree_keys else T,
         capacity, split_size, window or 0, kv_heads,
         *q.stride()[:3],
@@ -362,6 +425,7 @@ def attend(
         *tree_strides,
         *(_strides(tree_mask)[:2] if tree_mask is not None else (0, 0)),
         _strides(depths)[0] if depths is not None else 0,
+        cache_seqlens.stride(0) if cache_seqlens is not None else None,
         *states.stride()[:4],
         *state_lses.stride(),
         *_collected_strides(collected),
@@ -394,6 +458,8 @@ def attend(
             tree_slots=int(tree),
             span=span,
             split_size=split_size,
+            cache_seqlens=cache_seqlens,
+            cu_seqlens_q=cu_seqlens_q,
         )
 
 

@@ -26,8 +26,6 @@ def hybrid_tree_attention(
 
     ``tree_mask`` is packed and already trimmed to ``window``; ``depths`` are those before trimming.
     """
-    if cu_seqlens_q is not None:
-        raise NotImplementedError("the Triton kernels take no cu_seqlens_q yet")
     attend(
         q,
         k_cache,
@@ -44,4 +42,6 @@ def hybrid_tree_attention(
         block_table=block_table,
         window=window,
         sinks=sinks,
+        cu_seqlens_q=cu_seqlens_q,
+        max_seqlen_q=max_seqlen_q,
     )

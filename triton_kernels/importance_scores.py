@@ -34,7 +34,7 @@ def importance_kernel(
     if block_table is not None:
         page_row = block_table + b * table_stride_b
 
-    outer, inner = cache_rows(n, valid, b, None, page_row, PAGE_SIZE)
+    outer, inner = cache_rows(n, valid, b, None, None, page_row, PAGE_SIZE)
     p_k = k_cache + outer * k_stride_b + inner * k_stride_n
     mean_q += b * mean_stride_b
     products = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)

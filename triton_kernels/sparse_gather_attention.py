@@ -25,10 +25,9 @@ def sparse_gather_attention(
     """Write the state of ``q`` over the cached tokens at ``indices`` and over new keys, if any.
 
     ``indices`` are logical positions, [B, K] for all heads or [B, Hk, K]; the first
-    ``index_lengths`` ([B] or [B, Hk]) of them count and the rest is never read.
+    ``index_lengths`` ([B] or [B, Hk]) of them count and the rest is never read. With
+    ``cache_seqlens`` [B] a length of -1 stands for the whole prefix.
     """
-    if cache_seqlens is not None or cu_seqlens_q is not None:
-        raise NotImplementedError("the Triton kernels take no cu_seqlens_q or cache_seqlens yet")
     shared = indices.dim() == 2
     attend(
         q,
@@ -46,4 +45,7 @@ def sparse_gather_attention(
         block_table=block_table,
         indices=indices[:, None] if shared else indices,
         sinks=sinks,
+        cache_seqlens=cache_seqlens,
+        cu_seqlens_q=cu_seqlens_q,
+        max_seqlen_q=max_seqlen_q,
     )

@@ -34,13 +34,11 @@ def verify_attention(
     float32 logits to a workspace, and the scores are their mean. Without ``per_head`` the pass
     writes one score per KV head to a workspace: programs of different heads run in no fixed order.
     """
-    if cu_seqlens_q is not None:
-        raise NotImplementedError("the Triton kernels take no cu_seqlens_q yet")
-    batch, capacity = q.shape[0], collected.shape[-1]
+    batch, capacity = cache_seqlens.shape[0], collected.shape[-1]
     mean_of_logits = collect == "scores" and softcap > 0
     target = collected
     if mean_of_logits:
-        target = collected.new_empty((batch, len(collect_rows), q.shape[2], capacity))
+        target = collected.new_empty((batch, len(collect_rows), q.shape[-2], capacity))
     elif not per_head:
         target = collected.new_empty((batch, k_cache.shape[2], capacity))
     attend(
@@ -62,6 +60,8 @@ def verify_attention(
         collect="logits" if mean_of_logits else collect,
         collect_rows=collect_rows,
         collected=target,
+        cu_seqlens_q=cu_seqlens_q,
+        max_seqlen_q=max_seqlen_q,
     )
     if mean_of_logits:
         rows_and_heads = (1, 3) if per_head else (1, 2, 3)

@@ -5,6 +5,7 @@ ragged lengths, a request without cached tokens, GQA. `SELECTED` is what `make t
 architectures, `ALL` what `make fuzz` does.
 """
 
+import itertools
 from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
 
@@ -14,7 +15,9 @@ import specattn
 from specattn import reference
 from tests import gumbel
 from tests.cases import assert_accurate, dense_attention, expected, make_problem
+from tests.writes import make_write
 
+from . import ragged
 from .launch import emulated
 from .machine import Options
 
@@ -39,7 +42,10 @@ class Case:
     sinks: bool = False
     per_head: bool = True
     split_size: int = 128
+    ragged: tuple | None = None  # rows of each request, at most `rows`
     block_m: int | None = None  # rows of a tile, if not as `_configs` says
+    layout: str = "pages"  # of the cache that is written
+    cache_dtype: str | None = None  # of that cache, if not dtype
 
     def __str__(self):
         changed = [
@@ -339,6 +345,34 @@ def _expect_gumbel(case):
     return [(exact, by_torch, gumbel.TOLERANCE)]
 
 
+def _into(case):
+    """Return a write of as many tokens as there are query rows."""
+    return make_write(
+        (3, case.rows),
+        pages=5,
+        page_size=4,
+        heads=case.kv_heads,
+        head_dim=case.head_dim,
+        layout=case.layout,
+        dtype=DTYPES[case.dtype],
+        cache_dtype=DTYPES[case.cache_dtype or case.dtype],
+    )
+
+
+def _write(case):
+    def call():
+        write = _into(case)
+        specattn.write_kv(**write.arguments())
+        return (write.room,)
+
+    return call
+
+
+def _expect_write(case):
+    room = _into(case).expected()
+    return [(room.double(), room, 0.0)]  # equality
+
+
 OPERATIONS = {
     "hybrid": (_hybrid, _expect_hybrid),
     "tree": (_tree, _expect_tree),
@@ -350,7 +384,14 @@ OPERATIONS = {
     "gumbel": (_gumbel, _expect_gumbel),
     "merge_state": (_merge, _expect_merge),
     "merge_states": (_merge, _expect_merge),
+    "write": (_write, _expect_write),
 }
+for _name in ragged.NAMES:
+    OPERATIONS[_name] = (
+        lambda case: ragged.call_of(case, DTYPES[case.dtype]),
+        lambda case: ragged.expect(case, DTYPES[case.dtype]),
+    )
+
 
 # Every primitive once, 16-bit and float32, mma.sync and wgmma (64 rows), padded D, every feature.
 SELECTED = [
@@ -363,6 +404,12 @@ SELECTED = [
     Case("select"),
     Case("gumbel"),
     Case("merge_states", rows=3),
+    Case("write", "fp32", head_dim=80, layout="heads first", cache_dtype="bf16"),
+    Case(
+        "ragged hybrid", lengths=(200, 9, 0), ragged=(3, 0, 1), paged=True, tree="chain", window=99
+    ),
+    Case("ragged scores", lengths=(200, 9, 0), ragged=(1, 6, 0), block_m=16),
+    Case("ragged gather", "fp16", lengths=(200, 9, 0), ragged=(2, 3, 0), head_dim=80, paged=True),
 ]
 
 ATTENTION = [
@@ -393,6 +440,17 @@ def _all():
             yield Case("merge_state", **size)
             yield Case("importance", **size, paged=number % 2 == 1, per_head=number % 4 < 2)
     yield Case("select", lengths=(2500, 1030, 0))
+    yield Case("ragged hybrid", rows=16, head_dim=128, kv_heads=1, ragged=(16, 1, 0))  # wgmma
+    for dtype, D in (("bf16", 64), ("bf16", 128), ("fp16", 80), ("fp32", 64), ("fp32", 80)):
+        size = {"dtype": dtype, "head_dim": D, "kv_heads": 1, "lengths": (300, 130, 60, 0)}
+        yield Case("ragged hybrid", **size, ragged=(1, 20, 0, 5))
+        yield Case("ragged hybrid", **size, ragged=(2, 1, 3, 3), tree="in_cache", paged=True)
+        yield Case("ragged scores", **size, ragged=(1, 9, 0, 5), window=100, block_m=16)
+        yield Case("ragged logits", **size, ragged=(1, 9, 0, 5), paged=True, block_m=16)
+        yield Case("ragged gather", **size, ragged=(1, 4, 0, 5), softcap=2.0)
+    for dtype, to in itertools.product(DTYPES, DTYPES):
+        yield Case("write", dtype, cache_dtype=to)
+        yield Case("write", dtype, rows=6, head_dim=80, layout="interleaved", cache_dtype=to)
     yield Case("hybrid", rows=20, group=7, kv_heads=1, lengths=(200,))
     yield Case("scores", rows=3, group=7, per_head=False)
     yield Case("gather", rows=16, head_dim=128, tree="none")

@@ -26,6 +26,7 @@ from specattn.triton_kernels.select_topk import select_topk
 from specattn.triton_kernels.sparse_gather_attention import sparse_gather_attention
 from specattn.triton_kernels.tree_attention import tree_attention
 from specattn.triton_kernels.verify_attention import verify_attention
+from specattn.triton_kernels.write_kv import write_kv
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -126,13 +127,21 @@ def meta(*shape, dtype):
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def attention(rows, D, dtype, *, op="hybrid", page_size=0, window=None, softcap=0.0, chain=False):
-    """Call one attention primitive on meta tensors; `rows` query rows share a KV head."""
+def attention(
+    rows, D, dtype, *,
+    op="hybrid", page_size=0, window=None, softcap=0.0, chain=False, ragged=False, everything=False,
+):  # fmt: skip
+    """Call one attention primitive on meta tensors; `rows` query rows share a KV head.
+
+    `ragged` requests have up to so many; `everything` lets lists of -1 stand for a whole prefix.
+    """
     T = max(rows // GROUP, 1)
     real, ints = partial(meta, dtype=dtype), partial(meta, dtype=torch.int32)
-    out, lse = real(B, T, HK * GROUP, D), meta(B, T, HK * GROUP, dtype=torch.float32)
-    q, k_tree = torch.empty_like(out), real(B, T, HK, D)
-    mask = None if chain else meta(B, T, 1, dtype=torch.int64)
+    of_rows = (B * T,) if ragged else (B, T)
+    row_sizes = (ints(B + 1), T) if ragged else (None, None)
+    out, lse = real(*of_rows, HK * GROUP, D), meta(*of_rows, HK * GROUP, dtype=torch.float32)
+    q, k_tree = torch.empty_like(out), real(*of_rows, HK, D)
+    mask = None if chain else meta(*of_rows, 1, dtype=torch.int64)
     cache, table = real(B, N, HK, D), None
     if page_size:
         cache, table = real(B * N // page_size, page_size, HK, D), ints(B, N // page_size)
@@ -143,13 +152,15 @@ def attention(rows, D, dtype, *, op="hybrid", page_size=0, window=None, softcap=
     if op == "gather":
         chosen = (ints(B, HK, K), ints(B, HK))
         tree = (k_tree, k_tree, mask, table)
+        lengths = ints(B) if everything else None
         sparse_gather_attention(
-            *prefix, *chosen, *tree, 0.1, softcap, None, None, None, None, out, lse
+            *prefix, *chosen, *tree, 0.1, softcap, None, lengths, *row_sizes, out, lse
         )
         return
-    depths = ints(B, T) if window else None
+    depths = ints(*of_rows) if window and not chain else None
     tree = (None, None) if op == "in_cache" else (k_tree, k_tree)
-    inputs = (*prefix, ints(B), *tree, mask, depths, table, window, 0.1, softcap, None, None, None)
+    options = (table, window, 0.1, softcap, None, *row_sizes)
+    inputs = (*prefix, ints(B), *tree, mask, depths, *options)
     if op == "scores":
         collected = meta(B, HK, N, dtype=torch.float32)
         verify_attention(*inputs, op, (0, -1), True, out, lse, collected)
@@ -188,6 +199,15 @@ def gumbel():
     add_gumbel_noise(meta(16, 151936, dtype=torch.bfloat16), 2**40, places, places, out)
 
 
+def write(D, dtype, cache_dtype, heads_first=False):
+    """Write a paged cache, [pages, page_size, Hk, D] or [pages, Hk, page_size, D]."""
+    new, slots = meta(1, 16, HK, D, dtype=dtype), meta(1, 16, dtype=torch.int64)
+    cache = meta(N // 16, 16, HK, D, dtype=cache_dtype)
+    if heads_first:
+        cache = meta(N // 16, HK, 16, D, dtype=cache_dtype).transpose(1, 2)
+    write_kv(new, new, cache, cache, slots)
+
+
 VARIANTS = {
     "hybrid": {},
     "hybrid chain": {"chain": True},
@@ -202,6 +222,12 @@ VARIANTS = {
     "logits all": {"op": "logits", "page_size": 16, "window": 1024, "softcap": 20.0},
     "tree": {"op": "tree"},
 }
+VARIANTS |= {
+    f"ragged {name}": {**VARIANTS[name], "ragged": True} for name in VARIANTS if name != "tree"
+}
+VARIANTS["ragged hybrid chain window"] = {"chain": True, "window": 1024, "ragged": True}
+VARIANTS["ragged gather all paged"] = {**VARIANTS["ragged gather paged"], "everything": True}
+VARIANTS["gather all"] = {"op": "gather", "everything": True}
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 # What CI compiles: every feature once, the heaviest at the largest tiles.
 CHOSEN = [
@@ -218,6 +244,13 @@ CHOSEN = [
     ("logits all", 64, 128, BF16),
     ("logits all", 64, 256, BF16),
     ("tree", 64, 96, BF16),
+    ("ragged hybrid", 16, 128, BF16),
+    ("ragged hybrid", 16, 128, FP32),
+    ("ragged hybrid chain window", 64, 128, BF16),
+    ("ragged gather all paged", 64, 128, BF16),
+    ("ragged scores paged window", 64, 128, BF16),
+    ("ragged logits all", 64, 128, BF16),
+    ("ragged logits all", 64, 256, BF16),
 ]
 
 
@@ -237,6 +270,8 @@ def calls(everything):
         yield f"importance paged, D {D}, bf16", partial(importance, D, BF16)
     yield "select", select
     yield "gumbel", gumbel
+    yield "write, D 128, bf16", partial(write, 128, BF16, BF16)
+    yield "write heads first, D 80, fp32 to fp16", partial(write, 80, FP32, FP16, True)
 
 
 def costs(arch, everything=False):

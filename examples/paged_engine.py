@@ -55,8 +55,9 @@ class PagedCache:
     def write(self, request, k, v):
         """Commit keys and values [n, Hk, D] behind a request's text."""
         positions = self.seqlens[request] + torch.arange(len(k))
-        slots = self.block_table[request, positions // PAGE_SIZE], positions % PAGE_SIZE
-        self.k_pages[slots], self.v_pages[slots] = k, v
+        pages = self.block_table[request, positions // PAGE_SIZE]
+        slots = pages * PAGE_SIZE + positions % PAGE_SIZE
+        specattn.write_kv(k, v, self.k_pages, self.v_pages, slots)
         self.seqlens[request] += len(k)
 
 

@@ -181,3 +181,12 @@ def importance_blocks(D) -> tuple[int, int, int]:
     """
     block_d = max(16, triton.next_power_of_2(D))
     return 8192 // block_d, block_d, 4
+
+
+def write_blocks(D) -> tuple[int, int, int]:
+    """Return (rows, padded D, warps) of one program that writes a cache.
+
+    Eight elements a thread, 16 bytes of each of K and V: there is nothing to reuse.
+    """
+    block_d = max(16, triton.next_power_of_2(D))
+    return max(1, 1024 // block_d), block_d, 4

@@ -39,7 +39,7 @@ def _roofline(axes: Any, run: Record, rows: Sequence[Record]) -> None:
     """Draw one mark per row, its best peer on the same vertical, and what the machine allows."""
     colors = _colors(row["op"] for row in rows)
     seen = set()
-    for row in rows:
+    for row in filter(lambda row: row["operations"], rows):  # a copy has no place on a roofline
         operations, color = row["operations"], colors[row["op"]]
         density = operations / (row["bytes_read"] + row["bytes_written"])
         rate = operations / row["time"]["median"]

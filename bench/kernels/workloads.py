@@ -25,6 +25,7 @@ from specattn.ops.select_topk import cost as select_cost
 from specattn.ops.sparse_gather_attention import cost as gather_cost
 from specattn.ops.tree_attention import cost as tree_cost
 from specattn.ops.verify_attention import cost_logits, cost_scores
+from specattn.ops.write_kv import cost as write_cost
 
 from . import peers
 from .cases import Axes, Case
@@ -35,6 +36,7 @@ Outputs = dict[str, torch.Tensor]
 SPARSITY = 0.07  # of selections; Vegas' default
 KEEP = (4, 64)  # first and last tokens that a selection always takes
 MERGED = 8  # states in a row of merge_states
+WRITTEN = 4096  # tokens of a request that a cache to write into has room for
 MOST_WEIGHTS = 1 << 28  # in a layer; drawing a larger one takes longer than the other rows together
 PAGED_ONLY = 1 << 20  # tokens from which on nobody keeps a cache in one piece
 
@@ -225,6 +227,25 @@ def select_topk(case: Case, draw: Draw) -> BoundCase:
     arguments, names = (scores, draw.lengths(case.context)), ("indices", "index_lengths")
     cost = select_cost(sizes)
     return _bound(case, arguments, cost, lambda wanted: rivals(), options, names=names)
+
+
+@_primitive("contiguous", cached=False)
+def write_kv(case: Case, draw: Draw) -> BoundCase:
+    k, v = draw.keys(case.rows), draw.keys(case.rows)
+    requests = torch.arange(case.batch, device=draw.device)[:, None]
+    positions = torch.arange(case.rows, device=draw.device) + WRITTEN // 2
+    (k_cache, v_cache), written = peers.room_for(k, positions, WRITTEN)
+    slots = requests * WRITTEN + positions
+
+    def call() -> Outputs:
+        specattn.write_kv(k, v, k_cache, v_cache, slots)
+        return written
+
+    def expected(dtype: torch.dtype) -> Outputs:
+        return {"k": k.to(dtype), "v": v.to(dtype)}
+
+    rivals = partial(peers.writes, k, v, requests, positions, WRITTEN)
+    return BoundCase(call, expected, write_cost(draw.sizes), lambda wanted: rivals())
 
 
 def _bound(

@@ -1,5 +1,5 @@
-// specattn._cpu: what a pass consists of besides attention: embeddings, norms, rotation, products
-// of few rows, and the children of a draft tree.
+// specattn._cpu: what a pass consists of besides attention: embeddings, norms, rotation, new keys
+// and values, products of few rows, and the children of a draft tree.
 #include "bindings.h"
 #include "check.h"
 
@@ -22,6 +22,15 @@ struct RotateCall : PlainCall<RotateHeads> {
       for (int64_t t = 0; t < T; ++t) {
         check_index("positions", prefix[b] + depth(b, t), 0, positions - 1);
       }
+    }
+  }
+};
+
+struct WriteCall : PlainCall<WriteKV> {
+  void check() const override {
+    for (int64_t i = 0; i < B * T; ++i) {
+      const int64_t slot_of_i = slot(i / T, i % T);
+      if (slot_of_i >= 0) check_index("slots", slot_of_i, 0, pages * page_size - 1);
     }
   }
 };
@@ -104,6 +113,39 @@ void rotate_heads(const py::args& all) {
   const auto first_slot = next.value<std::optional<int64_t>>();
   if (k && first_slot) check_index("first_slot", *first_slot, 0, p.capacity - p.T);
   p.first_slot = first_slot.value_or(-1);
+  next.run(std::move(call));
+}
+
+void write_kv(const py::args& all) {
+  Arguments next(all);
+  auto call = std::make_unique<WriteCall>();
+  WriteCall& p = *call;
+  const View k = next.tensor("k"), v = next.tensor("v");
+  const View k_cache = next.tensor("k_cache"), v_cache = next.tensor("v_cache");
+  const View slots = next.tensor("slots");
+  for (const View* x : {&k, &k_cache}) {
+    if (x->dims != 4) x->fail("must have 4 dimensions");
+    if (x->dtype > Dtype::kFloat16) x->fail("must be float32, bfloat16 or float16");
+  }
+  p.dtype = k.dtype, p.cache_dtype = k_cache.dtype;
+  p.B = k.shape[0], p.T = k.shape[1], p.Hk = k.shape[2], p.D = k.shape[3];
+  p.pages = k_cache.shape[0], p.page_size = k_cache.shape[1];
+  v.expect(p.dtype, {p.B, p.T, p.Hk, p.D});
+  for (const View* x : {&k_cache, &v_cache}) {
+    x->expect(p.cache_dtype, {p.pages, p.page_size, p.Hk, p.D});
+  }
+  p.k = k.rows(), p.v = v.rows(), p.k_cache = k_cache.rows(), p.v_cache = v_cache.rows();
+  p.dense_heads = true;
+  for (const Rows* x : {&p.k, &p.v, &p.k_cache, &p.v_cache}) {
+    p.dense_heads = p.dense_heads && (x->head == p.D || p.Hk == 1);
+  }
+  slots.expect(slots.dtype == Dtype::kInt32 ? Dtype::kInt32 : Dtype::kInt64, {p.B, p.T});
+  if (slots.dtype == Dtype::kInt32) {
+    p.slots32 = slots.as<int32_t>();
+  } else {
+    p.slots64 = slots.as<int64_t>();
+  }
+  p.slots_batch = slots.stride[0];
   next.run(std::move(call));
 }
 
@@ -231,6 +273,7 @@ void specattn::define_layer(py::module_& m) {
   m.def("embed", &embed);
   m.def("rms_norm", &rms_norm);
   m.def("rotate_heads", &rotate_heads);
+  m.def("write_kv", &write_kv);
   m.def("linear_few_rows", &linear_few_rows);
   m.def("linear_parts", &linear_parts,
         "linear_few_rows of up to three weights side by side: "

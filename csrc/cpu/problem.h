@@ -91,6 +91,24 @@ struct Merge {
   int64_t lse_batch = 0, lse_row = 0, lse_head = 0;
 };
 
+// New keys and values, and the places of a cache that they belong to.
+struct WriteKV {
+  Dtype dtype = Dtype::kFloat32, cache_dtype = Dtype::kFloat32;
+  int64_t B = 0, T = 0, Hk = 0, D = 0;
+  Rows k, v;              // [B, T, Hk, D]
+  Rows k_cache, v_cache;  // [pages, page_size, Hk, D]
+  int64_t pages = 0, page_size = 1;
+  bool dense_heads = false;          // the heads of a token lie one after the other, everywhere
+  const int64_t* slots64 = nullptr;  // page * page_size + offset, [B, T], negative to skip; or
+  const int32_t* slots32 = nullptr;  // the same
+  int64_t slots_batch = 0;
+
+  int64_t slot(int64_t b, int64_t t) const {
+    const int64_t i = b * slots_batch + t;
+    return slots64 ? slots64[i] : slots32[i];
+  }
+};
+
 // Rows of an embedding.
 struct Embed {
   Dtype dtype = Dtype::kFloat32;

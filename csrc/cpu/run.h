@@ -11,6 +11,7 @@ namespace specattn {
 void run(const Attention&, int threads);
 void run(const Importance&, int threads);
 void run(const Merge&, int threads);
+void run(const WriteKV&, int threads);
 void run(const Embed&, int threads);
 void run(const RmsNorm&, int threads);
 void run(const RotateHeads&, int threads);

@@ -135,6 +135,8 @@ HAND = Sizes(B=1, T=2, Hq=4, Hk=2, D=8, e=2)
             16 + 4,
             10,
         ),
+        # Two new tokens and two slots in, the tokens out.
+        ("write_kv", {}, 128 + 16, 128, 0),
     ],
 )
 def test_cost_formulas_match_counting_by_hand(op, sizes, read, written, operations):

@@ -12,6 +12,12 @@ def as_tuple(result):
     return result if isinstance(result, tuple) else (result,)
 
 
+def written(k, v, k_cache, v_cache, slots):
+    """Call `write_kv`, and return what the caches hold then."""
+    specattn.write_kv(k, v, k_cache, v_cache, slots)
+    return k_cache.detach().clone(), v_cache.detach().clone()
+
+
 def valid_calls(p=None, paged=False):
     """Return `{name: (function, keyword arguments)}` on problem `p`, packed mask, no outputs."""
     p = p or make_problem(page_size=4)
@@ -62,7 +68,16 @@ def valid_calls(p=None, paged=False):
                 "ratio": 0.3,
             },
         ),
+        "write_kv": (
+            written,
+            {"k": p.k_tree, "v": p.v_tree, **_zeros(cache)}
+            | {"slots": torch.arange(p.k_tree.shape[:2].numel()).view(p.k_tree.shape[:2]) - 2},
+        ),
     }
+
+
+def _zeros(cache):
+    return {n: torch.zeros_like(x) for n, x in cache.items() if n != "block_table"}
 
 
 def variants():
@@ -107,6 +122,7 @@ PRIMITIVES = tuple(
     if getattr(specattn.ops, name).__module__ == f"specattn.ops.{name}"
 )
 NAMES = tuple(valid_calls())
-WITHOUT_STATE = ("importance_scores", "linear_few_rows", "select_topk")
+WITHOUT_STATE = ("importance_scores", "linear_few_rows", "select_topk", "write_kv")
+IN_PLACE = {"write_kv": ("k_cache", "v_cache")}
 WITH_STATE = tuple(name for name in NAMES if name not in WITHOUT_STATE)
 VARIANTS = [pytest.param(function, kwargs, id=name) for name, function, kwargs in variants()]

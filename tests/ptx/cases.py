@@ -5,6 +5,7 @@ ragged lengths, a request without cached tokens, GQA. `SELECTED` is what `make t
 architectures, `ALL` what `make fuzz` does.
 """
 
+import itertools
 from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
 
@@ -13,6 +14,7 @@ import torch
 import specattn
 from specattn import reference
 from tests.cases import assert_accurate, dense_attention, expected, make_problem
+from tests.writes import make_write
 
 from .launch import emulated
 from .machine import Options
@@ -39,6 +41,8 @@ class Case:
     per_head: bool = True
     split_size: int = 128
     block_m: int | None = None  # rows of a tile, if not as `_configs` says
+    layout: str = "pages"  # of the cache that is written
+    cache_dtype: str | None = None  # of that cache, if not dtype
 
     def __str__(self):
         changed = [
@@ -319,6 +323,34 @@ def _expect_merge(case):
     return list(zip(exact, reference.merge_states(outs, lses), (1e-6, 2e-6), strict=True))
 
 
+def _into(case):
+    """Return a write of as many tokens as there are query rows."""
+    return make_write(
+        (3, case.rows),
+        pages=5,
+        page_size=4,
+        heads=case.kv_heads,
+        head_dim=case.head_dim,
+        layout=case.layout,
+        dtype=DTYPES[case.dtype],
+        cache_dtype=DTYPES[case.cache_dtype or case.dtype],
+    )
+
+
+def _write(case):
+    def call():
+        write = _into(case)
+        specattn.write_kv(**write.arguments())
+        return (write.room,)
+
+    return call
+
+
+def _expect_write(case):
+    room = _into(case).expected()
+    return [(room.double(), room, 0.0)]  # equality
+
+
 OPERATIONS = {
     "hybrid": (_hybrid, _expect_hybrid),
     "tree": (_tree, _expect_tree),
@@ -329,6 +361,7 @@ OPERATIONS = {
     "select": (_select, _expect_select),
     "merge_state": (_merge, _expect_merge),
     "merge_states": (_merge, _expect_merge),
+    "write": (_write, _expect_write),
 }
 
 # Every primitive once, 16-bit and float32, mma.sync and wgmma (64 rows), padded D, every feature.
@@ -341,6 +374,7 @@ SELECTED = [
     Case("importance", head_dim=80, paged=True),
     Case("select"),
     Case("merge_states", rows=3),
+    Case("write", "fp32", head_dim=80, layout="heads first", cache_dtype="bf16"),
 ]
 
 ATTENTION = [
@@ -371,6 +405,9 @@ def _all():
             yield Case("merge_state", **size)
             yield Case("importance", **size, paged=number % 2 == 1, per_head=number % 4 < 2)
     yield Case("select", lengths=(2500, 1030, 0))
+    for dtype, to in itertools.product(DTYPES, DTYPES):
+        yield Case("write", dtype, cache_dtype=to)
+        yield Case("write", dtype, rows=6, head_dim=80, layout="interleaved", cache_dtype=to)
     yield Case("hybrid", rows=20, group=7, kv_heads=1, lengths=(200,))
     yield Case("scores", rows=3, group=7, per_head=False)
     yield Case("gather", rows=16, head_dim=128, tree="none")

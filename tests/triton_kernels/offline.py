@@ -25,6 +25,7 @@ from specattn.triton_kernels.select_topk import select_topk
 from specattn.triton_kernels.sparse_gather_attention import sparse_gather_attention
 from specattn.triton_kernels.tree_attention import tree_attention
 from specattn.triton_kernels.verify_attention import verify_attention
+from specattn.triton_kernels.write_kv import write_kv
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -178,6 +179,15 @@ def select():
     select_topk(scores, lengths, 0.07, None, 0, 4, 64, *chosen)
 
 
+def write(D, dtype, cache_dtype, heads_first=False):
+    """Write a paged cache, [pages, page_size, Hk, D] or [pages, Hk, page_size, D]."""
+    new, slots = meta(1, 16, HK, D, dtype=dtype), meta(1, 16, dtype=torch.int64)
+    cache = meta(N // 16, 16, HK, D, dtype=cache_dtype)
+    if heads_first:
+        cache = meta(N // 16, HK, 16, D, dtype=cache_dtype).transpose(1, 2)
+    write_kv(new, new, cache, cache, slots)
+
+
 VARIANTS = {
     "hybrid": {},
     "hybrid chain": {"chain": True},
@@ -226,6 +236,8 @@ def calls(everything):
         yield f"merge, D {D}, bf16", partial(merge, D, BF16)
         yield f"importance paged, D {D}, bf16", partial(importance, D, BF16)
     yield "select", select
+    yield "write, D 128, bf16", partial(write, 128, BF16, BF16)
+    yield "write heads first, D 80, fp32 to fp16", partial(write, 80, FP32, FP16, True)
 
 
 def costs(arch, everything=False):

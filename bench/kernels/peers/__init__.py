@@ -12,7 +12,7 @@ from types import ModuleType
 import torch
 
 from . import composition, flash_attn, flashinfer, flex, plain, sdpa, varlen, xformers
-from .plain import gathered, importance, linear, selection
+from .plain import gathered, importance, linear, room_for, selection, writes
 from .task import Attention, Peer
 
 FAMILIES: dict[str, ModuleType] = {
@@ -37,8 +37,10 @@ __all__ = [
     "linear",
     "merge",
     "missing",
+    "room_for",
     "selection",
     "verify",
+    "writes",
 ]
 
 

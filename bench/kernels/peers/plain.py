@@ -106,3 +106,40 @@ def linear(
         return {"out": out}
 
     return {"torch linear": layer}
+
+
+def room_for(
+    k: torch.Tensor, positions: torch.Tensor, capacity: int
+) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+    """Return two caches of NaN, and what lies at ``positions`` of each, a run of them, as views."""
+    batch, rows, heads, head_dim = k.shape
+    caches = [k.new_full((batch, capacity, heads, head_dim), math.nan) for _ in range(2)]
+    first = int(positions[0])
+    written = (cache[:, first : first + rows] for cache in caches)
+    return caches, dict(zip(("k", "v"), written, strict=True))
+
+
+def writes(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    requests: torch.Tensor,
+    positions: torch.Tensor,
+    capacity: int,
+) -> dict[str, Peer]:
+    """Advanced indexing, and ``index_copy_`` of all requests' tokens; each into its own cache."""
+    (k_cache, v_cache), indexed = room_for(k, positions, capacity)
+    caches, copied = room_for(k, positions, capacity)
+    k_flat, v_flat = (cache.flatten(0, 1) for cache in caches)
+    slots = (requests * capacity + positions).flatten()
+
+    def indexing() -> dict[str, torch.Tensor]:
+        k_cache[requests, positions] = k
+        v_cache[requests, positions] = v
+        return indexed
+
+    def index_copy() -> dict[str, torch.Tensor]:
+        k_flat.index_copy_(0, slots, k.flatten(0, 1))
+        v_flat.index_copy_(0, slots, v.flatten(0, 1))
+        return copied
+
+    return {"indexing": indexing, "index_copy": index_copy}

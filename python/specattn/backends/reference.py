@@ -18,6 +18,8 @@ def _find(op: str) -> Kernel | None:
 def _write_results(function: Callable) -> Kernel:
     """Let a function that returns its results write them into extra, last arguments instead.
 
+    One that writes into its arguments itself returns None.
+
     On the CPU attention is computed one request at a time: nothing is padded to the longest, and no
     request's rounding depends on its neighbours.
     """
@@ -29,6 +31,8 @@ def _write_results(function: Callable) -> Kernel:
         query = inputs.get("q")
         if query is None or query.is_cuda or len(query) == 1:
             results = function(**inputs)
+            if results is None:
+                return
             results = results if isinstance(results, tuple) else (results,)
             for output, result in zip(outputs, results, strict=True):
                 output.copy_(result)

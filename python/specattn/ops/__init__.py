@@ -15,6 +15,7 @@ from .select_topk import select_topk
 from .sparse_gather_attention import sparse_gather_attention
 from .tree_attention import tree_attention
 from .verify_attention import verify_attention
+from .write_kv import write_kv
 
 __all__ = [
     "hybrid_tree_attention",
@@ -30,4 +31,5 @@ __all__ = [
     "sparse_gather_attention",
     "tree_attention",
     "verify_attention",
+    "write_kv",
 ]

@@ -17,6 +17,7 @@ FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 LIKE_FIRST = "like first"  # the dtype of the first argument of the call, `q` mostly
 ACCUMULATED = "accumulated"  # float32, or float64 where the first argument is float64
 COLLECTED_LOGITS = "logits"  # bfloat16, or float64 where the first argument is float64
+CONVERTED = "converted"  # any of float32, bfloat16 and float16, or float64 as the first argument
 
 
 class Spec(NamedTuple):
@@ -78,6 +79,16 @@ COLLECTED = {  # by what is collected
     "logits": _spec("B R Hq N", COLLECTED_LOGITS),
 }
 _PAGED = {"k_cache": _PAGES, "v_cache": _PAGES}
+_WRITTEN = {  # what is written at `slots`, by the dimensions of `k`
+    dimensions: {
+        "k": _spec("tokens Hk head_dim | B T Hk head_dim", FLOATING),
+        "v": _spec(f"{tokens} Hk head_dim", LIKE_FIRST),
+        "k_cache": _spec("pages page_size Hk head_dim", CONVERTED),
+        "v_cache": _spec("pages page_size Hk head_dim", CONVERTED),
+        "slots": _spec(tokens, (torch.int64, torch.int32)),
+    }
+    for dimensions, tokens in ((3, "tokens"), (4, "B T"))
+}
 
 _known: dict[tuple, dict[str, int]] = {}  # sizes by the forms of tensors that were found right
 _MOST_KNOWN = 1024
@@ -168,6 +179,9 @@ def _agreed_sizes(names: tuple[str, ...], plain_forms: tuple) -> dict[str, int]:
 def _spec_of(name: str, forms: dict[str, Any]) -> Spec:
     """Return the row of the table for an argument; a few depend on other arguments."""
     form = forms[name]
+    if "slots" in forms:
+        k = forms["k"]
+        return _WRITTEN[4 if isinstance(k, Form) and len(k.shape) == 4 else 3][name]
     if name in _PAGED and forms.get("block_table", type(None)) is not type(None):
         return _PAGED[name]
     if name == "tree_mask" and isinstance(form, Form) and form.dtype == torch.int64:
@@ -229,6 +243,8 @@ def allowed_dtypes(dtypes: tuple[torch.dtype, ...] | str, first: torch.dtype) ->
         return (accumulation_dtype(first),)
     if dtypes == COLLECTED_LOGITS:
         return (torch.float64 if first == torch.float64 else torch.bfloat16,)
+    if dtypes == CONVERTED:
+        return (first,) if first == torch.float64 else FLOATING[:3]
     return tuple(dtypes)
 
 

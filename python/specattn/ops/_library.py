@@ -1,8 +1,8 @@
 """The torch operators `torch.ops.specattn.*`: one opaque node per primitive for `torch.compile`.
 
-A primitive's file declares its operator. Every operator writes into its last arguments and returns
-nothing, so a caller's buffers are used as they are. Shapes are checked by the public functions;
-values are checked here, inside the node, before any memory is touched.
+A primitive's file declares its operator. Every operator writes into arguments, mostly the last, and
+returns nothing, so a caller's buffers are used as they are. Shapes are checked by the public
+functions; values are checked here, inside the node, before any memory is touched.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ def _implementation(op: str, argument_names: list[str]) -> Callable[..., None]:
 
 def check_values(args: dict) -> None:
     """Raise IndexError where a length, a page or an index of an operator points nowhere."""
-    if "k_cache" in args:
+    if "slots" in args:
+        slots, (pages, page_size) = args["slots"], args["k_cache"].shape[:2]
+        _within("slots", slots, pages * page_size, slots >= 0)
+    elif "k_cache" in args:
         capacity = capacity_of(args["k_cache"], args["block_table"])
         if "indices" in args:
             _check_indices(args, capacity)

@@ -1,0 +1,68 @@
+// New keys and values into their slots of a cache: a copy, or a conversion, of each head.
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+
+#include "convert.h"
+#include "run.h"
+#include "team.h"
+
+namespace specattn {
+namespace {
+
+constexpr int64_t kTokensPerPiece = 16;
+
+template <class From, class To>
+inline void copy(const From* from, To* to, int64_t count) {
+  if constexpr (std::is_same_v<From, To>) {
+    std::memcpy(to, from, static_cast<size_t>(count) * sizeof(To));
+  } else {
+    for (int64_t i = 0; i < count; ++i) to[i] = from_float<To>(to_float(from[i]));
+  }
+}
+
+// All heads of one token; heads that lie one after the other are one copy.
+template <class From, class To>
+inline void write_token(const WriteKV& p, const Rows& rows, int64_t b, int64_t t, const Rows& cache,
+                        int64_t slot) {
+  const From* from = static_cast<const From*>(rows.data) + b * rows.outer + t * rows.token;
+  To* to = static_cast<To*>(const_cast<void*>(cache.data)) + slot / p.page_size * cache.outer +
+           slot % p.page_size * cache.token;
+  if (p.dense_heads) return copy(from, to, p.Hk * p.D);
+  for (int64_t h = 0; h < p.Hk; ++h) copy(from + h * rows.head, to + h * cache.head, p.D);
+}
+
+template <class From, class To>
+void write_tokens(const WriteKV& p, int64_t first, int64_t last) {
+  for (int64_t i = first; i < last; ++i) {
+    const int64_t b = i / p.T, t = i % p.T, slot = p.slot(b, t);
+    if (slot < 0) continue;
+    write_token<From, To>(p, p.k, b, t, p.k_cache, slot);
+    write_token<From, To>(p, p.v, b, t, p.v_cache, slot);
+  }
+}
+
+using Write = void (*)(const WriteKV&, int64_t first, int64_t last);
+template <class From>
+constexpr Write kWrites[3] = {write_tokens<From, float>, write_tokens<From, bf16>,
+                              write_tokens<From, fp16>};
+
+Write write_of(Dtype from, Dtype to) {
+  constexpr const Write* kFrom[3] = {kWrites<float>, kWrites<bf16>, kWrites<fp16>};
+  return kFrom[static_cast<int>(from)][static_cast<int>(to)];
+}
+
+}  // namespace
+
+void run(const WriteKV& p, int threads) {
+  const int64_t tokens = p.B * p.T, pieces = ceil_div(tokens, kTokensPerPiece);
+  constexpr int64_t kBytesPerElement = 8;  // of a key and a value, read and written, in 16 bits
+  const auto write = write_of(p.dtype, p.cache_dtype);
+  threads = useful_threads(tokens * p.Hk * p.D * kBytesPerElement, pieces, threads);
+  if (threads == 1) return write(p, 0, tokens);
+  parallel(threads, pieces, [&](int64_t i, int) {
+    write(p, i * kTokensPerPiece, std::min(tokens, (i + 1) * kTokensPerPiece));
+  });
+}
+
+}  // namespace specattn

@@ -1,0 +1,116 @@
+"""A layer's attention over vLLM's KV cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
+
+from specattn.ops import hybrid_tree_attention, write_kv
+
+
+@dataclass
+class Batch:
+    """The rows of a step: parts of prompts, decoded tokens and drafts to verify, in any mixture.
+
+    Parameters
+    ----------
+    tokens : int
+        Rows of all requests; what vLLM appends for padding does not count.
+    max_seqlen_q : int
+        Most rows of a request.
+    cu_seqlens_q : Tensor [B + 1], int32
+        Where the rows of each request begin.
+    cache_seqlens : Tensor [B], int32
+        Tokens of each request that were in the cache before this step.
+    block_table : Tensor [B, max_pages], int32
+    """
+
+    tokens: int
+    max_seqlen_q: int
+    cu_seqlens_q: torch.Tensor
+    cache_seqlens: torch.Tensor
+    block_table: torch.Tensor
+
+    @property
+    def requests(self) -> int:
+        """Number of requests."""
+        return self.cache_seqlens.shape[0]
+
+
+def pages(kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return keys and values, [pages, page_size, Hk, D], as views of a layer's KV cache.
+
+    vLLM's cache for CPUs is [pages, Hk, page_size, 2 * D] of memory in which a head's keys lie
+    before its values.
+    """
+    count, heads, size, _ = kv_cache.shape
+    both = kv_cache.view(count, heads, 2, size, -1).transpose(1, 3)
+    return both[:, :, 0], both[:, :, 1]
+
+
+class SpecattnAttention(CPUAttentionBackendImpl):
+    """vLLM's attention of a layer, computed by specattn; parameters as vLLM's own."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.window = self.sliding_window if self.sliding_window > 0 else None
+        self._views: tuple[int, tuple[torch.Tensor, torch.Tensor]] | None = None
+
+    def do_kv_cache_update(self, layer, key, value, kv_cache, slot_mapping) -> None:
+        """Write the keys and values of new tokens, [tokens, Hk, D], where `slot_mapping` says."""
+        tokens = slot_mapping.shape[0]
+        write_kv(key[:tokens], value[:tokens], *self._pages(kv_cache), slot_mapping)
+
+    def forward(
+        self,
+        layer,
+        query,
+        key,
+        value,
+        kv_cache,
+        attn_metadata,
+        output,
+        output_scale=None,
+        output_block_scale=None,
+    ):
+        """Attend from the rows of a step, [tokens, Hq, D], to what the cache holds by now."""
+        if output_scale is not None or output_block_scale is not None:
+            raise NotImplementedError("specattn: expected no fused quantization of outputs")
+        if attn_metadata is None:  # vLLM warms up
+            return output
+        batch = attn_metadata
+        attend(self, query[: batch.tokens], self._pages(kv_cache), batch, output[: batch.tokens])
+        return output
+
+    def _pages(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return `pages`, made once: vLLM allocates a layer's cache once."""
+        if self._views is None or self._views[0] != kv_cache.data_ptr():
+            self._views = kv_cache.data_ptr(), pages(kv_cache)
+        return self._views[1]
+
+
+def attend(layer: SpecattnAttention, q, caches, batch: Batch, out) -> None:
+    """Compute a layer's attention; `q` and `out` are [tokens, Hq, D]."""
+    options = {
+        "window": layer.window,
+        "softmax_scale": layer.scale,
+        "softcap": layer.logits_soft_cap,
+        "sinks": layer.sinks,
+    }
+    if batch.tokens == batch.requests * batch.max_seqlen_q:
+        shape = (batch.requests, batch.max_seqlen_q, *q.shape[1:])
+        hybrid_tree_attention(
+            q.view(shape), *caches, batch.cache_seqlens, None, None,
+            block_table=batch.block_table, out=out.view(shape), **options,
+        )  # fmt: skip
+        return
+    starts = batch.cu_seqlens_q.tolist()
+    for i in range(batch.requests):
+        begin, end = starts[i : i + 2]
+        if begin < end:
+            hybrid_tree_attention(
+                q[None, begin:end], *caches, batch.cache_seqlens[i : i + 1], None, None,
+                block_table=batch.block_table[i : i + 1], out=out[None, begin:end], **options,
+            )  # fmt: skip

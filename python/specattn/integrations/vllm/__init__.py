@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from .register import register
+from .plugin import register
 
 __all__ = ["PromptLookup", "Vegas", "register"]
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
 
-from specattn.ops import hybrid_tree_attention, write_kv
+from specattn.ops import hybrid_tree_attention, verify_attention, write_kv
+
+if TYPE_CHECKING:
+    from .selections import Selections
 
 
 @dataclass
@@ -38,6 +42,10 @@ class Batch:
         """Number of requests."""
         return self.cache_seqlens.shape[0]
 
+    def rows_of(self, request: int) -> int:
+        """Return how many rows a request has; waits for a device."""
+        return int(self.cu_seqlens_q[request + 1] - self.cu_seqlens_q[request])
+
 
 def pages(kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return keys and values, [pages, page_size, Hk, D], as views of a layer's KV cache.
@@ -51,11 +59,23 @@ def pages(kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class SpecattnAttention(CPUAttentionBackendImpl):
-    """vLLM's attention of a layer, computed by specattn; parameters as vLLM's own."""
+    """vLLM's attention of a layer, computed by specattn; parameters as vLLM's own.
+
+    Attributes
+    ----------
+    selections : Selections or None
+        What a drafter wants to know of the passes.
+    """
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.window = self.sliding_window if self.sliding_window > 0 else None
+        self.options = {
+            "softmax_scale": self.scale,
+            "softcap": self.logits_soft_cap,
+            "sinks": self.sinks,
+        }
+        self.selections: Selections | None = None
         self._views: tuple[int, tuple[torch.Tensor, torch.Tensor]] | None = None
 
     def do_kv_cache_update(self, layer, key, value, kv_cache, slot_mapping) -> None:
@@ -80,8 +100,15 @@ class SpecattnAttention(CPUAttentionBackendImpl):
             raise NotImplementedError("specattn: expected no fused quantization of outputs")
         if attn_metadata is None:  # vLLM warms up
             return output
-        batch = attn_metadata
-        attend(self, query[: batch.tokens], self._pages(kv_cache), batch, output[: batch.tokens])
+        if not isinstance(attn_metadata, Batch):
+            attn_metadata.attend(self, query, key, value, *self._pages(kv_cache), output)
+            return output
+        batch, caches = attn_metadata, self._pages(kv_cache)
+        q, out = query[: batch.tokens], output[: batch.tokens]
+        if self.selections is not None and self.selections.wants(batch):
+            self.selections.attend(self, q, *caches, batch, out)
+        else:
+            attend(self, q, *caches, batch, out)
         return output
 
     def _pages(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -91,26 +118,63 @@ class SpecattnAttention(CPUAttentionBackendImpl):
         return self._views[1]
 
 
-def attend(layer: SpecattnAttention, q, caches, batch: Batch, out) -> None:
+def attend(layer: SpecattnAttention, q, k_cache, v_cache, batch: Batch, out) -> None:
     """Compute a layer's attention; `q` and `out` are [tokens, Hq, D]."""
-    options = {
-        "window": layer.window,
-        "softmax_scale": layer.scale,
-        "softcap": layer.logits_soft_cap,
-        "sinks": layer.sinks,
-    }
-    if batch.tokens == batch.requests * batch.max_seqlen_q:
-        shape = (batch.requests, batch.max_seqlen_q, *q.shape[1:])
+    for rows, part in _uniform_parts(batch):
+        shape = (part.requests, part.max_seqlen_q, *q.shape[1:])
         hybrid_tree_attention(
-            q.view(shape), *caches, batch.cache_seqlens, None, None,
-            block_table=batch.block_table, out=out.view(shape), **options,
-        )  # fmt: skip
+            q[rows].view(shape),
+            k_cache,
+            v_cache,
+            part.cache_seqlens,
+            None,
+            None,
+            block_table=part.block_table,
+            window=layer.window,
+            out=out[rows].view(shape),
+            **layer.options,
+        )
+
+
+def verify(
+    layer: SpecattnAttention, q, k_cache, v_cache, batch: Batch, out, collect_rows, scores
+) -> None:
+    """Compute it, and write the scores of every cached token into `scores` [B, N]."""
+    begin = 0
+    for rows, part in _uniform_parts(batch):
+        shape = (part.requests, part.max_seqlen_q, *q.shape[1:])
+        verify_attention(
+            q[rows].view(shape),
+            k_cache,
+            v_cache,
+            part.cache_seqlens,
+            None,
+            None,
+            block_table=part.block_table,
+            window=layer.window,
+            collect_rows=collect_rows,
+            per_head=False,
+            collected=scores[begin : begin + part.requests],
+            out=out[rows].view(shape),
+            **layer.options,
+        )
+        begin += part.requests
+
+
+def _uniform_parts(batch: Batch):
+    if batch.tokens == batch.requests * batch.max_seqlen_q:
+        yield slice(0, batch.tokens), batch
         return
     starts = batch.cu_seqlens_q.tolist()
     for i in range(batch.requests):
         begin, end = starts[i : i + 2]
-        if begin < end:
-            hybrid_tree_attention(
-                q[None, begin:end], *caches, batch.cache_seqlens[i : i + 1], None, None,
-                block_table=batch.block_table[i : i + 1], out=out[None, begin:end], **options,
-            )  # fmt: skip
+        yield (
+            slice(begin, end),
+            Batch(
+                end - begin,
+                end - begin,
+                None,
+                batch.cache_seqlens[i : i + 1],
+                batch.block_table[i : i + 1],
+            ),
+        )

@@ -25,16 +25,19 @@ def register() -> None:
     if reason := _why_not(_installed_version()):
         _logger.warning("specattn: %s; vLLM's own attention stays in place", reason)
         return
+    _replace()
+
+
+def _replace() -> None:
     from vllm.platforms import current_platform
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-    if current_platform.is_cpu():
-        if not _compiled():
-            _logger.warning("specattn: its C++ kernels are not built; vLLM's own attention stays")
-            return
+    if not current_platform.is_cpu():
+        register_backend(AttentionBackendEnum.CUSTOM, CUDA_BACKEND)
+    elif _compiled():
         register_backend(AttentionBackendEnum.CPU_ATTN, BACKEND)
     else:
-        register_backend(AttentionBackendEnum.CUSTOM, CUDA_BACKEND)
+        _logger.warning("specattn: its C++ kernels are not built; vLLM's own attention stays")
 
 
 def _compiled() -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
+from vllm.v1.attention.backend import AttentionImpl, AttentionType
 
 from specattn.ops import hybrid_tree_attention, verify_attention, write_kv
 
@@ -58,7 +58,7 @@ def pages(kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return both[:, :, 0], both[:, :, 1]
 
 
-class SpecattnAttention(CPUAttentionBackendImpl):
+class SpecattnAttention(AttentionImpl):
     """vLLM's attention of a layer, computed by specattn; parameters as vLLM's own.
 
     Attributes
@@ -67,13 +67,28 @@ class SpecattnAttention(CPUAttentionBackendImpl):
         What a drafter wants to know of the passes.
     """
 
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.window = self.sliding_window if self.sliding_window > 0 else None
+    def __init__(
+        self,
+        num_heads,
+        head_size,
+        scale,
+        num_kv_heads=None,
+        alibi_slopes=None,
+        sliding_window=None,
+        kv_cache_dtype="auto",
+        logits_soft_cap=None,
+        attn_type=AttentionType.DECODER,
+        kv_sharing_target_layer_name=None,
+        sinks=None,
+    ):
+        self.num_heads, self.num_kv_heads = num_heads, num_kv_heads or num_heads
+        self.head_size, self.scale = head_size, float(scale)
+        self.kv_cache_dtype = kv_cache_dtype
+        self.window = sliding_window
         self.options = {
             "softmax_scale": self.scale,
-            "softcap": self.logits_soft_cap,
-            "sinks": self.sinks,
+            "softcap": logits_soft_cap or 0.0,
+            "sinks": sinks,
         }
         self.selections: Selections | None = None
         self._views: tuple[int, tuple[torch.Tensor, torch.Tensor]] | None = None

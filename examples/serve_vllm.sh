@@ -12,7 +12,7 @@ openmp=$PWD/.venv-vllm/lib/libiomp5.so
 [ ! -f "$openmp" ] || export LD_PRELOAD=$openmp
 
 SPECATTN_VLLM=1 VLLM_CPU_KVCACHE_SPACE=${VLLM_CPU_KVCACHE_SPACE:-1} VLLM_NO_USAGE_STATS=1 \
-    "$bin/vllm" serve examples/tiny --served-model-name tiny --port "$port" --dtype float32 \
+    "$bin/python" -m vllm.entrypoints.openai.api_server --model examples/tiny --served-model-name tiny --port "$port" --dtype float32 \
     --max-model-len 8192 --max-num-seqs 8 --speculative-config \
     "{\"method\": \"custom_class\", \"model\": \"specattn.integrations.vllm.$drafter\", \"num_speculative_tokens\": 6}" \
     > "${LOG:=$(mktemp)}" 2>&1 &

@@ -3,10 +3,12 @@
 import torch
 
 from ._attention import attend, prefix_of, tokens_at
+from ._ragged import by_request
 from .merge_state import merge_state, with_sinks
 from .tree_mask import tree_depths, trim_tree_mask, visible_tree_keys
 
 
+@by_request
 def hybrid_tree_attention(
     q,
     k_cache,
@@ -21,13 +23,15 @@ def hybrid_tree_attention(
     softmax_scale=None,
     softcap=0.0,
     sinks=None,
+    cu_seqlens_q=None,
+    max_seqlen_q=None,
 ):
     """Return `(out, lse)` of q [B, T, Hq, D] over the prefix and over the tree keys its rows see.
 
     Every row sees the first `cache_seqlens` tokens of its request's cache. With `k_tree=None` the T
     tree keys lie behind them. With `window`, a row at position t sees keys at positions p with
     t - window < p; a row stands at `cache_seqlens + depth`, `depths` [B or 1, T] being read off
-    `tree_mask` unless given.
+    `tree_mask` unless given. `cu_seqlens_q` makes rows ragged, as `by_request` says.
     """
     rows = q.shape[1]
     if k_tree is None:

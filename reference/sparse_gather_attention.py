@@ -2,11 +2,13 @@
 
 import torch
 
-from ._attention import attend, longest, tokens_at
+from ._attention import attend, capacity_of, longest, tokens_at
+from ._ragged import by_request
 from .merge_state import merge_state, with_sinks
 from .tree_mask import visible_tree_keys
 
 
+@by_request
 def sparse_gather_attention(
     q,
     k_cache,
@@ -20,12 +22,20 @@ def sparse_gather_attention(
     softmax_scale=None,
     softcap=0.0,
     sinks=None,
+    cache_seqlens=None,
+    cu_seqlens_q=None,
+    max_seqlen_q=None,
 ):
     """Return `(out, lse)` of q [B, T, Hq, D] over the indexed tokens and over new keys, if any.
 
     `indices` are logical positions, [B, K] for all heads or [B, Hk, K] for each KV head, of which
-    the first `index_lengths` ([B] or [B, Hk]) count; the rest is never read.
+    the first `index_lengths` ([B] or [B, Hk]) count; the rest is never read. A length of -1 stands
+    for all positions of the prefix, which `cache_seqlens` [B] then says. `cu_seqlens_q` makes rows
+    ragged, as `by_request` says.
     """
+    if cache_seqlens is not None:
+        capacity = capacity_of(k_cache, block_table)
+        indices, index_lengths = with_prefixes(indices, index_lengths, cache_seqlens, capacity)
     indices = indices[..., : longest(index_lengths, indices.shape[-1])]
     taken = torch.arange(indices.shape[-1], device=q.device) < index_lengths[..., None]
     k, v = (tokens_at(x, indices, taken, block_table) for x in (k_cache, v_cache))
@@ -38,3 +48,14 @@ def sparse_gather_attention(
         out, lse = merge_state(out, lse, *tree)
     out, lse = with_sinks(out, lse, sinks)
     return out.to(q.dtype), lse
+
+
+def with_prefixes(indices, index_lengths, cache_seqlens, capacity):
+    """Replace each list whose length is -1 by that of all positions of its request's prefix."""
+    whole = index_lengths < 0
+    lengths = cache_seqlens.view(-1, *[1] * (index_lengths.dim() - 1))
+    index_lengths = torch.where(whole, lengths, index_lengths)
+    room = max(0, longest(cache_seqlens, capacity) - indices.shape[-1])
+    indices = torch.nn.functional.pad(indices, (0, room))
+    everything = torch.arange(indices.shape[-1], dtype=torch.int32, device=indices.device)
+    return torch.where(whole[..., None], everything, indices), index_lengths

@@ -3,10 +3,12 @@
 import torch
 
 from ._attention import capacity_of, mask_logits, prefix_of, scaled_logits
+from ._ragged import by_request
 from .hybrid_tree_attention import hybrid_tree_attention, visible_prefix
 from .tree_mask import tree_depths, visible_tree_keys
 
 
+@by_request
 def verify_attention(
     q,
     k_cache,
@@ -21,6 +23,8 @@ def verify_attention(
     softmax_scale=None,
     softcap=0.0,
     sinks=None,
+    cu_seqlens_q=None,
+    max_seqlen_q=None,
     collect="scores",
     collect_rows=(0, -1),
     per_head=True,
@@ -30,6 +34,7 @@ def verify_attention(
     "logits": [B, R, Hq, N] bfloat16 (float64 for float64), the scaled and capped logits of those
     rows; "scores": [B, Hk, N], their mean over those rows and over the heads of each group, or
     without `per_head` [B, N], over all heads. -inf where a row does not see the key.
+    `cu_seqlens_q` makes rows ragged, as `by_request` says.
     """
     out, lse = hybrid_tree_attention(
         q,

@@ -17,6 +17,8 @@ def hybrid_tree_attention(
     softmax_scale,
     softcap,
     sinks,
+    cu_seqlens_q,
+    max_seqlen_q,
     out,
     lse,
 ):
@@ -24,6 +26,8 @@ def hybrid_tree_attention(
 
     ``tree_mask`` is packed and already trimmed to ``window``; ``depths`` are those before trimming.
     """
+    if cu_seqlens_q is not None:
+        raise NotImplementedError("the Triton kernels take no cu_seqlens_q yet")
     attend(
         q,
         k_cache,

@@ -16,6 +16,9 @@ def sparse_gather_attention(
     softmax_scale,
     softcap,
     sinks,
+    cache_seqlens,
+    cu_seqlens_q,
+    max_seqlen_q,
     out,
     lse,
 ):
@@ -24,6 +27,8 @@ def sparse_gather_attention(
     ``indices`` are logical positions, [B, K] for all heads or [B, Hk, K]; the first
     ``index_lengths`` ([B] or [B, Hk]) of them count and the rest is never read.
     """
+    if cache_seqlens is not None or cu_seqlens_q is not None:
+        raise NotImplementedError("the Triton kernels take no cu_seqlens_q or cache_seqlens yet")
     shared = indices.dim() == 2
     attend(
         q,

@@ -19,6 +19,8 @@ def verify_attention(
     softmax_scale,
     softcap,
     sinks,
+    cu_seqlens_q,
+    max_seqlen_q,
     collect,
     collect_rows,
     per_head,
@@ -32,6 +34,8 @@ def verify_attention(
     float32 logits to a workspace, and the scores are their mean. Without ``per_head`` the pass
     writes one score per KV head to a workspace: programs of different heads run in no fixed order.
     """
+    if cu_seqlens_q is not None:
+        raise NotImplementedError("the Triton kernels take no cu_seqlens_q yet")
     batch, capacity = q.shape[0], collected.shape[-1]
     mean_of_logits = collect == "scores" and softcap > 0
     target = collected

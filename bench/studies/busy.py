@@ -91,7 +91,8 @@ def attention(threads: int) -> Callable[[], None]:
     )
     scale, lse = HEAD_DIM**-0.5, torch.empty(1, 1, Q_HEADS)
     cache, tree = (k, v, lengths), (new, new, None, None, None, None)
-    return lambda: _cpu.hybrid_tree_attention(q, *cache, *tree, scale, 0.0, None, out, lse, threads)
+    plain = (scale, 0.0, None, None, None)
+    return lambda: _cpu.hybrid_tree_attention(q, *cache, *tree, *plain, out, lse, threads)
 
 
 def seconds(call: Callable[[], None], before: Callable[[], None] | None = None) -> float:

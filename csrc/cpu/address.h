@@ -15,8 +15,10 @@ inline const char* row_of(const Rows& rows, int64_t outer, int64_t token, int64_
 template <class Elem>
 inline void cached_rows(const Cache& c, int64_t b, int64_t head, int64_t first, int count,
                         const char** k, const char** v) {
-  const int32_t* list =
-      c.indices ? c.indices + b * c.indices_batch + head * c.indices_head : nullptr;
+  const int32_t* list = nullptr;
+  if (c.indices && c.listed(b, head) >= 0) {
+    list = c.indices + b * c.indices_batch + head * c.indices_head;
+  }
   const int32_t* table = c.block_table ? c.block_table + b * c.table_stride : nullptr;
   const char* k_page = row_of<Elem>(c.k, table ? 0 : b, 0, head);
   const char* v_page = row_of<Elem>(c.v, table ? 0 : b, 0, head);

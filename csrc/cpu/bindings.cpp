@@ -11,15 +11,21 @@ using namespace specattn;
 
 namespace {
 
-// Shape of the queries; the KV heads come from `k`.
+// The heads of the queries; the KV heads come from `k`.
 template <class Problem>
-void set_queries(Problem& p, const View& q, const View& k) {
-  p.dtype = floating(q);
-  p.B = q.shape[0], p.T = q.shape[1], p.Hq = q.shape[2], p.D = q.shape[3];
-  p.q = q.rows();
+void set_heads(Problem& p, const View& q, const View& k) {
+  p.Hq = q.shape[q.dims - 2], p.D = q.shape[q.dims - 1];
   k.expect(p.dtype, {-1, -1, -1, p.D});
   p.Hk = k.shape[2];
   if (p.Hk == 0 || p.Hq % p.Hk) q.fail("must have a multiple of the KV heads");
+}
+
+template <class Problem>
+void set_queries(Problem& p, const View& q, const View& k) {
+  p.dtype = floating(q);
+  p.B = q.shape[0], p.T = q.shape[1];
+  p.q = q.rows();
+  set_heads(p, q, k);
 }
 
 // Fills in the cache; returns {capacity, pages}.
@@ -42,46 +48,53 @@ std::pair<int64_t, int64_t> set_cache(Problem& p, const View& k, const View& v, 
 
 // What the lengths and indices of a cache must stay within.
 struct CacheBounds {
-  int64_t heads = 0;  // that have lengths of their own; 0: there is no cache
-  int64_t most = 0;   // tokens that a length may count
-  int64_t capacity = 0, pages = 0, behind = 0;
+  int64_t capacity = 0, pages = 0;
+  int64_t heads = 0;  // that have lists of their own; 0: there is no cache, or it is not gathered
+  int64_t most = 0;   // tokens that a list may have
 
-  void check(const Cache& c, int64_t B) const {
-    if (heads == 0) return;
-    check_lengths(c, c.indices ? "index_lengths" : "cache_seqlens", B, heads, most, behind);
-    if (c.indices) {
-      check_positions(c, B, heads, capacity, pages);
-    } else {
-      check_pages(c, B, pages, behind);
+  // `behind(b)` tokens after each length are read too (a tree that lies in the cache).
+  template <class Behind>
+  void check(const Cache& c, int64_t B, const Behind& behind) const {
+    if (heads > 0) return check_lists(c, B, heads, most, capacity, pages);
+    for (int64_t b = 0; b < B; ++b) {
+      const int64_t length = c.listed(b, 0), more = behind(b);
+      check_index("cache_seqlens", length, 0, capacity - more);
+      check_tokens(c, b, length + more, pages);
     }
   }
 };
 
-// Fills in the cache and how many tokens of it count, then `behind` more.
+// Fills in the cache and how many tokens of it count.
 template <class Problem>
 CacheBounds set_prefix(Problem& p, const View& k, const View& v, const View& lengths,
-                       const View& table, int64_t behind) {
+                       const View& table) {
   lengths.expect(Dtype::kInt32, {p.B});
   p.cache.lengths = lengths.as<int32_t>();
   p.cache.lengths_batch = lengths.stride[0];
   const auto [capacity, pages] = set_cache(p, k, v, table);
-  return {1, capacity, capacity, pages, behind};
+  return {capacity, pages};
 }
 
 // A call and the arrays that it points to.
 struct AttentionCall : PlainCall<Attention> {
+  int64_t tokens = 0;  // rows of ragged queries
   std::vector<int32_t> no_lengths;
-  std::vector<int64_t> rows;
+  std::vector<int64_t> collected_rows;
   std::vector<float> sink_values;
   CacheBounds bounds;
 
-  void check() const override { bounds.check(cache, B); }
+  void check() const override {
+    if (q_starts) check_rows(q_starts, B, tokens, T);
+    bounds.check(cache, B, [this](int64_t b) { return tree.in_cache ? rows(b) : 0; });
+  }
 };
 
 struct ImportanceCall : PlainCall<Importance> {
   CacheBounds bounds;
 
-  void check() const override { bounds.check(cache, B); }
+  void check() const override {
+    bounds.check(cache, B, [](int64_t) { return 0; });
+  }
 };
 
 struct TopKCall : PlainCall<TopK> {
@@ -92,7 +105,34 @@ struct TopKCall : PlainCall<TopK> {
   }
 };
 
+// Queries that are ragged where `starts` is given; then no request has more than `most` rows.
+void set_queries(AttentionCall& a, const View& q, const View& k, const View& starts,
+                 std::optional<int64_t> most) {
+  if (!starts) return set_queries(a, q, k);
+  a.dtype = floating(q, 3);
+  starts.expect_dense(Dtype::kInt32, starts.shape[0]);
+  if (!most || *most < 1) starts.fail("needs max_seqlen_q, at least 1");
+  a.B = starts.shape[0] - 1, a.T = *most, a.tokens = q.shape[0];
+  a.q = q.ragged_rows();
+  a.q_starts = starts.as<int32_t>();
+  set_heads(a, q, k);
+}
+
+void set_ragged_tree(AttentionCall& a, const View& k, const View& v, const View& mask) {
+  Tree& tree = a.tree;
+  if (k) {
+    k.expect(a.dtype, {a.tokens, a.Hk, a.D});
+    v.expect(a.dtype, {a.tokens, a.Hk, a.D});
+    tree.k = k.ragged_rows(), tree.v = v.ragged_rows(), tree.size = a.T;
+  }
+  if (mask) {
+    mask.expect(Dtype::kInt64, {a.tokens, ceil_div(a.T, 64)});
+    tree.mask = mask.as<int64_t>(), tree.mask_row = mask.stride[0];
+  }
+}
+
 void set_tree(AttentionCall& a, const View& k, const View& v, const View& mask) {
+  if (a.q_starts) return set_ragged_tree(a, k, v, mask);
   Tree& tree = a.tree;
   if (k) {
     k.expect(a.dtype, {a.B, -1, a.Hk, a.D});
@@ -108,8 +148,12 @@ void set_tree(AttentionCall& a, const View& k, const View& v, const View& mask) 
 
 void set_depths(AttentionCall& a, const View& depths) {
   if (!depths) return;
-  depths.expect(Dtype::kInt32, {depths.shape[0] == 1 ? 1 : a.B, a.T});
   a.tree.depths = depths.as<int32_t>();
+  if (a.q_starts) {
+    depths.expect_dense(Dtype::kInt32, a.tokens);
+    return;
+  }
+  depths.expect(Dtype::kInt32, {depths.shape[0] == 1 ? 1 : a.B, a.T});
   a.tree.depths_batch = depths.step(0);
 }
 
@@ -119,8 +163,7 @@ void take_scale(AttentionCall& a, Arguments& next) {
   a.softcap = static_cast<float>(next.value<double>());
 }
 
-void take_sinks(AttentionCall& a, Arguments& next) {
-  const View sinks = next.tensor("sinks");
+void set_sinks(AttentionCall& a, const View& sinks) {
   if (!sinks) return;
   sinks.expect(sinks.dtype, {a.Hq});
   for (int64_t h = 0; h < a.Hq; ++h) a.sink_values.push_back(sinks.number(h * sinks.stride[0]));
@@ -129,11 +172,18 @@ void take_sinks(AttentionCall& a, Arguments& next) {
 
 void take_state(AttentionCall& a, Arguments& next) {
   const View out = next.tensor("out"), lse = next.tensor("lse");
-  out.expect(a.dtype, {a.B, a.T, a.Hq, a.D});
-  lse.expect(Dtype::kFloat32, {a.B, a.T, a.Hq});
+  const int row = a.q_starts ? 0 : 1;  // its dimension
+  if (a.q_starts) {
+    out.expect(a.dtype, {a.tokens, a.Hq, a.D});
+    lse.expect(Dtype::kFloat32, {a.tokens, a.Hq});
+  } else {
+    out.expect(a.dtype, {a.B, a.T, a.Hq, a.D});
+    lse.expect(Dtype::kFloat32, {a.B, a.T, a.Hq});
+    a.out_batch = out.stride[0], a.lse_batch = lse.stride[0];
+  }
   a.out = out.data, a.lse = lse.as<float>();
-  a.out_batch = out.stride[0], a.out_row = out.stride[1], a.out_head = out.stride[2];
-  a.lse_batch = lse.stride[0], a.lse_row = lse.stride[1], a.lse_head = lse.stride[2];
+  a.out_row = out.stride[row], a.out_head = out.stride[row + 1];
+  a.lse_row = lse.stride[row], a.lse_head = lse.stride[row + 1];
 }
 
 void tree_attention(const py::args& all) {
@@ -155,17 +205,19 @@ void take_hybrid(AttentionCall& a, Arguments& next) {
   const View q = next.tensor("q"), k = next.tensor("k_cache"), v = next.tensor("v_cache");
   const View lengths = next.tensor("cache_seqlens");
   const View k_tree = next.tensor("k_tree"), v_tree = next.tensor("v_tree");
-  set_queries(a, q, k);
-  a.tree.in_cache = !k_tree;
-  a.tree.size = a.T;
-  set_tree(a, k_tree, v_tree, next.tensor("tree_mask"));
-  set_depths(a, next.tensor("depths"));
-  const int64_t behind = a.tree.in_cache ? a.T : 0;
-  a.bounds = set_prefix(a, k, v, lengths, next.tensor("block_table"), behind);
-  a.capacity = a.bounds.capacity;
+  const View mask = next.tensor("tree_mask"), depths = next.tensor("depths");
+  const View table = next.tensor("block_table");
   a.window = next.value<std::optional<int64_t>>().value_or(0);
   take_scale(a, next);
-  take_sinks(a, next);
+  const View sinks = next.tensor("sinks"), starts = next.tensor("cu_seqlens_q");
+  set_queries(a, q, k, starts, next.value<std::optional<int64_t>>());
+  a.tree.in_cache = !k_tree;
+  a.tree.size = a.T;
+  set_tree(a, k_tree, v_tree, mask);
+  set_depths(a, depths);
+  a.bounds = set_prefix(a, k, v, lengths, table);
+  a.capacity = a.bounds.capacity;
+  set_sinks(a, sinks);
 }
 
 void hybrid_tree_attention(const py::args& all) {
@@ -184,13 +236,13 @@ void verify_attention(const py::args& all) {
   take_hybrid(a, next);
   const bool scores = next.value<std::string>() == "scores";
   a.collect = scores ? Collect::kScores : Collect::kLogits;
-  a.rows = next.value<std::vector<int64_t>>();
-  for (int64_t& row : a.rows) {
+  a.collected_rows = next.value<std::vector<int64_t>>();
+  for (int64_t& row : a.collected_rows) {
     check_index("collect_rows", row, -a.T, a.T - 1);
-    row += row < 0 ? a.T : 0;
+    row += row < 0 && !a.q_starts ? a.T : 0;
   }
-  a.collect_rows = a.rows.data();
-  a.num_collect = static_cast<int64_t>(a.rows.size());
+  a.collect_rows = a.collected_rows.data();
+  a.num_collect = static_cast<int64_t>(a.collected_rows.size());
   a.per_head = next.value<bool>() || !scores;
   take_state(a, next);
   const View collected = next.tensor("collected");
@@ -215,9 +267,13 @@ void sparse_gather_attention(const py::args& all) {
   const View q = next.tensor("q"), k = next.tensor("k_cache"), v = next.tensor("v_cache");
   const View indices = next.tensor("indices"), lengths = next.tensor("index_lengths");
   const View k_new = next.tensor("k_new"), v_new = next.tensor("v_new");
-  set_queries(a, q, k);
-  set_tree(a, k_new, v_new, next.tensor("tree_mask"));
-  const auto [capacity, pages] = set_cache(a, k, v, next.tensor("block_table"));
+  const View mask = next.tensor("tree_mask"), table = next.tensor("block_table");
+  take_scale(a, next);
+  const View sinks = next.tensor("sinks"), prefix = next.tensor("cache_seqlens");
+  const View starts = next.tensor("cu_seqlens_q");
+  set_queries(a, q, k, starts, next.value<std::optional<int64_t>>());
+  set_tree(a, k_new, v_new, mask);
+  const auto [capacity, pages] = set_cache(a, k, v, table);
   const bool lists = indices.dims == 3, counts = lengths.dims == 2;
   if (lists) {
     indices.expect(Dtype::kInt32, {a.B, a.Hk, -1});
@@ -235,9 +291,12 @@ void sparse_gather_attention(const py::args& all) {
   c.lengths = lengths.as<int32_t>();
   c.lengths_batch = lengths.stride[0], c.lengths_head = counts ? lengths.stride[1] : 0;
   const int64_t heads = lists || counts ? a.Hk : 1;
-  a.bounds = {heads, indices.shape[indices.dims - 1], capacity, pages, 0};
-  take_scale(a, next);
-  take_sinks(a, next);
+  a.bounds = {capacity, pages, heads, indices.shape[indices.dims - 1]};
+  if (prefix) {
+    prefix.expect(Dtype::kInt32, {a.B});
+    c.prefix = prefix.as<int32_t>(), c.prefix_batch = prefix.stride[0];
+  }
+  set_sinks(a, sinks);
   take_state(a, next);
   next.run(std::move(call));
 }
@@ -250,7 +309,7 @@ void importance_scores(const py::args& all) {
   const View lengths = next.tensor("cache_seqlens");
   set_queries(p, q, k);
   p.per_head = next.value<bool>();
-  p.bounds = set_prefix(p, k, k, lengths, next.tensor("block_table"), 0);
+  p.bounds = set_prefix(p, k, k, lengths, next.tensor("block_table"));
   p.capacity = p.bounds.capacity;
   p.scale = static_cast<float>(next.value<double>());
   const View scores = next.tensor("scores");

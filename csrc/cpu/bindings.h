@@ -82,10 +82,11 @@ class Arguments {
 };
 
 // The type of queries, keys or values.
-inline Dtype floating(const View& q) {
-  if (q.dims != 4) q.fail("must have 4 dimensions");
+inline Dtype floating(const View& q, int dims = 4) {
+  if (q.dims != dims) q.fail("must have " + std::to_string(dims) + " dimensions");
   if (q.dtype > Dtype::kFloat16) q.fail("must be float32, bfloat16 or float16");
-  if (q.shape[3] % 8 || q.shape[3] > kMaxHeadDim || q.shape[3] == 0) {
+  const int64_t head_dim = q.shape[dims - 1];
+  if (head_dim % 8 || head_dim > kMaxHeadDim || head_dim == 0) {
     q.fail("must have a head_dim that is a multiple of 8 up to 256");
   }
   return q.dtype;

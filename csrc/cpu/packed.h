@@ -44,15 +44,13 @@ struct PackedRows {
   }
 
   void start() const {
+    const int64_t used = few ? count : plan.rows, g = a.group();  // tiles multiply padding, too
     for (int64_t head = 0; head < task.heads; ++head) {
       const State s = state(head);
-      std::fill(s.acc, s.acc + plan.rows * stride, 0.0f);
-      std::fill(s.m, s.m + plan.rows, -kInf);
-      std::fill(s.l, s.l + plan.rows, 0.0f);
-    }
-    std::fill(scratch.q, scratch.q + task.heads * plan.rows * stride, 0.0f);
-    const int64_t g = a.group();
-    for (int64_t head = 0; head < task.heads; ++head) {
+      std::fill(s.acc, s.acc + used * stride, 0.0f);
+      std::fill(s.m, s.m + used, -kInf);
+      std::fill(s.l, s.l + used, 0.0f);
+      std::fill(queries(head, 0), queries(head, 0) + used * stride, 0.0f);
       for (int64_t m = 0; m < count; ++m) {
         const char* q =
             row_of<Elem>(a.q, task.b, task.rows.first + m / g, (task.head + head) * g + m % g);

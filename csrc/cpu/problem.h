@@ -21,6 +21,16 @@ struct Cache {
   int64_t indices_batch = 0, indices_head = 0;
   const int32_t* lengths = nullptr;  // tokens of a request, [B] or [B, Hk]
   int64_t lengths_batch = 0, lengths_head = 0;
+  const int32_t* prefix = nullptr;  // of a gathered cache: a length of -1 is all these tokens, [B]
+  int64_t prefix_batch = 0;
+
+  int64_t listed(int64_t b, int64_t head) const {
+    return lengths[b * lengths_batch + head * lengths_head];
+  }
+  int64_t length(int64_t b, int64_t head) const {
+    const int64_t count = listed(b, head);
+    return count < 0 ? prefix[b * prefix_batch] : count;
+  }
 };
 
 // The keys of the tree, and which row sees which.
@@ -39,6 +49,9 @@ enum class Collect { kNone, kScores, kLogits };
 struct Attention {
   Dtype dtype = Dtype::kFloat32;
   int64_t B = 0, T = 0, Hq = 0, Hk = 0, D = 0;
+  // Ragged where given, [B + 1]: request b has the rows from q_starts[b] on, up to T of them. Rows
+  // then have no stride of a batch; what is said of [B, T] is [tokens].
+  const int32_t* q_starts = nullptr;
   Rows q;
   Cache cache;
   Tree tree;
@@ -52,16 +65,15 @@ struct Attention {
   int64_t lse_batch = 0, lse_row = 0, lse_head = 0;
 
   Collect collect = Collect::kNone;
-  const int64_t* collect_rows = nullptr;  // rows in [0, T)
+  const int64_t* collect_rows = nullptr;  // rows in [0, T); of ragged ones in [-T, T)
   int64_t num_collect = 0, capacity = 0;
   bool per_head = true;       // else the scores of all heads are averaged
   void* collected = nullptr;  // scores [B, Hk, N] or [B, N] float32, logits [B, R, Hq, N] bf16
   int64_t collected_batch = 0, collected_row = 0, collected_head = 0;
 
   int64_t group() const { return Hq / Hk; }
-  int64_t length(int64_t b, int64_t head) const {
-    return cache.lengths[b * cache.lengths_batch + head * cache.lengths_head];
-  }
+  int64_t length(int64_t b, int64_t head) const { return cache.length(b, head); }
+  int64_t rows(int64_t b) const { return q_starts ? q_starts[b + 1] - q_starts[b] : T; }
 };
 
 // Mean of scaled logits over all rows and the heads of a group (or all heads).

@@ -17,6 +17,8 @@ void run(const RmsNorm&, int threads);
 void run(const RotateHeads&, int threads);
 void run(const BestChildren&, int threads);
 
+constexpr int64_t kTasksPerThread = 4;  // so that a thread that was interrupted costs little
+
 // How many threads `work` (bytes and multiplications) in `tasks` parts is worth. Waking a thread
 // that sleeps takes the caller 0.01 ms, and the thread comes later still.
 int useful_threads(int64_t work, int64_t tasks, int threads);

@@ -20,6 +20,9 @@ constexpr int kDtypes = 6;
 constexpr const char* kDtypeNames[kDtypes] = {"float32", "bfloat16", "float16",
                                               "int32",   "int64",    "float64"};
 
+// Of an element that kernels compute with.
+constexpr int64_t size_of(Dtype type) { return type == Dtype::kFloat32 ? 4 : 2; }
+
 constexpr int kBlock = 64;       // keys in a block: one word of a packed tree mask
 constexpr int kMostKeys = 256;   // in a step of several blocks
 constexpr int kTile = 32;        // query rows in a tile: its share of a step stays in the L1 cache

@@ -110,6 +110,7 @@ struct View {
     return static_cast<T*>(data);
   }
   Rows rows() const { return {data, stride[0], stride[1], stride[2]}; }
+  Rows ragged_rows() const { return {data, 0, stride[0], stride[1]}; }
 
   // 0 along a broadcast dimension.
   int64_t step(int i) const { return shape[i] == 1 ? 0 : stride[i]; }

@@ -39,9 +39,14 @@ inline int64_t collect_start(const Attention& a, int64_t b, int64_t length) {
   return start;
 }
 
+// First node of a chain that row t sees.
+inline int64_t chain_start(const Attention& a, int64_t t) {
+  return a.window ? std::max<int64_t>(t + a.tree.size - a.T - a.window + 1, 0) : 0;
+}
+
 // The blocks of keys that a range of rows can see: the prefix from `start` on, then the tree.
 struct KeyRange {
-  int64_t start = 0, length = 0, prefix_blocks = 0, tree_keys = 0, blocks = 0;
+  int64_t start = 0, length = 0, prefix_blocks = 0, tree_start = 0, tree_keys = 0, blocks = 0;
 
   KeyRange(const Attention& a, int64_t b, int64_t head, RowRange rows) : length(a.length(b, head)) {
     start = a.window ? length : 0;
@@ -50,10 +55,11 @@ struct KeyRange {
     }
     prefix_blocks = ceil_div(length - start, kBlock);
     tree_keys = a.tree.size;
-    if (!a.tree.mask) {  // a chain: nothing after the last row's own key
+    if (!a.tree.mask) {  // a chain: nothing after the last row's own key, or before the window
       tree_keys = std::clamp<int64_t>(rows.first + rows.count + a.tree.size - a.T, 0, tree_keys);
+      tree_start = std::min(chain_start(a, rows.first), tree_keys) / kBlock * kBlock;
     }
-    blocks = prefix_blocks + ceil_div(tree_keys, kBlock);
+    blocks = prefix_blocks + ceil_div(tree_keys - tree_start, kBlock);
   }
 };
 
@@ -68,8 +74,8 @@ struct Block {
   void load(const Attention& a, int64_t b, const KeyRange& range, RowRange rows, int64_t index,
             const int64_t* starts, uint64_t* words) {
     tree = index >= range.prefix_blocks;
-    const int64_t begin =
-        tree ? (index - range.prefix_blocks) * kBlock : index * kBlock + range.start;
+    const int64_t begin = tree ? (index - range.prefix_blocks) * kBlock + range.tree_start
+                               : index * kBlock + range.start;
     const int64_t end = tree ? range.tree_keys : range.length;
     first = begin;
     keys = static_cast<int>(std::min<int64_t>(kBlock, end - begin));
@@ -95,7 +101,7 @@ struct Block {
       const int64_t* row = tree.mask + b * tree.mask_batch + t * tree.mask_row;
       return static_cast<uint64_t>(row[begin / 64]);
     }
-    return ~from(t + tree.size - a.T + 1 - begin);
+    return ~from(t + tree.size - a.T + 1 - begin) & from(chain_start(a, t) - begin);
   }
 };
 

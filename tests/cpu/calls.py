@@ -5,6 +5,7 @@ from specattn.reference.select_topk import selection_size
 
 from specattn import reference
 from specattn.backends.cpu import BACKEND
+from specattn.ops._tree_mask import ragged_packed_mask
 
 
 def run(op, *args):
@@ -29,7 +30,7 @@ def _scale(q, softmax_scale):
 
 
 def _state(q):
-    return poisoned(*q.shape, dtype=q.dtype), poisoned(*q.shape[:3])
+    return poisoned(*q.shape, dtype=q.dtype), poisoned(*q.shape[:-1])
 
 
 def _capacity(k_cache, block_table):
@@ -39,6 +40,10 @@ def _capacity(k_cache, block_table):
 def _trimmed(q, cache, tree):
     """Pack the mask and trim it to the window, as `specattn.ops` does before it calls a kernel."""
     mask, window = tree.get("tree_mask"), tree.get("window")
+    if tree.get("cu_seqlens_q") is not None:
+        sizes = {"max_seqlen_q": tree["max_seqlen_q"]}
+        mask, depths = ragged_packed_mask(mask, sizes, window, tree["cu_seqlens_q"])
+        return {**cache, **tree, "tree_mask": mask, "depths": depths}
     depths = None
     if window is not None:
         size = q.shape[1] if tree.get("k_tree") is None else tree["k_tree"].shape[1]
@@ -57,7 +62,7 @@ def _hybrid(q, cache, tree):
         args.get("window"),
         _scale(q, args.get("softmax_scale")),
         args.get("softcap", 0.0),
-        args.get("sinks"),
+        *(args.get(name) for name in ("sinks", "cu_seqlens_q", "max_seqlen_q")),
     ]
 
 
@@ -72,12 +77,15 @@ def hybrid_tree_attention(q, *, k_cache, v_cache, cache_seqlens, block_table=Non
 def verify_attention(q, *, collect="scores", collect_rows=(0, -1), per_head=True, **options):
     cache = {n: options.pop(n) for n in ("k_cache", "v_cache", "cache_seqlens")}
     cache["block_table"] = options.pop("block_table", None)
-    batch, capacity = q.shape[0], _capacity(cache["k_cache"], cache["block_table"])
+    batch, capacity = (
+        len(cache["cache_seqlens"]),
+        _capacity(cache["k_cache"], cache["block_table"]),
+    )
     if collect == "scores":
         heads = (cache["k_cache"].shape[2],) if per_head else ()
         collected = poisoned(batch, *heads, capacity)
     else:
-        shape = (batch, len(collect_rows), q.shape[2], capacity)
+        shape = (batch, len(collect_rows), q.shape[-2], capacity)
         collected = poisoned(*shape, dtype=torch.bfloat16)
     state = _state(q)
     args = _hybrid(q, cache, options)
@@ -105,8 +113,15 @@ def sparse_gather_attention(
     softmax_scale=None,
     softcap=0.0,
     sinks=None,
+    cache_seqlens=None,
+    cu_seqlens_q=None,
+    max_seqlen_q=None,
 ):
     state = _state(q)
+    if cu_seqlens_q is None:
+        mask = _packed(tree_mask)
+    else:
+        mask, _ = ragged_packed_mask(tree_mask, {}, None, cu_seqlens_q)
     run(
         "sparse_gather_attention",
         q,
@@ -116,11 +131,14 @@ def sparse_gather_attention(
         index_lengths,
         k_new,
         v_new,
-        _packed(tree_mask),
+        mask,
         block_table,
         _scale(q, softmax_scale),
         softcap,
         sinks,
+        cache_seqlens,
+        cu_seqlens_q,
+        max_seqlen_q,
         *state,
     )
     return state

@@ -52,8 +52,8 @@ class Layer:
         _cpu.rotate_heads(heads, Q_HEADS, None, None, EPS, *angles, None, *caches, None, threads)
         tree = None, None, None, None, None, None
         _cpu.hybrid_tree_attention(
-            *(heads[:, :, :Q_HEADS], *caches, self.seqlens, *tree, HEAD_DIM**-0.5, 0.0, None),
-            *(self.out, self.lse, threads),
+            *(heads[:, :, :Q_HEADS], *caches, self.seqlens, *tree, HEAD_DIM**-0.5, 0.0),
+            *(None, None, None, self.out, self.lse, threads),
         )
 
     def results(self):

@@ -35,8 +35,8 @@ def calls_on(length):
     logits = torch.ones(1, 2, 4, length, dtype=torch.bfloat16)
     indices, counts = torch.ones(1, 1, length, dtype=torch.int32), lengths[None].clone()
     every = torch.arange(length, dtype=torch.int32)[None]
-    hybrid = (q, k, v, lengths, new, new, None, None, None, None, 0.3, 0.0, None)
-    gather = (q, k, v, every, lengths, new, new, None, None, 0.3, 0.0, None)
+    hybrid = (q, k, v, lengths, new, new, None, None, None, None, 0.3, 0.0, None, None, None)
+    gather = (q, k, v, every, lengths, new, new, None, None, 0.3, 0.0, *(None,) * 4)
     chosen = (None, length // 2, 0, 4, 4)
     return {
         "hybrid": lambda: run("hybrid_tree_attention", *hybrid, out, lse),
@@ -85,7 +85,7 @@ def returns_before(call):
 def test_other_threads_run_during_a_call(isa):
     q, (k, v) = torch.randn(1, 32, 8, 64), torch.randn(2, 1, 8192, 2, 64)
     lengths, new = torch.tensor([8192], dtype=torch.int32), torch.randn(1, 32, 2, 64)
-    hybrid = (q, k, v, lengths, new, new, None, None, None, None, 0.1, 0.0, None)
+    hybrid = (q, k, v, lengths, new, new, None, None, None, None, 0.1, 0.0, None, None, None)
     state = torch.empty_like(q), torch.empty(1, 32, 8)
     # A machine that is busy elsewhere may wake this thread too late to see it.
     assert any(

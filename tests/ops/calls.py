@@ -6,6 +6,7 @@ from specattn.reference import pack_tree_mask
 
 import specattn
 from tests.cases import make_problem
+from tests.ragged import make_ragged
 
 
 def as_tuple(result):
@@ -103,6 +104,7 @@ def variants():
         "index_lengths": arguments["index_lengths"][:, None].repeat(1, 2),
     }
     yield "sparse_gather_attention-per-head", function, arguments | per_head
+    yield from ragged_variants()
     function, arguments = valid_calls(p)["select_topk"]
     yield "select_topk-budget", function, arguments | {"ratio": None, "budget": 4, "keep_last": 2}
     function, arguments = valid_calls(p)["linear_few_rows"]
@@ -113,6 +115,25 @@ def variants():
         yield f"linear_few_rows-{activation}", function, plain | {"activation": activation}
     function, arguments = valid_calls(p)["importance_scores"]
     yield "importance_scores-all-heads", function, arguments | {"per_head": False}
+
+
+def ragged_variants():
+    """Return ids and calls as `variants` does, of queries of which each request has its own."""
+    r, sinks = make_ragged((3, 1, 0, 5), tree_in_cache=True), torch.randn(4)
+    every_option = {"window": 3, "softcap": 5.0, "sinks": sinks, "softmax_scale": 0.2}
+    for name in ("hybrid_tree_attention", "verify_attention"):
+        function = getattr(specattn, name)
+        yield f"{name}-ragged", function, r.arguments(mask="packed")
+        yield f"{name}-ragged-options", function, r.arguments(paged=True) | every_option
+        yield f"{name}-ragged-chain", function, r.arguments(in_cache=True, mask=None)
+    yield "verify_attention-ragged-logits", function, r.arguments() | {"collect": "logits"}
+    lists = {
+        "indices": torch.arange(3, dtype=torch.int32).repeat(4, 1),
+        "index_lengths": torch.tensor([3, -1, 2, 0], dtype=torch.int32),
+        "cache_seqlens": r.whole.cache_seqlens,
+    }
+    sparse = r.arguments(paged=True, new=True) | lists
+    yield "sparse_gather_attention-ragged", specattn.sparse_gather_attention, sparse
 
 
 # The functions that their files are named after.

@@ -143,11 +143,13 @@ def attention(rows, D, dtype, *, op="hybrid", page_size=0, window=None, softcap=
     if op == "gather":
         chosen = (ints(B, HK, K), ints(B, HK))
         tree = (k_tree, k_tree, mask, table)
-        sparse_gather_attention(*prefix, *chosen, *tree, 0.1, softcap, None, out, lse)
+        sparse_gather_attention(
+            *prefix, *chosen, *tree, 0.1, softcap, None, None, None, None, out, lse
+        )
         return
     depths = ints(B, T) if window else None
     tree = (None, None) if op == "in_cache" else (k_tree, k_tree)
-    inputs = (*prefix, ints(B), *tree, mask, depths, table, window, 0.1, softcap, None)
+    inputs = (*prefix, ints(B), *tree, mask, depths, table, window, 0.1, softcap, None, None, None)
     if op == "scores":
         collected = meta(B, HK, N, dtype=torch.float32)
         verify_attention(*inputs, op, (0, -1), True, out, lse, collected)

@@ -21,7 +21,7 @@ def _write_results(function: Callable) -> Kernel:
     One that writes into its arguments itself returns None.
 
     On the CPU attention is computed one request at a time: nothing is padded to the longest, and no
-    request's rounding depends on its neighbours.
+    request's rounding depends on its neighbours. Ragged queries the function deals out itself.
     """
     names = list(inspect.signature(function).parameters)
 
@@ -29,7 +29,8 @@ def _write_results(function: Callable) -> Kernel:
         inputs = dict(zip(names, args, strict=False))
         outputs = args[len(names) :]
         query = inputs.get("q")
-        if query is None or query.is_cuda or len(query) == 1:
+        ragged = inputs.get("cu_seqlens_q") is not None
+        if query is None or query.is_cuda or ragged or len(query) == 1:
             results = function(**inputs)
             if results is None:
                 return

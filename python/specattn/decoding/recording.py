@@ -13,6 +13,8 @@ import torch
 import specattn._cpu as _cpu
 from specattn.decoding.parts import Projection
 
+UNIFORM = (None, None)  # cu_seqlens_q and max_seqlen_q of attention: all requests have as many rows
+
 
 class Recording:
     """Kernel calls, and steps in Python between them."""

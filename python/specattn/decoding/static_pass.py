@@ -18,7 +18,7 @@ import specattn._cpu as _cpu
 from specattn.decoding.attention import Pass, Selection
 from specattn.decoding.compiling import MOST_ROWS
 from specattn.decoding.parts import GatedMLP, Layer, Parts
-from specattn.decoding.recording import Recording
+from specattn.decoding.recording import UNIFORM, Recording
 from specattn.kv_cache import KVCache
 from specattn.ops._tree_mask import packed_mask
 
@@ -199,13 +199,13 @@ class StaticPass:
         recording.kernel(_cpu.rotate_heads, *turned, k_cache, v_cache, None)
         scale = (layer.scaling, 0.0, layer.sinks)
         tree = inputs.get(_mask(window)), inputs.get(_depths(window))
-        hybrid = (q, k_cache, v_cache, prefix, None, None, *tree, None, window, *scale)
+        hybrid = (q, k_cache, v_cache, prefix, None, None, *tree, None, window, *scale, *UNIFORM)
         full_layer = self.windows[:n].count(None)
         if window is None and shape.planned:
             recording.python(lambda: self._attend_as_planned(n, layer, (q, k, v), out))
         elif window is None and "indices" in inputs:
             selected = inputs["indices"][full_layer], inputs["lengths"]
-            sparse = (q, k_cache, v_cache, *selected, k, v, None, None, *scale)
+            sparse = (q, k_cache, v_cache, *selected, k, v, None, None, *scale, None, *UNIFORM)
             recording.kernel(_cpu.sparse_gather_attention, *sparse, out, lse)
         elif window is None and shape.collected:
             collect = ("scores", list(shape.collected), False)

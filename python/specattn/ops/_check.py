@@ -41,6 +41,7 @@ _STATE_LSE = _spec("B T Hq", ACCUMULATED)
 
 SPECS = {
     "q": _spec("B T Hq D", FLOATING),
+    "cu_seqlens_q": _spec("B+1", torch.int32),
     "k_new": _TREE_KEYS,
     "v_new": _TREE_KEYS,
     "k_tree": _TREE_KEYS,
@@ -89,17 +90,30 @@ _WRITTEN = {  # what is written at `slots`, by the dimensions of `k`
     }
     for dimensions, tokens in ((3, "tokens"), (4, "B T"))
 }
+_RAGGED_KEYS = _spec("tokens Hk D", LIKE_FIRST)
+_RAGGED = {  # with `cu_seqlens_q`: the rows of all requests, one after the other
+    "q": _spec("tokens Hq D", FLOATING),
+    "k_new": _RAGGED_KEYS,
+    "v_new": _RAGGED_KEYS,
+    "k_tree": _RAGGED_KEYS,
+    "v_tree": _RAGGED_KEYS,
+    "tree_mask": _spec("tokens max_seqlen_q", torch.bool, optional=True),
+    "packed_tree_mask": _spec("tokens W", torch.int64, optional=True),
+    "out": _spec("tokens Hq D", LIKE_FIRST, optional=True),
+    "lse": _spec("tokens Hq", ACCUMULATED, optional=True),
+}
 
 _known: dict[tuple, dict[str, int]] = {}  # sizes by the forms of tensors that were found right
 _MOST_KNOWN = 1024
 
 
-def check_tensors(**tensors) -> dict[str, int]:
+def check_tensors(*, max_seqlen_q: int | None = None, **tensors) -> dict[str, int]:
     """Check every tensor by its name and return the sizes that their shapes agree on.
 
     With a `block_table`, caches are pages and N is what a request's pages hold. Without keys of its
-    own, a tree has as many as there are rows. The first tensor sets the device and, where the table
-    says so, the dtype of the others.
+    own, a tree has as many as there are rows. With `cu_seqlens_q`, rows are ragged, and T and S are
+    `max_seqlen_q`. The first tensor sets the device and, where the table says so, the dtype of the
+    others.
 
     Raises
     ------
@@ -111,16 +125,16 @@ def check_tensors(**tensors) -> dict[str, int]:
     graph = torch.is_grad_enabled()
     names, forms = tuple(tensors), tuple([_form(x, graph) for x in tensors.values()])
     if torch.compiler.is_compiling():
-        return _agreed_sizes(names, forms)
+        return _agreed_sizes(names, forms, max_seqlen_q)
     try:
-        sizes = _known.get((names, forms))
+        sizes = _known.get((names, forms, max_seqlen_q))
     except TypeError:  # sizes of a symbolic trace have no hash
-        return _agreed_sizes(names, forms)
+        return _agreed_sizes(names, forms, max_seqlen_q)
     if sizes is None:
-        sizes = _agreed_sizes(names, forms)
+        sizes = _agreed_sizes(names, forms, max_seqlen_q)
         if len(_known) >= _MOST_KNOWN:
             _known.clear()
-        _known[names, forms] = sizes
+        _known[names, forms, max_seqlen_q] = sizes
     return sizes.copy()
 
 
@@ -156,12 +170,14 @@ def _form(x, graph: bool) -> tuple | type:
     return type(x)
 
 
-def _agreed_sizes(names: tuple[str, ...], plain_forms: tuple) -> dict[str, int]:
+def _agreed_sizes(
+    names: tuple[str, ...], plain_forms: tuple, max_seqlen_q: int | None
+) -> dict[str, int]:
     forms = {
         name: Form(*form) if isinstance(form, tuple) else form
         for name, form in zip(names, plain_forms, strict=True)
     }
-    sizes: dict[str, int] = {}
+    sizes = {} if max_seqlen_q is None else {"T": max_seqlen_q, "max_seqlen_q": max_seqlen_q}
     for name, form in forms.items():
         if name == "tree_mask":
             keys = sizes.setdefault("S", sizes["T"])
@@ -170,6 +186,8 @@ def _agreed_sizes(names: tuple[str, ...], plain_forms: tuple) -> dict[str, int]:
         if form is type(None) and spec.optional:
             continue
         _check_form(name, form, spec, names[0], forms[names[0]], sizes)
+        if name == "cu_seqlens_q":
+            sizes["B"] = sizes["B+1"] - 1
     if "max_pages" in sizes:
         sizes["N"] = sizes["max_pages"] * sizes["page_size"]
     _check_sizes(sizes)
@@ -185,9 +203,11 @@ def _spec_of(name: str, forms: dict[str, Any]) -> Spec:
     if name in _PAGED and forms.get("block_table", type(None)) is not type(None):
         return _PAGED[name]
     if name == "tree_mask" and isinstance(form, Form) and form.dtype == torch.int64:
-        return SPECS["packed_tree_mask"]
+        name = "packed_tree_mask"
     if name == "index_lengths" and len(forms["indices"].shape) == 3:
-        return SPECS["index_lengths_per_head"]
+        name = "index_lengths_per_head"
+    if "cu_seqlens_q" in forms and name in _RAGGED:
+        return _RAGGED[name]
     return SPECS[name]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 
@@ -46,6 +47,8 @@ def _implementation(op: str, argument_names: list[str]) -> Callable[..., None]:
 
 def check_values(args: dict) -> None:
     """Raise IndexError where a length, a page or an index of an operator points nowhere."""
+    if args.get("cu_seqlens_q") is not None:
+        _check_rows(args["cu_seqlens_q"].tolist(), len(args["q"]), args["max_seqlen_q"])
     if "slots" in args:
         slots, (pages, page_size) = args["slots"], args["k_cache"].shape[:2]
         _within("slots", slots, pages * page_size, slots >= 0)
@@ -59,20 +62,55 @@ def check_values(args: dict) -> None:
         _within("cache_seqlens", args["cache_seqlens"], args["scores"].shape[-1] + 1)
 
 
+def _check_rows(starts: list[int], rows: int, most: int) -> None:
+    if starts[0] != 0:
+        raise IndexError(f"cu_seqlens_q: expected to begin with 0, got {starts[0]}")
+    for index, (first, stop) in enumerate(pairwise(starts)):
+        if stop < first:
+            raise IndexError(f"cu_seqlens_q: expected no decrease, got {stop} after {first}")
+        if stop - first > most:
+            raise IndexError(
+                f"cu_seqlens_q: expected up to max_seqlen_q={most} rows per request, "
+                f"got {stop - first} of request {index}"
+            )
+    if starts[-1] != rows:
+        raise IndexError(f"cu_seqlens_q: expected to end with q's {rows} rows, got {starts[-1]}")
+
+
 def _check_prefix(args: dict, capacity: int) -> None:
-    lengths, table = args["cache_seqlens"], args["block_table"]
-    tree_in_cache = "k_tree" in args and args["k_tree"] is None
-    behind = args["q"].shape[1] if tree_in_cache else 0
+    lengths, behind = args["cache_seqlens"], _tokens_behind(args)
     _within("cache_seqlens", lengths, capacity - behind + 1)
-    if table is not None:
-        pages, page_size = args["k_cache"].shape[:2]
-        starts = torch.arange(table.shape[1], device=table.device) * page_size
-        _within("block_table", table, pages, starts < (lengths + behind)[:, None])
+    if args["block_table"] is not None:
+        _check_pages(args, lengths + behind)
+
+
+def _tokens_behind(args: dict) -> int | torch.Tensor:
+    """Return how many tokens of the tree lie in the cache, [B] of ragged rows."""
+    if "k_tree" not in args or args["k_tree"] is not None:
+        return 0
+    starts = args["cu_seqlens_q"]
+    return args["q"].shape[1] if starts is None else starts.diff()
+
+
+def _check_pages(args: dict, lengths: torch.Tensor) -> None:
+    table, (pages, page_size) = args["block_table"], args["k_cache"].shape[:2]
+    starts = torch.arange(table.shape[1], device=table.device) * page_size
+    _within("block_table", table, pages, starts < lengths[:, None])
 
 
 def _check_indices(args: dict, capacity: int) -> None:
     indices, lengths, table = args["indices"], args["index_lengths"], args["block_table"]
-    _within("index_lengths", lengths, indices.shape[-1] + 1)
+    _within("index_lengths", lengths, indices.shape[-1] + 1, lengths != -1)
+    whole = (lengths == -1).flatten(1).any(1) if lengths.dim() == 2 else lengths == -1
+    if args["cache_seqlens"] is not None:
+        _within("cache_seqlens", args["cache_seqlens"], capacity + 1)
+        if table is not None:
+            _check_pages(args, args["cache_seqlens"].where(whole, 0))
+    elif whole.any():
+        raise IndexError(
+            f"index_lengths: expected values from 0 to {indices.shape[-1]} without cache_seqlens, "
+            "got -1"
+        )
     taken = torch.arange(indices.shape[-1], device=indices.device) < lengths[..., None]
     _within("indices", indices, capacity, taken)
     if table is not None:
@@ -82,12 +120,22 @@ def _check_indices(args: dict, capacity: int) -> None:
         _within("block_table", used, pages, taken)
 
 
-def _within(name: str, values: torch.Tensor, stop: int, where: torch.Tensor | None = None) -> None:
-    """Raise IndexError unless all values, where `where` holds, lie in [0, stop)."""
+def _within(
+    name: str,
+    values: torch.Tensor,
+    stop: int | torch.Tensor,
+    where: torch.Tensor | None = None,
+) -> None:
+    """Raise IndexError unless all values, where `where` holds, lie in [0, stop).
+
+    `stop` may differ from value to value.
+    """
     wrong = (values < 0) | (values >= stop)
     if where is not None:
         wrong &= where
     if wrong.any():
         place = wrong.nonzero()[0].tolist()
         value = values[tuple(place)].item()
+        if isinstance(stop, torch.Tensor):
+            stop = int(stop[tuple(place)])
         raise IndexError(f"{name}: expected values from 0 to {stop - 1}, got {value} at {place}")

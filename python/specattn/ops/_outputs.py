@@ -10,9 +10,12 @@ from ._check import Spec, accumulation_dtype, allowed_dtypes, check_tensor
 def state_like(
     q: torch.Tensor, out: torch.Tensor | None, lse: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `(out, lse)` like `q`, [.., B, T, Hq, D], allocating what is None."""
+    """Return `(out, lse)` like `q`, allocating what is None.
+
+    Rows of `q` are [B, T], or ragged [tokens]; of several states [n, B, T] they become [B, T].
+    """
     if out is None:
-        like = q if q.dim() == 4 else q[0]
+        like = q[0] if q.dim() == 5 else q
         out = torch.empty_like(like, memory_format=torch.contiguous_format)
     if lse is None:
         lse = q.new_empty(q.shape[-4:-1], dtype=accumulation_dtype(q.dtype))

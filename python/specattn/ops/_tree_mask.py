@@ -8,6 +8,7 @@ from specattn.reference.tree_mask import (
     pack_tree_mask,
     tree_depths,
     trim_tree_mask,
+    unpack_tree_mask,
     visible_tree_keys,
 )
 
@@ -27,6 +28,36 @@ def packed_mask(
         return None, None
     visible = visible_tree_keys(tree_mask, rows, keys, device)
     return pack_tree_mask(trim_tree_mask(visible, window)), tree_depths(visible)
+
+
+def ragged_packed_mask(
+    tree_mask: torch.Tensor | None,
+    sizes: dict[str, int],
+    window: int | None,
+    cu_seqlens_q: torch.Tensor,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Return `(mask, depths)` of ragged rows as `packed_mask` does: int64 [tokens, W], [tokens].
+
+    Backends window a chain themselves: for None both are None.
+    """
+    if tree_mask is None:
+        return None, None
+    if window is None:
+        return pack_tree_mask(tree_mask) if tree_mask.dtype == torch.bool else tree_mask, None
+    keys = sizes["max_seqlen_q"]
+    visible = tree_mask if tree_mask.dtype == torch.bool else unpack_tree_mask(tree_mask, keys)
+    visible = visible & _own_keys(len(tree_mask), keys, cu_seqlens_q)
+    return pack_tree_mask(trim_tree_mask(visible, window)), tree_depths(visible)
+
+
+def _own_keys(tokens: int, keys: int, cu_seqlens_q: torch.Tensor) -> torch.Tensor:
+    """Return which of the columns of a ragged mask a row's request has, bool [tokens, keys]."""
+    starts, stops = cu_seqlens_q[:-1], cu_seqlens_q[1:]
+    rows = torch.arange(tokens, dtype=torch.int32, device=cu_seqlens_q.device)
+    # Rows of no request are an error, which the operator finds: here they must only do no harm.
+    request = torch.searchsorted(stops, rows, right=True).clamp(max=len(starts) - 1)
+    columns = torch.arange(keys, device=cu_seqlens_q.device)
+    return columns < (stops - starts)[request, None]
 
 
 def _packed(tree_mask: torch.Tensor | None) -> torch.Tensor | None:

@@ -61,3 +61,8 @@ class Cost:
     def bytes(self) -> int:
         """Bytes read plus bytes written."""
         return self.read + self.written
+
+    def __add__(self, other: Cost) -> Cost:
+        """Return the cost of both tasks; a ragged batch costs what its requests cost."""
+        parts = (self.read + other.read, self.written + other.written)
+        return Cost(*parts, self.operations + other.operations)

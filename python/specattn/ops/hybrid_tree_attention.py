@@ -9,14 +9,15 @@ import torch
 from ._check import check_option, check_tensors
 from ._library import CACHE, STATE, define
 from ._outputs import state_like
-from ._tree_mask import packed_mask
+from ._ragged import ragged_rows
+from ._tree_mask import packed_mask, ragged_packed_mask
 from .cost import Cost, Sizes
 from .tree_attention import cost as tree_cost
 
 HYBRID = (
     f"{CACHE}, Tensor cache_seqlens, Tensor? k_tree, Tensor? v_tree, Tensor? tree_mask, "
     "Tensor? depths, Tensor? block_table, int? window, float softmax_scale, float softcap, "
-    "Tensor? sinks"
+    "Tensor? sinks, Tensor? cu_seqlens_q, SymInt? max_seqlen_q"
 )
 _operator = define(f"hybrid_tree_attention({HYBRID}, {STATE})")
 
@@ -35,6 +36,8 @@ def hybrid_tree_attention(
     softmax_scale: float | None = None,
     softcap: float = 0.0,
     sinks: torch.Tensor | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
     out: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -71,6 +74,15 @@ def hybrid_tree_attention(
     sinks : Tensor [Hq], optional
         A learned logit per head that joins the denominator and has no value (gpt-oss). `lse`
         includes it.
+    cu_seqlens_q : Tensor [B + 1], int32, optional
+        Makes queries ragged: request b owns the rows from ``cu_seqlens_q[b]`` to
+        ``cu_seqlens_q[b + 1]``, or none; it begins with 0 and ends with the number of rows. `q` and
+        `out` are then [tokens, Hq, D], `lse` [tokens, Hq], `k_tree` and `v_tree`
+        [tokens, Hk, D] (each row has its own key) or None, and `tree_mask` is bool
+        [tokens, max_seqlen_q] or packed int64 [tokens, W] with W = ceil(max_seqlen_q / 64), its
+        columns counting the keys of a row's own request.
+    max_seqlen_q : int, optional
+        Rows that no request exceeds, needed with `cu_seqlens_q`. It bounds the launch.
     out : Tensor [B, T, Hq, D], optional
         Written in place and returned; dtype as `q`.
     lse : Tensor [B, T, Hq], optional
@@ -89,8 +101,9 @@ def hybrid_tree_attention(
     TypeError, ValueError
         An argument has a wrong type, dtype, shape, device, stride or value; the message names it.
     IndexError
-        A length or a used page lies outside the cache. On a GPU only with ``SPECATTN_CHECK=1``,
-        because looking would wait for the device.
+        A length or a used page lies outside the cache, or `cu_seqlens_q` does not deal all rows,
+        up to `max_seqlen_q` each. On a GPU only with ``SPECATTN_CHECK=1``, because looking would
+        wait for the device.
 
     Examples
     --------
@@ -106,9 +119,20 @@ def hybrid_tree_attention(
     ... )
     >>> out.shape, lse.shape
     (torch.Size([2, 3, 8, 64]), torch.Size([2, 3, 8]))
+
+    One more row behind the first prefix, and a prefill of six rows for the second request:
+
+    >>> rows = torch.tensor([0, 1, 7], dtype=torch.int32)
+    >>> q, k, v = torch.randn(7, 8, 64), *torch.randn(2, 7, 2, 64)
+    >>> out, lse = specattn.hybrid_tree_attention(
+    ...     q, k_cache, v_cache, lengths, k, v, cu_seqlens_q=rows, max_seqlen_q=6
+    ... )
+    >>> out.shape, lse.shape
+    (torch.Size([7, 8, 64]), torch.Size([7, 8]))
     """
     tensors = (q, k_cache, v_cache, cache_seqlens, k_tree, v_tree, tree_mask, block_table, sinks)
-    inputs, _ = hybrid_inputs(*tensors, out, lse, window, softmax_scale, softcap)
+    ragged = ragged_rows(cu_seqlens_q, max_seqlen_q)
+    inputs, _ = hybrid_inputs(*tensors, ragged, out, lse, window, softmax_scale, softcap)
     out, lse = state_like(q, out, lse)
     _operator(*inputs, out, lse)
     return out, lse
@@ -116,12 +140,16 @@ def hybrid_tree_attention(
 
 def hybrid_inputs(
     q, k_cache, v_cache, cache_seqlens, k_tree, v_tree, tree_mask, block_table, sinks,
-    out, lse, window, softmax_scale, softcap,
+    ragged, out, lse, window, softmax_scale, softcap,
 ) -> tuple[tuple[Any, ...], dict[str, int]]:  # fmt: skip
-    """Check the arguments of a hybrid pass; return its operator's inputs, and the sizes."""
+    """Check the arguments of a hybrid pass; return its operator's inputs, and the sizes.
+
+    `ragged` is what `ragged_rows` returns.
+    """
     tree = {} if k_tree is None and v_tree is None else {"k_tree": k_tree, "v_tree": v_tree}
     sizes = check_tensors(
         q=q,
+        **ragged,
         k_cache=k_cache,
         v_cache=v_cache,
         cache_seqlens=cache_seqlens,
@@ -134,10 +162,15 @@ def hybrid_inputs(
     )
     check_option("window", window, window is None or window >= 1, "None or at least 1 token")
     check_option("softcap", softcap, softcap >= 0, "0 or a positive number")
-    mask, depths = packed_mask(tree_mask, sizes, window, q.device)
+    cu_seqlens_q, max_seqlen_q = ragged.get("cu_seqlens_q"), ragged.get("max_seqlen_q")
+    if cu_seqlens_q is None:
+        mask, depths = packed_mask(tree_mask, sizes, window, q.device)
+    else:
+        mask, depths = ragged_packed_mask(tree_mask, sizes, window, cu_seqlens_q)
     scale = sizes["D"] ** -0.5 if softmax_scale is None else softmax_scale
     inputs = (q, k_cache, v_cache, cache_seqlens, k_tree, v_tree, mask, depths)
-    return (*inputs, block_table, window, scale, softcap, sinks), sizes
+    rows = (cu_seqlens_q, max_seqlen_q)
+    return (*inputs, block_table, window, scale, softcap, sinks, *rows), sizes
 
 
 def cost(s: Sizes) -> Cost:

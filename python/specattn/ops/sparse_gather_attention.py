@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ._check import check_option, check_tensors
 from ._library import CACHE, STATE, define
 from ._outputs import state_like
-from ._tree_mask import packed_mask
+from ._ragged import ragged_rows
+from ._tree_mask import packed_mask, ragged_packed_mask
 from .cost import Cost, Sizes
 from .hybrid_tree_attention import cost as hybrid_cost
 
 _operator = define(
     f"sparse_gather_attention({CACHE}, Tensor indices, Tensor index_lengths, Tensor? k_new, "
     "Tensor? v_new, Tensor? tree_mask, Tensor? block_table, float softmax_scale, float softcap, "
-    f"Tensor? sinks, {STATE})"
+    f"Tensor? sinks, Tensor? cache_seqlens, Tensor? cu_seqlens_q, SymInt? max_seqlen_q, {STATE})"
 )
 
 
@@ -32,6 +35,9 @@ def sparse_gather_attention(
     softmax_scale: float | None = None,
     softcap: float = 0.0,
     sinks: torch.Tensor | None = None,
+    cache_seqlens: torch.Tensor | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
     out: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -52,15 +58,20 @@ def sparse_gather_attention(
         Logical positions of the tokens to see, for all heads or for each KV head; best ascending.
         Each counts as often as it stands there.
     index_lengths : Tensor [B], or [B, Hk] with indices per head, int32
-        How many of the indices count; the rest is never read.
+        How many of the indices count; the rest is never read. -1 stands for all positions of the
+        prefix, as a request that does not draft sees them; its list is not read, and
+        `cache_seqlens` is needed.
     k_new, v_new : Tensor [B, S, Hk, D], optional
         Keys and values of tokens that are not in the cache yet, dtype as `q`, S >= T.
     tree_mask : Tensor or None
         Which new keys a row sees, as `tree_attention` takes it; None is a causal chain.
     block_table : Tensor [B, max_pages], int32, optional
         Pages of each request in order.
-    softmax_scale, softcap, sinks, out, lse
-        As in `hybrid_tree_attention`.
+    cache_seqlens : Tensor [B], int32, optional
+        Tokens of each request that lie in the cache, for lists of length -1.
+    softmax_scale, softcap, sinks, cu_seqlens_q, max_seqlen_q, out, lse
+        As in `hybrid_tree_attention`; with `cu_seqlens_q`, `k_new` and `v_new` are what `k_tree`
+        and `v_tree` are there.
 
     Returns
     -------
@@ -73,7 +84,8 @@ def sparse_gather_attention(
     TypeError, ValueError
         An argument has a wrong type, dtype, shape, device, stride or value; the message names it.
     IndexError
-        An index, a length or a used page lies outside. On a GPU only with ``SPECATTN_CHECK=1``.
+        An index, a length or a used page lies outside, a length is -1 without `cache_seqlens`, or
+        `cu_seqlens_q` does not deal all rows. On a GPU only with ``SPECATTN_CHECK=1``.
 
     Examples
     --------
@@ -85,11 +97,14 @@ def sparse_gather_attention(
     >>> out.shape
     torch.Size([1, 1, 8, 64])
     """
-    new = {}
+    new: dict[str, Any] = {}
     if k_new is not None or v_new is not None:
         new = {"k_new": k_new, "v_new": v_new, "tree_mask": tree_mask}
+    prefix: dict[str, Any] = {} if cache_seqlens is None else {"cache_seqlens": cache_seqlens}
+    ragged = ragged_rows(cu_seqlens_q, max_seqlen_q)
     sizes = check_tensors(
         q=q,
+        **ragged,
         k_cache=k_cache,
         v_cache=v_cache,
         indices=indices,
@@ -98,15 +113,20 @@ def sparse_gather_attention(
         sinks=sinks,
         out=out,
         lse=lse,
+        **prefix,
         **new,
     )
     check_option("softcap", softcap, softcap >= 0, "0 or a positive number")
-    mask = packed_mask(tree_mask, sizes, None, q.device)[0] if new else None
     check_option("tree_mask", "a mask", tree_mask is None or bool(new), "None without new keys")
+    if cu_seqlens_q is None:
+        mask = packed_mask(tree_mask, sizes, None, q.device)[0] if new else None
+    else:
+        mask = ragged_packed_mask(tree_mask, sizes, None, cu_seqlens_q)[0]
     scale = sizes["D"] ** -0.5 if softmax_scale is None else softmax_scale
     out, lse = state_like(q, out, lse)
     inputs = (q, k_cache, v_cache, indices, index_lengths, k_new, v_new, mask, block_table)
-    _operator(*inputs, scale, softcap, sinks, out, lse)
+    rows = (cache_seqlens, cu_seqlens_q, max_seqlen_q)
+    _operator(*inputs, scale, softcap, sinks, *rows, out, lse)
     return out, lse
 
 

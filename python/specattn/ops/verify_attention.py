@@ -9,6 +9,7 @@ import torch
 from ._check import COLLECTED, check_option
 from ._library import STATE, define
 from ._outputs import output_like, state_like
+from ._ragged import ragged_rows
 from .cost import Cost, Sizes
 from .hybrid_tree_attention import HYBRID, hybrid_inputs
 from .hybrid_tree_attention import cost as hybrid_cost
@@ -33,6 +34,8 @@ def verify_attention(
     softmax_scale: float | None = None,
     softcap: float = 0.0,
     sinks: torch.Tensor | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
     collect: str = "scores",
     collect_rows: Sequence[int] = (0, -1),
     per_head: bool = True,
@@ -50,13 +53,15 @@ def verify_attention(
     ----------
     q, k_cache, v_cache, cache_seqlens, k_tree, v_tree, tree_mask
         As in `hybrid_tree_attention`.
-    block_table, window, softmax_scale, softcap, sinks, out, lse
+    block_table, window, softmax_scale, softcap, sinks, cu_seqlens_q, max_seqlen_q, out, lse
         As in `hybrid_tree_attention`.
     collect : {"scores", "logits"}
         "logits": each collected row's own logits. "scores": their mean over the collected rows and
         over the heads of each KV group, which is what `select_topk` takes; no logit is stored.
     collect_rows : sequence of int
-        Rows to collect, at least one; negative ones count from the last.
+        Rows to collect, at least one; negative ones count from the last. With `cu_seqlens_q` they
+        count the rows of each request, and one that it does not have is its last, or its first if
+        negative; a request without rows collects -inf.
     per_head : bool
         One score per KV head, or one over all heads; logits are always per query head.
     collected : Tensor, optional
@@ -92,7 +97,8 @@ def verify_attention(
     torch.Size([1, 2, 9])
     """
     tensors = (q, k_cache, v_cache, cache_seqlens, k_tree, v_tree, tree_mask, block_table, sinks)
-    inputs, sizes = hybrid_inputs(*tensors, out, lse, window, softmax_scale, softcap)
+    ragged = ragged_rows(cu_seqlens_q, max_seqlen_q)
+    inputs, sizes = hybrid_inputs(*tensors, ragged, out, lse, window, softmax_scale, softcap)
     check_option("collect", collect, collect in ("scores", "logits"), "'scores' or 'logits'")
     rows = tuple(collect_rows)
     valid = len(rows) > 0 and all(-sizes["T"] <= row < sizes["T"] for row in rows)

@@ -9,7 +9,7 @@ import torch
 import specattn._cpu as _cpu
 from specattn.decoding.methods.longspec_block import DraftBlock
 from specattn.decoding.parts import Projection
-from specattn.decoding.recording import Recording
+from specattn.decoding.recording import UNIFORM, Recording
 from specattn.decoding.static_pass import StaticPass
 from specattn.reference.tree_mask import WORD_BITS
 from specattn.tree import Tree
@@ -92,7 +92,7 @@ class StaticTree:
         ring = (*storage[:, :, : block.ring], memory.rows, memory.row_counts[depth])
         tree = (*storage[:, :, block.ring : block.ring + level.stop],)
         seen = memory.masks[:, level, : -(-level.stop // WORD_BITS)]
-        heads = (rows.q, *ring, *tree, seen, None, *scale, *state)
+        heads = (rows.q, *ring, *tree, seen, None, *scale, None, *UNIFORM, *state)
         kernel(_cpu.sparse_gather_attention, *heads)
         attention: Any = drafter.self_attention
         recording.product(rows.out, [_projection(attention.o_proj)], rows.x, residual=rows.x)
@@ -104,7 +104,7 @@ class StaticTree:
         width = level.stop - level.start
         unseen = block.unseen[None, :width, : -(-width // WORD_BITS)]
         cache = (*block.target.cache.layer(-1), memory.seqlens, None, None, unseen, None, None)
-        kernel(_cpu.hybrid_tree_attention, rows.cross_q, *cache, None, *scale, *state)
+        kernel(_cpu.hybrid_tree_attention, rows.cross_q, *cache, None, *scale, *UNIFORM, *state)
         recording.product(rows.out, [_projection(attention.o_proj)], rows.x, residual=rows.x)
 
         kernel(_cpu.rms_norm, rows.x, drafter.mlp_norm.weight, eps, rows.normed)

@@ -1,0 +1,27 @@
+"""Queries of which each request has its own number, side by side in one dimension."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ._check import check_option
+
+
+def ragged_rows(cu_seqlens_q: torch.Tensor | None, max_seqlen_q: int | None) -> dict[str, Any]:
+    """Return what `check_tensors` takes for ragged queries, nothing for uniform ones.
+
+    Raises
+    ------
+    ValueError
+        `max_seqlen_q` is missing or no count of rows, or is given without `cu_seqlens_q`.
+    """
+    if cu_seqlens_q is None:
+        check_option(
+            "max_seqlen_q", max_seqlen_q, max_seqlen_q is None, "None without cu_seqlens_q"
+        )
+        return {}
+    counts = isinstance(max_seqlen_q, (int, torch.SymInt)) and max_seqlen_q >= 1
+    check_option("max_seqlen_q", max_seqlen_q, counts, "an int of at least 1 with cu_seqlens_q")
+    return {"cu_seqlens_q": cu_seqlens_q, "max_seqlen_q": max_seqlen_q}

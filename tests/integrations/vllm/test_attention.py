@@ -187,3 +187,30 @@ def test_a_layer_that_is_refused_gets_vllms_own():
     made = backend.SpecattnBackend.get_impl_cls()
     assert type(made(HQ, D, 1.0, HK, None, None, "auto")) is SpecattnAttention
     assert type(made(HQ, 512, 1.0, HK, None, None, "auto")) is CPUAttentionBackendImpl
+
+
+REFUSED_ON_A_GPU = {
+    "kv_cache_dtype": ("fp8", "kv_cache_dtype"),
+    "use_mla": (True, "MLA"),
+    "attn_type": ("encoder_only", "encoder_only"),
+    "use_non_causal": (True, "non-causal"),
+    "head_size": (512, "head_size"),
+}
+
+
+def test_what_a_gpu_serves():
+    """Asked as vLLM asks; no GPU is needed for the answer."""
+    from specattn.integrations.vllm.cuda import SpecattnCudaBackend
+
+    usual = {
+        "head_size": 128, "dtype": torch.bfloat16, "kv_cache_dtype": "auto", "block_size": 16,
+        "use_mla": False, "has_sink": True, "use_sparse": False, "use_mm_prefix": False,
+        "use_per_head_quant_scales": False, "device_capability": None, "attn_type": "decoder",
+        "has_sliding_window": True,
+    }  # fmt: skip
+    assert SpecattnCudaBackend.validate_configuration(**usual) == []
+    for name, (value, reason) in REFUSED_ON_A_GPU.items():
+        (found,) = SpecattnCudaBackend.validate_configuration(**usual | {name: value})
+        assert reason in found
+    assert SpecattnCudaBackend.get_impl_cls() is SpecattnAttention
+    assert SpecattnCudaBackend.get_builder_cls()(None, [], None, None).device is None

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from vllm.v1.attention.backend import AttentionImpl, AttentionType
+from vllm.v1.attention.backend import AttentionImpl, AttentionType, CommonAttentionMetadata
 
 from specattn.ops import hybrid_tree_attention, verify_attention, write_kv
 
@@ -47,11 +47,38 @@ class Batch:
         return int(self.cu_seqlens_q[request + 1] - self.cu_seqlens_q[request])
 
 
+def batch_of(common: CommonAttentionMetadata) -> Batch:
+    """Return a step as vLLM describes it.
+
+    Raises
+    ------
+    NotImplementedError
+        A request's rows shall see what comes after them.
+    """
+    if isinstance(common.causal, torch.Tensor) or not common.causal:
+        raise NotImplementedError(
+            "specattn: expected causal attention, got a batch without it; vLLM's own attention "
+            "serves such a model"
+        )
+    return Batch(
+        tokens=common.num_actual_tokens,
+        max_seqlen_q=common.max_query_len,
+        cu_seqlens_q=common.query_start_loc,
+        cache_seqlens=common.seq_lens - common.query_start_loc.diff(),
+        block_table=common.block_table_tensor,
+    )
+
+
+def serves_head_size(head_size: int) -> bool:
+    """Return whether there are kernels for heads of that size."""
+    return head_size % 8 == 0 and 0 < head_size <= 256
+
+
 def pages(kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return keys and values, [pages, page_size, Hk, D], as views of a layer's KV cache.
 
-    vLLM's cache for CPUs is [pages, Hk, page_size, 2 * D] of memory in which a head's keys lie
-    before its values.
+    The cache is [pages, Hk, page_size, 2 * D] of memory (LBHNC, which our backends ask for) in
+    which a head's keys lie before its values.
     """
     count, heads, size, _ = kv_cache.shape
     both = kv_cache.view(count, heads, 2, size, -1).transpose(1, 3)
@@ -135,61 +162,35 @@ class SpecattnAttention(AttentionImpl):
 
 def attend(layer: SpecattnAttention, q, k_cache, v_cache, batch: Batch, out) -> None:
     """Compute a layer's attention; `q` and `out` are [tokens, Hq, D]."""
-    for rows, part in _uniform_parts(batch):
-        shape = (part.requests, part.max_seqlen_q, *q.shape[1:])
-        hybrid_tree_attention(
-            q[rows].view(shape),
-            k_cache,
-            v_cache,
-            part.cache_seqlens,
-            None,
-            None,
-            block_table=part.block_table,
-            window=layer.window,
-            out=out[rows].view(shape),
-            **layer.options,
-        )
+    hybrid_tree_attention(
+        q, k_cache, v_cache, batch.cache_seqlens, None, None, **_options(layer, batch), out=out
+    )
 
 
 def verify(
     layer: SpecattnAttention, q, k_cache, v_cache, batch: Batch, out, collect_rows, scores
 ) -> None:
     """Compute it, and write the scores of every cached token into `scores` [B, N]."""
-    begin = 0
-    for rows, part in _uniform_parts(batch):
-        shape = (part.requests, part.max_seqlen_q, *q.shape[1:])
-        verify_attention(
-            q[rows].view(shape),
-            k_cache,
-            v_cache,
-            part.cache_seqlens,
-            None,
-            None,
-            block_table=part.block_table,
-            window=layer.window,
-            collect_rows=collect_rows,
-            per_head=False,
-            collected=scores[begin : begin + part.requests],
-            out=out[rows].view(shape),
-            **layer.options,
-        )
-        begin += part.requests
+    verify_attention(
+        q,
+        k_cache,
+        v_cache,
+        batch.cache_seqlens,
+        None,
+        None,
+        **_options(layer, batch),
+        collect_rows=collect_rows,
+        per_head=False,
+        out=out,
+        collected=scores,
+    )
 
 
-def _uniform_parts(batch: Batch):
-    if batch.tokens == batch.requests * batch.max_seqlen_q:
-        yield slice(0, batch.tokens), batch
-        return
-    starts = batch.cu_seqlens_q.tolist()
-    for i in range(batch.requests):
-        begin, end = starts[i : i + 2]
-        yield (
-            slice(begin, end),
-            Batch(
-                end - begin,
-                end - begin,
-                None,
-                batch.cache_seqlens[i : i + 1],
-                batch.block_table[i : i + 1],
-            ),
-        )
+def _options(layer: SpecattnAttention, batch: Batch) -> dict[str, Any]:
+    return {
+        "block_table": batch.block_table,
+        "cu_seqlens_q": batch.cu_seqlens_q,
+        "max_seqlen_q": batch.max_seqlen_q,
+        "window": layer.window,
+        **layer.options,
+    }

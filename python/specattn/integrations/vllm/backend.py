@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from vllm.config import get_layers_from_vllm_config
 from vllm.logger import init_logger
 from vllm.model_executor.layers.attention import Attention
@@ -14,10 +13,9 @@ from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionMetadataBuilder,
 )
 
-from .attention import Batch, SpecattnAttention
+from .attention import SpecattnAttention, batch_of, serves_head_size
 
 _logger = init_logger("vllm.specattn")
-MOST_HEAD_DIM = 256
 
 
 class SpecattnBackend(CPUAttentionBackend):
@@ -47,7 +45,7 @@ def why_not(
         return f"a KV cache of {kv_cache_dtype}"
     if alibi_slopes is not None:
         return "ALiBi"
-    if head_size % 8 or head_size > MOST_HEAD_DIM:
+    if not serves_head_size(head_size):
         return f"heads of {head_size}"
     return None
 
@@ -108,17 +106,4 @@ class SpecattnMetadataBuilder(CPUAttentionMetadataBuilder):
         """Return what every layer of the group needs to know of a step."""
         if not self.serves:
             return super().build(common_prefix_len, common_attn_metadata, fast_build)
-        common = common_attn_metadata
-        if isinstance(common.causal, torch.Tensor) or not common.causal:
-            raise NotImplementedError(
-                "specattn: expected causal attention, got a batch without it; "
-                "unset SPECATTN_VLLM for this model"
-            )
-        cu_seqlens_q = common.query_start_loc
-        return Batch(
-            tokens=common.num_actual_tokens,
-            max_seqlen_q=common.max_query_len,
-            cu_seqlens_q=cu_seqlens_q,
-            cache_seqlens=common.seq_lens - cu_seqlens_q.diff(),
-            block_table=common.block_table_tensor,
-        )
+        return batch_of(common_attn_metadata)

@@ -14,30 +14,36 @@ _logger = logging.getLogger("vllm.specattn")  # below "vllm", whose format and l
 
 
 def register() -> None:
-    """Register our attention with this process of vLLM, if ``SPECATTN_VLLM=1``.
+    """Register our attention with this process of vLLM; a second call changes nothing.
 
-    On a CPU it replaces CPU_ATTN, the only backend that vLLM lets one choose there; elsewhere it
-    becomes CUSTOM, for ``--attention-backend CUSTOM``. A second call changes nothing. With a
-    version of vLLM that it was not tested with it says so in one line and leaves vLLM as it is.
+    On a CPU it replaces CPU_ATTN, the only backend that vLLM lets one choose there, and only with
+    ``SPECATTN_VLLM=1``. Elsewhere it becomes CUSTOM, which ``--attention-backend CUSTOM`` chooses.
+    With a version of vLLM that it was not tested with, vLLM stays as it is; one line says so where
+    the variable is set.
     """
-    if os.environ.get(SWITCH, "0") in ("", "0"):
-        return
-    if reason := _why_not(_installed_version()):
-        _logger.warning("specattn: %s; vLLM's own attention stays in place", reason)
-        return
-    _replace()
-
-
-def _replace() -> None:
     from vllm.platforms import current_platform
+
+    wanted = os.environ.get(SWITCH, "0") not in ("", "0")
+    if not wanted and current_platform.is_cpu():
+        return
+    reason = _why_not(_installed_version())
+    if reason is None:
+        reason = _replace(current_platform.is_cpu())
+    if reason and wanted:
+        _logger.warning("specattn: %s; vLLM's own attention stays in place", reason)
+
+
+def _replace(on_cpu: bool) -> str | None:
+    """Put our backend in its place; return why that could not be, None where it was."""
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-    if not current_platform.is_cpu():
+    if not on_cpu:
         register_backend(AttentionBackendEnum.CUSTOM, CUDA_BACKEND)
-    elif _compiled():
-        register_backend(AttentionBackendEnum.CPU_ATTN, BACKEND)
+    elif not _compiled():
+        return "its C++ kernels are not built"
     else:
-        _logger.warning("specattn: its C++ kernels are not built; vLLM's own attention stays")
+        register_backend(AttentionBackendEnum.CPU_ATTN, BACKEND)
+    return None
 
 
 def _compiled() -> bool:

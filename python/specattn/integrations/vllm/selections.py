@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from specattn.ops import select_topk
@@ -10,6 +12,22 @@ from .attention import Batch, SpecattnAttention, verify
 
 ROWS = (0, -1)
 """Rows of a request that rank its tokens: the first and the last (arXiv 2602.07223, 3.3)."""
+
+
+class Selected(NamedTuple):
+    """What a pass selected of the cached tokens of its requests.
+
+    Attributes
+    ----------
+    indices : Tensor, int32 [layers, B, K]
+    counts : Tensor, int32 [B]
+        How many indices count.
+    batch : Batch
+    """
+
+    indices: torch.Tensor
+    counts: torch.Tensor
+    batch: Batch
 
 
 class Selections:
@@ -33,10 +51,11 @@ class Selections:
     """
 
     def __init__(self, layers: list[SpecattnAttention], *, ratio: float, min_tokens: int):
-        self.share = {"ratio": ratio, "min_tokens": min_tokens}
+        self.layers = layers
+        self.ratio, self.min_tokens = ratio, min_tokens
         self.wanted = False
         self.batch: Batch | None = None
-        self._of_layer = dict.fromkeys(layers, None)
+        self._of_layer: dict[SpecattnAttention, tuple[torch.Tensor, torch.Tensor]] = {}
         self._scores: torch.Tensor | None = None
         self._collected_in: Batch | None = None
         for layer in layers:
@@ -55,15 +74,16 @@ class Selections:
             self._scores = q.new_empty(requests, capacity, dtype=torch.float32)
         scores = self._scores[:requests]
         verify(layer, q, k_cache, v_cache, batch, out, ROWS, scores)
-        self._of_layer[layer] = select_topk(scores, batch.cache_seqlens, **self.share)
+        self._of_layer[layer] = select_topk(
+            scores, batch.cache_seqlens, ratio=self.ratio, min_tokens=self.min_tokens
+        )
         self._collected_in = batch
 
-    def last(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return what the last pass selected, None where it did not collect.
-
-        Positions are int32 [layers, B, K], their numbers int32 [B]; layers are in the order given.
-        """
-        if self._collected_in is None or self._collected_in is not self.batch:
+    def last(self) -> Selected | None:
+        """Return what the last pass selected, None where it did not collect."""
+        if self.batch is None or self._collected_in is not self.batch:
             return None
-        indices = torch.stack([indices for indices, _ in self._of_layer.values()])
-        return indices, next(iter(self._of_layer.values()))[1]
+        selected = [self._of_layer[layer] for layer in self.layers]
+        return Selected(
+            torch.stack([indices for indices, _ in selected]), selected[0][1], self.batch
+        )

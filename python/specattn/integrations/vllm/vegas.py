@@ -8,6 +8,7 @@ between steps (preemption, other rows, other blocks) cannot reach it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from specattn.decoding.statistics import Clock
 from .attention import SpecattnAttention
 from .draft_pass import DraftPass
 from .requests import Requests
-from .selections import Selections
+from .selections import Selected, Selections
 
 
 class Vegas:
@@ -68,7 +69,7 @@ class Vegas:
         self.capacity = vllm_config.model_config.max_model_len
         self.requests = Requests(self._new_switch)
 
-    def load_model(self, model: torch.nn.Module) -> None:
+    def load_model(self, model: Any) -> None:
         """Take the target.
 
         Raises
@@ -85,7 +86,8 @@ class Vegas:
                 )
             if layer.kv_sharing_target_layer_name is not None:
                 raise ValueError(f"Vegas: expected layers with their own cache, got {name}")
-        self.model = model
+        self.model: Callable[..., torch.Tensor] = model
+        self.compute_logits: Callable[[torch.Tensor], torch.Tensor] = model.compute_logits
         self.layers = [layer.impl for layer in layers.values() if layer.impl.window is None]
         self.selections = Selections(self.layers, ratio=self.ratio, min_tokens=self.min_tokens)
 
@@ -112,27 +114,27 @@ class Vegas:
         selected, self.selections.wanted = self.selections.last(), bool(wanting)
         if selected is None:
             return drafts
-        ready = [row for row in wanting if self._fits(row, int(num_tokens_no_spec[row]))]
+        ready = [
+            row
+            for row in wanting
+            if selected.batch.rows_of(row) <= self.gamma + 1  # a prompt's part chose otherwise
+            and num_tokens_no_spec[row] + self.gamma < self.capacity
+        ]
         if ready:
             chains = self._draft(ready, selected, num_tokens_no_spec, token_ids_cpu)
             for row, chain in zip(ready, chains.tolist(), strict=True):
                 drafts[row] = chain
         return drafts
 
-    def _fits(self, row: int, length: int) -> bool:
-        """Return whether a row has room for a draft, and was verified rather than read first."""
-        batch = self.selections.batch
-        assert batch is not None
-        return batch.rows_of(row) <= self.gamma + 1 and length + self.gamma < self.capacity
-
-    def _draft(self, rows, selected, lengths: np.ndarray, tokens: np.ndarray) -> torch.Tensor:
+    def _draft(
+        self, rows: list[int], selected: Selected, lengths: np.ndarray, tokens: np.ndarray
+    ) -> torch.Tensor:
         """Return the chains of some rows, [rows, gamma], by passes over what was selected."""
-        batch = self.selections.batch
-        indices, counts = selected
-        seqlens = torch.tensor([int(lengths[row]) - 1 for row in rows], dtype=torch.int32)
-        seqlens = seqlens.to(counts.device)
+        batch, device = selected.batch, selected.counts.device
+        last = torch.tensor([int(lengths[row]) - 1 for row in rows])
+        seqlens = last.to(device, torch.int32)
         selection = PrefixSelection(
-            Selection(indices[:, rows], counts[rows]), batch.cache_seqlens[rows]
+            Selection(selected.indices[:, rows], selected.counts[rows]), batch.cache_seqlens[rows]
         )
         (visible,) = selection.steps(seqlens, 1, self.gamma + 1)
         draft_pass = DraftPass(
@@ -142,8 +144,8 @@ class Vegas:
             block_table=batch.block_table[rows],
             steps=self.gamma,
         )
-        token = torch.tensor([int(tokens[row, lengths[row] - 1]) for row in rows])
-        token, position = token.to(seqlens.device), seqlens.long()
+        token = torch.tensor([int(tokens[row, lengths[row] - 1]) for row in rows]).to(device)
+        position = last.to(device)
         chain = []
         for step in range(self.gamma):
             draft_pass.step = step
@@ -156,7 +158,7 @@ class Vegas:
         # Without slots vLLM writes no keys; the pass keeps its own.
         with set_forward_context(draft_pass, self.config, num_tokens=len(token), slot_mapping={}):
             hidden = self.model(input_ids=token, positions=position)
-        return self.model.compute_logits(hidden).argmax(-1)
+        return self.compute_logits(hidden).argmax(-1)
 
     def _new_switch(self) -> Switch | None:
         return Switch(Clock(self.config.device_config.device)) if self.switch else None

@@ -31,10 +31,10 @@ import sys
 from openai import OpenAI
 
 client = OpenAI(base_url=f"http://127.0.0.1:{sys.argv[1]}/v1", api_key="none")
-prompt = "import argparse\nimport sys\n\n\ndef main(argv=None):\n"
+prompt = "def read_lines(path):\n    \"\"\"Return the lines of a file.\"\"\"\n    with open(path) as file:\n"
 print(prompt, end="")
 for part in client.completions.create(
-    model="tiny", prompt=prompt, max_tokens=160, temperature=0, stream=True
+    model="tiny", prompt=prompt, max_tokens=96, temperature=0, stream=True
 ):
     print(part.choices[0].text, end="", flush=True)
 print()

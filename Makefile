@@ -4,7 +4,7 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint fuzz sanitize test-triton36 bench vllm llama-cpp clean
+.PHONY: demo test lint fuzz sanitize test-triton36 test-vllm bench vllm llama-cpp clean
 
 ## Decode a real file with the embedded target, plainly and speculatively. FILE= continues your own.
 demo: $(VENV)/.demo
@@ -50,14 +50,20 @@ sanitize: $(VENV)/.dev
 test-triton36: $(VENV)/triton36/.done
 	OMP_NUM_THREADS=1 $(VENV)/triton36/bin/python -m pytest -p no:cacheprovider -n 2 -m "not slow" tests/ptx $(ARGS)
 
+## vLLM with our attention and drafters in it: its texts are those of transformers.
+test-vllm: .venv-vllm/.ready
+	OMP_NUM_THREADS=1 VLLM_ENABLE_V1_MULTIPROCESSING=0 VLLM_CPU_OMP_THREADS_BIND=nobind VLLM_NO_USAGE_STATS=1 \
+	    VLLM_LOGGING_LEVEL=ERROR VLLM_CACHE_ROOT=$(CURDIR)/build/vllm VLLM_CONFIG_ROOT=$(CURDIR)/build/vllm \
+	    .venv-vllm/bin/python -m pytest -p no:cacheprovider -m "not slow" tests/integrations/vllm $(ARGS)
+
 ## The roofline sweep of every primitive on this machine.
 bench: $(VENV)/.dev
 	$(BIN)/python bench/run_kernels.py $(ARGS)
 
-## Peers of bench/run_decoding.py, each in a virtual environment that nothing else reads: vLLM (2.3 GiB).
+## vLLM with specattn beside it, in a virtual environment of its own (2.3 GiB): docs/vllm.md.
 vllm: .venv-vllm/.ready
 
-## llama.cpp, compiled here for this processor.
+## llama.cpp, a peer of bench/run_decoding.py, compiled here for this processor.
 llama-cpp: .venv-llama-cpp/.ready
 
 clean:
@@ -87,10 +93,11 @@ $(VENV)/.dev: $(VENV)/.demo requirements/dev.txt
 	touch $@
 
 # Everything is named, so --no-deps: vLLM's own list would fetch torch again, and what a server needs.
-.venv-vllm/.ready: requirements/vllm.txt
+.venv-vllm/.ready: requirements/vllm.txt setup.py pyproject.toml $(wildcard csrc/cpu/*)
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
 .venv-llama-cpp/.ready: requirements/llama-cpp.txt

@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "check.h"
+#include "openmp.h"
 
 using namespace specattn;
 
@@ -423,6 +424,9 @@ PYBIND11_MODULE(_cpu, m) {
       py::arg("address"), py::arg("bytes"), py::arg("threads"),
       py::call_guard<py::gil_scoped_release>(),
       "Read memory once and do nothing with it: the ceiling that kernels are held against.");
+  m.def("use_openmp", &use_openmp, py::arg("on"),
+        "Share calls among the threads of this process's OpenMP, or among those of our own (False);"
+        " returns whether it is OpenMP's. Not while a call runs.");
   m.def("read_bandwidth", &read_bandwidth, py::arg("bytes") = int64_t{1} << 28,
         py::arg("threads") = 1, py::arg("repeats") = 5, py::call_guard<py::gil_scoped_release>(),
         "Bytes per second of the best of some streaming reads of fresh memory.");

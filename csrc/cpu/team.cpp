@@ -7,6 +7,7 @@
 #include <new>
 #include <thread>
 
+#include "openmp.h"
 #include "sleep.h"
 
 #if defined(__linux__)
@@ -246,6 +247,9 @@ Team& team() {
 }  // namespace
 
 void share(int threads, int64_t pieces, Piece call, const void* work) noexcept {
+  if (const Region parallel = region()) {
+    return share_by_openmp(parallel, threads, pieces, call, work);
+  }
   Team& all = team();
   if (!all.enter()) {
     for (int64_t piece = 0; piece < pieces; ++piece) call(work, piece, 0);

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from specattn import _cpu
 from tests.cases import make_problem
 from tests.cpu import calls
 
@@ -62,6 +63,28 @@ def test_callers_at_once(threads):
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(run, range(100)))
+
+
+@pytest.fixture
+def openmp():
+    """Let OpenMP's threads take the pieces, for the length of a test."""
+    if not _cpu.use_openmp(True):
+        pytest.skip("this process has no OpenMP that can be found")
+    yield
+    _cpu.use_openmp(False)
+
+
+def test_threads_of_openmp_give_the_same_bits(threads, openmp):
+    made = [call_of(seed) for seed in range(3)]
+    threads(1)
+    expected = [call() for call in made]
+    for turn in range(40):
+        threads(THREADS[turn * 7 // 3 % 4])
+        assert same_bits(made[turn % 3](), expected[turn % 3]), turn
+
+
+def test_callers_at_once_in_openmp(threads, openmp):
+    test_callers_at_once(threads)
 
 
 def _send(call, expected, pipe):

@@ -79,15 +79,14 @@ class Peer:
 
     def generate(self, prompt: Sequence[int], new_tokens: int, *, cold: bool = False) -> Answer:
         """Continue a prompt greedily; cold, it reads all of it although it read it before."""
-        request = {"prompt": list(prompt), "new_tokens": new_tokens, "cold": cold}
-        try:
-            print(json.dumps(request), file=self.process.stdin, flush=True)
-        except BrokenPipeError:
-            raise self._fault("it ended") from None
-        found = self._answer()
+        found = self._ask(prompt=list(prompt), new_tokens=new_tokens, cold=cold)
         if len(found["tokens"]) != new_tokens:
             raise self._fault(f"expected {new_tokens} tokens, got {len(found['tokens'])}")
         return Answer(found["tokens"], [(at, count) for at, count in found["arrivals"]])
+
+    def texts(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:
+        """Continue prompts greedily, together; the worker must serve as many requests."""
+        return self._ask(prompts=[list(one) for one in prompts], new_tokens=new_tokens)["texts"]
 
     def close(self) -> None:
         """End the process."""
@@ -98,6 +97,13 @@ class Peer:
             self.process.kill()
             self.process.wait()
         self.process.stdout.close()
+
+    def _ask(self, **request: Any) -> dict[str, Any]:
+        try:
+            print(json.dumps(request), file=self.process.stdin, flush=True)
+        except BrokenPipeError:
+            raise self._fault("it ended") from None
+        return self._answer()
 
     def _answer(self) -> dict[str, Any]:
         line = self.process.stdout.readline()

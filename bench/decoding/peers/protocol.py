@@ -11,8 +11,9 @@ ready       ``{"version": ..., "load_seconds": ...}``
 request     ``{"prompt": [ids], "new_tokens": n, "cold": bool}``: greedy, an end of text ends
             nothing; ``cold`` forgets every earlier prompt first, otherwise one that was read is
             not read again
+            or, of an engine for several requests, ``{"prompts": [[ids], ...], "new_tokens": n}``
 answer      ``{"tokens": [ids], "arrivals": [[seconds since the request, new tokens], ...]}``, one
-            arrival for each pass that gave tokens
+            arrival for each pass that gave tokens; or ``{"texts": [[ids], ...]}``
 fault       ``{"error": "..."}`` in place of either
 ==========  ====================================================================================
 """
@@ -70,8 +71,14 @@ def serve(load: Callable[[dict[str, Any]], Engine]) -> None:
         return
     for line in sys.stdin:
         request = json.loads(line)
-        answer(lambda request=request: timed(engines[0], **request))
+        served = texts if "prompts" in request else timed
+        answer(lambda request=request, served=served: served(engines[0], **request))
     os._exit(0)  # nothing is to be saved, and libraries that tidy up take longer than one waits
+
+
+def texts(engine: Any, prompts: list[list[int]], new_tokens: int) -> dict[str, Any]:
+    """Return the new tokens of requests that run together."""
+    return {"texts": engine.texts(prompts, new_tokens)}
 
 
 def timed(engine: Engine, prompt: list[int], new_tokens: int, cold: bool) -> dict[str, Any]:

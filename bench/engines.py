@@ -1,0 +1,266 @@
+"""Measure specattn inside vLLM against vLLM as it is: in turn, each in a process of its own.
+
+    python bench/engines.py --quick
+    python bench/engines.py --check plain --check drafter --context 4k,16k --json engines.jsonl
+
+Greedy decoding of the embedded target. Every figure is a ratio with stock vLLM = 1, larger is
+better. `docs/vllm.md` says what the checks are, and what was measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from common import arguments
+from common.clock import paired_ratio, spread
+from common.machine import Others, describe, used_by
+from common.records import RecordFile
+from common.tables import aligned, size
+from decoding.peers.engines import ENGINES
+from decoding.peers.process import WARM_UP, Peer
+from decoding.texts import Files, held_out_files
+from tokenizers import Tokenizer
+
+from specattn.planning.models import EMBEDDED_TARGET
+
+SCHEMA = "specattn.engines/1"
+PLUGIN = {"SPECATTN_VLLM": "1", "VLLM_PLUGINS": "specattn"}
+STOCK = ENGINES["vllm"]
+SPECATTN = replace(
+    STOCK, environment=lambda *given: STOCK.environment(*given) | PLUGIN, target=STOCK.target
+)
+NGRAM = {"ngram": 7}
+DRAFTERS = {
+    name: {"drafter": f"specattn.integrations.vllm.{name}", "drafted": drafted}
+    for name, drafted in (("PromptLookup", 7), ("Vegas", 6))
+}
+CAPACITY = 32 * 1024
+LONGEST = 31 * 1024
+SPARE = 256  # positions for new tokens
+BARS = {  # by check and context: what the plugin is to reach
+    ("plain", 512): 0.98,
+    ("plain", 4096): 1.0,
+    ("plain", 16384): 1.1,
+    ("plain", LONGEST): 1.2,
+    ("ngram", 4096): 1.0,
+    ("ngram", LONGEST): 1.6,
+    ("drafter", 4096): 1.2,
+    ("drafter", 16384): 1.5,
+    ("drafter", LONGEST): 2.0,
+    ("first token", LONGEST): 1.3,
+}
+CONTEXTS = {
+    "plain": (512, 4096, 16384, LONGEST),
+    "ngram": (4096, LONGEST),
+    "drafter": (4096, 16384, LONGEST),
+    "first token": (LONGEST,),
+}
+CHECKS = ("identity", *CONTEXTS)
+QUICK = 4096  # longest prompt of a quick run
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure; return 0, or 1 where a text differs."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if reason := STOCK.why_not():
+        parser.error(reason)
+    record = {"kind": "run", "schema": SCHEMA, **describe(torch.device("cpu"))}
+    settings = {"dtype": options.dtype, "threads": options.threads, "seed": options.seed}
+    file = RecordFile(options.json, [record | settings])
+    bench = Bench(options)
+    for check in options.check or CHECKS:
+        for row in bench.rows(check):
+            file.add({"kind": "row", "check": check, **row})
+            print(_line(file.rows[-1]), flush=True)
+    print(aligned(_HEADER, [_cells(row) for row in file.rows]))
+    return int(any(row.get("identical", row["of"]) != row["of"] for row in file.rows))
+
+
+class Bench:
+    """The prompts, and the two engines that a check compares."""
+
+    def __init__(self, options: argparse.Namespace):
+        self.options = options
+        tokenizer = Tokenizer.from_file(str(EMBEDDED_TARGET / "tokenizer.json"))
+        encode = lambda text: {"input_ids": tokenizer.encode(text).ids}  # noqa: E731
+        self.texts = Files(encode, held_out_files())
+        self.longest = QUICK if options.quick else LONGEST
+
+    def rows(self, check: str) -> Iterator[dict[str, Any]]:
+        """Yield what a check finds, context by context."""
+        if check == "identity":
+            yield from self._identity()
+            return
+        contexts = self.options.context or CONTEXTS[check]
+        contexts = [one for one in contexts if one <= self.longest]
+        if check == "ngram":
+            yield from self._compare(contexts, {"specattn": (SPECATTN, NGRAM)}, NGRAM)
+        elif check == "drafter":
+            drafting = {name: (SPECATTN, settings) for name, settings in DRAFTERS.items()}
+            yield from self._compare(contexts, drafting)
+        else:
+            cold = check == "first token"
+            yield from self._compare(contexts, {"specattn": (SPECATTN, {})}, cold=cold)
+
+    def _identity(self) -> Iterator[dict[str, Any]]:
+        """Compare greedy texts of batches of 1 to 8 prompts of mixed lengths."""
+        lengths = _spaced(20, self.longest, 40)
+        prompts = [self.prompt(number, length) for number, length in enumerate(lengths)]
+        order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(0)).tolist()
+        variants = {"specattn": {}, **DRAFTERS}
+        found: dict[str, list[list[int]]] = {}
+        for name, settings in {"vLLM": None, **variants}.items():
+            engine = STOCK if settings is None else SPECATTN
+            with self.peer(engine, f"{name} identity", {"requests": 8, **(settings or {})}) as peer:
+                found[name] = [text for batch in _batches(order) for text in peer.texts(
+                    [prompts[i] for i in batch], self.options.new_tokens)]  # fmt: skip
+        for name in variants:
+            same = sum(a == b for a, b in zip(found["vLLM"], found[name], strict=True))
+            yield {"variant": name, "context": self.longest, "identical": same, "of": len(order)}
+
+    def _compare(self, contexts, variants, stock=None, *, cold=False) -> Iterator[dict[str, Any]]:
+        """Time variants and stock vLLM in turn; the last decides which of them was fastest."""
+        engines = {"vLLM": (STOCK, stock or {}), **variants}
+        with ExitStack() as stack:
+            peers = {
+                name: stack.enter_context(self.peer(engine, f"{name} timed", settings))
+                for name, (engine, settings) in engines.items()
+            }
+            for context in contexts:
+                yield from self._timed(peers, context, cold)
+
+    def _timed(self, peers: dict[str, Any], context: int, cold: bool) -> Iterator[dict[str, Any]]:
+        prompt = self.prompt(self.options.seed, context)
+        new_tokens = 1 if cold else self.options.new_tokens
+        seconds: dict[str, list[float]] = {name: [] for name in peers}
+        processors: dict[str, list[float]] = {name: [] for name in peers}
+        texts: dict[str, list[int]] = {}
+        others = Others([peer.pid for peer in peers.values()])
+        if not cold:  # what was read before is not read again
+            for peer in peers.values():
+                peer.generate(prompt, 1)
+        for _ in range(self.options.repeats):
+            for name, peer in peers.items():
+                before = used_by(peer.pid)
+                answer = peer.generate(prompt, new_tokens, cold=cold)
+                processors[name].append(used_by(peer.pid) - before)
+                took = answer.first_seconds if cold else 1 / answer.tokens_per_second
+                seconds[name].append(took)
+                texts[name] = answer.tokens
+        busy = others.cores()
+        for name in peers:
+            if name != "vLLM":
+                yield {
+                    "variant": name,
+                    "context": context,
+                    "ratio": paired_ratio(seconds[name], seconds["vLLM"]),
+                    "ratio_of_processor_time": paired_ratio(processors[name], processors["vLLM"]),
+                    "seconds": median(seconds[name]),
+                    "stock_seconds": median(seconds["vLLM"]),
+                    "spread": max(spread(seconds[name]), spread(seconds["vLLM"])),
+                    "repeats": self.options.repeats,
+                    "others": busy,
+                    "identical": int(texts[name] == texts["vLLM"]),
+                    "of": 1,
+                }
+
+    def prompt(self, number: int, length: int) -> list[int]:
+        """Return a prompt of held-out source code."""
+        return self.texts.prompts(number, length, 1)[0].tolist()
+
+    def peer(self, engine, label: str, settings: dict[str, Any]) -> Any:
+        """Return an engine that has started, for a ``with`` block."""
+        return _Started(
+            engine,
+            label,
+            {
+                "model": str(EMBEDDED_TARGET),
+                "dtype": self.options.dtype,
+                "threads": self.options.threads,
+                "capacity": min(CAPACITY, self.longest + SPARE),
+                **settings,
+            },
+        )
+
+
+class _Started:
+    """A peer that ends with its block."""
+
+    def __init__(self, *given: Any):
+        self.given = given
+
+    def __enter__(self) -> Peer:
+        self.peer = Peer(*self.given)
+        self.peer.generate(WARM_UP, len(WARM_UP))
+        return self.peer
+
+    def __exit__(self, *exception: object) -> None:
+        self.peer.close()
+
+
+def _spaced(first: int, last: int, count: int) -> list[int]:
+    """Return lengths from first to last, each longer than the one before by the same factor."""
+    step = (last / first) ** (1 / (count - 1))
+    return [round(first * step**i) for i in range(count)]
+
+
+def _batches(order: list[int]) -> Iterator[list[int]]:
+    """Yield batches of 1, 2, ... 8, 1, ... until all are used."""
+    wanted = 1
+    while order:
+        yield order[:wanted]
+        order, wanted = order[wanted:], wanted % 8 + 1
+
+
+_HEADER = [
+    ("check", "<"), ("variant", "<"), ("context", ">"), ("against vLLM = 1", ">"), ("bar", ">"),
+    ("by processor time", ">"), ("ms: specattn, vLLM", ">"), ("spread", ">"), ("texts alike", ">"),
+]  # fmt: skip
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    alike = f"{row['identical']} of {row['of']}"
+    cells = [row["check"], row["variant"], size(row["context"])]
+    if "ratio" not in row:
+        return [*cells, "", "", "", "", "", alike]
+    bar = BARS.get((row["check"], row["context"]))
+    return [
+        *cells,
+        f"{row['ratio']:.2f}",
+        f"{bar:.2f}" if bar else "",
+        f"{row['ratio_of_processor_time']:.2f}",
+        f"{row['seconds'] * 1e3:.2f}, {row['stock_seconds'] * 1e3:.2f}",
+        f"{row['spread']:.0%}",
+        alike,
+    ]
+
+
+def _line(row: dict[str, Any]) -> str:
+    return "  ".join(filter(None, _cells(row)))
+
+
+def _parser() -> arguments.Parser:
+    parser = arguments.Parser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--check", action="append", choices=CHECKS, help="all unless given")
+    parser.add_argument("--context", type=arguments.numbers, help="such as 512,4k")
+    parser.add_argument("--quick", action="store_true", help="prompts of 4k at most")
+    parser.add_argument("--dtype", default="float32", choices=STOCK.dtypes)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--seed", type=int, default=0, help="which text is continued")
+    parser.add_argument("--json", type=Path)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""What a drafter remembers of each request, although vLLM gives it rows without names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+
+Memory = TypeVar("Memory")
+
+
+@dataclass
+class _Known(Generic[Memory]):
+    tokens: np.ndarray  # the text up to the last step
+    memory: Memory
+
+    def goes_on_as(self, text: np.ndarray) -> bool:
+        """Return whether a text begins with this one."""
+        size = len(self.tokens)
+        if size > len(text) or self.tokens[-1] != text[size - 1]:
+            return False
+        return np.array_equal(self.tokens, text[:size])
+
+
+class Requests(Generic[Memory]):
+    """A memory for each request that got a token in the last step.
+
+    A row belongs to the request whose text it continues: vLLM moves rows as others end, and a
+    request that was preempted comes back in another. Two requests of one text may swap memories,
+    which are then of the same text. Comparing 30,000 tokens takes some microseconds.
+
+    Parameters
+    ----------
+    make : callable
+        Called without arguments, returns the memory of a new request.
+    """
+
+    def __init__(self, make: Callable[[], Memory]):
+        self.make = make
+        self._known: list[_Known[Memory]] = []
+
+    def __len__(self) -> int:
+        """Return how many requests are remembered."""
+        return len(self._known)
+
+    def of_rows(
+        self, rows: list[int], lengths: np.ndarray, tokens: np.ndarray
+    ) -> list[tuple[Memory, np.ndarray]]:
+        """Return the memory of each row's request, and the tokens that are new to it.
+
+        Requests that have no row here are forgotten.
+
+        Parameters
+        ----------
+        rows : list of int
+            Rows that got a token in this step.
+        lengths : array [B]
+            Tokens of each row's request.
+        tokens : array [B, max_model_len]
+        """
+        known, self._known = self._known, []
+        found = []
+        for row in rows:
+            text = tokens[row, : lengths[row]]
+            # Most often rows are as they were, and so the first one that is left is the right one.
+            at = next((i for i, one in enumerate(known) if one.goes_on_as(text)), None)
+            own = _Known(text[:0], self.make()) if at is None else known.pop(at)
+            found.append((own.memory, text[len(own.tokens) :]))
+            self._known.append(_Known(text.copy(), own.memory))
+        return found

@@ -1,0 +1,89 @@
+"""Which cached tokens the last pass found important, layer by layer: what a Vegas draft reads."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from specattn.ops import select_topk
+
+from .attention import Batch, SpecattnAttention, verify
+
+ROWS = (0, -1)
+"""Rows of a request that rank its tokens: the first and the last (arXiv 2602.07223, 3.3)."""
+
+
+class Selected(NamedTuple):
+    """What a pass selected of the cached tokens of its requests.
+
+    Attributes
+    ----------
+    indices : Tensor, int32 [layers, B, K]
+    counts : Tensor, int32 [B]
+        How many indices count.
+    batch : Batch
+    """
+
+    indices: torch.Tensor
+    counts: torch.Tensor
+    batch: Batch
+
+
+class Selections:
+    """Collects scores in the target's own passes while it is `wanted`.
+
+    Parameters
+    ----------
+    layers : list of SpecattnAttention
+        Layers that attend to the whole text.
+    ratio : float
+        Share of a request's tokens to select.
+    min_tokens : int
+        Fewest tokens to select.
+
+    Attributes
+    ----------
+    wanted : bool
+        Whether the next pass shall collect.
+    batch : Batch or None
+        The last pass.
+    """
+
+    def __init__(self, layers: list[SpecattnAttention], *, ratio: float, min_tokens: int):
+        self.layers = layers
+        self.ratio, self.min_tokens = ratio, min_tokens
+        self.wanted = False
+        self.batch: Batch | None = None
+        self._of_layer: dict[SpecattnAttention, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._scores: torch.Tensor | None = None
+        self._collected_in: Batch | None = None
+        for layer in layers:
+            layer.selections = self
+
+    def wants(self, batch: Batch) -> bool:
+        """Note a pass, and return whether it shall collect."""
+        self.batch = batch
+        return self.wanted
+
+    def attend(self, layer: SpecattnAttention, q, k_cache, v_cache, batch: Batch, out) -> None:
+        """Attend as the layer does, and select; all tensors as `attention.attend` takes them."""
+        requests = batch.requests
+        if self._scores is None or len(self._scores) < requests:
+            capacity = batch.block_table.shape[1] * k_cache.shape[1]
+            self._scores = q.new_empty(requests, capacity, dtype=torch.float32)
+        scores = self._scores[:requests]
+        verify(layer, q, k_cache, v_cache, batch, out, ROWS, scores)
+        self._of_layer[layer] = select_topk(
+            scores, batch.cache_seqlens, ratio=self.ratio, min_tokens=self.min_tokens
+        )
+        self._collected_in = batch
+
+    def last(self) -> Selected | None:
+        """Return what the last pass selected, None where it did not collect."""
+        if self.batch is None or self._collected_in is not self.batch:
+            return None
+        selected = [self._of_layer[layer] for layer in self.layers]
+        return Selected(
+            torch.stack([indices for indices, _ in selected]), selected[0][1], self.batch
+        )

@@ -6,6 +6,7 @@ The same engine serves all tests of a drafter, for starting one takes longer tha
 import pytest
 
 pytest.importorskip("vllm", reason="run by `make test-vllm`")
+import psutil
 from vllm.exceptions import VLLMValidationError
 
 from specattn.integrations.vllm.attention import SpecattnAttention
@@ -110,3 +111,15 @@ def test_drafts_are_made_and_accepted(engine, drafter):
     engine.texts([prompt_of(600, 50)], 60)
     drafted, accepted = (engine.count(f"spec_decode_num_{x}_tokens") for x in ("draft", "accepted"))
     assert (drafted > 0) == (accepted > 0) == (drafter != "plain")
+
+
+@pytest.mark.slow
+def test_hundreds_of_requests_leave_nothing_behind(engine):
+    """The first rounds fill what is filled once; the last one adds nothing."""
+    process, held = psutil.Process(), []
+    for _ in range(4):
+        for begin in range(0, 200, 8):
+            lengths = [50 + (begin + i) * 7 % 400 for i in range(8)]
+            engine.texts([prompt_of(length, i) for i, length in enumerate(lengths)])
+        held.append(process.memory_info().rss)
+    assert held[-1] - held[-2] < 4 << 20

@@ -109,23 +109,3 @@ def test_a_prompt_that_is_too_long(server):
         assert await stream(client, prompt_of(30, 71))
 
     ask_with(ask, server)
-
-
-def _memory(process):
-    """Return the bytes that a process and its descendants hold."""
-    import psutil
-
-    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-    return sum(one.memory_info().rss for one in family)
-
-
-def test_two_hundred_requests_leave_nothing_behind(server):
-    async def two_hundred(client):
-        for begin in range(0, 200, 8):
-            prompts = [prompt_of(50 + (begin + i) * 7 % 400, i) for i in range(8)]
-            await asyncio.gather(*(stream(client, prompt) for prompt in prompts))
-
-    ask_with(two_hundred, server)  # fills the cache, and whatever else is filled once
-    before = _memory(server[1])
-    ask_with(two_hundred, server)
-    assert _memory(server[1]) - before < 16 << 20

@@ -40,7 +40,7 @@ SPECATTN = replace(
 NGRAM = {"ngram": 7}
 DRAFTERS = {
     name: {"drafter": f"specattn.integrations.vllm.{name}", "drafted": drafted}
-    for name, drafted in (("PromptLookup", 7), ("Vegas", 6))
+    for name, drafted in (("PromptLookup", 7), ("Suffix", 15), ("Vegas", 6))
 }
 CAPACITY = 32 * 1024
 LONGEST = 31 * 1024

@@ -15,6 +15,7 @@ from tests.integrations.vllm.engine import BLOCK, BLOCKS, CAPACITY, Engine, Expe
 DRAFTERS = {
     "plain": None,
     "prompt_lookup": "specattn.integrations.vllm.PromptLookup",
+    "suffix": "specattn.integrations.vllm.Suffix",
     "vegas": "tests.integrations.vllm.always.AlwaysVegas",
 }
 

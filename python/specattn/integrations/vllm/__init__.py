@@ -11,9 +11,9 @@ from typing import Any
 
 from .plugin import register
 
-__all__ = ["PromptLookup", "Vegas", "register"]
+__all__ = ["PromptLookup", "Suffix", "Vegas", "register"]
 
-_DRAFTERS = {"PromptLookup": ".prompt_lookup", "Vegas": ".vegas"}
+_DRAFTERS = {"PromptLookup": ".lookup", "Suffix": ".lookup", "Vegas": ".vegas"}
 
 
 def __getattr__(name: str) -> Any:

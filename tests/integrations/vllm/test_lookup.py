@@ -1,4 +1,4 @@
-"""Prompt lookup as vLLM calls it: rows, lengths and a table of tokens."""
+"""Drafters by look-up as vLLM calls them: rows, lengths and a table of tokens."""
 
 from types import SimpleNamespace
 
@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 pytest.importorskip("transformers", reason="the methods of decoding need it")
-from specattn.integrations.vllm import PromptLookup
+from specattn.integrations.vllm import PromptLookup, Suffix
 
 CAPACITY = 32
 
 
-def drafter(gamma=4, longest=None):
-    return PromptLookup(
+def drafter(gamma=4, longest=None, kind=PromptLookup):
+    return kind(
         SimpleNamespace(
             speculative_config=SimpleNamespace(
                 num_speculative_tokens=gamma, prompt_lookup_max=longest
@@ -57,3 +57,32 @@ def test_prompt_lookup_max_is_the_longest_suffix():
     text = [1, 2, 3, 8, 2, 3, 9, 1, 2, 3]
     assert propose(drafter(gamma=1, longest=3), [text]) == [[8]]
     assert propose(drafter(gamma=1, longest=2), [text]) == [[9]]
+
+
+@pytest.fixture
+def suffix():
+    pytest.importorskip("specattn._cpu", reason="the C++ kernels are not built")
+    return drafter(kind=Suffix)
+
+
+def test_suffix_drafts_the_most_probable_path(suffix):
+    often, once = [1, 2, 3, 4], [1, 2, 9, 9]
+    text = [*often, 8, *once, 7, *often, 6, *often, 5, 1, 2]
+    assert propose(suffix, [text, [7, 8]]) == [[3, 4], []]
+    assert propose(suffix, [[*text, 3]]) == [[4]]
+
+
+def test_suffix_ends_where_the_path_is_less_probable_than_least(suffix):
+    text = list(range(10)) * 3
+    assert propose(suffix, [text]) == [[0]], "capacity leaves room for one"
+    sure = Suffix(
+        SimpleNamespace(
+            speculative_config=suffix.config, model_config=SimpleNamespace(max_model_len=99)
+        )
+    )
+    wide = np.array([[*text, *[0] * 69]], dtype=np.int32)
+    drafts = {}
+    for sure.least in (0.2, 0.999):
+        sure.requests = type(sure.requests)(sure.index)
+        drafts[sure.least] = sure.propose([[9]], np.array([30]), wide)[0]
+    assert drafts == {0.2: [0, 1, 2, 3], 0.999: []}

@@ -1,0 +1,113 @@
+"""Drafters of vLLM that need nothing but the text: they copy what followed its end before."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from specattn.decoding.methods.prompt_lookup import SuffixIndex
+
+from .requests import Requests
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+LONGEST = 3
+"""Tokens of the longest suffix that is looked up, if vLLM's `prompt_lookup_max` is not given."""
+
+
+class _Index(Protocol):
+    """What is kept of one request's text."""
+
+    def extend(self, tokens: list[int]) -> None: ...
+
+    def continuation(self, length: int) -> list[int]: ...
+
+
+class _TextDrafter:
+    """Drafts for vLLM's ``"method": "custom_class"`` from an index of each request's text.
+
+    Parameters
+    ----------
+    vllm_config : VllmConfig
+        Of its `speculative_config`: `num_speculative_tokens`, drafted at most.
+    """
+
+    def __init__(self, vllm_config: VllmConfig):
+        self.config = vllm_config.speculative_config
+        self.gamma = self.config.num_speculative_tokens
+        self.capacity = vllm_config.model_config.max_model_len
+        self.requests = Requests(self.index)
+
+    def index(self) -> _Index:
+        """Return the index of an empty text."""
+        raise NotImplementedError
+
+    def load_model(self, model: Any) -> None:
+        """Need no model."""
+
+    def propose(
+        self,
+        sampled_token_ids: list[list[int]],
+        num_tokens_no_spec: np.ndarray,
+        token_ids_cpu: np.ndarray,
+        slot_mappings: Any = None,
+    ) -> list[list[int]]:
+        """Return a draft for each row; none for a row that got no token, or has no room."""
+        drafts: list[list[int]] = [[] for _ in sampled_token_ids]
+        rows = [row for row, sampled in enumerate(sampled_token_ids) if sampled]
+        known = self.requests.of_rows(rows, num_tokens_no_spec, token_ids_cpu)
+        for row, (index, new) in zip(rows, known, strict=True):
+            index.extend(new.tolist())
+            room = self.capacity - int(num_tokens_no_spec[row]) - 1
+            drafts[row] = index.continuation(max(0, min(self.gamma, room)))
+        return drafts
+
+
+class PromptLookup(_TextDrafter):
+    """What `specattn.decoding.PromptLookup` drafts; parameters as `_TextDrafter`.
+
+    The longest suffix of a request's text that occurred before decides, at its latest occurrence;
+    it has at most vLLM's `prompt_lookup_max` tokens. A lookup costs the same however long the text
+    is; the index takes memory in proportion to it.
+    """
+
+    def index(self) -> SuffixIndex:
+        """Return the index of an empty text."""
+        return SuffixIndex(self.config.prompt_lookup_max or LONGEST)
+
+
+class Suffix(_TextDrafter):
+    """The most probable path of `specattn.decoding.Suffix`; parameters as `_TextDrafter`.
+
+    It ends where it is less probable than `least`: there a row of verification costs more than it
+    is likely to bring.
+    """
+
+    least = 0.25
+
+    def index(self) -> _Path:
+        """Return the index of an empty text."""
+        return _Path(self.least)
+
+
+class _Path:
+    def __init__(self, least: float):
+        from specattn import _cpu
+
+        self.least = least
+        self.drafter: Any = _cpu.SuffixDrafter()
+
+    def extend(self, tokens: list[int]) -> None:
+        self.drafter.extend(tokens)
+
+    def continuation(self, length: int) -> list[int]:
+        # Paths of at least that probability are few: their tree is small.
+        parents, tokens, _ = self.drafter.draft(8 * length, length, self.least)
+        path, end = [], -1
+        for node, (parent, token) in enumerate(zip(parents, tokens, strict=True)):
+            if parent == end:  # its first child is the most probable one
+                path.append(token)
+                end = node
+        return path

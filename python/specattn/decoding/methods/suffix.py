@@ -139,8 +139,11 @@ class _SuffixDrafter(Drafter):
         """Return what passes were found to cost, and how true the expectations were."""
         if self.method.nodes is not None:
             return {}
-        costs = {str(rows): seconds * 1e3 for rows, seconds in self.costs.measured.items()}
-        return {"ms per pass, by rows": costs, "accepted per expected": self.calibration.factor}
+        costs = {str(rows): round(1e3 * s, 2) for rows, s in self.costs.measured.items()}
+        return {
+            "ms per pass, by rows": costs,
+            "accepted per expected": round(self.calibration.factor, 3),
+        }
 
 
 class _Index:

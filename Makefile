@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 demo: $(VENV)/.demo
 	$(BIN)/specattn compare --prompt-file "$(or $(FILE),$$($(BIN)/python examples/tiny/corpus.py --demo))" \
 		$(if $(FILE),--last-tokens,--prompt-tokens) 5500 --max-new-tokens 160 --min-new-tokens 160 \
-		--repetition-penalty 1.2 --methods "plain,suffix,prompt_lookup,longspec:widths=[2,2,2]" --repeats 2
+		--repetition-penalty 1.2 --methods "plain,suffix,longspec:widths=[2,2,2]" --repeats 2
 	@echo "The command is $(BIN)/specattn: try $(BIN)/specattn generate --prompt-file README.md, or -h"
 
 ## All tests that need no GPU.

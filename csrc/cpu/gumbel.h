@@ -14,22 +14,11 @@ constexpr int kCounters = kNoiseGroup / 4;  // each of which makes four words
 // A template only so that every code path compiles its own.
 template <class Isa>
 struct Gumbel {
-  static uint32_t bits_of(float x) {
-    uint32_t bits;
-    std::memcpy(&bits, &x, sizeof bits);
-    return bits;
-  }
-  static float from_bits(uint32_t bits) {
-    float x;
-    std::memcpy(&x, &bits, sizeof x);
-    return x;
-  }
-
   // ln of a positive normal number, to about one unit in the last place (Cephes' polynomial).
   static float ln(float x) {
-    const auto bits = static_cast<int32_t>(bits_of(x));
+    const auto bits = static_cast<int32_t>(float_bits(x));
     const int32_t exponent = (bits - 0x3f3504f3) >> 23;  // of x over the root of a half
-    const float f = from_bits(static_cast<uint32_t>(bits - exponent * (1 << 23))) - 1.0f;
+    const float f = bits_float(static_cast<uint32_t>(bits - exponent * (1 << 23))) - 1.0f;
     const float n = static_cast<float>(exponent), z = f * f;
     float p = 7.0376836292e-2f;
     p = p * f - 1.1514610310e-1f;
@@ -53,8 +42,8 @@ struct Gumbel {
     // Above a half, u is 1 - rest and what that rounds off. Masks, as branches are no vectors.
     const auto above = static_cast<uint32_t>(-(x >> 30));
     const float near_one = 1.0f - rest;
-    const float y = from_bits((bits_of(near_one) & above) | (bits_of(u) & ~above));
-    const float rounded_off = from_bits(bits_of(((1.0f - y) - rest) / y) & above);
+    const float y = bits_float((float_bits(near_one) & above) | (float_bits(u) & ~above));
+    const float rounded_off = bits_float(float_bits(((1.0f - y) - rest) / y) & above);
     return -ln(-(ln(y) + rounded_off));
   }
 

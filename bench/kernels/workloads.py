@@ -15,6 +15,7 @@ import torch
 
 import specattn
 from specattn import reference
+from specattn.ops.add_gumbel_noise import cost as gumbel_cost
 from specattn.ops.cost import Cost, Sizes
 from specattn.ops.hybrid_tree_attention import cost as hybrid_cost
 from specattn.ops.importance_scores import cost as importance_cost
@@ -36,6 +37,7 @@ Outputs = dict[str, torch.Tensor]
 SPARSITY = 0.07  # of selections; Vegas' default
 KEEP = (4, 64)  # first and last tokens that a selection always takes
 MERGED = 8  # states in a row of merge_states
+VOCABULARY = 151_936  # tokens that noise is drawn for: Qwen3's
 WRITTEN = 4096  # tokens of a request that a cache to write into has room for
 MOST_WEIGHTS = 1 << 28  # in a layer; drawing a larger one takes longer than the other rows together
 PAGED_ONLY = 1 << 20  # tokens from which on nobody keeps a cache in one piece
@@ -227,6 +229,19 @@ def select_topk(case: Case, draw: Draw) -> BoundCase:
     arguments, names = (scores, draw.lengths(case.context)), ("indices", "index_lengths")
     cost = select_cost(sizes)
     return _bound(case, arguments, cost, lambda wanted: rivals(), options, names=names)
+
+
+@_primitive("logits", cached=False)
+def add_gumbel_noise(case: Case, draw: Draw) -> BoundCase:
+    logits = draw.normal(case.batch * case.rows, VOCABULARY)
+    requests = torch.arange(len(logits), device=draw.device)
+    arguments, cost = (logits, 1, requests, requests), gumbel_cost(logits)
+
+    def rival() -> Outputs:
+        return {"out": reference.add_gumbel_noise(*arguments)}
+
+    rivals = {"torch operators": rival}
+    return _bound(case, arguments, cost, lambda wanted: rivals, names=("out",))
 
 
 @_primitive("contiguous", cached=False)

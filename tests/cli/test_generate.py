@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 
 import pytest
 import torch
@@ -47,6 +48,21 @@ def test_generate_streams_text_and_writes_json(specattn, prompt, tmp_path):
     assert vegas["method"]["gamma"] == 6
     assert vegas["statistics"]["passes"] <= plain["statistics"]["passes"] == 12
     assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".py"}  # nothing half written
+
+
+def test_auto_is_the_default_and_explains_itself(specattn, prompt, tmp_path):
+    out = tmp_path / "auto.json"
+    options = ("--prompt-file", prompt, "--max-new-tokens", 12, "--json", out)
+    code, _, messages = specattn("generate", *options, "--explain")
+    assert code == 0
+    written = json.loads(out.read_text())
+    assert written["method"]["name"] == "auto"
+    rounds = written["statistics"]["details"]["rounds"]
+    assert sum(rounds.values()) == written["statistics"]["rounds"]
+    assert "tokens per round" in messages
+    for name in rounds:
+        assert re.search(rf"^{name} +{rounds[name]} ", messages, re.MULTILINE)
+    assert "tokens per round" not in specattn("generate", *options)[2]
 
 
 def test_longspec_takes_a_drafter(specattn, prompt, drafter, tmp_path):
@@ -315,7 +331,7 @@ def test_json_alone_on_standard_output(specattn, prompt):
     code, text, said = specattn("generate", "--prompt-file", prompt, *FEW, "--json", "-")
     assert code == 0
     assert len(json.loads(text)["tokens"]) == 6
-    assert "\nvegas " in said
+    assert "\nauto " in said
 
 
 @pytest.mark.parametrize("option", ["--json", "--state"])

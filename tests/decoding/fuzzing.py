@@ -67,6 +67,7 @@ UNTRAINED = {
         recycling=st.booleans(),
         k=st.integers(1, 9),
     ),
+    "auto": _options(vegas=st.booleans()),
     "token_recycling": _options(
         nodes=st.integers(1, 9), depth=st.integers(1, 5), k=st.integers(1, 9)
     ),

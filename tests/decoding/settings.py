@@ -30,6 +30,7 @@ def settings_of(model):
         "prompt_lookup": ALL["prompt_lookup"](gamma=4),
         "suffix": ALL["suffix"](nodes=6, depth=4, k=3),
         "suffix-sized": ALL["suffix"](),
+        "auto": ALL["auto"](trained=ALL["longspec"](longspec, widths=(2, 3))),
         "token_recycling": ALL["token_recycling"](nodes=7, depth=3, k=3),
         "medusa": ALL["medusa"](heads["medusa"], widths=(3, 2)),
         "tokenswift": ALL["tokenswift"](

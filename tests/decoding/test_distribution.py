@@ -23,6 +23,7 @@ from specattn import acceptance, reference
 from specattn.decoding import METHODS as ALL
 from specattn.decoding import ContextualPenalty, attention, generate
 from specattn.decoding.methods import longspec_block, poss_block, triforce
+from specattn.decoding.methods.costs import SIZES, PassCosts
 from specattn.decoding.methods.switch import Switch
 from tests import distributions
 from tests.decoding.models import prompts, tiny_model
@@ -83,6 +84,7 @@ METHODS = {
     "prompt_lookup": ALL["prompt_lookup"](gamma=2),
     "medusa": ALL["medusa"](random_heads("medusa", MODEL, dtype=torch.float32), widths=(2, 2)),
     "suffix": ALL["suffix"](nodes=3, k=2),
+    "auto": ALL["auto"](trained=ALL["longspec"](DRAFTER, widths=(2, 3))),
     "token_recycling": ALL["token_recycling"](nodes=4, depth=2, k=2),
     "tokenswift": ALL["tokenswift"](
         random_heads("tokenswift", MODEL, dtype=torch.float32),
@@ -110,7 +112,11 @@ def prompt():
 
 @pytest.fixture(autouse=True)
 def whole_batches(monkeypatch):
-    """Compute attention for all copies at once: a CPU is otherwise served request by request."""
+    """Compute attention for all copies at once: a CPU is otherwise served request by request.
+
+    Rows of a pass are free, so that what is sized by cost is drafted.
+    """
+    monkeypatch.setattr(PassCosts, "estimates", lambda self: dict.fromkeys(SIZES[:5], 1e-3))
 
     def verify_attention(*tensors, collected=None, **options):
         *state, found = reference.verify_attention(*tensors, **options)

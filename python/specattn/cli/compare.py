@@ -30,7 +30,7 @@ def compare(
             help="As --method of generate; a comma and a method's name begin the next. "
             "`specattn methods` lists them."
         ),
-    ] = "plain,vegas",
+    ] = "plain,auto",
     repeats: Annotated[
         int, typer.Option(min=1, help="Runs of each method, in turn; figures are of the median.")
     ] = 1,

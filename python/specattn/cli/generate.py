@@ -20,10 +20,14 @@ def generate(
     method: Annotated[
         str,
         typer.Option(
-            help="NAME or NAME:OPTION=VALUE,... such as vegas:gamma=4,ratio=0.05; "
+            help="NAME or NAME:OPTION=VALUE,... such as vegas:gamma=4,ratio=0.05; auto takes "
+            "whatever is fastest; "
             "`specattn methods` lists them."
         ),
-    ] = "vegas",
+    ] = "auto",
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say by which figures the method decided.")
+    ] = False,
     json_file: JsonOption = None,
     state: Annotated[
         Path | None, typer.Option(help="Save the run here every 30 seconds, to go on with later.")
@@ -46,7 +50,7 @@ def generate(
         if done >= wanted:
             raise ValueError(f"{runs[0].path} has {done} tokens, not fewer than {wanted}")
         continuation = session.decode(chosen.prepared(session.model), runs)
-        print_figures(session, {method: continuation})
+        print_figures(session, {method: continuation}, explain)
         if json_file is not None:
             named = {"name": method.partition(":")[0], **vars(chosen)}
             content = {**session.to_dict(), "method": named, **continuation.to_dict()}

@@ -12,8 +12,13 @@ from specattn.cli.terminal import console
 from specattn.decoding import Statistics
 
 
-def print_figures(session: DecodingSession, continuations: dict[str, Continuation]) -> None:
-    """Print one line for each continuation in each of two tables, and what methods add."""
+def print_figures(
+    session: DecodingSession, continuations: dict[str, Continuation], explain: bool = False
+) -> None:
+    """Print one line for each continuation in each of two tables, and what methods add.
+
+    To `explain` adds the figures by which a method decided: those that it has by drafter or size.
+    """
     read = " + ".join(f"{len(prompt.tokens)}" for prompt in session.prompts)
     files = ", ".join(prompt.file.rpartition("/")[2] for prompt in session.prompts)
     console.print(f"{read} prompt tokens of {files}", soft_wrap=True, markup=False)
@@ -41,10 +46,13 @@ def print_figures(session: DecodingSession, continuations: dict[str, Continuatio
         details = [
             f"{label}: {_detail(value)}"
             for label, value in one.statistics.details.items()
-            if value is not None
+            if not (value is None or isinstance(value, dict))
         ]
         if details:
             console.print(f"{method}; {'; '.join(details)}", markup=False)
+        if explain:
+            for table in _explanations(one.statistics):
+                console.print(table)
 
 
 _LEGEND = """\
@@ -53,9 +61,24 @@ pass, with bonus; time split in %: draft / target / accept; shares of distinct
 n-grams; % of the rounds that accept a token at position 1, 2, ..."""
 
 
-def _table(*columns: str) -> Table:
+def _explanations(statistics: Statistics) -> list[Table]:
+    """Return the figures that a method has by something: a table for all that have the same."""
+    by_keys = dict[tuple[str, ...], dict[str, dict[str, Any]]]()
+    for label, value in statistics.details.items():
+        if isinstance(value, dict) and value:
+            by_keys.setdefault(tuple(value), {})[label] = value
+    tables = []
+    for keys, columns in by_keys.items():
+        table = _table(*columns, first="")
+        for key in keys:
+            table.add_row(key, *(_detail(column[key]) for column in columns.values()))
+        tables.append(table)
+    return tables
+
+
+def _table(*columns: str, first: str = "method") -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("method", no_wrap=True, max_width=24)
+    table.add_column(first, no_wrap=True, max_width=24)
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
     return table

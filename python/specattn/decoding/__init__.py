@@ -4,7 +4,7 @@ Three ways in, one loop behind them::
 
     from specattn.decoding import Vegas, generate
 
-    output = generate(model, prompts, Vegas(gamma=6, ratio=0.07), max_new_tokens=256)
+    output = generate(model, prompts, max_new_tokens=256)  # by whatever is fastest
     output.sequences, output.statistics.total.mean_acceptance_length
 
     model.generate(ids, custom_generate=Vegas(gamma=6, ratio=0.07), max_new_tokens=256)
@@ -29,6 +29,7 @@ from specattn.decoding.generate import GenerationOutput, generate
 from specattn.decoding.loop import decode
 from specattn.decoding.method import Method, SpeculativeOutput
 from specattn.decoding.methods import METHODS, parse_method
+from specattn.decoding.methods.auto import Auto
 from specattn.decoding.methods.longspec import LongSpec
 from specattn.decoding.methods.medusa import Medusa
 from specattn.decoding.methods.plain import Plain
@@ -51,6 +52,7 @@ from specattn.decoding.target import Target
 __all__ = [
     "FAMILIES",
     "METHODS",
+    "Auto",
     "ContextualPenalty",
     "Draft",
     "DraftContext",

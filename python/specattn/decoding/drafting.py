@@ -95,6 +95,13 @@ class Drafter:
     def observe(self, verified: Verified) -> None:
         """Learn from a verification; the accepted path is already committed to the cache."""
 
+    def follow(self, verified: Verified) -> None:
+        """Learn from a verification of what another drafter proposed; by default as from its own.
+
+        Where several drafters take turns, in a batch also within a round.
+        """
+        self.observe(verified)
+
     def compact(self, rows: list[int]) -> None:
         """Drop all rows of the batch but these, and keep them in this order."""
 

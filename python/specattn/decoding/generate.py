@@ -47,7 +47,7 @@ class GenerationOutput:
 def generate(
     model: PreTrainedModel,
     input_ids: Prompts,
-    method: Method | str = "vegas",
+    method: Method | str = "auto",
     *,
     attention_mask: torch.Tensor | Sequence[Sequence[int]] | None = None,
     max_new_tokens: int | None = None,
@@ -80,7 +80,8 @@ def generate(
         Token ids, or text to be tokenized by `tokenizer`; in a sequence each prompt has its own
         length. A mapping is what a tokenizer returns: ``input_ids`` and ``attention_mask``.
     method : Method or str
-        A method, or the name of one, with options if need be: ``"vegas:gamma=4,ratio=0.05"``.
+        A method, or the name of one, with options if need be: ``"vegas:gamma=4,ratio=0.05"``. By
+        default whatever is fastest (`Auto`).
     attention_mask : optional
         As long as the ids; 0 where they are padding, on either side. Without one there is none.
     max_new_tokens : int, optional

@@ -34,7 +34,7 @@ class Option:
         kinds = get_args(kind) if union else (kind,)
         # A word beside a path is one.
         kinds = tuple(one for one in kinds if one is not str or Path not in kinds)
-        readers = [_reader(one) for one in kinds if one is not NoneType]
+        readers = [found for one in kinds if (found := _reader(one)) is not None]
         self.default = default
         self._reads = [read for _, read in readers]
         words = list(dict.fromkeys(takes for takes, _ in readers))
@@ -79,14 +79,14 @@ def split_outside_brackets(text: str) -> list[str]:
     return re.split(r",(?![^\[]*\])", text) if text else []
 
 
-def _reader(kind: Any) -> tuple[str, Callable[[str], Any]]:
-    """Return what a value of that type is called, and what reads it."""
+def _reader(kind: Any) -> tuple[str, Callable[[str], Any]] | None:
+    """Return what a value of that type is called, and what reads it; None if no text spells it."""
     if get_origin(kind) is Literal:
         known = get_args(kind)
         return " or ".join(map(str, known)), lambda text: _one_of(text, known)
     if get_origin(kind) is tuple:
         return "integers in brackets, such as [4,16]", _integers
-    return _READERS.get(kind, ("a path", _path))
+    return _READERS.get(kind)
 
 
 def _one_of(text: str, known: tuple[str, ...]) -> str:

@@ -24,8 +24,10 @@ from specattn.decoding.target import Target
 SIZES = (1, 2, 3, 4, 5, 7, 9, 13, 17, 25, 33, 49, 65)
 """Rows of a pass, root included: few sizes, so that each is met again and its cost known."""
 
+EXPLORING = 0.02
+"""Share of the time that may go to trying again what was too slow."""
+
 _KEPT = 8  # rounds of a size that say what it costs
-_EXPLORING = 0.02  # of the time may go to sizes that were too slow: tried again
 _ALIKE = 1.5  # lengths whose passes are taken to cost the same
 
 
@@ -75,7 +77,7 @@ class PassCosts:
         """
         for rows in sorted(self._seconds)[1:]:
             age = self._elapsed - self._measured_at[rows]
-            if _EXPLORING * age > median(self._seconds[rows]):
+            if EXPLORING * age > median(self._seconds[rows]):
                 del self._seconds[rows]
 
     @property
@@ -112,11 +114,16 @@ def _line(rows: list[int], seconds: list[float], size: int) -> float:
 _of_models: WeakKeyDictionary[Any, dict[tuple[Any, ...], PassCosts]] = WeakKeyDictionary()
 
 
+def alike(target: Target, sequences: Sequences) -> tuple[Any, ...]:
+    """Return what passes of a model have in common that take about the same time."""
+    length = round(math.log(max(sequences.active_lengths), _ALIKE))
+    return len(sequences.active), length, target.device, torch.get_num_threads()
+
+
 def costs_of(target: Target, sequences: Sequences) -> PassCosts:
     """Return what earlier runs of this process found for such a model, batch and length."""
     known = _of_models.setdefault(target.model, {})
-    length = round(math.log(max(sequences.active_lengths), _ALIKE))
-    key = (len(sequences.active), length, target.device, torch.get_num_threads())
+    key = alike(target, sequences)
     if key not in known:
         known[key] = PassCosts(Clock(target.device))
     return known[key]

@@ -121,6 +121,9 @@ class _BlockDrafter(Drafter):
     def observe(self, verified: Verified) -> None:
         self.block.accept(verified.prefix, verified.accepted.nodes)
 
+    def follow(self, verified: Verified) -> None:
+        self.block.follow(verified.accepted.counts)
+
     def compact(self, rows: list[int]) -> None:
         self.block.compact(rows)
 

@@ -58,14 +58,12 @@ class DraftBlock:
         self.steps = torch.arange(depth + 1, device=device)
         words = -(-nodes // WORD_BITS)
         self.unseen = torch.zeros(nodes, words, dtype=torch.int64, device=device)
-        self.started = False
+        self.behind = max(self.sequences.lengths) - 1  # tokens that the ring does not have yet
 
     def begin(self) -> None:
         """Prepare a round: what every level of the next tree reads."""
         seqlens = self.target.cache.seqlens
-        if not self.started:
-            self._read_prompts(seqlens)
-            self.started = True
+        self._catch_up(seqlens)
         self.rows = torch.remainder(seqlens[:, None] - self.back, self.ring)
         self.row_counts = torch.minimum(seqlens, self.reach[:, None])
         self.rotation: Rotation | None = None
@@ -134,14 +132,19 @@ class DraftBlock:
                 self.storage[:, row] = self.storage[:, former]
         self.storage = self.storage[:, : len(rows)]
 
-    def _read_prompts(self, seqlens: torch.Tensor) -> None:
-        """Fill the ring with the last tokens of the prompts, all but their very last."""
-        count = min(self.window, max(self.sequences.lengths) - 1)
+    def follow(self, counts: torch.Tensor) -> None:
+        """Note that `counts` [B] nodes of a tree were accepted of which nothing lies here."""
+        self.behind += int(counts.max()) + 1
+
+    def _catch_up(self, seqlens: torch.Tensor) -> None:
+        """Fill the ring with the last tokens that it lacks, all but the texts' very last."""
+        count = min(self.window, self.behind)
+        self.behind = 0
         if count == 0:
             return
-        # A shorter prompt repeats its first token, in rows that are never read.
-        behind = torch.arange(-count, 0, device=seqlens.device)
-        positions = (seqlens[:, None] + behind).long()
+        # A shorter text repeats its first token, in rows that are never read.
+        back = torch.arange(-count, 0, device=seqlens.device)
+        positions = (seqlens[:, None] + back).long()
         tokens = self.sequences.tokens_at(positions.clamp_min(0))
         k, v = self.drafter.keys_and_values(self.embed(tokens), self._rotation(positions))
         slots = self._requests(), positions % self.ring

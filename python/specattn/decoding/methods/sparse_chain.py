@@ -110,14 +110,9 @@ class SelectionDrafter(Drafter):
             self.selected = self.selected.compact(rows)
 
 
-def rows_at(scores: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Return the scores of each request's last accepted row: [layers, B, rows, N] to [.., B, N].
-
-    A draft is a chain, so row n is its n-th token, and the row of the last accepted one is `counts`
-    [B].
-    """
-    counts = counts.long()
-    return scores[:, torch.arange(len(counts), device=counts.device), counts]
+def rows_at(scores: torch.Tensor, nodes: torch.Tensor) -> torch.Tensor:
+    """Return the scores of one row of each request: [layers, B, rows, N] at [B] to [.., B, N]."""
+    return scores[:, torch.arange(len(nodes), device=nodes.device), nodes]
 
 
 def tokens_of(chunks: torch.Tensor, counts: torch.Tensor, size: int) -> Selection:

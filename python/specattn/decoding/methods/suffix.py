@@ -8,8 +8,9 @@ ends, as the text grows. What has no match is drafted from Token Recycling's tab
 from __future__ import annotations
 
 import importlib
+import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -66,17 +67,46 @@ class Suffix(Method, name="suffix"):
         """Return this method with no longer paths than `depth`, and 1 at least."""
         return replace(self, depth=max(1, min(self.depth, depth)))
 
-    def start(self, context: DraftContext) -> Drafter:
+    def start(self, context: DraftContext) -> SuffixDrafter:
         """Return a drafter that has read the prompts."""
-        return _SuffixDrafter(self, context)
-
-
-class _SuffixDrafter(Drafter):
-    def __init__(self, method: Suffix, context: DraftContext):
         try:
             native: Any = importlib.import_module("specattn._cpu")
         except ImportError:
             raise RuntimeError("suffix: specattn._cpu is not built, which has its index") from None
+        return SuffixDrafter(self, context, native.SuffixDrafter)
+
+
+class Lookup(NamedTuple):
+    """What a round would draft, before it is known that it shall.
+
+    Attributes
+    ----------
+    trees : per request: parents (-1 the root), tokens and probabilities of the drafted nodes
+    seconds : float
+        What the pass is expected to take.
+    tokens : list of float
+        What it is expected to emit to each request, the bonus token included.
+    """
+
+    trees: list[tuple[list[int], list[int], list[float]]]
+    seconds: float
+    tokens: list[float]
+
+
+class SuffixDrafter(Drafter):
+    """Drafts from the text's own repetitions.
+
+    Between `find` and `draft` another drafter may turn out to be faster; its round is followed.
+
+    Parameters
+    ----------
+    method : Suffix
+    context : DraftContext
+    native : callable
+        Returns an empty index.
+    """
+
+    def __init__(self, method: Suffix, context: DraftContext, native: Any):
         self.method, self.sequences, target = method, context.sequences, context.target
         self.successors: torch.Tensor | None = None
         if method.recycling:
@@ -84,26 +114,35 @@ class _SuffixDrafter(Drafter):
             self.successors = torch.full(size, -1, dtype=torch.int32)
 
         def index() -> Any:
-            return _Index(native.SuffixDrafter(), self.successors)
+            return _Index(native(), self.successors)
 
         self.indexes = RequestIndexes(context.sequences, index, prompts=True)
         self.costs = costs_of(target, context.sequences)
         self.calibration = Calibration()
         self.expected: list[float] = []
 
-    def propose(self, root: torch.Tensor) -> Draft:
+    def find(self) -> Lookup:
+        """Return what is worth drafting now."""
         sizes = self.costs.estimates() if self.method.nodes is None else None
         most = max(sizes) - 1 if sizes is not None else self.method.nodes
         trees = [
             index.draft(most, min(self.method.depth, self.sequences.drafts(row)))
             for row, index in zip(self.sequences.active, self.indexes.active, strict=True)
         ]
+        seconds = math.nan
         if sizes is not None:
             found = [probabilities for _, _, probabilities in trees]
             rows = best_size(sizes, found, self.calibration.factor)
-            trees = [tuple(part[: rows - 1] for part in tree) for tree in trees]
+            trees = [(p[: rows - 1], t[: rows - 1], c[: rows - 1]) for p, t, c in trees]
+            seconds = sizes[rows]
+        factor = self.calibration.factor
+        return Lookup(trees, seconds, [1 + factor * sum(chances) for *_, chances in trees])
+
+    def draft(self, root: torch.Tensor, lookup: Lookup) -> Draft:
+        """Return what was found as a draft behind `root` [B]."""
+        trees = lookup.trees
         size = 1 + max(len(tokens) for _, tokens, _ in trees)
-        self.expected = [sum(probabilities) for *_, probabilities in trees]
+        self.expected = [sum(chances) for *_, chances in trees]
         shapes = tuple((-1, *(parent + 1 for parent in parents)) for parents, _, _ in trees)
         drafted = torch.tensor(
             [[0, *tokens, *[0] * (size - 1 - len(tokens))] for _, tokens, _ in trees]
@@ -113,14 +152,23 @@ class _SuffixDrafter(Drafter):
         self.costs.begin(size)
         return Draft(shared_tree(shapes, root.device), drafted)
 
+    def propose(self, root: torch.Tensor) -> Draft:
+        """Draft behind `root` [B]."""
+        return self.draft(root, self.find())
+
     def observe(self, verified: Verified) -> None:
+        """Learn from the verification of an own draft."""
         self.costs.end()
         counts = verified.accepted.counts.tolist()
         for expected, count in zip(self.expected, counts, strict=True):
             self.calibration.add(expected, count)
+        self.follow(verified)
+
+    def follow(self, verified: Verified) -> None:
+        """Learn from the verification of another drafter's draft."""
         self.indexes.catch_up()  # before the table knows what came
         if self.successors is not None:
-            self._recycle(verified, max(counts))
+            self._recycle(verified, int(verified.accepted.counts.max()))
 
     def _recycle(self, verified: Verified, deepest: int) -> None:
         """Keep what the target ranked best after the tokens that stay."""

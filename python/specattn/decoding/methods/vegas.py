@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from specattn.decoding.attention import NO_CAPTURE, CaptureSpec, Selection
-from specattn.decoding.drafting import Draft, DraftContext, Drafter, Verified
+from specattn.decoding.drafting import Draft, DraftContext, Verified
 from specattn.decoding.methods.budget import Budgeted
 from specattn.decoding.methods.sparse_chain import PrefixSelection, SelectionDrafter, rows_at
 from specattn.decoding.methods.switch import Switch
@@ -74,12 +74,12 @@ class Vegas(Budgeted, name="vegas"):
             if (value := getattr(self, name)) not in known:
                 raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
 
-    def start(self, context: DraftContext) -> Drafter:
+    def start(self, context: DraftContext) -> VegasDrafter:
         """Return a drafter; its first round drafts nothing, because no scores exist yet."""
-        return _VegasDrafter(self, context)
+        return VegasDrafter(self, context)
 
 
-class _VegasDrafter(SelectionDrafter):
+class VegasDrafter(SelectionDrafter):
     """Selects by the scores of the last verification."""
 
     def __init__(self, method: Vegas, context: DraftContext):
@@ -90,19 +90,22 @@ class _VegasDrafter(SelectionDrafter):
         self.switch = Switch(Clock(self.target.device)) if on else None
 
     def propose(self, root: torch.Tensor) -> Draft:
+        """Draft a chain on the selection, or the root alone."""
         drafting = self._drafting()
         if not drafting:
             self.selected = None
         draft = super().propose(root)
-        self.capture = self._capture(draft.tree.size) if drafting else NO_CAPTURE
+        self.capture = self.captured(draft.tree.size) if drafting else NO_CAPTURE
         return draft
 
     def observe(self, verified: Verified) -> None:
+        """Select by the scores of a verification, if it was asked for them."""
         scores = verified.result.scores
         if scores is None:
+            self.selected = None  # what was selected before is no longer all but the newest
             return
         if self.method.rows == "last":
-            scores = rows_at(scores, verified.accepted.counts)
+            scores = rows_at(scores, verified.accepted.last)
         layers, batch, capacity = scores.shape
         indices, lengths = select_topk(
             scores.view(layers * batch, capacity),
@@ -115,6 +118,7 @@ class _VegasDrafter(SelectionDrafter):
         self.selected = PrefixSelection(selection, verified.prefix)
 
     def details(self) -> dict[str, Any]:
+        """Return what the switch has found."""
         return self.switch.details() if self.switch is not None else {}
 
     def _drafting(self) -> bool:
@@ -128,7 +132,23 @@ class _VegasDrafter(SelectionDrafter):
             emitted=sum(sequences.lengths),
         )
 
-    def _capture(self, rows: int) -> CaptureSpec:
+    def guess(self) -> tuple[float, float]:
+        """Return how many passes of one row a round may take, and how many tokens it may give.
+
+        A pass takes what reading takes: the weights, and the cache or what is selected of it. Half
+        of a draft is taken to be accepted.
+        """
+        target, lengths = self.target, self.sequences.active_lengths
+        weights = sum(one.nbytes for one in target.model.parameters())
+        token = target.cache.storage[:, :, :1, :1].nbytes
+        selected = [
+            self.method.budget or max(self.method.ratio * n, min(n, self.method.min_tokens))
+            for n in lengths
+        ]
+        sparse = (weights + token * sum(selected)) / (weights + token * sum(lengths))
+        return self.gamma * sparse + 1.5, 1 + self.gamma / 2
+
+    def captured(self, rows: int) -> CaptureSpec:
         """Return what ranks the prefix, of a verification of so many rows."""
         captured = (0, -1) if self.method.rows == "two" else tuple(range(rows))
         return CaptureSpec(captured, self.method.ranking, per_row=self.method.rows == "last")

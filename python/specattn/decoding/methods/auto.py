@@ -1,0 +1,252 @@
+"""Whatever is fastest: nothing, the text's own repetitions, self-drafting or a trained drafter.
+
+Every round is drafted by what promises the most tokens per second now. What the text itself offers
+is known before the round (`Suffix`), and so is what a pass of so many rows takes (`PassCosts`).
+Drafters that must run a model to know are judged by what their rounds took and gave (`Chooser`).
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+import torch
+from transformers import PreTrainedModel
+
+from specattn.decoding.attention import NO_CAPTURE
+from specattn.decoding.drafting import Draft, DraftContext, Drafter, Verified
+from specattn.decoding.method import Method
+from specattn.decoding.methods.choosing import Chooser, Worth
+from specattn.decoding.methods.costs import alike
+from specattn.decoding.methods.longspec import LongSpec
+from specattn.decoding.methods.medusa import Medusa
+from specattn.decoding.methods.poss import PosS
+from specattn.decoding.methods.suffix import Lookup, Suffix, SuffixDrafter
+from specattn.decoding.methods.trie import shared_tree
+from specattn.decoding.methods.vegas import Vegas, VegasDrafter
+from specattn.decoding.statistics import Clock
+
+TRAINED: tuple[type[Method], ...] = (LongSpec, PosS, Medusa)
+"""Methods whose drafter is looked for in the folder of a model, in this order."""
+
+_AT_PAR = 2.0, 2.0  # passes of one row and tokens: a trained drafter, before it has been seen
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Auto(Method, name="auto"):
+    """Drafting by whatever is fastest, round by round; not at all where nothing pays.
+
+    It chooses by the clock, and its texts do not depend on it: greedy ones are the target's own,
+    and a seed decides the others (docs/sampling.md). In a batch each request is drafted for by what
+    suits it, in one pass.
+
+    Parameters
+    ----------
+    vegas : bool
+        Whether the target may draft for itself.
+    trained : Method, str or None
+        A method with a trained drafter, or the name of one whose drafter lies in the model's
+        folder. "found": the first of `TRAINED` for which there is one, if any. None: without.
+
+    Raises
+    ------
+    ValueError
+        `trained` is no such method. From `prepared`, and so when a run starts: its drafter does not
+        exist, or does not fit the model.
+    """
+
+    reads_features = True
+
+    vegas: bool = True
+    trained: Method | Literal["found", "longspec", "poss", "medusa"] | None = "found"
+
+    def __post_init__(self) -> None:
+        known = {kind.name: kind for kind in TRAINED}
+        if isinstance(self.trained, str) and self.trained in known:
+            object.__setattr__(self, "trained", known[self.trained]())
+        elif not (self.trained in ("found", None) or isinstance(self.trained, TRAINED)):
+            expected = ", ".join(["found", *known])
+            raise ValueError(f"trained must be one of {expected} or None, got {self.trained!r}")
+
+    @property
+    def max_nodes(self) -> int:
+        """The largest tree that it may come to use."""
+        trained = [kind() for kind in TRAINED] if self.trained == "found" else [self.trained]
+        methods = [Suffix(), Vegas(), *trained]
+        return max(one.max_nodes for one in methods if isinstance(one, Method))
+
+    def prepared(self, model: PreTrainedModel) -> Auto:
+        """Return this method with the drafter for `model` loaded, if there is one."""
+        if isinstance(self.trained, Method):
+            return replace(self, trained=self.trained.prepared(model))
+        return replace(self, trained=_found_beside(model)) if self.trained else self
+
+    def clipped(self, depth: int) -> Auto:
+        """Return this method with no deeper drafts of a trained drafter than `depth`."""
+        if isinstance(self.trained, Method):
+            return replace(self, trained=self.trained.clipped(depth))
+        return self
+
+    def start(self, context: DraftContext) -> Drafter:
+        """Return a drafter that has read the prompts."""
+        drafters = dict[str, Drafter]()
+        if self.vegas and context.target.full_layers:
+            drafters[Vegas.name] = Vegas(switch=False).start(context)
+        if isinstance(self.trained, Method):
+            drafters[self.trained.name] = self.trained.start(context)
+        return _AutoDrafter(context, drafters)
+
+
+_found: WeakKeyDictionary[PreTrainedModel, Method | None] = WeakKeyDictionary()
+
+
+def _found_beside(model: PreTrainedModel) -> Method | None:
+    """Return the method whose trained drafter lies in the model's folder, loaded once."""
+    if model not in _found:
+        folder, _found[model] = Path(model.config._name_or_path), None
+        for kind in [one for one in TRAINED if (folder / one.name).is_dir()][:1]:
+            try:
+                _found[model] = kind().prepared(model)
+            except (OSError, ValueError) as error:
+                _log.warning("auto: %s: the drafter is not used: %s", folder / kind.name, error)
+    return _found[model]
+
+
+class _NoIndex:
+    """Finds nothing."""
+
+    def extend(self, tokens: list[int], successors: torch.Tensor | None) -> None:
+        pass
+
+    def draft(self, *_: Any) -> tuple[list[int], list[int], list[float]]:
+        return [], [], []
+
+
+def _lookup(context: DraftContext) -> SuffixDrafter:
+    """Return what looks up repetitions, or says once that it cannot."""
+    try:
+        return Suffix().start(context)
+    except RuntimeError as error:
+        _say_once(str(error))
+        return SuffixDrafter(Suffix(recycling=False), context, _NoIndex)
+
+
+@cache
+def _say_once(reason: str) -> None:
+    _log.warning("auto drafts nothing from the text: %s", reason)
+
+
+_worths: WeakKeyDictionary[PreTrainedModel, dict[Any, Worth]] = WeakKeyDictionary()
+
+
+class _AutoDrafter(Drafter):
+    def __init__(self, context: DraftContext, drafters: dict[str, Drafter]):
+        self.target, self.sequences = context.target, context.sequences
+        self.drafters = drafters
+        self.suffix = _lookup(context)
+        self.vegas = next((one for one in drafters.values() if isinstance(one, VegasDrafter)), None)
+        self.chooser = Chooser(Clock(self.target.device), self._known_worths())
+        self.name: str | None = None  # whose round it is
+        self.own: list[bool] = []  # the requests that it drafts for
+
+    def on_prefill(self, start: int, features: torch.Tensor) -> None:
+        for drafter in self.drafters.values():
+            drafter.on_prefill(start, features)
+
+    def propose(self, root: torch.Tensor) -> Draft:
+        lookup = self.suffix.find()
+        row_seconds = self.suffix.costs.measured.get(1)
+        chosen = self.chooser.choose(lookup.tokens, lookup.seconds, row_seconds)
+        self.capture = NO_CAPTURE
+        ready = self.vegas is None or chosen != Vegas.name or self.vegas.selected is not None
+        self.name, self.own = chosen if ready else None, [True] * len(root)
+        if self.name is None:
+            drafts = any(parents for parents, *_ in lookup.trees)
+            self.chooser.begin(None, Suffix.name if drafts else "none")
+            draft = self.suffix.draft(root, lookup)
+        else:
+            self.chooser.begin(self.name, self.name)
+            draft = self._draft(self.name, root, lookup)
+        if self.vegas is not None and self.chooser.keeps(Vegas.name, row_seconds):
+            self.capture = self.vegas.captured(draft.tree.size)
+        return draft
+
+    def _draft(self, name: str, root: torch.Tensor, lookup: Lookup) -> Draft:
+        """Draft by running a model, but for requests to which what was looked up promises more."""
+        draft, worth = self.drafters[name].propose(root), self.chooser.worths[name]
+        if worth.known:
+            own = [worth.tokens >= tokens for tokens in lookup.tokens]
+            self.own = own if any(own) else self.own
+        return draft if all(self.own) else _mixed(draft, self.own, lookup)
+
+    def observe(self, verified: Verified) -> None:
+        emitted = [1.0 + count for count in verified.accepted.counts.tolist()]
+        own = [tokens for tokens, is_own in zip(emitted, self.own, strict=True) if is_own]
+        for name, drafter in self.drafters.items():
+            if name == self.name and all(self.own):
+                drafter.observe(verified)
+            else:
+                drafter.follow(verified)
+        if self.name is None:
+            self.suffix.observe(verified)
+        else:
+            self.suffix.follow(verified)
+        self.chooser.end(sum(emitted), sum(own) / len(own))
+
+    def compact(self, rows: list[int]) -> None:
+        for drafter in self.drafters.values():
+            drafter.compact(rows)
+        if rows:
+            self.chooser.worths = self._known_worths()
+
+    def _known_worths(self) -> dict[str, Worth]:
+        """Return what is known of each drafter for such a batch, from earlier runs too."""
+        known = _worths.setdefault(self.target.model, {})
+        kind = alike(self.target, self.sequences)
+        guesses = dict.fromkeys(self.drafters, _AT_PAR)
+        if self.vegas is not None:
+            guesses[Vegas.name] = self.vegas.guess()
+        return {
+            name: known.setdefault((name, *kind), Worth(*guess)) for name, guess in guesses.items()
+        }
+
+    def details(self) -> dict[str, Any]:
+        """Return how many rounds each drafter had, what they gave and took, and what passes cost.
+
+        "suffix" are the rounds that drafted what was looked up, "none" those that drafted nothing.
+        """
+        chooser, rounds = self.chooser, self.chooser.rounds
+        total = sum(rounds.values()) or 1
+        shares = (f"{name} {100 * count / total:.0f}%" for name, count in rounds.most_common())
+
+        def per_round(sums: dict[str, float], digits: int) -> dict[str, float]:
+            return {name: round(sums[name] / count, digits) for name, count in rounds.items()}
+
+        return {
+            "rounds by drafter": ", ".join(shares),
+            "seconds lost to trials": round(chooser.lost, 4),
+            "rounds": dict(rounds),
+            "tokens per round": per_round(chooser.tokens, 2),
+            "ms per round": {k: 1e3 * v for k, v in per_round(chooser.seconds, 5).items()},
+            **self.suffix.details(),
+        }
+
+
+def _mixed(draft: Draft, own: list[bool], lookup: Lookup) -> Draft:
+    """Return a draft in which requests that are not `own` draft what was looked up instead."""
+    size, parents = draft.tree.size, draft.tree.parent_lists
+    shapes, tokens = list[tuple[int, ...]](), draft.tokens.clone()
+    for request, (is_own, found) in enumerate(zip(own, lookup.trees, strict=True)):
+        shape = parents[request % len(parents)]
+        if not is_own:
+            above, drafted = found[0][: size - 1], found[1][: size - 1]
+            shape = [-1, *(parent + 1 for parent in above)]
+            tokens[request, 1 : len(shape)] = tokens.new_tensor(drafted)
+        shapes.append((*shape, *[-1] * (size - len(shape))))
+    return Draft(shared_tree(tuple(shapes), tokens.device), tokens)

@@ -1,0 +1,183 @@
+"""Which drafter's turn it is, by what their rounds took and gave in this run and earlier ones.
+
+It changes no text: who drafts is settled before any token of the round is drawn, by the clock and
+by the text so far.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Sequence
+from statistics import fmean, median
+from typing import Any, NamedTuple
+
+from specattn.decoding.methods.costs import EXPLORING
+from specattn.decoding.statistics import Clock
+
+TRIAL = 3
+"""Rounds that say what a drafter is worth."""
+
+_KEPT = 8  # rounds by which a drafter's time is judged; twice as many for its tokens
+
+
+class Worth:
+    """What the last rounds of a drafter took, and what they gave.
+
+    Parameters
+    ----------
+    passes, tokens : float
+        What is assumed of a round before any has been seen: how many passes of one row it takes,
+        and how many tokens it gives.
+    """
+
+    def __init__(self, passes: float, tokens: float):
+        self._guess = passes, tokens
+        self._seconds = deque[float](maxlen=_KEPT)
+        self._tokens = deque[float](maxlen=2 * _KEPT)
+        self._met = False
+
+    def add(self, seconds: float, tokens: float) -> None:
+        """Book a round of `tokens` per request; the first one finds code and data cold."""
+        if self._met:
+            self._seconds.append(seconds)
+            self._tokens.append(tokens)
+        self._met = True
+
+    def doubt(self) -> None:
+        """Forget the time: it may have been chance, or another program's doing."""
+        self._seconds.clear()
+
+    @property
+    def known(self) -> bool:
+        """Whether it has been seen often enough to judge."""
+        return len(self._seconds) >= TRIAL
+
+    def seconds(self, row_seconds: float) -> float:
+        """Return what a round takes where a pass of one row takes `row_seconds`."""
+        return median(self._seconds) if self._seconds else self._guess[0] * row_seconds
+
+    @property
+    def tokens(self) -> float:
+        """Per request and round, the bonus token included."""
+        return fmean(self._tokens) if self._tokens else self._guess[1]
+
+
+class _Round(NamedTuple):
+    name: str | None
+    label: str
+    begin: Any
+    speed: float  # tokens per second that were promised by the fastest
+    expected: float  # seconds, of what was looked up
+    trial: bool
+
+
+class Chooser:
+    """Says before every round who shall draft: what was looked up, or one of some drafters.
+
+    Drafters that are not the fastest are tried again as long as that costs no more than a small
+    share of the run's time, its prefill included.
+
+    Parameters
+    ----------
+    clock : Clock
+        On CUDA a round's time is read when it has passed; nothing waits for it.
+    worths : dict of str to Worth
+        Of the drafters that must run to know what they draft. May be exchanged between rounds.
+
+    Attributes
+    ----------
+    rounds, tokens, seconds : dict of str to number
+        Of the whole run, by what `begin` was told to book them on.
+    lost : float
+        Seconds that trials have cost.
+    """
+
+    def __init__(self, clock: Clock, worths: dict[str, Worth]):
+        self.clock, self.worths = clock, worths
+        self.elapsed = self.lost = 0.0
+        self.rounds = Counter[str]()
+        self.tokens, self.seconds = defaultdict[str, float](float), defaultdict[str, float](float)
+        self._stretch = deque([1.0], maxlen=_KEPT)
+        self._speed = self._expected = 0.0
+        self._seen_at = defaultdict[str, float](float)
+        self._trial, self._left = "", 0
+        self._current: _Round | None = None
+        self._unread = deque[tuple[_Round, Any, float, float]]()
+        self._last = clock.now()
+
+    def choose(
+        self, promised: Sequence[float], seconds: float, row_seconds: float | None
+    ) -> str | None:
+        """Return the name of a drafter, or None for what was looked up.
+
+        Parameters
+        ----------
+        promised : sequence of float
+            Tokens that each request is expected to gain from what was looked up.
+        seconds : float
+            That a pass over it is expected to take.
+        row_seconds : float or None
+            That a pass of one row takes; None while nothing has been measured.
+        """
+        best, self._expected = None, seconds
+        self._speed = sum(promised) / (seconds * median(self._stretch))
+        if row_seconds is None:
+            return None
+        for name, worth in self.worths.items():
+            # Requests to which what was looked up promises more draft that.
+            tokens = sum(max(worth.tokens, other) for other in promised)
+            if worth.known and (speed := tokens / worth.seconds(row_seconds)) > self._speed:
+                best, self._speed = name, speed
+        if self._left:
+            return self._trial
+        allowed = EXPLORING * self.elapsed - self.lost
+        for name, worth in self.worths.items():
+            taken = worth.seconds(row_seconds)
+            loss = max(0.0, taken - worth.tokens * len(promised) / self._speed)
+            # One that is known is tried again when it has not drafted for a while.
+            since = self.elapsed - self._seen_at[name] if worth.known else self.elapsed
+            if name != best and (TRIAL + 1) * loss <= min(allowed, EXPLORING * since):
+                worth.doubt()
+                self._trial, self._left = name, TRIAL + 1
+                return name
+        return best
+
+    def keeps(self, name: str, row_seconds: float | None) -> bool:
+        """Whether a drafter may be chosen soon: it is on trial, or faster than no draft."""
+        worth = self.worths[name]
+        on_trial = self._left > 0 and self._trial == name
+        faster = row_seconds and worth.tokens * row_seconds > worth.seconds(row_seconds)
+        return bool(on_trial or (worth.known and faster))
+
+    def begin(self, name: str | None, label: str) -> None:
+        """Note who drafts in the round that begins: who was chosen, or None if it is not ready.
+
+        The round is booked on `label` in the statistics.
+        """
+        trial = self._left > 0 and name == self._trial
+        self._left -= trial
+        self._current = _Round(name, label, self.clock.now(), self._speed, self._expected, trial)
+
+    def end(self, total: float, each: float) -> None:
+        """Note that the round gave `total` tokens, and `each` request of its drafter's so many."""
+        assert self._current is not None
+        self.rounds[self._current.label] += 1
+        self.tokens[self._current.label] += total
+        self._unread.append((self._current, self.clock.now(), total, each))
+        self._current = None
+        while self._unread and self.clock.passed(self._unread[0][1]):
+            self._book(*self._unread.popleft())
+
+    def _book(self, round: _Round, end: Any, total: float, each: float) -> None:
+        """Learn from a round whose end has passed."""
+        seconds = self.clock.seconds(round.begin, end)
+        self.elapsed += self.clock.seconds(self._last, end)
+        self._last = end
+        self.seconds[round.label] += seconds
+        if round.name is None:
+            self._stretch.append(seconds / round.expected)
+        else:
+            self.worths[round.name].add(seconds, each)
+            self._seen_at[round.name] = self.elapsed
+        if round.trial and round.speed:
+            self.lost += max(0.0, seconds - total / round.speed)

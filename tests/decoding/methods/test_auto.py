@@ -1,0 +1,271 @@
+"""`auto` and the one who chooses: speed by a clock that is a formula, texts by one that lies."""
+
+import logging
+import random
+import sys
+from itertools import product
+
+import pytest
+import torch
+
+from specattn.decoding import LongSpec, Medusa, PosS, generate
+from specattn.decoding.methods import auto as module
+from specattn.decoding.methods.auto import Auto
+from specattn.decoding.methods.choosing import TRIAL, Chooser, Worth
+from specattn.decoding.methods.costs import EXPLORING, SIZES, PassCosts
+from specattn.decoding.statistics import Clock
+from tests import distributions
+from tests.decoding.models import prompts, tiny_model
+from tests.drafters import poss_statement
+from tests.drafters.statement import random_drafter
+from tests.drafters.test_heads import random_heads
+
+V = 24
+
+
+class Machine:
+    """A clock that shows what rounds have cost, `late` moments behind."""
+
+    def __init__(self, late=0):
+        self.time, self.moments, self.late = 0.0, [], late
+
+    def now(self):
+        self.moments.append(self.time)
+        return len(self.moments) - 1
+
+    def passed(self, moment):
+        return moment + self.late < len(self.moments)
+
+    def seconds(self, begin, end):
+        return self.moments[end] - self.moments[begin]
+
+
+def run(drafters, lookup, *, rounds=400, prefill=0.0, late=0, known=None, guess=(4.0, 2.0)):
+    """Return a chooser and whom it chose in each round.
+
+    `drafters` say by name, `lookup` of what is found in the text, what a round takes and gives:
+    functions of the round's number. A round of one row takes a second.
+    """
+    machine = Machine(late)
+    worths = {name: Worth(*guess) for name in drafters} if known is None else known
+    chooser, chosen = Chooser(machine, worths), []
+    machine.time += prefill
+    for number in range(rounds):
+        seconds, tokens = lookup(number)
+        name = chooser.choose([tokens], seconds, 1.0)
+        chosen.append(name)
+        chooser.begin(name, name or "suffix")
+        if name is not None:
+            seconds, tokens = drafters[name](number)
+        machine.time += seconds
+        chooser.end(tokens, tokens)
+    return chooser, chosen
+
+
+def always(seconds, tokens):
+    return lambda number: (seconds, tokens)
+
+
+@pytest.mark.parametrize("late", [0, 5])
+def test_the_fastest_is_found_and_kept(late):
+    drafters = {"good": always(2.0, 4.0), "bad": always(3.0, 1.5)}
+    _, chosen = run(drafters, always(1.0, 1.0), rounds=1500, late=late)
+    assert chosen[:100] == [None] * 100, "nothing is tried before it can be afforded"
+    assert chosen[-500:].count("good") >= 490
+
+
+def test_a_long_prefill_pays_for_trials_at_once():
+    _, chosen = run({"good": always(2.0, 4.0)}, always(1.0, 1.0), prefill=5000.0)
+    assert chosen == [None] + ["good"] * 399
+
+
+def test_what_is_looked_up_goes_first_in_the_rounds_in_which_it_promises_more():
+    lookup = lambda number: (1.0, 8.0) if number % 3 == 0 else (1.0, 1.0)  # noqa: E731
+    _, chosen = run({"good": always(2.0, 4.0)}, lookup, prefill=5000.0, rounds=90)
+    settled = chosen[30:]
+    assert settled[::3].count(None) >= 19
+    assert settled.count("good") >= 38
+
+
+@pytest.mark.parametrize("seconds", [1.05, 2.0, 8.0, 200.0])
+@pytest.mark.parametrize("prefill", [0.0, 300.0])
+def test_trials_cost_a_small_share(seconds, prefill):
+    """A drafter that never pays: the first time, what it costs is not known."""
+    chooser, chosen = run(
+        {"bad": always(seconds, 1.0)}, always(1.0, 1.0), rounds=5000, prefill=prefill
+    )
+    lost = chosen.count("bad") * (seconds - 1.0)
+    assert chooser.lost == pytest.approx(lost)
+    first = (1 + TRIAL) * (seconds - 1.0)
+    assert lost <= first + EXPLORING * (5000 + prefill + lost)
+    assert chosen.count("bad") >= 1 + TRIAL, "it was never tried"
+
+
+def test_a_drafter_that_became_faster_is_found_again():
+    changing = lambda number: (4.0, 2.0) if number < 1000 else (1.5, 4.0)  # noqa: E731
+    _, chosen = run({"one": changing}, always(1.0, 1.0), rounds=4000)
+    assert chosen[:1000].count("one") < 40
+    assert chosen[-1000:].count("one") > 950
+
+
+def test_one_that_became_slower_is_left():
+    changing = lambda number: (1.5, 4.0) if number < 500 else (4.0, 2.0)  # noqa: E731
+    _, chosen = run({"one": changing}, always(1.0, 1.0), rounds=1500)
+    assert chosen[400:500].count("one") > 90
+    assert chosen[-500:].count("one") < 50
+
+
+def test_what_earlier_runs_found_is_used_from_the_first_round():
+    known = {"good": Worth(4.0, 2.0)}
+    for _ in range(1 + TRIAL):
+        known["good"].add(2.0, 4.0)
+    _, chosen = run({"good": always(2.0, 4.0)}, always(1.0, 1.0), rounds=20, known=known)
+    assert chosen == ["good"] * 20
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_model("qwen3", vocab_size=V, peak=0.7)
+
+
+@pytest.fixture
+def capricious(monkeypatch):
+    """Let anybody draft trees of any size, at random; return the setter of its seed."""
+    state = random.Random(0)
+
+    def choose(self, promised, seconds, row_seconds):
+        self._expected = seconds
+        return state.choice([None, *self.worths])
+
+    def sizes(self):
+        return {size: 10 ** state.uniform(-3, 0) for size in SIZES[:8]}
+
+    monkeypatch.setattr(Chooser, "choose", choose)
+    monkeypatch.setattr(Chooser, "keeps", lambda *_: state.random() < 0.8)
+    monkeypatch.setattr(PassCosts, "estimates", sizes)
+    return state.seed
+
+
+def trained(model):
+    return {
+        "longspec": LongSpec(random_drafter(model, window=8, dtype=torch.float32), widths=(2, 3)),
+        "poss": PosS(
+            poss_statement.random_drafter(model, layers=2, dtype=torch.float32),
+            width=3,
+            depth=3,
+            total_tokens=8,
+        ),
+        "medusa": Medusa(random_heads("medusa", model, dtype=torch.float32), widths=(2, 2)),
+    }
+
+
+@pytest.mark.parametrize("name", ["longspec", "poss", "medusa"])
+@pytest.mark.parametrize("temperature", [0.0, 1.2])
+@pytest.mark.parametrize("lengths", [(40,), (5, 33, 60)])
+def test_the_text_is_that_of_plain_decoding_whoever_drafts(
+    model, capricious, name, temperature, lengths
+):
+    method = Auto(trained=trained(model)[name])
+    texts = prompts(lengths, vocabulary=V)
+    settings = {"max_new_tokens": 60, "temperature": temperature, "top_k": 0, "seed": 3}
+    wanted = generate(model, texts, "plain", **settings).new_tokens
+    met = set()
+    for seed in range(4):
+        capricious(seed)
+        found = generate(model, texts, method, **settings)
+        assert found.new_tokens == wanted
+        met |= set(found.statistics.details["rounds"])
+    assert met == {"none", "suffix", "vegas", name}
+
+
+def test_requests_of_a_batch_are_drafted_for_by_different_drafters(model, capricious, monkeypatch):
+    """In one round: what was looked up promises more to some of them."""
+    monkeypatch.setattr(Worth, "known", True)
+    monkeypatch.setattr(Worth, "tokens", 1.5)
+    rounds, propose = [], module._AutoDrafter.propose
+
+    def noted(self, root):
+        draft = propose(self, root)
+        rounds.append((self.name, tuple(self.own)))
+        return draft
+
+    monkeypatch.setattr(module._AutoDrafter, "propose", noted)
+    method = Auto(trained=trained(model)["longspec"])
+    texts = prompts((40, 20, 60), vocabulary=V)
+    settings = {"max_new_tokens": 80, "temperature": 0}
+    found = generate(model, texts, method, **settings)
+    assert found.new_tokens == generate(model, texts, "plain", **settings).new_tokens
+    mixed = {name for name, own in rounds if len(set(own)) == 2}
+    assert mixed == {"vegas", "longspec"}
+
+
+@pytest.mark.slow
+def test_the_joint_distribution_of_four_tokens(monkeypatch):
+    """By brute force, while a clock says anything from a microsecond to minutes."""
+    vocabulary, depth, copies, batches = 6, 4, 3072, 16
+    model = tiny_model("qwen3", vocab_size=vocabulary, peak=0.7)
+    state = random.Random(5)
+    monkeypatch.setattr(Clock, "seconds", lambda *_: 10 ** state.uniform(-6, 2))
+    (prompt,) = prompts([14], vocabulary=vocabulary - 2)
+    tables = []
+    for length in range(depth):
+        texts = [[*prompt.tolist(), *new] for new in product(range(vocabulary), repeat=length)]
+        with torch.no_grad():
+            tables.append(model(torch.tensor(texts)).logits[:, -1].double().softmax(-1))
+    drafter = random_drafter(model, window=7, dtype=torch.float32)
+    numbers, met = [], set()
+    for batch in range(batches):
+        found = generate(
+            model,
+            prompt.expand(copies, -1),
+            Auto(trained=LongSpec(drafter, widths=(2, 3))),
+            max_new_tokens=depth + 2,
+            temperature=1.0,
+            top_k=0,
+            seed=batch,
+        )
+        new = torch.tensor(found.new_tokens)[:, :depth]
+        numbers.append((new * vocabulary ** torch.arange(depth - 1, -1, -1)).sum(-1))
+        met |= set(found.statistics.details["rounds"])
+    assert met == {"none", "suffix", "vegas", "longspec"}
+    expected = distributions.joint(tables)
+    assert distributions.p_value(torch.cat(numbers), expected) > distributions.SIGNIFICANCE
+
+
+def test_a_drafter_in_the_models_folder_is_found_and_loaded_once(tmp_path, model):
+    random_drafter(model, window=8, dtype=torch.float32).save_pretrained(tmp_path / "longspec")
+    model.config._name_or_path = str(tmp_path)
+    module._found.clear()
+    first, second = (Auto().prepared(model).trained for _ in range(2))
+    assert isinstance(first, LongSpec)
+    assert first is second
+    assert Auto(trained=None).prepared(model).trained is None
+
+
+def test_a_drafter_that_does_not_fit_is_left_alone_and_named(tmp_path, model, caplog):
+    other = tiny_model("qwen3", vocab_size=V + 8)
+    random_drafter(other, window=8, dtype=torch.float32).save_pretrained(tmp_path / "longspec")
+    model.config._name_or_path = str(tmp_path)
+    module._found.clear()
+    with caplog.at_level(logging.WARNING):
+        assert Auto().prepared(model).trained is None
+    assert f"{tmp_path / 'longspec'}: the drafter is not used" in caplog.text
+    with pytest.raises(ValueError, match="vocab"):
+        Auto(trained="longspec").prepared(model)
+
+
+def test_without_the_module_nothing_is_looked_up_and_that_is_said_once(model, monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "specattn._cpu", None)
+    module._say_once.cache_clear()
+    settings = {"max_new_tokens": 12, "temperature": 0, "compile": "off"}
+    text = prompts((30,), vocabulary=V)
+    with caplog.at_level(logging.WARNING):
+        found = [generate(model, text, Auto(trained=None), **settings) for _ in range(2)]
+    assert caplog.text.count("specattn._cpu is not built") == 1
+    assert "suffix" not in found[0].statistics.details["rounds"]
+    assert found[0].new_tokens == generate(model, text, "plain", **settings).new_tokens
+
+
+def test_a_method_without_a_trained_drafter_is_refused():
+    with pytest.raises(ValueError, match="found, longspec, poss, medusa or None, got 'vegas'"):
+        Auto(trained="vegas")

@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 import torch
 
-from specattn.decoding import LongSpec, Medusa, PosS, generate
+from specattn.decoding import LongSpec, Medusa, PosS, Vegas, generate
 from specattn.decoding.methods import auto as module
 from specattn.decoding.methods.auto import Auto
 from specattn.decoding.methods.choosing import TRIAL, Chooser, Worth
@@ -197,6 +197,22 @@ def test_requests_of_a_batch_are_drafted_for_by_different_drafters(model, capric
     assert found.new_tokens == generate(model, texts, "plain", **settings).new_tokens
     mixed = {name for name, own in rounds if len(set(own)) == 2}
     assert mixed == {"vegas", "longspec"}
+
+
+def test_vegas_follows_a_tree_that_was_deeper_than_its_own(model, capricious):
+    """Many tokens are newer than what it selected from."""
+    text = torch.arange(8).repeat(20)[None]
+    generated = generate(model, text, "plain", max_new_tokens=100, temperature=0).sequences[0]
+    text = torch.cat([generated, generated[:-60]])[None]  # what comes has been there: deep matches
+    settings = {"max_new_tokens": 60, "temperature": 0}
+    wanted = generate(model, text, "plain", **settings).new_tokens
+    deepest = 0
+    for seed in range(6):
+        capricious(seed)
+        found = generate(model, text, Auto(trained=None), **settings)
+        assert found.new_tokens == wanted
+        deepest = max(deepest, len([n for n in found.statistics.total.accepted_at if n]))
+    assert deepest > Vegas().gamma, "the case did not occur"
 
 
 @pytest.mark.slow

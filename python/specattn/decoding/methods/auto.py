@@ -97,7 +97,7 @@ class Auto(Method, name="auto"):
         """Return a drafter that has read the prompts."""
         drafters = dict[str, Drafter]()
         if self.vegas and context.target.full_layers:
-            drafters[Vegas.name] = Vegas(switch=False).start(context)
+            drafters[Vegas.name] = VegasDrafter(Vegas(switch=False), context, self.max_nodes - 1)
         if isinstance(self.trained, Method):
             drafters[self.trained.name] = self.trained.start(context)
         return _AutoDrafter(context, drafters)

@@ -80,11 +80,20 @@ class Vegas(Budgeted, name="vegas"):
 
 
 class VegasDrafter(SelectionDrafter):
-    """Selects by the scores of the last verification."""
+    """Selects by the scores of the last verification.
 
-    def __init__(self, method: Vegas, context: DraftContext):
-        # At first 1 to gamma + 1 tokens are newer than the prefix: the last root and path.
-        super().__init__(method.gamma, 2 * method.gamma, context, rejection=method.rejection)
+    Parameters
+    ----------
+    method : Vegas
+    context : DraftContext
+    deepest : int
+        Levels of the deepest tree that another drafter may have verified then.
+    """
+
+    def __init__(self, method: Vegas, context: DraftContext, deepest: int = 0):
+        # At first the last root and path are newer than the prefix.
+        newer = method.gamma + max(method.gamma, deepest)
+        super().__init__(method.gamma, newer, context, rejection=method.rejection)
         self.method = method
         on = method.switch and self.target.full_layers
         self.switch = Switch(Clock(self.target.device)) if on else None

@@ -8,7 +8,7 @@ Drafters that must run a model to know are judged by what their rounds took and 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from specattn.decoding.attention import NO_CAPTURE
 from specattn.decoding.drafting import Draft, DraftContext, Drafter, Verified
 from specattn.decoding.method import Method
-from specattn.decoding.methods.choosing import Chooser, Worth
+from specattn.decoding.methods.choosing import Account, Chooser, Worth
 from specattn.decoding.methods.costs import alike
 from specattn.decoding.methods.longspec import LongSpec
 from specattn.decoding.methods.medusa import Medusa
@@ -142,7 +142,15 @@ def _say_once(reason: str) -> None:
     _log.warning("auto drafts nothing from the text: %s", reason)
 
 
-_worths: WeakKeyDictionary[PreTrainedModel, dict[Any, Worth]] = WeakKeyDictionary()
+@dataclass
+class _Experience:
+    """What runs of this process found for a model, by drafter, batch and length."""
+
+    account: Account = field(default_factory=Account)
+    worths: dict[Any, Worth] = field(default_factory=dict)
+
+
+_experiences: WeakKeyDictionary[PreTrainedModel, _Experience] = WeakKeyDictionary()
 
 
 class _AutoDrafter(Drafter):
@@ -151,7 +159,9 @@ class _AutoDrafter(Drafter):
         self.drafters = drafters
         self.suffix = _lookup(context)
         self.vegas = next((one for one in drafters.values() if isinstance(one, VegasDrafter)), None)
-        self.chooser = Chooser(Clock(self.target.device), self._known_worths())
+        self.experience = _experiences.setdefault(self.target.model, _Experience())
+        account = self.experience.account
+        self.chooser = Chooser(Clock(self.target.device), self._known_worths(), account)
         self.name: str | None = None  # whose round it is
         self.own: list[bool] = []  # the requests that it drafts for
 
@@ -207,7 +217,7 @@ class _AutoDrafter(Drafter):
 
     def _known_worths(self) -> dict[str, Worth]:
         """Return what is known of each drafter for such a batch, from earlier runs too."""
-        known = _worths.setdefault(self.target.model, {})
+        known = self.experience.worths
         kind = alike(self.target, self.sequences)
         guesses = dict.fromkeys(self.drafters, _AT_PAR)
         if self.vegas is not None:

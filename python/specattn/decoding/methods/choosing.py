@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
@@ -35,6 +36,7 @@ class Worth:
         self._seconds = deque[float](maxlen=_KEPT)
         self._tokens = deque[float](maxlen=2 * _KEPT)
         self._met = False
+        self.seen_at = 0.0  # of an account's time
 
     def add(self, seconds: float, tokens: float) -> None:
         """Book a round of `tokens` per request; the first one finds code and data cold."""
@@ -62,20 +64,27 @@ class Worth:
         return fmean(self._tokens) if self._tokens else self._guess[1]
 
 
+@dataclass
+class Account:
+    """Seconds of decoding, and what trials have cost of them: over all runs of a model."""
+
+    elapsed: float = 0.0
+    lost: float = 0.0
+
+
 class _Round(NamedTuple):
     name: str | None
     label: str
     begin: Any
     speed: float  # tokens per second that were promised by the fastest
-    expected: float  # seconds, of what was looked up
     trial: bool
 
 
 class Chooser:
     """Says before every round who shall draft: what was looked up, or one of some drafters.
 
-    Drafters that are not the fastest are tried again as long as that costs no more than a small
-    share of the run's time, its prefill included.
+    Drafters that are not the fastest are tried as long as that costs no more than a small share of
+    the time.
 
     Parameters
     ----------
@@ -83,27 +92,26 @@ class Chooser:
         On CUDA a round's time is read when it has passed; nothing waits for it.
     worths : dict of str to Worth
         Of the drafters that must run to know what they draft. May be exchanged between rounds.
+    account : Account
 
     Attributes
     ----------
     rounds, tokens, seconds : dict of str to number
         Of the whole run, by what `begin` was told to book them on.
     lost : float
-        Seconds that trials have cost.
+        Seconds that trials of this run have cost.
     """
 
-    def __init__(self, clock: Clock, worths: dict[str, Worth]):
-        self.clock, self.worths = clock, worths
-        self.elapsed = self.lost = 0.0
+    def __init__(self, clock: Clock, worths: dict[str, Worth], account: Account):
+        self.clock, self.worths, self.account = clock, worths, account
+        self.lost = 0.0
         self.rounds = Counter[str]()
         self.tokens, self.seconds = defaultdict[str, float](float), defaultdict[str, float](float)
-        self._stretch = deque([1.0], maxlen=_KEPT)
-        self._speed = self._expected = 0.0
-        self._seen_at = defaultdict[str, float](float)
+        self._speed = 0.0
+        self._looked_up_at = account.elapsed
         self._trial, self._left = "", 0
         self._current: _Round | None = None
         self._unread = deque[tuple[_Round, Any, float, float]]()
-        self._last = clock.now()
 
     def choose(
         self, promised: Sequence[float], seconds: float, row_seconds: float | None
@@ -119,8 +127,8 @@ class Chooser:
         row_seconds : float or None
             That a pass of one row takes; None while nothing has been measured.
         """
-        best, self._expected = None, seconds
-        self._speed = sum(promised) / (seconds * median(self._stretch))
+        best = None
+        looked_up = self._speed = sum(promised) / seconds
         if row_seconds is None:
             return None
         for name, worth in self.worths.items():
@@ -130,17 +138,24 @@ class Chooser:
                 best, self._speed = name, speed
         if self._left:
             return self._trial
-        allowed = EXPLORING * self.elapsed - self.lost
         for name, worth in self.worths.items():
-            taken = worth.seconds(row_seconds)
-            loss = max(0.0, taken - worth.tokens * len(promised) / self._speed)
-            # One that is known is tried again when it has not drafted for a while.
-            since = self.elapsed - self._seen_at[name] if worth.known else self.elapsed
-            if name != best and (TRIAL + 1) * loss <= min(allowed, EXPLORING * since):
+            if name != best and self._affords(worth, len(promised), row_seconds):
                 worth.doubt()
                 self._trial, self._left = name, TRIAL + 1
                 return name
+        # What passes without a drafter take may have been chance too, and one round costs little.
+        since = self.account.elapsed - self._looked_up_at
+        if seconds * (1 - looked_up / self._speed) <= EXPLORING / 4 * since:
+            self._looked_up_at = self.account.elapsed
+            return None
         return best
+
+    def _affords(self, worth: Worth, requests: int, row_seconds: float) -> bool:
+        """Whether a trial may be made, of one that is known when it has not drafted for a while."""
+        taken = worth.seconds(row_seconds)
+        loss = (TRIAL + 1) * max(0.0, taken - worth.tokens * requests / self._speed)
+        since = self.account.elapsed - (worth.seen_at if worth.known else 0.0)
+        return loss <= min(EXPLORING * self.account.elapsed - self.account.lost, EXPLORING * since)
 
     def keeps(self, name: str, row_seconds: float | None) -> bool:
         """Whether a drafter may be chosen soon: it is on trial, or faster than no draft."""
@@ -156,7 +171,7 @@ class Chooser:
         """
         trial = self._left > 0 and name == self._trial
         self._left -= trial
-        self._current = _Round(name, label, self.clock.now(), self._speed, self._expected, trial)
+        self._current = _Round(name, label, self.clock.now(), self._speed, trial)
 
     def end(self, total: float, each: float) -> None:
         """Note that the round gave `total` tokens, and `each` request of its drafter's so many."""
@@ -171,13 +186,15 @@ class Chooser:
     def _book(self, round: _Round, end: Any, total: float, each: float) -> None:
         """Learn from a round whose end has passed."""
         seconds = self.clock.seconds(round.begin, end)
-        self.elapsed += self.clock.seconds(self._last, end)
-        self._last = end
         self.seconds[round.label] += seconds
+        self.account.elapsed += seconds
         if round.name is None:
-            self._stretch.append(seconds / round.expected)
+            self._looked_up_at = self.account.elapsed
         else:
-            self.worths[round.name].add(seconds, each)
-            self._seen_at[round.name] = self.elapsed
+            worth = self.worths[round.name]
+            worth.add(seconds, each)
+            worth.seen_at = self.account.elapsed
         if round.trial and round.speed:
-            self.lost += max(0.0, seconds - total / round.speed)
+            lost = max(0.0, seconds - total / round.speed)
+            self.lost += lost
+            self.account.lost += lost

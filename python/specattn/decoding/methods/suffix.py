@@ -19,6 +19,7 @@ from specattn.decoding.method import Method
 from specattn.decoding.methods.costs import SIZES, Calibration, best_size, costs_of
 from specattn.decoding.methods.trie import shared_tree
 from specattn.decoding.sequences import RequestIndexes
+from specattn.tree import Tree
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,7 @@ class SuffixDrafter(Drafter):
         self.costs = costs_of(target, context.sequences)
         self.calibration = Calibration()
         self.expected: list[float] = []
+        self.root_alone = Tree.chain(0, device=target.device)
 
     def find(self) -> Lookup:
         """Return what is worth drafting now."""
@@ -143,13 +145,15 @@ class SuffixDrafter(Drafter):
         trees = lookup.trees
         size = 1 + max(len(tokens) for _, tokens, _ in trees)
         self.expected = [sum(chances) for *_, chances in trees]
+        self.costs.begin(size)
+        if size == 1:
+            return Draft(self.root_alone, root[:, None])
         shapes = tuple((-1, *(parent + 1 for parent in parents)) for parents, _, _ in trees)
         drafted = torch.tensor(
             [[0, *tokens, *[0] * (size - 1 - len(tokens))] for _, tokens, _ in trees]
         )
         drafted = drafted.to(root.device)
         drafted[:, 0] = root
-        self.costs.begin(size)
         return Draft(shared_tree(shapes, root.device), drafted)
 
     def propose(self, root: torch.Tensor) -> Draft:
@@ -168,20 +172,24 @@ class SuffixDrafter(Drafter):
         """Learn from the verification of another drafter's draft."""
         self.indexes.catch_up()  # before the table knows what came
         if self.successors is not None:
-            self._recycle(verified, int(verified.accepted.counts.max()))
+            self._recycle(verified)
 
-    def _recycle(self, verified: Verified, deepest: int) -> None:
+    def _recycle(self, verified: Verified) -> None:
         """Keep what the target ranked best after the tokens that stay."""
         assert self.successors is not None
-        nodes = verified.accepted.nodes[:, :deepest]
-        nodes = torch.cat([torch.zeros_like(verified.accepted.counts)[:, None], nodes], 1)
-        nodes = nodes.clamp_min(0)  # where a request's path is shorter: its root once more
-        logits = verified.result.logits
-        at_nodes = logits.gather(1, nodes[..., None].expand(-1, -1, logits.shape[-1]))
-        ranked = at_nodes.topk(self.successors.shape[1]).indices
-        tokens = verified.draft.tokens.gather(1, nodes).flatten()
+        size = verified.draft.tree.size
+        visited = [
+            request * size + node
+            for request, path in enumerate(verified.accepted.nodes.tolist())
+            for node in (0, *path)
+            if node >= 0
+        ]
+        rows = torch.tensor(visited, device=verified.draft.tokens.device)
+        logits = verified.result.logits.flatten(0, 1).index_select(0, rows)
+        ranked = logits.topk(self.successors.shape[1]).indices
+        tokens = verified.draft.tokens.flatten().index_select(0, rows)
         # numpy's assignment keeps the last of a token's rows.
-        self.successors.numpy()[tokens.numpy(force=True)] = ranked.flatten(0, 1).numpy(force=True)
+        self.successors.numpy()[tokens.numpy(force=True)] = ranked.numpy(force=True)
 
     def details(self) -> dict[str, Any]:
         """Return what passes were found to cost, and how true the expectations were."""

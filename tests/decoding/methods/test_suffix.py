@@ -113,6 +113,54 @@ def test_a_table_of_another_kind_is_refused(table, message):
         drafter([1]).draft(1, 1, 0.0, table)
 
 
+@given(
+    seed=st.integers(0, 10**6),
+    shape=st.tuples(st.integers(1, 3), st.integers(1, 5), st.integers(1, 200)),
+    k=st.integers(1, 12),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+)
+def test_the_best_successors_of_what_stays_are_kept(seed, shape, k, dtype):
+    """Against a sort that keeps the first of equals; bfloat16 has many of them."""
+    batch, size, vocabulary = shape
+    k = min(k, vocabulary)
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(shape, generator=generator).to(dtype)
+    tokens = torch.randint(vocabulary, (batch, size), generator=generator)
+    depth = int(torch.randint(0, size, (), generator=generator))
+    nodes = torch.arange(1, depth + 1).repeat(batch, 1)
+    counts = torch.randint(0, depth + 1, (batch,), generator=generator)
+    nodes[torch.arange(depth) >= counts[:, None]] = -1
+    table = torch.full((vocabulary, k), -1, dtype=torch.int32)
+    wanted = table.clone()
+    _cpu.rank_successors(logits, tokens, nodes, table)
+    for request, count in enumerate(counts.tolist()):
+        for node in range(count + 1):
+            order = logits[request, node].sort(descending=True, stable=True).indices
+            wanted[tokens[request, node]] = order[:k].int()
+    assert torch.equal(table, wanted)
+
+
+def test_logits_that_are_none_rank_nothing():
+    logits = torch.tensor([[[torch.nan, 2.0, torch.nan, -torch.inf, 3.0]]])
+    table = torch.zeros(5, 4, dtype=torch.int32)
+    _cpu.rank_successors(logits, torch.tensor([[1]]), torch.empty(1, 0, dtype=torch.int64), table)
+    assert table[1].tolist() == [4, 1, 3, -1]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "nodes", "message"),
+    [
+        ([[5, 0]], [[-1]], "tokens: expected values from 0 to 4, got 5"),
+        ([[0, 0]], [[2]], "nodes: expected values from -1 to 1, got 2"),
+        ([[0]], [[-1]], "tokens must be"),
+    ],
+)
+def test_successors_of_what_is_not_there_are_refused(tokens, nodes, message):
+    table = torch.zeros(5, 4, dtype=torch.int32)
+    with pytest.raises((ValueError, IndexError), match=message):
+        _cpu.rank_successors(torch.zeros(1, 2, 5), torch.tensor(tokens), torch.tensor(nodes), table)
+
+
 @pytest.mark.slow
 def test_a_million_tokens():
     generator = torch.Generator().manual_seed(1)

@@ -119,7 +119,10 @@ def _found_beside(model: PreTrainedModel) -> Method | None:
 
 
 class _NoIndex:
-    """Finds nothing."""
+    """Finds nothing: in place of `specattn._cpu`."""
+
+    def SuffixDrafter(self) -> _NoIndex:
+        return self
 
     def extend(self, tokens: list[int], successors: torch.Tensor | None) -> None:
         pass
@@ -134,7 +137,7 @@ def _lookup(context: DraftContext) -> SuffixDrafter:
         return Suffix().start(context)
     except RuntimeError as error:
         _say_once(str(error))
-        return SuffixDrafter(Suffix(recycling=False), context, _NoIndex)
+        return SuffixDrafter(Suffix(recycling=False), context, _NoIndex())
 
 
 @cache

@@ -21,6 +21,9 @@ from specattn.decoding.methods.trie import shared_tree
 from specattn.decoding.sequences import RequestIndexes
 from specattn.tree import Tree
 
+MOST_SUCCESSORS = 64
+"""As many as csrc/cpu/ranked.h keeps."""
+
 
 @dataclass(frozen=True)
 class Suffix(Method, name="suffix"):
@@ -58,6 +61,8 @@ class Suffix(Method, name="suffix"):
         for name in ("nodes", "depth", "k"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.k > MOST_SUCCESSORS:
+            raise ValueError(f"k must be at most {MOST_SUCCESSORS}, got {self.k}")
 
     @property
     def max_nodes(self) -> int:
@@ -74,7 +79,7 @@ class Suffix(Method, name="suffix"):
             native: Any = importlib.import_module("specattn._cpu")
         except ImportError:
             raise RuntimeError("suffix: specattn._cpu is not built, which has its index") from None
-        return SuffixDrafter(self, context, native.SuffixDrafter)
+        return SuffixDrafter(self, context, native)
 
 
 class Lookup(NamedTuple):
@@ -103,11 +108,12 @@ class SuffixDrafter(Drafter):
     ----------
     method : Suffix
     context : DraftContext
-    native : callable
-        Returns an empty index.
+    native : module
+        `specattn._cpu`, or what has as good a `SuffixDrafter`.
     """
 
     def __init__(self, method: Suffix, context: DraftContext, native: Any):
+        self.native = native
         self.method, self.sequences, target = method, context.sequences, context.target
         self.successors: torch.Tensor | None = None
         if method.recycling:
@@ -115,7 +121,7 @@ class SuffixDrafter(Drafter):
             self.successors = torch.full(size, -1, dtype=torch.int32)
 
         def index() -> Any:
-            return _Index(native(), self.successors)
+            return _Index(native.SuffixDrafter(), self.successors)
 
         self.indexes = RequestIndexes(context.sequences, index, prompts=True)
         self.costs = costs_of(target, context.sequences)
@@ -177,6 +183,11 @@ class SuffixDrafter(Drafter):
     def _recycle(self, verified: Verified) -> None:
         """Keep what the target ranked best after the tokens that stay."""
         assert self.successors is not None
+        logits, tokens = verified.result.logits, verified.draft.tokens
+        if logits.device.type == "cpu":
+            logits = logits.float() if logits.dtype == torch.float64 else logits
+            self.native.rank_successors(logits, tokens, verified.accepted.nodes, self.successors)
+            return
         size = verified.draft.tree.size
         visited = [
             request * size + node
@@ -184,12 +195,11 @@ class SuffixDrafter(Drafter):
             for node in (0, *path)
             if node >= 0
         ]
-        rows = torch.tensor(visited, device=verified.draft.tokens.device)
-        logits = verified.result.logits.flatten(0, 1).index_select(0, rows)
-        ranked = logits.topk(self.successors.shape[1]).indices
-        tokens = verified.draft.tokens.flatten().index_select(0, rows)
+        rows = torch.tensor(visited, device=tokens.device)
+        best = logits.flatten(0, 1).index_select(0, rows).topk(self.successors.shape[1]).indices
+        tokens = tokens.flatten().index_select(0, rows)
         # numpy's assignment keeps the last of a token's rows.
-        self.successors.numpy()[tokens.numpy(force=True)] = ranked.numpy(force=True)
+        self.successors.numpy()[tokens.numpy(force=True)] = best.numpy(force=True)
 
     def details(self) -> dict[str, Any]:
         """Return what passes were found to cost, and how true the expectations were."""

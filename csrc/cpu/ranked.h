@@ -1,0 +1,51 @@
+// The largest entries of a row of logits, without a sort.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "convert.h"
+
+namespace specattn {
+
+constexpr int64_t kMostRanked = 64;
+
+// Writes the places of the k largest entries, the largest first; of equals the first. NaN is none.
+template <class Elem>
+void largest(const Elem* x, int64_t count, int64_t k, int32_t* places) {
+  constexpr int64_t kGroup = 64, kLanes = 16;
+  float best[kMostRanked];
+  int64_t found = 0;
+  const auto takes = [&](float value) {
+    return found < k ? !std::isnan(value) : value > best[found - 1];
+  };
+  const auto look_at = [&](int64_t i) {
+    const float value = to_float(x[i]);
+    if (!takes(value)) return;
+    int64_t at = found < k ? found++ : k - 1;
+    for (; at > 0 && value > best[at - 1]; --at)
+      best[at] = best[at - 1], places[at] = places[at - 1];
+    best[at] = value, places[at] = static_cast<int32_t>(i);
+  };
+  int64_t i = 0;
+  for (; i + kGroup <= count; i += kGroup) {
+    // Maxima of lanes are independent of one another, so they are found side by side.
+    float lanes[kLanes];
+    std::fill(lanes, lanes + kLanes, -std::numeric_limits<float>::infinity());
+    for (int64_t j = i; j < i + kGroup; j += kLanes) {
+      for (int64_t l = 0; l < kLanes; ++l) {
+        const float value = to_float(x[j + l]);
+        lanes[l] = value > lanes[l] ? value : lanes[l];
+      }
+    }
+    float most = lanes[0];
+    for (int64_t l = 1; l < kLanes; ++l) most = lanes[l] > most ? lanes[l] : most;
+    if (found == k && !(most > best[k - 1])) continue;
+    for (int64_t j = i; j < i + kGroup; ++j) look_at(j);
+  }
+  for (; i < count; ++i) look_at(i);
+  std::fill(places + found, places + k, -1);
+}
+
+}  // namespace specattn

@@ -9,17 +9,16 @@ prefix.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, get_args
 
 import torch
 
 from specattn.decoding.attention import NO_CAPTURE, CaptureSpec, Selection
 from specattn.decoding.drafting import Draft, DraftContext, Drafter, Verified
 from specattn.decoding.methods.budget import Budgeted
+from specattn.decoding.methods.sizing import NONE, Effort, Sizer, Told
 from specattn.decoding.methods.sparse_chain import PrefixSelection, SelectionDrafter, rows_at
-from specattn.decoding.methods.switch import Switch
-from specattn.decoding.statistics import Clock
 from specattn.ops import select_topk
 
 Rows = Literal["two", "all", "last"]
@@ -36,7 +35,7 @@ class Vegas(Budgeted, name="vegas"):
     Parameters
     ----------
     gamma, ratio, budget, min_tokens, rejection
-        As for `Budgeted`; what counts is the prefix of the last verification.
+        As for `Budgeted`, with at most 6 tokens; what counts is the prefix of the last verification.
     keep_first, keep_last : int
         First and last prefix tokens that are always selected, within the budget. The paper's method
         needs none: what is newer than the prefix is always visible.
@@ -49,8 +48,9 @@ class Vegas(Budgeted, name="vegas"):
         Rank by mean logit, or by mean attention weight as the authors' program does (appendix B).
         Weights take a buffer of one layer's logits, and so does ``rows="last"``.
     switch : bool
-        Time rounds with and without drafts and keep to the faster kind (`Switch`). It changes no
-        text, but for drafts that are sampled by themselves (`rejection`).
+        Draft only while it pays by the times of the run's own rounds (`Sizer`). Otherwise every
+        round drafts `gamma` tokens. It changes no text, but for drafts that are sampled by
+        themselves (`rejection`).
 
     Raises
     ------
@@ -58,7 +58,8 @@ class Vegas(Budgeted, name="vegas"):
         A parameter is out of range.
     """
 
-    gamma: int = 6
+    most_gamma: ClassVar[int] = 6
+
     keep_first: int = 0
     keep_last: int = 0
     rows: Rows = "two"
@@ -84,20 +85,18 @@ class _VegasDrafter(SelectionDrafter):
 
     def __init__(self, method: Vegas, context: DraftContext):
         # At first 1 to gamma + 1 tokens are newer than the prefix: the last root and path.
-        super().__init__(method.gamma, 2 * method.gamma, context, rejection=method.rejection)
+        super().__init__(method, 2 * method.max_gamma, context, _sizer(method, context))
         self.method = method
-        on = method.switch and self.target.full_layers
-        self.switch = Switch(Clock(self.target.device)) if on else None
 
-    def propose(self, root: torch.Tensor) -> Draft:
-        drafting = self._drafting()
-        if not drafting:
-            self.selected = None
-        draft = super().propose(root)
-        self.capture = self._capture(draft.tree.size) if drafting else NO_CAPTURE
+    def draft(self, root: torch.Tensor) -> Draft:
+        if self.effort == NONE:
+            self.selected, self.capture = None, NO_CAPTURE
+        draft = super().draft(root)
+        if self.effort != NONE:
+            self.capture = self._capture(draft.tree.size)
         return draft
 
-    def observe(self, verified: Verified) -> None:
+    def select(self, verified: Verified) -> None:
         scores = verified.result.scores
         if scores is None:
             return
@@ -114,21 +113,17 @@ class _VegasDrafter(SelectionDrafter):
         selection = Selection(indices.view(layers, batch, -1), lengths[:batch])
         self.selected = PrefixSelection(selection, verified.prefix)
 
-    def details(self) -> dict[str, Any]:
-        return self.switch.details() if self.switch is not None else {}
-
-    def _drafting(self) -> bool:
-        """Whether the round that begins now shall draft, or prepare the next one for it."""
-        if self.switch is None:
-            return bool(self.target.full_layers)
-        sequences = self.context.sequences
-        return self.switch.choose(
-            length=max(sequences.active_lengths),
-            requests=len(sequences.active),
-            emitted=sum(sequences.lengths),
-        )
-
     def _capture(self, rows: int) -> CaptureSpec:
         """Return what ranks the prefix, of a verification of so many rows."""
         captured = (0, -1) if self.method.rows == "two" else tuple(range(rows))
         return CaptureSpec(captured, self.method.ranking, per_row=self.method.rows == "last")
+
+
+def _sizer(method: Vegas, context: DraftContext) -> Sizer | Told:
+    """Return what says how much is drafted: the clock, unless it is told."""
+    passes = f"collecting {method.rows} {method.ranking}"
+    if method.switch and method.gamma is not None and context.target.full_layers:
+        return method.measured(context, [NONE, Effort(1, method.gamma)], passes)
+    if not method.switch:
+        method = replace(method, gamma=method.max_gamma)
+    return method.sizer(context, passes)

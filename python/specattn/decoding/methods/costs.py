@@ -125,7 +125,7 @@ class PassCosts(Timings):
         """Return seconds by rows for every size of `sizes` that may be tried next.
 
         Between sizes that were measured lies a line. It goes on up to twice the largest of them, or
-        up to the next size; beyond, nobody knows. Without any measurement only one row may be tried.
+        up to the next size; beyond, nobody knows. Without any measurement one row may be tried.
         """
         known = self.measured
         if not known:
@@ -158,9 +158,7 @@ def _line(rows: list[int], seconds: list[float], size: int) -> float:
 _of_models: WeakKeyDictionary[Any, dict[tuple[Any, ...], Any]] = WeakKeyDictionary()
 
 
-def recalled(
-    target: Target, sequences: Sequences, kind: Hashable, make: Callable[[Clock], T]
-) -> T:
+def recalled(target: Target, sequences: Sequences, kind: Hashable, make: Callable[[Clock], T]) -> T:
     """Return what earlier runs of this process made of such a model, batch and length.
 
     Parameters
@@ -201,6 +199,11 @@ class Calibration:
         self.accepted += accepted
         if self.expected > self._MOST:
             self.expected, self.accepted = self.expected / 2, self.accepted / 2
+
+    def forget(self) -> None:
+        """Weigh what is known less: a round passed without a draft."""
+        keep = max(1 - 1 / 32, min(1.0, self._PRIOR / self.expected))
+        self.expected, self.accepted = keep * self.expected, keep * self.accepted
 
     @property
     def factor(self) -> float:

@@ -216,6 +216,12 @@ def _in_proportion(effort: Effort, known: dict[Effort, float]) -> float:
     )
 
 
+def _is_due(times: _Times, kind: str, lost: float) -> bool:
+    """Whether something may be tried that is thought to lose so many seconds."""
+    idle = times.elapsed - times.tried_at.get(kind, 0.0)
+    return EXPLORING / 2 * idle > lost
+
+
 class _Plan(NamedTuple):
     """What an effort is expected to give and to take."""
 
@@ -284,7 +290,7 @@ class Sizer:
         self.efforts, self.sizes = list(efforts), list(sizes)
         self.gains = gains(self.efforts, self.sizes)
         self.calibration = Calibration()
-        self.expected: list[float] | None = None
+        self.expected: list[float] = []
         self.idle = 0  # rounds without a draft
         self._trial: tuple[str, Effort] | None = None
         self._ended: tuple[Any, int] | None = None
@@ -305,9 +311,7 @@ class Sizer:
             if not others:
                 continue
             other = max(others, key=lambda plan: plan.rate)
-            lost = other.seconds - other.tokens / best.rate
-            idle = times.elapsed - times.tried_at.get(kind, 0.0)
-            if EXPLORING / 2 * idle > lost:
+            if _is_due(times, kind, other.seconds - other.tokens / best.rate):
                 self._trial = kind, other.effort
                 return other.effort
         return best.effort
@@ -321,7 +325,33 @@ class Sizer:
         spent = times.drafting(self.efforts).get(effort, 0.0)
         costs = {n: spent + s for n, s in times.passes.estimates(self.sizes).items()}
         rows = best_size(costs, probabilities, self.calibration.factor)
+        if rows == 1 and self._trial is None:
+            rows = self._tried_rows(times, costs, probabilities)
         self.expected = [sum(one[: rows - 1]) for one in probabilities]
+        return rows
+
+    def prune(self, effort: Effort, probabilities: Any, place: Any) -> int:
+        """Learn from a grown tree; return how many rows, root included, it is verified with.
+
+        Arguments are as for `TreeGains.add`.
+        """
+        self.gains.add(effort, probabilities, place)
+        return self.rows(effort, (-np.sort(-probabilities, -1)).tolist())
+
+    def _tried_rows(
+        self, times: _Times, costs: dict[int, float], probabilities: Sequence[Sequence[float]]
+    ) -> int:
+        """Return the best rows beyond the root's, if it is time to try them, and 1 otherwise."""
+        more = {rows: seconds for rows, seconds in costs.items() if rows > 1}
+        if not more or not any(probabilities):
+            return 1
+        factor = self.calibration.factor
+        rows = best_size(more, [[*one, 0.0] for one in probabilities], factor)
+        tokens = sum(1 + factor * sum(one[: rows - 1]) for one in probabilities)
+        lost = costs[rows] - costs[1] * tokens / len(probabilities)
+        if not _is_due(times, "rows", lost):
+            return 1
+        times.tried_at["rows"] = times.elapsed
         return rows
 
     def begin(self, effort: Effort, rows: int) -> None:
@@ -343,9 +373,11 @@ class Sizer:
         self._begun = False
         counts = verified.accepted.counts.tolist()
         self.gains.learn(verified.draft.tree.max_depth, counts)
-        for expected, count in zip(self.expected or (), counts, strict=False):
+        if not any(self.expected):
+            self.calibration.forget()
+        for expected, count in zip(self.expected, counts, strict=False):
             self.calibration.add(expected, count)
-        self.expected = None
+        self.expected = []
         self._ended = self._times().passes.clock.now(), self._emitted
 
     def details(self) -> dict[str, Any]:

@@ -88,9 +88,7 @@ class SelectionDrafter(Drafter):
         Chooses the length of each draft.
     """
 
-    def __init__(
-        self, method: Budgeted, newer: int, context: DraftContext, sizer: Sizer | Told
-    ):
+    def __init__(self, method: Budgeted, newer: int, context: DraftContext, sizer: Sizer | Told):
         self.newer, self.sizer = newer, sizer
         self.context, self.target, self.sequences = context, context.target, context.sequences
         self.chain = SparseChain(method.max_gamma, context, rejection=method.rejection)

@@ -50,7 +50,7 @@ class Streaming(Budgeted, name="streaming"):
         return _StreamingDrafter(self, context)
 
     def steps(self, seqlens: torch.Tensor, capacity: int, layers: int) -> list[Selection]:
-        """Return what the draft steps of the longest draft behind `seqlens` [B] cached tokens attend to."""
+        """Return what the longest draft's steps behind `seqlens` [B] cached tokens attend to."""
         share = {"ratio": None, "budget": None, "min_tokens": 0, **self.share()}
         width = selection_size(capacity, **share, kept=self.sinks)
         counts = torch.full_like(seqlens, width)

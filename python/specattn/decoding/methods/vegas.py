@@ -35,7 +35,7 @@ class Vegas(Budgeted, name="vegas"):
     Parameters
     ----------
     gamma, ratio, budget, min_tokens, rejection
-        As for `Budgeted`, with at most 6 tokens; what counts is the prefix of the last verification.
+        As for `Budgeted`, at most 6 tokens; what counts is the prefix of the last verification.
     keep_first, keep_last : int
         First and last prefix tokens that are always selected, within the budget. The paper's method
         needs none: what is newer than the prefix is always visible.

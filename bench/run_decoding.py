@@ -198,7 +198,9 @@ def _sections(options: argparse.Namespace) -> list[Section]:
         if entry.is_ours:
             entry.build({})
     groups = grid(given, options.context, options.temperature, options.batch)
-    gamma = next((e.options.get("gamma") for e in given if e.name == "vegas"), None) or Vegas.gamma
+    gamma = (
+        next((e.options.get("gamma") for e in given if e.name == "vegas"), None) or Vegas.most_gamma
+    )
     timed = gamma if options.passes else 0
     return [Section("", "", groups, passes=timed, pictures=pictures.KINDS)]
 

@@ -38,8 +38,8 @@ def _options(**strategies):
     return st.fixed_dictionaries({}, optional=strategies)
 
 
-_gamma = st.integers(1, 9)
-_widths = st.lists(st.integers(1, 3), min_size=1, max_size=3).map(tuple)
+_gamma = st.none() | st.integers(1, 9)
+_widths = st.none() | st.lists(st.integers(1, 3), min_size=1, max_size=3).map(tuple)
 _share = {
     "gamma": _gamma,
     "ratio": st.sampled_from([0.01, 0.3, 0.7, 1.0]),
@@ -69,7 +69,7 @@ UNTRAINED = {
     ),
     "auto": _options(vegas=st.booleans()),
     "token_recycling": _options(
-        nodes=st.integers(1, 9), depth=st.integers(1, 5), k=st.integers(1, 9)
+        nodes=st.none() | st.integers(1, 9), depth=st.integers(1, 5), k=st.integers(1, 9)
     ),
 }
 TRAINED = {
@@ -79,7 +79,7 @@ TRAINED = {
     ),
     "longspec": (
         METHODS["longspec"],
-        _options(widths=_widths, gamma=st.none() | st.integers(1, WINDOW - 1)),
+        _options(widths=_widths, gamma=st.sampled_from([None, "auto", *range(1, WINDOW)])),
     ),
     "medusa": (METHODS["medusa"], _options(widths=_widths)),
     "tokenswift": (
@@ -100,7 +100,7 @@ TRAINED = {
         _options(
             width=st.integers(1, 4),
             depth=st.integers(1, 4),
-            total_tokens=st.integers(2, 12),
+            total_tokens=st.none() | st.integers(2, 12),
             window=st.none() | st.integers(1, 9),
         ),
     ),

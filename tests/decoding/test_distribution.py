@@ -24,7 +24,7 @@ from specattn.decoding import METHODS as ALL
 from specattn.decoding import ContextualPenalty, attention, generate
 from specattn.decoding.methods import longspec_block, poss_block, triforce
 from specattn.decoding.methods.costs import SIZES, PassCosts
-from specattn.decoding.methods.switch import Switch
+from specattn.decoding.methods.sizing import NONE, Effort, Sizer
 from tests import distributions
 from tests.decoding.models import prompts, tiny_model
 from tests.decoding.test_loop import RandomTree
@@ -116,7 +116,8 @@ def whole_batches(monkeypatch):
 
     Rows of a pass are free, so that what is sized by cost is drafted.
     """
-    monkeypatch.setattr(PassCosts, "estimates", lambda self: dict.fromkeys(SIZES[:5], 1e-3))
+    free = lambda self, sizes=SIZES: dict.fromkeys(sizes[:5], 1e-3)  # noqa: E731
+    monkeypatch.setattr(PassCosts, "estimates", free)
 
     def verify_attention(*tensors, collected=None, **options):
         *state, found = reference.verify_attention(*tensors, **options)
@@ -181,8 +182,8 @@ def test_rounds_with_drafts_and_without_may_follow_one_another(
     model, prompt, sampling, monkeypatch
 ):
     """As Vegas' switch lets them: it decides before a round draws anything."""
-    kinds = itertools.cycle([True, True, False])
-    monkeypatch.setattr(Switch, "choose", lambda *_, **__: next(kinds))
+    efforts = itertools.cycle([Effort(1, 1), Effort(1, 1), NONE])
+    monkeypatch.setattr(Sizer, "choose", lambda *_: next(efforts))
     method = ALL["vegas"](gamma=1, ratio=0.2, min_tokens=1, rejection=True)
     assert 0.05 < check_distribution(model, prompt, sampling, method) < 0.5
 

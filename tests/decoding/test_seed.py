@@ -7,7 +7,7 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from specattn.decoding import METHODS, LongSpec, PosS, TriForce, Vegas, generate
-from specattn.decoding.methods.switch import Switch
+from specattn.decoding.methods.sizing import NONE, Effort, Sizer
 from tests.decoding.models import prompts, tiny_model
 from tests.drafters import poss_statement
 from tests.drafters.statement import random_drafter
@@ -41,7 +41,8 @@ def methods(model):
         "longspec": LongSpec(drafter, widths=(2, 3)),
         "longspec, chain": LongSpec(drafter, gamma=3),
         "poss": PosS(poss, width=3, depth=3, total_tokens=8),
-        "poss, auto": PosS(poss, width=3, depth=3, total_tokens="auto"),
+        "poss, sized": PosS(poss, width=3, depth=3),
+        "longspec, sized": LongSpec(drafter),
         "medusa": METHODS["medusa"](heads["medusa"], widths=(2, 2)),
         "tokenswift": METHODS["tokenswift"](heads["tokenswift"], widths=(2, 2), budget=60),
         "prompt_lookup": "prompt_lookup",
@@ -53,7 +54,7 @@ def methods(model):
 
 NAMES = [
     *("vegas", "streaming", "quest", "specextend", "triforce", "triforce, small model", "longspec"),
-    *("longspec, chain", "poss", "poss, auto", "medusa", "tokenswift", "prompt_lookup"),
+    *("longspec, chain", "poss", "medusa", "tokenswift", "prompt_lookup"),
     "suffix",
     "auto",
     "token_recycling",
@@ -84,7 +85,8 @@ def test_a_clock_changes_no_text(model, monkeypatch, clock):
     texts = prompts([12, 30], vocabulary=V)
     plain = generate(model, texts, "plain", max_new_tokens=24, seed=3, **SAMPLING)
     rounds = itertools.count()
-    monkeypatch.setattr(Switch, "choose", lambda *_, **__: bool(clock(next(rounds))))
+    chosen = {False: NONE, True: Effort(1, 3)}
+    monkeypatch.setattr(Sizer, "choose", lambda *_: chosen[bool(clock(next(rounds)))])
     found = generate(model, texts, Vegas(**SPARSE), max_new_tokens=24, seed=3, **SAMPLING)
     assert found.new_tokens == plain.new_tokens
 

@@ -186,10 +186,11 @@ def _rounds(rows: list[dict], workloads: _Workloads) -> list[Check]:
 def _round(row: dict, workload: Workload) -> Round:
     """Return the round of a decoded row's method at its settings.
 
-    What a row leaves open, and what a method chose by itself ("auto"), is the method's default.
+    What a row leaves open is the method's default; what a method chose by itself is the most that
+    it chooses.
     """
     method = row["method"]
-    chosen = {name: value for name, value in row["settings"].items() if value != "auto"}
+    chosen = {name: value for name, value in row["settings"].items() if value not in (None, "auto")}
     options = {**_defaults(method), **chosen}
     _, *taken = inspect.signature(_ROUNDS[method]).parameters
     return _ROUNDS[method](workload, **{name: options[name] for name in taken})
@@ -200,5 +201,7 @@ def _defaults(method: str) -> dict[str, Any]:
     from specattn.decoding import METHODS  # with transformers, which a plan does without
 
     of_profile = METHOD_PROFILES[method].options if method in METHOD_PROFILES else {}
-    own = {one.name: one.default for one in inspect.signature(METHODS[method]).parameters.values()}
-    return {**of_profile, **own}
+    parameters = inspect.signature(METHODS[method]).parameters.values()
+    own = {one.name: one.default for one in parameters if one.default is not None}
+    largest = {"gamma": getattr(METHODS[method], "most_gamma", None)}
+    return {"window": None, **largest, **of_profile, **own}

@@ -97,7 +97,7 @@ class Auto(Method, name="auto"):
         """Return a drafter that has read the prompts."""
         drafters = dict[str, Drafter]()
         if self.vegas and context.target.full_layers:
-            drafters[Vegas.name] = VegasDrafter(Vegas(switch=False), context, self.max_nodes - 1)
+            drafters[Vegas.name] = VegasDrafter(Vegas(), context, self.max_nodes - 1)
         if isinstance(self.trained, Method):
             drafters[self.trained.name] = self.trained.start(context)
         return _AutoDrafter(context, drafters)
@@ -193,6 +193,8 @@ class _AutoDrafter(Drafter):
     def _draft(self, name: str, root: torch.Tensor, lookup: Lookup) -> Draft:
         """Draft by running a model, but for requests to which what was looked up promises more."""
         draft, worth = self.drafters[name].propose(root), self.chooser.worths[name]
+        if draft.tree.size == 1:
+            self.chooser.drafts_nothing("none")
         if worth.known:
             own = [worth.tokens >= tokens for tokens in lookup.tokens]
             self.own = own if any(own) else self.own

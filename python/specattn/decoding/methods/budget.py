@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
+from specattn.decoding.drafting import DraftContext
 from specattn.decoding.method import Method
+from specattn.decoding.methods.sizing import NONE, ChainGains, Effort, Sizer, Told, chains
 
 
 @dataclass(frozen=True)
@@ -14,8 +17,9 @@ class Budgeted(Method):
 
     Parameters
     ----------
-    gamma : int
-        Drafted tokens per round.
+    gamma : int or None
+        Drafted tokens per round. None: as many as gain the most tokens per second by the times of
+        the run's own passes, up to `most_gamma`, or none.
     ratio : float
         Share of the cached tokens that a draft attends to, in (0, 1].
     budget : int, optional
@@ -32,7 +36,9 @@ class Budgeted(Method):
         A parameter is out of range.
     """
 
-    gamma: int = 4
+    most_gamma: ClassVar[int] = 4
+
+    gamma: int | None = None
     ratio: float = 0.07
     budget: int | None = None
     min_tokens: int = 256
@@ -46,13 +52,36 @@ class Budgeted(Method):
             raise ValueError(f"min_tokens must not be negative, got {self.min_tokens}")
 
     @property
+    def max_gamma(self) -> int:
+        """The longest draft."""
+        return self.most_gamma if self.gamma is None else self.gamma
+
+    @property
     def max_nodes(self) -> int:
-        """The root and `gamma` drafted tokens."""
-        return self.gamma + 1
+        """The root and the longest draft."""
+        return self.max_gamma + 1
 
     def clipped(self, depth: int) -> Budgeted:
         """Return this method with no larger `gamma` than `depth`, and 1 at least."""
+        if self.gamma is None:
+            return self
         return replace(self, gamma=max(1, min(self.gamma, depth)))
+
+    def sizer(self, context: DraftContext, passes: Hashable = "passes") -> Sizer | Told:
+        """Return what chooses the length of each draft; arguments as for `Sizer`."""
+        if not context.target.full_layers:
+            return Told(NONE)
+        if self.gamma is not None:
+            return Told(Effort(1, self.gamma))
+        return self.measured(context, chains(self.max_gamma), passes)
+
+    def measured(
+        self, context: DraftContext, efforts: list[Effort], passes: Hashable = "passes"
+    ) -> Sizer:
+        """Return what chooses among some lengths by their times."""
+        kind = f"{self.name}, {self.share()}"
+        sizes = [effort.depth + 1 for effort in efforts]
+        return Sizer(context, kind, efforts, sizes, ChainGains, passes)
 
     def share(self, unit: int = 1) -> dict[str, Any]:
         """Return the budget as `select_topk` takes it, counted in pieces of `unit` tokens."""

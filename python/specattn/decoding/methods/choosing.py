@@ -18,6 +18,8 @@ from specattn.decoding.statistics import Clock
 TRIAL = 3
 """Rounds that say what a drafter is worth."""
 
+_PATIENCE = 12  # rounds of a trial at most: a drafter may find that it should draft nothing
+
 _KEPT = 8  # rounds by which a drafter's time is judged; twice as many for its tokens
 
 
@@ -48,6 +50,12 @@ class Worth:
     def doubt(self) -> None:
         """Forget the time: it may have been chance, or another program's doing."""
         self._seconds.clear()
+
+    def give_up(self, row_seconds: float, now: float) -> None:
+        """Take a drafter that does not come to drafting to be no more than a pass of one row."""
+        self._seconds.extend([row_seconds] * TRIAL)
+        self._tokens.extend([1.0] * TRIAL)
+        self.seen_at = now
 
     @property
     def known(self) -> bool:
@@ -136,12 +144,15 @@ class Chooser:
             tokens = sum(max(worth.tokens, other) for other in promised)
             if worth.known and (speed := tokens / worth.seconds(row_seconds)) > self._speed:
                 best, self._speed = name, speed
+        if self._left == 1 and not (worth := self.worths[self._trial]).known:
+            worth.give_up(row_seconds, self.account.elapsed)
+            self._left = 0
         if self._left:
             return self._trial
         for name, worth in self.worths.items():
             if name != best and self._affords(worth, len(promised), row_seconds):
                 worth.doubt()
-                self._trial, self._left = name, TRIAL + 1
+                self._trial, self._left = name, _PATIENCE
                 return name
         # What passes without a drafter take may have been chance too, and one round costs little.
         since = self.account.elapsed - self._looked_up_at
@@ -173,6 +184,11 @@ class Chooser:
         self._left -= trial
         self._current = _Round(name, label, self.clock.now(), self._speed, trial)
 
+    def drafts_nothing(self, label: str) -> None:
+        """Note that its drafter drafts nothing in this round: it says nothing of the drafter."""
+        assert self._current is not None
+        self._current = self._current._replace(name=None, label=label)
+
     def end(self, total: float, each: float) -> None:
         """Note that the round gave `total` tokens, and `each` request of its drafter's so many."""
         assert self._current is not None
@@ -194,6 +210,8 @@ class Chooser:
             worth = self.worths[round.name]
             worth.add(seconds, each)
             worth.seen_at = self.account.elapsed
+            if round.trial and worth.known:
+                self._left = 0
         if round.trial and round.speed:
             lost = max(0.0, seconds - total / round.speed)
             self.lost += lost

@@ -7,12 +7,13 @@ long as the sizes measured so far say that more would pay.
 from __future__ import annotations
 
 import math
+import threading
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from itertools import accumulate
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,6 +21,9 @@ import torch
 from specattn.decoding.sequences import Sequences
 from specattn.decoding.statistics import Clock
 from specattn.decoding.target import Target
+
+T = TypeVar("T")
+Kind = TypeVar("Kind", bound="Timings")
 
 SIZES = (1, 2, 3, 4, 5, 7, 9, 13, 17, 25, 33, 49, 65)
 """Rows of a pass, root included: few sizes, so that each is met again and its cost known."""
@@ -31,23 +35,70 @@ _KEPT = 8  # rounds of a size that say what it costs
 _ALIKE = 1.5  # lengths whose passes are taken to cost the same
 
 
-class PassCosts:
-    """Seconds of a round, its drafting apart, by the rows that a request verifies.
+class Timings:
+    """Seconds that something of some size took of late.
 
     Parameters
     ----------
     clock : Clock
-        On CUDA a round's time is read when it has passed; nothing waits for it.
+        On CUDA a time is read when it has passed; nothing waits for it.
+
+    Attributes
+    ----------
+    elapsed : float
+        Seconds of all that was measured.
     """
 
     def __init__(self, clock: Clock):
         self.clock = clock
-        self._seconds: dict[int, deque[float]] = {}
-        self._measured_at: dict[int, float] = {}
-        self._elapsed = 0.0
-        self._met: set[int] = set()
+        self.elapsed = 0.0
+        self._seconds: dict[Any, deque[float]] = {}
+        self._measured_at: dict[Any, float] = {}
+        self._met: set[Any] = set()
+        self._unread = deque[tuple[Any, Any, Any]]()
+
+    def note(self, size: Any, begun: Any, ended: Any) -> None:
+        """Note the moments between which something of that size was done."""
+        if size in self._met:
+            self._unread.append((size, begun, ended))
+        self._met.add(size)  # the first of a size finds code and data cold
+        while self._unread and self.clock.passed(self._unread[0][2]):
+            size, begun, ended = self._unread.popleft()
+            seconds = self.clock.seconds(begun, ended)
+            known = self._seconds.setdefault(size, deque(maxlen=_KEPT))
+            if self.is_old(size, seconds):
+                known.clear()
+            known.append(seconds)
+            self.elapsed += seconds
+            self._measured_at[size] = self.elapsed
+
+    def is_old(self, size: Any, seconds: float) -> bool:
+        """Whether a size was left for so long that to try it again costs next to nothing.
+
+        What it took may have been chance, another program's doing, or true of a shorter text.
+        """
+        return EXPLORING * (self.elapsed - self._measured_at.get(size, self.elapsed)) > seconds
+
+    def copy(self: Kind) -> Kind:
+        """Return what is known as a first guess for what may take a little longer."""
+        copy = type(self)(self.clock)
+        copy._seconds = {size: deque([s], _KEPT) for size, s in self.medians.items()}
+        copy.elapsed, copy._measured_at = self.elapsed, dict(self._measured_at)
+        copy._met = set(self._met)
+        return copy
+
+    @property
+    def medians(self) -> dict[Any, float]:
+        """Median seconds by size, ascending, of the sizes measured."""
+        return {size: median(self._seconds[size]) for size in sorted(self._seconds)}
+
+
+class PassCosts(Timings):
+    """Seconds of a round, its drafting apart, by the rows that a request verifies."""
+
+    def __init__(self, clock: Clock):
+        super().__init__(clock)
         self._begun: tuple[int, Any] | None = None
-        self._unread = deque[tuple[int, Any, Any]]()
 
     def begin(self, rows: int) -> None:
         """Note that a pass of `rows` rows per request begins."""
@@ -59,46 +110,39 @@ class PassCosts:
             return
         rows, begun = self._begun
         self._begun = None
-        if rows in self._met:
-            self._unread.append((rows, begun, self.clock.now()))
-        self._met.add(rows)  # the first pass of a size finds code and data cold
-        while self._unread and self.clock.passed(self._unread[0][2]):
-            rows, begun, ended = self._unread.popleft()
-            known = self._seconds.setdefault(rows, deque(maxlen=_KEPT))
-            known.append(self.clock.seconds(begun, ended))
-            self._elapsed += known[-1]
-            self._measured_at[rows] = self._elapsed
-        self._forget()
-
-    def _forget(self) -> None:
-        """Drop sizes that were left for so long that to try them again costs next to nothing.
-
-        What they took may have been chance, another program's doing, or true of a shorter text.
-        """
-        for rows in sorted(self._seconds)[1:]:
-            age = self._elapsed - self._measured_at[rows]
-            if EXPLORING * age > median(self._seconds[rows]):
-                del self._seconds[rows]
+        self.note(rows, begun, self.clock.now())
+        for size, seconds in list(self.medians.items())[1:]:
+            if self.is_old(size, seconds):
+                del self._seconds[size]
 
     @property
     def measured(self) -> dict[int, float]:
         """Median seconds by rows, ascending, of the sizes measured; never less for more rows."""
-        sizes = sorted(self._seconds)
-        medians = [median(self._seconds[rows]) for rows in sizes]
-        return dict(zip(sizes, accumulate(medians, max), strict=True))
+        medians = self.medians
+        return dict(zip(medians, accumulate(medians.values(), max), strict=True))
 
-    def estimates(self) -> dict[int, float]:
-        """Return seconds by rows for every size that may be tried next.
+    def estimates(self, sizes: Sequence[int] = SIZES) -> dict[int, float]:
+        """Return seconds by rows for every size of `sizes` that may be tried next.
 
-        Between sizes that were measured lies a line. It goes on up to twice the largest of them;
-        beyond, nobody knows. Without any measurement only one row may be tried.
+        Between sizes that were measured lies a line. It goes on up to twice the largest of them, or
+        up to the next size; beyond, nobody knows. Without any measurement one row may be tried.
         """
         known = self.measured
         if not known:
             return {1: 1.0}
         rows, seconds = list(known), list(known.values())
-        allowed = [size for size in SIZES if size <= max(4, 2 * rows[-1])]
+        allowed = growing(sizes, rows[-1])
         return {size: _line(rows, seconds, size) for size in allowed}
+
+
+def growing(sizes: Sequence[int], largest: int) -> list[int]:
+    """Return those of ascending `sizes` that may be tried when `largest` is the largest measured.
+
+    They grow by doubling, from 4 on, or by one size.
+    """
+    beyond = [size for size in sizes if size > largest]
+    most = max(4, 2 * largest, min(beyond, default=0))
+    return [size for size in sizes if size <= most]
 
 
 def _line(rows: list[int], seconds: list[float], size: int) -> float:
@@ -111,22 +155,39 @@ def _line(rows: list[int], seconds: list[float], size: int) -> float:
     return seconds[left] + slope * (size - rows[left])
 
 
-_of_models: WeakKeyDictionary[Any, dict[tuple[Any, ...], PassCosts]] = WeakKeyDictionary()
+_of_models: WeakKeyDictionary[Any, dict[tuple[Any, ...], Any]] = WeakKeyDictionary()
 
 
 def alike(target: Target, sequences: Sequences) -> tuple[Any, ...]:
     """Return what passes of a model have in common that take about the same time."""
     length = round(math.log(max(sequences.active_lengths), _ALIKE))
-    return len(sequences.active), length, target.device, torch.get_num_threads()
+    machine = target.device, torch.get_num_threads(), threading.get_ident()
+    return len(sequences.active), length, *machine
 
 
-def costs_of(target: Target, sequences: Sequences) -> PassCosts:
-    """Return what earlier runs of this process found for such a model, batch and length."""
+def recalled(target: Target, sequences: Sequences, kind: Hashable, make: Callable[[Clock], T]) -> T:
+    """Return what earlier runs of this process made of such a model, batch and length.
+
+    Parameters
+    ----------
+    target : Target
+    sequences : Sequences
+    kind : hashable
+        What it is, and of which method.
+    make : callable
+        Makes a new one with the clock of the target's device.
+    """
     known = _of_models.setdefault(target.model, {})
-    key = alike(target, sequences)
+    key = kind, *alike(target, sequences)
     if key not in known:
-        known[key] = PassCosts(Clock(target.device))
-    return known[key]
+        known[key] = make(Clock(target.device))
+    found: T = known[key]
+    return found
+
+
+def costs_of(target: Target, sequences: Sequences, kind: Hashable = "passes") -> PassCosts:
+    """Return the costs of passes of a kind, as earlier runs of this process found them."""
+    return recalled(target, sequences, kind, PassCosts)
 
 
 class Calibration:
@@ -143,6 +204,11 @@ class Calibration:
         self.accepted += accepted
         if self.expected > self._MOST:
             self.expected, self.accepted = self.expected / 2, self.accepted / 2
+
+    def forget(self) -> None:
+        """Weigh what is known less: a round passed without a draft."""
+        keep = max(1 - 1 / 32, min(1.0, self._PRIOR / self.expected))
+        self.expected, self.accepted = keep * self.expected, keep * self.accepted
 
     @property
     def factor(self) -> float:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import numpy as np
 import torch
 
 from specattn.decoding.drafting import Draft
-from specattn.tree import Tree
+from specattn.decoding.methods.pruning import pruned
 
 _GROUP = 32  # tokens of a group in `top_tokens`, at most
 _LARGE = 2**14  # vocabularies from here on are looked through by groups
@@ -66,33 +68,31 @@ class DynamicTree:
         return self.tokens[-1].gather(1, chosen), chosen // self.children
 
     def best(self, size: int) -> Draft:
-        """Return the trees of the root and its `size` - 1 best descendants, or all there are.
-
-        No node outdoes its parent, and of equals the one above comes first; so the best are trees.
-        """
-        tokens, scores, above = (
-            torch.cat(part, 1) for part in (self.tokens, self.scores, self.parents)
-        )
+        """Return the trees of the root and its `size` - 1 best descendants, or all there are."""
+        tokens, above = (torch.cat(part, 1) for part in (self.tokens, self.parents))
         above = above[..., None].expand(-1, -1, self.children).flatten(1)[:, : self.candidates]
-        count = min(size - 1, self.candidates)
-        order = scores.sort(dim=1, descending=True, stable=True).indices[:, :count].sort(1).values
-        # Where each parent stands in the tree: the root, no candidate, before all of them.
-        above = torch.searchsorted(order, above.gather(1, order), right=True)
-        tree = Tree(
-            torch.cat([self.parents[0], above], 1),
-            max_depth=min(len(self.scores), count),
-            max_width=min(self.width, count),
-            trusted=True,
+        count, shape = min(size - 1, self.candidates), (len(self.scores), self.width)
+        draft, _ = pruned(
+            self.root, tokens, self.all_scores, above, count, depth=shape[0], width=shape[1]
         )
-        return Draft(tree, torch.cat([self.root[:, None], tokens.gather(1, order)], 1))
+        return draft
 
-    def expected_length(self, size: int) -> float:
-        """Return how many tokens a pass over `best(size)` emits if the drafter is right.
+    @property
+    def all_scores(self) -> torch.Tensor:
+        """Scores of all candidates, float32 [B, n]."""
+        return torch.cat(self.scores, 1)
 
-        The mean over the batch: the bonus token, and each node with its chance.
+    @property
+    def places(self) -> Any:
+        """Level of each candidate from 1 on, and its rank: int [2, n].
+
+        The rank is the first width of a beam that would have found it: its own among its siblings,
+        or its parent's in the beam.
         """
-        scores = torch.cat(self.scores, 1)
-        return 1 + float(scores.sort(1, descending=True).values[:, : size - 1].exp().sum(1).mean())
+        rows = [scores.shape[1] // self.children for scores in self.scores]
+        levels = [np.full(n * self.children, level) for level, n in enumerate(rows, 1)]
+        ranks = [np.maximum.outer(np.arange(n), np.arange(self.children)).ravel() for n in rows]
+        return np.stack([np.concatenate(levels), np.concatenate(ranks)])
 
 
 def top_tokens(x: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:

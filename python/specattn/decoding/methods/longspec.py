@@ -2,16 +2,19 @@
 
 A tree is grown by beam search over the drafter's cumulative log-probability. Nodes that leave the
 beam stay in the tree, so the drafter's keys and values never move while drafting; the target
-verifies all nodes in one pass. (*LongSpec: Long-Context Lossless Speculative Decoding with
-Efficient Drafting and Verification*, arXiv 2502.17421, section 3 and appendix D.)
+verifies all nodes in one pass, or the most probable of them. (*LongSpec: Long-Context Lossless
+Speculative Decoding with Efficient Drafting and Verification*, arXiv 2502.17421, section 3 and
+appendix D.)
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
@@ -19,6 +22,17 @@ from specattn.decoding.drafting import Draft, DraftContext, Drafter, Verified
 from specattn.decoding.method import Method
 from specattn.decoding.methods.chain import ChainBuilder
 from specattn.decoding.methods.longspec_block import DraftBlock
+from specattn.decoding.methods.pruning import as_probabilities, pruned
+from specattn.decoding.methods.sizing import (
+    ChainGains,
+    Effort,
+    Sizer,
+    Told,
+    TreeGains,
+    beams,
+    chains,
+    sizes_up_to,
+)
 from specattn.decoding.methods.trained import fitting_drafter
 from specattn.drafters import LongSpecDrafter
 from specattn.reference.tree_mask import pack_tree_mask
@@ -26,6 +40,12 @@ from specattn.tree import Tree
 
 if TYPE_CHECKING:
     from specattn.decoding.methods.longspec_static import StaticTree
+
+MOST_WIDTHS = (4, 16, 16, 16, 16)
+"""Levels of the largest tree unless one is given."""
+
+MOST_GAMMA = 8
+"""Tokens of the longest chain unless a length is given."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +61,13 @@ class LongSpec(Method, name="longspec"):
     drafter : LongSpecDrafter or path, optional
         A drafter, or the folder that holds one. By default the folder ``longspec`` within the
         target's. A path is loaded for every run; a drafter is used as it is.
-    widths : sequence of int
-        Nodes per level of the tree, the level below the root first.
-    gamma : int, optional
-        Draft a chain of so many tokens instead of a tree.
+    widths : sequence of int or None
+        Nodes per level of the tree, the level below the root first. None: of `MOST_WIDTHS` as wide
+        and deep a part, and of its nodes the most probable, as gain the most tokens per second by
+        the times of the run's own rounds, or none.
+    gamma : int or "auto", optional
+        Draft a chain of so many tokens instead of a tree; "auto": as many as pay, up to
+        `MOST_GAMMA`, or none.
     rejection : bool
         Sample a chain by itself and test it by the rejection rule. By default it is drawn with the
         target's own noise: then a seed decides the text, whatever is drafted.
@@ -57,15 +80,16 @@ class LongSpec(Method, name="longspec"):
     """
 
     drafter: LongSpecDrafter | Path | str | None = None
-    widths: tuple[int, ...] = (4, 16, 16, 16, 16)
-    gamma: int | None = None
+    widths: tuple[int, ...] | None = None
+    gamma: int | Literal["auto"] | None = None
     rejection: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "widths", tuple(self.widths))
-        if not self.widths or min(self.widths) < 1:
-            raise ValueError(f"widths must be one or more positive numbers, got {self.widths}")
-        if self.gamma is not None and self.gamma < 1:
+        if self.widths is not None:
+            object.__setattr__(self, "widths", tuple(self.widths))
+            if not self.widths or min(self.widths) < 1:
+                raise ValueError(f"widths must be one or more positive numbers, got {self.widths}")
+        if isinstance(self.gamma, int) and self.gamma < 1:
             raise ValueError(f"gamma must be at least 1, got {self.gamma}")
 
     @property
@@ -75,25 +99,36 @@ class LongSpec(Method, name="longspec"):
 
     def clipped(self, depth: int) -> LongSpec:
         """Return this method with at most `depth` levels, and 1 at least."""
-        if self.gamma is None:
+        if isinstance(self.gamma, int):
+            return replace(self, gamma=max(1, min(self.gamma, depth)))
+        if self.gamma is None and self.widths is not None:
             return replace(self, widths=self.widths[: max(1, depth)])
-        return replace(self, gamma=max(1, min(self.gamma, depth)))
+        return self
 
     @property
     def _levels(self) -> tuple[int, ...]:
-        return self.widths if self.gamma is None else (1,) * self.gamma
+        """Nodes per level of the largest draft; where none is given, no deeper than the window."""
+        if isinstance(self.gamma, int):
+            return (1,) * self.gamma
+        if self.gamma is None and self.widths is not None:
+            return self.widths
+        levels = MOST_WIDTHS if self.gamma is None else (1,) * MOST_GAMMA
+        drafter = self.drafter
+        depth = drafter.config.window - 1 if isinstance(drafter, LongSpecDrafter) else len(levels)
+        return levels[: max(1, depth)]
 
     def prepared(self, model: PreTrainedModel) -> LongSpec:
         """Return this method with its drafter loaded and found to fit `model`."""
         drafter = fitting_drafter(LongSpecDrafter, self.drafter, model)
-        window, depth = drafter.config.window, len(self._levels)
+        levels = replace(self, drafter=drafter)._levels
+        window, depth = drafter.config.window, len(levels)
         if window <= depth:
             raise ValueError(
                 f"the drafter's window of {window} must be greater than the depth of the draft, "
                 f"{depth}"
             )
         vocabulary, above = drafter.config.vocab_size, 1
-        for level, width in enumerate(self._levels, start=1):
+        for level, width in enumerate(levels, start=1):
             if width > above * vocabulary:
                 raise ValueError(
                     f"widths: {above} nodes have {above * vocabulary} children over this "
@@ -104,22 +139,45 @@ class LongSpec(Method, name="longspec"):
 
     def start(self, context: DraftContext) -> Drafter:
         """Return a drafter for one run."""
-        module = self.prepared(context.target.model).drafter
+        method = self.prepared(context.target.model)
+        module, levels = method.drafter, method._levels
         assert isinstance(module, LongSpecDrafter)
-        block = DraftBlock(module.eval(), context, self.max_nodes, len(self._levels))
+        block = DraftBlock(module.eval(), context, 1 + sum(levels), len(levels))
+        sizer: Sizer | Told = Told(Effort(max(levels), len(levels)))
         if self.gamma is not None:
-            return _ChainDrafter(block, ChainBuilder(self.gamma, context, rejection=self.rejection))
-        return _TreeDrafter(block, self.widths)
+            if self.gamma == "auto":
+                efforts = chains(len(levels))
+                sizes = [effort.depth + 1 for effort in efforts]
+                sizer = Sizer(context, "longspec, chain", efforts, sizes, ChainGains)
+            chain = ChainBuilder(len(levels), context, rejection=self.rejection)
+            return _ChainDrafter(block, chain, sizer)
+        if self.widths is None:
+            efforts, sizes = beams(max(levels), len(levels)), sizes_up_to(1 + sum(levels))
+            sizer = Sizer(context, "longspec", efforts, sizes, TreeGains)
+        return _TreeDrafter(block, levels, sizer)
 
 
 class _BlockDrafter(Drafter):
     """What trees and chains share: the block follows the accepted path."""
 
-    def __init__(self, block: DraftBlock):
-        self.block = block
+    def __init__(self, block: DraftBlock, sizer: Sizer | Told):
+        self.block, self.sizer = block, sizer
+        self.kept: torch.Tensor | None = None  # which of the block's nodes are verified
+
+    def propose(self, root: torch.Tensor) -> Draft:
+        effort = self.sizer.choose(self.block.sequences.draft_depth)
+        self.block.begin()
+        draft = self.draft(root, effort)
+        self.sizer.begin(effort, draft.tree.size)
+        return draft
+
+    def draft(self, root: torch.Tensor, effort: Effort) -> Draft:
+        """Draft with an effort; without any, the block stores the root alone."""
+        raise NotImplementedError
 
     def observe(self, verified: Verified) -> None:
-        self.block.accept(verified.prefix, verified.accepted.nodes)
+        self.sizer.end(verified)
+        self.block.accept(verified.prefix, verified.accepted.nodes, self.kept)
 
     def follow(self, verified: Verified) -> None:
         self.block.follow(verified.accepted.counts)
@@ -127,13 +185,17 @@ class _BlockDrafter(Drafter):
     def compact(self, rows: list[int]) -> None:
         self.block.compact(rows)
 
+    def details(self) -> dict[str, Any]:
+        return self.sizer.details()
+
 
 class _TreeDrafter(_BlockDrafter):
-    """Beam search that drops nothing."""
+    """Beam search that drops nothing before the tree is grown."""
 
-    def __init__(self, block: DraftBlock, widths: tuple[int, ...]):
-        super().__init__(block)
+    def __init__(self, block: DraftBlock, widths: tuple[int, ...], sizer: Sizer | Told):
+        super().__init__(block, sizer)
         self.widths = widths
+        self.chains = [Tree.chain(n, device=block.storage.device) for n in range(len(widths) + 1)]
         self.static: StaticTree | None = None
         if (static := block.target.static) is not None:
             from specattn.decoding.methods.longspec_static import StaticTree  # the C++ kernels
@@ -142,45 +204,70 @@ class _TreeDrafter(_BlockDrafter):
         # Which bit of a packed mask each node is, level by level.
         size, device = 1 + sum(widths), block.storage.device
         itself = pack_tree_mask(torch.eye(size, dtype=torch.bool, device=device))
-        self.root_bit, *self.own_bits = itself.split([1, *widths])
+        self.bits = itself
 
-    def propose(self, root: torch.Tensor) -> Draft:
-        self.block.begin()
-        widths = self.widths[: self.block.sequences.draft_depth]
+    def draft(self, root: torch.Tensor, effort: Effort) -> Draft:
+        widths = tuple(min(width, effort.width) for width in self.widths[: effort.depth])
         if self.static is not None:
-            return Draft(*self.static.grow(root, (1, *widths)))
-        tokens, mask = root[:, None], self.root_bit.expand(len(root), -1, -1)
+            grown, scores = self.static.grow(root, (1, *widths))
+        else:
+            grown, scores = self._grow(root, widths)
+        self.kept = None
+        count = grown.tree.size - 1
+        if widths and isinstance(self.sizer, Sizer):
+            count = self.sizer.prune(effort, as_probabilities(scores[:, 1:]), _places(widths)) - 1
+        if max(widths, default=1) == 1:  # the most probable nodes of a path are its first
+            return Draft(self.chains[count], grown.tokens[:, : count + 1])
+        if count == grown.tree.size - 1:
+            return grown
+        drafted = grown.tokens[:, 1:], scores[:, 1:], grown.tree.parents[:, 1:] - 1
+        draft, kept = pruned(root, *drafted, count, depth=len(widths), width=max(widths))
+        self.kept = torch.nn.functional.pad(kept + 1, (1, 0))
+        return draft
+
+    def _grow(self, root: torch.Tensor, widths: tuple[int, ...]) -> tuple[Draft, torch.Tensor]:
+        """Return a tree behind `root` and its nodes' scores [B, nodes]."""
+        root_bit, *own_bits = self.bits[: 1 + sum(widths)].split([1, *widths])
+        tokens, mask = root[:, None], root_bit.expand(len(root), -1, -1)
         scores = torch.zeros(tokens.shape, device=root.device)
         all_tokens, all_parents, first = [tokens], [torch.full_like(tokens, -1)], 0
+        all_scores = [scores]
         for depth, width in enumerate(widths):
             logits = self.block.logits(tokens, depth, mask)
             children, scores, parents = best_children(logits, scores, width)
             mask = mask.gather(1, parents[..., None].expand(-1, -1, mask.shape[-1]))
-            mask = mask | self.own_bits[depth]
+            mask = mask | own_bits[depth]
             all_tokens.append(children)
+            all_scores.append(scores)
             all_parents.append(parents + first)
             first += tokens.shape[1]
             tokens = children
         self.block.keep_leaves(tokens, len(widths))
         parents = torch.cat(all_parents, 1)
         tree = Tree(parents, max_depth=len(widths), max_width=max(widths, default=0))
-        return Draft(tree, torch.cat(all_tokens, 1))
+        return Draft(tree, torch.cat(all_tokens, 1)), torch.cat(all_scores, 1)
 
 
 class _ChainDrafter(_BlockDrafter):
     """One path, drawn from the drafter's distribution as the target's tokens are from its own."""
 
-    def __init__(self, block: DraftBlock, chain: ChainBuilder):
-        super().__init__(block)
-        self.chain, self.gamma = chain, len(chain.trees) - 1
+    def __init__(self, block: DraftBlock, chain: ChainBuilder, sizer: Sizer | Told):
+        super().__init__(block, sizer)
+        self.chain = chain
 
-    def propose(self, root: torch.Tensor) -> Draft:
-        self.block.begin()
+    def draft(self, root: torch.Tensor, effort: Effort) -> Draft:
         draft = self.chain.build(
-            root, self.gamma, lambda token, depth: self.block.logits(token, depth, None)
+            root, effort.depth, lambda token, depth: self.block.logits(token, depth, None)
         )
         self.block.keep_leaves(draft.tokens[:, -1:], draft.tree.max_depth)
         return draft
+
+
+@cache
+def _places(widths: tuple[int, ...]) -> Any:
+    """Return level and rank of every drafted node, int [2, nodes]."""
+    levels = [np.full(width, level) for level, width in enumerate(widths, start=1)]
+    return np.stack([np.concatenate(levels), np.concatenate([*map(np.arange, widths)])])
 
 
 def best_children(

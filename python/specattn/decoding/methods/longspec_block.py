@@ -110,7 +110,9 @@ class DraftBlock:
         """Store the keys and values of the last level [B, w], which has no level below it."""
         self._store(*self.drafter.keys_and_values(self.embed(tokens), self._at(depth)))
 
-    def accept(self, prefix: torch.Tensor, nodes: torch.Tensor) -> None:
+    def accept(
+        self, prefix: torch.Tensor, nodes: torch.Tensor, kept: torch.Tensor | None = None
+    ) -> None:
         """Move the root and an accepted path into the ring.
 
         Parameters
@@ -119,10 +121,15 @@ class DraftBlock:
             Position of the root.
         nodes : Tensor, int64 [B, depth]
             Nodes of the path, padded with -1: what lies where they would be is never read.
+        kept : Tensor, int64 [B, n], optional
+            Which of the stored nodes were verified, if not all: `nodes` number these.
         """
+        nodes = nodes.clamp_min(0)
+        if kept is not None:
+            nodes = kept.gather(1, nodes)
         requests = self._requests()
         slots = (prefix[:, None] + self.steps[: nodes.shape[1] + 1]) % self.ring
-        path = torch.nn.functional.pad(nodes.clamp_min(0), (1, 0)) + self.ring
+        path = torch.nn.functional.pad(nodes, (1, 0)) + self.ring
         self.storage[:, requests, slots] = self.storage[:, requests, path]
 
     def compact(self, rows: list[int]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 import specattn._cpu as _cpu
+from specattn.decoding.drafting import Draft
 from specattn.decoding.methods.longspec_block import DraftBlock
 from specattn.decoding.parts import Projection
 from specattn.decoding.recording import UNIFORM, Recording
@@ -30,8 +31,8 @@ class StaticTree:
         self._angles = static.angles  # a drafter's rope is its target's
         self._trees: dict[tuple, tuple[_Memory, Recording]] = {}
 
-    def grow(self, root: torch.Tensor, levels: tuple[int, ...]) -> tuple[Tree, torch.Tensor]:
-        """Return a tree behind `root`, int64 [B], and its tokens [B, nodes].
+    def grow(self, root: torch.Tensor, levels: tuple[int, ...]) -> tuple[Draft, torch.Tensor]:
+        """Return a tree behind `root`, int64 [B], and its nodes' scores [B, nodes].
 
         `levels` are the nodes of each, the root's 1 first.
         """
@@ -55,7 +56,7 @@ class StaticTree:
             max_depth=len(levels) - 1,
             max_width=max(levels[1:], default=0),
         )
-        return tree, memory.tokens.clone()
+        return Draft(tree, memory.tokens.clone()), memory.scores
 
     def _record(self, recording: Recording, memory: _Memory, levels: tuple[int, ...]) -> None:
         last = len(levels) - 1

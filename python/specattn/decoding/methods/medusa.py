@@ -10,20 +10,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from specattn.decoding.drafting import Draft, DraftContext, Drafter, Verified
 from specattn.decoding.method import Method
+from specattn.decoding.methods.pruning import as_probabilities, pruned
+from specattn.decoding.methods.sizing import NONE, Effort, Sizer, Told, TreeGains, sizes_up_to
 from specattn.decoding.methods.trained import fitting_drafter
 from specattn.drafters import MedusaHeads
 from specattn.tree import Tree
 
+MOST_WIDTHS = (3, 3, 3)
+"""The largest tree unless one is given: TokenSwift's [1, 3, 3, 3] without its 1, here the root."""
+
+_HEADS = Effort(1, 1)  # all heads at once
+
 
 @dataclass(frozen=True)
 class Medusa(Method, name="medusa"):
-    """Drafting with independent heads, as a tree of fixed shape.
+    """Drafting with independent heads, as a tree of their first guesses.
 
     Drafts are chosen by rank and tested by the target's own sample at every node, which preserves
     the target's distribution; Medusa's own "typical acceptance" does not, and is not offered.
@@ -33,9 +42,10 @@ class Medusa(Method, name="medusa"):
     drafter : MedusaHeads or path, optional
         Heads, or the folder that holds them. By default the folder ``medusa`` within the target's.
         A path is loaded for every run; heads are used as they are.
-    widths : sequence of int
-        Entry i: how many of head i's first guesses follow every node of the level above. The
-        default is TokenSwift's tree [1, 3, 3, 3] without its 1, which here is the root.
+    widths : sequence of int or None
+        Entry i: how many of head i's first guesses follow every node of the level above. None: of
+        `MOST_WIDTHS`, as deep as there are heads, the most probable nodes, as many as gain the most
+        tokens per second by the times of the run's own rounds, or none.
 
     Raises
     ------
@@ -47,9 +57,11 @@ class Medusa(Method, name="medusa"):
     reads_features = True
 
     drafter: MedusaHeads | Path | str | None = None
-    widths: tuple[int, ...] = (3, 3, 3)
+    widths: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
+        if self.widths is None:
+            return
         object.__setattr__(self, "widths", tuple(self.widths))
         if not self.widths or min(self.widths) < 1:
             raise ValueError(f"widths must be one or more positive numbers, got {self.widths}")
@@ -57,15 +69,19 @@ class Medusa(Method, name="medusa"):
     @property
     def max_nodes(self) -> int:
         """The root and all combinations of guesses."""
-        return Tree.full(self.widths).size
+        return Tree.full(self.widths or MOST_WIDTHS).size
 
     def clipped(self, depth: int) -> Medusa:
         """Return this method with at most `depth` levels, and 1 at least."""
+        if self.widths is None:
+            return self
         return replace(self, widths=self.widths[: max(1, depth)])
 
     def prepared(self, model: PreTrainedModel) -> Medusa:
         """Return this method with its heads loaded and found to fit `model`."""
         drafter = fitting_drafter(MedusaHeads, self.drafter, model)
+        if self.widths is None:
+            return replace(self, drafter=drafter)
         if len(self.widths) > (heads := drafter.config.num_heads):
             raise ValueError(f"widths: {len(self.widths)} levels need as many heads, not {heads}")
         if max(self.widths) > (vocabulary := drafter.config.vocab_size):
@@ -76,11 +92,25 @@ class Medusa(Method, name="medusa"):
         """Return a drafter for one run."""
         module = self.prepared(context.target.model).drafter
         assert isinstance(module, MedusaHeads)
-        return _MedusaDrafter(module.eval(), self.widths, context)
+        sizer: Sizer | Told = Told(_HEADS)
+        widths = self.widths
+        if widths is None:
+            most = module.config.vocab_size
+            widths = tuple(min(width, most) for width in MOST_WIDTHS[: module.config.num_heads])
+            sizes = sizes_up_to(Tree.full(widths).size)
+            sizer = Sizer(context, "medusa", [NONE, _HEADS], sizes, TreeGains)
+        return _MedusaDrafter(module.eval(), widths, context, sizer)
 
 
 class _MedusaDrafter(Drafter):
-    def __init__(self, heads: MedusaHeads, widths: tuple[int, ...], context: DraftContext):
+    def __init__(
+        self,
+        heads: MedusaHeads,
+        widths: tuple[int, ...],
+        context: DraftContext,
+        sizer: Sizer | Told,
+    ):
+        self.sizer = sizer
         target = self.target = context.target
         self.heads, self.widths, self.sequences = heads, widths, context.sequences
         # The tree of any depth: it begins as the whole one does, where a text has no use for more.
@@ -99,21 +129,49 @@ class _MedusaDrafter(Drafter):
 
     def propose(self, root: torch.Tensor) -> Draft:
         depth = min(len(self.widths), self.sequences.draft_depth)
+        effort = self.sizer.choose(depth)
+        draft = Draft(self.trees[0], root[:, None])
+        if effort.depth:
+            draft = self._draft(root, effort, depth)
+        self.sizer.begin(effort, draft.tree.size)
+        return draft
+
+    def _draft(self, root: torch.Tensor, effort: Effort, depth: int) -> Draft:
+        """Return the tree of the heads' first guesses, or what pays of it."""
         tree = self.trees[depth]
-        if not depth:
-            return Draft(tree, root[:, None])
-        logits = self.target.head(self.heads(self.features)[:, :depth]).unbind(1)
-        guesses = [
-            row.topk(width).indices for row, width in zip(logits, self.widths[:depth], strict=True)
-        ]
-        drafted = torch.cat(guesses, 1)[:, self.guess_of[: tree.size - 1]]
+        logits = self.target.head(self.heads(self.features)[:, :depth])
+        rows = zip(logits.unbind(1), self.widths[:depth], strict=True)
+        best = [row.topk(width) for row, width in rows]
+        guess_of, parents = self.guess_of[: tree.size - 1], tree.parents[1:] - 1
+        drafted = torch.cat([found.indices for found in best], 1)[:, guess_of]
+        if isinstance(self.sizer, Sizer):
+            norms = logits.float().logsumexp(-1, keepdim=True).unbind(1)
+            each = [found.values - norm for found, norm in zip(best, norms, strict=True)]
+            scores = torch.cat(each, 1)[:, guess_of]
+            # Of a path: its parents' are complete level by level.
+            for level in range(1, depth):
+                nodes = slice(self.trees[level].size - 1, self.trees[level + 1].size - 1)
+                scores[:, nodes] += scores[:, parents[nodes]]
+            place = np.zeros((2, tree.size - 1))
+            count = self.sizer.prune(effort, as_probabilities(scores), place) - 1
+            if count < tree.size - 1:
+                above = parents.expand(len(root), -1)
+                width = max(self.widths)
+                return pruned(root, drafted, scores, above, count, depth=depth, width=width)[0]
         return Draft(tree, torch.cat([root[:, None], drafted], 1))
 
     def observe(self, verified: Verified) -> None:
+        self.sizer.end(verified)
+        self.follow(verified)
+
+    def follow(self, verified: Verified) -> None:
         self.features = _rows(verified.result.features, verified.accepted.last)
 
     def compact(self, rows: list[int]) -> None:
         self.features = self.features[rows]
+
+    def details(self) -> dict[str, Any]:
+        return self.sizer.details()
 
 
 def _guesses(widths: tuple[int, ...]) -> list[int]:

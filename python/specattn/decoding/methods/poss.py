@@ -8,11 +8,9 @@ Position Specialist Generates Better Draft for Speculative Decoding*, and EAGLE-
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -21,16 +19,16 @@ from specattn.decoding.drafting import Draft, DraftContext, Drafter, Verified
 from specattn.decoding.method import Method
 from specattn.decoding.methods.dynamic_tree import DynamicTree
 from specattn.decoding.methods.poss_block import SpecialistBlock
+from specattn.decoding.methods.pruning import as_probabilities
+from specattn.decoding.methods.sizing import Effort, Sizer, Told, TreeGains, beams, sizes_up_to
 from specattn.decoding.methods.trained import fitting_drafter
-from specattn.decoding.statistics import Stopwatch, synchronize
+from specattn.decoding.statistics import Stopwatch
 from specattn.drafters import PosSDrafter
 from specattn.reference.tree_mask import pack_tree_mask
 from specattn.tree import Tree
 
-AUTO_SIZES = (20, 30, 40, 50, 60, 80)
-"""Sizes that ``total_tokens="auto"`` chooses from."""
-
-_REPEATS = 3
+MOST_TOKENS = 60
+"""Nodes of the largest tree that is verified unless a size is given."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +47,10 @@ class PosS(Method, name="poss"):
         Nodes that are expanded per level, and children of each.
     depth : int
         Levels below the root.
-    total_tokens : int or "auto"
-        Nodes that are verified, the root included. "auto" measures in the first round what trees of
-        `AUTO_SIZES` cost, and takes the size that promises most tokens per second.
+    total_tokens : int or None
+        Nodes that are verified, the root included, of trees as wide and deep as said. None: trees
+        that are up to so wide and deep, and up to `MOST_TOKENS` nodes of them, as gain the most
+        tokens per second by the times of the run's own rounds, or none.
     window : int, optional
         Positions that the drafter looks back; by default all. Drafters of short rows may gain by a
         window in long texts.
@@ -68,22 +67,21 @@ class PosS(Method, name="poss"):
     drafter: PosSDrafter | Path | str | None = None
     width: int = 10
     depth: int = 6
-    total_tokens: int | Literal["auto"] = 60
+    total_tokens: int | None = None
     window: int | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("width", 1), ("depth", 1), ("total_tokens", 2), ("window", 1)):
             value = getattr(self, name)
-            if value is None or (name, value) == ("total_tokens", "auto"):
-                continue
-            if not isinstance(value, int) or value < least:
-                raise ValueError(f"{name} must be at least {least}, got {value!r}")
+            if value is not None and value < least:
+                raise ValueError(f"{name} must be at least {least}, got {value}")
 
     @property
     def max_nodes(self) -> int:
         """The largest tree that may be verified."""
-        most = max(AUTO_SIZES) if self.total_tokens == "auto" else self.total_tokens
-        return min(most, 1 + self.width + (self.depth - 1) * self.width**2)
+        return min(
+            self.total_tokens or MOST_TOKENS, 1 + self.width + (self.depth - 1) * self.width**2
+        )
 
     def clipped(self, depth: int) -> PosS:
         """Return this method with at most `depth` levels, and 1 at least."""
@@ -99,34 +97,40 @@ class PosS(Method, name="poss"):
         assert isinstance(module, PosSDrafter)
         nodes = 1 + self.width * (self.depth - 1)
         block = SpecialistBlock(module.eval(), context, nodes, self.window)
-        return _PosSDrafter(block, self)
+        return _PosSDrafter(block, self, context)
 
 
 class _PosSDrafter(Drafter):
-    def __init__(self, block: SpecialistBlock, method: PosS):
+    def __init__(self, block: SpecialistBlock, method: PosS, context: DraftContext):
         self.block, self.method = block, method
-        self.size = None if method.total_tokens == "auto" else method.total_tokens
+        self.sizer: Sizer | Told = Told(Effort(method.width, method.depth))
+        if method.total_tokens is None:
+            efforts, sizes = beams(method.width, method.depth), sizes_up_to(method.max_nodes)
+            self.sizer = Sizer(context, f"poss, {method.window}", efforts, sizes, TreeGains)
         self.cache_bytes = block.text.nbytes + block.tree.nbytes
         device = block.target.device
         self.watch = Stopwatch(device)
         self.root_alone = Tree.chain(0, device=device)
-        # Which bit of a packed mask each node is, level by level.
-        levels = [1, *[method.width] * (method.depth - 1)]
-        itself = pack_tree_mask(torch.eye(sum(levels), dtype=torch.bool, device=device))
-        self.own_bits = itself.split(levels)
+        self.own_bits: dict[Effort, tuple[torch.Tensor, ...]] = {}
 
     def on_prefill(self, start: int, features: torch.Tensor) -> None:
         self.block.on_prefill(start, features)
 
     def propose(self, root: torch.Tensor) -> Draft:
-        levels = min(self.method.depth, self.block.sequences.draft_depth)
-        if not levels:
-            return Draft(self.root_alone, root[:, None])
-        begin = _now(self.block.target.device) if self.size is None else 0.0
+        effort = self.sizer.choose(self.block.sequences.draft_depth)
+        draft = Draft(self.root_alone, root[:, None])
+        if effort.depth:
+            draft = self._best(effort, self._grown(root, effort))
+        self.sizer.begin(effort, draft.tree.size)
+        return draft
+
+    def _grown(self, root: torch.Tensor, effort: Effort) -> DynamicTree:
+        """Return a tree behind `root`, all its candidates scored."""
         self.watch.lap("elsewhere")
         x = self.block.begin()
-        mask = self.own_bits[0].expand(len(root), -1, -1)
-        tree = DynamicTree(root, self.method.width)
+        own_bits = self._own_bits(effort)
+        mask = own_bits[0].expand(len(root), -1, -1)
+        tree, levels = DynamicTree(root, effort.width), effort.depth
         for depth in range(levels):
             features = self.block.features(x, depth, mask)
             logits = self.block.head(features)
@@ -134,17 +138,35 @@ class _PosSDrafter(Drafter):
             tree.score(logits)
             if depth + 1 < levels:
                 tokens, parents = tree.expand()
-                own = self.own_bits[depth + 1][: tokens.shape[1]]
+                own = own_bits[depth + 1][: tokens.shape[1]]
                 mask = mask.gather(1, _wide(parents, mask)) | own
                 self.watch.lap("tree_seconds")
                 x = self.block.fuse(tokens, features.gather(1, _wide(parents, features)))
-        if self.size is None:
-            self.size = self._best_size(tree, _now(self.block.target.device) - begin)
-        draft = tree.best(self.size)
+        return tree
+
+    def _best(self, effort: Effort, tree: DynamicTree) -> Draft:
+        """Return what is verified of a tree."""
+        size = self.method.total_tokens
+        if isinstance(self.sizer, Sizer):
+            size = self.sizer.prune(effort, as_probabilities(tree.all_scores), tree.places)
+        assert size is not None, "it is told"
+        draft = tree.best(size)
         self.watch.lap("tree_seconds")
         return draft
 
+    def _own_bits(self, effort: Effort) -> tuple[torch.Tensor, ...]:
+        """Return which bit of a packed mask each node is, level by level."""
+        levels = [1, *[effort.width] * (effort.depth - 1)]
+        if effort not in self.own_bits:
+            itself = torch.eye(sum(levels), dtype=torch.bool, device=self.block.target.device)
+            self.own_bits[effort] = pack_tree_mask(itself).split(levels)
+        return self.own_bits[effort]
+
     def observe(self, verified: Verified) -> None:
+        self.sizer.end(verified)
+        self.follow(verified)
+
+    def follow(self, verified: Verified) -> None:
         self.watch.lap("elsewhere")
         self.block.accept(verified)
         self.watch.lap("catch_up_seconds")
@@ -156,35 +178,7 @@ class _PosSDrafter(Drafter):
         """Return the parts of drafting, in seconds of the whole run, and what the caches take."""
         seconds = self.watch.totals()
         seconds.pop("elsewhere", None)
-        return {**seconds, "total_tokens": self.size, "drafter_cache_bytes": self.cache_bytes}
-
-    def _best_size(self, tree: DynamicTree, draft_seconds: float) -> int:
-        """Return the size whose tree promises most tokens for the time of a round."""
-        target = self.block.target
-
-        def speed(size: int) -> float:
-            draft = tree.best(size)
-            seconds = _seconds(lambda: target.verify(draft.tree, draft.tokens), target.device)
-            return tree.expected_length(size) / (draft_seconds + seconds)
-
-        sizes = [size for size in AUTO_SIZES if size <= 1 + tree.candidates]
-        return max(sizes or AUTO_SIZES[:1], key=speed)
-
-
-def _seconds(call: Callable[[], Any], device: torch.device) -> float:
-    """Return the shortest time of a few calls."""
-    times = []
-    for _ in range(_REPEATS):
-        begin = _now(device)
-        call()
-        times.append(_now(device) - begin)
-    return min(times)
-
-
-def _now(device: torch.device) -> float:
-    """Return the time at which the device has nothing left to do."""
-    synchronize(device)
-    return time.perf_counter()
+        return {**seconds, **self.sizer.details(), "drafter_cache_bytes": self.cache_bytes}
 
 
 def _wide(index: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -8,13 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from specattn.decoding.drafting import Draft, DraftContext, Drafter, Verified
 from specattn.decoding.method import Method
-from specattn.decoding.methods.trie import draft_of_paths
+from specattn.decoding.methods.sizing import (
+    NONE,
+    ChainGains,
+    Effort,
+    Sizer,
+    Told,
+    TreeGains,
+    sizes_up_to,
+)
+from specattn.decoding.methods.trie import common, draft_of_paths
 from specattn.decoding.sequences import RequestIndexes
+
+MOST_GAMMA = 10
+"""Tokens of the longest draft unless a length is given."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +39,9 @@ class PromptLookup(Method, name="prompt_lookup"):
 
     Parameters
     ----------
-    gamma : int
-        Drafted tokens per round, at most.
+    gamma : int or None
+        Drafted tokens per round, at most. None: up to `MOST_GAMMA`, as many as gain the most tokens
+        per second by the times of the run's own passes, or none.
     longest : int
         Tokens of the longest suffix that is looked up, down to a single one.
 
@@ -37,21 +51,23 @@ class PromptLookup(Method, name="prompt_lookup"):
         A parameter is out of range.
     """
 
-    gamma: int = 10
+    gamma: int | None = None
     longest: int = 3
 
     def __post_init__(self) -> None:
         for name in ("gamma", "longest"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
 
     @property
     def max_nodes(self) -> int:
-        """The root and `gamma` drafted tokens."""
-        return self.gamma + 1
+        """The root and the longest draft."""
+        return (self.gamma or MOST_GAMMA) + 1
 
     def clipped(self, depth: int) -> PromptLookup:
         """Return this method with no larger `gamma` than `depth`, and 1 at least."""
+        if self.gamma is None:
+            return self
         return replace(self, gamma=max(1, min(self.gamma, depth)))
 
     def start(self, context: DraftContext) -> Drafter:
@@ -61,23 +77,50 @@ class PromptLookup(Method, name="prompt_lookup"):
 
 class _CopyingDrafter(Drafter):
     def __init__(self, method: PromptLookup, context: DraftContext):
-        self.method, self.sequences = method, context.sequences
+        self.most, self.sequences = method.max_nodes - 1, context.sequences
+        self.sizer: Sizer | Told = Told(NONE)
+        if method.gamma is None:
+            sizes = sizes_up_to(method.max_nodes)
+            self.sizer = Sizer(context, "prompt_lookup", [NONE], sizes, TreeGains)
+        # How often copies come true, by how many tokens matched.
+        whole = Effort(1, self.most)
+        self.chances = [ChainGains([whole], [self.most]) for _ in range(method.longest + 1)]
+        self.copied: list[tuple[int, list[int]]] = []
+        self.lengths = context.sequences.lengths
         self.indexes = RequestIndexes(
             context.sequences, lambda: SuffixIndex(method.longest), prompts=True
         )
 
     def propose(self, root: torch.Tensor) -> Draft:
-        lengths = [
-            min(self.method.gamma, self.sequences.drafts(row)) for row in self.sequences.active
+        lengths = [min(self.most, self.sequences.drafts(row)) for row in self.sequences.active]
+        self.copied = [
+            index.match(length) for index, length in zip(self.indexes.active, lengths, strict=True)
         ]
-        copied = [
-            index.continuation(length)
-            for index, length in zip(self.indexes.active, lengths, strict=True)
-        ]
-        return draft_of_paths(root, [[path] for path in copied])
+        self.lengths = self.sequences.lengths
+        rows = self.most + 1
+        if isinstance(self.sizer, Sizer):
+            chances = [self.chances[matched].probabilities for matched, _ in self.copied]
+            pairs = zip(chances, self.copied, strict=True)
+            rows = self.sizer.rows(NONE, [list(own[: len(path)]) for own, (_, path) in pairs])
+        draft = draft_of_paths(root, [[path[: rows - 1]] for _, path in self.copied])
+        self.sizer.begin(NONE, draft.tree.size)
+        return draft
 
     def observe(self, verified: Verified) -> None:
+        self.sizer.end(verified)
+        if isinstance(self.sizer, Sizer):
+            self._learn()
         self.indexes.catch_up()
+
+    def _learn(self) -> None:
+        """Compare what was found with what came, whether it was drafted or not."""
+        for row, (matched, path) in zip(self.sequences.active, self.copied, strict=True):
+            came = self.sequences.text(row)[self.lengths[row] :].tolist()
+            offered = min(len(path), len(came))
+            self.chances[matched].learn(offered, [common(path[:offered], came)])
+
+    def details(self) -> dict[str, Any]:
+        return self.sizer.details()
 
 
 class SuffixIndex:
@@ -102,11 +145,15 @@ class SuffixIndex:
 
     def continuation(self, length: int) -> list[int]:
         """Return up to `length` tokens that followed the text's last ones before."""
+        return self.match(length)[1]
+
+    def match(self, length: int) -> tuple[int, list[int]]:
+        """Return how many of the text's last tokens occurred before, and what followed them."""
         for run in self._last_runs():
             begin = self._behind.get(run)
             if begin is not None:
-                return self.text[begin : begin + length]
-        return []
+                return len(run), self.text[begin : begin + length]
+        return 0, []
 
     def _last_runs(self) -> list[tuple[int, ...]]:
         end = self.text[-self.longest :]

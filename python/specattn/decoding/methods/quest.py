@@ -13,13 +13,14 @@ leaves its first two layers whole; here every layer is sparse, as in all other m
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 
 import torch
 
-from specattn.decoding.drafting import Draft, DraftContext, Drafter
+from specattn.decoding.drafting import DraftContext, Drafter
 from specattn.decoding.methods.budget import Budgeted
-from specattn.decoding.methods.sparse_chain import PrefixSelection, SparseChain, tokens_of
+from specattn.decoding.methods.sparse_chain import PrefixSelection, SteadyDrafter, tokens_of
 from specattn.decoding.target import Target
 from specattn.ops import importance_scores, select_topk
 
@@ -54,23 +55,21 @@ class Quest(Budgeted, name="quest"):
         return _QuestDrafter(self, context)
 
 
-class _QuestDrafter(Drafter):
+class _QuestDrafter(SteadyDrafter):
     def __init__(self, method: Quest, context: DraftContext):
-        self.method, self.target = method, context.target
-        self.chain = SparseChain(method.gamma, context, rejection=method.rejection)
+        super().__init__(method, context)
+        self.method = method
         self.bounds = PageBounds(context.target, method.page_size)
-        self.started = False
+        self.read: list[int] | None = None  # tokens of every text
 
-    def propose(self, root: torch.Tensor) -> Draft:
-        if not self.target.full_layers:
-            return self.chain.propose(root, [])
-        if self.started:
-            self.bounds.catch_up(self.method.max_nodes)
-        else:
+    def selectors(self, count: int) -> list[Pages]:
+        lengths = self.sequences.lengths
+        if self.read is None:
             self.bounds.read_all()
-            self.started = True
-        steps = range(self.method.gamma)
-        return self.chain.propose(root, [Pages(self.method, self.bounds, step) for step in steps])
+        else:
+            self.bounds.catch_up(max(map(operator.sub, lengths, self.read)))
+        self.read = lengths
+        return [Pages(self.method, self.bounds, step) for step in range(count)]
 
     def compact(self, rows: list[int]) -> None:
         self.bounds.compact(rows)
@@ -163,7 +162,7 @@ class Pages:
         selected = PrefixSelection(
             tokens_of(*select_topk(scores, whole, **self.method.share(size)), size), whole * size
         )
-        behind = size - 1 + self.method.gamma
+        behind = size - 1 + self.method.max_gamma
         return selected.steps(self.bounds.cache.seqlens + self.step, 1, behind)[0]
 
 

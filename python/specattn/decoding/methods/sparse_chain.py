@@ -6,14 +6,16 @@ What all such methods share. Each says in a file of its own which tokens it sele
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import pad
 
 from specattn.decoding.attention import KVSelector, Selection
-from specattn.decoding.drafting import Draft, DraftContext, Drafter
+from specattn.decoding.drafting import Draft, DraftContext, Drafter, Verified
+from specattn.decoding.methods.budget import Budgeted
 from specattn.decoding.methods.chain import ChainBuilder
+from specattn.decoding.methods.sizing import NONE, Sizer, Told
 
 
 class SparseChain(ChainBuilder):
@@ -74,40 +76,98 @@ class PrefixSelection(NamedTuple):
 class SelectionDrafter(Drafter):
     """Chains drafted by the target on the selection that a verification led to.
 
-    A method's `observe` sets `selected`; until then a round drafts nothing.
+    A method's `select` sets `selected`; until then a round drafts nothing.
 
     Parameters
     ----------
-    gamma : int
-        Drafted tokens per round.
+    method : Budgeted
     newer : int
         Most tokens between the prefix of a selection and the last draft step.
     context : DraftContext
-    rejection : bool
-        As for `ChainBuilder`.
+    sizer : Sizer or Told
+        Chooses the length of each draft.
     """
 
-    def __init__(self, gamma: int, newer: int, context: DraftContext, *, rejection: bool = False):
-        self.gamma, self.newer = gamma, newer
+    def __init__(self, method: Budgeted, newer: int, context: DraftContext, sizer: Sizer | Told):
+        self.newer, self.sizer = newer, sizer
         self.context, self.target, self.sequences = context, context.target, context.sequences
-        self.chain = SparseChain(gamma, context, rejection=rejection)
+        self.chain = SparseChain(method.max_gamma, context, rejection=method.rejection)
         self.selected: PrefixSelection | None = None
+        self.effort = NONE
 
     def steps(self) -> list[Selection]:
         """Return what the target attends to behind 0, 1, ... tokens of a chain."""
-        if self.selected is None:
+        if self.selected is None or self.effort == NONE:
             return []
-        count = min(self.gamma, self.sequences.draft_depth)
-        return self.selected.steps(self.target.cache.seqlens, count, self.newer)
+        return self.selected.steps(self.target.cache.seqlens, self.effort.depth, self.newer)
 
-    def propose(self, root: torch.Tensor) -> Draft:
+    def draft(self, root: torch.Tensor) -> Draft:
         """Draft a chain on the selection, or the root alone while there is none."""
         return self.chain.propose(root, self.steps())
+
+    def propose(self, root: torch.Tensor) -> Draft:
+        """Draft as many tokens as pay, once there is a selection."""
+        self.effort = self.sizer.choose(self.sequences.draft_depth)
+        draft = self.draft(root)
+        if (self.effort == NONE) == (draft.tree.size == 1):  # or else it prepares the next
+            self.sizer.begin(self.effort, draft.tree.size)
+        return draft
+
+    def observe(self, verified: Verified) -> None:
+        """Learn what was accepted, and select for the next draft."""
+        self.sizer.end(verified)
+        self.select(verified)
+
+    def follow(self, verified: Verified) -> None:
+        """Select behind another drafter's draft."""
+        self.select(verified)
+
+    def select(self, verified: Verified) -> None:
+        """Set what the next draft attends to."""
+        raise NotImplementedError
+
+    def details(self) -> dict[str, Any]:
+        """Return what drafting was found to cost."""
+        return self.sizer.details()
 
     def compact(self, rows: list[int]) -> None:
         """Drop all rows of the batch but these."""
         if self.selected is not None:
             self.selected = self.selected.compact(rows)
+
+
+class SteadyDrafter(Drafter):
+    """Chains drafted by the target on what a rule selects in every round.
+
+    Parameters
+    ----------
+    method : Budgeted
+    context : DraftContext
+    """
+
+    def __init__(self, method: Budgeted, context: DraftContext):
+        self.target, self.sequences = context.target, context.sequences
+        self.chain = SparseChain(method.max_gamma, context, rejection=method.rejection)
+        self.sizer = method.sizer(context)
+
+    def selectors(self, count: int) -> Sequence[KVSelector]:
+        """Return what each of `count` draft steps attends to."""
+        raise NotImplementedError
+
+    def propose(self, root: torch.Tensor) -> Draft:
+        """Draft as many tokens as pay."""
+        effort = self.sizer.choose(self.sequences.draft_depth)
+        draft = self.chain.propose(root, self.selectors(effort.depth) if effort.depth else [])
+        self.sizer.begin(effort, draft.tree.size)
+        return draft
+
+    def observe(self, verified: Verified) -> None:
+        """Learn what was accepted."""
+        self.sizer.end(verified)
+
+    def details(self) -> dict[str, Any]:
+        """Return what drafting was found to cost."""
+        return self.sizer.details()
 
 
 def rows_at(scores: torch.Tensor, nodes: torch.Tensor) -> torch.Tensor:

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 
 import torch
 
-from specattn.decoding.attention import CaptureSpec, Selection
+from specattn.decoding.attention import NO_CAPTURE, CaptureSpec, Selection
 from specattn.decoding.drafting import Draft, DraftContext, Drafter, Verified
 from specattn.decoding.methods.budget import Budgeted
+from specattn.decoding.methods.sizing import NONE
 from specattn.decoding.methods.sparse_chain import (
     PrefixSelection,
     SelectionDrafter,
@@ -59,20 +60,22 @@ class SpecExtend(Budgeted, name="specextend"):
 class _SpecExtendDrafter(SelectionDrafter):
     def __init__(self, method: SpecExtend, context: DraftContext):
         # Newer than the last whole chunk: less than a chunk, a round's tokens, the next draft.
-        newer = method.chunk_size + 2 * method.gamma
-        super().__init__(method.gamma, newer, context, rejection=method.rejection)
+        newer = method.chunk_size + 2 * method.max_gamma
+        super().__init__(method, newer, context, method.sizer(context, "collecting every row"))
         self.method = method
 
-    def propose(self, root: torch.Tensor) -> Draft:
-        draft = super().propose(root)
-        rows = tuple(range(draft.tree.size))
-        self.capture = CaptureSpec(rows, ranking="weight", per_row=True)
+    def draft(self, root: torch.Tensor) -> Draft:
+        if self.effort == NONE:
+            self.selected, self.capture = None, NO_CAPTURE
+        draft = super().draft(root)
+        if self.effort != NONE:
+            rows = tuple(range(draft.tree.size))
+            self.capture = CaptureSpec(rows, ranking="weight", per_row=True)
         return draft
 
-    def observe(self, verified: Verified) -> None:
+    def select(self, verified: Verified) -> None:
         weights = verified.result.scores
-        assert weights is not None, "they are captured"
-        if len(weights):
+        if weights is not None:
             last = rows_at(weights, verified.accepted.counts)
             self.selected = select_chunks(self.method, last, verified.prefix)
 

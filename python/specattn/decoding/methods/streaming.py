@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 
 from specattn.decoding.attention import Selection
-from specattn.decoding.drafting import Draft, DraftContext, Drafter
+from specattn.decoding.drafting import DraftContext, Drafter
 from specattn.decoding.methods.budget import Budgeted
-from specattn.decoding.methods.sparse_chain import SparseChain
+from specattn.decoding.methods.sparse_chain import SteadyDrafter
 from specattn.reference.select_topk import selection_size, tokens_in_ratio
 
 
@@ -50,7 +50,7 @@ class Streaming(Budgeted, name="streaming"):
         return _StreamingDrafter(self, context)
 
     def steps(self, seqlens: torch.Tensor, capacity: int, layers: int) -> list[Selection]:
-        """Return what the `gamma` draft steps behind `seqlens` [B] cached tokens attend to."""
+        """Return what the longest draft's steps behind `seqlens` [B] cached tokens attend to."""
         share = {"ratio": None, "budget": None, "min_tokens": 0, **self.share()}
         width = selection_size(capacity, **share, kept=self.sinks)
         counts = torch.full_like(seqlens, width)
@@ -58,19 +58,18 @@ class Streaming(Budgeted, name="streaming"):
             least = max(share["min_tokens"], self.sinks)
             counts = tokens_in_ratio(seqlens, share["ratio"]).clamp(min=least)
         counts = torch.minimum(counts, seqlens)
-        column = torch.arange(width + self.gamma, dtype=torch.int32, device=seqlens.device)
+        column = torch.arange(width + self.max_gamma, dtype=torch.int32, device=seqlens.device)
         # The window's tokens, and then the drafted ones, lie in a row.
         recent = (seqlens - counts)[:, None] + column
         table = torch.where(column < self.sinks, column, recent).expand(layers, -1, -1)
-        return [Selection(table, counts).extended(step) for step in range(self.gamma)]
+        return [Selection(table, counts).extended(step) for step in range(self.max_gamma)]
 
 
-class _StreamingDrafter(Drafter):
+class _StreamingDrafter(SteadyDrafter):
     def __init__(self, method: Streaming, context: DraftContext):
-        self.method, self.target = method, context.target
-        self.chain = SparseChain(method.gamma, context, rejection=method.rejection)
+        super().__init__(method, context)
+        self.method = method
 
-    def propose(self, root: torch.Tensor) -> Draft:
+    def selectors(self, count: int) -> list[Selection]:
         cache, layers = self.target.cache, len(self.target.full_layers)
-        steps = self.method.steps(cache.seqlens, cache.capacity, layers) if layers else []
-        return self.chain.propose(root, steps)
+        return self.method.steps(cache.seqlens, cache.capacity, layers)[:count]

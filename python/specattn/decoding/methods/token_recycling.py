@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from specattn.decoding.drafting import Draft, DraftContext, Drafter, Verified
 from specattn.decoding.method import Method
+from specattn.decoding.methods.costs import SIZES
+from specattn.decoding.methods.sizing import NONE, Sizer, Told, TreeGains, sizes_up_to
 from specattn.tree import Tree
 
 
@@ -22,14 +26,14 @@ from specattn.tree import Tree
 class TokenRecycling(Method, name="token_recycling"):
     """Drafting from a table of successors, [V, k], that every verification refreshes.
 
-    All requests of a run read and write one table, which starts empty. The tree is the same in
-    every round: of all paths of ranks the `nodes` best, when each rank is taken to be half as
-    likely as the one before it.
+    All requests of a run read and write one table, which starts empty. The tree is that of the best
+    of all paths of ranks, when each rank is taken to be half as likely as the one before it.
 
     Parameters
     ----------
-    nodes : int
-        Drafted tokens per round.
+    nodes : int or None
+        Drafted tokens per round. None: up to 64, as many as gain the most tokens per second by the
+        times of the run's own passes, or none.
     depth : int
         Longest path.
     k : int
@@ -41,19 +45,19 @@ class TokenRecycling(Method, name="token_recycling"):
         A parameter is out of range.
     """
 
-    nodes: int = 80
+    nodes: int | None = None
     depth: int = 6
     k: int = 8
 
     def __post_init__(self) -> None:
         for name in ("nodes", "depth", "k"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
 
     @property
     def max_nodes(self) -> int:
-        """The root and `nodes` drafted tokens."""
-        return self.nodes + 1
+        """The root and the drafted tokens."""
+        return SIZES[-1] if self.nodes is None else self.nodes + 1
 
     def start(self, context: DraftContext) -> Drafter:
         """Return a drafter whose table is empty."""
@@ -67,27 +71,52 @@ class _RecyclingDrafter(Drafter):
         k = min(method.k, vocabulary)
         # Token 0 follows what was never seen: a guess as good as any.
         self.successors = torch.zeros(vocabulary, k, dtype=torch.int32, device=device)
-        paths = best_rank_paths(method.nodes, method.depth, k)
-        # The tree of any depth: it begins as the whole one does, where a text has no use for more.
-        self.trees = [
-            Tree.from_paths([path for path in paths if len(path) <= depth], device=device)
-            for depth in range(max(map(len, paths)) + 1)
-        ]
-        ranks = [path[-1] for path in sorted(paths, key=lambda path: (len(path), path))]
-        widths = [level.size - above.size for above, level in itertools.pairwise(self.trees)]
-        parents = self.trees[-1].parents[1:].split(widths)
-        own = torch.tensor(ranks, device=device).split(widths)
-        self.levels = list(zip(parents, own, strict=True))
+        self.paths = best_rank_paths(method.max_nodes - 1, method.depth, k)
+        self.trees: dict[tuple[int, int], _RankTree] = {}
+        self.sizer: Sizer | Told = Told(NONE)
+        if method.nodes is None:
+            sizes = sizes_up_to(method.max_nodes)
+            self.sizer = Sizer(context, "token_recycling", [NONE], sizes, TreeGains)
 
     def propose(self, root: torch.Tensor) -> Draft:
-        tokens, depth = root[:, None], min(len(self.levels), self.sequences.draft_depth)
-        for parents, ranks in self.levels[:depth]:
+        tokens, rows = root[:, None], len(self.paths) + 1
+        # Where a text has no use for more, the tree begins as the whole one does.
+        depth = min(max(map(len, self.paths)), self.sequences.draft_depth)
+        if isinstance(self.sizer, Sizer):
+            chances = [2.0 ** -_halvings(path) for path in self.paths if len(path) <= depth]
+            rows = self.sizer.rows(NONE, [chances] * len(root))
+        if (rows, depth) not in self.trees:
+            paths = [path for path in self.paths if len(path) <= depth][: rows - 1]
+            self.trees[rows, depth] = _RankTree(paths, root.device)
+        tree = self.trees[rows, depth]
+        for parents, ranks in tree.levels:
             tokens = torch.cat([tokens, self.successors[tokens[:, parents], ranks].long()], 1)
-        return Draft(self.trees[depth], tokens)
+        self.sizer.begin(NONE, tree.tree.size)
+        return Draft(tree.tree, tokens)
 
     def observe(self, verified: Verified) -> None:
+        self.sizer.end(verified)
         ranked = verified.result.logits.topk(self.successors.shape[1]).indices
         remember(self.successors, verified.draft.tokens, ranked.to(torch.int32))
+
+    def details(self) -> dict[str, Any]:
+        return self.sizer.details()
+
+
+class _RankTree:
+    """A tree of paths of ranks, and per level its nodes' parents and ranks."""
+
+    def __init__(self, paths: Sequence[tuple[int, ...]], device: torch.device):
+        self.tree = Tree.from_paths(paths, device=device)
+        ordered = sorted(paths, key=lambda path: (len(path), path))
+        widths = [len(list(level)) for _, level in itertools.groupby(ordered, len)]
+        ranks = torch.tensor([path[-1] for path in ordered], device=device)
+        parents = self.tree.parents[1:]
+        self.levels = list(zip(parents.split(widths), ranks.split(widths), strict=True))
+
+
+def _halvings(path: tuple[int, ...]) -> int:
+    return sum(path) + len(path)
 
 
 def best_rank_paths(nodes: int, depth: int, k: int) -> list[tuple[int, ...]]:

@@ -16,19 +16,34 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from specattn.decoding.attention import NO_CAPTURE, CaptureSpec
 from specattn.decoding.drafting import Draft, DraftContext, Drafter, Verified
 from specattn.decoding.method import Method
+from specattn.decoding.methods.costs import SIZES
 from specattn.decoding.methods.ngrams import NGramTable
 from specattn.decoding.methods.partial_cache import PartialCache
+from specattn.decoding.methods.sizing import NONE, Effort, Sizer, Told, TreeGains, sizes_up_to
 from specattn.decoding.methods.trained import fitting_drafter
-from specattn.decoding.methods.trie import draft_of_paths
+from specattn.decoding.methods.trie import (
+    Trie,
+    best_of_trie,
+    common,
+    draft_of_paths,
+    draft_of_tries,
+    trie,
+)
 from specattn.decoding.sequences import RequestIndexes
 from specattn.drafters import TokenSwiftHeads
 from specattn.tree import Tree
+
+MOST_WIDTHS = (1, 3, 3, 3)
+"""The heads' tree unless one is given."""
+
+_PASS = Effort(1, 1)  # of the target on the partial cache, and the heads
 
 
 @dataclass(frozen=True)
@@ -43,9 +58,11 @@ class TokenSwift(Method, name="tokenswift"):
     drafter : TokenSwiftHeads or path, optional
         Heads, or the folder that holds them. By default the folder ``tokenswift`` within the
         target's. A path is loaded for every run; heads are used as they are.
-    widths : sequence of int
+    widths : sequence of int or None
         Entry 0: how many of the target's best next tokens begin the tree; entry i: how many of head
-        i's first ranks follow every node of the level above.
+        i's first ranks follow every node of the level above. None: `MOST_WIDTHS`, as deep as there
+        are heads, of which, n-grams included, the most probable nodes are verified: as many as gain
+        the most tokens per second by the times of the run's own rounds, or none.
     k : int
         N-grams per round, at most; 0 turns token reutilization off.
     n : int
@@ -67,7 +84,7 @@ class TokenSwift(Method, name="tokenswift"):
     """
 
     drafter: TokenSwiftHeads | Path | str | None = None
-    widths: tuple[int, ...] = (1, 3, 3, 3)
+    widths: tuple[int, ...] | None = None
     k: int = 20
     n: int = 4
     remembered: int = 2**17
@@ -76,9 +93,10 @@ class TokenSwift(Method, name="tokenswift"):
     dynamic: bool = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "widths", tuple(self.widths))
-        if not self.widths or min(self.widths) < 1:
-            raise ValueError(f"widths must be one or more positive numbers, got {self.widths}")
+        if self.widths is not None:
+            object.__setattr__(self, "widths", tuple(self.widths))
+            if not self.widths or min(self.widths) < 1:
+                raise ValueError(f"widths must be one or more positive numbers, got {self.widths}")
         if self.k < 0:
             raise ValueError(f"k must not be negative, got {self.k}")
         if self.remembered < self.n:
@@ -92,20 +110,24 @@ class TokenSwift(Method, name="tokenswift"):
     @property
     def max_nodes(self) -> int:
         """The root, the heads' tree, and n-grams that share with it the next token alone."""
-        return Tree.full(self.widths).size + self.k * (self.n - 1)
+        return Tree.full(self.widths or MOST_WIDTHS).size + self.k * (self.n - 1)
 
     def clipped(self, depth: int) -> TokenSwift:
         """Return this method with at most `depth` levels of the heads' tree, and 1 at least."""
+        if self.widths is None:
+            return self
         return replace(self, widths=self.widths[: max(1, depth)])
 
     @property
     def depth(self) -> int:
         """Tokens of the longest path, so of one round at most; gamma + 1 in the paper."""
-        return max(len(self.widths), self.n if self.k else 0)
+        return max(len(self.widths or MOST_WIDTHS), self.n if self.k else 0)
 
     def prepared(self, model: PreTrainedModel) -> TokenSwift:
         """Return this method with its heads loaded and found to fit `model`."""
         drafter = fitting_drafter(TokenSwiftHeads, self.drafter, model)
+        if self.widths is None:
+            return replace(self, drafter=drafter)
         if len(self.widths) - 1 > (heads := drafter.config.num_heads):
             raise ValueError(
                 f"widths: {len(self.widths)} levels need {len(self.widths) - 1} heads, not {heads}"
@@ -125,7 +147,15 @@ class _TokenSwiftDrafter(Drafter):
     def __init__(self, method: TokenSwift, heads: TokenSwiftHeads, context: DraftContext):
         self.method, self.heads, self.target = method, heads, context.target
         self.sampler, self.sequences = context.sampler, context.sequences
-        levels = range(len(method.widths))
+        vocabulary, heads_given = heads.config.vocab_size, heads.config.num_heads
+        most = tuple(min(width, vocabulary) for width in MOST_WIDTHS[: 1 + heads_given])
+        self.widths = most if method.widths is None else method.widths
+        self.sizer: Sizer | Told = Told(_PASS)
+        if method.widths is None:
+            sizes = sizes_up_to(min(method.max_nodes, SIZES[-1]))
+            kind = f"tokenswift, {method.budget}"
+            self.sizer = Sizer(context, kind, [NONE, _PASS], sizes, TreeGains)
+        levels = range(len(self.widths))
         self.chains = [Tree.chain(depth, device=self.target.device) for depth in levels]
         self.tables = RequestIndexes(
             self.sequences, lambda: NGramTable(method.n, method.remembered), prompts=False
@@ -138,10 +168,20 @@ class _TokenSwiftDrafter(Drafter):
 
     def propose(self, root: torch.Tensor) -> Draft:
         depth = self.sequences.draft_depth
-        if not self.cache.ranked or not depth:
-            self.offered = [[]] * len(root)
-            return draft_of_paths(root, self.offered)
-        levels, k = self._ranked(root, self.method.widths[:depth]), self.method.k
+        effort = self.sizer.choose(depth)
+        self.offered = [[]] * len(root)
+        if effort.depth and self.cache.ranked:
+            draft = self._draft(root, effort, depth)
+        else:
+            draft = draft_of_paths(root, self.offered)
+        if self.cache.ranked:  # or else the round prepares the first draft
+            self.sizer.begin(effort, draft.tree.size)
+        return draft
+
+    def _draft(self, root: torch.Tensor, effort: Effort, depth: int) -> Draft:
+        """Return the draft of heads and n-grams, or what pays of it."""
+        levels, scores = self._ranked(root, self.widths[:depth])
+        k = self.method.k
         self.offered = [
             [
                 (best, *rest)[:depth]
@@ -154,9 +194,19 @@ class _TokenSwiftDrafter(Drafter):
             itertools.chain(itertools.product(*ranks), ngrams)
             for ranks, ngrams in zip(levels, self.offered, strict=True)
         ]
-        return draft_of_paths(root, candidates)
+        tries = [trie(paths) for paths in candidates]
+        if isinstance(self.sizer, Sizer):
+            chances = probabilities_of(tries, scores)
+            rectangle = np.zeros((len(tries), max(map(len, chances))))
+            for row, own in zip(rectangle, chances, strict=True):
+                row[: len(own)] = own
+            count = self.sizer.prune(effort, rectangle, np.zeros((2, rectangle.shape[1]))) - 1
+            pairs = zip(tries, chances, strict=True)
+            tries = [best_of_trie(one, own, count) for one, own in pairs]
+        return draft_of_tries(root, tries)
 
     def observe(self, verified: Verified) -> None:
+        self.sizer.end(verified)
         self._count()
         self.tables.catch_up()
         if self.capture.queries:
@@ -175,13 +225,19 @@ class _TokenSwiftDrafter(Drafter):
     def details(self) -> dict[str, Any]:
         drafted = self.method.depth * self.rounds or 1
         return {
+            **self.sizer.details(),
             "alpha": self.accepted / drafted,
             "n-gram acceptance, beta": self.reused / drafted,
             "selections of the partial cache": self.cache.selections,
         }
 
-    def _ranked(self, root: torch.Tensor, widths: tuple[int, ...]) -> list[list[list[int]]]:
-        """Return the first ranks, `widths` of them, of every request's levels. Waits for them."""
+    def _ranked(
+        self, root: torch.Tensor, widths: tuple[int, ...]
+    ) -> tuple[list[list[list[int]]], torch.Tensor]:
+        """Return the first ranks, `widths` of them, of every request's levels, and their scores.
+
+        Waits for the ranks.
+        """
         drafted = self.target.draft(root[:, None], 0, self.cache.selection())
         later = self.target.head(self.heads(drafted.features[:, 0])[:, : len(widths) - 1])
         logits = torch.cat([drafted.logits, later], 1)
@@ -192,10 +248,11 @@ class _TokenSwiftDrafter(Drafter):
         possible = torch.cat([scores > -torch.inf for scores, _ in best], 1)
         ranked = torch.cat([tokens for _, tokens in best], 1).masked_fill(~possible, -1).tolist()
         ends = [0, *itertools.accumulate(widths)]
-        return [
+        levels = [
             [[token for token in row[a:b] if token >= 0] for a, b in itertools.pairwise(ends)]
             for row in ranked
         ]
+        return levels, scores
 
     def _cached(self) -> list[int]:
         """Return how many tokens the cache holds of each request: all but the root."""
@@ -215,10 +272,30 @@ class _TokenSwiftDrafter(Drafter):
             path = text[begin:-1].tolist()
             self.rounds += 1
             self.accepted += len(path)
-            self.reused += max((_common(path, ngram) for ngram in ngrams), default=0)
+            self.reused += max((common(path, ngram) for ngram in ngrams), default=0)
 
 
-def _common(path: Sequence[int], ngram: Sequence[int]) -> int:
-    """Return how many tokens both begin with."""
-    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(path, ngram, strict=False))
-    return sum(1 for _ in same)
+def probabilities_of(tries: Sequence[Trie], scores: torch.Tensor) -> list[list[float]]:
+    """Return the probabilities of the drafted nodes of each trie, by their depths' distributions.
+
+    Parameters
+    ----------
+    tries : sequence of Trie
+    scores : Tensor [B, levels, V]
+        Processed logits of each depth. Deeper nodes are taken to be as likely as not.
+    """
+    norms = scores.float().logsumexp(-1)
+    found = []
+    for request, (parents, tokens) in enumerate(tries):
+        depths = [0] * len(parents)
+        for node, parent in enumerate(parents[1:], start=1):
+            depths[node] = depths[parent] + 1
+        levels = torch.tensor([min(depth, scores.shape[1]) - 1 for depth in depths[1:]])
+        levels, drafted = (torch.as_tensor(x).to(scores.device) for x in (levels, tokens[1:]))
+        each = (scores[request, levels, drafted].float() - norms[request, levels]).exp().tolist()
+        chances = [1.0]
+        for node, parent in enumerate(parents[1:], start=1):
+            own = each[node - 1] if depths[node] <= scores.shape[1] else 0.5
+            chances.append(chances[parent] * own)
+        found.append(chances[1:])
+    return found

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.nn.functional import pad
@@ -57,8 +57,8 @@ class TriForce(Budgeted, name="triforce"):
 
     Parameters
     ----------
-    gamma : int
-        Tokens that the full target verifies per round.
+    gamma : int or None
+        Tokens that the full target verifies per round. None: as many as pay, up to 6, or none.
     ratio, budget, min_tokens
         As for `Budgeted`, of the prompt and rounded up to chunks.
     chunk_size : int
@@ -78,7 +78,8 @@ class TriForce(Budgeted, name="triforce"):
         family is not supported, or it does not have the target's vocabulary.
     """
 
-    gamma: int = 6
+    most_gamma: ClassVar[int] = 6
+
     chunk_size: int = 8
     draft: PreTrainedModel | Path | str | None = None
     draft_gamma: int = 1
@@ -93,7 +94,7 @@ class TriForce(Budgeted, name="triforce"):
     @property
     def max_nodes(self) -> int:
         """The root, `gamma` tokens, and what the middle level may judge in vain behind them."""
-        return self.gamma + 1 + (self.draft_gamma if self.draft is not None else 0)
+        return self.max_gamma + 1 + (self.draft_gamma if self.draft is not None else 0)
 
     def prepared(self, model: PreTrainedModel) -> TriForce:
         """Return this method with its small model loaded and found to fit `model`."""
@@ -121,12 +122,12 @@ class _RetrievalDrafter(SelectionDrafter):
     """Chains drafted by the target on the chunks that its first verification led to."""
 
     def __init__(self, method: TriForce, context: DraftContext):
-        super().__init__(method.gamma, 0, context, rejection=method.rejection)
+        super().__init__(method, 0, context, method.sizer(context))
         self.method = method
         if self.target.full_layers:
             self.capture = CaptureSpec(queries=True)
 
-    def observe(self, verified: Verified) -> None:
+    def select(self, verified: Verified) -> None:
         queries = verified.result.queries
         if queries is None:
             return
@@ -161,14 +162,14 @@ class _HierarchyDrafter(_RetrievalDrafter):
     def __init__(self, method: TriForce, context: DraftContext):
         super().__init__(method, context)
         device, guesses = self.target.device, method.draft_gamma
-        self.tree = Tree.chain(method.gamma + guesses + 1, device=device)
+        self.tree = Tree.chain(method.max_gamma + guesses + 1, device=device)
         self.piece = Tree.chain(guesses, device=device)
         self.rows = torch.arange(guesses + 1, device=device)
         self.small = _SmallModel(method, context, self.chain, self.tree)
         self.passes = torch.zeros((), dtype=torch.int64, device=device)
         self.kept = self.passes
 
-    def propose(self, root: torch.Tensor) -> Draft:
+    def draft(self, root: torch.Tensor) -> Draft:
         self.small.begin()
         steps = self.steps()
         gamma = len(steps)
@@ -176,7 +177,7 @@ class _HierarchyDrafter(_RetrievalDrafter):
         ends, probs = torch.zeros_like(self.target.cache.seqlens), list[torch.Tensor]()
         while steps and int(ends.min()) < gamma:  # the host must know when it is enough
             guesses = self.small.guess(tokens, ends)
-            tokens, after = self._judge(*guesses, ends, steps[0], probs)
+            tokens, after = self._judge(*guesses, ends, steps[0], probs, gamma)
             self.passes = self.passes + (ends < gamma).sum()
             self.kept = self.kept + (after - ends).sum()
             ends = after
@@ -190,6 +191,7 @@ class _HierarchyDrafter(_RetrievalDrafter):
         ends: torch.Tensor,
         selection: Selection,
         probs: list[torch.Tensor],
+        gamma: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Let the middle level judge the guesses behind the nodes `ends` [B] of the chains.
 
@@ -213,7 +215,7 @@ class _HierarchyDrafter(_RetrievalDrafter):
             probs[0].scatter_(1, nodes[..., None].expand_as(middle), middle)
         after = ends + accepted.counts.int() + 1
         tokens = tokens.scatter(1, after[:, None].long(), accepted.next_token[:, None])
-        return tokens, after.clamp(max=self.method.gamma)
+        return tokens, after.clamp(max=gamma)
 
     def observe(self, verified: Verified) -> None:
         super().observe(verified)
@@ -226,7 +228,10 @@ class _HierarchyDrafter(_RetrievalDrafter):
     def details(self) -> dict[str, Any]:
         """Return how far a pass of the middle level came."""
         passes = max(int(self.passes), 1)
-        return {"tokens per pass of the middle level": int(self.kept) / passes}
+        return {
+            **super().details(),
+            "tokens per pass of the middle level": int(self.kept) / passes,
+        }
 
 
 class _SmallModel:

@@ -9,17 +9,16 @@ prefix.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, get_args
 
 import torch
 
 from specattn.decoding.attention import NO_CAPTURE, CaptureSpec, Selection
 from specattn.decoding.drafting import Draft, DraftContext, Verified
 from specattn.decoding.methods.budget import Budgeted
+from specattn.decoding.methods.sizing import NONE, Effort, Sizer, Told
 from specattn.decoding.methods.sparse_chain import PrefixSelection, SelectionDrafter, rows_at
-from specattn.decoding.methods.switch import Switch
-from specattn.decoding.statistics import Clock
 from specattn.ops import select_topk
 
 Rows = Literal["two", "all", "last"]
@@ -36,7 +35,7 @@ class Vegas(Budgeted, name="vegas"):
     Parameters
     ----------
     gamma, ratio, budget, min_tokens, rejection
-        As for `Budgeted`; what counts is the prefix of the last verification.
+        As for `Budgeted`, at most 6 tokens; what counts is the prefix of the last verification.
     keep_first, keep_last : int
         First and last prefix tokens that are always selected, within the budget. The paper's method
         needs none: what is newer than the prefix is always visible.
@@ -49,8 +48,9 @@ class Vegas(Budgeted, name="vegas"):
         Rank by mean logit, or by mean attention weight as the authors' program does (appendix B).
         Weights take a buffer of one layer's logits, and so does ``rows="last"``.
     switch : bool
-        Time rounds with and without drafts and keep to the faster kind (`Switch`). It changes no
-        text, but for drafts that are sampled by themselves (`rejection`).
+        Draft only while it pays by the times of the run's own rounds (`Sizer`). Otherwise every
+        round drafts `gamma` tokens. It changes no text, but for drafts that are sampled by
+        themselves (`rejection`).
 
     Raises
     ------
@@ -58,7 +58,8 @@ class Vegas(Budgeted, name="vegas"):
         A parameter is out of range.
     """
 
-    gamma: int = 6
+    most_gamma: ClassVar[int] = 6
+
     keep_first: int = 0
     keep_last: int = 0
     rows: Rows = "two"
@@ -92,22 +93,20 @@ class VegasDrafter(SelectionDrafter):
 
     def __init__(self, method: Vegas, context: DraftContext, deepest: int = 0):
         # At first the last root and path are newer than the prefix.
-        newer = method.gamma + max(method.gamma, deepest)
-        super().__init__(method.gamma, newer, context, rejection=method.rejection)
+        newer = method.max_gamma + max(method.max_gamma, deepest)
+        super().__init__(method, newer, context, _sizer(method, context))
         self.method = method
-        on = method.switch and self.target.full_layers
-        self.switch = Switch(Clock(self.target.device)) if on else None
 
-    def propose(self, root: torch.Tensor) -> Draft:
+    def draft(self, root: torch.Tensor) -> Draft:
         """Draft a chain on the selection, or the root alone."""
-        drafting = self._drafting()
-        if not drafting:
-            self.selected = None
-        draft = super().propose(root)
-        self.capture = self.captured(draft.tree.size) if drafting else NO_CAPTURE
+        if self.effort == NONE:
+            self.selected, self.capture = None, NO_CAPTURE
+        draft = super().draft(root)
+        if self.effort != NONE:
+            self.capture = self.captured(draft.tree.size)
         return draft
 
-    def observe(self, verified: Verified) -> None:
+    def select(self, verified: Verified) -> None:
         """Select by the scores of a verification, if it was asked for them."""
         scores = verified.result.scores
         if scores is None:
@@ -126,21 +125,6 @@ class VegasDrafter(SelectionDrafter):
         selection = Selection(indices.view(layers, batch, -1), lengths[:batch])
         self.selected = PrefixSelection(selection, verified.prefix)
 
-    def details(self) -> dict[str, Any]:
-        """Return what the switch has found."""
-        return self.switch.details() if self.switch is not None else {}
-
-    def _drafting(self) -> bool:
-        """Whether the round that begins now shall draft, or prepare the next one for it."""
-        if self.switch is None:
-            return bool(self.target.full_layers)
-        sequences = self.context.sequences
-        return self.switch.choose(
-            length=max(sequences.active_lengths),
-            requests=len(sequences.active),
-            emitted=sum(sequences.lengths),
-        )
-
     def guess(self) -> tuple[float, float]:
         """Return how many passes of one row a round may take, and how many tokens it may give.
 
@@ -155,9 +139,19 @@ class VegasDrafter(SelectionDrafter):
             for n in lengths
         ]
         sparse = (weights + token * sum(selected)) / (weights + token * sum(lengths))
-        return self.gamma * sparse + 1.5, 1 + self.gamma / 2
+        return self.method.max_gamma * sparse + 1.5, 1 + self.method.max_gamma / 2
 
     def captured(self, rows: int) -> CaptureSpec:
         """Return what ranks the prefix, of a verification of so many rows."""
         captured = (0, -1) if self.method.rows == "two" else tuple(range(rows))
         return CaptureSpec(captured, self.method.ranking, per_row=self.method.rows == "last")
+
+
+def _sizer(method: Vegas, context: DraftContext) -> Sizer | Told:
+    """Return what says how much is drafted: the clock, unless it is told."""
+    passes = f"collecting {method.rows} {method.ranking}"
+    if method.switch and method.gamma is not None and context.target.full_layers:
+        return method.measured(context, [NONE, Effort(1, method.gamma)], passes)
+    if not method.switch:
+        method = replace(method, gamma=method.max_gamma)
+    return method.sizer(context, passes)

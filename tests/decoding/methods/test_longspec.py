@@ -37,7 +37,8 @@ SMALL_VOCABULARY = 6  # of which a tree holds so much that even random drafters 
 def test_the_text_is_that_of_plain_decoding(family, lengths):
     """The full tree of 69 nodes, whose masks need two words."""
     model, texts = tiny_model(family), prompts(lengths)
-    method = LongSpec(random_drafter(model, window=9, dtype=torch.float32))
+    widths = (4, 16, 16, 16, 16)
+    method = LongSpec(random_drafter(model, window=9, dtype=torch.float32), widths=widths)
     assert method.max_nodes == 69
     output = generate(model, texts, method, max_new_tokens=NEW_TOKENS)
     assert output.new_tokens == [greedy_by_transformers(model, p, NEW_TOKENS) for p in texts]
@@ -231,7 +232,7 @@ def test_memory_does_not_grow_with_the_context(compile):
     """A few rounds at 1k, 8k and 64k tokens of context; the target's cache is only pretended."""
     model, method, held = tiny_model("qwen3"), None, []
     drafter = random_drafter(model, window=512, dtype=torch.float32)
-    method = LongSpec(drafter)
+    method = LongSpec(drafter, widths=(4, 16, 16, 16, 16))
     for context in (1024, 8192, 65536):
         room = context + 200
         ids = torch.randint(0, 96, (1, context + 1))

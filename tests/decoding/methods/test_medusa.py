@@ -23,7 +23,7 @@ def heads_for(model, **options):
 def test_the_text_is_that_of_plain_decoding(family, lengths):
     model = tiny_model(family, vocab_size=SMALL_VOCABULARY)
     texts = prompts(lengths, vocabulary=SMALL_VOCABULARY)
-    output = generate(model, texts, Medusa(heads_for(model)), max_new_tokens=24)
+    output = generate(model, texts, Medusa(heads_for(model), (3, 3, 3)), max_new_tokens=24)
     assert output.new_tokens == [greedy_by_transformers(model, p, 24) for p in texts]
     total, cut = output.statistics.total, 3 * len(texts)  # the last rounds need fewer levels
     assert 39 * (total.rounds - cut) <= total.drafted <= 39 * total.rounds

@@ -34,7 +34,9 @@ def test_the_text_is_that_of_plain_decoding(family, lengths):
     """The paper's tree of 60 nodes, at depth 4."""
     model, texts = tiny_model(family), prompts(lengths)
     drafter = random_drafter(model, layers=2, positions_per_layer=2, dtype=torch.float32)
-    output = generate(model, texts, PosS(drafter, depth=4), max_new_tokens=NEW_TOKENS)
+    output = generate(
+        model, texts, PosS(drafter, depth=4, total_tokens=60), max_new_tokens=NEW_TOKENS
+    )
     assert output.new_tokens == [greedy_by_transformers(model, p, NEW_TOKENS) for p in texts]
     total, cut = output.statistics.total, 4 * len(texts)  # the last rounds need fewer levels
     assert 59 * (total.rounds - cut) <= total.drafted < 59 * total.rounds
@@ -152,7 +154,7 @@ def test_every_depth_has_its_own_specialist_from_the_first_round_on(monkeypatch)
     monkeypatch.setattr(poss, "SpecialistBlock", Listening)
     model = tiny_model("qwen3")
     drafter = random_drafter(model, layers=3, positions_per_layer=2, dtype=torch.float32)
-    output = generate(model, prompts([7]), PosS(drafter, depth=8), **ending_at(13))
+    output = generate(model, prompts([7]), PosS(drafter, depth=8, total_tokens=60), **ending_at(13))
     assert output.statistics.passes > 1
     assert called == list(enumerate([0, 0, 1, 1, 2, 2, 2, 2])) * output.statistics.passes
 
@@ -228,7 +230,8 @@ def test_catching_up_costs_the_same_at_any_length(context):
 def test_chunks_of_the_prefill_do_not_show(chunk_size):
     model = tiny_model("llama", vocab_size=SMALL_VOCABULARY)
     texts = prompts([1, 30, 15], vocabulary=SMALL_VOCABULARY)
-    method = PosS(random_drafter(model, seed=3, dtype=torch.float32), width=4, depth=3)
+    drafter = random_drafter(model, seed=3, dtype=torch.float32)
+    method = PosS(drafter, width=4, depth=3, total_tokens=40)
     runs = [
         generate(model, texts, method, max_new_tokens=12, prefill_chunk_size=size)
         for size in (chunk_size, 1000)
@@ -355,7 +358,7 @@ def test_places_say_which_beam_would_have_found_a_candidate():
 
 def test_a_run_says_where_its_time_went():
     model = tiny_model("qwen3")
-    method = PosS(random_drafter(model, dtype=torch.float32))
+    method = PosS(random_drafter(model, dtype=torch.float32), total_tokens=60)
     output = generate(model, prompts([9, 3]), method, max_new_tokens=8)
     details = output.statistics.details
     parts = [details[name] for name in ("layer_seconds", "tree_seconds", "catch_up_seconds")]

@@ -401,3 +401,19 @@ def test_a_chat_is_what_the_template_makes_of_it(specattn, tmp_path):
         code, _, error = specattn(*given, *options)
         assert code == 2
         assert reason in error
+
+
+def test_suffix_takes_corpora(specattn, prompt, tmp_path):
+    pytest.importorskip("specattn._cpu", reason="the C++ kernels are not built")
+    found = {}
+    for name, options in (("alone", ()), ("beside", ("--corpus", prompt, "--corpus", prompt))):
+        out = tmp_path / f"{name}.json"
+        options += ("--method", "suffix:nodes=8", "--max-new-tokens", 12, "--json", out)
+        assert specattn("generate", "--prompt-file", prompt, *options)[0] == 0
+        found[name] = json.loads(out.read_text())
+    assert found["alone"]["text"] == found["beside"]["text"]
+    assert found["beside"]["method"]["corpus"] == [str(prompt)] * 2
+    options = ("--prompt-file", prompt, "--corpus", prompt, "--method", "plain", *FEW)
+    code, _, error = specattn("generate", *options)
+    assert code != 0
+    assert "--corpus: expected --method suffix, got plain" in error

@@ -48,6 +48,9 @@ class Vegas(Budgeted, name="vegas"):
     ranking : {"logit", "weight"}
         Rank by mean logit, or by mean attention weight as the authors' program does (appendix B).
         Weights take a buffer of one layer's logits, and so does ``rows="last"``.
+    per_head : bool
+        Whether each KV head has tokens of its own, ranked by its own query heads, as many as are
+        else shared by all. Keeps as many times the scores as there are KV heads.
     switch : bool
         Time rounds with and without drafts and keep to the faster kind (`Switch`). It changes no
         text, but for drafts that are sampled by themselves (`rejection`).
@@ -63,6 +66,7 @@ class Vegas(Budgeted, name="vegas"):
     keep_last: int = 0
     rows: Rows = "two"
     ranking: Ranking = "logit"
+    per_head: bool = False
     switch: bool = True
 
     def __post_init__(self) -> None:
@@ -103,15 +107,15 @@ class _VegasDrafter(SelectionDrafter):
             return
         if self.method.rows == "last":
             scores = rows_at(scores, verified.accepted.counts)
-        layers, batch, capacity = scores.shape
+        layers, batch, *each = scores.shape  # KV heads, if each has its own, and tokens
         indices, lengths = select_topk(
-            scores.view(layers * batch, capacity),
+            scores.reshape(layers * batch, *each),
             verified.prefix.repeat(layers),
             **self.method.share(),
             keep_first=self.method.keep_first,
             keep_last=self.method.keep_last,
         )
-        selection = Selection(indices.view(layers, batch, -1), lengths[:batch])
+        selection = Selection(indices.unflatten(0, (layers, batch)), lengths[:batch])
         self.selected = PrefixSelection(selection, verified.prefix)
 
     def details(self) -> dict[str, Any]:
@@ -131,4 +135,5 @@ class _VegasDrafter(SelectionDrafter):
     def _capture(self, rows: int) -> CaptureSpec:
         """Return what ranks the prefix, of a verification of so many rows."""
         captured = (0, -1) if self.method.rows == "two" else tuple(range(rows))
-        return CaptureSpec(captured, self.method.ranking, per_row=self.method.rows == "last")
+        per_row = self.method.rows == "last"
+        return CaptureSpec(captured, self.method.ranking, per_row, self.method.per_head)

@@ -29,7 +29,7 @@ from decoding.peers.process import Peers
 from decoding.sections import Section
 from decoding.session import Session, begun, verdict
 from decoding.texts import Files, RandomTokens, held_out_files
-from studies.papers import SUITES, Scale, suite
+from studies.papers import GROUNDED, SUITES, Scale, suite
 
 from specattn.decoding import METHODS, Vegas
 from specattn.planning import PROFILES, AcceptanceProfile
@@ -42,7 +42,8 @@ DEFAULTS: dict[bool, dict[str, Any]] = {
     True: {"context": [1024], "temperature": [0.0], "new_tokens": 32} | {"texts": 1, "repeats": 2},
 }
 SHORT = 512  # tokens of a paper's short prompts
-LONG = {"tokenswift": 4096}  # where a suite's long prompts are not the longest of the usual ones
+# Where a suite's long prompts are not the longest of the usual ones.
+LONG = {"tokenswift": [4096], "grounded": [4096, 8192, 16384, 31744]}
 TRAINED = {
     "longspec": ("longspec",),
     "tokenswift": ("tokenswift", "medusa"),
@@ -78,9 +79,10 @@ def main(argv: list[str] | None = None) -> int:
         print(columns.lines(kept + hint, note), file=sys.stderr)
         return 130
     rows = file.rows
-    for text in (columns.table(rows), columns.acceptance(rows), columns.differences(rows)):
-        if text:
-            columns.say("\n" + text, note)
+    for said, alike in columns.by_note(rows).items():
+        for text in (columns.table(alike), columns.acceptance(alike), columns.differences(alike)):
+            if text:
+                columns.say("\n" + text, said)
     if options.pictures:
         session.draw(sections, file, options.pictures)
     if text := disturbed(rows):
@@ -122,7 +124,7 @@ def _parser() -> arguments.Parser:
     add("--seed", type=int, default=0)
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
     add("--dtype", choices=models.DTYPES, help="default: float32 on a CPU, bfloat16 on a GPU")
-    add("--suite", metavar="PAPER", help=f"the tables of {', '.join(SUITES)}, theirs beside ours")
+    add("--suite", metavar="NAME", help=f"the tables of {', '.join(SUITES)}, papers' beside ours")
     add(
         "--shape",
         choices=models.SHAPES,
@@ -152,7 +154,7 @@ def _complete(options: argparse.Namespace) -> None:
     for name, value in DEFAULTS[options.quick].items():
         if getattr(options, name) is None:
             if options.suite is not None and name == "context":
-                value = [min(LONG.get(options.suite, value[-1]), value[-1])]
+                value = LONG.get(options.suite, value[-1:]) if not options.quick else value
             setattr(options, name, value)
     shape = options.shape is not None
     if shape != options.random_weights or shape != (options.acceptance is not None):
@@ -178,8 +180,10 @@ def _sections(options: argparse.Namespace) -> list[Section]:
     peers = [Entry.parse_peer(text) for text in _peers(options)]
     names = [entry.name for entry in given]
     if options.suite:
-        if len(options.context) > 1:
+        if len(options.context) > 1 and options.suite != GROUNDED:
             raise ValueError("--suite takes one --context, that of its long prompts")
+        if options.suite == GROUNDED and options.shape:
+            raise ValueError("--suite grounded needs a model that reads its texts, no --shape")
         for method in () if options.shape else TRAINED.get(options.suite, ()):
             if not (method in names or models.has_drafter(options.model, method)):
                 raise ValueError(
@@ -187,7 +191,8 @@ def _sections(options: argparse.Namespace) -> list[Section]:
                     f"'{method}'; train one, or name one with --method {method}:drafter=FOLDER"
                 )
         long = options.context[0]
-        return suite(options.suite, Scale(min(SHORT, long), long, tuple(given)))
+        scale = Scale(min(SHORT, long), long, tuple(given), tuple(options.context))
+        return suite(options.suite, scale)
     if not set(names) - {PLAIN, TRANSFORMERS}:
         given.append(Entry("vegas"))
         if options.shape is None and models.has_drafter(options.model, "longspec"):

@@ -23,6 +23,15 @@ def say(text: str, note: str | None) -> None:
     print(lines(text, note), flush=True)
 
 
+def by_note(records: Sequence[Record]) -> dict[str | None, list[Record]]:
+    """Return rows by what every line about them has to say; None where all was measured."""
+    found: dict[str | None, list[Record]] = {}
+    for one in records:
+        note = None if one["acceptance"] == "measured" else one["acceptance"]
+        found.setdefault(note, []).append(one)
+    return found
+
+
 def label(record: Record) -> str:
     """Return a method with its options."""
     return " ".join([record["method"], *(f"{k}={v}" for k, v in record["settings"].items())])
@@ -162,6 +171,9 @@ def _or_dash(value: float | None, form: str, scale: float = 1) -> str:
 
 COLUMNS: dict[str, Callable[[Record], str]] = {
     "B": lambda record: str(record["batch"]),
+    "agrees": lambda record: _or_dash(
+        record["details"].get("model ranks the reference first"), "{:.0%}"
+    ),
     "T": lambda record: f"{record['temperature']:g}",
     "tokens/s": lambda record: f"{record['tokens_per_second']['median']:.1f}",
     "±": lambda record: f"{record['tokens_per_second']['spread']:.0%}",

@@ -16,9 +16,11 @@ from specattn.decoding.snapshot import PromptSnapshot
 from specattn.planning import AcceptanceProfile
 
 from .cases import PLAIN, TRANSFORMERS, Group
+from .grounded import Grounded
 from .identity import Difference, explain, first_difference
 from .peers.engines import ENGINES
 from .peers.process import Peer, Peers
+from .references import ReferenceTarget
 from .rows import DecodeRow, relate
 from .runs import run, run_peer, run_transformers
 from .shaping import UNSHAPED
@@ -45,19 +47,21 @@ class MeasurePlan:
 
 def measure(
     model: PreTrainedModel,
-    texts: Texts,
+    texts: Texts | Grounded,
     group: Group,
     plan: MeasurePlan,
     profile: AcceptanceProfile | None,
     advance: Callable[[str], None],
     defaults: Mapping[str, Mapping[str, Any]],
     peers: Peers | None = None,
+    referenced: bool = False,
 ) -> list[DecodeRow]:
     """Measure all entries of a group.
 
     With a profile the cache holds random numbers and acceptance is simulated. ``advance`` is called
     with a name before every run; ``defaults`` are options by method; ``peers`` start the
-    engines among the entries.
+    engines among the entries. With ``referenced`` the continuations that the texts have in writing
+    play the target.
     """
     rows = [DecodeRow(entry, group) for entry in group.entries]
     methods = {row.entry.label: row.entry.build(defaults) for row in rows if row.entry.is_ours}
@@ -72,6 +76,9 @@ def measure(
         prompts = texts.prompts(text, group.context, group.batch)
         if not text and profile is None:  # a first pass is slower than those that follow
             PromptSnapshot(Target(model, 1, WARM_UP_TOKENS), [prompts[0][:WARM_UP_TOKENS]])
+        if referenced:
+            references = written(texts, text, group, plan)
+            kind = partial(ReferenceTarget, references=references)
         target = kind(model, len(prompts), len(prompts[0]) + room)
         snapshot = PromptSnapshot(target, prompts, keep_features=keep_features)
         _read_prompt(rows, running, prompts[0])
@@ -99,13 +106,43 @@ def measure(
         for row in rows:
             if profile is None and row.entry.name not in ENGINES:  # noise is no prefill
                 row.prefill_seconds.append(snapshot.prefill_seconds)
-        if profile is None and group.temperature == 0 and group.shaping == UNSHAPED:
+        if referenced:
+            _hold_against(rows, references, target, plan.repeats)
+        elif profile is None and group.temperature == 0 and group.shaping == UNSHAPED:
             _compare(rows, model, prompts, text, plan.repeats)
     cores = others.cores()
     for row in rows:
         row.others = cores
     relate(rows)
     return rows
+
+
+def written(texts: Grounded, text: int, group: Group, plan: MeasurePlan) -> list[torch.Tensor]:
+    """Return the continuations that a group's prompts have in writing, as long as is needed.
+
+    Raises ValueError where one is shorter.
+    """
+    found = texts.references(text, group.context, group.batch)
+    for one in found:
+        if len(one) < plan.new_tokens:
+            raise ValueError(
+                f"--new-tokens: a reference has {len(one)} tokens, fewer than {plan.new_tokens}"
+            )
+    return [one[: plan.new_tokens] for one in found]
+
+
+def _hold_against(
+    rows: Sequence[DecodeRow],
+    references: Sequence[torch.Tensor],
+    target: ReferenceTarget,
+    repeats: int,
+) -> None:
+    """Make a fault of a text that is not the reference; note how often the model agrees with it."""
+    expected = [one.tolist() for one in references]
+    for row in rows:
+        row.agreement.append(target.agreement)
+        if row.fault is None and any(one.tokens != expected for one in row.outcomes[-repeats:]):
+            row.fault = "the text is not the reference"
 
 
 def _start(rows: Sequence[DecodeRow], peers: Peers | None) -> dict[str, Peer]:

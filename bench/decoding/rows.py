@@ -37,6 +37,7 @@ class DecodeRow:
     compared: int = 0  # requests whose greedy text was held against plain decoding's
     differences: list[Difference] = field(default_factory=list)
     others: float | None = None
+    agreement: list[float] = field(default_factory=list)  # of the model with a text's references
 
     @property
     def speeds(self) -> list[float]:
@@ -67,6 +68,8 @@ class DecodeRow:
     def details(self) -> dict[str, float]:
         """What the method says of its runs in numbers: means over the runs that have one."""
         found: dict[str, list[float]] = {}
+        if self.agreement:
+            found["model ranks the reference first"] = self.agreement
         for one in self.statistics:
             for name, value in one.details.items():
                 if isinstance(value, int | float):

@@ -30,6 +30,8 @@ class Section:
     pictures: tuple[str, ...] = ()  # of `pictures.KINDS`
     rows_of: str = ""  # the section that measures the rows it shows, where that is another one
     source: str = ""  # the paper, its version and its machine
+    workload: str = ""  # of `grounded.KINDS`: what is read instead of the run's own texts
+    referenced: bool = False  # whether the workload's written continuations play the target
 
     def rows(self, records: Sequence[Record]) -> list[Record]:
         """Return the rows of a file that it shows."""

@@ -18,9 +18,11 @@ from specattn.planning import AcceptanceProfile
 
 from . import columns, passes, pictures
 from .cases import Group, row_key
-from .measure import MeasurePlan, measure
+from .grounded import Grounded
+from .measure import MeasurePlan, measure, written
 from .peers.engines import ENGINES
 from .peers.process import Peers
+from .references import NOTE
 from .sections import Section
 from .simulation import note
 from .texts import Texts
@@ -102,8 +104,11 @@ class Session:
     def check_texts(self, sections: Sequence[Section]) -> None:
         """Raise ValueError where the texts are too short for what is to be measured."""
         for section in sections:
+            texts = self._texts(section)
             for group in section.groups:
-                self.texts.prompts(0, group.context, 1)
+                texts.prompts(0, group.context, 1)
+                for number in range(self.plan.texts if section.referenced else 0):
+                    written(texts, number, group, section.plan(self.plan))
 
     def measure(self, sections: Sequence[Section], file: RecordFile) -> None:
         """Measure what the file does not have yet, and print each section when it is complete."""
@@ -124,13 +129,14 @@ class Session:
                 each = _weight(plan, group) / plan.runs(group)
                 rows = measure(
                     self.model,
-                    self.texts,
+                    self._texts(section),
                     group,
                     plan,
                     self.profile,
                     lambda name, each=each: progress.show(name, each),
                     self.defaults,
                     self.peers,
+                    section.referenced,
                 )
                 for row, known in zip(rows, self._known(section, group), strict=True):
                     file.add(known | row.record())
@@ -138,7 +144,8 @@ class Session:
             if section.title:
                 timed = of_kind(file.records, "pass")
                 timed = [one for one in timed if one["section"] == section.name]
-                columns.say("\n" + section.text(section.rows(file.rows), timed), self.note)
+                note = self.note or (NOTE if section.referenced else None)
+                columns.say("\n" + section.text(section.rows(file.rows), timed), note)
 
     def draw(self, sections: Sequence[Section], file: RecordFile, folder: Path) -> None:
         """Draw each section's pictures, where matplotlib is installed."""
@@ -178,13 +185,19 @@ class Session:
                 self.note,
             )
 
+    def _texts(self, section: Section) -> Texts | Grounded:
+        """Return what a section's prompts are made from."""
+        if not section.workload:
+            return self.texts
+        return Grounded(self.texts.tokenizer, section.workload)
+
     def _known(self, section: Section, group: Group) -> list[Record]:
         plan = section.plan(self.plan)
         shared = {
             "section": section.name,
             "model": self.name,
             "new_tokens": plan.new_tokens,
-            "acceptance": self.acceptance,
+            "acceptance": NOTE if section.referenced else self.acceptance,
             "beyond_positions": self._beyond(group, plan),
         }
         return [group.record(entry) | shared for entry in group.entries]

@@ -19,7 +19,7 @@ from specattn.planning import AcceptanceProfile
 from specattn.tree import Tree
 
 MARK = "SIMULATED ACCEPTANCE"
-_CERTAIN = 1e4  # above any logit at any temperature of use, and exp(-1e4) is 0
+CERTAIN = 1e4  # above any logit at any temperature of use, and exp(-1e4) is 0
 
 
 def note(profile: AcceptanceProfile) -> str:
@@ -95,7 +95,7 @@ def bend(
     for node, child in zip(path[:, :-1].unbind(1), path[:, 1:].unbind(1), strict=True):
         token = tokens.gather(1, child.clamp_min(0)[:, None])[:, 0]
         at = batch, node.clamp_min(0), token
-        logits[at] = torch.where(child >= 0, _CERTAIN, logits[at])
+        logits[at] = torch.where(child >= 0, CERTAIN, logits[at])
     below = depths == depths.gather(1, last[:, None]) + 1
     barred = torch.where(below, -torch.inf, torch.inf).to(logits.dtype)
     logits[batch, last] = logits[batch, last].scatter_reduce(1, tokens, barred, "amin")

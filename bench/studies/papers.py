@@ -23,7 +23,9 @@ from decoding.cases import Entry
 from decoding.sections import Section
 
 _PUBLISHED = json.loads((Path(__file__).parent / "papers.json").read_text(encoding="utf-8"))
-SUITES = tuple(_PUBLISHED)
+GROUNDED = "grounded"
+"""The suite that is no paper's."""
+SUITES = (*_PUBLISHED, GROUNDED)
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Scale:
     short: int  # tokens of a prompt where the paper's are short
     long: int
     entries: tuple[Entry, ...] = ()  # methods with this model's options, such as their drafter
+    contexts: tuple[int, ...] = ()  # of a suite that measures several
 
     def entry(self, name: str, **options: Any) -> Entry:
         """Return a method with the options that it was given, and then these."""
@@ -69,6 +72,6 @@ def suite(name: str, scale: Scale) -> list[Section]:
     """Return a paper's sections; raises ValueError where there is no such suite."""
     if name not in SUITES:
         raise ValueError(f"--suite: expected one of {', '.join(SUITES)}, got '{name}'")
-    source = _PUBLISHED[name]["source"]
+    source = "" if name == GROUNDED else _PUBLISHED[name]["source"]
     found = importlib.import_module(f"studies.{name}").sections(scale)
     return [replace(section, source=source) for section in found]

@@ -61,20 +61,73 @@ void rank_successors(const py::object& given_logits, const py::object& given_tok
   rank<fp16>(logits, tokens, nodes, table);
 }
 
+// A corpus with the tensors that it reads.
+struct HeldCorpus : Corpus {
+  HeldCorpus(py::object tokens, py::object order, int64_t vocabulary)
+      : Corpus(read("tokens", tokens), read("order", order), size_of(tokens, order), vocabulary),
+        held(py::make_tuple(tokens, order)) {}
+
+  static View expected(const char* name, const py::object& tensor) {
+    const View view = {name, tensor};
+    view.expect(Dtype::kInt32, {-1});
+    if (view.shape[0] > 1 && view.stride[0] != 1) view.fail("must be contiguous");
+    return view;
+  }
+  static const int32_t* read(const char* name, const py::object& tensor) {
+    return expected(name, tensor).as<int32_t>();
+  }
+  static int64_t size_of(const py::object& tokens, const py::object& order) {
+    const int64_t size = expected("tokens", tokens).shape[0];
+    expected("order", order).expect(Dtype::kInt32, {size});
+    return size;
+  }
+
+  py::tuple held;
+};
+
 }  // namespace
 
 void specattn::define_suffix(py::module_& m) {
   m.def("rank_successors", &rank_successors, py::arg("logits"), py::arg("tokens"), py::arg("nodes"),
         py::arg("successors"),
         "Note what was ranked best behind the root and the accepted nodes, -1 behind their end.");
+  m.def(
+      "sort_suffixes",
+      [](const py::object& tokens, const py::object& order) {
+        const View text = HeldCorpus::expected("tokens", tokens);
+        View sorted = HeldCorpus::expected("order", order);
+        sorted.expect(Dtype::kInt32, {text.shape[0]});
+        const py::gil_scoped_release release;
+        Corpus::sort(text.as<int32_t>(), text.shape[0], static_cast<int32_t*>(sorted.data));
+      },
+      py::arg("tokens"), py::arg("order"), "Fill `order` with the places of all suffixes.");
+  py::class_<HeldCorpus, std::shared_ptr<HeldCorpus>>(m, "Corpus", "Texts that do not grow.")
+      .def(py::init<py::object, py::object, int64_t>(), py::arg("tokens"), py::arg("order"),
+           py::arg("vocabulary"))
+      .def("__len__", [](const HeldCorpus& self) { return self.size(); })
+      .def(
+          "followers",
+          [](const HeldCorpus& self, const std::vector<int32_t>& context, int most) {
+            const auto size = static_cast<int64_t>(context.size());
+            const Corpus::Match match = self.longest(context.data(), size, Corpus::kLongest);
+            std::vector<std::pair<int32_t, int32_t>> found;
+            self.followers(match, most, found);
+            return std::make_pair(match.length, found);
+          },
+          py::arg("context"), py::arg("most") = 16,
+          "Tokens of a context's longest end that occurs, and what follows it how often.");
   py::class_<SuffixDrafter>(m, "SuffixDrafter", "Trees of what followed a text's end before.")
-      .def(py::init<>())
+      .def(py::init([](const std::vector<std::shared_ptr<HeldCorpus>>& corpora) {
+             return std::make_unique<SuffixDrafter>(
+                 std::vector<std::shared_ptr<const Corpus>>(corpora.begin(), corpora.end()));
+           }),
+           py::arg("corpora") = std::vector<std::shared_ptr<HeldCorpus>>())
       .def(
           "extend",
           [](SuffixDrafter& self, const std::vector<int32_t>& tokens, const py::object& table) {
             const Successors successors = take_successors(table);
             const py::gil_scoped_release release;
-            for (const int32_t token : tokens) self.extend(token, successors);
+            self.extend(tokens, successors);
           },
           py::arg("tokens"), py::arg("successors") = py::none(), "Append tokens to the text.")
       .def(

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <queue>
+#include <tuple>
 
 namespace specattn {
 
@@ -111,8 +112,10 @@ int SuffixDrafter::length_class(int32_t length) {
   return length <= 64 ? 10 : 11;
 }
 
-SuffixDrafter::SuffixDrafter() {
+SuffixDrafter::SuffixDrafter(std::vector<std::shared_ptr<const Corpus>> corpora)
+    : corpora_(std::move(corpora)) {
   for (const double prior : kPriorKnown) known_.insert(known_.end(), 2, Share(prior));
+  corpora_known_ = known_;
   ranks_.assign(kMostRanks, Share(0.3));
 }
 
@@ -126,34 +129,114 @@ void SuffixDrafter::learn_rank(int32_t token, const Successors& successors) {
   }
 }
 
-void SuffixDrafter::extend(int32_t token, const Successors& successors) {
-  bool found = false;
-  int levels = 0;
-  automaton_.extend(token, [&](const SuffixAutomaton::State& from, bool hit) {
-    if (levels++ >= kLevels) return;
-    known_[static_cast<size_t>(2 * length_class(from.length) + (from.edges == 1))].add(hit);
-    found = found || hit;
-  });
-  if (!found) learn_rank(token, successors);
-  newest_ = token;
+void SuffixDrafter::extend(const std::vector<int32_t>& tokens, const Successors& successors) {
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    append(tokens[i], i + kFollowed >= tokens.size(), successors);
+  }
 }
 
-// What may follow a context of which the last `length` tokens lead to `state`, and `token` is the
-// last; each token once.
-void SuffixDrafter::candidates(int32_t state, int32_t length, int32_t token,
+void SuffixDrafter::append(int32_t token, bool followed, const Successors& successors) {
+  struct Level {
+    int32_t length;
+    bool hit;
+    Share* share;
+  };
+  std::vector<Level> levels;
+  automaton_.extend(token, [&](const SuffixAutomaton::State& from, bool hit) {
+    if (levels.size() >= kLevels) return;
+    levels.push_back({from.length, hit, &known_[kind(from.length, from.edges == 1)]});
+  });
+  for (size_t c = 0; c < matches_.size(); ++c) {
+    const Corpus::Match& match = matches_[c];
+    if (match.length == 0) continue;
+    const bool hit = corpora_[c]->narrowed(match, token).length > 0;
+    const Level level = {match.length, hit,
+                         &corpora_known_[kind(match.length, corpora_[c]->single(match))]};
+    const auto shorter = [&](const Level& one) { return one.length < match.length; };
+    levels.insert(std::find_if(levels.begin(), levels.end(), shorter), level);
+  }
+  bool found = false;
+  for (auto level = levels.begin(); level != levels.end() && !found; ++level) {
+    level->share->add(level->hit);
+    found = level->hit;
+  }
+  if (!found) learn_rank(token, successors);
+  newest_ = token;
+  if (corpora_.empty()) return;
+  recent_.push_back(token);
+  if (recent_.size() > 1024) recent_.erase(recent_.begin(), recent_.end() - Corpus::kLongest);
+  matches_ = followed ? this->followed(matches_, recent_) : Matches();
+}
+
+SuffixDrafter::Matches SuffixDrafter::followed(const Matches& before,
+                                               const std::vector<int32_t>& context) const {
+  Matches matches(corpora_.size());
+  const auto size = static_cast<int64_t>(context.size());
+  for (size_t c = 0; c < corpora_.size(); ++c) {
+    const Corpus& corpus = *corpora_[c];
+    if (!before.empty() && before[c].length) {
+      matches[c] = corpus.narrowed(before[c], context.back());
+    }
+    if (matches[c].length && matches[c].length <= Corpus::kLongest) continue;
+    const int32_t most = before.empty() ? Corpus::kLongest : std::max(before[c].length, 1);
+    matches[c] = corpus.longest(context.data(), size, most);
+  }
+  return matches;
+}
+
+// What may follow a node's context, whose end of `length` tokens leads to its state; each token
+// once.
+void SuffixDrafter::candidates(const Node& node, const Matches& matches,
                                const Successors& successors, std::vector<Candidate>& found) const {
+  collect(node, matches, successors, found);
+  for (Candidate& one : found) {
+    for (int32_t s = node.state; one.state < 0 && s >= SuffixAutomaton::kRoot;) {
+      one.state = automaton_.next(s, one.token);
+      one.length = (s == node.state ? node.length : automaton_.state(s).length) + 1;
+      s = automaton_.state(s).link;
+    }
+    if (one.state < 0) one.state = SuffixAutomaton::kRoot, one.length = 0;
+  }
+}
+
+void SuffixDrafter::collect(const Node& node, const Matches& matches, const Successors& successors,
+                            std::vector<Candidate>& found) const {
   found.clear();
   const auto add = [&](int32_t next, int32_t target, int32_t matched, float probability) {
     for (Candidate& one : found) {
       if (one.token != next) continue;
       one.probability += probability;
+      if (one.state < 0) one.state = target, one.length = matched;
       return;
     }
     found.push_back({next, target, matched, probability});
   };
   float rest = 1;
-  int32_t s = state;
+  std::vector<std::tuple<int32_t, size_t>> waiting;  // corpora by their matches' lengths
+  for (size_t c = 0; c < matches.size(); ++c) {
+    if (matches[c].length) waiting.emplace_back(-matches[c].length, c);
+  }
+  std::sort(waiting.begin(), waiting.end());
+  std::vector<std::pair<int32_t, int32_t>> followers;
+  const auto add_longer = [&](int32_t length) {
+    while (!waiting.empty() && -std::get<0>(waiting.front()) > length) {
+      const size_t c = std::get<1>(waiting.front());
+      waiting.erase(waiting.begin());
+      corpora_[c]->followers(matches[c], kMostEdges, followers);
+      if (followers.empty()) continue;
+      int64_t total = 0;
+      for (const auto& one : followers) total += one.second;
+      const bool single = corpora_[c]->single(matches[c]);
+      const float mass = rest * corpora_known_[kind(matches[c].length, single)].value();
+      for (const auto& [token, times] : followers) {
+        add(token, -1, 0, mass * static_cast<float>(times) / static_cast<float>(total));
+      }
+      rest -= mass;
+    }
+  };
+  int32_t s = node.state, length = node.length;
   for (int level = 0; s > SuffixAutomaton::kRoot && level < kLevels; ++level) {
+    add_longer(length);
     const auto& from = automaton_.state(s);
     if (from.edges) {
       int64_t total = 0;
@@ -162,7 +245,7 @@ void SuffixDrafter::candidates(int32_t state, int32_t length, int32_t token,
         total += automaton_.state(automaton_.edge(e).target).count;
         e = automaton_.edge(e).after;
       }
-      const float mass = rest * known(length, from.edges == 1).value();
+      const float mass = rest * known_[kind(length, from.edges == 1)].value();
       scanned = 0;
       for (int32_t e = from.first; e >= 0 && scanned < kMostEdges; ++scanned) {
         const auto& edge = automaton_.edge(e);
@@ -176,7 +259,9 @@ void SuffixDrafter::candidates(int32_t state, int32_t length, int32_t token,
     s = from.link;
     if (s >= 0) length = automaton_.state(s).length;
   }
-  const int32_t* ranked = successors.after(token);
+  add_longer(0);
+  if (rest < kNegligible) return;
+  const int32_t* ranked = successors.after(node.token);
   const int64_t most = std::min<int64_t>(successors.k, kMostRanks);
   for (int64_t r = 0; ranked && r < most && ranked[r] >= 0; ++r) {
     const float mass = rest * ranks_[static_cast<size_t>(r)].value();
@@ -193,8 +278,24 @@ SuffixTree SuffixDrafter::draft(int64_t nodes, int64_t depth, float least,
   const auto less = [](const Node& a, const Node& b) { return a.probability < b.probability; };
   std::priority_queue<Node, std::vector<Node>, decltype(less)> waiting(less);
   std::vector<Candidate> found;
+  std::vector<Matches> matches;  // of the tree's nodes
+  const auto matches_of = [&](const Node& node) {
+    std::vector<int32_t> context = {node.token};
+    for (int32_t n = node.parent; n >= 0; n = tree.parents[static_cast<size_t>(n)]) {
+      context.push_back(tree.tokens[static_cast<size_t>(n)]);
+    }
+    context.insert(context.end(), recent_.rbegin(), recent_.rend());
+    context.resize(std::min<size_t>(context.size(), Corpus::kLongest));
+    std::reverse(context.begin(), context.end());
+    return followed(node.parent < 0 ? matches_ : matches[static_cast<size_t>(node.parent)],
+                    context);
+  };
   const auto expand = [&](const Node& node, int32_t number) {
-    candidates(node.state, node.length, node.token, successors, found);
+    if (number >= 0 && !corpora_.empty()) {
+      matches.resize(static_cast<size_t>(number) + 1);  // leaves have none
+      matches.back() = matches_of(node);
+    }
+    candidates(node, matches.empty() ? matches_ : matches.back(), successors, found);
     for (const Candidate& one : found) {
       const float probability = node.probability * one.probability;
       if (probability < least) continue;

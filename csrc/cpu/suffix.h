@@ -4,7 +4,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <utility>
 #include <vector>
+
+#include "corpus.h"
 
 namespace specattn {
 
@@ -120,14 +124,15 @@ struct SuffixTree {
   std::vector<float> probabilities;      // of the whole path; descending
 };
 
-// Estimates what follows a text from its own repetitions, the longest match first: with a
-// probability that is learned by the length of a match, the next token is among those that followed
-// it before, as often as each did; else the next shorter match decides, and at last the successors.
+// Estimates what follows a text from its own repetitions and from corpora, the longest match first,
+// of equally long ones the text's own: with a probability that is learned by the length of a match,
+// the next token is among those that followed it before, as often as each did; else the next
+// shorter match decides, and at last the successors.
 class SuffixDrafter {
  public:
-  SuffixDrafter();
+  explicit SuffixDrafter(std::vector<std::shared_ptr<const Corpus>> corpora = {});
 
-  void extend(int32_t token, const Successors& successors);
+  void extend(const std::vector<int32_t>& tokens, const Successors& successors);
   // Of all paths the `nodes` most probable of at most `depth` tokens, none below `least`.
   SuffixTree draft(int64_t nodes, int64_t depth, float least, const Successors& successors) const;
   const SuffixAutomaton& automaton() const { return automaton_; }
@@ -138,26 +143,38 @@ class SuffixDrafter {
     int32_t parent, token, state, length, depth;
   };
   struct Candidate {
-    int32_t token, state, length;
+    int32_t token, state, length;  // a state below 0 is looked for
     float probability;
   };
+  using Matches = std::vector<Corpus::Match>;  // by corpus
   static constexpr int kLengths = 12, kMostRanks = 16;
   static constexpr int kLevels = 6;  // matches of one text that are asked
   static constexpr int kMostEdges = SuffixAutomaton::kOrdered;  // continuations of a match
   static constexpr float kNegligible = 0.02f;                   // what shorter matches may decide
+  static constexpr size_t kFollowed = 2048;  // newest tokens that corpora are asked about
 
   static int length_class(int32_t length);
-  const Share& known(int32_t length, bool single) const {
-    return known_[static_cast<size_t>(2 * length_class(length) + single)];
+  static size_t kind(int32_t length, bool single) {
+    return static_cast<size_t>(2 * length_class(length) + single);
   }
+  void append(int32_t token, bool followed, const Successors& successors);
   void learn_rank(int32_t token, const Successors& successors);
-  void candidates(int32_t state, int32_t length, int32_t token, const Successors& successors,
+  // The matches of a context; `before` are those without its last token, if known.
+  Matches followed(const Matches& before, const std::vector<int32_t>& context) const;
+  void candidates(const Node& node, const Matches& matches, const Successors& successors,
                   std::vector<Candidate>& found) const;
+  void collect(const Node& node, const Matches& matches, const Successors& successors,
+               std::vector<Candidate>& found) const;
 
   SuffixAutomaton automaton_;
   std::vector<Share> known_;  // whether a token followed a match before; by length and singleness
   std::vector<Share> ranks_;  // whether a token is the successor of a rank, of those without one
   int32_t newest_ = -1;
+
+  std::vector<std::shared_ptr<const Corpus>> corpora_;
+  std::vector<Share> corpora_known_;  // as `known_`, of all corpora
+  std::vector<int32_t> recent_;       // the text's end, where there are corpora
+  Matches matches_;
 };
 
 }  // namespace specattn

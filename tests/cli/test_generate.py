@@ -45,7 +45,7 @@ def test_generate_streams_text_and_writes_json(specattn, prompt, tmp_path):
     assert vegas["tokens"] == longspec["tokens"] == plain["tokens"]
     assert longspec["statistics"]["passes"] < 12
     assert vegas["method"]["name"] == "vegas"
-    assert vegas["method"]["gamma"] == 6
+    assert vegas["method"]["gamma"] is None
     assert vegas["statistics"]["passes"] <= plain["statistics"]["passes"] == 12
     assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".py"}  # nothing half written
 
@@ -417,3 +417,19 @@ def test_a_chat_is_what_the_template_makes_of_it(specattn, tmp_path):
         code, _, error = specattn(*given, *options)
         assert code == 2
         assert reason in error
+
+
+def test_suffix_takes_corpora(specattn, prompt, tmp_path):
+    pytest.importorskip("specattn._cpu", reason="the C++ kernels are not built")
+    found = {}
+    for name, options in (("alone", ()), ("beside", ("--corpus", prompt, "--corpus", prompt))):
+        out = tmp_path / f"{name}.json"
+        options += ("--method", "suffix:nodes=8", "--max-new-tokens", 12, "--json", out)
+        assert specattn("generate", "--prompt-file", prompt, *options)[0] == 0
+        found[name] = json.loads(out.read_text())
+    assert found["alone"]["text"] == found["beside"]["text"]
+    assert found["beside"]["method"]["corpus"] == [str(prompt)] * 2
+    options = ("--prompt-file", prompt, "--corpus", prompt, "--method", "plain", *FEW)
+    code, _, error = specattn("generate", *options)
+    assert code != 0
+    assert "--corpus: expected --method auto or suffix, got plain" in error

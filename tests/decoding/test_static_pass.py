@@ -80,6 +80,8 @@ def test_sixteen_bits(family, dtype):
         CaptureSpec((0, -1)),
         CaptureSpec((0, 2, 3), "weight"),
         CaptureSpec((0, 1), per_row=True),
+        CaptureSpec((0, -1), per_head=True),
+        CaptureSpec((0, 1), per_row=True, per_head=True),
         CaptureSpec(queries=True),
     ],
     ids=str,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -28,6 +29,12 @@ def generate(
     explain: Annotated[
         bool, typer.Option("--explain", help="Say by which figures the method decided.")
     ] = False,
+    corpus: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Look the text's end up in this file too, with auto and suffix; may be repeated."
+        ),
+    ] = None,
     json_file: JsonOption = None,
     state: Annotated[
         Path | None, typer.Option(help="Save the run here every 30 seconds, to go on with later.")
@@ -41,9 +48,14 @@ def generate(
         from specattn.cli.session import DecodingSession, build_method
         from specattn.cli.table import print_figures
         from specattn.cli.terminal import console
+        from specattn.decoding import Auto, Suffix
 
         check_outputs(json=json_file, state=state, resume=resume)
         chosen = build_method(method, "--method")
+        if corpus:
+            if not isinstance(chosen, Auto | Suffix):
+                raise ValueError(f"--corpus: expected --method auto or suffix, got {method}")
+            chosen = replace(chosen, corpus=(*chosen.corpus, *corpus))
         session = DecodingSession(options, silent=json_file == STDOUT)
         runs = session.begin(resume or state, resume=resume is not None)
         done, wanted = len(runs[0].tokens), options.max_new_tokens

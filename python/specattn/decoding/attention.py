@@ -44,6 +44,8 @@ class CaptureSpec:
         Score by mean logit, which costs next to nothing, or by mean attention weight.
     per_row : bool
         Keep the scores of every row instead of their mean: as many times the memory.
+    per_head : bool
+        Keep the scores of every KV head instead of their mean: as many times the memory.
     queries : bool
         Keep the queries of every full-attention layer.
     """
@@ -51,6 +53,7 @@ class CaptureSpec:
     rows: tuple[int, ...] = ()
     ranking: str = "logit"
     per_row: bool = False
+    per_head: bool = False
     queries: bool = False
 
     @property
@@ -184,17 +187,20 @@ class Pass:
     def _attend_and_score(
         self, tree: tuple, scores: torch.Tensor, options: dict[str, Any]
     ) -> torch.Tensor:
-        """Attend and write one layer's scores, averaged over heads."""
+        """Attend and write one layer's scores, averaged over heads, or over those of a group."""
         options["collect_rows"] = self.capture.rows
         by_weight, per_row = self.capture.ranking == "weight", self.capture.per_row
         if not by_weight and not per_row:
-            options |= {"per_head": False, "collected": scores}
+            options |= {"per_head": self.capture.per_head, "collected": scores}
             return verify_attention(*tree, collect="scores", **options)[0]
         out, lse, logits = verify_attention(*tree, collect="logits", **options)
         ranks = logits.float()  # [B, rows, Hq, N]
         if by_weight:
             ranks = (ranks - lse[:, self.capture.rows, :, None]).exp()
-        means, unseen = ranks.mean(2), logits[:, :, 0] == -torch.inf
+        groups = self.cache.storage.shape[-2] if self.capture.per_head else 1
+        means = ranks.unflatten(2, (groups, -1)).mean(3)  # [B, rows, groups, N]
+        means = means if self.capture.per_head else means.squeeze(2)
+        unseen = (logits[:, :, :1] if self.capture.per_head else logits[:, :, 0]) == -torch.inf
         if not per_row:
             means, unseen = means.mean(1), unseen[:, 0]
         scores.copy_(means.masked_fill(unseen, -torch.inf))

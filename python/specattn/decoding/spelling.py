@@ -84,6 +84,8 @@ def _reader(kind: Any) -> tuple[str, Callable[[str], Any]] | None:
     if get_origin(kind) is Literal:
         known = get_args(kind)
         return " or ".join(map(str, known)), lambda text: _one_of(text, known)
+    if get_origin(kind) is tuple and Path in get_args(kind):
+        return "a path, or paths in brackets, such as [a.txt,b.txt]", _paths
     if get_origin(kind) is tuple:
         return "integers in brackets, such as [4,16]", _integers
     return _READERS.get(kind)
@@ -116,6 +118,13 @@ def _integers(text: str) -> tuple[int, ...]:
     if not re.fullmatch(r"\[.*\]", text):
         raise ValueError
     return tuple(map(int, text[1:-1].split(",")))
+
+
+def _paths(text: str) -> tuple[str, ...]:
+    if text == "[]":
+        return ()
+    inner = text[1:-1] if re.fullmatch(r"\[.*\]", text) else text
+    return tuple(map(_path, inner.split(",")))
 
 
 def _path(text: str) -> str:

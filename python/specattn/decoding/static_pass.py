@@ -32,6 +32,7 @@ class _Shape(NamedTuple):
     rows: int
     inputs: tuple[tuple[str, torch.Size], ...]
     collected: tuple[int, ...]  # rows whose scores the kernels collect
+    per_head: bool  # whether these are kept for every KV head
     planned: bool  # full-attention layers attend in Python
 
 
@@ -98,7 +99,7 @@ class StaticPass:
         -------
         logits : Tensor [B, T, V]
         features : Tensor [B, T, H]
-        scores : Tensor, float32 [full layers, B, N], or None
+        scores : Tensor, float32 [full layers, B, N] or [full layers, B, Hk, N], or None
             Those that the plan captures, unless they are its own. They hold until the next pass.
         """
         given = self._given(plan, tokens)
@@ -109,6 +110,7 @@ class StaticPass:
             rows=tokens.shape[1],
             inputs=tuple((name, x.shape) for name, x in given.items()),
             collected=() if in_python else plan.capture.rows,
+            per_head=plan.capture.per_head,
             planned=in_python or not chosen_before,
         )
         self._plan = plan
@@ -157,7 +159,8 @@ class StaticPass:
         return self._inputs[key]
 
     def _scores(self, shape: _Shape) -> torch.Tensor:
-        size = (self.windows.count(None), shape.batch, self.cache.capacity)
+        heads = (self.cache.storage.shape[-2],) * shape.per_head
+        size = (self.windows.count(None), shape.batch, *heads, self.cache.capacity)
         return self._input("scores", size, torch.float32)
 
     def _record(self, recording: Recording, shape: _Shape, inputs: dict[str, torch.Tensor]) -> None:
@@ -208,7 +211,7 @@ class StaticPass:
             sparse = (q, k_cache, v_cache, *selected, k, v, None, None, *scale, None, *UNIFORM)
             recording.kernel(_cpu.sparse_gather_attention, *sparse, out, lse)
         elif window is None and shape.collected:
-            collect = ("scores", list(shape.collected), False)
+            collect = ("scores", list(shape.collected), shape.per_head)
             scores = self._scores(shape)[full_layer]
             recording.kernel(_cpu.verify_attention, *hybrid, *collect, out, lse, scores)
         else:

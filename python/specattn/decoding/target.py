@@ -34,8 +34,9 @@ class Verification(NamedTuple):
         What the head of the model reads: the last layer's output, normalised.
     scores : Tensor, float32 [full layers, B, N], or None
         Mean over the captured rows and all heads; -inf beyond the prefix. With
-        `CaptureSpec.per_row` the mean over the heads of every row, [full layers, B, rows, N]. In
-        float64 of a float64 model.
+        `CaptureSpec.per_row` the mean over the heads of every row, [full layers, B, rows, N]; with
+        `CaptureSpec.per_head` over the heads of every KV head, [..., Hk, N]. In float64 of a
+        float64 model.
     queries : Tensor [full layers, B, T, Hq, D], or None
     """
 
@@ -180,10 +181,11 @@ class Target:
         plan.capture = capture
         shape = (len(self.full_layers), self.cache.batch_size)
         if capture.rows and (capture.needs_python or not self._is_static(tokens)):
-            rows = (len(capture.rows),) if capture.per_row else ()
+            rows = (len(capture.rows),) * capture.per_row
+            heads = (self.cache.storage.shape[-2],) * capture.per_head
             dtype = torch.promote_types(self.cache.storage.dtype, torch.float32)
             plan.scores = self.cache.storage.new_empty(
-                *shape, *rows, self.cache.capacity, dtype=dtype
+                *shape, *rows, *heads, self.cache.capacity, dtype=dtype
             )
         if capture.queries:
             heads = (self.model.config.num_attention_heads, self.cache.storage.shape[-1])

@@ -63,9 +63,12 @@ def attention_of(model, ids):
 @pytest.mark.parametrize("family", ["llama", "qwen2-sliding", "gpt_oss"])
 @pytest.mark.parametrize("ranking", get_args(Ranking))
 @pytest.mark.parametrize("rows", get_args(Rows))
-def test_it_selects_what_the_paper_says(rows, ranking, family):
+@pytest.mark.parametrize("per_head", [False, True], ids=["shared", "per head"])
+def test_it_selects_what_the_paper_says(rows, ranking, family, per_head):
     model, texts = tiny_model(family, peak=3.0), prompts([5, 40])
-    method = Watched(rows=rows, ranking=ranking, **OPTIONS)
+    method = Watched(rows=rows, ranking=ranking, per_head=per_head, **OPTIONS)
+    groups = model.config.num_key_value_heads if per_head else 1
+    assert not per_head or groups > 1
     output = generate(model, texts, method, max_new_tokens=12)
     assert output.new_tokens == [greedy_by_transformers(model, text, 12) for text in texts]
     if family == "gpt_oss":
@@ -83,23 +86,27 @@ def test_it_selects_what_the_paper_says(rows, ranking, family):
             last = int(verified.accepted.counts[request])
             asked = {"two": [0, -1], "all": list(range(len(drafted))), "last": [last]}[rows]
             k = min(max(math.ceil(RATIO * prefix), MIN_TOKENS), prefix)
-            assert chosen.selection.lengths[request] == k
+            assert set(chosen.selection.lengths[request].flatten().tolist()) == {k}
             truth = attention_of(model, torch.cat([text[:prefix], drafted]))
             assert len(truth) == len(chosen.selection.indices) == full_layers
             for layer, (logits, weights) in enumerate(truth):
                 rated = logits if ranking == "logit" else weights
                 assert rated.dtype == torch.float64
-                scores = rated[:, prefix:][:, asked, :prefix].mean((0, 1))  # equation (3), over 2 H
-                taken = chosen.selection.indices[layer, request, :k].long()
-                least = scores.sort().values[-k]
+                rated = rated[:, prefix:][:, asked, :prefix].unflatten(0, (groups, -1))
+                scores = rated.mean((1, 2))  # equation (3), over 2 H
+                indices = chosen.selection.indices[layer, request]
+                assert indices.dim() == 1 + per_head
+                taken = indices.view(groups, -1)[:, :k].long()
+                least = scores.sort().values[:, -k, None]
                 # What is computed in bfloat16 is a logit x of which 2**-9 x may be missing.
                 missing = 2 * logits.abs().max() * 2**-9
                 slack = 2 * torch.expm1(missing) * least if ranking == "weight" else missing
                 if ranking == "logit" and rows != "last":
                     slack = 1e-4
-                assert scores[taken].min() >= least - slack
-                exactly += set(taken.tolist()) == set(scores.topk(k).indices.tolist())
-                compared += 1
+                assert (scores.gather(1, taken) >= least - slack).all()
+                expected = scores.topk(k).indices
+                exactly += (taken.sort().values == expected.sort().values).all(1).sum().item()
+                compared += groups
     assert compared >= 10
     assert exactly >= 0.8 * compared
 

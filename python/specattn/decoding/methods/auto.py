@@ -53,18 +53,23 @@ class Auto(Method, name="auto"):
     trained : Method, str or None
         A method with a trained drafter, or the name of one whose drafter lies in the model's
         folder. "found": the first of `TRAINED` for which there is one, if any. None: without.
+    corpus, remember, cache
+        As for `Suffix`.
 
     Raises
     ------
     ValueError
         `trained` is no such method. From `prepared`, and so when a run starts: its drafter does not
-        exist, or does not fit the model.
+        exist, or does not fit the model. As for `Suffix` besides.
     """
 
     reads_features = True
 
     vegas: bool = True
     trained: Method | Literal["found", "longspec", "poss", "medusa"] | None = "found"
+    corpus: tuple[Path, ...] = ()
+    remember: bool = False
+    cache: Path | None = None
 
     def __post_init__(self) -> None:
         known = {kind.name: kind for kind in TRAINED}
@@ -73,6 +78,7 @@ class Auto(Method, name="auto"):
         elif not (self.trained in ("found", None) or isinstance(self.trained, TRAINED)):
             expected = ", ".join(["found", *known])
             raise ValueError(f"trained must be one of {expected} or None, got {self.trained!r}")
+        _ = self.lookup  # which checks its options
 
     @property
     def max_nodes(self) -> int:
@@ -81,8 +87,14 @@ class Auto(Method, name="auto"):
         methods = [Suffix(), Vegas(), *trained]
         return max(one.max_nodes for one in methods if isinstance(one, Method))
 
+    @property
+    def lookup(self) -> Suffix:
+        """The method that drafts from texts."""
+        return Suffix(corpus=self.corpus, remember=self.remember, cache=self.cache)
+
     def prepared(self, model: PreTrainedModel) -> Auto:
-        """Return this method with the drafter for `model` loaded, if there is one."""
+        """Return this method with its texts read and the drafter for `model` loaded, if any."""
+        self.lookup.prepared(model)
         if isinstance(self.trained, Method):
             return replace(self, trained=self.trained.prepared(model))
         return replace(self, trained=_found_beside(model)) if self.trained else self
@@ -100,7 +112,7 @@ class Auto(Method, name="auto"):
             drafters[Vegas.name] = VegasDrafter(Vegas(), context, self.max_nodes - 1)
         if isinstance(self.trained, Method):
             drafters[self.trained.name] = self.trained.start(context)
-        return _AutoDrafter(context, drafters)
+        return _AutoDrafter(context, self.lookup, drafters)
 
 
 _found: WeakKeyDictionary[PreTrainedModel, Method | None] = WeakKeyDictionary()
@@ -121,7 +133,7 @@ def _found_beside(model: PreTrainedModel) -> Method | None:
 class _NoIndex:
     """Finds nothing: in place of `specattn._cpu`."""
 
-    def SuffixDrafter(self) -> _NoIndex:
+    def SuffixDrafter(self, corpora: list[Any]) -> _NoIndex:
         return self
 
     def extend(self, tokens: list[int], successors: torch.Tensor | None) -> None:
@@ -131,10 +143,10 @@ class _NoIndex:
         return [], [], []
 
 
-def _lookup(context: DraftContext) -> SuffixDrafter:
+def _lookup(method: Suffix, context: DraftContext) -> SuffixDrafter:
     """Return what looks up repetitions, or says once that it cannot."""
     try:
-        return Suffix().start(context)
+        return method.start(context)
     except RuntimeError as error:
         _say_once(str(error))
         return SuffixDrafter(Suffix(recycling=False), context, _NoIndex())
@@ -157,10 +169,10 @@ _experiences: WeakKeyDictionary[PreTrainedModel, _Experience] = WeakKeyDictionar
 
 
 class _AutoDrafter(Drafter):
-    def __init__(self, context: DraftContext, drafters: dict[str, Drafter]):
+    def __init__(self, context: DraftContext, lookup: Suffix, drafters: dict[str, Drafter]):
         self.target, self.sequences = context.target, context.sequences
         self.drafters = drafters
-        self.suffix = _lookup(context)
+        self.suffix = _lookup(lookup, context)
         self.vegas = next((one for one in drafters.values() if isinstance(one, VegasDrafter)), None)
         self.experience = _experiences.setdefault(self.target.model, _Experience())
         account = self.experience.account
@@ -215,6 +227,7 @@ class _AutoDrafter(Drafter):
         self.chooser.end(sum(emitted), sum(own) / len(own))
 
     def compact(self, rows: list[int]) -> None:
+        self.suffix.compact(rows)
         for drafter in self.drafters.values():
             drafter.compact(rows)
         if rows:

@@ -10,12 +10,15 @@ from __future__ import annotations
 import importlib
 import math
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from transformers import PreTrainedModel
 
 from specattn.decoding.drafting import Draft, DraftContext, Drafter, Verified
 from specattn.decoding.method import Method
+from specattn.decoding.methods.corpus import corpora_of
 from specattn.decoding.methods.costs import SIZES, Calibration, best_size, costs_of
 from specattn.decoding.methods.trie import shared_tree
 from specattn.decoding.sequences import RequestIndexes
@@ -43,11 +46,19 @@ class Suffix(Method, name="suffix"):
         Whether what has no match is drafted from a table of the target's own rankings.
     k : int
         Successors that the table keeps of each token.
+    corpus : sequence of path
+        Files of UTF-8 that are looked up beside the text; its own matches win at equal length.
+    remember : bool
+        Whether what this process generated with the model before is looked up too: its newest
+        `corpus.REMEMBERED` tokens.
+    cache : path, optional
+        Folder where indexes of `corpus` are kept for other processes, and outputs with `remember`.
 
     Raises
     ------
     ValueError
-        A parameter is out of range.
+        A parameter is out of range. When a run starts: a file of `corpus` cannot be read, or the
+        model has no tokenizer for it.
     RuntimeError
         The C++ module is not built.
     """
@@ -56,6 +67,9 @@ class Suffix(Method, name="suffix"):
     depth: int = 32
     recycling: bool = True
     k: int = 8
+    corpus: tuple[Path, ...] = ()
+    remember: bool = False
+    cache: Path | None = None
 
     def __post_init__(self) -> None:
         for name in ("nodes", "depth", "k"):
@@ -63,6 +77,23 @@ class Suffix(Method, name="suffix"):
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if self.k > MOST_SUCCESSORS:
             raise ValueError(f"k must be at most {MOST_SUCCESSORS}, got {self.k}")
+        if isinstance(self.corpus, str | Path):
+            raise ValueError(f"corpus must be a sequence of paths, got {self.corpus!r}")
+        if self.cache is not None and not (self.corpus or self.remember):
+            raise ValueError("cache needs corpus or remember")
+
+    def prepared(self, model: PreTrainedModel) -> Suffix:
+        """Return this method with its corpora read."""
+        self.corpora(model)
+        return self
+
+    def corpora(self, model: PreTrainedModel) -> list[Any]:
+        """Return what is looked up beside a text."""
+        if not (self.corpus or self.remember):
+            return []
+        known = corpora_of(model)
+        found = known.files(self.corpus, self.cache)
+        return found + ([known.remembered(self.cache)] if self.remember else [])
 
     @property
     def max_nodes(self) -> int:
@@ -115,13 +146,17 @@ class SuffixDrafter(Drafter):
     def __init__(self, method: Suffix, context: DraftContext, native: Any):
         self.native = native
         self.method, self.sequences, target = method, context.sequences, context.target
+        self.model = target.model
         self.successors: torch.Tensor | None = None
         if method.recycling:
             size = target.model.config.vocab_size, min(method.k, target.model.config.vocab_size)
             self.successors = torch.full(size, -1, dtype=torch.int32)
 
+        corpora = method.corpora(target.model)
+        self.running = list(context.sequences.active)
+
         def index() -> Any:
-            return _Index(native.SuffixDrafter(), self.successors)
+            return _Index(native.SuffixDrafter(corpora), self.successors)
 
         self.indexes = RequestIndexes(context.sequences, index, prompts=True)
         self.costs = costs_of(target, context.sequences)
@@ -179,6 +214,17 @@ class SuffixDrafter(Drafter):
         self.indexes.catch_up()  # before the table knows what came
         if self.successors is not None:
             self._recycle(verified)
+
+    def compact(self, rows: list[int]) -> None:
+        """Remember what finished requests have been given."""
+        if not self.method.remember:
+            return
+        known = corpora_of(self.model)
+        for row in set(self.running) - set(self.sequences.active):
+            known.outputs.add(self.sequences.new_tokens(row))
+        self.running = list(self.sequences.active)
+        if self.method.cache is not None and not self.running:
+            known.keep(self.method.cache)
 
     def _recycle(self, verified: Verified) -> None:
         """Keep what the target ranked best after the tokens that stay."""

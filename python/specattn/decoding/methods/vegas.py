@@ -47,6 +47,9 @@ class Vegas(Budgeted, name="vegas"):
     ranking : {"logit", "weight"}
         Rank by mean logit, or by mean attention weight as the authors' program does (appendix B).
         Weights take a buffer of one layer's logits, and so does ``rows="last"``.
+    per_head : bool
+        Whether each KV head has tokens of its own, ranked by its own query heads, as many as are
+        else shared by all. Keeps as many times the scores as there are KV heads.
     switch : bool
         Draft only while it pays by the times of the run's own rounds (`Sizer`). Otherwise every
         round drafts `gamma` tokens. It changes no text, but for drafts that are sampled by
@@ -64,6 +67,7 @@ class Vegas(Budgeted, name="vegas"):
     keep_last: int = 0
     rows: Rows = "two"
     ranking: Ranking = "logit"
+    per_head: bool = False
     switch: bool = True
 
     def __post_init__(self) -> None:
@@ -114,15 +118,15 @@ class VegasDrafter(SelectionDrafter):
             return
         if self.method.rows == "last":
             scores = rows_at(scores, verified.accepted.last)
-        layers, batch, capacity = scores.shape
+        layers, batch, *each = scores.shape  # KV heads, if each has its own, and tokens
         indices, lengths = select_topk(
-            scores.view(layers * batch, capacity),
+            scores.reshape(layers * batch, *each),
             verified.prefix.repeat(layers),
             **self.method.share(),
             keep_first=self.method.keep_first,
             keep_last=self.method.keep_last,
         )
-        selection = Selection(indices.view(layers, batch, -1), lengths[:batch])
+        selection = Selection(indices.unflatten(0, (layers, batch)), lengths[:batch])
         self.selected = PrefixSelection(selection, verified.prefix)
 
     def guess(self) -> tuple[float, float]:
@@ -144,7 +148,8 @@ class VegasDrafter(SelectionDrafter):
     def captured(self, rows: int) -> CaptureSpec:
         """Return what ranks the prefix, of a verification of so many rows."""
         captured = (0, -1) if self.method.rows == "two" else tuple(range(rows))
-        return CaptureSpec(captured, self.method.ranking, per_row=self.method.rows == "last")
+        per_row = self.method.rows == "last"
+        return CaptureSpec(captured, self.method.ranking, per_row, self.method.per_head)
 
 
 def _sizer(method: Vegas, context: DraftContext) -> Sizer | Told:

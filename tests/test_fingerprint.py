@@ -27,9 +27,9 @@ METHODS = (
     "longspec:widths=[2,3,2]",
     "longspec:gamma=3",
     "poss:total_tokens=12,depth=4",
-    "medusa",
-    "tokenswift:budget=64",
-    "prompt_lookup",
+    "medusa:widths=[3,3,3]",
+    "tokenswift:widths=[1,3,3,3],budget=64",
+    "prompt_lookup:gamma=10",
     "token_recycling:nodes=20",
 )
 NEW_TOKENS = 48

@@ -145,8 +145,8 @@ class Recorder(DraftBlock):
         self.round.append(super().logits(tokens, depth, mask)[0])
         return self.round[-1][None]
 
-    def accept(self, prefix, nodes):
-        super().accept(prefix, nodes)
+    def accept(self, prefix, nodes, kept=None):
+        super().accept(prefix, nodes, kept)
         said = torch.cat(self.round) if self.round else []
         for depth, node in enumerate([0, *nodes[0].tolist()]):
             if 0 <= node < len(said):  # nobody asks what follows a leaf
@@ -304,7 +304,11 @@ def test_the_folder_within_the_target_is_the_default(tmp_path):
     drafter.save_pretrained(tmp_path / "longspec")
     given = [
         generate(model, text, method, max_new_tokens=8)
-        for method in ("longspec", LongSpec(drafter), LongSpec(tmp_path / "longspec"))
+        for method in (
+            "longspec:widths=[4,16]",
+            LongSpec(drafter, widths=(4, 16)),
+            LongSpec(tmp_path / "longspec", widths=(4, 16)),
+        )
     ]
     assert all(output.new_tokens == given[0].new_tokens for output in given)
     assert all(
@@ -329,7 +333,12 @@ def test_parameters_out_of_range(options, message):
 @pytest.mark.parametrize(
     ("family", "window", "options", "message"),
     [
-        ("llama", 5, {}, "window of 5 must be greater than the depth of the draft, 5"),
+        (
+            "llama",
+            5,
+            {"widths": (2,) * 5},
+            "window of 5 must be greater than the depth of the draft, 5",
+        ),
         ("llama", 3, {"gamma": 3}, "window of 3 must be greater"),
         ("llama", 9, {"widths": (97,)}, "1 nodes have 96 children.*not the 97 of level 1"),
         ("gpt_oss", 9, {}, "does not fit the target: its rope_parameters"),

@@ -116,9 +116,10 @@ def costs_of(target: Target, sequences: Sequences) -> PassCosts:
     """Return what earlier runs of this process found for such a model, batch and length."""
     known = _of_models.setdefault(target.model, {})
     length = round(math.log(max(sequences.active_lengths), _ALIKE))
-    key = (len(sequences.active), length, target.device, torch.get_num_threads())
+    ranks = target.lockstep and target.lockstep.ranks.size
+    key = (len(sequences.active), length, target.device, torch.get_num_threads(), ranks)
     if key not in known:
-        known[key] = PassCosts(Clock(target.device))
+        known[key] = PassCosts(target.clock())
     return known[key]
 
 

@@ -8,7 +8,6 @@ Position Specialist Generates Better Draft for Speculative Decoding*, and EAGLE-
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from specattn.decoding.method import Method
 from specattn.decoding.methods.dynamic_tree import DynamicTree
 from specattn.decoding.methods.poss_block import SpecialistBlock
 from specattn.decoding.methods.trained import fitting_drafter
-from specattn.decoding.statistics import Stopwatch, synchronize
+from specattn.decoding.statistics import Clock, Stopwatch, synchronize
 from specattn.drafters import PosSDrafter
 from specattn.reference.tree_mask import pack_tree_mask
 from specattn.tree import Tree
@@ -122,7 +121,8 @@ class _PosSDrafter(Drafter):
         levels = min(self.method.depth, self.block.sequences.draft_depth)
         if not levels:
             return Draft(self.root_alone, root[:, None])
-        begin = _now(self.block.target.device) if self.size is None else 0.0
+        clock = self.block.target.clock()
+        begin = _begin(clock) if self.size is None else None
         self.watch.lap("elsewhere")
         x = self.block.begin()
         mask = self.own_bits[0].expand(len(root), -1, -1)
@@ -139,7 +139,7 @@ class _PosSDrafter(Drafter):
                 self.watch.lap("tree_seconds")
                 x = self.block.fuse(tokens, features.gather(1, _wide(parents, features)))
         if self.size is None:
-            self.size = self._best_size(tree, _now(self.block.target.device) - begin)
+            self.size = self._best_size(tree, _seconds_since(clock, begin), clock)
         draft = tree.best(self.size)
         self.watch.lap("tree_seconds")
         return draft
@@ -158,33 +158,40 @@ class _PosSDrafter(Drafter):
         seconds.pop("elsewhere", None)
         return {**seconds, "total_tokens": self.size, "drafter_cache_bytes": self.cache_bytes}
 
-    def _best_size(self, tree: DynamicTree, draft_seconds: float) -> int:
+    def _best_size(self, tree: DynamicTree, draft_seconds: float, clock: Clock) -> int:
         """Return the size whose tree promises most tokens for the time of a round."""
         target = self.block.target
 
         def speed(size: int) -> float:
             draft = tree.best(size)
-            seconds = _seconds(lambda: target.verify(draft.tree, draft.tokens), target.device)
+            seconds = _seconds(lambda: target.verify(draft.tree, draft.tokens), clock)
             return tree.expected_length(size) / (draft_seconds + seconds)
 
         sizes = [size for size in AUTO_SIZES if size <= 1 + tree.candidates]
         return max(sizes or AUTO_SIZES[:1], key=speed)
 
 
-def _seconds(call: Callable[[], Any], device: torch.device) -> float:
+def _seconds(call: Callable[[], Any], clock: Clock) -> float:
     """Return the shortest time of a few calls."""
     times = []
     for _ in range(_REPEATS):
-        begin = _now(device)
+        begin = _begin(clock)
         call()
-        times.append(_now(device) - begin)
+        times.append(_seconds_since(clock, begin))
     return min(times)
 
 
-def _now(device: torch.device) -> float:
-    """Return the time at which the device has nothing left to do."""
-    synchronize(device)
-    return time.perf_counter()
+def _begin(clock: Clock) -> Any:
+    """Return the moment at which the device has nothing left to do."""
+    synchronize(clock.device)
+    return clock.now()
+
+
+def _seconds_since(clock: Clock, begin: Any) -> float:
+    """Return the time that the device took for all it has been given since `begin`."""
+    end = clock.now()
+    synchronize(clock.device)
+    return clock.seconds(begin, end)
 
 
 def _wide(index: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -73,7 +73,7 @@ class _SpecExtendDrafter(SelectionDrafter):
         weights = verified.result.scores
         assert weights is not None, "they are captured"
         if len(weights):
-            last = rows_at(weights, verified.accepted.counts)
+            last = self.target.cache.gathered(rows_at(weights, verified.accepted.counts))
             self.selected = select_chunks(self.method, last, verified.prefix)
 
 

@@ -19,8 +19,6 @@ from specattn.decoding.drafting import Draft, DraftContext, Drafter, Verified
 from specattn.decoding.methods.budget import Budgeted
 from specattn.decoding.methods.sparse_chain import PrefixSelection, SelectionDrafter, rows_at
 from specattn.decoding.methods.switch import Switch
-from specattn.decoding.statistics import Clock
-from specattn.ops import select_topk
 
 Rows = Literal["two", "all", "last"]
 Ranking = Literal["logit", "weight"]
@@ -87,7 +85,7 @@ class _VegasDrafter(SelectionDrafter):
         super().__init__(method.gamma, 2 * method.gamma, context, rejection=method.rejection)
         self.method = method
         on = method.switch and self.target.full_layers
-        self.switch = Switch(Clock(self.target.device)) if on else None
+        self.switch = Switch(self.target.clock()) if on else None
 
     def propose(self, root: torch.Tensor) -> Draft:
         drafting = self._drafting()
@@ -104,7 +102,7 @@ class _VegasDrafter(SelectionDrafter):
         if self.method.rows == "last":
             scores = rows_at(scores, verified.accepted.counts)
         layers, batch, capacity = scores.shape
-        indices, lengths = select_topk(
+        indices, lengths = self.target.cache.select_topk(
             scores.view(layers * batch, capacity),
             verified.prefix.repeat(layers),
             **self.method.share(),

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -75,3 +76,19 @@ def test_ranks_of_other_prompts_are_named(prompt, tmp_path):  # noqa: F811
     )
     assert done.returncode != 0
     assert "rank 1 has prompts of checksum" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_example_runs_on_two_ranks():
+    example = Path(__file__).parents[2] / "examples" / "context_parallel.py"
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+    done = subprocess.run(
+        [*launcher, "--nproc-per-node", "2", str(example)],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    *_, sent, equal = done.stdout.splitlines()
+    assert sent.startswith("2 ranks, ")
+    assert equal == "equals the text of one rank: True"

@@ -104,6 +104,28 @@ def attend_everywhere():
     return errors
 
 
+def attend_split():
+    """Return the largest error of this rank's share of a chunk's rows, for each kind of layer."""
+    ranks = ContextParallel(block_size=BLOCK)
+    cache = ContextCache(ranks, [None, 7], 2, 64, HK, D, dtype=torch.float64)
+    count = 37  # shares of 19: the last row of the second is nobody's
+    q, k, v = inputs(count)
+    share = -(-count // ranks.size)
+    first = ranks.rank * share
+    filled = [torch.nn.functional.pad(x, (0, 0, 0, 0, 0, 1), value=7.0) for x in (q, k, v)]
+    own = [x[:, first : first + share] for x in filled]
+    causal, errors = torch.ones(count, count, dtype=torch.bool).tril(), []
+    for layer, window in enumerate((None, 7)):
+        visible = causal if window is None else causal & ~causal.tril(-window)
+        out = cache.attend_split(layer, *own, rows_of(cache, count), first, window=window)
+        last = min(first + share, count)
+        errors += [
+            error(out[b, : last - first], dense(q[b], k[b], v[b], visible)[first:last])
+            for b in (0, 1)
+        ]
+    return max(errors)
+
+
 def error(found, expected):
     return float((found - expected).abs().max())
 
@@ -112,6 +134,10 @@ def test_attention_of_two_ranks_is_that_to_all_keys(two_ranks):
     for errors in two_ranks(attend_everywhere):
         assert errors.keys() == {"chunk", "tree", "scores", "selected", "retired"}
         assert max(errors.values()) < 1e-12, errors
+
+
+def test_ranks_share_the_rows_of_a_chunk(two_ranks):
+    assert max(two_ranks(attend_split)) < 1e-12
 
 
 def count_bytes(rows, dtype):
@@ -149,7 +175,8 @@ def test_a_rank_keeps_its_share_of_the_cache(monkeypatch, ranks, share):
     cache = ContextCache(stub, [None, None], 1, capacity, HK, D)
     tree = Tree.full((4, 8, 8))
     q, k, v = (x[:1] for x in inputs(tree.size, torch.float32))
-    monkeypatch.setattr(ContextCache, "_merged", lambda *_: None)
+    alone = lambda _, q, attend: (q[None], q[None, ..., 0].contiguous())  # noqa: E731
+    monkeypatch.setattr(ContextCache, "_exchanged", alone)
     cache.attend(0, q, k, v, rows_of(cache, tree.size, tree.packed_mask))
     held = cache.storage.nbytes + cache._staged.nbytes
     assert held <= share * KVCache(2, 1, capacity, HK, D).storage.nbytes

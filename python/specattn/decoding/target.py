@@ -21,6 +21,7 @@ from specattn.decoding.attention import (
 from specattn.decoding.compiling import MOST_ROWS, Compile, static_pass
 from specattn.decoding.families import check_supported, windows_of
 from specattn.decoding.lockstep import Lockstep
+from specattn.decoding.split_prefill import split_features
 from specattn.decoding.statistics import Clock
 from specattn.distributed.context import ContextCache
 from specattn.kv_cache import KVCache
@@ -166,8 +167,12 @@ class Target:
             if on_chunk is not None:
                 on_chunk(sum(min(len(prompt), start) for prompt in prompts), total)
             end = min(start + chunk_size, longest)
-            plan = self.plan(rows=end - start, max_seqlen=end)
-            features = self.features(padded[:, start:end], plan)
+            tokens = padded[:, start:end]
+            if self.lockstep is None:
+                plan = self.plan(rows=end - start, max_seqlen=end)
+                features = self.features(tokens, plan)
+            else:
+                features = split_features(self, tokens, end, wanted=on_features is not None)
             self.cache.seqlens = lengths.clamp(max=end).to(torch.int32)
             if on_features is not None:
                 on_features(start, features)

@@ -137,18 +137,44 @@ class ContextCache(KVCache):
             assert self.whole is not None
             options |= {"window": window, "sinks": sinks}
             return self.whole.attend(number, q, k, v, rows, **options)
-        placed = self._store(number, k, v, rows)
-        cache = self._up_to(layer, rows.max_seqlen)
+        return merge_states(*self._states(layer, q, k, v, rows, sinks, options))
 
-        def of_prefix(out: torch.Tensor, lse: torch.Tensor) -> None:
-            self._attend_to_prefix(q, cache, placed.prefix, out=out, lse=lse, **options)
+    def attend_split(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        rows: NewRows,
+        first: int,
+        *,
+        window: int | None = None,
+        sinks: torch.Tensor | None = None,
+        **options: Any,
+    ) -> torch.Tensor:
+        """Attend from this rank's share of the rows of a causal chain, [B, share, heads, D].
 
-        def with_new(out: torch.Tensor, lse: torch.Tensor) -> None:
-            tree = (k, v, rows.tree_mask)
-            options["sinks"] = sinks
-            hybrid_tree_attention(q, *cache, placed.prefix, *tree, out=out, lse=lse, **options)
-
-        return self._merged(q, with_new if self._holds_new else of_prefix)
+        Shares are equally large and begin at `first`; what lies behind the chain's end means
+        nothing. Queries, keys and values of all shares are exchanged first.
+        """
+        count, share = rows.slots[1].shape[1], q.shape[1]
+        own = slice(min(first, count), min(first + share, count))
+        if self._sliding[layer]:
+            assert self.whole is not None
+            number = self.place(layer)
+            keys, values = self._all_rows(count, k, v)
+            self.whole.write(number, keys, values, rows.slots)
+            k_cache, v_cache = (x[:, : rows.max_seqlen] for x in self.whole.layer(number))
+            options |= {"window": window, "sinks": sinks}
+            return hybrid_tree_attention(
+                q, k_cache, v_cache, rows.prefix + own.start, k, v, **options
+            )[0]
+        every = self._all_rows(count, q, k, v)
+        outs, lses = self._states(layer, every[0], every[1], every[2], rows, sinks, options)
+        if own.start == own.stop:
+            return torch.zeros_like(q)
+        out, _ = merge_states(outs[:, :, own], lses[:, :, own])
+        return pad(out, (0, 0, 0, 0, 0, share - out.shape[1]))
 
     def attend_and_collect(
         self,
@@ -296,6 +322,34 @@ class ContextCache(KVCache):
         slots = requests, self._own_slots(positions)
         return _Placed(slots, self.dealing.held(rows.prefix), unseen)
 
+    def _all_rows(self, count: int, *own: torch.Tensor) -> list[torch.Tensor]:
+        """Return the rows [B, count, ...] of which every rank has a share."""
+        parts = self.ranks.gather("rows", *own)
+        return [part.movedim(0, 1).flatten(1, 2)[:, :count] for part in parts]
+
+    def _states(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        rows: NewRows,
+        sinks: torch.Tensor | None,
+        options: dict[str, Any],
+    ) -> State:
+        """Store new keys and values; return the states of all ranks, [ranks, B, T, ...]."""
+        placed = self._store(self.place(layer), k, v, rows)
+        cache = self._up_to(layer, rows.max_seqlen)
+
+        def of_prefix(out: torch.Tensor, lse: torch.Tensor) -> None:
+            self._attend_to_prefix(q, cache, placed.prefix, out=out, lse=lse, **options)
+
+        def with_new(out: torch.Tensor, lse: torch.Tensor) -> None:
+            tree = {"tree_mask": rows.tree_mask, "sinks": sinks, **options}
+            hybrid_tree_attention(q, *cache, placed.prefix, k, v, out=out, lse=lse, **tree)
+
+        return self._exchanged(q, with_new if self._holds_new else of_prefix)
+
     def _attend_to_prefix(
         self, q: torch.Tensor, cache: State, prefix: torch.Tensor, **options: Any
     ) -> None:
@@ -305,6 +359,12 @@ class ContextCache(KVCache):
         self, q: torch.Tensor, attend: Callable[[torch.Tensor, torch.Tensor], None]
     ) -> State:
         """Let every rank attend to its keys, and return the state over all of them."""
+        return merge_states(*self._exchanged(q, attend))
+
+    def _exchanged(
+        self, q: torch.Tensor, attend: Callable[[torch.Tensor, torch.Tensor], None]
+    ) -> State:
+        """Let every rank attend to its keys, and return the states of all."""
         parts = [
             (tuple(q.shape), q.dtype),
             (tuple(q.shape[:-1]), torch.promote_types(q.dtype, torch.float32)),
@@ -312,7 +372,7 @@ class ContextCache(KVCache):
         buffer = self.ranks.buffer(parts, q.device)
         attend(*buffer.own)
         outs, lses = self.ranks.exchange(buffer, "attention")
-        return merge_states(outs, lses)
+        return outs, lses
 
 
 class _Placed(NamedTuple):

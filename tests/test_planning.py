@@ -15,6 +15,7 @@ from specattn.planning import (
     MACHINES,
     METHOD_PROFILES,
     MODELS,
+    Link,
     Machine,
     ModelShape,
     Workload,
@@ -333,3 +334,24 @@ def test_acceptance_is_parsed_by_method():
     for text in ("vegas", "vegas=", "vegas=high"):
         with pytest.raises(ValueError, match="vegas|rates"):
             method_profile(text)
+
+
+def test_ranks_share_the_cache_and_exchange_one_state_per_layer():
+    model = MODELS["qwen3-8b"]
+    link = Link("test", bandwidth=1e9, start=1e-3, source="")
+    one = Workload(model, BYTES_ALONE, context=100_000, batch=2, eager=False)
+    four = replace(one, ranks=4, link=link)
+    alone, shared = pass_time(one, rows=7), pass_time(four, rows=7)
+    assert shared.weights == alone.weights
+    assert shared.attention == pytest.approx(alone.attention / 4, rel=1e-2)
+    state = 2 * 7 * 32 * (128 * 2 + 4)  # requests, rows, heads, a state in bfloat16
+    assert shared.exchange == pytest.approx(36 * (1e-3 + 3 * state / 1e9))
+    assert shared.total == pytest.approx(shared.weights + shared.attention + shared.exchange)
+    cache = 2 * 2 * 2 * 36 * 8 * 128 * 100_000
+    assert one.stored - four.stored == pytest.approx(0.75 * cache)
+
+
+def test_slow_links_are_the_bound_of_short_texts():
+    slow = Link("test", bandwidth=1e3, start=1.0, source="")
+    workload = Workload(SMALL, BYTES_ALONE, context=10, ranks=2, link=slow, eager=False)
+    assert pass_time(workload, 1).bound == "exchange"

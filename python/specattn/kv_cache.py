@@ -3,8 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, ClassVar, Protocol
 
 import torch
+
+from specattn.ops import (
+    hybrid_tree_attention,
+    importance_scores,
+    select_topk,
+    sparse_gather_attention,
+    verify_attention,
+)
+
+
+class NewRows(Protocol):
+    """The rows of a pass, which follow a prefix of what is cached.
+
+    Attributes
+    ----------
+    slots : tuple of Tensor
+        Where they go (`KVCache.slots`).
+    prefix : Tensor, int32 [B]
+        Cached tokens that every row sees.
+    tree_mask : Tensor, packed, or None for a causal chain
+    max_seqlen : int
+        Host-side bound: no row's position reaches it.
+    """
+
+    @property
+    def slots(self) -> tuple[torch.Tensor, torch.Tensor]: ...  # noqa: D102
+    @property
+    def prefix(self) -> torch.Tensor: ...  # noqa: D102
+    @property
+    def tree_mask(self) -> torch.Tensor | None: ...  # noqa: D102
+    @property
+    def max_seqlen(self) -> int: ...  # noqa: D102
 
 
 class KVCache:
@@ -27,7 +60,11 @@ class KVCache:
         Keys at index 0 of the second dimension, values at index 1.
     seqlens : Tensor, int32 [batch]
         Tokens that are committed. Replaced, never changed in place, so it may be kept.
+    in_kernels : bool
+        Whether a recording of kernel calls may read the layers themselves.
     """
+
+    in_kernels: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -58,6 +95,19 @@ class KVCache:
     def capacity(self) -> int:
         """N: the tokens that one request can hold."""
         return self.storage.shape[3]
+
+    @property
+    def width(self) -> int:
+        """Entries of collected scores."""
+        return self.capacity
+
+    def held(self, lengths: torch.Tensor) -> torch.Tensor:
+        """Return how many of the first `lengths` [B] tokens lie here: all of them."""
+        return lengths
+
+    def place(self, layer: int) -> int:
+        """Return the index in `storage` of a layer."""
+        return layer
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return views of one layer's keys and values, each [B, N, Hk, D]."""
@@ -99,6 +149,86 @@ class KVCache:
         """
         self.storage[layer, 0][slots] = k
         self.storage[layer, 1][slots] = v
+
+    def attend(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        rows: NewRows,
+        **options: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store new keys and values and attend to the prefix and to them, all [B, T, heads, D].
+
+        `options` are those of `specattn.hybrid_tree_attention`, which this is.
+        """
+        self.write(layer, k, v, rows.slots)
+        k_cache, v_cache = (x[:, : rows.max_seqlen] for x in self.layer(layer))
+        return hybrid_tree_attention(
+            q, k_cache, v_cache, rows.prefix, None, None, rows.tree_mask, **options
+        )
+
+    def attend_and_collect(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        rows: NewRows,
+        **options: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Do what `attend` does and collect, as `specattn.verify_attention`."""
+        self.write(layer, k, v, rows.slots)
+        k_cache, v_cache = (x[:, : rows.max_seqlen] for x in self.layer(layer))
+        return verify_attention(
+            q, k_cache, v_cache, rows.prefix, None, None, rows.tree_mask, **options
+        )
+
+    def attend_selected(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        rows: NewRows,
+        indices: torch.Tensor,
+        lengths: torch.Tensor,
+        **options: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store new keys and values and attend to selected positions and to them.
+
+        `indices`, `lengths` and `options` are those of `specattn.sparse_gather_attention`.
+        """
+        self.write(layer, k, v, rows.slots)
+        k_cache, v_cache = (x[:, : rows.max_seqlen] for x in self.layer(layer))
+        return sparse_gather_attention(q, k_cache, v_cache, indices, lengths, k, v, **options)
+
+    def attend_committed(
+        self, layer: int, q: torch.Tensor, seqlens: torch.Tensor, unseen: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Attend to the first `seqlens` cached tokens alone.
+
+        `unseen` is a packed mask [T, ceil(T / 64)] of zeros: the rows behind the prefix stand for a
+        tree of which nothing is visible.
+        """
+        return hybrid_tree_attention(q, *self.layer(layer), seqlens, None, None, unseen)
+
+    def importance_scores(
+        self, layer: int, q: torch.Tensor, seqlens: torch.Tensor, longest: int | None = None
+    ) -> torch.Tensor:
+        """Score the first `longest` tokens of a layer, as `specattn.importance_scores` does."""
+        return importance_scores(q, self.layer(layer)[0][:, :longest], seqlens)
+
+    def gathered(self, scores: torch.Tensor, unit: int = 1) -> torch.Tensor:
+        """Return collected scores as those of all tokens, one for each `unit` of them."""
+        return scores
+
+    def select_topk(
+        self, scores: torch.Tensor, seqlens: torch.Tensor, **share: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Select by collected scores [n, width], as `specattn.select_topk` does."""
+        return select_topk(scores, seqlens, **share)
 
     def commit(self, nodes: torch.Tensor, counts: torch.Tensor, *, in_place: bool = False) -> None:
         """Keep the root and the accepted nodes of a verified tree, in all layers at once.

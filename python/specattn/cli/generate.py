@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -42,9 +43,20 @@ def generate(
     resume: Annotated[
         Path | None, typer.Option(help="Go on with the run that --state saved here; save it again.")
     ] = None,
+    context_parallel: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Deal the cache out over so many ranks, which torchrun starts "
+            "(docs/distributed.md).",
+        ),
+    ] = None,
+    rank_timeout: Annotated[
+        float, typer.Option(min=1.0, help="Seconds after which a silent rank is given up.")
+    ] = 300.0,
 ) -> None:
     """Continue files; the text goes to standard output, all else to standard error."""
-    with one_line_errors():
+    with one_line_errors(), ExitStack() as stack:
         from specattn.cli.session import DecodingSession, build_method
         from specattn.cli.table import print_figures
         from specattn.cli.terminal import console
@@ -56,14 +68,25 @@ def generate(
             if not isinstance(chosen, Auto | Suffix):
                 raise ValueError(f"--corpus: expected --method auto or suffix, got {method}")
             chosen = replace(chosen, corpus=(*chosen.corpus, *corpus))
-        session = DecodingSession(options, silent=json_file == STDOUT)
+        ranks = None
+        if context_parallel is not None:
+            from specattn.cli.loading import device_named
+            from specattn.distributed.launch import torchrun_ranks
+
+            on_gpu = device_named(options.device).type == "cuda"
+            joined = torchrun_ranks(context_parallel, timeout=rank_timeout, on_gpu=on_gpu)
+            ranks = stack.enter_context(joined)
+        shown = ranks is None or ranks.rank == 0
+        console.quiet = not shown
+        session = DecodingSession(options, silent=json_file == STDOUT or not shown, ranks=ranks)
         runs = session.begin(resume or state, resume=resume is not None)
         done, wanted = len(runs[0].tokens), options.max_new_tokens
         if done >= wanted:
             raise ValueError(f"{runs[0].path} has {done} tokens, not fewer than {wanted}")
         continuation = session.decode(chosen.prepared(session.model), runs)
-        print_figures(session, {method: continuation}, explain)
-        if json_file is not None:
+        if shown:
+            print_figures(session, {method: continuation}, explain)
+        if json_file is not None and shown:
             named = {"name": method.partition(":")[0], **vars(chosen)}
             content = {**session.to_dict(), "method": named, **continuation.to_dict()}
             write_json({"schema": SCHEMA, **content}, json_file)

@@ -30,6 +30,12 @@ def plan(
     launch: Annotated[
         str, typer.Option(help="eager, as this package's loop does, or graph: no host time.")
     ] = "eager",
+    ranks: Annotated[
+        int, typer.Option(min=1, help="Machines over which the cache is dealt out.")
+    ] = 1,
+    link: Annotated[
+        str, typer.Option(help="What connects them: nvlink, pcie, ib or ethernet.")
+    ] = "nvlink",
     acceptance: Annotated[
         list[str] | None,
         typer.Option(help="Rates per position given all before, as vegas=0.95; may be repeated."),
@@ -44,6 +50,7 @@ def plan(
     Nothing is run: the figures follow from bytes, operations, bandwidths and acceptance.
     """
     from specattn.planning import (
+        LINKS,
         MACHINES,
         METHOD_PROFILES,
         ModelShape,
@@ -57,6 +64,8 @@ def plan(
         raise typer.BadParameter(f"--dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
     if launch not in ("eager", "graph"):
         raise typer.BadParameter(f"--launch: expected eager or graph, got {launch!r}")
+    if link not in LINKS:
+        raise typer.BadParameter(f"--link: expected one of {', '.join(LINKS)}, got {link!r}")
     with one_line_errors():
         profiles = dict(METHOD_PROFILES)
         for text in acceptance or ():
@@ -68,7 +77,9 @@ def plan(
     if validate:
         return
     width = 4 if dtype == "fp32" else 2
-    workload = Workload(model, machine, context, batch, width, launch == "eager")
+    workload = Workload(
+        model, machine, context, batch, width, launch == "eager", ranks, LINKS[link]
+    )
     _print_plan(workload, predict(workload, profiles), profiles)
 
 
@@ -94,9 +105,14 @@ def _print_plan(workload: Workload, found: list[Prediction], profiles: dict) -> 
     )
     ceilings = f"{machine.bandwidth / 1e12:.3g} TB/s, {machine.matrix / 1e12:.3g} TFLOP/s"
     typer.echo(f"{ceilings} ({machine.source})")
+    if workload.ranks > 1:
+        typer.echo(
+            f"{workload.ranks} ranks, a share of the cache on each: {workload.link.name} "
+            f"({workload.link.source})"
+        )
     if machine.memory and workload.stored > machine.memory:
         typer.echo(
-            f"DOES NOT FIT: weights and caches take {workload.stored / 1e9:.0f} GB, the machine "
+            f"DOES NOT FIT: weights and caches take {workload.stored / 1e9:.0f} GB, a machine "
             f"has {machine.memory / 1e9:.0f}; shown as if they did."
         )
     table = Table(box=None, pad_edge=False, header_style="bold")

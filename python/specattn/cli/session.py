@@ -38,6 +38,7 @@ from specattn.decoding import (
 )
 from specattn.decoding.checkpoint import load_causal_model
 from specattn.decoding.statistics import distinct
+from specattn.distributed import ContextParallel
 
 # Sampling options that `generate` takes as they are; the contextual penalty is a processor.
 _OF_GENERATE = ("temperature", "top_k", "top_p", "min_p", "eta_cutoff", "repetition_penalty")
@@ -110,6 +111,8 @@ class DecodingSession:
     options : DecodingOptions
     silent : bool
         Whether texts stay off the standard output.
+    ranks : ContextParallel, optional
+        Those that share the cache; the first alone saves runs.
 
     Raises
     ------
@@ -117,8 +120,14 @@ class DecodingSession:
         Something is wrong with the options; checked cheapest first.
     """
 
-    def __init__(self, options: DecodingOptions, *, silent: bool = False):
-        self.options, self.silent = options, silent
+    def __init__(
+        self,
+        options: DecodingOptions,
+        *,
+        silent: bool = False,
+        ranks: ContextParallel | None = None,
+    ):
+        self.options, self.silent, self.ranks = options, silent, ranks
         texts = read_texts(options)
         self.folder = model_folder(options.model)
         device = device_named(options.device)
@@ -154,6 +163,9 @@ class DecodingSession:
             run.resume()
             if self._has_ended(run):
                 raise ValueError(f"{path} holds a text that has come to its end")
+        if self.ranks is not None and self.ranks.rank > 0:
+            for run in runs:
+                run.path = None
         return runs
 
     def decode(self, method: Method, runs: list[RunState]) -> Continuation:
@@ -190,6 +202,7 @@ class DecodingSession:
                 tokenizer=self.tokenizer,
                 num_pregenerated=done,
                 compile=options.compile,
+                context_parallel=self.ranks,
                 on_prefill=on_prefill,
                 on_tokens=on_tokens,
                 **{name: sampling[name] for name in _OF_GENERATE},
@@ -217,6 +230,7 @@ class DecodingSession:
         prompts = [{"file": one.file, "tokens": len(one.tokens)} for one in self.prompts]
         return {
             "versions": versions(),
+            "ranks": 1 if self.ranks is None else self.ranks.size,
             "model": {
                 "path": str(self.folder),
                 "model_type": self.model.config.model_type,

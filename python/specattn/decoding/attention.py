@@ -20,7 +20,6 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from specattn.kv_cache import KVCache
-from specattn.ops import hybrid_tree_attention, sparse_gather_attention, verify_attention
 
 _OVER = "specattn_over_"  # before the name of the implementation that calls without a plan take
 NO_MASK = torch.empty(0, 0, 0, 0)
@@ -168,32 +167,28 @@ class Pass:
 
         `options` are ``softmax_scale``, ``softcap`` and ``sinks`` of the primitives.
         """
-        self.cache.write(layer, k, v, self.slots)
-        k_cache, v_cache = (x[:, : self.max_seqlen] for x in self.cache.layer(layer))
-        window = self.windows[layer]
-        tree = (q, k_cache, v_cache, self.prefix, None, None, self.tree_mask)
+        cache, window, new = self.cache, self.windows[layer], (layer, q, k, v, self)
         if window is not None:
-            return hybrid_tree_attention(*tree, window=window, **options)[0]
+            return cache.attend(*new, window=window, **options)[0]
         full_layer = self.windows[:layer].count(None)
         if self.selector is not None:
-            selected = self.selector.select(full_layer, q)
-            return sparse_gather_attention(q, k_cache, v_cache, *selected, k, v, **options)[0]
+            return cache.attend_selected(*new, *self.selector.select(full_layer, q), **options)[0]
         if self.queries is not None:
             self.queries[full_layer] = q
         if self.scores is None:
-            return hybrid_tree_attention(*tree, **options)[0]
-        return self._attend_and_score(tree, self.scores[full_layer], options)
+            return cache.attend(*new, **options)[0]
+        return self._attend_and_score(new, self.scores[full_layer], options)
 
     def _attend_and_score(
-        self, tree: tuple, scores: torch.Tensor, options: dict[str, Any]
+        self, new: tuple, scores: torch.Tensor, options: dict[str, Any]
     ) -> torch.Tensor:
         """Attend and write one layer's scores, averaged over heads, or over those of a group."""
         options["collect_rows"] = self.capture.rows
         by_weight, per_row = self.capture.ranking == "weight", self.capture.per_row
         if not by_weight and not per_row:
             options |= {"per_head": self.capture.per_head, "collected": scores}
-            return verify_attention(*tree, collect="scores", **options)[0]
-        out, lse, logits = verify_attention(*tree, collect="logits", **options)
+            return self.cache.attend_and_collect(*new, collect="scores", **options)[0]
+        out, lse, logits = self.cache.attend_and_collect(*new, collect="logits", **options)
         ranks = logits.float()  # [B, rows, Hq, N]
         if by_weight:
             ranks = (ranks - lse[:, self.capture.rows, :, None]).exp()

@@ -71,7 +71,8 @@ def _proven_pass(target: Target) -> StaticPass:
     from specattn.decoding.static_pass import StaticPass  # imports the C++ kernels
 
     static = StaticPass(parts_of(target.model), target.cache, target.windows)
-    if target.model not in _proven:
+    # Ranks that share a cache must all run the same passes, whatever each has seen before.
+    if target.model not in _proven or target.lockstep is not None:
         error, bound = _error(target, static), _BOUNDS[target.model.dtype]
         if not error <= bound:
             raise Unrecognised(f"computed from its parts, features differ by {error:.1e}")

@@ -24,6 +24,7 @@ from specattn.decoding.methods import METHODS, parse_method
 from specattn.decoding.processors import CONTEXT_FREE
 from specattn.decoding.prompts import Prompts, as_prompts
 from specattn.decoding.statistics import Statistics
+from specattn.distributed.group import ContextParallel
 
 
 @dataclass
@@ -66,6 +67,7 @@ def generate(
     capacity: int | None = None,
     num_pregenerated: int = 0,
     compile: Compile = "auto",
+    context_parallel: ContextParallel | None = None,
     **options: Any,
 ) -> GenerationOutput:
     """Continue each prompt as plain decoding would, in fewer passes of the target.
@@ -118,6 +120,10 @@ def generate(
         Whether passes of few rows run as kernel calls alone, on a CPU: where that was found to
         compute what the model computes ("auto"; it says once where it cannot), or else with an
         error, or never. Texts are the same as far as rounding goes (docs/compiling.md).
+    context_parallel : ContextParallel, optional
+        The ranks that hold the cache together (docs/distributed.md). Every rank makes the same
+        call, and every rank's callbacks get the tokens. Criteria must be functions of the text;
+        for `StopRequest` and ``max_time`` what rank 0 says counts.
     **options
         Any other field of `GenerationConfig`: ``top_k``, ``top_p``, ``repetition_penalty``, ...
         Note that transformers defaults to ``top_k=50`` when sampling; ``top_k=0`` turns it off.
@@ -131,6 +137,8 @@ def generate(
     ValueError
         Something that is no prompt, an unknown method or model family, a prompt beyond the
         capacity, or an option that cannot be obeyed here (beams, scores, attentions, ...).
+    RanksDisagree, RankLost
+        With `context_parallel`: a rank makes another call, or does not answer.
     """
     method = _resolve(method)
     vocabulary = model.config.vocab_size
@@ -189,6 +197,7 @@ def generate(
         capacity=capacity,
         num_pregenerated=num_pregenerated,
         compile=compile,
+        context_parallel=context_parallel,
     )
     if streamer is not None:
         streamer.end()

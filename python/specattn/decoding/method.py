@@ -18,11 +18,13 @@ from transformers.generation.streamers import BaseStreamer
 
 from specattn.decoding.compiling import Compile
 from specattn.decoding.drafting import DraftContext, Drafter
+from specattn.decoding.lockstep import Lockstep
 from specattn.decoding.loop import CHUNK_SIZE, OnPrefill, OnTokens, decode
 from specattn.decoding.sampling import Sampler
 from specattn.decoding.sequences import Sequences
 from specattn.decoding.statistics import Statistics
 from specattn.decoding.target import Target
+from specattn.distributed.group import ContextParallel
 
 # Options that would change the output or its shape and that this loop cannot obey. Each is allowed
 # the values that ask for nothing.
@@ -214,6 +216,7 @@ def run(
     capacity: int | None,
     num_pregenerated: int,
     compile: Compile,
+    context_parallel: ContextParallel | None = None,
 ) -> tuple[Sequences, Statistics]:
     """Decode prepared texts; arguments as for `specattn.decoding.generate`."""
     lengths = [end - begin for begin, end in zip(texts.padding, texts.ends, strict=True)]
@@ -233,22 +236,27 @@ def run(
         raise ValueError(
             f"num_pregenerated must leave at least one token of a prompt, got {num_pregenerated}"
         )
+    if seed is not None and generator is not None:
+        raise ValueError("give seed or generator, not both")
+    criteria, lockstep = texts.criteria, None
+    if context_parallel is not None:
+        lockstep, prompts = Lockstep(context_parallel), (texts.input_ids, texts.padding, texts.ends)
+        seed = lockstep.begin(model, method, prompts, limits, seed, generator)
+        criteria = lockstep.criteria(criteria)
     sequences = Sequences(
         texts.input_ids,
         texts.padding,
         room,
-        texts.criteria,
+        criteria,
         model.device,
         num_pregenerated,
         texts.ends,
     )
-    if seed is not None and generator is not None:
-        raise ValueError("give seed or generator, not both")
     do_sample = bool(config.do_sample)
     if do_sample:
         seed, generator = _randomness(seed, generator, model.device)
     sampler = Sampler(texts.processors, do_sample, sequences, seed or 0)
-    target = Target(model, len(lengths), needed, compile)
+    target = Target(model, len(lengths), needed, compile, lockstep)
     context = DraftContext(target, sampler, sequences, generator)
     with target.in_use():
         statistics = decode(

@@ -103,7 +103,7 @@ class StaticPass:
             Those that the plan captures, unless they are its own. They hold until the next pass.
         """
         given = self._given(plan, tokens)
-        in_python = plan.capture.needs_python
+        in_python = plan.capture.needs_python or not self.cache.in_kernels
         chosen_before = plan.selector is None or isinstance(plan.selector, Selection)
         shape = _Shape(
             batch=tokens.shape[0],
@@ -128,9 +128,9 @@ class StaticPass:
         given = {"tokens": tokens, "prefix": plan.prefix}
         if plan.depths is not None:
             given["depths"] = plan.depths if plan.depths.dim() == 2 else plan.depths[None]
-        if isinstance(plan.selector, Selection):
+        if isinstance(plan.selector, Selection) and self.cache.in_kernels:
             given |= plan.selector._asdict()
-        if plan.tree_mask is None and self._least_window >= plan.rows:
+        if not self.cache.in_kernels or plan.tree_mask is None and self._least_window >= plan.rows:
             return given
         sizes = {"T": plan.rows, "S": plan.rows}
         for window in {None, *self.windows}:
@@ -188,8 +188,8 @@ class StaticPass:
     ) -> None:
         """Norm, rotate and store the heads of layer `n`, and attend."""
         layer, window, cache = self.parts.layers[n], self.windows[n], self.cache
-        k_cache, v_cache = cache.layer(n)
-        head_dim, kv_heads = k_cache.shape[-1], k_cache.shape[-2]
+        k_cache, v_cache = cache.layer(n) if cache.in_kernels else (None, None)
+        kv_heads, head_dim = cache.storage.shape[-2:]
         by_token = (shape.batch, shape.rows)
         heads = rows.heads.view(*by_token, -1, head_dim)
         q_heads = heads.shape[2] - 2 * kv_heads
@@ -204,7 +204,7 @@ class StaticPass:
         tree = inputs.get(_mask(window)), inputs.get(_depths(window))
         hybrid = (q, k_cache, v_cache, prefix, None, None, *tree, None, window, *scale, *UNIFORM)
         full_layer = self.windows[:n].count(None)
-        if window is None and shape.planned:
+        if shape.planned and (window is None or not cache.in_kernels):
             recording.python(lambda: self._attend_as_planned(n, layer, (q, k, v), out))
         elif window is None and "indices" in inputs:
             selected = inputs["indices"][full_layer], inputs["lengths"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from transformers import PreTrainedModel
@@ -20,6 +20,10 @@ from specattn.decoding.attention import (
 )
 from specattn.decoding.compiling import MOST_ROWS, Compile, static_pass
 from specattn.decoding.families import check_supported, windows_of
+from specattn.decoding.lockstep import Lockstep
+from specattn.decoding.split_prefill import split_features
+from specattn.decoding.statistics import Clock
+from specattn.distributed.context import ContextCache
 from specattn.kv_cache import KVCache
 from specattn.tree import Tree
 
@@ -62,6 +66,8 @@ class Target:
         Whether passes of few rows run as kernel calls alone (`StaticPass`) or through the model's
         own modules: "auto" where both were found to agree, saying once where they cannot, "on" or
         else an error, or never.
+    lockstep : Lockstep, optional
+        Ranks that share the cache; each has a target of its own, and runs the same passes.
 
     Attributes
     ----------
@@ -72,16 +78,23 @@ class Target:
         The layers without one: those that sparse passes select for.
     embed, head : Module
         The model's embedding, and the head that makes logits of features.
+    lockstep : Lockstep or None
 
     Raises
     ------
     ValueError
         The model's family, its kind of rope or what it does to its logits is not supported, or it
-        is spread over several devices; with ``compile="on"``, it cannot be compiled.
+        is spread over several devices; with ``compile="on"``, it cannot be compiled; with
+        `lockstep`, no layer of it has full attention.
     """
 
     def __init__(
-        self, model: PreTrainedModel, batch: int, capacity: int, compile: Compile = "auto"
+        self,
+        model: PreTrainedModel,
+        batch: int,
+        capacity: int,
+        compile: Compile = "auto",
+        lockstep: Lockstep | None = None,
     ):
         config = model.config
         check_supported(config)
@@ -96,15 +109,14 @@ class Target:
         self.full_layers = [n for n, window in enumerate(self.windows) if window is None]
         self.embed, self.head = model.get_input_embeddings(), model.get_output_embeddings()
         head_dim = getattr(config, "head_dim", None)
-        self.cache = KVCache(
-            config.num_hidden_layers,
-            batch,
-            capacity,
-            config.num_key_value_heads,
-            head_dim or config.hidden_size // config.num_attention_heads,
-            dtype=model.dtype,
-            device=model.device,
-        )
+        head_dim = head_dim or config.hidden_size // config.num_attention_heads
+        size: Any = (batch, capacity, config.num_key_value_heads, head_dim)
+        where: Any = {"dtype": model.dtype, "device": model.device}
+        self.lockstep = lockstep
+        if lockstep is None:
+            self.cache = KVCache(config.num_hidden_layers, *size, **where)
+        else:
+            self.cache = ContextCache(lockstep.ranks, self.windows, *size, **where)
         self.static = static_pass(self, compile)
 
     @contextmanager
@@ -122,6 +134,10 @@ class Target:
             yield
         finally:
             self._lock.release()
+
+    def clock(self) -> Clock:
+        """Return a clock by which something may be decided: the same on all ranks."""
+        return Clock(self.device) if self.lockstep is None else self.lockstep.clock(self.device)
 
     def prefill(
         self,
@@ -152,8 +168,12 @@ class Target:
             if on_chunk is not None:
                 on_chunk(sum(min(len(prompt), start) for prompt in prompts), total)
             end = min(start + chunk_size, longest)
-            plan = self.plan(rows=end - start, max_seqlen=end)
-            features = self.features(padded[:, start:end], plan)
+            tokens = padded[:, start:end]
+            if self.lockstep is None:
+                plan = self.plan(rows=end - start, max_seqlen=end)
+                features = self.features(tokens, plan)
+            else:
+                features = split_features(self, tokens, end, wanted=on_features is not None)
             self.cache.seqlens = lengths.clamp(max=end).to(torch.int32)
             if on_features is not None:
                 on_features(start, features)
@@ -175,17 +195,20 @@ class Target:
         -------
         Verification
         """
+        if self.lockstep is not None:
+            self.lockstep.check(tree, tokens)
         plan = self.plan(rows=tree.size)
         if not is_chain(tree):
             plan.tree_mask, plan.depths = tree.packed_mask, tree.depths
         plan.capture = capture
         shape = (len(self.full_layers), self.cache.batch_size)
-        if capture.rows and (capture.needs_python or not self._is_static(tokens)):
+        in_python = capture.needs_python or not self.cache.in_kernels
+        if capture.rows and (in_python or not self._is_static(tokens)):
             rows = (len(capture.rows),) * capture.per_row
             heads = (self.cache.storage.shape[-2],) * capture.per_head
             dtype = torch.promote_types(self.cache.storage.dtype, torch.float32)
             plan.scores = self.cache.storage.new_empty(
-                *shape, *rows, *heads, self.cache.capacity, dtype=dtype
+                *shape, *rows, *heads, self.cache.width, dtype=dtype
             )
         if capture.queries:
             heads = (self.model.config.num_attention_heads, self.cache.storage.shape[-1])

@@ -5,6 +5,7 @@ makes of them comes from its data sheet or from a result file of ``bench/run_ker
 """
 
 from .acceptance import METHOD_PROFILES, PROFILES, AcceptanceProfile, method_profile
+from .links import LINKS, Link
 from .machines import MACHINES, Machine
 from .models import MODELS, ModelShape
 from .passes import PassTime, Workload, pass_time
@@ -12,12 +13,14 @@ from .predict import Prediction, predict
 from .validate import Check, checks
 
 __all__ = [
+    "LINKS",
     "MACHINES",
     "METHOD_PROFILES",
     "MODELS",
     "PROFILES",
     "AcceptanceProfile",
     "Check",
+    "Link",
     "Machine",
     "ModelShape",
     "PassTime",

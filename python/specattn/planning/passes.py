@@ -10,6 +10,7 @@ from specattn.ops.select_topk import cost as select_cost
 from specattn.ops.sparse_gather_attention import cost as gather_cost
 from specattn.ops.verify_attention import cost_scores
 
+from .links import LINKS, Link
 from .machines import Machine
 from .models import ModelShape
 
@@ -19,7 +20,8 @@ class Workload:
     """What is decoded: `batch` requests of `context` cached tokens.
 
     `size` is the bytes of an element; `eager` says whether the host launches every operator anew,
-    as this package's decode loop does, or replays a graph.
+    as this package's decode loop does, or replays a graph. The full-attention layers of the cache
+    may be dealt out over `ranks` such machines, connected by `link`.
     """
 
     model: ModelShape
@@ -28,13 +30,25 @@ class Workload:
     batch: int = 1
     size: int = 2
     eager: bool = True
+    ranks: int = 1
+    link: Link = LINKS["nvlink"]
 
     @property
     def stored(self) -> int:
-        """Bytes of weights and caches."""
-        elements = self.model.weights_stored()
-        elements += self.batch * self.model.cache_elements(self.context)
-        return self.size * elements
+        """Bytes of weights and caches, on each rank."""
+        model = self.model
+        cache = model.cache_elements(self.context) // model.layers
+        cache = cache * model.sliding_layers + self.share(cache) * model.full_layers
+        return self.size * (model.weights_stored() + self.batch * cache)
+
+    def share(self, keys: int) -> int:
+        """Return how many of so many keys a rank has."""
+        return -(-keys // self.ranks)
+
+    def exchange(self, rows: int) -> float:
+        """Return the seconds of one exchange of softmax states, for `rows` rows per request."""
+        state = self.model.q_heads * (self.model.head_dim * self.size + 4)
+        return self.link.all_gather(self.ranks, self.batch * rows * state)
 
 
 @dataclass(frozen=True)
@@ -45,18 +59,25 @@ class PassTime:
     attention: float
     host: float
     overlaps: bool
+    exchange: float = 0.0
+
+    @property
+    def device(self) -> float:
+        """Seconds of the device, waiting for other ranks included."""
+        return self.weights + self.attention + self.exchange
 
     @property
     def total(self) -> float:
         """Where the host runs ahead the slower of the two counts."""
-        device = self.weights + self.attention
+        device = self.device
         return max(device, self.host) if self.overlaps else device + self.host
 
     @property
     def bound(self) -> str:
         """What takes most of it."""
-        parts = {"weights": self.weights, "attention": self.attention, "host": self.host}
-        if self.overlaps and self.host < self.weights + self.attention:
+        names = ("weights", "attention", "exchange", "host")
+        parts = {name: getattr(self, name) for name in names}
+        if self.overlaps and self.host < self.device:
             del parts["host"]
         return max(parts, key=parts.__getitem__)
 
@@ -91,6 +112,7 @@ def pass_time(
     seconds = 0.0
     if model.full_layers:
         keys = workload.context if selected is None else min(selected, workload.context)
+        keys = workload.share(keys)
         sizes = attention_sizes(workload, rows, keys)
         op, cost = "hybrid_tree_attention", hybrid_cost(sizes)
         if selected is not None:
@@ -103,7 +125,8 @@ def pass_time(
         layers = model.sliding_layers
         seconds += layers * _attention(machine, "hybrid_tree_attention", sizes, hybrid_cost(sizes))
     host = model.layers * machine.layer_seconds if workload.eager else 0.0
-    return PassTime(weights, seconds, host, machine.overlaps)
+    exchange = model.full_layers * workload.exchange(rows)
+    return PassTime(weights, seconds, host, machine.overlaps, exchange)
 
 
 def select_time(workload: Workload, selected: int) -> float:
@@ -116,13 +139,18 @@ def select_time(workload: Workload, selected: int) -> float:
         Hk=model.kv_heads,
         D=model.head_dim,
         e=workload.size,
-        L=workload.context,
+        L=workload.share(workload.context),
         N=workload.context,
         score_rows=1,
         selected=selected,
     )
     cost = select_cost(sizes)
-    return workload.machine.seconds("select_topk", 1, cost.bytes, 0)
+    # A rank ranks its own tokens and tells the best with their positions, 8 bytes each; before
+    # that two small exchanges say how many.
+    told = 8 * workload.batch * model.full_layers * workload.share(selected)
+    exchange = workload.link.all_gather(workload.ranks, told)
+    exchange += 2 * workload.link.all_gather(workload.ranks, 0)
+    return workload.machine.seconds("select_topk", 1, cost.bytes, 0) + exchange
 
 
 def attention_sizes(workload: Workload, rows: int, keys: int) -> Sizes:

@@ -62,9 +62,10 @@ def predict(workload: Workload, profiles: Mapping[str, AcceptanceProfile]) -> li
 def reasons(workload: Workload, best: Prediction, plain: Prediction) -> list[str]:
     """Return in words why the best method is the best, and what would change that."""
     step, whole = plain.round.verify, plain.round.total
+    exchanges = f", exchanges {_ms(step.exchange)}" if step.exchange else ""
     lines = [
         f"A plain step takes {_ms(step.total)}: weights {_ms(step.weights)}, attention "
-        f"{_ms(step.attention)}, host {_ms(step.host)}; its bound is {step.bound}."
+        f"{_ms(step.attention)}{exchanges}, host {_ms(step.host)}; its bound is {step.bound}."
     ]
     if best.method == "plain":
         lines.append("No draft pays: every round costs more plain steps than it yields tokens.")

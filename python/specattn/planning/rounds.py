@@ -47,8 +47,9 @@ def longspec_round(workload: Workload, widths: Sequence[int], window: int) -> Ro
     """Predict a round in which one block drafts a beam of tokens, level by level."""
     model, levels = workload.model, [1, *widths]
     cross = 2 * model.hidden * model.head_dim * model.q_heads  # its attention to the last layer
-    keys = [min(window, workload.context), workload.context]
+    keys = [min(window, workload.context), workload.share(workload.context)]
     draft = sum(_drafter_step(workload, rows, cross, keys) for rows in levels[:-1])
+    draft += sum(workload.exchange(rows) for rows in levels[:-1])  # of the target's last layer
     return Round(draft, pass_time(workload, sum(levels)), _accept(workload))
 
 

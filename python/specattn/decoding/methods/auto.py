@@ -28,7 +28,6 @@ from specattn.decoding.methods.poss import PosS
 from specattn.decoding.methods.suffix import Lookup, Suffix, SuffixDrafter
 from specattn.decoding.methods.trie import shared_tree
 from specattn.decoding.methods.vegas import Vegas, VegasDrafter
-from specattn.decoding.statistics import Clock
 
 TRAINED: tuple[type[Method], ...] = (LongSpec, PosS, Medusa)
 """Methods whose drafter is looked for in the folder of a model, in this order."""
@@ -176,7 +175,7 @@ class _AutoDrafter(Drafter):
         self.vegas = next((one for one in drafters.values() if isinstance(one, VegasDrafter)), None)
         self.experience = _experiences.setdefault(self.target.model, _Experience())
         account = self.experience.account
-        self.chooser = Chooser(Clock(self.target.device), self._known_worths(), account)
+        self.chooser = Chooser(self.target.clock(), self._known_worths(), account)
         self.name: str | None = None  # whose round it is
         self.own: list[bool] = []  # the requests that it drafts for
 

@@ -162,7 +162,8 @@ def alike(target: Target, sequences: Sequences) -> tuple[Any, ...]:
     """Return what passes of a model have in common that take about the same time."""
     length = round(math.log(max(sequences.active_lengths), _ALIKE))
     machine = target.device, torch.get_num_threads(), threading.get_ident()
-    return len(sequences.active), length, *machine
+    ranks = target.lockstep and target.lockstep.ranks.size
+    return len(sequences.active), length, ranks, *machine
 
 
 def recalled(target: Target, sequences: Sequences, kind: Hashable, make: Callable[[Clock], T]) -> T:
@@ -180,7 +181,7 @@ def recalled(target: Target, sequences: Sequences, kind: Hashable, make: Callabl
     known = _of_models.setdefault(target.model, {})
     key = kind, *alike(target, sequences)
     if key not in known:
-        known[key] = make(Clock(target.device))
+        known[key] = make(target.clock())
     found: T = known[key]
     return found
 

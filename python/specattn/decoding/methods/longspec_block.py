@@ -7,7 +7,7 @@ import torch
 from specattn.decoding.drafting import DraftContext
 from specattn.drafters import LongSpecDrafter
 from specattn.drafters.layer import Rotation
-from specattn.ops import hybrid_tree_attention, sparse_gather_attention
+from specattn.ops import sparse_gather_attention
 from specattn.reference.tree_mask import WORD_BITS
 
 
@@ -85,7 +85,6 @@ class DraftBlock:
         Tensor [B, w, V]
             Of the drafter after each node.
         """
-        k_target, v_target = self.target.cache.layer(-1)
         unseen = self.unseen[: tokens.shape[1], : -(-tokens.shape[1] // WORD_BITS)]
 
         def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -98,10 +97,8 @@ class DraftBlock:
             return out
 
         def attend_to_target(q: torch.Tensor) -> torch.Tensor:
-            # The rows behind the prefix stand for a tree of which nothing is visible.
-            prefix = self.target.cache.seqlens
-            out, _ = hybrid_tree_attention(q, k_target, v_target, prefix, None, None, unseen)
-            return out
+            cache = self.target.cache
+            return cache.attend_committed(-1, q, cache.seqlens, unseen)[0]
 
         hidden = self.drafter.block(self.embed(tokens), self._at(depth), attend, attend_to_target)
         return self.head(hidden)

@@ -104,8 +104,17 @@ class StaticTree:
         self._rotate(recording, memory, rows.queries, level, attention, None)
         width = level.stop - level.start
         unseen = block.unseen[None, :width, : -(-width // WORD_BITS)]
-        cache = (*block.target.cache.layer(-1), memory.seqlens, None, None, unseen, None, None)
-        kernel(_cpu.hybrid_tree_attention, rows.cross_q, *cache, None, *scale, *UNIFORM, *state)
+        cache = block.target.cache
+        if cache.in_kernels:
+            read = (*cache.layer(-1), memory.seqlens, None, None, unseen, None, None)
+            kernel(_cpu.hybrid_tree_attention, rows.cross_q, *read, None, *scale, *UNIFORM, *state)
+        else:
+
+            def attend() -> None:
+                found = cache.attend_committed(-1, rows.cross_q, memory.seqlens, unseen[0])
+                rows.attended.copy_(found[0])
+
+            recording.python(attend)
         recording.product(rows.out, [_projection(attention.o_proj)], rows.x, residual=rows.x)
 
         kernel(_cpu.rms_norm, rows.x, drafter.mlp_norm.weight, eps, rows.normed)

@@ -8,7 +8,7 @@ import torch
 
 from specattn.decoding.attention import Selection
 from specattn.decoding.target import Target
-from specattn.ops import importance_scores, select_topk
+from specattn.ops import select_topk
 
 
 class PartialCache:
@@ -94,8 +94,7 @@ class PartialCache:
         cache, longest = self.target.cache, max(lengths)
         seqlens = cache.seqlens.clamp(max=longest)  # a finished request may have gone further
         for place, layer in enumerate(self.layers):
-            keys = cache.layer(layer)[0][:, :longest]
-            scores = importance_scores(queries[place][:, None], keys, seqlens)
+            scores = cache.importance_scores(layer, queries[place][:, None], seqlens, longest)
             chosen, _ = select_topk(scores, seqlens, budget=self.budget, keep_first=self.sinks)
             importance = scores.gather(-1, chosen.clamp_min(0).long())
             importance.masked_fill_(chosen < 0, -torch.inf)

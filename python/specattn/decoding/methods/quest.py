@@ -94,7 +94,7 @@ class PageBounds:
     def __init__(self, target: Target, page_size: int):
         self.cache, self.page_size = target.cache, page_size
         self.layers = target.full_layers
-        self.pages = self.cache.capacity // page_size
+        self.pages = self.cache.width // page_size
         batch, _, heads, channels = self.cache.storage.shape[2:]
         if channels > 128:
             raise ValueError(f"quest needs heads of at most 128 channels, got {channels}")
@@ -105,6 +105,11 @@ class PageBounds:
     def whole(self) -> torch.Tensor:
         """Whole pages of every request, int32 [B]."""
         return self.cache.seqlens // self.page_size
+
+    @property
+    def held(self) -> torch.Tensor:
+        """Those of them that this rank's cache holds."""
+        return self.cache.held(self.whole * self.page_size) // self.page_size
 
     def read_all(self) -> None:
         """Read every page of the cache, one layer after the other."""
@@ -122,9 +127,10 @@ class PageBounds:
             return
         count = -(-newest // self.page_size)
         device = self.values.device
-        pages = (self.whole[:, None] - count + torch.arange(count, device=device)).clamp(min=0)
+        pages = (self.held[:, None] - count + torch.arange(count, device=device)).clamp(min=0)
         tokens = pages[..., None] * self.page_size + torch.arange(self.page_size, device=device)
-        layers = torch.tensor(self.layers, device=device)[:, None, None, None]
+        places = [self.cache.place(layer) for layer in self.layers]
+        layers = torch.tensor(places, device=device)[:, None, None, None]
         requests = torch.arange(len(pages), device=device)[:, None]
         keys = self.cache.storage[layers, 0, requests[..., None], tokens]
         self.values[:, requests, pages] = _bounds(keys, 3)
@@ -156,14 +162,16 @@ class Pages:
         A bound is the product of ``(max(q, 0), min(q, 0))`` with the page's (largest, smallest)
         keys, so ranking pages is ranking cached keys of twice the width.
         """
-        size, whole = self.method.page_size, self.bounds.whole
+        size, whole, cache = self.method.page_size, self.bounds.whole, self.bounds.cache
         parts = torch.cat([q.clamp(min=0), q.clamp(max=0)], -1)
-        scores = importance_scores(parts, self.bounds.values[layer], whole, softmax_scale=1.0)
+        pages = self.bounds.values[layer]
+        scores = importance_scores(parts, pages, self.bounds.held, softmax_scale=1.0)
+        scores = cache.gathered(scores, size)
         selected = PrefixSelection(
             tokens_of(*select_topk(scores, whole, **self.method.share(size)), size), whole * size
         )
         behind = size - 1 + self.method.max_gamma
-        return selected.steps(self.bounds.cache.seqlens + self.step, 1, behind)[0]
+        return selected.steps(cache.seqlens + self.step, 1, behind)[0]
 
 
 def _bounds(keys: torch.Tensor, dim: int) -> torch.Tensor:

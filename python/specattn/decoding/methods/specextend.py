@@ -76,7 +76,7 @@ class _SpecExtendDrafter(SelectionDrafter):
     def select(self, verified: Verified) -> None:
         weights = verified.result.scores
         if weights is not None:
-            last = rows_at(weights, verified.accepted.counts)
+            last = self.target.cache.gathered(rows_at(weights, verified.accepted.counts))
             self.selected = select_chunks(self.method, last, verified.prefix)
 
 

@@ -44,7 +44,7 @@ from specattn.decoding.methods.sparse_chain import (
 )
 from specattn.decoding.methods.streaming import Streaming
 from specattn.decoding.target import Target
-from specattn.ops import importance_scores, select_topk
+from specattn.ops import select_topk
 from specattn.tree import Tree
 
 SINKS = 16
@@ -146,7 +146,7 @@ def retrieve(
     size, chunks = method.chunk_size, prefix // method.chunk_size
     found = []
     for layer, q in zip(target.full_layers, queries, strict=True):
-        scores = importance_scores(q, target.cache.layer(layer)[0], prefix)
+        scores = target.cache.importance_scores(layer, q, prefix)
         best = select_topk(chunk_means(scores, size), chunks, **method.share(size), keep_first=1)
         found.append(tokens_of(*best, size))
     selection = Selection(torch.stack([one.indices for one in found]), found[0].lengths)

@@ -19,7 +19,6 @@ from specattn.decoding.drafting import Draft, DraftContext, Verified
 from specattn.decoding.methods.budget import Budgeted
 from specattn.decoding.methods.sizing import NONE, Effort, Sizer, Told
 from specattn.decoding.methods.sparse_chain import PrefixSelection, SelectionDrafter, rows_at
-from specattn.ops import select_topk
 
 Rows = Literal["two", "all", "last"]
 Ranking = Literal["logit", "weight"]
@@ -81,6 +80,8 @@ class Vegas(Budgeted, name="vegas"):
 
     def start(self, context: DraftContext) -> VegasDrafter:
         """Return a drafter; its first round drafts nothing, because no scores exist yet."""
+        if self.per_head and context.target.lockstep is not None:
+            raise ValueError("per_head=True is not possible with a cache that is dealt out")
         return VegasDrafter(self, context)
 
 
@@ -119,7 +120,7 @@ class VegasDrafter(SelectionDrafter):
         if self.method.rows == "last":
             scores = rows_at(scores, verified.accepted.last)
         layers, batch, *each = scores.shape  # KV heads, if each has its own, and tokens
-        indices, lengths = select_topk(
+        indices, lengths = self.target.cache.select_topk(
             scores.reshape(layers * batch, *each),
             verified.prefix.repeat(layers),
             **self.method.share(),

@@ -1,0 +1,383 @@
+"""A KV cache whose tokens are dealt out over ranks, and attention to all of it.
+
+Every rank attends with the same queries to its own share of the keys; what it gets is a softmax
+state, and states over disjoint keys merge into the state over their union (`merge_states`). So per
+layer and pass there is one exchange, of outputs and log-sum-exps, and nothing is approximated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.functional import pad
+
+from specattn.distributed.dealing import Dealing
+from specattn.distributed.group import ContextParallel
+from specattn.distributed.selection import OwnShares, best_of_all
+from specattn.kv_cache import KVCache, NewRows
+from specattn.ops import (
+    hybrid_tree_attention,
+    importance_scores,
+    merge_states,
+    sparse_gather_attention,
+    verify_attention,
+)
+
+State = tuple[torch.Tensor, torch.Tensor]
+
+
+class ContextCache(KVCache):
+    """One rank's share of the keys and values of a batch of requests.
+
+    Full-attention layers are dealt out (`Dealing`). Layers with a sliding window are whole on every
+    rank: they attend to few keys, and need no exchange. The keys of a pass's own rows are attended
+    to by the last rank, which holds fewest others.
+
+    Rows of a chain are stored at once, each by the rank that its position belongs to. Nodes of a
+    tree wait on every rank, which has computed them all, until `commit` says which stay.
+
+    Parameters
+    ----------
+    context_parallel : ContextParallel
+    windows : list of (int or None)
+        Sliding window of each layer.
+    batch, capacity, kv_heads, head_dim, dtype, device
+        As for `KVCache`: `capacity` is that of all ranks together.
+
+    Attributes
+    ----------
+    storage : Tensor [full layers, 2, batch, room + 1, kv_heads, head_dim]
+        The last slot takes the rows that belong to others, and is never read.
+    whole : KVCache or None
+        The layers with a sliding window.
+
+    Raises
+    ------
+    ValueError
+        All layers have a sliding window.
+    """
+
+    in_kernels = False
+
+    def __init__(
+        self,
+        context_parallel: ContextParallel,
+        windows: Sequence[int | None],
+        batch: int,
+        capacity: int,
+        kv_heads: int,
+        head_dim: int,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ):
+        full, sliding = windows.count(None), len(windows) - windows.count(None)
+        if not full:
+            raise ValueError("context parallelism deals out full attention; all layers slide here")
+        self.ranks = context_parallel
+        self.dealing = Dealing(
+            context_parallel.rank, context_parallel.size, context_parallel.block_size
+        )
+        self.room = self.dealing.room(capacity)
+        of_layer: Any = (batch, self.room + 1, kv_heads, head_dim)
+        options: Any = {"dtype": dtype, "device": device}
+        super().__init__(full, *of_layer, **options)
+        self._capacity, self._sliding = capacity, [window is not None for window in windows]
+        self.whole: KVCache | None = None
+        if sliding:
+            self.whole = KVCache(sliding, batch, capacity, kv_heads, head_dim, **options)
+        self._holds_new = self.dealing.rank == self.dealing.ranks - 1
+        self._staged = self.storage.new_empty(full, 2, batch, 0, kv_heads, head_dim)
+        self._placed: tuple[NewRows, _Placed] | None = None
+        self._shares = OwnShares(self.dealing)
+        nothing = torch.zeros(batch, 1, dtype=torch.int32, device=device)
+        self._everything = nothing, nothing[:, 0] - 1
+
+    @property
+    def capacity(self) -> int:
+        """N: the tokens that one request can hold, on all ranks together."""
+        return self._capacity
+
+    @property
+    def width(self) -> int:
+        """Entries of collected scores: one for each of this rank's slots."""
+        return self.room
+
+    def held(self, lengths: torch.Tensor) -> torch.Tensor:
+        """Return how many of the first `lengths` [B] tokens this rank holds."""
+        return self.dealing.held(lengths)
+
+    def place(self, layer: int) -> int:
+        """Return which of its kind a layer is, full or with a window: its index in `storage`."""
+        layer %= len(self._sliding)
+        return self._sliding[:layer].count(self._sliding[layer])
+
+    def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return views of this rank's share of a full-attention layer, each [B, room, Hk, D]."""
+        k, v = self.storage[self.place(index)]
+        return k[:, : self.room], v[:, : self.room]
+
+    def attend(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        rows: NewRows,
+        *,
+        window: int | None = None,
+        sinks: torch.Tensor | None = None,
+        **options: Any,
+    ) -> State:
+        """Do what `KVCache.attend` does."""
+        number = self.place(layer)
+        if self._sliding[layer]:
+            assert self.whole is not None
+            options |= {"window": window, "sinks": sinks}
+            return self.whole.attend(number, q, k, v, rows, **options)
+        return merge_states(*self._states(layer, q, k, v, rows, sinks, options))
+
+    def attend_split(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        rows: NewRows,
+        first: int,
+        *,
+        window: int | None = None,
+        sinks: torch.Tensor | None = None,
+        **options: Any,
+    ) -> torch.Tensor:
+        """Attend from this rank's share of the rows of a causal chain, [B, share, heads, D].
+
+        Shares are equally large and begin at `first`; what lies behind the chain's end means
+        nothing. Queries, keys and values of all shares are exchanged first.
+        """
+        count, share = rows.slots[1].shape[1], q.shape[1]
+        own = slice(min(first, count), min(first + share, count))
+        if self._sliding[layer]:
+            assert self.whole is not None
+            number = self.place(layer)
+            keys, values = self._all_rows(count, k, v)
+            self.whole.write(number, keys, values, rows.slots)
+            k_cache, v_cache = (x[:, : rows.max_seqlen] for x in self.whole.layer(number))
+            options |= {"window": window, "sinks": sinks}
+            return hybrid_tree_attention(
+                q, k_cache, v_cache, rows.prefix + own.start, k, v, **options
+            )[0]
+        every = self._all_rows(count, q, k, v)
+        outs, lses = self._states(layer, every[0], every[1], every[2], rows, sinks, options)
+        if own.start == own.stop:
+            return torch.zeros_like(q)
+        out, _ = merge_states(outs[:, :, own], lses[:, :, own])
+        return pad(out, (0, 0, 0, 0, 0, share - out.shape[1]))
+
+    def attend_and_collect(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        rows: NewRows,
+        *,
+        sinks: torch.Tensor | None = None,
+        **options: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Do what `KVCache.attend_and_collect` does; collected are this rank's tokens."""
+        placed = self._store(self.place(layer), k, v, rows)
+        mask = rows.tree_mask if self._holds_new else placed.unseen
+        options["sinks"] = sinks if self._holds_new else None
+        collected = []
+
+        def attend(out: torch.Tensor, lse: torch.Tensor) -> None:
+            cache = (*self.layer(layer), placed.prefix)
+            collected.append(
+                verify_attention(q, *cache, k, v, mask, out=out, lse=lse, **options)[2]
+            )
+
+        return *self._merged(q, attend), collected[0]
+
+    def attend_selected(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        rows: NewRows,
+        indices: torch.Tensor,
+        lengths: torch.Tensor,
+        *,
+        sinks: torch.Tensor | None = None,
+        **options: Any,
+    ) -> State:
+        """Do what `KVCache.attend_selected` does: every rank attends to those that it holds."""
+        self._store(self.place(layer), k, v, rows)
+        selected = self._shares.of(layer, indices, lengths)
+        new = (k, v) if self._holds_new else (None, None)
+        options["sinks"] = sinks if self._holds_new else None
+
+        def attend(out: torch.Tensor, lse: torch.Tensor) -> None:
+            cache = self.layer(layer)
+            sparse_gather_attention(q, *cache, *selected, *new, out=out, lse=lse, **options)
+
+        return self._merged(q, attend)
+
+    def attend_committed(
+        self, layer: int, q: torch.Tensor, seqlens: torch.Tensor, unseen: torch.Tensor
+    ) -> State:
+        """Do what `KVCache.attend_committed` does."""
+        if self._sliding[layer]:
+            assert self.whole is not None
+            return self.whole.attend_committed(self.place(layer), q, seqlens, unseen)
+        cache, prefix = self.layer(layer), self.dealing.held(seqlens)
+        return self._merged(
+            q, lambda out, lse: self._attend_to_prefix(q, cache, prefix, out=out, lse=lse)
+        )
+
+    def importance_scores(
+        self, layer: int, q: torch.Tensor, seqlens: torch.Tensor, longest: int | None = None
+    ) -> torch.Tensor:
+        """Return what `KVCache.importance_scores` does: every rank scores its own tokens."""
+        own = importance_scores(q, self.layer(layer)[0], self.dealing.held(seqlens))
+        return self.gathered(own)[..., :longest]
+
+    def gathered(self, scores: torch.Tensor, unit: int = 1) -> torch.Tensor:
+        """Return the scores of all tokens, [..., N // unit], given those of this rank's.
+
+        Raises
+        ------
+        ValueError
+            The blocks that are dealt out are no multiple of `unit`.
+        """
+        if self.dealing.block % unit:
+            raise ValueError(
+                f"pages of {unit} tokens need a block_size that is a multiple, got "
+                f"{self.dealing.block}"
+            )
+        (parts,) = self.ranks.gather("scores", scores)
+        return self.dealing.in_order(parts, self.capacity // unit, unit)
+
+    def select_topk(self, scores: torch.Tensor, seqlens: torch.Tensor, **share: Any) -> State:
+        """Select by this rank's scores and by those of all others (`best_of_all`)."""
+        return best_of_all(self.ranks, self.dealing, self.capacity, scores, seqlens, **share)
+
+    def commit(self, nodes: torch.Tensor, counts: torch.Tensor, *, in_place: bool = False) -> None:
+        """Keep the root and the accepted nodes of a verified tree, each where it belongs."""
+        if self.whole is not None:
+            self.whole.seqlens = self.seqlens
+            self.whole.commit(nodes, counts, in_place=in_place)
+        if not in_place:
+            path = pad(nodes.clamp_min(0), (1, 0))
+            requests, positions = self.slots(path.shape[1])
+            keep = torch.arange(path.shape[1], device=path.device) <= counts[:, None]
+            slots = self._own_slots(positions, keep)
+            self.storage[:, :, requests, slots] = self._staged[:, :, requests, path]
+        self.seqlens = self.seqlens + (counts + 1).to(torch.int32)
+
+    def retire(self, finished: Sequence[bool]) -> list[int]:
+        """Drop the finished requests, as `KVCache.retire` does."""
+        if self.whole is not None:
+            self.whole.seqlens = self.seqlens
+            self.whole.retire(finished)
+        rows = super().retire(finished)
+        self._staged = self._staged[:, :, : len(rows)]
+        self._everything = self._everything[0][: len(rows)], self._everything[1][: len(rows)]
+        return rows
+
+    def _up_to(self, layer: int, max_seqlen: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a layer's keys and values as far as texts of `max_seqlen` tokens reach."""
+        k, v = self.layer(layer)
+        most = self.dealing.room(max_seqlen)
+        return k[:, :most], v[:, :most]
+
+    def _own_slots(self, positions: torch.Tensor, keep: torch.Tensor | bool = True) -> torch.Tensor:
+        """Return this rank's slots of its own tokens; others go where nobody reads."""
+        mine = self.dealing.is_mine(positions) & keep
+        return torch.where(mine, self.dealing.slots(positions), self.room)
+
+    def _store(self, number: int, k: torch.Tensor, v: torch.Tensor, rows: NewRows) -> _Placed:
+        """Store new keys and values of a full-attention layer."""
+        if self._placed is None or self._placed[0] is not rows:
+            self._placed = rows, self._place(rows, k.shape[1])
+        placed = self._placed[1]
+        if rows.tree_mask is None:
+            self.storage[number, 0][placed.slots] = k
+            self.storage[number, 1][placed.slots] = v
+        else:
+            self._staged[number, 0, :, : k.shape[1]] = k
+            self._staged[number, 1, :, : k.shape[1]] = v
+        return placed
+
+    def _place(self, rows: NewRows, count: int) -> _Placed:
+        requests, positions = rows.slots
+        if rows.tree_mask is not None and self._staged.shape[3] < count:
+            layers, two, batch, _, *head = self._staged.shape
+            self._staged = self.storage.new_empty(layers, two, batch, count, *head)
+        words = -(-count // 64)
+        unseen = torch.zeros(count, words, dtype=torch.int64, device=positions.device)
+        slots = requests, self._own_slots(positions)
+        return _Placed(slots, self.dealing.held(rows.prefix), unseen)
+
+    def _all_rows(self, count: int, *own: torch.Tensor) -> list[torch.Tensor]:
+        """Return the rows [B, count, ...] of which every rank has a share."""
+        parts = self.ranks.gather("rows", *own)
+        return [part.movedim(0, 1).flatten(1, 2)[:, :count] for part in parts]
+
+    def _states(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        rows: NewRows,
+        sinks: torch.Tensor | None,
+        options: dict[str, Any],
+    ) -> State:
+        """Store new keys and values; return the states of all ranks, [ranks, B, T, ...]."""
+        placed = self._store(self.place(layer), k, v, rows)
+        cache = self._up_to(layer, rows.max_seqlen)
+
+        def of_prefix(out: torch.Tensor, lse: torch.Tensor) -> None:
+            self._attend_to_prefix(q, cache, placed.prefix, out=out, lse=lse, **options)
+
+        def with_new(out: torch.Tensor, lse: torch.Tensor) -> None:
+            tree = {"tree_mask": rows.tree_mask, "sinks": sinks, **options}
+            hybrid_tree_attention(q, *cache, placed.prefix, k, v, out=out, lse=lse, **tree)
+
+        return self._exchanged(q, with_new if self._holds_new else of_prefix)
+
+    def _attend_to_prefix(
+        self, q: torch.Tensor, cache: State, prefix: torch.Tensor, **options: Any
+    ) -> None:
+        sparse_gather_attention(q, *cache, *self._everything, cache_seqlens=prefix, **options)
+
+    def _merged(
+        self, q: torch.Tensor, attend: Callable[[torch.Tensor, torch.Tensor], None]
+    ) -> State:
+        """Let every rank attend to its keys, and return the state over all of them."""
+        return merge_states(*self._exchanged(q, attend))
+
+    def _exchanged(
+        self, q: torch.Tensor, attend: Callable[[torch.Tensor, torch.Tensor], None]
+    ) -> State:
+        """Let every rank attend to its keys, and return the states of all."""
+        parts = [
+            (tuple(q.shape), q.dtype),
+            (tuple(q.shape[:-1]), torch.promote_types(q.dtype, torch.float32)),
+        ]
+        buffer = self.ranks.buffer(parts, q.device)
+        attend(*buffer.own)
+        outs, lses = self.ranks.exchange(buffer, "attention")
+        return outs, lses
+
+
+class _Placed(NamedTuple):
+    """Where the new rows of a pass go on this rank, and how much of the prefix it holds."""
+
+    slots: tuple[torch.Tensor, torch.Tensor]
+    prefix: torch.Tensor
+    unseen: torch.Tensor  # a mask, packed: for ranks that do not attend to the new rows

@@ -1,0 +1,72 @@
+"""How the tokens of a text are dealt out over ranks: whole blocks, round robin."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+Positions = TypeVar("Positions", int, torch.Tensor)
+
+
+@dataclass(frozen=True)
+class Dealing:
+    """Which tokens one rank holds, and where.
+
+    Block n of the text, tokens ``n * block`` and on, belongs to rank ``n % ranks``. A rank keeps
+    its blocks one behind the other, so what it holds of the first tokens of a text are its first
+    slots, and a text that grows does so on every rank in turn.
+
+    Attributes
+    ----------
+    rank, ranks : int
+    block : int
+        Tokens of a block.
+    """
+
+    rank: int
+    ranks: int
+    block: int
+
+    def is_mine(self, positions: torch.Tensor) -> torch.Tensor:
+        """Return which tokens this rank holds."""
+        return positions // self.block % self.ranks == self.rank
+
+    def slots(self, positions: Positions) -> Positions:
+        """Return where the rank that holds a token keeps it."""
+        return positions // (self.block * self.ranks) * self.block + positions % self.block
+
+    def positions(self, slots: Positions) -> Positions:
+        """Return which tokens lie in this rank's slots."""
+        turn = slots // self.block * self.ranks + self.rank
+        return turn * self.block + slots % self.block
+
+    def held(self, lengths: torch.Tensor) -> torch.Tensor:
+        """Return how many of the first `lengths` tokens this rank holds."""
+        turn = self.block * self.ranks
+        rest = (lengths % turn - self.rank * self.block).clamp(0, self.block)
+        return lengths // turn * self.block + rest
+
+    def room(self, capacity: int) -> int:
+        """Return how many slots every rank needs for texts of `capacity` tokens: whole blocks."""
+        return -(-capacity // (self.block * self.ranks)) * self.block
+
+    def in_order(self, parts: torch.Tensor, size: int, unit: int = 1) -> torch.Tensor:
+        """Return what the ranks know of their own tokens in the order of the text.
+
+        Parameters
+        ----------
+        parts : Tensor [ranks, ..., n]
+            One entry for every `unit` slots of a rank: n is a multiple of ``block / unit``.
+        size : int
+            Entries of the whole text that are wanted.
+        unit : int
+            A divisor of `block`.
+
+        Returns
+        -------
+        Tensor [..., size]
+        """
+        blocks = parts.unflatten(-1, (-1, self.block // unit))
+        return blocks.movedim(0, -2).flatten(-3)[..., :size]

@@ -1,0 +1,232 @@
+"""The ranks that serve one text together: what they exchange, and what becomes of a lost one."""
+
+from __future__ import annotations
+
+import re
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+_ALIGNED = 16  # bytes; what follows in a buffer may then be of any dtype
+_GRACE = 5.0  # seconds in which those that are alive answer a roll call
+_KEPT = 8  # buffers
+
+_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+Part = tuple[tuple[int, ...], torch.dtype]
+"""Shape and dtype of one tensor in an exchange."""
+
+
+class RankLost(ConnectionError):
+    """A rank has ended, hangs or cannot be reached; the message names it."""
+
+
+class RanksDisagree(ValueError):
+    """A rank was given or computes something else; the message names it."""
+
+
+class ContextParallel:
+    """A group of ranks that hold one cache together, each a share of every text's tokens.
+
+    Every rank of the group makes one, with the same arguments, and gives it to the same call of
+    `specattn.decoding.generate`.
+
+    Parameters
+    ----------
+    group : ProcessGroup, optional
+        By default all ranks that `torch.distributed` was started with.
+    block_size : int
+        Tokens are dealt out in blocks of so many. Methods that select pages of the cache (`Quest`)
+        need a multiple of a page.
+
+    Attributes
+    ----------
+    rank, size : int
+        This rank, and how many there are.
+    sent_bytes : dict of str to int
+        What this rank has sent to others, by purpose: a gathered buffer counts ``size - 1`` times.
+
+    Raises
+    ------
+    ValueError
+        `torch.distributed` was not started, or `block_size` is not positive.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None, *, block_size: int = 64):
+        if not dist.is_initialized():
+            raise ValueError(
+                "context parallelism needs torch.distributed: start ranks with torchrun and call "
+                "torch.distributed.init_process_group"
+            )
+        if block_size < 1:
+            raise ValueError(f"block_size must be at least 1, got {block_size}")
+        self.group: Any = group if group is not None else dist.group.WORLD
+        self.block_size = block_size
+        self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
+        self.sent_bytes: dict[str, int] = {}
+        self._store = dist.distributed_c10d._get_default_store()
+        self._buffers: dict[Any, _Buffer] = {}
+        cuda = dist.get_backend(self.group) == "nccl"
+        self._device = torch.device("cuda", torch.cuda.current_device()) if cuda else "cpu"
+
+    def buffer(self, parts: Sequence[Part], device: torch.device) -> _Buffer:
+        """Return memory for one exchange of tensors; it is used again for the same ones."""
+        key = (device, *parts)
+        if key not in self._buffers:
+            if len(self._buffers) >= _KEPT:
+                self._buffers.clear()
+            self._buffers[key] = _Buffer(self.size, parts, device)
+        return self._buffers[key]
+
+    def exchange(self, buffer: _Buffer, purpose: str) -> list[torch.Tensor]:
+        """Give every rank what all ranks have put into ``buffer.own``: each part [ranks, ...].
+
+        One collective. What is returned holds until the next exchange of such parts.
+        """
+        self._count(purpose, buffer.bytes_own.numel() * (self.size - 1))
+        self._run(lambda: _gather(buffer.bytes_all, buffer.bytes_own, group=self.group))
+        return buffer.all
+
+    def gather(self, purpose: str, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        """Return each of these tensors of all ranks, [ranks, ...]; they have the same shapes."""
+        parts = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
+        buffer = self.buffer(parts, tensors[0].device)
+        for own, tensor in zip(buffer.own, tensors, strict=True):
+            own.copy_(tensor)
+        return self.exchange(buffer, purpose)
+
+    def reduce(self, purpose: str, x: torch.Tensor, op: Any) -> torch.Tensor:
+        """Reduce `x` over the ranks by ``torch.distributed.ReduceOp``, in place."""
+        self._count(purpose, x.nbytes * (self.size - 1))
+        self._run(lambda: dist.all_reduce(x, op=op, group=self.group))
+        return x
+
+    def of_first(self, value: float) -> float:
+        """Return rank 0's value: what a clock says must decide the same on all ranks."""
+        shared = torch.tensor([value], dtype=torch.float64, device=self._device)
+        root = dist.get_global_rank(self.group, 0)
+        self._count("control", shared.nbytes * (self.size - 1) if self.rank == 0 else 0)
+        self._run(lambda: dist.broadcast(shared, root, group=self.group))
+        return shared.item()
+
+    def agree(self, fingerprint: int, flag: bool = False) -> bool:
+        """Check that all ranks are about to do the same, and return rank 0's `flag`.
+
+        Parameters
+        ----------
+        fingerprint : int
+            Of what this rank is about to do, 63 bits.
+        flag : bool
+            Something that only rank 0 decides.
+
+        Raises
+        ------
+        RanksDisagree
+        """
+        own = torch.tensor([fingerprint, int(flag)], device=self._device)
+        (found,) = self.gather("control", own)
+        (expected, flag), *others = found.tolist()
+        odd = [rank for rank, (other, _) in enumerate(others, start=1) if other != expected]
+        if odd:
+            raise RanksDisagree(
+                f"rank {_listed(odd)} goes on with other tokens than rank 0: all ranks must "
+                "compute alike, on the same kind of device and with as many threads"
+            )
+        return bool(flag)
+
+    def agree_on(self, facts: dict[str, Any]) -> None:
+        """Check that every rank was given the same.
+
+        Raises
+        ------
+        RanksDisagree
+            The message names the rank, the fact and both values.
+        """
+        found: list[Any] = [None] * self.size
+        self._run(lambda: dist.all_gather_object(found, facts, group=self.group))
+        for rank, other in enumerate(found):
+            for name, value in found[0].items():
+                if other.get(name) != value:
+                    raise RanksDisagree(
+                        f"rank {rank} has {name} {other.get(name)}, rank 0 has {value}"
+                    )
+
+    def _count(self, purpose: str, sent: int) -> None:
+        self.sent_bytes[purpose] = self.sent_bytes.get(purpose, 0) + sent
+
+    def _run(self, collective: Callable[[], Any]) -> None:
+        """Run a collective; where it fails, find out who is missing.
+
+        Raises
+        ------
+        RankLost
+        """
+        try:
+            collective()
+        except RuntimeError as error:
+            raise RankLost(self._roll_call(error)) from error
+
+    def _roll_call(self, error: Exception) -> str:
+        """Return a line that names the ranks that do not answer.
+
+        Whoever sees a collective fail says so in the store. Others learn of it when this rank
+        closes its connections, so all that are alive have answered after a few seconds.
+        """
+        # Without the place in gloo's source, and its advice.
+        reason = re.sub(r"^\[\S+\] ", "", str(error)).splitlines()[0].partition(". ")[0]
+        try:
+            keys = [f"specattn/alive/{rank}" for rank in range(self.size)]
+            self._store.set(keys[self.rank], "yes")
+            # Nobody may hold the group any more, or its connections stay open.
+            traceback.clear_frames(error.__traceback__)
+            group, self.group = self.group, None
+            dist.destroy_process_group(group)
+            del group
+            missing, end = list(range(self.size)), time.monotonic() + _GRACE
+            while missing and time.monotonic() < end:
+                time.sleep(0.05)
+                missing = [rank for rank in missing if not self._store.check([keys[rank]])]
+        except RuntimeError:
+            return f"rank 0, which keeps the group's store, does not answer ({reason})"
+        if not missing:
+            return f"an exchange between the ranks failed, though all answer ({reason})"
+        return f"rank {_listed(missing)} of {self.size} does not answer ({reason})"
+
+
+class _Buffer:
+    """Tensors side by side in one piece of memory, this rank's and those of all.
+
+    Attributes
+    ----------
+    own : list of Tensor
+        To be written before an exchange.
+    all : list of Tensor [ranks, ...]
+        To be read after it.
+    """
+
+    def __init__(self, ranks: int, parts: Sequence[Part], device: torch.device):
+        ends, total = [], 0
+        for shape, dtype in parts:
+            first, total = total, total + prod(shape) * dtype.itemsize
+            ends.append((first, total))
+            total += -total % _ALIGNED
+        self.bytes_own = torch.empty(total, dtype=torch.uint8, device=device)
+        self.bytes_all = torch.empty(ranks * total, dtype=torch.uint8, device=device)
+        rows = self.bytes_all.view(ranks, total)
+        placed = list(zip(parts, ends, strict=True))
+        self.own = [
+            self.bytes_own[a:b].view(dtype).view(shape) for (shape, dtype), (a, b) in placed
+        ]
+        self.all = [
+            rows[:, a:b].view(dtype).unflatten(1, shape) if shape else rows[:, a:b].view(dtype)
+            for (shape, dtype), (a, b) in placed
+        ]
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))

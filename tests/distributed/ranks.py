@@ -1,0 +1,73 @@
+"""Ranks in processes of their own, which run functions of the tests together."""
+
+import datetime
+import multiprocessing
+import socket
+
+TIMEOUT = 300  # seconds; a machine that others use too may be slow
+
+
+class Ranks:
+    """`size` processes over gloo, of one thread each; ``ranks(function, *arguments)`` on all."""
+
+    def __init__(self, size, timeout=TIMEOUT):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        context = multiprocessing.get_context("spawn")
+        self.pipes, self.processes = [], []
+        for rank in range(size):
+            ours, theirs = context.Pipe()
+            arguments = (theirs, rank, size, port, timeout)
+            process = context.Process(target=_serve, args=arguments, daemon=True)
+            process.start()
+            theirs.close()
+            self.pipes.append(ours)
+            self.processes.append(process)
+
+    def start(self, function, *arguments):
+        """Let every rank call ``function(*arguments)``."""
+        for pipe in self.pipes:
+            pipe.send((function, arguments))
+
+    def result(self, rank):
+        """Return what a rank's call returned, or the exception that it raised."""
+        assert self.pipes[rank].poll(TIMEOUT), f"rank {rank} hangs"
+        return self.pipes[rank].recv()
+
+    def __call__(self, function, *arguments):
+        """Return the results of all ranks."""
+        self.start(function, *arguments)
+        results = [self.result(rank) for rank in range(len(self.pipes))]
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return results
+
+    def close(self):
+        for process in self.processes:
+            process.kill()
+            process.join()
+
+
+def _serve(pipe, rank, size, port, timeout):
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"tcp://127.0.0.1:{port}",
+        rank=rank,
+        world_size=size,
+        timeout=datetime.timedelta(seconds=timeout),
+    )
+    while True:
+        try:
+            function, arguments = pipe.recv()
+        except EOFError:
+            return
+        try:
+            pipe.send(function(*arguments))
+        except Exception as error:
+            pipe.send(error)

@@ -1,0 +1,94 @@
+"""``specattn generate --context-parallel`` under torchrun, and what it says where it cannot run."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import prompt, specattn  # noqa: F401 - fixtures
+
+
+def under_torchrun(ranks, *arguments):
+    """Run the command on ranks of one thread."""
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+    command = ("-m", "specattn.cli", "generate", *map(str, arguments))
+    return subprocess.run(
+        [*launcher, "--nproc-per-node", str(ranks), *command],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_two_ranks_go_on_with_the_text_of_one(specattn, prompt, tmp_path):  # noqa: F811
+    """The first rank alone writes; a run that one rank has saved is continued by two."""
+    common = ("--prompt-file", prompt, "--method", "vegas")
+    state, whole, out = (tmp_path / name for name in ("state", "whole.json", "out.json"))
+    assert specattn("generate", *common, "--max-new-tokens", 24, "--json", whole)[0] == 0
+    assert specattn("generate", *common, "--max-new-tokens", 9, "--state", state)[0] == 0
+    options = ("--max-new-tokens", 24, "--resume", state, "--json", out, "--context-parallel", 2)
+    done = under_torchrun(2, *common, *options)
+    assert done.returncode == 0, done.stderr
+    expected, found = (json.loads(path.read_text()) for path in (whole, out))
+    assert found["tokens"] == expected["tokens"]
+    assert (found["ranks"], found["resumed_at"]) == (2, 9)
+    assert done.stdout == expected["text"] + "\n"
+
+
+def test_without_torchrun_it_says_how(specattn, prompt, monkeypatch):  # noqa: F811
+    monkeypatch.delenv("RANK", raising=False)
+    code, _, error = specattn("generate", "--prompt-file", prompt, "--context-parallel", 2)
+    assert code == 2
+    assert "torchrun --nproc-per-node 2 -m specattn.cli" in error
+    assert error.count("\n") == 1
+
+
+def test_another_number_of_ranks_is_refused(specattn, prompt, monkeypatch):  # noqa: F811
+    started = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "4"}
+    for name, value in {**started, "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    code, _, error = specattn("generate", "--prompt-file", prompt, "--context-parallel", 2)
+    assert code == 2
+    assert "expected 2 ranks, but torchrun has started 4" in error
+
+
+@pytest.mark.slow
+def test_ranks_of_other_prompts_are_named(prompt, tmp_path):  # noqa: F811
+    """Each rank reads a file of its own."""
+    other = tmp_path / "1.txt"
+    (tmp_path / "0.txt").write_text("one = 1\n" * 9)
+    other.write_text("two = 2\n" * 9)
+    script = tmp_path / "launch.sh"
+    script.write_text(
+        f"exec {sys.executable} -m specattn.cli generate --context-parallel 2 "
+        f"--prompt-file {tmp_path}/$RANK.txt --max-new-tokens 4\n"
+    )
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python")
+    done = subprocess.run(
+        [*launcher, "--nproc-per-node", "2", "bash", str(script)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode != 0
+    assert "rank 1 has prompts of checksum" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_example_runs_on_two_ranks():
+    example = Path(__file__).parents[2] / "examples" / "context_parallel.py"
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+    done = subprocess.run(
+        [*launcher, "--nproc-per-node", "2", str(example)],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    *_, sent, equal = done.stdout.splitlines()
+    assert sent.startswith("2 ranks, ")
+    assert equal == "equals the text of one rank: True"

@@ -1,0 +1,188 @@
+"""Attention over a dealt cache against a dense softmax in float64, and what it costs."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import specattn.distributed.group as group
+from specattn.distributed import ContextParallel
+from specattn.distributed.context import ContextCache
+from specattn.kv_cache import KVCache
+from specattn.tree import Tree
+
+HQ, HK, D, BLOCK = 4, 2, 16, 4
+LENGTHS = (37, 5)
+PARENTS = [-1, 0, 0, 1, 2]
+
+
+def rows_of(cache, count, mask=None, offset=0):
+    return SimpleNamespace(
+        slots=cache.slots(count, offset),
+        prefix=cache.seqlens + offset,
+        tree_mask=mask,
+        max_seqlen=cache.capacity,
+    )
+
+
+def inputs(count, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(count)
+    heads = (HQ, HK, HK)
+    return [torch.randn(2, count, h, D, generator=generator, dtype=dtype) for h in heads]
+
+
+def dense(q, k, v, visible, sinks=None):
+    """Attend by the definition; k and v [n, Hk, D], q [T, Hq, D], visible [T, n]."""
+    k, v = (x.repeat_interleave(HQ // HK, 1) for x in (k, v))
+    logits = torch.einsum("thd,nhd->thn", q, k) / math.sqrt(D)
+    logits = logits.masked_fill(~visible[:, None], -torch.inf)
+    if sinks is not None:
+        logits = torch.cat([logits, sinks[None, :, None].expand(len(q), -1, 1)], -1)
+    weights = logits.softmax(-1)[..., : len(k)]
+    return torch.einsum("thn,nhd->thd", weights, v)
+
+
+def attend_everywhere():
+    """Return the largest errors of a chunk, a tree, a selection and scores on this rank."""
+    ranks = ContextParallel(block_size=BLOCK)
+    cache = ContextCache(ranks, [None, 7], 2, 64, HK, D, dtype=torch.float64)
+    cache.storage.fill_(torch.nan)  # what nobody has written must not matter
+    sinks = torch.randn(HQ, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    q, k, v = inputs(max(LENGTHS))
+    out, _ = cache.attend(0, q, k, v, rows_of(cache, len(k[0])), sinks=sinks)
+    causal = torch.ones(len(k[0]), len(k[0]), dtype=torch.bool).tril()
+    errors = {"chunk": max(error(out[b], dense(q[b], k[b], v[b], causal, sinks)) for b in (0, 1))}
+    cache.seqlens = torch.tensor(LENGTHS, dtype=torch.int32)
+
+    tree = Tree(PARENTS)
+    new_q, new_k, new_v = inputs(tree.size)
+    rows = rows_of(cache, tree.size, tree.packed_mask)
+    collected = torch.empty(2, cache.width, dtype=torch.float64)
+    options = {"collect": "scores", "collect_rows": (0, -1), "per_head": False}
+    out, _, _ = cache.attend_and_collect(
+        0, new_q, new_k, new_v, rows, collected=collected, **options
+    )
+    scores, logits = cache.gathered(collected), []
+    errors["tree"], errors["scores"] = 0.0, 0.0
+    for b, length in enumerate(LENGTHS):
+        visible = torch.cat([torch.ones(tree.size, length, dtype=torch.bool), tree.mask], 1)
+        keys, values = (torch.cat([x[b, :length], y[b]]) for x, y in ((k, new_k), (v, new_v)))
+        expected = dense(new_q[b], keys, values, visible)
+        errors["tree"] = max(errors["tree"], error(out[b], expected))
+        shared = k[b, :length].repeat_interleave(HQ // HK, 1)
+        logits = torch.einsum("thd,nhd->thn", new_q[b, [0, -1]], shared).mean((0, 1)) / D**0.5
+        errors["scores"] = max(errors["scores"], error(scores[b, :length], logits))
+        assert (scores[b, length:] == -torch.inf).all()
+
+    # Nodes 2 and 4 stay, and node 1 of the second request.
+    cache.commit(torch.tensor([[2, 4], [1, -1]]), torch.tensor([2, 1]))
+    kept = [[0, 2, 4], [0, 1]]
+    texts = [
+        [torch.cat([x[b, : LENGTHS[b]], y[b, kept[b]]]) for x, y in ((k, new_k), (v, new_v))]
+        for b in (0, 1)
+    ]
+    chosen = torch.tensor([[0, 3, 9, 36, 37, 39], [1, 2, 6, -1, -1, -1]], dtype=torch.int32)
+    counts = torch.tensor([6, 3], dtype=torch.int32)
+    last_q, last_k, last_v = inputs(1)
+    out, _ = cache.attend_selected(0, last_q, last_k, last_v, rows_of(cache, 1), chosen, counts)
+    errors["selected"] = 0.0
+    for b, (keys, values) in enumerate(texts):
+        at = chosen[b, : counts[b]].long()
+        keys, values = torch.cat([keys[at], last_k[b]]), torch.cat([values[at], last_v[b]])
+        visible = torch.ones(1, len(keys), dtype=torch.bool)
+        errors["selected"] = max(
+            errors["selected"], error(out[b], dense(last_q[b], keys, values, visible))
+        )
+
+    # The first request ends; the second takes its place.
+    assert cache.retire([True, False]) == [1]
+    out, _ = cache.attend_committed(0, last_q[1:], cache.seqlens, torch.zeros(1, 1).long())
+    keys, values = texts[1]
+    visible = torch.ones(1, len(keys), dtype=torch.bool)
+    errors["retired"] = error(out[0], dense(last_q[1], keys, values, visible))
+    return errors
+
+
+def attend_split():
+    """Return the largest error of this rank's share of a chunk's rows, for each kind of layer."""
+    ranks = ContextParallel(block_size=BLOCK)
+    cache = ContextCache(ranks, [None, 7], 2, 64, HK, D, dtype=torch.float64)
+    count = 37  # shares of 19: the last row of the second is nobody's
+    q, k, v = inputs(count)
+    share = -(-count // ranks.size)
+    first = ranks.rank * share
+    filled = [torch.nn.functional.pad(x, (0, 0, 0, 0, 0, 1), value=7.0) for x in (q, k, v)]
+    own = [x[:, first : first + share] for x in filled]
+    causal, errors = torch.ones(count, count, dtype=torch.bool).tril(), []
+    for layer, window in enumerate((None, 7)):
+        visible = causal if window is None else causal & ~causal.tril(-window)
+        out = cache.attend_split(layer, *own, rows_of(cache, count), first, window=window)
+        last = min(first + share, count)
+        errors += [
+            error(out[b, : last - first], dense(q[b], k[b], v[b], visible)[first:last])
+            for b in (0, 1)
+        ]
+    return max(errors)
+
+
+def error(found, expected):
+    return float((found - expected).abs().max())
+
+
+def test_attention_of_two_ranks_is_that_to_all_keys(two_ranks):
+    for errors in two_ranks(attend_everywhere):
+        assert errors.keys() == {"chunk", "tree", "scores", "selected", "retired"}
+        assert max(errors.values()) < 1e-12, errors
+
+
+def test_ranks_share_the_rows_of_a_chunk(two_ranks):
+    assert max(two_ranks(attend_split)) < 1e-12
+
+
+def count_bytes(rows, dtype):
+    """Return what torch is asked to send for one layer's attention of `rows` rows."""
+    ranks = ContextParallel(block_size=BLOCK)
+    cache = ContextCache(ranks, [None], 2, 256, HK, D, dtype=dtype)
+    sent, collective = [], group._gather
+
+    def counting(out, own, **options):
+        sent.append(own.nbytes)
+        return collective(out, own, **options)
+
+    group._gather = counting
+    try:
+        cache.attend(0, *inputs(rows, dtype), rows_of(cache, rows))
+    finally:
+        group._gather = collective
+    assert ranks.sent_bytes["attention"] == sum(sent) * (ranks.size - 1)
+    return sent
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 7, 100])
+def test_one_exchange_per_layer_takes_the_bytes_of_a_state(two_ranks, rows, dtype):
+    state = 2 * rows * HQ * (D * dtype.itemsize + 4)
+    for sent in two_ranks(count_bytes, rows, dtype):
+        assert len(sent) == 1
+        assert state <= sent[0] <= 1.02 * state
+
+
+@pytest.mark.parametrize(("ranks", "share"), [(2, 0.52), (4, 0.27)])
+def test_a_rank_keeps_its_share_of_the_cache(monkeypatch, ranks, share):
+    capacity = 31_000
+    stub = SimpleNamespace(rank=0, size=ranks, block_size=64)
+    cache = ContextCache(stub, [None, None], 1, capacity, HK, D)
+    tree = Tree.full((4, 8, 8))
+    q, k, v = (x[:1] for x in inputs(tree.size, torch.float32))
+    alone = lambda _, q, attend: (q[None], q[None, ..., 0].contiguous())  # noqa: E731
+    monkeypatch.setattr(ContextCache, "_exchanged", alone)
+    cache.attend(0, q, k, v, rows_of(cache, tree.size, tree.packed_mask))
+    held = cache.storage.nbytes + cache._staged.nbytes
+    assert held <= share * KVCache(2, 1, capacity, HK, D).storage.nbytes
+
+
+def test_a_model_whose_layers_all_slide_has_nothing_to_deal():
+    stub = SimpleNamespace(rank=0, size=2, block_size=64)
+    with pytest.raises(ValueError, match="all layers slide"):
+        ContextCache(stub, [8, 8], 1, 64, HK, D)

@@ -4,7 +4,7 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint fuzz sanitize test-triton36 test-vllm bench vllm llama-cpp clean
+.PHONY: demo test lint fuzz sanitize test-triton36 test-torchao test-vllm bench vllm llama-cpp clean
 
 ## Decode a real file with the embedded target, plainly and speculatively. FILE= continues your own.
 demo: $(VENV)/.demo
@@ -50,6 +50,10 @@ sanitize: $(VENV)/.dev
 test-triton36: $(VENV)/triton36/.done
 	OMP_NUM_THREADS=1 $(VENV)/triton36/bin/python -m pytest -p no:cacheprovider -n 2 -m "not slow" tests/ptx $(ARGS)
 
+## Models whose weights torchao quantises (tests/decoding/test_quantised.py).
+test-torchao: $(VENV)/torchao/.done
+	OMP_NUM_THREADS=1 $(VENV)/torchao/bin/python -m pytest -p no:cacheprovider tests/decoding/test_quantised.py $(ARGS)
+
 ## vLLM with our attention and drafters in it: its texts are those of transformers.
 test-vllm: .venv-vllm/.ready
 	OMP_NUM_THREADS=1 VLLM_ENABLE_V1_MULTIPROCESSING=0 VLLM_CPU_OMP_THREADS_BIND=nobind VLLM_NO_USAGE_STATS=1 \
@@ -80,12 +84,15 @@ $(VENV)/.demo: $(VENV)/.torch requirements/demo.txt setup.py pyproject.toml $(wi
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
-# Its packages are those of $(VENV), which it looks in after its own.
-$(VENV)/triton36/.done: $(VENV)/.dev
-	$(PYTHON) -m venv $(VENV)/triton36
-	$(VENV)/triton36/bin/python -m pip install --quiet --disable-pip-version-check --no-deps triton==3.6.0
+# What one set of tests needs and others must not see; the other packages are those of $(VENV), which
+# it looks in after its own.
+$(VENV)/triton36/.done: WANTED = triton==3.6.0
+$(VENV)/torchao/.done: WANTED = torchao==0.18.0
+$(VENV)/triton36/.done $(VENV)/torchao/.done: $(VENV)/.dev
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(WANTED)
 	$(BIN)/python -c "import sysconfig; print(f'import site; site.addsitedir({sysconfig.get_path(\"purelib\")!r})')" \
-	    > "$$($(VENV)/triton36/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/outer.pth"
+	    > "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/outer.pth"
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.demo requirements/dev.txt

@@ -14,6 +14,7 @@ from tests.cli.conftest import TINY
 DYNAMIC = {"rope_theta": 1e6, "rope_type": "dynamic", "factor": 2.0}
 LONGROPE = {"rope_theta": 1e6, "rope_type": "longrope", "factor": 2.0}
 LONGROPE |= {"short_factor": [1.0] * 32, "long_factor": [2.0] * 32}
+SHORT = {"max_position_embeddings": 200, "original_max_position_embeddings": 200}
 FEW = ("--max-new-tokens", 6)
 
 
@@ -155,12 +156,15 @@ def test_user_errors_are_one_line(specattn, prompt, tmp_path, arguments, reason)
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"model_type": "bert"}, "family 'bert' is not supported"),
-        ({"rope_parameters": DYNAMIC}, "rope of type 'dynamic' is not supported"),
-        ({"rope_parameters": LONGROPE}, "rope of type 'longrope' is not supported"),
+        ({"model_type": "nonesuch"}, "knows no models of type 'nonesuch'"),
+        ({"is_encoder_decoder": True}, "an encoder-decoder"),
+        ({"kv_lora_rank": 16}, "multi-head latent attention (MLA)"),
+        ({"logit_scale": 0.5}, "differ by 5.0e-01 in their logits"),
+        ({"rope_parameters": DYNAMIC, **SHORT}, "'dynamic' turns with the current length"),
+        ({"rope_parameters": LONGROPE, **SHORT}, "'longrope' turns with the current length"),
         ({"head_dim": 20}, "head_dim must be a multiple of 8 up to 256, got 20"),
     ],
-    ids=["family", "dynamic", "longrope", "head_dim"],
+    ids=["family", "encoder", "mla", "logits", "dynamic", "longrope", "head_dim"],
 )
 def test_a_model_that_does_not_fit_is_refused(specattn, prompt, tmp_path, changes, reason):
     model = with_config(tmp_path / "model", **changes)

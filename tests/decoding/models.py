@@ -131,7 +131,16 @@ OTHERS = {  # that not every test runs over
     ),
     "mixtral": (MixtralConfig, {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "ministral": (MinistralConfig, {**_SHORT, "layer_types": _ALTERNATING}),
-    "ministral3": (Ministral3Config, {}),
+    "ministral3": (
+        Ministral3Config,
+        {
+            "rope_parameters": {
+                **_YARN,
+                "original_max_position_embeddings": 16,
+                "llama_4_scaling_beta": 0.5,
+            }
+        },
+    ),
     "seed_oss": (SeedOssConfig, {"attention_bias": True, "attention_dropout": 0.0}),
     "cohere2": (Cohere2Config, {**_SHORT, "layer_types": _ALTERNATING, "logit_scale": 0.5}),
     "exaone4": (Exaone4Config, {**_SHORT, "layer_types": _ALTERNATING}),

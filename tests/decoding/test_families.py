@@ -28,11 +28,13 @@ from tests.decoding.models import (
 )
 from tests.decoding.test_greedy import METHODS, ON_THE_CACHE
 from tests.decoding.test_static_pass import LENGTHS, PARENTS, assert_alike, two_targets
+from tests.drafters.statement import random_drafter
 
 pytestmark = pytest.mark.usefixtures("poisoned_empty")
 
 NEW_TOKENS = 12
-EAGER = {"glm4", "cohere2"}  # whose ropes turn neighbours, and not the halves of a head
+# Ropes that turn neighbours, and not the halves of a head; queries scaled by their position.
+EAGER = {"glm4", "cohere2", "ministral3"}
 QUICK = {"plain", "token_recycling"}  # one row a pass, and a tree of nine
 ALL_METHODS = {"gemma3", "olmo3", "smollm3"}  # of which every test run tries all methods
 
@@ -185,6 +187,12 @@ def test_a_longrope_whose_factors_are_the_same_does_not_turn_with_the_length():
     (text,) = prompts([28])
     output = generate(model, text, METHODS["token_recycling"], max_new_tokens=NEW_TOKENS)
     assert output.new_tokens == [greedy_by_transformers(model, text, NEW_TOKENS)]
+
+
+@pytest.mark.parametrize("family", ["phi3", "cohere2"])
+def test_layers_that_no_drafter_is_shaped_as_are_refused(family):
+    with pytest.raises(ValueError, match="no drafter has the shape of a layer of"):
+        random_drafter(tiny_model(family), window=7, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("family", sorted(ALL_METHODS))

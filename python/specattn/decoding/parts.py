@@ -128,6 +128,11 @@ class Parts:
     rotary: nn.Module
     ropes: tuple[str, ...]
 
+    @property
+    def is_plain_outside(self) -> bool:
+        """Whether embeddings are taken as they are, and turned alike in all layers."""
+        return self.embedding_scale == 1.0 and "" in self.ropes
+
 
 _ACTIVATIONS = {
     "SiLU": "silu",
@@ -217,6 +222,8 @@ def _attention(attention: Any, where: str) -> Attention:
     own = {name for name, _ in attention.named_parameters(recurse=False)}
     if own - {"sinks"}:
         raise Unrecognised(f"{where}: attention has {', '.join(sorted(own))}")
+    if (attention.config.rope_parameters or {}).get("llama_4_scaling_beta") is not None:
+        raise Unrecognised(f"{where}: queries are scaled by position")  # far ones: no probe sees it
     q, k, v = _heads(attention, fused, where)
     q_norm, k_norm = (
         _norm(getattr(attention, name), where) if name in present else None

@@ -132,7 +132,8 @@ class _TreeDrafter(_BlockDrafter):
         super().__init__(block)
         self.widths = widths
         self.static: StaticTree | None = None
-        if (static := block.target.static) is not None:
+        static = block.target.static
+        if static is not None and static.parts.is_plain_outside:
             from specattn.decoding.methods.longspec_static import StaticTree  # the C++ kernels
 
             self.static = StaticTree(block, static)

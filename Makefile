@@ -4,18 +4,22 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint fuzz sanitize test-triton36 test-torchao test-vllm bench vllm llama-cpp clean
+.PHONY: demo test package lint fuzz sanitize test-triton36 test-torchao test-vllm bench vllm llama-cpp clean
 
 ## Decode a real file with the embedded target, plainly and speculatively. FILE= continues your own.
 demo: $(VENV)/.demo
-	$(BIN)/specattn compare --prompt-file "$(or $(FILE),$$($(BIN)/python examples/tiny/corpus.py --demo))" \
-		$(if $(FILE),--last-tokens,--prompt-tokens) 5500 --max-new-tokens 160 --min-new-tokens 160 \
-		--repetition-penalty 1.2 --methods "plain,suffix,longspec:widths=[2,2,2]" --repeats 2
+	$(BIN)/specattn demo $(if $(FILE),"$(FILE)")
 	@echo "The command is $(BIN)/specattn: try $(BIN)/specattn generate --prompt-file README.md, or -h"
 
 ## All tests that need no GPU.
 test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow" $(ARGS)
+
+## Wheel and sdist into dist/, then both into fresh virtual environments, in which no compiler is found.
+package: $(VENV)/.dev
+	rm -rf dist build/package && mkdir -p build/package
+	$(BIN)/python -m build --no-isolation --outdir dist . > build/package/build.log || (tail -40 build/package/build.log; false)
+	$(PYTHON) tests/package.py dist "$(TORCH)" build/package
 
 ## Style, types and the direction of imports.
 lint: $(VENV)/.dev

@@ -12,9 +12,7 @@ from transformers import CONFIG_MAPPING, AutoTokenizer
 
 import specattn
 from specattn.cli.options import DTYPES
-
-# The folder exists in a source checkout alone: a wheel does not carry 15 MB of model.
-EMBEDDED_TARGET = Path(specattn.__file__).parents[2] / "examples" / "tiny"
+from specattn.embedded import EMBEDDED_TARGET
 
 
 def device_named(name: str) -> torch.device:
@@ -50,12 +48,7 @@ def decoding_dtype(name: str, device: torch.device) -> torch.dtype | str:
 
 def model_folder(path: Path | None, option: str = "--model") -> Path:
     """Return the folder that `option` names if it holds a model that transformers knows."""
-    if path is None:
-        if not EMBEDDED_TARGET.is_dir():
-            raise ValueError(
-                "--model is needed: the embedded target comes with the source checkout"
-            )
-        path = EMBEDDED_TARGET
+    path = EMBEDDED_TARGET if path is None else path
     if not path.is_dir():
         raise ValueError(f"{option}: {path} is not a folder")
     try:

@@ -174,6 +174,15 @@ def test_a_model_that_does_not_fit_is_refused(specattn, prompt, tmp_path, change
     assert reason in error
 
 
+def test_a_tested_family_that_is_trusted_is_not_compared(specattn, prompt, tmp_path):
+    """Here wrongly so: the model does not scale its logits, whatever its config says."""
+    model = with_config(tmp_path / "model", logit_scale=0.5)
+    options = ("--prompt-file", prompt, "--method", "plain", "--max-new-tokens", 4)
+    assert specattn("generate", *options, "--model", model, "--trust-family")[0] == 0
+    code, _, error = specattn("generate", *options, "--model", model)
+    assert (code, error.count("\n")) == (2, 1)
+
+
 def test_weights_that_are_not_safetensors_are_refused(specattn, prompt, tmp_path):
     model = with_config(tmp_path / "model")
     (model / "model.safetensors").rename(model / "pytorch_model.bin")

@@ -14,14 +14,14 @@ ALONE = {"CC": "false", "CXX": "false", "PYTHONNOUSERSITE": "1", "HF_HUB_OFFLINE
 
 
 def run(*command, folder):
-    """Run a command away from the checkout; return what it printed."""
+    """Run a command away from the checkout; return what it printed, and what it said of it."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         list(map(str, command)), cwd=folder, env=environment | ALONE, capture_output=True, text=True
     )
     if done.returncode:
         sys.exit(f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}")
-    return done.stdout
+    return done.stdout, done.stderr
 
 
 def environment(folder):
@@ -40,7 +40,7 @@ def main(dist, torch, work):
     run(*pip, "install", "--quiet", f"{wheel}[cli]", folder=work)
     run(*pip, "check", folder=work)
     specattn = python.with_name("specattn")
-    said = run(specattn, "demo", "--max-new-tokens", 24, folder=work)
+    _, said = run(specattn, "demo", "--max-new-tokens", 24, folder=work)
     assert "Outputs identical, token for token: yes" in said, said
     print(f"{wheel.name}: installed, pip check clean, specattn demo ran")
 
@@ -48,12 +48,14 @@ def main(dist, torch, work):
         python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", folder=work
     )
     python, pip = environment(work / "source")
-    own = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", folder=work)
+    own, _ = run(
+        python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", folder=work
+    )
     (Path(own.strip()) / "shared.pth").write_text(shared)  # torch is not installed twice
     run(*pip, "install", "--quiet", "--no-deps", "--ignore-installed", source, folder=work)
     run(*pip, "check", folder=work)
     code = "import specattn; print(specattn.__file__, specattn.backends()['cpu'])"
-    said = run(python, "-c", code, folder=work)
+    said, _ = run(python, "-c", code, folder=work)
     assert said.startswith(own.strip()), said
     assert "is not built" in said, said
     print(f"{source.name}: installed without a compiler, pip check clean")

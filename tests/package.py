@@ -44,7 +44,7 @@ def main(dist, torch, work):
     assert "Outputs identical, token for token: yes" in said, said
     print(f"{wheel.name}: installed, pip check clean, specattn demo ran")
 
-    shared = run(
+    shared, _ = run(
         python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", folder=work
     )
     python, pip = environment(work / "source")

@@ -4,18 +4,22 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint fuzz sanitize test-triton36 test-vllm bench vllm llama-cpp clean
+.PHONY: demo test package lint fuzz sanitize test-triton36 test-torchao test-vllm bench vllm llama-cpp clean
 
 ## Decode a real file with the embedded target, plainly and speculatively. FILE= continues your own.
 demo: $(VENV)/.demo
-	$(BIN)/specattn compare --prompt-file "$(or $(FILE),$$($(BIN)/python examples/tiny/corpus.py --demo))" \
-		$(if $(FILE),--last-tokens,--prompt-tokens) 5500 --max-new-tokens 160 --min-new-tokens 160 \
-		--repetition-penalty 1.2 --methods "plain,suffix,longspec:widths=[2,2,2]" --repeats 2
+	$(BIN)/specattn demo $(if $(FILE),"$(FILE)")
 	@echo "The command is $(BIN)/specattn: try $(BIN)/specattn generate --prompt-file README.md, or -h"
 
 ## All tests that need no GPU.
 test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow" $(ARGS)
+
+## Wheel and sdist into dist/, then both into fresh virtual environments, in which no compiler is found.
+package: $(VENV)/.dev
+	rm -rf dist build/package && mkdir -p build/package
+	$(BIN)/python -m build --no-isolation --outdir dist . > build/package/build.log || (tail -40 build/package/build.log; false)
+	$(PYTHON) tests/package.py dist "$(TORCH)" build/package
 
 ## Style, types and the direction of imports.
 lint: $(VENV)/.dev
@@ -50,6 +54,10 @@ sanitize: $(VENV)/.dev
 test-triton36: $(VENV)/triton36/.done
 	OMP_NUM_THREADS=1 $(VENV)/triton36/bin/python -m pytest -p no:cacheprovider -n 2 -m "not slow" tests/ptx $(ARGS)
 
+## Models whose weights torchao quantises (tests/decoding/test_quantised.py).
+test-torchao: $(VENV)/torchao/.done
+	OMP_NUM_THREADS=1 $(VENV)/torchao/bin/python -m pytest -p no:cacheprovider tests/decoding/test_quantised.py $(ARGS)
+
 ## vLLM with our attention and drafters in it: its texts are those of transformers.
 test-vllm: .venv-vllm/.ready
 	OMP_NUM_THREADS=1 VLLM_ENABLE_V1_MULTIPROCESSING=0 VLLM_CPU_OMP_THREADS_BIND=nobind VLLM_NO_USAGE_STATS=1 \
@@ -80,12 +88,15 @@ $(VENV)/.demo: $(VENV)/.torch requirements/demo.txt setup.py pyproject.toml $(wi
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
-# Its packages are those of $(VENV), which it looks in after its own.
-$(VENV)/triton36/.done: $(VENV)/.dev
-	$(PYTHON) -m venv $(VENV)/triton36
-	$(VENV)/triton36/bin/python -m pip install --quiet --disable-pip-version-check --no-deps triton==3.6.0
+# What one set of tests needs and others must not see; the other packages are those of $(VENV), which
+# it looks in after its own.
+$(VENV)/triton36/.done: WANTED = triton==3.6.0
+$(VENV)/torchao/.done: WANTED = torchao==0.18.0
+$(VENV)/triton36/.done $(VENV)/torchao/.done: $(VENV)/.dev
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(WANTED)
 	$(BIN)/python -c "import sysconfig; print(f'import site; site.addsitedir({sysconfig.get_path(\"purelib\")!r})')" \
-	    > "$$($(VENV)/triton36/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/outer.pth"
+	    > "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/outer.pth"
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.demo requirements/dev.txt

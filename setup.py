@@ -3,10 +3,13 @@
 Never imports torch: an isolated build must work where torch is not installed yet.
 """
 
+import shutil
 from glob import glob
+from pathlib import Path
 
 from pybind11.setup_helpers import Pybind11Extension
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 FOLDERS = {
     "specattn": "python/specattn",
@@ -14,12 +17,33 @@ FOLDERS = {
     "specattn.triton_kernels": "triton_kernels",
 }
 
+RECORDS = ("ablations", "evaluation")  # what was measured of the embedded target
 WARNINGS = ["-Wall", "-Wextra", "-Wno-uninitialized"]
 
 
 def subpackages(package: str, folder: str) -> list[str]:
     """Return ``package`` and every package below its folder."""
     return [package, *(f"{package}.{name}" for name in find_packages(folder))]
+
+
+class BuildWithTarget(build_py):
+    """Add the embedded target with its drafters, so that the demo needs no checkout and no network.
+
+    An editable install has no need of it: there the checkout's own is found.
+    """
+
+    def run(self):
+        """Copy what `specattn.embedded` looks for."""
+        super().run()
+        if self.editable_mode:
+            return
+        source, target = Path("examples/tiny"), Path(self.build_lib, "specattn/embedded/tiny")
+        configs = {config.parent for config in source.rglob("config.json")}
+        for path in (file for folder in configs for file in folder.iterdir()):
+            if path.suffix in (".json", ".safetensors", ".md") and path.stem not in RECORDS:
+                copy = target / path.relative_to(source)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, copy)
 
 
 # Optional: without a compiler the package installs and the reference serves the CPU.
@@ -40,4 +64,5 @@ setup(
     packages=[name for package, folder in FOLDERS.items() for name in subpackages(package, folder)],
     package_data={"specattn": ["py.typed", "*.pyi"]},
     ext_modules=[cpu],
+    cmdclass={"build_py": BuildWithTarget},
 )

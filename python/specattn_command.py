@@ -18,7 +18,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         package = (error.name or "?").partition(".")[0]
         print(
-            f"specattn: error: the command needs {package}: pip install 'specattn[hf]'",
+            f"specattn: error: the command needs {package}: pip install 'specattn[cli]'",
             file=sys.stderr,
         )
         sys.exit(2)

@@ -4,10 +4,14 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
+import tomllib
+
+from specattn.cli import errors
 
 ROOT = Path(__file__).parents[1]
 
@@ -28,12 +32,17 @@ def python(code, *, missing=(), path=ROOT, **environment):
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
+def source(tmp_path_factory):
+    """Return a copy of the checkout: setuptools would leave its build folder in it."""
+    folder = tmp_path_factory.mktemp("checkout") / "source"
+    left_out = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__", "*.so")
+    shutil.copytree(ROOT, folder, ignore=left_out)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(source, tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"
-    # Built from a copy: setuptools would leave its build folder in the checkout.
-    left_out = shutil.ignore_patterns(".*", "build", "*.egg-info", "examples", "__pycache__")
-    shutil.copytree(ROOT, source, ignore=left_out)
     subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
         + ["--wheel-dir", folder, source],
@@ -82,6 +91,52 @@ def test_the_wheel_imports_without_compiler_triton_and_transformers(wheel, tmp_p
     assert printed[1] == "(1, 3, 2, 8)"
     assert "triton is not installed" in printed[2]
     assert "is not built" in printed[3]
+
+
+def test_the_wheel_carries_the_embedded_target(wheel, tmp_path):
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+        names = {name for name in archive.namelist() if name.startswith("specattn/embedded/")}
+    tiny = ROOT / "examples" / "tiny"
+    expected = {
+        f"specattn/embedded/tiny/{path.relative_to(tiny).as_posix()}"
+        for kind in ("*.safetensors", "*config.json", "tokenizer.json", "README.md")
+        for path in tiny.rglob(kind)
+    }
+    assert names == expected, "weights, what loads them, and their licence"
+    printed = python(
+        "from specattn.cli.loading import load_tokenizer, model_folder\n"
+        "print(model_folder(None)); print(load_tokenizer(model_folder(None))('a').input_ids)",
+        path=tmp_path,
+        PYTHONPATH=str(tmp_path),
+    ).splitlines()
+    assert printed[0] == str(tmp_path / "specattn" / "embedded" / "tiny")
+    assert len(printed[1]) > 2
+
+
+def test_the_source_distribution_has_what_builds_tests_and_explains(source, tmp_path):
+    subprocess.run(
+        [sys.executable, "setup.py", "--quiet", "sdist", "--dist-dir", tmp_path],
+        cwd=source,
+        check=True,
+        capture_output=True,
+    )
+    (path,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    for folder in ("csrc", "docs", "examples", "python", "reference", "tests", "triton_kernels"):
+        files = [x for x in (source / folder).rglob("*") if x.is_file() and x.suffix != ".pyc"]
+        left_out = {x.relative_to(source).as_posix() for x in files} - names
+        assert not {x for x in left_out if "egg-info" not in x}
+    assert {"Makefile", "LICENSE", "setup.py", "pyproject.toml", "requirements/dev.txt"} <= names
+
+
+def test_extras_say_what_they_add():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    assert {"hf", "cli", "train", "bench", "vllm", "cuda"} <= extras.keys()
+    for package, extra in errors.EXTRAS.items():
+        assert any(line.startswith(package) for line in extras[extra]), package
 
 
 def test_decoding_without_transformers_says_what_to_install():

@@ -95,11 +95,6 @@ def read_texts(files):
     return list(texts)
 
 
-def demo_file():
-    """Choose what ``make demo`` continues: a held-out module of several thousand tokens."""
-    return next(path for path in held_out_files(tests=False) if path.stat().st_size < 24_000)
-
-
 def print_jsonl(files):
     """Print a JSON object for each text, as ``specattn train`` reads it."""
     for text in read_texts(files):
@@ -107,9 +102,7 @@ def print_jsonl(files):
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--demo"]:
-        print(demo_file())
-    elif sys.argv[1:] == ["--jsonl", "training"]:
+    if sys.argv[1:] == ["--jsonl", "training"]:
         print_jsonl(training_files())
     elif sys.argv[1:] == ["--jsonl", "held-out"]:
         print_jsonl(held_out_files())

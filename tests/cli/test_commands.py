@@ -67,7 +67,7 @@ def test_what_is_not_installed_is_named(missing, prompt):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
-    assert f"needs {missing}: pip install 'specattn[hf]'" in done.stderr
+    assert f"needs {missing}: pip install 'specattn[cli]'" in done.stderr
 
 
 def test_version(specattn):

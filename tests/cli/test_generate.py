@@ -15,6 +15,7 @@ from tests.cli.conftest import TINY
 DYNAMIC = {"rope_theta": 1e6, "rope_type": "dynamic", "factor": 2.0}
 LONGROPE = {"rope_theta": 1e6, "rope_type": "longrope", "factor": 2.0}
 LONGROPE |= {"short_factor": [1.0] * 32, "long_factor": [2.0] * 32}
+SHORT = {"max_position_embeddings": 200, "original_max_position_embeddings": 200}
 FEW = ("--max-new-tokens", 6)
 
 
@@ -171,12 +172,15 @@ def test_user_errors_are_one_line(specattn, prompt, tmp_path, arguments, reason)
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"model_type": "bert"}, "family 'bert' is not supported"),
-        ({"rope_parameters": DYNAMIC}, "rope of type 'dynamic' is not supported"),
-        ({"rope_parameters": LONGROPE}, "rope of type 'longrope' is not supported"),
+        ({"model_type": "nonesuch"}, "knows no models of type 'nonesuch'"),
+        ({"is_encoder_decoder": True}, "an encoder-decoder"),
+        ({"kv_lora_rank": 16}, "multi-head latent attention (MLA)"),
+        ({"logit_scale": 0.5}, "differ by 5.0e-01 in their logits"),
+        ({"rope_parameters": DYNAMIC, **SHORT}, "'dynamic' turns with the current length"),
+        ({"rope_parameters": LONGROPE, **SHORT}, "'longrope' turns with the current length"),
         ({"head_dim": 20}, "head_dim must be a multiple of 8 up to 256, got 20"),
     ],
-    ids=["family", "dynamic", "longrope", "head_dim"],
+    ids=["family", "encoder", "mla", "logits", "dynamic", "longrope", "head_dim"],
 )
 def test_a_model_that_does_not_fit_is_refused(specattn, prompt, tmp_path, changes, reason):
     model = with_config(tmp_path / "model", **changes)
@@ -184,6 +188,15 @@ def test_a_model_that_does_not_fit_is_refused(specattn, prompt, tmp_path, change
     assert code == 2
     assert error.count("\n") == 1
     assert reason in error
+
+
+def test_a_tested_family_that_is_trusted_is_not_compared(specattn, prompt, tmp_path):
+    """Here wrongly so: the model does not scale its logits, whatever its config says."""
+    model = with_config(tmp_path / "model", logit_scale=0.5)
+    options = ("--prompt-file", prompt, "--method", "plain", "--max-new-tokens", 4)
+    assert specattn("generate", *options, "--model", model, "--trust-family")[0] == 0
+    code, _, error = specattn("generate", *options, "--model", model)
+    assert (code, error.count("\n")) == (2, 1)
 
 
 def test_weights_that_are_not_safetensors_are_refused(specattn, prompt, tmp_path):

@@ -6,15 +6,28 @@ from tokenizers.decoders import Fuse
 from tokenizers.models import BPE
 from transformers import (
     AutoModelForCausalLM,
+    Cohere2Config,
+    Exaone4Config,
     Gemma2Config,
     Gemma3TextConfig,
+    Glm4Config,
+    Glm4MoeConfig,
     GptOssConfig,
+    GraniteConfig,
     LlamaConfig,
+    Ministral3Config,
+    MinistralConfig,
     MistralConfig,
+    MixtralConfig,
+    Olmo2Config,
+    Olmo3Config,
+    Phi3Config,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
+    SeedOssConfig,
+    SmolLM3Config,
     StoppingCriteria,
     StoppingCriteriaList,
 )
@@ -22,7 +35,7 @@ from transformers import (
 VOCABULARY = 96
 WINDOW = 7
 
-_SHAPE = {
+SHAPE = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -62,11 +75,87 @@ CONFIGS = {
     ),
 }
 
-_GEMMA = {"sliding_window": WINDOW, "num_hidden_layers": 4, "query_pre_attn_scalar": 16}
+_SHORT = {"sliding_window": WINDOW, "num_hidden_layers": 4}
 _ALTERNATING = ["sliding_attention", "full_attention"] * 2
-OTHERS = {  # that the decode layer does not serve
-    "gemma2": (Gemma2Config, {**_GEMMA, "attn_logit_softcapping": 4.0}),
-    "gemma3": (Gemma3TextConfig, {**_GEMMA, "layer_types": _ALTERNATING}),
+_EXPERTS = {"moe_intermediate_size": 24, "n_routed_experts": 4, "num_experts_per_tok": 2}
+_LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
+_LONG = {
+    "rope_type": "longrope",
+    "original_max_position_embeddings": 128,
+    "short_factor": [1.0] * 4,
+    "long_factor": [4.0] * 4,
+}
+OTHERS = {  # that not every test runs over
+    "gemma2": (
+        Gemma2Config,
+        {
+            **_SHORT,
+            "query_pre_attn_scalar": 16,
+            "attn_logit_softcapping": 4.0,
+            "final_logit_softcapping": 90.0,
+        },
+    ),
+    "gemma3": (
+        Gemma3TextConfig,
+        {**_SHORT, "query_pre_attn_scalar": 16, "layer_types": _ALTERNATING},
+    ),
+    "phi3": (Phi3Config, {"sliding_window": WINDOW}),
+    "phi4": (Phi3Config, {"partial_rotary_factor": 0.5, "tie_word_embeddings": True}),
+    "phi3-longrope": (
+        Phi3Config,
+        {"rope_parameters": _LONG, "original_max_position_embeddings": 128, "head_dim": 8},
+    ),
+    "smollm3": (SmolLM3Config, {"num_hidden_layers": 4, "no_rope_layers": [1, 0, 1, 0]}),
+    "olmo2": (Olmo2Config, {}),
+    "olmo3": (Olmo3Config, {**_SHORT, "layer_types": _ALTERNATING}),
+    "granite": (
+        GraniteConfig,
+        {
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+            "attention_multiplier": 0.2,
+            "logits_scaling": 2.0,
+        },
+    ),
+    "glm4": (Glm4Config, {"attention_bias": True}),
+    "glm4_moe": (
+        Glm4MoeConfig,
+        {
+            **_EXPERTS,
+            "first_k_dense_replace": 1,
+            "n_group": 1,
+            "topk_group": 1,
+            "use_qk_norm": True,
+        },
+    ),
+    "mixtral": (MixtralConfig, {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "ministral": (MinistralConfig, {**_SHORT, "layer_types": _ALTERNATING}),
+    "ministral3": (
+        Ministral3Config,
+        {
+            "rope_parameters": {
+                **_YARN,
+                "original_max_position_embeddings": 16,
+                "llama_4_scaling_beta": 0.5,
+            }
+        },
+    ),
+    "seed_oss": (SeedOssConfig, {"attention_bias": True, "attention_dropout": 0.0}),
+    "cohere2": (Cohere2Config, {**_SHORT, "layer_types": _ALTERNATING, "logit_scale": 0.5}),
+    "exaone4": (Exaone4Config, {**_SHORT, "layer_types": _ALTERNATING}),
+    "llama-linear": (LlamaConfig, {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}),
+    "llama-llama3": (
+        LlamaConfig,
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "original_max_position_embeddings": 64,
+                **_LLAMA3,
+            }
+        },
+    ),
+    "llama-yarn": (LlamaConfig, {"rope_parameters": _YARN}),
 }
 
 
@@ -77,8 +166,12 @@ def tiny_model(family="qwen3", *, seed=0, peak=8.0, **options):
     """
     torch.manual_seed(seed)
     config_class, own = {**CONFIGS, **OTHERS}[family]
-    config = config_class(**{**_SHAPE, **own, **options})
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    config = config_class(**{**SHAPE, **own, **options})
+    return decisive(AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval(), peak)
+
+
+def decisive(model, peak=8.0):
+    """Return `model` with random weights that make its logits and its attention stand out."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specattn.decoding import Target, attention, generate
+from specattn.decoding import Target, attention
 from specattn.tree import Tree
 from tests.decoding.models import prompts, tiny_model
 
@@ -43,15 +43,3 @@ def test_a_softcap_reaches_the_kernels():
     plain, capped = verify(model), verify(model, softcap=0.5)
     assert (plain - capped).abs().max() > 1e-3
     torch.testing.assert_close(verify(model, softcap=1e6), plain, rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize(
-    "name", ["final_logit_softcapping", "logits_scaling", "logit_scale", "lm_head_multiplier"]
-)
-def test_models_that_transform_their_logits_are_refused(name):
-    model = tiny_model("llama")
-    setattr(model.config, name, 2.0)
-    with pytest.raises(ValueError, match=rf"{name}=2.0 is not supported"):
-        generate(model, prompts([5]), "plain", max_new_tokens=2)
-    setattr(model.config, name, 1.0)  # changes nothing
-    assert len(generate(model, prompts([5]), "plain", max_new_tokens=2).new_tokens[0]) == 2

@@ -162,11 +162,16 @@ def test_a_row_is_the_same_in_every_draft():
     torch.testing.assert_close(short, whole[:, :3], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("widths", [(2, 2, 2), (4, 16, 16, 16), (1,)])
-def test_longspec_drafts_the_same_trees(widths):
+@pytest.mark.parametrize(
+    ("family", "widths"),
+    [("qwen3", (2, 2, 2)), ("qwen3", (4, 16, 16, 16)), ("qwen3", (1,))]
+    # Scaled embeddings, ropes by kind of layer, a last layer without one.
+    + [(family, (2, 2)) for family in ("gemma2", "gemma3", "granite", "smollm3")],
+)
+def test_longspec_drafts_the_same_trees(family, widths):
     from tests.decoding.methods.test_longspec import random_drafter
 
-    model = tiny_model("qwen3")
+    model = tiny_model(family)
     drafter = random_drafter(model, window=9, dtype=torch.float32)
     texts, drafts = prompts([3, 40, 21]), {}
     for how in ("on", "off"):

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from transformers import AttentionInterface, AutoModelForCausalLM, BloomConfig
+from transformers import AttentionInterface
 
 from specattn.decoding import Target, generate
 from specattn.decoding.attention import CaptureSpec, Selection
@@ -12,7 +12,6 @@ from specattn.tree import Tree
 from tests.cases import assert_accurate
 from tests.decoding.models import (
     CONFIGS,
-    VOCABULARY,
     greedy_by_transformers,
     prompts,
     tiny_model,
@@ -192,20 +191,6 @@ def test_a_draft_step_reads_its_selection_alone():
         target.cache.storage[:, :, :, others] = torch.nan
         again = target.draft(torch.tensor([[7]]), 0, chosen).logits
     torch.testing.assert_close(again, first, rtol=0, atol=0)
-
-
-def test_other_families_are_refused():
-    config = BloomConfig(vocab_size=VOCABULARY, hidden_size=16, n_layer=1, n_head=2)
-    with pytest.raises(
-        ValueError, match="'bloom'.*llama, qwen2, qwen3, qwen3_moe, mistral, gpt_oss"
-    ):
-        Target(AutoModelForCausalLM.from_config(config), batch=1, capacity=8)
-
-
-def test_a_rope_that_depends_on_the_length_is_refused():
-    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
-    with pytest.raises(ValueError, match="'dynamic'"):
-        Target(tiny_model("llama", rope_parameters=rope), batch=1, capacity=8)
 
 
 def test_a_model_on_two_devices_is_refused():

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 import specattn
-from specattn.cli import compare, env, generate, methods, plan, train, tune
+from specattn.cli import compare, demo, env, generate, methods, plan, train, tune
 from specattn.cli.interrupts import Interrupted, interrupt, on_signals
 
 __all__ = ["app", "main"]
@@ -44,6 +44,7 @@ def _specattn(
     """Speculative decoding over long contexts, exact at every temperature."""
 
 
+app.command()(demo.demo)
 app.command()(generate.generate)
 app.command()(compare.compare)
 app.command()(methods.methods)

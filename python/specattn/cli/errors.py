@@ -9,6 +9,9 @@ from contextlib import contextmanager
 
 import typer
 
+# Which extra adds a package, where it is not the one of the command itself.
+EXTRAS = {"accelerate": "train", "tensorboard": "train", "matplotlib": "bench", "triton": "cuda"}
+
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
@@ -23,7 +26,8 @@ def one_line_errors() -> Iterator[None]:
         text = str(error)
         if isinstance(error, ModuleNotFoundError) and error.name is not None:
             package = error.name.partition(".")[0]
-            text = f"this command needs {package}: pip install 'specattn[hf]'"
+            extra = EXTRAS.get(package, "cli")
+            text = f"this command needs {package}: pip install 'specattn[{extra}]'"
         raise typer.BadParameter(" ".join(text.split())) from None
 
 

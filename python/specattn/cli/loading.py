@@ -8,14 +8,11 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoTokenizer
+from transformers import CONFIG_MAPPING, AutoTokenizer
 
 import specattn
 from specattn.cli.options import DTYPES
-from specattn.decoding import FAMILIES
-
-# The folder exists in a source checkout alone: a wheel does not carry 15 MB of model.
-EMBEDDED_TARGET = Path(specattn.__file__).parents[2] / "examples" / "tiny"
+from specattn.embedded import EMBEDDED_TARGET
 
 
 def device_named(name: str) -> torch.device:
@@ -50,22 +47,17 @@ def decoding_dtype(name: str, device: torch.device) -> torch.dtype | str:
 
 
 def model_folder(path: Path | None, option: str = "--model") -> Path:
-    """Return the folder that `option` names if it holds a model of a supported family."""
-    if path is None:
-        if not EMBEDDED_TARGET.is_dir():
-            raise ValueError(
-                "--model is needed: the embedded target comes with the source checkout"
-            )
-        path = EMBEDDED_TARGET
+    """Return the folder that `option` names if it holds a model that transformers knows."""
+    path = EMBEDDED_TARGET if path is None else path
     if not path.is_dir():
         raise ValueError(f"{option}: {path} is not a folder")
     try:
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError):
         raise ValueError(f"{option}: {path} has no readable config.json") from None
-    if (family := config.get("model_type")) not in FAMILIES:
-        known = ", ".join(FAMILIES)
-        raise ValueError(f"{option}: family {family!r} is not supported; expected one of {known}")
+    if (family := config.get("model_type")) not in CONFIG_MAPPING:
+        known = f"transformers {transformers.__version__} knows no models of type {family!r}"
+        raise ValueError(f"{option}: {path}: {known}")
     if not any(path.glob("*.safetensors")):
         raise ValueError(f"{option}: {path} holds no *.safetensors; other formats are not loaded")
     return path

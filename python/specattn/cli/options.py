@@ -83,6 +83,10 @@ class DecodingOptions:
             help="Passes of few rows as kernel calls alone, on a CPU (docs/compiling.md)."
         ),
     ] = "auto"
+    trust_family: Annotated[
+        bool,
+        typer.Option("--trust-family", help="Do not compare a model of a tested family first."),
+    ] = False
 
     @property
     def sampling(self) -> dict[str, Any]:

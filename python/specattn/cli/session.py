@@ -37,6 +37,8 @@ from specattn.decoding import (
     parse_method,
 )
 from specattn.decoding.checkpoint import load_causal_model
+from specattn.decoding.families import check_length
+from specattn.decoding.proving import prove
 from specattn.decoding.statistics import distinct
 from specattn.distributed import ContextParallel
 
@@ -137,11 +139,14 @@ class DecodingSession:
         self.prompts = tokenize(texts, self.tokenizer, options)
         with console.status(f"loading {self.folder}"):
             self.model = load_causal_model(self.folder, dtype, device)
+            prove(self.model, trust_family=options.trust_family)
         theirs = self.model.generation_config
         self._stop_strings = theirs.stop_strings
         self.model.generation_config = GenerationConfig(
             **{name: getattr(theirs, name, None) for name in _OF_CHECKPOINT}
         )
+        longest = max(len(prompt.tokens) for prompt in self.prompts) + options.max_new_tokens
+        check_length(self.model.config, longest)
         for prompt in self.prompts:
             self._note(prompt)
 

@@ -44,6 +44,7 @@ from specattn.decoding.methods.tokenswift import TokenSwift
 from specattn.decoding.methods.triforce import TriForce
 from specattn.decoding.methods.vegas import Vegas
 from specattn.decoding.penalty import ContextualPenalty
+from specattn.decoding.proving import prove
 from specattn.decoding.sampling import Sampler
 from specattn.decoding.sequences import StopRequest
 from specattn.decoding.statistics import RequestStatistics, Statistics
@@ -82,4 +83,5 @@ __all__ = [
     "decode",
     "generate",
     "parse_method",
+    "prove",
 ]

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
@@ -160,6 +160,11 @@ class Pass:
             return self.slots[1]
         return (self.prefix[:, None] + self.depths).long()
 
+    def has_window(self, layer: int, window: int | None) -> bool:
+        """Whether the pass attends in a layer as a model's sliding window wants it."""
+        planned = self.windows[layer] or self.cache.capacity
+        return window is None or min(window, self.cache.capacity) == planned
+
     def attend(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any
     ) -> torch.Tensor:
@@ -206,6 +211,11 @@ def attach(model: PreTrainedModel) -> None:
     """Let the model's passes that carry a plan attend through `attention`, now and later.
 
     Idempotent, and safe while other threads run the model.
+
+    Raises
+    ------
+    ValueError
+        The model's layers attend by themselves.
     """
     own = model.config._attn_implementation
     if own.startswith(_OVER):
@@ -215,21 +225,43 @@ def attach(model: PreTrainedModel) -> None:
     if (mask := AttentionMaskInterface().get(own)) is not None:
         AttentionMaskInterface.register(name, mask)
     model.set_attn_implementation(name)
+    if model.config._attn_implementation != name:
+        raise ValueError(
+            f"models of type {model.config.model_type!r} are not supported: their layers do not "
+            "attend through transformers' AttentionInterface"
+        )
 
 
 def _dispatcher(own: str) -> Callable:
     """Return what serves passes with a plan, and leaves all others to the implementation `own`."""
 
     def dispatch(
-        module: Any, *tensors: Any, specattn_pass: Pass | None = None, **options: Any
+        module: Any, *tensors: Any, specattn_pass: Pass | Callable | None = None, **options: Any
     ) -> tuple[torch.Tensor, Any]:
-        if specattn_pass is not None:
+        if isinstance(specattn_pass, Pass):
             return attention(module, *tensors, specattn_pass=specattn_pass, **options)
-        # Models keep their eager attention beside their layers, and not in the interface.
-        eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
-        return AttentionInterface().get(own, eager)(module, *tensors, **options)
+        if specattn_pass is not None:  # another attention for one call (`probe.py`)
+            return specattn_pass(module, *tensors, **options)
+        return AttentionInterface().get(own, eager_attention(module))(module, *tensors, **options)
 
     return dispatch
+
+
+def eager_attention(module: Any) -> Callable | None:
+    """Return the eager attention of a model's layers, which lies beside them."""
+    return getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+
+
+def features_of(model: PreTrainedModel, tokens: torch.Tensor, plan: Pass) -> torch.Tensor:
+    """Return the features [B, T, H] of a pass through the model's own modules."""
+    output = cast(Any, model.base_model)(
+        input_ids=tokens,
+        position_ids=plan.positions,
+        attention_mask=NO_MASK,
+        use_cache=False,
+        specattn_pass=plan,
+    )
+    return output.last_hidden_state
 
 
 def attention(
@@ -262,8 +294,7 @@ def attention(
         raise ValueError(f"attention of layer {layer}: dropout={dropout} cannot be served")
     if attention_mask is not None and attention_mask.numel():
         raise ValueError(f"attention of layer {layer}: attention_mask cannot be served")
-    planned = plan.windows[layer] or plan.cache.capacity
-    if sliding_window is not None and min(sliding_window, plan.cache.capacity) != planned:
+    if not plan.has_window(layer, sliding_window):
         raise ValueError(
             f"attention of layer {layer}: sliding_window={sliding_window} is not what the model's "
             f"config says, {plan.windows[layer]}"

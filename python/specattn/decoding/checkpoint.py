@@ -7,9 +7,16 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedModel,
+)
 
 from specattn.decoding.families import check_supported
+from specattn.decoding.text_model import text_model
 
 _NAMED = 5  # tensors that one line has room for
 
@@ -24,11 +31,15 @@ def load_causal_model(
     Raises
     ------
     ValueError
-        What the model does is not supported, or its weights are not all there.
+        What the model does is not supported, its weights are not all there, or a package is
+        missing that reads them quantised.
     """
-    check_supported(AutoConfig.from_pretrained(folder, local_files_only=True))
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    check_supported(config)
+    reads_text_alone = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    loader: Any = AutoModelForCausalLM if reads_text_alone else AutoModelForImageTextToText
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = loader.from_pretrained(
             folder,
             dtype=dtype,
             local_files_only=True,
@@ -36,6 +47,9 @@ def load_causal_model(
             ignore_mismatched_sizes=True,  # reported just below, with their names
             output_loading_info=True,
         )
+    except ImportError as error:  # of what decodes quantised weights
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise ValueError(f"the weights in {folder} cannot be loaded: {lines[0]}") from None
     except SafetensorError as error:
         raise ValueError(f"the weights in {folder} cannot be read: {error}") from None
     model, report = loaded
@@ -46,5 +60,4 @@ def load_causal_model(
                 f"the weights in {folder} do not fit its config.json: "
                 f"{len(keys)} {kind.replace('_', ' ')}: {names}"
             )
-    ready: PreTrainedModel = model.eval().to(device=device)
-    return ready
+    return text_model(model.eval().to(device=device))

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from specattn.backends.select import chosen
 from specattn.decoding.parts import Unrecognised, parts_of
+from specattn.decoding.proving import BOUNDS
 
 if TYPE_CHECKING:
     from specattn.decoding.static_pass import StaticPass
@@ -24,8 +25,6 @@ MOST_ROWS = 128
 """Rows of a compiled pass, all requests together; torch's own products are better for more."""
 
 _PROBE_ROWS = 16
-# Of a row's features, relative; a wrong weight or a missing factor makes it about 1.
-_BOUNDS = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 _proven: WeakSet[PreTrainedModel] = WeakSet()
 _told: WeakSet[PreTrainedModel] = WeakSet()
@@ -73,7 +72,7 @@ def _proven_pass(target: Target) -> StaticPass:
     static = StaticPass(parts_of(target.model), target.cache, target.windows)
     # Ranks that share a cache must all run the same passes, whatever each has seen before.
     if target.model not in _proven or target.lockstep is not None:
-        error, bound = _error(target, static), _BOUNDS[target.model.dtype]
+        error, bound = _error(target, static), BOUNDS[target.model.dtype]
         if not error <= bound:
             raise Unrecognised(f"computed from its parts, features differ by {error:.1e}")
         _proven.add(target.model)

@@ -24,6 +24,7 @@ from specattn.decoding.methods import METHODS, parse_method
 from specattn.decoding.processors import CONTEXT_FREE
 from specattn.decoding.prompts import Prompts, as_prompts
 from specattn.decoding.statistics import Statistics
+from specattn.decoding.text_model import text_model
 from specattn.distributed.group import ContextParallel
 
 
@@ -77,7 +78,7 @@ def generate(
     Parameters
     ----------
     model : PreTrainedModel
-        A causal model of one of `FAMILIES`, on one device.
+        A causal model, on one device (docs/models.md). One that reads more continues text alone.
     input_ids : Tensor [L] or [B, L], list of int, str, mapping, or sequence of prompts
         Token ids, or text to be tokenized by `tokenizer`; in a sequence each prompt has its own
         length. A mapping is what a tokenizer returns: ``input_ids`` and ``attention_mask``.
@@ -140,7 +141,7 @@ def generate(
     RanksDisagree, RankLost
         With `context_parallel`: a rank makes another call, or does not answer.
     """
-    method = _resolve(method)
+    method, model = _resolve(method), text_model(model)
     vocabulary = model.config.vocab_size
     prompts = as_prompts(input_ids, attention_mask, tokenizer=tokenizer, vocabulary=vocabulary)
     if streamer is not None and len(prompts) > 1:

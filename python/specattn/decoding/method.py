@@ -24,6 +24,7 @@ from specattn.decoding.sampling import Sampler
 from specattn.decoding.sequences import Sequences
 from specattn.decoding.statistics import Statistics
 from specattn.decoding.target import Target
+from specattn.decoding.text_model import text_model
 from specattn.distributed.group import ContextParallel
 
 # Options that would change the output or its shape and that this loop cannot obey. Each is allowed
@@ -219,6 +220,7 @@ def run(
     context_parallel: ContextParallel | None = None,
 ) -> tuple[Sequences, Statistics]:
     """Decode prepared texts; arguments as for `specattn.decoding.generate`."""
+    model = text_model(model)
     lengths = [end - begin for begin, end in zip(texts.padding, texts.ends, strict=True)]
     limits = [criteria.max_length or 0 for criteria in texts.criteria]
     if 0 in limits:
@@ -278,6 +280,12 @@ def refuse_unsupported(config: GenerationConfig, model_kwargs: dict[str, Any]) -
     if past is not None and past.get_seq_length() > 0:
         raise ValueError("past_key_values must be empty: the cache is our own")
     known = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
+    model_kwargs = {
+        name: value
+        for name, value in model_kwargs.items()
+        # A model that reads images is given what has been seen: nothing.
+        if value is not None and not (isinstance(value, dict) and not value)
+    }
     if unknown := [name for name in model_kwargs if name not in known]:
         raise ValueError(f"model arguments that cannot be passed on: {', '.join(unknown)}")
 

@@ -41,45 +41,97 @@ class GatedMLP(NamedTuple):
     activation: str
 
 
+class SubLayer(NamedTuple):
+    """How ``x += factor * out_norm(inner(norm(x)))`` enters and leaves; a norm may be missing."""
+
+    norm: Norm | None
+    out_norm: Norm | None
+    factor: float
+
+
 @dataclass(frozen=True)
-class Layer:
-    """A decoder layer: ``x += out(attention(norm(x)))``, then ``x += mlp(mlp_norm(x))``.
+class Attention:
+    """The weights of a layer's attention.
 
     Attributes
     ----------
-    norm, mlp_norm : Norm
     q, k, v, out : Projection
     q_norm, k_norm : Norm or None
-        Over each head.
+        Over each head, or, as wide as all of them, over all.
     scaling : float
         Factor of the logits.
+    softcap : float
+        Of the logits, 0.0 for none.
     sinks : Tensor [Hq], or None
-    mlp : GatedMLP or Module
-        A module where it is something else, a mixture of experts for one.
+    rope : str or None
+        Name of what turns queries and keys (`Parts.ropes`), None where nothing does.
     """
 
-    norm: Norm
     q: Projection
     k: Projection
     v: Projection
     q_norm: Norm | None
     k_norm: Norm | None
     scaling: float
+    softcap: float
     sinks: torch.Tensor | None
+    rope: str | None
     out: Projection
-    mlp_norm: Norm
+
+    @property
+    def norms_whole_rows(self) -> bool:
+        """Whether queries and keys are normed over all heads at once."""
+        return self.q_norm is not None and len(self.q_norm.weight) == len(self.q.weight)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A decoder layer: attention and its MLP, each added to the residual stream.
+
+    Attributes
+    ----------
+    attention : Attention
+    mlp : GatedMLP or Module
+        A module where it is something else, a mixture of experts for one.
+    around_attention, around_mlp : SubLayer
+    """
+
+    attention: Attention
     mlp: GatedMLP | nn.Module
+    around_attention: SubLayer
+    around_mlp: SubLayer
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Embedding [V, H], layers, last norm, head, and the module that turns positions to angles."""
+    """What a model is made of.
+
+    Attributes
+    ----------
+    embedding : Tensor [V, H]
+    embedding_scale : float
+    layers : list of Layer
+    norm : Norm
+        The last one.
+    head : Projection
+    rotary : Module
+        Turns positions to angles.
+    ropes : tuple of str
+        Kinds of layers for which it does so differently; one, named "", where it does not.
+    """
 
     embedding: torch.Tensor
+    embedding_scale: float
     layers: list[Layer]
     norm: Norm
     head: Projection
     rotary: nn.Module
+    ropes: tuple[str, ...]
+
+    @property
+    def is_plain_outside(self) -> bool:
+        """Whether embeddings are taken as they are, and turned alike in all layers."""
+        return self.embedding_scale == 1.0 and "" in self.ropes
 
 
 _ACTIVATIONS = {
@@ -92,9 +144,26 @@ _ACTIVATIONS = {
     "PytorchGELUTanh": "gelu_tanh",
 }
 
+# Their weight is what is added to 1.
+_NORMS_OF_ONE = {"GemmaRMSNorm", "Gemma2RMSNorm", "Gemma3RMSNorm", "VaultGemmaRMSNorm"}
+
+_Names = tuple[str | None, str | None]
+# Norms before and after attention, then before and after the MLP, by which of them a layer has.
+_NORMS: dict[frozenset[str], tuple[_Names, _Names]] = {
+    frozenset(name for pair in pairs for name in pair if name): pairs
+    for pairs in (
+        (("input_layernorm", None), ("post_attention_layernorm", None)),
+        (
+            ("input_layernorm", "post_attention_layernorm"),
+            ("pre_feedforward_layernorm", "post_feedforward_layernorm"),
+        ),
+        ((None, "post_attention_layernorm"), (None, "post_feedforward_layernorm")),
+    )
+}
+
 
 def parts_of(model: PreTrainedModel) -> Parts:
-    """Return the parts of `model`, whose tensors are the model's own.
+    """Return the parts of `model`, whose tensors are the model's own wherever they can be.
 
     Raises
     ------
@@ -105,72 +174,143 @@ def parts_of(model: PreTrainedModel) -> Parts:
             raise Unrecognised(f"{name or 'the model'} has forward hooks")
     base = cast(Any, model.base_model)
     _expect_children(base, {"embed_tokens", "layers", "norm", "rotary_emb"}, "the model")
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    if type(embedding) is not nn.Embedding or embedding.max_norm is not None:
-        raise Unrecognised(f"the embedding is a {type(embedding).__name__}")
+    embedding: Any = model.get_input_embeddings()
     return Parts(
-        embedding=embedding.weight.detach(),
+        embedding=_dense(embedding.weight, "the embedding"),
+        embedding_scale=_embedding_scale(embedding) * getattr(base, "embedding_multiplier", 1.0),
         layers=[_layer(layer, f"layer {n}") for n, layer in enumerate(base.layers)],
         norm=_norm(base.norm, "the last norm"),
-        head=_projection(head, "the head"),
+        head=_projection(model.get_output_embeddings(), "the head"),
         rotary=base.rotary_emb,
+        ropes=tuple(getattr(base.rotary_emb, "layer_types", ("",))),
     )
 
 
+def _embedding_scale(embedding: Any) -> float:
+    name = type(embedding).__name__
+    if not isinstance(embedding, nn.Embedding) or embedding.max_norm is not None:
+        raise Unrecognised(f"the embedding is a {name}")
+    if type(embedding) is nn.Embedding:
+        return 1.0
+    if not name.endswith("ScaledWordEmbedding"):
+        raise Unrecognised(f"the embedding is a {name}")
+    scale: Any = embedding.embed_scale.to(embedding.weight.dtype)
+    return float(scale)
+
+
 def _layer(layer: Any, where: str) -> Layer:
-    children = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
-    _expect_children(layer, children, where)
-    attention = layer.self_attn
-    optional = {"q_norm", "k_norm"}
-    present = {name for name, _ in attention.named_children()} & optional
-    _expect_children(attention, {"q_proj", "k_proj", "v_proj", "o_proj"} | present, where)
+    children = {name for name, child in layer.named_children() if not isinstance(child, nn.Dropout)}
+    norms = _NORMS.get(frozenset(children - {"self_attn", "mlp"}))
+    if norms is None or not children >= {"self_attn", "mlp"}:
+        raise Unrecognised(f"{where} is made of {', '.join(sorted(children))}")
+    factor = float(getattr(layer, "residual_multiplier", 1.0))
+    around = [
+        SubLayer(_norm_if(layer, before, where), _norm_if(layer, after, where), factor)
+        for before, after in norms
+    ]
+    return Layer(_attention(layer.self_attn, where), _mlp(layer.mlp, where), *around)
+
+
+def _norm_if(layer: Any, name: str | None, where: str) -> Norm | None:
+    return None if name is None else _norm(getattr(layer, name), where)
+
+
+def _attention(attention: Any, where: str) -> Attention:
+    present = {name for name, _ in attention.named_children()}
+    fused = {"qkv_proj"} if "qkv_proj" in present else {"q_proj", "k_proj", "v_proj"}
+    _expect_children(attention, {*fused, "o_proj"} | present & {"q_norm", "k_norm"}, where)
     own = {name for name, _ in attention.named_parameters(recurse=False)}
     if own - {"sinks"}:
         raise Unrecognised(f"{where}: attention has {', '.join(sorted(own))}")
+    if (attention.config.rope_parameters or {}).get("llama_4_scaling_beta") is not None:
+        raise Unrecognised(f"{where}: queries are scaled by position")  # far ones: no probe sees it
+    q, k, v = _heads(attention, fused, where)
     q_norm, k_norm = (
         _norm(getattr(attention, name), where) if name in present else None
         for name in ("q_norm", "k_norm")
     )
-    if q_norm is not None and q_norm.weight.shape != (attention.head_dim,):
-        raise Unrecognised(f"{where}: queries are not normed by head")
-    return Layer(
-        norm=_norm(layer.input_layernorm, where),
-        q=_projection(attention.q_proj, where),
-        k=_projection(attention.k_proj, where),
-        v=_projection(attention.v_proj, where),
+    for norm, projection in ((q_norm, q), (k_norm, k)):
+        if norm and len(norm.weight) not in (attention.head_dim, len(projection.weight)):
+            raise Unrecognised(f"{where}: queries are normed neither by head nor all together")
+    softcap = getattr(attention, "attn_logit_softcapping", None)
+    return Attention(
+        q=q,
+        k=k,
+        v=v,
         q_norm=q_norm,
         k_norm=k_norm,
         scaling=float(attention.scaling),
+        softcap=float(softcap or 0.0),
         sinks=attention.sinks.detach() if "sinks" in own else None,
+        rope=_rope(attention),
         out=_projection(attention.o_proj, where),
-        mlp_norm=_norm(layer.post_attention_layernorm, where),
-        mlp=_mlp(layer.mlp, where),
     )
+
+
+def _heads(attention: Any, names: set[str], where: str) -> tuple[Projection, ...]:
+    """Return the projections to queries, keys and values."""
+    if names != {"qkv_proj"}:
+        return tuple(_projection(getattr(attention, f"{x}_proj"), where) for x in "qkv")
+    kv = attention.num_key_value_heads * attention.head_dim
+    return _split(attention.qkv_proj, (kv * attention.num_key_value_groups, kv, kv), where)
+
+
+def _rope(attention: Any) -> str | None:
+    """Return the name of the rope of a layer: that of its kind, where kinds have their own."""
+    if not getattr(attention, "use_rope", True):
+        return None
+    if getattr(attention, "sliding_window", None) and not getattr(attention, "is_sliding", True):
+        return None  # EXAONE 4: where some layers slide, those that do not have no rope
+    types, n = getattr(attention.config, "layer_types", None), attention.layer_idx
+    by_type = any(isinstance(x, dict) for x in (attention.config.rope_parameters or {}).values())
+    return types[n] if by_type and types else ""
 
 
 def _mlp(mlp: nn.Module, where: str) -> GatedMLP | nn.Module:
     children = dict(mlp.named_children())
-    activation = _ACTIVATIONS.get(type(children.get("act_fn")).__name__)
-    if children.keys() != {"gate_proj", "up_proj", "down_proj", "act_fn"} or activation is None:
+    names = children.keys() - {"act_fn", "activation_fn"}
+    module = children.get("act_fn", children.get("activation_fn"))
+    activation = _ACTIVATIONS.get(type(module).__name__)
+    if activation is None:
         return mlp
-    gate, up, down = (
-        _projection(children[name], where) for name in ("gate_proj", "up_proj", "down_proj")
-    )
-    return GatedMLP(gate, up, down, activation)
+    if names == {"gate_up_proj", "down_proj"}:
+        fused = children["gate_up_proj"]
+        half = getattr(fused, "out_features", 0) // 2
+        gate, up = _split(fused, (half, half), where)
+    elif names == {"gate_proj", "up_proj", "down_proj"}:
+        gate, up = (_projection(children[name], where) for name in ("gate_proj", "up_proj"))
+    else:
+        return mlp
+    return GatedMLP(gate, up, _projection(children["down_proj"], where), activation)
+
+
+def _split(module: Any, sizes: tuple[int, ...], where: str) -> tuple[Projection, ...]:
+    """Return the projections that lie side by side in one module."""
+    weight, bias = _projection(module, where)
+    biases = [None] * len(sizes) if bias is None else bias.split(sizes)
+    return tuple(map(Projection, weight.split(sizes), biases))
 
 
 def _projection(module: Any, where: str) -> Projection:
     if type(module) is not nn.Linear:
         raise Unrecognised(f"{where}: a projection is a {type(module).__name__}")
-    bias = None if module.bias is None else module.bias.detach()
-    return Projection(module.weight.detach(), bias)
+    bias = None if module.bias is None else _dense(module.bias, where)
+    return Projection(_dense(module.weight, where), bias)
+
+
+def _dense(parameter: torch.Tensor, where: str) -> torch.Tensor:
+    tensor = parameter.detach()
+    if type(tensor) is not torch.Tensor:
+        raise Unrecognised(f"{where}: its weights are a {type(tensor).__name__}")
+    return tensor
 
 
 def _norm(module: Any, where: str) -> Norm:
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if not type(module).__name__.endswith("RMSNorm") or eps is None:
         raise Unrecognised(f"{where}: a norm is a {type(module).__name__}")
-    return Norm(module.weight.detach(), float(eps))
+    weight = module.weight.detach()
+    return Norm(1 + weight if type(module).__name__ in _NORMS_OF_ONE else weight, float(eps))
 
 
 def _expect_children(module: nn.Module, expected: set[str], where: str) -> None:

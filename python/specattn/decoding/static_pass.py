@@ -17,7 +17,7 @@ from torch import nn
 import specattn._cpu as _cpu
 from specattn.decoding.attention import Pass, Selection
 from specattn.decoding.compiling import MOST_ROWS
-from specattn.decoding.parts import GatedMLP, Layer, Parts
+from specattn.decoding.parts import Attention, GatedMLP, Parts, Projection, SubLayer
 from specattn.decoding.recording import UNIFORM, Recording
 from specattn.kv_cache import KVCache
 from specattn.ops._tree_mask import packed_mask
@@ -41,6 +41,7 @@ class _Buffers(NamedTuple):
 
     x: torch.Tensor  # the residual stream
     normed: torch.Tensor
+    added: torch.Tensor  # what a sub-layer adds to the stream
     heads: torch.Tensor  # queries, keys and values
     attended: torch.Tensor
     inner: torch.Tensor  # of the MLP
@@ -77,13 +78,14 @@ class StaticPass:
 
     Attributes
     ----------
-    angles : tuple of Tensor
-        Cosines and sines of the rope by position, float32 [capacity, half of what turns].
+    angles : dict of str or None to (Tensor, Tensor)
+        By the name of a rope (`Parts.ropes`) its cosines and sines by position, float32 [capacity,
+        half of what turns]; for None those that turn nothing.
     """
 
     def __init__(self, parts: Parts, cache: KVCache, windows: list[int | None]):
         self.parts, self.cache, self.windows = parts, cache, windows
-        self.angles = _angles(parts.rotary, cache)
+        self.angles = _angles(parts, cache)
         self._least_window = min((w for w in windows if w is not None), default=cache.capacity)
         self._buffers = _buffers(parts, cache)
         self._inputs: dict[tuple, torch.Tensor] = {}
@@ -168,13 +170,21 @@ class StaticPass:
         rows = _Buffers(*(x[: shape.batch * shape.rows] for x in self._buffers))
         parts, kernel = self.parts, recording.kernel
         kernel(_cpu.embed, inputs["tokens"], parts.embedding, rows.x)
+        if parts.embedding_scale != 1.0:
+            recording.python(lambda: _scale(rows.x, parts.embedding_scale))
         for n, layer in enumerate(parts.layers):
-            kernel(_cpu.rms_norm, rows.x, *layer.norm, rows.normed)
-            recording.product(rows.normed, (layer.q, layer.k, layer.v), rows.heads)
+            read = _enter(recording, layer.around_attention, rows)
+            heads = layer.attention
+            recording.product(read, (heads.q, heads.k, heads.v), rows.heads)
             self._attend(recording, n, shape, rows, inputs)
-            recording.product(rows.attended, (layer.out,), rows.x, residual=rows.x)
-            kernel(_cpu.rms_norm, rows.x, *layer.mlp_norm, rows.normed)
-            _mlp(recording, layer.mlp, rows, shape)
+            _leave(recording, layer.around_attention, (rows.attended, heads.out), rows)
+            read = _enter(recording, layer.around_mlp, rows)
+            if isinstance(layer.mlp, GatedMLP):
+                gated = layer.mlp.gate, layer.mlp.up
+                recording.product(read, gated, rows.inner, gate=layer.mlp.activation)
+                _leave(recording, layer.around_mlp, (rows.inner, layer.mlp.down), rows)
+            else:
+                _call(recording, layer.mlp, read, layer.around_mlp, rows, shape)
         kernel(_cpu.rms_norm, rows.x, *parts.norm, rows.features)
         recording.product(rows.features, (parts.head,), rows.logits)
 
@@ -187,7 +197,7 @@ class StaticPass:
         inputs: dict[str, torch.Tensor],
     ) -> None:
         """Norm, rotate and store the heads of layer `n`, and attend."""
-        layer, window, cache = self.parts.layers[n], self.windows[n], self.cache
+        layer, window, cache = self.parts.layers[n].attention, self.windows[n], self.cache
         k_cache, v_cache = cache.layer(n) if cache.in_kernels else (None, None)
         kv_heads, head_dim = cache.storage.shape[-2:]
         by_token = (shape.batch, shape.rows)
@@ -196,11 +206,11 @@ class StaticPass:
         q, k, v = heads.split([q_heads, kv_heads, kv_heads], 2)
         out, lse = rows.attended.view(q.shape), rows.lse.view(q.shape[:-1])
         prefix, depths = inputs["prefix"], inputs.get("depths")
-        norms = (layer.q_norm and layer.q_norm.weight, layer.k_norm and layer.k_norm.weight)
+        norms = _norm_whole_rows(recording, layer, rows.heads)
         eps = layer.q_norm.eps if layer.q_norm else 0.0
-        turned = (heads, q_heads, *norms, eps, *self.angles, prefix, depths)
+        turned = (heads, q_heads, *norms, eps, *self.angles[layer.rope], prefix, depths)
         recording.kernel(_cpu.rotate_heads, *turned, k_cache, v_cache, None)
-        scale = (layer.scaling, 0.0, layer.sinks)
+        scale = (layer.scaling, layer.softcap, layer.sinks)
         tree = inputs.get(_mask(window)), inputs.get(_depths(window))
         hybrid = (q, k_cache, v_cache, prefix, None, None, *tree, None, window, *scale, *UNIFORM)
         full_layer = self.windows[:n].count(None)
@@ -218,10 +228,15 @@ class StaticPass:
             recording.kernel(_cpu.hybrid_tree_attention, *hybrid, out, lse)
 
     def _attend_as_planned(
-        self, n: int, layer: Layer, heads: tuple[torch.Tensor, ...], out: torch.Tensor
+        self, n: int, layer: Attention, heads: tuple[torch.Tensor, ...], out: torch.Tensor
     ) -> None:
         """Attend by the plan of the pass that runs now."""
-        out.copy_(self._plan.attend(n, *heads, softmax_scale=layer.scaling, sinks=layer.sinks))
+        scale: Any = {
+            "softmax_scale": layer.scaling,
+            "softcap": layer.softcap,
+            "sinks": layer.sinks,
+        }
+        out.copy_(self._plan.attend(n, *heads, **scale))
 
 
 def _mask(window: int | None) -> str:
@@ -236,44 +251,110 @@ def _dtype(name: str) -> torch.dtype:
     return torch.int64 if name == "tokens" or name.startswith("mask") else torch.int32
 
 
-def _mlp(recording: Recording, mlp: GatedMLP | nn.Module, rows: _Buffers, shape: _Shape) -> None:
-    """Record ``x += mlp(normed)``."""
-    if isinstance(mlp, GatedMLP):
-        recording.product(rows.normed, (mlp.gate, mlp.up), rows.inner, gate=mlp.activation)
-        recording.product(rows.inner, (mlp.down,), rows.x, residual=rows.x)
+def _enter(recording: Recording, around: SubLayer, rows: _Buffers) -> torch.Tensor:
+    """Record what comes before a sub-layer; return the rows that it reads."""
+    if around.norm is None:
+        return rows.x
+    recording.kernel(_cpu.rms_norm, rows.x, *around.norm, rows.normed)
+    return rows.normed
+
+
+def _leave(
+    recording: Recording,
+    around: SubLayer,
+    last: tuple[torch.Tensor, Projection],
+    rows: _Buffers,
+) -> None:
+    """Record a sub-layer's last product and its way into the residual stream."""
+    read, projection = last
+    if around.out_norm is None and around.factor == 1.0:
+        recording.product(read, (projection,), rows.x, residual=rows.x)
         return
-    normed = rows.normed.view(shape.batch, shape.rows, -1)
+    recording.product(read, (projection,), rows.added)
+    _add(recording, around, rows)
+
+
+def _add(recording: Recording, around: SubLayer, rows: _Buffers) -> None:
+    """Record ``x += factor * out_norm(added)``."""
+    if around.out_norm is not None:
+        recording.kernel(_cpu.rms_norm, rows.added, *around.out_norm, rows.added)
+    recording.python(lambda: _accumulate(rows.x, rows.added, around.factor))
+
+
+def _call(
+    recording: Recording,
+    module: nn.Module,
+    read: torch.Tensor,
+    around: SubLayer,
+    rows: _Buffers,
+    shape: _Shape,
+) -> None:
+    """Record a module that is no kernel, and its way into the residual stream."""
+    given = read.view(shape.batch, shape.rows, -1)
 
     def step() -> None:
-        output: Any = mlp(normed)
-        output = output[0] if isinstance(output, tuple) else output
-        rows.x.add_(output.reshape(rows.x.shape))
+        output: Any = module(given)
+        output = (output[0] if isinstance(output, tuple) else output).reshape(rows.x.shape)
+        if around.out_norm is None:
+            _accumulate(rows.x, output, around.factor)
+        else:
+            rows.added.copy_(output)
 
     recording.python(step)
+    if around.out_norm is not None:
+        _add(recording, around, rows)
+
+
+def _scale(x: torch.Tensor, factor: float) -> None:
+    x.mul_(factor)
+
+
+def _accumulate(x: torch.Tensor, added: torch.Tensor, factor: float) -> None:
+    x.add_(added, alpha=factor)
+
+
+def _norm_whole_rows(
+    recording: Recording, layer: Attention, heads: torch.Tensor
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Record norms over all heads at once, or return those that are over each."""
+    if layer.q_norm is None or layer.k_norm is None:
+        return None, None
+    if not layer.norms_whole_rows:
+        return layer.q_norm.weight, layer.k_norm.weight
+    q, k, _ = heads.split([len(x.weight) for x in (layer.q, layer.k, layer.v)], 1)
+    recording.kernel(_cpu.rms_norm, q, *layer.q_norm, q)
+    recording.kernel(_cpu.rms_norm, k, *layer.k_norm, k)
+    return None, None
 
 
 def _buffers(parts: Parts, cache: KVCache) -> _Buffers:
     """Return buffers for most rows; memory that no pass touches is none."""
-    layer = parts.layers[0]
-    width = layer.norm.weight.shape[0]
+    layer = parts.layers[0].attention
+    width = parts.embedding.shape[1]
     heads = sum(x.weight.shape[0] for x in (layer.q, layer.k, layer.v))
     inner = max(
         (x.mlp.gate.weight.shape[0] for x in parts.layers if isinstance(x.mlp, GatedMLP)),
         default=0,
     )
     attended = layer.q.weight.shape[0]
-    widths = [width, width, heads, attended, inner, width, parts.head.weight.shape[0]]
+    widths = [width, width, width, heads, attended, inner, width, parts.head.weight.shape[0]]
     storage = cache.storage
     lse = torch.empty(MOST_ROWS, attended // storage.shape[-1])
     return _Buffers._make([*(storage.new_empty(MOST_ROWS, n) for n in widths), lse])
 
 
-def _angles(rotary: Any, cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return cosines and sines by position, float32 [capacity, half of what turns]."""
+def _angles(parts: Parts, cache: KVCache) -> dict[str | None, tuple[torch.Tensor, torch.Tensor]]:
+    """Return cosines and sines by position, for every rope and for none."""
     positions = torch.arange(max(cache.capacity, 2), device=cache.storage.device)
-    with torch.no_grad():
-        cos, sin = (x[0].float() for x in rotary(cache.storage[:0], positions[None]))
-    half = cos.shape[-1] // 2
-    if not cos[:, :half].equal(cos[:, half:]):  # most modules say every angle twice
-        half = cos.shape[-1]
-    return cos[:, :half].contiguous(), sin[:, :half].contiguous()
+    rotary: Any = parts.rotary
+    still = torch.ones(len(positions), 1)
+    angles: dict[str | None, Any] = {None: (still, torch.zeros_like(still))}
+    for name in parts.ropes:
+        with torch.no_grad():
+            tables = rotary(cache.storage[:0], positions[None], *filter(None, [name]))
+        cos, sin = (x[0].float() for x in tables)
+        half = cos.shape[-1] // 2
+        if not cos[:, :half].equal(cos[:, half:]):  # most modules say every angle twice
+            half = cos.shape[-1]
+        angles[name] = cos[:, :half].contiguous(), sin[:, :half].contiguous()
+    return angles

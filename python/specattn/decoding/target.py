@@ -5,27 +5,38 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from transformers import PreTrainedModel
 
 from specattn.decoding.attention import (
     NO_CAPTURE,
-    NO_MASK,
     CaptureSpec,
     KVSelector,
     Pass,
     attach,
+    features_of,
 )
 from specattn.decoding.compiling import MOST_ROWS, Compile, static_pass
-from specattn.decoding.families import check_supported, windows_of
+from specattn.decoding.families import (
+    cache_shape,
+    check_length,
+    check_supported,
+    transform_logits,
+    windows_of,
+)
 from specattn.decoding.lockstep import Lockstep
+from specattn.decoding.proving import prove
 from specattn.decoding.split_prefill import split_features
 from specattn.decoding.statistics import Clock
+from specattn.decoding.text_model import text_model
 from specattn.distributed.context import ContextCache
 from specattn.kv_cache import KVCache
 from specattn.tree import Tree
+
+if TYPE_CHECKING:
+    from specattn.decoding.static_pass import StaticPass
 
 
 class Verification(NamedTuple):
@@ -59,7 +70,7 @@ class Target:
     Parameters
     ----------
     model : PreTrainedModel
-        Of one of `FAMILIES`, on one device.
+        On one device; one that reads more than text decodes text alone (`text_model`).
     batch, capacity : int
         Requests, and tokens that the cache holds for each.
     compile : {"auto", "on", "off"}
@@ -77,16 +88,18 @@ class Target:
     full_layers : list of int
         The layers without one: those that sparse passes select for.
     embed, head : Module
-        The model's embedding, and the head that makes logits of features.
+        The model's embedding, and its head: `logits_of` makes logits of features.
     lockstep : Lockstep or None
 
     Raises
     ------
     ValueError
-        The model's family, its kind of rope or what it does to its logits is not supported, or it
-        is spread over several devices; with ``compile="on"``, it cannot be compiled; with
-        `lockstep`, no layer of it has full attention.
+        The model does not compute with our attention what it computes with its own (`prove`), its
+        rope depends on the length, or it is spread over several devices; with ``compile="on"``, it
+        cannot be compiled; with `lockstep`, no layer of it has full attention.
     """
+
+    static: StaticPass | None = None
 
     def __init__(
         self,
@@ -96,28 +109,40 @@ class Target:
         compile: Compile = "auto",
         lockstep: Lockstep | None = None,
     ):
-        config = model.config
-        check_supported(config)
+        check_supported(model.config)
+        model = text_model(model)
+        check_length(model.config, capacity)
         devices = {str(parameter.device) for parameter in model.parameters()}
         if len(devices) > 1:
             raise ValueError(f"the model must be on one device, got {', '.join(sorted(devices))}")
         attach(model)
+        prove(model)
+        self._hold(model, batch, capacity, windows_of(model.config, capacity), lockstep)
+        self.static = static_pass(self, compile)
+
+    def _hold(
+        self,
+        model: PreTrainedModel,
+        batch: int,
+        capacity: int,
+        windows: list[int | None],
+        lockstep: Lockstep | None = None,
+    ) -> None:
+        """Keep the model, and a cache for it."""
         self._lock = threading.Lock()
         self.model = model
         self.device = model.device
-        self.windows = windows_of(config, capacity)
-        self.full_layers = [n for n, window in enumerate(self.windows) if window is None]
+        self.windows = windows
+        self.full_layers = [n for n, window in enumerate(windows) if window is None]
         self.embed, self.head = model.get_input_embeddings(), model.get_output_embeddings()
-        head_dim = getattr(config, "head_dim", None)
-        head_dim = head_dim or config.hidden_size // config.num_attention_heads
-        size: Any = (batch, capacity, config.num_key_value_heads, head_dim)
+        layers, kv_heads, head_dim = cache_shape(model.config)
+        size: Any = (batch, capacity, kv_heads, head_dim)
         where: Any = {"dtype": model.dtype, "device": model.device}
         self.lockstep = lockstep
         if lockstep is None:
-            self.cache = KVCache(config.num_hidden_layers, *size, **where)
+            self.cache = KVCache(layers, *size, **where)
         else:
             self.cache = ContextCache(lockstep.ranks, self.windows, *size, **where)
-        self.static = static_pass(self, compile)
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -253,21 +278,19 @@ class Target:
         if self.static is not None and self._is_static(tokens):
             logits, features, scores = self.static.run(plan, tokens)
             scores = plan.scores if scores is None else scores
+            logits = transform_logits(self.model.config, logits)
             return Verification(logits, features, scores, plan.queries)
         features = self.features(tokens, plan)
-        return Verification(self.head(features), features, plan.scores, plan.queries)
+        return Verification(self.logits_of(features), features, plan.scores, plan.queries)
+
+    def logits_of(self, features: torch.Tensor) -> torch.Tensor:
+        """Return the logits [..., V] that the model makes of features [..., H]."""
+        return transform_logits(self.model.config, self.head(features))
 
     def features(self, tokens: torch.Tensor, plan: Pass) -> torch.Tensor:
         """Return the features [B, T, H] of a pass through the model's own modules."""
         attach(self.model)  # again: the implementation may have been set to another one meanwhile
-        output = self.model.base_model(
-            input_ids=tokens,
-            position_ids=plan.positions,
-            attention_mask=NO_MASK,
-            use_cache=False,
-            specattn_pass=plan,
-        )
-        return output.last_hidden_state
+        return features_of(self.model, tokens, plan)
 
 
 def is_chain(tree: Tree) -> bool:

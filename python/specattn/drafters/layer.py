@@ -74,6 +74,11 @@ class LayerConfig(DrafterConfig):
             What the drafter's folder will call the model.
         **own
             Fields of the method's own.
+
+        Raises
+        ------
+        ValueError
+            Layers of the model are not of the shape that a drafter's can have.
         """
         config, attention = model.config, cast(Any, model.base_model).layers[-1].self_attn
         same = (
@@ -87,6 +92,12 @@ class LayerConfig(DrafterConfig):
             "rope_parameters",
             "initializer_range",
         )
+        missing = [name for name in same if not hasattr(config, name)]
+        if missing or not hasattr(attention, "q_proj"):
+            what = ", ".join(missing) or "q_proj: its projections are one"
+            raise ValueError(
+                f"no drafter has the shape of a layer of {config.model_type!r}, without {what}"
+            )
         return cls(
             target=target,
             head_dim=attention.head_dim,

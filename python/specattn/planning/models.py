@@ -9,6 +9,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from specattn.embedded import EMBEDDED_TARGET
+
 
 @dataclass(frozen=True)
 class ModelShape:
@@ -149,9 +151,6 @@ class ModelShape:
         """Return the elements of K and V of one request; layers that slide are stored whole."""
         return 2 * self.layers * self.kv_heads * self.head_dim * context
 
-
-EMBEDDED_TARGET = Path(__file__).resolve().parents[3] / "examples" / "tiny"
-"""The model that the repository holds; an installed package is without it."""
 
 MODELS = {
     shape.name: shape

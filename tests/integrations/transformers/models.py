@@ -3,9 +3,9 @@
 import torch
 
 import specattn.integrations.transformers  # noqa: F401 - registers "specattn"
-from tests.decoding.models import OTHERS, prompts
+from tests.decoding.models import prompts
 
-FAMILIES = ["llama", "qwen3", "qwen2-sliding", "mistral-sliding", "gpt_oss", *OTHERS]
+FAMILIES = ["llama", "qwen3", "qwen2-sliding", "mistral-sliding", "gpt_oss", "gemma2", "gemma3"]
 LEFT = "leaves some attention to transformers"  # what a call that we do not serve is warned with
 
 

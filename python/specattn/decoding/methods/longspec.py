@@ -197,7 +197,8 @@ class _TreeDrafter(_BlockDrafter):
         self.widths = widths
         self.chains = [Tree.chain(n, device=block.storage.device) for n in range(len(widths) + 1)]
         self.static: StaticTree | None = None
-        if (static := block.target.static) is not None:
+        static = block.target.static
+        if static is not None and static.parts.is_plain_outside:
             from specattn.decoding.methods.longspec_static import StaticTree  # the C++ kernels
 
             self.static = StaticTree(block, static)

@@ -28,7 +28,7 @@ class StaticTree:
 
     def __init__(self, block: DraftBlock, static: StaticPass):
         self.block = block
-        self._angles = static.angles  # a drafter's rope is its target's
+        self._angles = static.angles[""]  # a drafter's rope is its target's
         self._trees: dict[tuple, tuple[_Memory, Recording]] = {}
 
     def grow(self, root: torch.Tensor, levels: tuple[int, ...]) -> tuple[Draft, torch.Tensor]:

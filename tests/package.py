@@ -1,0 +1,65 @@
+"""Install what was built as a stranger would: ``python tests/package.py DIST TORCH WORK``.
+
+Not collected by pytest: it installs torch, which takes a minute (`make package`).
+"""
+
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+# No compiler is found, nothing of the user's is seen, and nothing can be fetched while it runs.
+ALONE = {"CC": "false", "CXX": "false", "PYTHONNOUSERSITE": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def run(*command, folder):
+    """Run a command away from the checkout; return what it printed, and what it said of it."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        list(map(str, command)), cwd=folder, env=environment | ALONE, capture_output=True, text=True
+    )
+    if done.returncode:
+        sys.exit(f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}")
+    return done.stdout, done.stderr
+
+
+def environment(folder):
+    """Return the interpreter of a fresh environment, and the command of its pip."""
+    venv.create(folder, with_pip=True, clear=True)
+    python = folder / "bin/python"
+    return python, (python, "-m", "pip", "--disable-pip-version-check")
+
+
+def main(dist, torch, work):
+    """Check the wheel with its command, then the source distribution without a compiler."""
+    dist, work = Path(dist).resolve(), Path(work).resolve()
+    (wheel,), (source,) = dist.glob("*.whl"), dist.glob("*.tar.gz")
+    python, pip = environment(work / "wheel")
+    run(*pip, "install", "--quiet", torch, folder=work)  # in a step of its own: see the Makefile
+    run(*pip, "install", "--quiet", f"{wheel}[cli]", folder=work)
+    run(*pip, "check", folder=work)
+    specattn = python.with_name("specattn")
+    _, said = run(specattn, "demo", "--max-new-tokens", 24, folder=work)
+    assert "Outputs identical, token for token: yes" in said, said
+    print(f"{wheel.name}: installed, pip check clean, specattn demo ran")
+
+    shared, _ = run(
+        python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", folder=work
+    )
+    python, pip = environment(work / "source")
+    own, _ = run(
+        python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", folder=work
+    )
+    (Path(own.strip()) / "shared.pth").write_text(shared)  # torch is not installed twice
+    run(*pip, "install", "--quiet", "--no-deps", "--ignore-installed", source, folder=work)
+    run(*pip, "check", folder=work)
+    code = "import specattn; print(specattn.__file__, specattn.backends()['cpu'])"
+    said, _ = run(python, "-c", code, folder=work)
+    assert said.startswith(own.strip()), said
+    assert "is not built" in said, said
+    print(f"{source.name}: installed without a compiler, pip check clean")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -5,6 +5,7 @@
 
 import argparse
 import json
+from itertools import zip_longest
 from pathlib import Path
 
 import torch
@@ -67,7 +68,7 @@ def acceptance(model, method, prompts, temperature, new_tokens=NEW_TOKENS):
     rounds = sum(request.rounds for request in requests)
     accepted = sum(request.accepted for request in requests)
     accepted_at, offered_at = (
-        [sum(column) for column in zip(*(getattr(r, name) for r in requests), strict=True)]
+        [sum(column) for column in zip_longest(*(getattr(r, name) for r in requests), fillvalue=0)]
         for name in ("accepted_at", "offered_at")
     )
     return {

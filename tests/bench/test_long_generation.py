@@ -62,7 +62,10 @@ def test_a_rows_variety_is_the_mean_over_texts_that_are_long_enough():
 
 def test_a_row_says_how_far_it_was_at_each_length(model):
     plan = MeasurePlan(new_tokens=24, texts=1, repeats=2, lengths=(6, 12, 24))
-    entries = [Entry("plain"), Entry("vegas", {"gamma": 3, "min_tokens": 16, "ratio": 1.0})]
+    entries = [
+        Entry("plain"),
+        Entry("vegas", {"gamma": 3, "min_tokens": 16, "ratio": 1.0, "switch": False}),
+    ]
     plain, vegas = measured(model, grid(entries, [40]), plan)
     assert plain["fault"] is vegas["fault"] is None
     assert [one["new_tokens"] for one in vegas["lengths"]] == [6, 12, 24]

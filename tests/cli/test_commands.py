@@ -83,7 +83,7 @@ def test_the_list_of_methods_can_be_given_back(specattn):
         options = ",".join(line.split()[0] for line in lines.splitlines())
         read, given = parse_method(f"{name}:{options}" if options else name)
         assert METHODS[read](**given) == METHODS[name]()
-    assert specattn("methods", "vegas")[1].startswith("vegas\n  gamma=6 ")
+    assert specattn("methods", "vegas")[1].startswith("vegas\n  gamma=none ")
     code, _, error = specattn("methods", "magic")
     assert code == 2
     assert "got 'magic'" in error

@@ -22,7 +22,7 @@ from tests.decoding.models import (
     tiny_model,
 )
 
-METHODS = [Plain(), Vegas(gamma=3, ratio=0.5, min_tokens=4)]
+METHODS = [Plain(), Vegas(gamma=3, ratio=0.5, min_tokens=4, switch=False)]
 PAD, EOS = VOCABULARY - 1, VOCABULARY - 2
 both_methods = pytest.mark.parametrize("method", METHODS, ids=["plain", "vegas"])
 

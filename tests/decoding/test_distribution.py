@@ -19,9 +19,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from specattn import acceptance, reference
+from specattn import acceptance, kv_cache, reference
 from specattn.decoding import METHODS as ALL
-from specattn.decoding import ContextualPenalty, attention, generate
+from specattn.decoding import ContextualPenalty, generate
 from specattn.decoding.methods import longspec_block, poss_block, triforce
 from specattn.decoding.methods.costs import SIZES, PassCosts
 from specattn.decoding.methods.sizing import NONE, Effort, Sizer
@@ -124,9 +124,9 @@ def whole_batches(monkeypatch):
         return *state, found if collected is None else collected.copy_(found)
 
     for op in ("hybrid_tree_attention", "sparse_gather_attention"):
-        for module in (attention, longspec_block, poss_block):
+        for module in (kv_cache, longspec_block, poss_block):
             monkeypatch.setattr(module, op, getattr(reference, op), raising=False)
-    monkeypatch.setattr(attention, "verify_attention", verify_attention)
+    monkeypatch.setattr(kv_cache, "verify_attention", verify_attention)
 
 
 def next_token_tables(model, prompt, processors):

@@ -19,6 +19,12 @@ from measure_drafter import acceptance, held_out_prompts  # noqa: E402
 ROWS, ROW_TOKENS = 4, 512
 PROMPT_TOKENS, PROMPTS, NEW_TOKENS = 4096, 2, 64
 PROMISED = {"longspec": 3.0, "poss": 3.0}
+TREES = {
+    "longspec": {"widths": (4, 16, 16, 16, 16)},
+    "poss": {"total_tokens": 60},
+    "medusa": {"widths": (3, 3, 3)},
+    "tokenswift": {"widths": (1, 3, 3, 3)},
+}
 HEADS = {"tokenswift": 0.2, "medusa": 0.2}  # how often the first head's first guess is right
 MAX_FILE_BYTES = 16 * 2**20
 
@@ -33,7 +39,7 @@ def test_files_are_small_and_safe(method):
 @pytest.mark.parametrize("method", PROMISED)
 def test_acceptance_length_on_held_out_files(method):
     model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
-    prepared = METHODS[method]().prepared(model)
+    prepared = METHODS[method](**TREES[method]).prepared(model)
     tokenizer = AutoTokenizer.from_pretrained(TINY)
     texts = read_texts(held_out_files(min_bytes=15_000))
     assert not set(texts) & set(read_texts(training_files()))
@@ -48,7 +54,7 @@ def test_acceptance_length_on_held_out_files(method):
 def test_heads_guess_on_held_out_files(method):
     """Each head better than the next, and the first as well as was promised."""
     model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
-    heads = METHODS[method]().prepared(model).drafter
+    heads = METHODS[method](**TREES[method]).prepared(model).drafter
     tokenizer = AutoTokenizer.from_pretrained(TINY)
     rows = [
         torch.tensor(tokenizer(text[:8000], verbose=False).input_ids[: ROW_TOKENS + 1])

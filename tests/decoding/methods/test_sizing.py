@@ -58,10 +58,10 @@ class Text:
         return [self.ends[row] for row in self.active]
 
 
-def sizer_of(monkeypatch, machine, text, efforts, sizes=None, gains=ChainGains):
-    monkeypatch.setattr(costs, "Clock", lambda device: machine)
+def sizer_of(machine, text, efforts, sizes=None, gains=ChainGains):
     sizes = sizes or [effort.depth + 1 for effort in efforts]
-    target = SimpleNamespace(model=Model(), device=torch.device("cpu"))
+    cpu = torch.device("cpu")
+    target = SimpleNamespace(model=Model(), device=cpu, lockstep=None, clock=lambda: machine)
     context = SimpleNamespace(target=target, sequences=text)
     return Sizer(context, "test", efforts, sizes, gains)
 
@@ -76,10 +76,10 @@ def outcome(counts, depth):
 class Run:
     """Chains on a machine: what was drafted in every round, and how long that took."""
 
-    def __init__(self, monkeypatch, draft, verify, right, *, length=1000, requests=1, most=6, **o):
+    def __init__(self, draft, verify, right, *, length=1000, requests=1, most=6, **o):
         self.machine, self.text = Machine(o.get("late", 0)), Text(length, requests)
         efforts = o.get("efforts") or chains(most)
-        self.sizer = sizer_of(monkeypatch, self.machine, self.text, efforts)
+        self.sizer = sizer_of(self.machine, self.text, efforts)
         self.draft, self.verify, self.right = draft, verify, right
         self.depths, self.seconds = [], []
 
@@ -113,37 +113,37 @@ def linear(fixed, per):
     return lambda n, length: fixed * (n > 0) + per * n
 
 
-def test_nothing_is_drafted_where_one_row_is_much_cheaper(monkeypatch):
-    run = Run(monkeypatch, linear(0, 1.0), lambda rows, length: rows**2, lambda n: 9)
+def test_nothing_is_drafted_where_one_row_is_much_cheaper():
+    run = Run(linear(0, 1.0), lambda rows, length: rows**2, lambda n: 9)
     assert set(run.rounds(2000)[100:]) <= {0, 1, 2}
     assert run.depths[100:].count(0) > 0.97 * 1900
     assert run.regret(1900) < 0.03
 
 
-def test_as_much_as_may_be_is_drafted_where_rows_are_free(monkeypatch):
-    run = Run(monkeypatch, linear(0, 0.01), lambda rows, length: 1.0, lambda n: 9)
+def test_as_much_as_may_be_is_drafted_where_rows_are_free():
+    run = Run(linear(0, 0.01), lambda rows, length: 1.0, lambda n: 9)
     run.rounds(500)
     assert run.depths[30:].count(6) > 0.95 * 470
     assert run.regret(470) < 0.03
 
 
 @pytest.mark.parametrize("right", [1, 2, 4])
-def test_a_chain_is_as_long_as_what_is_accepted(monkeypatch, right):
-    run = Run(monkeypatch, linear(0, 0.1), linear(1.0, 0.1), lambda n: right)
+def test_a_chain_is_as_long_as_what_is_accepted(right):
+    run = Run(linear(0, 0.1), linear(1.0, 0.1), lambda n: right)
     run.rounds(600)
     assert run.depths[-300:].count(right) > 0.8 * 300
     assert run.regret(300) < 0.03
 
 
-def test_sizes_begin_small(monkeypatch):
+def test_sizes_begin_small():
     """Nothing is known: one row, then few; no round costs many times what was known to pay."""
-    run = Run(monkeypatch, linear(0, 0.1), lambda rows, length: 2.0**rows, lambda n: 9)
+    run = Run(linear(0, 0.1), lambda rows, length: 2.0**rows, lambda n: 9)
     assert run.rounds(2) == [0, 0]
     assert max(run.rounds(100)) <= 3
 
 
-def test_drafts_that_do_not_pay_are_tried_seldom_and_begin_where_the_text_gets_easy(monkeypatch):
-    run = Run(monkeypatch, linear(0, 0.5), linear(1.0, 0.1), lambda n: 0 if n < 1500 else 6)
+def test_drafts_that_do_not_pay_are_tried_seldom_and_begin_where_the_text_gets_easy():
+    run = Run(linear(0, 0.5), linear(1.0, 0.1), lambda n: 0 if n < 1500 else 6)
     run.rounds(1500)
     lost = sum(s - 1.1 for s in run.seconds[200:])
     assert 0 < lost < 0.03 * sum(run.seconds[200:])
@@ -151,18 +151,18 @@ def test_drafts_that_do_not_pay_are_tried_seldom_and_begin_where_the_text_gets_e
     assert run.depths[-100:].count(6) > 80
 
 
-def test_drafts_end_where_the_text_has_become_hard(monkeypatch):
-    run = Run(monkeypatch, linear(0, 0.3), linear(1.0, 0.1), lambda n: 6 if n < 200 else 0)
+def test_drafts_end_where_the_text_has_become_hard():
+    run = Run(linear(0, 0.3), linear(1.0, 0.1), lambda n: 6 if n < 200 else 0)
     run.rounds(200)
     assert run.depths[-100:].count(6) > 90
     run.rounds(200)
     assert run.depths[-100:].count(0) > 90
 
 
-def test_drafts_begin_at_the_length_from_which_they_pay(monkeypatch):
+def test_drafts_begin_at_the_length_from_which_they_pay():
     """A sparse pass costs 6 at any length, a whole one 5 and 1 for every 400 tokens."""
     whole = lambda rows, length: 5 + length / 400  # noqa: E731
-    run = Run(monkeypatch, linear(0, 6.0), whole, lambda n: 6, length=100)
+    run = Run(linear(0, 6.0), whole, lambda n: 6, length=100)
     run.rounds(60)
     assert run.depths[-20:].count(0) > 15
     run.text.ends[0] = 20000
@@ -170,9 +170,9 @@ def test_drafts_begin_at_the_length_from_which_they_pay(monkeypatch):
     assert run.depths[-20:].count(6) > 15
 
 
-def test_fewer_requests_are_timed_anew(monkeypatch):
+def test_fewer_requests_are_timed_anew():
     """A row more is free for one request, and costs as much as a pass for eight."""
-    run = Run(monkeypatch, linear(0, 0.1), None, lambda n: 6, requests=8)
+    run = Run(linear(0, 0.1), None, lambda n: 6, requests=8)
     run.verify = lambda rows, length: 1.0 if len(run.text.active) == 1 else float(rows)
     run.draft = lambda depth, length: 0.1 * depth * len(run.text.active)
     run.rounds(300)
@@ -183,14 +183,14 @@ def test_fewer_requests_are_timed_anew(monkeypatch):
     assert run.depths[-50:].count(6) > 45
 
 
-def test_a_disturbance_is_doubted(monkeypatch):
+def test_a_disturbance_is_doubted():
     """Another program slows ten rounds down: whatever they made it choose does not stay."""
-    run = Run(monkeypatch, linear(0, 0.2), linear(1.0, 0.05), lambda n: 6)
+    run = Run(linear(0, 0.2), linear(1.0, 0.05), lambda n: 6)
     run.rounds(200)
     run.rounds(10, load=8.0)
     run.rounds(1000)
     assert run.depths[-100:].count(6) > 90
-    run = Run(monkeypatch, linear(0, 1.5), linear(1.0, 0.2), lambda n: 2)
+    run = Run(linear(0, 1.5), linear(1.0, 0.2), lambda n: 2)
     run.rounds(200)
     assert run.depths[-100:].count(0) > 90
     run.rounds(10, load=8.0)
@@ -199,18 +199,17 @@ def test_a_disturbance_is_doubted(monkeypatch):
 
 
 @pytest.mark.parametrize("late", [1, 7])
-def test_a_clock_that_is_read_late_delays_the_decision_alone(monkeypatch, late):
+def test_a_clock_that_is_read_late_delays_the_decision_alone(late):
     for per, depth in ((0.05, 6), (5.0, 0)):
-        run = Run(monkeypatch, linear(0, per), linear(1.0, 0.02), lambda n: 6, late=late)
+        run = Run(linear(0, per), linear(1.0, 0.02), lambda n: 6, late=late)
         run.rounds(200)
         assert run.depths[-100:].count(depth) > 90
 
 
-def test_one_length_or_none(monkeypatch):
+def test_one_length_or_none():
     """Vegas' switch with a gamma of its own: no size lies between."""
     for per, depth in ((0.05, 5), (5.0, 0)):
         run = Run(
-            monkeypatch,
             linear(0, per),
             linear(1.0, 0.02),
             lambda n: 6,
@@ -224,16 +223,15 @@ def test_one_length_or_none(monkeypatch):
 @given(st.floats(0.0, 3.0), st.floats(0.1, 3.0), st.floats(0.0, 1.0), st.integers(0, 6))
 def test_it_decides_as_the_costs_do(per_draft, fixed, per_row, right):
     """After a while the time per token is close to the best that there is."""
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        draft, verify = linear(0, per_draft), linear(fixed, per_row)
-        run = Run(monkeypatch, draft, verify, lambda n: right)
-        run.rounds(300)
-        assert run.regret(200) < 0.1
+    draft, verify = linear(0, per_draft), linear(fixed, per_row)
+    run = Run(draft, verify, lambda n: right)
+    run.rounds(300)
+    assert run.regret(200) < 0.1
 
 
-def test_time_that_others_took_is_not_the_drafters(monkeypatch):
+def test_time_that_others_took_is_not_the_drafters():
     """Where rounds of another drafter lie between two of this one, nothing is measured."""
-    run = Run(monkeypatch, linear(0, 0.1), linear(1.0, 0.0), lambda n: 3)
+    run = Run(linear(0, 0.1), linear(1.0, 0.0), lambda n: 3)
     for _ in range(60):
         run.rounds(1)
         run.machine.time += 100.0

@@ -12,8 +12,8 @@ from transformers import (
     TemperatureLogitsWarper,
 )
 
-from specattn import reference
-from specattn.decoding import DraftContext, Sampler, Target, attention
+from specattn import kv_cache, reference
+from specattn.decoding import DraftContext, Sampler, Target
 from specattn.decoding.attention import Selection
 from specattn.decoding.methods.sparse_chain import PrefixSelection, SparseChain
 from specattn.decoding.sequences import Sequences
@@ -88,7 +88,7 @@ def test_rows_can_be_kept(heads):
 def test_probs_are_the_very_law_that_tokens_were_drawn_from(monkeypatch):
     """With penalties and min-p: each node's own, in the context of its path."""
     for op in ("hybrid_tree_attention", "sparse_gather_attention"):  # all copies at once
-        monkeypatch.setattr(attention, op, getattr(reference, op))
+        monkeypatch.setattr(kv_cache, op, getattr(reference, op))
     processors = LogitsProcessorList(
         [
             RepetitionPenaltyLogitsProcessor(1.8),

@@ -130,7 +130,8 @@ class Witness(TokenSwift):
             draft = propose(root)
             for request, row in enumerate(sequences.active):
                 new = sequences.generated(row)
-                self.notes.append((new.tolist(), levels[-1][request], draft, request))
+                ranks, _ = levels[-1]
+                self.notes.append((new.tolist(), ranks[request], draft, request))
             return draft
 
         drafter.propose = noted

@@ -70,8 +70,8 @@ HIERARCHY = {
 # Drafts that are sampled by themselves; with shared noise a text is plain decoding's (test_seed).
 METHODS = {
     "plain": ALL["plain"](),
-    "vegas": ALL["vegas"](gamma=2, ratio=0.2, min_tokens=1, rejection=True),
-    "vegas-shared-noise": ALL["vegas"](gamma=2, ratio=0.2, min_tokens=1),
+    "vegas": ALL["vegas"](gamma=2, ratio=0.2, min_tokens=1, rejection=True, switch=False),
+    "vegas-shared-noise": ALL["vegas"](gamma=2, ratio=0.2, min_tokens=1, switch=False),
     "streaming": ALL["streaming"](gamma=2, ratio=0.2, min_tokens=1, sinks=1, rejection=True),
     "quest": ALL["quest"](gamma=2, ratio=0.2, min_tokens=1, page_size=4, rejection=True),
     "specextend": ALL["specextend"](gamma=2, ratio=0.2, min_tokens=1, chunk_size=4, rejection=True),

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from specattn.decoding import RequestStatistics, Statistics, Vegas, generate
+from specattn.decoding import PromptLookup, RequestStatistics, Statistics, Vegas, generate
 from specattn.decoding.statistics import Clock, Stopwatch
 from tests.decoding.models import prompts, tiny_model
 from tests.decoding.test_loop import StopAt
@@ -84,8 +84,9 @@ def test_a_run_adds_up():
 def test_padding_of_a_batch_of_trees_is_not_drafted():
     """A request's figures are those of a run by itself, whatever its neighbours draft."""
     model, texts = tiny_model("llama"), [torch.tensor([1, 2, 3] * 4), *prompts([12])]
-    together = generate(model, texts, "prompt_lookup:gamma=10", max_new_tokens=12).statistics
-    alone = [generate(model, p, "prompt_lookup:gamma=10", max_new_tokens=12).statistics for p in texts]
+    method, options = PromptLookup(gamma=10), {"max_new_tokens": 12}
+    together = generate(model, texts, method, **options).statistics
+    alone = [generate(model, p, method, **options).statistics for p in texts]
     assert together.requests == [statistics.requests[0] for statistics in alone]
     assert together.requests[0].drafted != together.requests[1].drafted
 

@@ -161,6 +161,12 @@ def windows_of(config: PretrainedConfig, capacity: int) -> list[int | None]:
     return [window if kind == "sliding_attention" else None for kind in types]
 
 
+def transforms_logits(config: PretrainedConfig) -> bool:
+    """Whether a model does anything to its head's logits."""
+    one = torch.ones(1)
+    return transform_logits(config, one) is not one
+
+
 def transform_logits(config: PretrainedConfig, logits: torch.Tensor) -> torch.Tensor:
     """Return what a model makes of its head's logits: scaled, divided, or softly capped."""
     if (scale := getattr(config, "logit_scale", None)) not in (None, 1.0):

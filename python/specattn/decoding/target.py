@@ -24,6 +24,7 @@ from specattn.decoding.families import (
     check_length,
     check_supported,
     transform_logits,
+    transforms_logits,
     windows_of,
 )
 from specattn.decoding.lockstep import Lockstep
@@ -138,6 +139,7 @@ class Target:
         layers, kv_heads, head_dim = cache_shape(model.config)
         size: Any = (batch, capacity, kv_heads, head_dim)
         where: Any = {"dtype": model.dtype, "device": model.device}
+        self._transforms_logits = transforms_logits(model.config)
         self.lockstep = lockstep
         if lockstep is None:
             self.cache = KVCache(layers, *size, **where)
@@ -278,7 +280,8 @@ class Target:
         if self.static is not None and self._is_static(tokens):
             logits, features, scores = self.static.run(plan, tokens)
             scores = plan.scores if scores is None else scores
-            logits = transform_logits(self.model.config, logits)
+            if self._transforms_logits:
+                logits = transform_logits(self.model.config, logits)
             return Verification(logits, features, scores, plan.queries)
         features = self.features(tokens, plan)
         return Verification(self.logits_of(features), features, plan.scores, plan.queries)

@@ -70,7 +70,7 @@ def test_the_fastest_is_found_and_kept(late):
     drafters = {"good": always(2.0, 4.0), "bad": always(3.0, 1.5)}
     _, chosen = run(drafters, always(1.0, 1.0), rounds=1500, late=late)
     assert chosen[:100] == [None] * 100, "nothing is tried before it can be afforded"
-    assert chosen[-500:].count("good") >= 480
+    assert chosen[-500:].count("good") >= 450
 
 
 def test_earlier_runs_have_saved_for_trials():
@@ -106,9 +106,9 @@ def test_a_drafter_that_became_faster_is_found_again():
 
 
 def test_one_that_became_slower_is_left():
-    changing = lambda number: (1.5, 4.0) if number < 500 else (4.0, 2.0)  # noqa: E731
-    _, chosen = run({"one": changing}, always(1.0, 1.0), rounds=1500)
-    assert chosen[400:500].count("one") > 90
+    changing = lambda number: (1.5, 4.0) if number < 1500 else (4.0, 2.0)  # noqa: E731
+    _, chosen = run({"one": changing}, always(1.0, 1.0), rounds=2500)
+    assert chosen[1400:1500].count("one") > 90
     assert chosen[-500:].count("one") < 50
 
 

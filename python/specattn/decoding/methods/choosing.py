@@ -37,15 +37,20 @@ class Worth:
         self._guess = passes, tokens
         self._seconds = deque[float](maxlen=_KEPT)
         self._tokens = deque[float](maxlen=2 * _KEPT)
-        self._met = False
+        self._cold: float | None = None
         self.seen_at = 0.0  # of an account's time
 
-    def add(self, seconds: float, tokens: float) -> None:
-        """Book a round of `tokens` per request; the first one finds code and data cold."""
-        if self._met:
+    def add(self, seconds: float, tokens: float, *, first: bool = False) -> None:
+        """Book a round of `tokens` per request; the first of a run finds code and data cold."""
+        if first:
+            self._cold = seconds
+        else:
             self._seconds.append(seconds)
             self._tokens.append(tokens)
-        self._met = True
+
+    def first_seconds(self, row_seconds: float) -> float:
+        """Return what the first round of a run takes."""
+        return 4 * self.seconds(row_seconds) if self._cold is None else self._cold
 
     def doubt(self) -> None:
         """Forget the time: it may have been chance, or another program's doing."""
@@ -113,6 +118,7 @@ class Chooser:
     def __init__(self, clock: Clock, worths: dict[str, Worth], account: Account):
         self.clock, self.worths, self.account = clock, worths, account
         self.lost = 0.0
+        self._met = set[str]()  # who has drafted in this run
         self.rounds = Counter[str]()
         self.tokens, self.seconds = defaultdict[str, float](float), defaultdict[str, float](float)
         self._speed = 0.0
@@ -150,7 +156,7 @@ class Chooser:
         if self._left:
             return self._trial
         for name, worth in self.worths.items():
-            if name != best and self._affords(worth, len(promised), row_seconds):
+            if name != best and self._affords(name, len(promised), row_seconds):
                 worth.doubt()
                 self._trial, self._left = name, _PATIENCE
                 return name
@@ -161,10 +167,13 @@ class Chooser:
             return None
         return best
 
-    def _affords(self, worth: Worth, requests: int, row_seconds: float) -> bool:
+    def _affords(self, name: str, requests: int, row_seconds: float) -> bool:
         """Whether a trial may be made, of one that is known when it has not drafted for a while."""
-        taken = worth.seconds(row_seconds)
-        loss = (TRIAL + 1) * max(0.0, taken - worth.tokens * requests / self._speed)
+        worth = self.worths[name]
+        gain = worth.tokens * requests / self._speed
+        loss = TRIAL * max(0.0, worth.seconds(row_seconds) - gain)
+        if name not in self._met:
+            loss += max(0.0, worth.first_seconds(row_seconds) - gain)
         since = self.account.elapsed - (worth.seen_at if worth.known else 0.0)
         return loss <= min(EXPLORING * self.account.elapsed - self.account.lost, EXPLORING * since)
 
@@ -208,7 +217,8 @@ class Chooser:
             self._looked_up_at = self.account.elapsed
         else:
             worth = self.worths[round.name]
-            worth.add(seconds, each)
+            worth.add(seconds, each, first=round.name not in self._met)
+            self._met.add(round.name)
             worth.seen_at = self.account.elapsed
             if round.trial and worth.known:
                 self._left = 0

@@ -82,12 +82,16 @@ TABLE = {
 UNFENCED = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7)
 # Left to itself, ptxas spills a few values here and there to reach a rounder register count.
 OPTIONS = {arch: {"maxnreg": 255} for arch in ("sm_80", "sm_90", "sm_100")}
+WORKSPACE = 64 << 20  # bytes that partial results may take
 _forced: dict = {}
 
 
 @contextmanager
 def forced(**values):
-    """Override ``arch``, ``split_size`` or fields of `AttentionConfig` for the tests."""
+    """Override, for the tests, ``arch``, a field of `AttentionConfig`, or what decides splits.
+
+    That is ``multiprocessors``, ``workspace`` [bytes], and ``least`` and ``split_size`` [keys].
+    """
     previous = dict(_forced)
     _forced.update(values)
     try:
@@ -107,8 +111,12 @@ def _architecture(device: torch.device) -> str:
     return {9: "sm_90", 10: "sm_100"}.get(major, "sm_80")
 
 
-@lru_cache(None)
 def _multiprocessors(device: torch.device) -> int:
+    return _forced.get("multiprocessors") or _count_multiprocessors(device)
+
+
+@lru_cache(None)
+def _count_multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return 1
     return torch.cuda.get_device_properties(device).multi_processor_count
@@ -147,31 +155,46 @@ def _attention_config(device, dtype, rows, D, lookups) -> AttentionConfig:
     return config._replace(**{k: v for k, v in _forced.items() if k in config._fields})
 
 
-def split_size(device, config, programs, span) -> int:
-    """Return how many of a prefix's ``span`` keys one program takes.
+class Splits(NamedTuple):
+    """How the keys of each request are cut; `_blocks.split_size_of` says how they are used."""
 
-    Only capacity and static shape decide, never a length, so that a captured graph stays right and
-    a request's bits do not depend on its neighbours. Enough splits for two waves of programs; not
-    below 256 keys, where the float32 partials of 64 rows would cost a quarter of what K and V do,
-    nor above 8192, so that ragged batches end together. Powers of two: few different values.
+    wanted: int
+    least: int
+    most: int
+    slots: int  # of the grid: the splits of a request that fills its cache
+
+
+def splits(device, config, programs, span, state_bytes) -> Splits:
+    """Return how requests are cut of which the longest may have ``span`` keys.
+
+    ``programs`` is how many there are before any cut, ``state_bytes`` what one slot's partial
+    results take. One wave of programs is wanted: more would leave a short last one. A tile's
+    float32 partials, written and read, are 8 * BLOCK_M bytes for each of the D columns, where K and
+    V are 4 per key: at ``least`` keys they cost up to a quarter, at ``most`` 1/64, which is
+    cheap enough for the long requests of a ragged batch to be spread over the GPU.
     """
-    if "split_size" in _forced:
-        return _forced["split_size"]
-    wanted = max(1, 2 * config.programs * _multiprocessors(device) // programs)
-    return min(max(256, triton.next_power_of_2(triton.cdiv(span, wanted))), 8192)
+    places = config.programs * _multiprocessors(device)
+    wanted = max(1, places // programs)
+    least = _forced.get("least", max(256, 8 * config.block_m))
+    most = 16 * least
+    if _forced.get("split_size"):
+        least = most = _forced["split_size"]
+    limit = max(1, _forced.get("workspace", WORKSPACE) // state_bytes)
+    slots = max(min(wanted, triton.cdiv(span, least)), triton.cdiv(span, most), 1)
+    return Splits(wanted, least, most, min(slots, limit))
 
 
 def combine_blocks(device, num_states, D) -> tuple[int, int, int, int]:
-    """Return (rows, states, padded D, warps) of one combine program.
+    """Return (rows, states, padded D, warps) of one combine program for about so many states.
 
-    2048 float32 elements: up to 16 states of 128 are loaded at once, which hides their latency, by
-    one warp, so that no reduction leaves it. Few states are no reduction but a stream of rows, for
-    four warps. The interpreter pays per program, so it takes many rows.
+    4096 float32 elements, 32 a thread, all of them loaded at once: one row of 32 states, or more
+    rows of fewer. The interpreter pays per program, so it takes many rows.
     """
     block_d = max(16, triton.next_power_of_2(D))
-    block_i = min(triton.next_power_of_2(num_states), 2048 // block_d)
-    block_r = 64 if device.type == "cpu" else 2048 // (block_i * block_d)
-    return block_r, block_i, block_d, 1 if block_r <= 2 else 4
+    block_i = min(triton.next_power_of_2(num_states), 4096 // block_d)
+    elements = 1 << 17 if device.type == "cpu" else 4096
+    block_r = max(1, min(64, elements // (max(2, block_i) * block_d)))
+    return block_r, block_i, block_d, 4
 
 
 def importance_blocks(D) -> tuple[int, int, int]:

@@ -6,14 +6,14 @@ Rows
     tile, and a draft of few tokens fills a tensor-core tile.
 Slots
     The grid is (tile and head, slot, request). A slot is one piece of the keys; it yields a
-    normalised output and a natural log-sum-exp per row, and ``_combine`` merges the slots. A tree
-    is a slot of its own, number 0, so attention to prefix and tree is two launches in all and the
-    loop over the prefix does not pay registers for the tree's mask. Prefix slots cover
-    ``split_size`` keys each, at fixed positions. Those past a request's length return at once and
-    are never read.
+    normalised output and a natural log-sum-exp per row, and ``_combine`` merges the slots. The
+    prefix is cut evenly into as many as the request's own length asks for (``split_size_of``);
+    slot 0 begins with the sink and the tree. Slots that a request does not need return at once and
+    are never read. Where the grid has one slot, it writes the result.
 Ragged rows
-    With ``cu_seqlens_q`` each request has its own number of rows, read on the device. The grid has
-    tiles for the longest; those behind a request's last row return at once.
+    With ``cu_seqlens_q`` each request has its own number of rows, read on the device, and the grid
+    has tiles for all rows together (``tile_of``). Only those that collect logits share them among
+    the tiles of the longest request; there the tiles behind a request's last row return at once.
 Softmax
     Masked logits are a real -inf; the only guard is that the running maximum counts as 0 while it
     is -inf. A key that no row of the tile may see is not read, so it may be NaN.
@@ -34,6 +34,7 @@ import triton.language as tl
 from . import _configs
 from ._bfloat16 import cast
 from ._blocks import (
+    LOG2E,
     cache_rows,
     cap,
     depth_of,
@@ -44,6 +45,8 @@ from ._blocks import (
     offset_of,
     softmax_step,
     split_in_three,
+    split_size_of,
+    tile_of,
 )
 from ._combine import combine
 
@@ -153,7 +156,8 @@ def _attend_tree(
     end = S
     if mask_row is None:
         end = tl.max(last, 0) + 1
-    BLOCK_J: tl.constexpr = min(BLOCK_N, 32)  # keys that share one 32-bit word of the mask
+    # Keys that share one 32-bit word of the mask; without one, what fits into the registers.
+    BLOCK_J: tl.constexpr = min(BLOCK_N, 32) if WINDOW or mask_row is not None else BLOCK_N
     for j0 in tl.range(0, end, BLOCK_J):
         j = j0 + tl.arange(0, BLOCK_J)
         valid = j < end
@@ -182,12 +186,16 @@ def _attend_tree(
     return m, l, acc
 
 
+INTEGERS = ["T", "S", "capacity", "splits", "least", "most", "window"]
+INTEGERS += ["num_kv_heads", "num_requests"]
+
+
 # fmt: off
-@triton.jit(do_not_specialize=["T", "S", "capacity", "split_size", "window", "num_kv_heads"])
+@triton.jit(do_not_specialize=INTEGERS)
 def split_kv_kernel(
     q, k_cache, v_cache, lengths, indices, block_table, k_tree, v_tree, tree_mask, depths,
-    cu_seqlens_q, cache_seqlens, out, lse, collected,
-    scale, softcap, T, S, capacity, split_size, window, num_kv_heads,
+    cu_seqlens_q, cache_seqlens, sinks, out, lse, collected,
+    scale, softcap, T, S, capacity, splits, least, most, window, num_kv_heads, num_requests,
     q_stride_b, q_stride_t, q_stride_h,
     k_stride_b, k_stride_n, k_stride_h,
     v_stride_b, v_stride_n, v_stride_h,
@@ -208,13 +216,13 @@ def split_kv_kernel(
     head = (tl.program_id(0) % num_kv_heads).to(tl.int64)
     tile = tl.program_id(0) // num_kv_heads
     slot = tl.program_id(1)
-    if TREE:
-        slot = (slot + 1) % tl.num_programs(1)  # the tree's short slot, number 0, starts last
     b = tl.program_id(2).to(tl.int64)
 
     first_row = None
     RAGGED: tl.constexpr = cu_seqlens_q is not None
     if RAGGED:
+        if COLLECT != "logits":
+            b, tile = tile_of(tile, cu_seqlens_q, num_requests, GROUP, BLOCK_M)
         first_row = tl.load(cu_seqlens_q + b)
         T = tl.load(cu_seqlens_q + b + 1) - first_row
         S = T
@@ -251,11 +259,13 @@ def split_kv_kernel(
             length = tl.where(listed < 0, whole, listed)
         if RAGGED:
             length = tl.where(T > 0, length, 0)  # who has no row collects nothing
-        begin = (slot - TREE) * split_size
         if WINDOW and COLLECT == "none":
-            begin += tl.maximum(length - window, 0)  # no row sees a key before this one
+            begin = tl.maximum(length - window, 0)  # no row sees a key before this one
+        slots = tl.num_programs(1)
+        split_size = split_size_of(length - begin, splits, least, most, slots, BLOCK_N)
+        begin += slot * split_size
         end = tl.minimum(begin + split_size, length)
-        past = (slot >= TREE) & (begin >= length) & (tl.num_programs(1) > 1)
+        past = (slot > 0) & (begin >= length)
     split_begin = begin
     if WINDOW:
         lower = length - window + depth_of(t, row_ok, T, S, depth_row)
@@ -276,19 +286,23 @@ def split_kv_kernel(
             lower_collect += length - window
             first = tl.min(tl.where(ok_collect, lower_collect, length), 0) + 1
             begin = tl.maximum(split_begin, tl.minimum(begin, first))
-        if slot >= TREE:
-            split_end = tl.minimum(split_begin + split_size, capacity)
-            fill_empty(p_collect, ok_collect, split_begin, tl.minimum(begin, split_end), BLOCK_N)
-            fill_empty(p_collect, ok_collect, tl.maximum(split_begin, end), split_end, BLOCK_N)
+        fill_empty(p_collect, ok_collect, split_begin, tl.minimum(begin, end), BLOCK_N)
+        share = tl.cdiv(capacity - length, tl.num_programs(1))  # all slots write what lies behind
+        begin_behind = length + slot * share
+        end_behind = tl.minimum(begin_behind + share, capacity)
+        fill_empty(p_collect, ok_collect, begin_behind, end_behind, BLOCK_N)
         if RAGGED:
-            collects = (slot >= TREE) & (tl.max(ok_collect.to(tl.int32), 0) != 0)
+            collects = tl.max(ok_collect.to(tl.int32), 0)
             past = past | ((tile * BLOCK_M >= T * GROUP) & (collects == 0))
     if past:
         return
 
     q_tile = load_rows(q + t * q_stride_t + h * q_stride_h, row_ok, D, BLOCK_D)
     m = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    l = tl.zeros([BLOCK_M], tl.float32)
+    if sinks is not None:  # a key with this logit and the value 0
+        m = tl.load(sinks + h, mask=row_ok & (tl.zeros_like(t) == slot), other=float("-inf"))
+        m = m.to(tl.float32) * LOG2E
+    l = tl.where(m == float("-inf"), 0.0, 1.0)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     if TREE:
         if slot == 0:
@@ -308,14 +322,13 @@ def split_kv_kernel(
                 IN_CACHE, PAGE_SIZE, ALIKE, WINDOW, SOFTCAP, D, BLOCK_N,
             )  # fmt: skip
     if PREFIX:
-        if slot >= TREE:
-            m, l, acc = _attend_prefix(
-                q_tile, m, l, acc, lower, b, begin, end,
-                k_cache + head * k_stride_h, v_cache + head * v_stride_h,
-                k_stride_b, k_stride_n, v_stride_b, v_stride_n, index_row, listed, page_row,
-                q_collect, p_collect, ok_collect, lower_collect, scale, softcap,
-                PAGE_SIZE, ALIKE, WINDOW, SOFTCAP, COLLECT, D, BLOCK_N,
-            )  # fmt: skip
+        m, l, acc = _attend_prefix(
+            q_tile, m, l, acc, lower, b, begin, end,
+            k_cache + head * k_stride_h, v_cache + head * v_stride_h,
+            k_stride_b, k_stride_n, v_stride_b, v_stride_n, index_row, listed, page_row,
+            q_collect, p_collect, ok_collect, lower_collect, scale, softcap,
+            PAGE_SIZE, ALIKE, WINDOW, SOFTCAP, COLLECT, D, BLOCK_N,
+        )  # fmt: skip
 
     state_out, state_lse = finish(m, l, acc)
     d = tl.arange(0, BLOCK_D)
@@ -395,9 +408,16 @@ def attend(
     lookups = (block_table is not None) + (indices is not None)
     config = _configs.attention_config(q.device, q.dtype, T * group, D, lookups)
     tiles = triton.cdiv(T * group, config.block_m)
-    split_size = _configs.split_size(q.device, config, B * kv_heads * tiles, span)
-    slots = max(tree + triton.cdiv(span, split_size), 1)
-    direct = slots == 1 and sinks is None
+    requests, num_requests = B, None
+    if cu_seqlens_q is not None:
+        num_requests = B
+        if collect != "logits":
+            tiles, requests = tokens * group // config.block_m + B, 1
+    programs = kv_heads * min(requests * tiles, triton.cdiv(B * T * group, config.block_m))
+    state_bytes = 4 * batches * tokens * heads * (D + 1)
+    splits = _configs.splits(q.device, config, programs, span, state_bytes)
+    slots = splits.slots
+    direct = slots == 1
     if direct:
         states, state_lses = out[None], lse[None]
     else:
@@ -412,11 +432,11 @@ def attend(
     tree_strides = k_tree.stride()[:3] + v_tree.stride()[:3] if has_tree_keys else cache_strides
     # K and V nearly always lie alike: then one set of addresses serves both.
     alike = cache_strides[:3] == cache_strides[3:] and tree_strides[:3] == tree_strides[3:]
-    split_kv_kernel[(kv_heads * tiles, slots, B)](
+    split_kv_kernel[(kv_heads * tiles, slots, requests)](
         q, k_cache, v_cache, lengths, indices, block_table, k_tree, v_tree, tree_mask, depths,
-        cu_seqlens_q, cache_seqlens, states, state_lses, collected,
+        cu_seqlens_q, cache_seqlens, sinks, states, state_lses, collected,
         softmax_scale, softcap, T, k_tree.shape[1] if has_tree_keys else T,
-        capacity, split_size, window or 0, kv_heads,
+        capacity, splits.wanted, splits.least, splits.most, window or 0, kv_heads, num_requests,
         *q.stride()[:3],
         *cache_strides,
         *(_strides(lengths) if prefix else (0, 0)),
@@ -432,7 +452,7 @@ def attend(
         D=D,
         GROUP=group,
         PREFIX=prefix,
-        TREE=int(tree),
+        TREE=tree,
         PAGE_SIZE=page_size,
         ALIKE=alike,
         WINDOW=window is not None,
@@ -453,11 +473,10 @@ def attend(
             state_lses,
             out,
             lse,
-            lengths=lengths if prefix else None,
-            sinks=sinks,
-            tree_slots=int(tree),
+            lengths=lengths,
+            splits=splits,
             span=span,
-            split_size=split_size,
+            unit=config.block_n,
             cache_seqlens=cache_seqlens,
             cu_seqlens_q=cu_seqlens_q,
         )

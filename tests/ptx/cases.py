@@ -41,7 +41,8 @@ class Case:
     softcap: float = 0.0
     sinks: bool = False
     per_head: bool = True
-    split_size: int = 128
+    split_size: int | None = 128  # or as on 132 multiprocessors, but at least 64 keys
+    spare: int = 3  # room in the cache beyond the longest request
     ragged: tuple | None = None  # rows of each request, at most `rows`
     block_m: int | None = None  # rows of a tile, if not as `_configs` says
     layout: str = "pages"  # of the cache that is written
@@ -67,6 +68,7 @@ class Case:
             kv_heads=self.kv_heads,
             head_dim=self.head_dim,
             page_size=16,
+            spare=self.spare,
             dtype=DTYPES[self.dtype],
             tree_in_cache=self.tree == "in_cache",
         )
@@ -108,7 +110,7 @@ def run(case, arch, options=None, change=None):
     """Execute a case and check it; `Fault` or AssertionError if it is wrong."""
     call, _ = OPERATIONS[case.op]
     inputs = call(case)
-    forced = {"split_size": case.split_size}
+    forced = {"split_size": case.split_size, "least": 64, "multiprocessors": 132}
     if case.block_m:
         forced["block_m"] = case.block_m
     with emulated(arch, options or Options(), change, **forced) as launches:
@@ -396,6 +398,9 @@ for _name in ragged.NAMES:
 # Every primitive once, 16-bit and float32, mma.sync and wgmma (64 rows), padded D, every feature.
 SELECTED = [
     Case("hybrid", sinks=True),
+    Case("hybrid", lengths=(700, 90, 0), split_size=None, spare=2000, sinks=True, window=500),
+    Case("hybrid", lengths=(200, 0), split_size=4096, sinks=True),  # one launch
+    Case("scores", lengths=(300, 9, 0), split_size=None, spare=500),
     Case("hybrid", rows=16, head_dim=128, paged=True, softcap=2.0),
     Case("gather", "fp16", rows=1, head_dim=80, paged=True),
     Case("scores", rows=16, window=100),
@@ -409,6 +414,7 @@ SELECTED = [
         "ragged hybrid", lengths=(200, 9, 0), ragged=(3, 0, 1), paged=True, tree="chain", window=99
     ),
     Case("ragged scores", lengths=(200, 9, 0), ragged=(1, 6, 0), block_m=16),
+    Case("ragged logits", "fp16", lengths=(200, 9, 0), ragged=(1, 6, 0), block_m=16, window=99),
     Case("ragged gather", "fp16", lengths=(200, 9, 0), ragged=(2, 3, 0), head_dim=80, paged=True),
 ]
 

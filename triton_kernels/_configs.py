@@ -14,16 +14,18 @@ import triton
 
 
 class Tile(NamedTuple):
-    """Keys per step, warps, pipeline depth, and how many programs one SM holds at once."""
+    """Keys per step, warps and pipeline depth."""
 
     block_n: int
     num_warps: int
     num_stages: int
-    programs: int
 
 
 class AttentionConfig(NamedTuple):
-    """Rows and keys per tile, padded head dimension, the rest of a `Tile`, compiler options."""
+    """Rows and keys per tile, padded head dimension, the rest of a `Tile`, compiler options.
+
+    ``programs`` is how many of these one SM holds at once.
+    """
 
     block_m: int
     block_n: int
@@ -36,45 +38,45 @@ class AttentionConfig(NamedTuple):
 
 # {kind: {BLOCK_M: Tile}}. Kinds: 16-bit and 32-bit elements, "wide" where D is padded to 256.
 #
-# BLOCK_M is the smallest that holds all g * T rows, at most 64: a larger tile starves decoding of
-# programs, and 128 rows would leave one program per SM. From 64 rows Hopper and Blackwell use
-# their own tensor-core instructions (wgmma, tcgen05); below that it is mma.sync everywhere.
+# BLOCK_M is the smallest that holds all g * T rows, at most 128: K and V are read once per tile.
+# From 64 rows Hopper and Blackwell use their own tensor-core instructions (wgmma, tcgen05); below
+# that it is mma.sync everywhere.
 # BLOCK_N 64 with 3 stages keeps two K and two V tiles of 16 KiB in flight, 64 KiB per program: more
 # than the 25 KiB per SM that 4.3 TB/s asks for at 700 ns. BLOCK_N 128 spills from 64 rows. Where
 # D is 256 the tiles are twice as wide, so half as long.
+# 4 warps may have 255 registers a thread and share an SM with one more program, 8 are alone on it.
 # float32 has no tensor cores without TF32, and its operands sit in registers: the smallest tiles,
 # not pipelined. It is here to be exact; collecting where D is 256 spills up to 368 bytes even so.
-FLOAT32 = {16: Tile(16, 8, 1, 2)}
-FLOAT32_WIDE = {16: Tile(16, 8, 1, 1)}
+# Triton 3.6 spills 8 bytes where 64 rows on sm_80 collect logits of a paged cache with a window.
+FLOAT32 = {16: Tile(16, 8, 1)}
 TABLE = {
     # 8 warps from 64 rows, because mma.sync keeps the accumulators of 4 warps above 255 registers.
     # All rows fit in 99 KiB, so that they serve 8.6, 8.9 and 12.0 too; D 256 gets less depth.
     "sm_80": {
-        "16": {16: Tile(64, 4, 3, 2), 32: Tile(64, 4, 3, 2), 64: Tile(64, 8, 3, 1)},
-        "16_wide": {16: Tile(32, 4, 2, 2), 32: Tile(32, 8, 2, 1), 64: Tile(32, 8, 2, 1)},
+        "16": {16: Tile(64, 4, 3), 32: Tile(64, 4, 3), 64: Tile(64, 8, 3)},
+        "16_wide": {16: Tile(32, 4, 2), 32: Tile(32, 8, 2), 64: Tile(32, 8, 2)},
         "32": FLOAT32,
-        "32_wide": FLOAT32_WIDE,
+        "32_wide": FLOAT32,
     },
-    # 228 KiB of shared memory hold three programs of 72 KiB, or two of 64 rows. Where lookups or
-    # collecting take more than 168 registers, 16 rows too are two programs per SM.
+    # 228 KiB of shared memory hold two programs of up to 113 KiB.
     "sm_90": {
-        "16": {16: Tile(64, 4, 3, 3), 32: Tile(64, 4, 3, 2), 64: Tile(64, 4, 3, 2)},
-        "16_wide": {16: Tile(32, 4, 3, 3), 32: Tile(32, 8, 3, 1), 64: Tile(32, 8, 3, 1)},
+        "16": {16: Tile(64, 4, 3), 32: Tile(64, 4, 3), 64: Tile(64, 4, 3), 128: Tile(64, 8, 3)},
+        "16_wide": {16: Tile(32, 4, 3), 32: Tile(32, 8, 3), 64: Tile(32, 8, 3)},
         "32": FLOAT32,
-        "32_wide": FLOAT32_WIDE,
+        "32_wide": FLOAT32,
     },
     "sm_100": {
-        "16": {16: Tile(64, 4, 3, 3), 32: Tile(64, 4, 3, 2), 64: Tile(64, 4, 3, 2)},
-        "16_wide": {16: Tile(32, 4, 3, 3), 32: Tile(32, 8, 3, 1), 64: Tile(32, 8, 3, 1)},
+        "16": {16: Tile(64, 4, 3), 32: Tile(64, 4, 3), 64: Tile(64, 4, 3), 128: Tile(64, 8, 3)},
+        "16_wide": {16: Tile(32, 4, 3), 32: Tile(32, 8, 3), 64: Tile(32, 8, 3)},
         "32": FLOAT32,
-        "32_wide": FLOAT32_WIDE,
+        "32_wide": FLOAT32,
     },
-    # 64 KiB of LDS hold one K and one V tile per program, so two stages; there are 512 registers.
+    # 64 KiB of LDS hold one K and one V tile, so two stages; there are 512 registers.
     "gfx942": {
-        "16": {16: Tile(64, 4, 2, 2), 32: Tile(64, 4, 2, 1), 64: Tile(64, 4, 2, 1)},
-        "16_wide": {16: Tile(32, 4, 2, 1), 32: Tile(32, 4, 2, 1), 64: Tile(32, 4, 2, 1)},
+        "16": {16: Tile(64, 4, 2), 32: Tile(64, 4, 2), 64: Tile(64, 4, 2)},
+        "16_wide": {16: Tile(32, 4, 2), 32: Tile(32, 4, 2), 64: Tile(32, 4, 2)},
         "32": FLOAT32,
-        "32_wide": FLOAT32_WIDE,
+        "32_wide": FLOAT32,
     },
 }
 # Before 3.7, Triton lets wgmma and tcgen05 read what cp.async has written without the fence between
@@ -83,6 +85,7 @@ UNFENCED = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7)
 # Left to itself, ptxas spills a few values here and there to reach a rounder register count.
 OPTIONS = {arch: {"maxnreg": 255} for arch in ("sm_80", "sm_90", "sm_100")}
 WORKSPACE = 64 << 20  # bytes that partial results may take
+COMBINED = 32  # states of 128 that the combine merges at once
 _forced: dict = {}
 
 
@@ -139,7 +142,7 @@ def _attention_config(device, dtype, rows, D, lookups) -> AttentionConfig:
     kind = f"{8 * dtype.itemsize}{'_wide' if block_d > 128 else ''}"
     arch = _forced.get("arch") or _architecture(device)
     tiles = TABLE[arch][kind]
-    most = 32 if UNFENCED and arch in ("sm_90", "sm_100") else 64
+    most = 32 if UNFENCED and arch in ("sm_90", "sm_100") else 128
     block_m = max(16, min(triton.next_power_of_2(rows), most, max(tiles)))
     tile = tiles[block_m]
     num_stages = tile.num_stages
@@ -148,9 +151,12 @@ def _attention_config(device, dtype, rows, D, lookups) -> AttentionConfig:
     num_warps = tile.num_warps
     if block_d > D and block_m == 64 and arch != "gfx942":
         num_warps = 8  # the masks of a padded D do not fit in 255 registers beside accumulators
+    if UNFENCED and block_m == 32:
+        num_warps = 8  # such a Triton spills where 4 warps collect
     options = OPTIONS.get(arch, {})
+    programs = 1 if arch == "gfx942" else 8 // num_warps
     config = AttentionConfig(
-        block_m, tile.block_n, block_d, num_warps, num_stages, tile.programs, options
+        block_m, tile.block_n, block_d, num_warps, num_stages, programs, options
     )
     return config._replace(**{k: v for k, v in _forced.items() if k in config._fields})
 
@@ -175,6 +181,9 @@ def splits(device, config, programs, span, state_bytes) -> Splits:
     """
     places = config.programs * _multiprocessors(device)
     wanted = max(1, places // programs)
+    over = wanted % COMBINED
+    if over <= wanted // COMBINED:
+        wanted -= over  # 33 splits would take the combine a second step for 3% more programs
     least = _forced.get("least", max(256, 8 * config.block_m))
     most = 16 * least
     if _forced.get("split_size"):
@@ -187,14 +196,15 @@ def splits(device, config, programs, span, state_bytes) -> Splits:
 def combine_blocks(device, num_states, D) -> tuple[int, int, int, int]:
     """Return (rows, states, padded D, warps) of one combine program for about so many states.
 
-    4096 float32 elements, 32 a thread, all of them loaded at once: one row of 32 states, or more
-    rows of fewer. The interpreter pays per program, so it takes many rows.
+    4096 float32 elements, up to 32 a thread, all of them loaded at once: one row of 32 states, or
+    more rows of fewer. The interpreter pays per program, so it takes many rows.
     """
     block_d = max(16, triton.next_power_of_2(D))
-    block_i = min(triton.next_power_of_2(num_states), 4096 // block_d)
-    elements = 1 << 17 if device.type == "cpu" else 4096
+    block_i = min(triton.next_power_of_2(num_states), COMBINED * 128 // block_d)
+    elements = 1 << 17 if device.type == "cpu" else COMBINED * 128
     block_r = max(1, min(64, elements // (max(2, block_i) * block_d)))
-    return block_r, block_i, block_d, 4
+    num_warps = 8 if block_r > 1 and block_i > 2 else 4  # rows of their own take registers too
+    return block_r, block_i, block_d, num_warps
 
 
 def importance_blocks(D) -> tuple[int, int, int]:

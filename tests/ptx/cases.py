@@ -403,6 +403,8 @@ SELECTED = [
     Case("scores", lengths=(300, 9, 0), split_size=None, spare=500),
     Case("hybrid", rows=16, head_dim=128, paged=True, softcap=2.0),
     Case("gather", "fp16", rows=1, head_dim=80, paged=True),
+    Case("hybrid", rows=17, group=8, lengths=(90,), kv_heads=1, split_size=64),  # 128-row tiles
+    Case("ragged hybrid", lengths=(90, 70, 0), ragged=(1, 33, 0), tree="chain", kv_heads=1),
     Case("scores", rows=16, window=100),
     Case("logits", "fp32", paged=True, window=100),
     Case("importance", head_dim=80, paged=True),
@@ -447,6 +449,10 @@ def _all():
             yield Case("importance", **size, paged=number % 2 == 1, per_head=number % 4 < 2)
     yield Case("select", lengths=(2500, 1030, 0))
     yield Case("ragged hybrid", rows=16, head_dim=128, kv_heads=1, ragged=(16, 1, 0))  # wgmma
+    for op in ("scores", "logits", "gather"):  # 128 rows
+        yield Case(
+            op, rows=40, lengths=(150, 70), kv_heads=1, window=None if op == "gather" else 99
+        )
     for dtype, D in (("bf16", 64), ("bf16", 128), ("fp16", 80), ("fp32", 64), ("fp32", 80)):
         size = {"dtype": dtype, "head_dim": D, "kv_heads": 1, "lengths": (300, 130, 60, 0)}
         yield Case("ragged hybrid", **size, ragged=(1, 20, 0, 5))

@@ -155,6 +155,8 @@ def _attention_config(device, dtype, rows, D, lookups) -> AttentionConfig:
         num_warps = 8  # such a Triton spills where 4 warps collect
     options = OPTIONS.get(arch, {})
     programs = 1 if arch == "gfx942" else 8 // num_warps
+    if arch == "sm_100" and block_m == 64 and lookups == 2:
+        programs = 1  # two would take 64 bytes of shared memory more than there are
     config = AttentionConfig(
         block_m, tile.block_n, block_d, num_warps, num_stages, programs, options
     )
@@ -196,15 +198,17 @@ def splits(device, config, programs, span, state_bytes) -> Splits:
 def combine_blocks(device, num_states, D) -> tuple[int, int, int, int]:
     """Return (rows, states, padded D, warps) of one combine program for about so many states.
 
-    4096 float32 elements, up to 32 a thread, all of them loaded at once: one row of 32 states, or
-    more rows of fewer. The interpreter pays per program, so it takes many rows.
+    32 float32 elements a thread, all of them loaded at once: 8 states of 128 per warp, up to 32 of
+    one row. Two states are no reduction but a stream of rows, for 4 warps. The interpreter pays per
+    program, so it takes many rows.
     """
     block_d = max(16, triton.next_power_of_2(D))
     block_i = min(triton.next_power_of_2(num_states), COMBINED * 128 // block_d)
-    elements = 1 << 17 if device.type == "cpu" else COMBINED * 128
-    block_r = max(1, min(64, elements // (max(2, block_i) * block_d)))
-    num_warps = 8 if block_r > 1 and block_i > 2 else 4  # rows of their own take registers too
-    return block_r, block_i, block_d, num_warps
+    state = block_i * block_d
+    elements, num_warps = (2048, 4) if num_states < 3 else (1024, max(1, state // 1024))
+    if device.type == "cpu":
+        elements = 1 << 17
+    return max(1, min(64, elements // state)), block_i, block_d, num_warps
 
 
 def importance_blocks(D) -> tuple[int, int, int]:

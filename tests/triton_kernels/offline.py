@@ -259,6 +259,7 @@ BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 CHOSEN = [
     ("hybrid", 16, 128, BF16),
     ("hybrid", 64, 128, BF16),
+    ("hybrid", 128, 128, BF16),
     ("hybrid", 32, 80, FP16),
     ("hybrid", 16, 128, FP32),
     ("hybrid in cache", 32, 128, BF16),
@@ -276,6 +277,8 @@ CHOSEN = [
     ("ragged gather all paged", 64, 128, BF16),
     ("ragged scores paged window", 64, 128, BF16),
     ("ragged logits all", 64, 128, BF16),
+    ("ragged gather all paged", 128, 128, BF16),
+    ("ragged logits all", 128, 128, BF16),
     ("ragged logits all", 64, 256, BF16),
 ]
 
@@ -284,7 +287,7 @@ def calls(everything):
     """Yield (name, call) for the cases to compile."""
     chosen = CHOSEN
     if everything:
-        sizes = [(rows, D, BF16) for rows in (16, 32, 64) for D in (64, 80, 96, 128, 256)]
+        sizes = [(rows, D, BF16) for rows in (16, 32, 64, 128) for D in (64, 80, 96, 128, 256)]
         sizes += [(rows, D, FP16) for rows in (16, 64) for D in (128, 256)]
         sizes += [(16, D, FP32) for D in (64, 80, 96, 128, 256)]
         chosen = [(name, *size) for name, size in itertools.product(VARIANTS, sizes)]

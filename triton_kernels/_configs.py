@@ -47,7 +47,8 @@ class AttentionConfig(NamedTuple):
 # 4 warps may have 255 registers a thread and share an SM with one more program, 8 are alone on it.
 # float32 has no tensor cores without TF32, and its operands sit in registers: the smallest tiles,
 # not pipelined. It is here to be exact; collecting where D is 256 spills up to 368 bytes even so.
-# Triton 3.6 spills 8 bytes where 64 rows on sm_80 collect logits of a paged cache with a window.
+# Triton 3.6 spills where 64 rows collect logits of a paged cache with a window: 8 bytes on sm_80,
+# up to 148 on gfx942 where D is 256.
 FLOAT32 = {16: Tile(16, 8, 1)}
 TABLE = {
     # 8 warps from 64 rows, because mma.sync keeps the accumulators of 4 warps above 255 registers.

@@ -15,6 +15,7 @@ import triton.language as tl
 from . import _configs
 from ._bfloat16 import cast
 from ._blocks import LN2, LOG2E, request_of
+from ._launch import launch
 
 
 @triton.jit
@@ -136,7 +137,8 @@ def combine(
     outs_b, lses_b = pair or (None, None)
     block_r, block_i, block_d, num_warps = _configs.combine_blocks(outs.device, num_states, D)
     num_rows = B * T * heads
-    combine_kernel[(triton.cdiv(num_rows, block_r),)](
+    launch(
+        combine_kernel, (triton.cdiv(num_rows, block_r),),
         outs, lses, outs_b, lses_b, lengths, cache_seqlens, cu_seqlens_q, sinks, out, lse,
         num_rows, num_states, T, heads, span, split_size,
         cu_seqlens_q.shape[0] - 1 if cu_seqlens_q is not None else None,

@@ -46,6 +46,7 @@ from ._blocks import (
     split_in_three,
 )
 from ._combine import combine
+from ._launch import launch
 
 
 # fmt: off
@@ -412,7 +413,8 @@ def attend(
     tree_strides = k_tree.stride()[:3] + v_tree.stride()[:3] if has_tree_keys else cache_strides
     # K and V nearly always lie alike: then one set of addresses serves both.
     alike = cache_strides[:3] == cache_strides[3:] and tree_strides[:3] == tree_strides[3:]
-    split_kv_kernel[(kv_heads * tiles, slots, B)](
+    launch(
+        split_kv_kernel, (kv_heads * tiles, slots, B),
         q, k_cache, v_cache, lengths, indices, block_table, k_tree, v_tree, tree_mask, depths,
         cu_seqlens_q, cache_seqlens, states, state_lses, collected,
         softmax_scale, softcap, T, k_tree.shape[1] if has_tree_keys else T,

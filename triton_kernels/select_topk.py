@@ -9,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from ._launch import launch
+
 # 0.07 * 100 is 7.000000000000001 in binary: without this, rounding up would take an eighth token.
 ROUNDING_SLACK = 1e-6
 
@@ -63,7 +65,8 @@ def select_topk(
     B, heads = scores.shape[:2]
     ranks = torch.empty(scores.shape, dtype=torch.int64, device=scores.device)
     block_n = 1024
-    rank_kernel[(triton.cdiv(capacity, block_n), heads, B)](
+    launch(
+        rank_kernel, (triton.cdiv(capacity, block_n), heads, B),
         scores, cache_seqlens, ranks, capacity, keep_first, keep_last,
         *scores.stride()[:2],
         cache_seqlens.stride(0),

@@ -166,10 +166,12 @@ def combine_blocks(device, num_states, D) -> tuple[int, int, int, int]:
 
     2048 float32 elements: up to 16 states of 128 are loaded at once, which hides their latency, by
     one warp, so that no reduction leaves it. Few states are no reduction but a stream of rows, for
-    four warps. The interpreter pays per program, so it takes many rows.
+    four warps; two count as four, which saves a variant. The interpreter pays per program, so it
+    takes many rows.
     """
     block_d = max(16, triton.next_power_of_2(D))
-    block_i = min(triton.next_power_of_2(num_states), 2048 // block_d)
+    wanted = 1 if num_states == 1 else max(triton.next_power_of_2(num_states), 4)
+    block_i = min(wanted, 2048 // block_d)
     block_r = 64 if device.type == "cpu" else 2048 // (block_i * block_d)
     return block_r, block_i, block_d, 1 if block_r <= 2 else 4
 

@@ -39,6 +39,15 @@ def launch(kernel, grid, *args, **options):
         tape.launches.append((kernel, compiled, grid, args, options))
 
 
+def strides(tensor):
+    """Return the strides, 0 along dimensions of size 1: what is shared is broadcast.
+
+    torch leaves those of size 1 as they come, and others would compile other kernels.
+    """
+    sizes_and_strides = zip(tensor.shape, tensor.stride(), strict=True)
+    return [0 if size == 1 else stride for size, stride in sizes_and_strides]
+
+
 @contextmanager
 def _on(device):
     """Make a GPU the current device; nothing for others, which only tests and compilers have."""

@@ -1,6 +1,8 @@
 """What the host does for calls of the primitives, recorded by `stub_driver`; run in its process."""
 
+import itertools
 import random
+from collections import Counter
 from itertools import count
 from unittest import mock
 
@@ -15,17 +17,17 @@ HEADS, GROUP, D = 8, 5, 128
 
 
 def tensor(*shape, dtype=torch.bfloat16, device=0, skip=0, pad=0):
-    """Return zeros [*shape] on a GPU; ``skip`` elements in, rows ``pad`` elements apart."""
+    """Return memory [*shape] on a GPU; ``skip`` elements in, rows ``pad`` elements apart."""
     size = list(shape)
     size[-1] += pad
-    whole = torch.zeros(torch.Size(size).numel() + 512, dtype=dtype)
+    whole = torch.empty(torch.Size(size).numel() + 512, dtype=dtype)
     first = -whole.data_ptr() % 256 // whole.element_size() + skip
     rows = whole[first : first + torch.Size(size).numel()].view(size)
     return on_gpu(rows[..., : shape[-1]], device)
 
 
 def ints(*shape, device=0, dtype=torch.int32):
-    """Return zeros of an integer type."""
+    """Return memory of an integer type."""
     return tensor(*shape, dtype=dtype, device=device)
 
 
@@ -161,3 +163,41 @@ def planned_and_plain():
 def unplanned(kernel, *args, form):
     """Run a prepared kernel as it is written."""
     kernel.function(*args)
+
+
+FUNCTIONS = {
+    "hybrid": specattn.hybrid_tree_attention,
+    "verify": specattn.verify_attention,
+    "gather": specattn.sparse_gather_attention,
+    "tree": specattn.tree_attention,
+}
+
+
+def _all_sizes(name):
+    """Call a primitive for T up to 64 and B up to 8, with trees and with chains."""
+    for B, T, mask in itertools.product(range(1, 9), range(1, 65), (True, False)):
+        arguments = gather(B, T, mask=mask) if name == "gather" else hybrid(B, T, mask=mask)
+        if name == "tree":
+            names = {"q": "q", "k_tree": "k_new", "v_tree": "v_new", "tree_mask": "tree_mask"}
+            arguments = {names[key]: arguments[key] for key in names}
+        if name == "verify":
+            arguments["collect_rows"] = (-1,)
+        FUNCTIONS[name](**arguments)
+
+
+def variants(name):
+    """Return how many variants of which kernels a primitive compiles over all sizes."""
+    with stubbed() as stub:
+        _all_sizes(name)
+        return Counter(kernel for kernel, *_ in stub.variants)
+
+
+def variants_after_warmup():
+    """Return what is compiled before and after `specattn.warmup` over all sizes."""
+    with stubbed() as stub:
+        model = {"q_heads": HEADS * GROUP, "kv_heads": HEADS, "head_dim": D, "capacity": 4096}
+        specattn.warmup(**model, max_rows=64, max_batch=8, selection=0.125, collect_rows=(-1,))
+        before = len(stub.variants)
+        for name in ("hybrid", "verify", "gather"):
+            _all_sizes(name)
+        return before, stub.variants[before:]

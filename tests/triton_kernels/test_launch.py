@@ -20,3 +20,17 @@ def test_plans_launch_what_the_function_would(compiler_process):
     assert not different
     # Once per call to plan it; the three of unaligned queries always run as they are written.
     assert as_written == calls // 3 + 2
+
+
+@pytest.mark.parametrize("primitive", host_cases.FUNCTIONS)
+def test_few_variants_serve_all_sizes(compiler_process, primitive):
+    """A call in the middle of decoding would wait seconds for another one."""
+    counts = compiler_process(host_cases.variants, primitive)
+    assert counts["split_kv_kernel"] == 3  # the tiles of 16, 32 and 64 rows
+    assert sum(counts.values()) <= 6
+
+
+def test_after_warmup_nothing_is_compiled(compiler_process):
+    before, after = compiler_process(host_cases.variants_after_warmup)
+    assert before >= 6
+    assert not after

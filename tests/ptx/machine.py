@@ -3,7 +3,8 @@
 A wave is some blocks of the grid whose threads run together. A group is the threads that stand at
 one instruction; the group with the lowest program counter runs first, so threads that parted at a
 branch meet again at the first instruction that both reach. With ``Options.warps`` set, warps run
-one after the other in a random order instead of together, each until it has to wait.
+one after the other in a random order instead of together, each until it has to wait. Where the
+paths of a warp meet at a barrier further up, at the end of a loop, the first ones wait there.
 """
 
 import random
@@ -57,6 +58,7 @@ class Group:
     pc: int
     mask: np.ndarray
     rank: int = 0
+    waits: bool = False  # at a barrier, for lanes of its warps that are on another path
 
 
 @dataclass
@@ -96,6 +98,8 @@ class Machine:
         self._allocate()
         self.executed = [0] * len(kernel.instructions)
         self.code = [self.decode(instruction) for instruction in kernel.instructions]
+        names = (instruction.name for instruction in kernel.instructions)
+        self.barriers_at = {pc for pc, name in enumerate(names) if name.startswith("bar.sync")}
 
     def _allocate(self):
         kernel = self.kernel
@@ -234,7 +238,7 @@ class Machine:
             self.make_ready(0, self.live & (self.rank == rank), rank)
         try:
             while self.ready or self.barriers.resume() or self.mbarriers.resume():
-                self._run(min(self.ready, key=lambda group: (group.rank, group.pc)))
+                self._run(min(self.ready, key=lambda group: (group.waits, group.rank, group.pc)))
         except Fault as fault:
             where = self.kernel.instructions[self.pc]
             message = f"{fault.message}\n  at instruction {self.pc} of {self.kernel.name}: {where}"
@@ -272,16 +276,21 @@ class Machine:
         for other in [g for g in self.ready if g.pc == group.pc and g.rank == group.rank]:
             self.ready.remove(other)
             group.mask = group.mask | other.mask
-        stop = min((g.pc for g in self.ready if g.rank == group.rank), default=NOWHERE)
+        others = [g for g in self.ready if g.rank == group.rank]
+        stop = min((g.pc for g in others if not g.waits), default=NOWHERE)
+        meeting = {g.pc for g in others if g.waits}
         group_mask, group_active = group.mask, group.mask
         if group.mask.sum() == self.live.sum():
             group_mask, group_active = None, self.everyone
         running = int(group.mask.reshape(-1, 32).any(1).sum())
         code, executed = self.code, self.executed
         values, undefined = self.registers.values, self.registers.undefined
-        pc = group.pc
-        while pc < stop:
+        pc, group.waits = group.pc, False
+        while pc < stop and pc not in meeting:
             self.pc = pc
+            if pc in self.barriers_at and self._parted(group):
+                group.waits = True
+                break
             executed[pc] += running
             self.steps += 1
             if self.steps > MAX_STEPS:
@@ -306,6 +315,12 @@ class Machine:
                 pc += 1
         group.pc = pc
         self.ready.append(group)
+
+    def _parted(self, group):
+        """Return whether lanes of the group's warps are still on other paths."""
+        warps = group.mask.reshape(-1, 32).any(1)
+        others = [g.mask for g in self.ready if not g.waits]
+        return any(mask.reshape(-1, 32)[warps].any() for mask in others)
 
 
 def _branch(instruction, machine):

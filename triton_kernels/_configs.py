@@ -114,6 +114,11 @@ def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
+def compiler_options(device) -> dict:
+    """Return what every kernel of a device is compiled with."""
+    return OPTIONS.get(_forced.get("arch") or _architecture(device), {})
+
+
 def attention_config(device, dtype, rows, D, lookups) -> AttentionConfig:
     """Return the configuration for ``rows`` = g * T query rows per KV head.
 

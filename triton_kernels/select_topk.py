@@ -4,7 +4,8 @@ One program per row of scores. A score's bits become an unsigned key that orders
 does: tokens that are always kept above every score, dead ones below. Four histograms of eight bits
 each find the key of the last token taken, and how many of those that equal it are; one scan in the
 order of positions then writes what lies above and the latest equals. All counts are of integers, so
-no order of threads or programs shows. Up to 32,768 scores stay in registers and are read once.
+no order of threads or programs shows. Up to 16,384 scores stay in registers and are read once; more
+would spill, so they are read five times, four of them from a cache.
 """
 
 import struct
@@ -12,12 +13,13 @@ import struct
 import triton
 import triton.language as tl
 
+from . import _configs
 from ._launch import launch, strides
 
 # 0.07 * 100 is 7.000000000000001 in binary: without this, rounding up would take an eighth token.
 ROUNDING_SLACK = tl.constexpr(1e-6)
-_TILES = {4096: 8, 32768: 32}  # scores that one program of so many warps holds
-_LOOPED = (16384, 32)  # where they do not fit
+_TILES = {4096: 16, 16384: 16}  # scores that one program of so many warps holds
+_LOOPED = (4096, 8)  # where they do not fit
 
 
 @triton.jit
@@ -45,7 +47,7 @@ def _digits(key, shift: tl.constexpr, above):
 def _write(key, n, last, skipped, greater, equal, p_index, width):
     """Write the taken positions of a tile; return how many lay above and at the last key so far."""
     above, at = key > last, key == last
-    packed = at.to(tl.uint32) * 65536 + above.to(tl.uint32)  # at most 32768 of each
+    packed = at.to(tl.uint32) * 65536 + above.to(tl.uint32)  # fewer than 65536 of each
     before = tl.cumsum(packed, 0) - packed
     greater_before = greater + (before & 0xFFFF).to(tl.int32)
     equal_before = equal + (before >> 16).to(tl.int32)
@@ -85,8 +87,11 @@ def select_kernel(
 
     p_score = scores + b * scores_stride_b + h * scores_stride_h
     n = tl.arange(0, BLOCK_N)
-    if not LOOPED:
-        key = _keys(p_score, n, length, keep_first, keep_last)
+    if not LOOPED:  # in four parts, since what is made of a part takes registers as well
+        key_a = _keys(p_score, n, length, keep_first, keep_last)
+        key_b = _keys(p_score, n + BLOCK_N, length, keep_first, keep_last)
+        key_c = _keys(p_score, n + 2 * BLOCK_N, length, keep_first, keep_last)
+        key_d = _keys(p_score, n + 3 * BLOCK_N, length, keep_first, keep_last)
     last = count.to(tl.uint32) * 0  # the key of the last token taken, digit by digit
     missing = count  # how many of those that have its digits so far are taken
     alike = count  # how many have them
@@ -98,7 +103,10 @@ def select_kernel(
                 key = _keys(p_score, n0 + n, length, keep_first, keep_last)
                 found += _digits(key, 24 - 8 * step, last)
         else:
-            found = _digits(key, 24 - 8 * step, last)
+            found = _digits(key_a, 24 - 8 * step, last)
+            found += _digits(key_b, 24 - 8 * step, last)
+            found += _digits(key_c, 24 - 8 * step, last)
+            found += _digits(key_d, 24 - 8 * step, last)
         from_here = tl.sum(found, 0) - tl.cumsum(found, 0) + found  # with this digit or a higher
         chosen = tl.maximum(tl.sum((from_here >= missing).to(tl.int32), 0) - 1, 0)
         alike = tl.sum(tl.where(digit == chosen, found, 0), 0)
@@ -108,16 +116,22 @@ def select_kernel(
     p_index = indices + b * indices_stride_b + h * indices_stride_h
     skipped = alike - missing
     if count > 0:
+        greater = count * 0
+        equal = count * 0
         if LOOPED:
-            greater = count * 0
-            equal = count * 0
             for n0 in range(0, length, BLOCK_N):
                 key = _keys(p_score, n0 + n, length, keep_first, keep_last)
                 greater, equal = _write(
                     key, n0 + n, last, skipped, greater, equal, p_index, width
                 )
         else:
-            _write(key, n, last, skipped, 0, 0, p_index, width)
+            greater, equal = _write(key_a, n, last, skipped, greater, equal, p_index, width)
+            n += BLOCK_N
+            greater, equal = _write(key_b, n, last, skipped, greater, equal, p_index, width)
+            n += BLOCK_N
+            greater, equal = _write(key_c, n, last, skipped, greater, equal, p_index, width)
+            n += BLOCK_N
+            _write(key_d, n, last, skipped, greater, equal, p_index, width)
     for n0 in range(count // 1024 * 1024, width, 1024):
         place = n0 + tl.arange(0, 1024)
         nothing = tl.full([1024], -1, tl.int32)
@@ -143,9 +157,8 @@ def select_topk(
     if scores.dim() == 2:
         scores, indices, index_lengths = scores[:, None], indices[:, None], index_lengths[:, None]
     B, heads, capacity = scores.shape
-    block_n = next((size for size in _TILES if capacity <= size), None)
-    looped = block_n is None
-    block_n, num_warps = _LOOPED if looped else (block_n, _TILES[block_n])
+    held = next((size for size in _TILES if capacity <= size), None)
+    block_n, num_warps = _LOOPED if held is None else (held // 4, _TILES[held])
     bits = None if ratio is None else struct.unpack("<q", struct.pack("<d", ratio))[0]
     launch(
         select_kernel, (B * heads,),
@@ -156,8 +169,16 @@ def select_topk(
         *strides(cache_seqlens),
         *strides(indices)[:2],
         *strides(index_lengths),
-        LOOPED=looped,
+        LOOPED=held is None,
         BLOCK_N=block_n,
         num_warps=num_warps,
+        **_options(scores.device, num_warps),
         enable_fp_fusion=False,  # the product is rounded before it is compared, as in the reference
     )  # fmt: skip
+
+
+def _options(device, num_warps):
+    """Let the compiler use all registers that so many warps may have, on GPUs that say so."""
+    if not _configs.compiler_options(device):
+        return {}
+    return {"maxnreg": min(255, 2048 // num_warps)}

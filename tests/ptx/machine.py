@@ -7,6 +7,7 @@ one after the other in a random order instead of together, each until it has to 
 paths of a warp meet at a barrier further up, at the end of a loop, the first ones wait there.
 """
 
+import itertools
 import random
 from dataclasses import dataclass, field
 
@@ -42,6 +43,9 @@ class Options:
         How many blocks run side by side.
     count
         Whether to count sectors and bank conflicts, which takes time.
+    sample
+        Whether to execute few blocks only, the first, the second and the last along each axis, and
+        to count the second for all in between. Then results are not whole.
     """
 
     copies: str = "wait"
@@ -49,6 +53,7 @@ class Options:
     blocks: int | None = None
     wave: int = 16
     count: bool = True
+    sample: bool = False
 
 
 @dataclass(eq=False)
@@ -89,7 +94,7 @@ class Machine:
             raise Unsupported(f"blocks of {self.block_threads} threads, not a multiple of 32")
         self.block_warps = self.block_threads // 32
         grid = int(np.prod(launch.grid))
-        waves = -(-grid // options.wave)
+        waves = grid if options.sample else -(-grid // options.wave)
         self.blocks = -(-grid // waves)
         self.count = self.blocks * self.block_threads
         self.warps = self.count // 32
@@ -203,6 +208,8 @@ class Machine:
 
     def run(self):
         """Execute the whole grid and return the counts."""
+        if self.options.sample:
+            return self._run_sample()
         x, y, z = self.launch.grid
         ids = [(i, j, k) for k in range(z) for j in range(y) for i in range(x)]
         if self.options.blocks is not None:
@@ -215,10 +222,26 @@ class Machine:
             if not np.array_equal(self.memory.read(key)[0], data):
                 raise Fault("counter", f"{self.kernel.name} does not leave {key!r} as it found it")
         self.counts.blocks += len(ids)
+        self._count_instructions()
+        return self.counts
+
+    def _count_instructions(self):
         for instruction, times in zip(self.kernel.instructions, self.executed, strict=True):
             if times:
                 self.counts.instructions[instruction_class(instruction.name)] += times
-        return self.counts
+
+    def _run_sample(self):
+        """Execute some blocks, one at a time; return the counts of all that they stand for."""
+        total = Counts()
+        axes = [_representatives(size) for size in self.launch.grid]
+        with np.errstate(all="ignore"):
+            for (i, x), (j, y), (k, z) in itertools.product(*axes):
+                self.counts = Counts(blocks=1)
+                self.executed[:] = [0] * len(self.executed)
+                self._wave([(i, j, k)])
+                self._count_instructions()
+                total += self.counts.times(x * y * z)
+        return total
 
     def _wave(self, ids):
         self.registers.reset()
@@ -321,6 +344,13 @@ class Machine:
         warps = group.mask.reshape(-1, 32).any(1)
         others = [g.mask for g in self.ready if not g.waits]
         return any(mask.reshape(-1, 32)[warps].any() for mask in others)
+
+
+def _representatives(size):
+    """Return (index, how many it stands for) along one axis of a grid."""
+    if size <= 3:
+        return [(index, 1) for index in range(size)]
+    return [(0, 1), (1, size - 2), (size - 1, 1)]
 
 
 def _branch(instruction, machine):

@@ -110,6 +110,13 @@ def depth_of(t, ok, T, S, depth_row):
 
 
 @triton.jit
+def lowest_bits(n):
+    """Return 32-bit words whose lowest ``n`` bits are set; none below 0, all from 32 on."""
+    bits = (1 << tl.minimum(tl.maximum(n, 0), 31)) - 1
+    return tl.where(n >= 32, -1, bits)
+
+
+@triton.jit
 def cap(s, softcap, SOFTCAP: tl.constexpr):
     """Return ``softcap * tanh(s / softcap)``, by its series where the closed form cancels."""
     if SOFTCAP:

@@ -15,6 +15,7 @@ import triton.language as tl
 from . import _configs
 from ._bfloat16 import cast
 from ._blocks import LN2, LOG2E, request_of, split_size_of
+from ._launch import launch, strides
 
 
 @triton.jit
@@ -43,13 +44,19 @@ def _absorb(m, l, acc, p_out, p_lse, out_stride_i, lse_stride_i, i, count, D: tl
     return new_m, l, acc
 
 
-# Branches on compile-time flags must stay statements of their own: the other side is not compiled.
-INTEGERS = ["num_rows", "num_states", "T", "HQ", "num_requests"]
-INTEGERS += ["span", "splits", "least", "most", "unit"]
+# As in `_split_kv`: strides of `out` are left, which decide how wide it is loaded and stored.
+VARYING = [
+    "lses", "lses_b", "lengths", "cache_seqlens", "cu_seqlens_q", "lse",
+    "num_rows", "num_states", "T", "HQ", "num_requests", "span", "splits", "least", "most", "unit",
+    "lses_stride_i", "lses_stride_b", "lses_stride_t", "lses_stride_h",
+    "lses_b_stride_b", "lses_b_stride_t", "lses_b_stride_h",
+    "lengths_stride_b", "lengths_stride_h", "cache_seqlens_stride_b",
+    "lse_stride_b", "lse_stride_t", "lse_stride_h",
+]  # fmt: skip
 
 
 # fmt: off
-@triton.jit(do_not_specialize=INTEGERS)
+@triton.jit(do_not_specialize=VARYING)
 def combine_kernel(
     outs, lses, outs_b, lses_b, lengths, cache_seqlens, cu_seqlens_q, out, lse,
     num_rows, num_states, T, HQ, num_requests, span, splits, least, most, unit,
@@ -138,21 +145,22 @@ def combine(
     """
     num_states, B, T, heads, D = outs.shape
     outs_b, lses_b = pair or (None, None)
-    at_once = max(splits.wanted, 4) if splits else num_states  # no capacity shows in the order
+    at_once = _configs.COMBINED if splits else num_states  # one variant, and no capacity shows
     block_r, block_i, block_d, num_warps = _configs.combine_blocks(outs.device, at_once, D)
     num_rows = B * T * heads
-    combine_kernel[(triton.cdiv(num_rows, block_r),)](
+    launch(
+        combine_kernel, (triton.cdiv(num_rows, block_r),),
         outs, lses, outs_b, lses_b, lengths, cache_seqlens, cu_seqlens_q, out, lse,
         num_rows, num_states, T, heads,
         cu_seqlens_q.shape[0] - 1 if cu_seqlens_q is not None else None,
         *((span, splits.wanted, splits.least, splits.most, unit) if splits else (None,) * 5),
-        *outs.stride()[:4],
+        *strides(outs)[:4],
         *lses.stride(),
-        *(outs_b.stride()[:3] if pair else (0, 0, 0)),
+        *(strides(outs_b)[:3] if pair else (0, 0, 0)),
         *(lses_b.stride() if pair else (0, 0, 0)),
         *(lengths.stride() if lengths is not None else (0, 0)),
         cache_seqlens.stride(0) if cache_seqlens is not None else None,
-        *out.stride()[:3],
+        *strides(out)[:3],
         *lse.stride(),
         D=D,
         GROUP=heads // lengths.shape[1] if lengths is not None else 1,

@@ -86,7 +86,7 @@ UNFENCED = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7)
 # Left to itself, ptxas spills a few values here and there to reach a rounder register count.
 OPTIONS = {arch: {"maxnreg": 255} for arch in ("sm_80", "sm_90", "sm_100")}
 WORKSPACE = 64 << 20  # bytes that partial results may take
-COMBINED = 32  # states of 128 that the combine merges at once
+COMBINED = 16  # states of 128 that the combine merges at once
 _forced: dict = {}
 
 
@@ -124,6 +124,11 @@ def _count_multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return 1
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def compiler_options(device) -> dict:
+    """Return what every kernel of a device is compiled with."""
+    return OPTIONS.get(_forced.get("arch") or _architecture(device), {})
 
 
 def attention_config(device, dtype, rows, D, lookups) -> AttentionConfig:
@@ -186,7 +191,7 @@ def splits(device, config, programs, span, state_bytes) -> Splits:
     wanted = max(1, places // programs)
     over = wanted % COMBINED
     if over <= wanted // COMBINED:
-        wanted -= over  # 33 splits would take the combine a second step for 3% more programs
+        wanted -= over  # 33 splits would take the combine a third step for 3% more programs
     least = _forced.get("least", max(256, 8 * config.block_m))
     most = 16 * least
     if _forced.get("split_size"):
@@ -197,19 +202,16 @@ def splits(device, config, programs, span, state_bytes) -> Splits:
 
 
 def combine_blocks(device, num_states, D) -> tuple[int, int, int, int]:
-    """Return (rows, states, padded D, warps) of one combine program for about so many states.
+    """Return (rows, states, padded D, warps) of one combine program.
 
-    32 float32 elements a thread, all of them loaded at once: 8 states of 128 per warp, up to 32 of
-    one row. Two states are no reduction but a stream of rows, for 4 warps. The interpreter pays per
-    program, so it takes many rows.
+    2048 float32 elements: up to 16 states of 128 are loaded at once, which hides their latency, by
+    one warp, so that no reduction leaves it. Few states are no reduction but a stream of rows, for
+    four warps. The interpreter pays per program, so it takes many rows.
     """
     block_d = max(16, triton.next_power_of_2(D))
     block_i = min(triton.next_power_of_2(num_states), COMBINED * 128 // block_d)
-    state = block_i * block_d
-    elements, num_warps = (2048, 4) if num_states < 3 else (1024, max(1, state // 1024))
-    if device.type == "cpu":
-        elements = 1 << 17
-    return max(1, min(64, elements // state)), block_i, block_d, num_warps
+    block_r = 64 if device.type == "cpu" else COMBINED * 128 // (block_i * block_d)
+    return block_r, block_i, block_d, 1 if block_r <= 2 else 4
 
 
 def importance_blocks(D) -> tuple[int, int, int]:

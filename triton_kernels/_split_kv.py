@@ -42,6 +42,7 @@ from ._blocks import (
     fill_empty,
     finish,
     load_rows,
+    lowest_bits,
     offset_of,
     softmax_step,
     split_in_three,
@@ -49,6 +50,7 @@ from ._blocks import (
     tile_of,
 )
 from ._combine import combine
+from ._launch import launch, strides
 
 
 # fmt: off
@@ -142,32 +144,31 @@ def _attend_prefix(
 @triton.jit
 def _attend_tree(
     q, m, l, acc, t, row_ok, b, first_row, T, S, length, window,
-    p_k, p_v, k_stride_b, k_stride_n, v_stride_b, v_stride_n, page_row, mask_row, scale, softcap,
+    p_k, p_v, k_stride_b, k_stride_n, v_stride_b, v_stride_n, page_row, mask_row, masked,
+    scale, softcap,
     IN_CACHE: tl.constexpr, PAGE_SIZE: tl.constexpr, ALIKE: tl.constexpr, WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr, D: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     # fmt: on
-    """Attend to the tree's keys [0, S): those in the row's mask, or the causal chain's.
+    """Attend to the tree's keys [0, S): if ``masked`` those in the row's mask, else the chain's.
 
     A mask is trimmed to the window already.
     """
     BLOCK_D: tl.constexpr = q.shape[1]
     last = tl.where(row_ok, t + S - T, -1)
-    end = S
-    if mask_row is None:
-        end = tl.max(last, 0) + 1
-    # Keys that share one 32-bit word of the mask; without one, what fits into the registers.
-    BLOCK_J: tl.constexpr = min(BLOCK_N, 32) if WINDOW or mask_row is not None else BLOCK_N
+    listed = row_ok & (tl.zeros_like(t) < masked)
+    end = tl.where(masked > 0, S, tl.max(last, 0) + 1)
+    BLOCK_J: tl.constexpr = min(BLOCK_N, 32)  # keys that share one 32-bit word of the mask
     for j0 in tl.range(0, end, BLOCK_J):
         j = j0 + tl.arange(0, BLOCK_J)
         valid = j < end
-        if mask_row is None:
-            visible = j[None, :] <= last[:, None]
-            if WINDOW:
-                visible = visible & (j[None, :] > last[:, None] - window)
-        else:
-            word = tl.load(mask_row + j0 // 32, mask=row_ok, other=0)
-            visible = (((word[:, None] >> (j % 32)[None, :]) & 1) != 0) & valid[None, :]
+        word = tl.load(mask_row + j0 // 32, mask=listed, other=0)
+        first = j0 // 32 * 32  # of the word
+        chain = lowest_bits(last + 1 - first)
+        if WINDOW:
+            chain = chain & ~lowest_bits(last + 1 - window - first)
+        word = tl.where(listed, word, chain)
+        visible = (((word[:, None] >> (j % 32)[None, :]) & 1) != 0) & valid[None, :]
         # A node that no row sees may hold anything, as padding nodes do.
         valid = valid & (tl.max(visible.to(tl.int32), 0) != 0)
         if IN_CACHE:
@@ -186,16 +187,24 @@ def _attend_tree(
     return m, l, acc
 
 
-INTEGERS = ["T", "S", "capacity", "splits", "least", "most", "window"]
-INTEGERS += ["num_kv_heads", "num_requests"]
+# All that varies from call to call, so that no call in the middle of decoding compiles. The others
+# decide how wide loads and stores are: they are multiples of 16 or not by the model alone.
+VARYING = [
+    "lengths", "indices", "block_table", "tree_mask", "depths", "cu_seqlens_q", "cache_seqlens",
+    "sinks", "lse", "masked", "T", "S", "capacity", "splits", "least", "most", "window",
+    "num_kv_heads", "num_requests",
+    "lengths_stride_b", "lengths_stride_h", "indices_stride_b", "indices_stride_h",
+    "table_stride_b", "mask_stride_b", "mask_stride_t", "depths_stride_b", "cache_seqlens_stride_b",
+    "lse_stride_i", "lse_stride_b", "lse_stride_t", "lse_stride_h",
+]  # fmt: skip
 
 
 # fmt: off
-@triton.jit(do_not_specialize=INTEGERS)
+@triton.jit(do_not_specialize=VARYING)
 def split_kv_kernel(
     q, k_cache, v_cache, lengths, indices, block_table, k_tree, v_tree, tree_mask, depths,
     cu_seqlens_q, cache_seqlens, sinks, out, lse, collected,
-    scale, softcap, T, S, capacity, splits, least, most, window, num_kv_heads, num_requests,
+    scale, softcap, masked, T, S, capacity, splits, least, most, window, num_kv_heads, num_requests,
     q_stride_b, q_stride_t, q_stride_h,
     k_stride_b, k_stride_n, k_stride_h,
     v_stride_b, v_stride_n, v_stride_h,
@@ -306,19 +315,18 @@ def split_kv_kernel(
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     if TREE:
         if slot == 0:
-            mask_row = tree_mask
-            if tree_mask is not None:  # read as 32-bit words, which take half the registers
-                mask_row = tree_mask.to(tl.pointer_type(tl.int32), bitcast=True)
-                mask_row += 2 * (
-                    offset_of(b, first_row, mask_stride_b, mask_stride_t) + t * mask_stride_t
-                )
+            # Read as 32-bit words, which take half the registers.
+            mask_row = tree_mask.to(tl.pointer_type(tl.int32), bitcast=True)
+            mask_row += 2 * (
+                offset_of(b, first_row, mask_stride_b, mask_stride_t) + t * mask_stride_t
+            )
             IN_CACHE: tl.constexpr = k_tree is None
             m, l, acc = _attend_tree(
                 q_tile, m, l, acc, t, row_ok, b, first_row, T, S, length, window,
                 (k_cache if IN_CACHE else k_tree) + head * k_tree_stride_h,
                 (v_cache if IN_CACHE else v_tree) + head * v_tree_stride_h,
                 k_tree_stride_b, k_tree_stride_n, v_tree_stride_b, v_tree_stride_n,
-                page_row, mask_row, scale, softcap,
+                page_row, mask_row, masked, scale, softcap,
                 IN_CACHE, PAGE_SIZE, ALIKE, WINDOW, SOFTCAP, D, BLOCK_N,
             )  # fmt: skip
     if PREFIX:
@@ -427,27 +435,31 @@ def attend(
     block_c = group
     if collect == "logits":
         block_c = max(16, triton.cdiv(len(collect_rows) * group, tiles))
-    cache_strides = k_cache.stride()[:3] + v_cache.stride()[:3] if prefix else (0,) * 6
+    cache_strides = strides(k_cache)[:3] + strides(v_cache)[:3] if prefix else (0,) * 6
     has_tree_keys = k_tree is not None
-    tree_strides = k_tree.stride()[:3] + v_tree.stride()[:3] if has_tree_keys else cache_strides
+    tree_strides = strides(k_tree)[:3] + strides(v_tree)[:3] if has_tree_keys else cache_strides
     # K and V nearly always lie alike: then one set of addresses serves both.
     alike = cache_strides[:3] == cache_strides[3:] and tree_strides[:3] == tree_strides[3:]
-    split_kv_kernel[(kv_heads * tiles, slots, requests)](
+    masked = tree_mask is not None
+    if tree and not masked:  # a chain runs the same kernel, and needs a pointer for it
+        tree_mask = torch.empty((1, 1, 1), dtype=torch.int64, device=q.device)
+    launch(
+        split_kv_kernel, (kv_heads * tiles, slots, requests),
         q, k_cache, v_cache, lengths, indices, block_table, k_tree, v_tree, tree_mask, depths,
         cu_seqlens_q, cache_seqlens, sinks, states, state_lses, collected,
-        softmax_scale, softcap, T, k_tree.shape[1] if has_tree_keys else T,
+        softmax_scale, softcap, int(masked), T, k_tree.shape[1] if has_tree_keys else T,
         capacity, splits.wanted, splits.least, splits.most, window or 0, kv_heads, num_requests,
-        *q.stride()[:3],
+        *strides(q)[:3],
         *cache_strides,
-        *(_strides(lengths) if prefix else (0, 0)),
-        *(_strides(indices)[:2] if indices is not None else (0, 0)),
+        *(strides(lengths) if prefix else (0, 0)),
+        *(strides(indices)[:2] if indices is not None else (0, 0)),
         block_table.stride(0) if page_size else 0,
         *tree_strides,
-        *(_strides(tree_mask)[:2] if tree_mask is not None else (0, 0)),
-        _strides(depths)[0] if depths is not None else 0,
+        *(strides(tree_mask)[:2] if tree_mask is not None else (0, 0)),
+        strides(depths)[0] if depths is not None else 0,
         cache_seqlens.stride(0) if cache_seqlens is not None else None,
-        *states.stride()[:4],
-        *state_lses.stride(),
+        *strides(states)[:4],
+        *strides(state_lses),
         *_collected_strides(collected),
         D=D,
         GROUP=group,
@@ -480,12 +492,6 @@ def attend(
             cache_seqlens=cache_seqlens,
             cu_seqlens_q=cu_seqlens_q,
         )
-
-
-def _strides(tensor):
-    """Return the strides, 0 along dimensions of size 1: what is shared is broadcast."""
-    sizes_and_strides = zip(tensor.shape, tensor.stride(), strict=True)
-    return [0 if size == 1 else stride for size, stride in sizes_and_strides]
 
 
 def _collected_strides(collected):

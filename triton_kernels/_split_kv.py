@@ -147,18 +147,17 @@ def _attend_tree(
     p_k, p_v, k_stride_b, k_stride_n, v_stride_b, v_stride_n, page_row, mask_row, masked,
     scale, softcap,
     IN_CACHE: tl.constexpr, PAGE_SIZE: tl.constexpr, ALIKE: tl.constexpr, WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr, D: tl.constexpr, BLOCK_N: tl.constexpr,
+    SOFTCAP: tl.constexpr, D: tl.constexpr, BLOCK_J: tl.constexpr,
 ):
     # fmt: on
     """Attend to the tree's keys [0, S): if ``masked`` those in the row's mask, else the chain's.
 
-    A mask is trimmed to the window already.
+    A mask is trimmed to the window already. ``BLOCK_J`` keys share one 32-bit word of it.
     """
     BLOCK_D: tl.constexpr = q.shape[1]
     last = tl.where(row_ok, t + S - T, -1)
     listed = row_ok & (tl.zeros_like(t) < masked)
     end = tl.where(masked > 0, S, tl.max(last, 0) + 1)
-    BLOCK_J: tl.constexpr = min(BLOCK_N, 32)  # keys that share one 32-bit word of the mask
     for j0 in tl.range(0, end, BLOCK_J):
         j = j0 + tl.arange(0, BLOCK_J)
         valid = j < end
@@ -321,13 +320,17 @@ def split_kv_kernel(
                 offset_of(b, first_row, mask_stride_b, mask_stride_t) + t * mask_stride_t
             )
             IN_CACHE: tl.constexpr = k_tree is None
+            # With 32 keys 64 rows of 4 warps spill on sm_90 beside what takes many registers.
+            MUCH: tl.constexpr = COLLECT == "logits" or (WINDOW and SOFTCAP)
+            LESS: tl.constexpr = MUCH and BLOCK_M == 64
+            BLOCK_J: tl.constexpr = min(BLOCK_N, 16 if LESS else 32)
             m, l, acc = _attend_tree(
                 q_tile, m, l, acc, t, row_ok, b, first_row, T, S, length, window,
                 (k_cache if IN_CACHE else k_tree) + head * k_tree_stride_h,
                 (v_cache if IN_CACHE else v_tree) + head * v_tree_stride_h,
                 k_tree_stride_b, k_tree_stride_n, v_tree_stride_b, v_tree_stride_n,
                 page_row, mask_row, masked, scale, softcap,
-                IN_CACHE, PAGE_SIZE, ALIKE, WINDOW, SOFTCAP, D, BLOCK_N,
+                IN_CACHE, PAGE_SIZE, ALIKE, WINDOW, SOFTCAP, D, BLOCK_J,
             )  # fmt: skip
     if PREFIX:
         m, l, acc = _attend_prefix(

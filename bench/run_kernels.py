@@ -3,6 +3,7 @@
     python bench/run_kernels.py --quick
     python bench/run_kernels.py --only hybrid_tree_attention --context 8k,32k --rows 1,16 --worst
     python bench/run_kernels.py --bars
+    python bench/run_kernels.py --emulate sm_90 --context 8k,32k --rows 1,16
     python bench/run_kernels.py --compare before.jsonl after.jsonl
 
 `docs/benchmarks.md` says how to read the table and names every JSON field.
@@ -11,6 +12,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import asdict
@@ -21,7 +23,7 @@ import torch
 from common import arguments, comparison
 from common.clock import Stopwatch
 from common.machine import DISTURBING, Others, describe, disturbed, free_memory, serving
-from common.records import Record, RecordFile
+from common.records import Record, RecordFile, of_kind
 from common.tables import Progress
 from kernels import peers, pictures, report
 from kernels.cases import DTYPES, Axes, Case
@@ -59,6 +61,8 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.bars:
         return _bars(options, parser)
+    if options.emulate:
+        return _emulate(options, parser)
     if options.compare:
         with parser.refusing("--compare: "):
             return comparison.show(*options.compare, key, change)
@@ -128,6 +132,32 @@ def _bars(options: argparse.Namespace, parser: arguments.Parser) -> int:
     return int(wrong)
 
 
+def _emulate(options: argparse.Namespace, parser: arguments.Parser) -> int:
+    """Print what the GPU kernels would do, from blocks executed in the emulator; return 0."""
+    if os.environ.get("TRITON_INTERPRET"):
+        parser.error("--emulate: expected TRITON_INTERPRET not to be set")
+    os.environ["TRITON_DEFAULT_FP_FUSION"] = "1"
+    from kernels import emulation  # needs Triton and the tests
+
+    with parser.refusing():
+        file = RecordFile(options.json)
+    file.add({"kind": "run", "schema": SCHEMA, **describe(torch.device("cpu"))})
+    print("No GPU: counts of executed blocks, scaled by blocks; times and shares are predicted.")
+    hosts: dict[tuple[str, int], float] = {}
+    sizes = options.context or [8192, 32768], options.rows or [1, 16]
+    for op, context, rows in emulation.cases(*sizes):
+        if options.only and op not in options.only:
+            continue
+        if (op, rows) not in hosts:
+            hosts[op, rows] = emulation.host_microseconds(op, rows)
+        row = emulation.measure(options.emulate, op, context, rows)
+        file.add({**row, "host_microseconds": hosts[op, rows]})
+        print(emulation.line(of_kind(file.records, "emulated")[-1]), flush=True)
+    for text in emulation.verdicts(of_kind(file.records, "emulated")):
+        print(text)
+    return 0
+
+
 def _pictures(run: Record, rows: list[Record], folder: Path) -> bool:
     """Draw what was measured, if it can be; a missing library must not cost the figures."""
     try:
@@ -163,6 +193,7 @@ def _parser() -> arguments.Parser:
     add("--backend", choices=("auto", *specattn.backends()), default="auto")
     add("--only", metavar="OP", action="append", help="one primitive, or bar; may be repeated")
     add("--bars", action="store_true", help="what the CPU kernels have to reach")
+    add("--emulate", choices=("sm_80", "sm_90"), help="count what GPU kernels do, without a GPU")
     add("--shape", choices=MODELS, action="append", help="model shape; may be repeated")
     add("--context", type=arguments.numbers, metavar="N[,N]", help="cached tokens, such as 8k,32k")
     add("--rows", type=arguments.numbers, metavar="T[,T]", help="query rows per request")

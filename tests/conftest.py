@@ -10,6 +10,10 @@ if not torch.cuda.is_available():
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from unittest import mock
+
 import hypothesis
 import pytest
 
@@ -50,3 +54,14 @@ def poisoned_empty(monkeypatch):
 def _seed():
     """Give every test the same random numbers, whatever ran before it."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def compiler_process():
+    """Return what calls a function where kernels compile, in a process without TRITON_INTERPRET."""
+    pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+    with mock.patch.dict(os.environ, TRITON_DEFAULT_FP_FUSION="1"):
+        os.environ.pop("TRITON_INTERPRET", None)
+        pool.submit(os.getpid).result()  # it has started, with this environment
+    yield lambda function, *arguments: pool.submit(function, *arguments).result()
+    pool.shutdown()

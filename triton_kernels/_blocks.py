@@ -46,6 +46,38 @@ def request_of(t, cu_seqlens_q, num_requests):
 
 
 @triton.jit
+def tile_of(index, cu_seqlens_q, num_requests, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
+    """Return (request, its tile) of the ``index``-th tile of all requests' rows.
+
+    A request's tiles begin at ``first_row * GROUP // BLOCK_M + request``: no sum over the requests
+    before it is needed, there is room for its rows, and every request has a tile.
+    """
+    b = 0
+    for i0 in range(1, num_requests, 128):
+        i = i0 + tl.arange(0, 128)
+        row = tl.load(cu_seqlens_q + i, mask=i < num_requests, other=0)
+        begun = (row * GROUP // BLOCK_M + i <= index) & (i < num_requests)
+        b += tl.sum(begun.to(tl.int32), 0)
+    first = tl.load(cu_seqlens_q + b) * GROUP // BLOCK_M + b
+    return b.to(tl.int64), index - first
+
+
+@triton.jit
+def split_size_of(keys, splits, least, most, slots, unit):
+    """Return how many keys one split of a request takes; its own ``keys`` [...] decide.
+
+    There are ``splits`` of them, which fill the GPU; fewer where they had less than ``least`` keys,
+    more where they had over ``most``, at most ``slots``. The grid's slots are this number for as
+    many keys as the cache has room for, so that its capacity does not show. A multiple of ``unit``.
+    """
+    count = tl.minimum(splits, (keys + least - 1) // least)
+    count = tl.maximum(count, (keys + most - 1) // most)
+    count = tl.maximum(tl.minimum(count, slots), 1)
+    size = (keys + count - 1) // count
+    return tl.maximum((size + unit - 1) // unit, 1) * unit
+
+
+@triton.jit
 def cache_rows(n, valid, b, index_row, listed, page_row, PAGE_SIZE: tl.constexpr):
     """Return the locations of the prefix's keys ``n`` [N]: (request, position) or (page, slot).
 
@@ -75,6 +107,13 @@ def depth_of(t, ok, T, S, depth_row):
     if depth_row is not None:
         depth = tl.load(depth_row + t, mask=ok, other=0)
     return depth
+
+
+@triton.jit
+def lowest_bits(n):
+    """Return 32-bit words whose lowest ``n`` bits are set; none below 0, all from 32 on."""
+    bits = (1 << tl.minimum(tl.maximum(n, 0), 31)) - 1
+    return tl.where(n >= 32, -1, bits)
 
 
 @triton.jit

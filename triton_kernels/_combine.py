@@ -4,9 +4,9 @@ A state is a normalised output and a natural log-sum-exp. With ``m = max_i lse_i
 
     w_i = exp(lse_i - m),   out = sum_i w_i out_i / sum_i w_i,   lse = m + log(sum_i w_i)
 
-An empty state (``lse = -inf``, or +inf as some libraries write it) has weight 0 and its output is
-not even read, so it may hold anything. A sink is a state whose output is 0. The same kernel is the
-second half of split-KV attention and the public ``merge_state`` and ``merge_states``.
+An empty state (``lse = -inf``, or +inf as some libraries write it) has weight 0 and its output
+does not count, so it may hold anything. The same kernel is the second half of split-KV attention
+and the public ``merge_state`` and ``merge_states``.
 """
 
 import triton
@@ -14,40 +14,52 @@ import triton.language as tl
 
 from . import _configs
 from ._bfloat16 import cast
-from ._blocks import LN2, LOG2E, request_of
+from ._blocks import LN2, LOG2E, request_of, split_size_of
+from ._launch import launch, strides
 
 
 @triton.jit
 def _absorb(m, l, acc, p_out, p_lse, out_stride_i, lse_stride_i, i, count, D: tl.constexpr):
-    """Add the states ``i`` [I] below ``count`` [R] to the running m [R], l [R], acc [R, D]."""
+    """Add the states ``i`` [I] below ``count`` [R] to the running m [R], l [R], acc [R, D].
+
+    No load waits for another: what an empty state holds is loaded too, and dropped.
+    """
     d = tl.arange(0, acc.shape[1])
     i64 = i.to(tl.int64)
     used = i[None, :] < count[:, None]
     lse = tl.load(p_lse[:, None] + i64[None, :] * lse_stride_i, mask=used, other=float("-inf"))
+    out = tl.load(
+        p_out[:, None, None] + i64[None, :, None] * out_stride_i + d[None, None, :],
+        mask=used[:, :, None] & (d < D)[None, None, :],
+        other=0.0,
+    ).to(tl.float32)  # [R, I, D]
     lse = tl.where(lse == float("inf"), float("-inf"), lse)  # [R, I]
     new_m = tl.maximum(m, tl.max(lse, 1))
     pivot = tl.where(new_m == float("-inf"), 0.0, new_m)
     weight = tl.exp2((lse - pivot[:, None]) * LOG2E)
     alpha = tl.exp2((m - pivot) * LOG2E)
-    out = tl.load(
-        p_out[:, None, None] + i64[None, :, None] * out_stride_i + d[None, None, :],
-        mask=(lse != float("-inf"))[:, :, None] & (d < D)[None, None, :],
-        other=0.0,
-    ).to(tl.float32)  # [R, I, D]
+    out = tl.where((lse == float("-inf"))[:, :, None], 0.0, out)
     acc = acc * alpha[:, None] + tl.sum(weight[:, :, None] * out, 1)
     l = l * alpha + tl.sum(weight, 1)
     return new_m, l, acc
 
 
-# Branches on compile-time flags must stay statements of their own: the other side is not compiled.
-INTEGERS = ["num_rows", "num_states", "T", "HQ", "span", "split_size", "num_requests"]
+# As in `_split_kv`: strides of `out` are left, which decide how wide it is loaded and stored.
+VARYING = [
+    "lses", "lses_b", "lengths", "cache_seqlens", "cu_seqlens_q", "lse",
+    "num_rows", "num_states", "T", "HQ", "num_requests", "span", "splits", "least", "most", "unit",
+    "lses_stride_i", "lses_stride_b", "lses_stride_t", "lses_stride_h",
+    "lses_b_stride_b", "lses_b_stride_t", "lses_b_stride_h",
+    "lengths_stride_b", "lengths_stride_h", "cache_seqlens_stride_b",
+    "lse_stride_b", "lse_stride_t", "lse_stride_h",
+]  # fmt: skip
 
 
 # fmt: off
-@triton.jit(do_not_specialize=INTEGERS)
+@triton.jit(do_not_specialize=VARYING)
 def combine_kernel(
-    outs, lses, outs_b, lses_b, lengths, cache_seqlens, cu_seqlens_q, sinks, out, lse,
-    num_rows, num_states, T, HQ, span, split_size, num_requests,
+    outs, lses, outs_b, lses_b, lengths, cache_seqlens, cu_seqlens_q, out, lse,
+    num_rows, num_states, T, HQ, num_requests, span, splits, least, most, unit,
     outs_stride_i, outs_stride_b, outs_stride_t, outs_stride_h,
     lses_stride_i, lses_stride_b, lses_stride_t, lses_stride_h,
     outs_b_stride_b, outs_b_stride_t, outs_b_stride_h,
@@ -55,7 +67,7 @@ def combine_kernel(
     lengths_stride_b, lengths_stride_h, cache_seqlens_stride_b,
     out_stride_b, out_stride_t, out_stride_h,
     lse_stride_b, lse_stride_t, lse_stride_h,
-    D: tl.constexpr, GROUP: tl.constexpr, TREE_SLOTS: tl.constexpr,
+    D: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_D: tl.constexpr,
 ):
     # fmt: on
@@ -76,13 +88,13 @@ def combine_kernel(
         if cache_seqlens is not None:
             p_length = cache_seqlens + owner * cache_seqlens_stride_b
             length = tl.where(length < 0, tl.load(p_length, mask=row_ok, other=0), length)
-        count = TREE_SLOTS + tl.cdiv(tl.minimum(length, span), split_size)
+        keys = tl.minimum(length, span)
+        size = split_size_of(keys, splits, least, most, num_states, unit)
+        count = tl.maximum((keys + size - 1) // size, 1)
     count = tl.where(row_ok, count, 0)
 
     m = tl.full([BLOCK_R], float("-inf"), tl.float32)
-    if sinks is not None:
-        m = tl.load(sinks + h, mask=row_ok, other=float("-inf")).to(tl.float32)
-    l = tl.where(m == float("-inf"), 0.0, 1.0)
+    l = tl.zeros([BLOCK_R], tl.float32)
     acc = tl.zeros([BLOCK_R, BLOCK_D], tl.float32)
 
     p_out = outs + b * outs_stride_b + t * outs_stride_t + h * outs_stride_h
@@ -117,40 +129,41 @@ def combine(
     *,
     pair=None,
     lengths=None,
-    sinks=None,
-    tree_slots=0,
+    splits=None,
     span=0,
-    split_size=1,
+    unit=0,
     cache_seqlens=None,
     cu_seqlens_q=None,
 ):
     """Merge states along dimension 0 of ``outs`` [n, B, T, Hq, D] and ``lses`` [n, B, T, Hq].
 
     ``pair`` = (out, lse) is one more state, not stacked with the others. Without ``lengths`` all
-    ``n`` states count. With ``lengths`` [B, 1 or Hk] those of a request are its ``tree_slots`` and
-    one per ``split_size`` keys of ``min(length, span)``; the others are not read. A length of -1
-    stands for that of ``cache_seqlens`` [B]. With ``cu_seqlens_q`` [B + 1] the rows of all requests
-    are one batch: ``outs`` [n, 1, tokens, Hq, D].
+    ``n`` states count. With ``lengths`` [B, 1 or Hk] a request's are as many as it has splits, cut
+    by ``splits`` and ``unit`` from ``min(length, span)`` keys; the others are not read. A length
+    of -1 stands for that of ``cache_seqlens`` [B]. With ``cu_seqlens_q`` [B + 1] the rows of all
+    requests are one batch: ``outs`` [n, 1, tokens, Hq, D].
     """
     num_states, B, T, heads, D = outs.shape
     outs_b, lses_b = pair or (None, None)
-    block_r, block_i, block_d, num_warps = _configs.combine_blocks(outs.device, num_states, D)
+    at_once = _configs.COMBINED if splits else num_states  # one variant, and no capacity shows
+    block_r, block_i, block_d, num_warps = _configs.combine_blocks(outs.device, at_once, D)
     num_rows = B * T * heads
-    combine_kernel[(triton.cdiv(num_rows, block_r),)](
-        outs, lses, outs_b, lses_b, lengths, cache_seqlens, cu_seqlens_q, sinks, out, lse,
-        num_rows, num_states, T, heads, span, split_size,
+    launch(
+        combine_kernel, (triton.cdiv(num_rows, block_r),),
+        outs, lses, outs_b, lses_b, lengths, cache_seqlens, cu_seqlens_q, out, lse,
+        num_rows, num_states, T, heads,
         cu_seqlens_q.shape[0] - 1 if cu_seqlens_q is not None else None,
-        *outs.stride()[:4],
+        *((span, splits.wanted, splits.least, splits.most, unit) if splits else (None,) * 5),
+        *strides(outs)[:4],
         *lses.stride(),
-        *(outs_b.stride()[:3] if pair else (0, 0, 0)),
+        *(strides(outs_b)[:3] if pair else (0, 0, 0)),
         *(lses_b.stride() if pair else (0, 0, 0)),
         *(lengths.stride() if lengths is not None else (0, 0)),
         cache_seqlens.stride(0) if cache_seqlens is not None else None,
-        *out.stride()[:3],
+        *strides(out)[:3],
         *lse.stride(),
         D=D,
         GROUP=heads // lengths.shape[1] if lengths is not None else 1,
-        TREE_SLOTS=tree_slots,
         BLOCK_R=block_r,
         BLOCK_I=block_i,
         BLOCK_D=block_d,

@@ -14,16 +14,18 @@ import triton
 
 
 class Tile(NamedTuple):
-    """Keys per step, warps, pipeline depth, and how many programs one SM holds at once."""
+    """Keys per step, warps and pipeline depth."""
 
     block_n: int
     num_warps: int
     num_stages: int
-    programs: int
 
 
 class AttentionConfig(NamedTuple):
-    """Rows and keys per tile, padded head dimension, the rest of a `Tile`, compiler options."""
+    """Rows and keys per tile, padded head dimension, the rest of a `Tile`, compiler options.
+
+    ``programs`` is how many of these one SM holds at once.
+    """
 
     block_m: int
     block_n: int
@@ -36,45 +38,46 @@ class AttentionConfig(NamedTuple):
 
 # {kind: {BLOCK_M: Tile}}. Kinds: 16-bit and 32-bit elements, "wide" where D is padded to 256.
 #
-# BLOCK_M is the smallest that holds all g * T rows, at most 64: a larger tile starves decoding of
-# programs, and 128 rows would leave one program per SM. From 64 rows Hopper and Blackwell use
-# their own tensor-core instructions (wgmma, tcgen05); below that it is mma.sync everywhere.
+# BLOCK_M is the smallest that holds all g * T rows, at most 128: K and V are read once per tile.
+# From 64 rows Hopper and Blackwell use their own tensor-core instructions (wgmma, tcgen05); below
+# that it is mma.sync everywhere.
 # BLOCK_N 64 with 3 stages keeps two K and two V tiles of 16 KiB in flight, 64 KiB per program: more
 # than the 25 KiB per SM that 4.3 TB/s asks for at 700 ns. BLOCK_N 128 spills from 64 rows. Where
 # D is 256 the tiles are twice as wide, so half as long.
+# 4 warps may have 255 registers a thread and share an SM with one more program, 8 are alone on it.
 # float32 has no tensor cores without TF32, and its operands sit in registers: the smallest tiles,
 # not pipelined. It is here to be exact; collecting where D is 256 spills up to 368 bytes even so.
-FLOAT32 = {16: Tile(16, 8, 1, 2)}
-FLOAT32_WIDE = {16: Tile(16, 8, 1, 1)}
+# Triton 3.6 spills where 64 rows collect logits of a paged cache with a window: 8 bytes on sm_80,
+# up to 148 on gfx942 where D is 256.
+FLOAT32 = {16: Tile(16, 8, 1)}
 TABLE = {
     # 8 warps from 64 rows, because mma.sync keeps the accumulators of 4 warps above 255 registers.
     # All rows fit in 99 KiB, so that they serve 8.6, 8.9 and 12.0 too; D 256 gets less depth.
     "sm_80": {
-        "16": {16: Tile(64, 4, 3, 2), 32: Tile(64, 4, 3, 2), 64: Tile(64, 8, 3, 1)},
-        "16_wide": {16: Tile(32, 4, 2, 2), 32: Tile(32, 8, 2, 1), 64: Tile(32, 8, 2, 1)},
+        "16": {16: Tile(64, 4, 3), 32: Tile(64, 4, 3), 64: Tile(64, 8, 3)},
+        "16_wide": {16: Tile(32, 4, 2), 32: Tile(32, 8, 2), 64: Tile(32, 8, 2)},
         "32": FLOAT32,
-        "32_wide": FLOAT32_WIDE,
+        "32_wide": FLOAT32,
     },
-    # 228 KiB of shared memory hold three programs of 72 KiB, or two of 64 rows. Where lookups or
-    # collecting take more than 168 registers, 16 rows too are two programs per SM.
+    # 228 KiB of shared memory hold two programs of up to 113 KiB.
     "sm_90": {
-        "16": {16: Tile(64, 4, 3, 3), 32: Tile(64, 4, 3, 2), 64: Tile(64, 4, 3, 2)},
-        "16_wide": {16: Tile(32, 4, 3, 3), 32: Tile(32, 8, 3, 1), 64: Tile(32, 8, 3, 1)},
+        "16": {16: Tile(64, 4, 3), 32: Tile(64, 4, 3), 64: Tile(64, 4, 3), 128: Tile(64, 8, 3)},
+        "16_wide": {16: Tile(32, 4, 3), 32: Tile(32, 8, 3), 64: Tile(32, 8, 3)},
         "32": FLOAT32,
-        "32_wide": FLOAT32_WIDE,
+        "32_wide": FLOAT32,
     },
     "sm_100": {
-        "16": {16: Tile(64, 4, 3, 3), 32: Tile(64, 4, 3, 2), 64: Tile(64, 4, 3, 2)},
-        "16_wide": {16: Tile(32, 4, 3, 3), 32: Tile(32, 8, 3, 1), 64: Tile(32, 8, 3, 1)},
+        "16": {16: Tile(64, 4, 3), 32: Tile(64, 4, 3), 64: Tile(64, 4, 3), 128: Tile(64, 8, 3)},
+        "16_wide": {16: Tile(32, 4, 3), 32: Tile(32, 8, 3), 64: Tile(32, 8, 3)},
         "32": FLOAT32,
-        "32_wide": FLOAT32_WIDE,
+        "32_wide": FLOAT32,
     },
-    # 64 KiB of LDS hold one K and one V tile per program, so two stages; there are 512 registers.
+    # 64 KiB of LDS hold one K and one V tile, so two stages; there are 512 registers.
     "gfx942": {
-        "16": {16: Tile(64, 4, 2, 2), 32: Tile(64, 4, 2, 1), 64: Tile(64, 4, 2, 1)},
-        "16_wide": {16: Tile(32, 4, 2, 1), 32: Tile(32, 4, 2, 1), 64: Tile(32, 4, 2, 1)},
+        "16": {16: Tile(64, 4, 2), 32: Tile(64, 4, 2), 64: Tile(64, 4, 2)},
+        "16_wide": {16: Tile(32, 4, 2), 32: Tile(32, 4, 2), 64: Tile(32, 4, 2)},
         "32": FLOAT32,
-        "32_wide": FLOAT32_WIDE,
+        "32_wide": FLOAT32,
     },
 }
 # Before 3.7, Triton lets wgmma and tcgen05 read what cp.async has written without the fence between
@@ -82,12 +85,17 @@ TABLE = {
 UNFENCED = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7)
 # Left to itself, ptxas spills a few values here and there to reach a rounder register count.
 OPTIONS = {arch: {"maxnreg": 255} for arch in ("sm_80", "sm_90", "sm_100")}
+WORKSPACE = 64 << 20  # bytes that partial results may take
+COMBINED = 16  # states of 128 that the combine merges at once
 _forced: dict = {}
 
 
 @contextmanager
 def forced(**values):
-    """Override ``arch``, ``split_size`` or fields of `AttentionConfig` for the tests."""
+    """Override, for the tests, ``arch``, a field of `AttentionConfig`, or what decides splits.
+
+    That is ``multiprocessors``, ``workspace`` [bytes], and ``least`` and ``split_size`` [keys].
+    """
     previous = dict(_forced)
     _forced.update(values)
     try:
@@ -107,11 +115,20 @@ def _architecture(device: torch.device) -> str:
     return {9: "sm_90", 10: "sm_100"}.get(major, "sm_80")
 
 
-@lru_cache(None)
 def _multiprocessors(device: torch.device) -> int:
+    return _forced.get("multiprocessors") or _count_multiprocessors(device)
+
+
+@lru_cache(None)
+def _count_multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return 1
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def compiler_options(device) -> dict:
+    """Return what every kernel of a device is compiled with."""
+    return OPTIONS.get(_forced.get("arch") or _architecture(device), {})
 
 
 def attention_config(device, dtype, rows, D, lookups) -> AttentionConfig:
@@ -131,7 +148,7 @@ def _attention_config(device, dtype, rows, D, lookups) -> AttentionConfig:
     kind = f"{8 * dtype.itemsize}{'_wide' if block_d > 128 else ''}"
     arch = _forced.get("arch") or _architecture(device)
     tiles = TABLE[arch][kind]
-    most = 32 if UNFENCED and arch in ("sm_90", "sm_100") else 64
+    most = 32 if UNFENCED and arch in ("sm_90", "sm_100") else 128
     block_m = max(16, min(triton.next_power_of_2(rows), most, max(tiles)))
     tile = tiles[block_m]
     num_stages = tile.num_stages
@@ -140,25 +157,48 @@ def _attention_config(device, dtype, rows, D, lookups) -> AttentionConfig:
     num_warps = tile.num_warps
     if block_d > D and block_m == 64 and arch != "gfx942":
         num_warps = 8  # the masks of a padded D do not fit in 255 registers beside accumulators
+    if UNFENCED and block_m == 32:
+        num_warps = 8  # such a Triton spills where 4 warps collect
     options = OPTIONS.get(arch, {})
+    programs = 1 if arch == "gfx942" else 8 // num_warps
+    if arch == "sm_100" and block_m == 64 and lookups == 2:
+        programs = 1  # two would take 64 bytes of shared memory more than there are
     config = AttentionConfig(
-        block_m, tile.block_n, block_d, num_warps, num_stages, tile.programs, options
+        block_m, tile.block_n, block_d, num_warps, num_stages, programs, options
     )
     return config._replace(**{k: v for k, v in _forced.items() if k in config._fields})
 
 
-def split_size(device, config, programs, span) -> int:
-    """Return how many of a prefix's ``span`` keys one program takes.
+class Splits(NamedTuple):
+    """How the keys of each request are cut; `_blocks.split_size_of` says how they are used."""
 
-    Only capacity and static shape decide, never a length, so that a captured graph stays right and
-    a request's bits do not depend on its neighbours. Enough splits for two waves of programs; not
-    below 256 keys, where the float32 partials of 64 rows would cost a quarter of what K and V do,
-    nor above 8192, so that ragged batches end together. Powers of two: few different values.
+    wanted: int
+    least: int
+    most: int
+    slots: int  # of the grid: the splits of a request that fills its cache
+
+
+def splits(device, config, programs, span, state_bytes) -> Splits:
+    """Return how requests are cut of which the longest may have ``span`` keys.
+
+    ``programs`` is how many there are before any cut, ``state_bytes`` what one slot's partial
+    results take. One wave of programs is wanted: more would leave a short last one. A tile's
+    float32 partials, written and read, are 8 * BLOCK_M bytes for each of the D columns, where K and
+    V are 4 per key: at ``least`` keys they cost up to a quarter, at ``most`` 1/64, which is
+    cheap enough for the long requests of a ragged batch to be spread over the GPU.
     """
-    if "split_size" in _forced:
-        return _forced["split_size"]
-    wanted = max(1, 2 * config.programs * _multiprocessors(device) // programs)
-    return min(max(256, triton.next_power_of_2(triton.cdiv(span, wanted))), 8192)
+    places = config.programs * _multiprocessors(device)
+    wanted = max(1, places // programs)
+    over = wanted % COMBINED
+    if over <= wanted // COMBINED:
+        wanted -= over  # 33 splits would take the combine a third step for 3% more programs
+    least = _forced.get("least", max(256, 8 * config.block_m))
+    most = 16 * least
+    if _forced.get("split_size"):
+        least = most = _forced["split_size"]
+    limit = max(1, _forced.get("workspace", WORKSPACE) // state_bytes)
+    slots = max(min(wanted, triton.cdiv(span, least)), triton.cdiv(span, most), 1)
+    return Splits(wanted, least, most, min(slots, limit))
 
 
 def combine_blocks(device, num_states, D) -> tuple[int, int, int, int]:
@@ -169,8 +209,8 @@ def combine_blocks(device, num_states, D) -> tuple[int, int, int, int]:
     four warps. The interpreter pays per program, so it takes many rows.
     """
     block_d = max(16, triton.next_power_of_2(D))
-    block_i = min(triton.next_power_of_2(num_states), 2048 // block_d)
-    block_r = 64 if device.type == "cpu" else 2048 // (block_i * block_d)
+    block_i = min(triton.next_power_of_2(num_states), COMBINED * 128 // block_d)
+    block_r = 64 if device.type == "cpu" else COMBINED * 128 // (block_i * block_d)
     return block_r, block_i, block_d, 1 if block_r <= 2 else 4
 
 

@@ -6,14 +6,14 @@ Rows
     tile, and a draft of few tokens fills a tensor-core tile.
 Slots
     The grid is (tile and head, slot, request). A slot is one piece of the keys; it yields a
-    normalised output and a natural log-sum-exp per row, and ``_combine`` merges the slots. A tree
-    is a slot of its own, number 0, so attention to prefix and tree is two launches in all and the
-    loop over the prefix does not pay registers for the tree's mask. Prefix slots cover
-    ``split_size`` keys each, at fixed positions. Those past a request's length return at once and
-    are never read.
+    normalised output and a natural log-sum-exp per row, and ``_combine`` merges the slots. The
+    prefix is cut evenly into as many as the request's own length asks for (``split_size_of``);
+    slot 0 begins with the sink and the tree. Slots that a request does not need return at once and
+    are never read. Where the grid has one slot, it writes the result.
 Ragged rows
-    With ``cu_seqlens_q`` each request has its own number of rows, read on the device. The grid has
-    tiles for the longest; those behind a request's last row return at once.
+    With ``cu_seqlens_q`` each request has its own number of rows, read on the device, and the grid
+    has tiles for all rows together (``tile_of``). Only those that collect logits share them among
+    the tiles of the longest request; there the tiles behind a request's last row return at once.
 Softmax
     Masked logits are a real -inf; the only guard is that the running maximum counts as 0 while it
     is -inf. A key that no row of the tile may see is not read, so it may be NaN.
@@ -34,6 +34,7 @@ import triton.language as tl
 from . import _configs
 from ._bfloat16 import cast
 from ._blocks import (
+    LOG2E,
     cache_rows,
     cap,
     depth_of,
@@ -41,11 +42,15 @@ from ._blocks import (
     fill_empty,
     finish,
     load_rows,
+    lowest_bits,
     offset_of,
     softmax_step,
     split_in_three,
+    split_size_of,
+    tile_of,
 )
 from ._combine import combine
+from ._launch import launch, strides
 
 
 # fmt: off
@@ -139,31 +144,30 @@ def _attend_prefix(
 @triton.jit
 def _attend_tree(
     q, m, l, acc, t, row_ok, b, first_row, T, S, length, window,
-    p_k, p_v, k_stride_b, k_stride_n, v_stride_b, v_stride_n, page_row, mask_row, scale, softcap,
+    p_k, p_v, k_stride_b, k_stride_n, v_stride_b, v_stride_n, page_row, mask_row, masked,
+    scale, softcap,
     IN_CACHE: tl.constexpr, PAGE_SIZE: tl.constexpr, ALIKE: tl.constexpr, WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr, D: tl.constexpr, BLOCK_N: tl.constexpr,
+    SOFTCAP: tl.constexpr, D: tl.constexpr, BLOCK_J: tl.constexpr,
 ):
     # fmt: on
-    """Attend to the tree's keys [0, S): those in the row's mask, or the causal chain's.
+    """Attend to the tree's keys [0, S): if ``masked`` those in the row's mask, else the chain's.
 
-    A mask is trimmed to the window already.
+    A mask is trimmed to the window already. ``BLOCK_J`` keys share one 32-bit word of it.
     """
     BLOCK_D: tl.constexpr = q.shape[1]
     last = tl.where(row_ok, t + S - T, -1)
-    end = S
-    if mask_row is None:
-        end = tl.max(last, 0) + 1
-    BLOCK_J: tl.constexpr = min(BLOCK_N, 32)  # keys that share one 32-bit word of the mask
+    listed = row_ok & (tl.zeros_like(t) < masked)
+    end = tl.where(masked > 0, S, tl.max(last, 0) + 1)
     for j0 in tl.range(0, end, BLOCK_J):
         j = j0 + tl.arange(0, BLOCK_J)
         valid = j < end
-        if mask_row is None:
-            visible = j[None, :] <= last[:, None]
-            if WINDOW:
-                visible = visible & (j[None, :] > last[:, None] - window)
-        else:
-            word = tl.load(mask_row + j0 // 32, mask=row_ok, other=0)
-            visible = (((word[:, None] >> (j % 32)[None, :]) & 1) != 0) & valid[None, :]
+        word = tl.load(mask_row + j0 // 32, mask=listed, other=0)
+        first = j0 // 32 * 32  # of the word
+        chain = lowest_bits(last + 1 - first)
+        if WINDOW:
+            chain = chain & ~lowest_bits(last + 1 - window - first)
+        word = tl.where(listed, word, chain)
+        visible = (((word[:, None] >> (j % 32)[None, :]) & 1) != 0) & valid[None, :]
         # A node that no row sees may hold anything, as padding nodes do.
         valid = valid & (tl.max(visible.to(tl.int32), 0) != 0)
         if IN_CACHE:
@@ -182,12 +186,24 @@ def _attend_tree(
     return m, l, acc
 
 
+# All that varies from call to call, so that no call in the middle of decoding compiles. The others
+# decide how wide loads and stores are: they are multiples of 16 or not by the model alone.
+VARYING = [
+    "lengths", "indices", "block_table", "tree_mask", "depths", "cu_seqlens_q", "cache_seqlens",
+    "sinks", "lse", "masked", "T", "S", "capacity", "splits", "least", "most", "window",
+    "num_kv_heads", "num_requests",
+    "lengths_stride_b", "lengths_stride_h", "indices_stride_b", "indices_stride_h",
+    "table_stride_b", "mask_stride_b", "mask_stride_t", "depths_stride_b", "cache_seqlens_stride_b",
+    "lse_stride_i", "lse_stride_b", "lse_stride_t", "lse_stride_h",
+]  # fmt: skip
+
+
 # fmt: off
-@triton.jit(do_not_specialize=["T", "S", "capacity", "split_size", "window", "num_kv_heads"])
+@triton.jit(do_not_specialize=VARYING)
 def split_kv_kernel(
     q, k_cache, v_cache, lengths, indices, block_table, k_tree, v_tree, tree_mask, depths,
-    cu_seqlens_q, cache_seqlens, out, lse, collected,
-    scale, softcap, T, S, capacity, split_size, window, num_kv_heads,
+    cu_seqlens_q, cache_seqlens, sinks, out, lse, collected,
+    scale, softcap, masked, T, S, capacity, splits, least, most, window, num_kv_heads, num_requests,
     q_stride_b, q_stride_t, q_stride_h,
     k_stride_b, k_stride_n, k_stride_h,
     v_stride_b, v_stride_n, v_stride_h,
@@ -208,13 +224,13 @@ def split_kv_kernel(
     head = (tl.program_id(0) % num_kv_heads).to(tl.int64)
     tile = tl.program_id(0) // num_kv_heads
     slot = tl.program_id(1)
-    if TREE:
-        slot = (slot + 1) % tl.num_programs(1)  # the tree's short slot, number 0, starts last
     b = tl.program_id(2).to(tl.int64)
 
     first_row = None
     RAGGED: tl.constexpr = cu_seqlens_q is not None
     if RAGGED:
+        if COLLECT != "logits":
+            b, tile = tile_of(tile, cu_seqlens_q, num_requests, GROUP, BLOCK_M)
         first_row = tl.load(cu_seqlens_q + b)
         T = tl.load(cu_seqlens_q + b + 1) - first_row
         S = T
@@ -251,11 +267,13 @@ def split_kv_kernel(
             length = tl.where(listed < 0, whole, listed)
         if RAGGED:
             length = tl.where(T > 0, length, 0)  # who has no row collects nothing
-        begin = (slot - TREE) * split_size
         if WINDOW and COLLECT == "none":
-            begin += tl.maximum(length - window, 0)  # no row sees a key before this one
+            begin = tl.maximum(length - window, 0)  # no row sees a key before this one
+        slots = tl.num_programs(1)
+        split_size = split_size_of(length - begin, splits, least, most, slots, BLOCK_N)
+        begin += slot * split_size
         end = tl.minimum(begin + split_size, length)
-        past = (slot >= TREE) & (begin >= length) & (tl.num_programs(1) > 1)
+        past = (slot > 0) & (begin >= length)
     split_begin = begin
     if WINDOW:
         lower = length - window + depth_of(t, row_ok, T, S, depth_row)
@@ -276,46 +294,52 @@ def split_kv_kernel(
             lower_collect += length - window
             first = tl.min(tl.where(ok_collect, lower_collect, length), 0) + 1
             begin = tl.maximum(split_begin, tl.minimum(begin, first))
-        if slot >= TREE:
-            split_end = tl.minimum(split_begin + split_size, capacity)
-            fill_empty(p_collect, ok_collect, split_begin, tl.minimum(begin, split_end), BLOCK_N)
-            fill_empty(p_collect, ok_collect, tl.maximum(split_begin, end), split_end, BLOCK_N)
+        fill_empty(p_collect, ok_collect, split_begin, tl.minimum(begin, end), BLOCK_N)
+        share = tl.cdiv(capacity - length, tl.num_programs(1))  # all slots write what lies behind
+        begin_behind = length + slot * share
+        end_behind = tl.minimum(begin_behind + share, capacity)
+        fill_empty(p_collect, ok_collect, begin_behind, end_behind, BLOCK_N)
         if RAGGED:
-            collects = (slot >= TREE) & (tl.max(ok_collect.to(tl.int32), 0) != 0)
+            collects = tl.max(ok_collect.to(tl.int32), 0)
             past = past | ((tile * BLOCK_M >= T * GROUP) & (collects == 0))
     if past:
         return
 
     q_tile = load_rows(q + t * q_stride_t + h * q_stride_h, row_ok, D, BLOCK_D)
     m = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    l = tl.zeros([BLOCK_M], tl.float32)
+    if sinks is not None:  # a key with this logit and the value 0
+        m = tl.load(sinks + h, mask=row_ok & (tl.zeros_like(t) == slot), other=float("-inf"))
+        m = m.to(tl.float32) * LOG2E
+    l = tl.where(m == float("-inf"), 0.0, 1.0)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     if TREE:
         if slot == 0:
-            mask_row = tree_mask
-            if tree_mask is not None:  # read as 32-bit words, which take half the registers
-                mask_row = tree_mask.to(tl.pointer_type(tl.int32), bitcast=True)
-                mask_row += 2 * (
-                    offset_of(b, first_row, mask_stride_b, mask_stride_t) + t * mask_stride_t
-                )
+            # Read as 32-bit words, which take half the registers.
+            mask_row = tree_mask.to(tl.pointer_type(tl.int32), bitcast=True)
+            mask_row += 2 * (
+                offset_of(b, first_row, mask_stride_b, mask_stride_t) + t * mask_stride_t
+            )
             IN_CACHE: tl.constexpr = k_tree is None
+            # With 32 keys 64 rows of 4 warps spill on sm_90 beside what takes many registers.
+            MUCH: tl.constexpr = COLLECT == "logits" or (WINDOW and SOFTCAP)
+            LESS: tl.constexpr = MUCH and BLOCK_M == 64
+            BLOCK_J: tl.constexpr = min(BLOCK_N, 16 if LESS else 32)
             m, l, acc = _attend_tree(
                 q_tile, m, l, acc, t, row_ok, b, first_row, T, S, length, window,
                 (k_cache if IN_CACHE else k_tree) + head * k_tree_stride_h,
                 (v_cache if IN_CACHE else v_tree) + head * v_tree_stride_h,
                 k_tree_stride_b, k_tree_stride_n, v_tree_stride_b, v_tree_stride_n,
-                page_row, mask_row, scale, softcap,
-                IN_CACHE, PAGE_SIZE, ALIKE, WINDOW, SOFTCAP, D, BLOCK_N,
+                page_row, mask_row, masked, scale, softcap,
+                IN_CACHE, PAGE_SIZE, ALIKE, WINDOW, SOFTCAP, D, BLOCK_J,
             )  # fmt: skip
     if PREFIX:
-        if slot >= TREE:
-            m, l, acc = _attend_prefix(
-                q_tile, m, l, acc, lower, b, begin, end,
-                k_cache + head * k_stride_h, v_cache + head * v_stride_h,
-                k_stride_b, k_stride_n, v_stride_b, v_stride_n, index_row, listed, page_row,
-                q_collect, p_collect, ok_collect, lower_collect, scale, softcap,
-                PAGE_SIZE, ALIKE, WINDOW, SOFTCAP, COLLECT, D, BLOCK_N,
-            )  # fmt: skip
+        m, l, acc = _attend_prefix(
+            q_tile, m, l, acc, lower, b, begin, end,
+            k_cache + head * k_stride_h, v_cache + head * v_stride_h,
+            k_stride_b, k_stride_n, v_stride_b, v_stride_n, index_row, listed, page_row,
+            q_collect, p_collect, ok_collect, lower_collect, scale, softcap,
+            PAGE_SIZE, ALIKE, WINDOW, SOFTCAP, COLLECT, D, BLOCK_N,
+        )  # fmt: skip
 
     state_out, state_lse = finish(m, l, acc)
     d = tl.arange(0, BLOCK_D)
@@ -395,9 +419,16 @@ def attend(
     lookups = (block_table is not None) + (indices is not None)
     config = _configs.attention_config(q.device, q.dtype, T * group, D, lookups)
     tiles = triton.cdiv(T * group, config.block_m)
-    split_size = _configs.split_size(q.device, config, B * kv_heads * tiles, span)
-    slots = max(tree + triton.cdiv(span, split_size), 1)
-    direct = slots == 1 and sinks is None
+    requests, num_requests = B, None
+    if cu_seqlens_q is not None:
+        num_requests = B
+        if collect != "logits":
+            tiles, requests = tokens * group // config.block_m + B, 1
+    programs = kv_heads * min(requests * tiles, triton.cdiv(B * T * group, config.block_m))
+    state_bytes = 4 * batches * tokens * heads * (D + 1)
+    splits = _configs.splits(q.device, config, programs, span, state_bytes)
+    slots = splits.slots
+    direct = slots == 1
     if direct:
         states, state_lses = out[None], lse[None]
     else:
@@ -407,32 +438,36 @@ def attend(
     block_c = group
     if collect == "logits":
         block_c = max(16, triton.cdiv(len(collect_rows) * group, tiles))
-    cache_strides = k_cache.stride()[:3] + v_cache.stride()[:3] if prefix else (0,) * 6
+    cache_strides = strides(k_cache)[:3] + strides(v_cache)[:3] if prefix else (0,) * 6
     has_tree_keys = k_tree is not None
-    tree_strides = k_tree.stride()[:3] + v_tree.stride()[:3] if has_tree_keys else cache_strides
+    tree_strides = strides(k_tree)[:3] + strides(v_tree)[:3] if has_tree_keys else cache_strides
     # K and V nearly always lie alike: then one set of addresses serves both.
     alike = cache_strides[:3] == cache_strides[3:] and tree_strides[:3] == tree_strides[3:]
-    split_kv_kernel[(kv_heads * tiles, slots, B)](
+    masked = tree_mask is not None
+    if tree and not masked:  # a chain runs the same kernel, and needs a pointer for it
+        tree_mask = torch.empty((1, 1, 1), dtype=torch.int64, device=q.device)
+    launch(
+        split_kv_kernel, (kv_heads * tiles, slots, requests),
         q, k_cache, v_cache, lengths, indices, block_table, k_tree, v_tree, tree_mask, depths,
-        cu_seqlens_q, cache_seqlens, states, state_lses, collected,
-        softmax_scale, softcap, T, k_tree.shape[1] if has_tree_keys else T,
-        capacity, split_size, window or 0, kv_heads,
-        *q.stride()[:3],
+        cu_seqlens_q, cache_seqlens, sinks, states, state_lses, collected,
+        softmax_scale, softcap, int(masked), T, k_tree.shape[1] if has_tree_keys else T,
+        capacity, splits.wanted, splits.least, splits.most, window or 0, kv_heads, num_requests,
+        *strides(q)[:3],
         *cache_strides,
-        *(_strides(lengths) if prefix else (0, 0)),
-        *(_strides(indices)[:2] if indices is not None else (0, 0)),
+        *(strides(lengths) if prefix else (0, 0)),
+        *(strides(indices)[:2] if indices is not None else (0, 0)),
         block_table.stride(0) if page_size else 0,
         *tree_strides,
-        *(_strides(tree_mask)[:2] if tree_mask is not None else (0, 0)),
-        _strides(depths)[0] if depths is not None else 0,
+        *(strides(tree_mask)[:2] if tree_mask is not None else (0, 0)),
+        strides(depths)[0] if depths is not None else 0,
         cache_seqlens.stride(0) if cache_seqlens is not None else None,
-        *states.stride()[:4],
-        *state_lses.stride(),
+        *strides(states)[:4],
+        *strides(state_lses),
         *_collected_strides(collected),
         D=D,
         GROUP=group,
         PREFIX=prefix,
-        TREE=int(tree),
+        TREE=tree,
         PAGE_SIZE=page_size,
         ALIKE=alike,
         WINDOW=window is not None,
@@ -453,20 +488,13 @@ def attend(
             state_lses,
             out,
             lse,
-            lengths=lengths if prefix else None,
-            sinks=sinks,
-            tree_slots=int(tree),
+            lengths=lengths,
+            splits=splits,
             span=span,
-            split_size=split_size,
+            unit=config.block_n,
             cache_seqlens=cache_seqlens,
             cu_seqlens_q=cu_seqlens_q,
         )
-
-
-def _strides(tensor):
-    """Return the strides, 0 along dimensions of size 1: what is shared is broadcast."""
-    sizes_and_strides = zip(tensor.shape, tensor.stride(), strict=True)
-    return [0 if size == 1 else stride for size, stride in sizes_and_strides]
 
 
 def _collected_strides(collected):

@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from ._launch import launch
+
 COUNTERS = 256  # of a group of tokens, each of which makes four words
 
 
@@ -66,7 +68,8 @@ def add_gumbel_noise(logits, seed, requests, positions, out):
     """Write ``logits`` [n, V] plus noise into ``out``, float32 [n, V]."""
     n, vocabulary = logits.shape
     grid = (triton.cdiv(vocabulary, 4 * COUNTERS), n)
-    gumbel_kernel[grid](
+    launch(
+        gumbel_kernel, grid,
         logits, seed, requests, positions, out, vocabulary, logits.stride(0), out.stride(0),
         COUNTERS=COUNTERS, num_warps=4,
     )  # fmt: skip

@@ -12,6 +12,7 @@ import triton.language as tl
 
 from . import _configs
 from ._blocks import cache_rows, load_rows
+from ._launch import launch
 
 
 # fmt: off
@@ -58,7 +59,8 @@ def importance_scores(q, k_cache, cache_seqlens, per_head, block_table, softmax_
     heads = 1 if per_head else kv_heads
     mean_q = q.unflatten(2, (kv_heads, -1)).mean((1, 3), dtype=torch.float32)
     block_n, block_d, num_warps = _configs.importance_blocks(D)
-    importance_kernel[(triton.cdiv(capacity, block_n), kv_heads // heads, q.shape[0])](
+    launch(
+        importance_kernel, (triton.cdiv(capacity, block_n), kv_heads // heads, q.shape[0]),
         mean_q, k_cache, cache_seqlens, block_table, scores, softmax_scale / heads, capacity,
         *mean_q.stride()[:2],
         *k_cache.stride()[:3],

@@ -10,6 +10,7 @@ import triton.language as tl
 from . import _configs
 from ._bfloat16 import cast
 from ._blocks import load_rows
+from ._launch import launch
 
 
 @triton.jit
@@ -61,7 +62,8 @@ def write_kv(k, v, k_cache, v_cache, slots):
     even = all(x.stride(0) == page_size * x.stride(1) for x in (k_cache, v_cache))
     num_rows = B * T * heads
     block_r, block_d, num_warps = _configs.write_blocks(D)
-    write_kv_kernel[(triton.cdiv(num_rows, block_r),)](
+    launch(
+        write_kv_kernel, (triton.cdiv(num_rows, block_r),),
         k, v, k_cache, v_cache, slots, num_rows, T, None if even else page_size,
         *k.stride()[:3], *v.stride()[:3], *k_cache.stride()[:3], *v_cache.stride()[:3],
         slots.stride(0),

@@ -41,7 +41,8 @@ class Case:
     softcap: float = 0.0
     sinks: bool = False
     per_head: bool = True
-    split_size: int = 128
+    split_size: int | None = 128  # or as on 132 multiprocessors, but at least 64 keys
+    spare: int = 3  # room in the cache beyond the longest request
     ragged: tuple | None = None  # rows of each request, at most `rows`
     block_m: int | None = None  # rows of a tile, if not as `_configs` says
     layout: str = "pages"  # of the cache that is written
@@ -67,6 +68,7 @@ class Case:
             kv_heads=self.kv_heads,
             head_dim=self.head_dim,
             page_size=16,
+            spare=self.spare,
             dtype=DTYPES[self.dtype],
             tree_in_cache=self.tree == "in_cache",
         )
@@ -108,7 +110,7 @@ def run(case, arch, options=None, change=None):
     """Execute a case and check it; `Fault` or AssertionError if it is wrong."""
     call, _ = OPERATIONS[case.op]
     inputs = call(case)
-    forced = {"split_size": case.split_size}
+    forced = {"split_size": case.split_size, "least": 64, "multiprocessors": 132}
     if case.block_m:
         forced["block_m"] = case.block_m
     with emulated(arch, options or Options(), change, **forced) as launches:
@@ -396,8 +398,13 @@ for _name in ragged.NAMES:
 # Every primitive once, 16-bit and float32, mma.sync and wgmma (64 rows), padded D, every feature.
 SELECTED = [
     Case("hybrid", sinks=True),
+    Case("hybrid", lengths=(700, 90, 0), split_size=None, spare=2000, sinks=True, window=500),
+    Case("hybrid", lengths=(200, 0), split_size=4096, sinks=True),  # one launch
+    Case("scores", lengths=(300, 9, 0), split_size=None, spare=500),
     Case("hybrid", rows=16, head_dim=128, paged=True, softcap=2.0),
     Case("gather", "fp16", rows=1, head_dim=80, paged=True),
+    Case("hybrid", rows=17, group=8, lengths=(90,), kv_heads=1, split_size=64),  # 128-row tiles
+    Case("ragged hybrid", lengths=(90, 70, 0), ragged=(1, 33, 0), tree="chain", kv_heads=1),
     Case("scores", rows=16, window=100),
     Case("logits", "fp32", paged=True, window=100),
     Case("importance", head_dim=80, paged=True),
@@ -409,6 +416,7 @@ SELECTED = [
         "ragged hybrid", lengths=(200, 9, 0), ragged=(3, 0, 1), paged=True, tree="chain", window=99
     ),
     Case("ragged scores", lengths=(200, 9, 0), ragged=(1, 6, 0), block_m=16),
+    Case("ragged logits", "fp16", lengths=(200, 9, 0), ragged=(1, 6, 0), block_m=16, window=99),
     Case("ragged gather", "fp16", lengths=(200, 9, 0), ragged=(2, 3, 0), head_dim=80, paged=True),
 ]
 
@@ -441,6 +449,10 @@ def _all():
             yield Case("importance", **size, paged=number % 2 == 1, per_head=number % 4 < 2)
     yield Case("select", lengths=(2500, 1030, 0))
     yield Case("ragged hybrid", rows=16, head_dim=128, kv_heads=1, ragged=(16, 1, 0))  # wgmma
+    for op in ("scores", "logits", "gather"):  # 128 rows
+        yield Case(
+            op, rows=40, lengths=(150, 70), kv_heads=1, window=None if op == "gather" else 99
+        )
     for dtype, D in (("bf16", 64), ("bf16", 128), ("fp16", 80), ("fp32", 64), ("fp32", 80)):
         size = {"dtype": dtype, "head_dim": D, "kv_heads": 1, "lengths": (300, 130, 60, 0)}
         yield Case("ragged hybrid", **size, ragged=(1, 20, 0, 5))

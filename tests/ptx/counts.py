@@ -40,6 +40,14 @@ class Counts:
         """Add up two launches."""
         return Counts(*(getattr(self, name) + getattr(other, name) for name in vars(self)))
 
+    def times(self, number):
+        """Return the counts of so many blocks like these."""
+        plain = {
+            name: number * value for name, value in vars(self).items() if name != "instructions"
+        }
+        repeated = Counter({kind: number * n for kind, n in self.instructions.items()})
+        return Counts(**plain, instructions=repeated)
+
     def global_access(self, address, size, active, *, write=False):
         """Count an access of ``size`` bytes per thread at ``address`` [threads]."""
         count = len(address) if active is None else int(active.sum())

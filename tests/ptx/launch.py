@@ -38,6 +38,7 @@ class Launched:
     counts: Counts
     kernel: object
     ptx: str
+    compiled: object = None
 
 
 @contextmanager
@@ -82,7 +83,7 @@ class Runner:
     def launch(self, kernel, arguments, grid):
         """Execute one launch and copy its tensors back."""
         compiled, parsed = compile_cached(kernel, arguments, self.arch)
-        memory = self.tensors.memory(arguments.values())
+        memory = self.tensors.memory(arguments.values(), all_defined=self.options.sample)
         parsed = self.change(parsed) if self.change else parsed
         values = [self._bits(v, memory) for v in passed(kernel, arguments)]
         hidden = len(parsed.parameters) - len(values)  # pointers that Triton's runtime would pass
@@ -97,7 +98,7 @@ class Runner:
         self.launched.append(
             Launched(
                 compiled.metadata.name, grid, compiled.metadata.num_warps,
-                compiled.metadata.shared, counts, parsed, compiled.asm["ptx"],
+                compiled.metadata.shared, counts, parsed, compiled.asm["ptx"], compiled,
             )
         )  # fmt: skip
 
@@ -173,14 +174,14 @@ class Tensors:
 
         return empty
 
-    def memory(self, values):
+    def memory(self, values, *, all_defined=False):
         """Return a memory that holds the storages of all tensors among ``values``."""
         arrays, self.storages = {}, {}
         for tensor in values:
             if not isinstance(tensor, torch.Tensor) or self.key(tensor) in arrays:
                 continue
             key, data = self.key(tensor), bytes_of(tensor)
-            arrays[key] = data, self._defined(key, tensor, data)
+            arrays[key] = data, None if all_defined else self._defined(key, tensor, data)
             self.storages[key] = data
         return GlobalMemory(arrays)
 

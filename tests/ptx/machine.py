@@ -3,9 +3,11 @@
 A wave is some blocks of the grid whose threads run together. A group is the threads that stand at
 one instruction; the group with the lowest program counter runs first, so threads that parted at a
 branch meet again at the first instruction that both reach. With ``Options.warps`` set, warps run
-one after the other in a random order instead of together, each until it has to wait.
+one after the other in a random order instead of together, each until it has to wait. Where the
+paths of a warp meet at a barrier further up, at the end of a loop, the first ones wait there.
 """
 
+import itertools
 import random
 from dataclasses import dataclass, field
 
@@ -41,6 +43,9 @@ class Options:
         How many blocks run side by side.
     count
         Whether to count sectors and bank conflicts, which takes time.
+    sample
+        Whether to execute few blocks only, the first, the second and the last along each axis, and
+        to count the second for all in between. Then results are not whole.
     """
 
     copies: str = "wait"
@@ -48,6 +53,7 @@ class Options:
     blocks: int | None = None
     wave: int = 16
     count: bool = True
+    sample: bool = False
 
 
 @dataclass(eq=False)
@@ -57,6 +63,7 @@ class Group:
     pc: int
     mask: np.ndarray
     rank: int = 0
+    waits: bool = False  # at a barrier, for lanes of its warps that are on another path
 
 
 @dataclass
@@ -87,7 +94,7 @@ class Machine:
             raise Unsupported(f"blocks of {self.block_threads} threads, not a multiple of 32")
         self.block_warps = self.block_threads // 32
         grid = int(np.prod(launch.grid))
-        waves = -(-grid // options.wave)
+        waves = grid if options.sample else -(-grid // options.wave)
         self.blocks = -(-grid // waves)
         self.count = self.blocks * self.block_threads
         self.warps = self.count // 32
@@ -96,6 +103,8 @@ class Machine:
         self._allocate()
         self.executed = [0] * len(kernel.instructions)
         self.code = [self.decode(instruction) for instruction in kernel.instructions]
+        names = (instruction.name for instruction in kernel.instructions)
+        self.barriers_at = {pc for pc, name in enumerate(names) if name.startswith("bar.sync")}
 
     def _allocate(self):
         kernel = self.kernel
@@ -199,6 +208,8 @@ class Machine:
 
     def run(self):
         """Execute the whole grid and return the counts."""
+        if self.options.sample:
+            return self._run_sample()
         x, y, z = self.launch.grid
         ids = [(i, j, k) for k in range(z) for j in range(y) for i in range(x)]
         if self.options.blocks is not None:
@@ -211,10 +222,26 @@ class Machine:
             if not np.array_equal(self.memory.read(key)[0], data):
                 raise Fault("counter", f"{self.kernel.name} does not leave {key!r} as it found it")
         self.counts.blocks += len(ids)
+        self._count_instructions()
+        return self.counts
+
+    def _count_instructions(self):
         for instruction, times in zip(self.kernel.instructions, self.executed, strict=True):
             if times:
                 self.counts.instructions[instruction_class(instruction.name)] += times
-        return self.counts
+
+    def _run_sample(self):
+        """Execute some blocks, one at a time; return the counts of all that they stand for."""
+        total = Counts()
+        axes = [_representatives(size) for size in self.launch.grid]
+        with np.errstate(all="ignore"):
+            for (i, x), (j, y), (k, z) in itertools.product(*axes):
+                self.counts = Counts(blocks=1)
+                self.executed[:] = [0] * len(self.executed)
+                self._wave([(i, j, k)])
+                self._count_instructions()
+                total += self.counts.times(x * y * z)
+        return total
 
     def _wave(self, ids):
         self.registers.reset()
@@ -234,7 +261,7 @@ class Machine:
             self.make_ready(0, self.live & (self.rank == rank), rank)
         try:
             while self.ready or self.barriers.resume() or self.mbarriers.resume():
-                self._run(min(self.ready, key=lambda group: (group.rank, group.pc)))
+                self._run(min(self.ready, key=lambda group: (group.waits, group.rank, group.pc)))
         except Fault as fault:
             where = self.kernel.instructions[self.pc]
             message = f"{fault.message}\n  at instruction {self.pc} of {self.kernel.name}: {where}"
@@ -272,16 +299,21 @@ class Machine:
         for other in [g for g in self.ready if g.pc == group.pc and g.rank == group.rank]:
             self.ready.remove(other)
             group.mask = group.mask | other.mask
-        stop = min((g.pc for g in self.ready if g.rank == group.rank), default=NOWHERE)
+        others = [g for g in self.ready if g.rank == group.rank]
+        stop = min((g.pc for g in others if not g.waits), default=NOWHERE)
+        meeting = {g.pc for g in others if g.waits}
         group_mask, group_active = group.mask, group.mask
         if group.mask.sum() == self.live.sum():
             group_mask, group_active = None, self.everyone
         running = int(group.mask.reshape(-1, 32).any(1).sum())
         code, executed = self.code, self.executed
         values, undefined = self.registers.values, self.registers.undefined
-        pc = group.pc
-        while pc < stop:
+        pc, group.waits = group.pc, False
+        while pc < stop and pc not in meeting:
             self.pc = pc
+            if pc in self.barriers_at and self._parted(group):
+                group.waits = True
+                break
             executed[pc] += running
             self.steps += 1
             if self.steps > MAX_STEPS:
@@ -306,6 +338,19 @@ class Machine:
                 pc += 1
         group.pc = pc
         self.ready.append(group)
+
+    def _parted(self, group):
+        """Return whether lanes of the group's warps are still on other paths."""
+        warps = group.mask.reshape(-1, 32).any(1)
+        others = [g.mask for g in self.ready if not g.waits]
+        return any(mask.reshape(-1, 32)[warps].any() for mask in others)
+
+
+def _representatives(size):
+    """Return (index, how many it stands for) along one axis of a grid."""
+    if size <= 3:
+        return [(index, 1) for index in range(size)]
+    return [(0, 1), (1, size - 2), (size - 1, 1)]
 
 
 def _branch(instruction, machine):

@@ -163,7 +163,7 @@ def test_a_barrier_that_not_all_threads_reach():
     body = "mov.u32 %r1, %tid.x; setp.lt.u32 %p1, %r1, 32; @%p1 bra END; bar.sync 0; END:"
     assert "32 of 64 threads" in fault("barrier", body, threads=64).message
     execute(body.replace("bar.sync 0", "bar.sync 1, 32"), threads=64)
-    fault("divergence", body.replace("32;", "16;"), threads=64)
+    fault("barrier", body.replace("32;", "16;"), threads=64)
 
 
 def test_named_barriers_order_only_who_takes_part():

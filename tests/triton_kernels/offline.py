@@ -14,6 +14,7 @@ import tempfile
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
+from unittest import mock
 
 import torch
 import triton
@@ -50,7 +51,11 @@ B, HK, GROUP, N, K = 2, 8, 4, 32768, 2304
 
 @dataclass
 class Cost:
-    """One compiled kernel: registers and spilled bytes per thread, shared memory in bytes."""
+    """One compiled kernel: registers and spilled bytes per thread, shared memory in bytes.
+
+    ``programs`` is how many of them `_configs` counts on one SM to hold, if it does. ``copies`` are
+    the bytes that one thread's asynchronous copies take, each width that occurs.
+    """
 
     arch: str
     case: str
@@ -61,6 +66,8 @@ class Cost:
     registers: int
     spilled: int
     shared: int
+    programs: int | None
+    copies: list[int]
     units: str
 
 
@@ -77,6 +84,19 @@ def recorded_launches():
         yield launches
     finally:
         JITFunction.run = run
+
+
+@contextmanager
+def configs():
+    """Yield a list that fills with the configurations that are chosen."""
+    used, choose = [], _configs.attention_config
+
+    def remember(*arguments):
+        used.append(choose(*arguments))
+        return used[-1]
+
+    with mock.patch.object(_configs, "attention_config", remember):
+        yield used
 
 
 def compile_launch(kernel, arguments, target):
@@ -121,6 +141,12 @@ def resources(compiled):
     )
     units = ("wgmma", "tcgen05.mma", "mma.sync")
     return registers, stack + local, "+".join(u for u in units if u in compiled.asm["ptx"])
+
+
+def widths_of_copies(ptx):
+    """Return the bytes that `cp.async` instructions take, each width once."""
+    copies = re.findall(r"cp\.async\.c[ag][\w.:]* \[[^]]*\], \[[^]]*\], (\w+)", ptx)
+    return sorted({int(width, 0) for width in copies})
 
 
 def meta(*shape, dtype):
@@ -233,6 +259,7 @@ BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 CHOSEN = [
     ("hybrid", 16, 128, BF16),
     ("hybrid", 64, 128, BF16),
+    ("hybrid", 128, 128, BF16),
     ("hybrid", 32, 80, FP16),
     ("hybrid", 16, 128, FP32),
     ("hybrid in cache", 32, 128, BF16),
@@ -250,6 +277,8 @@ CHOSEN = [
     ("ragged gather all paged", 64, 128, BF16),
     ("ragged scores paged window", 64, 128, BF16),
     ("ragged logits all", 64, 128, BF16),
+    ("ragged gather all paged", 128, 128, BF16),
+    ("ragged logits all", 128, 128, BF16),
     ("ragged logits all", 64, 256, BF16),
 ]
 
@@ -258,7 +287,7 @@ def calls(everything):
     """Yield (name, call) for the cases to compile."""
     chosen = CHOSEN
     if everything:
-        sizes = [(rows, D, BF16) for rows in (16, 32, 64) for D in (64, 80, 96, 128, 256)]
+        sizes = [(rows, D, BF16) for rows in (16, 32, 64, 128) for D in (64, 80, 96, 128, 256)]
         sizes += [(rows, D, FP16) for rows in (16, 64) for D in (128, 256)]
         sizes += [(16, D, FP32) for D in (64, 80, 96, 128, 256)]
         chosen = [(name, *size) for name, size in itertools.product(VARIANTS, sizes)]
@@ -278,7 +307,7 @@ def costs(arch, everything=False):
     """Yield the cost of every kernel that the cases launch on an architecture, each one once."""
     seen = set()
     for label, call in calls(everything):
-        with _configs.forced(arch=arch), recorded_launches() as launches:
+        with _configs.forced(arch=arch), recorded_launches() as launches, configs() as used:
             call()
         for kernel, arguments in launches:
             compiled = compile_launch(kernel, arguments, TARGETS[arch])
@@ -298,6 +327,8 @@ def costs(arch, everything=False):
                 registers=registers,
                 spilled=spilled,
                 shared=facts.shared,
+                programs=used[-1].programs if facts.name == "split_kv_kernel" else None,
+                copies=widths_of_copies(compiled.asm.get("ptx", "")),
                 units=units,
             )
 

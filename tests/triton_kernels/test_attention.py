@@ -199,7 +199,7 @@ def test_sparse_gather_agrees_with_dense_attention(p, per_head, paged, with_tree
         assert_accurate(lse[:, :, h].cpu(), exact_lse, oracle(torch.float32, head)[1], atol=2e-6)
 
 
-@pytest.mark.parametrize("block_m", [16, 32])
+@pytest.mark.parametrize("block_m", [16, 32, 128])
 def test_tiles_do_not_change_the_result(block_m):
     p = make_problem((70, 12), 11, q_heads=8, kv_heads=2, dtype=torch.bfloat16)
     with _configs.forced(block_m=block_m, block_n=32, split_size=64):

@@ -32,6 +32,9 @@ class Backend:
         Whether its kernels check all lengths and indices before they read any memory.
     slow : bool
         Whether falling back to it is worth a warning.
+    plans : bool
+        Whether its kernels take `form`: equal ones promise tensors of equal shapes, strides, dtypes
+        and devices, so that what follows from those is found once.
     """
 
     name: str
@@ -41,6 +44,7 @@ class Backend:
     find: Callable[[str], Kernel | None]
     checks_values: bool = False
     slow: bool = False
+    plans: bool = False
 
 
 def function_named(op: str, package: str) -> Callable | None:

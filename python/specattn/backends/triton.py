@@ -26,9 +26,15 @@ def _why_not(device: str | None) -> str | None:
 
 def _find(op: str) -> Kernel | None:
     if op in _PRODUCTS:
-        return reference.BACKEND.find(op)
+        product = reference.BACKEND.find(op)
+        return product and (lambda *args, form=None: product(*args))
     function = function_named(op, "specattn.triton_kernels")
-    return function and torch.no_grad()(function)
+    if function is None:
+        return None
+    from specattn.triton_kernels._launch import Prepared  # needs triton, as the function does
+
+    arguments = getattr(torch.ops.specattn, op).default._schema.arguments
+    return Prepared(function, [i for i, x in enumerate(arguments) if "Tensor" not in str(x.type)])
 
 
 BACKEND = Backend(
@@ -37,4 +43,5 @@ BACKEND = Backend(
     dtypes=(torch.float32, torch.bfloat16, torch.float16),
     why_not=_why_not,
     find=_find,
+    plans=True,
 )

@@ -107,7 +107,16 @@ _RAGGED = {  # with `cu_seqlens_q`: the rows of all requests, one after the othe
     "lse": _spec("tokens Hq", ACCUMULATED, optional=True),
 }
 
-_known: dict[tuple, dict[str, int]] = {}  # sizes by the forms of tensors that were found right
+
+class AgreedSizes(dict[str, int]):
+    """Sizes, not to be changed; `form` stands for the forms of the tensors that have them."""
+
+    def __init__(self, sizes: dict[str, int]):
+        super().__init__(sizes)
+        self.form = object()
+
+
+_known: dict[tuple, AgreedSizes] = {}  # sizes by the forms of tensors that were found right
 _MOST_KNOWN = 1024
 
 
@@ -135,11 +144,11 @@ def check_tensors(*, max_seqlen_q: int | None = None, **tensors) -> dict[str, in
     except TypeError:  # sizes of a symbolic trace have no hash
         return _agreed_sizes(names, forms, max_seqlen_q)
     if sizes is None:
-        sizes = _agreed_sizes(names, forms, max_seqlen_q)
+        sizes = AgreedSizes(_agreed_sizes(names, forms, max_seqlen_q))
         if len(_known) >= _MOST_KNOWN:
             _known.clear()
         _known[names, forms, max_seqlen_q] = sizes
-    return sizes.copy()
+    return sizes
 
 
 def check_tensor(
@@ -151,7 +160,7 @@ def check_tensor(
     plain = _form(x, torch.is_grad_enabled())
     form = Form._make(plain) if isinstance(plain, tuple) else plain
     first = Form(q.shape, q.dtype, q.device, q.stride(), wants_gradient=False)
-    _check_form(name, form, spec, first_name, first, sizes)
+    _check_form(name, form, spec, first_name, first, dict(sizes))
 
 
 class Form(NamedTuple):

@@ -19,6 +19,7 @@ from specattn.reference._attention import capacity_of
 CACHE = "Tensor q, Tensor k_cache, Tensor v_cache"
 STATE = "Tensor(a!) out, Tensor(b!) lse"
 _LIBRARY = torch.library.Library("specattn", "DEF")
+_implementations: dict[torch._ops.OpOverload, Callable[..., None]] = {}
 
 
 def define(signature: str) -> torch._ops.OpOverload:
@@ -30,17 +31,44 @@ def define(signature: str) -> torch._ops.OpOverload:
     for device in ("CPU", "CUDA"):
         _LIBRARY.impl(op, implementation, device)
     torch.library.register_fake(f"specattn::{op}", lambda *args: None, lib=_LIBRARY)
+    _implementations[operator] = implementation
     return operator
 
 
+def call(operator: torch._ops.OpOverload, sizes: dict[str, int] | None, *args) -> None:
+    """Call an operator; past torch's dispatcher where nothing would see it there.
+
+    `sizes` are those that `check_tensors` returned for the tensors from which all of `args` and
+    nothing else was made, or None: then a kernel finds anew what it knows of their forms.
+    """
+    if torch.compiler.is_compiling() or _is_watched():
+        operator(*args)
+    else:
+        _implementations[operator](*args, form=getattr(sizes, "form", None))
+
+
+def _is_watched() -> bool:
+    """Return whether a mode, a transform, a trace or a profiler has to see every operator."""
+    return bool(
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._get_tracing_state() is not None
+        or torch.autograd._profiler_enabled()
+    )
+
+
 def _implementation(op: str, argument_names: list[str]) -> Callable[..., None]:
-    def implementation(*args) -> None:
+    def implementation(*args, form: object = None) -> None:
         device = args[0].device
         kernel, backend = chosen(op, device, args[0].dtype)
         checked = device.type == "cpu" or os.environ.get("SPECATTN_CHECK") == "1"
         if checked and not backend.checks_values:
             check_values(dict(zip(argument_names, args, strict=True)))
-        kernel(*args)
+        if backend.plans:
+            kernel(*args, form=form)
+        else:
+            kernel(*args)
 
     return implementation
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ._check import check_option, check_tensors
-from ._library import CACHE, STATE, define
+from ._library import CACHE, STATE, call, define
 from ._outputs import state_like
 from ._ragged import ragged_rows
 from ._tree_mask import packed_mask, ragged_packed_mask
@@ -132,9 +132,9 @@ def hybrid_tree_attention(
     """
     tensors = (q, k_cache, v_cache, cache_seqlens, k_tree, v_tree, tree_mask, block_table, sinks)
     ragged = ragged_rows(cu_seqlens_q, max_seqlen_q)
-    inputs, _ = hybrid_inputs(*tensors, ragged, out, lse, window, softmax_scale, softcap)
+    inputs, sizes = hybrid_inputs(*tensors, ragged, out, lse, window, softmax_scale, softcap)
     out, lse = state_like(q, out, lse)
-    _operator(*inputs, out, lse)
+    call(_operator, sizes, *inputs, out, lse)
     return out, lse
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ._check import accumulation_dtype, check_tensors
-from ._library import define
+from ._library import call, define
 from .cost import Cost, Sizes
 
 _operator = define(
@@ -71,7 +71,7 @@ def importance_scores(
     heads = (sizes["Hk"],) if per_head else ()
     shape = (sizes["B"], *heads, sizes["N"])
     scores = torch.empty(shape, dtype=accumulation_dtype(q.dtype), device=q.device)
-    _operator(q, k_cache, cache_seqlens, per_head, block_table, scale, scores)
+    call(_operator, sizes, q, k_cache, cache_seqlens, per_head, block_table, scale, scores)
     return scores
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ._check import check_tensors
-from ._library import STATE, define
+from ._library import STATE, call, define
 from ._outputs import state_like
 from .cost import Cost, Sizes
 
@@ -57,9 +59,10 @@ def merge_state(
     >>> merged[0, 0, 0, 0].item(), round(merged_lse.exp().item(), 6)
     (2.0, 2.0)
     """
-    check_tensors(out_a=out_a, lse_a=lse_a, out_b=out_b, lse_b=lse_b, out=out, lse=lse)
+    states: dict[str, Any] = {"out_a": out_a, "lse_a": lse_a, "out_b": out_b, "lse_b": lse_b}
+    sizes = check_tensors(**states, out=out, lse=lse)
     out, lse = state_like(out_a, out, lse)
-    _operator(out_a, lse_a, out_b, lse_b, out, lse)
+    call(_operator, sizes, *states.values(), out, lse)
     return out, lse
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ._check import check_tensors
-from ._library import STATE, define
+from ._library import STATE, call, define
 from ._outputs import state_like
 
 _operator = define(f"merge_states(Tensor outs, Tensor lses, {STATE})")
@@ -47,7 +47,7 @@ def merge_states(
     >>> torch.allclose(lse, lses.logsumexp(0))
     True
     """
-    check_tensors(outs=outs, lses=lses, out=out, lse=lse)
+    sizes = check_tensors(outs=outs, lses=lses, out=out, lse=lse)
     out, lse = state_like(outs, out, lse)
-    _operator(outs, lses, out, lse)
+    call(_operator, sizes, outs, lses, out, lse)
     return out, lse

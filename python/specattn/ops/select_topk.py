@@ -7,7 +7,7 @@ import torch
 from specattn.reference.select_topk import selection_size
 
 from ._check import check_option, check_tensors
-from ._library import define
+from ._library import call, define
 from .cost import Cost, Sizes
 
 _operator = define(
@@ -82,7 +82,8 @@ def select_topk(
     shape = (*scores.shape[:-1], width)
     indices = torch.empty(shape, dtype=torch.int32, device=scores.device)
     index_lengths = torch.empty(shape[:-1], dtype=torch.int32, device=scores.device)
-    _operator(scores, cache_seqlens, ratio, budget, *floors.values(), indices, index_lengths)
+    outputs = (indices, index_lengths)
+    call(_operator, sizes, scores, cache_seqlens, ratio, budget, *floors.values(), *outputs)
     return indices, index_lengths
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ._check import check_option, check_tensors
-from ._library import CACHE, STATE, define
+from ._library import CACHE, STATE, call, define
 from ._outputs import state_like
 from ._ragged import ragged_rows
 from ._tree_mask import packed_mask, ragged_packed_mask
@@ -126,7 +126,7 @@ def sparse_gather_attention(
     out, lse = state_like(q, out, lse)
     inputs = (q, k_cache, v_cache, indices, index_lengths, k_new, v_new, mask, block_table)
     rows = (cache_seqlens, cu_seqlens_q, max_seqlen_q)
-    _operator(*inputs, scale, softcap, sinks, *rows, out, lse)
+    call(_operator, sizes, *inputs, scale, softcap, sinks, *rows, out, lse)
     return out, lse
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ._check import check_option, check_tensors
-from ._library import STATE, define
+from ._library import STATE, call, define
 from ._outputs import state_like
 from ._tree_mask import packed_mask
 from .cost import Cost, Sizes
@@ -80,7 +80,7 @@ def tree_attention(
     mask, _ = packed_mask(tree_mask, sizes, None, q.device)
     scale = sizes["D"] ** -0.5 if softmax_scale is None else softmax_scale
     out, lse = state_like(q, out, lse)
-    _operator(q, k_new, v_new, mask, scale, softcap, out, lse)
+    call(_operator, sizes, q, k_new, v_new, mask, scale, softcap, out, lse)
     return out, lse
 
 

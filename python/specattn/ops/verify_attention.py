@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ._check import COLLECTED, check_option
-from ._library import STATE, define
+from ._library import STATE, call, define
 from ._outputs import output_like, state_like
 from ._ragged import ragged_rows
 from .cost import Cost, Sizes
@@ -106,8 +106,9 @@ def verify_attention(
     check_option("per_head", per_head, per_head or collect == "scores", "True for logits")
     out, lse = state_like(q, out, lse)
     spec = COLLECTED[collect if per_head else "scores of all heads"]
+    checked = sizes if collected is None else None
     collected = output_like(q, "collected", spec, sizes | {"R": len(rows)}, collected)
-    _operator(*inputs, collect, rows, per_head, out, lse, collected)
+    call(_operator, checked, *inputs, collect, rows, per_head, out, lse, collected)
     return out, lse, collected
 
 

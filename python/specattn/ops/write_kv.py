@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ._check import check_tensors
-from ._library import define
+from ._library import call, define
 from .cost import Cost, Sizes
 
 _operator = define(
@@ -57,12 +57,12 @@ def write_kv(
     >>> k_cache[..., 0, 0].nonzero().tolist()
     [[1, 1], [3, 15]]
     """
-    check_tensors(k=k, v=v, k_cache=k_cache, v_cache=v_cache, slots=slots)
+    sizes = check_tensors(k=k, v=v, k_cache=k_cache, v_cache=v_cache, slots=slots)
     if v_cache.dtype != k_cache.dtype:
         raise TypeError(f"v_cache: expected {k_cache.dtype} as k_cache, got {v_cache.dtype}")
     if k.dim() == 3:
         k, v, slots = k[None], v[None], slots[None]
-    _operator(k, v, k_cache, v_cache, slots)
+    call(_operator, sizes, k, v, k_cache, v_cache, slots)
 
 
 def cost(s: Sizes) -> Cost:

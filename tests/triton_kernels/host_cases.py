@@ -1,0 +1,203 @@
+"""What the host does for calls of the primitives, recorded by `stub_driver`; run in its process."""
+
+import itertools
+import random
+from collections import Counter
+from itertools import count
+from unittest import mock
+
+import torch
+
+import specattn
+from specattn.backends import select
+
+from .stub_driver import Recorded, on_gpu, stubbed
+
+HEADS, GROUP, D = 8, 5, 128
+
+
+def tensor(*shape, dtype=torch.bfloat16, device=0, skip=0, pad=0):
+    """Return memory [*shape] on a GPU; ``skip`` elements in, rows ``pad`` elements apart."""
+    size = list(shape)
+    size[-1] += pad
+    whole = torch.empty(torch.Size(size).numel() + 512, dtype=dtype)
+    first = -whole.data_ptr() % 256 // whole.element_size() + skip
+    rows = whole[first : first + torch.Size(size).numel()].view(size)
+    return on_gpu(rows[..., : shape[-1]], device)
+
+
+def ints(*shape, device=0, dtype=torch.int32):
+    """Return memory of an integer type."""
+    return tensor(*shape, dtype=dtype, device=device)
+
+
+def state(B, T, device=0, dtype=torch.bfloat16):
+    """Return `out` and `lse`."""
+    heads = HEADS * GROUP
+    lse = tensor(B, T, heads, dtype=torch.float32, device=device)
+    return {"out": tensor(B, T, heads, D, dtype=dtype, device=device), "lse": lse}
+
+
+def hybrid(B=1, T=4, N=4096, *, tree=True, mask=True, pages=0, device=0, **options):
+    """Return the arguments of a hybrid pass."""
+    make = {key: options.pop(key) for key in ("skip", "pad", "dtype") if key in options}
+    at, plain = {"device": device} | make, {"device": device}
+    dtype = {"dtype": make.get("dtype", torch.bfloat16)}
+    cache = (B * N // pages, pages) if pages else (B, N)
+    keys = {"k_tree": None, "v_tree": None}
+    if tree:
+        keys = {name: tensor(B, T, HEADS, D, **plain, **dtype) for name in keys}
+    return {
+        "q": tensor(B, T, HEADS * GROUP, D, **at),
+        "k_cache": tensor(*cache, HEADS, D, **plain, **dtype),
+        "v_cache": tensor(*cache, HEADS, D, **plain, **dtype),
+        "cache_seqlens": ints(B, **plain),
+        **keys,
+        "tree_mask": ints(T, 1, dtype=torch.int64, **plain) if tree and mask else None,
+        "block_table": ints(B, N // pages, **plain) if pages else None,
+        **state(B, T, device, **dtype),
+        **options,
+    }
+
+
+def gather(B=1, T=4, N=4096, K=512, *, tree=True, mask=True, device=0):
+    """Return the arguments of a gathering pass."""
+    given = hybrid(B, T, N, tree=tree, mask=mask, device=device)
+    names = {"k_tree": "k_new", "v_tree": "v_new"}
+    given.pop("cache_seqlens")
+    chosen = {
+        "indices": ints(B, HEADS, K, device=device),
+        "index_lengths": ints(B, HEADS, device=device),
+    }
+    return {names.get(name, name): value for name, value in given.items()} | chosen
+
+
+def on_device(device):
+    """Yield (primitive, arguments), every one of them, with tensors on one GPU."""
+    plain = {"device": device}
+    whole = hybrid(2, 4, **plain)
+    yield specattn.hybrid_tree_attention, whole
+    collected = tensor(2, HEADS, 4096, dtype=torch.float32, **plain)
+    yield specattn.verify_attention, whole | {"collected": collected}
+    yield specattn.sparse_gather_attention, gather(2, **plain)
+    names = ("q", "k_cache", "cache_seqlens")
+    yield specattn.importance_scores, {name: whole[name] for name in names}
+    first, second = state(2, 4, **plain), state(2, 4, **plain)
+    states = {"out_a": first["out"], "lse_a": first["lse"]}
+    states |= {"out_b": second["out"], "lse_b": second["lse"]}
+    yield specattn.merge_state, states | state(2, 4, **plain)
+    stack = {
+        "outs": tensor(5, 2, 4, HEADS * GROUP, D, **plain),
+        "lses": tensor(5, 2, 4, HEADS * GROUP, dtype=torch.float32, **plain),
+    }
+    yield specattn.merge_states, stack | state(2, 4, **plain)
+    new = {name: tensor(2, 4, HEADS, D, **plain) for name in ("k", "v")}
+    caches = {name: whole[name] for name in ("k_cache", "v_cache")}
+    yield specattn.write_kv, new | caches | {"slots": ints(2, 4, dtype=torch.int64, **plain)}
+
+
+def places(device):
+    """Return the (device, stream) of every launch, twice each, and the current device after."""
+    with stubbed() as stub:
+        for function, arguments in on_device(device):
+            for _ in range(2):
+                function(**arguments)
+        return {(x.device, x.stream) for x in stub.launches}, len(stub.launches), stub.device
+
+
+def spelled(launches, arguments):
+    """Return launches with names for addresses: of arguments theirs, of workspaces by number."""
+    names = {x.data_ptr(): name for name, x in arguments.items() if isinstance(x, torch.Tensor)}
+    numbers = count()
+
+    def spell(value):
+        if type(value) is int and value > 2**32:
+            if value not in names:
+                names[value] = f"workspace {next(numbers)}"
+            return names[value]
+        return value
+
+    return [
+        Recorded(x.kernel, x.grid, x.device, x.stream, tuple(map(spell, x.arguments)))
+        for x in launches
+    ]
+
+
+def _calls():
+    """Yield calls that differ in one thing each, so that a plan of one is wrong for another."""
+    yield from (hybrid(), hybrid(T=5), hybrid(B=2), hybrid(N=8192), hybrid(device=1))
+    yield from (hybrid(tree=False), hybrid(mask=False), hybrid(pages=16), hybrid(pages=32))
+    yield from (hybrid(pad=16), hybrid(skip=8), hybrid(skip=4), hybrid(dtype=torch.float16))
+    yield from (hybrid(softcap=2.0), hybrid(softmax_scale=0.5), hybrid(softmax_scale=0.25))
+    yield from (hybrid(mask=False, window=98), hybrid(mask=False, window=99))
+    yield hybrid() | {"sinks": tensor(HEADS * GROUP, dtype=torch.float32)}
+
+
+def planned_and_plain():
+    """Make all calls thrice in some order, and each of them as it is written too.
+
+    Return (the calls whose launches differ, how often a call was planned or could not be).
+    """
+    different, as_written = set(), 0
+    order = list(enumerate(_calls())) * 3
+    random.Random(0).shuffle(order)
+    with stubbed() as stub:
+        kernel, _ = select.chosen("hybrid_tree_attention", torch.device("cuda"), torch.bfloat16)
+        function = mock.Mock(wraps=kernel.function)
+        for number, call in order:
+            both = []
+            for way in (kernel.__class__.__call__, unplanned):
+                stub.launches.clear()
+                with (
+                    mock.patch.object(kernel, "function", function),
+                    mock.patch.object(kernel.__class__, "__call__", way),
+                ):
+                    specattn.hybrid_tree_attention(**call)
+                both.append(spelled(stub.launches, call))
+            if both[0] != both[1]:
+                different.add(number)
+        as_written = function.call_count - len(order)
+    return different, as_written, len(order)
+
+
+def unplanned(kernel, *args, form):
+    """Run a prepared kernel as it is written."""
+    kernel.function(*args)
+
+
+FUNCTIONS = {
+    "hybrid": specattn.hybrid_tree_attention,
+    "verify": specattn.verify_attention,
+    "gather": specattn.sparse_gather_attention,
+    "tree": specattn.tree_attention,
+}
+
+
+def _all_sizes(name):
+    """Call a primitive for T up to 64 and B up to 8, with trees and with chains."""
+    for B, T, mask in itertools.product(range(1, 9), range(1, 65), (True, False)):
+        arguments = gather(B, T, mask=mask) if name == "gather" else hybrid(B, T, mask=mask)
+        if name == "tree":
+            names = {"q": "q", "k_tree": "k_new", "v_tree": "v_new", "tree_mask": "tree_mask"}
+            arguments = {names[key]: arguments[key] for key in names}
+        if name == "verify":
+            arguments["collect_rows"] = (-1,)
+        FUNCTIONS[name](**arguments)
+
+
+def variants(name):
+    """Return how many variants of which kernels a primitive compiles over all sizes."""
+    with stubbed() as stub:
+        _all_sizes(name)
+        return Counter(kernel for kernel, *_ in stub.variants)
+
+
+def variants_after_warmup():
+    """Return what is compiled before and after `specattn.warmup` over all sizes."""
+    with stubbed() as stub:
+        model = {"q_heads": HEADS * GROUP, "kv_heads": HEADS, "head_dim": D, "capacity": 4096}
+        specattn.warmup(**model, max_rows=64, max_batch=8, selection=0.125, collect_rows=(-1,))
+        before = len(stub.variants)
+        for name in ("hybrid", "verify", "gather"):
+            _all_sizes(name)
+        return before, stub.variants[before:]

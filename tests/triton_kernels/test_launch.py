@@ -1,0 +1,39 @@
+"""What the host does for a call, on GPUs that are not there: see `stub_driver`."""
+
+import pytest
+from specattn.triton_kernels._configs import UNFENCED
+
+from . import host_cases
+
+
+@pytest.mark.parametrize("device", [0, 1])
+def test_launches_are_on_the_device_of_the_tensors(compiler_process, device):
+    """And in its current stream, planned or not; afterwards the current device is as it was."""
+    launches, number, current = compiler_process(host_cases.places, device)
+    assert launches == {(device, 1000 + device)}
+    assert number == 2 * 10
+    assert current == 0
+
+
+def test_plans_launch_what_the_function_would(compiler_process):
+    """Calls that differ in one shape, stride, type, device, alignment or value, interleaved."""
+    different, as_written, calls = compiler_process(host_cases.planned_and_plain)
+    assert not different
+    # Once per call to plan it; the three of unaligned queries always run as they are written.
+    assert as_written == calls // 3 + 2
+
+
+@pytest.mark.parametrize("primitive", host_cases.FUNCTIONS)
+def test_few_variants_serve_all_sizes(compiler_process, primitive):
+    """A call in the middle of decoding would wait seconds for another one."""
+    counts = compiler_process(host_cases.variants, primitive)
+    tiles = 2 if UNFENCED else 4  # of 16, 32, 64 and 128 rows
+    # The largest writes states, or the result where one split suffices.
+    assert tiles <= counts["split_kv_kernel"] <= tiles + 1
+    assert sum(counts.values()) <= 6
+
+
+def test_after_warmup_nothing_is_compiled(compiler_process):
+    before, after = compiler_process(host_cases.variants_after_warmup)
+    assert before >= 6
+    assert not after

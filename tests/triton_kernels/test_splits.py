@@ -1,0 +1,92 @@
+"""How requests are cut: by their own lengths alone, into a workspace of bounded size."""
+
+import pytest
+import torch
+from specattn.triton_kernels import _configs
+
+import specattn
+from tests.cases import assert_accurate, expected, make_problem
+
+from .conftest import DEVICE
+
+BIG_GPU = {"multiprocessors": 132, "split_size": None, "least": 32}
+
+
+def attend(p, lengths, **options):
+    """Call on requests that are the first of ``lengths`` of ``p``'s cached keys."""
+    p = p.to(device=DEVICE)
+    results = specattn.hybrid_tree_attention(
+        p.q,
+        p.k_cache,
+        p.v_cache,
+        torch.tensor(lengths, dtype=torch.int32, device=DEVICE),
+        p.k_tree,
+        p.v_tree,
+        p.tree_mask,
+        **options,
+    )
+    return [x.cpu() for x in results]
+
+
+@pytest.mark.parametrize("length", [0, 31, 33, 200, 511])
+@pytest.mark.parametrize("window", [None, 150])
+def test_capacity_shows_in_no_bit(length, window):
+    narrow = make_problem((length,), 3, dtype=torch.bfloat16, spare=1)
+    wide = make_problem((length,), 3, dtype=torch.bfloat16, spare=900)
+    wide.q, wide.k_tree, wide.v_tree = narrow.q, narrow.k_tree, narrow.v_tree
+    wide.tree_mask = narrow.tree_mask
+    wide.k_cache[:, :length] = narrow.k_cache[:, :length]
+    wide.v_cache[:, :length] = narrow.v_cache[:, :length]
+    with _configs.forced(**BIG_GPU):
+        found = [attend(p, (length,), window=window) for p in (narrow, wide)]
+    for x, y in zip(*found, strict=True):
+        assert torch.equal(x, y)
+    exact, rough, single = (
+        expected(narrow.to(dtype), window=window)
+        for dtype in (torch.float64, torch.bfloat16, torch.float32)
+    )
+    assert_accurate(found[0][0], exact[0], rough[0], atol=1e-6)
+    assert_accurate(found[0][1], exact[1], single[1], atol=2e-6)
+
+
+def test_lengths_of_neighbours_show_in_no_bit():
+    """So a captured graph, whose launches do not change, stays right when lengths do."""
+    p = make_problem((400, 400, 400), 3, dtype=torch.bfloat16)
+    with _configs.forced(**BIG_GPU):
+        first = attend(p, (400, 130, 0))
+        second = attend(p, (33, 130, 400))
+    for x, y in zip(first, second, strict=True):
+        assert torch.equal(x[1], y[1])
+        assert not torch.equal(x[0], y[0])
+
+
+def splits_of(batch, tokens, group, span, *, arch="sm_90", kv_heads=8, head_dim=128):
+    """Return (splits, bytes of workspace) of a hybrid call."""
+    rows = tokens * group
+    device = torch.device("cuda")
+    with _configs.forced(arch=arch, multiprocessors=132, split_size=None):
+        config = _configs.attention_config(device, torch.bfloat16, rows, head_dim, 0)
+        programs = batch * kv_heads * -(-rows // config.block_m)
+        state_bytes = 4 * batch * rows * kv_heads * (head_dim + 1)
+        splits = _configs.splits(device, config, programs, span, state_bytes)
+    return splits, splits.slots * state_bytes if splits.slots > 1 else 0
+
+
+@pytest.mark.parametrize("batch", [1, 4, 32])
+@pytest.mark.parametrize("tokens", [1, 16, 64, 2048])
+@pytest.mark.parametrize("span", [100, 8192, 2**17, 2**20])
+def test_the_workspace_is_bounded(batch, tokens, span):
+    assert splits_of(batch, tokens, 8, span)[1] <= 64 * 2**20
+
+
+def test_a_large_batch_needs_no_workspace():
+    assert splits_of(32, 64, 8, 2**17)[1] == 0
+
+
+def test_one_request_fills_the_gpu():
+    splits, _ = splits_of(1, 1, 4, 2**17)
+    assert 0.9 * 132 * 2 <= 8 * splits.slots <= 132 * 3
+
+
+def test_long_requests_of_a_large_batch_are_cut():
+    assert splits_of(16, 1, 4, 2**17)[0].slots == 32

@@ -1,0 +1,257 @@
+"""Launches: on the device of the tensors, in its current stream, and prepared once per form.
+
+A kernel's Python function decides tiles, splits and arguments from the forms of its tensors (shape,
+strides, dtype, device) and from plain values, never from what tensors hold. So its first call with
+a form is recorded as a `Plan`: which launches, with which arguments, over which of the tensors and
+workspaces. Later calls fill in addresses and launch. What cannot be recorded runs as it is written.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from operator import itemgetter
+from typing import NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton import knobs
+from triton.runtime import driver
+
+from . import _configs
+
+_ALIGNMENT = 16  # bytes; at others Triton compiles another kernel
+_PLACE = 256  # bytes between workspaces, as torch's allocator aligns tensors
+_MOST_PLANS = 1024  # per primitive; then all are forgotten
+_GPUS = ("cuda",)  # device types; others run in Triton's interpreter, and without plans
+_ALLOCATIONS = {
+    getattr(torch.ops.aten, f"{name}empty{end}")
+    for name, end in (("", ""), ("new_", ""), ("", "_like"), ("", "_strided"))
+}
+_recording = threading.local()
+
+
+def launch(kernel, grid, *args, **options):
+    """Launch a kernel on the device of its tensors, in that device's current stream."""
+    with _on(next(x.device for x in args if isinstance(x, torch.Tensor))):
+        compiled = kernel[grid](*args, **options)
+    tape = getattr(_recording, "tape", None)
+    if tape is not None:
+        tape.launches.append((kernel, compiled, grid, args, options))
+
+
+def strides(tensor):
+    """Return the strides, 0 along dimensions of size 1: what is shared is broadcast.
+
+    torch leaves those of size 1 as they come, and others would compile other kernels.
+    """
+    sizes_and_strides = zip(tensor.shape, tensor.stride(), strict=True)
+    return [0 if size == 1 else stride for size, stride in sizes_and_strides]
+
+
+@contextmanager
+def _on(device):
+    """Make a GPU the current device; nothing for others, which only tests and compilers have."""
+    if device.type not in _GPUS:
+        yield
+        return
+    active = driver.active
+    previous = active.get_current_device()
+    if previous == device.index:
+        yield
+        return
+    active.set_current_device(device.index)
+    try:
+        yield
+    finally:
+        active.set_current_device(previous)
+
+
+class Prepared:
+    """A kernel's Python function that plans each form of its arguments once.
+
+    Parameters
+    ----------
+    function : callable
+        Takes an operator's arguments. Beside launches it may allocate workspace and view tensors;
+        with any other operator in it, it is never planned.
+    plain : sequence of int
+        Which arguments are no tensors. These and the forms of the tensors decide everything.
+    """
+
+    def __init__(self, function: Callable[..., None], plain: Sequence[int]):
+        self.function, self.plain = function, _picker(plain)
+        self.plans: dict[tuple, Plan] = {}
+
+    def __call__(self, *args, form=None):
+        """Run on the operator's arguments; equal ``form`` promises tensors of equal forms."""
+        if args[0].device.type not in _GPUS or _configs._forced:
+            self._as_written(args)
+            return
+        if form is None:
+            form = tuple([_form(x) for x in args])
+        key = form, self.plain(args)
+        plan = self.plans.get(key)
+        if plan is None:
+            if len(self.plans) >= _MOST_PLANS:
+                self.plans.clear()
+            self.plans[key] = self._recorded(args)
+        elif not plan.run(args):
+            self._as_written(args)
+
+    def _as_written(self, args):
+        with torch.no_grad():
+            self.function(*args)
+
+    def _recorded(self, args):
+        """Run as written, and return the plan of it."""
+        tape = Tape()
+        _recording.tape = tape
+        try:
+            with torch.no_grad(), tape:
+                self.function(*args)
+        finally:
+            _recording.tape = None
+        return tape.plan(args)
+
+
+def _picker(places):
+    """Return a function that returns the items at some places of a sequence as a tuple."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return lambda sequence: tuple([sequence[place] for place in places])
+
+
+def _form(x):
+    if isinstance(x, torch.Tensor):
+        return x.shape, x.stride(), x.dtype, x.device
+    return None
+
+
+class Tape(TorchDispatchMode):
+    """Sees what a function launches and allocates, and whether it does anything else."""
+
+    def __init__(self):
+        super().__init__()
+        self.launches, self.workspaces, self.plain = [], [], True
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        """Run an operator of torch's."""
+        result = function(*args, **(kwargs or {}))
+        if function.overloadpacket in _ALLOCATIONS:
+            self.workspaces.append(result)
+        elif not function.is_view:
+            self.plain = False
+        return result
+
+    def plan(self, args):
+        """Return the plan of what was seen; an empty one where it is not to be repeated."""
+        sources = {i: x.data_ptr() for i, x in enumerate(args) if isinstance(x, torch.Tensor)}
+        if not self.plain or len(set(sources.values())) < len(sources):
+            return NOTHING
+        places, at = [], 0
+        for workspace in self.workspaces:
+            places.append(at)
+            at += -(-workspace.nbytes // _PLACE) * _PLACE
+        where = {address: (i, 0) for i, address in sources.items()}
+        where |= {
+            x.data_ptr(): (len(args), place)
+            for x, place in zip(self.workspaces, places, strict=True)
+        }
+        steps = [_step(*launched, where) for launched in self.launches]
+        if not steps or None in steps:
+            return NOTHING
+        tensors = sorted({slot.source for step in steps for slot in step.slots})
+        steps = [step.over(tensors) for step in steps]
+        if tensors[-1] == len(args):  # the workspace
+            tensors.pop()
+        return Plan(args[0].device, tuple(tensors), at, tuple(steps))
+
+
+class Slot(NamedTuple):
+    """An address among a launch's arguments: ``offset`` bytes into a tensor, or the workspace."""
+
+    index: int
+    source: int
+    offset: int
+
+
+class Step(NamedTuple):
+    """One launch: what starts it, with its grid; the kernel's arguments, which of them addresses.
+
+    ``tail`` is the function, how it is packed, and no hooks.
+    """
+
+    launcher: Callable
+    grid: tuple
+    tail: tuple
+    arguments: list
+    slots: tuple
+
+    def over(self, sources):
+        """Return the step with its sources numbered as they lie in a list."""
+        slots = tuple(slot._replace(source=sources.index(slot.source)) for slot in self.slots)
+        return self._replace(slots=slots)
+
+
+def _step(kernel, compiled, grid, args, options, where):
+    """Return a launch as a step, or None if it cannot be repeated."""
+    if not hasattr(compiled, "packed_metadata"):
+        return None  # it was interpreted, or recorded
+    arguments = dict(zip(kernel.arg_names, args, strict=False)) | options
+    values = [arguments[name] for name in kernel.arg_names]
+    slots = []
+    for index, value in enumerate(values):
+        if isinstance(value, torch.Tensor):
+            if value.data_ptr() not in where or value.data_ptr() % _ALIGNMENT:
+                return None
+            slots.append(Slot(index, *where[value.data_ptr()]))
+            values[index] = 0  # a plan keeps no tensor alive
+    tail = (compiled.function, compiled.packed_metadata, None, None, None)
+    return Step(compiled.run, (*grid, 1, 1)[:3], tail, values, tuple(slots))
+
+
+class Plan(NamedTuple):
+    """Launches over the tensors ``used`` among a call's arguments, and ``workspace`` bytes."""
+
+    device: torch.device | None
+    used: tuple
+    workspace: int
+    steps: tuple
+
+    def run(self, args) -> bool:
+        """Launch; False where it cannot be done so, and nothing happened."""
+        if not self.steps or _hooked():
+            return False
+        addresses, together = [], 0
+        for place in self.used:
+            address = args[place].data_ptr()
+            addresses.append(address)
+            together |= address
+        if together % _ALIGNMENT:
+            return False
+        if self.workspace:
+            buffer = torch.empty(self.workspace, dtype=torch.uint8, device=self.device)
+            addresses.append(buffer.data_ptr())
+        active, index = driver.active, self.device.index
+        if active.get_current_device() == index:
+            self._launch(addresses, active.get_current_stream(index))
+        else:
+            with _on(self.device):
+                self._launch(addresses, active.get_current_stream(index))
+        return True
+
+    def _launch(self, addresses, stream):
+        for launcher, grid, tail, arguments, slots in self.steps:
+            values = arguments.copy()
+            for index, source, offset in slots:
+                values[index] = addresses[source] + offset
+            launcher(*grid, stream, *tail, *values)
+
+
+NOTHING = Plan(None, (), 0, ())
+
+
+def _hooked():
+    """Return whether a profiler of Triton's wants to see launches."""
+    hook = knobs.runtime.launch_enter_hook
+    return hook is not None and bool(getattr(hook, "calls", True))

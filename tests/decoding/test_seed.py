@@ -47,7 +47,6 @@ def methods(model):
         "tokenswift": METHODS["tokenswift"](heads["tokenswift"], widths=(2, 2), budget=60),
         "prompt_lookup": "prompt_lookup",
         "suffix": "suffix:nodes=9",
-        "auto": METHODS["auto"](trained=LongSpec(drafter, widths=(2, 3))),
         "token_recycling": "token_recycling:nodes=9,k=3",
     }
 
@@ -56,7 +55,6 @@ NAMES = [
     *("vegas", "streaming", "quest", "specextend", "triforce", "triforce, small model", "longspec"),
     *("longspec, chain", "poss", "medusa", "tokenswift", "prompt_lookup"),
     "suffix",
-    "auto",
     "token_recycling",
 ]
 

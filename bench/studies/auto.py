@@ -167,7 +167,7 @@ def draw(cells: Sequence[dict[str, Any]], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     heats = sorted({cell["temperature"] for cell in cells})
     figure, axes = pyplot.subplots(1, len(heats), figsize=(5 * len(heats), 4), squeeze=False)
@@ -183,6 +183,8 @@ def draw(cells: Sequence[dict[str, Any]], path: Path) -> None:
             xscale="log", yscale="log", title=f"temperature {heat:g}", xlabel="tokens of prompt"
         )
         axis.set_xticks(contexts, [size(n) for n in contexts])
+        axis.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        axis.yaxis.set_major_formatter(ticker.ScalarFormatter())
         axis.minorticks_off()
         axis.grid(alpha=0.3)
     axes[0][0].set_ylabel("new tokens per second")

@@ -218,8 +218,8 @@ def test_vegas_follows_a_tree_that_was_deeper_than_its_own(model, capricious):
 
 
 @pytest.mark.slow
-def test_the_joint_distribution_of_four_tokens(monkeypatch):
-    """By brute force, while a clock says anything from a microsecond to minutes."""
+def test_the_joint_distribution_of_four_tokens(monkeypatch, capricious):
+    """By brute force, while anybody drafts and a clock says anything up to minutes."""
     vocabulary, depth, copies, batches = 6, 4, 3072, 16
     model = tiny_model("qwen3", vocab_size=vocabulary, peak=0.7)
     state = random.Random(5)

@@ -52,6 +52,7 @@ def main(dist, torch, work):
         python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", folder=work
     )
     (Path(own.strip()) / "shared.pth").write_text(shared)  # torch is not installed twice
+    run(*pip, "uninstall", "--quiet", "--yes", "setuptools", folder=work)  # torch wants a newer one
     run(*pip, "install", "--quiet", "--no-deps", "--ignore-installed", source, folder=work)
     run(*pip, "check", folder=work)
     code = "import specattn; print(specattn.__file__, specattn.backends()['cpu'])"

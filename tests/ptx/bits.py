@@ -86,13 +86,18 @@ def _shf(parts):
 def _bfe(parts):
     kind = parts[-1]
     bits = 8 * SIZES[kind]
+    if kind == "s64":
+        raise Unsupported("bfe of 64 signed bits")
 
     def apply(a, start, length):
         wide = a.astype(np.int64) if kind[0] == "s" else a.astype(np.uint64)
         start = np.minimum(start & 0xFF, bits).astype(wide.dtype)
         length = np.minimum(length & 0xFF, bits).astype(wide.dtype)
-        if bits == 64:
-            raise Unsupported("bfe of 64 bits")
+        if bits == 64:  # numpy's shifts by 64 are undefined
+            least, most = np.uint64(1), np.uint64(63)
+            shifted = np.where(start > most, 0, wide >> np.minimum(start, most))
+            mask = (least << np.minimum(length, most)) - least
+            return shifted & np.where(length > most, ~np.uint64(0), mask)
         field = (wide >> start) & ((wide.dtype.type(1) << length) - wide.dtype.type(1))
         if kind[0] == "s":
             top = np.minimum(start + length - 1, bits - 1)

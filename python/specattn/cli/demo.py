@@ -13,7 +13,7 @@ from specattn.cli.options import DecodingOptions
 
 _PROMPT_TOKENS = 5500
 _NEW_TOKENS = 160
-_METHODS = "plain,auto,vegas,longspec"
+_METHODS = "plain,auto,suffix"
 
 
 def demo(

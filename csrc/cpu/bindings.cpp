@@ -448,4 +448,5 @@ PYBIND11_MODULE(_cpu, m) {
       .def("replay", &PyGraph::replay, py::arg("threads"));
   define_layer(m);
   define_suffix(m);
+  define_walk(m);
 }

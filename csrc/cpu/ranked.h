@@ -48,4 +48,27 @@ void largest(const Elem* x, int64_t count, int64_t k, int32_t* places) {
   std::fill(places + found, places + k, -1);
 }
 
+// The place of the largest entry, of equals the first; -1 where one is NaN or all are -inf.
+template <class Elem>
+int64_t first_largest(const Elem* x, int64_t count) {
+  constexpr int64_t kLanes = 16;
+  float lanes[kLanes];
+  bool nan = false;
+  std::fill(lanes, lanes + kLanes, -std::numeric_limits<float>::infinity());
+  const auto look_at = [&](int64_t i, float& best) {
+    const float value = to_float(x[i]);
+    best = value > best ? value : best;
+    nan |= value != value;
+  };
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    for (int64_t l = 0; l < kLanes; ++l) look_at(i + l, lanes[l]);
+  }
+  for (; i < count; ++i) look_at(i, lanes[0]);
+  const float best = *std::max_element(lanes, lanes + kLanes);
+  if (nan || best == -std::numeric_limits<float>::infinity()) return -1;
+  for (i = 0; to_float(x[i]) != best;) ++i;
+  return i;
+}
+
 }  // namespace specattn

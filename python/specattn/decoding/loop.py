@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch.nn.functional import pad
 
-from specattn.acceptance import Accepted, accept, accepted_of, follow, walk
+from specattn.acceptance import Accepted, accept, follow
 from specattn.decoding.drafting import Draft, DraftContext, Drafter, Verified
 from specattn.decoding.sampling import Sampler
 from specattn.decoding.statistics import RequestStatistics, Statistics, Stopwatch
@@ -167,14 +166,9 @@ def _accept_on_host(
 ) -> tuple[Accepted, list[Outcome]]:
     """Do what `_accept` and `_outcomes` do, request by request: tensors are no faster on a CPU."""
     tree = draft.tree
-    repeats = len(logits) if tree.batch_size is None else 1
-    parents, shapes = tree.parent_lists * repeats, tree.drafted_and_depth * repeats
-    walks = [
-        walk(parents[request], tokens, partial(sampler.token_after, request, logits[request]))
-        for request, tokens in enumerate(draft.tokens.tolist())
-    ]
-    outcomes = [(*shape, found.tokens) for shape, found in zip(shapes, walks, strict=True)]
-    return accepted_of(walks, tree.max_depth), outcomes
+    shapes = tree.drafted_and_depth * (len(logits) if tree.batch_size is None else 1)
+    accepted, emitted = sampler.follow(tree, draft.tokens, logits)
+    return accepted, [(*shape, tokens) for shape, tokens in zip(shapes, emitted, strict=True)]
 
 
 def _outcomes(draft: Draft, accepted: Accepted) -> list[Outcome]:

@@ -21,6 +21,7 @@ from transformers import (
     RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
     SuppressTokensAtBeginLogitsProcessor,
+    TemperatureLogitsWarper,
 )
 
 from specattn.decoding.penalty import ContextualPenalty
@@ -69,6 +70,11 @@ class NodeProcessors:
     sequences : Sequences
         On the CPU.
     row : int
+
+    Attributes
+    ----------
+    temperature : float or None
+        What logits are divided by, where nothing else is done to them.
     """
 
     def __init__(
@@ -81,6 +87,9 @@ class NodeProcessors:
         self.sequences, self.row = sequences, row
         self.end_tokens = sequences.end_tokens(row)
         self._sees_texts = not all(type(own) in context_free for own in processors)
+        self.temperature: float | None = None
+        if all(type(own) is TemperatureLogitsWarper for own in processors) and len(processors) < 2:
+            self.temperature = next((own.temperature for own in processors), 1.0)
         self._steps = [self._step(own, type(own) in context_free) for own in processors]
 
     def __call__(self, path: list[int], logits: torch.Tensor) -> torch.Tensor:

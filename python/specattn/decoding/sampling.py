@@ -8,15 +8,17 @@ distributions are close (`specattn.add_gumbel_noise`).
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache, partial
+from typing import Any
 
 import torch
 from torch.nn.functional import pad
 from transformers import LogitsProcessorList
 
-from specattn.acceptance import sample
+from specattn.acceptance import Accepted, accepted_of, sample, walk
 from specattn.decoding.processors import ContextualProcessors
 from specattn.decoding.sequences import Sequences
 from specattn.ops import add_gumbel_noise
@@ -129,6 +131,43 @@ class Sampler:
         """Whether `token_after` serves this run: on the CPU, unless a processor knows rows."""
         return self.scores.by_node is not None
 
+    def follow(
+        self, tree: Tree, tokens: torch.Tensor, logits: torch.Tensor
+    ) -> tuple[Accepted, list[list[int]]]:
+        """Walk down trees along the target's own draws, on the host: where `by_node` holds.
+
+        Parameters
+        ----------
+        tree : Tree
+        tokens : Tensor, int64 [B, T]
+        logits : Tensor [B, T, V]
+
+        Returns
+        -------
+        accepted : Accepted
+        emitted : list of list of int
+            Per request the accepted tokens, then the next one: -1 if none can follow.
+        """
+        assert self.scores.by_node is not None
+        active, native = self.sequences.active, _native()
+        parents = tree.parent_lists
+        temperatures = [self.scores.by_node[row].temperature for row in active]
+        if native is not None and None not in temperatures and logits.dtype != torch.float64:
+            report = torch.empty(len(active), 2 + tree.max_depth, dtype=torch.int64)
+            seed = None if self.greedy else self.seed % 2**64
+            lengths, threads = self.sequences.active_lengths, torch.get_num_threads()
+            emitted: list[list[int]] = native.walk_trees(
+                logits, parents, tokens, temperatures, seed, active, lengths, report, threads
+            )
+            return Accepted(report[:, 2:], report[:, 0], report[:, 1]), emitted
+        if tree.batch_size is None:
+            parents = parents * len(active)
+        walks = [
+            walk(parents[request], own, partial(self.token_after, request, logits[request]))
+            for request, own in enumerate(tokens.tolist())
+        ]
+        return accepted_of(walks, tree.max_depth), [found.tokens for found in walks]
+
     def token_after(self, request: int, logits: torch.Tensor, node: int, path: list[int]) -> int:
         """Draw the token that follows a running request's text and a path behind it: on the host.
 
@@ -169,6 +208,15 @@ class Sampler:
         places = torch.tensor([rows, positions], device=scores.device)
         noisy = add_gumbel_noise(scores.float().flatten(0, 1), self.seed, *places)
         return noisy.unflatten(0, scores.shape[:2])
+
+
+@cache
+def _native() -> Any:
+    """Return `specattn._cpu`, or None if it is not built."""
+    try:
+        return importlib.import_module("specattn._cpu")
+    except ImportError:
+        return None
 
 
 @lru_cache(maxsize=64)

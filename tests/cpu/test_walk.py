@@ -1,0 +1,113 @@
+"""`_cpu.walk_trees` walks as `specattn.acceptance.walk` does, with draws of `add_gumbel_noise`."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import specattn
+from specattn.acceptance import accepted_of, walk
+
+_cpu = pytest.importorskip("specattn._cpu")
+
+FLOATING = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def _draw(logits, temperature, seed, request, position):
+    """Draw one token as the sampler does it with torch."""
+    scores = logits.float() / temperature
+    if seed is not None:
+        place = torch.tensor([request]), torch.tensor([position])
+        scores = specattn.add_gumbel_noise(scores[None], seed, *place)[0]
+    best, token = scores.max(-1)
+    return int(token) if best > -math.inf else -1
+
+
+def _expected(logits, parents, tokens, temperatures, seed, requests, positions, depth):
+    walks = []
+    for b, own in enumerate(tokens.tolist()):
+
+        def after(node, path, b=b):
+            where = seed, requests[b], positions[b] + len(path)
+            return _draw(logits[b, node], temperatures[b], *where)
+
+        walks.append(walk(parents[b % len(parents)], own, after))
+    accepted = accepted_of(walks, depth)
+    report = torch.cat([torch.stack([accepted.counts, accepted.next_token], 1), accepted.nodes], 1)
+    return report, [found.tokens for found in walks]
+
+
+@st.composite
+def trees(draw, size):
+    return [-1, *(draw(st.integers(-1 if n > 1 else 0, n - 1)) for n in range(1, size))]
+
+
+@given(data=st.data())
+def test_walks_are_those_of_the_reference(data):
+    draw = data.draw
+    batch, size, vocabulary = (
+        draw(st.integers(1, 3)),
+        draw(st.integers(1, 9)),
+        draw(st.integers(1, 70)),
+    )
+    parents = [draw(trees(size)) for _ in range(draw(st.sampled_from([1, batch])))]
+    seed = draw(st.none() | st.integers(0, 2**64 - 1))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    dtype = draw(st.sampled_from(FLOATING))
+    logits = torch.randn(batch, size, vocabulary, generator=generator).to(dtype)
+    holes = torch.rand(logits.shape, generator=generator)
+    logits[holes < draw(st.sampled_from([0.0, 0.5, 1.0]))] = -math.inf
+    logits[holes > draw(st.sampled_from([1.0, 0.99]))] = math.nan
+    # Few tokens, so that drafts are often met, and siblings often alike.
+    tokens = torch.randint(0, min(3, vocabulary), (batch, size), generator=generator)
+    logits[..., :3] += 3
+    temperatures = [draw(st.sampled_from([1.0, 0.7, 1.3])) for _ in range(batch)]
+    requests = draw(st.lists(st.integers(0, 9), min_size=batch, max_size=batch))
+    positions = draw(st.lists(st.integers(0, 10**6), min_size=batch, max_size=batch))
+    report = torch.full((batch, 2 + size), 10**9)
+    given = parents, tokens, temperatures, seed, requests, positions
+    emitted = _cpu.walk_trees(logits, *given, report, 2)
+    expected, expected_tokens = _expected(logits, *given, size)
+    assert emitted == expected_tokens
+    assert torch.equal(report, expected)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_large_vocabularies_are_shared_among_threads(threads):
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(1, 2, 151_936, generator=generator)
+    given = [[-1, 0]], torch.zeros(1, 2, dtype=torch.int64), [0.9], 5, [2], [77]
+    report = torch.empty(1, 3, dtype=torch.int64)
+    emitted = _cpu.walk_trees(logits, *given, report, threads)
+    assert emitted == _expected(logits, *given, 1)[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"parents": [[-1, 1]]}, "parents"),
+        ({"parents": [[-1]]}, "parents must have as many nodes"),
+        ({"parents": []}, "parents must be of one tree"),
+        ({"tokens": torch.zeros(1, 3, dtype=torch.int64)}, "tokens must be"),
+        ({"temperatures": []}, "as many requests"),
+        ({"report": torch.zeros(1, 2, dtype=torch.int64)}, "report has too few columns"),
+        ({"logits": torch.zeros(1, 2, 4, dtype=torch.float64)}, "logits must have"),
+    ],
+)
+def test_errors_name_the_argument(changes, message):
+    logits = torch.zeros(1, 2, 4)
+    arguments = {
+        "logits": logits,
+        "parents": [[-1, 0]],
+        "tokens": torch.zeros(1, 2, dtype=torch.int64),
+        "temperatures": [1.0],
+        "seed": None,
+        "requests": [0],
+        "positions": [0],
+        "report": torch.zeros(1, 3, dtype=torch.int64),
+        "threads": 1,
+    }
+    with pytest.raises((ValueError, IndexError), match=message):
+        _cpu.walk_trees(**(arguments | changes))

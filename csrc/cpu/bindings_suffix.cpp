@@ -1,4 +1,6 @@
 // specattn._cpu.SuffixDrafter: drafting trees from a text's own repetitions.
+#include <functional>
+
 #include "bindings.h"
 #include "check.h"
 #include "ranked.h"
@@ -91,6 +93,32 @@ void specattn::define_suffix(py::module_& m) {
   m.def("rank_successors", &rank_successors, py::arg("logits"), py::arg("tokens"), py::arg("nodes"),
         py::arg("successors"),
         "Note what was ranked best behind the root and the accepted nodes, -1 behind their end.");
+  m.def(
+      "best_trees",
+      [](const std::vector<const SuffixDrafter*>& requests, const std::vector<int64_t>& depths,
+         std::vector<int64_t> rows, std::vector<double> seconds, double factor,
+         const py::object& table) {
+        if (requests.empty() || depths.size() != requests.size()) {
+          throw std::invalid_argument("depths must be as many as drafters, and one at least");
+        }
+        if (rows.empty() || rows[0] != 1 || seconds.size() != rows.size() ||
+            std::adjacent_find(rows.begin(), rows.end(), std::greater_equal<>()) != rows.end()) {
+          throw std::invalid_argument("rows must ascend from 1, with as many seconds");
+        }
+        const PassTimes times = {std::move(rows), std::move(seconds)};
+        std::vector<SuffixTree> trees;
+        const int64_t size =
+            best_trees(requests, depths, times, factor, take_successors(table), trees);
+        py::list found;
+        for (const SuffixTree& tree : trees) {
+          found.append(py::make_tuple(tree.parents, tree.tokens, tree.probabilities));
+        }
+        return py::make_tuple(size, found);
+      },
+      py::arg("drafters"), py::arg("depths"), py::arg("rows"), py::arg("seconds"),
+      py::arg("factor"), py::arg("successors") = py::none(),
+      "The rows of a pass at which drafters gain the most tokens per second, and trees as of "
+      "`draft`.");
   m.def(
       "sort_suffixes",
       [](const py::object& tokens, const py::object& order) {

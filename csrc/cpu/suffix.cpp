@@ -1,6 +1,7 @@
 #include "suffix.h"
 
 #include <algorithm>
+#include <numeric>
 #include <queue>
 #include <tuple>
 
@@ -273,7 +274,7 @@ void SuffixDrafter::collect(const Node& node, const Matches& matches, const Succ
 }
 
 SuffixTree SuffixDrafter::draft(int64_t nodes, int64_t depth, float least,
-                                const Successors& successors) const {
+                                const Successors& successors, const GoesOn& goes_on) const {
   SuffixTree tree;
   const auto less = [](const Node& a, const Node& b) { return a.probability < b.probability; };
   std::priority_queue<Node, std::vector<Node>, decltype(less)> waiting(less);
@@ -307,6 +308,7 @@ SuffixTree SuffixDrafter::draft(int64_t nodes, int64_t depth, float least,
   expand({1, -1, newest_, match, automaton_.state(match).length, 0}, -1);
   while (!waiting.empty() && static_cast<int64_t>(tree.tokens.size()) < nodes) {
     const Node node = waiting.top();
+    if (goes_on && !goes_on(tree, node.probability)) break;
     waiting.pop();
     const auto number = static_cast<int32_t>(tree.tokens.size());
     tree.parents.push_back(node.parent), tree.tokens.push_back(node.token);
@@ -314,6 +316,52 @@ SuffixTree SuffixDrafter::draft(int64_t nodes, int64_t depth, float least,
     if (node.depth < depth) expand(node, number);
   }
   return tree;
+}
+
+int64_t best_trees(const std::vector<const SuffixDrafter*>& requests,
+                   const std::vector<int64_t>& depths, const PassTimes& times, double factor,
+                   const Successors& successors, std::vector<SuffixTree>& trees) {
+  const size_t sizes = times.rows.size();
+  const auto nodes = [&](size_t i) { return static_cast<size_t>(times.rows[i]) - 1; };
+  // A single tree grows only while a larger one may be better: nodes come by descending
+  // probability.
+  double best = 0, sum = 0;
+  size_t next = 0, added = 0;
+  const auto may_be_better = [&](const SuffixTree& tree, float probability) {
+    for (; added < tree.tokens.size(); ++added) sum += double{tree.probabilities[added]};
+    if (nodes(next) != added) return true;
+    best = std::max(best, (1 + factor * sum) / times.seconds[next++]);
+    for (size_t i = next; i < sizes; ++i) {
+      const double most = sum + double{probability} * static_cast<double>(nodes(i) - added);
+      if ((1 + factor * most) / times.seconds[i] > best) return true;
+    }
+    return false;
+  };
+  const bool alone = requests.size() == 1;
+  trees.clear();
+  size_t longest = 0;
+  for (size_t b = 0; b < requests.size(); ++b) {
+    trees.push_back(
+        requests[b]->draft(times.rows.back() - 1, depths[b], 0.0f, successors,
+                           alone ? SuffixDrafter::GoesOn(may_be_better) : SuffixDrafter::GoesOn()));
+    longest = std::max(longest, trees.back().tokens.size());
+  }
+  size_t chosen = 0;
+  double fastest = 0;
+  for (size_t i = 0; i < sizes && nodes(i) <= longest; ++i) {
+    double tokens = 0;
+    for (const SuffixTree& tree : trees) {
+      const auto end = tree.probabilities.begin() +
+                       static_cast<std::ptrdiff_t>(std::min(nodes(i), tree.tokens.size()));
+      tokens += 1 + factor * std::accumulate(tree.probabilities.begin(), end, 0.0);
+    }
+    if (tokens / times.seconds[i] > fastest) fastest = tokens / times.seconds[i], chosen = i;
+  }
+  for (SuffixTree& tree : trees) {
+    const size_t kept = std::min(nodes(chosen), tree.tokens.size());
+    tree.parents.resize(kept), tree.tokens.resize(kept), tree.probabilities.resize(kept);
+  }
+  return times.rows[chosen];
 }
 
 }  // namespace specattn

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -124,6 +125,12 @@ struct SuffixTree {
   std::vector<float> probabilities;      // of the whole path; descending
 };
 
+// What verifying so many rows of a request, the root's included, takes; ascending.
+struct PassTimes {
+  std::vector<int64_t> rows;
+  std::vector<double> seconds;
+};
+
 // Estimates what follows a text from its own repetitions and from corpora, the longest match first,
 // of equally long ones the text's own: with a probability that is learned by the length of a match,
 // the next token is among those that followed it before, as often as each did; else the next
@@ -134,7 +141,10 @@ class SuffixDrafter {
 
   void extend(const std::vector<int32_t>& tokens, const Successors& successors);
   // Of all paths the `nodes` most probable of at most `depth` tokens, none below `least`.
-  SuffixTree draft(int64_t nodes, int64_t depth, float least, const Successors& successors) const;
+  // `goes_on`, if given, is asked before each node with its probability.
+  using GoesOn = std::function<bool(const SuffixTree&, float)>;
+  SuffixTree draft(int64_t nodes, int64_t depth, float least, const Successors& successors,
+                   const GoesOn& goes_on = {}) const;
   const SuffixAutomaton& automaton() const { return automaton_; }
 
  private:
@@ -176,5 +186,12 @@ class SuffixDrafter {
   std::vector<int32_t> recent_;       // the text's end, where there are corpora
   Matches matches_;
 };
+
+// Trees for requests that are verified in one pass, of the size with the most tokens per second:
+// each request gains one token, and `factor` times the probabilities of its nodes. Of sizes that
+// gain as much the smallest. Returns the size, root included.
+int64_t best_trees(const std::vector<const SuffixDrafter*>& requests,
+                   const std::vector<int64_t>& depths, const PassTimes& times, double factor,
+                   const Successors& successors, std::vector<SuffixTree>& trees);
 
 }  // namespace specattn

@@ -223,6 +223,52 @@ def test_sizes_grow_by_doubling_and_lie_on_lines_between():
     assert costs.measured[5] == 7.0, "more rows never take less"
 
 
+def test_of_two_sizes_that_contradict_each_other_the_later_is_believed():
+    costs = PassCosts(Hand())
+    measured(costs, 1, 20.0, times=3)  # while another program ran
+    measured(costs, 4, 5.0)
+    assert costs.measured == {1: 5.0, 4: 5.0}
+    measured(costs, 2, 3.0)
+    assert costs.measured == {1: 3.0, 2: 3.0, 4: 5.0}
+    measured(costs, 3, 7.0)
+    assert costs.measured == {1: 3.0, 2: 3.0, 3: 7.0, 4: 7.0}
+
+
+@given(
+    texts=st.lists(TEXTS, min_size=1, max_size=3),
+    depth=st.integers(0, 6),
+    more=st.lists(st.floats(0.0, 1.0), min_size=1, max_size=len(SIZES)),
+    factor=st.floats(0.1, 2.0),
+)
+def test_the_best_trees_are_the_best_of_whole_ones(texts, depth, more, factor):
+    seconds, total = {}, 0.0
+    for rows, step in zip(SIZES, [1.0, *more], strict=False):
+        seconds[rows] = total = total + step
+    whole = [drafter(text).draft(max(seconds) - 1, depth) for text in texts]
+    expected = best_size(seconds, [probabilities for *_, probabilities in whole], factor)
+    drafters = [drafter(text) for text in texts]
+    sizes = list(seconds), list(seconds.values())
+    rows, trees = _cpu.best_trees(drafters, [depth] * len(texts), *sizes, factor)
+    assert rows == expected
+    assert trees == [tuple(part[: rows - 1] for part in tree) for tree in whole]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"drafters": []}, "depths must be as many"),
+        ({"depths": [1, 2]}, "depths must be as many"),
+        ({"rows": [2, 3]}, "rows must ascend from 1"),
+        ({"rows": [1, 1]}, "rows must ascend from 1"),
+        ({"seconds": [1.0]}, "as many seconds"),
+    ],
+)
+def test_best_trees_says_what_it_expects(changes, message):
+    arguments = {"depths": [1], "rows": [1, 3], "seconds": [1.0, 2.0], "factor": 1.0}
+    with pytest.raises(ValueError, match=message):
+        _cpu.best_trees(**({"drafters": [drafter([1, 2])]} | arguments | changes))
+
+
 def test_one_slow_pass_does_not_count_and_an_old_one_is_forgotten():
     costs = PassCosts(Hand())
     measured(costs, 1, 2.0, times=6)

@@ -138,8 +138,8 @@ class _NoIndex:
     def extend(self, tokens: list[int], successors: torch.Tensor | None) -> None:
         pass
 
-    def draft(self, *_: Any) -> tuple[list[int], list[int], list[float]]:
-        return [], [], []
+    def best_trees(self, drafters: list[Any], *_: Any) -> tuple[int, list[Any]]:
+        return 1, [([], [], [])] * len(drafters)
 
 
 def _lookup(method: Suffix, context: DraftContext) -> SuffixDrafter:

@@ -53,6 +53,7 @@ class Timings:
         self.clock = clock
         self.elapsed = 0.0
         self._seconds: dict[Any, deque[float]] = {}
+        self._medians: dict[Any, float] = {}
         self._measured_at: dict[Any, float] = {}
         self._met: set[Any] = set()
         self._unread = deque[tuple[Any, Any, Any]]()
@@ -69,6 +70,7 @@ class Timings:
             if self.is_old(size, seconds):
                 known.clear()
             known.append(seconds)
+            self._medians[size] = median(known)
             self.elapsed += seconds
             self._measured_at[size] = self.elapsed
 
@@ -82,7 +84,8 @@ class Timings:
     def copy(self: Kind) -> Kind:
         """Return what is known as a first guess for what may take a little longer."""
         copy = type(self)(self.clock)
-        copy._seconds = {size: deque([s], _KEPT) for size, s in self.medians.items()}
+        copy._medians = self.medians
+        copy._seconds = {size: deque([s], _KEPT) for size, s in copy._medians.items()}
         copy.elapsed, copy._measured_at = self.elapsed, dict(self._measured_at)
         copy._met = set(self._met)
         return copy
@@ -90,7 +93,7 @@ class Timings:
     @property
     def medians(self) -> dict[Any, float]:
         """Median seconds by size, ascending, of the sizes measured."""
-        return {size: median(self._seconds[size]) for size in sorted(self._seconds)}
+        return dict(sorted(self._medians.items()))
 
 
 class PassCosts(Timings):
@@ -99,6 +102,8 @@ class PassCosts(Timings):
     def __init__(self, clock: Clock):
         super().__init__(clock)
         self._begun: tuple[int, Any] | None = None
+        self._known: dict[int, float] | None = None
+        self._estimates: dict[tuple[int, ...], dict[int, float]] = {}
 
     def begin(self, rows: int) -> None:
         """Note that a pass of `rows` rows per request begins."""
@@ -111,15 +116,26 @@ class PassCosts(Timings):
         rows, begun = self._begun
         self._begun = None
         self.note(rows, begun, self.clock.now())
-        for size, seconds in list(self.medians.items())[1:]:
-            if self.is_old(size, seconds):
-                del self._seconds[size]
+        self._known = None
+        self._estimates.clear()
+        for size, seconds in list(self._medians.items()):
+            if size > 1 and self.is_old(size, seconds):
+                del self._seconds[size], self._medians[size]
 
     @property
     def measured(self) -> dict[int, float]:
-        """Median seconds by rows, ascending, of the sizes measured; never less for more rows."""
-        medians = self.medians
-        return dict(zip(medians, accumulate(medians.values(), max), strict=True))
+        """Median seconds by rows, ascending, of the sizes measured; never less for more rows.
+
+        Where two contradict each other, the one that was measured later is believed.
+        """
+        if self._known is None:
+            placed = dict[int, float]()
+            for size in sorted(self._medians, key=self._measured_at.__getitem__, reverse=True):
+                least = max((s for other, s in placed.items() if other < size), default=0.0)
+                most = min((s for other, s in placed.items() if other > size), default=math.inf)
+                placed[size] = min(max(self._medians[size], least), most)
+            self._known = dict(sorted(placed.items()))
+        return self._known
 
     def estimates(self, sizes: Sequence[int] = SIZES) -> dict[int, float]:
         """Return seconds by rows for every size of `sizes` that may be tried next.
@@ -127,12 +143,14 @@ class PassCosts(Timings):
         Between sizes that were measured lies a line. It goes on up to twice the largest of them, or
         up to the next size; beyond, nobody knows. Without any measurement one row may be tried.
         """
-        known = self.measured
+        known, key = self.measured, tuple(sizes)
         if not known:
             return {1: 1.0}
-        rows, seconds = list(known), list(known.values())
-        allowed = growing(sizes, rows[-1])
-        return {size: _line(rows, seconds, size) for size in allowed}
+        if key not in self._estimates:
+            rows, seconds = list(known), list(known.values())
+            allowed = growing(key, rows[-1])
+            self._estimates[key] = {size: _line(rows, seconds, size) for size in allowed}
+        return self._estimates[key]
 
 
 def growing(sizes: Sequence[int], largest: int) -> list[int]:

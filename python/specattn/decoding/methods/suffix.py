@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from specattn.decoding.drafting import Draft, DraftContext, Drafter, Verified
 from specattn.decoding.method import Method
 from specattn.decoding.methods.corpus import corpora_of
-from specattn.decoding.methods.costs import SIZES, Calibration, best_size, costs_of
+from specattn.decoding.methods.costs import SIZES, Calibration, costs_of
 from specattn.decoding.methods.trie import shared_tree
 from specattn.decoding.sequences import RequestIndexes
 from specattn.tree import Tree
@@ -166,19 +166,21 @@ class SuffixDrafter(Drafter):
 
     def find(self) -> Lookup:
         """Return what is worth drafting now."""
-        sizes = self.costs.estimates() if self.method.nodes is None else None
-        most = max(sizes) - 1 if sizes is not None else self.method.nodes
-        trees = [
-            index.draft(most, min(self.method.depth, self.sequences.drafts(row)))
-            for row, index in zip(self.sequences.active, self.indexes.active, strict=True)
-        ]
-        seconds = math.nan
-        if sizes is not None:
-            found = [probabilities for _, _, probabilities in trees]
-            rows = best_size(sizes, found, self.calibration.factor)
-            trees = [(p[: rows - 1], t[: rows - 1], c[: rows - 1]) for p, t, c in trees]
-            seconds = sizes[rows]
-        factor = self.calibration.factor
+        rows = self.sequences.active
+        depths = [min(self.method.depth, self.sequences.drafts(row)) for row in rows]
+        indexes = [index.native for index in self.indexes.active]
+        factor, seconds = self.calibration.factor, math.nan
+        if (nodes := self.method.nodes) is None:
+            sizes = self.costs.estimates()
+            size, trees = self.native.best_trees(
+                indexes, depths, list(sizes), list(sizes.values()), factor, self.successors
+            )
+            seconds = sizes[size]
+        else:
+            trees = [
+                index.draft(nodes, depth, 0.0, self.successors)
+                for index, depth in zip(indexes, depths, strict=True)
+            ]
         return Lookup(trees, seconds, [1 + factor * sum(chances) for *_, chances in trees])
 
     def draft(self, root: torch.Tensor, lookup: Lookup) -> Draft:
@@ -266,8 +268,3 @@ class _Index:
 
     def extend(self, tokens: list[int]) -> None:
         self.native.extend(tokens, self.successors)
-
-    def draft(self, nodes: int, depth: int) -> tuple[list[int], list[int], list[float]]:
-        tree: tuple[list[int], list[int], list[float]]
-        tree = self.native.draft(nodes, depth, 0.0, self.successors)
-        return tree

@@ -86,6 +86,11 @@ def test_what_is_looked_up_goes_first_in_the_rounds_in_which_it_promises_more():
     assert settled.count("good") >= 38
 
 
+def test_a_drafter_is_not_credited_with_what_is_looked_up_instead():
+    _, chosen = run({"slow": always(20.0, 3.0)}, always(22.0, 15.0), saved=1e5)
+    assert chosen.count("slow") <= 0.1 * len(chosen)
+
+
 @pytest.mark.parametrize("seconds", [1.05, 2.0, 8.0, 200.0])
 @pytest.mark.parametrize("saved", [0.0, 300.0])
 def test_trials_cost_a_small_share(seconds, saved):

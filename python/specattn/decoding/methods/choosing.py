@@ -146,8 +146,10 @@ class Chooser:
         if row_seconds is None:
             return None
         for name, worth in self.worths.items():
-            # Requests to which what was looked up promises more draft that.
+            # Requests to which what was looked up promises more draft that, unless all would.
             tokens = sum(max(worth.tokens, other) for other in promised)
+            if worth.tokens < min(promised):
+                tokens = worth.tokens * len(promised)
             if worth.known and (speed := tokens / worth.seconds(row_seconds)) > self._speed:
                 best, self._speed = name, speed
         if self._left == 1 and not (worth := self.worths[self._trial]).known:

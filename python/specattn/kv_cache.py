@@ -119,7 +119,13 @@ class KVCache:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return where the `count` rows at ``seqlens + offset`` of every request lie.
 
-        `offset` may be one for each request, integer [B].
+        `offset` may be one for each request, integer [B]. Returns what `slots_behind` does.
+        """
+        return self.slots_behind(self.seqlens + offset, count)
+
+    def slots_behind(self, prefix: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return where the `count` rows behind `prefix`, integer [B], of every request lie.
+
         Computed once per pass and given to `write` for every layer.
 
         Returns
@@ -130,8 +136,7 @@ class KVCache:
         """
         device = self.storage.device
         requests = torch.arange(self.batch_size, device=device)[:, None]
-        first = self.seqlens + offset
-        return requests, first[:, None] + torch.arange(count, device=device)
+        return requests, prefix[:, None] + torch.arange(count, device=device)
 
     def write(
         self,

@@ -106,7 +106,7 @@ class Selection(NamedTuple):
 
 @dataclass
 class Pass:
-    """The plan of one call of the model: T new rows per request, stored behind what is committed.
+    """The plan of one call of the model: T new rows per request, stored behind a prefix.
 
     Attributes
     ----------
@@ -115,8 +115,8 @@ class Pass:
         Sliding window of each layer.
     rows : int
         T.
-    offset : int, or Tensor, int32 [B]
-        Tokens between what is committed and the new rows.
+    prefix : Tensor, int32 [B]
+        Cached tokens that every row may see.
     max_seqlen : int
         Host-side bound: no row's position reaches it.
     tree_mask : Tensor, packed, or None for a causal chain
@@ -131,7 +131,7 @@ class Pass:
     cache: KVCache
     windows: list[int | None]
     rows: int
-    offset: int | torch.Tensor
+    prefix: torch.Tensor
     max_seqlen: int
     tree_mask: torch.Tensor | None = None
     depths: torch.Tensor | None = None
@@ -141,17 +141,9 @@ class Pass:
     selector: KVSelector | None = None
 
     @cached_property
-    def prefix(self) -> torch.Tensor:
-        """Cached tokens that every row may see, int32 [B]."""
-        seqlens = self.cache.seqlens
-        return (
-            seqlens if isinstance(self.offset, int) and not self.offset else seqlens + self.offset
-        )
-
-    @cached_property
     def slots(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Where the new rows go (`KVCache.slots`)."""
-        return self.cache.slots(self.rows, self.offset)
+        """Where the new rows go (`KVCache.slots_behind`)."""
+        return self.cache.slots_behind(self.prefix, self.rows)
 
     @property
     def positions(self) -> torch.Tensor:

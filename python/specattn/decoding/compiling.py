@@ -1,4 +1,4 @@
-"""Whether passes of a model run as kernel calls alone: where that was seen to be the same."""
+"""Whether passes of a model are replayed without Python: where that was seen to be the same."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from specattn.decoding.parts import Unrecognised, parts_of
 from specattn.decoding.proving import BOUNDS
 
 if TYPE_CHECKING:
+    from specattn.decoding.captured_pass import CapturedPass
     from specattn.decoding.static_pass import StaticPass
     from specattn.decoding.target import Target
 
 Compile = Literal["auto", "on", "off"]
-"""Whether passes of few rows run as kernel calls alone: where that is right, or else an error, or
-never."""
+"""Whether passes of few rows are replayed: where that is right, or else an error, or never."""
 
 MOST_ROWS = 128
 """Rows of a compiled pass, all requests together; torch's own products are better for more."""
@@ -30,7 +30,7 @@ _proven: WeakSet[PreTrainedModel] = WeakSet()
 _told: WeakSet[PreTrainedModel] = WeakSet()
 
 
-def static_pass(target: Target, compile: Compile) -> StaticPass | None:
+def static_pass(target: Target, compile: Compile) -> StaticPass | CapturedPass | None:
     """Return what runs the passes of few rows of a target whose cache is empty, if it can.
 
     The first time that a model is seen, random tokens run both ways and are compared. Models for
@@ -49,13 +49,14 @@ def static_pass(target: Target, compile: Compile) -> StaticPass | None:
     _, backend = chosen("hybrid_tree_attention", storage.device, storage.dtype)
     if target.cache.batch_size > MOST_ROWS:
         return None  # no pass is small enough
-    if backend.name != "cpu":
+    captures = storage.is_cuda and target.cache.in_kernels
+    if backend.name != "cpu" and not captures:
         if compile == "on":
             what = f"{storage.dtype} on {storage.device}"
             raise ValueError(f"compile='on': {what} is served by the {backend.name} backend")
         return None
     try:
-        return _proven_pass(target)
+        return _captured_pass(target) if captures else _proven_pass(target)
     except Unrecognised as error:
         if compile == "on":
             raise ValueError(f"compile='on': {error}") from error
@@ -79,14 +80,32 @@ def _proven_pass(target: Target) -> StaticPass:
     return static
 
 
+def _captured_pass(target: Target) -> CapturedPass:
+    from specattn.decoding.captured_pass import CapturedPass
+
+    captured = CapturedPass(target)
+    if target.model in _proven:
+        return captured
+    try:
+        error, bound = _error(target, captured), BOUNDS[target.model.dtype]
+    except RuntimeError as reason:  # such as a mixture of experts that asks the device
+        first = str(reason).strip().splitlines()[0]
+        raise Unrecognised(f"a pass cannot be captured: {first}") from reason
+    if not error <= bound:
+        raise Unrecognised(f"replayed, features differ by {error:.1e}")
+    _proven.add(target.model)
+    return captured
+
+
 @torch.no_grad()
-def _error(target: Target, static: StaticPass) -> float:
+def _error(target: Target, static: StaticPass | CapturedPass) -> float:
     """Return the median over rows of the relative difference of features, of random tokens."""
     generator = torch.Generator().manual_seed(0)
     batch = target.cache.batch_size
     rows = min(_PROBE_ROWS, target.cache.capacity, MOST_ROWS // batch)
     size = (batch, rows)
     tokens = torch.randint(target.model.config.vocab_size, size, generator=generator)
+    tokens = tokens.to(target.device)
     expected = target.features(tokens, target.plan(rows)).double()
     found = static.run(target.plan(rows), tokens)[1].double()
     return ((found - expected).norm(dim=-1) / expected.norm(dim=-1)).median().item()

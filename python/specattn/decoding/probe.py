@@ -195,8 +195,8 @@ class _Probe(Target):
         self._hold(model, len(_LENGTHS), _CAPACITY, windows)
 
     def plan(self, rows: int, offset: Any = 0, max_seqlen: int | None = None) -> Pass:
-        max_seqlen = self.cache.capacity if max_seqlen is None else max_seqlen
-        return _Witnessed(self.cache, self.windows, rows, offset, max_seqlen, seen=self.seen)
+        own = super().plan(rows, offset, max_seqlen)
+        return _Witnessed(**vars(own), seen=self.seen)
 
 
 def _by_ours(model: PreTrainedModel, tokens: torch.Tensor) -> _Rows:

@@ -48,7 +48,9 @@ def split_features(
     ranks, rows = target.lockstep.ranks, tokens.shape[1]
     share = -(-rows // ranks.size)
     first = ranks.rank * share
-    plan = SplitPass(target.cache, target.windows, rows, 0, max_seqlen, first=first, share=share)
+    cache = target.cache
+    behind = cache.seqlens, max_seqlen
+    plan = SplitPass(cache, target.windows, rows, *behind, first=first, share=share)
     own = pad(tokens, (0, share * ranks.size - rows))[:, first : first + share]
     features = target.features(own, plan)
     if not wanted:

@@ -83,6 +83,8 @@ class StaticPass:
         half of what turns]; for None those that turn nothing.
     """
 
+    keeps_scores = True  # in its own memory, where kernels collect them
+
     def __init__(self, parts: Parts, cache: KVCache, windows: list[int | None]):
         self.parts, self.cache, self.windows = parts, cache, windows
         self.angles = _angles(parts, cache)
@@ -91,6 +93,10 @@ class StaticPass:
         self._inputs: dict[tuple, torch.Tensor] = {}
         self._recordings: dict[_Shape, _Recorded] = {}
         self._plan: Pass
+
+    def takes(self, plan: Pass) -> bool:
+        """Whether it runs a plan: all of them, some with steps in Python."""
+        return True
 
     def run(
         self, plan: Pass, tokens: torch.Tensor

@@ -37,6 +37,7 @@ from specattn.kv_cache import KVCache
 from specattn.tree import Tree
 
 if TYPE_CHECKING:
+    from specattn.decoding.captured_pass import CapturedPass
     from specattn.decoding.static_pass import StaticPass
 
 
@@ -75,9 +76,9 @@ class Target:
     batch, capacity : int
         Requests, and tokens that the cache holds for each.
     compile : {"auto", "on", "off"}
-        Whether passes of few rows run as kernel calls alone (`StaticPass`) or through the model's
-        own modules: "auto" where both were found to agree, saying once where they cannot, "on" or
-        else an error, or never.
+        Whether passes of few rows are replayed, as kernel calls on a CPU (`StaticPass`) and as CUDA
+        graphs (`CapturedPass`), or run through the model's own modules: "auto" where both were
+        found to agree, saying once where they cannot, "on" or else an error, or never.
     lockstep : Lockstep, optional
         Ranks that share the cache; each has a target of its own, and runs the same passes.
 
@@ -100,7 +101,7 @@ class Target:
         cannot be compiled; with `lockstep`, no layer of it has full attention.
     """
 
-    static: StaticPass | None = None
+    static: StaticPass | CapturedPass | None = None
 
     def __init__(
         self,
@@ -145,6 +146,12 @@ class Target:
             self.cache = KVCache(layers, *size, **where)
         else:
             self.cache = ContextCache(lockstep.ranks, self.windows, *size, **where)
+
+    @property
+    def kernel_pass(self) -> StaticPass | None:
+        """What runs passes as kernel calls over fixed buffers, if that does: on a CPU."""
+        static: Any = self.static
+        return static if hasattr(static, "parts") else None
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -230,7 +237,7 @@ class Target:
         plan.capture = capture
         shape = (len(self.full_layers), self.cache.batch_size)
         in_python = capture.needs_python or not self.cache.in_kernels
-        if capture.rows and (in_python or not self._is_static(tokens)):
+        if capture.rows and (in_python or not self._keeps_scores(tokens)):
             rows = (len(capture.rows),) * capture.per_row
             heads = (self.cache.storage.shape[-2],) * capture.per_head
             dtype = torch.promote_types(self.cache.storage.dtype, torch.float32)
@@ -270,15 +277,20 @@ class Target:
     ) -> Pass:
         """Return the plan of a causal chain of `rows` rows, `offset` behind what is committed."""
         max_seqlen = self.cache.capacity if max_seqlen is None else max_seqlen
-        return Pass(self.cache, self.windows, rows, offset, max_seqlen)
+        committed = self.cache.seqlens
+        moved = isinstance(offset, torch.Tensor) or offset != 0
+        prefix = committed + offset if moved else committed
+        return Pass(self.cache, self.windows, rows, prefix, max_seqlen)
 
-    def _is_static(self, tokens: torch.Tensor) -> bool:
-        return self.static is not None and tokens.numel() <= MOST_ROWS
+    def _keeps_scores(self, tokens: torch.Tensor) -> bool:
+        static = self.static
+        return static is not None and static.keeps_scores and tokens.numel() <= MOST_ROWS
 
     def _run(self, tokens: torch.Tensor, plan: Pass) -> Verification:
-        """Run a pass of few rows, by kernels alone where that is known to be right."""
-        if self.static is not None and self._is_static(tokens):
-            logits, features, scores = self.static.run(plan, tokens)
+        """Run a pass; one of few rows without Python, where that is known to be right."""
+        static = self.static
+        if static is not None and tokens.numel() <= MOST_ROWS and static.takes(plan):
+            logits, features, scores = static.run(plan, tokens)
             scores = plan.scores if scores is None else scores
             if self._transforms_logits:
                 logits = transform_logits(self.model.config, logits)

@@ -197,7 +197,7 @@ class _TreeDrafter(_BlockDrafter):
         self.widths = widths
         self.chains = [Tree.chain(n, device=block.storage.device) for n in range(len(widths) + 1)]
         self.static: StaticTree | None = None
-        static = block.target.static
+        static = block.target.kernel_pass
         if static is not None and static.parts.is_plain_outside:
             from specattn.decoding.methods.longspec_static import StaticTree  # the C++ kernels
 

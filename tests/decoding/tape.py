@@ -1,0 +1,54 @@
+"""What a CUDA graph does, on a CPU: keeps operators with their tensors, and no Python."""
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+
+class Tape(TorchDispatchMode):
+    """Keeps the operators that run in its context; one that asks the device is an error."""
+
+    ASKS = ("_local_scalar_dense", "nonzero", "unique", "masked_select", "is_nonzero", "equal")
+
+    def __init__(self):
+        super().__init__()
+        self.operators = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.name().split("::")[1].split(".")[0]
+        if name in self.ASKS:
+            raise RuntimeError(f"operation not permitted when stream is capturing: {name}")
+        results = function(*args, **(kwargs or {}))
+        given = tree_map(lambda x: x, (args, kwargs or {}))  # lists as they are now
+        self.operators.append((function, *given, results))
+        return results
+
+
+class TapeGraph:
+    """A `specattn.decoding.captured_pass.Graph` of operators on a CPU."""
+
+    def __init__(self):
+        self.tape, self.replays = Tape(), 0
+
+    def capture(self, run):
+        run()  # as for a CUDA graph
+        with self.tape:
+            run()
+        for _, *given, results in self.tape.operators:  # capturing computes nothing
+            known = [_memory(x) for x in tree_flatten(given)[0] if isinstance(x, torch.Tensor)]
+            for result in tree_flatten(results)[0]:
+                new = isinstance(result, torch.Tensor) and _memory(result) not in known
+                if new and result.is_floating_point():
+                    result.fill_(torch.nan)
+
+    def replay(self):
+        self.replays += 1
+        for function, args, kwargs, kept in self.tape.operators:
+            found = function(*args, **kwargs)
+            for old, new in zip(tree_flatten(kept)[0], tree_flatten(found)[0], strict=True):
+                if isinstance(old, torch.Tensor) and _memory(old) != _memory(new):
+                    old.copy_(new)
+
+
+def _memory(x):
+    return x.untyped_storage().data_ptr()

@@ -188,7 +188,8 @@ def test_the_text_is_that_of_plain_decoding_whoever_drafts(
 def test_requests_of_a_batch_are_drafted_for_by_different_drafters(model, capricious, monkeypatch):
     """In one round: what was looked up promises more to some of them."""
     monkeypatch.setattr(Worth, "known", True)
-    monkeypatch.setattr(Worth, "tokens", 1.5)
+    always = property(lambda worth: 1.5, lambda worth, tokens: None)
+    monkeypatch.setattr(Worth, "tokens", always, raising=False)
     rounds, propose = [], module._AutoDrafter.propose
 
     def noted(self, root):

@@ -31,13 +31,20 @@ class Worth:
     passes, tokens : float
         What is assumed of a round before any has been seen: how many passes of one row it takes,
         and how many tokens it gives.
+
+    Attributes
+    ----------
+    tokens : float
+        Per request and round, the bonus token included.
     """
 
     def __init__(self, passes: float, tokens: float):
-        self._guess = passes, tokens
+        self._guess = passes
         self._seconds = deque[float](maxlen=_KEPT)
         self._tokens = deque[float](maxlen=2 * _KEPT)
         self._cold: float | None = None
+        self._median: float | None = None  # of the seconds
+        self.tokens = tokens
         self.seen_at = 0.0  # of an account's time
 
     def add(self, seconds: float, tokens: float, *, first: bool = False) -> None:
@@ -47,6 +54,7 @@ class Worth:
         else:
             self._seconds.append(seconds)
             self._tokens.append(tokens)
+            self._judge()
 
     def first_seconds(self, row_seconds: float) -> float:
         """Return what the first round of a run takes."""
@@ -55,11 +63,13 @@ class Worth:
     def doubt(self) -> None:
         """Forget the time: it may have been chance, or another program's doing."""
         self._seconds.clear()
+        self._median = None
 
     def give_up(self, row_seconds: float, now: float) -> None:
         """Take a drafter that does not come to drafting to be no more than a pass of one row."""
         self._seconds.extend([row_seconds] * TRIAL)
         self._tokens.extend([1.0] * TRIAL)
+        self._judge()
         self.seen_at = now
 
     @property
@@ -69,12 +79,10 @@ class Worth:
 
     def seconds(self, row_seconds: float) -> float:
         """Return what a round takes where a pass of one row takes `row_seconds`."""
-        return median(self._seconds) if self._seconds else self._guess[0] * row_seconds
+        return self._guess * row_seconds if self._median is None else self._median
 
-    @property
-    def tokens(self) -> float:
-        """Per request and round, the bonus token included."""
-        return fmean(self._tokens) if self._tokens else self._guess[1]
+    def _judge(self) -> None:
+        self._median, self.tokens = median(self._seconds), fmean(self._tokens)
 
 
 @dataclass

@@ -32,6 +32,7 @@ EXPLORING = 0.02
 """Share of the time that may go to trying again what was too slow."""
 
 _KEPT = 8  # rounds of a size that say what it costs
+_SAME = 0.02  # medians that differ by no more
 _ALIKE = 1.5  # lengths whose passes are taken to cost the same
 
 
@@ -70,9 +71,12 @@ class Timings:
             if self.is_old(size, seconds):
                 known.clear()
             known.append(seconds)
-            self._medians[size] = median(known)
+            self._found(size, median(known))
             self.elapsed += seconds
             self._measured_at[size] = self.elapsed
+
+    def _found(self, size: Any, seconds: float) -> None:
+        self._medians[size] = seconds
 
     def is_old(self, size: Any, seconds: float) -> bool:
         """Whether a size was left for so long that to try it again costs next to nothing.
@@ -103,6 +107,7 @@ class PassCosts(Timings):
         super().__init__(clock)
         self._begun: tuple[int, Any] | None = None
         self._known: dict[int, float] | None = None
+        self._forgets_at = 0.0
         self._estimates: dict[tuple[int, ...], dict[int, float]] = {}
 
     def begin(self, rows: int) -> None:
@@ -116,11 +121,18 @@ class PassCosts(Timings):
         rows, begun = self._begun
         self._begun = None
         self.note(rows, begun, self.clock.now())
-        self._known = None
-        self._estimates.clear()
-        for size, seconds in list(self._medians.items()):
-            if size > 1 and self.is_old(size, seconds):
-                del self._seconds[size], self._medians[size]
+        if self.elapsed > self._forgets_at:
+            self._forgets_at = (1 + EXPLORING / 4) * self.elapsed
+            for size, seconds in list(self._medians.items()):
+                if size > 1 and self.is_old(size, seconds):
+                    del self._seconds[size], self._medians[size]
+                    self._known = None
+
+    def _found(self, size: Any, seconds: float) -> None:
+        """Keep what is known where it is about the same: what follows from it stays."""
+        known = self._medians.get(size, 0.0)
+        if abs(seconds - known) > _SAME * known:
+            self._medians[size], self._known = seconds, None
 
     @property
     def measured(self) -> dict[int, float]:
@@ -129,6 +141,7 @@ class PassCosts(Timings):
         Where two contradict each other, the one that was measured later is believed.
         """
         if self._known is None:
+            self._estimates.clear()
             placed = dict[int, float]()
             for size in sorted(self._medians, key=self._measured_at.__getitem__, reverse=True):
                 least = max((s for other, s in placed.items() if other < size), default=0.0)

@@ -3,7 +3,7 @@
 import logging
 import random
 import sys
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
 import torch
@@ -205,6 +205,30 @@ def test_requests_of_a_batch_are_drafted_for_by_different_drafters(model, capric
     assert found.new_tokens == generate(model, texts, "plain", **settings).new_tokens
     mixed = {name for name, own in rounds if len(set(own)) == 2}
     assert mixed == {"vegas", "longspec"}
+
+
+@pytest.mark.parametrize("pays", [False, True])
+def test_a_text_that_offers_nothing_is_asked_less_often(model, monkeypatch, pays):
+    monkeypatch.setattr(
+        PassCosts, "estimates", lambda costs, sizes=SIZES: {n: 1 if pays else n**2 for n in sizes}
+    )
+    asked, find = [], module.SuffixDrafter.find
+
+    def noted(drafter):
+        asked.append(drafter.sequences.ends[0])
+        return find(drafter)
+
+    monkeypatch.setattr(module.SuffixDrafter, "find", noted)
+    text = torch.arange(8).repeat(20)[None]
+    settings = {"max_new_tokens": 120, "temperature": 0}
+    found = generate(model, text, Auto(vegas=False, trained=None), **settings)
+    assert found.new_tokens == generate(model, text, "plain", **settings).new_tokens
+    steps = [b - a for a, b in pairwise(asked)]
+    if pays:
+        assert found.statistics.passes == len(asked)
+    else:
+        assert steps[:15] == [1] * 15
+        assert steps[-4:] == [4] * 4
 
 
 def test_vegas_follows_a_tree_that_was_deeper_than_its_own(model, capricious):

@@ -32,6 +32,9 @@ from specattn.decoding.methods.vegas import Vegas, VegasDrafter
 TRAINED: tuple[type[Method], ...] = (LongSpec, PosS, Medusa)
 """Methods whose drafter is looked for in the folder of a model, in this order."""
 
+_SILENT = 16  # lookups in a row that found nothing worth a draft: then a round is left out ...
+_MOST_LEFT_OUT = 3  # ... and one more for each so many again
+
 _AT_PAR = 2.0, 2.0  # passes of one row and tokens: a trained drafter, before it has been seen
 
 _log = logging.getLogger(__name__)
@@ -176,6 +179,7 @@ class _AutoDrafter(Drafter):
         self.experience = _experiences.setdefault(self.target.model, _Experience())
         account = self.experience.account
         self.chooser = Chooser(self.target.clock(), self._known_worths(), account)
+        self.silent = self.left_out = 0  # lookups without a draft, and rounds since the last lookup
         self.name: str | None = None  # whose round it is
         self.own: list[bool] = []  # the requests that it drafts for
 
@@ -184,7 +188,11 @@ class _AutoDrafter(Drafter):
             drafter.on_prefill(start, features)
 
     def propose(self, root: torch.Tensor) -> Draft:
-        lookup = self.suffix.find()
+        if self.left_out < min(self.silent // _SILENT, _MOST_LEFT_OUT):
+            return self._draft_nothing(root)
+        if self.left_out:
+            self.suffix.indexes.catch_up()
+        lookup, self.left_out = self.suffix.find(), 0
         row_seconds = self.suffix.costs.measured.get(1)
         chosen = self.chooser.choose(lookup.tokens, lookup.seconds, row_seconds)
         self.capture = NO_CAPTURE
@@ -192,14 +200,23 @@ class _AutoDrafter(Drafter):
         self.name, self.own = chosen if ready else None, [True] * len(root)
         if self.name is None:
             drafts = any(parents for parents, *_ in lookup.trees)
+            self.silent = 0 if drafts else self.silent + 1
             self.chooser.begin(None, Suffix.name if drafts else "none")
             draft = self.suffix.draft(root, lookup)
         else:
+            self.silent = 0
             self.chooser.begin(self.name, self.name)
             draft = self._draft(self.name, root, lookup)
         if self.vegas is not None and self.chooser.keeps(Vegas.name, row_seconds):
             self.capture = self.vegas.captured(draft.tree.size)
         return draft
+
+    def _draft_nothing(self, root: torch.Tensor) -> Draft:
+        """Return the root alone: where the text offers nothing, asking it costs the most."""
+        self.left_out += 1
+        self.name, self.own, self.capture = None, [True] * len(root), NO_CAPTURE
+        self.chooser.begin(None, "none")
+        return Draft(self.suffix.root_alone, root[:, None])
 
     def _draft(self, name: str, root: torch.Tensor, lookup: Lookup) -> Draft:
         """Draft by running a model, but for requests to which what was looked up promises more."""
@@ -219,10 +236,10 @@ class _AutoDrafter(Drafter):
                 drafter.observe(verified)
             else:
                 drafter.follow(verified)
-        if self.name is None:
-            self.suffix.observe(verified)
-        else:
+        if self.name is not None:
             self.suffix.follow(verified)
+        elif not self.left_out:  # else what the text has got is read before the next lookup
+            self.suffix.observe(verified)
         self.chooser.end(sum(emitted), sum(own) / len(own))
 
     def compact(self, rows: list[int]) -> None:

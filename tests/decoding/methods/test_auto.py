@@ -15,29 +15,13 @@ from specattn.decoding.methods.choosing import TRIAL, Account, Chooser, Worth
 from specattn.decoding.methods.costs import EXPLORING, SIZES, PassCosts
 from specattn.decoding.statistics import Clock
 from tests import distributions
+from tests.decoding.machine import Machine
 from tests.decoding.models import prompts, tiny_model
 from tests.drafters import poss_statement
 from tests.drafters.statement import random_drafter
 from tests.drafters.test_heads import random_heads
 
 V = 24
-
-
-class Machine:
-    """A clock that shows what rounds have cost, `late` moments behind."""
-
-    def __init__(self, late=0):
-        self.time, self.moments, self.late = 0.0, [], late
-
-    def now(self):
-        self.moments.append(self.time)
-        return len(self.moments) - 1
-
-    def passed(self, moment):
-        return moment + self.late < len(self.moments)
-
-    def seconds(self, begin, end):
-        return self.moments[end] - self.moments[begin]
 
 
 def run(drafters, lookup, *, rounds=400, saved=0.0, late=0, known=None, guess=(4.0, 2.0)):

@@ -37,7 +37,7 @@ def run(drafters, lookup, *, rounds=400, saved=0.0, late=0, known=None, guess=(4
         seconds, tokens = lookup(number)
         name = chooser.choose([tokens], seconds, 1.0)
         chosen.append(name)
-        chooser.begin(name, name or "suffix")
+        chooser.begin(name)
         if name is not None:
             seconds, tokens = drafters[name](number)
         machine.time += seconds
@@ -173,8 +173,10 @@ def test_requests_of_a_batch_are_drafted_for_by_different_drafters(model, capric
     def noted(self, root):
         draft = propose(self, root)
         rounds.append((self.name, tuple(self.own)))
+        expected.append([self.name if own and self.name else "suffix" for own in self.own])
         return draft
 
+    expected = []
     monkeypatch.setattr(module._AutoDrafter, "propose", noted)
     method = Auto(trained=trained(model)["longspec"])
     texts = prompts((40, 20, 60), vocabulary=V)
@@ -183,6 +185,13 @@ def test_requests_of_a_batch_are_drafted_for_by_different_drafters(model, capric
     assert found.new_tokens == generate(model, texts, "plain", **settings).new_tokens
     mixed = {name for name, own in rounds if len(set(own)) == 2}
     assert mixed == {"vegas", "longspec"}
+    histories = [request.history for request in found.statistics.requests]
+    assert len({len(history) for history in histories}) > 1
+    for number, names in enumerate(expected):
+        round = [history[number] for history in histories if len(history) > number]
+        assert [one.drafter for one in round] == [
+            name if one.drafted else None for name, one in zip(names, round, strict=True)
+        ]
 
 
 def test_vegas_follows_a_tree_that_was_deeper_than_its_own(model, capricious):

@@ -101,7 +101,7 @@ def run_rounds(
     """
     target, sequences = context.target, context.sequences
     requests = [RequestStatistics(len(prompt)) for prompt in sequences.prompts]
-    cache_bytes = target.cache.storage.nbytes  # before requests leave it
+    cache_bytes = target.cache.nbytes  # before requests leave it
     taking_turns = False
     root = torch.stack([prompt[-1] for prompt in sequences.prompts]).to(target.device)
 

@@ -57,14 +57,21 @@ class Authors:
         """Return the authors of a text of which an earlier run has made `resumed_at` tokens."""
         return [EARLIER] * resumed_at + [name for one in history for name in self.of_round(one)]
 
+    @staticmethod
+    def counts(authors: Sequence[str]) -> list[tuple[str, str, int]]:
+        """Return the authors of a text, what that means, and how many tokens each has."""
+        counts = Counter(authors).items()
+        return [
+            (author, TARGET[author][1] if author in TARGET else f"drafted by {author}", count)
+            for author, count in sorted(counts, key=lambda item: (item[0] in TARGET, -item[1]))
+        ]
+
     def legend(self, authors: Sequence[str]) -> Text:
         """Return what the colours of a text mean, and how many of its tokens have them."""
-        text, counts = Text(), Counter(authors)
-        for author, count in sorted(counts.items(), key=lambda item: (item[0] in TARGET, -item[1])):
-            meaning = TARGET[author][1] if author in TARGET else f"drafted by {author}"
-            style = self.style(author)
+        text = Text()
+        for author, meaning, count in self.counts(authors):
             text.append(f"{count:6d} {100 * count / len(authors):3.0f}%  ")
-            text.append(meaning, style).append("\n")
+            text.append(meaning, self.style(author)).append("\n")
         text.right_crop(1)
         return text
 

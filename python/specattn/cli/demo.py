@@ -38,7 +38,7 @@ def demo(
             prompt_tokens=None if file else _PROMPT_TOKENS,
             last_tokens=_PROMPT_TOKENS if file else None,
         )
-    compare(**vars(options), methods=_METHODS, repeats=2, json_file=None)
+    compare(**vars(options), methods=_METHODS, repeats=2, json_file=None, html=None)
     print("Your own file: specattn demo FILE; your own model: specattn generate -h")
 
 

@@ -40,6 +40,7 @@ from specattn.decoding import (
 )
 from specattn.decoding.checkpoint import load_causal_model
 from specattn.decoding.families import check_length
+from specattn.decoding.memory import peak_bytes, reset_peak
 from specattn.decoding.proving import prove
 from specattn.decoding.statistics import distinct
 from specattn.distributed import ContextParallel
@@ -94,11 +95,14 @@ class Continuation:
     statistics : Statistics
     signal : int or None
         Number of the signal that ended it.
+    peak_bytes : int or None
+        The most memory meanwhile (`specattn.decoding.memory`).
     """
 
     texts: list[Text]
     statistics: Statistics
     signal: int | None = None
+    peak_bytes: int | None = None
 
     def authors(self, authors: Authors) -> list[str]:
         """Return whose all tokens are, text by text."""
@@ -112,7 +116,11 @@ class Continuation:
         """Return what ``--json`` writes of it: the one text's fields, or a list of texts."""
         texts = [text.to_dict() for text in self.texts]
         fields = texts[0] if len(texts) == 1 else {"texts": texts}
-        return {**fields, "statistics": self.statistics.to_dict()}
+        return {
+            **fields,
+            "peak_bytes": self.peak_bytes,
+            "statistics": self.statistics.to_dict(),
+        }
 
 
 class DecodingSession:
@@ -201,6 +209,7 @@ class DecodingSession:
             ),
             interruptible(runs) as request,
         ):
+            reset_peak(self.model.device)
             if done:
                 show(runs[0].tokens, authors and [authors.style(EARLIER)] * done)
 
@@ -233,7 +242,8 @@ class DecodingSession:
         texts = [self._text(run, interrupted=cut) for run in runs]
         if not streamed and not self.silent:
             self._print(texts, output.statistics, authors)
-        return Continuation(texts, output.statistics, request.signal if cut else None)
+        signal, peak = request.signal if cut else None, peak_bytes(self.model.device)
+        return Continuation(texts, output.statistics, signal, peak)
 
     def pieces(self, text: Text) -> list[str]:
         """Return what each of a text's tokens adds to it."""

@@ -137,6 +137,13 @@ def test_where_no_page_can_be_written_nothing_is_loaded(
     assert error.count("\n") == 1
 
 
+def test_two_files_of_the_same_name_are_refused(specattn, prompt, tmp_path):
+    files = ("--json", tmp_path / "out", "--html", tmp_path / "." / "out")
+    code, _, error = specattn("compare", "--prompt-file", prompt, *files)
+    assert code == 2
+    assert f"--html: {tmp_path / 'out'} is the file of --json too" in error
+
+
 def test_a_page_is_whole_or_not_there(specattn, prompt, tmp_path, monkeypatch):
     from specattn.cli import page as module
 

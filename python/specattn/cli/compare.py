@@ -53,6 +53,8 @@ def compare(
         check_outputs(json=json_file, html=html)
         if html == STDOUT:
             raise ValueError("--html: expected a file, got -")
+        if html is not None and json_file is not None and html.resolve() == json_file.resolve():
+            raise ValueError(f"--html: {html} is the file of --json too")
         chosen = {text: build_method(text, "--methods") for text in split_methods(methods)}
         if not chosen:
             raise ValueError("--methods: expected at least one, got none")

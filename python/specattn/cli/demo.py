@@ -29,6 +29,8 @@ def demo(
     with one_line_errors():
         from specattn.embedded import EMBEDDED_TARGET
 
+        if file is not None and not file.is_file():
+            raise ValueError(f"FILE: {file} is not a file")
         options = DecodingOptions(
             prompt_file=[file or _unseen_file()],
             model=EMBEDDED_TARGET,

@@ -4,10 +4,12 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from html.parser import HTMLParser
 
 import pytest
 
+from specattn import cli
 from specattn.cli import session
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome-headless-shell")
@@ -23,17 +25,20 @@ def hostile(tmp_path_factory):
     return path
 
 
-@pytest.fixture
-def written(specattn, hostile, tmp_path):
-    """Return the page of three methods, what ``--json`` writes of the same runs, and its file."""
-    page, out = tmp_path / "page.html", tmp_path / "out.json"
-    code, _, said = specattn(
-        "compare", "--prompt-file", hostile, "--max-new-tokens", 24, "--methods", METHODS,
-        "--html", page, "--json", out,
-    )  # fmt: skip
-    assert code == 0, said
-    assert {path.name for path in tmp_path.iterdir()} == {"page.html", "out.json"}
-    return page.read_text(), json.loads(out.read_text()), page
+@pytest.fixture(scope="module")
+def written(hostile, tmp_path_factory):
+    """Return the page of three methods, and what ``--json`` writes of the same runs."""
+    folder = tmp_path_factory.mktemp("written")
+    page, out = folder / "page.html", folder / "out.json"
+    arguments = ["--prompt-file", hostile, "--max-new-tokens", 24, "--methods", METHODS]
+    arguments += ["--html", page, "--json", out]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["specattn", "compare", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+    assert not stop.value.code
+    assert {path.name for path in folder.iterdir()} == {"page.html", "out.json"}
+    return page.read_text(), json.loads(out.read_text())
 
 
 class Elements(HTMLParser):
@@ -70,7 +75,7 @@ class Elements(HTMLParser):
 
 
 def test_the_page_needs_nothing_but_itself(written):
-    page, _, _ = written
+    page, _ = written
     elements = Elements(page)
     assert {"script", "link", "img", "iframe", "object"}.isdisjoint(dict(elements.tags))
     for tag, attributes in elements.tags:
@@ -82,7 +87,7 @@ def test_the_page_needs_nothing_but_itself(written):
 
 
 def test_texts_are_shown_as_they_are_and_coloured_by_what_was_accepted(written, hostile):
-    page, runs, _ = written
+    page, runs = written
     elements = Elements(page)
     assert len(elements.texts) == len(runs["runs"]) == 3
     for text, spans, run in zip(elements.texts, elements.spans, runs["runs"], strict=True):
@@ -98,7 +103,7 @@ def test_texts_are_shown_as_they_are_and_coloured_by_what_was_accepted(written, 
 
 
 def test_figures_are_those_of_json(written):
-    page, runs, _ = written
+    page, runs = written
     for run in runs["runs"]:
         figures = run["statistics"]
         assert f"<td>{figures['tokens_per_second']:.1f}</td>" in page

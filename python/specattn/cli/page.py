@@ -168,7 +168,8 @@ scales.</p>
 
 _POSITIONS = """\
 <ul class="key"><li class="swatch all-key">of all rounds</li>
-<li class="swatch given-key">of those that drafted one there, with none rejected before</li></ul>"""
+<li class="swatch given-key">of those that drafted one there, with none rejected before</li>
+<li>dashed: 100%</li></ul>"""
 
 
 def _coloured(

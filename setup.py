@@ -62,7 +62,7 @@ setup(
     package_dir={"": "python", **FOLDERS},
     py_modules=["specattn_command"],  # outside the package: see there
     packages=[name for package, folder in FOLDERS.items() for name in subpackages(package, folder)],
-    package_data={"specattn": ["py.typed", "*.pyi"]},
+    package_data={"specattn": ["py.typed", "*.pyi"], "specattn.cli": ["*.css"]},
     ext_modules=[cpu],
     cmdclass={"build_py": BuildWithTarget},
 )

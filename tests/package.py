@@ -42,7 +42,11 @@ def main(dist, torch, work):
     specattn = python.with_name("specattn")
     _, said = run(specattn, "demo", "--max-new-tokens", 24, folder=work)
     assert "Outputs identical, token for token: yes" in said, said
-    print(f"{wheel.name}: installed, pip check clean, specattn demo ran")
+    (work / "text.py").write_text("def add(left, right):\n    return left + right\n" * 20)
+    page = ("--prompt-file", "text.py", "--max-new-tokens", 12, "--html", "page.html")
+    run(specattn, "compare", *page, folder=work)
+    assert "<h2>auto</h2>" in (work / "page.html").read_text()
+    print(f"{wheel.name}: installed, pip check clean, specattn demo and compare --html ran")
 
     shared, _ = run(
         python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", folder=work

@@ -66,7 +66,8 @@ def test_the_root_folders_become_subpackages(wheel):
     }.items():
         expected = {
             f"{package}/{path.relative_to(ROOT / folder).as_posix()}"
-            for path in (ROOT / folder).rglob("*.py")
+            for kind in ("*.py", "*.css")
+            for path in (ROOT / folder).rglob(kind)
         }
         assert expected <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)

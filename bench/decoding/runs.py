@@ -5,19 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from specattn.decoding import Method, Statistics
+from specattn.decoding.memory import peak_bytes, reset_peak
 from specattn.decoding.snapshot import PromptSnapshot
 
 from .peers.process import Peer
 from .shaping import UNSHAPED, Shaping
-
-_PROC = Path("/proc")
 
 
 class Reached(NamedTuple):
@@ -57,7 +55,7 @@ def run(
 ) -> Outcome:
     """Decode `new_tokens` for every prompt with the real loop; an end of text ends nothing."""
     clock = _LengthClock(lengths if len(snapshot.prompts) == 1 else ())
-    _reset_peak(snapshot.target.device)
+    reset_peak(snapshot.target.device)
     tokens, statistics = snapshot.run(
         method,
         new_tokens,
@@ -67,7 +65,7 @@ def run(
         on_tokens=clock.note,
     )
     speed = statistics.tokens_per_second
-    peak = _peak(snapshot.target.device)
+    peak = peak_bytes(snapshot.target.device)
     return Outcome(tokens, speed, statistics, peak, clock.first, reached=clock.reached)
 
 
@@ -91,7 +89,7 @@ def run_transformers(
         sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
     clock = _Clock(snapshot.target.device)
     torch.manual_seed(seed)
-    _reset_peak(snapshot.target.device)
+    reset_peak(snapshot.target.device)
     ids = torch.stack(snapshot.prompts).to(snapshot.target.device)
     try:
         output = model.generate(
@@ -110,14 +108,14 @@ def run_transformers(
         model.set_attn_implementation(before)
     tokens = output[:, ids.shape[1] :].tolist()
     speed = len(snapshot.prompts) * (new_tokens - 1) / (clock.moments[-1] - clock.moments[0])
-    return Outcome(tokens, speed, None, _peak(snapshot.target.device))
+    return Outcome(tokens, speed, None, peak_bytes(snapshot.target.device))
 
 
 def run_peer(peer: Peer, prompt: torch.Tensor, new_tokens: int) -> Outcome:
     """Decode greedily with an engine of another process, which has read the prompt before."""
-    _reset_peak(torch.device("cpu"), peer.pid)
+    reset_peak(torch.device("cpu"), peer.pid)
     answer = peer.generate(prompt.tolist(), new_tokens)
-    peak = _peak(torch.device("cpu"), peer.pid)
+    peak = peak_bytes(torch.device("cpu"), peer.pid)
     passes = len(answer.arrivals)
     return Outcome([answer.tokens], answer.tokens_per_second, None, peak, passes=passes)
 
@@ -149,21 +147,3 @@ class _Clock(StoppingCriteria):
             torch.cuda.synchronize(self.device)
         self.moments.append(time.perf_counter())
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
-
-
-def _reset_peak(device: torch.device, process: int | str = "self") -> None:
-    clear = _PROC / str(process) / "clear_refs"
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    elif clear.exists():
-        clear.write_text("5")  # Linux: the largest resident size starts anew
-
-
-def _peak(device: torch.device, process: int | str = "self") -> int | None:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    folder = _PROC / str(process)
-    if not (folder / "clear_refs").exists():
-        return None
-    lines = (folder / "status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))

@@ -97,6 +97,11 @@ class KVCache:
         return self.storage.shape[3]
 
     @property
+    def nbytes(self) -> int:
+        """Bytes that keys and values take, room that is not used yet included."""
+        return self.storage.nbytes
+
+    @property
     def width(self) -> int:
         """Entries of collected scores."""
         return self.capacity

@@ -30,6 +30,7 @@ from specattn.decoding import (  # noqa: E402
     Medusa,
     Plain,
     RequestStatistics,
+    Round,
     Statistics,
     Target,
     Vegas,
@@ -63,7 +64,7 @@ def test_figures_are_those_of_counting_every_round():
     for rounds, target_seconds, draft_seconds in runs:
         request = RequestStatistics(prompt_tokens=9)
         for depth, accepted in rounds:
-            request.record(drafted=depth, depth=depth, accepted=accepted, emitted=accepted + 1)
+            request.record(Round(depth, depth, accepted, [0] * (accepted + 1)))
         timed = Statistics([request], 1.0, draft_seconds, target_seconds, accept_seconds=0.1)
         outcomes.append(Outcome([], timed.tokens_per_second, timed, 1 << 30))
     group = Group(9, 1, 0.0, (Entry("vegas"),))

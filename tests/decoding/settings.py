@@ -11,9 +11,21 @@ from tests.drafters.test_heads import random_heads
 
 def settings_of(model):
     """Return a method of every kind for a model, by name."""
-    heads = {name: random_heads(name, model, dtype=torch.float32) for name in HEADS}
     longspec = random_drafter(model, window=7, dtype=torch.float32)
     specialists = poss_statement.random_drafter(model, layers=2, dtype=torch.float32)
+    return {
+        **settings_without_layers(model),
+        "auto": ALL["auto"](trained=ALL["longspec"](longspec, widths=(2, 3))),
+        "longspec-tree": ALL["longspec"](longspec, widths=(2, 3, 3)),
+        "longspec-chain": ALL["longspec"](longspec, gamma=3),
+        "poss": ALL["poss"](specialists, width=3, depth=3, total_tokens=8),
+    }
+
+
+def settings_without_layers(model):
+    """Return those whose drafter has no layer shaped as the model's: some layers have no such."""
+    heads = {name: random_heads(name, model, dtype=torch.float32) for name in HEADS}
+    medusa = ALL["medusa"](heads["medusa"], widths=(3, 2))
     small = tiny_model("llama", vocab_size=model.config.vocab_size, seed=9, num_hidden_layers=1)
     share = {"gamma": 3, "ratio": 0.5, "min_tokens": 2}
     return {
@@ -30,18 +42,15 @@ def settings_of(model):
         "prompt_lookup": ALL["prompt_lookup"](gamma=4),
         "suffix": ALL["suffix"](nodes=6, depth=4, k=3),
         "suffix-sized": ALL["suffix"](),
-        "auto": ALL["auto"](trained=ALL["longspec"](longspec, widths=(2, 3))),
+        "auto": ALL["auto"](trained=medusa),
         "token_recycling": ALL["token_recycling"](nodes=7, depth=3, k=3),
-        "medusa": ALL["medusa"](heads["medusa"], widths=(3, 2)),
+        "medusa": medusa,
         "tokenswift": ALL["tokenswift"](
             heads["tokenswift"], (1, 2, 2), k=4, n=3, budget=10, sinks=2
         ),
         "tokenswift-static": ALL["tokenswift"](
             heads["tokenswift"], (1, 2, 2), k=4, n=3, budget=10, sinks=2, dynamic=False
         ),
-        "longspec-tree": ALL["longspec"](longspec, widths=(2, 3, 3)),
-        "longspec-chain": ALL["longspec"](longspec, gamma=3),
-        "poss": ALL["poss"](specialists, width=3, depth=3, total_tokens=8),
     }
 
 

@@ -1,5 +1,8 @@
 """Families beyond those of every other test: their texts are transformers' own."""
 
+from functools import cache
+from itertools import product
+
 import pytest
 import torch
 from transformers import (
@@ -26,6 +29,7 @@ from tests.decoding.models import (
     prompts,
     tiny_model,
 )
+from tests.decoding.settings import settings_of, settings_without_layers
 from tests.decoding.test_greedy import METHODS, ON_THE_CACHE
 from tests.decoding.test_static_pass import LENGTHS, PARENTS, assert_alike, two_targets
 from tests.drafters.statement import random_drafter
@@ -35,27 +39,40 @@ pytestmark = pytest.mark.usefixtures("poisoned_empty")
 NEW_TOKENS = 12
 # Ropes that turn neighbours, and not the halves of a head; queries scaled by their position.
 EAGER = {"glm4", "cohere2", "ministral3"}
-QUICK = {"plain", "token_recycling"}  # one row a pass, and a tree of nine
-ALL_METHODS = {"gemma3", "olmo3", "smollm3"}  # of which every test run tries all methods
+# No trained drafter has the shape of their layers: one projection for q, k and v; no RMSNorm.
+NO_LAYERS = {"phi3", "phi3-longrope", "phi4", "cohere2"}
+# Of settings.py, which tests of other families try: drafters that learn from the model's features.
+TRAINED = ("auto", "medusa", "tokenswift", "tokenswift-static")
+OF_LAYERS = ("longspec-tree", "longspec-chain", "poss")
+
+
+@cache
+def known(family):
+    """Return a family's model, methods for it, and transformers' own texts."""
+    model, texts = tiny_model(family), prompts([5, 40])
+    trained = settings_without_layers if family in NO_LAYERS else settings_of
+    methods = {**trained(model), **METHODS}
+    return model, methods, [greedy_by_transformers(model, text, NEW_TOKENS) for text in texts]
 
 
 def pairs():
-    """Return a family and a method: all pairs, most of them left to `make fuzz`."""
+    """Return every family with every method."""
     for family in OTHERS:
-        for method in METHODS:
-            quick = method in QUICK or family in ALL_METHODS
-            yield pytest.param(family, method, marks=() if quick else pytest.mark.slow)
+        of_layers = () if family in NO_LAYERS else OF_LAYERS
+        yield from product([family], [*METHODS, *TRAINED, *of_layers])
 
 
 @pytest.mark.filterwarnings("ignore:.* decodes through its own:UserWarning")
 @pytest.mark.parametrize(("family", "method"), list(pairs()))
 def test_a_ragged_batch_equals_transformers(family, method):
-    model, texts = tiny_model(family), prompts([5, 40])
+    model, methods, expected = known(family)
     compiled = "auto" if family in EAGER else "on"
     output = generate(
-        model, texts, METHODS[method], max_new_tokens=NEW_TOKENS, compile=compiled
-    ).new_tokens
-    assert output == [greedy_by_transformers(model, p, NEW_TOKENS) for p in texts]
+        model, prompts([5, 40]), methods[method], max_new_tokens=NEW_TOKENS, compile=compiled
+    )
+    assert output.new_tokens == expected
+    if method in OF_LAYERS:
+        assert output.statistics.total.drafted > 0
 
 
 @pytest.mark.parametrize("family", sorted(OTHERS.keys() - EAGER))
@@ -189,13 +206,13 @@ def test_a_longrope_whose_factors_are_the_same_does_not_turn_with_the_length():
     assert output.new_tokens == [greedy_by_transformers(model, text, NEW_TOKENS)]
 
 
-@pytest.mark.parametrize("family", ["phi3", "cohere2"])
+@pytest.mark.parametrize("family", sorted(NO_LAYERS))
 def test_layers_that_no_drafter_is_shaped_as_are_refused(family):
     with pytest.raises(ValueError, match="no drafter has the shape of a layer of"):
         random_drafter(tiny_model(family), window=7, dtype=torch.float32)
 
 
-@pytest.mark.parametrize("family", sorted(ALL_METHODS))
+@pytest.mark.parametrize("family", ["gemma3", "olmo3", "smollm3"])
 def test_methods_on_the_cache_have_layers_to_draft_on(family):
     """So that the tests above try what they are for."""
     model, (text,) = tiny_model(family), prompts([40])

@@ -5,7 +5,16 @@ import json
 import pytest
 import torch
 
-from specattn.decoding import PromptLookup, RequestStatistics, Statistics, Vegas, generate
+from specattn.decoding import (
+    Plain,
+    PromptLookup,
+    RequestStatistics,
+    Round,
+    Statistics,
+    Vegas,
+    generate,
+)
+from specattn.decoding.rounds import PassTimes, by_drafter
 from specattn.decoding.statistics import Clock, Stopwatch
 from tests.decoding.models import prompts, tiny_model
 from tests.decoding.test_loop import StopAt
@@ -14,10 +23,10 @@ from tests.decoding.test_loop import StopAt
 def written_by_hand():
     """Return six rounds: a root alone, five drafts of three tokens, the last one cut off."""
     request = RequestStatistics(prompt_tokens=10)
-    request.record(drafted=0, depth=0, accepted=0, emitted=1)
+    request.record(Round(0, 0, 0, [0] * 1))
     for accepted in (3, 0, 1, 3):
-        request.record(drafted=3, depth=3, accepted=accepted, emitted=accepted + 1)
-    request.record(drafted=3, depth=3, accepted=2, emitted=1)
+        request.record(Round(3, 3, accepted, [0] * (accepted + 1)))
+    request.record(Round(3, 3, 2, [0] * 1))
     return request
 
 
@@ -49,7 +58,7 @@ def test_nothing_counted_is_zero_not_an_error():
 
 def test_totals_weigh_rounds_alike():
     other = RequestStatistics(prompt_tokens=4)
-    other.record(drafted=5, depth=4, accepted=4, emitted=5)
+    other.record(Round(5, 4, 4, [0] * 5))
     total = Statistics([written_by_hand(), other]).total
     assert total.prompt_tokens == 14
     assert total.rounds == 7
@@ -79,6 +88,54 @@ def test_a_run_adds_up():
     parts = (statistics.draft_seconds, statistics.target_seconds, statistics.accept_seconds)
     assert min(*parts, statistics.prefill_seconds) > 0
     assert sum(parts) == statistics.decode_seconds
+
+
+def test_rounds_say_where_every_token_comes_from():
+    assert Round(0, 0, 0, [7]).sources == ["own"]
+    assert Round(3, 3, 2, [7, 8, 9]).sources == ["drafted", "drafted", "corrected"]
+    assert Round(3, 3, 3, [7, 8, 9, 6]).sources == ["drafted"] * 3 + ["own"]
+    assert Round(3, 3, 2, [7]).sources == ["drafted"], "the others came after the end of the text"
+
+
+def test_the_history_of_a_run_is_what_its_figures_count():
+    model, texts = tiny_model("llama"), prompts([9, 40, 21])
+    heard = [[], [], []]
+    statistics = generate(
+        model, texts, PromptLookup(gamma=3), max_new_tokens=20,
+        on_round=lambda request, one: heard[request].append(one),
+    ).statistics  # fmt: skip
+    for request, own in zip(statistics.requests, heard, strict=True):
+        again = RequestStatistics(request.prompt_tokens)
+        for one in own:
+            again.record(one)
+        assert request == again
+        sources = [source for one in own for source in one.sources]
+        assert sources.count("drafted") + request.discarded >= request.accepted
+        assert len(sources) == 20
+    assert len(statistics.times) == statistics.passes
+    parts = [sum(part) for part in zip(*statistics.times, strict=True)]
+    assert parts[0] + parts[3] == pytest.approx(statistics.draft_seconds)
+    assert parts[1:3] == pytest.approx([statistics.target_seconds, statistics.accept_seconds])
+
+
+def test_figures_by_drafter():
+    times = [PassTimes(1.0, 2.0, 0.5, 0.5), PassTimes(0.0, 2.0, 0.0, 0.0)]
+    first = [Round(3, 3, 2, [1, 2, 3], "vegas"), Round(0, 0, 0, [4])]
+    second = [Round(2, 2, 1, [1, 2], "suffix"), Round(4, 2, 2, [3, 4, 5])]
+    found = by_drafter([first, second], times, "own")
+    assert found["rounds"] == {"vegas": 1, "none": 1, "suffix": 1, "own": 1}
+    assert found["tokens per round"] == {"vegas": 3, "none": 1, "suffix": 2, "own": 3}
+    assert found["ms per round"] == {"vegas": 4000, "none": 2000, "suffix": 4000, "own": 2000}
+    assert found["rounds by drafter"] == "vegas 25%, none 25%, suffix 25%, own 25%"
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_the_cache_has_room_for_the_run_and_no_more():
+    model = tiny_model("llama")
+    statistics = generate(model, prompts([9, 40]), "plain", max_new_tokens=8).statistics
+    token = 2 * model.config.num_key_value_heads * model.config.head_dim * 4  # float32
+    layers = model.config.num_hidden_layers
+    assert statistics.cache_bytes == 2 * layers * token * (40 + 8 + Plain().max_nodes)
 
 
 def test_padding_of_a_batch_of_trees_is_not_drafted():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -35,16 +36,25 @@ def compare(
         int, typer.Option(min=1, help="Runs of each method, in turn; figures are of the median.")
     ] = 1,
     json_file: JsonOption = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Write a page here: texts in colours, rounds, acceptance, memory."),
+    ] = None,
 ) -> None:
     """Continue files with several methods, in turn, and print their figures side by side."""
     with one_line_errors():
         from specattn.cli.load import OtherLoad, warning
+        from specattn.cli.page import Comparison, write_page
         from specattn.cli.session import DecodingSession, build_method
         from specattn.cli.table import print_figures
         from specattn.cli.terminal import console
         from specattn.decoding.methods import split_methods
 
-        check_outputs(json=json_file)
+        check_outputs(json=json_file, html=html)
+        if html == STDOUT:
+            raise ValueError("--html: expected a file, got -")
+        if html is not None and json_file is not None and html.resolve() == json_file.resolve():
+            raise ValueError(f"--html: {html} is the file of --json too")
         chosen = {text: build_method(text, "--methods") for text in split_methods(methods)}
         if not chosen:
             raise ValueError("--methods: expected at least one, got none")
@@ -56,13 +66,19 @@ def compare(
         console.rule()
         if medians:
             print_figures(session, medians)
+        lines = list[str]()
         if (line := warning(load)) is not None:
             console.print(line, style="yellow", soft_wrap=True)
+            lines.append(line)
         alike = _comparable(options.temperature, chosen) if stopped is None else []
-        parted = _judge(session, {text: medians[text] for text in alike}) if alike else {}
+        parted = _judge(session, {text: medians[text] for text in alike}, lines) if alike else {}
         if stopped is None and (left := [text for text in chosen if text not in alike]):
             line = f"Not judged, for drafts that are sampled by themselves: {', '.join(left)}"
             console.print(line, soft_wrap=True, markup=False)
+            lines.append(line)
+        identical = not parted if alike else None
+        if html is not None:
+            write_page(Comparison(session, medians, identical, lines), html)
         if json_file is not None:
             written = [
                 {
@@ -73,7 +89,7 @@ def compare(
                 }
                 for text, one in medians.items()
             ]
-            content = {**session.to_dict(), "identical": not parted if alike else None}
+            content = {**session.to_dict(), "identical": identical}
             content |= {"others_share": load.share(), "runs": written}
             write_json({"schema": SCHEMA, **content}, json_file)
     if stopped is not None:
@@ -129,8 +145,13 @@ def _comparable(temperature: float, methods: dict[str, Method]) -> list[str]:
     return drawn if len(drawn) > 1 or len(drawn) == len(methods) else []
 
 
-def _judge(session: DecodingSession, found: dict[str, Continuation]) -> dict[str, Difference]:
-    """Say whether all texts are those of the first method; return where they are not."""
+def _judge(
+    session: DecodingSession, found: dict[str, Continuation], lines: list[str]
+) -> dict[str, Difference]:
+    """Say whether all texts are those of the first method; return where they are not.
+
+    What is said of each goes into `lines` too.
+    """
     from specattn.cli.differences import describe, first_difference
     from specattn.cli.terminal import console
 
@@ -140,6 +161,7 @@ def _judge(session: DecodingSession, found: dict[str, Continuation]) -> dict[str
         if (difference := first_difference(session, expected, one)) is not None:
             parted[text] = difference
             line = describe(session, difference, first, text)
+            lines.append(line)
             console.print(line, soft_wrap=True, markup=False)
     verdict = "[bold red]no" if parted else "[bold green]yes"
     console.print(f"Outputs identical, token for token: {verdict}")

@@ -29,6 +29,8 @@ def demo(
     with one_line_errors():
         from specattn.embedded import EMBEDDED_TARGET
 
+        if file is not None and not file.is_file():
+            raise ValueError(f"FILE: {file} is not a file")
         options = DecodingOptions(
             prompt_file=[file or _unseen_file()],
             model=EMBEDDED_TARGET,
@@ -38,7 +40,7 @@ def demo(
             prompt_tokens=None if file else _PROMPT_TOKENS,
             last_tokens=_PROMPT_TOKENS if file else None,
         )
-    compare(**vars(options), methods=_METHODS, repeats=2, json_file=None)
+    compare(**vars(options), methods=_METHODS, repeats=2, json_file=None, html=None)
     print("Your own file: specattn demo FILE; your own model: specattn generate -h")
 
 

@@ -30,6 +30,9 @@ def generate(
     explain: Annotated[
         bool, typer.Option("--explain", help="Say by which figures the method decided.")
     ] = False,
+    show: Annotated[
+        bool, typer.Option("--show", help="Colour the text's tokens by who drafted them.")
+    ] = False,
     corpus: Annotated[
         list[Path] | None,
         typer.Option(
@@ -57,12 +60,15 @@ def generate(
 ) -> None:
     """Continue files; the text goes to standard output, all else to standard error."""
     with one_line_errors(), ExitStack() as stack:
+        from specattn.cli.authors import Authors
         from specattn.cli.session import DecodingSession, build_method
         from specattn.cli.table import print_figures
         from specattn.cli.terminal import console
         from specattn.decoding import Auto, Suffix
 
         check_outputs(json=json_file, state=state, resume=resume)
+        if show and json_file == STDOUT:
+            raise ValueError("--show: standard output is taken by --json -: give that a file")
         chosen = build_method(method, "--method")
         if corpus:
             if not isinstance(chosen, Auto | Suffix):
@@ -83,8 +89,11 @@ def generate(
         done, wanted = len(runs[0].tokens), options.max_new_tokens
         if done >= wanted:
             raise ValueError(f"{runs[0].path} has {done} tokens, not fewer than {wanted}")
-        continuation = session.decode(chosen.prepared(session.model), runs)
+        authors = Authors(method.partition(":")[0]) if show else None
+        continuation = session.decode(chosen.prepared(session.model), runs, authors)
         if shown:
+            if authors is not None:
+                console.print(authors.legend(continuation.authors(authors)), soft_wrap=True)
             print_figures(session, {method: continuation}, explain)
         if json_file is not None and shown:
             named = {"name": method.partition(":")[0], **vars(chosen)}

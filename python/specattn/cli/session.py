@@ -15,6 +15,7 @@ from transformers import (
     StopStringCriteria,
 )
 
+from specattn.cli.authors import EARLIER, Authors, Pieces
 from specattn.cli.errors import naming
 from specattn.cli.loading import (
     decoding_dtype,
@@ -27,17 +28,19 @@ from specattn.cli.loading import (
 from specattn.cli.options import DecodingOptions
 from specattn.cli.prompts import Prompt, read_texts, tokenize
 from specattn.cli.run_state import RunState, interruptible
-from specattn.cli.terminal import console, streamed_text
+from specattn.cli.terminal import console, streamed_text, write_pieces
 from specattn.decoding import (
     METHODS,
     ContextualPenalty,
     Method,
+    Round,
     Statistics,
     generate,
     parse_method,
 )
 from specattn.decoding.checkpoint import load_causal_model
 from specattn.decoding.families import check_length
+from specattn.decoding.memory import peak_bytes, reset_peak
 from specattn.decoding.proving import prove
 from specattn.decoding.statistics import distinct
 from specattn.distributed import ContextParallel
@@ -92,17 +95,32 @@ class Continuation:
     statistics : Statistics
     signal : int or None
         Number of the signal that ended it.
+    peak_bytes : int or None
+        The most memory meanwhile (`specattn.decoding.memory`).
     """
 
     texts: list[Text]
     statistics: Statistics
     signal: int | None = None
+    peak_bytes: int | None = None
+
+    def authors(self, authors: Authors) -> list[str]:
+        """Return whose all tokens are, text by text."""
+        return [
+            author
+            for text, request in zip(self.texts, self.statistics.requests, strict=True)
+            for author in authors.of_text(request.history, text.resumed_at)
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """Return what ``--json`` writes of it: the one text's fields, or a list of texts."""
         texts = [text.to_dict() for text in self.texts]
         fields = texts[0] if len(texts) == 1 else {"texts": texts}
-        return {**fields, "statistics": self.statistics.to_dict()}
+        return {
+            **fields,
+            "peak_bytes": self.peak_bytes,
+            "statistics": self.statistics.to_dict(),
+        }
 
 
 class DecodingSession:
@@ -173,8 +191,13 @@ class DecodingSession:
                 run.path = None
         return runs
 
-    def decode(self, method: Method, runs: list[RunState]) -> Continuation:
-        """Continue the prompts, with progress on standard error and texts on standard output."""
+    def decode(
+        self, method: Method, runs: list[RunState], authors: Authors | None = None
+    ) -> Continuation:
+        """Continue the prompts, with progress on standard error and texts on standard output.
+
+        The latter in the colours of their `authors`, if any are given.
+        """
         options, sampling = self.options, self.options.sampling
         done, wanted = len(runs[0].tokens), options.max_new_tokens
         total = sum(len(prompt.tokens) for prompt in self.prompts)
@@ -186,12 +209,13 @@ class DecodingSession:
             ),
             interruptible(runs) as request,
         ):
+            reset_peak(self.model.device)
             if done:
-                show(runs[0].tokens)
+                show(runs[0].tokens, authors and [authors.style(EARLIER)] * done)
 
-            def on_tokens(row: int, tokens: list[int]) -> None:
-                show(tokens)
-                runs[row].extend(tokens)
+            def on_round(row: int, one: Round) -> None:
+                show(one.tokens, authors and list(map(authors.style, authors.of_round(one))))
+                runs[row].extend(one.tokens)
 
             output = generate(
                 self.model,
@@ -209,7 +233,7 @@ class DecodingSession:
                 compile=options.compile,
                 context_parallel=self.ranks,
                 on_prefill=on_prefill,
-                on_tokens=on_tokens,
+                on_round=on_round,
                 **{name: sampling[name] for name in _OF_GENERATE},
             )
         for run in runs:
@@ -217,10 +241,13 @@ class DecodingSession:
         cut = request.asked and any(len(run.tokens) < wanted for run in runs)
         texts = [self._text(run, interrupted=cut) for run in runs]
         if not streamed and not self.silent:
-            for prompt, text in zip(self.prompts, texts, strict=True):
-                console.print(f"==> {prompt.file} <==", soft_wrap=True, markup=False)
-                print(text.text, flush=True)
-        return Continuation(texts, output.statistics, request.signal if cut else None)
+            self._print(texts, output.statistics, authors)
+        signal, peak = request.signal if cut else None, peak_bytes(self.model.device)
+        return Continuation(texts, output.statistics, signal, peak)
+
+    def pieces(self, text: Text) -> list[str]:
+        """Return what each of a text's tokens adds to it."""
+        return list(map(Pieces(self.tokenizer).next, text.new_tokens))
 
     def penalty(self) -> LogitsProcessorList:
         """Return the penalty on the last tokens, if there is one."""
@@ -249,6 +276,15 @@ class DecodingSession:
                 **options.sampling,
             },
         }
+
+    def _print(self, texts: list[Text], statistics: Statistics, authors: Authors | None) -> None:
+        """Print the texts of a batch, one after the other."""
+        for prompt, text, request in zip(self.prompts, texts, statistics.requests, strict=True):
+            console.print(f"==> {prompt.file} <==", soft_wrap=True, markup=False)
+            if authors is not None:
+                styles = [authors.style(author) for author in authors.of_text(request.history)]
+                write_pieces(self.pieces(text), styles)
+            print("" if authors else text.text, flush=True)
 
     def _text(self, run: RunState, *, interrupted: bool) -> Text:
         """Return the text of a run that is over."""

@@ -51,7 +51,7 @@ def print_figures(
         if details:
             console.print(f"{method}; {'; '.join(details)}", markup=False)
         if explain:
-            for table in _explanations(one.statistics):
+            for table in _explanations(one.statistics, method.partition(":")[0]):
                 console.print(table)
 
 
@@ -61,10 +61,10 @@ pass, with bonus; time split in %: draft / target / accept; shares of distinct
 n-grams; % of the rounds that accept a token at position 1, 2, ..."""
 
 
-def _explanations(statistics: Statistics) -> list[Table]:
+def _explanations(statistics: Statistics, method: str) -> list[Table]:
     """Return the figures that a method has by something: a table for all that have the same."""
     by_keys = dict[tuple[str, ...], dict[str, dict[str, Any]]]()
-    for label, value in statistics.details.items():
+    for label, value in {**statistics.by_drafter(method), **statistics.details}.items():
         if isinstance(value, dict) and value:
             by_keys.setdefault(tuple(value), {})[label] = value
     tables = []

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from tokenizers.decoders import DecodeStream
+
+from specattn.cli.authors import Pieces
 
 console = Console(stderr=True, highlight=False)
 
@@ -25,10 +26,25 @@ def progress_bars(*, transient: bool = False) -> Progress:
     return Progress(*columns, console=console, transient=transient)
 
 
+def write_pieces(pieces: Iterable[str], styles: Sequence[str] | None = None) -> None:
+    """Write a text in pieces to standard output, in colours if that is a terminal which has them.
+
+    NO_COLOR is heeded, and a pipe gets the text alone.
+    """
+    if styles is None:
+        for piece in pieces:
+            sys.stdout.write(piece)
+    else:
+        coloured = Console(file=sys.stdout, highlight=False)
+        for piece, style in zip(pieces, styles, strict=True):
+            coloured.out(piece, style=style, end="")
+    sys.stdout.flush()
+
+
 @contextmanager
 def streamed_text(
     tokenizer: Any, prompt_tokens: int, max_new_tokens: int, *, quiet: bool = False
-) -> Iterator[tuple[Callable[[int, int], None], Callable[[list[int]], None]]]:
+) -> Iterator[tuple[Callable[[int, int], None], Callable[..., None]]]:
     """Show bars while there is no text to read, then the text as it is decoded.
 
     `quiet` shows the bars alone.
@@ -38,9 +54,10 @@ def streamed_text(
     on_prefill : callable
         ``on_prefill(done, total)`` moves the bar of the prompt.
     on_tokens : callable
-        ``on_tokens(tokens)`` writes new tokens to standard output.
+        ``on_tokens(tokens, styles=None)`` writes new tokens to standard output, each in a style
+        of rich's if any are given.
     """
-    stream = DecodeStream(skip_special_tokens=True)
+    pieces = Pieces(tokenizer)
     text_is_seen = sys.stdout.isatty() and not quiet
     with progress_bars(transient=True) as progress:
         prefill = progress.add_task("prefill", total=prompt_tokens)
@@ -49,16 +66,13 @@ def streamed_text(
         def on_prefill(done: int, total: int) -> None:
             progress.update(prefill, completed=done, total=total)
 
-        def on_tokens(tokens: list[int]) -> None:
+        def on_tokens(tokens: list[int], styles: Sequence[str] | None = None) -> None:
             if text_is_seen:
                 progress.stop()  # a bar and a growing line of text cannot share the screen
             progress.update(prefill, visible=False)
             progress.update(decode, advance=len(tokens), visible=True)
-            if quiet:
-                return
-            for token in tokens:
-                sys.stdout.write(stream.step(tokenizer._tokenizer, token) or "")
-            sys.stdout.flush()
+            if not quiet:
+                write_pieces(map(pieces.next, tokens), styles)
 
         yield on_prefill, on_tokens
     if not quiet:

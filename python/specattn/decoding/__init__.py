@@ -45,6 +45,7 @@ from specattn.decoding.methods.triforce import TriForce
 from specattn.decoding.methods.vegas import Vegas
 from specattn.decoding.penalty import ContextualPenalty
 from specattn.decoding.proving import prove
+from specattn.decoding.rounds import Round
 from specattn.decoding.sampling import Sampler
 from specattn.decoding.sequences import StopRequest
 from specattn.decoding.statistics import RequestStatistics, Statistics
@@ -67,6 +68,7 @@ __all__ = [
     "PromptLookup",
     "Quest",
     "RequestStatistics",
+    "Round",
     "SpecExtend",
     "SpeculativeOutput",
     "Statistics",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -48,11 +49,14 @@ class Draft(NamedTuple):
     probs : Tensor, float32 [B, T, V], or None
         Row n is the distribution that node n's children were sampled from; None if they were
         chosen deterministically. See `specattn.acceptance.accept`.
+    drafters : sequence of str, or None
+        The name of who drafted for each request, where several take turns; None: the method itself.
     """
 
     tree: Tree
     tokens: torch.Tensor
     probs: torch.Tensor | None = None
+    drafters: Sequence[str] | None = None
 
 
 class Verified(NamedTuple):

@@ -18,8 +18,8 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from specattn.decoding.compiling import Compile
-from specattn.decoding.loop import OnPrefill, OnTokens
-from specattn.decoding.method import Method, Texts, announcing, refuse_unsupported, run
+from specattn.decoding.loop import OnPrefill, OnRound
+from specattn.decoding.method import Method, OnTokens, Texts, announcing, refuse_unsupported, run
 from specattn.decoding.methods import METHODS, parse_method
 from specattn.decoding.processors import CONTEXT_FREE
 from specattn.decoding.prompts import Prompts, as_prompts
@@ -64,6 +64,7 @@ def generate(
     tokenizer: Any = None,
     streamer: BaseStreamer | None = None,
     on_tokens: OnTokens | None = None,
+    on_round: OnRound | None = None,
     on_prefill: OnPrefill | None = None,
     capacity: int | None = None,
     num_pregenerated: int = 0,
@@ -109,6 +110,9 @@ def generate(
         Gets the prompt, then the new tokens of every round. One prompt only.
     on_tokens : callable, optional
         ``on_tokens(request, tokens)`` after every round, for every request with new tokens.
+    on_round : callable, optional
+        ``on_round(request, round)`` at the same time: a `Round`, which says who drafted, and which
+        of its tokens were.
     on_prefill : callable, optional
         ``on_prefill(done, total)`` before the prefill and after each of its chunks, in tokens.
     capacity : int, optional
@@ -191,7 +195,7 @@ def generate(
         model,
         texts,
         config,
-        on_tokens=announcing(on_tokens, streamer),
+        on_round=announcing(on_round, on_tokens, streamer),
         on_prefill=on_prefill,
         generator=generator,
         seed=seed,

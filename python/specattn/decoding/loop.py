@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import repeat
+from typing import Any
 
 import torch
 from torch.nn.functional import pad
 
 from specattn.acceptance import Accepted, accept, follow
 from specattn.decoding.drafting import Draft, DraftContext, Drafter, Verified
+from specattn.decoding.rounds import Round, pass_times
 from specattn.decoding.sampling import Sampler
 from specattn.decoding.statistics import RequestStatistics, Statistics, Stopwatch
 from specattn.decoding.target import Target, is_chain
@@ -19,7 +22,7 @@ CHUNK_SIZE = 2048
 Outcome = tuple[int, int, list[int]]
 """What a request drafted, how deep, and its new tokens: the accepted path, then the bonus token."""
 
-OnTokens = Callable[[int, list[int]], None]
+OnRound = Callable[[int, Round], None]
 OnPrefill = Callable[[int, int], None]
 
 
@@ -29,7 +32,7 @@ def decode(
     drafter: Drafter,
     *,
     chunk_size: int = CHUNK_SIZE,
-    on_tokens: OnTokens | None = None,
+    on_round: OnRound | None = None,
     on_prefill: OnPrefill | None = None,
 ) -> Statistics:
     """Prefill the prompts of ``context.sequences``, then run rounds until every row has ended.
@@ -41,7 +44,7 @@ def decode(
     drafter : Drafter
     chunk_size : int
         Prompt tokens per request and prefill pass.
-    on_tokens, on_prefill : callable, optional
+    on_round, on_prefill : callable, optional
         As in `specattn.decoding.generate`.
 
     Returns
@@ -52,7 +55,7 @@ def decode(
     prompts = context.sequences.prompts
     prefill(context.target, prompts, chunk_size, on_prefill, drafter.on_prefill)
     watch.lap("prefill_seconds")
-    return run_rounds(context, drafter, watch, on_tokens)
+    return run_rounds(context, drafter, watch, on_round)
 
 
 def prefill(
@@ -74,7 +77,7 @@ def run_rounds(
     context: DraftContext,
     drafter: Drafter,
     watch: Stopwatch,
-    on_tokens: OnTokens | None = None,
+    on_round: OnRound | None = None,
 ) -> Statistics:
     """Continue every row of ``context.sequences`` until its stopping criteria end it.
 
@@ -88,7 +91,7 @@ def run_rounds(
         It has seen the prefill.
     watch : Stopwatch
         What it has measured so far is part of the statistics.
-    on_tokens : callable, optional
+    on_round : callable, optional
         As in `specattn.decoding.generate`.
 
     Returns
@@ -97,6 +100,8 @@ def run_rounds(
     """
     target, sequences = context.target, context.sequences
     requests = [RequestStatistics(len(prompt)) for prompt in sequences.prompts]
+    cache_bytes = target.cache.nbytes  # before requests leave it
+    taking_turns = False
     root = torch.stack([prompt[-1] for prompt in sequences.prompts]).to(target.device)
 
     while sequences.active:
@@ -113,8 +118,10 @@ def run_rounds(
             accepted = _accept(draft, context.sampler, result.logits, context.generator)
             outcomes = _outcomes(draft, accepted)
         target.cache.commit(accepted.nodes, accepted.counts, in_place=is_chain(draft.tree))
-        finished = []
-        for row, (drafted, depth, tokens) in zip(sequences.active, outcomes, strict=True):
+        finished, taking_turns = [], draft.drafters is not None
+        names = draft.drafters or repeat(None, len(outcomes))
+        for row, name, outcome in zip(sequences.active, names, outcomes, strict=True):
+            drafted, depth, tokens = outcome
             if tokens[-1] < 0:
                 position = len(sequences.text(row)) + len(tokens) - 1
                 raise ValueError(
@@ -123,9 +130,10 @@ def run_rounds(
                 )
             kept, done = sequences.extend(row, tokens)
             finished.append(done)
-            requests[row].record(drafted, depth, accepted=len(tokens) - 1, emitted=len(kept))
-            if on_tokens is not None:
-                on_tokens(row, kept)
+            emitted = Round(drafted, depth, len(tokens) - 1, kept, name if drafted else None)
+            requests[row].record(emitted)
+            if on_round is not None:
+                on_round(row, emitted)
         watch.lap("accept_seconds")
 
         drafter.observe(Verified(draft, accepted, prefix, result))
@@ -137,7 +145,11 @@ def run_rounds(
             drafter.compact(rows)
         watch.lap("draft_seconds")
 
-    return Statistics(requests, details=drafter.details(), **watch.totals())
+    seconds: dict[str, Any] = watch.totals()
+    found = Statistics(requests, **seconds)
+    found.times, found.cache_bytes = pass_times(watch.seconds()), cache_bytes
+    found.details = {**(found.by_drafter("") if taking_turns else {}), **drafter.details()}
+    return found
 
 
 def _accept(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -19,7 +20,8 @@ from transformers.generation.streamers import BaseStreamer
 from specattn.decoding.compiling import Compile
 from specattn.decoding.drafting import DraftContext, Drafter
 from specattn.decoding.lockstep import Lockstep
-from specattn.decoding.loop import CHUNK_SIZE, OnPrefill, OnTokens, decode
+from specattn.decoding.loop import CHUNK_SIZE, OnPrefill, OnRound, decode
+from specattn.decoding.rounds import Round
 from specattn.decoding.sampling import Sampler
 from specattn.decoding.sequences import Sequences
 from specattn.decoding.statistics import Statistics
@@ -45,6 +47,9 @@ _UNSUPPORTED = {
     "prompt_lookup_num_tokens": (None,),
     "assistant_early_exit": (None,),
 }
+
+
+OnTokens = Callable[[int, list[int]], None]
 
 
 @dataclass
@@ -115,6 +120,7 @@ class Method(ABC):
         generation_config: GenerationConfig,
         token_streamer: BaseStreamer | None = None,
         on_tokens: OnTokens | None = None,
+        on_round: OnRound | None = None,
         on_prefill: OnPrefill | None = None,
         generator: torch.Generator | None = None,
         seed: int | None = None,
@@ -168,7 +174,7 @@ class Method(ABC):
             model,
             texts,
             generation_config,
-            on_tokens=announcing(on_tokens, token_streamer),
+            on_round=announcing(on_round, on_tokens, token_streamer),
             on_prefill=on_prefill,
             generator=generator,
             seed=seed,
@@ -210,7 +216,7 @@ def run(
     texts: Texts,
     config: GenerationConfig,
     *,
-    on_tokens: OnTokens | None,
+    on_round: OnRound | None,
     on_prefill: OnPrefill | None,
     generator: torch.Generator | None,
     seed: int | None,
@@ -265,7 +271,7 @@ def run(
             context,
             method.start(context),
             chunk_size=config.prefill_chunk_size or CHUNK_SIZE,
-            on_tokens=on_tokens,
+            on_round=on_round,
             on_prefill=on_prefill,
         )
     return sequences, statistics
@@ -336,14 +342,19 @@ def _randomness(
     return int(drawn), generator
 
 
-def announcing(on_tokens: OnTokens | None, streamer: BaseStreamer | None) -> OnTokens | None:
-    """Return one callback for both kinds of listeners."""
-    if streamer is None:
-        return on_tokens
+def announcing(
+    on_round: OnRound | None, on_tokens: OnTokens | None, streamer: BaseStreamer | None = None
+) -> OnRound | None:
+    """Return one callback for all kinds of listeners."""
+    if on_tokens is streamer is None:
+        return on_round
 
-    def announce(request: int, tokens: list[int]) -> None:
-        streamer.put(torch.tensor(tokens))
+    def announce(request: int, round: Round) -> None:
+        if on_round is not None:
+            on_round(request, round)
+        if streamer is not None:
+            streamer.put(torch.tensor(round.tokens))
         if on_tokens is not None:
-            on_tokens(request, tokens)
+            on_tokens(request, round.tokens)
 
     return announce

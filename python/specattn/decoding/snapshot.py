@@ -14,8 +14,8 @@ from transformers import (
 )
 
 from specattn.decoding.drafting import DraftContext
-from specattn.decoding.loop import OnTokens, prefill, run_rounds
-from specattn.decoding.method import Method
+from specattn.decoding.loop import prefill, run_rounds
+from specattn.decoding.method import Method, OnTokens, announcing
 from specattn.decoding.sampling import Sampler
 from specattn.decoding.sequences import Sequences
 from specattn.decoding.statistics import Statistics, Stopwatch, synchronize
@@ -128,7 +128,8 @@ class PromptSnapshot:
                 target.cache.seqlens = seqlens.clamp(max=start + features.shape[1])
                 drafter.on_prefill(start, features)
             target.cache.seqlens = seqlens
-            statistics = run_rounds(context, drafter, Stopwatch(target.device), on_tokens)
+            on_round = announcing(None, on_tokens)
+            statistics = run_rounds(context, drafter, Stopwatch(target.device), on_round)
         return [sequences.generated(row).tolist() for row in range(len(self.prompts))], statistics
 
     def as_dynamic_cache(self) -> DynamicCache:

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from specattn.decoding.rounds import PassTimes, Round, by_drafter
+
 
 @dataclass
 class RequestStatistics:
@@ -35,6 +37,8 @@ class RequestStatistics:
         Entry i: rounds whose first i drafted tokens were accepted and whose tree went deeper.
     accepted_at : list of int
         Entry i: rounds that accepted more than i drafted tokens.
+    history : list of Round
+        Every round, in order.
     """
 
     prompt_tokens: int = 0
@@ -45,19 +49,21 @@ class RequestStatistics:
     discarded: int = 0
     offered_at: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)
+    history: list[Round] = field(default_factory=list, repr=False)
 
-    def record(self, drafted: int, depth: int, accepted: int, emitted: int) -> None:
-        """Count one round: a tree of `drafted` tokens and `depth` levels of which some survived."""
+    def record(self, round: Round) -> None:
+        """Count one round."""
+        self.history.append(round)
         self.rounds += 1
-        self.drafted += drafted
-        self.accepted += accepted
-        self.new_tokens += emitted
-        self.discarded += accepted + 1 - emitted
+        self.drafted += round.drafted
+        self.accepted += round.accepted
+        self.new_tokens += len(round.tokens)
+        self.discarded += round.accepted + 1 - len(round.tokens)
         for counts in (self.offered_at, self.accepted_at):
-            counts.extend([0] * (depth - len(counts)))
-        for level in range(depth):
-            self.offered_at[level] += accepted >= level
-            self.accepted_at[level] += accepted > level
+            counts.extend([0] * (round.depth - len(counts)))
+        for level in range(round.depth):
+            self.offered_at[level] += round.accepted >= level
+            self.accepted_at[level] += round.accepted > level
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -80,7 +86,7 @@ class RequestStatistics:
         return [_ratio(*counts) for counts in zip(self.accepted_at, self.offered_at, strict=True)]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return counts and rates, ready for JSON."""
+        """Return counts and rates, ready for JSON; not the `history`."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "new_tokens": self.new_tokens,
@@ -112,7 +118,12 @@ class Statistics:
     accept_seconds : float
         Logits processors, acceptance, commit, stopping criteria and streaming.
     details : dict
-        Figures that only this method has, ready for JSON (`Drafter.details`).
+        Figures that only this method has, ready for JSON (`Drafter.details`), and `by_drafter` of
+        those whose rounds name who drafted.
+    times : list of PassTimes
+        Of every pass: entry n belongs to round n of each request.
+    cache_bytes : int
+        What the target's KV cache takes, room for new tokens and one draft included; on this rank.
     """
 
     requests: list[RequestStatistics]
@@ -121,6 +132,8 @@ class Statistics:
     target_seconds: float = 0.0
     accept_seconds: float = 0.0
     details: dict[str, Any] = field(default_factory=dict)
+    times: list[PassTimes] = field(default_factory=list, repr=False)
+    cache_bytes: int = 0
 
     @property
     def total(self) -> RequestStatistics:
@@ -147,8 +160,12 @@ class Statistics:
         """New tokens of all requests per second of decoding, prefill left out."""
         return _ratio(sum(request.new_tokens for request in self.requests), self.decode_seconds)
 
+    def by_drafter(self, method: str) -> dict[str, Any]:
+        """Return rounds, tokens and times by who drafted: `specattn.decoding.rounds.by_drafter`."""
+        return by_drafter([request.history for request in self.requests], self.times, method)
+
     def to_dict(self) -> dict[str, Any]:
-        """Return everything, ready for JSON: times, the totals, and each request's counts."""
+        """Return figures, ready for JSON: times, the totals, and each request's counts."""
         return {
             "prefill_seconds": self.prefill_seconds,
             "decode_seconds": self.decode_seconds,
@@ -157,6 +174,7 @@ class Statistics:
             "accept_seconds": self.accept_seconds,
             "tokens_per_second": self.tokens_per_second,
             "passes": self.passes,
+            "cache_bytes": self.cache_bytes,
             **self.total.to_dict(),
             "details": self.details,
             "requests": [request.to_dict() for request in self.requests],
@@ -211,14 +229,20 @@ class Stopwatch:
         """Book the time since the last lap on `part`."""
         self.laps.append((part, self.clock.now()))
 
+    def seconds(self) -> list[tuple[str, float]]:
+        """Return every lap's part and seconds; waits for the device."""
+        synchronize(self.clock.device)
+        begins = [self.start, *(moment for _, moment in self.laps)]
+        return [
+            (part, self.clock.seconds(begin, end))
+            for begin, (part, end) in zip(begins, self.laps, strict=False)
+        ]
+
     def totals(self) -> dict[str, float]:
         """Return the seconds booked on every part; waits for the device."""
-        synchronize(self.clock.device)
         totals: dict[str, float] = {}
-        last = self.start
-        for part, moment in self.laps:
-            totals[part] = totals.get(part, 0.0) + self.clock.seconds(last, moment)
-            last = moment
+        for part, seconds in self.seconds():
+            totals[part] = totals.get(part, 0.0) + seconds
         return totals
 
 

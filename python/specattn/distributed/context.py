@@ -101,6 +101,11 @@ class ContextCache(KVCache):
         return self._capacity
 
     @property
+    def nbytes(self) -> int:
+        """Bytes that keys and values take on this rank."""
+        return self.storage.nbytes + (0 if self.whole is None else self.whole.nbytes)
+
+    @property
     def width(self) -> int:
         """Entries of collected scores: one for each of this rank's slots."""
         return self.room

@@ -15,29 +15,13 @@ from specattn.decoding.methods.choosing import TRIAL, Account, Chooser, Worth
 from specattn.decoding.methods.costs import EXPLORING, SIZES, PassCosts
 from specattn.decoding.statistics import Clock
 from tests import distributions
+from tests.decoding.machine import Machine
 from tests.decoding.models import prompts, tiny_model
 from tests.drafters import poss_statement
 from tests.drafters.statement import random_drafter
 from tests.drafters.test_heads import random_heads
 
 V = 24
-
-
-class Machine:
-    """A clock that shows what rounds have cost, `late` moments behind."""
-
-    def __init__(self, late=0):
-        self.time, self.moments, self.late = 0.0, [], late
-
-    def now(self):
-        self.moments.append(self.time)
-        return len(self.moments) - 1
-
-    def passed(self, moment):
-        return moment + self.late < len(self.moments)
-
-    def seconds(self, begin, end):
-        return self.moments[end] - self.moments[begin]
 
 
 def run(drafters, lookup, *, rounds=400, saved=0.0, late=0, known=None, guess=(4.0, 2.0)):
@@ -53,7 +37,7 @@ def run(drafters, lookup, *, rounds=400, saved=0.0, late=0, known=None, guess=(4
         seconds, tokens = lookup(number)
         name = chooser.choose([tokens], seconds, 1.0)
         chosen.append(name)
-        chooser.begin(name, name or "suffix")
+        chooser.begin(name)
         if name is not None:
             seconds, tokens = drafters[name](number)
         machine.time += seconds
@@ -195,8 +179,10 @@ def test_requests_of_a_batch_are_drafted_for_by_different_drafters(model, capric
     def noted(self, root):
         draft = propose(self, root)
         rounds.append((self.name, tuple(self.own)))
+        expected.append([self.name if own and self.name else "suffix" for own in self.own])
         return draft
 
+    expected = []
     monkeypatch.setattr(module._AutoDrafter, "propose", noted)
     method = Auto(trained=trained(model)["longspec"])
     texts = prompts((40, 20, 60), vocabulary=V)
@@ -205,6 +191,13 @@ def test_requests_of_a_batch_are_drafted_for_by_different_drafters(model, capric
     assert found.new_tokens == generate(model, texts, "plain", **settings).new_tokens
     mixed = {name for name, own in rounds if len(set(own)) == 2}
     assert mixed == {"vegas", "longspec"}
+    histories = [request.history for request in found.statistics.requests]
+    assert len({len(history) for history in histories}) > 1
+    for number, names in enumerate(expected):
+        round = [history[number] for history in histories if len(history) > number]
+        assert [one.drafter for one in round] == [
+            name if one.drafted else None for name, one in zip(names, round, strict=True)
+        ]
 
 
 @pytest.mark.parametrize("pays", [False, True])

@@ -23,24 +23,8 @@ from specattn.decoding.methods.sizing import (
     sizes_up_to,
 )
 from tests.decoding.fuzzing import drafter_of, model_of
+from tests.decoding.machine import Machine
 from tests.decoding.models import prompts
-
-
-class Machine:
-    """A clock that shows what rounds have cost, `late` moments behind."""
-
-    def __init__(self, late=0):
-        self.time, self.moments, self.late = 0.0, [], late
-
-    def now(self):
-        self.moments.append(self.time)
-        return len(self.moments) - 1
-
-    def passed(self, moment):
-        return moment + self.late < len(self.moments)
-
-    def seconds(self, begin, end):
-        return self.moments[end] - self.moments[begin]
 
 
 class Model:

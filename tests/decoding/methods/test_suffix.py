@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from specattn.decoding import generate
 from specattn.decoding.methods.costs import SIZES, Calibration, PassCosts, best_size
 from specattn.decoding.methods.suffix import Suffix
+from tests.decoding.machine import Machine
 from tests.decoding.models import prompts, tiny_model
 
 _cpu = pytest.importorskip("specattn._cpu", reason="the C++ kernels are not built")
@@ -186,21 +187,6 @@ def test_the_size_with_the_most_tokens_per_second():
     assert best_size(costs, vague, 5.0) == 3, "more is accepted than was expected"
 
 
-class Hand:
-    """A clock that is set by hand."""
-
-    time = 0.0
-
-    def now(self):
-        return self.time
-
-    def passed(self, moment):
-        return True
-
-    def seconds(self, begin, end):
-        return end - begin
-
-
 def measured(costs, rows, seconds, times=2):
     for _ in range(times):
         costs.begin(rows)
@@ -209,7 +195,7 @@ def measured(costs, rows, seconds, times=2):
 
 
 def test_sizes_grow_by_doubling_and_lie_on_lines_between():
-    costs = PassCosts(Hand())
+    costs = PassCosts(Machine())
     assert costs.estimates() == {1: 1.0}
     measured(costs, 1, 9.0, times=1)  # cold
     assert costs.estimates() == {1: 1.0}
@@ -224,7 +210,7 @@ def test_sizes_grow_by_doubling_and_lie_on_lines_between():
 
 
 def test_of_two_sizes_that_contradict_each_other_the_later_is_believed():
-    costs = PassCosts(Hand())
+    costs = PassCosts(Machine())
     measured(costs, 1, 20.0, times=3)  # while another program ran
     measured(costs, 4, 5.0)
     assert costs.measured == {1: 5.0, 4: 5.0}
@@ -270,7 +256,7 @@ def test_best_trees_says_what_it_expects(changes, message):
 
 
 def test_one_slow_pass_does_not_count_and_an_old_one_is_forgotten():
-    costs = PassCosts(Hand())
+    costs = PassCosts(Machine())
     measured(costs, 1, 2.0, times=6)
     measured(costs, 1, 100.0, times=1)
     assert costs.measured[1] == 2.0

@@ -7,25 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specattn.decoding.methods.switch import REMEMBERED, SAME, TRIAL, Switch
+from tests.decoding.machine import Machine
 
 FIRST_TRIAL = 2 + 3 * TRIAL  # rounds, both kinds
-
-
-class Machine:
-    """A clock that shows what rounds have cost, `late` moments behind."""
-
-    def __init__(self, late=0):
-        self.time, self.moments, self.late = 0.0, [], late
-
-    def now(self):
-        self.moments.append(self.time)
-        return len(self.moments) - 1
-
-    def passed(self, moment):
-        return moment + self.late < len(self.moments)
-
-    def seconds(self, begin, end):
-        return self.moments[end] - self.moments[begin]
 
 
 @dataclass

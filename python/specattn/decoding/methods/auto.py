@@ -199,14 +199,15 @@ class _AutoDrafter(Drafter):
         ready = self.vegas is None or chosen != Vegas.name or self.vegas.selected is not None
         self.name, self.own = chosen if ready else None, [True] * len(root)
         if self.name is None:
-            drafts = any(parents for parents, *_ in lookup.trees)
-            self.silent = 0 if drafts else self.silent + 1
-            self.chooser.begin(None, Suffix.name if drafts else "none")
+            self.chooser.begin(None)
             draft = self.suffix.draft(root, lookup)
+            draft = draft._replace(drafters=[Suffix.name] * len(root))
         else:
-            self.silent = 0
-            self.chooser.begin(self.name, self.name)
+            self.chooser.begin(self.name)
             draft = self._draft(self.name, root, lookup)
+            names = [self.name if own else Suffix.name for own in self.own]
+            draft = draft._replace(drafters=names)
+        self.silent = 0 if self.name or draft.tree.size > 1 else self.silent + 1
         if self.vegas is not None and self.chooser.keeps(Vegas.name, row_seconds):
             self.capture = self.vegas.captured(draft.tree.size)
         return draft
@@ -215,14 +216,14 @@ class _AutoDrafter(Drafter):
         """Return the root alone: where the text offers nothing, asking it costs the most."""
         self.left_out += 1
         self.name, self.own, self.capture = None, [True] * len(root), NO_CAPTURE
-        self.chooser.begin(None, "none")
-        return Draft(self.suffix.root_alone, root[:, None])
+        self.chooser.begin(None)
+        return self.suffix.nothing(root)._replace(drafters=[Suffix.name] * len(root))
 
     def _draft(self, name: str, root: torch.Tensor, lookup: Lookup) -> Draft:
         """Draft by running a model, but for requests to which what was looked up promises more."""
         draft, worth = self.drafters[name].propose(root), self.chooser.worths[name]
         if draft.tree.size == 1:
-            self.chooser.drafts_nothing("none")
+            self.chooser.drafts_nothing()
         if worth.known:
             own = [worth.tokens >= tokens for tokens in lookup.tokens]
             self.own = own if any(own) else self.own
@@ -261,25 +262,8 @@ class _AutoDrafter(Drafter):
         }
 
     def details(self) -> dict[str, Any]:
-        """Return how many rounds each drafter had, what they gave and took, and what passes cost.
-
-        "suffix" are the rounds that drafted what was looked up, "none" those that drafted nothing.
-        """
-        chooser, rounds = self.chooser, self.chooser.rounds
-        total = sum(rounds.values()) or 1
-        shares = (f"{name} {100 * count / total:.0f}%" for name, count in rounds.most_common())
-
-        def per_round(sums: dict[str, float], digits: int) -> dict[str, float]:
-            return {name: round(sums[name] / count, digits) for name, count in rounds.items()}
-
-        return {
-            "rounds by drafter": ", ".join(shares),
-            "seconds lost to trials": round(chooser.lost, 4),
-            "rounds": dict(rounds),
-            "tokens per round": per_round(chooser.tokens, 2),
-            "ms per round": {k: 1e3 * v for k, v in per_round(chooser.seconds, 5).items()},
-            **self.suffix.details(),
-        }
+        """Return what trials have cost, and what passes cost."""
+        return {"seconds lost to trials": round(self.chooser.lost, 4), **self.suffix.details()}
 
 
 def _mixed(draft: Draft, own: list[bool], lookup: Lookup) -> Draft:

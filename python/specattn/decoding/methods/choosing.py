@@ -6,7 +6,7 @@ by the text so far.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
@@ -95,7 +95,6 @@ class Account:
 
 class _Round(NamedTuple):
     name: str | None
-    label: str
     begin: Any
     speed: float  # tokens per second that were promised by the fastest
     trial: bool
@@ -117,8 +116,6 @@ class Chooser:
 
     Attributes
     ----------
-    rounds, tokens, seconds : dict of str to number
-        Of the whole run, by what `begin` was told to book them on.
     lost : float
         Seconds that trials of this run have cost.
     """
@@ -127,8 +124,6 @@ class Chooser:
         self.clock, self.worths, self.account = clock, worths, account
         self.lost = 0.0
         self._met = set[str]()  # who has drafted in this run
-        self.rounds = Counter[str]()
-        self.tokens, self.seconds = defaultdict[str, float](float), defaultdict[str, float](float)
         self._speed = 0.0
         self._looked_up_at = account.elapsed
         self._trial, self._left = "", 0
@@ -194,25 +189,20 @@ class Chooser:
         faster = row_seconds and worth.tokens * row_seconds > worth.seconds(row_seconds)
         return bool(on_trial or (worth.known and faster))
 
-    def begin(self, name: str | None, label: str) -> None:
-        """Note who drafts in the round that begins: who was chosen, or None if it is not ready.
-
-        The round is booked on `label` in the statistics.
-        """
+    def begin(self, name: str | None) -> None:
+        """Note who drafts in the round that begins: who was chosen, or None if it is not ready."""
         trial = self._left > 0 and name == self._trial
         self._left -= trial
-        self._current = _Round(name, label, self.clock.now(), self._speed, trial)
+        self._current = _Round(name, self.clock.now(), self._speed, trial)
 
-    def drafts_nothing(self, label: str) -> None:
+    def drafts_nothing(self) -> None:
         """Note that its drafter drafts nothing in this round: it says nothing of the drafter."""
         assert self._current is not None
-        self._current = self._current._replace(name=None, label=label)
+        self._current = self._current._replace(name=None)
 
     def end(self, total: float, each: float) -> None:
         """Note that the round gave `total` tokens, and `each` request of its drafter's so many."""
         assert self._current is not None
-        self.rounds[self._current.label] += 1
-        self.tokens[self._current.label] += total
         self._unread.append((self._current, self.clock.now(), total, each))
         self._current = None
         while self._unread and self.clock.passed(self._unread[0][1]):
@@ -221,7 +211,6 @@ class Chooser:
     def _book(self, round: _Round, end: Any, total: float, each: float) -> None:
         """Learn from a round whose end has passed."""
         seconds = self.clock.seconds(round.begin, end)
-        self.seconds[round.label] += seconds
         self.account.elapsed += seconds
         if round.name is None:
             self._looked_up_at = self.account.elapsed

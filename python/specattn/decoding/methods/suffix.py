@@ -190,7 +190,7 @@ class SuffixDrafter(Drafter):
         self.expected = [sum(chances) for *_, chances in trees]
         self.costs.begin(size)
         if size == 1:
-            return Draft(self.root_alone, root[:, None])
+            return self.nothing(root)
         shapes = tuple((-1, *(parent + 1 for parent in parents)) for parents, _, _ in trees)
         drafted = torch.tensor(
             [[0, *tokens, *[0] * (size - 1 - len(tokens))] for _, tokens, _ in trees]
@@ -198,6 +198,10 @@ class SuffixDrafter(Drafter):
         drafted = drafted.to(root.device)
         drafted[:, 0] = root
         return Draft(shared_tree(shapes, root.device), drafted)
+
+    def nothing(self, root: torch.Tensor) -> Draft:
+        """Return `root` [B] alone as a draft."""
+        return Draft(self.root_alone, root[:, None])
 
     def propose(self, root: torch.Tensor) -> Draft:
         """Draft behind `root` [B]."""

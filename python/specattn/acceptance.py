@@ -28,6 +28,18 @@ import torch
 
 from specattn.tree import Tree
 
+__all__ = [
+    "Accepted",
+    "Walk",
+    "accept",
+    "accept_samples",
+    "accepted_of",
+    "follow",
+    "sample",
+    "sample_children",
+    "walk",
+]
+
 Draw = Callable[[torch.Tensor], torch.Tensor]
 """Draws one index per row from rows of weights: [B, n] -> [B]."""
 

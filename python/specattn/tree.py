@@ -201,7 +201,7 @@ class Tree:
 
     @cached_property
     def parent_lists(self) -> list[list[int]]:
-        """`parents` on the host, [1][T] or [B][T]; waits for the device."""
+        """`parents` on the host, a list of T for each tree; waits for the device."""
         return self.parents.reshape(-1, self.size).tolist()
 
     @cached_property

@@ -203,3 +203,4 @@ MACHINES = {
         _gpu("rtx-4090", 0.91e12, 124e12, 24e9, _SHEET),
     )
 }
+"""Machines by name; `Machine.source` says where their rates come from."""

@@ -1,0 +1,57 @@
+"""A hook of mkdocs: every public name stands in the reference, with a docstring."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import griffe
+from mkdocs.exceptions import Abort
+
+MODULES = (
+    "specattn",
+    "specattn.acceptance",
+    "specattn.decoding",
+    "specattn.distributed",
+    "specattn.drafters",
+    "specattn.integrations.transformers",
+    "specattn.integrations.vllm",
+    "specattn.planning",
+    "specattn.training",
+    "specattn.tuning",
+)
+
+ELSEWHERE = {  # what reading the source alone does not find where it is imported from
+    "specattn.integrations.vllm.PromptLookup": "specattn.integrations.vllm.lookup.PromptLookup",
+    "specattn.integrations.vllm.Suffix": "specattn.integrations.vllm.lookup.Suffix",
+    "specattn.integrations.vllm.Vegas": "specattn.integrations.vllm.vegas.Vegas",
+}
+
+
+def on_post_build(config):
+    """End the build where a public name is missing or says nothing."""
+    folder = Path(config.site_dir, "reference")
+    shown = set()
+    for page in folder.rglob("*.html"):
+        shown.update(re.findall(r'id="(specattn[\w.]*)"', page.read_text()))
+    missing = [name for name in public_names() if ELSEWHERE.get(name, name) not in shown]
+    if missing:
+        raise Abort(f"not in the reference, or without a docstring: {', '.join(missing)}")
+
+
+def public_names():
+    """Return the names that the public modules export, with their modules', without importing."""
+    here = Path(__file__).parent
+    package = griffe.load(
+        "specattn",
+        search_paths=[here.parents[1] / "python"],
+        extensions=griffe.load_extensions(here / "shadows.py"),
+    )
+    names = []
+    for path in MODULES:
+        module = package if path == "specattn" else package[path.removeprefix("specattn.")]
+        exports = [getattr(name, "name", name) for name in module.exports or ()]
+        if not exports:
+            raise Abort(f"{path} has no __all__")
+        names += [f"{path}.{name}" for name in exports]
+    return names

@@ -22,8 +22,10 @@ package: $(VENV)/.dev
 	$(PYTHON) tests/package.py dist "$(TORCH)" build/package
 
 ## The documentation as a site in build/site, notebooks run; a broken link or an undocumented name fails.
+## Then it is opened in Chromium, where there is one.
 docs: $(VENV)/docs/.done
 	NO_MKDOCS_2_WARNING=1 $(VENV)/docs/bin/mkdocs build --quiet --strict
+	$(BIN)/python -m pytest -p no:cacheprovider tests/site $(ARGS)
 
 ## Style, types and the direction of imports.
 lint: $(VENV)/.dev

@@ -27,12 +27,13 @@ docs: $(VENV)/docs/.done
 	NO_MKDOCS_2_WARNING=1 $(VENV)/docs/bin/mkdocs build --quiet --strict
 	$(BIN)/python -m pytest -p no:cacheprovider tests/site $(ARGS)
 
-## Style, types and the direction of imports.
+## Style, types, docstrings with their examples, and the direction of imports.
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror csrc/cpu/*.cpp csrc/cpu/*.h
 	$(BIN)/mypy
+	$(BIN)/python -m pytest -p no:cacheprovider tests/test_docstrings.py
 	@# The import graph is read from files, so the mapping of setup.py is laid out as folders first.
 	@rm -rf build/layers && mkdir -p build/layers
 	@cp -r python/specattn build/layers && cp -r reference triton_kernels build/layers/specattn

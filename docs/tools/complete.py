@@ -7,19 +7,7 @@ from pathlib import Path
 
 import griffe
 from mkdocs.exceptions import Abort
-
-MODULES = (
-    "specattn",
-    "specattn.acceptance",
-    "specattn.decoding",
-    "specattn.distributed",
-    "specattn.drafters",
-    "specattn.integrations.transformers",
-    "specattn.integrations.vllm",
-    "specattn.planning",
-    "specattn.training",
-    "specattn.tuning",
-)
+from public import MODULES
 
 ELSEWHERE = {  # what reading the source does not find, or finds a module of the same name for
     "specattn.backends": "specattn.backends.select.backends",

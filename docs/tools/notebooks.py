@@ -6,14 +6,10 @@ Their links are those of any page of ``docs``, so that `sources` moves them and 
 from __future__ import annotations
 
 import base64
-import os
 from pathlib import Path
 
-import nbformat
 from mkdocs.structure.files import File
-from nbclient import NotebookClient
-
-SECONDS = 300  # for one cell, on a busy machine
+from run_notebook import executed
 
 
 def on_files(files, config):
@@ -25,17 +21,6 @@ def on_files(files, config):
         for number, picture in enumerate(pictures):
             files.append(File.generated(config, f"{name}-{number}.png", content=picture))
     return files
-
-
-def executed(path):
-    """Return a notebook with its outputs; a cell that fails ends it with its error."""
-    os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
-    notebook = nbformat.read(path, as_version=4)
-    folder = {"metadata": {"path": str(path.parent)}}
-    quiet = ["--IPKernelApp.log_level=ERROR"]
-    client = NotebookClient(notebook, timeout=SECONDS, resources=folder, extra_arguments=quiet)
-    client.execute()
-    return notebook
 
 
 def page_of(notebook, name):

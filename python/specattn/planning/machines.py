@@ -29,6 +29,7 @@ class Machine:
 
     Attributes
     ----------
+    name : str
     bandwidth : float
         Bytes per second that a plain read or copy attains.
     matrix : float

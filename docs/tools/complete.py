@@ -9,12 +9,11 @@ import griffe
 from mkdocs.exceptions import Abort
 from public import MODULES
 
-ELSEWHERE = {  # what reading the source does not find, or finds a module of the same name for
+ELSEWHERE = {  # what is imported from where reading the source does not find it
     "specattn.backends": "specattn.backends.select.backends",
     "specattn.integrations.vllm.PromptLookup": "specattn.integrations.vllm.lookup.PromptLookup",
     "specattn.integrations.vllm.Suffix": "specattn.integrations.vllm.lookup.Suffix",
     "specattn.integrations.vllm.Vegas": "specattn.integrations.vllm.vegas.Vegas",
-    "specattn.planning.predict": "specattn.planning.predict.predict",
 }
 
 
@@ -24,25 +23,27 @@ def on_post_build(config):
     shown = set()
     for page in folder.rglob("*.html"):
         shown.update(re.findall(r'id="(specattn[\w.]*)"', page.read_text()))
-    missing = [name for name in public_names() if not shown & {name, _defined(name)}]
+    missing = [name for name, place in public_names().items() if place not in shown]
     if missing:
         raise Abort(f"not in the reference, or without a docstring: {', '.join(missing)}")
 
 
 def public_names():
-    """Return the names that the public modules export, with their modules', without importing."""
+    """Return the names that the public modules export, and where the reference must show them.
+
+    That is the name itself, but for functions whose module has their name: there reading the source
+    finds the module, as importing does not. Nothing is imported.
+    """
     package = griffe.load("specattn", search_paths=[Path(__file__).parents[2] / "python"])
-    names = []
+    places = {}
     for path in MODULES:
         module = package if path == "specattn" else package[path.removeprefix("specattn.")]
         exports = [getattr(name, "name", name) for name in module.exports or ()]
         if not exports:
             raise Abort(f"{path} has no __all__")
-        names += [f"{path}.{name}" for name in exports]
-    return names
-
-
-def _defined(name):
-    """Return where the reference shows a name if not where it is imported from."""
-    last = name.rpartition(".")[2]
-    return ELSEWHERE.get(name, f"specattn.ops.{last}.{last}")
+        for name in exports:
+            full, found = f"{path}.{name}", module.members.get(name)
+            hidden = found is not None and found.is_module and name in found.members
+            place = f"{found.canonical_path}.{name}" if hidden else full
+            places[full] = ELSEWHERE.get(full, place)
+    return places

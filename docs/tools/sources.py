@@ -11,6 +11,7 @@ import posixpath
 import re
 from pathlib import Path
 
+from mkdocs.exceptions import Abort
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[2]
@@ -58,6 +59,20 @@ def on_page_markdown(markdown, page, config, files):
         return posixpath.relpath(_site_uri(target), posixpath.dirname(here) or ".") + anchor
 
     return LINK.sub(moved, markdown)
+
+
+def on_page_content(html, page, config, files):
+    """Make links of the pages that docstrings name."""
+    if not page.file.src_uri.startswith("reference/"):
+        return html
+
+    def linked(match):
+        named = files.get_file_from_path(match[1])
+        if named is None:
+            raise Abort(f"{page.file.src_uri}: a docstring names docs/{match[1]}, which is no page")
+        return f'<a href="{named.url_relative_to(page.file)}">{match[0]}</a>'
+
+    return re.sub(r"docs/([\w/-]+\.md)", linked, html)
 
 
 def _targets(page):

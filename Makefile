@@ -4,7 +4,7 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test package lint fuzz sanitize test-triton36 test-torchao test-vllm bench vllm llama-cpp clean
+.PHONY: demo test package docs lint fuzz sanitize test-triton36 test-torchao test-vllm bench vllm llama-cpp clean
 
 ## Decode a real file with the embedded target, plainly and speculatively. FILE= continues your own.
 demo: $(VENV)/.demo
@@ -21,12 +21,19 @@ package: $(VENV)/.dev
 	$(BIN)/python -m build --no-isolation --outdir dist . > build/package/build.log || (tail -40 build/package/build.log; false)
 	$(PYTHON) tests/package.py dist "$(TORCH)" build/package
 
-## Style, types and the direction of imports.
+## The documentation as a site in build/site, notebooks run; a broken link or an undocumented name fails.
+## Then it is opened in Chromium, where there is one.
+docs: $(VENV)/docs/.done
+	NO_MKDOCS_2_WARNING=1 $(VENV)/docs/bin/mkdocs build --quiet --strict
+	$(BIN)/python -m pytest -p no:cacheprovider tests/site $(ARGS)
+
+## Style, types, docstrings with their examples, and the direction of imports.
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror csrc/cpu/*.cpp csrc/cpu/*.h
 	$(BIN)/mypy
+	$(BIN)/python -m pytest -p no:cacheprovider tests/test_docstrings.py
 	@# The import graph is read from files, so the mapping of setup.py is laid out as folders first.
 	@rm -rf build/layers && mkdir -p build/layers
 	@cp -r python/specattn build/layers && cp -r reference triton_kernels build/layers/specattn
@@ -92,9 +99,12 @@ $(VENV)/.demo: $(VENV)/.torch requirements/demo.txt setup.py pyproject.toml $(wi
 # it looks in after its own.
 $(VENV)/triton36/.done: WANTED = triton==3.6.0
 $(VENV)/torchao/.done: WANTED = torchao==0.18.0
-$(VENV)/triton36/.done $(VENV)/torchao/.done: $(VENV)/.dev
+$(VENV)/docs/.done: WANTED = -r requirements/docs.txt
+$(VENV)/docs/.done: requirements/docs.txt
+$(VENV)/triton36/.done $(VENV)/torchao/.done: ALONE = --no-deps
+$(VENV)/triton36/.done $(VENV)/torchao/.done $(VENV)/docs/.done: $(VENV)/.dev
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(WANTED)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(ALONE) $(WANTED)
 	$(BIN)/python -c "import sysconfig; print(f'import site; site.addsitedir({sysconfig.get_path(\"purelib\")!r})')" \
 	    > "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/outer.pth"
 	touch $@

@@ -28,6 +28,18 @@ import torch
 
 from specattn.tree import Tree
 
+__all__ = [
+    "Accepted",
+    "Walk",
+    "accept",
+    "accept_samples",
+    "accepted_of",
+    "follow",
+    "sample",
+    "sample_children",
+    "walk",
+]
+
 Draw = Callable[[torch.Tensor], torch.Tensor]
 """Draws one index per row from rows of weights: [B, n] -> [B]."""
 
@@ -135,6 +147,19 @@ def accept_samples(tree: Tree, tokens: torch.Tensor, samples: torch.Tensor) -> A
         As for `accept`.
     samples : Tensor, int64 [B, T]
         The token that the target puts after each node.
+
+    Returns
+    -------
+    Accepted
+
+    Examples
+    --------
+    The target puts 7 behind the root, which was drafted, and 8 behind that, which was not:
+
+    >>> tokens, samples = torch.tensor([[1, 7, 5]]), torch.tensor([[7, 8, 9]])
+    >>> accepted = accept_samples(Tree([-1, 0, 0]), tokens, samples)
+    >>> accepted.nodes.tolist(), accepted.counts.tolist(), accepted.next_token.tolist()
+    ([[1]], [1], [8])
     """
     _check_shapes(tree, tokens, samples=samples)
     return follow(tree, tokens, lambda node, _: samples.gather(-1, node[:, None])[:, 0].long())
@@ -159,6 +184,10 @@ def follow(tree: Tree, tokens: torch.Tensor, sample_at: SampleAt) -> Accepted:
         `node`, int64 [B]; `emitted`, int64 [B, depth], are the tokens of its path, the root's
         apart. It is called once per level. A request that has left the tree before is asked about
         its last node again, with -1 behind its path; the answer is dropped.
+
+    Returns
+    -------
+    Accepted
     """
     parents = tree.parents.expand(len(tokens), -1)
     reached = torch.zeros_like(parents, dtype=torch.bool)
@@ -201,6 +230,10 @@ def walk(parents: Sequence[int], tokens: Sequence[int], token_after: TokenAfter)
     token_after : callable
         ``token_after(node, path)`` draws the token that the target puts after a node; `path` are
         the tokens of its path, the root's apart. It is called once per node of the walk.
+
+    Returns
+    -------
+    Walk
     """
     node, emitted = 0, [token_after(0, [])]
     reached = {0}
@@ -219,7 +252,19 @@ def walk(parents: Sequence[int], tokens: Sequence[int], token_after: TokenAfter)
 
 
 def accepted_of(walks: Sequence[Walk], max_depth: int) -> Accepted:
-    """Return walks of a batch as tensors, on the CPU."""
+    """Return walks of a batch as tensors, on the CPU.
+
+    Parameters
+    ----------
+    walks : sequence of Walk
+        One of each request.
+    max_depth : int
+        Of the tree: columns of `Accepted.nodes`.
+
+    Returns
+    -------
+    Accepted
+    """
     rows = [
         [len(nodes), tokens[-1], *nodes, *[-1] * (max_depth - len(nodes))]
         for nodes, tokens in walks

@@ -50,6 +50,16 @@ class Tree:
     ValueError
         `parents` is no tree, or the tree exceeds a given bound. On a GPU, and of trusted trees,
         values are looked at only when the environment has ``SPECATTN_CHECK=1``.
+
+    Examples
+    --------
+    Two tokens behind the root, and two behind the first of them:
+
+    >>> tree = Tree([-1, 0, 0, 1, 1])
+    >>> tree.depths.tolist()
+    [0, 1, 1, 2, 2]
+    >>> tree.mask[4].int().tolist()  # row 4 sees the root, its parent and itself
+    [1, 1, 0, 0, 1]
     """
 
     def __init__(
@@ -201,7 +211,7 @@ class Tree:
 
     @cached_property
     def parent_lists(self) -> list[list[int]]:
-        """`parents` on the host, [1][T] or [B][T]; waits for the device."""
+        """`parents` on the host, a list of T for each tree; waits for the device."""
         return self.parents.reshape(-1, self.size).tolist()
 
     @cached_property

@@ -18,6 +18,10 @@ _forced: str | None = None
 def backends() -> dict[str, str]:
     """Return every backend's name with "available", or with the reason why it is not.
 
+    Returns
+    -------
+    dict of str to str
+
     Examples
     --------
     >>> import specattn

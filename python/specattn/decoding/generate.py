@@ -93,7 +93,7 @@ def generate(
     temperature : float, optional
         0 is greedy decoding, anything above samples; None leaves it to the generation config, as
         for every other option that is not given: the model's own ``generation_config`` may sample
-        and filter. (The commands obey of it only where a text ends.)
+        and filter. The commands obey of it only where a text ends.
     seed, generator : optional
         A seed decides the text, whichever method drafts (docs/sampling.md). Without one it is drawn
         from `generator`, by default torch's global one. Give one of them, not both.

@@ -132,6 +132,10 @@ def load_speculators(folder: Path | str, *, dtype: torch.dtype | None = None) ->
     dtype : torch.dtype, optional
         By default as stored.
 
+    Returns
+    -------
+    PosSDrafter
+
     Raises
     ------
     ValueError

@@ -24,6 +24,14 @@ import torch
 def lse_to_log2(lse: torch.Tensor) -> torch.Tensor:
     """Return a natural log-sum-exp in base 2, as FlashInfer keeps it.
 
+    Parameters
+    ----------
+    lse : Tensor of any shape
+
+    Returns
+    -------
+    Tensor of that shape
+
     Examples
     --------
     >>> lse_to_log2(torch.tensor([math.log(8.0), -math.inf]))
@@ -34,6 +42,14 @@ def lse_to_log2(lse: torch.Tensor) -> torch.Tensor:
 
 def lse_from_log2(lse: torch.Tensor) -> torch.Tensor:
     """Return a base-2 log-sum-exp, as FlashInfer keeps it, in base e.
+
+    Parameters
+    ----------
+    lse : Tensor of any shape
+
+    Returns
+    -------
+    Tensor of that shape
 
     Examples
     --------
@@ -46,6 +62,14 @@ def lse_from_log2(lse: torch.Tensor) -> torch.Tensor:
 def lse_heads_first(lse: torch.Tensor) -> torch.Tensor:
     """Return [.., T, Hq] as a contiguous [.., Hq, T], as FlashAttention and vLLM keep it.
 
+    Parameters
+    ----------
+    lse : Tensor [.., T, Hq]
+
+    Returns
+    -------
+    Tensor [.., Hq, T]
+
     Examples
     --------
     >>> lse_heads_first(torch.zeros(2, 5, 8)).shape
@@ -56,6 +80,14 @@ def lse_heads_first(lse: torch.Tensor) -> torch.Tensor:
 
 def lse_heads_last(lse: torch.Tensor) -> torch.Tensor:
     """Return [.., Hq, T] as a contiguous [.., T, Hq], as this package keeps it.
+
+    Parameters
+    ----------
+    lse : Tensor [.., Hq, T]
+
+    Returns
+    -------
+    Tensor [.., T, Hq]
 
     Examples
     --------

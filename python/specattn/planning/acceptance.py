@@ -80,6 +80,15 @@ def constant_rate(accepted: float, depth: int) -> float:
 def method_profile(text: str) -> dict[str, AcceptanceProfile]:
     """Read ``vegas=0.95`` or ``longspec=0.8,0.7,0.65``: a method, and what `parse` reads.
 
+    Parameters
+    ----------
+    text : str
+
+    Returns
+    -------
+    dict of str to AcceptanceProfile
+        Of the one method.
+
     Raises
     ------
     ValueError

@@ -29,6 +29,7 @@ class Machine:
 
     Attributes
     ----------
+    name : str
     bandwidth : float
         Bytes per second that a plain read or copy attains.
     matrix : float
@@ -203,3 +204,4 @@ MACHINES = {
         _gpu("rtx-4090", 0.91e12, 124e12, 24e9, _SHEET),
     )
 }
+"""Machines by name; `Machine.source` says where their rates come from."""

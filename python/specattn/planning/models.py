@@ -18,8 +18,10 @@ class ModelShape:
 
     Attributes
     ----------
+    name : str
     family : str
         The ``model_type`` of its configuration.
+    layers, hidden, q_heads, kv_heads, head_dim, vocab : int
     intermediate : int
         Width of the MLP, or of one expert.
     experts, experts_per_token : int

@@ -17,11 +17,25 @@ from .models import ModelShape
 
 @dataclass(frozen=True)
 class Workload:
-    """What is decoded: `batch` requests of `context` cached tokens.
+    """What is decoded, and on what.
 
-    `size` is the bytes of an element; `eager` says whether the host launches every operator anew,
-    as this package's decode loop does, or replays a graph. The full-attention layers of the cache
-    may be dealt out over `ranks` such machines, connected by `link`.
+    Attributes
+    ----------
+    model : ModelShape
+    machine : Machine
+    context : int
+        Cached tokens of each request.
+    batch : int
+        Requests.
+    size : int
+        Bytes of an element.
+    eager : bool
+        Whether the host launches every operator anew, as this package's decode loop does, or
+        replays a graph.
+    ranks : int
+        Such machines over which the full-attention layers of the cache are dealt out.
+    link : Link
+        What connects them.
     """
 
     model: ModelShape
@@ -53,7 +67,20 @@ class Workload:
 
 @dataclass(frozen=True)
 class PassTime:
-    """Seconds of one pass, by what takes them."""
+    """Seconds of one pass, by what takes them.
+
+    Attributes
+    ----------
+    weights : float
+        Reading them and multiplying with them.
+    attention : float
+    host : float
+        Launching.
+    overlaps : bool
+        Whether the host runs ahead of the device; else their times add up.
+    exchange : float
+        Between ranks.
+    """
 
     weights: float
     attention: float

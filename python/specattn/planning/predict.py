@@ -16,6 +16,8 @@ class Prediction:
 
     Attributes
     ----------
+    method, settings : str
+        Its name, and its options as they are shown.
     round : Round
         For all requests at once.
     tokens : float

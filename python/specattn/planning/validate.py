@@ -36,13 +36,23 @@ _PLANNED = ("plain step", "verify", "verify, scores", "select", "draft step")
 
 @dataclass(frozen=True)
 class Check:
-    """One measured figure and its prediction, both in `unit`."""
+    """One measured figure and its prediction.
+
+    Attributes
+    ----------
+    name : str
+    unit : str
+        Of both figures.
+    predicted, measured : float
+    calibrated : bool
+        The prediction was made from this very figure.
+    """
 
     name: str
     unit: str
     predicted: float
     measured: float
-    calibrated: bool = False  # the prediction was made from this very figure
+    calibrated: bool = False
 
     @property
     def error(self) -> float:

@@ -30,6 +30,14 @@ def find_files(paths: Iterable[Path]) -> list[Path]:
 
     Files and folders whose names start with a dot are left out of folders.
 
+    Parameters
+    ----------
+    paths : iterable of Path
+
+    Returns
+    -------
+    list of Path
+
     Raises
     ------
     ValueError

@@ -22,6 +22,17 @@ def parse_method(text: str) -> tuple[str, dict[str, Any]]:
     A value is read as the type that the option declares: an integer, a number, ``true`` or
     ``false``, ``none``, integers in brackets such as ``[4,16]``, a word or a path.
 
+    Parameters
+    ----------
+    text : str
+
+    Returns
+    -------
+    name : str
+        A key of `METHODS`.
+    options : dict
+        What ``METHODS[name]`` takes.
+
     Raises
     ------
     ValueError

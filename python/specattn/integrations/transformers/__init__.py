@@ -6,7 +6,7 @@
 
 Every model that honours transformers' attention interface then attends through the primitives, in
 its own `generate` and with its own caches. What they cannot express goes where ``"sdpa"`` would
-send it, with one warning that says why (docs/engines.md).
+send it, with one warning that says why (docs/transformers.md).
 
 `Cache` is the one thing more that long contexts want: transformers' default cache copies all it
 holds for every token.
@@ -21,6 +21,7 @@ from .cache import Cache
 from .masks import mask
 
 NAME = "specattn"
+"""What transformers calls our attention and our masks."""
 
 AttentionInterface.register(NAME, attention_forward)
 AttentionMaskInterface.register(NAME, mask)

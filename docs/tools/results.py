@@ -1,0 +1,130 @@
+"""Draw the pictures of docs/results.md from bench/results: ``python docs/tools/results.py``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from figures import BLUE, GREEN, GREY, ORANGE, pyplot, save
+
+RESULTS = Path(__file__).parents[2] / "bench/results/epyc-2core"
+PEERS = {  # what the rows call it: what the picture does
+    "transformers": ("transformers, SDPA", GREY),
+    "vllm": ("vLLM", "#b9bec7"),
+    "plain": ("specattn, plain", BLUE),
+    "vegas": ("specattn, Vegas", ORANGE),
+    "prompt_lookup": ("specattn, prompt lookup", GREEN),
+}
+WAYS = {
+    "sdpa, static cache": ("SDPA, static cache", GREY),
+    "specattn": ("specattn, default cache", "#a9c2e3"),
+    "specattn, its cache": ("specattn, its cache", ORANGE),
+    "specattn, static cache": ("specattn, static cache", BLUE),
+}
+
+
+def main():
+    """Draw all pictures into docs/figures."""
+    pyplot.rcParams |= {"font.size": 10, "svg.hashsalt": "specattn"}
+    draw_peers()
+    draw_transformers()
+    draw_vllm()
+
+
+def read(name):
+    """Return a file's rows, each with the heading of its run."""
+    run, rows = {}, []
+    for line in (RESULTS / name).read_text().splitlines():
+        record = json.loads(line)
+        if record["kind"] == "run":
+            run = record
+        elif record["kind"] == "row":
+            rows.append(record | {"run": run})
+    return rows
+
+
+def bars(rows, names, value, title, label):
+    """Return a figure with a group of bars for each context, a bar for each name."""
+    figure, axes = pyplot.subplots(figsize=(8, 3.8), layout="constrained")
+    contexts = sorted({row["context"] for row in rows})
+    width = 0.8 / len(names)
+    for number, (name, (shown, color)) in enumerate(names.items()):
+        found = {row["context"]: value(row) for row in rows if row["name"] == name}
+        places = [contexts.index(n) + (number - (len(names) - 1) / 2) * width for n in found]
+        drawn = axes.bar(places, found.values(), width * 0.92, label=shown, color=color)
+        axes.bar_label(drawn, fmt=lambda x: f"{x:.0f}" if x > 20 else f"{x:.2f}", fontsize=7)
+    axes.set_xticks(range(len(contexts)), [size(n) for n in contexts])
+    axes.set(xlabel="tokens of the prompt", ylabel=label)
+    axes.set_title(f"{title}\n{origin(rows)}", fontsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=8, frameon=False)
+    return figure
+
+
+def size(tokens):
+    """Return a number of tokens as people say it."""
+    return f"{tokens // 1024}k" if tokens >= 1024 else str(tokens)
+
+
+def origin(rows):
+    """Return machine, commits and dates of the rows."""
+    runs = [row["run"] for row in rows]
+    commits = sorted({run["commit"][:7] for run in runs})
+    days = sorted({run["time"][:10] for run in runs})
+    return f"{runs[0]['machine']['name']}, {' to '.join(days)}, commit {', '.join(commits)}"
+
+
+def draw_peers():
+    """Draw whole engines side by side."""
+    rows = [row | {"name": row["method"]} for row in read("decoding-peers.jsonl")]
+    rows = [row for row in rows if row["name"] in PEERS and not row["settings"].get("ngram")]
+    figure = bars(
+        rows,
+        PEERS,
+        lambda row: row["tokens_per_second"]["median"],
+        "New tokens per second, embedded target, float32, greedy, every text the same",
+        "tokens per second",
+    )
+    figure.axes[0].set_yscale("log")
+    figure.axes[0].set_yticks([50, 100, 200, 500, 1000, 2000], [50, 100, 200, 500, 1000, 2000])
+    figure.axes[0].minorticks_off()
+    save(figure, "results-engines")
+
+
+def draw_transformers():
+    """Draw transformers' own generate with our attention and caches."""
+    rows = [row | {"name": row["way"]} for row in read("transformers-generate.jsonl")]
+    figure = bars(
+        [row for row in rows if row["name"] in WAYS],
+        WAYS,
+        lambda row: row["over_sdpa"]["decoding"],
+        "transformers' generate: times as fast per token as SDPA with the default cache",
+        "times SDPA",
+    )
+    figure.axes[0].axhline(1, color="black", linewidth=0.8)
+    save(figure, "results-transformers")
+
+
+def draw_vllm():
+    """Draw vLLM with the plugin over vLLM as it is."""
+    rows = [row for row in read("engines.jsonl") if row["check"] in ("plain", "drafter")]
+    rows = [row | {"name": row["variant"]} for row in rows]
+    names = {
+        "specattn": ("our attention, plain", BLUE),
+        "Vegas": ("Vegas", ORANGE),
+        "PromptLookup": ("PromptLookup", GREEN),
+        "Suffix": ("Suffix", "#7d5ba6"),
+    }
+    figure = bars(
+        rows,
+        names,
+        lambda row: row["ratio"],
+        "Inside vLLM: speed over vLLM's own plain decoding, one request",
+        "times vLLM as it is",
+    )
+    figure.axes[0].axhline(1, color="black", linewidth=0.8)
+    save(figure, "results-vllm")
+
+
+if __name__ == "__main__":
+    main()

@@ -101,22 +101,6 @@ def cache_rows(n, valid, b, index_row, listed, page_row, PAGE_SIZE: tl.constexpr
 
 
 @triton.jit
-def depth_of(t, ok, T, S, depth_row):
-    """Return the depths of tokens in the tree; without ``depth_row`` it is a causal chain."""
-    depth = t + S - T
-    if depth_row is not None:
-        depth = tl.load(depth_row + t, mask=ok, other=0)
-    return depth
-
-
-@triton.jit
-def lowest_bits(n):
-    """Return 32-bit words whose lowest ``n`` bits are set; none below 0, all from 32 on."""
-    bits = (1 << tl.minimum(tl.maximum(n, 0), 31)) - 1
-    return tl.where(n >= 32, -1, bits)
-
-
-@triton.jit
 def cap(s, softcap, SOFTCAP: tl.constexpr):
     """Return ``softcap * tanh(s / softcap)``, by its series where the closed form cancels."""
     if SOFTCAP:
@@ -170,26 +154,3 @@ def finish(m, l, acc):
     empty = l == 0.0
     l = tl.where(empty, 1.0, l)
     return acc / l[:, None], tl.where(empty, float("-inf"), (m + tl.log2(l)) * LN2)
-
-
-@triton.jit
-def split_in_three(x, dtype: tl.constexpr):
-    """Return a tile [16, D] of ``dtype`` whose rows add up to the float32 vector ``x`` [D]."""
-    r = tl.arange(0, 16)[:, None]
-    high = cast(x, dtype)
-    rest = x - high.to(tl.float32)
-    middle = cast(rest, dtype)
-    low = cast(rest - middle.to(tl.float32), dtype)
-    tile = tl.where(r == 1, middle[None, :], low[None, :])
-    tile = tl.where(r == 0, high[None, :], tile)
-    return tl.where(r < 3, tile, tl.zeros_like(tile))
-
-
-@triton.jit
-def fill_empty(p_row, ok, begin, end, BLOCK_N: tl.constexpr):
-    """Write -inf to the columns [begin, end) of some rows [C]."""
-    for n0 in range(begin, end, BLOCK_N):
-        n = n0 + tl.arange(0, BLOCK_N)
-        p = p_row[:, None] + n[None, :]
-        nothing = tl.full(p.shape, float("-inf"), p.dtype.element_ty)
-        tl.store(p, nothing, mask=ok[:, None] & (n < end)[None, :])

@@ -156,10 +156,12 @@ def meta(*shape, dtype):
 def attention(
     rows, D, dtype, *,
     op="hybrid", page_size=0, window=None, softcap=0.0, chain=False, ragged=False, everything=False,
+    trimmed=False,
 ):  # fmt: skip
     """Call one attention primitive on meta tensors; `rows` query rows share a KV head.
 
-    `ragged` requests have up to so many; `everything` lets lists of -1 stand for a whole prefix.
+    `ragged` requests have up to so many; `everything` lets lists of -1 stand for a whole prefix;
+    the mask may be `trimmed` to the window already, with depths.
     """
     T = max(rows // GROUP, 1)
     real, ints = partial(meta, dtype=dtype), partial(meta, dtype=torch.int32)
@@ -183,7 +185,7 @@ def attention(
             *prefix, *chosen, *tree, 0.1, softcap, None, lengths, *row_sizes, out, lse
         )
         return
-    depths = ints(*of_rows) if window and not chain else None
+    depths = ints(*of_rows) if trimmed else None
     tree = (None, None) if op == "in_cache" else (k_tree, k_tree)
     options = (table, window, 0.1, softcap, None, *row_sizes)
     inputs = (*prefix, ints(B), *tree, mask, depths, *options)
@@ -246,6 +248,7 @@ VARIANTS = {
     "scores paged window": {"op": "scores", "page_size": 16, "window": 1024},
     "logits": {"op": "logits"},
     "logits all": {"op": "logits", "page_size": 16, "window": 1024, "softcap": 20.0},
+    "logits trimmed": {"op": "logits", "window": 1024, "trimmed": True},
     "tree": {"op": "tree"},
 }
 VARIANTS |= {

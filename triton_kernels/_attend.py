@@ -83,7 +83,7 @@ def attend(
             tiles, requests = tokens * group // config.block_m + B, 1
     programs = kv_heads * min(requests * tiles, triton.cdiv(B * T * group, config.block_m))
     state_bytes = 4 * batches * tokens * heads * (D + 1)
-    splits = _configs.splits(q.device, config, programs, span, state_bytes)
+    splits = _configs.splits(q.device, config, programs, span, state_bytes, alone=B == 1)
     slots = splits.slots
     direct = slots == 1
     if direct:

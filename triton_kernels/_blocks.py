@@ -67,11 +67,12 @@ def split_size_of(keys, splits, least, most, slots, unit):
     """Return how many keys one split of a request takes; its own ``keys`` [...] decide.
 
     There are ``splits`` of them, which fill the GPU; fewer where they had less than ``least`` keys,
-    more where they had over ``most``, at most ``slots``. The grid's slots are this number for as
-    many keys as the cache has room for, so that its capacity does not show. A multiple of ``unit``.
+    a multiple where they still have ``most``, at most ``slots``. The grid's slots are this number
+    for as many keys as the cache has room for, so that its capacity does not show. A multiple of
+    ``unit``.
     """
-    count = tl.minimum(splits, (keys + least - 1) // least)
-    count = tl.maximum(count, (keys + most - 1) // most)
+    count = splits * tl.maximum(keys // (most * splits), 1)
+    count = tl.minimum(count, (keys + least - 1) // least)
     count = tl.maximum(tl.minimum(count, slots), 1)
     size = (keys + count - 1) // count
     return tl.maximum((size + unit - 1) // unit, 1) * unit

@@ -450,6 +450,7 @@ def _all():
             yield Case("merge_state", **size)
             yield Case("importance", **size, paged=number % 2 == 1, per_head=number % 4 < 2)
     yield Case("select", lengths=(2500, 1030, 0))
+    yield Case("select", lengths=(17000, 40), kv_heads=1)  # more than registers hold
     yield Case("ragged hybrid", rows=16, head_dim=128, kv_heads=1, ragged=(16, 1, 0))  # wgmma
     for op in ("scores", "logits", "gather"):  # 128 rows
         yield Case(

@@ -4,6 +4,6 @@ The function of the file's name takes the arguments of that torch operator and w
 outputs, which come last. Arguments are taken as they are: `specattn.ops` checks shapes, dtypes and
 devices, packs tree masks and allocates.
 
-Tested in Triton's interpreter and compiled offline for four architectures; compiled, not run on a
-GPU.
+Tested in Triton's interpreter, executed in a PTX emulator (sm_80 and sm_90), compiled for four
+architectures, not run on a GPU.
 """

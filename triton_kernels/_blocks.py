@@ -67,11 +67,12 @@ def split_size_of(keys, splits, least, most, slots, unit):
     """Return how many keys one split of a request takes; its own ``keys`` [...] decide.
 
     There are ``splits`` of them, which fill the GPU; fewer where they had less than ``least`` keys,
-    more where they had over ``most``, at most ``slots``. The grid's slots are this number for as
-    many keys as the cache has room for, so that its capacity does not show. A multiple of ``unit``.
+    a multiple where they still have ``most``, at most ``slots``. The grid's slots are this number
+    for as many keys as the cache has room for, so that its capacity does not show. A multiple of
+    ``unit``.
     """
-    count = tl.minimum(splits, (keys + least - 1) // least)
-    count = tl.maximum(count, (keys + most - 1) // most)
+    count = splits * tl.maximum(keys // (most * splits), 1)
+    count = tl.minimum(count, (keys + least - 1) // least)
     count = tl.maximum(tl.minimum(count, slots), 1)
     size = (keys + count - 1) // count
     return tl.maximum((size + unit - 1) // unit, 1) * unit
@@ -98,22 +99,6 @@ def cache_rows(n, valid, b, index_row, listed, page_row, PAGE_SIZE: tl.constexpr
         outer = tl.load(page_row + position // PAGE_SIZE, mask=valid, other=0).to(tl.int64)
         inner = inner % PAGE_SIZE
     return outer, inner
-
-
-@triton.jit
-def depth_of(t, ok, T, S, depth_row):
-    """Return the depths of tokens in the tree; without ``depth_row`` it is a causal chain."""
-    depth = t + S - T
-    if depth_row is not None:
-        depth = tl.load(depth_row + t, mask=ok, other=0)
-    return depth
-
-
-@triton.jit
-def lowest_bits(n):
-    """Return 32-bit words whose lowest ``n`` bits are set; none below 0, all from 32 on."""
-    bits = (1 << tl.minimum(tl.maximum(n, 0), 31)) - 1
-    return tl.where(n >= 32, -1, bits)
 
 
 @triton.jit
@@ -170,26 +155,3 @@ def finish(m, l, acc):
     empty = l == 0.0
     l = tl.where(empty, 1.0, l)
     return acc / l[:, None], tl.where(empty, float("-inf"), (m + tl.log2(l)) * LN2)
-
-
-@triton.jit
-def split_in_three(x, dtype: tl.constexpr):
-    """Return a tile [16, D] of ``dtype`` whose rows add up to the float32 vector ``x`` [D]."""
-    r = tl.arange(0, 16)[:, None]
-    high = cast(x, dtype)
-    rest = x - high.to(tl.float32)
-    middle = cast(rest, dtype)
-    low = cast(rest - middle.to(tl.float32), dtype)
-    tile = tl.where(r == 1, middle[None, :], low[None, :])
-    tile = tl.where(r == 0, high[None, :], tile)
-    return tl.where(r < 3, tile, tl.zeros_like(tile))
-
-
-@triton.jit
-def fill_empty(p_row, ok, begin, end, BLOCK_N: tl.constexpr):
-    """Write -inf to the columns [begin, end) of some rows [C]."""
-    for n0 in range(begin, end, BLOCK_N):
-        n = n0 + tl.arange(0, BLOCK_N)
-        p = p_row[:, None] + n[None, :]
-        nothing = tl.full(p.shape, float("-inf"), p.dtype.element_ty)
-        tl.store(p, nothing, mask=ok[:, None] & (n < end)[None, :])

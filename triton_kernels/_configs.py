@@ -178,27 +178,36 @@ class Splits(NamedTuple):
     slots: int  # of the grid: the splits of a request that fills its cache
 
 
-def splits(device, config, programs, span, state_bytes) -> Splits:
+def splits(device, config, programs, span, state_bytes, *, alone=False) -> Splits:
     """Return how requests are cut of which the longest may have ``span`` keys.
 
     ``programs`` is how many there are before any cut, ``state_bytes`` what one slot's partial
     results take. One wave of programs is wanted: more would leave a short last one. A tile's
     float32 partials, written and read, are 8 * BLOCK_M bytes for each of the D columns, where K and
-    V are 4 per key: at ``least`` keys they cost up to a quarter, at ``most`` 1/64, which is
-    cheap enough for the long requests of a ragged batch to be spread over the GPU.
+    V are 4 per key: at ``least`` keys they cost up to a quarter, at ``most`` 1/32 or less. So tiles
+    of 64 rows begin with one program per SM, which is enough to keep 64 KiB in flight there, and
+    come to more where their keys pay for it. Beyond one wave only the long requests of a batch are
+    spread: one ``alone`` would leave its last wave short.
     """
     places = config.programs * _multiprocessors(device)
-    wanted = max(1, places // programs)
-    over = wanted % COMBINED
-    if over <= wanted // COMBINED:
-        wanted -= over  # 33 splits would take the combine a third step for 3% more programs
+    first = places if config.block_m < 64 else _multiprocessors(device)
+    wanted, wave = (_wanted(x // programs) for x in (first, places))
     least = _forced.get("least", max(256, 8 * config.block_m))
-    most = 16 * least
+    most = max(4096, 64 * config.block_m)
     if _forced.get("split_size"):
-        least = most = _forced["split_size"]
+        wanted, least, alone = 1 << 16, _forced["split_size"], False
+    count = min(wanted * max(1, span // (most * wanted)), triton.cdiv(span, least))
     limit = max(1, _forced.get("workspace", WORKSPACE) // state_bytes)
-    slots = max(min(wanted, triton.cdiv(span, least)), triton.cdiv(span, most), 1)
-    return Splits(wanted, least, most, min(slots, limit))
+    return Splits(wanted, least, most, max(1, min(count, wave if alone else limit, limit)))
+
+
+def _wanted(programs) -> int:
+    """Return how many splits make so many programs, or nearly.
+
+    33 would take the combine a third step for 3% more programs.
+    """
+    over = programs % COMBINED
+    return max(1, programs - over if over <= programs // COMBINED else programs)
 
 
 def combine_blocks(device, num_states, D) -> tuple[int, int, int, int]:

@@ -152,103 +152,91 @@ class Tape(TorchDispatchMode):
         for workspace in self.workspaces:
             places.append(at)
             at += -(-workspace.nbytes // _PLACE) * _PLACE
-        where = {address: (i, 0) for i, address in sources.items()}
-        where |= {
-            x.data_ptr(): (len(args), place)
-            for x, place in zip(self.workspaces, places, strict=True)
-        }
-        steps = [_step(*launched, where) for launched in self.launches]
+        pool = [*sources.values(), *(x.data_ptr() for x in self.workspaces)]
+        where = {address: number for number, address in enumerate(pool)}
+        steps = [_step(*launched, where, len(pool)) for launched in self.launches]
         if not steps or None in steps:
             return NOTHING
-        tensors = sorted({slot.source for step in steps for slot in step.slots})
-        steps = [step.over(tensors) for step in steps]
-        if tensors[-1] == len(args):  # the workspace
-            tensors.pop()
-        return Plan(args[0].device, tuple(tensors), at, tuple(steps))
-
-
-class Slot(NamedTuple):
-    """An address among a launch's arguments: ``offset`` bytes into a tensor, or the workspace."""
-
-    index: int
-    source: int
-    offset: int
+        return Plan(args[0].device, tuple(sources), at, tuple(places), tuple(steps))
 
 
 class Step(NamedTuple):
-    """One launch: what starts it, with its grid; the kernel's arguments, which of them addresses.
+    """One launch: what starts it, its grid, and the kernel's arguments, tensors before all others.
 
-    ``tail`` is the function, how it is packed, and no hooks.
+    ``tail`` is the function, how it is packed, and no hooks. ``pick`` takes the tensors' addresses,
+    None for those that are not given, from the pool that a `Plan` fills; ``rest`` never changes.
     """
 
     launcher: Callable
     grid: tuple
     tail: tuple
-    arguments: list
-    slots: tuple
-
-    def over(self, sources):
-        """Return the step with its sources numbered as they lie in a list."""
-        slots = tuple(slot._replace(source=sources.index(slot.source)) for slot in self.slots)
-        return self._replace(slots=slots)
+    pick: Callable
+    rest: tuple
 
 
-def _step(kernel, compiled, grid, args, options, where):
+def _step(kernel, compiled, grid, args, options, where, nothing):
     """Return a launch as a step, or None if it cannot be repeated."""
     if not hasattr(compiled, "packed_metadata"):
         return None  # it was interpreted, or recorded
     arguments = dict(zip(kernel.arg_names, args, strict=False)) | options
     values = [arguments[name] for name in kernel.arg_names]
-    slots = []
-    for index, value in enumerate(values):
-        if isinstance(value, torch.Tensor):
-            if value.data_ptr() not in where or value.data_ptr() % _ALIGNMENT:
-                return None
-            slots.append(Slot(index, *where[value.data_ptr()]))
-            values[index] = 0  # a plan keeps no tensor alive
+    last = max(i for i, value in enumerate(values) if isinstance(value, torch.Tensor))
+    numbers = []
+    for value in values[: last + 1]:
+        if value is None:
+            numbers.append(nothing)
+            continue
+        if not isinstance(value, torch.Tensor) or value.data_ptr() not in where:
+            return None
+        if value.data_ptr() % _ALIGNMENT:
+            return None
+        numbers.append(where[value.data_ptr()])
     tail = (compiled.function, compiled.packed_metadata, None, None, None)
-    return Step(compiled.run, (*grid, 1, 1)[:3], tail, values, tuple(slots))
+    rest = tuple(values[last + 1 :])
+    return Step(compiled.run, (*grid, 1, 1)[:3], tail, _picker(numbers), rest)
 
 
 class Plan(NamedTuple):
-    """Launches over the tensors ``used`` among a call's arguments, and ``workspace`` bytes."""
+    """Launches over the tensors among a call's arguments, ``used``, and ``workspace`` bytes.
+
+    ``places`` are where workspaces begin in those. The pool of addresses is in this order, with
+    None behind them.
+    """
 
     device: torch.device | None
     used: tuple
     workspace: int
+    places: tuple
     steps: tuple
 
     def run(self, args) -> bool:
         """Launch; False where it cannot be done so, and nothing happened."""
         if not self.steps or _hooked():
             return False
-        addresses, together = [], 0
-        for place in self.used:
-            address = args[place].data_ptr()
-            addresses.append(address)
+        pool, together = [args[place].data_ptr() for place in self.used], 0
+        for address in pool:
             together |= address
         if together % _ALIGNMENT:
             return False
         if self.workspace:
             buffer = torch.empty(self.workspace, dtype=torch.uint8, device=self.device)
-            addresses.append(buffer.data_ptr())
+            first = buffer.data_ptr()
+            pool += [first + place for place in self.places]
+        pool.append(None)
         active, index = driver.active, self.device.index
         if active.get_current_device() == index:
-            self._launch(addresses, active.get_current_stream(index))
+            self._launch(pool, active.get_current_stream(index))
         else:
             with _on(self.device):
-                self._launch(addresses, active.get_current_stream(index))
+                self._launch(pool, active.get_current_stream(index))
         return True
 
-    def _launch(self, addresses, stream):
-        for launcher, grid, tail, arguments, slots in self.steps:
-            values = arguments.copy()
-            for index, source, offset in slots:
-                values[index] = addresses[source] + offset
-            launcher(*grid, stream, *tail, *values)
+    def _launch(self, pool, stream):
+        for launcher, grid, tail, pick, rest in self.steps:
+            launcher(*grid, stream, *tail, *pick(pool), *rest)
 
 
-NOTHING = Plan(None, (), 0, ())
+NOTHING = Plan(None, (), 0, (), ())
 
 
 def _hooked():

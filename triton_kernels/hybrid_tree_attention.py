@@ -1,6 +1,6 @@
 """Attention to a cached prefix, which needs no mask, and to a tree, which does (LongSpec, 3.4)."""
 
-from ._split_kv import attend
+from ._attend import attend
 
 
 def hybrid_tree_attention(
@@ -24,7 +24,8 @@ def hybrid_tree_attention(
 ):
     """Write the state of ``q`` over the first ``cache_seqlens`` cached keys and the tree.
 
-    ``tree_mask`` is packed and already trimmed to ``window``; ``depths`` are those before trimming.
+    ``tree_mask`` is packed. With ``depths`` it is trimmed to ``window`` already, and they are those
+    before trimming.
     """
     attend(
         q,

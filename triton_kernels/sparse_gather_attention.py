@@ -1,6 +1,6 @@
 """Attention to selected cached tokens, read in place (Vegas, 3.2; TokenSwift, 3.3)."""
 
-from ._split_kv import attend
+from ._attend import attend
 
 
 def sparse_gather_attention(

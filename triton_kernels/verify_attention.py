@@ -2,7 +2,7 @@
 
 import torch
 
-from ._split_kv import attend
+from ._attend import attend
 
 
 def verify_attention(

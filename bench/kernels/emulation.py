@@ -121,6 +121,9 @@ def measure(arch: str, op: str, context: int, T: int) -> Record:
         "bytes_needed": task.bytes,
         "bytes_moved": moved,
         "moved_over_needed": moved / task.bytes,
+        "bytes_partial": sum(
+            2 * x.counts.bytes_read for x in launches if x.name == "combine_kernel"
+        ),
         "keys": context * HK,
         "launches": [_launch(x, context * HK) for x in launches],
         "predicted_seconds": {name: _seconds(launches, name) for name in PREDICTED_FOR},
@@ -192,7 +195,8 @@ def line(row: Record) -> str:
     launches = row["launches"]
     parts = [
         f"{row['op']:10} {row['context'] // 1024:>3}k T={row['rows']:<2}",
-        f"moved/needed {row['moved_over_needed']:.3f}",
+        f"moved/needed {row['moved_over_needed']:.3f}, "
+        f"{row['bytes_partial'] / row['bytes_moved']:.1%} of it partial results",
     ]
     for x in launches:
         parts.append(

@@ -406,6 +406,8 @@ SELECTED = [
     Case("hybrid", rows=17, group=8, lengths=(90,), kv_heads=1, split_size=64),  # 128-row tiles
     Case("ragged hybrid", lengths=(90, 70, 0), ragged=(1, 33, 0), tree="chain", kv_heads=1),
     Case("scores", rows=16, window=100),
+    Case("hybrid", rows=35, group=1, lengths=(90, 0), window=2, kv_heads=1),  # cuts the tree
+    Case("ragged logits", rows=9, lengths=(70, 9), ragged=(9, 3), window=3, block_m=16),
     Case("logits", "fp32", paged=True, window=100),
     Case("importance", head_dim=80, paged=True),
     Case("select"),
@@ -448,6 +450,7 @@ def _all():
             yield Case("merge_state", **size)
             yield Case("importance", **size, paged=number % 2 == 1, per_head=number % 4 < 2)
     yield Case("select", lengths=(2500, 1030, 0))
+    yield Case("select", lengths=(17000, 40), kv_heads=1)  # more than registers hold
     yield Case("ragged hybrid", rows=16, head_dim=128, kv_heads=1, ragged=(16, 1, 0))  # wgmma
     for op in ("scores", "logits", "gather"):  # 128 rows
         yield Case(

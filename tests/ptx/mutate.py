@@ -29,6 +29,9 @@ TARGETS = {
     "scores": ("sm_80", Case("scores", window=300, **PIPELINED)),
     "logits wgmma": ("sm_90", Case("logits", rows=16, **PIPELINED)),
     "hybrid fp32": ("sm_80", Case("hybrid", "fp32", lengths=(70,), kv_heads=1, split_size=64)),
+    "combine": ("sm_90", Case("merge_states", rows=1)),
+    "select": ("sm_90", Case("select", lengths=(3900,), kv_heads=1)),
+    "hybrid splits": ("sm_90", Case("hybrid", split_size=None, lengths=(300, 0), sinks=True)),
     "importance": ("sm_90", Case("importance", paged=True, lengths=(130, 0))),
 }
 

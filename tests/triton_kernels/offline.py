@@ -1,8 +1,8 @@
 """Compiles what the launchers launch, for GPUs that are not here, and reads what it costs.
 
-`python -m tests.triton_kernels.offline ARCH [--all]` prints one JSON object per kernel. It runs in
-a process of its own because TRITON_INTERPRET, which other tests set, rules out compiling. Launches
-are recorded on meta tensors: no memory is needed and nothing runs.
+`python -m tests.triton_kernels.offline ARCH [few | chosen | all]` prints one JSON object per
+kernel. It runs in a process of its own because TRITON_INTERPRET, which other tests set, rules out
+compiling. Launches are recorded on meta tensors: no memory is needed and nothing runs.
 """
 
 import itertools
@@ -156,10 +156,12 @@ def meta(*shape, dtype):
 def attention(
     rows, D, dtype, *,
     op="hybrid", page_size=0, window=None, softcap=0.0, chain=False, ragged=False, everything=False,
+    trimmed=False,
 ):  # fmt: skip
     """Call one attention primitive on meta tensors; `rows` query rows share a KV head.
 
-    `ragged` requests have up to so many; `everything` lets lists of -1 stand for a whole prefix.
+    `ragged` requests have up to so many; `everything` lets lists of -1 stand for a whole prefix;
+    the mask may be `trimmed` to the window already, with depths.
     """
     T = max(rows // GROUP, 1)
     real, ints = partial(meta, dtype=dtype), partial(meta, dtype=torch.int32)
@@ -183,7 +185,7 @@ def attention(
             *prefix, *chosen, *tree, 0.1, softcap, None, lengths, *row_sizes, out, lse
         )
         return
-    depths = ints(*of_rows) if window and not chain else None
+    depths = ints(*of_rows) if trimmed else None
     tree = (None, None) if op == "in_cache" else (k_tree, k_tree)
     options = (table, window, 0.1, softcap, None, *row_sizes)
     inputs = (*prefix, ints(B), *tree, mask, depths, *options)
@@ -246,6 +248,7 @@ VARIANTS = {
     "scores paged window": {"op": "scores", "page_size": 16, "window": 1024},
     "logits": {"op": "logits"},
     "logits all": {"op": "logits", "page_size": 16, "window": 1024, "softcap": 20.0},
+    "logits trimmed": {"op": "logits", "window": 1024, "trimmed": True},
     "tree": {"op": "tree"},
 }
 VARIANTS |= {
@@ -255,23 +258,27 @@ VARIANTS["ragged hybrid chain window"] = {"chain": True, "window": 1024, "ragged
 VARIANTS["ragged gather all paged"] = {**VARIANTS["ragged gather paged"], "everything": True}
 VARIANTS["gather all"] = {"op": "gather", "everything": True}
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-# What CI compiles: every feature once, the heaviest at the largest tiles.
-CHOSEN = [
+# One or two variants of each primitive.
+FEW = [
     ("hybrid", 16, 128, BF16),
     ("hybrid", 64, 128, BF16),
+    ("gather paged", 16, 128, BF16),
+    ("scores paged window", 16, 128, BF16),
+    ("logits all", 64, 128, BF16),
+    ("tree", 64, 96, BF16),
+    ("ragged hybrid", 16, 128, BF16),
+]
+# Every feature once, the heaviest at the largest tiles.
+CHOSEN = [
+    *FEW,
     ("hybrid", 128, 128, BF16),
     ("hybrid", 32, 80, FP16),
     ("hybrid", 16, 128, FP32),
     ("hybrid in cache", 32, 128, BF16),
     ("gather", 64, 64, BF16),
-    ("gather paged", 16, 128, BF16),
     ("gather paged", 64, 128, BF16),
-    ("scores paged window", 16, 128, BF16),
     ("scores paged window", 64, 128, BF16),
-    ("logits all", 64, 128, BF16),
     ("logits all", 64, 256, BF16),
-    ("tree", 64, 96, BF16),
-    ("ragged hybrid", 16, 128, BF16),
     ("ragged hybrid", 16, 128, FP32),
     ("ragged hybrid chain window", 64, 128, BF16),
     ("ragged gather all paged", 64, 128, BF16),
@@ -283,18 +290,20 @@ CHOSEN = [
 ]
 
 
-def calls(everything):
-    """Yield (name, call) for the cases to compile."""
-    chosen = CHOSEN
-    if everything:
-        sizes = [(rows, D, BF16) for rows in (16, 32, 64, 128) for D in (64, 80, 96, 128, 256)]
-        sizes += [(rows, D, FP16) for rows in (16, 64) for D in (128, 256)]
-        sizes += [(16, D, FP32) for D in (64, 80, 96, 128, 256)]
-        chosen = [(name, *size) for name, size in itertools.product(VARIANTS, sizes)]
+def _all():
+    sizes = [(rows, D, BF16) for rows in (16, 32, 64, 128) for D in (64, 80, 96, 128, 256)]
+    sizes += [(rows, D, FP16) for rows in (16, 64) for D in (128, 256)]
+    sizes += [(16, D, FP32) for D in (64, 80, 96, 128, 256)]
+    return [(name, *size) for name, size in itertools.product(VARIANTS, sizes)]
+
+
+def calls(which):
+    """Yield (name, call) for the cases to compile, "few", "chosen" or "all"."""
+    chosen = {"few": FEW, "chosen": CHOSEN, "all": _all()}[which]
     for name, rows, D, dtype in chosen:
         label = f"{name}, {rows} rows, D {D}, {TYPES[dtype]}"
         yield label, partial(attention, rows, D, dtype, **VARIANTS[name])
-    for D in (64, 80, 128, 256) if everything else (128,):
+    for D in (64, 80, 128, 256) if which == "all" else (128,):
         yield f"merge, D {D}, bf16", partial(merge, D, BF16)
         yield f"importance paged, D {D}, bf16", partial(importance, D, BF16)
     yield "select", select
@@ -303,10 +312,10 @@ def calls(everything):
     yield "write heads first, D 80, fp32 to fp16", partial(write, 80, FP32, FP16, True)
 
 
-def costs(arch, everything=False):
+def costs(arch, which="chosen"):
     """Yield the cost of every kernel that the cases launch on an architecture, each one once."""
     seen = set()
-    for label, call in calls(everything):
+    for label, call in calls(which):
         with _configs.forced(arch=arch), recorded_launches() as launches, configs() as used:
             call()
         for kernel, arguments in launches:
@@ -334,5 +343,5 @@ def costs(arch, everything=False):
 
 
 if __name__ == "__main__":
-    for cost in costs(sys.argv[1], everything="--all" in sys.argv[2:]):
+    for cost in costs(*sys.argv[1:]):
         print(json.dumps(asdict(cost)), flush=True)

@@ -25,12 +25,12 @@ REGISTERS_OF_SM = {"sm_80": 65536, "sm_90": 65536, "sm_100": 65536, "gfx942": 4 
 SHARED_MEMORY = {"sm_80": 99 * KIB, "sm_90": 227 * KIB, "sm_100": 227 * KIB, "gfx942": 64 * KIB}
 
 
-def compiled(arch, *options):
+def compiled(arch, which):
     """Compile in a process without TRITON_INTERPRET; return the costs and print them as a table."""
     environment = os.environ | {"TRITON_DEFAULT_FP_FUSION": "1"}
     environment.pop("TRITON_INTERPRET", None)
     run = subprocess.run(
-        [sys.executable, "-m", "tests.triton_kernels.offline", arch, *options],
+        [sys.executable, "-m", "tests.triton_kernels.offline", arch, which],
         cwd=Path(__file__).parents[2],
         env=environment,
         capture_output=True,
@@ -74,12 +74,16 @@ def assert_resident(cost):
     assert cost["programs"] * (cost["shared"] + own) <= SHARED_MEMORY_OF_SM[arch], cost
 
 
-@pytest.mark.parametrize("arch", SHARED_MEMORY)
-def test_compiles_without_spills(arch):
-    assert_fits(compiled(arch))
+# The emulator executes sm_80 and sm_90; of the others, which take as long, few are compiled here.
+COMPILED = {"sm_80": "chosen", "sm_90": "chosen", "sm_100": "few", "gfx942": "few"}
+
+
+@pytest.mark.parametrize(("arch", "which"), COMPILED.items())
+def test_compiles_without_spills(arch, which):
+    assert_fits(compiled(arch, which))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", SHARED_MEMORY)
 def test_every_configuration_compiles_without_spills(arch):
-    assert_fits(compiled(arch, "--all"))
+    assert_fits(compiled(arch, "all"))

@@ -23,6 +23,15 @@ def test_plans_launch_what_the_function_would(compiler_process):
     assert as_written == calls // 3 + 2
 
 
+@pytest.mark.parametrize(("primitive", "expected"), [("hybrid", 1), ("verify", 2)])
+def test_a_window_costs_no_operators(compiler_process, primitive, expected):
+    """The kernel trims the tree's mask and counts depths, in every layer."""
+    function = host_cases.FUNCTIONS[primitive]
+    computing, launches = compiler_process(host_cases.operators_within_a_window, function)
+    assert not computing
+    assert launches == expected
+
+
 @pytest.mark.parametrize("primitive", host_cases.FUNCTIONS)
 def test_few_variants_serve_all_sizes(compiler_process, primitive):
     """A call in the middle of decoding would wait seconds for another one."""

@@ -68,7 +68,7 @@ def splits_of(batch, tokens, group, span, *, arch="sm_90", kv_heads=8, head_dim=
         config = _configs.attention_config(device, torch.bfloat16, rows, head_dim, 0)
         programs = batch * kv_heads * -(-rows // config.block_m)
         state_bytes = 4 * batch * rows * kv_heads * (head_dim + 1)
-        splits = _configs.splits(device, config, programs, span, state_bytes)
+        splits = _configs.splits(device, config, programs, span, state_bytes, alone=batch == 1)
     return splits, splits.slots * state_bytes if splits.slots > 1 else 0
 
 
@@ -90,3 +90,11 @@ def test_one_request_fills_the_gpu():
 
 def test_long_requests_of_a_large_batch_are_cut():
     assert splits_of(16, 1, 4, 2**17)[0].slots == 32
+
+
+@pytest.mark.parametrize(("tokens", "span", "slots"), [(1, 8192, 32), (16, 2**15, 16)])
+def test_partial_results_of_one_request_stay_small(tokens, span, slots):
+    """A second program per SM comes where its keys pay for it; a third wave never."""
+    assert splits_of(1, tokens, 4, span)[0].slots == slots
+    assert splits_of(1, tokens, 4, 2**17)[0].slots == 32
+    assert splits_of(1, tokens, 4, 2**20)[0].slots == 32

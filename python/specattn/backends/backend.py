@@ -35,6 +35,9 @@ class Backend:
     plans : bool
         Whether its kernels take `form`: equal ones promise tensors of equal shapes, strides, dtypes
         and devices, so that what follows from those is found once.
+    trims : bool
+        Whether its kernels trim a tree's mask to the window where `depths` are None. Others take a
+        trimmed mask and the depths before that.
     """
 
     name: str
@@ -45,6 +48,7 @@ class Backend:
     checks_values: bool = False
     slow: bool = False
     plans: bool = False
+    trims: bool = False
 
 
 def function_named(op: str, package: str) -> Callable | None:

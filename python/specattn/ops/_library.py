@@ -47,6 +47,14 @@ def call(operator: torch._ops.OpOverload, sizes: dict[str, int] | None, *args) -
         _implementations[operator](*args, form=getattr(sizes, "form", None))
 
 
+def trims_masks(operator: torch._ops.OpOverload, q: torch.Tensor) -> bool:
+    """Return whether it is certain that an operator will trim a tree's mask to a window itself."""
+    if torch.compiler.is_compiling() or _is_watched():
+        return False
+    _, backend = chosen(operator._schema.name.split("::")[1], q.device, q.dtype)
+    return backend.trims
+
+
 def _is_watched() -> bool:
     """Return whether a mode, a transform, a trace or a profiler has to see every operator."""
     return bool(

@@ -14,15 +14,20 @@ from specattn.reference.tree_mask import (
 
 
 def packed_mask(
-    tree_mask: torch.Tensor | None, sizes: dict[str, int], window: int | None, device: torch.device
+    tree_mask: torch.Tensor | None,
+    sizes: dict[str, int],
+    window: int | None,
+    device: torch.device,
+    *,
+    trim: bool = True,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Return `(mask, depths)`: int64 [B or 1, T, W], or None for a causal chain; int32 or None.
 
     With a window, `depths` [B or 1, T] are those of the whole mask, and the mask keeps only what
-    the window leaves: backends window the prefix alone.
+    the window leaves. Without `trim` the mask stays whole and `depths` are None.
     """
     rows, keys = sizes["T"], sizes["S"]
-    if window is None:
+    if window is None or not trim:
         return _packed(tree_mask), None
     if tree_mask is None and window >= keys:
         return None, None
@@ -35,6 +40,8 @@ def ragged_packed_mask(
     sizes: dict[str, int],
     window: int | None,
     cu_seqlens_q: torch.Tensor,
+    *,
+    trim: bool = True,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Return `(mask, depths)` of ragged rows as `packed_mask` does: int64 [tokens, W], [tokens].
 
@@ -42,7 +49,7 @@ def ragged_packed_mask(
     """
     if tree_mask is None:
         return None, None
-    if window is None:
+    if window is None or not trim:
         return pack_tree_mask(tree_mask) if tree_mask.dtype == torch.bool else tree_mask, None
     keys = sizes["max_seqlen_q"]
     visible = tree_mask if tree_mask.dtype == torch.bool else unpack_tree_mask(tree_mask, keys)
@@ -64,4 +71,4 @@ def _packed(tree_mask: torch.Tensor | None) -> torch.Tensor | None:
     if tree_mask is None:
         return None
     packed = pack_tree_mask(tree_mask) if tree_mask.dtype == torch.bool else tree_mask
-    return packed if packed.dim() == 3 else packed[None]
+    return packed if packed.dim() == 3 else packed.unsqueeze(0)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ._check import check_option, check_tensors
-from ._library import CACHE, STATE, call, define
+from ._library import CACHE, STATE, call, define, trims_masks
 from ._outputs import state_like
 from ._ragged import ragged_rows
 from ._tree_mask import packed_mask, ragged_packed_mask
@@ -132,17 +132,18 @@ def hybrid_tree_attention(
     """
     tensors = (q, k_cache, v_cache, cache_seqlens, k_tree, v_tree, tree_mask, block_table, sinks)
     ragged = ragged_rows(cu_seqlens_q, max_seqlen_q)
-    inputs, sizes = hybrid_inputs(*tensors, ragged, out, lse, window, softmax_scale, softcap)
+    options = (window, softmax_scale, softcap)
+    inputs, sizes = hybrid_inputs(_operator, *tensors, ragged, out, lse, *options)
     out, lse = state_like(q, out, lse)
     call(_operator, sizes, *inputs, out, lse)
     return out, lse
 
 
 def hybrid_inputs(
-    q, k_cache, v_cache, cache_seqlens, k_tree, v_tree, tree_mask, block_table, sinks,
+    operator, q, k_cache, v_cache, cache_seqlens, k_tree, v_tree, tree_mask, block_table, sinks,
     ragged, out, lse, window, softmax_scale, softcap,
 ) -> tuple[tuple[Any, ...], dict[str, int]]:  # fmt: skip
-    """Check the arguments of a hybrid pass; return its operator's inputs, and the sizes.
+    """Check the arguments of a hybrid pass; return `operator`'s inputs, and the sizes.
 
     `ragged` is what `ragged_rows` returns.
     """
@@ -163,10 +164,11 @@ def hybrid_inputs(
     check_option("window", window, window is None or window >= 1, "None or at least 1 token")
     check_option("softcap", softcap, softcap >= 0, "0 or a positive number")
     cu_seqlens_q, max_seqlen_q = ragged.get("cu_seqlens_q"), ragged.get("max_seqlen_q")
+    trim = window is not None and not trims_masks(operator, q)
     if cu_seqlens_q is None:
-        mask, depths = packed_mask(tree_mask, sizes, window, q.device)
+        mask, depths = packed_mask(tree_mask, sizes, window, q.device, trim=trim)
     else:
-        mask, depths = ragged_packed_mask(tree_mask, sizes, window, cu_seqlens_q)
+        mask, depths = ragged_packed_mask(tree_mask, sizes, window, cu_seqlens_q, trim=trim)
     scale = sizes["D"] ** -0.5 if softmax_scale is None else softmax_scale
     inputs = (q, k_cache, v_cache, cache_seqlens, k_tree, v_tree, mask, depths)
     rows = (cu_seqlens_q, max_seqlen_q)

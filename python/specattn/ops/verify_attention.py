@@ -98,7 +98,8 @@ def verify_attention(
     """
     tensors = (q, k_cache, v_cache, cache_seqlens, k_tree, v_tree, tree_mask, block_table, sinks)
     ragged = ragged_rows(cu_seqlens_q, max_seqlen_q)
-    inputs, sizes = hybrid_inputs(*tensors, ragged, out, lse, window, softmax_scale, softcap)
+    options = (window, softmax_scale, softcap)
+    inputs, sizes = hybrid_inputs(_operator, *tensors, ragged, out, lse, *options)
     check_option("collect", collect, collect in ("scores", "logits"), "'scores' or 'logits'")
     rows = tuple(collect_rows)
     valid = len(rows) > 0 and all(-sizes["T"] <= row < sizes["T"] for row in rows)

@@ -1,0 +1,163 @@
+"""Launches the attention family for a primitive: the split-KV kernel, then the combine."""
+
+import torch
+import triton
+
+from . import _configs
+from ._combine import combine
+from ._launch import launch, strides
+from ._split_kv import split_kv_kernel
+
+
+def attend(
+    q,
+    k_cache,
+    v_cache,
+    lengths,
+    out,
+    lse,
+    *,
+    softmax_scale,
+    softcap=0.0,
+    tree=True,
+    k_tree=None,
+    v_tree=None,
+    tree_mask=None,
+    depths=None,
+    block_table=None,
+    indices=None,
+    window=None,
+    sinks=None,
+    collect="none",
+    collect_rows=(),
+    collected=None,
+    cache_seqlens=None,
+    cu_seqlens_q=None,
+    max_seqlen_q=None,
+):
+    """Launch the split-KV kernel for one primitive, and the combine where it is needed.
+
+    Parameters
+    ----------
+    k_cache, v_cache, lengths
+        The prefix and how many keys of it count, [B, 1 or Hk]: cached tokens, or with ``indices``
+        selected ones. ``None`` where there is only a tree.
+    tree, k_tree, v_tree
+        Whether there is a tree, and its keys [B, S, Hk, D]; without these they are the ``T`` cache
+        entries behind the prefix.
+    indices
+        Selected positions [B, 1 or Hk, K].
+    collected
+        [B, R, Hq, N] for ``collect="logits"``, [B, Hk, N] for "scores"; N the cache's capacity.
+    cache_seqlens
+        [B]: with it a length of -1 stands for that many cached keys, whatever ``indices`` say.
+    cu_seqlens_q, max_seqlen_q
+        [B + 1]: where each request's rows begin and end, at most so many. Then ``q``, ``out`` and
+        ``lse``, the tree's keys, mask and depths have rows [tokens] instead of [B, T].
+    """
+    if cu_seqlens_q is not None:
+        rows = (q, out, lse, k_tree, v_tree, tree_mask, depths)
+        q, out, lse, k_tree, v_tree, tree_mask, depths = (x if x is None else x[None] for x in rows)
+    batches, tokens, heads, D = q.shape
+    B, T = batches, tokens
+    if cu_seqlens_q is not None:
+        B, T = cu_seqlens_q.shape[0] - 1, max_seqlen_q
+    prefix = k_cache is not None
+    kv_heads = (k_cache if prefix else k_tree).shape[2]
+    group = heads // kv_heads
+    page_size = k_cache.shape[1] if block_table is not None else 0
+    capacity = 0
+    if prefix and (indices is None or cache_seqlens is not None):
+        capacity = block_table.shape[1] * page_size if page_size else k_cache.shape[1]
+    if indices is not None:
+        capacity = max(capacity, indices.shape[2])
+    span = capacity if window is None or collected is not None else min(window, capacity)
+
+    lookups = (block_table is not None) + (indices is not None)
+    config = _configs.attention_config(q.device, q.dtype, T * group, D, lookups)
+    tiles = triton.cdiv(T * group, config.block_m)
+    requests, num_requests = B, None
+    if cu_seqlens_q is not None:
+        num_requests = B
+        if collect != "logits":
+            tiles, requests = tokens * group // config.block_m + B, 1
+    programs = kv_heads * min(requests * tiles, triton.cdiv(B * T * group, config.block_m))
+    state_bytes = 4 * batches * tokens * heads * (D + 1)
+    splits = _configs.splits(q.device, config, programs, span, state_bytes, alone=B == 1)
+    slots = splits.slots
+    direct = slots == 1
+    if direct:
+        states, state_lses = out[None], lse[None]
+    else:
+        shape = (slots, batches, tokens, heads)
+        states = torch.empty((*shape, D), dtype=torch.float32, device=q.device)
+        state_lses = torch.empty(shape, dtype=torch.float32, device=q.device)
+    block_c = group
+    if collect == "logits":
+        block_c = max(16, triton.cdiv(len(collect_rows) * group, tiles))
+    cache_strides = strides(k_cache)[:3] + strides(v_cache)[:3] if prefix else (0,) * 6
+    has_tree_keys = k_tree is not None
+    tree_strides = strides(k_tree)[:3] + strides(v_tree)[:3] if has_tree_keys else cache_strides
+    # K and V nearly always lie alike: then one set of addresses serves both.
+    alike = cache_strides[:3] == cache_strides[3:] and tree_strides[:3] == tree_strides[3:]
+    masked = tree_mask is not None
+    if tree and not masked:  # a chain runs the same kernel, and needs a pointer for it
+        tree_mask = torch.empty((1, 1, 1), dtype=torch.int64, device=q.device)
+    launch(
+        split_kv_kernel, (kv_heads * tiles, slots, requests),
+        q, k_cache, v_cache, lengths, indices, block_table, k_tree, v_tree, tree_mask, depths,
+        cu_seqlens_q, cache_seqlens, sinks, states, state_lses, collected,
+        softmax_scale, softcap, int(masked), T, k_tree.shape[1] if has_tree_keys else T,
+        capacity, splits.wanted, splits.least, splits.most, window or 0, kv_heads, num_requests,
+        *strides(q)[:3],
+        *cache_strides,
+        *(strides(lengths) if prefix else (0, 0)),
+        *(strides(indices)[:2] if indices is not None else (0, 0)),
+        block_table.stride(0) if page_size else 0,
+        *tree_strides,
+        *(strides(tree_mask)[:2] if tree_mask is not None else (0, 0)),
+        strides(depths)[0] if depths is not None else 0,
+        cache_seqlens.stride(0) if cache_seqlens is not None else None,
+        *strides(states)[:4],
+        *strides(state_lses),
+        *_collected_strides(collected),
+        D=D,
+        GROUP=group,
+        PREFIX=prefix,
+        TREE=tree,
+        PAGE_SIZE=page_size,
+        ALIKE=alike,
+        WINDOW=window is not None,
+        SOFTCAP=softcap > 0,
+        COLLECT=collect,
+        COLLECT_ROWS=tuple(collect_rows),
+        BLOCK_C=triton.next_power_of_2(block_c),
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        BLOCK_D=config.block_d,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+        **config.options,
+    )  # fmt: skip
+    if not direct:
+        combine(
+            states,
+            state_lses,
+            out,
+            lse,
+            lengths=lengths,
+            splits=splits,
+            span=span,
+            unit=config.block_n,
+            cache_seqlens=cache_seqlens,
+            cu_seqlens_q=cu_seqlens_q,
+        )
+
+
+def _collected_strides(collected):
+    """Return the strides over requests, rows and heads; scores have no rows."""
+    if collected is None:
+        return 0, 0, 0
+    if collected.dim() == 3:
+        return collected.stride(0), 0, collected.stride(1)
+    return collected.stride()[:3]

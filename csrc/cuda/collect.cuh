@@ -1,4 +1,5 @@
-// What is handed out of the logits of the prefix: some rows' own, or their mean over rows and heads.
+// What is handed out of the logits of the prefix: some rows' own, or their mean over rows and
+// heads.
 #pragma once
 
 #include "rows.cuh"
@@ -16,7 +17,8 @@ using Logits = float[kTiles][kKeys / 8][4];
 template <Collect KIND>
 struct Collector {
   DEVICE void begin(const Params&, const Work&, const Lane&, float*) {}
-  DEVICE void take(const Params&, const Work&, const Lane&, const Logits&, float, int, const int*) {}
+  DEVICE void take(const Params&, const Work&, const Lane&, const Logits&, float, int, const int*) {
+  }
   DEVICE void flush(const Params&, const Work&, const Lane&) {}
 };
 
@@ -25,8 +27,9 @@ template <class Element>
 DEVICE void fill(const Params& p, const Work& w, int rows, int from, int to, Element nothing) {
   for (int i = 0; i < rows; i++) {
     Element* row = static_cast<Element*>(p.collected) + w.b * p.collected_b;
-    row += sizeof(Element) == 4 ? w.head * p.collected_h
-                                : i / p.group * p.collected_r + (w.head * p.group + i % p.group) * p.collected_h;
+    row += sizeof(Element) == 4
+               ? w.head * p.collected_h
+               : i / p.group * p.collected_r + (w.head * p.group + i % p.group) * p.collected_h;
     for (int n = from + threadIdx.x; n < to; n += kThreads) row[n] = nothing;
   }
 }
@@ -62,14 +65,16 @@ struct Collector<kScores> {
       for (int half = 0; half < 2; half++) {
         int r = me.row(i, half), times = 0;
         if (r < w.T * p.group) {
-          for (int c = 0; c < p.num_collected; c++) times += collected_token(p, w, c) == r / p.group;
+          for (int c = 0; c < p.num_collected; c++)
+            times += collected_token(p, w, c) == r / p.group;
         }
         weight[i][half] = times * share;
       }
     }
     if (p.window && w.T > 0) {
       int depth = 0;
-      for (int c = 0; c < p.num_collected; c++) depth = max(depth, depth_of(p, w, collected_token(p, w, c)));
+      for (int c = 0; c < p.num_collected; c++)
+        depth = max(depth, depth_of(p, w, collected_token(p, w, c)));
       lower = w.length + depth - p.window;
     }
   }
@@ -80,8 +85,8 @@ struct Collector<kScores> {
   }
 
   // x: the logits [kTiles * 16, kKeys] of the keys from n0 on, before `scale`.
-  DEVICE void take(const Params& p, const Work& w, const Lane& me, const Logits& x, float scale, int n0,
-                   const int*) {
+  DEVICE void take(const Params& p, const Work& w, const Lane& me, const Logits& x, float scale,
+                   int n0, const int*) {
     float column[kKeys / 4];  // this lane's: two of every eight
 #pragma unroll
     for (int j = 0; j < kKeys / 4; j++) {
@@ -103,7 +108,8 @@ struct Collector<kScores> {
     // Half of the columns go to each half of the lanes, until each has some for itself.
     int first = 0;
 #pragma unroll
-    for (int distance = 16, count = kKeys / 4; distance >= 4; distance /= 2, count /= count > 1 ? 2 : 1) {
+    for (int distance = 16, count = kKeys / 4; distance >= 4;
+         distance /= 2, count /= count > 1 ? 2 : 1) {
       bool upper = me.lane & distance;
       if (count > 1) {
 #pragma unroll
@@ -147,8 +153,8 @@ template <>
 struct Collector<kLogits> {
   DEVICE void begin(const Params&, const Work&, const Lane&, float*) {}
   DEVICE void flush(const Params&, const Work&, const Lane&) {}
-  DEVICE void take(const Params& p, const Work& w, const Lane& me, const Logits& x, float scale, int n0,
-                   const int* lower) {
+  DEVICE void take(const Params& p, const Work& w, const Lane& me, const Logits& x, float scale,
+                   int n0, const int* lower) {
     int rows = w.T * p.group;
 #pragma unroll
     for (int i = 0; i < kTiles; i++) {
@@ -159,7 +165,8 @@ struct Collector<kLogits> {
           int least = p.window ? lower[r] : -1;
           for (int c = 0; c < p.num_collected; c++) {
             if (collected_token(p, w, c) != t) continue;
-            u16* row = static_cast<u16*>(p.collected) + w.b * p.collected_b + c * p.collected_r + h * p.collected_h;
+            u16* row = static_cast<u16*>(p.collected) + w.b * p.collected_b + c * p.collected_r +
+                       h * p.collected_h;
 #pragma unroll
             for (int j = 0; j < kKeys / 8; j++) {
               int n = n0 + j * 8 + me.lane % 4 * 2;

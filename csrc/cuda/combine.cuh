@@ -1,4 +1,5 @@
-// The states of one head's slots become one, in a fixed order: eight by eight, by whoever comes last.
+// The states of one head's slots become one, in a fixed order: eight by eight, by whoever comes
+// last.
 #pragma once
 
 #include "rows.cuh"
@@ -13,12 +14,14 @@ struct Output {
   DEVICE int rows() const { return w.T * p.group; }
   DEVICE void write(int r, int column, float a, float b) const {
     int t = r / p.group, h = w.head * p.group + r % p.group;
-    u16* row = p.out + row_offset(w, p.out_b, p.out_t) + static_cast<i64>(t) * p.out_t + static_cast<i64>(h) * p.out_h;
+    u16* row = p.out + row_offset(w, p.out_b, p.out_t) + static_cast<i64>(t) * p.out_t +
+               static_cast<i64>(h) * p.out_h;
     *reinterpret_cast<u32*>(row + column) = pack(a, b);
   }
   DEVICE void write_lse(int r, float lse) const {  // in base 2
     int t = r / p.group, h = w.head * p.group + r % p.group;
-    p.lse[row_offset(w, p.lse_b, p.lse_t) + static_cast<i64>(t) * p.lse_t + static_cast<i64>(h) * p.lse_h] = lse * kLn2;
+    p.lse[row_offset(w, p.lse_b, p.lse_t) + static_cast<i64>(t) * p.lse_t +
+          static_cast<i64>(h) * p.lse_h] = lse * kLn2;
   }
 };
 
@@ -27,16 +30,21 @@ struct Partials {
   float *out, *lse;  // of slot 0
 
   DEVICE Partials(const Params& p, const Work& w) {
-    i64 head = static_cast<i64>(w.b) * gridDim.x + w.head, states = static_cast<i64>(gridDim.z) * gridDim.x * gridDim.y;
+    i64 head = static_cast<i64>(w.b) * gridDim.x + w.head,
+        states = static_cast<i64>(gridDim.z) * gridDim.x * gridDim.y;
     out = p.partials + head * gridDim.y * kRows * D;
     lse = p.partials + states * kRows * D + head * gridDim.y * kRows;
   }
-  DEVICE float* out_of(int slot, int r) const { return out + (static_cast<i64>(slot) * kRows + r) * D; }
+  DEVICE float* out_of(int slot, int r) const {
+    return out + (static_cast<i64>(slot) * kRows + r) * D;
+  }
   DEVICE float* lse_of(int slot, int r) const { return lse + static_cast<i64>(slot) * kRows + r; }
 };
 
-// What the states of slots [first, first + count * stride) weigh in row r; returns their log-sum-exp.
-DEVICE float weights_of(const Partials& partials, int first, int stride, int count, int r, float (&weight)[kFanIn]) {
+// What the states of slots [first, first + count * stride) weigh in row r; returns their
+// log-sum-exp.
+DEVICE float weights_of(const Partials& partials, int first, int stride, int count, int r,
+                        float (&weight)[kFanIn]) {
   float maximum = minus_infinity(), sum = 0.0f;
 #pragma unroll
   for (int i = 0; i < kFanIn; i++) {
@@ -56,7 +64,8 @@ DEVICE float weights_of(const Partials& partials, int first, int stride, int cou
   return log_sum(maximum, sum);
 }
 
-DEVICE void merge_states(const Output& output, const Partials& partials, int first, int stride, int count, bool whole) {
+DEVICE void merge_states(const Output& output, const Partials& partials, int first, int stride,
+                         int count, bool whole) {
   constexpr int kFours = D / 4;
   float weight[kFanIn];
   for (int i = threadIdx.x; i < output.rows() * kFours; i += kThreads) {
@@ -65,7 +74,9 @@ DEVICE void merge_states(const Output& output, const Partials& partials, int fir
 #pragma unroll
     for (int s = 0; s < kFanIn; s++) {
       part[s] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      if (s < count) part[s] = __ldcg(reinterpret_cast<const float4*>(partials.out_of(first + s * stride, r) + column));
+      if (s < count)
+        part[s] = __ldcg(
+            reinterpret_cast<const float4*>(partials.out_of(first + s * stride, r) + column));
     }
     weights_of(partials, first, stride, count, r, weight);
 #pragma unroll

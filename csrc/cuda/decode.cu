@@ -1,7 +1,7 @@
 // Attention of up to 64 query rows per KV head to a cached prefix and a tree, in one launch.
 //
-// The grid is (KV head, slot, request). A request's keys are cut into slots by its own length; slot 0
-// begins with the sinks and the tree. In a block every team of warps has keys of its own, its own
+// The grid is (KV head, slot, request). A request's keys are cut into slots by its own length; slot
+// 0 begins with the sinks and the tree. In a block every team of warps has keys of its own, its own
 // copies under way, and its own softmax: no barrier of the block stands in the loop. The teams'
 // states are merged, and those of a head's slots by whichever blocks come last (combine.cuh).
 //
@@ -36,7 +36,8 @@ struct Rows {
 #pragma unroll
     for (int i = 0; i < kTiles; i++) {
 #pragma unroll
-      for (int c = 0; c < kColumns; c++) out[i][c][0] = out[i][c][1] = out[i][c][2] = out[i][c][3] = 0.0f;
+      for (int c = 0; c < kColumns; c++)
+        out[i][c][0] = out[i][c][1] = out[i][c][2] = out[i][c][3] = 0.0f;
 #pragma unroll
       for (int half = 0; half < 2; half++) {
         state[i][half].begin();
@@ -44,7 +45,8 @@ struct Rows {
         if (p.sinks && w.slot == 0 && me.warp < kTeamWarps && r < w.T * p.group) {
           state[i][half].maximum = sink_of(p, w.head * p.group + r % p.group) * kLog2e;
           // A sink of -inf is no key.
-          state[i][half].sum = me.lane % 4 == 0 && state[i][half].maximum != minus_infinity() ? 1.0f : 0.0f;
+          state[i][half].sum =
+              me.lane % 4 == 0 && state[i][half].maximum != minus_infinity() ? 1.0f : 0.0f;
         }
       }
     }
@@ -90,7 +92,8 @@ struct Rows {
     for (int i = 0; i < kTiles; i++) {
       float shrink[2];
 #pragma unroll
-      for (int half = 0; half < 2; half++) shrink[half] = state[i][half].raise(quad_max(most[i][half]));
+      for (int half = 0; half < 2; half++)
+        shrink[half] = state[i][half].raise(quad_max(most[i][half]));
 #pragma unroll
       for (int c = 0; c < kColumns; c++) {
 #pragma unroll
@@ -133,7 +136,8 @@ DEVICE void add_values(float (&out)[kTiles][kColumns][4], u32 values, Logits& x)
 #pragma unroll
     for (int i = 0; i < kTiles; i++) {
 #pragma unroll
-      for (int e = 0; e < 4; e++) weights[i][e] = pack(x[i][2 * j + e / 2][e % 2 * 2], x[i][2 * j + e / 2][e % 2 * 2 + 1]);
+      for (int e = 0; e < 4; e++)
+        weights[i][e] = pack(x[i][2 * j + e / 2][e % 2 * 2], x[i][2 * j + e / 2][e % 2 * 2 + 1]);
     }
 #pragma unroll
     for (int c = 0; c < D / 16; c++) {
@@ -148,18 +152,20 @@ DEVICE void add_values(float (&out)[kTiles][kColumns][4], u32 values, Logits& x)
   }
 }
 
-// Merges the teams' states, in their order, and writes this slot's: the result where it is the only.
+// Merges the teams' states, in their order, and writes this slot's: the result where it is the
+// only.
 DEVICE void finish(const Params& p, const Work& w, const Lane& me, Rows& rows, float* shared) {
   int team = me.warp / kTeamWarps, thread = threadIdx.x % kTeamThreads;
-  float4* outs = reinterpret_cast<float4*>(shared);           // [teams, tiles, columns, threads of a team]
-  float* maxima = shared + kTeams * kRows * D;                // [teams, rows]
+  float4* outs = reinterpret_cast<float4*>(shared);  // [teams, tiles, columns, threads of a team]
+  float* maxima = shared + kTeams * kRows * D;       // [teams, rows]
   float* sums = maxima + kTeams * kRows;
 #pragma unroll
   for (int i = 0; i < kTiles; i++) {
 #pragma unroll
     for (int c = 0; c < kColumns; c++) {
-      float(&o)[4] = rows.out[i][c];
-      outs[((team * kTiles + i) * kColumns + c) * kTeamThreads + thread] = make_float4(o[0], o[1], o[2], o[3]);
+      float (&o)[4] = rows.out[i][c];
+      outs[((team * kTiles + i) * kColumns + c) * kTeamThreads + thread] =
+          make_float4(o[0], o[1], o[2], o[3]);
     }
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -217,7 +223,8 @@ DEVICE void finish(const Params& p, const Work& w, const Lane& me, Rows& rows, f
           if (whole) {
             output.write(r, column, sum[2 * half], sum[2 * half + 1]);
           } else {
-            *reinterpret_cast<float2*>(partials.out_of(w.slot, r) + column) = make_float2(sum[2 * half], sum[2 * half + 1]);
+            *reinterpret_cast<float2*>(partials.out_of(w.slot, r) + column) =
+                make_float2(sum[2 * half], sum[2 * half + 1]);
           }
         }
       }
@@ -253,13 +260,16 @@ DEVICE Work work_of(const Params& p) {
   return w;
 }
 
-extern "C" __global__ __launch_bounds__(kThreads, BLOCKS) void decode(const __grid_constant__ Params p) {
+extern "C" __global__ __launch_bounds__(kThreads,
+                                        BLOCKS) void decode(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   __shared__ int lower[kRows];
-  __shared__ float parts[kCollect == kScores && kTeamWarps > 1 ? kTeams * 2 * kTeamWarps * kKeys : 1];
+  __shared__ float
+      parts[kCollect == kScores && kTeamWarps > 1 ? kTeams * 2 * kTeamWarps * kKeys : 1];
   Work w = work_of(p);
   if constexpr (kCollect != kNothing) {  // all slots write what lies behind the prefix
-    int share = (p.capacity - w.length + gridDim.y - 1) / gridDim.y, from = w.length + w.slot * share;
+    int share = (p.capacity - w.length + gridDim.y - 1) / gridDim.y,
+        from = w.length + w.slot * share;
     fill_empty<kCollect>(p, w, from, min(from + share, p.capacity));
   }
   if (w.slot >= w.live || w.T == 0) return;
@@ -290,12 +300,14 @@ extern "C" __global__ __launch_bounds__(kThreads, BLOCKS) void decode(const __gr
   float scale = p.softcap > 0.0f ? 1.0f : p.scale;  // of the logits as they are once capped
   // Where this lane's rows of the matrices begin, in stage 0.
   u32 first_stage = pipeline + team * kStages * kStageBytes;
-  u32 key_matrices = kept(first_stage + (me.lane % 8 + me.lane / 16 * 8) * kPitch + me.lane / 8 % 2 * 16);
+  u32 key_matrices =
+      kept(first_stage + (me.lane % 8 + me.lane / 16 * 8) * kPitch + me.lane / 8 % 2 * 16);
   u32 value_matrices = kept(first_stage + kKeyBytes + me.lane % 16 * kPitch + me.lane / 16 * 16);
   int stage = 0;
   for (int tile = team; tile < tiles; tile += kTeams) {
     wait_for_copies<kStages - 2>();
-    team_barrier<kTeamThreads>(team);  // what all have copied is here; all have read the stage before
+    team_barrier<kTeamThreads>(
+        team);  // what all have copied is here; all have read the stage before
     collector.flush(p, w, me);
     keys.copy_next(stage == 0 ? kStages - 1 : stage - 1, tiles);
 

@@ -31,11 +31,13 @@ DEVICE int split_size(const Split& s, int keys, int slots) {
   return max((size + kUnit - 1) / kUnit, 1) * kUnit;
 }
 
-// The 16 bits of a tree mask that say which keys from `j0` on token `t` sees. `j0` is a multiple of 16.
+// The 16 bits of a tree mask that say which keys from `j0` on token `t` sees. `j0` is a multiple
+// of 16.
 DEVICE u32 tree_bits(const Params& p, const Work& w, int t, int j0) {
   u32 bits;
   if (p.tree_mask) {
-    const u32* row = p.tree_mask + 2 * (row_offset(w, p.mask_b, p.mask_t) + static_cast<i64>(t) * p.mask_t);
+    const u32* row =
+        p.tree_mask + 2 * (row_offset(w, p.mask_b, p.mask_t) + static_cast<i64>(t) * p.mask_t);
     bits = row[j0 / 32] >> (j0 % 32);
   } else {  // a causal chain, which backends window themselves
     int last = t + w.S - w.T, first = p.window ? last + 1 - p.window : 0;

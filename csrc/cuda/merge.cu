@@ -1,4 +1,5 @@
-// merge_state and merge_states: attention states over disjoint keys become one, a warp for each row.
+// merge_state and merge_states: attention states over disjoint keys become one, a warp for each
+// row.
 //
 // Build: ELEMENT (0 bfloat16, 1 float16, 2 float32).
 #include "elements.cuh"
@@ -38,7 +39,8 @@ struct States {
   }
 };
 
-extern "C" __global__ __launch_bounds__(32 * kWarps) void merge(const __grid_constant__ MergeParams p) {
+extern "C" __global__ __launch_bounds__(32 *
+                                        kWarps) void merge(const __grid_constant__ MergeParams p) {
   int row = blockIdx.x * kWarps + threadIdx.x / 32, lane = threadIdx.x % 32;
   if (row >= p.rows) return;
   int bt = row / p.heads;
@@ -48,7 +50,8 @@ extern "C" __global__ __launch_bounds__(32 * kWarps) void merge(const __grid_con
   for (int i = lane; i < states.count(); i += 32) maximum = fmaxf(maximum, states.lse(i));
   maximum = warp_max(maximum);
   float pivot = pivot_of(maximum);
-  for (int i = 0; i < states.count(); i++) sum += exp2_approximate((states.lse(i) - pivot) * kLog2e);
+  for (int i = 0; i < states.count(); i++)
+    sum += exp2_approximate((states.lse(i) - pivot) * kLog2e);
   float scale = reciprocal_or_zero(sum);
 
   for (int d = lane * 4; d < p.D; d += 128) {

@@ -30,7 +30,7 @@ struct Params {
   int T, S, group, page_size, capacity, window;  // capacity: columns of `collected`
   u32 page_magic, page_shift;                    // n / page_size is n * magic >> shift
   Split split;
-  int tree;      // 0: none, 1: keys of its own, 2: behind the prefix in the cache
+  int tree;       // 0: none, 1: keys of its own, 2: behind the prefix in the cache
   int sink_type;  // 0: float32, 1: bfloat16, 2: float16
   float scale, softcap;
   int num_collected, counters_per_head;

@@ -13,9 +13,7 @@ constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 
 DEVICE float minus_infinity() { return __int_as_float(0xff800000); }
-DEVICE u32 shared_address(const void* p) {
-  return static_cast<u32>(__cvta_generic_to_shared(p));
-}
+DEVICE u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
 
 // Keeps a value in its register: the compiler would rather compute it again in every step.
 DEVICE u32 kept(u32 x) {
@@ -38,7 +36,8 @@ DEVICE void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-// Waits for the other threads of a team: a warp, or `threads` of the block with a barrier of theirs.
+// Waits for the other threads of a team: a warp, or `threads` of the block with a barrier of
+// theirs.
 template <int THREADS>
 DEVICE void team_barrier(int team) {
   if constexpr (THREADS == 32) {
@@ -48,7 +47,8 @@ DEVICE void team_barrier(int team) {
   }
 }
 
-// Four 8 x 8 matrices of 16-bit elements, the rows of the i-th at the addresses of lanes [8i, 8i + 8).
+// Four 8 x 8 matrices of 16-bit elements, the rows of the i-th at the addresses of lanes [8i, 8i +
+// 8).
 DEVICE void load_matrices(u32 (&m)[4], u32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])

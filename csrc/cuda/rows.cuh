@@ -45,7 +45,8 @@ DEVICE u32 tree_bits_of_row(const Params& p, const Work& w, int r, int j0) {
 
 DEVICE const u16* query_row(const Params& p, const Work& w, int r) {
   int t = r / p.group, h = w.head * p.group + r % p.group;
-  return p.q + row_offset(w, p.q_b, p.q_t) + static_cast<i64>(t) * p.q_t + static_cast<i64>(h) * p.q_h;
+  return p.q + row_offset(w, p.q_b, p.q_t) + static_cast<i64>(t) * p.q_t +
+         static_cast<i64>(h) * p.q_h;
 }
 
 // A team of warps shares keys; each of its warps has kRowsPerWarp rows in tiles of 16.

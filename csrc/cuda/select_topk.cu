@@ -1,9 +1,9 @@
 // Deterministic top-k selection without a sort: one block for each row of scores.
 //
 // A score's bits become an unsigned key that orders as the selection does: tokens that are always
-// kept above every score, -inf and NaN below. Four histograms of eight bits each find the key of the
-// last token taken, and how many of its equals are taken; one scan in the order of positions then
-// writes what lies above and the latest equals. Only integers are counted, so no order shows.
+// kept above every score, -inf and NaN below. Four histograms of eight bits each find the key of
+// the last token taken, and how many of its equals are taken; one scan in the order of positions
+// then writes what lies above and the latest equals. Only integers are counted, so no order shows.
 // Keys of rows that fit stay in shared memory, so their scores are read once.
 //
 // Build: HELD (whether the keys of a row fit).
@@ -63,13 +63,14 @@ DEVICE u32 block_sum(u32 x, u32* sums, u32* total) {
   return x;
 }
 
-// The digit of the last key taken: `missing` of the keys counted, the greatest ones, are still to be
-// taken. It becomes how many of those with this digit are; returns how many have it.
+// The digit of the last key taken: `missing` of the keys counted, the greatest ones, are still to
+// be taken. It becomes how many of those with this digit are; returns how many have it.
 DEVICE int find_digit(const u32* histogram, u32* sums, int* missing, u32* digit) {
   __shared__ int found[3];
   int mine = kDigits - 1 - static_cast<int>(threadIdx.x);  // from the greatest digit down
   u32 count = mine >= 0 ? histogram[mine] : 0, total;
-  int upto = static_cast<int>(block_sum(count, sums, &total)), above = upto - static_cast<int>(count);
+  int upto = static_cast<int>(block_sum(count, sums, &total)),
+      above = upto - static_cast<int>(count);
   if (mine >= 0 && above < *missing && *missing <= upto) {
     found[0] = mine;
     found[1] = *missing - above;
@@ -81,7 +82,8 @@ DEVICE int find_digit(const u32* histogram, u32* sums, int* missing, u32* digit)
   return found[2];
 }
 
-extern "C" __global__ __launch_bounds__(kThreads) void select_topk(const __grid_constant__ SelectParams p) {
+extern "C" __global__ __launch_bounds__(kThreads) void select_topk(
+    const __grid_constant__ SelectParams p) {
   extern __shared__ u32 held[];
   __shared__ u32 histogram[kDigits], sums[kWarps];
   int b = blockIdx.x / p.heads, h = blockIdx.x % p.heads;

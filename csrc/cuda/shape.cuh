@@ -1,7 +1,9 @@
-// How a block is built, all of it known to the compiler: HEAD_DIM, ROWS, STAGES come with the build.
+// How a block is built, all of it known to the compiler: HEAD_DIM, ROWS, STAGES come with the
+// build.
 //
-// Warps that share keys are a team; a team owns its keys, its copies and their pipeline. A warp holds
-// ROWS_PER_WARP query rows, as many as fit in its registers, so a team has ROWS / ROWS_PER_WARP warps.
+// Warps that share keys are a team; a team owns its keys, its copies and their pipeline. A warp
+// holds ROWS_PER_WARP query rows, as many as fit in its registers, so a team has ROWS /
+// ROWS_PER_WARP warps.
 #pragma once
 
 #include "ptx.cuh"

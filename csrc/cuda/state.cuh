@@ -7,8 +7,8 @@
 DEVICE float pivot_of(float maximum) { return maximum == minus_infinity() ? 0.0f : maximum; }
 
 // Logits are in base 2, relative to a pivot: a logit that was the greatest once. What is summed may
-// be 2^kSlack times greater than 1, so the pivot need not follow every new maximum: float32 holds as
-// many digits of the sum, and either type of element as many of a weight.
+// be 2^kSlack times greater than 1, so the pivot need not follow every new maximum: float32 holds
+// as many digits of the sum, and either type of element as many of a weight.
 constexpr float kSlack = 8.0f;
 
 // `sum` counts this lane's columns only, until the end.

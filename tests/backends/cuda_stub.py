@@ -5,17 +5,16 @@ compiled, and CuPy's own launcher hands launches to a libcuda that does nothing.
 `recorded_cuda` launches on tensors of `on_gpu` are recorded instead, with their device and stream.
 """
 
-import struct
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from unittest import mock
 
 import torch
-from specattn.backends.cuda import build, launch
 
 import specattn
 from specattn.backends import select
+from specattn.backends.cuda import build, launch
 
 H200 = build.Device("sm_90a", 132, 227 << 10, 228 << 10)
 

@@ -1,6 +1,11 @@
-"""Calls that the CUDA C++ kernels serve, for the emulator: chosen ones, and any number at random."""
+"""Calls that the CUDA C++ kernels serve, for the emulator: chosen ones, and others at random."""
 
 import random
+
+import torch
+
+import specattn
+from tests.cases import make_problem
 
 from .cases import SCHEDULES, Case, check
 from .cuda_launch import emulated_cuda
@@ -12,7 +17,7 @@ HEAD_DIMS = (64, 80, 96, 128, 256)
 SELECTED = [
     Case("hybrid", sinks=True),
     Case("hybrid", "fp16", lengths=(700, 90, 0), split_size=None, spare=2000, window=500),
-    Case("hybrid", lengths=(1300,), kv_heads=1, split_size=64, sinks=True),  # three levels of merges
+    Case("hybrid", lengths=(1300,), kv_heads=1, split_size=64, sinks=True),  # merged twice
     Case("hybrid", rows=8, head_dim=96, tree="chain", window=37),
     Case("hybrid", rows=16, head_dim=128, paged=True, softcap=2.0, lengths=(150, 0)),
     Case("hybrid", rows=16, head_dim=256, lengths=(150, 0), kv_heads=1),
@@ -70,3 +75,26 @@ def check_selected(case, arch):
 def check_orders(case, arch):
     """Execute a case in two orders, which must agree in every bit."""
     return check(case, arch, SCHEDULES, emulate=emulated_cuda)
+
+
+MERGED = Case("hybrid", lengths=(1300, 70), kv_heads=1, split_size=64, sinks=True)
+
+
+def check_neighbours(arch):
+    """See that a request's bits do not change with its neighbour and its cache's capacity."""
+    results = []
+    for lengths, spare in (((300, 500), 3), ((300, 0), 700)):
+        p = make_problem(lengths, 4, q_heads=8, kv_heads=2, head_dim=64, spare=spare,
+                         dtype=torch.bfloat16)  # fmt: skip
+        first = make_problem((300,), 4, q_heads=8, kv_heads=2, head_dim=64, dtype=torch.bfloat16)
+        p.k_cache[0, :300], p.v_cache[0, :300] = first.k_cache[0, :300], first.v_cache[0, :300]
+        for name in ("q", "k_tree", "v_tree", "tree_mask"):
+            getattr(p, name)[0] = getattr(first, name)[0]
+        with emulated_cuda(arch) as launches:
+            out, lse = specattn.hybrid_tree_attention(
+                p.q, p.k_cache, p.v_cache, p.cache_seqlens, p.k_tree, p.v_tree, p.tree_mask
+            )
+        assert launches[0].grid[1] > 1, "nothing is split"
+        results.append((out[0], lse[0]))
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])

@@ -11,10 +11,10 @@ from dataclasses import replace
 from unittest import mock
 
 import torch
-from specattn.backends.cuda import attention, build, launch
 
 import specattn
 from specattn.backends import select
+from specattn.backends.cuda import attention, build, launch
 
 from .launch import Launched, Tensors
 from .machine import Launch, Machine, Options

@@ -22,7 +22,7 @@ _PLANNERS = {
 
 def _why_not(device: str | None) -> str | None:
     if importlib.util.find_spec("cupy") is None:
-        return "CuPy is not installed (pip install 'specattn[cuda]')"
+        return "CuPy is not installed (cupy-cuda12x or cupy-cuda13x, as torch's CUDA)"
     if not torch.cuda.is_available():
         return "no GPU"
     if torch.version.hip:

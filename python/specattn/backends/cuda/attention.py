@@ -39,83 +39,60 @@ _ELEMENTS = {torch.bfloat16: 0, torch.float16: 1}
 _SINKS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _KINDS = {None: 0, "scores": 1, "logits": 2}
 _COPIED = {"q", "k_cache", "v_cache", "k_tree", "v_tree", "out"}  # 16 bytes at a time
+_NONE, _KEYS, _BEHIND = range(3)  # no tree, keys of its own, behind the prefix in the cache
 _FAN_IN = 8  # states that one block merges
 _WORKSPACE = 64 << 20  # bytes that partial results may take
 
 
-def hybrid(
-    q, k_cache, v_cache, cache_seqlens, k_tree, v_tree, tree_mask, depths, block_table, window,
-    softmax_scale, softcap, sinks, cu_seqlens_q, max_seqlen_q, out, lse, *, device: Device,
-) -> Plan:  # fmt: skip
+# The operators' arguments in order; tensors are named as in ADDRESSES.
+_HYBRID = (
+    "q", "k_cache", "v_cache", "lengths", "k_tree", "v_tree", "tree_mask", "depths", "block_table",
+    "window", "scale", "softcap", "sinks", "cu_seqlens_q", "max_seqlen_q",
+)  # fmt: skip
+_VERIFY = (*_HYBRID, "collect", "collect_rows", "per_head", "out", "lse", "collected")
+_GATHER = (
+    "q", "k_cache", "v_cache", "indices", "lengths", "k_tree", "v_tree", "tree_mask", "block_table",
+    "scale", "softcap", "sinks", "cache_seqlens", "cu_seqlens_q", "max_seqlen_q", "out", "lse",
+)  # fmt: skip
+_TREE = ("q", "k_tree", "v_tree", "tree_mask", "scale", "softcap", "out", "lse")
+
+
+def hybrid(*args, device: Device) -> Plan:
     """Plan `hybrid_tree_attention`."""
-    tensors = {
-        "q": (q, 0), "k_cache": (k_cache, 1), "v_cache": (v_cache, 2), "lengths": (cache_seqlens, 3),
-        "k_tree": (k_tree, 4), "v_tree": (v_tree, 5), "tree_mask": (tree_mask, 6),
-        "depths": (depths, 7), "block_table": (block_table, 8), "sinks": (sinks, 12),
-        "cu_seqlens_q": (cu_seqlens_q, 13), "out": (out, 15), "lse": (lse, 16),
-    }  # fmt: skip
-    tree = 2 if k_tree is None else 1
-    return _plan(tensors, tree, window, softmax_scale, softcap, max_seqlen_q, device)
+    return _plan((*_HYBRID, "out", "lse"), args, _BEHIND if args[4] is None else _KEYS, device)
 
 
-def verify(
-    q, k_cache, v_cache, cache_seqlens, k_tree, v_tree, tree_mask, depths, block_table, window,
-    softmax_scale, softcap, sinks, cu_seqlens_q, max_seqlen_q, collect, collect_rows, per_head,
-    out, lse, collected, *, device: Device,
-) -> Plan:  # fmt: skip
+def verify(*args, device: Device) -> Plan:
     """Plan `verify_attention`."""
-    if not per_head:
-        raise NotServed("scores of all heads together")
-    if len(collect_rows) > MOST_COLLECTED:
-        raise NotServed(f"more than {MOST_COLLECTED} collected rows")
-    tensors = {
-        "q": (q, 0), "k_cache": (k_cache, 1), "v_cache": (v_cache, 2), "lengths": (cache_seqlens, 3),
-        "k_tree": (k_tree, 4), "v_tree": (v_tree, 5), "tree_mask": (tree_mask, 6),
-        "depths": (depths, 7), "block_table": (block_table, 8), "sinks": (sinks, 12),
-        "cu_seqlens_q": (cu_seqlens_q, 13), "out": (out, 18), "lse": (lse, 19),
-        "collected": (collected, 20),
-    }  # fmt: skip
-    tree = 2 if k_tree is None else 1
-    collects = collect, tuple(collect_rows)
-    return _plan(tensors, tree, window, softmax_scale, softcap, max_seqlen_q, device, *collects)
+    return _plan(_VERIFY, args, _BEHIND if args[4] is None else _KEYS, device)
 
 
-def gather(
-    q, k_cache, v_cache, indices, index_lengths, k_new, v_new, tree_mask, block_table,
-    softmax_scale, softcap, sinks, cache_seqlens, cu_seqlens_q, max_seqlen_q, out, lse,
-    *, device: Device,
-) -> Plan:  # fmt: skip
+def gather(*args, device: Device) -> Plan:
     """Plan `sparse_gather_attention`."""
-    tensors = {
-        "q": (q, 0), "k_cache": (k_cache, 1), "v_cache": (v_cache, 2), "indices": (indices, 3),
-        "lengths": (index_lengths, 4), "k_tree": (k_new, 5), "v_tree": (v_new, 6),
-        "tree_mask": (tree_mask, 7), "block_table": (block_table, 8), "sinks": (sinks, 11),
-        "cache_seqlens": (cache_seqlens, 12), "cu_seqlens_q": (cu_seqlens_q, 13), "out": (out, 15),
-        "lse": (lse, 16),
-    }  # fmt: skip
-    tree = 0 if k_new is None else 1
-    return _plan(tensors, tree, None, softmax_scale, softcap, max_seqlen_q, device)
+    return _plan(_GATHER, args, _NONE if args[5] is None else _KEYS, device)
 
 
-def tree(q, k_new, v_new, tree_mask, softmax_scale, softcap, out, lse, *, device: Device) -> Plan:
+def tree(*args, device: Device) -> Plan:
     """Plan `tree_attention`."""
-    tensors = {
-        "q": (q, 0), "k_tree": (k_new, 1), "v_tree": (v_new, 2), "tree_mask": (tree_mask, 3),
-        "out": (out, 6), "lse": (lse, 7),
-    }  # fmt: skip
-    return _plan(tensors, 1, None, softmax_scale, softcap, None, device)
+    return _plan(_TREE, args, _KEYS, device)
 
 
-def _plan(named, tree, window, scale, softcap, max_seqlen_q, device, collect=None, rows=()) -> Plan:
-    """Plan a launch over the tensors ``named``: {name: (tensor or None, which argument)}."""
-    given = {name: tensor for name, (tensor, _) in named.items() if tensor is not None}
+def _plan(names: tuple[str, ...], args: tuple, tree: int, device: Device) -> Plan:
+    """Plan a launch over an operator's arguments; ``tree`` says where the tree's keys lie."""
+    call = dict(zip(names, args, strict=True))
+    given = {name: call[name] for name in ADDRESSES if call.get(name) is not None}
+    window, collect, rows = call.get("window"), call.get("collect"), call.get("collect_rows", ())
+    if not call.get("per_head", True):
+        raise NotServed("scores of all heads together")
+    if len(rows) > MOST_COLLECTED:
+        raise NotServed(f"more than {MOST_COLLECTED} collected rows")
     q, ragged = given["q"], "cu_seqlens_q" in given
     heads, D = q.shape[-2:]
     keys = given.get("k_cache", given.get("k_tree"))
     kv_heads = keys.shape[-2]
     batch = len(given["cu_seqlens_q"]) - 1 if ragged else len(q)
-    T, group = max_seqlen_q if ragged else q.shape[1], heads // kv_heads
-    _check(given, T * group, D, scale)
+    T, group = call["max_seqlen_q"] if ragged else q.shape[1], heads // kv_heads
+    _check(given, T * group, D, call["scale"])
     shape = shape_of(T * group, D, device)
     paged = "block_table" in given
     page_size = keys.shape[1] if paged else 0
@@ -124,11 +101,13 @@ def _plan(named, tree, window, scale, softcap, max_seqlen_q, device, collect=Non
     split, slots = splits(device, shape, batch * kv_heads, span)
     states = batch * kv_heads * slots * shape.rows
     counters = _counters(slots)
-    S = T if tree == 2 or ragged else given["k_tree"].shape[1] if tree else 0
+    S = T
+    if not ragged and tree != _BEHIND:
+        S = given["k_tree"].shape[1] if tree else 0
     sizes = {
         "T": T, "S": S, "group": group, "page_size": page_size, "window": window or 0, "tree": tree,
-        "capacity": given["collected"].shape[-1] if collect else 0, "scale": scale,
-        "softcap": softcap, "num_collected": len(rows), "counters_per_head": counters,
+        "capacity": given["collected"].shape[-1] if collect else 0, "scale": call["scale"],
+        "softcap": call["softcap"], "num_collected": len(rows), "counters_per_head": counters,
         "sink_type": _SINKS[given["sinks"].dtype] if "sinks" in given else 0,
     }  # fmt: skip
     values = sizes | split | _magic(page_size) | _strides(given, ragged, kv_heads)
@@ -143,9 +122,9 @@ def _plan(named, tree, window, scale, softcap, max_seqlen_q, device, collect=Non
         (kv_heads, slots, batch),
         32 * shape.warps,
         shape.shared,
-        packed(values, rows),
-        tuple((places[name], named[name][1]) for name in given),
-        tuple(named[name][1] for name in given if name in _COPIED),
+        packed(values, tuple(rows)),
+        tuple((places[name], names.index(name)) for name in given),
+        tuple(names.index(name) for name in given if name in _COPIED),
         (places["partials"], 4 * states * (D + 1)) if slots > 1 else None,
         (places["counters"], batch * kv_heads * counters) if slots > 1 else None,
         slower=_slower(shape, device),

@@ -1,4 +1,4 @@
-"""From the sources in csrc/cuda to functions on a device: NVRTC, a cache on disk, CuPy's modules."""
+"""From csrc/cuda to functions on a device: NVRTC, a cache on disk, modules of CuPy."""
 
 from __future__ import annotations
 

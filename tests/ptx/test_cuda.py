@@ -32,7 +32,7 @@ def test_random_calls(compiler_process, seed, arch):
 
 
 def test_states_of_blocks_are_merged_in_any_order(compiler_process):
-    """Whoever comes last merges: the bits are the same in three orders of blocks."""
+    """Whoever comes last merges: the bits are the same in two orders of blocks."""
     compiler_process(cuda_cases.check_orders, cuda_cases.MERGED, "sm_80")
 
 
@@ -42,12 +42,12 @@ def test_neighbours_and_capacity_do_not_show(compiler_process):
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_select_topk(compiler_process, arch):
-    compiler_process(selections.check_cuda, arch, range(8))
+    compiler_process(selections.check_cuda, arch, range(4))
 
 
 # What each kernel cannot do without, and which detectors say so.
 NEEDED = {
-    "cuda hybrid": {"barrier removed", "copy wait weakened", "zero-fill of a copy dropped"},
+    "cuda hybrid": {"barrier removed", "copy wait weakened"},
     "cuda hybrid 64 rows": {"barrier removed", "copy wait weakened"},
 }
 

@@ -88,7 +88,7 @@ def _plan(names: tuple[str, ...], args: tuple, tree: int, device: Device) -> Pla
         raise NotServed(f"more than {MOST_COLLECTED} collected rows")
     q, ragged = given["q"], "cu_seqlens_q" in given
     heads, D = q.shape[-2:]
-    keys = given.get("k_cache", given.get("k_tree"))
+    keys = given["k_cache" if "k_cache" in given else "k_tree"]
     kv_heads = keys.shape[-2]
     batch = len(given["cu_seqlens_q"]) - 1 if ragged else len(q)
     T, group = call["max_seqlen_q"] if ragged else q.shape[1], heads // kv_heads

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import hashlib
 import os
+import tempfile
 import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,7 +45,7 @@ def device_of(index: int | None) -> Device:
     return Device(
         arch + "a" * (properties.major == 9),  # wgmma and setmaxnreg belong to it
         properties.multi_processor_count,
-        properties.shared_memory_per_block_optin,
+        properties.shared_memory_per_block_optin,  # type: ignore[attr-defined]
         properties.shared_memory_per_multiprocessor,
     )
 
@@ -82,13 +84,29 @@ def _options(program: Program, arch: str, ptx: bool) -> list[str]:
 
 def cubin(program: Program, arch: str) -> Path:
     """Return the file of a compiled program, which is made unless it is in the cache."""
-    folder = cache_folder()
-    path = folder / f"{program.name}-{arch}-{_digest(program, arch)}.cubin"
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        content = compiled(program, arch)
-        write_atomically(path, lambda partial: partial.write_bytes(content))
+    name = f"{program.name}-{arch}-{_digest(program, arch)}.cubin"
+    path = cache_folder() / name
+    if path.exists():
+        return path
+    content = compiled(program, arch)
+    try:
+        return _stored(path, content)
+    except OSError as error:
+        warnings.warn(f"specattn: {error}; every process compiles its CUDA kernels anew")
+        return _stored(_scratch() / name, content)
+
+
+def _stored(path: Path, content: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, lambda partial: partial.write_bytes(content))
     return path
+
+
+@functools.cache
+def _scratch() -> Path:
+    folder = tempfile.TemporaryDirectory(prefix="specattn-")
+    atexit.register(folder.cleanup)
+    return Path(folder.name)
 
 
 def cache_folder() -> Path:
@@ -122,17 +140,7 @@ def function(program: Program, index: int, shared: int) -> Any:
     """
     import cupy
 
-    arch = device_of(index).arch
-    try:
-        path = cubin(program, arch)
-        module = cupy.RawModule(path=str(path))
-    except OSError as error:
-        warnings.warn(f"specattn: {error}; CUDA kernels are compiled anew by every process")
-        module = cupy.cuda.function.Module()
-        module.load(compiled(program, arch))
-        kernel = module.get_function(program.name)
-        kernel.max_dynamic_shared_size_bytes = shared
-        return kernel
-    kernel = module.get_function(program.name).kernel
+    module = cupy.RawModule(path=str(cubin(program, device_of(index).arch)))
+    kernel = module.get_function(program.name)
     kernel.max_dynamic_shared_size_bytes = shared
-    return kernel
+    return kernel.kernel

@@ -7,6 +7,7 @@ Nothing waits for the device, and nothing but a workspace is allocated.
 
 from __future__ import annotations
 
+import ctypes
 import struct
 import threading
 from collections.abc import Callable, Sequence
@@ -119,69 +120,66 @@ class Ready:
 
     def __init__(self, plan: Plan, device: torch.device):
         self.plan, self.device, self.index = plan, device, device.index
-        self.places = max([place for place, _ in plan.tensors] + [-1]) + 1
-        for extra in (plan.workspace, plan.counters):
-            self.places = max(self.places, extra[0] + 1 if extra else 0)
-        self.addresses = struct.Struct(f"<{self.places}Q")
+        filled = [place for place, _ in plan.tensors]
+        filled += [extra[0] for extra in (plan.workspace, plan.counters) if extra]
+        self.addresses = struct.Struct(f"<{max(filled) + 1}Q")
+        self.none = [0] * (max(filled) + 1)
         self.lock = threading.Lock()
-        self.function = self.launcher = None
+        self.buffer = bytearray(plan.values)
+        self.pointers = _Pointers(self.buffer)
+        self.function: int | None = None
+        self.launcher: Callable[..., None]
         self.slower = None if triton.BACKEND.why_not(None) else plan.slower
 
     def run(self, args: tuple) -> None:
         """Launch on an operator's arguments."""
-        plan, addresses, together = self.plan, [0] * self.places, 0
+        if torch._C._cuda_getDevice() == self.index:
+            self._launch(args)
+        else:
+            with torch.cuda.device(self.index):
+                self._launch(args)
+
+    def _launch(self, args: tuple) -> None:
+        plan, addresses, together = self.plan, self.none.copy(), 0
         for place, argument in plan.tensors:
             addresses[place] = args[argument].data_ptr()
         for argument in plan.aligned:
             together |= args[argument].data_ptr()
         if together % _ALIGNMENT:
             raise NotServed(f"a tensor does not begin at a multiple of {_ALIGNMENT} bytes")
+        if self.function is None:
+            self._load()
+        _bind_context()
+        stream = torch._C._cuda_getCurrentRawStream(self.index)
         if plan.workspace:
             place, size = plan.workspace
             workspace = torch.empty(size, dtype=torch.uint8, device=self.device)
             addresses[place] = workspace.data_ptr()
         if plan.counters:
             place, number = plan.counters
-            counters = COUNTERS.of(self.device, number)
+            counters = COUNTERS.of(self.device, stream, number)
             addresses[place] = counters.data_ptr()
-        if torch._C._cuda_getDevice() == self.index:
-            self._launch(addresses)
-        else:
-            with torch.cuda.device(self.index):
-                self._launch(addresses)
-
-    def _launch(self, addresses: list[int]) -> None:
-        if self.function is None:
-            self._load()
-        _bind_context()
-        stream = torch._C._cuda_getCurrentRawStream(self.index)
         with self.lock:  # the launch copies the buffer before it returns
             self.addresses.pack_into(self.buffer, 0, *addresses)
             self.launcher(
-                self.function, *self.plan.grid, self.plan.threads, 1, 1, self.plan.shared, stream,
-                self.pointers.ctypes_address, 0,
+                self.function, *plan.grid, plan.threads, 1, 1, plan.shared, stream,
+                self.pointers.address, 0,
             )  # fmt: skip
 
     def _load(self) -> None:
         from cupy_backends.cuda.api import driver
 
-        kernel = build.function(self.plan.program, self.index, self.plan.shared)
-        self.kernel = kernel  # keeps its module loaded
-        self.buffer, self.pointers = bytearray(self.plan.values), None
-        self.pointers = _Pointers(self.buffer)
-        self.launcher = driver.launchKernel
-        self.function = kernel.ptr
+        self.kernel = build.function(self.plan.program, self.index, self.plan.shared)
+        self.launcher, self.function = driver.launchKernel, self.kernel.ptr
 
 
 class _Pointers:
     """The array of addresses of parameters that a launch takes, with the one of a buffer."""
 
     def __init__(self, buffer: bytearray):
-        import ctypes
-
         self.view = (ctypes.c_char * len(buffer)).from_buffer(buffer)
         self.array = (ctypes.c_void_p * 1)(ctypes.addressof(self.view))
-        self.ctypes_address = ctypes.addressof(self.array)
+        self.address = ctypes.addressof(self.array)
 
 
 _thread = threading.local()
@@ -208,11 +206,11 @@ class Counters:
     def __init__(self):
         self.buffers: dict[tuple, torch.Tensor] = {}
 
-    def of(self, device: torch.device, number: int) -> torch.Tensor:
-        """Return at least so many counters for a launch in the device's current stream."""
+    def of(self, device: torch.device, stream: int, number: int) -> torch.Tensor:
+        """Return at least so many counters for a launch in the current stream, of the device."""
         if torch.cuda.is_current_stream_capturing():
             return torch.zeros(number, dtype=torch.int32, device=device)
-        key = device.index, torch._C._cuda_getCurrentRawStream(device.index)
+        key = device.index, stream
         buffer = self.buffers.get(key)
         if buffer is None or len(buffer) < number:
             size = max(number, self._SIZE)

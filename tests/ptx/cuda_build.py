@@ -71,21 +71,25 @@ def built(name, arch):
 
 def _built(program, threads, blocks, arch):
     start = time.perf_counter()
-    ptx = build.compiled(program, arch, ptx=True)
+    ptx = build.compiled(program, arch, ptx=True).decode().rstrip("\0")
     seconds = time.perf_counter() - start
+    return Built(program, *resources(ptx, arch), threads, blocks, seconds)
+
+
+def resources(ptx, arch):
+    """Assemble PTX; return (registers, spilled bytes) of a thread, and bytes of static memory."""
     folder = Path(triton.__file__).parent / "backends/nvidia/bin"
     assembler = folder / ("ptxas-blackwell" if arch == "sm_100" else "ptxas")
     with tempfile.TemporaryDirectory() as scratch:
         source = Path(scratch, "kernel.ptx")
-        source.write_bytes(ptx.rstrip(b"\0"))
+        source.write_text(ptx)
         command = [assembler, "-v", f"-arch={arch}", source, "-o", Path(scratch, "kernel.cubin")]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    numbers = {key: int(re.search(rf"(\d+) bytes {key}", said)[1]) for key in
-               ("stack frame", "spill stores", "spill loads")}  # fmt: skip
+    kinds = ("stack frame", "spill stores", "spill loads")
+    spilled = sum(int(re.search(rf"(\d+) bytes {kind}", said)[1]) for kind in kinds)
     shared = re.search(r"(\d+) bytes smem", said)
     registers = int(re.search(r"Used (\d+) registers", said)[1])
-    static = int(shared[1]) if shared else 0
-    return Built(program, registers, sum(numbers.values()), static, threads, blocks, seconds)
+    return registers, spilled, int(shared[1]) if shared else 0
 
 
 if __name__ == "__main__":

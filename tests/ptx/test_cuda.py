@@ -45,17 +45,24 @@ def test_select_topk(compiler_process, arch):
     compiler_process(selections.check_cuda, arch, range(4))
 
 
-# What each kernel cannot do without, and which detectors say so.
-NEEDED = {
-    "cuda hybrid": {"barrier removed", "copy wait weakened"},
-    "cuda hybrid 64 rows": {"barrier removed", "copy wait weakened"},
-}
+# What no kernel can do without, and which detectors say so.
+NEEDED = {"barrier removed", "copy wait weakened"}
 
 
-@pytest.mark.parametrize("name", NEEDED)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cuda hybrid",
+        *(
+            pytest.param(x, marks=pytest.mark.slow)
+            for x in mutate.CUDA_TARGETS
+            if x != "cuda hybrid"
+        ),
+    ],
+)
 def test_removed_synchronisation_is_caught(compiler_process, name):
-    caught = compiler_process(mutate.first_caught, name, NEEDED[name])
-    assert caught.keys() == NEEDED[name]
+    caught = compiler_process(mutate.first_caught, name, NEEDED)
+    assert caught.keys() == NEEDED
     assert set(caught.values()) <= {"race", "undefined", "bounds"}
 
 

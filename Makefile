@@ -4,7 +4,7 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test package docs lint fuzz sanitize test-triton36 test-torchao test-vllm bench vllm llama-cpp clean
+.PHONY: demo test package docs lint fuzz sanitize test-triton36 test-cuda test-torchao test-vllm bench vllm llama-cpp clean
 
 ## Decode a real file with the embedded target, plainly and speculatively. FILE= continues your own.
 demo: $(VENV)/.demo
@@ -31,7 +31,7 @@ docs: $(VENV)/docs/.done
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror csrc/cpu/*.cpp csrc/cpu/*.h
+	$(BIN)/clang-format --dry-run --Werror csrc/cpu/*.cpp csrc/cpu/*.h csrc/cuda/*.cu csrc/cuda/*.cuh
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -p no:cacheprovider tests/test_docstrings.py
 	@# The import graph is read from files, so the mapping of setup.py is laid out as folders first.
@@ -60,6 +60,11 @@ sanitize: $(VENV)/.dev
 ## The kernels as an older Triton compiles them, executed in the emulator (tests/ptx).
 test-triton36: $(VENV)/triton36/.done
 	OMP_NUM_THREADS=1 $(VENV)/triton36/bin/python -m pytest -p no:cacheprovider -n 2 -m "not slow" tests/ptx $(ARGS)
+
+## The CUDA C++ kernels, compiled by NVRTC and executed in the emulator; ARGS=-m slow for every case.
+test-cuda: $(VENV)/cuda/.done
+	OMP_NUM_THREADS=1 $(VENV)/cuda/bin/python -m pytest -p no:cacheprovider -n 2 -m "not slow" \
+	    tests/ptx/test_cuda.py tests/backends/test_cuda.py $(ARGS)
 
 ## Models whose weights torchao quantises (tests/decoding/test_quantised.py).
 test-torchao: $(VENV)/torchao/.done
@@ -99,10 +104,12 @@ $(VENV)/.demo: $(VENV)/.torch requirements/demo.txt setup.py pyproject.toml $(wi
 # it looks in after its own.
 $(VENV)/triton36/.done: WANTED = triton==3.6.0
 $(VENV)/torchao/.done: WANTED = torchao==0.18.0
+$(VENV)/cuda/.done: WANTED = -r requirements/cuda.txt
+$(VENV)/cuda/.done: requirements/cuda.txt
 $(VENV)/docs/.done: WANTED = -r requirements/docs.txt
 $(VENV)/docs/.done: requirements/docs.txt
-$(VENV)/triton36/.done $(VENV)/torchao/.done: ALONE = --no-deps
-$(VENV)/triton36/.done $(VENV)/torchao/.done $(VENV)/docs/.done: $(VENV)/.dev
+$(VENV)/triton36/.done $(VENV)/torchao/.done $(VENV)/cuda/.done: ALONE = --no-deps
+$(VENV)/triton36/.done $(VENV)/torchao/.done $(VENV)/cuda/.done $(VENV)/docs/.done: $(VENV)/.dev
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(ALONE) $(WANTED)
 	$(BIN)/python -c "import sysconfig; print(f'import site; site.addsitedir({sysconfig.get_path(\"purelib\")!r})')" \

@@ -29,14 +29,17 @@ def subpackages(package: str, folder: str) -> list[str]:
 class BuildWithTarget(build_py):
     """Add the embedded target with its drafters, so that the demo needs no checkout and no network.
 
-    An editable install has no need of it: there the checkout's own is found.
+    The sources of the CUDA kernels come too, which are compiled when they are first needed. An
+    editable install has no need of either: there the checkout's own are found.
     """
 
     def run(self):
-        """Copy what `specattn.embedded` looks for."""
+        """Copy what `specattn.embedded` and `specattn.backends.cuda` look for."""
         super().run()
         if self.editable_mode:
             return
+        sources = Path(self.build_lib, "specattn/backends/cuda/sources")
+        shutil.copytree("csrc/cuda", sources, dirs_exist_ok=True)
         source, target = Path("examples/tiny"), Path(self.build_lib, "specattn/embedded/tiny")
         configs = {config.parent for config in source.rglob("config.json")}
         for path in (file for folder in configs for file in folder.iterdir()):

@@ -81,6 +81,13 @@ step tests 200 "$PYTHON" -m pytest -p no:cacheprovider --tb=short -rfE "${tests[
     --ignore tests/triton_kernels/test_compile.py
 step kernels 160 "$PYTHON" bench/run_kernels.py "${kernels[@]}" --json "$out/kernels.jsonl" \
     --pictures "$out"
+# Where CuPy is, the CUDA C++ kernels on every shape that they serve, also where Triton's are preferred.
+if [ -z "$smoke" ] && "$PYTHON" -c 'import sys, specattn; sys.exit(specattn.backends()["cuda"] != "available")'; then
+    step tests-cuda 120 "$PYTHON" -m pytest -p no:cacheprovider --tb=short -rfE \
+        tests/backends/test_cuda_device.py
+    step kernels-cuda 160 "$PYTHON" bench/run_kernels.py "${kernels[@]}" --backend cuda \
+        --json "$out/kernels-cuda.jsonl"
+fi
 # Random weights: the time of every round is real, what is accepted is drawn, and every line says so.
 for shape in "${shapes[@]}"; do
     rm -f "$out/decode-$shape.jsonl"

@@ -14,8 +14,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import asdict
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +138,8 @@ def _emulate(options: argparse.Namespace, parser: arguments.Parser) -> int:
     """Print what the GPU kernels would do, from blocks executed in the emulator; return 0."""
     if os.environ.get("TRITON_INTERPRET"):
         parser.error("--emulate: expected TRITON_INTERPRET not to be set")
+    if options.backend not in ("auto", "triton", "cuda"):
+        parser.error(f"--emulate: expected --backend triton or cuda, got {options.backend}")
     os.environ["TRITON_DEFAULT_FP_FUSION"] = "1"
     from kernels import emulation  # needs Triton and the tests
 
@@ -145,12 +149,16 @@ def _emulate(options: argparse.Namespace, parser: arguments.Parser) -> int:
     print("No GPU: counts of executed blocks, scaled by blocks; times and shares are predicted.")
     hosts: dict[tuple[str, int], float] = {}
     sizes = options.context or [8192, 32768], options.rows or [1, 16]
-    for op, context, rows in emulation.cases(*sizes):
+    backend = "triton" if options.backend == "auto" else options.backend
+    for op, context, rows in emulation.cases(*sizes, backend):
         if options.only and op not in options.only:
             continue
         if (op, rows) not in hosts:
-            hosts[op, rows] = emulation.host_microseconds(op, rows)
-        row = emulation.measure(options.emulate, op, context, rows)
+            # Apart: a libcuda that does nothing is no company for NVRTC.
+            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as apart:
+                timing = apart.submit(emulation.host_microseconds, op, rows, backend)
+                hosts[op, rows] = timing.result()
+        row = emulation.measure(options.emulate, op, context, rows, backend)
         file.add({**row, "host_microseconds": hosts[op, rows]})
         print(emulation.line(of_kind(file.records, "emulated")[-1]), flush=True)
     for text in emulation.verdicts(of_kind(file.records, "emulated")):
@@ -193,7 +201,11 @@ def _parser() -> arguments.Parser:
     add("--backend", choices=("auto", *specattn.backends()), default="auto")
     add("--only", metavar="OP", action="append", help="one primitive, or bar; may be repeated")
     add("--bars", action="store_true", help="what the CPU kernels have to reach")
-    add("--emulate", choices=("sm_80", "sm_90"), help="count what GPU kernels do, without a GPU")
+    add(
+        "--emulate",
+        choices=("sm_80", "sm_90"),
+        help="count what GPU kernels do (--backend triton or cuda)",
+    )
     add("--shape", choices=MODELS, action="append", help="model shape; may be repeated")
     add("--context", type=arguments.numbers, metavar="N[,N]", help="cached tokens, such as 8k,32k")
     add("--rows", type=arguments.numbers, metavar="T[,T]", help="query rows per request")

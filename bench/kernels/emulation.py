@@ -6,6 +6,7 @@ Every time and every share of a rate here is predicted; docs/benchmarks.md state
 from __future__ import annotations
 
 import math
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -53,12 +54,16 @@ SHARES = {
 }
 
 
-def cases(contexts: list[int], rows: list[int]) -> Iterator[tuple[str, int, int]]:
+def cases(
+    contexts: list[int], rows: list[int], backend: str = "triton"
+) -> Iterator[tuple[str, int, int]]:
     """Yield (primitive, cached tokens, rows)."""
     for context in contexts:
         for T in rows:
             yield from (("hybrid", context, T), ("scores", context, T))
-        yield from (("gather", context, 1), ("importance", context, 1), ("select", context, 1))
+        yield from (("gather", context, 1), ("select", context, 1))
+        if backend == "triton":  # the only one that has it
+            yield "importance", context, 1
 
 
 def call(op: str, context: int, T: int) -> tuple[Callable[[], object], cost.Cost]:
@@ -103,18 +108,19 @@ def _least(op: str, sizes: cost.Sizes, formula: str = "cost") -> cost.Cost:
     return getattr(sys.modules[f"specattn.ops.{op}"], formula)(sizes)
 
 
-def measure(arch: str, op: str, context: int, T: int) -> Record:
+def measure(arch: str, op: str, context: int, T: int, backend: str = "triton") -> Record:
     """Return the row of one case."""
     run, task = call(op, context, T)
     with (
         mock.patch.object(_configs, "_multiprocessors", return_value=MULTIPROCESSORS),
-        emulated(arch, Options(sample=True)) as launches,
+        _emulated(backend, arch) as launches,
     ):
         run()
     moved = sum(x.counts.bytes_read + x.counts.bytes_written for x in launches)
     return {
         "kind": "emulated",
         "arch": arch,
+        "backend": backend,
         "op": op,
         "context": context,
         "rows": T,
@@ -134,8 +140,30 @@ def measure(arch: str, op: str, context: int, T: int) -> Record:
     }
 
 
+def _emulated(backend: str, arch: str):
+    if backend == "triton":
+        return emulated(arch, Options(sample=True))
+    from tests.ptx.cuda_launch import emulated_cuda  # needs CuPy
+
+    return emulated_cuda(_of_cuda(arch), Options(sample=True))
+
+
+def _of_cuda(arch: str) -> str:
+    return "sm_90a" if arch == "sm_90" else arch
+
+
+def _resources(launched: Launched) -> tuple[int, int, str]:
+    if launched.compiled:
+        return resources(launched.compiled)
+    from tests.ptx import cuda_build
+
+    arch = re.search(r"\.target (\w+)", launched.ptx)[1]
+    units = "mma.sync" if "mma.sync" in launched.ptx else ""
+    return (*cuda_build.resources(launched.ptx, arch)[:2], units)
+
+
 def _launch(launched: Launched, keys: int) -> Record:
-    counts, (registers, spilled, units) = launched.counts, resources(launched.compiled)
+    counts, (registers, spilled, units) = launched.counts, _resources(launched)
     moved = counts.bytes_read + counts.bytes_written
     per_sm = _blocks_per_sm(launched)
     return {
@@ -156,7 +184,7 @@ def _launch(launched: Launched, keys: int) -> Record:
 
 
 def _blocks_per_sm(launched: Launched) -> int:
-    registers = -(-resources(launched.compiled)[0] // 8) * 8
+    registers = -(-_resources(launched)[0] // 8) * 8
     threads = 32 * launched.warps
     limits = (REGISTERS // (registers * threads), SHARED // (launched.shared_bytes + 1024))
     return max(1, min(*limits, THREADS // threads, 32))
@@ -175,11 +203,13 @@ def _seconds(launches: list[Launched], machine: str) -> float:
     return total
 
 
-def host_microseconds(op: str, T: int, *, windows: int = 150, calls: int = 40) -> float:
+def host_microseconds(
+    op: str, T: int, backend: str = "triton", *, windows: int = 150, calls: int = 40
+) -> float:
     """Return the least mean time of a call's host side over some windows, in microseconds."""
     run, _ = call(op, 8192, T)
     best = math.inf
-    with torch.inference_mode(), timed():
+    with torch.inference_mode(), _timed(backend):
         for _ in range(2):
             run()
         for _ in range(windows):
@@ -188,6 +218,14 @@ def host_microseconds(op: str, T: int, *, windows: int = 150, calls: int = 40) -
                 run()
             best = min(best, (time.perf_counter() - start) / calls)
     return best * 1e6
+
+
+def _timed(backend: str):
+    if backend == "triton":
+        return timed()
+    from tests.backends.cuda_stub import timed_cuda  # needs CuPy
+
+    return timed_cuda()
 
 
 def line(row: Record) -> str:

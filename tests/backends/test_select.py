@@ -1,9 +1,12 @@
+import importlib.util
+import re
+
 import pytest
 import torch
 
 import specattn
 from specattn.backends import select
-from specattn.backends.backend import Backend, function_named
+from specattn.backends.backend import Backend, NotServed, function_named
 from tests.cases import make_problem
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -35,16 +38,18 @@ def record(name, why_not=None, find=lambda op: print, **fields):
 
 
 def test_every_backend_is_available_or_says_why_not():
-    assert list(specattn.backends()) == ["triton", "cpu", "reference"]
+    assert list(specattn.backends()) == ["cuda", "triton", "cpu", "reference"]
     assert specattn.backends()["reference"] == "available"
     for name, state in specattn.backends().items():
         if state != "available":
-            with pytest.raises(RuntimeError, match=f"backend '{name}' is not available: {state}"):
+            with pytest.raises(
+                RuntimeError, match=re.escape(f"backend {name!r} is not available: {state}")
+            ):
                 specattn.use_backend(name)
 
 
 def test_no_backend_of_that_name():
-    with pytest.raises(ValueError, match="expected one of triton, cpu, reference, got 'gpu'"):
+    with pytest.raises(ValueError, match="expected one of cuda, triton, cpu, reference, got 'gpu'"):
         specattn.use_backend("gpu")
 
 
@@ -86,6 +91,33 @@ def test_results_come_from_the_forced_backend(others):
         attend(make_problem())
     attend(make_problem())
     assert called == [("other", "tree_attention"), ("fast", "tree_attention")]
+
+
+def test_a_call_that_is_not_served_goes_to_the_next(others):
+    called = []
+
+    def refuse(*args):
+        raise NotServed("so many rows")
+
+    devices = {"devices": ("cpu",)}
+    others(
+        record("narrow", find=lambda op: refuse, **devices),
+        record("wide", find=lambda op: lambda *args: called.append(op), **devices),
+    )
+    attend(make_problem())
+    assert called == ["tree_attention"]
+    with (
+        specattn.use_backend("narrow"),
+        pytest.raises(RuntimeError, match="'narrow': 'it does not serve so many rows'"),
+    ):
+        attend(make_problem())
+
+
+def test_cuda_says_what_it_lacks(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert specattn.backends()["cuda"] in ("no GPU", select.BACKENDS["cuda"].why_not(None))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "CuPy is not installed" in specattn.backends()["cuda"]
 
 
 def test_triton_without_a_gpu_needs_the_interpreter(monkeypatch):

@@ -74,15 +74,13 @@ def _warps(threads):
     return np.flatnonzero(threads.reshape(-1, 32).any(1))
 
 
-def _number(operand, machine, threads):
+def _numbers(operand, machine, threads):
+    """Return what each thread names: a barrier, or how many threads it is for."""
     if operand is None:
-        return machine.block_threads
+        return np.full(machine.count, machine.block_threads)
     value, undefined = machine.registers.reader(operand, "u32")()
     machine.registers.decided(undefined, threads, "the barrier's number or count")
-    chosen = value[threads]
-    if (chosen != chosen[0]).any():
-        raise Unsupported("threads name different barriers in one instruction")
-    return int(chosen[0])
+    return value
 
 
 def barrier(instruction, machine):
@@ -96,14 +94,19 @@ def barrier(instruction, machine):
     def run(group, chosen):
         if aligned:
             machine.whole_warps(chosen | ~machine.live)
-        number = _number(operands[0], machine, chosen)
-        expected = _number(operands[1], machine, chosen)
+        numbers = _numbers(operands[0], machine, chosen)
+        counts = _numbers(operands[1], machine, chosen)
         machine.make_ready(group.pc + 1, group.mask & ~chosen, group.rank)
-        if parts[1] == "sync":
-            machine.barriers.sync(number, expected, chosen, group.pc + 1, group.rank)
-        else:
+        if parts[1] == "arrive":
             machine.make_ready(group.pc + 1, chosen, group.rank)
-            machine.barriers.open(number, machine.barriers.arrive(number, expected, chosen))
+        named = {(int(n), int(c)) for n, c in zip(numbers[chosen], counts[chosen], strict=True)}
+        for number, expected in sorted(named):
+            threads = chosen & (numbers == number) & (counts == expected)
+            if parts[1] == "sync":
+                machine.barriers.sync(number, expected, threads, group.pc + 1, group.rank)
+            else:
+                complete = machine.barriers.arrive(number, expected, threads)
+                machine.barriers.open(number, complete)
 
     return run
 

@@ -106,14 +106,19 @@ def _bits(x):
     return x.contiguous().view(torch.uint8)
 
 
-def run(case, arch, options=None, change=None):
-    """Execute a case and check it; `Fault` or AssertionError if it is wrong."""
+def run(case, arch, options=None, change=None, emulate=None):
+    """Execute a case and check it; `Fault` or AssertionError if it is wrong.
+
+    ``emulate`` is what serves it instead of the Triton kernels.
+    """
     call, _ = OPERATIONS[case.op]
     inputs = call(case)
-    forced = {"split_size": case.split_size, "least": 64, "multiprocessors": 132}
+    forced = {"split_size": case.split_size, "multiprocessors": 132}
+    if emulate is None:
+        emulate, forced["least"] = emulated, 64
     if case.block_m:
         forced["block_m"] = case.block_m
-    with emulated(arch, options or Options(), change, **forced) as launches:
+    with emulate(arch, options or Options(), change, **forced) as launches:
         results = inputs()
     for result, (exact, by_torch, atol) in zip(results, expectations(case), strict=True):
         assert_accurate(result, exact, by_torch, atol=atol)
@@ -130,9 +135,9 @@ def expectations(case):
 SCHEDULES = (Options(), Options(copies="issue", warps=1, blocks=1, count=False))
 
 
-def check(case, arch, schedules=SCHEDULES[:1]):
+def check(case, arch, schedules=SCHEDULES[:1], emulate=None):
     """Execute a case in several orders, which must agree in every bit; return the counts."""
-    first, *others = (run(case, arch, options) for options in schedules)
+    first, *others = (run(case, arch, options, emulate=emulate) for options in schedules)
     assert all(other.same_bits(first) for other in others), "the order shows in the result"
     return [(launched.name, launched.counts) for launched in first.launches]
 

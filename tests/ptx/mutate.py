@@ -34,6 +34,13 @@ TARGETS = {
     "hybrid splits": ("sm_90", Case("hybrid", split_size=None, lengths=(300, 0), sinks=True)),
     "importance": ("sm_90", Case("importance", paged=True, lengths=(130, 0))),
 }
+# One team of one warp; teams of two warps with a barrier of their own; tables; scores across warps.
+CUDA_TARGETS = {
+    "cuda hybrid": ("sm_80", Case("hybrid", **PIPELINED)),
+    "cuda hybrid 64 rows": ("sm_90a", Case("hybrid", rows=16, **PIPELINED)),
+    "cuda gather": ("sm_90a", Case("gather", "fp16", head_dim=80, paged=True, **PIPELINED)),
+    "cuda scores 64 rows": ("sm_80", Case("scores", rows=16, window=300, **PIPELINED)),
+}
 
 
 @dataclass(frozen=True)
@@ -89,11 +96,11 @@ def _weakened(instruction):
     return replace(instruction, operands=(str(int(instruction.operands[0]) + 1),))
 
 
-def verdict(case, arch, mutation, original):
+def verdict(case, arch, mutation, original, emulate=None):
     """Return ("caught", by what) or ("harmless", "")."""
     for options in SCHEDULES:
         try:
-            outcome = run(case, arch, options, mutation.apply)
+            outcome = run(case, arch, options, mutation.apply, emulate)
         except Fault as fault:
             return "caught", fault.kind
         except AssertionError:
@@ -105,28 +112,37 @@ def verdict(case, arch, mutation, original):
 
 def sweep(name):
     """Yield (mutation, verdict, by what) for all mutants of a target."""
-    arch, case = TARGETS[name]
-    original, kernels = _original(arch, case)
+    arch, case, emulate = _target(name)
+    original, kernels = _original(arch, case, emulate)
     for kernel in kernels:
         for mutation in mutations(kernel):
-            yield (mutation, *verdict(case, arch, mutation, original))
+            yield (mutation, *verdict(case, arch, mutation, original, emulate))
 
 
-def _original(arch, case):
-    original = run(case, arch, SCHEDULES[0])
+def _target(name):
+    """Return (architecture, case, what serves it instead of the Triton kernels)."""
+    if name in TARGETS:
+        return (*TARGETS[name], None)
+    from .cuda_launch import emulated_cuda  # needs CuPy
+
+    return (*CUDA_TARGETS[name], emulated_cuda)
+
+
+def _original(arch, case, emulate):
+    original = run(case, arch, SCHEDULES[0], emulate=emulate)
     return original, {launch.name: launch.kernel for launch in original.launches}.values()
 
 
 def first_caught(name, kinds, most=8):
     """Return {kind: by what its last mutant that is caught}; at most so many of each are tried."""
-    arch, case = TARGETS[name]
-    original, kernels = _original(arch, case)
+    arch, case, emulate = _target(name)
+    original, kernels = _original(arch, case, emulate)
     caught, tried = {}, Counter()
     for mutation in reversed([m for kernel in kernels for m in mutations(kernel)]):
         kind = mutation.kind
         if kind in kinds and kind not in caught and tried[kind] < most:
             tried[kind] += 1
-            result, how = verdict(case, arch, mutation, original)
+            result, how = verdict(case, arch, mutation, original, emulate)
             if result == "caught":
                 caught[kind] = how
     return caught

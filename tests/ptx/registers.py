@@ -21,6 +21,10 @@ TYPES |= {"f16": np.dtype("u2"), "bf16": np.dtype("u2"), "f16x2": np.dtype("u4")
 TYPES |= {"bf16x2": np.dtype("u4"), "tf32": np.dtype("u4"), "pred": np.dtype(bool)}
 
 
+def _bits(kind):
+    return np.dtype(UNSIGNED[kind.itemsize]) if kind.kind == "f" else kind
+
+
 def whole(*undefined):
     """Return which elements have any undefined bit, bool or None; the rule for arithmetic."""
     total = None
@@ -36,7 +40,8 @@ class Registers:
     def __init__(self, declared, count, symbols):
         self.count = count
         self.index = {name: i for i, name in enumerate(declared)}
-        self.types = [TYPES[kind] for kind in declared.values()]
+        # As NVRTC declares them; their bits are kept, whatever they hold.
+        self.types = [_bits(TYPES[kind]) for kind in declared.values()]
         self.symbols = symbols  # names of variables, to their addresses
         self.special = {}  # names such as %tid.x, to arrays
         self.values, self.undefined = [], []

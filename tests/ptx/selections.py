@@ -44,3 +44,20 @@ def check(arch, seeds):
                 actual = specattn.select_topk(scores, lengths, **options)
             for x, y in zip(actual, expected, strict=True):
                 assert torch.equal(x, y), (seed, tiles)
+
+
+def check_cuda(arch, seeds):
+    """Select with the CUDA kernel, keys held and read again; equality, or AssertionError."""
+    from specattn.backends.cuda import selection
+
+    from .cuda_launch import emulated_cuda
+
+    orders = (Options(count=False), Options(warps=1, blocks=seeds[0], count=False))
+    for seed in seeds:
+        scores, lengths, options = problem(seed)
+        expected = reference.select_topk(scores, lengths, **options)
+        for static, order in zip((selection._STATIC, 2**30), orders, strict=True):
+            with mock.patch.object(selection, "_STATIC", static), emulated_cuda(arch, order):
+                actual = specattn.select_topk(scores, lengths, **options)
+            for x, y in zip(actual, expected, strict=True):
+                assert torch.equal(x, y), (seed, static)

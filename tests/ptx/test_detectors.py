@@ -223,3 +223,31 @@ def test_counts():
     assert counts.shared_conflicts == 2 * 31
     (_, _), counts = execute(load().replace("4, %q0", "32, %q0", 1), X.repeat(8), OUT)
     assert counts.sectors_read == 32
+
+
+def named_barriers(number):
+    """Each pair of warps exchanges values through shared memory behind a barrier of its own."""
+    return f"""
+    mov.u32 %r0, %tid.x;
+    shr.u32 %r1, %r0, 6;
+    add.u32 %r1, %r1, 1;
+    mov.u32 %r2, smem;
+    mad.lo.u32 %r3, %r0, 4, %r2;
+    st.shared.b32 [%r3], %r0;
+    bar.sync {number}, 64;
+    xor.b32 %r4, %r0, 32;
+    mad.lo.u32 %r5, %r4, 4, %r2;
+    ld.shared.b32 %r6, [%r5];
+    {pointer("%q0", 0, 4)}
+    st.global.b32 [%q0], %r6;"""
+
+
+def test_warps_name_different_barriers_in_one_instruction():
+    empty = np.zeros(128, np.uint32)
+    (result,), _ = execute(named_barriers("%r1"), empty, threads=128, shared=512)
+    np.testing.assert_array_equal(result, np.arange(128) ^ 32)
+
+
+def test_more_threads_than_a_barrier_is_for():
+    with pytest.raises(Fault, match="more than 64 threads at barrier 1"):
+        execute(named_barriers("1"), np.zeros(128, np.uint32), threads=128, shared=512)

@@ -305,3 +305,17 @@ def test_an_unknown_instruction_is_named():
     ):
         with pytest.raises(Unsupported, match=f"unknown instruction: {text[:9]}"):
             execute(text)
+
+
+def test_registers_declared_as_floats():
+    """As NVRTC declares them."""
+    x = np.arange(32, dtype=np.float32)
+    body = f"""
+    .reg .f32 %f<2>;
+    {pointer("%q0", 0, 4)}
+    ld.global.f32 %f0, [%q0];
+    fma.rn.f32 %f1, %f0, %f0, 0f3F800000;
+    {pointer("%q1", 1, 4)}
+    st.global.f32 [%q1], %f1;"""
+    (_, result), _ = execute(body, x, np.zeros_like(x))
+    np.testing.assert_array_equal(result, x * x + 1)

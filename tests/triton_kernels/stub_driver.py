@@ -29,14 +29,14 @@ import specattn
 from specattn.backends import select
 
 MULTIPROCESSORS = 132
-# All that Triton's launcher asks libcuda for.
+# All that the launchers of Triton and CuPy ask libcuda for.
 _LIBCUDA = """
 int cuCtxGetCurrent(void **context) { *context = context; return 0; }
 #define OK(name) int name() { return 0; }
 OK(cuCtxGetDevice) OK(cuCtxGetLimit) OK(cuCtxSetCurrent) OK(cuCtxSetLimit) OK(cuDeviceGet)
 OK(cuDeviceGetAttribute) OK(cuDevicePrimaryCtxRetain) OK(cuDriverGetVersion)
 OK(cuFuncGetAttribute) OK(cuFuncSetAttribute) OK(cuFuncSetCacheConfig) OK(cuGetErrorString)
-OK(cuInit) OK(cuLaunchKernelEx) OK(cuModuleGetFunction) OK(cuModuleLoadData)
+OK(cuInit) OK(cuLaunchKernel) OK(cuLaunchKernelEx) OK(cuModuleGetFunction) OK(cuModuleLoadData)
 OK(cuModuleUnload) OK(cuOccupancyMaxActiveClusters) OK(cuPointerGetAttribute)
 OK(cuStreamIsCapturing) OK(cuTensorMapEncodeIm2col) OK(cuTensorMapEncodeTiled)
 """
@@ -125,8 +125,8 @@ def on_gpu(tensor, index=0):
     return tensor.as_subclass(OnGPU)
 
 
-def _empty(allocate):
-    """Return `torch.empty` for memory of those GPUs."""
+def empty_on_gpu(allocate):
+    """Return `torch.empty`, or a relative, for memory of those GPUs."""
 
     def empty(*size, device=None, **options):
         tensor = allocate(*size, **options)
@@ -142,7 +142,7 @@ def stubbed():
     stub = StubDriver()
     with _serving(stub) as replaced:
         replaced(triton.compiler, "compile", stub.compile)
-        replaced(torch, "empty", _empty(torch.empty))
+        replaced(torch, "empty", empty_on_gpu(torch.empty))
         yield stub
 
 
@@ -189,13 +189,18 @@ def _jit_functions():
 
 def _native_utilities():
     """Return Triton's own utilities, linked with a libcuda of which every function succeeds."""
+    knobs.nvidia.libcuda_path = str(native_libcuda())
+    nvidia.library_dirs.cache_clear()
+    nvidia.libcuda_dirs.cache_clear()
+    return nvidia.CudaUtils()
+
+
+def native_libcuda():
+    """Load a libcuda of which every function succeeds; return its folder."""
     folder = Path(tempfile.mkdtemp(prefix="stub-libcuda-"))
     source, library = folder / "stub.c", folder / "libcuda.so.1"
     source.write_text(_LIBCUDA)
     command = ["cc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o"]
     subprocess.run([*command, str(library), str(source)], check=True)
     ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
-    knobs.nvidia.libcuda_path = str(folder)
-    nvidia.library_dirs.cache_clear()
-    nvidia.libcuda_dirs.cache_clear()
-    return nvidia.CudaUtils()
+    return folder

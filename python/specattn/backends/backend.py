@@ -11,6 +11,10 @@ import torch
 Kernel = Callable[..., None]  # takes an operator's arguments and writes into the last ones
 
 
+class NotServed(Exception):  # noqa: N818 - no error: the next backend takes the call
+    """A kernel does not serve a call: nothing has happened, and the message says why."""
+
+
 @dataclass(frozen=True)
 class Backend:
     """One implementation of the primitives.
@@ -27,7 +31,8 @@ class Backend:
         Returns why the backend cannot be used on this machine, or None; given a device type, also
         why it cannot take that device's tensors when it is forced.
     find : callable
-        Returns the kernel of the operator of a given name, or None; may raise ImportError.
+        Returns the kernel of the operator of a given name, or None; may raise ImportError. A kernel
+        may raise `NotServed` before it has done anything.
     checks_values : bool
         Whether its kernels check all lengths and indices before they read any memory.
     slow : bool

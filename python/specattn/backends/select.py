@@ -7,11 +7,12 @@ import warnings
 
 import torch
 
-from . import cpu, reference, triton
+from . import cpu, cuda, reference, triton
 from .backend import Backend, Kernel
 
 # In the order of preference: the first that serves a call is taken.
-BACKENDS = {backend.name: backend for backend in (triton.BACKEND, cpu.BACKEND, reference.BACKEND)}
+_RECORDS = (cuda.BACKEND, triton.BACKEND, cpu.BACKEND, reference.BACKEND)
+BACKENDS = {backend.name: backend for backend in _RECORDS}
 _forced: str | None = None
 
 
@@ -71,24 +72,40 @@ class use_backend:  # noqa: N801 - reads as the function that it also is
         _forced = self._previous
 
 
-def chosen(op: str, device: torch.device, dtype: torch.dtype) -> tuple[Kernel, Backend]:
+def is_forced(name: str) -> bool:
+    """Return whether `use_backend` has forced a backend."""
+    return _forced == name
+
+
+def chosen(
+    op: str, device: torch.device, dtype: torch.dtype, declined: tuple[tuple[str, str], ...] = ()
+) -> tuple[Kernel, Backend]:
     """Return the kernel of operator `op` and the backend that it is from.
 
-    No gradient flows through a kernel.
+    No gradient flows through a kernel. `declined` are the backends that do not serve the call, each
+    with its reason.
 
     Raises
     ------
     RuntimeError
         No backend, or not the forced one, serves this operator, device and dtype.
     """
-    return _chosen(op, device.type, dtype, _forced)
+    return _chosen(op, device.type, dtype, _forced, declined)
 
 
 @functools.cache
-def _chosen(op: str, device: str, dtype: torch.dtype, forced: str | None) -> tuple[Kernel, Backend]:
+def _chosen(
+    op: str,
+    device: str,
+    dtype: torch.dtype,
+    forced: str | None,
+    declined: tuple[tuple[str, str], ...],
+) -> tuple[Kernel, Backend]:
     candidates = [BACKENDS[forced]] if forced else _preferred(device, dtype)
-    reasons: dict[str, str] = {}
+    reasons = dict(declined)
     for backend in candidates:
+        if backend.name in reasons:
+            continue
         kernel, reason = _find(backend, op, device, dtype)
         if kernel:
             if reasons and backend.slow:

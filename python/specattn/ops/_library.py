@@ -13,6 +13,7 @@ from itertools import pairwise
 
 import torch
 
+from specattn.backends.backend import NotServed
 from specattn.backends.select import chosen
 from specattn.reference._attention import capacity_of
 
@@ -73,10 +74,17 @@ def _implementation(op: str, argument_names: list[str]) -> Callable[..., None]:
         checked = device.type == "cpu" or os.environ.get("SPECATTN_CHECK") == "1"
         if checked and not backend.checks_values:
             check_values(dict(zip(argument_names, args, strict=True)))
-        if backend.plans:
-            kernel(*args, form=form)
-        else:
-            kernel(*args)
+        declined: tuple[tuple[str, str], ...] = ()
+        while True:
+            try:
+                if backend.plans:
+                    kernel(*args, form=form)
+                else:
+                    kernel(*args)
+                return
+            except NotServed as reason:
+                declined = (*declined, (backend.name, f"it does not serve {reason}"))
+                kernel, backend = chosen(op, device, args[0].dtype, declined)
 
     return implementation
 

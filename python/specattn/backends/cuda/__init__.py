@@ -1,0 +1,53 @@
+"""The CUDA C++ kernels in csrc/cuda, compiled by NVRTC through CuPy when they are first needed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+
+import torch
+
+from ..backend import Backend, Kernel
+
+_PLANNERS = {
+    "hybrid_tree_attention": ("attention", "hybrid"),
+    "verify_attention": ("attention", "verify"),
+    "sparse_gather_attention": ("attention", "gather"),
+    "tree_attention": ("attention", "tree"),
+    "merge_state": ("merging", "merge_state"),
+    "merge_states": ("merging", "merge_states"),
+    "select_topk": ("selection", "select_topk"),
+}
+
+
+def _why_not(device: str | None) -> str | None:
+    if importlib.util.find_spec("cupy") is None:
+        return "CuPy is not installed (cupy-cuda12x or cupy-cuda13x, as torch's CUDA)"
+    if not torch.cuda.is_available():
+        return "no GPU"
+    if torch.version.hip:
+        return "it is written for NVIDIA's GPUs"
+    if torch.cuda.get_device_capability()[0] < 8:
+        return "it needs compute capability 8.0"
+    return "it serves CUDA tensors only" if device == "cpu" else None
+
+
+def _find(op: str) -> Kernel | None:
+    if op not in _PLANNERS:
+        return None
+    from .launch import Planned
+
+    module, name = _PLANNERS[op]
+    planner = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    arguments = getattr(torch.ops.specattn, op).default._schema.arguments
+    return Planned(planner, [i for i, x in enumerate(arguments) if "Tensor" not in str(x.type)])
+
+
+BACKEND = Backend(
+    name="cuda",
+    devices=("cuda",),
+    dtypes=(torch.bfloat16, torch.float16, torch.float32),
+    why_not=_why_not,
+    find=_find,
+    plans=True,
+)

@@ -1,0 +1,221 @@
+"""Launches of the CUDA kernels: planned once per form of a call, on the device of its tensors.
+
+A planner decides everything from the forms of tensors and from plain values: the program, its grid
+and the bytes that it is told. A call fills in addresses and launches, in torch's current stream.
+Nothing waits for the device, and nothing but a workspace is allocated.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import torch
+
+from .. import select, triton
+from ..backend import NotServed
+from . import build
+from .build import Program
+
+_ALIGNMENT = 16  # bytes: of what is copied 16 bytes at a time
+_MOST_PLANS = 1024  # per primitive; then all are forgotten
+
+
+class Plan(NamedTuple):
+    """One launch.
+
+    Parameters
+    ----------
+    program : Program
+    grid : tuple of int
+    threads : int
+    shared : int
+        Bytes of dynamic shared memory.
+    values : bytes
+        The kernel's one parameter, a structure; its addresses come first and are 0 here.
+    tensors : tuple
+        (place among the addresses, which argument) of each tensor.
+    aligned : tuple of int
+        Those of the arguments whose memory must begin at a multiple of 16 bytes.
+    workspace : tuple or None
+        (place among the addresses, bytes).
+    counters : tuple or None
+        (place among the addresses, number of 32-bit counters that are 0 between launches).
+    slower : str or None
+        Why Triton's kernel is faster, by count.
+    """
+
+    program: Program
+    grid: tuple[int, int, int]
+    threads: int
+    shared: int
+    values: bytes
+    tensors: tuple[tuple[int, int], ...]
+    aligned: tuple[int, ...]
+    workspace: tuple[int, int] | None = None
+    counters: tuple[int, int] | None = None
+    slower: str | None = None
+
+
+class Planned:
+    """A kernel of the backend: a planner, and the plans that it has made.
+
+    Parameters
+    ----------
+    planner : callable
+        Takes an operator's arguments and a `build.Device`; returns a `Plan` or raises `NotServed`.
+    plain : sequence of int
+        Which arguments are no tensors. These and the forms of the tensors decide everything.
+    """
+
+    def __init__(self, planner: Callable[..., Plan], plain: Sequence[int]):
+        self.planner, self.plain = planner, _picker(plain)
+        self.ready: dict[tuple, Ready | str] = {}
+
+    def __call__(self, *args, form: object = None) -> None:
+        """Run on an operator's arguments; equal ``form`` promises tensors of equal forms."""
+        if form is None:
+            form = tuple([_form(x) for x in args])
+        key = form, self.plain(args)
+        ready = self.ready.get(key)
+        if ready is None:
+            ready = self._prepare(key, args)
+        if isinstance(ready, str):
+            raise NotServed(ready)
+        if ready.slower and not select.is_forced("cuda"):
+            raise NotServed(ready.slower)
+        ready.run(args)
+
+    def _prepare(self, key: tuple, args: tuple) -> Ready | str:
+        if len(self.ready) >= _MOST_PLANS:
+            self.ready.clear()
+        device = args[0].device
+        ready: Ready | str
+        try:
+            ready = Ready(self.planner(*args, device=build.device_of(device.index)), device)
+        except NotServed as reason:
+            ready = str(reason)
+        self.ready[key] = ready
+        return ready
+
+
+def _picker(places: Sequence[int]) -> Callable[[Sequence], Any]:
+    if places:
+        return itemgetter(*places)
+    return lambda sequence: None
+
+
+def _form(x: object) -> object:
+    if isinstance(x, torch.Tensor):
+        return x.shape, x.stride(), x.dtype, x.device
+    return None
+
+
+class Ready:
+    """A plan on its device."""
+
+    def __init__(self, plan: Plan, device: torch.device):
+        self.plan, self.device, self.index = plan, device, device.index
+        filled = [place for place, _ in plan.tensors]
+        filled += [extra[0] for extra in (plan.workspace, plan.counters) if extra]
+        self.addresses = struct.Struct(f"<{max(filled) + 1}Q")
+        self.none = [0] * (max(filled) + 1)
+        self.lock = threading.Lock()
+        self.buffer = bytearray(plan.values)
+        self.pointers = _Pointers(self.buffer)
+        self.function: int | None = None
+        self.launcher: Callable[..., None]
+        self.slower = None if triton.BACKEND.why_not(None) else plan.slower
+
+    def run(self, args: tuple) -> None:
+        """Launch on an operator's arguments."""
+        if torch._C._cuda_getDevice() == self.index:
+            self._launch(args)
+        else:
+            with torch.cuda.device(self.index):
+                self._launch(args)
+
+    def _launch(self, args: tuple) -> None:
+        plan, addresses, together = self.plan, self.none.copy(), 0
+        for place, argument in plan.tensors:
+            addresses[place] = args[argument].data_ptr()
+        for argument in plan.aligned:
+            together |= args[argument].data_ptr()
+        if together % _ALIGNMENT:
+            raise NotServed(f"a tensor does not begin at a multiple of {_ALIGNMENT} bytes")
+        if self.function is None:
+            self._load()
+        _bind_context()
+        stream = torch._C._cuda_getCurrentRawStream(self.index)
+        if plan.workspace:
+            place, size = plan.workspace
+            workspace = torch.empty(size, dtype=torch.uint8, device=self.device)
+            addresses[place] = workspace.data_ptr()
+        if plan.counters:
+            place, number = plan.counters
+            counters = COUNTERS.of(self.device, stream, number)
+            addresses[place] = counters.data_ptr()
+        with self.lock:  # the launch copies the buffer before it returns
+            self.addresses.pack_into(self.buffer, 0, *addresses)
+            self.launcher(
+                self.function, *plan.grid, plan.threads, 1, 1, plan.shared, stream,
+                self.pointers.address, 0,
+            )  # fmt: skip
+
+    def _load(self) -> None:
+        from cupy_backends.cuda.api import driver
+
+        self.kernel = build.function(self.plan.program, self.index, self.plan.shared)
+        self.launcher, self.function = driver.launchKernel, self.kernel.ptr
+
+
+class _Pointers:
+    """The array of addresses of parameters that a launch takes, with the one of a buffer."""
+
+    def __init__(self, buffer: bytearray):
+        self.view = (ctypes.c_char * len(buffer)).from_buffer(buffer)
+        self.array = (ctypes.c_void_p * 1)(ctypes.addressof(self.view))
+        self.address = ctypes.addressof(self.array)
+
+
+_thread = threading.local()
+
+
+def _bind_context() -> None:
+    """Let the thread have the device's context, which a launch by the driver needs."""
+    if not getattr(_thread, "bound", False):
+        import cupy
+
+        cupy.cuda.runtime.free(0)
+        _thread.bound = True
+
+
+class Counters:
+    """Counters that are 0 between launches: kernels leave them as they find them.
+
+    Launches of one stream follow one another, so they share a buffer. A captured launch gets its
+    own, since its graph may run beside anything; they lie in its graph and are cleared by it.
+    """
+
+    _SIZE = 16384
+
+    def __init__(self):
+        self.buffers: dict[tuple, torch.Tensor] = {}
+
+    def of(self, device: torch.device, stream: int, number: int) -> torch.Tensor:
+        """Return at least so many counters for a launch in the current stream, of the device."""
+        if torch.cuda.is_current_stream_capturing():
+            return torch.zeros(number, dtype=torch.int32, device=device)
+        key = device.index, stream
+        buffer = self.buffers.get(key)
+        if buffer is None or len(buffer) < number:
+            size = max(number, self._SIZE)
+            buffer = self.buffers[key] = torch.zeros(size, dtype=torch.int32, device=device)
+        return buffer
+
+
+COUNTERS = Counters()

@@ -1,0 +1,87 @@
+"""The CUDA C++ kernels, compiled by NVRTC and executed in the emulator (`make test-cuda`)."""
+
+import pytest
+
+pytest.importorskip("triton")
+pytest.importorskip("cupy")
+
+from . import cuda_build, cuda_cases, mutate, selections
+
+ARCHITECTURES = cuda_cases.ARCHITECTURES
+# Every case on one of the two; on both with the slow tests.
+IN_TURN = [(case, ARCHITECTURES[i % 2]) for i, case in enumerate(cuda_cases.SELECTED)]
+
+
+@pytest.mark.parametrize(("case", "arch"), IN_TURN, ids=str)
+def test_selected(compiler_process, case, arch):
+    compiler_process(cuda_cases.check_selected, case, arch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("case", cuda_cases.SELECTED, ids=str)
+def test_selected_in_every_order(compiler_process, case, arch):
+    compiler_process(cuda_cases.check_orders, case, arch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("seed", range(60))
+def test_random_calls(compiler_process, seed, arch):
+    compiler_process(cuda_cases.check_orders, cuda_cases.drawn(seed), arch)
+
+
+def test_states_of_blocks_are_merged_in_any_order(compiler_process):
+    """Whoever comes last merges: the bits are the same in two orders of blocks."""
+    compiler_process(cuda_cases.check_orders, cuda_cases.MERGED, "sm_80")
+
+
+def test_neighbours_and_capacity_do_not_show(compiler_process):
+    compiler_process(cuda_cases.check_neighbours, "sm_90a")
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_select_topk(compiler_process, arch):
+    compiler_process(selections.check_cuda, arch, range(4))
+
+
+# What no kernel can do without, and which detectors say so.
+NEEDED = {"barrier removed", "copy wait weakened"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cuda hybrid",
+        *(
+            pytest.param(x, marks=pytest.mark.slow)
+            for x in mutate.CUDA_TARGETS
+            if x != "cuda hybrid"
+        ),
+    ],
+)
+def test_removed_synchronisation_is_caught(compiler_process, name):
+    caught = compiler_process(mutate.first_caught, name, NEEDED)
+    assert caught.keys() == NEEDED
+    assert set(caught.values()) <= {"race", "undefined", "bounds"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", mutate.CUDA_TARGETS)
+def test_nearly_every_barrier_is_needed(compiler_process, name):
+    counts = compiler_process(mutate.totals, name).get("barrier removed", {})
+    assert counts.get("caught", 0) >= counts.get("harmless", 0)
+
+
+@pytest.mark.parametrize(("name", "arch"), cuda_build.CHOSEN, ids=str)
+def test_nothing_is_spilled(compiler_process, name, arch):
+    for built in compiler_process(cuda_build.built, name, arch):
+        assert built.spilled == 0, built
+        assert built.registers * built.threads * built.blocks <= 65536, built
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", cuda_build.TARGETS)
+@pytest.mark.parametrize("name", cuda_build.ALL)
+def test_nothing_is_spilled_anywhere(compiler_process, name, arch):
+    test_nothing_is_spilled(compiler_process, name, arch)

@@ -447,6 +447,7 @@ PYBIND11_MODULE(_cpu, m) {
       .def("__len__", &PyGraph::size)
       .def("replay", &PyGraph::replay, py::arg("threads"));
   define_layer(m);
+  define_candidates(m);
   define_suffix(m);
   define_walk(m);
 }

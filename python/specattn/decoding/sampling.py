@@ -131,6 +131,12 @@ class Sampler:
         """Whether `token_after` serves this run: on the CPU, unless a processor knows rows."""
         return self.scores.by_node is not None
 
+    @property
+    def takes_largest(self) -> bool:
+        """Whether the token that is drawn is always that of the largest logit."""
+        rows = self.scores.by_node
+        return self.greedy and rows is not None and all(row.temperature is not None for row in rows)
+
     def follow(
         self, tree: Tree, tokens: torch.Tensor, logits: torch.Tensor
     ) -> tuple[Accepted, list[list[int]]]:
@@ -149,7 +155,7 @@ class Sampler:
             Per request the accepted tokens, then the next one: -1 if none can follow.
         """
         assert self.scores.by_node is not None
-        active, native = self.sequences.active, _native()
+        active, native = self.sequences.active, kernels()
         parents = tree.parent_lists
         temperatures = [self.scores.by_node[row].temperature for row in active]
         if native is not None and None not in temperatures and logits.dtype != torch.float64:
@@ -211,7 +217,7 @@ class Sampler:
 
 
 @cache
-def _native() -> Any:
+def kernels() -> Any:
     """Return `specattn._cpu`, or None if it is not built."""
     try:
         return importlib.import_module("specattn._cpu")

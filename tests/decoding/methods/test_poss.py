@@ -154,7 +154,8 @@ def test_every_depth_has_its_own_specialist_from_the_first_round_on(monkeypatch)
     monkeypatch.setattr(poss, "SpecialistBlock", Listening)
     model = tiny_model("qwen3")
     drafter = random_drafter(model, layers=3, positions_per_layer=2, dtype=torch.float32)
-    output = generate(model, prompts([7]), PosS(drafter, depth=8, total_tokens=60), **ending_at(13))
+    method, options = PosS(drafter, depth=8, total_tokens=60), ending_at(13)
+    output = generate(model, prompts([7]), method, compile="off", **options)
     assert output.statistics.passes > 1
     assert called == list(enumerate([0, 0, 1, 1, 2, 2, 2, 2])) * output.statistics.passes
 
@@ -212,17 +213,17 @@ class Counting:
 
 @pytest.mark.parametrize("context", [20, 200])
 def test_catching_up_costs_the_same_at_any_length(context):
-    """Per round: the nodes that are drafted, and depth + 1 pairs of the text."""
+    """Per round: the nodes that are drafted, and depth + 1 pairs of the text for the next one."""
     model = tiny_model("qwen3", vocab_size=SMALL_VOCABULARY)
     drafter = random_drafter(model, seed=3, dtype=torch.float32)
     fused = Counting(drafter.fc)
     whole = [Counting(specialist) for specialist in drafter.specialists]
     method = PosS(drafter, width=3, depth=3, total_tokens=10)
     texts = prompts([context], vocabulary=SMALL_VOCABULARY)
-    output = generate(model, texts, method, **ending_at(context + 20))
+    output = generate(model, texts, method, compile="off", **ending_at(context + 20))
     rounds = output.statistics.passes
     prompt_rows = 1 + context - 1  # the first token's stand-in, and every pair of the prompt
-    assert fused.rows == prompt_rows + rounds * (3 + 3 + 4)
+    assert fused.rows == prompt_rows + rounds * (3 + 3) + (rounds - 1) * 4
     assert [count.rows for count in whole] == [rounds, 3 * rounds, 3 * rounds]
 
 
@@ -290,7 +291,7 @@ def test_the_tree_is_eagle_2s(monkeypatch, width, depth, size, vocabulary):
             [(*level[p], t.item()) for t, p in zip(tokens[request], parents[request], strict=True)]
             for request, level in enumerate(paths)
         ]
-    draft = tree.best(size)
+    draft = tree.grown.best(size)
     assert torch.equal(draft.tokens[:, 0], roots)
     for request, root in enumerate(roots.tolist()):
         expected = eagle_2(
@@ -327,7 +328,7 @@ def test_equal_scores_still_make_a_tree():
         tree.score(torch.tensor([0.0, 1e4, -1e4, 0.0]).expand(1, nodes, 4))
         tree.expand()
     for size in range(2, 9):
-        draft = tree.best(size)
+        draft = tree.grown.best(size)
         assert draft.tree.size == size
         assert (draft.tree.parents[0, 1:] < torch.arange(1, size)).all()
         assert token_paths(draft, 0)[min(size - 1, 4)][0] == 1
@@ -347,9 +348,9 @@ def test_places_say_which_beam_would_have_found_a_candidate():
         return tree
 
     whole = grown(4)
-    levels, ranks = whole.places
+    levels, ranks = whole.grown.places
     for width in (1, 2, 4):
-        found = grown(width).places
+        found = grown(width).grown.places
         assert found.shape[1] == int((ranks < width).sum())
         assert sorted(found[0]) == sorted(levels[ranks < width])
     first = whole.scores[0][0]

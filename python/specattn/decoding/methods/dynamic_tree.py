@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,6 +14,37 @@ from specattn.decoding.methods.pruning import pruned
 
 _GROUP = 32  # tokens of a group in `top_tokens`, at most
 _LARGE = 2**14  # vocabularies from here on are looked through by groups
+
+
+class Candidates(NamedTuple):
+    """All nodes that were scored while trees grew.
+
+    Attributes
+    ----------
+    root : Tensor, int64 [B]
+    tokens : Tensor, int64 [B, n]
+    scores : Tensor, float32 [B, n]
+    parents : Tensor, int64 [B, n]
+        By their number among the candidates; -1 is the root.
+    places : array, int [2, n]
+        As `places` returns them.
+    depth, width : int
+        Levels, and children of a node.
+    """
+
+    root: torch.Tensor
+    tokens: torch.Tensor
+    scores: torch.Tensor
+    parents: torch.Tensor
+    places: Any
+    depth: int
+    width: int
+
+    def best(self, size: int) -> Draft:
+        """Return the trees of the root and its `size` - 1 best descendants, or all there are."""
+        count = min(size - 1, self.tokens.shape[1])
+        nodes = (self.tokens, self.scores, self.parents)
+        return pruned(self.root, *nodes, count, depth=self.depth, width=self.width)[0]
 
 
 class DynamicTree:
@@ -67,32 +99,34 @@ class DynamicTree:
         self.parents.append(chosen + (self.candidates - scores.shape[1]))
         return self.tokens[-1].gather(1, chosen), chosen // self.children
 
-    def best(self, size: int) -> Draft:
-        """Return the trees of the root and its `size` - 1 best descendants, or all there are."""
-        tokens, above = (torch.cat(part, 1) for part in (self.tokens, self.parents))
-        above = above[..., None].expand(-1, -1, self.children).flatten(1)[:, : self.candidates]
-        count, shape = min(size - 1, self.candidates), (len(self.scores), self.width)
-        draft, _ = pruned(
-            self.root, tokens, self.all_scores, above, count, depth=shape[0], width=shape[1]
+    @property
+    def grown(self) -> Candidates:
+        """All candidates so far."""
+        tokens, scores, above = (
+            torch.cat(part, 1) for part in (self.tokens, self.scores, self.parents)
         )
-        return draft
+        above = above[..., None].expand(-1, -1, self.children).flatten(1)[:, : self.candidates]
+        sizes = [scores.shape[1] // self.children for scores in self.scores]
+        found = places(sizes, self.children)
+        return Candidates(self.root, tokens, scores, above, found, len(sizes), self.width)
 
-    @property
-    def all_scores(self) -> torch.Tensor:
-        """Scores of all candidates, float32 [B, n]."""
-        return torch.cat(self.scores, 1)
 
-    @property
-    def places(self) -> Any:
-        """Level of each candidate from 1 on, and its rank: int [2, n].
+def places(sizes: Sequence[int], children: int) -> Any:
+    """Return level of each candidate from 1 on, and its rank: int [2, n].
 
-        The rank is the first width of a beam that would have found it: its own among its siblings,
-        or its parent's in the beam.
-        """
-        rows = [scores.shape[1] // self.children for scores in self.scores]
-        levels = [np.full(n * self.children, level) for level, n in enumerate(rows, 1)]
-        ranks = [np.maximum.outer(np.arange(n), np.arange(self.children)).ravel() for n in rows]
-        return np.stack([np.concatenate(levels), np.concatenate(ranks)])
+    The rank is the first width of a beam that would have found it: its own among its siblings,
+    or its parent's in the beam.
+
+    Parameters
+    ----------
+    sizes : sequence of int
+        Nodes that were expanded, level by level.
+    children : int
+        Candidates of each.
+    """
+    levels = [np.full(n * children, level) for level, n in enumerate(sizes, 1)]
+    ranks = [np.maximum.outer(np.arange(n), np.arange(children)).ravel() for n in sizes]
+    return np.stack([np.concatenate(levels), np.concatenate(ranks)])
 
 
 def top_tokens(x: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -163,6 +163,12 @@ class _BlockDrafter(Drafter):
     def __init__(self, block: DraftBlock, sizer: Sizer | Told):
         self.block, self.sizer = block, sizer
         self.kept: torch.Tensor | None = None  # which of the block's nodes are verified
+        self.static: StaticTree | None = None
+        static = block.target.static
+        if static is not None and static.parts.is_plain_outside:
+            from specattn.decoding.methods.longspec_static import StaticTree  # the C++ kernels
+
+            self.static = StaticTree(block, static)
 
     def propose(self, root: torch.Tensor) -> Draft:
         effort = self.sizer.choose(self.block.sequences.draft_depth)
@@ -196,12 +202,6 @@ class _TreeDrafter(_BlockDrafter):
         super().__init__(block, sizer)
         self.widths = widths
         self.chains = [Tree.chain(n, device=block.storage.device) for n in range(len(widths) + 1)]
-        self.static: StaticTree | None = None
-        static = block.target.kernel_pass
-        if static is not None and static.parts.is_plain_outside:
-            from specattn.decoding.methods.longspec_static import StaticTree  # the C++ kernels
-
-            self.static = StaticTree(block, static)
         # Which bit of a packed mask each node is, level by level.
         size, device = 1 + sum(widths), block.storage.device
         itself = pack_tree_mask(torch.eye(size, dtype=torch.bool, device=device))
@@ -255,13 +255,23 @@ class _ChainDrafter(_BlockDrafter):
     def __init__(self, block: DraftBlock, chain: ChainBuilder, sizer: Sizer | Told):
         super().__init__(block, sizer)
         self.chain = chain
+        self.probs: list[torch.Tensor] = []
 
     def draft(self, root: torch.Tensor, effort: Effort) -> Draft:
+        if self.static is not None:
+            self.probs = []
+            draw = None if self.chain.sampler.takes_largest else self._draw
+            grown, _ = self.static.grow(root, (1,) * (1 + effort.depth), draw)
+            return self.chain.draft(grown.tokens, self.probs)
         draft = self.chain.build(
             root, effort.depth, lambda token, depth: self.block.logits(token, depth, None)
         )
         self.block.keep_leaves(draft.tokens[:, -1:], draft.tree.max_depth)
         return draft
+
+    def _draw(self, logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        step = tokens.shape[1] - 1
+        return self.chain.draw(logits, self.chain.trees[step], tokens, step, self.probs)
 
 
 @cache

@@ -1,7 +1,8 @@
-"""LongSpec's tree drafted by kernel calls alone: all levels of its beam search in one recording."""
+"""LongSpec drafted by kernel calls alone: all levels of a beam search or chain in one recording."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,11 +10,14 @@ import torch
 import specattn._cpu as _cpu
 from specattn.decoding.drafting import Draft
 from specattn.decoding.methods.longspec_block import DraftBlock
-from specattn.decoding.parts import Projection
+from specattn.decoding.methods.static_drafting import Place, Storage, add_mlp, projection, rotate
 from specattn.decoding.recording import UNIFORM, Recording
 from specattn.decoding.static_pass import StaticPass
-from specattn.reference.tree_mask import WORD_BITS
+from specattn.reference.tree_mask import WORD_BITS, pack_tree_mask
 from specattn.tree import Tree
+
+Draw = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""``draw(logits, tokens)``: tokens [B, 1] after a chain [B, n], by the logits [B, 1, V] there."""
 
 
 class StaticTree:
@@ -31,10 +35,13 @@ class StaticTree:
         self._angles = static.angles[""]  # a drafter's rope is its target's
         self._trees: dict[tuple, tuple[_Memory, Recording]] = {}
 
-    def grow(self, root: torch.Tensor, levels: tuple[int, ...]) -> tuple[Draft, torch.Tensor]:
+    def grow(
+        self, root: torch.Tensor, levels: tuple[int, ...], draw: Draw | None = None
+    ) -> tuple[Draft, torch.Tensor]:
         """Return a tree behind `root`, int64 [B], and its nodes' scores [B, nodes].
 
-        `levels` are the nodes of each, the root's 1 first.
+        `levels` are the nodes of each, the root's 1 first. With `draw`, the same in every round,
+        they are all 1, and it draws the tokens, which then have no scores.
         """
         batch, block = len(root), self.block
         memory, recording = self._trees.get((batch, levels), (None, None))
@@ -45,7 +52,7 @@ class StaticTree:
         memory.row_counts.copy_(block.row_counts[: len(levels) - 1])
         if recording is None:
             recording = Recording()
-            self._record(recording, memory, levels)
+            self._record(recording, memory, levels, draw)
             self._trees[batch, levels] = memory, recording
         else:
             recording.replay()
@@ -58,8 +65,18 @@ class StaticTree:
         )
         return Draft(tree, memory.tokens.clone()), memory.scores
 
-    def _record(self, recording: Recording, memory: _Memory, levels: tuple[int, ...]) -> None:
+    def _record(
+        self,
+        recording: Recording,
+        memory: _Memory,
+        levels: tuple[int, ...],
+        draw: Draw | None,
+    ) -> None:
         last = len(levels) - 1
+        if draw is not None:  # its masks are the same in every round
+            memory.masks[:] = pack_tree_mask(
+                torch.ones(last + 1, last + 1, dtype=torch.bool).tril()
+            )
         for depth, width in enumerate(levels):
             first = sum(levels[:depth])
             level = slice(first, first + width)
@@ -69,6 +86,9 @@ class StaticTree:
                 return  # nothing is below: its keys and values are all that is needed
             self._read(recording, memory, rows, level, depth)
             below = slice(level.stop, level.stop + levels[depth + 1])
+            if draw is not None:
+                _record_draw(recording, memory, rows.logits, below, draw)
+                continue
             best = (x[:, below] for x in (memory.tokens, memory.scores, memory.parents))
             above = (rows.logits, memory.scores[:, level], memory.masks[:, level])
             recording.kernel(_cpu.best_children, *above, first, *best, memory.masks[:, below])
@@ -79,7 +99,7 @@ class StaticTree:
         attention, eps = drafter.self_attention, drafter.config.rms_norm_eps
         kernel(_cpu.embed, memory.tokens[:, level], block.embed.weight, rows.x)
         kernel(_cpu.rms_norm, rows.x, drafter.self_norm.weight, eps, rows.normed)
-        recording.product(rows.normed, [_projection(attention.qkv_proj)], rows.qkv)
+        recording.product(rows.normed, [projection(attention.qkv_proj)], rows.qkv)
         self._rotate(recording, memory, rows.qkv, level, attention, block.ring + level.start)
 
     def _read(
@@ -96,11 +116,11 @@ class StaticTree:
         heads = (rows.q, *ring, *tree, seen, None, *scale, None, *UNIFORM, *state)
         kernel(_cpu.sparse_gather_attention, *heads)
         attention: Any = drafter.self_attention
-        recording.product(rows.out, [_projection(attention.o_proj)], rows.x, residual=rows.x)
+        recording.product(rows.out, [projection(attention.o_proj)], rows.x, residual=rows.x)
 
         attention = drafter.cross_attention
         kernel(_cpu.rms_norm, rows.x, drafter.cross_norm.weight, eps, rows.normed)
-        recording.product(rows.normed, [_projection(attention.qkv_proj)], rows.queries)
+        recording.product(rows.normed, [projection(attention.qkv_proj)], rows.queries)
         self._rotate(recording, memory, rows.queries, level, attention, None)
         width = level.stop - level.start
         unseen = block.unseen[None, :width, : -(-width // WORD_BITS)]
@@ -115,17 +135,11 @@ class StaticTree:
                 rows.attended.copy_(found[0])
 
             recording.python(attend)
-        recording.product(rows.out, [_projection(attention.o_proj)], rows.x, residual=rows.x)
+        recording.product(rows.out, [projection(attention.o_proj)], rows.x, residual=rows.x)
 
-        kernel(_cpu.rms_norm, rows.x, drafter.mlp_norm.weight, eps, rows.normed)
-        halves = drafter.gate_up_proj.weight.detach().chunk(2)
-        recording.product(
-            rows.normed, [Projection(w, None) for w in halves], rows.inner, gate="silu"
-        )
-        down = _projection(drafter.down_proj)
-        recording.product(rows.inner, [down], rows.x, residual=rows.x)
+        add_mlp(recording, drafter, drafter.mlp_norm, eps, rows.x, rows)
         kernel(_cpu.rms_norm, rows.x, drafter.norm.weight, eps, rows.normed)
-        recording.product(rows.normed, [_projection(block.head)], rows.flat_logits)
+        recording.product(rows.normed, [projection(block.head)], rows.flat_logits)
 
     def _rotate(
         self,
@@ -139,19 +153,25 @@ class StaticTree:
         """Record norm and rotation of heads, and where to store keys and values, if anywhere."""
         config = self.block.drafter.config
         shape = (len(memory.tokens), level.stop - level.start, -1, config.head_dim)
-        norms = [norm and norm.weight for norm in (attention.q_norm, attention.k_norm)]
-        place = (*self._angles, memory.seqlens, memory.depths[:, level])
-        cache = self.block.storage[:, : len(memory.tokens)] if slot is not None else (None, None)
-        recording.kernel(
-            _cpu.rotate_heads,
-            heads.view(shape),
-            config.num_attention_heads,
-            *norms,
-            config.rms_norm_eps,
-            *place,
-            *cache,
-            slot,
-        )
+        storage = Storage()
+        if slot is not None:
+            storage = Storage(self.block.storage[:, : len(memory.tokens)], slot)
+        norms = attention.q_norm, attention.k_norm
+        place = Place(self._angles, memory.seqlens, memory.depths[:, level])
+        q_heads, eps = config.num_attention_heads, config.rms_norm_eps
+        rotate(recording, heads.view(shape), q_heads, norms, eps, place, storage)
+
+
+def _record_draw(
+    recording: Recording, memory: _Memory, logits: torch.Tensor, below: slice, draw: Draw
+) -> None:
+    """Record that the next token of a chain is drawn."""
+    chain = memory.tokens[:, : below.start]
+
+    def step() -> None:
+        memory.tokens[:, below] = draw(logits, chain)
+
+    recording.python(step)
 
 
 class _Memory:
@@ -215,7 +235,3 @@ class _Rows:
         self.q = self.qkv.view(by_head)[:, :, : memory.heads]
         self.cross_q, self.attended = self.queries.view(by_head), self.out.view(by_head)
         self.lse, self.logits = lse.view(batch, width, -1), self.flat_logits.view(batch, width, -1)
-
-
-def _projection(linear: Any) -> Projection:
-    return Projection(linear.weight.detach(), None if linear.bias is None else linear.bias.detach())

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,6 +23,9 @@ from specattn.decoding.methods.sizing import NONE, Effort, Sizer, Told, TreeGain
 from specattn.decoding.methods.trained import fitting_drafter
 from specattn.drafters import MedusaHeads
 from specattn.tree import Tree
+
+if TYPE_CHECKING:
+    from specattn.decoding.methods.static_heads import StaticHeads
 
 MOST_WIDTHS = (3, 3, 3)
 """The largest tree unless one is given: TokenSwift's [1, 3, 3, 3] without its 1, here the root."""
@@ -113,6 +116,11 @@ class _MedusaDrafter(Drafter):
         self.sizer = sizer
         target = self.target = context.target
         self.heads, self.widths, self.sequences = heads, widths, context.sequences
+        self.static: StaticHeads | None = None
+        if target.static is not None:
+            from specattn.decoding.methods.static_heads import StaticHeads  # the C++ kernels
+
+            self.static = StaticHeads(heads, target.static)
         # The tree of any depth: it begins as the whole one does, where a text has no use for more.
         depths = range(len(widths) + 1)
         self.trees = [Tree.full(widths[:depth], device=target.device) for depth in depths]
@@ -139,15 +147,12 @@ class _MedusaDrafter(Drafter):
     def _draft(self, root: torch.Tensor, effort: Effort, depth: int) -> Draft:
         """Return the tree of the heads' first guesses, or what pays of it."""
         tree = self.trees[depth]
-        logits = self.target.head(self.heads(self.features)[:, :depth])
-        rows = zip(logits.unbind(1), self.widths[:depth], strict=True)
-        best = [row.topk(width) for row, width in rows]
-        guess_of, parents = self.guess_of[: tree.size - 1], tree.parents[1:] - 1
-        drafted = torch.cat([found.indices for found in best], 1)[:, guess_of]
+        best, scores = (x.flatten(1) for x in self._guesses(depth))
+        guess_of = self.guess_of[: tree.size - 1]
+        drafted = best.index_select(1, guess_of)
         if isinstance(self.sizer, Sizer):
-            norms = logits.float().logsumexp(-1, keepdim=True).unbind(1)
-            each = [found.values - norm for found, norm in zip(best, norms, strict=True)]
-            scores = torch.cat(each, 1)[:, guess_of]
+            parents = tree.parents[1:] - 1
+            scores = scores.index_select(1, guess_of)
             # Of a path: its parents' are complete level by level.
             for level in range(1, depth):
                 nodes = slice(self.trees[level].size - 1, self.trees[level + 1].size - 1)
@@ -159,6 +164,15 @@ class _MedusaDrafter(Drafter):
                 width = max(self.widths)
                 return pruned(root, drafted, scores, above, count, depth=depth, width=width)[0]
         return Draft(tree, torch.cat([root[:, None], drafted], 1))
+
+    def _guesses(self, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the first guesses of `depth` heads, and log-probabilities: [B, depth, widest]."""
+        width = max(self.widths)
+        if self.static is not None:
+            return self.static.best(self.features, depth, width)
+        logits = self.target.head(self.heads(self.features)[:, :depth]).float()
+        scores, tokens = logits.topk(width)
+        return tokens, scores - logits.logsumexp(-1, keepdim=True)
 
     def observe(self, verified: Verified) -> None:
         self.sizer.end(verified)
@@ -175,11 +189,11 @@ class _MedusaDrafter(Drafter):
 
 
 def _guesses(widths: tuple[int, ...]) -> list[int]:
-    """Return which guess each node of the full tree is, guesses numbered head by head."""
-    nodes, first, above = list[int](), 0, 1
-    for width in widths:
-        nodes += [first + rank for _ in range(above) for rank in range(width)]
-        first, above = first + width, above * width
+    """Return which guess each node of the full tree is: of every head as many as of the widest."""
+    nodes, above = list[int](), 1
+    for head, width in enumerate(widths):
+        nodes += [head * max(widths) + rank for _ in range(above) for rank in range(width)]
+        above *= width
     return nodes
 
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from specattn.decoding.drafting import Draft, DraftContext, Drafter, Verified
 from specattn.decoding.method import Method
-from specattn.decoding.methods.dynamic_tree import DynamicTree
+from specattn.decoding.methods.dynamic_tree import Candidates, DynamicTree
 from specattn.decoding.methods.poss_block import SpecialistBlock
 from specattn.decoding.methods.pruning import as_probabilities
 from specattn.decoding.methods.sizing import Effort, Sizer, Told, TreeGains, beams, sizes_up_to
@@ -107,7 +107,13 @@ class _PosSDrafter(Drafter):
         if method.total_tokens is None:
             efforts, sizes = beams(method.width, method.depth), sizes_up_to(method.max_nodes)
             self.sizer = Sizer(context, f"poss, {method.window}", efforts, sizes, TreeGains)
-        self.cache_bytes = block.text.nbytes + block.tree.nbytes
+        static = block.target.static
+        deep_enough = method.window is None or method.window >= method.depth
+        if static is not None and static.parts.is_plain_outside and deep_enough:
+            from specattn.decoding.methods.poss_static import StaticSpecialists  # the C++ kernels
+
+            block.static = StaticSpecialists(block, static)
+        self.cache_bytes = block.text.nbytes + block.tree.nbytes + block.pending.nbytes
         device = block.target.device
         self.watch = Stopwatch(device)
         self.root_alone = Tree.chain(0, device=device)
@@ -124,9 +130,18 @@ class _PosSDrafter(Drafter):
         self.sizer.begin(effort, draft.tree.size)
         return draft
 
-    def _grown(self, root: torch.Tensor, effort: Effort) -> DynamicTree:
-        """Return a tree behind `root`, all its candidates scored."""
+    def _grown(self, root: torch.Tensor, effort: Effort) -> Candidates:
+        """Return what was scored behind `root`."""
         self.watch.lap("elsewhere")
+        self.block.catch_up()
+        self.watch.lap("catch_up_seconds")
+        if self.block.static is not None:
+            grown = self.block.static.grow(root, effort.width, effort.depth)
+            self.watch.lap("layer_seconds")
+            return grown
+        return self._grown_by_modules(root, effort)
+
+    def _grown_by_modules(self, root: torch.Tensor, effort: Effort) -> Candidates:
         x = self.block.begin()
         own_bits = self._own_bits(effort)
         mask = own_bits[0].expand(len(root), -1, -1)
@@ -142,15 +157,15 @@ class _PosSDrafter(Drafter):
                 mask = mask.gather(1, _wide(parents, mask)) | own
                 self.watch.lap("tree_seconds")
                 x = self.block.fuse(tokens, features.gather(1, _wide(parents, features)))
-        return tree
+        return tree.grown
 
-    def _best(self, effort: Effort, tree: DynamicTree) -> Draft:
+    def _best(self, effort: Effort, grown: Candidates) -> Draft:
         """Return what is verified of a tree."""
         size = self.method.total_tokens
         if isinstance(self.sizer, Sizer):
-            size = self.sizer.prune(effort, as_probabilities(tree.all_scores), tree.places)
+            size = self.sizer.prune(effort, as_probabilities(grown.scores), grown.places)
         assert size is not None, "it is told"
-        draft = tree.best(size)
+        draft = grown.best(size)
         self.watch.lap("tree_seconds")
         return draft
 
@@ -167,9 +182,7 @@ class _PosSDrafter(Drafter):
         self.follow(verified)
 
     def follow(self, verified: Verified) -> None:
-        self.watch.lap("elsewhere")
         self.block.accept(verified)
-        self.watch.lap("catch_up_seconds")
 
     def compact(self, rows: list[int]) -> None:
         self.block.compact(rows)

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch.nn.functional import pad
 
+from specattn.decoding.compiling import MOST_ROWS
 from specattn.decoding.drafting import DraftContext, Verified
 from specattn.drafters import PosSDrafter
 from specattn.drafters.poss import JointKeysAndValues
 from specattn.ops import hybrid_tree_attention
 from specattn.reference.tree_mask import WORD_BITS
+
+if TYPE_CHECKING:
+    from specattn.decoding.methods.poss_static import StaticSpecialists
+
+MOST_PENDING = 64
+"""Tokens of a request whose features are kept until they are needed."""
 
 
 class SpecialistBlock:
@@ -20,7 +29,8 @@ class SpecialistBlock:
     ``fc`` makes of them. So the prompt costs ``fc`` and the projections of all specialists, one
     product each; an accepted path costs the same again, since the target's features have taken the
     place of the drafter's; and a level of the tree costs one specialist's pass, with the
-    projections of those below it. No feature outlives its round.
+    projections of those below it. What was accepted costs that only before the next draft, all of
+    it together: until then its features are kept, of at most `MOST_PENDING` tokens.
 
     Parameters
     ----------
@@ -37,6 +47,8 @@ class SpecialistBlock:
     ----------
     text : Tensor [layers, 2, B, N, Hk, D]
         Keys and values of the text's pairs.
+    pending : Tensor [B, MOST_PENDING, H]
+        Features of the last tokens, those whose pairs the text does not have yet.
     tree : Tensor [layers, 2, B, nodes, Hk, D]
         Of the tree's nodes, in the order of their levels.
     """
@@ -56,14 +68,20 @@ class SpecialistBlock:
         heads = (config.num_key_value_heads, config.head_dim)
         self.text, self.tree = (
             cache.storage.new_empty(config.layers, 2, cache.batch_size, tokens, *heads)
-            for tokens in (cache.capacity, nodes)
+            # Requests catch up by as many rows as the one that has most to: some lie behind texts.
+            for tokens in (cache.capacity + MOST_PENDING, nodes)
         )
         lengths = torch.tensor(self.sequences.lengths, device=target.device)[:, None]
         self.last_pair = lengths - 2
         # A prompt of one token has no pair: its root is drafted from without a feature.
         first = self.embed(self.sequences.tokens_at(torch.zeros_like(lengths)))
         self.root = drafter.fuse(first, torch.zeros_like(first))
-        self._remember(self.root, torch.zeros_like(self.last_pair))
+        self.pending = first.new_zeros(len(first), MOST_PENDING, config.hidden_size)
+        self.steps = torch.arange(MOST_PENDING, device=target.device)
+        # Of the pending pairs: the first one's position and their number, and the greatest number.
+        self.start, self.counts = lengths[:, 0] - 1, torch.zeros_like(lengths[:, 0])
+        self.most = 0
+        self.static: StaticSpecialists | None = None
 
     def on_prefill(self, start: int, features: torch.Tensor) -> None:
         """Add the pairs of a chunk of the prompts, as `Drafter.on_prefill` is given it."""
@@ -76,9 +94,10 @@ class SpecialistBlock:
 
     def begin(self) -> torch.Tensor:
         """Prepare a round; return what ``fc`` made of the root's pair, [B, 1, H]."""
+        self.catch_up()
         self.pairs = (self.target.cache.seqlens - 1).clamp_min(0)  # all but the root's
-        requests = torch.arange(len(self.pairs), device=self.pairs.device)
-        self.tree[:, :, :, 0] = self.text[:, :, requests, self.pairs.long()]
+        rotation = self.drafter.rotation(self.root, self.pairs[:, None].long())
+        self.tree[:, :, :, :1] = self.keys_and_values(self.root, rotation)
         self.nodes = 1
         return self.root
 
@@ -123,16 +142,36 @@ class SpecialistBlock:
         return self.drafter.fuse(self.embed(tokens), features)
 
     def accept(self, verified: Verified) -> None:
-        """Catch all specialists up on an accepted path, its next root included."""
-        nodes, counts, next_token = verified.accepted
-        path = pad(nodes.clamp_min(0), (1, 0))
-        tokens = pad(verified.draft.tokens.gather(1, path[:, 1:]), (0, 1))
-        tokens = tokens.scatter(1, counts[:, None], next_token[:, None])
-        features = verified.result.features
-        x = self.fuse(tokens, features.gather(1, _wide(path, features)))
-        steps = torch.arange(path.shape[1], device=path.device)
-        self._remember(x, verified.prefix[:, None].long() + steps)
-        self.root = _row(x, counts[:, None])
+        """Keep what the specialists need of an accepted path, its root included."""
+        nodes, counts, _ = verified.accepted
+        path, features = pad(nodes.clamp_min(0), (1, 0)), verified.result.features
+        width = path.shape[1]
+        if self.most + width > self.pending.shape[1]:
+            self.catch_up()
+        if width > self.pending.shape[1]:
+            self.pending = self.pending.new_zeros(len(path), width, features.shape[2])
+            self.steps = torch.arange(width, device=path.device)
+        at = self.counts[:, None] + self.steps[:width]
+        self.pending.scatter_(1, _wide(at, features), features.gather(1, _wide(path, features)))
+        self.counts, self.most = self.counts + counts + 1, self.most + width
+
+    def catch_up(self) -> None:
+        """Catch all specialists up on what was accepted: on the host nothing waits for it."""
+        if self.most == 0:
+            return
+        # Requests that accepted less repeat their last pair.
+        steps = torch.minimum(self.steps[: self.most], self.counts[:, None] - 1)
+        features = self.pending.gather(1, _wide(steps, self.pending))
+        positions = self.start[:, None] + steps
+        tokens = self.sequences.tokens_at(positions + 1)
+        if self.static is not None and tokens.numel() <= MOST_ROWS and self.most <= MOST_PENDING:
+            x = self.static.remember(tokens, features, self.start, steps)
+        else:
+            x = self.fuse(tokens, features)
+            self._remember(x, positions)
+        self.root = _row(x, self.counts[:, None] - 1)
+        self.start, self.most = self.start + self.counts, 0
+        self.counts = torch.zeros_like(self.counts)
 
     def compact(self, rows: list[int]) -> None:
         """Drop all requests but these, in this order; what stays in its place is not moved."""
@@ -140,7 +179,8 @@ class SpecialistBlock:
             if row != former:
                 self.text[:, :, row] = self.text[:, :, former]
         self.text, self.tree = (x[:, :, : len(rows)] for x in (self.text, self.tree))
-        self.root = self.root[rows]
+        self.root, self.pending = self.root[rows], self.pending[rows]
+        self.start, self.counts = self.start[rows], self.counts[rows]
 
     def _remember(self, x: torch.Tensor, positions: torch.Tensor) -> None:
         """Store the keys and values of pairs [B, T, H] of the text at positions [B, T]."""

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 
 from specattn.decoding.drafting import Draft
+from specattn.decoding.sampling import kernels
+from specattn.reference.tree_mask import WORD_BITS
 from specattn.tree import Tree
 
 
@@ -60,9 +62,34 @@ def pruned(
     depth, width : int
         Of the whole tree: levels, and children of a node at most.
     """
+    if (native := kernels()) is not None and root.device.type == "cpu":
+        return _pruned_by_kernel(native, root, tokens, scores, parents, count, (depth, width))
     chosen, above = most_probable(scores, parents, count)
     tree = Tree(above, max_depth=min(depth, count), max_width=min(width, count), trusted=True)
     return Draft(tree, torch.cat([root[:, None], tokens.gather(1, chosen)], 1)), chosen
+
+
+def _pruned_by_kernel(
+    native: Any,
+    root: torch.Tensor,
+    tokens: torch.Tensor,
+    scores: torch.Tensor,
+    parents: torch.Tensor,
+    count: int,
+    shape: tuple[int, int],
+) -> tuple[Draft, torch.Tensor]:
+    """Do what `pruned` does, depths and mask of the tree included."""
+    batch, size = len(root), count + 1
+    chosen = parents.new_empty(batch, count)
+    kept, above = parents.new_empty(2, batch, size)
+    depths = parents.new_empty(batch, size, dtype=torch.int32)
+    mask = parents.new_empty(batch, size, count // WORD_BITS + 1)
+    given = (tokens, scores.float(), parents.expand(batch, -1).contiguous())
+    native.prune_tree(*given, chosen, kept, above, depths, mask, 1)
+    kept[:, 0] = root
+    depth, width = (min(most, count) for most in shape)
+    tree = Tree.grown(above, depths=depths, packed_mask=mask, max_depth=depth, max_width=width)
+    return Draft(tree, kept), chosen
 
 
 def as_probabilities(scores: torch.Tensor) -> Any:

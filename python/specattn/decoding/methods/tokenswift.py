@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -39,6 +39,9 @@ from specattn.decoding.methods.trie import (
 from specattn.decoding.sequences import RequestIndexes
 from specattn.drafters import TokenSwiftHeads
 from specattn.tree import Tree
+
+if TYPE_CHECKING:
+    from specattn.decoding.methods.static_heads import StaticHeads
 
 MOST_WIDTHS = (1, 3, 3, 3)
 """The heads' tree unless one is given."""
@@ -147,6 +150,11 @@ class _TokenSwiftDrafter(Drafter):
     def __init__(self, method: TokenSwift, heads: TokenSwiftHeads, context: DraftContext):
         self.method, self.heads, self.target = method, heads, context.target
         self.sampler, self.sequences = context.sampler, context.sequences
+        self.static: StaticHeads | None = None
+        if self.target.static is not None:
+            from specattn.decoding.methods.static_heads import StaticHeads  # the C++ kernels
+
+            self.static = StaticHeads(heads, self.target.static)
         vocabulary, heads_given = heads.config.vocab_size, heads.config.num_heads
         most = tuple(min(width, vocabulary) for width in MOST_WIDTHS[: 1 + heads_given])
         self.widths = most if method.widths is None else method.widths
@@ -239,7 +247,7 @@ class _TokenSwiftDrafter(Drafter):
         Waits for the ranks.
         """
         drafted = self.target.draft(root[:, None], 0, self.cache.selection())
-        later = self.target.head(self.heads(drafted.features[:, 0])[:, : len(widths) - 1])
+        later = self._later(drafted.features[:, 0], len(widths) - 1)
         logits = torch.cat([drafted.logits, later], 1)
         # Processors see a head's logits as if the best of the levels before were in the text.
         path = torch.cat([root[:, None], logits[:, :-1].argmax(-1)], 1)
@@ -253,6 +261,13 @@ class _TokenSwiftDrafter(Drafter):
             for row in ranked
         ]
         return levels, scores
+
+    def _later(self, features: torch.Tensor, count: int) -> torch.Tensor:
+        """Return the logits [B, count, V] of the first heads for features [B, H]."""
+        if self.static is not None and count:
+            return self.static.logits(features, count)
+        logits: torch.Tensor = self.target.head(self.heads(features)[:, :count])
+        return logits
 
     def _cached(self) -> list[int]:
         """Return how many tokens the cache holds of each request: all but the root."""

@@ -164,7 +164,7 @@ class _BlockDrafter(Drafter):
         self.block, self.sizer = block, sizer
         self.kept: torch.Tensor | None = None  # which of the block's nodes are verified
         self.static: StaticTree | None = None
-        static = block.target.static
+        static = block.target.kernel_pass
         if static is not None and static.parts.is_plain_outside:
             from specattn.decoding.methods.longspec_static import StaticTree  # the C++ kernels
 

@@ -117,10 +117,10 @@ class _MedusaDrafter(Drafter):
         target = self.target = context.target
         self.heads, self.widths, self.sequences = heads, widths, context.sequences
         self.static: StaticHeads | None = None
-        if target.static is not None:
+        if target.kernel_pass is not None:
             from specattn.decoding.methods.static_heads import StaticHeads  # the C++ kernels
 
-            self.static = StaticHeads(heads, target.static)
+            self.static = StaticHeads(heads, target.kernel_pass)
         # The tree of any depth: it begins as the whole one does, where a text has no use for more.
         depths = range(len(widths) + 1)
         self.trees = [Tree.full(widths[:depth], device=target.device) for depth in depths]

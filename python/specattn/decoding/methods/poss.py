@@ -107,7 +107,7 @@ class _PosSDrafter(Drafter):
         if method.total_tokens is None:
             efforts, sizes = beams(method.width, method.depth), sizes_up_to(method.max_nodes)
             self.sizer = Sizer(context, f"poss, {method.window}", efforts, sizes, TreeGains)
-        static = block.target.static
+        static = block.target.kernel_pass
         deep_enough = method.window is None or method.window >= method.depth
         if static is not None and static.parts.is_plain_outside and deep_enough:
             from specattn.decoding.methods.poss_static import StaticSpecialists  # the C++ kernels

@@ -151,10 +151,10 @@ class _TokenSwiftDrafter(Drafter):
         self.method, self.heads, self.target = method, heads, context.target
         self.sampler, self.sequences = context.sampler, context.sequences
         self.static: StaticHeads | None = None
-        if self.target.static is not None:
+        if self.target.kernel_pass is not None:
             from specattn.decoding.methods.static_heads import StaticHeads  # the C++ kernels
 
-            self.static = StaticHeads(heads, self.target.static)
+            self.static = StaticHeads(heads, self.target.kernel_pass)
         vocabulary, heads_given = heads.config.vocab_size, heads.config.num_heads
         most = tuple(min(width, vocabulary) for width in MOST_WIDTHS[: 1 + heads_given])
         self.widths = most if method.widths is None else method.widths

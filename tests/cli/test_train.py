@@ -98,9 +98,48 @@ def test_specialists_start_from_eagle_and_share_features(specattn, target, text,
     assert code == 0, said
     assert curve(tmp_path / "cut") == pytest.approx(curve(tmp_path / "poss"), rel=1e-4)
 
+    # A norm is not added to a trained drafter, nor lost on the way from one.
+    none = ("--output", tmp_path / "none")
+    code, _, said = specattn(*again, "--fc-norm", *none)
+    assert code == 2
+    assert "the drafter to start from has fc_norm False, expected True as in the new one" in said
+    code, _, said = specattn(*run, "--norm-output", "--drafter", tmp_path / "poss", *none)
+    assert code == 2
+    assert "norm_output: a norm is for new drafters, and this one has none" in said
+
     code, _, said = specattn(*again, "--variant", "poss-9", "--output", tmp_path / "none")
     assert code == 2
     assert "--variant: expected one of eagle-2, hass, poss-1, poss-2, poss-3, got 'poss-9'" in said
+
+
+def test_norms_are_trained_and_kept(specattn, target, text, tmp_path):
+    """EAGLE 3.1's, from a new drafter through a start to the specialists."""
+    run = ("train", "poss", "--target", target, "--data", text, *ROW, *QUIET, "--max_steps", 2)
+    norms = ("--fc-norm", "--norm-output", "--learning-rate", 1e-2)
+    eagle, poss = tmp_path / "eagle", tmp_path / "poss"
+    code, _, said = specattn(*run, *norms, "--variant", "eagle-2", "--output", eagle)
+    assert code == 0, said
+    code, _, said = specattn(*run, *norms, "--depth", 4, "--start", eagle, "--output", poss)
+    assert code == 0, said
+    drafter = PosSDrafter.from_pretrained(poss)
+    assert (drafter.config.fc_norm, drafter.config.norm_output) == (True, True)
+    for norm in (drafter.fc_norm, *(s.output_norm for s in drafter.specialists)):
+        assert norm.weight.unique().numel() > 1, "it began as one number and was trained"
+
+    # A run of a version that did not know these switches had them off.
+    plain = (*run, "--variant", "eagle-2", "--output", tmp_path / "old")
+    assert specattn(*plain, "--save_steps", 1)[0] == 0
+    settings = json.loads((tmp_path / "old" / "run.json").read_text())
+    kept = {name: value for name, value in settings.items() if "norm" not in name}
+    assert len(settings) - len(kept) == 3  # max-grad-norm too
+    kept["max-grad-norm"] = settings["max-grad-norm"]
+    (tmp_path / "old" / "run.json").write_text(json.dumps(kept))
+    code, _, said = specattn(*plain, "--resume")
+    assert code == 0, said
+    (tmp_path / "old" / "run.json").write_text(json.dumps(kept))
+    code, _, said = specattn(*plain, "--resume", "--fc-norm")
+    assert code == 2
+    assert "was started with --fc-norm None, not True" in said
 
 
 @pytest.mark.parametrize(

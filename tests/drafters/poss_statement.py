@@ -9,11 +9,13 @@ import torch
 from specattn.drafters import PosSDrafter
 from tests.drafters.statement import attention, norm, rotated
 
+BOTH_NORMS = {"fc_norm": True, "norm_output": True}
 
-def random_drafter(model, *, layers=3, positions_per_layer=1, seed=0, dtype=torch.float64):
+
+def random_drafter(model, *, layers=3, positions_per_layer=1, seed=0, dtype=torch.float64, **norms):
     """Return a drafter for `model` whose parts all matter, each specialist unlike the others."""
     drafter = PosSDrafter.for_target(
-        model, target="tiny", layers=layers, positions_per_layer=positions_per_layer
+        model, target="tiny", layers=layers, positions_per_layer=positions_per_layer, **norms
     ).to(dtype)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -47,6 +49,8 @@ class Statement:
 
     def fuse(self, embedding, feature):
         """Return fc of a pair."""
+        if self.config.fc_norm:
+            feature = norm(feature, self.weights["fc_norm.weight"], self.config.rms_norm_eps)
         x = self.weights["fc.weight"] @ torch.cat([embedding, feature])
         return x + self.weights["fc.bias"] if self.config.fc_bias else x
 
@@ -79,4 +83,7 @@ class Statement:
         gate, up = (weights["gate_up_proj.weight"] @ norm(
             x, weights["norm.weight"], config.rms_norm_eps
         )).chunk(2)  # fmt: skip
-        return x + weights["down_proj.weight"] @ (gate * gate.sigmoid() * up)
+        x = x + weights["down_proj.weight"] @ (gate * gate.sigmoid() * up)
+        if config.norm_output:
+            x = norm(x, weights["output_norm.weight"], config.rms_norm_eps)
+        return x

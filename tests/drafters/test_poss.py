@@ -1,15 +1,18 @@
 """PosS' drafter: its equations along whole texts, whose gradient is whose, and its folder."""
 
+import json
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import safe_open
 
 from specattn.drafters import PosSConfig, PosSDrafter
 from specattn.drafters import path_attention as path
 from specattn.drafters.path_attention import path_attention
 from tests.decoding.models import CONFIGS, tiny_model
-from tests.drafters.poss_statement import Statement, random_drafter
+from tests.drafters.poss_statement import BOTH_NORMS, Statement, random_drafter
 
 ROWS, LENGTH, DEPTH = 2, 9, 5
 
@@ -61,9 +64,22 @@ def test_the_depth_alone_chooses_the_specialist(layers, positions_per_layer, by_
     torch.testing.assert_close(outs, expected, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("norms", [{"fc_norm": True}, {"norm_output": True}, BOTH_NORMS], ids=str)
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_eagle_31s_norms_in_training_mode(family, norms):
+    model = tiny_model(family)
+    drafter = random_drafter(model, layers=2, positions_per_layer=2, **norms)
+    embeddings, features = text(drafter)
+    with torch.no_grad():
+        outs = drafter(embeddings, features, DEPTH)
+    expected = stated(drafter, model.base_model.rotary_emb, embeddings, features)
+    torch.testing.assert_close(outs, expected, rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("depth", range(DEPTH))
-def test_each_depths_gradient_stays_in_its_own_specialist(depth):
-    drafter = random_drafter(tiny_model("qwen3"), layers=3, positions_per_layer=2)
+@pytest.mark.parametrize("norms", [{}, BOTH_NORMS], ids=["plain", "norms"])
+def test_each_depths_gradient_stays_in_its_own_specialist(norms, depth):
+    drafter = random_drafter(tiny_model("qwen3"), layers=3, positions_per_layer=2, **norms)
     drafter(*text(drafter), DEPTH)[depth].pow(3).sum().backward()
     own = f"specialists.{drafter.config.specialist_at(depth)}."
     for name, parameter in drafter.named_parameters():
@@ -130,6 +146,35 @@ def test_a_folder_holds_the_drafter_alone(tmp_path):
     loaded.config.check_target(model.config)
     with pytest.raises(ValueError, match="its hidden_size is 32, the target's is 64"):
         loaded.config.check_target(tiny_model("qwen3", hidden_size=64).config)
+
+
+@pytest.mark.parametrize(
+    "norms", [{}, {"fc_norm": True}, {"norm_output": True}, BOTH_NORMS], ids=str
+)
+def test_a_folder_holds_the_norms_that_are_on(tmp_path, norms):
+    drafter = random_drafter(tiny_model("llama"), layers=2, dtype=torch.float32, **norms)
+    drafter.save_pretrained(tmp_path)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        found = {name for name in file.keys() if "fc_norm" in name or "output_norm" in name}  # noqa: SIM118
+    expected = {"fc_norm.weight"} if norms.get("fc_norm") else set()
+    if norms.get("norm_output"):
+        expected |= {f"specialists.{layer}.output_norm.weight" for layer in range(2)}
+    assert found == expected
+    embeddings, features = text(drafter.double())
+    again = PosSDrafter.from_pretrained(tmp_path, dtype=torch.float64)
+    torch.testing.assert_close(again(embeddings, features, 3), drafter(embeddings, features, 3))
+
+    # A configuration of before these norms says nothing of them: they are off.
+    config = json.loads((tmp_path / "config.json").read_text())
+    for name in BOTH_NORMS:
+        del config[name]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if not norms:
+        old = PosSDrafter.from_pretrained(tmp_path, dtype=torch.float64)
+        torch.testing.assert_close(old(embeddings, features, 3), drafter(embeddings, features, 3))
+    else:
+        with pytest.raises(ValueError, match="unexpected keys .*norm.weight"):
+            PosSDrafter.from_pretrained(tmp_path)
 
 
 def test_what_does_not_fit_is_refused():

@@ -73,16 +73,20 @@ def test_a_fusion_bias_is_kept(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("family", "layers", "what"),
+    ("family", "options", "what"),
     [
-        ("llama", 2, "2 specialists"),
-        ("qwen3", 1, "norms of queries and keys"),
-        ("qwen2", 1, "biases of queries, keys and values"),
+        ("llama", {"layers": 2}, "2 specialists"),
+        ("qwen3", {}, "norms of queries and keys"),
+        ("qwen2", {}, "biases of queries, keys and values"),
+        ("llama", {"fc_norm": True}, r"a norm of features before fc \(fc_norm\)"),
+        ("llama", {"norm_output": True}, r"a norm of drafted features \(norm_output\)"),
     ],
 )
-def test_what_has_no_place_is_refused(tmp_path, family, layers, what):
+def test_what_has_no_place_is_refused(tmp_path, family, options, what):
+    drafter = random_drafter(tiny_model(family), **{"layers": 1} | options)
     with pytest.raises(ValueError, match=f"has no place for {what}"):
-        save_speculators(random_drafter(tiny_model(family), layers=layers), tmp_path)
+        save_speculators(drafter, tmp_path)
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -91,6 +95,8 @@ def test_what_has_no_place_is_refused(tmp_path, family, layers, what):
         ({"speculators_model_type": "eagle3"}, "EAGLE-3 drafter, which reads three layers"),
         ({"speculators_model_type": None}, "expected speculators_model_type 'eagle'.*got None"),
         ({"layernorms": True}, "layernorms must be False for this drafter, got True"),
+        ({"fc_norm": True}, "fc_norm must be False for this drafter, got True"),
+        ({"norm_output": True}, "norm_output must be False for this drafter, got True"),
         ({"transformer_layer_architecture": "X"}, "must be 'LlamaDecoderLayer'.*got 'X'"),
         ({"fusion_bias": True}, "missing or unexpected fusion_fc.bias"),
     ],

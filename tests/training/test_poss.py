@@ -11,7 +11,7 @@ from specattn.training.features import features_of
 from specattn.training.loss import IGNORED
 from specattn.training.poss import _around_norm, start_from_drafter, start_from_target
 from tests.decoding.models import VOCABULARY, tiny_model
-from tests.drafters.poss_statement import random_drafter
+from tests.drafters.poss_statement import BOTH_NORMS, random_drafter
 
 ROWS, LENGTH = 2, 11
 FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe", "mistral", "gpt_oss")
@@ -36,7 +36,7 @@ def plain_loss(objective, ids, labels):
     for row, row_labels in zip(ids, labels, strict=True):
         features = target.model(row[None]).last_hidden_state[0]
         for root in range(1, len(row)):
-            pairs = [drafter.fc(torch.cat([embed(row[t + 1]), features[t]])) for t in range(root)]
+            pairs = [pair(drafter, embed(row[t + 1]), features[t]) for t in range(root)]
             for depth in range(min(objective.depth, len(row) - root)):
                 layer = min(depth // drafter.config.positions_per_layer, drafter.config.layers - 1)
                 out = last_of_layer(drafter, drafter.specialists[layer], pairs)
@@ -46,9 +46,17 @@ def plain_loss(objective, ids, labels):
                     distribution = head(features[aim]).softmax(-1)
                     total += objective.token_weight * F.cross_entropy(head(out), distribution)
                 if aim + 1 < len(row):
-                    own = torch.cat([embed(row[aim + 1]), out.detach()])
-                    pairs.append(drafter.fc(own))
+                    pairs.append(pair(drafter, embed(row[aim + 1]), out.detach()))
     return total / (objective.depth * items)
+
+
+def pair(drafter, embedding, feature):
+    """Return fc of a pair."""
+    config = drafter.config
+    if config.fc_norm:
+        size = (feature.square().mean() + config.rms_norm_eps).sqrt()
+        feature = feature / size * drafter.fc_norm.weight
+    return drafter.fc(torch.cat([embedding, feature]))
 
 
 def last_of_layer(drafter, specialist, pairs):
@@ -65,9 +73,12 @@ def last_of_layer(drafter, specialist, pairs):
     return specialist(x, rotation, attend)[0, -1]
 
 
+@pytest.mark.parametrize("norms", [{}, BOTH_NORMS], ids=["plain", "norms"])
 @pytest.mark.parametrize(("layers", "positions_per_layer"), [(1, 1), (4, 1), (2, 2)])
-def test_a_step_is_the_plain_loop(layers, positions_per_layer):
-    target, drafter = target_and_drafter(layers=layers, positions_per_layer=positions_per_layer)
+def test_a_step_is_the_plain_loop(layers, positions_per_layer, norms):
+    target, drafter = target_and_drafter(
+        layers=layers, positions_per_layer=positions_per_layer, **norms
+    )
     objective = PosSObjective(target, drafter, depth=4, feature_weight=0.7, token_weight=0.3)
     ids, labels = batch()
     labels[0, 3:5] = IGNORED
@@ -141,14 +152,43 @@ def test_a_new_drafter_starts_as_the_last_layer(family):
             torch.testing.assert_close(mine, scale * expected)
 
 
-def test_poss_starts_from_eagle():
-    target, eagle = target_and_drafter(layers=1)
-    drafter = PosSDrafter.for_target(target, target="toy", layers=3, positions_per_layer=2).double()
+def test_a_new_drafters_norms_leave_features_as_large_as_they_are():
+    """On average; and fc is the best linear map of what the first of them leaves."""
+    target = tiny_model("llama")
+    drafter = PosSDrafter.for_target(target, target="toy", layers=2, **BOTH_NORMS).double()
+    rows, _ = batch(6, 24)
+    start_from_target(drafter, target, rows)
+    features = features_of(target, rows).double()
+    for norm in (drafter.fc_norm, *(s.output_norm for s in drafter.specialists)):
+        sizes = norm(features).square().mean(-1)
+        average = features.square().mean().expand_as(sizes)
+        torch.testing.assert_close(sizes, average, rtol=1e-5, atol=0)  # but for the norms' epsilon
+    embeds = target.get_input_embeddings()(rows).double()
+    unit = features / (features.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    pairs = torch.cat([embeds[:, 1:], unit[:, :-1]], -1).flatten(0, 1)
+    square = pairs.T @ pairs
+    square += 1e-3 * square.diagonal().mean() * torch.eye(len(square))
+    best = torch.linalg.solve(square, pairs.T @ features[:, 1:].flatten(0, 1))
+    with torch.no_grad():
+        found = drafter.fuse(embeds[:, 1:], features[:, :-1]).flatten(0, 1)
+    torch.testing.assert_close(found, pairs @ best, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("norms", [{}, BOTH_NORMS], ids=["plain", "norms"])
+def test_poss_starts_from_eagle(norms):
+    target, eagle = target_and_drafter(layers=1, **norms)
+    drafter = PosSDrafter.for_target(
+        target, target="toy", layers=3, positions_per_layer=2, **norms
+    ).double()
     start_from_drafter(drafter, eagle)
     ids, labels = batch()
     losses = [PosSObjective(target, d, depth=4)(ids, labels)["loss"] for d in (eagle, drafter)]
     torch.testing.assert_close(*losses)
-    other = PosSDrafter.for_target(tiny_model("qwen3", head_dim=32), target="toy")
+    for name in BOTH_NORMS:
+        other = PosSDrafter.for_target(target, target="toy", **norms | {name: not norms})
+        with pytest.raises(ValueError, match=f"{name} {bool(norms)}, expected {not norms} as in"):
+            start_from_drafter(other, eagle)
+    other = PosSDrafter.for_target(tiny_model("qwen3", head_dim=32), target="toy", **norms)
     with pytest.raises(ValueError, match="the drafter to start from has other layers"):
         start_from_drafter(other, eagle)
 

@@ -114,6 +114,12 @@ def poss(
     ] = None,
     feature_weight: Annotated[float, typer.Option(help="Of the smooth L1 loss.")] = 1.0,
     token_weight: Annotated[float, typer.Option(help="Of the cross entropy.")] = 0.1,
+    fc_norm: Annotated[
+        bool, typer.Option("--fc-norm", help="Norm features before fc, as EAGLE 3.1.")
+    ] = False,
+    norm_output: Annotated[
+        bool, typer.Option("--norm-output", help="Norm drafted features, as EAGLE 3.1.")
+    ] = False,
     feature_cache: Annotated[
         Path | None,
         typer.Option(help="Folder that keeps the target's features [default: computed anew]."),
@@ -135,6 +141,8 @@ def poss(
             replace(VARIANTS[variant], **given),
             feature_weight=feature_weight,
             token_weight=token_weight,
+            fc_norm=fc_norm,
+            norm_output=norm_output,
             start=start,
             feature_cache=feature_cache,
         )

@@ -8,6 +8,10 @@ being what the target's head reads. The drafter predicts features (PosS, section
     x += swiglu(norm(x))                                         x: the feature of token t + 1
     logits of token t + 2 = target's head (x)
 
+EAGLE 3.1 (arXiv 2605.09992) has two more norms, each an option here: ``fc_norm`` of the feature
+before ``fc``, and ``norm_output`` of x behind the layer: what it gives is the drafted feature, for
+the head and for the next step.
+
 Behind the last verified token the drafter's own features take the place of the target's. A draft's
 *depth* counts from its root: at depth 0 a pair has the target's feature. The pair at depth s is
 worked on by specialist ``min(s // positions_per_layer, layers - 1)``, with keys and values of its
@@ -49,6 +53,11 @@ class PosSConfig(LayerConfig):
         Depths that each specialist works on, PosS' n; the last one covers all deeper ones.
     fc_bias : bool
         Whether ``fc`` has a bias.
+    fc_norm : bool
+        Whether features are normed before ``fc``. The drafter's own stand for the target's, so they
+        go the same way.
+    norm_output : bool
+        Whether each specialist norms the features that it drafts.
 
     Raises
     ------
@@ -62,6 +71,8 @@ class PosSConfig(LayerConfig):
     layers: int = 1
     positions_per_layer: int = 1
     fc_bias: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
@@ -93,13 +104,21 @@ class PosSDrafter(TrainedDrafter):
     def __init__(self, config: PosSConfig):
         super().__init__(config)
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=config.fc_bias)
+        self.fc_norm = _Norm(config.hidden_size, config.rms_norm_eps) if config.fc_norm else None
         self.specialists = nn.ModuleList(Specialist(config) for _ in range(config.layers))
         self.rotary_emb = LlamaRotaryEmbedding(config)  # type: ignore[arg-type]
         self.post_init()
 
     @classmethod
     def for_target(
-        cls, model: PreTrainedModel, *, target: str, layers: int = 1, positions_per_layer: int = 1
+        cls,
+        model: PreTrainedModel,
+        *,
+        target: str,
+        layers: int = 1,
+        positions_per_layer: int = 1,
+        fc_norm: bool = False,
+        norm_output: bool = False,
     ) -> PosSDrafter:
         """Return a new, random drafter for `model`.
 
@@ -109,10 +128,16 @@ class PosSDrafter(TrainedDrafter):
         target : str
             What the drafter's folder will call the model: a name or a path.
         layers, positions_per_layer : int
+        fc_norm, norm_output : bool
             See `PosSConfig`.
         """
         config = PosSConfig.for_target(
-            model, target=target, layers=layers, positions_per_layer=positions_per_layer
+            model,
+            target=target,
+            layers=layers,
+            positions_per_layer=positions_per_layer,
+            fc_norm=fc_norm,
+            norm_output=norm_output,
         )
         return cast(Any, cls(config)).to(model.device)
 
@@ -166,6 +191,8 @@ class PosSDrafter(TrainedDrafter):
 
     def fuse(self, inputs_embeds: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
         """Return what all specialists read of pairs: both arguments and the result [B, T, H]."""
+        if self.fc_norm is not None:
+            features = self.fc_norm(features)
         return self.fc(torch.cat([inputs_embeds, features], -1))
 
     def rotation(self, like: torch.Tensor, position_ids: torch.Tensor) -> Rotation:
@@ -195,6 +222,7 @@ class Specialist(nn.Module):
         self.norm = _Norm(width, config.rms_norm_eps)
         self.gate_up_proj = nn.Linear(width, 2 * config.intermediate_size, bias=False)
         self.down_proj = nn.Linear(config.intermediate_size, width, bias=False)
+        self.output_norm = _Norm(width, config.rms_norm_eps) if config.norm_output else None
 
     def forward(self, x: torch.Tensor, rotation: Rotation, attend: Attend) -> torch.Tensor:
         """Return the drafted features [B, T, H] of pairs.
@@ -211,7 +239,8 @@ class Specialist(nn.Module):
         """
         x = x + self.attention.o_proj(attend(self.attention.queries(x, rotation)).flatten(2))
         gate, up = self.gate_up_proj(self.norm(x)).chunk(2, -1)
-        return x + self.down_proj(silu(gate) * up)
+        x = x + self.down_proj(silu(gate) * up)
+        return x if self.output_norm is None else self.output_norm(x)
 
 
 class _Norm(nn.RMSNorm):

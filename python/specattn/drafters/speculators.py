@@ -2,9 +2,9 @@
 
 The layout (``speculators_model_type: eagle``) holds one Llama layer without an input norm behind a
 fusion of embedding and feature: `PosSDrafter` with one layer, for EAGLE, EAGLE-2 and HASS alike. It
-has no place for several specialists, for norms of queries and keys, or for biases of their
-projections. Checkpoints with extra norms, and EAGLE-3's, which read three layers of the target, are
-other drafters.
+has no place for several specialists, for norms of queries and keys, for biases of their
+projections, or for EAGLE 3.1's norms. Checkpoints with extra norms, and EAGLE-3's, which read three
+layers of the target, are other drafters.
 """
 
 from __future__ import annotations
@@ -80,6 +80,8 @@ def save_speculators(
         (f"{config.layers} specialists", config.layers == 1),
         ("norms of queries and keys", not config.qk_norm),
         ("biases of queries, keys and values", not config.qkv_bias),
+        ("a norm of features before fc (fc_norm)", not config.fc_norm),
+        ("a norm of drafted features (norm_output)", not config.norm_output),
     ):
         if not holds:
             raise ValueError(f"the speculators layout of EAGLE has no place for {name}")
@@ -181,6 +183,8 @@ def _read_config(folder: Path, given: dict[str, Any]) -> PosSConfig:
     for what, found, expected in (
         ("transformer_layer_architecture", given.get("transformer_layer_architecture"), _LAYER),
         ("layernorms", given.get("layernorms", False), False),
+        ("fc_norm", given.get("fc_norm", False), False),
+        ("norm_output", given.get("norm_output", False), False),
         ("attention_bias", layer.get("attention_bias", False), False),
         ("mlp_bias", layer.get("mlp_bias", False), False),
         ("hidden_act", layer.get("hidden_act", "silu"), "silu"),

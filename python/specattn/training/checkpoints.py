@@ -58,7 +58,8 @@ def write_settings(folder: Path, settings: dict[str, Any]) -> None:
 def check_settings(folder: Path, settings: dict[str, Any]) -> None:
     """Raise ValueError where the run in `folder` was started with other `settings`.
 
-    Runs of earlier versions have not kept theirs; nothing is said of them.
+    Runs of earlier versions have not kept theirs; nothing is said of them. A switch that a version
+    did not know was off.
     """
     path = folder / SETTINGS
     if not path.is_file():
@@ -70,7 +71,7 @@ def check_settings(folder: Path, settings: dict[str, Any]) -> None:
         raise ValueError(f"--resume: {path} is no file of specattn train") from None
     now = json.loads(json.dumps(settings))
     for name in {**earlier, **now}:
-        if earlier.get(name) != now.get(name):
+        if earlier.get(name, False) != now.get(name, False):
             raise ValueError(
                 f"--resume: the run in {folder} was started with --{name} {earlier.get(name)}, not "
                 f"{now.get(name)}"

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.nn.functional import pad, smooth_l1_loss
+from torch.nn.functional import pad, rms_norm, smooth_l1_loss
 from transformers import PreTrainedModel
 
 from specattn.decoding import PosS
@@ -19,6 +19,9 @@ from specattn.drafters.poss import Specialist
 from specattn.training.features import FeatureCache, features_of
 from specattn.training.loss import IGNORED, soft_cross_entropy
 from specattn.training.recipe import Objective, Preset, Recipe
+
+NORMS = ("fc_norm", "norm_output")
+"""Fields of `PosSConfig`: EAGLE 3.1's norms."""
 
 _START_ROWS, _RIDGE = 64, 1e-3
 
@@ -80,8 +83,9 @@ def start_from_target(
 
     ``fc`` becomes the least-squares map from embedding and feature to the next feature. Behind it
     every specialist is a copy of the target's last layer, whose output is scaled as the target's
-    final norm scales it on average: features are what that norm leaves. The paper says no more than
-    that it starts from EAGLE; `docs/poss.md` has what this saves.
+    final norm scales it on average: features are what that norm leaves. The drafter's own norms of
+    features, if it has them, leave these as large as they are on average. The paper says no more
+    than that it starts from EAGLE; `docs/training.md` has what this saves.
 
     Parameters
     ----------
@@ -95,21 +99,32 @@ def start_from_target(
     square = torch.zeros(2 * width, 2 * width, dtype=torch.float64, device=target.device)
     cross = torch.zeros(2 * width, width, dtype=torch.float64, device=target.device)
     normed = unnormed = 0.0
+    count = 0
     for row in rows:
         ids = row[None].to(target.device)
         features, before_norm = _around_norm(target, ids)
         embeds = target.get_input_embeddings()(ids).double()
-        x = torch.cat([embeds[0, 1:], features[0, :-1]], -1)
+        known = features[0, :-1]
+        if drafter.config.fc_norm:
+            known = rms_norm(known, (width,), None, drafter.config.rms_norm_eps)
+        x = torch.cat([embeds[0, 1:], known], -1)
         square += x.T @ x
         cross += x.T @ features[0, 1:]
         normed += float(features.square().sum())
         unnormed += float(before_norm.square().sum())
+        count += features.numel()
     ridge = _RIDGE * square.diagonal().mean() * torch.eye(2 * width, dtype=torch.float64).to(square)
     fc.weight.copy_(torch.linalg.solve(square + ridge, cross).T)
+    size = (normed / count) ** 0.5
+    if drafter.fc_norm is not None:
+        drafter.fc_norm.weight.fill_(size)
+        fc.weight[:, width:] /= size
     if fc.bias is not None:
         fc.bias.zero_()
     for specialist in cast(Any, drafter.specialists):
         _copy_layer(specialist, cast(Any, target.base_model).layers[-1], (normed / unnormed) ** 0.5)
+        if specialist.output_norm is not None:
+            specialist.output_norm.weight.fill_(size)
     return drafter
 
 
@@ -153,8 +168,14 @@ def start_from_drafter(drafter: PosSDrafter, start: PosSDrafter) -> PosSDrafter:
     Raises
     ------
     ValueError
-        Their layers have different shapes.
+        Their layers have different shapes, or one has a norm that the other lacks.
     """
+    for name in NORMS:
+        own, theirs = getattr(drafter.config, name), getattr(start.config, name)
+        if own != theirs:
+            raise ValueError(
+                f"the drafter to start from has {name} {theirs}, expected {own} as in the new one"
+            )
     weights = dict(start.state_dict())
     last = f"specialists.{start.config.layers - 1}."
     copied = [name for name in weights if name.startswith(last)]
@@ -258,6 +279,8 @@ class PosSRecipe(Recipe):
     preset : Variant
     feature_weight, token_weight : float
         As `PosSObjective` has them.
+    fc_norm, norm_output : bool
+        Norms of a new drafter, as `PosSConfig` has them.
     start : path, optional
         A drafter that a new one begins as, its layers repeated; by default the target's last layer.
     feature_cache : path, optional
@@ -267,6 +290,8 @@ class PosSRecipe(Recipe):
     preset: Variant
     feature_weight: float = FEATURE_WEIGHT
     token_weight: float = TOKEN_WEIGHT
+    fc_norm: bool = False
+    norm_output: bool = False
     start: Path | None = None
     feature_cache: Path | None = None
 
@@ -285,6 +310,8 @@ class PosSRecipe(Recipe):
             target=name,
             layers=self.preset.layers,
             positions_per_layer=self.preset.positions_per_layer or 1,
+            fc_norm=self.fc_norm,
+            norm_output=self.norm_output,
         )
         if self.start is not None:
             start_from_drafter(drafter, PosSDrafter.from_pretrained(self.start))
@@ -299,8 +326,11 @@ class PosSRecipe(Recipe):
             start_from_target(drafter, target, islice(rows, _START_ROWS))
 
     def objective(self, target: PreTrainedModel, drafter: TrainedDrafter) -> PosSObjective:
-        """Return the drafter's loss."""
+        """Return the drafter's loss; refuse one without a norm that was asked for."""
         assert isinstance(drafter, PosSDrafter)
+        for name in NORMS:
+            if getattr(self, name) and not getattr(drafter.config, name):
+                raise ValueError(f"{name}: a norm is for new drafters, and this one has none")
         cache = None if self.feature_cache is None else FeatureCache(self.feature_cache, target)
         return PosSObjective(
             target,

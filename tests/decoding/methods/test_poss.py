@@ -19,7 +19,7 @@ from tests.decoding.models import (
     prompts,
     tiny_model,
 )
-from tests.drafters.poss_statement import Statement, random_drafter
+from tests.drafters.poss_statement import BOTH_NORMS, Statement, random_drafter
 
 # What caches hold beyond what was written is then NaN, and must not matter.
 pytestmark = pytest.mark.usefixtures("poisoned_empty")
@@ -42,12 +42,13 @@ def test_the_text_is_that_of_plain_decoding(family, lengths):
     assert 59 * (total.rounds - cut) <= total.drafted < 59 * total.rounds
 
 
+@pytest.mark.parametrize(("seed", "norms"), [(3, {}), (0, BOTH_NORMS)], ids=["plain", "norms"])
 @pytest.mark.parametrize("window", [None, 4])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral-sliding", "gpt_oss"])
-def test_the_text_stays_right_where_much_is_accepted(family, window):
+def test_the_text_stays_right_where_much_is_accepted(family, window, seed, norms):
     model = tiny_model(family, vocab_size=SMALL_VOCABULARY)
     texts = prompts([2, 17, 33], vocabulary=SMALL_VOCABULARY)
-    drafter = random_drafter(model, seed=3, dtype=torch.float32)
+    drafter = random_drafter(model, seed=seed, dtype=torch.float32, **norms)
     method = PosS(drafter, width=4, depth=3, total_tokens=24, window=window)
     output = generate(model, texts, method, max_new_tokens=40)
     assert output.new_tokens == [greedy_by_transformers(model, p, 40) for p in texts]
@@ -117,15 +118,22 @@ def in_float64(model):
     return model.double()
 
 
-@pytest.mark.parametrize("layers", [1, 2, 4], ids=["one-layer", "poss-2", "poss-1"])
+@pytest.mark.parametrize(
+    ("layers", "norms"),
+    [(1, {}), (2, {}), (4, {}), (2, {"fc_norm": True}), (1, {"norm_output": True}),
+     (2, BOTH_NORMS)],
+    ids=["one-layer", "poss-2", "poss-1", "fc-norm", "norm-output", "norms"],
+)  # fmt: skip
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])
-def test_decoding_mode_is_the_statement(monkeypatch, family, layers):
+def test_decoding_mode_is_the_statement(monkeypatch, family, layers, norms):
     """In float64, from the first round on, over rounds that accept and reject, as requests end."""
     monkeypatch.setattr(poss, "SpecialistBlock", Witness)
     monkeypatch.setattr(Witness, "levels", 0)
     monkeypatch.setattr(Witness, "expected", 0)
     model = in_float64(tiny_model(family, vocab_size=SMALL_VOCABULARY, peak=0.7))
-    drafter = random_drafter(model, layers=layers, positions_per_layer={1: 1, 2: 2, 4: 1}[layers])
+    drafter = random_drafter(
+        model, layers=layers, positions_per_layer={1: 1, 2: 2, 4: 1}[layers], **norms
+    )
     output = generate(
         model,
         prompts([1, 9, 14], vocabulary=SMALL_VOCABULARY),

@@ -20,8 +20,8 @@ def longspec(model, **options):
     return LongSpec(drafter, **options)
 
 
-def poss(model, layers=3, positions_per_layer=1, **options):
-    shape = {"layers": layers, "positions_per_layer": positions_per_layer}
+def poss(model, layers=3, positions_per_layer=1, norms=None, **options):
+    shape = {"layers": layers, "positions_per_layer": positions_per_layer, **(norms or {})}
     drafter = poss_statement.random_drafter(model, seed=3, dtype=torch.float32, **shape)
     return PosS(drafter, **options)
 
@@ -37,6 +37,9 @@ METHODS = {
     "poss": lambda model: poss(model, width=4, depth=4, total_tokens=20),
     "poss-5-layers": lambda model: poss(model, 5, width=3, depth=6, total_tokens=90),
     "poss-1-layer": lambda model: poss(model, 1, width=2, depth=3, total_tokens=6, window=3),
+    "poss-norms": lambda model: poss(
+        model, norms=poss_statement.BOTH_NORMS, width=4, depth=4, total_tokens=20
+    ),
     "poss-whole-vocabulary": lambda model: poss(model, width=VOCABULARY, depth=2, total_tokens=70),
     "medusa": lambda model: heads("medusa", Medusa, model, widths=(3, 1, 4)),
     "tokenswift": lambda model: heads("tokenswift", TokenSwift, model, widths=(1, 2, 3), budget=12,

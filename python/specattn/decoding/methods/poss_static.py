@@ -86,7 +86,7 @@ class StaticSpecialists:
         if recording is None:
             recording = Recording()
             recording.kernel(_cpu.embed, path.tokens, self._embedding, embeds)
-            recording.product(rows.pairs, [projection(self.block.drafter.fc)], rows.x)
+            self._fuse(recording, rows)
             place = Place(self._angles, path.start, path.steps)
             layers = list(range(len(self._attentions)))
             self._store(recording, rows, layers, place, self.block.text, None)
@@ -105,7 +105,7 @@ class StaticSpecialists:
             above = memory.levels[depth - 1]
             kernel(_cpu.embed, memory.tokens[:, level], self._embedding, embeds)
             kernel(_cpu.embed, memory.rows[:, level], memory.of(above.stop - above.start).x, before)
-            recording.product(rows.pairs, [projection(self.block.drafter.fc)], rows.x)
+            self._fuse(recording, rows)
         self._run_specialist(recording, memory, rows, depth)
         logits = memory.logits[: len(rows.x)]
         recording.product(rows.x, [self._head], logits)
@@ -151,6 +151,16 @@ class StaticSpecialists:
         recording.kernel(_cpu.hybrid_tree_attention, q, *read, *scale, *UNIFORM, *state)
         recording.product(rows.out, [projection(attention.o_proj)], rows.x, residual=rows.x)
         add_mlp(recording, specialist, specialist.norm, eps, rows.x, rows)
+        if (norm := specialist.output_norm) is not None:
+            recording.kernel(_cpu.rms_norm, rows.x, norm.weight, eps, rows.x)
+
+    def _fuse(self, recording: Recording, rows: _Rows) -> None:
+        """Record that pairs become ``rows.x``."""
+        drafter = self.block.drafter
+        if (norm := drafter.fc_norm) is not None:
+            before = rows.pairs.chunk(2, 1)[1]
+            recording.kernel(_cpu.rms_norm, before, norm.weight, norm.eps, before)
+        recording.product(rows.pairs, [projection(drafter.fc)], rows.x)
 
     def _store(
         self,

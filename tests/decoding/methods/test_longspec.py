@@ -323,6 +323,8 @@ def test_the_folder_within_the_target_is_the_default(tmp_path):
         ({"widths": ()}, "widths must be one or more positive numbers"),
         ({"widths": (4, 0)}, "widths must be one or more positive numbers"),
         ({"gamma": 0}, "gamma must be at least 1, got 0"),
+        ({"nodes": 0}, "nodes must be at least 1, got 0"),
+        ({"nodes": 4, "gamma": 2}, "nodes=4 are of a tree, gamma=2 is of a chain"),
     ],
 )
 def test_parameters_out_of_range(options, message):

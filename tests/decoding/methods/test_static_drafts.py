@@ -32,6 +32,7 @@ def heads(kind, method, model, **options):
 
 METHODS = {
     "longspec-tree": lambda model: longspec(model, widths=(3, 5, 4)),
+    "longspec-nodes": lambda model: longspec(model, nodes=7, widths=(5, 7, 7)),
     "longspec-chain": lambda model: longspec(model, gamma=4),
     "longspec-rejection": lambda model: longspec(model, gamma=3, rejection=True),
     "poss": lambda model: poss(model, width=4, depth=4, total_tokens=20),
@@ -73,6 +74,21 @@ def drafts(monkeypatch, method, *arguments, **options):
         patch.setattr(type(method), "start", noting)
         output = generate(*arguments[:1], *arguments[1:], method, **options)
     return output.new_tokens, rounds
+
+
+@pytest.mark.parametrize("compile", ["on", "off"])
+@pytest.mark.parametrize("nodes", [1, 5, 9])
+def test_levels_as_wide_as_the_nodes_miss_no_path(monkeypatch, nodes, compile):
+    """Against levels that hold every path of two tokens over the vocabulary."""
+    model = tiny_model("qwen3", vocab_size=VOCABULARY)
+    texts = prompts([5, 23], vocabulary=VOCABULARY)
+    options = {"max_new_tokens": 10, "temperature": 0, "compile": compile}
+    found, expected = [
+        drafts(monkeypatch, longspec(model, nodes=nodes, widths=widths), model, texts, **options)
+        for widths in [(nodes, nodes), (VOCABULARY, VOCABULARY**2)]
+    ]
+    assert found == expected
+    assert all(len(paths) == 1 + nodes for one in found[1][:3] for paths in one)
 
 
 @pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])

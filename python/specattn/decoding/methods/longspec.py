@@ -65,6 +65,10 @@ class LongSpec(Method, name="longspec"):
         Nodes per level of the tree, the level below the root first. None: of `MOST_WIDTHS` as wide
         and deep a part, and of its nodes the most probable, as gain the most tokens per second by
         the times of the run's own rounds, or none.
+    nodes : int, optional
+        Verify so many of a tree's drafted nodes, best first: those with the most probable paths. Of
+        levels of `nodes` nodes and more these are the best that there are. Without `widths` the
+        levels are those of `MOST_WIDTHS`, no wider than `nodes`.
     gamma : int or "auto", optional
         Draft a chain of so many tokens instead of a tree; "auto": as many as pay, up to
         `MOST_GAMMA`, or none.
@@ -81,6 +85,7 @@ class LongSpec(Method, name="longspec"):
 
     drafter: LongSpecDrafter | Path | str | None = None
     widths: tuple[int, ...] | None = None
+    nodes: int | None = None
     gamma: int | Literal["auto"] | None = None
     rejection: bool = False
 
@@ -91,6 +96,10 @@ class LongSpec(Method, name="longspec"):
                 raise ValueError(f"widths must be one or more positive numbers, got {self.widths}")
         if isinstance(self.gamma, int) and self.gamma < 1:
             raise ValueError(f"gamma must be at least 1, got {self.gamma}")
+        if self.nodes is not None and self.nodes < 1:
+            raise ValueError(f"nodes must be at least 1, got {self.nodes}")
+        if self.nodes is not None and self.gamma is not None:
+            raise ValueError(f"nodes={self.nodes} are of a tree, gamma={self.gamma} is of a chain")
 
     @property
     def max_nodes(self) -> int:
@@ -101,8 +110,8 @@ class LongSpec(Method, name="longspec"):
         """Return this method with at most `depth` levels, and 1 at least."""
         if isinstance(self.gamma, int):
             return replace(self, gamma=max(1, min(self.gamma, depth)))
-        if self.gamma is None and self.widths is not None:
-            return replace(self, widths=self.widths[: max(1, depth)])
+        if self.gamma is None and (self.widths is not None or self.nodes is not None):
+            return replace(self, widths=self._levels[: max(1, depth)])
         return self
 
     @property
@@ -113,6 +122,7 @@ class LongSpec(Method, name="longspec"):
         if self.gamma is None and self.widths is not None:
             return self.widths
         levels = MOST_WIDTHS if self.gamma is None else (1,) * MOST_GAMMA
+        levels = tuple(min(width, self.nodes or width) for width in levels)
         drafter = self.drafter
         depth = drafter.config.window - 1 if isinstance(drafter, LongSpecDrafter) else len(levels)
         return levels[: max(1, depth)]
@@ -151,10 +161,10 @@ class LongSpec(Method, name="longspec"):
                 sizer = Sizer(context, "longspec, chain", efforts, sizes, ChainGains)
             chain = ChainBuilder(len(levels), context, rejection=self.rejection)
             return _ChainDrafter(block, chain, sizer)
-        if self.widths is None:
+        if self.widths is None and self.nodes is None:
             efforts, sizes = beams(max(levels), len(levels)), sizes_up_to(1 + sum(levels))
             sizer = Sizer(context, "longspec", efforts, sizes, TreeGains)
-        return _TreeDrafter(block, levels, sizer)
+        return _TreeDrafter(block, levels, sizer, self.nodes)
 
 
 class _BlockDrafter(Drafter):
@@ -198,9 +208,15 @@ class _BlockDrafter(Drafter):
 class _TreeDrafter(_BlockDrafter):
     """Beam search that drops nothing before the tree is grown."""
 
-    def __init__(self, block: DraftBlock, widths: tuple[int, ...], sizer: Sizer | Told):
+    def __init__(
+        self,
+        block: DraftBlock,
+        widths: tuple[int, ...],
+        sizer: Sizer | Told,
+        nodes: int | None,
+    ):
         super().__init__(block, sizer)
-        self.widths = widths
+        self.widths, self.nodes = widths, nodes
         self.chains = [Tree.chain(n, device=block.storage.device) for n in range(len(widths) + 1)]
         # Which bit of a packed mask each node is, level by level.
         size, device = 1 + sum(widths), block.storage.device
@@ -217,6 +233,8 @@ class _TreeDrafter(_BlockDrafter):
         count = grown.tree.size - 1
         if widths and isinstance(self.sizer, Sizer):
             count = self.sizer.prune(effort, as_probabilities(scores[:, 1:]), _places(widths)) - 1
+        elif self.nodes is not None:
+            count = min(count, self.nodes)
         if max(widths, default=1) == 1:  # the most probable nodes of a path are its first
             return Draft(self.chains[count], grown.tokens[:, : count + 1])
         if count == grown.tree.size - 1:

@@ -59,10 +59,12 @@ def test_every_accepted_token_has_a_colour(specattn, on_terminal, prompt, tmp_pa
     assert STYLE.sub("", shown) == written["text"] + "\n"
     figures = written["statistics"]
     coloured = [code for code in STYLE.findall(shown) if code in ("32", "35", "36")]
-    assert len(coloured) == figures["accepted"] - figures["discarded"]
+    drafted = figures["accepted"] - figures["discarded"]
+    # A line's end has no colour that could be seen.
+    assert drafted - shown.count("\n") <= len(coloured) <= drafted
+    assert drafted == 0 or f"{drafted:6d} " in said
     if method.startswith("prompt_lookup"):
         assert coloured, "the prompt repeats itself"
-        assert f"{len(coloured):6d} " in said
         assert "drafted by prompt_lookup" in said
     if method == "plain":
         assert "    24 100%  the target's, where no draft went that far" in said

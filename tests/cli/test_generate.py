@@ -78,6 +78,7 @@ def test_longspec_takes_a_drafter(specattn, prompt, drafter, tmp_path):
         "name": "longspec",
         "drafter": str(drafter),
         "widths": [2, 3],
+        "nodes": None,
         "gamma": None,
         "rejection": False,
     }

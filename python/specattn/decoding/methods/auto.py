@@ -188,7 +188,8 @@ class _AutoDrafter(Drafter):
             drafter.on_prefill(start, features)
 
     def propose(self, root: torch.Tensor) -> Draft:
-        if self.left_out < min(self.silent // _SILENT, _MOST_LEFT_OUT):
+        most = min(self.silent // _SILENT, _MOST_LEFT_OUT)
+        if self.left_out < most and self.capture is NO_CAPTURE:  # else a drafter gets ready
             return self._draft_nothing(root)
         if self.left_out:
             self.suffix.indexes.catch_up()
@@ -215,7 +216,7 @@ class _AutoDrafter(Drafter):
     def _draft_nothing(self, root: torch.Tensor) -> Draft:
         """Return the root alone: where the text offers nothing, asking it costs the most."""
         self.left_out += 1
-        self.name, self.own, self.capture = None, [True] * len(root), NO_CAPTURE
+        self.name, self.own = None, [True] * len(root)
         self.chooser.begin(None)
         return self.suffix.nothing(root)._replace(drafters=[Suffix.name] * len(root))
 

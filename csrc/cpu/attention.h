@@ -12,6 +12,7 @@
 #include "packed.h"
 #include "products.h"
 #include "products_matrix.h"
+#include "products_rows.h"
 
 namespace specattn {
 
@@ -41,6 +42,23 @@ void walk(const PackedRows<Isa, Elem>& rows) {
   }
 }
 
+// The same for a few rows, whose heads are multiplied together.
+template <class Isa, class Elem>
+void walk_rows(const PackedRows<Isa, Elem>& rows) {
+  const Task& task = rows.task;
+  const Keys<Elem, 1> keys(rows.a, rows.plan, task);
+  RowProducts<Isa, Elem> products(rows, keys.starts());
+  Step<1> steps[2];
+  keys.load(steps[0], task.first_block);
+  for (int64_t index = task.first_block; index < task.last_block; ++index) {
+    Step<1>&now = steps[(index - task.first_block) % 2],
+    &next = steps[(index + 1 - task.first_block) % 2];
+    next.keys = 0;
+    if (index + 1 < task.ahead_block) keys.load(next, index + 1);
+    products.multiply(now, next);
+  }
+}
+
 template <class Isa, class Elem>
 void attend(const Attention& a, const Plan& plan, const Task& task, float* states,
             Scratch scratch) {
@@ -49,10 +67,13 @@ void attend(const Attention& a, const Plan& plan, const Task& task, float* state
   const PackedRows<Isa, Elem> rows{a, plan, task, scratch, states};
   rows.start();
   if (task.first_block == task.last_block) return;
-  if constexpr (kTiles<Isa, Elem>) {
-    if (!rows.few) return walk<MatrixProducts<Isa, Elem>>(rows);
+  if (rows.few) {
+    walk_rows(rows);
+  } else if constexpr (kTiles<Isa, Elem>) {
+    walk<MatrixProducts<Isa, Elem>>(rows);
+  } else {
+    walk<VectorProducts<Isa, Elem>>(rows);
   }
-  walk<VectorProducts<Isa, Elem>>(rows);
 }
 
 }  // namespace specattn

@@ -60,6 +60,7 @@ struct Avx2 {
   }
   static V select(M m, V a, V b) { return _mm256_blendv_ps(b, a, m); }
   static V round(V a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  static constexpr bool kScalesFar = false;
   static V scale2(V a, V n) {
     const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
     return _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)));

@@ -48,6 +48,9 @@ struct Avx512 {
     std::memcpy(&x, p, sizeof x);
     return set1(x);
   }
+  static V broadcast_quarter(const char* p) {
+    return _mm512_broadcast_f32x4(_mm_loadu_ps(reinterpret_cast<const float*>(p)));
+  }
   static void store(float* p, V v) { _mm512_storeu_ps(p, v); }
   static V add(V a, V b) { return _mm512_add_ps(a, b); }
   static V sub(V a, V b) { return _mm512_sub_ps(a, b); }
@@ -62,7 +65,10 @@ struct Avx512 {
   }
   static V select(M m, V a, V b) { return _mm512_mask_mov_ps(b, m, a); }
   static V round(V a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT); }
+  // a * 2^floor(n) for any n, and n - floor(n); of -inf both are zero.
+  static constexpr bool kScalesFar = true;
   static V scale2(V a, V n) { return _mm512_scalef_ps(a, n); }
+  static V fraction(V n) { return _mm512_reduce_ps(n, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
   static float sum(V a) { return _mm512_reduce_add_ps(a); }
   // Lane i is the sum of a[i]: a transposition that adds on its way.
   static V sum_each(const V* a) {
@@ -82,6 +88,17 @@ struct Avx512 {
     const V y = add(_mm512_shuffle_f32x4(quads[2], quads[3], 0x88),
                     _mm512_shuffle_f32x4(quads[2], quads[3], 0xdd));
     return add(_mm512_shuffle_f32x4(x, y, 0x88), _mm512_shuffle_f32x4(x, y, 0xdd));
+  }
+  // The sums of the four lanes of each quarter of a[0] .. a[3]: quarter r goes to `to + r *
+  // stride`.
+  static void store_quarter_sums(const V* a, float* to, int stride) {
+    const V x = add(_mm512_unpacklo_ps(a[0], a[1]), _mm512_unpackhi_ps(a[0], a[1]));
+    const V y = add(_mm512_unpacklo_ps(a[2], a[3]), _mm512_unpackhi_ps(a[2], a[3]));
+    const V sums = add(_mm512_shuffle_ps(x, y, 0x44), _mm512_shuffle_ps(x, y, 0xee));
+    _mm_storeu_ps(to, _mm512_castps512_ps128(sums));
+    _mm_storeu_ps(to + stride, _mm512_extractf32x4_ps(sums, 1));
+    _mm_storeu_ps(to + 2 * stride, _mm512_extractf32x4_ps(sums, 2));
+    _mm_storeu_ps(to + 3 * stride, _mm512_extractf32x4_ps(sums, 3));
   }
   static float greatest(V a) { return _mm512_reduce_max_ps(a); }
   static M mask(uint32_t bits) { return static_cast<M>(bits); }
@@ -142,16 +159,32 @@ struct Avx512Bf16::Dot<bf16> {
     return acc;
   }
   static __m512 pair(__m512 low, __m512 high) {
-    const __m512i lo = _mm512_castsi256_si512((__m256i)_mm512_cvtneps_pbh(low));
-    const __m512i both = _mm512_inserti64x4(lo, (__m256i)_mm512_cvtneps_pbh(high), 1);
+    const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(high, low);
     return _mm512_castsi512_ps(_mm512_permutexvar_epi16(interleave_order<16>(), both));
   }
-  // Two vectors of units of two value rows.
+  // Two vectors of units of two value rows, each made of quarters of four columns: the first,
+  // third, fifth and seventh four, and the others. It takes one instruction a vector, the right
+  // order two.
   static void load_pair(const char* a, const char* b, int column, __m512* units) {
     const __m512i x = _mm512_loadu_si512(a + 2 * column), y = _mm512_loadu_si512(b + 2 * column);
-    const __m512i order = interleave_order<32>(), half = _mm512_set1_epi16(16);
-    units[0] = _mm512_castsi512_ps(_mm512_permutex2var_epi16(x, order, y));
-    units[1] = _mm512_castsi512_ps(_mm512_permutex2var_epi16(x, _mm512_add_epi16(order, half), y));
+    units[0] = _mm512_castsi512_ps(_mm512_unpacklo_epi16(x, y));
+    units[1] = _mm512_castsi512_ps(_mm512_unpackhi_epi16(x, y));
+  }
+  // The same of `count` columns; the others are zero.
+  static void load_pair(const char* a, const char* b, int column, int count, __m512* units) {
+    const __mmask32 in = static_cast<__mmask32>((uint64_t{1} << count) - 1);
+    const __m512i x = _mm512_maskz_loadu_epi16(in, a + 2 * column);
+    const __m512i y = _mm512_maskz_loadu_epi16(in, b + 2 * column);
+    units[0] = _mm512_castsi512_ps(_mm512_unpacklo_epi16(x, y));
+    units[1] = _mm512_castsi512_ps(_mm512_unpackhi_epi16(x, y));
+  }
+  // Puts the quarters of two vectors in the order of their columns.
+  static void in_order(__m512* two) {
+    const __m512 odd = two[0], even = two[1];
+    const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+    two[0] = _mm512_permutex2var_ps(odd, low, even);
+    two[1] = _mm512_permutex2var_ps(odd, high, even);
   }
   // Units of two value rows, D rounded up to 16, the rest zero.
   static void pair_rows(const bf16* a, const bf16* b, float* units, int D) {
@@ -159,6 +192,7 @@ struct Avx512Bf16::Dot<bf16> {
     for (; d + 32 <= D; d += 32) {
       __m512 pair[2];
       load_pair(reinterpret_cast<const char*>(a), reinterpret_cast<const char*>(b), d, pair);
+      in_order(pair);
       Avx512::store(units + d, pair[0]), Avx512::store(units + d + 16, pair[1]);
     }
     for (; d < D; d += 16) {

@@ -59,6 +59,7 @@ struct Generic {
     const V magic = set1(12582912.0f);  // 1.5 * 2^23: adding it drops the fraction
     return (a + magic) - magic;
   }
+  static constexpr bool kScalesFar = false;
   // a * 2^n for integral n in [-126, 127].
   static V scale2(V a, V n) {
     const I exponent = (__builtin_convertvector(n, I) + 127) << 23;

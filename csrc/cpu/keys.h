@@ -17,9 +17,13 @@ struct Step {
   int count, keys;
   Block blocks[kBlocks];
   uint64_t words[kBlocks][kGroupRows];
-  const char *k[kKeys + kKeyStep], *v[kKeys];
+  const char *k[kKeys + kKeyStep], *v[kKeys + 1];  // padded: with the last key, with zeros
   int64_t k_apart, v_apart;  // bytes from row to row where that is always the same, else 0
+  int64_t k_head, v_head;    // bytes from head to head
 };
+
+// What is read in the place of a key that no row sees, and beside an odd one.
+alignas(64) inline const float kNothing[kMaxHeadDim] = {};
 
 template <class Elem, int kBlocks>
 class Keys {
@@ -61,16 +65,16 @@ class Keys {
     hide(step);
     step.k_apart = apart(step.k, step.keys);
     step.v_apart = apart(step.v, step.keys);
+    const bool own = step.blocks[0].tree && !a_.tree.in_cache;
+    const int64_t size = sizeof(Elem);
+    step.k_head = (own ? a_.tree.k : a_.cache.k).head * size;
+    step.v_head = (own ? a_.tree.v : a_.cache.v).head * size;
   }
 
   // Moves the addresses to the next head.
   void advance(Step& step) const {
-    const bool apart = step.blocks[0].tree && !a_.tree.in_cache;
-    const int64_t size = sizeof(Elem);
-    const int64_t k = (apart ? a_.tree.k : a_.cache.k).head * size;
-    const int64_t v = (apart ? a_.tree.v : a_.cache.v).head * size;
-    for (int n = 0; n < Step::kKeys + kKeyStep; ++n) step.k[n] += k;
-    for (int n = 0; n < step.keys; ++n) step.v[n] += v;
+    for (int n = 0; n < Step::kKeys + kKeyStep; ++n) step.k[n] += step.k_head;
+    for (int n = 0; n < step.keys; ++n) step.v[n] += step.v_head;
     hide(step);
   }
 
@@ -84,12 +88,13 @@ class Keys {
 
   // Keys that no row sees may hold anything, NaN included: they are not read.
   static void hide(Step& step) {
-    static const float nothing[kMaxHeadDim] = {};
+    const char* const nothing = reinterpret_cast<const char*>(kNothing);
+    step.v[step.keys] = nothing;
     for (int i = 0; i < step.count; ++i) {
       const Block& block = step.blocks[i];
       for (int n = 0; !block.full && n < block.keys; ++n) {
         if (block.seen >> n & 1) continue;
-        step.k[i * kBlock + n] = step.v[i * kBlock + n] = reinterpret_cast<const char*>(nothing);
+        step.k[i * kBlock + n] = step.v[i * kBlock + n] = nothing;
       }
     }
   }

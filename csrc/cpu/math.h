@@ -1,4 +1,5 @@
-// exp and tanh on vectors, to about one unit in the last place (Cephes' polynomials).
+// exp and tanh on vectors, to about one unit in the last place (Cephes' polynomials), and powers of
+// two for weights (polynomials of least relative error over [0, 1]).
 #pragma once
 
 #include "types.h"
@@ -23,17 +24,37 @@ inline typename Isa::V exp(typename Isa::V x) {
   return Isa::select(vanishes, Isa::zero(), Isa::scale2(p, n));
 }
 
-// exp for weights that are rounded to eight bits afterwards: a relative error of 4e-6 is plenty.
-template <class Isa>
-inline typename Isa::V exp_rough(typename Isa::V x) {
-  using V = typename Isa::V;
-  const V y = Isa::max(Isa::set1(-160.0f), Isa::mul(x, Isa::set1(1.44269504f)));
-  const V n = Isa::round(y), f = Isa::sub(y, n);
-  V p = Isa::fma(f, Isa::set1(9.58283625e-03f), Isa::set1(5.59064135e-02f));
-  p = Isa::fma(p, f, Isa::set1(2.40240988e-01f));
-  p = Isa::fma(p, f, Isa::set1(6.93124195e-01f));
-  p = Isa::fma(p, f, Isa::set1(1.0f));
-  return Isa::scale2(p, n);  // 2^-160 is no float any more: zero
+// 2^f of a fraction f in [0, 1]; rough: for weights that are rounded to eight bits afterwards, to
+// which a relative error of 3e-6 does nothing.
+template <class Isa, bool rough>
+inline typename Isa::V exp2_of_fraction(typename Isa::V f) {
+  typename Isa::V p;
+  if constexpr (rough) {
+    p = Isa::fma(f, Isa::set1(1.342668553e-2f), Isa::set1(5.224247220e-2f));
+    p = Isa::fma(p, f, Isa::set1(2.412802057e-1f));
+    p = Isa::fma(p, f, Isa::set1(6.930448448e-1f));
+  } else {
+    p = Isa::fma(f, Isa::set1(2.161291636e-4f), Isa::set1(1.246784608e-3f));
+    p = Isa::fma(p, f, Isa::set1(9.675451603e-3f));
+    p = Isa::fma(p, f, Isa::set1(5.548528060e-2f));
+    p = Isa::fma(p, f, Isa::set1(2.402293056e-1f));
+    p = Isa::fma(p, f, Isa::set1(6.931470444e-1f));
+  }
+  return Isa::fma(p, f, Isa::set1(1.0f));
+}
+
+// 2^y for y < 127; zero where that is too small for a float, as of -inf.
+template <class Isa, bool rough>
+inline typename Isa::V exp2(typename Isa::V y) {
+  if constexpr (Isa::kScalesFar) {
+    return Isa::scale2(exp2_of_fraction<Isa, rough>(Isa::fraction(y)), y);
+  } else {
+    const auto vanishes = Isa::less(y, Isa::set1(-126.0f));
+    y = Isa::max(Isa::set1(-126.0f), y);  // this order keeps NaN
+    const typename Isa::V n = Isa::round(Isa::sub(y, Isa::set1(0.5f)));
+    const typename Isa::V power = exp2_of_fraction<Isa, rough>(Isa::sub(y, n));
+    return Isa::select(vanishes, Isa::zero(), Isa::scale2(power, n));
+  }
 }
 
 template <class Isa>

@@ -9,6 +9,7 @@
 #include "convert.h"
 #include "kernels.h"
 #include "rows.h"
+#include "rows_paired.h"
 #include "state.h"
 #include "visibility.h"
 
@@ -38,13 +39,15 @@ struct PackedRows {
     return static_cast<int>(std::min<int64_t>(kTile, plan.rows - tile));
   }
 
-  // Per head and tile [unit][row], or [row][D] of few rows; what does not exist is zero.
+  // Per head and tile [unit][row], or as the products of few rows want them; what does not exist is
+  // zero.
   float* queries(int64_t head, int64_t tile) const {
     return scratch.q + (head * plan.rows + tile) * stride;
   }
 
   void start() const {
-    const int64_t used = few ? count : plan.rows, g = a.group();  // tiles multiply padding, too
+    // What is multiplied, padding of tiles and of rows that go abreast included.
+    const int64_t used = few ? round_up(count, kRowsAbreast) : plan.rows, g = a.group();
     for (int64_t head = 0; head < task.heads; ++head) {
       const State s = state(head);
       std::fill(s.acc, s.acc + used * stride, 0.0f);
@@ -77,20 +80,19 @@ struct PackedRows {
   // all of a scale that has no order: what is masked afterwards is then -inf, not NaN.
   void pack(const Elem* q, int64_t head, int64_t m) const {
     const int64_t tile = m / kTile * kTile;
-    float* to = queries(head, tile) + (few ? m * stride : m % kTile);
-    const int64_t step = few ? 1 : tile_rows(tile);
-    if (Isa::template Dot<Elem>::kPair == 1 || few) {
-      for (int d = 0; d < D; ++d) {
-        const float x = to_float(q[d]);
-        to[d * step] = a.scale > 0 ? x : a.scale < 0 ? -x : x * a.scale;
-      }
+    const auto convert = [this](float x) {
+      return a.scale > 0 ? x : a.scale < 0 ? -x : x * a.scale;
+    };
+    if (few) return FewRowProducts<Isa, Elem>::pack(q, queries(head, 0), m, D, stride, convert);
+    float* to = queries(head, tile) + m % kTile;
+    const int64_t step = tile_rows(tile);
+    if (Isa::template Dot<Elem>::kPair == 1) {
+      for (int d = 0; d < D; ++d) to[d * step] = convert(to_float(q[d]));
       return;
     }
     for (int u = 0; u < D / 2; ++u) {
       Elem pair[2] = {q[2 * u], q[2 * u + 1]};
-      for (Elem& x : pair) {
-        if (!(a.scale > 0)) x = from_float<Elem>(to_float(x) * (a.scale < 0 ? -1.0f : a.scale));
-      }
+      for (Elem& x : pair) x = from_float<Elem>(convert(to_float(x)));
       std::memcpy(to + u * step, pair, 4);
     }
   }

@@ -7,7 +7,6 @@
 #include "convert.h"
 #include "keys.h"
 #include "packed.h"
-#include "rows.h"
 #include "state.h"
 #include "tile.h"
 
@@ -37,11 +36,7 @@ class VectorProducts {
   void multiply(const Step<kBlocks>& step, int64_t head, Prefetch& prefetch) {
     const bool collects = collector_.wants(step.blocks[0]);
     if (collects) collector_.begin(step.keys);
-    if (kTiles<Isa, Elem> || rows_.few) {
-      multiply_rows(step, head, prefetch);
-    } else if constexpr (!kTiles<Isa, Elem>) {
-      multiply_tiles(step, head, prefetch);
-    }
+    multiply_tiles(step, head, prefetch);
     if (collects) collector_.end(step.blocks[0], 0, head);
   }
 
@@ -60,8 +55,9 @@ class VectorProducts {
       }
       k = wide_keys;
     }
-    const char* values[kBlock + 1];
-    const bool copied = prepare_values(step.v, block.keys, values);
+    const char* copies[kBlock];
+    const char* const* const values = prepare_values(step.v, block.keys, copies);
+    const bool copied = values == copies;
     const State state = rows_.state(head);
     const int units = static_cast<int>(ceil_div(block.keys, kPair));
     const int columns = static_cast<int>(round_up(D, Isa::W));
@@ -92,59 +88,26 @@ class VectorProducts {
     }
   }
 
-  void multiply_rows(const Step<kBlocks>& step, int64_t head, Prefetch& prefetch) {
-    const Block& block = step.blocks[0];
-    const Scratch& scratch = rows_.scratch;
-    const State state = rows_.state(head);
-    const int rows = static_cast<int>(rows_.count), stride = rows_.stride, D = rows_.D;
-    // As many ticks as keys that are passed: once for the scores, once for each range of columns.
-    const int passes = 1 + static_cast<int>(ceil_div(D, Isa::kValueCols * Isa::W));
-    prefetch.pace(static_cast<int>(ceil_div(rows, kRowGroup)) * passes * block.keys);
-    score_rows<Isa, Elem>(rows_.queries(head, 0), stride, rows, step.k, block.keys, D, scratch.s,
-                          prefetch);
-    if (rows_.a.softcap != 0) {
-      const int keys = static_cast<int>(round_up(block.keys, Isa::W));
-      cap_logits<Isa>(scratch.s, keys, rows, kBlock, rows_.logit_scale, rows_.a.softcap);
-    }
-    if (collector_.wants(block)) {
-      collector_.add(block, 0, block.keys, head, 0, {scratch.s, kBlock, 1});
-    }
-    const uint64_t all = ~uint64_t{0} >> (kBlock - block.keys);
-    for (int r = 0; r < rows; ++r) {
-      const uint64_t visible = block.full ? all : step.words[0][r / rows_.a.group()];
-      softmax_row<Isa>(scratch.s + r * kBlock, block.keys, visible, rows_.scale, state.m + r,
-                       state.l + r, scratch.alpha + r, scratch.p + r * kBlock);
-    }
-    value_rows<Isa, Elem>(scratch.p, rows, step.v, block.keys, scratch.alpha, state.acc, stride, D,
-                          prefetch);
-  }
-
   // Rows of values that need no conversion are read where they lie, if whole vectors; else a copy
   // of units, padded with zeros.
-  bool prepare_values(const char* const* v, int keys, const char** values) {
+  const char* const* prepare_values(const char* const* v, int keys, const char** copies) {
     const int stride = rows_.stride, D = rows_.D;
-    [[maybe_unused]] static const Elem nothing[kMaxHeadDim] = {};
-    if (!kWidenKeys && D % (kPair * Isa::W) == 0) {
-      std::copy(v, v + keys, values);
-      values[keys] = reinterpret_cast<const char*>(nothing);
-      return false;
-    }
+    if (!kWidenKeys && D % (kPair * Isa::W) == 0) return v;
     if constexpr (kPair == 2) {
       for (int n = 0; n < keys; n += 2) {
-        const char* odd = n + 1 < keys ? v[n + 1] : reinterpret_cast<const char*>(nothing);
         float* row = rows_.scratch.v + n / 2 * stride;
-        Dot::pair_rows(reinterpret_cast<const Elem*>(v[n]), reinterpret_cast<const Elem*>(odd), row,
-                       D);
-        values[n / 2] = reinterpret_cast<const char*>(row);
+        Dot::pair_rows(reinterpret_cast<const Elem*>(v[n]), reinterpret_cast<const Elem*>(v[n + 1]),
+                       row, D);
+        copies[n / 2] = reinterpret_cast<const char*>(row);
       }
     } else {
       for (int n = 0; n < keys; ++n) {
         float* row = rows_.scratch.v + n * stride;
         widen<Isa, Elem>(v[n], row, D, stride);
-        values[n] = reinterpret_cast<const char*>(row);
+        copies[n] = reinterpret_cast<const char*>(row);
       }
     }
-    return true;
+    return copies;
   }
 
   const PackedRows<Isa, Elem>& rows_;

@@ -1,7 +1,9 @@
 // The products of a few query rows (one token of a group of heads): lanes are neighbours along D,
 // then keys, since rows would leave most of a vector empty. Keys and values are widened on their
-// way from the cache to a register.
+// way from the cache to a register (but see rows_paired.h).
 #pragma once
+
+#include <algorithm>
 
 #include "convert.h"
 #include "problem.h"
@@ -12,12 +14,12 @@
 namespace specattn {
 
 constexpr int kRowGroup = 4;  // rows that share what was widened
+constexpr int kFewRows = 8;   // up to so many rows this costs less than a tile of sixteen lanes
 
-// Up to so many rows this costs less than a tile of sixteen lanes. A matrix unit is faster still,
-// unless tokens are gathered: for it they would have to be copied.
+// A matrix unit is faster still, unless tokens are gathered: for it they would have to be copied.
 template <class Isa, class Elem>
 inline bool takes_rows(const Attention& a, int64_t rows) {
-  return kTiles<Isa, Elem> ? a.cache.indices && rows <= 4 : rows <= 8;
+  return kTiles<Isa, Elem> ? a.cache.indices && rows <= 4 : rows <= kFewRows;
 }
 
 // `count` of a vector of elements; the rest is zero.
@@ -57,30 +59,30 @@ inline typename Isa::V row_logits(const float* q, int stride, const char* const*
 
 template <class Isa, class Elem, int R>
 __attribute__((noinline)) void score_rows_of(const float* q, int stride, const char* const* k,
-                                             int keys, int D, float* s, Prefetch& prefetch) {
+                                             int keys, int D, float* s) {
   constexpr int N = Isa::W / R;
   for (int n = 0; n < keys; n += N) {
-    prefetch.tick(N);
     float logits[Isa::W];
     Isa::store(logits, row_logits<Isa, Elem, R>(q, stride, k + n, D));
     for (int r = 0; r < R; ++r) std::memcpy(s + r * kBlock + n, logits + r * N, N * sizeof(float));
   }
 }
 
-// acc[row] = acc[row] * alpha[row] + sum over keys of p[row][key] * v[key], for R rows and DB
-// vectors.
+// part[row] = sum over keys of p[row][key] * v[key], more than before unless these are the first
+// keys, for R rows and DB vectors.
 template <class Isa, class Elem, int R, int DB>
 __attribute__((noinline)) void value_rows_of(const float* p, const char* const* v, int keys,
-                                             const float* alpha, float* acc, int column, int stride,
-                                             int D, Prefetch& prefetch) {
+                                             bool first, float* part, int column, int stride,
+                                             int D) {
   using V = typename Isa::V;
   V pv[R][DB];
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-    for (int j = 0; j < DB; ++j) pv[r][j] = Isa::zero();
+    for (int j = 0; j < DB; ++j) {
+      pv[r][j] = first ? Isa::zero() : Isa::load(part + r * stride + column + j * Isa::W);
+    }
   for (int n = 0; n < keys; ++n) {
-    if (n % kRowGroup == 0) prefetch.tick(kRowGroup);
     const Elem* row = reinterpret_cast<const Elem*>(v[n]) + column;
     V y[DB];
 #pragma GCC unroll 4
@@ -95,14 +97,9 @@ __attribute__((noinline)) void value_rows_of(const float* p, const char* const* 
     }
   }
 #pragma GCC unroll 4
-  for (int r = 0; r < R; ++r) {
-    const V factor = Isa::set1(alpha[r]);
+  for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-    for (int j = 0; j < DB; ++j) {
-      float* at = acc + r * stride + column + j * Isa::W;
-      Isa::store(at, Isa::fma(Isa::load(at), factor, pv[r][j]));
-    }
-  }
+    for (int j = 0; j < DB; ++j) Isa::store(part + r * stride + column + j * Isa::W, pv[r][j]);
 }
 
 // Calls `step(first row, number of rows)` with a number that the compiler knows.
@@ -114,54 +111,74 @@ inline void in_row_groups(int rows, const Step& step) {
   if (rows - row >= 1) step(row, Width<1>{});
 }
 
-// s[row][key] = q[row] . k[key]; rows of q are padded with zeros to whole vectors.
+// The products of rows whose elements are widened.
 template <class Isa, class Elem>
-inline void score_rows(const float* q, int stride, int rows, const char* const* k, int keys, int D,
-                       float* s, Prefetch& prefetch) {
-  in_row_groups(rows, [&](int row, auto count) {
-    score_rows_of<Isa, Elem, decltype(count)::value>(q + row * stride, stride, k, keys, D,
-                                                     s + row * kBlock, prefetch);
-  });
-}
+struct WidenedRowProducts {
+  using Weight = float;
+  static constexpr int kKeys = std::max(Isa::W, 8);  // that are scored at a time
 
+  // Packs a row of q, whose elements `convert` gives: in the order of D.
+  template <class Convert>
+  static void pack(const Elem* q, float* to, int64_t row, int D, int stride,
+                   const Convert& convert) {
+    for (int d = 0; d < D; ++d) to[row * stride + d] = convert(to_float(q[d]));
+  }
+
+  // s[row][key] = q[row] . k[key] for kKeys keys; rows of q are padded with zeros to whole vectors.
+  static void score(const float* q, int stride, int rows, const char* const* k, int D, float* s) {
+    in_row_groups(rows, [&](int row, auto count) {
+      score_rows_of<Isa, Elem, decltype(count)::value>(q + row * stride, stride, k, kKeys, D,
+                                                       s + row * kBlock);
+    });
+  }
+
+  // part[row] = sum over some keys, from the block's key n on, of p[row][key] * v[key].
+  static void value(const float* p, int n, int rows, const char* const* v, int keys, float* part,
+                    int stride, int D) {
+    in_row_groups(rows, [&](int row, auto count) {
+      constexpr int R = decltype(count)::value, DB = Isa::kValueCols;
+      const float* weights = p + row * kBlock + n;
+      float* to = part + row * stride;
+      int d = 0;
+      for (; D - d >= DB * Isa::W; d += DB * Isa::W) {
+        value_rows_of<Isa, Elem, R, DB>(weights, v, keys, n == 0, to, d, stride, D);
+      }
+      for (; d < D; d += Isa::W) {
+        value_rows_of<Isa, Elem, R, 1>(weights, v, keys, n == 0, to, d, stride, D);
+      }
+    });
+  }
+
+  // acc = acc * alpha + part, of one row.
+  static void add(float* acc, float alpha, const float* part, int D) {
+    const auto factor = Isa::set1(alpha);
+    for (int d = 0; d < D; d += Isa::W) {
+      Isa::store(acc + d, Isa::fma(Isa::load(acc + d), factor, Isa::load(part + d)));
+    }
+  }
+};
+
+// Weights p[key] of one row, as floats or `Elem`; bits say which keys it sees.
 template <class Isa, class Elem>
-inline void value_rows(const float* p, int rows, const char* const* v, int keys, const float* alpha,
-                       float* acc, int stride, int D, Prefetch& prefetch) {
-  in_row_groups(rows, [&](int row, auto count) {
-    constexpr int R = decltype(count)::value, DB = Isa::kValueCols;
-    const float *weights = p + row * kBlock, *factors = alpha + row;
-    float* to = acc + row * stride;
-    int d = 0;
-    for (; D - d >= DB * Isa::W; d += DB * Isa::W) {
-      value_rows_of<Isa, Elem, R, DB>(weights, v, keys, factors, to, d, stride, D, prefetch);
-    }
-    for (; d < D; d += Isa::W) {
-      value_rows_of<Isa, Elem, R, 1>(weights, v, keys, factors, to, d, stride, D, prefetch);
-    }
-  });
-}
-
-// Weights p[row][key] of one row; bits say which keys it sees.
-template <class Isa>
 inline void softmax_row(const float* s, int keys, uint64_t visible, float scale, float* m, float* l,
-                        float* alpha, float* p) {
+                        float* alpha, Elem* p) {
   using V = typename Isa::V;
   V logits[kBlock / Isa::W], top = Isa::set1(-kInf);
   const int vectors = (keys + Isa::W - 1) / Isa::W;
   for (int i = 0; i < vectors; ++i) {
     const auto seen = Isa::mask(static_cast<uint32_t>(visible >> (i * Isa::W)));
-    const V logit = Isa::mul(Isa::load(s + i * Isa::W), Isa::set1(scale));
-    logits[i] = Isa::select(seen, logit, Isa::set1(-kInf));
+    logits[i] = Isa::select(seen, Isa::load(s + i * Isa::W), Isa::set1(-kInf));
     top = Isa::max(logits[i], top);
   }
-  const float before = *m, most = Isa::greatest(top);
+  const float before = *m, most = Isa::greatest(top) * scale;
   *m = before + kSlack < most ? most : before;
   const float pivot = *m == -kInf ? 0.0f : *m;
+  const Weigh<Isa, !std::is_same_v<Elem, float>> weigh(scale, Isa::set1(pivot));
   V total = Isa::zero();
   for (int i = 0; i < vectors; ++i) {
-    const V weights = exp<Isa>(Isa::sub(logits[i], Isa::set1(pivot)));
+    const V weights = weigh(logits[i]);
     total = Isa::add(total, weights);
-    Isa::store(p + i * Isa::W, weights);
+    Isa::store_as(p + i * Isa::W, weights);
   }
   Isa::store(alpha, exp<Isa>(Isa::set1(before - pivot)));
   *l = *l * *alpha + Isa::sum(total);

@@ -46,10 +46,20 @@ inline void mask_logits(float* s, int rows, int first, int keys, const TileMask&
   }
 }
 
-template <class Isa, class Dot>
-inline typename Isa::V weight(typename Isa::V x) {
-  return Dot::kPair == 2 ? exp_rough<Isa>(x) : exp<Isa>(x);
-}
+constexpr float kLog2e = 1.44269504f;
+
+// Weights exp(scale * logit - pivot), as powers of two.
+template <class Isa, bool rough>
+struct Weigh {
+  typename Isa::V scale, shift;
+
+  Weigh(float scale, typename Isa::V pivot)
+      : scale(Isa::set1(scale * kLog2e)), shift(Isa::mul(pivot, Isa::set1(-kLog2e))) {}
+
+  typename Isa::V operator()(typename Isa::V logit) const {
+    return exp2<Isa, rough>(Isa::fma(logit, scale, shift));
+  }
+};
 
 // The step of the running maximum that all rows of a vector take together.
 template <class Isa>
@@ -72,13 +82,12 @@ inline void softmax_tile(const float* s, int rows, int keys, float scale, float*
                          float* alpha, float* p) {
   using V = typename Isa::V;
   for (int j = 0; j < rows; j += Isa::W) {
-    V top = Isa::set1(-kInf);
-    for (int n = 0; n < keys; ++n) top = Isa::max(Isa::load(s + n * kTile + j), top);
-    const RunningMax<Isa> step(Isa::load(m + j), top, scale);
-    const auto weight_of = [&](int n) {
-      const V logit = Isa::mul(Isa::load(s + n * kTile + j), Isa::set1(scale));
-      return weight<Isa, Dot>(Isa::sub(logit, step.pivot));
-    };
+    V tops[2] = {Isa::set1(-kInf), Isa::set1(-kInf)};  // two chains: a maximum waits for the last
+    for (int n = 0; n < keys; ++n)
+      tops[n % 2] = Isa::max(Isa::load(s + n * kTile + j), tops[n % 2]);
+    const RunningMax<Isa> step(Isa::load(m + j), Isa::max(tops[0], tops[1]), scale);
+    const Weigh<Isa, Dot::kPair == 2> weigh(scale, step.pivot);
+    const auto weight_of = [&](int n) { return weigh(Isa::load(s + n * kTile + j)); };
     V total = Isa::zero();  // per block first: error then grows with blocks, not with keys
     int n = 0;
     if constexpr (Dot::kPair == 2) {

@@ -112,6 +112,7 @@ __attribute__((noinline)) void value_step(const float* p, Values v, int units, c
   }
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
+    Values::in_order(pv[r]);
     const V factor = Isa::set1(alpha[r]);
 #pragma GCC unroll 2
     for (int j = 0; j < DB; ++j) {
@@ -128,6 +129,8 @@ struct UnitRows {
   static constexpr bool kSingle = true;  // loads one vector, too
   const char* const* rows;
 
+  static void in_order(typename Isa::V*) {}
+
   template <int DB>
   void load(int u, int column, typename Isa::V (&y)[DB]) const {
     const float* at = reinterpret_cast<const float*>(rows[u]) + column;
@@ -142,6 +145,8 @@ struct PairedRows {
   using Dot = Dot_;
   static constexpr bool kSingle = false;
   const char* const* rows;
+
+  static void in_order(typename Isa::V* two) { Dot::in_order(two); }
 
   void load(int u, int column, typename Isa::V (&y)[2]) const {
     Dot::load_pair(rows[2 * u], rows[2 * u + 1], column, y);

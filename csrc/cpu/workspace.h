@@ -45,18 +45,20 @@ struct State {
 
 // What one thread needs while it works on a task.
 struct Scratch {
+  static constexpr int64_t kKeyFloats = kMostKeys / 2 * kMaxHeadDim;  // of k, and of v
+
   float *s, *p, *k, *v, *alpha, *q, *state;
 
   static int64_t floats(int64_t q_floats, int64_t state_floats) {
-    return kTile * (kBlock + kMostKeys) + kMostKeys * kMaxHeadDim + kTile + round_up(q_floats, 16) +
+    return kTile * (kBlock + kMostKeys) + 2 * kKeyFloats + kTile + round_up(q_floats, 16) +
            round_up(state_floats, 16);
   }
   Scratch(float* at, int64_t q_floats) {
     s = at;
     p = s + kBlock * kTile;
     k = p + kMostKeys * kTile;
-    v = k + kMostKeys / 2 * kMaxHeadDim;
-    alpha = v + kMostKeys / 2 * kMaxHeadDim;
+    v = k + kKeyFloats;
+    alpha = v + kKeyFloats;
     q = alpha + kTile;
     state = q + round_up(q_floats, 16);
   }

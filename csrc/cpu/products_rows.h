@@ -1,0 +1,122 @@
+// The products and the softmax of one block of keys and a few query rows, of several heads.
+//
+// A few rows leave time for little but reading, so keys go by in the order of their addresses, a
+// few tokens at a time: heads lie side by side there, and the processor reads ahead along every
+// token. The next block is prefetched into the L2 cache alone: what the L1 cache waits for from
+// memory would hold up what it takes from L2.
+#pragma once
+
+#include "collect.h"
+#include "keys.h"
+#include "packed.h"
+#include "rows.h"
+#include "rows_paired.h"
+
+namespace specattn {
+
+constexpr int kHeadsAbreast = 8;  // their logits, weights and sums stay in the nearest caches
+constexpr int kValueKeys = 8;     // whose values are added at a time
+
+template <class Isa, class Elem>
+class RowProducts {
+  using Few = FewRowProducts<Isa, Elem>;
+  using Step = specattn::Step<1>;
+
+ public:
+  // `starts` as in Keys.
+  RowProducts(const PackedRows<Isa, Elem>& rows, const int64_t* starts)
+      : rows_(rows),
+        collector_(rows, starts),
+        count_(static_cast<int>(rows.count)),
+        s_(rows.scratch.k),
+        p_(s_ + kHeadsAbreast * kHead),
+        part_(p_ + kHeadsAbreast * kHead) {
+    static_assert(kHeadsAbreast * (2 * kHead + kFewRows * kMaxHeadDim) <= Scratch::kKeyFloats);
+  }
+
+  void multiply(const Step& step, const Step& next) {
+    for (int64_t first = 0; first < rows_.task.heads; first += kHeadsAbreast) {
+      const int64_t last = std::min(first + kHeadsAbreast, rows_.task.heads);
+      for (int n = 0; n < step.keys; n += Few::kKeys) {
+        for (int64_t head = first; head < last; ++head) {
+          look_ahead(next.k, head * next.k_head, n, Few::kKeys, next.keys);
+          const char* k[Few::kKeys];
+          addresses(step, step.k, head * step.k_head, n, Few::kKeys, k);
+          Few::score(rows_.queries(head, 0), rows_.stride, count_, k, rows_.D,
+                     s_ + (head - first) * kHead + n);
+        }
+      }
+      for (int64_t head = first; head < last; ++head) weigh(step, head, (head - first) * kHead);
+      for (int n = 0; n < step.keys; n += kValueKeys) {
+        for (int64_t head = first; head < last; ++head) {
+          look_ahead(next.v, head * next.v_head, n, kValueKeys, next.keys);
+          const char* v[kValueKeys];
+          const int keys = std::min(kValueKeys, step.keys - n);
+          addresses(step, step.v, head * step.v_head, n, kValueKeys, v);
+          Few::value(p_ + (head - first) * kHead, n, count_, v, keys, part(head - first),
+                     rows_.stride, rows_.D);
+        }
+      }
+      for (int64_t head = first; head < last; ++head) {
+        const State state = rows_.state(head);
+        for (int r = 0; r < count_; ++r) {
+          Few::add(state.acc + r * rows_.stride, alpha_[(head - first) * kFewRows + r],
+                   part(head - first) + r * rows_.stride, rows_.D);
+        }
+      }
+    }
+  }
+
+ private:
+  static constexpr int kHead = kFewRows * kBlock;  // logits of a head
+
+  float* part(int64_t head) const { return part_ + head * kFewRows * rows_.stride; }
+
+  // Of some keys from n on; what no row sees, and what does not exist, is nothing.
+  static void addresses(const Step& step, const char* const* rows, int64_t head, int n, int count,
+                        const char** to) {
+    const Block& block = step.blocks[0];
+    for (int i = 0; i < count; ++i) {
+      const bool seen = n + i < step.keys && (block.full || (block.seen >> (n + i) & 1) != 0);
+      to[i] = seen ? rows[n + i] + head : reinterpret_cast<const char*>(kNothing);
+    }
+  }
+
+  void look_ahead(const char* const* rows, int64_t head, int n, int count, int keys) const {
+    const int64_t bytes = rows_.D * static_cast<int64_t>(sizeof(Elem));
+    for (int i = n; i < std::min(n + count, keys); ++i) {
+      for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(rows[i] + head + at, 0, 2);
+    }
+  }
+
+  // From logits to weights.
+  void weigh(const Step& step, int64_t head, int64_t at) {
+    using Weight = typename Few::Weight;
+    const Block& block = step.blocks[0];
+    const State state = rows_.state(head);
+    float* const s = s_ + at;
+    if (rows_.a.softcap != 0) {
+      const int keys = static_cast<int>(round_up(block.keys, Isa::W));
+      cap_logits<Isa>(s, keys, count_, kBlock, rows_.logit_scale, rows_.a.softcap);
+    }
+    if (collector_.wants(block)) {
+      collector_.begin(block.keys);
+      collector_.add(block, 0, block.keys, head, 0, {s, kBlock, 1});
+      collector_.end(block, 0, head);
+    }
+    const uint64_t all = ~uint64_t{0} >> (kBlock - block.keys);
+    for (int r = 0; r < count_; ++r) {
+      const uint64_t visible = block.full ? all : step.words[0][r / rows_.a.group()];
+      softmax_row<Isa>(s + r * kBlock, block.keys, visible, rows_.scale, state.m + r, state.l + r,
+                       alpha_ + at / kBlock + r, reinterpret_cast<Weight*>(p_ + at + r * kBlock));
+    }
+  }
+
+  const PackedRows<Isa, Elem>& rows_;
+  Collector<Isa, Elem> collector_;
+  const int count_;
+  float *const s_, *const p_, *const part_;
+  float alpha_[kHeadsAbreast * kFewRows + kRowPadding];  // the last is stored as a vector
+};
+
+}  // namespace specattn

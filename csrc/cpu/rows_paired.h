@@ -1,0 +1,153 @@
+// The products of a few query rows with elements that are multiplied in pairs as they lie in the
+// cache. Scores: a quarter of a vector belongs to a row, so sixteen bytes of a key meet four rows
+// at once, and a sum has four lanes to add up. Values: lanes are neighbours along D, in pairs of
+// keys.
+#pragma once
+
+#include <utility>
+
+#include "rows.h"
+
+namespace specattn {
+
+constexpr int kRowsAbreast = 4;
+constexpr int kPieceBytes = 16;  // of a row of K, for every quarter
+
+// Logits of kKeyStep keys and Q times four rows; rows of q lie side by side, piece by piece.
+template <class Isa, class Elem, int Q>
+__attribute__((noinline)) void score_abreast(const float* q, int pieces, const char* const* k,
+                                             float* s) {
+  using V = typename Isa::V;
+  using Dot = typename Isa::template Dot<Elem>;
+  V acc[Q][kKeyStep];
+#pragma GCC unroll 2
+  for (int j = 0; j < Q; ++j)
+#pragma GCC unroll 8
+    for (int n = 0; n < kKeyStep; ++n) acc[j][n] = Isa::zero();
+  for (int i = 0; i < pieces; ++i) {
+    V x[Q];
+#pragma GCC unroll 2
+    for (int j = 0; j < Q; ++j) x[j] = Isa::load(q + (j * pieces + i) * Isa::W);
+#pragma GCC unroll 8
+    for (int n = 0; n < kKeyStep; ++n) {
+      const V y = Isa::broadcast_quarter(k[n] + i * kPieceBytes);
+#pragma GCC unroll 2
+      for (int j = 0; j < Q; ++j) acc[j][n] = Dot::dot(acc[j][n], x[j], y);
+    }
+  }
+#pragma GCC unroll 2
+  for (int j = 0; j < Q; ++j) {
+    Isa::store_quarter_sums(acc[j], s + j * kRowsAbreast * kBlock, kBlock);
+    Isa::store_quarter_sums(acc[j] + 4, s + j * kRowsAbreast * kBlock + 4, kBlock);
+  }
+}
+
+// part[row] = sum over pairs of keys, more than before unless these are the first, for R rows and
+// the columns of DB pairs of vectors, which lie as load_pair has them; of a last pair only `count`
+// columns exist.
+template <class Isa, class Elem, int R, int DB>
+__attribute__((noinline)) void value_pairs(const float* p, const char* const* v, int pairs,
+                                           bool first, float* part, int column, int count,
+                                           int stride) {
+  using V = typename Isa::V;
+  using Dot = typename Isa::template Dot<Elem>;
+  V pv[R][2 * DB];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int j = 0; j < 2 * DB; ++j) {
+      pv[r][j] = first ? Isa::zero() : Isa::load(part + r * stride + column + j * Isa::W);
+    }
+  for (int u = 0; u < pairs; ++u) {
+    V y[2 * DB];
+#pragma GCC unroll 2
+    for (int j = 0; j < DB; ++j) {
+      const int at = column + j * 2 * Isa::W;
+      if (DB == 1 && count < 2 * Isa::W) {
+        Dot::load_pair(v[2 * u], v[2 * u + 1], at, count, y);
+      } else {
+        Dot::load_pair(v[2 * u], v[2 * u + 1], at, y + 2 * j);
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+      for (int j = 0; j < 2 * DB; ++j) pv[r][j] = Dot::dot_at(pv[r][j], y[j], p + r * kBlock + u);
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int j = 0; j < 2 * DB; ++j) Isa::store(part + r * stride + column + j * Isa::W, pv[r][j]);
+}
+
+template <class Isa, class Elem>
+struct PairedRowProducts {
+  using Weight = Elem;
+  static constexpr int kKeys = kKeyStep, kPieceElems = kPieceBytes / sizeof(Elem);
+
+  // Packs a row of q, whose elements `convert` gives: pieces of four rows lie side by side.
+  template <class Convert>
+  static void pack(const Elem* q, float* to, int64_t row, int D, int, const Convert& convert) {
+    const int pieces = D / kPieceElems;
+    Elem* at = reinterpret_cast<Elem*>(to + row / kRowsAbreast * pieces * Isa::W) +
+               row % kRowsAbreast * kPieceElems;
+    for (int d = 0; d < D; ++d) {
+      at[d / kPieceElems * kRowsAbreast * kPieceElems + d % kPieceElems] =
+          from_float<Elem>(convert(to_float(q[d])));
+    }
+  }
+
+  static void score(const float* q, int, int rows, const char* const* k, int D, float* s) {
+    if (rows > kRowsAbreast) {
+      score_abreast<Isa, Elem, 2>(q, D / kPieceElems, k, s);
+    } else {
+      score_abreast<Isa, Elem, 1>(q, D / kPieceElems, k, s);
+    }
+  }
+
+  // An odd number of rows of v goes on with a row of zeros.
+  static void value(const float* p, int n, int rows, const char* const* v, int keys, float* part,
+                    int stride, int D) {
+    with_rows(std::make_integer_sequence<int, kFewRows>{}, rows, [&](auto R) {
+      constexpr int kWide = decltype(R)::value <= kRowsAbreast ? 2 : 1;  // as registers allow
+      const int pairs = static_cast<int>(ceil_div(keys, 2));
+      int column = 0;
+      const auto range = [&](auto DB) {
+        value_pairs<Isa, Elem, decltype(R)::value, decltype(DB)::value>(
+            p + n / 2, v, pairs, n == 0, part, column, D - column, stride);
+        column += decltype(DB)::value * 2 * Isa::W;
+      };
+      while (D - column >= kWide * 2 * Isa::W) range(Width<kWide>{});
+      while (column < D) range(Width<1>{});
+    });
+  }
+
+  // acc = acc * alpha + part, of one row, in the order of D.
+  static void add(float* acc, float alpha, const float* part, int D) {
+    const auto factor = Isa::set1(alpha);
+    for (int d = 0; d < D; d += 2 * Isa::W) {
+      typename Isa::V two[2] = {Isa::load(part + d), Isa::load(part + d + Isa::W)};
+      Isa::template Dot<Elem>::in_order(two);
+      for (int j = 0; j < 2; ++j) {
+        float* const at = acc + d + j * Isa::W;
+        Isa::store(at, Isa::fma(Isa::load(at), factor, two[j]));
+      }
+    }
+  }
+
+ private:
+  // Calls step with a number that the compiler knows.
+  template <int... n, class Step>
+  static void with_rows(std::integer_sequence<int, n...>, int rows, const Step& step) {
+    static_cast<void>(((rows == n + 1 && (step(Width<n + 1>{}), true)) || ...));
+  }
+};
+
+template <class Isa, class Elem>
+inline constexpr bool kPairsFewRows = Isa::template Dot<Elem>::kPair == 2 && !kTiles<Isa, Elem>;
+
+template <class Isa, class Elem>
+using FewRowProducts = std::conditional_t<kPairsFewRows<Isa, Elem>, PairedRowProducts<Isa, Elem>,
+                                          WidenedRowProducts<Isa, Elem>>;
+
+}  // namespace specattn

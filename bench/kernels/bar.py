@@ -20,7 +20,7 @@ from .rotation import Pool, Rotation
 from .workloads import BoundCase
 
 CPU = torch.device("cpu")
-_REST = 0.005  # seconds, after which the threads of a peer's OpenMP have stopped spinning
+_REST = 0.02  # seconds, after which the threads of a peer's OpenMP have stopped spinning
 _PRODUCTS = 1e-3  # seconds, at least, of what shows the rate of products
 
 

@@ -76,9 +76,12 @@ def peers(
     best = _fastest(works, [family for family, reason in absent.items() if not reason])
     times = bench.against(
         ours=rotation.turn_of(works),
-        **{family: rotation.turn(calls) for family, (_, calls) in best.items()},
+        **{family: rotation.turn(calls) for family, (_, calls, _) in best.items()},
     )
-    theirs = [f"{form} {milliseconds(times[family])}" for family, (form, _) in best.items()]
+    theirs = [
+        f"{form} {milliseconds(times[family])}{slower}"
+        for family, (form, _, slower) in best.items()
+    ]
     note = "; ".join([milliseconds(times["ours"]), *theirs])
     for family, bar in bars.items():
         if family in best:
@@ -87,14 +90,19 @@ def peers(
             yield replace(bar, note=f"{family}: {absent[family] or 'it does not compute this'}")
 
 
-def _fastest(works: list, families: list[str]) -> dict[str, tuple[str, list[Peer]]]:
-    """Return of each family the form whose second call was fastest, bound to every place."""
+def _fastest(works: list, families: list[str]) -> dict[str, tuple[str, list[Peer], str]]:
+    """Return of each family the form whose second call was fastest, bound to every place.
+
+    Behind it what the second calls of the other forms took, as text.
+    """
     expected, found = works[0].expected(torch.float32), {}
     for family in families:
         seconds = _seconds(works[0].peers((family,)), expected, works[0].call()["out"].dtype)
         if seconds:
             form = min(seconds, key=seconds.__getitem__)
-            found[family] = form, [work.peers((family,))[form] for work in works]
+            calls = [work.peers((family,))[form] for work in works]
+            rest = [f"{x} {1e3 * t:.0f} ms" for x, t in seconds.items() if x != form]
+            found[family] = form, calls, f" ({', '.join(rest)})" if rest else ""
     return found
 
 

@@ -122,6 +122,19 @@ def test_every_peer_that_is_here_takes_its_turn(bench):
         assert report.bar(absent, disturbed=False).startswith("absent")
 
 
+def test_a_gather_is_held_against_neighbours_and_shows_what_scattered_rows_cost(bench, monkeypatch):
+    monkeypatch.setattr(bars, "HYBRID", replace(bars.HYBRID, context=300))
+    (found,) = bars.gather(bench, at_most=1e9)
+    assert found.met
+    assert "a plain read of these rows takes" in found.note
+
+
+def test_rows_that_are_no_whole_lines_are_refused():
+    rows = torch.zeros(1, dtype=torch.int32)
+    with pytest.raises(ValueError, match="expected multiples of 64"):
+        _cpu.read_rows(64, 100, rows.data_ptr(), 1, 1)
+
+
 def test_a_path_that_is_not_the_best_has_ceilings_of_its_own(bench):
     before, path = _cpu.isa(), _cpu.isas()[-1]
     (one,) = bars.held(bench, path, SMALL, share=0.5)

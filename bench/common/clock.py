@@ -22,10 +22,12 @@ class Stopwatch:
     """Time calls on one device, each from a cold last-level cache.
 
     Without `flush` whoever calls sees to it that what a call reads is as cold as it should be.
+    `rest` are seconds before each call.
     """
 
-    def __init__(self, device: torch.device, *, flush: bool = True) -> None:
+    def __init__(self, device: torch.device, *, flush: bool = True, rest: float = 0.0) -> None:
         self.device = device
+        self._rest = rest
         if not flush:
             self._flush = None
             return
@@ -62,6 +64,8 @@ class Stopwatch:
     def _sample(self, call: Callable) -> float:
         if self._flush is not None:
             self._flush()
+        if self._rest:
+            time.sleep(self._rest)
         if self.device.type != "cuda":
             start = time.perf_counter()
             call()

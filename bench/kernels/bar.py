@@ -1,8 +1,10 @@
-"""One bar, and the clock and memory that all of them share."""
+"""One bar, and the clock, the ceilings and the memory that all of them share."""
 
 from __future__ import annotations
 
+import functools
 import statistics
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -10,18 +12,23 @@ import torch
 from common.clock import Stopwatch, paired_ratio, spread
 from common.machine import last_level_cache
 
+from specattn import _cpu  # type: ignore[attr-defined]
+
+from .cases import DTYPES
 from .measure import TOLERANCE, WRONG, compare
 from .rotation import Pool, Rotation
 from .workloads import BoundCase
 
 CPU = torch.device("cpu")
+_REST = 0.02  # seconds, after which the threads of a peer's OpenMP have stopped spinning
+_PRODUCTS = 1e-3  # seconds, at least, of what shows the rate of products
 
 
 @dataclass(frozen=True)
 class Bar:
     """One line of the report: what was asked, what was found.
 
-    Units: `share` of the read bandwidth, `times` as long, `over` (longer by this part), `us`.
+    Units: `share` of the ceiling that binds, `times` as long, `over` (longer by this part), `us`.
     """
 
     name: str
@@ -31,6 +38,7 @@ class Bar:
     measured: float | None = None  # None where the output was wrong
     spread: float = 0.0
     note: str = ""
+    bound: str = ""  # `memory` or `products`, of a share
 
     def found(self, measured: float | None, samples: list[float], note: str = "") -> Bar:
         """Return the bar with what was measured, and how far the samples of ours lie apart."""
@@ -48,29 +56,75 @@ class Bar:
         return self.measured <= self.target if self.at_most else self.measured >= self.target
 
 
+@dataclass(frozen=True)
+class Products:
+    """Products of numbers in registers, by the code path in use: nobody multiplies faster."""
+
+    call: Callable[[], int]
+    operations: int
+
+    @classmethod
+    def of(cls, dtype: torch.dtype) -> Products:
+        """Return so many that a call takes about a millisecond."""
+        name = str(dtype).removeprefix("torch.")
+        rounds, seconds = 512, 0.0
+        while seconds < _PRODUCTS:
+            rounds *= 2
+            call = functools.partial(_cpu.multiply_registers, name, rounds, torch.get_num_threads())
+            start = time.perf_counter()
+            operations = call()
+            seconds = time.perf_counter() - start
+        return cls(call, operations)
+
+
 class Bench:
     """Clock and memory that all bars share; `budget` is about the seconds that one may take."""
 
     def __init__(self, budget: float) -> None:
         self.budget = budget
         self.stopwatch = Stopwatch(CPU, flush=False)
+        self.rested = Stopwatch(CPU, flush=False, rest=_REST)
         self.pool = Pool(2 * max(last_level_cache(CPU), 1 << 28))
 
     def times(self, **calls: Callable) -> dict[str, list[float]]:
         """Return seconds per call, all in turn."""
         return self.stopwatch.alternate(calls, budget=self.budget, least=7, most=1000)
 
-    def share(self, rotation: Rotation, works: list[BoundCase], target: float, name: str) -> Bar:
-        """Hold a call against a plain read of the same caches."""
+    def against(self, **calls: Callable) -> dict[str, list[float]]:
+        """Return seconds per call, in turn with libraries that have threads of their own."""
+        return self.rested.alternate(calls, budget=self.budget, least=7, most=1000)
+
+    def share(
+        self, rotation: Rotation, works: list[BoundCase], dtype: str, target: float, name: str
+    ) -> Bar:
+        """Hold a call against the ceiling that binds it.
+
+        The least times are those of reading its bytes where it reads them, and of its operations
+        in registers; whichever is longer binds.
+        """
         bar = Bar(name, target, "share", at_most=False)
         if not right(works[0]):
             return bar.wrong()
-        times = self.times(ours=rotation.turn_of(works), read=rotation.turn(rotation.reads()))
-        share = paired_ratio(times["ours"], times["read"])
-        share *= works[0].cost.bytes / rotation.place_bytes
-        read = rotation.place_bytes / statistics.median(times["read"]) / 1e9
-        note = f"{milliseconds(times['ours'])}; plain read {read:.1f} GB/s"
-        return bar.found(share, times["ours"], note)
+        products, cost = Products.of(DTYPES[dtype]), works[0].cost
+        times = self.times(
+            ours=rotation.turn_of(works),
+            memory=rotation.turn(rotation.reads()),
+            products=products.call,
+        )
+        parts = {
+            "memory": cost.bytes / rotation.place_bytes,
+            "products": cost.operations / products.operations,
+        }
+        least = {name: part * statistics.median(times[name]) for name, part in parts.items()}
+        bound = max(least, key=least.__getitem__)
+        share = parts[bound] * paired_ratio(times["ours"], times[bound])
+        read, rate = cost.bytes / least["memory"], cost.operations / least["products"]
+        note = (
+            f"{milliseconds(times['ours'])}; {bound} binds: "
+            f"memory {least['memory'] * 1e3:.2f} ms at {read / 1e9:.1f} GB/s, "
+            f"products {least['products'] * 1e3:.2f} ms at {rate / 1e9:.0f} GFLOP/s"
+        )
+        return replace(bar.found(share, times["ours"], note), bound=bound)
 
 
 def right(work: BoundCase) -> bool:

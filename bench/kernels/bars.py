@@ -1,24 +1,19 @@
 """The bars that the CPU kernels have to meet, each measured as a ratio within one run.
 
-All at 2 threads and the attention shape of llama-3.1-8b. "Share" is the bytes that the task needs
-per second over a plain read of the same caches; both take turns over places of a memory twice as
-large as the last-level cache, so both find their caches cold to the same degree.
+All at 2 threads and the attention shape of llama-3.1-8b. A share is of the ceiling that binds: a
+plain read of the same caches, or products in registers by the code path in use. All take turns
+over places of a memory twice as large as the last-level cache, so all find their caches cold to the
+same degree.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import torch
 from common.clock import paired_ratio
@@ -32,27 +27,14 @@ from .cases import Case
 from .inputs import Draw
 from .layers import LAYERS
 from .measure import TOLERANCE, compare
-from .peers import Peer
+from .peers import FAMILIES, Peer
 from .rotation import Rotation
 from .workloads import SPARSITY, Outputs, build
 
 THREADS = 2
+PEERS = ("sdpa", "vllm", "llama.cpp")
 HYBRID = Case("hybrid_tree_attention", "chain", MODELS["llama-3.1-8b"], "bf16", 1, 32768, 1)
 LAYER = replace(HYBRID, op="linear_few_rows", variant="output", context=0)
-_HELD = "SPECATTN_BARS_HELD"  # set in the process where torch is held to fewer instructions
-# What holds torch, oneDNN and MKL to the instructions of one of our code paths.
-LIMITS = {
-    "avx2": {
-        "ATEN_CPU_CAPABILITY": "avx2",
-        "ONEDNN_MAX_CPU_ISA": "AVX2",
-        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
-    },
-    "avx512": {
-        "ATEN_CPU_CAPABILITY": "avx512",
-        "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16",
-        "MKL_ENABLE_INSTRUCTIONS": "AVX512",
-    },
-}
 
 
 def measure(names: list[str], budget: float) -> Iterator[Bar]:
@@ -68,33 +50,71 @@ def measure(names: list[str], budget: float) -> Iterator[Bar]:
         torch.set_num_threads(before)
 
 
-def hybrid(bench: Bench, case: Case, *, share: float = 0, sdpa: float = 0) -> Iterator[Bar]:
-    """Hold hybrid attention against a plain read, and against the best form of SDPA."""
-    name = _name(case)
+def hybrid(bench: Bench, case: Case, *, share: float) -> Iterator[Bar]:
+    """Hold hybrid attention against the ceiling that binds it."""
+    rotation = Rotation(bench.pool, case)
+    yield bench.share(rotation, rotation.workloads(case), case.dtype, share, _name(case))
+
+
+def peers(
+    bench: Bench, case: Case, *, others: tuple[str, ...] = PEERS, **targets: float
+) -> Iterator[Bar]:
+    """Hold hybrid attention against `others` that compute the same, each in its fastest form.
+
+    All that are here take their turns; `targets` names those that have a bar.
+    """
+    bars = {
+        family: Bar(f"{_name(case)}, against {family}", target, "times", at_most=False)
+        for family, target in targets.items()
+    }
     rotation = Rotation(bench.pool, case)
     works = rotation.workloads(case)
-    if share:
-        yield bench.share(rotation, works, share, name)
-    if sdpa:
-        bar = Bar(f"{name}, against SDPA", sdpa, "times", at_most=False)
-        if not right(works[0]):
-            yield bar.wrong()
-            return
-        peers = [work.peers(("sdpa",)) for work in works]
-        forms = _seconds(peers[0], works[0].expected(torch.float32))
-        close = [form for form in forms if forms[form] < 2 * min(forms.values())]
-        times = bench.times(
-            ours=rotation.turn_of(works),
-            read=rotation.turn(rotation.reads()),
-            **{form: rotation.turn([calls[form] for calls in peers]) for form in close},
-        )
-        forms |= {form: statistics.median(times[form]) for form in close}
-        best = min(close, key=forms.__getitem__)
-        rest = ", ".join(f"{form} {1e3 * seconds:.1f} ms" for form, seconds in forms.items())
-        allows = paired_ratio(times["read"], times[best])
-        note = f"{milliseconds(times['ours'])}; {rest}; memory allows {allows:.1f}x"
-        ratio = paired_ratio(times["ours"], times[best])
-        yield bar.found(ratio, times["ours"], note)
+    if not right(works[0]):
+        yield from (bar.wrong() for bar in bars.values())
+        return
+    absent = {family: FAMILIES[family].why_not(CPU) for family in others}
+    best = _fastest(works, [family for family, reason in absent.items() if not reason])
+    times = bench.against(
+        ours=rotation.turn_of(works),
+        **{family: rotation.turn(calls) for family, (_, calls, _) in best.items()},
+    )
+    theirs = [
+        f"{form} {milliseconds(times[family])}{slower}"
+        for family, (form, _, slower) in best.items()
+    ]
+    note = "; ".join([milliseconds(times["ours"]), *theirs])
+    for family, bar in bars.items():
+        if family in best:
+            yield bar.found(paired_ratio(times["ours"], times[family]), times["ours"], note)
+        else:
+            yield replace(bar, note=f"{family}: {absent[family] or 'it does not compute this'}")
+
+
+def _fastest(works: list, families: list[str]) -> dict[str, tuple[str, list[Peer], str]]:
+    """Return of each family the form whose second call was fastest, bound to every place.
+
+    Behind it what the second calls of the other forms took, as text.
+    """
+    expected, found = works[0].expected(torch.float32), {}
+    for family in families:
+        seconds = _seconds(works[0].peers((family,)), expected, works[0].call()["out"].dtype)
+        if seconds:
+            form = min(seconds, key=seconds.__getitem__)
+            calls = [work.peers((family,))[form] for work in works]
+            rest = [f"{x} {1e3 * t:.0f} ms" for x, t in seconds.items() if x != form]
+            found[family] = form, calls, f" ({', '.join(rest)})" if rest else ""
+    return found
+
+
+def _seconds(forms: dict[str, Peer], expected: Outputs, dtype: torch.dtype) -> dict[str, float]:
+    """Return what the second call of every form takes that is right."""
+    seconds = {}
+    for name, form in forms.items():
+        if compare(form(), expected, TOLERANCE[dtype])[1]:
+            start = time.perf_counter()
+            form()
+            seconds[name] = time.perf_counter() - start
+    return seconds
 
 
 def over(bench: Bench, name: str, case: Case, plain: Case, *, at_most: float) -> Iterator[Bar]:
@@ -111,20 +131,21 @@ def over(bench: Bench, name: str, case: Case, plain: Case, *, at_most: float) ->
 
 
 def importance(bench: Bench, *, share: float) -> Iterator[Bar]:
-    """Hold the scoring of K against a plain read of K."""
+    """Hold the scoring of K against the ceiling that binds, mostly a plain read of K."""
     case = replace(HYBRID, op="importance_scores", variant="per head", rows=8)
     rotation = Rotation(bench.pool, case, tensors=1)
-    yield bench.share(rotation, rotation.workloads(case), share, "importance, K only, 32768 keys")
+    works, name = rotation.workloads(case), "importance, K only, 32768 keys"
+    yield bench.share(rotation, works, case.dtype, share, name)
 
 
 def linear(bench: Bench, case: Case, *, rows: int, share: float) -> Iterator[Bar]:
-    """Hold a layer against a plain read of its weights, and against torch."""
+    """Hold a layer against the ceiling that binds it, and against torch."""
     case = replace(case, rows=rows)
     layer = LAYERS[case.variant](case.shape)
     rotation = Rotation(bench.pool, case)
     works = rotation.workloads(case)
     name = f"linear [{layer.outputs}, {layer.depth}], {case.dtype}, {rows} rows"
-    yield bench.share(rotation, works, share, name)
+    yield bench.share(rotation, works, case.dtype, share, name)
     bar = Bar(f"{name}, against torch", 1.0, "times", at_most=False)
     if not right(works[0]):
         yield bar.wrong()
@@ -153,8 +174,18 @@ def gather(bench: Bench, *, at_most: float) -> Iterator[Bar]:
         for call in _gathers(place, count)
     ]
     turns = min(len(gathers), len(contiguous))
-    times = bench.times(ours=small.turn(gathers[:turns]), near=small.turn(contiguous[:turns]))
-    note = f"{milliseconds(times['ours'])} against {milliseconds(times['near'])}"
+    times = bench.times(
+        ours=small.turn(gathers[:turns]),
+        near=small.turn(contiguous[:turns]),
+        rows=small.turn([_listed_read(call) for call in gathers[:turns]]),
+        read=small.turn(small.reads()[:turns]),
+    )
+    read = paired_ratio(times["read"], times["rows"]) * small.place_bytes
+    read /= 2 * count * HYBRID.shape.kv_heads * HYBRID.shape.head_dim * 2
+    note = (
+        f"{milliseconds(times['ours'])} against {milliseconds(times['near'])}; "
+        f"a plain read of these rows takes {read:.2f}x as long as of as many in a row"
+    )
     measured = paired_ratio(times["near"], times["ours"]) if _gathers_right(gathers[0]) else None
     name = f"gather of {count} of {HYBRID.context} against contiguous, T=1"
     yield Bar(name, at_most, "times", at_most=True).found(measured, times["ours"], note)
@@ -173,6 +204,19 @@ def _gathers(place: torch.Tensor, count: int) -> Iterator[partial]:
         yield partial(specattn.sparse_gather_attention, *arguments)
 
 
+def _listed_read(call: partial) -> Callable[[], None]:
+    """Return a plain read of the rows of K and V that a gather takes."""
+    _, k_cache, v_cache, indices = call.args[:4]
+    row_bytes = k_cache.stride(1) * k_cache.itemsize
+
+    def read() -> None:
+        for cache in (k_cache, v_cache):
+            address, threads = cache.data_ptr(), torch.get_num_threads()
+            _cpu.read_rows(address, row_bytes, indices.data_ptr(), indices.numel(), threads)
+
+    return read
+
+
 def _gathers_right(call: partial) -> bool:
     q, k_cache, v_cache, indices, length, k_new, v_new = call.args
     wide = [x.float() for x in (q, k_cache[:, indices[0]], v_cache[:, indices[0]], k_new, v_new)]
@@ -180,47 +224,18 @@ def _gathers_right(call: partial) -> bool:
     return compare({"out": call()[0]}, {"out": expected[0]}, TOLERANCE[q.dtype])[1]
 
 
-def held(bench: Bench, isa: str, case: Case, *, sdpa: float) -> Iterator[Bar]:
-    """Hold ours to the best code path of `isa`.
-
-    SDPA is free to use all of the processor first, and is then held likewise.
-    """
-    bar = Bar(f"{isa} only, {_name(case)}", sdpa, "times", at_most=False)
-    found = next((path for path in _cpu.isas() if path.startswith(isa)), None)
-    if found is None:
-        yield replace(bar, note=f"this processor has no {isa}")
-        return
+def held(bench: Bench, isa: str, case: Case, *, share: float) -> Iterator[Bar]:
+    """Hold a code path that is not this processor's best against its own ceilings."""
     before = _cpu.isa()
-    _cpu.use_isa(found)
+    if isa not in _cpu.isas():
+        yield Bar(f"{isa} only, {_name(case)}", share, "share", False, note="not this processor's")
+        return
+    _cpu.use_isa(isa)
     try:
-        (measured,) = hybrid(bench, case, sdpa=sdpa)
+        (measured,) = hybrid(bench, case, share=share)
     finally:
         _cpu.use_isa(before)
-    allowed = f"{isa} only" if _HELD in os.environ else "all instructions"
-    yield replace(measured, name=f"{bar.name}, against SDPA with {allowed}")
-    if _HELD not in os.environ:
-        yield from _in_held_process(isa, bench.budget)
-
-
-def _in_held_process(isa: str, budget: float) -> Iterator[Bar]:
-    """Measure a bar where torch, oneDNN and MKL may use no more than `isa`.
-
-    They read that when they start.
-    """
-    script = Path(__file__).resolve().parents[1] / "run_kernels.py"
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "bar.jsonl"
-        options = ["--bars", "--only", isa, "--budget", str(budget), "--json", str(file)]
-        subprocess.run(
-            [sys.executable, str(script), *options],
-            env={**os.environ, **LIMITS[isa], _HELD: isa},
-            stdout=subprocess.DEVNULL,
-            check=False,
-        )
-        rows = [json.loads(line) for line in file.read_text().splitlines()]
-    for row in rows:
-        if row["kind"] == "bar":
-            yield Bar(**{field: row[field] for field in Bar.__dataclass_fields__})
+    yield replace(measured, name=f"{isa} only, {measured.name}")
 
 
 def merge(bench: Bench, *, torch_times: float, share: float) -> Iterator[Bar]:
@@ -258,18 +273,6 @@ def overhead(bench: Bench, *, at_most: float) -> Iterator[Bar]:
     yield bar.found(statistics.median(times) * 1e6, times)
 
 
-def _seconds(peers: dict[str, Peer], expected: Outputs) -> dict[str, float]:
-    """Return what the second call of every peer takes that is right."""
-    seconds = {}
-    for name, peer in peers.items():
-        outputs = peer()
-        if compare(outputs, expected, TOLERANCE[outputs["out"].dtype])[1]:
-            start = time.perf_counter()
-            peer()
-            seconds[name] = time.perf_counter() - start
-    return seconds
-
-
 def _name(case: Case) -> str:
     kind = f" {case.variant}" if case.rows > 1 else ""
     dtype = "" if case.dtype == HYBRID.dtype else f"{case.dtype}, "
@@ -284,31 +287,37 @@ _CHAIN_8, _CHAIN_64 = _at(32768, 8, "chain"), _at(8192, 64, "chain")
 _SCORES, _LOGITS = (
     replace(_CHAIN_8, op="verify_attention", variant=variant) for variant in ("scores", "logits")
 )
+_PREFILL = _at(32512, 256, "chain")  # the last rows of 32k
 SUITE: dict[str, Callable[[Bench], Iterator[Bar]]] = {
     "hybrid-1": partial(hybrid, case=HYBRID, share=0.80),
     "hybrid-4": partial(hybrid, case=_at(32768, 4, "chain"), share=0.75),
-    "hybrid-8": partial(hybrid, case=_CHAIN_8, share=0.75),
-    "hybrid-16-8k": partial(hybrid, case=_at(8192, 16), share=0.60, sdpa=12),
-    "hybrid-16-32k": partial(hybrid, case=_at(32768, 16), share=0.60, sdpa=12),
-    "hybrid-64": partial(hybrid, case=_at(8192, 64), share=0.30, sdpa=6),
+    "hybrid-8": partial(hybrid, case=_CHAIN_8, share=0.78),
+    "hybrid-16": partial(hybrid, case=_at(32768, 16), share=0.82),
+    "hybrid-64": partial(hybrid, case=_at(32768, 64), share=0.85),
+    "fp32-1": partial(hybrid, case=replace(HYBRID, dtype="fp32"), share=0.80),
+    "fp32-16": partial(hybrid, case=_at(32768, 16, dtype="fp32"), share=0.80),
+    "avx512": partial(held, isa="avx512", case=_at(32768, 16), share=0.82),
+    "avx2": partial(held, isa="avx2", case=_at(32768, 16, dtype="fp32"), share=0.80),
     "tree": lambda bench: over(
         bench, "tree of T=64 against a chain, 8192 keys", _at(8192, 64), _CHAIN_64, at_most=0.05
     ),
+    "gather": partial(gather, at_most=1.25),
     "scores": lambda bench: over(
         bench, "collecting scores, T=8, 32768 keys", _SCORES, _CHAIN_8, at_most=0.02
     ),
     "logits": lambda bench: over(
-        bench, "collecting logits of 2 rows, T=8, 32768 keys", _LOGITS, _CHAIN_8, at_most=0.08
+        bench, "collecting logits of 2 rows, T=8, 32768 keys", _LOGITS, _CHAIN_8, at_most=0.05
     ),
-    "gather": partial(gather, at_most=1.25),
     "importance": partial(importance, share=0.85),
+    "peers-1": partial(peers, case=HYBRID, vllm=1.6),
+    "peers-4": partial(peers, case=_at(32768, 4, "chain"), vllm=3.5),
+    "peers-16": partial(peers, case=_at(32768, 16, "chain"), vllm=3.5),
+    "peers-64": partial(peers, case=_at(32768, 64, "chain"), vllm=2.7),
+    "prefill": partial(peers, case=_PREFILL, others=("sdpa", "vllm"), sdpa=3.5, vllm=1.3),
     "linear-fp32-1": partial(linear, case=replace(LAYER, dtype="fp32"), rows=1, share=0.75),
     "linear-fp32-8": partial(linear, case=replace(LAYER, dtype="fp32"), rows=8, share=0.60),
     "linear-bf16-1": partial(linear, case=replace(LAYER, dtype="bf16"), rows=1, share=0.75),
     "linear-bf16-8": partial(linear, case=replace(LAYER, dtype="bf16"), rows=8, share=0.60),
-    "fp32": partial(hybrid, case=_at(8192, 16, dtype="fp32"), sdpa=3),
-    "avx512": partial(held, isa="avx512", case=_at(8192, 16), sdpa=5),
-    "avx2": partial(held, isa="avx2", case=_at(8192, 16, dtype="fp32"), sdpa=2),
     "merge": partial(merge, torch_times=3, share=1.0),
-    "overhead": partial(overhead, at_most=30),
+    "overhead": partial(overhead, at_most=25),
 }

@@ -26,11 +26,16 @@ def table(rows: Sequence[Record]) -> str:
 
 
 def bar(line: Bar, *, disturbed: bool) -> str:
-    """Return one bar as a line: what was asked, found, and by how much it moved."""
+    """Return one bar as a line: what was asked, found, and by how much it moved.
+
+    "absent" is what cannot be measured here; the note says why.
+    """
     show = _UNITS[line.unit].format
     limit = ("at most " if line.at_most else "") + show(line.target).lstrip("+")
     found = "-" if line.measured is None else show(line.measured)
     verdict = "met" if line.met else "MISSED"
+    if line.measured is None and line.note != WRONG:
+        verdict = "absent"
     note = line.note + "  (others used the machine)" * disturbed
     return f"{verdict:7}{line.name:82}{limit:>14}{found:>9}  ±{line.spread:4.0%}  {note}"
 

@@ -2,6 +2,7 @@
 // the number of threads. Outputs are written in place.
 #include "bindings.h"
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "check.h"
@@ -407,6 +408,15 @@ void merge_states(const py::args& all) {
   next.run(std::move(call));
 }
 
+int64_t multiply_named(const std::string& dtype, int64_t rounds, int threads) {
+  constexpr int kComputed = static_cast<int>(Dtype::kFloat16) + 1;
+  const auto at = std::find(kDtypeNames, kDtypeNames + kComputed, dtype);
+  if (at == kDtypeNames + kComputed) {
+    throw std::invalid_argument("dtype: expected float32, bfloat16 or float16, got " + dtype);
+  }
+  return multiply_registers(static_cast<Dtype>(at - kDtypeNames), rounds, threads);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_cpu, m) {
@@ -424,6 +434,19 @@ PYBIND11_MODULE(_cpu, m) {
       py::arg("address"), py::arg("bytes"), py::arg("threads"),
       py::call_guard<py::gil_scoped_release>(),
       "Read memory once and do nothing with it: the ceiling that kernels are held against.");
+  m.def(
+      "read_rows",
+      [](uintptr_t memory, int64_t row_bytes, uintptr_t rows, int64_t count, int threads) {
+        read_rows(reinterpret_cast<const void*>(memory), row_bytes,
+                  reinterpret_cast<const int32_t*>(rows), count, threads);
+      },
+      py::arg("address"), py::arg("row_bytes"), py::arg("rows"), py::arg("count"),
+      py::arg("threads"), py::call_guard<py::gil_scoped_release>(),
+      "Read rows of memory that a list of int32 names, and do nothing with them.");
+  m.def("multiply_registers", &multiply_named, py::arg("dtype"), py::arg("rounds"),
+        py::arg("threads"), py::call_guard<py::gil_scoped_release>(),
+        "Multiply numbers of a type (\"float32\", ...) that lie in registers, by the code path in "
+        "use; returns the operations: the other ceiling that kernels are held against.");
   m.def("use_openmp", &use_openmp, py::arg("on"),
         "Share calls among the threads of this process's OpenMP, or among those of our own (False);"
         " returns whether it is OpenMP's. Not while a call runs.");

@@ -4,6 +4,7 @@
 #include "attention.h"
 #include "beam.h"
 #include "finish.h"
+#include "full_registers.h"
 #include "gumbel.h"
 #include "importance.h"
 #include "layer.h"
@@ -25,7 +26,9 @@ constexpr Kernels kernels_of(const char* name) {
           {rms_norm<Isa, float>, rms_norm<Isa, bf16>, rms_norm<Isa, fp16>},
           {rotate_heads<Isa, float>, rotate_heads<Isa, bf16>, rotate_heads<Isa, fp16>},
           {pack_linear<Isa, float>, pack_linear<Isa, bf16>, pack_linear<Isa, fp16>},
-          {multiply_piece<Isa, float>, multiply_piece<Isa, bf16>, multiply_piece<Isa, fp16>}};
+          {multiply_piece<Isa, float>, multiply_piece<Isa, bf16>, multiply_piece<Isa, fp16>},
+          {multiply_registers<Isa, float>, multiply_registers<Isa, bf16>,
+           multiply_registers<Isa, fp16>}};
 }
 
 }  // namespace specattn

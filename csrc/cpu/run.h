@@ -31,8 +31,15 @@ void use_isa(const std::string& name);  // throws std::invalid_argument
 
 // Reads every whole cache line of `memory` once, and does nothing with it.
 void read(const void* memory, int64_t bytes, int threads);
+// Reads the listed rows once, which are whole cache lines.
+void read_rows(const void* memory, int64_t row_bytes, const int32_t* rows, int64_t count,
+               int threads);
 // Bytes per second of the best of some such reads of fresh memory.
 double read_bandwidth(int64_t bytes, int threads, int repeats);
+
+// Multiplies numbers of a type that lie in registers, as the code path in use does; returns the
+// operations of all threads.
+int64_t multiply_registers(Dtype type, int64_t rounds, int threads);
 
 struct TopK {
   int64_t rows_outer = 0, rows_inner = 0, capacity = 0;  // [outer, inner, N]; lengths [outer]

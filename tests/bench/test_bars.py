@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,14 +14,25 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 pytest.importorskip("specattn._cpu")
 
 import run_kernels  # noqa: E402
-from kernels import bar, bars, rotation  # noqa: E402
+from kernels import bar, bars, report, rotation  # noqa: E402
 from kernels.bar import Bar  # noqa: E402
+from kernels.peers import FAMILIES  # noqa: E402
 
+from specattn import _cpu  # noqa: E402
 from specattn.backends import select  # noqa: E402
+from specattn.ops.cost import Cost  # noqa: E402
 from specattn.planning import MODELS  # noqa: E402
 
 SMALL = replace(bars.HYBRID, context=300, rows=3, variant="tree")
 TINY = replace(bars.LAYER, shape=MODELS["tiny"], variant="gate and up", dtype="fp32")
+
+
+@pytest.fixture(params=_cpu.isas())
+def path(request):
+    before = _cpu.isa()
+    _cpu.use_isa(request.param)
+    yield request.param
+    _cpu.use_isa(before)
 
 
 @pytest.fixture
@@ -48,11 +60,89 @@ def test_a_place_comes_again_only_after_all_others(bench):
     assert seen == ["a0", "b1", "b0", "a1"]
 
 
-def test_a_row_is_held_against_a_read_and_against_sdpa(bench):
-    share, ratio = bars.hybrid(bench, SMALL, share=0.5, sdpa=2)
-    assert share.measured > 0
-    assert ratio.measured > 0
-    assert "sdpa gqa" in ratio.note
+def test_a_row_is_held_against_the_ceiling_that_binds(bench):
+    (share,) = bars.hybrid(bench, SMALL, share=0.5)
+    assert 0 < share.measured < 1.5
+    assert share.bound in ("memory", "products")
+    assert "GB/s" in share.note
+    assert "GFLOP/s" in share.note
+
+
+@pytest.mark.parametrize(
+    ("places", "operations", "bound"), [(10, 1, "memory"), (1, 10, "products")]
+)
+def test_the_longer_least_time_binds(bench, monkeypatch, places, operations, bound):
+    """With clocks that tick as told, a share is the longer of two least times over ours."""
+    rotated = rotation.Rotation(bench.pool, SMALL)
+    (work, *_) = works = rotated.workloads(SMALL)
+    cost = Cost(places * rotated.place_bytes, 0, operations)
+    works[0] = replace(work, cost=cost)
+    monkeypatch.setattr(bar.Products, "of", lambda dtype: bar.Products(lambda: 1, 1))
+    ticks = {"ours": [40.0] * 9, "memory": [2.0] * 9, "products": [2.0] * 9}
+    monkeypatch.setattr(bench, "times", lambda **calls: {name: ticks[name] for name in calls})
+    found = bench.share(rotated, works, "bf16", 0.5, "a call")
+    assert (found.bound, found.measured) == (bound, 0.5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_products_take_as_long_as_there_are(path, dtype):
+    """Twice the rounds are twice the operations, and nothing is optimised away."""
+    name = str(dtype).removeprefix("torch.")
+
+    def least(rounds):
+        times = []
+        for _ in range(20):
+            start = time.perf_counter()
+            operations = _cpu.multiply_registers(name, rounds, 1)
+            times.append(time.perf_counter() - start)
+        return operations, min(times)
+
+    (few, short), (many, long) = least(1 << 13), least(1 << 16)
+    assert many == 8 * few > 0
+    assert 4 < long / short < 16
+    vectors = {"generic": 4, "avx2": 8, "avx512": 16, "avx512_bf16": 16}
+    if path in vectors and not (path == "avx512_bf16" and dtype == torch.bfloat16):
+        # At most two vectors are multiplied and added per cycle, of at most 6 GHz.
+        assert many / long < 2 * 2 * vectors[path] * 6e9
+
+
+def test_products_of_an_unknown_type_are_refused():
+    with pytest.raises(ValueError, match="expected float32, bfloat16 or float16, got int8"):
+        _cpu.multiply_registers("int8", 1, 1)
+
+
+def test_every_peer_that_is_here_takes_its_turn(bench):
+    faster, absent = bars.peers(bench, replace(SMALL, variant="chain"), sdpa=2.0, vllm=2.0)
+    assert faster.measured > 0
+    assert "sdpa" in faster.note
+    if reason := FAMILIES["vllm"].why_not(bar.CPU):
+        assert absent.measured is None
+        assert not absent.met
+        assert reason in absent.note
+        assert report.bar(absent, disturbed=False).startswith("absent")
+
+
+def test_a_gather_is_held_against_neighbours_and_shows_what_scattered_rows_cost(bench, monkeypatch):
+    monkeypatch.setattr(bars, "HYBRID", replace(bars.HYBRID, context=300))
+    (found,) = bars.gather(bench, at_most=1e9)
+    assert found.met
+    assert "a plain read of these rows takes" in found.note
+
+
+def test_rows_that_are_no_whole_lines_are_refused():
+    rows = torch.zeros(1, dtype=torch.int32)
+    with pytest.raises(ValueError, match="expected multiples of 64"):
+        _cpu.read_rows(64, 100, rows.data_ptr(), 1, 1)
+
+
+def test_a_path_that_is_not_the_best_has_ceilings_of_its_own(bench):
+    before, path = _cpu.isa(), _cpu.isas()[-1]
+    (one,) = bars.held(bench, path, SMALL, share=0.5)
+    assert one.measured > 0
+    assert one.name.startswith(f"{path} only")
+    (other,) = bars.held(bench, "vector 9000", SMALL, share=0.5)
+    assert other.measured is None
+    assert _cpu.isa() == before
 
 
 def test_a_layer_is_held_against_a_read_and_against_torch(bench):
@@ -73,7 +163,8 @@ def test_a_wrong_kernel_meets_no_bar(bench, monkeypatch):
     select._chosen.cache_clear()
     monkeypatch.setattr(select, "_find", lambda *call: (nothing_attended, ""))
     found = [
-        *bars.hybrid(bench, SMALL, share=0.0001, sdpa=0.0001),
+        *bars.hybrid(bench, SMALL, share=0.0001),
+        *bars.peers(bench, SMALL, sdpa=0.0001),
         *bars.over(bench, "tree", SMALL, SMALL, at_most=1e9),
         *bars.merge(bench, torch_times=0.0001, share=0.0001),
         *bars.linear(bench, TINY, rows=2, share=0.0001),

@@ -11,7 +11,18 @@ from types import ModuleType
 
 import torch
 
-from . import composition, flash_attn, flashinfer, flex, plain, sdpa, varlen, xformers
+from . import (
+    composition,
+    flash_attn,
+    flashinfer,
+    flex,
+    llama_cpp,
+    plain,
+    sdpa,
+    varlen,
+    vllm,
+    xformers,
+)
 from .plain import gathered, importance, linear, room_for, selection, writes
 from .task import Attention, Peer
 
@@ -23,7 +34,11 @@ FAMILIES: dict[str, ModuleType] = {
     "flash-attn": flash_attn,
     "flashinfer": flashinfer,
     "xformers": xformers,
+    "vllm": vllm,
+    "llama.cpp": llama_cpp,
 }
+# Who reads pages where they lie, or keeps a cache of its own.
+_IN_PLACE = ("flash-attn", "flashinfer", "xformers", "vllm", "llama.cpp")
 QUICK = tuple(name for name in FAMILIES if name != "flex")  # it compiles every shape anew
 
 __all__ = [
@@ -60,7 +75,7 @@ def attention(task: Attention, wanted: tuple[str, ...]) -> dict[str, Peer]:
         family = FAMILIES[name]
         if not family.why_not(task.q.device):
             found |= family.attention(task)
-    in_place = () if task.prefix is None else ("flash-attn", "flashinfer", "xformers")
+    in_place = () if task.prefix is None else _IN_PLACE
     return {
         (name if name.startswith(in_place) else task.first + name): peer
         for name, peer in found.items()

@@ -1,0 +1,74 @@
+"""vLLM's attention for CPUs, over a cache of its own that is filled beforehand; chains only.
+
+Its schedule of a step, which all layers share, is not timed. Measured from `.venv-vllm`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+
+import torch
+
+from .task import Attention, Peer
+
+_BLOCK = 128  # tokens, as its engine takes on a CPU
+
+
+@functools.cache
+def _operators():
+    """Return vLLM's module of operators; it prints much and asks much of the system."""
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    from vllm import _custom_ops
+
+    return _custom_ops
+
+
+def why_not(device: torch.device) -> str | None:
+    """Return why it is no peer on this device, or None."""
+    if device.type != "cpu":
+        return "its kernel for CPUs runs on a CPU only"
+    if importlib.util.find_spec("vllm") is None:
+        return "not installed here: `make vllm`, then .venv-vllm/bin/python bench/run_kernels.py"
+    _operators()
+    if not hasattr(torch.ops._C, "cpu_attention_with_kv_cache"):
+        return "this build of vLLM is not for CPUs"
+    return None
+
+
+def attention(task: Attention) -> dict[str, Peer]:
+    """Return its kernel where the tree is a chain behind a cache."""
+    q = task.q
+    if task.prefix is None or not task.chain or q.shape[-1] % 32:
+        return {}
+    from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
+    ops = _operators()
+    (batch, rows, q_heads, head_dim), (k, v) = q.shape, task.keys_and_values()
+    length, kv_heads = k.shape[1:3]
+    isa = _get_attn_isa(q.dtype, _BLOCK, head_dim)
+    blocks = -(-length // _BLOCK)
+    cache = torch.zeros(batch * blocks, kv_heads, 2 * _BLOCK, head_dim, dtype=q.dtype)
+    k_cache, v_cache = cache.chunk(2, dim=2)
+    slots = torch.arange(batch)[:, None] * blocks * _BLOCK + torch.arange(length)
+    flat = (x.flatten(0, 1).contiguous() for x in (k, v))
+    ops.cpu_attn_reshape_and_cache(*flat, k_cache, v_cache, slots.flatten(), isa)
+    starts = torch.arange(batch + 1, dtype=torch.int32) * rows
+    lengths = torch.full((batch,), length, dtype=torch.int32)
+    table = torch.arange(batch * blocks, dtype=torch.int32).view(batch, blocks)
+    schedule = ops.cpu_attn_get_scheduler_metadata(
+        batch, q_heads, kv_heads, head_dim, lengths, q.dtype, starts, True, -1, isa, True
+    )  # fmt: skip
+    packed = q.flatten(0, 1)
+    out = torch.empty_like(packed)
+
+    def attend() -> dict[str, torch.Tensor]:
+        ops.cpu_attention_with_kv_cache(
+            packed, k_cache, v_cache, out, starts, lengths, head_dim**-0.5, True, None, -1,
+            table, 0.0, schedule, None,
+        )  # fmt: skip
+        return {"out": out.view_as(q)}
+
+    return {"vllm": attend}

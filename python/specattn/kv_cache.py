@@ -261,7 +261,10 @@ class KVCache:
             requests, kept = self.slots(nodes.shape[1], offset=1)
             source = torch.where(nodes < 0, kept, self.seqlens[:, None] + nodes)
             self.storage[:, :, requests, kept] = self.storage[:, :, requests, source]
-        self.seqlens = self.seqlens + (counts + 1).to(torch.int32)
+        if nodes.shape[1]:
+            self.seqlens = self.seqlens + (counts + 1).to(torch.int32)
+        else:  # nothing was drafted
+            self.seqlens = self.seqlens + 1
 
     def _move_each(self, nodes: list[list[int]], counts: list[int]) -> None:
         """Move the accepted paths, request by request: a few rows are copied in a few calls."""

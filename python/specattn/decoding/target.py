@@ -235,6 +235,8 @@ class Target:
         if not is_chain(tree):
             plan.tree_mask, plan.depths = tree.packed_mask, tree.depths
         plan.capture = capture
+        if capture is NO_CAPTURE:
+            return self._run(tokens, plan)
         shape = (len(self.full_layers), self.cache.batch_size)
         in_python = capture.needs_python or not self.cache.in_kernels
         if capture.rows and (in_python or not self._keeps_scores(tokens)):

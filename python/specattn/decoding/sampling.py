@@ -21,8 +21,8 @@ from transformers import LogitsProcessorList
 from specattn.acceptance import Accepted, accepted_of, sample, walk
 from specattn.decoding.processors import ContextualProcessors
 from specattn.decoding.sequences import Sequences
-from specattn.decoding.stock import Stock
 from specattn.ops import add_gumbel_noise
+from specattn.stock import Stock
 from specattn.tree import Tree
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -20,7 +19,6 @@ from specattn.decoding.attention import Pass, Selection
 from specattn.decoding.compiling import MOST_ROWS
 from specattn.decoding.parts import Attention, GatedMLP, Parts, Projection, SubLayer
 from specattn.decoding.recording import UNIFORM, Recording
-from specattn.decoding.stock import BYTES, Stock
 from specattn.kv_cache import KVCache
 from specattn.ops._tree_mask import packed_mask
 
@@ -52,37 +50,14 @@ class _Buffers(NamedTuple):
     lse: torch.Tensor
 
 
-class _Recorded:
+class _Recorded(NamedTuple):
     """A recording, what it reads, and what it writes."""
 
-    def __init__(
-        self,
-        recording: Recording,
-        inputs: dict[str, torch.Tensor],
-        logits: torch.Tensor,
-        features: torch.Tensor,
-        scores: torch.Tensor | None,
-    ):
-        self.recording, self.inputs = recording, inputs
-        self.logits, self.features, self.scores = logits, features, scores
-        self._bytes = _as_bytes(logits), _as_bytes(features)
-        count = BYTES // (logits.nbytes + features.nbytes)
-        self._copies = Stock(self._blank, count) if count > 1 else None
-
-    def outputs(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return logits and features, for good."""
-        if self._copies is None:
-            return self.logits.clone(), self.features.clone()
-        (logits, features), places = self._copies.take()
-        for place, found in zip(places, self._bytes, strict=True):
-            np.copyto(place, found)
-        return logits, features
-
-    def _blank(self, count: int) -> list[Any]:
-        """Return room for `count` times logits and features, as tensors and as bytes."""
-        rooms = [x.new_empty(count, *x.shape) for x in (self.logits, self.features)]
-        tensors = zip(*(room.unbind() for room in rooms), strict=True)
-        return list(zip(tensors, zip(*map(_as_bytes, rooms), strict=True), strict=True))
+    recording: Recording
+    inputs: dict[str, torch.Tensor]
+    logits: torch.Tensor
+    features: torch.Tensor
+    scores: torch.Tensor | None
 
     def take(self, given: dict[str, torch.Tensor]) -> None:
         """Copy what changes from pass to pass to where the recording reads it."""
@@ -154,7 +129,9 @@ class StaticPass:
             if len(self._recordings) >= _MOST_RECORDINGS:
                 self._recordings.clear()
             known = self._recordings[shape] = self._recorded(shape, given)
-        return *known.outputs(), known.scores
+        if plan.lent:
+            return known.logits, known.features, known.scores
+        return known.logits.clone(), known.features.clone(), known.scores
 
     def _given(self, plan: Pass, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return what changes from pass to pass."""
@@ -268,11 +245,6 @@ class StaticPass:
             "sinks": layer.sinks,
         }
         out.copy_(self._plan.attend(n, *heads, **scale))
-
-
-def _as_bytes(x: torch.Tensor) -> Any:
-    """Return a contiguous tensor's memory as numpy's, which knows no bfloat16."""
-    return x.view(torch.uint8).numpy()
 
 
 def _mask(window: int | None) -> str:

@@ -10,9 +10,6 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-BYTES = 2**18
-"""About what a stock of tensors may take: what still lies in a core's cache."""
-
 
 class Stock(Generic[T]):
     """Hands out what ``make(count)`` returns, `count` at a time.

@@ -57,7 +57,12 @@ class ReferenceTarget(Target):
         self.agreement = 0.0
 
     def verify(
-        self, tree: Tree, tokens: torch.Tensor, *, capture: CaptureSpec = NO_CAPTURE
+        self,
+        tree: Tree,
+        tokens: torch.Tensor,
+        *,
+        capture: CaptureSpec = NO_CAPTURE,
+        lent: bool = False,
     ) -> Verification:
         """Return what the model said when it read the reference, with the reference on top.
 

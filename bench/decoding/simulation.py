@@ -47,10 +47,15 @@ class SimulatedTarget(Target):
         self.generator = torch.Generator(self.device).manual_seed(seed)
 
     def verify(
-        self, tree: Tree, tokens: torch.Tensor, *, capture: CaptureSpec = NO_CAPTURE
+        self,
+        tree: Tree,
+        tokens: torch.Tensor,
+        *,
+        capture: CaptureSpec = NO_CAPTURE,
+        lent: bool = False,
     ) -> Verification:
         """Verify as every target does, and bend the logits afterwards."""
-        result = super().verify(tree, tokens, capture=capture)
+        result = super().verify(tree, tokens, capture=capture, lent=lent)
         bend(result.logits, tree, tokens, self.profile, self.generator)
         return result
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -14,6 +15,7 @@ from specattn.ops import (
     sparse_gather_attention,
     verify_attention,
 )
+from specattn.stock import Stock
 
 
 class NewRows(Protocol):
@@ -85,6 +87,8 @@ class KVCache:
             )
         self.storage = torch.empty(shape, dtype=dtype, device=device)
         self.seqlens = torch.zeros(batch, dtype=torch.int32, device=device)
+        self._lengths_of = cache(_lengths)
+        self._known: tuple[torch.Tensor | None, list[int]] = None, []  # lengths, on the host too
 
     @property
     def batch_size(self) -> int:
@@ -240,7 +244,14 @@ class KVCache:
         """Select by collected scores [n, width], as `specattn.select_topk` does."""
         return select_topk(scores, seqlens, **share)
 
-    def commit(self, nodes: torch.Tensor, counts: torch.Tensor, *, in_place: bool = False) -> None:
+    def commit(
+        self,
+        nodes: torch.Tensor,
+        counts: torch.Tensor,
+        *,
+        in_place: bool = False,
+        on_host: Sequence[int] | None = None,
+    ) -> None:
         """Keep the root and the accepted nodes of a verified tree, in all layers at once.
 
         Node n of the tree lies at ``seqlens + n``. Its accepted path is moved to follow the root
@@ -254,16 +265,29 @@ class KVCache:
             How many nodes are accepted.
         in_place : bool
             The tree was a chain: its accepted nodes already lie where they belong.
+        on_host : sequence of int, B long, optional
+            `counts`, where the host knows them: a cache on the CPU then asks no tensor.
         """
         if not in_place and self.storage.device.type == "cpu":
-            self._move_each(nodes.tolist(), counts.tolist())
+            self._move_each(nodes.tolist(), on_host or counts.tolist())
         elif not in_place and nodes.shape[1]:
             requests, kept = self.slots(nodes.shape[1], offset=1)
             source = torch.where(nodes < 0, kept, self.seqlens[:, None] + nodes)
             self.storage[:, :, requests, kept] = self.storage[:, :, requests, source]
-        self.seqlens = self.seqlens + (counts + 1).to(torch.int32)
+        if self.storage.device.type != "cpu":
+            self.seqlens = self.seqlens + (counts + 1).to(torch.int32)
+            return
+        known, before = self._known
+        if known is not self.seqlens:
+            before = self.seqlens.tolist()
+        added = counts.tolist() if on_host is None else on_host
+        after = [length + count + 1 for length, count in zip(before, added, strict=True)]
+        self.seqlens, places = self._lengths_of(len(after)).take()
+        for request, length in enumerate(after):
+            places[request] = length
+        self._known = self.seqlens, after
 
-    def _move_each(self, nodes: list[list[int]], counts: list[int]) -> None:
+    def _move_each(self, nodes: list[list[int]], counts: Sequence[int]) -> None:
         """Move the accepted paths, request by request: a few rows are copied in a few calls."""
         for request, (path, count) in enumerate(zip(nodes, counts, strict=True)):
             path = path[:count]
@@ -299,3 +323,13 @@ class KVCache:
         self.storage = self.storage[:, :, : len(alive)]
         self.seqlens = self.seqlens[rows]
         return rows
+
+
+def _lengths(requests: int) -> Stock[tuple[torch.Tensor, Any]]:
+    """Return tensors for the lengths of so many requests on the CPU, and numpy's views of them."""
+
+    def make(count: int) -> list[tuple[torch.Tensor, Any]]:
+        room = torch.empty(count, requests, dtype=torch.int32)
+        return list(zip(room.unbind(), room.numpy(), strict=True))
+
+    return Stock(make, 64)

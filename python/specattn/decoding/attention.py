@@ -126,6 +126,8 @@ class Pass:
         Filled with what is captured (`Verification`).
     selector : KVSelector or None
         What full-attention layers attend to instead of the whole cache.
+    lent : bool
+        Whether what it hands out may lie where the next pass writes.
     """
 
     cache: KVCache
@@ -139,6 +141,7 @@ class Pass:
     scores: torch.Tensor | None = None
     queries: torch.Tensor | None = None
     selector: KVSelector | None = None
+    lent: bool = False
 
     @cached_property
     def slots(self) -> tuple[torch.Tensor, torch.Tensor]:

@@ -69,13 +69,22 @@ class Verified(NamedTuple):
     prefix : Tensor, int32 [B]
         Tokens that the cache held during the pass.
     result : Verification
-        Logits and features of the target, and what was captured beside them.
+        Logits and features of the target, and what was captured beside them. They hold until the
+        target's next pass.
     """
 
     draft: Draft
     accepted: Accepted
     prefix: torch.Tensor
     result: Verification
+
+    @property
+    def counts(self) -> list[int]:
+        """How many nodes each request accepted, on the host."""
+        if self.draft.tree.size == 1:
+            return [0] * len(self.draft.tokens)
+        counts: list[int] = self.accepted.counts.tolist()
+        return counts
 
 
 class Drafter:

@@ -109,7 +109,7 @@ def run_rounds(
         watch.lap("draft_seconds")
 
         prefix = target.cache.seqlens
-        result = target.verify(draft.tree, draft.tokens, capture=drafter.capture)
+        result = target.verify(draft.tree, draft.tokens, capture=drafter.capture, lent=True)
         watch.lap("target_seconds")
 
         if draft.probs is None and context.sampler.by_node:
@@ -117,7 +117,9 @@ def run_rounds(
         else:
             accepted = _accept(draft, context.sampler, result.logits, context.generator)
             outcomes = _outcomes(draft, accepted)
-        target.cache.commit(accepted.nodes, accepted.counts, in_place=is_chain(draft.tree))
+        counts = [len(tokens) - 1 for *_, tokens in outcomes]
+        in_place = is_chain(draft.tree)
+        target.cache.commit(accepted.nodes, accepted.counts, in_place=in_place, on_host=counts)
         finished, taking_turns = [], draft.drafters is not None
         names = draft.drafters or repeat(None, len(outcomes))
         for row, name, outcome in zip(sequences.active, names, outcomes, strict=True):
@@ -178,8 +180,10 @@ def _accept_on_host(
 ) -> tuple[Accepted, list[Outcome]]:
     """Do what `_accept` and `_outcomes` do, request by request: tensors are no faster on a CPU."""
     tree = draft.tree
-    shapes = tree.drafted_and_depth * (len(logits) if tree.batch_size is None else 1)
     accepted, emitted = sampler.follow(tree, draft.tokens, logits)
+    shapes = tree.drafted_and_depth
+    if len(shapes) < len(emitted):  # one tree for all
+        shapes = shapes * len(emitted)
     return accepted, [(*shape, tokens) for shape, tokens in zip(shapes, emitted, strict=True)]
 
 

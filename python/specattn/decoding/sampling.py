@@ -22,6 +22,7 @@ from specattn.acceptance import Accepted, accepted_of, sample, walk
 from specattn.decoding.processors import ContextualProcessors
 from specattn.decoding.sequences import Sequences
 from specattn.ops import add_gumbel_noise
+from specattn.stock import Stock
 from specattn.tree import Tree
 
 
@@ -58,6 +59,7 @@ class Sampler:
         self.scores = ContextualProcessors(processors, sequences)
         self.sequences, self.greedy = sequences, not do_sample
         self.seed = seed
+        self._report_for = cache(_reports)
 
     def draw(
         self, logits: torch.Tensor, tree: Tree, tokens: torch.Tensor, first: int | torch.Tensor
@@ -159,13 +161,13 @@ class Sampler:
         parents = tree.parent_lists
         temperatures = [self.scores.by_node[row].temperature for row in active]
         if native is not None and None not in temperatures and logits.dtype != torch.float64:
-            report = torch.empty(len(active), 2 + tree.max_depth, dtype=torch.int64)
+            report, accepted = self._report_for(len(active), tree.max_depth).take()
             seed = None if self.greedy else self.seed % 2**64
             lengths, threads = self.sequences.active_lengths, torch.get_num_threads()
             emitted: list[list[int]] = native.walk_trees(
                 logits, parents, tokens, temperatures, seed, active, lengths, report, threads
             )
-            return Accepted(report[:, 2:], report[:, 0], report[:, 1]), emitted
+            return accepted, emitted
         if tree.batch_size is None:
             parents = parents * len(active)
         walks = [
@@ -223,6 +225,18 @@ def kernels() -> Any:
         return importlib.import_module("specattn._cpu")
     except ImportError:
         return None
+
+
+def _reports(requests: int, depth: int) -> Stock[tuple[torch.Tensor, Accepted]]:
+    """Return what walks of so many requests down trees of such a depth report in."""
+
+    def make(count: int) -> list[tuple[torch.Tensor, Accepted]]:
+        room = torch.empty(count, requests, 2 + depth, dtype=torch.int64)
+        parts = (room[..., 2:], room[..., 0], room[..., 1])
+        accepted = map(Accepted, *(part.unbind() for part in parts))
+        return list(zip(room.unbind(), accepted, strict=True))
+
+    return Stock(make, 64)
 
 
 @lru_cache(maxsize=64)

@@ -155,7 +155,17 @@ class Sequences:
 
     def generated(self, row: int) -> torch.Tensor:
         """Return the end of a row's text that was generated, by an earlier run too."""
-        return self._host[row, self._starts[row] - self._num_pregenerated : self.ends[row]]
+        return self._host[row, self.generated_from[row] : self.ends[row]]
+
+    @property
+    def generated_from(self) -> list[int]:
+        """Where in its padded row what was generated begins, by an earlier run too."""
+        return [start - self._num_pregenerated for start in self._starts]
+
+    def tokens_between(self, row: int, begin: int, end: int) -> list[int]:
+        """Return a part of a padded row."""
+        tokens: list[int] = self._tokens[row, begin:end].tolist()
+        return tokens
 
     def new_tokens(self, row: int) -> list[int]:
         """Return what this run has emitted to a row."""
@@ -180,6 +190,11 @@ class Sequences:
         begin = positions.new_tensor([self.padding[row] for row in self.active])[:, None]
         columns = (begin + positions).clamp_max(self.padded_rows.shape[1] - 1)
         return self.padded_rows[positions.new_tensor(self.active)].gather(1, columns)
+
+    @property
+    def newest(self) -> list[int]:
+        """Every running request's last token: the root of its next tree."""
+        return [int(self._tokens[row, self.ends[row] - 1]) for row in self.active]
 
     def drafts(self, row: int) -> int:
         """Return how many drafted tokens a row has use for: one more follows the last of them."""
@@ -214,10 +229,12 @@ class Sequences:
         """
         begin, finished = self.ends[row], False
         rules = self._rules[row]
-        self._tokens[row, begin : begin + len(tokens)] = tokens
+        for place, token in enumerate(tokens, start=begin):
+            self._tokens[row, place] = token
         for end, token in enumerate(tokens, start=begin + 1):
             finished = end >= rules.max_length or token in rules.end_tokens
-            finished |= any(request.asked for request in rules.requests)
+            if rules.requests:
+                finished |= any(request.asked for request in rules.requests)
             if rules.others:
                 so_far = self._host[row : row + 1, :end].to(self._criteria_device)
                 finished |= bool(rules.others(so_far, None))
@@ -260,9 +277,9 @@ class RequestIndexes(Generic[I]):
 
     def __init__(self, sequences: Sequences, make: Callable[[], I], *, prompts: bool):
         self.sequences = sequences
-        self._text = sequences.text if prompts else sequences.generated
         self._indexes = [make() for _ in sequences.lengths]
-        self._indexed = [0 for _ in sequences.lengths]
+        # Where in its padded row each text is indexed up to.
+        self._indexed = sequences.padding.copy() if prompts else sequences.generated_from
         self.catch_up()
 
     @property
@@ -273,6 +290,6 @@ class RequestIndexes(Generic[I]):
     def catch_up(self) -> None:
         """Index what has been emitted to the running requests since the last call."""
         for row in self.sequences.active:
-            new = self._text(row)[self._indexed[row] :].tolist()
+            new = self.sequences.tokens_between(row, self._indexed[row], self.sequences.ends[row])
             self._indexes[row].extend(new)
-            self._indexed[row] += len(new)
+            self._indexed[row] = self.sequences.ends[row]

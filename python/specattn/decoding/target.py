@@ -215,7 +215,12 @@ class Target:
             on_chunk(total, total)
 
     def verify(
-        self, tree: Tree, tokens: torch.Tensor, *, capture: CaptureSpec = NO_CAPTURE
+        self,
+        tree: Tree,
+        tokens: torch.Tensor,
+        *,
+        capture: CaptureSpec = NO_CAPTURE,
+        lent: bool = False,
     ) -> Verification:
         """Run a tree behind what is committed; its keys stay there until the next pass.
 
@@ -224,6 +229,8 @@ class Target:
         tree : Tree
         tokens : Tensor, int64 [B, T]
         capture : CaptureSpec
+        lent : bool
+            Whether logits and features, too, need hold until the next pass alone.
 
         Returns
         -------
@@ -234,7 +241,9 @@ class Target:
         plan = self.plan(rows=tree.size)
         if not is_chain(tree):
             plan.tree_mask, plan.depths = tree.packed_mask, tree.depths
-        plan.capture = capture
+        plan.capture, plan.lent = capture, lent
+        if capture is NO_CAPTURE:
+            return self._run(tokens, plan)
         shape = (len(self.full_layers), self.cache.batch_size)
         in_python = capture.needs_python or not self.cache.in_kernels
         if capture.rows and (in_python or not self._keeps_scores(tokens)):

@@ -270,7 +270,14 @@ class ContextCache(KVCache):
         """Select by this rank's scores and by those of all others (`best_of_all`)."""
         return best_of_all(self.ranks, self.dealing, self.capacity, scores, seqlens, **share)
 
-    def commit(self, nodes: torch.Tensor, counts: torch.Tensor, *, in_place: bool = False) -> None:
+    def commit(
+        self,
+        nodes: torch.Tensor,
+        counts: torch.Tensor,
+        *,
+        in_place: bool = False,
+        on_host: Sequence[int] | None = None,
+    ) -> None:
         """Keep the root and the accepted nodes of a verified tree, each where it belongs."""
         if self.whole is not None:
             self.whole.seqlens = self.seqlens

@@ -239,7 +239,7 @@ def test_memory_does_not_grow_with_the_context(compile):
         sequences = Sequences(ids, [0], room, StoppingCriteriaList(), model.device)
         target = Target(model, 1, room, compile)
         target.cache.storage.zero_()
-        target.cache.seqlens += context
+        target.cache.seqlens = target.cache.seqlens + context
         sampler = Sampler([], do_sample=False, sequences=sequences)
         run = method.start(DraftContext(target, sampler, sequences))
         with torch.no_grad():
@@ -268,7 +268,7 @@ def test_the_window_counts_depth_and_not_the_order_of_nodes():
         target.cache.storage.copy_(
             torch.randn(target.cache.storage.shape, generator=torch.Generator().manual_seed(0))
         )
-        target.cache.seqlens += 29
+        target.cache.seqlens = target.cache.seqlens + 29
         context = DraftContext(target, Sampler([], False, sequences), sequences)
         block = DraftBlock(drafter, context, 9, 2)
         children = torch.tensor([[5, 6, 7, 8]])[:, order]

@@ -177,7 +177,8 @@ def test_a_window_counts_positions_along_the_path(window):
     context = started(model, ids, nodes=9)
     block = SpecialistBlock(drafter, context, 9, window)
     features = torch.randn(1, 13, 32, generator=torch.Generator().manual_seed(2)).double()
-    context.target.cache.seqlens += 13
+    cache = context.target.cache
+    cache.seqlens = cache.seqlens + 13
     pairs = drafter.fuse(block.embed(ids[None, 1:]), features)
     children = torch.randn(1, 4, 32, generator=torch.Generator().manual_seed(1)).double()
     with torch.no_grad():

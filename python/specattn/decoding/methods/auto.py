@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from specattn.decoding.attention import NO_CAPTURE
 from specattn.decoding.drafting import Draft, DraftContext, Drafter, Verified
 from specattn.decoding.method import Method
+from specattn.decoding.methods.asking import Asking
 from specattn.decoding.methods.choosing import Account, Chooser, Worth
 from specattn.decoding.methods.costs import alike
 from specattn.decoding.methods.longspec import LongSpec
@@ -31,9 +32,6 @@ from specattn.decoding.methods.vegas import Vegas, VegasDrafter
 
 TRAINED: tuple[type[Method], ...] = (LongSpec, PosS, Medusa)
 """Methods whose drafter is looked for in the folder of a model, in this order."""
-
-_SILENT = 16  # lookups in a row that found nothing worth a draft: then a round is left out ...
-_MOST_LEFT_OUT = 3  # ... and one more for each so many again
 
 _AT_PAR = 2.0, 2.0  # passes of one row and tokens: a trained drafter, before it has been seen
 
@@ -179,7 +177,7 @@ class _AutoDrafter(Drafter):
         self.experience = _experiences.setdefault(self.target.model, _Experience())
         account = self.experience.account
         self.chooser = Chooser(self.target.clock(), self._known_worths(), account)
-        self.silent = self.left_out = 0  # lookups without a draft, and rounds since the last lookup
+        self.asking = Asking(self.target.clock())
         self.name: str | None = None  # whose round it is
         self.own: list[bool] = []  # the requests that it drafts for
 
@@ -188,17 +186,21 @@ class _AutoDrafter(Drafter):
             drafter.on_prefill(start, features)
 
     def propose(self, root: torch.Tensor) -> Draft:
-        most = min(self.silent // _SILENT, _MOST_LEFT_OUT)
-        if self.left_out < most and self.capture is NO_CAPTURE:  # else a drafter gets ready
+        # Where scores were captured, a drafter gets ready.
+        waits = self.chooser.fastest is None and self.capture is NO_CAPTURE
+        if waits and self.asking.skips():
             return self._draft_nothing(root)
-        if self.left_out:
+        self.asking.begin()
+        if self.asking.left_out:
             self.suffix.indexes.catch_up()
-        lookup, self.left_out = self.suffix.find(), 0
+        lookup = self.suffix.find()
+        self.asking.found(lookup.saved)
         row_seconds = self.suffix.costs.measured.get(1)
         chosen = self.chooser.choose(lookup.tokens, lookup.seconds, row_seconds)
         self.capture = NO_CAPTURE
         ready = self.vegas is None or chosen != Vegas.name or self.vegas.selected is not None
         self.name, self.own = chosen if ready else None, [True] * len(root)
+        self.asking.end("asked")
         if self.name is None:
             self.chooser.begin(None)
             draft = self.suffix.draft(root, lookup)
@@ -208,14 +210,12 @@ class _AutoDrafter(Drafter):
             draft = self._draft(self.name, root, lookup)
             names = [self.name if own else Suffix.name for own in self.own]
             draft = draft._replace(drafters=names)
-        self.silent = 0 if self.name or draft.tree.size > 1 else self.silent + 1
         if self.vegas is not None and self.chooser.keeps(Vegas.name, row_seconds):
             self.capture = self.vegas.captured(draft.tree.size)
         return draft
 
     def _draft_nothing(self, root: torch.Tensor) -> Draft:
         """Return the root alone: where the text offers nothing, asking it costs the most."""
-        self.left_out += 1
         self.name, self.own = None, [True] * len(root)
         self.chooser.begin(None)
         return self.suffix.nothing(root)._replace(drafters=[Suffix.name] * len(root))
@@ -231,7 +231,9 @@ class _AutoDrafter(Drafter):
         return draft if all(self.own) else _mixed(draft, self.own, lookup)
 
     def observe(self, verified: Verified) -> None:
-        emitted = [1.0 + count for count in verified.accepted.counts.tolist()]
+        if asked := self.name is None and not self.asking.left_out:
+            self.asking.begin()
+        emitted = [1.0 + count for count in verified.counts]
         own = [tokens for tokens, is_own in zip(emitted, self.own, strict=True) if is_own]
         for name, drafter in self.drafters.items():
             if name == self.name and all(self.own):
@@ -240,9 +242,10 @@ class _AutoDrafter(Drafter):
                 drafter.follow(verified)
         if self.name is not None:
             self.suffix.follow(verified)
-        elif not self.left_out:  # else what the text has got is read before the next lookup
+        elif asked:  # else the text is read before the next lookup
             self.suffix.observe(verified)
         self.chooser.end(sum(emitted), sum(own) / len(own))
+        self.asking.end("learned")
 
     def compact(self, rows: list[int]) -> None:
         self.suffix.compact(rows)

@@ -118,11 +118,14 @@ class Chooser:
     ----------
     lost : float
         Seconds that trials of this run have cost.
+    fastest : str or None
+        The fastest when `choose` was last called: a drafter, or None for what was looked up.
     """
 
     def __init__(self, clock: Clock, worths: dict[str, Worth], account: Account):
         self.clock, self.worths, self.account = clock, worths, account
         self.lost = 0.0
+        self.fastest: str | None = None
         self._met = set[str]()  # who has drafted in this run
         self._speed = 0.0
         self._looked_up_at = account.elapsed
@@ -144,7 +147,7 @@ class Chooser:
         row_seconds : float or None
             That a pass of one row takes; None while nothing has been measured.
         """
-        best = None
+        best = self.fastest = None
         looked_up = self._speed = sum(promised) / seconds
         if row_seconds is None:
             return None
@@ -155,6 +158,7 @@ class Chooser:
                 tokens = worth.tokens * len(promised)
             if worth.known and (speed := tokens / worth.seconds(row_seconds)) > self._speed:
                 best, self._speed = name, speed
+        self.fastest = best
         if self._left == 1 and not (worth := self.worths[self._trial]).known:
             worth.give_up(row_seconds, self.account.elapsed)
             self._left = 0

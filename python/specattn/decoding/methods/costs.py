@@ -32,6 +32,7 @@ EXPLORING = 0.02
 """Share of the time that may go to trying again what was too slow."""
 
 _KEPT = 8  # rounds of a size that say what it costs
+_JUDGED = 4  # so many more are seen before what they say is taken anew
 _SAME = 0.02  # medians that differ by no more
 _ALIKE = 1.5  # lengths whose passes are taken to cost the same
 
@@ -56,6 +57,7 @@ class Timings:
         self._seconds: dict[Any, deque[float]] = {}
         self._medians: dict[Any, float] = {}
         self._measured_at: dict[Any, float] = {}
+        self._noted: dict[Any, int] = {}
         self._met: set[Any] = set()
         self._unread = deque[tuple[Any, Any, Any]]()
 
@@ -70,8 +72,11 @@ class Timings:
             known = self._seconds.setdefault(size, deque(maxlen=_KEPT))
             if self.is_old(size, seconds):
                 known.clear()
+                self._noted[size] = 0
             known.append(seconds)
-            self._found(size, median(known))
+            count = self._noted[size] = self._noted.get(size, 0) + 1
+            if count <= _KEPT or count % _JUDGED == 0:
+                self._found(size, median(known))
             self.elapsed += seconds
             self._measured_at[size] = self.elapsed
 
@@ -126,6 +131,7 @@ class PassCosts(Timings):
             for size, seconds in list(self._medians.items()):
                 if size > 1 and self.is_old(size, seconds):
                     del self._seconds[size], self._medians[size]
+                    self._noted.pop(size, None)
                     self._known = None
 
     def _found(self, size: Any, seconds: float) -> None:

@@ -196,7 +196,7 @@ class _BlockDrafter(Drafter):
         self.block.accept(verified.prefix, verified.accepted.nodes, self.kept)
 
     def follow(self, verified: Verified) -> None:
-        self.block.follow(verified.accepted.counts)
+        self.block.follow(max(verified.counts))
 
     def compact(self, rows: list[int]) -> None:
         self.block.compact(rows)

@@ -136,9 +136,9 @@ class DraftBlock:
                 self.storage[:, row] = self.storage[:, former]
         self.storage = self.storage[:, : len(rows)]
 
-    def follow(self, counts: torch.Tensor) -> None:
-        """Note that `counts` [B] nodes of a tree were accepted of which nothing lies here."""
-        self.behind += int(counts.max()) + 1
+    def follow(self, most: int) -> None:
+        """Note that up to `most` nodes of a tree were accepted of which nothing lies here."""
+        self.behind += most + 1
 
     def _catch_up(self, seqlens: torch.Tensor) -> None:
         """Fill the ring with the last tokens that it lacks, all but the texts' very last."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
@@ -123,11 +124,14 @@ class Lookup(NamedTuple):
         What the pass is expected to take.
     tokens : list of float
         What it is expected to emit to each request, the bonus token included.
+    saved : float
+        Seconds that it is expected to save over passes without a draft.
     """
 
     trees: list[tuple[list[int], list[int], list[float]]]
     seconds: float
     tokens: list[float]
+    saved: float
 
 
 class SuffixDrafter(Drafter):
@@ -169,19 +173,21 @@ class SuffixDrafter(Drafter):
         rows = self.sequences.active
         depths = [min(self.method.depth, self.sequences.drafts(row)) for row in rows]
         indexes = [index.native for index in self.indexes.active]
-        factor, seconds = self.calibration.factor, math.nan
+        factor, seconds, row_seconds = self.calibration.factor, math.nan, math.nan
         if (nodes := self.method.nodes) is None:
             sizes = self.costs.estimates()
             size, trees = self.native.best_trees(
                 indexes, depths, list(sizes), list(sizes.values()), factor, self.successors
             )
-            seconds = sizes[size]
+            seconds, row_seconds = sizes[size], sizes[1]
         else:
             trees = [
                 index.draft(nodes, depth, 0.0, self.successors)
                 for index, depth in zip(indexes, depths, strict=True)
             ]
-        return Lookup(trees, seconds, [1 + factor * sum(chances) for *_, chances in trees])
+        tokens = [1 + factor * sum(chances) for *_, chances in trees]
+        saved = sum(tokens) / len(tokens) * row_seconds - seconds
+        return Lookup(trees, seconds, tokens, saved)
 
     def draft(self, root: torch.Tensor, lookup: Lookup) -> Draft:
         """Return what was found as a draft behind `root` [B]."""
@@ -192,12 +198,13 @@ class SuffixDrafter(Drafter):
         if size == 1:
             return self.nothing(root)
         shapes = tuple((-1, *(parent + 1 for parent in parents)) for parents, _, _ in trees)
-        drafted = torch.tensor(
-            [[0, *tokens, *[0] * (size - 1 - len(tokens))] for _, tokens, _ in trees]
-        )
-        drafted = drafted.to(root.device)
-        drafted[:, 0] = root
-        return Draft(shared_tree(shapes, root.device), drafted)
+        roots = self.sequences.newest
+        drafted = [
+            [newest, *tokens, *[0] * (size - 1 - len(tokens))]
+            for newest, (_, tokens, _) in zip(roots, trees, strict=True)
+        ]
+        tokens = torch.from_numpy(np.array(drafted)).to(root.device)  # quicker than torch.tensor
+        return Draft(shared_tree(shapes, root.device), tokens)
 
     def nothing(self, root: torch.Tensor) -> Draft:
         """Return `root` [B] alone as a draft."""
@@ -210,8 +217,7 @@ class SuffixDrafter(Drafter):
     def observe(self, verified: Verified) -> None:
         """Learn from the verification of an own draft."""
         self.costs.end()
-        counts = verified.accepted.counts.tolist()
-        for expected, count in zip(self.expected, counts, strict=True):
+        for expected, count in zip(self.expected, verified.counts, strict=True):
             self.calibration.add(expected, count)
         self.follow(verified)
 

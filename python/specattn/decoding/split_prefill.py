@@ -44,11 +44,10 @@ def split_features(
     target: Target, tokens: torch.Tensor, max_seqlen: int, wanted: bool
 ) -> torch.Tensor:
     """Run a chunk [B, rows] behind what is cached; return its features if they are wanted."""
-    assert target.lockstep is not None
-    ranks, rows = target.lockstep.ranks, tokens.shape[1]
+    cache = cast(ContextCache, target.cache)
+    ranks, rows = cache.ranks, tokens.shape[1]
     share = -(-rows // ranks.size)
     first = ranks.rank * share
-    cache = target.cache
     behind = cache.seqlens, max_seqlen
     plan = SplitPass(cache, target.windows, rows, *behind, first=first, share=share)
     own = pad(tokens, (0, share * ranks.size - rows))[:, first : first + share]

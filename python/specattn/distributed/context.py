@@ -268,7 +268,10 @@ class ContextCache(KVCache):
 
     def select_topk(self, scores: torch.Tensor, seqlens: torch.Tensor, **share: Any) -> State:
         """Select by this rank's scores and by those of all others (`best_of_all`)."""
-        return best_of_all(self.ranks, self.dealing, self.capacity, scores, seqlens, **share)
+        each, rows = scores.shape[:-1], scores.flatten(0, -2)  # KV heads are texts of their own
+        seqlens = seqlens.repeat_interleave(len(rows) // len(seqlens))
+        found = best_of_all(self.ranks, self.dealing, self.capacity, rows, seqlens, **share)
+        return found[0].unflatten(0, each), found[1].unflatten(0, each)
 
     def commit(self, nodes: torch.Tensor, counts: torch.Tensor, *, in_place: bool = False) -> None:
         """Keep the root and the accepted nodes of a verified tree, each where it belongs."""

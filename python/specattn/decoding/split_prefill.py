@@ -10,6 +10,7 @@ from torch.nn.functional import pad
 
 from specattn.decoding.attention import Pass
 from specattn.distributed.context import ContextCache
+from specattn.kv_cache import NewHeads
 
 if TYPE_CHECKING:
     from specattn.decoding.target import Target
@@ -37,7 +38,7 @@ class SplitPass(Pass):
         """Store the new keys and values of all ranks' rows, and attend from this rank's."""
         options["window"] = self.windows[layer]
         cache = cast(ContextCache, self.cache)
-        return cache.attend_split(layer, q, k, v, self, self.first, **options)
+        return cache.attend_split(NewHeads(layer, q, k, v, self), self.first, **options)
 
 
 def split_features(

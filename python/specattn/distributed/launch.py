@@ -16,6 +16,17 @@ from specattn.distributed.group import ContextParallel, Ranks
 _STARTED_BY = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
+def refuse_ranks(command: str) -> None:
+    """Raise where torchrun has started several processes of what is made for one.
+
+    Raises
+    ------
+    ValueError
+    """
+    if (count := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
+        raise ValueError(f"{command} is for one rank, but torchrun has started {count}")
+
+
 class Started(NamedTuple):
     """What this process is part of.
 

@@ -56,13 +56,14 @@ def test_another_number_of_ranks_is_refused(specattn, prompt, monkeypatch):  # n
     assert "expected 2 ranks, but torchrun has started 4" in error
 
 
-@pytest.mark.parametrize("command", ["compare", "tune"])
+@pytest.mark.parametrize(
+    "command", [("compare", "--prompt-file"), ("tune", "vegas", "--output", "x.json", "--prompts")]
+)
 def test_what_is_for_one_rank_says_so(specattn, prompt, monkeypatch, command):  # noqa: F811
     monkeypatch.setenv("WORLD_SIZE", "2")
-    option = "--prompt-file" if command == "compare" else "--prompts"
-    code, _, error = specattn(command, option, prompt)
+    code, _, error = specattn(*command, prompt)
     assert code == 2
-    assert f"specattn {command} is for one rank, but torchrun has started 2" in error
+    assert "is for one rank, but torchrun has started 2" in error
 
 
 @pytest.mark.slow

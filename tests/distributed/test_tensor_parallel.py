@@ -73,6 +73,7 @@ def what_a_rank_holds(folder):
     target = Target(model, 1, 100)
     tensor = TensorParallel.of(model)
     scores = torch.tensor([1.0 + 2 * tensor.rank, -torch.inf])
+    assert target.static is not None  # passes are recorded, the exchanges in them
     return target.cache.nbytes, target.q_heads, tensor.mean(scores).tolist(), tensor.rank
 
 

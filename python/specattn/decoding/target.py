@@ -160,8 +160,8 @@ class Target:
 
     @property
     def kernel_pass(self) -> StaticPass | None:
-        """What runs passes as kernel calls over fixed buffers, if that does: on a CPU."""
-        static: Any = self.static
+        """What runs passes as kernel calls over fixed buffers, if that does: whole, on a CPU."""
+        static: Any = self.static if self.tensor_parallel is None else None
         return static if hasattr(static, "parts") else None
 
     @property

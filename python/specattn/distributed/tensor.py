@@ -29,7 +29,7 @@ class TensorParallel(Ranks):
     Attributes
     ----------
     rank, size, sent_bytes
-        As for `Ranks`. What transformers' own layers send is not counted.
+        As for `Ranks`. What transformers' own modules send is not counted.
     """
 
     def __init__(self, group: Any, *, divides_heads: bool):
@@ -62,7 +62,17 @@ class TensorParallel(Ranks):
 
     def mean(self, scores: torch.Tensor) -> torch.Tensor:
         """Average scores of this rank's heads over all of them, in place."""
-        return self.reduce("scores", scores, torch.distributed.ReduceOp.SUM).div_(self.size)
+        self.sum_in_place("scores", scores)
+        return scores.div_(self.size)
+
+    def sum_in_place(self, purpose: str, x: torch.Tensor) -> None:
+        """Sum what each rank has."""
+        self.reduce(purpose, x, torch.distributed.ReduceOp.SUM)
+
+    def join(self, purpose: str, own: torch.Tensor, out: torch.Tensor) -> None:
+        """Write columns of all ranks, each [M, N / ranks], side by side to `out` [M, N]."""
+        (parts,) = self.gather(purpose, own)
+        out.unflatten(1, (self.size, -1)).copy_(parts.movedim(0, 1))
 
     def by_heads(
         self, q: torch.Tensor, attend: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]

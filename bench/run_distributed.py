@@ -1,92 +1,266 @@
-"""Several ranks beside one: seconds, processor seconds and bytes of a prefill and of passes.
+"""Shapes of ranks side by side: seconds, processor seconds, bytes and memory of passes.
 
-    python bench/run_distributed.py --context 31000 --ranks 2
+    python bench/run_distributed.py --context 31000 --shapes 1x2 2x1
+    python bench/run_distributed.py --context 12000 --shapes 1x1 2x1 --prefill
+    python bench/run_distributed.py --context 1000000 --shapes 4x1 --json million.jsonl
 
-Every rank has one thread. Processor seconds say what a rank computes even where other programs take
-its core: the prefill's speed-up is at most that of one rank over the largest of several.
+A shape is RANKSxTHREADS, whose ranks share the cache; with ``t`` behind, as in ``2x1t``, they hold
+parts of the model. Unless ``--prefill`` runs one, the cache is filled with random keys and values.
+All shapes are alive at once and take turns, pass by pass, so what else runs meets all of them.
+Processor seconds say what a rank computes even where other programs take its core.
 """
 
 from __future__ import annotations
 
 import argparse
 import multiprocessing
+import re
 import socket
 import statistics
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from common.machine import Others, describe
+from common.records import RecordFile
 
 TINY = Path(__file__).parents[1] / "examples" / "tiny"
+BUDGET = 4096  # of the sparse draft, tokens
+PASSES = ("plain", "verify", "select", "draft")
 
 
-def main() -> None:
-    """Run the same work on one rank and on several, and print a line for each rank."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, default=TINY)
-    parser.add_argument("--context", type=int, default=31_000)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rows", type=int, default=7, help="of a verification")
-    parser.add_argument("--passes", type=int, default=20)
-    given = parser.parse_args()
-    for size in (1, given.ranks):
+class Shape(NamedTuple):
+    """How many ranks there are, of how many threads, and whether they divide the model."""
+
+    ranks: int
+    threads: int
+    divides_model: bool
+
+    def __str__(self) -> str:
+        return f"{self.ranks}x{self.threads}" + "t" * self.divides_model
+
+
+def shape(text: str) -> Shape:
+    """Return the shape that an argument names."""
+    if (found := re.fullmatch(r"([1-9]\d*)x([1-9]\d*)(t?)", text)) is None:
+        raise argparse.ArgumentTypeError(f"expected RANKSxTHREADS or RANKSxTHREADSt, got {text!r}")
+    return Shape(int(found[1]), int(found[2]), bool(found[3]))
+
+
+class Ranks:
+    """The processes of one shape, which do what they are told together."""
+
+    def __init__(self, shape: Shape, given: argparse.Namespace):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         context = multiprocessing.get_context("spawn")
-        processes = [
-            context.Process(target=work, args=(given, rank, size, port)) for rank in range(size)
-        ]
-        for process in processes:
-            process.start()
-        for process in processes:
+        self.pipes, self.processes = [], []
+        for rank in range(shape.ranks):
+            ours, theirs = context.Pipe()
+            arguments = (theirs, shape, rank, port, given)
+            self.processes.append(context.Process(target=_serve, args=arguments, daemon=True))
+            self.processes[-1].start()
+            theirs.close()
+            self.pipes.append(ours)
+
+    def __call__(self, what: str) -> list[dict[str, Any]]:
+        """Return what every rank measured."""
+        for pipe in self.pipes:
+            pipe.send(what)
+        return [pipe.recv() for pipe in self.pipes]
+
+    def close(self) -> None:
+        """End the processes."""
+        for process in self.processes:
+            process.kill()
             process.join()
 
 
-def work(given: argparse.Namespace, rank: int, size: int, port: int) -> None:
-    """Prefill a random text, run passes, print what they took."""
-    import torch
+def main() -> None:
+    """Run the same passes in every shape, in turn."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", type=Path, default=TINY)
+    parser.add_argument("--context", type=int, default=31_000)
+    parser.add_argument(
+        "--shapes", type=shape, nargs="+", default=[Shape(1, 2, False), Shape(2, 1, False)]
+    )
+    parser.add_argument("--prefill", action="store_true", help="of a random text, timed")
+    parser.add_argument("--rows", type=int, default=7, help="of a verification")
+    parser.add_argument("--passes", type=int, default=20)
+    parser.add_argument("--kinds", nargs="+", choices=PASSES, default=list(PASSES))
+    parser.add_argument("--json", type=Path, help="write records there, one a line")
+    given = parser.parse_args()
+    head = {"kind": "run", "context": given.context, "rows": given.rows}
+    records = RecordFile(given.json, [{**head, **describe(torch.device("cpu"))}])
+    started = {str(one): Ranks(one, given) for one in given.shapes}
+    try:
+        for name, ranks in started.items():
+            _report(records, name, "fill", [ranks("fill")], None)
+        for kind in given.kinds:
+            others = Others([p.pid for ranks in started.values() for p in ranks.processes])
+            found: dict[str, list] = {name: [] for name in started}
+            for turn in range(given.passes + 1):
+                for name, ranks in started.items():
+                    one = ranks(kind)
+                    if turn:  # the first records what the others replay
+                        found[name].append(one)
+            cores = others.cores()
+            for name, measured in found.items():
+                _report(records, name, kind, measured, cores)
+    finally:
+        for ranks in started.values():
+            ranks.close()
+
+
+def _report(
+    records: RecordFile, name: str, kind: str, measured: list[list[dict]], others: float | None
+) -> None:
+    """Print and keep the medians over passes: of the slowest rank, and processor seconds of all."""
+    walls = [max(rank["wall"] for rank in one) for one in measured]
+    ranks = list(zip(*measured, strict=True))
+    row = {
+        "kind": "row",
+        "shape": name,
+        "pass": kind,
+        "wall_s": statistics.median(walls),
+        "least_wall_s": min(walls),
+        "processor_s": [statistics.median(one["processor"] for one in rank) for rank in ranks],
+        "waits_s": [statistics.median(one["waits"] for one in rank) for rank in ranks],
+        "sent_bytes": [rank[-1]["sent"] for rank in ranks],
+        "cache_bytes": [rank[-1]["cache"] for rank in ranks],
+        "peak_rss_bytes": [rank[-1]["peak"] for rank in ranks],
+        "others": others,
+    }
+    records.add(row)
+    each = "  ".join(
+        f"{processor * 1e3:.1f} ({waits * 1e3:.1f})"
+        for processor, waits in zip(row["processor_s"], row["waits_s"], strict=True)
+    )
+    print(
+        f"{name:>6} {kind:7} {row['wall_s'] * 1e3:9.1f} ms, at least {min(walls) * 1e3:9.1f}; "
+        f"processor (exchanges) of each rank {each}; sent {row['sent_bytes'][0] / 1e6:.3f} MB, "
+        f"cache {row['cache_bytes'][0] / 1e6:.0f} MB, peak {row['peak_rss_bytes'][0] / 1e6:.0f} MB"
+        + ("" if others is None else f"; others {others:.1f} cores"),
+        flush=True,
+    )
+
+
+def _serve(pipe: Any, shape: Shape, rank: int, port: int, given: argparse.Namespace) -> None:
+    """Do as a pipe says, and answer what it took."""
     import torch.distributed as dist
 
-    from specattn.decoding.checkpoint import load_causal_model
-    from specattn.decoding.lockstep import Lockstep
-    from specattn.decoding.target import Target
-    from specattn.distributed import ContextParallel
-    from specattn.tree import Tree
-
-    torch.set_num_threads(1)
+    torch.set_num_threads(shape.threads)
     torch.set_grad_enabled(False)
-    ranks = None
-    if size > 1:
-        dist.init_process_group(
-            "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size
-        )
-        ranks = ContextParallel()
-    model = load_causal_model(given.model, torch.float32)
-    target = Target(model, 1, given.context + 2 * given.rows, lockstep=ranks and Lockstep(ranks))
-    generator = torch.Generator().manual_seed(0)
-    text = torch.randint(model.config.vocab_size, (given.context,), generator=generator)
-
-    before = dict(ranks.sent_bytes) if ranks else {}
-    wall, processor = time.perf_counter(), time.process_time()
-    target.prefill([text], 2048)
-    prefill = time.perf_counter() - wall, time.process_time() - processor
-    sent = ranks.sent_bytes["attention"] - before.get("attention", 0) if ranks else 0
-    print(
-        f"{size} ranks, rank {rank}: cache {target.cache.storage.nbytes / 1e6:.0f} MB, prefill "
-        f"{prefill[0]:.2f} s, processor {prefill[1]:.2f} s, sent {sent / 1e6:.0f} MB",
-        flush=True,
-    )
-    chain, walls, processors = Tree.chain(given.rows - 1), [], []
-    for _ in range(given.passes):
+    torch.manual_seed(0)
+    if shape.ranks > 1:
+        address = f"tcp://127.0.0.1:{port}"
+        dist.init_process_group("gloo", init_method=address, rank=rank, world_size=shape.ranks)
+    work = _Work(shape, given)
+    while True:
+        try:
+            what = pipe.recv()
+        except EOFError:
+            return
+        work.ranks_waited = 0.0
+        before = work.sent()
         wall, processor = time.perf_counter(), time.process_time()
-        target.verify(chain, text[None, : given.rows])
-        walls.append(time.perf_counter() - wall)
-        processors.append(time.process_time() - processor)
-    print(
-        f"{size} ranks, rank {rank}: pass of {given.rows} rows {min(walls) * 1e3:.1f} ms at least, "
-        f"{statistics.median(walls) * 1e3:.1f} median, processor "
-        f"{statistics.median(processors) * 1e3:.1f} ms",
-        flush=True,
-    )
+        getattr(work, what)()
+        pipe.send(
+            {
+                "wall": time.perf_counter() - wall,
+                "processor": time.process_time() - processor,
+                "waits": work.ranks_waited,
+                "sent": work.sent() - before,
+                "cache": work.target.cache.nbytes,
+                "peak": _peak(),
+            }
+        )
+
+
+class _Work:
+    """What one rank does: a target over a long cache, and passes of it."""
+
+    def __init__(self, shape: Shape, given: argparse.Namespace):
+        from specattn.decoding.attention import CaptureSpec
+        from specattn.decoding.checkpoint import load_causal_model
+        from specattn.decoding.lockstep import Lockstep
+        from specattn.decoding.target import Target
+        from specattn.distributed import ContextParallel, TensorParallel
+        from specattn.tree import Tree
+
+        parts = shape.ranks if shape.divides_model else 1
+        model = load_causal_model(given.model, torch.float32, tensor_parallel=parts)
+        context = ContextParallel() if shape.ranks > 1 and not shape.divides_model else None
+        self.given, self.context = given, given.context
+        self.lockstep = Lockstep.of(model, context)
+        self.every = [x for x in (context, TensorParallel.of(model)) if x is not None]
+        self.target = Target(model, 1, given.context + 4 * given.rows, lockstep=self.lockstep)
+        generator = torch.Generator().manual_seed(0)
+        self.text = torch.randint(model.config.vocab_size, (given.context,), generator=generator)
+        self.chain, self.root = Tree.chain(given.rows - 1), Tree.chain(0)
+        self.capture = CaptureSpec(rows=(0, -1))
+        self.scores: Any = None
+        self.selection: Any = None
+        self.ranks_waited = 0.0
+        for one in self.every:
+            one._run = self._timed(one._run)  # type: ignore[method-assign]
+
+    def _timed(self, run: Callable) -> Callable:
+        def timed(collective: Callable) -> None:
+            begin = time.perf_counter()
+            run(collective)
+            self.ranks_waited += time.perf_counter() - begin
+
+        return timed
+
+    def sent(self) -> int:
+        """Return the bytes that were sent so far."""
+        return sum(sum(one.sent_bytes.values()) for one in self.every)
+
+    def fill(self) -> None:
+        """Prefill the text, or let random keys and values stand for one."""
+        if self.given.prefill:
+            self.target.prefill([self.text], 2048)
+            return
+        for layer in range(len(self.target.windows)):
+            for half in self.target.cache.layer(layer):
+                half.normal_()
+        self.target.cache.seqlens = torch.tensor([self.context], dtype=torch.int32)
+
+    def plain(self) -> None:
+        """Run a pass of one row."""
+        self.target.verify(self.root, self.text[None, :1])
+
+    def verify(self) -> None:
+        """Verify a chain and collect scores."""
+        tokens = self.text[None, : self.given.rows]
+        self.scores = self.target.verify(self.chain, tokens, capture=self.capture).scores
+
+    def select(self) -> None:
+        """Select the best tokens of every layer by the last scores."""
+        from specattn.decoding.attention import Selection
+
+        cache, layers = self.target.cache, len(self.target.full_layers)
+        found = cache.select_topk(
+            self.scores.flatten(0, 1), cache.seqlens.repeat(layers), budget=BUDGET
+        )
+        self.selection = Selection(found[0].unflatten(0, (layers, 1)), found[1][:1])
+
+    def draft(self) -> None:
+        """Draft one token on the selection."""
+        self.target.draft(self.text[None, :1], 0, self.selection)
+
+
+def _peak() -> int:
+    """Return the most memory that this process had, in bytes; 0 where nobody says."""
+    path = Path("/proc/self/status")
+    lines: Iterator[str] = iter(path.read_text().splitlines() if path.exists() else [])
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM")), 0)
 
 
 if __name__ == "__main__":

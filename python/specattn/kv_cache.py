@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 
@@ -40,6 +40,25 @@ class NewRows(Protocol):
     def tree_mask(self) -> torch.Tensor | None: ...  # noqa: D102
     @property
     def max_seqlen(self) -> int: ...  # noqa: D102
+
+
+class NewHeads(NamedTuple):
+    """What one layer makes of the rows of a pass.
+
+    Attributes
+    ----------
+    layer : int
+    q : Tensor [B, T, Hq, D]
+    k, v : Tensor [B, T, Hk, D]
+        To be stored before anything is attended to.
+    rows : NewRows
+    """
+
+    layer: int
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    rows: NewRows
 
 
 class KVCache:
@@ -164,59 +183,38 @@ class KVCache:
         self.storage[layer, 0][slots] = k
         self.storage[layer, 1][slots] = v
 
-    def attend(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        rows: NewRows,
-        **options: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store new keys and values and attend to the prefix and to them, all [B, T, heads, D].
+    def attend(self, new: NewHeads, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store new keys and values and attend to the prefix and to them.
 
         `options` are those of `specattn.hybrid_tree_attention`, which this is.
         """
-        self.write(layer, k, v, rows.slots)
-        k_cache, v_cache = (x[:, : rows.max_seqlen] for x in self.layer(layer))
-        return hybrid_tree_attention(
-            q, k_cache, v_cache, rows.prefix, None, None, rows.tree_mask, **options
-        )
+        return hybrid_tree_attention(*self._stored(new), None, None, new.rows.tree_mask, **options)
 
     def attend_and_collect(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        rows: NewRows,
-        **options: Any,
+        self, new: NewHeads, **options: Any
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Do what `attend` does and collect, as `specattn.verify_attention`."""
-        self.write(layer, k, v, rows.slots)
-        k_cache, v_cache = (x[:, : rows.max_seqlen] for x in self.layer(layer))
-        return verify_attention(
-            q, k_cache, v_cache, rows.prefix, None, None, rows.tree_mask, **options
-        )
+        return verify_attention(*self._stored(new), None, None, new.rows.tree_mask, **options)
 
     def attend_selected(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        rows: NewRows,
-        indices: torch.Tensor,
-        lengths: torch.Tensor,
-        **options: Any,
+        self, new: NewHeads, indices: torch.Tensor, lengths: torch.Tensor, **options: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Store new keys and values and attend to selected positions and to them.
 
         `indices`, `lengths` and `options` are those of `specattn.sparse_gather_attention`.
         """
-        self.write(layer, k, v, rows.slots)
-        k_cache, v_cache = (x[:, : rows.max_seqlen] for x in self.layer(layer))
-        return sparse_gather_attention(q, k_cache, v_cache, indices, lengths, k, v, **options)
+        q, k_cache, v_cache, _ = self._stored(new)
+        return sparse_gather_attention(
+            q, k_cache, v_cache, indices, lengths, new.k, new.v, **options
+        )
+
+    def _stored(
+        self, new: NewHeads
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Store new keys and values; return queries, what is cached, and how much is the prefix."""
+        self.write(new.layer, new.k, new.v, new.rows.slots)
+        k_cache, v_cache = (x[:, : new.rows.max_seqlen] for x in self.layer(new.layer))
+        return new.q, k_cache, v_cache, new.rows.prefix
 
     def attend_committed(
         self, layer: int, q: torch.Tensor, seqlens: torch.Tensor, unseen: torch.Tensor

@@ -56,6 +56,28 @@ def test_another_number_of_ranks_is_refused(specattn, prompt, monkeypatch):  # n
     assert "expected 2 ranks, but torchrun has started 4" in error
 
 
+@pytest.mark.parametrize(
+    "command", [("compare", "--prompt-file"), ("tune", "vegas", "--output", "x.json", "--prompts")]
+)
+def test_what_is_for_one_rank_says_so(specattn, prompt, monkeypatch, command):  # noqa: F811
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    code, _, error = specattn(*command, prompt)
+    assert code == 2
+    assert "is for one rank, but torchrun has started 2" in error
+
+
+@pytest.mark.slow
+def test_parts_of_a_model_say_what_one_rank_says(specattn, prompt, tmp_path):  # noqa: F811
+    common = ("--prompt-file", prompt, "--method", "vegas", "--max-new-tokens", 24)
+    whole, out = tmp_path / "whole.json", tmp_path / "out.json"
+    assert specattn("generate", *common, "--json", whole)[0] == 0
+    done = under_torchrun(2, *common, "--json", out, "--tensor-parallel", 2)
+    assert done.returncode == 0, done.stderr
+    expected, found = (json.loads(path.read_text()) for path in (whole, out))
+    assert (found["tokens"], found["ranks"]) == (expected["tokens"], 2)
+    assert done.stdout == expected["text"] + "\n"
+
+
 @pytest.mark.slow
 def test_ranks_of_other_prompts_are_named(prompt, tmp_path):  # noqa: F811
     """Each rank reads a file of its own."""

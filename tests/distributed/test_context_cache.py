@@ -9,7 +9,7 @@ import torch
 import specattn.distributed.group as group
 from specattn.distributed import ContextParallel
 from specattn.distributed.context import ContextCache
-from specattn.kv_cache import KVCache
+from specattn.kv_cache import KVCache, NewHeads
 from specattn.tree import Tree
 
 HQ, HK, D, BLOCK = 4, 2, 16, 4
@@ -50,7 +50,7 @@ def attend_everywhere():
     cache.storage.fill_(torch.nan)  # what nobody has written must not matter
     sinks = torch.randn(HQ, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     q, k, v = inputs(max(LENGTHS))
-    out, _ = cache.attend(0, q, k, v, rows_of(cache, len(k[0])), sinks=sinks)
+    out, _ = cache.attend(NewHeads(0, q, k, v, rows_of(cache, len(k[0]))), sinks=sinks)
     causal = torch.ones(len(k[0]), len(k[0]), dtype=torch.bool).tril()
     errors = {"chunk": max(error(out[b], dense(q[b], k[b], v[b], causal, sinks)) for b in (0, 1))}
     cache.seqlens = torch.tensor(LENGTHS, dtype=torch.int32)
@@ -61,7 +61,7 @@ def attend_everywhere():
     collected = torch.empty(2, cache.width, dtype=torch.float64)
     options = {"collect": "scores", "collect_rows": (0, -1), "per_head": False}
     out, _, _ = cache.attend_and_collect(
-        0, new_q, new_k, new_v, rows, collected=collected, **options
+        NewHeads(0, new_q, new_k, new_v, rows), collected=collected, **options
     )
     scores, logits = cache.gathered(collected), []
     errors["tree"], errors["scores"] = 0.0, 0.0
@@ -85,7 +85,8 @@ def attend_everywhere():
     chosen = torch.tensor([[0, 3, 9, 36, 37, 39], [1, 2, 6, -1, -1, -1]], dtype=torch.int32)
     counts = torch.tensor([6, 3], dtype=torch.int32)
     last_q, last_k, last_v = inputs(1)
-    out, _ = cache.attend_selected(0, last_q, last_k, last_v, rows_of(cache, 1), chosen, counts)
+    last = NewHeads(0, last_q, last_k, last_v, rows_of(cache, 1))
+    out, _ = cache.attend_selected(last, chosen, counts)
     errors["selected"] = 0.0
     for b, (keys, values) in enumerate(texts):
         at = chosen[b, : counts[b]].long()
@@ -117,7 +118,7 @@ def attend_split():
     causal, errors = torch.ones(count, count, dtype=torch.bool).tril(), []
     for layer, window in enumerate((None, 7)):
         visible = causal if window is None else causal & ~causal.tril(-window)
-        out = cache.attend_split(layer, *own, rows_of(cache, count), first, window=window)
+        out = cache.attend_split(NewHeads(layer, *own, rows_of(cache, count)), first, window=window)
         last = min(first + share, count)
         errors += [
             error(out[b, : last - first], dense(q[b], k[b], v[b], visible)[first:last])
@@ -152,7 +153,7 @@ def count_bytes(rows, dtype):
 
     group._gather = counting
     try:
-        cache.attend(0, *inputs(rows, dtype), rows_of(cache, rows))
+        cache.attend(NewHeads(0, *inputs(rows, dtype), rows_of(cache, rows)))
     finally:
         group._gather = collective
     assert ranks.sent_bytes["attention"] == sum(sent) * (ranks.size - 1)
@@ -177,7 +178,7 @@ def test_a_rank_keeps_its_share_of_the_cache(monkeypatch, ranks, share):
     q, k, v = (x[:1] for x in inputs(tree.size, torch.float32))
     alone = lambda _, q, attend: (q[None], q[None, ..., 0].contiguous())  # noqa: E731
     monkeypatch.setattr(ContextCache, "_exchanged", alone)
-    cache.attend(0, q, k, v, rows_of(cache, tree.size, tree.packed_mask))
+    cache.attend(NewHeads(0, q, k, v, rows_of(cache, tree.size, tree.packed_mask)))
     held = cache.storage.nbytes + cache._staged.nbytes
     assert held <= share * KVCache(2, 1, capacity, HK, D).storage.nbytes
 

@@ -5,7 +5,7 @@ import torch
 
 from tests.decoding.models import CONFIGS
 from tests.decoding.settings import NAMES
-from tests.distributed.decoding import texts
+from tests.distributed.decoding import texts, vegas_per_head
 
 SOME = ("plain", "suffix", "vegas", "longspec-tree", "prompt_lookup")
 BLOCK = 4  # so that even short texts lie on all ranks
@@ -31,6 +31,11 @@ def test_sampled_texts_of_two_ranks_are_those_of_one(two_ranks):
     options = {"temperature": 1.0, "seed": 3, "top_k": 0}
     one = texts(["qwen3"], SOME, None, options)
     assert two_ranks(texts, ["qwen3"], SOME, BLOCK, options) == [one, one]
+
+
+def test_two_ranks_select_for_each_head_what_one_selects(two_ranks):
+    one = vegas_per_head(None)
+    assert two_ranks(vegas_per_head, BLOCK) == [one, one]
 
 
 @pytest.mark.slow

@@ -49,7 +49,9 @@ def compare(
         from specattn.cli.table import print_figures
         from specattn.cli.terminal import console
         from specattn.decoding.methods import split_methods
+        from specattn.distributed.launch import refuse_ranks
 
+        refuse_ranks("specattn compare")
         check_outputs(json=json_file, html=html)
         if html == STDOUT:
             raise ValueError("--html: expected a file, got -")

@@ -54,6 +54,13 @@ def generate(
             "(docs/distributed.md).",
         ),
     ] = None,
+    tensor_parallel: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Divide the model over so many ranks by transformers' plan; both kinds multiply.",
+        ),
+    ] = None,
     rank_timeout: Annotated[
         float, typer.Option(min=1.0, help="Seconds after which a silent rank is given up.")
     ] = 300.0,
@@ -74,17 +81,19 @@ def generate(
             if not isinstance(chosen, Auto | Suffix):
                 raise ValueError(f"--corpus: expected --method auto or suffix, got {method}")
             chosen = replace(chosen, corpus=(*chosen.corpus, *corpus))
-        ranks = None
-        if context_parallel is not None:
+        started = None
+        if context_parallel is not None or tensor_parallel is not None:
             from specattn.cli.loading import device_named
             from specattn.distributed.launch import torchrun_ranks
 
             on_gpu = device_named(options.device).type == "cuda"
-            joined = torchrun_ranks(context_parallel, timeout=rank_timeout, on_gpu=on_gpu)
-            ranks = stack.enter_context(joined)
-        shown = ranks is None or ranks.rank == 0
+            joined = torchrun_ranks(
+                context_parallel or 1, tensor_parallel or 1, timeout=rank_timeout, on_gpu=on_gpu
+            )
+            started = stack.enter_context(joined)
+        shown = started is None or started.ranks.rank == 0
         console.quiet = not shown
-        session = DecodingSession(options, silent=json_file == STDOUT or not shown, ranks=ranks)
+        session = DecodingSession(options, silent=json_file == STDOUT or not shown, started=started)
         runs = session.begin(resume or state, resume=resume is not None)
         done, wanted = len(runs[0].tokens), options.max_new_tokens
         if done >= wanted:

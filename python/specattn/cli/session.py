@@ -43,7 +43,7 @@ from specattn.decoding.families import check_length
 from specattn.decoding.memory import peak_bytes, reset_peak
 from specattn.decoding.proving import prove
 from specattn.decoding.statistics import distinct
-from specattn.distributed import ContextParallel
+from specattn.distributed.launch import Started
 
 # Sampling options that `generate` takes as they are; the contextual penalty is a processor.
 _OF_GENERATE = ("temperature", "top_k", "top_p", "min_p", "eta_cutoff", "repetition_penalty")
@@ -131,8 +131,8 @@ class DecodingSession:
     options : DecodingOptions
     silent : bool
         Whether texts stay off the standard output.
-    ranks : ContextParallel, optional
-        Those that share the cache; the first alone saves runs.
+    started : Started, optional
+        The ranks that share the cache or the model; the first alone saves runs.
 
     Raises
     ------
@@ -145,9 +145,9 @@ class DecodingSession:
         options: DecodingOptions,
         *,
         silent: bool = False,
-        ranks: ContextParallel | None = None,
+        started: Started | None = None,
     ):
-        self.options, self.silent, self.ranks = options, silent, ranks
+        self.options, self.silent, self.started = options, silent, started
         texts = read_texts(options)
         self.folder = model_folder(options.model)
         device = device_named(options.device)
@@ -156,7 +156,8 @@ class DecodingSession:
         self.tokenizer = load_tokenizer(self.folder)
         self.prompts = tokenize(texts, self.tokenizer, options)
         with console.status(f"loading {self.folder}"):
-            self.model = load_causal_model(self.folder, dtype, device)
+            parts = 1 if started is None else started.parts
+            self.model = load_causal_model(self.folder, dtype, device, tensor_parallel=parts)
             prove(self.model, trust_family=options.trust_family)
         theirs = self.model.generation_config
         self._stop_strings = theirs.stop_strings
@@ -186,7 +187,7 @@ class DecodingSession:
             run.resume()
             if self._has_ended(run):
                 raise ValueError(f"{path} holds a text that has come to its end")
-        if self.ranks is not None and self.ranks.rank > 0:
+        if self.started is not None and self.started.ranks.rank > 0:
             for run in runs:
                 run.path = None
         return runs
@@ -231,7 +232,7 @@ class DecodingSession:
                 tokenizer=self.tokenizer,
                 num_pregenerated=done,
                 compile=options.compile,
-                context_parallel=self.ranks,
+                context_parallel=self.started and self.started.context,
                 on_prefill=on_prefill,
                 on_round=on_round,
                 **{name: sampling[name] for name in _OF_GENERATE},
@@ -262,7 +263,7 @@ class DecodingSession:
         prompts = [{"file": one.file, "tokens": len(one.tokens)} for one in self.prompts]
         return {
             "versions": versions(),
-            "ranks": 1 if self.ranks is None else self.ranks.size,
+            "ranks": 1 if self.started is None else self.started.ranks.size,
             "model": {
                 "path": str(self.folder),
                 "model_type": self.model.config.model_type,

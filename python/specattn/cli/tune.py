@@ -71,8 +71,10 @@ def vegas(
     """Tune Vegas in the paper's three steps: ratio with a large gamma, gamma, ratio again."""
     with one_line_errors():
         from specattn.cli.terminal import console
+        from specattn.distributed.launch import refuse_ranks
         from specattn.tuning import Sweep
 
+        refuse_ranks("specattn tune")
         given: dict[str, Any] = {
             "ratios": _numbers("--ratios", ratios, float),
             "gammas": _numbers("--gammas", gammas, int),

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol, cast
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from specattn.kv_cache import KVCache
+from specattn.kv_cache import KVCache, NewHeads
 
 _OVER = "specattn_over_"  # before the name of the implementation that calls without a plan take
 NO_MASK = torch.empty(0, 0, 0, 0)
@@ -167,28 +167,28 @@ class Pass:
 
         `options` are ``softmax_scale``, ``softcap`` and ``sinks`` of the primitives.
         """
-        cache, window, new = self.cache, self.windows[layer], (layer, q, k, v, self)
+        cache, window, new = self.cache, self.windows[layer], NewHeads(layer, q, k, v, self)
         if window is not None:
-            return cache.attend(*new, window=window, **options)[0]
+            return cache.attend(new, window=window, **options)[0]
         full_layer = self.windows[:layer].count(None)
         if self.selector is not None:
-            return cache.attend_selected(*new, *self.selector.select(full_layer, q), **options)[0]
+            return cache.attend_selected(new, *self.selector.select(full_layer, q), **options)[0]
         if self.queries is not None:
             self.queries[full_layer] = q
         if self.scores is None:
-            return cache.attend(*new, **options)[0]
+            return cache.attend(new, **options)[0]
         return self._attend_and_score(new, self.scores[full_layer], options)
 
     def _attend_and_score(
-        self, new: tuple, scores: torch.Tensor, options: dict[str, Any]
+        self, new: NewHeads, scores: torch.Tensor, options: dict[str, Any]
     ) -> torch.Tensor:
         """Attend and write one layer's scores, averaged over heads, or over those of a group."""
         options["collect_rows"] = self.capture.rows
         by_weight, per_row = self.capture.ranking == "weight", self.capture.per_row
         if not by_weight and not per_row:
             options |= {"per_head": self.capture.per_head, "collected": scores}
-            return self.cache.attend_and_collect(*new, collect="scores", **options)[0]
-        out, lse, logits = self.cache.attend_and_collect(*new, collect="logits", **options)
+            return self.cache.attend_and_collect(new, collect="scores", **options)[0]
+        out, lse, logits = self.cache.attend_and_collect(new, collect="logits", **options)
         ranks = logits.float()  # [B, rows, Hq, N]
         if by_weight:
             ranks = (ranks - lse[:, self.capture.rows, :, None]).exp()

@@ -34,7 +34,7 @@ def static_pass(target: Target, compile: Compile) -> StaticPass | CapturedPass |
     """Return what runs the passes of few rows of a target whose cache is empty, if it can.
 
     The first time that a model is seen, random tokens run both ways and are compared. Models for
-    which there is none decode through their own modules, and "auto" says so once.
+    which there is none decode through their own modules, and "auto" says so once, on rank 0.
 
     Raises
     ------
@@ -60,7 +60,8 @@ def static_pass(target: Target, compile: Compile) -> StaticPass | CapturedPass |
     except Unrecognised as error:
         if compile == "on":
             raise ValueError(f"compile='on': {error}") from error
-        if model not in _told:
+        first = target.lockstep is None or target.lockstep.ranks.rank == 0
+        if model not in _told and first:
             _told.add(model)
             name = type(model).__name__
             warnings.warn(f"{name} decodes through its own, slower modules: {error}", stacklevel=3)

@@ -79,7 +79,8 @@ def generate(
     Parameters
     ----------
     model : PreTrainedModel
-        A causal model, on one device (docs/models.md). One that reads more continues text alone.
+        A causal model, on one device (docs/models.md), or divided over ranks by transformers' own
+        plan (docs/distributed.md). One that reads more continues text alone.
     input_ids : Tensor [L] or [B, L], list of int, str, mapping, or sequence of prompts
         Token ids, or text to be tokenized by `tokenizer`; in a sequence each prompt has its own
         length. A mapping is what a tokenizer returns: ``input_ids`` and ``attention_mask``.
@@ -126,7 +127,8 @@ def generate(
         compute what the model computes ("auto"; it says once where it cannot), or else with an
         error, or never. Texts are the same as far as rounding goes (docs/compiling.md).
     context_parallel : ContextParallel, optional
-        The ranks that hold the cache together (docs/distributed.md). Every rank makes the same
+        The ranks that hold the cache together (docs/distributed.md). Every rank, also of a model
+        that is divided, makes the same
         call, and every rank's callbacks get the tokens. Criteria must be functions of the text;
         for `StopRequest` and ``max_time`` what rank 0 says counts.
     **options
@@ -143,7 +145,7 @@ def generate(
         Something that is no prompt, an unknown method or model family, a prompt beyond the
         capacity, or an option that cannot be obeyed here (beams, scores, attentions, ...).
     RanksDisagree, RankLost
-        With `context_parallel`: a rank makes another call, or does not answer.
+        On several ranks: one makes another call, or does not answer.
     """
     method, model = _resolve(method), text_model(model)
     vocabulary = model.config.vocab_size

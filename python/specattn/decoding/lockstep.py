@@ -18,7 +18,8 @@ from transformers import MaxTimeCriteria, PreTrainedModel, StoppingCriteriaList
 import specattn
 from specattn.decoding.sequences import StopRequest
 from specattn.decoding.statistics import Clock
-from specattn.distributed.group import ContextParallel
+from specattn.distributed.group import ContextParallel, Ranks
+from specattn.distributed.tensor import TensorParallel
 from specattn.tree import Tree
 
 
@@ -27,12 +28,38 @@ class Lockstep:
 
     Parameters
     ----------
-    ranks : ContextParallel
+    ranks : Ranks
+        All that decode the text.
+    context : ContextParallel, optional
+        Those that hold the cache together, by default `ranks` if they do.
     """
 
-    def __init__(self, ranks: ContextParallel):
+    def __init__(self, ranks: Ranks, context: ContextParallel | None = None):
         self.ranks = ranks
+        self.context = ranks if isinstance(ranks, ContextParallel) else context
         self._stop: _FirstRanksStop | None = None
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, context: ContextParallel | None) -> Lockstep | None:
+        """Return what keeps the ranks of a divided model or cache together, None for one rank.
+
+        Raises
+        ------
+        ValueError
+            Both are divided, but not over all ranks.
+        """
+        tensor = TensorParallel.of(model)
+        if context is None or tensor is None:
+            ranks = context or tensor
+            return None if ranks is None else cls(ranks)
+        every = Ranks()
+        if context.size * tensor.size != every.size:
+            raise ValueError(
+                f"{every.size} ranks are not {context.size} shares of the cache times "
+                f"{tensor.size} parts of the model: give context_parallel the group of the ranks "
+                "that hold the same part"
+            )
+        return cls(every, context)
 
     def begin(
         self,
@@ -63,7 +90,7 @@ class Lockstep:
             There is a generator, of which every rank would have another.
         """
         if generator is not None:
-            raise ValueError("with context_parallel give seed: a generator is one rank's own")
+            raise ValueError("on several ranks give seed: a generator is one rank's own")
         tokens = [row[begin:end].tolist() for row, begin, end in zip(*prompts, strict=True)]
         options = {
             name: value
@@ -75,7 +102,7 @@ class Lockstep:
                 "specattn": specattn.__version__,
                 "torch": torch.__version__,
                 "transformers": transformers.__version__,
-                "block_size": self.ranks.block_size,
+                "block_size": self.context and self.context.block_size,
                 "threads": torch.get_num_threads(),
                 "dtype": model.dtype,
                 "a model of type": model.config.model_type,
@@ -119,7 +146,7 @@ class Lockstep:
 
 
 class _FirstRanksClock(Clock):
-    def __init__(self, ranks: ContextParallel, device: torch.device):
+    def __init__(self, ranks: Ranks, device: torch.device):
         super().__init__(device)
         self.ranks = ranks
 

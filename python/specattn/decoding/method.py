@@ -246,9 +246,9 @@ def run(
         )
     if seed is not None and generator is not None:
         raise ValueError("give seed or generator, not both")
-    criteria, lockstep = texts.criteria, None
-    if context_parallel is not None:
-        lockstep, prompts = Lockstep(context_parallel), (texts.input_ids, texts.padding, texts.ends)
+    criteria, lockstep = texts.criteria, Lockstep.of(model, context_parallel)
+    if lockstep is not None:
+        prompts = texts.input_ids, texts.padding, texts.ends
         seed = lockstep.begin(model, method, prompts, limits, seed, generator)
         criteria = lockstep.criteria(criteria)
     sequences = Sequences(

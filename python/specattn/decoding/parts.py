@@ -13,6 +13,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from specattn.distributed.tensor import TensorParallel
+
 
 class Unrecognised(ValueError):
     """A model does something of which its parts say nothing; the message says what."""
@@ -118,6 +120,9 @@ class Parts:
         Turns positions to angles.
     ropes : tuple of str
         Kinds of layers for which it does so differently; one, named "", where it does not.
+    tensor_parallel : TensorParallel or None
+        The ranks whose parts these are: rows of embedding and head, heads, and columns of the MLP.
+        What `out` and `down` give is then a part of a sum.
     """
 
     embedding: torch.Tensor
@@ -127,6 +132,13 @@ class Parts:
     head: Projection
     rotary: nn.Module
     ropes: tuple[str, ...]
+    tensor_parallel: TensorParallel | None
+
+    @property
+    def vocabulary(self) -> int:
+        """V, of all parts."""
+        parts = 1 if self.tensor_parallel is None else self.tensor_parallel.size
+        return self.head.weight.shape[0] * parts
 
     @property
     def is_plain_outside(self) -> bool:
@@ -142,6 +154,13 @@ _ACTIVATIONS = {
     "GELUTanh": "gelu_tanh",
     "NewGELUActivation": "gelu_tanh",
     "PytorchGELUTanh": "gelu_tanh",
+}
+
+_DIVIDED = {
+    "embed_tokens": "embedding_rowwise",
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), "colwise"),
+    **dict.fromkeys(("o_proj", "down_proj"), "rowwise"),
+    "lm_head": "colwise_gather_output",
 }
 
 # Their weight is what is added to 1.
@@ -172,6 +191,7 @@ def parts_of(model: PreTrainedModel) -> Parts:
     for name, module in model.named_modules():
         if module._forward_hooks or module._forward_pre_hooks:
             raise Unrecognised(f"{name or 'the model'} has forward hooks")
+    tensor = _tensor_parallel(model)
     base = cast(Any, model.base_model)
     _expect_children(base, {"embed_tokens", "layers", "norm", "rotary_emb"}, "the model")
     embedding: Any = model.get_input_embeddings()
@@ -183,7 +203,22 @@ def parts_of(model: PreTrainedModel) -> Parts:
         head=_projection(model.get_output_embeddings(), "the head"),
         rotary=base.rotary_emb,
         ropes=tuple(getattr(base.rotary_emb, "layer_types", ("",))),
+        tensor_parallel=tensor,
     )
+
+
+def _tensor_parallel(model: PreTrainedModel) -> TensorParallel | None:
+    """Return the ranks that a model is divided over as `Parts` says."""
+    tensor = TensorParallel.of(model)
+    if tensor is None:
+        return None
+    plan = {rule.rpartition(".")[2]: style for rule, style in (model.tp_plan or {}).items()}
+    for name, style in _DIVIDED.items():
+        if plan.get(name) != style:
+            raise Unrecognised(f"its plan divides {name} as {plan.get(name)}")
+    if model.config.vocab_size % tensor.size:
+        raise Unrecognised(f"{tensor.size} parts of its vocabulary are not equally large")
+    return tensor
 
 
 def _embedding_scale(embedding: Any) -> float:
@@ -243,7 +278,7 @@ def _attention(attention: Any, where: str) -> Attention:
         softcap=float(softcap or 0.0),
         sinks=attention.sinks.detach() if "sinks" in own else None,
         rope=_rope(attention),
-        out=_projection(attention.o_proj, where),
+        out=_summed(attention.o_proj, where),
     )
 
 
@@ -281,7 +316,7 @@ def _mlp(mlp: nn.Module, where: str) -> GatedMLP | nn.Module:
         gate, up = (_projection(children[name], where) for name in ("gate_proj", "up_proj"))
     else:
         return mlp
-    return GatedMLP(gate, up, _projection(children["down_proj"], where), activation)
+    return GatedMLP(gate, up, _summed(children["down_proj"], where), activation)
 
 
 def _split(module: Any, sizes: tuple[int, ...], where: str) -> tuple[Projection, ...]:
@@ -298,8 +333,17 @@ def _projection(module: Any, where: str) -> Projection:
     return Projection(_dense(module.weight, where), bias)
 
 
+def _summed(module: Any, where: str) -> Projection:
+    """Return a projection whose results are summed over ranks; one of them adds the bias."""
+    weight, bias = _projection(module, where)
+    mesh = getattr(module.weight, "device_mesh", None)
+    return Projection(weight, bias if mesh is None or mesh.get_local_rank() == 0 else None)
+
+
 def _dense(parameter: torch.Tensor, where: str) -> torch.Tensor:
     tensor = parameter.detach()
+    if hasattr(tensor, "to_local"):  # this rank's part
+        tensor = tensor.to_local()
     if type(tensor) is not torch.Tensor:
         raise Unrecognised(f"{where}: its weights are a {type(tensor).__name__}")
     return tensor

@@ -20,6 +20,7 @@ import specattn
 from specattn.backends.select import chosen
 from specattn.decoding.families import FAMILIES, check_supported
 from specattn.decoding.text_model import text_model
+from specattn.distributed.tensor import TensorParallel
 from specattn.files import write_atomically
 
 BOUNDS = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
@@ -77,8 +78,8 @@ def _probe(model: PreTrainedModel) -> None:
 
 def _note(model: PreTrainedModel) -> Path | None:
     """Return the file that stands for what was found of models such as this one."""
-    if not (folder := os.environ.get("SPECATTN_CACHE")):
-        return None
+    if not (folder := os.environ.get("SPECATTN_CACHE")) or TensorParallel.of(model) is not None:
+        return None  # ranks of one model all ask it, or none
     _, backend = chosen("hybrid_tree_attention", model.device, model.dtype)
     facts = {
         "class": f"{type(model).__module__}.{type(model).__qualname__}",

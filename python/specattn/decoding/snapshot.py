@@ -42,6 +42,11 @@ class PromptSnapshot:
     ----------
     prefill_seconds : float
         Of all prompt tokens but the last of each.
+
+    Raises
+    ------
+    ValueError
+        The target shares its cache or its model with other ranks.
     """
 
     def __init__(
@@ -51,6 +56,8 @@ class PromptSnapshot:
         *,
         keep_features: bool = False,
     ):
+        if target.lockstep is not None or target.tensor_parallel is not None:
+            raise ValueError("a snapshot serves one rank; give several ranks generate")
         self.target, self.prompts = target, list(prompts)
         self.prefix = len(prompts[0]) - 1
         self._rows = target.cache.storage

@@ -10,6 +10,7 @@ from torch.nn.functional import pad
 
 from specattn.decoding.attention import Pass
 from specattn.distributed.context import ContextCache
+from specattn.kv_cache import NewHeads
 
 if TYPE_CHECKING:
     from specattn.decoding.target import Target
@@ -37,18 +38,17 @@ class SplitPass(Pass):
         """Store the new keys and values of all ranks' rows, and attend from this rank's."""
         options["window"] = self.windows[layer]
         cache = cast(ContextCache, self.cache)
-        return cache.attend_split(layer, q, k, v, self, self.first, **options)
+        return cache.attend_split(NewHeads(layer, q, k, v, self), self.first, **options)
 
 
 def split_features(
     target: Target, tokens: torch.Tensor, max_seqlen: int, wanted: bool
 ) -> torch.Tensor:
     """Run a chunk [B, rows] behind what is cached; return its features if they are wanted."""
-    assert target.lockstep is not None
-    ranks, rows = target.lockstep.ranks, tokens.shape[1]
+    cache = cast(ContextCache, target.cache)
+    ranks, rows = cache.ranks, tokens.shape[1]
     share = -(-rows // ranks.size)
     first = ranks.rank * share
-    cache = target.cache
     behind = cache.seqlens, max_seqlen
     plan = SplitPass(cache, target.windows, rows, *behind, first=first, share=share)
     own = pad(tokens, (0, share * ranks.size - rows))[:, first : first + share]

@@ -177,7 +177,7 @@ class StaticPass:
         """Run a pass and record it."""
         rows = _Buffers(*(x[: shape.batch * shape.rows] for x in self._buffers))
         parts, kernel = self.parts, recording.kernel
-        kernel(_cpu.embed, inputs["tokens"], parts.embedding, rows.x)
+        self._embed(recording, inputs["tokens"], rows.x)
         if parts.embedding_scale != 1.0:
             recording.python(lambda: _scale(rows.x, parts.embedding_scale))
         for n, layer in enumerate(parts.layers):
@@ -185,16 +185,54 @@ class StaticPass:
             heads = layer.attention
             recording.product(read, (heads.q, heads.k, heads.v), rows.heads)
             self._attend(recording, n, shape, rows, inputs)
-            _leave(recording, layer.around_attention, (rows.attended, heads.out), rows)
+            self._leave(recording, layer.around_attention, (rows.attended, heads.out), rows)
             read = _enter(recording, layer.around_mlp, rows)
             if isinstance(layer.mlp, GatedMLP):
                 gated = layer.mlp.gate, layer.mlp.up
                 recording.product(read, gated, rows.inner, gate=layer.mlp.activation)
-                _leave(recording, layer.around_mlp, (rows.inner, layer.mlp.down), rows)
+                self._leave(recording, layer.around_mlp, (rows.inner, layer.mlp.down), rows)
             else:
                 _call(recording, layer.mlp, read, layer.around_mlp, rows, shape)
         kernel(_cpu.rms_norm, rows.x, *parts.norm, rows.features)
-        recording.product(rows.features, (parts.head,), rows.logits)
+        if (tensor := parts.tensor_parallel) is None:
+            recording.product(rows.features, (parts.head,), rows.logits)
+            return
+        own = rows.logits.new_empty(len(rows.logits), len(parts.head.weight))
+        recording.product(rows.features, (parts.head,), own)
+        recording.python(lambda: tensor.join("layers", own, rows.logits))
+
+    def _embed(self, recording: Recording, tokens: torch.Tensor, x: torch.Tensor) -> None:
+        """Record the embedding of tokens, of which each rank may have some."""
+        embedding, tensor = self.parts.embedding, self.parts.tensor_parallel
+        if tensor is None:
+            recording.kernel(_cpu.embed, tokens, embedding, x)
+            return
+
+        def step() -> None:
+            local = tokens.flatten() - tensor.rank * len(embedding)
+            others = (local < 0) | (local >= len(embedding))
+            torch.index_select(embedding, 0, local.masked_fill(others, 0), out=x)
+            tensor.sum_in_place("layers", x.masked_fill_(others[:, None], 0.0))
+
+        recording.python(step)
+
+    def _leave(
+        self,
+        recording: Recording,
+        around: SubLayer,
+        last: tuple[torch.Tensor, Projection],
+        rows: _Buffers,
+    ) -> None:
+        """Record a sub-layer's last product and its way into the residual stream."""
+        (read, projection), tensor = last, self.parts.tensor_parallel
+        if around.out_norm is None and around.factor == 1.0 and tensor is None:
+            recording.product(read, (projection,), rows.x, residual=rows.x)
+            return
+        recording.product(read, (projection,), rows.added)
+        if tensor is not None:
+            ranks = tensor
+            recording.python(lambda: ranks.sum_in_place("layers", rows.added))
+        _add(recording, around, rows)
 
     def _attend(
         self,
@@ -267,21 +305,6 @@ def _enter(recording: Recording, around: SubLayer, rows: _Buffers) -> torch.Tens
     return rows.normed
 
 
-def _leave(
-    recording: Recording,
-    around: SubLayer,
-    last: tuple[torch.Tensor, Projection],
-    rows: _Buffers,
-) -> None:
-    """Record a sub-layer's last product and its way into the residual stream."""
-    read, projection = last
-    if around.out_norm is None and around.factor == 1.0:
-        recording.product(read, (projection,), rows.x, residual=rows.x)
-        return
-    recording.product(read, (projection,), rows.added)
-    _add(recording, around, rows)
-
-
 def _add(recording: Recording, around: SubLayer, rows: _Buffers) -> None:
     """Record ``x += factor * out_norm(added)``."""
     if around.out_norm is not None:
@@ -345,7 +368,7 @@ def _buffers(parts: Parts, cache: KVCache) -> _Buffers:
         default=0,
     )
     attended = layer.q.weight.shape[0]
-    widths = [width, width, width, heads, attended, inner, width, parts.head.weight.shape[0]]
+    widths = [width, width, width, heads, attended, inner, width, parts.vocabulary]
     storage = cache.storage
     lse = torch.empty(MOST_ROWS, attended // storage.shape[-1])
     return _Buffers._make([*(storage.new_empty(MOST_ROWS, n) for n in widths), lse])

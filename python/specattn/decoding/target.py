@@ -33,6 +33,7 @@ from specattn.decoding.split_prefill import split_features
 from specattn.decoding.statistics import Clock
 from specattn.decoding.text_model import text_model
 from specattn.distributed.context import ContextCache
+from specattn.distributed.tensor import TensorParallel
 from specattn.kv_cache import KVCache
 from specattn.tree import Tree
 
@@ -72,7 +73,8 @@ class Target:
     Parameters
     ----------
     model : PreTrainedModel
-        On one device; one that reads more than text decodes text alone (`text_model`).
+        On one device, or divided over ranks by transformers' plan, of which the cache then holds
+        this rank's heads; one that reads more than text decodes text alone (`text_model`).
     batch, capacity : int
         Requests, and tokens that the cache holds for each.
     compile : {"auto", "on", "off"}
@@ -80,7 +82,8 @@ class Target:
         graphs (`CapturedPass`), or run through the model's own modules: "auto" where both were
         found to agree, saying once where they cannot, "on" or else an error, or never.
     lockstep : Lockstep, optional
-        Ranks that share the cache; each has a target of its own, and runs the same passes.
+        Ranks that share the cache or the model; each has a target of its own, and runs the same
+        passes.
 
     Attributes
     ----------
@@ -92,6 +95,10 @@ class Target:
     embed, head : Module
         The model's embedding, and its head: `logits_of` makes logits of features.
     lockstep : Lockstep or None
+    tensor_parallel : TensorParallel or None
+        The ranks that the model is divided over.
+    q_heads : int
+        Heads that this rank attends with.
 
     Raises
     ------
@@ -138,20 +145,30 @@ class Target:
         self.full_layers = [n for n, window in enumerate(windows) if window is None]
         self.embed, self.head = model.get_input_embeddings(), model.get_output_embeddings()
         layers, kv_heads, head_dim = cache_shape(model.config)
+        self.q_heads = model.config.num_attention_heads
+        self.tensor_parallel = TensorParallel.of(model)
+        if self.tensor_parallel is not None:
+            self.q_heads, kv_heads = self.tensor_parallel.heads(self.q_heads, kv_heads)
         size: Any = (batch, capacity, kv_heads, head_dim)
         where: Any = {"dtype": model.dtype, "device": model.device}
         self._transforms_logits = transforms_logits(model.config)
         self.lockstep = lockstep
-        if lockstep is None:
+        if lockstep is None or lockstep.context is None:
             self.cache = KVCache(layers, *size, **where)
         else:
-            self.cache = ContextCache(lockstep.ranks, self.windows, *size, **where)
+            self.cache = ContextCache(lockstep.context, self.windows, *size, **where)
 
     @property
     def kernel_pass(self) -> StaticPass | None:
-        """What runs passes as kernel calls over fixed buffers, if that does: on a CPU."""
-        static: Any = self.static
+        """What runs passes as kernel calls over fixed buffers, if that does: whole, on a CPU."""
+        static: Any = self.static if self.tensor_parallel is None else None
         return static if hasattr(static, "parts") else None
+
+    @property
+    def divided_heads(self) -> TensorParallel | None:
+        """The ranks over which the model's heads are divided, None where each has all of them."""
+        divided = self.tensor_parallel is not None and self.tensor_parallel.divides_heads
+        return self.tensor_parallel if divided else None
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -203,11 +220,11 @@ class Target:
                 on_chunk(sum(min(len(prompt), start) for prompt in prompts), total)
             end = min(start + chunk_size, longest)
             tokens = padded[:, start:end]
-            if self.lockstep is None:
+            if isinstance(self.cache, ContextCache):
+                features = split_features(self, tokens, end, wanted=on_features is not None)
+            else:
                 plan = self.plan(rows=end - start, max_seqlen=end)
                 features = self.features(tokens, plan)
-            else:
-                features = split_features(self, tokens, end, wanted=on_features is not None)
             self.cache.seqlens = lengths.clamp(max=end).to(torch.int32)
             if on_features is not None:
                 on_features(start, features)
@@ -254,7 +271,7 @@ class Target:
                 *shape, *rows, *heads, self.cache.width, dtype=dtype
             )
         if capture.queries:
-            heads = (self.model.config.num_attention_heads, self.cache.storage.shape[-1])
+            heads = (self.q_heads, self.cache.storage.shape[-1])
             plan.queries = self.cache.storage.new_empty(*shape, tree.size, *heads)
         return self._run(tokens, plan)
 
@@ -280,6 +297,18 @@ class Target:
         plan = self.plan(rows=tokens.shape[1], offset=offset)
         plan.selector = selector
         return self._run(tokens, plan)
+
+    def attend_committed(
+        self, layer: int, q: torch.Tensor, seqlens: torch.Tensor, unseen: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Attend with a drafter's queries of all heads, as `KVCache.attend_committed` does."""
+
+        def attend(own: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.cache.attend_committed(layer, own, seqlens, unseen)
+
+        if self.tensor_parallel is None:
+            return attend(q)
+        return self.tensor_parallel.by_heads(q, attend)
 
     def plan(
         self, rows: int, offset: int | torch.Tensor = 0, max_seqlen: int | None = None

@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 from specattn.distributed.dealing import Dealing
 from specattn.distributed.group import ContextParallel
 from specattn.distributed.selection import OwnShares, best_of_all
-from specattn.kv_cache import KVCache, NewRows
+from specattn.kv_cache import KVCache, NewHeads, NewRows
 from specattn.ops import (
     hybrid_tree_attention,
     importance_scores,
@@ -26,6 +26,8 @@ from specattn.ops import (
 )
 
 State = tuple[torch.Tensor, torch.Tensor]
+Attend = Callable[[torch.Tensor, torch.Tensor], object]
+"""Writes a state: out [B, T, Hq, D] and lse [B, T, Hq]."""
 
 
 class ContextCache(KVCache):
@@ -50,7 +52,7 @@ class ContextCache(KVCache):
     ----------
     storage : Tensor [full layers, 2, batch, room + 1, kv_heads, head_dim]
         The last slot takes the rows that belong to others, and is never read.
-    whole : KVCache or None
+    whole : KVCache, or None where there are none
         The layers with a sliding window.
 
     Raises
@@ -85,7 +87,7 @@ class ContextCache(KVCache):
         options: Any = {"dtype": dtype, "device": device}
         super().__init__(full, *of_layer, **options)
         self._capacity, self._sliding = capacity, [window is not None for window in windows]
-        self.whole: KVCache | None = None
+        self.whole: Any = None
         if sliding:
             self.whole = KVCache(sliding, batch, capacity, kv_heads, head_dim, **options)
         self._holds_new = self.dealing.rank == self.dealing.ranks - 1
@@ -126,31 +128,21 @@ class ContextCache(KVCache):
 
     def attend(
         self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        rows: NewRows,
+        new: NewHeads,
         *,
         window: int | None = None,
         sinks: torch.Tensor | None = None,
         **options: Any,
     ) -> State:
         """Do what `KVCache.attend` does."""
-        number = self.place(layer)
-        if self._sliding[layer]:
-            assert self.whole is not None
-            options |= {"window": window, "sinks": sinks}
-            return self.whole.attend(number, q, k, v, rows, **options)
-        return merge_states(*self._states(layer, q, k, v, rows, sinks, options))
+        if self._sliding[new.layer]:
+            new = new._replace(layer=self.place(new.layer))
+            return self.whole.attend(new, window=window, sinks=sinks, **options)
+        return merge_states(*self._states(new, sinks, options))
 
     def attend_split(
         self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        rows: NewRows,
+        new: NewHeads,
         first: int,
         *,
         window: int | None = None,
@@ -159,60 +151,45 @@ class ContextCache(KVCache):
     ) -> torch.Tensor:
         """Attend from this rank's share of the rows of a causal chain, [B, share, heads, D].
 
-        Shares are equally large and begin at `first`; what lies behind the chain's end means
-        nothing. Queries, keys and values of all shares are exchanged first.
+        `new` has that share. All are equally large, this one begins at `first`; what lies behind
+        the chain's end means nothing. Queries, keys and values of all are exchanged first.
         """
+        layer, q, k, v, rows = new
         count, share = rows.slots[1].shape[1], q.shape[1]
         own = slice(min(first, count), min(first + share, count))
         if self._sliding[layer]:
-            assert self.whole is not None
             number = self.place(layer)
             keys, values = self._all_rows(count, k, v)
             self.whole.write(number, keys, values, rows.slots)
             k_cache, v_cache = (x[:, : rows.max_seqlen] for x in self.whole.layer(number))
-            options |= {"window": window, "sinks": sinks}
-            return hybrid_tree_attention(
-                q, k_cache, v_cache, rows.prefix + own.start, k, v, **options
-            )[0]
-        every = self._all_rows(count, q, k, v)
-        outs, lses = self._states(layer, every[0], every[1], every[2], rows, sinks, options)
+            read = (q, k_cache, v_cache, rows.prefix + own.start, k, v)
+            return hybrid_tree_attention(*read, window=window, sinks=sinks, **options)[0]
+        q_all, k_all, v_all = self._all_rows(count, q, k, v)
+        every = NewHeads(layer, q_all, k_all, v_all, rows)
+        outs, lses = self._states(every, sinks, options)
         if own.start == own.stop:
             return torch.zeros_like(q)
         out, _ = merge_states(outs[:, :, own], lses[:, :, own])
         return pad(out, (0, 0, 0, 0, 0, share - out.shape[1]))
 
     def attend_and_collect(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        rows: NewRows,
-        *,
-        sinks: torch.Tensor | None = None,
-        **options: Any,
+        self, new: NewHeads, *, sinks: torch.Tensor | None = None, **options: Any
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Do what `KVCache.attend_and_collect` does; collected are this rank's tokens."""
-        placed = self._store(self.place(layer), k, v, rows)
-        mask = rows.tree_mask if self._holds_new else placed.unseen
+        placed = self._store(new)
+        mask = new.rows.tree_mask if self._holds_new else placed.unseen
+        read = (new.q, *self.layer(new.layer), placed.prefix, new.k, new.v, mask)
         options["sinks"] = sinks if self._holds_new else None
         collected = []
 
         def attend(out: torch.Tensor, lse: torch.Tensor) -> None:
-            cache = (*self.layer(layer), placed.prefix)
-            collected.append(
-                verify_attention(q, *cache, k, v, mask, out=out, lse=lse, **options)[2]
-            )
+            collected.append(verify_attention(*read, out=out, lse=lse, **options)[2])
 
-        return *self._merged(q, attend), collected[0]
+        return *self._merged(new.q, attend), collected[0]
 
     def attend_selected(
         self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        rows: NewRows,
+        new: NewHeads,
         indices: torch.Tensor,
         lengths: torch.Tensor,
         *,
@@ -220,23 +197,20 @@ class ContextCache(KVCache):
         **options: Any,
     ) -> State:
         """Do what `KVCache.attend_selected` does: every rank attends to those that it holds."""
-        self._store(self.place(layer), k, v, rows)
-        selected = self._shares.of(layer, indices, lengths)
-        new = (k, v) if self._holds_new else (None, None)
+        self._store(new)
+        selected = self._shares.of(new.layer, indices, lengths)
+        tree = (new.k, new.v) if self._holds_new else (None, None)
+        read = (new.q, *self.layer(new.layer), *selected, *tree)
         options["sinks"] = sinks if self._holds_new else None
-
-        def attend(out: torch.Tensor, lse: torch.Tensor) -> None:
-            cache = self.layer(layer)
-            sparse_gather_attention(q, *cache, *selected, *new, out=out, lse=lse, **options)
-
-        return self._merged(q, attend)
+        return self._merged(
+            new.q, lambda out, lse: sparse_gather_attention(*read, out=out, lse=lse, **options)
+        )
 
     def attend_committed(
         self, layer: int, q: torch.Tensor, seqlens: torch.Tensor, unseen: torch.Tensor
     ) -> State:
         """Do what `KVCache.attend_committed` does."""
         if self._sliding[layer]:
-            assert self.whole is not None
             return self.whole.attend_committed(self.place(layer), q, seqlens, unseen)
         cache, prefix = self.layer(layer), self.dealing.held(seqlens)
         return self._merged(
@@ -268,7 +242,10 @@ class ContextCache(KVCache):
 
     def select_topk(self, scores: torch.Tensor, seqlens: torch.Tensor, **share: Any) -> State:
         """Select by this rank's scores and by those of all others (`best_of_all`)."""
-        return best_of_all(self.ranks, self.dealing, self.capacity, scores, seqlens, **share)
+        each, rows = scores.shape[:-1], scores.flatten(0, -2)  # KV heads are texts of their own
+        seqlens = seqlens.repeat_interleave(len(rows) // len(seqlens))
+        found = best_of_all(self.ranks, self.dealing, self.capacity, rows, seqlens, **share)
+        return found[0].unflatten(0, each), found[1].unflatten(0, each)
 
     def commit(
         self,
@@ -311,17 +288,16 @@ class ContextCache(KVCache):
         mine = self.dealing.is_mine(positions) & keep
         return torch.where(mine, self.dealing.slots(positions), self.room)
 
-    def _store(self, number: int, k: torch.Tensor, v: torch.Tensor, rows: NewRows) -> _Placed:
+    def _store(self, new: NewHeads) -> _Placed:
         """Store new keys and values of a full-attention layer."""
-        if self._placed is None or self._placed[0] is not rows:
-            self._placed = rows, self._place(rows, k.shape[1])
+        if self._placed is None or self._placed[0] is not new.rows:
+            self._placed = new.rows, self._place(new.rows, new.k.shape[1])
         placed = self._placed[1]
-        if rows.tree_mask is None:
-            self.storage[number, 0][placed.slots] = k
-            self.storage[number, 1][placed.slots] = v
-        else:
-            self._staged[number, 0, :, : k.shape[1]] = k
-            self._staged[number, 1, :, : k.shape[1]] = v
+        for half, x in zip(range(2), (new.k, new.v), strict=True):
+            if new.rows.tree_mask is None:
+                self.storage[self.place(new.layer), half][placed.slots] = x
+            else:
+                self._staged[self.place(new.layer), half, :, : x.shape[1]] = x
         return placed
 
     def _place(self, rows: NewRows, count: int) -> _Placed:
@@ -339,43 +315,31 @@ class ContextCache(KVCache):
         parts = self.ranks.gather("rows", *own)
         return [part.movedim(0, 1).flatten(1, 2)[:, :count] for part in parts]
 
-    def _states(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        rows: NewRows,
-        sinks: torch.Tensor | None,
-        options: dict[str, Any],
-    ) -> State:
+    def _states(self, new: NewHeads, sinks: torch.Tensor | None, options: dict[str, Any]) -> State:
         """Store new keys and values; return the states of all ranks, [ranks, B, T, ...]."""
-        placed = self._store(self.place(layer), k, v, rows)
-        cache = self._up_to(layer, rows.max_seqlen)
+        placed = self._store(new)
+        cache = self._up_to(new.layer, new.rows.max_seqlen)
 
-        def of_prefix(out: torch.Tensor, lse: torch.Tensor) -> None:
-            self._attend_to_prefix(q, cache, placed.prefix, out=out, lse=lse, **options)
+        def attend(out: torch.Tensor, lse: torch.Tensor) -> None:
+            state: Any = {"out": out, "lse": lse, **options}
+            if self._holds_new:
+                tree = (new.k, new.v, new.rows.tree_mask)
+                hybrid_tree_attention(new.q, *cache, placed.prefix, *tree, sinks=sinks, **state)
+            else:
+                self._attend_to_prefix(new.q, cache, placed.prefix, **state)
 
-        def with_new(out: torch.Tensor, lse: torch.Tensor) -> None:
-            tree = {"tree_mask": rows.tree_mask, "sinks": sinks, **options}
-            hybrid_tree_attention(q, *cache, placed.prefix, k, v, out=out, lse=lse, **tree)
-
-        return self._exchanged(q, with_new if self._holds_new else of_prefix)
+        return self._exchanged(new.q, attend)
 
     def _attend_to_prefix(
         self, q: torch.Tensor, cache: State, prefix: torch.Tensor, **options: Any
     ) -> None:
         sparse_gather_attention(q, *cache, *self._everything, cache_seqlens=prefix, **options)
 
-    def _merged(
-        self, q: torch.Tensor, attend: Callable[[torch.Tensor, torch.Tensor], None]
-    ) -> State:
+    def _merged(self, q: torch.Tensor, attend: Attend) -> State:
         """Let every rank attend to its keys, and return the state over all of them."""
         return merge_states(*self._exchanged(q, attend))
 
-    def _exchanged(
-        self, q: torch.Tensor, attend: Callable[[torch.Tensor, torch.Tensor], None]
-    ) -> State:
+    def _exchanged(self, q: torch.Tensor, attend: Attend) -> State:
         """Let every rank attend to its keys, and return the states of all."""
         parts = [
             (tuple(q.shape), q.dtype),

@@ -30,19 +30,13 @@ class RanksDisagree(ValueError):
     """A rank was given or computes something else; the message names it."""
 
 
-class ContextParallel:
-    """A group of ranks that hold one cache together, each a share of every text's tokens.
-
-    Every rank of the group makes one, with the same arguments, and gives it to the same call of
-    `specattn.decoding.generate`.
+class Ranks:
+    """A group of `torch.distributed` and what its ranks exchange.
 
     Parameters
     ----------
     group : ProcessGroup, optional
         By default all ranks that `torch.distributed` was started with.
-    block_size : int
-        Tokens are dealt out in blocks of so many. Methods that select pages of the cache (`Quest`)
-        need a multiple of a page.
 
     Attributes
     ----------
@@ -54,19 +48,16 @@ class ContextParallel:
     Raises
     ------
     ValueError
-        `torch.distributed` was not started, or `block_size` is not positive.
+        `torch.distributed` was not started.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None, *, block_size: int = 64):
+    def __init__(self, group: dist.ProcessGroup | None = None):
         if not dist.is_initialized():
             raise ValueError(
-                "context parallelism needs torch.distributed: start ranks with torchrun and call "
+                "several ranks need torch.distributed: start them with torchrun and call "
                 "torch.distributed.init_process_group"
             )
-        if block_size < 1:
-            raise ValueError(f"block_size must be at least 1, got {block_size}")
         self.group: Any = group if group is not None else dist.group.WORLD
-        self.block_size = block_size
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
         self.sent_bytes: dict[str, int] = {}
         self._store = dist.distributed_c10d._get_default_store()
@@ -196,6 +187,39 @@ class ContextParallel:
         if not missing:
             return f"an exchange between the ranks failed, though all answer ({reason})"
         return f"rank {_listed(missing)} of {self.size} does not answer ({reason})"
+
+
+class ContextParallel(Ranks):
+    """A group of ranks that hold one cache together, each a share of every text's tokens.
+
+    Every rank of the group makes one, with the same arguments, and gives it to the same call of
+    `specattn.decoding.generate`.
+
+    Parameters
+    ----------
+    group : ProcessGroup, optional
+        By default all ranks that `torch.distributed` was started with. With a model that is divided
+        too (`TensorParallel`), those that hold the same part of it.
+    block_size : int
+        Tokens are dealt out in blocks of so many. Methods that select pages of the cache (`Quest`)
+        need a multiple of a page.
+
+    Attributes
+    ----------
+    rank, size, sent_bytes
+        As for `Ranks`.
+
+    Raises
+    ------
+    ValueError
+        `torch.distributed` was not started, or `block_size` is not positive.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None, *, block_size: int = 64):
+        if block_size < 1:
+            raise ValueError(f"block_size must be at least 1, got {block_size}")
+        super().__init__(group)
+        self.block_size = block_size
 
 
 class _Buffer:

@@ -6,23 +6,54 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from specattn.distributed.group import ContextParallel
+from specattn.distributed.group import ContextParallel, Ranks
 
 _STARTED_BY = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
+def refuse_ranks(command: str) -> None:
+    """Raise where torchrun has started several processes of what is made for one.
+
+    Raises
+    ------
+    ValueError
+    """
+    if (count := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
+        raise ValueError(f"{command} is for one rank, but torchrun has started {count}")
+
+
+class Started(NamedTuple):
+    """What this process is part of.
+
+    Attributes
+    ----------
+    ranks : Ranks
+        All of them.
+    context : ContextParallel or None
+        Those that hold the cache together, and the same part of the model.
+    parts : int
+        Into which the model is divided.
+    """
+
+    ranks: Ranks
+    context: ContextParallel | None
+    parts: int
+
+
 @contextmanager
-def torchrun_ranks(count: int, *, timeout: float, on_gpu: bool) -> Iterator[ContextParallel]:
+def torchrun_ranks(shares: int, parts: int, *, timeout: float, on_gpu: bool) -> Iterator[Started]:
     """Join the ranks that torchrun has started, and leave them at the end.
 
     Parameters
     ----------
-    count : int
-        How many there must be.
+    shares, parts : int
+        Of the cache and of the model: there must be so many ranks as their product, and those that
+        follow one another hold the parts of one model.
     timeout : float
         Seconds after which a rank that does not take part in an exchange is lost.
     on_gpu : bool
@@ -35,6 +66,7 @@ def torchrun_ranks(count: int, *, timeout: float, on_gpu: bool) -> Iterator[Cont
     RankLost
         Not all have come within the timeout.
     """
+    count = shares * parts
     if any(name not in os.environ for name in _STARTED_BY):
         raise ValueError(
             f"{count} ranks need {count} processes: "
@@ -46,7 +78,16 @@ def torchrun_ranks(count: int, *, timeout: float, on_gpu: bool) -> Iterator[Cont
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl" if on_gpu else "gloo", timeout=timedelta(seconds=timeout))
     try:
-        yield ContextParallel()
+        yield Started(Ranks(), _context(shares, parts, "cuda" if on_gpu else "cpu"), parts)
     finally:
         if dist.is_initialized():  # not after a rank was lost
             dist.destroy_process_group()
+
+
+def _context(shares: int, parts: int, device: str) -> ContextParallel | None:
+    if shares == 1 and parts > 1:
+        return None
+    if parts == 1:
+        return ContextParallel()
+    mesh = dist.init_device_mesh(device, (shares, parts), mesh_dim_names=("context", "tensor"))
+    return ContextParallel(mesh["context"].get_group())

@@ -97,8 +97,8 @@ class DraftBlock:
             return out
 
         def attend_to_target(q: torch.Tensor) -> torch.Tensor:
-            cache = self.target.cache
-            return cache.attend_committed(-1, q, cache.seqlens, unseen)[0]
+            target = self.target
+            return target.attend_committed(-1, q, target.cache.seqlens, unseen)[0]
 
         hidden = self.drafter.block(self.embed(tokens), self._at(depth), attend, attend_to_target)
         return self.head(hidden)

@@ -49,6 +49,10 @@ class Vegas(Budgeted, name="vegas"):
     per_head : bool
         Whether each KV head has tokens of its own, ranked by its own query heads, as many as are
         else shared by all. Keeps as many times the scores as there are KV heads.
+    mean_over_ranks : bool
+        Where a model's heads are divided over ranks (docs/distributed.md): whether tokens are
+        ranked by the scores of all heads, which are exchanged. Otherwise each rank selects for its
+        own, as the authors' program does.
     switch : bool
         Draft only while it pays by the times of the run's own rounds (`Sizer`). Otherwise every
         round drafts `gamma` tokens. It changes no text, but for drafts that are sampled by
@@ -67,6 +71,7 @@ class Vegas(Budgeted, name="vegas"):
     rows: Rows = "two"
     ranking: Ranking = "logit"
     per_head: bool = False
+    mean_over_ranks: bool = True
     switch: bool = True
 
     def __post_init__(self) -> None:
@@ -80,8 +85,6 @@ class Vegas(Budgeted, name="vegas"):
 
     def start(self, context: DraftContext) -> VegasDrafter:
         """Return a drafter; its first round drafts nothing, because no scores exist yet."""
-        if self.per_head and context.target.lockstep is not None:
-            raise ValueError("per_head=True is not possible with a cache that is dealt out")
         return VegasDrafter(self, context)
 
 
@@ -119,6 +122,9 @@ class VegasDrafter(SelectionDrafter):
             return
         if self.method.rows == "last":
             scores = rows_at(scores, verified.accepted.last)
+        divided = self.target.divided_heads
+        if divided is not None and self.method.mean_over_ranks and not self.method.per_head:
+            scores = divided.mean(scores)
         layers, batch, *each = scores.shape  # KV heads, if each has its own, and tokens
         indices, lengths = self.target.cache.select_topk(
             scores.reshape(layers * batch, *each),

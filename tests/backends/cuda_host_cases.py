@@ -55,6 +55,11 @@ def refusal_of(options):
     return "served"
 
 
+def operators_within_a_window(primitive):
+    """Return what `host_cases.operators_within_a_window` does."""
+    return host_cases.operators_within_a_window(host_cases.FUNCTIONS[primitive], recorded_cuda)
+
+
 def slower_is_left():
     """Return what 60 rows launch: with the backend forced, and chosen while Triton is there."""
     launched = []

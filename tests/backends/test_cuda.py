@@ -120,6 +120,13 @@ def test_what_is_not_served_is_named(compiler_process, options, reason):
     assert f"it does not serve {reason}" in compiler_process(cuda_host_cases.refusal_of, options)
 
 
+@pytest.mark.parametrize("primitive", ["hybrid", "verify"])
+def test_a_window_costs_no_operators(compiler_process, primitive):
+    computing, launches = compiler_process(cuda_host_cases.operators_within_a_window, primitive)
+    assert not computing
+    assert launches == 1
+
+
 def test_rows_of_a_warpgroup_are_left_to_triton_unless_forced(compiler_process):
     forced, unforced = compiler_process(cuda_host_cases.slower_is_left)
     assert forced == "decode"

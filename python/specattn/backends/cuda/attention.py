@@ -82,8 +82,6 @@ def _plan(names: tuple[str, ...], args: tuple, tree: int, device: Device) -> Pla
     call = dict(zip(names, args, strict=True))
     given = {name: call[name] for name in ADDRESSES if call.get(name) is not None}
     window, collect, rows = call.get("window"), call.get("collect"), call.get("collect_rows", ())
-    if not call.get("per_head", True):
-        raise NotServed("scores of all heads together")
     if len(rows) > MOST_COLLECTED:
         raise NotServed(f"more than {MOST_COLLECTED} collected rows")
     q, ragged = given["q"], "cu_seqlens_q" in given
@@ -92,6 +90,10 @@ def _plan(names: tuple[str, ...], args: tuple, tree: int, device: Device) -> Pla
     kv_heads = keys.shape[-2]
     batch = len(given["cu_seqlens_q"]) - 1 if ragged else len(q)
     T, group = call["max_seqlen_q"] if ragged else q.shape[1], heads // kv_heads
+    apart = None
+    if not call.get("per_head", True):
+        apart = (batch, kv_heads, given["collected"].shape[-1])
+        given["collected"] = torch.empty(apart, dtype=torch.float32, device="meta")
     _check(given, T * group, D, call["scale"])
     shape = shape_of(T * group, D, device)
     paged = "block_table" in given
@@ -123,10 +125,15 @@ def _plan(names: tuple[str, ...], args: tuple, tree: int, device: Device) -> Pla
         32 * shape.warps,
         shape.shared,
         packed(values, tuple(rows)),
-        tuple((places[name], names.index(name)) for name in given),
+        tuple(
+            (places[name], names.index(name))
+            for name in given
+            if apart is None or name != "collected"
+        ),
         tuple(names.index(name) for name in given if name in _COPIED),
         (places["partials"], 4 * states * (D + 1)) if slots > 1 else None,
         (places["counters"], batch * kv_heads * counters) if slots > 1 else None,
+        (places["collected"], apart, names.index("collected")) if apart else None,
         slower=_slower(shape, device),
     )
 

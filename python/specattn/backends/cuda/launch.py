@@ -128,6 +128,7 @@ class Ready:
         filled += [extra[0] for extra in (plan.workspace, plan.counters, plan.apart) if extra]
         self.addresses = struct.Struct(f"<{max(filled) + 1}Q")
         self.none = [0] * (max(filled) + 1)
+        self.aligned = [place for place, argument in plan.tensors if argument in plan.aligned]
         self.lock = threading.Lock()
         self.buffer = bytearray(plan.values)
         self.pointers = _Pointers(self.buffer)
@@ -147,8 +148,8 @@ class Ready:
         plan, addresses, together = self.plan, self.none.copy(), 0
         for place, argument in plan.tensors:
             addresses[place] = args[argument].data_ptr()
-        for argument in plan.aligned:
-            together |= args[argument].data_ptr()
+        for place in self.aligned:
+            together |= addresses[place]
         if together % _ALIGNMENT:
             raise NotServed(f"a tensor does not begin at a multiple of {_ALIGNMENT} bytes")
         if self.function is None:

@@ -3,12 +3,13 @@
 import sys
 import warnings
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import specattn
-from specattn.backends import flash_attn, select
+from specattn.backends import flash_attn, select, winners
 from specattn.backends.flash_attn import chains, libraries
 from tests.cases import assert_accurate, expected, make_problem
 
@@ -39,6 +40,9 @@ def install(monkeypatch):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *device: capability)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+        monkeypatch.setattr(
+            torch.cuda, "get_device_properties", lambda device: SimpleNamespace(name="stand-in")
+        )
         monkeypatch.setattr(chains, "LEAST_ROWS", 8)
         here = replace(
             flash_attn.BACKEND,
@@ -186,3 +190,11 @@ def test_the_reason_is_said_where_none_is_installed(monkeypatch):
     assert specattn.backends()["flash_attn"] == (
         "none of flash-attn, fa3-fwd and flash-attn-4 is installed"
     )
+
+
+@pytest.mark.parametrize(("fastest", "rows"), [("flash_attn", 4), ("triton", 12)])
+def test_what_was_measured_decides(install, monkeypatch, fastest, rows):
+    monkeypatch.setattr(winners, "winner", lambda gpu, shape: fastest)
+    stands, p = install(), problem(rows=rows, parents="chain")
+    attend(p)
+    assert bool(stands.calls) == (fastest == "flash_attn")

@@ -49,7 +49,7 @@ class Plan(NamedTuple):
         (place among the addresses, shape, which argument) of float32 values per KV head, whose mean
         over heads, dimension 1, becomes that argument: blocks of different heads run in no order.
     slower : str or None
-        Why Triton's kernel is faster, by count.
+        Why another kernel is faster.
     """
 
     program: Program

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from .. import select
+from .. import select, winners
 from ..backend import NotServed
 from .libraries import Library
 
@@ -76,13 +76,13 @@ class Chains:
         raise NotServed(f"what {self.library.name} was found to compute otherwise")
 
     def _why_not(self, call: Call) -> str | None:
-        library, rows, page_size = self.library, call.q.shape[1], call.k_cache.shape[1]
+        library, page_size = self.library, call.k_cache.shape[1]
         if call.cu_seqlens_q is not None:
             return "ragged rows"
         if call.window is not None or call.sinks is not None:
             return "windows and sinks"
-        if rows < LEAST_ROWS and not select.is_forced(NAME):
-            return f"{rows} rows of a request, fewer than {LEAST_ROWS}"
+        if not select.is_forced(NAME) and (reason := _slower(call)):
+            return reason
         if call.tree_mask is not None and call.k_tree is None:
             return "a masked tree in the cache"
         if call.q.dtype not in library.dtypes:
@@ -128,6 +128,19 @@ class Chains:
                 stacklevel=2,
             )
         return agrees
+
+
+def _slower(call: Call) -> str | None:
+    """Return why our kernels are faster: by measurement, or by the count of rows."""
+    q, cache = call.q, call.k_cache
+    context = cache.shape[1] * (1 if call.block_table is None else call.block_table.shape[1])
+    sizes = q.shape[1] * (q.shape[2] // cache.shape[2]), context, q.shape[0]
+    kernel = "hybrid_tree_attention", winners.DTYPES[q.dtype], q.shape[3]
+    gpu = torch.cuda.get_device_properties(q.device).name
+    if winner := winners.winner(gpu, winners.Shape(*kernel, *sizes)):
+        return None if winner == NAME else f"a shape for which {winner} was measured faster"
+    rows = q.shape[1]
+    return f"{rows} rows of a request, fewer than {LEAST_ROWS}" if rows < LEAST_ROWS else None
 
 
 def _agree(call: Call) -> bool:

@@ -61,12 +61,14 @@ if [ -n "$smoke" ]; then
     tests=(tests/ops/test_checks.py)
     kernels=(--quick --shape tiny --context 256 --rows 1,4 --budget 0.01)
     shapes=(tiny)
+    against=(cpu reference) table=("--out" "$out/winners.json")
     decode=(--layers 1 --context 256 --new-tokens 8 --repeats 1 --budget 0.01)
 else
     tests=(tests/triton_kernels tests/ops)
     kernels=(--quick --device cuda --shape llama-3.1-8b --context 32k,128k --rows 1,16,64 --batch 1,8
         --budget 0.3)
     shapes=(llama-3.1-8b qwen3-8b)
+    against=(cuda flash_attn triton) table=()
     decode=(--device cuda --context 32k,128k --new-tokens 32 --repeats 2 --budget 1)
 fi
 
@@ -81,12 +83,23 @@ step tests 200 "$PYTHON" -m pytest -p no:cacheprovider --tb=short -rfE "${tests[
     --ignore tests/triton_kernels/test_compile.py
 step kernels 160 "$PYTHON" bench/run_kernels.py "${kernels[@]}" --json "$out/kernels.jsonl" \
     --pictures "$out"
-# Where CuPy is, the CUDA C++ kernels on every shape that they serve, also where Triton's are preferred.
-if [ -z "$smoke" ] && "$PYTHON" -c 'import sys, specattn; sys.exit(specattn.backends()["cuda"] != "available")'; then
+is_there() { "$PYTHON" -c 'import sys, specattn; sys.exit(specattn.backends()[sys.argv[1]] != "available")' "$1"; }
+if [ -z "$smoke" ] && is_there cuda; then
     step tests-cuda 120 "$PYTHON" -m pytest -p no:cacheprovider --tb=short -rfE \
         tests/backends/test_cuda_device.py
-    step kernels-cuda 160 "$PYTHON" bench/run_kernels.py "${kernels[@]}" --backend cuda \
-        --json "$out/kernels-cuda.jsonl"
+fi
+# Every backend on all that it serves, against the others: from then on the fastest are chosen here.
+sweeps=()
+for backend in "${against[@]}"; do
+    is_there "$backend" || continue
+    step "kernels-$backend" 120 "$PYTHON" bench/run_kernels.py "${kernels[@]}" --peers varlen \
+        --backend "$backend" --only hybrid_tree_attention --only verify_attention \
+        --only sparse_gather_attention \
+        --json "$out/kernels-$backend.jsonl"
+    sweeps+=("$out/kernels-$backend.jsonl")
+done
+if [ ${#sweeps[@]} -gt 1 ]; then
+    step winners 30 "$PYTHON" bench/winners.py "${table[@]}" "${sweeps[@]}"
 fi
 # Random weights: the time of every round is real, what is accepted is drawn, and every line says so.
 for shape in "${shapes[@]}"; do

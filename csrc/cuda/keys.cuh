@@ -31,14 +31,44 @@ DEVICE int split_size(const Split& s, int keys, int slots) {
   return max((size + kUnit - 1) / kUnit, 1) * kUnit;
 }
 
+// What a window leaves of a tree mask that comes whole. What a token sees is its path in the order
+// of the keys, so it stands as deep as it sees keys, and its window drops the first of them.
+struct Path {
+  const u32* words;  // of the token's mask, 32 keys each
+  int keys;          // of the tree
+
+  DEVICE u32 word(int i) const {
+    int left = keys - 32 * i;
+    return left < 32 ? words[i] & ((1u << left) - 1) : words[i];
+  }
+  DEVICE int length() const {
+    int seen = 0;
+    for (int i = 0; 32 * i < keys; i++) seen += __popc(word(i));
+    return seen;
+  }
+  // Word `i` without those of its bits that are among the lowest `dropped` of all.
+  DEVICE u32 without_lowest(int i, int dropped) const {
+    for (int before = 0; before < i; before++) dropped -= __popc(word(before));
+    u32 left = word(i);
+    for (; dropped > 0 && left; dropped--) left &= left - 1;
+    return left;
+  }
+};
+
+DEVICE Path path_of(const Params& p, const Work& w, int t) {
+  i64 row = row_offset(w, p.mask_b, p.mask_t) + static_cast<i64>(t) * p.mask_t;
+  return Path{p.tree_mask + 2 * row, w.S};
+}
+
 // The 16 bits of a tree mask that say which keys from `j0` on token `t` sees. `j0` is a multiple
 // of 16.
 DEVICE u32 tree_bits(const Params& p, const Work& w, int t, int j0) {
   u32 bits;
   if (p.tree_mask) {
-    const u32* row =
-        p.tree_mask + 2 * (row_offset(w, p.mask_b, p.mask_t) + static_cast<i64>(t) * p.mask_t);
-    bits = row[j0 / 32] >> (j0 % 32);
+    Path path = path_of(p, w, t);
+    bool whole = !p.window || p.depths || p.window >= w.S;  // nothing is left to trim
+    bits = whole ? path.words[j0 / 32] : path.without_lowest(j0 / 32, path.length() - p.window);
+    bits >>= j0 % 32;
   } else {  // a causal chain, which backends window themselves
     int last = t + w.S - w.T, first = p.window ? last + 1 - p.window : 0;
     int upto = min(max(last + 1 - j0, 0), 16), from = min(max(first - j0, 0), 16);

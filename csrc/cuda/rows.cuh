@@ -4,7 +4,8 @@
 #include "keys.cuh"
 
 DEVICE int depth_of(const Params& p, const Work& w, int t) {
-  return p.depths ? p.depths[row_offset(w, p.depths_b, 1) + t] : t + w.S - w.T;
+  if (p.depths) return p.depths[row_offset(w, p.depths_b, 1) + t];
+  return p.tree_mask ? path_of(p, w, t).length() - 1 : t + w.S - w.T;
 }
 
 // With a window row r sees the prefix's keys above lower[r].

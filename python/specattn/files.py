@@ -1,4 +1,4 @@
-"""Writing files that are whole at every moment."""
+"""Writing files that are whole at every moment, and where those lie that can be made again."""
 
 from __future__ import annotations
 
@@ -7,6 +7,14 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+
+
+def cache_folder() -> Path:
+    """Return ``SPECATTN_CACHE``, or this package's part of the user's folder for caches."""
+    named = os.environ.get("SPECATTN_CACHE")
+    if named:
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specattn"
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:

@@ -1,5 +1,6 @@
 """What the host does for calls of the CUDA kernels, on GPUs that are not there."""
 
+import os
 import struct
 from dataclasses import replace
 from unittest import mock
@@ -9,6 +10,7 @@ from specattn.backends import select, triton
 from specattn.backends.cuda import attention
 from tests.triton_kernels import host_cases
 
+from . import cuda_stub
 from .cuda_stub import recorded_cuda
 
 
@@ -55,10 +57,22 @@ def refusal_of(options):
     return "served"
 
 
-def slower_is_left():
-    """Return what 60 rows launch: with the backend forced, and chosen while Triton is there."""
+def operators_within_a_window(primitive):
+    """Return what `host_cases.operators_within_a_window` does."""
+    return host_cases.operators_within_a_window(host_cases.FUNCTIONS[primitive], recorded_cuda)
+
+
+def slower_is_left(rows=12, gpu="", table=None):
+    """Return what 5 times so many rows launch: forced, and chosen while Triton is there.
+
+    ``table`` names a folder with a table of who was fastest on a GPU.
+    """
     launched = []
-    with recorded_cuda() as driver:
+    with (
+        mock.patch.dict(os.environ, SPECATTN_CACHE=str(table)),
+        mock.patch.object(cuda_stub, "H200", cuda_stub.H200._replace(name=gpu)),
+        recorded_cuda() as driver,
+    ):
         for forced in (True, False):
             driver.launches.clear()
             there = replace(triton.BACKEND, why_not=lambda device: None, find=lambda op: _nothing)
@@ -68,7 +82,7 @@ def slower_is_left():
                 mock.patch.object(select, "_forced", "cuda" if forced else None),
             ):
                 select._chosen.cache_clear()
-                specattn.hybrid_tree_attention(**host_cases.hybrid(T=12, N=512))
+                specattn.hybrid_tree_attention(**host_cases.hybrid(T=rows, N=512))
             launched.append(driver.launches[-1].program if driver.launches else "no launch")
     return launched
 

@@ -1,5 +1,6 @@
 """The host's side of the CUDA kernels: what they are told, where they run, what is built when."""
 
+import json
 import re
 import time
 
@@ -9,6 +10,7 @@ import torch
 pytest.importorskip("triton")
 pytest.importorskip("cupy")
 
+from specattn.backends import winners
 from specattn.backends.cuda import attention, build, merging, selection, shape
 
 from . import cuda_host_cases
@@ -120,10 +122,38 @@ def test_what_is_not_served_is_named(compiler_process, options, reason):
     assert f"it does not serve {reason}" in compiler_process(cuda_host_cases.refusal_of, options)
 
 
+@pytest.mark.parametrize("primitive", ["hybrid", "verify"])
+def test_a_window_costs_no_operators(compiler_process, primitive):
+    computing, launches = compiler_process(cuda_host_cases.operators_within_a_window, primitive)
+    assert not computing
+    assert launches == 1
+
+
 def test_rows_of_a_warpgroup_are_left_to_triton_unless_forced(compiler_process):
     forced, unforced = compiler_process(cuda_host_cases.slower_is_left)
     assert forced == "decode"
     assert unforced == "no launch"
+
+
+@pytest.mark.parametrize(
+    ("rows", "gpu", "fastest", "launched"),
+    [
+        (12, "H200", "cuda", "decode"),
+        (1, "H200", "triton", "no launch"),
+        (1, "another", "triton", "decode"),
+        (12, "another", "cuda", "no launch"),
+    ],
+)
+def test_what_was_measured_on_a_gpu_decides(
+    compiler_process, tmp_path, rows, gpu, fastest, launched
+):
+    shape = winners.Shape("hybrid_tree_attention", "bf16", 128, 5 * rows, 1024, 1)
+    row = {"shape": shape._asdict(), "winner": fastest}
+    table = {"schema": winners.SCHEMA, "gpu": gpu, "rows": [row]}
+    (tmp_path / "winners.json").write_text(json.dumps(table))
+    forced, chosen = compiler_process(cuda_host_cases.slower_is_left, rows, "H200", tmp_path)
+    assert forced == "decode"
+    assert chosen == launched
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ def record(name, why_not=None, find=lambda op: print, **fields):
 
 
 def test_every_backend_is_available_or_says_why_not():
-    assert list(specattn.backends()) == ["cuda", "triton", "cpu", "reference"]
+    assert list(specattn.backends()) == ["cuda", "flash_attn", "triton", "cpu", "reference"]
     assert specattn.backends()["reference"] == "available"
     for name, state in specattn.backends().items():
         if state != "available":
@@ -49,7 +49,7 @@ def test_every_backend_is_available_or_says_why_not():
 
 
 def test_no_backend_of_that_name():
-    with pytest.raises(ValueError, match="expected one of cuda, triton, cpu, reference, got 'gpu'"):
+    with pytest.raises(ValueError, match="expected one of cuda, flash_attn, triton, .*got 'gpu'"):
         specattn.use_backend("gpu")
 
 

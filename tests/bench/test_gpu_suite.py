@@ -15,7 +15,7 @@ def test_it_runs_small_from_a_plain_checkout(tmp_path):
     outcome = _suite("--out", str(tmp_path / "out"), "--smoke")
     summary = (tmp_path / "out" / "summary.txt").read_text()
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
-    assert summary.count("passed") == 4
+    assert summary.count("passed") == 7
     run, *decoded = _lines(tmp_path / "out" / "decode-tiny.jsonl")
     assert run["kind"] == "run"
     assert run["model"]["weights"] == "random"
@@ -27,6 +27,9 @@ def test_it_runs_small_from_a_plain_checkout(tmp_path):
     assert run["kind"] == "run"
     assert rows
     assert not any(row["fault"] for row in rows)
+    table = json.loads((tmp_path / "out" / "winners.json").read_text())
+    assert {row["winner"] for row in table["rows"]} <= {"cpu", "reference"}
+    assert all(row["seconds"].keys() == {"cpu", "reference"} for row in table["rows"])
 
 
 def _lines(path):

@@ -47,6 +47,7 @@ class Case:
     block_m: int | None = None  # rows of a tile, if not as `_configs` says
     layout: str = "pages"  # of the cache that is written
     cache_dtype: str | None = None  # of that cache, if not dtype
+    first_unused: bool = False  # page 0 and node 0 of the tree, which then no row sees, are NaN
 
     def __str__(self):
         changed = [
@@ -60,7 +61,7 @@ class Case:
     @cached_property
     def problem(self):
         """The tensors."""
-        return make_problem(
+        problem = make_problem(
             self.lengths,
             self.rows,
             parents="chain" if self.tree == "chain" else None,
@@ -72,6 +73,7 @@ class Case:
             dtype=DTYPES[self.dtype],
             tree_in_cache=self.tree == "in_cache",
         )
+        return without_first(problem) if self.first_unused else problem
 
     @property
     def tree_tensors(self):
@@ -85,6 +87,18 @@ class Case:
     def sink_logits(self):
         """One sink per query head, if the case has sinks."""
         return torch.linspace(-2, 3, self.problem.q.shape[2]) if self.sinks else None
+
+
+def without_first(problem):
+    """Return a problem with NaN where pointers of copies that move nothing point to."""
+    problem.k_tree[:, 0] = problem.v_tree[:, 0] = torch.nan
+    problem.tree_mask[:, :, 0] = False
+    unheld = ~torch.isin(torch.arange(len(problem.k_pages)), problem.block_table)
+    free = int(unheld.nonzero()[0])
+    for pages in (problem.k_pages, problem.v_pages):
+        pages[free], pages[0] = pages[0].clone(), torch.nan
+    problem.block_table[problem.block_table == 0] = free
+    return problem
 
 
 @dataclass

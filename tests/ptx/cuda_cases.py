@@ -25,7 +25,10 @@ SELECTED = [
     Case("tree", rows=16),
     Case("scores", lengths=(300, 9, 0), split_size=None, spare=500),
     Case("scores", rows=16, window=100),
+    Case("scores", head_dim=128, per_head=False, softcap=2.0, lengths=(150, 0)),
     Case("logits", "fp16", paged=True, window=100, softcap=2.0),
+    Case("hybrid", rows=35, group=1, lengths=(90, 0), window=2, kv_heads=1),  # cuts the tree
+    Case("ragged logits", rows=9, lengths=(70, 9), ragged=(9, 3), window=3),
     Case("gather", "fp16", rows=1, head_dim=80, paged=True, sinks=True),
     Case("ragged hybrid", lengths=(200, 9, 0), ragged=(3, 0, 1), paged=True, window=99),
     Case("ragged scores", lengths=(200, 9, 0), ragged=(1, 6, 0)),
@@ -60,6 +63,7 @@ def drawn(seed):
         window=choose.choice((1, 20, 100, 400)) if windowed else None,
         softcap=0.0 if op == "gather" or choose.random() < 0.7 else 2.0,
         sinks=op in ("hybrid", "gather") and not ragged and choose.random() < 0.4,
+        per_head=op != "scores" or ragged or choose.random() < 0.7,
         split_size=choose.choice((64, 128, 256, None)),
         spare=choose.choice((1, 3, 200)),
         ragged=(rows, *(choose.choice((0, 1, choose.randint(1, rows))) for _ in lengths[1:]))

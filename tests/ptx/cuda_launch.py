@@ -84,6 +84,9 @@ class Runner:
             place, number = plan.counters
             placed[place] = torch.zeros(number, dtype=torch.int32)
             counters = (self.tensors.key(placed[place]),)
+        if plan.apart:
+            place, shape, result = plan.apart
+            apart = placed[place] = torch.empty(shape)
         memory = self.tensors.memory(placed.values(), all_defined=self.options.sample)
         values = bytearray(plan.values)
         for place, tensor in placed.items():
@@ -100,6 +103,8 @@ class Runner:
         self.launched.append(
             Launched(plan.program.name, plan.grid, warps, plan.shared, counts, kernel, ptx)
         )
+        if plan.apart:
+            torch.mean(apart, 1, out=args[result])
 
 
 @functools.cache

@@ -34,11 +34,15 @@ TARGETS = {
     "hybrid splits": ("sm_90", Case("hybrid", split_size=None, lengths=(300, 0), sinks=True)),
     "importance": ("sm_90", Case("importance", paged=True, lengths=(130, 0))),
 }
+# A last tile that is not whole is its team's first, second and third.
+UNEVEN = PIPELINED | {"lengths": (403, 70, 9), "first_unused": True}
+SELECTED = UNEVEN | {"lengths": (803, 70, 9)}  # six keys of ten, so that two splits are left
 # One team of one warp; teams of two warps with a barrier of their own; tables; scores across warps.
 CUDA_TARGETS = {
-    "cuda hybrid": ("sm_80", Case("hybrid", **PIPELINED)),
-    "cuda hybrid 64 rows": ("sm_90a", Case("hybrid", rows=16, **PIPELINED)),
-    "cuda gather": ("sm_90a", Case("gather", "fp16", head_dim=80, paged=True, **PIPELINED)),
+    "cuda hybrid": ("sm_80", Case("hybrid", **UNEVEN)),
+    "cuda hybrid 64 rows": ("sm_90a", Case("hybrid", rows=16, **UNEVEN)),
+    "cuda hybrid paged": ("sm_80", Case("hybrid", paged=True, **UNEVEN)),
+    "cuda gather": ("sm_90a", Case("gather", "fp16", head_dim=80, paged=True, **SELECTED)),
     "cuda scores 64 rows": ("sm_80", Case("scores", rows=16, window=300, **PIPELINED)),
 }
 

@@ -165,10 +165,11 @@ def unplanned(kernel, *args, form):
     kernel.function(*args)
 
 
-def operators_within_a_window(function):
+def operators_within_a_window(function, serving=stubbed):
     """Return the operators of torch's that compute something, and how many kernels are launched.
 
-    A call with a window and a packed tree mask, once to plan it and once more.
+    A call with a window and a packed tree mask, once to plan it and once more; ``serving`` is the
+    driver that records launches.
     """
     given, computing = hybrid(2, 8, window=64, pages=16), []
     if function is specattn.verify_attention:
@@ -183,7 +184,7 @@ def operators_within_a_window(function):
                 computing.append(operator.__name__)
         return result
 
-    with stubbed() as stub, mock.patch.object(OnGPU, "__torch_function__", classmethod(watch)):
+    with serving() as stub, mock.patch.object(OnGPU, "__torch_function__", classmethod(watch)):
         for _ in range(2):
             stub.launches.clear()
             function(**given)

@@ -7,11 +7,17 @@ import warnings
 
 import torch
 
-from . import cpu, cuda, reference, triton
-from .backend import Backend, Kernel
+from . import cpu, cuda, flash_attn, reference, triton
+from .backend import Backend, Kernel, NotServed
 
 # In the order of preference: the first that serves a call is taken.
-_RECORDS = (cuda.BACKEND, triton.BACKEND, cpu.BACKEND, reference.BACKEND)
+_RECORDS = (
+    cuda.BACKEND,
+    flash_attn.BACKEND,
+    triton.BACKEND,
+    cpu.BACKEND,
+    reference.BACKEND,
+)
 BACKENDS = {backend.name: backend for backend in _RECORDS}
 _forced: str | None = None
 
@@ -91,6 +97,18 @@ def chosen(
         No backend, or not the forced one, serves this operator, device and dtype.
     """
     return _chosen(op, device.type, dtype, _forced, declined)
+
+
+def run_beside(name: str, op: str, *args) -> None:
+    """Run an operator on the best of the backends but one, which asks for it, forced or not."""
+    declined: tuple[tuple[str, str], ...] = ((name, "it asks for it"),)
+    while True:
+        kernel, backend = _chosen(op, args[0].device.type, args[0].dtype, None, declined)
+        try:
+            kernel(*args)
+            return
+        except NotServed as reason:
+            declined = (*declined, (backend.name, f"it does not serve {reason}"))
 
 
 @functools.cache

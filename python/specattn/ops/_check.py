@@ -2,7 +2,8 @@
 
 An argument name means the same thing in every primitive, so one table says what each must be.
 Everything here is known without reading device memory, so `torch.compile` can trace it, and what
-was right once is right again: calls whose tensors have the same forms are looked up.
+was right once is right again: calls whose tensors have the same forms are looked up, the last ones
+without making a key of those.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 
 from specattn.reference.tree_mask import WORD_BITS
+
+from ._recent import Recent
 
 FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 LIKE_FIRST = "like first"  # the dtype of the first argument of the call, `q` mostly
@@ -118,6 +121,7 @@ class AgreedSizes(dict[str, int]):
 
 _known: dict[tuple, AgreedSizes] = {}  # sizes by the forms of tensors that were found right
 _MOST_KNOWN = 1024
+_recent = Recent()
 
 
 def check_tensors(*, max_seqlen_q: int | None = None, **tensors) -> dict[str, int]:
@@ -135,27 +139,23 @@ def check_tensors(*, max_seqlen_q: int | None = None, **tensors) -> dict[str, in
     ValueError
         A shape, a device or a stride is not as asked for, or a gradient would be.
     """
-    graph = torch.is_grad_enabled()
-    names = tuple(tensors)
-    forms = tuple(
-        [  # as `_form` does, whose calls would take a third of the time of this check
-            (x.shape, x.dtype, x.device, x.stride(), graph and x.requires_grad)
-            if isinstance(x, torch.Tensor)
-            else type(x)
-            for x in tensors.values()
-        ]
-    )
+    names, given = tuple(tensors), tuple(tensors.values())
     if torch.compiler.is_compiling():
-        return _agreed_sizes(names, forms, max_seqlen_q)
+        return _agreed_sizes(names, _forms(given), max_seqlen_q)
+    key = names, max_seqlen_q, torch.is_grad_enabled()
     try:
+        if sizes := _recent.recall(key, given):
+            return sizes
+        forms = _forms(given)
         sizes = _known.get((names, forms, max_seqlen_q))
     except TypeError:  # sizes of a symbolic trace have no hash
-        return _agreed_sizes(names, forms, max_seqlen_q)
+        return _agreed_sizes(names, _forms(given), max_seqlen_q)
     if sizes is None:
         sizes = AgreedSizes(_agreed_sizes(names, forms, max_seqlen_q))
         if len(_known) >= _MOST_KNOWN:
             _known.clear()
         _known[names, forms, max_seqlen_q] = sizes
+    _recent.remember(key, given, sizes)
     return sizes
 
 
@@ -189,6 +189,11 @@ def _form(x, graph: bool) -> tuple | type:
     if isinstance(x, torch.Tensor):
         return x.shape, x.dtype, x.device, x.stride(), graph and x.requires_grad
     return type(x)
+
+
+def _forms(given: tuple) -> tuple:
+    graph = torch.is_grad_enabled()
+    return tuple([_form(x, graph) for x in given])
 
 
 def _agreed_sizes(

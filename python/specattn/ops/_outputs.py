@@ -18,7 +18,8 @@ def state_like(
         like = q[0] if q.dim() == 5 else q
         out = torch.empty_like(like, memory_format=torch.contiguous_format)
     if lse is None:
-        lse = q.new_empty(q.shape[-4:-1], dtype=accumulation_dtype(q.dtype))
+        dtype = accumulation_dtype(q.dtype)
+        lse = torch.empty(q.shape[-4:-1], dtype=dtype, device=q.device)  # cheaper than `new_empty`
     return out, lse
 
 

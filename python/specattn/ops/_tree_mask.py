@@ -71,4 +71,4 @@ def _packed(tree_mask: torch.Tensor | None) -> torch.Tensor | None:
     if tree_mask is None:
         return None
     packed = pack_tree_mask(tree_mask) if tree_mask.dtype == torch.bool else tree_mask
-    return packed if packed.dim() == 3 else packed.unsqueeze(0)
+    return packed if packed.dim() == 3 else packed[None]

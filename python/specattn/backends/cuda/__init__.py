@@ -50,4 +50,5 @@ BACKEND = Backend(
     why_not=_why_not,
     find=_find,
     plans=True,
+    trims=True,
 )

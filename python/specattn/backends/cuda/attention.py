@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from .. import winners
 from ..backend import NotServed
 from .build import Device, Program
 from .launch import Plan
@@ -59,31 +60,33 @@ _TREE = ("q", "k_tree", "v_tree", "tree_mask", "scale", "softcap", "out", "lse")
 
 def hybrid(*args, device: Device) -> Plan:
     """Plan `hybrid_tree_attention`."""
-    return _plan((*_HYBRID, "out", "lse"), args, _BEHIND if args[4] is None else _KEYS, device)
+    names = (*_HYBRID, "out", "lse")
+    tree = _BEHIND if args[4] is None else _KEYS
+    return _plan("hybrid_tree_attention", names, args, tree, device)
 
 
 def verify(*args, device: Device) -> Plan:
     """Plan `verify_attention`."""
-    return _plan(_VERIFY, args, _BEHIND if args[4] is None else _KEYS, device)
+    tree = _BEHIND if args[4] is None else _KEYS
+    return _plan("verify_attention", _VERIFY, args, tree, device)
 
 
 def gather(*args, device: Device) -> Plan:
     """Plan `sparse_gather_attention`."""
-    return _plan(_GATHER, args, _NONE if args[5] is None else _KEYS, device)
+    tree = _NONE if args[5] is None else _KEYS
+    return _plan("sparse_gather_attention", _GATHER, args, tree, device)
 
 
 def tree(*args, device: Device) -> Plan:
     """Plan `tree_attention`."""
-    return _plan(_TREE, args, _KEYS, device)
+    return _plan("tree_attention", _TREE, args, _KEYS, device)
 
 
-def _plan(names: tuple[str, ...], args: tuple, tree: int, device: Device) -> Plan:
+def _plan(op: str, names: tuple[str, ...], args: tuple, tree: int, device: Device) -> Plan:
     """Plan a launch over an operator's arguments; ``tree`` says where the tree's keys lie."""
     call = dict(zip(names, args, strict=True))
     given = {name: call[name] for name in ADDRESSES if call.get(name) is not None}
     window, collect, rows = call.get("window"), call.get("collect"), call.get("collect_rows", ())
-    if not call.get("per_head", True):
-        raise NotServed("scores of all heads together")
     if len(rows) > MOST_COLLECTED:
         raise NotServed(f"more than {MOST_COLLECTED} collected rows")
     q, ragged = given["q"], "cu_seqlens_q" in given
@@ -92,6 +95,10 @@ def _plan(names: tuple[str, ...], args: tuple, tree: int, device: Device) -> Pla
     kv_heads = keys.shape[-2]
     batch = len(given["cu_seqlens_q"]) - 1 if ragged else len(q)
     T, group = call["max_seqlen_q"] if ragged else q.shape[1], heads // kv_heads
+    apart = None
+    if not call.get("per_head", True):
+        apart = (batch, kv_heads, given["collected"].shape[-1])
+        given["collected"] = torch.empty(apart, dtype=torch.float32, device="meta")
     _check(given, T * group, D, call["scale"])
     shape = shape_of(T * group, D, device)
     paged = "block_table" in given
@@ -123,16 +130,26 @@ def _plan(names: tuple[str, ...], args: tuple, tree: int, device: Device) -> Pla
         32 * shape.warps,
         shape.shared,
         packed(values, tuple(rows)),
-        tuple((places[name], names.index(name)) for name in given),
+        tuple(
+            (places[name], names.index(name))
+            for name in given
+            if apart is None or name != "collected"
+        ),
         tuple(names.index(name) for name in given if name in _COPIED),
         (places["partials"], 4 * states * (D + 1)) if slots > 1 else None,
         (places["counters"], batch * kv_heads * counters) if slots > 1 else None,
-        slower=_slower(shape, device),
+        (places["collected"], apart, names.index("collected")) if apart else None,
+        slower=_slower(shape, device, (op, winners.DTYPES[q.dtype], D, T * group, span, batch)),
     )
 
 
-def _slower(shape: Shape, device: Device) -> str | None:
-    """Return why Triton's kernel executes fewer instructions, if it does (docs/benchmarks.md)."""
+def _slower(shape: Shape, device: Device, measured: tuple) -> str | None:
+    """Return why another kernel is faster: by measurement, or Triton's by count of instructions.
+
+    ``measured`` is a `winners.Shape`; the count is in docs/benchmarks.md.
+    """
+    if winner := winners.winner(device.name, winners.Shape(*measured)):
+        return None if winner == "cuda" else f"a shape for which {winner} was measured faster"
     warpgroups = device.arch.startswith(("sm_9", "sm_10"))
     return (
         "as many rows as a warpgroup multiplies at once" if warpgroups and shape.rows > 32 else None

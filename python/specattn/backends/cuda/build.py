@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import functools
 import hashlib
-import os
 import tempfile
 import warnings
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from specattn.files import write_atomically
+from specattn.files import cache_folder, write_atomically
 
 _HERE = Path(__file__).resolve().parent
 _PLACES = (_HERE.parents[3] / "csrc" / "cuda", _HERE / "sources")
@@ -35,6 +34,7 @@ class Device(NamedTuple):
     multiprocessors: int
     shared_per_block: int
     shared_per_multiprocessor: int
+    name: str = ""
 
 
 @functools.cache
@@ -47,6 +47,7 @@ def device_of(index: int | None) -> Device:
         properties.multi_processor_count,
         properties.shared_memory_per_block_optin,  # type: ignore[attr-defined]
         properties.shared_memory_per_multiprocessor,
+        properties.name,
     )
 
 
@@ -85,7 +86,7 @@ def _options(program: Program, arch: str, ptx: bool) -> list[str]:
 def cubin(program: Program, arch: str) -> Path:
     """Return the file of a compiled program, which is made unless it is in the cache."""
     name = f"{program.name}-{arch}-{_digest(program, arch)}.cubin"
-    path = cache_folder() / name
+    path = cache_folder() / "cuda" / name
     if path.exists():
         return path
     content = compiled(program, arch)
@@ -107,14 +108,6 @@ def _scratch() -> Path:
     folder = tempfile.TemporaryDirectory(prefix="specattn-")
     atexit.register(folder.cleanup)
     return Path(folder.name)
-
-
-def cache_folder() -> Path:
-    """Return where cubins are kept: ``SPECATTN_CACHE``, or the user's folder for caches."""
-    named = os.environ.get("SPECATTN_CACHE")
-    if named:
-        return Path(named) / "cuda"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specattn" / "cuda"
 
 
 @functools.cache

@@ -45,8 +45,11 @@ class Plan(NamedTuple):
         (place among the addresses, bytes).
     counters : tuple or None
         (place among the addresses, number of 32-bit counters that are 0 between launches).
+    apart : tuple or None
+        (place among the addresses, shape, which argument) of float32 values per KV head, whose mean
+        over heads, dimension 1, becomes that argument: blocks of different heads run in no order.
     slower : str or None
-        Why Triton's kernel is faster, by count.
+        Why another kernel is faster.
     """
 
     program: Program
@@ -58,6 +61,7 @@ class Plan(NamedTuple):
     aligned: tuple[int, ...]
     workspace: tuple[int, int] | None = None
     counters: tuple[int, int] | None = None
+    apart: tuple[int, tuple[int, ...], int] | None = None
     slower: str | None = None
 
 
@@ -121,9 +125,10 @@ class Ready:
     def __init__(self, plan: Plan, device: torch.device):
         self.plan, self.device, self.index = plan, device, device.index
         filled = [place for place, _ in plan.tensors]
-        filled += [extra[0] for extra in (plan.workspace, plan.counters) if extra]
+        filled += [extra[0] for extra in (plan.workspace, plan.counters, plan.apart) if extra]
         self.addresses = struct.Struct(f"<{max(filled) + 1}Q")
         self.none = [0] * (max(filled) + 1)
+        self.aligned = [place for place, argument in plan.tensors if argument in plan.aligned]
         self.lock = threading.Lock()
         self.buffer = bytearray(plan.values)
         self.pointers = _Pointers(self.buffer)
@@ -143,8 +148,8 @@ class Ready:
         plan, addresses, together = self.plan, self.none.copy(), 0
         for place, argument in plan.tensors:
             addresses[place] = args[argument].data_ptr()
-        for argument in plan.aligned:
-            together |= args[argument].data_ptr()
+        for place in self.aligned:
+            together |= addresses[place]
         if together % _ALIGNMENT:
             raise NotServed(f"a tensor does not begin at a multiple of {_ALIGNMENT} bytes")
         if self.function is None:
@@ -159,12 +164,18 @@ class Ready:
             place, number = plan.counters
             counters = COUNTERS.of(self.device, stream, number)
             addresses[place] = counters.data_ptr()
+        if plan.apart:
+            place, shape, _ = plan.apart
+            apart = torch.empty(shape, dtype=torch.float32, device=self.device)
+            addresses[place] = apart.data_ptr()
         with self.lock:  # the launch copies the buffer before it returns
             self.addresses.pack_into(self.buffer, 0, *addresses)
             self.launcher(
                 self.function, *plan.grid, plan.threads, 1, 1, plan.shared, stream,
                 self.pointers.address, 0,
             )  # fmt: skip
+        if plan.apart:
+            torch.mean(apart, 1, out=args[plan.apart[2]])
 
     def _load(self) -> None:
         from cupy_backends.cuda.api import driver

@@ -226,10 +226,19 @@ def combine_blocks(device, num_states, D) -> tuple[int, int, int, int]:
 def importance_blocks(D) -> tuple[int, int, int]:
     """Return (keys, padded D, warps) of one importance program: 64 elements a thread.
 
-    It has no loop to pipeline; several programs per SM keep loads in flight.
+    Its loop is not pipelined; several programs per SM keep loads in flight.
     """
     block_d = max(16, triton.next_power_of_2(D))
     return 8192 // block_d, block_d, 4
+
+
+def importance_tiles(device, blocks) -> int:
+    """Return how many of ``blocks`` tiles of keys one importance program scores.
+
+    Each program reads the mean query, 1/16 of a tile's keys. Six programs per SM, whose loads are
+    96 KiB, are kept; 8 tiles leave nothing to gain.
+    """
+    return max(1, min(8, blocks // (6 * _multiprocessors(device))))
 
 
 def write_blocks(D) -> tuple[int, int, int]:

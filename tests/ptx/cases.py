@@ -44,6 +44,7 @@ class Case:
     split_size: int | None = 128  # or as on 132 multiprocessors, but at least 64 keys
     spare: int = 3  # room in the cache beyond the longest request
     ragged: tuple | None = None  # rows of each request, at most `rows`
+    multiprocessors: int = 132
     block_m: int | None = None  # rows of a tile, if not as `_configs` says
     layout: str = "pages"  # of the cache that is written
     cache_dtype: str | None = None  # of that cache, if not dtype
@@ -113,7 +114,7 @@ def run(case, arch, options=None, change=None, emulate=None):
     """
     call, _ = OPERATIONS[case.op]
     inputs = call(case)
-    forced = {"split_size": case.split_size, "multiprocessors": 132}
+    forced = {"split_size": case.split_size, "multiprocessors": case.multiprocessors}
     if emulate is None:
         emulate, forced["least"] = emulated, 64
     if case.block_m:
@@ -415,6 +416,7 @@ SELECTED = [
     Case("ragged logits", rows=9, lengths=(70, 9), ragged=(9, 3), window=3, block_m=16),
     Case("logits", "fp32", paged=True, window=100),
     Case("importance", head_dim=80, paged=True),
+    Case("importance", lengths=(700, 80, 0), multiprocessors=1),  # many tiles of keys to a program
     Case("select"),
     Case("gumbel"),
     Case("merge_states", rows=3),

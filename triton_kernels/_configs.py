@@ -86,6 +86,7 @@ UNFENCED = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7)
 # Left to itself, ptxas spills a few values here and there to reach a rounder register count.
 OPTIONS = {arch: {"maxnreg": 255} for arch in ("sm_80", "sm_90", "sm_100")}
 WORKSPACE = 64 << 20  # bytes that partial results may take
+DRAFTED = 64  # rows of a request; longer chains are prompts, and have a kernel of their own
 COMBINED = 16  # states of 128 that the combine merges at once
 _forced: dict = {}
 
@@ -167,6 +168,13 @@ def _attention_config(device, dtype, rows, D, lookups) -> AttentionConfig:
         block_m, tile.block_n, block_d, num_warps, num_stages, programs, options
     )
     return config._replace(**{k: v for k, v in _forced.items() if k in config._fields})
+
+
+def stages(config, lookups, fewer) -> int:
+    """Return the stages of a loop with ``fewer`` lookups than the config's, as deep otherwise."""
+    if config.num_stages == 1:
+        return 1
+    return max(2, config.num_stages - 2 * (lookups - fewer))
 
 
 class Splits(NamedTuple):

@@ -101,7 +101,12 @@ def attend(
     # K and V nearly always lie alike: then one set of addresses serves both.
     alike = cache_strides[:3] == cache_strides[3:] and tree_strides[:3] == tree_strides[3:]
     masked = tree_mask is not None
-    if tree and not masked:  # a chain runs the same kernel, and needs a pointer for it
+    kind, chain_stages = "mask" if tree else "none", 0
+    if tree and not masked and T > _configs.DRAFTED:
+        kind = "chain"  # whose keys are looked up only where they lie in the cache
+        looked_up = lookups if not has_tree_keys else 0
+        chain_stages = _configs.stages(config, lookups, looked_up)
+    elif tree and not masked:  # a short chain runs the same kernel, and needs a pointer for it
         tree_mask = torch.empty((1, 1, 1), dtype=torch.int64, device=q.device)
     launch(
         split_kv_kernel, (kv_heads * tiles, slots, requests),
@@ -124,13 +129,14 @@ def attend(
         D=D,
         GROUP=group,
         PREFIX=prefix,
-        TREE=tree,
+        TREE=kind,
         PAGE_SIZE=page_size,
         ALIKE=alike,
         WINDOW=window is not None,
         SOFTCAP=softcap > 0,
         COLLECT=collect,
         COLLECT_ROWS=tuple(collect_rows),
+        CHAIN_STAGES=chain_stages,
         BLOCK_C=triton.next_power_of_2(block_c),
         BLOCK_M=config.block_m,
         BLOCK_N=config.block_n,

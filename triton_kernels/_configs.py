@@ -86,6 +86,7 @@ UNFENCED = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7)
 # Left to itself, ptxas spills a few values here and there to reach a rounder register count.
 OPTIONS = {arch: {"maxnreg": 255} for arch in ("sm_80", "sm_90", "sm_100")}
 WORKSPACE = 64 << 20  # bytes that partial results may take
+DRAFTED = 64  # rows of a request; longer chains are prompts, and have a kernel of their own
 COMBINED = 16  # states of 128 that the combine merges at once
 _forced: dict = {}
 
@@ -169,6 +170,13 @@ def _attention_config(device, dtype, rows, D, lookups) -> AttentionConfig:
     return config._replace(**{k: v for k, v in _forced.items() if k in config._fields})
 
 
+def stages(config, lookups, fewer) -> int:
+    """Return the stages of a loop with ``fewer`` lookups than the config's, as deep otherwise."""
+    if config.num_stages == 1:
+        return 1
+    return max(2, config.num_stages - 2 * (lookups - fewer))
+
+
 class Splits(NamedTuple):
     """How the keys of each request are cut; `_blocks.split_size_of` says how they are used."""
 
@@ -226,10 +234,19 @@ def combine_blocks(device, num_states, D) -> tuple[int, int, int, int]:
 def importance_blocks(D) -> tuple[int, int, int]:
     """Return (keys, padded D, warps) of one importance program: 64 elements a thread.
 
-    It has no loop to pipeline; several programs per SM keep loads in flight.
+    Its loop is not pipelined; several programs per SM keep loads in flight.
     """
     block_d = max(16, triton.next_power_of_2(D))
     return 8192 // block_d, block_d, 4
+
+
+def importance_tiles(device, blocks) -> int:
+    """Return how many of ``blocks`` tiles of keys one importance program scores.
+
+    Each program reads the mean query, 1/16 of a tile's keys. Six programs per SM, whose loads are
+    96 KiB, are kept; 8 tiles leave nothing to gain.
+    """
+    return max(1, min(8, blocks // (6 * _multiprocessors(device))))
 
 
 def write_blocks(D) -> tuple[int, int, int]:

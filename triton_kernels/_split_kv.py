@@ -44,7 +44,7 @@ from ._blocks import (
     tile_of,
 )
 from ._collect import collected_rows, fill_empty
-from ._tree import attend_tree, depth_of
+from ._tree import attend_chain, attend_tree, depth_of
 
 
 # fmt: off
@@ -114,7 +114,7 @@ def split_kv_kernel(
     collected_stride_b, collected_stride_r, collected_stride_h,
     D: tl.constexpr, GROUP: tl.constexpr, PREFIX: tl.constexpr, TREE: tl.constexpr,
     PAGE_SIZE: tl.constexpr, ALIKE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
-    COLLECT: tl.constexpr, COLLECT_ROWS: tl.constexpr,
+    COLLECT: tl.constexpr, COLLECT_ROWS: tl.constexpr, CHAIN_STAGES: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):
     # fmt: on
@@ -153,7 +153,7 @@ def split_kv_kernel(
     TRIMMED: tl.constexpr = depths is not None
     mask_row = None
     whole_mask = None  # which says how deep a row is
-    if TREE:
+    if TREE == "mask":
         mask_row = tree_mask.to(tl.pointer_type(tl.int32), bitcast=True)
         mask_row += 2 * offset_of(b, first_row, mask_stride_b, mask_stride_t)
         if WINDOW:
@@ -220,21 +220,29 @@ def split_kv_kernel(
         m = m.to(tl.float32) * LOG2E
     l = tl.where(m == float("-inf"), 0.0, 1.0)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    if TREE:
+    if TREE != "none":
         if slot == 0:
             IN_CACHE: tl.constexpr = k_tree is None
-            # With 32 keys 64 rows of 4 warps spill on sm_90 beside what takes many registers.
-            MUCH: tl.constexpr = COLLECT == "logits" or (WINDOW and SOFTCAP)
-            LESS: tl.constexpr = MUCH and BLOCK_M == 64
-            BLOCK_J: tl.constexpr = min(BLOCK_N, 16 if LESS else 32)
-            m, l, acc = attend_tree(
-                q_tile, m, l, acc, t, row_ok, depth, b, first_row, T, S, length, window,
-                (k_cache if IN_CACHE else k_tree) + head * k_tree_stride_h,
-                (v_cache if IN_CACHE else v_tree) + head * v_tree_stride_h,
-                k_tree_stride_b, k_tree_stride_n, v_tree_stride_b, v_tree_stride_n,
-                page_row, mask_row + t * (2 * mask_stride_t), masked, scale, softcap,
-                IN_CACHE, PAGE_SIZE, ALIKE, WINDOW, TRIMMED, SOFTCAP, D, BLOCK_J,
-            )  # fmt: skip
+            p_k = (k_cache if IN_CACHE else k_tree) + head * k_tree_stride_h
+            p_v = (v_cache if IN_CACHE else v_tree) + head * v_tree_stride_h
+            if TREE == "chain":
+                m, l, acc = attend_chain(
+                    q_tile, m, l, acc, t, row_ok, b, first_row, T, S, length, window, p_k, p_v,
+                    k_tree_stride_b, k_tree_stride_n, v_tree_stride_b, v_tree_stride_n,
+                    page_row, scale, softcap,
+                    IN_CACHE, PAGE_SIZE, ALIKE, WINDOW, SOFTCAP, D, BLOCK_N, CHAIN_STAGES,
+                )  # fmt: skip
+            else:
+                # With 32 keys 64 rows of 4 warps spill on sm_90 beside what takes many registers.
+                MUCH: tl.constexpr = COLLECT == "logits" or (WINDOW and SOFTCAP)
+                LESS: tl.constexpr = MUCH and BLOCK_M == 64
+                BLOCK_J: tl.constexpr = min(BLOCK_N, 16 if LESS else 32)
+                m, l, acc = attend_tree(
+                    q_tile, m, l, acc, t, row_ok, depth, b, first_row, T, S, length, window,
+                    p_k, p_v, k_tree_stride_b, k_tree_stride_n, v_tree_stride_b, v_tree_stride_n,
+                    page_row, mask_row + t * (2 * mask_stride_t), masked, scale, softcap,
+                    IN_CACHE, PAGE_SIZE, ALIKE, WINDOW, TRIMMED, SOFTCAP, D, BLOCK_J,
+                )  # fmt: skip
     if PREFIX:
         m, l, acc = _attend_prefix(
             q_tile, m, l, acc, lower, b, begin, end,

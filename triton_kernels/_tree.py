@@ -60,6 +60,27 @@ def depth_of(t, ok, T, S, depth_row, mask_row, mask_stride_t, masked):
 
 # fmt: off
 @triton.jit
+def tree_rows(
+    j, valid, b, first_row, length, k_stride_b, k_stride_n, v_stride_b, v_stride_n, page_row,
+    IN_CACHE: tl.constexpr, PAGE_SIZE: tl.constexpr, ALIKE: tl.constexpr,
+):
+    # fmt: on
+    """Return how far the tree's keys ``j`` [N] and their values lie from the first."""
+    if IN_CACHE:
+        outer, inner = cache_rows(length + j, valid, b, None, None, page_row, PAGE_SIZE)
+        k_row = outer * k_stride_b + inner * k_stride_n
+        v_row = k_row if ALIKE else outer * v_stride_b + inner * v_stride_n
+    else:
+        inner = j.to(tl.int64)
+        k_row = offset_of(b, first_row, k_stride_b, k_stride_n) + inner * k_stride_n
+        v_row = k_row
+        if not ALIKE:
+            v_row = offset_of(b, first_row, v_stride_b, v_stride_n) + inner * v_stride_n
+    return k_row, v_row
+
+
+# fmt: off
+@triton.jit
 def attend_tree(
     q, m, l, acc, t, row_ok, depth, b, first_row, T, S, length, window,
     p_k, p_v, k_stride_b, k_stride_n, v_stride_b, v_stride_n, page_row, mask_row, masked,
@@ -95,16 +116,45 @@ def attend_tree(
         visible = (((word[:, None] >> (j - j0)[None, :]) & 1) != 0) & valid[None, :]
         # A node that no row sees may hold anything, as padding nodes do.
         valid = valid & (tl.max(visible.to(tl.int32), 0) != 0)
-        if IN_CACHE:
-            outer, inner = cache_rows(length + j, valid, b, None, None, page_row, PAGE_SIZE)
-            k_row = outer * k_stride_b + inner * k_stride_n
-            v_row = k_row if ALIKE else outer * v_stride_b + inner * v_stride_n
-        else:
-            inner = j.to(tl.int64)
-            k_row = offset_of(b, first_row, k_stride_b, k_stride_n) + inner * k_stride_n
-            v_row = k_row
-            if not ALIKE:
-                v_row = offset_of(b, first_row, v_stride_b, v_stride_n) + inner * v_stride_n
+        k_row, v_row = tree_rows(
+            j, valid, b, first_row, length, k_stride_b, k_stride_n, v_stride_b, v_stride_n,
+            page_row, IN_CACHE, PAGE_SIZE, ALIKE,
+        )  # fmt: skip
+        k = load_rows(p_k + k_row, valid, D, BLOCK_D)
+        v = load_rows(p_v + v_row, valid, D, BLOCK_D)
+        m, l, acc = softmax_step(q, k, v, visible, m, l, acc, scale, softcap, SOFTCAP)
+    return m, l, acc
+
+
+# fmt: off
+@triton.jit
+def attend_chain(
+    q, m, l, acc, t, row_ok, b, first_row, T, S, length, window,
+    p_k, p_v, k_stride_b, k_stride_n, v_stride_b, v_stride_n, page_row, scale, softcap,
+    IN_CACHE: tl.constexpr, PAGE_SIZE: tl.constexpr, ALIKE: tl.constexpr, WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr, D: tl.constexpr, BLOCK_J: tl.constexpr, STAGES: tl.constexpr,
+):
+    # fmt: on
+    """Attend to a chain's keys: what `attend_tree` does where nothing is masked.
+
+    Without words of a mask there are registers for more keys at a time, as a long chunk wants.
+    """
+    BLOCK_D: tl.constexpr = q.shape[1]
+    last = tl.where(row_ok, t + S - T, -1)
+    end = tl.max(last, 0) + 1
+    begin = 0
+    if WINDOW:
+        begin = tl.maximum(tl.min(tl.where(row_ok, last, end), 0) + 1 - window, 0)
+    for j0 in tl.range(0, end - begin, BLOCK_J, num_stages=STAGES):
+        j = begin + j0 + tl.arange(0, BLOCK_J)
+        valid = j < end
+        visible = j[None, :] <= last[:, None]
+        if WINDOW:
+            visible = visible & (j[None, :] > last[:, None] - window)
+        k_row, v_row = tree_rows(
+            j, valid, b, first_row, length, k_stride_b, k_stride_n, v_stride_b, v_stride_n,
+            page_row, IN_CACHE, PAGE_SIZE, ALIKE,
+        )  # fmt: skip
         k = load_rows(p_k + k_row, valid, D, BLOCK_D)
         v = load_rows(p_v + v_row, valid, D, BLOCK_D)
         m, l, acc = softmax_step(q, k, v, visible, m, l, acc, scale, softcap, SOFTCAP)

@@ -16,36 +16,38 @@ from ._launch import launch
 
 
 # fmt: off
-@triton.jit(do_not_specialize=["capacity"])
+@triton.jit(do_not_specialize=["capacity", "tiles"])
 def importance_kernel(
-    mean_q, k_cache, cache_seqlens, block_table, scores, scale, capacity,
+    mean_q, k_cache, cache_seqlens, block_table, scores, scale, capacity, tiles,
     mean_stride_b, mean_stride_h, k_stride_b, k_stride_n, k_stride_h,
     lengths_stride_b, table_stride_b, scores_stride_b, scores_stride_h,
     D: tl.constexpr, HEADS: tl.constexpr, PAGE_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):
     # fmt: on
-    """Score a block of tokens: sum over ``HEADS`` KV heads of ``scale * mean_q . k``."""
+    """Score ``tiles`` blocks of tokens: sum over ``HEADS`` KV heads of ``scale * mean_q . k``."""
     first_head = tl.program_id(1).to(tl.int64) * HEADS
     b = tl.program_id(2).to(tl.int64)
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     d = tl.arange(0, BLOCK_D)
-    valid = n < tl.load(cache_seqlens + b * lengths_stride_b)
+    length = tl.load(cache_seqlens + b * lengths_stride_b)
     page_row = block_table
     if block_table is not None:
         page_row = block_table + b * table_stride_b
-
-    outer, inner = cache_rows(n, valid, b, None, None, page_row, PAGE_SIZE)
-    p_k = k_cache + outer * k_stride_b + inner * k_stride_n
-    mean_q += b * mean_stride_b
-    products = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
-    for head in range(first_head, first_head + HEADS):
-        mean = tl.load(mean_q + head * mean_stride_h + d, mask=d < D, other=0.0)
-        k = load_rows(p_k + head * k_stride_h, valid, D, BLOCK_D)
-        products += mean[None, :] * k.to(tl.float32)
-    score = tl.where(valid, tl.sum(products, 1) * scale, float("-inf"))
-    p_score = scores + b * scores_stride_b + tl.program_id(1).to(tl.int64) * scores_stride_h + n
-    tl.store(p_score, score, mask=n < capacity)
+    p_mean = mean_q + b * mean_stride_b + first_head * mean_stride_h + d
+    p_score = scores + b * scores_stride_b + tl.program_id(1).to(tl.int64) * scores_stride_h
+    mean = tl.load(p_mean, mask=d < D, other=0.0)
+    for tile in range(tiles):
+        n = (tl.program_id(0) * tiles + tile) * BLOCK_N + tl.arange(0, BLOCK_N)
+        valid = n < length
+        outer, inner = cache_rows(n, valid, b, None, None, page_row, PAGE_SIZE)
+        p_k = k_cache + outer * k_stride_b + inner * k_stride_n + first_head * k_stride_h
+        products = mean[None, :] * load_rows(p_k, valid, D, BLOCK_D).to(tl.float32)
+        for head in range(1, HEADS):
+            others = tl.load(p_mean + head * mean_stride_h, mask=d < D, other=0.0)
+            k = load_rows(p_k + head * k_stride_h, valid, D, BLOCK_D)
+            products += others[None, :] * k.to(tl.float32)
+        score = tl.where(valid, tl.sum(products, 1) * scale, float("-inf"))
+        tl.store(p_score + n, score, mask=n < capacity)
 
 
 def importance_scores(q, k_cache, cache_seqlens, per_head, block_table, softmax_scale, scores):
@@ -59,9 +61,12 @@ def importance_scores(q, k_cache, cache_seqlens, per_head, block_table, softmax_
     heads = 1 if per_head else kv_heads
     mean_q = q.unflatten(2, (kv_heads, -1)).mean((1, 3), dtype=torch.float32)
     block_n, block_d, num_warps = _configs.importance_blocks(D)
+    blocks = triton.cdiv(capacity, block_n)
+    tiles = _configs.importance_tiles(q.device, blocks * kv_heads // heads * q.shape[0])
     launch(
-        importance_kernel, (triton.cdiv(capacity, block_n), kv_heads // heads, q.shape[0]),
+        importance_kernel, (triton.cdiv(blocks, tiles), kv_heads // heads, q.shape[0]),
         mean_q, k_cache, cache_seqlens, block_table, scores, softmax_scale / heads, capacity,
+        tiles,
         *mean_q.stride()[:2],
         *k_cache.stride()[:3],
         cache_seqlens.stride(0),

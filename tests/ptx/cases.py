@@ -44,6 +44,7 @@ class Case:
     split_size: int | None = 128  # or as on 132 multiprocessors, but at least 64 keys
     spare: int = 3  # room in the cache beyond the longest request
     ragged: tuple | None = None  # rows of each request, at most `rows`
+    multiprocessors: int = 132
     block_m: int | None = None  # rows of a tile, if not as `_configs` says
     layout: str = "pages"  # of the cache that is written
     cache_dtype: str | None = None  # of that cache, if not dtype
@@ -127,7 +128,7 @@ def run(case, arch, options=None, change=None, emulate=None):
     """
     call, _ = OPERATIONS[case.op]
     inputs = call(case)
-    forced = {"split_size": case.split_size, "multiprocessors": 132}
+    forced = {"split_size": case.split_size, "multiprocessors": case.multiprocessors}
     if emulate is None:
         emulate, forced["least"] = emulated, 64
     if case.block_m:
@@ -424,11 +425,13 @@ SELECTED = [
     Case("gather", "fp16", rows=1, head_dim=80, paged=True),
     Case("hybrid", rows=17, group=8, lengths=(90,), kv_heads=1, split_size=64),  # 128-row tiles
     Case("ragged hybrid", lengths=(90, 70, 0), ragged=(1, 33, 0), tree="chain", kv_heads=1),
+    Case("hybrid", rows=70, group=1, lengths=(90, 0), window=50, kv_heads=1, tree="chain"),
     Case("scores", rows=16, window=100),
     Case("hybrid", rows=35, group=1, lengths=(90, 0), window=2, kv_heads=1),  # cuts the tree
     Case("ragged logits", rows=9, lengths=(70, 9), ragged=(9, 3), window=3, block_m=16),
     Case("logits", "fp32", paged=True, window=100),
     Case("importance", head_dim=80, paged=True),
+    Case("importance", lengths=(700, 80, 0), multiprocessors=1),  # many tiles of keys to a program
     Case("select"),
     Case("gumbel"),
     Case("merge_states", rows=3),
@@ -475,6 +478,11 @@ def _all():
         yield Case(
             op, rows=40, lengths=(150, 70), kv_heads=1, window=None if op == "gather" else 99
         )
+    for dtype in DTYPES:  # prompts
+        size = {"dtype": dtype, "rows": 150, "group": 1, "kv_heads": 1, "tree": "chain"}
+        yield Case("hybrid", **size, lengths=(70,))
+        yield Case("logits", **size, lengths=(70,), paged=True, window=90, softcap=2.0)
+        yield Case("ragged hybrid", **size, lengths=(70, 9, 0), ragged=(67, 1, 0), paged=True)
     for dtype, D in (("bf16", 64), ("bf16", 128), ("fp16", 80), ("fp32", 64), ("fp32", 80)):
         size = {"dtype": dtype, "head_dim": D, "kv_heads": 1, "lengths": (300, 130, 60, 0)}
         yield Case("ragged hybrid", **size, ragged=(1, 20, 0, 5))

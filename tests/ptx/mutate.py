@@ -90,7 +90,7 @@ def mutations(kernel):
             registers = i.operands[0].strip("{} ").replace(" ", "").split(",")
             moves = {last_move[r]: None for r in registers if r in last_move}
             changes = ("zero-fill of a load dropped", moves) if moves else None
-        elif i.name.startswith("mov.b") and not i.guard:
+        elif i.name.startswith(("mov.b", "mov.u")) and not i.guard:
             last_move[i.operands[0]] = i.index
         if changes:
             yield Mutation(changes[0], kernel.name, changes[1])

@@ -255,6 +255,7 @@ VARIANTS |= {
     f"ragged {name}": {**VARIANTS[name], "ragged": True} for name in VARIANTS if name != "tree"
 }
 VARIANTS["ragged hybrid chain window"] = {"chain": True, "window": 1024, "ragged": True}
+VARIANTS["logits chain"] = {**VARIANTS["logits all"], "chain": True}
 VARIANTS["ragged gather all paged"] = {**VARIANTS["ragged gather paged"], "everything": True}
 VARIANTS["gather all"] = {"op": "gather", "everything": True}
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -287,6 +288,8 @@ CHOSEN = [
     ("ragged gather all paged", 128, 128, BF16),
     ("ragged logits all", 128, 128, BF16),
     ("ragged logits all", 64, 256, BF16),
+    ("hybrid chain", 512, 128, BF16),
+    ("logits chain", 512, 128, BF16),
 ]
 
 
@@ -294,7 +297,11 @@ def _all():
     sizes = [(rows, D, BF16) for rows in (16, 32, 64, 128) for D in (64, 80, 96, 128, 256)]
     sizes += [(rows, D, FP16) for rows in (16, 64) for D in (128, 256)]
     sizes += [(16, D, FP32) for D in (64, 80, 96, 128, 256)]
-    return [(name, *size) for name, size in itertools.product(VARIANTS, sizes)]
+    prompts = [(512, D, dtype) for D in (64, 80, 128, 256) for dtype in (BF16, FP32)]
+    chains = [name for name, options in VARIANTS.items() if options.get("chain")]
+    return [(name, *size) for name, size in itertools.product(VARIANTS, sizes)] + [
+        (name, *size) for name, size in itertools.product(chains, prompts)
+    ]
 
 
 def calls(which):

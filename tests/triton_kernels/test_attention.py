@@ -94,10 +94,21 @@ def test_masks_of_many_words(rows, tree_size, packed):
     assert_as_good_as_torch(hybrid(p, tree_mask=mask.to(DEVICE)), p)
 
 
-@pytest.mark.parametrize("window", [None, 5])
-def test_no_mask_is_a_causal_chain(window):
-    p = make_problem((40, 3), 37, parents="chain", dtype=torch.float16)
-    assert_as_good_as_torch(hybrid(p, tree_mask=None, window=window), p, window=window)
+@pytest.mark.parametrize("in_cache", [False, True], ids=["apart", "in_cache"])
+@pytest.mark.parametrize("window", [None, 5, 60])
+@pytest.mark.parametrize("rows", [37, _configs.DRAFTED + 70], ids=["drafted", "prompt"])
+def test_no_mask_is_a_causal_chain(rows, window, in_cache):
+    p = make_problem((40, 3), rows, parents="chain", dtype=torch.float16, tree_in_cache=in_cache)
+    options = {"tree_mask": None, "window": window, "paged": in_cache}
+    assert_as_good_as_torch(hybrid(p, tree_in_cache=in_cache, **options), p, window=window)
+
+
+def test_a_prompt_may_follow_keys_of_its_own():
+    rows = _configs.DRAFTED + 1
+    p = make_problem((40, 3), rows, tree_size=rows + 9, kv_heads=1, dtype=torch.bfloat16)
+    ahead = torch.arange(rows + 9) <= torch.arange(rows)[:, None] + 9
+    p.tree_mask = ahead.expand(2, -1, -1)
+    assert_as_good_as_torch(hybrid(p, tree_mask=None), p)
 
 
 def test_rows_that_see_nothing_are_empty_states():

@@ -111,6 +111,9 @@ def compile_launch(kernel, arguments, target):
             continue
         if isinstance(value, torch.Tensor):
             signature[name] = "*" + TYPES[value.dtype]
+        elif hasattr(value, "block_shape"):
+            box, element = list(value.block_shape), TYPES[value.base.dtype]
+            signature[name] = f"tensordesc<{element}{box},{value.layout!r}>"
         elif is_int:
             signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
         else:
@@ -118,8 +121,17 @@ def compile_launch(kernel, arguments, target):
         if special and (isinstance(value, torch.Tensor) or (is_int and value % 16 == 0)):
             attributes[(index,)] = [["tt.divisibility", 16]]
     options = {k: v for k, v in arguments.items() if k not in kernel.arg_names}
-    source = ASTSource(kernel, signature, constants, attributes)
+    source = source_of(kernel)(kernel, signature, constants, attributes)
     return triton.compile(source, target=target, options=options)
+
+
+def source_of(kernel):
+    """Return what a kernel's source is: Triton's or Gluon's."""
+    if not kernel.is_gluon():
+        return ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    return GluonASTSource
 
 
 def resources(compiled):

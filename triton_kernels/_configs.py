@@ -14,6 +14,7 @@ import triton
 
 from ._bfloat16 import INTERPRETED
 
+
 class Tile(NamedTuple):
     """Keys per step, warps and pipeline depth."""
 

@@ -34,9 +34,9 @@ def _load_queries(shared, q, t, h, ok, q_stride_t, q_stride_h, LAYOUT: gl.conste
 
 
 @gluon.jit
-def _wait(full, item, whole, RING: gl.constexpr, TMA: gl.constexpr):
-    """Wait for an item, K or V of a tile; only what is behind ``whole`` tiles was not TMA's."""
-    mbarrier.wait(full.index(item % RING), item // RING & 1)
+def _wait(full, item, items, whole, RING: gl.constexpr, TMA: gl.constexpr):
+    """Wait for an item, K or V of a tile, if it comes; behind ``whole`` tiles it was not TMA's."""
+    mbarrier.wait(full.index(item % RING), item // RING & 1, pred=item < items)
     if TMA:
         if item >= 2 * whole:
             fence_async_shared()
@@ -103,7 +103,8 @@ def consume(
 ):
     # fmt: on
     """Write the state of the ``INDEX``-th 64 rows of a tile over ``tiles`` tiles of keys."""
-    shared, pointers, slot, mask, strides, head, tile, has_sink, length, tiles, T, scale, softcap = work
+    shared, pointers, slot, mask, strides, place, T, scale, softcap = work
+    head, tile, has_sink, length, tiles = place
     q_shared, ring, full, empty, turns = shared
     q, sinks, depths, out, lse, collected = pointers
     q_t, q_h, out_t, out_h, lse_t, lse_h, collected_r, collected_h = strides
@@ -134,18 +135,19 @@ def consume(
         m = gl.load(sinks + h, mask=ok & (t * 0 < has_sink), other=float("-inf"))
         m = m.to(gl.float32) * (LOG2E / factor)
     l = gl.where(m == float("-inf"), 0.0, 1.0)
-    place = t * 0 - 1
+    number = t * 0 - 1
     for j in gl.static_range(len(COLLECT_ROWS)):
         token = COLLECT_ROWS[j] if COLLECT_ROWS[j] >= 0 else T + COLLECT_ROWS[j]
-        place = gl.where(t == token, j, place)
+        number = gl.where(t == token, j, number)
     collected_row = collected
     if COLLECT:
-        collected_row = collected + place.to(gl.int64) * collected_r + h * collected_h
-    collecting = (collected_row, ok & (place >= 0))
+        collected_row = collected + number.to(gl.int64) * collected_r + h * collected_h
+    collecting = (collected_row, ok & (number >= 0))
 
     acc = gl.zeros([ROWS, D], gl.float32, O_LAYOUT)
     zero = gl.zeros([ROWS, BLOCK_N], gl.float32, S_LAYOUT)
-    _wait(full, 0, whole, RING, TMA)
+    items = 2 * tiles
+    _wait(full, 0, items, whole, RING, TMA)
     s = warpgroup_mma(queries, ring.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
     s = warpgroup_mma_wait(0, [s])
     mbarrier.arrive(empty.index(0), count=1)
@@ -154,15 +156,15 @@ def consume(
         WINDOW, TRIMMED, SOFTCAP, COLLECT, BLOCK_N, S_LAYOUT,
     )  # fmt: skip
     p = gl.convert_layout(weights.to(queries.dtype), P_LAYOUT)
+    _wait(full, 2, items, whole, RING, TMA)
     for i in range(1, tiles):
         k = 2 * i
         v = 2 * i - 1
         if BLOCK_M > ROWS:
             mbarrier.wait(turns.index(INDEX), (i & 1) ^ INDEX)
-        _wait(full, k, whole, RING, TMA)
         keys = ring.index(k % RING).permute((1, 0))
         s = warpgroup_mma(queries, keys, zero, use_acc=False, is_async=True)
-        _wait(full, v, whole, RING, TMA)
+        _wait(full, v, items, whole, RING, TMA)
         product = warpgroup_mma(p, ring.index(v % RING), acc, is_async=True)
         if BLOCK_M > ROWS:
             mbarrier.arrive(turns.index(1 - INDEX), count=1)
@@ -172,12 +174,15 @@ def consume(
             s, i, m, l, rows, slot, mask, collecting, scale, softcap,
             WINDOW, TRIMMED, SOFTCAP, COLLECT, BLOCK_N, S_LAYOUT,
         )  # fmt: skip
-        acc, p = warpgroup_mma_wait(0, [product, p])
+        next_p = gl.convert_layout(weights.to(queries.dtype), P_LAYOUT)
+        # Between softmax and wait, or else the assembler lets the softmax wait too.
+        _wait(full, k + 2, items, whole, RING, TMA)
+        acc, p, next_p = warpgroup_mma_wait(0, [product, p, next_p])
         mbarrier.arrive(empty.index(v % RING), count=1)
         acc = acc * gl.convert_layout(alpha, O_ROWS)[:, None]
-        p = gl.convert_layout(weights.to(queries.dtype), P_LAYOUT)
-    v = 2 * tiles - 1
-    _wait(full, v, whole, RING, TMA)
+        p = next_p
+    v = items - 1
+    _wait(full, v, items, whole, RING, TMA)
     acc = warpgroup_mma(p, ring.index(v % RING), acc, is_async=True)
     acc = warpgroup_mma_wait(0, [acc])
 

@@ -73,7 +73,8 @@ def _allocate(
 # As in `_split_kv`.
 VARYING = [
     "lengths", "block_table", "tree_mask", "depths", "sinks", "lse", "masked", "T", "S", "capacity",
-    "splits", "least", "most", "window", "num_kv_heads", "k_rows_b", "v_rows_b",
+    "splits", "least", "most", "window", "num_kv_heads",
+    "k_rows_b", "k_rows_h", "k_columns_h", "v_rows_b", "v_rows_h", "v_columns_h",
     "lengths_stride_b", "table_stride_b", "mask_stride_b", "mask_stride_t", "depths_stride_b",
     "lse_stride_i", "lse_stride_b", "lse_stride_t", "lse_stride_h",
 ]  # fmt: skip
@@ -96,16 +97,16 @@ def hopper_kernel(
     out_stride_i, out_stride_b, out_stride_t, out_stride_h,
     lse_stride_i, lse_stride_b, lse_stride_t, lse_stride_h,
     collected_stride_b, collected_stride_r, collected_stride_h,
-    D: gl.constexpr, GROUP: gl.constexpr, HEADS: gl.constexpr, PAGE_SIZE: gl.constexpr, WINDOW: gl.constexpr,
-    SOFTCAP: gl.constexpr, COLLECT_ROWS: gl.constexpr, BLOCK_M: gl.constexpr,
+    D: gl.constexpr, GROUP: gl.constexpr, HEADS: gl.constexpr, PAGE_SIZE: gl.constexpr,
+    WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, COLLECT_ROWS: gl.constexpr, BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr, RING: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr,
     REGISTERS: gl.constexpr,
 ):
     # fmt: on
     """Compute one slot's state of one tile of rows.
 
-    For TMA K is a matrix with rows of ``k_stride_n`` elements: a request or page has ``k_rows_b`` of
-    them, and its heads lie ``k_rows_h`` rows or ``k_columns_h`` columns apart.
+    For TMA K is a matrix with rows of ``k_stride_n`` elements: a request or page has ``k_rows_b``
+    of them, and its heads lie ``k_rows_h`` rows or ``k_columns_h`` columns apart.
     """
     TMA: gl.constexpr = k_desc is not None
     COLLECT: gl.constexpr = len(COLLECT_ROWS) > 0
@@ -196,25 +197,34 @@ def hopper_kernel(
         slot_keys, mask, lookup, tiles,
     )  # fmt: skip
     consumed = (
-        shared, pointers, slot_keys, mask, strides,
-        head, tile, has_sink, length, tiles, T, scale, softcap,
+        shared, pointers, slot_keys, mask, strides, (head, tile, has_sink, length, tiles),
+        T, scale, softcap,
     )  # fmt: skip
     if BLOCK_M == ROWS:
         gl.warp_specialize(
             [
-                (consume, (consumed, 0, BLOCK_M, BLOCK_N, D, RING, GROUP, TMA, WINDOW, SOFTCAP, SINKS, TRIMMED, COLLECT_ROWS)),
+                (consume, (
+                    consumed, 0, BLOCK_M, BLOCK_N, D, RING, GROUP, TMA, WINDOW, SOFTCAP, SINKS,
+                    TRIMMED, COLLECT_ROWS,
+                )),
                 (produce, (produced, RING, TMA, PAGE_SIZE, IN_CACHE)),
             ],
             [WARPS],
             [REGISTERS],
-        )
+        )  # fmt: skip
     else:
         gl.warp_specialize(
             [
-                (consume, (consumed, 0, BLOCK_M, BLOCK_N, D, RING, GROUP, TMA, WINDOW, SOFTCAP, SINKS, TRIMMED, COLLECT_ROWS)),
-                (consume, (consumed, 1, BLOCK_M, BLOCK_N, D, RING, GROUP, TMA, WINDOW, SOFTCAP, SINKS, TRIMMED, COLLECT_ROWS)),
+                (consume, (
+                    consumed, 0, BLOCK_M, BLOCK_N, D, RING, GROUP, TMA, WINDOW, SOFTCAP, SINKS,
+                    TRIMMED, COLLECT_ROWS,
+                )),
+                (consume, (
+                    consumed, 1, BLOCK_M, BLOCK_N, D, RING, GROUP, TMA, WINDOW, SOFTCAP, SINKS,
+                    TRIMMED, COLLECT_ROWS,
+                )),
                 (produce, (produced, RING, TMA, PAGE_SIZE, IN_CACHE)),
             ],
             [WARPS, WARPS],
             [CONSUMER_REGISTERS, REGISTERS],
-        )
+        )  # fmt: skip

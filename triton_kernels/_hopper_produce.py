@@ -1,8 +1,8 @@
-"""The producer of the Hopper kernel: four warps that bring K and V into shared memory, tile by tile.
+"""The producer of the Hopper kernel: four warps that bring K and V into shared memory.
 
 Tiles that lie in the prefix whole come by TMA, two instructions a tile, where it can address them:
-a cache whose rows are a matrix, in one piece or in pages that hold whole tiles. All others are
-gathered row by row with 16-byte copies, which know pages of any size, the end of the prefix and
+a cache whose rows are those of a matrix, in one piece or in pages that hold whole tiles. All others
+are gathered row by row with 16-byte copies, which know pages of any size, the end of the prefix and
 the tree behind it; what no row sees is 0, for it may hold anything.
 """
 

@@ -12,14 +12,11 @@ from triton.experimental.gluon import language as gl
 
 from ._tree import _count_bits, _lowest_bits, _without_lowest
 
-
 ROWS = gl.constexpr(64)  # of a group
 
 
 @gluon.jit
-def rows_of(
-    tile, head, first, T, GROUP: gl.constexpr, BLOCK_M: gl.constexpr, LAYOUT: gl.constexpr
-):
+def rows_of(tile, head, first, T, GROUP: gl.constexpr, BLOCK_M: gl.constexpr, LAYOUT: gl.constexpr):
     """Return (tokens, query heads, which exist) of 64 rows of a tile from ``first`` on."""
     r = tile * BLOCK_M + first + gl.arange(0, ROWS, LAYOUT)
     t = r // GROUP
@@ -56,9 +53,9 @@ def visible_columns(
     # fmt: on
     """Return which of the slot's keys [c0, c0 + BLOCK_N) each row sees [M, BLOCK_N].
 
-    ``rows`` are (token, last key of a chain, depth, position below the window) [M] each, ``slot`` is
-    (first position, how many keys of the prefix, where the tree begins, ...), ``mask`` the tree's
-    (words, their stride, whether they count, keys, window).
+    ``rows`` are (token, last key of a chain, depth, position below the window) [M] each, ``slot``
+    is (first position, how many keys of the prefix, where the tree begins, ...), ``mask`` the
+    tree's (words, their stride, whether they count, keys, window).
     """
     t, _, _, lower = rows
     begin, keys, tree_at, _, _ = slot

@@ -7,7 +7,6 @@ fill with NaN what must not be looked at. Needs a process in which TRITON_INTERP
 """
 
 import functools
-import re
 import struct
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from triton.runtime.jit import JITFunction
 
 import specattn
 from specattn.backends import select
-from tests.triton_kernels.offline import TARGETS, compile_launch
+from tests.triton_kernels.offline import TARGETS, compile_launch, warps_of
 
 from .bulk import TensorMap
 from .counts import Counts
@@ -97,7 +96,7 @@ class Runner:
             else:
                 values.append(self._bits(value, memory))
         hidden = len(parsed.parameters) - len(values)  # pointers that Triton's runtime would pass
-        threads = (threads_of(compiled), 1, 1)
+        threads = (32 * warps_of(compiled), 1, 1)
         keys = {self.tensors.key(tensor) for tensor in self.counters} & memory.where.keys()
         launch = Launch(
             parsed, grid, threads, values + [bytes(8)] * hidden, compiled.metadata.shared,
@@ -107,7 +106,7 @@ class Runner:
         self.tensors.copy_back(memory)
         self.launched.append(
             Launched(
-                compiled.metadata.name, grid, threads_of(compiled) // 32,
+                compiled.metadata.name, grid, warps_of(compiled),
                 compiled.metadata.shared, counts, parsed, compiled.asm["ptx"], compiled,
             )
         )  # fmt: skip
@@ -134,12 +133,6 @@ class Runner:
                 raise ValueError("a tensor does not begin at a multiple of 16 bytes")
             return struct.pack("<Q", address)
         return struct.pack("<f", value) if isinstance(value, float) else struct.pack("<q", value)
-
-
-def threads_of(compiled):
-    """Return how many threads a block has, those of a warp-specialised kernel's workers too."""
-    declared = re.search(r"\.reqntid (\d+)", compiled.asm["ptx"])
-    return int(declared[1])
 
 
 def passed(kernel, arguments):

@@ -324,6 +324,19 @@ def calls(which):
     yield "write heads first, D 80, fp32 to fp16", partial(write, 80, FP32, FP16, True)
 
 
+def warps_of(compiled):
+    """Return how many warps a block has, those of a warp-specialised kernel's workers too."""
+    declared = re.search(r"\.reqntid (\d+)", compiled.asm.get("ptx", ""))
+    return int(declared[1]) // 32 if declared else compiled.metadata.num_warps
+
+
+def _programs(kernel, arguments, used):
+    """Return how many of a kernel's programs `_configs` counts on one SM to hold, if it does."""
+    if kernel == "hopper_kernel":
+        return _configs.HOPPER[arguments["BLOCK_M"], arguments["D"]].programs
+    return used[-1].programs if kernel == "split_kv_kernel" else None
+
+
 def costs(arch, which="chosen"):
     """Yield the cost of every kernel that the cases launch on an architecture, each one once."""
     seen = set()
@@ -343,12 +356,12 @@ def costs(arch, which="chosen"):
                 case=label,
                 kernel=facts.name,
                 tile=" x ".join(map(str, blocks)),
-                warps=facts.num_warps,
+                warps=warps_of(compiled),
                 stages=facts.num_stages,
                 registers=registers,
                 spilled=spilled,
                 shared=facts.shared,
-                programs=used[-1].programs if facts.name == "split_kv_kernel" else None,
+                programs=_programs(facts.name, arguments, used),
                 copies=widths_of_copies(compiled.asm.get("ptx", "")),
                 units=units,
             )

@@ -41,7 +41,7 @@ NEEDED = {
         "zero-fill of a copy dropped": {"undefined", "bounds"},
     },
     "hopper": {
-        "barrier removed": {"race"},
+        "barrier removed": {"race", "barrier"},
         "mbarrier wait removed": {"race", "undefined"},
         "arrival removed": {"barrier"},
         "product wait weakened": {"undefined", "race"},

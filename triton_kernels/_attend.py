@@ -4,7 +4,7 @@ import torch
 import triton
 
 from . import _configs
-from ._combine import combine
+from ._combine import combine, partial_states
 from ._launch import launch, strides
 from ._split_kv import split_kv_kernel
 
@@ -55,6 +55,20 @@ def attend(
         [B + 1]: where each request's rows begin and end, at most so many. Then ``q``, ``out`` and
         ``lse``, the tree's keys, mask and depths have rows [tokens] instead of [B, T].
     """
+    if tree and k_cache is not None and indices is None and cu_seqlens_q is None:
+        hopper = _configs.hopper_config(q, k_cache)
+        if hopper:
+            from ._hopper import attend_on_hopper, serves  # needs Gluon
+
+            call = {
+                "softmax_scale": softmax_scale, "softcap": softcap, "k_tree": k_tree,
+                "v_tree": v_tree, "tree_mask": tree_mask, "depths": depths,
+                "block_table": block_table, "window": window, "sinks": sinks, "collect": collect,
+                "collect_rows": collect_rows, "collected": collected,
+            }  # fmt: skip
+            if serves(q, k_cache, v_cache, out, call):
+                attend_on_hopper(hopper, q, k_cache, v_cache, lengths, out, lse, **call)
+                return
     if cu_seqlens_q is not None:
         rows = (q, out, lse, k_tree, v_tree, tree_mask, depths)
         q, out, lse, k_tree, v_tree, tree_mask, depths = (x if x is None else x[None] for x in rows)
@@ -85,13 +99,7 @@ def attend(
     state_bytes = 4 * batches * tokens * heads * (D + 1)
     splits = _configs.splits(q.device, config, programs, span, state_bytes, alone=B == 1)
     slots = splits.slots
-    direct = slots == 1
-    if direct:
-        states, state_lses = out[None], lse[None]
-    else:
-        shape = (slots, batches, tokens, heads)
-        states = torch.empty((*shape, D), dtype=torch.float32, device=q.device)
-        state_lses = torch.empty(shape, dtype=torch.float32, device=q.device)
+    states, state_lses = partial_states(slots, out, lse)
     block_c = group
     if collect == "logits":
         block_c = max(16, triton.cdiv(len(collect_rows) * group, tiles))
@@ -145,7 +153,7 @@ def attend(
         num_stages=config.num_stages,
         **config.options,
     )  # fmt: skip
-    if not direct:
+    if slots > 1:
         combine(
             states,
             state_lses,

@@ -9,6 +9,7 @@ does not count, so it may hold anything. The same kernel is the second half of s
 and the public ``merge_state`` and ``merge_states``.
 """
 
+import torch
 import triton
 import triton.language as tl
 
@@ -119,6 +120,14 @@ def combine_kernel(
     p_lse = lse + b * lse_stride_b + t * lse_stride_t + h * lse_stride_h
     tl.store(p_out[:, None] + d[None, :], result, mask=row_ok[:, None] & (d < D)[None, :])
     tl.store(p_lse, result_lse, mask=row_ok)
+
+
+def partial_states(slots, out, lse):
+    """Return where ``slots`` states go [slots, *]: into ``out`` and ``lse``, or a workspace."""
+    if slots == 1:
+        return out[None], lse[None]
+    float32 = {"dtype": torch.float32, "device": out.device}
+    return torch.empty((slots, *out.shape), **float32), torch.empty((slots, *lse.shape), **float32)
 
 
 def combine(

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 import triton
 
+from ._bfloat16 import INTERPRETED
+
 
 class Tile(NamedTuple):
     """Keys per step, warps and pipeline depth."""
@@ -175,6 +177,45 @@ def stages(config, lookups, fewer) -> int:
     if config.num_stages == 1:
         return 1
     return max(2, config.num_stages - 2 * (lookups - fewer))
+
+
+class HopperConfig(NamedTuple):
+    """A block of the Hopper kernel: rows, keys per tile, buffers of the ring, registers a thread.
+
+    ``programs`` is how many of these one SM holds at once.
+    """
+
+    block_m: int
+    block_n: int
+    ring: int
+    consumer_registers: int
+    producer_registers: int
+    programs: int
+    options: dict
+
+
+# {(BLOCK_M, D): HopperConfig}. Two blocks of 64 rows share an SM and hide each other's softmax; a
+# block of 128 rows hides that of each half behind the other's products; with 128 keys it spills.
+HOPPER = {
+    (64, 64): HopperConfig(64, 64, 12, 200, 56, 2, {"maxnreg": 128}),
+    (64, 128): HopperConfig(64, 64, 6, 200, 56, 2, {"maxnreg": 128}),
+    (128, 64): HopperConfig(128, 64, 12, 216, 72, 1, {}),
+    (128, 128): HopperConfig(128, 64, 8, 216, 72, 1, {}),
+}
+
+
+def hopper_config(q, k_cache) -> HopperConfig | None:
+    """Return the configuration of the Hopper kernel for ``q``, or None where it does not serve.
+
+    Before 3.7 Triton compiles it, but the emulator does not run all that comes of it yet.
+    """
+    arch = _forced.get("arch") or _architecture(q.device)
+    if INTERPRETED.value or UNFENCED or arch != "sm_90" or not _forced.get("hopper", True):
+        return None
+    rows = q.shape[1] * q.shape[2] // k_cache.shape[2]
+    if q.dtype not in (torch.bfloat16, torch.float16) or rows <= 32:
+        return None
+    return HOPPER.get((_forced.get("block_m", 64 if rows <= 64 else 128), q.shape[3]))
 
 
 class Splits(NamedTuple):

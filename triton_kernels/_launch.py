@@ -164,7 +164,8 @@ class Step(NamedTuple):
     """One launch: what starts it, its grid, and the kernel's arguments, tensors before all others.
 
     ``tail`` is the function, how it is packed, and no hooks. ``pick`` takes the tensors' addresses,
-    None for those that are not given, from the pool that a `Plan` fills; ``rest`` never changes.
+    None for those that are not given, from the pool that a `Plan` fills, and describes to TMA what
+    lies there; ``rest`` never changes.
     """
 
     launcher: Callable
@@ -180,6 +181,9 @@ def _step(kernel, compiled, grid, args, options, where, nothing):
         return None  # it was interpreted, or recorded
     arguments = dict(zip(kernel.arg_names, args, strict=False)) | options
     values = [arguments[name] for name in kernel.arg_names]
+    described = [(i, value) for i, value in enumerate(values) if hasattr(value, "block_shape")]
+    for i, descriptor in described:
+        values[i] = descriptor.base
     last = max(i for i, value in enumerate(values) if isinstance(value, torch.Tensor))
     numbers = []
     for value in values[: last + 1]:
@@ -193,7 +197,30 @@ def _step(kernel, compiled, grid, args, options, where, nothing):
         numbers.append(where[value.data_ptr()])
     tail = (compiled.function, compiled.packed_metadata, None, None, None)
     rest = tuple(values[last + 1 :])
-    return Step(compiled.run, (*grid, 1, 1)[:3], tail, _picker(numbers), rest)
+    pick = _picker(numbers)
+    if described:
+        pick = _describing(pick, described)
+    return Step(compiled.run, (*grid, 1, 1)[:3], tail, pick, rest)
+
+
+class Address(int):
+    """An address where Triton asks a tensor for its own."""
+
+    data_ptr = int.__int__
+
+
+def _describing(pick, described):
+    """Return a ``pick`` that turns the addresses at some places into descriptors like those."""
+
+    def pick_and_describe(pool):
+        values = list(pick(pool))
+        for place, like in described:
+            descriptor = object.__new__(type(like))  # without the checks that `like` has passed
+            descriptor.__dict__ = like.__dict__ | {"base": Address(values[place])}
+            values[place] = descriptor
+        return values
+
+    return pick_and_describe
 
 
 class Plan(NamedTuple):

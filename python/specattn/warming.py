@@ -10,6 +10,8 @@ import torch
 
 from . import ops
 
+_ROOM = 8192  # tokens: a longer cache launches no other kernels
+
 
 def warmup(
     *,
@@ -81,11 +83,12 @@ def warmup(
         for batch, rows in itertools.product(range(1, max_batch + 1), range(1, max_rows + 1)):
             q, tree = some(batch, rows, q_heads, head_dim), some(batch, rows, kv_heads, head_dim)
             lengths, table = some(batch, of=torch.int32).zero_(), None
-            cache = some(1, 1, kv_heads, head_dim).expand(batch, capacity, kv_heads, head_dim)
+            # With the strides of a real one, which TMA is told; all requests may share a short one.
+            room = min(capacity, _ROOM)
+            cache = some(1, room, kv_heads, head_dim).expand(batch, -1, -1, -1)
             if page_size is not None:
-                pages = -(-capacity // page_size)
-                cache = some(1, 1, kv_heads, head_dim).expand(pages, page_size, -1, -1)
-                table = some(batch, pages, of=torch.int32)
+                cache = some(2, page_size, kv_heads, head_dim)
+                table = some(batch, -(-capacity // page_size), of=torch.int32)
             nodes = some(rows, -(-rows // 64), of=torch.int64).zero_()
             for mask in (nodes, None):
                 pass_ = (q, cache, cache, lengths, tree, tree, mask)

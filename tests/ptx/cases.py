@@ -36,6 +36,7 @@ class Case:
     group: int = 4
     kv_heads: int = 2
     paged: bool = False
+    page_size: int = 16
     tree: str = "random"  # or "chain", "in_cache", "none"
     window: int | None = None
     softcap: float = 0.0
@@ -46,6 +47,7 @@ class Case:
     ragged: tuple | None = None  # rows of each request, at most `rows`
     multiprocessors: int = 132
     block_m: int | None = None  # rows of a tile, if not as `_configs` says
+    hopper: bool = True  # whether the Hopper kernel may serve it
     layout: str = "pages"  # of the cache that is written
     cache_dtype: str | None = None  # of that cache, if not dtype
     first_unused: bool = False  # page 0 and node 0 of the tree, which then no row sees, are NaN
@@ -69,7 +71,7 @@ class Case:
             q_heads=self.kv_heads * self.group,
             kv_heads=self.kv_heads,
             head_dim=self.head_dim,
-            page_size=16,
+            page_size=self.page_size,
             spare=self.spare,
             dtype=DTYPES[self.dtype],
             tree_in_cache=self.tree == "in_cache",
@@ -130,7 +132,7 @@ def run(case, arch, options=None, change=None, emulate=None):
     inputs = call(case)
     forced = {"split_size": case.split_size, "multiprocessors": case.multiprocessors}
     if emulate is None:
-        emulate, forced["least"] = emulated, 64
+        emulate, forced["least"], forced["hopper"] = emulated, 64, case.hopper
     if case.block_m:
         forced["block_m"] = case.block_m
     with emulate(arch, options or Options(), change, **forced) as launches:
@@ -415,6 +417,30 @@ for _name in ragged.NAMES:
     )
 
 
+# The Hopper kernel: TMA, in pieces and in pages, and row by row; 64 and 128 rows, some of them
+# missing; trees across tiles; everything that masks.
+SOME = {"rows": 16, "kv_heads": 1, "lengths": (200, 9, 0)}
+HOPPER = [
+    Case("logits", **SOME, paged=True, window=150, softcap=2.0, sinks=True, spare=70),
+    Case("hybrid", "fp16", rows=10, lengths=(330, 64), group=5, paged=True, page_size=64),
+    Case("hybrid", rows=17, group=8, lengths=(290, 30), kv_heads=1),
+    Case("hybrid", **SOME, head_dim=128),
+    Case("hybrid", **SOME, head_dim=128, paged=True, tree="in_cache", window=37),
+    Case("hybrid", **SOME, tree="in_cache"),
+    Case("hybrid", **SOME, tree="chain", window=9, sinks=True),
+    Case("hybrid", **SOME, split_size=None, spare=2000, window=500),
+    Case("hybrid", "fp16", rows=9, group=7, kv_heads=1, lengths=(150,), split_size=4096),
+    Case("hybrid", rows=35, group=1, lengths=(90, 0), window=2, kv_heads=1),
+    Case("hybrid", rows=70, group=1, lengths=(130, 0), window=40, kv_heads=1),
+    Case("hybrid", rows=40, group=5, lengths=(70, 0), kv_heads=1),  # two tiles of rows
+    Case("hybrid", rows=33, group=3, lengths=(300,), paged=True, page_size=128, kv_heads=1),
+    Case("hybrid", rows=32, lengths=(300, 5), head_dim=128, kv_heads=1, softcap=3.0),
+    Case("logits", **SOME, head_dim=128, tree="chain"),
+    Case("logits", "fp16", rows=32, lengths=(150, 0), paged=True, window=99, kv_heads=1),
+    Case("logits", rows=21, group=3, lengths=(300, 20), softcap=2.0, tree="in_cache"),
+    Case("logits", rows=40, lengths=(100, 3), kv_heads=1, paged=True, page_size=32),
+]
+
 # Every primitive once, 16-bit and float32, mma.sync and wgmma (64 rows), padded D, every feature.
 SELECTED = [
     Case("hybrid", sinks=True),
@@ -423,7 +449,8 @@ SELECTED = [
     Case("scores", lengths=(300, 9, 0), split_size=None, spare=500),
     Case("hybrid", rows=16, head_dim=128, paged=True, softcap=2.0),
     Case("gather", "fp16", rows=1, head_dim=80, paged=True),
-    Case("hybrid", rows=17, group=8, lengths=(90,), kv_heads=1, split_size=64),  # 128-row tiles
+    Case("hybrid", rows=17, group=8, lengths=(90,), kv_heads=1, split_size=64, hopper=False),
+    *HOPPER[:3],
     Case("ragged hybrid", lengths=(90, 70, 0), ragged=(1, 33, 0), tree="chain", kv_heads=1),
     Case("hybrid", rows=70, group=1, lengths=(90, 0), window=50, kv_heads=1, tree="chain"),
     Case("scores", rows=16, window=100),
@@ -498,4 +525,4 @@ def _all():
     yield Case("gather", rows=16, head_dim=128, tree="none")
 
 
-ALL = SELECTED + [case for case in _all() if case not in SELECTED]
+ALL = SELECTED + [case for case in [*HOPPER, *_all()] if case not in SELECTED]

@@ -19,8 +19,9 @@ from triton.runtime.jit import JITFunction
 
 import specattn
 from specattn.backends import select
-from tests.triton_kernels.offline import TARGETS, compile_launch
+from tests.triton_kernels.offline import TARGETS, compile_launch, warps_of
 
+from .bulk import TensorMap
 from .counts import Counts
 from .machine import Launch, Machine, Options
 from .memory import GlobalMemory, poison
@@ -85,22 +86,44 @@ class Runner:
         compiled, parsed = compile_cached(kernel, arguments, self.arch)
         memory = self.tensors.memory(arguments.values(), all_defined=self.options.sample)
         parsed = self.change(parsed) if self.change else parsed
-        values = [self._bits(v, memory) for v in passed(kernel, arguments)]
+        values, tensor_maps = [], {}
+        for value in passed(kernel, arguments):
+            if hasattr(value, "block_shape"):
+                number = len(tensor_maps)
+                tensor_maps[number] = self._tensor_map(value, memory)
+                values.append(TensorMap.parameter(number))
+                values += [struct.pack("<q", x) for x in (*value.shape, *value.strides)]
+            else:
+                values.append(self._bits(value, memory))
         hidden = len(parsed.parameters) - len(values)  # pointers that Triton's runtime would pass
-        threads = (32 * compiled.metadata.num_warps, 1, 1)
+        threads = (32 * warps_of(compiled), 1, 1)
         keys = {self.tensors.key(tensor) for tensor in self.counters} & memory.where.keys()
         launch = Launch(
             parsed, grid, threads, values + [bytes(8)] * hidden, compiled.metadata.shared,
-            counters=tuple(keys),
+            tensor_maps, tuple(keys),
         )  # fmt: skip
         counts = Machine(launch, memory, self.options).run()
         self.tensors.copy_back(memory)
         self.launched.append(
             Launched(
-                compiled.metadata.name, grid, compiled.metadata.num_warps,
+                compiled.metadata.name, grid, warps_of(compiled),
                 compiled.metadata.shared, counts, parsed, compiled.asm["ptx"], compiled,
             )
         )  # fmt: skip
+
+    def _tensor_map(self, descriptor, memory):
+        """Return what libcuda would make of a descriptor for boxes of 128-byte rows."""
+        base, size = descriptor.base, descriptor.base.element_size()
+        address = memory.address(self.tensors.key(base)) + base.storage_offset() * size
+        width = min(descriptor.block_shape[-1], descriptor.layout.swizzle_byte_width // size)
+        return TensorMap(
+            address,
+            size,
+            tuple(reversed(descriptor.shape)),
+            tuple(size * stride for stride in reversed(descriptor.strides[:-1])),
+            (width, *reversed(descriptor.block_shape[:-1])),
+            descriptor.layout.swizzle_byte_width,
+        )
 
     def _bits(self, value, memory):
         if isinstance(value, torch.Tensor):

@@ -22,12 +22,15 @@ PIPELINED = {"lengths": (400, 70), "kv_heads": 1, "split_size": 256}
 TARGETS = {
     "hybrid": ("sm_80", Case("hybrid", **PIPELINED)),
     "hybrid paged window": ("sm_90", Case("hybrid", paged=True, window=300, **PIPELINED)),
-    "hybrid wgmma": ("sm_90", Case("hybrid", rows=16, **PIPELINED)),
+    "hybrid wgmma": ("sm_90", Case("hybrid", rows=16, hopper=False, **PIPELINED)),
+    "hopper": ("sm_90", Case("hybrid", rows=16, **PIPELINED)),
+    "hopper paged": ("sm_90", Case("logits", rows=16, paged=True, window=300, **PIPELINED)),
+    "hopper 128 rows": ("sm_90", Case("hybrid", rows=32, **PIPELINED)),
     "hybrid 64 rows": ("sm_80", Case("hybrid", rows=16, **PIPELINED)),
     "hybrid D 80": ("sm_90", Case("hybrid", "fp16", head_dim=80, **PIPELINED)),
     "gather": ("sm_90", Case("gather", paged=True, **PIPELINED)),
     "scores": ("sm_80", Case("scores", window=300, **PIPELINED)),
-    "logits wgmma": ("sm_90", Case("logits", rows=16, **PIPELINED)),
+    "logits wgmma": ("sm_90", Case("logits", rows=16, hopper=False, **PIPELINED)),
     "hybrid fp32": ("sm_80", Case("hybrid", "fp32", lengths=(70,), kv_heads=1, split_size=64)),
     "combine": ("sm_90", Case("merge_states", rows=1)),
     "select": ("sm_90", Case("select", lengths=(3900,), kv_heads=1)),
@@ -82,6 +85,10 @@ def mutations(kernel):
             changes = "product wait weakened", {i.index: _weakened(i)}
         elif i.name.startswith("wgmma.fence"):
             changes = "register fence removed", {i.index: None}
+        elif i.name.startswith("mbarrier.try_wait"):  # and the jump back to it
+            changes = "mbarrier wait removed", {i.index: None, i.index + 1: None}
+        elif i.name.startswith("mbarrier.arrive") and "expect_tx" not in i.name:
+            changes = "arrival removed", {i.index: None}
         elif i.name.startswith("fence.proxy.async"):
             changes = "proxy fence removed", {i.index: None}
         elif i.name.startswith(("cp.async.ca", "cp.async.cg")) and len(i.operands) == 4:

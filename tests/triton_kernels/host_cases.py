@@ -128,6 +128,8 @@ def _calls():
     yield from (hybrid(), hybrid(T=5), hybrid(B=2), hybrid(N=8192), hybrid(device=1))
     yield from (hybrid(tree=False), hybrid(mask=False), hybrid(pages=16), hybrid(pages=32))
     yield from (hybrid(pad=16), hybrid(skip=8), hybrid(skip=4), hybrid(dtype=torch.float16))
+    yield from (hybrid(T=32), hybrid(T=33), hybrid(T=32, N=8192), hybrid(T=32, pages=64))
+    yield from (hybrid(T=32, pages=16), hybrid(T=32, skip=4))
     yield from (hybrid(softcap=2.0), hybrid(softmax_scale=0.5), hybrid(softmax_scale=0.25))
     yield from (hybrid(mask=False, window=98), hybrid(mask=False, window=99))
     yield hybrid() | {"sinks": tensor(HEADS * GROUP, dtype=torch.float32)}

@@ -111,6 +111,9 @@ def compile_launch(kernel, arguments, target):
             continue
         if isinstance(value, torch.Tensor):
             signature[name] = "*" + TYPES[value.dtype]
+        elif hasattr(value, "block_shape"):
+            box, element = list(value.block_shape), TYPES[value.base.dtype]
+            signature[name] = f"tensordesc<{element}{box},{value.layout!r}>"
         elif is_int:
             signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
         else:
@@ -118,8 +121,17 @@ def compile_launch(kernel, arguments, target):
         if special and (isinstance(value, torch.Tensor) or (is_int and value % 16 == 0)):
             attributes[(index,)] = [["tt.divisibility", 16]]
     options = {k: v for k, v in arguments.items() if k not in kernel.arg_names}
-    source = ASTSource(kernel, signature, constants, attributes)
+    source = source_of(kernel)(kernel, signature, constants, attributes)
     return triton.compile(source, target=target, options=options)
+
+
+def source_of(kernel):
+    """Return what a kernel's source is: Triton's or Gluon's."""
+    if not kernel.is_gluon():
+        return ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    return GluonASTSource
 
 
 def resources(compiled):
@@ -319,6 +331,19 @@ def calls(which):
     yield "write heads first, D 80, fp32 to fp16", partial(write, 80, FP32, FP16, True)
 
 
+def warps_of(compiled):
+    """Return how many warps a block has, those of a warp-specialised kernel's workers too."""
+    declared = re.search(r"\.reqntid (\d+)", compiled.asm.get("ptx", ""))
+    return int(declared[1]) // 32 if declared else compiled.metadata.num_warps
+
+
+def _programs(kernel, arguments, used):
+    """Return how many of a kernel's programs `_configs` counts on one SM to hold, if it does."""
+    if kernel == "hopper_kernel":
+        return _configs.HOPPER[arguments["BLOCK_M"], arguments["D"]].programs
+    return used[-1].programs if kernel == "split_kv_kernel" else None
+
+
 def costs(arch, which="chosen"):
     """Yield the cost of every kernel that the cases launch on an architecture, each one once."""
     seen = set()
@@ -338,12 +363,12 @@ def costs(arch, which="chosen"):
                 case=label,
                 kernel=facts.name,
                 tile=" x ".join(map(str, blocks)),
-                warps=facts.num_warps,
+                warps=warps_of(compiled),
                 stages=facts.num_stages,
                 registers=registers,
                 spilled=spilled,
                 shared=facts.shared,
-                programs=used[-1].programs if facts.name == "split_kv_kernel" else None,
+                programs=_programs(facts.name, arguments, used),
                 copies=widths_of_copies(compiled.asm.get("ptx", "")),
                 units=units,
             )

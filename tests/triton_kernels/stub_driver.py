@@ -75,7 +75,7 @@ class StubDriver:
         self.variants.append((name, *map(str, facts)))
 
         def record(x, y, z, stream, function, packed, metadata, enter, leave, *arguments):
-            plain = tuple(a.data_ptr() if isinstance(a, torch.Tensor) else a for a in arguments)
+            plain = tuple(x for a in arguments for x in _plain(a))
             self.launches.append(Recorded(name, (x, y, z), self.device, stream, plain))
 
         nothing = {"function": 1, "packed_metadata": (), "launch_metadata": lambda *given: None}
@@ -96,6 +96,14 @@ class StubDriver:
     def get_current_target(self):
         """Return what to compile for."""
         return GPUTarget("cuda", 90, 32)
+
+
+def _plain(argument):
+    """Return an argument as numbers: a tensor is its address, a descriptor that and its form."""
+    if hasattr(argument, "block_shape"):
+        form = (argument.shape, argument.strides, argument.block_shape)
+        return argument.base.data_ptr(), str(form)
+    return (argument.data_ptr() if isinstance(argument, torch.Tensor) else argument,)
 
 
 class OnGPU(torch.Tensor):

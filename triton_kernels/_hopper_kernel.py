@@ -1,0 +1,230 @@
+"""The attention kernel for Hopper, from 64 packed rows on: warp-specialised, in Gluon.
+
+What it computes is what `_split_kv` computes, over the same slots. A block has one or two groups of
+four warps with 64 rows each (`_hopper_consume`), and four warps that bring K and V
+(`_hopper_produce`) through rings of `RING`` buffers of ``BLOCK_N`` keys; these hand most of their
+registers to the others. Rows and keys of a slot are packed as there, but the tree stands in the
+request's last slot, in one tile with the end of the prefix.
+
+Collected logits are what the rows' own products yield, so they cost no product of their own.
+"""
+
+# Branches on compile-time flags must stay statements of their own: the other side is not compiled.
+# ruff: noqa: SIM102, SIM108
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from ._blocks import split_size_of
+from ._hopper_consume import WARPS, consume
+from ._hopper_produce import produce
+from ._hopper_visible import ROWS
+from ._tree import depth_of
+
+NOWHERE = gl.constexpr(1 << 30)  # where the tree of a slot without one is
+
+
+# fmt: off
+@gluon.jit
+def _fill_empty(
+    p_rows, begin, end, head, tile, T, collected_r, collected_h,
+    COLLECT_ROWS: gl.constexpr, GROUP: gl.constexpr, HEADS: gl.constexpr, BLOCK_M: gl.constexpr,
+):
+    # fmt: on
+    """Write -inf to the columns [begin, end) of the rows that are collected of a tile."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [1, WARPS], [1, 0])
+    g = gl.arange(0, HEADS, gl.SliceLayout(1, LAYOUT))
+    for j in gl.static_range(len(COLLECT_ROWS)):
+        token = COLLECT_ROWS[j] if COLLECT_ROWS[j] >= 0 else T + COLLECT_ROWS[j]
+        ok = (g < GROUP) & ((token * GROUP + g) // BLOCK_M == tile)
+        row = p_rows + j * collected_r + (head * GROUP + g) * collected_h
+        for n0 in range(begin, end, 512):
+            n = n0 + gl.arange(0, 512, gl.SliceLayout(0, LAYOUT))
+            p = row[:, None] + n[None, :]
+            nothing = gl.full(p.shape, float("-inf"), p.dtype.element_ty, LAYOUT)
+            gl.store(p, nothing, mask=ok[:, None] & (n < end)[None, :])
+
+
+# fmt: off
+@gluon.jit
+def _allocate(
+    dtype: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr,
+    RING: gl.constexpr,
+):
+    # fmt: on
+    """Return the shared memory of a block: queries, rings, and their barriers, ready for use."""
+    Q_LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, D], dtype)
+    LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_N, D], dtype)
+    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
+    q = gl.allocate_shared_memory(dtype, [BLOCK_M // ROWS, ROWS, D], Q_LAYOUT)
+    ring = gl.allocate_shared_memory(dtype, [RING, BLOCK_N, D], LAYOUT)
+    full = gl.allocate_shared_memory(gl.int64, [RING, 1], BARRIER)
+    empty = gl.allocate_shared_memory(gl.int64, [RING, 1], BARRIER)
+    turns = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
+    for i in gl.static_range(RING):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=BLOCK_M // ROWS)
+    for i in gl.static_range(2):
+        mbarrier.init(turns.index(i), count=1)
+    return q, ring, full, empty, turns
+
+
+# As in `_split_kv`.
+VARYING = [
+    "lengths", "block_table", "tree_mask", "depths", "sinks", "lse", "masked", "T", "S", "capacity",
+    "splits", "least", "most", "window", "num_kv_heads",
+    "k_rows_b", "k_rows_h", "k_columns_h", "v_rows_b", "v_rows_h", "v_columns_h",
+    "lengths_stride_b", "table_stride_b", "mask_stride_b", "mask_stride_t", "depths_stride_b",
+    "lse_stride_i", "lse_stride_b", "lse_stride_t", "lse_stride_h",
+]  # fmt: skip
+
+
+# fmt: off
+@gluon.jit(do_not_specialize=VARYING)
+def hopper_kernel(
+    q, k_cache, v_cache, lengths, block_table, k_tree, v_tree, tree_mask, depths, sinks,
+    out, lse, collected, k_desc, v_desc,
+    scale, softcap, masked, T, S, capacity, splits, least, most, window, num_kv_heads,
+    q_stride_b, q_stride_t, q_stride_h,
+    k_stride_b, k_stride_n, k_stride_h,
+    v_stride_b, v_stride_n, v_stride_h,
+    k_rows_b, k_rows_h, k_columns_h, v_rows_b, v_rows_h, v_columns_h,
+    lengths_stride_b, table_stride_b,
+    k_tree_stride_b, k_tree_stride_n, k_tree_stride_h,
+    v_tree_stride_b, v_tree_stride_n, v_tree_stride_h,
+    mask_stride_b, mask_stride_t, depths_stride_b,
+    out_stride_i, out_stride_b, out_stride_t, out_stride_h,
+    lse_stride_i, lse_stride_b, lse_stride_t, lse_stride_h,
+    collected_stride_b, collected_stride_r, collected_stride_h,
+    D: gl.constexpr, GROUP: gl.constexpr, HEADS: gl.constexpr, PAGE_SIZE: gl.constexpr,
+    WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, COLLECT_ROWS: gl.constexpr, BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr, RING: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr,
+    REGISTERS: gl.constexpr,
+):
+    # fmt: on
+    """Compute one slot's state of one tile of rows.
+
+    For TMA K is a matrix with rows of ``k_stride_n`` elements: a request or page has ``k_rows_b``
+    of them, and its heads lie ``k_rows_h`` rows or ``k_columns_h`` columns apart.
+    """
+    TMA: gl.constexpr = k_desc is not None
+    COLLECT: gl.constexpr = len(COLLECT_ROWS) > 0
+    head = (gl.program_id(0) % num_kv_heads).to(gl.int64)
+    tile = gl.program_id(0) // num_kv_heads
+    slot = gl.program_id(1)
+    slots = gl.num_programs(1)
+    b = gl.program_id(2).to(gl.int64)
+
+    length = gl.load(lengths + b * lengths_stride_b)
+    begin = 0
+    if WINDOW and not COLLECT:
+        begin = gl.maximum(length - window, 0)  # no row sees a key before this one
+    split_size = split_size_of(length - begin, splits, least, most, slots, BLOCK_N)
+    begin += slot * split_size
+    end = gl.minimum(begin + split_size, length)
+    if COLLECT:
+        collected += b * collected_stride_b
+        share = gl.cdiv(capacity - length, slots)  # all slots write what lies behind
+        behind = length + slot * share
+        _fill_empty(
+            collected, behind, gl.minimum(behind + share, capacity), head, tile, T,
+            collected_stride_r, collected_stride_h, COLLECT_ROWS, GROUP, HEADS, BLOCK_M,
+        )  # fmt: skip
+    if (slot > 0) & (begin >= length):
+        return
+
+    mask_row = tree_mask.to(gl.pointer_type(gl.int32), bitcast=True) + 2 * b * mask_stride_b
+    # A tuple cannot hold None: flags say what is not there.
+    page_row = lengths
+    if block_table is not None:
+        page_row = block_table + b * table_stride_b
+    TRIMMED: gl.constexpr = depths is not None
+    depth_row = None
+    p_depths = lengths
+    if TRIMMED:
+        depth_row = depths + b * depths_stride_b
+        p_depths = depth_row
+    SINKS: gl.constexpr = sinks is not None
+    p_sinks = sinks if SINKS else lse
+    p_collected = collected if COLLECT else lse
+    highest = 0
+    if WINDOW:
+        LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+        t = (tile * BLOCK_M + gl.arange(0, BLOCK_M, LAYOUT)) // GROUP
+        depth = depth_of(t, t < T, T, S, depth_row, mask_row, mask_stride_t, masked)
+        lower = length - window + depth
+        highest = gl.max(gl.where(t < T, lower, -1), 0)
+        if not COLLECT:
+            lowest = gl.min(gl.where(t < T, lower, length), 0)
+            begin = gl.maximum(begin, lowest + 1)
+    keys = gl.maximum(end - begin, 0)
+    tree_at = NOWHERE
+    total = keys
+    if end >= length:
+        tree_at = gl.cdiv(keys, 32) * 32
+        total = tree_at + S
+    tiles = gl.maximum(gl.cdiv(total, BLOCK_N), 1)
+
+    shared = _allocate(q.dtype.element_ty, BLOCK_M, BLOCK_N, D, RING)
+    slot_keys = (begin, keys, tree_at, keys // BLOCK_N, highest)
+    mask = (mask_row, mask_stride_t, masked, S, window)
+    out += slot.to(gl.int64) * out_stride_i + b * out_stride_b
+    lse += slot.to(gl.int64) * lse_stride_i + b * lse_stride_b
+    pointers = (q + b * q_stride_b, p_sinks, p_depths, out, lse, p_collected)
+    strides = (
+        q_stride_t, q_stride_h, out_stride_t, out_stride_h, lse_stride_t, lse_stride_h,
+        collected_stride_r, collected_stride_h,
+    )  # fmt: skip
+    has_sink = (slot == 0).to(gl.int32)
+    IN_CACHE: gl.constexpr = k_tree is None
+    p_k_tree = k_cache
+    p_v_tree = v_cache
+    if not IN_CACHE:
+        p_k_tree = k_tree + b * k_tree_stride_b + head * k_tree_stride_h
+        p_v_tree = v_tree + b * v_tree_stride_b + head * v_tree_stride_h
+    k_source = (k_cache + head * k_stride_h, k_stride_b, k_stride_n, p_k_tree, k_tree_stride_n)
+    v_source = (v_cache + head * v_stride_h, v_stride_b, v_stride_n, p_v_tree, v_tree_stride_n)
+    h = head.to(gl.int32)
+    places = (
+        h * k_rows_h, k_rows_b, h * k_columns_h, h * v_rows_h, v_rows_b, h * v_columns_h,
+    )  # fmt: skip
+    first_token = tile * BLOCK_M // GROUP
+    tokens = gl.minimum((tile * BLOCK_M + BLOCK_M - 1) // GROUP + 1, T) - first_token
+    lookup = (b, page_row, length, first_token, tokens)
+    produced = (
+        shared, (k_desc if TMA else b, v_desc if TMA else b), places, (k_source, v_source),
+        slot_keys, mask, lookup, tiles,
+    )  # fmt: skip
+    consumed = (
+        shared, pointers, slot_keys, mask, strides, (head, tile, has_sink, length, tiles),
+        T, scale, softcap,
+    )  # fmt: skip
+    if BLOCK_M == ROWS:
+        gl.warp_specialize(
+            [
+                (consume, (
+                    consumed, 0, BLOCK_M, BLOCK_N, D, RING, GROUP, TMA, WINDOW, SOFTCAP, SINKS,
+                    TRIMMED, COLLECT_ROWS,
+                )),
+                (produce, (produced, RING, TMA, PAGE_SIZE, IN_CACHE)),
+            ],
+            [WARPS],
+            [REGISTERS],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (consume, (
+                    consumed, 0, BLOCK_M, BLOCK_N, D, RING, GROUP, TMA, WINDOW, SOFTCAP, SINKS,
+                    TRIMMED, COLLECT_ROWS,
+                )),
+                (consume, (
+                    consumed, 1, BLOCK_M, BLOCK_N, D, RING, GROUP, TMA, WINDOW, SOFTCAP, SINKS,
+                    TRIMMED, COLLECT_ROWS,
+                )),
+                (produce, (produced, RING, TMA, PAGE_SIZE, IN_CACHE)),
+            ],
+            [WARPS, WARPS],
+            [CONSUMER_REGISTERS, REGISTERS],
+        )  # fmt: skip

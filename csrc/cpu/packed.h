@@ -42,7 +42,8 @@ struct PackedRows {
   // Per head and tile [unit][row], or as the products of few rows want them; what does not exist is
   // zero.
   float* queries(int64_t head, int64_t tile) const {
-    return scratch.q + (head * plan.rows + tile) * stride;
+    const int64_t rows = few ? round_up(count, kRowsAbreast) : plan.rows;
+    return scratch.q + (head * rows + tile) * stride;
   }
 
   void start() const {

@@ -28,10 +28,11 @@ class RowProducts {
       : rows_(rows),
         collector_(rows, starts),
         count_(static_cast<int>(rows.count)),
+        per_head_(round_up(rows.count, kRowsAbreast) * kBlock),
         s_(rows.scratch.k),
-        p_(s_ + kHeadsAbreast * kHead),
-        part_(p_ + kHeadsAbreast * kHead) {
-    static_assert(kHeadsAbreast * (2 * kHead + kFewRows * kMaxHeadDim) <= Scratch::kKeyFloats);
+        p_(s_ + kHeadsAbreast * per_head_),
+        part_(p_ + kHeadsAbreast * per_head_) {
+    static_assert(kHeadsAbreast * kFewRows * (2 * kBlock + kMaxHeadDim) <= Scratch::kKeyFloats);
   }
 
   void multiply(const Step& step, const Step& next) {
@@ -43,17 +44,17 @@ class RowProducts {
           const char* k[Few::kKeys];
           addresses(step, step.k, head * step.k_head, n, Few::kKeys, k);
           Few::score(rows_.queries(head, 0), rows_.stride, count_, k, rows_.D,
-                     s_ + (head - first) * kHead + n);
+                     s_ + (head - first) * per_head_ + n);
         }
       }
-      for (int64_t head = first; head < last; ++head) weigh(step, head, (head - first) * kHead);
+      for (int64_t head = first; head < last; ++head) weigh(step, head, head - first);
       for (int n = 0; n < step.keys; n += kValueKeys) {
         for (int64_t head = first; head < last; ++head) {
           look_ahead(next.v, head * next.v_head, n, kValueKeys, next.keys);
           const char* v[kValueKeys];
           const int keys = std::min(kValueKeys, step.keys - n);
           addresses(step, step.v, head * step.v_head, n, kValueKeys, v);
-          Few::value(p_ + (head - first) * kHead, n, count_, v, keys, part(head - first),
+          Few::value(p_ + (head - first) * per_head_, n, count_, v, keys, part(head - first),
                      rows_.stride, rows_.D);
         }
       }
@@ -68,14 +69,17 @@ class RowProducts {
   }
 
  private:
-  static constexpr int kHead = kFewRows * kBlock;  // logits of a head
-
-  float* part(int64_t head) const { return part_ + head * kFewRows * rows_.stride; }
+  // Heads lie as close as they can: at powers of two they would share a few sets of the L1 cache.
+  float* part(int64_t head) const { return part_ + head * count_ * rows_.stride; }
 
   // Of some keys from n on; what no row sees, and what does not exist, is nothing.
   static void addresses(const Step& step, const char* const* rows, int64_t head, int n, int count,
                         const char** to) {
     const Block& block = step.blocks[0];
+    if (block.full && n + count <= step.keys) {
+      for (int i = 0; i < count; ++i) to[i] = rows[n + i] + head;
+      return;
+    }
     for (int i = 0; i < count; ++i) {
       const bool seen = n + i < step.keys && (block.full || (block.seen >> (n + i) & 1) != 0);
       to[i] = seen ? rows[n + i] + head : reinterpret_cast<const char*>(kNothing);
@@ -89,12 +93,12 @@ class RowProducts {
     }
   }
 
-  // From logits to weights.
-  void weigh(const Step& step, int64_t head, int64_t at) {
+  // From logits to weights, of the head that is `abreast` here.
+  void weigh(const Step& step, int64_t head, int64_t abreast) {
     using Weight = typename Few::Weight;
     const Block& block = step.blocks[0];
     const State state = rows_.state(head);
-    float* const s = s_ + at;
+    float *const s = s_ + abreast * per_head_, *const p = p_ + abreast * per_head_;
     if (rows_.a.softcap != 0) {
       const int keys = static_cast<int>(round_up(block.keys, Isa::W));
       cap_logits<Isa>(s, keys, count_, kBlock, rows_.logit_scale, rows_.a.softcap);
@@ -108,13 +112,14 @@ class RowProducts {
     for (int r = 0; r < count_; ++r) {
       const uint64_t visible = block.full ? all : step.words[0][r / rows_.a.group()];
       softmax_row<Isa>(s + r * kBlock, block.keys, visible, rows_.scale, state.m + r, state.l + r,
-                       alpha_ + at / kBlock + r, reinterpret_cast<Weight*>(p_ + at + r * kBlock));
+                       alpha_ + abreast * kFewRows + r, reinterpret_cast<Weight*>(p + r * kBlock));
     }
   }
 
   const PackedRows<Isa, Elem>& rows_;
   Collector<Isa, Elem> collector_;
   const int count_;
+  const int64_t per_head_;  // logits, and weights
   float *const s_, *const p_, *const part_;
   float alpha_[kHeadsAbreast * kFewRows + kRowPadding];  // the last is stored as a vector
 };

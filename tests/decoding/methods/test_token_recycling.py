@@ -41,16 +41,21 @@ def test_every_node_is_a_successor_of_its_parent_and_learns_its_own():
     def recording(self, *arguments):
         drafter = start(self, *arguments)
         observe = drafter.observe
-        drafter.observe = lambda verified: (drafts.append(verified), observe(verified))
+
+        def keep(verified):  # its logits hold until the next pass
+            drafts.append((verified.draft, verified.result.logits.clone()))
+            observe(verified)
+
+        drafter.observe = keep
         return drafter
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TokenRecycling, "start", recording)
         generate(model, torch.tensor([3, 9, 4]), method, max_new_tokens=12)
     paths = sorted(best_rank_paths(11, 3, 3), key=lambda path: (len(path), path))
-    for verified in drafts:
-        (tokens,), (logits,) = verified.draft.tokens.tolist(), verified.result.logits
-        for node, parent in enumerate(verified.draft.tree.parents.tolist()):
+    for draft, (logits,) in drafts:
+        (tokens,) = draft.tokens.tolist()
+        for node, parent in enumerate(draft.tree.parents.tolist()):
             if node:
                 successors = table.get(tokens[parent], [0, 0, 0])
                 assert tokens[node] == successors[paths[node - 1][-1]]

@@ -32,7 +32,7 @@ def heads(kind, method, model, **options):
 
 METHODS = {
     "longspec-tree": lambda model: longspec(model, widths=(3, 5, 4)),
-    "longspec-nodes": lambda model: longspec(model, nodes=7, widths=(5, 7, 7)),
+    "longspec-nodes": lambda model: longspec(model, nodes=6, widths=(5, 7, 7)),
     "longspec-chain": lambda model: longspec(model, gamma=4),
     "longspec-rejection": lambda model: longspec(model, gamma=3, rejection=True),
     "poss": lambda model: poss(model, width=4, depth=4, total_tokens=20),

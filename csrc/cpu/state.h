@@ -82,10 +82,12 @@ inline void softmax_tile(const float* s, int rows, int keys, float scale, float*
                          float* alpha, float* p) {
   using V = typename Isa::V;
   for (int j = 0; j < rows; j += Isa::W) {
-    V tops[2] = {Isa::set1(-kInf), Isa::set1(-kInf)};  // two chains: a maximum waits for the last
-    for (int n = 0; n < keys; ++n)
-      tops[n % 2] = Isa::max(Isa::load(s + n * kTile + j), tops[n % 2]);
-    const RunningMax<Isa> step(Isa::load(m + j), Isa::max(tops[0], tops[1]), scale);
+    V top = Isa::set1(-kInf), other = top;  // two chains: a maximum waits for the last
+    for (int i = 0; i < keys; i += 2) {
+      top = Isa::max(Isa::load(s + i * kTile + j), top);
+      if (i + 1 < keys) other = Isa::max(Isa::load(s + (i + 1) * kTile + j), other);
+    }
+    const RunningMax<Isa> step(Isa::load(m + j), Isa::max(top, other), scale);
     const Weigh<Isa, Dot::kPair == 2> weigh(scale, step.pivot);
     const auto weight_of = [&](int n) { return weigh(Isa::load(s + n * kTile + j)); };
     V total = Isa::zero();  // per block first: error then grows with blocks, not with keys

@@ -160,7 +160,7 @@ struct Avx512Bf16::Dot<bf16> {
   }
   static __m512 pair(__m512 low, __m512 high) {
     const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(high, low);
-    return _mm512_castsi512_ps(_mm512_permutexvar_epi16(interleave_order<16>(), both));
+    return _mm512_castsi512_ps(_mm512_permutexvar_epi16(interleave_order(), both));
   }
   // Two vectors of units of two value rows, each made of quarters of four columns: the first,
   // third, fifth and seventh four, and the others. It takes one instruction a vector, the right
@@ -186,30 +186,27 @@ struct Avx512Bf16::Dot<bf16> {
     two[0] = _mm512_permutex2var_ps(odd, low, even);
     two[1] = _mm512_permutex2var_ps(odd, high, even);
   }
-  // Units of two value rows, D rounded up to 16, the rest zero.
+  // Units of two value rows, D rounded up to 32, the rest zero.
   static void pair_rows(const bf16* a, const bf16* b, float* units, int D) {
-    int d = 0;
-    for (; d + 32 <= D; d += 32) {
+    const char *const x = reinterpret_cast<const char*>(a), *const y =
+                                                                reinterpret_cast<const char*>(b);
+    for (int d = 0; d < D; d += 32) {
       __m512 pair[2];
-      load_pair(reinterpret_cast<const char*>(a), reinterpret_cast<const char*>(b), d, pair);
+      if (D - d >= 32) {
+        load_pair(x, y, d, pair);
+      } else {
+        load_pair(x, y, d, D - d, pair);
+      }
       in_order(pair);
       Avx512::store(units + d, pair[0]), Avx512::store(units + d + 16, pair[1]);
-    }
-    for (; d < D; d += 16) {
-      const __mmask16 in = D - d >= 16 ? 0xffff : 0x00ff;
-      const __m256i x = _mm256_maskz_loadu_epi16(in, a + d);
-      const __m256i y = _mm256_maskz_loadu_epi16(in, b + d);
-      const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(x), y, 1);
-      _mm512_storeu_si512(units + d, _mm512_permutexvar_epi16(interleave_order<16>(), both));
     }
   }
 
  private:
-  // 0, far, 1, far + 1, ...
-  template <int far>
+  // 0, 16, 1, 17, ...
   static __m512i interleave_order() {
     const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    const __m512i high = _mm512_add_epi32(lane, _mm512_set1_epi32(far));
+    const __m512i high = _mm512_add_epi32(lane, _mm512_set1_epi32(16));
     return _mm512_or_si512(lane, _mm512_slli_epi32(high, 16));
   }
 };

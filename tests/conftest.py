@@ -56,6 +56,14 @@ def _seed():
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def fresh_compiler():
+    """Let torch.compile know nothing of other tests: it skips a function once that raised."""
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
 @pytest.fixture(scope="session")
 def compiler_process():
     """Return what calls a function where kernels compile, in a process without TRITON_INTERPRET."""

@@ -74,7 +74,7 @@ def test_last_dimension_not_contiguous(op, name):
 @pytest.mark.parametrize(
     ("op", "name"), [t for t in TENSORS if valid_calls()[t[0]][1][t[1]].is_floating_point()]
 )
-def test_a_gradient_is_refused(op, name):
+def test_a_gradient_is_refused(op, name, fresh_compiler):
     function, arguments = valid_calls()[op]
     function(**arguments)
     arguments[name].requires_grad_()

@@ -39,16 +39,14 @@ def test_opcheck(function, arguments):
 
 
 @pytest.mark.parametrize(("function", "arguments"), VARIANTS)
-def test_compiles_into_one_graph(function, arguments):
-    torch.compiler.reset()
+def test_compiles_into_one_graph(function, arguments, fresh_compiler):
     compiled = torch.compile(lambda **a: function(**a), fullgraph=True, backend="aot_eager")
     assert_same_bits(compiled(**arguments), function(**arguments))
 
 
-def test_lengths_do_not_recompile():
+def test_lengths_do_not_recompile(fresh_compiler):
     p = make_problem((3, 11), spare=1)
     counter = torch._dynamo.testing.CompileCounter()
-    torch.compiler.reset()
 
     @torch.compile(fullgraph=True, backend=counter)
     def attend(lengths):

@@ -88,6 +88,17 @@ def test_trials_cost_a_small_share(seconds, saved):
     assert chosen.count("bad") >= 1 + TRIAL, "it was never tried"
 
 
+def test_who_lost_is_tried_less_and_less():
+    _, chosen = run({"bad": always(4.0, 1.0)}, always(1.0, 1.0), rounds=20000)
+    at = [number for number, name in enumerate(chosen) if name == "bad"]
+    trials = [here for before, here in pairwise([-9, *at]) if here > before + 1]
+    apart = [b - a for a, b in pairwise(trials)]
+    one = TRIAL * 3.0 / EXPLORING
+    assert len(apart) > 4
+    expected = [2 * one, 4 * one] + [8 * one] * (len(apart) - 2)
+    assert apart == pytest.approx(expected, rel=0.02)
+
+
 def test_a_drafter_that_became_faster_is_found_again():
     changing = lambda number: (4.0, 2.0) if number < 1000 else (1.5, 4.0)  # noqa: E731
     _, chosen = run({"one": changing}, always(1.0, 1.0), rounds=4000)

@@ -20,6 +20,8 @@ TRIAL = 3
 
 _PATIENCE = 12  # rounds of a trial at most: a drafter may find that it should draft nothing
 
+_MOST_LOST = 3  # trials lost in a row, each of which halves the share for further ones
+
 _KEPT = 8  # rounds by which a drafter's time is judged; twice as many for its tokens
 
 
@@ -46,6 +48,7 @@ class Worth:
         self._median: float | None = None  # of the seconds
         self.tokens = tokens
         self.seen_at = 0.0  # of an account's time
+        self.lost_trials = 0  # since it was the fastest
 
     def add(self, seconds: float, tokens: float, *, first: bool = False) -> None:
         """Book a round of `tokens` per request; the first of a run finds code and data cold."""
@@ -104,7 +107,7 @@ class Chooser:
     """Says before every round who shall draft: what was looked up, or one of some drafters.
 
     Drafters that are not the fastest are tried as long as that costs no more than a small share of
-    the time.
+    the time: the smaller, the more trials in a row they have lost.
 
     Parameters
     ----------
@@ -159,8 +162,11 @@ class Chooser:
             if worth.known and (speed := tokens / worth.seconds(row_seconds)) > self._speed:
                 best, self._speed = name, speed
         self.fastest = best
+        if best is not None:
+            self.worths[best].lost_trials = 0
         if self._left == 1 and not (worth := self.worths[self._trial]).known:
             worth.give_up(row_seconds, self.account.elapsed)
+            worth.lost_trials += 1
             self._left = 0
         if self._left:
             return self._trial
@@ -184,7 +190,8 @@ class Chooser:
         if name not in self._met:
             loss += max(0.0, worth.first_seconds(row_seconds) - gain)
         since = self.account.elapsed - (worth.seen_at if worth.known else 0.0)
-        return loss <= min(EXPLORING * self.account.elapsed - self.account.lost, EXPLORING * since)
+        share = EXPLORING / 2 ** min(worth.lost_trials, _MOST_LOST)
+        return loss <= min(EXPLORING * self.account.elapsed - self.account.lost, share * since)
 
     def keeps(self, name: str, row_seconds: float | None) -> bool:
         """Whether a drafter may be chosen soon: it is on trial, or faster than no draft."""
@@ -225,6 +232,7 @@ class Chooser:
             worth.seen_at = self.account.elapsed
             if round.trial and worth.known:
                 self._left = 0
+                worth.lost_trials += 1
         if round.trial and round.speed:
             lost = max(0.0, seconds - total / round.speed)
             self.lost += lost

@@ -1,5 +1,7 @@
 // specattn._cpu.SuffixDrafter: drafting trees from a text's own repetitions.
+#include <algorithm>
 #include <functional>
+#include <numeric>
 
 #include "bindings.h"
 #include "check.h"
@@ -35,10 +37,7 @@ void rank(const View& logits, const View& tokens, const View& nodes, const View&
 }
 
 // Writes the best successors of the root's token and of those on the path of accepted nodes.
-void rank_successors(const py::object& given_logits, const py::object& given_tokens,
-                     const py::object& given_nodes, const py::object& given_table) {
-  const View logits = {"logits", given_logits}, tokens = {"tokens", given_tokens};
-  const View nodes = {"nodes", given_nodes}, table = {"successors", given_table};
+void rank_successors(const View& logits, const View& tokens, const View& nodes, const View& table) {
   if (logits.dims != 3 || logits.dtype > Dtype::kFloat16) {
     logits.fail("must have 3 dimensions and be float32, bfloat16 or float16");
   }
@@ -61,6 +60,59 @@ void rank_successors(const py::object& given_logits, const py::object& given_tok
   if (logits.dtype == Dtype::kFloat32) return rank<float>(logits, tokens, nodes, table);
   if (logits.dtype == Dtype::kBFloat16) return rank<bf16>(logits, tokens, nodes, table);
   rank<fp16>(logits, tokens, nodes, table);
+}
+
+// Appends what was generated since to the drafters' texts. That of drafter i lies in row `rows[i]`
+// of `texts`, from where `begins` says of the row to where `ends` does.
+void read_on(const std::vector<SuffixDrafter*>& drafters, const View& texts,
+             const std::vector<int64_t>& rows, const std::vector<int64_t>& begins,
+             const std::vector<int64_t>& ends, const Successors& successors) {
+  texts.expect(Dtype::kInt64, {-1, -1});
+  const auto most = static_cast<size_t>(texts.shape[0]);
+  if (rows.size() != drafters.size() || begins.size() != most || ends.size() != most) {
+    throw std::invalid_argument("rows must be as many as drafters, begins and ends as texts");
+  }
+  std::vector<int32_t> tokens;
+  for (size_t i = 0; i < drafters.size(); ++i) {
+    check_index("rows", rows[i], 0, texts.shape[0] - 1);
+    const auto row = static_cast<size_t>(rows[i]);
+    const int64_t first = begins[row] + drafters[i]->automaton().size();
+    check_index("ends", ends[row], first, texts.shape[1]);
+    const int64_t* text = texts.as<int64_t>() + rows[i] * texts.stride[0];
+    tokens.assign(text + first, text + ends[row]);
+    drafters[i]->extend(tokens, successors, true);
+  }
+}
+
+// The best trees as what a draft is made of: rows of its pass, parents of each request's nodes with
+// its root, tokens that each is expected to gain. Writes the tokens of the nodes.
+py::tuple draft_best(const std::vector<const SuffixDrafter*>& drafters,
+                     const std::vector<int64_t>& depths, const PassTimes& times,
+                     const View& drafted, const Successors& successors) {
+  if (drafters.empty() || depths.size() != drafters.size()) {
+    throw std::invalid_argument("depths must be as many as drafters, and one at least");
+  }
+  const auto batch = static_cast<int64_t>(drafters.size());
+  drafted.expect(Dtype::kInt64, {-1});
+  if (drafted.shape[0] < batch * times.rows.back()) drafted.fail("is too small");
+  const std::vector<SuffixTree> trees = best_trees(drafters, depths, times, successors);
+  size_t most = 1;
+  for (const SuffixTree& tree : trees) most = std::max(most, 1 + tree.tokens.size());
+  py::tuple shapes(trees.size()), gains(trees.size());
+  int64_t* token = drafted.as<int64_t>();
+  for (size_t b = 0; b < trees.size(); ++b) {
+    const SuffixTree& tree = trees[b];
+    py::tuple parents(1 + tree.parents.size());
+    parents[0] = -1;
+    for (size_t i = 0; i < tree.parents.size(); ++i) parents[i + 1] = tree.parents[i] + 1;
+    shapes[b] = parents;
+    gains[b] = std::accumulate(tree.probabilities.begin(), tree.probabilities.end(), 0.0);
+    *token = drafters[b]->newest();
+    std::copy(tree.tokens.begin(), tree.tokens.end(), token + 1);
+    std::fill(token + 1 + tree.tokens.size(), token + most, 0);
+    token += most;
+  }
+  return py::make_tuple(most, shapes, gains);
 }
 
 // A corpus with the tensors that it reads.
@@ -90,35 +142,43 @@ struct HeldCorpus : Corpus {
 }  // namespace
 
 void specattn::define_suffix(py::module_& m) {
-  m.def("rank_successors", &rank_successors, py::arg("logits"), py::arg("tokens"), py::arg("nodes"),
-        py::arg("successors"),
-        "Note what was ranked best behind the root and the accepted nodes, -1 behind their end.");
+  m.def(
+      "learn",
+      [](const std::vector<SuffixDrafter*>& drafters, const py::object& texts,
+         const std::vector<int64_t>& rows, const std::vector<int64_t>& begins,
+         const std::vector<int64_t>& ends, const py::object& table, const py::object& logits,
+         const py::object& tokens, const py::object& nodes) {
+        read_on(drafters, {"texts", texts}, rows, begins, ends, take_successors(table));
+        if (logits.is_none()) return;
+        rank_successors({"logits", logits}, {"tokens", tokens}, {"nodes", nodes},
+                        {"successors", table});
+      },
+      py::arg("drafters"), py::arg("texts"), py::arg("rows"), py::arg("begins"), py::arg("ends"),
+      py::arg("successors"), py::arg("logits") = py::none(), py::arg("tokens") = py::none(),
+      py::arg("nodes") = py::none(),
+      "Append what was generated to the texts; then note what was ranked best behind the root and "
+      "the accepted nodes, -1 behind their end.");
+  py::class_<PassTimes>(m, "PassTimes", "Seconds of a pass by its rows per request.")
+      .def(py::init([](std::vector<int64_t> rows, std::vector<double> seconds) {
+             if (rows.empty() || rows[0] < 1 || seconds.size() != rows.size() ||
+                 std::adjacent_find(rows.begin(), rows.end(), std::greater_equal<>()) !=
+                     rows.end()) {
+               throw std::invalid_argument("rows must ascend from 1 or more, with as many seconds");
+             }
+             return PassTimes{std::move(rows), std::move(seconds)};
+           }),
+           py::arg("rows"), py::arg("seconds"));
   m.def(
       "best_trees",
-      [](const std::vector<const SuffixDrafter*>& requests, const std::vector<int64_t>& depths,
-         std::vector<int64_t> rows, std::vector<double> seconds, double factor,
-         const py::object& table) {
-        if (requests.empty() || depths.size() != requests.size()) {
-          throw std::invalid_argument("depths must be as many as drafters, and one at least");
-        }
-        if (rows.empty() || rows[0] != 1 || seconds.size() != rows.size() ||
-            std::adjacent_find(rows.begin(), rows.end(), std::greater_equal<>()) != rows.end()) {
-          throw std::invalid_argument("rows must ascend from 1, with as many seconds");
-        }
-        const PassTimes times = {std::move(rows), std::move(seconds)};
-        std::vector<SuffixTree> trees;
-        const int64_t size =
-            best_trees(requests, depths, times, factor, take_successors(table), trees);
-        py::list found;
-        for (const SuffixTree& tree : trees) {
-          found.append(py::make_tuple(tree.parents, tree.tokens, tree.probabilities));
-        }
-        return py::make_tuple(size, found);
+      [](const std::vector<const SuffixDrafter*>& drafters, const std::vector<int64_t>& depths,
+         const PassTimes& times, const py::object& drafted, const py::object& table) {
+        return draft_best(drafters, depths, times, {"drafted", drafted}, take_successors(table));
       },
-      py::arg("drafters"), py::arg("depths"), py::arg("rows"), py::arg("seconds"),
-      py::arg("factor"), py::arg("successors") = py::none(),
-      "The rows of a pass at which drafters gain the most tokens per second, and trees as of "
-      "`draft`.");
+      py::arg("drafters"), py::arg("depths"), py::arg("times"), py::arg("drafted"),
+      py::arg("successors") = py::none(),
+      "Of trees as of `draft` those with which drafters gain the most tokens per second: rows of a "
+      "pass, parents with the roots, tokens that each is expected to gain. Roots and nodes are "
+      "written into `drafted`, row after row.");
   m.def(
       "sort_suffixes",
       [](const py::object& tokens, const py::object& order) {
@@ -152,12 +212,14 @@ void specattn::define_suffix(py::module_& m) {
            py::arg("corpora") = std::vector<std::shared_ptr<HeldCorpus>>())
       .def(
           "extend",
-          [](SuffixDrafter& self, const std::vector<int32_t>& tokens, const py::object& table) {
+          [](SuffixDrafter& self, const std::vector<int32_t>& tokens, const py::object& table,
+             bool generated) {
             const Successors successors = take_successors(table);
             const py::gil_scoped_release release;
-            self.extend(tokens, successors);
+            self.extend(tokens, successors, generated);
           },
-          py::arg("tokens"), py::arg("successors") = py::none(), "Append tokens to the text.")
+          py::arg("tokens"), py::arg("successors") = py::none(), py::arg("generated") = false,
+          "Append tokens to the text; what was generated corrects probabilities.")
       .def(
           "draft",
           [](const SuffixDrafter& self, int64_t nodes, int64_t depth, float least,

@@ -130,8 +130,22 @@ void SuffixDrafter::learn_rank(int32_t token, const Successors& successors) {
   }
 }
 
-void SuffixDrafter::extend(const std::vector<int32_t>& tokens, const Successors& successors) {
+SuffixDrafter::Node SuffixDrafter::end() const {
+  const int32_t match = automaton_.match();
+  return {1, -1, newest_, match, automaton_.state(match).length, 0};
+}
+
+// Books which of the tokens that were thought possible came.
+void SuffixDrafter::learn_truth(int32_t token, const Successors& successors) {
+  std::vector<Candidate> thought;
+  collect(end(), matches_, successors, thought);
+  for (const Candidate& one : thought) correction_.add(one.probability, one.token == token);
+}
+
+void SuffixDrafter::extend(const std::vector<int32_t>& tokens, const Successors& successors,
+                           bool generated) {
   for (size_t i = 0; i < tokens.size(); ++i) {
+    if (generated) learn_truth(tokens[i], successors);
     append(tokens[i], i + kFollowed >= tokens.size(), successors);
   }
 }
@@ -298,14 +312,13 @@ SuffixTree SuffixDrafter::draft(int64_t nodes, int64_t depth, float least,
     }
     candidates(node, matches.empty() ? matches_ : matches.back(), successors, found);
     for (const Candidate& one : found) {
-      const float probability = node.probability * one.probability;
+      const float probability = node.probability * correction_.corrected(one.probability);
       if (probability < least) continue;
       waiting.push({probability, number, one.token, one.state, one.length, node.depth + 1});
     }
   };
   if (nodes < 1 || depth < 1) return tree;
-  const int32_t match = automaton_.match();
-  expand({1, -1, newest_, match, automaton_.state(match).length, 0}, -1);
+  expand(end(), -1);
   while (!waiting.empty() && static_cast<int64_t>(tree.tokens.size()) < nodes) {
     const Node node = waiting.top();
     if (goes_on && !goes_on(tree, node.probability)) break;
@@ -318,9 +331,9 @@ SuffixTree SuffixDrafter::draft(int64_t nodes, int64_t depth, float least,
   return tree;
 }
 
-int64_t best_trees(const std::vector<const SuffixDrafter*>& requests,
-                   const std::vector<int64_t>& depths, const PassTimes& times, double factor,
-                   const Successors& successors, std::vector<SuffixTree>& trees) {
+std::vector<SuffixTree> best_trees(const std::vector<const SuffixDrafter*>& requests,
+                                   const std::vector<int64_t>& depths, const PassTimes& times,
+                                   const Successors& successors) {
   const size_t sizes = times.rows.size();
   const auto nodes = [&](size_t i) { return static_cast<size_t>(times.rows[i]) - 1; };
   // A single tree grows only while a larger one may be better: nodes come by descending
@@ -330,15 +343,15 @@ int64_t best_trees(const std::vector<const SuffixDrafter*>& requests,
   const auto may_be_better = [&](const SuffixTree& tree, float probability) {
     for (; added < tree.tokens.size(); ++added) sum += double{tree.probabilities[added]};
     if (nodes(next) != added) return true;
-    best = std::max(best, (1 + factor * sum) / times.seconds[next++]);
+    best = std::max(best, (1 + sum) / times.seconds[next++]);
     for (size_t i = next; i < sizes; ++i) {
       const double most = sum + double{probability} * static_cast<double>(nodes(i) - added);
-      if ((1 + factor * most) / times.seconds[i] > best) return true;
+      if ((1 + most) / times.seconds[i] > best) return true;
     }
     return false;
   };
   const bool alone = requests.size() == 1;
-  trees.clear();
+  std::vector<SuffixTree> trees;
   size_t longest = 0;
   for (size_t b = 0; b < requests.size(); ++b) {
     trees.push_back(
@@ -353,7 +366,7 @@ int64_t best_trees(const std::vector<const SuffixDrafter*>& requests,
     for (const SuffixTree& tree : trees) {
       const auto end = tree.probabilities.begin() +
                        static_cast<std::ptrdiff_t>(std::min(nodes(i), tree.tokens.size()));
-      tokens += 1 + factor * std::accumulate(tree.probabilities.begin(), end, 0.0);
+      tokens += 1 + std::accumulate(tree.probabilities.begin(), end, 0.0);
     }
     if (tokens / times.seconds[i] > fastest) fastest = tokens / times.seconds[i], chosen = i;
   }
@@ -361,7 +374,7 @@ int64_t best_trees(const std::vector<const SuffixDrafter*>& requests,
     const size_t kept = std::min(nodes(chosen), tree.tokens.size());
     tree.parents.resize(kept), tree.tokens.resize(kept), tree.probabilities.resize(kept);
   }
-  return times.rows[chosen];
+  return trees;
 }
 
 }  // namespace specattn

@@ -2,9 +2,11 @@
 // 1985) that grows token by token, and trees of continuations, the most probable first.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -120,6 +122,36 @@ class Share {
   double hits_, tries_;
 };
 
+// What chances came to, of late: of several ranges of them, how often it happened for each time
+// that was expected.
+class Correction {
+ public:
+  void add(float chance, bool happened) {
+    Range& range = of(chance);
+    range.expected += chance, range.happened += happened;
+    if (range.expected > kMost) range.expected /= 2, range.happened /= 2;
+  }
+  float corrected(float chance) const {
+    const Range& range = const_cast<Correction*>(this)->of(chance);
+    const auto likely = static_cast<float>(chance * range.happened / range.expected);
+    return std::min(likely, std::max(chance, kNearlyCertain));
+  }
+
+ private:
+  static constexpr double kPrior = 4, kMost = 256;
+  static constexpr float kNearlyCertain = 0.995f;
+  static constexpr float kBelow[] = {0.3f, 0.6f, 0.9f};
+  struct Range {
+    double expected = kPrior, happened = kPrior;
+  };
+  Range& of(float chance) {
+    size_t i = 0;
+    while (i < std::size(kBelow) && chance >= kBelow[i]) ++i;
+    return ranges_[i];
+  }
+  Range ranges_[std::size(kBelow) + 1];
+};
+
 struct SuffixTree {
   std::vector<int32_t> parents, tokens;  // the root apart, which is -1; parents come first
   std::vector<float> probabilities;      // of the whole path; descending
@@ -134,12 +166,15 @@ struct PassTimes {
 // Estimates what follows a text from its own repetitions and from corpora, the longest match first,
 // of equally long ones the text's own: with a probability that is learned by the length of a match,
 // the next token is among those that followed it before, as often as each did; else the next
-// shorter match decides, and at last the successors.
+// shorter match decides, and at last the successors. What was generated repeats itself less than
+// what was given, or more: it corrects these probabilities.
 class SuffixDrafter {
  public:
   explicit SuffixDrafter(std::vector<std::shared_ptr<const Corpus>> corpora = {});
 
-  void extend(const std::vector<int32_t>& tokens, const Successors& successors);
+  void extend(const std::vector<int32_t>& tokens, const Successors& successors,
+              bool generated = false);
+  int32_t newest() const { return newest_; }  // -1 of an empty text
   // Of all paths the `nodes` most probable of at most `depth` tokens, none below `least`.
   // `goes_on`, if given, is asked before each node with its probability.
   using GoesOn = std::function<bool(const SuffixTree&, float)>;
@@ -169,6 +204,8 @@ class SuffixDrafter {
   }
   void append(int32_t token, bool followed, const Successors& successors);
   void learn_rank(int32_t token, const Successors& successors);
+  void learn_truth(int32_t token, const Successors& successors);
+  Node end() const;  // of the text
   // The matches of a context; `before` are those without its last token, if known.
   Matches followed(const Matches& before, const std::vector<int32_t>& context) const;
   void candidates(const Node& node, const Matches& matches, const Successors& successors,
@@ -180,6 +217,7 @@ class SuffixDrafter {
   std::vector<Share> known_;  // whether a token followed a match before; by length and singleness
   std::vector<Share> ranks_;  // whether a token is the successor of a rank, of those without one
   int32_t newest_ = -1;
+  Correction correction_;
 
   std::vector<std::shared_ptr<const Corpus>> corpora_;
   std::vector<Share> corpora_known_;  // as `known_`, of all corpora
@@ -188,10 +226,10 @@ class SuffixDrafter {
 };
 
 // Trees for requests that are verified in one pass, of the size with the most tokens per second:
-// each request gains one token, and `factor` times the probabilities of its nodes. Of sizes that
-// gain as much the smallest. Returns the size, root included.
-int64_t best_trees(const std::vector<const SuffixDrafter*>& requests,
-                   const std::vector<int64_t>& depths, const PassTimes& times, double factor,
-                   const Successors& successors, std::vector<SuffixTree>& trees);
+// each request gains one token, and the probabilities of its nodes. Of sizes that gain as much the
+// smallest.
+std::vector<SuffixTree> best_trees(const std::vector<const SuffixDrafter*>& requests,
+                                   const std::vector<int64_t>& depths, const PassTimes& times,
+                                   const Successors& successors);
 
 }  // namespace specattn

@@ -130,6 +130,11 @@ class Sequences:
             self._criteria_device = torch.device("cpu")
 
     @property
+    def host_rows(self) -> torch.Tensor:
+        """`padded_rows` on the host."""
+        return self._host
+
+    @property
     def prompts(self) -> list[torch.Tensor]:
         """Every row's prompt, int64 [L_r], on the host."""
         spans = zip(self._host, self.padding, self._starts, strict=True)

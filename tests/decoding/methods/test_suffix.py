@@ -2,6 +2,8 @@
 
 import time
 from collections import Counter
+from random import Random
+from statistics import fmean
 
 import pytest
 import torch
@@ -23,6 +25,12 @@ def drafter(text, successors=None):
     built = _cpu.SuffixDrafter()
     built.extend(text, successors)
     return built
+
+
+def rank(successors, logits, tokens, nodes):
+    """Note what was ranked best; no text is read on."""
+    texts = torch.zeros(0, 0, dtype=torch.int64)
+    _cpu.learn([], texts, [], [], [], successors, logits, tokens, nodes)
 
 
 def followers(text, context):
@@ -133,7 +141,7 @@ def test_the_best_successors_of_what_stays_are_kept(seed, shape, k, dtype):
     nodes[torch.arange(depth) >= counts[:, None]] = -1
     table = torch.full((vocabulary, k), -1, dtype=torch.int32)
     wanted = table.clone()
-    _cpu.rank_successors(logits, tokens, nodes, table)
+    rank(table, logits, tokens, nodes)
     for request, count in enumerate(counts.tolist()):
         for node in range(count + 1):
             order = logits[request, node].sort(descending=True, stable=True).indices
@@ -144,7 +152,7 @@ def test_the_best_successors_of_what_stays_are_kept(seed, shape, k, dtype):
 def test_logits_that_are_none_rank_nothing():
     logits = torch.tensor([[[torch.nan, 2.0, torch.nan, -torch.inf, 3.0]]])
     table = torch.zeros(5, 4, dtype=torch.int32)
-    _cpu.rank_successors(logits, torch.tensor([[1]]), torch.empty(1, 0, dtype=torch.int64), table)
+    rank(table, logits, torch.tensor([[1]]), torch.empty(1, 0, dtype=torch.int64))
     assert table[1].tolist() == [4, 1, 3, -1]
 
 
@@ -159,7 +167,7 @@ def test_logits_that_are_none_rank_nothing():
 def test_successors_of_what_is_not_there_are_refused(tokens, nodes, message):
     table = torch.zeros(5, 4, dtype=torch.int32)
     with pytest.raises((ValueError, IndexError), match=message):
-        _cpu.rank_successors(torch.zeros(1, 2, 5), torch.tensor(tokens), torch.tensor(nodes), table)
+        rank(table, torch.zeros(1, 2, 5), torch.tensor(tokens), torch.tensor(nodes))
 
 
 @pytest.mark.slow
@@ -224,19 +232,25 @@ def test_of_two_sizes_that_contradict_each_other_the_later_is_believed():
     texts=st.lists(TEXTS, min_size=1, max_size=3),
     depth=st.integers(0, 6),
     more=st.lists(st.floats(0.0, 1.0), min_size=1, max_size=len(SIZES)),
-    factor=st.floats(0.1, 2.0),
 )
-def test_the_best_trees_are_the_best_of_whole_ones(texts, depth, more, factor):
+def test_the_best_trees_are_the_best_of_whole_ones(texts, depth, more):
     seconds, total = {}, 0.0
     for rows, step in zip(SIZES, [1.0, *more], strict=False):
         seconds[rows] = total = total + step
     whole = [drafter(text).draft(max(seconds) - 1, depth) for text in texts]
-    expected = best_size(seconds, [probabilities for *_, probabilities in whole], factor)
+    expected = best_size(seconds, [probabilities for *_, probabilities in whole], 1.0)
     drafters = [drafter(text) for text in texts]
-    sizes = list(seconds), list(seconds.values())
-    rows, trees = _cpu.best_trees(drafters, [depth] * len(texts), *sizes, factor)
+    times = _cpu.PassTimes(list(seconds), list(seconds.values()))
+    room = torch.full((len(texts) * max(seconds),), -7)
+    rows, shapes, gains = _cpu.best_trees(drafters, [depth] * len(texts), times, room)
     assert rows == expected
-    assert trees == [tuple(part[: rows - 1] for part in tree) for tree in whole]
+    drafted = room[: len(texts) * rows].view(len(texts), rows).tolist()
+    assert room[len(texts) * rows :].eq(-7).all()
+    for text, tree, shape, gain, row in zip(texts, whole, shapes, gains, drafted, strict=True):
+        parents, tokens, probabilities = (part[: rows - 1] for part in tree)
+        assert shape == (-1, *(parent + 1 for parent in parents))
+        assert row == [text[-1] if text else -1, *tokens, *[0] * (rows - 1 - len(tokens))]
+        assert gain == pytest.approx(sum(probabilities))
 
 
 @pytest.mark.parametrize(
@@ -244,15 +258,71 @@ def test_the_best_trees_are_the_best_of_whole_ones(texts, depth, more, factor):
     [
         ({"drafters": []}, "depths must be as many"),
         ({"depths": [1, 2]}, "depths must be as many"),
-        ({"rows": [2, 3]}, "rows must ascend from 1"),
-        ({"rows": [1, 1]}, "rows must ascend from 1"),
-        ({"seconds": [1.0]}, "as many seconds"),
+        ({"drafted": torch.empty(2, dtype=torch.int64)}, "drafted is too small"),
+        ({"drafted": torch.empty(9)}, "drafted must be .* of int64"),
     ],
 )
 def test_best_trees_says_what_it_expects(changes, message):
-    arguments = {"depths": [1], "rows": [1, 3], "seconds": [1.0, 2.0], "factor": 1.0}
+    arguments = {"drafters": [drafter([1, 2])], "depths": [1], "drafted": torch.zeros(3).long()}
+    times = _cpu.PassTimes([1, 3], [1.0, 2.0])
+    _cpu.best_trees(**arguments, times=times)
     with pytest.raises(ValueError, match=message):
-        _cpu.best_trees(**({"drafters": [drafter([1, 2])]} | arguments | changes))
+        _cpu.best_trees(**arguments | changes, times=times)
+
+
+@pytest.mark.parametrize(
+    ("rows", "seconds"), [([], []), ([0, 1], [1.0, 2.0]), ([1, 1], [1.0, 2.0]), ([1, 3], [1.0])]
+)
+def test_times_say_what_they_expect(rows, seconds):
+    with pytest.raises(ValueError, match="rows must ascend from 1 or more, with as many seconds"):
+        _cpu.PassTimes(rows, seconds)
+
+
+def test_texts_are_read_on_where_they_lie():
+    texts, padding, ends = torch.randint(0, 4, (3, 40)), [0, 5, 2], [40, 31, 2]
+    drafters = [drafter(texts[row, padding[row] : 12].tolist()) for row in (0, 1)]
+    _cpu.learn(drafters[::-1], texts, [1, 0], padding, ends, None)
+    for row, one in enumerate(drafters):
+        text = texts[row, padding[row] : ends[row]].tolist()
+        same = drafter(text[: 12 - padding[row]])
+        same.extend(text[12 - padding[row] :], generated=True)
+        assert len(one) == len(text)
+        assert one.draft(20, 4) == same.draft(20, 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"rows": [0]}, ValueError, "rows must be as many as drafters"),
+        ({"ends": [4]}, ValueError, "begins and ends as texts"),
+        ({"rows": [0, 2]}, IndexError, "^rows: expected values from 0 to 1, got 2"),
+        ({"ends": [4, 7]}, IndexError, "^ends: expected values from 2 to 6, got 7"),
+        ({"ends": [4, 1]}, IndexError, "^ends: expected values from 2 to 6, got 1"),
+        ({"texts": torch.zeros(2, 6)}, ValueError, "texts must be .* of int64"),
+    ],
+)
+def test_what_is_read_on_is_checked(changes, error, message):
+    texts = torch.zeros(2, 6, dtype=torch.int64)
+    arguments = {"texts": texts, "rows": [0, 1], "begins": [0, 0], "ends": [4, 4]}
+    drafters = [drafter([1, 2]), drafter([1, 2])]
+    with pytest.raises(error, match=message):
+        _cpu.learn(drafters, **arguments | changes, successors=None)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.9])
+def test_generated_text_corrects_what_the_prompt_promised(share):
+    """The prompt repeats itself always, what follows only sometimes."""
+    random, built = Random(1), drafter([1, 2, 3, 4] * 100)
+    promised, came = [], []
+    for _ in range(600):
+        _, (expected,), (chance,) = built.draft(1, 1)
+        promised.append(chance)
+        came.append(random.random() < share)
+        built.extend([expected if came[-1] else random.randint(5, 9999)], generated=True)
+        if not came[-1]:
+            built.extend([1, 2, 3, 4] * 4)  # given, and so no witness
+    assert promised[0] > 0.99
+    assert fmean(promised[-300:]) == pytest.approx(fmean(came[-300:]), abs=0.1)
 
 
 def test_one_slow_pass_does_not_count_and_an_old_one_is_forgotten():

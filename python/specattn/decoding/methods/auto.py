@@ -136,11 +136,17 @@ class _NoIndex:
     def SuffixDrafter(self, corpora: list[Any]) -> _NoIndex:
         return self
 
+    def PassTimes(self, rows: list[int], seconds: list[float]) -> None:
+        pass
+
     def extend(self, tokens: list[int], successors: torch.Tensor | None) -> None:
         pass
 
-    def best_trees(self, drafters: list[Any], *_: Any) -> tuple[int, list[Any]]:
-        return 1, [([], [], [])] * len(drafters)
+    def learn(self, *_: Any) -> None:
+        pass
+
+    def best_trees(self, drafters: list[Any], *_: Any) -> tuple[int, tuple, tuple]:
+        return 1, ((-1,),) * len(drafters), (0.0,) * len(drafters)
 
 
 def _lookup(method: Suffix, context: DraftContext) -> SuffixDrafter:
@@ -192,7 +198,7 @@ class _AutoDrafter(Drafter):
             return self._draft_nothing(root)
         self.asking.begin()
         if self.asking.left_out:
-            self.suffix.indexes.catch_up()
+            self.suffix.catch_up()
         lookup = self.suffix.find()
         self.asking.found(lookup.saved)
         row_seconds = self.suffix.costs.measured.get(1)
@@ -274,11 +280,10 @@ def _mixed(draft: Draft, own: list[bool], lookup: Lookup) -> Draft:
     """Return a draft in which requests that are not `own` draft what was looked up instead."""
     size, parents = draft.tree.size, draft.tree.parent_lists
     shapes, tokens = list[tuple[int, ...]](), draft.tokens.clone()
-    for request, (is_own, found) in enumerate(zip(own, lookup.trees, strict=True)):
+    for request, (is_own, found) in enumerate(zip(own, lookup.shapes, strict=True)):
         shape = parents[request % len(parents)]
         if not is_own:
-            above, drafted = found[0][: size - 1], found[1][: size - 1]
-            shape = [-1, *(parent + 1 for parent in above)]
-            tokens[request, 1 : len(shape)] = tokens.new_tensor(drafted)
+            shape = found[:size]
+            tokens[request, : len(shape)] = lookup.drafted[request, : len(shape)]
         shapes.append((*shape, *[-1] * (size - len(shape))))
     return Draft(shared_tree(tuple(shapes), tokens.device), tokens)

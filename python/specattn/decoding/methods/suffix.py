@@ -13,16 +13,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from specattn.decoding.drafting import Draft, DraftContext, Drafter, Verified
 from specattn.decoding.method import Method
 from specattn.decoding.methods.corpus import corpora_of
-from specattn.decoding.methods.costs import SIZES, Calibration, costs_of
+from specattn.decoding.methods.costs import SIZES, costs_of
 from specattn.decoding.methods.trie import shared_tree
-from specattn.decoding.sequences import RequestIndexes
 from specattn.tree import Tree
 
 MOST_SUCCESSORS = 64
@@ -119,7 +117,11 @@ class Lookup(NamedTuple):
 
     Attributes
     ----------
-    trees : per request: parents (-1 the root), tokens and probabilities of the drafted nodes
+    rows : int
+        Of the pass, per request, the root's included.
+    shapes : per request, the parents of its nodes; -1 of the root
+    drafted : Tensor, int64 [B, rows], on the host
+        The roots and the nodes' tokens. They hold until the next lookup.
     seconds : float
         What the pass is expected to take.
     tokens : list of float
@@ -128,7 +130,9 @@ class Lookup(NamedTuple):
         Seconds that it is expected to save over passes without a draft.
     """
 
-    trees: list[tuple[list[int], list[int], list[float]]]
+    rows: int
+    shapes: tuple[tuple[int, ...], ...]
+    drafted: torch.Tensor
     seconds: float
     tokens: list[float]
     saved: float
@@ -144,7 +148,7 @@ class SuffixDrafter(Drafter):
     method : Suffix
     context : DraftContext
     native : module
-        `specattn._cpu`, or what has as good a `SuffixDrafter`.
+        `specattn._cpu`, or what has its names.
     """
 
     def __init__(self, method: Suffix, context: DraftContext, native: Any):
@@ -158,53 +162,42 @@ class SuffixDrafter(Drafter):
 
         corpora = method.corpora(target.model)
         self.running = list(context.sequences.active)
-
-        def index() -> Any:
-            return _Index(native.SuffixDrafter(corpora), self.successors)
-
-        self.indexes = RequestIndexes(context.sequences, index, prompts=True)
+        self.indexes = [native.SuffixDrafter(corpora) for _ in self.running]
+        for row, index in zip(self.running, self.indexes, strict=True):
+            index.extend(context.sequences.text(row).tolist(), self.successors)
         self.costs = costs_of(target, context.sequences)
-        self.calibration = Calibration()
-        self.expected: list[float] = []
+        self.known: dict[int, float] = {}  # seconds by rows, as `self.times` has them
+        self.times = None if method.nodes is None else native.PassTimes([method.max_nodes], [1.0])
+        self.room = torch.empty(len(self.running) * method.max_nodes, dtype=torch.int64)
+        self.drafted: dict[int, torch.Tensor] = {}  # the part of `room` for so many rows
+        self.expected: tuple[float, ...] = ()
+        self.promised = self.accepted = 0.0
         self.root_alone = Tree.chain(0, device=target.device)
 
     def find(self) -> Lookup:
         """Return what is worth drafting now."""
-        rows = self.sequences.active
-        depths = [min(self.method.depth, self.sequences.drafts(row)) for row in rows]
-        indexes = [index.native for index in self.indexes.active]
-        factor, seconds, row_seconds = self.calibration.factor, math.nan, math.nan
-        if (nodes := self.method.nodes) is None:
-            sizes = self.costs.estimates()
-            size, trees = self.native.best_trees(
-                indexes, depths, list(sizes), list(sizes.values()), factor, self.successors
-            )
-            seconds, row_seconds = sizes[size], sizes[1]
-        else:
-            trees = [
-                index.draft(nodes, depth, 0.0, self.successors)
-                for index, depth in zip(indexes, depths, strict=True)
-            ]
-        tokens = [1 + factor * sum(chances) for *_, chances in trees]
-        saved = sum(tokens) / len(tokens) * row_seconds - seconds
-        return Lookup(trees, seconds, tokens, saved)
+        most, sequences = self.method.depth, self.sequences
+        depths = [min(most, sequences.drafts(row)) for row in sequences.active]
+        if self.method.nodes is None and (known := self.costs.estimates()) is not self.known:
+            self.known = known
+            self.times = self.native.PassTimes(list(known), list(known.values()))
+        rows, shapes, self.expected = self.native.best_trees(
+            self.indexes, depths, self.times, self.room, self.successors
+        )
+        if (drafted := self.drafted.get(rows)) is None:
+            count = len(shapes)
+            drafted = self.drafted[rows] = self.room[: count * rows].view(count, rows)
+        tokens = [1 + gain for gain in self.expected]
+        seconds = self.known.get(rows, math.nan)
+        saved = sum(tokens) / len(tokens) * self.known.get(1, math.nan) - seconds
+        return Lookup(rows, shapes, drafted, seconds, tokens, saved)
 
     def draft(self, root: torch.Tensor, lookup: Lookup) -> Draft:
         """Return what was found as a draft behind `root` [B]."""
-        trees = lookup.trees
-        size = 1 + max(len(tokens) for _, tokens, _ in trees)
-        self.expected = [sum(chances) for *_, chances in trees]
-        self.costs.begin(size)
-        if size == 1:
+        self.costs.begin(lookup.rows)
+        if lookup.rows == 1:
             return self.nothing(root)
-        shapes = tuple((-1, *(parent + 1 for parent in parents)) for parents, _, _ in trees)
-        roots = self.sequences.newest
-        drafted = [
-            [newest, *tokens, *[0] * (size - 1 - len(tokens))]
-            for newest, (_, tokens, _) in zip(roots, trees, strict=True)
-        ]
-        tokens = torch.from_numpy(np.array(drafted)).to(root.device)  # quicker than torch.tensor
-        return Draft(shared_tree(shapes, root.device), tokens)
+        return Draft(shared_tree(lookup.shapes, root.device), lookup.drafted.to(root.device))
 
     def nothing(self, root: torch.Tensor) -> Draft:
         """Return `root` [B] alone as a draft."""
@@ -217,35 +210,48 @@ class SuffixDrafter(Drafter):
     def observe(self, verified: Verified) -> None:
         """Learn from the verification of an own draft."""
         self.costs.end()
-        for expected, count in zip(self.expected, verified.counts, strict=True):
-            self.calibration.add(expected, count)
+        if verified.draft.tree.size > 1:
+            self.promised += sum(self.expected)
+            self.accepted += sum(verified.counts)
         self.follow(verified)
 
     def follow(self, verified: Verified) -> None:
         """Learn from the verification of another drafter's draft."""
-        self.indexes.catch_up()  # before the table knows what came
-        if self.successors is not None:
+        logits, tokens = verified.result.logits, verified.draft.tokens
+        if self.successors is None:
+            self.catch_up()
+        elif logits.device.type != "cpu":
+            self.catch_up()  # before the table knows what came
             self._recycle(verified)
+        else:
+            logits = logits.float() if logits.dtype == torch.float64 else logits
+            self.catch_up(logits, tokens, verified.accepted.nodes)
+
+    def catch_up(self, *ranked: torch.Tensor) -> None:
+        """Read what was generated; then keep what the target ranked best after it, if given."""
+        texts = self.sequences
+        self.native.learn(
+            self.indexes, texts.host_rows, texts.active, texts.padding, texts.ends,
+            self.successors, *ranked,
+        )  # fmt: skip
 
     def compact(self, rows: list[int]) -> None:
-        """Remember what finished requests have been given."""
+        """Drop the texts of finished requests, or remember what they have been given."""
+        self.indexes = [self.indexes[row] for row in rows]
+        self.drafted.clear()
+        active, self.running = self.running, list(self.sequences.active)
         if not self.method.remember:
             return
         known = corpora_of(self.model)
-        for row in set(self.running) - set(self.sequences.active):
+        for row in set(active) - set(self.running):
             known.outputs.add(self.sequences.new_tokens(row))
-        self.running = list(self.sequences.active)
         if self.method.cache is not None and not self.running:
             known.keep(self.method.cache)
 
     def _recycle(self, verified: Verified) -> None:
-        """Keep what the target ranked best after the tokens that stay."""
+        """Keep what the target ranked best after the tokens that stay, where a GPU has ranked."""
         assert self.successors is not None
         logits, tokens = verified.result.logits, verified.draft.tokens
-        if logits.device.type == "cpu":
-            logits = logits.float() if logits.dtype == torch.float64 else logits
-            self.native.rank_successors(logits, tokens, verified.accepted.nodes, self.successors)
-            return
         size = verified.draft.tree.size
         visited = [
             request * size + node
@@ -264,17 +270,5 @@ class SuffixDrafter(Drafter):
         if self.method.nodes is not None:
             return {}
         costs = {str(rows): round(1e3 * s, 2) for rows, s in self.costs.measured.items()}
-        return {
-            "ms per pass, by rows": costs,
-            "accepted per expected": round(self.calibration.factor, 3),
-        }
-
-
-class _Index:
-    """One request's automaton, with the table that all requests share."""
-
-    def __init__(self, native: Any, successors: torch.Tensor | None):
-        self.native, self.successors = native, successors
-
-    def extend(self, tokens: list[int]) -> None:
-        self.native.extend(tokens, self.successors)
+        true = round(self.accepted / self.promised, 3) if self.promised else None
+        return {"ms per pass, by rows": costs, "accepted per expected": true}

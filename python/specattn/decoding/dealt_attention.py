@@ -29,8 +29,8 @@ class Collected(NamedTuple):
 
 def given(cache: ContextCache, plan: Pass) -> dict[str, torch.Tensor]:
     """Return what changes from pass to pass beside what every pass has."""
-    held = {"held": cache.held(plan.prefix)}
-    return held if plan.tree_mask is not None else held | {"places": cache.places(*plan.slots)}
+    held, places = cache.placing(plan.prefix, plan.rows if plan.tree_mask is None else 0)
+    return {"held": held, "places": places}
 
 
 def record(

@@ -208,7 +208,7 @@ class _Work:
         self.selection: Any = None
         self.ranks_waited = 0.0
         for one in self.every:
-            one._run = self._timed(one._run)  # type: ignore[method-assign]
+            one.run = self._timed(one.run)  # type: ignore[method-assign]
 
     def _timed(self, run: Callable) -> Callable:
         def timed(collective: Callable) -> None:

@@ -473,4 +473,5 @@ PYBIND11_MODULE(_cpu, m) {
   define_candidates(m);
   define_suffix(m);
   define_walk(m);
+  define_exchange(m);
 }

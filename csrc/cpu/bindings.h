@@ -97,5 +97,6 @@ void define_layer(py::module_& m);
 void define_candidates(py::module_& m);
 void define_suffix(py::module_& m);
 void define_walk(py::module_& m);
+void define_exchange(py::module_& m);
 
 }  // namespace specattn

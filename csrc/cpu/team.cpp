@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "openmp.h"
+#include "pause.h"
 #include "sleep.h"
 
 #if defined(__linux__)
@@ -28,14 +29,6 @@ constexpr int kPausesPerLook = 32;  // at the clock
 constexpr auto kSpin = std::chrono::microseconds(50);
 // How long a worker that was in the way is left asleep; doubled each time in a row.
 constexpr Clock::duration kBackoff = std::chrono::milliseconds(1), kMostBackoff = 64 * kBackoff;
-
-inline void pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 // Where this thread runs; -1 where the system does not say.
 inline int core() {

@@ -4,21 +4,30 @@ import datetime
 import multiprocessing
 import socket
 
-TIMEOUT = 300  # seconds; a machine that others use too may be slow
+import pytest
+
+TIMEOUT = 900  # seconds; a machine that others use too may be slow
 
 
 class Ranks:
-    """`size` processes over gloo, of one thread each; ``ranks(function, *arguments)`` on all."""
+    """`size` processes over gloo, of one thread each; ``ranks(function, *arguments)`` on all.
+
+    After a call that hangs the next one has new processes, so that it does not get the late answer.
+    """
 
     def __init__(self, size, timeout=TIMEOUT):
+        self.size, self.timeout = size, timeout
+        self.pipes, self.processes = [], []
+        self._begin()
+
+    def _begin(self):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         context = multiprocessing.get_context("spawn")
-        self.pipes, self.processes = [], []
-        for rank in range(size):
+        for rank in range(self.size):
             ours, theirs = context.Pipe()
-            arguments = (theirs, rank, size, port, timeout)
+            arguments = (theirs, rank, self.size, port, self.timeout)
             process = context.Process(target=_serve, args=arguments, daemon=True)
             process.start()
             theirs.close()
@@ -27,18 +36,22 @@ class Ranks:
 
     def start(self, function, *arguments):
         """Let every rank call ``function(*arguments)``."""
+        if not self.processes:
+            self._begin()
         for pipe in self.pipes:
             pipe.send((function, arguments))
 
     def result(self, rank):
         """Return what a rank's call returned, or the exception that it raised."""
-        assert self.pipes[rank].poll(TIMEOUT), f"rank {rank} hangs"
+        if not self.pipes[rank].poll(TIMEOUT):
+            self.close()
+            pytest.fail(f"rank {rank} hangs")
         return self.pipes[rank].recv()
 
     def __call__(self, function, *arguments):
         """Return the results of all ranks."""
         self.start(function, *arguments)
-        results = [self.result(rank) for rank in range(len(self.pipes))]
+        results = [self.result(rank) for rank in range(self.size)]
         for result in results:
             if isinstance(result, BaseException):
                 raise result
@@ -48,6 +61,7 @@ class Ranks:
         for process in self.processes:
             process.kill()
             process.join()
+        self.pipes, self.processes = [], []
 
 
 def _serve(pipe, rank, size, port, timeout):

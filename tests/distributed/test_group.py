@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from specattn.distributed import ContextParallel, RankLost, RanksDisagree
-from specattn.distributed.group import _Buffer
+from specattn.distributed.group import Buffer
 from tests.distributed.ranks import Ranks
 
 
@@ -26,7 +26,7 @@ def test_ranks_gather_tensors_of_any_dtype_in_one_buffer(two_ranks):
 
 def test_parts_of_a_buffer_do_not_overlap():
     parts = [((3,), torch.int8), ((2, 2), torch.float64), ((5,), torch.bfloat16)]
-    buffer = _Buffer(2, parts, torch.device("cpu"))
+    buffer = Buffer(2, parts, torch.device("cpu"))
     for value, own in enumerate(buffer.own):
         own.fill_(value)
     assert [own.unique().tolist() for own in buffer.own] == [[0], [1], [2]]
@@ -67,9 +67,11 @@ def exchange_twice(ranks):
         ranks.gather("test", torch.zeros(1000))
 
 
-def lose(name):
+def lose(name, shares):
     """Let rank 1 end or stop; return what the others say, and after how many seconds."""
     ranks = ContextParallel()
+    if not shares:
+        vars(ranks)["shared_memory"] = None
     ranks.gather("test", torch.zeros(1))
     if ranks.rank == 1:
         os.kill(os.getpid(), getattr(signal, name))
@@ -87,10 +89,11 @@ def lose(name):
         pytest.param(4, "SIGSTOP", marks=pytest.mark.slow),
     ],
 )
-def test_a_lost_rank_is_named_by_the_others_within_the_timeout(size, name):
+@pytest.mark.parametrize("shares", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_a_lost_rank_is_named_by_the_others_within_the_timeout(size, name, shares):
     timeout = 20
     ranks = Ranks(size, timeout)
-    ranks.start(lose, name)
+    ranks.start(lose, name, shares)
     found = [ranks.result(rank) for rank in range(size) if rank != 1]
     ranks.close()
     for message, seconds in found:

@@ -15,10 +15,12 @@ import torch
 from torch import nn
 
 import specattn._cpu as _cpu
+from specattn.decoding import dealt_attention
 from specattn.decoding.attention import Pass, Selection
 from specattn.decoding.compiling import MOST_ROWS
 from specattn.decoding.parts import Attention, GatedMLP, Parts, Projection, SubLayer
 from specattn.decoding.recording import UNIFORM, Recording
+from specattn.distributed.context import ContextCache
 from specattn.kv_cache import KVCache
 from specattn.ops._tree_mask import packed_mask
 
@@ -88,6 +90,7 @@ class StaticPass:
     def __init__(self, parts: Parts, cache: KVCache, windows: list[int | None]):
         self.parts, self.cache, self.windows = parts, cache, windows
         self.angles = _angles(parts, cache)
+        self._whole = not isinstance(cache, ContextCache)
         self._least_window = min((w for w in windows if w is not None), default=cache.capacity)
         self._buffers = _buffers(parts, cache)
         self._inputs: dict[tuple, torch.Tensor] = {}
@@ -111,8 +114,8 @@ class StaticPass:
             Those that the plan captures, unless they are its own. They hold until the next pass.
         """
         given = self._given(plan, tokens)
-        in_python = plan.capture.needs_python or not self.cache.in_kernels
-        chosen_before = plan.selector is None or isinstance(plan.selector, Selection)
+        in_python, selector = plan.capture.needs_python, plan.selector
+        chosen_before = selector is None or isinstance(selector, Selection) and self._whole
         shape = _Shape(
             batch=tokens.shape[0],
             rows=tokens.shape[1],
@@ -138,9 +141,11 @@ class StaticPass:
         given = {"tokens": tokens, "prefix": plan.prefix}
         if plan.depths is not None:
             given["depths"] = plan.depths if plan.depths.dim() == 2 else plan.depths[None]
-        if isinstance(plan.selector, Selection) and self.cache.in_kernels:
+        if isinstance(self.cache, ContextCache):
+            given |= dealt_attention.given(self.cache, plan)
+        elif isinstance(plan.selector, Selection):
             given |= plan.selector._asdict()
-        if not self.cache.in_kernels or plan.tree_mask is None and self._least_window >= plan.rows:
+        if plan.tree_mask is None and self._least_window >= plan.rows:
             return given
         sizes = {"T": plan.rows, "S": plan.rows}
         for window in {None, *self.windows}:
@@ -170,7 +175,7 @@ class StaticPass:
 
     def _scores(self, shape: _Shape) -> torch.Tensor:
         heads = (self.cache.storage.shape[-2],) * shape.per_head
-        size = (self.windows.count(None), shape.batch, *heads, self.cache.capacity)
+        size = (self.windows.count(None), shape.batch, *heads, self.cache.width)
         return self._input("scores", size, torch.float32)
 
     def _record(self, recording: Recording, shape: _Shape, inputs: dict[str, torch.Tensor]) -> None:
@@ -244,7 +249,7 @@ class StaticPass:
     ) -> None:
         """Norm, rotate and store the heads of layer `n`, and attend."""
         layer, window, cache = self.parts.layers[n].attention, self.windows[n], self.cache
-        k_cache, v_cache = cache.layer(n) if cache.in_kernels else (None, None)
+        k_cache, v_cache = self._stored(n)
         kv_heads, head_dim = cache.storage.shape[-2:]
         by_token = (shape.batch, shape.rows)
         heads = rows.heads.view(*by_token, -1, head_dim)
@@ -260,8 +265,12 @@ class StaticPass:
         tree = inputs.get(_mask(window)), inputs.get(_depths(window))
         hybrid = (q, k_cache, v_cache, prefix, None, None, *tree, None, window, *scale, *UNIFORM)
         full_layer = self.windows[:n].count(None)
-        if shape.planned and (window is None or not cache.in_kernels):
+        if shape.planned and window is None:
             recording.python(lambda: self._attend_as_planned(n, layer, (q, k, v), out))
+        elif isinstance(cache, ContextCache) and window is None:
+            collected = self._collected(shape, full_layer)
+            given = (inputs, tree[0], scale, collected)
+            dealt_attention.record(recording, cache, n, (q, k, v), *given, (out, lse))
         elif window is None and "indices" in inputs:
             selected = inputs["indices"][full_layer], inputs["lengths"]
             sparse = (q, k_cache, v_cache, *selected, k, v, None, None, *scale, None, *UNIFORM)
@@ -272,6 +281,20 @@ class StaticPass:
             recording.kernel(_cpu.verify_attention, *hybrid, *collect, out, lse, scores)
         else:
             recording.kernel(_cpu.hybrid_tree_attention, *hybrid, out, lse)
+
+    def _stored(self, n: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Return where a layer stores its heads as it rotates them; None where it does not."""
+        if not isinstance(self.cache, ContextCache):
+            return self.cache.layer(n)
+        if self.windows[n] is None:
+            return None, None
+        return self.cache.whole.layer(self.cache.place(n))
+
+    def _collected(self, shape: _Shape, full_layer: int) -> dealt_attention.Collected | None:
+        if not shape.collected:
+            return None
+        rows = list(shape.collected)
+        return dealt_attention.Collected(rows, shape.per_head, self._scores(shape)[full_layer])
 
     def _attend_as_planned(
         self, n: int, layer: Attention, heads: tuple[torch.Tensor, ...], out: torch.Tensor

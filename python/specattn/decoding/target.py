@@ -262,8 +262,7 @@ class Target:
         if capture is NO_CAPTURE:
             return self._run(tokens, plan)
         shape = (len(self.full_layers), self.cache.batch_size)
-        in_python = capture.needs_python or not self.cache.in_kernels
-        if capture.rows and (in_python or not self._keeps_scores(tokens)):
+        if capture.rows and (capture.needs_python or not self._keeps_scores(tokens)):
             rows = (len(capture.rows),) * capture.per_row
             heads = (self.cache.storage.shape[-2],) * capture.per_head
             dtype = torch.promote_types(self.cache.storage.dtype, torch.float32)

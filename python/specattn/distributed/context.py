@@ -14,7 +14,7 @@ import torch
 from torch.nn.functional import pad
 
 from specattn.distributed.dealing import Dealing
-from specattn.distributed.group import ContextParallel
+from specattn.distributed.group import Buffer, ContextParallel
 from specattn.distributed.selection import OwnShares, best_of_all
 from specattn.kv_cache import KVCache, NewHeads, NewRows
 from specattn.ops import (
@@ -54,6 +54,8 @@ class ContextCache(KVCache):
         The last slot takes the rows that belong to others, and is never read.
     whole : KVCache, or None where there are none
         The layers with a sliding window.
+    holds_new : bool
+        Whether this rank attends to the rows of a pass.
 
     Raises
     ------
@@ -90,7 +92,7 @@ class ContextCache(KVCache):
         self.whole: Any = None
         if sliding:
             self.whole = KVCache(sliding, batch, capacity, kv_heads, head_dim, **options)
-        self._holds_new = self.dealing.rank == self.dealing.ranks - 1
+        self.holds_new = self.dealing.rank == self.dealing.ranks - 1
         self._staged = self.storage.new_empty(full, 2, batch, 0, kv_heads, head_dim)
         self._placed: tuple[NewRows, _Placed] | None = None
         self._shares = OwnShares(self.dealing)
@@ -177,9 +179,9 @@ class ContextCache(KVCache):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Do what `KVCache.attend_and_collect` does; collected are this rank's tokens."""
         placed = self._store(new)
-        mask = new.rows.tree_mask if self._holds_new else placed.unseen
+        mask = new.rows.tree_mask if self.holds_new else placed.unseen
         read = (new.q, *self.layer(new.layer), placed.prefix, new.k, new.v, mask)
-        options["sinks"] = sinks if self._holds_new else None
+        options["sinks"] = sinks if self.holds_new else None
         collected = []
 
         def attend(out: torch.Tensor, lse: torch.Tensor) -> None:
@@ -199,9 +201,9 @@ class ContextCache(KVCache):
         """Do what `KVCache.attend_selected` does: every rank attends to those that it holds."""
         self._store(new)
         selected = self._shares.of(new.layer, indices, lengths)
-        tree = (new.k, new.v) if self._holds_new else (None, None)
+        tree = (new.k, new.v) if self.holds_new else (None, None)
         read = (new.q, *self.layer(new.layer), *selected, *tree)
-        options["sinks"] = sinks if self._holds_new else None
+        options["sinks"] = sinks if self.holds_new else None
         return self._merged(
             new.q, lambda out, lse: sparse_gather_attention(*read, out=out, lse=lse, **options)
         )
@@ -283,6 +285,47 @@ class ContextCache(KVCache):
         most = self.dealing.room(max_seqlen)
         return k[:, :most], v[:, :most]
 
+    def placing(self, prefix: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what kernels are told of `count` rows behind `prefix`, int32 [B], on the CPU.
+
+        In plain numbers: for few rows faster than a tensor operation.
+
+        Returns
+        -------
+        held : Tensor, int32 [B]
+            How much of the prefix this rank holds.
+        places : Tensor, int32 [B, count]
+            Where `write_kv` puts the rows: nowhere, -1, what belongs to others.
+        """
+        dealing, prefixes = self.dealing, prefix.tolist()
+        places = [
+            [
+                dealing.slots(at) + request * (self.room + 1) if dealing.is_mine(at) else -1
+                for at in range(length, length + count)
+            ]
+            for request, length in enumerate(prefixes)
+        ]
+        held = [dealing.held(length) for length in prefixes]
+        return torch.tensor(held, dtype=torch.int32), torch.tensor(places, dtype=torch.int32)
+
+    def stage(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Keep keys and values of the nodes of a tree until `commit`."""
+        if self._staged.shape[3] < k.shape[1]:
+            layers, two, batch, _, *head = self._staged.shape
+            self._staged = self.storage.new_empty(layers, two, batch, k.shape[1], *head)
+        for half, x in zip(self._staged[self.place(layer)], (k, v), strict=True):
+            half[:, : x.shape[1]] = x
+
+    def state_buffer(self, q: torch.Tensor) -> Buffer:
+        """Return memory for the states of all ranks, given queries [B, T, Hq, D]."""
+        lse = torch.promote_types(q.dtype, torch.float32)
+        parts = [(tuple(q.shape), q.dtype), (tuple(q.shape[:-1]), lse)]
+        return self.ranks.buffer(parts, q.device)
+
+    def exchange_states(self, buffer: Buffer) -> None:
+        """Write the states of all ranks to ``buffer.all``; each has its own in ``buffer.own``."""
+        self.ranks.exchange(buffer, "attention")
+
     def _own_slots(self, positions: torch.Tensor, keep: torch.Tensor | bool = True) -> torch.Tensor:
         """Return this rank's slots of its own tokens; others go where nobody reads."""
         mine = self.dealing.is_mine(positions) & keep
@@ -293,18 +336,15 @@ class ContextCache(KVCache):
         if self._placed is None or self._placed[0] is not new.rows:
             self._placed = new.rows, self._place(new.rows, new.k.shape[1])
         placed = self._placed[1]
-        for half, x in zip(range(2), (new.k, new.v), strict=True):
-            if new.rows.tree_mask is None:
-                self.storage[self.place(new.layer), half][placed.slots] = x
-            else:
-                self._staged[self.place(new.layer), half, :, : x.shape[1]] = x
+        if new.rows.tree_mask is not None:
+            self.stage(new.layer, new.k, new.v)
+            return placed
+        for half, x in zip(self.storage[self.place(new.layer)], (new.k, new.v), strict=True):
+            half[placed.slots] = x
         return placed
 
     def _place(self, rows: NewRows, count: int) -> _Placed:
         requests, positions = rows.slots
-        if rows.tree_mask is not None and self._staged.shape[3] < count:
-            layers, two, batch, _, *head = self._staged.shape
-            self._staged = self.storage.new_empty(layers, two, batch, count, *head)
         words = -(-count // 64)
         unseen = torch.zeros(count, words, dtype=torch.int64, device=positions.device)
         slots = requests, self._own_slots(positions)
@@ -322,7 +362,7 @@ class ContextCache(KVCache):
 
         def attend(out: torch.Tensor, lse: torch.Tensor) -> None:
             state: Any = {"out": out, "lse": lse, **options}
-            if self._holds_new:
+            if self.holds_new:
                 tree = (new.k, new.v, new.rows.tree_mask)
                 hybrid_tree_attention(new.q, *cache, placed.prefix, *tree, sinks=sinks, **state)
             else:
@@ -341,13 +381,10 @@ class ContextCache(KVCache):
 
     def _exchanged(self, q: torch.Tensor, attend: Attend) -> State:
         """Let every rank attend to its keys, and return the states of all."""
-        parts = [
-            (tuple(q.shape), q.dtype),
-            (tuple(q.shape[:-1]), torch.promote_types(q.dtype, torch.float32)),
-        ]
-        buffer = self.ranks.buffer(parts, q.device)
+        buffer = self.state_buffer(q)
         attend(*buffer.own)
-        outs, lses = self.ranks.exchange(buffer, "attention")
+        self.exchange_states(buffer)
+        outs, lses = buffer.all
         return outs, lses
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -29,7 +29,7 @@ class Dealing:
     ranks: int
     block: int
 
-    def is_mine(self, positions: torch.Tensor) -> torch.Tensor:
+    def is_mine(self, positions: Any) -> Any:
         """Return which tokens this rank holds."""
         return positions // self.block % self.ranks == self.rank
 
@@ -42,10 +42,11 @@ class Dealing:
         turn = slots // self.block * self.ranks + self.rank
         return turn * self.block + slots % self.block
 
-    def held(self, lengths: torch.Tensor) -> torch.Tensor:
+    def held(self, lengths: Positions) -> Positions:
         """Return how many of the first `lengths` tokens this rank holds."""
         turn = self.block * self.ranks
-        rest = (lengths % turn - self.rank * self.block).clamp(0, self.block)
+        rest = lengths % turn - self.rank * self.block
+        rest = min(max(rest, 0), self.block) if isinstance(rest, int) else rest.clamp(0, self.block)
         return lengths // turn * self.block + rest
 
     def room(self, capacity: int) -> int:

@@ -6,17 +6,25 @@ import re
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from math import prod
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from specattn.distributed.shared_memory import SharedMemory, shared_memory
+
 _ALIGNED = 16  # bytes; what follows in a buffer may then be of any dtype
 _GRACE = 5.0  # seconds in which those that are alive answer a roll call
 _KEPT = 8  # buffers
 
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_REDUCTIONS: dict[str, tuple[Any, Callable[..., Any]]] = {
+    "sum": (dist.ReduceOp.SUM, torch.sum),
+    "min": (dist.ReduceOp.MIN, torch.amin),
+    "max": (dist.ReduceOp.MAX, torch.amax),
+}
 
 Part = tuple[tuple[int, ...], torch.dtype]
 """Shape and dtype of one tensor in an exchange."""
@@ -61,49 +69,43 @@ class Ranks:
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
         self.sent_bytes: dict[str, int] = {}
         self._store = dist.distributed_c10d._get_default_store()
-        self._buffers: dict[Any, _Buffer] = {}
+        self._buffers: dict[Any, Buffer] = {}
         cuda = dist.get_backend(self.group) == "nccl"
         self._device = torch.device("cuda", torch.cuda.current_device()) if cuda else "cpu"
 
-    def buffer(self, parts: Sequence[Part], device: torch.device) -> _Buffer:
+    def buffer(self, parts: Sequence[Part], device: torch.device) -> Buffer:
         """Return memory for one exchange of tensors; it is used again for the same ones."""
         key = (device, *parts)
         if key not in self._buffers:
             if len(self._buffers) >= _KEPT:
                 self._buffers.clear()
-            self._buffers[key] = _Buffer(self.size, parts, device)
+            self._buffers[key] = Buffer(self.size, parts, device)
         return self._buffers[key]
 
-    def exchange(self, buffer: _Buffer, purpose: str) -> list[torch.Tensor]:
+    def exchange(self, buffer: Buffer, purpose: str) -> list[torch.Tensor]:
         """Give every rank what all ranks have put into ``buffer.own``: each part [ranks, ...].
 
         One collective. What is returned holds until the next exchange of such parts.
         """
         self._count(purpose, buffer.bytes_own.numel() * (self.size - 1))
-        self._run(lambda: _gather(buffer.bytes_all, buffer.bytes_own, group=self.group))
+        self.run(lambda: self._all_gather(buffer))
         return buffer.all
 
     def gather(self, purpose: str, *tensors: torch.Tensor) -> list[torch.Tensor]:
         """Return each of these tensors of all ranks, [ranks, ...]; they have the same shapes."""
-        parts = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
-        buffer = self.buffer(parts, tensors[0].device)
-        for own, tensor in zip(buffer.own, tensors, strict=True):
-            own.copy_(tensor)
-        return self.exchange(buffer, purpose)
+        return self.exchange(self._filled(*tensors), purpose)
 
-    def reduce(self, purpose: str, x: torch.Tensor, op: Any) -> torch.Tensor:
-        """Reduce `x` over the ranks by ``torch.distributed.ReduceOp``, in place."""
+    def reduce(self, purpose: str, x: torch.Tensor, reduction: str) -> torch.Tensor:
+        """Reduce `x` over the ranks by "sum", "min" or "max", in place: all get the same bits."""
         self._count(purpose, x.nbytes * (self.size - 1))
-        self._run(lambda: dist.all_reduce(x, op=op, group=self.group))
+        self.run(lambda: self._all_reduce(x, *_REDUCTIONS[reduction]))
         return x
 
     def of_first(self, value: float) -> float:
         """Return rank 0's value: what a clock says must decide the same on all ranks."""
-        shared = torch.tensor([value], dtype=torch.float64, device=self._device)
-        root = dist.get_global_rank(self.group, 0)
-        self._count("control", shared.nbytes * (self.size - 1) if self.rank == 0 else 0)
-        self._run(lambda: dist.broadcast(shared, root, group=self.group))
-        return shared.item()
+        own = torch.tensor([value], dtype=torch.float64, device=self._device)
+        (found,) = self.gather("control", own)
+        return found[0].item()
 
     def agree(self, fingerprint: int, flag: bool = False) -> bool:
         """Check that all ranks are about to do the same, and return rank 0's `flag`.
@@ -139,7 +141,7 @@ class Ranks:
             The message names the rank, the fact and both values.
         """
         found: list[Any] = [None] * self.size
-        self._run(lambda: dist.all_gather_object(found, facts, group=self.group))
+        self.run(lambda: dist.all_gather_object(found, facts, group=self.group))
         for rank, other in enumerate(found):
             for name, value in found[0].items():
                 if other.get(name) != value:
@@ -147,20 +149,50 @@ class Ranks:
                         f"rank {rank} has {name} {other.get(name)}, rank 0 has {value}"
                     )
 
-    def _count(self, purpose: str, sent: int) -> None:
-        self.sent_bytes[purpose] = self.sent_bytes.get(purpose, 0) + sent
-
-    def _run(self, collective: Callable[[], Any]) -> None:
+    def run(self, collective: Callable[[], Any]) -> None:
         """Run a collective; where it fails, find out who is missing.
 
         Raises
         ------
         RankLost
+        RanksDisagree
+            A rank exchanges something else.
         """
         try:
             collective()
         except RuntimeError as error:
             raise RankLost(self._roll_call(error)) from error
+        except ValueError as error:
+            raise RanksDisagree(str(error)) from error
+
+    def _count(self, purpose: str, sent: int) -> None:
+        self.sent_bytes[purpose] = self.sent_bytes.get(purpose, 0) + sent
+
+    @cached_property
+    def shared_memory(self) -> SharedMemory | None:
+        """What the ranks exchange through if all are on one machine; all ask for it at once."""
+        return shared_memory(self.group, self.rank, self.size)
+
+    def _all_gather(self, buffer: Buffer) -> None:
+        if (shared := self.shared_memory) is None:
+            _gather(buffer.bytes_all, buffer.bytes_own, group=self.group)
+        else:
+            shared.all_gather(*buffer.words)
+
+    def _all_reduce(self, x: torch.Tensor, op: Any, function: Callable[..., Any]) -> None:
+        if self.shared_memory is None:
+            dist.all_reduce(x, op=op, group=self.group)
+            return
+        buffer = self._filled(x)
+        self._all_gather(buffer)
+        function(buffer.all[0], 0, out=x)
+
+    def _filled(self, *tensors: torch.Tensor) -> Buffer:
+        parts = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
+        buffer = self.buffer(parts, tensors[0].device)
+        for own, tensor in zip(buffer.own, tensors, strict=True):
+            own.copy_(tensor)
+        return buffer
 
     def _roll_call(self, error: Exception) -> str:
         """Return a line that names the ranks that do not answer.
@@ -173,6 +205,8 @@ class Ranks:
         try:
             keys = [f"specattn/alive/{rank}" for rank in range(self.size)]
             self._store.set(keys[self.rank], "yes")
+            if (shared := vars(self).pop("shared_memory", None)) is not None:
+                shared.close()
             # Nobody may hold the group any more, or its connections stay open.
             traceback.clear_frames(error.__traceback__)
             group, self.group = self.group, None
@@ -222,7 +256,7 @@ class ContextParallel(Ranks):
         self.block_size = block_size
 
 
-class _Buffer:
+class Buffer:
     """Tensors side by side in one piece of memory, this rank's and those of all.
 
     Attributes
@@ -231,6 +265,8 @@ class _Buffer:
         To be written before an exchange.
     all : list of Tensor [ranks, ...]
         To be read after it.
+    words : (Tensor [n], Tensor [ranks, n])
+        The memory of both, as int32.
     """
 
     def __init__(self, ranks: int, parts: Sequence[Part], device: torch.device):
@@ -242,6 +278,7 @@ class _Buffer:
         self.bytes_own = torch.empty(total, dtype=torch.uint8, device=device)
         self.bytes_all = torch.empty(ranks * total, dtype=torch.uint8, device=device)
         rows = self.bytes_all.view(ranks, total)
+        self.words = self.bytes_own.view(torch.int32), rows.view(torch.int32)
         placed = list(zip(parts, ends, strict=True))
         self.own = [
             self.bytes_own[a:b].view(dtype).view(shape) for (shape, dtype), (a, b) in placed

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch.distributed import ReduceOp
 from torch.nn.functional import pad
 
 from specattn.distributed.dealing import Dealing
@@ -64,9 +63,9 @@ def best_of_all(
     ranked = values.sort(-1, descending=True).values
     least = ranked.gather(-1, (nth - 1).clamp(0, ranked.shape[-1] - 1).long()[:, None])
     least = least.masked_fill((nth > counts)[:, None], -torch.inf)
-    least = ranks.reduce("selection", least, ReduceOp.MIN)
+    least = ranks.reduce("selection", least, "min")
     offered = (values >= least) & ~nothing
-    width = int(ranks.reduce("selection", offered.sum(-1).amax()[None], ReduceOp.MAX))
+    width = int(ranks.reduce("selection", offered.sum(-1).amax()[None], "max"))
 
     order = (~offered).to(torch.int8).argsort(dim=-1, stable=True)[:, : max(width, 1)]
     positions = dealing.positions(slots).masked_fill(~offered, capacity)

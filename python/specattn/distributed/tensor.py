@@ -67,7 +67,7 @@ class TensorParallel(Ranks):
 
     def sum_in_place(self, purpose: str, x: torch.Tensor) -> None:
         """Sum what each rank has."""
-        self.reduce(purpose, x, torch.distributed.ReduceOp.SUM)
+        self.reduce(purpose, x, "sum")
 
     def join(self, purpose: str, own: torch.Tensor, out: torch.Tensor) -> None:
         """Write columns of all ranks, each [M, N / ranks], side by side to `out` [M, N]."""

@@ -1,0 +1,47 @@
+"""Recorded passes over a dealt cache against the model's own modules in float64 on one rank."""
+
+import pytest
+import torch
+
+from specattn.decoding.attention import CaptureSpec
+from specattn.decoding.lockstep import Lockstep
+from specattn.decoding.target import Target
+from specattn.distributed import ContextParallel
+from specattn.tree import Tree
+from tests.decoding.models import prompts, tiny_model
+
+PROMPT, BLOCK, CAPACITY = 41, 4, 80
+TREES = {"chain": Tree.chain(4), "tree": Tree([-1, 0, 0, 1, 1, 2]), "root": Tree.chain(0)}
+PATH = torch.tensor([[1, 4]])  # of the tree
+
+
+def verified(family, name, dtype, ranks=None):
+    """Return logits and scores of two passes, the second behind a path of the first."""
+    torch.set_grad_enabled(False)
+    model, tree = tiny_model(family).to(dtype), TREES[name]
+    (prompt,) = prompts([PROMPT])
+    target = Target(model, 1, CAPACITY, lockstep=ranks and Lockstep.of(model, ranks))
+    assert (target.static is not None) == (dtype == torch.float32)
+    target.prefill([prompt], 16)
+    found, tokens = [], prompts([tree.size])[0][None]
+    for shift in (0, 1):
+        passed = target.verify(tree, tokens + shift, capture=CaptureSpec(rows=(0, -1)))
+        scores = target.cache.gathered(passed.scores)[..., : target.cache.seqlens]
+        found += [passed.logits.clone(), scores.clone()]
+        path = PATH if name == "tree" else torch.arange(1, tree.size)[None]
+        kept = torch.tensor([path.shape[1]])
+        target.cache.commit(path, kept, in_place=name != "tree")
+    return found
+
+
+def verified_by_ranks(family, name):
+    return verified(family, name, torch.float32, ContextParallel(block_size=BLOCK))
+
+
+@pytest.mark.parametrize("name", TREES)
+@pytest.mark.parametrize("family", ["qwen3-sliding", "gemma2"])
+def test_recorded_passes_of_two_ranks_are_the_models_own(two_ranks, family, name):
+    expected = verified(family, name, torch.float64)
+    for found in two_ranks(verified_by_ranks, family, name):
+        for ours, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(ours, theirs.float(), atol=2e-5, rtol=1e-4)

@@ -205,12 +205,9 @@ HOPPER = {
 
 
 def hopper_config(q, k_cache) -> HopperConfig | None:
-    """Return the configuration of the Hopper kernel for ``q``, or None where it does not serve.
-
-    Before 3.7 Triton compiles it, but the emulator does not run all that comes of it yet.
-    """
+    """Return the configuration of the Hopper kernel for ``q``, or None where it does not serve."""
     arch = _forced.get("arch") or _architecture(q.device)
-    if INTERPRETED.value or UNFENCED or arch != "sm_90" or not _forced.get("hopper", True):
+    if INTERPRETED.value or arch != "sm_90" or not _forced.get("hopper", True):
         return None
     rows = q.shape[1] * q.shape[2] // k_cache.shape[2]
     if q.dtype not in (torch.bfloat16, torch.float16) or rows <= 32:

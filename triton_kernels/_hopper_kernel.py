@@ -61,12 +61,14 @@ def _allocate(
     ring = gl.allocate_shared_memory(dtype, [RING, BLOCK_N, D], LAYOUT)
     full = gl.allocate_shared_memory(gl.int64, [RING, 1], BARRIER)
     empty = gl.allocate_shared_memory(gl.int64, [RING, 1], BARRIER)
-    turns = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
     for i in gl.static_range(RING):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=BLOCK_M // ROWS)
-    for i in gl.static_range(2):
-        mbarrier.init(turns.index(i), count=1)
+    turns = full  # one group takes none; Triton 3.6 would reuse their memory without a barrier
+    if BLOCK_M > ROWS:
+        turns = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
+        for i in gl.static_range(2):
+            mbarrier.init(turns.index(i), count=1)
     return q, ring, full, empty, turns
 
 

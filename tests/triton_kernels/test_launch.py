@@ -39,7 +39,7 @@ def test_few_variants_serve_all_sizes(compiler_process, primitive):
     tiles = 2 if UNFENCED else 4  # of 16, 32, 64 and 128 rows
     if primitive == "hybrid":  # from 64 rows on by the other kernel
         tiles = 2
-        assert UNFENCED or 2 <= counts["hopper_kernel"] <= 3
+        assert 2 <= counts["hopper_kernel"] <= 3
     # The largest writes states, or the result where one split suffices.
     assert tiles <= counts["split_kv_kernel"] <= tiles + 1
     assert sum(counts.values()) <= 6

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from .faults import Unsupported
+from .faults import Fault, Unsupported
 from .floats import from_bf16, to_bf16
 from .snippets import execute, per_thread, pointer
 
@@ -207,6 +207,20 @@ def test_local_and_generic_addresses():
     st.b32 [%q1], %r1;"""
     (out,), _ = execute(body, np.zeros(32, np.uint32))
     np.testing.assert_array_equal(out, np.arange(32))
+
+
+def test_sums_of_32_bit_addresses_wrap():
+    """The compiler takes an offset out of a loop's address, which may then begin below 0."""
+    body = f"""{pointer("%q1", 0, 4)}
+    shl.b32 %r1, %tid.x, 2;
+    st.shared.b32 [%r1], %r79;
+    sub.u32 %r2, %r1, 32768;
+    ld.shared.b32 %r3, [%r2+32768];
+    st.global.b32 [%q1], %r3;"""
+    (out,), _ = execute(body, np.zeros(32, np.uint32), shared=128)
+    np.testing.assert_array_equal(out, np.arange(32))
+    with pytest.raises(Fault, match="bounds"):
+        execute(body.replace("+32768", "+32764"), np.zeros(32, np.uint32), shared=128)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import triton
 
 from . import _configs
 from ._combine import combine, partial_states
-from ._launch import launch, strides
+from ._launch import collected_strides, launch, strides
 from ._split_kv import split_kv_kernel
 
 
@@ -55,20 +55,6 @@ def attend(
         [B + 1]: where each request's rows begin and end, at most so many. Then ``q``, ``out`` and
         ``lse``, the tree's keys, mask and depths have rows [tokens] instead of [B, T].
     """
-    if tree and k_cache is not None and indices is None and cu_seqlens_q is None:
-        hopper = _configs.hopper_config(q, k_cache)
-        if hopper:
-            from ._hopper import attend_on_hopper, serves  # needs Gluon
-
-            call = {
-                "softmax_scale": softmax_scale, "softcap": softcap, "k_tree": k_tree,
-                "v_tree": v_tree, "tree_mask": tree_mask, "depths": depths,
-                "block_table": block_table, "window": window, "sinks": sinks, "collect": collect,
-                "collect_rows": collect_rows, "collected": collected,
-            }  # fmt: skip
-            if serves(q, k_cache, v_cache, out, call):
-                attend_on_hopper(hopper, q, k_cache, v_cache, lengths, out, lse, **call)
-                return
     if cu_seqlens_q is not None:
         rows = (q, out, lse, k_tree, v_tree, tree_mask, depths)
         q, out, lse, k_tree, v_tree, tree_mask, depths = (x if x is None else x[None] for x in rows)
@@ -79,6 +65,21 @@ def attend(
     prefix = k_cache is not None
     kv_heads = (k_cache if prefix else k_tree).shape[2]
     group = heads // kv_heads
+    if tree and prefix and indices is None:
+        hopper = _configs.hopper_config(q, T * group)
+        if hopper:
+            from ._hopper import attend_on_hopper, serves  # needs Gluon
+
+            call = {
+                "softmax_scale": softmax_scale, "softcap": softcap, "k_tree": k_tree,
+                "v_tree": v_tree, "tree_mask": tree_mask, "depths": depths,
+                "block_table": block_table, "window": window, "sinks": sinks, "collect": collect,
+                "collect_rows": collect_rows, "collected": collected,
+                "cu_seqlens_q": cu_seqlens_q, "max_seqlen_q": max_seqlen_q,
+            }  # fmt: skip
+            if serves(q, k_cache, v_cache, out, call):
+                attend_on_hopper(hopper, q, k_cache, v_cache, lengths, out, lse, **call)
+                return
     page_size = k_cache.shape[1] if block_table is not None else 0
     capacity = 0
     if prefix and (indices is None or cache_seqlens is not None):
@@ -133,7 +134,7 @@ def attend(
         cache_seqlens.stride(0) if cache_seqlens is not None else None,
         *strides(states)[:4],
         *strides(state_lses),
-        *_collected_strides(collected),
+        *collected_strides(collected),
         D=D,
         GROUP=group,
         PREFIX=prefix,
@@ -166,12 +167,3 @@ def attend(
             cache_seqlens=cache_seqlens,
             cu_seqlens_q=cu_seqlens_q,
         )
-
-
-def _collected_strides(collected):
-    """Return the strides over requests, rows and heads; scores have no rows."""
-    if collected is None:
-        return 0, 0, 0
-    if collected.dim() == 3:
-        return collected.stride(0), 0, collected.stride(1)
-    return collected.stride()[:3]

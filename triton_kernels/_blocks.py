@@ -46,15 +46,16 @@ def request_of(t, cu_seqlens_q, num_requests):
 
 
 @triton.jit
-def tile_of(index, cu_seqlens_q, num_requests, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
+def tile_of(index, lanes, cu_seqlens_q, num_requests, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
     """Return (request, its tile) of the ``index``-th tile of all requests' rows.
 
     A request's tiles begin at ``first_row * GROUP // BLOCK_M + request``: no sum over the requests
-    before it is needed, there is room for its rows, and every request has a tile.
+    before it is needed, there is room for its rows, and every request has a tile. ``lanes`` are the
+    numbers from 0 to 127, in a layout where kernels have such.
     """
     b = 0
     for i0 in range(1, num_requests, 128):
-        i = i0 + tl.arange(0, 128)
+        i = i0 + lanes
         row = tl.load(cu_seqlens_q + i, mask=i < num_requests, other=0)
         begun = (row * GROUP // BLOCK_M + i <= index) & (i < num_requests)
         b += tl.sum(begun.to(tl.int32), 0)

@@ -204,18 +204,17 @@ HOPPER = {
 }
 
 
-def hopper_config(q, k_cache) -> HopperConfig | None:
-    """Return the configuration of the Hopper kernel for ``q``, or None where it does not serve.
+def hopper_config(q, rows) -> HopperConfig | None:
+    """Return the configuration of the Hopper kernel for ``rows`` = g * T query rows per KV head.
 
-    Before 3.7 Triton compiles it, but the emulator does not run all that comes of it yet.
+    None where it does not serve.
     """
     arch = _forced.get("arch") or _architecture(q.device)
-    if INTERPRETED.value or UNFENCED or arch != "sm_90" or not _forced.get("hopper", True):
+    if INTERPRETED.value or arch != "sm_90" or not _forced.get("hopper", True):
         return None
-    rows = q.shape[1] * q.shape[2] // k_cache.shape[2]
     if q.dtype not in (torch.bfloat16, torch.float16) or rows <= 32:
         return None
-    return HOPPER.get((_forced.get("block_m", 64 if rows <= 64 else 128), q.shape[3]))
+    return HOPPER.get((_forced.get("block_m", 64 if rows <= 64 else 128), q.shape[-1]))
 
 
 class Splits(NamedTuple):

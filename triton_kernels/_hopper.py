@@ -10,7 +10,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from . import _configs
 from ._combine import combine, partial_states
 from ._hopper_kernel import hopper_kernel
-from ._launch import launch, strides
+from ._launch import collected_strides, launch, strides
 
 _ELEMENTS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
@@ -51,9 +51,20 @@ def _described(cache, matrix, block_n):
 
 
 def serves(q, k_cache, v_cache, out, call) -> bool:
-    """Return whether a call of `attend` can be served: what TMA and 16-byte copies ask for."""
-    rows = [row % q.shape[1] for row in call["collect_rows"]]
-    if call["collect"] == "scores" or len(set(rows)) < len(rows) or call["softmax_scale"] <= 0:
+    """Return whether a call of `attend` can be served: what TMA and 16-byte copies ask for.
+
+    Collected logits are the rows' own, so a row is collected once, and ragged requests, of which
+    short ones have one row for two, are left to the other kernel. So are scores with Triton before
+    3.7, which cannot compile those of 128 rows and lets those of 64 race.
+    """
+    ragged = call["cu_seqlens_q"] is not None
+    if call["collect"] == "scores" and _configs.UNFENCED:
+        return False
+    if call["collect"] == "logits":
+        rows = {row % q.shape[1] for row in call["collect_rows"]}
+        if ragged or len(rows) < len(call["collect_rows"]):
+            return False
+    if call["softmax_scale"] <= 0:
         return False
     copied = [x for x in (q, k_cache, v_cache, call["k_tree"], call["v_tree"]) if x is not None]
     aligned = all(x.data_ptr() % 16 == 0 for x in (*copied, out))
@@ -64,21 +75,29 @@ def serves(q, k_cache, v_cache, out, call) -> bool:
 def attend_on_hopper(
     config, q, k_cache, v_cache, lengths, out, lse, *,
     softmax_scale, softcap, k_tree, v_tree, tree_mask, depths, block_table, window, sinks,
-    collect, collect_rows, collected,
+    collect, collect_rows, collected, cu_seqlens_q, max_seqlen_q,
 ):
     # fmt: on
-    """Launch the kernel for a call of `attend`, and the combine where it is needed."""
-    B, T, heads, D = q.shape
+    """Launch the kernel for a call of `attend`, and the combine where it is needed.
+
+    Ragged rows are [1, tokens] here.
+    """
+    batches, tokens, heads, D = q.shape
+    B, T = batches, tokens
+    if cu_seqlens_q is not None:
+        B, T = cu_seqlens_q.shape[0] - 1, max_seqlen_q
     kv_heads = k_cache.shape[2]
     page_size = k_cache.shape[1] if block_table is not None else 0
     capacity = block_table.shape[1] * page_size if page_size else k_cache.shape[1]
     span = capacity if window is None or collected is not None else min(window, capacity)
     group = heads // kv_heads
     tiles = triton.cdiv(T * group, config.block_m)
-    state_bytes = 4 * B * T * heads * (D + 1)
-    splits = _configs.splits(
-        q.device, config, kv_heads * B * tiles, span, state_bytes, alone=B == 1
-    )
+    programs, requests = kv_heads * B * tiles, B
+    if cu_seqlens_q is not None:
+        tiles, requests = tokens * group // config.block_m + B, 1
+        programs = min(programs, kv_heads * tiles)
+    state_bytes = 4 * batches * tokens * heads * (D + 1)
+    splits = _configs.splits(q.device, config, programs, span, state_bytes, alone=B == 1)
     states, state_lses = partial_states(splits.slots, out, lse)
 
     matrices = [matrix_of(cache) for cache in (k_cache, v_cache)]
@@ -93,11 +112,11 @@ def attend_on_hopper(
     if not masked:  # a chain runs the same kernel, and needs a pointer for it
         tree_mask = torch.empty((1, 1, 1), dtype=torch.int64, device=q.device)
     launch(
-        hopper_kernel, (kv_heads * tiles, splits.slots, B),
-        q, k_cache, v_cache, lengths, block_table, k_tree, v_tree, tree_mask, depths, sinks,
-        states, state_lses, collected, *descriptors,
+        hopper_kernel, (kv_heads * tiles, splits.slots, requests),
+        q, k_cache, v_cache, lengths, block_table, k_tree, v_tree, tree_mask, depths, cu_seqlens_q,
+        sinks, states, state_lses, collected, *descriptors,
         softmax_scale, softcap, int(masked), T, k_tree.shape[1] if given else T,
-        capacity, splits.wanted, splits.least, splits.most, window or 0, kv_heads,
+        capacity, splits.wanted, splits.least, splits.most, window or 0, kv_heads, B,
         *strides(q)[:3],
         *strides(k_cache)[:3],
         *strides(v_cache)[:3],
@@ -110,14 +129,15 @@ def attend_on_hopper(
         strides(depths)[0] if depths is not None else 0,
         *strides(states)[:4],
         *strides(state_lses),
-        *(collected.stride()[:3] if collected is not None else (0, 0, 0)),
+        *collected_strides(collected),
         D=D,
         GROUP=group,
         HEADS=triton.next_power_of_2(group),
         PAGE_SIZE=page_size,
         WINDOW=window is not None,
         SOFTCAP=softcap > 0,
-        COLLECT_ROWS=tuple(collect_rows) if collected is not None else (),
+        COLLECT=collect,
+        COLLECT_ROWS=tuple(collect_rows),
         BLOCK_M=config.block_m,
         BLOCK_N=config.block_n,
         RING=config.ring,
@@ -136,4 +156,5 @@ def attend_on_hopper(
             splits=splits,
             span=span,
             unit=config.block_n,
+            cu_seqlens_q=cu_seqlens_q,
         )

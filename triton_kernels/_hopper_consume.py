@@ -18,10 +18,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ._blocks import LN2, LOG2E, cap
-from ._hopper_visible import ROWS, rows_of, visible_columns
+from ._hopper_collect import logits_of, store_logits, store_scores
+from ._hopper_visible import ROWS, WARPS, rows_of, visible_columns
 from ._tree import depth_of
-
-WARPS = gl.constexpr(4)  # of a group, whose rows are those of one wgmma
 
 
 @gluon.jit
@@ -44,20 +43,11 @@ def _wait(full, item, items, whole, RING: gl.constexpr, TMA: gl.constexpr):
         fence_async_shared()
 
 
-@gluon.jit
-def _collect(s, c, row, collects, lower, begin, keys, WINDOW: gl.constexpr):
-    """Store the logits [M, N] of the slot's keys ``c`` that are the prefix's."""
-    if WINDOW:
-        s = gl.where((begin + c)[None, :] > lower[:, None], s, float("-inf"))
-    p = row[:, None] + (begin + c)[None, :]
-    gl.store(p, s.to(p.dtype.element_ty), mask=collects[:, None] & (c < keys)[None, :])
-
-
 # fmt: off
 @gluon.jit
 def _softmax(
     s, i, m, l, rows, slot, mask, collected, scale, softcap,
-    WINDOW: gl.constexpr, TRIMMED: gl.constexpr, SOFTCAP: gl.constexpr, COLLECT: gl.constexpr,
+    WINDOW: gl.constexpr, TRIMMED: gl.constexpr, SOFTCAP: gl.constexpr, LOGITS: gl.constexpr,
     BLOCK_N: gl.constexpr, LAYOUT: gl.constexpr,
 ):
     # fmt: on
@@ -72,12 +62,12 @@ def _softmax(
     if SOFTCAP:
         s = cap(s * scale, softcap, SOFTCAP)
         factor = LOG2E
-    if COLLECT:
+    if LOGITS:
         row, collects = collected
         logits = s
         if not SOFTCAP:
             logits = s * scale
-        _collect(logits, c, row, collects, lower, begin, keys, WINDOW)
+        store_logits(logits, c, row, collects, lower, begin, keys, WINDOW)
     some = i >= whole
     if WINDOW:
         some = some | (begin + i * BLOCK_N <= highest)
@@ -99,16 +89,18 @@ def consume(
     work,
     INDEX: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr,
     RING: gl.constexpr, GROUP: gl.constexpr, TMA: gl.constexpr, WINDOW: gl.constexpr,
-    SOFTCAP: gl.constexpr, SINKS: gl.constexpr, TRIMMED: gl.constexpr, COLLECT_ROWS: gl.constexpr,
+    SOFTCAP: gl.constexpr, SINKS: gl.constexpr, TRIMMED: gl.constexpr,
+    COLLECT: gl.constexpr, COLLECT_ROWS: gl.constexpr,
 ):
     # fmt: on
     """Write the state of the ``INDEX``-th 64 rows of a tile over ``tiles`` tiles of keys."""
-    shared, pointers, slot, mask, strides, place, T, scale, softcap = work
+    shared, pointers, slot, mask, strides, scoring, place, T, scale, softcap = work
     head, tile, has_sink, length, tiles = place
     q_shared, ring, full, empty, turns = shared
     q, sinks, depths, out, lse, collected = pointers
     q_t, q_h, out_t, out_h, lse_t, lse_h, collected_r, collected_h = strides
     _, _, _, whole, _ = slot
+    _, scored, _, _ = scoring
     mask_row, mask_stride_t, masked, S, window = mask
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BLOCK_N, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, D, 16])
@@ -117,7 +109,9 @@ def consume(
     O_ROWS: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
     Q_LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [WARPS, 1], [1, 0])
     FIRST: gl.constexpr = INDEX * ROWS
-    COLLECT: gl.constexpr = len(COLLECT_ROWS) > 0
+    LOGITS: gl.constexpr = COLLECT == "logits"
+    SCORES: gl.constexpr = COLLECT == "scores"
+    GROUPS: gl.constexpr = BLOCK_M // ROWS
 
     t, h, ok = rows_of(tile, head, FIRST, T, GROUP, BLOCK_M, gl.SliceLayout(1, Q_LAYOUT))
     queries = q_shared.index(INDEX)
@@ -135,31 +129,33 @@ def consume(
         m = gl.load(sinks + h, mask=ok & (t * 0 < has_sink), other=float("-inf"))
         m = m.to(gl.float32) * (LOG2E / factor)
     l = gl.where(m == float("-inf"), 0.0, 1.0)
-    number = t * 0 - 1
-    for j in gl.static_range(len(COLLECT_ROWS)):
-        token = COLLECT_ROWS[j] if COLLECT_ROWS[j] >= 0 else T + COLLECT_ROWS[j]
-        number = gl.where(t == token, j, number)
-    collected_row = collected
-    if COLLECT:
-        collected_row = collected + number.to(gl.int64) * collected_r + h * collected_h
-    collecting = (collected_row, ok & (number >= 0))
+    collecting = (collected, ok)
+    if LOGITS:
+        collecting = logits_of(t, h, ok, T, collected, collected_r, collected_h, COLLECT_ROWS)
 
     acc = gl.zeros([ROWS, D], gl.float32, O_LAYOUT)
     zero = gl.zeros([ROWS, BLOCK_N], gl.float32, S_LAYOUT)
     items = 2 * tiles
     _wait(full, 0, items, whole, RING, TMA)
+    if SCORES:
+        if (scored > 0) & (INDEX == 0):
+            store_scores(ring.index(0), 0, scale, scoring, GROUPS > 1, WINDOW)
     s = warpgroup_mma(queries, ring.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
     s = warpgroup_mma_wait(0, [s])
     mbarrier.arrive(empty.index(0), count=1)
     weights, m, l, _ = _softmax(
         s, 0, m, l, rows, slot, mask, collecting, scale, softcap,
-        WINDOW, TRIMMED, SOFTCAP, COLLECT, BLOCK_N, S_LAYOUT,
+        WINDOW, TRIMMED, SOFTCAP, LOGITS, BLOCK_N, S_LAYOUT,
     )  # fmt: skip
     p = gl.convert_layout(weights.to(queries.dtype), P_LAYOUT)
     _wait(full, 2, items, whole, RING, TMA)
     for i in range(1, tiles):
         k = 2 * i
         v = 2 * i - 1
+        if SCORES:  # of every other tile; here a group waits for its turn anyway
+            if (i * BLOCK_N < scored) & (i % GROUPS == INDEX):
+                buffer = ring.index(k % RING)
+                store_scores(buffer, i * BLOCK_N, scale, scoring, GROUPS > 1, WINDOW)
         if BLOCK_M > ROWS:
             mbarrier.wait(turns.index(INDEX), (i & 1) ^ INDEX)
         keys = ring.index(k % RING).permute((1, 0))
@@ -172,7 +168,7 @@ def consume(
         mbarrier.arrive(empty.index(k % RING), count=1)
         weights, m, l, alpha = _softmax(
             s, i, m, l, rows, slot, mask, collecting, scale, softcap,
-            WINDOW, TRIMMED, SOFTCAP, COLLECT, BLOCK_N, S_LAYOUT,
+            WINDOW, TRIMMED, SOFTCAP, LOGITS, BLOCK_N, S_LAYOUT,
         )  # fmt: skip
         next_p = gl.convert_layout(weights.to(queries.dtype), P_LAYOUT)
         # Between softmax and wait, or else the assembler lets the softmax wait too.

@@ -16,9 +16,8 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from ._blocks import cache_rows
 from ._gluon import load_rows, load_tensor
+from ._hopper_visible import WARPS
 from ._tree import _lowest_bits
-
-WARPS = gl.constexpr(4)
 
 
 @gluon.jit

@@ -13,6 +13,7 @@ from triton.experimental.gluon import language as gl
 from ._tree import _count_bits, _lowest_bits, _without_lowest
 
 ROWS = gl.constexpr(64)  # of a group
+WARPS = gl.constexpr(4)  # of a group, whose rows are those of one wgmma, or of the producer
 
 
 @gluon.jit

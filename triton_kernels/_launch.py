@@ -48,6 +48,15 @@ def strides(tensor):
     return [0 if size == 1 else stride for size, stride in sizes_and_strides]
 
 
+def collected_strides(collected):
+    """Return the strides over requests, rows and heads; scores have no rows."""
+    if collected is None:
+        return 0, 0, 0
+    if collected.dim() == 3:
+        return collected.stride(0), 0, collected.stride(1)
+    return collected.stride()[:3]
+
+
 @contextmanager
 def _on(device):
     """Make a GPU the current device; nothing for others, which only tests and compilers have."""

@@ -128,7 +128,8 @@ def split_kv_kernel(
     RAGGED: tl.constexpr = cu_seqlens_q is not None
     if RAGGED:
         if COLLECT != "logits":
-            b, tile = tile_of(tile, cu_seqlens_q, num_requests, GROUP, BLOCK_M)
+            lanes = tl.arange(0, 128)
+            b, tile = tile_of(tile, lanes, cu_seqlens_q, num_requests, GROUP, BLOCK_M)
         first_row = tl.load(cu_seqlens_q + b)
         T = tl.load(cu_seqlens_q + b + 1) - first_row
         S = T

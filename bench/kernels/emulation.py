@@ -34,7 +34,7 @@ PREDICTED_FOR = ("h100", "h200")
 MULTIPROCESSORS = 132
 CLOCK = 1.7e9  # Hz; each of an SM's four schedulers issues one instruction per cycle
 START = 2.5e-6  # seconds per launch in a replayed graph: to begin, to fill and to drain
-REGISTERS, SHARED, THREADS = 65536, 227 * 1024, 2048  # of one SM
+REGISTERS, SHARED, THREADS = 65536, 228 * 1024, 2048  # of one SM
 B, HQ, HK, D = 1, 32, 8, 128
 SELECTED = 0.07
 

@@ -86,24 +86,15 @@ def _shf(parts):
 def _bfe(parts):
     kind = parts[-1]
     bits = 8 * SIZES[kind]
-    if kind == "s64":
-        raise Unsupported("bfe of 64 signed bits")
 
     def apply(a, start, length):
-        wide = a.astype(np.int64) if kind[0] == "s" else a.astype(np.uint64)
-        start = np.minimum(start & 0xFF, bits).astype(wide.dtype)
-        length = np.minimum(length & 0xFF, bits).astype(wide.dtype)
-        if bits == 64:  # numpy's shifts by 64 are undefined
-            least, most = np.uint64(1), np.uint64(63)
-            shifted = np.where(start > most, 0, wide >> np.minimum(start, most))
-            mask = (least << np.minimum(length, most)) - least
-            return shifted & np.where(length > most, ~np.uint64(0), mask)
-        field = (wide >> start) & ((wide.dtype.type(1) << length) - wide.dtype.type(1))
-        if kind[0] == "s":
-            top = np.minimum(start + length - 1, bits - 1)
-            negative = (length > 0) & ((wide >> top) & 1 == 1)
-            field = np.where(negative, field | (np.int64(-1) << length), field)
-        return field.astype(a.dtype)
+        start, length = start & 0xFF, length & 0xFF
+        at = np.minimum(start, bits - 1)
+        kept = np.clip(length, 1, bits - at)
+        # To the top of the word and back: the second shift extends the sign where there is one.
+        field = a << (bits - at - kept).astype(a.dtype) >> (bits - kept).astype(a.dtype)
+        nothing = (length == 0) | ((start >= bits) & (kind[0] == "u"))
+        return np.where(nothing, 0, field).astype(a.dtype)
 
     return 1, [kind], ["u32", "u32"], kind, apply
 

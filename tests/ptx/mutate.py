@@ -26,6 +26,7 @@ TARGETS = {
     "hopper": ("sm_90", Case("hybrid", rows=16, **PIPELINED)),
     "hopper paged": ("sm_90", Case("logits", rows=16, paged=True, window=300, **PIPELINED)),
     "hopper 128 rows": ("sm_90", Case("hybrid", rows=32, **PIPELINED)),
+    "hopper scores": ("sm_90", Case("scores", rows=32, window=300, **PIPELINED)),
     "hybrid 64 rows": ("sm_80", Case("hybrid", rows=16, **PIPELINED)),
     "hybrid D 80": ("sm_90", Case("hybrid", "fp16", head_dim=80, **PIPELINED)),
     "gather": ("sm_90", Case("gather", paged=True, **PIPELINED)),

@@ -28,8 +28,10 @@ def address(operand, registers):
     kind = registers.types[registers.index[base]]
     read = registers.reader(base, f"u{8 * kind.itemsize}")
 
+    wrap = -1 if kind.itemsize == 8 else (1 << 32) - 1  # a window of 32-bit addresses
+
     def run():
         value, undefined = read()
-        return value.astype(np.int64) + offset, undefined
+        return value.astype(np.int64) + offset & wrap, undefined
 
     return run

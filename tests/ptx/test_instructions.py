@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from .faults import Unsupported
+from .faults import Fault, Unsupported
 from .floats import from_bf16, to_bf16
 from .snippets import execute, per_thread, pointer
 
@@ -12,6 +12,7 @@ RANDOM = np.random.default_rng(0)
 U32 = RANDOM.integers(0, 2**32, N, dtype=np.uint32)
 V32 = RANDOM.integers(0, 2**32, N, dtype=np.uint32)
 U64 = RANDOM.integers(0, 2**63, N, dtype=np.uint64)
+S64 = np.concatenate([U64[:32], ~U64[32:]]).view(np.int64)
 SMALL = RANDOM.integers(0, 32, N, dtype=np.uint32)
 F32 = RANDOM.standard_normal(N).astype(np.float32)
 G32 = RANDOM.standard_normal(N).astype(np.float32)
@@ -53,6 +54,8 @@ BITS = [
     ("bfe.u64 %d, %a, 37, 11;", (U64,), U64 >> np.uint64(37) & np.uint64(2047)),
     ("bfe.u64 %d, %a, 0, 64;", (U64,), U64),
     ("bfe.s32 %d, %a, 27, 1;", (S32,), -(S32 >> 27 & 1)),
+    ("bfe.s64 %d, %a, 0, 32;", (S64,), S64.astype("i4").astype("i8")),
+    ("bfe.s64 %d, %a, 60, 40;", (S64,), S64 >> 60),
     ("bfi.b32 %d, %a, %b, 4, 8;", (U32, V32),
      V32 & ~np.uint32(0xFF0) | (U32 & 0xFF) << np.uint32(4)),
     ("prmt.b32 %d, %a, %b, 0x5410;", (U32, V32), U32 & 0xFFFF | V32 << np.uint32(16)),
@@ -109,6 +112,35 @@ def test_per_thread(instruction, inputs, expected):
     count = min(len(x) for x in inputs)
     actual = per_thread(instruction, [x[:count] for x in inputs], expected.dtype)
     np.testing.assert_array_equal(actual, expected[:count])
+
+
+# Where a field begins and how long it is: at the ends of words, beyond them, and of no bit.
+FIELDS = [(at, n) for at in (0, 1, 30, 31, 32, 33, 62, 63, 64, 200) for n in (0, 1, 31, 32, 63, 64)]
+FIELDS += [(at + 256, n + 512) for at, n in FIELDS[:4]]  # only the lowest eight bits count
+
+
+def extracted(kind, value, at, length):
+    """Return a bit field as the PTX ISA defines `bfe`, bit by bit."""
+    msb = int(kind[1:]) - 1
+    at, length = at & 0xFF, length & 0xFF
+    sign = value >> min(at + length - 1, msb) & 1 if kind[0] == "s" and length else 0
+    bits = [value >> (at + i) & 1 if i < length and at + i <= msb else sign for i in range(msb + 1)]
+    return sum(bit << i for i, bit in enumerate(bits))
+
+
+@pytest.mark.parametrize("kind", ["u32", "s32", "u64", "s64"])
+def test_bit_fields(kind):
+    dtype = f"u{int(kind[1:]) // 8}"
+    fields = [(value, *field) for value in (S64[0], S64[40]) for field in FIELDS]
+    values, at, length = (np.array(x) for x in zip(*fields, strict=True))
+    values = values.astype(dtype)
+    expected = [
+        extracted(kind, int(value), *field)
+        for value, (_, *field) in zip(values, fields, strict=True)
+    ]
+    inputs = (values, at.astype("u4"), length.astype("u4"))
+    actual = per_thread(f"bfe.{kind} %d, %a, %b, %c;", inputs, dtype)
+    np.testing.assert_array_equal(actual, np.array(expected, dtype))
 
 
 LANE = np.arange(N) % 32
@@ -175,6 +207,20 @@ def test_local_and_generic_addresses():
     st.b32 [%q1], %r1;"""
     (out,), _ = execute(body, np.zeros(32, np.uint32))
     np.testing.assert_array_equal(out, np.arange(32))
+
+
+def test_sums_of_32_bit_addresses_wrap():
+    """The compiler takes an offset out of a loop's address, which may then begin below 0."""
+    body = f"""{pointer("%q1", 0, 4)}
+    shl.b32 %r1, %tid.x, 2;
+    st.shared.b32 [%r1], %r79;
+    sub.u32 %r2, %r1, 32768;
+    ld.shared.b32 %r3, [%r2+32768];
+    st.global.b32 [%q1], %r3;"""
+    (out,), _ = execute(body, np.zeros(32, np.uint32), shared=128)
+    np.testing.assert_array_equal(out, np.arange(32))
+    with pytest.raises(Fault, match="bounds"):
+        execute(body.replace("+32768", "+32764"), np.zeros(32, np.uint32), shared=128)
 
 
 @pytest.mark.parametrize(

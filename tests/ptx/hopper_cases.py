@@ -1,0 +1,50 @@
+"""Calls that the Hopper kernel serves, at random."""
+
+import random
+
+from specattn.triton_kernels._configs import UNFENCED
+
+from .cases import SCHEDULES, Case, check
+
+
+def drawn(seed):
+    """Return a random case of 33 to 200 packed rows."""
+    choose = random.Random(seed)
+    op = choose.choice(("hybrid", "hybrid", "logits", "scores", "ragged hybrid", "ragged scores"))
+    ragged, group = op.startswith("ragged"), choose.choice((1, 2, 3, 4, 5, 7, 8))
+    rows = choose.randint(33 // group + 1, choose.choice((64, 128, 128, 200)) // group)
+    lengths = tuple(
+        choose.choice((0, choose.randint(1, 70), choose.randint(71, 350)))
+        for _ in range(choose.randint(1, 3))
+    )
+    return Case(
+        op,
+        dtype=choose.choice(("bf16", "fp16")),
+        rows=rows,
+        head_dim=choose.choice((64, 64, 128)),
+        lengths=lengths,
+        group=group,
+        kv_heads=choose.choice((1, 1, 2)),
+        paged=choose.random() < 0.5,
+        page_size=16 if ragged else choose.choice((16, 64, 128)),
+        tree=choose.choice(("random", "chain", "in_cache")),
+        window=choose.choice((None, None, 1, 20, 100, 300)),
+        softcap=choose.choice((0.0, 0.0, 2.0)),
+        sinks=op == "hybrid" and choose.random() < 0.4,
+        per_head=op != "scores" or choose.random() < 0.7,
+        split_size=choose.choice((64, 128, 256, None)),
+        spare=choose.choice((3, 200)),
+        ragged=(rows, *(choose.choice((0, 1, choose.randint(1, rows))) for _ in lengths[1:]))
+        if ragged
+        else None,
+    )
+
+
+def check_drawn(seed, schedules=SCHEDULES):
+    """Execute a random case, in two orders unless told; it must be the Hopper kernel's."""
+    case = drawn(seed)
+    kernels = {name for name, _ in check(case, "sm_90", schedules)}
+    left = UNFENCED and case.op.endswith("scores") and not case.softcap
+    served = "split_kv_kernel" if left else "hopper_kernel"
+    assert served in kernels, f"{case} was served by {kernels}"
+    return str(case)

@@ -65,7 +65,10 @@ def _saturated(apply, kind):
 
 
 def _fma(a, b, c):
-    return (a.astype(np.float64) * b + c).astype(a.dtype)
+    x = a.astype(np.float64)
+    x *= b
+    x += c
+    return x.astype(a.dtype)
 
 
 def _divide(a, b):

@@ -51,7 +51,7 @@ class Options:
     copies: str = "wait"
     warps: int | None = None
     blocks: int | None = None
-    wave: int = 16
+    wave: int = 32
     count: bool = True
     sample: bool = False
 
@@ -308,7 +308,7 @@ class Machine:
         running = int(group.mask.reshape(-1, 32).any(1).sum())
         code, executed = self.code, self.executed
         values, undefined = self.registers.values, self.registers.undefined
-        pc, group.waits = group.pc, False
+        pc, group.waits, threads = group.pc, False, np.count_nonzero(group.mask)
         while pc < stop and pc not in meeting:
             self.pc = pc
             if pc in self.barriers_at and self._parted(group):
@@ -323,10 +323,11 @@ class Machine:
             if guard is not None:
                 self.registers.decided(undefined[guard], active, "the guard")
                 chosen = (~values[guard] if negated else values[guard]) & group.mask
-                if not chosen.any():
+                some = np.count_nonzero(chosen)
+                if not some:
                     pc += 1
                     continue
-                if not (chosen == group.mask).all():
+                if some != threads:
                     mask = active = chosen
             if is_control:
                 group.pc = pc

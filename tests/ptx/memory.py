@@ -65,7 +65,7 @@ class Memory:
     def _check(self, bad, active, address, size, kind, verdict):
         if active is not None:
             bad = bad & active
-        if bad.any():
+        if np.count_nonzero(bad):
             first = int(np.broadcast_to(address, bad.shape)[bad][0])
             where = f"{self.name} access of {size} bytes at {first:#x}"
             raise Fault(kind, f"{where} {verdict}{self.nearby(first)}")
@@ -79,9 +79,10 @@ class Memory:
         words = self._data[size].take(index)
         defined = self._defined[size].take(index)
         if size == 16:
-            bits = defined.view(np.uint64)
-            return words, None if (bits == ~np.uint64(0)).all() else (~bits).view(np.complex128)
-        return words, None if (defined == ~defined.dtype.type(0)).all() else ~defined
+            undefined = ~defined.view(np.uint64)
+            return words, undefined.view(np.complex128) if np.count_nonzero(undefined) else None
+        undefined = ~defined
+        return words, undefined if np.count_nonzero(undefined) else None
 
     def holds(self, index, size, words):
         """Return which accesses would write what is there already."""

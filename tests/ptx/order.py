@@ -177,9 +177,9 @@ class Order:
         bad = clock > self.seen[warp, self._column(writer)]
         if own_is_ordered:
             bad &= (writer != thread) | (clock == PENDING)
-        elif bad.any():  # a warp's own finished writes come before what it issues
+        elif np.count_nonzero(bad):  # a warp's own finished writes come before what it issues
             bad &= (writer // 32 != warp) | (clock == PENDING)
-        if bad.any():
+        if np.count_nonzero(bad):
             granule = granules[bad][0]
             writer = self.write_thread[granule]
             other = f"the write of thread {writer % (32 * self.warps)}"
@@ -193,7 +193,7 @@ class Order:
         for reader in range(self.warps):
             clock = self.read_clock[reader].take(granules)
             bad = clock > self.seen[warp, reader]
-            if not bad.any():
+            if not np.count_nonzero(bad):
                 continue
             same = (reader == warp % self.warps) & (self.read_lane[reader].take(granules) == lane)
             bad &= ~same | (clock == PENDING)

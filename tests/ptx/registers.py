@@ -34,6 +34,12 @@ def whole(*undefined):
     return total
 
 
+def _merged(old, new, mask):
+    merged = old.copy()
+    np.copyto(merged, new, where=mask)
+    return merged
+
+
 class Registers:
     """The register file of a wave of ``count`` threads."""
 
@@ -131,14 +137,15 @@ class Registers:
                 raise Unsupported(f"a {own} register is written as {dtype}")
             return lambda value, undefined, mask: self.put(i, value, undefined, mask)
         signed = dtype.kind == "i"
-        wide = np.dtype(f"i{own.itemsize}") if signed else own
+        wide, every = np.dtype(f"i{own.itemsize}") if signed else own, self._all(own)
         if dtype.itemsize > own.itemsize:
             raise Unsupported(f"a {own} register is written as {dtype}")
 
         def write(value, undefined, mask):
             bits = undefined
             if bits is not None and bits.dtype == bool:
-                bits = np.where(bits, self._all(own), own.type(0)) if bits.any() else None
+                bits = bits if mask is None else bits & mask
+                bits = bits * every if np.count_nonzero(bits) else None
             elif bits is not None and bits.dtype != own:
                 bits = (bits.view(dtype) if signed else bits).astype(wide).view(own)
             if value.dtype.itemsize != own.itemsize:
@@ -149,15 +156,14 @@ class Registers:
 
     def put(self, i, value, bits, mask):
         """Write register ``i`` where ``mask`` (None: everywhere)."""
-        if bits is not None and not bits.any():
-            bits = None
         if mask is not None:
-            value = np.where(mask, value, self.values[i])
-            old = self.undefined[i]
+            value, old = _merged(self.values[i], value, mask), self.undefined[i]
             if bits is not None or old is not None:
-                none = self.types[i].type(0)
-                bits = np.where(mask, none if bits is None else bits, none if old is None else old)
-                bits = bits if bits.any() else None
+                none = np.zeros(self.count, self.types[i])
+                bits = _merged(none if old is None else old, none if bits is None else bits, mask)
+        # Of numpy's ways to look for any bit this is the quickest, here and on every hot path.
+        if bits is not None and not np.count_nonzero(bits):
+            bits = None
         self.values[i], self.undefined[i] = value, bits
 
     def decided(self, undefined, active, what):
@@ -165,7 +171,7 @@ class Registers:
         if undefined is None:
             return
         bad = undefined != 0 if active is None else (undefined != 0) & active
-        if bad.any():
+        if np.count_nonzero(bad):
             threads = np.flatnonzero(bad)
             raise Fault(
                 "undefined", f"{what} is undefined in {len(threads)} threads, first {threads[0]}"

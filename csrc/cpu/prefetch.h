@@ -9,12 +9,7 @@ namespace specattn {
 // where these lie together: in the order of addresses the hardware reads ahead by itself, and
 // software alone cannot keep enough lines in flight to fill the memory's bandwidth. It reads ahead
 // further at four locations than at one: both halves of the rows, of K and of V, go side by side.
-//
-// Beside vector loads lines come into the L2 cache alone: what the L1 cache waits for from memory
-// would hold up what it takes from L2. A matrix unit's ticks bring them into L1.
 class Prefetch {
-  static constexpr int kNearest = 3, kSecond = 2;  // caches, as __builtin_prefetch counts them
-
  public:
   Prefetch() = default;
   Prefetch(const char* const* k, const char* const* v, int first, int last, int bytes)
@@ -28,19 +23,17 @@ class Prefetch {
     rate_ = (lines * 256 + ticks - 1) / ticks;
   }
 
-  __attribute__((noinline)) void tick(int ticks = 1) { issue<kNearest>(due(ticks)); }
+  __attribute__((noinline)) void tick(int ticks = 1) { issue(due(ticks)); }
 
   // The lines to prefetch in so many ticks, or what is left of a row: for loops that cannot call.
   struct Lines {
     const char* at[4];
     int count;
 
-    // Inlined always: a compiler drops calls of what has no result and only prefetches.
-    template <int cache = kSecond>
-    __attribute__((always_inline)) void touch(int tick) const {
+    void touch(int tick) const {
       if (tick >= count) return;
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) __builtin_prefetch(at[i] + 64 * tick, 0, cache);
+      for (int i = 0; i < 4; ++i) __builtin_prefetch(at[i] + 64 * tick, 0, 3);
     }
   };
 
@@ -49,7 +42,7 @@ class Prefetch {
   Lines take(int ticks) {
     int wanted = due(ticks);
     const int excess = std::max(0, wanted - std::min(ticks, left()));
-    issue<kSecond>(excess);
+    issue(excess);
     wanted -= excess;
     if (row_ == end_ || wanted == 0) return {{}, 0};
     const int count = std::min(wanted, left());
@@ -67,9 +60,8 @@ class Prefetch {
     return lines;
   }
 
-  template <int cache>
   void issue(int lines) {
-    for (; lines > 0 && row_ < end_; --lines) next(1).touch<cache>(0);
+    for (; lines > 0 && row_ < end_; --lines) next(1).touch(0);
   }
 
   // So many lines at each location, at most to the end of a row.

@@ -8,6 +8,7 @@ Drafters that must run a model to know are judged by what their rounds took and 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -281,7 +282,7 @@ def _mixed(draft: Draft, own: list[bool], lookup: Lookup) -> Draft:
     size, parents = draft.tree.size, draft.tree.parent_lists
     shapes, tokens = list[tuple[int, ...]](), draft.tokens.clone()
     for request, (is_own, found) in enumerate(zip(own, lookup.shapes, strict=True)):
-        shape = parents[request % len(parents)]
+        shape: Sequence[int] = parents[request % len(parents)]
         if not is_own:
             shape = found[:size]
             tokens[request, : len(shape)] = lookup.drafted[request, : len(shape)]

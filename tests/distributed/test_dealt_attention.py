@@ -15,9 +15,9 @@ TREES = {"chain": Tree.chain(4), "tree": Tree([-1, 0, 0, 1, 1, 2]), "root": Tree
 PATH = torch.tensor([[1, 4]])  # of the tree
 
 
+@torch.no_grad()
 def verified(family, name, dtype, ranks=None):
     """Return logits and scores of two passes, the second behind a path of the first."""
-    torch.set_grad_enabled(False)
     model, tree = tiny_model(family).to(dtype), TREES[name]
     (prompt,) = prompts([PROMPT])
     target = Target(model, 1, CAPACITY, lockstep=ranks and Lockstep.of(model, ranks))

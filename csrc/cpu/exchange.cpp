@@ -23,9 +23,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr auto kSpin = std::chrono::microseconds(50);  // as long as a team's threads do
-constexpr int64_t kSleep = 100;                        // milliseconds between looks at who has left
-constexpr int kPausesPerLook = 32;                     // at the clock
+constexpr int64_t kSleep = 100;  // milliseconds between looks at who has left
 constexpr int64_t kLine = 64;
 
 // Whether a count has got as far as `piece`; counts may overflow.
@@ -88,9 +86,7 @@ void Exchange::wait_for(int r, uint32_t piece) const {
   Seat& other = seat(r);
   const auto came = [&] { return reached(other.pieces, piece); };
   const auto begin = Clock::now();
-  while (!came() && Clock::now() - begin < kSpin) {
-    for (int i = 0; i < kPausesPerLook && !came(); ++i) pause();
-  }
+  spin_until(came, [] { return false; });
   while (!came()) {
     ++other.sleepers;
     if (const uint32_t seen = other.pieces; !reached(seen, piece)) {

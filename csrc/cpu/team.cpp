@@ -24,9 +24,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kMostThreads = 1024;
-constexpr int kPausesPerLook = 32;  // at the clock
-// Longer than the gap between two steps of a pass, far shorter than a time slice of the system.
-constexpr auto kSpin = std::chrono::microseconds(50);
 // How long a worker that was in the way is left asleep; doubled each time in a row.
 constexpr Clock::duration kBackoff = std::chrono::milliseconds(1), kMostBackoff = 64 * kBackoff;
 
@@ -50,20 +47,6 @@ inline void move_off([[maybe_unused]] int from) {
   if (CPU_COUNT(&others) == 0 || sched_setaffinity(0, sizeof others, &others) != 0) return;
   sched_setaffinity(0, sizeof mine, &mine);
 #endif
-}
-
-// Returns whether `condition` became true in time, and before `in_the_way` did.
-template <class Condition, class Obstacle>
-bool spin_until(const Condition& condition, const Obstacle& in_the_way) {
-  if (condition()) return true;
-  const auto end = Clock::now() + kSpin;
-  while (!in_the_way() && Clock::now() < end) {
-    for (int i = 0; i < kPausesPerLook; ++i) {
-      if (condition()) return true;
-      pause();
-    }
-  }
-  return false;
 }
 
 // How many threads may take pieces, and how many pieces are left, in one word.

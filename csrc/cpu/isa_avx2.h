@@ -14,7 +14,7 @@ struct Avx2 {
   // Register blocks: vectors of rows and of D, accumulators and units of a step of scores, rows of
   // a step of values.
   static constexpr int kScoreRows = 2, kValueCols = 2, kScoreAccumulators = 12;
-  static constexpr int kScoreUnits = 1, kValueRows = 4;
+  static constexpr int kScoreUnits = 1, kValueRows = 6;
   using V = __m256;
   using M = __m256;
 

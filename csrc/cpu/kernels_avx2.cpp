@@ -1,15 +1,6 @@
 #if defined(__x86_64__)
 
-// What all units share comes first, compiled for any processor: the linker may keep any one copy.
-#include <algorithm>
-#include <cmath>
-#include <utility>
-
-#include "convert.h"
-#include "denormals.h"
-#include "address.h"
-#include "kernels.h"
-#include "prefetch.h"
+#include "portable.h"
 
 #pragma GCC target("avx2,fma,f16c")
 

@@ -5,7 +5,6 @@
 
 #include "address.h"
 #include "kernels.h"
-#include "tile.h"
 #include "visibility.h"
 
 namespace specattn {

@@ -37,17 +37,18 @@ class Prefetch {
     }
   };
 
-  // What neither the ticks nor the row can hold goes at once, and before: hardware follows the
-  // order.
+  // Spreads them over so many steps instead, as many in each, a power of two: faster than what is
+  // due in each (docs/log.md).
+  void spread(int steps) {
+    const int lines = half_ * ((bytes_ + 63) / 64);
+    while (each_ * steps < lines) each_ *= 2;
+  }
+
+  // The lines of a step with so many ticks; what these cannot hold goes at once.
   Lines take(int ticks) {
-    int wanted = due(ticks);
-    const int excess = std::max(0, wanted - std::min(ticks, left()));
-    issue(excess);
-    wanted -= excess;
-    if (row_ == end_ || wanted == 0) return {{}, 0};
-    const int count = std::min(wanted, left());
-    credit_ += (wanted - count) * 256;
-    return next(count);
+    issue(each_ - ticks);
+    if (row_ == end_) return {{}, 0};
+    return next(std::min({each_, ticks, left()}));
   }
 
  private:
@@ -75,7 +76,8 @@ class Prefetch {
   }
 
   const char *const *k_ = nullptr, *const *v_ = nullptr;
-  int row_ = 0, half_ = 0, end_ = 0, last_ = 0, bytes_ = 0, byte_ = 0, rate_ = 0, credit_ = 0;
+  int row_ = 0, half_ = 0, end_ = 0, last_ = 0, bytes_ = 0, byte_ = 0, rate_ = 0, credit_ = 0,
+      each_ = 1;
 };
 
 }  // namespace specattn

@@ -61,7 +61,7 @@ class VectorProducts {
     const State state = rows_.state(head);
     const int units = static_cast<int>(ceil_div(block.keys, kPair));
     const int columns = static_cast<int>(round_up(D, Isa::W));
-    prefetch.pace(tile_ticks<Isa>(rows_.plan.rows, block.keys, D / kPair, units, columns));
+    prefetch.spread(tile_steps<Isa>(rows_.plan.rows, block.keys, columns));
     for (int64_t tile = 0; tile < rows_.plan.rows; tile += kTile) {
       const int rows = rows_.tile_rows(tile);
       if (!block.full && !rows_.mask(step.words[0], tile, mask_)) continue;

@@ -180,7 +180,11 @@ inline void softmax_row(const float* s, int keys, uint64_t visible, float scale,
     total = Isa::add(total, weights);
     Isa::store_as(p + i * Isa::W, weights);
   }
-  Isa::store(alpha, exp<Isa>(Isa::set1(before - pivot)));
+  if (before == pivot) {  // mostly
+    *alpha = 1.0f;
+  } else {
+    Isa::store(alpha, exp<Isa>(Isa::set1(before - pivot)));
+  }
   *l = *l * *alpha + Isa::sum(total);
 }
 

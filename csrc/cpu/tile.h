@@ -13,7 +13,6 @@
 
 namespace specattn {
 
-constexpr int kKeyStep = 8;    // pointer arrays are padded so that a last step may read on
 constexpr int kScoreTick = 4;  // units of a row of K between two looks ahead; D is a multiple
 constexpr int kValueTick = 4;  // units of values
 constexpr int kTileCols = 2;   // vectors of a row of V: as many as two rows of bfloat16 make
@@ -163,11 +162,12 @@ inline void value_tile(const float* p, int rows, Values v, int units, const floa
         prefetch.take(static_cast<int>(ceil_div(units, kValueTick))));
   };
   const auto all_rows = [&](int column, auto width) {
-    int row = 0;
-    for (; rows - row > 4; row += Isa::kValueRows) {
-      step(row, column, Width<Isa::kValueRows>{}, width);
+    constexpr int R = Isa::kValueRows, kWhole = R % 4 == 0 ? R : 2 * R;
+    int row = 0;  // a multiple of four, so that none beyond the padding is touched
+    for (; rows - row > kWhole - 4; row += kWhole) {
+      for (int r = 0; r < kWhole; r += R) step(row + r, column, Width<R>{}, width);
     }
-    if (row < rows) step(row, column, Width<4>{}, width);
+    for (; row < rows; row += 4) step(row, column, Width<4>{}, width);
   };
   int column = 0;
   for (; columns - column >= kTileCols * Isa::W; column += kTileCols * Isa::W) {
@@ -178,14 +178,12 @@ inline void value_tile(const float* p, int rows, Values v, int units, const floa
   }
 }
 
-// How often the products of a block and all its rows look ahead.
+// Steps of the products of a block and all its rows.
 template <class Isa>
-inline int tile_ticks(int64_t rows, int64_t keys, int64_t units, int64_t value_units,
-                      int64_t columns) {
-  const int64_t steps = ceil_div(rows, Isa::kScoreRows * Isa::W) * ceil_div(keys, kKeyStep);
+inline int tile_steps(int64_t rows, int64_t keys, int64_t columns) {
+  const int64_t scores = ceil_div(rows, Isa::kScoreRows * Isa::W) * ceil_div(keys, kKeyStep);
   const int64_t values = ceil_div(rows, Isa::kValueRows) * ceil_div(columns, kTileCols * Isa::W);
-  return static_cast<int>(std::max<int64_t>(
-      steps * (units / kScoreTick) + values * ceil_div(value_units, kValueTick), 1));
+  return static_cast<int>(scores + values);
 }
 
 }  // namespace specattn

@@ -25,6 +25,7 @@ constexpr int64_t size_of(Dtype type) { return type == Dtype::kFloat32 ? 4 : 2; 
 
 constexpr int kBlock = 64;       // keys in a block: one word of a packed tree mask
 constexpr int kMostKeys = 256;   // in a step of several blocks
+constexpr int kKeyStep = 8;      // arrays of addresses are padded so that a last step may read on
 constexpr int kTile = 32;        // query rows in a tile: its share of a step stays in the L1 cache
 constexpr int kManyRows = 64;    // of a head; more take steps of several blocks, and copies of K
 constexpr int kRowPadding = 16;  // the widest vector: rows of a head are padded to it

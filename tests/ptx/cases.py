@@ -421,6 +421,8 @@ for _name in ragged.NAMES:
 # missing; trees across tiles; everything that masks.
 SOME = {"rows": 16, "kv_heads": 1, "lengths": (200, 9, 0)}
 HOPPER = [
+    Case("hybrid", rows=16, lengths=(700,), kv_heads=1, split_size=1024),  # its ring comes round
+    Case("scores", rows=32, lengths=(700,), kv_heads=1, split_size=1024, window=600),
     Case("logits", **SOME, paged=True, window=150, softcap=2.0, sinks=True, spare=70),
     Case("hybrid", "fp16", rows=10, lengths=(330, 64), group=5, paged=True, page_size=64),
     Case("hybrid", rows=17, group=8, lengths=(290, 30), kv_heads=1),
@@ -463,7 +465,8 @@ SELECTED = [
     Case("hybrid", rows=16, head_dim=128, paged=True, softcap=2.0),
     Case("gather", "fp16", rows=1, head_dim=80, paged=True),
     Case("hybrid", rows=17, group=8, lengths=(90,), kv_heads=1, split_size=64, hopper=False),
-    *HOPPER[:3],
+    *HOPPER[:1],
+    *HOPPER[2:5],
     Case("ragged hybrid", lengths=(90, 70, 0), ragged=(1, 33, 0), tree="chain", kv_heads=1),
     Case("hybrid", rows=70, group=1, lengths=(90, 0), window=50, kv_heads=1, tree="chain"),
     Case("scores", rows=16, window=100),

@@ -1,6 +1,8 @@
 // Tiles of the matrix unit: eight registers of sixteen rows of 64 bytes.
 #pragma once
 
+#include <type_traits>
+
 #include "types.h"
 
 namespace specattn::amx {
@@ -41,9 +43,15 @@ inline void store(void* rows, int64_t stride) {
 }
 
 // sum[i][j] += a[i][2u] * b[u][2j] + a[i][2u + 1] * b[u][2j + 1], over sixteen pairs u.
-template <int sum, int a, int b>
+template <class Elem, int sum, int a, int b>
 inline void multiply() {
-  __asm__ volatile("tdpbf16ps %%tmm%c0, %%tmm%c1, %%tmm%c2" ::"i"(b), "i"(a), "i"(sum));
+  if constexpr (std::is_same_v<Elem, bf16>) {
+    __asm__ volatile("tdpbf16ps %%tmm%c0, %%tmm%c1, %%tmm%c2" ::"i"(b), "i"(a), "i"(sum));
+  } else {  // tdpfp16ps, which assemblers know since 2022
+    static_assert(std::is_same_v<Elem, fp16>);
+    constexpr int kSecond = (~b & 15) << 3 | 3, kRegisters = 0xc0 | sum << 3 | a;
+    __asm__ volatile(".byte 0xc4, 0xe2, %c0, 0x5c, %c1" ::"i"(kSecond), "i"(kRegisters));
+  }
 }
 
 // What a product reads: rows of 32 elements, or of 16 pairs of them, and where the next tile lies.
@@ -54,25 +62,25 @@ struct Operand {
 
 // All A x B sums of tiles a of one operand and b of the other: registers 0 to A * B - 1. Between
 // two products goes whatever else is to be done.
-template <int A, int B, int a = 0, int b = 0, class Between>
+template <class Elem, int A, int B, int a = 0, int b = 0, class Between>
 inline void multiply_all(const Operand& left, const Operand& right, const Between& between) {
   static_assert(A * B <= 4);
   // Registers of operands take turns, so that a load need not wait for the product before.
   constexpr int first = A == 1 ? 4 : 4 + a % 2, second = A == 1 ? 5 + b % 3 : 6 + b % 2;
   if constexpr (b == 0) load<first>(left.at + a * left.apart, left.stride);
   if constexpr (a == 0) load<second>(right.at + b * right.apart, right.stride);
-  multiply<a * B + b, first, second>();
+  multiply<Elem, a * B + b, first, second>();
   between();
   if constexpr (b + 1 < B) {
-    multiply_all<A, B, a, b + 1>(left, right, between);
+    multiply_all<Elem, A, B, a, b + 1>(left, right, between);
   } else if constexpr (a + 1 < A) {
-    multiply_all<A, B, a + 1, 0>(left, right, between);
+    multiply_all<Elem, A, B, a + 1, 0>(left, right, between);
   }
 }
 
 // A product of what operands hold, onto one of them: an idle unit goes to sleep after some hundred
 // cycles, and the next products then pay for its waking.
-inline void stay_awake() { multiply<7, 6, 5>(); }
+inline void stay_awake() { multiply<bf16, 7, 6, 5>(); }
 
 template <int count, int tile = 0>
 inline void zero_all() {

@@ -1,4 +1,5 @@
-// AMX: keys and values of bfloat16 are multiplied in tiles of 16 x 16 sums over 32 elements.
+// AMX: keys and values of 16 bits are multiplied in tiles of 16 x 16 sums over 32 elements,
+// bfloat16 by all processors with AMX, float16 by some.
 //
 // S^T = K Q^T takes rows of K as they lie in the cache, and Q packed in pairs along D. O = P V
 // wants V in pairs of keys: for many query rows the rows of V are woven together. For a few, V is
@@ -90,32 +91,34 @@ struct Amx : Avx512Bf16 {
   }
 
   // s[key][row] = k[key] . q[row] for whole tiles of keys; q is packed [pair][rows].
+  template <class Elem>
   static void score_tile(const float* q, int rows, StridedRows k, int keys, int depth, float* s,
                          Prefetch& prefetch) {
     const int tiles = keys / kEdge;
     if (rows == kEdge) {
-      if (tiles == 1) scores<1, 1>(q, rows, k, depth, s, prefetch);
-      if (tiles == 2) scores<2, 1>(q, rows, k, depth, s, prefetch);
-      if (tiles == 3) scores<3, 1>(q, rows, k, depth, s, prefetch);
-      if (tiles == 4) scores<4, 1>(q, rows, k, depth, s, prefetch);
+      if (tiles == 1) scores<Elem, 1, 1>(q, rows, k, depth, s, prefetch);
+      if (tiles == 2) scores<Elem, 2, 1>(q, rows, k, depth, s, prefetch);
+      if (tiles == 3) scores<Elem, 3, 1>(q, rows, k, depth, s, prefetch);
+      if (tiles == 4) scores<Elem, 4, 1>(q, rows, k, depth, s, prefetch);
       return;
     }
     for (int n = 0; n < tiles; n += 2) {
       const StridedRows from = {k.first + n * kEdge * k.stride, k.stride};
-      if (n + 1 < tiles) scores<2, 2>(q, rows, from, depth, s + n * kEdge * kTile, prefetch);
-      if (n + 1 == tiles) scores<1, 2>(q, rows, from, depth, s + n * kEdge * kTile, prefetch);
+      if (n + 1 < tiles) scores<Elem, 2, 2>(q, rows, from, depth, s + n * kEdge * kTile, prefetch);
+      if (n + 1 == tiles) scores<Elem, 1, 2>(q, rows, from, depth, s + n * kEdge * kTile, prefetch);
     }
   }
 
   // acc[row] += sum over keys [first, last) of p[row][key] * v[key].
+  template <class Elem>
   static void value_tile(const float* p, int rows, int first, int last, StridedRows v, bool paired,
                          float* acc, int stride, Prefetch& prefetch) {
     if (paired) {
-      paired_values(p + first / 2, rows, (last - first) / 2, v.first + first / 2 * v.stride, acc,
-                    stride, prefetch);
+      paired_values<Elem>(p + first / 2, rows, (last - first) / 2, v.first + first / 2 * v.stride,
+                          acc, stride, prefetch);
     } else {
-      direct_values(p + first, rows, last - first, {v.first + first * v.stride, v.stride}, acc,
-                    stride, prefetch);
+      direct_values<Elem>(p + first, rows, last - first, {v.first + first * v.stride, v.stride},
+                          acc, stride, prefetch);
     }
   }
 
@@ -144,6 +147,7 @@ struct Amx : Avx512Bf16 {
   // Turns logits s[key][row] / scale of sixteen rows into weights of `p`, from row `row` and key
   // `at` on. They lie [row][pair of keys], or where V is taken as it lies [even, odd][row][key].
   // False where they are too large for their m, or no numbers: then l stays.
+  template <class Elem>
   static bool weigh(const float* s, int keys, float scale, const float* m, float* l, float* p,
                     int row, int at, bool paired, bool may_fail, Prefetch& prefetch) {
     constexpr float kLog2e = 1.44269504f;
@@ -163,7 +167,7 @@ struct Amx : Avx512Bf16 {
           const V a = exp2_rough(fma(load(from + key * kTile), factor, shift));
           const V b = exp2_rough(fma(load(from + (key + 8) * kTile), factor, shift));
           total = add(total, add(a, b));
-          both[i] = (__m512i)_mm512_cvtne2ps_pbh(b, a);
+          both[i] = narrow<Elem>(a, b);
         }
       }
       turn(both);
@@ -181,7 +185,7 @@ struct Amx : Avx512Bf16 {
 
  private:
   // A tiles of keys against B tiles of rows.
-  template <int A, int B>
+  template <class Elem, int A, int B>
   static void scores(const float* q, int rows, StridedRows k, int depth, float* s,
                      Prefetch& prefetch) {
     const int64_t row_bytes = 4 * rows;
@@ -189,7 +193,7 @@ struct Amx : Avx512Bf16 {
     amx::Operand right = {reinterpret_cast<const char*>(q), row_bytes, 64};
     amx::zero_all<A * B>();
     for (int d = 0; d < depth; d += kDepth) {
-      amx::multiply_all<A, B>(left, right, [&] { prefetch.tick(); });
+      amx::multiply_all<Elem, A, B>(left, right, [&] { prefetch.tick(); });
       left.at += 2 * kDepth;
       right.at += kEdge * row_bytes;
     }
@@ -199,6 +203,7 @@ struct Amx : Avx512Bf16 {
   static constexpr int kPairs = kMostKeys / 2;          // of a row of weights
   static constexpr int kParity = kDirectRows * kBlock;  // from weights of even columns to odd
 
+  template <class Elem>
   static void paired_values(const float* p, int rows, int pairs, const char* v, float* acc,
                             int stride, Prefetch& prefetch) {
     const int64_t step = 4 * kEdge * stride;
@@ -208,14 +213,17 @@ struct Amx : Avx512Bf16 {
       for (int column = 0; column < stride; column += kDepth, right.at += 4 * kDepth) {
         float* to = acc + row * stride + column;
         if (rows - row >= 2 * kEdge) {
-          values<2, 2>(weights, right, pairs, step, to, kEdge * stride, kEdge, stride, prefetch);
+          values<Elem, 2, 2>(weights, right, pairs, step, to, kEdge * stride, kEdge, stride,
+                             prefetch);
         } else {
-          values<1, 2>(weights, right, pairs, step, to, kEdge * stride, kEdge, stride, prefetch);
+          values<Elem, 1, 2>(weights, right, pairs, step, to, kEdge * stride, kEdge, stride,
+                             prefetch);
         }
       }
     }
   }
 
+  template <class Elem>
   static void direct_values(const float* p, int rows, int keys, StridedRows v, float* acc,
                             int stride, Prefetch& prefetch) {
     for (int row = 0; row < rows; row += kEdge) {
@@ -225,10 +233,12 @@ struct Amx : Avx512Bf16 {
       for (int column = 0; column < stride;) {
         float* to = acc + row * stride + column;
         if (stride - column >= 2 * kDepth) {
-          values<2, 2>(left, right, keys, kEdge * v.stride, to, kEdge, kDepth, stride, prefetch);
+          values<Elem, 2, 2>(left, right, keys, kEdge * v.stride, to, kEdge, kDepth, stride,
+                             prefetch);
           column += 2 * kDepth;
         } else {
-          values<2, 1>(left, right, keys, kEdge * v.stride, to, kEdge, kDepth, stride, prefetch);
+          values<Elem, 2, 1>(left, right, keys, kEdge * v.stride, to, kEdge, kDepth, stride,
+                             prefetch);
           column += kDepth;
         }
         right.at = v.first + 2 * column;
@@ -238,12 +248,12 @@ struct Amx : Avx512Bf16 {
 
   // A tiles of weights against B tiles of V, `step` bytes further for every sixteen of `depth`.
   // Tiles of sums lie `down` and `across` floats from each other in rows of `stride`.
-  template <int A, int B>
+  template <class Elem, int A, int B>
   static void values(amx::Operand p, amx::Operand v, int depth, int64_t step, float* acc,
                      int64_t down, int64_t across, int64_t stride, Prefetch& prefetch) {
     amx::load_all<A, B>(acc, down, across, stride);
     for (int u = 0; u < depth; u += kEdge) {
-      amx::multiply_all<A, B>(p, v, [&] { prefetch.tick(); });
+      amx::multiply_all<Elem, A, B>(p, v, [&] { prefetch.tick(); });
       p.at += 4 * kEdge;
       v.at += step;
     }
@@ -265,6 +275,15 @@ struct Amx : Avx512Bf16 {
     p = fma(p, f, set1(6.93044841e-01f));
     p = fma(p, f, set1(1.0f));
     return _mm512_scalef_ps(p, y);  // by the next smaller integer
+  }
+
+  // Two vectors as one of 16 bits, rounded to nearest even.
+  template <class Elem>
+  static __m512i narrow(V low, V high) {
+    if constexpr (std::is_same_v<Elem, bf16>) return (__m512i)_mm512_cvtne2ps_pbh(high, low);
+    constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    const __m512i first = _mm512_castsi256_si512(_mm512_cvtps_ph(low, kNearest));
+    return _mm512_inserti64x4(first, _mm512_cvtps_ph(high, kNearest), 1);
   }
 
   static void store_pairs(const __m512i* rows, float* p) {
@@ -321,7 +340,15 @@ struct Amx : Avx512Bf16 {
 template <>
 struct Amx::Dot<bf16> : Avx512Bf16::Dot<bf16> {};
 
+// The same with products of float16.
+struct AmxFp16 : Amx {
+  template <class Elem>
+  struct Dot : Amx::Dot<Elem> {};
+};
+
 template <>
 inline constexpr bool kTiles<Amx, bf16> = true;
+template <>
+inline constexpr bool kTiles<AmxFp16, fp16> = true;
 
 }  // namespace specattn

@@ -57,6 +57,7 @@ const Kernels& avx2_kernels();
 const Kernels& avx512_kernels();
 const Kernels& avx512_bf16_kernels();
 const Kernels& amx_kernels();
+const Kernels& amx_fp16_kernels();
 #endif
 
 }  // namespace specattn

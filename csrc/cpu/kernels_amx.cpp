@@ -17,6 +17,20 @@ const Kernels& amx_kernels() {
   return kernels;
 }
 
+const Kernels& amx_fp16_kernels() {
+  static constexpr Kernels kernels = [] {
+    constexpr int type = static_cast<int>(Dtype::kFloat16);
+    Kernels all = kernels_of<Amx>("amx_fp16");
+    all.attend[type] = attend<AmxFp16, fp16>;
+    all.finish[type] = finish<AmxFp16, fp16>;
+    all.pack_linear[type] = pack_linear<AmxFp16, fp16>;
+    all.linear[type] = multiply_piece<AmxFp16, fp16>;
+    all.multiply_registers[type] = multiply_registers<AmxFp16, fp16>;
+    return all;
+  }();
+  return kernels;
+}
+
 }  // namespace specattn
 
 #endif

@@ -1,4 +1,4 @@
-// Linear layers in tiles: rows of bfloat16 weights as they lie in memory, x packed in pairs.
+// Linear layers in tiles: rows of weights of 16 bits as they lie in memory, x packed in pairs.
 #pragma once
 
 #include "isa_amx.h"
@@ -7,15 +7,15 @@
 namespace specattn {
 
 // The order of a sum is the matrix unit's own, and the same for every row and column of a tile.
-template <>
-struct FewRows<Amx, bf16> {
+template <class Elem>
+struct AmxRows {
   using Tiles = amx::Session;
   static constexpr int kEdge = amx::kEdge, kStep = amx::kDepth;
 
   static constexpr int rows_at_once(int64_t) { return kEdge; }
 
   static constexpr int64_t packed(int rows, int64_t K) {
-    return rows * round_up(K, kStep) * static_cast<int64_t>(sizeof(bf16)) / 4;
+    return rows * round_up(K, kStep) * static_cast<int64_t>(sizeof(Elem)) / 4;
   }
 
   // Per block of sixteen rows [pair along K][row].
@@ -24,7 +24,7 @@ struct FewRows<Amx, bf16> {
     for (int64_t first = 0; first < p.M; first += kEdge) {
       for (int64_t k = 0; k < round_up(p.K, kStep); k += 2) {
         for (int64_t row = first; row < first + kEdge; ++row) {
-          const bf16* x = static_cast<const bf16*>(p.x) + row * p.x_row + k;
+          const Elem* x = static_cast<const Elem*>(p.x) + row * p.x_row + k;
           const uint32_t low = row < p.M && k < p.K ? x[0].bits : 0;
           const uint32_t high = row < p.M && k + 1 < p.K ? x[1].bits : 0;
           *at++ = low | high << 16;
@@ -34,8 +34,8 @@ struct FewRows<Amx, bf16> {
   }
 
   template <int rows>
-  static void multiply(const float* x, int64_t K, const bf16* w, int64_t stride, int count,
-                       const bf16* next, float (*sums)[kMostColumns]) {
+  static void multiply(const float* x, int64_t K, const Elem* w, int64_t stride, int count,
+                       const Elem* next, float (*sums)[kMostColumns]) {
     static_assert(rows == kEdge && kMostColumns == 3 * kEdge);
     if (count > 2 * kEdge) return multiply_tiles<3>(x, K, w, stride, count, next, sums);
     if (count > kEdge) return multiply_tiles<2>(x, K, w, stride, count, next, sums);
@@ -44,11 +44,11 @@ struct FewRows<Amx, bf16> {
 
  private:
   template <int tiles>
-  static void multiply_tiles(const float* x, int64_t K, const bf16* w, int64_t stride, int count,
-                             const bf16* next, float (*sums)[kMostColumns]) {
-    constexpr int64_t kFar = kAhead / 2 / static_cast<int64_t>(sizeof(bf16));
+  static void multiply_tiles(const float* x, int64_t K, const Elem* w, int64_t stride, int count,
+                             const Elem* next, float (*sums)[kMostColumns]) {
+    constexpr int64_t kFar = kAhead / 2 / static_cast<int64_t>(sizeof(Elem));
     alignas(64) float turned[tiles * kEdge][kEdge];
-    alignas(64) bf16 copy[tiles * kEdge][kStep];
+    alignas(64) Elem copy[tiles * kEdge][kStep];
     amx::Operand right = {reinterpret_cast<const char*>(x), 4 * kEdge, 0};
     amx::zero_all<tiles>();
     for (int64_t k = 0; k < K; k += kStep) {
@@ -59,8 +59,8 @@ struct FewRows<Amx, bf16> {
         left = {reinterpret_cast<const char*>(copy), sizeof copy[0], kEdge * sizeof copy[0]};
       }
       const int64_t far = std::min(kFar, K);
-      const bf16* ahead = k + far < K ? w + k + far : next + (k + far - K);
-      amx::multiply_all<tiles, 1>(left, right, [&] {
+      const Elem* ahead = k + far < K ? w + k + far : next + (k + far - K);
+      amx::multiply_all<Elem, tiles, 1>(left, right, [&] {
 #pragma GCC unroll 16
         for (int i = 0; i < kEdge; ++i, ahead += stride) __builtin_prefetch(ahead, 0, 2);
       });
@@ -77,14 +77,19 @@ struct FewRows<Amx, bf16> {
   }
 
   // The elements that exist, and zeros.
-  static void copy_some(const bf16* w, int64_t stride, int count, int depth, bf16* to, int rows) {
+  static void copy_some(const Elem* w, int64_t stride, int count, int depth, Elem* to, int rows) {
     const __mmask32 in = ~uint32_t{0} >> (kStep - depth);
     for (int r = 0; r < rows; ++r) {
       const __mmask32 exists = r < count ? in : 0;
-      const bf16* from = w + (r < count ? r : 0) * stride;
+      const Elem* from = w + (r < count ? r : 0) * stride;
       _mm512_store_si512(to + r * kStep, _mm512_maskz_loadu_epi16(exists, from));
     }
   }
 };
+
+template <>
+struct FewRows<Amx, bf16> : AmxRows<bf16> {};
+template <>
+struct FewRows<AmxFp16, fp16> : AmxRows<fp16> {};
 
 }  // namespace specattn

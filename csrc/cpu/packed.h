@@ -87,7 +87,7 @@ struct PackedRows {
     if (few) return FewRowProducts<Isa, Elem>::pack(q, queries(head, 0), m, D, stride, convert);
     float* to = queries(head, tile) + m % kTile;
     const int64_t step = tile_rows(tile);
-    if (Isa::template Dot<Elem>::kPair == 1) {
+    if (Isa::template Dot<Elem>::kPair == 1 && !kTiles<Isa, Elem>) {
       for (int d = 0; d < D; ++d) to[d * step] = convert(to_float(q[d]));
       return;
     }

@@ -69,7 +69,8 @@ class MatrixProducts {
     int first = 0, last = 0;  // keys whose weights wait
     const auto multiply_values = [&] {
       if (first < last) {
-        Isa::value_tile(scratch_.p, rows, first, last, values_, paired_, acc, stride, prefetch);
+        Isa::template value_tile<Elem>(scratch_.p, rows, first, last, values_, paired_, acc, stride,
+                                       prefetch);
       }
       first = last;
     };
@@ -88,8 +89,8 @@ class MatrixProducts {
         for (int row = 0; row < rows; row += Isa::W) {
           float *const m = state.m + tile + row, *const l = state.l + tile + row;
           const auto weigh = [&](bool may_fail) {
-            return Isa::weigh(scratch_.s + row, keys, rows_.scale, m, l, scratch_.p, row, at,
-                              paired_, may_fail, prefetch);
+            return Isa::template weigh<Elem>(scratch_.s + row, keys, rows_.scale, m, l, scratch_.p,
+                                             row, at, paired_, may_fail, prefetch);
           };
           if (Isa::all_seen(m) && weigh(true)) continue;
           if (Isa::raise_max(scratch_.s + row, keys, rows_.scale, m, l, scratch_.alpha)) {
@@ -112,7 +113,8 @@ class MatrixProducts {
     const int depth = static_cast<int>(round_up(rows_.D, Isa::kDepth));
     const StridedRows from = {keys_.first + at * keys_.stride, keys_.stride};
     float* const s = scratch_.s;
-    Isa::score_tile(rows_.queries(head, tile), rows, from, whole, depth, s, prefetch);
+    Isa::template score_tile<Elem>(rows_.queries(head, tile), rows, from, whole, depth, s,
+                                   prefetch);
     const Attention& a = rows_.a;
     if (a.softcap != 0) cap_logits<Isa>(s, rows, keys, kTile, rows_.logit_scale, a.softcap);
     if (collector_.wants(block)) collector_.add(block, at, keys, head, tile, {s, 1, kTile});

@@ -2,7 +2,12 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <stdexcept>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 #ifdef __linux__
 #include <sys/syscall.h>
@@ -28,6 +33,17 @@ bool may_use_tiles() {
 #endif
 }
 
+#if defined(__x86_64__)
+// A hypervisor may hide what the processor has: who forces this path says that it is there.
+bool multiplies_fp16_tiles() {
+  const char* const forced = std::getenv("SPECATTN_CPU_ISA");
+  if (forced && std::strcmp(forced, "amx_fp16") == 0) return true;
+  constexpr unsigned kAmxFp16 = 1u << 21;
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & kAmxFp16) != 0;
+}
+#endif
+
 std::vector<const Kernels*> available() {
   std::vector<const Kernels*> found;
 #if defined(__x86_64__)
@@ -39,6 +55,7 @@ std::vector<const Kernels*> available() {
                       __builtin_cpu_supports("avx512vl");
   const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
   if (bf16 && __builtin_cpu_supports("amx-bf16") && may_use_tiles()) {
+    if (multiplies_fp16_tiles()) found.push_back(&amx_fp16_kernels());
     found.push_back(&amx_kernels());
   }
   // There a pairwise product takes as long as four float ones, and does the work of two.

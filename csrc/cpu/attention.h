@@ -18,11 +18,11 @@ namespace specattn {
 
 // Multiplies a task's keys by a policy, VectorProducts or MatrixProducts, and prefetches the step
 // that comes next meanwhile.
-template <class Products, class Isa, class Elem>
-void walk(const PackedRows<Isa, Elem>& rows) {
+template <class Products, class Isa, class Elem, class... Options>
+void walk(const PackedRows<Isa, Elem>& rows, Options... options) {
   const Task& task = rows.task;
   const Keys<Elem, Products::kBlocks> keys(rows.a, rows.plan, task);
-  Products products(rows, keys.starts());
+  Products products(rows, keys.starts(), options...);
   Step<Products::kBlocks> steps[2];
   Step<Products::kBlocks>*now = &steps[0], *next = &steps[1];
   const int bytes = static_cast<int>(task.heads * rows.D * static_cast<int64_t>(sizeof(Elem)));
@@ -70,7 +70,11 @@ void attend(const Attention& a, const Plan& plan, const Task& task, float* state
   if (rows.few) {
     walk_rows(rows);
   } else if constexpr (kTiles<Isa, Elem>) {
-    walk<MatrixProducts<Isa, Elem>>(rows);
+    using Products = MatrixProducts<Isa, Elem>;
+    walk<Products>(rows, false);
+    if (!Products::has_to_pair(rows)) return;
+    rows.start();
+    walk<Products>(rows, true);
   } else {
     walk<VectorProducts<Isa, Elem>>(rows);
   }

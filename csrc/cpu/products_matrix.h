@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 
 #include "collect.h"
 #include "keys.h"
@@ -16,15 +17,33 @@ class MatrixProducts {
   // Sums of values are loaded and stored once for so many.
   static constexpr int kBlocks = kMostKeys / kBlock;
 
-  MatrixProducts(const PackedRows<Isa, Elem>& rows, const int64_t* starts)
+  // Values of a few rows are taken as they lie, unless they were and have to be `paired` after all.
+  MatrixProducts(const PackedRows<Isa, Elem>& rows, const int64_t* starts, bool paired)
       : rows_(rows),
         scratch_(rows.scratch),
-        paired_(rows.plan.rows > Isa::kDirectRows),
+        paired_(paired || !takes_values_as_they_lie(rows)),
+        collects_(!paired),
         slice_(paired_ ? Isa::kDepth : kBlock),
         collector_(rows, starts) {}
 
+  // Neighbours along D are multiplied together there, one by zero: a NaN or an infinity of one has
+  // made a NaN of the other.
+  static bool has_to_pair(const PackedRows<Isa, Elem>& rows) {
+    if (!takes_values_as_they_lie(rows)) return false;
+    const auto clean = Isa::zero();
+    for (int64_t head = 0; head < rows.task.heads; ++head) {
+      const State state = rows.state(head);
+      auto sum = clean;
+      for (int64_t i = 0; i < rows.count * rows.stride; i += Isa::W) {
+        sum = Isa::fma(Isa::load(state.acc + i), clean, sum);
+      }
+      if (std::isnan(Isa::sum(sum))) return true;
+    }
+    return false;
+  }
+
   void multiply(const Step<kBlocks>& step, int64_t head, Prefetch& prefetch) {
-    const bool collects = collector_.wants(step.blocks[0]);
+    const bool collects = collects_ && collector_.wants(step.blocks[0]);
     if (collects) collector_.begin(step.keys);
     prepare(step, prefetch);
     for (int64_t tile = 0; tile < rows_.plan.rows; tile += kTile) {
@@ -36,6 +55,10 @@ class MatrixProducts {
   }
 
  private:
+  static bool takes_values_as_they_lie(const PackedRows<Isa, Elem>& rows) {
+    return rows.plan.rows <= Isa::kDirectRows;
+  }
+
   // Rows of K and V as they lie in the cache, where that is possible and they are read once.
   void prepare(const Step<kBlocks>& step, Prefetch& prefetch) {
     const bool fits = rows_.D % Isa::kDepth == 0;
@@ -117,7 +140,8 @@ class MatrixProducts {
                                    prefetch);
     const Attention& a = rows_.a;
     if (a.softcap != 0) cap_logits<Isa>(s, rows, keys, kTile, rows_.logit_scale, a.softcap);
-    if (collector_.wants(block)) collector_.add(block, at, keys, head, tile, {s, 1, kTile});
+    if (collects_ && collector_.wants(block))
+      collector_.add(block, at, keys, head, tile, {s, 1, kTile});
     if (!block.full) mask_logits<Isa>(s, rows, at % kBlock, keys, mask_);
     std::fill(s + keys * kTile, s + padded * kTile, -kInf);
   }
@@ -134,7 +158,8 @@ class MatrixProducts {
 
   const PackedRows<Isa, Elem>& rows_;
   const Scratch& scratch_;
-  const bool paired_;  // rows of V are woven together in pairs
+  const bool paired_;    // rows of V are woven together in pairs
+  const bool collects_;  // the first time only
   const int slice_;
   Collector<Isa, Elem> collector_;
   StridedRows keys_ = {}, values_ = {};

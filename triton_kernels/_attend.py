@@ -110,13 +110,15 @@ def attend(
     # K and V nearly always lie alike: then one set of addresses serves both.
     alike = cache_strides[:3] == cache_strides[3:] and tree_strides[:3] == tree_strides[3:]
     masked = tree_mask is not None
-    kind, chain_stages = "mask" if tree else "none", 0
+    kind = "mask" if tree else "none"
     if tree and not masked and T > _configs.DRAFTED:
-        kind = "chain"  # whose keys are looked up only where they lie in the cache
-        looked_up = lookups if not has_tree_keys else 0
-        chain_stages = _configs.stages(config, lookups, looked_up)
+        kind = "chain"
     elif tree and not masked:  # a short chain runs the same kernel, and needs a pointer for it
         tree_mask = torch.empty((1, 1, 1), dtype=torch.int64, device=q.device)
+    tree_stages = None
+    if kind == "chain" or (window is not None and depths is None):
+        # The tree's keys are looked up only where they lie in the cache.
+        tree_stages = _configs.stages(config, lookups, 0 if has_tree_keys else lookups)
     launch(
         split_kv_kernel, (kv_heads * tiles, slots, requests),
         q, k_cache, v_cache, lengths, indices, block_table, k_tree, v_tree, tree_mask, depths,
@@ -145,7 +147,7 @@ def attend(
         SOFTCAP=softcap > 0,
         COLLECT=collect,
         COLLECT_ROWS=tuple(collect_rows),
-        CHAIN_STAGES=chain_stages,
+        TREE_STAGES=tree_stages,
         BLOCK_C=triton.next_power_of_2(block_c),
         BLOCK_M=config.block_m,
         BLOCK_N=config.block_n,

@@ -48,9 +48,10 @@ class AttentionConfig(NamedTuple):
 # D is 256 the tiles are twice as wide, so half as long.
 # 4 warps may have 255 registers a thread and share an SM with one more program, 8 are alone on it.
 # float32 has no tensor cores without TF32, and its operands sit in registers: the smallest tiles,
-# not pipelined. It is here to be exact; collecting where D is 256 spills up to 368 bytes even so.
-# Triton 3.6 spills where 64 rows collect logits of a paged cache with a window: 8 bytes on sm_80,
-# up to 148 on gfx942 where D is 256.
+# not pipelined. It is here to be exact.
+# What spills even so, in bytes per thread: collecting in 16 bits up to 8 on sm_80, 16 on sm_90 and
+# 24 on gfx942 (148 by Triton 3.6, logits of 64 rows and D 256), in float32 where D is 256 up to
+# 368; float32 where D is 256 on gfx942 up to 8.
 FLOAT32 = {16: Tile(16, 8, 1)}
 TABLE = {
     # 8 warps from 64 rows, because mma.sync keeps the accumulators of 4 warps above 255 registers.
@@ -157,6 +158,8 @@ def _attention_config(device, dtype, rows, D, lookups) -> AttentionConfig:
     num_stages = tile.num_stages
     if num_stages > 1:
         num_stages += min(lookups, 1) if arch == "gfx942" else 2 * lookups
+    if arch == "sm_80" and block_m == 64 and block_d > 128:
+        num_stages = min(num_stages, 4)  # a fifth would take 2 KiB more than 99
     num_warps = tile.num_warps
     if block_d > D and block_m == 64 and arch != "gfx942":
         num_warps = 8  # the masks of a padded D do not fit in 255 registers beside accumulators

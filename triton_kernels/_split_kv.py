@@ -114,7 +114,7 @@ def split_kv_kernel(
     collected_stride_b, collected_stride_r, collected_stride_h,
     D: tl.constexpr, GROUP: tl.constexpr, PREFIX: tl.constexpr, TREE: tl.constexpr,
     PAGE_SIZE: tl.constexpr, ALIKE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
-    COLLECT: tl.constexpr, COLLECT_ROWS: tl.constexpr, CHAIN_STAGES: tl.constexpr,
+    COLLECT: tl.constexpr, COLLECT_ROWS: tl.constexpr, TREE_STAGES: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):
     # fmt: on
@@ -231,7 +231,7 @@ def split_kv_kernel(
                     q_tile, m, l, acc, t, row_ok, b, first_row, T, S, length, window, p_k, p_v,
                     k_tree_stride_b, k_tree_stride_n, v_tree_stride_b, v_tree_stride_n,
                     page_row, scale, softcap,
-                    IN_CACHE, PAGE_SIZE, ALIKE, WINDOW, SOFTCAP, D, BLOCK_N, CHAIN_STAGES,
+                    IN_CACHE, PAGE_SIZE, ALIKE, WINDOW, SOFTCAP, D, BLOCK_N, TREE_STAGES,
                 )  # fmt: skip
             else:
                 # With 32 keys 64 rows of 4 warps spill on sm_90 beside what takes many registers.
@@ -242,7 +242,7 @@ def split_kv_kernel(
                     q_tile, m, l, acc, t, row_ok, depth, b, first_row, T, S, length, window,
                     p_k, p_v, k_tree_stride_b, k_tree_stride_n, v_tree_stride_b, v_tree_stride_n,
                     page_row, mask_row + t * (2 * mask_stride_t), masked, scale, softcap,
-                    IN_CACHE, PAGE_SIZE, ALIKE, WINDOW, TRIMMED, SOFTCAP, D, BLOCK_J,
+                    IN_CACHE, PAGE_SIZE, ALIKE, WINDOW, TRIMMED, SOFTCAP, D, BLOCK_J, TREE_STAGES,
                 )  # fmt: skip
     if PREFIX:
         m, l, acc = _attend_prefix(

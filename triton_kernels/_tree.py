@@ -87,6 +87,7 @@ def attend_tree(
     scale, softcap,
     IN_CACHE: tl.constexpr, PAGE_SIZE: tl.constexpr, ALIKE: tl.constexpr, WINDOW: tl.constexpr,
     TRIMMED: tl.constexpr, SOFTCAP: tl.constexpr, D: tl.constexpr, BLOCK_J: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     # fmt: on
     """Attend to the tree's keys [0, S): if ``masked`` those in the row's mask, else the chain's.
@@ -100,7 +101,7 @@ def attend_tree(
     end = tl.where(masked > 0, S, tl.max(last, 0) + 1)
     if WINDOW and not TRIMMED:
         dropped = tl.where(listed, tl.maximum(depth + 1 - window, 0), 0)
-    for j0 in tl.range(0, end, BLOCK_J):
+    for j0 in tl.range(0, end, BLOCK_J, num_stages=STAGES):
         j = j0 + tl.arange(0, BLOCK_J)
         valid = j < end
         word = tl.load(mask_row + j0 // 32, mask=listed, other=0) >> (j0 % 32)

@@ -1,11 +1,11 @@
 """Compiles what the launchers launch, for GPUs that are not here, and reads what it costs.
 
-`python -m tests.triton_kernels.offline ARCH [few | chosen | all]` prints one JSON object per
-kernel. It runs in a process of its own because TRITON_INTERPRET, which other tests set, rules out
+`python -m tests.triton_kernels.offline ARCH [few | chosen | small | VARIANT]` prints one JSON
+object per kernel: of some cases, of the small kernels, or of all sizes of a variant of attention.
+It runs in a process of its own because TRITON_INTERPRET, which other tests set, rules out
 compiling. Launches are recorded on meta tensors: no memory is needed and nothing runs.
 """
 
-import itertools
 import json
 import re
 import subprocess
@@ -252,6 +252,7 @@ VARIANTS = {
     "hybrid": {},
     "hybrid chain": {"chain": True},
     "hybrid in cache": {"op": "in_cache", "page_size": 16},
+    "hybrid in cache window": {"op": "in_cache", "page_size": 16, "window": 1024},
     "hybrid paged": {"page_size": 16},
     "hybrid paged window softcap": {"page_size": 16, "window": 1024, "softcap": 20.0},
     "gather": {"op": "gather"},
@@ -302,27 +303,32 @@ CHOSEN = [
     ("ragged logits all", 64, 256, BF16),
     ("hybrid chain", 512, 128, BF16),
     ("logits chain", 512, 128, BF16),
+    ("hybrid paged window softcap", 16, 256, BF16),
+    ("ragged scores paged window", 32, 256, BF16),
 ]
 
 
-def _all():
+def _sizes(name):
+    """Return (rows, D, dtype) of every configuration that a variant may take."""
     sizes = [(rows, D, BF16) for rows in (16, 32, 64, 128) for D in (64, 80, 96, 128, 256)]
     sizes += [(rows, D, FP16) for rows in (16, 64) for D in (128, 256)]
     sizes += [(16, D, FP32) for D in (64, 80, 96, 128, 256)]
-    prompts = [(512, D, dtype) for D in (64, 80, 128, 256) for dtype in (BF16, FP32)]
-    chains = [name for name, options in VARIANTS.items() if options.get("chain")]
-    return [(name, *size) for name, size in itertools.product(VARIANTS, sizes)] + [
-        (name, *size) for name, size in itertools.product(chains, prompts)
-    ]
+    if VARIANTS[name].get("chain"):  # prompts
+        sizes += [(512, D, dtype) for D in (64, 80, 128, 256) for dtype in (BF16, FP32)]
+    return sizes
 
 
 def calls(which):
-    """Yield (name, call) for the cases to compile, "few", "chosen" or "all"."""
-    chosen = {"few": FEW, "chosen": CHOSEN, "all": _all()}[which]
+    """Yield (name, call) for the cases to compile: "few", "chosen", "small" or a variant's name."""
+    chosen = {"few": FEW, "chosen": CHOSEN, "small": []}.get(which)
+    if chosen is None:
+        chosen = [(which, *size) for size in _sizes(which)]
     for name, rows, D, dtype in chosen:
         label = f"{name}, {rows} rows, D {D}, {TYPES[dtype]}"
         yield label, partial(attention, rows, D, dtype, **VARIANTS[name])
-    for D in (64, 80, 128, 256) if which == "all" else (128,):
+    if which in VARIANTS:
+        return
+    for D in (64, 80, 128, 256) if which == "small" else (128,):
         yield f"merge, D {D}, bf16", partial(merge, D, BF16)
         yield f"importance paged, D {D}, bf16", partial(importance, D, BF16)
     yield "select", select

@@ -164,8 +164,8 @@ struct Amx : Avx512Bf16 {
 #pragma GCC unroll 4
         for (int i = 4 * quarter; i < 4 * quarter + 4; ++i) {
           const int key = i / 2 + i % 2 * kEdge;  // of the first sixteen lanes; of the others + 8
-          const V a = exp2_rough(fma(load(from + key * kTile), factor, shift));
-          const V b = exp2_rough(fma(load(from + (key + 8) * kTile), factor, shift));
+          const V a = exp2<Amx, true>(fma(load(from + key * kTile), factor, shift));
+          const V b = exp2<Amx, true>(fma(load(from + (key + 8) * kTile), factor, shift));
           total = add(total, add(a, b));
           both[i] = narrow<Elem>(a, b);
         }
@@ -264,17 +264,6 @@ struct Amx : Avx512Bf16 {
   static void rest(Prefetch& prefetch) {
     prefetch.tick();
     stay_awake();
-  }
-
-  // 2^y for weights that are rounded to eight bits afterwards: a relative error of 3e-6 is plenty.
-  static V exp2_rough(V y) {
-    constexpr int kBelow = 1;  // what is left above the next smaller integer; zero of -inf
-    const V f = _mm512_reduce_ps(y, kBelow);
-    V p = fma(f, set1(1.34266736e-02f), set1(5.22424914e-02f));
-    p = fma(p, f, set1(2.41280198e-01f));
-    p = fma(p, f, set1(6.93044841e-01f));
-    p = fma(p, f, set1(1.0f));
-    return _mm512_scalef_ps(p, y);  // by the next smaller integer
   }
 
   // Two vectors as one of 16 bits, rounded to nearest even.

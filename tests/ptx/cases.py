@@ -533,6 +533,12 @@ def _all():
         yield Case("ragged scores", **size, ragged=(1, 9, 0, 5), window=100, block_m=16)
         yield Case("ragged logits", **size, ragged=(1, 9, 0, 5), paged=True, block_m=16)
         yield Case("ragged gather", **size, ragged=(1, 4, 0, 5), softcap=2.0)
+    for rows in (4, 16):
+        size = {"rows": rows, "head_dim": 256, "kv_heads": 1, "lengths": (200, 40, 0)}
+        yield Case("hybrid", **size, paged=True, window=60, softcap=2.0)
+        yield Case("hybrid", **size, paged=True, window=60, tree="in_cache")
+        yield Case("gather", **size, paged=True)
+        yield Case("logits", **size, paged=True, window=60)
     for dtype, to in itertools.product(DTYPES, DTYPES):
         yield Case("write", dtype, cache_dtype=to)
         yield Case("write", dtype, rows=6, head_dim=80, layout="interleaved", cache_dtype=to)

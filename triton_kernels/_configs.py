@@ -50,8 +50,8 @@ class AttentionConfig(NamedTuple):
 # float32 has no tensor cores without TF32, and its operands sit in registers: the smallest tiles,
 # not pipelined. It is here to be exact.
 # What spills even so, in bytes per thread: collecting in 16 bits up to 8 on sm_80, 16 on sm_90 and
-# 24 on gfx942 (148 by Triton 3.6, logits of 64 rows and D 256), in float32 where D is 256 up to
-# 368; float32 where D is 256 on gfx942 up to 8.
+# 24 on gfx942, in float32 where D is 256 up to 368; float32 where D is 256 on gfx942 up to 8. By
+# Triton 3.6 64 rows where D is 64 or 256 up to 40 on sm_80, their logits up to 148 on gfx942.
 FLOAT32 = {16: Tile(16, 8, 1)}
 TABLE = {
     # 8 warps from 64 rows, because mma.sync keeps the accumulators of 4 warps above 255 registers.

@@ -1,4 +1,4 @@
-"""The bits of every primitive and the greedy texts of every method, as they were recorded.
+"""The bits of every primitive, and the texts and drafts of every method, as they were recorded.
 
 A change that is meant to move code must leave both as they are. One that is meant to change them
 records them anew, and says why: ``python -m tests.test_fingerprint`` rewrites the file.
@@ -6,7 +6,9 @@ records them anew, and says why: ``python -m tests.test_fingerprint`` rewrites t
 
 import hashlib
 import json
+from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -31,7 +33,34 @@ METHODS = (
     "tokenswift:widths=[1,3,3,3],budget=64",
     "prompt_lookup:gamma=10",
     "token_recycling:nodes=20",
+    "suffix:nodes=16",
 )
+# Their drafts' sizes follow a clock: here one that counts the rows of passes.
+CLOCKED = (
+    "auto",
+    "auto:trained=poss",
+    "suffix",
+    "prompt_lookup",
+    "token_recycling",
+    "vegas",
+    "longspec",
+    "longspec:gamma=auto",
+    "poss",
+    "medusa",
+    "tokenswift:budget=64",
+)
+BY_MODULES = (
+    "plain",
+    "vegas:gamma=3,min_tokens=16,switch=False",
+    "longspec:widths=[2,3,2]",
+    "longspec:gamma=3",
+    "poss:total_tokens=12,depth=4",
+    "medusa:widths=[3,3,3]",
+    "tokenswift:widths=[1,3,3,3],budget=64",
+)
+# Their drafts are drawn by themselves, so their texts are their own.
+REJECTION = ("longspec:gamma=3,rejection=True", "triforce:gamma=3,min_tokens=16,rejection=True")
+SAMPLED = {"temperature": 0.8, "top_p": 0.95, "seed": 7}
 NEW_TOKENS = 48
 PROMPT = '''
 class Stack:
@@ -163,21 +192,71 @@ def load_target():
     return model, tokenizer(PROMPT)["input_ids"]
 
 
-def decoded(model, ids, method):
-    """Return the new tokens of two prompts of different lengths, and how many rounds they took."""
+@contextmanager
+def watched_passes():
+    """Yield a digest of all drafts that targets verify; clocks count the rows of their passes."""
+    from specattn.decoding import Target
+    from specattn.decoding.statistics import Clock
+
+    found, now = hashlib.sha256(), 0.0
+    verify, draft = Target.verify, Target.draft
+
+    def verified(self, tree, tokens, **options):
+        nonlocal now
+        now += 1e-3 + 2e-5 * tree.size
+        found.update(repr((tree.parent_lists, tokens.tolist())).encode())
+        return verify(self, tree, tokens, **options)
+
+    def drafted(self, tokens, *arguments, **options):
+        nonlocal now
+        now += 6e-4
+        return draft(self, tokens, *arguments, **options)
+
+    def moment(self):
+        return now
+
+    with (
+        mock.patch.object(Target, "verify", verified),
+        mock.patch.object(Target, "draft", drafted),
+        mock.patch.object(Clock, "now", moment),
+    ):
+        yield found
+
+
+def decoded(model, ids, method, **options):
+    """Return the new tokens of two prompts of unequal lengths, rounds taken, a digest of drafts."""
     from specattn.decoding import generate
 
     prompts = [torch.tensor(ids), torch.tensor(ids[: len(ids) // 2])]
-    output = generate(
-        model,
-        prompts,
-        method,
-        max_new_tokens=NEW_TOKENS,
-        min_new_tokens=NEW_TOKENS,
-        temperature=0,
-        repetition_penalty=1.2,
-    )
-    return output.new_tokens, [request.rounds for request in output.statistics.requests]
+    options = {"temperature": 0, "repetition_penalty": 1.2, **options}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with watched_passes() as drafts:
+            output = generate(
+                model,
+                prompts,
+                method,
+                max_new_tokens=NEW_TOKENS,
+                **{"min_new_tokens": NEW_TOKENS, **options},
+            )
+    finally:
+        torch.set_num_threads(threads)
+    rounds = [request.rounds for request in output.statistics.requests]
+    return output.new_tokens, rounds, drafts.hexdigest()[:16]
+
+
+def ending_early(model, ids):
+    """Return options with which one of the two texts ends before the other."""
+    first, second = decoded(model, ids, "plain", min_new_tokens=0)[0]
+    alone = next(token for token in second[6:-6] if token not in first)
+    return {"eos_token_id": alone, "min_new_tokens": 0}
+
+
+def isa():
+    from specattn import _cpu
+
+    return _cpu.isa()
 
 
 @pytest.fixture(scope="module")
@@ -207,21 +286,64 @@ def test_values_of_the_reference(record):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_texts_of_the_methods(record, target, method):
-    tokens, rounds = decoded(*target, method)
+def test_texts_and_drafts_of_the_methods(record, target, method):
+    tokens, rounds, drafts = decoded(*target, method)
     assert tokens == record["text"]
     # A drafter's own near-ties may fall otherwise on another machine, and cost or save a round.
     assert rounds == pytest.approx(record["rounds"][method], abs=1)
+    # Attention and products round differently by instruction set: drafts are one set's own.
+    assert drafts == record["drafts"].get(isa(), {}).get(method, drafts)
+
+
+@pytest.mark.parametrize("method", CLOCKED)
+def test_texts_of_methods_that_follow_a_clock(record, method):
+    tokens, rounds, _ = decoded(*load_target(), method)  # which no other run has taught anything
+    assert tokens == record["text"]
+    assert rounds == pytest.approx(record["rounds by clock"][method], abs=2)
+
+
+@pytest.mark.parametrize("method", BY_MODULES)
+def test_texts_by_modules(record, target, method):
+    tokens, rounds, _ = decoded(*target, method, compile="off")
+    assert tokens == record["text"]
+    assert rounds == pytest.approx(record["rounds"][method], abs=1)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_texts_of_a_seed(record, target, method):
+    tokens, rounds, _ = decoded(*target, method, **SAMPLED)
+    assert tokens == record["sampled text"]
+    assert rounds == pytest.approx(record["sampled rounds"][method], abs=2)
+
+
+@pytest.mark.parametrize("method", REJECTION)
+def test_texts_of_drafts_that_are_sampled(record, target, method):
+    tokens, *_ = decoded(*target, method, **SAMPLED)
+    assert tokens == record["rejection"].get(isa(), {}).get(method, tokens)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_texts_of_a_batch_of_which_one_ends_early(record, target, method):
+    tokens, *_ = decoded(*target, method, **record["ending early"])
+    assert tokens == record["text of which one ends"]
+    assert len(tokens[1]) < len(tokens[0]) == NEW_TOKENS
 
 
 def main():
     from specattn import _cpu
 
-    old = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {"bits": {}}
+    old = {"bits": {}, "drafts": {}, "rejection": {}}
+    if RECORD.exists():
+        old |= json.loads(RECORD.read_text(encoding="utf-8"))
     model, ids = load_target()
     found = {method: decoded(model, ids, method) for method in METHODS}
+    sampled = {method: decoded(model, ids, method, **SAMPLED) for method in METHODS}
+    rejected = {method: decoded(model, ids, method, **SAMPLED)[0] for method in REJECTION}
+    ending = ending_early(model, ids)
+    clocked = {method: decoded(*load_target(), method)[1] for method in CLOCKED}
+    # What belongs to code paths that this machine does not have stays as it is.
     record = {
-        "bits": old["bits"]  # those of code paths that this machine does not have
+        "bits": old["bits"]
         | {
             f"{isa}, {dtype}": bits(isa, getattr(torch, dtype))
             for isa in _cpu.isas()
@@ -229,7 +351,15 @@ def main():
         },
         "reference": reference_sums(),
         "text": found["plain"][0],
-        "rounds": {method: rounds for method, (_, rounds) in found.items()},
+        "rounds": {method: rounds for method, (_, rounds, _) in found.items()},
+        "drafts": old["drafts"]
+        | {isa(): {method: drafts for method, (*_, drafts) in found.items()}},
+        "rounds by clock": clocked,
+        "ending early": ending,
+        "text of which one ends": decoded(model, ids, "plain", **ending)[0],
+        "sampled text": sampled["plain"][0],
+        "sampled rounds": {method: rounds for method, (_, rounds, _) in sampled.items()},
+        "rejection": old["rejection"] | {isa(): rejected},
     }
     RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 

@@ -66,9 +66,9 @@ test-cuda: $(VENV)/cuda/.done
 	OMP_NUM_THREADS=1 $(VENV)/cuda/bin/python -m pytest -p no:cacheprovider -n 2 -m "not slow" \
 	    tests/ptx/test_cuda.py tests/backends/test_cuda.py $(ARGS)
 
-## Models whose weights torchao quantises (tests/decoding/test_quantised.py).
+## Models whose weights torchao quantises (tests/decoding/model/test_quantised.py).
 test-torchao: $(VENV)/torchao/.done
-	OMP_NUM_THREADS=1 $(VENV)/torchao/bin/python -m pytest -p no:cacheprovider tests/decoding/test_quantised.py $(ARGS)
+	OMP_NUM_THREADS=1 $(VENV)/torchao/bin/python -m pytest -p no:cacheprovider tests/decoding/model/test_quantised.py $(ARGS)
 
 ## vLLM with our attention and drafters in it: its texts are those of transformers.
 test-vllm: .venv-vllm/.ready

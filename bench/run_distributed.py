@@ -186,10 +186,10 @@ class _Work:
     """What one rank does: a target over a long cache, and passes of it."""
 
     def __init__(self, shape: Shape, given: argparse.Namespace):
-        from specattn.decoding.attention import CaptureSpec
-        from specattn.decoding.checkpoint import load_causal_model
-        from specattn.decoding.lockstep import Lockstep
-        from specattn.decoding.target import Target
+        from specattn.decoding.engine.target import Target
+        from specattn.decoding.model.checkpoint import load_causal_model
+        from specattn.decoding.passes.attention import CaptureSpec
+        from specattn.decoding.ranks.lockstep import Lockstep
         from specattn.distributed import ContextParallel, TensorParallel
         from specattn.tree import Tree
 
@@ -243,7 +243,7 @@ class _Work:
 
     def select(self) -> None:
         """Select the best tokens of every layer by the last scores."""
-        from specattn.decoding.attention import Selection
+        from specattn.decoding.passes.attention import Selection
 
         cache, layers = self.target.cache, len(self.target.full_layers)
         found = cache.select_topk(

@@ -196,7 +196,7 @@ def load_target():
 def watched_passes():
     """Yield a digest of all drafts that targets verify; clocks count the rows of their passes."""
     from specattn.decoding import Target
-    from specattn.decoding.statistics import Clock
+    from specattn.decoding.text.statistics import Clock
 
     found, now = hashlib.sha256(), 0.0
     verify, draft = Target.verify, Target.draft

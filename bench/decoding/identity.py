@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from specattn.decoding import Target
-from specattn.decoding.loop import CHUNK_SIZE
+from specattn.decoding.engine.loop import CHUNK_SIZE
 from specattn.tree import Tree
 
 

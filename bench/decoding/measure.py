@@ -12,7 +12,7 @@ from common.machine import Others
 from transformers import PreTrainedModel
 
 from specattn.decoding import Target
-from specattn.decoding.snapshot import PromptSnapshot
+from specattn.decoding.engine.snapshot import PromptSnapshot
 from specattn.planning import AcceptanceProfile
 
 from .cases import PLAIN, TRANSFORMERS, Group

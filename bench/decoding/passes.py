@@ -18,9 +18,9 @@ from transformers import PreTrainedModel
 
 import specattn
 from specattn.decoding import Quest, SpecExtend, Streaming, Target, Vegas
-from specattn.decoding.attention import CaptureSpec, Selection
+from specattn.decoding.drafting.sparse_chain import PrefixSelection
 from specattn.decoding.methods import quest, specextend
-from specattn.decoding.methods.sparse_chain import PrefixSelection
+from specattn.decoding.passes.attention import CaptureSpec, Selection
 
 SCORES = CaptureSpec(rows=(0, -1))
 HEADER = [("pass", "<")] + [

@@ -14,8 +14,8 @@ import torch
 from transformers import PreTrainedModel
 
 from specattn.decoding import Target
-from specattn.decoding.attention import NO_CAPTURE, CaptureSpec
-from specattn.decoding.target import Verification
+from specattn.decoding.engine.target import Verification
+from specattn.decoding.passes.attention import NO_CAPTURE, CaptureSpec
 from specattn.tree import Tree
 
 from .simulation import CERTAIN, MARK

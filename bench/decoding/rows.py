@@ -12,7 +12,7 @@ from common.clock import paired_ratio, timing
 from common.records import Record
 
 from specattn.decoding import RequestStatistics, Statistics
-from specattn.decoding.statistics import distinct
+from specattn.decoding.text.statistics import distinct
 
 from .cases import PEERS, PLAIN, TRANSFORMERS, Entry, Group
 from .identity import Difference

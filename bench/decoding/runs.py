@@ -11,8 +11,8 @@ import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from specattn.decoding import Method, Statistics
-from specattn.decoding.memory import peak_bytes, reset_peak
-from specattn.decoding.snapshot import PromptSnapshot
+from specattn.decoding.engine.memory import peak_bytes, reset_peak
+from specattn.decoding.engine.snapshot import PromptSnapshot
 
 from .peers.process import Peer
 from .shaping import UNSHAPED, Shaping

@@ -37,9 +37,9 @@ from decoding.texts import Files, held_out_files
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from specattn.decoding import Method, RequestStatistics, Statistics, Target
-from specattn.decoding.attention import KVSelector
-from specattn.decoding.snapshot import PromptSnapshot
-from specattn.decoding.target import Verification
+from specattn.decoding.engine.snapshot import PromptSnapshot
+from specattn.decoding.engine.target import Verification
+from specattn.decoding.passes.attention import KVSelector
 from specattn.planning.models import EMBEDDED_TARGET
 
 PLACE = ("context", "text", "temperature", "method")

@@ -25,12 +25,12 @@ from decoding import models
 from decoding.texts import Files, held_out_files
 
 from specattn.decoding import Quest, SpecExtend, Streaming, Target, TriForce
-from specattn.decoding.attention import CaptureSpec, KVSelector, Selection
+from specattn.decoding.drafting.sparse_chain import PrefixSelection
+from specattn.decoding.engine.snapshot import PromptSnapshot
 from specattn.decoding.methods.quest import PageBounds, Pages
-from specattn.decoding.methods.sparse_chain import PrefixSelection
 from specattn.decoding.methods.specextend import select_chunks
 from specattn.decoding.methods.triforce import retrieve
-from specattn.decoding.snapshot import PromptSnapshot
+from specattn.decoding.passes.attention import CaptureSpec, KVSelector, Selection
 from specattn.ops import select_topk
 from specattn.planning.models import EMBEDDED_TARGET
 from specattn.tree import Tree

@@ -31,7 +31,7 @@ from decoding.runs import run
 from decoding.texts import Files, held_out_files
 
 from specattn.decoding import Method, Target
-from specattn.decoding.snapshot import PromptSnapshot
+from specattn.decoding.engine.snapshot import PromptSnapshot
 from specattn.planning.models import EMBEDDED_TARGET
 
 SCHEMA = "specattn.auto/1"

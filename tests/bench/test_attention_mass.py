@@ -12,7 +12,7 @@ from studies import attention_mass  # noqa: E402
 from tests.decoding.models import prompts, tiny_model  # noqa: E402
 
 from specattn.decoding import Target  # noqa: E402
-from specattn.decoding.snapshot import PromptSnapshot  # noqa: E402
+from specattn.decoding.engine.snapshot import PromptSnapshot  # noqa: E402
 
 
 @pytest.mark.parametrize(("context", "whole"), [(70, True), (450, False)])

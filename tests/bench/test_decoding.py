@@ -35,7 +35,7 @@ from specattn.decoding import (  # noqa: E402
     Target,
     Vegas,
 )
-from specattn.decoding.snapshot import PromptSnapshot  # noqa: E402
+from specattn.decoding.engine.snapshot import PromptSnapshot  # noqa: E402
 from specattn.drafters import MedusaHeads  # noqa: E402
 from specattn.planning import PROFILES, AcceptanceProfile  # noqa: E402
 

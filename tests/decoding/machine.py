@@ -2,7 +2,7 @@
 
 
 class Machine:
-    """Stands in for `specattn.decoding.statistics.Clock`.
+    """Stands in for `specattn.decoding.text.statistics.Clock`.
 
     A moment has passed once `late` others have been noted behind it, as on a device that the host
     does not wait for.

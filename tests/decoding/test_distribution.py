@@ -22,12 +22,12 @@ from transformers import (
 from specattn import acceptance, kv_cache, reference
 from specattn.decoding import METHODS as ALL
 from specattn.decoding import ContextualPenalty, generate
+from specattn.decoding.drafting.costs import SIZES, PassCosts
+from specattn.decoding.drafting.sizing import NONE, Effort, Sizer
 from specattn.decoding.methods import longspec_block, poss_block, triforce
-from specattn.decoding.methods.costs import SIZES, PassCosts
-from specattn.decoding.methods.sizing import NONE, Effort, Sizer
 from tests import distributions
+from tests.decoding.engine.test_loop import RandomTree
 from tests.decoding.models import prompts, tiny_model
-from tests.decoding.test_loop import RandomTree
 from tests.drafters import poss_statement
 from tests.drafters.statement import random_drafter
 from tests.drafters.test_heads import random_heads

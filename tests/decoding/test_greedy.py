@@ -16,7 +16,7 @@ from specattn.decoding import (
     Vegas,
     generate,
 )
-from specattn.decoding.target import Target
+from specattn.decoding.engine.target import Target
 from tests.decoding import settings
 from tests.decoding.models import CONFIGS, greedy_by_transformers, prompts, tiny_model
 

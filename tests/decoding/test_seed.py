@@ -7,7 +7,7 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from specattn.decoding import METHODS, LongSpec, PosS, TriForce, Vegas, generate
-from specattn.decoding.methods.sizing import NONE, Effort, Sizer
+from specattn.decoding.drafting.sizing import NONE, Effort, Sizer
 from tests.decoding.models import prompts, tiny_model
 from tests.drafters import poss_statement
 from tests.drafters.statement import random_drafter

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specattn.decoding import Target, Vegas, generate
-from specattn.decoding.snapshot import PromptSnapshot
+from specattn.decoding.engine.snapshot import PromptSnapshot
 from tests.decoding.models import CONFIGS, greedy_by_transformers, prompts, tiny_model
 
 VEGAS = Vegas(gamma=2, min_tokens=4, switch=False)

@@ -7,7 +7,7 @@ import torch.distributed as dist
 import transformers
 
 from specattn.decoding import METHODS, generate
-from specattn.decoding.checkpoint import load_causal_model
+from specattn.decoding.model.checkpoint import load_causal_model
 from specattn.distributed import ContextParallel
 from tests.decoding.models import prompts, tiny_model
 from tests.decoding.settings import settings_of, settings_without_layers

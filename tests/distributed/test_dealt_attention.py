@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from specattn.decoding.attention import CaptureSpec
-from specattn.decoding.lockstep import Lockstep
-from specattn.decoding.target import Target
+from specattn.decoding.engine.target import Target
+from specattn.decoding.passes.attention import CaptureSpec
+from specattn.decoding.ranks.lockstep import Lockstep
 from specattn.distributed import ContextParallel
 from specattn.tree import Tree
 from tests.decoding.models import prompts, tiny_model

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from specattn.decoding import METHODS
-from specattn.decoding.checkpoint import load_causal_model
-from specattn.decoding.target import Target
+from specattn.decoding.engine.target import Target
+from specattn.decoding.model.checkpoint import load_causal_model
 from specattn.distributed import TensorParallel
 from tests.decoding.models import tiny_model
 from tests.decoding.settings import NAMES, settings_without_layers

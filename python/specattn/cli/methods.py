@@ -17,7 +17,7 @@ def methods(
     """List the methods and their options, as --method takes them, with types and defaults."""
     with one_line_errors():
         from specattn.decoding import METHODS
-        from specattn.decoding.spelling import options_of
+        from specattn.decoding.methods.spelling import options_of
 
         for name in names or ():
             if name not in METHODS:

@@ -38,11 +38,11 @@ from specattn.decoding import (
     generate,
     parse_method,
 )
-from specattn.decoding.checkpoint import load_causal_model
-from specattn.decoding.families import check_length
-from specattn.decoding.memory import peak_bytes, reset_peak
-from specattn.decoding.proving import prove
-from specattn.decoding.statistics import distinct
+from specattn.decoding.engine.memory import peak_bytes, reset_peak
+from specattn.decoding.model.checkpoint import load_causal_model
+from specattn.decoding.model.families import check_length
+from specattn.decoding.passes.proving import prove
+from specattn.decoding.text.statistics import distinct
 from specattn.distributed.launch import Started
 
 # Sampling options that `generate` takes as they are; the contextual penalty is a processor.
@@ -96,7 +96,7 @@ class Continuation:
     signal : int or None
         Number of the signal that ended it.
     peak_bytes : int or None
-        The most memory meanwhile (`specattn.decoding.memory`).
+        The most memory meanwhile (`specattn.decoding.engine.memory`).
     """
 
     texts: list[Text]

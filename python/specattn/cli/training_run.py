@@ -18,7 +18,7 @@ from specattn.cli.errors import naming
 from specattn.cli.loading import dtype_named, load_tokenizer, model_folder
 from specattn.cli.options import TrainingOptions
 from specattn.cli.terminal import console
-from specattn.decoding.checkpoint import load_causal_model
+from specattn.decoding.model.checkpoint import load_causal_model
 from specattn.drafters import TrainedDrafter
 from specattn.files import check_folder_writable
 from specattn.training import Documents, DrafterTrainer, PackedRows, Preset, Recipe, find_files

@@ -124,7 +124,7 @@ def _tuner(
         versions,
     )
     from specattn.cli.prompts import read_text
-    from specattn.decoding.checkpoint import load_causal_model
+    from specattn.decoding.model.checkpoint import load_causal_model
     from specattn.training import find_files
     from specattn.tuning import Record, Tuner
 

@@ -23,11 +23,11 @@ except ImportError as error:
         "specattn.decoding needs transformers 5: pip install 'specattn[hf]'"
     ) from error
 
-from specattn.decoding.drafting import Draft, DraftContext, Drafter, Verified
-from specattn.decoding.families import FAMILIES
+from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Verified
+from specattn.decoding.engine.loop import decode
+from specattn.decoding.engine.method import Method, SpeculativeOutput
+from specattn.decoding.engine.target import Target
 from specattn.decoding.generate import GenerationOutput, generate
-from specattn.decoding.loop import decode
-from specattn.decoding.method import Method, SpeculativeOutput
 from specattn.decoding.methods import METHODS, parse_method
 from specattn.decoding.methods.auto import Auto
 from specattn.decoding.methods.longspec import LongSpec
@@ -43,13 +43,13 @@ from specattn.decoding.methods.token_recycling import TokenRecycling
 from specattn.decoding.methods.tokenswift import TokenSwift
 from specattn.decoding.methods.triforce import TriForce
 from specattn.decoding.methods.vegas import Vegas
-from specattn.decoding.penalty import ContextualPenalty
-from specattn.decoding.proving import prove
-from specattn.decoding.rounds import Round
-from specattn.decoding.sampling import Sampler
-from specattn.decoding.sequences import StopRequest
-from specattn.decoding.statistics import RequestStatistics, Statistics
-from specattn.decoding.target import Target
+from specattn.decoding.model.families import FAMILIES
+from specattn.decoding.passes.proving import prove
+from specattn.decoding.text.penalty import ContextualPenalty
+from specattn.decoding.text.rounds import Round
+from specattn.decoding.text.sampling import Sampler
+from specattn.decoding.text.sequences import StopRequest
+from specattn.decoding.text.statistics import RequestStatistics, Statistics
 
 __all__ = [
     "FAMILIES",

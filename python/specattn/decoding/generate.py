@@ -17,14 +17,21 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
-from specattn.decoding.compiling import Compile
-from specattn.decoding.loop import OnPrefill, OnRound
-from specattn.decoding.method import Method, OnTokens, Texts, announcing, refuse_unsupported, run
+from specattn.decoding.engine.loop import OnPrefill, OnRound
+from specattn.decoding.engine.method import (
+    Method,
+    OnTokens,
+    Texts,
+    announcing,
+    refuse_unsupported,
+    run,
+)
 from specattn.decoding.methods import METHODS, parse_method
-from specattn.decoding.processors import CONTEXT_FREE
-from specattn.decoding.prompts import Prompts, as_prompts
-from specattn.decoding.statistics import Statistics
-from specattn.decoding.text_model import text_model
+from specattn.decoding.model.text_model import text_model
+from specattn.decoding.passes.compiling import Compile
+from specattn.decoding.text.processors import CONTEXT_FREE
+from specattn.decoding.text.prompts import Prompts, as_prompts
+from specattn.decoding.text.statistics import Statistics
 from specattn.distributed.group import ContextParallel
 
 

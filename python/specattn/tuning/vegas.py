@@ -18,7 +18,7 @@ import torch
 from transformers import LogitsProcessorList, PreTrainedModel, TemperatureLogitsWarper
 
 from specattn.decoding import Method, Plain, Target, Vegas
-from specattn.decoding.snapshot import PromptSnapshot
+from specattn.decoding.engine.snapshot import PromptSnapshot
 from specattn.tuning.record import Measurement, Record
 
 STEPS = ("ratio", "gamma", "ratio again")

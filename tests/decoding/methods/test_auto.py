@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from specattn.decoding import LongSpec, Medusa, PosS, Vegas, generate
+from specattn.decoding.drafting.choosing import TRIAL, Account, Chooser, Worth
+from specattn.decoding.drafting.costs import EXPLORING, SIZES, PassCosts
+from specattn.decoding.drafting.sizing import Effort, Sizer
 from specattn.decoding.methods import auto as module
 from specattn.decoding.methods.auto import Auto
-from specattn.decoding.methods.choosing import TRIAL, Account, Chooser, Worth
-from specattn.decoding.methods.costs import EXPLORING, SIZES, PassCosts
-from specattn.decoding.methods.sizing import Effort, Sizer
-from specattn.decoding.statistics import Clock
+from specattn.decoding.text.statistics import Clock
 from tests import distributions
 from tests.decoding.machine import Machine
 from tests.decoding.models import prompts, tiny_model

@@ -8,15 +8,15 @@ from specattn import use_backend
 from specattn.decoding import DraftContext, LongSpec, Sampler, Target, generate
 from specattn.decoding.methods import longspec
 from specattn.decoding.methods.longspec_block import DraftBlock
-from specattn.decoding.sequences import Sequences
+from specattn.decoding.text.sequences import Sequences
 from specattn.drafters import LongSpecDrafter
+from tests.decoding.engine.test_loop import StopAt
 from tests.decoding.models import (
     CONFIGS,
     greedy_by_transformers,
     prompts,
     tiny_model,
 )
-from tests.decoding.test_loop import StopAt
 from tests.drafters.statement import Statement, random_drafter
 
 # What caches and rings hold beyond what was written is then NaN, and must not matter.

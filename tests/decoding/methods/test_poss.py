@@ -8,10 +8,11 @@ from transformers import StoppingCriteriaList
 
 from specattn import use_backend
 from specattn.decoding import DraftContext, PosS, Sampler, Target, generate
-from specattn.decoding.methods import dynamic_tree, poss
-from specattn.decoding.methods.dynamic_tree import DynamicTree, top_tokens
+from specattn.decoding.drafting import dynamic_tree
+from specattn.decoding.drafting.dynamic_tree import DynamicTree, top_tokens
+from specattn.decoding.methods import poss
 from specattn.decoding.methods.poss_block import SpecialistBlock
-from specattn.decoding.sequences import Sequences
+from specattn.decoding.text.sequences import Sequences
 from tests.decoding.models import (
     CONFIGS,
     ending_at,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from specattn.decoding import METHODS, generate, methods, parse_method
-from specattn.decoding.method import Method
+from specattn.decoding.engine.method import Method
 from tests.decoding.models import greedy_by_transformers, prompts, tiny_model
 
 TOY = '''
@@ -15,8 +15,8 @@ TOY = '''
 
 from dataclasses import dataclass
 
-from specattn.decoding.drafting import Draft, Drafter
-from specattn.decoding.method import Method
+from specattn.decoding.engine.contract import Draft, Drafter
+from specattn.decoding.engine.method import Method
 from specattn.tree import Tree
 
 

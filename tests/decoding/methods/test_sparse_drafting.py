@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from specattn.decoding import Quest, SpecExtend, Streaming, TriForce, generate
-from specattn.decoding.target import Pass
+from specattn.decoding.engine.target import Pass
+from tests.decoding.engine.test_loop import StopAt
 from tests.decoding.models import greedy_by_transformers, prompts, tiny_model
-from tests.decoding.test_loop import StopAt
 
 # What the cache holds beyond a request's length is then NaN, and must not matter.
 pytestmark = pytest.mark.usefixtures("poisoned_empty")

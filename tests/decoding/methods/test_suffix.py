@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specattn.decoding import generate
-from specattn.decoding.methods.costs import SIZES, Calibration, PassCosts, best_size
+from specattn.decoding.drafting.costs import SIZES, Calibration, PassCosts, best_size
 from specattn.decoding.methods.suffix import Suffix
 from tests.decoding.machine import Machine
 from tests.decoding.models import prompts, tiny_model

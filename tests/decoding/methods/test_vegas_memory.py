@@ -8,8 +8,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 from transformers import LogitsProcessorList
 
-from specattn.decoding import Target, Vegas, snapshot
-from specattn.decoding.snapshot import PromptSnapshot
+from specattn.decoding import Target, Vegas
+from specattn.decoding.engine import snapshot
+from specattn.decoding.engine.snapshot import PromptSnapshot
 from tests.decoding.models import prompts, tiny_model
 
 CONTEXT, NEW_TOKENS, GAMMA, LAYERS, HEADS = 3000, 12, 3, 3, 4

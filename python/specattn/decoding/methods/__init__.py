@@ -9,8 +9,8 @@ import importlib
 import pkgutil
 from typing import Any
 
-from specattn.decoding.method import METHODS
-from specattn.decoding.spelling import options_of, split_outside_brackets
+from specattn.decoding.engine.method import METHODS
+from specattn.decoding.methods.spelling import options_of, split_outside_brackets
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")

@@ -18,18 +18,18 @@ from weakref import WeakKeyDictionary
 import torch
 from transformers import PreTrainedModel
 
-from specattn.decoding.attention import NO_CAPTURE
-from specattn.decoding.drafting import Draft, DraftContext, Drafter, Verified
-from specattn.decoding.method import Method
-from specattn.decoding.methods.asking import Asking
-from specattn.decoding.methods.choosing import Account, Chooser, Worth
-from specattn.decoding.methods.costs import alike
+from specattn.decoding.drafting.asking import Asking
+from specattn.decoding.drafting.choosing import Account, Chooser, Worth
+from specattn.decoding.drafting.costs import alike
+from specattn.decoding.drafting.trie import shared_tree
+from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Verified
+from specattn.decoding.engine.method import Method
 from specattn.decoding.methods.longspec import LongSpec
 from specattn.decoding.methods.medusa import Medusa
 from specattn.decoding.methods.poss import PosS
 from specattn.decoding.methods.suffix import Lookup, Suffix, SuffixDrafter
-from specattn.decoding.methods.trie import shared_tree
 from specattn.decoding.methods.vegas import Vegas, VegasDrafter
+from specattn.decoding.passes.attention import NO_CAPTURE
 
 TRAINED: tuple[type[Method], ...] = (LongSpec, PosS, Medusa)
 """Methods whose drafter is looked for in the folder of a model, in this order."""

@@ -18,12 +18,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from specattn.decoding.drafting import Draft, DraftContext, Drafter, Verified
-from specattn.decoding.method import Method
-from specattn.decoding.methods.chain import ChainBuilder
-from specattn.decoding.methods.longspec_block import DraftBlock
-from specattn.decoding.methods.pruning import as_probabilities, pruned
-from specattn.decoding.methods.sizing import (
+from specattn.decoding.drafting.chain import ChainBuilder
+from specattn.decoding.drafting.pruning import as_probabilities, pruned
+from specattn.decoding.drafting.sizing import (
     ChainGains,
     Effort,
     Sizer,
@@ -33,7 +30,10 @@ from specattn.decoding.methods.sizing import (
     chains,
     sizes_up_to,
 )
-from specattn.decoding.methods.trained import fitting_drafter
+from specattn.decoding.drafting.trained import fitting_drafter
+from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Verified
+from specattn.decoding.engine.method import Method
+from specattn.decoding.methods.longspec_block import DraftBlock
 from specattn.drafters import LongSpecDrafter
 from specattn.reference.tree_mask import pack_tree_mask
 from specattn.tree import Tree

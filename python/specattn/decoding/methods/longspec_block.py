@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from specattn.decoding.drafting import DraftContext
+from specattn.decoding.engine.contract import DraftContext
 from specattn.drafters import LongSpecDrafter
 from specattn.drafters.layer import Rotation
 from specattn.ops import sparse_gather_attention

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 import specattn._cpu as _cpu
-from specattn.decoding.drafting import Draft
+from specattn.decoding.drafting.static_drafting import Place, Storage, add_mlp, projection, rotate
+from specattn.decoding.engine.contract import Draft
 from specattn.decoding.methods.longspec_block import DraftBlock
-from specattn.decoding.methods.static_drafting import Place, Storage, add_mlp, projection, rotate
-from specattn.decoding.recording import UNIFORM, Recording
-from specattn.decoding.static_pass import StaticPass
+from specattn.decoding.passes.recording import UNIFORM, Recording
+from specattn.decoding.passes.static_pass import StaticPass
 from specattn.reference.tree_mask import WORD_BITS, pack_tree_mask
 from specattn.tree import Tree
 

@@ -16,16 +16,16 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from specattn.decoding.drafting import Draft, DraftContext, Drafter, Verified
-from specattn.decoding.method import Method
-from specattn.decoding.methods.pruning import as_probabilities, pruned
-from specattn.decoding.methods.sizing import NONE, Effort, Sizer, Told, TreeGains, sizes_up_to
-from specattn.decoding.methods.trained import fitting_drafter
+from specattn.decoding.drafting.pruning import as_probabilities, pruned
+from specattn.decoding.drafting.sizing import NONE, Effort, Sizer, Told, TreeGains, sizes_up_to
+from specattn.decoding.drafting.trained import fitting_drafter
+from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Verified
+from specattn.decoding.engine.method import Method
 from specattn.drafters import MedusaHeads
 from specattn.tree import Tree
 
 if TYPE_CHECKING:
-    from specattn.decoding.methods.static_heads import StaticHeads
+    from specattn.decoding.drafting.static_heads import StaticHeads
 
 MOST_WIDTHS = (3, 3, 3)
 """The largest tree unless one is given: TokenSwift's [1, 3, 3, 3] without its 1, here the root."""
@@ -118,7 +118,7 @@ class _MedusaDrafter(Drafter):
         self.heads, self.widths, self.sequences = heads, widths, context.sequences
         self.static: StaticHeads | None = None
         if target.kernel_pass is not None:
-            from specattn.decoding.methods.static_heads import StaticHeads  # the C++ kernels
+            from specattn.decoding.drafting.static_heads import StaticHeads  # the C++ kernels
 
             self.static = StaticHeads(heads, target.kernel_pass)
         # The tree of any depth: it begins as the whole one does, where a text has no use for more.

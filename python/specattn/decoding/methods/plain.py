@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from specattn.decoding.drafting import Draft, DraftContext, Drafter
-from specattn.decoding.method import Method
+from specattn.decoding.engine.contract import Draft, DraftContext, Drafter
+from specattn.decoding.engine.method import Method
 from specattn.tree import Tree
 
 

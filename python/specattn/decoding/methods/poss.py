@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from specattn.decoding.drafting import Draft, DraftContext, Drafter, Verified
-from specattn.decoding.method import Method
-from specattn.decoding.methods.dynamic_tree import Candidates, DynamicTree
+from specattn.decoding.drafting.dynamic_tree import Candidates, DynamicTree
+from specattn.decoding.drafting.pruning import as_probabilities
+from specattn.decoding.drafting.sizing import Effort, Sizer, Told, TreeGains, beams, sizes_up_to
+from specattn.decoding.drafting.trained import fitting_drafter
+from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Verified
+from specattn.decoding.engine.method import Method
 from specattn.decoding.methods.poss_block import SpecialistBlock
-from specattn.decoding.methods.pruning import as_probabilities
-from specattn.decoding.methods.sizing import Effort, Sizer, Told, TreeGains, beams, sizes_up_to
-from specattn.decoding.methods.trained import fitting_drafter
-from specattn.decoding.statistics import Stopwatch
+from specattn.decoding.text.statistics import Stopwatch
 from specattn.drafters import PosSDrafter
 from specattn.reference.tree_mask import pack_tree_mask
 from specattn.tree import Tree

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.functional import pad
 
-from specattn.decoding.compiling import MOST_ROWS
-from specattn.decoding.drafting import DraftContext, Verified
+from specattn.decoding.engine.contract import DraftContext, Verified
+from specattn.decoding.passes.compiling import MOST_ROWS
 from specattn.drafters import PosSDrafter
 from specattn.drafters.poss import JointKeysAndValues
 from specattn.ops import hybrid_tree_attention

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import torch
 
 import specattn._cpu as _cpu
-from specattn.decoding.compiling import MOST_ROWS
-from specattn.decoding.methods.dynamic_tree import Candidates, places
+from specattn.decoding.drafting.dynamic_tree import Candidates, places
+from specattn.decoding.drafting.static_drafting import Place, Storage, add_mlp, projection, rotate
 from specattn.decoding.methods.poss_block import SpecialistBlock
-from specattn.decoding.methods.static_drafting import Place, Storage, add_mlp, projection, rotate
-from specattn.decoding.recording import UNIFORM, Recording
-from specattn.decoding.static_pass import StaticPass
+from specattn.decoding.passes.compiling import MOST_ROWS
+from specattn.decoding.passes.recording import UNIFORM, Recording
+from specattn.decoding.passes.static_pass import StaticPass
 from specattn.reference.tree_mask import WORD_BITS
 
 _MOST_PARTS = 3  # weights that one product takes

@@ -12,9 +12,7 @@ from typing import Any
 
 import torch
 
-from specattn.decoding.drafting import Draft, DraftContext, Drafter, Verified
-from specattn.decoding.method import Method
-from specattn.decoding.methods.sizing import (
+from specattn.decoding.drafting.sizing import (
     NONE,
     ChainGains,
     Effort,
@@ -23,8 +21,10 @@ from specattn.decoding.methods.sizing import (
     TreeGains,
     sizes_up_to,
 )
-from specattn.decoding.methods.trie import common, draft_of_paths
-from specattn.decoding.sequences import RequestIndexes
+from specattn.decoding.drafting.trie import common, draft_of_paths
+from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Verified
+from specattn.decoding.engine.method import Method
+from specattn.decoding.text.sequences import RequestIndexes
 
 MOST_GAMMA = 10
 """Tokens of the longest draft unless a length is given."""

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 
 import torch
 
-from specattn.decoding.drafting import DraftContext, Drafter
-from specattn.decoding.methods.budget import Budgeted
-from specattn.decoding.methods.sparse_chain import PrefixSelection, SteadyDrafter, tokens_of
-from specattn.decoding.target import Target
+from specattn.decoding.drafting.budget import Budgeted
+from specattn.decoding.drafting.sparse_chain import PrefixSelection, SteadyDrafter, tokens_of
+from specattn.decoding.engine.contract import DraftContext, Drafter
+from specattn.decoding.engine.target import Target
 from specattn.ops import importance_scores, select_topk
 
 

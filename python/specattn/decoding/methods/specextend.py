@@ -16,17 +16,17 @@ from dataclasses import dataclass
 
 import torch
 
-from specattn.decoding.attention import NO_CAPTURE, CaptureSpec, Selection
-from specattn.decoding.drafting import Draft, DraftContext, Drafter, Verified
-from specattn.decoding.methods.budget import Budgeted
-from specattn.decoding.methods.sizing import NONE
-from specattn.decoding.methods.sparse_chain import (
+from specattn.decoding.drafting.budget import Budgeted
+from specattn.decoding.drafting.sizing import NONE
+from specattn.decoding.drafting.sparse_chain import (
     PrefixSelection,
     SelectionDrafter,
     chunk_means,
     rows_at,
     tokens_of,
 )
+from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Verified
+from specattn.decoding.passes.attention import NO_CAPTURE, CaptureSpec, Selection
 from specattn.ops import select_topk
 
 

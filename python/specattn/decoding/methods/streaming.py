@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import torch
 
-from specattn.decoding.attention import Selection
-from specattn.decoding.drafting import DraftContext, Drafter
-from specattn.decoding.methods.budget import Budgeted
-from specattn.decoding.methods.sparse_chain import SteadyDrafter
+from specattn.decoding.drafting.budget import Budgeted
+from specattn.decoding.drafting.sparse_chain import SteadyDrafter
+from specattn.decoding.engine.contract import DraftContext, Drafter
+from specattn.decoding.passes.attention import Selection
 from specattn.reference.select_topk import selection_size, tokens_in_ratio
 
 

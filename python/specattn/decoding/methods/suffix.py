@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedModel
 
-from specattn.decoding.drafting import Draft, DraftContext, Drafter, Verified
-from specattn.decoding.method import Method
-from specattn.decoding.methods.corpus import corpora_of
-from specattn.decoding.methods.costs import SIZES, costs_of
-from specattn.decoding.methods.trie import shared_tree
+from specattn.decoding.drafting.corpus import corpora_of
+from specattn.decoding.drafting.costs import SIZES, costs_of
+from specattn.decoding.drafting.trie import shared_tree
+from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Verified
+from specattn.decoding.engine.method import Method
 from specattn.tree import Tree
 
 MOST_SUCCESSORS = 64

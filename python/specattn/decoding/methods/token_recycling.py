@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from specattn.decoding.drafting import Draft, DraftContext, Drafter, Verified
-from specattn.decoding.method import Method
-from specattn.decoding.methods.costs import SIZES
-from specattn.decoding.methods.sizing import NONE, Sizer, Told, TreeGains, sizes_up_to
+from specattn.decoding.drafting.costs import SIZES
+from specattn.decoding.drafting.sizing import NONE, Sizer, Told, TreeGains, sizes_up_to
+from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Verified
+from specattn.decoding.engine.method import Method
 from specattn.tree import Tree
 
 

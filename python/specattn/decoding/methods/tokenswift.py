@@ -20,15 +20,12 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from specattn.decoding.attention import NO_CAPTURE, CaptureSpec
-from specattn.decoding.drafting import Draft, DraftContext, Drafter, Verified
-from specattn.decoding.method import Method
-from specattn.decoding.methods.costs import SIZES
-from specattn.decoding.methods.ngrams import NGramTable
-from specattn.decoding.methods.partial_cache import PartialCache
-from specattn.decoding.methods.sizing import NONE, Effort, Sizer, Told, TreeGains, sizes_up_to
-from specattn.decoding.methods.trained import fitting_drafter
-from specattn.decoding.methods.trie import (
+from specattn.decoding.drafting.costs import SIZES
+from specattn.decoding.drafting.ngrams import NGramTable
+from specattn.decoding.drafting.partial_cache import PartialCache
+from specattn.decoding.drafting.sizing import NONE, Effort, Sizer, Told, TreeGains, sizes_up_to
+from specattn.decoding.drafting.trained import fitting_drafter
+from specattn.decoding.drafting.trie import (
     Trie,
     best_of_trie,
     common,
@@ -36,12 +33,15 @@ from specattn.decoding.methods.trie import (
     draft_of_tries,
     trie,
 )
-from specattn.decoding.sequences import RequestIndexes
+from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Verified
+from specattn.decoding.engine.method import Method
+from specattn.decoding.passes.attention import NO_CAPTURE, CaptureSpec
+from specattn.decoding.text.sequences import RequestIndexes
 from specattn.drafters import TokenSwiftHeads
 from specattn.tree import Tree
 
 if TYPE_CHECKING:
-    from specattn.decoding.methods.static_heads import StaticHeads
+    from specattn.decoding.drafting.static_heads import StaticHeads
 
 MOST_WIDTHS = (1, 3, 3, 3)
 """The heads' tree unless one is given."""
@@ -152,7 +152,7 @@ class _TokenSwiftDrafter(Drafter):
         self.sampler, self.sequences = context.sampler, context.sequences
         self.static: StaticHeads | None = None
         if self.target.kernel_pass is not None:
-            from specattn.decoding.methods.static_heads import StaticHeads  # the C++ kernels
+            from specattn.decoding.drafting.static_heads import StaticHeads  # the C++ kernels
 
             self.static = StaticHeads(heads, self.target.kernel_pass)
         vocabulary, heads_given = heads.config.vocab_size, heads.config.num_heads

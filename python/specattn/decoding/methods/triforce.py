@@ -30,20 +30,20 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from specattn.acceptance import accept, accept_samples
-from specattn.decoding.attention import NO_CAPTURE, CaptureSpec, Selection
-from specattn.decoding.checkpoint import load_causal_model
-from specattn.decoding.drafting import Draft, DraftContext, Drafter, Verified
-from specattn.decoding.loop import prefill
-from specattn.decoding.methods.budget import Budgeted
-from specattn.decoding.methods.chain import ChainBuilder
-from specattn.decoding.methods.sparse_chain import (
+from specattn.decoding.drafting.budget import Budgeted
+from specattn.decoding.drafting.chain import ChainBuilder
+from specattn.decoding.drafting.sparse_chain import (
     PrefixSelection,
     SelectionDrafter,
     chunk_means,
     tokens_of,
 )
+from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Verified
+from specattn.decoding.engine.loop import prefill
+from specattn.decoding.engine.target import Target
 from specattn.decoding.methods.streaming import Streaming
-from specattn.decoding.target import Target
+from specattn.decoding.model.checkpoint import load_causal_model
+from specattn.decoding.passes.attention import NO_CAPTURE, CaptureSpec, Selection
 from specattn.ops import select_topk
 from specattn.tree import Tree
 

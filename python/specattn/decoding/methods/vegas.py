@@ -14,11 +14,11 @@ from typing import ClassVar, Literal, get_args
 
 import torch
 
-from specattn.decoding.attention import NO_CAPTURE, CaptureSpec, Selection
-from specattn.decoding.drafting import Draft, DraftContext, Verified
-from specattn.decoding.methods.budget import Budgeted
-from specattn.decoding.methods.sizing import NONE, Effort, Sizer, Told
-from specattn.decoding.methods.sparse_chain import PrefixSelection, SelectionDrafter, rows_at
+from specattn.decoding.drafting.budget import Budgeted
+from specattn.decoding.drafting.sizing import NONE, Effort, Sizer, Told
+from specattn.decoding.drafting.sparse_chain import PrefixSelection, SelectionDrafter, rows_at
+from specattn.decoding.engine.contract import Draft, DraftContext, Verified
+from specattn.decoding.passes.attention import NO_CAPTURE, CaptureSpec, Selection
 
 Rows = Literal["two", "all", "last"]
 Ranking = Literal["logit", "weight"]

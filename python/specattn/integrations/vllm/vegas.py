@@ -17,10 +17,10 @@ from vllm.config import VllmConfig, get_layers_from_vllm_config
 from vllm.forward_context import set_forward_context
 from vllm.model_executor.layers.attention import Attention
 
-from specattn.decoding.attention import Selection
-from specattn.decoding.methods.sparse_chain import PrefixSelection
-from specattn.decoding.methods.switch import Switch
-from specattn.decoding.statistics import Clock
+from specattn.decoding.drafting.sparse_chain import PrefixSelection
+from specattn.decoding.drafting.switch import Switch
+from specattn.decoding.passes.attention import Selection
+from specattn.decoding.text.statistics import Clock
 
 from .attention import SpecattnAttention
 from .draft_pass import DraftPass

@@ -1,0 +1,1 @@
+"""What methods share: chains, trees, lookup tables, and how much to draft."""

@@ -1,0 +1,96 @@
+"""How much of its cache a self-drafting target attends to: the same options for every method."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from specattn.decoding.drafting.sizing import NONE, ChainGains, Effort, Sizer, Told, chains
+from specattn.decoding.engine.contract import DraftContext
+from specattn.decoding.engine.method import Method
+
+
+@dataclass(frozen=True)
+class Budgeted(Method):
+    """Self-drafting on a share of the cached tokens.
+
+    Parameters
+    ----------
+    gamma : int or None
+        Drafted tokens per round. None: as many as gain the most tokens per second by the times of
+        the run's own passes, up to `most_gamma`, or none.
+    ratio : float
+        Share of the cached tokens that a draft attends to, in (0, 1].
+    budget : int, optional
+        That many tokens instead, however long the text is.
+    min_tokens : int
+        Lower bound of the share; shorter texts are attended to whole.
+    rejection : bool
+        Sample drafts by themselves and test them by the rejection rule. By default they are drawn
+        with the target's own noise: then a seed decides the text, whatever is drafted when.
+
+    Raises
+    ------
+    ValueError
+        A parameter is out of range.
+    """
+
+    most_gamma: ClassVar[int] = 4
+
+    gamma: int | None = None
+    ratio: float = 0.07
+    budget: int | None = None
+    min_tokens: int = 256
+    rejection: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.ratio <= 1:
+            raise ValueError(f"ratio must be in (0, 1], got {self.ratio}")
+        self._check_positive("gamma", "budget")
+        if self.min_tokens < 0:
+            raise ValueError(f"min_tokens must not be negative, got {self.min_tokens}")
+
+    @property
+    def max_gamma(self) -> int:
+        """The longest draft."""
+        return self.most_gamma if self.gamma is None else self.gamma
+
+    @property
+    def max_nodes(self) -> int:
+        """The root and the longest draft."""
+        return self.max_gamma + 1
+
+    def clipped(self, depth: int) -> Budgeted:
+        """Return this method with no larger `gamma` than `depth`, and 1 at least."""
+        if self.gamma is None:
+            return self
+        return replace(self, gamma=max(1, min(self.gamma, depth)))
+
+    def sizer(self, context: DraftContext, passes: Hashable = "passes") -> Sizer | Told:
+        """Return what chooses the length of each draft; arguments as for `Sizer`."""
+        if not context.target.full_layers:
+            return Told(NONE)
+        if self.gamma is not None:
+            return Told(Effort(1, self.gamma))
+        return self.measured(context, chains(self.max_gamma), passes)
+
+    def measured(
+        self, context: DraftContext, efforts: list[Effort], passes: Hashable = "passes"
+    ) -> Sizer:
+        """Return what chooses among some lengths by their times."""
+        kind = f"{self.name}, {self.share()}"
+        sizes = [effort.depth + 1 for effort in efforts]
+        return Sizer(context, kind, efforts, sizes, ChainGains, passes)
+
+    def share(self, unit: int = 1) -> dict[str, Any]:
+        """Return the budget as `select_topk` takes it, counted in pieces of `unit` tokens."""
+        if self.budget is not None:
+            return {"budget": -(-self.budget // unit)}
+        return {"ratio": self.ratio, "min_tokens": -(-self.min_tokens // unit)}
+
+    def _check_positive(self, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")

@@ -1,0 +1,97 @@
+"""Trees of the most probable nodes of larger ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from specattn.decoding.engine.contract import Draft
+from specattn.decoding.text.sampling import kernels
+from specattn.reference.tree_mask import WORD_BITS
+from specattn.tree import Tree
+
+
+def most_probable(
+    scores: torch.Tensor, parents: torch.Tensor, count: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Choose the nodes of a tree that are most likely accepted.
+
+    No node outdoes its parent, and of equals the one above comes first; so the best are trees.
+
+    Parameters
+    ----------
+    scores : Tensor [B, n]
+        Of the drafted nodes, such as the log-probabilities of their paths.
+    parents : Tensor, int64 [B, n]
+        Of the drafted nodes, by their number among these; -1 is the root.
+    count : int
+        At most n.
+
+    Returns
+    -------
+    chosen : Tensor, int64 [B, count]
+        Numbers of the chosen nodes, ascending.
+    parents : Tensor, int64 [B, 1 + count]
+        The tree of the root and these.
+    """
+    order = scores.sort(dim=1, descending=True, stable=True).indices[:, :count].sort(1).values
+    # Where each parent stands in the tree: the root, no node of these, before all of them.
+    above = torch.searchsorted(order, parents.gather(1, order), right=True)
+    return order, torch.nn.functional.pad(above, (1, 0), value=-1)
+
+
+def pruned(
+    root: torch.Tensor,
+    tokens: torch.Tensor,
+    scores: torch.Tensor,
+    parents: torch.Tensor,
+    count: int,
+    *,
+    depth: int,
+    width: int,
+) -> tuple[Draft, torch.Tensor]:
+    """Return the draft of the `count` most probable of drafted nodes, and which these are.
+
+    Parameters
+    ----------
+    root : Tensor, int64 [B]
+    tokens, scores, parents : Tensor [B, n]
+        Of the drafted nodes, as for `most_probable`.
+    count : int
+    depth, width : int
+        Of the whole tree: levels, and children of a node at most.
+    """
+    if (native := kernels()) is not None and root.device.type == "cpu":
+        return _pruned_by_kernel(native, root, tokens, scores, parents, count, (depth, width))
+    chosen, above = most_probable(scores, parents, count)
+    tree = Tree(above, max_depth=min(depth, count), max_width=min(width, count), trusted=True)
+    return Draft(tree, torch.cat([root[:, None], tokens.gather(1, chosen)], 1)), chosen
+
+
+def _pruned_by_kernel(
+    native: Any,
+    root: torch.Tensor,
+    tokens: torch.Tensor,
+    scores: torch.Tensor,
+    parents: torch.Tensor,
+    count: int,
+    shape: tuple[int, int],
+) -> tuple[Draft, torch.Tensor]:
+    """Do what `pruned` does, depths and mask of the tree included."""
+    batch, size = len(root), count + 1
+    chosen = parents.new_empty(batch, count)
+    kept, above = parents.new_empty(2, batch, size)
+    depths = parents.new_empty(batch, size, dtype=torch.int32)
+    mask = parents.new_empty(batch, size, count // WORD_BITS + 1)
+    given = (tokens, scores.float(), parents.expand(batch, -1).contiguous())
+    native.prune_tree(*given, chosen, kept, above, depths, mask, 1)
+    kept[:, 0] = root
+    depth, width = (min(most, count) for most in shape)
+    tree = Tree.grown(above, depths=depths, packed_mask=mask, max_depth=depth, max_width=width)
+    return Draft(tree, kept), chosen
+
+
+def as_probabilities(scores: torch.Tensor) -> Any:
+    """Return log-probabilities as an array of probabilities on the host, which waits for them."""
+    return scores.exp().numpy(force=True)

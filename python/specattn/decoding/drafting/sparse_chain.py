@@ -1,0 +1,187 @@
+"""Self-drafting: the target drafts a chain for itself and attends to few of the cached tokens.
+
+What all such methods share. Each says in a file of its own which tokens it selects, and when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.functional import pad
+
+from specattn.decoding.drafting.budget import Budgeted
+from specattn.decoding.drafting.chain import ChainBuilder
+from specattn.decoding.drafting.sizing import NONE, Sizer, Told
+from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Verified
+from specattn.decoding.passes.attention import KVSelector, Selection
+
+
+class SparseChain(ChainBuilder):
+    """Lets the target draft chains; parameters as for `ChainBuilder`."""
+
+    def __init__(self, gamma: int, context: DraftContext, *, rejection: bool = False):
+        super().__init__(gamma, context, rejection=rejection)
+        self.target = context.target
+
+    def propose(self, root: torch.Tensor, selectors: Sequence[KVSelector]) -> Draft:
+        """Draft a token per selector that is of use behind `root` [B]; or the root alone."""
+        return self.build(
+            root,
+            len(selectors),
+            lambda token, step: self.target.draft(token, step, selectors[step]).logits,
+        )
+
+
+class PrefixSelection(NamedTuple):
+    """Tokens selected among the first of every request; whatever is newer is visible beside them.
+
+    Attributes
+    ----------
+    selection : Selection
+    prefix : Tensor, int32 [B]
+        How many tokens they were selected from.
+    """
+
+    selection: Selection
+    prefix: torch.Tensor
+
+    def compact(self, rows: list[int]) -> PrefixSelection:
+        """Return the selection of these rows of the batch alone."""
+        indices, lengths = self.selection
+        return PrefixSelection(Selection(indices[:, rows], lengths[rows]), self.prefix[rows])
+
+    def steps(self, seqlens: torch.Tensor, count: int, newer: int) -> list[Selection]:
+        """Return what each of `count` draft steps attends to: they share one table of positions.
+
+        Parameters
+        ----------
+        seqlens : Tensor, int32 [B]
+            What is committed now.
+        count : int
+            A step more is one more in length: the root and the drafted tokens lie in a row.
+        newer : int
+            Most tokens between the prefix and the last step, which the host must know.
+        """
+        indices, lengths = self.selection
+        per_head = (-1, *[1] * (lengths.dim() - 1))
+        column = torch.arange(indices.shape[-1] + newer, dtype=torch.int32, device=indices.device)
+        behind = (self.prefix.view(per_head) - lengths)[..., None] + column
+        table = torch.where(column < lengths[..., None], pad(indices, (0, newer)), behind)
+        first = Selection(table, lengths).extended(seqlens - self.prefix)
+        return [first.extended(step) for step in range(count)]
+
+
+class SelectionDrafter(Drafter):
+    """Chains drafted by the target on the selection that a verification led to.
+
+    A method's `select` sets `selected`; until then a round drafts nothing.
+
+    Parameters
+    ----------
+    method : Budgeted
+    newer : int
+        Most tokens between the prefix of a selection and the last draft step.
+    context : DraftContext
+    sizer : Sizer or Told
+        Chooses the length of each draft.
+    """
+
+    def __init__(self, method: Budgeted, newer: int, context: DraftContext, sizer: Sizer | Told):
+        self.newer, self.sizer = newer, sizer
+        self.context, self.target, self.sequences = context, context.target, context.sequences
+        self.chain = SparseChain(method.max_gamma, context, rejection=method.rejection)
+        self.selected: PrefixSelection | None = None
+        self.effort = NONE
+
+    def steps(self) -> list[Selection]:
+        """Return what the target attends to behind 0, 1, ... tokens of a chain."""
+        if self.selected is None or self.effort == NONE:
+            return []
+        return self.selected.steps(self.target.cache.seqlens, self.effort.depth, self.newer)
+
+    def draft(self, root: torch.Tensor) -> Draft:
+        """Draft a chain on the selection, or the root alone while there is none."""
+        return self.chain.propose(root, self.steps())
+
+    def propose(self, root: torch.Tensor) -> Draft:
+        """Draft as many tokens as pay, once there is a selection."""
+        self.effort = self.sizer.choose(self.sequences.draft_depth)
+        draft = self.draft(root)
+        if (self.effort == NONE) == (draft.tree.size == 1):  # or else it prepares the next
+            self.sizer.begin(self.effort, draft.tree.size)
+        return draft
+
+    def observe(self, verified: Verified) -> None:
+        """Learn what was accepted, and select for the next draft."""
+        self.sizer.end(verified)
+        self.select(verified)
+
+    def follow(self, verified: Verified) -> None:
+        """Select behind another drafter's draft."""
+        self.select(verified)
+
+    def select(self, verified: Verified) -> None:
+        """Set what the next draft attends to."""
+        raise NotImplementedError
+
+    def details(self) -> dict[str, Any]:
+        """Return what drafting was found to cost."""
+        return self.sizer.details()
+
+    def compact(self, rows: list[int]) -> None:
+        """Drop all rows of the batch but these."""
+        if self.selected is not None:
+            self.selected = self.selected.compact(rows)
+
+
+class SteadyDrafter(Drafter):
+    """Chains drafted by the target on what a rule selects in every round.
+
+    Parameters
+    ----------
+    method : Budgeted
+    context : DraftContext
+    """
+
+    def __init__(self, method: Budgeted, context: DraftContext):
+        self.target, self.sequences = context.target, context.sequences
+        self.chain = SparseChain(method.max_gamma, context, rejection=method.rejection)
+        self.sizer = method.sizer(context)
+
+    def selectors(self, count: int) -> Sequence[KVSelector]:
+        """Return what each of `count` draft steps attends to."""
+        raise NotImplementedError
+
+    def propose(self, root: torch.Tensor) -> Draft:
+        """Draft as many tokens as pay."""
+        effort = self.sizer.choose(self.sequences.draft_depth)
+        draft = self.chain.propose(root, self.selectors(effort.depth) if effort.depth else [])
+        self.sizer.begin(effort, draft.tree.size)
+        return draft
+
+    def observe(self, verified: Verified) -> None:
+        """Learn what was accepted."""
+        self.sizer.end(verified)
+
+    def details(self) -> dict[str, Any]:
+        """Return what drafting was found to cost."""
+        return self.sizer.details()
+
+
+def rows_at(scores: torch.Tensor, nodes: torch.Tensor) -> torch.Tensor:
+    """Return the scores of one row of each request: [layers, B, rows, N] at [B] to [.., B, N]."""
+    return scores[:, torch.arange(len(nodes), device=nodes.device), nodes]
+
+
+def tokens_of(chunks: torch.Tensor, counts: torch.Tensor, size: int) -> Selection:
+    """Return the tokens of chosen chunks: int32 [..., K] and their counts -> [..., K * size]."""
+    within = torch.arange(size, dtype=torch.int32, device=chunks.device)
+    return Selection((chunks[..., None] * size + within).flatten(-2), counts * size)
+
+
+def chunk_means(scores: torch.Tensor, size: int) -> torch.Tensor:
+    """Return the mean score of every chunk of `size` tokens: [..., N] -> [..., ceil(N / size)]."""
+    scores = pad(scores, (0, -scores.shape[-1] % size), value=-torch.inf)
+    return scores.unflatten(-1, (-1, size)).mean(-1)

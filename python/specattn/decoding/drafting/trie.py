@@ -1,0 +1,87 @@
+"""Drafts from paths of tokens: every request's candidates merged into one tree without repeats."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+import torch
+
+from specattn.decoding.engine.contract import Draft
+from specattn.tree import Tree
+
+Paths = Iterable[Sequence[int]]
+Trie = tuple[list[int], list[int]]
+"""Parents and tokens of its nodes."""
+
+
+def draft_of_paths(root: torch.Tensor, candidates: Sequence[Paths]) -> Draft:
+    """Return the draft that holds each request's candidates and nothing twice.
+
+    Parameters
+    ----------
+    root : Tensor, int64 [B]
+        The last committed tokens.
+    candidates : B iterables of sequences of int
+        Paths of tokens from below the root. Common beginnings become common nodes, so children of
+        one node never carry the same token. A request may have none.
+
+    Returns
+    -------
+    Draft
+        Trees padded to the largest of them; one tree for all where their shapes are the same.
+        Nodes come in the order in which the paths first mention them.
+    """
+    return draft_of_tries(root, [trie(paths) for paths in candidates])
+
+
+def draft_of_tries(root: torch.Tensor, tries: Sequence[Trie]) -> Draft:
+    """Return the draft of each request's trie; arguments as for `draft_of_paths`."""
+    size = max(len(parents) for parents, _ in tries)
+    tree = shared_tree(tuple(tuple(parents) for parents, _ in tries), root.device)
+    drafted = torch.tensor([tokens + [0] * (size - len(tokens)) for _, tokens in tries])
+    tokens = drafted.to(root.device)
+    tokens[:, 0] = root
+    return Draft(tree, tokens)
+
+
+def trie(paths: Paths) -> Trie:
+    """Return parents and tokens of the nodes of a trie; node 0 is the root, of token 0."""
+    parents, tokens = [-1], [0]
+    numbers: dict[tuple[int, int], int] = {}
+    for path in paths:
+        node = 0
+        for token in path:
+            child = numbers.setdefault((node, token), len(parents))
+            if child == len(parents):
+                parents.append(node)
+                tokens.append(token)
+            node = child
+    return parents, tokens
+
+
+def best_of_trie(whole: Trie, probabilities: Sequence[float], count: int) -> Trie:
+    """Return the trie of the `count` most probable drafted nodes of another.
+
+    `probabilities` are those of all nodes but the root; a parent's is at least its child's.
+    """
+    parents, tokens = whole
+    order = sorted(range(1, len(parents)), key=lambda node: -probabilities[node - 1])[:count]
+    chosen = [0, *sorted(order)]
+    number = {node: at for at, node in enumerate(chosen)}
+    return [-1, *(number[parents[n]] for n in chosen[1:])], [tokens[n] for n in chosen]
+
+
+def common(path: Sequence[int], other: Sequence[int]) -> int:
+    """Return how many tokens both begin with."""
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(path, other, strict=False))
+    return sum(1 for _ in same)
+
+
+@lru_cache(maxsize=256)
+def shared_tree(shapes: tuple[tuple[int, ...], ...], device: torch.device) -> Tree:
+    """Return one tree for all requests or a batch of them, with what follows from it kept."""
+    if len(set(shapes)) == 1:
+        return Tree(shapes[0]).to(device)
+    return Tree.stack([Tree(parents) for parents in shapes]).to(device)

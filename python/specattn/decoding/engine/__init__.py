@@ -1,0 +1,1 @@
+"""The decode loop, the contract of methods, and the public `Target`."""

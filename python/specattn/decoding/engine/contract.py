@@ -1,0 +1,123 @@
+"""What a method is made of: the context that it is given, its drafter, what the two exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from specattn.acceptance import Accepted
+from specattn.decoding.engine.target import Target, Verification
+from specattn.decoding.passes.attention import NO_CAPTURE, CaptureSpec
+from specattn.decoding.text.sampling import Sampler
+from specattn.decoding.text.sequences import Sequences
+from specattn.tree import Tree
+
+
+@dataclass(frozen=True)
+class DraftContext:
+    """What a drafter works with during one run.
+
+    Attributes
+    ----------
+    target : Target
+    sampler : Sampler
+        The target's distribution, which sampled drafts should be shaped by too.
+    sequences : Sequences
+        The committed texts.
+    generator : torch.Generator or None
+        Source of what is drawn for the rejection rule; None is the device's own.
+    """
+
+    target: Target
+    sampler: Sampler
+    sequences: Sequences
+    generator: torch.Generator | None = None
+
+
+class Draft(NamedTuple):
+    """What a drafter proposes.
+
+    Attributes
+    ----------
+    tree : Tree
+        T nodes; node 0 is the root.
+    tokens : Tensor, int64 [B, T]
+        The root is the last committed token.
+    probs : Tensor, float32 [B, T, V], or None
+        Row n is the distribution that node n's children were sampled from; None if they were
+        chosen deterministically. See `specattn.acceptance.accept`.
+    drafters : sequence of str, or None
+        The name of who drafted for each request, where several take turns; None: the method itself.
+    """
+
+    tree: Tree
+    tokens: torch.Tensor
+    probs: torch.Tensor | None = None
+    drafters: Sequence[str] | None = None
+
+
+class Verified(NamedTuple):
+    """What a drafter learns from the verification of its draft.
+
+    Attributes
+    ----------
+    draft : Draft
+    accepted : Accepted
+    prefix : Tensor, int32 [B]
+        Tokens that the cache held during the pass.
+    result : Verification
+        Logits and features of the target, and what was captured beside them. They hold until the
+        target's next pass.
+    """
+
+    draft: Draft
+    accepted: Accepted
+    prefix: torch.Tensor
+    result: Verification
+
+    @property
+    def counts(self) -> list[int]:
+        """How many nodes each request accepted, on the host."""
+        if self.draft.tree.size == 1:
+            return [0] * len(self.draft.tokens)
+        counts: list[int] = self.accepted.counts.tolist()
+        return counts
+
+
+class Drafter:
+    """A method at work on one batch of requests.
+
+    Attributes
+    ----------
+    capture : CaptureSpec
+        What the next verification hands out; may change from round to round.
+    """
+
+    capture: CaptureSpec = NO_CAPTURE
+
+    def on_prefill(self, start: int, features: torch.Tensor) -> None:
+        """Learn from a chunk of the prompts; called as `Target.prefill` calls ``on_features``."""
+
+    def propose(self, root: torch.Tensor) -> Draft:
+        """Draft a tree behind `root` [B], the last committed token of every request."""
+        raise NotImplementedError
+
+    def observe(self, verified: Verified) -> None:
+        """Learn from a verification; the accepted path is already committed to the cache."""
+
+    def follow(self, verified: Verified) -> None:
+        """Learn from a verification of what another drafter proposed; by default as from its own.
+
+        Where several drafters take turns, in a batch also within a round.
+        """
+        self.observe(verified)
+
+    def compact(self, rows: list[int]) -> None:
+        """Drop all rows of the batch but these, and keep them in this order."""
+
+    def details(self) -> dict[str, Any]:
+        """Return figures of the run that only this method has."""
+        return {}

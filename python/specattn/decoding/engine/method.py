@@ -1,0 +1,360 @@
+"""`Method`: the description of a decoding method, and its door into ``model.generate``."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteriaList,
+)
+from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation.streamers import BaseStreamer
+
+from specattn.decoding.engine.contract import DraftContext, Drafter
+from specattn.decoding.engine.loop import CHUNK_SIZE, OnPrefill, OnRound, decode
+from specattn.decoding.engine.target import Target
+from specattn.decoding.model.text_model import text_model
+from specattn.decoding.passes.compiling import Compile
+from specattn.decoding.ranks.lockstep import Lockstep
+from specattn.decoding.text.rounds import Round
+from specattn.decoding.text.sampling import Sampler
+from specattn.decoding.text.sequences import Sequences
+from specattn.decoding.text.statistics import Statistics
+from specattn.distributed.group import ContextParallel
+
+# Options that would change the output or its shape and that this loop cannot obey. Each is allowed
+# the values that ask for nothing.
+_UNSUPPORTED = {
+    "num_beams": (None, 1),
+    "use_cache": (None, True),
+    "cache_implementation": (None,),
+    "output_scores": (None, False),
+    "output_logits": (None, False),
+    "output_attentions": (None, False),
+    "output_hidden_states": (None, False),
+    "penalty_alpha": (None, 0.0),
+    "dola_layers": (None,),
+    "constraints": (None,),
+    "force_words_ids": (None,),
+    "use_mtp": (None, False),
+    "prompt_lookup_num_tokens": (None,),
+    "assistant_early_exit": (None,),
+}
+
+
+OnTokens = Callable[[int, list[int]], None]
+
+
+@dataclass
+class SpeculativeOutput(GenerateDecoderOnlyOutput):
+    """What ``model.generate(..., return_dict_in_generate=True)`` returns, with `statistics`."""
+
+    statistics: Statistics | None = None
+
+
+METHODS: dict[str, type[Method]] = {}
+"""Methods by name; ``METHODS[name](**options)`` builds one."""
+
+
+class Method(ABC):
+    """How to draft. Small, immutable, without state: it may serve any number of runs and models.
+
+    Every method is also what ``model.generate(custom_generate=...)`` expects. A subclass that is
+    defined with a name, ``class Vegas(Method, name="vegas")``, joins `METHODS`, where commands,
+    benchmarks and tests find it.
+
+    Attributes
+    ----------
+    name : str
+        Under which `METHODS` has it.
+    reads_features : bool
+        Whether its drafter learns from the prompts' features (`Drafter.on_prefill`).
+    """
+
+    name: ClassVar[str]
+    reads_features: ClassVar[bool] = False
+
+    def __init_subclass__(cls, *, name: str | None = None, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if name is not None:
+            if name in METHODS:
+                raise ValueError(f"a method named {name!r} exists: {METHODS[name].__qualname__}")
+            cls.name = name
+            METHODS[name] = cls
+
+    @property
+    @abstractmethod
+    def max_nodes(self) -> int:
+        """The largest tree it proposes, root included: room that the cache must have."""
+
+    def prepared(self, model: PreTrainedModel) -> Method:
+        """Return this method with all that it needs for `model` loaded and checked.
+
+        Runs do this by themselves. Doing it before shows errors early, and loads only once.
+        """
+        return self
+
+    def clipped(self, depth: int) -> Method:
+        """Return this method for a run that has no use for longer drafts than `depth` tokens."""
+        return self
+
+    @abstractmethod
+    def start(self, context: DraftContext) -> Drafter:
+        """Return a drafter for one run."""
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        model: PreTrainedModel,
+        input_ids: torch.Tensor,
+        *,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        token_streamer: BaseStreamer | None = None,
+        on_tokens: OnTokens | None = None,
+        on_round: OnRound | None = None,
+        on_prefill: OnPrefill | None = None,
+        generator: torch.Generator | None = None,
+        seed: int | None = None,
+        capacity: int | None = None,
+        num_pregenerated: int = 0,
+        compile: Compile = "auto",
+        **model_kwargs: Any,
+    ) -> torch.Tensor | SpeculativeOutput:
+        """Decode what transformers has prepared.
+
+        Called by ``model.generate(ids, custom_generate=method, ...)``. The named arguments from
+        `token_streamer` on can be given to ``generate`` as well; they mean what they mean in
+        `specattn.decoding.generate`. Three of ``generate``'s own arguments never get here, because
+        transformers keeps them back from a callable: use `token_streamer` in place of ``streamer``,
+        a `transformers.StopStringCriteria` in place of ``stop_strings`` with ``tokenizer``; an
+        ``assistant_model`` does nothing here, and `specattn.decoding.generate` refuses it.
+
+        As everywhere in transformers, processors and criteria see the padding before a prompt as
+        part of its text; `specattn.decoding.generate` shows them texts alone.
+
+        Returns
+        -------
+        Tensor, int64 [R, longest], or SpeculativeOutput if ``return_dict_in_generate``
+            Prompts with their padding, then the new tokens, padded after each row's end with
+            ``pad_token_id``, else ``eos_token_id``, else 0. A row that has met any stopping
+            criterion ends there; transformers goes on with it if the model has no end token.
+
+        Raises
+        ------
+        ValueError
+            An option that cannot be obeyed, padding that is not on the left, an empty prompt, or
+            prompts that the cache cannot hold.
+        """
+        refuse_unsupported(generation_config, model_kwargs)
+        padding = _left_padding(input_ids, model_kwargs.get("attention_mask"))
+        _check_positions(padding, input_ids, model_kwargs.get("position_ids"))
+        if token_streamer is not None and len(input_ids) > 1:
+            raise ValueError(f"token_streamer follows one prompt, got {len(input_ids)}")
+
+        texts = Texts(
+            input_ids,
+            padding,
+            [input_ids.shape[1]] * len(input_ids),
+            [logits_processor] * len(input_ids),
+            [stopping_criteria] * len(input_ids),
+        )
+        if token_streamer is not None:
+            token_streamer.put(input_ids.cpu())
+        sequences, statistics = run(
+            self,
+            model,
+            texts,
+            generation_config,
+            on_round=announcing(on_round, on_tokens, token_streamer),
+            on_prefill=on_prefill,
+            generator=generator,
+            seed=seed,
+            capacity=capacity,
+            num_pregenerated=num_pregenerated,
+            compile=compile,
+        )
+        if token_streamer is not None:
+            token_streamer.end()
+        output: Any = sequences.padded(_pad_token(generation_config)).to(input_ids.device)
+        if generation_config.return_dict_in_generate:
+            return SpeculativeOutput(sequences=output, statistics=statistics)
+        return output
+
+
+class Texts(NamedTuple):
+    """The prompts of a run, and what transformers has prepared for each of them.
+
+    Attributes
+    ----------
+    input_ids : Tensor, int64 [R, L]
+    padding, ends : list of int
+        Where each prompt begins and ends in its row.
+    processors : list of LogitsProcessorList
+    criteria : list of StoppingCriteriaList
+    """
+
+    input_ids: torch.Tensor
+    padding: list[int]
+    ends: list[int]
+    processors: list[LogitsProcessorList]
+    criteria: list[StoppingCriteriaList]
+
+
+@torch.no_grad()
+def run(
+    method: Method,
+    model: PreTrainedModel,
+    texts: Texts,
+    config: GenerationConfig,
+    *,
+    on_round: OnRound | None,
+    on_prefill: OnPrefill | None,
+    generator: torch.Generator | None,
+    seed: int | None,
+    capacity: int | None,
+    num_pregenerated: int,
+    compile: Compile,
+    context_parallel: ContextParallel | None = None,
+) -> tuple[Sequences, Statistics]:
+    """Decode prepared texts; arguments as for `specattn.decoding.generate`."""
+    model = text_model(model)
+    lengths = [end - begin for begin, end in zip(texts.padding, texts.ends, strict=True)]
+    limits = [criteria.max_length or 0 for criteria in texts.criteria]
+    if 0 in limits:
+        raise ValueError("the run has no end: give max_new_tokens or max_length")
+    spans = zip(limits, texts.ends, strict=True)
+    method = method.prepared(model).clipped(max(limit - end for limit, end in spans) - 1)
+    room = max(limits) + method.max_nodes
+    needed = room - min(texts.padding)
+    if capacity is not None and needed > capacity:
+        raise ValueError(
+            f"the longest prompt has {max(lengths)} tokens; with new tokens and one draft it needs "
+            f"room for {needed}, but capacity is {capacity}"
+        )
+    if not 0 <= num_pregenerated < min(lengths):
+        raise ValueError(
+            f"num_pregenerated must leave at least one token of a prompt, got {num_pregenerated}"
+        )
+    if seed is not None and generator is not None:
+        raise ValueError("give seed or generator, not both")
+    criteria, lockstep = texts.criteria, Lockstep.of(model, context_parallel)
+    if lockstep is not None:
+        prompts = texts.input_ids, texts.padding, texts.ends
+        seed = lockstep.begin(model, method, prompts, limits, seed, generator)
+        criteria = lockstep.criteria(criteria)
+    sequences = Sequences(
+        texts.input_ids,
+        texts.padding,
+        room,
+        criteria,
+        model.device,
+        num_pregenerated,
+        texts.ends,
+    )
+    do_sample = bool(config.do_sample)
+    if do_sample:
+        seed, generator = _randomness(seed, generator, model.device)
+    sampler = Sampler(texts.processors, do_sample, sequences, seed or 0)
+    target = Target(model, len(lengths), needed, compile, lockstep)
+    context = DraftContext(target, sampler, sequences, generator)
+    with target.in_use():
+        statistics = decode(
+            context,
+            method.start(context),
+            chunk_size=config.prefill_chunk_size or CHUNK_SIZE,
+            on_round=on_round,
+            on_prefill=on_prefill,
+        )
+    return sequences, statistics
+
+
+def refuse_unsupported(config: GenerationConfig, model_kwargs: dict[str, Any]) -> None:
+    """Raise rather than ignore what cannot be obeyed."""
+    for name, harmless in _UNSUPPORTED.items():
+        if (value := getattr(config, name, None)) not in harmless:
+            raise ValueError(f"{name}={value!r} is not possible with speculative decoding")
+    past = model_kwargs.get("past_key_values")
+    if past is not None and past.get_seq_length() > 0:
+        raise ValueError("past_key_values must be empty: the cache is our own")
+    known = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
+    model_kwargs = {
+        name: value
+        for name, value in model_kwargs.items()
+        # A model that reads images is given what has been seen: nothing.
+        if value is not None and not (isinstance(value, dict) and not value)
+    }
+    if unknown := [name for name in model_kwargs if name not in known]:
+        raise ValueError(f"model arguments that cannot be passed on: {', '.join(unknown)}")
+
+
+def _left_padding(input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> list[int]:
+    """Return how many padding tokens precede each prompt."""
+    rows, width = input_ids.shape
+    if attention_mask is None:
+        padding = [0] * rows
+    else:
+        mask = attention_mask.bool()
+        if tuple(mask.shape) != (rows, width) or (mask[:, :-1] & ~mask[:, 1:]).any():
+            raise ValueError("attention_mask must be [B, L] and mask padding on the left alone")
+        padding = (~mask).sum(1).tolist()
+    if max(padding) >= width:
+        raise ValueError("each prompt must have at least one token, got an empty one")
+    return padding
+
+
+def _check_positions(
+    padding: list[int], input_ids: torch.Tensor, position_ids: torch.Tensor | None
+) -> None:
+    """Raise unless positions count from 0 at each prompt's first token."""
+    if position_ids is None:
+        return
+    count = torch.arange(input_ids.shape[1]) - torch.tensor(padding)[:, None]
+    given = position_ids.cpu().expand(len(padding), -1)
+    if given.shape != count.shape or ((count >= 0) & (given != count)).any():
+        raise ValueError("position_ids must count from 0 at the first token of each prompt")
+
+
+def _pad_token(config: GenerationConfig) -> int:
+    """Return what fills the rows that ended early, chosen as transformers does."""
+    if config.pad_token_id is not None:
+        return config.pad_token_id
+    ends = torch.tensor(0 if config.eos_token_id is None else config.eos_token_id)
+    return int(ends.flatten()[0])
+
+
+def _randomness(
+    seed: int | None, generator: torch.Generator | None, device: torch.device
+) -> tuple[int, torch.Generator | None]:
+    """Return the seed of the run, drawn if none is given, and the generator of rejected drafts."""
+    if seed is not None:
+        return seed, torch.Generator(device).manual_seed(seed)
+    where = "cpu" if generator is None else generator.device
+    drawn = torch.randint(2**63 - 1, (), generator=generator, device=where)
+    return int(drawn), generator
+
+
+def announcing(
+    on_round: OnRound | None, on_tokens: OnTokens | None, streamer: BaseStreamer | None = None
+) -> OnRound | None:
+    """Return one callback for all kinds of listeners."""
+    if on_tokens is streamer is None:
+        return on_round
+
+    def announce(request: int, round: Round) -> None:
+        if on_round is not None:
+            on_round(request, round)
+        if streamer is not None:
+            streamer.put(torch.tensor(round.tokens))
+        if on_tokens is not None:
+            on_tokens(request, round.tokens)
+
+    return announce

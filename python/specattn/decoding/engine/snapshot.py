@@ -1,0 +1,163 @@
+"""A prefilled batch that any number of methods start from, one after the other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+from transformers import (
+    DynamicCache,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    StoppingCriteriaList,
+)
+
+from specattn.decoding.engine.contract import DraftContext
+from specattn.decoding.engine.loop import prefill, run_rounds
+from specattn.decoding.engine.method import Method, OnTokens, announcing
+from specattn.decoding.engine.target import Target
+from specattn.decoding.text.sampling import Sampler
+from specattn.decoding.text.sequences import Sequences
+from specattn.decoding.text.statistics import Statistics, Stopwatch, synchronize
+
+
+class PromptSnapshot:
+    """A target whose prompts are prefilled once, ahead of any number of runs.
+
+    Decoding only writes behind the prompts, so going back is a matter of lengths. Requests that end
+    earlier than others let rows move; a batch therefore keeps a copy of its prompts on the host.
+
+    Parameters
+    ----------
+    target : Target
+        For as many requests as there are prompts, its cache empty; what does not fit behind the
+        prompts cannot be decoded.
+    prompts : sequence of Tensor, int64 [context]
+        All of one length.
+    keep_features : bool
+        Whether methods that learn from the prompts' features will run: all of them are kept.
+
+    Attributes
+    ----------
+    prefill_seconds : float
+        Of all prompt tokens but the last of each.
+
+    Raises
+    ------
+    ValueError
+        The target shares its cache or its model with other ranks.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        prompts: Sequence[torch.Tensor],
+        *,
+        keep_features: bool = False,
+    ):
+        if target.lockstep is not None or target.tensor_parallel is not None:
+            raise ValueError("a snapshot serves one rank; give several ranks generate")
+        self.target, self.prompts = target, list(prompts)
+        self.prefix = len(prompts[0]) - 1
+        self._rows = target.cache.storage
+        self._copy: torch.Tensor | None = None
+        self._features: list[tuple[int, torch.Tensor]] | None = [] if keep_features else None
+        self.prefill_seconds = self._prefill()
+
+    def restore(self) -> None:
+        """Let the cache hold the prompts and nothing else."""
+        cache = self.target.cache
+        if self._copy is not None:
+            self._rows[:, :, :, : self.prefix] = self._copy.to(self._rows.device)
+        cache.storage = self._rows
+        cache.seqlens = torch.full(
+            (len(self.prompts),), self.prefix, dtype=torch.int32, device=self._rows.device
+        )
+
+    def run(
+        self,
+        method: Method,
+        new_tokens: int,
+        processors: LogitsProcessorList,
+        *,
+        do_sample: bool,
+        seed: int,
+        on_tokens: OnTokens | None = None,
+    ) -> tuple[list[list[int]], Statistics]:
+        """Decode `new_tokens` for every prompt; an end of text ends nothing.
+
+        Parameters
+        ----------
+        method : Method
+        new_tokens : int
+        processors : LogitsProcessorList
+        do_sample : bool
+            As for `Sampler`.
+        seed : int
+        on_tokens : callable, optional
+            As for `specattn.decoding.generate`.
+
+        Returns
+        -------
+        tokens : list of list of int
+            New tokens of every request.
+        statistics : Statistics
+
+        Raises
+        ------
+        ValueError
+            The method reads features, which were not kept.
+        """
+        if method.reads_features and self._features is None:
+            raise ValueError(f"{type(method).__name__} reads features: give keep_features=True")
+        target, length = self.target, self.prefix + 1
+        method = method.prepared(target.model).clipped(new_tokens - 1)
+        sequences = Sequences(
+            torch.stack(self.prompts),
+            [0] * len(self.prompts),
+            length + new_tokens + method.max_nodes,
+            StoppingCriteriaList([MaxLengthCriteria(length + new_tokens)]),
+            target.device,
+        )
+        context = DraftContext(
+            target,
+            Sampler(processors, do_sample, sequences, seed),
+            sequences,
+            torch.Generator(target.device).manual_seed(seed),
+        )
+        self.restore()
+        with target.in_use():
+            drafter = method.start(context)
+            # A drafter looks at the cache as it was behind each chunk.
+            seqlens = target.cache.seqlens
+            for start, features in self._features or ():
+                target.cache.seqlens = seqlens.clamp(max=start + features.shape[1])
+                drafter.on_prefill(start, features)
+            target.cache.seqlens = seqlens
+            on_round = announcing(None, on_tokens)
+            statistics = run_rounds(context, drafter, Stopwatch(target.device), on_round)
+        return [sequences.generated(row).tolist() for row in range(len(self.prompts))], statistics
+
+    def as_dynamic_cache(self) -> DynamicCache:
+        """Return the prompts' keys and values as the cache that transformers' `generate` uses."""
+        cache = DynamicCache(config=self.target.model.config)
+        for layer in range(self._rows.shape[0]):
+            k, v = (x[:, : self.prefix].transpose(1, 2) for x in self._rows[layer])
+            cache.update(k, v, layer)
+        return cache
+
+    @torch.no_grad()
+    def _prefill(self) -> float:
+        """Prefill; return the seconds that it took."""
+        synchronize(self.target.device)
+        start = time.perf_counter()
+        with self.target.in_use():
+            keep = self._features.append if self._features is not None else None
+            on_features = None if keep is None else lambda *chunk: keep(chunk)
+            prefill(self.target, self.prompts, on_features=on_features)
+        synchronize(self.target.device)
+        seconds = time.perf_counter() - start
+        if len(self.prompts) > 1:
+            self._copy = self._rows[:, :, :, : self.prefix].to("cpu", copy=True)
+        return seconds

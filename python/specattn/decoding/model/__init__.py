@@ -1,0 +1,1 @@
+"""A checkpoint: loading, families, weights by role."""

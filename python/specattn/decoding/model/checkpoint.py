@@ -1,0 +1,100 @@
+"""Loading a causal model whose weights are all there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedModel,
+)
+from transformers.distributed import DistributedConfig
+
+from specattn.decoding.model.families import check_supported
+from specattn.decoding.model.text_model import text_model
+
+_NAMED = 5  # tensors that one line has room for
+
+
+def load_causal_model(
+    folder: Path | str,
+    dtype: torch.dtype | str,
+    device: torch.device | str = "cpu",
+    *,
+    tensor_parallel: int = 1,
+) -> PreTrainedModel:
+    """Return the folder's model, from safetensors alone, ready to decode.
+
+    With `tensor_parallel` it is divided over so many ranks by transformers' own plan: of more
+    ranks, each so many that follow one another hold it once. transformers picks their devices.
+
+    transformers fills what a checkpoint lacks with random numbers, and says so where few look.
+
+    Raises
+    ------
+    ValueError
+        What the model does is not supported, it cannot be divided over the ranks, its weights are
+        not all there, or a package is missing that reads them quantised.
+    """
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    check_supported(config)
+    reads_text_alone = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    where: dict[str, Any] = {}
+    if tensor_parallel > 1:
+        where["distributed_config"] = _divided(tensor_parallel)
+    loader: Any = AutoModelForCausalLM if reads_text_alone else AutoModelForImageTextToText
+    try:
+        loaded: Any = loader.from_pretrained(
+            folder,
+            dtype=dtype,
+            local_files_only=True,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # reported just below, with their names
+            output_loading_info=True,
+            **where,
+        )
+    except ImportError as error:  # of what decodes quantised weights
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise ValueError(f"the weights in {folder} cannot be loaded: {lines[0]}") from None
+    except SafetensorError as error:
+        raise ValueError(f"the weights in {folder} cannot be read: {error}") from None
+    model, report = loaded
+    for kind in ("missing_keys", "mismatched_keys"):
+        if keys := sorted(map(str, report[kind])):
+            names = ", ".join(keys[:_NAMED]) + (", ..." if len(keys) > _NAMED else "")
+            raise ValueError(
+                f"the weights in {folder} do not fit its config.json: "
+                f"{len(keys)} {kind.replace('_', ' ')}: {names}"
+            )
+    if tensor_parallel == 1:
+        model = model.to(device=device)
+    elif model.device.type != torch.device(device).type:
+        raise ValueError(f"ranks here hold their parts on {model.device.type}, not on {device}")
+    return text_model(model.eval())
+
+
+class _Divided(DistributedConfig):
+    """A model divided over some of the ranks, and again over others: they run the same texts.
+
+    transformers' data parallelism, which means other texts, would divide the copies' weights too.
+    """
+
+    @property
+    def dp_size(self) -> int:
+        return 1
+
+
+def _divided(parts: int) -> DistributedConfig:
+    if not dist.is_initialized():
+        raise ValueError(f"{parts} parts of a model need {parts} ranks of torch.distributed")
+    ranks = dist.get_world_size()
+    if ranks % parts:
+        raise ValueError(f"{ranks} ranks cannot hold {parts} parts of a model equally often")
+    return _Divided(tp_plan="auto", tp_size=parts, dp_replicate_size=ranks // parts)

@@ -1,0 +1,1 @@
+"""Passes of a model over a KV cache, and the ways to run one."""

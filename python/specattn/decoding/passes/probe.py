@@ -1,0 +1,220 @@
+"""Random tokens through a model's own eager attention and through ours, and where they part.
+
+Two requests of unequal lengths are prefilled in chunks, so that some rows are padding, and a tree
+is verified behind them. The model itself sees every path of the tree as a text of its own, whole
+and causal: its masks are its own, and owe nothing to ours. Sliding windows are made short enough
+for both to slide; texts longer than a real window would take too long.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from transformers import PreTrainedModel
+
+from specattn.decoding.engine.target import Target
+from specattn.decoding.model.families import windows_of
+from specattn.decoding.passes.attention import Pass, attach, eager_attention
+from specattn.tree import Tree
+
+_SIXTEEN_BITS = (torch.float16, torch.bfloat16)
+_LENGTHS = (21, 13)
+_CHUNK = 8
+_WINDOW = 6
+_PARENTS = (-1, 0, 0, 1, 1, 2, 5)
+_PATHS = ((0, 1, 3), (0, 1, 4), (0, 2, 5, 6))
+_CAPACITY = max(_LENGTHS) + len(_PARENTS)
+
+
+class Parting(NamedTuple):
+    """How far two ways of computing a model are apart, and where they part first."""
+
+    error: float
+    where: str
+
+
+class _Rows(NamedTuple):
+    """What the tokens of all requests became: logits [R, V], and attention [R, Hq, D] by layer."""
+
+    logits: torch.Tensor
+    attended: list[torch.Tensor]
+
+
+@torch.no_grad()
+def parting(model: PreTrainedModel, bound: float) -> Parting | None:
+    """Return where our attention parts from the model's own by more than `bound`, if it does.
+
+    In 16 bits the model's own attention errs by something too, against float32; ours may by twice
+    as much.
+
+    Raises
+    ------
+    ValueError
+        A layer asks for something that is not served, or does not ask for attention at all.
+    """
+    kind = model.config.model_type
+    generator = torch.Generator().manual_seed(0)
+    size = (len(_LENGTHS), _CAPACITY)
+    tokens = torch.randint(model.config.vocab_size, size, generator=generator).to(model.device)
+    attach(model)
+    try:
+        found, expected = _by_ours(model, tokens), _by_itself(model, tokens)
+        if expected.logits.dtype in _SIXTEEN_BITS:
+            rounded, expected = expected, _by_itself(model, tokens, precise=True)
+            bound = max(bound, 2 * _error(rounded.logits, expected.logits))
+        return _parting(found, expected, bound)
+    except (TypeError, AttributeError, RuntimeError, IndexError) as problem:
+        message = str(problem).partition("\n")[0]
+        raise ValueError(
+            f"models of type {kind!r} are not supported: their layers cannot be served with keys "
+            f"and values from a cache of ours: {message}"
+        ) from problem
+
+
+def _parting(found: _Rows, expected: _Rows, bound: float) -> Parting | None:
+    error = _error(found.logits, expected.logits)
+    if error <= bound:  # a NaN is no agreement
+        return None
+    for layer, (ours, theirs) in enumerate(zip(found.attended, expected.attended, strict=True)):
+        if not _error(ours, theirs) <= bound:
+            return Parting(error, f"the attention of layer {layer}")
+    return Parting(error, "what follows the attention of the last layer")
+
+
+def _error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the relative error of a row: of the worst, or of the median in 16 bits.
+
+    There a near-tie of a mixture's router sends a token to another expert now and then.
+    """
+    few_bits = found.dtype in _SIXTEEN_BITS
+    found, expected = found.double().flatten(1), expected.double().flatten(1)
+    errors = (found - expected).norm(dim=-1) / expected.norm(dim=-1)
+    if not few_bits:
+        return errors.max().item()
+    requests = [n + len(_PARENTS) for n in _LENGTHS]
+    halves = [
+        rows
+        for request, n in zip(errors.split(requests), _LENGTHS, strict=True)
+        for rows in (request[:n], request[n:])
+    ]
+    return max(rows.median().item() for rows in halves)
+
+
+class _Eager:
+    """The model's own eager attention, in float32 if need be, which keeps what it gives out."""
+
+    def __init__(self, precise: bool) -> None:
+        self.precise = precise
+        self.attended: dict[int, torch.Tensor] = {}
+
+    def __call__(self, module: Any, *tensors: Any, **options: Any) -> tuple[torch.Tensor, Any]:
+        own = eager_attention(module)
+        if own is None:
+            raise TypeError(f"{type(module).__name__} has no eager attention beside it")
+        dtype = tensors[0].dtype
+        if self.precise:
+            tensors = tuple(x.float() for x in tensors)
+        output = own(module, *tensors, **options)[0].to(dtype)
+        self.attended[module.layer_idx] = output
+        return output, None
+
+
+def _by_itself(model: PreTrainedModel, tokens: torch.Tensor, precise: bool = False) -> _Rows:
+    """Run every path of every request as a text."""
+    texts = [
+        torch.cat([row[:n], row[n:][list(path)]])
+        for row, n in zip(tokens, _LENGTHS, strict=True)
+        for path in _PATHS
+    ]
+    ids = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True)
+    eager = _Eager(precise)
+    logits = _with_short_windows(model)(input_ids=ids, use_cache=False, specattn_pass=eager).logits
+    layers = model.config.num_hidden_layers
+    if missing := [n for n in range(layers) if n not in eager.attended]:
+        raise TypeError(f"layer {missing[0]} of {layers} does not ask for attention")
+    index = _positions()
+    attended = [eager.attended[n][index] for n in range(layers)]
+    return _Rows(logits[index], attended)
+
+
+def _positions() -> tuple[list[int], list[int]]:
+    """Return text and position there of every token that is compared."""
+    texts: list[int] = []
+    positions: list[int] = []
+    for request, n in enumerate(_LENGTHS):
+        first = request * len(_PATHS)
+        texts += [first] * n
+        positions += range(n)
+        for node in range(len(_PARENTS)):
+            path = next(p for p, nodes in enumerate(_PATHS) if node in nodes)
+            texts.append(first + path)
+            positions.append(n + _PATHS[path].index(node))
+    return texts, positions
+
+
+def _with_short_windows(model: PreTrainedModel) -> Any:
+    """Return the model with eager masks of short windows; all its modules are the model's own."""
+    config = copy.copy(model.config)
+    config._attn_implementation = "eager"
+    if getattr(config, "sliding_window", None) is not None:
+        config.sliding_window = min(config.sliding_window, _WINDOW)
+    base: Any = copy.copy(model.base_model)
+    outer = copy.copy(model)
+    base.config = config
+    outer._modules = {**model._modules, model.base_model_prefix: base}
+    return outer
+
+
+@dataclass
+class _Witnessed(Pass):
+    """A pass which keeps what each layer attended to, whatever window the model names."""
+
+    seen: dict[int, list[torch.Tensor]] = field(default_factory=dict)
+
+    def has_window(self, layer: int, window: int | None) -> bool:
+        return window is None or self.windows[layer] is not None
+
+    def attend(self, layer: int, *heads: Any, **options: Any) -> torch.Tensor:
+        out = super().attend(layer, *heads, **options)
+        self.seen[layer].append(out)
+        return out
+
+
+class _Probe(Target):
+    """A target of two requests with short windows."""
+
+    def __init__(self, model: PreTrainedModel):
+        windows = windows_of(model.config, sys.maxsize)
+        windows = [None if window is None else min(window, _WINDOW) for window in windows]
+        self.seen: dict[int, list[torch.Tensor]] = defaultdict(list)
+        self._hold(model, len(_LENGTHS), _CAPACITY, windows)
+
+    def plan(self, rows: int, offset: Any = 0, max_seqlen: int | None = None) -> Pass:
+        own = super().plan(rows, offset, max_seqlen)
+        return _Witnessed(**vars(own), seen=self.seen)
+
+
+def _by_ours(model: PreTrainedModel, tokens: torch.Tensor) -> _Rows:
+    """Prefill both requests in chunks and verify a tree."""
+    probe = _Probe(model)
+    features: list[torch.Tensor] = []
+    prompts = [row[:n] for row, n in zip(tokens, _LENGTHS, strict=True)]
+    probe.prefill(prompts, _CHUNK, on_features=lambda _, rows: features.append(rows))
+    drafted = torch.stack(
+        [row[n:][: len(_PARENTS)] for row, n in zip(tokens, _LENGTHS, strict=True)]
+    )
+    verified = probe.verify(Tree(list(_PARENTS)), drafted)
+    logits = probe.logits_of(torch.cat([*features, verified.features], 1))
+    attended = [torch.cat(probe.seen[n], 1) for n in range(len(probe.windows))]
+    return _Rows(_compared(logits), [_compared(x) for x in attended])
+
+
+def _compared(rows: torch.Tensor) -> torch.Tensor:
+    """Return the rows of every request's tokens, without padding."""
+    longest = max(_LENGTHS)
+    return torch.cat([torch.cat([x[:n], x[longest:]]) for x, n in zip(rows, _LENGTHS, strict=True)])

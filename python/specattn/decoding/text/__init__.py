@@ -1,0 +1,1 @@
+"""Texts of a run: prompts, sequences, processors, sampling, statistics. Knows no model."""

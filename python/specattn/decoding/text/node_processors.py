@@ -1,0 +1,177 @@
+"""transformers' logits processors for one node of one tree, where the host computes.
+
+What `ContextualProcessors` does for many nodes at once, so that a GPU is asked seldom, costs a CPU
+more than the processors themselves. Here a text is shown where it stands, with the path behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import (
+    ExponentialDecayLengthPenalty,
+    ForcedEOSTokenLogitsProcessor,
+    MinLengthLogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    SuppressTokensAtBeginLogitsProcessor,
+    TemperatureLogitsWarper,
+)
+
+from specattn.decoding.text.penalty import ContextualPenalty
+from specattn.decoding.text.sequences import Sequences
+
+LENGTH_ONLY = (
+    ExponentialDecayLengthPenalty,
+    ForcedEOSTokenLogitsProcessor,
+    MinLengthLogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+    SuppressTokensAtBeginLogitsProcessor,
+)
+"""Processors that look at no more of a context than its length."""
+
+_MINIMUM_LENGTH = (MinLengthLogitsProcessor, MinNewTokensLengthLogitsProcessor)
+
+_BY_TEXT = (
+    ContextualPenalty,
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+)
+
+
+def knows_rows(processor: Any) -> bool:
+    """Whether a processor that looks at texts may hold data for each row of the batch."""
+    if isinstance(getattr(processor, "prompt_ignore_length", None), torch.Tensor):
+        return True
+    return type(processor) not in (*LENGTH_ONLY, *_BY_TEXT)
+
+
+Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""``step(text, scores)``: the processed scores [1, V] of the token that follows a text [1, L]."""
+
+
+class NodeProcessors:
+    """The processors of one row of a run.
+
+    Parameters
+    ----------
+    processors : sequence of callable
+        None of them knows rows, unless there is one row.
+    context_free : tuple of type
+        Those that look at the logits alone.
+    sequences : Sequences
+        On the CPU.
+    row : int
+
+    Attributes
+    ----------
+    temperature : float or None
+        What logits are divided by, where nothing else is done to them.
+    """
+
+    def __init__(
+        self,
+        processors: Sequence[Any],
+        context_free: tuple[type, ...],
+        sequences: Sequences,
+        row: int,
+    ):
+        self.sequences, self.row = sequences, row
+        self.end_tokens = sequences.end_tokens(row)
+        self._sees_texts = not all(type(own) in context_free for own in processors)
+        self.temperature: float | None = None
+        if all(type(own) is TemperatureLogitsWarper for own in processors) and len(processors) < 2:
+            self.temperature = next((own.temperature for own in processors), 1.0)
+        self._steps = [self._step(own, type(own) in context_free) for own in processors]
+
+    def __call__(self, path: list[int], logits: torch.Tensor) -> torch.Tensor:
+        """Return the processed logits of the token behind a path that follows the text.
+
+        Parameters
+        ----------
+        path : list of int
+        logits : Tensor [V]
+
+        Returns
+        -------
+        Tensor, float32 [V]
+            Unprocessed where a processor looks at texts and the path cannot occur.
+        """
+        scores = logits.float()
+        if not self._steps or self._sees_texts and not self._can_occur(path):
+            return scores
+        text = self.sequences.continued(self.row, path)
+        scores = scores[None]
+        for step in self._steps:
+            scores = step(text, scores)
+        return scores[0]
+
+    def _can_occur(self, path: list[int]) -> bool:
+        """Whether a text goes on behind a path: processors may refuse one that never comes."""
+        return len(path) <= self.sequences.drafts(self.row) and not any(
+            token < 0 or token in self.end_tokens for token in path
+        )
+
+    def _step(self, processor: Any, context_free: bool) -> Step:
+        """Return a processor as a function of all that is known."""
+        if context_free:
+            return lambda _, scores: processor(None, scores)
+        if type(processor) is MinLengthLogitsProcessor:
+            return _without_end(processor.min_length, processor.eos_token_id)
+        if type(processor) is MinNewTokensLengthLogitsProcessor:
+            shortest = processor.prompt_length_to_skip + processor.min_new_tokens
+            return _without_end(shortest, processor.eos_token_id)
+        whole_text = getattr(processor, "prompt_ignore_length", 0) is None
+        if type(processor) is RepetitionPenaltyLogitsProcessor and whole_text:
+            said = _Vocabulary(self.sequences, self.row)
+            return lambda text, scores: processor(said.of(text), scores)
+        if (window := getattr(processor, "context_window", None)) is not None:
+            padding = self.sequences.padding[self.row]
+            return lambda text, scores: processor(text[:, padding:][:, -window:], scores)
+        return processor
+
+
+def _without_end(shortest: int, end_tokens: torch.Tensor) -> Step:
+    """Forbid end tokens in shorter texts: what transformers finds by a search over V per call."""
+    tokens = end_tokens.flatten().tolist()
+
+    def step(text: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if text.shape[1] >= shortest:
+            return scores
+        inside = [token for token in tokens if 0 <= token < scores.shape[1]]
+        if all(scores.numpy()[0, inside] == -np.inf):
+            return scores
+        scores = scores.clone()
+        scores.numpy()[0, inside] = -np.inf
+        return scores
+
+    return step
+
+
+class _Vocabulary:
+    """The different tokens of a row's text, for a processor that asks for no more than those."""
+
+    def __init__(self, sequences: Sequences, row: int):
+        self.sequences, self.row = sequences, row
+        self._tokens = np.empty(sequences.padded_rows.shape[1], dtype=np.int64)
+        self._seen, self._length = set[int](), 0
+
+    def of(self, text: torch.Tensor) -> torch.Tensor:
+        """Return the tokens [1, n] of the row's text, each once, and those of a path behind it."""
+        committed = self.sequences.ends[self.row]
+        for token in text[0, self._length : committed].tolist():
+            if token not in self._seen:
+                self._tokens[len(self._seen)] = token
+                self._seen.add(token)
+        self._length = committed
+        end = len(self._seen) + text.shape[1] - committed
+        self._tokens[len(self._seen) : end] = text.numpy()[0, committed:]
+        return torch.from_numpy(self._tokens[:end])[None]

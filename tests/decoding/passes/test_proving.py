@@ -1,0 +1,214 @@
+"""A model is taken because it agrees with itself, and refused where it does not."""
+
+import copy
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    DeepseekV2Config,
+    DeepseekV3Config,
+    FalconMambaConfig,
+    GemmaConfig,
+    Llama4TextConfig,
+    OlmoeConfig,
+    Qwen3_5TextConfig,
+    Qwen3NextConfig,
+    Starcoder2Config,
+    T5Config,
+)
+
+from specattn.decoding import FAMILIES, Target, generate, prove
+from specattn.decoding.model.families import Family, check_supported
+from specattn.decoding.passes import attention, proving
+from tests.decoding.models import (
+    SHAPE,
+    WINDOW,
+    decisive,
+    greedy_by_transformers,
+    prompts,
+    tiny_model,
+)
+from tests.decoding.test_greedy import METHODS
+
+
+def strange_model(config_class=Starcoder2Config, **options):
+    """Return a tiny model of a family that has no record."""
+    torch.manual_seed(0)
+    config = config_class(**{**SHAPE, **options})
+    assert config.model_type not in FAMILIES
+    return decisive(AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval())
+
+
+UNKNOWN = {
+    "starcoder2": (Starcoder2Config, {"sliding_window": WINDOW}),
+    "gemma": (GemmaConfig, {}),
+    "olmoe": (OlmoeConfig, {"num_experts": 4, "num_experts_per_tok": 2, "head_dim": 8}),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.* decodes through its own:UserWarning")
+@pytest.mark.parametrize("method", ["plain", "token_recycling"])
+@pytest.mark.parametrize("family", UNKNOWN)
+def test_a_family_without_a_record_is_taken(family, method):
+    config_class, options = UNKNOWN[family]
+    model, texts = strange_model(config_class, **options), prompts([5, 30])
+    output = generate(model, texts, METHODS[method], max_new_tokens=12)
+    assert output.new_tokens == [greedy_by_transformers(model, p, 12) for p in texts]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("family", ["gpt_oss", "gemma2"])
+def test_what_agrees_is_taken_in_every_dtype(family, dtype):
+    prove(tiny_model(family, peak=1.0).to(dtype))
+
+
+def refused(model, where):
+    """Expect that a model is refused, with a figure and a place."""
+    pattern = rf"type '{model.config.model_type}'.* differ by \d\.\de.\d\d .* first in {where}"
+    return pytest.raises(ValueError, match=pattern)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_window_longer_than_the_probe_is_seen_to_be_missing(dtype, monkeypatch):
+    """Layers 1 and 2 slide, and never so far in the probe's own texts as the model's window."""
+    monkeypatch.setitem(FAMILIES, "qwen2", Family(sliding_layers="none"))
+    model = tiny_model("qwen2-sliding", sliding_window=400, peak=1.0).to(dtype)
+    model.model.layers[1].self_attn.sliding_window = None  # nor does it ask for one
+    model.model.layers[2].self_attn.sliding_window = None
+    with refused(model, "the attention of layer 1"):
+        prove(model)
+
+
+@pytest.mark.parametrize("option", ["softcap", "s_aux", "scaling"])
+def test_an_option_that_is_not_obeyed_is_noticed(option, monkeypatch):
+    inner = attention.attention
+
+    def without(*arguments, **options):
+        options[option] = 0.5 if option == "scaling" else None
+        return inner(*arguments, **options)
+
+    monkeypatch.setattr(attention, "attention", without)
+    model = tiny_model("gpt_oss" if option == "s_aux" else "gemma2")
+    with refused(model, "the attention of layer 0"):
+        prove(model)
+
+
+def test_a_tree_that_is_taken_for_a_chain_is_noticed(monkeypatch):
+    chain = attention.Pass.attend
+
+    def attend(self, *heads, **options):
+        self.tree_mask = None
+        return chain(self, *heads, **options)
+
+    monkeypatch.setattr(attention.Pass, "attend", attend)
+    model = tiny_model("llama")
+    with refused(model, "the attention of layer 0"):
+        prove(model)
+
+
+@pytest.mark.parametrize("name", ["final_logit_softcapping", "logits_scaling", "logit_scale"])
+def test_a_transform_of_logits_that_a_model_does_not_do_is_noticed(name):
+    model = tiny_model("llama")
+    setattr(model.config, name, 2.0)
+    with refused(model, "what follows the attention of the last layer"):
+        prove(model)
+
+
+def test_what_a_layer_does_to_its_input_is_none_of_our_business():
+    model = tiny_model("llama")
+    layer = model.model.layers[1]
+    forward = layer.forward
+    layer.forward = lambda hidden, *a, **k: forward(hidden, *a, **k) * 1.5
+    (text,) = prompts([20])
+    output = generate(model, text, "plain", max_new_tokens=8, compile="off")
+    assert output.new_tokens == [greedy_by_transformers(model, text, 8)]
+
+
+REFUSED = {
+    "encoder-decoder": (T5Config(), "'t5'.* an encoder-decoder"),
+    "MLA": (DeepseekV3Config(), r"'deepseek_v3'.* \(MLA\)"),
+    "MLA-2": (DeepseekV2Config(), r"'deepseek_v2'.* \(MLA\)"),
+    "hybrid": (Qwen3NextConfig(), "'qwen3_next'.* layers of type linear_attention"),
+    "hybrid-3.5": (Qwen3_5TextConfig(), "'qwen3_5_text'.* layers of type linear_attention"),
+    "state": (FalconMambaConfig(), "'falcon_mamba'"),
+    "chunked": (Llama4TextConfig(), "'llama4_text'.* layers of type chunked_attention"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_configuration_rules_out_is_refused_with_the_reason(name):
+    config, reason = REFUSED[name]
+    with pytest.raises(ValueError, match=reason):
+        check_supported(config)
+
+
+def test_layers_that_attend_by_themselves_are_refused():
+    config = BloomConfig(vocab_size=96, hidden_size=16, n_layer=1, n_head=2)
+    with pytest.raises(ValueError, match="'bloom'.* do not attend through transformers'"):
+        Target(AutoModelForCausalLM.from_config(config), batch=1, capacity=8)
+
+
+@pytest.fixture
+def probed(monkeypatch):
+    """Return the models that have been probed."""
+    seen, inner = [], proving._probe
+    monkeypatch.setattr(proving, "_probe", lambda model: (seen.append(model), inner(model)))
+    return seen
+
+
+def test_a_model_is_probed_once(probed, monkeypatch):
+    monkeypatch.delenv("SPECATTN_CACHE", raising=False)
+    model = tiny_model("llama")
+    for _ in range(2):
+        Target(model, 1, 8)
+    assert probed == [model]
+    prove(tiny_model("llama"))
+    assert len(probed) == 2
+
+
+def test_what_was_found_is_kept_on_disk(probed, monkeypatch, tmp_path):
+    monkeypatch.setenv("SPECATTN_CACHE", str(tmp_path / "cache"))
+    for _ in range(2):
+        prove(tiny_model("llama"))
+    assert len(probed) == 1
+    others = [
+        tiny_model("llama").bfloat16(),
+        tiny_model("llama", rms_norm_eps=1e-3),
+        tiny_model("qwen3"),
+    ]
+    for model in others:
+        prove(model)
+    assert probed[1:] == others
+
+
+def test_a_refusal_is_not_kept(probed, monkeypatch, tmp_path):
+    monkeypatch.setenv("SPECATTN_CACHE", str(tmp_path))
+    model = tiny_model("llama")
+    model.config.logit_scale = 2.0
+    for _ in range(2):
+        with refused(model, "what follows"):
+            prove(model)
+    assert len(probed) == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tested_family_can_be_trusted_and_no_other(probed):
+    prove(tiny_model("llama"), trust_family=True)
+    assert probed == []
+    model = strange_model()
+    prove(model, trust_family=True)
+    assert probed == [model]
+
+
+def test_the_probe_leaves_the_model_as_it_was():
+    model = tiny_model("gpt_oss")
+    config, weights = model.config.to_dict(), copy.deepcopy(model.state_dict())
+    base = model.model
+    prove(model)
+    found = model.config.to_dict()
+    assert found == config
+    assert model.model is base
+    assert base.config is model.config
+    assert all(weights[name].equal(x) for name, x in model.state_dict().items())

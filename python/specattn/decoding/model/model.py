@@ -1,0 +1,50 @@
+"""Owns what a process remembers about a checkpoint, for as long as the checkpoint lives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import TypeVar
+from weakref import WeakKeyDictionary
+
+from transformers import PreTrainedModel
+
+T = TypeVar("T")
+
+
+class Model:
+    """What is remembered about one checkpoint: `recall` says what, and makes it once.
+
+    By kind:
+
+    - ``"text"``: its causal text model (`text_model`)
+    - ``"tensor parallel"``: the ranks that it is divided over
+    - ``"proved", dtype, device``: that it computes with our attention what it does with its own
+    - ``"replayed", dtype, device``: that its passes may be replayed, or why not
+    - ``"corpora"``: indexes of files that are looked up, and what it generated
+    - ``"drafter beside it"``: the trained drafter in its folder
+    - ``"pace", ...``: what passes and drafts took, by batch and length; what drafters were worth
+
+    Nothing that is remembered may hold the checkpoint itself, or it would never be freed.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, object] = {}
+
+    @classmethod
+    def of(cls, checkpoint: PreTrainedModel) -> Model:
+        """Return the one `Model` of a checkpoint in this process."""
+        return _models.setdefault(checkpoint, cls())
+
+    def recall(self, kind: Hashable, make: Callable[[], T]) -> T:
+        """Return what was made of this kind before, or make it now."""
+        if kind not in self._known:
+            self._known[kind] = make()
+        found: T = self._known[kind]  # type: ignore[assignment]
+        return found
+
+    def knows(self, kind: Hashable) -> bool:
+        """Whether something of this kind was made before."""
+        return kind in self._known
+
+
+_models: WeakKeyDictionary[PreTrainedModel, Model] = WeakKeyDictionary()

@@ -187,7 +187,10 @@ def reference_sums():
 def load_target():
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    from specattn.decoding import prove
+
     model = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
+    prove(model)  # verifies a tree of its own
     tokenizer = AutoTokenizer.from_pretrained(TARGET)
     return model, tokenizer(PROMPT)["input_ids"]
 

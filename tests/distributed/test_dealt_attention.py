@@ -8,7 +8,7 @@ from specattn.decoding.passes.attention import CaptureSpec
 from specattn.decoding.ranks.lockstep import Lockstep
 from specattn.distributed import ContextParallel
 from specattn.tree import Tree
-from tests.decoding.models import prompts, tiny_model
+from tests.decoding.models import is_recorded, prompts, tiny_model
 
 PROMPT, BLOCK, CAPACITY = 41, 4, 80
 TREES = {"chain": Tree.chain(4), "tree": Tree([-1, 0, 0, 1, 1, 2]), "root": Tree.chain(0)}
@@ -21,7 +21,7 @@ def verified(family, name, dtype, ranks=None):
     model, tree = tiny_model(family).to(dtype), TREES[name]
     (prompt,) = prompts([PROMPT])
     target = Target(model, 1, CAPACITY, lockstep=ranks and Lockstep.of(model, ranks))
-    assert (target.static is not None) == (dtype == torch.float32)
+    assert is_recorded(target) == (dtype == torch.float32)
     target.prefill([prompt], 16)
     found, tokens = [], prompts([tree.size])[0][None]
     for shift in (0, 1):

@@ -7,7 +7,7 @@ from specattn.decoding import METHODS
 from specattn.decoding.engine.target import Target
 from specattn.decoding.model.checkpoint import load_causal_model
 from specattn.distributed import TensorParallel
-from tests.decoding.models import tiny_model
+from tests.decoding.models import is_recorded, tiny_model
 from tests.decoding.settings import NAMES, settings_without_layers
 from tests.distributed.decoding import loaded, saved, texts_of_parts, texts_of_whole
 
@@ -73,7 +73,7 @@ def what_a_rank_holds(folder):
     target = Target(model, 1, 100)
     tensor = TensorParallel.of(model)
     scores = torch.tensor([1.0 + 2 * tensor.rank, -torch.inf])
-    assert target.static is not None  # passes are recorded, the exchanges in them
+    assert is_recorded(target)  # passes are recorded, the exchanges in them
     return target.cache.nbytes, target.q_heads, tensor.mean(scores).tolist(), tensor.rank
 
 

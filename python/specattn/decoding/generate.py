@@ -28,7 +28,7 @@ from specattn.decoding.engine.method import (
 )
 from specattn.decoding.methods import METHODS, parse_method
 from specattn.decoding.model.text_model import text_model
-from specattn.decoding.passes.compiling import Compile
+from specattn.decoding.passes.replay import Compile
 from specattn.decoding.text.processors import CONTEXT_FREE
 from specattn.decoding.text.prompts import Prompts, as_prompts
 from specattn.decoding.text.statistics import Statistics

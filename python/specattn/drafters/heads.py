@@ -18,9 +18,9 @@ from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from torch import nn
-from torch.nn.functional import silu
 from transformers import PreTrainedModel
 
+from specattn.blocks import TORCH, Ops, projection
 from specattn.drafters.drafter import DrafterConfig, TrainedDrafter
 
 NUM_HEADS = 3
@@ -117,10 +117,10 @@ class Heads(TrainedDrafter):
         """
         if features.shape[-1] != (width := self.config.hidden_size):
             raise ValueError(f"features: expected [..., {width}], got {list(features.shape)}")
-        return torch.stack(self._hidden(features), -2)
+        return TORCH.stack(self.hidden(TORCH, features, self.config.num_heads))
 
-    def _hidden(self, features: torch.Tensor) -> list[torch.Tensor]:
-        """Return h_1, h_2, ..., each [..., H]."""
+    def hidden(self, ops: Ops, features: torch.Tensor, count: int) -> list[torch.Tensor]:
+        """Return h_1, h_2, ..., each [..., H], of the first `count` heads."""
         raise NotImplementedError
 
 
@@ -142,10 +142,12 @@ class TokenSwiftHeads(Heads):
     title = "TokenSwift"
     bias = False
 
-    def _hidden(self, features: torch.Tensor) -> list[torch.Tensor]:
+    def hidden(self, ops: Ops, features: torch.Tensor, count: int) -> list[torch.Tensor]:
+        """Return what each of the first `count` heads makes of the one before it."""
         hidden = [features]
-        for linear in self.linears:
-            hidden.append(hidden[-1] + linear(hidden[-1]))
+        for layer in cast(Any, self.linears)[:count]:
+            before = hidden[-1]
+            hidden.append(ops.linear(before, projection(layer), residual=before, keep=True))
         return hidden[1:]
 
 
@@ -167,5 +169,8 @@ class MedusaHeads(Heads):
     title = "Medusa"
     bias = True
 
-    def _hidden(self, features: torch.Tensor) -> list[torch.Tensor]:
-        return [features + silu(linear(features)) for linear in self.linears]
+    def hidden(self, ops: Ops, features: torch.Tensor, count: int) -> list[torch.Tensor]:
+        """Return what each of the first `count` heads makes of the features."""
+        how: Any = {"activation": "silu", "residual": features, "keep": True}
+        layers = cast(Any, self.linears)[:count]
+        return [ops.linear(features, projection(layer), **how) for layer in layers]

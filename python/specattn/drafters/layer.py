@@ -7,13 +7,11 @@ from typing import Any, TypeVar, cast
 import torch
 from transformers import PreTrainedModel
 
+from specattn.blocks import Rotated
 from specattn.drafters.drafter import DrafterConfig
 
 STATIC_ROPES = ("default", "linear", "llama3", "yarn")
 """Kinds of rope whose rotation of a token depends on its position alone."""
-
-Rotation = tuple[torch.Tensor, torch.Tensor]
-"""Cosines and sines, each broadcastable to [B, T, heads, D]."""
 
 _Config = TypeVar("_Config", bound="LayerConfig")
 
@@ -108,8 +106,8 @@ class LayerConfig(DrafterConfig):
         )
 
 
-def rotate(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-    """Rotate the first half of the last dimension against the second, as transformers' models."""
-    cos, sin = rotation
-    first, second = x.chunk(2, -1)
-    return x * cos + torch.cat([-second, first], -1) * sin
+def rotated(rotary: Any, like: torch.Tensor, position_ids: torch.Tensor) -> Rotated:
+    """Return a rope's rotation at positions [B, T], in the dtype of `like`."""
+    cos, sin = (x[:, :, None] for x in rotary(like, position_ids))
+    half = cos.shape[-1] // 2  # every angle is said twice
+    return Rotated(cos[..., :half], sin[..., :half])

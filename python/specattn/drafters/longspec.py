@@ -22,12 +22,12 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.nn.functional import silu
 from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from specattn.blocks import TORCH, Ops, Rotated, Rotation, Store, norm_of, projection, swiglu
 from specattn.drafters.drafter import TrainedDrafter
-from specattn.drafters.layer import LayerConfig, Rotation, rotate
+from specattn.drafters.layer import LayerConfig, rotated
 from specattn.drafters.training_attention import shifted_attention, windowed_attention
 
 SelfAttend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -73,7 +73,7 @@ class LongSpecDrafter(TrainedDrafter):
     """The drafter's block. Embedding and head are the target's and not part of it.
 
     `forward` is for whole sequences, as training sees them; decoding calls `block` with attentions
-    of its own. Both are the same equations.
+    of its own.
 
     Parameters
     ----------
@@ -160,51 +160,12 @@ class LongSpecDrafter(TrainedDrafter):
         def attend_to_target(q: torch.Tensor) -> torch.Tensor:
             return shifted_attention(q, target_keys, target_values, shift)
 
-        rotation = self.rotation(inputs_embeds, position_ids)
-        return self.block(inputs_embeds, rotation, attend, attend_to_target)
+        place = self.rotated(inputs_embeds, position_ids)
+        return block(TORCH, self, inputs_embeds, place, attend, attend_to_target)
 
-    def block(
-        self,
-        x: torch.Tensor,
-        rotation: Rotation,
-        attend: SelfAttend,
-        attend_to_target: CrossAttend,
-    ) -> torch.Tensor:
-        """Apply the equations at the top of this file, with attentions of the caller's choice.
-
-        Parameters
-        ----------
-        x : Tensor [B, T, H]
-        rotation : Rotation
-            Of the tokens' positions.
-        attend : callable
-            ``attend(q, k, v)``: [B, T, Hq, D] from queries and this block's own new keys and
-            values.
-        attend_to_target : callable
-            ``attend_to_target(q)``: [B, T, Hq, D] from the target's last layer.
-
-        Returns
-        -------
-        Tensor [B, T, H]
-        """
-        q, k, v = self.self_attention.project(self.self_norm(x), rotation)
-        x = x + self.self_attention.o_proj(attend(q, k, v).flatten(2))
-        q, _, _ = self.cross_attention.project(self.cross_norm(x), rotation)
-        x = x + self.cross_attention.o_proj(attend_to_target(q).flatten(2))
-        gate, up = self.gate_up_proj(self.mlp_norm(x)).chunk(2, -1)
-        return self.norm(x + self.down_proj(silu(gate) * up))
-
-    def keys_and_values(
-        self, x: torch.Tensor, rotation: Rotation
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what self attention caches for tokens: a function of token and position alone."""
-        _, k, v = self.self_attention.project(self.self_norm(x), rotation)
-        return k, v
-
-    def rotation(self, like: torch.Tensor, position_ids: torch.Tensor) -> Rotation:
+    def rotated(self, like: torch.Tensor, position_ids: torch.Tensor) -> Rotated:
         """Return the target's rotation at positions [B, T], in the dtype of `like`."""
-        cos, sin = self.rotary_emb(like, position_ids)
-        return cos[:, :, None], sin[:, :, None]
+        return rotated(self.rotary_emb, like, position_ids)
 
     def _check_inputs(
         self,
@@ -233,22 +194,75 @@ class _Projections(nn.Module):
 
     def __init__(self, config: LongSpecConfig, kv_heads: int):
         super().__init__()
-        self.head_dim, heads = config.head_dim, config.num_attention_heads
-        self.heads = [heads, kv_heads, kv_heads]
+        self.head_dim, self.kv_heads = config.head_dim, kv_heads
+        self.q_heads = config.num_attention_heads
         width, eps = config.hidden_size, config.rms_norm_eps
-        self.qkv_proj = nn.Linear(width, sum(self.heads) * self.head_dim, bias=config.qkv_bias)
-        self.o_proj = nn.Linear(heads * self.head_dim, width, bias=False)
+        heads = self.q_heads + 2 * kv_heads
+        self.qkv_proj = nn.Linear(width, heads * self.head_dim, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(self.q_heads * self.head_dim, width, bias=False)
         self.q_norm = nn.RMSNorm(self.head_dim, eps) if config.qk_norm else None
         self.k_norm = nn.RMSNorm(self.head_dim, eps) if config.qk_norm and kv_heads else None
 
-    def project(
-        self, x: torch.Tensor, rotation: Rotation
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return queries, keys and values [B, T, heads, D], the first two normed and rotated."""
-        heads = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim))
-        q, k, v = heads.split(self.heads, 2)
-        if self.q_norm is not None:
-            q = self.q_norm(q)
-        if self.k_norm is not None:
-            k = self.k_norm(k)
-        return rotate(q, rotation), rotate(k, rotation) if k.shape[2] else k, v
+
+Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Queries, keys and values, each [B, T, heads, D]."""
+
+
+def block(
+    ops: Ops,
+    drafter: LongSpecDrafter,
+    x: torch.Tensor,
+    place: Rotation,
+    attend: SelfAttend,
+    attend_to_target: CrossAttend,
+    store: Store | None = None,
+) -> torch.Tensor:
+    """Return the equations at the top of this file, with attentions of the caller's choice.
+
+    Parameters
+    ----------
+    ops : Ops
+    drafter : LongSpecDrafter
+    x : Tensor [B, T, H]
+    place : Rotation
+        Of the tokens' positions.
+    attend : callable
+        ``attend(q, k, v)``: [B, T, Hq, D] from queries and this block's own new keys and values.
+    attend_to_target : callable
+        ``attend_to_target(q)``: [B, T, Hq, D] from the target's last layer.
+    store : Store, optional
+        Where the new keys and values are written.
+
+    Returns
+    -------
+    Tensor [B, T, H]
+        Normed: what the target's head reads.
+    """
+    own, cross = drafter.self_attention, drafter.cross_attention
+    out = attend(*self_heads(ops, drafter, x, place, store))
+    x = ops.linear(out.flatten(2), projection(own.o_proj), residual=x)
+    q, _, _ = _heads(ops, cross, ops.norm(x, norm_of(drafter.cross_norm)), place)
+    x = ops.linear(attend_to_target(q).flatten(2), projection(cross.o_proj), residual=x)
+    x = swiglu(ops, x, norm_of(drafter.mlp_norm), drafter.gate_up_proj, drafter.down_proj)
+    return ops.norm(x, norm_of(drafter.norm))
+
+
+def self_heads(
+    ops: Ops,
+    drafter: LongSpecDrafter,
+    x: torch.Tensor,
+    place: Rotation,
+    store: Store | None = None,
+) -> Heads:
+    """Return the heads of self attention; keys and values follow from token and position alone."""
+    return _heads(
+        ops, drafter.self_attention, ops.norm(x, norm_of(drafter.self_norm)), place, store
+    )
+
+
+def _heads(
+    ops: Ops, weights: _Projections, x: torch.Tensor, place: Rotation, store: Store | None = None
+) -> Heads:
+    heads = ops.linear(x, projection(weights.qkv_proj)).unflatten(-1, (-1, weights.head_dim))
+    norms = norm_of(weights.q_norm), norm_of(weights.k_norm)
+    return ops.rotate(heads, weights.q_heads, place, norms=norms, store=store)

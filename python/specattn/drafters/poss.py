@@ -29,12 +29,12 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.nn.functional import linear, rms_norm, silu
 from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from specattn.blocks import TORCH, Ops, Rotated, Rotation, Store, norm_of, projection, swiglu
 from specattn.drafters.drafter import TrainedDrafter
-from specattn.drafters.layer import LayerConfig, Rotation, rotate
+from specattn.drafters.layer import LayerConfig, rotated
 from specattn.drafters.path_attention import path_attention
 
 Attend = Callable[[torch.Tensor], torch.Tensor]
@@ -104,7 +104,9 @@ class PosSDrafter(TrainedDrafter):
     def __init__(self, config: PosSConfig):
         super().__init__(config)
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=config.fc_bias)
-        self.fc_norm = _Norm(config.hidden_size, config.rms_norm_eps) if config.fc_norm else None
+        self.fc_norm = (
+            nn.RMSNorm(config.hidden_size, config.rms_norm_eps) if config.fc_norm else None
+        )
         self.specialists = nn.ModuleList(Specialist(config) for _ in range(config.layers))
         self.rotary_emb = LlamaRotaryEmbedding(config)  # type: ignore[arg-type]
         self.post_init()
@@ -170,35 +172,24 @@ class PosSDrafter(TrainedDrafter):
         """
         self._check_inputs(inputs_embeds, features, depth)
         length = inputs_embeds.shape[1]
-        rotations = self.rotation(inputs_embeds, torch.arange(length, device=features.device)[None])
+        places = self.rotated(inputs_embeds, torch.arange(length, device=features.device)[None])
         drafted, pairs, known = list[torch.Tensor](), list[torch.Tensor](), features
         # Of each specialist: keys and values of the pairs at every depth, for all roots.
         seen = [list[tuple[torch.Tensor, torch.Tensor]]() for _ in range(self.config.layers)]
         for step in range(depth):
             roots = length - 1 - step
-            pairs.append(self.fuse(inputs_embeds[:, step + 1 :], known[:, :roots]))
-            layer, specialist = self.config.specialist_at(step), self.specialist_at(step)
+            pairs.append(fuse(TORCH, self, inputs_embeds[:, step + 1 :], known[:, :roots]))
+            layer = self.config.specialist_at(step)
             for s, x in enumerate(pairs[len(seen[layer]) :], len(seen[layer])):
-                seen[layer].append(specialist.attention.keys_and_values(x, _from(rotations, s, x)))
+                seen[layer].append(keys_and_values(TORCH, self, layer, x, _from(places, s, x)))
             attend = _along_paths(seen[layer], roots)
-            drafted.append(specialist(x, _from(rotations, step, x), attend))
+            drafted.append(specialist(TORCH, self, layer, x, _from(places, step, x), attend))
             known = drafted[-1].detach()
         return drafted
 
-    def specialist_at(self, depth: int) -> Specialist:
-        """Return the specialist that works on the pairs at `depth`."""
-        return cast(Specialist, self.specialists[self.config.specialist_at(depth)])
-
-    def fuse(self, inputs_embeds: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
-        """Return what all specialists read of pairs: both arguments and the result [B, T, H]."""
-        if self.fc_norm is not None:
-            features = self.fc_norm(features)
-        return self.fc(torch.cat([inputs_embeds, features], -1))
-
-    def rotation(self, like: torch.Tensor, position_ids: torch.Tensor) -> Rotation:
+    def rotated(self, like: torch.Tensor, position_ids: torch.Tensor) -> Rotated:
         """Return the target's rotation at positions [B, T], in the dtype of `like`."""
-        cos, sin = self.rotary_emb(like, position_ids)
-        return cos[:, :, None], sin[:, :, None]
+        return rotated(self.rotary_emb, like, position_ids)
 
     def _check_inputs(
         self, inputs_embeds: torch.Tensor, features: torch.Tensor, depth: int
@@ -219,36 +210,10 @@ class Specialist(nn.Module):
         super().__init__()
         width = config.hidden_size
         self.attention = _Attention(config)
-        self.norm = _Norm(width, config.rms_norm_eps)
+        self.norm = nn.RMSNorm(width, config.rms_norm_eps)
         self.gate_up_proj = nn.Linear(width, 2 * config.intermediate_size, bias=False)
         self.down_proj = nn.Linear(config.intermediate_size, width, bias=False)
-        self.output_norm = _Norm(width, config.rms_norm_eps) if config.norm_output else None
-
-    def forward(self, x: torch.Tensor, rotation: Rotation, attend: Attend) -> torch.Tensor:
-        """Return the drafted features [B, T, H] of pairs.
-
-        Parameters
-        ----------
-        x : Tensor [B, T, H]
-            From `PosSDrafter.fuse`.
-        rotation : Rotation
-            Of the pairs' positions.
-        attend : callable
-            ``attend(q)``: [B, T, Hq, D] from queries, over this specialist's keys and values of all
-            that these pairs see, themselves included.
-        """
-        x = x + self.attention.o_proj(attend(self.attention.queries(x, rotation)).flatten(2))
-        gate, up = self.gate_up_proj(self.norm(x)).chunk(2, -1)
-        x = x + self.down_proj(silu(gate) * up)
-        return x if self.output_norm is None else self.output_norm(x)
-
-
-class _Norm(nn.RMSNorm):
-    """In the dtype of its input, as torch's fused kernel requires; under autocast these differ."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the normed input."""
-        return rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+        self.output_norm = nn.RMSNorm(width, config.rms_norm_eps) if config.norm_output else None
 
 
 class _Attention(nn.Module):
@@ -262,26 +227,67 @@ class _Attention(nn.Module):
         kv_width = 2 * config.num_key_value_heads * self.head_dim
         self.kv_proj = nn.Linear(width, kv_width, bias=config.qkv_bias)
         self.o_proj = nn.Linear(heads * self.head_dim, width, bias=False)
-        self.q_norm = _Norm(self.head_dim, eps) if config.qk_norm else None
-        self.k_norm = _Norm(self.head_dim, eps) if config.qk_norm else None
-
-    def queries(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-        """Return queries [B, T, Hq, D], normed and rotated."""
-        q = self.q_proj(x).unflatten(-1, (-1, self.head_dim))
-        return rotate(q if self.q_norm is None else self.q_norm(q), rotation)
-
-    def keys_and_values(
-        self, x: torch.Tensor, rotation: Rotation
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys, normed and rotated, and values: [B, T, Hk, D] each."""
-        k, v = self.kv_proj(x).unflatten(-1, (2, -1, self.head_dim)).unbind(-3)
-        return rotate(k if self.k_norm is None else self.k_norm(k), rotation), v
+        self.q_norm = nn.RMSNorm(self.head_dim, eps) if config.qk_norm else None
+        self.k_norm = nn.RMSNorm(self.head_dim, eps) if config.qk_norm else None
 
 
-def _from(rotation: Rotation, start: int, x: torch.Tensor) -> Rotation:
+def fuse(
+    ops: Ops, drafter: PosSDrafter, embeds: torch.Tensor, features: torch.Tensor
+) -> torch.Tensor:
+    """Return what all specialists read of pairs: all [B, T, H]."""
+    if drafter.fc_norm is not None:
+        features = ops.norm(features, norm_of(drafter.fc_norm))
+    return ops.linear(ops.beside(embeds, features), projection(drafter.fc), keep=True)
+
+
+def specialist(
+    ops: Ops, drafter: PosSDrafter, layer: int, x: torch.Tensor, place: Rotation, attend: Attend
+) -> torch.Tensor:
+    """Return the features [B, T, H] that a specialist drafts of pairs.
+
+    Parameters
+    ----------
+    ops : Ops
+    drafter : PosSDrafter
+    layer : int
+        Which specialist.
+    x : Tensor [B, T, H]
+        From `fuse`.
+    place : Rotation
+        Of the pairs' positions.
+    attend : callable
+        ``attend(q)``: [B, T, Hq, D] from queries, over this specialist's keys and values of all
+        that these pairs see, themselves included.
+    """
+    own = cast(Any, drafter.specialists[layer])
+    attention = own.attention
+    heads = ops.linear(x, projection(attention.q_proj)).unflatten(-1, (-1, attention.head_dim))
+    norms = norm_of(attention.q_norm), None
+    q, _, _ = ops.rotate(heads, heads.shape[2], place, norms=norms)
+    x = ops.linear(attend(q).flatten(2), projection(attention.o_proj), residual=x)
+    x = swiglu(ops, x, norm_of(own.norm), own.gate_up_proj, own.down_proj)
+    return x if own.output_norm is None else ops.norm(x, norm_of(own.output_norm), keep=True)
+
+
+def keys_and_values(
+    ops: Ops,
+    drafter: PosSDrafter,
+    layer: int,
+    x: torch.Tensor,
+    place: Rotation,
+    store: Store | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the keys and values [B, T, Hk, D] of pairs under a specialist; store them."""
+    attention = cast(Any, drafter.specialists[layer]).attention
+    heads = ops.linear(x, projection(attention.kv_proj)).unflatten(-1, (-1, attention.head_dim))
+    norms = None, norm_of(attention.k_norm)
+    _, k, v = ops.rotate(heads, 0, place, norms=norms, store=store)
+    return k, v
+
+
+def _from(places: Rotated, start: int, x: torch.Tensor) -> Rotated:
     """Return the part of a text's rotation that belongs to rows x [B, T, H] from `start` on."""
-    cos, sin = (part[:, start : start + x.shape[1]].to(x.dtype) for part in rotation)
-    return cos, sin
+    return Rotated(*(part[:, start : start + x.shape[1]].to(x.dtype) for part in places))
 
 
 def _along_paths(seen: list[tuple[torch.Tensor, torch.Tensor]], roots: int) -> Attend:
@@ -292,54 +298,3 @@ def _along_paths(seen: list[tuple[torch.Tensor, torch.Tensor]], roots: int) -> A
     else:
         k_path, v_path = (x[:, :, None][:, :, :0] for x in (k, v))
     return lambda q: path_attention(q, k, v, k_path, v_path)
-
-
-class JointKeysAndValues:
-    """The keys and values of several specialists, in one product.
-
-    Parameters
-    ----------
-    drafter : PosSDrafter
-        Its weights as they are now.
-    """
-
-    def __init__(self, drafter: PosSDrafter):
-        self.config = config = drafter.config
-        attentions = [
-            drafter.specialist_at(s * config.positions_per_layer).attention
-            for s in range(config.layers)
-        ]
-        self.weight = torch.stack([a.kv_proj.weight for a in attentions])
-        self.bias = (
-            None if not config.qkv_bias else torch.stack([a.kv_proj.bias for a in attentions])
-        )
-        self.gain = None
-        if config.qk_norm:
-            self.gain = torch.stack([cast(nn.RMSNorm, a.k_norm).weight for a in attentions])
-
-    def __call__(self, x: torch.Tensor, rotation: Rotation, first: int = 0) -> torch.Tensor:
-        """Return the keys, normed and rotated, and values of pairs under specialists.
-
-        Parameters
-        ----------
-        x : Tensor [B, T, H]
-            From `PosSDrafter.fuse`.
-        rotation : Rotation
-            Of the pairs' positions.
-        first : int
-            Leave out the specialists before this one.
-
-        Returns
-        -------
-        Tensor [layers - first, 2, B, T, Hk, D]
-        """
-        config = self.config
-        bias = None if self.bias is None else self.bias[first:].flatten()
-        heads = linear(x, self.weight[first:].flatten(0, 1), bias).unflatten(
-            -1, (config.layers - first, 2, config.num_key_value_heads, config.head_dim)
-        )
-        k, v = heads.permute(3, 2, 0, 1, 4, 5)
-        if self.gain is not None:
-            gain = self.gain[first:, None, None, None]
-            k = rms_norm(k, (config.head_dim,), None, config.rms_norm_eps) * gain
-        return torch.stack([rotate(k, rotation), v], 1)

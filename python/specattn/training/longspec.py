@@ -75,7 +75,7 @@ def start_from_target(drafter: LongSpecDrafter, target: PreTrainedModel) -> Long
         (drafter.cross_attention, drafter.cross_norm, layers[-1]),
     ):
         theirs = layer.self_attn
-        copied = [theirs.q_proj, theirs.k_proj, theirs.v_proj][: sum(map(bool, own.heads))]
+        copied = [theirs.q_proj, theirs.k_proj, theirs.v_proj][: 3 if own.kv_heads else 1]
         own.qkv_proj.weight.copy_(torch.cat([linear.weight for linear in copied]))
         if own.qkv_proj.bias is not None:
             own.qkv_proj.bias.copy_(torch.cat([linear.bias for linear in copied]))

@@ -7,12 +7,11 @@ import pytest
 import torch
 
 from specattn.decoding import METHODS, generate
-from specattn.decoding.engine import target as target_module
 from specattn.decoding.engine.target import Target
 from specattn.decoding.model.parts import Unrecognised
-from specattn.decoding.passes import captured_pass, compiling
+from specattn.decoding.passes import replay
 from specattn.decoding.passes.attention import CaptureSpec, Selection
-from specattn.decoding.passes.captured_pass import CapturedPass
+from specattn.decoding.passes.runner import GraphRunner
 from specattn.tree import Tree
 from tests.decoding.models import CONFIGS, prompts, tiny_model
 from tests.decoding.tape import TapeGraph
@@ -29,7 +28,7 @@ def two_targets(model):
         graphs.append(TapeGraph())
         return graphs[-1]
 
-    targets[0].static = CapturedPass(targets[0], graph)
+    targets[0].runner = GraphRunner(model, lambda: graph)
     with torch.no_grad():
         for target in targets:
             target.prefill(prompts(LENGTHS), chunk_size=1000)
@@ -107,17 +106,17 @@ def test_texts_are_those_of_the_models_modules(method, temperature, monkeypatch)
     model, taken = tiny_model("llama"), []
 
     def replayed(target, compile):
-        taken.append(CapturedPass(target, TapeGraph))
+        taken.append(GraphRunner(target.model, lambda: TapeGraph))
         return taken[-1]
 
     settings = {"max_new_tokens": 20, "temperature": temperature, "seed": 1}
     settings["do_sample"] = temperature > 0
     expected = generate(model, prompts([5, 19]), METHODS[method](), compile="off", **settings)
-    monkeypatch.setattr(target_module, "static_pass", replayed)
+    monkeypatch.setattr(Target, "_runner", replayed)
     found = generate(model, prompts([5, 19]), METHODS[method](), **settings)
     for one, other in zip(found.sequences, expected.sequences, strict=True):
         assert torch.equal(one, other)
-    assert taken[-1]._captured, "nothing was captured"
+    assert taken[-1]._passes._kept, "nothing was captured"
 
 
 def test_a_model_that_asks_the_device_is_refused(monkeypatch):
@@ -129,21 +128,17 @@ def test_a_model_that_asks_the_device_is_refused(monkeypatch):
 
     target = Target(model, 2, 48, "off")
     monkeypatch.setattr(model.model.layers[0].mlp, "forward", asks)
-    monkeypatch.setattr(
-        captured_pass, "CapturedPass", lambda target: CapturedPass(target, TapeGraph)
-    )
+    runner = GraphRunner(model, lambda: TapeGraph)
     with pytest.raises(Unrecognised, match="cannot be captured: operation not permitted"):
-        compiling._captured_pass(target)
+        replay._check(target, runner)
 
 
-def test_one_whose_replay_differs_is_refused(monkeypatch):
+def test_one_whose_replay_differs_is_refused():
     class Forgetful(TapeGraph):
         def replay(self):
             """Do nothing."""
 
     target = Target(tiny_model("llama"), 2, 48, "off")
-    monkeypatch.setattr(
-        captured_pass, "CapturedPass", lambda target: CapturedPass(target, Forgetful)
-    )
+    runner = GraphRunner(target.model, lambda: Forgetful)
     with pytest.raises(Unrecognised, match="replayed, features differ by"):
-        compiling._captured_pass(target)
+        replay._check(target, runner)

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import torch
 
 from specattn.acceptance import Accepted
-from specattn.decoding.engine.target import Target, Verification
+from specattn.decoding.engine.target import Target
 from specattn.decoding.passes.attention import NO_CAPTURE, CaptureSpec
+from specattn.decoding.passes.runner import Verification
 from specattn.decoding.text.sampling import Sampler
 from specattn.decoding.text.sequences import Sequences
 from specattn.tree import Tree

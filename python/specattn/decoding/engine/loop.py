@@ -11,7 +11,8 @@ from torch.nn.functional import pad
 
 from specattn.acceptance import Accepted, accept, follow
 from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Verified
-from specattn.decoding.engine.target import Target, is_chain
+from specattn.decoding.engine.target import Target
+from specattn.decoding.passes.cached_model import is_chain
 from specattn.decoding.text.rounds import Round, pass_times
 from specattn.decoding.text.sampling import Sampler
 from specattn.decoding.text.statistics import RequestStatistics, Statistics, Stopwatch
@@ -109,7 +110,9 @@ def run_rounds(
         watch.lap("draft_seconds")
 
         prefix = target.cache.seqlens
-        result = target.verify(draft.tree, draft.tokens, capture=drafter.capture, lent=True)
+        result = target.verify(
+            draft.tree, draft.tokens, capture=drafter.capture, reuse_buffers=True
+        )
         watch.lap("target_seconds")
 
         if draft.probs is None and context.sampler.by_node:

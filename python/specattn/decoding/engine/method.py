@@ -21,7 +21,7 @@ from specattn.decoding.engine.contract import DraftContext, Drafter
 from specattn.decoding.engine.loop import CHUNK_SIZE, OnPrefill, OnRound, decode
 from specattn.decoding.engine.target import Target
 from specattn.decoding.model.text_model import text_model
-from specattn.decoding.passes.compiling import Compile
+from specattn.decoding.passes.replay import Compile
 from specattn.decoding.ranks.lockstep import Lockstep
 from specattn.decoding.text.rounds import Round
 from specattn.decoding.text.sampling import Sampler

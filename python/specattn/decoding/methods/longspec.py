@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -35,11 +35,7 @@ from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Veri
 from specattn.decoding.engine.method import Method
 from specattn.decoding.methods.longspec_block import DraftBlock
 from specattn.drafters import LongSpecDrafter
-from specattn.reference.tree_mask import pack_tree_mask
 from specattn.tree import Tree
-
-if TYPE_CHECKING:
-    from specattn.decoding.methods.longspec_static import StaticTree
 
 MOST_WIDTHS = (4, 16, 16, 16, 16)
 """Levels of the largest tree unless one is given."""
@@ -173,16 +169,9 @@ class _BlockDrafter(Drafter):
     def __init__(self, block: DraftBlock, sizer: Sizer | Told):
         self.block, self.sizer = block, sizer
         self.kept: torch.Tensor | None = None  # which of the block's nodes are verified
-        self.static: StaticTree | None = None
-        static = block.target.kernel_pass
-        if static is not None and static.parts.is_plain_outside:
-            from specattn.decoding.methods.longspec_static import StaticTree  # the C++ kernels
-
-            self.static = StaticTree(block, static)
 
     def propose(self, root: torch.Tensor) -> Draft:
         effort = self.sizer.choose(self.block.sequences.draft_depth)
-        self.block.begin()
         draft = self.draft(root, effort)
         self.sizer.begin(effort, draft.tree.size)
         return draft
@@ -218,17 +207,10 @@ class _TreeDrafter(_BlockDrafter):
         super().__init__(block, sizer)
         self.widths, self.nodes = widths, nodes
         self.chains = [Tree.chain(n, device=block.storage.device) for n in range(len(widths) + 1)]
-        # Which bit of a packed mask each node is, level by level.
-        size, device = 1 + sum(widths), block.storage.device
-        itself = pack_tree_mask(torch.eye(size, dtype=torch.bool, device=device))
-        self.bits = itself
 
     def draft(self, root: torch.Tensor, effort: Effort) -> Draft:
         widths = tuple(min(width, effort.width) for width in self.widths[: effort.depth])
-        if self.static is not None:
-            grown, scores = self.static.grow(root, (1, *widths))
-        else:
-            grown, scores = self._grow(root, widths)
+        grown, scores = self.block.grow(root, widths)
         self.kept = None
         count = grown.tree.size - 1
         if widths and isinstance(self.sizer, Sizer):
@@ -244,28 +226,6 @@ class _TreeDrafter(_BlockDrafter):
         self.kept = torch.nn.functional.pad(kept + 1, (1, 0))
         return draft
 
-    def _grow(self, root: torch.Tensor, widths: tuple[int, ...]) -> tuple[Draft, torch.Tensor]:
-        """Return a tree behind `root` and its nodes' scores [B, nodes]."""
-        root_bit, *own_bits = self.bits[: 1 + sum(widths)].split([1, *widths])
-        tokens, mask = root[:, None], root_bit.expand(len(root), -1, -1)
-        scores = torch.zeros(tokens.shape, device=root.device)
-        all_tokens, all_parents, first = [tokens], [torch.full_like(tokens, -1)], 0
-        all_scores = [scores]
-        for depth, width in enumerate(widths):
-            logits = self.block.logits(tokens, depth, mask)
-            children, scores, parents = best_children(logits, scores, width)
-            mask = mask.gather(1, parents[..., None].expand(-1, -1, mask.shape[-1]))
-            mask = mask | own_bits[depth]
-            all_tokens.append(children)
-            all_scores.append(scores)
-            all_parents.append(parents + first)
-            first += tokens.shape[1]
-            tokens = children
-        self.block.keep_leaves(tokens, len(widths))
-        parents = torch.cat(all_parents, 1)
-        tree = Tree(parents, max_depth=len(widths), max_width=max(widths, default=0))
-        return Draft(tree, torch.cat(all_tokens, 1)), torch.cat(all_scores, 1)
-
 
 class _ChainDrafter(_BlockDrafter):
     """One path, drawn from the drafter's distribution as the target's tokens are from its own."""
@@ -276,16 +236,10 @@ class _ChainDrafter(_BlockDrafter):
         self.probs: list[torch.Tensor] = []
 
     def draft(self, root: torch.Tensor, effort: Effort) -> Draft:
-        if self.static is not None:
-            self.probs = []
-            draw = None if self.chain.sampler.takes_largest else self._draw
-            grown, _ = self.static.grow(root, (1,) * (1 + effort.depth), draw)
-            return self.chain.draft(grown.tokens, self.probs)
-        draft = self.chain.build(
-            root, effort.depth, lambda token, depth: self.block.logits(token, depth, None)
-        )
-        self.block.keep_leaves(draft.tokens[:, -1:], draft.tree.max_depth)
-        return draft
+        self.probs = []
+        draw = None if self.chain.sampler.takes_largest else self._draw
+        grown, _ = self.block.grow(root, (1,) * effort.depth, draw)
+        return self.chain.draft(grown.tokens, self.probs)
 
     def _draw(self, logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         step = tokens.shape[1] - 1
@@ -297,33 +251,3 @@ def _places(widths: tuple[int, ...]) -> Any:
     """Return level and rank of every drafted node, int [2, nodes]."""
     levels = [np.full(width, level) for level, width in enumerate(widths, start=1)]
     return np.stack([np.concatenate(levels), np.concatenate([*map(np.arange, widths)])])
-
-
-def best_children(
-    logits: torch.Tensor, scores: torch.Tensor, width: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the `width` most probable paths that continue those of a level.
-
-    No node has more than `width` children among the best, so each node's own best are found first,
-    and the best of those then: nothing of the size of a level times the vocabulary is sorted.
-
-    Parameters
-    ----------
-    logits : Tensor [B, n, V]
-    scores : Tensor, float32 [B, n]
-        Log-probability of each node's path.
-    width : int
-        At most n * V.
-
-    Returns
-    -------
-    tokens : Tensor, int64 [B, width]
-    scores : Tensor, float32 [B, width]
-        Descending.
-    parents : Tensor, int64 [B, width]
-        Which of the n nodes each continues.
-    """
-    best, tokens = logits.topk(min(width, logits.shape[-1]))
-    paths = best.float() + (scores - logits.float().logsumexp(-1))[..., None]
-    scores, chosen = paths.flatten(1).topk(width)
-    return tokens.flatten(1).gather(1, chosen), scores, chosen // best.shape[-1]

@@ -1,14 +1,23 @@
-"""LongSpec's drafter at work beside a target: its ring buffer, and one pass per tree level."""
+"""Runs LongSpec's drafter beside a target: its ring buffer, and trees grown level by level."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
 import torch
 
-from specattn.decoding.engine.contract import DraftContext
+from specattn.blocks import TORCH, Ops, Place, Store, angle_tables
+from specattn.decoding.engine.contract import Draft, DraftContext
+from specattn.decoding.passes.programs import Direct
 from specattn.drafters import LongSpecDrafter
-from specattn.drafters.layer import Rotation
-from specattn.ops import sparse_gather_attention
-from specattn.reference.tree_mask import WORD_BITS
+from specattn.drafters.longspec import block, self_heads
+from specattn.reference.tree_mask import WORD_BITS, pack_tree_mask
+from specattn.tree import Tree
+
+Draw = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""``draw(logits, tokens)``: tokens [B, 1] after a chain [B, n], by the logits [B, 1, V] there."""
 
 
 class DraftBlock:
@@ -42,70 +51,113 @@ class DraftBlock:
     def __init__(self, drafter: LongSpecDrafter, context: DraftContext, nodes: int, depth: int):
         config, target = drafter.config, context.target
         self.drafter, self.target, self.sequences = drafter, target, context.sequences
-        self.embed, self.head = target.embed, target.head
         self.window = config.window
         # Behind an accepted path its move writes up to `depth` rows that mean nothing.
         self.ring = config.window + depth
-        shape = (2, target.cache.batch_size, self.ring + nodes)
-        self.storage = torch.empty(
-            (*shape, config.num_key_value_heads, config.head_dim),
-            dtype=target.model.dtype,
-            device=target.device,
-        )
         device = target.device
+        shape = (2, target.cache.batch_size, self.ring + nodes)
+        heads = config.num_key_value_heads, config.head_dim
+        self.storage = torch.empty((*shape, *heads), dtype=target.model.dtype, device=device)
+        like = self.storage[:0]
+        self.angles = angle_tables(drafter.rotary_emb, like, target.cache.capacity)
         self.back = torch.arange(1, self.window + 1, dtype=torch.int32, device=device)
         self.reach = self.window - 1 - torch.arange(depth, dtype=torch.int32, device=device)
-        self.steps = torch.arange(depth + 1, device=device)
+        self.steps = torch.arange(depth + 1, dtype=torch.int32, device=device)
         words = -(-nodes // WORD_BITS)
         self.unseen = torch.zeros(nodes, words, dtype=torch.int64, device=device)
+        self.programs = target.programs()
         self.behind = max(self.sequences.lengths) - 1  # tokens that the ring does not have yet
 
-    def begin(self) -> None:
-        """Prepare a round: what every level of the next tree reads."""
-        seqlens = self.target.cache.seqlens
-        self._catch_up(seqlens)
-        self.rows = torch.remainder(seqlens[:, None] - self.back, self.ring)
-        self.row_counts = torch.minimum(seqlens, self.reach[:, None])
-        self.rotation: Rotation | None = None
-        self.nodes = 0
-
-    def logits(self, tokens: torch.Tensor, depth: int, mask: torch.Tensor | None) -> torch.Tensor:
-        """Run one level of the tree behind the levels above it.
+    def grow(
+        self, root: torch.Tensor, widths: tuple[int, ...], draw: Draw | None = None
+    ) -> tuple[Draft, torch.Tensor]:
+        """Return a tree behind `root`, int64 [B], and its nodes' scores [B, nodes].
 
         Parameters
         ----------
-        tokens : Tensor, int64 [B, w]
-        depth : int
-            Of all these nodes.
-        mask : Tensor, packed int64 [B, w, words], or None for the next node of a chain
-            Which nodes each of these sees, itself included.
-
-        Returns
-        -------
-        Tensor [B, w, V]
-            Of the drafter after each node.
+        root : Tensor, int64 [B]
+        widths : tuple of int
+            Nodes of each level below the root.
+        draw : callable, optional
+            Draws the tokens of a chain, the same way in every round; they have no scores. By
+            default a level has the most probable paths.
         """
-        unseen = self.unseen[: tokens.shape[1], : -(-tokens.shape[1] // WORD_BITS)]
+        seqlens, levels = self.target.cache.seqlens, (1, *widths)
+        self._catch_up(seqlens)
+        inputs = {
+            "root": root[:, None],
+            "seqlens": seqlens,
+            "rows": torch.remainder(seqlens[:, None] - self.back, self.ring),
+            "row_counts": torch.minimum(seqlens, self.reach[: len(widths), None]),
+        }
+        programs = self.programs if draw is None or self.programs.in_python else Direct()
+        key = levels, draw is not None
+        tree = programs.run(key, partial(self._grow, levels, draw), inputs)
+        none = torch.full_like(root[:, None], -1)
+        shape = Tree.grown(
+            torch.cat([none, *(level.parents for level in tree[1:])], 1),
+            depths=_depths(levels, root.device).expand(len(root), -1),
+            packed_mask=torch.cat([level.masks for level in tree], 1),
+            max_depth=len(widths),
+            max_width=max(widths, default=0),
+        )
+        scores = torch.cat([level.scores for level in tree], 1)
+        return Draft(shape, torch.cat([level.tokens for level in tree], 1)), scores
 
-        def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            k_tree, v_tree = self._store(k, v)
-            seen = None if mask is None else mask[..., : -(-self.nodes // WORD_BITS)]
-            k_ring, v_ring = self.storage[:, :, : self.ring]
-            out, _ = sparse_gather_attention(
-                q, k_ring, v_ring, self.rows, self.row_counts[depth], k_tree, v_tree, seen
-            )
-            return out
+    def _grow(
+        self,
+        levels: tuple[int, ...],
+        draw: Draw | None,
+        ops: Ops,
+        root: torch.Tensor,
+        seqlens: torch.Tensor,
+        rows: torch.Tensor,
+        row_counts: torch.Tensor,
+    ) -> list[_Level]:
+        """Grow a tree level by level; the last one's keys and values are stored."""
+        batch, first, words = len(root), 0, -(-sum(levels) // WORD_BITS)
+        mask = torch.zeros(batch, 1, words, dtype=torch.int64, device=root.device)
+        mask[:, :, 0] = 1
+        scores = torch.zeros(batch, 1, device=root.device)
+        grown = [_Level(root, scores, torch.full_like(root, -1), mask)]
+        for depth, width in enumerate(levels):
+            level = grown[-1]
+            at = torch.full((1, width), depth, dtype=torch.int32, device=root.device)
+            place = Place(*self.angles, seqlens, at)
+            store = Store(self.storage[:, :batch], self.ring + first)
+            x = ops.embed(level.tokens, self.target.embed)
+            if depth + 1 == len(levels):
+                self_heads(ops, self.drafter, x, place, store)  # all that the next round needs
+                return grown
+            seen = level.masks[..., : -(-(first + width) // WORD_BITS)]
+            k_ring, v_ring = self.storage[:, :batch, : self.ring]
+            k_tree, v_tree = self.storage[:, :batch, self.ring : self.ring + first + width]
+            ring = (k_ring, v_ring, rows, row_counts[depth], k_tree, v_tree, seen)
 
-        def attend_to_target(q: torch.Tensor) -> torch.Tensor:
-            target = self.target
-            return target.attend_committed(-1, q, target.cache.seqlens, unseen)[0]
+            def attend(q: torch.Tensor, *_: Any, ring: Any = ring) -> torch.Tensor:
+                return ops.sparse_gather_attention(q, *ring)
 
-        hidden = self.drafter.block(self.embed(tokens), self._at(depth), attend, attend_to_target)
-        return self.head(hidden)
+            to_target = partial(self._attend_to_target, ops, seqlens)
+            x = block(ops, self.drafter, x, place, attend, to_target, store)
+            logits = ops.head(x, self.target.head)
+            if draw is None:
+                above = (logits, level.scores, level.masks, first)
+                grown.append(_Level(*ops.best_children(*above, levels[depth + 1])))
+            else:
+                chain = [one.tokens for one in grown]
+                drawn = ops.step(partial(_drawn, draw, logits, chain))
+                grown.append(level._replace(tokens=drawn, masks=_chain_mask(level.masks, depth)))
+            first += width
+        raise AssertionError("levels are never none")
 
-    def keep_leaves(self, tokens: torch.Tensor, depth: int) -> None:
-        """Store the keys and values of the last level [B, w], which has no level below it."""
-        self._store(*self.drafter.keys_and_values(self.embed(tokens), self._at(depth)))
+    def _attend_to_target(self, ops: Ops, seqlens: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+        """Attend to what the target's last layer has committed, in its own cache."""
+        target, rows = self.target, q.shape[1]
+        unseen = self.unseen[:rows, : -(-rows // WORD_BITS)]
+        if target.cache.in_kernels and target.tensor_parallel is None:
+            k_cache, v_cache = target.cache.layer(-1)
+            return ops.hybrid_tree_attention(q, k_cache, v_cache, seqlens, None, None, unseen)
+        return ops.step(lambda: target.attend_committed(-1, q, seqlens, unseen)[0])
 
     def accept(
         self, prefix: torch.Tensor, nodes: torch.Tensor, kept: torch.Tensor | None = None
@@ -149,29 +201,40 @@ class DraftBlock:
         # A shorter text repeats its first token, in rows that are never read.
         back = torch.arange(-count, 0, device=seqlens.device)
         positions = (seqlens[:, None] + back).long()
-        tokens = self.sequences.tokens_at(positions.clamp_min(0))
-        k, v = self.drafter.keys_and_values(self.embed(tokens), self._rotation(positions))
+        known = positions.clamp_min(0)
+        tokens = self.sequences.tokens_at(known)
+        place = Place(*self.angles, torch.zeros_like(seqlens), known)
+        x = TORCH.embed(tokens, self.target.embed)
+        _, k, v = self_heads(TORCH, self.drafter, x, place)
         slots = self._requests(), positions % self.ring
         self.storage[0][slots], self.storage[1][slots] = k, v
 
-    def _store(self, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Put the next nodes behind those of the tree; return keys and values of all of them."""
-        first = self.ring + self.nodes
-        self.nodes += k.shape[1]
-        self.storage[0, :, first : first + k.shape[1]] = k
-        self.storage[1, :, first : first + k.shape[1]] = v
-        tree = self.storage[:, :, self.ring : self.ring + self.nodes]
-        return tree[0], tree[1]
-
-    def _rotation(self, positions: torch.Tensor) -> Rotation:
-        return self.drafter.rotation(self.storage, positions)
-
-    def _at(self, depth: int) -> Rotation:
-        """Return the rotation of nodes at one depth, which share their position."""
-        if self.rotation is None:
-            self.rotation = self._rotation(self.target.cache.seqlens[:, None] + self.steps)
-        cos, sin = self.rotation
-        return cos[:, depth : depth + 1], sin[:, depth : depth + 1]
-
     def _requests(self) -> torch.Tensor:
         return torch.arange(self.storage.shape[1], device=self.storage.device)[:, None]
+
+
+class _Level(NamedTuple):
+    """Nodes of one depth, as `Ops.best_children` returns them."""
+
+    tokens: torch.Tensor
+    scores: torch.Tensor
+    parents: torch.Tensor
+    masks: torch.Tensor
+
+
+def _drawn(draw: Draw, logits: torch.Tensor, chain: list[torch.Tensor]) -> torch.Tensor:
+    return draw(logits, torch.cat(chain, 1))
+
+
+def _chain_mask(above: torch.Tensor, depth: int) -> torch.Tensor:
+    """Return what the node below the one at `depth` of a chain sees, like the masks `above`."""
+    nodes = torch.zeros(1, above.shape[-1] * WORD_BITS, dtype=torch.bool)
+    nodes[:, : depth + 2] = True
+    return pack_tree_mask(nodes).to(above.device).expand_as(above).contiguous()
+
+
+@lru_cache(maxsize=256)
+def _depths(levels: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """Return the depth of every node, int32 [1, nodes]."""
+    depths = [depth for depth, width in enumerate(levels) for _ in range(width)]
+    return torch.tensor([depths], dtype=torch.int32, device=device)

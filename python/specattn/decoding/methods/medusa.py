@@ -9,13 +9,15 @@ Acceleration Framework with Multiple Decoding Heads*, arXiv 2401.10774.)
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from specattn.blocks import Ops
 from specattn.decoding.drafting.pruning import as_probabilities, pruned
 from specattn.decoding.drafting.sizing import NONE, Effort, Sizer, Told, TreeGains, sizes_up_to
 from specattn.decoding.drafting.trained import fitting_drafter
@@ -23,9 +25,6 @@ from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Veri
 from specattn.decoding.engine.method import Method
 from specattn.drafters import MedusaHeads
 from specattn.tree import Tree
-
-if TYPE_CHECKING:
-    from specattn.decoding.drafting.static_heads import StaticHeads
 
 MOST_WIDTHS = (3, 3, 3)
 """The largest tree unless one is given: TokenSwift's [1, 3, 3, 3] without its 1, here the root."""
@@ -116,11 +115,7 @@ class _MedusaDrafter(Drafter):
         self.sizer = sizer
         target = self.target = context.target
         self.heads, self.widths, self.sequences = heads, widths, context.sequences
-        self.static: StaticHeads | None = None
-        if target.kernel_pass is not None:
-            from specattn.decoding.drafting.static_heads import StaticHeads  # the C++ kernels
-
-            self.static = StaticHeads(heads, target.kernel_pass)
+        self.programs = target.programs()
         # The tree of any depth: it begins as the whole one does, where a text has no use for more.
         depths = range(len(widths) + 1)
         self.trees = [Tree.full(widths[:depth], device=target.device) for depth in depths]
@@ -167,12 +162,16 @@ class _MedusaDrafter(Drafter):
 
     def _guesses(self, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the first guesses of `depth` heads, and log-probabilities: [B, depth, widest]."""
-        width = max(self.widths)
-        if self.static is not None:
-            return self.static.best(self.features, depth, width)
-        logits = self.target.head(self.heads(self.features)[:, :depth]).float()
-        scores, tokens = logits.topk(width)
-        return tokens, scores - logits.logsumexp(-1, keepdim=True)
+        program = partial(self._best, depth, max(self.widths))
+        found: Any = self.programs.run(depth, program, {"features": self.features})
+        return found
+
+    def _best(
+        self, depth: int, width: int, ops: Ops, features: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = ops.stack(self.heads.hidden(ops, features, depth))
+        nothing = torch.zeros(len(features), depth, device=features.device)
+        return ops.children(ops.head(hidden, self.target.head), nothing, width)
 
     def observe(self, verified: Verified) -> None:
         self.sizer.end(verified)

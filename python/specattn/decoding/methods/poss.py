@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from specattn.decoding.drafting.dynamic_tree import Candidates, DynamicTree
+from specattn.decoding.drafting.dynamic_tree import Candidates
 from specattn.decoding.drafting.pruning import as_probabilities
 from specattn.decoding.drafting.sizing import Effort, Sizer, Told, TreeGains, beams, sizes_up_to
 from specattn.decoding.drafting.trained import fitting_drafter
@@ -24,7 +24,6 @@ from specattn.decoding.engine.method import Method
 from specattn.decoding.methods.poss_block import SpecialistBlock
 from specattn.decoding.text.statistics import Stopwatch
 from specattn.drafters import PosSDrafter
-from specattn.reference.tree_mask import pack_tree_mask
 from specattn.tree import Tree
 
 MOST_TOKENS = 60
@@ -96,7 +95,7 @@ class PosS(Method, name="poss"):
         module = self.prepared(context.target.model).drafter
         assert isinstance(module, PosSDrafter)
         nodes = 1 + self.width * (self.depth - 1)
-        block = SpecialistBlock(module.eval(), context, nodes, self.window)
+        block = SpecialistBlock(module.eval(), context, nodes, self.depth, self.window)
         return _PosSDrafter(block, self, context)
 
 
@@ -107,17 +106,10 @@ class _PosSDrafter(Drafter):
         if method.total_tokens is None:
             efforts, sizes = beams(method.width, method.depth), sizes_up_to(method.max_nodes)
             self.sizer = Sizer(context, f"poss, {method.window}", efforts, sizes, TreeGains)
-        static = block.target.kernel_pass
-        deep_enough = method.window is None or method.window >= method.depth
-        if static is not None and static.parts.is_plain_outside and deep_enough:
-            from specattn.decoding.methods.poss_static import StaticSpecialists  # the C++ kernels
-
-            block.static = StaticSpecialists(block, static)
         self.cache_bytes = block.text.nbytes + block.tree.nbytes + block.pending.nbytes
         device = block.target.device
         self.watch = Stopwatch(device)
         self.root_alone = Tree.chain(0, device=device)
-        self.own_bits: dict[Effort, tuple[torch.Tensor, ...]] = {}
 
     def on_prefill(self, start: int, features: torch.Tensor) -> None:
         self.block.on_prefill(start, features)
@@ -135,29 +127,9 @@ class _PosSDrafter(Drafter):
         self.watch.lap("elsewhere")
         self.block.catch_up()
         self.watch.lap("catch_up_seconds")
-        if self.block.static is not None:
-            grown = self.block.static.grow(root, effort.width, effort.depth)
-            self.watch.lap("layer_seconds")
-            return grown
-        return self._grown_by_modules(root, effort)
-
-    def _grown_by_modules(self, root: torch.Tensor, effort: Effort) -> Candidates:
-        x = self.block.begin()
-        own_bits = self._own_bits(effort)
-        mask = own_bits[0].expand(len(root), -1, -1)
-        tree, levels = DynamicTree(root, effort.width), effort.depth
-        for depth in range(levels):
-            features = self.block.features(x, depth, mask)
-            logits = self.block.head(features)
-            self.watch.lap("layer_seconds")
-            tree.score(logits)
-            if depth + 1 < levels:
-                tokens, parents = tree.expand()
-                own = own_bits[depth + 1][: tokens.shape[1]]
-                mask = mask.gather(1, _wide(parents, mask)) | own
-                self.watch.lap("tree_seconds")
-                x = self.block.fuse(tokens, features.gather(1, _wide(parents, features)))
-        return tree.grown
+        grown = self.block.grow(root, effort.width, effort.depth)
+        self.watch.lap("layer_seconds")
+        return grown
 
     def _best(self, effort: Effort, grown: Candidates) -> Draft:
         """Return what is verified of a tree."""
@@ -168,14 +140,6 @@ class _PosSDrafter(Drafter):
         draft = grown.best(size)
         self.watch.lap("tree_seconds")
         return draft
-
-    def _own_bits(self, effort: Effort) -> tuple[torch.Tensor, ...]:
-        """Return which bit of a packed mask each node is, level by level."""
-        levels = [1, *[effort.width] * (effort.depth - 1)]
-        if effort not in self.own_bits:
-            itself = torch.eye(sum(levels), dtype=torch.bool, device=self.block.target.device)
-            self.own_bits[effort] = pack_tree_mask(itself).split(levels)
-        return self.own_bits[effort]
 
     def observe(self, verified: Verified) -> None:
         self.sizer.end(verified)
@@ -192,7 +156,3 @@ class _PosSDrafter(Drafter):
         seconds = self.watch.totals()
         seconds.pop("elsewhere", None)
         return {**seconds, **self.sizer.details(), "drafter_cache_bytes": self.cache_bytes}
-
-
-def _wide(index: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    return index[..., None].expand(-1, -1, like.shape[-1])

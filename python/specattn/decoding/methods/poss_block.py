@@ -1,21 +1,22 @@
-"""PosS' drafter at work beside a target: its specialists' caches, and one pass per tree level."""
+"""Runs PosS' specialists beside a target: their caches, and trees grown level by level."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import lru_cache, partial
+from itertools import accumulate
+from typing import Any
 
 import torch
 from torch.nn.functional import pad
 
+from specattn.blocks import TORCH, Ops, Place, Store, angle_tables
+from specattn.decoding.drafting.dynamic_tree import Candidates, places
 from specattn.decoding.engine.contract import DraftContext, Verified
-from specattn.decoding.passes.compiling import MOST_ROWS
+from specattn.decoding.passes.programs import Direct
+from specattn.decoding.passes.runner import MOST_ROWS
 from specattn.drafters import PosSDrafter
-from specattn.drafters.poss import JointKeysAndValues
-from specattn.ops import hybrid_tree_attention
+from specattn.drafters.poss import fuse, keys_and_values, specialist
 from specattn.reference.tree_mask import WORD_BITS
-
-if TYPE_CHECKING:
-    from specattn.decoding.methods.poss_static import StaticSpecialists
 
 MOST_PENDING = 64
 """Tokens of a request whose features are kept until they are needed."""
@@ -38,8 +39,8 @@ class SpecialistBlock:
         On the target's device and in its dtype.
     context : DraftContext
         Its sequences hold the prompts.
-    nodes : int
-        Nodes of the largest tree that the specialists work on, root included.
+    nodes, depth : int
+        Of the largest tree that the specialists work on: nodes, root included, and levels.
     window : int, optional
         Positions that every specialist reaches back, the pair's own included; by default all.
 
@@ -58,13 +59,12 @@ class SpecialistBlock:
         drafter: PosSDrafter,
         context: DraftContext,
         nodes: int,
+        depth: int,
         window: int | None = None,
     ):
         target, config, cache = context.target, drafter.config, context.target.cache
         self.drafter, self.target, self.sequences = drafter, target, context.sequences
-        self.embed, self.head = target.embed, target.head
         self.window = window
-        self.keys_and_values = JointKeysAndValues(drafter)
         heads = (config.num_key_value_heads, config.head_dim)
         self.text, self.tree = (
             cache.storage.new_empty(config.layers, 2, cache.batch_size, tokens, *heads)
@@ -74,72 +74,125 @@ class SpecialistBlock:
         lengths = torch.tensor(self.sequences.lengths, device=target.device)[:, None]
         self.last_pair = lengths - 2
         # A prompt of one token has no pair: its root is drafted from without a feature.
-        first = self.embed(self.sequences.tokens_at(torch.zeros_like(lengths)))
-        self.root = drafter.fuse(first, torch.zeros_like(first))
+        first = target.embed(self.sequences.tokens_at(torch.zeros_like(lengths)))
+        self.root = fuse(TORCH, drafter, first, torch.zeros_like(first))
         self.pending = first.new_zeros(len(first), MOST_PENDING, config.hidden_size)
         self.steps = torch.arange(MOST_PENDING, device=target.device)
         # Of the pending pairs: the first one's position and their number, and the greatest number.
         self.start, self.counts = lengths[:, 0] - 1, torch.zeros_like(lengths[:, 0])
         self.most = 0
-        self.static: StaticSpecialists | None = None
+        self.angles = angle_tables(drafter.rotary_emb, self.text[:0], self.text.shape[3])
+        self.programs = target.programs()
+        # Rows of the tree further back than the window are left out by torch's operators alone.
+        self.growing = self.programs if window is None or window >= depth else Direct()
 
     def on_prefill(self, start: int, features: torch.Tensor) -> None:
         """Add the pairs of a chunk of the prompts, as `Drafter.on_prefill` is given it."""
-        at = torch.arange(start, start + features.shape[1], device=features.device)[None]
-        tokens = self.sequences.tokens_at(at.expand(len(features), -1) + 1)
-        x = self.drafter.fuse(self.embed(tokens), features)
-        self._remember(x, at.expand_as(tokens))
+        steps = torch.arange(features.shape[1], device=features.device).expand(len(features), -1)
+        tokens = self.sequences.tokens_at(steps + start + 1)
+        first = torch.full_like(self.target.cache.seqlens, start)
+        x = self._remember(TORCH, tokens, features, first, steps.int())
         here = (self.last_pair >= start) & (self.last_pair < start + features.shape[1])
         self.root = torch.where(here[..., None], _row(x, self.last_pair - start), self.root)
 
-    def begin(self) -> torch.Tensor:
-        """Prepare a round; return what ``fc`` made of the root's pair, [B, 1, H]."""
-        self.catch_up()
-        self.pairs = (self.target.cache.seqlens - 1).clamp_min(0)  # all but the root's
-        rotation = self.drafter.rotation(self.root, self.pairs[:, None].long())
-        self.tree[:, :, :, :1] = self.keys_and_values(self.root, rotation)
-        self.nodes = 1
-        return self.root
+    def grow(self, root: torch.Tensor, width: int, depth: int) -> Candidates:
+        """Return all that is scored behind `root`, int64 [B], while EAGLE-2's trees grow.
 
-    def features(self, x: torch.Tensor, depth: int, mask: torch.Tensor) -> torch.Tensor:
-        """Run one level of the tree behind the levels above it.
+        Every level, the best `width` nodes of the last one are expanded into their `width` best
+        tokens each.
+        """
+        children = min(width, self.drafter.config.vocab_size)
+        sizes = [1]
+        while len(sizes) < depth:
+            sizes.append(min(width, sizes[-1] * children))
+        pairs = (self.target.cache.seqlens - 1).clamp_min(0)  # all but the root's
+        program = partial(self._grow, sizes, children)
+        levels = self.growing.run((width, depth), program, {"fused": self.root, "pairs": pairs})
+        tokens, scores, chosen = (torch.cat(part, 1) for part in zip(*levels, strict=True))
+        above = _numbers_of_parents(tuple(sizes), children, chosen)
+        return Candidates(root, tokens, scores, above, places(sizes, children), depth, width)
+
+    def _grow(
+        self, sizes: list[int], children: int, ops: Ops, fused: torch.Tensor, pairs: torch.Tensor
+    ) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """Return the candidates of every level, their scores, and which of them are expanded."""
+        batch, words, first = len(fused), -(-sum(sizes) // WORD_BITS), 0
+        mask = torch.zeros(batch, 1, words, dtype=torch.int64, device=fused.device)
+        mask[:, :, 0] = 1
+        x, scores = fused, torch.zeros(batch, 1, device=fused.device)
+        levels = []
+        for depth, nodes in enumerate(sizes):
+            at = torch.full((1, nodes), depth, dtype=torch.int32, device=fused.device)
+            place = Place(*self.angles, pairs, at)
+            deepest = self.drafter.config.specialist_at(len(sizes) - 1)
+            x = self._specialist(ops, depth, deepest, x, place, mask, first)
+            first += nodes
+            candidates = ops.children(ops.head(x, self.target.head), scores, children)
+            chosen = candidates[0][:, :0, 0]
+            if depth + 1 < len(sizes):
+                best = ops.expand_best(*candidates, mask, first, sizes[depth + 1])
+                chosen, tokens, scores, rows, mask = best
+            levels.append((candidates[0].flatten(1), candidates[1].flatten(1), chosen))
+            if depth + 1 < len(sizes):
+                before = ops.rows(x, rows)
+                x = fuse(ops, self.drafter, ops.embed(tokens, self.target.embed), before)
+        return levels
+
+    def _specialist(
+        self,
+        ops: Ops,
+        depth: int,
+        deepest: int,
+        x: torch.Tensor,
+        place: Place,
+        mask: torch.Tensor,
+        first: int,
+    ) -> torch.Tensor:
+        """Return the features that a level's specialist drafts of pairs [B, n, H].
+
+        Keys and values are stored for it and for the specialists of deeper levels.
+        """
+        layer, end, batch = self.drafter.config.specialist_at(depth), first + x.shape[1], len(x)
+        for own in range(layer, deepest + 1):
+            store = Store(self.tree[own, :, :batch], first)
+            keys_and_values(ops, self.drafter, own, x, place, store)
+        k_text, v_text = self.text[layer, :, :batch]
+        k_tree, v_tree = self.tree[layer, :, :batch, :end]
+        seen = mask[..., : -(-end // WORD_BITS)]
+        read = (k_text, v_text, place.prefix, k_tree, v_tree, seen)
+        visible = {"window": self.window, "depths": place.depths}
+
+        def attend(q: torch.Tensor) -> torch.Tensor:
+            return ops.hybrid_tree_attention(q, *read, **visible)
+
+        return specialist(ops, self.drafter, layer, x, place, attend)
+
+    def _remember(
+        self,
+        ops: Ops,
+        tokens: torch.Tensor,
+        features: torch.Tensor,
+        start: torch.Tensor,
+        steps: torch.Tensor,
+    ) -> torch.Tensor:
+        """Store keys and values of pairs of the text under all specialists; return them fused.
 
         Parameters
         ----------
-        x : Tensor [B, w, H]
-            The level's pairs, fused; at depth 0 what `begin` returned.
-        depth : int
-            Of all these nodes: it chooses the specialist.
-        mask : Tensor, packed int64 [B, w, words]
-            Which nodes each of these sees, itself included.
-
-        Returns
-        -------
-        Tensor [B, w, H]
-            Drafted features.
+        ops : Ops
+        tokens : Tensor, int64 [B, T]
+        features : Tensor [B, T, H]
+        start : Tensor, int32 [B]
+            Position of the first pair; all are stored in one row from there on.
+        steps : Tensor, int32 [B, T]
+            How far behind that each lies.
         """
-        rotation = self.drafter.rotation(x, self.pairs[:, None].long() + depth)
-        layer = self.drafter.config.specialist_at(depth)
-        if depth:
-            end = self.nodes + x.shape[1]
-            self.tree[layer:, :, :, self.nodes : end] = self.keys_and_values(x, rotation, layer)
-            self.nodes = end
-
-        def attend(q: torch.Tensor) -> torch.Tensor:
-            k_text, v_text = self.text[layer]
-            k_tree, v_tree = self.tree[layer, :, :, : self.nodes]
-            seen = mask[..., : -(-self.nodes // WORD_BITS)]
-            out, _ = hybrid_tree_attention(
-                q, k_text, v_text, self.pairs, k_tree, v_tree, seen, window=self.window
-            )
-            return out
-
-        features: torch.Tensor = self.drafter.specialist_at(depth)(x, rotation, attend)
-        return features
-
-    def fuse(self, tokens: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
-        """Return the pairs [B, w, H] of drafted tokens [B, w] and the features before them."""
-        return self.drafter.fuse(self.embed(tokens), features)
+        x = fuse(ops, self.drafter, ops.embed(tokens, self.target.embed), features)
+        place = Place(*self.angles, start, steps)
+        for layer in range(self.drafter.config.layers):
+            store = Store(self.text[layer, :, : len(tokens)])
+            keys_and_values(ops, self.drafter, layer, x, place, store)
+        return x
 
     def accept(self, verified: Verified) -> None:
         """Keep what the specialists need of an accepted path, its root included."""
@@ -162,13 +215,11 @@ class SpecialistBlock:
         # Requests that accepted less repeat their last pair.
         steps = torch.minimum(self.steps[: self.most], self.counts[:, None] - 1)
         features = self.pending.gather(1, _wide(steps, self.pending))
-        positions = self.start[:, None] + steps
-        tokens = self.sequences.tokens_at(positions + 1)
-        if self.static is not None and tokens.numel() <= MOST_ROWS and self.most <= MOST_PENDING:
-            x = self.static.remember(tokens, features, self.start, steps)
-        else:
-            x = self.fuse(tokens, features)
-            self._remember(x, positions)
+        tokens = self.sequences.tokens_at(self.start[:, None] + steps + 1)
+        few = tokens.numel() <= MOST_ROWS and self.most <= MOST_PENDING
+        inputs = {"tokens": tokens, "features": features}
+        inputs |= {"start": self.start.int(), "steps": steps.int()}
+        x = (self.programs if few else Direct()).run("text", self._remember, inputs)
         self.root = _row(x, self.counts[:, None] - 1)
         self.start, self.most = self.start + self.counts, 0
         self.counts = torch.zeros_like(self.counts)
@@ -182,12 +233,6 @@ class SpecialistBlock:
         self.root, self.pending = self.root[rows], self.pending[rows]
         self.start, self.counts = self.start[rows], self.counts[rows]
 
-    def _remember(self, x: torch.Tensor, positions: torch.Tensor) -> None:
-        """Store the keys and values of pairs [B, T, H] of the text at positions [B, T]."""
-        requests = torch.arange(len(x), device=x.device)[:, None]
-        found = self.keys_and_values(x, self.drafter.rotation(x, positions))
-        self.text[:, :, requests, positions] = found
-
 
 def _row(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """Return one row [B, 1, H] of each request's [B, T, H]: the nearest to its index [B, 1]."""
@@ -196,3 +241,23 @@ def _row(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 
 def _wide(index: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return index[..., None].expand(-1, -1, like.shape[-1])
+
+
+@lru_cache(maxsize=64)
+def _before(sizes: tuple[int, ...], children: int, device: torch.device) -> Any:
+    """Return, of every expanded node, how many candidates come before those that it is one of.
+
+    The root is none, -1. And which of these nodes each candidate continues.
+    """
+    before = [-1, *accumulate((size * children for size in sizes[:-2]), initial=0)]
+    of_node = [before[level] for level, size in enumerate(sizes) for _ in range(size)]
+    parents = torch.arange(len(of_node), device=device).repeat_interleave(children)
+    return torch.tensor(of_node, device=device), parents
+
+
+def _numbers_of_parents(
+    sizes: tuple[int, ...], children: int, chosen: torch.Tensor
+) -> torch.Tensor:
+    """Return the number of each candidate's parent among all candidates, -1 the root."""
+    before, parents = _before(sizes, children, chosen.device)
+    return (torch.nn.functional.pad(chosen, (1, 0)) + before).index_select(1, parents)

@@ -13,13 +13,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from specattn.blocks import Ops
 from specattn.decoding.drafting.costs import SIZES
 from specattn.decoding.drafting.ngrams import NGramTable
 from specattn.decoding.drafting.partial_cache import PartialCache
@@ -39,9 +41,6 @@ from specattn.decoding.passes.attention import NO_CAPTURE, CaptureSpec
 from specattn.decoding.text.sequences import RequestIndexes
 from specattn.drafters import TokenSwiftHeads
 from specattn.tree import Tree
-
-if TYPE_CHECKING:
-    from specattn.decoding.drafting.static_heads import StaticHeads
 
 MOST_WIDTHS = (1, 3, 3, 3)
 """The heads' tree unless one is given."""
@@ -150,11 +149,7 @@ class _TokenSwiftDrafter(Drafter):
     def __init__(self, method: TokenSwift, heads: TokenSwiftHeads, context: DraftContext):
         self.method, self.heads, self.target = method, heads, context.target
         self.sampler, self.sequences = context.sampler, context.sequences
-        self.static: StaticHeads | None = None
-        if self.target.kernel_pass is not None:
-            from specattn.decoding.drafting.static_heads import StaticHeads  # the C++ kernels
-
-            self.static = StaticHeads(heads, self.target.kernel_pass)
+        self.programs = self.target.programs()
         vocabulary, heads_given = heads.config.vocab_size, heads.config.num_heads
         most = tuple(min(width, vocabulary) for width in MOST_WIDTHS[: 1 + heads_given])
         self.widths = most if method.widths is None else method.widths
@@ -264,10 +259,14 @@ class _TokenSwiftDrafter(Drafter):
 
     def _later(self, features: torch.Tensor, count: int) -> torch.Tensor:
         """Return the logits [B, count, V] of the first heads for features [B, H]."""
-        if self.static is not None and count:
-            return self.static.logits(features, count)
-        logits: torch.Tensor = self.target.head(self.heads(features)[:, :count])
+        if not count:
+            return features.new_empty(len(features), 0, self.heads.config.vocab_size)
+        program = partial(self._logits, count)
+        logits: torch.Tensor = self.programs.run(count, program, {"features": features})
         return logits
+
+    def _logits(self, count: int, ops: Ops, features: torch.Tensor) -> torch.Tensor:
+        return ops.head(ops.stack(self.heads.hidden(ops, features, count)), self.target.head)
 
     def _cached(self) -> list[int]:
         """Return how many tokens the cache holds of each request: all but the root."""

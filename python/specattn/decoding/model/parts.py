@@ -1,7 +1,7 @@
 """The parts of a model: weights by their role, read from its modules.
 
-A pass that runs by kernels needs them (`static_pass.py`). What is not recognised is not guessed:
-the model then runs through its own modules.
+A decoder that is a function of `ops` is computed from them (`passes/decoder.py`). What is not
+recognised is not guessed: the model then runs through its own modules.
 """
 
 from __future__ import annotations
@@ -13,25 +13,12 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from specattn.blocks import Norm, Projection
 from specattn.distributed.tensor import TensorParallel
 
 
 class Unrecognised(ValueError):
     """A model does something of which its parts say nothing; the message says what."""
-
-
-class Projection(NamedTuple):
-    """``x @ weight.T + bias``: weight [N, K], bias [N] or None."""
-
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-
-
-class Norm(NamedTuple):
-    """``x / sqrt(mean(x**2) + eps) * weight``: weight [H]."""
-
-    weight: torch.Tensor
-    eps: float
 
 
 class GatedMLP(NamedTuple):
@@ -140,11 +127,6 @@ class Parts:
         parts = 1 if self.tensor_parallel is None else self.tensor_parallel.size
         return self.head.weight.shape[0] * parts
 
-    @property
-    def is_plain_outside(self) -> bool:
-        """Whether embeddings are taken as they are, and turned alike in all layers."""
-        return self.embedding_scale == 1.0 and "" in self.ropes
-
 
 _ACTIVATIONS = {
     "SiLU": "silu",
@@ -197,7 +179,7 @@ def parts_of(model: PreTrainedModel) -> Parts:
     embedding: Any = model.get_input_embeddings()
     return Parts(
         embedding=_dense(embedding.weight, "the embedding"),
-        embedding_scale=_embedding_scale(embedding) * getattr(base, "embedding_multiplier", 1.0),
+        embedding_scale=embedding_scale(embedding) * getattr(base, "embedding_multiplier", 1.0),
         layers=[_layer(layer, f"layer {n}") for n, layer in enumerate(base.layers)],
         norm=_norm(base.norm, "the last norm"),
         head=_projection(model.get_output_embeddings(), "the head"),
@@ -221,7 +203,8 @@ def _tensor_parallel(model: PreTrainedModel) -> TensorParallel | None:
     return tensor
 
 
-def _embedding_scale(embedding: Any) -> float:
+def embedding_scale(embedding: Any) -> float:
+    """Return what an embedding's vectors are multiplied with; raises `Unrecognised`."""
     name = type(embedding).__name__
     if not isinstance(embedding, nn.Embedding) or embedding.max_norm is not None:
         raise Unrecognised(f"the embedding is a {name}")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-_inside: WeakKeyDictionary[PreTrainedModel, PreTrainedModel] = WeakKeyDictionary()
+from specattn.decoding.model.model import Model
 
 
 def text_model(model: PreTrainedModel) -> PreTrainedModel:
@@ -25,18 +24,22 @@ def text_model(model: PreTrainedModel) -> PreTrainedModel:
     config = model.config.get_text_config(decoder=True)
     if config is model.config or model.config.is_encoder_decoder:
         return model
-    if model not in _inside:
-        try:
-            with torch.device("meta"):
-                inside: Any = AutoModelForCausalLM.from_config(config)
-        except ValueError:
-            raise ValueError(
-                f"models of type {model.config.model_type!r} are not supported: transformers has "
-                f"no causal model for their text_config, of type {config.model_type!r}"
-            ) from None
-        setattr(inside, inside.base_model_prefix, model.get_decoder())
-        inside.set_output_embeddings(model.get_output_embeddings())
-        inside.config, inside.generation_config = config, model.generation_config
-        inside.training = model.training
-        _inside[model] = inside
-    return _inside[model]
+    return Model.of(model).recall("text", lambda: _inside(model, config))
+
+
+def _inside(model: Any, config: Any) -> PreTrainedModel:
+    """Return a causal model of a configuration, made of a larger model's modules."""
+    try:
+        with torch.device("meta"):
+            inside: Any = AutoModelForCausalLM.from_config(config)
+    except ValueError:
+        raise ValueError(
+            f"models of type {model.config.model_type!r} are not supported: transformers has "
+            f"no causal model for their text_config, of type {config.model_type!r}"
+        ) from None
+    setattr(inside, inside.base_model_prefix, model.get_decoder())
+    inside.set_output_embeddings(model.get_output_embeddings())
+    inside.config, inside.generation_config = config, model.generation_config
+    inside.training = model.training
+    found: PreTrainedModel = inside
+    return found

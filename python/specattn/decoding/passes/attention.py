@@ -123,10 +123,10 @@ class Pass:
     depths : Tensor, integer [T] or [B, T], or None for a causal chain
     capture : CaptureSpec
     scores, queries : Tensor or None
-        Filled with what is captured (`Verification`).
+        What is captured (`Verification`), once a layer has attended.
     selector : KVSelector or None
         What full-attention layers attend to instead of the whole cache.
-    lent : bool
+    reuse_buffers : bool
         Whether what it hands out may lie where the next pass writes.
     """
 
@@ -141,7 +141,7 @@ class Pass:
     scores: torch.Tensor | None = None
     queries: torch.Tensor | None = None
     selector: KVSelector | None = None
-    lent: bool = False
+    reuse_buffers: bool = False
 
     @cached_property
     def slots(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -173,11 +173,23 @@ class Pass:
         full_layer = self.windows[:layer].count(None)
         if self.selector is not None:
             return cache.attend_selected(new, *self.selector.select(full_layer, q), **options)[0]
-        if self.queries is not None:
+        if self.capture.queries:
+            if self.queries is None:
+                self.queries = q.new_empty(self.windows.count(None), *q.shape)
             self.queries[full_layer] = q
-        if self.scores is None:
+        if not self.capture.rows:
             return cache.attend(new, **options)[0]
+        if self.scores is None:
+            self.scores = self._score_memory()
         return self._attend_and_score(new, self.scores[full_layer], options)
+
+    def _score_memory(self) -> torch.Tensor:
+        """Return room for the scores of all full-attention layers."""
+        storage, capture = self.cache.storage, self.capture
+        size = [self.windows.count(None), self.cache.batch_size]
+        size += [len(capture.rows)] * capture.per_row + [storage.shape[-2]] * capture.per_head
+        dtype = torch.promote_types(storage.dtype, torch.float32)
+        return storage.new_empty(*size, self.cache.width, dtype=dtype)
 
     def _attend_and_score(
         self, new: NewHeads, scores: torch.Tensor, options: dict[str, Any]

@@ -1,4 +1,6 @@
-"""Random tokens through a model's own eager attention and through ours, and where they part.
+"""Finds where a model computes something else with our attention than with its own.
+
+Random tokens go through its own eager attention and through ours.
 
 Two requests of unequal lengths are prefilled in chunks, so that some rows are padding, and a tree
 is verified behind them. The model itself sees every path of the tree as a text of its own, whole
@@ -17,9 +19,11 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedModel
 
-from specattn.decoding.engine.target import Target
-from specattn.decoding.model.families import windows_of
+from specattn.decoding.model.families import cache_shape, windows_of
 from specattn.decoding.passes.attention import Pass, attach, eager_attention
+from specattn.decoding.passes.cached_model import CachedModel
+from specattn.distributed.tensor import TensorParallel
+from specattn.kv_cache import KVCache
 from specattn.tree import Tree
 
 _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
@@ -31,8 +35,8 @@ _PATHS = ((0, 1, 3), (0, 1, 4), (0, 2, 5, 6))
 _CAPACITY = max(_LENGTHS) + len(_PARENTS)
 
 
-class Parting(NamedTuple):
-    """How far two ways of computing a model are apart, and where they part first."""
+class Mismatch(NamedTuple):
+    """How far two ways of computing a model are apart, and where they first differ."""
 
     error: float
     where: str
@@ -46,8 +50,8 @@ class _Rows(NamedTuple):
 
 
 @torch.no_grad()
-def parting(model: PreTrainedModel, bound: float) -> Parting | None:
-    """Return where our attention parts from the model's own by more than `bound`, if it does.
+def first_mismatch(model: PreTrainedModel, bound: float) -> Mismatch | None:
+    """Return where our attention differs from the model's own by more than `bound`, if it does.
 
     In 16 bits the model's own attention errs by something too, against float32; ours may by twice
     as much.
@@ -67,7 +71,7 @@ def parting(model: PreTrainedModel, bound: float) -> Parting | None:
         if expected.logits.dtype in _SIXTEEN_BITS:
             rounded, expected = expected, _by_itself(model, tokens, precise=True)
             bound = max(bound, 2 * _error(rounded.logits, expected.logits))
-        return _parting(found, expected, bound)
+        return _mismatch(found, expected, bound)
     except (TypeError, AttributeError, RuntimeError, IndexError) as problem:
         message = str(problem).partition("\n")[0]
         raise ValueError(
@@ -76,14 +80,14 @@ def parting(model: PreTrainedModel, bound: float) -> Parting | None:
         ) from problem
 
 
-def _parting(found: _Rows, expected: _Rows, bound: float) -> Parting | None:
+def _mismatch(found: _Rows, expected: _Rows, bound: float) -> Mismatch | None:
     error = _error(found.logits, expected.logits)
     if error <= bound:  # a NaN is no agreement
         return None
     for layer, (ours, theirs) in enumerate(zip(found.attended, expected.attended, strict=True)):
         if not _error(ours, theirs) <= bound:
-            return Parting(error, f"the attention of layer {layer}")
-    return Parting(error, "what follows the attention of the last layer")
+            return Mismatch(error, f"the attention of layer {layer}")
+    return Mismatch(error, "what follows the attention of the last layer")
 
 
 def _error(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -185,14 +189,18 @@ class _Witnessed(Pass):
         return out
 
 
-class _Probe(Target):
-    """A target of two requests with short windows."""
+class _Probe(CachedModel):
+    """Two requests with short windows."""
 
     def __init__(self, model: PreTrainedModel):
         windows = windows_of(model.config, sys.maxsize)
         windows = [None if window is None else min(window, _WINDOW) for window in windows]
         self.seen: dict[int, list[torch.Tensor]] = defaultdict(list)
-        self._hold(model, len(_LENGTHS), _CAPACITY, windows)
+        layers, kv_heads, head_dim = cache_shape(model.config)
+        if (ranks := TensorParallel.of(model)) is not None:
+            _, kv_heads = ranks.heads(model.config.num_attention_heads, kv_heads)
+        size = (layers, len(_LENGTHS), _CAPACITY, kv_heads, head_dim)
+        super().__init__(model, KVCache(*size, dtype=model.dtype, device=model.device), windows)
 
     def plan(self, rows: int, offset: Any = 0, max_seqlen: int | None = None) -> Pass:
         own = super().plan(rows, offset, max_seqlen)

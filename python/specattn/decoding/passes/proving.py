@@ -1,4 +1,4 @@
-"""Whether a model is decoded as it decodes itself: asked once for each, and remembered.
+"""Refuses models that compute something else with our attention; asks each once.
 
 No list says which models are taken. One that is new runs some random tokens through its own eager
 attention and through ours (`probe.py`); what differs is refused, with the figure and the layer.
@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from weakref import WeakSet
 
 import torch
 import transformers
@@ -19,15 +18,15 @@ from transformers import PreTrainedModel
 import specattn
 from specattn.backends.select import chosen
 from specattn.decoding.model.families import FAMILIES, check_supported
+from specattn.decoding.model.model import Model
 from specattn.decoding.model.text_model import text_model
+from specattn.decoding.passes.probe import first_mismatch
 from specattn.distributed.tensor import TensorParallel
 from specattn.files import write_atomically
 
 BOUNDS = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Of a row of features or logits, relative; what a wrong weight, window or factor does is far more.
 Of float64 too models compute a softmax in float32."""
-
-_proven: WeakSet[PreTrainedModel] = WeakSet()
 
 
 def prove(model: PreTrainedModel, *, trust_family: bool = False) -> None:
@@ -51,7 +50,8 @@ def prove(model: PreTrainedModel, *, trust_family: bool = False) -> None:
     """
     model = text_model(model)
     check_supported(model.config)
-    if model in _proven:
+    kind, known = ("proved", model.dtype, model.device), Model.of(model)
+    if known.knows(kind):
         return
     if not (trust_family and model.config.model_type in FAMILIES):
         note = _note(model)
@@ -60,14 +60,12 @@ def prove(model: PreTrainedModel, *, trust_family: bool = False) -> None:
             if note is not None:
                 note.parent.mkdir(parents=True, exist_ok=True)
                 write_atomically(note, lambda path: path.write_text(f"{model.config.model_type}\n"))
-    _proven.add(model)
+    known.recall(kind, lambda: True)
 
 
 def _probe(model: PreTrainedModel) -> None:
-    from specattn.decoding.passes.probe import parting  # needs Target, which needs this
-
     kind, bound = model.config.model_type, BOUNDS[model.dtype]
-    found = parting(model, bound)
+    found = first_mismatch(model, bound)
     if found is not None:
         raise ValueError(
             f"models of type {kind!r} are not supported: random tokens through this package's "

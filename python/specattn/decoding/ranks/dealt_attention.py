@@ -6,72 +6,93 @@ exchange between the ranks remains a step in Python.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 import specattn._cpu as _cpu
+from specattn.blocks import Ops
 from specattn.decoding.passes.attention import Pass
-from specattn.decoding.passes.recording import UNIFORM, Recording
+from specattn.decoding.passes.recorder import Recorder
+from specattn.decoding.passes.runner import Collected, LayerAttention
 from specattn.distributed.context import ContextCache
 
-Scale = tuple[float, float, torch.Tensor | None]
-"""Softmax scale, softcap and sinks."""
 
+class DealtAttention(LayerAttention):
+    """How the layers of a recorded pass attend to a `ContextCache`."""
 
-class Collected(NamedTuple):
-    """What a verification collects in a layer: of which rows, for each head, and where."""
+    cache: ContextCache
 
-    rows: list[int]
-    per_head: bool
-    scores: torch.Tensor
+    def inputs(self, plan: Pass) -> dict[str, torch.Tensor]:
+        """Return what changes from pass to pass beside what every pass has."""
+        held, places = self.cache.placing(plan.prefix, plan.rows if plan.tree_mask is None else 0)
+        return {"held": held, "places": places}
 
+    def in_python(self, plan: Pass) -> bool:
+        """Whether full-attention layers must attend in Python."""
+        return plan.selector is not None
 
-def given(cache: ContextCache, plan: Pass) -> dict[str, torch.Tensor]:
-    """Return what changes from pass to pass beside what every pass has."""
-    held, places = cache.placing(plan.prefix, plan.rows if plan.tree_mask is None else 0)
-    return {"held": held, "places": places}
+    def memory(self, n: int) -> torch.Tensor | None:
+        """Return where layer n stores its heads: with a window, whole on every rank."""
+        if self.windows[n] is None:
+            return None
+        memory: torch.Tensor = self.cache.whole.storage[self.cache.place(n)]
+        return memory
 
+    def attend(
+        self,
+        ops: Ops,
+        n: int,
+        heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        inputs: dict[str, torch.Tensor],
+        collected: Collected | None,
+        **options: Any,
+    ) -> torch.Tensor:
+        """Return the outputs of layer n; a dealt one's keys and values are stored here."""
+        if options["window"] is not None:
+            k_cache, v_cache = self.cache.whole.layer(self.cache.place(n))
+            read = (heads[0], k_cache, v_cache, inputs["prefix"], None, None)
+            return ops.hybrid_tree_attention(*read, **options)
+        assert isinstance(ops, Recorder)
+        return self._attend_dealt(ops, n, heads, inputs, collected, **options)
 
-def record(
-    recording: Recording,
-    cache: ContextCache,
-    n: int,
-    heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    inputs: dict[str, torch.Tensor],
-    tree_mask: torch.Tensor | None,
-    scale: Scale,
-    collected: Collected | None,
-    state: tuple[torch.Tensor, torch.Tensor],
-) -> None:
-    """Record that layer `n` stores its new keys and values, and attends to those of all ranks.
-
-    Parameters
-    ----------
-    heads : (Tensor, Tensor, Tensor)
-        Queries, keys and values, each [B, T, heads, D].
-    inputs : dict of str to Tensor
-        What `given` returns, in fixed memory.
-    tree_mask : Tensor, int64 [B or 1, T, W], or None for a causal chain
-    state : (Tensor, Tensor)
-        Where outputs [B, T, Hq, D] and log-sum-exps [B, T, Hq] go.
-    """
-    q, k, v = heads
-    if tree_mask is None:
-        recording.kernel(_cpu.write_kv, k, v, *cache.storage[cache.place(n)], inputs["places"])
-    else:
-        recording.python(lambda: cache.stage(n, k, v))
-    rows, (softmax_scale, softcap, sinks) = q.shape[1], scale
-    if not cache.holds_new:
-        tree_mask = torch.zeros(1, rows, -(-rows // 64), dtype=torch.int64)  # they see no new rows
-        sinks = None
-    buffer = cache.state_buffer(q)
-    hybrid = (q, *cache.layer(n), inputs["held"], k, v, tree_mask, None, None, None)
-    read: Any = (*hybrid, softmax_scale, softcap, sinks, *UNIFORM)
-    if collected is None:
-        recording.kernel(_cpu.hybrid_tree_attention, *read, *buffer.own)
-    else:
-        what = ("scores", collected.rows, collected.per_head)
-        recording.kernel(_cpu.verify_attention, *read, *what, *buffer.own, collected.scores)
-    recording.python(lambda: cache.exchange_states(buffer))
-    recording.kernel(_cpu.merge_states, *buffer.all, *state)
+    def _attend_dealt(
+        self,
+        ops: Recorder,
+        n: int,
+        heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        inputs: dict[str, torch.Tensor],
+        collected: Collected | None,
+        *,
+        tree_mask: torch.Tensor | None,
+        sinks: torch.Tensor | None,
+        softmax_scale: float,
+        softcap: float,
+        **_: Any,
+    ) -> torch.Tensor:
+        """Store new keys and values, attend to those held here, and merge the states of all."""
+        cache, (q, k, v) = self.cache, heads
+        if tree_mask is None:
+            ops.kernel(_cpu.write_kv, k, v, *cache.storage[cache.place(n)], inputs["places"])
+        else:
+            ops.python(lambda: cache.stage(n, k, v))
+        if not cache.holds_new:
+            rows = q.shape[1]
+            tree_mask = torch.zeros(1, rows, -(-rows // 64), dtype=torch.int64)  # they see none
+            sinks = None
+        buffer = cache.state_buffer(q)
+        k_cache, v_cache = cache.layer(n)
+        read: Any = {"k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": inputs["held"]}
+        read |= {"k_tree": k, "v_tree": v, "tree_mask": tree_mask, "sinks": sinks}
+        read |= {"softmax_scale": softmax_scale, "softcap": softcap}
+        if collected is None:
+            ops.attend("hybrid_tree_attention", q, buffer.own, **read)
+        else:
+            rows_of, scores = list(collected.rows), collected.scores
+            read |= {"collect": "scores", "collect_rows": rows_of, "collected": scores}
+            per_head = scores.dim() == 3
+            ops.attend("verify_attention", q, buffer.own, per_head=per_head, **read)
+        ops.python(lambda: cache.exchange_states(buffer))
+        out, lse = torch.empty_like(q, memory_format=torch.contiguous_format), buffer.own[1].clone()
+        ops.kernel(_cpu.merge_states, *buffer.all, out, lse)
+        return out

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch.nn.functional import pad
 
 from specattn.decoding.passes.attention import Pass
+from specattn.decoding.passes.cached_model import CachedModel
 from specattn.distributed.context import ContextCache
 from specattn.kv_cache import NewHeads
-
-if TYPE_CHECKING:
-    from specattn.decoding.engine.target import Target
 
 
 @dataclass
@@ -42,7 +40,7 @@ class SplitPass(Pass):
 
 
 def split_features(
-    target: Target, tokens: torch.Tensor, max_seqlen: int, wanted: bool
+    target: CachedModel, tokens: torch.Tensor, max_seqlen: int, wanted: bool
 ) -> torch.Tensor:
     """Run a chunk [B, rows] behind what is cached; return its features if they are wanted."""
     cache = cast(ContextCache, target.cache)
@@ -52,7 +50,7 @@ def split_features(
     behind = cache.seqlens, max_seqlen
     plan = SplitPass(cache, target.windows, rows, *behind, first=first, share=share)
     own = pad(tokens, (0, share * ranks.size - rows))[:, first : first + share]
-    features = target.features(own, plan)
+    features = target.runner.features(plan, own)
     if not wanted:
         return features
     (parts,) = ranks.gather("features", features)

@@ -1,0 +1,401 @@
+"""The operators that blocks of models are written with, and torch's own for them.
+
+A block is a function of `ops`: given `TORCH` it computes, over any number of rows, on any device,
+with gradients; given a recorder (`specattn.decoding.passes.recorder`) it leaves kernel calls over
+fixed memory behind, and captured by a CUDA graph it is one launch. So its equations stand once.
+
+Rows are [B, T, width], heads [B, T, heads, D].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import nn
+from torch.nn.functional import embedding, gelu, linear, rms_norm, silu
+
+from specattn.ops import hybrid_tree_attention, sparse_gather_attention, verify_attention
+from specattn.reference.tree_mask import WORD_BITS, pack_tree_mask
+
+_GROUP = 32  # tokens of a group in `top_tokens`, at most
+_LARGE = 2**14  # vocabularies from here on are looked through by groups
+
+
+class Projection(NamedTuple):
+    """``x @ weight.T + bias``: weight [N, K], bias [N] or None."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+
+class Norm(NamedTuple):
+    """``x / sqrt(mean(x**2) + eps) * weight``: weight [H]."""
+
+    weight: torch.Tensor
+    eps: float
+
+
+class Rotation(Protocol):
+    """Where rows stand in their texts, and so how their heads are rotated."""
+
+    def cos_sin(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return cosines and sines [B or 1, T, 1, half of what turns]."""
+
+
+class Rotated(NamedTuple):
+    """A rotation that was computed before: cosines and sines [B or 1, T, 1, half]."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+    def cos_sin(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return them as they are."""
+        return self.cos, self.sin
+
+
+class Place(NamedTuple):
+    """A rotation by tables.
+
+    Attributes
+    ----------
+    cos, sin : Tensor, float32 [positions, half of what turns]
+    prefix : Tensor, int32 [B]
+        Position of the first row.
+    depths : Tensor, int32 [B or 1, T], or None
+        Of the rows, from there; None: they follow one another.
+    """
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+    prefix: torch.Tensor
+    depths: torch.Tensor | None = None
+
+    def cos_sin(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Look up the positions of the rows, which must be known: `depths` are given."""
+        assert self.depths is not None
+        positions = self.prefix[:, None] + self.depths
+        return self.cos[positions][:, :, None].to(dtype), self.sin[positions][:, :, None].to(dtype)
+
+
+class Store(NamedTuple):
+    """Where new keys and values go.
+
+    Attributes
+    ----------
+    memory : Tensor [2, B, tokens, Hk, D]
+    slot : int or None
+        Of the first row; None: at its own position.
+    """
+
+    memory: torch.Tensor
+    slot: int | None = None
+
+
+class Ops:
+    """Torch's operators.
+
+    What a recorder returns holds until the same operator runs again on rows as wide, unless it is
+    told to `keep` it.
+    """
+
+    def embed(self, tokens: torch.Tensor, module: nn.Module) -> torch.Tensor:
+        """Return the embeddings [B, T, H] of tokens [B, T]."""
+        found: torch.Tensor = module(tokens)
+        return found
+
+    def rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        """Return rows of x [.., H] by their number among all of them: index [B, T]."""
+        return embedding(index, x.flatten(0, -2))
+
+    def beside(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        """Return rows side by side, [B, T, 2 H]."""
+        return torch.cat([first, second], -1)
+
+    def stack(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return n tensors [.., H] as one, [.., n, H]."""
+        return torch.stack(list(parts), -2)
+
+    def norm(self, x: torch.Tensor, norm: Norm, *, keep: bool = False) -> torch.Tensor:
+        """Return normed rows. The weight goes the way of x: under autocast their types differ."""
+        return rms_norm(x, x.shape[-1:], norm.weight.to(x.dtype), norm.eps)
+
+    def norm_parts(self, x: torch.Tensor, *parts: tuple[int, Norm | None]) -> torch.Tensor:
+        """Norm parts of rows, each so many columns wide: x itself in a recording."""
+        pieces = x.split([width for width, _ in parts], -1)
+        normed = [p if n is None else self.norm(p, n) for p, (_, n) in zip(pieces, parts)]  # noqa: B905
+        return torch.cat(normed, -1)
+
+    def linear(
+        self,
+        x: torch.Tensor,
+        *projections: Projection,
+        gate: str | None = None,
+        activation: str | None = None,
+        residual: torch.Tensor | None = None,
+        keep: bool = False,
+    ) -> torch.Tensor:
+        """Return products with up to three weights side by side, [B, T, N].
+
+        With `gate`, an activation, there are two, and the result is ``gate(first) * second``. With
+        `activation` there is one, which it is applied to. `residual` is added; in a recording the
+        sum takes its place, unless it is to be kept.
+        """
+        found = [linear(x, *projection) for projection in projections]
+        if gate is not None:
+            out = ACTIVATIONS[gate](found[0]) * found[1]
+        else:
+            out = found[0] if len(found) == 1 else torch.cat(found, -1)
+        if activation is not None:
+            out = ACTIVATIONS[activation](out)
+        return out if residual is None else residual + out
+
+    def head(self, x: torch.Tensor, module: nn.Module) -> torch.Tensor:
+        """Return the logits [B, T, V] of a model's head."""
+        found: torch.Tensor = module(x)
+        return found
+
+    def logits(self, x: torch.Tensor, head: Projection) -> torch.Tensor:
+        """Return the same of a head by its weights."""
+        return linear(x, *head)
+
+    def in_place(self, x: torch.Tensor, function: Callable[[torch.Tensor], object]) -> torch.Tensor:
+        """Return x, which a function in Python has changed; it does so in every replay."""
+        function(x)
+        return x
+
+    def add(self, x: torch.Tensor, added: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
+        """Return ``x + factor * added``: x itself in a recording."""
+        return torch.add(x, added, alpha=factor)
+
+    def step(self, function: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Return what a function in Python returns, which is called again in every replay."""
+        return function()
+
+    def rotate(
+        self,
+        heads: torch.Tensor,
+        q_heads: int,
+        place: Rotation,
+        *,
+        norms: tuple[Norm | None, Norm | None] = (None, None),
+        store: Store | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return queries, keys and values of heads; queries and keys normed by head and rotated.
+
+        `store` is where keys and values are written.
+        """
+        kv_heads = (heads.shape[2] - q_heads) // 2
+        q, k, v = heads.split([q_heads, kv_heads, kv_heads], 2)
+        q, k = (x if n is None else self.norm(x, n) for x, n in zip((q, k), norms, strict=True))
+        cos, sin = place.cos_sin(heads.dtype)
+        q, k = (rotate(x, cos, sin) if x.shape[2] else x for x in (q, k))
+        if store is not None:
+            _put(store, place, k, v)
+        return q, k, v
+
+    def hybrid_tree_attention(self, q: torch.Tensor, *read: Any, **options: Any) -> torch.Tensor:
+        """Return the outputs of `specattn.hybrid_tree_attention`, by its arguments."""
+        return hybrid_tree_attention(q, *read, **_public(options))[0]
+
+    def verify_attention(
+        self, q: torch.Tensor, *read: Any, scores: torch.Tensor, rows: Sequence[int], **options: Any
+    ) -> torch.Tensor:
+        """Do the same, and write the mean `scores` of some rows: `specattn.verify_attention`."""
+        options |= {"collect": "scores", "collect_rows": rows, "collected": scores}
+        options["per_head"] = scores.dim() == 3
+        attend: Any = verify_attention
+        out: torch.Tensor = attend(q, *read, **_public(options))[0]
+        return out
+
+    def sparse_gather_attention(self, q: torch.Tensor, *read: Any, **options: Any) -> torch.Tensor:
+        """Return the outputs of `specattn.sparse_gather_attention`, by its arguments."""
+        return sparse_gather_attention(q, *read, **_public(options))[0]
+
+    def children(
+        self, logits: torch.Tensor, scores: torch.Tensor, width: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the best children of every node, and their paths' scores: [B, n, width].
+
+        Parameters
+        ----------
+        logits : Tensor [B, n, V]
+        scores : Tensor, float32 [B, n]
+            Log-probability of each node's path.
+        width : int
+            At most V.
+        """
+        steps, tokens = top_tokens(logits.log_softmax(-1, torch.float32), width)
+        return tokens, scores[..., None] + steps
+
+    def best_children(
+        self,
+        logits: torch.Tensor,
+        scores: torch.Tensor,
+        masks: torch.Tensor,
+        first: int,
+        width: int,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the `width` most probable paths that continue those of a level of a tree.
+
+        Parameters
+        ----------
+        logits : Tensor [B, n, V]
+        scores : Tensor, float32 [B, n]
+        masks : Tensor, packed int64 [B, n, words]
+            What each node sees.
+        first : int
+            Number of the level's first node in the tree; the next level follows.
+        width : int
+            At most n * V.
+
+        Returns
+        -------
+        tokens, scores, parents : Tensor [B, width]
+            Scores descending; parents by their number in the tree.
+        masks : Tensor, packed int64 [B, width, words]
+        """
+        best, tokens = logits.topk(min(width, logits.shape[-1]))
+        # No node has more than `width` children among the best: each node's own are found first.
+        paths = best.float() + (scores - logits.float().logsumexp(-1))[..., None]
+        scores, chosen = paths.flatten(1).topk(width)
+        parents = chosen // best.shape[-1]
+        masks = _below(masks, parents, first + logits.shape[1])
+        return tokens.flatten(1).gather(1, chosen), scores, parents + first, masks
+
+    def expand_best(
+        self,
+        tokens: torch.Tensor,
+        scores: torch.Tensor,
+        masks: torch.Tensor,
+        first: int,
+        width: int,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Choose which of a level's candidates are expanded next.
+
+        Parameters
+        ----------
+        tokens, scores : Tensor [B, n, children]
+            Of the candidates.
+        masks : Tensor, packed int64 [B, n, words]
+            What their n parents see.
+        first : int
+            Number of the first chosen node in the tree.
+        width : int
+            At most n * children.
+
+        Returns
+        -------
+        chosen : Tensor, int64 [B, width]
+            Which of the candidates these are.
+        tokens, scores : Tensor [B, width]
+        rows : Tensor, int64 [B, width]
+            Where the parent of each lies among those of all requests.
+        masks : Tensor, packed int64 [B, width, words]
+        """
+        batch, nodes, children = tokens.shape
+        best, chosen = scores.flatten(1).topk(width)
+        parents = chosen // children
+        offsets = torch.arange(0, batch * nodes, nodes, device=tokens.device)[:, None]
+        drafted = tokens.flatten(1).gather(1, chosen)
+        return chosen, drafted, best, parents + offsets, _below(masks, parents, first)
+
+
+TORCH = Ops()
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": silu,
+    "gelu": gelu,
+    "gelu_tanh": lambda x: gelu(x, approximate="tanh"),
+}
+
+
+def projection(module: Any) -> Projection:
+    """Return the weight and bias of a linear module."""
+    return Projection(module.weight, module.bias)
+
+
+def halves(module: nn.Linear) -> tuple[Projection, Projection]:
+    """Return the two layers that lie side by side in a linear module without bias."""
+    first, second = module.weight.chunk(2)
+    return Projection(first, None), Projection(second, None)
+
+
+def norm_of(module: Any) -> Any:
+    """Return the weight and epsilon of a norm, None where there is none."""
+    return None if module is None else Norm(module.weight, float(module.eps))
+
+
+def swiglu(ops: Ops, x: torch.Tensor, norm: Norm, gate_up: nn.Linear, down: nn.Linear) -> Any:
+    """Return ``x + down(silu(gate(norm(x))) * up(norm(x)))``."""
+    inner = ops.linear(ops.norm(x, norm), *halves(gate_up), gate="silu")
+    return ops.linear(inner, projection(down), residual=x)
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotate the first `half` channels of heads against the next ones; others stay."""
+    half = cos.shape[-1]
+    first, second, rest = x.split([half, half, x.shape[-1] - 2 * half], -1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], -1)
+
+
+def angle_tables(rotary: Any, like: torch.Tensor, positions: int, *kind: str) -> tuple[Any, Any]:
+    """Return cosines and sines of a rotary module by position, float32 [positions, half]."""
+    at = torch.arange(max(positions, 2), device=like.device)[None]
+    with torch.no_grad():
+        cos, sin = (x[0].float() for x in rotary(like, at, *kind))
+    half = cos.shape[-1] // 2
+    if not cos[:, :half].equal(cos[:, half:]):  # most modules say every angle twice
+        half = cos.shape[-1]
+    return cos[:, :half].contiguous(), sin[:, :half].contiguous()
+
+
+def top_tokens(x: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the largest entries of x [B, n, V] in descending order, and their places: [B, n, k].
+
+    They lie in the `count` groups of tokens with the largest entries, so after one pass for the
+    groups' maxima the rest is small. On a CPU that takes a third of the time of ``topk`` over a
+    vocabulary of 128k; over a small one it is slower.
+    """
+    size = x.shape[-1]
+    count, group = min(count, size), math.gcd(size, _GROUP)
+    if size < _LARGE or size // group < count:
+        return torch.topk(x, count)
+    groups = x.unflatten(-1, (-1, group))
+    best = groups.amax(-1).topk(count, sorted=False).indices
+    among = groups.gather(2, best[..., None].expand(*best.shape, group)).flatten(2)
+    found, at = among.topk(count)
+    return found, best.gather(2, at // group) * group + at % group
+
+
+def _below(masks: torch.Tensor, parents: torch.Tensor, first: int) -> torch.Tensor:
+    """Return what new nodes see, numbered from `first` on: as their parents, and themselves."""
+    found = masks.gather(1, parents[..., None].expand(-1, -1, masks.shape[-1]))
+    return found | _own_bits(first, parents.shape[1], masks.shape[-1], masks.device)
+
+
+@lru_cache(maxsize=256)
+def _own_bits(first: int, count: int, words: int, device: torch.device) -> torch.Tensor:
+    """Return masks of nodes of which each sees itself alone, packed int64 [count, words]."""
+    itself = torch.zeros(count, WORD_BITS * words, dtype=torch.bool)
+    itself[torch.arange(count), torch.arange(first, first + count)] = True
+    return pack_tree_mask(itself).to(device)
+
+
+def _put(store: Store, place: Any, k: torch.Tensor, v: torch.Tensor) -> None:
+    """Write keys and values [B, T, Hk, D] where they belong."""
+    if store.slot is not None:
+        rows = slice(store.slot, store.slot + k.shape[1])
+        store.memory[0, :, rows], store.memory[1, :, rows] = k, v
+        return
+    requests = torch.arange(len(k), device=k.device)[:, None]
+    slots = place.prefix[:, None] + torch.arange(k.shape[1], device=k.device)
+    store.memory[0][requests, slots], store.memory[1][requests, slots] = k, v
+
+
+def _public(options: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what the primitives find by themselves."""
+    return {name: value for name, value in options.items() if name != "depths"}

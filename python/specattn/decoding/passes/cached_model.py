@@ -1,0 +1,160 @@
+"""A model with a KV cache for a batch of requests: prefill, verification, sparse drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from transformers import PreTrainedModel
+
+from specattn.decoding.passes.attention import NO_CAPTURE, CaptureSpec, KVSelector, Pass
+from specattn.decoding.passes.runner import Runner, Verification
+from specattn.kv_cache import KVCache
+from specattn.tree import Tree
+
+if TYPE_CHECKING:
+    from specattn.decoding.passes.programs import Programs
+
+
+class CachedModel:
+    """Runs passes of a model behind what its cache holds.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        It attends through `attention` (`attach`).
+    cache : KVCache
+    windows : list of (int or None)
+        Sliding window of each layer.
+
+    Attributes
+    ----------
+    full_layers : list of int
+        The layers without one: those that sparse passes select for.
+    embed, head : Module
+        The model's embedding, and its head: `logits_of` makes logits of features.
+    runner : Runner
+        Runs its passes, by default through the model's own modules.
+    """
+
+    def __init__(self, model: PreTrainedModel, cache: KVCache, windows: list[int | None]):
+        self.model, self.cache, self.windows = model, cache, windows
+        self.device = model.device
+        self.full_layers = [n for n, window in enumerate(windows) if window is None]
+        self.embed, self.head = model.get_input_embeddings(), model.get_output_embeddings()
+        self.runner = Runner(model)
+
+    def programs(self) -> Programs:
+        """Return how a drafter beside the model should run its own functions of `ops`."""
+        return self.runner.programs.beside()
+
+    def prefill(
+        self,
+        prompts: Sequence[torch.Tensor],
+        chunk_size: int,
+        on_chunk: Callable[[int, int], None] | None = None,
+        on_features: Callable[[int, torch.Tensor], None] | None = None,
+    ) -> None:
+        """Fill the empty cache with one prompt per request, `chunk_size` tokens of each at a time.
+
+        Requests that end before a chunk does compute rows that nobody reads.
+
+        Parameters
+        ----------
+        prompts : sequence of Tensor, int64 [L_b]
+            May be empty.
+        chunk_size : int
+        on_chunk : callable, optional
+            ``on_chunk(done, total)``, before the first chunk and after each, in tokens.
+        on_features : callable, optional
+            ``on_features(start, features)`` after each chunk: features [B, rows, H] of tokens
+            ``start, start + 1, ...``; rows at or beyond a request's ``cache.seqlens`` mean nothing.
+        """
+        lengths = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
+        total, longest = sum(map(len, prompts)), max(map(len, prompts))
+        padded = torch.nn.utils.rnn.pad_sequence(list(prompts), batch_first=True).to(self.device)
+        for start in range(0, longest, chunk_size):
+            if on_chunk is not None:
+                on_chunk(sum(min(len(prompt), start) for prompt in prompts), total)
+            end = min(start + chunk_size, longest)
+            features = self.prefill_chunk(padded[:, start:end], end, on_features is not None)
+            self.cache.seqlens = lengths.clamp(max=end).to(torch.int32)
+            if on_features is not None:
+                on_features(start, features)
+        if on_chunk is not None:
+            on_chunk(total, total)
+
+    def prefill_chunk(self, tokens: torch.Tensor, end: int, wanted: bool) -> torch.Tensor:
+        """Run a chunk [B, rows] that ends before position `end`; return features if `wanted`."""
+        return self.runner.features(self.plan(tokens.shape[1], max_seqlen=end), tokens)
+
+    def verify(
+        self,
+        tree: Tree,
+        tokens: torch.Tensor,
+        *,
+        capture: CaptureSpec = NO_CAPTURE,
+        reuse_buffers: bool = False,
+    ) -> Verification:
+        """Run a tree behind what is committed; its keys stay there until the next pass.
+
+        Parameters
+        ----------
+        tree : Tree
+        tokens : Tensor, int64 [B, T]
+        capture : CaptureSpec
+        reuse_buffers : bool
+            Whether the next pass may overwrite logits and features, too.
+
+        Returns
+        -------
+        Verification
+        """
+        plan = self.plan(rows=tree.size)
+        if not is_chain(tree):
+            plan.tree_mask, plan.depths = tree.packed_mask, tree.depths
+        plan.capture, plan.reuse_buffers = capture, reuse_buffers
+        return self.runner.run(plan, tokens)
+
+    def draft(
+        self, tokens: torch.Tensor, offset: int | torch.Tensor, selector: KVSelector
+    ) -> Verification:
+        """Run a chain that sees itself and selected tokens of the cache.
+
+        Its keys and values are written like all others, so that a later chain can read them.
+
+        Parameters
+        ----------
+        tokens : Tensor, int64 [B, T]
+        offset : int, or Tensor, int32 [B]
+            Tokens between what is committed and the chain.
+        selector : KVSelector
+
+        Returns
+        -------
+        Verification
+            Logits and features.
+        """
+        plan = self.plan(rows=tokens.shape[1], offset=offset)
+        plan.selector = selector
+        return self.runner.run(plan, tokens)
+
+    def plan(
+        self, rows: int, offset: int | torch.Tensor = 0, max_seqlen: int | None = None
+    ) -> Pass:
+        """Return the plan of a causal chain of `rows` rows, `offset` behind what is committed."""
+        max_seqlen = self.cache.capacity if max_seqlen is None else max_seqlen
+        committed = self.cache.seqlens
+        moved = isinstance(offset, torch.Tensor) or offset != 0
+        prefix = committed + offset if moved else committed
+        return Pass(self.cache, self.windows, rows, prefix, max_seqlen)
+
+    def logits_of(self, features: torch.Tensor) -> torch.Tensor:
+        """Return the logits [..., V] that the model makes of features [..., H]."""
+        return self.runner.logits_of(features)
+
+
+def is_chain(tree: Tree) -> bool:
+    """Whether the tree is one path, shared by all requests: causal, and already in order."""
+    return tree.batch_size is None and tree.max_depth == tree.size - 1

@@ -1,0 +1,127 @@
+"""What a decoder computes, as a function of `ops`: its layers' equations, each stated once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from specattn.blocks import Norm, Ops, Projection, Rotation, Store
+from specattn.decoding.model.parts import Attention, GatedMLP, Layer, Parts, SubLayer
+from specattn.distributed.tensor import TensorParallel
+
+Attend = Callable[[int, Attention, torch.Tensor], torch.Tensor]
+"""``attend(n, weights, heads)``: outputs [B, T, Hq, D] of layer n, given the products that make
+queries, keys and values [B, T, heads * D]. `rotated` is the first half of it."""
+
+
+def decoder(
+    ops: Ops, parts: Parts, tokens: torch.Tensor, attend: Attend
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the logits [B, T, V] and features [B, T, H] of tokens [B, T]."""
+    x = _embedded(ops, parts, tokens)
+    for n, layer in enumerate(parts.layers):
+        x = _layer(ops, n, layer, x, attend, parts.tensor_parallel)
+    features = ops.norm(x, parts.norm, keep=True)
+    return _logits(ops, parts, features), features
+
+
+def rotated(
+    ops: Ops, weights: Attention, heads: torch.Tensor, head_dim: int, place: Rotation,
+    store: Store | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Return queries, keys and values [B, T, heads, D], normed and rotated; store the latter."""
+    sizes = [len(one.weight) for one in (weights.q, weights.k, weights.v)]
+    norms: tuple[Norm | None, ...] = (weights.q_norm, weights.k_norm)
+    if weights.norms_whole_rows:
+        heads = ops.norm_parts(heads, *zip(sizes, (*norms, None), strict=True))
+        norms = None, None
+    q_heads, shape = sizes[0] // head_dim, (-1, head_dim)
+    by_head: Any = {"norms": norms, "store": store}
+    return ops.rotate(heads.unflatten(-1, shape), q_heads, place, **by_head)
+
+
+def _layer(
+    ops: Ops, n: int, layer: Layer, x: torch.Tensor, attend: Attend, ranks: TensorParallel | None
+) -> torch.Tensor:
+    """Return the residual stream behind a layer."""
+    weights, mlp = layer.attention, layer.mlp
+    read = _entered(ops, layer.around_attention, x)
+    heads = ops.linear(read, weights.q, weights.k, weights.v)
+    out = attend(n, weights, heads).flatten(2)
+    x = _left(ops, layer.around_attention, out, weights.out, x, ranks)
+    read = _entered(ops, layer.around_mlp, x)
+    if isinstance(mlp, GatedMLP):
+        inner = ops.linear(read, mlp.gate, mlp.up, gate=mlp.activation)
+        return _left(ops, layer.around_mlp, inner, mlp.down, x, ranks)
+    return _added(ops, layer.around_mlp, x, ops.step(lambda: _first(mlp(read))))
+
+
+def _entered(ops: Ops, around: SubLayer, x: torch.Tensor) -> torch.Tensor:
+    """Return what a sub-layer reads."""
+    return x if around.norm is None else ops.norm(x, around.norm)
+
+
+def _left(
+    ops: Ops,
+    around: SubLayer,
+    read: torch.Tensor,
+    last: Projection,
+    x: torch.Tensor,
+    ranks: TensorParallel | None,
+) -> torch.Tensor:
+    """Return the residual stream behind a sub-layer's last product."""
+    if around.out_norm is None and around.factor == 1.0 and ranks is None:
+        return ops.linear(read, last, residual=x)
+    added = ops.linear(read, last)
+    if ranks is not None:
+        added = ops.in_place(added, lambda part: ranks.sum_in_place("layers", part))
+    return _added(ops, around, x, added)
+
+
+def _added(ops: Ops, around: SubLayer, x: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
+    """Return ``x + factor * out_norm(added)``."""
+    if around.out_norm is not None:
+        added = ops.norm(added, around.out_norm)
+    return ops.add(x, added, around.factor)
+
+
+def _embedded(ops: Ops, parts: Parts, tokens: torch.Tensor) -> torch.Tensor:
+    """Return the residual stream before the first layer; each rank may have some embeddings."""
+    weight, ranks, scale = parts.embedding, parts.tensor_parallel, parts.embedding_scale
+    if ranks is None:
+        x = ops.rows(weight, tokens)
+    else:
+        x = ops.step(lambda: _own_embeddings(weight, tokens, ranks))
+    return x if scale == 1.0 else ops.in_place(x, lambda rows: rows.mul_(scale))
+
+
+def _own_embeddings(
+    weight: torch.Tensor, tokens: torch.Tensor, ranks: TensorParallel
+) -> torch.Tensor:
+    local = tokens - ranks.rank * len(weight)
+    others = (local < 0) | (local >= len(weight))
+    x = nn.functional.embedding(local.masked_fill(others, 0), weight)
+    ranks.sum_in_place("layers", x.masked_fill_(others[..., None], 0.0))
+    return x
+
+
+def _logits(ops: Ops, parts: Parts, features: torch.Tensor) -> torch.Tensor:
+    ranks = parts.tensor_parallel
+    own = ops.logits(features, parts.head)
+    return own if ranks is None else ops.step(lambda: _joined(own, ranks))
+
+
+def _joined(own: torch.Tensor, ranks: TensorParallel) -> torch.Tensor:
+    """Return the logits of all ranks' parts of the vocabulary."""
+    out = own.new_empty(*own.shape[:-1], own.shape[-1] * ranks.size)
+    ranks.join("layers", own.flatten(0, -2), out.flatten(0, -2))
+    return out
+
+
+def _first(output: Any) -> torch.Tensor:
+    """Return what a module adds to the stream: a mixture of experts returns more beside it."""
+    found: torch.Tensor = output[0] if isinstance(output, tuple) else output
+    return found

@@ -1,0 +1,203 @@
+"""Runs functions of `ops`: directly, recorded as kernel calls, or captured as CUDA graphs.
+
+What is replayed is kept by a key and the shapes of its inputs. Whatever changes from run to run is
+copied to where the recording reads it: nothing else may change, which is why lengths decide inside
+the kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from specattn.blocks import TORCH
+
+Program = Callable[..., Any]
+"""``program(ops, **inputs)``: returns tensors, or tuples of them."""
+
+_MOST_KEPT = 64
+
+
+class Programs(Protocol):
+    """A way to run programs.
+
+    Attributes
+    ----------
+    in_python : bool
+        Whether programs may have steps in Python (`Ops.step`).
+    """
+
+    in_python: bool
+
+    def run(self, key: Hashable, program: Program, inputs: dict[str, torch.Tensor]) -> Any:
+        """Return what a program returns; where it is replayed, it holds until the next run.
+
+        Parameters
+        ----------
+        key : hashable
+            Whatever the program depends on beside the shapes of its inputs.
+        program : callable
+        inputs : dict of str to Tensor
+        """
+
+    def beside(self) -> Programs:
+        """Return the same way to run others, while the results of these still count."""
+
+
+class Direct:
+    """Runs programs by torch's operators."""
+
+    in_python = True
+
+    def run(self, key: Hashable, program: Program, inputs: dict[str, torch.Tensor]) -> Any:
+        """Return what a program returns."""
+        return program(TORCH, **inputs)
+
+    def beside(self) -> Direct:
+        """Return itself: nothing is kept."""
+        return self
+
+
+class Tape(Protocol):
+    """Keeps what a program does."""
+
+    def record(self, program: Program, inputs: dict[str, torch.Tensor]) -> Any:
+        """Run a program on inputs that stay where they are; return what it returns."""
+
+    def replay(self) -> None:
+        """Do it again, on what the inputs hold now; results lie where they did."""
+
+
+class _Kept(NamedTuple):
+    tape: Tape
+    inputs: dict[str, torch.Tensor]
+    results: Any
+
+
+class Replayed:
+    """Runs programs once and replays them from then on.
+
+    Parameters
+    ----------
+    tapes : callable
+        ``tapes()`` returns what makes new tapes that share their memory.
+    in_python : bool
+        Whether tapes keep steps in Python.
+    """
+
+    def __init__(self, tapes: Callable[[], Callable[[], Tape]], *, in_python: bool):
+        self._tapes, self.in_python = tapes, in_python
+        self._tape = tapes()
+        self._inputs: dict[tuple[Any, ...], torch.Tensor] = {}
+        self._kept: dict[tuple[Any, ...], _Kept] = {}
+
+    def run(self, key: Hashable, program: Program, inputs: dict[str, torch.Tensor]) -> Any:
+        """Return what a program returns, until the next run."""
+        whole = (key, *((name, x.shape, x.dtype) for name, x in inputs.items()))
+        if (known := self._kept.get(whole)) is not None:
+            for name, x in inputs.items():
+                known.inputs[name].copy_(x)
+            known.tape.replay()
+            return known.results
+        if len(self._kept) >= _MOST_KEPT:
+            self._kept.clear()
+        own = {name: self._input(name, x).copy_(x) for name, x in inputs.items()}
+        tape = self._tape()
+        with torch.no_grad():
+            results = tape.record(program, own)
+        self._kept[whole] = _Kept(tape, own, results)
+        return results
+
+    def beside(self) -> Replayed:
+        """Return the same way to run others, with memory of its own."""
+        return Replayed(self._tapes, in_python=self.in_python)
+
+    def _input(self, name: str, like: torch.Tensor) -> torch.Tensor:
+        """Return memory for an input, shared by all programs that have one of that shape."""
+        key = name, like.shape, like.dtype
+        if key not in self._inputs:
+            self._inputs[key] = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+        return self._inputs[key]
+
+
+def recorded() -> Replayed:
+    """Return what records programs as kernel calls, on a CPU."""
+    from specattn.decoding.passes.recorder import Memory, Recorder  # the C++ kernels
+
+    def tapes() -> Callable[[], Tape]:
+        memory = Memory()
+        return lambda: Recorder(memory)
+
+    return Replayed(tapes, in_python=True)
+
+
+class Graph(Protocol):
+    """Something that keeps the work that a function gives to a device."""
+
+    def capture(self, run: Callable[[], None]) -> None:
+        """Keep what `run` does; it may be called several times, with or without being done."""
+
+    def replay(self) -> None:
+        """Do it, on what its tensors hold now."""
+
+
+class CudaGraph:
+    """A CUDA graph.
+
+    Parameters
+    ----------
+    pool : tuple
+        Memory of graphs that are never replayed while results of others are needed.
+    """
+
+    def __init__(self, pool: Any):
+        self.graph, self.pool = torch.cuda.CUDAGraph(), pool
+
+    def capture(self, run: Callable[[], None]) -> None:
+        """Keep what `run` does, after it was done once: that compiles kernels and loads them."""
+        beside, stream = torch.cuda.Stream(), torch.cuda.current_stream()
+        beside.wait_stream(stream)
+        with torch.cuda.stream(beside):
+            run()
+        stream.wait_stream(beside)
+        with torch.cuda.graph(self.graph, pool=self.pool):
+            run()
+
+    def replay(self) -> None:
+        """Launch the graph on the current stream."""
+        self.graph.replay()
+
+
+class _Captured:
+    """A program by torch's operators in a graph."""
+
+    def __init__(self, graph: Graph):
+        self.graph = graph
+        self.replay = graph.replay
+
+    def record(self, program: Program, inputs: dict[str, torch.Tensor]) -> Any:
+        found = []
+        self.graph.capture(lambda: found.append(program(TORCH, **inputs)))
+        self.replay()  # capturing computes nothing
+        return found[-1]
+
+
+def captured(graphs: Callable[[], Callable[[], Graph]] | None = None) -> Replayed:
+    """Return what captures programs as CUDA graphs.
+
+    `graphs`, for tests, returns what makes new graphs that share their memory.
+    """
+    make = _cuda_graphs if graphs is None else graphs
+
+    def tapes() -> Callable[[], Tape]:
+        graph = make()
+        return lambda: _Captured(graph())
+
+    return Replayed(tapes, in_python=False)
+
+
+def _cuda_graphs() -> Callable[[], Graph]:
+    pool = torch.cuda.graph_pool_handle()
+    return lambda: CudaGraph(pool)

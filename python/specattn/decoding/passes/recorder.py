@@ -1,0 +1,296 @@
+"""Records a block as C++ kernel calls over fixed memory, to run them again without Python.
+
+On a CPU what a CUDA graph is on a GPU: what Python does between the calls is paid for once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+import specattn._cpu as _cpu
+from specattn.blocks import Norm, Ops, Place, Projection, Rotation, Store, projection
+from specattn.decoding.model.parts import embedding_scale
+from specattn.reference.tree_mask import WORD_BITS
+
+MOST_ROWS = 128
+"""Rows of a recorded pass, all requests together; torch's own products are better for more."""
+
+_MOST_PARTS = 3  # weights that one product takes
+
+
+class Memory:
+    """What recordings of one owner compute in: none of them runs while another's results count.
+
+    Memory that no recording touches is none.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, int, torch.dtype], torch.Tensor] = {}
+
+    def rows(self, what: str, count: int, width: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return `count` rows for a kind of result, [count, width]; the same ones every time."""
+        key = what, width, dtype
+        if key not in self._known or len(self._known[key]) < count:
+            most = max(MOST_ROWS, 1 << (count - 1).bit_length())
+            self._known[key] = torch.empty(most, width, dtype=dtype)
+        return self._known[key][:count]
+
+
+class Recorder(Ops):
+    """The operators of blocks as kernel calls: they run now, and in every replay.
+
+    Parameters
+    ----------
+    memory : Memory
+    """
+
+    def __init__(self, memory: Memory):
+        self.memory = memory
+        self._steps: list[Any] = [_cpu.Graph()]
+        self._held: list[Any] = []  # what kernels read and write must live as long as they
+
+    def record(self, program: Callable[..., Any], inputs: dict[str, torch.Tensor]) -> Any:
+        """Run a program once and keep what it does."""
+        return program(self, **inputs)
+
+    def replay(self) -> None:
+        """Run everything again, on what its tensors hold now."""
+        threads = torch.get_num_threads()
+        for step in self._steps:
+            if isinstance(step, _cpu.Graph):
+                step.replay(threads)
+            else:
+                step()
+
+    def kernel(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Run a kernel of `specattn._cpu`, by position."""
+        self._held.append(arguments)
+        with self._steps[-1]:
+            function(*arguments, torch.get_num_threads())
+
+    def python(self, function: Callable[[], Any]) -> None:
+        """Run a function now, and in every replay."""
+        function()
+        self._steps += [function, _cpu.Graph()]
+
+    def step(self, function: Callable[[], torch.Tensor]) -> torch.Tensor:
+        out = function().clone()
+
+        def again() -> None:
+            out.copy_(function())
+
+        self._steps += [again, _cpu.Graph()]
+        return out
+
+    def embed(self, tokens: torch.Tensor, module: nn.Module) -> torch.Tensor:
+        scale, weight = embedding_scale(module), module.weight.detach()  # type: ignore[operator]
+        out = self._rows("embedded", tokens, weight.shape[1], weight.dtype)
+        self.kernel(_cpu.embed, tokens, weight, out.flatten(0, -2))
+        if scale != 1.0:
+            self.python(lambda: out.mul_(scale))
+        return out
+
+    def rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        out = self._rows("rows", index, x.shape[-1], x.dtype)
+        self.kernel(_cpu.embed, index, x.flatten(0, -2), out.flatten(0, -2))
+        return out
+
+    def beside(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        widths = [first.shape[-1], second.shape[-1]]
+        out = self._rows("beside", first[..., 0], sum(widths), first.dtype)
+        for x, columns in zip((first, second), out.flatten(0, -2).split(widths, 1), strict=True):
+            self._copy(x, columns)
+        return out
+
+    def stack(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        size, width = math.prod(parts[0].shape[:-1]), parts[0].shape[-1]
+        out = self.memory.rows("stacked", size * len(parts), width, parts[0].dtype)
+        out = out.view(size, len(parts), width)
+        for number, x in enumerate(parts):
+            self._copy(x, out[:, number])
+        return out.view(*parts[0].shape[:-1], len(parts), width)
+
+    def norm(self, x: torch.Tensor, norm: Norm, *, keep: bool = False) -> torch.Tensor:
+        out = self._rows("normed", x[..., 0], x.shape[-1], x.dtype, keep)
+        self._norm(x.flatten(0, -2), norm, out.flatten(0, -2))
+        return out
+
+    def norm_parts(self, x: torch.Tensor, *parts: tuple[int, Norm | None]) -> torch.Tensor:
+        pieces = x.flatten(0, -2).split([width for width, _ in parts], -1)
+        for piece, (_, norm) in zip(pieces, parts, strict=True):
+            if norm is not None:
+                self._norm(piece, norm, piece)
+        return x
+
+    def linear(
+        self,
+        x: torch.Tensor,
+        *projections: Projection,
+        gate: str | None = None,
+        activation: str | None = None,
+        residual: torch.Tensor | None = None,
+        keep: bool = False,
+    ) -> torch.Tensor:
+        sizes = [len(one.weight) for one in projections]
+        columns = sizes[0] if gate is not None else sum(sizes)
+        out = residual
+        if out is None or keep:
+            what = "product" if gate is None else "gated"
+            out = self._rows(what, x[..., 0], columns, x.dtype, keep)
+        rows, to = x.flatten(0, -2), out.flatten(0, -2)
+        added = None if residual is None else residual.flatten(0, -2)
+        if rows.data_ptr() == to.data_ptr():
+            raise ValueError("a product would overwrite what it reads: keep that")
+        layers = [(w.detach(), b if b is None else b.detach()) for w, b in projections]
+        if activation is not None:
+            ((weight, bias),) = layers
+            self.kernel(_cpu.linear_few_rows, rows, weight, bias, None, activation, added, to)
+            return out
+        done = 0
+        for first in range(0, len(layers), _MOST_PARTS):
+            weights, biases = zip(*layers[first : first + _MOST_PARTS], strict=True)
+            width = columns if gate is not None else sum(map(len, weights))
+            part = slice(done, done + width)
+            summed = None if added is None else added[:, part]
+            self.kernel(_cpu.linear_parts, rows, weights, biases, gate, summed, to[:, part])
+            done += width
+        return out
+
+    def head(self, x: torch.Tensor, module: nn.Module) -> torch.Tensor:
+        plain = type(module) is nn.Linear
+        return self.logits(x, projection(module)) if plain else self.step(lambda: module(x))
+
+    def logits(self, x: torch.Tensor, head: Projection) -> torch.Tensor:
+        out = self._rows("logits", x[..., 0], len(head.weight), x.dtype)
+        weight, bias = (y if y is None else y.detach() for y in head)
+        read, to = x.flatten(0, -2), out.flatten(0, -2)
+        self.kernel(_cpu.linear_parts, read, [weight], [bias], None, None, to)
+        return out
+
+    def in_place(self, x: torch.Tensor, function: Callable[[torch.Tensor], object]) -> torch.Tensor:
+        self.python(lambda: function(x))
+        return x
+
+    def add(self, x: torch.Tensor, added: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
+        self.python(lambda: x.add_(added, alpha=factor))
+        return x
+
+    def rotate(
+        self,
+        heads: torch.Tensor,
+        q_heads: int,
+        place: Rotation,
+        *,
+        norms: tuple[Norm | None, Norm | None] = (None, None),
+        store: Store | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        assert isinstance(place, Place)
+        weights = [None if norm is None else norm.weight.detach() for norm in norms]
+        eps = next((norm.eps for norm in norms if norm is not None), 0.0)
+        memory, slot = (None, None), None
+        if store is not None:
+            memory, slot = tuple(store.memory), store.slot
+        self.kernel(_cpu.rotate_heads, heads, q_heads, *weights, eps, *place, *memory, slot)
+        kv_heads = (heads.shape[2] - q_heads) // 2
+        q, k, v = heads.split([q_heads, kv_heads, kv_heads], 2)
+        return q, k, v
+
+    def hybrid_tree_attention(self, q: torch.Tensor, *read: Any, **options: Any) -> torch.Tensor:
+        return self._attend("hybrid_tree_attention", q, read, options)
+
+    def verify_attention(
+        self, q: torch.Tensor, *read: Any, scores: torch.Tensor, rows: Sequence[int], **options: Any
+    ) -> torch.Tensor:
+        options |= {"collect": "scores", "collect_rows": list(rows), "collected": scores}
+        options["per_head"] = scores.dim() == 3
+        return self._attend("verify_attention", q, read, options)
+
+    def sparse_gather_attention(self, q: torch.Tensor, *read: Any, **options: Any) -> torch.Tensor:
+        return self._attend("sparse_gather_attention", q, read, options)
+
+    def children(
+        self, logits: torch.Tensor, scores: torch.Tensor, width: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        batch, nodes, vocabulary = logits.shape
+        width, rows = min(width, vocabulary), batch * nodes
+        # A node's children are found as those of a root: what is said beside them means nothing.
+        tokens, parents = torch.empty(2, rows, width, dtype=torch.int64)
+        found, words = torch.empty(rows, width), width // WORD_BITS + 1
+        masks = torch.zeros(rows, width, words, dtype=torch.int64)
+        level = (logits.view(rows, 1, vocabulary), scores.reshape(rows, 1), masks[:, :1].clone())
+        self.kernel(_cpu.best_children, *level, 0, tokens, found, parents, masks)
+        return tokens.view(batch, nodes, width), found.view(batch, nodes, width)
+
+    def best_children(
+        self,
+        logits: torch.Tensor,
+        scores: torch.Tensor,
+        masks: torch.Tensor,
+        first: int,
+        width: int,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        batch = len(logits)
+        tokens, parents = torch.empty(2, batch, width, dtype=torch.int64)
+        best = torch.empty(batch, width)
+        below = masks.new_empty(batch, width, masks.shape[-1])
+        self.kernel(_cpu.best_children, logits, scores, masks, first, tokens, best, parents, below)
+        return tokens, best, parents, below
+
+    def expand_best(
+        self,
+        tokens: torch.Tensor,
+        scores: torch.Tensor,
+        masks: torch.Tensor,
+        first: int,
+        width: int,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        chosen, drafted, rows = torch.empty(3, len(tokens), width, dtype=torch.int64)
+        best = torch.empty(len(tokens), width)
+        below = masks.new_empty(len(tokens), width, masks.shape[-1])
+        candidates = tokens.flatten(1), scores.flatten(1), masks, first
+        self.kernel(_cpu.expand_best, *candidates, chosen, drafted, best, rows, below)
+        return chosen, drafted, best, rows, below
+
+    def attend(self, name: str, q: torch.Tensor, state: Any, **options: Any) -> None:
+        """Record a primitive by its arguments' names, with the state (out, lse) that it writes."""
+        out, lse = state
+        options |= {"q": q, "out": out, "lse": lse}
+        options.setdefault("softmax_scale", q.shape[-1] ** -0.5)
+        options.setdefault("softcap", 0.0)
+        schema = getattr(torch.ops.specattn, name).default._schema
+        arguments = [options.pop(argument.name, None) for argument in schema.arguments]
+        assert not options, f"{name} has no {', '.join(options)}"
+        self.kernel(getattr(_cpu, name), *arguments)
+
+    def _attend(self, name: str, q: torch.Tensor, read: Any, options: Any) -> torch.Tensor:
+        schema = getattr(torch.ops.specattn, name).default._schema
+        names = [argument.name for argument in schema.arguments[1 : 1 + len(read)]]
+        options |= dict(zip(names, read, strict=True))
+        if (mask := options.get("tree_mask")) is not None and mask.dim() == 2:
+            options["tree_mask"] = mask[None]
+        batch, rows, heads, head_dim = q.shape
+        out = self.memory.rows("attended", batch * rows, heads * head_dim, q.dtype)
+        lse = self.memory.rows("log-sum-exp", batch * rows, heads, torch.float32)
+        out, lse = out.view(q.shape), lse.view(q.shape[:-1])
+        self.attend(name, q, (out, lse), **options)
+        return out
+
+    def _rows(
+        self, what: str, like: torch.Tensor, width: int, dtype: torch.dtype, keep: bool = False
+    ) -> torch.Tensor:
+        """Return memory for rows [B, T, width], of which `like` has the first dimensions."""
+        if keep:
+            return torch.empty(*like.shape, width, dtype=dtype)
+        return self.memory.rows(what, like.numel(), width, dtype).view(*like.shape, width)
+
+    def _copy(self, x: torch.Tensor, to: torch.Tensor) -> None:
+        """Copy rows: by the kernel that looks them up."""
+        self.kernel(_cpu.embed, torch.arange(len(to))[None], x.flatten(0, -2), to)
+
+    def _norm(self, x: torch.Tensor, norm: Norm, out: torch.Tensor) -> None:
+        self.kernel(_cpu.rms_norm, x, norm.weight.detach(), norm.eps, out)

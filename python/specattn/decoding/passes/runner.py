@@ -1,0 +1,326 @@
+"""The ways to run a pass of a model over a KV cache: by its modules, by kernels, by CUDA graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from transformers import PreTrainedModel
+
+from specattn.blocks import Ops, Place, Store, angle_tables
+from specattn.decoding.model.families import transform_logits, transforms_logits
+from specattn.decoding.model.parts import Attention, Parts, parts_of
+from specattn.decoding.passes.attention import Pass, Selection, attach, features_of
+from specattn.decoding.passes.decoder import decoder, rotated
+from specattn.decoding.passes.programs import Direct, Graph, Programs, captured, recorded
+from specattn.distributed.tensor import TensorParallel
+from specattn.kv_cache import KVCache
+from specattn.ops._tree_mask import packed_mask
+
+MOST_ROWS = 128
+"""Rows of a replayed pass, all requests together; torch's own products are better for more."""
+
+
+class Verification(NamedTuple):
+    """What a pass hands out.
+
+    Attributes
+    ----------
+    logits : Tensor [B, T, V]
+    features : Tensor [B, T, H]
+        What the head of the model reads: the last layer's output, normalised.
+    scores : Tensor, float32 [full layers, B, N], or None
+        Mean over the captured rows and all heads; -inf beyond the prefix. With
+        `CaptureSpec.per_row` the mean over the heads of every row, [full layers, B, rows, N]; with
+        `CaptureSpec.per_head` over the heads of every KV head, [..., Hk, N]. In float64 of a
+        float64 model.
+    queries : Tensor [full layers, B, T, Hq, D], or None
+    """
+
+    logits: torch.Tensor
+    features: torch.Tensor
+    scores: torch.Tensor | None = None
+    queries: torch.Tensor | None = None
+
+
+class Runner:
+    """Runs passes through the model's own modules: any number of rows, on any device.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+
+    Attributes
+    ----------
+    programs : Programs
+        How drafters beside the model should run theirs.
+    """
+
+    how: ClassVar[str] = "through its own modules"
+    programs: Programs = Direct()
+
+    def __init__(self, model: PreTrainedModel):
+        self.model = model
+        self._transforms = transforms_logits(model.config)
+
+    def run(self, plan: Pass, tokens: torch.Tensor) -> Verification:
+        """Run `tokens`, int64 [B, T], by a plan. Scores hold until the next pass."""
+        features = self.features(plan, tokens)
+        logits = self.logits_of(features)
+        return Verification(logits, features, plan.scores, plan.queries)
+
+    def features(self, plan: Pass, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the features [B, T, H] of a pass."""
+        attach(self.model)  # again: the implementation may have been set to another one meanwhile
+        return features_of(self.model, tokens, plan)
+
+    def logits_of(self, features: torch.Tensor) -> torch.Tensor:
+        """Return the logits [..., V] that the model makes of features [..., H]."""
+        return transform_logits(self.model.config, self.model.get_output_embeddings()(features))
+
+    def _handed_out(
+        self, plan: Pass, logits: torch.Tensor, features: torch.Tensor, *captured: Any
+    ) -> Verification:
+        """Return what was computed where the next pass computes too."""
+        if not plan.reuse_buffers:
+            logits, features = logits.clone(), features.clone()
+        if self._transforms:
+            logits = transform_logits(self.model.config, logits)
+        return Verification(logits, features, *captured)
+
+
+class GraphRunner(Runner):
+    """Runs passes of few rows as CUDA graphs of the model's modules.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+    graphs : callable, optional
+        As for `captured`.
+    """
+
+    how = "replayed"
+
+    def __init__(
+        self, model: PreTrainedModel, graphs: Callable[[], Callable[[], Graph]] | None = None
+    ):
+        super().__init__(model)
+        self._passes = captured(graphs)
+        if TensorParallel.of(model) is None:
+            self.programs = self._passes.beside()
+
+    def run(self, plan: Pass, tokens: torch.Tensor) -> Verification:
+        """Run a pass; one whose KV selector asks for queries takes the model's modules."""
+        selected = isinstance(plan.selector, Selection)
+        if tokens.numel() > MOST_ROWS or not (plan.selector is None or selected):
+            return super().run(plan, tokens)
+        given = {
+            "tokens": tokens,
+            "prefix": plan.prefix,
+            "tree_mask": plan.tree_mask,
+            "depths": plan.depths,
+            **(plan.selector._asdict() if isinstance(plan.selector, Selection) else {}),
+        }
+        inputs = {name: x for name, x in given.items() if x is not None}
+        key = plan.capture, plan.max_seqlen, plan.cache.storage.data_ptr()
+        return self._handed_out(plan, *self._passes.run(key, partial(self._pass, plan), inputs))
+
+    def _pass(
+        self,
+        plan: Pass,
+        ops: Ops,
+        tokens: torch.Tensor,
+        prefix: torch.Tensor,
+        tree_mask: torch.Tensor | None = None,
+        depths: torch.Tensor | None = None,
+        **selected: torch.Tensor,
+    ) -> tuple[Any, ...]:
+        selector = Selection(**selected) if selected else None
+        moving: Any = {"prefix": prefix, "tree_mask": tree_mask, "depths": depths}
+        own = replace(plan, selector=selector, scores=None, queries=None, **moving)
+        features = features_of(self.model, tokens, own)
+        return self.model.get_output_embeddings()(features), features, own.scores, own.queries
+
+
+class LayerAttention:
+    """How the layers of a recorded pass attend to the cache: here, to one that is whole.
+
+    Parameters
+    ----------
+    cache : KVCache
+    windows : list of (int or None)
+        Sliding window of each layer.
+    """
+
+    def __init__(self, cache: KVCache, windows: list[int | None]):
+        self.cache, self.windows = cache, windows
+
+    def inputs(self, plan: Pass) -> dict[str, torch.Tensor]:
+        """Return what changes from pass to pass beside what every pass has."""
+        return plan.selector._asdict() if isinstance(plan.selector, Selection) else {}
+
+    def in_python(self, plan: Pass) -> bool:
+        """Whether full-attention layers must attend in Python."""
+        return not (plan.selector is None or isinstance(plan.selector, Selection))
+
+    def memory(self, n: int) -> torch.Tensor | None:
+        """Return where layer n stores its heads as it rotates them; None where it does not."""
+        return self.cache.storage[n]
+
+    def attend(
+        self,
+        ops: Ops,
+        n: int,
+        heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        inputs: dict[str, torch.Tensor],
+        collected: Collected | None,
+        **options: Any,
+    ) -> torch.Tensor:
+        """Return the outputs of layer n, whose keys and values are stored.
+
+        Parameters
+        ----------
+        ops : Ops
+        n : int
+        heads : three tensors
+            Queries, keys and values, each [B, T, heads, D].
+        inputs : dict of str to Tensor
+            Of the pass.
+        collected : Collected or None
+        **options
+            Scale, softcap and sinks; window, tree mask and depths.
+        """
+        q, k, v = heads
+        k_cache, v_cache = self.cache.layer(n)
+        window = options["window"]
+        if window is None and "indices" in inputs:
+            for name in ("window", "tree_mask", "depths"):
+                options.pop(name)
+            selected = inputs["indices"][self.windows[:n].count(None)], inputs["lengths"]
+            return ops.sparse_gather_attention(q, k_cache, v_cache, *selected, k, v, **options)
+        read: Any = (q, k_cache, v_cache, inputs["prefix"], None, None)
+        if window is None and collected is not None:
+            rows, scores = collected
+            return ops.verify_attention(*read, rows=rows, scores=scores, **options)
+        return ops.hybrid_tree_attention(*read, **options)
+
+
+class Collected(NamedTuple):
+    """What a verification collects in a layer: of which rows, and where."""
+
+    rows: tuple[int, ...]
+    scores: torch.Tensor
+
+
+class KernelRunner(Runner):
+    """Runs passes of few rows as recorded kernel calls.
+
+    With few rows, Python and products that read weights slowly take most of a pass. Between kernels
+    there may be steps in Python: a mixture of experts, or a KV selector that asks for the queries
+    of a layer.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        Its parts are recognised, or `Unrecognised` is raised.
+    attention : LayerAttention
+        Over a cache on the CPU, in float32, bfloat16 or float16.
+    """
+
+    how = "computed from its parts"
+
+    def __init__(self, model: PreTrainedModel, attention: LayerAttention):
+        super().__init__(model)
+        self.attention, self.parts = attention, parts_of(model)
+        self.windows = attention.windows
+        capacity = attention.cache.capacity
+        self._angles = _angles(self.parts, attention.cache)
+        self._least_window = min((w for w in self.windows if w is not None), default=capacity)
+        self._distinct_windows = [None, *{w for w in self.windows if w is not None}]
+        self._passes = recorded()
+        if self.parts.tensor_parallel is None:
+            self.programs = self._passes.beside()
+        self._score_memory: dict[tuple[int, ...], torch.Tensor] = {}
+        self._plan: Pass
+
+    def run(self, plan: Pass, tokens: torch.Tensor) -> Verification:
+        """Run a pass; one of more rows through the model's modules."""
+        if tokens.numel() > MOST_ROWS:
+            return super().run(plan, tokens)
+        in_python = plan.capture.needs_python or self.attention.in_python(plan)
+        collected = () if plan.capture.needs_python else plan.capture.rows
+        key = in_python, collected, plan.capture.per_head
+        self._plan = plan
+        program = partial(self._pass, *key)
+        logits, features, scores = self._passes.run(key, program, self._inputs(plan, tokens))
+        scores = plan.scores if scores is None else scores
+        return self._handed_out(plan, logits, features, scores, plan.queries)
+
+    def _inputs(self, plan: Pass, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return what changes from pass to pass."""
+        given = {"tokens": tokens, "prefix": plan.prefix}
+        if plan.depths is not None:
+            given["depths"] = (plan.depths if plan.depths.dim() == 2 else plan.depths[None]).int()
+        given |= self.attention.inputs(plan)
+        if plan.tree_mask is None and self._least_window >= plan.rows:
+            return given
+        sizes = {"T": plan.rows, "S": plan.rows}
+        for window in self._distinct_windows:
+            mask, depths = packed_mask(plan.tree_mask, sizes, window, tokens.device)
+            if mask is not None:
+                given[f"mask within {window}"] = mask
+            if depths is not None:
+                given[f"depths within {window}"] = depths.int()
+        return given
+
+    def _pass(
+        self,
+        in_python: bool,
+        rows: tuple[int, ...],
+        per_head: bool,
+        ops: Ops,
+        tokens: torch.Tensor,
+        **inputs: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Run the decoder; collect the scores of some rows."""
+        scores = self._scores(len(tokens), per_head) if rows else None
+        head_dim = self.attention.cache.storage.shape[-1]
+
+        def attend(n: int, weights: Attention, products: torch.Tensor) -> torch.Tensor:
+            memory, window = self.attention.memory(n), self.windows[n]
+            store = None if memory is None else Store(memory)
+            place = Place(*self._angles[weights.rope], inputs["prefix"], inputs.get("depths"))
+            heads = rotated(ops, weights, products, head_dim, place, store)
+            scale: Any = {"softmax_scale": weights.scaling, "softcap": weights.softcap}
+            scale["sinks"] = weights.sinks
+            if in_python and window is None:
+                return ops.step(lambda: self._plan.attend(n, *heads, **scale))
+            visible = {"window": window, "tree_mask": inputs.get(f"mask within {window}")}
+            visible["depths"] = inputs.get(f"depths within {window}")
+            full_layer = self.windows[:n].count(None)
+            own = None if scores is None else Collected(rows, scores[full_layer])
+            return self.attention.attend(ops, n, heads, inputs, own, **visible, **scale)
+
+        logits, features = decoder(ops, self.parts, tokens, attend)
+        return logits, features, scores
+
+    def _scores(self, batch: int, per_head: bool) -> torch.Tensor:
+        cache = self.attention.cache
+        heads = (cache.storage.shape[-2],) * per_head
+        size = (self.windows.count(None), batch, *heads, cache.width)
+        if size not in self._score_memory:
+            self._score_memory[size] = torch.empty(size)
+        return self._score_memory[size]
+
+
+def _angles(parts: Parts, cache: KVCache) -> dict[str | None, tuple[torch.Tensor, torch.Tensor]]:
+    """Return cosines and sines by position, for every rope and for none."""
+    still = torch.ones(max(cache.capacity, 2), 1)
+    angles: dict[str | None, Any] = {None: (still, torch.zeros_like(still))}
+    for name in parts.ropes:
+        kind = [name] if name else []
+        angles[name] = angle_tables(parts.rotary, cache.storage[:0], cache.capacity, *kind)
+    return angles

@@ -188,9 +188,10 @@ class _Work:
     def __init__(self, shape: Shape, given: argparse.Namespace):
         from specattn.decoding.engine.target import Target
         from specattn.decoding.model.checkpoint import load_causal_model
+        from specattn.decoding.model.model import Model
         from specattn.decoding.passes.attention import CaptureSpec
         from specattn.decoding.ranks.lockstep import Lockstep
-        from specattn.distributed import ContextParallel, TensorParallel
+        from specattn.distributed import ContextParallel
         from specattn.tree import Tree
 
         parts = shape.ranks if shape.divides_model else 1
@@ -198,7 +199,7 @@ class _Work:
         context = ContextParallel() if shape.ranks > 1 and not shape.divides_model else None
         self.given, self.context = given, given.context
         self.lockstep = Lockstep.of(model, context)
-        self.every = [x for x in (context, TensorParallel.of(model)) if x is not None]
+        self.every = [x for x in (context, Model.ranks_of(model)) if x is not None]
         self.target = Target(model, 1, given.context + 4 * given.rows, lockstep=self.lockstep)
         generator = torch.Generator().manual_seed(0)
         self.text = torch.randint(model.config.vocab_size, (given.context,), generator=generator)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 
 from specattn.distributed.group import Ranks
 
 _KEY_PROJECTIONS = ("k_proj", "qkv_proj")
-_groups: WeakKeyDictionary[Any, TensorParallel | None] = WeakKeyDictionary()
 
 
 class TensorParallel(Ranks):
@@ -38,10 +36,8 @@ class TensorParallel(Ranks):
 
     @staticmethod
     def of(model: torch.nn.Module) -> TensorParallel | None:
-        """Return the ranks that `model` is divided over, None where it is whole."""
-        if model not in _groups:
-            _groups[model] = _found(model)
-        return _groups[model]
+        """Return the ranks that `model` is divided over, None where it is whole: made anew."""
+        return _found(model)
 
     def heads(self, q_heads: int, kv_heads: int) -> tuple[int, int]:
         """Return how many of a model's heads this rank attends with.

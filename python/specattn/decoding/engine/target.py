@@ -17,6 +17,7 @@ from specattn.decoding.model.families import (
     check_supported,
     windows_of,
 )
+from specattn.decoding.model.model import Model
 from specattn.decoding.model.text_model import text_model
 from specattn.decoding.passes.attention import attach
 from specattn.decoding.passes.cached_model import CachedModel
@@ -65,6 +66,8 @@ class Target(CachedModel):
     lockstep : Lockstep or None
     tensor_parallel : TensorParallel or None
         The ranks that the model is divided over.
+    q_heads : int
+        Heads that this rank attends with.
 
     Raises
     ------
@@ -91,11 +94,12 @@ class Target(CachedModel):
         attach(model)
         prove(model)
         self._lock = threading.Lock()
-        self.lockstep, self.tensor_parallel = lockstep, TensorParallel.of(model)
+        self.lockstep, self.tensor_parallel = lockstep, Model.ranks_of(model)
         windows = windows_of(model.config, capacity)
         layers, kv_heads, head_dim = cache_shape(model.config)
+        self.q_heads = model.config.num_attention_heads
         if self.tensor_parallel is not None:
-            _, kv_heads = self.tensor_parallel.heads(model.config.num_attention_heads, kv_heads)
+            self.q_heads, kv_heads = self.tensor_parallel.heads(self.q_heads, kv_heads)
         size: Any = (batch, capacity, kv_heads, head_dim)
         where: Any = {"dtype": model.dtype, "device": model.device}
         if lockstep is None or lockstep.context is None:

@@ -8,6 +8,8 @@ from weakref import WeakKeyDictionary
 
 from transformers import PreTrainedModel
 
+from specattn.distributed.tensor import TensorParallel
+
 T = TypeVar("T")
 
 
@@ -18,8 +20,9 @@ class Model:
 
     - ``"text"``: its causal text model (`text_model`)
     - ``"tensor parallel"``: the ranks that it is divided over
+    - ``"told"``: that its passes are not replayed, which is said once
     - ``"proved", dtype, device``: that it computes with our attention what it does with its own
-    - ``"replayed", dtype, device``: that its passes may be replayed, or why not
+    - ``"replayed", dtype, device``: that its passes may be replayed
     - ``"corpora"``: indexes of files that are looked up, and what it generated
     - ``"drafter beside it"``: the trained drafter in its folder
     - ``"pace", ...``: what passes and drafts took, by batch and length; what drafters were worth
@@ -41,6 +44,12 @@ class Model:
             self._known[kind] = make()
         found: T = self._known[kind]  # type: ignore[assignment]
         return found
+
+    @staticmethod
+    def ranks_of(checkpoint: PreTrainedModel) -> TensorParallel | None:
+        """Return the ranks that a checkpoint is divided over, None where it is whole."""
+        found = Model.of(checkpoint)
+        return found.recall("tensor parallel", lambda: TensorParallel.of(checkpoint))
 
     def knows(self, kind: Hashable) -> bool:
         """Whether something of this kind was made before."""

@@ -14,6 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from specattn.blocks import Norm, Projection
+from specattn.decoding.model.model import Model
 from specattn.distributed.tensor import TensorParallel
 
 
@@ -191,7 +192,7 @@ def parts_of(model: PreTrainedModel) -> Parts:
 
 def _tensor_parallel(model: PreTrainedModel) -> TensorParallel | None:
     """Return the ranks that a model is divided over as `Parts` says."""
-    tensor = TensorParallel.of(model)
+    tensor = Model.ranks_of(model)
     if tensor is None:
         return None
     plan = {rule.rpartition(".")[2]: style for rule, style in (model.tp_plan or {}).items()}

@@ -20,9 +20,9 @@ import torch
 from transformers import PreTrainedModel
 
 from specattn.decoding.model.families import cache_shape, windows_of
+from specattn.decoding.model.model import Model
 from specattn.decoding.passes.attention import Pass, attach, eager_attention
 from specattn.decoding.passes.cached_model import CachedModel
-from specattn.distributed.tensor import TensorParallel
 from specattn.kv_cache import KVCache
 from specattn.tree import Tree
 
@@ -197,7 +197,7 @@ class _Probe(CachedModel):
         windows = [None if window is None else min(window, _WINDOW) for window in windows]
         self.seen: dict[int, list[torch.Tensor]] = defaultdict(list)
         layers, kv_heads, head_dim = cache_shape(model.config)
-        if (ranks := TensorParallel.of(model)) is not None:
+        if (ranks := Model.ranks_of(model)) is not None:
             _, kv_heads = ranks.heads(model.config.num_attention_heads, kv_heads)
         size = (layers, len(_LENGTHS), _CAPACITY, kv_heads, head_dim)
         super().__init__(model, KVCache(*size, dtype=model.dtype, device=model.device), windows)

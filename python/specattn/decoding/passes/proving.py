@@ -21,7 +21,6 @@ from specattn.decoding.model.families import FAMILIES, check_supported
 from specattn.decoding.model.model import Model
 from specattn.decoding.model.text_model import text_model
 from specattn.decoding.passes.probe import first_mismatch
-from specattn.distributed.tensor import TensorParallel
 from specattn.files import write_atomically
 
 BOUNDS = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
@@ -76,7 +75,7 @@ def _probe(model: PreTrainedModel) -> None:
 
 def _note(model: PreTrainedModel) -> Path | None:
     """Return the file that stands for what was found of models such as this one."""
-    if not (folder := os.environ.get("SPECATTN_CACHE")) or TensorParallel.of(model) is not None:
+    if not (folder := os.environ.get("SPECATTN_CACHE")) or Model.ranks_of(model) is not None:
         return None  # ranks of one model all ask it, or none
     _, backend = chosen("hybrid_tree_attention", model.device, model.dtype)
     facts = {

@@ -12,11 +12,11 @@ from transformers import PreTrainedModel
 
 from specattn.blocks import Ops, Place, Store, angle_tables
 from specattn.decoding.model.families import transform_logits, transforms_logits
+from specattn.decoding.model.model import Model
 from specattn.decoding.model.parts import Attention, Parts, parts_of
 from specattn.decoding.passes.attention import Pass, Selection, attach, features_of
 from specattn.decoding.passes.decoder import decoder, rotated
 from specattn.decoding.passes.programs import Direct, Graph, Programs, captured, recorded
-from specattn.distributed.tensor import TensorParallel
 from specattn.kv_cache import KVCache
 from specattn.ops._tree_mask import packed_mask
 
@@ -109,7 +109,7 @@ class GraphRunner(Runner):
     ):
         super().__init__(model)
         self._passes = captured(graphs)
-        if TensorParallel.of(model) is None:
+        if Model.ranks_of(model) is None:
             self.programs = self._passes.beside()
 
     def run(self, plan: Pass, tokens: torch.Tensor) -> Verification:
@@ -202,7 +202,7 @@ class LayerAttention:
             selected = inputs["indices"][self.windows[:n].count(None)], inputs["lengths"]
             return ops.sparse_gather_attention(q, k_cache, v_cache, *selected, k, v, **options)
         read: Any = (q, k_cache, v_cache, inputs["prefix"], None, None)
-        if window is None and collected is not None:
+        if collected is not None:
             rows, scores = collected
             return ops.verify_attention(*read, rows=rows, scores=scores, **options)
         return ops.hybrid_tree_attention(*read, **options)
@@ -300,8 +300,9 @@ class KernelRunner(Runner):
                 return ops.step(lambda: self._plan.attend(n, *heads, **scale))
             visible = {"window": window, "tree_mask": inputs.get(f"mask within {window}")}
             visible["depths"] = inputs.get(f"depths within {window}")
-            full_layer = self.windows[:n].count(None)
-            own = None if scores is None else Collected(rows, scores[full_layer])
+            own = None
+            if scores is not None and window is None:
+                own = Collected(rows, scores[self.windows[:n].count(None)])
             return self.attention.attend(ops, n, heads, inputs, own, **visible, **scale)
 
         logits, features = decoder(ops, self.parts, tokens, attend)

@@ -16,10 +16,10 @@ import transformers
 from transformers import MaxTimeCriteria, PreTrainedModel, StoppingCriteriaList
 
 import specattn
+from specattn.decoding.model.model import Model
 from specattn.decoding.text.sequences import StopRequest
 from specattn.decoding.text.statistics import Clock
 from specattn.distributed.group import ContextParallel, Ranks
-from specattn.distributed.tensor import TensorParallel
 from specattn.tree import Tree
 
 
@@ -48,7 +48,7 @@ class Lockstep:
         ValueError
             Both are divided, but not over all ranks.
         """
-        tensor = TensorParallel.of(model)
+        tensor = Model.ranks_of(model)
         if context is None or tensor is None:
             ranks = context or tensor
             return None if ranks is None else cls(ranks)

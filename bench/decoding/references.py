@@ -14,8 +14,8 @@ import torch
 from transformers import PreTrainedModel
 
 from specattn.decoding import Target
-from specattn.decoding.engine.target import Verification
 from specattn.decoding.passes.attention import NO_CAPTURE, CaptureSpec
+from specattn.decoding.passes.runner import Verification
 from specattn.tree import Tree
 
 from .simulation import CERTAIN, MARK
@@ -62,7 +62,7 @@ class ReferenceTarget(Target):
         tokens: torch.Tensor,
         *,
         capture: CaptureSpec = NO_CAPTURE,
-        lent: bool = False,
+        reuse_buffers: bool = False,
     ) -> Verification:
         """Return what the model said when it read the reference, with the reference on top.
 

@@ -8,13 +8,13 @@ acceptance and commit are the package's own, which knows nothing of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from specattn.decoding import Target
-from specattn.decoding.engine.target import Verification
-from specattn.decoding.passes.attention import NO_CAPTURE, CaptureSpec
+from specattn.decoding.passes.runner import Verification
 from specattn.planning import AcceptanceProfile
 from specattn.tree import Tree
 
@@ -46,16 +46,9 @@ class SimulatedTarget(Target):
         self.profile = profile
         self.generator = torch.Generator(self.device).manual_seed(seed)
 
-    def verify(
-        self,
-        tree: Tree,
-        tokens: torch.Tensor,
-        *,
-        capture: CaptureSpec = NO_CAPTURE,
-        lent: bool = False,
-    ) -> Verification:
+    def verify(self, tree: Tree, tokens: torch.Tensor, **options: Any) -> Verification:
         """Verify as every target does, and bend the logits afterwards."""
-        result = super().verify(tree, tokens, capture=capture, lent=lent)
+        result = super().verify(tree, tokens, **options)
         bend(result.logits, tree, tokens, self.profile, self.generator)
         return result
 

@@ -57,14 +57,14 @@ sanitize: $(VENV)/.dev
 	        $(CXX) -print-file-name=lib$$library.so; done | tr '\n' ' ')" \
 	    $(BIN)/python -m pytest -p no:xdist tests/cpu $(ARGS)
 
-## The kernels as an older Triton compiles them, executed in the emulator (tests/ptx).
+## The kernels as an older Triton compiles them, executed in the emulator (tools/ptx).
 test-triton36: $(VENV)/triton36/.done
-	OMP_NUM_THREADS=1 $(VENV)/triton36/bin/python -m pytest -p no:cacheprovider -n 2 -m "not slow" tests/ptx $(ARGS)
+	OMP_NUM_THREADS=1 $(VENV)/triton36/bin/python -m pytest -p no:cacheprovider -n 2 -m "not slow" tools/ptx $(ARGS)
 
 ## The CUDA C++ kernels, compiled by NVRTC and executed in the emulator; ARGS=-m slow for every case.
 test-cuda: $(VENV)/cuda/.done
 	OMP_NUM_THREADS=1 $(VENV)/cuda/bin/python -m pytest -p no:cacheprovider -n 2 -m "not slow" \
-	    tests/ptx/test_cuda.py tests/backends/test_cuda.py $(ARGS)
+	    tools/ptx/tests/test_cuda.py tests/backends/test_cuda.py $(ARGS)
 
 ## Models whose weights torchao quantises (tests/decoding/model/test_quantised.py).
 test-torchao: $(VENV)/torchao/.done

@@ -141,7 +141,8 @@ def _emulate(options: argparse.Namespace, parser: arguments.Parser) -> int:
     if options.backend not in ("auto", "triton", "cuda"):
         parser.error(f"--emulate: expected --backend triton or cuda, got {options.backend}")
     os.environ["TRITON_DEFAULT_FP_FUSION"] = "1"
-    from kernels import emulation  # needs Triton and the tests
+    sys.path.insert(0, str(Path(__file__).parents[1]))  # where tools/ lies
+    from tools.ptx import prediction  # needs Triton
 
     with parser.refusing():
         file = RecordFile(options.json)
@@ -150,18 +151,18 @@ def _emulate(options: argparse.Namespace, parser: arguments.Parser) -> int:
     hosts: dict[tuple[str, int], float] = {}
     sizes = options.context or [8192, 32768], options.rows or [1, 16]
     backend = "triton" if options.backend == "auto" else options.backend
-    for op, context, rows in emulation.cases(*sizes, backend):
+    for op, context, rows in prediction.cases(*sizes, backend):
         if options.only and op not in options.only:
             continue
         if (op, rows) not in hosts:
             # Apart: a libcuda that does nothing is no company for NVRTC.
             with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as apart:
-                timing = apart.submit(emulation.host_microseconds, op, rows, backend)
+                timing = apart.submit(prediction.host_microseconds, op, rows, backend)
                 hosts[op, rows] = timing.result()
-        row = emulation.measure(options.emulate, op, context, rows, backend)
+        row = prediction.measure(options.emulate, op, context, rows, backend)
         file.add({**row, "host_microseconds": hosts[op, rows]})
-        print(emulation.line(of_kind(file.records, "emulated")[-1]), flush=True)
-    for text in emulation.verdicts(of_kind(file.records, "emulated")):
+        print(prediction.line(of_kind(file.records, "emulated")[-1]), flush=True)
+    for text in prediction.verdicts(of_kind(file.records, "emulated")):
         print(text)
     return 0
 

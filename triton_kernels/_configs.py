@@ -84,7 +84,7 @@ TABLE = {
     },
 }
 # Before 3.7, Triton lets wgmma and tcgen05 read what cp.async has written without the fence between
-# the two proxies (triton-lang/triton#9610; tests/ptx finds it). Below 64 rows it is mma.sync.
+# the two proxies (triton-lang/triton#9610; tools/ptx finds it). Below 64 rows it is mma.sync.
 UNFENCED = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7)
 # Left to itself, ptxas spills a few values here and there to reach a rounder register count.
 OPTIONS = {arch: {"maxnreg": 255} for arch in ("sm_80", "sm_90", "sm_100")}

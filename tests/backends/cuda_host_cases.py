@@ -5,13 +5,13 @@ import struct
 from dataclasses import replace
 from unittest import mock
 
+from tools.ptx import cuda_stub
+from tools.ptx.cuda_stub import recorded_cuda
+
 import specattn
 from specattn.backends import select, triton
 from specattn.backends.cuda import attention
 from tests.triton_kernels import host_cases
-
-from . import cuda_stub
-from .cuda_stub import recorded_cuda
 
 
 def places(device):

@@ -73,7 +73,7 @@ def test_numbers_are_divided_by_pages(size):
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_blocks_fit(arch):
-    from tests.ptx.cuda_launch import device
+    from tools.ptx.cuda_launch import device
 
     gpu = device(arch)
     for rows in (1, 16, 17, 32, 33, 64):

@@ -7,11 +7,10 @@ from itertools import count
 from unittest import mock
 
 import torch
+from tools.ptx.stub_driver import OnGPU, Recorded, on_gpu, stubbed
 
 import specattn
 from specattn.backends import select
-
-from .stub_driver import OnGPU, Recorded, on_gpu, stubbed
 
 HEADS, GROUP, D = 8, 5, 128
 

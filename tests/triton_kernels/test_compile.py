@@ -11,8 +11,7 @@ import pytest
 pytest.importorskip("triton")
 
 from specattn.triton_kernels._configs import UNFENCED
-
-from tests.triton_kernels.offline import VARIANTS
+from tools.ptx.offline import VARIANTS
 
 KIB = 1024
 # What an SM has, with 1 KiB for each program's own use on NVIDIA's.
@@ -32,7 +31,7 @@ def compiled(arch, which):
     environment = os.environ | {"TRITON_DEFAULT_FP_FUSION": "1"}
     environment.pop("TRITON_INTERPRET", None)
     run = subprocess.run(
-        [sys.executable, "-m", "tests.triton_kernels.offline", arch, which],
+        [sys.executable, "-m", "tools.ptx.offline", arch, which],
         cwd=Path(__file__).parents[2],
         env=environment,
         capture_output=True,

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from .faults import Fault, Unsupported
-from .floats import from_bf16, to_bf16
+from ..faults import Fault, Unsupported
+from ..floats import from_bf16, to_bf16
 from .snippets import execute, per_thread, pointer
 
 N = 64

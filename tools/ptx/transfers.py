@@ -168,7 +168,7 @@ ATOMIC = {
 
 
 def atomic(instruction, machine):
-    """atom and red: threads one after the other, in ascending order."""
+    """Atom and red: threads one after the other, in ascending order."""
     parts, operands = instruction.parts, list(instruction.operands)
     kind = parts[-1]
     operation = next((ATOMIC[p] for p in parts if p in ATOMIC), None)
@@ -316,7 +316,7 @@ def copy_wait(instruction, machine):
 
 
 def nothing(instruction, machine):
-    """An instruction without effect here, such as a hint to caches."""
+    """Decode an instruction without effect here, such as a hint to caches."""
     return lambda mask, active: None
 
 

@@ -10,23 +10,20 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[2]))  # the emulator lies among the tests
-
 from specattn.triton_kernels import _configs
-from tests.ptx.launch import Launched, emulated
-from tests.ptx.machine import Options
-from tests.triton_kernels.offline import resources
-from tests.triton_kernels.stub_driver import timed
 
 from specattn import ops
 from specattn.ops import cost
 from specattn.planning.machines import MACHINES
+
+from .launch import Launched, emulated
+from .machine import Options
+from .offline import resources
+from .stub_driver import timed
 
 Record = dict[str, Any]
 ARCHITECTURES = ("sm_80", "sm_90")
@@ -143,7 +140,7 @@ def measure(arch: str, op: str, context: int, T: int, backend: str = "triton") -
 def _emulated(backend: str, arch: str):
     if backend == "triton":
         return emulated(arch, Options(sample=True))
-    from tests.ptx.cuda_launch import emulated_cuda  # needs CuPy
+    from .cuda_launch import emulated_cuda  # needs CuPy
 
     return emulated_cuda(_of_cuda(arch), Options(sample=True))
 
@@ -155,7 +152,7 @@ def _of_cuda(arch: str) -> str:
 def _resources(launched: Launched) -> tuple[int, int, str]:
     if launched.compiled:
         return resources(launched.compiled)
-    from tests.ptx import cuda_build
+    from . import cuda_build
 
     arch = re.search(r"\.target (\w+)", launched.ptx)[1]
     units = "mma.sync" if "mma.sync" in launched.ptx else ""
@@ -223,7 +220,7 @@ def host_microseconds(
 def _timed(backend: str):
     if backend == "triton":
         return timed()
-    from tests.backends.cuda_stub import timed_cuda  # needs CuPy
+    from .cuda_stub import timed_cuda  # needs CuPy
 
     return timed_cuda()
 

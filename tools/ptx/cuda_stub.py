@@ -46,7 +46,7 @@ class Driver:
 @contextmanager
 def timed_cuda():
     """Let calls on CPU tensors take what they would take the host of a GPU."""
-    from tests.triton_kernels.stub_driver import native_libcuda
+    from .stub_driver import native_libcuda
 
     native_libcuda()
     with _serving(Driver(None)) as (driver, _):
@@ -56,7 +56,7 @@ def timed_cuda():
 @contextmanager
 def recorded_cuda():
     """Yield a `Driver` that serves tensors of `on_gpu` and records their launches."""
-    from tests.triton_kernels.stub_driver import empty_on_gpu
+    from .stub_driver import empty_on_gpu
 
     with _serving(Driver()) as (driver, replaced):
 

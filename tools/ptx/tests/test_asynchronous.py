@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from .bulk import TensorMap
-from .faults import Fault
-from .floats import from_bf16, to_bf16
-from .machine import Options
+from ..bulk import TensorMap
+from ..faults import Fault
+from ..floats import from_bf16, to_bf16
+from ..machine import Options
 from .snippets import execute, pointer
 
 RANDOM = np.random.default_rng(0)

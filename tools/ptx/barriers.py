@@ -84,7 +84,7 @@ def _numbers(operand, machine, threads):
 
 
 def barrier(instruction, machine):
-    """bar and barrier: sync and arrive, of all threads of a block or of a count of them."""
+    """Bar and barrier: sync and arrive, of all threads of a block or of a count of them."""
     parts, operands = instruction.parts, [*instruction.operands, None]
     parts = [part for part in parts if part not in ("cta", "aligned")]
     if parts[1:2] not in (["sync"], ["arrive"]) or len(parts) > 2:

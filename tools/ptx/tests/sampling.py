@@ -4,8 +4,8 @@ import torch
 
 import specattn
 
-from .launch import emulated
-from .machine import Options
+from ..launch import emulated
+from ..machine import Options
 
 
 def both():

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from .faults import Fault
-from .machine import Options
+from ..faults import Fault
+from ..machine import Options
 from .snippets import execute, pointer
 
 X = np.arange(64, dtype=np.uint32)
@@ -184,7 +184,7 @@ def test_collective_instructions_of_half_a_warp():
 
 
 def test_a_loop_without_end(monkeypatch):
-    monkeypatch.setattr("tests.ptx.machine.MAX_STEPS", 1000)
+    monkeypatch.setattr("tools.ptx.machine.MAX_STEPS", 1000)
     fault("deadlock", "HERE: bra HERE;")
 
 

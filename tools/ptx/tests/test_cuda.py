@@ -5,7 +5,8 @@ import pytest
 pytest.importorskip("triton")
 pytest.importorskip("cupy")
 
-from . import cuda_build, cuda_cases, mutate, selections
+from .. import cuda_build
+from . import cuda_cases, mutate, selections
 
 ARCHITECTURES = cuda_cases.ARCHITECTURES
 # Every case on one of the two; on both with the slow tests.

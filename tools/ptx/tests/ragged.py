@@ -1,10 +1,10 @@
 """Ragged queries in the emulator: the calls of `cases.py` whose requests differ in rows."""
 
 import torch
+from tests.ragged import lists_of, make_ragged
 
 import specattn
 from specattn import reference
-from tests.ragged import lists_of, make_ragged
 
 NAMES = {
     "ragged hybrid": "hybrid_tree_attention",

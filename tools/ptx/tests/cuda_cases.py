@@ -3,12 +3,12 @@
 import random
 
 import torch
-
-import specattn
 from tests.cases import make_problem
 
+import specattn
+
+from ..cuda_launch import emulated_cuda
 from .cases import SCHEDULES, Case, check
-from .cuda_launch import emulated_cuda
 
 ARCHITECTURES = ("sm_80", "sm_90a")
 HEAD_DIMS = (64, 80, 96, 128, 256)

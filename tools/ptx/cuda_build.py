@@ -1,6 +1,6 @@
 """What the CUDA C++ kernels take of a GPU: registers, spills, shared memory, as ptxas says.
 
-`python -m tests.ptx.cuda_build ARCH` builds all, prints a line for each, and how long NVRTC took.
+`python -m tools.ptx.cuda_build ARCH` builds all, prints a line for each, and how long NVRTC took.
 """
 
 import itertools

@@ -106,7 +106,7 @@ def _extreme(function, with_nan):
 
 
 def _multiply(instruction, machine, accumulate=False):
-    """mul and mad: low, high or wide half of integer products; floats plainly."""
+    """Mul and mad: low, high or wide half of integer products; floats plainly."""
     parts, kind = instruction.parts, instruction.parts[-1]
     if kind[0] not in "us":
         return elementwise(_fma if accumulate else np.multiply)(instruction, machine)

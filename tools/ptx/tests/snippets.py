@@ -4,9 +4,9 @@ import struct
 
 import numpy as np
 
-from .machine import Launch, Machine, Options
-from .memory import GlobalMemory
-from .parser import parse
+from ..machine import Launch, Machine, Options
+from ..memory import GlobalMemory
+from ..parser import parse
 
 REGISTERS = {1: "b16", 2: "b16", 4: "b32", 8: "b64"}
 

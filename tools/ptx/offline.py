@@ -1,6 +1,6 @@
 """Compiles what the launchers launch, for GPUs that are not here, and reads what it costs.
 
-`python -m tests.triton_kernels.offline ARCH [few | chosen | small | VARIANT]` prints one JSON
+`python -m tools.ptx.offline ARCH [few | chosen | small | VARIANT]` prints one JSON
 object per kernel: of some cases, of the small kernels, or of all sizes of a variant of attention.
 It runs in a process of its own because TRITON_INTERPRET, which other tests set, rules out
 compiling. Launches are recorded on meta tensors: no memory is needed and nothing runs.
@@ -162,6 +162,7 @@ def widths_of_copies(ptx):
 
 
 def meta(*shape, dtype):
+    """Return a tensor without memory."""
     return torch.empty(shape, dtype=dtype, device="meta")
 
 

@@ -96,7 +96,7 @@ def _to_pair(instruction, machine):
 
 
 def _convert_address(instruction, machine):
-    """cvta and cvta.to: generic addresses are those of a space plus where it begins."""
+    """Cvta and cvta.to: generic addresses are those of a space plus where it begins."""
     parts = instruction.parts
     space = next(p.split("::")[0] for p in parts[1:] if p != "to")
     offset = np.uint64(GENERIC.get(space, 0))

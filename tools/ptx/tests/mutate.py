@@ -1,19 +1,19 @@
 """What the emulator catches: break the compiled kernels in every place, one place at a time.
 
-`python -m tests.ptx.mutate [NAME ...]` removes each barrier, weakens each wait, removes each fence
-and drops each zero-fill of the kernels of some cases, and prints a table. A mutant is *caught* if
-it faults or its results are wrong. Otherwise it is *harmless*: its run has no two accesses that are
-unordered without the removed instruction, since races are found by happens-before and not by luck,
-and under two schedules it returns the same bits as the original.
+`python -m tools.ptx.tests.mutate [NAME ...]` removes each barrier, weakens each wait, removes each
+fence and drops each zero-fill of the kernels of some cases, and prints a table. A mutant is
+*caught* if it faults or its results are wrong. Otherwise it is *harmless*: its run has no two
+accesses that are unordered without the removed instruction, since races are found by happens-before
+and not by luck, and under two schedules it returns the same bits as the original.
 """
 
 import sys
 from collections import Counter
 from dataclasses import dataclass, replace
 
+from ..faults import Fault
+from ..machine import Options
 from .cases import Case, run
-from .faults import Fault
-from .machine import Options
 
 SCHEDULES = (Options(count=False), Options(count=False, copies="issue", warps=1, blocks=1))
 
@@ -138,7 +138,7 @@ def _target(name):
     """Return (architecture, case, what serves it instead of the Triton kernels)."""
     if name in TARGETS:
         return (*TARGETS[name], None)
-    from .cuda_launch import emulated_cuda  # needs CuPy
+    from ..cuda_launch import emulated_cuda  # needs CuPy
 
     return (*CUDA_TARGETS[name], emulated_cuda)
 

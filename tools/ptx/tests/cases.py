@@ -10,16 +10,16 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
 
 import torch
-
-import specattn
-from specattn import reference
 from tests import gumbel
 from tests.cases import assert_accurate, dense_attention, expected, make_problem
 from tests.writes import make_write
 
+import specattn
+from specattn import reference
+
+from ..launch import emulated
+from ..machine import Options
 from . import ragged
-from .launch import emulated
-from .machine import Options
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 

@@ -6,8 +6,8 @@ pytest.importorskip("triton")
 
 from specattn.triton_kernels._configs import UNFENCED
 
+from ..faults import Fault
 from . import cases, mutate
-from .faults import Fault
 
 ARCHITECTURES = ["sm_80", "sm_90"]
 

@@ -19,12 +19,12 @@ from triton.runtime.jit import JITFunction
 
 import specattn
 from specattn.backends import select
-from tests.triton_kernels.offline import TARGETS, compile_launch, warps_of
 
 from .bulk import TensorMap
 from .counts import Counts
 from .machine import Launch, Machine, Options
 from .memory import GlobalMemory, poison
+from .offline import TARGETS, compile_launch, warps_of
 from .parser import parse
 
 

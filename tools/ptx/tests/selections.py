@@ -11,8 +11,8 @@ from specattn import reference
 # The module, whose name its function has too.
 from specattn.backends.backend import function_named
 
-from .launch import emulated
-from .machine import Options
+from ..launch import emulated
+from ..machine import Options
 
 
 def problem(seed):
@@ -50,7 +50,7 @@ def check_cuda(arch, seeds):
     """Select with the CUDA kernel, keys held and read again; equality, or AssertionError."""
     from specattn.backends.cuda import selection
 
-    from .cuda_launch import emulated_cuda
+    from ..cuda_launch import emulated_cuda
 
     orders = (Options(count=False), Options(warps=1, blocks=seeds[0], count=False))
     for seed in seeds:

@@ -1,0 +1,1 @@
+"""Tools of this repository's own; none is installed."""

@@ -1,0 +1,1 @@
+"""The emulator's own tests, and our kernels executed in it."""

@@ -57,7 +57,7 @@ class SimulatedTarget(Target):
         prompts: Sequence[torch.Tensor],
         chunk_size: int,
         on_chunk: Callable[[int, int], None] | None = None,
-        on_features: Callable[[int, torch.Tensor], None] | None = None,
+        on_features: Callable[[int, Sequence[torch.Tensor]], None] | None = None,
     ) -> None:
         """Fill the cache with noise, and show noise as the features of every prompt."""
         self.cache.storage.normal_()
@@ -69,7 +69,7 @@ class SimulatedTarget(Target):
             rows = min(chunk_size, longest - start)
             self.cache.seqlens = lengths.clamp(max=start + rows).to(torch.int32)
             if on_features is not None:
-                on_features(start, noise.expand(len(prompts), rows, -1))
+                on_features(start, noise.expand(len(prompts), rows, -1).unbind())
 
 
 def bend(

@@ -106,24 +106,27 @@ def attend_everywhere():
 
 
 def attend_split():
-    """Return the largest error of this rank's share of a chunk's rows, for each kind of layer."""
+    """Return the largest error of this rank's share of ragged rows, for each kind of layer."""
     ranks = ContextParallel(block_size=BLOCK)
     cache = ContextCache(ranks, [None, 7], 2, 64, HK, D, dtype=torch.float64)
-    count = 37  # shares of 19: the last row of the second is nobody's
-    q, k, v = inputs(count)
-    share = -(-count // ranks.size)
+    count = sum(LENGTHS)
+    share = count // 2 + 1  # the first request's end comes second, and two rows are nobody's
     first = ranks.rank * share
-    filled = [torch.nn.functional.pad(x, (0, 0, 0, 0, 0, 1), value=7.0) for x in (q, k, v)]
-    own = [x[:, first : first + share] for x in filled]
-    causal, errors = torch.ones(count, count, dtype=torch.bool).tril(), []
+    q, k, v = (torch.cat([x[0], x[1, :5]]) for x in inputs(LENGTHS[0]))
+    padded = [torch.nn.functional.pad(x, (0, 0, 0, 0, 0, 2), value=7.0) for x in (q, k, v)]
+    own = [x[first : first + share] for x in padded]
+    requests = torch.tensor([0] * 37 + [1] * 5)
+    positions = torch.cat([torch.arange(37), torch.arange(5)])
+    rows = rows_of(cache, count)
+    rows.slots, rows.max_seqlen = (requests, positions), max(LENGTHS)
+    ragged = {"cu_seqlens_q": torch.tensor([0, 37, 42], dtype=torch.int32), "max_seqlen_q": 37}
+    distance = positions[:, None] - positions
+    causal, errors = (requests[:, None] == requests) & (distance >= 0), []
     for layer, window in enumerate((None, 7)):
-        visible = causal if window is None else causal & ~causal.tril(-window)
-        out = cache.attend_split(NewHeads(layer, *own, rows_of(cache, count)), first, window=window)
-        last = min(first + share, count)
-        errors += [
-            error(out[b, : last - first], dense(q[b], k[b], v[b], visible)[first:last])
-            for b in (0, 1)
-        ]
+        visible = causal if window is None else causal & (distance < window)
+        out = cache.attend_split(NewHeads(layer, *own, rows), first, window=window, **ragged)
+        expected = dense(q, k, v, visible)[first : first + share]
+        errors.append(error(out[: len(expected)], expected))
     return max(errors)
 
 

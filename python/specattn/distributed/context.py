@@ -147,32 +147,41 @@ class ContextCache(KVCache):
         new: NewHeads,
         first: int,
         *,
+        cu_seqlens_q: torch.Tensor,
         window: int | None = None,
         sinks: torch.Tensor | None = None,
         **options: Any,
     ) -> torch.Tensor:
-        """Attend from this rank's share of the rows of a causal chain, [B, share, heads, D].
+        """Attend from this rank's share of ragged rows, causal chains: [share, heads, D].
 
         `new` has that share. All are equally large, this one begins at `first`; what lies behind
-        the chain's end means nothing. Queries, keys and values of all are exchanged first.
+        the last row means nothing. Queries, keys and values of all are exchanged first.
         """
         layer, q, k, v, rows = new
-        count, share = rows.slots[1].shape[1], q.shape[1]
+        count, share = len(rows.slots[1]), len(q)
         own = slice(min(first, count), min(first + share, count))
         if self._sliding[layer]:
             number = self.place(layer)
             keys, values = self._all_rows(count, k, v)
             self.whole.write(number, keys, values, rows.slots)
+            if own.start == own.stop:
+                return torch.zeros_like(q)
+            # To a row here, those of its request in earlier shares are a prefix like any other.
+            begin, end = cu_seqlens_q[:-1], cu_seqlens_q[1:]
+            prefix = rows.prefix + (end.clamp(max=own.start) - begin).clamp_min(0)
             k_cache, v_cache = (x[:, : rows.max_seqlen] for x in self.whole.layer(number))
-            read = (q, k_cache, v_cache, rows.prefix + own.start, k, v)
-            return hybrid_tree_attention(*read, window=window, sinks=sinks, **options)[0]
-        q_all, k_all, v_all = self._all_rows(count, q, k, v)
-        every = NewHeads(layer, q_all, k_all, v_all, rows)
-        outs, lses = self._states(every, sinks, options)
-        if own.start == own.stop:
-            return torch.zeros_like(q)
-        out, _ = merge_states(outs[:, :, own], lses[:, :, own])
-        return pad(out, (0, 0, 0, 0, 0, share - out.shape[1]))
+            options["cu_seqlens_q"] = cu_seqlens_q.clamp(own.start, own.stop) - own.start
+            q, k, v = (x[: own.stop - own.start] for x in (q, k, v))
+            read = (q, k_cache, v_cache, prefix, k, v)
+            out, _ = hybrid_tree_attention(*read, window=window, sinks=sinks, **options)
+        else:
+            q_all, k_all, v_all = self._all_rows(count, q, k, v)
+            options["cu_seqlens_q"] = cu_seqlens_q
+            outs, lses = self._states(NewHeads(layer, q_all, k_all, v_all, rows), sinks, options)
+            if own.start == own.stop:
+                return torch.zeros_like(q)
+            out = merge_states(outs[:, None, own], lses[:, None, own])[0][0]
+        return pad(out, (0, 0, 0, 0, 0, share - len(out)))
 
     def attend_and_collect(
         self, new: NewHeads, *, sinks: torch.Tensor | None = None, **options: Any
@@ -351,9 +360,8 @@ class ContextCache(KVCache):
         return _Placed(slots, self.dealing.held(rows.prefix), unseen)
 
     def _all_rows(self, count: int, *own: torch.Tensor) -> list[torch.Tensor]:
-        """Return the rows [B, count, ...] of which every rank has a share."""
-        parts = self.ranks.gather("rows", *own)
-        return [part.movedim(0, 1).flatten(1, 2)[:, :count] for part in parts]
+        """Return the rows [count, ...] of which every rank has a share."""
+        return [part.flatten(0, 1)[:count] for part in self.ranks.gather("rows", *own)]
 
     def _states(self, new: NewHeads, sinks: torch.Tensor | None, options: dict[str, Any]) -> State:
         """Store new keys and values; return the states of all ranks, [ranks, B, T, ...]."""

@@ -60,6 +60,36 @@ def test_a_tree_gets_the_logits_of_its_paths(family):
     torch.testing.assert_close(head(result.features), result.logits)
 
 
+@pytest.mark.parametrize("chunk_size", [8, 64])
+@pytest.mark.parametrize("family", ["llama", "qwen3-sliding"])
+def test_a_prefill_computes_the_rows_of_the_prompts_and_no_other(family, chunk_size):
+    model, texts = tiny_model(family), prompts([30, 0, 1, 19])
+    target, rows, shown = Target(model, batch=4, capacity=40), {}, [[], [], [], []]
+
+    def count(module, given):
+        rows[module] = rows.get(module, 0) + given[0].shape[:-1].numel()
+
+    def keep(start, features):
+        assert start == sum(map(len, shown[0]))
+        for own, new in zip(shown, features, strict=True):
+            own.append(new)
+
+    hooks = [
+        module.register_forward_pre_hook(count)
+        for module in model.base_model.modules()
+        if isinstance(module, torch.nn.Linear)
+    ]
+    with torch.no_grad():
+        target.prefill(texts, chunk_size, on_features=keep)
+        for hook in hooks:
+            hook.remove()
+        assert set(rows.values()) == {sum(map(len, texts))}
+        assert target.cache.seqlens.tolist() == [len(text) for text in texts]
+        for text, own in zip(texts, map(torch.cat, shown), strict=True):
+            alone = model.base_model(text[None]).last_hidden_state[0] if len(text) else own
+            torch.testing.assert_close(own, alone)
+
+
 def queries_and_keys(model, ids):
     """Return what every layer's attention gets: q [1, Hq, L, D] and k [1, Hk, L, D]."""
     seen = []

@@ -99,7 +99,7 @@ class Drafter:
 
     capture: CaptureSpec = NO_CAPTURE
 
-    def on_prefill(self, start: int, features: torch.Tensor) -> None:
+    def on_prefill(self, start: int, features: Sequence[torch.Tensor]) -> None:
         """Learn from a chunk of the prompts; called as `Target.prefill` calls ``on_features``."""
 
     def propose(self, root: torch.Tensor) -> Draft:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import repeat
 from typing import Any
 
@@ -64,7 +64,7 @@ def prefill(
     prompts: list[torch.Tensor],
     chunk_size: int = CHUNK_SIZE,
     on_prefill: OnPrefill | None = None,
-    on_features: Callable[[int, torch.Tensor], None] | None = None,
+    on_features: Callable[[int, Sequence[torch.Tensor]], None] | None = None,
 ) -> None:
     """Prefill all tokens of each prompt but the last.
 

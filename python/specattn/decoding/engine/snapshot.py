@@ -62,7 +62,9 @@ class PromptSnapshot:
         self.prefix = len(prompts[0]) - 1
         self._rows = target.cache.storage
         self._copy: torch.Tensor | None = None
-        self._features: list[tuple[int, torch.Tensor]] | None = [] if keep_features else None
+        self._features: list[tuple[int, Sequence[torch.Tensor]]] | None = (
+            [] if keep_features else None
+        )
         self.prefill_seconds = self._prefill()
 
     def restore(self) -> None:
@@ -132,7 +134,7 @@ class PromptSnapshot:
             # A drafter looks at the cache as it was behind each chunk.
             seqlens = target.cache.seqlens
             for start, features in self._features or ():
-                target.cache.seqlens = seqlens.clamp(max=start + features.shape[1])
+                target.cache.seqlens = seqlens.clamp(max=start + len(features[0]))
                 drafter.on_prefill(start, features)
             target.cache.seqlens = seqlens
             on_round = announcing(None, on_tokens)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
@@ -146,11 +146,13 @@ class Target(CachedModel):
         """Return a clock by which something may be decided: the same on all ranks."""
         return Clock(self.device) if self.lockstep is None else self.lockstep.clock(self.device)
 
-    def prefill_chunk(self, tokens: torch.Tensor, end: int, wanted: bool) -> torch.Tensor:
+    def prefill_chunk(
+        self, tokens: torch.Tensor, counts: Sequence[int], start: int, wanted: bool
+    ) -> Sequence[torch.Tensor]:
         """Run a chunk of the prompts, its rows divided over the ranks of a dealt cache."""
-        if isinstance(self.cache, ContextCache):
-            return split_features(self, tokens, end, wanted=wanted)
-        return super().prefill_chunk(tokens, end, wanted)
+        dealt = isinstance(self.cache, ContextCache)
+        run = split_features if dealt else CachedModel.prefill_chunk
+        return run(self, tokens, counts, start, wanted)
 
     def verify(self, tree: Tree, tokens: torch.Tensor, **options: Any) -> Verification:
         """Run a tree behind what is committed, as `CachedModel.verify`; ranks compare it first."""

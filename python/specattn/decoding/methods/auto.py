@@ -188,7 +188,7 @@ class _AutoDrafter(Drafter):
         self.name: str | None = None  # whose round it is
         self.own: list[bool] = []  # the requests that it drafts for
 
-    def on_prefill(self, start: int, features: torch.Tensor) -> None:
+    def on_prefill(self, start: int, features: Sequence[torch.Tensor]) -> None:
         for drafter in self.drafters.values():
             drafter.on_prefill(start, features)
 

@@ -8,6 +8,7 @@ Acceleration Framework with Multiple Decoding Heads*, arXiv 2401.10774.)
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -124,11 +125,10 @@ class _MedusaDrafter(Drafter):
         shape = (target.cache.batch_size, heads.config.hidden_size)
         self.features = torch.zeros(shape, dtype=target.model.dtype, device=target.device)
 
-    def on_prefill(self, start: int, features: torch.Tensor) -> None:
+    def on_prefill(self, start: int, features: Sequence[torch.Tensor]) -> None:
         """Keep the features of every prompt's last token but one, in whichever chunk it is."""
-        last = self.target.cache.seqlens.long() - 1 - start
-        inside = (last >= 0)[:, None]
-        self.features = torch.where(inside, _rows(features, last.clamp_min(0)), self.features)
+        before = zip(features, self.features, strict=True)
+        self.features = torch.stack([own[-1] if len(own) else last for own, last in before])
 
     def propose(self, root: torch.Tensor) -> Draft:
         depth = min(len(self.widths), self.sequences.draft_depth)

@@ -8,6 +8,7 @@ Position Specialist Generates Better Draft for Speculative Decoding*, and EAGLE-
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -111,7 +112,7 @@ class _PosSDrafter(Drafter):
         self.watch = Stopwatch(device)
         self.root_alone = Tree.chain(0, device=device)
 
-    def on_prefill(self, start: int, features: torch.Tensor) -> None:
+    def on_prefill(self, start: int, features: Sequence[torch.Tensor]) -> None:
         self.block.on_prefill(start, features)
 
     def propose(self, root: torch.Tensor) -> Draft:

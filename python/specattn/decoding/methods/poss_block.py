@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache, partial
 from itertools import accumulate
 from typing import Any
@@ -72,7 +73,6 @@ class SpecialistBlock:
             for tokens in (cache.capacity + MOST_PENDING, nodes)
         )
         lengths = torch.tensor(self.sequences.lengths, device=target.device)[:, None]
-        self.last_pair = lengths - 2
         # A prompt of one token has no pair: its root is drafted from without a feature.
         first = target.embed(self.sequences.tokens_at(torch.zeros_like(lengths)))
         self.root = fuse(TORCH, drafter, first, torch.zeros_like(first))
@@ -86,14 +86,18 @@ class SpecialistBlock:
         # Rows of the tree further back than the window are left out by torch's operators alone.
         self.growing = self.programs if window is None or window >= depth else Direct()
 
-    def on_prefill(self, start: int, features: torch.Tensor) -> None:
+    def on_prefill(self, start: int, features: Sequence[torch.Tensor]) -> None:
         """Add the pairs of a chunk of the prompts, as `Drafter.on_prefill` is given it."""
-        steps = torch.arange(features.shape[1], device=features.device).expand(len(features), -1)
-        tokens = self.sequences.tokens_at(steps + start + 1)
-        first = torch.full_like(self.target.cache.seqlens, start)
-        x = self._remember(TORCH, tokens, features, first, steps.int())
-        here = (self.last_pair >= start) & (self.last_pair < start + features.shape[1])
-        self.root = torch.where(here[..., None], _row(x, self.last_pair - start), self.root)
+        for request, own in enumerate(features):
+            if not len(own):
+                continue
+            where = slice(request, request + 1)
+            text = self.sequences.text(self.sequences.active[request])
+            tokens = text[start + 1 :][: len(own)][None].to(own.device)
+            first = torch.full_like(self.target.cache.seqlens[where], start)
+            steps = torch.arange(len(own), dtype=torch.int32, device=own.device)[None]
+            x = self._remember(TORCH, tokens, own[None], first, steps, self.text[:, :, where])
+            self.root[where] = x[:, -1:]
 
     def grow(self, root: torch.Tensor, width: int, depth: int) -> Candidates:
         """Return all that is scored behind `root`, int64 [B], while EAGLE-2's trees grow.
@@ -174,6 +178,7 @@ class SpecialistBlock:
         features: torch.Tensor,
         start: torch.Tensor,
         steps: torch.Tensor,
+        text: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Store keys and values of pairs of the text under all specialists; return them fused.
 
@@ -186,11 +191,14 @@ class SpecialistBlock:
             Position of the first pair; all are stored in one row from there on.
         steps : Tensor, int32 [B, T]
             How far behind that each lies.
+        text : Tensor [layers, 2, B, N, Hk, D], optional
+            Where to store them, by default in the text of the first B requests.
         """
+        memory = self.text[:, :, : len(tokens)] if text is None else text
         x = fuse(ops, self.drafter, ops.embed(tokens, self.target.embed), features)
         place = Place(*self.angles, start, steps)
         for layer in range(self.drafter.config.layers):
-            store = Store(self.text[layer, :, : len(tokens)])
+            store = Store(memory[layer])
             keys_and_values(ops, self.drafter, layer, x, place, store)
         return x
 

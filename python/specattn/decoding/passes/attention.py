@@ -11,9 +11,10 @@ callback, does what the model's own implementation does: nothing is switched bac
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
@@ -106,7 +107,7 @@ class Selection(NamedTuple):
 
 @dataclass
 class Pass:
-    """The plan of one call of the model: T new rows per request, stored behind a prefix.
+    """The plan of one call of the model: new rows per request, stored behind a prefix.
 
     Attributes
     ----------
@@ -114,7 +115,7 @@ class Pass:
     windows : list of (int or None)
         Sliding window of each layer.
     rows : int
-        T.
+        T, of each request; with `counts` the most.
     prefix : Tensor, int32 [B]
         Cached tokens that every row may see.
     max_seqlen : int
@@ -128,6 +129,9 @@ class Pass:
         What full-attention layers attend to instead of the whole cache.
     reuse_buffers : bool
         Whether what it hands out may lie where the next pass writes.
+    counts : sequence of int, or None
+        Makes the rows ragged: of each request so many, a causal chain, all of them side by side in
+        one row of the model, [1, total].
     """
 
     cache: KVCache
@@ -142,15 +146,32 @@ class Pass:
     queries: torch.Tensor | None = None
     selector: KVSelector | None = None
     reuse_buffers: bool = False
+    counts: Sequence[int] | None = None
 
     @cached_property
     def slots(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Where the new rows go (`KVCache.slots_behind`)."""
-        return self.cache.slots_behind(self.prefix, self.rows)
+        """Where the new rows go (`KVCache.slots_behind`); of ragged rows int64 [total] each."""
+        if self.counts is None:
+            return self.cache.slots_behind(self.prefix, self.rows)
+        device = self.prefix.device
+        counts = torch.tensor(self.counts, device=device)
+        requests = torch.arange(len(counts), device=device)
+        requests = requests.repeat_interleave(counts, output_size=sum(self.counts))
+        first = (self.prefix - self.cu_seqlens[:-1])[requests]
+        return requests, first + torch.arange(len(requests), device=device)
+
+    @cached_property
+    def cu_seqlens(self) -> torch.Tensor:
+        """Where each request's ragged rows begin, then their number: int32 [B + 1]."""
+        assert self.counts is not None
+        bounds = list(accumulate(self.counts, initial=0))
+        return torch.tensor(bounds, dtype=torch.int32, device=self.prefix.device)
 
     @property
     def positions(self) -> torch.Tensor:
-        """Of the new rows in the text, int64 [B, T]: siblings of a tree share one."""
+        """Of the new rows in the text, int64 [B, T] or [1, total]: siblings of a tree share one."""
+        if self.counts is not None:
+            return self.slots[1][None]
         if self.depths is None:
             return self.slots[1]
         return (self.prefix[:, None] + self.depths).long()
@@ -163,11 +184,16 @@ class Pass:
     def attend(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any
     ) -> torch.Tensor:
-        """Store the new keys and values of a layer and attend: all [B, T, heads, D].
+        """Store the new keys and values of a layer and attend: [B, T, heads, D] or [1, total, ..].
 
         `options` are ``softmax_scale``, ``softcap`` and ``sinks`` of the primitives.
         """
-        cache, window, new = self.cache, self.windows[layer], NewHeads(layer, q, k, v, self)
+        cache, window = self.cache, self.windows[layer]
+        if self.counts is not None:
+            new = NewHeads(layer, q[0], k[0], v[0], self)
+            options |= {"cu_seqlens_q": self.cu_seqlens, "max_seqlen_q": self.rows}
+            return cache.attend(new, window=window, **options)[0][None]
+        new = NewHeads(layer, q, k, v, self)
         if window is not None:
             return cache.attend(new, window=window, **options)[0]
         full_layer = self.windows[:layer].count(None)

@@ -54,11 +54,9 @@ class CachedModel:
         prompts: Sequence[torch.Tensor],
         chunk_size: int,
         on_chunk: Callable[[int, int], None] | None = None,
-        on_features: Callable[[int, torch.Tensor], None] | None = None,
+        on_features: Callable[[int, Sequence[torch.Tensor]], None] | None = None,
     ) -> None:
         """Fill the empty cache with one prompt per request, `chunk_size` tokens of each at a time.
-
-        Requests that end before a chunk does compute rows that nobody reads.
 
         Parameters
         ----------
@@ -68,26 +66,33 @@ class CachedModel:
         on_chunk : callable, optional
             ``on_chunk(done, total)``, before the first chunk and after each, in tokens.
         on_features : callable, optional
-            ``on_features(start, features)`` after each chunk: features [B, rows, H] of tokens
-            ``start, start + 1, ...``; rows at or beyond a request's ``cache.seqlens`` mean nothing.
+            ``on_features(start, features)`` after each chunk: of every request the features
+            [rows, H] of its tokens ``start, start + 1, ...``, none where its prompt has ended.
         """
-        lengths = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
-        total, longest = sum(map(len, prompts)), max(map(len, prompts))
-        padded = torch.nn.utils.rnn.pad_sequence(list(prompts), batch_first=True).to(self.device)
+        lengths = [len(prompt) for prompt in prompts]
+        total, longest = sum(lengths), max(lengths)
         for start in range(0, longest, chunk_size):
             if on_chunk is not None:
-                on_chunk(sum(min(len(prompt), start) for prompt in prompts), total)
-            end = min(start + chunk_size, longest)
-            features = self.prefill_chunk(padded[:, start:end], end, on_features is not None)
-            self.cache.seqlens = lengths.clamp(max=end).to(torch.int32)
+                on_chunk(sum(min(length, start) for length in lengths), total)
+            parts = [prompt[start : start + chunk_size] for prompt in prompts]
+            tokens, counts = torch.cat(parts).to(self.device), [len(part) for part in parts]
+            features = self.prefill_chunk(tokens, counts, start, on_features is not None)
+            done = [min(length, start + chunk_size) for length in lengths]
+            self.cache.seqlens = torch.tensor(done, dtype=torch.int32, device=self.device)
             if on_features is not None:
                 on_features(start, features)
         if on_chunk is not None:
             on_chunk(total, total)
 
-    def prefill_chunk(self, tokens: torch.Tensor, end: int, wanted: bool) -> torch.Tensor:
-        """Run a chunk [B, rows] that ends before position `end`; return features if `wanted`."""
-        return self.runner.features(self.plan(tokens.shape[1], max_seqlen=end), tokens)
+    def prefill_chunk(
+        self, tokens: torch.Tensor, counts: Sequence[int], start: int, wanted: bool
+    ) -> Sequence[torch.Tensor]:
+        """Run a part of every prompt from `start` on, side by side; return features if `wanted`."""
+        plan = self.plan(max(counts), max_seqlen=start + max(counts))
+        if min(counts) == max(counts):
+            return self.runner.features(plan, tokens.view(len(counts), -1)).unbind()
+        plan.counts = counts
+        return self.runner.features(plan, tokens[None])[0].split(list(counts))
 
     def verify(
         self,

@@ -2,10 +2,10 @@
 
 Random tokens go through its own eager attention and through ours.
 
-Two requests of unequal lengths are prefilled in chunks, so that some rows are padding, and a tree
-is verified behind them. The model itself sees every path of the tree as a text of its own, whole
-and causal: its masks are its own, and owe nothing to ours. Sliding windows are made short enough
-for both to slide; texts longer than a real window would take too long.
+Two requests of unequal lengths are prefilled in chunks, and a tree is verified behind them. The
+model itself sees every path of the tree as a text of its own, whole and causal: its masks are its
+own, and owe nothing to ours. Sliding windows are made short enough for both to slide; texts longer
+than a real window would take too long.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -178,14 +179,14 @@ def _with_short_windows(model: PreTrainedModel) -> Any:
 class _Witnessed(Pass):
     """A pass which keeps what each layer attended to, whatever window the model names."""
 
-    seen: dict[int, list[torch.Tensor]] = field(default_factory=dict)
+    seen: dict[int, list[Sequence[torch.Tensor]]] = field(default_factory=dict)
 
     def has_window(self, layer: int, window: int | None) -> bool:
         return window is None or self.windows[layer] is not None
 
     def attend(self, layer: int, *heads: Any, **options: Any) -> torch.Tensor:
         out = super().attend(layer, *heads, **options)
-        self.seen[layer].append(out)
+        self.seen[layer].append(out[0].split(list(self.counts)) if self.counts else out.unbind())
         return out
 
 
@@ -195,7 +196,7 @@ class _Probe(CachedModel):
     def __init__(self, model: PreTrainedModel):
         windows = windows_of(model.config, sys.maxsize)
         windows = [None if window is None else min(window, _WINDOW) for window in windows]
-        self.seen: dict[int, list[torch.Tensor]] = defaultdict(list)
+        self.seen: dict[int, list[Sequence[torch.Tensor]]] = defaultdict(list)
         layers, kv_heads, head_dim = cache_shape(model.config)
         if (ranks := Model.ranks_of(model)) is not None:
             _, kv_heads = ranks.heads(model.config.num_attention_heads, kv_heads)
@@ -210,19 +211,18 @@ class _Probe(CachedModel):
 def _by_ours(model: PreTrainedModel, tokens: torch.Tensor) -> _Rows:
     """Prefill both requests in chunks and verify a tree."""
     probe = _Probe(model)
-    features: list[torch.Tensor] = []
+    features: list[Sequence[torch.Tensor]] = []
     prompts = [row[:n] for row, n in zip(tokens, _LENGTHS, strict=True)]
     probe.prefill(prompts, _CHUNK, on_features=lambda _, rows: features.append(rows))
     drafted = torch.stack(
         [row[n:][: len(_PARENTS)] for row, n in zip(tokens, _LENGTHS, strict=True)]
     )
     verified = probe.verify(Tree(list(_PARENTS)), drafted)
-    logits = probe.logits_of(torch.cat([*features, verified.features], 1))
-    attended = [torch.cat(probe.seen[n], 1) for n in range(len(probe.windows))]
-    return _Rows(_compared(logits), [_compared(x) for x in attended])
+    logits = probe.logits_of(_by_request([*features, verified.features.unbind()]))
+    attended = [_by_request(probe.seen[n]) for n in range(len(probe.windows))]
+    return _Rows(logits, attended)
 
 
-def _compared(rows: torch.Tensor) -> torch.Tensor:
-    """Return the rows of every request's tokens, without padding."""
-    longest = max(_LENGTHS)
-    return torch.cat([torch.cat([x[:n], x[longest:]]) for x, n in zip(rows, _LENGTHS, strict=True)])
+def _by_request(passes: list[Sequence[torch.Tensor]]) -> torch.Tensor:
+    """Return the rows of all passes, given by request: those of the first request come first."""
+    return torch.cat([rows for own in zip(*passes, strict=True) for rows in own])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -16,9 +17,9 @@ from specattn.kv_cache import NewHeads
 
 @dataclass
 class SplitPass(Pass):
-    """A causal chain of which this rank runs `share` rows from `first` on.
+    """Ragged rows of which this rank runs `share` from `first` on.
 
-    Those at or beyond `rows` fill up the shares, and mean nothing.
+    What lies behind them fills up the shares, and means nothing.
     """
 
     first: int = 0
@@ -26,32 +27,32 @@ class SplitPass(Pass):
 
     @property
     def positions(self) -> torch.Tensor:
-        """Of this rank's rows, int64 [B, share]."""
-        own = torch.arange(self.first, self.first + self.share, device=self.prefix.device)
-        return self.prefix[:, None] + own
+        """Of this rank's rows, int64 [1, share]."""
+        own = self.slots[1][self.first :][: self.share]
+        return pad(own, (0, self.share - len(own)))[None]
 
     def attend(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any
     ) -> torch.Tensor:
         """Store the new keys and values of all ranks' rows, and attend from this rank's."""
-        options["window"] = self.windows[layer]
-        cache = cast(ContextCache, self.cache)
-        return cache.attend_split(NewHeads(layer, q, k, v, self), self.first, **options)
+        options |= {"cu_seqlens_q": self.cu_seqlens, "max_seqlen_q": self.rows}
+        cache, new = cast(ContextCache, self.cache), NewHeads(layer, q[0], k[0], v[0], self)
+        return cache.attend_split(new, self.first, window=self.windows[layer], **options)[None]
 
 
 def split_features(
-    target: CachedModel, tokens: torch.Tensor, max_seqlen: int, wanted: bool
-) -> torch.Tensor:
-    """Run a chunk [B, rows] behind what is cached; return its features if they are wanted."""
-    cache = cast(ContextCache, target.cache)
-    ranks, rows = cache.ranks, tokens.shape[1]
-    share = -(-rows // ranks.size)
+    target: CachedModel, tokens: torch.Tensor, counts: Sequence[int], start: int, wanted: bool
+) -> Sequence[torch.Tensor]:
+    """Do what `CachedModel.prefill_chunk` does; features that nobody wants stay where they are."""
+    cache, total = cast(ContextCache, target.cache), len(tokens)
+    ranks, rows = cache.ranks, max(counts)
+    share = -(-total // ranks.size)
     first = ranks.rank * share
-    behind = cache.seqlens, max_seqlen
-    plan = SplitPass(cache, target.windows, rows, *behind, first=first, share=share)
-    own = pad(tokens, (0, share * ranks.size - rows))[:, first : first + share]
-    features = target.runner.features(plan, own)
+    behind = (rows, cache.seqlens, start + rows)
+    plan = SplitPass(cache, target.windows, *behind, counts=counts, first=first, share=share)
+    own = pad(tokens, (0, share * ranks.size - total))[first : first + share]
+    features = target.runner.features(plan, own[None])[0]
     if not wanted:
-        return features
+        return ()
     (parts,) = ranks.gather("features", features)
-    return parts.movedim(0, 1).flatten(1, 2)[:, :rows]
+    return parts.flatten(0, 1)[:total].split(list(counts))

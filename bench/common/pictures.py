@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from .tables import size
+
 Panel = tuple[str, Callable[[Any], None]]
 """A title, and what draws on the axes of matplotlib."""
 
@@ -52,6 +54,13 @@ def draw(
     figure.savefig(path, dpi=90)
     pyplot.close(figure)
     return [path]
+
+
+def logarithmic(axes: Any, contexts: Sequence[int]) -> None:
+    """Draw both axes as logarithms, with a tick for each context."""
+    axes.set(xscale="log", yscale="log")
+    axes.set_xticks(contexts, [size(n) for n in contexts])
+    axes.set_xticks([], minor=True)
 
 
 def _add_legends(figure: Any, grid: Any) -> None:

@@ -25,6 +25,11 @@ def size(tokens: int) -> str:
     return f"{tokens // 1024}k" if tokens % 1024 == 0 else str(tokens)
 
 
+def or_dash(value: float | None, form: str = "{:.2f}", scale: float = 1) -> str:
+    """Return a figure as text, and a dash where there is none."""
+    return "-" if value is None else form.format(scale * value)
+
+
 class Progress:
     """One line on a terminal, which says what runs, how much is done and how long all will take."""
 

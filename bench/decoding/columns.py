@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from common.records import Record
-from common.tables import aligned, size
+from common.tables import aligned, or_dash, size
 
 from .cases import PLAIN, TRANSFORMERS
 from .peers.engines import ENGINES
@@ -99,7 +99,7 @@ def differences(records: Sequence[Record]) -> str:
 
 
 def _over(record: Record, baseline: str) -> str:
-    return _or_dash((record.get("speedup") or {}).get(baseline), "{:.2f}")
+    return or_dash((record.get("speedup") or {}).get(baseline))
 
 
 def _part(name: str) -> Callable[[Record], str]:
@@ -125,7 +125,7 @@ def _alpha(record: Record) -> str:
 
 def _beta(record: Record) -> str:
     """Return the share of a draft's levels that an n-gram had offered and that was accepted."""
-    return _or_dash(record["details"].get("n-gram acceptance, beta"), "{:.2f}")
+    return or_dash(record["details"].get("n-gram acceptance, beta"))
 
 
 def _distinct(*orders: int) -> Callable[[Record], str]:
@@ -165,13 +165,9 @@ def _split(record: Record) -> str:
     )
 
 
-def _or_dash(value: float | None, form: str, scale: float = 1) -> str:
-    return "-" if value is None else form.format(scale * value)
-
-
 COLUMNS: dict[str, Callable[[Record], str]] = {
     "B": lambda record: str(record["batch"]),
-    "agrees": lambda record: _or_dash(
+    "agrees": lambda record: or_dash(
         record["details"].get("model ranks the reference first"), "{:.0%}"
     ),
     "T": lambda record: f"{record['temperature']:g}",
@@ -179,15 +175,15 @@ COLUMNS: dict[str, Callable[[Record], str]] = {
     "±": lambda record: f"{record['tokens_per_second']['spread']:.0%}",
     "x plain": lambda record: _over(record, PLAIN),
     "x hf": lambda record: _over(record, TRANSFORMERS),
-    "tau": lambda record: _or_dash(record["tau"], "{:.2f}"),
-    "accepted": lambda record: _or_dash(record["tau_without_bonus"], "{:.2f}"),
+    "tau": lambda record: or_dash(record["tau"]),
+    "accepted": lambda record: or_dash(record["tau_without_bonus"]),
     "draft/target/accept": _split,
-    "ms/round": lambda record: _or_dash(
+    "ms/round": lambda record: or_dash(
         record["round_seconds"] and record["round_seconds"]["total"], "{:.1f}", 1e3
     ),
-    "prefill": lambda record: _or_dash(record["prefill_seconds"], "{:.2f} s"),
-    "first token": lambda record: _or_dash(record["first_token_seconds"], "{:.2f} s"),
-    "peak": lambda record: _or_dash(record["peak_bytes"], "{:.2f} GiB", 2**-30),
+    "prefill": lambda record: or_dash(record["prefill_seconds"], "{:.2f} s"),
+    "first token": lambda record: or_dash(record["first_token_seconds"], "{:.2f} s"),
+    "peak": lambda record: or_dash(record["peak_bytes"], "{:.2f} GiB", 2**-30),
     "same text": _same_text,
     "given all before, %": lambda record: " ".join(
         f"{100 * rate:.0f}" for rate in record["conditional_acceptance"]
@@ -207,7 +203,7 @@ COLUMNS: dict[str, Callable[[Record], str]] = {
     "tree building": lambda record: (
         f"{drafting(record).get('tree', 0.0) / record['round_seconds']['total']:.1%}"
     ),
-    "peak MiB": lambda record: _or_dash(record["peak_bytes"], "{:.0f}", 2**-20),
+    "peak MiB": lambda record: or_dash(record["peak_bytes"], "{:.0f}", 2**-20),
 }
 """What a table shows of a row: "alpha" and "beta" are TokenSwift's, "D1" to "D4" Distinct-n."""
 FULL = (

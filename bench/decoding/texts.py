@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ class Files:
             if not path.is_file():
                 raise ValueError(f"--prompt: {path} is not a file")
         self.tokenizer, self.files = tokenizer, list(files)
+        self._tokens: dict[Path, list[int]] = {}
 
     def prompts(self, number: int, context: int, batch: int) -> list[torch.Tensor]:
         """Return `batch` prompts; raises ValueError where all files together are too short."""
@@ -34,7 +34,7 @@ class Files:
         for step in range(len(self.files)):
             if len(tokens) >= context:
                 break
-            tokens += self._tokens[(first + step) % len(self.files)]
+            tokens += self._read(self.files[(first + step) % len(self.files)])
         if len(tokens) < context:
             raise ValueError(
                 f"--context: the files hold {len(tokens)} tokens, fewer than {context}; give more "
@@ -42,15 +42,14 @@ class Files:
             )
         return torch.tensor(tokens[:context])
 
-    @cached_property
-    def _tokens(self) -> list[list[int]]:
-        texts = []
-        for path in self.files:
+    def _read(self, path: Path) -> list[int]:
+        if path not in self._tokens:
             try:
-                texts.append(path.read_text(encoding="utf-8"))
+                text = path.read_text(encoding="utf-8")
             except UnicodeDecodeError:
                 raise ValueError(f"--prompt: {path} is not UTF-8 text") from None
-        return [self.tokenizer(text)["input_ids"] for text in texts]
+            self._tokens[path] = self.tokenizer(text)["input_ids"]
+        return self._tokens[path]
 
 
 class RandomTokens:
@@ -75,11 +74,13 @@ def held_out_files() -> list[Path]:
         sys.path.insert(0, str(EMBEDDED_TARGET))
     import corpus
 
-    texts = []
-    for path in corpus.held_out_files():
-        try:
-            path.read_text(encoding="utf-8")
-        except UnicodeDecodeError:  # the library's tests of encodings
-            continue
-        texts.append(path)
-    return texts
+    return [path for path in corpus.held_out_files() if _is_text(path)]
+
+
+def _is_text(path: Path) -> bool:
+    """Whether it is UTF-8: the library's tests of encodings are not."""
+    try:
+        path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True

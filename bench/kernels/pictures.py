@@ -9,7 +9,6 @@ from typing import Any
 
 from common import pictures
 from common.records import Record
-from common.tables import size
 
 from .report import best_peer
 
@@ -95,10 +94,8 @@ def _times(axes: Any, series: dict[str, list[Record]]) -> None:
         best = [(context, 1e3 * peer[1]["median"]) for context, peer in peers if peer]
         if best:
             axes.plot(*zip(*best, strict=True), "o--", color=colors[name], markersize=3, mfc="w")
-    axes.set(xscale="log", yscale="log", xlabel="cached tokens", ylabel="ms")
-    ticks = sorted({row["context"] for rows in series.values() for row in rows})
-    axes.set_xticks(ticks, [size(n) for n in ticks])
-    axes.set_xticks([], minor=True)
+    pictures.logarithmic(axes, sorted({row["context"] for x in series.values() for row in x}))
+    axes.set(xlabel="cached tokens", ylabel="ms")
 
 
 def _series(row: dict, several_shapes: bool) -> str:

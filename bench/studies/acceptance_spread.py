@@ -16,84 +16,32 @@ anything.
 from __future__ import annotations
 
 import hashlib
-import itertools
-import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common import arguments
-from common.records import Record, RecordFile
+from common.records import Record
 from common.tables import aligned, size
-from decoding import models
-from decoding.cases import Entry
-from decoding.texts import Files, held_out_files
-from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
+from transformers import LogitsProcessor, LogitsProcessorList
 
 from specattn.decoding import Method, RequestStatistics, Statistics, Target
 from specattn.decoding.engine.snapshot import PromptSnapshot
-from specattn.decoding.engine.target import Verification
 from specattn.decoding.passes.attention import KVSelector
-from specattn.planning.models import EMBEDDED_TARGET
+from specattn.decoding.passes.runner import Verification
+from studies import study
 
-PLACE = ("context", "text", "temperature", "method")
 HEADER = [("method", "<")] + [
     (name, ">")
     for name in ("tau", "drafting", "more than the first", "read", "same text", "given all before")
 ]
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Print one table per context and temperature."""
-    parser = arguments.Parser(
-        prog="acceptance_spread.py", description=(__doc__ or "").split("\n")[0]
-    )
-    add = parser.add_argument
-    add("--method", action="append", required=True, metavar="NAME[:OPTION=VALUE,...]")
-    add("--context", type=arguments.numbers, default=[4096], metavar="N[,N]")
-    add("--temperature", type=arguments.temperatures, default=[0.0, 1.0], metavar="T[,T]")
-    add("--texts", type=arguments.number, default=4, metavar="N")
-    add("--new-tokens", type=arguments.number, default=128, metavar="N")
-    add("--json", type=Path, metavar="FILE", help="JSON Lines; what it has is not measured again")
-    options = parser.parse_args(argv)
-    try:
-        methods = {
-            text: Entry.parse(text).build({"vegas": {"switch": False}}) for text in options.method
-        }
-    except ValueError as error:
-        parser.error(str(error))
-    model, tokenizer = models.checkpoint(EMBEDDED_TARGET, torch.float32, torch.device("cpu"))
-    texts, file = Files(tokenizer, held_out_files()), _file(options.json)
-    for context in options.context:
-        for number in range(options.texts):
-            snapshot: PromptSnapshot | None = None
-            for heat, (name, method) in itertools.product(options.temperature, methods.items()):
-                place = dict(zip(PLACE, (context, number, heat, name), strict=True))
-                if not any(place.items() <= one.items() for one in file.records):
-                    room = options.new_tokens + max(one.max_nodes for one in methods.values())
-                    snapshot = snapshot or counting(
-                        model,
-                        texts.prompts(number, context, 1),
-                        room,
-                        keep_features=any(one.reads_features for one in methods.values()),
-                    )
-                    found = measure(snapshot, method, options.new_tokens, heat, seed=number)
-                    file.add(place | found)
-        for heat in options.temperature:
-            print(table(file.records, list(methods), context, heat, options.texts), end="\n\n")
-    return 0
-
-
-def _file(path: Path | None) -> RecordFile:
-    """Return the file with what was measured before."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path and path.exists() else []
-    return RecordFile(path, map(json.loads, lines))
 
 
 class PlacedNoise(LogitsProcessor):
@@ -129,19 +77,39 @@ class CountingTarget(Target):
 
     counts: list[float]
 
-    def draft(
-        self, tokens: torch.Tensor, offset: int | torch.Tensor, selector: KVSelector
-    ) -> Verification:
+    def draft(self, tokens: torch.Tensor, offset: Any, selector: KVSelector) -> Verification:
         """Draft as every target does."""
         return super().draft(tokens, offset, Counted(selector, self.counts))
 
 
-def counting(
-    model: PreTrainedModel, prompts: Sequence[torch.Tensor], room: int, **options: bool
-) -> PromptSnapshot:
-    """Return prompts behind which `measure` decodes."""
-    target = CountingTarget(model, len(prompts), len(prompts[0]) + room)
-    return PromptSnapshot(target, prompts, **options)
+class AcceptanceSpread(study.Study):
+    """A cell is a method on a text; one that the file has is not measured again."""
+
+    defaults = {"method": None, "context": [4096], "temperature": [0.0, 1.0]} | {
+        "texts": 4, "new_tokens": 128
+    }  # fmt: skip
+    cells, resumes = ("context", "text", "temperature", "method"), True
+    built_with = {"vegas": {"switch": False}}
+    target = CountingTarget
+
+    def __init__(self, options: Any):
+        if not options.method:
+            raise ValueError("--method: give one or more")
+        super().__init__(options)
+
+    def measure(self, place: Record) -> Iterator[Record]:
+        """Decode a text with a method."""
+        snapshot = self.snapshot(place["context"], place["text"])
+        how = self.options.new_tokens, place["temperature"]
+        yield measure(snapshot, self.methods[place["method"]], *how, seed=place["text"])
+
+    def table(self, records: list[Record]) -> str:
+        """Return a table per context and temperature."""
+        return "\n\n".join(
+            table(records, list(self.methods), context, heat, self.options.texts)
+            for context in self.options.context
+            for heat in self.options.temperature
+        )
 
 
 def measure(
@@ -170,27 +138,17 @@ def table(
     """Return means over texts, and of differences from the first method, with standard errors."""
     at = {"context": context, "temperature": temperature}
     own = [one for one in records if at.items() <= one.items() and one["text"] < texts]
-    by_text = {
-        name: sorted((one for one in own if one["method"] == name), key=lambda one: one["text"])
-        for name in methods
-    }
+    own.sort(key=lambda one: one["text"])
+    by_text = {name: [one for one in own if one["method"] == name] for name in methods}
     first, rows = by_text[methods[0]], []
     for name, found in by_text.items():
-        more = [one["drafting"] - base["drafting"] for one, base in zip(found, first, strict=True)]
-        same = sum(
-            a["continuation"] == b["continuation"] for a, b in zip(found, first, strict=True)
-        )
-        rows.append(
-            (
-                name,
-                mean([one["tau"] for one in found]),
-                mean([one["drafting"] for one in found]),
-                mean(more, "+") if found is not first else "-",
-                "-" if found[0]["read"] is None else f"{fmean(one['read'] for one in found):.0f}",
-                f"{same} of {len(found)}",
-                by_position(found),
-            )
-        )
+        pairs = list(zip(found, first, strict=True))
+        more = [one["drafting"] - base["drafting"] for one, base in pairs]
+        same = sum(one["continuation"] == base["continuation"] for one, base in pairs)
+        means = (mean([one[figure] for one in found]) for figure in ("tau", "drafting"))
+        read = "-" if found[0]["read"] is None else f"{fmean(one['read'] for one in found):.0f}"
+        held = mean(more, "+") if found is not first else "-"
+        rows.append((name, *means, held, read, f"{same} of {len(found)}", by_position(found)))
     return f"{size(context)}, T={temperature:g}, {texts} texts\n{aligned(HEADER, rows)}"
 
 
@@ -198,8 +156,7 @@ def by_position(found: Sequence[Record]) -> str:
     """Return the shares of drafts accepted at each position among those that came so far."""
     names = ("accepted_at", "offered_at")
     requests = [RequestStatistics(**{name: one[name] for name in names}) for one in found]
-    rates = Statistics(requests).total.conditional_rates
-    return " ".join(f"{100 * rate:.1f}%" for rate in rates)
+    return " ".join(f"{rate:.1%}" for rate in Statistics(requests).total.conditional_rates)
 
 
 def mean(values: Sequence[float], sign: str = "") -> str:
@@ -208,5 +165,6 @@ def mean(values: Sequence[float], sign: str = "") -> str:
     return f"{fmean(values):{sign}.2f}{error}"
 
 
+main = partial(study.run, AcceptanceSpread)
 if __name__ == "__main__":
     sys.exit(main())

@@ -10,19 +10,17 @@ greedily. No draft is run: this explains acceptance, it does not measure it.
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common import arguments
+from common.records import Record
 from common.tables import aligned, size
-from decoding import models
-from decoding.texts import Files, held_out_files
 
 from specattn.decoding import Quest, SpecExtend, Streaming, Target, TriForce
 from specattn.decoding.drafting.sparse_chain import PrefixSelection
@@ -32,42 +30,52 @@ from specattn.decoding.methods.specextend import select_chunks
 from specattn.decoding.methods.triforce import retrieve
 from specattn.decoding.passes.attention import CaptureSpec, KVSelector, Selection
 from specattn.ops import select_topk
-from specattn.planning.models import EMBEDDED_TARGET
 from specattn.tree import Tree
+from studies import study
 
 GAMMA, GREEDY = 6, 96
 SHARE = {"gamma": GAMMA, "ratio": 0.07, "min_tokens": 256}
 BEST, PAGES, FIRST = "best tokens, all heads alike", "best pages, each KV head", "first 4 tokens"
+TEXTS = ("held-out text", "greedy text")
 
 
-def main() -> None:
-    """Print one table per context."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--context", type=arguments.numbers, default=[4096])
-    parser.add_argument("--texts", type=arguments.number, default=1)
-    options = parser.parse_args()
-    model, tokenizer = models.checkpoint(EMBEDDED_TARGET, torch.float32, torch.device("cpu"))
-    texts, block = Files(tokenizer, held_out_files()), GAMMA + 1
-    for context in options.context:
-        found: dict[str, dict[str, list[float]]] = {"held-out text": {}, "greedy text": {}}
-        for number in range(options.texts):
-            (tokens,) = texts.prompts(number, context + 2 * block, 1)
-            target = Target(model, 1, context + 1 + GREEDY + 4 * block)
-            snapshot = PromptSnapshot(target, [tokens[: context + 1]])
-            with torch.no_grad():
-                _add(found["held-out text"], coverage(target, tokens[None, context:]))
-                snapshot.restore()
-                root = continued(target, tokens[None, context : context + 1], GREEDY)[:, -1:]
-                begun = target.cache.seqlens
-                ahead = continued(target, root, 2 * block)
-                target.cache.seqlens = begun
-                _add(found["greedy text"], coverage(target, ahead))
-        rows = [
-            (name, *(f"{100 * sum(one[name]) / len(one[name]):.0f}%" for one in found.values()))
-            for name in found["greedy text"]
-        ]
-        header = [(f"{size(context)}, 7%: share of the attention on", "<")]
-        print(aligned(header + [(where, ">") for where in found], rows), end="\n\n")
+class AttentionMass(study.Study):
+    """A cell is a text: each method's shares of the attention, on it and on what is written."""
+
+    defaults = {"context": [4096], "texts": 1}
+
+    @torch.no_grad()
+    def measure(self, place: Record) -> Iterator[Record]:
+        """Yield the means over layers, rows and heads, by text and method."""
+        (model, texts), context, block = self.loaded, place["context"], GAMMA + 1
+        (tokens,) = texts.prompts(place["text"], context + 2 * block, 1)
+        target = Target(model, 1, context + 1 + GREEDY + 4 * block)
+        snapshot = PromptSnapshot(target, [tokens[: context + 1]])
+        found = [coverage(target, tokens[None, context:])]
+        snapshot.restore()
+        root = continued(target, tokens[None, context : context + 1], GREEDY)[:, -1:]
+        begun = target.cache.seqlens
+        ahead = continued(target, root, 2 * block)
+        target.cache.seqlens = begun
+        found.append(coverage(target, ahead))
+        yield {
+            text: {name: sum(shares) / len(shares) for name, shares in one.items()}
+            for text, one in zip(TEXTS, found, strict=True)
+        }
+
+    def table(self, records: list[Record]) -> str:
+        """Return a table per context, means over texts."""
+        return "\n\n".join(_table(records, context) for context in self.options.context)
+
+
+def _table(records: list[Record], context: int) -> str:
+    own = [one for one in records if one["context"] == context]
+    header = [(f"{size(context)}, 7%: share of the attention on", "<")]
+    rows = [
+        (name, *(f"{sum(one[text][name] for one in own) / len(own):.0%}" for text in TEXTS))
+        for name in own[0][TEXTS[0]]
+    ]
+    return aligned(header + [(text, ">") for text in TEXTS], rows)
 
 
 def continued(target: Target, tokens: torch.Tensor, count: int) -> torch.Tensor:
@@ -158,10 +166,6 @@ def best_pages(weights: torch.Tensor, count: int) -> float:
     return float(best + weights[..., whole * page :].sum(-1).mean())
 
 
-def _add(to: dict[str, list[float]], found: dict[str, list[float]]) -> None:
-    for name, shares in found.items():
-        to.setdefault(name, []).extend(shares)
-
-
+main = partial(study.run, AttentionMass)
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

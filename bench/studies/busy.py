@@ -8,7 +8,6 @@ of attention calls is what a forward pass of a small model makes of them: one ro
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import statistics
@@ -17,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,10 +25,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common import arguments
 from common.clock import paired_ratio
-from common.machine import Others
+from common.records import Record
 from common.tables import aligned
 
 from specattn import _cpu  # type: ignore[attr-defined]
+from studies import study
 
 CALLS = 40  # in a series
 Q_HEADS, KV_HEADS, HEAD_DIM, KEYS = 32, 4, 64, 512
@@ -36,45 +37,42 @@ LEAST_READ = 4096  # bytes: next to no work, so its time is that of waking and w
 PRODUCT = 512  # rows and columns of the factors of a product by torch
 
 
-def main() -> None:
-    """Print a row per series."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--threads", type=arguments.number, default=2)
-    parser.add_argument("--rounds", type=arguments.number, default=40)
-    parser.add_argument("--core", type=int, help="where the other process runs; default anywhere")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    others = Others()
-    with counting(options.core) as switch:
-        found = measure(series(options.threads), options.rounds, switch)
-    rows = [
-        (
-            name,
-            *(f"{statistics.median(times) / CALLS * 1e6:.1f}" for times in (quiet, busy)),
-            f"{paired_ratio(quiet, busy):.2f}",
-        )
-        for name, (quiet, busy) in found.items()
-    ]
-    header = [("us per call, median", "<"), ("quiet", ">"), ("busy", ">"), ("ratio", ">")]
-    print(aligned(header, rows))
-    if (cores := others.cores()) is not None:
-        print(f"others, the counting process among them, used {cores:.1f} cores")
+class Busy(study.Study):
+    """One cell, with a row per series; what others used has the counting process in it."""
+
+    defaults = {"threads": 2, "rounds": 40}
+    cells = ()
+
+    @classmethod
+    def add_arguments(cls, parser: arguments.Parser) -> None:
+        """Add the core of the other process."""
+        parser.add_argument("--core", type=int, help="where the other process runs; or anywhere")
+
+    def measure(self, place: Record) -> Iterator[Record]:
+        """Yield microseconds per call, medians over rounds."""
+        with counting(self.options.core) as switch:
+            found = measure(series(self.options.threads), self.options.rounds, switch)
+        for name, times in found.items():
+            quiet, busy = (statistics.median(one) / CALLS * 1e6 for one in times)
+            yield {"series": name, "quiet": quiet, "busy": busy, "ratio": paired_ratio(*times)}
+
+    def table(self, records: list[Record]) -> str:
+        """Return a line per series."""
+        header = [("us per call, median", "<"), ("quiet", ">"), ("busy", ">"), ("ratio", ">")]
+        rows = [
+            (r["series"], f"{r['quiet']:.1f}", f"{r['busy']:.1f}", f"{r['ratio']:.2f}")
+            for r in records
+        ]
+        return aligned(header, rows)
 
 
 def series(threads: int) -> dict[str, Callable[[], float]]:
     """Return what is timed: each makes `CALLS` calls and returns the seconds in them."""
     memory = torch.ones(2 * LEAST_READ, dtype=torch.uint8)
     factor = torch.randn(PRODUCT, PRODUCT)
-    attend = attention(threads)
-
-    def read() -> None:
-        _cpu.read(memory.data_ptr(), LEAST_READ, threads)
-
-    def multiply() -> None:
-        torch.mm(factor, factor)
-
+    attend, multiply = attention(threads), partial(torch.mm, factor, factor)
     return {
-        "least call": lambda: seconds(read),
+        "least call": lambda: seconds(lambda: _cpu.read(memory.data_ptr(), LEAST_READ, threads)),
         "attention": lambda: seconds(attend),
         "attention after a product": lambda: seconds(attend, multiply),
         "product": lambda: seconds(multiply),
@@ -85,17 +83,14 @@ def attention(threads: int) -> Callable[[], None]:
     """Return a call of one row over `KEYS` cached tokens."""
     q, out = torch.randn(2, 1, 1, Q_HEADS, HEAD_DIM)
     k, v = torch.randn(2, 1, KEYS, KV_HEADS, HEAD_DIM)
-    lengths, new = (
-        torch.tensor([KEYS - 1], dtype=torch.int32),
-        torch.randn(1, 1, KV_HEADS, HEAD_DIM),
-    )
-    scale, lse = HEAD_DIM**-0.5, torch.empty(1, 1, Q_HEADS)
+    lengths = torch.tensor([KEYS - 1], dtype=torch.int32)
+    new, lse = torch.randn(1, 1, KV_HEADS, HEAD_DIM), torch.empty(1, 1, Q_HEADS)
     cache, tree = (k, v, lengths), (new, new, None, None, None, None)
-    plain = (scale, 0.0, None, None, None)
+    plain = (HEAD_DIM**-0.5, 0.0, None, None, None)
     return lambda: _cpu.hybrid_tree_attention(q, *cache, *tree, *plain, out, lse, threads)
 
 
-def seconds(call: Callable[[], None], before: Callable[[], None] | None = None) -> float:
+def seconds(call: Callable[[], object], before: Callable[[], object] | None = None) -> float:
     """Return the time of `CALLS` calls, without that of what comes before each."""
     total = 0.0
     for _ in range(CALLS):
@@ -135,5 +130,6 @@ def counting(core: int | None) -> Iterator[Callable[[bool], None]]:
         process.wait()
 
 
+main = partial(study.run, Busy)
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -19,54 +19,11 @@ if __name__ == "__main__":
 
 from common.records import Record, of_kind, whole_lines
 from common.tables import aligned, size
-from decoding.cases import Entry, grid
 from decoding.columns import label
 from decoding.grounded import KINDS
-from decoding.sections import Section
 
-from studies.papers import Scale
-
-NODES = 64  # drafted tokens per round of the trees
-METHODS = (
-    Entry("prompt_lookup"),
-    Entry("prompt_lookup", {"gamma": NODES}),
-    Entry("token_recycling", {"nodes": NODES}),
-    Entry("suffix", {"nodes": NODES, "recycling": False}),
-    Entry("suffix", {"nodes": NODES}),
-    Entry("suffix", {"nodes": 10}),
-)
-BASE, OURS = "prompt_lookup", f"suffix nodes={NODES}"
+BASE, OURS = "prompt_lookup", "suffix nodes=64"
 UNGROUNDED = "free text"
-WRITES_ITSELF = ("code", UNGROUNDED)  # the rest is beyond a model that has only read code
-
-
-def sections(scale: Scale) -> list[Section]:
-    """Return a section per kind with its references, and two of the model's own text."""
-    groups = grid(scale.entries or METHODS, scale.contexts or (scale.long,))
-    simulated = [
-        Section(
-            kind,
-            "tokens per pass where a written continuation plays the target",
-            groups,
-            ("tau", "accepted", "agrees"),
-            note="agrees: how often the model itself ranks the reference's token first.",
-            workload=kind,
-            referenced=True,
-        )
-        for kind in KINDS
-    ]
-    own = [
-        Section(
-            f"{kind}, the model's own",
-            "tokens per pass of the model's own greedy text",
-            groups,
-            ("tau", "accepted", "D4"),
-            note="D4: share of distinct runs of 4 tokens; text that loops has few.",
-            workload=kind,
-        )
-        for kind in WRITES_ITSELF
-    ]
-    return simulated + own
 
 
 def table(rows: Sequence[Record]) -> str:

@@ -14,9 +14,10 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from transformers import Cache as AnyCache
@@ -24,21 +25,18 @@ from transformers import DynamicCache, PreTrainedModel, StaticCache
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common import arguments, machine
+from common.arguments import Parser
 from common.clock import paired_ratio, timing
-from common.records import Record, RecordFile
-from common.tables import aligned, size
-from decoding import models
-from decoding.texts import Files, held_out_files
+from common.records import Record
+from common.tables import aligned, or_dash, size
 
 from specattn.integrations.transformers import Cache
-from specattn.planning.models import EMBEDDED_TARGET
+from studies import study
 
 CHUNK = 2048  # tokens of a prompt at a time, to fill the caches
 
 
-@dataclass(frozen=True)
-class Way:
+class Way(NamedTuple):
     """How a model attends, and what keeps its keys and values."""
 
     attention: str
@@ -63,49 +61,41 @@ WAYS = {
 }
 
 
+class TransformersGenerate(study.Study):
+    """A cell is a context, with a row per way."""
+
+    defaults = {"model": study.EMBEDDED_TARGET, "dtype": "float32", "context": [4096, 31744]} | {
+        "new_tokens": 48, "repeats": 5, "threads": 2
+    }  # fmt: skip
+    cells = ("context",)
+
+    @classmethod
+    def add_arguments(cls, parser: Parser) -> None:
+        """Add the option to time prompts."""
+        parser.add_argument("--prefill", action="store_true", help="time the prompt as well, once")
+
+    def measure(self, place: Record) -> Iterator[Record]:
+        """Yield a row per way."""
+        model, texts = self.loaded
+        return iter(measure(model, texts.prompts(0, place["context"], 1)[0], self.options))
+
+    def table(self, records: list[Record]) -> str:
+        """Return the rows as text."""
+        return table(records)
+
+
 class Arrivals:
-    """A streamer that notes when tokens come."""
+    """A streamer that notes when tokens come; the first call brings the prompt."""
 
     def __init__(self) -> None:
         self.moments: list[float] = []
 
     def put(self, tokens: torch.Tensor) -> None:
-        """Note a token; the first call brings the prompt."""
+        """Note a token."""
         self.moments.append(time.perf_counter())
 
     def end(self) -> None:
         """Do nothing: all has been noted."""
-
-
-def main() -> None:
-    """Print a row per context and way."""
-    parser = arguments.Parser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", type=Path, default=EMBEDDED_TARGET)
-    parser.add_argument("--dtype", choices=models.DTYPES, default="float32")
-    parser.add_argument("--context", type=arguments.numbers, default=[4096, 31744])
-    parser.add_argument("--new-tokens", type=arguments.number, default=48)
-    parser.add_argument("--repeats", type=arguments.number, default=5)
-    parser.add_argument("--threads", type=arguments.number, default=2)
-    parser.add_argument("--prefill", action="store_true", help="time the prompt as well, once")
-    parser.add_argument("--json", type=Path, help="write the rows to this file")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    cpu = torch.device("cpu")
-    with parser.refusing():
-        model, tokenizer = models.checkpoint(options.model, models.DTYPES[options.dtype], cpu)
-        texts = Files(tokenizer, held_out_files())
-        prompts = [texts.prompts(0, context, 1)[0] for context in options.context]
-    plan = {name: getattr(options, name) for name in ("new_tokens", "repeats", "dtype")}
-    out = RecordFile(
-        options.json,
-        [{"kind": "run", "study": "transformers-generate", **machine.describe(cpu), "plan": plan}],
-    )
-    for prompt in prompts:
-        for row in measure(model, prompt, options):
-            out.add(row)
-    print(table(out.rows))
-    if disturbed := machine.disturbed(out.rows):
-        print(disturbed)
 
 
 @torch.no_grad()
@@ -118,18 +108,15 @@ def measure(
     seconds: dict[str, list[float]] = {name: [] for name in WAYS}
     timed = WAYS if options.prefill else {}
     prefill = {name: prefill_seconds(model, prompt, way) for name, way in timed.items()}
-    found, others = {}, machine.Others()
-    order = list(WAYS)
+    found, order = {}, list(WAYS)
     for _ in range(options.repeats):
         for name in order:
             cache = copied(filled, WAYS[name].make(model, length))
             found[name], median = decode(model, prompt, WAYS[name], cache, options.new_tokens)
             seconds[name].append(median)
         order.append(order.pop(0))
-    busy = others.cores()
     return [
         {
-            "kind": "row",
             "way": name,
             "context": len(prompt),
             "seconds_per_token": timing(seconds[name]),
@@ -139,7 +126,6 @@ def measure(
                 "prefill": prefill[SDPA] / prefill[name] if prefill else None,
             },
             "same_text_as_sdpa": found[name] == found[SDPA],
-            "others": busy,
         }
         for name in WAYS
     ]
@@ -193,22 +179,17 @@ def prefill_seconds(model: PreTrainedModel, prompt: torch.Tensor, way: Way) -> f
 
 def table(rows: list[Record]) -> str:
     """Return the rows as text."""
-    header = [("context", ">"), ("way", "<"), ("ms per token", ">"), ("over sdpa", ">")]
-    header += [("prefill s", ">"), ("over sdpa", ">"), ("same text", "<")]
-
-    def ratio(value: float | None) -> str:
-        return "-" if value is None else f"{value:.2f}"
-
+    names = ("context", "way", "ms per token", "over sdpa", "prefill s", "over sdpa", "same text")
     return aligned(
-        header,
+        [(name, "<" if name in ("way", "same text") else ">") for name in names],
         [
             (
                 size(row["context"]),
                 row["way"],
                 f"{row['seconds_per_token']['median'] * 1e3:.1f}",
-                ratio(row["over_sdpa"]["decoding"]),
-                ratio(row["prefill_seconds"]),
-                ratio(row["over_sdpa"]["prefill"]),
+                or_dash(row["over_sdpa"]["decoding"]),
+                or_dash(row["prefill_seconds"]),
+                or_dash(row["over_sdpa"]["prefill"]),
                 "yes" if row["same_text_as_sdpa"] else "no",
             )
             for row in rows
@@ -216,5 +197,6 @@ def table(rows: list[Record]) -> str:
     )
 
 
+main = partial(study.run, TransformersGenerate)
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -14,19 +14,16 @@ sys.path.insert(0, str(BENCH))
 
 from decoding import models, passes  # noqa: E402
 from decoding.cases import Entry, Group  # noqa: E402
-from decoding.columns import COLUMNS  # noqa: E402
 from decoding.identity import Difference, explain, first_difference  # noqa: E402
 from decoding.measure import MeasurePlan, measure  # noqa: E402
 from decoding.rows import DecodeRow  # noqa: E402
 from decoding.runs import Outcome, run, run_transformers  # noqa: E402
 from decoding.simulation import bend  # noqa: E402
 from decoding.texts import RandomTokens  # noqa: E402
-from studies import papers  # noqa: E402
 
 from specattn import Tree  # noqa: E402
 from specattn.acceptance import accept, accept_samples  # noqa: E402
 from specattn.decoding import (  # noqa: E402
-    METHODS,
     Medusa,
     Plain,
     RequestStatistics,
@@ -37,7 +34,7 @@ from specattn.decoding import (  # noqa: E402
 )
 from specattn.decoding.engine.snapshot import PromptSnapshot  # noqa: E402
 from specattn.drafters import MedusaHeads  # noqa: E402
-from specattn.planning import PROFILES, AcceptanceProfile  # noqa: E402
+from specattn.planning import AcceptanceProfile  # noqa: E402
 
 CPU = torch.device("cpu")
 SIGNIFICANCE = 1e-4
@@ -152,25 +149,6 @@ def test_the_real_loop_accepts_as_the_profile_says(model, temperature):
     assert row.prefill_seconds == []
 
 
-def test_profiles_give_the_means_that_the_papers_print():
-    """The package states them, the transcribed tables are the benchmark's."""
-    vegas = papers.published("vegas", "Table 1")["1st Draft + Bonus"]
-    longspec = papers.published("longspec", "Table 1")
-    tokenswift = papers.published("tokenswift", "Table 3")["TokenSwift"]["4096"]["20K"]
-    poss = papers.published("poss", "Table 1, tau")["Llama-3-8B"]["PosS-2"]
-    printed = {
-        "vegas-qwen3-8b": (7, vegas["Qwen3-8B"]["7"] + 1),
-        "vegas-gpt-oss-20b": (7, vegas["gpt-oss-20b"]["7"] + 1),
-        "longspec-llama-3.1-8b": (5, longspec["L-8B"]["LongSpec"]["LCC"][0]),
-        "longspec-vicuna-7b": (5, longspec["V-7B"]["LongSpec"]["LCC"][0]),
-        "tokenswift-llama-3.1-8b": (4, 4 * tokenswift[0] + 1),
-        "poss-llama-3-8b": (6, poss[-1]),
-    }
-    assert printed.keys() == PROFILES.keys()
-    for name, (depth, tokens) in printed.items():
-        assert PROFILES[name].tokens_per_round(depth) == pytest.approx(tokens, abs=0.02), name
-
-
 def prefilled(model, prompts, **options):
     """Return the prompts with room for 30 tokens behind each."""
     return PromptSnapshot(Target(model, len(prompts), len(prompts[0]) + 30), prompts, **options)
@@ -244,49 +222,6 @@ def test_a_difference_is_explained_by_plain_logits(model, prompts):
     assert noise < 1e-4
     assert not Difference(0, 0, 5, gap, noise).near_tie
     assert Difference(0, 0, 5, 1e-6, 1e-6).near_tie
-
-
-@pytest.mark.parametrize("paper", papers.SUITES)
-def test_suites_name_methods_and_tables_that_exist(paper):
-    found = papers.suite(paper, papers.Scale(64, 256))
-    assert len({section.name for section in found}) == len(found)
-    for section in found:
-        assert section.groups or section.note, section.name
-        assert set(section.columns) <= COLUMNS.keys()
-        for row in section.theirs:
-            assert 1 < len(row) <= len(section.columns) + 1, section.name
-        for group in section.groups:
-            for entry in group.entries:
-                assert entry.name in {*METHODS, "transformers"}
-                if entry.name in METHODS:
-                    entry.build({})
-
-
-def test_printed_speedups_agree_with_printed_speeds():
-    """What was copied from a table must be as consistent as the table."""
-    checked = 0
-    for rows in papers.published("longspec", "Table 1").values():
-        for name, figures in rows.items():
-            for data, (tau, speed, *speedup) in figures.items():
-                assert (tau == 1) == name.startswith("Vanilla")
-                for ratio in speedup:
-                    assert speed / rows["Vanilla FA"][data][1] == pytest.approx(ratio, abs=0.012)
-                    checked += 1
-    assert checked == 5 * 4 * 5
-
-
-def test_tokenswifts_printed_figures_agree_with_one_another():
-    for table in ("Table 6", "Table 8"):
-        for shares in papers.published("tokenswift", table).values():
-            assert sum(shares[:4]) / 4 == pytest.approx(shares[4], abs=0.0151)
-    for lengths in papers.published("tokenswift", "Table 4").values():
-        for _, speedup, plain, swift in lengths.values():
-            assert plain / swift == pytest.approx(speedup, rel=0.015)  # of minutes to one digit
-    ours = papers.published("tokenswift", "Table 7")["[1,3,3,3]"]
-    assert ours == papers.published("tokenswift", "Table 5")["Dynamic Partial Cache"]
-    table_6 = papers.published("tokenswift", "Table 6")
-    assert table_6["min-p, penalty"][:5] == papers.published("tokenswift", "Table 8")["1.2"]
-    assert table_6["min-p"][:5] == papers.published("tokenswift", "Table 8")["1.0"]
 
 
 def test_bytes_of_a_pass_are_those_of_weights_and_cache():

@@ -135,32 +135,3 @@ def test_methods_that_read_more_than_logits_are_refused(tmp_path, capsys, monkey
     assert "vegas" in METHODS
     assert run_decoding.main([*arguments, "--repeats", "1", "--method", "vegas"]) == 1
     assert "a reference has logits, but neither scores nor queries" in capsys.readouterr().err
-
-
-def row(section, method, settings, tau, context=4096):
-    return {
-        "section": section,
-        "method": method,
-        "settings": settings,
-        "tau": tau,
-        "context": context,
-    }
-
-
-def test_ratios_are_means_over_contexts_and_grounded_kinds():
-    rows = [
-        row("question", "prompt_lookup", {}, 2.0),
-        row("question", "prompt_lookup", {}, 4.0, 8192),
-        row("question", "suffix", {"nodes": 64}, 6.0),
-        row("question", "suffix", {"nodes": 64}, 6.0, 8192),
-        row("editing", "prompt_lookup", {}, 2.0),
-        row("editing", "suffix", {"nodes": 64}, 6.0),
-        row("free text", "prompt_lookup", {}, 1.0),
-        row("free text", "suffix", {"nodes": 64}, 1.0),
-    ]
-    assert study.ratios(rows) == {
-        "question": 2.0,
-        "editing": 3.0,
-        "free text": 1.0,
-        "mean of the grounded kinds": 2.5,
-    }

@@ -25,8 +25,7 @@ from decoding.runs import Outcome  # noqa: E402
 from decoding.sections import Section  # noqa: E402
 from decoding.shaping import UNSHAPED, Shaping  # noqa: E402
 from decoding.texts import RandomTokens  # noqa: E402
-from studies import tokenswift  # noqa: E402
-from studies.papers import Scale  # noqa: E402
+from studies.papers import Scale, suite  # noqa: E402
 
 from specattn.decoding import ContextualPenalty  # noqa: E402
 
@@ -131,7 +130,7 @@ def test_every_row_of_tokenswifts_tables_can_be_measured(model):
         name: {"drafter": models.random_drafter(name, model, "tiny")}
         for name in ("medusa", "tokenswift")
     }
-    sections = tokenswift.sections(Scale(16, 64))
+    sections = suite("tokenswift", Scale(16, 64))
     names = ["Table 3", "Table 4", "Figure 3", *(f"Table {n}" for n in (5, 6, 7, 8))]
     assert [section.name for section in sections] == names
     groups = [group for section in sections for group in section.groups]
@@ -139,7 +138,7 @@ def test_every_row_of_tokenswifts_tables_can_be_measured(model):
     by_shaping = {group.shaping: group for group in groups}
     assert len(by_shaping) == 6 + 6 - 2  # of tables 6 and 8, which have two in common
     plan = MeasurePlan(new_tokens=4, texts=1, repeats=1, lengths=(2, 4))
-    whole = Group(64, 1, 1.0, tuple(entries.values()), tokenswift.SAMPLING)
+    whole = Group(64, 1, 1.0, tuple(entries.values()), groups[0].shaping)
     singles = [replace(group, entries=group.entries[-1:]) for group in by_shaping.values()]
     records = measured(model, [whole, *singles], plan, defaults)
     assert [record["fault"] for record in records] == [None] * len(records)

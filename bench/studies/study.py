@@ -1,0 +1,147 @@
+"""One runner for all studies: their arguments, the machine, cell by cell into a file, a table."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from common import arguments
+from common.machine import Others, describe, disturbed
+from common.records import Record, RecordFile
+from decoding import models
+from decoding.cases import Entry
+from decoding.texts import Files, held_out_files
+
+from specattn.decoding import Method, Target
+from specattn.decoding.engine.snapshot import PromptSnapshot
+from specattn.planning.models import EMBEDDED_TARGET
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "model": {"type": Path, "metavar": "FOLDER", "help": "a checkpoint"},
+    "dtype": {"choices": models.DTYPES},
+    "method": {"action": "append", "metavar": "NAME[:OPTION=VALUE,...]", "help": "repeatable"},
+    "context": {"type": arguments.numbers, "metavar": "N[,N]", "help": "prompts, such as 4k,16k"},
+    "temperature": {"type": arguments.temperatures, "metavar": "T[,T]", "help": "0 is greedy"},
+    "texts": {"type": arguments.number, "metavar": "N", "help": "held-out texts"},
+    "new_tokens": {"type": arguments.number, "metavar": "N", "help": "of every run"},
+    "repeats": {"type": arguments.number, "metavar": "N", "help": "timed runs"},
+    "rounds": {"type": arguments.number, "metavar": "N", "help": "timed rounds"},
+    "threads": {"type": arguments.number, "metavar": "N"},
+    "json": {"type": Path, "metavar": "FILE", "help": "JSON Lines; records are added to it"},
+}
+"""What studies can be asked; each names those that it takes, with their defaults."""
+
+
+class Study:
+    """A question: its cells, what is measured in one, and the table of all.
+
+    `cells` names the options whose product the cells are; with `resumes`, cells that the file has
+    are not measured again. `methods` are built with `defaults`.
+    """
+
+    defaults: ClassVar[dict[str, Any]]
+    cells: ClassVar[tuple[str, ...]] = ("context", "text")
+    kind: ClassVar[str] = "row"
+    resumes: ClassVar[bool] = False
+    built_with: ClassVar[dict[str, dict[str, Any]]] = {}
+    target: ClassVar[type[Target]] = Target
+
+    def __init__(self, options: argparse.Namespace):
+        self.options = options
+        self._snapshots: dict[tuple[int, int], PromptSnapshot] = {}
+        self.methods: dict[str, Method] = {
+            text: Entry.parse(text).build(self.built_with)
+            for text in getattr(options, "method", None) or ()
+        }
+
+    @classmethod
+    def add_arguments(cls, parser: arguments.Parser) -> None:
+        """Add what only this study can be asked."""
+
+    def measure(self, place: Record) -> Iterable[Record]:
+        """Yield what a cell's place shows."""
+        raise NotImplementedError
+
+    def table(self, records: list[Record]) -> str:
+        """Return all records of the file as text."""
+        raise NotImplementedError
+
+    def line(self, record: Record) -> str:
+        """Return what is printed when a cell is measured; nothing by default."""
+        return ""
+
+    def places(self) -> list[Record]:
+        """Return the cells."""
+        given = vars(self.options)
+        values = {"text": range(given.get("texts", 0)), **given, "method": list(self.methods)}
+        product = itertools.product(*(values[name] for name in self.cells))
+        return [dict(zip(self.cells, one, strict=True)) for one in product]
+
+    @cached_property
+    def loaded(self) -> tuple[Any, Files]:
+        """The model, and held-out texts."""
+        folder = getattr(self.options, "model", EMBEDDED_TARGET)
+        dtype = models.DTYPES[getattr(self.options, "dtype", "float32")]
+        model, tokenizer = models.checkpoint(folder, dtype, torch.device("cpu"))
+        return model, Files(tokenizer, held_out_files())
+
+    def snapshot(self, context: int, text: int) -> PromptSnapshot:
+        """Return a text that has been read, behind which every method can decode."""
+        if (context, text) not in self._snapshots:
+            model, texts = self.loaded
+            room = self.options.new_tokens + max(one.max_nodes for one in self.methods.values())
+            prompts, features = texts.prompts(text, context, 1), self.methods.values()
+            self._snapshots = {
+                (context, text): PromptSnapshot(
+                    self.target(model, 1, context + room),
+                    prompts,
+                    keep_features=any(one.reads_features for one in features),
+                )
+            }
+        return self._snapshots[context, text]
+
+
+def run(study: type[Study], argv: list[str] | None = None) -> int:
+    """Measure the cells of a study, keep and print them; return 0."""
+    module = sys.modules[study.__module__]
+    parser = arguments.Parser(description=(module.__doc__ or "").splitlines()[0])
+    for name, value in {**study.defaults, "json": None}.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", default=value, **OPTIONS[name])
+    study.add_arguments(parser)
+    options = parser.parse_args(argv)
+    torch.set_num_threads(getattr(options, "threads", torch.get_num_threads()))
+    path, known = options.json, []
+    if path and path.exists():
+        known = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    with parser.refusing():
+        asked = study(options)
+        places = asked.places()
+        if study.resumes:
+            places = [p for p in places if not any(p.items() <= one.items() for one in known)]
+    file = RecordFile(path if places else None, known)
+    if places:
+        plan = {name: value for name, value in vars(options).items() if name not in study.cells}
+        plan = {name: plan[name] for name in study.defaults if isinstance(plan.get(name), int)}
+        schema = f"specattn.{study.__name__.lower()}/1"
+        file.add({"kind": "run", "schema": schema, **describe(torch.device("cpu")), **plan})
+        run = file.records[-1]
+        print(f"{run['machine']['name']} | commit {run['commit']}")
+    others = Others()
+    for place in places:
+        with parser.refusing():
+            for found in list(asked.measure(place)):
+                file.add({"kind": study.kind, **place, **found, "others": others.cores()})
+                if text := asked.line(file.records[-1]):
+                    print(text, flush=True)
+    records = [one for one in file.records if one.get("kind") in (study.kind, None)]
+    print(asked.table(records))
+    if text := disturbed(records):
+        print(text)
+    return 0

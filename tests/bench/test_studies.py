@@ -1,0 +1,291 @@
+"""Studies: their statistics against counting by hand, one small run of each, suites that exist."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from scipy.stats import chisquare
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
+
+pytest.importorskip("specattn._cpu", reason="the C++ kernels are not built")
+
+from decoding.columns import COLUMNS  # noqa: E402
+from studies import (  # noqa: E402
+    acceptance_spread,
+    attention_mass,
+    auto,
+    busy,
+    grounded,
+    papers,
+    transformers_generate,
+)
+from tests.decoding.models import prompts, tiny_model  # noqa: E402
+from tests.distributions import SIGNIFICANCE  # noqa: E402
+from tests.drafters.poss_statement import random_drafter  # noqa: E402
+
+from specattn.decoding import METHODS, Target  # noqa: E402
+from specattn.decoding.engine.snapshot import PromptSnapshot  # noqa: E402
+from specattn.planning import PROFILES  # noqa: E402
+
+SMALL = {"gamma": 3, "min_tokens": 8, "ratio": 0.1}
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_the_noise_draws_from_the_distribution():
+    scores = torch.randn(8, generator=torch.Generator().manual_seed(0))
+    drawn = [
+        acceptance_spread.PlacedNoise(0.7, seed)(torch.zeros(1, length), scores).argmax()
+        for seed in range(20)
+        for length in range(100)
+    ]
+    counts = torch.bincount(torch.stack(drawn), minlength=8)
+    expected = (scores.double() / 0.7).softmax(-1) * len(drawn)
+    assert chisquare(counts, expected).pvalue > SIGNIFICANCE
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_all_methods_continue_with_the_same_text(temperature):
+    model = tiny_model(peak=4.0)
+    target = acceptance_spread.CountingTarget(model, 1, 140)
+    snapshot = PromptSnapshot(target, prompts([60]), keep_features=True)
+    methods = [METHODS[name](**SMALL) for name in ("vegas", "streaming", "quest", "triforce")]
+    methods.append(METHODS["poss"](random_drafter(model, dtype=torch.float32), depth=3))
+    found = [acceptance_spread.measure(snapshot, one, 16, temperature, seed=1) for one in methods]
+    assert len({one["continuation"] for one in found}) == 1
+    for one in found[:-1]:
+        assert 1 <= one["tau"] <= one["drafting"] <= 4
+    # Its 8 tokens and those of the chain before the step: 0 to 2.
+    assert found[1]["read"] == pytest.approx(9.0, abs=0.3)
+    assert found[-1]["read"] is None, "a trained drafter reads none of the target's cache"
+    assert found[-1]["accepted_at"][0] <= found[-1]["offered_at"][0]
+
+
+def test_acceptance_by_position_is_that_of_all_texts_together():
+    found = [
+        {"accepted_at": [3, 1], "offered_at": [4, 2]},
+        {"accepted_at": [1], "offered_at": [4]},
+    ]
+    assert acceptance_spread.by_position(found) == "50.0% 50.0%"
+
+
+def test_a_study_adds_to_its_file_and_measures_no_cell_twice(tmp_path, capsys):
+    path = tmp_path / "rows.jsonl"
+    names = ("vegas:gamma=3,min_tokens=16", "streaming:gamma=3,min_tokens=16")
+    methods = [word for name in names for word in ("--method", name)]
+    small = ["--context", "64", "--new-tokens", "8", "--json", str(path), *methods]
+    assert acceptance_spread.main([*small, "--texts", "1"]) == 0
+    kept = path.read_text().splitlines()
+    assert acceptance_spread.main([*small, "--texts", "2"]) == 0
+    assert path.read_text().splitlines()[: len(kept)] == kept
+    records = lines(path)
+    assert [one["kind"] for one in records] == ["run", *["row"] * 4] * 2
+    assert records[0]["schema"] == "specattn.acceptancespread/1"
+    assert [(one["text"], one["method"]) for one in records[6:]] == [
+        (1, name) for _ in range(2) for name in names
+    ]
+    printed = capsys.readouterr().out
+    assert "64, T=1, 2 texts" in printed
+    assert "2 of 2" in printed
+
+
+def test_cells_of_auto_are_measured_added_and_drawn(tmp_path, capsys):
+    file, picture = tmp_path / "cells.jsonl", tmp_path / "auto.png"
+    sizes = ["--context", "64", "--texts", "1", "--new-tokens", "8", "--repeats", "1"]
+    sizes += ["--threads", str(torch.get_num_threads())]
+    methods = ["--method", "plain", "--method", "auto", "--method", "suffix"]
+    for heats in ("0", "1"):
+        options = [*sizes, *methods, "--temperature", heats, "--json", str(file)]
+        assert auto.main(options) == 0
+    records = lines(file)
+    assert [record["kind"] for record in records] == ["run", "cell", "run", "cell"]
+    assert records[0]["new_tokens"] == 8
+    assert [r["temperature"] for r in records if r["kind"] == "cell"] == [0.0, 1.0]
+    assert all(set(r["speed"]) == {"plain", "auto", "suffix"} for r in records[1::2])
+    assert auto.main(["--draw", str(picture), "--json", str(file)]) == 0
+    assert picture.stat().st_size > 1000
+    assert lines(file) == records
+    assert "worst of 2 cells" in capsys.readouterr().out
+
+
+def cell(**speed):
+    return {"context": 64, "text": 0, "temperature": 0.0, "auto": "suffix 100%", "speed": speed}
+
+
+def test_auto_is_held_against_the_best_of_the_others():
+    found = auto.ratios(cell(plain=10.0, auto=18.0, suffix=20.0, vegas=12.0))
+    assert found == (pytest.approx(1.8), pytest.approx(0.9), "suffix")
+    slower = cell(plain=20.0, auto=19.0, suffix=9.0)
+    said = auto.table([cell(plain=10.0, auto=18.0, suffix=20.0), slower])
+    assert "worst of 2 cells 0.95" in said
+    assert "worst 0.90" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--method", "suffix"], "plain and auto must be among them"),
+        (["--method", "magic"], "magic"),
+        (["--draw", "x.png"], "--draw needs --json"),
+    ],
+)
+def test_bad_options_are_refused(capsys, options, message):
+    with pytest.raises(SystemExit) as stop:
+        auto.main(options)
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("context", "whole"), [(70, True), (450, False)])
+def test_all_attention_lies_on_what_is_read_where_everything_is(context, whole):
+    """Texts of up to 256 tokens are within every method's least budget."""
+    (tokens,) = prompts([context + 2 * (attention_mass.GAMMA + 1)])
+    target = Target(tiny_model(), 1, context + 41)
+    PromptSnapshot(target, [tokens[: context + 1]])
+    with torch.no_grad():
+        found = attention_mass.coverage(target, tokens[None, context:])
+    first = found.pop(attention_mass.FIRST)
+    assert 0 < min(first) < max(first) < 1
+    for name, shares in found.items():
+        assert len(shares) == 3 * attention_mass.GAMMA
+        if whole:
+            assert shares == pytest.approx([1.0] * len(shares)), name
+        else:
+            assert min(shares) > 0.1, name
+            assert sum(shares) < len(shares) - 0.01, name
+
+
+def test_quiet_and_busy_times_are_kept_apart(monkeypatch):
+    state = [None]
+    calls = {"one": lambda: float(state[0] or 0)}
+    found = busy.measure(calls, 3, lambda b: state.__setitem__(0, b))
+    assert found == {"one": ([0.0] * 3, [1.0] * 3)}
+    monkeypatch.setattr(busy, "CALLS", 2)
+    for name, call in busy.series(torch.get_num_threads()).items():
+        assert call() > 0, name
+
+
+def test_every_way_decodes_the_text_of_sdpa_and_ratios_are_over_it(monkeypatch):
+    monkeypatch.setattr(transformers_generate, "CHUNK", 16)
+    options = argparse.Namespace(new_tokens=4, repeats=2, prefill=True)
+    rows = transformers_generate.measure(tiny_model(), *prompts([40]), options)
+    assert [row["way"] for row in rows] == list(transformers_generate.WAYS)
+    assert all(row["same_text_as_sdpa"] for row in rows)
+    assert all(row["seconds_per_token"]["median"] > 0 for row in rows)
+    assert rows[0]["over_sdpa"] == {"decoding": 1, "prefill": 1}
+    assert len(transformers_generate.table(rows).splitlines()) == 1 + len(rows)
+
+
+def test_grounded_ratios_are_means_over_contexts_and_kinds():
+    def row(section, method, tau, context=4096):
+        settings = {"nodes": 64} if method == "suffix" else {}
+        known = {"section": section, "method": method, "settings": settings}
+        return known | {"tau": tau, "context": context}
+
+    rows = [
+        row("question", "prompt_lookup", 2.0),
+        row("question", "prompt_lookup", 4.0, 8192),
+        row("question", "suffix", 6.0),
+        row("question", "suffix", 6.0, 8192),
+        row("editing", "prompt_lookup", 2.0),
+        row("editing", "suffix", 6.0),
+        row("free text", "prompt_lookup", 1.0),
+        row("free text", "suffix", 1.0),
+    ]
+    means = {"question": 2.0, "editing": 3.0, "free text": 1.0, "mean of the grounded kinds": 2.5}
+    assert grounded.ratios(rows) == means
+
+
+@pytest.mark.parametrize("paper", papers.SUITES)
+def test_suites_name_methods_and_tables_that_exist(paper):
+    found = papers.suite(paper, papers.Scale(64, 256))
+    assert len({section.name for section in found}) == len(found)
+    for section in found:
+        assert section.groups or section.note, section.name
+        assert set(section.columns) <= COLUMNS.keys()
+        for row in section.theirs:
+            assert 1 < len(row) <= len(section.columns) + 1, section.name
+        for entry in (one for group in section.groups for one in group.entries):
+            assert entry.name in {*METHODS, "transformers"}
+            if entry.name in METHODS:
+                entry.build({})
+
+
+def test_a_suite_takes_the_drafters_that_were_given():
+    given = tuple(papers.Entry("poss", {"drafter": name}) for name in ("a", "b"))
+    scale = papers.Scale(512, 4096, given)
+    table, _, sweep, _, depth = papers.suite("poss", scale)[:5]
+    assert [one.label for one in table.groups[0].entries[2:]] == [
+        "poss drafter=a",
+        "poss drafter=b",
+    ]
+    assert sweep.groups[0].entries[1].label == "poss total_tokens=60 drafter=a depth=6"
+    assert [one.label for one in depth.groups[0].entries] == [
+        "poss drafter=a depth=8",
+        "poss drafter=b depth=8",
+    ]
+
+
+def test_a_papers_rows_are_laid_out_from_its_figures():
+    scale = papers.Scale(64, 256)
+    shown = {
+        (paper, section.name): section.theirs
+        for paper in ("longspec", "poss")
+        for section in papers.suite(paper, scale)
+    }
+    assert ("LongSpec, QwQ-32B, AIME24", "3.82", "42.63", "2.25") in shown["longspec", "Table 3"]
+    fifth = ("LC-7B, 0 to 5k", "116.65", "4.01", "8.91", "25.63", "6.18")
+    assert shown["longspec", "Table 5"][0] == fifth
+    mean = ("Llama-3-8B, EAGLE-2, mean of six data sets", "4.06", "2.68")
+    assert shown["poss", "Table 1"][0] == mean
+    swept = ("HASS, Llama-3-8B, depth=6 total_tokens=80", "0", "4.49", "2.83")
+    assert shown["poss", "Tables 2 and 3"][1] == swept
+
+
+def test_profiles_give_the_means_that_the_papers_print():
+    """The package states them, the transcribed tables are the benchmark's."""
+    vegas = papers.published("vegas", "Table 1")["1st Draft + Bonus"]
+    longspec = papers.published("longspec", "Table 1")
+    tokenswift = papers.published("tokenswift", "Table 3")["TokenSwift"]["4096"]["20K"]
+    poss = papers.published("poss", "Table 1, tau")["Llama-3-8B"]["PosS-2"]
+    printed = {
+        "vegas-qwen3-8b": (7, vegas["Qwen3-8B"]["7"] + 1),
+        "vegas-gpt-oss-20b": (7, vegas["gpt-oss-20b"]["7"] + 1),
+        "longspec-llama-3.1-8b": (5, longspec["L-8B"]["LongSpec"]["LCC"][0]),
+        "longspec-vicuna-7b": (5, longspec["V-7B"]["LongSpec"]["LCC"][0]),
+        "tokenswift-llama-3.1-8b": (4, 4 * tokenswift[0] + 1),
+        "poss-llama-3-8b": (6, poss[-1]),
+    }
+    assert printed.keys() == PROFILES.keys()
+    for name, (depth, tokens) in printed.items():
+        assert PROFILES[name].tokens_per_round(depth) == pytest.approx(tokens, abs=0.02), name
+
+
+def test_printed_figures_agree_with_one_another():
+    """What was copied from a table must be as consistent as the table."""
+    checked = 0
+    for rows in papers.published("longspec", "Table 1").values():
+        for name, figures in rows.items():
+            for data, (tau, speed, *speedup) in figures.items():
+                assert (tau == 1) == name.startswith("Vanilla")
+                for ratio in speedup:
+                    assert speed / rows["Vanilla FA"][data][1] == pytest.approx(ratio, abs=0.012)
+                    checked += 1
+    assert checked == 5 * 4 * 5
+    for table in ("Table 6", "Table 8"):
+        for shares in papers.published("tokenswift", table).values():
+            assert sum(shares[:4]) / 4 == pytest.approx(shares[4], abs=0.0151)
+    for lengths in papers.published("tokenswift", "Table 4").values():
+        for _, speedup, plain, swift in lengths.values():
+            assert plain / swift == pytest.approx(speedup, rel=0.015)  # of minutes to one digit
+    ours = papers.published("tokenswift", "Table 7")["[1,3,3,3]"]
+    assert ours == papers.published("tokenswift", "Table 5")["Dynamic Partial Cache"]
+    table_6 = papers.published("tokenswift", "Table 6")
+    assert table_6["min-p, penalty"][:5] == papers.published("tokenswift", "Table 8")["1.2"]
+    assert table_6["min-p"][:5] == papers.published("tokenswift", "Table 8")["1.0"]

@@ -114,12 +114,9 @@ class SelectionDrafter(Drafter):
         return draft
 
     def observe(self, verified: Verified) -> None:
-        """Learn what was accepted, and select for the next draft."""
-        self.sizer.end(verified)
-        self.select(verified)
-
-    def follow(self, verified: Verified) -> None:
-        """Select behind another drafter's draft."""
+        """Learn what was accepted of an own draft, and select for the next one."""
+        if verified.own:
+            self.sizer.end(verified)
         self.select(verified)
 
     def select(self, verified: Verified) -> None:

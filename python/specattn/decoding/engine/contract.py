@@ -61,7 +61,7 @@ class Draft(NamedTuple):
 
 
 class Verified(NamedTuple):
-    """What a drafter learns from the verification of its draft.
+    """What a drafter learns from the verification of a draft.
 
     Attributes
     ----------
@@ -72,12 +72,16 @@ class Verified(NamedTuple):
     result : Verification
         Logits and features of the target, and what was captured beside them. They hold until the
         target's next pass.
+    own : bool
+        Whether the drafter has proposed this draft, for all requests. False where drafters take
+        turns and it was another's, if only for one request of the batch.
     """
 
     draft: Draft
     accepted: Accepted
     prefix: torch.Tensor
     result: Verification
+    own: bool = True
 
     @property
     def counts(self) -> list[int]:
@@ -107,14 +111,10 @@ class Drafter:
         raise NotImplementedError
 
     def observe(self, verified: Verified) -> None:
-        """Learn from a verification; the accepted path is already committed to the cache."""
+        """Learn from a verification; the accepted path is already committed to the cache.
 
-    def follow(self, verified: Verified) -> None:
-        """Learn from a verification of what another drafter proposed; by default as from its own.
-
-        Where several drafters take turns, in a batch also within a round.
+        Where several drafters take turns it may be that of another's draft: see `Verified.own`.
         """
-        self.observe(verified)
 
     def compact(self, rows: list[int]) -> None:
         """Drop all rows of the batch but these, and keep them in this order."""

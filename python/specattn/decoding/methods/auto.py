@@ -241,17 +241,13 @@ class _AutoDrafter(Drafter):
         if asked := self.name is None and not self.asking.left_out:
             self.asking.begin()
         emitted = [1.0 + count for count in verified.counts]
-        own = [tokens for tokens, is_own in zip(emitted, self.own, strict=True) if is_own]
+        drafted = [tokens for tokens, is_own in zip(emitted, self.own, strict=True) if is_own]
         for name, drafter in self.drafters.items():
-            if name == self.name and all(self.own):
-                drafter.observe(verified)
-            else:
-                drafter.follow(verified)
-        if self.name is not None:
-            self.suffix.follow(verified)
-        elif asked:  # else the text is read before the next lookup
-            self.suffix.observe(verified)
-        self.chooser.end(sum(emitted), sum(own) / len(own))
+            own = name == self.name and all(self.own)
+            drafter.observe(verified._replace(own=own))
+        if self.name is not None or asked:  # else the text is read before the next lookup
+            self.suffix.observe(verified._replace(own=asked))
+        self.chooser.end(sum(emitted), sum(drafted) / len(drafted))
         self.asking.end("learned")
 
     def compact(self, rows: list[int]) -> None:

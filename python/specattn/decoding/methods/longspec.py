@@ -181,11 +181,11 @@ class _BlockDrafter(Drafter):
         raise NotImplementedError
 
     def observe(self, verified: Verified) -> None:
-        self.sizer.end(verified)
-        self.block.accept(verified.prefix, verified.accepted.nodes, self.kept)
-
-    def follow(self, verified: Verified) -> None:
-        self.block.follow(max(verified.counts))
+        if verified.own:
+            self.sizer.end(verified)
+            self.block.accept(verified.prefix, verified.accepted.nodes, self.kept)
+        else:
+            self.block.follow(max(verified.counts))
 
     def compact(self, rows: list[int]) -> None:
         self.block.compact(rows)

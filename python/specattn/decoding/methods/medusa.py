@@ -174,10 +174,8 @@ class _MedusaDrafter(Drafter):
         return ops.children(ops.head(hidden, self.target.head), nothing, width)
 
     def observe(self, verified: Verified) -> None:
-        self.sizer.end(verified)
-        self.follow(verified)
-
-    def follow(self, verified: Verified) -> None:
+        if verified.own:
+            self.sizer.end(verified)
         self.features = _rows(verified.result.features, verified.accepted.last)
 
     def compact(self, rows: list[int]) -> None:

@@ -143,10 +143,8 @@ class _PosSDrafter(Drafter):
         return draft
 
     def observe(self, verified: Verified) -> None:
-        self.sizer.end(verified)
-        self.follow(verified)
-
-    def follow(self, verified: Verified) -> None:
+        if verified.own:
+            self.sizer.end(verified)
         self.block.accept(verified)
 
     def compact(self, rows: list[int]) -> None:

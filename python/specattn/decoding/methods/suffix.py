@@ -208,15 +208,12 @@ class SuffixDrafter(Drafter):
         return self.draft(root, self.find())
 
     def observe(self, verified: Verified) -> None:
-        """Learn from the verification of an own draft."""
-        self.costs.end()
-        if verified.draft.tree.size > 1:
-            self.promised += sum(self.expected)
-            self.accepted += sum(verified.counts)
-        self.follow(verified)
-
-    def follow(self, verified: Verified) -> None:
-        """Learn from the verification of another drafter's draft."""
+        """Learn what the target ranked best, and of an own draft how much was accepted."""
+        if verified.own:
+            self.costs.end()
+            if verified.draft.tree.size > 1:
+                self.promised += sum(self.expected)
+                self.accepted += sum(verified.counts)
         logits, tokens = verified.result.logits, verified.draft.tokens
         if self.successors is None:
             self.catch_up()

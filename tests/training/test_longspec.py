@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from scipy.stats import chisquare
 
+from specattn.blocks import TORCH, rotate
 from specattn.drafters import LongSpecDrafter
-from specattn.drafters.layer import rotate
+from specattn.drafters.longspec import block, self_heads
 from specattn.drafters.training_attention import shifted_attention
 from specattn.training import STAGES, LongSpecObjective
 from specattn.training.longspec import start_from_target
@@ -157,13 +158,12 @@ def test_a_new_drafter_starts_with_the_layers_of_the_target(family):
     start_from_target(drafter, target)
     ids, _ = batch(1, 6)
     x, positions = target.get_input_embeddings()(ids), torch.arange(6)[None]
-    rotation = drafter.rotation(x, positions)
+    place = drafter.rotated(x, positions)
 
     # The first layer reads embeddings too, so it caches what the drafter's self attention does.
     first_layer = target(ids, use_cache=True).past_key_values.layers[0]
-    for mine, theirs in zip(
-        drafter.keys_and_values(x, rotation), (first_layer.keys, first_layer.values), strict=True
-    ):
+    own = self_heads(TORCH, drafter, x, place)[1:]
+    for mine, theirs in zip(own, (first_layer.keys, first_layer.values), strict=True):
         torch.testing.assert_close(mine, theirs.transpose(1, 2))
 
     last = target.model.layers[-1]
@@ -171,8 +171,17 @@ def test_a_new_drafter_starts_with_the_layers_of_the_target(family):
     theirs = last.self_attn.q_proj(normed).unflatten(-1, (-1, last.self_attn.head_dim))
     if hasattr(last.self_attn, "q_norm"):
         theirs = last.self_attn.q_norm(theirs)
-    mine, *_ = drafter.cross_attention.project(drafter.cross_norm(x), rotation)
-    torch.testing.assert_close(mine, rotate(theirs, rotation))
+    found = []
+
+    def attend(*heads):
+        return torch.zeros_like(heads[0])
+
+    def attend_to_target(q):
+        found.append(q)
+        return torch.zeros_like(q)
+
+    block(TORCH, drafter, x, place, attend, attend_to_target)
+    torch.testing.assert_close(found[0], rotate(theirs, *place))
 
     if not hasattr(last.mlp, "gate_proj"):  # a mixture of experts
         return

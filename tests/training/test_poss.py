@@ -5,7 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from specattn.blocks import TORCH
 from specattn.drafters import PosSDrafter
+from specattn.drafters.poss import fuse, keys_and_values, specialist
 from specattn.training import VARIANTS, FeatureCache, PosSObjective
 from specattn.training.features import features_of
 from specattn.training.loss import IGNORED
@@ -39,7 +41,7 @@ def plain_loss(objective, ids, labels):
             pairs = [pair(drafter, embed(row[t + 1]), features[t]) for t in range(root)]
             for depth in range(min(objective.depth, len(row) - root)):
                 layer = min(depth // drafter.config.positions_per_layer, drafter.config.layers - 1)
-                out = last_of_layer(drafter, drafter.specialists[layer], pairs)
+                out = last_of_layer(drafter, layer, pairs)
                 aim = root + depth
                 if row_labels[aim] != IGNORED:
                     total += objective.feature_weight * F.smooth_l1_loss(out, features[aim])
@@ -59,18 +61,18 @@ def pair(drafter, embedding, feature):
     return drafter.fc(torch.cat([embedding, feature]))
 
 
-def last_of_layer(drafter, specialist, pairs):
+def last_of_layer(drafter, layer, pairs):
     """Return a specialist's output for the last of the pairs, with torch's own causal attention."""
     x = torch.stack(pairs)[None]
-    rotation = drafter.rotation(x, torch.arange(len(pairs))[None])
-    k, v = specialist.attention.keys_and_values(x, rotation)
+    place = drafter.rotated(x, torch.arange(len(pairs))[None])
+    k, v = keys_and_values(TORCH, drafter, layer, x, place)
 
     def attend(q):
         q, keys, values = (part.transpose(1, 2) for part in (q, k, v))
         out = F.scaled_dot_product_attention(q, keys, values, is_causal=True, enable_gqa=True)
         return out.transpose(1, 2)
 
-    return specialist(x, rotation, attend)[0, -1]
+    return specialist(TORCH, drafter, layer, x, place, attend)[0, -1]
 
 
 @pytest.mark.parametrize("norms", [{}, BOTH_NORMS], ids=["plain", "norms"])
@@ -136,8 +138,8 @@ def test_a_new_drafter_starts_as_the_last_layer(family):
     # The layers: the last one's own, its output scaled as the final norm scales features.
     scale = (features.norm() / before_norm.norm()).float()
     layer, x = target.base_model.layers[-1], torch.randn(1, 5, 32)
-    for specialist in drafter.float().specialists:
-        own, theirs = specialist.attention, layer.self_attn
+    for drafted in drafter.float().specialists:
+        own, theirs = drafted.attention, layer.self_attn
         for mine, linears in (
             (own.q_proj, [theirs.q_proj]), (own.kv_proj, [theirs.k_proj, theirs.v_proj]),
         ):  # fmt: skip
@@ -146,8 +148,8 @@ def test_a_new_drafter_starts_as_the_last_layer(family):
         y = torch.randn(1, 5, theirs.o_proj.in_features)
         torch.testing.assert_close(own.o_proj(y), scale * (theirs.o_proj(y) - bias))
         if hasattr(layer.mlp, "gate_proj"):
-            gate, up = specialist.gate_up_proj(specialist.norm(x)).chunk(2, -1)
-            mine = specialist.down_proj(F.silu(gate) * up)
+            gate, up = drafted.gate_up_proj(drafted.norm(x)).chunk(2, -1)
+            mine = drafted.down_proj(F.silu(gate) * up)
             expected = layer.mlp(layer.post_attention_layernorm(x))
             torch.testing.assert_close(mine, scale * expected)
 
@@ -170,7 +172,7 @@ def test_a_new_drafters_norms_leave_features_as_large_as_they_are():
     square += 1e-3 * square.diagonal().mean() * torch.eye(len(square))
     best = torch.linalg.solve(square, pairs.T @ features[:, 1:].flatten(0, 1))
     with torch.no_grad():
-        found = drafter.fuse(embeds[:, 1:], features[:, :-1]).flatten(0, 1)
+        found = fuse(TORCH, drafter, embeds[:, 1:], features[:, :-1]).flatten(0, 1)
     torch.testing.assert_close(found, pairs @ best, rtol=1e-6, atol=1e-8)
 
 

@@ -1,13 +1,19 @@
 """LongSpec: what its drafter computes while decoding, what it remembers, and what comes out."""
 
+from typing import NamedTuple
+
 import pytest
 import torch
+from specattn.reference.tree_mask import pack_tree_mask
 from transformers import StoppingCriteriaList
 
 from specattn import use_backend
+from specattn.blocks import TORCH, Ops
 from specattn.decoding import DraftContext, LongSpec, Sampler, Target, generate
 from specattn.decoding.methods import longspec
 from specattn.decoding.methods.longspec_block import DraftBlock
+from specattn.decoding.passes import recorder as passes
+from specattn.decoding.passes.programs import Replayed
 from specattn.decoding.text.sequences import Sequences
 from specattn.drafters import LongSpecDrafter
 from tests.decoding.engine.test_loop import StopAt
@@ -60,45 +66,78 @@ def test_the_text_stays_right_where_much_is_accepted(family, options):
     assert rate > (1.8 if "widths" in options else 1.05)
 
 
-class Witness(DraftBlock):
+class Level(NamedTuple):
+    """One level of a tree: its nodes' tokens, what they see, and what the head said of them."""
+
+    tokens: torch.Tensor
+    mask: torch.Tensor
+    logits: torch.Tensor
+
+
+class Listening(Ops):
+    """Torch's operators, which keep the levels of a round."""
+
+    def __init__(self):
+        self.levels = []
+
+    def embed(self, tokens, module):
+        self.tokens = tokens
+        return super().embed(tokens, module)
+
+    def sparse_gather_attention(self, q, *read, **options):
+        self.mask = read[-1]
+        return super().sparse_gather_attention(q, *read, **options)
+
+    def head(self, x, module):
+        logits = super().head(x, module)
+        self.levels.append(Level(self.tokens, self.mask, logits))
+        return logits
+
+
+class Heard(DraftBlock):
+    """A block of which `hear` is given the levels of every round."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.programs = self
+
+    in_python = True
+
+    def run(self, key, program, inputs):
+        ops = Listening()
+        results = program(ops, **inputs)
+        self.hear(ops.levels)
+        return results
+
+
+class Witness(Heard):
     """Checks every level of every round against the statement of the equations."""
 
     levels = 0
     deepest = 0
 
-    def begin(self):
-        super().begin()
-        cache, sequences = self.target.cache, self.sequences
-        self.paths = []  # per request and node: the (position, embedding) of its ancestors
-        self.statement = Statement(self.drafter, self.target.model.base_model.rotary_emb)
-        keys, values = cache.layer(-1)
-        self.seen = [(k[:n], v[:n]) for k, v, n in zip(keys, values, cache.seqlens, strict=True)]
-        self.texts = []
-        for row, length in zip(sequences.active, cache.seqlens.tolist(), strict=True):
-            text = sequences.text(row)[:length]
-            self.texts.append(list(enumerate(self.embed(text))))
+    def hear(self, levels):
+        target, sequences = self.target, self.sequences
+        statement = Statement(self.drafter, target.model.base_model.rotary_emb)
+        cache = target.cache
         type(self).deepest = max(type(self).deepest, *cache.seqlens.tolist())
-
-    def logits(self, tokens, depth, mask):
-        logits = super().logits(tokens, depth, mask)
-        embeddings = self.embed(tokens)
-        for request, (text, seen) in enumerate(zip(self.texts, self.seen, strict=True)):
-            for node, embedding in enumerate(embeddings[request]):
-                path = self.ancestors(request, node, depth, mask)
-                hidden = self.statement.token(embedding, len(text) + depth, text + path, *seen)
-                expected = self.head(hidden)
-                torch.testing.assert_close(logits[request, node], expected, rtol=1e-8, atol=1e-8)
-        self.paths.append(embeddings)
-        type(self).levels += 1
-        return logits
-
-    def ancestors(self, request, node, depth, mask):
-        """Return the (position, embedding) of a node's ancestors, one for each level above it."""
-        above = torch.cat(self.paths, 1)[request] if self.paths else ()
-        number = [n for n in range(len(above)) if mask is None or mask[request, node, 0] >> n & 1]
-        start = len(self.texts[request])
-        assert len(number) == depth
-        return [(start + level, above[n]) for level, n in enumerate(number)]
+        type(self).levels += len(levels)
+        keys, values = cache.layer(-1)
+        for request, n in enumerate(cache.seqlens.tolist()):
+            text = list(enumerate(target.embed(sequences.text(sequences.active[request])[:n])))
+            seen, above = (keys[request, :n], values[request, :n]), []
+            for depth, level in enumerate(levels):
+                embeddings = target.embed(level.tokens[request])
+                for embedding, bits, logits in zip(
+                    embeddings, level.mask[request, :, 0], level.logits[request], strict=True
+                ):
+                    path = [x for node, x in enumerate(above) if bits >> node & 1]
+                    assert len(path) == depth
+                    path = [(n + step, x) for step, x in enumerate(path)]
+                    hidden = statement.token(embedding, n + depth, text + path, *seen)
+                    expected = target.head(hidden)
+                    torch.testing.assert_close(logits, expected, rtol=1e-8, atol=1e-8)
+                above += list(embeddings)
 
 
 @pytest.fixture
@@ -132,25 +171,19 @@ def test_decoding_mode_is_the_statement(witness, family, options):
     assert 5 < output.statistics.total.accepted < output.statistics.total.drafted
 
 
-class Recorder(DraftBlock):
+class Recorder(Heard):
     """Keeps what was said of the nodes that were accepted: (position, depth, logits)."""
 
     said: list
 
-    def begin(self):
-        super().begin()
-        self.round = []
-
-    def logits(self, tokens, depth, mask):
-        self.round.append(super().logits(tokens, depth, mask)[0])
-        return self.round[-1][None]
+    def hear(self, levels):
+        self.round = [logits for level in levels for logits in level.logits[0]]
 
     def accept(self, prefix, nodes, kept=None):
         super().accept(prefix, nodes, kept)
-        said = torch.cat(self.round) if self.round else []
         for depth, node in enumerate([0, *nodes[0].tolist()]):
-            if 0 <= node < len(said):  # nobody asks what follows a leaf
-                self.said.append((int(prefix[0]) + depth, depth, said[node]))
+            if 0 <= node < len(self.round):  # nobody asks what follows a leaf
+                self.said.append((int(prefix[0]) + depth, depth, self.round[node]))
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen2"])
@@ -179,7 +212,16 @@ def test_training_mode_agrees_on_accepted_paths(monkeypatch, family):
     assert deep > 5
 
 
-class Unbounded(DraftBlock):
+class Kept(Heard):
+    """Keeps all that it says."""
+
+    said: list
+
+    def hear(self, levels):
+        self.said += [level.logits for level in levels]
+
+
+class Unbounded(Kept):
     """A drafter that forgets nothing: its ring is longer than the text."""
 
     def __init__(self, *arguments):
@@ -191,40 +233,43 @@ class Unbounded(DraftBlock):
         )
 
 
-def heard(block, said):
-    """Return the class with what it says of every level appended to a list."""
-
-    class Heard(block):
-        def logits(self, *arguments):
-            said.append(super().logits(*arguments))
-            return said[-1]
-
-    return Heard
-
-
 @pytest.mark.parametrize("options", [{"widths": (3, 8, 8)}, {"gamma": 4}], ids=["tree", "chain"])
 def test_the_ring_equals_an_unbounded_cache(monkeypatch, options):
     """The same drafts to the last bit, though the ring is written over many times."""
     model = tiny_model("qwen3", vocab_size=SMALL_VOCABULARY)
     method = LongSpec(random_drafter(model, window=6, dtype=torch.float32), **options)
     texts, runs = prompts([3, 40, 21], vocabulary=6), []
-    for block in (DraftBlock, Unbounded):
+    for block in (Kept, Unbounded):
         runs.append([])
-        monkeypatch.setattr(longspec, "DraftBlock", heard(block, runs[-1]))
+        monkeypatch.setattr(Kept, "said", runs[-1], raising=False)
+        monkeypatch.setattr(longspec, "DraftBlock", block)
         generate(model, texts, method, max_new_tokens=60, compile="off")
     assert len(runs[0]) == len(runs[1]) > 30
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 
-def resident_bytes(run):
-    """Return the bytes of all tensors that a drafter holds, its module and the target's apart."""
-    memories = [memory for memory, _ in run.static._trees.values()] if run.static else []
-    values = [value for owner in (run.block, *memories) for value in vars(owner).values()]
-    held = [value for value in values if isinstance(value, torch.Tensor)]
-    held += [x for value in values if isinstance(value, (list, tuple)) for x in value]
-    return sum(
-        {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in held}.values()
-    )
+def held_bytes(block):
+    """Return the bytes that a block holds beside its weights, the target and the tables of angles.
+
+    Recordings and what they compute in are among them.
+    """
+    others = [*block.drafter.parameters(), *block.target.model.parameters(), *block.angles]
+    others += [block.target.cache.storage, block.target.cache.seqlens]
+    found, seen = {}, {x.untyped_storage().data_ptr() for x in others}
+    todo = [value for name, value in vars(block).items() if name not in ("drafter", "target")]
+    while todo:
+        value = todo.pop()
+        if isinstance(value, torch.Tensor):
+            storage = value.untyped_storage()
+            if storage.data_ptr() not in seen:
+                found[storage.data_ptr()] = storage.nbytes()
+        elif isinstance(value, (list, tuple)):
+            todo += value
+        elif isinstance(value, dict):
+            todo += value.values()
+        elif isinstance(value, (Replayed, passes.Recorder, passes.Memory)):
+            todo += vars(value).values()
+    return sum(found.values())
 
 
 @pytest.mark.parametrize("compile", ["on", "off"])
@@ -248,7 +293,7 @@ def test_memory_does_not_grow_with_the_context(compile):
                 prefix = target.cache.seqlens
                 run.block.accept(prefix, draft.tree.paths[0, -1:, 1:])
                 target.cache.seqlens = prefix + 6
-        held.append(resident_bytes(run))
+        held.append(held_bytes(run.block))
     assert held[0] == held[1] == held[2]
     row = 2 * 2 * 16 * 4  # keys and values, KV heads, head_dim, float32
     assert run.block.storage.nbytes == (512 + 5 + 69) * row
@@ -256,12 +301,13 @@ def test_memory_does_not_grow_with_the_context(compile):
         assert held[0] < 1.1 * run.block.storage.nbytes
 
 
-def test_the_window_counts_depth_and_not_the_order_of_nodes():
+def test_the_window_counts_depth_and_not_the_order_of_nodes(monkeypatch):
     """Two orders of the same nodes see the same tokens: each level says the same of them."""
     model = tiny_model("llama").double()
     drafter = random_drafter(model, window=6)
     ids = prompts([30])[0][None]
     answers = []
+    monkeypatch.setattr(Kept, "said", answers, raising=False)
     for order in (torch.arange(4), torch.tensor([2, 0, 3, 1])):
         sequences = Sequences(ids, [0], 60, StoppingCriteriaList(), model.device)
         target = Target(model, 1, 60)
@@ -270,27 +316,36 @@ def test_the_window_counts_depth_and_not_the_order_of_nodes():
         )
         target.cache.seqlens = target.cache.seqlens + 29
         context = DraftContext(target, Sampler([], False, sequences), sequences)
-        block = DraftBlock(drafter, context, 9, 2)
-        children = torch.tensor([[5, 6, 7, 8]])[:, order]
+
+        def best_children(self, logits, scores, masks, first, width, order=order):
+            tokens = torch.tensor([[5, 6, 7, 8]])[:, order]
+            seen = torch.tensor([[[3], [5], [9], [17]]])
+            return tokens, scores.expand(1, 4), torch.zeros(1, 4, dtype=torch.int64), seen
+
+        monkeypatch.setattr(Listening, "best_children", best_children)
         with torch.no_grad():
-            block.begin()
-            block.logits(ids[:, -1:], 0, torch.tensor([[[1]]]))
-            said = block.logits(children, 1, torch.tensor([[[3], [5], [9], [17]]]))
-        answers.append(said[:, order.argsort()])
-    torch.testing.assert_close(*answers, rtol=1e-12, atol=1e-12)
+            Kept(drafter, context, 9, 2).grow(ids[:, -1], (4, 4))
+        answers[-1] = answers[-1][:, order.argsort()]
+    assert len(answers) == 4
+    torch.testing.assert_close(answers[1], answers[3], rtol=1e-12, atol=1e-12)
 
 
 def test_the_best_children_are_those_of_the_whole_table():
+    """And a child sees what its parent sees, and itself."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(3, 5, 40, generator=generator) * 3
     scores = torch.randn(3, 5, generator=generator)
+    masks = torch.randint(0, 2**6, (3, 5, 4), generator=generator)
     for width in (1, 7, 16, 200):
-        tokens, best, parents = longspec.best_children(logits, scores, width)
+        tokens, best, parents, below = TORCH.best_children(logits, scores, masks, 6, width)
         table = (logits.log_softmax(-1) + scores[..., None]).flatten(1)
         expected, where = table.topk(width)
         torch.testing.assert_close(best, expected)
-        assert torch.equal(parents, where // 40)
+        assert torch.equal(parents - 6, where // 40)
         assert torch.equal(tokens, where % 40)
+        seen = masks.gather(1, (parents - 6)[..., None].expand(-1, -1, 4))
+        added = pack_tree_mask(torch.eye(256, dtype=torch.bool))[11 : 11 + width]
+        assert torch.equal(below, seen | added)
 
 
 def test_the_folder_within_the_target_is_the_default(tmp_path):

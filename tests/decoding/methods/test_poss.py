@@ -1,18 +1,22 @@
 """PosS: what its specialists compute while decoding, what they remember, and what comes out."""
 
+from collections import Counter
+from typing import NamedTuple
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import StoppingCriteriaList
 
-from specattn import use_backend
+from specattn import blocks, use_backend
+from specattn.blocks import TORCH, Ops, top_tokens
 from specattn.decoding import DraftContext, PosS, Sampler, Target, generate
-from specattn.decoding.drafting import dynamic_tree
-from specattn.decoding.drafting.dynamic_tree import DynamicTree, top_tokens
-from specattn.decoding.methods import poss
+from specattn.decoding.methods import poss, poss_block
 from specattn.decoding.methods.poss_block import SpecialistBlock
+from specattn.decoding.passes.programs import Direct
 from specattn.decoding.text.sequences import Sequences
+from specattn.drafters.poss import fuse, keys_and_values, specialist
 from tests.decoding.models import (
     CONFIGS,
     ending_at,
@@ -56,56 +60,72 @@ def test_the_text_stays_right_where_much_is_accepted(family, window, seed, norms
     assert output.statistics.total.mean_acceptance_length > 1.2
 
 
+class Level(NamedTuple):
+    """One level of a tree: its nodes' tokens (the root has none), what they see, their features."""
+
+    tokens: torch.Tensor | None
+    mask: torch.Tensor
+    features: torch.Tensor
+
+
+class Listening(Ops):
+    """Torch's operators, which keep the levels of a round."""
+
+    def __init__(self):
+        self.levels, self.tokens = [], None
+
+    def embed(self, tokens, module):
+        self.tokens = tokens
+        return super().embed(tokens, module)
+
+    def hybrid_tree_attention(self, q, *read, **options):
+        self.mask = read[5]
+        return super().hybrid_tree_attention(q, *read, **options)
+
+    def head(self, x, module):
+        self.levels.append(Level(self.tokens, self.mask, x))
+        return super().head(x, module)
+
+
+class Under(Direct):
+    """Runs programs with operators of a test's own."""
+
+    def __init__(self, ops):
+        self.ops = ops
+
+    def run(self, key, program, inputs):
+        return program(self.ops, **inputs)
+
+
 class Witness(SpecialistBlock):
     """Checks every level of every round against the statement, which reads all text anew."""
 
     levels = expected = 0
-    kept = None  # for tests that compare rounds: (depth, features) of every level
 
-    def begin(self):
-        x = super().begin()
+    def grow(self, root, width, depth):
+        ops = Listening()
+        self.growing = Under(ops)
+        grown = super().grow(root, width, depth)
         type(self).expected += min(4, self.sequences.draft_depth)
-        model = self.target.model
-        self.statement = Statement(self.drafter, model.base_model.rotary_emb)
-        self.texts, self.paths = [], []
-        for row, length in zip(
-            self.sequences.active, self.target.cache.seqlens.tolist(), strict=True
-        ):
-            ids = self.sequences.text(row)[: length + 1]
+        type(self).levels += len(ops.levels)
+        model, embed = self.target.model, self.target.embed
+        statement = Statement(self.drafter, model.base_model.rotary_emb)
+        for request, length in enumerate(self.target.cache.seqlens.tolist()):
+            ids = self.sequences.text(self.sequences.active[request])[: length + 1]
             features = model.base_model(ids[None], use_cache=False).last_hidden_state[0, :-1]
-            self.texts.append((self.embed(ids), features))
-            self.paths.append([[]])
-        self.tokens = self.parents = None
-        return x
-
-    def fuse(self, tokens, features):
-        self.tokens = tokens
-        return super().fuse(tokens, features)
-
-    def features(self, x, depth, mask):
-        out = super().features(x, depth, mask)
-        for request, (embeds, features) in enumerate(self.texts):
-            if depth:
-                above = self._above(request, mask, depth)
-                self.paths[request] = [
-                    [*self.before[request][a], self.embed(t)]
-                    for a, t in zip(above, self.tokens[request], strict=True)
-                ]
-            if len(embeds) > 1:  # a root without a pair has no statement
-                for path, found in zip(self.paths[request], out[request], strict=True):
-                    stated = self.statement.drafted(embeds, features, path)[-1]
+            if length == 0:
+                continue  # a root without a pair has no statement
+            nodes = [None]  # by number; the text has the root's embedding
+            for level in ops.levels:
+                if level.tokens is not None:
+                    nodes += list(embed(level.tokens[request]))
+                for bits, found in zip(level.mask[request], level.features[request], strict=True):
+                    path = [
+                        x for n, x in enumerate(nodes) if n and int(bits[n // 64]) >> n % 64 & 1
+                    ]
+                    stated = statement.drafted(embed(ids), features, path)[-1]
                     torch.testing.assert_close(found, stated, rtol=1e-8, atol=1e-8)
-        self.before = [list(paths) for paths in self.paths]
-        type(self).levels += 1
-        return out
-
-    def _above(self, request, mask, depth):
-        """Return which node of the level above each node follows, read off the mask's bits."""
-        width = mask.shape[1]
-        first = 0 if depth == 1 else 1 + (depth - 2) * width
-        seen = mask[request, :, 0].tolist()
-        nodes = range(first, first + len(self.before[request]))
-        return [next(n - first for n in nodes if bits >> n & 1) for bits in seen]
+        return grown
 
 
 def in_float64(model):
@@ -152,15 +172,11 @@ def test_decoding_mode_is_the_statement(monkeypatch, family, layers, norms):
 def test_every_depth_has_its_own_specialist_from_the_first_round_on(monkeypatch):
     called = []
 
-    class Listening(SpecialistBlock):
-        def features(self, x, depth, mask):
-            for number, specialist in enumerate(self.drafter.specialists):
-                specialist.forward = lambda *a, n=number, s=specialist: (
-                    called.append((depth, n)) or type(s).forward(s, *a)
-                )
-            return super().features(x, depth, mask)
+    def listening(ops, drafter, layer, x, place, attend):
+        called.append((int(place.depths[0, 0]), layer))
+        return specialist(ops, drafter, layer, x, place, attend)
 
-    monkeypatch.setattr(poss, "SpecialistBlock", Listening)
+    monkeypatch.setattr(poss_block, "specialist", listening)
     model = tiny_model("qwen3")
     drafter = random_drafter(model, layers=3, positions_per_layer=2, dtype=torch.float32)
     method, options = PosS(drafter, depth=8, total_tokens=60), ending_at(13)
@@ -170,71 +186,76 @@ def test_every_depth_has_its_own_specialist_from_the_first_round_on(monkeypatch)
 
 
 @pytest.mark.parametrize("window", [1, 3, 9, 100])
-def test_a_window_counts_positions_along_the_path(window):
+def test_a_window_counts_positions_along_the_path(monkeypatch, window):
     """One level of nodes at depth 2, in any order: each sees the same last pairs of its path."""
     model = tiny_model("llama").double()
     drafter = random_drafter(model, layers=1)
     (ids,) = prompts([14])
-    context = started(model, ids, nodes=9)
-    block = SpecialistBlock(drafter, context, 9, window)
+    context = started(model, ids[None], nodes=9)
+    block = SpecialistBlock(drafter, context, 9, 2, window)
     features = torch.randn(1, 13, 32, generator=torch.Generator().manual_seed(2)).double()
-    cache = context.target.cache
+    cache, embed = context.target.cache, context.target.embed
     cache.seqlens = cache.seqlens + 13
-    pairs = drafter.fuse(block.embed(ids[None, 1:]), features)
-    children = torch.randn(1, 4, 32, generator=torch.Generator().manual_seed(1)).double()
+    children = torch.tensor([[5, 6, 7, 8]])
+    ops = Listening()
+
+    def four(tokens, scores, masks, first, width):
+        seen = torch.tensor([[[3], [5], [9], [17]]])
+        return children, children, torch.zeros(1, 4), torch.zeros_like(children), seen
+
+    monkeypatch.setattr(ops, "expand_best", four)
+    block.growing = Under(ops)
     with torch.no_grad():
         block.on_prefill(0, features)
-        block.features(block.begin(), 0, torch.tensor([[[1]]]))
-        found = block.features(children, 1, torch.tensor([[[3], [5], [9], [17]]]))[0]
-        for child, out in zip(children[0], found, strict=True):
+        block.grow(ids[-1:], 4, 2)
+        root, below = (level.features for level in ops.levels)
+        pairs = fuse(TORCH, drafter, embed(ids[None, 1:]), features)
+        drafted = fuse(TORCH, drafter, embed(children), root.expand(-1, 4, -1))
+        for child, out in zip(drafted[0], below[0], strict=True):
             path = torch.cat([pairs[0], child[None]])[None]
-            rotation = drafter.rotation(path, torch.arange(14)[None])
-            specialist = drafter.specialists[0]
-            k, v = specialist.attention.keys_and_values(path, rotation)
-            logits = torch.einsum("qhd,khd->hqk", specialist.attention.queries(path, rotation)[0],
-                                  k[0].repeat_interleave(2, 1)) / 4  # fmt: skip
-            far = torch.ones(14, 14).triu(1).bool() | torch.ones(14, 14).tril(-window).bool()
-            weights = logits.masked_fill(far, -torch.inf).softmax(-1)
-            mixed = torch.einsum("hqk,khd->qhd", weights, v[0].repeat_interleave(2, 1))
-            expected = specialist(path, rotation, lambda q, mixed=mixed: mixed[None])[0, -1]
+            place = drafter.rotated(path, torch.arange(14)[None])
+            k, v = keys_and_values(TORCH, drafter, 0, path, place)
+
+            def attend(q, k=k, v=v):
+                k, v = (x[0].repeat_interleave(2, 1) for x in (k, v))
+                far = torch.ones(14, 14).triu(1).bool() | torch.ones(14, 14).tril(-window).bool()
+                logits = torch.einsum("qhd,khd->hqk", q[0], k) / 4
+                weights = logits.masked_fill(far, -torch.inf).softmax(-1)
+                return torch.einsum("hqk,khd->qhd", weights, v)[None]
+
+            expected = specialist(TORCH, drafter, 0, path, place, attend)[0, -1]
             torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-9)
 
 
 def started(model, ids, nodes):
-    """Return the context of one request whose cache is empty."""
-    room = len(ids) + nodes + 10
-    sequences = Sequences(ids[None], [0], room, StoppingCriteriaList(), model.device)
+    """Return the context of requests ids [B, n] whose cache is empty."""
+    room = ids.shape[1] + nodes + 10
+    sequences = Sequences(ids, [0] * len(ids), room, StoppingCriteriaList(), model.device)
     sampler = Sampler([], do_sample=False, sequences=sequences)
-    return DraftContext(Target(model, 1, room), sampler, sequences)
-
-
-class Counting:
-    """Counts rows that go through a module."""
-
-    def __init__(self, module):
-        self.rows, forward = 0, module.forward
-
-        def counted(x, *rest):
-            self.rows += x.shape[0] * x.shape[1]
-            return forward(x, *rest)
-
-        module.forward = counted
+    return DraftContext(Target(model, len(ids), room), sampler, sequences)
 
 
 @pytest.mark.parametrize("context", [20, 200])
-def test_catching_up_costs_the_same_at_any_length(context):
+def test_catching_up_costs_the_same_at_any_length(monkeypatch, context):
     """Per round: the nodes that are drafted, and depth + 1 pairs of the text for the next one."""
     model = tiny_model("qwen3", vocab_size=SMALL_VOCABULARY)
     drafter = random_drafter(model, seed=3, dtype=torch.float32)
-    fused = Counting(drafter.fc)
-    whole = [Counting(specialist) for specialist in drafter.specialists]
+    rows, linear = Counter(), Ops.linear
+
+    def counting(self, x, *projections, **options):
+        rows[projections[0].weight.data_ptr()] += x.shape[0] * x.shape[1]
+        return linear(self, x, *projections, **options)
+
+    monkeypatch.setattr(Ops, "linear", counting)
     method = PosS(drafter, width=3, depth=3, total_tokens=10)
     texts = prompts([context], vocabulary=SMALL_VOCABULARY)
     output = generate(model, texts, method, compile="off", **ending_at(context + 20))
     rounds = output.statistics.passes
     prompt_rows = 1 + context - 1  # the first token's stand-in, and every pair of the prompt
-    assert fused.rows == prompt_rows + rounds * (3 + 3) + (rounds - 1) * 4
-    assert [count.rows for count in whole] == [rounds, 3 * rounds, 3 * rounds]
+    fused = rows[drafter.fc.weight.data_ptr()]
+    assert fused == prompt_rows + rounds * (3 + 3) + (rounds - 1) * 4
+    whole = [rows[s.attention.q_proj.weight.data_ptr()] for s in drafter.specialists]
+    assert whole == [rounds, 3 * rounds, 3 * rounds]
 
 
 @pytest.mark.parametrize("chunk_size", [1, 7, 64])
@@ -270,6 +291,39 @@ def eagle_2(say, root, width, depth, size):
     return set(sorted(nodes, key=lambda path: (-nodes[path], len(path)))[: size - 1])
 
 
+class Saying(Ops):
+    """Torch's operators, but the head says ``say(request, path)`` of every node."""
+
+    def __init__(self, say, roots):
+        self.say, self.paths = say, [[(root,)] for root in roots.tolist()]
+
+    def head(self, x, module):
+        return torch.stack([
+            torch.stack([self.say(request, path) for path in level])
+            for request, level in enumerate(self.paths)
+        ])  # fmt: skip
+
+    def expand_best(self, *arguments):
+        found = super().expand_best(*arguments)
+        nodes = zip(found[1].tolist(), found[3].tolist(), strict=True)
+        self.paths = [
+            [(*level[row % len(level)], token) for token, row in zip(tokens, rows, strict=True)]
+            for level, (tokens, rows) in zip(self.paths, nodes, strict=True)
+        ]
+        return found
+
+
+def grown(say, roots, width, depth, vocabulary):
+    """Return what a drafter scores behind `roots` that says ``say(request, path)``."""
+    model = tiny_model("llama", vocab_size=vocabulary)
+    drafter = random_drafter(model, layers=1, dtype=torch.float32)
+    context = started(model, roots[:, None].expand(-1, 2), nodes=1 + width * depth)
+    block = SpecialistBlock(drafter, context, 1 + width * depth, depth)
+    block.growing = Under(Saying(say, roots))
+    with torch.no_grad():
+        return block.grow(roots, width, depth)
+
+
 def token_paths(draft, request):
     tree = draft.tree.paths.expand(len(draft.tokens), -1, -1)[request]
     tokens = draft.tokens[request]
@@ -282,30 +336,19 @@ def token_paths(draft, request):
      (10, 3, 60, 640)],
 )  # fmt: skip
 def test_the_tree_is_eagle_2s(monkeypatch, width, depth, size, vocabulary):
-    monkeypatch.setattr(dynamic_tree, "_LARGE", 512)
+    monkeypatch.setattr(blocks, "_LARGE", 512)
     roots = torch.tensor([1, 0, 2])
 
     def say(request, path):
         generator = torch.Generator().manual_seed(hash((request, *path)) % 2**31)
-        return (2 * torch.randn(vocabulary, generator=generator)).log_softmax(-1)
+        logits = 2 * torch.randn(vocabulary, generator=generator)
+        return logits.log_softmax(-1) + torch.randn(1)  # logits may be off by a constant
 
-    tree, paths = DynamicTree(roots, width), [[(root.item(),)] for root in roots]
-    for _ in range(depth):
-        logits = torch.stack([
-            torch.stack([say(request, path) for path in level])
-            for request, level in enumerate(paths)
-        ])  # fmt: skip
-        tree.score(logits + torch.randn(3, 1, 1))  # logits may be off by a constant
-        tokens, parents = tree.expand()
-        paths = [
-            [(*level[p], t.item()) for t, p in zip(tokens[request], parents[request], strict=True)]
-            for request, level in enumerate(paths)
-        ]
-    draft = tree.grown.best(size)
+    draft = grown(say, roots, width, depth, vocabulary).best(size)
     assert torch.equal(draft.tokens[:, 0], roots)
     for request, root in enumerate(roots.tolist()):
         expected = eagle_2(
-            lambda path, r=request: say(r, path).exp().tolist(), root, width, depth, size
+            lambda path, r=request: say(r, path).softmax(-1).tolist(), root, width, depth, size
         )
         found = token_paths(draft, request)[1:]
         assert len(found) == len(set(found)), "no node twice"
@@ -324,7 +367,7 @@ def test_the_best_tokens_are_those_of_topk(large, count, size, with_ties, seed):
     x = torch.randn(2, 3, size, generator=generator)
     x = x.round() if with_ties else x
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dynamic_tree, "_LARGE", large)
+        patch.setattr(blocks, "_LARGE", large)
         found, at = top_tokens(x, count)
     assert torch.equal(found, x.topk(min(count, size)).values)
     assert torch.equal(x.gather(-1, at), found)
@@ -333,12 +376,10 @@ def test_the_best_tokens_are_those_of_topk(large, count, size, with_ties, seed):
 
 def test_equal_scores_still_make_a_tree():
     """A sure drafter gives probability 1: a child then scores as its parent does."""
-    tree = DynamicTree(torch.tensor([0]), 2)
-    for nodes in (1, 2, 2, 2):
-        tree.score(torch.tensor([0.0, 1e4, -1e4, 0.0]).expand(1, nodes, 4))
-        tree.expand()
+    logits = torch.tensor([0.0, 1e4, -1e4, 0.0])
+    tree = grown(lambda request, path: logits, torch.tensor([0]), 2, 4, 4)
     for size in range(2, 9):
-        draft = tree.grown.best(size)
+        draft = tree.best(size)
         assert draft.tree.size == size
         assert (draft.tree.parents[0, 1:] < torch.arange(1, size)).all()
         assert token_paths(draft, 0)[min(size - 1, 4)][0] == 1
@@ -348,23 +389,16 @@ def test_places_say_which_beam_would_have_found_a_candidate():
     """A narrower beam grows a part of the same tree: the candidates of smaller ranks."""
     generator = torch.Generator().manual_seed(1)
     table = torch.randn(9, 9, generator=generator)  # what follows a token
-
-    def grown(width):
-        tree = DynamicTree(torch.tensor([4]), width)
-        tokens = torch.tensor([[4]])
-        for _ in range(3):
-            tree.score(table[tokens])
-            tokens, _ = tree.expand()
-        return tree
-
-    whole = grown(4)
-    levels, ranks = whole.grown.places
-    for width in (1, 2, 4):
-        found = grown(width).grown.places
-        assert found.shape[1] == int((ranks < width).sum())
-        assert sorted(found[0]) == sorted(levels[ranks < width])
-    first = whole.scores[0][0]
-    assert torch.equal(first[torch.tensor(ranks[:4]) < 2], grown(2).scores[0][0])
+    trees = {
+        width: grown(lambda request, path: table[path[-1]], torch.tensor([4]), width, 3, 9)
+        for width in (1, 2, 4)
+    }
+    levels, ranks = trees[4].places
+    for width, tree in trees.items():
+        assert tree.places.shape[1] == int((ranks < width).sum())
+        assert sorted(tree.places[0]) == sorted(levels[ranks < width])
+    first = trees[4].scores[0, :4]
+    assert torch.equal(first[torch.tensor(ranks[:4]) < 2], trees[2].scores[0, :2])
 
 
 def test_a_run_says_where_its_time_went():

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from specattn.decoding import Quest, SpecExtend, Streaming, TriForce, generate
-from specattn.decoding.engine.target import Pass
+from specattn.decoding.passes.attention import Pass
 from tests.decoding.engine.test_loop import StopAt
 from tests.decoding.models import greedy_by_transformers, prompts, tiny_model
 

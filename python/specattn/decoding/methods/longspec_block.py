@@ -45,7 +45,7 @@ class DraftBlock:
     Attributes
     ----------
     storage : Tensor [2, B, window + depth + nodes, Hk, D]
-        Keys and values: all the memory that a drafter needs, whatever the length of the text.
+        Keys and values, as many whatever the length of the text.
     """
 
     def __init__(self, drafter: LongSpecDrafter, context: DraftContext, nodes: int, depth: int):

@@ -313,21 +313,20 @@ def test_the_joint_distribution_of_four_tokens(monkeypatch, capricious):
     assert distributions.p_value(torch.cat(numbers), expected) > distributions.SIGNIFICANCE
 
 
-def test_a_drafter_in_the_models_folder_is_found_and_loaded_once(tmp_path, model):
+def test_a_drafter_in_the_models_folder_is_found_and_loaded_once(tmp_path):
+    model = tiny_model("qwen3", vocab_size=V)
     random_drafter(model, window=8, dtype=torch.float32).save_pretrained(tmp_path / "longspec")
     model.config._name_or_path = str(tmp_path)
-    module._found.clear()
     first, second = (Auto().prepared(model).trained for _ in range(2))
     assert isinstance(first, LongSpec)
     assert first is second
     assert Auto(trained=None).prepared(model).trained is None
 
 
-def test_a_drafter_that_does_not_fit_is_left_alone_and_named(tmp_path, model, caplog):
-    other = tiny_model("qwen3", vocab_size=V + 8)
+def test_a_drafter_that_does_not_fit_is_left_alone_and_named(tmp_path, caplog):
+    model, other = (tiny_model("qwen3", vocab_size=size) for size in (V, V + 8))
     random_drafter(other, window=8, dtype=torch.float32).save_pretrained(tmp_path / "longspec")
     model.config._name_or_path = str(tmp_path)
-    module._found.clear()
     with caplog.at_level(logging.WARNING):
         assert Auto().prepared(model).trained is None
     assert f"{tmp_path / 'longspec'}: the drafter is not used" in caplog.text

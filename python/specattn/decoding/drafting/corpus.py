@@ -19,12 +19,12 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 from safetensors.torch import save_file
 from transformers import AutoTokenizer, PreTrainedModel
 
+from specattn.decoding.model.model import Model
 from specattn.files import write_atomically
 
 END = -1
@@ -247,12 +247,9 @@ class Corpora:
             raise ValueError(f"corpus: {name} does not fit the target: {error}") from None
 
 
-_of_models: WeakKeyDictionary[Any, Corpora] = WeakKeyDictionary()
-
-
 def corpora_of(model: PreTrainedModel) -> Corpora:
     """Return what this process knows of a model's corpora."""
-    return _of_models.setdefault(model, Corpora(model))
+    return Model.of(model).recall("corpora", lambda: Corpora(model))
 
 
 def _mapped(path: Path) -> Index:

@@ -14,11 +14,11 @@ from collections.abc import Callable, Hashable, Sequence
 from itertools import accumulate
 from statistics import median
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
 import torch
 
 from specattn.decoding.engine.target import Target
+from specattn.decoding.model.model import Model
 from specattn.decoding.text.sequences import Sequences
 from specattn.decoding.text.statistics import Clock
 
@@ -192,9 +192,6 @@ def _line(rows: list[int], seconds: list[float], size: int) -> float:
     return seconds[left] + slope * (size - rows[left])
 
 
-_of_models: WeakKeyDictionary[Any, dict[tuple[Any, ...], Any]] = WeakKeyDictionary()
-
-
 def alike(target: Target, sequences: Sequences) -> tuple[Any, ...]:
     """Return what passes of a model have in common that take about the same time."""
     length = round(math.log(max(sequences.active_lengths), _ALIKE))
@@ -215,12 +212,8 @@ def recalled(target: Target, sequences: Sequences, kind: Hashable, make: Callabl
     make : callable
         Makes a new one with the clock of the target's device.
     """
-    known = _of_models.setdefault(target.model, {})
-    key = kind, *alike(target, sequences)
-    if key not in known:
-        known[key] = make(target.clock())
-    found: T = known[key]
-    return found
+    key = "pace", kind, *alike(target, sequences)
+    return Model.of(target.model).recall(key, lambda: make(target.clock()))
 
 
 def costs_of(target: Target, sequences: Sequences, kind: Hashable = "passes") -> PassCosts:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
 
 import torch
 from transformers import PreTrainedModel
@@ -29,6 +28,7 @@ from specattn.decoding.methods.medusa import Medusa
 from specattn.decoding.methods.poss import PosS
 from specattn.decoding.methods.suffix import Lookup, Suffix, SuffixDrafter
 from specattn.decoding.methods.vegas import Vegas, VegasDrafter
+from specattn.decoding.model.model import Model
 from specattn.decoding.passes.attention import NO_CAPTURE
 
 TRAINED: tuple[type[Method], ...] = (LongSpec, PosS, Medusa)
@@ -98,7 +98,10 @@ class Auto(Method, name="auto"):
         self.lookup.prepared(model)
         if isinstance(self.trained, Method):
             return replace(self, trained=self.trained.prepared(model))
-        return replace(self, trained=_found_beside(model)) if self.trained else self
+        if self.trained is None:
+            return self
+        found = Model.of(model).recall("drafter beside it", lambda: _beside(model))
+        return replace(self, trained=found)
 
     def clipped(self, depth: int) -> Auto:
         """Return this method with no deeper drafts of a trained drafter than `depth`."""
@@ -116,19 +119,15 @@ class Auto(Method, name="auto"):
         return _AutoDrafter(context, self.lookup, drafters)
 
 
-_found: WeakKeyDictionary[PreTrainedModel, Method | None] = WeakKeyDictionary()
-
-
-def _found_beside(model: PreTrainedModel) -> Method | None:
-    """Return the method whose trained drafter lies in the model's folder, loaded once."""
-    if model not in _found:
-        folder, _found[model] = Path(model.config._name_or_path), None
-        for kind in [one for one in TRAINED if (folder / one.name).is_dir()][:1]:
-            try:
-                _found[model] = kind().prepared(model)
-            except (OSError, ValueError) as error:
-                _log.warning("auto: %s: the drafter is not used: %s", folder / kind.name, error)
-    return _found[model]
+def _beside(model: PreTrainedModel) -> Method | None:
+    """Return the method whose trained drafter lies in the model's folder, loaded."""
+    folder = Path(model.config._name_or_path)
+    for kind in [one for one in TRAINED if (folder / one.name).is_dir()][:1]:
+        try:
+            return kind().prepared(model)
+        except (OSError, ValueError) as error:
+            _log.warning("auto: %s: the drafter is not used: %s", folder / kind.name, error)
+    return None
 
 
 class _NoIndex:
@@ -172,16 +171,13 @@ class _Experience:
     worths: dict[Any, Worth] = field(default_factory=dict)
 
 
-_experiences: WeakKeyDictionary[PreTrainedModel, _Experience] = WeakKeyDictionary()
-
-
 class _AutoDrafter(Drafter):
     def __init__(self, context: DraftContext, lookup: Suffix, drafters: dict[str, Drafter]):
         self.target, self.sequences = context.target, context.sequences
         self.drafters = drafters
         self.suffix = _lookup(lookup, context)
         self.vegas = next((one for one in drafters.values() if isinstance(one, VegasDrafter)), None)
-        self.experience = _experiences.setdefault(self.target.model, _Experience())
+        self.experience = Model.of(self.target.model).recall(("pace", "auto"), _Experience)
         account = self.experience.account
         self.chooser = Chooser(self.target.clock(), self._known_worths(), account)
         self.asking = Asking(self.target.clock())

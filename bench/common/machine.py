@@ -7,7 +7,7 @@ import platform
 import subprocess
 import time
 from collections.abc import Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def describe(device: torch.device) -> dict:
         "machine": _machine(device),
         "versions": {"python": platform.python_version(), **_versions()},
         "commit": _commit(),
-        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 

@@ -1,0 +1,213 @@
+"""What the pages state is what the code and the records say."""
+
+import importlib.util
+import inspect
+import json
+import os
+import re
+import tomllib
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from pkgutil import resolve_name
+
+import pytest
+
+from specattn.decoding import FAMILIES, METHODS, generate, parse_method
+
+ROOT = Path(__file__).parents[1]
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*/*.md")]
+PAGES = [page for page in PAGES if page.name not in ("CHANGELOG.md", "ARCHITECTURE.md")]
+CODE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
+NUMBERS = {"one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "eight": 8, "ten": 10}
+CLASSES = {cls.__name__: cls for cls in METHODS.values()}
+
+
+def _tables():
+    path = ROOT / "docs/tools/tables.py"
+    spec = importlib.util.spec_from_file_location("tables", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+TABLES = _tables()
+
+each_page = pytest.mark.parametrize(
+    "page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix()
+)
+
+
+def _prose(page):
+    return CODE.sub("", page.read_text())
+
+
+@pytest.mark.parametrize("page", TABLES.pages(), ids=lambda page: page.name)
+def test_tables_are_what_the_records_give(page):
+    text = page.read_text()
+    assert text == TABLES.written(text), "run: python docs/tools/tables.py"
+
+
+def test_every_table_stands_in_a_page():
+    used = {
+        name for page in TABLES.pages() for _, name, _ in TABLES.BLOCK.findall(page.read_text())
+    }
+    assert used == set(TABLES.TABLES)
+
+
+@cache
+def _names():
+    folders = (
+        "python",
+        "reference",
+        "triton_kernels",
+        "csrc",
+        "tests",
+        "bench",
+        "docs",
+        "examples",
+    )
+    return {
+        name
+        for folder in (*folders, "tools")
+        for _, _, found in os.walk(ROOT / folder)
+        for name in found
+    }
+
+
+@each_page
+def test_files_that_are_named_exist(page):
+    """A path from the root, the package or the page's folder; of sources the bare name, too."""
+    stdlib = Path(os.__file__).parent
+    roots = (ROOT, ROOT / "python/specattn", page.parent, stdlib)
+    for name in re.findall(r"`([\w./-]+\.(?:py|h|cuh?|cpp|sh|jsonl|toml))`", _prose(page)):
+        found = any((root / name).exists() for root in roots) or name in _names()
+        assert found or name == "llama.cpp", f"there is no {name}"
+
+
+@each_page
+def test_public_names_exist(page):
+    text = page.read_text()
+    for name in re.findall(r"`(specattn(?:\.\w+)+)", _prose(page)):
+        resolve_name(name)
+    for module, names in re.findall(r"^\s*from (specattn[\w.]*) import ([\w, ]+)$", text, re.M):
+        for name in names.split(","):
+            resolve_name(f"{module}:{name.split(' as ')[0].strip()}")
+
+
+@each_page
+def test_options_of_methods_exist(page):
+    """`Vegas(gamma=6)` in Python, `vegas:gamma=6` on the command line."""
+    text = re.sub(r"Vegas\(\.\.\., name=", "Vegas(", TABLES.BLOCK.sub("", page.read_text()))
+    for name, arguments in re.findall(rf"\b({'|'.join(CLASSES)})\(((?:[^()]|\([^()]*\))*)\)", text):
+        known = {field.name for field in fields(CLASSES[name])}
+        given = re.findall(r"(?:^|[\s,])(\w+)=", re.sub(r"\([^()]*\)|\[[^\]]*\]", "", arguments))
+        assert set(given) <= known, f"{name}({arguments})"
+    for given in re.findall(rf"`((?:{'|'.join(METHODS)}):\w+=[^`\s]+)`", text):
+        if "[..." not in given:
+            parse_method(given)
+
+
+def _methods_of(page):
+    """Return the methods whose names the page has in its Python code, or all."""
+    text = page.read_text()
+    return [cls for name, cls in CLASSES.items() if re.search(rf"\b{name}\(", text)]
+
+
+def _stated(text):
+    """Return what a page writes as a default, as the code would."""
+    text = text.strip("` ").replace(",", "")
+    if text.endswith("%"):
+        return float(text[:-1]) / 100
+    if text.lower() in ("none", "true", "false"):
+        return {"none": None, "true": True, "false": False}[text.lower()]
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+@each_page
+def test_defaults_are_those_of_the_signatures(page):
+    """Of tables with the columns option and default, and of "`min_tokens` (256)" in prose."""
+    methods = _methods_of(page)
+    defaults = {}
+    for cls in methods:
+        for field in fields(cls):
+            defaults.setdefault(field.name, set()).add(field.default)
+    text = _prose(page)
+    stated = re.findall(r"`(\w+)`[^`|.()]{0,40}\(([\d,.]+%?)(?: by default[^)]*)?\)", text)
+    for table in re.findall(r"^\| option \| default \|.*\n\|[-| ]+\n((?:\|.*\n)+)", text, re.M):
+        for row in table.splitlines():
+            cells = row.split("|")
+            stated += [(name, cells[2]) for name in re.findall(r"`(\w+)`", cells[1])]
+    for name, value in stated:
+        if name in defaults:
+            assert _stated(value) in defaults[name], f"{name} is {defaults[name]}, not {value}"
+
+
+@each_page
+def test_python_versions_are_those_of_the_package(page):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    oldest = project["requires-python"].removeprefix(">=")
+    listed = [re.search(r"3\.\d+$", one) for one in project["classifiers"] if "Python ::" in one]
+    listed = sorted((one[0] for one in listed if one), key=lambda one: int(one[2:]))
+    assert listed[0] == oldest
+    for first, last in re.findall(r"Python (3\.\d+) to (3\.\d+)", page.read_text()):
+        assert (first, last) == (oldest, listed[-1])
+    for first in re.findall(r"Python (3\.\d+) (?:or newer|and newer|and later)", page.read_text()):
+        assert first == oldest
+
+
+@each_page
+def test_what_stands_below_the_picture_of_auto_is_its_record(page):
+    """The paragraph below it names texts, dates and factors of the file that it is drawn from."""
+    path = ROOT / "bench/results/epyc-2core/auto.jsonl"
+    run, *cells = map(json.loads, path.read_text().splitlines())
+    gains = TABLES.auto_gains()
+    means = [TABLES.geometric_mean(gains[kind]) for kind in ("greedy", "sampled", "best")]
+    means += [TABLES.geometric_mean(gains["greedy"] + gains["sampled"])]
+    factors = [*means, *(edge(gains[kind]) for kind in gains for edge in (min, max))]
+    peers = TABLES.read("epyc-2core/decoding-peers.jsonl")
+    factors += [row["speedup"].get("vllm", 0) for row in peers if row["method"] == "plain"]
+    rounded = {f"{factor:.{digits}f}" for factor in factors for digits in (1, 2)}
+    for below in re.findall(r"\((?:docs/)?auto\.png\)\n\n(.+?)(?:\n\n|\Z)", page.read_text(), re.S):
+        for number in re.findall(r"\b(\w+) texts\b", below):
+            texts = len({cell["text"] for cell in cells})
+            assert NUMBERS.get(number.lower(), number) in (texts, str(texts)), below
+        for number in re.findall(r"\b(\w+) cells\b", below):
+            assert {"thirty": 30}.get(number.lower(), number) in (len(cells), str(len(cells))), (
+                below
+            )
+        assert set(re.findall(r"20\d\d-\d\d-\d\d", below)) <= {run["time"][:10]}, below
+        for factor in re.findall(
+            r"(?<![\w.-])(\d+\.\d+)(?= times| to |\)| greedily| sampled)", below
+        ):
+            assert factor in rounded, f"{factor} is not in the records: {below}"
+
+
+def test_families_are_those_that_are_tested():
+    text = (ROOT / "docs/models.md").read_text()
+    table = text[text.index("| family |") :].split("\n\n")[0]
+    rows = [row.split("|")[2] for row in table.splitlines()[2:]]
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == set(FAMILIES)
+
+
+def test_vllm_is_the_version_that_the_plugin_is_for():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (wanted,) = project["optional-dependencies"]["vllm"]
+    served = re.search(r">=(\d+\.\d+)", wanted)[1]
+    for page in PAGES:
+        for version in re.findall(r"\bv(?:LLM|llm-cpu) (\d+\.\d+)(?! ms)", page.read_text()):
+            assert version == served, f"{page.name}: {version}"
+
+
+def test_every_method_stands_where_methods_are_listed():
+    reference = (ROOT / "docs/reference/methods.md").read_text()
+    assert set(re.findall(r"specattn\.decoding\.(\w+)$", reference, re.M)) >= set(CLASSES)
+    readme = (ROOT / "README.md").read_text()
+    assert {name for name in METHODS if f"`{name}`" not in readme} <= {"plain"}
+
+
+def test_the_default_method_is_auto():
+    assert inspect.signature(generate).parameters["method"].default == "auto"

@@ -184,7 +184,7 @@ def test_prompts_features_are_kept_for_methods_that_read_them(model, prompts):
     ids = torch.stack(prompts)[:, :-1]
     with torch.no_grad():
         features = model.base_model(ids, use_cache=False).last_hidden_state
-    torch.testing.assert_close(torch.cat([x for _, x in seen], 1), features)
+    torch.testing.assert_close(torch.cat([torch.stack(x) for _, x in seen], 1), features)
 
 
 @torch.no_grad()

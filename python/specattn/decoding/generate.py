@@ -21,8 +21,8 @@ from specattn.decoding.engine.loop import OnPrefill, OnRound
 from specattn.decoding.engine.method import (
     Method,
     OnTokens,
+    RunOptions,
     Texts,
-    announcing,
     refuse_unsupported,
     run,
 )
@@ -157,8 +157,6 @@ def generate(
     method, model = _resolve(method), text_model(model)
     vocabulary = model.config.vocab_size
     prompts = as_prompts(input_ids, attention_mask, tokenizer=tokenizer, vocabulary=vocabulary)
-    if streamer is not None and len(prompts) > 1:
-        raise ValueError(f"streamer follows one prompt, got {len(prompts)}; use on_tokens instead")
     if temperature is not None:
         options.setdefault("do_sample", temperature > 0)
         if temperature > 0:
@@ -197,14 +195,9 @@ def generate(
         prefix_allowed_tokens_fn=prefix_allowed_tokens_fn,
         **options,
     )
-    if streamer is not None:
-        streamer.put(prompts[0][None].cpu())
-    sequences, statistics = run(
-        method,
-        model,
-        texts,
-        config,
-        on_round=announcing(on_round, on_tokens, streamer),
+    run_options = RunOptions(
+        on_tokens=on_tokens,
+        on_round=on_round,
         on_prefill=on_prefill,
         generator=generator,
         seed=seed,
@@ -213,9 +206,8 @@ def generate(
         compile=compile,
         context_parallel=context_parallel,
     )
-    if streamer is not None:
-        streamer.end()
-    new_tokens = [sequences.new_tokens(row) for row in range(len(texts.ends))]
+    sequences, statistics = run(method, model, texts, config, run_options, streamer)
+    new_tokens = [sequences.new_tokens(row) for row in range(len(texts.rows))]
     repeats = len(new_tokens) // len(prompts)  # num_return_sequences
     whole = [
         torch.cat([prompts[row // repeats], prompts[row // repeats].new_tensor(new)])
@@ -266,13 +258,11 @@ def _prepared(
     call = calls[len(prompts[0])]
     repeats = len(call.input_ids) // len(prompts)
     rows = [prompt for prompt in prompts for _ in range(repeats)]
-    ends = [len(row) for row in rows]
-    processors = [calls[end].processors for end in ends]
+    processors = [calls[len(row)].processors for row in rows]
     if all(type(processor) in CONTEXT_FREE for processor in call.processors):
         processors = [call.processors] * len(rows)  # those see no text
-    padded = torch.nn.utils.rnn.pad_sequence([row.cpu() for row in rows], batch_first=True)
-    criteria = [calls[end].criteria for end in ends]
-    return Texts(padded, [0] * len(rows), ends, processors, criteria), call.config
+    criteria = [calls[len(row)].criteria for row in rows]
+    return Texts(rows, [0] * len(rows), processors, criteria), call.config
 
 
 def _stop_strings(given: str | Sequence[str] | None, model: PreTrainedModel) -> list[str]:

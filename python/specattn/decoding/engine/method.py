@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from inspect import Parameter, signature
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -119,20 +120,12 @@ class Method(ABC):
         stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
         token_streamer: BaseStreamer | None = None,
-        on_tokens: OnTokens | None = None,
-        on_round: OnRound | None = None,
-        on_prefill: OnPrefill | None = None,
-        generator: torch.Generator | None = None,
-        seed: int | None = None,
-        capacity: int | None = None,
-        num_pregenerated: int = 0,
-        compile: Compile = "auto",
-        **model_kwargs: Any,
+        **others: Any,
     ) -> torch.Tensor | SpeculativeOutput:
         """Decode what transformers has prepared.
 
-        Called by ``model.generate(ids, custom_generate=method, ...)``. The named arguments from
-        `token_streamer` on can be given to ``generate`` as well; they mean what they mean in
+        Called by ``model.generate(ids, custom_generate=method, ...)``. `token_streamer` and the
+        fields of `RunOptions` can be given to ``generate`` as well; they mean what they mean in
         `specattn.decoding.generate`. Three of ``generate``'s own arguments never get here, because
         transformers keeps them back from a callable: use `token_streamer` in place of ``streamer``,
         a `transformers.StopStringCriteria` in place of ``stop_strings`` with ``tokenizer``; an
@@ -154,40 +147,42 @@ class Method(ABC):
             An option that cannot be obeyed, padding that is not on the left, an empty prompt, or
             prompts that the cache cannot hold.
         """
-        refuse_unsupported(generation_config, model_kwargs)
-        padding = _left_padding(input_ids, model_kwargs.get("attention_mask"))
-        _check_positions(padding, input_ids, model_kwargs.get("position_ids"))
-        if token_streamer is not None and len(input_ids) > 1:
-            raise ValueError(f"token_streamer follows one prompt, got {len(input_ids)}")
-
-        texts = Texts(
-            input_ids,
-            padding,
-            [input_ids.shape[1]] * len(input_ids),
-            [logits_processor] * len(input_ids),
-            [stopping_criteria] * len(input_ids),
-        )
-        if token_streamer is not None:
-            token_streamer.put(input_ids.cpu())
-        sequences, statistics = run(
-            self,
-            model,
-            texts,
-            generation_config,
-            on_round=announcing(on_round, on_tokens, token_streamer),
-            on_prefill=on_prefill,
-            generator=generator,
-            seed=seed,
-            capacity=capacity,
-            num_pregenerated=num_pregenerated,
-            compile=compile,
-        )
-        if token_streamer is not None:
-            token_streamer.end()
+        given = {name: others.pop(name) for name in _OPTIONS if name in others}
+        refuse_unsupported(generation_config, others)
+        padding = _left_padding(input_ids, others.get("attention_mask"))
+        _check_positions(padding, input_ids, others.get("position_ids"))
+        rows = len(input_ids)
+        rules = [logits_processor] * rows, [stopping_criteria] * rows
+        texts, options = Texts(list(input_ids), padding, *rules), RunOptions(**given)
+        sequences, statistics = run(self, model, texts, generation_config, options, token_streamer)
         output: Any = sequences.padded(_pad_token(generation_config)).to(input_ids.device)
         if generation_config.return_dict_in_generate:
             return SpeculativeOutput(sequences=output, statistics=statistics)
         return output
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What a caller may say of a run, each as for `specattn.decoding.generate`."""
+
+    on_tokens: OnTokens | None = None
+    on_round: OnRound | None = None
+    on_prefill: OnPrefill | None = None
+    generator: torch.Generator | None = None
+    seed: int | None = None
+    capacity: int | None = None
+    num_pregenerated: int = 0
+    compile: Compile = "auto"
+    context_parallel: ContextParallel | None = None
+
+
+# transformers hands a callable only what its signature names.
+_OPTIONS = [one.name for one in fields(RunOptions) if one.name != "context_parallel"]
+_own = signature(Method.__call__)
+_named = [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in _OPTIONS]
+vars(Method)["__call__"].__signature__ = _own.replace(
+    parameters=[*list(_own.parameters.values())[:-1], *_named, _own.parameters["others"]]
+)
 
 
 class Texts(NamedTuple):
@@ -195,18 +190,31 @@ class Texts(NamedTuple):
 
     Attributes
     ----------
-    input_ids : Tensor, int64 [R, L]
-    padding, ends : list of int
-        Where each prompt begins and ends in its row.
+    rows : list of Tensor, int64 [padding + L_r]
+    padding : list of int
+        How many of a row's tokens precede the prompt.
     processors : list of LogitsProcessorList
     criteria : list of StoppingCriteriaList
     """
 
-    input_ids: torch.Tensor
+    rows: list[torch.Tensor]
     padding: list[int]
-    ends: list[int]
     processors: list[LogitsProcessorList]
     criteria: list[StoppingCriteriaList]
+
+    @property
+    def limits(self) -> list[int]:
+        """Where each row must end; 0 where nothing says so."""
+        return [criteria.max_length or 0 for criteria in self.criteria]
+
+    @property
+    def most_new(self) -> int:
+        """The most tokens that may follow a prompt."""
+        return max(limit - len(row) for limit, row in zip(self.limits, self.rows, strict=True))
+
+    def room(self, method: Method) -> int:
+        """Return the most tokens that a row and a draft behind it can have."""
+        return max(self.limits) + method.max_nodes
 
 
 @torch.no_grad()
@@ -215,66 +223,70 @@ def run(
     model: PreTrainedModel,
     texts: Texts,
     config: GenerationConfig,
-    *,
-    on_round: OnRound | None,
-    on_prefill: OnPrefill | None,
-    generator: torch.Generator | None,
-    seed: int | None,
-    capacity: int | None,
-    num_pregenerated: int,
-    compile: Compile,
-    context_parallel: ContextParallel | None = None,
+    options: RunOptions,
+    streamer: BaseStreamer | None = None,
 ) -> tuple[Sequences, Statistics]:
-    """Decode prepared texts; arguments as for `specattn.decoding.generate`."""
+    """Decode prepared texts."""
+    if streamer is not None and len(texts.rows) > 1:
+        raise ValueError(
+            f"streamer follows one prompt, got {len(texts.rows)}; use on_tokens instead"
+        )
     model = text_model(model)
-    lengths = [end - begin for begin, end in zip(texts.padding, texts.ends, strict=True)]
-    limits = [criteria.max_length or 0 for criteria in texts.criteria]
-    if 0 in limits:
+    if 0 in texts.limits:
         raise ValueError("the run has no end: give max_new_tokens or max_length")
-    spans = zip(limits, texts.ends, strict=True)
-    method = method.prepared(model).clipped(max(limit - end for limit, end in spans) - 1)
-    room = max(limits) + method.max_nodes
-    needed = room - min(texts.padding)
-    if capacity is not None and needed > capacity:
+    method = method.prepared(model).clipped(texts.most_new - 1)
+    lengths = [len(row) - begin for row, begin in zip(texts.rows, texts.padding, strict=True)]
+    needed = texts.room(method) - min(texts.padding)
+    if options.capacity is not None and needed > options.capacity:
         raise ValueError(
             f"the longest prompt has {max(lengths)} tokens; with new tokens and one draft it needs "
-            f"room for {needed}, but capacity is {capacity}"
+            f"room for {needed}, but capacity is {options.capacity}"
         )
-    if not 0 <= num_pregenerated < min(lengths):
+    if not 0 <= options.num_pregenerated < min(lengths):
         raise ValueError(
-            f"num_pregenerated must leave at least one token of a prompt, got {num_pregenerated}"
+            "num_pregenerated must leave at least one token of a prompt, got "
+            f"{options.num_pregenerated}"
         )
-    if seed is not None and generator is not None:
+    if options.seed is not None and options.generator is not None:
         raise ValueError("give seed or generator, not both")
-    criteria, lockstep = texts.criteria, Lockstep.of(model, context_parallel)
-    if lockstep is not None:
-        prompts = texts.input_ids, texts.padding, texts.ends
-        seed = lockstep.begin(model, method, prompts, limits, seed, generator)
-        criteria = lockstep.criteria(criteria)
-    sequences = Sequences(
-        texts.input_ids,
-        texts.padding,
-        room,
-        criteria,
-        model.device,
-        num_pregenerated,
-        texts.ends,
-    )
-    do_sample = bool(config.do_sample)
-    if do_sample:
-        seed, generator = _randomness(seed, generator, model.device)
-    sampler = Sampler(texts.processors, do_sample, sequences, seed or 0)
-    target = Target(model, len(lengths), needed, compile, lockstep)
-    context = DraftContext(target, sampler, sequences, generator)
+    if (lockstep := Lockstep.of(model, options.context_parallel)) is not None:
+        prompts = [row[begin:] for row, begin in zip(texts.rows, texts.padding, strict=True)]
+        draw = options.seed, options.generator
+        seed = lockstep.begin(model, method, prompts, texts.limits, *draw)
+        options = replace(options, seed=seed)
+        texts = texts._replace(criteria=lockstep.criteria(texts.criteria))
+    target = Target(model, len(lengths), needed, options.compile, lockstep)
+    context = context_of(target, method, texts, options, do_sample=bool(config.do_sample))
+    if streamer is not None:
+        streamer.put(texts.rows[0][None].cpu())
     with target.in_use():
         statistics = decode(
             context,
             method.start(context),
             chunk_size=config.prefill_chunk_size or CHUNK_SIZE,
-            on_round=on_round,
-            on_prefill=on_prefill,
+            on_round=announcing(options, streamer),
+            on_prefill=options.on_prefill,
         )
-    return sequences, statistics
+    if streamer is not None:
+        streamer.end()
+    return context.sequences, statistics
+
+
+def context_of(
+    target: Target, method: Method, texts: Texts, options: RunOptions, *, do_sample: bool
+) -> DraftContext:
+    """Return what a drafter works with in a run of a method that is clipped to it."""
+    where, room = target.device, texts.room(method)
+    pregenerated = options.num_pregenerated
+    sequences = Sequences(texts.rows, texts.padding, room, texts.criteria, where, pregenerated)
+    seed, generator = options.seed, options.generator
+    if do_sample and seed is None:
+        source = "cpu" if generator is None else generator.device
+        seed = int(torch.randint(2**63 - 1, (), generator=generator, device=source))
+    elif do_sample and seed is not None:
+        generator = torch.Generator(where).manual_seed(seed)
+    sampler = Sampler(texts.processors, do_sample, sequences, seed or 0)
+    return DraftContext(target, sampler, sequences, generator)
 
 
 def refuse_unsupported(config: GenerationConfig, model_kwargs: dict[str, Any]) -> None:
@@ -331,21 +343,9 @@ def _pad_token(config: GenerationConfig) -> int:
     return int(ends.flatten()[0])
 
 
-def _randomness(
-    seed: int | None, generator: torch.Generator | None, device: torch.device
-) -> tuple[int, torch.Generator | None]:
-    """Return the seed of the run, drawn if none is given, and the generator of rejected drafts."""
-    if seed is not None:
-        return seed, torch.Generator(device).manual_seed(seed)
-    where = "cpu" if generator is None else generator.device
-    drawn = torch.randint(2**63 - 1, (), generator=generator, device=where)
-    return int(drawn), generator
-
-
-def announcing(
-    on_round: OnRound | None, on_tokens: OnTokens | None, streamer: BaseStreamer | None = None
-) -> OnRound | None:
+def announcing(options: RunOptions, streamer: BaseStreamer | None = None) -> OnRound | None:
     """Return one callback for all kinds of listeners."""
+    on_round, on_tokens = options.on_round, options.on_tokens
     if on_tokens is streamer is None:
         return on_round
 

@@ -13,12 +13,16 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from specattn.decoding.engine.contract import DraftContext
 from specattn.decoding.engine.loop import prefill, run_rounds
-from specattn.decoding.engine.method import Method, OnTokens, announcing
+from specattn.decoding.engine.method import (
+    Method,
+    OnTokens,
+    RunOptions,
+    Texts,
+    announcing,
+    context_of,
+)
 from specattn.decoding.engine.target import Target
-from specattn.decoding.text.sampling import Sampler
-from specattn.decoding.text.sequences import Sequences
 from specattn.decoding.text.statistics import Statistics, Stopwatch, synchronize
 
 
@@ -113,21 +117,12 @@ class PromptSnapshot:
         """
         if method.reads_features and self._features is None:
             raise ValueError(f"{type(method).__name__} reads features: give keep_features=True")
-        target, length = self.target, self.prefix + 1
-        method = method.prepared(target.model).clipped(new_tokens - 1)
-        sequences = Sequences(
-            torch.stack(self.prompts),
-            [0] * len(self.prompts),
-            length + new_tokens + method.max_nodes,
-            StoppingCriteriaList([MaxLengthCriteria(length + new_tokens)]),
-            target.device,
-        )
-        context = DraftContext(
-            target,
-            Sampler(processors, do_sample, sequences, seed),
-            sequences,
-            torch.Generator(target.device).manual_seed(seed),
-        )
+        target, rows, length = self.target, len(self.prompts), self.prefix + 1 + new_tokens
+        rules = [processors] * rows, [StoppingCriteriaList([MaxLengthCriteria(length)])] * rows
+        texts = Texts(self.prompts, [0] * rows, *rules)
+        method = method.prepared(target.model).clipped(texts.most_new - 1)
+        options = RunOptions(on_tokens=on_tokens, seed=seed)
+        context = context_of(target, method, texts, options, do_sample=do_sample)
         self.restore()
         with target.in_use():
             drafter = method.start(context)
@@ -137,9 +132,9 @@ class PromptSnapshot:
                 target.cache.seqlens = seqlens.clamp(max=start + len(features[0]))
                 drafter.on_prefill(start, features)
             target.cache.seqlens = seqlens
-            on_round = announcing(None, on_tokens)
-            statistics = run_rounds(context, drafter, Stopwatch(target.device), on_round)
-        return [sequences.generated(row).tolist() for row in range(len(self.prompts))], statistics
+            watch = Stopwatch(target.device)
+            statistics = run_rounds(context, drafter, watch, announcing(options))
+        return [context.sequences.new_tokens(row) for row in range(rows)], statistics
 
     def as_dynamic_cache(self) -> DynamicCache:
         """Return the prompts' keys and values as the cache that transformers' `generate` uses."""

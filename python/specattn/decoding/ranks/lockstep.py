@@ -65,7 +65,7 @@ class Lockstep:
         self,
         model: PreTrainedModel,
         method: Any,
-        prompts: tuple[torch.Tensor, Sequence[int], Sequence[int]],
+        prompts: Sequence[torch.Tensor],
         limits: Sequence[int],
         seed: int | None,
         generator: torch.Generator | None,
@@ -76,8 +76,7 @@ class Lockstep:
         ----------
         model : PreTrainedModel
         method : Method
-        prompts : tuple
-            Token ids in rows, and where each prompt begins and ends in its row.
+        prompts : sequence of Tensor
         limits : sequence of int
             Where each row must end.
         seed, generator : optional
@@ -91,7 +90,7 @@ class Lockstep:
         """
         if generator is not None:
             raise ValueError("on several ranks give seed: a generator is one rank's own")
-        tokens = [row[begin:end].tolist() for row, begin, end in zip(*prompts, strict=True)]
+        tokens = [prompt.tolist() for prompt in prompts]
         options = {
             name: value
             for name, value in vars(method).items()

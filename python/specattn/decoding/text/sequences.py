@@ -1,4 +1,4 @@
-"""The texts of a run: unpadded for methods, as they came for processors, and when each ends."""
+"""The texts of a run, each as long as it is, and when each ends."""
 
 from __future__ import annotations
 
@@ -68,26 +68,23 @@ def _end_tokens(criteria: Iterable[StoppingCriteria]) -> set[int]:
 
 
 class Sequences:
-    """The texts of all requests of a run; each row has its own length.
+    """The texts of all requests of a run, in the rows of one buffer; each has its own length.
 
-    Methods see texts without padding: a token's index is its position. Logits processors and
-    stopping criteria see `padded_rows`: padding on the left where a caller of transformers has put
-    some, prompt, new tokens.
+    Methods see texts: a token's index is its position. Logits processors and stopping criteria see
+    rows: a text behind the padding that a caller of transformers has put before it, if any.
 
     Parameters
     ----------
-    input_ids : Tensor, int64 [R, L]
-        Prompts; whatever stands before and behind them is padding.
+    rows : sequence of Tensor, int64 [padding + L_r]
+        Every prompt behind its padding.
     padding : sequence of int
         Leading padding tokens of each row.
     room : int
-        Most tokens that a padded row and a draft behind it can have.
+        Most tokens that a row and a draft behind it can have.
     stopping_criteria : StoppingCriteriaList, or one for each row
     device : torch.device
     num_pregenerated : int
         Tokens at the end of each prompt that an earlier run has generated.
-    ends : sequence of int, optional
-        Where each prompt ends in its row; by default all end with the rows.
 
     Attributes
     ----------
@@ -95,49 +92,46 @@ class Sequences:
         The row of each request in the running batch; finished rows have left it.
     room : int
         Most tokens that can follow a prompt, those of a last draft included.
-    padded_rows : Tensor, int64 [R, room], on the device
+    host_rows : Tensor, int64 [R, room]
         What stands behind the end of a row means nothing.
+    padded_rows : Tensor, int64 [R, room]
+        The same on the device.
     padding, ends : list of int
-        Where each text begins and ends in its padded row.
+        Where each text begins and ends in its row.
+    generated_from : list of int
+        Where in its row what was generated begins, by an earlier run too.
     """
 
     def __init__(
         self,
-        input_ids: torch.Tensor,
+        rows: Sequence[torch.Tensor],
         padding: Sequence[int],
         room: int,
         stopping_criteria: StoppingCriteriaList | Sequence[StoppingCriteriaList],
         device: torch.device,
         num_pregenerated: int = 0,
-        ends: Sequence[int] | None = None,
     ):
-        rows, width = input_ids.shape
-        self._host = torch.zeros(rows, room, dtype=torch.int64)
-        self._host[:, :width] = input_ids
-        self._tokens = self._host.numpy()  # the same memory; quicker to write to
-        self._starts, self._num_pregenerated = list(ends or [width] * rows), num_pregenerated
-        self.padded_rows = self._host.to(device)
-        self.padding, self.ends = list(padding), list(self._starts)
-        self.active = list(range(rows))
-        self.criteria = list(stopping_criteria)
+        self.padding, self.ends = list(padding), [len(row) for row in rows]
+        self.host_rows = torch.zeros(len(rows), room, dtype=torch.int64)
+        for own, row in zip(self.host_rows, rows, strict=True):
+            own[: len(row)] = row
+        self._tokens = self.host_rows.numpy()  # the same memory; quicker to write to
+        self.padded_rows = self.host_rows.to(device)
+        self._starts, self.active = self.ends.copy(), list(range(len(rows)))
+        self.generated_from = [start - num_pregenerated for start in self._starts]
         if isinstance(stopping_criteria, StoppingCriteriaList):
-            self.criteria = [stopping_criteria] * rows
-        self._limits = [criteria.max_length or room for criteria in self.criteria]
-        self._rules = [_rules(criteria) for criteria in self.criteria]
+            stopping_criteria = [stopping_criteria] * len(rows)
+        self._limits = [criteria.max_length or room for criteria in stopping_criteria]
+        self._rules = [_rules(criteria) for criteria in stopping_criteria]
+        self._end_tokens = [_end_tokens(criteria) for criteria in stopping_criteria]
         self.room = room - max(self._limits) + max(map(operator.sub, self._limits, self._starts))
-        self._criteria_device = device
-        if all(type(criterion) in _ON_HOST for own in self.criteria for criterion in own):
-            self._criteria_device = torch.device("cpu")
-
-    @property
-    def host_rows(self) -> torch.Tensor:
-        """`padded_rows` on the host."""
-        return self._host
+        on_host = all(type(one) in _ON_HOST for own in stopping_criteria for one in own)
+        self._criteria_device = torch.device("cpu") if on_host else device
 
     @property
     def prompts(self) -> list[torch.Tensor]:
         """Every row's prompt, int64 [L_r], on the host."""
-        spans = zip(self._host, self.padding, self._starts, strict=True)
+        spans = zip(self.host_rows, self.padding, self._starts, strict=True)
         return [row[begin:end] for row, begin, end in spans]
 
     @property
@@ -156,50 +150,28 @@ class Sequences:
 
     def text(self, row: int) -> torch.Tensor:
         """Return a row's text, prompt and new tokens: a view, int64 [L_r], on the host."""
-        return self._host[row, self.padding[row] : self.ends[row]]
+        return self.host_rows[row, self.padding[row] : self.ends[row]]
 
     def generated(self, row: int) -> torch.Tensor:
         """Return the end of a row's text that was generated, by an earlier run too."""
-        return self._host[row, self.generated_from[row] : self.ends[row]]
-
-    @property
-    def generated_from(self) -> list[int]:
-        """Where in its padded row what was generated begins, by an earlier run too."""
-        return [start - self._num_pregenerated for start in self._starts]
-
-    def tokens_between(self, row: int, begin: int, end: int) -> list[int]:
-        """Return a part of a padded row."""
-        tokens: list[int] = self._tokens[row, begin:end].tolist()
-        return tokens
+        return self.host_rows[row, self.generated_from[row] : self.ends[row]]
 
     def new_tokens(self, row: int) -> list[int]:
         """Return what this run has emitted to a row."""
-        return self._host[row, self._starts[row] : self.ends[row]].tolist()
+        return self.host_rows[row, self._starts[row] : self.ends[row]].tolist()
 
     def end_tokens(self, row: int) -> set[int]:
         """Return the tokens that end a row."""
-        return _end_tokens(self.criteria[row])
+        return self._end_tokens[row]
 
     def tokens_at(self, positions: torch.Tensor) -> torch.Tensor:
-        """Return the running requests' tokens at `positions` of their texts.
+        """Return the running requests' tokens at `positions`, int64 [B, n], on the device.
 
-        Parameters
-        ----------
-        positions : Tensor, int64 [B, n], on the device
-            Not negative. Those behind the end of a text give tokens that mean nothing.
-
-        Returns
-        -------
-        Tensor, int64 [B, n], on the device
+        None is negative. Those behind the end of a text give tokens that mean nothing.
         """
         begin = positions.new_tensor([self.padding[row] for row in self.active])[:, None]
         columns = (begin + positions).clamp_max(self.padded_rows.shape[1] - 1)
         return self.padded_rows[positions.new_tensor(self.active)].gather(1, columns)
-
-    @property
-    def newest(self) -> list[int]:
-        """Every running request's last token: the root of its next tree."""
-        return [int(self._tokens[row, self.ends[row] - 1]) for row in self.active]
 
     def drafts(self, row: int) -> int:
         """Return how many drafted tokens a row has use for: one more follows the last of them."""
@@ -211,17 +183,14 @@ class Sequences:
         return max(self.drafts(row) for row in self.active)
 
     def continued(self, row: int, path: list[int]) -> torch.Tensor:
-        """Return a padded row as if `path` followed its text, on the CPU.
+        """Return a row as if `path` followed its text, int64 [1, n], on the CPU.
 
-        Returns
-        -------
-        Tensor, int64 [1, ends + path]
-            A view, until the next call.
+        A view, until the next call.
         """
         begin, end = self.ends[row], self.ends[row] + len(path)
         if path:
             self._tokens[row, begin:end] = path
-        return self._host[row : row + 1, :end]
+        return self.host_rows[row : row + 1, :end]
 
     def extend(self, row: int, tokens: list[int]) -> tuple[list[int], bool]:
         """Emit tokens one by one until one of them ends the row.
@@ -234,35 +203,33 @@ class Sequences:
         """
         begin, finished = self.ends[row], False
         rules = self._rules[row]
-        for place, token in enumerate(tokens, start=begin):
-            self._tokens[row, place] = token
+        self._tokens[row, begin : begin + len(tokens)] = tokens
         for end, token in enumerate(tokens, start=begin + 1):
             finished = end >= rules.max_length or token in rules.end_tokens
             if rules.requests:
                 finished |= any(request.asked for request in rules.requests)
             if rules.others:
-                so_far = self._host[row : row + 1, :end].to(self._criteria_device)
+                so_far = self.host_rows[row : row + 1, :end].to(self._criteria_device)
                 finished |= bool(rules.others(so_far, None))
             self.ends[row] = end
             if finished:
                 break
         end = self.ends[row]
-        if self.padded_rows is not self._host:
-            self.padded_rows[row, begin:end] = self._host[row, begin:end]
+        if self.padded_rows is not self.host_rows:
+            self.padded_rows[row, begin:end] = self.host_rows[row, begin:end]
         return tokens[: end - begin], finished
 
     def padded(self, pad_token_id: int) -> torch.Tensor:
         """Return all rows, padded on the right to the longest: int64 [R, longest], on the host."""
         longest = max(self.ends)
         beyond = torch.arange(longest) >= torch.tensor(self.ends)[:, None]
-        return self._host[:, :longest].masked_fill(beyond, pad_token_id)
+        return self.host_rows[:, :longest].masked_fill(beyond, pad_token_id)
 
 
 class TokenIndex(Protocol):
     """What indexes a text token by token."""
 
-    def extend(self, tokens: Iterable[int]) -> None:
-        """Append tokens to the text."""
+    def extend(self, tokens: Iterable[int]) -> None: ...  # noqa: D102
 
 
 I = TypeVar("I", bound=TokenIndex)
@@ -284,7 +251,7 @@ class RequestIndexes(Generic[I]):
         self.sequences = sequences
         self._indexes = [make() for _ in sequences.lengths]
         # Where in its padded row each text is indexed up to.
-        self._indexed = sequences.padding.copy() if prompts else sequences.generated_from
+        self._indexed = (sequences.padding if prompts else sequences.generated_from).copy()
         self.catch_up()
 
     @property
@@ -295,6 +262,6 @@ class RequestIndexes(Generic[I]):
     def catch_up(self) -> None:
         """Index what has been emitted to the running requests since the last call."""
         for row in self.sequences.active:
-            new = self.sequences.tokens_between(row, self._indexed[row], self.sequences.ends[row])
-            self._indexes[row].extend(new)
-            self._indexed[row] = self.sequences.ends[row]
+            begin, end = self._indexed[row], self.sequences.ends[row]
+            self._indexes[row].extend(self.sequences.host_rows[row, begin:end].tolist())
+            self._indexed[row] = end

@@ -9,18 +9,33 @@ import torch
 from specattn.reference import add_gumbel_noise
 from transformers import AutoModelForCausalLM
 
-from specattn.cli import load, run_state
+from specattn.cli import machine_load, run_state
 from specattn.cli.session import DecodingSession
 from specattn.decoding import Plain
 from tests.cli.conftest import TINY
 from tests.cli.test_generate import broken
 
 
+def with_fourth_token(token, before=None):
+    """Return a `decode` whose fourth token is another one, for all methods but plain."""
+    decode = DecodingSession.decode
+
+    def parted(self, method, runs, **options):
+        found = decode(self, method, runs, **options)
+        if method != Plain():
+            if before is not None:
+                before.extend(self.prompts[0].tokens + found.texts[0].new_tokens[:3])
+            found.texts[0].new_tokens[3] = token
+        return found
+
+    return parted
+
+
 def test_compare_says_whether_the_outputs_are_identical(specattn, prompt):
     code, _, figures = specattn("compare", "--prompt-file", prompt, "--max-new-tokens", 12)
     assert code == 0
     assert "identical, token for token: yes" in figures
-    for column in ("tokens/s", "mean acceptance length", "draft / target / accept"):
+    for column in ("tokens/s", "speed-up", "per pass", "bonus token"):
         assert column in figures
 
 
@@ -36,31 +51,53 @@ def test_every_method_has_options_of_its_own(specattn, prompt, drafter):
     )
     assert code == 0
     assert "identical, token for token: yes" in figures
-    for name in ("vegas:gamma=2", "longspec:widths=[2,2]"):
-        assert f"\n{name} " in figures
+    assert "\nvegas:gamma=2 " in figures
+    assert "\nlongspec 4 " in figures
+    assert "\nlongspec 4: longspec:widths=[2,2]\n" in figures
 
 
 def test_the_option_that_is_wrong_is_named(specattn, prompt):
     methods = ("--methods", "plain,vegas:gamma=0")
     code, text, error = specattn("compare", "--prompt-file", prompt, *methods)
     assert (code, text) == (2, "")
-    assert error.startswith("specattn: error: Invalid value: --methods: gamma must be at least 1")
+    assert error.startswith("specattn: error: Invalid value: --method: gamma must be at least 1")
     assert error.count("\n") == 1
 
 
-def test_a_method_has_a_line_of_its_own_on_eighty_columns(specattn, prompt):
+def test_a_method_has_a_line_of_its_own_on_eighty_columns(specattn, prompt, monkeypatch):
     methods = (
         "plain,vegas,vegas:switch=false,streaming,quest,specextend,longspec:widths=[2,2,2],poss,"
         "medusa,prompt_lookup,token_recycling:nodes=40,depth=4"
     )
-    code, _, figures = specattn(
+    monkeypatch.setenv("COLUMNS", "80")
+    code, _, said = specattn(
         "compare", "--prompt-file", prompt, "--max-new-tokens", 6, "--methods", methods
     )
     assert code == 0
-    table = figures[figures.index("tokens/s") : figures.index("method ", figures.index("tokens/s"))]
-    lines = table.splitlines()
-    assert len(lines) == 1 + 11
-    assert max(map(len, figures[: figures.index("tokens/s, without")].splitlines())) <= 80
+    begin = said.index("method ")
+    table = said[begin : said.index("longspec 7: ")].splitlines()
+    assert [line.split("  ")[0] for line in table[1:]] == [
+        "plain", "vegas", "vegas:switch=false", "streaming", "quest", "specextend", "longspec 7",
+        "poss", "medusa", "prompt_lookup", "token_recycling 11",
+    ]  # fmt: skip
+    assert all(len(line) == len(table[0]) <= 80 for line in table)
+    assert "\nlongspec 7: longspec:widths=[2,2,2]\n" in said
+    assert "\u2026" not in said
+
+
+def test_texts_that_are_alike_are_shown_once(specattn, prompt, monkeypatch):
+    """And the one that is not beside them."""
+    given = ("compare", "--prompt-file", prompt, "--max-new-tokens", 6)
+    one = specattn(*given, "--method", "plain")[1]
+    code, shown, said = specattn(*given, "--method", "plain", "--method", "vegas:gamma=2,ratio=0.5")
+    assert (code, shown) == (0, one)
+    assert "The same text, shown once: plain, vegas:gamma=2,ratio=0.5\n" in said
+    monkeypatch.setattr(DecodingSession, "decode", with_fourth_token(4000))
+    code, shown, said = specattn(*given, "--methods", "plain,prompt_lookup,medusa")
+    assert code == 0
+    assert shown.startswith(one)
+    assert len(shown) > len(one)
+    assert "The same text, shown once: prompt_lookup, medusa\n" in said
 
 
 @pytest.mark.parametrize("when", ["before its first token", "in its text"])
@@ -134,15 +171,7 @@ def test_where_texts_part_is_explained(
                 weights["model.embed_tokens.weight"][usual]
             ),
         )
-    decode = DecodingSession.decode
-
-    def parted(self, method, runs):
-        found = decode(self, method, runs)
-        if method != Plain():
-            found.texts[0].new_tokens[3] = other
-        return found
-
-    monkeypatch.setattr(DecodingSession, "decode", parted)
+    monkeypatch.setattr(DecodingSession, "decode", with_fourth_token(other))
     code, _, said = specattn(*given, "--model", model, "--methods", "plain,prompt_lookup")
     assert code == 0
     assert "Outputs identical, token for token: no" in said
@@ -173,16 +202,8 @@ def test_a_seed_is_judged_above_temperature_0(specattn, prompt, tmp_path, monkey
     assert "identical" not in said
     assert json.loads(out.read_text())["identical"] is None
 
-    decode, other, before = DecodingSession.decode, 4000, []
-
-    def parted(self, method, runs):
-        found = decode(self, method, runs)
-        if method != Plain():
-            before.extend(self.prompts[0].tokens + found.texts[0].new_tokens[:3])
-            found.texts[0].new_tokens[3] = other
-        return found
-
-    monkeypatch.setattr(DecodingSession, "decode", parted)
+    other, before = 4000, []
+    monkeypatch.setattr(DecodingSession, "decode", with_fourth_token(other, before))
     code, _, said = specattn(*given, "--methods", "plain,prompt_lookup")
     assert "whose scores are" in said
     assert "apart: no near-tie" in said
@@ -200,9 +221,9 @@ def test_a_seed_is_judged_above_temperature_0(specattn, prompt, tmp_path, monkey
 def test_methods_take_turns_there_and_back(specattn, prompt, monkeypatch):
     decode, order = DecodingSession.decode, []
 
-    def noted(self, method, runs):
+    def noted(self, method, runs, **options):
         order.append(method.name)
-        found = decode(self, method, runs)
+        found = decode(self, method, runs, **options)
         found.statistics.draft_seconds = len(order)  # later runs are slower
         return found
 
@@ -230,14 +251,14 @@ def test_other_programs_are_noticed(tmp_path, monkeypatch):
     def write(user, idle):
         stat.write_text(f"cpu  {user * ticks} 0 0 {idle * ticks} 0 0 0 0 0 0\ncpu0 1 2 3\n")
 
-    monkeypatch.setattr(load, "STAT", stat)
+    monkeypatch.setattr(machine_load, "STAT", stat)
     used = iter([1.0, 4.0, 4.0, 9.0])
-    monkeypatch.setattr(load.time, "process_time", lambda: next(used))
+    monkeypatch.setattr(machine_load.time, "process_time", lambda: next(used))
     write(user=100, idle=0)
-    others = load.OtherLoad()
+    others = machine_load.OtherLoad()
     write(user=108, idle=12)  # 3 of these 8 seconds are our own
     assert others.share() == pytest.approx(5 / 20)
-    assert "used 25% of this machine's processors" in load.warning(others)
-    assert load.warning(others) is None  # all 8 are
-    monkeypatch.setattr(load, "STAT", tmp_path / "none")
-    assert load.warning(others) is None
+    assert "used 25% of the processors" in machine_load.warning(others)
+    assert machine_load.warning(others) is None  # all 8 are
+    monkeypatch.setattr(machine_load, "STAT", tmp_path / "none")
+    assert machine_load.warning(others) is None

@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 import pytest
 
 from specattn import cli
-from specattn.cli import session
+from specattn.cli import loading
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome-headless-shell")
 HOSTILE = '<script>document.title = "run"</script><img src=x onerror=alert(1)> "\'&amp;\x07\n'
@@ -135,7 +135,7 @@ def test_every_text_of_a_batch_is_shown(specattn, prompt, hostile, tmp_path):
 def test_where_no_page_can_be_written_nothing_is_loaded(
     specattn, prompt, monkeypatch, file, reason
 ):
-    monkeypatch.setattr(session, "load_causal_model", None)
+    monkeypatch.setattr(loading, "load_causal_model", None)
     code, text, error = specattn("compare", "--prompt-file", prompt, "--html", file)
     assert (code, text) == (2, "")
     assert reason in error

@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import CONFIG_MAPPING, AutoTokenizer
+from transformers import CONFIG_MAPPING, AutoTokenizer, PreTrainedModel
 
 import specattn
-from specattn.cli.options import DTYPES
+from specattn.cli.options import DTYPES, ModelOptions
+from specattn.cli.terminal import console
+from specattn.decoding.model.checkpoint import load_causal_model
 from specattn.embedded import EMBEDDED_TARGET
 
 
@@ -61,6 +63,36 @@ def model_folder(path: Path | None, option: str = "--model") -> Path:
     if not any(path.glob("*.safetensors")):
         raise ValueError(f"{option}: {path} holds no *.safetensors; other formats are not loaded")
     return path
+
+
+class Checkpoint:
+    """A model's folder, device and dtype, checked at once; its weights are loaded when asked for.
+
+    Raises
+    ------
+    ValueError
+        The folder holds no model, or the device or the dtype cannot be used.
+    """
+
+    def __init__(self, options: ModelOptions):
+        self.folder = model_folder(options.model)
+        self.device = device_named(options.device)
+        self.dtype = decoding_dtype(options.dtype, self.device)
+        silence_transformers()
+        self.tokenizer = load_tokenizer(self.folder)
+
+    def load(self, parts: int = 1) -> PreTrainedModel:
+        """Return the model, divided into `parts` over as many ranks."""
+        with console.status(f"loading {self.folder}"):
+            return load_causal_model(self.folder, self.dtype, self.device, tensor_parallel=parts)
+
+    def describe(self, model: PreTrainedModel) -> dict[str, str]:
+        """Return what a file of results says of the loaded model."""
+        return {
+            "path": str(self.folder),
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "device": str(model.device),
+        }
 
 
 def load_tokenizer(folder: Path) -> Any:

@@ -1,92 +1,108 @@
-"""The options that several commands have, stated once."""
+"""Options of the commands, each declared once: a field of a dataclass, with its help and limits."""
 
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
-ModelOption = Annotated[
-    Path | None,
-    typer.Option(help="Hugging Face directory with safetensors [default: the embedded target]."),
-]
-TemperatureOption = Annotated[float, typer.Option(min=0.0, help="0 is greedy decoding.")]
-SeedOption = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the sampling.")]
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """The dtypes that weights may have, by their short names; options take both."""
 
-DtypeOption = Annotated[
-    str, typer.Option(help="fp32, bf16, fp16, or auto: fp32 on a CPU, else as stored.")
-]
-JsonOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--json", help="Write tokens, text and statistics here; - is standard output, alone."
-    ),
-]
-DeviceOption = Annotated[str, typer.Option(help="Torch device, or auto: a GPU where there is one.")]
+METHOD_HELP = (
+    "NAME or NAME:OPTION=VALUE,... such as vegas:gamma=4,ratio=0.05; auto takes whatever is "
+    "fastest; `specattn methods` lists them."
+)
 
 
-@dataclass(frozen=True)
-class DecodingOptions:
-    """What to continue and how, whatever the method; the options say what each field means."""
+def option(default: Any, help: str, *names: str, **limits: Any) -> Any:
+    """Declare a field that is an option; ``...`` as its default means that it must be given."""
+    about = {"option": typer.Option(*names, help=help, **limits)}
+    return field(metadata=about) if default is ... else field(default=default, metadata=about)
 
-    prompt_file: Annotated[
-        list[Path],
-        typer.Option(help="UTF-8 text to continue; - is standard input. Repeat it for a batch."),
+
+def takes_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command one option for each field of its parameter `options`, a dataclass.
+
+    Typer reads options from the signature of what is returned.
+    """
+    kinds = get_type_hints(command)
+    chosen = kinds["options"]
+    types: dict[str, Any] = get_type_hints(chosen)
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    names = [one.name for one in fields(chosen)]
+
+    def flat(**given: Any) -> None:
+        command(options=chosen(**{name: given.pop(name) for name in names}), **given)
+
+    parameters = [
+        inspect.Parameter(name, keyword, annotation=kinds[name])
+        for name in inspect.signature(command).parameters
+        if name != "options"
     ]
-    model: ModelOption = None
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Stop after this many new tokens.")] = (
-        128
+    # Those that must be given come first in the help.
+    for one in sorted(fields(chosen), key=lambda one: one.default is not MISSING):
+        default = inspect.Parameter.empty if one.default is MISSING else one.default
+        kind = operator.getitem(Annotated, (types[one.name], one.metadata["option"]))
+        parameters.append(inspect.Parameter(one.name, keyword, default=default, annotation=kind))
+    flat.__name__, flat.__doc__ = command.__name__, command.__doc__
+    flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    flat.__annotations__ = {one.name: one.annotation for one in parameters}
+    return flat
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """A model, where it runs, and how its tokens are chosen."""
+
+    model: Path | None = option(
+        None, "Hugging Face directory with safetensors [default: the embedded target]."
     )
-    min_new_tokens: Annotated[int, typer.Option(min=0, help="Do not stop before so many.")] = 0
-    temperature: TemperatureOption = 0.0
-    top_k: Annotated[int, typer.Option(min=0, help="Keep the k best tokens; 0 keeps all.")] = 0
-    top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Keep this much mass.")] = 1.0
-    min_p: Annotated[
-        float,
-        typer.Option(min=0.0, max=1.0, help="Drop tokens below this share of the best one's."),
-    ] = 0.0
-    eta: Annotated[
-        float,
-        typer.Option(min=0.0, max=1.0, help="Eta sampling's epsilon, such as 2e-4; 0 is off."),
-    ] = 0.0
-    repetition_penalty: Annotated[
-        float, typer.Option(min=0.01, help="Of tokens that are in the text already; 1 is none.")
-    ] = 1.0
-    penalty: Annotated[
-        float, typer.Option(min=0.01, help="Of tokens in the last --penalty-window; 1 is none.")
-    ] = 1.0
-    penalty_window: Annotated[
-        int, typer.Option(min=1, help="Last tokens that --penalty looks at.")
-    ] = 1024
-    seed: SeedOption = 0
-    prompt_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Read only the first N tokens of the prompt file.")
-    ] = None
-    last_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Read only the last N tokens of the prompt file.")
-    ] = None
-    chat: Annotated[
-        bool, typer.Option("--chat", help="The prompt file is a user's message to a chat model.")
-    ] = False
-    system: Annotated[str | None, typer.Option(help="System message of --chat.")] = None
-    dtype: DtypeOption = "auto"
-    device: DeviceOption = "auto"
-    compile: Annotated[
-        Literal["auto", "on", "off"],
-        typer.Option(
-            help="Passes of few rows as kernel calls alone, on a CPU (docs/compiling.md)."
-        ),
-    ] = "auto"
-    trust_family: Annotated[
-        bool,
-        typer.Option("--trust-family", help="Do not compare a model of a tested family first."),
-    ] = False
+    dtype: str = option("auto", "fp32, bf16, fp16, or auto: fp32 on a CPU, else as stored.")
+    device: str = option("auto", "Torch device, or auto: a GPU where there is one.")
+    temperature: float = option(0.0, "0 is greedy decoding.", min=0.0)
+    seed: int = option(0, "Seed of the sampling.", min=0, max=2**63 - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodingOptions(ModelOptions):
+    """What to continue and how, whatever the method."""
+
+    prompt_file: list[Path] = option(
+        ..., "UTF-8 text to continue; - is standard input. Repeat it for a batch."
+    )
+    max_new_tokens: int = option(128, "Stop after this many new tokens.", min=1)
+    min_new_tokens: int = option(0, "Do not stop before so many.", min=0)
+    top_k: int = option(0, "Keep the k best tokens; 0 keeps all.", min=0)
+    top_p: float = option(1.0, "Keep this much mass.", min=0.0, max=1.0)
+    min_p: float = option(0.0, "Drop tokens below this share of the best one's.", min=0.0, max=1.0)
+    eta: float = option(0.0, "Eta sampling's epsilon, such as 2e-4; 0 is off.", min=0.0, max=1.0)
+    repetition_penalty: float = option(
+        1.0, "Of tokens that are in the text already; 1 is none.", min=0.01
+    )
+    penalty: float = option(1.0, "Of tokens in the last --penalty-window; 1 is none.", min=0.01)
+    penalty_window: int = option(1024, "Last tokens that --penalty looks at.", min=1)
+    prompt_tokens: int | None = option(
+        None, "Read only the first N tokens of the prompt file.", min=1
+    )
+    last_tokens: int | None = option(None, "Read only the last N tokens of the prompt file.", min=1)
+    chat: bool = option(False, "The prompt file is a user's message to a chat model.", "--chat")
+    system: str | None = option(None, "System message of --chat.")
+    compile: Literal["auto", "on", "off"] = option(
+        "auto", "Passes of few rows as kernel calls alone, on a CPU (docs/compiling.md)."
+    )
+    trust_family: bool = option(
+        False, "Do not compare a model of a tested family first.", "--trust-family"
+    )
+    explain: bool = option(False, "Say by which figures the method decided.", "--explain")
+    json_file: Path | None = option(
+        None, "Write tokens, text and statistics here; - is standard output, alone.", "--json"
+    )
 
     @property
     def sampling(self) -> dict[str, Any]:
@@ -104,73 +120,24 @@ class DecodingOptions:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
-    """A training run, whatever its method; the options say what each field means."""
+    """A training run, whatever its method."""
 
-    target: Annotated[Path, typer.Option(help="Hugging Face directory with safetensors.")]
-    data: Annotated[
-        list[Path],
-        typer.Option(help="Text or JSONL, files or folders; may be given several times."),
-    ]
-    output: Annotated[Path, typer.Option(help="Folder of the checkpoints and the drafter.")]
-    eval_data: Annotated[
-        list[Path] | None, typer.Option(help="Held-out text, for loss and acceptance length.")
-    ] = None
-    drafter: Annotated[
-        Path | None, typer.Option(help="Drafter to go on from [default: a new one].")
-    ] = None
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the last checkpoint in --output.")
-    ] = False
-    row_length: Annotated[
-        int | None, typer.Option(min=8, help="Tokens of a row [default: the preset's].")
-    ] = None
-    batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Rows of an optimizer step [default: the preset's].")
-    ] = None
-    learning_rate: Annotated[
-        float | None, typer.Option(min=0.0, help="The highest [default: the preset's].")
-    ] = None
-    text_field: Annotated[str, typer.Option(help="Key of the text in a line of JSONL.")] = "text"
-    eval_rows: Annotated[int, typer.Option(min=1, help="Rows of held-out text, at most.")] = 64
-    eval_prompts: Annotated[
-        int, typer.Option(min=0, help="Held-out texts that evaluation continues.")
-    ] = 4
-    eval_prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each.")] = 1024
-    eval_new_tokens: Annotated[int, typer.Option(min=1, help="How far they are continued.")] = 128
-    target_dtype: Annotated[str, typer.Option(help="fp32, bf16, fp16, or auto: as stored.")] = (
-        "auto"
+    target: Path = option(..., "Hugging Face directory with safetensors.")
+    data: list[Path] = option(..., "Text or JSONL, files or folders; may be given several times.")
+    output: Path = option(..., "Folder of the checkpoints and the drafter.")
+    eval_data: list[Path] | None = option(None, "Held-out text, for loss and acceptance length.")
+    drafter: Path | None = option(None, "Drafter to go on from [default: a new one].")
+    resume: bool = option(False, "Go on from the last checkpoint in --output.", "--resume")
+    row_length: int | None = option(None, "Tokens of a row [default: the preset's].", min=8)
+    batch_size: int | None = option(
+        None, "Rows of an optimizer step [default: the preset's].", min=1
     )
-
-
-def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace a command's parameter `options`, a dataclass, by one option for each of its fields.
-
-    Typer reads options from the signature of what is returned.
-    """
-    hints = get_type_hints(command, include_extras=True)
-    kind = hints["options"]
-    kind_hints = get_type_hints(kind, include_extras=True)
-
-    def flat(**given: Any) -> None:
-        options = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
-        command(options=options, **given)
-
-    parameters = [_parameter(field, kind_hints[field.name]) for field in fields(kind)]
-    parameters += [
-        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name])
-        for name, parameter in inspect.signature(command).parameters.items()
-        if name != "options"
-    ]
-    flat.__name__, flat.__doc__ = command.__name__, command.__doc__
-    flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    flat.__annotations__ = {one.name: one.annotation for one in parameters}
-    return flat
-
-
-def _parameter(field: Field, hint: Any) -> inspect.Parameter:
-    default = inspect.Parameter.empty if field.default is MISSING else field.default
-    return inspect.Parameter(
-        field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint
-    )
+    learning_rate: float | None = option(None, "The highest [default: the preset's].", min=0.0)
+    text_field: str = option("text", "Key of the text in a line of JSONL.")
+    eval_rows: int = option(64, "Rows of held-out text, at most.", min=1)
+    eval_prompts: int = option(4, "Held-out texts that evaluation continues.", min=0)
+    eval_prompt_tokens: int = option(1024, "Tokens of each.", min=1)
+    eval_new_tokens: int = option(128, "How far they are continued.", min=1)
+    target_dtype: str = option("auto", "fp32, bf16, fp16, or auto: as stored.")

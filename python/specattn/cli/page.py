@@ -11,6 +11,7 @@ from typing import Any
 from specattn.cli.authors import Authors
 from specattn.cli.drawings import css_class, most_gained, positions, time_line
 from specattn.cli.session import Continuation, DecodingSession, Text
+from specattn.cli.table import figures, legend
 from specattn.decoding import RequestStatistics
 from specattn.files import write_atomically
 
@@ -21,22 +22,11 @@ _CONTROLS = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in 
 
 @dataclass
 class Comparison:
-    """What a page shows.
-
-    Attributes
-    ----------
-    session : DecodingSession
-    runs : dict of str to Continuation
-        By what ``--methods`` calls them; the median run of each.
-    identical : bool or None
-        Whether all texts are the first one's; None if that was not judged.
-    lines : list of str
-        What else was said of the comparison: differences, methods not judged, other programs.
-    """
+    """What a page shows: the median run of each method, and the lines that were printed."""
 
     session: DecodingSession
-    runs: dict[str, Continuation]
-    identical: bool | None
+    runs: dict[str, Continuation]  # by what --method calls them
+    identical: bool | None  # None: not judged
     lines: list[str]
 
 
@@ -53,7 +43,8 @@ def _page(comparison: Comparison) -> str:
     longest = max((one.statistics.decode_seconds for one in runs.values()), default=0.0)
     most = max((most_gained(one.statistics) for one in runs.values()), default=1)
     sections = [
-        _section(session, number, method, one, longest, most)
+        f'<section id="m{number}">\n<h2>{_text(method)}</h2>\n'
+        + _section(session, Authors(method.partition(":")[0]), one, longest, most)
         for number, (method, one) in enumerate(runs.items())
     ]
     return f"""\
@@ -103,52 +94,44 @@ def _verdict(comparison: Comparison) -> str:
 
 def _summary(runs: dict[str, Continuation]) -> str:
     """Return a line of figures for each method, as wide as it must be."""
-    columns = ("tokens/s", "speed-up", "new", "passes", "per pass", "accepted", "prefill")
-    head = "".join(f"<th>{name}</th>" for name in ("method", *columns, "KV cache", "peak memory"))
-    first, rows = 0.0, []
-    for number, (method, one) in enumerate(runs.items()):
-        found, total = one.statistics, one.statistics.total
-        first = first or found.tokens_per_second
-        figures = (
-            f'<a href="#m{number}">{_text(method)}</a>',
-            f"{found.tokens_per_second:.1f}",
-            f"{found.tokens_per_second / first:.2f}" if first else "-",
-            total.new_tokens,
-            found.passes,
-            f"{total.mean_acceptance_length:.2f}",
-            f"{total.acceptance_rate:.0%}" if total.drafted else "-",
-            f"{found.prefill_seconds:.2f} s",
-            _bytes(found.cache_bytes),
-            _bytes(one.peak_bytes),
-        )
-        rows.append("<tr>" + "".join(f"<td>{figure}</td>" for figure in figures) + "</tr>")
+    first = next(iter(runs.values()), None)
+    rows = [
+        {
+            "method": f'<a href="#m{number}">{_text(method)}</a>',
+            **figures(one, first),
+            "KV cache": _bytes(one.statistics.cache_bytes),
+            "peak memory": _bytes(one.peak_bytes),
+        }
+        for number, (method, one) in enumerate(runs.items())
+    ]
+    note = f"{legend(rows[0])}; peak memory with the weights" if rows else ""
+    return f'{_table(rows)}<p class="note">{note}.</p>'
+
+
+def _table(rows: list[dict[str, str]]) -> str:
+    """Return rows under their keys."""
+    head = "".join(f"<th>{name}</th>" for name in rows[0]) if rows else ""
+    body = "".join(
+        "<tr>" + "".join(f"<td>{cell}</td>" for cell in row.values()) + "</tr>" for row in rows
+    )
     return (
         f'<div class="wide" tabindex="0"><table><thead><tr>{head}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
-        '<p class="note">tokens/s without prefill; speed-up over the first method; tokens per pass '
-        "with the bonus token; accepted of the drafted tokens; peak memory with the weights.</p>"
+        f"<tbody>{body}</tbody></table></div>"
     )
 
 
 def _section(
-    session: DecodingSession,
-    number: int,
-    method: str,
-    one: Continuation,
-    longest: float,
-    most: int,
+    session: DecodingSession, authors: Authors, one: Continuation, longest: float, most: int
 ) -> str:
-    """Return all that is shown of one method."""
-    found, authors = one.statistics, Authors(method.partition(":")[0])
+    """Return all that is shown of one method, on the scales of all."""
+    found = one.statistics
     texts = zip(session.prompts, one.texts, found.requests, strict=True)
     written = [
         (f'<p class="note">{_text(prompt.file)}</p>' if len(one.texts) > 1 else "")
         + _coloured(session, prompt.tokens, text, request, authors)
         for prompt, text, request in texts
     ]
-    return f"""
-<section id="m{number}">
-<h2>{_text(method)}</h2>
+    return f"""\
 {_legend(one.authors(authors), authors)}
 {"".join(written)}
 <h3>Rounds on a time line</h3>
@@ -228,19 +211,16 @@ def _parts(one: Continuation) -> str:
 def _drafters(one: Continuation, authors: Authors) -> str:
     """Return what the rounds of each drafter gave and took."""
     found = one.statistics.by_drafter(authors.method)
-    columns = ("rounds", "tokens per round", "ms per round")
-    rows = "".join(
-        f"<tr><td>{_text(name)}</td>"
-        + "".join(f"<td>{found[column][name]}</td>" for column in columns)
-        + "</tr>"
-        for name in found["rounds"]
-    )
-    head = "".join(
-        f"<th>{name}</th>" for name in ("drafted by", "rounds", "tokens each", "ms each")
-    )
-    return (
-        f'<div class="wide" tabindex="0"><table><thead><tr>{head}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></div>"
+    return _table(
+        [
+            {
+                "drafted by": _text(name),
+                "rounds": f"{found['rounds'][name]}",
+                "tokens each": f"{found['tokens per round'][name]}",
+                "ms each": f"{found['ms per round'][name]}",
+            }
+            for name in found["rounds"]
+        ]
     )
 
 

@@ -2,56 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from specattn.cli.errors import one_line_errors
-from specattn.cli.options import DTYPES
+from specattn.cli.options import DTYPES, option, takes_options
 
 if TYPE_CHECKING:
     from specattn.planning import Check, Machine, Prediction, Workload
 
 
-def plan(
-    shape: Annotated[
-        str, typer.Option(help="Model: a known name, or a Hugging Face directory.")
-    ] = "qwen3-8b",
-    gpu: Annotated[
-        str,
-        typer.Option(
-            "--gpu", "--machine", help="Known name, or a file that run_kernels.py --json wrote."
-        ),
-    ] = "h100",
-    context: Annotated[int, typer.Option(min=1, help="Cached tokens of each request.")] = 131072,
-    batch: Annotated[int, typer.Option(min=1, help="Requests decoded together.")] = 1,
-    dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
-    launch: Annotated[
-        str, typer.Option(help="eager, as this package's loop does, or graph: no host time.")
-    ] = "eager",
-    ranks: Annotated[
-        int, typer.Option(min=1, help="Machines over which the cache is dealt out.")
-    ] = 1,
-    link: Annotated[
-        str, typer.Option(help="What connects them: nvlink, pcie, ib or ethernet.")
-    ] = "nvlink",
-    acceptance: Annotated[
-        list[str] | None,
-        typer.Option(help="Rates per position given all before, as vegas=0.95; may be repeated."),
-    ] = None,
-    validate: Annotated[
-        list[Path] | None,
-        typer.Option(help="Result file to hold the model against; may be repeated."),
-    ] = None,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """A machine, a model and what it serves."""
+
+    shape: str = option("qwen3-8b", "Model: a known name, or a Hugging Face directory.")
+    gpu: str = option(
+        "h100", "Known name, or a file that run_kernels.py --json wrote.", "--gpu", "--machine"
+    )
+    context: int = option(131072, "Cached tokens of each request.", min=1)
+    batch: int = option(1, "Requests decoded together.", min=1)
+    dtype: str = option("bf16", "bf16, fp16 or fp32.")
+    launch: str = option("eager", "eager, as this package's loop does, or graph: no host time.")
+    ranks: int = option(1, "Machines over which the cache is dealt out.", min=1)
+    link: str = option("nvlink", "What connects them: nvlink, pcie, ib or ethernet.")
+    acceptance: list[str] | None = option(
+        None, "Rates per position given all before, as vegas=0.95; may be repeated."
+    )
+    validate: list[Path] | None = option(
+        None, "Result file to hold the model against; may be repeated."
+    )
+
+
+@takes_options
+@one_line_errors()
+def plan(options: PlanOptions) -> None:
     """Predict the time of a round of every method, and which should win.
 
     Nothing is run: the figures follow from bytes, operations, bandwidths and acceptance.
     """
     from specattn.planning import (
         LINKS,
-        MACHINES,
         METHOD_PROFILES,
         ModelShape,
         Workload,
@@ -59,42 +54,44 @@ def plan(
         predict,
     )
 
-    dtype = next((short for short, full in DTYPES.items() if dtype == full), dtype)
-    if dtype not in DTYPES:
-        raise typer.BadParameter(f"--dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
-    if launch not in ("eager", "graph"):
-        raise typer.BadParameter(f"--launch: expected eager or graph, got {launch!r}")
-    if link not in LINKS:
-        raise typer.BadParameter(f"--link: expected one of {', '.join(LINKS)}, got {link!r}")
-    with one_line_errors():
-        profiles = dict(METHOD_PROFILES)
-        for text in acceptance or ():
-            profiles |= method_profile(text)
-        machine = MACHINES.get(gpu) or _measured(gpu, dtype)
-        model = ModelShape.named(shape)
-        for path in validate or ():
+    shorts = {full: short for short, full in DTYPES.items()}
+    dtype = _one_of("--dtype", shorts.get(options.dtype, options.dtype), DTYPES)
+    eager = _one_of("--launch", options.launch, ("eager", "graph")) == "eager"
+    link = LINKS[_one_of("--link", options.link, LINKS)]
+    profiles = dict(METHOD_PROFILES)
+    for text in options.acceptance or ():
+        profiles |= method_profile(text)
+    machine = _machine(options.gpu, dtype)
+    model = ModelShape.named(options.shape)
+    if options.validate:
+        for path in options.validate:
             _print_checks(path, machine)
-    if validate:
         return
     width = 4 if dtype == "fp32" else 2
     workload = Workload(
-        model, machine, context, batch, width, launch == "eager", ranks, LINKS[link]
+        model, machine, options.context, options.batch, width, eager, options.ranks, link
     )
     _print_plan(workload, predict(workload, profiles), profiles)
 
 
-def _measured(name: str, dtype: str) -> Machine:
+def _one_of(name: str, given: str, known: Collection[str]) -> str:
+    if given not in known:
+        raise ValueError(f"{name}: expected one of {', '.join(known)}, got {given!r}")
+    return given
+
+
+def _machine(name: str, dtype: str) -> Machine:
     from specattn.planning import MACHINES, Machine
 
+    if name in MACHINES:
+        return MACHINES[name]
     if not Path(name).is_file():
         raise ValueError(f"--gpu: expected one of {', '.join(MACHINES)}, or a file, got {name!r}")
     return Machine.from_results(Path(name), dtype)
 
 
 def _print_plan(workload: Workload, found: list[Prediction], profiles: dict) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
+    from specattn.cli.table import aligned
     from specattn.planning.predict import reasons
 
     machine = workload.machine
@@ -115,12 +112,9 @@ def _print_plan(workload: Workload, found: list[Prediction], profiles: dict) -> 
             f"DOES NOT FIT: weights and caches take {workload.stored / 1e9:.0f} GB, a machine "
             f"has {machine.memory / 1e9:.0f}; shown as if they did."
         )
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("method", "settings", "round", "tokens/round", "pays from", "tokens/s", "speedup"):
-        left = name in ("method", "settings")
-        table.add_column(name, justify="left" if left else "right", no_wrap=True)
-    for one in found:
-        table.add_row(
+    head = ("method", "settings", "round", "tokens/round", "pays from", "tokens/s", "speedup")
+    rows = [
+        (
             one.method,
             one.settings,
             f"{one.round.total * 1e3:.2f} ms",
@@ -128,9 +122,11 @@ def _print_plan(workload: Workload, found: list[Prediction], profiles: dict) -> 
             f"{one.break_even:.2f}",
             f"{workload.batch * one.tokens / one.round.total:.1f}",
             f"{one.speedup:.2f}x",
-            style="bold" if one is found[0] else None,
         )
-    Console(highlight=False, width=110).print(table)
+        for one in found
+    ]
+    for number, line in enumerate(aligned(head, rows, left=2)):
+        typer.secho(line, bold=number < 2)  # the head, and the fastest
     plain = next(one for one in found if one.method == "plain")
     for line in reasons(workload, found[0], plain):
         typer.echo(line)

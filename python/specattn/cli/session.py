@@ -17,18 +17,11 @@ from transformers import (
 
 from specattn.cli.authors import EARLIER, Authors, Pieces
 from specattn.cli.errors import naming
-from specattn.cli.loading import (
-    decoding_dtype,
-    device_named,
-    load_tokenizer,
-    model_folder,
-    silence_transformers,
-    versions,
-)
+from specattn.cli.loading import Checkpoint, versions
 from specattn.cli.options import DecodingOptions
 from specattn.cli.prompts import Prompt, read_texts, tokenize
 from specattn.cli.run_state import RunState, interruptible
-from specattn.cli.terminal import console, streamed_text, write_pieces
+from specattn.cli.terminal import console, say, streamed_text, write_pieces
 from specattn.decoding import (
     METHODS,
     ContextualPenalty,
@@ -39,7 +32,6 @@ from specattn.decoding import (
     parse_method,
 )
 from specattn.decoding.engine.memory import peak_bytes, reset_peak
-from specattn.decoding.model.checkpoint import load_causal_model
 from specattn.decoding.model.families import check_length
 from specattn.decoding.passes.proving import prove
 from specattn.decoding.text.statistics import distinct
@@ -52,9 +44,9 @@ _OF_GENERATE = ("temperature", "top_k", "top_p", "min_p", "eta_cutoff", "repetit
 _OF_CHECKPOINT = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
-def build_method(text: str, option: str) -> Method:
-    """Return the method that `option` describes as ``NAME:OPTION=VALUE,...``."""
-    with naming(option):
+def build_method(text: str) -> Method:
+    """Return the method that ``--method`` describes as ``NAME:OPTION=VALUE,...``."""
+    with naming("--method"):
         name, given = parse_method(text)
         return METHODS[name](**given)
 
@@ -104,8 +96,13 @@ class Continuation:
     signal: int | None = None
     peak_bytes: int | None = None
 
+    @property
+    def tokens(self) -> list[list[int]]:
+        """The new tokens of each text."""
+        return [text.new_tokens for text in self.texts]
+
     def authors(self, authors: Authors) -> list[str]:
-        """Return whose all tokens are, text by text."""
+        """Return the author of every token, text by text."""
         return [
             author
             for text, request in zip(self.texts, self.statistics.requests, strict=True)
@@ -149,15 +146,11 @@ class DecodingSession:
     ):
         self.options, self.silent, self.started = options, silent, started
         texts = read_texts(options)
-        self.folder = model_folder(options.model)
-        device = device_named(options.device)
-        dtype = decoding_dtype(options.dtype, device)
-        silence_transformers()
-        self.tokenizer = load_tokenizer(self.folder)
+        self.checkpoint = Checkpoint(options)
+        self.tokenizer = self.checkpoint.tokenizer
         self.prompts = tokenize(texts, self.tokenizer, options)
-        with console.status(f"loading {self.folder}"):
-            parts = 1 if started is None else started.parts
-            self.model = load_causal_model(self.folder, dtype, device, tensor_parallel=parts)
+        self.model = self.checkpoint.load(1 if started is None else started.parts)
+        with console.status("comparing it with its own attention"):
             prove(self.model, trust_family=options.trust_family)
         theirs = self.model.generation_config
         self._stop_strings = theirs.stop_strings
@@ -178,7 +171,8 @@ class DecodingSession:
             There is nothing to go on with, or several prompts for one `path`.
         """
         sampling = self.options.sampling
-        settings = {"model": str(self.folder), "dtype": str(self.model.dtype), **sampling}
+        folder = str(self.checkpoint.folder)
+        settings = {"model": folder, "dtype": str(self.model.dtype), **sampling}
         runs = [RunState(settings, prompt.tokens, path) for prompt in self.prompts]
         if path is not None and len(runs) > 1:
             raise ValueError(f"--state and --resume keep one text, got {len(runs)} prompts")
@@ -193,16 +187,22 @@ class DecodingSession:
         return runs
 
     def decode(
-        self, method: Method, runs: list[RunState], authors: Authors | None = None
+        self,
+        method: Method,
+        runs: list[RunState],
+        authors: Authors | None = None,
+        *,
+        quiet: bool = False,
     ) -> Continuation:
-        """Continue the prompts, with progress on standard error and texts on standard output.
+        """Continue the prompts, with progress on standard error.
 
-        The latter in the colours of their `authors`, if any are given.
+        Unless `quiet`, the texts go to standard output, in the colours of `authors` if given.
         """
         options, sampling = self.options, self.options.sampling
         done, wanted = len(runs[0].tokens), options.max_new_tokens
         total = sum(len(prompt.tokens) for prompt in self.prompts)
-        streamed = len(runs) == 1 and not self.silent
+        quiet = quiet or self.silent
+        streamed = len(runs) == 1 and not quiet
         with (
             streamed_text(self.tokenizer, total, wanted * len(runs), quiet=not streamed) as (
                 on_prefill,
@@ -241,10 +241,24 @@ class DecodingSession:
             run.save()
         cut = request.asked and any(len(run.tokens) < wanted for run in runs)
         texts = [self._text(run, interrupted=cut) for run in runs]
-        if not streamed and not self.silent:
-            self._print(texts, output.statistics, authors)
         signal, peak = request.signal if cut else None, peak_bytes(self.model.device)
-        return Continuation(texts, output.statistics, signal, peak)
+        found = Continuation(texts, output.statistics, signal, peak)
+        if not streamed and not quiet:
+            self.show(found, authors)
+        return found
+
+    def show(self, found: Continuation, authors: Authors | None = None) -> None:
+        """Print texts, unless silent; each of a batch behind the name of its file."""
+        if self.silent:
+            return
+        requests = found.statistics.requests
+        for prompt, text, request in zip(self.prompts, found.texts, requests, strict=True):
+            if len(found.texts) > 1:
+                say(f"==> {prompt.file} <==")
+            if authors is not None:
+                styles = [authors.style(author) for author in authors.of_text(request.history)]
+                write_pieces(self.pieces(text), styles)
+            print("" if authors else text.text, flush=True)
 
     def pieces(self, text: Text) -> list[str]:
         """Return what each of a text's tokens adds to it."""
@@ -265,10 +279,8 @@ class DecodingSession:
             "versions": versions(),
             "ranks": 1 if self.started is None else self.started.ranks.size,
             "model": {
-                "path": str(self.folder),
+                **self.checkpoint.describe(self.model),
                 "model_type": self.model.config.model_type,
-                "dtype": str(self.model.dtype).removeprefix("torch."),
-                "device": str(self.model.device),
             },
             **({"prompt": prompts[0]} if len(prompts) == 1 else {"prompts": prompts}),
             "sampling": {
@@ -277,15 +289,6 @@ class DecodingSession:
                 **options.sampling,
             },
         }
-
-    def _print(self, texts: list[Text], statistics: Statistics, authors: Authors | None) -> None:
-        """Print the texts of a batch, one after the other."""
-        for prompt, text, request in zip(self.prompts, texts, statistics.requests, strict=True):
-            console.print(f"==> {prompt.file} <==", soft_wrap=True, markup=False)
-            if authors is not None:
-                styles = [authors.style(author) for author in authors.of_text(request.history)]
-                write_pieces(self.pieces(text), styles)
-            print("" if authors else text.text, flush=True)
 
     def _text(self, run: RunState, *, interrupted: bool) -> Text:
         """Return the text of a run that is over."""
@@ -312,18 +315,15 @@ class DecodingSession:
         """Say what is not read, and that the text may leave the positions of the model."""
         if prompt.dropped:
             where = "end" if self.options.last_tokens is None else "beginning"
-            self._say(
+            say(
                 f"{len(prompt.tokens)} tokens of {prompt.file} are read, {prompt.dropped} at its "
                 f"{where} are not"
             )
         known = self.model.config.max_position_embeddings
         read, new = len(prompt.tokens), self.options.max_new_tokens
         if read + new > known:
-            self._say(
+            say(
                 f"warning: {read} prompt tokens and {new} new ones go beyond the {known} "
                 "positions of this model; what it says there may be poor",
                 style="yellow",
             )
-
-    def _say(self, line: str, **options: Any) -> None:
-        console.print(line, soft_wrap=True, markup=False, **options)

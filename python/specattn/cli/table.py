@@ -1,99 +1,126 @@
-"""The figures of one or several continuations, a line for each method."""
+"""The figures of one or several runs, a line for each."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-from rich.text import Text
+from specattn.cli.terminal import console, say
 
-from specattn.cli.session import Continuation, DecodingSession
-from specattn.cli.terminal import console
-from specattn.decoding import Statistics
+if TYPE_CHECKING:
+    from specattn.cli.session import Continuation, DecodingSession
+
+_MEANINGS = {
+    "tokens/s": "tokens/s without prefill",
+    "speed-up": "speed-up over the first method",
+    "passes": "passes of the full target",
+    "per pass": "tokens per pass, bonus token included",
+    "accepted": "accepted of the drafted tokens",
+}
 
 
-def print_figures(
-    session: DecodingSession, continuations: dict[str, Continuation], explain: bool = False
-) -> None:
-    """Print one line for each continuation in each of two tables, and what methods add.
+def figures(one: Continuation, first: Continuation | None) -> dict[str, str]:
+    """Return the figures of a run by their names; its speed-up is over the `first`, if given."""
+    found, total = one.statistics, one.statistics.total
+    base = 0.0 if first is None else first.statistics.tokens_per_second
+    return {
+        "tokens/s": f"{found.tokens_per_second:.1f}",
+        **({"speed-up": f"{found.tokens_per_second / base:.2f}"} if base else {}),
+        "new": f"{total.new_tokens}",
+        "passes": f"{found.passes}",
+        "per pass": f"{total.mean_acceptance_length:.2f}",
+        "accepted": f"{total.acceptance_rate:.0%}" if total.drafted else "-",
+        "prefill": f"{found.prefill_seconds:.2f} s",
+    }
 
-    To `explain` adds the figures by which a method decided: those that it has by drafter or size.
-    """
+
+def legend(names: Iterable[str]) -> str:
+    """Return what figures of these names mean."""
+    return "; ".join(_MEANINGS[name] for name in names if name in _MEANINGS)
+
+
+def aligned(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> list[str]:
+    """Return lines of aligned columns, the first `left` of them on the left; nothing is cut."""
+    table = [head, *rows]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    sides = "<" * left + ">" * (len(head) - left)
+    return [
+        "  ".join(f"{cell:{side}{w}}" for cell, side, w in zip(row, sides, widths, strict=True))
+        for row in table
+    ]
+
+
+def print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print rows under a head in bold."""
+    first, *lines = aligned(head, rows)
+    say(first, style="bold")
+    for line in lines:
+        say(line)
+
+
+def print_figures(session: DecodingSession, runs: dict[str, Continuation]) -> None:
+    """Print a line for each run; details too with --explain, or of a run alone."""
+    explain = session.options.explain
     read = " + ".join(f"{len(prompt.tokens)}" for prompt in session.prompts)
     files = ", ".join(prompt.file.rpartition("/")[2] for prompt in session.prompts)
-    console.print(f"{read} prompt tokens of {files}", soft_wrap=True, markup=False)
-    speed = _table("tokens/s", "new", "passes", "per pass", "time split", "decode")
-    more = _table("prefill", "distinct 1, 2, 3, 4", "accepted at 1, 2, ...")
-    for method, one in continuations.items():
-        found = one.statistics
-        speed.add_row(
-            Text(method),
-            f"{found.tokens_per_second:.1f}",
-            f"{found.total.new_tokens}",
-            f"{found.passes}",
-            f"{found.total.mean_acceptance_length:.2f}",
-            _split(found),
-            f"{found.decode_seconds:.2f} s",
-        )
-        # Of several texts, the least varied one.
-        shares = " ".join(f"{min(each):.2g}" for each in zip(*_distinct(one), strict=True))
-        rates = " ".join(f"{100 * rate:.0f}" for rate in found.total.position_rates)
-        more.add_row(Text(method), f"{found.prefill_seconds:.2f} s", shares, rates)
-    for table in (speed, more):
-        console.print(table)
-    console.print(_LEGEND, style="dim")
-    for method, one in continuations.items():
-        details = [
-            f"{label}: {_detail(value)}"
-            for label, value in one.statistics.details.items()
-            if not (value is None or isinstance(value, dict))
-        ]
-        if details:
-            console.print(f"{method}; {'; '.join(details)}", markup=False)
+    say(f"{read} prompt tokens of {files}")
+    first = next(iter(runs.values())) if len(runs) > 1 else None
+    rows = [figures(one, first) for one in runs.values()]
+    width = len(aligned([*rows[0]], [[*row.values()] for row in rows], left=0)[0])
+    names = _names([*runs], console.width - width - 2)
+    body = [[name, *row.values()] for name, row in zip(names, rows, strict=True)]
+    print_table(["method", *rows[0]], body)
+    for name, method in zip(names, runs, strict=True):
+        if name != method:
+            say(f"{name}: {method}")
+    console.print(legend(rows[0]), style="dim")
+    for name, (method, one) in zip(names, runs.items(), strict=True):
+        if explain or len(runs) == 1:
+            details = "; ".join(f"{label}: {value}" for label, value in _details(one).items())
+            console.print(f"{name}; {details}", markup=False)
         if explain:
-            for table in _explanations(one.statistics, method.partition(":")[0]):
-                console.print(table)
+            _print_explanations(one, method.partition(":")[0])
 
 
-_LEGEND = """\
-tokens/s, without prefill; full passes of the target; mean acceptance length per
-pass, with bonus; time split in %: draft / target / accept; shares of distinct
-n-grams; % of the rounds that accept a token at position 1, 2, ..."""
+def _names(methods: list[str], room: int) -> list[str]:
+    """Return the methods, numbered in place of their options where these have no room."""
+    return [
+        method if len(method) <= room else f"{method.partition(':')[0]} {number}"
+        for number, method in enumerate(methods, start=1)
+    ]
 
 
-def _explanations(statistics: Statistics, method: str) -> list[Table]:
-    """Return the figures that a method has by something: a table for all that have the same."""
+def _details(one: Continuation) -> dict[str, str]:
+    """Return what the line of figures has no room for, by its label."""
+    found = one.statistics
+    parts = (found.draft_seconds, found.target_seconds, found.accept_seconds)
+    split = "/".join(f"{100 * part / (found.decode_seconds or 1):.0f}" for part in parts)
+    # Of several texts, the least varied one.
+    varied = zip(*(text.distinct for text in one.texts), strict=True)
+    rates = " ".join(f"{100 * rate:.0f}" for rate in found.total.position_rates)
+    return {
+        "decode": f"{found.decode_seconds:.2f} s",
+        "draft/target/accept": f"{split}%",
+        "distinct 1, 2, 3, 4": " ".join(f"{min(each):.2g}" for each in varied),
+        **({"% accepted at 1, 2, ...": rates} if rates else {}),
+        **{
+            label: _detail(value)
+            for label, value in found.details.items()
+            if not (value is None or isinstance(value, dict))
+        },
+    }
+
+
+def _print_explanations(one: Continuation, method: str) -> None:
+    """Print what a method has by drafter or size, a table for all that have the same."""
     by_keys = dict[tuple[str, ...], dict[str, dict[str, Any]]]()
-    for label, value in {**statistics.by_drafter(method), **statistics.details}.items():
+    for label, value in {**one.statistics.by_drafter(method), **one.statistics.details}.items():
         if isinstance(value, dict) and value:
             by_keys.setdefault(tuple(value), {})[label] = value
-    tables = []
     for keys, columns in by_keys.items():
-        table = _table(*columns, first="")
-        for key in keys:
-            table.add_row(key, *(_detail(column[key]) for column in columns.values()))
-        tables.append(table)
-    return tables
-
-
-def _table(*columns: str, first: str = "method") -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(first, no_wrap=True, max_width=24)
-    for name in columns:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
-
-
-def _distinct(one: Continuation) -> list[list[float]]:
-    return [text.distinct for text in one.texts]
-
-
-def _split(statistics: Statistics) -> str:
-    parts = (statistics.draft_seconds, statistics.target_seconds, statistics.accept_seconds)
-    whole = statistics.decode_seconds or 1
-    return "/".join(f"{100 * part / whole:.0f}" for part in parts)
+        rows = [[key, *(_detail(column[key]) for column in columns.values())] for key in keys]
+        print_table(["", *columns], rows)
 
 
 def _detail(value: Any) -> str:
-    """Return what a method says of its run, as text."""
     return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from rich.console import Console
@@ -13,6 +13,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from specattn.cli.authors import Pieces
 
 console = Console(stderr=True, highlight=False)
+
+
+def say(line: str, **options: Any) -> None:
+    """Print a line on standard error as it is: no markup, and no breaks but the terminal's."""
+    console.print(line, soft_wrap=True, markup=False, **options)
 
 
 def progress_bars(*, transient: bool = False) -> Progress:
@@ -59,7 +64,8 @@ def streamed_text(
     """
     pieces = Pieces(tokenizer)
     text_is_seen = sys.stdout.isatty() and not quiet
-    with progress_bars(transient=True) as progress:
+    progress = progress_bars(transient=True)
+    with progress if console.is_terminal else nullcontext():
         prefill = progress.add_task("prefill", total=prompt_tokens)
         decode = progress.add_task("decode", total=max_new_tokens, visible=False)
 
@@ -67,7 +73,7 @@ def streamed_text(
             progress.update(prefill, completed=done, total=total)
 
         def on_tokens(tokens: list[int], styles: Sequence[str] | None = None) -> None:
-            if text_is_seen:
+            if text_is_seen and console.is_terminal:
                 progress.stop()  # a bar and a growing line of text cannot share the screen
             progress.update(prefill, visible=False)
             progress.update(decode, advance=len(tokens), visible=True)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
 import typer
 
 from specattn.cli.errors import one_line_errors
-from specattn.cli.options import TrainingOptions, with_options
+from specattn.cli.options import TrainingOptions, option, takes_options
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -17,134 +18,119 @@ app = typer.Typer(
     help="Train a drafter for a frozen target.",
 )
 
-NumHeads = Annotated[int, typer.Option("--heads", min=1, help="Heads of a new drafter.")]
-
 # What is not an option of ours is one of transformers' trainer, which has some hundred.
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
+@dataclass(frozen=True, kw_only=True)
+class LongSpecOptions(TrainingOptions):
+    """Training LongSpec's drafter."""
+
+    stage: str = option("short", "Preset of the paper: short, long or finetune.")
+    anchor_offset: bool | None = option(
+        None, "[default: the stage's]", "--anchor-offset/--plain-positions"
+    )
+    levels: int = option(5, "Drafted tokens per path; 1 trains without flash noise.", min=1)
+    window: int = option(512, "Positions that the drafter's self attention reaches.", min=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadsOptions(TrainingOptions):
+    """Training heads on the target's hidden states."""
+
+    num_heads: int = option(3, "Heads of a new drafter.", "--heads", min=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PosSOptions(TrainingOptions):
+    """Training PosS', EAGLE-2's or HASS' drafter."""
+
+    variant: str = option("poss-2", "Preset of the paper: eagle-2, hass, poss-1, poss-2 or poss-3.")
+    positions_per_layer: int | None = option(
+        None, "Positions of each specialist [default: the variant's].", min=1
+    )
+    depth: int | None = option(
+        None, "Tokens drafted behind each token [default: the variant's].", min=1
+    )
+    start: Path | None = option(
+        None, "Drafter that a new one begins as [default: the target's last layer]."
+    )
+    feature_weight: float = option(1.0, "Of the smooth L1 loss.")
+    token_weight: float = option(0.1, "Of the cross entropy.")
+    fc_norm: bool = option(False, "Norm features before fc, as EAGLE 3.1.", "--fc-norm")
+    norm_output: bool = option(False, "Norm drafted features, as EAGLE 3.1.", "--norm-output")
+    feature_cache: Path | None = option(
+        None, "Folder that keeps the target's features [default: computed anew]."
+    )
+
+
+def _train(context: typer.Context, options: TrainingOptions, recipe: Callable[[Any], Any]) -> None:
+    """Train by what `recipe` makes of the module `specattn.training`, or refuse the options."""
+    with one_line_errors():
+        from specattn import training
+        from specattn.cli.training_run import TrainingRun
+
+        run = TrainingRun(options, recipe(training), context.args)
+    run.train()
+
+
+def _preset(name: str, presets: dict[str, Any], option: str, **changes: Any) -> Any:
+    """Return the preset that `option` names, with the changes that are not None."""
+    if name not in presets:
+        raise ValueError(f"{option}: expected one of {', '.join(presets)}, got {name!r}")
+    given = {name: value for name, value in changes.items() if value is not None}
+    return replace(presets[name], **given)
+
+
 @app.command(context_settings=_PASS_ON)
-@with_options
-def longspec(
-    context: typer.Context,
-    options: TrainingOptions,
-    stage: Annotated[
-        str, typer.Option(help="Preset of the paper: short, long or finetune.")
-    ] = "short",
-    anchor_offset: Annotated[
-        bool | None,
-        typer.Option("--anchor-offset/--plain-positions", help="[default: the stage's]"),
-    ] = None,
-    levels: Annotated[
-        int,
-        typer.Option(min=1, help="Drafted tokens per path; 1 trains without flash noise."),
-    ] = 5,
-    window: Annotated[
-        int, typer.Option(min=1, help="Positions that the drafter's self attention reaches.")
-    ] = 512,
-) -> None:
+@takes_options
+def longspec(context: typer.Context, options: LongSpecOptions) -> None:
     """Train LongSpec's drafter; all other options go to transformers' TrainingArguments.
 
     For example --per_device_train_batch_size 4 --max_steps 1000 --bf16 True --save_steps 200
     --deepspeed zero1.json --fsdp full_shard. Several processes: torchrun -m specattn.cli train ...
     """
-    with one_line_errors():
-        from specattn.cli.training_run import TrainingRun
-        from specattn.training import STAGES, LongSpecRecipe
 
-        if stage not in STAGES:
-            raise ValueError(f"--stage: expected one of {', '.join(STAGES)}, got {stage!r}")
-        preset = STAGES[stage]
-        if anchor_offset is not None:
-            preset = replace(preset, anchor_offset=anchor_offset)
-        recipe = LongSpecRecipe(preset, levels=levels, window=window)
-        run = TrainingRun(options, recipe, context.args)
-    run.train()
+    def recipe(training: Any) -> Any:
+        offset = options.anchor_offset
+        stage = _preset(options.stage, training.STAGES, "--stage", anchor_offset=offset)
+        return training.LongSpecRecipe(stage, levels=options.levels, window=options.window)
+
+    _train(context, options, recipe)
 
 
 @app.command(context_settings=_PASS_ON)
-@with_options
-def tokenswift(context: typer.Context, options: TrainingOptions, num_heads: NumHeads = 3) -> None:
+@takes_options
+def tokenswift(context: typer.Context, options: HeadsOptions) -> None:
     """Train TokenSwift's chained heads; other options go to transformers' TrainingArguments.
 
     The defaults are the paper's table 9: 200 steps of 120 rows of 8192 tokens.
     """
-    with one_line_errors():
-        from specattn.cli.training_run import TrainingRun
-        from specattn.training import TokenSwiftRecipe
-
-        run = TrainingRun(options, TokenSwiftRecipe(num_heads), context.args)
-    run.train()
+    _train(context, options, lambda training: training.TokenSwiftRecipe(options.num_heads))
 
 
 @app.command(context_settings=_PASS_ON)
-@with_options
-def medusa(context: typer.Context, options: TrainingOptions, num_heads: NumHeads = 3) -> None:
+@takes_options
+def medusa(context: typer.Context, options: HeadsOptions) -> None:
     """Train Medusa's independent heads; other options go to transformers' TrainingArguments.
 
     The defaults are those of TokenSwift's heads, so that the two can be compared.
     """
-    with one_line_errors():
-        from specattn.cli.training_run import TrainingRun
-        from specattn.training import MedusaRecipe
-
-        run = TrainingRun(options, MedusaRecipe(num_heads), context.args)
-    run.train()
+    _train(context, options, lambda training: training.MedusaRecipe(options.num_heads))
 
 
 @app.command(context_settings=_PASS_ON)
-@with_options
-def poss(
-    context: typer.Context,
-    options: TrainingOptions,
-    variant: Annotated[
-        str, typer.Option(help="Preset of the paper: eagle-2, hass, poss-1, poss-2 or poss-3.")
-    ] = "poss-2",
-    positions_per_layer: Annotated[
-        int | None,
-        typer.Option(min=1, help="Positions of each specialist [default: the variant's]."),
-    ] = None,
-    depth: Annotated[
-        int | None,
-        typer.Option(min=1, help="Tokens drafted behind each token [default: the variant's]."),
-    ] = None,
-    start: Annotated[
-        Path | None,
-        typer.Option(help="Drafter that a new one begins as [default: the target's last layer]."),
-    ] = None,
-    feature_weight: Annotated[float, typer.Option(help="Of the smooth L1 loss.")] = 1.0,
-    token_weight: Annotated[float, typer.Option(help="Of the cross entropy.")] = 0.1,
-    fc_norm: Annotated[
-        bool, typer.Option("--fc-norm", help="Norm features before fc, as EAGLE 3.1.")
-    ] = False,
-    norm_output: Annotated[
-        bool, typer.Option("--norm-output", help="Norm drafted features, as EAGLE 3.1.")
-    ] = False,
-    feature_cache: Annotated[
-        Path | None,
-        typer.Option(help="Folder that keeps the target's features [default: computed anew]."),
-    ] = None,
-) -> None:
+@takes_options
+def poss(context: typer.Context, options: PosSOptions) -> None:
     """Train PosS', EAGLE-2's or HASS' drafter; other options go to transformers' trainer.
 
     The variants start from an EAGLE drafter: train eagle-2 first, and give it as --start.
     """
-    with one_line_errors():
-        from specattn.cli.training_run import TrainingRun
-        from specattn.training import VARIANTS, PosSRecipe
+    own = "feature_weight", "token_weight", "fc_norm", "norm_output", "start", "feature_cache"
 
-        if variant not in VARIANTS:
-            raise ValueError(f"--variant: expected one of {', '.join(VARIANTS)}, got {variant!r}")
-        own = {"positions_per_layer": positions_per_layer, "depth": depth}
-        given = {name: value for name, value in own.items() if value is not None}
-        recipe = PosSRecipe(
-            replace(VARIANTS[variant], **given),
-            feature_weight=feature_weight,
-            token_weight=token_weight,
-            fc_norm=fc_norm,
-            norm_output=norm_output,
-            start=start,
-            feature_cache=feature_cache,
-        )
-        run = TrainingRun(options, recipe, context.args)
-    run.train()
+    def recipe(training: Any) -> Any:
+        size = {name: getattr(options, name) for name in ("positions_per_layer", "depth")}
+        variant = _preset(options.variant, training.VARIANTS, "--variant", **size)
+        return training.PosSRecipe(variant, **{name: getattr(options, name) for name in own})
+
+    _train(context, options, recipe)

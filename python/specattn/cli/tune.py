@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from specattn.cli.errors import one_line_errors
 from specattn.cli.interrupts import Interrupted
-from specattn.cli.options import (
-    DeviceOption,
-    DtypeOption,
-    ModelOption,
-    SeedOption,
-    TemperatureOption,
-)
+from specattn.cli.options import ModelOptions, option, takes_options
 
 if TYPE_CHECKING:
-    from specattn.tuning import Record, Sweep, Tuner
+    from specattn.tuning import Record, Tuner
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -35,62 +29,35 @@ def tune() -> None:
     """Find a method's options for a model, a machine and texts of your own."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class TuningOptions(ModelOptions):
+    """What is measured, and where it is written."""
+
+    prompts: list[Path] = option(..., "UTF-8 text, or a folder of such; may be repeated.")
+    output: Path = option(..., "JSON file, whole after every measurement.")
+    context: int | None = option(
+        None, "Tokens of each prompt [default: those of the shortest].", min=1
+    )
+    ratios: str | None = option(None, "Shares of the cache, such as 0.03,0.07,0.2.")
+    gammas: str | None = option(None, "Drafted tokens, such as 2,4,6.")
+    large_gamma: int | None = option(None, "Drafted tokens of the first step [default: 12].")
+    min_tokens: int | None = option(None, "Least tokens that a draft reads [default: 256].")
+    new_tokens: int = option(128, "Per request and run.")
+    repeats: int = option(2, "Timed runs of each candidate and batch.")
+    batch: int = option(1, "Prompts decoded together.")
+    resume: bool = option(False, "Keep what the output has.", "--resume")
+    pictures: Path | None = option(None, "Draw the paper's figures 8 and 13 into this folder.")
+
+
 @app.command()
-def vegas(
-    prompts: Annotated[
-        list[Path], typer.Option(help="UTF-8 text, or a folder of such; may be repeated.")
-    ],
-    output: Annotated[Path, typer.Option(help="JSON file, whole after every measurement.")],
-    model: ModelOption = None,
-    context: Annotated[
-        int | None,
-        typer.Option(min=1, help="Tokens of each prompt [default: those of the shortest]."),
-    ] = None,
-    ratios: Annotated[
-        str | None, typer.Option(help="Shares of the cache, such as 0.03,0.07,0.2.")
-    ] = None,
-    gammas: Annotated[str | None, typer.Option(help="Drafted tokens, such as 2,4,6.")] = None,
-    large_gamma: Annotated[
-        int | None, typer.Option(help="Drafted tokens of the first step [default: 12].")
-    ] = None,
-    min_tokens: Annotated[
-        int | None, typer.Option(help="Least tokens that a draft reads [default: 256].")
-    ] = None,
-    new_tokens: Annotated[int, typer.Option(help="Per request and run.")] = 128,
-    repeats: Annotated[int, typer.Option(help="Timed runs of each candidate and batch.")] = 2,
-    batch: Annotated[int, typer.Option(help="Prompts decoded together.")] = 1,
-    temperature: TemperatureOption = 0.0,
-    seed: SeedOption = 0,
-    dtype: DtypeOption = "auto",
-    device: DeviceOption = "auto",
-    resume: Annotated[bool, typer.Option("--resume", help="Keep what the output has.")] = False,
-    pictures: Annotated[
-        Path | None, typer.Option(help="Draw the paper's figures 8 and 13 into this folder.")
-    ] = None,
-) -> None:
+@takes_options
+def vegas(options: TuningOptions) -> None:
     """Tune Vegas in the paper's three steps: ratio with a large gamma, gamma, ratio again."""
     with one_line_errors():
-        from specattn.cli.terminal import console
-        from specattn.distributed.launch import refuse_ranks
-        from specattn.tuning import Sweep
-
-        refuse_ranks("specattn tune")
-        given: dict[str, Any] = {
-            "ratios": _numbers("--ratios", ratios, float),
-            "gammas": _numbers("--gammas", gammas, int),
-            "large_gamma": large_gamma,
-            "min_tokens": min_tokens,
-        }
-        sweep = Sweep(
-            **{name: value for name, value in given.items() if value is not None},
-            new_tokens=new_tokens,
-            repeats=repeats,
-            batch=batch,
-            temperature=temperature,
-            seed=seed,
-        )
-        tuner = _tuner(model, prompts, context, sweep, dtype, device, output, resume)
+        tuner = _tuner(options)
     chosen = _run(tuner)
+    from specattn.cli.terminal import console
+
     console.print(
         f"[bold]{chosen['method']}[/]: {chosen['tokens_per_second']:.1f} tokens/s, "
         f"{chosen['speedup']:.2f} times plain decoding, "
@@ -98,68 +65,51 @@ def vegas(
     )
     if chosen["speedup"] < 1:
         console.print("Plain decoding is faster for these prompts on this machine.")
-    if pictures is not None:
-        _draw(tuner.record, pictures)
+    if options.pictures is not None:
+        _draw(tuner.record, options.pictures)
 
 
-def _tuner(
-    folder: Path | None,
-    paths: list[Path],
-    context: int | None,
-    sweep: Sweep,
-    dtype: str,
-    device: str,
-    output: Path,
-    resume: bool,
-) -> Tuner:
+def _tuner(options: TuningOptions) -> Tuner:
     """Check everything that can be wrong, cheapest first, then load."""
     import torch
 
-    from specattn.cli.loading import (
-        decoding_dtype,
-        device_named,
-        load_tokenizer,
-        model_folder,
-        silence_transformers,
-        versions,
-    )
+    from specattn.cli.loading import Checkpoint, versions
     from specattn.cli.prompts import read_text
-    from specattn.decoding.model.checkpoint import load_causal_model
+    from specattn.distributed.launch import refuse_ranks
     from specattn.training import find_files
-    from specattn.tuning import Record, Tuner
+    from specattn.tuning import Record, Sweep, Tuner
 
-    folder = model_folder(folder)
-    files = find_files(paths)
+    refuse_ranks("specattn tune")
+    given: dict[str, Any] = {
+        "ratios": _numbers("--ratios", options.ratios, float),
+        "gammas": _numbers("--gammas", options.gammas, int),
+    }
+    names = ["large_gamma", "min_tokens", "new_tokens", "repeats", "batch", "temperature", "seed"]
+    given |= {name: getattr(options, name) for name in names}
+    sweep = Sweep(**{name: value for name, value in given.items() if value is not None})
+    files = find_files(options.prompts)
     if len(files) % sweep.batch:
         raise ValueError(f"--prompts: {len(files)} files do not fill batches of {sweep.batch}")
     texts = [read_text(path, "--prompts") for path in files]
-    chosen_device = device_named(device)
-    chosen_dtype = decoding_dtype(dtype, chosen_device)
-    silence_transformers()
-    tokenizer = load_tokenizer(folder)
-    tokens = [tokenizer(text)["input_ids"] for text in texts]
-    length = context or min(map(len, tokens))
+    checkpoint = Checkpoint(options)
+    tokens = [checkpoint.tokenizer(text)["input_ids"] for text in texts]
+    length = options.context or min(map(len, tokens))
     for path, ids in zip(files, tokens, strict=True):
         if len(ids) < length:
             raise ValueError(f"--context: {path} has {len(ids)} tokens, fewer than {length}")
-    loaded = load_causal_model(folder, chosen_dtype, chosen_device)
-    room = loaded.config.max_position_embeddings - sweep.new_tokens
+    model = checkpoint.load()
+    room = model.config.max_position_embeddings - sweep.new_tokens
     if length > room:
         raise ValueError(f"--context: with the new tokens there is room for {room}, not {length}")
     heading: dict[str, Any] = {
         "schema": SCHEMA,
         "versions": versions(),
-        "model": {
-            "path": str(folder),
-            "dtype": str(loaded.dtype).removeprefix("torch."),
-            "device": str(loaded.device),
-        },
+        "model": checkpoint.describe(model),
         "prompts": {"files": list(map(str, files)), "context": length},
         "sweep": asdict(sweep),
     }
-    record = Record(output, heading, resume=resume)
-    prompts = [torch.tensor(ids[:length]) for ids in tokens]
-    return Tuner(loaded, prompts, sweep, record)
+    record = Record(options.output, heading, resume=options.resume)
+    return Tuner(model, [torch.tensor(ids[:length]) for ids in tokens], sweep, record)
 
 
 def _run(tuner: Tuner) -> dict[str, Any]:

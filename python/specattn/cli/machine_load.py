@@ -46,7 +46,4 @@ def warning(load: OtherLoad) -> str | None:
     share = load.share()
     if share is None or share < NOTICED:
         return None
-    return (
-        f"warning: other programs used {share:.0%} of this machine's processors meanwhile; times "
-        "say little"
-    )
+    return f"warning: other programs used {share:.0%} of the processors meanwhile; times say little"

@@ -4,14 +4,14 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test package docs lint fuzz sanitize test-triton36 test-cuda test-torchao test-vllm bench vllm llama-cpp clean
+.PHONY: demo test package docs lint fuzz sanitize test-gpu-code test-triton36 test-cuda test-torchao test-vllm bench vllm llama-cpp clean
 
 ## Decode a real file with the embedded target, plainly and speculatively. FILE= continues your own.
 demo: $(VENV)/.demo
 	$(BIN)/specattn demo $(if $(FILE),"$(FILE)")
 	@echo "The command is $(BIN)/specattn: try $(BIN)/specattn generate --prompt-file README.md, or -h"
 
-## All tests that need no GPU.
+## All tests that need no GPU. Of GPU code few cases, and all where it differs from what tools/ptx/executed.json records.
 test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow" $(ARGS)
 
@@ -41,7 +41,7 @@ lint: $(VENV)/.dev
 
 ## The same properties with many more cases, and the slow sweeps.
 fuzz: $(VENV)/.dev
-	SPECATTN_HYPOTHESIS=fuzz $(BIN)/python -m pytest -n 2 -m "slow or not slow" $(ARGS)
+	SPECATTN_HYPOTHESIS=fuzz SPECATTN_GPU_CODE=whole $(BIN)/python -m pytest -n 2 -m "slow or not slow" $(ARGS)
 
 ## The C++ kernels' tests, 2000 random cases among them, with address and undefined-behaviour checks;
 ## CASES=ci for fewer, CASES=fuzz for many more.
@@ -56,6 +56,16 @@ sanitize: $(VENV)/.dev
 	    ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$(for library in asan ubsan stdc++; do \
 	        $(CXX) -print-file-name=lib$$library.so; done | tr '\n' ' ')" \
 	    $(BIN)/python -m pytest -p no:xdist tests/cpu $(ARGS)
+
+## Every case of the GPU kernels, as each compiler makes them, executed in the emulator; then that is on record.
+test-gpu-code: export SPECATTN_GPU_CODE = whole
+test-gpu-code:
+	$(MAKE) test ARGS="tools tests/triton_kernels/test_compile.py $(ARGS)"
+	$(BIN)/python -m tools.ptx.executed triton
+	$(MAKE) test-triton36
+	$(VENV)/triton36/bin/python -m tools.ptx.executed triton
+	$(MAKE) test-cuda
+	$(VENV)/cuda/bin/python -m tools.ptx.executed cuda
 
 ## The kernels as an older Triton compiles them, executed in the emulator (tools/ptx).
 test-triton36: $(VENV)/triton36/.done

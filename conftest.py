@@ -16,6 +16,7 @@ from unittest import mock
 
 import hypothesis
 import pytest
+from tools.ptx import executed
 
 hypothesis.settings.register_profile(
     "ci", deadline=None, max_examples=25, derandomize=True, print_blob=True
@@ -26,6 +27,16 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.register_profile("fuzz", deadline=None, max_examples=1000, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("SPECATTN_HYPOTHESIS", "ci"))
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave out most cases of GPU code that was executed whole as it is."""
+    marks = {item: item.get_closest_marker("gpu_code") for item in items}
+    wanted = {mark.args: executed.wanted(*mark.args) for mark in marks.values() if mark}
+    left = [item for item, mark in marks.items() if mark and not wanted[mark.args]]
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in set(left)]
 
 
 def _poisoned(allocate):

@@ -108,12 +108,19 @@ def assert_fit(costs):
     assert not [(problem, cost) for cost in costs for problem in misfits(cost)]
 
 
+QUICK = ("sm_90", "gfx942")
 # The emulator executes sm_80 and sm_90; of the others, which take as long, few are compiled here.
 COMPILED = {"sm_80": "chosen", "sm_90": "chosen", "sm_100": "few", "gfx942": "few"}
 
 
+@pytest.mark.parametrize("arch", QUICK)
+def test_compiles_without_spills(arch):
+    assert_fit(compiled(arch, "quick"))
+
+
+@pytest.mark.gpu_code("triton")
 @pytest.mark.parametrize(("arch", "which"), COMPILED.items())
-def test_compiles_without_spills(arch, which):
+def test_every_primitive_compiles_without_spills(arch, which):
     assert_fit(compiled(arch, which))
 
 

@@ -22,8 +22,8 @@ from .cuda_launch import device
 TARGETS = ("sm_80", "sm_90a", "sm_100")
 ALL = [f"bf16 D {D}" for D in shape.HEAD_DIMS] + [f"fp16 D {D}" for D in shape.HEAD_DIMS]
 ALL += ["merge", "select_topk"]
-CHOSEN = [("bf16 D 128", "sm_90a"), ("fp16 D 256", "sm_80"), ("merge", "sm_100")]
-CHOSEN += [("select_topk", "sm_90a")]
+QUICK = [("merge", "sm_100"), ("select_topk", "sm_90a")]
+CHOSEN = [*QUICK, ("bf16 D 128", "sm_90a"), ("fp16 D 256", "sm_80")]
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """Compiles what the launchers launch, for GPUs that are not here, and reads what it costs.
 
-`python -m tools.ptx.offline ARCH [few | chosen | small | VARIANT]` prints one JSON
+`python -m tools.ptx.offline ARCH [quick | few | chosen | small | VARIANT]` prints one JSON
 object per kernel: of some cases, of the small kernels, or of all sizes of a variant of attention.
 It runs in a process of its own because TRITON_INTERPRET, which other tests set, rules out
 compiling. Launches are recorded on meta tensors: no memory is needed and nothing runs.
@@ -273,10 +273,10 @@ VARIANTS["logits chain"] = {**VARIANTS["logits all"], "chain": True}
 VARIANTS["ragged gather all paged"] = {**VARIANTS["ragged gather paged"], "everything": True}
 VARIANTS["gather all"] = {"op": "gather", "everything": True}
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+QUICK = [("hybrid", 16, 128, BF16), ("hybrid", 64, 128, BF16)]
 # One or two variants of each primitive.
 FEW = [
-    ("hybrid", 16, 128, BF16),
-    ("hybrid", 64, 128, BF16),
+    *QUICK,
     ("gather paged", 16, 128, BF16),
     ("scores paged window", 16, 128, BF16),
     ("logits all", 64, 128, BF16),
@@ -320,8 +320,8 @@ def _sizes(name):
 
 
 def calls(which):
-    """Yield (name, call) for the cases to compile: "few", "chosen", "small" or a variant's name."""
-    chosen = {"few": FEW, "chosen": CHOSEN, "small": []}.get(which)
+    """Yield (name, call) for the cases to compile: a list's name, "small" or a variant's name."""
+    chosen = {"quick": QUICK, "few": FEW, "chosen": CHOSEN, "small": []}.get(which)
     if chosen is None:
         chosen = [(which, *size) for size in _sizes(which)]
     for name, rows, D, dtype in chosen:

@@ -1,8 +1,9 @@
 """Calls of the primitives in the emulator, each checked against float64 with the project's bound.
 
 A `Case` is the smallest problem that still has what it is about: several tiles, several splits,
-ragged lengths, a request without cached tokens, GQA. `SELECTED` is what `make test` runs on both
-architectures, `ALL` what `make fuzz` does.
+ragged lengths, a request without cached tokens, GQA. `QUICK` is what `make test` runs whatever has
+changed, `SELECTED` what `make test-gpu-code` runs on both architectures, `ALL` what `make fuzz`
+does.
 """
 
 import itertools
@@ -456,29 +457,34 @@ HOPPER = [
     Case("hybrid", rows=150, group=1, kv_heads=1, tree="chain", lengths=(70,), window=40),
 ]  # fmt: skip
 
-# Every primitive once, 16-bit and float32, mma.sync and wgmma (64 rows), padded D, every feature.
-SELECTED = [
+# What always runs: every primitive, each kernel of attention once.
+QUICK = [
     Case("hybrid", sinks=True),
-    Case("hybrid", lengths=(700, 90, 0), split_size=None, spare=2000, sinks=True, window=500),
-    Case("hybrid", lengths=(200, 0), split_size=4096, sinks=True),  # one launch
-    Case("scores", lengths=(300, 9, 0), split_size=None, spare=500),
-    Case("hybrid", rows=16, head_dim=128, paged=True, softcap=2.0),
+    HOPPER[0],
     Case("gather", "fp16", rows=1, head_dim=80, paged=True),
     Case("hybrid", rows=17, group=8, lengths=(90,), kv_heads=1, split_size=64, hopper=False),
-    *HOPPER[:1],
+    Case("scores", lengths=(300, 9, 0), split_size=None, spare=500),
+    Case("ragged logits", rows=9, lengths=(70, 9), ragged=(9, 3), window=3, block_m=16),
+    Case("importance", head_dim=80, paged=True),
+    Case("select"),
+    Case("merge_states", rows=3),
+    Case("write", "fp32", head_dim=80, layout="heads first", cache_dtype="bf16"),
+    Case("gumbel"),
+]
+
+# 16-bit and float32, mma.sync and wgmma (64 rows), padded D, every feature.
+SELECTED = [
+    *QUICK,
+    Case("hybrid", lengths=(700, 90, 0), split_size=None, spare=2000, sinks=True, window=500),
+    Case("hybrid", lengths=(200, 0), split_size=4096, sinks=True),  # one launch
+    Case("hybrid", rows=16, head_dim=128, paged=True, softcap=2.0),
     *HOPPER[2:5],
     Case("ragged hybrid", lengths=(90, 70, 0), ragged=(1, 33, 0), tree="chain", kv_heads=1),
     Case("hybrid", rows=70, group=1, lengths=(90, 0), window=50, kv_heads=1, tree="chain"),
     Case("scores", rows=16, window=100),
     Case("hybrid", rows=35, group=1, lengths=(90, 0), window=2, kv_heads=1),  # cuts the tree
-    Case("ragged logits", rows=9, lengths=(70, 9), ragged=(9, 3), window=3, block_m=16),
     Case("logits", "fp32", paged=True, window=100),
-    Case("importance", head_dim=80, paged=True),
     Case("importance", lengths=(700, 80, 0), multiprocessors=1),  # many tiles of keys to a program
-    Case("select"),
-    Case("gumbel"),
-    Case("merge_states", rows=3),
-    Case("write", "fp32", head_dim=80, layout="heads first", cache_dtype="bf16"),
     Case(
         "ragged hybrid", lengths=(200, 9, 0), ragged=(3, 0, 1), paged=True, tree="chain", window=99
     ),

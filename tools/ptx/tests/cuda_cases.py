@@ -13,24 +13,27 @@ from .cases import SCHEDULES, Case, check
 ARCHITECTURES = ("sm_80", "sm_90a")
 HEAD_DIMS = (64, 80, 96, 128, 256)
 
+QUICK = [
+    Case("hybrid", sinks=True),
+    Case("hybrid", rows=16, head_dim=128, paged=True, softcap=2.0, lengths=(150, 0)),
+    Case("ragged hybrid", lengths=(200, 9, 0), ragged=(3, 0, 1), paged=True, window=99),
+    Case("gather", "fp16", rows=1, head_dim=80, paged=True, sinks=True),
+    Case("scores", rows=16, window=100),
+]
 # Every primitive, every shape of block (16, 32, 64 rows; teams of 1, 2, 4 warps), every feature.
 SELECTED = [
-    Case("hybrid", sinks=True),
+    *QUICK,
     Case("hybrid", "fp16", lengths=(700, 90, 0), split_size=None, spare=2000, window=500),
     Case("hybrid", lengths=(1300,), kv_heads=1, split_size=64, sinks=True),  # merged twice
     Case("hybrid", rows=8, head_dim=96, tree="chain", window=37),
-    Case("hybrid", rows=16, head_dim=128, paged=True, softcap=2.0, lengths=(150, 0)),
     Case("hybrid", rows=16, head_dim=256, lengths=(150, 0), kv_heads=1),
     Case("hybrid", rows=3, head_dim=80, group=7, tree="in_cache", paged=True),
     Case("tree", rows=16),
     Case("scores", lengths=(300, 9, 0), split_size=None, spare=500),
-    Case("scores", rows=16, window=100),
     Case("scores", head_dim=128, per_head=False, softcap=2.0, lengths=(150, 0)),
     Case("logits", "fp16", paged=True, window=100, softcap=2.0),
     Case("hybrid", rows=35, group=1, lengths=(90, 0), window=2, kv_heads=1),  # cuts the tree
     Case("ragged logits", rows=9, lengths=(70, 9), ragged=(9, 3), window=3),
-    Case("gather", "fp16", rows=1, head_dim=80, paged=True, sinks=True),
-    Case("ragged hybrid", lengths=(200, 9, 0), ragged=(3, 0, 1), paged=True, window=99),
     Case("ragged scores", lengths=(200, 9, 0), ragged=(1, 6, 0)),
     Case("ragged gather", "fp16", lengths=(200, 9, 0), ragged=(2, 3, 0), head_dim=80),
 ]  # fmt: skip

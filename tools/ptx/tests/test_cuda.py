@@ -9,8 +9,12 @@ from .. import cuda_build
 from . import cuda_cases, mutate, selections
 
 ARCHITECTURES = cuda_cases.ARCHITECTURES
+WHOLE = pytest.mark.gpu_code("cuda")
 # Every case on one of the two; on both with the slow tests.
-IN_TURN = [(case, ARCHITECTURES[i % 2]) for i, case in enumerate(cuda_cases.SELECTED)]
+IN_TURN = [
+    pytest.param(case, ARCHITECTURES[i % 2], marks=() if case in cuda_cases.QUICK else WHOLE)
+    for i, case in enumerate(cuda_cases.SELECTED)
+]
 
 
 @pytest.mark.parametrize(("case", "arch"), IN_TURN, ids=str)
@@ -32,15 +36,18 @@ def test_random_calls(compiler_process, seed, arch):
     compiler_process(cuda_cases.check_orders, cuda_cases.drawn(seed), arch)
 
 
+@WHOLE
 def test_states_of_blocks_are_merged_in_any_order(compiler_process):
     """Whoever comes last merges: the bits are the same in two orders of blocks."""
     compiler_process(cuda_cases.check_orders, cuda_cases.MERGED, "sm_80")
 
 
+@WHOLE
 def test_neighbours_and_capacity_do_not_show(compiler_process):
     compiler_process(cuda_cases.check_neighbours, "sm_90a")
 
 
+@WHOLE
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_select_topk(compiler_process, arch):
     compiler_process(selections.check_cuda, arch, range(4))
@@ -50,6 +57,7 @@ def test_select_topk(compiler_process, arch):
 NEEDED = {"barrier removed", "copy wait weakened"}
 
 
+@WHOLE
 @pytest.mark.parametrize(
     "name",
     [
@@ -74,7 +82,11 @@ def test_nearly_every_barrier_is_needed(compiler_process, name):
     assert counts["caught"] >= counts["harmless"]
 
 
-@pytest.mark.parametrize(("name", "arch"), cuda_build.CHOSEN, ids=str)
+@pytest.mark.parametrize(
+    ("name", "arch"),
+    [pytest.param(*x, marks=() if x in cuda_build.QUICK else WHOLE) for x in cuda_build.CHOSEN],
+    ids=str,
+)
 def test_nothing_is_spilled(compiler_process, name, arch):
     for built in compiler_process(cuda_build.built, name, arch):
         assert built.spilled == 0, built

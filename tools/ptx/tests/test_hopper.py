@@ -21,6 +21,7 @@ LEFT = [
 ]
 
 
+@pytest.mark.gpu_code("triton")
 @pytest.mark.parametrize("case", LEFT, ids=str)
 def test_others_are_left_to_the_split_kernel(compiler_process, case):
     counts = compiler_process(cases.check, case, "sm_90")

@@ -10,10 +10,15 @@ from ..faults import Fault
 from . import cases, mutate
 
 ARCHITECTURES = ["sm_80", "sm_90"]
+WHOLE = pytest.mark.gpu_code("triton")
+# The quick ones each on one of the two.
+QUICK = [(case, ARCHITECTURES[i % 2]) for i, case in enumerate(cases.QUICK)]
+OTHERS = [(c, a) for c in cases.SELECTED for a in ARCHITECTURES if (c, a) not in QUICK]
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("case", cases.SELECTED, ids=str)
+@pytest.mark.parametrize(
+    ("case", "arch"), [*QUICK, *(pytest.param(*x, marks=WHOLE) for x in OTHERS)], ids=str
+)
 def test_selected(compiler_process, case, arch):
     compiler_process(cases.check, case, arch)
 
@@ -56,6 +61,7 @@ NEEDED = {
 }
 
 
+@WHOLE
 @pytest.mark.skipif(not UNFENCED, reason="this Triton fences what wgmma reads")
 def test_wgmma_of_old_tritons_reads_what_is_not_fenced(compiler_process):
     """Why `_configs` keeps tiles below 64 rows there."""
@@ -64,6 +70,7 @@ def test_wgmma_of_old_tritons_reads_what_is_not_fenced(compiler_process):
         compiler_process(cases.check, case, "sm_90")
 
 
+@WHOLE
 @pytest.mark.parametrize("name", NEEDED)
 def test_removed_synchronisation_is_caught(compiler_process, name):
     if UNFENCED and name == "hybrid wgmma":

@@ -7,6 +7,7 @@ pytest.importorskip("triton")
 from . import sampling
 
 
+@pytest.mark.gpu_code("triton")
 def test_few_blocks_count_for_all(compiler_process):
     """Four heads and seven slots: nine blocks of the 28 are executed."""
     whole, sampled = compiler_process(sampling.both)

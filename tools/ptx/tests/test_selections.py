@@ -7,6 +7,7 @@ pytest.importorskip("triton")
 from . import selections
 
 
+@pytest.mark.gpu_code("triton")
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_is_the_reference_exactly(compiler_process, arch):
     compiler_process(selections.check, arch, range(8))

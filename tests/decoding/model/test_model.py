@@ -1,61 +1,81 @@
-"""`Model` remembers for one checkpoint, and as long as it lives."""
+"""What is remembered about a checkpoint: its own, no longer than it lives, and true of it."""
 
 import gc
 import weakref
 
+import pytest
 import torch
 
 from specattn.decoding import generate
-from specattn.decoding.methods.auto import Auto
 from specattn.decoding.model.model import Model
-from tests.decoding.models import prompts, tiny_model
+from specattn.decoding.passes import proving
+from tests.decoding.models import greedy_by_transformers, prompts, tiny_model
 
-V = 24
-
-
-def decoded(model, **options):
-    method = Auto(remember=True, trained=None)
-    settings = {"max_new_tokens": 24, "temperature": 0, **options}
-    return generate(model, prompts((20,), vocabulary=V), method, **settings)
+TEXTS = prompts([5, 19])
+LOOKING = ["plain", "auto", "suffix", "vegas", "token_recycling"]
 
 
-def test_each_checkpoint_has_its_own():
-    first, second = (tiny_model("qwen3", vocab_size=V) for _ in range(2))
-    decoded(first)
+@pytest.fixture
+def probed(monkeypatch):
+    """Return the models that were probed, in order."""
+    probes, first_mismatch = [], proving.first_mismatch
+
+    def noting(model, bound):
+        probes.append((id(model), model.dtype))
+        return first_mismatch(model, bound)
+
+    monkeypatch.setattr(proving, "first_mismatch", noting)
+    return probes
+
+
+def assert_right(model, method="auto"):
+    output = generate(model, TEXTS, method, max_new_tokens=12, temperature=0)
+    assert output.new_tokens == [greedy_by_transformers(model, p, 12) for p in TEXTS]
+
+
+def test_something_is_made_once_for_each_checkpoint():
+    first, second = tiny_model(), tiny_model()
+    made = []
+    for model in (first, second, first):
+        Model.of(model).recall("kind", lambda: made.append(None))
+    assert len(made) == 2
     assert Model.of(first) is Model.of(first) is not Model.of(second)
-    assert Model.of(first).knows("corpora")
-    assert not Model.of(second).knows("corpora")
+    assert Model.of(first).knows("kind")
+    assert not Model.of(first).knows("other")
 
 
-def test_what_is_remembered_is_made_once():
-    known, made = Model(), []
+def test_two_models_are_asked_once_each(probed):
+    models = [tiny_model("qwen3"), tiny_model("llama", seed=1)]
     for _ in range(2):
-        assert known.recall(("kind", 3), lambda: made.append(1)) is None
-    assert made == [1]
+        for model in models:
+            assert_right(model)
+    assert probed == [(id(model), torch.float32) for model in models]
+    other = tiny_model()
+    assert Model.of(models[0]).knows("corpora")  # of `auto`
+    assert not Model.of(other).knows("corpora")
 
 
-def test_a_checkpoint_that_nobody_holds_is_freed_after_runs_of_it():
-    model = tiny_model("qwen3", vocab_size=V)
-    decoded(model)
-    decoded(model, temperature=1.0, seed=3)
-    gone = weakref.ref(model)
+@pytest.mark.parametrize("method", LOOKING)
+def test_a_deleted_model_leaves_nothing_behind(method):
+    model = tiny_model()
+    generate(model, TEXTS, method, max_new_tokens=12)
+    gone = [weakref.ref(model), weakref.ref(model.lm_head.weight), weakref.ref(Model.of(model))]
     del model
     gc.collect()
-    assert gone() is None
+    assert [ref() for ref in gone] == [None] * len(gone)
 
 
-def test_weights_that_their_user_changes_are_read_anew():
-    model = tiny_model("qwen3", vocab_size=V)
-    before = decoded(model).new_tokens
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(parameter.flip(0))
-    plain = generate(
-        model,
-        prompts((20,), vocabulary=V),
-        "plain",
-        max_new_tokens=24,
-        temperature=0,
-        compile="off",
-    )
-    assert decoded(model).new_tokens == plain.new_tokens != before
+def test_weights_that_their_user_changes_are_read_anew(probed):
+    """In place, by another parameter, and in another dtype, which is asked again."""
+    model, other = tiny_model("qwen3"), tiny_model("qwen3", seed=7)
+    assert_right(model)
+    for own, theirs in zip(model.parameters(), other.parameters(), strict=True):
+        own.data.copy_(theirs)
+    assert_right(model)
+    layer = model.model.layers[0].mlp
+    layer.down_proj.weight = torch.nn.Parameter(layer.down_proj.weight.detach() * 2)
+    assert_right(model)
+    assert len(probed) == 1
+    model.double()
+    assert_right(model)
+    assert [dtype for _, dtype in probed] == [torch.float32, torch.float64]

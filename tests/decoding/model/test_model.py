@@ -7,12 +7,14 @@ import pytest
 import torch
 
 from specattn.decoding import generate
+from specattn.decoding.methods.auto import Auto
 from specattn.decoding.model.model import Model
 from specattn.decoding.passes import proving
 from tests.decoding.models import greedy_by_transformers, prompts, tiny_model
 
 TEXTS = prompts([5, 19])
-LOOKING = ["plain", "auto", "suffix", "vegas", "token_recycling"]
+AUTO = Auto(remember=True, trained=None)
+LOOKING = ["plain", AUTO, "suffix", "vegas", "token_recycling"]
 
 
 @pytest.fixture
@@ -28,8 +30,8 @@ def probed(monkeypatch):
     return probes
 
 
-def assert_right(model, method="auto"):
-    output = generate(model, TEXTS, method, max_new_tokens=12, temperature=0)
+def assert_right(model):
+    output = generate(model, TEXTS, AUTO, max_new_tokens=12, temperature=0)
     assert output.new_tokens == [greedy_by_transformers(model, p, 12) for p in TEXTS]
 
 
@@ -51,11 +53,11 @@ def test_two_models_are_asked_once_each(probed):
             assert_right(model)
     assert probed == [(id(model), torch.float32) for model in models]
     other = tiny_model()
-    assert Model.of(models[0]).knows("corpora")  # of `auto`
+    assert Model.of(models[0]).knows("corpora")
     assert not Model.of(other).knows("corpora")
 
 
-@pytest.mark.parametrize("method", LOOKING)
+@pytest.mark.parametrize("method", LOOKING, ids=str)
 def test_a_deleted_model_leaves_nothing_behind(method):
     model = tiny_model()
     generate(model, TEXTS, method, max_new_tokens=12)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable
+from itertools import product
 from pathlib import Path
-from statistics import geometric_mean, mean
+from statistics import geometric_mean, mean, stdev
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
@@ -323,6 +324,118 @@ def transformers() -> str:
         rows.append([way, *decoded, f"{over[way, contexts[-1]]['prefill']:.2f}"])
     header = ("times as fast per token as SDPA with the default cache", *map(size, contexts))
     return markdown((*header, f"prompt of {size(contexts[-1])}"), rows)
+
+
+# Pages of methods
+
+
+@table("vegas-bars")
+def vegas_bars() -> str:
+    """Return what Vegas costs and gains by length and batch, switch off."""
+    runs: dict[tuple[int, ...], dict[str, Any]] = {}
+    for row in read("xeon-2core/vegas-bars.jsonl"):
+        place = row["context"], row["batch"], row["new_tokens"], row["run"]["plan"]["texts"]
+        runs.setdefault(place, {})[row["method"]] = row
+    rows = []
+    for place in sorted(runs):
+        plain, own = runs[place]["plain"], runs[place]["vegas"]
+        seconds = own["round_seconds"]
+        parts = [f"{seconds[n] / seconds['total']:.0%}" for n in ("draft", "target", "accept")]
+        peaks = [runs[place][n]["peak_bytes"] / 2**30 for n in ("plain", "vegas", "transformers")]
+        over = [f"{own['speedup'][name]:.2f}" for name in ("plain", "transformers")]
+        row = [f"{place[0]:,}", *map(str, place[1:]), spread(plain["tokens_per_second"])]
+        row += [spread(own["tokens_per_second"]), *over, f"{own['tau']:.2f}"]
+        rows.append([*row, " / ".join(parts), " / ".join(f"{peak:.2f}" for peak in peaks)])
+    header = ("context", "B", "new", "texts", "plain, tokens/s", "Vegas", "x plain")
+    last = ("x transformers", "tau", "draft / target / accept", "GiB: plain / Vegas / transformers")
+    return markdown((*header, *last), rows)
+
+
+@table("vegas-switch")
+def vegas_switch() -> str:
+    """Return Vegas with the clock of two kinds of rounds, and always drafting."""
+    gains = {
+        (row["context"], row["temperature"], bool(row["settings"].get("switch"))): row["speedup"]
+        for row in read("xeon-2core/vegas-switch.jsonl")
+        if row["method"] == "vegas"
+    }
+    rows = [
+        [size(context), *(f"{gains[context, t, on]['plain']:.2f}" for t in (0, 1) for on in (0, 1))]
+        for context in sorted({context for context, _, _ in gains})
+    ]
+    kinds = [f"T={t}: {kind}" for t in (0, 1) for kind in ("always drafting", "with the switch")]
+    return markdown(("tokens", *kinds), rows)
+
+
+@table("sparse")
+def sparse() -> str:
+    """Return tokens per round of the self-drafting methods, and their gain at temperature 0."""
+    found = {
+        (row["method"], row["context"], row["temperature"]): row
+        for row in read("xeon-2core/decoding-sparse.jsonl")
+    }
+    contexts = sorted({context for _, context, _ in found})
+    rows = []
+    for name in ("vegas", "streaming", "quest", "specextend", "triforce"):
+        row = [f"`{name}`"]
+        for context in contexts:
+            one = found[name, context, 0]
+            row.append(f"{one['tau']:.2f} ({one['speedup']['plain']:.2f})")
+        rows.append(row + [f"{found[name, context, 1]['tau']:.2f}" for context in contexts])
+    header = [f"{size(context)}, T=0: tau (x plain)" for context in contexts]
+    return markdown(("", *header, *(f"{size(n)}, T=1: tau" for n in contexts)), rows)
+
+
+@table("spread")
+def acceptance_spread() -> str:
+    """Return tau of the rounds that drafted, as differences from Vegas text by text."""
+    lines = (RESULTS / "xeon-2core/acceptance-spread.jsonl").read_text().splitlines()
+    taus: dict[tuple[Any, ...], dict[int, float]] = {}
+    read_tokens: dict[tuple[str, int], list[float]] = {}
+    for one in map(json.loads, lines):
+        place = one["method"].replace(":gamma=6,", ":").removesuffix(":gamma=6"), one["context"]
+        taus.setdefault((*place, one["temperature"]), {})[one["text"]] = one["drafting"]
+        read_tokens.setdefault(place, []).append(one["read"])
+    contexts = sorted({context for _, context, _ in taus})
+    rows = []
+    for name in dict.fromkeys(name for name, _, _ in taus):
+        row = [f"`{name}`"]
+        for context, temperature in product(contexts, (0, 1)):
+            if temperature == 0:
+                known = read_tokens.get((name, context))
+                row.append(f"{mean(known):.0f}" if known else "")
+            own, base = taus.get((name, context, temperature)), taus["vegas", context, temperature]
+            if own is None:
+                row.append("")
+                continue
+            differs = [tau - (0 if name == "vegas" else base[text]) for text, tau in own.items()]
+            error = stdev(differs) / len(differs) ** 0.5
+            row.append(f"{mean(differs):{'.2f' if name == 'vegas' else '+.2f'}} ±{error:.2f}")
+        rows.append(row)
+    header = [head for n in contexts for head in (f"{size(n)}: read", "T=0", "T=1")]
+    return markdown(("", *header), rows)
+
+
+@table("ranks")
+def ranks() -> str:
+    """Return passes of one rank, of two that share a cache, and of two parts of a model."""
+    found = {
+        (row["pass"], row["shape"]): row["wall_s"] * 1e3
+        for row in read("epyc-2core/distributed-31k-shared.jsonl")
+    }
+    names = {
+        "plain": "pass of 1 row",
+        "verify": "verification of 7 rows, collecting",
+        "select": "selection of 4,096 tokens",
+        "draft": "sparse draft of 1 row",
+    }
+    rows = []
+    for kind, name in names.items():
+        one, two, shared, parts = (found[kind, shape] for shape in ("1x1", "1x2", "2x1", "2x1t"))
+        over = [f"{ms:.1f} ms ({ms / two - 1:+.0%})" for ms in (shared, parts)]
+        rows.append([name, f"{one:.1f} ms", f"{two:.1f} ms", *over])
+    header = ("", "1 rank, 1 thread", "1 rank, 2 threads", "2 ranks (over 2 threads)")
+    return markdown((*header, "2 parts (over 2 threads)"), rows)
 
 
 if __name__ == "__main__":

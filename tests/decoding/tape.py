@@ -25,7 +25,7 @@ class Tape(TorchDispatchMode):
 
 
 class TapeGraph:
-    """A `specattn.decoding.passes.programs.Graph` of operators on a CPU."""
+    """A `specattn.blocks.Graph` of operators on a CPU."""
 
     def __init__(self):
         self.tape, self.replays = Tape(), 0

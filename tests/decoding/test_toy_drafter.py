@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from specattn.blocks import Direct, captured, recorded
 from specattn.decoding import Target, generate
-from specattn.decoding.passes.programs import Direct, captured, recorded
 from tests.decoding.models import greedy_by_transformers, prompts, tiny_model
 from tests.decoding.tape import TapeGraph
 from tests.decoding.toy_drafter import Toy, ToyConfig, ToyDrafter

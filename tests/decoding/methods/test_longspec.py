@@ -9,11 +9,12 @@ from transformers import StoppingCriteriaList
 
 from specattn import use_backend
 from specattn.blocks import TORCH, Ops
+from specattn.blocks.programs import Replayed
+from specattn.blocks.recorder import Memory
+from specattn.blocks.recorder import Recorder as Recording
 from specattn.decoding import DraftContext, LongSpec, Sampler, Target, generate
 from specattn.decoding.methods import longspec
 from specattn.decoding.methods.longspec_block import DraftBlock
-from specattn.decoding.passes import recorder as passes
-from specattn.decoding.passes.programs import Replayed
 from specattn.decoding.text.sequences import Sequences
 from specattn.drafters import LongSpecDrafter
 from tests.decoding.engine.test_loop import StopAt
@@ -267,7 +268,7 @@ def held_bytes(block):
             todo += value
         elif isinstance(value, dict):
             todo += value.values()
-        elif isinstance(value, (Replayed, passes.Recorder, passes.Memory)):
+        elif isinstance(value, (Replayed, Recording, Memory)):
             todo += vars(value).values()
     return sum(found.values())
 

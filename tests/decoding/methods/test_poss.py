@@ -9,12 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import StoppingCriteriaList
 
-from specattn import blocks, use_backend
-from specattn.blocks import TORCH, Ops, top_tokens
+from specattn import use_backend
+from specattn.blocks import TORCH, Direct, Ops, top_tokens
 from specattn.decoding import DraftContext, PosS, Sampler, Target, generate
 from specattn.decoding.methods import poss, poss_block
 from specattn.decoding.methods.poss_block import SpecialistBlock
-from specattn.decoding.passes.programs import Direct
 from specattn.decoding.text.sequences import Sequences
 from specattn.drafters.poss import fuse, keys_and_values, specialist
 from tests.decoding.models import (
@@ -336,7 +335,7 @@ def token_paths(draft, request):
      (10, 3, 60, 640)],
 )  # fmt: skip
 def test_the_tree_is_eagle_2s(monkeypatch, width, depth, size, vocabulary):
-    monkeypatch.setattr(blocks, "_LARGE", 512)
+    monkeypatch.setattr("specattn.blocks.ops._LARGE", 512)
     roots = torch.tensor([1, 0, 2])
 
     def say(request, path):
@@ -367,7 +366,7 @@ def test_the_best_tokens_are_those_of_topk(large, count, size, with_ties, seed):
     x = torch.randn(2, 3, size, generator=generator)
     x = x.round() if with_ties else x
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, "_LARGE", large)
+        patch.setattr("specattn.blocks.ops._LARGE", large)
         found, at = top_tokens(x, count)
     assert torch.equal(found, x.topk(min(count, size)).values)
     assert torch.equal(x.gather(-1, at), found)

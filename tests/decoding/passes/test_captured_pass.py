@@ -6,9 +6,9 @@ There is no GPU here: `tape.TapeGraph` keeps and replays operators as a CUDA gra
 import pytest
 import torch
 
+from specattn.blocks import Unrecognised
 from specattn.decoding import METHODS, generate
 from specattn.decoding.engine.target import Target
-from specattn.decoding.model.parts import Unrecognised
 from specattn.decoding.passes import replay
 from specattn.decoding.passes.attention import CaptureSpec, Selection
 from specattn.decoding.passes.runner import GraphRunner

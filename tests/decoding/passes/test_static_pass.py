@@ -6,9 +6,10 @@ import pytest
 import torch
 
 import specattn
+from specattn.blocks import Unrecognised
 from specattn.decoding import LongSpec, generate
 from specattn.decoding.engine.target import Target
-from specattn.decoding.model.parts import Unrecognised, parts_of
+from specattn.decoding.model.parts import parts_of
 from specattn.decoding.passes.attention import CaptureSpec, Selection
 from specattn.tree import Tree
 from tests.decoding.models import CONFIGS, is_recorded, prompts, tiny_model

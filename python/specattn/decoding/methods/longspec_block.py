@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from specattn.blocks import TORCH, Ops, Place, Store, angle_tables
+from specattn.blocks import TORCH, Direct, Ops, Place, Store, angle_tables
 from specattn.decoding.engine.contract import Draft, DraftContext
-from specattn.decoding.passes.programs import Direct
 from specattn.drafters import LongSpecDrafter
 from specattn.drafters.longspec import block, self_heads
 from specattn.reference.tree_mask import WORD_BITS, pack_tree_mask

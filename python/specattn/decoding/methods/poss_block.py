@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from specattn.blocks import TORCH, Ops, Place, Store, angle_tables
+from specattn.blocks import TORCH, Direct, Ops, Place, Store, angle_tables
 from specattn.decoding.drafting.dynamic_tree import Candidates, places
 from specattn.decoding.engine.contract import DraftContext, Verified
-from specattn.decoding.passes.programs import Direct
 from specattn.decoding.passes.runner import MOST_ROWS
 from specattn.drafters import PosSDrafter
 from specattn.drafters.poss import fuse, keys_and_values, specialist

@@ -13,13 +13,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from specattn.blocks import Norm, Projection
+from specattn.blocks import Norm, Projection, Unrecognised, embedding_scale
 from specattn.decoding.model.model import Model
 from specattn.distributed.tensor import TensorParallel
-
-
-class Unrecognised(ValueError):
-    """A model does something of which its parts say nothing; the message says what."""
 
 
 class GatedMLP(NamedTuple):
@@ -202,19 +198,6 @@ def _tensor_parallel(model: PreTrainedModel) -> TensorParallel | None:
     if model.config.vocab_size % tensor.size:
         raise Unrecognised(f"{tensor.size} parts of its vocabulary are not equally large")
     return tensor
-
-
-def embedding_scale(embedding: Any) -> float:
-    """Return what an embedding's vectors are multiplied with; raises `Unrecognised`."""
-    name = type(embedding).__name__
-    if not isinstance(embedding, nn.Embedding) or embedding.max_norm is not None:
-        raise Unrecognised(f"the embedding is a {name}")
-    if type(embedding) is nn.Embedding:
-        return 1.0
-    if not name.endswith("ScaledWordEmbedding"):
-        raise Unrecognised(f"the embedding is a {name}")
-    scale: Any = embedding.embed_scale.to(embedding.weight.dtype)
-    return float(scale)
 
 
 def _layer(layer: Any, where: str) -> Layer:

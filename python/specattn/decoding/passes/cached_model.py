@@ -14,7 +14,7 @@ from specattn.kv_cache import KVCache
 from specattn.tree import Tree
 
 if TYPE_CHECKING:
-    from specattn.decoding.passes.programs import Programs
+    from specattn.blocks import Programs
 
 
 class CachedModel:

@@ -9,8 +9,8 @@ from typing import Literal, get_args
 import torch
 
 from specattn.backends.select import chosen
+from specattn.blocks import Unrecognised
 from specattn.decoding.model.model import Model
-from specattn.decoding.model.parts import Unrecognised
 from specattn.decoding.passes.cached_model import CachedModel
 from specattn.decoding.passes.proving import BOUNDS
 from specattn.decoding.passes.runner import (

@@ -10,13 +10,22 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from transformers import PreTrainedModel
 
-from specattn.blocks import Ops, Place, Store, angle_tables
+from specattn.blocks import (
+    Direct,
+    Graph,
+    Ops,
+    Place,
+    Programs,
+    Store,
+    angle_tables,
+    captured,
+    recorded,
+)
 from specattn.decoding.model.families import transform_logits, transforms_logits
 from specattn.decoding.model.model import Model
 from specattn.decoding.model.parts import Attention, Parts, parts_of
 from specattn.decoding.passes.attention import Pass, Selection, attach, features_of
 from specattn.decoding.passes.decoder import decoder, rotated
-from specattn.decoding.passes.programs import Direct, Graph, Programs, captured, recorded
 from specattn.kv_cache import KVCache
 from specattn.ops._tree_mask import packed_mask
 

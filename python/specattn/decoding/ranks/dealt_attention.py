@@ -12,8 +12,8 @@ import torch
 
 import specattn._cpu as _cpu
 from specattn.blocks import Ops
+from specattn.blocks.recorder import Recorder
 from specattn.decoding.passes.attention import Pass
-from specattn.decoding.passes.recorder import Recorder
 from specattn.decoding.passes.runner import Collected, LayerAttention
 from specattn.distributed.context import ContextCache
 

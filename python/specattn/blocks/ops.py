@@ -1,7 +1,7 @@
 """The operators that blocks of models are written with, and torch's own for them.
 
 A block is a function of `ops`: given `TORCH` it computes, over any number of rows, on any device,
-with gradients; given a recorder (`specattn.decoding.passes.recorder`) it leaves kernel calls over
+with gradients; given a recorder (`specattn.blocks.recorder`) it leaves kernel calls over
 fixed memory behind, and captured by a CUDA graph it is one launch. So its equations stand once.
 
 Rows are [B, T, width], heads [B, T, heads, D].
@@ -23,6 +23,10 @@ from specattn.reference.tree_mask import WORD_BITS, pack_tree_mask
 
 _GROUP = 32  # tokens of a group in `top_tokens`, at most
 _LARGE = 2**14  # vocabularies from here on are looked through by groups
+
+
+class Unrecognised(ValueError):
+    """A model does something of which its parts say nothing; the message says what."""
 
 
 class Projection(NamedTuple):
@@ -327,6 +331,19 @@ def halves(module: nn.Linear) -> tuple[Projection, Projection]:
 def norm_of(module: Any) -> Any:
     """Return the weight and epsilon of a norm, None where there is none."""
     return None if module is None else Norm(module.weight, float(module.eps))
+
+
+def embedding_scale(embedding: Any) -> float:
+    """Return what an embedding's vectors are multiplied with; raises `Unrecognised`."""
+    name = type(embedding).__name__
+    if not isinstance(embedding, nn.Embedding) or embedding.max_norm is not None:
+        raise Unrecognised(f"the embedding is a {name}")
+    if type(embedding) is nn.Embedding:
+        return 1.0
+    if not name.endswith("ScaledWordEmbedding"):
+        raise Unrecognised(f"the embedding is a {name}")
+    scale: Any = embedding.embed_scale.to(embedding.weight.dtype)
+    return float(scale)
 
 
 def swiglu(ops: Ops, x: torch.Tensor, norm: Norm, gate_up: nn.Linear, down: nn.Linear) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from specattn.blocks import TORCH
+from specattn.blocks.ops import TORCH
 
 Program = Callable[..., Any]
 """``program(ops, **inputs)``: returns tensors, or tuples of them."""
@@ -124,7 +124,7 @@ class Replayed:
 
 def recorded() -> Replayed:
     """Return what records programs as kernel calls, on a CPU."""
-    from specattn.decoding.passes.recorder import Memory, Recorder  # the C++ kernels
+    from specattn.blocks.recorder import Memory, Recorder  # the C++ kernels
 
     def tapes() -> Callable[[], Tape]:
         memory = Memory()

@@ -13,8 +13,16 @@ import torch
 from torch import nn
 
 import specattn._cpu as _cpu
-from specattn.blocks import Norm, Ops, Place, Projection, Rotation, Store, projection
-from specattn.decoding.model.parts import embedding_scale
+from specattn.blocks.ops import (
+    Norm,
+    Ops,
+    Place,
+    Projection,
+    Rotation,
+    Store,
+    embedding_scale,
+    projection,
+)
 from specattn.reference.tree_mask import WORD_BITS
 
 MOST_ROWS = 128

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -25,45 +24,39 @@ from common.machine import Others, describe, used_by
 from common.records import RecordFile
 from common.tables import aligned, size
 from decoding.peers.engines import ENGINES
-from decoding.peers.process import WARM_UP, Peer
+from decoding.peers.process import Peer, Peers
 from decoding.texts import Files, held_out_files
 from tokenizers import Tokenizer
 
 from specattn.planning.models import EMBEDDED_TARGET
 
 SCHEMA = "specattn.engines/1"
-PLUGIN = {"SPECATTN_VLLM": "1", "VLLM_PLUGINS": "specattn"}
 STOCK = ENGINES["vllm"]
-SPECATTN = replace(
-    STOCK, environment=lambda *given: STOCK.environment(*given) | PLUGIN, target=STOCK.target
-)
+PLUGIN = {"SPECATTN_VLLM": "1", "VLLM_PLUGINS": "specattn"}
+SPECATTN = replace(STOCK, environment=lambda *given: STOCK.environment(*given) | PLUGIN)
+Variants = dict[str, tuple[Any, dict[str, Any]]]
+"""What is compared: an engine with its settings, by name."""
 NGRAM = {"ngram": 7}
-DRAFTERS = {
-    name: {"drafter": f"specattn.integrations.vllm.{name}", "drafted": drafted}
+DRAFTERS: Variants = {
+    name: (SPECATTN, {"drafter": f"specattn.integrations.vllm.{name}", "drafted": drafted})
     for name, drafted in (("PromptLookup", 7), ("Suffix", 15), ("Vegas", 6))
 }
 CAPACITY = 32 * 1024
 LONGEST = 31 * 1024
 SPARE = 256  # positions for new tokens
 BARS = {  # by check and context: what the plugin is to reach
-    ("plain", 512): 0.98,
-    ("plain", 4096): 1.0,
-    ("plain", 16384): 1.1,
-    ("plain", LONGEST): 1.2,
-    ("ngram", 4096): 1.0,
-    ("ngram", LONGEST): 1.6,
-    ("drafter", 4096): 1.2,
-    ("drafter", 16384): 1.5,
-    ("drafter", LONGEST): 2.0,
-    ("first token", LONGEST): 1.3,
+    "plain": {512: 0.98, 4096: 1.0, 16384: 1.1, LONGEST: 1.2},
+    "ngram": {4096: 1.0, LONGEST: 1.6},
+    "drafter": {4096: 1.2, 16384: 1.5, LONGEST: 2.0},
+    "first token": {LONGEST: 1.3},
 }
-CONTEXTS = {
-    "plain": (512, 4096, 16384, LONGEST),
-    "ngram": (4096, LONGEST),
-    "drafter": (4096, 16384, LONGEST),
-    "first token": (LONGEST,),
+COMPARED: dict[str, Variants] = {
+    "plain": {"vLLM": (STOCK, {}), "specattn": (SPECATTN, {})},
+    "ngram": {"vLLM": (STOCK, NGRAM), "specattn": (SPECATTN, NGRAM)},
+    "drafter": {"vLLM": (STOCK, {}), **DRAFTERS},
+    "first token": {"vLLM": (STOCK, {}), "specattn": (SPECATTN, {})},
 }
-CHECKS = ("identity", *CONTEXTS)
+CHECKS = ("identity", *BARS)
 QUICK = 4096  # longest prompt of a quick run
 
 
@@ -78,15 +71,15 @@ def main(argv: list[str] | None = None) -> int:
     file = RecordFile(options.json, [record | settings])
     bench = Bench(options)
     for check in options.check or CHECKS:
-        for row in bench.rows(check):
+        for row in bench.identity() if check == "identity" else bench.compare(check):
             file.add({"kind": "row", "check": check, **row})
-            print(_line(file.rows[-1]), flush=True)
+            print("  ".join(filter(None, _cells(file.rows[-1]))), flush=True)
     print(aligned(_HEADER, [_cells(row) for row in file.rows]))
     return int(any(row.get("identical", row["of"]) != row["of"] for row in file.rows))
 
 
 class Bench:
-    """The prompts, and the two engines that a check compares."""
+    """The prompts, and the engines that a check compares."""
 
     def __init__(self, options: argparse.Namespace):
         self.options = options
@@ -95,50 +88,34 @@ class Bench:
         self.texts = Files(encode, held_out_files())
         self.longest = QUICK if options.quick else LONGEST
 
-    def rows(self, check: str) -> Iterator[dict[str, Any]]:
-        """Yield what a check finds, context by context."""
-        if check == "identity":
-            yield from self._identity()
-            return
-        contexts = self.options.context or CONTEXTS[check]
-        contexts = [one for one in contexts if one <= self.longest]
-        if check == "ngram":
-            yield from self._compare(contexts, {"specattn": (SPECATTN, NGRAM)}, NGRAM)
-        elif check == "drafter":
-            drafting = {name: (SPECATTN, settings) for name, settings in DRAFTERS.items()}
-            yield from self._compare(contexts, drafting)
-        else:
-            cold = check == "first token"
-            yield from self._compare(contexts, {"specattn": (SPECATTN, {})}, cold=cold)
-
-    def _identity(self) -> Iterator[dict[str, Any]]:
+    def identity(self) -> Iterator[dict[str, Any]]:
         """Compare greedy texts of batches of 1 to 8 prompts of mixed lengths."""
         lengths = _spaced(20, self.longest, 40)
         prompts = [self.prompt(number, length) for number, length in enumerate(lengths)]
         order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(0)).tolist()
-        variants = {"specattn": {}, **DRAFTERS}
         found: dict[str, list[list[int]]] = {}
-        for name, settings in {"vLLM": None, **variants}.items():
-            engine = STOCK if settings is None else SPECATTN
-            with self.peer(engine, f"{name} identity", {"requests": 8, **(settings or {})}) as peer:
+        for name, (engine, settings) in (COMPARED["plain"] | DRAFTERS).items():
+            with self.peers() as peers:
+                peer = peers.get(engine, f"{name} identity", {"requests": 8, **settings})
                 found[name] = [text for batch in _batches(order) for text in peer.texts(
                     [prompts[i] for i in batch], self.options.new_tokens)]  # fmt: skip
-        for name in variants:
-            same = sum(a == b for a, b in zip(found["vLLM"], found[name], strict=True))
+        stock = found.pop("vLLM")
+        for name, texts in found.items():
+            same = sum(a == b for a, b in zip(stock, texts, strict=True))
             yield {"variant": name, "context": self.longest, "identical": same, "of": len(order)}
 
-    def _compare(self, contexts, variants, stock=None, *, cold=False) -> Iterator[dict[str, Any]]:
-        """Time variants and stock vLLM in turn; the last decides which of them was fastest."""
-        engines = {"vLLM": (STOCK, stock or {}), **variants}
-        with ExitStack() as stack:
-            peers = {
-                name: stack.enter_context(self.peer(engine, f"{name} timed", settings))
-                for name, (engine, settings) in engines.items()
+    def compare(self, check: str) -> Iterator[dict[str, Any]]:
+        """Time variants and stock vLLM in turn, context by context."""
+        with self.peers() as started:
+            running = {
+                name: started.get(engine, f"{name} timed", settings)
+                for name, (engine, settings) in COMPARED[check].items()
             }
-            for context in contexts:
-                yield from self._timed(peers, context, cold)
+            for context in self.options.context or BARS[check]:
+                if context <= self.longest:
+                    yield from self._timed(running, context, cold=check == "first token")
 
-    def _timed(self, peers: dict[str, Any], context: int, cold: bool) -> Iterator[dict[str, Any]]:
+    def _timed(self, peers: dict[str, Peer], context: int, cold: bool) -> Iterator[dict[str, Any]]:
         prompt = self.prompt(self.options.seed, context)
         new_tokens = 1 if cold else self.options.new_tokens
         seconds: dict[str, list[float]] = {name: [] for name in peers}
@@ -156,55 +133,30 @@ class Bench:
                 took = answer.first_seconds if cold else 1 / answer.tokens_per_second
                 seconds[name].append(took)
                 texts[name] = answer.tokens
-        busy = others.cores()
-        for name in peers:
-            if name != "vLLM":
-                yield {
-                    "variant": name,
-                    "context": context,
-                    "ratio": paired_ratio(seconds[name], seconds["vLLM"]),
-                    "ratio_of_processor_time": paired_ratio(processors[name], processors["vLLM"]),
-                    "seconds": median(seconds[name]),
-                    "stock_seconds": median(seconds["vLLM"]),
-                    "spread": max(spread(seconds[name]), spread(seconds["vLLM"])),
-                    "repeats": self.options.repeats,
-                    "others": busy,
-                    "identical": int(texts[name] == texts["vLLM"]),
-                    "of": 1,
-                }
+        busy, stock = others.cores(), seconds["vLLM"]
+        for name in (name for name in peers if name != "vLLM"):
+            yield {
+                "variant": name,
+                "context": context,
+                "ratio": paired_ratio(seconds[name], stock),
+                "ratio_of_processor_time": paired_ratio(processors[name], processors["vLLM"]),
+                "seconds": median(seconds[name]),
+                "stock_seconds": median(stock),
+                "spread": max(spread(seconds[name]), spread(stock)),
+                "repeats": self.options.repeats,
+                "others": busy,
+                "identical": int(texts[name] == texts["vLLM"]),
+                "of": 1,
+            }
 
     def prompt(self, number: int, length: int) -> list[int]:
         """Return a prompt of held-out source code."""
         return self.texts.prompts(number, length, 1)[0].tolist()
 
-    def peer(self, engine, label: str, settings: dict[str, Any]) -> Any:
-        """Return an engine that has started, for a ``with`` block."""
-        return _Started(
-            engine,
-            label,
-            {
-                "model": str(EMBEDDED_TARGET),
-                "dtype": self.options.dtype,
-                "threads": self.options.threads,
-                "capacity": min(CAPACITY, self.longest + SPARE),
-                **settings,
-            },
-        )
-
-
-class _Started:
-    """A peer that ends with its block."""
-
-    def __init__(self, *given: Any):
-        self.given = given
-
-    def __enter__(self) -> Peer:
-        self.peer = Peer(*self.given)
-        self.peer.generate(WARM_UP, len(WARM_UP))
-        return self.peer
-
-    def __exit__(self, *exception: object) -> None:
-        self.peer.close()
+    def peers(self) -> Peers:
+        """Return what starts engines, for a ``with`` block."""
+        capacity = min(CAPACITY, self.longest + SPARE)
+        return Peers(EMBEDDED_TARGET, self.options.dtype, self.options.threads, capacity)
 
 
 def _spaced(first: int, last: int, count: int) -> list[int]:
@@ -232,7 +184,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
     cells = [row["check"], row["variant"], size(row["context"])]
     if "ratio" not in row:
         return [*cells, "", "", "", "", "", alike]
-    bar = BARS.get((row["check"], row["context"]))
+    bar = BARS[row["check"]].get(row["context"])
     return [
         *cells,
         f"{row['ratio']:.2f}",
@@ -242,10 +194,6 @@ def _cells(row: dict[str, Any]) -> list[str]:
         f"{row['spread']:.0%}",
         alike,
     ]
-
-
-def _line(row: dict[str, Any]) -> str:
-    return "  ".join(filter(None, _cells(row)))
 
 
 def _parser() -> arguments.Parser:

@@ -22,7 +22,6 @@ from common import arguments, comparison
 from common.machine import disturbed
 from decoding import columns, models, pictures
 from decoding.cases import PEERS, PLAIN, TRANSFORMERS, Entry, grid
-from decoding.comparison import change, key
 from decoding.measure import MeasurePlan
 from decoding.peers.engines import ENGINES
 from decoding.peers.process import Peers
@@ -59,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.compare:
         with parser.refusing("--compare: "):
-            return comparison.show(*options.compare, key, change)
+            return comparison.show(*options.compare)
     device = arguments.device(options.device, parser)
     options.device = device.type
     with parser.refusing():
@@ -98,22 +97,14 @@ def _parser() -> arguments.Parser:
     description = (__doc__ or "").splitlines()[0]
     parser = arguments.Parser(prog="run_decoding.py", description=description)
     add = parser.add_argument
+    method, peer = "NAME[:OPTION=VALUE,...]", "NAME[:OPTION=VALUE]"
     known = ", ".join([*METHODS, TRANSFORMERS])
+    known = f"of {known}; may be repeated. plain is always measured"
+    others = f"of {', '.join(PEERS)}; may be repeated; default: {TRANSFORMERS}. {_SETUP}"
     add("--model", type=Path, metavar="FOLDER", help="checkpoint; default: the embedded target")
     add("--prompt", type=Path, action="append", metavar="FILE", help="UTF-8 text; may be repeated")
-    add(
-        "--method",
-        action="append",
-        default=[],
-        metavar="NAME[:OPTION=VALUE,...]",
-        help=f"of {known}; may be repeated. plain is always measured",
-    )
-    add(
-        "--peer",
-        action="append",
-        metavar="NAME[:OPTION=VALUE]",
-        help=f"of {', '.join(PEERS)}; may be repeated; default: {TRANSFORMERS}. {_SETUP}",
-    )
+    add("--method", action="append", default=[], metavar=method, help=known)
+    add("--peer", action="append", metavar=peer, help=others)
     add("--no-peer", dest="peer", action="store_const", const=[], help="leave all peers out")
     add("--context", type=arguments.numbers, metavar="N[,N]", help="prompt tokens, such as 4k,16k")
     add("--batch", type=arguments.numbers, metavar="B[,B]", default=[1], help="requests")
@@ -125,11 +116,7 @@ def _parser() -> arguments.Parser:
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
     add("--dtype", choices=models.DTYPES, help="default: float32 on a CPU, bfloat16 on a GPU")
     add("--suite", metavar="NAME", help=f"the tables of {', '.join(SUITES)}, papers' beside ours")
-    add(
-        "--shape",
-        choices=models.SHAPES,
-        help="a real model's shape, without its weights",
-    )
+    add("--shape", choices=models.SHAPES, help="a real model's shape, without its weights")
     add("--random-weights", action="store_true", help="needed with --shape: says what it is")
     add("--acceptance", metavar="PROFILE", help=f"{', '.join(PROFILES)}, or rates such as 0.9,0.8")
     add("--layers", type=arguments.number, metavar="N", help="fewer layers than the shape has")
@@ -144,37 +131,34 @@ def _parser() -> arguments.Parser:
 
 
 def _complete(options: argparse.Namespace) -> None:
-    """Fill what was left open.
-
-    Raises
-    ------
-    ValueError
-        Options that do not fit together.
-    """
+    """Fill what was left open; raises ValueError for options that do not fit together."""
     for name, value in DEFAULTS[options.quick].items():
         if getattr(options, name) is None:
-            if options.suite is not None and name == "context":
-                value = LONG.get(options.suite, value[-1:]) if not options.quick else value
+            if options.suite is not None and name == "context" and not options.quick:
+                value = LONG.get(options.suite, value[-1:])
             setattr(options, name, value)
     shape = options.shape is not None
-    if shape != options.random_weights or shape != (options.acceptance is not None):
-        raise ValueError("--shape, --random-weights and --acceptance belong together")
-    if options.layers and not shape:
-        raise ValueError("--layers needs --shape")
-    if shape and (options.prompt or options.model):
-        raise ValueError("--shape has random weights and reads no --model and no --prompt")
-    if options.new_tokens < 2:
-        raise ValueError(f"--new-tokens: expected 2 or more, got {options.new_tokens}")
+    for wrong, message in (
+        (
+            shape != options.random_weights or shape != (options.acceptance is not None),
+            "--shape, --random-weights and --acceptance belong together",
+        ),
+        (options.layers and not shape, "--layers needs --shape"),
+        (
+            shape and (options.prompt or options.model),
+            "--shape has random weights and reads no --model and no --prompt",
+        ),
+        (options.new_tokens < 2, f"--new-tokens: expected 2 or more, got {options.new_tokens}"),
+    ):
+        if wrong:
+            raise ValueError(message)
     options.model = options.model or EMBEDDED_TARGET
 
 
 def _sections(options: argparse.Namespace) -> list[Section]:
     """Return what is to be measured: a paper's tables, or one table of everything asked for.
 
-    Raises
-    ------
-    ValueError
-        A method, an option of it, or a suite that does not exist here.
+    Raises ValueError for a method, an option of it, or a suite that does not exist here.
     """
     given = [Entry.parse(text) for text in options.method]
     peers = [Entry.parse_peer(text) for text in _peers(options)]
@@ -197,39 +181,30 @@ def _sections(options: argparse.Namespace) -> list[Section]:
         given.append(Entry("vegas"))
         if options.shape is None and models.has_drafter(options.model, "longspec"):
             given.append(Entry("longspec"))
-    baselines = [Entry(PLAIN), *peers]
-    given = [entry for entry in baselines if entry.name not in names] + given
+    given = [entry for entry in (Entry(PLAIN), *peers) if entry.name not in names] + given
     for entry in given:
         if entry.is_ours:
             entry.build({})
     groups = grid(given, options.context, options.temperature, options.batch)
-    gamma = (
-        next((e.options.get("gamma") for e in given if e.name == "vegas"), None) or Vegas.most_gamma
-    )
-    timed = gamma if options.passes else 0
+    gamma = next((e.options.get("gamma") for e in given if e.name == "vegas"), None)
+    timed = (gamma or Vegas.most_gamma) if options.passes else 0
     return [Section("", "", groups, passes=timed, pictures=pictures.KINDS)]
 
 
 def _peers(options: argparse.Namespace) -> list[str]:
     """Return the peers that are asked for, once each.
 
-    Raises
-    ------
-    ValueError
-        An engine of its own process where it cannot take part.
+    Raises ValueError for an engine of its own process where it cannot take part.
     """
     asked = [TRANSFORMERS] if options.peer is None else list(dict.fromkeys(options.peer))
-    for text in asked:
-        name = text.partition(":")[0]
-        if name not in ENGINES:
-            continue
-        dtype = options.dtype or "float32"
+    for name in {text.partition(":")[0] for text in asked} & ENGINES.keys():
+        dtypes = ENGINES[name].dtypes
         for wrong, expected in (
             (options.suite or options.shape, "no --suite and no --shape"),
             (options.temperature != [0], "--temperature 0: it decodes greedily here"),
             (options.batch != [1], "--batch 1"),
             (options.device != "cpu", "--device cpu"),
-            (dtype not in ENGINES[name].dtypes, f"--dtype {' or '.join(ENGINES[name].dtypes)}"),
+            ((options.dtype or "float32") not in dtypes, f"--dtype {' or '.join(dtypes)}"),
         ):
             if wrong:
                 raise ValueError(f"--peer {name}: expected {expected}")
@@ -244,9 +219,8 @@ def _session(
     dtype = models.DTYPES[options.dtype or ("float32" if device.type == "cpu" else "bfloat16")]
     torch.manual_seed(options.seed)
     longest = max((g.context for s in sections for g in s.groups), default=0) + plan.new_tokens
-    peers = Peers(
-        options.model, str(dtype).removeprefix("torch."), torch.get_num_threads(), longest
-    )
+    name = str(dtype).removeprefix("torch.")
+    peers = Peers(options.model, name, torch.get_num_threads(), longest)
     rest = (options.budget, options.suite, peers)
     if options.shape is None:
         model, tokenizer = models.checkpoint(options.model, dtype, device)

@@ -16,10 +16,11 @@ import argparse
 import multiprocessing
 import re
 import socket
-import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import torch
@@ -84,11 +85,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    shapes = [Shape(1, 2, False), Shape(2, 1, False)]
     parser.add_argument("--model", type=Path, default=TINY)
     parser.add_argument("--context", type=int, default=31_000)
-    parser.add_argument(
-        "--shapes", type=shape, nargs="+", default=[Shape(1, 2, False), Shape(2, 1, False)]
-    )
+    parser.add_argument("--shapes", type=shape, nargs="+", default=shapes)
     parser.add_argument("--prefill", action="store_true", help="of a random text, timed")
     parser.add_argument("--rows", type=int, default=7, help="of a verification")
     parser.add_argument("--passes", type=int, default=20)
@@ -127,20 +127,18 @@ def _report(
         "kind": "row",
         "shape": name,
         "pass": kind,
-        "wall_s": statistics.median(walls),
+        "wall_s": median(walls),
         "least_wall_s": min(walls),
-        "processor_s": [statistics.median(one["processor"] for one in rank) for rank in ranks],
-        "waits_s": [statistics.median(one["waits"] for one in rank) for rank in ranks],
+        "processor_s": [median(one["processor"] for one in rank) for rank in ranks],
+        "waits_s": [median(one["waits"] for one in rank) for rank in ranks],
         "sent_bytes": [rank[-1]["sent"] for rank in ranks],
         "cache_bytes": [rank[-1]["cache"] for rank in ranks],
         "peak_rss_bytes": [rank[-1]["peak"] for rank in ranks],
         "others": others,
     }
     records.add(row)
-    each = "  ".join(
-        f"{processor * 1e3:.1f} ({waits * 1e3:.1f})"
-        for processor, waits in zip(row["processor_s"], row["waits_s"], strict=True)
-    )
+    times = zip(row["processor_s"], row["waits_s"], strict=True)
+    each = "  ".join(f"{processor * 1e3:.1f} ({waits * 1e3:.1f})" for processor, waits in times)
     print(
         f"{name:>6} {kind:7} {row['wall_s'] * 1e3:9.1f} ms, at least {min(walls) * 1e3:9.1f}; "
         f"processor (exchanges) of each rank {each}; sent {row['sent_bytes'][0] / 1e6:.3f} MB, "
@@ -154,6 +152,8 @@ def _serve(pipe: Any, shape: Shape, rank: int, port: int, given: argparse.Namesp
     """Do as a pipe says, and answer what it took."""
     import torch.distributed as dist
 
+    from specattn.decoding.engine.memory import peak_bytes
+
     torch.set_num_threads(shape.threads)
     torch.set_grad_enabled(False)
     torch.manual_seed(0)
@@ -161,25 +161,23 @@ def _serve(pipe: Any, shape: Shape, rank: int, port: int, given: argparse.Namesp
         address = f"tcp://127.0.0.1:{port}"
         dist.init_process_group("gloo", init_method=address, rank=rank, world_size=shape.ranks)
     work = _Work(shape, given)
-    while True:
-        try:
+    with suppress(EOFError):
+        while True:
             what = pipe.recv()
-        except EOFError:
-            return
-        work.ranks_waited = 0.0
-        before = work.sent()
-        wall, processor = time.perf_counter(), time.process_time()
-        getattr(work, what)()
-        pipe.send(
-            {
-                "wall": time.perf_counter() - wall,
-                "processor": time.process_time() - processor,
-                "waits": work.ranks_waited,
-                "sent": work.sent() - before,
-                "cache": work.target.cache.nbytes,
-                "peak": _peak(),
-            }
-        )
+            work.ranks_waited = 0.0
+            before = work.sent()
+            wall, processor = time.perf_counter(), time.process_time()
+            getattr(work, what)()
+            pipe.send(
+                {
+                    "wall": time.perf_counter() - wall,
+                    "processor": time.process_time() - processor,
+                    "waits": work.ranks_waited,
+                    "sent": work.sent() - before,
+                    "cache": work.target.cache.nbytes,
+                    "peak": peak_bytes(torch.device("cpu")) or 0,
+                }
+            )
 
 
 class _Work:
@@ -255,13 +253,6 @@ class _Work:
     def draft(self) -> None:
         """Draft one token on the selection."""
         self.target.draft(self.text[None, :1], 0, self.selection)
-
-
-def _peak() -> int:
-    """Return the most memory that this process had, in bytes; 0 where nobody says."""
-    path = Path("/proc/self/status")
-    lines: Iterator[str] = iter(path.read_text().splitlines() if path.exists() else [])
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM")), 0)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,9 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 import torch
-
-T = TypeVar("T")
 
 
 class Parser(argparse.ArgumentParser):
@@ -31,56 +29,38 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
 
-def numbers(text: str) -> list[int]:
-    """Parse ``8k,32k``: positive integers, k and m being powers of 1024."""
-    units = {"k": 1 << 10, "m": 1 << 20}
-    try:
-        values = [
-            int(part[:-1]) * units[part[-1]] if part[-1:] in units else int(part)
-            for part in text.lower().split(",")
-        ]
-    except ValueError:
-        values = [0]
-    if min(values) < 1:
-        raise argparse.ArgumentTypeError(f"expected positive numbers such as 8k,32k, got '{text}'")
-    return values
+def _listed(
+    read: Callable[[str], float],
+    allowed: Callable[[float], bool],
+    expected: str,
+    *,
+    one: bool = False,
+) -> Callable[[str], list]:
+    """Return what parses numbers with commas between them, or a single one."""
+
+    def parse(text: str):
+        try:
+            values = [read(part) for part in text.lower().split(",")]
+        except ValueError:
+            values = []
+        if not values or not all(map(allowed, values)) or (one and len(values) > 1):
+            raise argparse.ArgumentTypeError(f"expected {expected}, got '{text}'")
+        return values[0] if one else values
+
+    return parse
 
 
-def number(text: str) -> int:
-    """Parse one positive integer, such as ``32k``."""
-    return _only(numbers(text), text)
+def _tokens(text: str) -> int:
+    """Read ``8k``: k and m are powers of 1024."""
+    unit = {"k": 1 << 10, "m": 1 << 20}.get(text[-1:])
+    return int(text[:-1]) * unit if unit else int(text)
 
 
-def shares(text: str) -> list[float]:
-    """Parse ``0.03,0.07``: parts of a whole, above 0 and at most 1."""
-    return _floats(text, lambda value: 0 < value <= 1, "shares such as 0.03,0.07")
-
-
-def temperatures(text: str) -> list[float]:
-    """Parse ``0,1``: finite numbers from 0."""
-    return _floats(text, lambda value: 0 <= value < math.inf, "numbers from 0 such as 0,1")
-
-
-def positive(text: str) -> float:
-    """Parse a finite number above zero."""
-    values = _floats(text, lambda value: 0 < value < math.inf, "a positive number")
-    return _only(values, text)
-
-
-def _only(values: list[T], text: str) -> T:
-    if len(values) > 1:
-        raise argparse.ArgumentTypeError(f"expected one number, got '{text}'")
-    return values[0]
-
-
-def _floats(text: str, allowed: Callable[[float], bool], expected: str) -> list[float]:
-    try:
-        values = [float(part) for part in text.split(",")]
-    except ValueError:
-        values = [math.nan]
-    if not all(map(allowed, values)):
-        raise argparse.ArgumentTypeError(f"expected {expected}, got '{text}'")
-    return values
+numbers = _listed(_tokens, lambda x: x >= 1, "positive numbers such as 8k,32k")
+number = _listed(_tokens, lambda x: x >= 1, "one positive number such as 32k", one=True)
+shares = _listed(float, lambda x: 0 < x <= 1, "shares such as 0.03,0.07")
+temperatures = _listed(float, lambda x: 0 <= x < math.inf, "numbers from 0 such as 0,1")
+positive = _listed(float, lambda x: 0 < x < math.inf, "one positive number", one=True)
 
 
 def device(name: str, parser: Parser) -> torch.device:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from specattn.planning.machines import read_results
 
-from .records import Record
+from .records import Record, label, row_key
+from .tables import size
+
+_CALL = ("op", "variant", "shape", "dtype", "batch", "context", "rows", "page_size", "sparsity")
+"""What tells one row of `run_kernels.py` from another."""
 
 
 @dataclass(frozen=True)
@@ -51,14 +54,65 @@ class Change:
             return "slower"
         return "faster" if self.ratio < 1 / (1 + self.noise) else "same"
 
+    def __str__(self) -> str:
+        if self.after is None:
+            return f"slower  {self.name}: WRONG or failed, was right"
+        before = "a fault" if self.before is None else f"{self.before:.4g}"
+        return (
+            f"{self.verdict}  {self.ratio:5.2f}x  (noise {self.noise:.0%})  {self.name}: "
+            f"{before} -> {self.after:.4g}{self.within}"
+        )
 
-Key = Callable[[Record], tuple | None]
-"""What a record measures, or None where it measures nothing that is compared."""
-Compare = Callable[[tuple, Record, Record], Change]
-"""What to say of a key's record before and after."""
+
+def key(record: Record) -> tuple | None:
+    """Return what a record measures, None where that is not compared."""
+    if record["kind"] == "bar":
+        return "bar", record["name"]
+    if record["kind"] == "pass":
+        return "pass", record["name"], record["model"], record["context"]
+    if record["kind"] != "row":
+        return None
+    if "op" in record:
+        return "call", *(record.get(name) for name in _CALL)
+    return "decoding", record["model"], *row_key(record)
 
 
-def read(path: Path, key: Key) -> tuple[Record, dict[tuple, Record]]:
+def change(key: tuple, before: Record, after: Record) -> Change:
+    """Compare two records of a key; decoding by seconds per token."""
+    kind, *parts = key
+    if kind == "bar":
+        measured, noise = (
+            (before["measured"], after["measured"]),
+            before["spread"] + after["spread"],
+        )
+        return Change(before["name"], *measured, noise, worse_if_larger=before["at_most"])
+    if kind == "pass":
+        name = f"{before['name']}, {before['model']}, {size(before['context'])}"
+        return Change.of_times(name, before["time"], after["time"])
+    if kind == "call":
+        name = " ".join(str(part) for part in parts if part not in (None, 0, ""))
+        shares = _both(before["share"], after["share"], ", share of ceiling {:.1%} -> {:.1%}")
+        return Change.of_times(name, before["time"], after["time"], shares)
+    speeds = (None if one["fault"] else one["tokens_per_second"] for one in (before, after))
+    times = (speed and {**speed, "median": 1 / speed["median"]} for speed in speeds)
+    name = (
+        f"{label(before)}, {size(before['context'])}, batch {before['batch']}, "
+        f"temperature {before['temperature']:g}"
+    )
+    plain = [(one.get("speedup") or {}).get("plain") for one in (before, after)]
+    within, taus = (
+        _both(*plain, ", x plain {:.2f} -> {:.2f}"),
+        (before.get("tau"), after.get("tau")),
+    )
+    within += _both(*taus, ", tau {:.2f} -> {:.2f}") if taus[0] != taus[1] else ""
+    return Change.of_times(name, *times, within)
+
+
+def _both(before: float | None, after: float | None, form: str) -> str:
+    return "" if before is None or after is None else form.format(before, after)
+
+
+def read(path: Path) -> tuple[Record, dict[tuple, Record]]:
     """Return the run and its records by what they measure.
 
     Raises ValueError for a file that is no result of a benchmark.
@@ -68,21 +122,21 @@ def read(path: Path, key: Key) -> tuple[Record, dict[tuple, Record]]:
     return run, {one: record for one, record in keyed.items() if one is not None}
 
 
-def show(first: Path, second: Path, key: Key, compare: Compare) -> int:
+def show(first: Path, second: Path) -> int:
     """Print what changed; return 1 when something became slower.
 
     Raises ValueError for a file that is no result of a benchmark.
     """
-    (run_a, before), (run_b, after) = read(first, key), read(second, key)
+    (run_a, before), (run_b, after) = read(first), read(second)
     for name, run in ((first, run_a), (second, run_b)):
         print(f"{name}: {run['machine']['name']}, commit {run['commit']}, {run['time']}")
     if run_a["machine"]["name"] != run_b["machine"]["name"]:
         print("two machines: only what stands within one run can be compared")
-    found = [compare(one, before[one], after[one]) for one in before.keys() & after.keys()]
+    found = [change(one, before[one], after[one]) for one in before.keys() & after.keys()]
     found.sort(key=lambda change: -change.ratio)
-    for change in found:
-        if change.verdict != "same":
-            print(_line(change))
+    for one in found:
+        if one.verdict != "same":
+            print(one)
     count = {kind: sum(one.verdict == kind for one in found) for kind in ("slower", "faster")}
     print(
         f"{count['slower']} slower, {count['faster']} faster, "
@@ -90,13 +144,3 @@ def show(first: Path, second: Path, key: Key, compare: Compare) -> int:
         f"{len(before.keys() ^ after.keys())} in one file only"
     )
     return int(count["slower"] > 0)
-
-
-def _line(change: Change) -> str:
-    if change.after is None:
-        return f"slower  {change.name}: WRONG or failed, was right"
-    before = "a fault" if change.before is None else f"{change.before:.4g}"
-    return (
-        f"{change.verdict}  {change.ratio:5.2f}x  (noise {change.noise:.0%})  {change.name}: "
-        f"{before} -> {change.after:.4g}{change.within}"
-    )

@@ -23,12 +23,31 @@ DISTURBING = 0.2  # cores that others use, from which on absolute times mean lit
 
 def describe(device: torch.device) -> dict:
     """Return everything a reader needs to judge a figure, ready for JSON."""
+    host = {"cpu": _cpu_model(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
+    machine = {"name": f"{host['cpu']}, {host['threads']} threads", "device": "cpu"}
+    if device.type == "cuda":
+        card = torch.cuda.get_device_properties(device)
+        machine = {
+            "name": card.name,
+            "device": "cuda",
+            "multiprocessors": card.multi_processor_count,
+            "capability": f"{card.major}.{card.minor}",
+        }
     return {
-        "machine": _machine(device),
-        "versions": {"python": platform.python_version(), **_versions()},
+        "machine": machine | host,
+        "versions": {
+            "python": platform.python_version(),
+            **dict(zip(PACKAGES, map(_version, PACKAGES), strict=True)),
+        },
         "commit": _commit(),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def heading(run: dict) -> str:
+    """Return the machine of a run's record, its commit and backend, as text."""
+    parts = [run["machine"]["name"], f"commit {run['commit']}", f"torch {run['versions']['torch']}"]
+    return " | ".join(parts + ([f"backend {run['backend']}"] if "backend" in run else []))
 
 
 def serving(device: torch.device) -> str:
@@ -60,37 +79,20 @@ def free_memory(device: torch.device) -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _machine(device: torch.device) -> dict:
-    host = {"cpu": _cpu_model(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
-    if device.type != "cuda":
-        return {"name": f"{host['cpu']}, {host['threads']} threads", "device": "cpu", **host}
-    card = torch.cuda.get_device_properties(device)
-    return {
-        "name": card.name,
-        "device": "cuda",
-        "multiprocessors": card.multi_processor_count,
-        "capability": f"{card.major}.{card.minor}",
-        **host,
-    }
-
-
 def _cpu_model() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor() or platform.machine()
-    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return models[0] if models else platform.machine()
+    models = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(models, platform.machine())
 
 
-def _versions() -> dict:
-    versions = {}
-    for package in PACKAGES:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            versions[package] = None
-    return versions
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _commit() -> str | None:
@@ -111,9 +113,8 @@ def _commit() -> str | None:
 def disturbed(rows: Sequence[dict]) -> str:
     """Return how many rows were measured while others used the machine, as text."""
     count = sum((row.get("others") or 0.0) > DISTURBING for row in rows)
-    if not count:
-        return ""
-    return f"{count} of {len(rows)} rows were measured while others used the machine"
+    said = f"{count} of {len(rows)} rows were measured while others used the machine"
+    return said if count else ""
 
 
 def used_by(process: int) -> float:

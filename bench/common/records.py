@@ -45,6 +45,19 @@ def of_kind(records: Iterable[Record], kind: str) -> list[Record]:
     return [record for record in records if record["kind"] == kind]
 
 
+def label(record: Record) -> str:
+    """Return a decoding row's method with its options."""
+    return " ".join([record["method"], *(f"{k}={v}" for k, v in record["settings"].items())])
+
+
+def row_key(record: Record) -> tuple:
+    """Return what tells a decoding row of a file from all others of the same run."""
+    names = ("section", "method", "context", "batch", "temperature")
+    options = tuple(sorted((k, str(v)) for k, v in record["settings"].items()))
+    shaping = tuple(sorted(record.get("shaping", {}).items()))
+    return (*(record[name] for name in names), options, shaping)
+
+
 def whole_lines(path: Path) -> list[Record]:
     """Return the records of a file; a last line that an interrupt cut short is dropped.
 

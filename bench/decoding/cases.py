@@ -1,24 +1,62 @@
-"""The settings that are measured: a method with its options, a context, a batch, a temperature."""
+"""The settings that are measured: a method with its options, a context, a batch, a distribution."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-from common.records import Record
+from common.records import Record, label
+from transformers import (
+    EtaLogitsWarper,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopPLogitsWarper,
+)
 
-from specattn.decoding import METHODS, Method, parse_method
+from specattn.decoding import METHODS, ContextualPenalty, Method, parse_method
 
 from .peers.engines import ENGINES
-from .shaping import UNSHAPED, Shaping
 
 PLAIN = "plain"
 TRANSFORMERS = "transformers"
 """The peer in this process: ``model.generate`` with SDPA and its dynamic cache."""
 PEERS = (TRANSFORMERS, *ENGINES)
 """All that others decode with; `ENGINES` are processes of their own."""
+
+
+@dataclass(frozen=True)
+class Shaping:
+    """What shapes the distribution beside temperature; the defaults change nothing."""
+
+    penalty: float = 1.0  # of `ContextualPenalty`; the only one that matters at temperature 0
+    penalty_window: int = 1024
+    top_p: float = 1.0
+    min_p: float = 0.0
+    eta: float = 0.0
+
+    def processors(self, temperature: float) -> LogitsProcessorList:
+        """Return the processors in transformers' order: penalty, temperature, truncation."""
+        sampled = temperature > 0
+        chosen = (
+            (self.penalty != 1, lambda: ContextualPenalty(self.penalty_window, self.penalty)),
+            (temperature not in (0.0, 1.0), lambda: TemperatureLogitsWarper(temperature)),
+            (sampled and self.top_p < 1, lambda: TopPLogitsWarper(self.top_p)),
+            (sampled and self.min_p > 0, lambda: MinPLogitsWarper(self.min_p)),
+            (sampled and self.eta > 0, lambda: EtaLogitsWarper(self.eta)),
+        )
+        return LogitsProcessorList([make() for wanted, make in chosen if wanted])
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What is not the default."""
+        named = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in named.items() if value != getattr(Shaping, name)}
+
+
+UNSHAPED = Shaping()
 
 
 @dataclass(frozen=True)
@@ -50,14 +88,13 @@ class Entry:
         name, _, rest = text.partition(":")
         if name not in PEERS:
             raise ValueError(f"--peer: expected one of {', '.join(PEERS)}, got '{name}'")
-        engine = ENGINES.get(name)
+        if name == TRANSFORMERS and rest:
+            raise ValueError(f"--peer {name}: expected no option, got '{rest}'")
+        if name == TRANSFORMERS:
+            return cls(name)
         try:
-            if engine is None:
-                if rest:
-                    raise ValueError(f"expected no option, got '{rest}'")
-                return cls(name)
-            options = engine.parse(rest)
-            if reason := engine.why_not():
+            options = ENGINES[name].parse(rest)
+            if reason := ENGINES[name].why_not():
                 raise ValueError(reason)
         except ValueError as error:
             raise ValueError(f"--peer {name}: {error}") from None
@@ -75,7 +112,7 @@ class Entry:
     @property
     def label(self) -> str:
         """Name and options, short enough for a table."""
-        return " ".join([self.name, *(f"{k}={v}" for k, v in self.options.items())])
+        return label({"method": self.name, "settings": self.options})
 
 
 @dataclass(frozen=True)
@@ -113,11 +150,3 @@ def grid(
         Group(context, batch, temperature, tuple(entries), shaping)
         for context, batch, temperature in itertools.product(contexts, batches, temperatures)
     ]
-
-
-def row_key(record: dict[str, Any]) -> tuple:
-    """Return what tells a row of a file from all others of the same run."""
-    names = ("section", "method", "context", "batch", "temperature")
-    options = tuple(sorted((k, str(v)) for k, v in record["settings"].items()))
-    shaping = tuple(sorted(record.get("shaping", {}).items()))
-    return (*(record[name] for name in names), options, shaping)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from common.records import Record
+from common.records import Record, label
 from common.tables import aligned, or_dash, size
 
 from .cases import PLAIN, TRANSFORMERS
@@ -13,9 +13,7 @@ from .peers.engines import ENGINES
 
 def lines(text: str, note: str | None) -> str:
     """Return text with the note at the head of every line of it."""
-    if note is None:
-        return text
-    return "\n".join(f"{note} | {line}" for line in text.splitlines())
+    return text if note is None else "\n".join(f"{note} | {line}" for line in text.splitlines())
 
 
 def say(text: str, note: str | None) -> None:
@@ -30,11 +28,6 @@ def by_note(records: Sequence[Record]) -> dict[str | None, list[Record]]:
         note = None if one["acceptance"] == "measured" else one["acceptance"]
         found.setdefault(note, []).append(one)
     return found
-
-
-def label(record: Record) -> str:
-    """Return a method with its options."""
-    return " ".join([record["method"], *(f"{k}={v}" for k, v in record["settings"].items())])
 
 
 def drafting(record: Record) -> dict[str, float]:
@@ -58,11 +51,13 @@ def table(records: Sequence[Record]) -> str:
     peers = dict.fromkeys(label(one) for one in records if one["method"] in ENGINES)
     header = [("method", "<"), ("context", ">"), *((name, ">") for name in FULL)]
     header += [(f"x {name}", ">") for name in peers]
-    rows = [
-        (label(one), size(one["context"]), *cells(one, FULL), *(_over(one, name) for name in peers))
-        for one in records
-    ]
-    return aligned(header, rows)
+    return aligned(
+        header,
+        [
+            (label(one), size(one["context"]), *cells(one, FULL), *(_over(x)(one) for x in peers))
+            for one in records
+        ],
+    )
 
 
 def acceptance(records: Sequence[Record]) -> str:
@@ -72,17 +67,13 @@ def acceptance(records: Sequence[Record]) -> str:
         return ""
     depth = max(len(record["per_position_acceptance"]) for record in drafted)
     header = [("accepted at position", "<"), ("context", ">"), ("B", ">"), ("T", ">"), ("", "<")]
-    header += [(str(place + 1), ">") for place in range(depth)]
     rows = []
     for record in drafted:
         place = (label(record), size(record["context"]), *cells(record, ("B", "T")))
-        for name, rates in (
-            ("of all rounds", record["per_position_acceptance"]),
-            ("pos-acc", record["conditional_acceptance"]),
-        ):
-            shown = [f"{rate:.0%}" for rate in rates] + [""] * (depth - len(rates))
-            rows.append((*place, name, *shown))
-    return aligned(header, rows)
+        for name, figure in (("of all rounds", "per_position"), ("pos-acc", "conditional")):
+            shown = [f"{rate:.0%}" for rate in record[f"{figure}_acceptance"]]
+            rows.append((*place, name, *shown, *[""] * (depth - len(shown))))
+    return aligned(header + [(str(place + 1), ">") for place in range(depth)], rows)
 
 
 def differences(records: Sequence[Record]) -> str:
@@ -98,34 +89,37 @@ def differences(records: Sequence[Record]) -> str:
     )
 
 
-def _over(record: Record, baseline: str) -> str:
-    return or_dash((record.get("speedup") or {}).get(baseline))
+def _over(baseline: str) -> Callable[[Record], str]:
+    return lambda record: or_dash((record.get("speedup") or {}).get(baseline))
+
+
+def _figure(name: str, form: str = "{:.2f}", scale: float = 1) -> Callable[[Record], str]:
+    return lambda record: or_dash(record[name], form, scale)
+
+
+def _detail(name: str, form: str = "{:.2f}") -> Callable[[Record], str]:
+    return lambda record: or_dash(record["details"].get(name), form)
 
 
 def _part(name: str) -> Callable[[Record], str]:
     return lambda record: f"{record['round_seconds'][name] * 1e3:.2f}"
 
 
-def _minutes(record: Record) -> str:
+def _rate(place: int) -> Callable[[Record], str]:
+    return lambda record: f"{record['conditional_acceptance'][place]:.1%}"
+
+
+def _minutes(record: Record, ratio: float = 1.0) -> str:
+    """Return the minutes of what was generated, where plain decoding was measured too."""
     if PLAIN not in record["speedup"]:
         return "-"
-    return f"{record['seconds'] * record['new_tokens'] / 60:.2f}"
-
-
-def _plain_minutes(record: Record) -> str:
-    ratio = record["speedup"].get(PLAIN)
-    return "-" if ratio is None else _minutes({**record, "seconds": ratio * record["seconds"]})
+    return f"{ratio * record['seconds'] * record['new_tokens'] / 60:.2f}"
 
 
 def _alpha(record: Record) -> str:
     """Return the share of a draft's levels that is accepted (TokenSwift, equation 4)."""
     levels = len(record["per_position_acceptance"] or ())
     return f"{record['tau_without_bonus'] / levels:.2f}" if levels else "-"
-
-
-def _beta(record: Record) -> str:
-    """Return the share of a draft's levels that an n-gram had offered and that was accepted."""
-    return or_dash(record["details"].get("n-gram acceptance, beta"))
 
 
 def _distinct(*orders: int) -> Callable[[Record], str]:
@@ -136,10 +130,6 @@ def _distinct(*orders: int) -> Callable[[Record], str]:
         return f"{sum(shares[n - 1] for n in orders) / len(orders):.2f}" if shares else "-"
 
     return show
-
-
-def _rate(place: int) -> Callable[[Record], str]:
-    return lambda record: f"{record['conditional_acceptance'][place]:.1%}"
 
 
 def _same_text(record: Record) -> str:
@@ -157,44 +147,40 @@ def _same_text(record: Record) -> str:
 
 def _split(record: Record) -> str:
     """Return where a round's time goes."""
-    seconds = record["round_seconds"]
-    if seconds is None:
+    if (seconds := record["round_seconds"]) is None:
         return "-"
-    return " / ".join(
-        f"{seconds[part] / seconds['total']:.0%}" for part in ("draft", "target", "accept")
-    )
+    parts = (seconds[part] / seconds["total"] for part in ("draft", "target", "accept"))
+    return " / ".join(f"{part:.0%}" for part in parts)
 
 
 COLUMNS: dict[str, Callable[[Record], str]] = {
     "B": lambda record: str(record["batch"]),
-    "agrees": lambda record: or_dash(
-        record["details"].get("model ranks the reference first"), "{:.0%}"
-    ),
-    "T": lambda record: f"{record['temperature']:g}",
+    "agrees": _detail("model ranks the reference first", "{:.0%}"),
+    "T": _figure("temperature", "{:g}"),
     "tokens/s": lambda record: f"{record['tokens_per_second']['median']:.1f}",
     "±": lambda record: f"{record['tokens_per_second']['spread']:.0%}",
-    "x plain": lambda record: _over(record, PLAIN),
-    "x hf": lambda record: _over(record, TRANSFORMERS),
-    "tau": lambda record: or_dash(record["tau"]),
-    "accepted": lambda record: or_dash(record["tau_without_bonus"]),
+    "x plain": _over(PLAIN),
+    "x hf": _over(TRANSFORMERS),
+    "tau": _figure("tau"),
+    "accepted": _figure("tau_without_bonus"),
     "draft/target/accept": _split,
     "ms/round": lambda record: or_dash(
         record["round_seconds"] and record["round_seconds"]["total"], "{:.1f}", 1e3
     ),
-    "prefill": lambda record: or_dash(record["prefill_seconds"], "{:.2f} s"),
-    "first token": lambda record: or_dash(record["first_token_seconds"], "{:.2f} s"),
-    "peak": lambda record: or_dash(record["peak_bytes"], "{:.2f} GiB", 2**-30),
+    "prefill": _figure("prefill_seconds", "{:.2f} s"),
+    "first token": _figure("first_token_seconds", "{:.2f} s"),
+    "peak": _figure("peak_bytes", "{:.2f} GiB", 2**-30),
     "same text": _same_text,
     "given all before, %": lambda record: " ".join(
         f"{100 * rate:.0f}" for rate in record["conditional_acceptance"]
     ),
     **{f"pos-acc {place + 1}": _rate(place) for place in range(8)},
     "alpha": _alpha,
-    "beta, whole": _beta,
+    "beta, whole": _detail("n-gram acceptance, beta"),
     **{f"D{n}": _distinct(n) for n in (1, 2, 3, 4)},
     "mean": _distinct(1, 2, 3, 4),
     "min": _minutes,
-    "plain, min": _plain_minutes,
+    "plain, min": lambda record: _minutes(record, record["speedup"].get(PLAIN, 1.0)),
     "rounds": lambda record: str(record["rounds"]),
     "draft ms": _part("draft"),
     "target ms": _part("target"),
@@ -203,9 +189,10 @@ COLUMNS: dict[str, Callable[[Record], str]] = {
     "tree building": lambda record: (
         f"{drafting(record).get('tree', 0.0) / record['round_seconds']['total']:.1%}"
     ),
-    "peak MiB": lambda record: or_dash(record["peak_bytes"], "{:.0f}", 2**-20),
+    "peak MiB": _figure("peak_bytes", "{:.0f}", 2**-20),
 }
-"""What a table shows of a row: "alpha" and "beta" are TokenSwift's, "D1" to "D4" Distinct-n."""
+"""What a table shows of a row: alpha and beta ("beta, whole") are the shares of a draft's levels
+that are accepted, and that an n-gram had offered, in TokenSwift; "D1" to "D4" Distinct-n."""
 FULL = (
     *("B", "T", "tokens/s", "±", "x plain", "x hf", "tau", "accepted", "draft/target/accept"),
     *("ms/round", "prefill", "first token", "peak", "same text"),

@@ -15,16 +15,14 @@ from specattn.decoding import Target
 from specattn.decoding.engine.snapshot import PromptSnapshot
 from specattn.planning import AcceptanceProfile
 
-from .cases import PLAIN, TRANSFORMERS, Group
+from .cases import PLAIN, TRANSFORMERS, UNSHAPED, Group
 from .grounded import Grounded
 from .identity import Difference, explain, first_difference
 from .peers.engines import ENGINES
-from .peers.process import Peer, Peers
-from .references import ReferenceTarget
+from .peers.process import Answer, Peer, Peers
 from .rows import DecodeRow, relate
-from .runs import run, run_peer, run_transformers
-from .shaping import UNSHAPED
-from .simulation import SimulatedTarget
+from .runs import Outcome, run, run_peer, run_transformers
+from .targets import ReferenceTarget, SimulatedTarget
 from .texts import Texts
 
 WARM_UP_TOKENS = 8
@@ -64,14 +62,31 @@ def measure(
     play the target.
     """
     rows = [DecodeRow(entry, group) for entry in group.entries]
+    engines = [row for row in rows if row.entry.name in ENGINES]
     methods = {row.entry.label: row.entry.build(defaults) for row in rows if row.entry.is_ours}
-    running = _start(rows, peers)
+    running = {
+        row.entry.label: _tried(
+            row, peers.get, ENGINES[row.entry.name], row.entry.label, row.entry.options
+        )
+        for row in engines
+    }
+    for row in engines:
+        row.peer = None if row.fault else running[row.entry.label].ready
     room = plan.new_tokens + max((method.max_nodes for method in methods.values()), default=1)
     keep_features = any(method.reads_features for method in methods.values())
     kind: Callable[..., Target] = Target
     if profile is not None:
         kind = partial(SimulatedTarget, profile=profile, seed=plan.seed)
-    others = Others([peer.pid for peer in running.values()])
+
+    def decode(row: DecodeRow, snapshot: PromptSnapshot, new_tokens: int, seed: int) -> Outcome:
+        label, options = row.entry.label, (new_tokens, group.temperature, seed, group.shaping)
+        if label in running:
+            return run_peer(running[label], snapshot.prompts[0], new_tokens)
+        if row.entry.name == TRANSFORMERS:
+            return run_transformers(snapshot, *options)
+        return run(snapshot, methods[label], *options, plan.lengths)
+
+    others = Others([peer.pid for peer in running.values() if peer])
     for text in range(plan.texts):
         prompts = texts.prompts(text, group.context, group.batch)
         if not text and profile is None:  # a first pass is slower than those that follow
@@ -81,30 +96,19 @@ def measure(
             kind = partial(ReferenceTarget, references=references)
         target = kind(model, len(prompts), len(prompts[0]) + room)
         snapshot = PromptSnapshot(target, prompts, keep_features=keep_features)
-        _read_prompt(rows, running, prompts[0])
+        for row in engines:  # reads a text that it has not seen, up to its first new token
+            if (answer := _tried(row, _read, running[row.entry.label], prompts[0])) is not None:
+                row.prefill_seconds.append(answer.first_seconds)
         for repeat in range(-1, plan.repeats):  # the first one warms up
             new_tokens = min(plan.new_tokens, WARM_UP_TOKENS) if repeat < 0 else plan.new_tokens
-            seed = plan.seed + repeat
-            options = (new_tokens, group.temperature, seed, group.shaping)
-            for row in _in_turn(rows, repeat):
+            first = repeat % len(rows)
+            for row in [*rows[first:], *rows[:first]]:  # none is always the first
                 advance(row.entry.label)
-                if row.fault is not None:
-                    continue
-                try:
-                    if row.entry.name in ENGINES:
-                        outcome = run_peer(running[row.entry.label], prompts[0], new_tokens)
-                    elif row.entry.name == TRANSFORMERS:
-                        outcome = run_transformers(snapshot, *options)
-                    else:
-                        method = methods[row.entry.label]
-                        outcome = run(snapshot, method, *options, plan.lengths)
-                except Exception as failure:  # one method that fails must not cost the others
-                    row.fault = _said(failure)
-                    continue
-                if repeat >= 0:
+                outcome = _tried(row, decode, row, snapshot, new_tokens, plan.seed + repeat)
+                if repeat >= 0 and outcome is not None:
                     row.outcomes.append(outcome)
         for row in rows:
-            if profile is None and row.entry.name not in ENGINES:  # noise is no prefill
+            if profile is None and row not in engines:  # noise is no prefill
                 row.prefill_seconds.append(snapshot.prefill_seconds)
         if referenced:
             _hold_against(rows, references, target, plan.repeats)
@@ -117,17 +121,31 @@ def measure(
     return rows
 
 
+def _tried(row: DecodeRow, call: Callable, *given: Any) -> Any:
+    """Return what a call gives; one that fails is a fault of its row, and costs no other."""
+    if row.fault is not None:
+        return None
+    try:
+        return call(*given)
+    except Exception as failure:
+        row.fault = f"{type(failure).__name__}: {failure}".splitlines()[0]
+        return None
+
+
+def _read(peer: Peer, prompt: torch.Tensor) -> Answer:
+    return peer.generate(prompt.tolist(), 1, cold=True)
+
+
 def written(texts: Grounded, text: int, group: Group, plan: MeasurePlan) -> list[torch.Tensor]:
     """Return the continuations that a group's prompts have in writing, as long as is needed.
 
     Raises ValueError where one is shorter.
     """
     found = texts.references(text, group.context, group.batch)
-    for one in found:
-        if len(one) < plan.new_tokens:
-            raise ValueError(
-                f"--new-tokens: a reference has {len(one)} tokens, fewer than {plan.new_tokens}"
-            )
+    if (least := min(map(len, found))) < plan.new_tokens:
+        raise ValueError(
+            f"--new-tokens: a reference has {least} tokens, fewer than {plan.new_tokens}"
+        )
     return [one[: plan.new_tokens] for one in found]
 
 
@@ -143,46 +161,6 @@ def _hold_against(
         row.agreement.append(target.agreement)
         if row.fault is None and any(one.tokens != expected for one in row.outcomes[-repeats:]):
             row.fault = "the text is not the reference"
-
-
-def _start(rows: Sequence[DecodeRow], peers: Peers | None) -> dict[str, Peer]:
-    """Start the engines of other processes, by label; one that does not start is a fault."""
-    running = {}
-    for row in rows:
-        if row.entry.name not in ENGINES:
-            continue
-        try:
-            peer = peers.get(ENGINES[row.entry.name], row.entry.label, row.entry.options)
-        except RuntimeError as failure:
-            row.fault = _said(failure)
-            continue
-        running[row.entry.label], row.peer = peer, peer.ready
-    return running
-
-
-def _read_prompt(
-    rows: Sequence[DecodeRow], running: Mapping[str, Peer], prompt: torch.Tensor
-) -> None:
-    """Let every peer read a text that it has not seen, up to its first new token."""
-    for row in rows:
-        if row.fault is not None or row.entry.label not in running:
-            continue
-        try:
-            found = running[row.entry.label].generate(prompt.tolist(), 1, cold=True)
-        except RuntimeError as failure:
-            row.fault = _said(failure)
-            continue
-        row.prefill_seconds.append(found.first_seconds)
-
-
-def _said(failure: Exception) -> str:
-    return f"{type(failure).__name__}: {failure}".splitlines()[0]
-
-
-def _in_turn(rows: Sequence[DecodeRow], repeat: int) -> list[DecodeRow]:
-    """Return the rows in an order that changes with every repeat: none is always the first."""
-    first = repeat % len(rows)
-    return [*rows[first:], *rows[:first]]
 
 
 def _compare(

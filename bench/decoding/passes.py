@@ -27,6 +27,7 @@ HEADER = [("pass", "<")] + [
     (name, ">")
     for name in ("context", "T", "launched", "time", "±", "eager", "GB/s", "plain steps")
 ]
+Calls = dict[str, Callable[[], object]]
 
 
 def measure(model: PreTrainedModel, method: Vegas, context: int, budget: float) -> list[Record]:
@@ -35,59 +36,87 @@ def measure(model: PreTrainedModel, method: Vegas, context: int, budget: float) 
     A record says how `time` was launched: "graph", or "eager" where no CUDA graph can capture it;
     `eager` is the eager launch beside a graph's.
     """
-    device, rows = model.device, method.max_nodes
+    rows = method.max_nodes
     target = Target(model, 1, context + rows)
     target.cache.storage.normal_()
     target.cache.seqlens.fill_(context)
-    tokens = torch.randint(model.config.vocab_size, (1, rows), device=device)
-    root, chain = (specattn.Tree.chain(n, device=device) for n in (0, method.gamma))
     with torch.inference_mode():
-        scores = target.verify(chain, tokens, capture=SCORES).scores
-
-        def select() -> list[Selection]:
-            """Choose, and make the table of positions that all steps of the next draft read."""
-            prefix = target.cache.seqlens
-            indices, lengths = specattn.select_topk(
-                scores.flatten(0, 1), prefix.repeat(len(target.full_layers)), **method.share()
-            )
-            chosen = PrefixSelection(Selection(indices[:, None], lengths[:1]), prefix)
-            return chosen.steps(prefix, method.gamma, 2 * method.gamma)
-
-        selection = select()[0]
-        rivals = _Rivals(target, method, chain, tokens)
-        calls: dict[str, Callable] = {
-            "plain step": lambda: target.verify(root, tokens[:, :1]),
-            "verify": lambda: target.verify(chain, tokens),
-            "verify, scores": lambda: target.verify(chain, tokens, capture=SCORES),
-            "select": select,
-            "draft step": lambda: target.draft(tokens[:, :1], 0, selection),
-            **rivals.calls,
-        }
-        times, eager = _times(calls, Stopwatch(device), budget)
-    launch = "graph" if eager else "eager"
+        calls, moved = _calls(target, method)
+        times, eager = _times(calls, Stopwatch(model.device), budget)
     weights, token = weight_bytes(model), token_bytes(target)
-    chosen = int(selection.lengths[0])
-    # name -> rows, bytes that must be read and written
-    tasks = {
-        "plain step": (1, weights + token * (context + 1)),
-        "verify": (rows, weights + token * (context + rows)),
-        "verify, scores": (rows, weights + token * (context + rows) + nbytes(scores)),
-        "select": (0, nbytes(scores)),
-        "draft step": (1, weights + token * (chosen + 1)),
-        "verify, each row": (rows, weights + token * (context + rows) + nbytes(rivals.each)),
-        "select, specextend": (0, nbytes(rivals.each[:, :, 0])),
-        "select, quest": (0, nbytes(rivals.bounds.values)),
-        "bounds, quest": (0, token * rivals.quest.page_size // 2),
-        "select, streaming": (0, nbytes(selection.lengths)),
-    }
     found = []
-    for name, (rows, moved) in tasks.items():
+    for name, (rows, read, other) in moved.items():
         time = timing(times[name])
-        one: Record = {"kind": "pass", "name": name, "context": context, "rows": rows}
-        one |= {"bytes": moved, "launch": launch, "time": time}
-        one["eager"] = timing(eager[name]) if eager else None
-        found.append(one | {"bandwidth": moved / time["median"]})
+        moves = other + token * (read + rows) + (weights if rows else 0)
+        found.append(
+            {
+                "kind": "pass",
+                "name": name,
+                "context": context,
+                "rows": rows,
+                "bytes": moves,
+                "launch": "graph" if eager else "eager",
+                "time": time,
+                "eager": timing(eager[name]) if eager else None,
+                "bandwidth": moves / time["median"],
+            }
+        )
     return found
+
+
+def _calls(target: Target, method: Vegas) -> tuple[Calls, dict[str, tuple[int, int, int]]]:
+    """Return every pass, and of each its rows, the cached tokens that it reads, and other bytes."""
+    cache, device, layers = target.cache, target.device, len(target.full_layers)
+    rows, context = method.max_nodes, int(cache.seqlens[0])
+    root, chain = (specattn.Tree.chain(n, device=device) for n in (0, method.gamma))
+    tokens = torch.randint(target.model.config.vocab_size, (1, rows), device=device)
+    scores = target.verify(chain, tokens, capture=SCORES).scores
+    share = {"gamma": method.gamma, "ratio": method.ratio, "min_tokens": method.min_tokens}
+    streaming, extend, paged = Streaming(**share), SpecExtend(**share), Quest(**share)
+    every = CaptureSpec(rows=tuple(range(chain.size)), ranking="weight", per_row=True)
+    each = target.verify(chain, tokens, capture=every).scores
+    queries = target.verify(chain, tokens, capture=CaptureSpec(queries=True)).queries
+    bounds = quest.PageBounds(target, paged.page_size)
+    bounds.read_all()
+    pages = quest.Pages(paged, bounds, 0)
+
+    def select() -> list[Selection]:
+        """Choose, and make the table of positions that all steps of the next draft read."""
+        prefix = cache.seqlens
+        indices, lengths = specattn.select_topk(
+            scores.flatten(0, 1), prefix.repeat(layers), **method.share()
+        )
+        chosen = PrefixSelection(Selection(indices[:, None], lengths[:1]), prefix)
+        return chosen.steps(prefix, method.gamma, 2 * method.gamma)
+
+    selection = select()[0]
+    calls: Calls = {
+        "plain step": lambda: target.verify(root, tokens[:, :1]),
+        "verify": lambda: target.verify(chain, tokens),
+        "verify, scores": lambda: target.verify(chain, tokens, capture=SCORES),
+        "select": select,
+        "draft step": lambda: target.draft(tokens[:, :1], 0, selection),
+        "verify, each row": lambda: target.verify(chain, tokens, capture=every),
+        "select, specextend": lambda: specextend.select_chunks(
+            extend, each[:, :, 0], cache.seqlens
+        ),
+        "select, quest": lambda: [pages.select(n, queries[n, :, :1]) for n in range(layers)],
+        "bounds, quest": lambda: bounds.catch_up(method.max_nodes),
+        "select, streaming": lambda: streaming.steps(cache.seqlens, cache.capacity, layers),
+    }
+    moved = {
+        "plain step": (1, context, 0),
+        "verify": (rows, context, 0),
+        "verify, scores": (rows, context, nbytes(scores)),
+        "select": (0, 0, nbytes(scores)),
+        "draft step": (1, int(selection.lengths[0]), 0),
+        "verify, each row": (rows, context, nbytes(each)),
+        "select, specextend": (0, 0, nbytes(each[:, :, 0])),
+        "select, quest": (0, 0, nbytes(bounds.values)),
+        "bounds, quest": (0, 0, token_bytes(target) * paged.page_size // 2),
+        "select, streaming": (0, 0, nbytes(selection.lengths)),
+    }
+    return calls, moved
 
 
 def table(passes: list[Record]) -> str:
@@ -134,30 +163,6 @@ def selection_overhead(seconds: dict[str, float], gamma: int) -> dict[str, float
     return {name: one / whole for name, one in extra.items()}
 
 
-class _Rivals:
-    """What the rivals of Vegas do to select, ready to be called."""
-
-    def __init__(self, target: Target, method: Vegas, chain: specattn.Tree, tokens: torch.Tensor):
-        share = {"gamma": method.gamma, "ratio": method.ratio, "min_tokens": method.min_tokens}
-        cache, layers = target.cache, len(target.full_layers)
-        streaming, extend, self.quest = Streaming(**share), SpecExtend(**share), Quest(**share)
-        every = CaptureSpec(rows=tuple(range(chain.size)), ranking="weight", per_row=True)
-        each = target.verify(chain, tokens, capture=every).scores
-        queries = target.verify(chain, tokens, capture=CaptureSpec(queries=True)).queries
-        self.each, self.bounds = each, quest.PageBounds(target, self.quest.page_size)
-        self.bounds.read_all()
-        pages = quest.Pages(self.quest, self.bounds, 0)
-        self.calls: dict[str, Callable] = {
-            "verify, each row": lambda: target.verify(chain, tokens, capture=every),
-            "select, specextend": lambda: specextend.select_chunks(
-                extend, each[:, :, 0], cache.seqlens
-            ),
-            "select, quest": lambda: [pages.select(n, queries[n, :, :1]) for n in range(layers)],
-            "bounds, quest": lambda: self.bounds.catch_up(method.max_nodes),
-            "select, streaming": lambda: streaming.steps(cache.seqlens, cache.capacity, layers),
-        }
-
-
 def nbytes(tensor: torch.Tensor) -> int:
     """Return the bytes of a tensor's elements."""
     return tensor.numel() * tensor.element_size()
@@ -176,12 +181,12 @@ def token_bytes(target: Target) -> int:
 
 
 def _times(
-    calls: dict[str, Callable], stopwatch: Stopwatch, budget: float
+    calls: Calls, stopwatch: Stopwatch, budget: float
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
     """Return seconds of each call, and where graphs replayed them also its seconds without."""
-    if stopwatch.device.type != "cuda":
-        return stopwatch.alternate(calls, budget=budget), {}
     eager = stopwatch.alternate(calls, budget=budget)
+    if stopwatch.device.type != "cuda":
+        return eager, {}
     try:
         graphs = {name: stopwatch.prepare(call) for name, call in calls.items()}
     except RuntimeError:

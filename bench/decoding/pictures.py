@@ -8,14 +8,15 @@ from typing import Any
 
 from common import pictures
 from common.pictures import Panel
-from common.records import Record
+from common.records import Record, label
 from common.tables import size
 
 from .cases import PLAIN
-from .columns import drafting, label
+from .columns import drafting
 
 SPEED = "tokens/s, without prefill"
-KINDS = ("speed", "acceptance", "sweep", "lengths", "parts")
+Lines = dict[str, list[tuple[float, Record]]]
+"""A line for each name, over what its rows stand at."""
 
 
 def draw(
@@ -35,41 +36,47 @@ def draw(
     ]
 
 
-def _speed(records: Sequence[Record]) -> list[Panel]:
-    """Tokens per second by context, a bar per method; a panel for each temperature and batch."""
-
-    def fill(rows: Sequence[Record], axis: Any) -> None:
-        contexts, methods = sorted({row["context"] for row in rows}), _by(rows, label)
-        width = 0.8 / len(methods)
-        for number, (name, own) in enumerate(methods):
-            speeds = [row["tokens_per_second"] for row in own]
-            axis.bar(
-                [contexts.index(row["context"]) + (number + 0.5) * width - 0.4 for row in own],
-                [speed["median"] for speed in speeds],
-                width,
-                yerr=[speed["median"] * speed["spread"] / 2 for speed in speeds],
-                capsize=2,
-                label=name,
-            )
-        axis.set_xticks(range(len(contexts)), [size(context) for context in contexts])
-        axis.set_xlabel("context, tokens")
-        axis.set_ylabel(SPEED)
-
-    return _panels(records, fill)
+def _speed(rows: Sequence[Record], axes: Any) -> None:
+    """Tokens per second by context, a bar per method."""
+    contexts, methods = sorted({row["context"] for row in rows}), _by(rows, label)
+    width = 0.8 / len(methods)
+    for number, (name, own) in enumerate(methods):
+        speeds = [row["tokens_per_second"] for row in own]
+        axes.bar(
+            [contexts.index(row["context"]) + (number + 0.5) * width - 0.4 for row in own],
+            [speed["median"] for speed in speeds],
+            width,
+            yerr=[speed["median"] * speed["spread"] / 2 for speed in speeds],
+            capsize=2,
+            label=name,
+        )
+    axes.set_xticks(range(len(contexts)), [size(context) for context in contexts])
+    axes.set(xlabel="context, tokens", ylabel=SPEED)
 
 
-def _acceptance(records: Sequence[Record]) -> list[Panel]:
-    """Rates given that all before was accepted; a panel for each temperature and batch."""
-    drafted = [row for row in records if row["conditional_acceptance"]]
+def _acceptance(rows: Sequence[Record], axes: Any) -> None:
+    """Rates given that all before was accepted."""
+    for row in rows:
+        rates = row["conditional_acceptance"]
+        axes.plot(range(1, len(rates) + 1), rates, marker="o", label=_place(row))
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set(xlabel="position in the draft", ylabel="accepted, given all before", ylim=(0, 1))
 
-    def fill(rows: Sequence[Record], axis: Any) -> None:
-        for row in rows:
-            rates = row["conditional_acceptance"]
-            axis.plot(range(1, len(rates) + 1), rates, marker="o", label=_place(row))
-        axis.xaxis.get_major_locator().set_params(integer=True)
-        axis.set(xlabel="position in the draft", ylabel="accepted, given all before", ylim=(0, 1))
 
-    return _panels(drafted, fill)
+def _parts(rows: Sequence[Record], axes: Any) -> None:
+    """Where a round's time goes, a bar per row that itemises its drafting; points are rounds."""
+    places, before = range(len(rows)), [0.0] * len(rows)
+    for name in drafting(rows[0]) | dict.fromkeys(("target", "accept")):
+        own = [(row["round_seconds"] | drafting(row))[name] * 1e3 for row in rows]
+        axes.barh(places, own, 0.8, before, label=name)
+        before = [so_far + more for so_far, more in zip(before, own, strict=True)]
+    axes.set_yticks(places, [label(row) for row in rows], fontsize=6)
+    axes.invert_yaxis()
+    axes.set_xlabel("ms per round")
+    counted = axes.twiny()
+    counted.plot([row["rounds"] for row in rows], places, "k.")
+    counted.set_xlim(left=0)
+    counted.set_xlabel("rounds (points)")
 
 
 def _sweep(records: Sequence[Record]) -> list[Panel]:
@@ -78,23 +85,22 @@ def _sweep(records: Sequence[Record]) -> list[Panel]:
     swept.sort(key=lambda row: row["settings"]["ratio"])
     if len({row["settings"]["ratio"] for row in swept}) < 2:
         return []
-    lines = {
+    lines: Lines = {
         f"gamma={gamma}": [(row["settings"]["ratio"], row) for row in rows]
         for gamma, rows in _by(swept, lambda row: row["settings"]["gamma"])
     }
     share = "share of the cache read by a draft step"
+    accepted = "drafted tokens accepted per round"
     return [
         _lines(SPEED, share, lines, lambda row: row["tokens_per_second"]["median"]),
-        _lines(
-            "drafted tokens accepted per round", share, lines, lambda row: row["tau_without_bonus"]
-        ),
+        _lines(accepted, share, lines, lambda row: row["tau_without_bonus"]),
     ]
 
 
 def _lengths(records: Sequence[Record]) -> list[Panel]:
     """Show acceptance and speed-up at each length of a long generation, a line per row."""
     drafted = [row for row in records if row.get("lengths") and row["conditional_acceptance"]]
-    lines = {
+    lines: Lines = {
         _place(row): [(one["new_tokens"], {**row, **one}) for one in row["lengths"]]
         for row in drafted
     }
@@ -110,20 +116,13 @@ def _lengths(records: Sequence[Record]) -> list[Panel]:
     return [_lines("share of a draft's levels that is accepted", at, lines, alpha), *faster]
 
 
-def _lines(
-    title: str,
-    over: str,
-    lines: dict[str, list[tuple[float, Record]]],
-    value: Callable[[Record], float],
-) -> Panel:
-    """Return a panel with a line for each name, over what its rows stand at."""
-
-    def fill(axis: Any) -> None:
+def _lines(title: str, over: str, lines: Lines, value: Callable[[Record], float]) -> Panel:
+    def fill(axes: Any) -> None:
         for name, rows in lines.items():
             at = [place for place, _ in rows]
-            axis.plot(at, [value(row) for _, row in rows], marker="o", label=name)
-        axis.set_xlabel(over)
-        axis.set_ylim(bottom=0)
+            axes.plot(at, [value(row) for _, row in rows], marker="o", label=name)
+        axes.set_xlabel(over)
+        axes.set_ylim(bottom=0)
 
     return title, fill
 
@@ -132,46 +131,32 @@ def _place(row: Record) -> str:
     return f"{label(row)}, {size(row['context'])}"
 
 
-def _parts(records: Sequence[Record]) -> list[Panel]:
-    """Where a round's time goes, a bar per row that itemises its drafting; points are rounds."""
-    itemised = [row for row in records if drafting(row)]
+def _each(
+    fill: Callable[[Sequence[Record], Any], None], shown: Callable[[Record], Any] = bool
+) -> Callable[[Sequence[Record]], list[Panel]]:
+    """Return what makes a panel for each batch and temperature of the rows that can be shown."""
 
-    def fill(rows: Sequence[Record], axis: Any) -> None:
-        places, before = range(len(rows)), [0.0] * len(rows)
-        for name in drafting(rows[0]) | dict.fromkeys(("target", "accept")):
-            own = [(row["round_seconds"] | drafting(row))[name] * 1e3 for row in rows]
-            axis.barh(places, own, 0.8, before, label=name)
-            before = [so_far + more for so_far, more in zip(before, own, strict=True)]
-        axis.set_yticks(places, [label(row) for row in rows], fontsize=6)
-        axis.invert_yaxis()
-        axis.set_xlabel("ms per round")
-        counted = axis.twiny()
-        counted.plot([row["rounds"] for row in rows], places, "k.")
-        counted.set_xlim(left=0)
-        counted.set_xlabel("rounds (points)")
+    def panels(records: Sequence[Record]) -> list[Panel]:
+        groups = _by(filter(shown, records), lambda row: (row["batch"], row["temperature"]))
+        return [
+            (
+                f"temperature {temperature:g}, batch {batch}",
+                lambda axes, rows=rows: fill(rows, axes),
+            )
+            for (batch, temperature), rows in sorted(groups, key=lambda group: group[0])
+        ]
 
-    return _panels(itemised, fill)
+    return panels
 
 
-_PANELS = {
-    "speed": _speed,
-    "acceptance": _acceptance,
+_PANELS: dict[str, Callable[[Sequence[Record]], list[Panel]]] = {
+    "speed": _each(_speed),
+    "acceptance": _each(_acceptance, lambda row: row["conditional_acceptance"]),
     "sweep": _sweep,
     "lengths": _lengths,
-    "parts": _parts,
+    "parts": _each(_parts, drafting),
 }
-
-
-def _panels(
-    records: Sequence[Record], fill: Callable[[Sequence[Record], Any], None]
-) -> list[Panel]:
-    panels = sorted(
-        _by(records, lambda row: (row["batch"], row["temperature"])), key=lambda panel: panel[0]
-    )
-    return [
-        (f"temperature {temperature:g}, batch {batch}", lambda axis, rows=rows: fill(rows, axis))
-        for (batch, temperature), rows in panels
-    ]
+KINDS = tuple(_PANELS)
 
 
 def _by(records: Iterable[Record], key: Callable[[Record], Any]) -> list[tuple[Any, list[Record]]]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from statistics import mean, median
 from typing import Any
 
 from common.clock import paired_ratio, timing
@@ -58,11 +58,9 @@ class DecodeRow:
     @property
     def distinct(self) -> list[float] | None:
         """Distinct-1 to Distinct-4 of what was generated: means over requests and runs."""
-        texts = [
-            tokens for one in self.outcomes for tokens in one.tokens if len(tokens) >= DISTINCT
-        ]
-        columns = [[distinct(tokens, n) for tokens in texts] for n in range(1, DISTINCT + 1)]
-        return list(map(statistics.mean, columns)) if texts else None
+        texts = [text for one in self.outcomes for text in one.tokens if len(text) >= DISTINCT]
+        shares = ([distinct(text, n) for text in texts] for n in range(1, DISTINCT + 1))
+        return list(map(mean, shares)) if texts else None
 
     @property
     def details(self) -> dict[str, float]:
@@ -70,11 +68,10 @@ class DecodeRow:
         found: dict[str, list[float]] = {}
         if self.agreement:
             found["model ranks the reference first"] = self.agreement
-        for one in self.statistics:
-            for name, value in one.details.items():
-                if isinstance(value, int | float):
-                    found.setdefault(name, []).append(value)
-        return {name: statistics.mean(values) for name, values in found.items()}
+        for name, value in (item for one in self.statistics for item in one.details.items()):
+            if isinstance(value, int | float):
+                found.setdefault(name, []).append(value)
+        return {name: mean(values) for name, values in found.items()}
 
     def record(self) -> Record:
         """Return its figures for JSON, medians over runs; a fault has none."""
@@ -83,23 +80,23 @@ class DecodeRow:
         kept, pooled = self.statistics, self.pooled
         read = [] if self.entry.name == TRANSFORMERS else self.prefill_seconds
         passes = [one.passes for one in self.outcomes if one.passes is not None]
-        rounds = pooled.rounds if pooled else sum(passes) or None
         tau = pooled and pooled.mean_acceptance_length
         if passes:
             tau = sum(len(one.tokens[0]) for one in self.outcomes) / sum(passes)
         peaks = [one.peak_bytes for one in self.outcomes if one.peak_bytes is not None]
         seconds = {
-            part: statistics.median(getattr(one, f"{name}_seconds") / one.passes for one in kept)
+            part: median(getattr(one, f"{name}_seconds") / one.passes for one in kept)
             for part, name in (PARTS.items() if kept else ())
         }
+        first = median(one.first_seconds for one in self.outcomes) if read else 0.0
         differences = [{**asdict(one), "near_tie": one.near_tie} for one in self.differences]
         identity = {"compared": self.compared, "differences": differences}
         return {
             "fault": None,
             "tokens_per_second": timing(self.speeds),
-            "prefill_seconds": statistics.median(read) if read else None,
-            "first_token_seconds": self._first_token_seconds(read),
-            "rounds": rounds,
+            "prefill_seconds": median(read) if read else None,
+            "first_token_seconds": median(read) + first if read else None,
+            "rounds": pooled.rounds if pooled else sum(passes) or None,
             "tau": tau,
             "tau_without_bonus": tau and tau - 1,
             "acceptance_rate": pooled and pooled.acceptance_rate,
@@ -116,31 +113,20 @@ class DecodeRow:
             "peer": self.peer,
         }
 
-    def _first_token_seconds(self, read: Sequence[float]) -> float | None:
-        """Return prefill and what came after it until the first new token; None without one."""
-        if not read:
-            return None
-        after = [one.first_seconds for one in self.outcomes]
-        return statistics.median(read) + statistics.median(after)
-
 
 def relate(rows: Sequence[DecodeRow]) -> None:
-    """Note how many times faster each row is than the baselines, run by run, and at each length."""
+    """Note how many times faster each row is than the baselines, run by run, and at each length.
+
+    Of a length, ``seconds`` per new token are medians over runs, ``tau_without_bonus`` is of all
+    runs together, and ``speedup`` is plain decoding's seconds per token over the row's own
+    (TokenSwift, equation 5).
+    """
     for base in rows:
         if base.fault or not (base.entry.name == PLAIN or base.entry.name in PEERS):
             continue
         for row in rows:
             if row is not base and not row.fault:
                 row.speedups[base.entry.label] = paired_ratio(base.speeds, row.speeds)
-    _relate_lengths(rows)
-
-
-def _relate_lengths(rows: Sequence[DecodeRow]) -> None:
-    """Note what every row had done when it reached each length, and how plain decoding compares.
-
-    ``seconds`` per new token are medians over runs; ``tau_without_bonus`` is of all runs together.
-    ``speedup`` is plain decoding's seconds per token over the row's own (TokenSwift, equation 5).
-    """
     for row in rows:
         reached = [outcome.reached for outcome in row.outcomes if outcome.reached]
         row.lengths = [_pooled(runs) for runs in zip(*reached, strict=True)]
@@ -154,7 +140,7 @@ def _pooled(runs: Sequence[Reached]) -> dict[str, Any]:
     rounds = sum(one.rounds for one in runs)
     return {
         "new_tokens": runs[0].length,
-        "seconds": statistics.median(one.seconds / one.tokens for one in runs),
+        "seconds": median(one.seconds / one.tokens for one in runs),
         "tau_without_bonus": sum(one.tokens - one.rounds for one in runs) / rounds,
         "speedup": {},
     }

@@ -14,8 +14,8 @@ from specattn.decoding import Method, Statistics
 from specattn.decoding.engine.memory import peak_bytes, reset_peak
 from specattn.decoding.engine.snapshot import PromptSnapshot
 
+from .cases import UNSHAPED, Shaping
 from .peers.process import Peer
-from .shaping import UNSHAPED, Shaping
 
 
 class Reached(NamedTuple):
@@ -64,8 +64,7 @@ def run(
         seed=seed,
         on_tokens=clock.note,
     )
-    speed = statistics.tokens_per_second
-    peak = peak_bytes(snapshot.target.device)
+    speed, peak = statistics.tokens_per_second, peak_bytes(snapshot.target.device)
     return Outcome(tokens, speed, statistics, peak, clock.first, reached=clock.reached)
 
 
@@ -81,16 +80,16 @@ def run_transformers(
     The clock starts at the first new token, so that neither its preparation nor ours counts.
     """
     snapshot.restore()
-    model = snapshot.target.model
+    model, device = snapshot.target.model, snapshot.target.device
     before = model.config._attn_implementation
     model.set_attn_implementation("sdpa")
     sampling: dict[str, Any] = {"do_sample": False}
     if temperature > 0:
         sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
-    clock = _Clock(snapshot.target.device)
+    clock = _Clock(device)
     torch.manual_seed(seed)
-    reset_peak(snapshot.target.device)
-    ids = torch.stack(snapshot.prompts).to(snapshot.target.device)
+    reset_peak(device)
+    ids = torch.stack(snapshot.prompts).to(device)
     try:
         output = model.generate(
             ids,
@@ -108,15 +107,15 @@ def run_transformers(
         model.set_attn_implementation(before)
     tokens = output[:, ids.shape[1] :].tolist()
     speed = len(snapshot.prompts) * (new_tokens - 1) / (clock.moments[-1] - clock.moments[0])
-    return Outcome(tokens, speed, None, peak_bytes(snapshot.target.device))
+    return Outcome(tokens, speed, None, peak_bytes(device))
 
 
 def run_peer(peer: Peer, prompt: torch.Tensor, new_tokens: int) -> Outcome:
     """Decode greedily with an engine of another process, which has read the prompt before."""
-    reset_peak(torch.device("cpu"), peer.pid)
+    cpu = torch.device("cpu")
+    reset_peak(cpu, peer.pid)
     answer = peer.generate(prompt.tolist(), new_tokens)
-    peak = peak_bytes(torch.device("cpu"), peer.pid)
-    passes = len(answer.arrivals)
+    peak, passes = peak_bytes(cpu, peer.pid), len(answer.arrivals)
     return Outcome([answer.tokens], answer.tokens_per_second, None, peak, passes=passes)
 
 
@@ -129,10 +128,10 @@ class _LengthClock:
         self.first = 0.0
 
     def note(self, request: int, tokens: list[int]) -> None:
-        self.first = self.first or time.perf_counter() - self.start
+        seconds = time.perf_counter() - self.start
+        self.first = self.first or seconds
         self.rounds, self.tokens = self.rounds + 1, self.tokens + len(tokens)
         while self.left and self.tokens >= self.left[0]:
-            seconds = time.perf_counter() - self.start
             self.reached.append(Reached(self.left.pop(0), self.tokens, self.rounds, seconds))
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from common.records import Record
+from common.records import Record, label
 from common.tables import aligned, size
 
 from . import passes
 from .cases import Group
-from .columns import cells, label
+from .columns import cells
 from .measure import MeasurePlan
 
 
@@ -49,15 +49,16 @@ class Section:
         rows = [
             ("here", _place(record), *cells(record, self.columns))
             for whole in records
-            for record in (_at_lengths(whole) if self.lengths else [whole])
+            for record in (
+                [{**whole, **one} for one in whole.get("lengths", ()) if self.lengths] or [whole]
+            )
         ]
         rows = [row for row in rows if set(row[2:]) != {"-"}]
         pads = [""] * len(self.columns)
         rows += [("paper", *(*row, *pads)[: 1 + len(pads)]) for row in self.theirs]
         table = aligned(header, rows) if rows else ""
-        parts = [f"{self.name}: {self.title}", table, self._overhead(timed), self.note]
-        if self.theirs:
-            parts.append(f"paper: {self.source}")
+        source = f"paper: {self.source}" if self.theirs else ""
+        parts = f"{self.name}: {self.title}", table, self._overhead(timed), self.note, source
         return "\n".join(filter(None, parts))
 
     def _overhead(self, timed: Sequence[Record]) -> str:
@@ -68,11 +69,6 @@ class Section:
         ours = ", ".join(f"{name} {share:.1%}" for name, share in found.items())
         context = size(timed[0]["context"])
         return f"here, passes by themselves at {context}: selecting adds to a round {ours}"
-
-
-def _at_lengths(record: Record) -> list[Record]:
-    """Return a row as it stood at each of its lengths; itself if it has none."""
-    return [{**record, **reached} for reached in record.get("lengths", ())] or [record]
 
 
 def _place(record: Record) -> str:

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from common.machine import describe, serving
-from common.records import Record, RecordFile, of_kind, whole_lines
+from common.machine import describe, heading, serving
+from common.records import Record, RecordFile, label, of_kind, row_key, whole_lines
 from common.tables import Progress
 from transformers import PreTrainedModel
 
@@ -17,18 +17,16 @@ from specattn.decoding import Vegas
 from specattn.planning import AcceptanceProfile
 
 from . import columns, passes, pictures
-from .cases import Group, row_key
+from .cases import Group
 from .grounded import Grounded
 from .measure import MeasurePlan, measure, written
 from .peers.engines import ENGINES
 from .peers.process import Peers
-from .references import NOTE
 from .sections import Section
-from .simulation import note
+from .targets import REFERENCE_NOTE, note
 from .texts import Texts
 
 SCHEMA = "specattn.decoding/1"
-MEASURED = "measured"
 # What must be equal for rows of two runs to stand in one file.
 _SAME = ("schema", "machine", "backend", "model", "plan", "suite", "acceptance")
 
@@ -55,7 +53,7 @@ class Session:
     @property
     def acceptance(self) -> str:
         """What every record says of its acceptance."""
-        return self.note or MEASURED
+        return self.note or "measured"
 
     def record(self) -> Record:
         """Return the line that describes the run."""
@@ -81,10 +79,9 @@ class Session:
         """Return what a reader must know of all that follows."""
         model, plan = run["model"], self.plan
         text = (
-            f"{run['machine']['name']} | commit {run['commit']} | torch {run['versions']['torch']}"
-            f" | backend {run['backend']}\n{model['name']}, {model['layers']} layers, "
-            f"{model['dtype']}, {model['weights']} weights | {plan.new_tokens} new tokens, "
-            f"{plan.texts} texts, {plan.repeats} repeats"
+            f"{heading(run)}\n{model['name']}, {model['layers']} layers, {model['dtype']}, "
+            f"{model['weights']} weights | {plan.new_tokens} new tokens, {plan.texts} texts, "
+            f"{plan.repeats} repeats"
         )
         if any(self._beyond(g, s.plan(plan)) for s in sections for g in s.groups):
             text += (
@@ -123,9 +120,7 @@ class Session:
         progress = Progress(total, lambda name: columns.lines(name, self.note))
         for section in sections:
             plan = section.plan(self.plan)
-            for group in section.groups:
-                if (section, group) not in todo:
-                    continue
+            for group in (group for one, group in todo if one is section):
                 each = _weight(plan, group) / plan.runs(group)
                 rows = measure(
                     self.model,
@@ -144,36 +139,31 @@ class Session:
             if section.title:
                 timed = of_kind(file.records, "pass")
                 timed = [one for one in timed if one["section"] == section.name]
-                note = self.note or (NOTE if section.referenced else None)
-                columns.say("\n" + section.text(section.rows(file.rows), timed), note)
+                said = self.note or (REFERENCE_NOTE if section.referenced else None)
+                columns.say("\n" + section.text(section.rows(file.rows), timed), said)
 
     def draw(self, sections: Sequence[Section], file: RecordFile, folder: Path) -> None:
         """Draw each section's pictures, where matplotlib is installed."""
-        written = []
+        drawn = []
         try:
             for section in sections:
                 prefix = section.name.lower().replace(" ", "-") + "-" if section.name else ""
                 rows = section.rows(file.rows)
-                written += pictures.draw(rows, folder, self.note, section.pictures, prefix)
+                drawn += pictures.draw(rows, folder, self.note, section.pictures, prefix)
         except ImportError:
             columns.say("\nno pictures: matplotlib is not installed", self.note)
             return
-        columns.say("\npictures: " + ", ".join(map(str, written)), self.note)
+        columns.say("\npictures: " + ", ".join(map(str, drawn)), self.note)
 
     def _time_passes(self, section: Section, file: RecordFile) -> None:
         """Time the passes of a round one by one, at every context of a section that asks for it."""
-        if not section.passes:
-            return
-        method = Vegas(gamma=section.passes)
-        for context in sorted({group.context for group in section.groups}):
-            known = {
-                "section": section.name,
-                "model": self.name,
-                "context": context,
-                "acceptance": self.acceptance,
-            }
+        contexts = sorted({group.context for group in section.groups}) if section.passes else []
+        for context in contexts:
+            known = {"section": section.name, "model": self.name, "context": context}
+            known["acceptance"] = self.acceptance
             if any(known.items() <= one.items() for one in of_kind(file.records, "pass")):
                 continue
+            method = Vegas(gamma=section.passes)
             found = passes.measure(self.model, method, context, self.budget)
             for one in found:
                 file.add({**one, **known})
@@ -187,17 +177,16 @@ class Session:
 
     def _texts(self, section: Section) -> Texts | Grounded:
         """Return what a section's prompts are made from."""
-        if not section.workload:
-            return self.texts
-        return Grounded(self.texts.tokenizer, section.workload)
+        return Grounded(self.texts.tokenizer, section.workload) if section.workload else self.texts
 
     def _known(self, section: Section, group: Group) -> list[Record]:
+        """Return what is known of a group's rows before they are measured."""
         plan = section.plan(self.plan)
         shared = {
             "section": section.name,
             "model": self.name,
             "new_tokens": plan.new_tokens,
-            "acceptance": NOTE if section.referenced else self.acceptance,
+            "acceptance": REFERENCE_NOTE if section.referenced else self.acceptance,
             "beyond_positions": self._beyond(group, plan),
         }
         return [group.record(entry) | shared for entry in group.entries]
@@ -214,14 +203,16 @@ def begun(path: Path | None, run: Record, *, resume: bool) -> RecordFile:
     Raises ValueError where the file exists and `resume` was not asked for, where it is no file of
     this kind, and where its rows were measured on something else.
     """
-    if path is None and resume:
-        raise ValueError("--resume needs --json FILE")
-    if path is not None and not path.absolute().parent.is_dir():
+    if path is None:
+        if resume:
+            raise ValueError("--resume needs --json FILE")
+        return RecordFile(None, [run])
+    if not path.absolute().parent.is_dir():
         raise ValueError(f"--json: folder {path.absolute().parent} does not exist")
-    if path is not None and path.exists() and not resume:
-        raise ValueError(f"--json: {path} exists; continue it with --resume")
     records: list[Record] = []
-    if path is not None and path.exists():
+    if path.exists():
+        if not resume:
+            raise ValueError(f"--json: {path} exists; continue it with --resume")
         records = whole_lines(path)
         if not records or records[0].get("schema") != SCHEMA:
             raise ValueError(f"--resume: {path} is no file of run_decoding.py")
@@ -235,9 +226,9 @@ def begun(path: Path | None, run: Record, *, resume: bool) -> RecordFile:
 
 def verdict(rows: Sequence[Record]) -> list[str]:
     """Return what went wrong, a line for each row."""
-    failed = [f"{columns.label(row)}: {row['fault']}" for row in rows if row["fault"]]
+    failed = [f"{label(row)}: {row['fault']}" for row in rows if row["fault"]]
     wrong = [
-        f"{columns.label(row)}: greedy text is not plain decoding's, and no tie explains it"
+        f"{label(row)}: greedy text is not plain decoding's, and no tie explains it"
         for row in rows
         if row["method"] not in ENGINES  # rounding of theirs is in none of the passes we compare
         and any(not one["near_tie"] for one in (row.get("identity") or {}).get("differences", ()))

@@ -17,9 +17,8 @@ from statistics import mean
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common.records import Record, of_kind, whole_lines
+from common.records import Record, label, of_kind, whole_lines
 from common.tables import aligned, size
-from decoding.columns import label
 from decoding.grounded import KINDS
 
 BASE, OURS = "prompt_lookup", "suffix nodes=64"

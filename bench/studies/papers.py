@@ -34,9 +34,8 @@ from operator import getitem
 from pathlib import Path
 from typing import Any
 
-from decoding.cases import Entry, Group, grid
+from decoding.cases import Entry, Group, Shaping, grid
 from decoding.sections import Section
-from decoding.shaping import Shaping
 
 _PUBLISHED, _SUITES = (
     json.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))

@@ -18,7 +18,7 @@ from decoding.identity import Difference, explain, first_difference  # noqa: E40
 from decoding.measure import MeasurePlan, measure  # noqa: E402
 from decoding.rows import DecodeRow  # noqa: E402
 from decoding.runs import Outcome, run, run_transformers  # noqa: E402
-from decoding.simulation import bend  # noqa: E402
+from decoding.targets import bend  # noqa: E402
 from decoding.texts import RandomTokens  # noqa: E402
 
 from specattn import Tree  # noqa: E402

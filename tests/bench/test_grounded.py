@@ -16,7 +16,7 @@ sys.path.insert(0, str(BENCH))
 
 import run_decoding  # noqa: E402
 from decoding import grounded  # noqa: E402
-from decoding.references import NOTE, on_reference  # noqa: E402
+from decoding.targets import REFERENCE_NOTE, on_reference  # noqa: E402
 from studies import grounded as study  # noqa: E402
 
 
@@ -114,7 +114,7 @@ def test_the_suite_measures_and_says_what_is_simulated(tmp_path, capsys, monkeyp
     own = [row for row in rows if "own" in row["section"]]
     simulated = [row for row in rows if row not in own]
     assert [row["section"] for row in simulated[::3]] == list(grounded.KINDS)
-    assert {row["acceptance"] for row in simulated} == {NOTE}
+    assert {row["acceptance"] for row in simulated} == {REFERENCE_NOTE}
     assert {row["acceptance"] for row in own} == {"measured"}
     shares = [row["details"]["model ranks the reference first"] for row in simulated]
     assert all(0 < share < 1 for share in shares)
@@ -122,7 +122,7 @@ def test_the_suite_measures_and_says_what_is_simulated(tmp_path, capsys, monkeyp
     assert looked_up["rounds"] == accepted_by_hand(tokenizer, 600, 40)
     assert looked_up["tau"] == pytest.approx(40 / looked_up["rounds"])
     said = capsys.readouterr().out.splitlines()
-    assert sum(line.startswith(NOTE) and "prompt_lookup" in line for line in said) > 5
+    assert sum(line.startswith(REFERENCE_NOTE) and "prompt_lookup" in line for line in said) > 5
     study.main(str(path))
     means = capsys.readouterr().out
     assert "mean of the grounded kinds" in means

@@ -16,14 +16,14 @@ from transformers import (
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
 
+from common.records import row_key  # noqa: E402
 from decoding import models  # noqa: E402
-from decoding.cases import Entry, Group, grid, row_key  # noqa: E402
+from decoding.cases import UNSHAPED, Entry, Group, Shaping, grid  # noqa: E402
 from decoding.columns import COLUMNS  # noqa: E402
 from decoding.measure import MeasurePlan, measure  # noqa: E402
 from decoding.rows import DecodeRow  # noqa: E402
 from decoding.runs import Outcome  # noqa: E402
 from decoding.sections import Section  # noqa: E402
-from decoding.shaping import UNSHAPED, Shaping  # noqa: E402
 from decoding.texts import RandomTokens  # noqa: E402
 from studies.papers import Scale, suite  # noqa: E402
 

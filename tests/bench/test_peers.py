@@ -14,6 +14,7 @@ sys.path.insert(0, str(BENCH))
 
 import run_decoding  # noqa: E402
 from common.machine import used_by  # noqa: E402
+from common.records import label as row_label  # noqa: E402
 from decoding.cases import Entry  # noqa: E402
 from decoding.peers import engines, process  # noqa: E402
 from decoding.peers.engines import ENGINES, WORKERS, Engine  # noqa: E402
@@ -137,7 +138,7 @@ def test_a_peer_is_a_row_and_every_row_has_its_ratio(fake, small, monkeypatch, c
     arguments, path = small
     assert run_decoding.main([*arguments, "--peer", "vllm:ngram=2"]) == 0
     _, *rows = map(json.loads, path.read_text().splitlines())
-    found = {run_decoding.columns.label(row): row for row in rows}
+    found = {row_label(row): row for row in rows}
     assert list(found) == ["vllm", "vllm ngram=2", "plain", "vegas min_tokens=16"]
     for label, row in found.items():
         assert row["speedup"].keys() == {"plain", "vllm", "vllm ngram=2"} - {label}

@@ -10,13 +10,13 @@ BENCH = Path(__file__).resolve().parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
 
 import run_decoding  # noqa: E402
+from common.records import row_key  # noqa: E402
 from decoding import measure as measure_module  # noqa: E402
 from decoding import session  # noqa: E402
-from decoding.cases import row_key  # noqa: E402
 from decoding.rows import DecodeRow  # noqa: E402
 from decoding.runs import Outcome  # noqa: E402
 from decoding.session import SCHEMA  # noqa: E402
-from decoding.simulation import MARK  # noqa: E402
+from decoding.targets import MARK  # noqa: E402
 
 from specattn.decoding import Statistics  # noqa: E402
 

@@ -8,7 +8,6 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from common.machine import REPOSITORY
@@ -68,6 +67,7 @@ class Peer:
             )
         try:
             self.ready = self._answer()
+            self.generate(WARM_UP, len(WARM_UP))
         except BaseException:  # an interrupt while it loads, too
             self.close()
             raise
@@ -137,19 +137,12 @@ class Peers:
                 "threads": self.threads,
                 "capacity": self.capacity,
             }
-            peer = self.running[label] = Peer(engine, label, settings | options)
-            peer.generate(WARM_UP, len(WARM_UP))
+            self.running[label] = Peer(engine, label, settings | options)
         return self.running[label]
 
     def __enter__(self) -> Peers:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """End all of them."""
+    def __exit__(self, *exception: object) -> None:
         while self.running:
             self.running.popitem()[1].close()

@@ -31,7 +31,6 @@ from kernels import peers, pictures, report
 from kernels.cases import DTYPES, Axes, Case
 from kernels.ceilings import Ceilings
 from kernels.ceilings import measure as measure_ceilings
-from kernels.comparison import change, key
 from kernels.measure import WRONG, measure, memory_needed
 from kernels.peers import FAMILIES, QUICK
 from kernels.workloads import OPS, SPARSITY, sweep
@@ -67,10 +66,10 @@ def main(argv: list[str] | None = None) -> int:
         return _emulate(options, parser)
     if options.compare:
         with parser.refusing("--compare: "):
-            return comparison.show(*options.compare, key, change)
+            return comparison.show(*options.compare)
     if options.draw:
         with parser.refusing("--draw: "):
-            run, found = comparison.read(options.draw, key)
+            run, found = comparison.read(options.draw)
         rows = [row for row in found.values() if row["kind"] == "row"]
         return int(not _pictures(run, rows, options.pictures or options.draw.parent))
     device = arguments.device(options.device, parser)

@@ -94,6 +94,15 @@ class Bench:
         """Return seconds per call, in turn with libraries that have threads of their own."""
         return self.rested.alternate(calls, budget=self.budget, least=7, most=1000)
 
+    def over(self, bar: Bar, ours: Callable, theirs: Callable, name: str) -> Bar:
+        """Return how much longer ours takes than theirs, or how many times longer theirs does."""
+        times = self.times(ours=ours, theirs=theirs)
+        measured = paired_ratio(times["ours"], times["theirs"])
+        if bar.unit == "over":
+            measured = paired_ratio(times["theirs"], times["ours"]) - 1
+        note = f"{milliseconds(times['ours'])}; {name} {milliseconds(times['theirs'])}"
+        return bar.found(measured, times["ours"], note)
+
     def share(
         self, rotation: Rotation, works: list[BoundCase], dtype: str, target: float, name: str
     ) -> Bar:
@@ -127,12 +136,16 @@ class Bench:
         return replace(bar.found(share, times["ours"], note), bound=bound)
 
 
-def right(work: BoundCase) -> bool:
+def right(*works: BoundCase) -> bool:
     """Compare with the reference in float32; nothing else is timed."""
-    outputs = work.call()
-    dtype = next(iter(outputs.values())).dtype
-    return compare(outputs, work.expected(torch.float32), TOLERANCE[dtype])[1]
+    for work in works:
+        outputs = work.call()
+        dtype = next(iter(outputs.values())).dtype
+        if not compare(outputs, work.expected(torch.float32), TOLERANCE[dtype])[1]:
+            return False
+    return True
 
 
 def milliseconds(samples: list[float]) -> str:
+    """Return a median as text."""
     return f"{statistics.median(samples) * 1e3:.2f} ms"

@@ -23,9 +23,8 @@ from specattn import _cpu, reference  # type: ignore[attr-defined]
 from specattn.planning import MODELS
 
 from .bar import CPU, Bar, Bench, milliseconds, right
-from .cases import Case
+from .cases import LAYERS, Case
 from .inputs import Draw
-from .layers import LAYERS
 from .measure import TOLERANCE, compare
 from .peers import FAMILIES, Peer
 from .rotation import Rotation
@@ -122,12 +121,10 @@ def over(bench: Bench, name: str, case: Case, plain: Case, *, at_most: float) ->
     rotation = Rotation(bench.pool, case)
     works, others = rotation.workloads(case), rotation.workloads(plain)
     bar = Bar(name, at_most, "over", at_most=True)
-    if not (right(works[0]) and right(others[0])):
+    if not right(works[0], others[0]):
         yield bar.wrong()
         return
-    times = bench.times(ours=rotation.turn_of(works), plain=rotation.turn_of(others))
-    note = f"{milliseconds(times['ours'])} against {milliseconds(times['plain'])}"
-    yield bar.found(paired_ratio(times["plain"], times["ours"]) - 1, times["ours"], note)
+    yield bench.over(bar, rotation.turn_of(works), rotation.turn_of(others), "against")
 
 
 def importance(bench: Bench, *, share: float) -> Iterator[Bar]:
@@ -152,9 +149,7 @@ def linear(bench: Bench, case: Case, *, rows: int, share: float) -> Iterator[Bar
         return
     (peer,) = works[0].peers(())
     theirs = rotation.turn([work.peers(())[peer] for work in works])
-    times = bench.times(ours=rotation.turn_of(works), theirs=theirs)
-    note = f"{milliseconds(times['ours'])}; {peer} {milliseconds(times['theirs'])}"
-    yield bar.found(paired_ratio(times["ours"], times["theirs"]), times["ours"], note)
+    yield bench.over(bar, rotation.turn_of(works), theirs, peer)
 
 
 def gather(bench: Bench, *, at_most: float) -> Iterator[Bar]:
@@ -247,12 +242,7 @@ def merge(bench: Bench, *, torch_times: float, share: float) -> Iterator[Bar]:
     if not right(work):
         yield bar.wrong()
         return
-    peer = "torch eager"
-    theirs = work.peers(())[peer]
-    times = bench.times(ours=work.call, theirs=theirs)
-    note = f"{milliseconds(times['ours'])}; {peer} {milliseconds(times['theirs'])}"
-    ratio = paired_ratio(times["ours"], times["theirs"])
-    yield bar.found(ratio, times["ours"], note)
+    yield bench.over(bar, work.call, work.peers(())["torch eager"], "torch eager")
     # Not in turn: a read of memory would push the states out of the cache.
     times = bench.times(ours=work.call)["ours"]
     rotation = Rotation(bench.pool, _at(8192, 1))

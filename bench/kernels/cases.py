@@ -3,16 +3,38 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from specattn.planning import ModelShape
 
-from .layers import LAYERS
-
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Weights [outputs, depth]; `gated` twice, a gate and what it is multiplied with."""
+
+    outputs: int
+    depth: int
+    gated: bool = False
+
+    @property
+    def products(self) -> int:
+        """How many matrices of weights there are."""
+        return 2 if self.gated else 1
+
+
+LAYERS: dict[str, Callable[[ModelShape], Layer]] = {
+    "qkv": lambda s: Layer((s.q_heads + 2 * s.kv_heads) * s.head_dim, s.hidden),
+    "output": lambda s: Layer(s.hidden, s.q_heads * s.head_dim),
+    "gate and up": lambda s: Layer(s.intermediate, s.hidden, gated=True),
+    "down": lambda s: Layer(s.hidden, s.intermediate),
+    "head": lambda s: Layer(s.vocab, s.hidden),
+}
+"""The linear layers of a model that a verification pass multiplies with."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +60,10 @@ class Case:
     @property
     def weights(self) -> int:
         """Elements of the layer that the variant names; 0 where it names none."""
-        layer = LAYERS.get(self.variant)
-        return layer(self.shape).elements if layer else 0
+        if self.variant not in LAYERS:
+            return 0
+        layer = LAYERS[self.variant](self.shape)
+        return layer.products * layer.outputs * layer.depth
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ import torch
 
 from specattn.ops.cost import Sizes
 
-from .cases import DTYPES, Case
-from .layers import Layer
+from .cases import DTYPES, Case, Layer
 
 CACHE_SLACK = 64  # unused, NaN-filled tail of every cache
 

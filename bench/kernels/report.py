@@ -54,17 +54,11 @@ def _cells(row: Record) -> tuple[str, ...]:
     error = "inf" if row["error"] is None else f"{row['error']:.0e}"
     if row["time"] is None:
         return (*name, WRONG if row["fault"] == WRONG else "FAILED", *[""] * 7, error)
-    figures = (
-        _time(row["time"]["median"]),
-        f"{row['time']['spread']:.0%}",
-        f"{row['bandwidth'] / 1e9:.1f}",
-        f"{row['share']:.1%}",
-        row["bound"],
-    )
     peer: tuple[str, ...] = ("none", "", "")
     if best := best_peer(row):
         peer = (best[0], _time(best[1]["median"]), f"{best[1]['ratio']:.2f}x")
-    return (*name, *figures, *peer, error)
+    figures = f"{row['time']['spread']:.0%}", f"{row['bandwidth'] / 1e9:.1f}", f"{row['share']:.1%}"
+    return (*name, _time(row["time"]["median"]), *figures, row["bound"], *peer, error)
 
 
 def _time(seconds: float) -> str:

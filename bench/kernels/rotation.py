@@ -13,9 +13,8 @@ from collections.abc import Callable
 import torch
 from common.clock import plain_read
 
-from .cases import DTYPES, Case
+from .cases import DTYPES, LAYERS, Case, Layer
 from .inputs import Draw, capacity
-from .layers import LAYERS, Layer
 from .workloads import BoundCase, build
 
 _BLOCK = 1 << 26  # bytes drawn; the rest of the memory repeats them

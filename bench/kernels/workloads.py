@@ -29,9 +29,9 @@ from specattn.ops.verify_attention import cost_logits, cost_scores
 from specattn.ops.write_kv import cost as write_cost
 
 from . import peers
-from .cases import Axes, Case
+from .cases import LAYERS, Axes, Case
 from .inputs import Draw, capacity, prefix
-from .layers import LAYERS
+from .peers import plain
 
 Outputs = dict[str, torch.Tensor]
 SPARSITY = 0.07  # of selections; Vegas' default
@@ -138,7 +138,7 @@ def linear_few_rows(case: Case, draw: Draw) -> BoundCase:
     weights = draw.weights(layer)
     options = {"up": weights[1], "activation": "silu"} if layer.gated else {}
     cost = linear_cost(x, weights[0], products=layer.products)
-    rivals = partial(peers.linear, x, *weights)
+    rivals = partial(plain.linear, x, *weights)
     return _bound(case, (x, weights[0]), cost, lambda wanted: rivals(), options, names=("out",))
 
 
@@ -195,7 +195,7 @@ def sparse_gather_attention(case: Case, draw: Draw) -> BoundCase:
     if lists == 1:
         indices, lengths = indices[:, 0].contiguous(), lengths[:, 0].contiguous()
     sizes = replace(_tree_sizes(p.sizes, mask), L=count, indices=indices.numel() + lengths.numel())
-    task = peers.Attention(q, peers.gathered(p, indices), mask, first="gather, ")
+    task = peers.Attention(q, plain.gathered(p, indices), mask, first="gather, ")
     arguments = (q, p.k_cache, p.v_cache, indices, lengths, p.k_tree, p.v_tree, _packed(mask))
     return _bound(case, arguments, gather_cost(sizes), partial(peers.attention, task))
 
@@ -204,7 +204,7 @@ def sparse_gather_attention(case: Case, draw: Draw) -> BoundCase:
 def importance_scores(case: Case, draw: Draw) -> BoundCase:
     p, q = prefix(case, draw), draw.queries()
     cost = importance_cost(replace(p.sizes, score_rows=p.sizes.Hk))
-    rivals = partial(peers.importance, q, p.k_cache, p.sizes.L)
+    rivals = partial(plain.importance, q, p.k_cache, p.sizes.L)
     return _bound(case, (q, p.k_cache, p.lengths), cost, lambda wanted: rivals(), names=("scores",))
 
 
@@ -225,7 +225,7 @@ def select_topk(case: Case, draw: Draw) -> BoundCase:
         score_rows=math.prod(lists),
         selected=selected,
     )
-    rivals = partial(peers.selection, scores, case.context, count, selected, KEEP)
+    rivals = partial(plain.selection, scores, case.context, count, selected, KEEP)
     arguments, names = (scores, draw.lengths(case.context)), ("indices", "index_lengths")
     cost = select_cost(sizes)
     return _bound(case, arguments, cost, lambda wanted: rivals(), options, names=names)
@@ -249,7 +249,7 @@ def write_kv(case: Case, draw: Draw) -> BoundCase:
     k, v = draw.keys(case.rows), draw.keys(case.rows)
     requests = torch.arange(case.batch, device=draw.device)[:, None]
     positions = torch.arange(case.rows, device=draw.device) + WRITTEN // 2
-    (k_cache, v_cache), written = peers.room_for(k, positions, WRITTEN)
+    (k_cache, v_cache), written = plain.room_for(k, positions, WRITTEN)
     slots = requests * WRITTEN + positions
 
     def call() -> Outputs:
@@ -259,7 +259,7 @@ def write_kv(case: Case, draw: Draw) -> BoundCase:
     def expected(dtype: torch.dtype) -> Outputs:
         return {"k": k.to(dtype), "v": v.to(dtype)}
 
-    rivals = partial(peers.writes, k, v, requests, positions, WRITTEN)
+    rivals = partial(plain.writes, k, v, requests, positions, WRITTEN)
     return BoundCase(call, expected, write_cost(draw.sizes), lambda wanted: rivals())
 
 

@@ -7,56 +7,30 @@ together) is part of the peer's time.
 
 from __future__ import annotations
 
-from types import ModuleType
+from functools import partial
 
 import torch
 
-from . import (
-    composition,
-    flash_attn,
-    flashinfer,
-    flex,
-    llama_cpp,
-    plain,
-    sdpa,
-    varlen,
-    vllm,
-    xformers,
-)
-from .plain import gathered, importance, linear, room_for, selection, writes
-from .task import Attention, Peer
+from . import gpu, llama_cpp, plain, torch_forms, vllm
+from .task import Attention, Family, Peer, needs
 
-FAMILIES: dict[str, ModuleType] = {
-    "sdpa": sdpa,
-    "composition": composition,
-    "flex": flex,
-    "varlen": varlen,
-    "flash-attn": flash_attn,
-    "flashinfer": flashinfer,
-    "xformers": xformers,
-    "vllm": vllm,
-    "llama.cpp": llama_cpp,
+
+def _always(device: torch.device) -> None:
+    """Return None: torch is always here."""
+
+
+FAMILIES = {
+    "sdpa": Family(_always, torch_forms.sdpa),
+    "composition": Family(_always, torch_forms.composition),
+    "flex": Family(_always, torch_forms.flex),
+    "varlen": Family(partial(needs, "torch.nn.attention.varlen"), gpu.varlen),
+    "flash-attn": Family(gpu.no_flash_attn, gpu.flash_attn, in_place=True),
+    "flashinfer": Family(partial(needs, "flashinfer"), gpu.flashinfer, in_place=True),
+    "xformers": Family(gpu.no_xformers, gpu.xformers, in_place=True),
+    "vllm": Family(vllm.why_not, vllm.attention, in_place=True),
+    "llama.cpp": Family(llama_cpp.why_not, llama_cpp.attention, in_place=True),
 }
-# Who reads pages where they lie, or keeps a cache of its own.
-_IN_PLACE = ("flash-attn", "flashinfer", "xformers", "vllm", "llama.cpp")
 QUICK = tuple(name for name in FAMILIES if name != "flex")  # it compiles every shape anew
-
-__all__ = [
-    "FAMILIES",
-    "QUICK",
-    "Attention",
-    "Peer",
-    "attention",
-    "gathered",
-    "importance",
-    "linear",
-    "merge",
-    "missing",
-    "room_for",
-    "selection",
-    "verify",
-    "writes",
-]
 
 
 def missing(device: torch.device, wanted: tuple[str, ...]) -> dict[str, str]:
@@ -71,15 +45,11 @@ def missing(device: torch.device, wanted: tuple[str, ...]) -> dict[str, str]:
 def attention(task: Attention, wanted: tuple[str, ...]) -> dict[str, Peer]:
     """Return every wanted peer that computes this task here."""
     found: dict[str, Peer] = {}
-    for name in wanted:
-        family = FAMILIES[name]
+    for family in (FAMILIES[name] for name in wanted):
         if not family.why_not(task.q.device):
-            found |= family.attention(task)
-    in_place = () if task.prefix is None else _IN_PLACE
-    return {
-        (name if name.startswith(in_place) else task.first + name): peer
-        for name, peer in found.items()
-    }
+            first = "" if family.in_place and task.prefix is not None else task.first
+            found |= {first + name: peer for name, peer in family.attention(task).items()}
+    return found
 
 
 def verify(
@@ -91,4 +61,4 @@ def verify(
 
 def merge(outs: torch.Tensor, lses: torch.Tensor) -> dict[str, Peer]:
     """Return plain torch, and FlashInfer where it is."""
-    return plain.merge(outs, lses) | flashinfer.merge(outs, lses)
+    return plain.merge(outs, lses) | gpu.merge(outs, lses)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -50,6 +51,18 @@ class Attention:
             return self.mask
         rows = self.q.shape[1]
         return torch.ones(rows, rows, dtype=torch.bool, device=self.q.device).tril()
+
+    def heads_first(self) -> list[torch.Tensor]:
+        """Return K and V [B, Hk, L + T, D], as torch's attention takes them."""
+        return [x.transpose(1, 2) for x in self.keys_and_values()]
+
+
+class Family(NamedTuple):
+    """A library: why it is no peer on a device, or None, and its calls for a task."""
+
+    why_not: Callable[[torch.device], str | None]
+    attention: Callable[[Attention], dict[str, Peer]]
+    in_place: bool = False  # whether it reads pages where they lie, or keeps a cache of its own
 
 
 def pack(q: torch.Tensor, kv_heads: int) -> torch.Tensor:

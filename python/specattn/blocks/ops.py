@@ -64,13 +64,8 @@ class Rotated(NamedTuple):
 class Place(NamedTuple):
     """A rotation by tables.
 
-    Attributes
-    ----------
-    cos, sin : Tensor, float32 [positions, half of what turns]
-    prefix : Tensor, int32 [B]
-        Position of the first row.
-    depths : Tensor, int32 [B or 1, T], or None
-        Of the rows, from there; None: they follow one another.
+    `cos` and `sin`, float32 [positions, half of what turns]; `prefix`, int32 [B], is the position
+    of the first row, `depths`, int32 [B or 1, T], how far behind it the rows lie: None, one by one.
     """
 
     cos: torch.Tensor
@@ -86,14 +81,7 @@ class Place(NamedTuple):
 
 
 class Store(NamedTuple):
-    """Where new keys and values go.
-
-    Attributes
-    ----------
-    memory : Tensor [2, B, tokens, Hk, D]
-    slot : int or None
-        Of the first row; None: at its own position.
-    """
+    """Where new keys and values go: memory [2, B, tokens, Hk, D], from a slot or their position."""
 
     memory: torch.Tensor
     slot: int | None = None
@@ -222,15 +210,9 @@ class Ops:
     def children(
         self, logits: torch.Tensor, scores: torch.Tensor, width: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the best children of every node, and their paths' scores: [B, n, width].
+        """Return every node's best children and their paths' log-probabilities: [B, n, width].
 
-        Parameters
-        ----------
-        logits : Tensor [B, n, V]
-        scores : Tensor, float32 [B, n]
-            Log-probability of each node's path.
-        width : int
-            At most V.
+        `logits` are [B, n, V], `scores` the nodes' own, float32 [B, n]; `width` is at most V.
         """
         steps, tokens = top_tokens(logits.log_softmax(-1, torch.float32), width)
         return tokens, scores[..., None] + steps
@@ -245,22 +227,10 @@ class Ops:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return the `width` most probable paths that continue those of a level of a tree.
 
-        Parameters
-        ----------
-        logits : Tensor [B, n, V]
-        scores : Tensor, float32 [B, n]
-        masks : Tensor, packed int64 [B, n, words]
-            What each node sees.
-        first : int
-            Number of the level's first node in the tree; the next level follows.
-        width : int
-            At most n * V.
-
-        Returns
-        -------
-        tokens, scores, parents : Tensor [B, width]
-            Scores descending; parents by their number in the tree.
-        masks : Tensor, packed int64 [B, width, words]
+        Given are logits [B, n, V], scores [B, n], packed masks [B, n, words] of what each node
+        sees, and the number in the tree of the level's `first` node, which the next level follows.
+        Returned are tokens, scores (descending) and parents by number, [B, width], and masks [B,
+        width, words].
         """
         best, tokens = logits.topk(min(width, logits.shape[-1]))
         # No node has more than `width` children among the best: each node's own are found first.
@@ -280,25 +250,10 @@ class Ops:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Choose which of a level's candidates are expanded next.
 
-        Parameters
-        ----------
-        tokens, scores : Tensor [B, n, children]
-            Of the candidates.
-        masks : Tensor, packed int64 [B, n, words]
-            What their n parents see.
-        first : int
-            Number of the first chosen node in the tree.
-        width : int
-            At most n * children.
-
-        Returns
-        -------
-        chosen : Tensor, int64 [B, width]
-            Which of the candidates these are.
-        tokens, scores : Tensor [B, width]
-        rows : Tensor, int64 [B, width]
-            Where the parent of each lies among those of all requests.
-        masks : Tensor, packed int64 [B, width, words]
+        They are tokens and scores [B, n, children]; `masks` [B, n, words] say what their parents
+        see; `first` is the number of the first chosen node. Returned are of [B, width] which
+        candidates were chosen, their tokens and scores, the rows of their parents among those of
+        all requests, and masks [B, width, words].
         """
         batch, nodes, children = tokens.shape
         best, chosen = scores.flatten(1).topk(width)

@@ -21,25 +21,14 @@ _MOST_KEPT = 64
 
 
 class Programs(Protocol):
-    """A way to run programs.
-
-    Attributes
-    ----------
-    in_python : bool
-        Whether programs may have steps in Python (`Ops.step`).
-    """
+    """A way to run programs; `in_python`: whether they may have steps in Python (`Ops.step`)."""
 
     in_python: bool
 
     def run(self, key: Hashable, program: Program, inputs: dict[str, torch.Tensor]) -> Any:
         """Return what a program returns; where it is replayed, it holds until the next run.
 
-        Parameters
-        ----------
-        key : hashable
-            Whatever the program depends on beside the shapes of its inputs.
-        program : callable
-        inputs : dict of str to Tensor
+        `key` says what the program depends on beside the shapes of its inputs.
         """
 
     def beside(self) -> Programs:
@@ -79,12 +68,7 @@ class _Kept(NamedTuple):
 class Replayed:
     """Runs programs once and replays them from then on.
 
-    Parameters
-    ----------
-    tapes : callable
-        ``tapes()`` returns what makes new tapes that share their memory.
-    in_python : bool
-        Whether tapes keep steps in Python.
+    ``tapes()`` returns what makes new tapes that share their memory.
     """
 
     def __init__(self, tapes: Callable[[], Callable[[], Tape]], *, in_python: bool):
@@ -144,13 +128,7 @@ class Graph(Protocol):
 
 
 class CudaGraph:
-    """A CUDA graph.
-
-    Parameters
-    ----------
-    pool : tuple
-        Memory of graphs that are never replayed while results of others are needed.
-    """
+    """A CUDA graph, in a pool of graphs never replayed while results of another are needed."""
 
     def __init__(self, pool: Any):
         self.graph, self.pool = torch.cuda.CUDAGraph(), pool

@@ -50,12 +50,7 @@ class Memory:
 
 
 class Recorder(Ops):
-    """The operators of blocks as kernel calls: they run now, and in every replay.
-
-    Parameters
-    ----------
-    memory : Memory
-    """
+    """The operators of blocks as kernel calls: they run now, and in every replay."""
 
     def __init__(self, memory: Memory):
         self.memory = memory

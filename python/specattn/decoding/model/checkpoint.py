@@ -35,13 +35,8 @@ def load_causal_model(
     With `tensor_parallel` it is divided over so many ranks by transformers' own plan: of more
     ranks, each so many that follow one another hold it once. transformers picks their devices.
 
-    transformers fills what a checkpoint lacks with random numbers, and says so where few look.
-
-    Raises
-    ------
-    ValueError
-        What the model does is not supported, it cannot be divided over the ranks, its weights are
-        not all there, or a package is missing that reads them quantised.
+    transformers fills what a checkpoint lacks with random numbers; here ValueError says what is not
+    all there, not supported, not divisible, or needs a package that reads quantised weights.
     """
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     check_supported(config)

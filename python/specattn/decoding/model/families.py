@@ -67,13 +67,10 @@ class CacheShape(NamedTuple):
 
 
 def check_supported(config: PretrainedConfig) -> None:
-    """Raise where the configuration alone says that a model cannot be decoded.
+    """Raise ValueError where the configuration alone says that a model cannot be decoded.
 
-    Raises
-    ------
-    ValueError
-        The model keeps something other than keys and values that can be taken back, or its heads
-        are not what the kernels take.
+    It keeps something other than keys and values that can be taken back, or its heads are not what
+    the kernels take.
     """
     config = config if config.is_encoder_decoder else config.get_text_config(decoder=True)
     if reason := _reason_against(config):
@@ -105,13 +102,7 @@ def _reason_against(config: PretrainedConfig) -> str | None:
 
 
 def check_length(config: PretrainedConfig, capacity: int) -> None:
-    """Raise unless the rope turns alike at every length up to `capacity` tokens.
-
-    Raises
-    ------
-    ValueError
-        It turns with the current length beyond one that is less.
-    """
+    """Raise ValueError unless the rope turns alike at every length up to `capacity` tokens."""
     for rope in _ropes(config):
         kind = rope.get("rope_type")
         if kind not in ("dynamic", "longrope") or _same_factors(rope):

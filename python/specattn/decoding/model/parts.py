@@ -39,18 +39,9 @@ class SubLayer(NamedTuple):
 class Attention:
     """The weights of a layer's attention.
 
-    Attributes
-    ----------
-    q, k, v, out : Projection
-    q_norm, k_norm : Norm or None
-        Over each head, or, as wide as all of them, over all.
-    scaling : float
-        Factor of the logits.
-    softcap : float
-        Of the logits, 0.0 for none.
-    sinks : Tensor [Hq], or None
-    rope : str or None
-        Name of what turns queries and keys (`Parts.ropes`), None where nothing does.
+    Queries and keys are normed over each head or, by norms as wide as all of them, over all.
+    `scaling` and `softcap` (0.0: none) are of the logits, `sinks` [Hq]; `rope` names what turns
+    queries and keys (`Parts.ropes`), None where nothing does.
     """
 
     q: Projection
@@ -74,12 +65,7 @@ class Attention:
 class Layer:
     """A decoder layer: attention and its MLP, each added to the residual stream.
 
-    Attributes
-    ----------
-    attention : Attention
-    mlp : GatedMLP or Module
-        A module where it is something else, a mixture of experts for one.
-    around_attention, around_mlp : SubLayer
+    The MLP is a module where it is something else, such as a mixture of experts.
     """
 
     attention: Attention
@@ -92,21 +78,9 @@ class Layer:
 class Parts:
     """What a model is made of.
 
-    Attributes
-    ----------
-    embedding : Tensor [V, H]
-    embedding_scale : float
-    layers : list of Layer
-    norm : Norm
-        The last one.
-    head : Projection
-    rotary : Module
-        Turns positions to angles.
-    ropes : tuple of str
-        Kinds of layers for which it does so differently; one, named "", where it does not.
-    tensor_parallel : TensorParallel or None
-        The ranks whose parts these are: rows of embedding and head, heads, and columns of the MLP.
-        What `out` and `down` give is then a part of a sum.
+    `ropes` are the kinds of layers that `rotary` has angles for, "" where there is one. Of ranks
+    that a model is divided over these are one's rows of embedding and head, heads, and columns of
+    the MLP: what `out` and `down` give is then a part of a sum.
     """
 
     embedding: torch.Tensor
@@ -161,12 +135,7 @@ _NORMS: dict[frozenset[str], tuple[_Names, _Names]] = {
 
 
 def parts_of(model: PreTrainedModel) -> Parts:
-    """Return the parts of `model`, whose tensors are the model's own wherever they can be.
-
-    Raises
-    ------
-    Unrecognised
-    """
+    """Return the parts of `model`, its own tensors wherever they can be; raises `Unrecognised`."""
     for name, module in model.named_modules():
         if module._forward_hooks or module._forward_pre_hooks:
             raise Unrecognised(f"{name or 'the model'} has forward hooks")

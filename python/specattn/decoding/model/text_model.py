@@ -14,12 +14,7 @@ def text_model(model: PreTrainedModel) -> PreTrainedModel:
     """Return `model`, or the causal model of its ``text_config``, made of its own modules.
 
     A model for images and text (Mistral Small, Gemma 3) continues text with a language model that
-    has a class of its own; nothing is copied.
-
-    Raises
-    ------
-    ValueError
-        transformers has no causal model for its ``text_config``.
+    has a class of its own; nothing is copied. ValueError: transformers has no such class.
     """
     config = model.config.get_text_config(decoder=True)
     if config is model.config or model.config.is_encoder_decoder:

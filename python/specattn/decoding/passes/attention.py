@@ -71,24 +71,15 @@ class KVSelector(Protocol):
     def select(self, layer: int, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return positions and their counts, as `sparse_gather_attention` takes them.
 
-        Parameters
-        ----------
-        layer : int
-            Number of the layer among the full-attention layers.
-        q : Tensor [B, T, Hq, D]
-            The pass's queries there.
+        `layer` counts full-attention layers, whose queries `q` are [B, T, Hq, D].
         """
 
 
 class Selection(NamedTuple):
     """A KV selector whose positions were chosen before the pass.
 
-    Attributes
-    ----------
-    indices : Tensor, int32 [full layers, B, W] or [full layers, B, Hk, W]
-        Positions in ascending order, for all heads or for each KV head.
-    lengths : Tensor, int32 [B] or [B, Hk]
-        How many of them count.
+    Ascending `indices`, int32 [full layers, B, W] or [full layers, B, Hk, W], of which the first
+    `lengths`, int32 [B] or [B, Hk], count.
     """
 
     indices: torch.Tensor
@@ -243,12 +234,7 @@ class Pass:
 def attach(model: PreTrainedModel) -> None:
     """Let the model's passes that carry a plan attend through `attention`, now and later.
 
-    Idempotent, and safe while other threads run the model.
-
-    Raises
-    ------
-    ValueError
-        The model's layers attend by themselves.
+    Idempotent, and safe while other threads run the model. ValueError: its layers attend otherwise.
     """
     own = model.config._attn_implementation
     if own.startswith(_OVER):
@@ -314,10 +300,7 @@ def attention(
 ) -> tuple[torch.Tensor, None]:
     """Serve transformers' attention interface: heads before rows coming in, after going out.
 
-    Raises
-    ------
-    ValueError
-        The model asks for something that is not served; the message names the keyword.
+    ValueError names a keyword that is not served.
     """
     plan, layer = specattn_pass, module.layer_idx
     if others.keys() - _HARMLESS:

@@ -18,20 +18,12 @@ if TYPE_CHECKING:
 
 
 class CachedModel:
-    """Runs passes of a model behind what its cache holds.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        It attends through `attention` (`attach`).
-    cache : KVCache
-    windows : list of (int or None)
-        Sliding window of each layer.
+    """Runs passes of a model, to which `attach` was applied, behind what its cache holds.
 
     Attributes
     ----------
-    full_layers : list of int
-        The layers without one: those that sparse passes select for.
+    windows : list of (int or None)
+        Sliding window of each layer; `full_layers` have none, and sparse passes select for these.
     embed, head : Module
         The model's embedding, and its head: `logits_of` makes logits of features.
     runner : Runner
@@ -102,19 +94,10 @@ class CachedModel:
         capture: CaptureSpec = NO_CAPTURE,
         reuse_buffers: bool = False,
     ) -> Verification:
-        """Run a tree behind what is committed; its keys stay there until the next pass.
+        """Run a tree of tokens, int64 [B, T], behind what is committed.
 
-        Parameters
-        ----------
-        tree : Tree
-        tokens : Tensor, int64 [B, T]
-        capture : CaptureSpec
-        reuse_buffers : bool
-            Whether the next pass may overwrite logits and features, too.
-
-        Returns
-        -------
-        Verification
+        Its keys stay there until the next pass. With `reuse_buffers` the next pass may overwrite
+        logits and features, too.
         """
         plan = self.plan(rows=tree.size)
         if not is_chain(tree):
@@ -125,21 +108,10 @@ class CachedModel:
     def draft(
         self, tokens: torch.Tensor, offset: int | torch.Tensor, selector: KVSelector
     ) -> Verification:
-        """Run a chain that sees itself and selected tokens of the cache.
+        """Run a chain of tokens, int64 [B, T], that sees itself and selected tokens of the cache.
 
-        Its keys and values are written like all others, so that a later chain can read them.
-
-        Parameters
-        ----------
-        tokens : Tensor, int64 [B, T]
-        offset : int, or Tensor, int32 [B]
-            Tokens between what is committed and the chain.
-        selector : KVSelector
-
-        Returns
-        -------
-        Verification
-            Logits and features.
+        It lies `offset`, an int or int32 [B], behind what is committed. Its keys and values are
+        written like all others, so that a later chain can read them.
         """
         plan = self.plan(rows=tokens.shape[1], offset=offset)
         plan.selector = selector

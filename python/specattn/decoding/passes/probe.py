@@ -55,12 +55,7 @@ def first_mismatch(model: PreTrainedModel, bound: float) -> Mismatch | None:
     """Return where our attention differs from the model's own by more than `bound`, if it does.
 
     In 16 bits the model's own attention errs by something too, against float32; ours may by twice
-    as much.
-
-    Raises
-    ------
-    ValueError
-        A layer asks for something that is not served, or does not ask for attention at all.
+    as much. ValueError: a layer needs what is not served, or does not call for attention at all.
     """
     kind = model.config.model_type
     generator = torch.Generator().manual_seed(0)

@@ -37,25 +37,10 @@ def runner_of(
 ) -> Runner:
     """Return what runs the passes of a target whose cache is empty.
 
-    The first time that a model is seen, random tokens run both ways and are compared. Models for
-    which there is no other way decode through their own modules, and "auto" says so once.
-
-    Parameters
-    ----------
-    target : CachedModel
-    compile : {"auto", "on", "off"}
-    attention : LayerAttention
-        To the target's cache.
-    compared : bool
-        Compare in any case: ranks that share a cache must all run the same passes, whatever each
-        has seen before.
-    quiet : bool
-        Warn about nothing.
-
-    Raises
-    ------
-    ValueError
-        `compile` is none of its values, or "on" where it cannot be.
+    The first time that a model is seen, random tokens run both ways and are compared: in any case
+    if `compared`, for ranks that share a cache must all run the same passes. Models for which there
+    is no other way decode through their own modules, and "auto" says so once, if not `quiet`.
+    ValueError: `compile` is none of its values, or "on" where it cannot be.
     """
     if compile not in get_args(Compile):
         raise ValueError(f"compile must be one of {get_args(Compile)}, got {compile!r}")

@@ -58,14 +58,7 @@ class Verification(NamedTuple):
 class Runner:
     """Runs passes through the model's own modules: any number of rows, on any device.
 
-    Parameters
-    ----------
-    model : PreTrainedModel
-
-    Attributes
-    ----------
-    programs : Programs
-        How drafters beside the model should run theirs.
+    `programs` is how drafters beside the model should run theirs.
     """
 
     how: ClassVar[str] = "through its own modules"
@@ -102,14 +95,7 @@ class Runner:
 
 
 class GraphRunner(Runner):
-    """Runs passes of few rows as CUDA graphs of the model's modules.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-    graphs : callable, optional
-        As for `captured`.
-    """
+    """Runs passes of few rows as CUDA graphs of the model's modules; `graphs` as for `captured`."""
 
     how = "replayed"
 
@@ -155,14 +141,7 @@ class GraphRunner(Runner):
 
 
 class LayerAttention:
-    """How the layers of a recorded pass attend to the cache: here, to one that is whole.
-
-    Parameters
-    ----------
-    cache : KVCache
-    windows : list of (int or None)
-        Sliding window of each layer.
-    """
+    """How the layers of a recorded pass attend to the cache: here, to one that is whole."""
 
     def __init__(self, cache: KVCache, windows: list[int | None]):
         self.cache, self.windows = cache, windows
@@ -190,17 +169,8 @@ class LayerAttention:
     ) -> torch.Tensor:
         """Return the outputs of layer n, whose keys and values are stored.
 
-        Parameters
-        ----------
-        ops : Ops
-        n : int
-        heads : three tensors
-            Queries, keys and values, each [B, T, heads, D].
-        inputs : dict of str to Tensor
-            Of the pass.
-        collected : Collected or None
-        **options
-            Scale, softcap and sinks; window, tree mask and depths.
+        `heads` are queries, keys and values, each [B, T, heads, D]; `inputs` are the pass's,
+        `options` scale, softcap and sinks, window, tree mask and depths.
         """
         q, k, v = heads
         k_cache, v_cache = self.cache.layer(n)
@@ -225,18 +195,11 @@ class Collected(NamedTuple):
 
 
 class KernelRunner(Runner):
-    """Runs passes of few rows as recorded kernel calls.
+    """Runs passes of few rows as recorded kernel calls, on a CPU.
 
     With few rows, Python and products that read weights slowly take most of a pass. Between kernels
-    there may be steps in Python: a mixture of experts, or a KV selector that asks for the queries
-    of a layer.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        Its parts are recognised, or `Unrecognised` is raised.
-    attention : LayerAttention
-        Over a cache on the CPU, in float32, bfloat16 or float16.
+    there may be steps in Python: a mixture of experts, or a KV selector that needs the queries of a
+    layer. A model whose parts are not recognised raises `Unrecognised`.
     """
 
     how = "computed from its parts"

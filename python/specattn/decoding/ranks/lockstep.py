@@ -24,15 +24,7 @@ from specattn.tree import Tree
 
 
 class Lockstep:
-    """Keeps the ranks of a group together.
-
-    Parameters
-    ----------
-    ranks : Ranks
-        All that decode the text.
-    context : ContextParallel, optional
-        Those that hold the cache together, by default `ranks` if they do.
-    """
+    """Keeps the ranks of a group together; `context` are those that hold the cache together."""
 
     def __init__(self, ranks: Ranks, context: ContextParallel | None = None):
         self.ranks = ranks
@@ -43,10 +35,7 @@ class Lockstep:
     def of(cls, model: PreTrainedModel, context: ContextParallel | None) -> Lockstep | None:
         """Return what keeps the ranks of a divided model or cache together, None for one rank.
 
-        Raises
-        ------
-        ValueError
-            Both are divided, but not over all ranks.
+        ValueError: both are divided, but not over all ranks.
         """
         tensor = Model.ranks_of(model)
         if context is None or tensor is None:
@@ -72,21 +61,8 @@ class Lockstep:
     ) -> int:
         """Check that all ranks were given the same run; return its seed, by default rank 0's.
 
-        Parameters
-        ----------
-        model : PreTrainedModel
-        method : Method
-        prompts : sequence of Tensor
-        limits : sequence of int
-            Where each row must end.
-        seed, generator : optional
-            As for `specattn.decoding.generate`.
-
-        Raises
-        ------
-        RanksDisagree
-        ValueError
-            There is a generator, of which every rank would have another.
+        `limits` are where each row must end. Raises `RanksDisagree`, and ValueError for a
+        generator, of which every rank would have another.
         """
         if generator is not None:
             raise ValueError("on several ranks give seed: a generator is one rank's own")
@@ -130,12 +106,7 @@ class Lockstep:
         ]
 
     def check(self, tree: Tree, tokens: torch.Tensor) -> None:
-        """Compare what is verified next, and learn whether texts shall end.
-
-        Raises
-        ------
-        RanksDisagree
-        """
+        """Compare what is verified next (`RanksDisagree`), and learn whether texts shall end."""
         shape = [parent for parents in tree.parent_lists for parent in parents]
         fingerprint = hash((*shape, *tokens.flatten().tolist())) & (2**63 - 1)
         stop = self._stop

@@ -12,7 +12,9 @@ from pathlib import Path
 from pkgutil import resolve_name
 
 import pytest
+import typer
 
+from specattn.cli import app
 from specattn.decoding import FAMILIES, METHODS, generate, parse_method
 
 ROOT = Path(__file__).parents[1]
@@ -144,6 +146,28 @@ def test_defaults_are_those_of_the_signatures(page):
     for name, value in stated:
         if name in defaults:
             assert _stated(value) in defaults[name], f"{name} is {defaults[name]}, not {value}"
+
+
+@cache
+def _command_defaults():
+    """Return the defaults of every option of every command, by name."""
+    found, commands = {}, [typer.main.get_command(app)]
+    while commands:
+        command = commands.pop()
+        commands += getattr(command, "commands", {}).values()
+        for one in command.params:
+            for name in one.opts:
+                found.setdefault(name, set()).add(str(one.default).removesuffix(".0"))
+    return found
+
+
+@each_page
+def test_defaults_are_those_of_the_command(page):
+    """Of "`--rank-timeout` (300 s; ...)" and "`--text-field` (default `text`)"."""
+    stated = r"`(--[a-z-]+)`[^`|.()]{0,30}\((?:default )?`?([a-z]*\d*)`?(?: s)?[;)]"
+    for name, value in re.findall(stated, _prose(page)):
+        if name in _command_defaults():
+            assert value in _command_defaults()[name], f"{name} is {_command_defaults()[name]}"
 
 
 @each_page

@@ -12,17 +12,11 @@ from specattn.tree import Tree
 
 
 class ChainBuilder:
-    """Draws the tokens of a chain one after the other.
+    """Draws the tokens of a chain one after the other, at most `gamma` of them.
 
-    Parameters
-    ----------
-    gamma : int
-        Drafted tokens per round, at most.
-    context : DraftContext
-    rejection : bool
-        Sample each token by itself, to be tested by the rejection rule. By default it is drawn with
-        the noise with which the target's own token at that position will be drawn, and accepted
-        where both are the same.
+    With `rejection` each is sampled by itself, to be tested by the rejection rule. By default it is
+    drawn with the noise with which the target's own token at that position will be drawn, and
+    accepted where both are the same.
     """
 
     def __init__(self, gamma: int, context: DraftContext, *, rejection: bool = False):
@@ -33,15 +27,9 @@ class ChainBuilder:
     def build(
         self, root: torch.Tensor, steps: int, logits: Callable[[torch.Tensor, int], torch.Tensor]
     ) -> Draft:
-        """Draft a chain behind `root` [B].
+        """Draft a chain of `steps` tokens behind `root` [B], fewer where the texts end before.
 
-        Parameters
-        ----------
-        root : Tensor, int64 [B]
-        steps : int
-            Drafted tokens, fewer where the texts end before; 0 gives the root alone.
-        logits : callable
-            ``logits(token, step)``: Tensor [B, 1, V] after the chain's last token [B, 1].
+        ``logits(token, step)`` returns logits [B, 1, V] after the chain's last token [B, 1].
         """
         tokens, probs = root[:, None], list[torch.Tensor]()
         for step in range(min(steps, self.sequences.draft_depth)):

@@ -36,14 +36,9 @@ REMEMBERED = 1 << 17
 
 
 class Index(NamedTuple):
-    """Texts and the order of their suffixes.
+    """Texts, int32 [n] with `END` behind each, and where their suffixes begin, int32 [n].
 
-    Attributes
-    ----------
-    tokens : Tensor, int32 [n]
-        `END` behind every text.
-    order : Tensor, int32 [n]
-        Where the suffixes begin, sorted by their first 64 tokens.
+    Suffixes are sorted by their first 64 tokens.
     """
 
     tokens: torch.Tensor
@@ -60,16 +55,10 @@ def index_of(texts: Iterable[Sequence[int]]) -> Index:
 
 
 class IndexCache:
-    """A folder of indexes, each by the digest of what it was made from.
+    """A folder of indexes, each by the digest of what it was made from; made where there is none.
 
     Several processes may read and write it at once; of two that write one index the later stays.
-
-    Parameters
-    ----------
-    folder : path
-        Made where it does not exist.
-    most_bytes : int
-        Indexes that were not used for longest are deleted until no more is taken; never the newest.
+    Those not used for longest are deleted until `most_bytes` are kept; never the newest.
     """
 
     def __init__(self, folder: Path | str, most_bytes: int = CACHE_BYTES):
@@ -118,12 +107,7 @@ class IndexCache:
 
 
 class Outputs:
-    """What a model has generated, the newest `most` tokens of it.
-
-    Parameters
-    ----------
-    most : int
-    """
+    """What a model has generated, the newest `most` tokens of it."""
 
     def __init__(self, most: int = REMEMBERED):
         self.most = most
@@ -158,13 +142,7 @@ class Outputs:
 
 
 class Corpora:
-    """The corpora of one model in this process.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        Its tokenizer lies in its folder.
-    """
+    """The corpora of one model, whose tokenizer lies in its folder, in this process."""
 
     def __init__(self, model: PreTrainedModel):
         self.vocabulary = int(model.config.vocab_size)
@@ -177,11 +155,8 @@ class Corpora:
     def files(self, paths: Sequence[Path | str], cache: Path | str | None) -> list[Any]:
         """Return an index for each file, ``specattn._cpu.Corpus``.
 
-        Raises
-        ------
-        ValueError
-            A file cannot be read or is not UTF-8, or the model has no tokenizer, or one whose
-            tokens are not the model's.
+        ValueError: a file cannot be read or is not UTF-8, or the model has no tokenizer, or one
+        whose tokens are not the model's.
         """
         return [self._file(Path(path), cache) for path in paths]
 

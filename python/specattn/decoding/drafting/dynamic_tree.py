@@ -18,19 +18,9 @@ from specattn.decoding.engine.contract import Draft
 
 
 class Candidates(NamedTuple):
-    """All nodes that were scored while trees grew.
+    """All nodes that were scored while trees grew behind root [B]: each [B, n].
 
-    Attributes
-    ----------
-    root : Tensor, int64 [B]
-    tokens : Tensor, int64 [B, n]
-    scores : Tensor, float32 [B, n]
-    parents : Tensor, int64 [B, n]
-        By their number among the candidates; -1 is the root.
-    places : array, int [2, n]
-        As `places` returns them.
-    depth, width : int
-        Levels, and children of a node.
+    Parents are numbers among the candidates, -1 the root; `places` as `places` returns them.
     """
 
     root: torch.Tensor
@@ -51,15 +41,9 @@ class Candidates(NamedTuple):
 def places(sizes: Sequence[int], children: int) -> Any:
     """Return level of each candidate from 1 on, and its rank: int [2, n].
 
-    The rank is the first width of a beam that would have found it: its own among its siblings,
-    or its parent's in the beam.
-
-    Parameters
-    ----------
-    sizes : sequence of int
-        Nodes that were expanded, level by level.
-    children : int
-        Candidates of each.
+    The rank is the first width of a beam that would have found it: its own among its siblings, or
+    its parent's in the beam. `sizes` are the nodes expanded level by level, of each so many
+    `children`.
     """
     levels = [np.full(n * children, level) for level, n in enumerate(sizes, 1)]
     ranks = [np.maximum.outer(np.arange(n), np.arange(children)).ravel() for n in sizes]

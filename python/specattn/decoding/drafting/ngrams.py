@@ -12,26 +12,16 @@ Continuation = tuple[int, ...]
 class NGramTable:
     """Exact frequencies of the n-grams among the last `window` tokens of one growing text.
 
-    Both a new token and a question for the k best cost a time that does not depend on the text's
+    Both a new token and a query for the k best cost a time that does not depend on the text's
     length: the continuations of a token are kept in groups of equal frequency, the groups in a
     linked list, and one more occurrence moves a continuation to the neighbouring group.
 
-    Memory is bounded by the window: what slides out of it is counted down again, so frequencies
-    are those of the window, and of the whole text while that is no longer. The default window of
-    random tokens took 25 MiB with 4096 different tokens, 122 MiB with 87 thousand.
-    (*TokenSwift*, arXiv 2502.18890, section 3.2, "token reutilization".)
+    Memory is bounded by the window: what slides out of it is counted down again, so frequencies are
+    those of the window, and of the whole text while that is no longer. The default window of random
+    tokens took 25 MiB with 4096 different tokens, 122 MiB with 87 thousand. (*TokenSwift*, arXiv
+    2502.18890, section 3.2, "token reutilization".)
 
-    Parameters
-    ----------
-    n : int
-        Tokens of an n-gram, at least 2.
-    window : int
-        Tokens that are remembered, at least `n`.
-
-    Raises
-    ------
-    ValueError
-        A parameter is out of range.
+    ValueError unless 2 <= n <= window.
     """
 
     def __init__(self, n: int = 4, window: int = 2**17):

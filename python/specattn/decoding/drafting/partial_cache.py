@@ -12,33 +12,20 @@ from specattn.ops import select_topk
 
 
 class PartialCache:
-    """At most `budget` positions per full-attention layer, request and KV head.
+    """At most `budget` positions per full-attention layer, request and KV head: |B| in the paper.
 
-    The first `sinks` tokens always stay. A selection takes the most important others, and lists
-    them in descending order of importance; the tokens that come after it replace them from the end
-    of the list. When those reach the sinks, it is time for a new selection. While a text is shorter
-    than the budget all of it is listed. Keys and values stay where they are.
-    (*TokenSwift*, arXiv 2502.18890, section 3.3.)
+    The first `sinks` tokens, |S|, always stay. A selection takes the most important others, and
+    lists them in descending order of importance; the tokens that come after it replace them from
+    the end of the list. When those reach the sinks, it is time for a new selection. While a text is
+    shorter than the budget all of it is listed. Keys and values stay where they are. (*TokenSwift*,
+    arXiv 2502.18890, section 3.3.)
 
     Adding tokens costs the same however long the text is, and a selection, which reads all cached
     keys once, comes after every ``budget - sinks`` tokens.
 
-    Parameters
-    ----------
-    target : Target
-        Its cache holds the prompts.
-    budget, sinks : int
-        |B| and |S| in the paper; sinks are fewer than the budget.
-    lengths : sequence of int
-        Tokens that the cache holds of each request.
-
-    Attributes
-    ----------
-    indices : Tensor, int32 [full layers, B, Hk, budget]
-        The sinks in the order of the text, then positions in any order. Behind a text that is
-        shorter every slot lists its own number, so the tokens to come are listed already.
-    selections : int
-        How often all tokens were ranked.
+    `indices`, int32 [full layers, B, Hk, budget], are the sinks in the order of the text, then
+    positions in any order. Behind a text that is shorter every slot lists its own number, so the
+    tokens to come are listed already.
     """
 
     def __init__(self, target: Target, budget: int, sinks: int, lengths: Sequence[int]):
@@ -85,11 +72,8 @@ class PartialCache:
     def select(self, queries: torch.Tensor, lengths: Sequence[int]) -> None:
         """Rank all `lengths` cached tokens of each request and list the most important.
 
-        Parameters
-        ----------
-        queries : Tensor [full layers, B, Hq, D]
-            Of the last accepted token. Heads that share a KV head are averaged.
-        lengths : sequence of int
+        They are ranked by the queries [full layers, B, Hq, D] of the last accepted token, the mean
+        over heads that share a KV head.
         """
         cache, longest = self.target.cache, max(lengths)
         seqlens = cache.seqlens.clamp(max=longest)  # a finished request may have gone further

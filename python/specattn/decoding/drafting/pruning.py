@@ -15,25 +15,12 @@ from specattn.tree import Tree
 def most_probable(
     scores: torch.Tensor, parents: torch.Tensor, count: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Choose the nodes of a tree that are most likely accepted.
+    """Choose the `count` nodes of a tree, root apart, that are most likely accepted.
 
     No node outdoes its parent, and of equals the one above comes first; so the best are trees.
-
-    Parameters
-    ----------
-    scores : Tensor [B, n]
-        Of the drafted nodes, such as the log-probabilities of their paths.
-    parents : Tensor, int64 [B, n]
-        Of the drafted nodes, by their number among these; -1 is the root.
-    count : int
-        At most n.
-
-    Returns
-    -------
-    chosen : Tensor, int64 [B, count]
-        Numbers of the chosen nodes, ascending.
-    parents : Tensor, int64 [B, 1 + count]
-        The tree of the root and these.
+    Given are scores [B, n], such as the log-probabilities of their paths, and parents by number, -1
+    the root; returned the chosen numbers, ascending [B, count], and the parents [B, 1 + count] of
+    the tree of the root and these.
     """
     order = scores.sort(dim=1, descending=True, stable=True).indices[:, :count].sort(1).values
     # Where each parent stands in the tree: the root, no node of these, before all of them.
@@ -51,16 +38,9 @@ def pruned(
     depth: int,
     width: int,
 ) -> tuple[Draft, torch.Tensor]:
-    """Return the draft of the `count` most probable of drafted nodes, and which these are.
+    """Return the draft of the `count` most probable of drafted nodes [B, n], and which these are.
 
-    Parameters
-    ----------
-    root : Tensor, int64 [B]
-    tokens, scores, parents : Tensor [B, n]
-        Of the drafted nodes, as for `most_probable`.
-    count : int
-    depth, width : int
-        Of the whole tree: levels, and children of a node at most.
+    `depth` and `width` are the whole tree's levels, and children of a node at most.
     """
     if (native := kernels()) is not None and root.device.type == "cpu":
         return _pruned_by_kernel(native, root, tokens, scores, parents, count, (depth, width))

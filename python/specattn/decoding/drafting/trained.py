@@ -13,20 +13,10 @@ D = TypeVar("D", bound=TrainedDrafter)
 
 
 def fitting_drafter(kind: type[D], given: D | Path | str | None, model: PreTrainedModel) -> D:
-    """Return a drafter that can draft for `model`.
+    """Return a drafter that can draft for `model`, or raise ValueError that says why none is found.
 
-    Parameters
-    ----------
-    kind : type of TrainedDrafter
-    given : TrainedDrafter or path, optional
-        A drafter, or the folder that holds one; by default the folder named after the method (its
-        ``model_type``) within the model's own.
-    model : PreTrainedModel
-
-    Raises
-    ------
-    ValueError
-        There is no drafter, or it does not fit the model, its dtype or its device.
+    `given` is a drafter or its folder; by default the folder named after the method (its
+    ``model_type``) within the model's own.
     """
     if isinstance(given, kind):
         drafter = given

@@ -17,21 +17,11 @@ Trie = tuple[list[int], list[int]]
 
 
 def draft_of_paths(root: torch.Tensor, candidates: Sequence[Paths]) -> Draft:
-    """Return the draft that holds each request's candidates and nothing twice.
+    """Return the draft of each request's candidates, paths of tokens from below its root [B].
 
-    Parameters
-    ----------
-    root : Tensor, int64 [B]
-        The last committed tokens.
-    candidates : B iterables of sequences of int
-        Paths of tokens from below the root. Common beginnings become common nodes, so children of
-        one node never carry the same token. A request may have none.
-
-    Returns
-    -------
-    Draft
-        Trees padded to the largest of them; one tree for all where their shapes are the same.
-        Nodes come in the order in which the paths first mention them.
+    Common beginnings become common nodes, so children of one node never carry the same token. Trees
+    are padded to the largest, and are one for all where their shapes are the same. Nodes come in
+    the order in which the paths first mention them.
     """
     return draft_of_tries(root, [trie(paths) for paths in candidates])
 

@@ -22,29 +22,17 @@ Draw = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 class DraftBlock:
     """A drafter with the keys and values of what it reads: the last tokens, and one tree.
 
-    A request's *ring* holds the last tokens of the committed text, that at position p in row
-    ``p % ring``; behind it lie the nodes of the tree by number. Attention reads the ring where it
-    lies, through a list of rows that begins with the newest token: at depth d the list ends d rows
+    A request's *ring* holds the last tokens of the committed text, that at position p in row ``p %
+    ring``; behind it lie the nodes of the tree by number. Attention reads the ring where it lies,
+    through a list of rows that begins with the newest token: at depth d the list ends d rows
     earlier, so the window counts depth in the tree and not the order of the nodes. The target's
     last layer is read in its own cache, of which only committed tokens are visible, at any depth.
 
-    Keys and values of a token follow from the token and its position alone. So the prompt costs
-    the projections of its last tokens, those of an accepted path are moved into the ring, and
-    nothing is computed twice.
-
-    Parameters
-    ----------
-    drafter : LongSpecDrafter
-        On the target's device and in its dtype.
-    context : DraftContext
-        Its sequences hold the prompts.
-    nodes, depth : int
-        Of the largest tree, root included, and the levels below its root.
-
-    Attributes
-    ----------
-    storage : Tensor [2, B, window + depth + nodes, Hk, D]
-        Keys and values, as many whatever the length of the text.
+    Keys and values of a token follow from the token and its position alone. So the prompt costs the
+    projections of its last tokens, those of an accepted path are moved into the ring, and nothing
+    is computed twice. They lie in `storage` [2, B, window + depth + nodes, Hk, D], as many whatever
+    the length of the text: the largest tree has `nodes`, root included, and `depth` levels below
+    it.
     """
 
     def __init__(self, drafter: LongSpecDrafter, context: DraftContext, nodes: int, depth: int):
@@ -72,14 +60,8 @@ class DraftBlock:
     ) -> tuple[Draft, torch.Tensor]:
         """Return a tree behind `root`, int64 [B], and its nodes' scores [B, nodes].
 
-        Parameters
-        ----------
-        root : Tensor, int64 [B]
-        widths : tuple of int
-            Nodes of each level below the root.
-        draw : callable, optional
-            Draws the tokens of a chain, the same way in every round; they have no scores. By
-            default a level has the most probable paths.
+        `widths` are the nodes of each level below the root: the most probable paths, or, given
+        `draw`, a chain whose tokens it draws, the same way in every round, without scores.
         """
         seqlens, levels = self.target.cache.seqlens, (1, *widths)
         self._catch_up(seqlens)

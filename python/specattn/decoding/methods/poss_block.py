@@ -31,27 +31,11 @@ class SpecialistBlock:
     product each; an accepted path costs the same again, since the target's features have taken the
     place of the drafter's; and a level of the tree costs one specialist's pass, with the
     projections of those below it. What was accepted costs that only before the next draft, all of
-    it together: until then its features are kept, of at most `MOST_PENDING` tokens.
+    it together: until then its features are kept, `pending` [B, MOST_PENDING, H].
 
-    Parameters
-    ----------
-    drafter : PosSDrafter
-        On the target's device and in its dtype.
-    context : DraftContext
-        Its sequences hold the prompts.
-    nodes, depth : int
-        Of the largest tree that the specialists work on: nodes, root included, and levels.
-    window : int, optional
-        Positions that every specialist reaches back, the pair's own included; by default all.
-
-    Attributes
-    ----------
-    text : Tensor [layers, 2, B, N, Hk, D]
-        Keys and values of the text's pairs.
-    pending : Tensor [B, MOST_PENDING, H]
-        Features of the last tokens, those whose pairs the text does not have yet.
-    tree : Tensor [layers, 2, B, nodes, Hk, D]
-        Of the tree's nodes, in the order of their levels.
+    The text's pairs lie in `text` [layers, 2, B, N, Hk, D], the nodes', level by level, in `tree`
+    [layers, 2, B, nodes, Hk, D]. `window`, by default all, is what every specialist reaches back,
+    the pair's own position included.
     """
 
     def __init__(
@@ -181,17 +165,9 @@ class SpecialistBlock:
     ) -> torch.Tensor:
         """Store keys and values of pairs of the text under all specialists; return them fused.
 
-        Parameters
-        ----------
-        ops : Ops
-        tokens : Tensor, int64 [B, T]
-        features : Tensor [B, T, H]
-        start : Tensor, int32 [B]
-            Position of the first pair; all are stored in one row from there on.
-        steps : Tensor, int32 [B, T]
-            How far behind that each lies.
-        text : Tensor [layers, 2, B, N, Hk, D], optional
-            Where to store them, by default in the text of the first B requests.
+        Tokens are [B, T], features [B, T, H]. The first pair lies at `start`, int32 [B], the others
+        `steps`, int32 [B, T], behind it; all are stored in one row from there on, by default in the
+        text of the first B requests.
         """
         memory = self.text[:, :, : len(tokens)] if text is None else text
         x = fuse(ops, self.drafter, ops.embed(tokens, self.target.embed), features)

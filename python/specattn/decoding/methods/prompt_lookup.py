@@ -124,12 +124,7 @@ class _CopyingDrafter(Drafter):
 
 
 class SuffixIndex:
-    """The latest occurrence of every run of up to `longest` tokens of a growing text.
-
-    Parameters
-    ----------
-    longest : int
-    """
+    """The latest occurrence of every run of up to `longest` tokens of a growing text."""
 
     def __init__(self, longest: int):
         self.longest = longest

@@ -78,17 +78,8 @@ class _QuestDrafter(SteadyDrafter):
 class PageBounds:
     """The largest and smallest keys of every whole page, channel by channel.
 
-    Pages that are not whole yet have no meaningful entry.
-
-    Parameters
-    ----------
-    target : Target
-    page_size : int
-
-    Attributes
-    ----------
-    values : Tensor [full layers, B, pages, Hk, 2 * D], dtype of the cache
-        Largest values, then smallest.
+    `values` [full layers, B, pages, Hk, 2 * D] are the largest, then the smallest; pages that are
+    not whole yet have no meaningful entry.
     """
 
     def __init__(self, target: Target, page_size: int):
@@ -142,15 +133,7 @@ class PageBounds:
 
 @dataclass(frozen=True)
 class Pages:
-    """The KV selector of one draft step, which needs the layer's query.
-
-    Parameters
-    ----------
-    method : Quest
-    bounds : PageBounds
-    step : int
-        Tokens between the committed ones and the query's.
-    """
+    """The KV selector of one draft step, `step` tokens behind the committed ones, by its query."""
 
     method: Quest
     bounds: PageBounds

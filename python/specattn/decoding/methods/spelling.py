@@ -15,19 +15,7 @@ _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, 
 
 
 class Option:
-    """One option of a method.
-
-    Parameters
-    ----------
-    kind : type
-        As its field declares it.
-    default : object
-
-    Attributes
-    ----------
-    takes : str
-        What it takes, in words.
-    """
+    """One option of a method; `takes` says in words what it takes."""
 
     def __init__(self, kind: Any, default: Any):
         union = get_origin(kind) in (Union, UnionType)
@@ -52,13 +40,7 @@ class Option:
         return str(self.default).lower() if lower else str(self.default)
 
     def read(self, text: str) -> Any:
-        """Return the value that `text` spells.
-
-        Raises
-        ------
-        ValueError
-            It spells none.
-        """
+        """Return the value that `text` spells; ValueError where it spells none."""
         for read in self._reads:
             try:
                 return read(text)

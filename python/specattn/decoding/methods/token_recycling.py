@@ -138,15 +138,7 @@ def best_rank_paths(nodes: int, depth: int, k: int) -> list[tuple[int, ...]]:
 
 
 def remember(successors: torch.Tensor, tokens: torch.Tensor, ranked: torch.Tensor) -> None:
-    """Write each token's successors into the table; a token's last occurrence counts.
-
-    Parameters
-    ----------
-    successors : Tensor, int32 [V, k]
-        Changed in place.
-    tokens : Tensor, int64 [B, T]
-    ranked : Tensor, int32 [B, T, k]
-    """
+    """Write each token's successors [B, T, k] into the table [V, k]; its last occurrence counts."""
     tokens, ranked = tokens.flatten(), ranked.flatten(0, 1)
     order = torch.arange(len(tokens), device=tokens.device)
     # Writing a row twice in one call would leave to chance which one stays.

@@ -290,13 +290,9 @@ class _TokenSwiftDrafter(Drafter):
 
 
 def probabilities_of(tries: Sequence[Trie], scores: torch.Tensor) -> list[list[float]]:
-    """Return the probabilities of the drafted nodes of each trie, by their depths' distributions.
+    """Return the probabilities of the drafted nodes of each trie, by depths' logits [B, levels, V].
 
-    Parameters
-    ----------
-    tries : sequence of Trie
-    scores : Tensor [B, levels, V]
-        Processed logits of each depth. Deeper nodes are taken to be as likely as not.
+    Deeper nodes are taken to be as likely as not.
     """
     norms = scores.float().logsumexp(-1)
     found = []

@@ -65,7 +65,7 @@ setup(
     package_dir={"": "python", **FOLDERS},
     py_modules=["specattn_command"],  # outside the package: see there
     packages=[name for package, folder in FOLDERS.items() for name in subpackages(package, folder)],
-    package_data={"specattn": ["py.typed", "*.pyi"], "specattn.cli": ["*.css"]},
+    package_data={"specattn": ["py.typed", "*.pyi"], "specattn.cli": ["*.css", "*.html"]},
     ext_modules=[cpu],
     cmdclass={"build_py": BuildWithTarget},
 )

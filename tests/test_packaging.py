@@ -66,7 +66,7 @@ def test_the_root_folders_become_subpackages(wheel):
     }.items():
         expected = {
             f"{package}/{path.relative_to(ROOT / folder).as_posix()}"
-            for kind in ("*.py", "*.css")
+            for kind in ("*.py", "*.css", "*.html")
             for path in (ROOT / folder).rglob(kind)
         }
         assert expected <= set(names)

@@ -13,7 +13,7 @@ import typer
 
 import specattn
 from specattn.cli import compare, demo, env, generate, methods, plan, train, tune
-from specattn.cli.interrupts import Interrupted, interrupt, on_signals
+from specattn.cli.errors import Interrupted, interrupt, on_signals
 
 __all__ = ["app", "main"]
 
@@ -44,12 +44,10 @@ def _specattn(
     """Speculative decoding over long contexts, exact at every temperature."""
 
 
-app.command()(demo.demo)
-app.command()(generate.generate)
-app.command()(compare.compare)
-app.command()(methods.methods)
-app.command()(plan.plan)
-app.command()(env.env)
+for _command in (
+    demo.demo, generate.generate, compare.compare, methods.methods, plan.plan, env.env,
+):  # fmt: skip
+    app.command()(_command)
 app.add_typer(train.app, name="train")
 app.add_typer(tune.app, name="tune")
 

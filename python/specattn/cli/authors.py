@@ -1,4 +1,4 @@
-"""Whose every token of a text is, in words and colours."""
+"""Who made each token of a text, in words and colours."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
-from tokenizers.decoders import DecodeStream
 
 if TYPE_CHECKING:
     from specattn.decoding import Round
@@ -26,13 +25,7 @@ _COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "bright_red")
 
 
 class Authors:
-    """Who drafted the tokens of a run; everybody keeps one number, and so one colour.
-
-    Parameters
-    ----------
-    method : str
-        Named for what it drafted by itself.
-    """
+    """Who drafted the tokens of a run of `method`; each keeps one number, and so one colour."""
 
     def __init__(self, method: str):
         self.method = method
@@ -80,6 +73,8 @@ class Pieces:
     """A text, token by token: what each adds to it, which is nothing inside a character."""
 
     def __init__(self, tokenizer: Any):
+        from tokenizers.decoders import DecodeStream
+
         self._tokenizer = tokenizer._tokenizer
         self._stream = DecodeStream(skip_special_tokens=True)
 

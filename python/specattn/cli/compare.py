@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
+from rich.markup import escape
 
-from specattn.cli.errors import one_line_errors
-from specattn.cli.interrupts import Interrupted
+from specattn.cli.errors import Interrupted, one_line_errors
+from specattn.cli.machine_load import OtherLoad, warning
 from specattn.cli.options import METHOD_HELP, DecodingOptions, option, takes_options
 from specattn.cli.output import STDOUT, check_outputs, write_json
+from specattn.cli.table import print_figures
+from specattn.cli.terminal import console, say
 
 if TYPE_CHECKING:
     from specattn.cli.differences import Difference
@@ -34,20 +37,16 @@ class CompareOptions(DecodingOptions):
         "--methods",
     )
     repeats: int = option(1, "Runs of each method, in turn; figures are of the median.", min=1)
-    html: Path | None = option(
-        None, "Write a page here: texts in colours, rounds, acceptance, memory."
-    )
+    html: Path | None = option(None, "Write a page here: texts, rounds, acceptance, memory.")
 
 
 @takes_options
 @one_line_errors()
 def compare(options: CompareOptions) -> None:
     """Continue files with several methods, in turn, and print their figures side by side."""
-    from specattn.cli.machine_load import OtherLoad, warning
+    from specattn.cli.differences import describe
     from specattn.cli.page import Comparison, write_page
     from specattn.cli.session import DecodingSession, build_method
-    from specattn.cli.table import print_figures
-    from specattn.cli.terminal import console, say
     from specattn.decoding.methods import split_methods
     from specattn.distributed.launch import refuse_ranks
 
@@ -71,17 +70,19 @@ def compare(options: CompareOptions) -> None:
     console.rule()
     if medians:
         print_figures(session, medians)
-    lines = list[str]()
-    if (line := warning(load)) is not None:
-        say(line, style="yellow")
-        lines.append(line)
-    alike = _comparable(options.temperature, chosen) if stopped is None else []
-    parted = _judge(session, {text: medians[text] for text in alike}, lines) if alike else {}
-    if stopped is None and (left := [text for text in chosen if text not in alike]):
-        line = f"Not judged, for drafts that are sampled by themselves: {', '.join(left)}"
+    judged = _comparable(options.temperature, chosen) if stopped is None else []
+    parted = _differences(session, {text: medians[text] for text in judged})
+    lines = [describe(session, one, judged[0], text) for text, one in parted.items()]
+    if stopped is None and (left := [text for text in chosen if text not in judged]):
+        lines.append(f"Not judged, for drafts that are sampled by themselves: {', '.join(left)}")
+    if (warned := warning(load)) is not None:
+        lines.append(warned)
+    for line in lines:
         say(line)
-        lines.append(line)
-    identical = not parted if alike else None
+    identical = not parted if judged else None
+    if identical is not None:
+        verdict = "[bold green]yes" if identical else "[bold red]no"
+        console.print(f"Outputs identical, token for token: {verdict}")
     if html is not None:
         write_page(Comparison(session, medians, identical, lines), html)
     if out is not None:
@@ -94,11 +95,10 @@ def compare(options: CompareOptions) -> None:
             }
             for text, one in medians.items()
         ]
-        content = {**session.to_dict(), "identical": identical}
-        content |= {"others_share": load.share(), "runs": written}
-        write_json({"schema": SCHEMA, **content}, out)
+        content = {**session.to_dict(), "identical": identical, "others_share": load.share()}
+        write_json({"schema": SCHEMA, **content, "runs": written}, out)
     if stopped is not None:
-        console.print(f"Interrupted; {len(runs)} of {len(prepared)} methods have run.")
+        say(f"Interrupted; {len(runs)} of {len(prepared)} methods have run.")
         raise typer.Exit(stopped)
 
 
@@ -130,18 +130,12 @@ def _run(
 
 def _head(session: DecodingSession, name: str) -> None:
     """Print the method's name over its text, if that is printed."""
-    from rich.markup import escape
-
-    from specattn.cli.terminal import console
-
     if not session.silent:
         console.rule(f"[bold]{escape(name)}", align="left")
 
 
 def _say_alike(session: DecodingSession, runs: Runs) -> None:
     """Name the methods whose text was shown once."""
-    from specattn.cli.terminal import say
-
     for first, (expected, *_) in runs.items():
         alike = [name for name, (one, *_) in runs.items() if one.tokens == expected.tokens]
         if alike[0] == first and len(alike) > 1 and not session.silent:
@@ -167,24 +161,12 @@ def _comparable(temperature: float, methods: dict[str, Method]) -> list[str]:
     return drawn if len(drawn) > 1 or len(drawn) == len(methods) else []
 
 
-def _judge(
-    session: DecodingSession, found: dict[str, Continuation], lines: list[str]
-) -> dict[str, Difference]:
-    """Say whether all texts are those of the first method; return where they are not.
+def _differences(session: DecodingSession, found: dict[str, Continuation]) -> dict[str, Difference]:
+    """Return where texts part from those of the first method, by the methods that wrote them."""
+    from specattn.cli.differences import first_difference
 
-    What is said of each goes into `lines` too.
-    """
-    from specattn.cli.differences import describe, first_difference
-    from specattn.cli.terminal import console, say
-
-    first, expected = next(iter(found.items()))
-    parted = {}
-    for text, one in found.items():
-        if (difference := first_difference(session, expected, one)) is not None:
-            parted[text] = difference
-            line = describe(session, difference, first, text)
-            lines.append(line)
-            say(line)
-    verdict = "[bold red]no" if parted else "[bold green]yes"
-    console.print(f"Outputs identical, token for token: {verdict}")
-    return parted
+    differences = {
+        text: first_difference(session, next(iter(found.values())), one)
+        for text, one in found.items()
+    }
+    return {text: one for text, one in differences.items() if one is not None}

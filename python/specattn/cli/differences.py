@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -19,28 +20,16 @@ SPACINGS = 4
 class Difference:
     """The first place where a text is not the first method's.
 
-    Attributes
-    ----------
-    prompt : int
-        Number of the prompt.
-    position : int
-        Number of the new token, from 0.
-    tokens : tuple of (int or None)
-        The first method's token there, and this one's; None: its text has ended.
-    gap : float or None
-        How far their logits are apart, penalties included, in one pass over the text before. Above
-        temperature 0: their scores, logit / temperature plus the position's noise
-        (docs/sampling.md), of which the token with the greatest is drawn.
-    bound : float or None
-        Up to which gap it is a near-tie: `SPACINGS` times the spacing of the model's dtype at the
-        greater of both logits, over the temperature.
+    `gap` is how far the tokens' logits are apart, penalties included, in one pass over the text
+    before; above temperature 0 it is that of their scores, logit / temperature plus the position's
+    noise (docs/sampling.md), of which the token with the greatest is drawn.
     """
 
-    prompt: int
-    position: int
-    tokens: tuple[int | None, int | None]
+    prompt: int  # its number
+    position: int  # of the new token, from 0
+    tokens: tuple[int | None, int | None]  # the first method's and this one's; None: its end
     gap: float | None = None
-    bound: float | None = None
+    bound: float | None = None  # up to which gap it is a near-tie
 
     @property
     def near_tie(self) -> bool:
@@ -56,20 +45,15 @@ def first_difference(
     session: DecodingSession, expected: Continuation, found: Continuation
 ) -> Difference | None:
     """Return where the texts of `found` first part from those of `expected`."""
-    for number, (ours, theirs) in enumerate(zip(expected.texts, found.texts, strict=True)):
-        if ours.new_tokens == theirs.new_tokens:
+    for number, (ours, theirs) in enumerate(zip(expected.tokens, found.tokens, strict=True)):
+        if ours == theirs:
             continue
-        pairs = zip(ours.new_tokens, theirs.new_tokens, strict=False)
-        position = next((n for n, (a, b) in enumerate(pairs) if a != b), None)
-        if position is None:
-            position = min(len(ours.new_tokens), len(theirs.new_tokens))
-            first, second = (
-                text.new_tokens[position] if position < len(text.new_tokens) else None
-                for text in (ours, theirs)
-            )
-            return Difference(number, position, (first, second))
-        tokens = ours.new_tokens[position], theirs.new_tokens[position]
-        before = session.prompts[number].tokens + ours.new_tokens[:position]
+        pairs = list(zip_longest(ours, theirs))
+        position = next(n for n, (a, b) in enumerate(pairs) if a != b)
+        tokens = pairs[position]
+        if None in tokens:
+            return Difference(number, position, tokens)
+        before = session.prompts[number].tokens + ours[:position]
         logits, temperature = _logits(session, before), session.options.temperature
         scores = logits / (temperature or 1)
         spacing = torch.finfo(session.model.dtype).eps * scores[list(tokens)].abs().max().item()
@@ -84,13 +68,12 @@ def first_difference(
 @torch.no_grad()
 def _logits(session: DecodingSession, text: list[int]) -> torch.Tensor:
     """Return the logits [V] of the token after `text`, in float32 at least, with its penalties."""
-    ids = torch.tensor([text], device=session.model.device)
-    processors: Any = session.penalty()
-    logits = session.model(ids, use_cache=False, logits_to_keep=1).logits[:, -1]
+    ids: Any = torch.tensor([text], device=session.model.device)
+    logits: Any = session.model(ids, use_cache=False, logits_to_keep=1).logits[:, -1]
     logits = logits.double() if logits.dtype == torch.float64 else logits.float()
     if session.options.repetition_penalty != 1:
         logits = RepetitionPenaltyLogitsProcessor(session.options.repetition_penalty)(ids, logits)
-    penalized: torch.Tensor = processors(ids, logits)
+    penalized: Any = session.penalty()(ids, logits)
     return penalized[0]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from html import escape
 from itertools import accumulate
 
@@ -16,14 +16,7 @@ _PARTS = ("draft", "target", "accept")
 def time_line(statistics: Statistics, authors: Authors, longest: float, most: int) -> str:
     """Draw what every pass gave, as bars of tokens, over a strip of what took its time.
 
-    Parameters
-    ----------
-    statistics : Statistics
-    authors : Authors
-    longest : float
-        Seconds that the whole width stands for.
-    most : int
-        Tokens that the height of the bars stands for.
+    The whole width stands for `longest` seconds, the height of the bars for `most` tokens.
     """
     begins = accumulate((one.seconds for one in statistics.times), initial=0.0)
     scale, paths = _WIDTH / (longest or 1.0), defaultdict[str, list[str]](list)
@@ -36,9 +29,8 @@ def time_line(statistics: Statistics, authors: Authors, longest: float, most: in
             # A gap between passes, where there is room for one.
             bar = _box(x, y, max(width - 1, 0.8 * width), _GAINS * count / most)
             paths[css_class(author, authors)].append(bar)
-        for part, seconds in zip(
-            _PARTS, (times.draft, times.target, times.accept + times.learn), strict=True
-        ):
+        parts = (times.draft, times.target, times.accept + times.learn)
+        for part, seconds in zip(_PARTS, parts, strict=True):
             paths[f"t-{part}"].append(_box(x, _GAINS + 4, seconds * scale, _STRIP))
             x += seconds * scale
     drawn = "".join(f'<path class="{name}" d="{"".join(d)}"/>' for name, d in paths.items())
@@ -54,19 +46,16 @@ def time_line(statistics: Statistics, authors: Authors, longest: float, most: in
 
 def most_gained(statistics: Statistics) -> int:
     """Return the most tokens that a pass gave to all requests together."""
-    gains = [0] * statistics.passes
+    gains = Counter[int]()
     for request in statistics.requests:
-        for number, one in enumerate(request.history):
-            gains[number] += len(one.tokens)
-    return max(gains, default=1)
+        gains.update({number: len(one.tokens) for number, one in enumerate(request.history)})
+    return max(gains.values(), default=1)
 
 
 def _gains(statistics: Statistics, authors: Authors, number: int) -> dict[str, int]:
     """Return by author what a pass gave, drafted tokens first."""
-    counts = dict[str, int]()
-    for request in statistics.requests:
-        for author in authors.of_round(request.history[number]) if number < request.rounds else ():
-            counts[author] = counts.get(author, 0) + 1
+    rounds = [one.history[number] for one in statistics.requests if number < one.rounds]
+    counts = Counter(author for one in rounds for author in authors.of_round(one))
     return dict(sorted(counts.items(), key=lambda item: item[0] in TARGET))
 
 
@@ -80,26 +69,28 @@ def css_class(author: str, authors: Authors) -> str:
     return author if author in TARGET else f"d{authors.number(author) % 6}"
 
 
+_KEY = """\
+<ul class="key"><li class="swatch all-key">of all rounds</li>
+<li class="swatch given-key">of those that drafted one there, with none rejected before</li>
+<li>dashed: 100%</li></ul>"""
+
+
 def positions(total: RequestStatistics) -> str:
     """Draw the acceptance at each position of the drafts: a bar each, of two figures."""
     if not total.accepted_at:
         return "<p>Nothing was drafted.</p>"
-    bars = []
-    for place, (rate, given, offered) in enumerate(
-        zip(total.position_rates, total.conditional_rates, total.offered_at, strict=True), start=1
-    ):
+    rates, bars = total.position_rates, []
+    figures = zip(rates, total.conditional_rates, total.offered_at, strict=True)
+    for place, (rate, given, offered) in enumerate(figures, start=1):
         said = (
             f"position {place}: {rate:.0%} of all rounds accepted a token there; "
             f"{given:.0%} of the {offered} whose draft went there and had none rejected before"
         )
-        shown = place if len(total.accepted_at) <= 12 or place % 4 == 0 else ""
+        shown = place if len(rates) <= 12 or place % 4 == 0 else ""
         bars.append(
             f'<div title="{escape(said)}"><i class="given" style="height:{100 * given:.1f}%"></i>'
             f'<i class="all" style="height:{100 * rate:.1f}%"></i><b>{shown}</b></div>'
         )
-    return f'<div class="places" role="img" aria-label="{_spoken(total)}">{"".join(bars)}</div>'
-
-
-def _spoken(total: RequestStatistics) -> str:
-    rates = ", ".join(f"{rate:.0%}" for rate in total.position_rates)
-    return f"share of rounds that accept a token at position 1, 2, ...: {rates}"
+    spoken = ", ".join(f"{rate:.0%}" for rate in rates)
+    label = f"share of rounds that accept a token at position 1, 2, ...: {spoken}"
+    return f'<div class="places" role="img" aria-label="{label}">{"".join(bars)}</div>{_KEY}'

@@ -1,11 +1,14 @@
-"""How the commands report user errors: in one line."""
+"""How the commands end early: user errors are one line; signals keep what there is."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import typer
 
@@ -38,3 +41,36 @@ def naming(option: str) -> Iterator[None]:
         yield
     except ValueError as error:
         raise ValueError(f"{option}: {error}") from None
+
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupted(BaseException):
+    """A signal has ended the command; like KeyboardInterrupt, no error that anyone handles.
+
+    Its `exit_code` is 128 and the number of the signal, as shells count.
+    """
+
+    def __init__(self, number: int):
+        super().__init__(number)
+        self.exit_code = 128 + number
+
+
+def interrupt(number: int, *_: Any) -> None:
+    """Raise `Interrupted`; a handler for where there is nothing to finish."""
+    raise Interrupted(number)
+
+
+@contextmanager
+def on_signals(handler: Callable[..., None]) -> Iterator[None]:
+    """Let `handler` have both signals inside this context."""
+    if threading.current_thread() is not threading.main_thread():  # only that one gets signals
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from specattn.cli.authors import Authors
 from specattn.cli.errors import one_line_errors
 from specattn.cli.options import METHOD_HELP, DecodingOptions, option, takes_options
 from specattn.cli.output import STDOUT, check_outputs, write_json
+from specattn.cli.table import print_figures
+from specattn.cli.terminal import console, say
 
 if TYPE_CHECKING:
     from specattn.decoding import Method
@@ -25,21 +28,13 @@ class GenerateOptions(DecodingOptions):
     """What to continue, by which method, on how many ranks."""
 
     method: str = option("auto", METHOD_HELP)
-    show: bool = option(False, "Colour the text's tokens by who drafted them.", "--show")
-    corpus: list[Path] | None = option(
-        None, "Look the text's end up in this file too, with auto and suffix; may be repeated."
-    )
+    show: bool = option(False, "Colour the text's tokens by who drafted them.")
+    corpus: list[Path] | None = option(None, "With auto and suffix: a file to look the end up in.")
     state: Path | None = option(None, "Save the run here every 30 seconds, to go on with later.")
     resume: Path | None = option(None, "Go on with the run that --state saved here; save it again.")
-    context_parallel: int | None = option(
-        None,
-        "Deal the cache out over so many ranks, which torchrun starts (docs/distributed.md).",
-        min=1,
-    )
+    context_parallel: int | None = option(None, "Ranks of torchrun that share the cache.", min=1)
     tensor_parallel: int | None = option(
-        None,
-        "Divide the model over so many ranks by transformers' plan; both kinds multiply.",
-        min=1,
+        None, "Ranks that share the model; both kinds multiply (docs/distributed.md).", min=1
     )
     rank_timeout: float = option(300.0, "Seconds after which a silent rank is given up.", min=1.0)
 
@@ -48,10 +43,7 @@ class GenerateOptions(DecodingOptions):
 @one_line_errors()
 def generate(options: GenerateOptions) -> None:
     """Continue files; the text goes to standard output, all else to standard error."""
-    from specattn.cli.authors import Authors
     from specattn.cli.session import DecodingSession
-    from specattn.cli.table import print_figures
-    from specattn.cli.terminal import console
 
     out, wanted = options.json_file, options.max_new_tokens
     check_outputs(json=out, state=options.state, resume=options.resume)
@@ -78,7 +70,7 @@ def generate(options: GenerateOptions) -> None:
             write_json({"schema": SCHEMA, **content}, out)
     if found.signal is not None:
         made = " + ".join(str(len(text.new_tokens)) for text in found.texts)
-        console.print(f"Interrupted after {made} of {wanted} tokens.")
+        say(f"Interrupted after {made} of {wanted} tokens.")
         raise typer.Exit(128 + found.signal)
 
 

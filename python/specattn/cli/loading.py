@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,12 @@ import transformers
 from transformers import CONFIG_MAPPING, AutoTokenizer, PreTrainedModel
 
 import specattn
-from specattn.cli.options import DTYPES, ModelOptions
+from specattn.cli.options import DTYPES, DecodingOptions, ModelOptions
 from specattn.cli.terminal import console
 from specattn.decoding.model.checkpoint import load_causal_model
 from specattn.embedded import EMBEDDED_TARGET
+
+STDIN = Path("-")
 
 
 def device_named(name: str) -> torch.device:
@@ -66,19 +70,14 @@ def model_folder(path: Path | None, option: str = "--model") -> Path:
 
 
 class Checkpoint:
-    """A model's folder, device and dtype, checked at once; its weights are loaded when asked for.
-
-    Raises
-    ------
-    ValueError
-        The folder holds no model, or the device or the dtype cannot be used.
-    """
+    """A model's folder, device and dtype, checked at once; weights are loaded when asked for."""
 
     def __init__(self, options: ModelOptions):
         self.folder = model_folder(options.model)
         self.device = device_named(options.device)
         self.dtype = decoding_dtype(options.dtype, self.device)
-        silence_transformers()
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
         self.tokenizer = load_tokenizer(self.folder)
 
     def load(self, parts: int = 1) -> PreTrainedModel:
@@ -100,16 +99,75 @@ def load_tokenizer(folder: Path) -> Any:
     return AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
-def silence_transformers() -> None:
-    """Let transformers report errors only, and no progress of its own."""
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-
-
 def versions() -> dict[str, str]:
     """Return what a file of results says of the software."""
+    return {one.__name__: one.__version__ for one in (specattn, torch, transformers)}
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A text to continue."""
+
+    file: str
+    tokens: list[int]  # what is read of it
+    dropped: int = 0  # how many are not read
+
+
+def read_texts(options: DecodingOptions) -> dict[str, str]:
+    """Return the texts by the names of their files; check what needs no tokenizer."""
+    if options.prompt_tokens is not None and options.last_tokens is not None:
+        raise ValueError("give --prompt-tokens or --last-tokens, not both")
+    if options.system is not None and not options.chat:
+        raise ValueError("--system is part of a chat: give --chat too")
+    if options.chat and (options.prompt_tokens or options.last_tokens):
+        raise ValueError("--chat reads whole messages: leave out --prompt-tokens and --last-tokens")
+    files = options.prompt_file
+    for file in files:
+        if files.count(file) > 1:
+            raise ValueError(f"--prompt-file: {file} is given twice")
     return {
-        "specattn": specattn.__version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        "standard input" if file == STDIN else str(file): read_text(file, "--prompt-file")
+        for file in files
     }
+
+
+def read_text(path: Path, option: str) -> str:
+    """Return the text of the file that `option` names; ``-`` is standard input."""
+    if path == STDIN:
+        content = sys.stdin.buffer.read()
+    elif path.is_file():
+        content = path.read_bytes()
+    else:
+        raise ValueError(f"{option}: {path} is not a file")
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"{option}: {path} is not UTF-8 text") from None
+    if not text:
+        raise ValueError(f"{option}: {path} is empty")
+    return text
+
+
+def tokenize(texts: dict[str, str], tokenizer: Any, options: DecodingOptions) -> list[Prompt]:
+    """Return the prompts in the order of their files."""
+    prompts = []
+    for file, text in texts.items():
+        # The template of a chat writes the special tokens itself.
+        read = _chat(text, tokenizer, options) if options.chat else text
+        ids = tokenizer(read, add_special_tokens=not options.chat)["input_ids"]
+        if not ids:
+            raise ValueError(f"--prompt-file: {file} gives no token")
+        last = options.last_tokens
+        kept = ids[: options.prompt_tokens] if last is None else ids[-last:]
+        prompts.append(Prompt(file, kept, len(ids) - len(kept)))
+    return prompts
+
+
+def _chat(text: str, tokenizer: Any, options: DecodingOptions) -> str:
+    if getattr(tokenizer, "chat_template", None) is None:
+        raise ValueError("--chat: the model's tokenizer has no chat template")
+    messages = [{"role": "user", "content": text}]
+    if options.system is not None:
+        messages.insert(0, {"role": "system", "content": options.system})
+    chat: str = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    return chat

@@ -14,6 +14,12 @@ import typer
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """The dtypes that weights may have, by their short names; options take both."""
 
+SAMPLING = (
+    "temperature", "top_k", "top_p", "min_p", "eta_cutoff", "repetition_penalty", "penalty",
+    "penalty_window", "seed",
+)  # fmt: skip
+"""Options that decide what is drawn."""
+
 METHOD_HELP = (
     "NAME or NAME:OPTION=VALUE,... such as vegas:gamma=4,ratio=0.05; auto takes whatever is "
     "fastest; `specattn methods` lists them."
@@ -22,34 +28,37 @@ METHOD_HELP = (
 
 def option(default: Any, help: str, *names: str, **limits: Any) -> Any:
     """Declare a field that is an option; ``...`` as its default means that it must be given."""
-    about = {"option": typer.Option(*names, help=help, **limits)}
+    about = {"names": names, "typer": {"help": help, **limits}}
     return field(metadata=about) if default is ... else field(default=default, metadata=about)
 
 
 def takes_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command one option for each field of its parameter `options`, a dataclass.
 
-    Typer reads options from the signature of what is returned.
+    Typer reads options from the signature of what is returned. Those that must be given come first
+    in the help, and a switch has no ``--no-`` twin.
     """
     kinds = get_type_hints(command)
     chosen = kinds["options"]
-    types: dict[str, Any] = get_type_hints(chosen)
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    names = [one.name for one in fields(chosen)]
+    types = get_type_hints(chosen)
 
     def flat(**given: Any) -> None:
-        command(options=chosen(**{name: given.pop(name) for name in names}), **given)
+        command(options=chosen(**{name: given.pop(name) for name in own}), **given)
+
+    def parameter(name: str, kind: Any, default: Any = inspect.Parameter.empty) -> Any:
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        return inspect.Parameter(name, keyword, default=default, annotation=kind)
 
     parameters = [
-        inspect.Parameter(name, keyword, annotation=kinds[name])
-        for name in inspect.signature(command).parameters
-        if name != "options"
+        parameter(name, kinds[name]) for name in kinds if name not in ("options", "return")
     ]
-    # Those that must be given come first in the help.
     for one in sorted(fields(chosen), key=lambda one: one.default is not MISSING):
+        switch = [f"--{one.name.replace('_', '-')}"] if one.default is False else []
+        info = typer.Option(*(one.metadata["names"] or switch), **one.metadata["typer"])
         default = inspect.Parameter.empty if one.default is MISSING else one.default
-        kind = operator.getitem(Annotated, (types[one.name], one.metadata["option"]))
-        parameters.append(inspect.Parameter(one.name, keyword, default=default, annotation=kind))
+        kind = operator.getitem(Annotated, (types[one.name], info))
+        parameters.append(parameter(one.name, kind, default))
+    own = [one.name for one in fields(chosen)]
     flat.__name__, flat.__doc__ = command.__name__, command.__doc__
     flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     flat.__annotations__ = {one.name: one.annotation for one in parameters}
@@ -60,9 +69,7 @@ def takes_options(command: Callable[..., None]) -> Callable[..., None]:
 class ModelOptions:
     """A model, where it runs, and how its tokens are chosen."""
 
-    model: Path | None = option(
-        None, "Hugging Face directory with safetensors [default: the embedded target]."
-    )
+    model: Path | None = option(None, "Hugging Face directory [default: the embedded target].")
     dtype: str = option("auto", "fp32, bf16, fp16, or auto: fp32 on a CPU, else as stored.")
     device: str = option("auto", "Torch device, or auto: a GPU where there is one.")
     temperature: float = option(0.0, "0 is greedy decoding.", min=0.0)
@@ -73,51 +80,35 @@ class ModelOptions:
 class DecodingOptions(ModelOptions):
     """What to continue and how, whatever the method."""
 
-    prompt_file: list[Path] = option(
-        ..., "UTF-8 text to continue; - is standard input. Repeat it for a batch."
-    )
+    prompt_file: list[Path] = option(..., "UTF-8 text; - is standard input. Repeat it for a batch.")
     max_new_tokens: int = option(128, "Stop after this many new tokens.", min=1)
     min_new_tokens: int = option(0, "Do not stop before so many.", min=0)
     top_k: int = option(0, "Keep the k best tokens; 0 keeps all.", min=0)
     top_p: float = option(1.0, "Keep this much mass.", min=0.0, max=1.0)
     min_p: float = option(0.0, "Drop tokens below this share of the best one's.", min=0.0, max=1.0)
-    eta: float = option(0.0, "Eta sampling's epsilon, such as 2e-4; 0 is off.", min=0.0, max=1.0)
-    repetition_penalty: float = option(
-        1.0, "Of tokens that are in the text already; 1 is none.", min=0.01
+    eta_cutoff: float = option(
+        0.0, "Eta sampling's epsilon, such as 2e-4; 0 is off.", "--eta", min=0.0, max=1.0
     )
+    repetition_penalty: float = option(1.0, "Of tokens in the text already; 1 is none.", min=0.01)
     penalty: float = option(1.0, "Of tokens in the last --penalty-window; 1 is none.", min=0.01)
     penalty_window: int = option(1024, "Last tokens that --penalty looks at.", min=1)
-    prompt_tokens: int | None = option(
-        None, "Read only the first N tokens of the prompt file.", min=1
-    )
-    last_tokens: int | None = option(None, "Read only the last N tokens of the prompt file.", min=1)
-    chat: bool = option(False, "The prompt file is a user's message to a chat model.", "--chat")
+    prompt_tokens: int | None = option(None, "Read only the first N tokens of the file.", min=1)
+    last_tokens: int | None = option(None, "Read only the last N tokens of the file.", min=1)
+    chat: bool = option(False, "The prompt file is a user's message to a chat model.")
     system: str | None = option(None, "System message of --chat.")
     compile: Literal["auto", "on", "off"] = option(
         "auto", "Passes of few rows as kernel calls alone, on a CPU (docs/compiling.md)."
     )
-    trust_family: bool = option(
-        False, "Do not compare a model of a tested family first.", "--trust-family"
-    )
-    explain: bool = option(False, "Say by which figures the method decided.", "--explain")
+    trust_family: bool = option(False, "Do not compare a model of a tested family first.")
+    explain: bool = option(False, "Say by which figures the method decided.")
     json_file: Path | None = option(
-        None, "Write tokens, text and statistics here; - is standard output, alone.", "--json"
+        None, "Write tokens, text and statistics here; - is standard output.", "--json"
     )
 
     @property
     def sampling(self) -> dict[str, Any]:
         """What the text depends on beside the model, as ``--json`` and ``--state`` write it."""
-        return {
-            "temperature": self.temperature,
-            "top_k": self.top_k,
-            "top_p": self.top_p,
-            "min_p": self.min_p or None,
-            "eta_cutoff": self.eta,
-            "repetition_penalty": self.repetition_penalty,
-            "penalty": self.penalty,
-            "penalty_window": self.penalty_window,
-            "seed": self.seed,
-        }
+        return {name: getattr(self, name) for name in SAMPLING} | {"min_p": self.min_p or None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,11 +120,9 @@ class TrainingOptions:
     output: Path = option(..., "Folder of the checkpoints and the drafter.")
     eval_data: list[Path] | None = option(None, "Held-out text, for loss and acceptance length.")
     drafter: Path | None = option(None, "Drafter to go on from [default: a new one].")
-    resume: bool = option(False, "Go on from the last checkpoint in --output.", "--resume")
+    resume: bool = option(False, "Go on from the last checkpoint in --output.")
     row_length: int | None = option(None, "Tokens of a row [default: the preset's].", min=8)
-    batch_size: int | None = option(
-        None, "Rows of an optimizer step [default: the preset's].", min=1
-    )
+    batch_size: int | None = option(None, "Rows of a step [default: the preset's].", min=1)
     learning_rate: float | None = option(None, "The highest [default: the preset's].", min=0.0)
     text_field: str = option("text", "Key of the text in a line of JSONL.")
     eval_rows: int = option(64, "Rows of held-out text, at most.", min=1)

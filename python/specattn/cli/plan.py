@@ -11,9 +11,10 @@ import typer
 
 from specattn.cli.errors import one_line_errors
 from specattn.cli.options import DTYPES, option, takes_options
+from specattn.cli.table import aligned
 
 if TYPE_CHECKING:
-    from specattn.planning import Check, Machine, Prediction, Workload
+    from specattn.planning import Machine, Prediction, Workload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,12 +31,8 @@ class PlanOptions:
     launch: str = option("eager", "eager, as this package's loop does, or graph: no host time.")
     ranks: int = option(1, "Machines over which the cache is dealt out.", min=1)
     link: str = option("nvlink", "What connects them: nvlink, pcie, ib or ethernet.")
-    acceptance: list[str] | None = option(
-        None, "Rates per position given all before, as vegas=0.95; may be repeated."
-    )
-    validate: list[Path] | None = option(
-        None, "Result file to hold the model against; may be repeated."
-    )
+    acceptance: list[str] | None = option(None, "Rates by position, as vegas=0.95; repeatable.")
+    validate: list[Path] | None = option(None, "File of results to hold it against; repeatable.")
 
 
 @takes_options
@@ -47,7 +44,9 @@ def plan(options: PlanOptions) -> None:
     """
     from specattn.planning import (
         LINKS,
+        MACHINES,
         METHOD_PROFILES,
+        Machine,
         ModelShape,
         Workload,
         method_profile,
@@ -61,7 +60,12 @@ def plan(options: PlanOptions) -> None:
     profiles = dict(METHOD_PROFILES)
     for text in options.acceptance or ():
         profiles |= method_profile(text)
-    machine = _machine(options.gpu, dtype)
+    machine = MACHINES.get(options.gpu)
+    if machine is None:
+        if not Path(options.gpu).is_file():
+            known = ", ".join(MACHINES)
+            raise ValueError(f"--gpu: expected one of {known}, or a file, got {options.gpu!r}")
+        machine = Machine.from_results(Path(options.gpu), dtype)
     model = ModelShape.named(options.shape)
     if options.validate:
         for path in options.validate:
@@ -80,18 +84,7 @@ def _one_of(name: str, given: str, known: Collection[str]) -> str:
     return given
 
 
-def _machine(name: str, dtype: str) -> Machine:
-    from specattn.planning import MACHINES, Machine
-
-    if name in MACHINES:
-        return MACHINES[name]
-    if not Path(name).is_file():
-        raise ValueError(f"--gpu: expected one of {', '.join(MACHINES)}, or a file, got {name!r}")
-    return Machine.from_results(Path(name), dtype)
-
-
 def _print_plan(workload: Workload, found: list[Prediction], profiles: dict) -> None:
-    from specattn.cli.table import aligned
     from specattn.planning.predict import reasons
 
     machine = workload.machine
@@ -112,21 +105,20 @@ def _print_plan(workload: Workload, found: list[Prediction], profiles: dict) -> 
             f"DOES NOT FIT: weights and caches take {workload.stored / 1e9:.0f} GB, a machine "
             f"has {machine.memory / 1e9:.0f}; shown as if they did."
         )
-    head = ("method", "settings", "round", "tokens/round", "pays from", "tokens/s", "speedup")
     rows = [
-        (
-            one.method,
-            one.settings,
-            f"{one.round.total * 1e3:.2f} ms",
-            f"{one.tokens:.2f}",
-            f"{one.break_even:.2f}",
-            f"{workload.batch * one.tokens / one.round.total:.1f}",
-            f"{one.speedup:.2f}x",
-        )
+        {
+            "method": one.method,
+            "settings": one.settings,
+            "round": f"{one.round.total * 1e3:.2f} ms",
+            "tokens/round": f"{one.tokens:.2f}",
+            "pays from": f"{one.break_even:.2f}",
+            "tokens/s": f"{workload.batch * one.tokens / one.round.total:.1f}",
+            "speedup": f"{one.speedup:.2f}x",
+        }
         for one in found
     ]
-    for number, line in enumerate(aligned(head, rows, left=2)):
-        typer.secho(line, bold=number < 2)  # the head, and the fastest
+    for number, line in enumerate(aligned(rows, left=2)):
+        typer.secho(line, bold=number < 2)  # the names, and the fastest
     plain = next(one for one in found if one.method == "plain")
     for line in reasons(workload, found[0], plain):
         typer.echo(line)
@@ -142,15 +134,10 @@ def _print_checks(path: Path, machine: Machine) -> None:
     found = checks(path, machine)
     typer.echo(f"{path}, predicted for {machine.name}")
     for one in sorted(found, key=lambda check: -abs(check.error)):
-        typer.echo(_line(one))
+        typer.echo(
+            f"{one.error:+6.0%}  {one.predicted:10.3f} {one.measured:10.3f} {one.unit:9}{one.name}"
+            f"{'  (calibrated on this row)' if one.calibrated else ''}"
+        )
     median, worst = errors(found)
     count = sum(not one.calibrated for one in found)
     typer.echo(f"{count} rows predicted: median error {median:.0%}, largest {worst:.0%}")
-
-
-def _line(check: Check) -> str:
-    note = "  (calibrated on this row)" if check.calibrated else ""
-    return (
-        f"{check.error:+6.0%}  {check.predicted:10.3f} {check.measured:10.3f} {check.unit:9}"
-        f"{check.name}{note}"
-    )

@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from specattn.cli.interrupts import interrupt, on_signals
+from specattn.cli.errors import interrupt, on_signals
 from specattn.decoding import StopRequest
 from specattn.files import write_atomically
 
@@ -29,36 +29,19 @@ class RunState:
 
     The cache is not saved: a later run reads the text again, as a prompt. No state of a random
     generator is needed: the seed among the settings and a token's position decide what is drawn.
-
-    Attributes
-    ----------
-    settings : dict
-        What the text depends on, ready for JSON.
-    prompt, tokens : list of int
-        The new tokens come after the prompt.
-    path : Path or None
-        Where it is saved; None: nowhere.
-    resumed_at : int
-        New tokens that an earlier run has left.
     """
 
-    settings: dict[str, Any]
+    settings: dict[str, Any]  # what the text depends on, ready for JSON
     prompt: list[int]
-    path: Path | None = None
-    tokens: list[int] = field(default_factory=list)
-    resumed_at: int = 0
+    path: Path | None = None  # where it is saved, if anywhere
+    tokens: list[int] = field(default_factory=list)  # behind the prompt
+    resumed_at: int = 0  # tokens that an earlier run has left
 
     def __post_init__(self) -> None:
         self._saved = time.monotonic()
 
     def resume(self) -> None:
-        """Go on where the file at `path` ends.
-
-        Raises
-        ------
-        ValueError
-            The file cannot be read, or belongs to another prompt, model or sampling.
-        """
+        """Go on where the file at `path` ends; refuse one of another prompt, model or sampling."""
         try:
             with safe_open(str(self.path), "pt") as file:
                 metadata = file.metadata() or {}
@@ -95,17 +78,9 @@ class RunState:
 
 
 class Interruption(StopRequest):
-    """Ends a text where it is, once a signal has come.
+    """Ends a text where it is, once a signal has come."""
 
-    Attributes
-    ----------
-    signal : int or None
-        Its number.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.signal: int | None = None
+    signal: int | None = None
 
 
 @contextmanager

@@ -8,30 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    GenerationConfig,
-    LogitsProcessorList,
-    StoppingCriteriaList,
-    StopStringCriteria,
-)
+from transformers import GenerationConfig, LogitsProcessorList, StopStringCriteria
+from transformers.generation import StoppingCriteriaList
 
 from specattn.cli.authors import EARLIER, Authors, Pieces
 from specattn.cli.errors import naming
-from specattn.cli.loading import Checkpoint, versions
+from specattn.cli.loading import Checkpoint, Prompt, read_texts, tokenize, versions
 from specattn.cli.options import DecodingOptions
-from specattn.cli.prompts import Prompt, read_texts, tokenize
 from specattn.cli.run_state import RunState, interruptible
 from specattn.cli.terminal import console, say, streamed_text, write_pieces
-from specattn.decoding import (
-    METHODS,
-    ContextualPenalty,
-    Method,
-    Round,
-    Statistics,
-    generate,
-    parse_method,
-)
+from specattn.decoding import METHODS, ContextualPenalty, Method, Round, Statistics, generate
 from specattn.decoding.engine.memory import peak_bytes, reset_peak
+from specattn.decoding.methods import parse_method
 from specattn.decoding.model.families import check_length
 from specattn.decoding.passes.proving import prove
 from specattn.decoding.text.statistics import distinct
@@ -67,34 +55,18 @@ class Text:
 
     def to_dict(self) -> dict[str, Any]:
         """Return what ``--json`` writes of it."""
-        return {
-            "tokens": self.new_tokens,
-            "text": self.text,
-            "finish_reason": self.finish_reason,
-            "resumed_at": self.resumed_at,
-            "distinct": self.distinct,
-        }
+        fields = dict(vars(self))
+        return {"tokens": fields.pop("new_tokens"), **fields, "distinct": self.distinct}
 
 
 @dataclass
 class Continuation:
-    """What one method made of the prompts.
+    """What one method made of the prompts."""
 
-    Attributes
-    ----------
-    texts : list of Text
-        One for each prompt.
-    statistics : Statistics
-    signal : int or None
-        Number of the signal that ended it.
-    peak_bytes : int or None
-        The most memory meanwhile (`specattn.decoding.engine.memory`).
-    """
-
-    texts: list[Text]
+    texts: list[Text]  # one for each prompt
     statistics: Statistics
-    signal: int | None = None
-    peak_bytes: int | None = None
+    signal: int | None = None  # the number of the one that ended it
+    peak_bytes: int | None = None  # the most memory meanwhile
 
     @property
     def tokens(self) -> list[list[int]]:
@@ -113,36 +85,18 @@ class Continuation:
         """Return what ``--json`` writes of it: the one text's fields, or a list of texts."""
         texts = [text.to_dict() for text in self.texts]
         fields = texts[0] if len(texts) == 1 else {"texts": texts}
-        return {
-            **fields,
-            "peak_bytes": self.peak_bytes,
-            "statistics": self.statistics.to_dict(),
-        }
+        return {**fields, "peak_bytes": self.peak_bytes, "statistics": self.statistics.to_dict()}
 
 
 class DecodingSession:
     """A loaded model with tokenized prompts.
 
-    Parameters
-    ----------
-    options : DecodingOptions
-    silent : bool
-        Whether texts stay off the standard output.
-    started : Started, optional
-        The ranks that share the cache or the model; the first alone saves runs.
-
-    Raises
-    ------
-    ValueError
-        Something is wrong with the options; checked cheapest first.
+    `silent` keeps texts off the standard output; of the ranks that were `started`, the first alone
+    saves runs. What is wrong with the options is a ValueError, checked cheapest first.
     """
 
     def __init__(
-        self,
-        options: DecodingOptions,
-        *,
-        silent: bool = False,
-        started: Started | None = None,
+        self, options: DecodingOptions, *, silent: bool = False, started: Started | None = None
     ):
         self.options, self.silent, self.started = options, silent, started
         texts = read_texts(options)
@@ -163,16 +117,9 @@ class DecodingSession:
             self._note(prompt)
 
     def begin(self, path: Path | None = None, *, resume: bool = False) -> list[RunState]:
-        """Return runs that have no tokens yet, one for each prompt, or the one saved at `path`.
-
-        Raises
-        ------
-        ValueError
-            There is nothing to go on with, or several prompts for one `path`.
-        """
-        sampling = self.options.sampling
-        folder = str(self.checkpoint.folder)
-        settings = {"model": folder, "dtype": str(self.model.dtype), **sampling}
+        """Return runs that have no tokens yet, one for each prompt, or the one saved at `path`."""
+        model = {"model": str(self.checkpoint.folder), "dtype": str(self.model.dtype)}
+        settings = model | self.options.sampling
         runs = [RunState(settings, prompt.tokens, path) for prompt in self.prompts]
         if path is not None and len(runs) > 1:
             raise ValueError(f"--state and --resume keep one text, got {len(runs)} prompts")
@@ -191,7 +138,6 @@ class DecodingSession:
         method: Method,
         runs: list[RunState],
         authors: Authors | None = None,
-        *,
         quiet: bool = False,
     ) -> Continuation:
         """Continue the prompts, with progress on standard error.
@@ -203,13 +149,8 @@ class DecodingSession:
         total = sum(len(prompt.tokens) for prompt in self.prompts)
         quiet = quiet or self.silent
         streamed = len(runs) == 1 and not quiet
-        with (
-            streamed_text(self.tokenizer, total, wanted * len(runs), quiet=not streamed) as (
-                on_prefill,
-                show,
-            ),
-            interruptible(runs) as request,
-        ):
+        text = streamed_text(self.tokenizer, total, wanted * len(runs), quiet=not streamed)
+        with text as (on_prefill, show), interruptible(runs) as request:
             reset_peak(self.model.device)
             if done:
                 show(runs[0].tokens, authors and [authors.style(EARLIER)] * done)
@@ -267,27 +208,20 @@ class DecodingSession:
     def penalty(self) -> LogitsProcessorList:
         """Return the penalty on the last tokens, if there is one."""
         options = self.options
-        if options.penalty == 1:
-            return LogitsProcessorList()
-        return LogitsProcessorList([ContextualPenalty(options.penalty_window, options.penalty)])
+        penalty = ContextualPenalty(options.penalty_window, options.penalty)
+        return LogitsProcessorList([penalty] if options.penalty != 1 else [])
 
     def to_dict(self) -> dict[str, Any]:
         """Return what ``--json`` says of versions, model, prompts and sampling."""
-        options = self.options
+        options, config = self.options, self.model.config
+        limits = "max_new_tokens", "min_new_tokens"
         prompts = [{"file": one.file, "tokens": len(one.tokens)} for one in self.prompts]
         return {
             "versions": versions(),
             "ranks": 1 if self.started is None else self.started.ranks.size,
-            "model": {
-                **self.checkpoint.describe(self.model),
-                "model_type": self.model.config.model_type,
-            },
+            "model": {**self.checkpoint.describe(self.model), "model_type": config.model_type},
             **({"prompt": prompts[0]} if len(prompts) == 1 else {"prompts": prompts}),
-            "sampling": {
-                "max_new_tokens": options.max_new_tokens,
-                "min_new_tokens": options.min_new_tokens,
-                **options.sampling,
-            },
+            "sampling": {name: getattr(options, name) for name in limits} | options.sampling,
         }
 
     def _text(self, run: RunState, *, interrupted: bool) -> Text:
@@ -313,14 +247,11 @@ class DecodingSession:
 
     def _note(self, prompt: Prompt) -> None:
         """Say what is not read, and that the text may leave the positions of the model."""
+        known, read = self.model.config.max_position_embeddings, len(prompt.tokens)
+        new = self.options.max_new_tokens
         if prompt.dropped:
             where = "end" if self.options.last_tokens is None else "beginning"
-            say(
-                f"{len(prompt.tokens)} tokens of {prompt.file} are read, {prompt.dropped} at its "
-                f"{where} are not"
-            )
-        known = self.model.config.max_position_embeddings
-        read, new = len(prompt.tokens), self.options.max_new_tokens
+            say(f"{read} tokens of {prompt.file} are read, {prompt.dropped} at its {where} are not")
         if read + new > known:
             say(
                 f"warning: {read} prompt tokens and {new} new ones go beyond the {known} "

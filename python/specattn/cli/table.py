@@ -39,55 +39,48 @@ def legend(names: Iterable[str]) -> str:
     return "; ".join(_MEANINGS[name] for name in names if name in _MEANINGS)
 
 
-def aligned(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> list[str]:
-    """Return lines of aligned columns, the first `left` of them on the left; nothing is cut."""
-    table = [head, *rows]
+def aligned(rows: Sequence[dict[str, str]], left: int = 1) -> list[str]:
+    """Return a line of names and one for each row, `left` columns on the left; nothing is cut."""
+    table = [[*rows[0]], *([*row.values()] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    sides = "<" * left + ">" * (len(head) - left)
+    sides = "<" * left + ">" * (len(widths) - left)
     return [
         "  ".join(f"{cell:{side}{w}}" for cell, side, w in zip(row, sides, widths, strict=True))
         for row in table
     ]
 
 
-def print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print rows under a head in bold."""
-    first, *lines = aligned(head, rows)
-    say(first, style="bold")
-    for line in lines:
-        say(line)
+def print_table(rows: Sequence[dict[str, str]]) -> None:
+    """Print rows under their names, which are bold."""
+    for number, line in enumerate(aligned(rows)):
+        say(line, style=None if number else "bold")
 
 
 def print_figures(session: DecodingSession, runs: dict[str, Continuation]) -> None:
     """Print a line for each run; details too with --explain, or of a run alone."""
-    explain = session.options.explain
     read = " + ".join(f"{len(prompt.tokens)}" for prompt in session.prompts)
     files = ", ".join(prompt.file.rpartition("/")[2] for prompt in session.prompts)
     say(f"{read} prompt tokens of {files}")
     first = next(iter(runs.values())) if len(runs) > 1 else None
     rows = [figures(one, first) for one in runs.values()]
-    width = len(aligned([*rows[0]], [[*row.values()] for row in rows], left=0)[0])
-    names = _names([*runs], console.width - width - 2)
-    body = [[name, *row.values()] for name, row in zip(names, rows, strict=True)]
-    print_table(["method", *rows[0]], body)
+    room = console.width - 2 - len(aligned(rows, left=0)[0])
+    # A method whose options have no room is numbered, and spelled out below.
+    names = [
+        method if len(method) <= room else f"{method.partition(':')[0]} {number}"
+        for number, method in enumerate(runs, start=1)
+    ]
+    print_table([{"method": name, **row} for name, row in zip(names, rows, strict=True)])
     for name, method in zip(names, runs, strict=True):
         if name != method:
             say(f"{name}: {method}")
     console.print(legend(rows[0]), style="dim")
+    explain = session.options.explain
     for name, (method, one) in zip(names, runs.items(), strict=True):
         if explain or len(runs) == 1:
             details = "; ".join(f"{label}: {value}" for label, value in _details(one).items())
             console.print(f"{name}; {details}", markup=False)
         if explain:
             _print_explanations(one, method.partition(":")[0])
-
-
-def _names(methods: list[str], room: int) -> list[str]:
-    """Return the methods, numbered in place of their options where these have no room."""
-    return [
-        method if len(method) <= room else f"{method.partition(':')[0]} {number}"
-        for number, method in enumerate(methods, start=1)
-    ]
 
 
 def _details(one: Continuation) -> dict[str, str]:
@@ -97,17 +90,16 @@ def _details(one: Continuation) -> dict[str, str]:
     split = "/".join(f"{100 * part / (found.decode_seconds or 1):.0f}" for part in parts)
     # Of several texts, the least varied one.
     varied = zip(*(text.distinct for text in one.texts), strict=True)
-    rates = " ".join(f"{100 * rate:.0f}" for rate in found.total.position_rates)
-    return {
+    details = {
         "decode": f"{found.decode_seconds:.2f} s",
         "draft/target/accept": f"{split}%",
         "distinct 1, 2, 3, 4": " ".join(f"{min(each):.2g}" for each in varied),
-        **({"% accepted at 1, 2, ...": rates} if rates else {}),
-        **{
-            label: _detail(value)
-            for label, value in found.details.items()
-            if not (value is None or isinstance(value, dict))
-        },
+    }
+    if rates := found.total.position_rates:
+        details["% accepted at 1, 2, ..."] = " ".join(f"{100 * rate:.0f}" for rate in rates)
+    own = {label: value for label, value in found.details.items() if value is not None}
+    return details | {
+        label: _detail(value) for label, value in own.items() if not isinstance(value, dict)
     }
 
 
@@ -118,8 +110,9 @@ def _print_explanations(one: Continuation, method: str) -> None:
         if isinstance(value, dict) and value:
             by_keys.setdefault(tuple(value), {})[label] = value
     for keys, columns in by_keys.items():
-        rows = [[key, *(_detail(column[key]) for column in columns.values())] for key in keys]
-        print_table(["", *columns], rows)
+        print_table(
+            [{"": key, **{name: _detail(x[key]) for name, x in columns.items()}} for key in keys]
+        )
 
 
 def _detail(value: Any) -> str:

@@ -22,13 +22,8 @@ def say(line: str, **options: Any) -> None:
 
 def progress_bars(*, transient: bool = False) -> Progress:
     """Return bars that have no task yet; `transient` ones vanish at the end."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    return Progress(*columns, console=console, transient=transient)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    return Progress(*columns, TimeRemainingColumn(), console=console, transient=transient)
 
 
 def write_pieces(pieces: Iterable[str], styles: Sequence[str] | None = None) -> None:
@@ -50,17 +45,10 @@ def write_pieces(pieces: Iterable[str], styles: Sequence[str] | None = None) -> 
 def streamed_text(
     tokenizer: Any, prompt_tokens: int, max_new_tokens: int, *, quiet: bool = False
 ) -> Iterator[tuple[Callable[[int, int], None], Callable[..., None]]]:
-    """Show bars while there is no text to read, then the text as it is decoded.
+    """Show bars while there is no text to read, then the text as it is decoded, unless `quiet`.
 
-    `quiet` shows the bars alone.
-
-    Yields
-    ------
-    on_prefill : callable
-        ``on_prefill(done, total)`` moves the bar of the prompt.
-    on_tokens : callable
-        ``on_tokens(tokens, styles=None)`` writes new tokens to standard output, each in a style
-        of rich's if any are given.
+    Yields ``on_prefill(done, total)``, which moves the bar of the prompt, and ``on_tokens(tokens,
+    styles=None)``, which writes new tokens to standard output, each in a style of rich's if given.
     """
     pieces = Pieces(tokenizer)
     text_is_seen = sys.stdout.isatty() and not quiet

@@ -13,9 +13,7 @@ from specattn.cli.errors import one_line_errors
 from specattn.cli.options import TrainingOptions, option, takes_options
 
 app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    help="Train a drafter for a frozen target.",
+    no_args_is_help=True, rich_markup_mode=None, help="Train a drafter for a frozen target."
 )
 
 # What is not an option of ours is one of transformers' trainer, which has some hundred.
@@ -47,21 +45,15 @@ class PosSOptions(TrainingOptions):
 
     variant: str = option("poss-2", "Preset of the paper: eagle-2, hass, poss-1, poss-2 or poss-3.")
     positions_per_layer: int | None = option(
-        None, "Positions of each specialist [default: the variant's].", min=1
+        None, "Of a specialist [default: the variant's].", min=1
     )
-    depth: int | None = option(
-        None, "Tokens drafted behind each token [default: the variant's].", min=1
-    )
-    start: Path | None = option(
-        None, "Drafter that a new one begins as [default: the target's last layer]."
-    )
+    depth: int | None = option(None, "Drafted tokens [default: the variant's].", min=1)
+    start: Path | None = option(None, "Drafter to begin as [default: the target's last layer].")
     feature_weight: float = option(1.0, "Of the smooth L1 loss.")
     token_weight: float = option(0.1, "Of the cross entropy.")
-    fc_norm: bool = option(False, "Norm features before fc, as EAGLE 3.1.", "--fc-norm")
-    norm_output: bool = option(False, "Norm drafted features, as EAGLE 3.1.", "--norm-output")
-    feature_cache: Path | None = option(
-        None, "Folder that keeps the target's features [default: computed anew]."
-    )
+    fc_norm: bool = option(False, "Norm features before fc, as EAGLE 3.1.")
+    norm_output: bool = option(False, "Norm drafted features, as EAGLE 3.1.")
+    feature_cache: Path | None = option(None, "Folder to keep the target's features in.")
 
 
 def _train(context: typer.Context, options: TrainingOptions, recipe: Callable[[Any], Any]) -> None:

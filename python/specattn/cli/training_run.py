@@ -11,79 +11,54 @@ from typing import Any, NoReturn, cast
 
 import torch
 import transformers
-from transformers import HfArgumentParser, PreTrainedModel, TrainingArguments
+from transformers import HfArgumentParser, TrainingArguments
 from transformers.utils import ExplicitEnum
 
 from specattn.cli.errors import naming
 from specattn.cli.loading import dtype_named, load_tokenizer, model_folder
 from specattn.cli.options import TrainingOptions
-from specattn.cli.terminal import console
+from specattn.cli.terminal import console, say
 from specattn.decoding.model.checkpoint import load_causal_model
-from specattn.drafters import TrainedDrafter
 from specattn.files import check_folder_writable
 from specattn.training import Documents, DrafterTrainer, PackedRows, Preset, Recipe, find_files
-from specattn.training.checkpoints import (
-    check_settings,
-    checkpoints,
-    is_complete,
-    write_settings,
-)
+from specattn.training.checkpoints import check_settings, checkpoints, is_complete, write_settings
 from specattn.training.curves import draw_losses
 
 _TOKENS_PER_PASS = 8192
+_OF_PRESET = ("row_length", "batch_size", "learning_rate")  # which options may change
 # Of the trainer's own arguments, those that decide the losses.
 _SHAPING = (
-    "per_device_train_batch_size",
-    "num_train_epochs",
-    "max_steps",
-    "lr_scheduler_type",
-    "warmup_steps",
-    "optim",
-    "weight_decay",
-    "adam_beta1",
-    "adam_beta2",
-    "adam_epsilon",
-    "max_grad_norm",
-    "bf16",
-    "fp16",
-    "seed",
-    "data_seed",
-)
+    "per_device_train_batch_size", "num_train_epochs", "max_steps", "lr_scheduler_type",
+    "warmup_steps", "optim", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon",
+    "max_grad_norm", "bf16", "fp16", "seed", "data_seed",
+)  # fmt: skip
 
 
 class TrainingRun:
-    """A run that is ready to start.
+    """A run that is ready to start; what is wrong with its options is checked cheapest first.
 
-    Parameters
-    ----------
-    options : TrainingOptions
-    recipe : Recipe
-        The method's part.
-    trainer_options : list of str
-        Options of `transformers.TrainingArguments`, as on a command line.
-
-    Raises
-    ------
-    ValueError
-        Something is wrong with the options; checked cheapest first.
+    The `recipe` is the method's part, and `trainer_options` are those of
+    `transformers.TrainingArguments`, as on a command line.
     """
 
     def __init__(self, options: TrainingOptions, recipe: Recipe, trainer_options: list[str]):
         self.options, self.recipe = options, recipe
-        preset = _preset(options, recipe)
+        asked = {name: getattr(options, name) for name in _OF_PRESET}
+        preset = replace(recipe.preset, **{k: v for k, v in asked.items() if v is not None})
         folder = model_folder(options.target, "--target")
         dtype = dtype_named(options.target_dtype, "--target-dtype")
-        files = _files("--data", options.data)
+        with naming("--data"):
+            files = find_files(options.data)
         self.arguments = _trainer_arguments(options, recipe, preset, trainer_options)
+        console.quiet = self.arguments.process_index > 0
         self.settings = _settings(options, recipe, preset, self.arguments, files)
         self.checkpoint = self._checkpoint()
         transformers.logging.disable_progress_bar()
         tokenizer = load_tokenizer(folder)
         target = load_causal_model(folder, dtype)
         if preset.row_length > (limit := target.config.max_position_embeddings):
-            raise ValueError(
-                f"--row-length: {preset.row_length} is beyond the target's {limit} positions"
-            )
+            row = f"--row-length: {preset.row_length}"
+            raise ValueError(f"{row} is beyond the target's {limit} positions")
         self.rows = PackedRows(
             Documents(files, options.text_field),
             tokenizer,
@@ -94,18 +69,22 @@ class TrainingRun:
         self.eval_rows: PackedRows | None = None
         self.prompts: list[torch.Tensor] = []
         if options.eval_data:
-            held_out = Documents(_files("--eval-data", options.eval_data), options.text_field)
-            self.eval_rows = PackedRows(
-                held_out, tokenizer, preset.row_length, limit=options.eval_rows
-            )
+            with naming("--eval-data"):
+                held_out = Documents(find_files(options.eval_data), options.text_field)
+            length, most = preset.row_length, options.eval_rows
+            self.eval_rows = PackedRows(held_out, tokenizer, length, limit=most)
             self.prompts = _prompts(held_out, tokenizer, options)
         self._count()
-        drafter = _drafter(options, recipe, target, self.rows)
+        if options.drafter is not None:  # float32, because small steps are lost in 16 bits
+            drafter = recipe.drafter_class.from_pretrained(options.drafter, dtype=torch.float32)
+        else:
+            drafter = recipe.new_drafter(target, str(options.target)).float()
+            recipe.fit_start(drafter, target, (row["input_ids"] for row in self.rows))
         self.objective = recipe.objective(target, drafter)
         parameters = sum(p.numel() for p in self.objective.drafter.parameters())
-        self._say(f"drafter of {parameters / 1e6:.1f} M parameters for {folder}")
+        say(f"drafter of {parameters / 1e6:.1f} M parameters for {folder}")
         if not self.arguments.report_to and find_spec("tensorboard") is None:
-            self._say("no tensorboard logs: tensorboard is not installed")
+            say("no tensorboard logs: tensorboard is not installed")
 
     def train(self) -> None:
         """Train to the end; the output folder then is the drafter, in the target's dtype."""
@@ -128,10 +107,15 @@ class TrainingRun:
             drafter = self.recipe.drafter_class.from_pretrained(self.options.output, dtype=dtype)
             drafter.save_pretrained(self.options.output)
         if self.eval_rows is not None:
-            self._say(_findings(trainer.evaluate()))
+            say(_findings(trainer.evaluate()))
         if trainer.is_world_process_zero():
-            self._draw(trainer.state.log_history)
-        self._say(f"drafter: {self.options.output}")
+            picture = self.options.output / "loss.png"
+            try:
+                draw_losses(trainer.state.log_history, picture)
+                say(f"losses: {picture}")
+            except ImportError:
+                say("no picture of the losses: matplotlib is not installed")
+        say(f"drafter: {self.options.output}")
 
     def _checkpoint(self) -> str | None:
         """Return the checkpoint to go on from; refuse to mix two runs in one folder."""
@@ -141,50 +125,30 @@ class TrainingRun:
         found = checkpoints(output)
         if not self.options.resume:
             if found:
-                raise ValueError(
-                    f"--output: {output} holds the checkpoints of a run; go on with --resume, or "
-                    "choose another folder"
-                )
+                here = f"--output: {output} holds the checkpoints of a run"
+                raise ValueError(f"{here}; go on with --resume, or choose another folder")
             return None
         if not found:
             raise ValueError(f"--resume: there is no checkpoint in {output}")
         check_settings(output, self.settings)
         complete = next(filter(is_complete, found), None)
         if complete != found[0]:
-            self._say(
-                f"{found[0]} is not complete: going on from "
-                f"{'the beginning' if complete is None else complete}"
-            )
+            begin = "the beginning" if complete is None else complete
+            say(f"{found[0]} is not complete: going on from {begin}")
         return None if complete is None else str(complete)
-
-    def _draw(self, history: list[dict[str, float]]) -> None:
-        picture = self.options.output / "loss.png"
-        try:
-            draw_losses(history, picture)
-        except ImportError:
-            self._say("no picture of the losses: matplotlib is not installed")
-        else:
-            self._say(f"losses: {picture}")
 
     def _count(self) -> None:
         """See that there is text, and count its rows unless the number of steps is given."""
-        if self.rows.endless:
-            count = len(list(islice(self.rows, 1)))
-        else:
-            with console.status("reading the data once, to know how many steps it gives"):
-                count = self.rows.count()
+        rows, documents = self.rows, self.rows.documents
+        with console.status("reading the data once, to know how many steps it gives"):
+            count = len(list(islice(rows, 1))) if rows.endless else rows.count()
         if count == 0:
-            raise ValueError(f"--data: less text than one row of {self.rows.row_length} tokens")
-        if not self.rows.endless:
-            documents = self.rows.documents
-            self._say(
-                f"{count} rows of {self.rows.row_length} tokens from {len(documents.files)} files, "
+            raise ValueError(f"--data: less text than one row of {rows.row_length} tokens")
+        if not rows.endless:
+            say(
+                f"{count} rows of {rows.row_length} tokens from {len(documents.files)} files, "
                 f"{len(documents.skipped)} texts skipped"
             )
-
-    def _say(self, line: str) -> None:
-        if self.arguments.process_index == 0:
-            console.print(line, soft_wrap=True)
 
 
 class _Parser(HfArgumentParser):
@@ -192,13 +156,6 @@ class _Parser(HfArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(message)
-
-
-def _preset(options: TrainingOptions, recipe: Recipe) -> Preset:
-    """Return the method's preset, with what was asked for in its place."""
-    names = ("row_length", "batch_size", "learning_rate")
-    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    return replace(recipe.preset, **given)
 
 
 def _trainer_arguments(
@@ -247,13 +204,7 @@ def _trainer_arguments(
     return arguments
 
 
-def _settings(
-    options: TrainingOptions,
-    recipe: Recipe,
-    preset: Preset,
-    arguments: TrainingArguments,
-    files: list[Path],
-) -> dict[str, Any]:
+def _settings(options: Any, recipe: Any, preset: Any, arguments: Any, files: list[Path]) -> dict:
     """Return what decides the losses of a run, by the names of the options that say it."""
     size = sum(file.stat().st_size for file in files)
     paths = ", ".join(str(path.absolute()) for path in options.data)
@@ -262,8 +213,8 @@ def _settings(
         "target": options.target.absolute(),
         "data": f"{paths} ({len(files)} files of {size} bytes)",
         **{name: getattr(options, name) for name in ("text_field", "drafter", "target_dtype")},
-        **{field.name: getattr(preset, field.name) for field in fields(cast(Any, preset))},
-        **{field.name: getattr(recipe, field.name) for field in fields(cast(Any, recipe))},
+        **{field.name: getattr(preset, field.name) for field in fields(preset)},
+        **{field.name: getattr(recipe, field.name) for field in fields(recipe)},
         **{name: getattr(arguments, name) for name in _SHAPING},
     }
     found["heads"] = found.pop("num_heads", None)
@@ -274,24 +225,6 @@ def _settings(
         for name, value in found.items()
         if value is not None
     }
-
-
-def _files(option: str, paths: list[Path]) -> list[Path]:
-    try:
-        return find_files(paths)
-    except ValueError as error:
-        raise ValueError(f"{option}: {error}") from None
-
-
-def _drafter(
-    options: TrainingOptions, recipe: Recipe, target: PreTrainedModel, rows: PackedRows
-) -> TrainedDrafter:
-    """Return the drafter to begin with, in float32: small steps are lost in 16 bits."""
-    if options.drafter is not None:
-        return recipe.drafter_class.from_pretrained(options.drafter, dtype=torch.float32)
-    drafter = recipe.new_drafter(target, str(options.target)).float()
-    recipe.fit_start(drafter, target, (row["input_ids"] for row in rows))
-    return drafter
 
 
 def _prompts(documents: Documents, tokenizer: Any, options: TrainingOptions) -> list[torch.Tensor]:

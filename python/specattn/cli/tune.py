@@ -8,18 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from specattn.cli.errors import one_line_errors
-from specattn.cli.interrupts import Interrupted
+from specattn.cli.errors import Interrupted, one_line_errors
 from specattn.cli.options import ModelOptions, option, takes_options
+from specattn.cli.terminal import progress_bars, say
 
 if TYPE_CHECKING:
-    from specattn.tuning import Record, Tuner
+    from specattn.tuning import Tuner
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    help="Find a method's options for a model, a machine and texts of your own.",
-)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 SCHEMA = "specattn.tune.vegas/1"
 
@@ -35,9 +31,7 @@ class TuningOptions(ModelOptions):
 
     prompts: list[Path] = option(..., "UTF-8 text, or a folder of such; may be repeated.")
     output: Path = option(..., "JSON file, whole after every measurement.")
-    context: int | None = option(
-        None, "Tokens of each prompt [default: those of the shortest].", min=1
-    )
+    context: int | None = option(None, "Tokens of each prompt [default: the shortest's].", min=1)
     ratios: str | None = option(None, "Shares of the cache, such as 0.03,0.07,0.2.")
     gammas: str | None = option(None, "Drafted tokens, such as 2,4,6.")
     large_gamma: int | None = option(None, "Drafted tokens of the first step [default: 12].")
@@ -45,7 +39,7 @@ class TuningOptions(ModelOptions):
     new_tokens: int = option(128, "Per request and run.")
     repeats: int = option(2, "Timed runs of each candidate and batch.")
     batch: int = option(1, "Prompts decoded together.")
-    resume: bool = option(False, "Keep what the output has.", "--resume")
+    resume: bool = option(False, "Keep what the output has.")
     pictures: Path | None = option(None, "Draw the paper's figures 8 and 13 into this folder.")
 
 
@@ -56,25 +50,28 @@ def vegas(options: TuningOptions) -> None:
     with one_line_errors():
         tuner = _tuner(options)
     chosen = _run(tuner)
-    from specattn.cli.terminal import console
-
-    console.print(
-        f"[bold]{chosen['method']}[/]: {chosen['tokens_per_second']:.1f} tokens/s, "
+    say(
+        f"{chosen['method']}: {chosen['tokens_per_second']:.1f} tokens/s, "
         f"{chosen['speedup']:.2f} times plain decoding, "
-        f"{chosen['accepted_per_round']:.2f} drafted tokens accepted per round"
+        f"{chosen['accepted_per_round']:.2f} drafted tokens accepted per round",
+        style="bold",
     )
     if chosen["speedup"] < 1:
-        console.print("Plain decoding is faster for these prompts on this machine.")
+        say("Plain decoding is faster for these prompts on this machine.")
     if options.pictures is not None:
-        _draw(tuner.record, options.pictures)
+        from specattn.tuning.pictures import draw
+
+        try:
+            say(f"pictures: {', '.join(map(str, draw(tuner.record, options.pictures)))}")
+        except ImportError:
+            say("no pictures: matplotlib is not installed (pip install 'specattn[bench]')")
 
 
 def _tuner(options: TuningOptions) -> Tuner:
     """Check everything that can be wrong, cheapest first, then load."""
     import torch
 
-    from specattn.cli.loading import Checkpoint, versions
-    from specattn.cli.prompts import read_text
+    from specattn.cli.loading import Checkpoint, read_text, versions
     from specattn.distributed.launch import refuse_ranks
     from specattn.training import find_files
     from specattn.tuning import Record, Sweep, Tuner
@@ -101,7 +98,7 @@ def _tuner(options: TuningOptions) -> Tuner:
     room = model.config.max_position_embeddings - sweep.new_tokens
     if length > room:
         raise ValueError(f"--context: with the new tokens there is room for {room}, not {length}")
-    heading: dict[str, Any] = {
+    heading = {
         "schema": SCHEMA,
         "versions": versions(),
         "model": checkpoint.describe(model),
@@ -114,28 +111,14 @@ def _tuner(options: TuningOptions) -> Tuner:
 
 def _run(tuner: Tuner) -> dict[str, Any]:
     """Tune, with a bar; what is measured when it is interrupted stays in the file."""
-    from specattn.cli.terminal import console, progress_bars
-
     with progress_bars() as progress:
         task = progress.add_task("", total=tuner.runs)
         try:
             return tuner.run(lambda step: progress.update(task, description=step, advance=1))
         except Interrupted:
             kept = len(tuner.record.measurements)
-            console.print(f"interrupted; {kept} measurements are kept, go on with --resume")
+            say(f"interrupted; {kept} measurements are kept, go on with --resume")
             raise
-
-
-def _draw(record: Record, folder: Path) -> None:
-    from specattn.cli.terminal import console
-    from specattn.tuning.pictures import draw
-
-    try:
-        files = draw(record, folder)
-    except ImportError:
-        console.print("no pictures: matplotlib is not installed (pip install 'specattn[bench]')")
-        return
-    console.print("pictures: " + ", ".join(map(str, files)))
 
 
 def _numbers(option: str, text: str | None, kind: type) -> tuple | None:

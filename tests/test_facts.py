@@ -1,15 +1,18 @@
 """What the pages state is what the code and the records say."""
 
-import importlib.util
+import importlib
 import inspect
 import json
 import os
 import re
+import sys
 import tomllib
+from contextlib import suppress
 from dataclasses import fields
-from functools import cache
+from functools import cache, reduce
 from pathlib import Path
 from pkgutil import resolve_name
+from statistics import geometric_mean
 
 import pytest
 import typer
@@ -18,22 +21,20 @@ from specattn.cli import app
 from specattn.decoding import FAMILIES, METHODS, generate, parse_method
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "docs/tools"))
+
+import records  # noqa: E402
+import tables  # noqa: E402
+from decoding_tables import auto_gains  # noqa: E402
+
+sys.path.pop(0)
+
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*/*.md")]
 PAGES = [page for page in PAGES if page.name not in ("CHANGELOG.md", "ARCHITECTURE.md")]
 CODE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 NUMBERS = {"one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "eight": 8, "ten": 10}
 CLASSES = {cls.__name__: cls for cls in METHODS.values()}
 
-
-def _tables():
-    path = ROOT / "docs/tools/tables.py"
-    spec = importlib.util.spec_from_file_location("tables", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-TABLES = _tables()
 
 each_page = pytest.mark.parametrize(
     "page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix()
@@ -44,37 +45,24 @@ def _prose(page):
     return CODE.sub("", page.read_text())
 
 
-@pytest.mark.parametrize("page", TABLES.pages(), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", tables.pages(), ids=lambda page: page.name)
 def test_tables_are_what_the_records_give(page):
     text = page.read_text()
-    assert text == TABLES.written(text), "run: python docs/tools/tables.py"
+    assert text == tables.written(text), "run: python docs/tools/tables.py"
 
 
 def test_every_table_stands_in_a_page():
     used = {
-        name for page in TABLES.pages() for _, name, _ in TABLES.BLOCK.findall(page.read_text())
+        name for page in tables.pages() for _, name, _ in tables.BLOCK.findall(page.read_text())
     }
-    assert used == set(TABLES.TABLES)
+    assert used == set(records.TABLES)
 
 
 @cache
 def _names():
-    folders = (
-        "python",
-        "reference",
-        "triton_kernels",
-        "csrc",
-        "tests",
-        "bench",
-        "docs",
-        "examples",
-    )
-    return {
-        name
-        for folder in (*folders, "tools")
-        for _, _, found in os.walk(ROOT / folder)
-        for name in found
-    }
+    skipped = ("build", "dist")
+    folders = [one for one in ROOT.glob("[a-z]*/") if one.name not in skipped]
+    return {name for folder in folders for _, _, found in os.walk(folder) for name in found}
 
 
 @each_page
@@ -87,11 +75,24 @@ def test_files_that_are_named_exist(page):
         assert found or name == "llama.cpp", f"there is no {name}"
 
 
+def locate(name):
+    """Return what a dotted name means, a module where a function has the same name, too."""
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        with suppress(ImportError):
+            found = importlib.import_module(".".join(parts[:count]))
+            return reduce(lambda one, part: getattr(one, part, None), parts[count:], found)
+    return None
+
+
 @each_page
 def test_public_names_exist(page):
     text = page.read_text()
     for name in re.findall(r"`(specattn(?:\.\w+)+)", _prose(page)):
         resolve_name(name)
+    for name in re.findall(r"^::: (specattn[\w.]*)$", text, re.M):  # of the reference
+        if "vllm." not in name:  # which needs vLLM
+            assert locate(name), name
     for module, names in re.findall(r"^\s*from (specattn[\w.]*) import ([\w, ]+)$", text, re.M):
         for name in names.split(","):
             resolve_name(f"{module}:{name.split(' as ')[0].strip()}")
@@ -100,7 +101,7 @@ def test_public_names_exist(page):
 @each_page
 def test_options_of_methods_exist(page):
     """`Vegas(gamma=6)` in Python, `vegas:gamma=6` on the command line."""
-    text = re.sub(r"Vegas\(\.\.\., name=", "Vegas(", TABLES.BLOCK.sub("", page.read_text()))
+    text = re.sub(r"Vegas\(\.\.\., name=", "Vegas(", tables.BLOCK.sub("", page.read_text()))
     for name, arguments in re.findall(rf"\b({'|'.join(CLASSES)})\(((?:[^()]|\([^()]*\))*)\)", text):
         known = {field.name for field in fields(CLASSES[name])}
         given = re.findall(r"(?:^|[\s,])(\w+)=", re.sub(r"\([^()]*\)|\[[^\]]*\]", "", arguments))
@@ -188,11 +189,11 @@ def test_what_stands_below_the_picture_of_auto_is_its_record(page):
     """The paragraph below it names texts, dates and factors of the file that it is drawn from."""
     path = ROOT / "bench/results/epyc-2core/auto.jsonl"
     run, *cells = map(json.loads, path.read_text().splitlines())
-    gains = TABLES.auto_gains()
-    means = [TABLES.geometric_mean(gains[kind]) for kind in ("greedy", "sampled", "best")]
-    means += [TABLES.geometric_mean(gains["greedy"] + gains["sampled"])]
+    gains = auto_gains()
+    means = [geometric_mean(gains[kind]) for kind in ("greedy", "sampled", "best")]
+    means += [geometric_mean(gains["greedy"] + gains["sampled"])]
     factors = [*means, *(edge(gains[kind]) for kind in gains for edge in (min, max))]
-    peers = TABLES.read("epyc-2core/decoding-peers.jsonl")
+    peers = records.read("epyc-2core/decoding-peers.jsonl")
     factors += [row["speedup"].get("vllm", 0) for row in peers if row["method"] == "plain"]
     rounded = {f"{factor:.{digits}f}" for factor in factors for digits in (1, 2)}
     for below in re.findall(r"\((?:docs/)?auto\.png\)\n\n(.+?)(?:\n\n|\Z)", page.read_text(), re.S):

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 from figures import BLUE, GREEN, GREY, ORANGE, pyplot, save
+from records import read, size
 
-RESULTS = Path(__file__).parents[2] / "bench/results/epyc-2core"
 PEERS = {  # what the rows call it: what the picture does
     "transformers": ("transformers, SDPA", GREY),
     "vllm": ("vLLM", "#b9bec7"),
@@ -31,18 +28,6 @@ def main():
     draw_vllm()
 
 
-def read(name):
-    """Return a file's rows, each with the heading of its run."""
-    run, rows = {}, []
-    for line in (RESULTS / name).read_text().splitlines():
-        record = json.loads(line)
-        if record["kind"] == "run":
-            run = record
-        elif record["kind"] == "row":
-            rows.append(record | {"run": run})
-    return rows
-
-
 def bars(rows, names, value, title, label):
     """Return a figure with a group of bars for each context, a bar for each name."""
     figure, axes = pyplot.subplots(figsize=(8, 3.8), layout="constrained")
@@ -61,11 +46,6 @@ def bars(rows, names, value, title, label):
     return figure
 
 
-def size(tokens):
-    """Return a number of tokens as people say it."""
-    return f"{tokens // 1024}k" if tokens >= 1024 else str(tokens)
-
-
 def origin(rows):
     """Return machine, commits and dates of the rows."""
     runs = [row["run"] for row in rows]
@@ -76,7 +56,7 @@ def origin(rows):
 
 def draw_peers():
     """Draw whole engines side by side."""
-    rows = [row | {"name": row["method"]} for row in read("decoding-peers.jsonl")]
+    rows = [row | {"name": row["method"]} for row in read("epyc-2core/decoding-peers.jsonl")]
     rows = [row for row in rows if row["name"] in PEERS and not row["settings"].get("ngram")]
     figure = bars(
         rows,
@@ -93,7 +73,7 @@ def draw_peers():
 
 def draw_transformers():
     """Draw transformers' own generate with our attention and caches."""
-    rows = [row | {"name": row["way"]} for row in read("transformers-generate.jsonl")]
+    rows = [row | {"name": row["way"]} for row in read("epyc-2core/transformers-generate.jsonl")]
     figure = bars(
         [row for row in rows if row["name"] in WAYS],
         WAYS,
@@ -107,7 +87,7 @@ def draw_transformers():
 
 def draw_vllm():
     """Draw vLLM with the plugin over vLLM as it is."""
-    rows = [row for row in read("engines.jsonl") if row["check"] in ("plain", "drafter")]
+    rows = [row for row in read("epyc-2core/engines.jsonl") if row["check"] in ("plain", "drafter")]
     rows = [row | {"name": row["variant"]} for row in rows]
     names = {
         "specattn": ("our attention, plain", BLUE),

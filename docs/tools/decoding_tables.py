@@ -1,0 +1,164 @@
+"""Tables of decoding: methods side by side, engines, transformers, ranks."""
+
+from __future__ import annotations
+
+from statistics import geometric_mean, mean
+
+from records import label, markdown, read, size, spread, table
+
+
+@table("grounded")
+def grounded() -> str:
+    """Return tokens per pass on grounded requests, means over lengths."""
+    found = read("epyc-2core/decoding-grounded.jsonl")
+    methods = list(dict.fromkeys(label(row) for row in found))
+    rows = []
+    for section in dict.fromkeys(row["section"] for row in found):
+        here = [row for row in found if row["section"] == section]
+        tau = {name: mean(r["tau"] for r in here if label(r) == name) for name in methods}
+        lead = tau["suffix:nodes=64"] / tau["prompt_lookup"]
+        simulated = "simulated" if "SIMULATED" in here[0]["acceptance"] else "measured"
+        rows.append([section, simulated, *(f"{tau[name]:.2f}" for name in methods), f"{lead:.2f}"])
+    names = [f"`{name}`" for name in methods]
+    return markdown(("kind", "acceptance", *names, "suffix over lookup"), rows)
+
+
+@table("decoding")
+def decoding() -> str:
+    """Return plain decoding, transformers, Vegas and LongSpec with fixed sizes, on the Xeon."""
+    found = read("xeon-2core/decoding.jsonl") + read("xeon-2core/decoding-31k.jsonl")
+    places = dict.fromkeys((r["context"], r["batch"], r["temperature"]) for r in found)
+    rows = []
+    for place in sorted(places):
+        here = {
+            r["method"]: r
+            for r in found
+            if (r["context"], r["batch"], r["temperature"]) == place and not r["fault"]
+        }
+        row = [size(place[0]), place[1], f"{place[2]:g}"]
+        row += [spread(here[name]["tokens_per_second"]) for name in ("plain", "transformers")]
+        for name in ("vegas", "longspec"):
+            one = here.get(name)
+            row += [one and spread(one["tokens_per_second"])]
+            row += [one and f"{one['speedup']['plain']:.2f}", one and f"{one['tau']:.2f}"]
+            if name == "vegas":
+                row.append(one and f"{one['speedup']['transformers']:.2f}")
+        rows.append(row)
+    header = ("context", "B", "T", "plain, tokens/s", "transformers")
+    vegas, longspec = ("Vegas", "x plain", "tau", "x hf"), ("LongSpec", "x plain", "tau")
+    return markdown((*header, *vegas, *longspec), rows)
+
+
+@table("peers")
+def peers() -> str:
+    """Return whole engines side by side on the EPYC."""
+    found = {}
+    for row in read("epyc-2core/decoding-peers.jsonl"):
+        found.setdefault(row["context"], {})[label(row)] = row
+    names = list(dict.fromkeys(name for here in found.values() for name in here))
+    rows = []
+    for context, here in found.items():
+        row = [size(context)]
+        for name in names:
+            one = here.get(name)
+            if one is None:
+                row.append(None)
+                continue
+            over = one["speedup"].get("vllm")
+            shown = spread(one["tokens_per_second"])
+            row.append(shown if over is None else f"{shown} ({over:.2f}x)")
+        rows.append(row)
+    return markdown(("context", *(f"`{name}`" for name in names)), rows)
+
+
+@table("auto")
+def auto() -> str:
+    """Return times plain decoding by length and temperature, geometric means, and over all."""
+    cells = read("epyc-2core/auto.jsonl", "cell")
+    names = [name for name in cells[0]["speed"] if name != "plain"]
+    rows = []
+    for place in sorted({(cell["context"], cell["temperature"]) for cell in cells}):
+        here = [c["speed"] for c in cells if (c["context"], c["temperature"]) == place]
+        gains = {n: geometric_mean(one[n] / one["plain"] for one in here) for n in names}
+        best = max(gains.values())
+        shown = [f"**{x:.2f}**" if x == best else f"{x:.2f}" for x in gains.values()]
+        rows.append([size(place[0]), f"{place[1]:g}", *shown])
+    greedy, sampled, best = auto_gains().values()
+    return f"""{markdown(("tokens", "T", *(f"`{name}`" for name in names)), rows)}
+
+Over plain decoding `auto` is {geometric_mean(greedy + sampled):.2f} times as fast in the mean \
+({geometric_mean(greedy):.2f} greedily, {geometric_mean(sampled):.2f} sampled), {min(sampled):.2f} \
+in the worst cell; over the best other method of each cell {geometric_mean(best):.2f} in the mean, \
+{min(best):.2f} in the worst."""
+
+
+def auto_gains() -> dict[str, list[float]]:
+    """Return auto over plain greedily and sampled, and over the best other method, per cell."""
+    found: dict[str, list[float]] = {"greedy": [], "sampled": [], "best": []}
+    for cell in read("epyc-2core/auto.jsonl", "cell"):
+        speed = cell["speed"]
+        kind = "sampled" if cell["temperature"] else "greedy"
+        found[kind].append(speed["auto"] / speed["plain"])
+        found["best"].append(speed["auto"] / max(speed[n] for n in speed if n != "auto"))
+    return found
+
+
+@table("vllm")
+def vllm() -> str:
+    """Return speeds inside vLLM over vLLM as it is."""
+    names = {
+        ("plain", "specattn"): "plain decoding",
+        ("ngram", "specattn"): "vLLM's own n-gram drafting of 7, in both",
+        ("drafter", "Suffix"): "`Suffix`, 15 tokens, over plain",
+        ("drafter", "PromptLookup"): "`PromptLookup`, 7 tokens, over plain",
+        ("drafter", "Vegas"): "`Vegas`, 6 tokens, over plain",
+        ("first token", "specattn"): "time to the first token",
+    }
+    found = {
+        (row["check"], row["variant"], row["context"]): row["ratio"]
+        for row in read("epyc-2core/engines.jsonl")
+        if "ratio" in row
+    }
+    contexts = sorted({context for _, _, context in found})
+    rows = []
+    for place, name in names.items():
+        values = [found.get((*place, context)) for context in contexts]
+        rows.append([name, *("" if value is None else f"{value:.2f}" for value in values)])
+    return markdown(("times vLLM as it is", *map(size, contexts)), rows)
+
+
+@table("transformers")
+def transformers() -> str:
+    """Return speeds of transformers' generate over SDPA with the default cache."""
+    found = read("epyc-2core/transformers-generate.jsonl")
+    ways = [way for way in dict.fromkeys(row["way"] for row in found) if way != "sdpa"]
+    contexts = sorted({row["context"] for row in found})
+    over = {(row["way"], row["context"]): row["over_sdpa"] for row in found}
+    rows = []
+    for way in ways:
+        decoded = [f"{over[way, context]['decoding']:.2f}" for context in contexts]
+        rows.append([way, *decoded, f"{over[way, contexts[-1]]['prefill']:.2f}"])
+    header = ("times as fast per token as SDPA with the default cache", *map(size, contexts))
+    return markdown((*header, f"prompt of {size(contexts[-1])}"), rows)
+
+
+@table("ranks")
+def ranks() -> str:
+    """Return passes of one rank, of two that share a cache, and of two parts of a model."""
+    found = {
+        (row["pass"], row["shape"]): row["wall_s"] * 1e3
+        for row in read("epyc-2core/distributed-31k-shared.jsonl")
+    }
+    names = {
+        "plain": "pass of 1 row",
+        "verify": "verification of 7 rows, collecting",
+        "select": "selection of 4,096 tokens",
+        "draft": "sparse draft of 1 row",
+    }
+    rows = []
+    for kind, name in names.items():
+        one, two, shared, parts = (found[kind, shape] for shape in ("1x1", "1x2", "2x1", "2x1t"))
+        over = [f"{ms:.1f} ms ({ms / two - 1:+.0%})" for ms in (shared, parts)]
+        rows.append([name, f"{one:.1f} ms", f"{two:.1f} ms", *over])
+    header = ("", "1 rank, 1 thread", "1 rank, 2 threads", "2 ranks (over 2 threads)")
+    return markdown((*header, "2 parts (over 2 threads)"), rows)

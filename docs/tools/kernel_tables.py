@@ -1,0 +1,104 @@
+"""Tables of kernels: bytes and instructions in the emulator, bars and sweep on CPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from records import markdown, read, size, table
+
+BARS = {  # of (primitive, keys, T): what may be moved at most, and the least share of the bandwidth
+    ("hybrid", 8192, 1): (None, 0.60),
+    ("hybrid", 8192, 16): (None, 0.55),
+    ("hybrid", 32768, 1): (1.03, 0.80),
+    ("hybrid", 32768, 16): (1.05, 0.75),
+    ("hybrid", 131072, 1): (None, 0.90),
+    ("hybrid", 131072, 16): (None, 0.88),
+    ("gather", 32768, 1): (1.1, None),
+    ("importance", 32768, 1): (1.02, None),
+    ("select", 32768, 1): (1.2, None),
+}
+
+
+@table("emulated")
+def emulated() -> str:
+    """Return what the kernels of both languages move and execute, and what that predicts."""
+    found, cuda = (
+        {(one["op"], one["context"], one["rows"]): one for one in read(name, "emulated")}
+        for name in ("epyc-2core/emulated-sm90.jsonl", "epyc-2core/emulated-sm90-cuda.jsonl")
+    )
+    ops = list(dict.fromkeys(op for op, _, _ in found))
+    rows = []
+    for place in sorted(found, key=lambda place: (ops.index(place[0]), *place[1:])):
+        both = [found[place], cuda.get(place)]
+        most, least = BARS.get(place, (None, None))
+        moved = [one and one["moved_over_needed"] for one in both]
+        shares = [one and one["predicted_share"]["h200"] for one in both]
+        steps = [one and sum(x["instructions_per_key"] for x in one["launches"]) for one in both]
+        host = [one and one["host_microseconds"] for one in both]
+        row = [f"{place[0]}, {size(place[1])}, {place[2]}", pair(moved, "{:.3f}", most=most)]
+        row += ["" if most is None else f"{most:g}", pair(steps, "{:.1f}")]
+        row += [pair(shares, "{:.0%}", least=least), "" if least is None else f"{least:.0%}"]
+        rows.append([*row, pair(host, "{:.0f}")])
+    header = ("primitive, keys, T", "moved over needed", "bar", "instructions a key")
+    return markdown((*header, "predicted share of an H200", "bar", "host, us"), rows)
+
+
+def pair(
+    values: list[Any], form: str, *, most: float | None = None, least: float | None = None
+) -> str:
+    """Return two figures, what misses its bar in bold."""
+    cells = []
+    for value in values:
+        if value is None:
+            cells.append("-")
+            continue
+        missed = (most is not None and value > most) or (least is not None and value < least)
+        cells.append(f"**{form.format(value)}**" if missed else form.format(value))
+    return " / ".join(cells)
+
+
+@table("bars")
+def bars() -> str:
+    """Return every bar on both machines."""
+    files = ("epyc-2core/bars.jsonl", "xeon-2core/bars.jsonl")
+    machines = [{bar["name"]: bar for bar in read(name, "bar")} for name in files]
+    rows = []
+    for name, bar in machines[0].items():
+        target = amount(bar["target"], bar["unit"])
+        row = [name, f"at most {target}" if bar["at_most"] else target]
+        for found in machines:
+            one = found[name]
+            value = f"{amount(one['measured'], one['unit'], sign=True)} ±{one['spread']:.0%}"
+            row.append(value if one["met"] else f"**{value}**")
+        time = bar["note"].split(";")[0].split(" against ")[0]
+        other = machines[1][name]["note"].split(";")[0].split(" against ")[0]
+        rows.append([*row, f"{time} / {other}" if time else ""])
+    met = [sum(bar["met"] for bar in found.values()) for found in machines]
+    header = ("bar; **missed**", "to reach", "EPYC", "Xeon", "time, EPYC / Xeon")
+    counts = ["", "", f"{met[0]} of {len(rows)} met", f"{met[1]} of {len(rows)} met", ""]
+    return markdown(header, [*rows, counts])
+
+
+def amount(value: float, unit: str, *, sign: bool = False) -> str:
+    """Return a bar's figure in its unit."""
+    forms = {"share": "{:.0%}", "times": "{:.2f}x", "over": "{:+.1%}", "us": "{:.0f} us"}
+    text = forms[unit].format(value)
+    return text if sign else text.removeprefix("+")
+
+
+@table("sweep")
+def sweep() -> str:
+    """Return the sweep of every primitive on the Xeon."""
+    rows = []
+    for one in read("xeon-2core/quick.jsonl"):
+        peer, timed = min(one["peers"].items(), key=lambda item: item[1]["ratio"])
+        time = one["time"]["median"]
+        shown = f"{time * 1e3:.2f} ms" if time >= 1e-3 else f"{time * 1e6:.0f} us"
+        rows.append(
+            (
+                f"`{one['op']}`, {one['variant']}", size(one["context"]), one["rows"], shown,
+                f"{one['share']:.0%}", one["bound"], peer, f"{timed['ratio']:.2f}x",
+            )
+        )  # fmt: skip
+    header = ("primitive", "context", "T", "time", "of ceiling", "bound by", "best peer")
+    return markdown((*header, "speed-up"), rows)

@@ -15,7 +15,7 @@ import argparse
 import os
 import sys
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from multiprocessing import get_context
 from pathlib import Path
@@ -24,12 +24,11 @@ from typing import Any
 import torch
 from common import arguments, comparison
 from common.clock import Stopwatch
-from common.machine import DISTURBING, Others, describe, disturbed, free_memory, serving
+from common.machine import DISTURBING, Others, describe, disturbed, free_memory, heading, serving
 from common.records import Record, RecordFile, of_kind
 from common.tables import Progress
 from kernels import peers, pictures, report
 from kernels.cases import DTYPES, Axes, Case
-from kernels.ceilings import Ceilings
 from kernels.ceilings import measure as measure_ceilings
 from kernels.measure import WRONG, measure, memory_needed
 from kernels.peers import FAMILIES, QUICK
@@ -70,31 +69,35 @@ def main(argv: list[str] | None = None) -> int:
     if options.draw:
         with parser.refusing("--draw: "):
             run, found = comparison.read(options.draw)
-        rows = [row for row in found.values() if row["kind"] == "row"]
-        return int(not _pictures(run, rows, options.pictures or options.draw.parent))
+        return int(not _pictures(run, of_kind(found.values(), "row"), options))
     device = arguments.device(options.device, parser)
     cases = _cases(options, device, parser)
-    with ExitStack() as stack:
-        with parser.refusing():
-            stack.enter_context(_backend(options.backend))
-            file = RecordFile(options.json)
+    backend = nullcontext()
+    with parser.refusing():
+        if options.backend != "auto":
+            backend = specattn.use_backend(options.backend)
+        file = RecordFile(options.json)
+    with backend:
         ceilings = measure_ceilings(device, options.dtype, seconds=0.5 if options.quick else 2.0)
-        file.add(
-            {
-                "kind": "run",
-                "schema": SCHEMA,
-                **describe(device),
+        head = _begin(
+            file,
+            describe(device)
+            | {
                 "backend": options.backend if options.backend != "auto" else serving(device),
                 "ceilings": ceilings.as_json(),
                 "missing": peers.missing(device, options.peers),
-            }
+            },
         )
-        run = file.records[0]
-        print(_heading(run))
-        _measure_all(cases, device, options, ceilings, file)
+        print(_heading(head))
+        stopwatch, others, progress = Stopwatch(device), Others(), Progress(len(cases))
+        with torch.inference_mode(), suppress(KeyboardInterrupt):
+            for case in cases:
+                progress.show(f"{case.op} {case.variant}")
+                row = measure(case, stopwatch, ceilings, options.budget, options.peers)
+                file.add({**row, "others": others.cores()})
     rows = file.rows
     if options.pictures:
-        _pictures(run, rows, options.pictures)
+        _pictures(head, rows, options)
     if options.worst:
         rows.sort(key=lambda row: row["share"] or 0.0)
     print(report.table(rows))
@@ -109,6 +112,12 @@ def main(argv: list[str] | None = None) -> int:
     return int(bool(faults))
 
 
+def _begin(file: RecordFile, machine: Record) -> Record:
+    """Write the line that describes the run."""
+    file.add({"kind": "run", "schema": SCHEMA, **machine})
+    return file.records[0]
+
+
 def _bars(options: argparse.Namespace, parser: arguments.Parser) -> int:
     """Measure what the CPU kernels have to reach; return 1 when an output was wrong."""
     if specattn.backends()["cpu"] != "available":
@@ -118,12 +127,10 @@ def _bars(options: argparse.Namespace, parser: arguments.Parser) -> int:
     for name in options.only or ():
         if not any(key.startswith(name) for key in bars.SUITE):
             parser.error(f"--only: expected the beginning of {', '.join(bars.SUITE)}, got '{name}'")
-    machine, others = describe(torch.device("cpu")), Others()
-    wrong = False
     with parser.refusing():
         file = RecordFile(options.json)
-    file.add({"kind": "run", "schema": SCHEMA, **machine})
-    print(f"{machine['machine']['name']} | commit {machine['commit']} | {bars.THREADS} threads")
+    run, others, wrong = _begin(file, describe(torch.device("cpu"))), Others(), False
+    print(f"{heading(run)} | {bars.THREADS} threads")
     with torch.inference_mode():
         for bar in bars.measure(options.only or [], options.budget or 1.0):
             busy = others.cores()
@@ -145,7 +152,7 @@ def _emulate(options: argparse.Namespace, parser: arguments.Parser) -> int:
 
     with parser.refusing():
         file = RecordFile(options.json)
-    file.add({"kind": "run", "schema": SCHEMA, **describe(torch.device("cpu"))})
+    _begin(file, describe(torch.device("cpu")))
     print("No GPU: counts of executed blocks, scaled by blocks; times and shares are predicted.")
     hosts: dict[tuple[str, int], float] = {}
     sizes = options.context or [8192, 32768], options.rows or [1, 16]
@@ -166,10 +173,10 @@ def _emulate(options: argparse.Namespace, parser: arguments.Parser) -> int:
     return 0
 
 
-def _pictures(run: Record, rows: list[Record], folder: Path) -> bool:
+def _pictures(run: Record, rows: list[Record], options: argparse.Namespace) -> bool:
     """Draw what was measured, if it can be; a missing library must not cost the figures."""
     try:
-        for path in pictures.draw(run, rows, folder):
+        for path in pictures.draw(run, rows, options.pictures or options.draw.parent):
             print(path)
     except (ImportError, OSError) as failure:
         print(f"no pictures: {failure}", file=sys.stderr)
@@ -177,35 +184,15 @@ def _pictures(run: Record, rows: list[Record], folder: Path) -> bool:
     return True
 
 
-def _measure_all(
-    cases: list[Case],
-    device: torch.device,
-    options: argparse.Namespace,
-    ceilings: Ceilings,
-    file: RecordFile,
-) -> None:
-    """Measure the rows; an interrupt ends the sweep early."""
-    stopwatch, others = Stopwatch(device), Others()
-    progress = Progress(len(cases))
-    with torch.inference_mode(), suppress(KeyboardInterrupt):
-        for case in cases:
-            progress.show(f"{case.op} {case.variant}")
-            row = measure(case, stopwatch, ceilings, options.budget, options.peers)
-            file.add({**row, "others": others.cores()})
-
-
 def _parser() -> arguments.Parser:
     parser = arguments.Parser(prog="run_kernels.py", description=(__doc__ or "").splitlines()[0])
     add = parser.add_argument
+    emulated = "count what GPU kernels do (--backend triton or cuda)"
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
     add("--backend", choices=("auto", *specattn.backends()), default="auto")
     add("--only", metavar="OP", action="append", help="one primitive, or bar; may be repeated")
     add("--bars", action="store_true", help="what the CPU kernels have to reach")
-    add(
-        "--emulate",
-        choices=("sm_80", "sm_90"),
-        help="count what GPU kernels do (--backend triton or cuda)",
-    )
+    add("--emulate", choices=("sm_80", "sm_90"), help=emulated)
     add("--shape", choices=MODELS, action="append", help="model shape; may be repeated")
     add("--context", type=arguments.numbers, metavar="N[,N]", help="cached tokens, such as 8k,32k")
     add("--rows", type=arguments.numbers, metavar="T[,T]", help="query rows per request")
@@ -233,17 +220,12 @@ def _cases(
         if name not in OPS:
             parser.error(f"--only: expected one of {', '.join(OPS)}, got '{name}'")
     defaults = DEFAULTS[options.quick]
-    defaults = {"dtype": ["bf16"], **defaults["all"], **defaults[device.type]}
-    for name, value in defaults.items():
+    for name, value in ({"dtype": ["bf16"]} | defaults["all"] | defaults[device.type]).items():
         setattr(options, name, getattr(options, name) or value)
+    swept = ("dtype", "batch", "context", "rows", "page_size", "sparsity")
     axes = Axes(
         [MODELS[name] for name in options.shape],
-        options.dtype,
-        options.batch,
-        options.context,
-        options.rows,
-        options.page_size,
-        options.sparsity,
+        *(getattr(options, name) for name in swept),
         [kind for kind in options.collect or Axes.collect if kind != "off"],
     )
     cases = [case for case in sweep(axes) if not options.only or case.op in options.only]
@@ -258,17 +240,12 @@ def _cases(
     return fitting
 
 
-def _backend(name: str):
-    return nullcontext() if name == "auto" else specattn.use_backend(name)
-
-
 def _heading(run: Record) -> str:
     ceilings = run["ceilings"]
     rates = ", ".join(f"{name} {rate / 1e12:.2f}" for name, rate in ceilings["matrix"].items())
     absent = "; ".join(f"{name}: {reason}" for name, reason in run["missing"].items())
     return (
-        f"{run['machine']['name']} | commit {run['commit']} | "
-        f"torch {run['versions']['torch']} | backend {run['backend']}\n"
+        f"{heading(run)}\n"
         f"read {ceilings['read'] / 1e9:.1f} GB/s ({ceilings['read_method']}), "
         f"copy {ceilings['copy'] / 1e9:.1f} GB/s (read plus written), "
         f"matrix products {rates} TFLOP/s, smallest call {ceilings['call'] * 1e6:.1f} us\n"

@@ -10,7 +10,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
 import run_decoding  # noqa: E402
 import run_kernels  # noqa: E402
-from kernels import pictures  # noqa: E402
 
 RUN = {
     "kind": "run",
@@ -78,11 +77,6 @@ def test_only_what_exceeds_the_spread_is_slower(compare):
     assert "1 slower, 1 faster, 1 within the spread; 0 in one file only" in printed
 
 
-def test_the_same_file_twice_has_not_changed(compare):
-    records = [row(), bar("gather", 1.2, at_most=True)]
-    assert compare(records, records)[0] == 0
-
-
 def test_a_row_that_became_wrong_comes_first(compare):
     wrong = row(context=2048) | {"time": None, "share": None, "fault": "WRONG"}
     status, printed = compare([row(), row(context=2048)], [row(median=2e-3), wrong])
@@ -144,22 +138,3 @@ def test_other_files_are_refused(content, tmp_path, capsys):
             run_kernels.main(arguments)
         assert stop.value.code == 2
         assert "x.jsonl" in capsys.readouterr().err
-
-
-def test_pictures_are_drawn_from_a_result_file(tmp_path, capsys):
-    pytest.importorskip("matplotlib")
-    path = tmp_path / "rows.jsonl"
-    records = [row(context=c, median=c * 1e-7) for c in (1024, 8192)]
-    records += [row("importance_scores", 1024), row("merge_state", 0)]
-    records += [row("select_topk", 1024) | {"time": None}]
-    path.write_text("\n".join(map(json.dumps, [RUN, *records])))
-    assert run_kernels.main(["--draw", str(path), "--pictures", str(tmp_path / "out")]) == 0
-    for name in ("roofline.png", "context.png"):
-        assert (tmp_path / "out" / name).read_bytes().startswith(b"\x89PNG")
-        assert name in capsys.readouterr().out or name == "context.png"
-
-
-def test_nothing_is_drawn_of_nothing(tmp_path):
-    pytest.importorskip("matplotlib")
-    assert pictures.draw(RUN, [row() | {"time": None}], tmp_path / "none") == []
-    assert not (tmp_path / "none").exists()

@@ -11,6 +11,7 @@ import pytest
 SUITE = Path(__file__).resolve().parents[2] / "bench" / "gpu_suite.sh"
 
 
+@pytest.mark.slow
 def test_it_runs_small_from_a_plain_checkout(tmp_path):
     outcome = _suite("--out", str(tmp_path / "out"), "--smoke")
     summary = (tmp_path / "out" / "summary.txt").read_text()

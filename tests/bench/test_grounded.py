@@ -8,16 +8,18 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from specattn.decoding import METHODS
+from specattn.decoding.passes.attention import CaptureSpec
 from specattn.planning.models import EMBEDDED_TARGET
+from specattn.tree import Tree
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
 
 import run_decoding  # noqa: E402
 from decoding import grounded  # noqa: E402
-from decoding.targets import REFERENCE_NOTE, on_reference  # noqa: E402
+from decoding.targets import REFERENCE_NOTE, ReferenceTarget, on_reference  # noqa: E402
 from studies import grounded as study  # noqa: E402
+from tests.decoding.models import tiny_model  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -66,11 +68,6 @@ def test_edits_are_what_was_asked_for():
     assert grounded.annotate("def add(a, b):\n    return a + b\n")[1] == (
         "def add(a, b) -> Any:\n    result = a + b\n    return result\n"
     )
-
-
-def test_an_unknown_kind_is_refused(tokenizer):
-    with pytest.raises(ValueError, match="kind: expected one of question, .*, got 'poem'"):
-        grounded.Grounded(tokenizer, "poem")
 
 
 def test_nodes_on_the_reference():
@@ -129,9 +126,7 @@ def test_the_suite_measures_and_says_what_is_simulated(tmp_path, capsys, monkeyp
     assert "suffix nodes=64 over prompt_lookup, 600" in means
 
 
-def test_methods_that_read_more_than_logits_are_refused(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("common.clock.last_level_cache", lambda device: 1 << 18)
-    arguments = ["--suite", "grounded", "--context", "600", "--new-tokens", "20", "--texts", "1"]
-    assert "vegas" in METHODS
-    assert run_decoding.main([*arguments, "--repeats", "1", "--method", "vegas"]) == 1
-    assert "a reference has logits, but neither scores nor queries" in capsys.readouterr().err
+def test_a_reference_has_neither_scores_nor_queries():
+    target = ReferenceTarget(tiny_model(), 1, 40, references=[torch.arange(4)])
+    with pytest.raises(ValueError, match="a reference has logits, but neither scores nor queries"):
+        target.verify(Tree.chain(0), torch.zeros(1, 1).long(), capture=CaptureSpec(queries=True))

@@ -1,4 +1,4 @@
-"""One text on several devices, over `torch.distributed`: docs/distributed.md."""
+"""Sharding one text's KV cache, or a model's layers, over ranks of `torch.distributed`."""
 
 from specattn.distributed.group import ContextParallel, RankLost, Ranks, RanksDisagree
 from specattn.distributed.tensor import TensorParallel

@@ -1,4 +1,4 @@
-"""A KV cache whose tokens are dealt out over ranks, and attention to all of it.
+"""A KV cache whose tokens are sharded over ranks, and attention to all of it.
 
 Every rank attends with the same queries to its own share of the keys; what it gets is a softmax
 state, and states over disjoint keys merge into the state over their union (`merge_states`). So per
@@ -31,36 +31,19 @@ Attend = Callable[[torch.Tensor, torch.Tensor], object]
 
 
 class ContextCache(KVCache):
-    """One rank's share of the keys and values of a batch of requests.
+    """One rank's share of the keys and values of a batch of requests; arguments as for `KVCache`.
 
-    Full-attention layers are dealt out (`Dealing`). Layers with a sliding window are whole on every
-    rank: they attend to few keys, and need no exchange. The keys of a pass's own rows are attended
-    to by the last rank, which holds fewest others.
+    Full-attention layers are sharded (`Dealing`). Layers with a sliding window (`windows`, one or
+    None for each layer) are replicated in `whole`, a KVCache or None: they attend to few keys, and
+    need no exchange. The keys of a pass's own rows are attended to by the last rank (`holds_new`),
+    which holds fewest others.
 
     Rows of a chain are stored at once, each by the rank that its position belongs to. Nodes of a
-    tree wait on every rank, which has computed them all, until `commit` says which stay.
+    tree are staged on every rank, which has computed them all, until `commit` says which stay.
 
-    Parameters
-    ----------
-    context_parallel : ContextParallel
-    windows : list of (int or None)
-        Sliding window of each layer.
-    batch, capacity, kv_heads, head_dim, dtype, device
-        As for `KVCache`: `capacity` is that of all ranks together.
-
-    Attributes
-    ----------
-    storage : Tensor [full layers, 2, batch, room + 1, kv_heads, head_dim]
-        The last slot takes the rows that belong to others, and is never read.
-    whole : KVCache, or None where there are none
-        The layers with a sliding window.
-    holds_new : bool
-        Whether this rank attends to the rows of a pass.
-
-    Raises
-    ------
-    ValueError
-        All layers have a sliding window.
+    `capacity` is that of all ranks together. `storage` is [full layers, 2, batch, room + 1,
+    kv_heads, head_dim]: the last slot takes the rows that belong to others, and is never read.
+    Raises ValueError where all layers have a sliding window.
     """
 
     in_kernels = False
@@ -238,10 +221,7 @@ class ContextCache(KVCache):
     def gathered(self, scores: torch.Tensor, unit: int = 1) -> torch.Tensor:
         """Return the scores of all tokens, [..., N // unit], given those of this rank's.
 
-        Raises
-        ------
-        ValueError
-            The blocks that are dealt out are no multiple of `unit`.
+        Raises ValueError unless the sharded blocks are a multiple of `unit`.
         """
         if self.dealing.block % unit:
             raise ValueError(
@@ -295,16 +275,10 @@ class ContextCache(KVCache):
         return k[:, :most], v[:, :most]
 
     def placing(self, prefix: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what kernels are told of `count` rows behind `prefix`, int32 [B], on the CPU.
+        """Return how much of `prefix` this rank holds, and where `write_kv` puts the rows behind.
 
-        In plain numbers: for few rows faster than a tensor operation.
-
-        Returns
-        -------
-        held : Tensor, int32 [B]
-            How much of the prefix this rank holds.
-        places : Tensor, int32 [B, count]
-            Where `write_kv` puts the rows: nowhere, -1, what belongs to others.
+        Both int32 on the CPU: [B] and [B, count], -1 for rows that belong to others. Computed in
+        plain numbers: for few rows faster than a tensor operation.
         """
         dealing, prefixes = self.dealing, prefix.tolist()
         places = [

@@ -1,4 +1,4 @@
-"""How the tokens of a text are dealt out over ranks: whole blocks, round robin."""
+"""How the tokens of a text are sharded over ranks: whole blocks, round robin."""
 
 from __future__ import annotations
 
@@ -12,22 +12,16 @@ Positions = TypeVar("Positions", int, torch.Tensor)
 
 @dataclass(frozen=True)
 class Dealing:
-    """Which tokens one rank holds, and where.
+    """Which tokens one rank holds, and in which slots.
 
     Block n of the text, tokens ``n * block`` and on, belongs to rank ``n % ranks``. A rank keeps
     its blocks one behind the other, so what it holds of the first tokens of a text are its first
     slots, and a text that grows does so on every rank in turn.
-
-    Attributes
-    ----------
-    rank, ranks : int
-    block : int
-        Tokens of a block.
     """
 
     rank: int
     ranks: int
-    block: int
+    block: int  # tokens
 
     def is_mine(self, positions: Any) -> Any:
         """Return which tokens this rank holds."""
@@ -54,20 +48,10 @@ class Dealing:
         return -(-capacity // (self.block * self.ranks)) * self.block
 
     def in_order(self, parts: torch.Tensor, size: int, unit: int = 1) -> torch.Tensor:
-        """Return what the ranks know of their own tokens in the order of the text.
+        """Put entries of all ranks, [ranks, ..., n], in the order of the text: [..., size].
 
-        Parameters
-        ----------
-        parts : Tensor [ranks, ..., n]
-            One entry for every `unit` slots of a rank: n is a multiple of ``block / unit``.
-        size : int
-            Entries of the whole text that are wanted.
-        unit : int
-            A divisor of `block`.
-
-        Returns
-        -------
-        Tensor [..., size]
+        There is one entry for every `unit` slots of a rank; `unit` divides `block`, and n is a
+        multiple of ``block / unit``.
         """
         blocks = parts.unflatten(-1, (-1, self.block // unit))
         return blocks.movedim(0, -2).flatten(-3)[..., :size]

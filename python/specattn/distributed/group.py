@@ -1,4 +1,4 @@
-"""The ranks that serve one text together: what they exchange, and what becomes of a lost one."""
+"""Collectives between the ranks that serve one text, and how a lost rank is found."""
 
 from __future__ import annotations
 
@@ -83,9 +83,9 @@ class Ranks:
         return self._buffers[key]
 
     def exchange(self, buffer: Buffer, purpose: str) -> list[torch.Tensor]:
-        """Give every rank what all ranks have put into ``buffer.own``: each part [ranks, ...].
+        """All-gather ``buffer.own``: return each part of all ranks, [ranks, ...].
 
-        One collective. What is returned holds until the next exchange of such parts.
+        The result holds until the next exchange of parts of these shapes.
         """
         self._count(purpose, buffer.bytes_own.numel() * (self.size - 1))
         self.run(lambda: self._all_gather(buffer))
@@ -102,24 +102,15 @@ class Ranks:
         return x
 
     def of_first(self, value: float) -> float:
-        """Return rank 0's value: what a clock says must decide the same on all ranks."""
+        """Broadcast rank 0's value: decisions by a clock must be the same on all ranks."""
         own = torch.tensor([value], dtype=torch.float64, device=self._device)
         (found,) = self.gather("control", own)
         return found[0].item()
 
     def agree(self, fingerprint: int, flag: bool = False) -> bool:
-        """Check that all ranks are about to do the same, and return rank 0's `flag`.
+        """Return rank 0's `flag`, or raise RanksDisagree unless all ranks give one `fingerprint`.
 
-        Parameters
-        ----------
-        fingerprint : int
-            Of what this rank is about to do, 63 bits.
-        flag : bool
-            Something that only rank 0 decides.
-
-        Raises
-        ------
-        RanksDisagree
+        The fingerprint, 63 bits, is of what this rank is about to do.
         """
         own = torch.tensor([fingerprint, int(flag)], device=self._device)
         (found,) = self.gather("control", own)
@@ -133,13 +124,7 @@ class Ranks:
         return bool(flag)
 
     def agree_on(self, facts: dict[str, Any]) -> None:
-        """Check that every rank was given the same.
-
-        Raises
-        ------
-        RanksDisagree
-            The message names the rank, the fact and both values.
-        """
+        """Raise RanksDisagree naming rank, fact and both values unless all ranks give the same."""
         found: list[Any] = [None] * self.size
         self.run(lambda: dist.all_gather_object(found, facts, group=self.group))
         for rank, other in enumerate(found):
@@ -150,14 +135,7 @@ class Ranks:
                     )
 
     def run(self, collective: Callable[[], Any]) -> None:
-        """Run a collective; where it fails, find out who is missing.
-
-        Raises
-        ------
-        RankLost
-        RanksDisagree
-            A rank exchanges something else.
-        """
+        """Run a collective; raise RankLost where it fails, RanksDisagree where sizes differ."""
         try:
             collective()
         except RuntimeError as error:
@@ -170,7 +148,7 @@ class Ranks:
 
     @cached_property
     def shared_memory(self) -> SharedMemory | None:
-        """What the ranks exchange through if all are on one machine; all ask for it at once."""
+        """Memory between the ranks if all are on one machine. All must read this at once."""
         return shared_memory(self.group, self.rank, self.size)
 
     def _all_gather(self, buffer: Buffer) -> None:
@@ -195,10 +173,10 @@ class Ranks:
         return buffer
 
     def _roll_call(self, error: Exception) -> str:
-        """Return a line that names the ranks that do not answer.
+        """Return a message that names the ranks that do not answer.
 
-        Whoever sees a collective fail says so in the store. Others learn of it when this rank
-        closes its connections, so all that are alive have answered after a few seconds.
+        A rank that sees a collective fail sets its key in the store. Others see a failure when this
+        rank closes its connections, so all that are alive have answered after a few seconds.
         """
         # Without the place in gloo's source, and its advice.
         reason = re.sub(r"^\[\S+\] ", "", str(error)).splitlines()[0].partition(". ")[0]
@@ -257,16 +235,10 @@ class ContextParallel(Ranks):
 
 
 class Buffer:
-    """Tensors side by side in one piece of memory, this rank's and those of all.
+    """Tensors side by side in one buffer: this rank's, `own`, and those of all, `all` [ranks, ...].
 
-    Attributes
-    ----------
-    own : list of Tensor
-        To be written before an exchange.
-    all : list of Tensor [ranks, ...]
-        To be read after it.
-    words : (Tensor [n], Tensor [ranks, n])
-        The memory of both, as int32.
+    `own` is written before an exchange and `all` read after it; `words` are both as int32, [n] and
+    [ranks, n].
     """
 
     def __init__(self, ranks: int, parts: Sequence[Part], device: torch.device):

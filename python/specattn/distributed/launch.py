@@ -1,4 +1,4 @@
-"""Ranks that ``torchrun`` has started."""
+"""Joining the ranks that ``torchrun`` has started."""
 
 from __future__ import annotations
 
@@ -17,54 +17,27 @@ _STARTED_BY = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 def refuse_ranks(command: str) -> None:
-    """Raise where torchrun has started several processes of what is made for one.
-
-    Raises
-    ------
-    ValueError
-    """
+    """Raise ValueError where torchrun has started several processes of a single-rank `command`."""
     if (count := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
         raise ValueError(f"{command} is for one rank, but torchrun has started {count}")
 
 
 class Started(NamedTuple):
-    """What this process is part of.
+    """The ranks that this process is one of."""
 
-    Attributes
-    ----------
-    ranks : Ranks
-        All of them.
-    context : ContextParallel or None
-        Those that hold the cache together, and the same part of the model.
-    parts : int
-        Into which the model is divided.
-    """
-
-    ranks: Ranks
-    context: ContextParallel | None
-    parts: int
+    ranks: Ranks  # all of them
+    context: ContextParallel | None  # those with the same part of the model
+    parts: int  # into which the model is divided
 
 
 @contextmanager
 def torchrun_ranks(shares: int, parts: int, *, timeout: float, on_gpu: bool) -> Iterator[Started]:
     """Join the ranks that torchrun has started, and leave them at the end.
 
-    Parameters
-    ----------
-    shares, parts : int
-        Of the cache and of the model: there must be so many ranks as their product, and those that
-        follow one another hold the parts of one model.
-    timeout : float
-        Seconds after which a rank that does not take part in an exchange is lost.
-    on_gpu : bool
-        Whether each rank computes on a GPU, that of its local rank.
-
-    Raises
-    ------
-    ValueError
-        This process was not started by torchrun, or there are more or fewer ranks.
-    RankLost
-        Not all have come within the timeout.
+    There must be ``shares * parts`` ranks, shares of the cache and parts of the model; consecutive
+    ranks hold the parts of one model. A rank that takes longer than `timeout` seconds is lost
+    (RankLost). With `on_gpu`, each rank computes on the GPU of its local rank. Raises ValueError
+    where this process was not started by torchrun, or the number of ranks differs.
     """
     count = shares * parts
     if any(name not in os.environ for name in _STARTED_BY):

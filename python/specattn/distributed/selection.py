@@ -1,4 +1,4 @@
-"""Selected tokens of a text that is dealt out: which are the best of all, and which are ours."""
+"""Global top-k over a sharded cache, and the part of a selection that this rank holds."""
 
 from __future__ import annotations
 
@@ -28,27 +28,13 @@ def best_of_all(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Select the best tokens of whole texts, each rank having scored its own.
 
-    The same tokens as if one rank had all scores. Of k tokens that are wanted, every rank tells the
-    score of its own ``ceil(k / ranks)``-th best. No fewer than k tokens reach the smallest of
-    these, so those that do not are not among the best k; the others, about k in all, are exchanged
-    with their positions.
+    `scores` are [n, slots of a rank], `seqlens` int32 [n] and `capacity` count tokens of whole
+    texts; options and result, indices int32 [n, K] and index_lengths int32 [n], are those of
+    `specattn.select_topk`, as if one rank had all scores.
 
-    Parameters
-    ----------
-    ranks : ContextParallel
-    dealing : Dealing
-    capacity : int
-        Tokens that a text can have.
-    scores : Tensor [n, slots of a rank]
-    seqlens : Tensor, int32 [n]
-        Tokens of the whole texts.
-    ratio, budget, min_tokens, keep_first, keep_last
-        As for `specattn.select_topk`, of whole texts.
-
-    Returns
-    -------
-    indices : Tensor, int32 [n, K]
-    index_lengths : Tensor, int32 [n]
+    Of k tokens that are wanted, every rank sends the score of its own ``ceil(k / ranks)``-th best.
+    No fewer than k tokens reach the smallest of these, so those that do not are not among the best
+    k; the others, about k in all, are exchanged with their positions.
     """
     kept = keep_first + keep_last
     wanted = tokens_in_ratio(seqlens, ratio) if budget is None else torch.full_like(seqlens, budget)
@@ -80,12 +66,7 @@ def best_of_all(
 
 
 class OwnShares:
-    """Which of selected tokens are a rank's own. Several passes may have one selection in common.
-
-    Parameters
-    ----------
-    dealing : Dealing
-    """
+    """A rank's slots of selected tokens, cached by layer: several passes may share a selection."""
 
     def __init__(self, dealing: Dealing):
         self.dealing = dealing
@@ -94,14 +75,10 @@ class OwnShares:
     def of(
         self, layer: int, indices: torch.Tensor, lengths: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return slots and counts of those that the rank holds, in their order.
+        """Return slots and counts of the selected tokens that this rank holds, in their order.
 
-        Parameters
-        ----------
-        layer : int
-        indices : Tensor, int32 [B, W] or [B, Hk, W]
-        lengths : Tensor, int32 [B] or [B, Hk]
-            As `specattn.sparse_gather_attention` takes them.
+        `indices`, int32 [B, W] or [B, Hk, W], and `lengths`, int32 [B] or [B, Hk], are as
+        `specattn.sparse_gather_attention` takes them.
         """
         table = self._tables.get(layer)
         if table is None or not table.is_of(indices):

@@ -1,4 +1,4 @@
-"""What the ranks of one machine exchange through: memory that they share (csrc/cpu/exchange.h)."""
+"""All-gather between the ranks of one machine through shared memory (csrc/cpu/exchange.h)."""
 
 from __future__ import annotations
 
@@ -18,20 +18,10 @@ _SEAT = 64  # bytes
 
 
 class SharedMemory:
-    """One rank's view of memory that it shares with others, and its lock on its seat there.
+    """One rank's mapping of memory that it shares with others, and its lock on its seat there.
 
-    Parameters
-    ----------
-    path : str
-        A file of `_FOLDER` in the size for so many ranks.
-    rank, ranks : int
-    timeout : float
-        Seconds after which a rank that does not take part in an exchange is lost.
-
-    Raises
-    ------
-    OSError
-        There is no such file here.
+    `path` is a file of `_FOLDER`, sized for all ranks (OSError where it is missing); a rank that
+    takes longer than `timeout` seconds in an exchange is lost.
     """
 
     def __init__(self, path: str, rank: int, ranks: int, timeout: float):
@@ -54,17 +44,12 @@ class SharedMemory:
     def all_gather(self, own: torch.Tensor, out: torch.Tensor) -> None:
         """Write what all ranks give, int32 [n], to `out` [ranks, n].
 
-        Raises
-        ------
-        RuntimeError
-            A rank has left, or does not come within the timeout.
-        ValueError
-            A rank gives more or less.
+        Raises RuntimeError where a rank has left or times out, ValueError where sizes differ.
         """
         self.kernel(*self.seat, own, out, 1)
 
     def sees_all(self) -> bool:
-        """Whether all others have locked their seats, so that it will be seen when one ends."""
+        """Whether all others hold the locks on their seats, so that the end of one will be seen."""
         import fcntl
 
         for other in set(range(self.ranks)) - {self.rank}:
@@ -77,34 +62,35 @@ class SharedMemory:
 
 
 def shared_memory(group: Any, rank: int, ranks: int) -> SharedMemory | None:
-    """Return memory that all ranks of a group have in common; None where they have none.
+    """Return memory that all ranks of a group share; None where they have none. Collective.
 
-    They have where gloo serves them, all run on one machine under Linux and none sees another
-    ``/dev/shm``. Every rank must call it.
+    There is some where gloo connects them, all run on one machine under Linux and all see the same
+    ``/dev/shm``.
     """
     if dist.get_backend(group) != "gloo":
         return None
     path = None
     try:
-        path = _created(ranks) if rank == 0 else None
-        path_of_first = _told(group, ranks, path)[0]
+        path = _create_file(ranks) if rank == 0 else None
+        first_path = _gather_objects(group, ranks, path)[0]
         timeout = group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
-        memory = _joined(path_of_first, rank, ranks, timeout)
-        if not all(_told(group, ranks, memory is not None)):
+        memory = _join(first_path, rank, ranks, timeout)
+        if not all(_gather_objects(group, ranks, memory is not None)):
             return None
-        return memory if all(_told(group, ranks, memory is None or memory.sees_all())) else None
+        seen = memory is None or memory.sees_all()
+        return memory if all(_gather_objects(group, ranks, seen)) else None
     finally:
         if path is not None:
             os.unlink(path)
 
 
-def _told(group: Any, ranks: int, value: Any) -> list[Any]:
+def _gather_objects(group: Any, ranks: int, value: Any) -> list[Any]:
     found: list[Any] = [None] * ranks
     dist.all_gather_object(found, value, group=group)
     return found
 
 
-def _created(ranks: int) -> str | None:
+def _create_file(ranks: int) -> str | None:
     if not (sys.platform == "linux" and os.path.isdir(_FOLDER)):
         return None
     try:
@@ -121,7 +107,7 @@ def _created(ranks: int) -> str | None:
     return path
 
 
-def _joined(path: str | None, rank: int, ranks: int, timeout: float) -> SharedMemory | None:
+def _join(path: str | None, rank: int, ranks: int, timeout: float) -> SharedMemory | None:
     if path is None:
         return None
     try:

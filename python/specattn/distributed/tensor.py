@@ -40,13 +40,7 @@ class TensorParallel(Ranks):
         return _found(model)
 
     def heads(self, q_heads: int, kv_heads: int) -> tuple[int, int]:
-        """Return how many of a model's heads this rank attends with.
-
-        Raises
-        ------
-        ValueError
-            They cannot be dealt out evenly.
-        """
+        """Return how many query and KV heads this rank attends with; ValueError where uneven."""
         if not self.divides_heads:
             return q_heads, kv_heads
         if kv_heads % self.size or q_heads % self.size:
@@ -62,7 +56,7 @@ class TensorParallel(Ranks):
         return scores.div_(self.size)
 
     def sum_in_place(self, purpose: str, x: torch.Tensor) -> None:
-        """Sum what each rank has."""
+        """Sum over the ranks, in place."""
         self.reduce(purpose, x, "sum")
 
     def join(self, purpose: str, own: torch.Tensor, out: torch.Tensor) -> None:
@@ -73,7 +67,7 @@ class TensorParallel(Ranks):
     def by_heads(
         self, q: torch.Tensor, attend: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attend with queries of all heads, [B, T, Hq, D], to keys of which each rank has its own.
+        """Attend with queries of all heads, [B, T, Hq, D], to keys that are divided by heads.
 
         `attend` does so with this rank's heads. Returns the state (out, lse) of all heads.
         """

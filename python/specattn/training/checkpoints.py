@@ -1,6 +1,6 @@
-"""What a run leaves to be gone on from: its checkpoints, and what it was started with.
+"""The checkpoints and settings of a training run, as `--resume` reads them.
 
-A process may be killed while it writes a checkpoint, so the last one may be half there.
+A process may be killed while it writes a checkpoint, so the last one may be incomplete.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def is_complete(checkpoint: Path) -> bool:
 
 
 def write_settings(folder: Path, settings: dict[str, Any]) -> None:
-    """Keep what decides the losses of the run in `folder`."""
+    """Write the settings that determine the run's losses to `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"schema": SCHEMA, **settings}, indent=1) + "\n"
     write_atomically(folder / SETTINGS, lambda partial: partial.write_text(text, encoding="utf-8"))
@@ -58,8 +58,8 @@ def write_settings(folder: Path, settings: dict[str, Any]) -> None:
 def check_settings(folder: Path, settings: dict[str, Any]) -> None:
     """Raise ValueError where the run in `folder` was started with other `settings`.
 
-    Runs of earlier versions have not kept theirs; nothing is said of them. A switch that a version
-    did not know was off.
+    Runs of earlier versions have no settings file and are not checked. A switch that a version did
+    not know was off.
     """
     path = folder / SETTINGS
     if not path.is_file():

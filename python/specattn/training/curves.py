@@ -1,4 +1,4 @@
-"""A picture of a training run: every loss that the trainer logged, by step."""
+"""Draws the losses of a training run, all that the trainer logged, by step."""
 
 from __future__ import annotations
 
@@ -8,18 +8,9 @@ from typing import Any
 
 
 def draw_losses(history: Iterable[dict[str, Any]], path: Path) -> None:
-    """Write a PNG of the losses in ``trainer_state.json``: lines in training, dots held out.
+    """Write a PNG of the losses in the trainer's ``log_history``: lines in training, dots held out.
 
-    Parameters
-    ----------
-    history : iterable of dict
-        ``log_history`` of the trainer's state.
-    path : Path
-
-    Raises
-    ------
-    ImportError
-        matplotlib is not installed.
+    Raises ImportError where matplotlib is not installed.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

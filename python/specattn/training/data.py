@@ -1,7 +1,7 @@
-"""Training text: files and folders, read as a stream and packed into rows of equal length.
+"""Training text: reads files and folders as a stream and packs them into rows of equal length.
 
-Nothing is held in memory but a buffer of rows. What cannot be used is named and counted, because a
-corpus that shrinks in silence is found out too late.
+Only a buffer of rows is held in memory. What cannot be used is named and counted, because a corpus
+that shrinks unnoticed is found out too late.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How decoding heads are trained: TokenSwift's (arXiv 2502.18890, appendix B) and Medusa's.
+"""Training of decoding heads: TokenSwift's (arXiv 2502.18890, appendix B) and Medusa's.
 
 The target is frozen, so a row costs one pass of it without gradients, whatever the heads. Head i
 learns the token i after the one that the target's own head predicts.
@@ -86,14 +86,7 @@ class HeadsObjective(Objective):
 
 @dataclass(frozen=True)
 class HeadsRecipe(Recipe):
-    """How heads of either kind are trained.
-
-    Parameters
-    ----------
-    num_heads : int
-        Of a new drafter.
-    preset : Preset
-    """
+    """How heads of either kind are trained; `num_heads` are those of a new drafter."""
 
     num_heads: int = NUM_HEADS
     preset: Preset = TABLE_9

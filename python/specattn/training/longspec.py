@@ -1,4 +1,4 @@
-"""How LongSpec's drafter is trained (arXiv 2502.17421 v2, §3.2 and appendices D and G)."""
+"""Training of LongSpec's drafter (arXiv 2502.17421 v2, §3.2 and appendices D and G)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from specattn.decoding import LongSpec
@@ -14,7 +13,12 @@ from specattn.drafters import LongSpecDrafter, TrainedDrafter
 from specattn.training.loss import IGNORED, linear_cross_entropy
 from specattn.training.positions import anchor_offset_positions
 from specattn.training.recipe import Objective, Preset, Recipe
-from specattn.training.target import last_layer_cache
+from specattn.training.target import (
+    copy_linears,
+    copy_mlp,
+    copy_output_and_norms,
+    last_layer_cache,
+)
 
 
 @dataclass(frozen=True)
@@ -56,18 +60,12 @@ LEVELS = 5
 
 @torch.no_grad()
 def start_from_target(drafter: LongSpecDrafter, target: PreTrainedModel) -> LongSpecDrafter:
-    """Copy what fits from the target's layers into a new drafter, and return it.
+    """Copy what fits from the target's layers into a new drafter for it, and return it.
 
-    Its self attention reads embeddings, as the target's first layer does; its cross attention asks
-    the keys of the target's last layer, as that layer's own queries do; what follows leads to the
-    head, as that layer's own MLP does. The paper does not say how the drafter begins;
+    Its self attention reads embeddings, as the target's first layer does; its cross attention
+    queries the keys of the target's last layer, as that layer's own queries do; its MLP leads to
+    the head, as that layer's own does. The paper does not say how the drafter begins;
     `docs/training.md` has what this saves.
-
-    Parameters
-    ----------
-    drafter : LongSpecDrafter
-        Made for this target.
-    target : PreTrainedModel
     """
     layers = cast(Any, target.base_model).layers
     for own, own_norm, layer in (
@@ -76,20 +74,11 @@ def start_from_target(drafter: LongSpecDrafter, target: PreTrainedModel) -> Long
     ):
         theirs = layer.self_attn
         copied = [theirs.q_proj, theirs.k_proj, theirs.v_proj][: 3 if own.kv_heads else 1]
-        own.qkv_proj.weight.copy_(torch.cat([linear.weight for linear in copied]))
-        if own.qkv_proj.bias is not None:
-            own.qkv_proj.bias.copy_(torch.cat([linear.bias for linear in copied]))
-        own.o_proj.weight.copy_(theirs.o_proj.weight)
+        copy_linears(own.qkv_proj, *copied)
+        copy_output_and_norms(own, theirs)
         own_norm.weight.copy_(layer.input_layernorm.weight)
-        for name in ("q_norm", "k_norm"):
-            if getattr(own, name) is not None:
-                getattr(own, name).weight.copy_(getattr(theirs, name).weight)
-    last = layers[-1]
-    if isinstance(getattr(last.mlp, "gate_proj", None), nn.Linear):  # no mixture of experts
-        gate_up = torch.cat([last.mlp.gate_proj.weight, last.mlp.up_proj.weight])
-        drafter.gate_up_proj.weight.copy_(gate_up)
-        drafter.down_proj.weight.copy_(last.mlp.down_proj.weight)
-        drafter.mlp_norm.weight.copy_(last.post_attention_layernorm.weight)
+    if copy_mlp(drafter, layers[-1]):
+        drafter.mlp_norm.weight.copy_(layers[-1].post_attention_layernorm.weight)
     return drafter
 
 
@@ -179,7 +168,7 @@ class LongSpecRecipe(Recipe):
         return LongSpec
 
     def new_drafter(self, target: PreTrainedModel, name: str) -> LongSpecDrafter:
-        """Return a drafter that begins with layers of the target."""
+        """Return a drafter initialised from layers of the target."""
         drafter = LongSpecDrafter.for_target(target, target=name, window=self.window)
         return start_from_target(drafter, target)
 

@@ -81,16 +81,9 @@ def chunked_cross_entropy(
 
 @torch.no_grad()
 def top1_hits(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Count the tokens whose label is the head's first guess.
+    """Count the tokens whose label is the head's first guess: int64 [].
 
-    Parameters
-    ----------
-    hidden, weight, labels
-        As `linear_cross_entropy` has them; `IGNORED` labels are never hit.
-
-    Returns
-    -------
-    Tensor, int64 []
+    Arguments are those of `linear_cross_entropy`; `IGNORED` labels are never hit.
     """
     rows, labels = hidden.flatten(0, -2), labels.flatten()
     chunk = max(1, _CHUNK_LOGITS // len(weight))

@@ -1,4 +1,4 @@
-"""Which positions a training row pretends to have: anchor-offset indices (LongSpec v2, §3.2)."""
+"""Positions of short training rows that imitate long texts (LongSpec v2, §3.2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How PosS' specialists are trained, and EAGLE-2's and HASS' single layer (PosS, section 3)."""
+"""Training of PosS' specialists, and of EAGLE-2's and HASS' single layer (PosS, section 3)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import nn
 from torch.nn.functional import pad, rms_norm, smooth_l1_loss
 from transformers import PreTrainedModel
 
@@ -19,6 +18,7 @@ from specattn.drafters.poss import Specialist
 from specattn.training.features import FeatureCache, features_of
 from specattn.training.loss import IGNORED, soft_cross_entropy
 from specattn.training.recipe import Objective, Preset, Recipe
+from specattn.training.target import copy_linears, copy_mlp, copy_output_and_norms
 
 NORMS = ("fc_norm", "norm_output")
 """Fields of `PosSConfig`: EAGLE 3.1's norms."""
@@ -79,21 +79,14 @@ FEATURE_WEIGHT, TOKEN_WEIGHT = 1.0, 0.1
 def start_from_target(
     drafter: PosSDrafter, target: PreTrainedModel, rows: Iterable[torch.Tensor]
 ) -> PosSDrafter:
-    """Let a new drafter begin as the target's last layer behind the best linear guess; return it.
+    """Initialise a new drafter as the target's last layer behind a least-squares ``fc``; return it.
 
-    ``fc`` becomes the least-squares map from embedding and feature to the next feature. Behind it
-    every specialist is a copy of the target's last layer, whose output is scaled as the target's
-    final norm scales it on average: features are what that norm leaves. The drafter's own norms of
-    features, if it has them, leave these as large as they are on average. The paper says no more
-    than that it starts from EAGLE; `docs/training.md` has what this saves.
-
-    Parameters
-    ----------
-    drafter : PosSDrafter
-        Made for this target.
-    target : PreTrainedModel
-    rows : iterable of Tensor, int64 [L]
-        Text to fit ``fc`` on.
+    ``fc`` becomes the least-squares map from embedding and feature to the next feature, fitted to
+    `rows` of text, int64 [L]. Behind it every specialist is a copy of the target's last layer,
+    whose output is scaled as the target's final norm scales it on average: features are what that
+    norm leaves. The drafter's own norms of features, if it has them, leave these as large as they
+    are on average. The paper says no more than that it starts from EAGLE; `docs/training.md` has
+    what this saves.
     """
     fc, width = drafter.fc, drafter.config.hidden_size
     square = torch.zeros(2 * width, 2 * width, dtype=torch.float64, device=target.device)
@@ -129,7 +122,7 @@ def start_from_target(
 
 
 def _around_norm(model: PreTrainedModel, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what the final norm makes of rows, and what it makes it of: float64 [B, L, H]."""
+    """Return rows after and before the target's final norm, float64 [B, L, H]."""
     taken: list[torch.Tensor] = []
     hook = cast(Any, model.base_model).norm.register_forward_pre_hook(
         lambda _, inputs: taken.append(inputs[0].double())
@@ -142,33 +135,18 @@ def _around_norm(model: PreTrainedModel, ids: torch.Tensor) -> tuple[torch.Tenso
 
 def _copy_layer(specialist: Specialist, layer: Any, scale: float) -> None:
     own, theirs = specialist.attention, layer.self_attn
-    for mine, linears in (
-        (own.q_proj, [theirs.q_proj]),
-        (own.kv_proj, [theirs.k_proj, theirs.v_proj]),
-    ):
-        mine.weight.copy_(torch.cat([linear.weight for linear in linears]))
-        if mine.bias is not None:
-            mine.bias.copy_(torch.cat([linear.bias for linear in linears]))
-    own.o_proj.weight.copy_(scale * theirs.o_proj.weight)
-    for name in ("q_norm", "k_norm"):
-        if getattr(own, name) is not None:
-            getattr(own, name).weight.copy_(getattr(theirs, name).weight)
+    copy_linears(own.q_proj, theirs.q_proj)
+    copy_linears(own.kv_proj, theirs.k_proj, theirs.v_proj)
+    copy_output_and_norms(own, theirs, scale)
+    copy_mlp(specialist, layer, scale)
     specialist.norm.weight.copy_(layer.post_attention_layernorm.weight)
-    if isinstance(getattr(layer.mlp, "gate_proj", None), nn.Linear):  # no mixture of experts
-        gate_up = torch.cat([layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight])
-        specialist.gate_up_proj.weight.copy_(gate_up)
-        specialist.down_proj.weight.copy_(scale * layer.mlp.down_proj.weight)
 
 
 def start_from_drafter(drafter: PosSDrafter, start: PosSDrafter) -> PosSDrafter:
     """Copy a trained drafter into a new one, and return that: specialists it lacks are its last.
 
-    So PosS starts from EAGLE (PosS, appendix B.2).
-
-    Raises
-    ------
-    ValueError
-        Their layers have different shapes, or one has a norm that the other lacks.
+    So PosS starts from EAGLE (PosS, appendix B.2). Raises ValueError where their layers have
+    different shapes, or one has a norm that the other lacks.
     """
     for name in NORMS:
         own, theirs = getattr(drafter.config, name), getattr(start.config, name)
@@ -304,7 +282,7 @@ class PosSRecipe(Recipe):
         return PosS
 
     def new_drafter(self, target: PreTrainedModel, name: str) -> PosSDrafter:
-        """Return a drafter that begins as another one, or random."""
+        """Return a drafter initialised from another one, or at random."""
         drafter = PosSDrafter.for_target(
             target,
             target=name,
@@ -320,13 +298,13 @@ class PosSRecipe(Recipe):
     def fit_start(
         self, drafter: TrainedDrafter, target: PreTrainedModel, rows: Iterable[torch.Tensor]
     ) -> None:
-        """Let a drafter without another one to begin as begin as the target's last layer."""
+        """Initialise a new drafter from the target's last layer, unless `start` is given."""
         assert isinstance(drafter, PosSDrafter)
         if self.start is None:
             start_from_target(drafter, target, islice(rows, _START_ROWS))
 
     def objective(self, target: PreTrainedModel, drafter: TrainedDrafter) -> PosSObjective:
-        """Return the drafter's loss; refuse one without a norm that was asked for."""
+        """Return the drafter's loss; raise ValueError where it lacks a norm that was requested."""
         assert isinstance(drafter, PosSDrafter)
         for name in NORMS:
             if getattr(self, name) and not getattr(drafter.config, name):

@@ -69,21 +69,12 @@ class Objective(nn.Module, ABC):
         labels: torch.Tensor,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> dict[str, torch.Tensor]:
-        """Return the loss of a batch, and what else is worth a curve.
+        """Return the loss of a batch, int64 [B, L], and other scalars to log.
 
-        Parameters
-        ----------
-        input_ids, labels : Tensor, int64 [B, L]
-            Label t is the token after token t; `IGNORED` ones add nothing.
-        num_items_in_batch : optional
-            Labels to divide the loss by, where several passes make one step; those given by
-            default.
-
-        Returns
-        -------
-        dict
-            ``loss``, differentiable, and scalars by name. Each of these is a mean over this batch
-            alone, whatever `num_items_in_batch`: the trainer logs their means over batches.
+        Label t is the token after token t; `IGNORED` ones add nothing. ``loss``, differentiable, is
+        divided by `num_items_in_batch`, the labels of a step of several passes, by default those
+        given. The other entries are means over this batch alone: the trainer logs their means over
+        batches.
         """
 
 
@@ -114,7 +105,7 @@ class Recipe(ABC):
     def fit_start(  # noqa: B027 - most methods have nothing to fit
         self, drafter: TrainedDrafter, target: PreTrainedModel, rows: Iterable[torch.Tensor]
     ) -> None:
-        """Fit what a new drafter begins with to the run's own text, rows of int64 [L]."""
+        """Fit the initial weights of a new drafter to the run's own text, rows of int64 [L]."""
 
     @abstractmethod
     def objective(self, target: PreTrainedModel, drafter: TrainedDrafter) -> Objective:

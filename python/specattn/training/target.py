@@ -1,10 +1,11 @@
-"""What a drafter learns from: a pass of the frozen target over whole rows."""
+"""What training takes from the frozen target: its last layer's cache, and weights to start from."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
@@ -13,29 +14,43 @@ from transformers.cache_utils import CacheLayerMixin
 def last_layer_cache(
     model: PreTrainedModel, input_ids: torch.Tensor, position_ids: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what the last layer of `model` caches for rows of text, causal and without padding.
+    """Return the keys, rotated, and values [B, L, Hk, D] of the last layer for rows of text [B, L].
 
-    Parameters
-    ----------
-    model : PreTrainedModel
-    input_ids : Tensor, int64 [B, L]
-    position_ids : Tensor, int64 [B, L]
-        Positions may jump; a row is one text all the same.
-
-    Returns
-    -------
-    keys, values : Tensor [B, L, Hk, D]
-        Keys rotated.
+    Rows are causal and without padding; positions may jump within a row.
     """
     # With a cache at hand, transformers does not take a jump of the positions for a new text.
-    layers: list[Any] = [_Passing() for _ in range(model.config.num_hidden_layers)]
+    layers: list[Any] = [_LastGiven() for _ in range(model.config.num_hidden_layers)]
     model.base_model(input_ids, position_ids=position_ids, past_key_values=Cache(layers=layers))
     keys, values = layers[-1].keys, layers[-1].values
     return keys.transpose(1, 2), values.transpose(1, 2)
 
 
-class _Passing(CacheLayerMixin):
-    """A layer's cache that hands through what it is given and remembers only that."""
+def copy_linears(own: nn.Linear, *theirs: nn.Linear) -> None:
+    """Copy linear layers, side by side, into one."""
+    own.weight.copy_(torch.cat([linear.weight for linear in theirs]))
+    if own.bias is not None:
+        own.bias.copy_(torch.cat([linear.bias for linear in theirs]))
+
+
+def copy_output_and_norms(own: Any, attention: Any, scale: float = 1.0) -> None:
+    """Copy an attention's output projection, times `scale`, and the head norms that `own` has."""
+    own.o_proj.weight.copy_(scale * attention.o_proj.weight)
+    for name in ("q_norm", "k_norm"):
+        if getattr(own, name) is not None:
+            getattr(own, name).weight.copy_(getattr(attention, name).weight)
+
+
+def copy_mlp(own: Any, layer: Any, scale: float = 1.0) -> bool:
+    """Copy a layer's MLP, its output times `scale`; return False for a mixture of experts."""
+    if not isinstance(getattr(layer.mlp, "gate_proj", None), nn.Linear):
+        return False
+    copy_linears(own.gate_up_proj, layer.mlp.gate_proj, layer.mlp.up_proj)
+    own.down_proj.weight.copy_(scale * layer.mlp.down_proj.weight)
+    return True
+
+
+class _LastGiven(CacheLayerMixin):
+    """A layer's cache that returns the keys and values it is given, and keeps only those."""
 
     is_sliding = False
 

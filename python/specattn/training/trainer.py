@@ -1,4 +1,4 @@
-"""`DrafterTrainer`: transformers' trainer, for a drafter that is only a part of what it runs."""
+"""`DrafterTrainer`: transformers' trainer for a drafter beside a frozen target."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class DrafterTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
-        """Count what the objective returns beside the loss."""
+        """Return the loss, and count what the objective returns beside it."""
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         means = self._means["loss" if model.training else "eval_loss"]
         means.add(outputs, rows=len(inputs["input_ids"]))

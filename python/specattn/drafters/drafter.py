@@ -1,4 +1,4 @@
-"""What all drafters have in common: a folder that names its target, and how it is read."""
+"""What all drafters have in common: a folder that names its target, and loading it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class DrafterConfig(PreTrainedConfig):
 
     @classmethod
     def shared_with(cls, config: PreTrainedConfig) -> dict[str, Any]:
-        """Return what a drafter must have in common with a target of this `config`."""
+        """Return the values of `shared` fields for a target of this `config`."""
         shared = {name: getattr(config, name, None) for name in cls.shared}
         if "head_dim" in shared and shared["head_dim"] is None:
             shared["head_dim"] = config.hidden_size // config.num_attention_heads
@@ -64,19 +64,11 @@ class TrainedDrafter(PreTrainedModel):
     def from_pretrained(  # type: ignore[override]
         cls: type[_Drafter], folder: str | Path, **options: Any
     ) -> _Drafter:
-        """Load a drafter that `save_pretrained` wrote.
+        """Load a drafter that `save_pretrained` wrote; other formats of weights are not loaded.
 
-        Parameters
-        ----------
-        folder : path
-            With ``config.json`` and ``model.safetensors``; other formats are not loaded.
-        **options
-            Of `transformers.PreTrainedModel.from_pretrained`, ``dtype`` for one.
-
-        Raises
-        ------
-        ValueError
-            The folder holds no drafter of this kind, or its weights do not fit its configuration.
+        `options`, such as ``dtype``, are those of `transformers.PreTrainedModel.from_pretrained`.
+        Raises ValueError where the folder holds no drafter of this kind, or weights that do not fit
+        its configuration.
         """
         cls._check_folder(Path(folder))
         try:

@@ -30,17 +30,7 @@ _Heads = TypeVar("_Heads", bound="Heads")
 
 
 class HeadsConfig(DrafterConfig):
-    """What heads are made of; ``config.json`` of their folder.
-
-    Attributes
-    ----------
-    target : str
-        Name or path of the target model that the heads were trained for.
-    num_heads : int
-        At least 1.
-    hidden_size, vocab_size : int
-        As the target's.
-    """
+    """Configuration of one or more heads; ``config.json`` of their folder. See `DrafterConfig`."""
 
     shared = ("hidden_size", "vocab_size")
 
@@ -86,12 +76,7 @@ class Heads(TrainedDrafter):
     ) -> _Heads:
         """Return new heads for `model`, in float32: each repeats the next-token distribution.
 
-        Parameters
-        ----------
-        model : PreTrainedModel
-        target : str
-            What the drafter's folder will call the model: a name or a path.
-        num_heads : int
+        `target` is the name or path by which the drafter's folder will know the model.
         """
         shared = cls.config_class.shared_with(model.config)
         drafter = cls(cls.config_class(target=target, num_heads=num_heads, **shared))
@@ -99,21 +84,10 @@ class Heads(TrainedDrafter):
         return drafter
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """Return what the target's head reads for each head.
+        """Return what the target's head reads for each head, [..., num_heads, H].
 
-        Parameters
-        ----------
-        features : Tensor [..., H]
-            The target's last hidden state, after its final norm.
-
-        Returns
-        -------
-        Tensor [..., num_heads, H]
-
-        Raises
-        ------
-        ValueError
-            `features` is not as wide as the target.
+        `features`, [..., H], are the target's last hidden state after its final norm; ValueError
+        where they have another width.
         """
         if features.shape[-1] != (width := self.config.hidden_size):
             raise ValueError(f"features: expected [..., {width}], got {list(features.shape)}")

@@ -1,4 +1,4 @@
-"""Drafters made of transformer layers like the target's: their configuration and their rope."""
+"""Configuration and rope of drafters that are made of transformer layers like the target's."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from typing import Any, TypeVar, cast
 
 import torch
 from transformers import PreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from specattn.blocks import Rotated
-from specattn.drafters.drafter import DrafterConfig
+from specattn.drafters.drafter import DrafterConfig, TrainedDrafter
 
 STATIC_ROPES = ("default", "linear", "llama3", "yarn")
 """Kinds of rope whose rotation of a token depends on its position alone."""
@@ -17,24 +18,10 @@ _Config = TypeVar("_Config", bound="LayerConfig")
 
 
 class LayerConfig(DrafterConfig):
-    """What a drafter's layers are made of.
+    """Configuration of a drafter's layers: sizes, norms and rope as the target's layers have them.
 
-    Attributes
-    ----------
-    target : str
-        Name or path of the target model that the drafter was trained for.
-    hidden_size, intermediate_size, num_attention_heads, num_key_value_heads, head_dim, vocab_size
-        Of each layer, embedding and head.
-    rms_norm_eps, max_position_embeddings, rope_parameters
-        As the target's.
-    qkv_bias, qk_norm : bool
-        Whether projections to queries, keys and values have a bias, and whether queries and keys
-        are normed per head.
-
-    Raises
-    ------
-    ValueError
-        The rope is not static.
+    `qkv_bias`: projections to queries, keys and values have a bias; `qk_norm`: queries and keys are
+    normed per head. Raises ValueError where the rope is not static. See `DrafterConfig`.
     """
 
     hidden_size: int = 256
@@ -65,18 +52,8 @@ class LayerConfig(DrafterConfig):
     ) -> _Config:
         """Return the configuration of layers shaped as the last one of `model`.
 
-        Parameters
-        ----------
-        model : PreTrainedModel
-        target : str
-            What the drafter's folder will call the model.
-        **own
-            Fields of the method's own.
-
-        Raises
-        ------
-        ValueError
-            Layers of the model are not of the shape that a drafter's can have.
+        `target` is the name or path by which the drafter's folder will know the model; `own` are
+        further fields of the method. Raises ValueError where no drafter can have that shape.
         """
         config, attention = model.config, cast(Any, model.base_model).layers[-1].self_attn
         same = (
@@ -106,8 +83,21 @@ class LayerConfig(DrafterConfig):
         )
 
 
-def rotated(rotary: Any, like: torch.Tensor, position_ids: torch.Tensor) -> Rotated:
-    """Return a rope's rotation at positions [B, T], in the dtype of `like`."""
-    cos, sin = (x[:, :, None] for x in rotary(like, position_ids))
-    half = cos.shape[-1] // 2  # every angle is said twice
-    return Rotated(cos[..., :half], sin[..., :half])
+class LayerDrafter(TrainedDrafter):
+    """A drafter of transformer layers, with the target's rope."""
+
+    main_input_name = "inputs_embeds"
+    rotary_emb: LlamaRotaryEmbedding
+
+    def rotated(self, like: torch.Tensor, position_ids: torch.Tensor) -> Rotated:
+        """Return the target's rotation at positions [B, T], in the dtype of `like`."""
+        cos, sin = (x[:, :, None] for x in self.rotary_emb(like, position_ids))
+        half = cos.shape[-1] // 2  # every angle is there twice
+        return Rotated(cos[..., :half], sin[..., :half])
+
+
+def check_shapes(**expected: tuple[torch.Tensor, tuple[int, ...]]) -> None:
+    """Raise ValueError naming the first tensor that has another shape than expected."""
+    for name, (tensor, shape) in expected.items():
+        if tensor.shape != shape:
+            raise ValueError(f"{name}: expected shape {list(shape)}, got {list(tensor.shape)}")

@@ -25,9 +25,8 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from specattn.blocks import TORCH, Ops, Rotated, Rotation, Store, norm_of, projection, swiglu
-from specattn.drafters.drafter import TrainedDrafter
-from specattn.drafters.layer import LayerConfig, rotated
+from specattn.blocks import TORCH, Ops, Rotation, Store, norm_of, projection, swiglu
+from specattn.drafters.layer import LayerConfig, LayerDrafter, check_shapes
 from specattn.drafters.training_attention import shifted_attention, windowed_attention
 
 SelfAttend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -69,7 +68,7 @@ class LongSpecConfig(LayerConfig):
             raise ValueError(f"window must be at least 1 position, got {self.window}")
 
 
-class LongSpecDrafter(TrainedDrafter):
+class LongSpecDrafter(LayerDrafter):
     """The drafter's block. Embedding and head are the target's and not part of it.
 
     `forward` is for whole sequences, as training sees them; decoding calls `block` with attentions
@@ -82,7 +81,6 @@ class LongSpecDrafter(TrainedDrafter):
 
     config_class = LongSpecConfig
     title = "LongSpec"
-    main_input_name = "inputs_embeds"
     _supports_sdpa = True
 
     def __init__(self, config: LongSpecConfig):
@@ -105,12 +103,7 @@ class LongSpecDrafter(TrainedDrafter):
     ) -> LongSpecDrafter:
         """Return a new drafter for `model`: random, but its last norm begins as the target's.
 
-        Parameters
-        ----------
-        model : PreTrainedModel
-        target : str
-            What the drafter's folder will call the model: a name or a path.
-        window : int
+        `target` is the name or path by which the drafter's folder will know the model.
         """
         drafter = cls(LongSpecConfig.for_target(model, target=target, window=window))
         with torch.no_grad():
@@ -126,33 +119,27 @@ class LongSpecDrafter(TrainedDrafter):
         target_values: torch.Tensor,
         shift: int = 1,
     ) -> torch.Tensor:
-        """Run over whole sequences, every token as if it were drafted `shift` - 1 steps ahead.
+        """Return what the target's head reads, each token as if drafted `shift` - 1 steps ahead.
 
-        Parameters
-        ----------
-        inputs_embeds : Tensor [B, L, H]
-            From the target's embedding.
-        position_ids : Tensor, int64 [B, L]
-            Strictly increasing along L; the window counts them.
-        target_keys, target_values : Tensor [B, L, Hk, D]
-            What the target's last layer caches for the same tokens at the same positions, keys
-            rotated.
-        shift : int
-            Token t sees the target's keys of tokens up to ``t - shift`` (flash noisy training, v2
-            Algorithm 2). At inference a node at depth d has shift d + 1, the root being at depth 0.
-            With shift 0 a token sees even itself, as it never does at inference.
+        `inputs_embeds` [B, L, H] are from the target's embedding; `position_ids`, int64 [B, L],
+        increase strictly along L; `target_keys` and `target_values`, [B, L, Hk, D], are what the
+        target's last layer caches for the same tokens, keys rotated. The result is [B, L, H].
 
-        Returns
-        -------
-        Tensor [B, L, H]
-            Normed: the target's head makes logits of it.
-
-        Raises
-        ------
-        ValueError
-            A shape does not fit, or `shift` is not from 0 to L - 1.
+        Token t sees the target's keys of tokens up to ``t - shift`` (flash noisy training, v2
+        Algorithm 2). At inference a node at depth d has shift d + 1, the root being at depth 0.
+        With shift 0 a token sees even itself, as it never does at inference. Raises ValueError
+        where a shape does not fit, or `shift` is not from 0 to L - 1.
         """
-        self._check_inputs(inputs_embeds, position_ids, target_keys, target_values, shift)
+        config, (batch, length, *_) = self.config, inputs_embeds.shape
+        cache = (batch, length, config.num_key_value_heads, config.head_dim)
+        check_shapes(
+            inputs_embeds=(inputs_embeds, (batch, length, config.hidden_size)),
+            position_ids=(position_ids, (batch, length)),
+            target_keys=(target_keys, cache),
+            target_values=(target_values, cache),
+        )
+        if not 0 <= shift < length:
+            raise ValueError(f"shift: expected 0 to {length - 1} for {length} tokens, got {shift}")
 
         def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             return windowed_attention(q, k, v, position_ids, self.config.window)
@@ -162,31 +149,6 @@ class LongSpecDrafter(TrainedDrafter):
 
         place = self.rotated(inputs_embeds, position_ids)
         return block(TORCH, self, inputs_embeds, place, attend, attend_to_target)
-
-    def rotated(self, like: torch.Tensor, position_ids: torch.Tensor) -> Rotated:
-        """Return the target's rotation at positions [B, T], in the dtype of `like`."""
-        return rotated(self.rotary_emb, like, position_ids)
-
-    def _check_inputs(
-        self,
-        inputs_embeds: torch.Tensor,
-        position_ids: torch.Tensor,
-        target_keys: torch.Tensor,
-        target_values: torch.Tensor,
-        shift: int,
-    ) -> None:
-        config, (batch, length, *_) = self.config, inputs_embeds.shape
-        cache = (batch, length, config.num_key_value_heads, config.head_dim)
-        for name, tensor, shape in (
-            ("inputs_embeds", inputs_embeds, (batch, length, config.hidden_size)),
-            ("position_ids", position_ids, (batch, length)),
-            ("target_keys", target_keys, cache),
-            ("target_values", target_values, cache),
-        ):
-            if tensor.shape != shape:
-                raise ValueError(f"{name}: expected shape {list(shape)}, got {list(tensor.shape)}")
-        if not 0 <= shift < length:
-            raise ValueError(f"shift: expected 0 to {length - 1} for {length} tokens, got {shift}")
 
 
 class _Projections(nn.Module):
@@ -217,26 +179,11 @@ def block(
     attend_to_target: CrossAttend,
     store: Store | None = None,
 ) -> torch.Tensor:
-    """Return the equations at the top of this file, with attentions of the caller's choice.
+    """Return the equations at the top of this file, what the target's head reads: [B, T, H].
 
-    Parameters
-    ----------
-    ops : Ops
-    drafter : LongSpecDrafter
-    x : Tensor [B, T, H]
-    place : Rotation
-        Of the tokens' positions.
-    attend : callable
-        ``attend(q, k, v)``: [B, T, Hq, D] from queries and this block's own new keys and values.
-    attend_to_target : callable
-        ``attend_to_target(q)``: [B, T, Hq, D] from the target's last layer.
-    store : Store, optional
-        Where the new keys and values are written.
-
-    Returns
-    -------
-    Tensor [B, T, H]
-        Normed: what the target's head reads.
+    ``attend(q, k, v)`` and ``attend_to_target(q)`` return [B, T, Hq, D], over this block's own keys
+    and those of the target's last layer. `place` are the tokens' positions; new keys and values are
+    written to `store`.
     """
     own, cross = drafter.self_attention, drafter.cross_attention
     out = attend(*self_heads(ops, drafter, x, place, store))

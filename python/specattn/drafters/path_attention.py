@@ -1,4 +1,4 @@
-"""Attention to a text and to a path of its own behind every token, as PosS' training needs it."""
+"""Attention to a text and to a path behind each of its tokens, as PosS' training needs it."""
 
 from __future__ import annotations
 
@@ -19,23 +19,12 @@ _Part = tuple[slice, slice, slice]
 def path_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, k_path: torch.Tensor, v_path: torch.Tensor
 ) -> torch.Tensor:
-    """Attend from row t to the text up to t, and to keys that are row t's alone.
+    """Attend from row t, [B, L, Hq, D], to the text up to t, and to keys that are row t's alone.
 
     So a draft behind every token of a text sees what it would see at inference: the text, causal,
     and its own earlier tokens (HASS' harmonized context alignment; a hidden key weighs nothing).
+    `k` and `v` are the text's, [B, L, Hk, D]; those of paths are [B, L, S, Hk, D], S may be 0.
     Weights exist for a block of rows at a time, and the gradient makes them again.
-
-    Parameters
-    ----------
-    q : Tensor [B, L, Hq, D]
-    k, v : Tensor [B, L, Hk, D]
-        Of the text.
-    k_path, v_path : Tensor [B, L, S, Hk, D]
-        Of each row's own path; S may be 0.
-
-    Returns
-    -------
-    Tensor [B, L, Hq, D]
     """
     # The query heads of a KV head lie beside each other: one matrix, so no key is repeated.
     q = (q * (q.shape[-1] ** -0.5 / _LN_2)).unflatten(2, (k.shape[2], -1)).transpose(1, 2)

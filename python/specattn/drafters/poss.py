@@ -33,8 +33,7 @@ from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from specattn.blocks import TORCH, Ops, Rotated, Rotation, Store, norm_of, projection, swiglu
-from specattn.drafters.drafter import TrainedDrafter
-from specattn.drafters.layer import LayerConfig, rotated
+from specattn.drafters.layer import LayerConfig, LayerDrafter, check_shapes
 from specattn.drafters.path_attention import path_attention
 
 Attend = Callable[[torch.Tensor], torch.Tensor]
@@ -85,11 +84,11 @@ class PosSConfig(LayerConfig):
         return min(depth // self.positions_per_layer, self.layers - 1)
 
 
-class PosSDrafter(TrainedDrafter):
+class PosSDrafter(LayerDrafter):
     """``fc`` and the specialists. Embedding and head are the target's and not part of it.
 
     `forward` is for whole sequences, as training sees them; decoding calls the parts with an
-    attention of its own. Both are the same equations.
+    attention of its own.
 
     Parameters
     ----------
@@ -99,7 +98,6 @@ class PosSDrafter(TrainedDrafter):
     config: PosSConfig
     config_class = PosSConfig
     title = "PosS"
-    main_input_name = "inputs_embeds"
 
     def __init__(self, config: PosSConfig):
         super().__init__(config)
@@ -122,16 +120,9 @@ class PosSDrafter(TrainedDrafter):
         fc_norm: bool = False,
         norm_output: bool = False,
     ) -> PosSDrafter:
-        """Return a new, random drafter for `model`.
+        """Return a new, random drafter for `model`; see `PosSConfig` for its options.
 
-        Parameters
-        ----------
-        model : PreTrainedModel
-        target : str
-            What the drafter's folder will call the model: a name or a path.
-        layers, positions_per_layer : int
-        fc_norm, norm_output : bool
-            See `PosSConfig`.
+        `target` is the name or path by which the drafter's folder will know the model.
         """
         config = PosSConfig.for_target(
             model,
@@ -152,26 +143,16 @@ class PosSDrafter(TrainedDrafter):
         behind it. Those are detached from the specialist that made them, so that each depth's
         gradient stays in its own specialist, and ``fc`` (PosS, section 3).
 
-        Parameters
-        ----------
-        inputs_embeds, features : Tensor [B, L, H]
-            Of the same L tokens, which lie at positions 0 to L - 1 of one text per row.
-        depth : int
-            From 1 to L - 1.
-
-        Returns
-        -------
-        list of Tensor
-            Entry s, [B, L - 1 - s, H]: row t is drafted at depth s behind the root t + 1, and
-            predicts the feature of token ``t + s + 1``.
-
-        Raises
-        ------
-        ValueError
-            A shape does not fit, or `depth` is out of range.
+        `inputs_embeds` and `features`, [B, L, H], are of the same L tokens at positions 0 to L - 1;
+        `depth` is from 1 to L - 1 (else ValueError). Entry s of the result, [B, L - 1 - s, H]: row
+        t is drafted at depth s behind the root t + 1, and predicts the feature of token
+        ``t + s + 1``.
         """
-        self._check_inputs(inputs_embeds, features, depth)
-        length = inputs_embeds.shape[1]
+        batch, length, *_ = inputs_embeds.shape
+        shape = (batch, length, self.config.hidden_size)
+        check_shapes(inputs_embeds=(inputs_embeds, shape), features=(features, shape))
+        if not 1 <= depth < length:
+            raise ValueError(f"depth: expected 1 to {length - 1} for {length} tokens, got {depth}")
         places = self.rotated(inputs_embeds, torch.arange(length, device=features.device)[None])
         drafted, pairs, known = list[torch.Tensor](), list[torch.Tensor](), features
         # Of each specialist: keys and values of the pairs at every depth, for all roots.
@@ -186,21 +167,6 @@ class PosSDrafter(TrainedDrafter):
             drafted.append(specialist(TORCH, self, layer, x, _from(places, step, x), attend))
             known = drafted[-1].detach()
         return drafted
-
-    def rotated(self, like: torch.Tensor, position_ids: torch.Tensor) -> Rotated:
-        """Return the target's rotation at positions [B, T], in the dtype of `like`."""
-        return rotated(self.rotary_emb, like, position_ids)
-
-    def _check_inputs(
-        self, inputs_embeds: torch.Tensor, features: torch.Tensor, depth: int
-    ) -> None:
-        batch, length, *_ = inputs_embeds.shape
-        shape = (batch, length, self.config.hidden_size)
-        for name, tensor in (("inputs_embeds", inputs_embeds), ("features", features)):
-            if tensor.shape != shape:
-                raise ValueError(f"{name}: expected shape {list(shape)}, got {list(tensor.shape)}")
-        if not 1 <= depth < length:
-            raise ValueError(f"depth: expected 1 to {length - 1} for {length} tokens, got {depth}")
 
 
 class Specialist(nn.Module):
@@ -243,21 +209,10 @@ def fuse(
 def specialist(
     ops: Ops, drafter: PosSDrafter, layer: int, x: torch.Tensor, place: Rotation, attend: Attend
 ) -> torch.Tensor:
-    """Return the features [B, T, H] that a specialist drafts of pairs.
+    """Return the features [B, T, H] that a specialist drafts of pairs x [B, T, H], from `fuse`.
 
-    Parameters
-    ----------
-    ops : Ops
-    drafter : PosSDrafter
-    layer : int
-        Which specialist.
-    x : Tensor [B, T, H]
-        From `fuse`.
-    place : Rotation
-        Of the pairs' positions.
-    attend : callable
-        ``attend(q)``: [B, T, Hq, D] from queries, over this specialist's keys and values of all
-        that these pairs see, themselves included.
+    ``attend(q)`` returns [B, T, Hq, D] over this specialist's keys and values of all that these
+    pairs see, themselves included; `place` are the pairs' positions.
     """
     own = cast(Any, drafter.specialists[layer])
     attention = own.attention

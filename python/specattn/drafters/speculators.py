@@ -1,4 +1,4 @@
-"""EAGLE drafters in the folder layout of the `speculators` library, read and written as files.
+"""Reads and writes EAGLE drafters in the folder layout of the `speculators` library.
 
 The layout (``speculators_model_type: eagle``) holds one Llama layer without an input norm behind a
 fusion of embedding and feature: `PosSDrafter` with one layer, for EAGLE, EAGLE-2 and HASS alike. It

@@ -1,4 +1,4 @@
-"""The drafter's two attentions over whole sequences, as training needs them: no [L, L] mask."""
+"""LongSpec's two attentions over whole sequences, for training: no [L, L] mask."""
 
 from __future__ import annotations
 
@@ -15,21 +15,10 @@ def windowed_attention(
 ) -> torch.Tensor:
     """Attend from every token to those before it that are less than `window` positions away.
 
-    The sequence is cut into blocks of `window` tokens. Positions grow by at least one per token, so
-    a row's keys lie in its own block and the one before: masks take ``2 * L * window``, not L * L.
-
-    Parameters
-    ----------
-    q : Tensor [B, L, Hq, D]
-    k, v : Tensor [B, L, Hk, D]
-    position_ids : Tensor, integer [B, L]
-        Strictly increasing along L.
-    window : int
-        In positions, the row's own included: a row at position t sees p with t - window < p <= t.
-
-    Returns
-    -------
-    Tensor [B, L, Hq, D]
+    Queries are [B, L, Hq, D], keys and values [B, L, Hk, D]; a row at position t sees p with
+    t - window < p <= t. Positions, integer [B, L], grow by at least one per token: cut into blocks
+    of `window` tokens, a row's keys lie in its own block and the one before, so masks take
+    ``2 * L * window``, not L * L.
     """
     batch, length, *_ = q.shape
     block = min(window, length)
@@ -62,19 +51,8 @@ def shifted_attention(
     """Attend from token t to the target's keys of tokens up to ``t - shift``, without any mask.
 
     Flash noisy training (LongSpec v2, Algorithm 2): dropping the first `shift` queries and the last
-    `shift` keys makes it plain causal attention. Tokens that see no key get 0.
-
-    Parameters
-    ----------
-    q : Tensor [B, L, Hq, D]
-    target_keys, target_values : Tensor [B, L, Hk, D]
-        Keys already rotated.
-    shift : int
-        From 0 to L - 1.
-
-    Returns
-    -------
-    Tensor [B, L, Hq, D]
+    `shift` keys makes it plain causal attention. Queries are [B, L, Hq, D], keys (rotated) and
+    values [B, L, Hk, D], `shift` from 0 to L - 1; tokens that see no key get 0.
     """
     seen = q.shape[1] - shift
     out = scaled_dot_product_attention(

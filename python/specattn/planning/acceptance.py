@@ -1,4 +1,4 @@
-"""How often drafts survive: the one thing that no arithmetic tells."""
+"""Acceptance rates of drafted tokens by method, as papers print them or users give them."""
 
 from __future__ import annotations
 
@@ -30,13 +30,7 @@ class AcceptanceProfile:
 
     @classmethod
     def parse(cls, text: str) -> AcceptanceProfile:
-        """Read the name of a profile, or rates such as ``0.9,0.8,0.75``.
-
-        Raises
-        ------
-        ValueError
-            It is neither.
-        """
+        """Read the name of a profile, or rates such as ``0.9,0.8,0.75``; else ValueError."""
         if text in PROFILES:
             return PROFILES[text]
         try:
@@ -60,13 +54,7 @@ class AcceptanceProfile:
 
 
 def constant_rate(accepted: float, depth: int) -> float:
-    """Return the rate that, the same at every depth, accepts so many of `depth` drafted tokens.
-
-    Raises
-    ------
-    ValueError
-        No rate does.
-    """
+    """Return the rate that, the same at every depth, accepts so many of `depth` drafted tokens."""
     if not 0 < accepted < depth:
         raise ValueError(f"accepted must be between 0 and {depth}, got {accepted}")
     low, high = 0.0, 1.0

@@ -1,4 +1,4 @@
-"""What exchanges between ranks take: bytes over a link's rate, and a start."""
+"""Seconds of an exchange between ranks: latency, and bytes over a link's bandwidth."""
 
 from __future__ import annotations
 

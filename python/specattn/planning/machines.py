@@ -1,4 +1,4 @@
-"""What a machine attains: from its data sheet, or measured by ``bench/run_kernels.py``."""
+"""The rates of a machine, from its data sheet or measured by ``bench/run_kernels.py``."""
 
 from __future__ import annotations
 
@@ -84,12 +84,8 @@ class Machine:
         """Read a file that ``bench/run_kernels.py --json`` wrote.
 
         Attention is calibrated on the contiguous rows of the file's first shape at its largest
-        context; other rows are left for `checks`.
-
-        Raises
-        ------
-        ValueError
-            The file is missing, is no such file, or has no row of this type.
+        context; other rows are left for `checks`. Raises ValueError where the file is missing, is
+        no such file, or has no row of this type.
         """
         run, rows = read_results(path)
         if run.get("schema") != SCHEMA:
@@ -130,13 +126,7 @@ class Machine:
 
 
 def read_results(path: Path) -> tuple[dict, list[dict]]:
-    """Return the run and the records of a JSON Lines file.
-
-    Raises
-    ------
-    ValueError
-        The file is missing or is no result of a benchmark.
-    """
+    """Return the run and the records of a JSON Lines file; ValueError where it is none."""
     try:
         records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         run, *rows = records
@@ -158,8 +148,8 @@ def packed_rows(row: Mapping) -> int:
 def calibrating(op: str, rows: list[dict]) -> list[dict]:
     """Return the rows that a machine's shares are read from: one shape at its largest context.
 
-    Of two rows that differ in neither, such as selections for one and for all heads, the one that
-    moves more comes last.
+    Of two rows of one shape, such as selections for one and for all heads, the one that moves more
+    bytes comes last.
     """
     found = [row for row in rows if row["op"] == op and not row.get("page_size")]
     found = [row for row in found if row["time"] and row["shape"] == found[0]["shape"]]

@@ -1,4 +1,4 @@
-"""The shape of a model: what one pass has to read and to multiply.
+"""The sizes of models: what one pass has to read and to multiply.
 
 This is the project's only table of model shapes; the benchmarks read it too.
 """
@@ -49,13 +49,7 @@ class ModelShape:
 
     @classmethod
     def named(cls, name: str) -> ModelShape:
-        """Return a shape of `MODELS`, or that of the Hugging Face directory of this name.
-
-        Raises
-        ------
-        ValueError
-            It is neither.
-        """
+        """Return a shape of `MODELS`, or that of a Hugging Face directory; else ValueError."""
         if name in MODELS:
             return MODELS[name]
         if Path(name).is_dir():
@@ -69,13 +63,7 @@ class ModelShape:
 
     @classmethod
     def from_config(cls, folder: Path) -> ModelShape:
-        """Read the ``config.json`` of a Hugging Face directory.
-
-        Raises
-        ------
-        ValueError
-            The file is missing, or it names no size that is needed.
-        """
+        """Read the ``config.json`` of a Hugging Face directory; ValueError where sizes lack."""
         try:
             config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
             hidden, heads = config["hidden_size"], config["num_attention_heads"]

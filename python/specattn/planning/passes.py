@@ -1,4 +1,4 @@
-"""The time of one pass of a model: products with weights, attention, the host."""
+"""Predicts the time of one pass of a model: products with weights, attention, host, exchanges."""
 
 from __future__ import annotations
 

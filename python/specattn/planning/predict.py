@@ -1,4 +1,4 @@
-"""Rounds of each method, its settings searched, and the reason why the best is best."""
+"""Predicts every method at its best settings, and explains why the fastest is the fastest."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def predict(workload: Workload, profiles: Mapping[str, AcceptanceProfile]) -> li
 
 
 def reasons(workload: Workload, best: Prediction, plain: Prediction) -> list[str]:
-    """Return in words why the best method is the best, and what would change that."""
+    """Return in words why the best method is the fastest, and what would change that."""
     step, whole = plain.round.verify, plain.round.total
     exchanges = f", exchanges {_ms(step.exchange)}" if step.exchange else ""
     lines = [

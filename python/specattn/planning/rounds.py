@@ -1,4 +1,4 @@
-"""The rounds of each method: what is drafted, verified and accepted, in seconds."""
+"""Predicts the time of a round of each method: drafting, verification and acceptance."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def tokenswift_round(
 ) -> Round:
     """Predict a round of one pass over a partial cache, its heads, and a tree of n-grams too.
 
-    The tree has its most nodes: no n-gram begins like another one, or like the heads' guesses.
+    The tree is the largest possible: no n-gram begins like another one, or like the heads' guesses.
     """
     model, heads = workload.model, len(widths) - 1
     tokens, square = workload.batch * heads, model.hidden**2

@@ -1,4 +1,4 @@
-"""Predictions beside what was measured, with their error."""
+"""Compares predictions with recorded measurements."""
 
 from __future__ import annotations
 
@@ -196,8 +196,8 @@ def _rounds(rows: list[dict], workloads: _Workloads) -> list[Check]:
 def _round(row: dict, workload: Workload) -> Round:
     """Return the round of a decoded row's method at its settings.
 
-    What a row leaves open is the method's default; what a method chose by itself is the most that
-    it chooses.
+    Settings that a row lacks are the method's defaults; those that a method chose by itself are its
+    largest.
     """
     method = row["method"]
     chosen = {name: value for name, value in row["settings"].items() if value not in (None, "auto")}

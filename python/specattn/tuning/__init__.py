@@ -1,4 +1,4 @@
-"""Finding a method's options for a model, a machine and texts of one's own, by measuring.
+"""Finds a method's options for a model, a machine and texts of the user's, by measuring.
 
 Vegas' three steps (*Vegas*, section 3.4) are `vegas.Tuner`; ``specattn tune vegas`` runs them.
 """

@@ -1,4 +1,4 @@
-"""What a tuner has found, drawn as the paper draws it: figures 8 and 13, for one's own model."""
+"""Draws a tuner's measurements like the paper's figures 8 and 13."""
 
 from __future__ import annotations
 
@@ -14,12 +14,8 @@ def draw(record: Record, folder: Path) -> list[Path]:
 
     Figure 8: drafted tokens accepted per round over the share of the cache, with many drafted.
     Figure 13: decoding throughput over drafted tokens, and over the share, as multiples of plain
-    decoding's in the same turn: a machine's own pace changes more than these settings do.
-
-    Raises
-    ------
-    ImportError
-        matplotlib is not installed.
+    decoding's in the same turn: a machine's own pace changes more than these settings do. Raises
+    ImportError where matplotlib is not installed.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""What a tuner has measured, on disk after every run."""
+"""A tuner's measurements, written to disk after every run."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Record:
             self.measurements = self._earlier()
 
     def add(self, measurement: Measurement) -> None:
-        """Keep one more measurement."""
+        """Append a measurement, and write the file."""
         self.measurements.append(measurement)
         self.write()
 

@@ -1,4 +1,4 @@
-"""Vegas' three steps: the share of the cache, the drafted tokens, and the share again.
+"""Tunes Vegas in three steps: the share of the cache, the drafted tokens, and the share again.
 
 1. With many drafted tokens, the smallest share whose acceptance is stable.
 2. At that share, the number of drafted tokens that decodes fastest.
@@ -83,13 +83,13 @@ class Candidate(NamedTuple):
     ratio: float
 
     def method(self, min_tokens: int) -> Method:
-        """Return what is run: without the switch, which would run something else."""
+        """Return the method, without Vegas' switch, which would decode plainly at times."""
         if not self.gamma:
             return Plain()
         return Vegas(self.gamma, self.ratio, min_tokens=min_tokens, switch=False)
 
     def spelled(self, min_tokens: int) -> str:
-        """Return it as ``--method`` takes it."""
+        """Return the candidate as ``--method`` takes it."""
         least = f",min_tokens={min_tokens}" if min_tokens != Vegas.min_tokens else ""
         return f"vegas:gamma={self.gamma},ratio={self.ratio}{least}"
 
@@ -132,22 +132,14 @@ class Tuner:
 
     @property
     def runs(self) -> int:
-        """How many runs the three steps take."""
+        """Number of runs of the three steps."""
         candidates = 2 * len(self.ratios) + len(self.sweep.gammas) + 2
         return candidates * len(self.batches) * self.sweep.repeats
 
     def run(self, advance: Callable[[str], None]) -> dict[str, Any]:
-        """Take the three steps.
+        """Take the three steps, and return what was chosen; the record holds it as well.
 
-        Parameters
-        ----------
-        advance : callable
-            ``advance(step)`` after every run, measured or found in the record.
-
-        Returns
-        -------
-        dict
-            What was chosen; the record holds it as well.
+        ``advance(step)`` is called after every run, measured or found in the record.
         """
         sweep, self._advance = self.sweep, advance
         wide = self._measure("ratio", [Candidate(sweep.large_gamma, r) for r in self.ratios])

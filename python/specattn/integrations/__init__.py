@@ -1,1 +1,1 @@
-"""specattn inside other engines: one package each, imported by nobody but its engine."""
+"""specattn inside other engines: one package each, imported only by or for its engine."""

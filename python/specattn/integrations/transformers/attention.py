@@ -38,7 +38,7 @@ def attention_forward(
     s_aux: torch.Tensor | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Serve transformers' attention interface: heads before rows coming in, after going out.
+    """Serve transformers' attention interface: [B, heads, T, D] in, [B, T, heads, D] out.
 
     What the primitives cannot express is left to SDPA, or to the model's own eager attention where
     SDPA cannot express it either; the first time for each reason there is a warning.

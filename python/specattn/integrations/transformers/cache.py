@@ -51,7 +51,7 @@ class GrowingLayer(DynamicLayer):
     """A layer of `Cache`."""
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Begin anew, in memory of its own: that from before may still be looked at."""
+        """Begin anew, in new memory: views of the former may still be in use."""
         super().lazy_initialization(key_states, value_states)
         self._rooms: list[torch.Tensor | None] = [None, None]
 
@@ -74,7 +74,7 @@ def _appended(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return memory [B, capacity, Hk, D], and the view of it that holds `held` and then `new`.
 
-    `held` stays where it is if it lies at the head of `room` and there is space behind it.
+    `held` stays where it is if it lies at the start of `room` and there is space behind it.
     """
     batch, heads, count, dim = new.shape
     if held is None or held.dim() != 4:  # nothing yet

@@ -1,4 +1,4 @@
-"""What transformers wants masked, as lengths where that is all it is.
+"""transformers' masks as lengths and windows, where those describe them completely.
 
 transformers builds its masks once per pass through a registered function, and hands what this
 returns to every layer. Ours returns a `Carrier` of a `Visible`: causal order, a window and padding
@@ -31,19 +31,9 @@ _FORM = frozenset(
 class Visible:
     """Which keys the new rows of a pass see, in a layer of one kind.
 
-    Attributes
-    ----------
-    seen : int
-        Keys before the new rows, of those that the layer will be given.
-    rows : int
-        T.
-    window : int or None
-        Sliding window in tokens, the query's own included.
-    spans : list of (int, int), or None
-        First key of every request that is no padding, and the one behind the last; None: no
-        request is padded.
-    arguments : dict
-        What transformers asked its mask with.
+    Before its `rows` new rows (T) a layer is given `seen` keys. `window` is in tokens, the query's
+    own included. `spans` are each request's first key that is no padding and the one behind the
+    last; None: no request is padded. `arguments` are those that transformers called `mask` with.
     """
 
     seen: int
@@ -54,7 +44,7 @@ class Visible:
     _kept: dict[Any, Any] = field(default_factory=dict)
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
-        """Return what `make` returned under this key: layers of a pass ask for the same."""
+        """Return `make()`, cached under `key`: the layers of a pass need the same."""
         if key not in self._kept:
             self._kept[key] = make()
         return self._kept[key]
@@ -64,7 +54,7 @@ class Visible:
         return self.once(kind, lambda: kind(**self.arguments))
 
     def whole(self) -> torch.Tensor:
-        """Return the mask itself, bool [B, 1, T, N]."""
+        """Return the dense mask, bool [B, 1, T, N]."""
         options = {**self.arguments, "allow_is_causal_skip": False}
         return self.once("whole", lambda: sdpa_mask(**options))
 
@@ -76,24 +66,24 @@ class Visible:
 
 
 class Carrier(torch.Tensor):
-    """What models hand through as their mask, [B, 1, T, N], bool, and hold no memory for.
+    """A mask [B, 1, T, N], bool, without memory of its own, which models hand to our attention.
 
-    Our attention function reads `visible`. Whatever else is done with it is done with the mask that
-    it stands for, so that a model which adds to its mask, or slices it, is right all the same.
+    Our attention function reads `visible`. Any other use materialises the mask that it stands for,
+    so that a model which adds to its mask, or slices it, is right all the same.
     """
 
     visible: Visible
 
     @classmethod
     def of(cls, visible: Visible, shape: tuple[int, ...], device: torch.device | str) -> Carrier:
-        """Carry a description in the shape of the mask that it replaces."""
+        """Return a carrier in the shape of the mask that it replaces."""
         carrier = torch.zeros((), dtype=torch.bool, device=device).expand(shape).as_subclass(cls)
         carrier.visible = visible
         return carrier
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
-        """Do with the mask that is meant what is not just asked of its form."""
+        """Materialise the mask, except for what depends on its shape and type alone."""
         kwargs = kwargs or {}
         if func in _FORM:
             with torch._C.DisableTorchFunctionSubclass():
@@ -102,7 +92,7 @@ class Carrier(torch.Tensor):
         return func(*args, **kwargs)
 
     def to(self, *args, **kwargs) -> torch.Tensor:
-        """Move to where a model that is spread over devices goes on."""
+        """Move to another device, as models that are spread over several do."""
         moved = torch.empty(0, dtype=self.dtype, device=self.device).to(*args, **kwargs)
         if moved.dtype != self.dtype:
             return self.visible.whole().to(*args, **kwargs)
@@ -126,10 +116,7 @@ def mask(
 ) -> torch.Tensor | None:
     """Serve transformers' mask interface; the parameters are those of its `sdpa_mask`.
 
-    Returns
-    -------
-    Carrier [B, 1, T, N], or Tensor [B, 1, T, N], bool, or None
-        The first where a `Visible` says all; else what `sdpa_mask` returns.
+    Returns a `Carrier` [B, 1, T, N] where a `Visible` says all, else what `sdpa_mask` returns.
     """
     # A static cache hands out its own counter, which the layers then move.
     q_offset = int(q_offset)
@@ -154,7 +141,7 @@ def mask(
 
 
 def visible_of(attention_mask: torch.Tensor | None) -> Visible | None:
-    """Return what `mask` said of a mask, or None for a mask of somebody else."""
+    """Return the description in a mask from `mask`, or None for another's mask."""
     return attention_mask.visible if isinstance(attention_mask, Carrier) else None
 
 
@@ -169,8 +156,8 @@ def additive(attention_mask: torch.Tensor | None, dtype: torch.dtype) -> torch.T
 def _causal_window(function: Callable) -> tuple[bool, int | None]:
     """Return whether a mask function is causal and at most windowed, and its window.
 
-    transformers composes its mask functions of closures; those of a causal window are recognised,
-    and whatever else is there (a chunk, a packed sequence, a function of the user's) is not.
+    transformers composes its mask functions of closures; only those of a causal window are
+    recognised, not a chunk's, a packed sequence's or a function of the user's.
     """
     if function is causal_mask_function:
         return True, None
@@ -191,9 +178,9 @@ def _closed_over(function: Callable) -> dict[str, Any]:
 def _spans(
     attention_mask: torch.Tensor | None, first: int, end: int
 ) -> tuple[bool, list[tuple[int, int]] | None]:
-    """Return whether each request's keys `first` to `end` are one run, and the runs that are none.
+    """Return whether each request's keys `first` to `end` are one run, and the runs.
 
-    Positions in the runs count from `first`; padding before and behind is what they leave out.
+    Positions in the runs count from `first`; None: no padding.
     """
     if attention_mask is None:
         return True, None

@@ -1,7 +1,7 @@
-"""How a layer's keys become one call of a primitive: by views, whatever the padding and layout.
+"""Attention over transformers' keys and values as views, whatever their padding and layout.
 
-Nothing is copied. Heads that lie apart are requests of their own; requests that begin behind
-padding are pages that begin there.
+Nothing is copied. Heads that are not contiguous are requests of their own; requests that begin
+behind padding are pages that begin there.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def _folded(
 ) -> torch.Tensor:
     """Attend with every KV head as a request of its own.
 
-    The CPU kernels read a token's heads one after the other, which is fast where they lie side by
-    side. In this layout it takes up to 1.9 times as long as this does (docs/log.md).
+    The CPU kernels read a token's heads one after the other, which is fast where they are adjacent.
+    In this layout it takes up to 1.9 times as long as this does (docs/log.md).
     """
     (batch, rows, heads, dim), kv_heads = q.shape, k.shape[2]
     k, v = (x.transpose(1, 2).flatten(0, 1).unsqueeze(2) for x in (k, v))

@@ -1,4 +1,4 @@
-"""specattn in vLLM: its attention, and drafters that it can be given.
+"""specattn in vLLM: attention backends, and drafters for its speculative decoding.
 
 vLLM finds `register` by its entry point and calls it in every process. It does nothing unless
 ``SPECATTN_VLLM=1``. (docs/vllm.md)

@@ -20,17 +20,9 @@ if TYPE_CHECKING:
 class Batch:
     """The rows of a step: parts of prompts, decoded tokens and drafts to verify, in any mixture.
 
-    Parameters
-    ----------
-    tokens : int
-        Rows of all requests; what vLLM appends for padding does not count.
-    max_seqlen_q : int
-        Most rows of a request.
-    cu_seqlens_q : Tensor [B + 1], int32
-        Where the rows of each request begin.
-    cache_seqlens : Tensor [B], int32
-        Tokens of each request that were in the cache before this step.
-    block_table : Tensor [B, max_pages], int32
+    `tokens` rows of all requests, without vLLM's padding; those of a request, at most
+    `max_seqlen_q`, begin at its `cu_seqlens_q`, int32 [B + 1]. Before this step its cache had
+    `cache_seqlens`, int32 [B], tokens, on the pages of `block_table`, int32 [B, max_pages].
     """
 
     tokens: int
@@ -50,13 +42,7 @@ class Batch:
 
 
 def batch_of(common: CommonAttentionMetadata) -> Batch:
-    """Return a step as vLLM describes it.
-
-    Raises
-    ------
-    NotImplementedError
-        A request's rows shall see what comes after them.
-    """
+    """Return a step as vLLM describes it; NotImplementedError where it is not causal."""
     if isinstance(common.causal, torch.Tensor) or not common.causal:
         raise NotImplementedError(
             "specattn: expected causal attention, got a batch without it; vLLM's own attention "
@@ -90,12 +76,8 @@ def pages(kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 class SpecattnAttention(AttentionImpl):
     """vLLM's attention of a layer, computed by specattn; parameters as vLLM's own.
 
-    Attributes
-    ----------
-    options : dict
-        Those that all attention operators have, in the order of their signatures.
-    selections : Selections or None
-        What a drafter wants to know of the passes.
+    `options` are those that all attention operators have, in the order of their signatures;
+    `selections` collects scores for a drafter, if there is one.
     """
 
     def __init__(
@@ -168,7 +150,7 @@ class SpecattnAttention(AttentionImpl):
         return (*prefix, *no_tree, batch.block_table, self.window, *options, *rows)
 
     def lse(self, q: torch.Tensor) -> torch.Tensor:
-        """Return memory for what nobody reads."""
+        """Return a buffer for log-sum-exps, which nobody reads."""
         if self._lse is None or self._lse.shape != q.shape[:-1]:
             self._lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
         return self._lse
@@ -189,7 +171,7 @@ def attend(layer: SpecattnAttention, q, k_cache, v_cache, batch: Batch, out) -> 
 def verify(
     layer: SpecattnAttention, q, k_cache, v_cache, batch: Batch, out, collect_rows, scores
 ) -> None:
-    """Compute it, and write the scores of every cached token into `scores` [B, N]."""
+    """Compute a layer's attention; write the scores of every cached token to `scores` [B, N]."""
     inputs = layer.inputs(q, k_cache, v_cache, batch)
     verified = _operator("verify_attention", q)
     verified(*inputs, "scores", collect_rows, False, out, layer.lse(q), scores)

@@ -1,4 +1,4 @@
-"""Our attention as vLLM's backend for CPUs: what it serves, and what it leaves to vLLM's own."""
+"""specattn's attention as a vLLM backend for CPUs, and the layers that keep vLLM's own."""
 
 from __future__ import annotations
 

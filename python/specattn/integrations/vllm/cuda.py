@@ -1,4 +1,4 @@
-"""Our attention as vLLM's backend for GPUs, with the Triton kernels: not run on a GPU so far."""
+"""specattn's attention as a vLLM backend for GPUs, by Triton kernels: not run on a GPU so far."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .attention import Batch, SpecattnAttention, batch_of, serves_head_size
 
 
 class SpecattnCudaBackend(AttentionBackend):
-    """What vLLM asks about it; vLLM refuses by name what is not served."""
+    """What the backend serves; vLLM refuses the rest by name."""
 
     forward_includes_kv_cache_update = False
     supported_dtypes = [torch.float16, torch.bfloat16, torch.float32]

@@ -1,4 +1,4 @@
-"""A pass in which the target drafts for itself: it reads few cached tokens, and writes none."""
+"""Attention in a self-drafting pass: reads selected cached tokens, and writes none to the cache."""
 
 from __future__ import annotations
 
@@ -13,22 +13,12 @@ from .attention import SpecattnAttention
 
 @dataclass
 class DraftPass:
-    """One token for each of some requests, step by step; every layer's attention asks it.
+    """The passes that draft a chain, a token per request and step; every layer attends through it.
 
     vLLM reserves no cache for what such a drafter drafts, so the keys and values of the drafted
-    tokens lie here.
-
-    Parameters
-    ----------
-    positions : dict of SpecattnAttention to Tensor, int32 [B, K]
-        For each layer that attends to the whole text, the cached tokens that it sees.
-    lengths : Tensor [B], int32
-        How many positions count.
-    cache_seqlens : Tensor [B], int32
-        Tokens in the cache: layers with a sliding window see those in it.
-    block_table : Tensor [B, max_pages], int32
-    steps : int
-        Most tokens to draft.
+    tokens, at most `steps`, are kept here. Layers in `positions` attend to the first `lengths`,
+    int32 [B], of their cached tokens, int32 [B, K]; the others, with a sliding window, to those of
+    `cache_seqlens`, int32 [B]. `block_table` is int32 [B, max_pages].
     """
 
     positions: dict[SpecattnAttention, torch.Tensor]

@@ -1,4 +1,4 @@
-"""Drafters of vLLM that need nothing but the text: they copy what followed its end before."""
+"""vLLM drafters that look up the text's end in the text, and draft what followed it before."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LONGEST = 3
 
 
 class _Index(Protocol):
-    """What is kept of one request's text."""
+    """The index of one request's text."""
 
     def extend(self, tokens: list[int]) -> None: ...
 
@@ -28,10 +28,7 @@ class _Index(Protocol):
 class _TextDrafter:
     """Drafts for vLLM's ``"method": "custom_class"`` from an index of each request's text.
 
-    Parameters
-    ----------
-    vllm_config : VllmConfig
-        Of its `speculative_config`: `num_speculative_tokens`, drafted at most.
+    At most `num_speculative_tokens` of vLLM's `speculative_config` are drafted.
     """
 
     def __init__(self, vllm_config: VllmConfig):
@@ -45,7 +42,7 @@ class _TextDrafter:
         raise NotImplementedError
 
     def load_model(self, model: Any) -> None:
-        """Need no model."""
+        """Do nothing: lookups need no model."""
 
     def propose(
         self,
@@ -66,7 +63,7 @@ class _TextDrafter:
 
 
 class PromptLookup(_TextDrafter):
-    """What `specattn.decoding.PromptLookup` drafts; parameters as `_TextDrafter`.
+    """Drafts what `specattn.decoding.PromptLookup` does, at most vLLM's `num_speculative_tokens`.
 
     The longest suffix of a request's text that occurred before decides, at its latest occurrence;
     it has at most vLLM's `prompt_lookup_max` tokens. A lookup costs the same however long the text
@@ -79,7 +76,7 @@ class PromptLookup(_TextDrafter):
 
 
 class Suffix(_TextDrafter):
-    """The most probable path of `specattn.decoding.Suffix`; parameters as `_TextDrafter`.
+    """The most probable path of `specattn.decoding.Suffix`, up to `num_speculative_tokens`.
 
     It ends where it is less probable than `least`: there a row of verification costs more than it
     is likely to bring.

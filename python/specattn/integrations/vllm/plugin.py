@@ -1,4 +1,4 @@
-"""What vLLM's entry point calls: put our attention in place of vLLM's own."""
+"""vLLM's entry point: registers specattn's attention in place of vLLM's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a drafter remembers of each request, although vLLM gives it rows without names."""
+"""State of a drafter for each request, recognised by its text: vLLM passes rows without names."""
 
 from __future__ import annotations
 
@@ -25,16 +25,11 @@ class _Known(Generic[Memory]):
 
 
 class Requests(Generic[Memory]):
-    """A memory for each request that got a token in the last step.
+    """The memory, from `make`, of each request that got a token in the last step.
 
     A row belongs to the request whose text it continues: vLLM moves rows as others end, and a
     request that was preempted comes back in another. Two requests of one text may swap memories,
     which are then of the same text. Comparing 30,000 tokens takes some microseconds.
-
-    Parameters
-    ----------
-    make : callable
-        Called without arguments, returns the memory of a new request.
     """
 
     def __init__(self, make: Callable[[], Memory]):
@@ -50,15 +45,8 @@ class Requests(Generic[Memory]):
     ) -> list[tuple[Memory, np.ndarray]]:
         """Return the memory of each row's request, and the tokens that are new to it.
 
-        Requests that have no row here are forgotten.
-
-        Parameters
-        ----------
-        rows : list of int
-            Rows that got a token in this step.
-        lengths : array [B]
-            Tokens of each row's request.
-        tokens : array [B, max_model_len]
+        `rows` got a token in this step; `lengths` [B] count the tokens of each row's request, which
+        are in `tokens` [B, max_model_len]. Requests that have no row here are forgotten.
         """
         known, self._known = self._known, []
         found = []

@@ -1,4 +1,4 @@
-"""Which cached tokens the last pass found important, layer by layer: what a Vegas draft reads."""
+"""The cached tokens that the last pass scored highest, by layer, for Vegas' drafts."""
 
 from __future__ import annotations
 
@@ -15,15 +15,7 @@ ROWS = (0, -1)
 
 
 class Selected(NamedTuple):
-    """What a pass selected of the cached tokens of its requests.
-
-    Attributes
-    ----------
-    indices : Tensor, int32 [layers, B, K]
-    counts : Tensor, int32 [B]
-        How many indices count.
-    batch : Batch
-    """
+    """Selected cached tokens, int32 [layers, B, K]; the first `counts`, int32 [B], count."""
 
     indices: torch.Tensor
     counts: torch.Tensor
@@ -33,21 +25,8 @@ class Selected(NamedTuple):
 class Selections:
     """Collects scores in the target's own passes while it is `wanted`.
 
-    Parameters
-    ----------
-    layers : list of SpecattnAttention
-        Layers that attend to the whole text.
-    ratio : float
-        Share of a request's tokens to select.
-    min_tokens : int
-        Fewest tokens to select.
-
-    Attributes
-    ----------
-    wanted : bool
-        Whether the next pass shall collect.
-    batch : Batch or None
-        The last pass.
+    Of `layers`, those that attend to the whole text, it selects `ratio` of a request's tokens, at
+    least `min_tokens`. `batch` is the last pass.
     """
 
     def __init__(self, layers: list[SpecattnAttention], *, ratio: float, min_tokens: int):
@@ -80,7 +59,7 @@ class Selections:
         self._collected_in = batch
 
     def last(self) -> Selected | None:
-        """Return what the last pass selected, None where it did not collect."""
+        """Return the selection of the last pass, None where it did not collect."""
         if self.batch is None or self._collected_in is not self.batch:
             return None
         selected = [self._of_layer[layer] for layer in self.layers]

@@ -70,13 +70,7 @@ class Vegas:
         self.requests = Requests(self._new_switch)
 
     def load_model(self, model: Any) -> None:
-        """Take the target.
-
-        Raises
-        ------
-        ValueError
-            A layer's attention is not ours, or shares another's cache.
-        """
+        """Set the target; ValueError where a layer's attention is not ours, or shares a cache."""
         layers = get_layers_from_vllm_config(self.config, Attention)
         for name, layer in layers.items():
             if not isinstance(layer.impl, SpecattnAttention):
@@ -154,7 +148,7 @@ class Vegas:
         return torch.stack(chain, 1)
 
     def _next(self, draft_pass: DraftPass, token, position) -> torch.Tensor:
-        """Return the likeliest token behind each of some tokens [B]."""
+        """Return the most probable token behind each of some tokens [B]."""
         # Without slots vLLM writes no keys; the pass keeps its own.
         with set_forward_context(draft_pass, self.config, num_tokens=len(token), slot_mapping={}):
             hidden = self.model(input_ids=token, positions=position)

@@ -1,4 +1,4 @@
-"""Attention primitives for speculative decoding over long contexts, and what they make possible.
+"""Attention primitives for speculative decoding over long contexts, and the layers built on them.
 
 The primitives and their contract: `specattn.ops`. Their meaning: `specattn.reference`. Trees of
 drafted tokens: `specattn.Tree`. Which of them survive: `specattn.acceptance`. Decoding Hugging Face

@@ -1,4 +1,4 @@
-"""Which drafted tokens survive: acceptance that leaves the target's distribution untouched.
+"""Acceptance of drafted tokens by rules that leave the target's distribution unchanged.
 
 Two rules, both exact for every draft, good or bad.
 

@@ -1,4 +1,4 @@
-"""Where the embedded target lies: a small model with its drafters, so that nothing is fetched."""
+"""Where the embedded target is: a small model with its drafters, so that nothing is fetched."""
 
 from pathlib import Path
 

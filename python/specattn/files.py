@@ -1,4 +1,4 @@
-"""Writing files that are whole at every moment, and where those lie that can be made again."""
+"""Atomic writes of files, and the folder of caches."""
 
 from __future__ import annotations
 
@@ -20,21 +20,10 @@ def cache_folder() -> Path:
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Write all of a file, or leave what was there.
 
-    A process may be killed at any time, and several may write to the same folder.
-
-    Parameters
-    ----------
-    path : Path
-        In a folder that exists. A file of that name is replaced; of a symbolic link, the file that
-        it leads to.
-    write : callable
-        ``write(partial)`` makes the file under another name in the same folder. What it raises is
-        raised, and nothing is left behind.
-
-    Raises
-    ------
-    ValueError
-        `path` is a folder, a device, a pipe or a socket.
+    A process may be killed at any time, and several may write to the same folder, which exists.
+    ``write(partial)`` makes the file under another name in it; what it raises is raised, and
+    nothing is left behind. Of a symbolic link, the file that it leads to is replaced. Raises
+    ValueError where `path` is a folder, a device, a pipe or a socket.
     """
     _check_regular(path)
     path = Path(os.path.realpath(path))
@@ -53,13 +42,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """See, before hours of work, that `write_atomically` can write there.
-
-    Raises
-    ------
-    ValueError
-        The folder does not exist or cannot be written to, or `path` is no regular file.
-    """
+    """Raise ValueError unless `write_atomically` can write to `path`: before hours of work."""
     _check_regular(path)
     folder = Path(os.path.realpath(path)).parent
     if not folder.is_dir():
@@ -68,13 +51,7 @@ def check_writable(path: Path) -> None:
 
 
 def check_folder_writable(folder: Path) -> None:
-    """See that files can be written into a folder, or into that which it would be made in.
-
-    Raises
-    ------
-    ValueError
-        They cannot.
-    """
+    """Raise ValueError unless files can be written into a folder, or where it would be created."""
     existing = Path(os.path.realpath(folder))
     while not existing.exists():
         existing = existing.parent

@@ -19,17 +19,11 @@ from specattn.stock import Stock
 
 
 class NewRows(Protocol):
-    """The rows of a pass, which follow a prefix of what is cached.
+    """The rows of a pass, behind a prefix of what is cached.
 
-    Attributes
-    ----------
-    slots : tuple of Tensor
-        Where they go (`KVCache.slots`).
-    prefix : Tensor, int32 [B]
-        Cached tokens that every row sees.
-    tree_mask : Tensor, packed, or None for a causal chain
-    max_seqlen : int
-        Host-side bound: no row's position reaches it.
+    They go to `slots` (`KVCache.slots`). Every row sees `prefix`, int32 [B], cached tokens, and of
+    the others what `tree_mask`, packed, says: None for a causal chain. No row's position reaches
+    `max_seqlen`, a bound on the host.
     """
 
     @property
@@ -43,15 +37,9 @@ class NewRows(Protocol):
 
 
 class NewHeads(NamedTuple):
-    """What one layer makes of the rows of a pass.
+    """One layer's queries [B, T, Hq, D], keys and values [B, T, Hk, D] of the rows of a pass.
 
-    Attributes
-    ----------
-    layer : int
-    q : Tensor [B, T, Hq, D]
-    k, v : Tensor [B, T, Hk, D]
-        To be stored before anything is attended to.
-    rows : NewRows
+    Keys and values are stored before anything is attended to.
     """
 
     layer: int
@@ -64,25 +52,13 @@ class NewHeads(NamedTuple):
 class KVCache:
     """Keys and values of a batch of requests, each of its own length.
 
-    Everything lies in one tensor, so that accepting a path of a tree is one move over all layers.
-    What stands at or beyond a request's length is unspecified and never read: rejected tokens need
-    no cleaning up, they are overwritten.
+    Everything lies in one tensor, so that accepting a path of a tree is one move over all layers:
+    `storage` [layers, keys and values, batch, capacity, kv_heads, head_dim]. A request can hold
+    `capacity` tokens, drafted ones included. What stands at or beyond its length is unspecified and
+    never read: rejected tokens need no cleaning up, they are overwritten.
 
-    Parameters
-    ----------
-    layers, batch, capacity, kv_heads, head_dim : int
-        `capacity` is the number of tokens that one request can hold, drafted ones included.
-    dtype : torch.dtype
-    device : torch.device or str
-
-    Attributes
-    ----------
-    storage : Tensor [layers, 2, batch, capacity, kv_heads, head_dim]
-        Keys at index 0 of the second dimension, values at index 1.
-    seqlens : Tensor, int32 [batch]
-        Tokens that are committed. Replaced, never changed in place, so it may be kept.
-    in_kernels : bool
-        Whether a recording of kernel calls may read the layers themselves.
+    `seqlens`, int32 [batch], counts the committed tokens; it is replaced, never changed in place,
+    so it may be kept. `in_kernels`: a recording of kernel calls may read the layers themselves.
     """
 
     in_kernels: ClassVar[bool] = True
@@ -145,22 +121,14 @@ class KVCache:
     def slots(
         self, count: int, offset: int | torch.Tensor = 0
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return where the `count` rows at ``seqlens + offset`` of every request lie.
-
-        `offset` may be one for each request, integer [B]. Returns what `slots_behind` does.
-        """
+        """Return `slots_behind` of ``seqlens + offset``; `offset` may be one for each request."""
         return self.slots_behind(self.seqlens + offset, count)
 
     def slots_behind(self, prefix: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return where the `count` rows behind `prefix`, integer [B], of every request lie.
+        """Return where `count` rows behind `prefix`, integer [B], lie: requests [B, 1], positions.
 
+        Positions, int64 [B, count], are also the tokens' own where rows follow one another.
         Computed once per pass and given to `write` for every layer.
-
-        Returns
-        -------
-        requests : Tensor, int64 [B, 1]
-        positions : Tensor, int64 [B, count]
-            They are also the tokens' positions in the text, where rows follow one another.
         """
         device = self.storage.device
         requests = torch.arange(self.batch_size, device=device)[:, None]
@@ -175,34 +143,25 @@ class KVCache:
     ) -> None:
         """Store new keys and values, each [B, T, Hk, D], at `slots`; lengths stay as they are.
 
-        Raises
-        ------
-        IndexError
-            On the CPU, when a position is beyond the capacity.
+        Raises IndexError on the CPU where a position is beyond the capacity.
         """
         self.storage[layer, 0][slots] = k
         self.storage[layer, 1][slots] = v
 
     def attend(self, new: NewHeads, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store new keys and values and attend to the prefix and to them.
-
-        `options` are those of `specattn.hybrid_tree_attention`, which this is.
-        """
+        """Store new keys and values; attend to all as `specattn.hybrid_tree_attention` does."""
         return hybrid_tree_attention(*self._stored(new), None, None, new.rows.tree_mask, **options)
 
     def attend_and_collect(
         self, new: NewHeads, **options: Any
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Do what `attend` does and collect, as `specattn.verify_attention`."""
+        """Store new keys and values; attend and collect as `specattn.verify_attention` does."""
         return verify_attention(*self._stored(new), None, None, new.rows.tree_mask, **options)
 
     def attend_selected(
         self, new: NewHeads, indices: torch.Tensor, lengths: torch.Tensor, **options: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store new keys and values and attend to selected positions and to them.
-
-        `indices`, `lengths` and `options` are those of `specattn.sparse_gather_attention`.
-        """
+        """Store new keys and values; attend as `specattn.sparse_gather_attention` does."""
         q, k_cache, v_cache, _ = self._stored(new)
         return sparse_gather_attention(
             q, k_cache, v_cache, indices, lengths, new.k, new.v, **options
@@ -221,8 +180,7 @@ class KVCache:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Attend to the first `seqlens` cached tokens alone.
 
-        `unseen` is a packed mask [T, ceil(T / 64)] of zeros: the rows behind the prefix stand for a
-        tree of which nothing is visible.
+        `unseen`, zeros [T, ceil(T / 64)], is the mask of a tree of which nothing is visible.
         """
         return hybrid_tree_attention(q, *self.layer(layer), seqlens, None, None, unseen)
 
@@ -252,19 +210,11 @@ class KVCache:
     ) -> None:
         """Keep the root and the accepted nodes of a verified tree, in all layers at once.
 
-        Node n of the tree lies at ``seqlens + n``. Its accepted path is moved to follow the root
-        without gaps.
-
-        Parameters
-        ----------
-        nodes : Tensor, int64 [B, depth]
-            Accepted nodes along one path, without the root, padded with -1.
-        counts : Tensor, integer [B]
-            How many nodes are accepted.
-        in_place : bool
-            The tree was a chain: its accepted nodes already lie where they belong.
-        on_host : sequence of int, B long, optional
-            `counts`, where the host knows them: a cache on the CPU then asks no tensor.
+        Node n of the tree lies at ``seqlens + n``. The accepted path, `nodes`, int64 [B, depth]
+        padded with -1 and without the root, is moved to follow the root without gaps; `counts`,
+        integer [B], are how many nodes are accepted. With `in_place` the tree was a chain: they
+        already lie where they belong. `on_host` are the counts where the host knows them, which
+        saves a cache on the CPU from reading tensors.
         """
         if not in_place and self.storage.device.type == "cpu":
             self._move_each(nodes.tolist(), on_host or counts.tolist())
@@ -296,19 +246,10 @@ class KVCache:
             rows[:, :, root + 1 : root + 1 + count] = rows.index_select(2, source)
 
     def retire(self, finished: Sequence[bool]) -> list[int]:
-        """Drop the finished requests, so that they cost nothing from now on.
+        """Drop the finished requests, of B flags; the last survivors move into the holes.
 
-        The last survivors move into the holes; the rest stay where they are.
-
-        Parameters
-        ----------
-        finished : sequence of bool, B long
-
-        Returns
-        -------
-        list of int
-            The former row of every request that is left, by which whatever else is kept per request
-            must be indexed.
+        Returns the former row of every request that is left, by which whatever else is kept per
+        request must be indexed.
         """
         if len(finished) != self.batch_size:
             raise ValueError(f"finished must have {self.batch_size} entries, got {len(finished)}")

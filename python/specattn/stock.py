@@ -1,4 +1,4 @@
-"""What is handed out once each, made many at a time: one call of torch serves many small tensors.
+"""Pre-allocates small tensors in bulk, because one call of torch for each is too slow.
 
 Between two passes over a model's weights every call finds its code cold, and torch's take longest.
 """
@@ -12,20 +12,14 @@ T = TypeVar("T")
 
 
 class Stock(Generic[T]):
-    """Hands out what ``make(count)`` returns, `count` at a time.
-
-    Parameters
-    ----------
-    make : callable
-    count : int
-    """
+    """Hands out, one by one, what ``make(count)`` returns."""
 
     def __init__(self, make: Callable[[int], list[T]], count: int):
         self._make, self._count = make, count
         self._left: list[T] = []
 
     def take(self) -> T:
-        """Return one that nobody has."""
+        """Return one that was not returned before."""
         if not self._left:
             self._left = self._make(self._count)
         return self._left.pop()

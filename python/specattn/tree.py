@@ -1,4 +1,4 @@
-"""Trees of drafted tokens: their shape, and everything that follows from it."""
+"""Trees of drafted tokens: parents, and the depths, masks and paths that follow from them."""
 
 from __future__ import annotations
 
@@ -121,10 +121,7 @@ class Tree:
         max_depth: int,
         max_width: int,
     ) -> Tree:
-        """Return a tree of which its grower knows depths and mask, so that nobody computes them.
-
-        Nothing is checked; the arguments are as the attributes of these names.
-        """
+        """Return a tree whose depths and mask are given, as its attributes have them; unchecked."""
         tree = cls(parents, max_depth=max_depth, max_width=max_width, trusted=True)
         tree.depths, tree.packed_mask = depths, packed_mask
         return tree

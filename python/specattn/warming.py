@@ -1,4 +1,4 @@
-"""Compiling the GPU kernels before they are needed."""
+"""Compiles the attention kernels of a model on a GPU before they are needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of a backend."""
+"""The record that describes a backend."""
 
 from __future__ import annotations
 
@@ -17,43 +17,31 @@ class NotServed(Exception):  # noqa: N818 - no error: the next backend takes the
 
 @dataclass(frozen=True)
 class Backend:
-    """One implementation of the primitives.
+    """One implementation of the primitives, for tensors of some device types and dtypes.
 
-    Parameters
-    ----------
-    name : str
-        As `use_backend` takes it.
-    devices : tuple of str
-        Device types whose tensors it is chosen for.
-    dtypes : tuple of torch.dtype
-        Dtypes of an operator's first argument that it computes in.
-    why_not : callable
-        Returns why the backend cannot be used on this machine, or None; given a device type, also
-        why it cannot take that device's tensors when it is forced.
-    find : callable
-        Returns the kernel of the operator of a given name, or None; may raise ImportError. A kernel
-        may raise `NotServed` before it has done anything.
-    checks_values : bool
-        Whether its kernels check all lengths and indices before they read any memory.
-    slow : bool
-        Whether falling back to it is worth a warning.
-    plans : bool
-        Whether its kernels take `form`: equal ones promise tensors of equal shapes, strides, dtypes
-        and devices, so that what follows from those is found once.
-    trims : bool
-        Whether its kernels trim a tree's mask to the window where `depths` are None. Others take a
-        trimmed mask and the depths before that.
+    ``why_not(device_type)`` returns why it cannot take such tensors when it is forced, or None;
+    ``why_not(None)`` why it cannot be used on this machine. ``find(op)`` returns the kernel of an
+    operator, or None, or raises ImportError; a kernel may raise `NotServed` before it has done
+    anything.
     """
 
     name: str
     devices: tuple[str, ...]
-    dtypes: tuple[torch.dtype, ...]
+    dtypes: tuple[torch.dtype, ...]  # of an operator's first argument
     why_not: Callable[[str | None], str | None]
     find: Callable[[str], Kernel | None]
-    checks_values: bool = False
-    slow: bool = False
+    checks_values: bool = False  # all lengths and indices, before any memory is read
+    slow: bool = False  # falling back to it is worth a warning
+    # Kernels take `form`: equal ones promise tensors of equal shapes, strides, dtypes and devices.
     plans: bool = False
+    # Kernels trim a tree's mask to the window where `depths` are None; others need both trimmed.
     trims: bool = False
+
+
+def plain_arguments(op: str) -> list[int]:
+    """Return which of an operator's arguments are no tensors."""
+    arguments = getattr(torch.ops.specattn, op).default._schema.arguments
+    return [i for i, argument in enumerate(arguments) if "Tensor" not in str(argument.type)]
 
 
 def function_named(op: str, package: str) -> Callable | None:

@@ -1,4 +1,4 @@
-"""The C++ kernels for the CPU."""
+"""Backend of the C++ kernels for the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reference as a backend: every primitive on every device, slowly."""
+"""Backend of the reference: every primitive on every device, slowly."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def _find(op: str) -> Kernel | None:
 
 
 def _write_results(function: Callable) -> Kernel:
-    """Let a function that returns its results write them into extra, last arguments instead.
+    """Wrap a function that returns its results as a kernel that writes them to its last arguments.
 
-    One that writes into its arguments itself returns None.
+    One that writes to its arguments itself returns None.
 
     On the CPU attention is computed one request at a time: nothing is padded to the longest, and no
-    request's rounding depends on its neighbours. Ragged queries the function deals out itself.
+    request's rounding depends on its neighbours. Ragged queries the function splits itself.
     """
     names = list(inspect.signature(function).parameters)
 

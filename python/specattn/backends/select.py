@@ -1,4 +1,4 @@
-"""Which backend serves a call, and why another does not."""
+"""Chooses the backend that serves a call, and says why another does not."""
 
 from __future__ import annotations
 
@@ -86,21 +86,16 @@ def is_forced(name: str) -> bool:
 def chosen(
     op: str, device: torch.device, dtype: torch.dtype, declined: tuple[tuple[str, str], ...] = ()
 ) -> tuple[Kernel, Backend]:
-    """Return the kernel of operator `op` and the backend that it is from.
+    """Return the kernel of operator `op` and its backend.
 
-    No gradient flows through a kernel. `declined` are the backends that do not serve the call, each
-    with its reason.
-
-    Raises
-    ------
-    RuntimeError
-        No backend, or not the forced one, serves this operator, device and dtype.
+    No gradient flows through a kernel. `declined` are backends that do not serve the call, each
+    with its reason. Raises RuntimeError where no backend, or not the forced one, serves it.
     """
     return _chosen(op, device.type, dtype, _forced, declined)
 
 
 def run_beside(name: str, op: str, *args) -> None:
-    """Run an operator on the best of the backends but one, which asks for it, forced or not."""
+    """Run an operator on the best of the other backends for backend `name`, forced or not."""
     declined: tuple[tuple[str, str], ...] = ((name, "it asks for it"),)
     while True:
         kernel, backend = _chosen(op, args[0].device.type, args[0].dtype, None, declined)

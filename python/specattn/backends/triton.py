@@ -1,4 +1,4 @@
-"""The Triton kernels: for GPUs, and for tests on the CPU in Triton's interpreter."""
+"""Backend of the Triton kernels: for GPUs, and for tests on the CPU in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import torch
 
 from . import reference
-from .backend import Backend, Kernel, function_named
+from .backend import Backend, Kernel, function_named, plain_arguments
 
 # Left to the reference, which is torch's own products there.
 _PRODUCTS = ("linear_few_rows",)
@@ -33,8 +33,7 @@ def _find(op: str) -> Kernel | None:
         return None
     from specattn.triton_kernels._launch import Prepared  # needs triton, as the function does
 
-    arguments = getattr(torch.ops.specattn, op).default._schema.arguments
-    return Prepared(function, [i for i, x in enumerate(arguments) if "Tensor" not in str(x.type)])
+    return Prepared(function, plain_arguments(op))
 
 
 BACKEND = Backend(

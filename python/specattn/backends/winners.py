@@ -1,8 +1,8 @@
-"""Which backend was fastest for a shape on this GPU, where `bench/winners.py` has measured it.
+"""The backend that was measured fastest for a shape on this GPU, as bench/winners.py recorded.
 
-It writes a table into the user's folder for caches. Without one, or on another GPU than the one it
-was measured on, backends choose by what they count. A call is judged by the measured shape that is
-nearest in rows, context and batch.
+The table is in the user's folder for caches. Without one, or on another GPU than the one it was
+measured on, backends choose by rules. A call is judged by the measured shape that is nearest in
+rows, context and batch.
 """
 
 from __future__ import annotations
@@ -22,26 +22,13 @@ SCHEMA = 1
 
 
 class Shape(NamedTuple):
-    """What decides how fast a backend is.
-
-    Parameters
-    ----------
-    op : str
-    dtype : str
-        "bf16" or "fp16".
-    head_dim : int
-    rows : int
-        Query rows that share a KV head: tokens of a request by heads of a group.
-    context : int
-        Tokens that a request's cache may hold.
-    batch : int
-    """
+    """What decides how fast a backend is: the kernel's kind, and sizes."""
 
     op: str
-    dtype: str
+    dtype: str  # of DTYPES
     head_dim: int
-    rows: int
-    context: int
+    rows: int  # queries that share a KV head: tokens of a request by heads of a group
+    context: int  # tokens that a request's cache may hold
     batch: int
 
     def distance(self, other: Shape) -> float:

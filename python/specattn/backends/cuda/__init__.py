@@ -1,4 +1,4 @@
-"""The CUDA C++ kernels in csrc/cuda, compiled by NVRTC through CuPy when they are first needed."""
+"""Backend of the CUDA C++ kernels in csrc/cuda, compiled by NVRTC through CuPy at first use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import importlib.util
 
 import torch
 
-from ..backend import Backend, Kernel
+from ..backend import Backend, Kernel, plain_arguments
 
 _PLANNERS = {
     "hybrid_tree_attention": ("attention", "hybrid"),
@@ -39,8 +39,7 @@ def _find(op: str) -> Kernel | None:
 
     module, name = _PLANNERS[op]
     planner = getattr(importlib.import_module(f"{__name__}.{module}"), name)
-    arguments = getattr(torch.ops.specattn, op).default._schema.arguments
-    return Planned(planner, [i for i, x in enumerate(arguments) if "Tensor" not in str(x.type)])
+    return Planned(planner, plain_arguments(op))
 
 
 BACKEND = Backend(

@@ -1,4 +1,4 @@
-"""Plans of `decode`, which is the attention of every primitive, for up to 64 rows per KV head."""
+"""Plans launches of `decode`, every primitive's attention for up to 64 rows per KV head."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def _plan(op: str, names: tuple[str, ...], args: tuple, tree: int, device: Devic
 def _slower(shape: Shape, device: Device, measured: tuple) -> str | None:
     """Return why another kernel is faster: by measurement, or Triton's by count of instructions.
 
-    ``measured`` is a `winners.Shape`; the count is in docs/benchmarks.md.
+    `measured` is a `winners.Shape`; the count is in docs/benchmarks.md.
     """
     if winner := winners.winner(device.name, winners.Shape(*measured)):
         return None if winner == "cuda" else f"a shape for which {winner} was measured faster"
@@ -184,12 +184,12 @@ def _capacity(given: dict[str, torch.Tensor], page_size: int) -> int:
 
 
 def splits(device: Device, shape: Shape, heads: int, span: int) -> tuple[dict[str, int], int]:
-    """Return how the keys of each request are cut, and the slots of the grid.
+    """Return how the keys of each request are split, and the slots of the grid.
 
-    ``heads`` is how many blocks there are before any cut; the longest request may have ``span``
-    keys. One wave of blocks is wanted. At ``least`` keys float32 partial results cost up to a
-    quarter of what K and V do, at ``most`` 1/64, which is cheap enough for long requests of a
-    ragged batch to be spread over the GPU.
+    Before any split there are `heads` blocks, and the longest request may have `span` keys. One
+    wave of blocks is wanted. At ``least`` keys float32 partial results cost up to a quarter of what
+    K and V do, at ``most`` 1/64, which is cheap enough for long requests of a ragged batch to be
+    spread over the GPU.
     """
     wanted = max(1, shape.blocks * device.multiprocessors // heads)
     least = max(256, 8 * shape.rows)

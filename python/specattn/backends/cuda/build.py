@@ -1,4 +1,4 @@
-"""From csrc/cuda to functions on a device: NVRTC, a cache on disk, modules of CuPy."""
+"""Compiles csrc/cuda to kernels on a device: NVRTC, a cache on disk, modules of CuPy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SOURCES = next((x for x in _PLACES if (x / "decode.cu").is_file()), _PLACES[-1])
 
 
 class Program(NamedTuple):
-    """A kernel to build: its file, whose name is the kernel's too, and what the file is told."""
+    """A kernel to build: its file, whose name is the kernel's too, and the file's macros."""
 
     name: str
     defines: tuple[tuple[str, int], ...]
@@ -39,7 +39,7 @@ class Device(NamedTuple):
 
 @functools.cache
 def device_of(index: int | None) -> Device:
-    """Return what is known of the GPU of a number."""
+    """Return the properties of GPU `index`."""
     properties = torch.cuda.get_device_properties(index)
     arch = f"sm_{properties.major}{properties.minor}"
     return Device(
@@ -54,10 +54,7 @@ def device_of(index: int | None) -> Device:
 def compiled(program: Program, arch: str, *, ptx: bool = False) -> bytes:
     """Compile a program for an architecture such as "sm_90a", to a cubin or to PTX.
 
-    Raises
-    ------
-    RuntimeError
-        NVRTC refuses it; the message is its log.
+    Raises RuntimeError with NVRTC's log where that refuses it.
     """
     from cupy.cuda import nvrtc
 
@@ -127,10 +124,7 @@ def _digest(program: Program, arch: str) -> str:
 
 @functools.cache
 def function(program: Program, index: int, shared: int) -> Any:
-    """Return a program's kernel on a device, which may have so many bytes of shared memory.
-
-    That device is the current one.
-    """
+    """Return a program's kernel on device `index`, the current one; `shared` is in bytes."""
     import cupy
 
     module = cupy.RawModule(path=str(cubin(program, device_of(index).arch)))

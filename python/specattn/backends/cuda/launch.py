@@ -1,8 +1,8 @@
 """Launches of the CUDA kernels: planned once per form of a call, on the device of its tensors.
 
 A planner decides everything from the forms of tensors and from plain values: the program, its grid
-and the bytes that it is told. A call fills in addresses and launches, in torch's current stream.
-Nothing waits for the device, and nothing but a workspace is allocated.
+and its parameters. A call fills in addresses and launches, in torch's current stream. Nothing waits
+for the device, and nothing but a workspace is allocated.
 """
 
 from __future__ import annotations
@@ -26,54 +26,29 @@ _MOST_PLANS = 1024  # per primitive; then all are forgotten
 
 
 class Plan(NamedTuple):
-    """One launch.
-
-    Parameters
-    ----------
-    program : Program
-    grid : tuple of int
-    threads : int
-    shared : int
-        Bytes of dynamic shared memory.
-    values : bytes
-        The kernel's one parameter, a structure; its addresses come first and are 0 here.
-    tensors : tuple
-        (place among the addresses, which argument) of each tensor.
-    aligned : tuple of int
-        Those of the arguments whose memory must begin at a multiple of 16 bytes.
-    workspace : tuple or None
-        (place among the addresses, bytes).
-    counters : tuple or None
-        (place among the addresses, number of 32-bit counters that are 0 between launches).
-    apart : tuple or None
-        (place among the addresses, shape, which argument) of float32 values per KV head, whose mean
-        over heads, dimension 1, becomes that argument: blocks of different heads run in no order.
-    slower : str or None
-        Why another kernel is faster.
-    """
+    """One launch; places are those among the addresses at the head of the kernel's parameter."""
 
     program: Program
     grid: tuple[int, int, int]
     threads: int
-    shared: int
-    values: bytes
-    tensors: tuple[tuple[int, int], ...]
-    aligned: tuple[int, ...]
-    workspace: tuple[int, int] | None = None
-    counters: tuple[int, int] | None = None
+    shared: int  # bytes of dynamic shared memory
+    values: bytes  # the kernel's parameter, a structure; its addresses come first and are 0 here
+    tensors: tuple[tuple[int, int], ...]  # (place, which argument)
+    aligned: tuple[int, ...]  # arguments whose memory must begin at a multiple of 16 bytes
+    workspace: tuple[int, int] | None = None  # (place, bytes)
+    counters: tuple[int, int] | None = None  # (place, 32-bit counters, 0 between launches)
+    # (place, shape, which argument) of float32 values per KV head, whose mean over heads, dimension
+    # 1, becomes that argument: blocks of different heads run in no order.
     apart: tuple[int, tuple[int, ...], int] | None = None
-    slower: str | None = None
+    slower: str | None = None  # why another kernel is faster
 
 
 class Planned:
     """A kernel of the backend: a planner, and the plans that it has made.
 
-    Parameters
-    ----------
-    planner : callable
-        Takes an operator's arguments and a `build.Device`; returns a `Plan` or raises `NotServed`.
-    plain : sequence of int
-        Which arguments are no tensors. These and the forms of the tensors decide everything.
+    ``planner(*args, device)`` takes an operator's arguments and a `build.Device`, and returns a
+    `Plan` or raises `NotServed`. `plain` are the arguments that are no tensors: these and the forms
+    of the tensors decide everything.
     """
 
     def __init__(self, planner: Callable[..., Plan], plain: Sequence[int]):
@@ -197,7 +172,7 @@ _thread = threading.local()
 
 
 def _bind_context() -> None:
-    """Let the thread have the device's context, which a launch by the driver needs."""
+    """Make the device's context current in this thread, which a launch by the driver needs."""
     if not getattr(_thread, "bound", False):
         import cupy
 
@@ -206,10 +181,10 @@ def _bind_context() -> None:
 
 
 class Counters:
-    """Counters that are 0 between launches: kernels leave them as they find them.
+    """Counters that are 0 between launches: kernels reset them.
 
     Launches of one stream follow one another, so they share a buffer. A captured launch gets its
-    own, since its graph may run beside anything; they lie in its graph and are cleared by it.
+    own, since its graph may run beside anything; they are in its graph and are cleared by it.
     """
 
     _SIZE = 16384

@@ -1,4 +1,4 @@
-"""Plans of `merge`: merge_state and merge_states."""
+"""Plans launches of `merge`: merge_state and merge_states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans of `select_topk`."""
+"""Plans launches of `select_topk`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a block of `decode` is built: what csrc/cuda/shape.cuh says, as far as a launch needs it."""
+"""The shape of a block of `decode`: the part of csrc/cuda/shape.cuh that a launch needs."""
 
 from __future__ import annotations
 

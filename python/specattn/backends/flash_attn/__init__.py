@@ -1,4 +1,4 @@
-"""Tri Dao's flash-attn 2, 3 or 4 for the chains of a prefill, where one of them is installed.
+"""Backend of Tri Dao's flash-attn 2, 3 or 4 for the chains of a prefill, where installed.
 
 Written from their interfaces, not run. They take no tree masks and no sinks, so what they compute
 is a prefix that every row sees, or a causal chain; a masked tree is our kernels', and states are

@@ -1,4 +1,4 @@
-"""Hybrid attention of many rows by a library of others, checked against ours before it is used."""
+"""Hybrid attention of many rows by a flash-attn library, checked against our kernels before use."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Chains:
     """`hybrid_tree_attention` by a library, where it was found to agree with our kernel.
 
     The first call of a class of shapes runs both and waits for the device. A class that disagrees
-    is left to the other backends from then on, and that is said once.
+    is left to the other backends from then on, with one warning.
     """
 
     def __init__(self, library: Library):

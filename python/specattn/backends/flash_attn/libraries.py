@@ -1,4 +1,4 @@
-"""What the three libraries are called, what they serve, and how they are asked for a state.
+"""The flash-attn libraries: names, what they serve, and their calls for a softmax state.
 
 A state is ``(out, lse)``: q [B, T, Hq, D] over the first `lengths` [B] of keys [B, N, Hk, D], or
 of pages [pages, page_size, Hk, D] with a table, natural log-sum-exps [B, Hq, T] in float32. With
@@ -18,27 +18,13 @@ State = tuple[torch.Tensor, torch.Tensor]
 
 
 class Library(NamedTuple):
-    """One of them.
+    """A library: ``state(module, q, k, v, lengths, table, scale, softcap, causal)`` calls it."""
 
-    Parameters
-    ----------
-    name : str
-        As pip installs it.
-    module : str
-    capabilities : tuple of int
-        Major compute capabilities that it has kernels for.
-    dtypes : tuple of torch.dtype
-    page_size : int or None
-        Pages are multiples of this many tokens; None: it takes no pages.
-    state : callable
-        ``state(module, q, k, v, lengths, table, scale, softcap, causal)``.
-    """
-
-    name: str
+    name: str  # of its package
     module: str
-    capabilities: tuple[int, ...]
+    capabilities: tuple[int, ...]  # major ones that it has kernels for
     dtypes: tuple[torch.dtype, ...]
-    page_size: int | None
+    page_size: int | None  # pages are multiples of so many tokens; None: it takes no pages
     state: Callable[..., State]
 
     def __call__(self, *args) -> State:

@@ -18,7 +18,22 @@ import pytest
 import typer
 
 from specattn.cli import app
-from specattn.decoding import FAMILIES, METHODS, generate, parse_method
+from specattn.decoding import (
+    FAMILIES,
+    METHODS,
+    PosS,
+    Quest,
+    Streaming,
+    Suffix,
+    TokenRecycling,
+    TriForce,
+    Vegas,
+    generate,
+    parse_method,
+)
+from specattn.decoding.methods import longspec, medusa, poss, prompt_lookup, tokenswift
+from specattn.training.longspec import STAGES, Stage
+from specattn.training.poss import VARIANTS
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "docs/tools"))
@@ -30,7 +45,7 @@ from decoding_tables import auto_gains  # noqa: E402
 sys.path.pop(0)
 
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*/*.md")]
-PAGES = [page for page in PAGES if page.name not in ("CHANGELOG.md", "ARCHITECTURE.md")]
+PAGES = [page for page in PAGES if page.name != "CHANGELOG.md"]  # which tells of what was
 CODE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 NUMBERS = {"one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "eight": 8, "ten": 10}
 CLASSES = {cls.__name__: cls for cls in METHODS.values()}
@@ -59,19 +74,18 @@ def test_every_table_stands_in_a_page():
 
 
 @cache
-def _names():
-    skipped = ("build", "dist")
-    folders = [one for one in ROOT.glob("[a-z]*/") if one.name not in skipped]
-    return {name for folder in folders for _, _, found in os.walk(folder) for name in found}
+def _files():
+    folders = [one for one in ROOT.glob("[a-z]*/") if one.name not in ("build", "dist")]
+    found = [*ROOT.glob("*.*"), *(path for folder in folders for path in folder.rglob("*.*"))]
+    return [f"/{path.relative_to(ROOT).as_posix()}" for path in found]
 
 
 @each_page
 def test_files_that_are_named_exist(page):
-    """A path from the root, the package or the page's folder; of sources the bare name, too."""
+    """By the end of their path, or in Python's own library."""
     stdlib = Path(os.__file__).parent
-    roots = (ROOT, ROOT / "python/specattn", page.parent, stdlib)
     for name in re.findall(r"`([\w./-]+\.(?:py|h|cuh?|cpp|sh|jsonl|toml))`", _prose(page)):
-        found = any((root / name).exists() for root in roots) or name in _names()
+        found = any(path.endswith(f"/{name}") for path in _files()) or (stdlib / name).exists()
         assert found or name == "llama.cpp", f"there is no {name}"
 
 
@@ -216,6 +230,51 @@ def test_families_are_those_that_are_tested():
     table = text[text.index("| family |") :].split("\n\n")[0]
     rows = [row.split("|")[2] for row in table.splitlines()[2:]]
     assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == set(FAMILIES)
+
+
+def _rows(page, header):
+    """Return the cells of a page's table that begins with this header."""
+    text = (ROOT / "docs" / page).read_text()
+    table = text[text.index(header) :].split("\n\n")[0]
+    return [[cell.strip() for cell in row.split("|")[1:-1]] for row in table.splitlines()[2:]]
+
+
+def test_stages_and_variants_are_the_recipes():
+    for name, length, batch, rate, positions, _ in _rows("training.md", "| `--stage`"):
+        shown = Stage(_first(length), _first(batch), float(rate), positions == "anchor-offset")
+        assert STAGES[name.strip("`")] == shown
+    listed = {}
+    for names, layers, depth in _rows("training.md", "| `--variant`"):
+        for name, count in zip(re.findall(r"`([\w-]+)`", names), layers.split(", "), strict=True):
+            listed[name] = int(count), int(depth)
+    for name, variant in VARIANTS.items():
+        assert listed[name] == (variant.layers, variant.depth)
+
+
+def test_the_largest_sizes_are_those_that_methods_take():
+    rows = {names: most for names, _, most in _rows("lookup.md", "| method | option | at most")}
+    written = {
+        "LongSpec": f"{_list(longspec.MOST_WIDTHS)}, in beams of 1, 4 or 16; {longspec.MOST_GAMMA}",
+        "PosS": f"{poss.MOST_TOKENS} of `width` {PosS().width}, `depth` {PosS().depth}, in beams of"
+        " 1, 4 or 10",
+        "Medusa, TokenSwift": f"{_list(medusa.MOST_WIDTHS)}; {_list(tokenswift.MOST_WIDTHS)} and"
+        " n-grams",
+        "Token Recycling, suffix": f"{Suffix().max_nodes - 1}",
+        "prompt lookup": f"{prompt_lookup.MOST_GAMMA}",
+        "Vegas, TriForce; the other chains": f"{Vegas().max_gamma}; {Streaming().max_gamma}",
+    }
+    assert rows == written
+    assert TriForce().max_gamma == Vegas().max_gamma
+    assert Quest().max_gamma == Streaming().max_gamma
+    assert TokenRecycling().max_nodes == Suffix().max_nodes
+
+
+def _first(text):
+    return int(text.split()[0])
+
+
+def _list(widths):
+    return ", ".join(map(str, widths))
 
 
 def test_vllm_is_the_version_that_the_plugin_is_for():

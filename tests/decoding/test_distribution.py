@@ -22,8 +22,9 @@ from transformers import (
 from specattn import acceptance, kv_cache, reference
 from specattn.decoding import METHODS as ALL
 from specattn.decoding import ContextualPenalty, generate
-from specattn.decoding.drafting.costs import SIZES, PassCosts
-from specattn.decoding.drafting.sizing import NONE, Effort, Sizer
+from specattn.decoding.drafting.gains import NONE, Effort
+from specattn.decoding.drafting.pace import Arm
+from specattn.decoding.drafting.timings import SIZES, PassCosts
 from specattn.decoding.methods import longspec_block, poss_block, triforce
 from tests import distributions
 from tests.decoding.engine.test_loop import RandomTree
@@ -183,7 +184,7 @@ def test_rounds_with_drafts_and_without_may_follow_one_another(
 ):
     """As Vegas' switch lets them: it decides before a round draws anything."""
     efforts = itertools.cycle([Effort(1, 1), Effort(1, 1), NONE])
-    monkeypatch.setattr(Sizer, "choose", lambda *_: next(efforts))
+    monkeypatch.setattr(Arm, "choose", lambda *_: next(efforts))
     method = ALL["vegas"](gamma=1, ratio=0.2, min_tokens=1, rejection=True)
     assert 0.05 < check_distribution(model, prompt, sampling, method) < 0.5
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specattn.decoding import generate
-from specattn.decoding.drafting.costs import SIZES, Calibration, PassCosts, best_size
+from specattn.decoding.drafting.gains import best_size
+from specattn.decoding.drafting.timings import SIZES, PassCosts
 from specattn.decoding.methods.suffix import Suffix
-from tests.decoding.machine import Machine
 from tests.decoding.models import prompts, tiny_model
 
 _cpu = pytest.importorskip("specattn._cpu", reason="the C++ kernels are not built")
@@ -195,39 +195,6 @@ def test_the_size_with_the_most_tokens_per_second():
     assert best_size(costs, vague, 5.0) == 3, "more is accepted than was expected"
 
 
-def measured(costs, rows, seconds, times=2):
-    for _ in range(times):
-        costs.begin(rows)
-        costs.clock.time += seconds
-        costs.end()
-
-
-def test_sizes_grow_by_doubling_and_lie_on_lines_between():
-    costs = PassCosts(Machine())
-    assert costs.estimates() == {1: 1.0}
-    measured(costs, 1, 9.0, times=1)  # cold
-    assert costs.estimates() == {1: 1.0}
-    measured(costs, 1, 2.0, times=1)
-    assert costs.estimates() == {size: 2.0 for size in SIZES if size <= 4}
-    measured(costs, 5, 6.0)
-    found = costs.estimates()
-    assert max(found) == 9
-    assert (found[3], found[5], found[9]) == (4.0, 6.0, 10.0)
-    measured(costs, 3, 7.0, times=9)
-    assert costs.measured[5] == 7.0, "more rows never take less"
-
-
-def test_of_two_sizes_that_contradict_each_other_the_later_is_believed():
-    costs = PassCosts(Machine())
-    measured(costs, 1, 20.0, times=3)  # while another program ran
-    measured(costs, 4, 5.0)
-    assert costs.measured == {1: 5.0, 4: 5.0}
-    measured(costs, 2, 3.0)
-    assert costs.measured == {1: 3.0, 2: 3.0, 4: 5.0}
-    measured(costs, 3, 7.0)
-    assert costs.measured == {1: 3.0, 2: 3.0, 3: 7.0, 4: 7.0}
-
-
 @given(
     texts=st.lists(TEXTS, min_size=1, max_size=3),
     depth=st.integers(0, 6),
@@ -325,30 +292,10 @@ def test_generated_text_corrects_what_the_prompt_promised(share):
     assert fmean(promised[-300:]) == pytest.approx(fmean(came[-300:]), abs=0.1)
 
 
-def test_one_slow_pass_does_not_count_and_an_old_one_is_forgotten():
-    costs = PassCosts(Machine())
-    measured(costs, 1, 2.0, times=6)
-    measured(costs, 1, 100.0, times=1)
-    assert costs.measured[1] == 2.0
-    measured(costs, 4, 50.0)
-    measured(costs, 1, 2.0, times=1240)
-    assert list(costs.measured) == [1, 4]
-    measured(costs, 1, 2.0, times=20)
-    assert list(costs.measured) == [1], "fifty times as long as it took"
-
-
-def test_the_factor_follows_what_is_accepted():
-    calibration = Calibration()
-    assert calibration.factor == 1
-    for _ in range(400):
-        calibration.add(4.0, 1.0)
-    assert 0.2 < calibration.factor < 0.3
-
-
 def test_nothing_is_drafted_where_nothing_pays(monkeypatch):
     """Every row more doubles the costs: after the trials all rounds are plain."""
     sizes = {1: 1.0} | {size: 2.0**size for size in SIZES if size > 1}
-    monkeypatch.setattr(PassCosts, "estimates", lambda self: sizes)
+    monkeypatch.setattr(PassCosts, "estimates", lambda self, _: sizes)
     model = tiny_model("qwen3")
     text = prompts([40], vocabulary=model.config.vocab_size)
     found = generate(model, text, Suffix(), max_new_tokens=30, temperature=0)

@@ -6,7 +6,9 @@ from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from specattn.decoding.drafting.sizing import NONE, ChainGains, Effort, Sizer, Told, chains
+from specattn.decoding.drafting.gains import ChainGains, Effort, chains
+from specattn.decoding.drafting.pace import Arm, FixedSize
+from specattn.decoding.drafting.timings import Memory
 from specattn.decoding.engine.contract import DraftContext
 from specattn.decoding.engine.method import Method
 
@@ -67,21 +69,21 @@ class Budgeted(Method):
             return self
         return replace(self, gamma=max(1, min(self.gamma, depth)))
 
-    def sizer(self, context: DraftContext, passes: Hashable = "passes") -> Sizer | Told:
-        """Return what chooses the length of each draft; arguments as for `Sizer`."""
+    def arm(self, context: DraftContext, passes: Hashable = "passes") -> FixedSize:
+        """Return what chooses the length of each draft; arguments as for `Arm`."""
         if not context.target.full_layers:
-            return Told(NONE)
+            return FixedSize()
         if self.gamma is not None:
-            return Told(Effort(1, self.gamma))
+            return FixedSize(Effort(1, self.gamma))
         return self.measured(context, chains(self.max_gamma), passes)
 
     def measured(
         self, context: DraftContext, efforts: list[Effort], passes: Hashable = "passes"
-    ) -> Sizer:
+    ) -> Arm:
         """Return what chooses among some lengths by their times."""
         kind = f"{self.name}, {self.share()}"
         sizes = [effort.depth + 1 for effort in efforts]
-        return Sizer(context, kind, efforts, sizes, ChainGains, passes)
+        return Arm(Memory.of(context), kind, efforts, sizes, ChainGains, passes)
 
     def share(self, unit: int = 1) -> dict[str, Any]:
         """Return the budget as `select_topk` takes it, counted in pieces of `unit` tokens."""

@@ -13,7 +13,8 @@ from torch.nn.functional import pad
 
 from specattn.decoding.drafting.budget import Budgeted
 from specattn.decoding.drafting.chain import ChainBuilder
-from specattn.decoding.drafting.sizing import NONE, Sizer, Told
+from specattn.decoding.drafting.gains import NONE
+from specattn.decoding.drafting.pace import FixedSize
 from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Verified
 from specattn.decoding.passes.attention import KVSelector, Selection
 
@@ -84,12 +85,12 @@ class SelectionDrafter(Drafter):
     newer : int
         Most tokens between the prefix of a selection and the last draft step.
     context : DraftContext
-    sizer : Sizer or Told
+    arm : FixedSize
         Chooses the length of each draft.
     """
 
-    def __init__(self, method: Budgeted, newer: int, context: DraftContext, sizer: Sizer | Told):
-        self.newer, self.sizer = newer, sizer
+    def __init__(self, method: Budgeted, newer: int, context: DraftContext, arm: FixedSize):
+        self.newer, self.arm = newer, arm
         self.context, self.target, self.sequences = context, context.target, context.sequences
         self.chain = SparseChain(method.max_gamma, context, rejection=method.rejection)
         self.selected: PrefixSelection | None = None
@@ -107,16 +108,16 @@ class SelectionDrafter(Drafter):
 
     def propose(self, root: torch.Tensor) -> Draft:
         """Draft as many tokens as pay, once there is a selection."""
-        self.effort = self.sizer.choose(self.sequences.draft_depth)
+        self.effort = self.arm.choose(self.sequences.draft_depth)
         draft = self.draft(root)
         if (self.effort == NONE) == (draft.tree.size == 1):  # or else it prepares the next
-            self.sizer.begin(self.effort, draft.tree.size)
+            self.arm.begin(self.effort, draft.tree.size)
         return draft
 
     def observe(self, verified: Verified) -> None:
         """Learn what was accepted of an own draft, and select for the next one."""
         if verified.own:
-            self.sizer.end(verified)
+            self.arm.end(verified)
         self.select(verified)
 
     def select(self, verified: Verified) -> None:
@@ -125,7 +126,7 @@ class SelectionDrafter(Drafter):
 
     def details(self) -> dict[str, Any]:
         """Return what drafting was found to cost."""
-        return self.sizer.details()
+        return self.arm.details()
 
     def compact(self, rows: list[int]) -> None:
         """Drop all rows of the batch but these."""
@@ -145,7 +146,7 @@ class SteadyDrafter(Drafter):
     def __init__(self, method: Budgeted, context: DraftContext):
         self.target, self.sequences = context.target, context.sequences
         self.chain = SparseChain(method.max_gamma, context, rejection=method.rejection)
-        self.sizer = method.sizer(context)
+        self.arm = method.arm(context)
 
     def selectors(self, count: int) -> Sequence[KVSelector]:
         """Return what each of `count` draft steps attends to."""
@@ -153,18 +154,18 @@ class SteadyDrafter(Drafter):
 
     def propose(self, root: torch.Tensor) -> Draft:
         """Draft as many tokens as pay."""
-        effort = self.sizer.choose(self.sequences.draft_depth)
+        effort = self.arm.choose(self.sequences.draft_depth)
         draft = self.chain.propose(root, self.selectors(effort.depth) if effort.depth else [])
-        self.sizer.begin(effort, draft.tree.size)
+        self.arm.begin(effort, draft.tree.size)
         return draft
 
     def observe(self, verified: Verified) -> None:
         """Learn what was accepted."""
-        self.sizer.end(verified)
+        self.arm.end(verified)
 
     def details(self) -> dict[str, Any]:
         """Return what drafting was found to cost."""
-        return self.sizer.details()
+        return self.arm.details()
 
 
 def rows_at(scores: torch.Tensor, nodes: torch.Tensor) -> torch.Tensor:

@@ -1,25 +1,25 @@
 """Whatever is fastest: nothing, the text's own repetitions, self-drafting or a trained drafter.
 
 Every round is drafted by what promises the most tokens per second now. What the text itself offers
-is known before the round (`Suffix`), and so is what a pass of so many rows takes (`PassCosts`).
-Drafters that must run a model to know are judged by what their rounds took and gave (`Chooser`).
+is known before the round (`Suffix`), and so is what a pass of so many rows takes. Drafters that
+must run a model to know are the arms of a `Pace`.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, cast
 
 import torch
 from transformers import PreTrainedModel
 
-from specattn.decoding.drafting.asking import Asking
-from specattn.decoding.drafting.choosing import Account, Chooser, Worth
-from specattn.decoding.drafting.costs import alike
+from specattn.decoding.drafting.gains import NONE
+from specattn.decoding.drafting.pace import Arm, FixedSize, LookupBackoff, Pace
+from specattn.decoding.drafting.timings import Memory
 from specattn.decoding.drafting.trie import shared_tree
 from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Verified
 from specattn.decoding.engine.method import Method
@@ -163,12 +163,8 @@ def _say_once(reason: str) -> None:
     _log.warning("auto drafts nothing from the text: %s", reason)
 
 
-@dataclass
-class _Experience:
-    """What runs of this process found for a model, by drafter, batch and length."""
-
-    account: Account = field(default_factory=Account)
-    worths: dict[Any, Worth] = field(default_factory=dict)
+class _Armed(Protocol):
+    arm: FixedSize
 
 
 class _AutoDrafter(Drafter):
@@ -177,12 +173,17 @@ class _AutoDrafter(Drafter):
         self.drafters = drafters
         self.suffix = _lookup(lookup, context)
         self.vegas = next((one for one in drafters.values() if isinstance(one, VegasDrafter)), None)
-        self.experience = Model.of(self.target.model).recall(("pace", "auto"), _Experience)
-        account = self.experience.account
-        self.chooser = Chooser(self.target.clock(), self._known_worths(), account)
-        self.asking = Asking(self.target.clock())
+        memory, arms = Memory.of(context), dict[str, Arm]()
+        for name, drafter in drafters.items():
+            armed = cast(_Armed, drafter)
+            arms[name] = armed.arm = armed.arm.timed(memory, f"auto, {name}", 1 + lookup.max_nodes)
+            arms[name].guess = _AT_PAR
+        if self.vegas is not None:
+            arms[Vegas.name].guess = self.vegas.guess()
+        self.pace, self.backoff = Pace(arms), LookupBackoff(memory.clock)
         self.name: str | None = None  # whose round it is
         self.own: list[bool] = []  # the requests that it drafts for
+        self.depth = 0  # of its draft
 
     def on_prefill(self, start: int, features: Sequence[torch.Tensor]) -> None:
         for drafter in self.drafters.values():
@@ -190,83 +191,69 @@ class _AutoDrafter(Drafter):
 
     def propose(self, root: torch.Tensor) -> Draft:
         # Where scores were captured, a drafter gets ready.
-        waits = self.chooser.fastest is None and self.capture is NO_CAPTURE
-        if waits and self.asking.skips():
-            return self._draft_nothing(root)
-        self.asking.begin()
-        if self.asking.left_out:
+        waits = self.pace.fastest is None and self.capture is NO_CAPTURE
+        if waits and self.backoff.skips():
+            self.suffix.arm.begin(NONE, 1)
+            return self._looked_up(self.suffix.nothing(root))
+        self.backoff.begin()
+        if self.backoff.left_out:
             self.suffix.catch_up()
         lookup = self.suffix.find()
-        self.asking.found(lookup.saved)
-        row_seconds = self.suffix.costs.measured.get(1)
-        chosen = self.chooser.choose(lookup.tokens, lookup.seconds, row_seconds)
+        self.backoff.found(lookup.saved)
+        depth, row_seconds = self.sequences.draft_depth, lookup.row_seconds
+        chosen = self.pace.choose(depth, lookup.tokens, lookup.seconds, row_seconds)
         self.capture = NO_CAPTURE
         ready = self.vegas is None or chosen != Vegas.name or self.vegas.selected is not None
-        self.name, self.own = chosen if ready else None, [True] * len(root)
-        self.asking.end("asked")
-        if self.name is None:
-            self.chooser.begin(None)
-            draft = self.suffix.draft(root, lookup)
-            draft = draft._replace(drafters=[Suffix.name] * len(root))
+        self.backoff.end("asked")
+        if chosen is not None and ready:
+            draft = self._draft(chosen, root, lookup)
         else:
-            self.chooser.begin(self.name)
-            draft = self._draft(self.name, root, lookup)
-            names = [self.name if own else Suffix.name for own in self.own]
-            draft = draft._replace(drafters=names)
-        if self.vegas is not None and self.chooser.keeps(Vegas.name, row_seconds):
+            draft = self._looked_up(self.suffix.draft(root, lookup))
+        if self.vegas is not None and self.pace.keeps(Vegas.name, row_seconds):
             self.capture = self.vegas.captured(draft.tree.size)
         return draft
 
-    def _draft_nothing(self, root: torch.Tensor) -> Draft:
-        """Return the root alone: where the text offers nothing, asking it costs the most."""
-        self.name, self.own = None, [True] * len(root)
-        self.chooser.begin(None)
-        return self.suffix.nothing(root)._replace(drafters=[Suffix.name] * len(root))
+    def _looked_up(self, draft: Draft) -> Draft:
+        """Return a draft of what was looked up as such."""
+        self.name, self.own = None, [True] * len(draft.tokens)
+        self.pace.looked_up()
+        return draft._replace(drafters=[Suffix.name] * len(draft.tokens))
 
     def _draft(self, name: str, root: torch.Tensor, lookup: Lookup) -> Draft:
         """Draft by running a model, but for requests to which what was looked up promises more."""
-        draft, worth = self.drafters[name].propose(root), self.chooser.worths[name]
-        if draft.tree.size == 1:
-            self.chooser.drafts_nothing()
-        if worth.known:
-            own = [worth.tokens >= tokens for tokens in lookup.tokens]
-            self.own = own if any(own) else self.own
-        return draft if all(self.own) else _mixed(draft, self.own, lookup)
+        own = [self.pace.promises(name) >= tokens for tokens in lookup.tokens]
+        self.name, self.own = name, own if any(own) else [True] * len(own)
+        draft = self.drafters[name].propose(root)
+        self.depth = draft.tree.max_depth
+        if not all(self.own):
+            draft = _mixed(draft, self.own, lookup)
+        names = [name if own else Suffix.name for own in self.own]
+        return draft._replace(drafters=names)
 
     def observe(self, verified: Verified) -> None:
-        if asked := self.name is None and not self.asking.left_out:
-            self.asking.begin()
-        emitted = [1.0 + count for count in verified.counts]
-        drafted = [tokens for tokens, is_own in zip(emitted, self.own, strict=True) if is_own]
+        looked_up = self.name is None
+        if asked := looked_up and not self.backoff.left_out:
+            self.backoff.begin()
+        whole = not looked_up and all(self.own)
+        if self.name is not None and not whole:
+            pairs = zip(verified.counts, self.own, strict=True)
+            self.pace.arms[self.name].learn(self.depth, [n if own else None for n, own in pairs])
         for name, drafter in self.drafters.items():
-            own = name == self.name and all(self.own)
-            drafter.observe(verified._replace(own=own))
-        if self.name is not None or asked:  # else the text is read before the next lookup
+            drafter.observe(verified._replace(own=whole and name == self.name))
+        if asked or not looked_up:
             self.suffix.observe(verified._replace(own=asked))
-        self.chooser.end(sum(emitted), sum(drafted) / len(drafted))
-        self.asking.end("learned")
+        else:  # the text is read before the next lookup
+            self.suffix.arm.end(verified)
+        self.backoff.end("learned")
 
     def compact(self, rows: list[int]) -> None:
         self.suffix.compact(rows)
         for drafter in self.drafters.values():
             drafter.compact(rows)
-        if rows:
-            self.chooser.worths = self._known_worths()
-
-    def _known_worths(self) -> dict[str, Worth]:
-        """Return what is known of each drafter for such a batch, from earlier runs too."""
-        known = self.experience.worths
-        kind = alike(self.target, self.sequences)
-        guesses = dict.fromkeys(self.drafters, _AT_PAR)
-        if self.vegas is not None:
-            guesses[Vegas.name] = self.vegas.guess()
-        return {
-            name: known.setdefault((name, *kind), Worth(*guess)) for name, guess in guesses.items()
-        }
 
     def details(self) -> dict[str, Any]:
-        """Return what trials have cost, and what passes cost."""
-        return {"seconds lost to trials": round(self.chooser.lost, 4), **self.suffix.details()}
+        """Return what passes cost."""
+        return self.suffix.details()
 
 
 def _mixed(draft: Draft, own: list[bool], lookup: Lookup) -> Draft:

@@ -10,7 +10,7 @@ appendix D.)
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,17 +19,17 @@ import torch
 from transformers import PreTrainedModel
 
 from specattn.decoding.drafting.chain import ChainBuilder
-from specattn.decoding.drafting.pruning import as_probabilities, pruned
-from specattn.decoding.drafting.sizing import (
+from specattn.decoding.drafting.gains import (
     ChainGains,
     Effort,
-    Sizer,
-    Told,
     TreeGains,
     beams,
     chains,
     sizes_up_to,
 )
+from specattn.decoding.drafting.pace import Arm, FixedSize
+from specattn.decoding.drafting.pruning import as_probabilities, pruned
+from specattn.decoding.drafting.timings import Memory
 from specattn.decoding.drafting.trained import fitting_drafter
 from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Verified
 from specattn.decoding.engine.method import Method
@@ -149,31 +149,32 @@ class LongSpec(Method, name="longspec"):
         module, levels = method.drafter, method._levels
         assert isinstance(module, LongSpecDrafter)
         block = DraftBlock(module.eval(), context, 1 + sum(levels), len(levels))
-        sizer: Sizer | Told = Told(Effort(max(levels), len(levels)))
+        most = None if self.nodes is None else self.nodes + 1
+        arm, memory = FixedSize(Effort(max(levels), len(levels)), most), Memory.of(context)
         if self.gamma is not None:
             if self.gamma == "auto":
                 efforts = chains(len(levels))
                 sizes = [effort.depth + 1 for effort in efforts]
-                sizer = Sizer(context, "longspec, chain", efforts, sizes, ChainGains)
+                arm = Arm(memory, "longspec, chain", efforts, sizes, ChainGains)
             chain = ChainBuilder(len(levels), context, rejection=self.rejection)
-            return _ChainDrafter(block, chain, sizer)
+            return _ChainDrafter(block, chain, arm)
         if self.widths is None and self.nodes is None:
             efforts, sizes = beams(max(levels), len(levels)), sizes_up_to(1 + sum(levels))
-            sizer = Sizer(context, "longspec", efforts, sizes, TreeGains)
-        return _TreeDrafter(block, levels, sizer, self.nodes)
+            arm = Arm(memory, "longspec", efforts, sizes, TreeGains)
+        return _TreeDrafter(block, levels, arm)
 
 
 class _BlockDrafter(Drafter):
     """What trees and chains share: the block follows the accepted path."""
 
-    def __init__(self, block: DraftBlock, sizer: Sizer | Told):
-        self.block, self.sizer = block, sizer
+    def __init__(self, block: DraftBlock, arm: FixedSize):
+        self.block, self.arm = block, arm
         self.kept: torch.Tensor | None = None  # which of the block's nodes are verified
 
     def propose(self, root: torch.Tensor) -> Draft:
-        effort = self.sizer.choose(self.block.sequences.draft_depth)
+        effort = self.arm.choose(self.block.sequences.draft_depth)
         draft = self.draft(root, effort)
-        self.sizer.begin(effort, draft.tree.size)
+        self.arm.begin(effort, draft.tree.size)
         return draft
 
     def draft(self, root: torch.Tensor, effort: Effort) -> Draft:
@@ -182,7 +183,7 @@ class _BlockDrafter(Drafter):
 
     def observe(self, verified: Verified) -> None:
         if verified.own:
-            self.sizer.end(verified)
+            self.arm.end(verified)
             self.block.accept(verified.prefix, verified.accepted.nodes, self.kept)
         else:
             self.block.follow(max(verified.counts))
@@ -191,21 +192,15 @@ class _BlockDrafter(Drafter):
         self.block.compact(rows)
 
     def details(self) -> dict[str, Any]:
-        return self.sizer.details()
+        return self.arm.details()
 
 
 class _TreeDrafter(_BlockDrafter):
     """Beam search that drops nothing before the tree is grown."""
 
-    def __init__(
-        self,
-        block: DraftBlock,
-        widths: tuple[int, ...],
-        sizer: Sizer | Told,
-        nodes: int | None,
-    ):
-        super().__init__(block, sizer)
-        self.widths, self.nodes = widths, nodes
+    def __init__(self, block: DraftBlock, widths: tuple[int, ...], arm: FixedSize):
+        super().__init__(block, arm)
+        self.widths = widths
         self.chains = [Tree.chain(n, device=block.storage.device) for n in range(len(widths) + 1)]
 
     def draft(self, root: torch.Tensor, effort: Effort) -> Draft:
@@ -213,10 +208,9 @@ class _TreeDrafter(_BlockDrafter):
         grown, scores = self.block.grow(root, widths)
         self.kept = None
         count = grown.tree.size - 1
-        if widths and isinstance(self.sizer, Sizer):
-            count = self.sizer.prune(effort, as_probabilities(scores[:, 1:]), _places(widths)) - 1
-        elif self.nodes is not None:
-            count = min(count, self.nodes)
+        if widths:
+            chances = partial(as_probabilities, scores[:, 1:])
+            count = self.arm.rows(effort, grown.tree.size, chances, _places(widths)) - 1
         if max(widths, default=1) == 1:  # the most probable nodes of a path are its first
             return Draft(self.chains[count], grown.tokens[:, : count + 1])
         if count == grown.tree.size - 1:
@@ -230,8 +224,8 @@ class _TreeDrafter(_BlockDrafter):
 class _ChainDrafter(_BlockDrafter):
     """One path, drawn from the drafter's distribution as the target's tokens are from its own."""
 
-    def __init__(self, block: DraftBlock, chain: ChainBuilder, sizer: Sizer | Told):
-        super().__init__(block, sizer)
+    def __init__(self, block: DraftBlock, chain: ChainBuilder, arm: FixedSize):
+        super().__init__(block, arm)
         self.chain = chain
         self.probs: list[torch.Tensor] = []
 

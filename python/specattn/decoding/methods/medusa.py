@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,10 @@ import torch
 from transformers import PreTrainedModel
 
 from specattn.blocks import Ops
+from specattn.decoding.drafting.gains import NONE, Effort, TreeGains, sizes_up_to
+from specattn.decoding.drafting.pace import Arm, FixedSize
 from specattn.decoding.drafting.pruning import as_probabilities, pruned
-from specattn.decoding.drafting.sizing import NONE, Effort, Sizer, Told, TreeGains, sizes_up_to
+from specattn.decoding.drafting.timings import Memory
 from specattn.decoding.drafting.trained import fitting_drafter
 from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Verified
 from specattn.decoding.engine.method import Method
@@ -95,14 +97,14 @@ class Medusa(Method, name="medusa"):
         """Return a drafter for one run."""
         module = self.prepared(context.target.model).drafter
         assert isinstance(module, MedusaHeads)
-        sizer: Sizer | Told = Told(_HEADS)
+        arm = FixedSize(_HEADS)
         widths = self.widths
         if widths is None:
             most = module.config.vocab_size
             widths = tuple(min(width, most) for width in MOST_WIDTHS[: module.config.num_heads])
             sizes = sizes_up_to(Tree.full(widths).size)
-            sizer = Sizer(context, "medusa", [NONE, _HEADS], sizes, TreeGains)
-        return _MedusaDrafter(module.eval(), widths, context, sizer)
+            arm = Arm(Memory.of(context), "medusa", [NONE, _HEADS], sizes, TreeGains)
+        return _MedusaDrafter(module.eval(), widths, context, arm)
 
 
 class _MedusaDrafter(Drafter):
@@ -111,9 +113,9 @@ class _MedusaDrafter(Drafter):
         heads: MedusaHeads,
         widths: tuple[int, ...],
         context: DraftContext,
-        sizer: Sizer | Told,
+        arm: FixedSize,
     ):
-        self.sizer = sizer
+        self.arm = arm
         target = self.target = context.target
         self.heads, self.widths, self.sequences = heads, widths, context.sequences
         self.programs = target.programs()
@@ -132,11 +134,11 @@ class _MedusaDrafter(Drafter):
 
     def propose(self, root: torch.Tensor) -> Draft:
         depth = min(len(self.widths), self.sequences.draft_depth)
-        effort = self.sizer.choose(depth)
+        effort = self.arm.choose(depth)
         draft = Draft(self.trees[0], root[:, None])
         if effort.depth:
             draft = self._draft(root, effort, depth)
-        self.sizer.begin(effort, draft.tree.size)
+        self.arm.begin(effort, draft.tree.size)
         return draft
 
     def _draft(self, root: torch.Tensor, effort: Effort, depth: int) -> Draft:
@@ -145,20 +147,23 @@ class _MedusaDrafter(Drafter):
         best, scores = (x.flatten(1) for x in self._guesses(depth))
         guess_of = self.guess_of[: tree.size - 1]
         drafted = best.index_select(1, guess_of)
-        if isinstance(self.sizer, Sizer):
-            parents = tree.parents[1:] - 1
-            scores = scores.index_select(1, guess_of)
-            # Of a path: its parents' are complete level by level.
-            for level in range(1, depth):
+        parents = tree.parents[1:] - 1
+
+        @cache
+        def of_paths() -> torch.Tensor:
+            found = scores.index_select(1, guess_of)
+            for level in range(1, depth):  # parents' are complete level by level
                 nodes = slice(self.trees[level].size - 1, self.trees[level + 1].size - 1)
-                scores[:, nodes] += scores[:, parents[nodes]]
-            place = np.zeros((2, tree.size - 1))
-            count = self.sizer.prune(effort, as_probabilities(scores), place) - 1
-            if count < tree.size - 1:
-                above = parents.expand(len(root), -1)
-                width = max(self.widths)
-                return pruned(root, drafted, scores, above, count, depth=depth, width=width)[0]
-        return Draft(tree, torch.cat([root[:, None], drafted], 1))
+                found[:, nodes] += found[:, parents[nodes]]
+            return found
+
+        place = np.zeros((2, tree.size - 1))
+        chances = lambda: as_probabilities(of_paths())  # noqa: E731
+        count = self.arm.rows(effort, tree.size, chances, place) - 1
+        if count == tree.size - 1:
+            return Draft(tree, torch.cat([root[:, None], drafted], 1))
+        above, width = parents.expand(len(root), -1), max(self.widths)
+        return pruned(root, drafted, of_paths(), above, count, depth=depth, width=width)[0]
 
     def _guesses(self, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the first guesses of `depth` heads, and log-probabilities: [B, depth, widest]."""
@@ -175,14 +180,14 @@ class _MedusaDrafter(Drafter):
 
     def observe(self, verified: Verified) -> None:
         if verified.own:
-            self.sizer.end(verified)
+            self.arm.end(verified)
         self.features = _rows(verified.result.features, verified.accepted.last)
 
     def compact(self, rows: list[int]) -> None:
         self.features = self.features[rows]
 
     def details(self) -> dict[str, Any]:
-        return self.sizer.details()
+        return self.arm.details()
 
 
 def _guesses(widths: tuple[int, ...]) -> list[int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ import torch
 from transformers import PreTrainedModel
 
 from specattn.decoding.drafting.dynamic_tree import Candidates
+from specattn.decoding.drafting.gains import Effort, TreeGains, beams, sizes_up_to
+from specattn.decoding.drafting.pace import Arm, FixedSize
 from specattn.decoding.drafting.pruning import as_probabilities
-from specattn.decoding.drafting.sizing import Effort, Sizer, Told, TreeGains, beams, sizes_up_to
+from specattn.decoding.drafting.timings import Memory
 from specattn.decoding.drafting.trained import fitting_drafter
 from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Verified
 from specattn.decoding.engine.method import Method
@@ -102,11 +105,12 @@ class PosS(Method, name="poss"):
 
 class _PosSDrafter(Drafter):
     def __init__(self, block: SpecialistBlock, method: PosS, context: DraftContext):
-        self.block, self.method = block, method
-        self.sizer: Sizer | Told = Told(Effort(method.width, method.depth))
+        self.block = block
+        self.arm = FixedSize(Effort(method.width, method.depth), method.total_tokens)
         if method.total_tokens is None:
             efforts, sizes = beams(method.width, method.depth), sizes_up_to(method.max_nodes)
-            self.sizer = Sizer(context, f"poss, {method.window}", efforts, sizes, TreeGains)
+            kind = f"poss, {method.window}"
+            self.arm = Arm(Memory.of(context), kind, efforts, sizes, TreeGains)
         self.cache_bytes = block.text.nbytes + block.tree.nbytes + block.pending.nbytes
         device = block.target.device
         self.watch = Stopwatch(device)
@@ -116,11 +120,11 @@ class _PosSDrafter(Drafter):
         self.block.on_prefill(start, features)
 
     def propose(self, root: torch.Tensor) -> Draft:
-        effort = self.sizer.choose(self.block.sequences.draft_depth)
+        effort = self.arm.choose(self.block.sequences.draft_depth)
         draft = Draft(self.root_alone, root[:, None])
         if effort.depth:
             draft = self._best(effort, self._grown(root, effort))
-        self.sizer.begin(effort, draft.tree.size)
+        self.arm.begin(effort, draft.tree.size)
         return draft
 
     def _grown(self, root: torch.Tensor, effort: Effort) -> Candidates:
@@ -134,17 +138,14 @@ class _PosSDrafter(Drafter):
 
     def _best(self, effort: Effort, grown: Candidates) -> Draft:
         """Return what is verified of a tree."""
-        size = self.method.total_tokens
-        if isinstance(self.sizer, Sizer):
-            size = self.sizer.prune(effort, as_probabilities(grown.scores), grown.places)
-        assert size is not None, "it is told"
-        draft = grown.best(size)
+        chances, whole = partial(as_probabilities, grown.scores), 1 + grown.scores.shape[1]
+        draft = grown.best(self.arm.rows(effort, whole, chances, grown.places))
         self.watch.lap("tree_seconds")
         return draft
 
     def observe(self, verified: Verified) -> None:
         if verified.own:
-            self.sizer.end(verified)
+            self.arm.end(verified)
         self.block.accept(verified)
 
     def compact(self, rows: list[int]) -> None:
@@ -154,4 +155,4 @@ class _PosSDrafter(Drafter):
         """Return the parts of drafting, in seconds of the whole run, and what the caches take."""
         seconds = self.watch.totals()
         seconds.pop("elsewhere", None)
-        return {**seconds, **self.sizer.details(), "drafter_cache_bytes": self.cache_bytes}
+        return {**seconds, **self.arm.details(), "drafter_cache_bytes": self.cache_bytes}

@@ -12,15 +12,9 @@ from typing import Any
 
 import torch
 
-from specattn.decoding.drafting.sizing import (
-    NONE,
-    ChainGains,
-    Effort,
-    Sizer,
-    Told,
-    TreeGains,
-    sizes_up_to,
-)
+from specattn.decoding.drafting.gains import NONE, ChainGains, Effort, TreeGains, sizes_up_to
+from specattn.decoding.drafting.pace import Arm, FixedSize
+from specattn.decoding.drafting.timings import Memory
 from specattn.decoding.drafting.trie import common, draft_of_paths
 from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Verified
 from specattn.decoding.engine.method import Method
@@ -78,13 +72,13 @@ class PromptLookup(Method, name="prompt_lookup"):
 class _CopyingDrafter(Drafter):
     def __init__(self, method: PromptLookup, context: DraftContext):
         self.most, self.sequences = method.max_nodes - 1, context.sequences
-        self.sizer: Sizer | Told = Told(NONE)
+        self.arm, self.chances = FixedSize(), list[ChainGains]()
         if method.gamma is None:
             sizes = sizes_up_to(method.max_nodes)
-            self.sizer = Sizer(context, "prompt_lookup", [NONE], sizes, TreeGains)
-        # How often copies come true, by how many tokens matched.
-        whole = Effort(1, self.most)
-        self.chances = [ChainGains([whole], [self.most]) for _ in range(method.longest + 1)]
+            self.arm = Arm(Memory.of(context), "prompt_lookup", [NONE], sizes, TreeGains)
+            # How often copies come true, by how many tokens matched.
+            whole = Effort(1, self.most)
+            self.chances = [ChainGains([whole], [self.most]) for _ in range(method.longest + 1)]
         self.copied: list[tuple[int, list[int]]] = []
         self.lengths = context.sequences.lengths
         self.indexes = RequestIndexes(
@@ -97,20 +91,22 @@ class _CopyingDrafter(Drafter):
             index.match(length) for index, length in zip(self.indexes.active, lengths, strict=True)
         ]
         self.lengths = self.sequences.lengths
-        rows = self.most + 1
-        if isinstance(self.sizer, Sizer):
-            chances = [self.chances[matched].probabilities for matched, _ in self.copied]
-            pairs = zip(chances, self.copied, strict=True)
-            rows = self.sizer.rows(NONE, [list(own[: len(path)]) for own, (_, path) in pairs])
+        rows = self.arm.rows(NONE, self.most + 1, self._chances)
         draft = draft_of_paths(root, [[path[: rows - 1]] for _, path in self.copied])
-        self.sizer.begin(NONE, draft.tree.size)
+        self.arm.begin(NONE, draft.tree.size)
         return draft
 
     def observe(self, verified: Verified) -> None:
-        self.sizer.end(verified)
-        if isinstance(self.sizer, Sizer):
+        self.arm.end(verified)
+        if self.chances:
             self._learn()
         self.indexes.catch_up()
+
+    def _chances(self) -> list[list[float]]:
+        """Return how likely each request's copied tokens are accepted."""
+        return [
+            list(self.chances[matched].probabilities[: len(path)]) for matched, path in self.copied
+        ]
 
     def _learn(self) -> None:
         """Compare what was found with what came, whether it was drafted or not."""
@@ -120,7 +116,7 @@ class _CopyingDrafter(Drafter):
             self.chances[matched].learn(offered, [common(path[:offered], came)])
 
     def details(self) -> dict[str, Any]:
-        return self.sizer.details()
+        return self.arm.details()
 
 
 class SuffixIndex:

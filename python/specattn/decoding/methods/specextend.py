@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from specattn.decoding.drafting.budget import Budgeted
-from specattn.decoding.drafting.sizing import NONE
+from specattn.decoding.drafting.gains import NONE
 from specattn.decoding.drafting.sparse_chain import (
     PrefixSelection,
     SelectionDrafter,
@@ -61,7 +61,7 @@ class _SpecExtendDrafter(SelectionDrafter):
     def __init__(self, method: SpecExtend, context: DraftContext):
         # Newer than the last whole chunk: less than a chunk, a round's tokens, the next draft.
         newer = method.chunk_size + 2 * method.max_gamma
-        super().__init__(method, newer, context, method.sizer(context, "collecting every row"))
+        super().__init__(method, newer, context, method.arm(context, "collecting every row"))
         self.method = method
 
     def draft(self, root: torch.Tensor) -> Draft:

@@ -8,7 +8,6 @@ ends, as the text grows. What has no match is drafted from Token Recycling's tab
 from __future__ import annotations
 
 import importlib
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +16,9 @@ import torch
 from transformers import PreTrainedModel
 
 from specattn.decoding.drafting.corpus import corpora_of
-from specattn.decoding.drafting.costs import SIZES, costs_of
+from specattn.decoding.drafting.gains import NONE, TreeGains
+from specattn.decoding.drafting.pace import Arm, FixedSize
+from specattn.decoding.drafting.timings import SIZES, Memory
 from specattn.decoding.drafting.trie import shared_tree
 from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Verified
 from specattn.decoding.engine.method import Method
@@ -123,11 +124,13 @@ class Lookup(NamedTuple):
     drafted : Tensor, int64 [B, rows], on the host
         The roots and the nodes' tokens. They hold until the next lookup.
     seconds : float
-        What the pass is expected to take.
+        What a round with it is expected to take.
     tokens : list of float
         What it is expected to emit to each request, the bonus token included.
     saved : float
         Seconds that it is expected to save over passes without a draft.
+    row_seconds : float or None
+        What a round without a draft is expected to take; None before any was timed.
     """
 
     rows: int
@@ -136,6 +139,7 @@ class Lookup(NamedTuple):
     seconds: float
     tokens: list[float]
     saved: float
+    row_seconds: float | None
 
 
 class SuffixDrafter(Drafter):
@@ -165,9 +169,11 @@ class SuffixDrafter(Drafter):
         self.indexes = [native.SuffixDrafter(corpora) for _ in self.running]
         for row, index in zip(self.running, self.indexes, strict=True):
             index.extend(context.sequences.text(row).tolist(), self.successors)
-        self.costs = costs_of(target, context.sequences)
+        self.arm, self.times = FixedSize(), native.PassTimes([method.max_nodes], [1.0])
+        if method.nodes is None:
+            self.times = native.PassTimes([1], [1.0])
+            self.arm = Arm(Memory.of(context), "suffix", [NONE], SIZES, TreeGains)
         self.known: dict[int, float] = {}  # seconds by rows, as `self.times` has them
-        self.times = None if method.nodes is None else native.PassTimes([method.max_nodes], [1.0])
         self.room = torch.empty(len(self.running) * method.max_nodes, dtype=torch.int64)
         self.drafted: dict[int, torch.Tensor] = {}  # the part of `room` for so many rows
         self.expected: tuple[float, ...] = ()
@@ -178,7 +184,8 @@ class SuffixDrafter(Drafter):
         """Return what is worth drafting now."""
         most, sequences = self.method.depth, self.sequences
         depths = [min(most, sequences.drafts(row)) for row in sequences.active]
-        if self.method.nodes is None and (known := self.costs.estimates()) is not self.known:
+        known, between = self.arm.measured()
+        if known and known is not self.known:
             self.known = known
             self.times = self.native.PassTimes(list(known), list(known.values()))
         rows, shapes, self.expected = self.native.best_trees(
@@ -188,13 +195,14 @@ class SuffixDrafter(Drafter):
             count = len(shapes)
             drafted = self.drafted[rows] = self.room[: count * rows].view(count, rows)
         tokens = [1 + gain for gain in self.expected]
-        seconds = self.known.get(rows, math.nan)
-        saved = sum(tokens) / len(tokens) * self.known.get(1, math.nan) - seconds
-        return Lookup(rows, shapes, drafted, seconds, tokens, saved)
+        seconds = self.known.get(rows, 0.0)
+        saved = sum(tokens) / len(tokens) * self.known.get(1, 0.0) - seconds
+        plain = known[1] + between if known else None
+        return Lookup(rows, shapes, drafted, seconds + between, tokens, saved, plain)
 
     def draft(self, root: torch.Tensor, lookup: Lookup) -> Draft:
         """Return what was found as a draft behind `root` [B]."""
-        self.costs.begin(lookup.rows)
+        self.arm.begin(NONE, lookup.rows)
         if lookup.rows == 1:
             return self.nothing(root)
         return Draft(shared_tree(lookup.shapes, root.device), lookup.drafted.to(root.device))
@@ -210,7 +218,7 @@ class SuffixDrafter(Drafter):
     def observe(self, verified: Verified) -> None:
         """Learn what the target ranked best, and of an own draft how much was accepted."""
         if verified.own:
-            self.costs.end()
+            self.arm.end(verified)
             if verified.draft.tree.size > 1:
                 self.promised += sum(self.expected)
                 self.accepted += sum(verified.counts)
@@ -266,6 +274,5 @@ class SuffixDrafter(Drafter):
         """Return what passes were found to cost, and how true the expectations were."""
         if self.method.nodes is not None:
             return {}
-        costs = {str(rows): round(1e3 * s, 2) for rows, s in self.costs.measured.items()}
         true = round(self.accepted / self.promised, 3) if self.promised else None
-        return {"ms per pass, by rows": costs, "accepted per expected": true}
+        return {**self.arm.details(), "accepted per expected": true}

@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
-from specattn.decoding.drafting.costs import SIZES
-from specattn.decoding.drafting.sizing import NONE, Sizer, Told, TreeGains, sizes_up_to
+from specattn.decoding.drafting.gains import NONE, TreeGains, sizes_up_to
+from specattn.decoding.drafting.pace import Arm, FixedSize
+from specattn.decoding.drafting.timings import SIZES, Memory
 from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Verified
 from specattn.decoding.engine.method import Method
 from specattn.tree import Tree
@@ -73,34 +74,33 @@ class _RecyclingDrafter(Drafter):
         self.successors = torch.zeros(vocabulary, k, dtype=torch.int32, device=device)
         self.paths = best_rank_paths(method.max_nodes - 1, method.depth, k)
         self.trees: dict[tuple[int, int], _RankTree] = {}
-        self.sizer: Sizer | Told = Told(NONE)
+        self.arm = FixedSize()
         if method.nodes is None:
             sizes = sizes_up_to(method.max_nodes)
-            self.sizer = Sizer(context, "token_recycling", [NONE], sizes, TreeGains)
+            self.arm = Arm(Memory.of(context), "token_recycling", [NONE], sizes, TreeGains)
 
     def propose(self, root: torch.Tensor) -> Draft:
-        tokens, rows = root[:, None], len(self.paths) + 1
+        tokens = root[:, None]
         # Where a text has no use for more, the tree begins as the whole one does.
         depth = min(max(map(len, self.paths)), self.sequences.draft_depth)
-        if isinstance(self.sizer, Sizer):
-            chances = [2.0 ** -_halvings(path) for path in self.paths if len(path) <= depth]
-            rows = self.sizer.rows(NONE, [chances] * len(root))
+        paths = [path for path in self.paths if len(path) <= depth]
+        chances = lambda: [[2.0 ** -_halvings(path) for path in paths]] * len(root)  # noqa: E731
+        rows = self.arm.rows(NONE, len(paths) + 1, chances)
         if (rows, depth) not in self.trees:
-            paths = [path for path in self.paths if len(path) <= depth][: rows - 1]
-            self.trees[rows, depth] = _RankTree(paths, root.device)
+            self.trees[rows, depth] = _RankTree(paths[: rows - 1], root.device)
         tree = self.trees[rows, depth]
         for parents, ranks in tree.levels:
             tokens = torch.cat([tokens, self.successors[tokens[:, parents], ranks].long()], 1)
-        self.sizer.begin(NONE, tree.tree.size)
+        self.arm.begin(NONE, tree.tree.size)
         return Draft(tree.tree, tokens)
 
     def observe(self, verified: Verified) -> None:
-        self.sizer.end(verified)
+        self.arm.end(verified)
         ranked = verified.result.logits.topk(self.successors.shape[1]).indices
         remember(self.successors, verified.draft.tokens, ranked.to(torch.int32))
 
     def details(self) -> dict[str, Any]:
-        return self.sizer.details()
+        return self.arm.details()
 
 
 class _RankTree:

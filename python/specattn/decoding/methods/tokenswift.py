@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,11 @@ import torch
 from transformers import PreTrainedModel
 
 from specattn.blocks import Ops
-from specattn.decoding.drafting.costs import SIZES
+from specattn.decoding.drafting.gains import NONE, Effort, TreeGains, sizes_up_to
 from specattn.decoding.drafting.ngrams import NGramTable
+from specattn.decoding.drafting.pace import Arm, FixedSize
 from specattn.decoding.drafting.partial_cache import PartialCache
-from specattn.decoding.drafting.sizing import NONE, Effort, Sizer, Told, TreeGains, sizes_up_to
+from specattn.decoding.drafting.timings import SIZES, Memory
 from specattn.decoding.drafting.trained import fitting_drafter
 from specattn.decoding.drafting.trie import (
     Trie,
@@ -153,11 +154,11 @@ class _TokenSwiftDrafter(Drafter):
         vocabulary, heads_given = heads.config.vocab_size, heads.config.num_heads
         most = tuple(min(width, vocabulary) for width in MOST_WIDTHS[: 1 + heads_given])
         self.widths = most if method.widths is None else method.widths
-        self.sizer: Sizer | Told = Told(_PASS)
+        self.arm = FixedSize(_PASS)
         if method.widths is None:
             sizes = sizes_up_to(min(method.max_nodes, SIZES[-1]))
             kind = f"tokenswift, {method.budget}"
-            self.sizer = Sizer(context, kind, [NONE, _PASS], sizes, TreeGains)
+            self.arm = Arm(Memory.of(context), kind, [NONE, _PASS], sizes, TreeGains)
         levels = range(len(self.widths))
         self.chains = [Tree.chain(depth, device=self.target.device) for depth in levels]
         self.tables = RequestIndexes(
@@ -171,14 +172,14 @@ class _TokenSwiftDrafter(Drafter):
 
     def propose(self, root: torch.Tensor) -> Draft:
         depth = self.sequences.draft_depth
-        effort = self.sizer.choose(depth)
+        effort = self.arm.choose(depth)
         self.offered = [[]] * len(root)
         if effort.depth and self.cache.ranked:
             draft = self._draft(root, effort, depth)
         else:
             draft = draft_of_paths(root, self.offered)
         if self.cache.ranked:  # or else the round prepares the first draft
-            self.sizer.begin(effort, draft.tree.size)
+            self.arm.begin(effort, draft.tree.size)
         return draft
 
     def _draft(self, root: torch.Tensor, effort: Effort, depth: int) -> Draft:
@@ -198,18 +199,23 @@ class _TokenSwiftDrafter(Drafter):
             for ranks, ngrams in zip(levels, self.offered, strict=True)
         ]
         tries = [trie(paths) for paths in candidates]
-        if isinstance(self.sizer, Sizer):
-            chances = probabilities_of(tries, scores)
-            rectangle = np.zeros((len(tries), max(map(len, chances))))
-            for row, own in zip(rectangle, chances, strict=True):
+        most = max(len(parents) for parents, _ in tries)
+        chances = cache(lambda: probabilities_of(tries, scores))
+
+        def rectangle() -> Any:
+            found = np.zeros((len(tries), most - 1))
+            for row, own in zip(found, chances(), strict=True):
                 row[: len(own)] = own
-            count = self.sizer.prune(effort, rectangle, np.zeros((2, rectangle.shape[1]))) - 1
-            pairs = zip(tries, chances, strict=True)
-            tries = [best_of_trie(one, own, count) for one, own in pairs]
-        return draft_of_tries(root, tries)
+            return found
+
+        rows = self.arm.rows(effort, most, rectangle, np.zeros((2, most - 1)))
+        if rows == most:
+            return draft_of_tries(root, tries)
+        pairs = zip(tries, chances(), strict=True)
+        return draft_of_tries(root, [best_of_trie(one, own, rows - 1) for one, own in pairs])
 
     def observe(self, verified: Verified) -> None:
-        self.sizer.end(verified)
+        self.arm.end(verified)
         self._count()
         self.tables.catch_up()
         if self.capture.queries:
@@ -228,7 +234,7 @@ class _TokenSwiftDrafter(Drafter):
     def details(self) -> dict[str, Any]:
         drafted = self.method.depth * self.rounds or 1
         return {
-            **self.sizer.details(),
+            **self.arm.details(),
             "alpha": self.accepted / drafted,
             "n-gram acceptance, beta": self.reused / drafted,
             "selections of the partial cache": self.cache.selections,

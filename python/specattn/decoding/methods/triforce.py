@@ -122,7 +122,7 @@ class _RetrievalDrafter(SelectionDrafter):
     """Chains drafted by the target on the chunks that its first verification led to."""
 
     def __init__(self, method: TriForce, context: DraftContext):
-        super().__init__(method, 0, context, method.sizer(context))
+        super().__init__(method, 0, context, method.arm(context))
         self.method = method
         if self.target.full_layers:
             self.capture = CaptureSpec(queries=True)

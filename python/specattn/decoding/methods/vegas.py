@@ -15,7 +15,8 @@ from typing import ClassVar, Literal, get_args
 import torch
 
 from specattn.decoding.drafting.budget import Budgeted
-from specattn.decoding.drafting.sizing import NONE, Effort, Sizer, Told
+from specattn.decoding.drafting.gains import NONE, Effort
+from specattn.decoding.drafting.pace import FixedSize
 from specattn.decoding.drafting.sparse_chain import PrefixSelection, SelectionDrafter, rows_at
 from specattn.decoding.engine.contract import Draft, DraftContext, Verified
 from specattn.decoding.passes.attention import NO_CAPTURE, CaptureSpec, Selection
@@ -54,7 +55,7 @@ class Vegas(Budgeted, name="vegas"):
         ranked by the scores of all heads, which are exchanged. Otherwise each rank selects for its
         own, as the authors' program does.
     switch : bool
-        Draft only while it pays by the times of the run's own rounds (`Sizer`). Otherwise every
+        Draft only while it pays by the times of the run's own rounds (`Arm`). Otherwise every
         round drafts `gamma` tokens. It changes no text, but for drafts that are sampled by
         themselves (`rejection`).
 
@@ -102,7 +103,7 @@ class VegasDrafter(SelectionDrafter):
     def __init__(self, method: Vegas, context: DraftContext, deepest: int = 0):
         # At first the last root and path are newer than the prefix.
         newer = method.max_gamma + max(method.max_gamma, deepest)
-        super().__init__(method, newer, context, _sizer(method, context))
+        super().__init__(method, newer, context, _arm(method, context))
         self.method = method
 
     def draft(self, root: torch.Tensor) -> Draft:
@@ -159,11 +160,11 @@ class VegasDrafter(SelectionDrafter):
         return CaptureSpec(captured, self.method.ranking, per_row, self.method.per_head)
 
 
-def _sizer(method: Vegas, context: DraftContext) -> Sizer | Told:
+def _arm(method: Vegas, context: DraftContext) -> FixedSize:
     """Return what says how much is drafted: the clock, unless it is told."""
     passes = f"collecting {method.rows} {method.ranking}"
     if method.switch and method.gamma is not None and context.target.full_layers:
         return method.measured(context, [NONE, Effort(1, method.gamma)], passes)
     if not method.switch:
         method = replace(method, gamma=method.max_gamma)
-    return method.sizer(context, passes)
+    return method.arm(context, passes)

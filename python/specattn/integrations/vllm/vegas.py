@@ -17,14 +17,16 @@ from vllm.config import VllmConfig, get_layers_from_vllm_config
 from vllm.forward_context import set_forward_context
 from vllm.model_executor.layers.attention import Attention
 
+from specattn.decoding.drafting.gains import NONE, ChainGains, Effort
+from specattn.decoding.drafting.pace import Arm, FixedSize
 from specattn.decoding.drafting.sparse_chain import PrefixSelection
-from specattn.decoding.drafting.switch import Switch
+from specattn.decoding.drafting.timings import Memory
+from specattn.decoding.model.model import Model
 from specattn.decoding.passes.attention import Selection
 from specattn.decoding.text.statistics import Clock
 
 from .attention import SpecattnAttention
 from .draft_pass import DraftPass
-from .requests import Requests
 from .selections import Selected, Selections
 
 
@@ -46,7 +48,8 @@ class Vegas:
     min_tokens : int
         Fewest that it reads.
     switch : bool
-        Time rounds with and without drafts, for each request, and keep to the faster kind.
+        Time steps with and without drafts and keep to the faster kind, for all requests alike: they
+        share each step.
 
     Raises
     ------
@@ -67,7 +70,14 @@ class Vegas:
         self.config = vllm_config
         self.gamma = vllm_config.speculative_config.num_speculative_tokens
         self.capacity = vllm_config.model_config.max_model_len
-        self.requests = Requests(self._new_switch)
+        self.lengths: list[int] = []  # of the requests that got a token in the last step
+        self.drafted = 0  # requests that had a draft in it
+        effort = Effort(1, self.gamma)
+        self.arm = FixedSize(effort)
+        if self.switch:
+            clock = Clock(vllm_config.device_config.device)
+            memory = Memory(clock, lambda: self.lengths, Model())
+            self.arm = Arm(memory, "vegas", [NONE, effort], [1, self.gamma + 1], ChainGains)
 
     def load_model(self, model: Any) -> None:
         """Set the target; ValueError where a layer's attention is not ours, or shares a cache."""
@@ -98,27 +108,33 @@ class Vegas:
         """
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
         rows = [row for row, sampled in enumerate(sampled_token_ids) if sampled]
-        known = self.requests.of_rows(rows, num_tokens_no_spec, token_ids_cpu)
-        wanting = [
-            row
-            for row, (switch, _) in zip(rows, known, strict=True)
-            if switch is None or _chosen(switch, int(num_tokens_no_spec[row]))
-        ]
-        # The switches decide about the draft that is made now, and so about the next collection.
-        selected, self.selections.wanted = self.selections.last(), bool(wanting)
-        if selected is None:
-            return drafts
-        ready = [
-            row
-            for row in wanting
-            if selected.batch.rows_of(row) <= self.gamma + 1  # a prompt's part chose otherwise
-            and num_tokens_no_spec[row] + self.gamma < self.capacity
-        ]
-        if ready:
+        effort = self._chosen(rows, sampled_token_ids, num_tokens_no_spec) if rows else NONE
+        # It is chosen for the draft that is made now, and so for the next collection.
+        selected, self.selections.wanted = self.selections.last(), effort != NONE
+        ready = list[int]()
+        if selected is not None and effort != NONE:
+            ready = [
+                row
+                for row in rows
+                if selected.batch.rows_of(row) <= self.gamma + 1  # a prompt's part chose otherwise
+                and num_tokens_no_spec[row] + self.gamma < self.capacity
+            ]
+        if selected is not None and ready:
             chains = self._draft(ready, selected, num_tokens_no_spec, token_ids_cpu)
             for row, chain in zip(ready, chains.tolist(), strict=True):
                 drafts[row] = chain
+        self.drafted = len(ready)
+        if rows and (effort != NONE) == bool(ready):  # or else the step prepares the next draft
+            self.arm.begin(effort, 1 + effort.depth)
         return drafts
+
+    def _chosen(self, rows: list[int], sampled: list[list[int]], lengths: np.ndarray) -> Effort:
+        """Learn from the step that has ended; return what is drafted for the next one."""
+        self.lengths = [int(lengths[row]) for row in rows]
+        # Rows without a draft accepted nothing, so they are among the last.
+        counts = sorted((len(sampled[row]) - 1 for row in rows), reverse=True)
+        self.arm.learn(self.gamma if self.drafted else 0, counts[: self.drafted])
+        return self.arm.choose(self.gamma)
 
     def _draft(
         self, rows: list[int], selected: Selected, lengths: np.ndarray, tokens: np.ndarray
@@ -153,11 +169,3 @@ class Vegas:
         with set_forward_context(draft_pass, self.config, num_tokens=len(token), slot_mapping={}):
             hidden = self.model(input_ids=token, positions=position)
         return self.compute_logits(hidden).argmax(-1)
-
-    def _new_switch(self) -> Switch | None:
-        return Switch(Clock(self.config.device_config.device)) if self.switch else None
-
-
-def _chosen(switch: Switch, length: int) -> bool:
-    """Return whether a request shall draft now; its rounds are timed from one call to the next."""
-    return switch.choose(length=length, requests=1, emitted=length)

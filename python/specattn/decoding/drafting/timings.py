@@ -1,6 +1,6 @@
-"""How large a draft pays: what verifying so many rows takes here, against what they would bring.
+"""Measures what passes and drafts take, by their size, and estimates sizes that were not tried.
 
-The run measures its own rounds. Nothing is tried that could cost much: sizes grow by doubling, as
+A run measures its own rounds. Nothing is tried that could cost much: sizes grow by doubling, as
 long as the sizes measured so far say that more would pay.
 """
 
@@ -10,16 +10,14 @@ import math
 import threading
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Hashable, Sequence, Set
 from statistics import median
 from typing import Any, TypeVar
 
 import torch
 
-from specattn.decoding.engine.target import Target
+from specattn.decoding.engine.contract import DraftContext
 from specattn.decoding.model.model import Model
-from specattn.decoding.text.sequences import Sequences
 from specattn.decoding.text.statistics import Clock
 
 T = TypeVar("T")
@@ -31,24 +29,20 @@ SIZES = (1, 2, 3, 4, 5, 7, 9, 13, 17, 25, 33, 49, 65)
 EXPLORING = 0.02
 """Share of the time that may go to trying again what was too slow."""
 
-_KEPT = 8  # rounds of a size that say what it costs
+_KEPT = 8  # times of a size that say what it takes
 _JUDGED = 4  # so many more are seen before what they say is taken anew
 _SAME = 0.02  # medians that differ by no more
-_ALIKE = 1.5  # lengths whose passes are taken to cost the same
+_MOST_LOST = 3  # trials lost in a row, each of which halves the share for further ones
+_ALIKE = 1.5  # lengths and batches whose passes are taken to cost the same
 
 
 class Timings:
-    """Seconds that something of some size took of late.
+    """Median seconds of the last times that something of a size was done.
 
     Parameters
     ----------
     clock : Clock
         On CUDA a time is read when it has passed; nothing waits for it.
-
-    Attributes
-    ----------
-    elapsed : float
-        Seconds of all that was measured.
     """
 
     def __init__(self, clock: Clock):
@@ -61,34 +55,42 @@ class Timings:
         self._met: set[Any] = set()
         self._unread = deque[tuple[Any, Any, Any]]()
 
-    def note(self, size: Any, begun: Any, ended: Any) -> None:
-        """Note the moments between which something of that size was done."""
+    def note(self, size: Any, begun: Any, ended: Any) -> float:
+        """Note the moments between which something was done; return the seconds read by this."""
         if size in self._met:
             self._unread.append((size, begun, ended))
         self._met.add(size)  # the first of a size finds code and data cold
+        read = 0.0
         while self._unread and self.clock.passed(self._unread[0][2]):
             size, begun, ended = self._unread.popleft()
             seconds = self.clock.seconds(begun, ended)
             known = self._seconds.setdefault(size, deque(maxlen=_KEPT))
-            if self.is_old(size, seconds):
+            if self._is_old(size, seconds):
                 known.clear()
                 self._noted[size] = 0
             known.append(seconds)
             count = self._noted[size] = self._noted.get(size, 0) + 1
             if count <= _KEPT or count % _JUDGED == 0:
                 self._found(size, median(known))
+            read += seconds
             self.elapsed += seconds
             self._measured_at[size] = self.elapsed
+        return read
 
     def _found(self, size: Any, seconds: float) -> None:
         self._medians[size] = seconds
 
-    def is_old(self, size: Any, seconds: float) -> bool:
+    def _is_old(self, size: Any, seconds: float) -> bool:
         """Whether a size was left for so long that to try it again costs next to nothing.
 
         What it took may have been chance, another program's doing, or true of a shorter text.
         """
         return EXPLORING * (self.elapsed - self._measured_at.get(size, self.elapsed)) > seconds
+
+    def doubt(self) -> None:
+        """Let the next time of each size decide alone: other load may have disturbed the last."""
+        self._seconds.clear()
+        self._noted.clear()
 
     def copy(self: Kind) -> Kind:
         """Return what is known as a first guess for what may take a little longer."""
@@ -98,6 +100,15 @@ class Timings:
         copy.elapsed, copy._measured_at = self.elapsed, dict(self._measured_at)
         copy._met = set(self._met)
         return copy
+
+    @property
+    def sizes(self) -> Set[Any]:
+        """What was measured."""
+        return self._medians.keys()
+
+    def seconds(self, size: Any) -> float:
+        """Return the median of a size, 0 before it was measured."""
+        return self._medians.get(size, 0.0)
 
     @property
     def medians(self) -> dict[Any, float]:
@@ -110,31 +121,24 @@ class PassCosts(Timings):
 
     def __init__(self, clock: Clock):
         super().__init__(clock)
-        self._begun: tuple[int, Any] | None = None
         self._known: dict[int, float] | None = None
         self._forgets_at = 0.0
         self._estimates: dict[tuple[int, ...], dict[int, float]] = {}
 
-    def begin(self, rows: int) -> None:
-        """Note that a pass of `rows` rows per request begins."""
-        self._begun = rows, self.clock.now()
-
-    def end(self) -> None:
-        """Note that it has ended."""
-        if self._begun is None:
-            return
-        rows, begun = self._begun
-        self._begun = None
-        self.note(rows, begun, self.clock.now())
+    def note(self, size: int, begun: Any, ended: Any) -> float:
+        """Note a pass of `size` rows per request; forget sizes that are cheap to try again."""
+        read = super().note(size, begun, ended)
         if self.elapsed > self._forgets_at:
             self._forgets_at = (1 + EXPLORING / 4) * self.elapsed
-            for size, seconds in list(self._medians.items()):
-                if size > 1 and self.is_old(size, seconds):
-                    del self._seconds[size], self._medians[size]
-                    self._noted.pop(size, None)
+            for rows, seconds in list(self._medians.items()):
+                if rows > 1 and self._is_old(rows, seconds):
+                    del self._medians[rows]
+                    self._seconds.pop(rows, None)
+                    self._noted.pop(rows, None)
                     self._known = None
+        return read
 
-    def _found(self, size: Any, seconds: float) -> None:
+    def _found(self, size: int, seconds: float) -> None:
         """Keep what is known where it is about the same: what follows from it stays."""
         known = self._medians.get(size, 0.0)
         if abs(seconds - known) > _SAME * known:
@@ -156,20 +160,20 @@ class PassCosts(Timings):
             self._known = dict(sorted(placed.items()))
         return self._known
 
-    def estimates(self, sizes: Sequence[int] = SIZES) -> dict[int, float]:
+    def estimates(self, sizes: tuple[int, ...] = SIZES) -> dict[int, float]:
         """Return seconds by rows for every size of `sizes` that may be tried next.
 
         Between sizes that were measured lies a line. It goes on up to twice the largest of them, or
         up to the next size; beyond, nobody knows. Without any measurement one row may be tried.
         """
-        known, key = self.measured, tuple(sizes)
+        known = self.measured
         if not known:
             return {1: 1.0}
-        if key not in self._estimates:
+        if sizes not in self._estimates:
             rows, seconds = list(known), list(known.values())
-            allowed = growing(key, rows[-1])
-            self._estimates[key] = {size: _line(rows, seconds, size) for size in allowed}
-        return self._estimates[key]
+            allowed = growing(sizes, rows[-1])
+            self._estimates[sizes] = {size: _line(rows, seconds, size) for size in allowed}
+        return self._estimates[sizes]
 
 
 def growing(sizes: Sequence[int], largest: int) -> list[int]:
@@ -192,80 +196,72 @@ def _line(rows: list[int], seconds: list[float], size: int) -> float:
     return seconds[left] + slope * (size - rows[left])
 
 
-def alike(target: Target, sequences: Sequences) -> tuple[Any, ...]:
-    """Return what passes of a model have in common that take about the same time."""
-    length = round(math.log(max(sequences.active_lengths), _ALIKE))
-    machine = target.device, torch.get_num_threads(), threading.get_ident()
-    ranks = target.lockstep and target.lockstep.ranks.size
-    return len(sequences.active), length, ranks, *machine
+class Trials:
+    """Says when what seems to lose may be tried again: when that costs a small share of the time.
 
-
-def recalled(target: Target, sequences: Sequences, kind: Hashable, make: Callable[[Clock], T]) -> T:
-    """Return what earlier runs of this process made of such a model, batch and length.
-
-    Parameters
+    Attributes
     ----------
-    target : Target
-    sequences : Sequences
-    kind : hashable
-        What it is, and of which method.
-    make : callable
-        Makes a new one with the clock of the target's device.
+    elapsed : float
+        Seconds that were measured, over all runs of a model.
     """
-    key = "pace", kind, *alike(target, sequences)
-    return Model.of(target.model).recall(key, lambda: make(target.clock()))
-
-
-def costs_of(target: Target, sequences: Sequences, kind: Hashable = "passes") -> PassCosts:
-    """Return the costs of passes of a kind, as earlier runs of this process found them."""
-    return recalled(target, sequences, kind, PassCosts)
-
-
-class Calibration:
-    """How many drafted tokens are accepted for each that was expected, of late."""
-
-    _PRIOR, _MOST = 4.0, 256.0
 
     def __init__(self) -> None:
-        self.expected = self.accepted = self._PRIOR
+        self.elapsed = 0.0
+        self._tried_at: dict[Hashable, float] = {}
+        self._lost: dict[Hashable, int] = {}  # in a row
 
-    def add(self, expected: float, accepted: float) -> None:
-        """Book a round."""
-        self.expected += expected
-        self.accepted += accepted
-        if self.expected > self._MOST:
-            self.expected, self.accepted = self.expected / 2, self.accepted / 2
+    def is_due(self, what: Hashable, loss: float, share: float = EXPLORING / 2) -> bool:
+        """Whether something may be tried that is thought to lose so many seconds."""
+        share /= 2 ** min(self._lost.get(what, 0), _MOST_LOST)
+        return share * (self.elapsed - self._tried_at.get(what, 0.0)) > loss
 
-    def forget(self) -> None:
-        """Weigh what is known less: a round passed without a draft."""
-        keep = max(1 - 1 / 32, min(1.0, self._PRIOR / self.expected))
-        self.expected, self.accepted = keep * self.expected, keep * self.accepted
+    def tried(self, what: Hashable) -> None:
+        """Note that something was tried now."""
+        self._tried_at[what] = self.elapsed
 
-    @property
-    def factor(self) -> float:
-        """Accepted tokens per expected one."""
-        return self.accepted / self.expected
+    def judge(self, what: Hashable, *, won: bool) -> None:
+        """Note whether what was tried proved the fastest; if not, it waits longer each time."""
+        self.tried(what)
+        self._lost[what] = 0 if won else self._lost.get(what, 0) + 1
 
 
-def best_size(
-    costs: dict[int, float], probabilities: Sequence[Sequence[float]], factor: float
-) -> int:
-    """Return the rows, root included, with which a batch gains the most tokens per second.
+class Memory:
+    """Recalls what was measured for batches and lengths alike, by earlier runs too.
 
     Parameters
     ----------
-    costs : dict
-        Seconds by rows of a request.
-    probabilities : per request, the probabilities that its drafted tokens are accepted, descending
-    factor : float
-        What these are multiplied with.
+    clock : Clock
+    lengths : callable
+        Returns the tokens of every running request.
+    model : Model
+        Where it is kept.
+    machine : tuple
+        What else decides how long a pass takes.
     """
-    gains = [list(accumulate(one, initial=0.0)) for one in probabilities]
-    longest = max(map(len, gains))
 
-    def rate(rows: int) -> float:
-        tokens = sum(1 + factor * gain[min(rows, len(gain)) - 1] for gain in gains)
-        return tokens / costs[rows]
+    def __init__(
+        self,
+        clock: Clock,
+        lengths: Callable[[], Sequence[int]],
+        model: Model,
+        machine: tuple[Hashable, ...] = (),
+    ):
+        self.clock, self.lengths, self.model, self.machine = clock, lengths, model, machine
 
-    useful = [rows for rows in costs if rows <= longest]
-    return max(useful, key=lambda rows: (rate(rows), -rows))
+    @classmethod
+    def of(cls, context: DraftContext) -> Memory:
+        """Return that of a run."""
+        target, sequences = context.target, context.sequences
+        machine = target.device, target.lockstep and target.lockstep.ranks.size
+        lengths = lambda: sequences.active_lengths  # noqa: E731
+        return cls(target.clock(), lengths, Model.of(target.model), machine)
+
+    def alike(self) -> tuple[Hashable, ...]:
+        """Return what texts have in common whose passes take about the same time."""
+        lengths = self.lengths()
+        batch, length = (round(math.log(n, _ALIKE)) for n in (len(lengths), max(lengths)))
+        return batch, length, torch.get_num_threads(), threading.get_ident(), *self.machine
+
+    def recall(self, kind: Hashable, make: Callable[[], T]) -> T:
+        """Return what was kept of a kind for texts like these, or what `make` makes."""
+        return self.model.recall(("pace", kind, *self.alike()), make)

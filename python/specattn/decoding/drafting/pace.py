@@ -1,0 +1,448 @@
+"""Chooses before every round who drafts, and how much: what gives the most tokens per second.
+
+An `Arm` says of one drafter what it offers, tokens by effort, and what it costs, as the run itself
+measures it. Alone it chooses its own effort, or none; of several, `Pace` chooses one. `FixedSize`
+is the plain case, which reads no clock.
+
+Whatever is chosen changes no text: it is settled by clocks, by the text so far and by what drafters
+say of it, before any of the round's tokens is drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from specattn.decoding.drafting.gains import NONE, ChainGains, Costs, Effort, Plan, best_size
+from specattn.decoding.drafting.timings import EXPLORING, Memory, PassCosts, Timings, Trials
+from specattn.decoding.engine.contract import Verified
+from specattn.decoding.text.statistics import Clock
+
+TRIAL = 3
+"""Rounds that say what an arm is worth."""
+
+_PATIENCE = 12  # rounds in which a trial must come to drafting; lookups in vain before any skip
+_COLD = 4  # times what a round takes: the first of a run finds code and data cold
+_AVERAGED = 32  # lookups over which savings are averaged
+_STEP = 4  # each so many more in vain leave out one more between two lookups ...
+_MOST_LEFT_OUT = 7  # ... up to so many
+_TIMED = 4  # one lookup of so many is timed
+
+
+class FixedSize:
+    """Drafts as much as it is told to.
+
+    Parameters
+    ----------
+    effort : Effort
+    most : int, optional
+        Rows of a pass, root included, at most.
+    """
+
+    def __init__(self, effort: Effort = NONE, most: int | None = None):
+        self.effort, self.most = effort, most
+
+    def choose(self, depth: int) -> Effort:
+        """Return the effort of the round that begins, no deeper than `depth`."""
+        return self.effort._replace(depth=min(self.effort.depth, depth))
+
+    def rows(
+        self, effort: Effort, drafted: int, chances: Callable[[], Any], place: Any = None
+    ) -> int:
+        """Return how many rows of a draft of `drafted` rows, roots included, are verified.
+
+        Parameters
+        ----------
+        effort : Effort
+        drafted : int
+        chances : callable
+            Returns the probabilities of the drafted nodes, by request: an array [B, n] in any
+            order, or, without a `place`, sequences that descend.
+        place : array, int [2, n], optional
+            Level and rank of each node, as for `TreeGains.add`.
+        """
+        return min(drafted, self.most or drafted)
+
+    def begin(self, effort: Effort, rows: int) -> None:
+        """Note that a pass of `rows` rows begins, behind drafting with an effort."""
+
+    def end(self, verified: Verified) -> None:
+        """Note that it has ended, and learn from it."""
+
+    def learn(self, drafted: int, counts: Sequence[int | None]) -> None:
+        """Do what `end` does, told the longest drafted path and what each request accepted.
+
+        None where a request verified something else.
+        """
+
+    def details(self) -> dict[str, Any]:
+        """Return what was found, for the statistics of the run."""
+        return {}
+
+    def measured(self) -> tuple[dict[int, float], float]:
+        """Return seconds of passes by rows that may be tried next, and of what lies between."""
+        return {}, 0.0
+
+    def timed(self, memory: Memory, kind: str, rows: int) -> Arm:
+        """Return an arm that drafts as much, in passes of at most `rows` rows, or nothing."""
+        arm = Arm(memory, kind, [NONE, self.effort], [1, rows], ChainGains)
+        arm.effort, arm.most = self.effort, self.most
+        return arm
+
+
+class Arm(FixedSize):
+    """Chooses how much a drafter drafts, round by round.
+
+    A round calls `choose`, `rows` where the drafter knows probabilities, `begin` when its draft is
+    ready, and `end` when that is verified. Rounds that prepare a draft rather than make one call no
+    `begin`.
+
+    Parameters
+    ----------
+    memory : Memory
+    kind : str
+        The method: what drafting took is remembered for its next runs.
+    efforts : sequence of Effort
+        `NONE` and what may be drafted.
+    sizes : sequence of int
+        Rows of a pass, ascending from 1.
+    gains : callable
+        ``gains(efforts, sizes)`` makes the `Gains`.
+    passes : hashable
+        What passes are for: those of different kinds differ in what they cost.
+    """
+
+    def __init__(
+        self,
+        memory: Memory,
+        kind: str,
+        efforts: Sequence[Effort],
+        sizes: Sequence[int],
+        gains: Callable[[Sequence[Effort], Sequence[int]], Any],
+        passes: Hashable = "passes",
+    ):
+        super().__init__()
+        self.memory, self.kind, self.passes = memory, (kind, *efforts), passes
+        self.efforts, self.sizes = list(efforts), tuple(sizes)
+        self.gains = gains(self.efforts, self.sizes)
+        self.trials = memory.model.recall(("pace", "trials"), Trials)
+        self.alone = True  # or else whether it drafts is not its own choice
+        self.guess: tuple[float, float] | None = None
+        self.rounds = self.idle = 0  # of its own with a draft, and without
+        self._trial: tuple[str, Effort] | None = None
+        self._begun: tuple[Costs, int, Any] | None = None
+        self._ended: tuple[Any, int] | None = None
+        self._costs: tuple[Any, Costs] | None = None
+        self._best: tuple[Any, Plan] | None = None
+        self._latest: Costs | None = None
+        self._deepest = max(effort.depth for effort in efforts)
+
+    def choose(self, depth: int) -> Effort:
+        """Return the effort of the round that begins; its depth is at most `depth`."""
+        plans, self._trial = self._plans(depth), None
+        best = max(plans, key=lambda plan: plan.rate)
+        for kind, others in (
+            ("more", [plan for plan in plans if plan.effort.rows > best.effort.rows]),
+            ("none", [plan for plan in plans if plan.effort == NONE != best.effort]),
+        ):
+            other = max(others, key=lambda plan: plan.rate, default=best)
+            loss = other.seconds - other.tokens / best.rate
+            if others and self.trials.is_due(self.what(kind), loss):
+                self._trial = kind, other.effort
+                return other.effort
+        return best.effort
+
+    def rows(
+        self, effort: Effort, drafted: int, chances: Callable[[], Any], place: Any = None
+    ) -> int:
+        """Learn from a grown tree; return with how many rows it gains most. See `FixedSize`."""
+        if self.effort != NONE:  # which is fixed
+            return super().rows(effort, drafted, chances, place)
+        found = chances()
+        if place is not None:
+            self.gains.add(effort, found, place)
+            found = (-np.sort(-found, -1)).tolist()
+        costs, factor, self._best = self.costs(), self.gains.factor, None
+        spent = costs.drafting(self.efforts).get(effort, 0.0)
+        seconds = {n: spent + s for n, s in costs.passes.estimates(self.sizes).items()}
+        rows = best_size(seconds, found, factor)
+        more = {n: s for n, s in seconds.items() if n > 1}
+        if rows == 1 and self._trial is None and more and any(found):
+            best = best_size(more, [[*one, 0.0] for one in found], factor)
+            tokens = fmean(1 + factor * sum(one[: best - 1]) for one in found)
+            if self.trials.is_due(self.what("rows"), seconds[best] - seconds[1] * tokens):
+                self.trials.tried(self.what("rows"))
+                rows = min(best, 1 + max(map(len, found)))
+        self.gains.expect([sum(one[: rows - 1]) for one in found])
+        return rows
+
+    def begin(self, effort: Effort, rows: int) -> None:
+        """Note that a pass of `rows` rows begins, behind drafting with an effort."""
+        costs, now = self.costs(), self.memory.clock.now()
+        if self._ended is not None and self._ended[1] == sum(self.memory.lengths()):
+            self.trials.elapsed += costs.drafts.note(effort, self._ended[0], now)
+        if self._trial is not None and self._trial[1] == effort:
+            self.trials.tried(self.what(self._trial[0]))
+        if not self.alone:
+            self.trials.tried(self.what("turn"))
+        self.rounds += rows > 1
+        self.idle += rows == 1
+        self._begun = costs, rows, now
+
+    def end(self, verified: Verified) -> None:
+        """Note that it has ended, and learn from it."""
+        self.learn(verified.draft.tree.max_depth, verified.counts)
+
+    def learn(self, drafted: int, counts: Sequence[int | None]) -> None:
+        """Do what `end` does, for who has no `Verified`."""
+        now = self.memory.clock.now()
+        if self._begun is not None:
+            costs, rows, begun = self._begun
+            self.trials.elapsed += costs.passes.note(rows, begun, now)
+            self._latest = costs
+        self.gains.learn(drafted, counts)
+        self._begun = self._best = None
+        self._ended = now, sum(self.memory.lengths())
+
+    def details(self) -> dict[str, Any]:
+        """Return what was found, for the statistics of the run."""
+        if self._latest is None:
+            return {}
+        passes, drafts = self._latest.passes.measured, self._latest.drafts.medians
+        drafts.pop(NONE, None)
+        return {
+            "ms per pass, by rows": {str(rows): round(1e3 * s, 2) for rows, s in passes.items()},
+            "ms per draft, by width x depth": {
+                f"{width} x {depth}": round(1e3 * s, 2) for (width, depth), s in drafts.items()
+            },
+            "rounds without a draft": self.idle,
+        }
+
+    def timed(self, memory: Memory, kind: str, rows: int) -> Arm:
+        """Return this arm."""
+        return self
+
+    def measured(self) -> tuple[dict[int, float], float]:
+        """Return the seconds of passes, and of what lies between them without drafting."""
+        passes, drafts = self.costs()
+        known = passes.estimates(self.sizes) if passes.measured else {}
+        return known, drafts.seconds(NONE)
+
+    def costs(self) -> Costs:
+        """Return the costs of such a batch and length."""
+        alike = self.memory.alike()
+        if self._costs is None or self._costs[0] != alike:
+            former = self._costs and self._costs[0][0] == alike[0] and self._costs[1]
+            self._costs = alike, self.memory.recall(self.kind, lambda: self._first(former or None))
+        return self._costs[1]
+
+    def _first(self, former: Costs | None) -> Costs:
+        """Return costs to begin with: those of a shorter text, or of passes of another kind."""
+        memory, clock = self.memory, self.memory.clock
+        if former is not None:
+            return Costs(memory.recall(self.passes, former.passes.copy), former.drafts.copy())
+        usual = memory.recall("passes", lambda: PassCosts(clock))
+        return Costs(memory.recall(self.passes, usual.copy), Timings(clock))
+
+    @property
+    def known(self) -> bool:
+        """Whether drafting was timed, for such a batch and length."""
+        return not self.costs().drafts.sizes <= {NONE}
+
+    def offer(self, depth: int, row_seconds: float) -> Plan:
+        """Return the best plan; before drafting was timed, the guess.
+
+        Parameters
+        ----------
+        depth : int
+        row_seconds : float
+            That a round without a draft takes.
+        """
+        if not self.known:
+            passes, tokens = self.guess or (0.0, 0.0)
+            return Plan(NONE, tokens, passes * row_seconds)
+        key = self.measured()[0], min(depth, self._deepest)
+        if self._best is None or self._best[0][0] is not key[0] or self._best[0][1] != key[1]:
+            self._best = key, max(self._plans(depth), key=lambda plan: plan.rate)
+        return self._best[1]
+
+    def what(self, kind: str) -> Hashable:
+        """Name a kind of trial of this arm, for texts alike."""
+        return self.kind, kind, self.memory.alike()
+
+    def _plans(self, depth: int) -> list[Plan]:
+        """Return what every effort that may be chosen now is expected to give and to take."""
+        costs = self.costs()
+        passes, _ = self.measured()
+        if not passes:
+            return [Plan(NONE, 1.0, 1.0)]
+        drafts = costs.drafting(self.efforts)
+        allowed = [n for n, one in enumerate(self.efforts) if one in drafts and one.depth <= depth]
+        if not self.alone:
+            allowed = [n for n in allowed if self.efforts[n] != NONE] or allowed
+        seconds = np.array([drafts[self.efforts[n]] for n in allowed])[:, None]
+        seconds = seconds + np.array(list(passes.values()))
+        tokens = 1 + self.gains.table()[allowed][:, : len(passes)]
+        best = (tokens / seconds).argmax(1)
+        return [
+            Plan(self.efforts[n], float(tokens[at, row]), float(seconds[at, row]))
+            for at, (n, row) in enumerate(zip(allowed, best, strict=True))
+        ]
+
+
+class Pace:
+    """Says before every round which of several arms drafts, or none: what was looked up does.
+
+    An arm that is not the fastest is tried for some rounds when that is expected to cost a small
+    share of the time: the smaller, the more trials in a row it has lost.
+
+    Parameters
+    ----------
+    arms : dict of str to Arm
+        Of the drafters that must run to know what they draft.
+
+    Attributes
+    ----------
+    fastest : str or None
+        The fastest when `choose` was last called: an arm, or None for what was looked up.
+    """
+
+    def __init__(self, arms: dict[str, Arm]):
+        self.arms = arms
+        self.fastest: str | None = None
+        self._depth = 0
+        self._trial: tuple[str, int] | None = None  # an arm, and until which of its rounds
+        self._patience = 0
+        for arm in arms.values():
+            arm.alone = False
+
+    def choose(
+        self, depth: int, promised: Sequence[float], seconds: float, row_seconds: float | None
+    ) -> str | None:
+        """Return the name of an arm, or None for what was looked up.
+
+        Parameters
+        ----------
+        depth : int
+            Of the deepest draft that is of use.
+        promised : sequence of float
+            Tokens that each request is expected to gain from what was looked up.
+        seconds : float
+            That such a round is expected to take.
+        row_seconds : float or None
+            That a round without a draft takes; None while nothing has been measured.
+        """
+        self._depth, self.fastest = depth, None
+        if row_seconds is None or not self.arms:
+            return None
+        plans: dict[str | None, Plan] = {None: Plan(NONE, fmean(promised), seconds)}
+        for name, arm in self.arms.items():
+            plan = arm.offer(depth, row_seconds)
+            if plan.tokens >= min(promised):  # requests to which more is promised draft that
+                plan = plan._replace(tokens=fmean(max(plan.tokens, one) for one in promised))
+            plans[name] = plan
+        timed = [name for name in plans if name is None or self.arms[name].known]
+        self.fastest = max(timed, key=lambda name: plans[name].rate)
+        if self._trial is not None:
+            return self._trial[0] if self._goes_on(*self._trial) else self.fastest
+        for other, plan in plans.items():
+            if other != self.fastest and self._is_due(other, plan, plans[self.fastest].rate):
+                return other
+        return self.fastest
+
+    def looked_up(self) -> None:
+        """Note that the round that begins goes without an arm."""
+        for arm in self.arms.values():
+            arm.trials.tried(arm.what("lookup"))
+
+    def _goes_on(self, name: str, until: int) -> bool:
+        """Whether a trial goes on; note who won if it does not."""
+        arm, self._patience = self.arms[name], self._patience - 1
+        if self._patience > 0 and not (arm.known and arm.rounds >= until):
+            return True
+        arm.trials.judge(arm.what("turn"), won=name == self.fastest)
+        self._trial = None
+        return False
+
+    def _is_due(self, name: str | None, plan: Plan, rate: float) -> bool:
+        """Whether something slower is tried now; begin its trial if so."""
+        gain = plan.tokens / rate
+        if name is None:
+            # What passes without an arm take may have been chance too, and one round costs little.
+            arm = self.arms[self.fastest or ""]
+            return arm.trials.is_due(arm.what("lookup"), plan.seconds - gain, EXPLORING / 4)
+        arm = self.arms[name]
+        loss = TRIAL * max(0.0, plan.seconds - gain)
+        if arm.rounds == 0:
+            loss += max(0.0, _COLD * plan.seconds - gain)
+        if not arm.trials.is_due(arm.what("turn"), loss, EXPLORING):
+            return False
+        arm.costs().drafts.doubt()
+        self._trial, self._patience = (name, arm.rounds + TRIAL), _PATIENCE
+        return True
+
+    def promises(self, name: str) -> float:
+        """Return the tokens that an arm is expected to give a request; all while it is unknown."""
+        arm = self.arms[name]
+        return arm.offer(self._depth, 1.0).tokens if arm.known else math.inf
+
+    def keeps(self, name: str, row_seconds: float | None) -> bool:
+        """Whether an arm may be chosen soon: it is on trial, or faster than no draft."""
+        if self._trial is not None and self._trial[0] == name:
+            return True
+        if row_seconds is None or not self.arms[name].known:
+            return False
+        plan = self.arms[name].offer(self._depth, row_seconds)
+        return plan.tokens * row_seconds > plan.seconds
+
+
+class LookupBackoff:
+    """Skips lookups that have not paid off: their expected savings against what they take.
+
+    A round calls `skips`; if that is false, `begin`, `found` with what was looked up, and `end`
+    when all is done that a round without a lookup does without; the same around what it learns.
+
+    Attributes
+    ----------
+    left_out : int
+        Rounds since the last lookup.
+    """
+
+    def __init__(self, clock: Clock):
+        self.clock, self.left_out = clock, 0
+        self._times = Timings(clock)
+        self._saved = 0.0  # seconds per lookup
+        self._lookups = self._in_vain = 0
+        self._worthless = False  # the last one
+        self._begun: Any = None
+
+    def skips(self) -> bool:
+        """Whether the round that begins does without a lookup, and count it if so."""
+        most = min((self._in_vain - _PATIENCE) // _STEP, _MOST_LEFT_OUT)
+        if not self._worthless or self.left_out >= most:
+            return False
+        self.left_out += 1
+        return True
+
+    def begin(self) -> None:
+        """Note that something begins which only lookups need."""
+        self._begun = self.clock.now() if self._lookups % _TIMED == 0 else None
+
+    def end(self, what: str) -> None:
+        """Note that `what` is done, be it "asked" or "learned"."""
+        if self._begun is not None:
+            self._times.note(what, self._begun, self.clock.now())
+            self._begun = None
+
+    def found(self, saved: float) -> None:
+        """Note what a lookup is expected to save, in seconds: 0 where it drafts nothing."""
+        self.left_out = 0
+        self._lookups += 1
+        seconds = sum(self._times.medians.values())
+        self._worthless = saved <= seconds
+        self._saved += (saved - self._saved) / min(self._lookups, _AVERAGED)
+        self._in_vain = 0 if self._saved > seconds else self._in_vain + 1

@@ -2,6 +2,9 @@
 
 import os
 
+# Threads that wait for torch's next operator would take a core from the other tests.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 # Kernels run through Triton's interpreter where there is no GPU; it must be chosen before import.
 import torch
 
@@ -32,7 +35,7 @@ hypothesis.settings.load_profile(os.environ.get("SPECATTN_HYPOTHESIS", "ci"))
 def pytest_collection_modifyitems(config, items):
     """Leave out most cases of GPU code that was executed whole as it is."""
     marks = {item: item.get_closest_marker("gpu_code") for item in items}
-    wanted = {mark.args: executed.wanted(*mark.args) for mark in marks.values() if mark}
+    wanted = {args: executed.wanted(*args) for args in {m.args for m in marks.values() if m}}
     left = [item for item, mark in marks.items() if mark and not wanted[mark.args]]
     if left:
         config.hook.pytest_deselected(items=left)

@@ -1,5 +1,6 @@
 """Run the public primitives on the Triton kernels, in tiles so small that few keys make splits."""
 
+import hypothesis
 import pytest
 import torch
 
@@ -9,8 +10,20 @@ if specattn.backends()["triton"] != "available":
     pytest.skip("Triton is not available here", allow_module_level=True)
 
 from specattn.triton_kernels import _configs
+from tools.ptx import executed
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def interpreted(count):
+    """Return settings for a property that Triton's interpreter runs, some half second to a case.
+
+    Every run of the tests draws the same cases, so a quarter of them is enough while the kernels
+    are those on record; `make fuzz` draws ten times as many.
+    """
+    if hypothesis.settings.get_current_profile_name() == "fuzz":
+        return hypothesis.settings(max_examples=10 * count)
+    return hypothesis.settings(max_examples=count if executed.wanted("triton") else count // 4)
 
 
 @pytest.fixture(autouse=True)

@@ -1,11 +1,11 @@
-from hypothesis import given, settings
+from hypothesis import given
 
 from tests import gumbel
 
-from .conftest import DEVICE
+from .conftest import DEVICE, interpreted
 
 
-@settings(max_examples=20)
+@interpreted(20)
 @given(problem=gumbel.PROBLEMS)
 def test_is_the_references_noise(problem):
     gumbel.check(**problem, device=DEVICE)

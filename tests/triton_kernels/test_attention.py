@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from specattn.triton_kernels import _configs
 
@@ -18,7 +18,7 @@ from tests.cases import (
     restride,
 )
 
-from .conftest import DEVICE
+from .conftest import DEVICE, interpreted
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -46,7 +46,7 @@ def assert_as_good_as_torch(actual, p, **options):
     assert_accurate(lse, exact_lse, torch_lse, atol=2e-6)
 
 
-@settings(max_examples=20)
+@interpreted(20)
 @given(
     p=problems(max_length=70, dtypes=DTYPES),
     paged=st.booleans(),
@@ -61,7 +61,7 @@ def test_hybrid_agrees_with_dense_attention(p, paged, window, softcap, with_sink
     assert_as_good_as_torch(hybrid(p, paged=paged, **on_device), p, **options, sinks=sinks)
 
 
-@settings(max_examples=10)
+@interpreted(10)
 @given(
     p=problems(max_length=70, dtypes=DTYPES, tree_in_cache=True),
     paged=st.booleans(),
@@ -150,7 +150,7 @@ def test_results_land_in_the_buffers_that_are_given():
     assert_as_good_as_torch(results, p.to(device="cpu"))
 
 
-@settings(max_examples=12)
+@interpreted(12)
 @given(p=problems(max_length=0, dtypes=DTYPES), softcap=st.sampled_from([0.0, 2.0]))
 def test_tree_attention_agrees_with_dense_attention(p, softcap):
     on_device = p.to(device=DEVICE)
@@ -159,7 +159,7 @@ def test_tree_attention_agrees_with_dense_attention(p, softcap):
     assert_as_good_as_torch(actual, p, prefix=False, softcap=softcap)
 
 
-@settings(max_examples=20)
+@interpreted(20)
 @given(
     p=problems(max_length=60, dtypes=DTYPES),
     per_head=st.booleans(),

@@ -1,13 +1,13 @@
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import specattn
 from specattn import reference
 from tests.cases import assert_accurate, make_problem, problems
 
-from .conftest import DEVICE
+from .conftest import DEVICE, interpreted
 
 
 def arguments(p, paged):
@@ -16,7 +16,7 @@ def arguments(p, paged):
     return tensors | {"q": p.q, "cache_seqlens": p.cache_seqlens}
 
 
-@settings(max_examples=20)
+@interpreted(20)
 @given(
     p=problems(max_length=70, dtypes=(torch.float32, torch.bfloat16, torch.float16)),
     paged=st.booleans(),

@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import specattn
 from specattn import reference
 from tests.cases import assert_accurate, restride
 
-from .conftest import DEVICE
+from .conftest import DEVICE, interpreted
 
 EMPTY = (-torch.inf, torch.inf)
 
@@ -24,7 +24,7 @@ def states(count, batch, rows, heads, head_dim, dtype, seed, empty=0.4):
     return outs.masked_fill(lses.isinf()[..., None], torch.nan), lses
 
 
-@settings(max_examples=20)
+@interpreted(20)
 @given(
     count=st.integers(1, 5),
     rows=st.integers(1, 5),

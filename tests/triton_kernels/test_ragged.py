@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from specattn.triton_kernels import _configs
 
@@ -13,7 +13,7 @@ from specattn import reference
 from tests.cases import assert_accurate, expected
 from tests.ragged import lists_of, make_ragged, ragged_batches
 
-from .conftest import DEVICE
+from .conftest import DEVICE, interpreted
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 BATCHES = {"max_length": 70, "dtypes": DTYPES}
@@ -41,7 +41,7 @@ def assert_as_good_as_torch(actual, r, **options):
         assert_accurate(lse, exact_lse, torch_lse, atol=2e-6)
 
 
-@settings(max_examples=20)
+@interpreted(20)
 @given(
     r=ragged_batches(**BATCHES),
     mask=st.sampled_from(["bool", "packed"]),
@@ -57,14 +57,14 @@ def test_hybrid_agrees_with_dense_attention(r, mask, paged, window, softcap, wit
     assert_as_good_as_torch(call("hybrid_tree_attention", arguments, **options), r, **options)
 
 
-@settings(max_examples=10)
+@interpreted(10)
 @given(r=ragged_batches(parents="chain", **BATCHES), window=st.sampled_from([None, 1, 2, 9]))
 def test_no_mask_is_a_causal_chain_per_request(r, window):
     found = call("hybrid_tree_attention", r.arguments(mask=None), window=window)
     assert_as_good_as_torch(found, r, window=window)
 
 
-@settings(max_examples=10)
+@interpreted(10)
 @given(
     r=ragged_batches(tree_in_cache=True, **BATCHES),
     paged=st.booleans(),
@@ -104,7 +104,7 @@ def assert_collected(r, arguments, **options):
         assert all(torch.equal(x, y) for x, y in zip(found[:2], plain, strict=True))
 
 
-@settings(max_examples=15)
+@interpreted(15)
 @given(
     r=ragged_batches(**BATCHES),
     rows=ROWS,
@@ -129,7 +129,7 @@ def test_what_a_short_request_collects_in_tiles_of_a_long_one(collect, window):
         assert_collected(r, r.arguments(), collect=collect, collect_rows=(0, 1, -1), window=window)
 
 
-@settings(max_examples=15)
+@interpreted(15)
 @given(
     r=ragged_batches(**BATCHES),
     paged=st.booleans(),
@@ -170,7 +170,7 @@ def one_configuration():
         yield
 
 
-@settings(max_examples=15)
+@interpreted(15)
 @given(
     r=ragged_batches(**BATCHES),
     op=st.sampled_from(["hybrid", "scores", "logits", "gather"]),

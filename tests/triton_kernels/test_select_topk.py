@@ -1,14 +1,14 @@
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import specattn
 from specattn import reference
 
-from .conftest import DEVICE
+from .conftest import DEVICE, interpreted
 
 
-@settings(max_examples=40)
+@interpreted(40)
 @given(
     lengths=st.lists(st.integers(0, 60), min_size=1, max_size=3),
     heads=st.sampled_from([None, 2]),

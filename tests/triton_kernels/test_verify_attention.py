@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import specattn
 from specattn import reference
 from tests.cases import assert_accurate, make_problem, problems
 
-from .conftest import DEVICE
+from .conftest import DEVICE, interpreted
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -28,7 +28,7 @@ def exact(p, *, paged=False, **options):
     return reference.verify_attention(**arguments(p.to(torch.float64), paged), **options)
 
 
-@settings(max_examples=20)
+@interpreted(20)
 @given(
     p=problems(max_length=70, dtypes=DTYPES),
     paged=st.booleans(),
@@ -45,7 +45,7 @@ def test_scores_are_mean_logits(p, paged, window, softcap, rows, per_head):
     assert_accurate(scores, exact_scores, by_torch, atol=2e-6)
 
 
-@settings(max_examples=15)
+@interpreted(15)
 @given(
     p=problems(max_length=70, dtypes=DTYPES),
     paged=st.booleans(),

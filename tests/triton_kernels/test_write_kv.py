@@ -1,14 +1,14 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 import specattn
 from tests.writes import assert_same, writes
 
-from .conftest import DEVICE
+from .conftest import DEVICE, interpreted
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast")  # NumPy's word for infinity
-@settings(max_examples=60)
+@interpreted(60)
 @given(writes())
 def test_is_plain_indexing(write):
     expected = write.expected()

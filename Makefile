@@ -60,7 +60,7 @@ sanitize: $(VENV)/.dev
 ## Every case of the GPU kernels, as each compiler makes them, executed in the emulator; then that is on record.
 test-gpu-code: export SPECATTN_GPU_CODE = whole
 test-gpu-code:
-	$(MAKE) test ARGS="tools tests/triton_kernels $(ARGS)"
+	$(MAKE) test ARGS="tools tests/triton_kernels tests/ops/test_nan_and_nothing.py $(ARGS)"
 	$(BIN)/python -m tools.ptx.executed triton
 	$(MAKE) test-triton36
 	$(VENV)/triton36/bin/python -m tools.ptx.executed triton

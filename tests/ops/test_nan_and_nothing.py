@@ -54,9 +54,13 @@ class Case(NamedTuple):
 def _cases():
     """Yield what runs on this machine; Triton's interpreter takes a second for every case."""
     available = [name for name, why in specattn.backends().items() if why == "available"]
-    for name in ("reference", "triton"):
-        if name in available:
-            yield from (Case(name, "few rows", dtype) for dtype in DTYPES)
+    if "reference" in available:
+        yield from (Case("reference", "few rows", dtype) for dtype in DTYPES)
+    if "triton" in available:
+        yield Case("triton", "few rows", torch.bfloat16)
+        for dtype in (torch.float32, torch.float16):
+            case = Case("triton", "few rows", dtype)
+            yield pytest.param(case, marks=pytest.mark.gpu_code("triton"))
     if "cpu" in available:
         from specattn import _cpu
 

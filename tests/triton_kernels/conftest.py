@@ -14,6 +14,13 @@ from tools.ptx import executed
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
+WHOLE = pytest.mark.gpu_code("triton")
+
+
+def mostly(first, *others):
+    """Return parameters of which the first always counts, the others where kernels changed."""
+    return [first, *(pytest.param(other, marks=WHOLE) for other in others)]
+
 
 def interpreted(count):
     """Return settings for a property that Triton's interpreter runs, some half second to a case.

@@ -18,7 +18,7 @@ from tests.cases import (
     restride,
 )
 
-from .conftest import DEVICE, interpreted
+from .conftest import DEVICE, interpreted, mostly
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -73,7 +73,7 @@ def test_the_tree_may_lie_in_the_cache(p, paged, window):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("head_dim", mostly(80, 64, 96, 128, 256))
 def test_head_dimensions(dtype, head_dim):
     p = make_problem((50, 7), 5, head_dim=head_dim, dtype=dtype)
     assert_as_good_as_torch(hybrid(p), p)
@@ -87,7 +87,7 @@ def test_published_trees(parents, window):
 
 
 @pytest.mark.parametrize(("rows", "tree_size"), [(69, 69), (3, 130), (1, 64)])
-@pytest.mark.parametrize("packed", [False, True], ids=["bool", "packed"])
+@pytest.mark.parametrize("packed", mostly(True, False), ids=["packed", "bool"])
 def test_masks_of_many_words(rows, tree_size, packed):
     p = make_problem((20, 33), rows, tree_size=tree_size, kv_heads=1, dtype=torch.bfloat16)
     mask = specattn.reference.pack_tree_mask(p.tree_mask) if packed else p.tree_mask
@@ -95,7 +95,7 @@ def test_masks_of_many_words(rows, tree_size, packed):
 
 
 @pytest.mark.parametrize("in_cache", [False, True], ids=["apart", "in_cache"])
-@pytest.mark.parametrize("window", [None, 5, 60])
+@pytest.mark.parametrize("window", mostly(5, None, 60))
 @pytest.mark.parametrize("rows", [37, _configs.DRAFTED + 70], ids=["drafted", "prompt"])
 def test_no_mask_is_a_causal_chain(rows, window, in_cache):
     p = make_problem((40, 3), rows, parents="chain", dtype=torch.float16, tree_in_cache=in_cache)
@@ -210,7 +210,7 @@ def test_sparse_gather_agrees_with_dense_attention(p, per_head, paged, with_tree
         assert_accurate(lse[:, :, h].cpu(), exact_lse, oracle(torch.float32, head)[1], atol=2e-6)
 
 
-@pytest.mark.parametrize("block_m", [16, 32, 128])
+@pytest.mark.parametrize("block_m", mostly(32, 16, 128))
 def test_tiles_do_not_change_the_result(block_m):
     p = make_problem((70, 12), 11, q_heads=8, kv_heads=2, dtype=torch.bfloat16)
     with _configs.forced(block_m=block_m, block_n=32, split_size=64):

@@ -4,6 +4,7 @@ import pytest
 from specattn.triton_kernels._configs import UNFENCED
 
 from . import host_cases
+from .conftest import WHOLE, mostly
 
 
 @pytest.mark.parametrize("device", [0, 1])
@@ -32,7 +33,7 @@ def test_a_window_costs_no_operators(compiler_process, primitive, expected):
     assert launches == expected
 
 
-@pytest.mark.parametrize("primitive", host_cases.FUNCTIONS)
+@pytest.mark.parametrize("primitive", mostly(*host_cases.FUNCTIONS))
 def test_few_variants_serve_all_sizes(compiler_process, primitive):
     """A call in the middle of decoding would wait seconds for another one."""
     counts = compiler_process(host_cases.variants, primitive)
@@ -45,6 +46,7 @@ def test_few_variants_serve_all_sizes(compiler_process, primitive):
     assert sum(counts.values()) <= 6
 
 
+@WHOLE
 def test_after_warmup_nothing_is_compiled(compiler_process):
     before, after = compiler_process(host_cases.variants_after_warmup)
     assert before >= 6

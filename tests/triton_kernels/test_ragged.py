@@ -13,7 +13,7 @@ from specattn import reference
 from tests.cases import assert_accurate, expected
 from tests.ragged import lists_of, make_ragged, ragged_batches
 
-from .conftest import DEVICE, interpreted
+from .conftest import DEVICE, WHOLE, interpreted, mostly
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 BATCHES = {"max_length": 70, "dtypes": DTYPES}
@@ -75,7 +75,7 @@ def test_the_trees_may_lie_in_the_cache(r, paged, window):
     assert_as_good_as_torch(found, r, window=window)
 
 
-@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("window", mostly(20, None))
 def test_requests_of_several_tiles_beside_short_ones(window):
     r = make_ragged((1, 70, 0, 17), (40, 9, 33, 0), dtype=torch.bfloat16)
     with _configs.forced(block_m=16):
@@ -83,6 +83,7 @@ def test_requests_of_several_tiles_beside_short_ones(window):
     assert_as_good_as_torch(found, r, window=window)
 
 
+@WHOLE
 def test_many_requests():
     rows = [1 + (b % 7 == 3) - (b % 5 == 4) for b in range(140)]
     r = make_ragged(rows, [b % 40 for b in range(140)], q_heads=2, kv_heads=1, head_dim=16)
@@ -121,7 +122,7 @@ def test_collected_rows_are_those_of_each_request(r, rows, paged, window, softca
 
 
 @pytest.mark.parametrize("collect", ["scores", "logits"])
-@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("window", mostly(None, 20))
 def test_what_a_short_request_collects_in_tiles_of_a_long_one(collect, window):
     """The collected rows are dealt to all tiles, of which a short request has one or none."""
     r = make_ragged((1, 5, 0, 3), (20, 9, 13, 40), q_heads=8, kv_heads=1, dtype=torch.bfloat16)

@@ -15,7 +15,12 @@ ROOT = Path(__file__).parents[2]
 RECORD = Path(__file__).with_name("executed.json")
 EMULATOR = "tools/ptx/**/*.py"
 FILES = {
-    "triton": ("triton_kernels/*.py", "python/specattn/backends/triton.py", EMULATOR),
+    "triton": (
+        "triton_kernels/*.py",
+        "python/specattn/backends/triton.py",
+        "python/specattn/warming.py",
+        EMULATOR,
+    ),
     "cuda": (
         "csrc/cuda/*",
         "python/specattn/backends/cuda/*.py",

@@ -1,5 +1,5 @@
 // Walks down drafted trees along the target's own draws, on the host: specattn/acceptance.py has
-// the same walk for draws of any kind.
+// the same walk over tensors.
 #include <limits>
 
 #include "bindings.h"
@@ -13,8 +13,10 @@ namespace {
 
 using Integers = std::vector<int64_t>;
 
-// What one request draws its tokens from.
+// What one request draws its tokens from: logits [T, V] of its tree's nodes.
 struct Draws {
+  const void* logits;
+  int64_t node_stride, vocabulary;
   Dtype dtype;
   float temperature;
   const uint64_t* seed;  // null: greedily
@@ -22,9 +24,13 @@ struct Draws {
   int threads;
 };
 
-// Draws the token after a node from its logits: -1 if none can follow.
+// Draws the token after a node: -1 if none can follow.
 template <class Elem>
-int64_t draw(const Elem* logits, int64_t count, const Draws& draws, int64_t steps, float* scores) {
+int64_t draw(const Draws& draws, int64_t node, int64_t steps, std::vector<float>& room) {
+  const Elem* logits = static_cast<const Elem*>(draws.logits) + node * draws.node_stride;
+  const int64_t count = draws.vocabulary;
+  room.resize(static_cast<size_t>(count));
+  float* scores = room.data();
   GumbelNoise noise = {};
   noise.logits = logits, noise.dtype = draws.dtype;
   if (draws.temperature != 1.0f) {
@@ -41,17 +47,16 @@ int64_t draw(const Elem* logits, int64_t count, const Draws& draws, int64_t step
   return first_largest(scores, count);
 }
 
-// One request's walk. `emitted` are the accepted tokens and the next one; returns the last node.
-template <class Elem>
-int64_t walk(const View& logits, int64_t b, const Integers& parents, const int64_t* tokens,
-             const Draws& draws, std::vector<float>& scores, Integers& emitted) {
+// One request's walk. `emitted` are the accepted tokens and the next one, each of which
+// `token_after` draws, given a node and what was emitted; returns the last node.
+template <class TokenAfter>
+int64_t walk(const Integers& parents, const int64_t* tokens, const TokenAfter& token_after,
+             Integers& emitted) {
   const auto size = static_cast<int64_t>(parents.size());
   std::vector<char> reached(parents.size()), below(parents.size());
   reached[0] = 1;
   for (int64_t node = 0;;) {
-    const Elem* row = logits.as<Elem>() + b * logits.stride[0] + node * logits.stride[1];
-    const auto steps = static_cast<int64_t>(emitted.size());
-    emitted.push_back(draw(row, logits.shape[2], draws, steps, scores.data()));
+    emitted.push_back(token_after(node, emitted));
     int64_t next = -1;
     for (int64_t n = size - 1; n >= 0; --n) {
       const int64_t parent = parents[static_cast<size_t>(n)];
@@ -63,6 +68,49 @@ int64_t walk(const View& logits, int64_t b, const Integers& parents, const int64
     node = next;
     reached.swap(below);
   }
+}
+
+void check_parents(const std::vector<Integers>& parents, size_t count, int64_t size) {
+  if (parents.size() != 1 && parents.size() != count) {
+    throw std::invalid_argument("parents must be of one tree, or of one for each request");
+  }
+  for (const Integers& tree : parents) {
+    if (static_cast<int64_t>(tree.size()) != size || size == 0 || tree[0] != -1) {
+      throw std::invalid_argument("parents must have as many nodes as tokens, the root's -1 first");
+    }
+    for (size_t n = 1; n < tree.size(); ++n) {
+      check_index("parents", tree[n], -1, static_cast<int64_t>(n) - 1);
+    }
+  }
+}
+
+// Walks down every request's tree; `token_after` draws for a request, as for `walk`.
+template <class TokenAfter>
+std::vector<Integers> walk_each(const std::vector<Integers>& parents, const View& tokens,
+                                const View& report, const TokenAfter& token_after) {
+  tokens.expect(Dtype::kInt64, {-1, -1});
+  const auto count = static_cast<size_t>(tokens.shape[0]);
+  check_parents(parents, count, tokens.shape[1]);
+  report.expect(Dtype::kInt64, {tokens.shape[0], -1});
+  std::vector<Integers> emitted(count);
+  for (size_t b = 0; b < count; ++b) {
+    const auto row = static_cast<int64_t>(b);
+    const Integers& tree = parents[parents.size() == 1 ? 0 : b];
+    const auto after = [&](int64_t node, const Integers& path) {
+      return token_after(row, node, path);
+    };
+    int64_t node = walk(tree, tokens.as<int64_t>() + row * tokens.stride[0], after, emitted[b]);
+    const auto accepted = static_cast<int64_t>(emitted[b].size()) - 1;
+    int64_t* out = report.as<int64_t>() + row * report.stride[0];
+    if (report.shape[1] < 2 + accepted) report.fail("has too few columns for the trees' depth");
+    std::fill(out, out + report.shape[1], -1);
+    out[0] = accepted, out[1] = emitted[b].back();
+    for (int64_t level = accepted; level > 0; --level) {
+      out[1 + level] = node;
+      node = tree[static_cast<size_t>(node)];
+    }
+  }
+  return emitted;
 }
 
 std::vector<Integers> walk_trees(const py::object& given_logits,
@@ -77,48 +125,40 @@ std::vector<Integers> walk_trees(const py::object& given_logits,
   if (logits.dims != 3 || logits.dtype > Dtype::kFloat16) {
     logits.fail("must have 3 dimensions and be float32, bfloat16 or float16");
   }
-  const int64_t batch = logits.shape[0], size = logits.shape[1];
-  tokens.expect(Dtype::kInt64, {batch, size});
-  report.expect(Dtype::kInt64, {batch, -1});
-  const auto count = static_cast<size_t>(batch);
+  tokens.expect(Dtype::kInt64, {logits.shape[0], logits.shape[1]});
+  const auto count = static_cast<size_t>(logits.shape[0]);
   if (temperatures.size() != count || requests.size() != count || positions.size() != count) {
     logits.fail("must be of as many requests as there are temperatures, requests and positions");
   }
-  if (parents.size() != 1 && parents.size() != count) {
-    throw std::invalid_argument("parents must be of one tree, or of one for each request");
-  }
-  for (const Integers& tree : parents) {
-    if (static_cast<int64_t>(tree.size()) != size || size == 0 || tree[0] != -1) {
-      throw std::invalid_argument("parents must have as many nodes as logits, the root's -1 first");
-    }
-    for (size_t n = 1; n < tree.size(); ++n) {
-      check_index("parents", tree[n], -1, static_cast<int64_t>(n) - 1);
-    }
-  }
-  std::vector<Integers> emitted(count);
+  const auto draw_one = logits.dtype == Dtype::kFloat32    ? draw<float>
+                        : logits.dtype == Dtype::kBFloat16 ? draw<bf16>
+                                                           : draw<fp16>;
+  const int64_t bytes = logits.dtype == Dtype::kFloat32 ? 4 : 2;
+  std::vector<float> room;
   const py::gil_scoped_release release;
-  std::vector<float> scores(static_cast<size_t>(logits.shape[2]));
-  for (size_t b = 0; b < count; ++b) {
-    const auto row = static_cast<int64_t>(b);
-    const Integers& tree = parents[parents.size() == 1 ? 0 : b];
-    const Draws draws = {logits.dtype, temperatures[b], seed ? &*seed : nullptr,
-                         requests[b],  positions[b],    threads};
-    const auto one = logits.dtype == Dtype::kFloat32    ? walk<float>
-                     : logits.dtype == Dtype::kBFloat16 ? walk<bf16>
-                                                        : walk<fp16>;
-    int64_t node = one(logits, row, tree, tokens.as<int64_t>() + row * tokens.stride[0], draws,
-                       scores, emitted[b]);
-    const auto accepted = static_cast<int64_t>(emitted[b].size()) - 1;
-    int64_t* out = report.as<int64_t>() + row * report.stride[0];
-    if (report.shape[1] < 2 + accepted) report.fail("has too few columns for the trees' depth");
-    std::fill(out, out + report.shape[1], -1);
-    out[0] = accepted, out[1] = emitted[b].back();
-    for (int64_t level = accepted; level > 0; --level) {
-      out[1 + level] = node;
-      node = tree[static_cast<size_t>(node)];
-    }
-  }
-  return emitted;
+  return walk_each(parents, tokens, report, [&](int64_t b, int64_t node, const Integers& path) {
+    const auto at = static_cast<size_t>(b);
+    const Draws draws = {logits.as<char>() + b * logits.stride[0] * bytes,
+                         logits.stride[1],
+                         logits.shape[2],
+                         logits.dtype,
+                         temperatures[at],
+                         seed ? &*seed : nullptr,
+                         requests[at],
+                         positions[at],
+                         threads};
+    return draw_one(draws, node, static_cast<int64_t>(path.size()), room);
+  });
+}
+
+std::vector<Integers> walk_trees_drawing(const std::vector<Integers>& parents,
+                                         const py::object& given_tokens,
+                                         const py::object& given_report,
+                                         const py::function& token_after) {
+  const View tokens = {"tokens", given_tokens}, report = {"report", given_report};
+  return walk_each(parents, tokens, report, [&](int64_t b, int64_t node, const Integers& path) {
+    return token_after(b, node, path).cast<int64_t>();
+  });
 }
 
 }  // namespace
@@ -130,4 +170,8 @@ void specattn::define_walk(py::module_& m) {
         "Per request the accepted tokens and the next one, drawn as add_gumbel_noise has it, or "
         "greedily where seed is None. In `report`: how many were accepted, the next token, and the "
         "accepted nodes, -1 behind them.");
+  m.def("walk_trees_drawing", &walk_trees_drawing, py::arg("parents"), py::arg("tokens"),
+        py::arg("report"), py::arg("token_after"),
+        "The same by any draws: `token_after(request, node, path)` returns the token that the "
+        "target puts after a node, whose path are the tokens of `path`.");
 }

@@ -20,7 +20,7 @@ the depth and the width of the tree, which the host knows, so nothing waits for 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -30,11 +30,8 @@ from specattn.tree import Tree
 
 __all__ = [
     "Accepted",
-    "Walk",
     "accept",
     "accept_samples",
-    "accepted_of",
-    "follow",
     "sample",
     "sample_children",
     "walk",
@@ -44,10 +41,7 @@ Draw = Callable[[torch.Tensor], torch.Tensor]
 """Draws one index per row from rows of weights: [B, n] -> [B]."""
 
 SampleAt = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Draws the target's token after a node of every request, given its path; see `follow`."""
-
-TokenAfter = Callable[[int, list[int]], int]
-"""Draws the target's token after a node of one request, given its path; see `walk`."""
+"""Draws the target's token after a node of every request, given its path; see `walk`."""
 
 _TINY = torch.finfo(torch.float64).tiny
 
@@ -130,7 +124,7 @@ def accept(
             _check_rows("draft_probs", draft_probs, followed, needs_mass=False)
     draw = partial(sample, generator=generator)
     if draft_probs is None:
-        return follow(tree, tokens, lambda node, _: draw(_rows(target_probs, node)))
+        return walk(tree, tokens, lambda node, _: draw(_rows(target_probs, node)))
     return _try_children(tree, tokens.long(), target_probs, draft_probs, draw)
 
 
@@ -162,10 +156,10 @@ def accept_samples(tree: Tree, tokens: torch.Tensor, samples: torch.Tensor) -> A
     ([[1]], [1], [8])
     """
     _check_shapes(tree, tokens, samples=samples)
-    return follow(tree, tokens, lambda node, _: samples.gather(-1, node[:, None])[:, 0].long())
+    return walk(tree, tokens, lambda node, _: samples.gather(-1, node[:, None])[:, 0].long())
 
 
-def follow(tree: Tree, tokens: torch.Tensor, sample_at: SampleAt) -> Accepted:
+def walk(tree: Tree, tokens: torch.Tensor, sample_at: SampleAt) -> Accepted:
     """Walk down the tree along samples of the target that are drawn where the walk comes by.
 
     It is exact for drafts chosen deterministically, as `accept` without `draft_probs`, and needs
@@ -203,74 +197,6 @@ def follow(tree: Tree, tokens: torch.Tensor, sample_at: SampleAt) -> Accepted:
         emitted = torch.cat([emitted, torch.where(goes_on, next_token, -1)[:, None]], 1)
         next_token = torch.where(goes_on, sample_at(node, emitted), next_token)
     return _accepted(tree, node, next_token)
-
-
-class Walk(NamedTuple):
-    """One request's way down its tree, on the host.
-
-    Attributes
-    ----------
-    nodes : list of int
-        The accepted nodes, from the root's child downwards.
-    tokens : list of int
-        Theirs, then the next token.
-    """
-
-    nodes: list[int]
-    tokens: list[int]
-
-
-def walk(parents: Sequence[int], tokens: Sequence[int], token_after: TokenAfter) -> Walk:
-    """Walk down one request's tree as `follow` does, on the host.
-
-    Parameters
-    ----------
-    parents, tokens : T integers
-        As `accept` has them in tensors.
-    token_after : callable
-        ``token_after(node, path)`` draws the token that the target puts after a node; `path` are
-        the tokens of its path, the root's apart. It is called once per node of the walk.
-
-    Returns
-    -------
-    Walk
-    """
-    node, emitted = 0, [token_after(0, [])]
-    reached = {0}
-    while reached := {
-        node
-        for node, (parent, token) in enumerate(zip(parents, tokens, strict=True))
-        if token == emitted[-1] and parent in reached
-    }:
-        node = min(reached)
-        emitted.append(token_after(node, emitted.copy()))
-    nodes = list[int]()
-    while node > 0:
-        nodes.append(node)
-        node = parents[node]
-    return Walk(nodes[::-1], emitted)
-
-
-def accepted_of(walks: Sequence[Walk], max_depth: int) -> Accepted:
-    """Return walks of a batch as tensors, on the CPU.
-
-    Parameters
-    ----------
-    walks : sequence of Walk
-        One of each request.
-    max_depth : int
-        Of the tree: columns of `Accepted.nodes`.
-
-    Returns
-    -------
-    Accepted
-    """
-    rows = [
-        [len(nodes), tokens[-1], *nodes, *[-1] * (max_depth - len(nodes))]
-        for nodes, tokens in walks
-    ]
-    report = torch.tensor(rows)
-    return Accepted(report[:, 2:], report[:, 0], report[:, 1])
 
 
 def sample(probs: torch.Tensor, *, generator: torch.Generator | None = None) -> torch.Tensor:

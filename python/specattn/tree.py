@@ -219,6 +219,11 @@ class Tree:
             for parents in self.parent_lists
         ]
 
+    @property
+    def is_chain(self) -> bool:
+        """Whether it is one path, shared by all requests: causal, and already in order."""
+        return self.batch_size is None and self.max_depth == self.size - 1
+
     @cached_property
     def mask(self) -> torch.Tensor:
         """Bool [T, T] or [B, T, T]: row n sees node n and its ancestors. Padding sees itself."""

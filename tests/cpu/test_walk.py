@@ -1,6 +1,7 @@
-"""`_cpu.walk_trees` walks as `specattn.acceptance.walk` does, with draws of `add_gumbel_noise`."""
+"""`_cpu.walk_trees` walks as plain Python does, with draws of `add_gumbel_noise`."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import specattn
-from specattn.acceptance import accepted_of, walk
+from tests.walks import report_of, walked
 
 _cpu = pytest.importorskip("specattn._cpu")
 
@@ -25,18 +26,21 @@ def _draw(logits, temperature, seed, request, position):
     return int(token) if best > -math.inf else -1
 
 
+def _drawing(logits, temperatures, seed, requests, positions):
+    def after(b, node, path):
+        where = seed, requests[b], positions[b] + len(path)
+        return _draw(logits[b, node], temperatures[b], *where)
+
+    return after
+
+
 def _expected(logits, parents, tokens, temperatures, seed, requests, positions, depth):
-    walks = []
-    for b, own in enumerate(tokens.tolist()):
-
-        def after(node, path, b=b):
-            where = seed, requests[b], positions[b] + len(path)
-            return _draw(logits[b, node], temperatures[b], *where)
-
-        walks.append(walk(parents[b % len(parents)], own, after))
-    accepted = accepted_of(walks, depth)
-    report = torch.cat([torch.stack([accepted.counts, accepted.next_token], 1), accepted.nodes], 1)
-    return report, [found.tokens for found in walks]
+    after = _drawing(logits, temperatures, seed, requests, positions)
+    walks = [
+        walked(parents[b % len(parents)], own, partial(after, b))
+        for b, own in enumerate(tokens.tolist())
+    ]
+    return report_of(walks, depth), [emitted for _, emitted in walks]
 
 
 @st.composite
@@ -71,6 +75,10 @@ def test_walks_are_those_of_the_reference(data):
     emitted = _cpu.walk_trees(logits, *given, report, 2)
     expected, expected_tokens = _expected(logits, *given, size)
     assert emitted == expected_tokens
+    assert torch.equal(report, expected)
+    report.fill_(10**9)
+    after = _drawing(logits, *given[2:])
+    assert _cpu.walk_trees_drawing(parents, tokens, report, after) == expected_tokens
     assert torch.equal(report, expected)
 
 

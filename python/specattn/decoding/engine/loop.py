@@ -7,21 +7,14 @@ from itertools import repeat
 from typing import Any
 
 import torch
-from torch.nn.functional import pad
 
-from specattn.acceptance import Accepted, accept, follow
-from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Verified
+from specattn.decoding.engine.contract import DraftContext, Drafter, Verified
 from specattn.decoding.engine.target import Target
-from specattn.decoding.passes.cached_model import is_chain
 from specattn.decoding.text.rounds import Round, pass_times
-from specattn.decoding.text.sampling import Sampler
 from specattn.decoding.text.statistics import RequestStatistics, Statistics, Stopwatch
 
 CHUNK_SIZE = 2048
 """Prompt tokens per request and prefill pass: enough to keep a GPU busy, few enough for caches."""
-
-Outcome = tuple[int, int, list[int]]
-"""What a request drafted, how deep, and its new tokens: the accepted path, then the bonus token."""
 
 OnRound = Callable[[int, Round], None]
 OnPrefill = Callable[[int, int], None]
@@ -115,14 +108,12 @@ def run_rounds(
         )
         watch.lap("target_seconds")
 
-        if draft.probs is None and context.sampler.by_node:
-            accepted, outcomes = _accept_on_host(draft, context.sampler, result.logits)
-        else:
-            accepted = _accept(draft, context.sampler, result.logits, context.generator)
-            outcomes = _outcomes(draft, accepted)
-        counts = [len(tokens) - 1 for *_, tokens in outcomes]
-        in_place = is_chain(draft.tree)
-        target.cache.commit(accepted.nodes, accepted.counts, in_place=in_place, on_host=counts)
+        accepted, outcomes = context.sampler.accept(
+            draft.tree, draft.tokens, result.logits, draft.probs, context.generator
+        )
+        path, in_place = accepted[:2], draft.tree.is_chain
+        counts = [len(outcome.tokens) - 1 for outcome in outcomes]
+        target.cache.commit(*path, in_place=in_place, on_host=counts)
         finished, taking_turns = [], draft.drafters is not None
         names = draft.drafters or repeat(None, len(outcomes))
         for row, name, outcome in zip(sequences.active, names, outcomes, strict=True):
@@ -155,47 +146,3 @@ def run_rounds(
     found.times, found.cache_bytes = pass_times(watch.seconds()), cache_bytes
     found.details = {**(found.by_drafter("") if taking_turns else {}), **drafter.details()}
     return found
-
-
-def _accept(
-    draft: Draft, sampler: Sampler, logits: torch.Tensor, generator: torch.Generator | None
-) -> Accepted:
-    """Decide which drafted tokens survive, and draw the token after them: -1 if none can follow."""
-    if draft.probs is None:
-
-        def sample_at(node: torch.Tensor, emitted: torch.Tensor) -> torch.Tensor:
-            at_node = logits.gather(1, node[:, None, None].expand(-1, 1, logits.shape[-1]))
-            return sampler.next_token(at_node[:, 0], emitted)
-
-        return follow(draft.tree, draft.tokens, sample_at)
-    scores = sampler.scores(logits, draft.tree, draft.tokens)
-    best = scores.amax(-1)
-    nothing = best.isnan() | (best == -torch.inf)
-    probs = scores.masked_fill(nothing[..., None], 0.0).softmax(-1)
-    found = accept(draft.tree, draft.tokens, probs, draft_probs=draft.probs, generator=generator)
-    visited = pad(found.nodes.clamp_min(0), (1, 0))
-    impossible = nothing.gather(1, visited).any(1)
-    return found._replace(next_token=found.next_token.masked_fill(impossible, -1))
-
-
-def _accept_on_host(
-    draft: Draft, sampler: Sampler, logits: torch.Tensor
-) -> tuple[Accepted, list[Outcome]]:
-    """Do what `_accept` and `_outcomes` do, request by request: tensors are no faster on a CPU."""
-    tree = draft.tree
-    accepted, emitted = sampler.follow(tree, draft.tokens, logits)
-    shapes = tree.drafted_and_depth
-    if len(shapes) < len(emitted):  # one tree for all
-        shapes = shapes * len(emitted)
-    return accepted, [(*shape, tokens) for shape, tokens in zip(shapes, emitted, strict=True)]
-
-
-def _outcomes(draft: Draft, accepted: Accepted) -> list[Outcome]:
-    """Return what became of each request. Waits for it, once."""
-    tree, counts = draft.tree, accepted.counts
-    path = draft.tokens.gather(1, accepted.nodes.clamp_min(0))
-    tokens = torch.cat([path, accepted.next_token[:, None]], 1)
-    tokens.scatter_(1, counts[:, None], accepted.next_token[:, None])
-    drafted, depth = (x.expand_as(counts) for x in (tree.valid.sum(-1) - 1, tree.depths.amax(-1)))
-    report = torch.cat([torch.stack([drafted, depth, counts], 1), tokens], 1).tolist()
-    return [(drafted, depth, tokens[: count + 1]) for drafted, depth, count, *tokens in report]

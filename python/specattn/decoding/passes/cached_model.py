@@ -100,7 +100,7 @@ class CachedModel:
         logits and features, too.
         """
         plan = self.plan(rows=tree.size)
-        if not is_chain(tree):
+        if not tree.is_chain:
             plan.tree_mask, plan.depths = tree.packed_mask, tree.depths
         plan.capture, plan.reuse_buffers = capture, reuse_buffers
         return self.runner.run(plan, tokens)
@@ -130,8 +130,3 @@ class CachedModel:
     def logits_of(self, features: torch.Tensor) -> torch.Tensor:
         """Return the logits [..., V] that the model makes of features [..., H]."""
         return self.runner.logits_of(features)
-
-
-def is_chain(tree: Tree) -> bool:
-    """Whether the tree is one path, shared by all requests: causal, and already in order."""
-    return tree.batch_size is None and tree.max_depth == tree.size - 1

@@ -1,7 +1,7 @@
-"""transformers' logits processors for one node of one tree, where the host computes.
+"""transformers' logits processors for one node of a draft, where the host computes.
 
-What `ContextualProcessors` does for many nodes at once, so that a GPU is asked seldom, costs a CPU
-more than the processors themselves. Here a text is shown where it stands, with the path behind it.
+What `ContextualProcessors` does for many requests at once, so that a GPU is asked seldom, costs a
+CPU more than the processors themselves. Here a text is shown where it stands, its path behind it.
 """
 
 from __future__ import annotations
@@ -35,8 +35,6 @@ LENGTH_ONLY = (
     SuppressTokensAtBeginLogitsProcessor,
 )
 """Processors that look at no more of a context than its length."""
-
-_MINIMUM_LENGTH = (MinLengthLogitsProcessor, MinNewTokensLengthLogitsProcessor)
 
 _BY_TEXT = (
     ContextualPenalty,
@@ -85,7 +83,6 @@ class NodeProcessors:
         row: int,
     ):
         self.sequences, self.row = sequences, row
-        self.end_tokens = sequences.end_tokens(row)
         self._sees_texts = not all(type(own) in context_free for own in processors)
         self.temperature: float | None = None
         if all(type(own) is TemperatureLogitsWarper for own in processors) and len(processors) < 2:
@@ -106,19 +103,13 @@ class NodeProcessors:
             Unprocessed where a processor looks at texts and the path cannot occur.
         """
         scores = logits.float()
-        if not self._steps or self._sees_texts and not self._can_occur(path):
+        if not self._steps or self._sees_texts and not self.sequences.goes_on(self.row, path):
             return scores
         text = self.sequences.continued(self.row, path)
         scores = scores[None]
         for step in self._steps:
             scores = step(text, scores)
         return scores[0]
-
-    def _can_occur(self, path: list[int]) -> bool:
-        """Whether a text goes on behind a path: processors may refuse one that never comes."""
-        return len(path) <= self.sequences.drafts(self.row) and not any(
-            token < 0 or token in self.end_tokens for token in path
-        )
 
     def _step(self, processor: Any, context_free: bool) -> Step:
         """Return a processor as a function of all that is known."""

@@ -12,18 +12,36 @@ import importlib
 import math
 from collections.abc import Sequence
 from functools import cache, lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import pad
 from transformers import LogitsProcessorList
 
-from specattn.acceptance import Accepted, accepted_of, sample, walk
+from specattn.acceptance import Accepted, accept, sample, walk
 from specattn.decoding.text.processors import ContextualProcessors
 from specattn.decoding.text.sequences import Sequences
 from specattn.ops import add_gumbel_noise
 from specattn.stock import Stock
 from specattn.tree import Tree
+
+
+class Outcome(NamedTuple):
+    """What became of a draft for one request.
+
+    Attributes
+    ----------
+    drafted : int
+        Drafted tokens.
+    depth : int
+        Levels of the tree below the root.
+    tokens : list of int
+        The accepted path, then the bonus token.
+    """
+
+    drafted: int
+    depth: int
+    tokens: list[int]
 
 
 class Sampler:
@@ -78,7 +96,7 @@ class Sampler:
             begins = [first] * len(logits) if isinstance(first, int) else first.tolist()
             paths = zip(tokens.tolist(), begins, strict=True)
             found = [
-                self.token_after(request, logits[request], 0, path[1 : begin + 1])
+                self.token_after(logits, request, 0, path[1 : begin + 1])
                 for request, (path, begin) in enumerate(paths)
             ]
             return torch.tensor(found)[:, None]
@@ -111,23 +129,6 @@ class Sampler:
         probs = scores.softmax(-1)
         return sample(probs, generator=generator), probs
 
-    def next_token(self, logits: torch.Tensor, emitted: torch.Tensor) -> torch.Tensor:
-        """Draw the token that follows the committed texts and `emitted` tokens behind them.
-
-        Parameters
-        ----------
-        logits : Tensor [B, V]
-        emitted : Tensor, int64 [B, n]
-
-        Returns
-        -------
-        Tensor, int64 [B]
-            As `draw` returns it.
-        """
-        chain = _chain(emitted.shape[1], logits.device)
-        tokens = pad(emitted, (1, 0))  # the root is committed and not looked at
-        return self.draw(logits[:, None], chain, tokens, emitted.shape[1])[:, 0]
-
     @property
     def by_node(self) -> bool:
         """Whether `token_after` serves this run: on the CPU, unless a processor knows rows."""
@@ -139,63 +140,104 @@ class Sampler:
         rows = self.scores.by_node
         return self.greedy and rows is not None and all(row.temperature is not None for row in rows)
 
-    def follow(
-        self, tree: Tree, tokens: torch.Tensor, logits: torch.Tensor
-    ) -> tuple[Accepted, list[list[int]]]:
-        """Walk down trees along the target's own draws, on the host: where `by_node` holds.
+    def accept(
+        self,
+        tree: Tree,
+        tokens: torch.Tensor,
+        logits: torch.Tensor,
+        draft_probs: torch.Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Accepted, list[Outcome]]:
+        """Decide which drafted tokens survive, and draw the token after them. Waits once for it.
 
         Parameters
         ----------
         tree : Tree
         tokens : Tensor, int64 [B, T]
         logits : Tensor [B, T, V]
+            Of the target.
+        draft_probs, generator : optional
+            As for `specattn.acceptance.accept`.
 
         Returns
         -------
         accepted : Accepted
-        emitted : list of list of int
-            Per request the accepted tokens, then the next one: -1 if none can follow.
+        outcomes : list of Outcome
+            Of every request; its last token is -1 if none can follow.
         """
-        assert self.scores.by_node is not None
-        active, native = self.sequences.active, kernels()
-        parents = tree.parent_lists
-        temperatures = [self.scores.by_node[row].temperature for row in active]
-        if native is not None and None not in temperatures and logits.dtype != torch.float64:
-            report, accepted = self._report_for(len(active), tree.max_depth).take()
-            seed = None if self.greedy else self.seed % 2**64
-            lengths, threads = self.sequences.active_lengths, torch.get_num_threads()
-            emitted: list[list[int]] = native.walk_trees(
-                logits, parents, tokens, temperatures, seed, active, lengths, report, threads
-            )
-            return accepted, emitted
-        if tree.batch_size is None:
-            parents = parents * len(active)
-        walks = [
-            walk(parents[request], own, partial(self.token_after, request, logits[request]))
-            for request, own in enumerate(tokens.tolist())
-        ]
-        return accepted_of(walks, tree.max_depth), [found.tokens for found in walks]
+        if draft_probs is not None:
+            accepted = self._accept_sampled(tree, tokens, logits, draft_probs, generator)
+        elif (found := self._walk_on_host(tree, tokens, logits)) is not None:
+            accepted, emitted = found
+            shapes = tree.drafted_and_depth * (1 if tree.batch_size else len(emitted))
+            own = zip(shapes, emitted, strict=True)
+            return accepted, [Outcome(*shape, path) for shape, path in own]
+        else:
+            accepted = walk(tree, tokens, partial(self._token_at, logits))
+        counts, next_token = accepted.counts, accepted.next_token[:, None]
+        path = torch.cat([tokens.gather(1, accepted.nodes.clamp_min(0)), next_token], 1)
+        path.scatter_(1, counts[:, None], next_token)
+        drafted, depth = (
+            x.expand_as(counts) for x in (tree.valid.sum(-1) - 1, tree.depths.amax(-1))
+        )
+        report = torch.cat([torch.stack([drafted, depth, counts], 1), path], 1).tolist()
+        return accepted, [Outcome(n, deep, own[: count + 1]) for n, deep, count, *own in report]
 
-    def token_after(self, request: int, logits: torch.Tensor, node: int, path: list[int]) -> int:
-        """Draw the token that follows a running request's text and a path behind it: on the host.
+    def _token_at(
+        self, logits: torch.Tensor, node: torch.Tensor, emitted: torch.Tensor
+    ) -> torch.Tensor:
+        """Draw the tokens after one node of each request, [B], whose path is `emitted`."""
+        at_node = logits.gather(1, node[:, None, None].expand(-1, 1, logits.shape[-1]))
+        steps = emitted.shape[1]
+        # The root is committed and not looked at.
+        return self.draw(at_node, _chain(steps, logits.device), pad(emitted, (1, 0)), steps)[:, 0]
 
-        Parameters
-        ----------
-        request : int
-        logits : Tensor [T, V]
-            Of the nodes of the request's tree.
-        node : int
-        path : list of int
-            The tokens of the node's path, the root's apart.
+    def _accept_sampled(
+        self,
+        tree: Tree,
+        tokens: torch.Tensor,
+        logits: torch.Tensor,
+        draft_probs: torch.Tensor,
+        generator: torch.Generator | None,
+    ) -> Accepted:
+        """Test a sampled draft by the rejection rule."""
+        scores = self.scores(logits, tree, tokens)
+        best = scores.amax(-1)
+        nothing = best.isnan() | (best == -torch.inf)
+        probs = scores.masked_fill(nothing[..., None], 0.0).softmax(-1)
+        found = accept(tree, tokens, probs, draft_probs=draft_probs, generator=generator)
+        visited = pad(found.nodes.clamp_min(0), (1, 0))
+        impossible = nothing.gather(1, visited).any(1)
+        return found._replace(next_token=found.next_token.masked_fill(impossible, -1))
 
-        Returns
-        -------
-        int
-            As `draw` returns it.
+    def _walk_on_host(
+        self, tree: Tree, tokens: torch.Tensor, logits: torch.Tensor
+    ) -> tuple[Accepted, list[list[int]]] | None:
+        """Walk in one call, and draw there too where only a temperature is before a draw."""
+        native, rows, active = kernels(), self.scores.by_node, self.sequences.active
+        if native is None or rows is None:
+            return None
+        report, accepted = self._report_for(len(active), tree.max_depth).take()
+        parents, temperatures = tree.parent_lists, [rows[row].temperature for row in active]
+        if None in temperatures or logits.dtype == torch.float64:
+            walk_drawing = getattr(native, "walk_trees_drawing", None)  # None: an older build
+            if walk_drawing is None:
+                return None
+            after = partial(self.token_after, logits)
+            return accepted, walk_drawing(parents, tokens, report, after)
+        seed = None if self.greedy else self.seed % 2**64
+        lengths, threads = self.sequences.active_lengths, torch.get_num_threads()
+        given = logits, parents, tokens, temperatures, seed, active, lengths
+        return accepted, native.walk_trees(*given, report, threads)
+
+    def token_after(self, logits: torch.Tensor, request: int, node: int, path: list[int]) -> int:
+        """Draw the token behind a path that follows a running request's text: on the host.
+
+        `logits` [B, T, V] are of all nodes of the requests' trees. Returns what `draw` returns.
         """
         assert self.scores.by_node is not None
         row = self.sequences.active[request]
-        scores = self.scores.by_node[row](path, logits[node])
+        scores = self.scores.by_node[row](path, logits[request, node])
         if not self.greedy:
             position = self.sequences.length(row) + len(path)
             place = torch.tensor([[row], [position]])

@@ -160,10 +160,6 @@ class Sequences:
         """Return what this run has emitted to a row."""
         return self.host_rows[row, self._starts[row] : self.ends[row]].tolist()
 
-    def end_tokens(self, row: int) -> set[int]:
-        """Return the tokens that end a row."""
-        return self._end_tokens[row]
-
     def tokens_at(self, positions: torch.Tensor) -> torch.Tensor:
         """Return the running requests' tokens at `positions`, int64 [B, n], on the device.
 
@@ -176,6 +172,12 @@ class Sequences:
     def drafts(self, row: int) -> int:
         """Return how many drafted tokens a row has use for: one more follows the last of them."""
         return self._limits[row] - self.ends[row] - 1
+
+    def goes_on(self, row: int, path: list[int]) -> bool:
+        """Whether a row's text can go on behind a path: nothing in it ends the text before."""
+        return len(path) <= self.drafts(row) and not any(
+            token < 0 or token in self._end_tokens[row] for token in path
+        )
 
     @property
     def draft_depth(self) -> int:

@@ -9,28 +9,27 @@ better. `docs/vllm.md` says what the checks are, and what was measured.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from statistics import median
 from typing import Any
 
 import torch
-from common import arguments
+from common.arguments import Parser
 from common.clock import paired_ratio, spread
-from common.machine import Others, describe, used_by
-from common.records import RecordFile
-from common.tables import aligned, size
+from common.machine import Others, used_by
+from common.records import Record
+from common.tables import aligned, or_dash, size
 from decoding.peers.engines import ENGINES
 from decoding.peers.process import Peer, Peers
 from decoding.texts import Files, held_out_files
+from studies import study
 from tokenizers import Tokenizer
 
 from specattn.planning.models import EMBEDDED_TARGET
 
-SCHEMA = "specattn.engines/1"
 STOCK = ENGINES["vllm"]
 PLUGIN = {"SPECATTN_VLLM": "1", "VLLM_PLUGINS": "specattn"}
 SPECATTN = replace(STOCK, environment=lambda *given: STOCK.environment(*given) | PLUGIN)
@@ -60,35 +59,70 @@ CHECKS = ("identity", *BARS)
 QUICK = 4096  # longest prompt of a quick run
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Measure; return 0, or 1 where a text differs."""
-    parser = _parser()
-    options = parser.parse_args(argv)
-    if reason := STOCK.why_not():
-        parser.error(reason)
-    record = {"kind": "run", "schema": SCHEMA, **describe(torch.device("cpu"))}
-    settings = {"dtype": options.dtype, "threads": options.threads, "seed": options.seed}
-    file = RecordFile(options.json, [record | settings])
-    bench = Bench(options)
-    for check in options.check or CHECKS:
-        for row in bench.identity() if check == "identity" else bench.compare(check):
-            file.add({"kind": "row", "check": check, **row})
-            print("  ".join(filter(None, _cells(file.rows[-1]))), flush=True)
-    print(aligned(_HEADER, [_cells(row) for row in file.rows]))
-    return int(any(row.get("identical", row["of"]) != row["of"] for row in file.rows))
+class Engines(study.Study):
+    """A cell is a check at a context: a row per variant, beside stock vLLM."""
 
+    defaults = {"context": None, "dtype": "float32", "threads": 2, "repeats": 5} | {
+        "new_tokens": 64, "seed": 0
+    }  # fmt: skip
 
-class Bench:
-    """The prompts, and the engines that a check compares."""
+    @classmethod
+    def add_arguments(cls, parser: Parser) -> None:
+        """Add checks, and the option to be quick."""
+        parser.add_argument("--check", action="append", choices=CHECKS, help="all unless given")
+        parser.add_argument("--quick", action="store_true", help="prompts of 4k at most")
 
-    def __init__(self, options: argparse.Namespace):
-        self.options = options
+    def __init__(self, options: Any):
+        if reason := STOCK.why_not():
+            raise ValueError(reason)
+        super().__init__(options)
         tokenizer = Tokenizer.from_file(str(EMBEDDED_TARGET / "tokenizer.json"))
         encode = lambda text: {"input_ids": tokenizer.encode(text).ids}  # noqa: E731
         self.texts = Files(encode, held_out_files())
         self.longest = QUICK if options.quick else LONGEST
+        self.check, self.started = "", self.peers()
 
-    def identity(self) -> Iterator[dict[str, Any]]:
+    def places(self) -> list[Record]:
+        """Return every check at its contexts; texts are compared at all lengths at once."""
+        contexts = {
+            check: [n for n in self.options.context or BARS.get(check, ()) if n <= self.longest]
+            for check in self.options.check or CHECKS
+        }
+        contexts |= {"identity": [self.longest]} if "identity" in contexts else {}
+        return [{"check": check, "context": n} for check, found in contexts.items() for n in found]
+
+    def measure(self, place: Record) -> Iterator[Record]:
+        """Compare texts, or time variants and stock vLLM in turn."""
+        check, context = place["check"], place["context"]
+        if check != self.check:  # its engines serve all its contexts
+            self.close()
+            self.check = check
+        if check == "identity":
+            yield from self.identity()
+            return
+        running = {
+            name: self.started.get(engine, f"{name} timed", settings)
+            for name, (engine, settings) in COMPARED[check].items()
+        }
+        yield from self.timed(running, context, cold=check == "first token")
+
+    def line(self, record: Record) -> str:
+        """Return a row as a line."""
+        return "  ".join(filter(None, _cells(record)))
+
+    def table(self, records: list[Record]) -> str:
+        """Return the rows as text."""
+        return aligned(_HEADER, list(map(_cells, records)))
+
+    def status(self, records: list[Record]) -> int:
+        """Return 1 where a text differs."""
+        return int(any(row["identical"] != row["of"] for row in records))
+
+    def close(self) -> None:
+        """End the engines."""
+        self.started.__exit__()
+
+    def identity(self) -> Iterator[Record]:
         """Compare greedy texts of batches of 1 to 8 prompts of mixed lengths."""
         lengths = _spaced(20, self.longest, 40)
         prompts = [self.prompt(number, length) for number, length in enumerate(lengths)]
@@ -102,20 +136,10 @@ class Bench:
         stock = found.pop("vLLM")
         for name, texts in found.items():
             same = sum(a == b for a, b in zip(stock, texts, strict=True))
-            yield {"variant": name, "context": self.longest, "identical": same, "of": len(order)}
+            yield {"variant": name, "identical": same, "of": len(order)}
 
-    def compare(self, check: str) -> Iterator[dict[str, Any]]:
-        """Time variants and stock vLLM in turn, context by context."""
-        with self.peers() as started:
-            running = {
-                name: started.get(engine, f"{name} timed", settings)
-                for name, (engine, settings) in COMPARED[check].items()
-            }
-            for context in self.options.context or BARS[check]:
-                if context <= self.longest:
-                    yield from self._timed(running, context, cold=check == "first token")
-
-    def _timed(self, peers: dict[str, Peer], context: int, cold: bool) -> Iterator[dict[str, Any]]:
+    def timed(self, peers: dict[str, Peer], context: int, cold: bool) -> Iterator[Record]:
+        """Yield how every variant stands to stock vLLM at a context."""
         prompt = self.prompt(self.options.seed, context)
         new_tokens = 1 if cold else self.options.new_tokens
         seconds: dict[str, list[float]] = {name: [] for name in peers}
@@ -134,12 +158,14 @@ class Bench:
                 seconds[name].append(took)
                 texts[name] = answer.tokens
         busy, stock = others.cores(), seconds["vLLM"]
+        counted = all(all(samples) for samples in processors.values())  # a tick is 10 ms
         for name in (name for name in peers if name != "vLLM"):
             yield {
                 "variant": name,
-                "context": context,
                 "ratio": paired_ratio(seconds[name], stock),
-                "ratio_of_processor_time": paired_ratio(processors[name], processors["vLLM"]),
+                "ratio_of_processor_time": paired_ratio(processors[name], processors["vLLM"])
+                if counted
+                else None,
                 "seconds": median(seconds[name]),
                 "stock_seconds": median(stock),
                 "spread": max(spread(seconds[name]), spread(stock)),
@@ -189,26 +215,13 @@ def _cells(row: dict[str, Any]) -> list[str]:
         *cells,
         f"{row['ratio']:.2f}",
         f"{bar:.2f}" if bar else "",
-        f"{row['ratio_of_processor_time']:.2f}",
+        or_dash(row["ratio_of_processor_time"]),
         f"{row['seconds'] * 1e3:.2f}, {row['stock_seconds'] * 1e3:.2f}",
         f"{row['spread']:.0%}",
         alike,
     ]
 
 
-def _parser() -> arguments.Parser:
-    parser = arguments.Parser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--check", action="append", choices=CHECKS, help="all unless given")
-    parser.add_argument("--context", type=arguments.numbers, help="such as 512,4k")
-    parser.add_argument("--quick", action="store_true", help="prompts of 4k at most")
-    parser.add_argument("--dtype", default="float32", choices=STOCK.dtypes)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--new-tokens", type=int, default=64)
-    parser.add_argument("--seed", type=int, default=0, help="which text is continued")
-    parser.add_argument("--json", type=Path)
-    return parser
-
-
+main = partial(study.run, Engines)
 if __name__ == "__main__":
     sys.exit(main())

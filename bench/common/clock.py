@@ -26,35 +26,31 @@ class Stopwatch:
     """
 
     def __init__(self, device: torch.device, *, flush: bool = True, rest: float = 0.0) -> None:
-        self.device = device
-        self._rest = rest
-        if not flush:
-            self._flush = None
-            return
-        # Read, never written, to flush: dirty lines would be written back during the timed call.
-        # Ones, not zeros: a CPU maps untouched zeros to one page, which evicts nothing.
-        other = torch.ones(2 * last_level_cache(device) // 4, device=device)
-        self._flush = plain_read(other) or other.sum
+        self.device, self._rest, self._flush = device, rest, None
+        if flush:
+            # Read, never written, to flush: dirty lines would be written back in the timed call.
+            # Ones, not zeros: a CPU maps untouched zeros to one page, which evicts nothing.
+            other = torch.ones(2 * last_level_cache(device) // 4, device=device)
+            self._flush = plain_read(other) or other.sum
 
     def prepare(self, call: Callable) -> Callable:
         """Return ``call`` warmed up; on CUDA as the replay of a graph, so launch gaps do not count.
 
         Raises RuntimeError when a graph cannot capture it.
         """
-        if self.device.type != "cuda":
-            call()
-            return call
-        return _captured(call)
+        if self.device.type == "cuda":
+            return _captured(call)
+        call()
+        return call
 
     def alternate(
         self, calls: dict[str, Callable], *, budget: float, least: int = 5, most: int = 100
     ) -> dict[str, list[float]]:
         """Return seconds per call: ``least`` to ``most`` rounds of all calls, within ``budget``."""
         times: dict[str, list[float]] = {name: [] for name in calls}
-        order = list(calls)
-        end = time.perf_counter() + budget
-        for round_number in range(most):
-            if round_number >= least and time.perf_counter() > end:
+        order, end = list(calls), time.perf_counter() + budget
+        for done in range(most):
+            if done >= least and time.perf_counter() > end:
                 break
             for name in order:
                 times[name].append(self._sample(calls[name]))
@@ -70,8 +66,7 @@ class Stopwatch:
             start = time.perf_counter()
             call()
             return time.perf_counter() - start
-        begin = torch.cuda.Event(enable_timing=True)
-        end = torch.cuda.Event(enable_timing=True)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         call()
         end.record()
@@ -107,11 +102,8 @@ def _captured(call: Callable) -> Callable:
 
 def timing(samples: Sequence[float]) -> Record:
     """Return a median with its spread, ready for JSON."""
-    return {
-        "median": statistics.median(samples),
-        "spread": spread(samples),
-        "samples": len(samples),
-    }
+    median = statistics.median(samples)
+    return {"median": median, "spread": spread(samples), "samples": len(samples)}
 
 
 def spread(samples: Sequence[float]) -> float:

@@ -27,10 +27,10 @@ def checkpoint(path: Path, dtype: torch.dtype, device: torch.device) -> tuple[Pr
         raise ValueError(f"--model: {path} is not a folder with *.safetensors")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-    model = AutoModelForCausalLM.from_pretrained(
-        path, dtype=dtype, local_files_only=True, use_safetensors=True
-    )
+    options = {"local_files_only": True}
+    tokenizer = AutoTokenizer.from_pretrained(path, **options)
+    options |= {"dtype": dtype, "use_safetensors": True}
+    model = AutoModelForCausalLM.from_pretrained(path, **options)
     return model.eval().to(device=device), tokenizer
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from transformers import StoppingCriteria, StoppingCriteriaList
+from transformers import Cache, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from specattn.decoding import Method, Statistics
 from specattn.decoding.engine.memory import peak_bytes, reset_peak
@@ -80,34 +80,45 @@ def run_transformers(
     The clock starts at the first new token, so that neither its preparation nor ours counts.
     """
     snapshot.restore()
-    model, device = snapshot.target.model, snapshot.target.device
-    before = model.config._attn_implementation
-    model.set_attn_implementation("sdpa")
     sampling: dict[str, Any] = {"do_sample": False}
     if temperature > 0:
         sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
-    clock = _Clock(device)
     torch.manual_seed(seed)
-    reset_peak(device)
-    ids = torch.stack(snapshot.prompts).to(device)
+    reset_peak(snapshot.target.device)
+    sampling["logits_processor"] = shaping.processors(1.0)
+    model, cache = snapshot.target.model, snapshot.as_dynamic_cache()
+    tokens, moments = generate(model, snapshot.prompts, cache, new_tokens, "sdpa", **sampling)
+    speed = len(snapshot.prompts) * (new_tokens - 1) / (moments[-1] - moments[0])
+    return Outcome(tokens, speed, None, peak_bytes(snapshot.target.device))
+
+
+def generate(
+    model: PreTrainedModel,
+    prompts: Sequence[torch.Tensor],
+    cache: Cache,
+    new_tokens: int,
+    attention: str,
+    **sampling: Any,
+) -> tuple[list[list[int]], list[float]]:
+    """Return what `model.generate` writes behind a filled cache, and when each token came."""
+    before = model.config._attn_implementation
+    model.set_attn_implementation(attention)
+    clock, ids = _Clock(model.device), torch.stack(list(prompts)).to(model.device)
     try:
         output = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
-            past_key_values=snapshot.as_dynamic_cache(),
+            past_key_values=cache,
             max_new_tokens=new_tokens,
             min_new_tokens=None,
             eos_token_id=None,
             pad_token_id=0,
-            logits_processor=shaping.processors(1.0),
             stopping_criteria=StoppingCriteriaList([clock]),
             **sampling,
         )
     finally:
         model.set_attn_implementation(before)
-    tokens = output[:, ids.shape[1] :].tolist()
-    speed = len(snapshot.prompts) * (new_tokens - 1) / (clock.moments[-1] - clock.moments[0])
-    return Outcome(tokens, speed, None, peak_bytes(device))
+    return output[:, ids.shape[1] :].tolist(), clock.moments
 
 
 def run_peer(peer: Peer, prompt: torch.Tensor, new_tokens: int) -> Outcome:

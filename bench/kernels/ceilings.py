@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from common.clock import Stopwatch, plain_read
@@ -28,8 +28,7 @@ _FEW_ROWS = (1, 4, 16, 64)
 _Name = TypeVar("_Name")
 
 
-@dataclass(frozen=True)
-class Probe:
+class Probe(NamedTuple):
     """The call that reached the highest bandwidth, to be timed again beside every row.
 
     Memory shared with other machines on a host gives more at one moment than at the next.
@@ -58,11 +57,8 @@ class Ceilings:
 
     def bounds(self, cost: Cost, dtype: str, bandwidth: float) -> dict[str, float]:
         """Return the seconds below which each ceiling lets nobody fall."""
-        return {
-            "memory": cost.bytes / bandwidth,
-            "matrix": cost.operations / self.matrix[dtype],
-            "call": self.call,
-        }
+        matrix = cost.operations / self.matrix[dtype]
+        return {"memory": cost.bytes / bandwidth, "matrix": matrix, "call": self.call}
 
     def as_json(self) -> dict:
         """Return the figures under the names that the JSON schema uses."""
@@ -75,41 +71,38 @@ def measure(device: torch.device, dtypes: Sequence[str], *, seconds: float) -> C
 
     Products are timed in these types alone: some processors take minutes for one in float16.
     """
-    rates = {name: DTYPES[name] for name in dtypes}
     size = 4 * last_level_cache(device) // _ROW * _ROW
     source = torch.ones(size // 4, device=device)
-    target = torch.ones_like(source)
-    reads = _reads(source)
-    stopwatch = Stopwatch(device, flush=False)  # each buffer is larger than what a cache keeps
-    best, ready = _best(stopwatch, {**reads, "copy": lambda: target.copy_(source)}, seconds)
+    target, reads = torch.ones_like(source), _reads(source)
+    warm = Stopwatch(device, flush=False)  # each buffer is larger than what a cache keeps
+    best, ready = _best(warm, {**reads, "copy": lambda: target.copy_(source)}, seconds)
     method = min(reads, key=best.__getitem__)
     read, copy = size / best[method], 2 * size / best["copy"]
     probe = Probe(ready[method], size) if read >= copy else Probe(ready["copy"], 2 * size)
-    matrix = {name: _matrix(device, dtype, seconds / 3) for name, dtype in rates.items()}
-    # Rows start from cold caches; so does the smallest call that bounds them.
-    calls = {"call": torch.ones(1, device=device).zero_}
-    call = _best(Stopwatch(device), calls, seconds / 3)[0]["call"]
-    linear = {name: _linear(device, dtype, seconds / 3) for name, dtype in rates.items()}
+    matrix = {name: _matrix(warm, DTYPES[name], seconds / 3) for name in dtypes}
+    cold = Stopwatch(device)  # as rows start; so does the smallest call that bounds them
+    call = _best(cold, {"call": torch.ones(1, device=device).zero_}, seconds / 3)[0]["call"]
+    linear = {name: _linear(cold, DTYPES[name], seconds / 3) for name in dtypes}
     return Ceilings(read, method, copy, matrix, linear, call, probe)
 
 
-def _matrix(device: torch.device, dtype: torch.dtype, seconds: float) -> float:
+def _matrix(stopwatch: Stopwatch, dtype: torch.dtype, seconds: float) -> float:
     """Return the operations per second of the fastest product."""
-    calls = {}
+    calls, device = {}, stopwatch.device
     for shape in _PRODUCTS[device.type]:
         m, k, n = shape
         a, b = (torch.randn(size, device=device).to(dtype) for size in ((m, k), (k, n)))
         calls[shape] = lambda a=a, b=b: torch.mm(a, b)
-    best, _ = _best(Stopwatch(device, flush=False), calls, seconds)
+    best, _ = _best(stopwatch, calls, seconds)
     return max(2 * math.prod(shape) / time for shape, time in best.items())
 
 
-def _linear(device: torch.device, dtype: torch.dtype, seconds: float) -> dict[int, float]:
+def _linear(stopwatch: Stopwatch, dtype: torch.dtype, seconds: float) -> dict[int, float]:
     """Return how fast products of a few rows read the weights of a large layer, from cold."""
+    device = stopwatch.device
     weight = torch.randn(_LAYER, device=device).to(dtype)
     rows = {count: torch.randn(count, _LAYER[1], device=device).to(dtype) for count in _FEW_ROWS}
     calls = {count: lambda x=x: torch.nn.functional.linear(x, weight) for count, x in rows.items()}
-    stopwatch = Stopwatch(device)
     best, _ = _best(stopwatch, calls, seconds)
     return {count: weight.nbytes / time for count, time in best.items()}
 
@@ -124,11 +117,10 @@ def _best(
 
 
 def _reads(source: torch.Tensor) -> dict[str, Callable[[], object]]:
-    """Ways to read every byte once and write next to nothing."""
+    """Return ways to read every byte once and write next to nothing."""
     if plain := plain_read(source):
         return {"plain C++ read": plain}
-    words = source.view(torch.int64)
-    matrix = source.view(-1, _ROW // 4)
+    words, matrix = source.view(torch.int64), source.view(-1, _ROW // 4)
     vector = torch.randn(_ROW // 4, device=source.device)
     return {
         "sum of float32": source.sum,

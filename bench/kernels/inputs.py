@@ -22,25 +22,16 @@ class Draw:
     """Seeded random tensors of one case, and the sizes every builder needs."""
 
     def __init__(self, case: Case, device: torch.device, seed: int) -> None:
-        self.case, self.device = case, device
+        self.case, self.device, self.dtype = case, device, DTYPES[case.dtype]
         self.generator = torch.Generator(device).manual_seed(seed)
         self.random = random.Random(seed)
-        self.dtype = DTYPES[case.dtype]
-        shape = case.shape
-        self.sizes = Sizes(
-            B=case.batch,
-            T=case.rows,
-            Hq=shape.q_heads,
-            Hk=shape.kv_heads,
-            D=shape.head_dim,
-            e=self.dtype.itemsize,
-        )
+        heads = {"Hq": case.shape.q_heads, "Hk": case.shape.kv_heads, "D": case.shape.head_dim}
+        self.sizes = Sizes(B=case.batch, T=case.rows, e=self.dtype.itemsize, **heads)
 
     def normal(self, *size: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return standard normal values, in the case's type unless another is named."""
-        return torch.randn(size, generator=self.generator, device=self.device).to(
-            dtype or self.dtype
-        )
+        values = torch.randn(size, generator=self.generator, device=self.device)
+        return values.to(dtype or self.dtype)
 
     def queries(self) -> torch.Tensor:
         """Return queries twice as large as keys: a few keys then weigh much, so errors show."""
@@ -107,7 +98,7 @@ class Prefix:
 
     def keys(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return K and V [B, L + T, Hk, D] for a peer: a view, or a copy when paged."""
-        return tuple(self._linear(cache) for cache in (self.k_cache, self.v_cache))
+        return self._linear(self.k_cache), self._linear(self.v_cache)
 
     def _linear(self, cache: torch.Tensor) -> torch.Tensor:
         used = self.sizes.L + self.sizes.T
@@ -120,26 +111,17 @@ class Prefix:
 def prefix(case: Case, draw: Draw) -> Prefix:
     """Draw a cache of ``case.context`` tokens and a tree part; pages lie in random order."""
     used = case.context + case.rows
-    k_cache, v_cache = draw.cache(used), draw.cache(used)
+    caches = [draw.cache(used), draw.cache(used)]
     # The tree's keys lie in the cache as well: peers need prefix and tree in one tensor.
-    k_tree = k_cache[:, case.context : used].clone()
-    v_tree = v_cache[:, case.context : used].clone()
-    sizes = replace(draw.sizes, L=case.context, N=k_cache.shape[1], indices=case.batch)
+    trees = [cache[:, case.context : used].clone() for cache in caches]
+    sizes = replace(draw.sizes, L=case.context, N=caches[0].shape[1], indices=case.batch)
     table = None
     if case.page_size:
         pages = sizes.N // case.page_size
         order = torch.randperm(case.batch * pages, generator=draw.generator, device=draw.device)
         table = order.view(case.batch, pages).to(torch.int32)
-        k_cache, v_cache = (
-            _scattered(cache.unflatten(1, (pages, -1)).flatten(0, 1), order)
-            for cache in (k_cache, v_cache)
-        )
+        for number, cache in enumerate(caches):  # logical page i lies at place order[i]
+            caches[number] = torch.empty_like(cache).unflatten(1, (pages, -1)).flatten(0, 1)
+            caches[number][order] = cache.unflatten(1, (pages, -1)).flatten(0, 1)
         sizes = replace(sizes, indices=case.batch * (1 + math.ceil(case.context / case.page_size)))
-    return Prefix(k_cache, v_cache, draw.lengths(case.context), k_tree, v_tree, table, sizes)
-
-
-def _scattered(pages: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """Return the pages such that logical page i lies at place ``order[i]``."""
-    scattered = torch.empty_like(pages)
-    scattered[order] = pages
-    return scattered
+    return Prefix(*caches, draw.lengths(case.context), *trees, table, sizes)

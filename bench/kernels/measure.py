@@ -18,16 +18,13 @@ from .inputs import Draw
 from .peers import QUICK
 from .workloads import Outputs, build
 
-OURS = "specattn"
+OURS, PROBE = "specattn", "memory"
 COPIES = {"cpu": 1, "cuda": 3}  # sets of inputs that calls take in turn
-PROBE = "memory"
 WRONG = "WRONG"
 # Largest relative error of one output row. An attention row in bf16 errs by about 4e-3; leaving out
 # one block of 64 keys of 32768 shows as 4e-2.
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 4e-3, torch.float32: 1e-4}
-FLOAT64_ELEMENTS = (
-    1 << 25
-)  # larger caches and layers are checked against float32: memory, not precision
+FLOAT64_ELEMENTS = 1 << 25  # what is larger is checked against float32: memory, not precision
 
 
 def measure(
@@ -39,18 +36,15 @@ def measure(
 ) -> Record:
     """Check ``case`` against the reference; time it and its peers only when it is right.
 
-    Returns
-    -------
-    dict
-        The row for JSON: times in seconds, bandwidth in bytes per second; a row with a ``fault``
-        (`WRONG`, or what an exception said) has no time.
+    The row for JSON has times in seconds, bandwidth in bytes per second; one with a ``fault``
+    (`WRONG`, or what an exception said) has no time.
     """
     device = stopwatch.device
     works = [build(case, Draw(case, device, seed)) for seed in range(COPIES[device.type])]
-    expected = works[0].expected(_reference_dtype(case))
-    tolerance = TOLERANCE[DTYPES[case.dtype]]
-    calls = [work.call for work in works]
-    error, fault, ours = _admit(calls, expected, tolerance, stopwatch)
+    cached = 2 * case.batch * case.context * case.shape.kv_heads * case.shape.head_dim
+    wide = torch.float64 if cached + case.weights <= FLOAT64_ELEMENTS else torch.float32
+    expected, tolerance = works[0].expected(wide), TOLERANCE[DTYPES[case.dtype]]
+    error, fault, ours = _admit([work.call for work in works], expected, tolerance, stopwatch)
     cost = works[0].cost
     row: Record = {"kind": "row", **asdict(case), "shape": case.shape.name}
     row |= {"fault": fault, "error": error if math.isfinite(error) else None}
@@ -59,7 +53,7 @@ def measure(
     row |= {"peers": {}, "refused": {}}
     if ours is None:
         return row
-    ready = {OURS: ours}
+    ready = {PROBE: ceilings.probe.call, OURS: ours}
     everyone = [work.peers(wanted) for work in works]
     for name in everyone[0]:
         calls = [one[name] for one in everyone]
@@ -69,9 +63,8 @@ def measure(
         else:
             ready[name] = call
     del expected
-    probe = ceilings.probe
-    times = stopwatch.alternate({PROBE: probe.call, **ready}, budget=budget)
-    ceiling = probe.bytes / statistics.median(times.pop(PROBE))
+    times = stopwatch.alternate(ready, budget=budget)
+    ceiling = ceilings.probe.bytes / statistics.median(times.pop(PROBE))
     bounds = ceilings.bounds(cost, case.dtype, ceiling)
     bound = max(bounds, key=bounds.__getitem__)
     own = times.pop(OURS)
@@ -84,10 +77,7 @@ def measure(
 
 
 def _admit(
-    calls: list[Callable[[], Outputs]],
-    expected: Outputs,
-    tolerance: float,
-    stopwatch: Stopwatch,
+    calls: list[Callable[[], Outputs]], expected: Outputs, tolerance: float, stopwatch: Stopwatch
 ) -> tuple[float, str | None, Callable | None]:
     """Return the error of the first call, and either why it may not be timed or what to time.
 
@@ -100,8 +90,7 @@ def _admit(
         ready = itertools.cycle([stopwatch.prepare(call) for call in calls])
         return error, None, lambda: next(ready)()
     except Exception as failure:  # one broken kernel must not cost the other rows
-        reason = f"{type(failure).__name__}: {failure}".splitlines()[0]
-        return math.inf, reason, None
+        return math.inf, f"{type(failure).__name__}: {failure}".splitlines()[0], None
 
 
 def memory_needed(case: Case, device: torch.device) -> int:
@@ -111,16 +100,9 @@ def memory_needed(case: Case, device: torch.device) -> int:
     each KV head for its group, another copies the pages together.
     """
     widened = 1.5 * 4 / DTYPES[case.dtype].itemsize
-    group = case.shape.q_heads // case.shape.kv_heads
-    copies = COPIES[device.type]
+    group, copies = case.shape.q_heads // case.shape.kv_heads, COPIES[device.type]
     weights = case.weights * DTYPES[case.dtype].itemsize * (copies + 2 * widened)
     return int(case.cache_bytes * (2 + copies + max(widened, group + 1)) + weights)
-
-
-def _reference_dtype(case: Case) -> torch.dtype:
-    cached = 2 * case.batch * case.context * case.shape.kv_heads * case.shape.head_dim
-    elements = cached + case.weights
-    return torch.float64 if elements <= FLOAT64_ELEMENTS else torch.float32
 
 
 def compare(actual: Outputs, expected: Outputs, tolerance: float) -> tuple[float, bool]:
@@ -129,11 +111,8 @@ def compare(actual: Outputs, expected: Outputs, tolerance: float) -> tuple[float
     An output of a coarser type than the inputs (collected logits are always bf16) may err as that.
     """
     errors = {name: row_error(value, expected[name]) for name, value in actual.items()}
-    right = all(
-        errors[name] <= max(tolerance, TOLERANCE.get(value.dtype, 0.0))
-        for name, value in actual.items()
-    )
-    return max(errors.values()), right
+    allowed = {name: max(tolerance, TOLERANCE.get(x.dtype, 0.0)) for name, x in actual.items()}
+    return max(errors.values()), all(errors[name] <= allowed[name] for name in errors)
 
 
 def row_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
@@ -145,13 +124,11 @@ def row_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
         return math.inf
     if not expected.is_floating_point():
         return 0.0 if torch.equal(actual, expected) else math.inf
-    actual = actual.to(expected.dtype)
-    empty = expected.isneginf()
+    actual, empty = actual.to(expected.dtype), expected.isneginf()
     if not torch.equal(actual.isneginf(), empty):
         return math.inf
     expected = expected.masked_fill(empty, 0)
     difference = torch.linalg.vector_norm(actual.masked_fill(empty, 0) - expected, dim=-1)
     size = torch.linalg.vector_norm(expected, dim=-1)
-    relative = torch.where(difference == 0, 0, difference / size)
-    worst = relative.max().item()
+    worst = torch.where(difference == 0, 0, difference / size).max().item()
     return math.inf if math.isnan(worst) else worst

@@ -34,6 +34,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "repeats": {"type": arguments.number, "metavar": "N", "help": "timed runs"},
     "rounds": {"type": arguments.number, "metavar": "N", "help": "timed rounds"},
     "threads": {"type": arguments.number, "metavar": "N"},
+    "seed": {"type": int, "help": "which text is continued"},
     "json": {"type": Path, "metavar": "FILE", "help": "JSON Lines; records are added to it"},
 }
 """What studies can be asked; each names those that it takes, with their defaults."""
@@ -77,6 +78,13 @@ class Study:
         """Return what is printed when a cell is measured; nothing by default."""
         return ""
 
+    def close(self) -> None:
+        """End what was started for the cells."""
+
+    def status(self, records: list[Record]) -> int:
+        """Return the command's exit status, from what it has measured."""
+        return 0
+
     def places(self) -> list[Record]:
         """Return the cells."""
         given = vars(self.options)
@@ -109,7 +117,7 @@ class Study:
 
 
 def run(study: type[Study], argv: list[str] | None = None) -> int:
-    """Measure the cells of a study, keep and print them; return 0."""
+    """Measure the cells of a study, keep and print them; return the exit status."""
     module = sys.modules[study.__module__]
     parser = arguments.Parser(description=(module.__doc__ or "").splitlines()[0])
     for name, value in {**study.defaults, "json": None}.items():
@@ -133,15 +141,19 @@ def run(study: type[Study], argv: list[str] | None = None) -> int:
         file.add({"kind": "run", "schema": schema, **describe(torch.device("cpu")), **plan})
         run = file.records[-1]
         print(f"{run['machine']['name']} | commit {run['commit']}")
-    others = Others()
-    for place in places:
-        with parser.refusing():
-            for found in list(asked.measure(place)):
-                file.add({"kind": study.kind, **place, **found, "others": others.cores()})
-                if text := asked.line(file.records[-1]):
-                    print(text, flush=True)
+    others, before = Others(), len(file.records)
+    try:
+        for place in places:
+            with parser.refusing():
+                for found in asked.measure(place):
+                    shared = {"kind": study.kind, **place, "others": others.cores()}
+                    file.add(shared | found)
+                    if text := asked.line(file.records[-1]):
+                        print(text, flush=True)
+    finally:
+        asked.close()
     records = [one for one in file.records if one.get("kind") in (study.kind, None)]
     print(asked.table(records))
     if text := disturbed(records):
         print(text)
-    return 0
+    return asked.status(file.records[before:])

@@ -11,6 +11,7 @@ default cache. Rows: `seconds_per_token`, `prefill_seconds` and `over_sdpa`, the
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import sys
 import time
@@ -29,6 +30,7 @@ from common.arguments import Parser
 from common.clock import paired_ratio, timing
 from common.records import Record
 from common.tables import aligned, or_dash, size
+from decoding.runs import generate
 
 from specattn.integrations.transformers import Cache
 from studies import study
@@ -84,20 +86,6 @@ class TransformersGenerate(study.Study):
         return table(records)
 
 
-class Arrivals:
-    """A streamer that notes when tokens come; the first call brings the prompt."""
-
-    def __init__(self) -> None:
-        self.moments: list[float] = []
-
-    def put(self, tokens: torch.Tensor) -> None:
-        """Note a token."""
-        self.moments.append(time.perf_counter())
-
-    def end(self) -> None:
-        """Do nothing: all has been noted."""
-
-
 @torch.no_grad()
 def measure(
     model: PreTrainedModel, prompt: torch.Tensor, options: argparse.Namespace
@@ -112,8 +100,10 @@ def measure(
     for _ in range(options.repeats):
         for name in order:
             cache = copied(filled, WAYS[name].make(model, length))
-            found[name], median = decode(model, prompt, WAYS[name], cache, options.new_tokens)
-            seconds[name].append(median)
+            given = [prompt], cache, options.new_tokens, WAYS[name].attention
+            found[name], moments = generate(model, *given, do_sample=False)
+            apart = (after - before for before, after in itertools.pairwise(moments))
+            seconds[name].append(statistics.median(apart))
         order.append(order.pop(0))
     return [
         {
@@ -145,27 +135,6 @@ def copied(source: AnyCache, cache: AnyCache) -> AnyCache:
     for number, layer in enumerate(source.layers):
         cache.update(layer.keys, layer.values, number)
     return cache
-
-
-def decode(
-    model: PreTrainedModel, prompt: torch.Tensor, way: Way, cache: AnyCache, new_tokens: int
-) -> tuple[list[int], float]:
-    """Return the text that `generate` continues with, and the median seconds between tokens."""
-    model.set_attn_implementation(way.attention)
-    arrivals = Arrivals()
-    ids = model.generate(
-        prompt[None],
-        attention_mask=torch.ones_like(prompt)[None],
-        past_key_values=cache,
-        max_new_tokens=new_tokens,
-        min_new_tokens=new_tokens,
-        do_sample=False,
-        pad_token_id=0,
-        streamer=arrivals,
-    )
-    came = arrivals.moments[1:]
-    apart = [after - before for before, after in zip(came, came[1:], strict=False)]
-    return ids[0, len(prompt) :].tolist(), statistics.median(apart)
 
 
 def prefill_seconds(model: PreTrainedModel, prompt: torch.Tensor, way: Way) -> float:

@@ -12,6 +12,7 @@ import pytest
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
 
+import engines as engines_script  # noqa: E402
 import run_decoding  # noqa: E402
 from common.machine import used_by  # noqa: E402
 from common.records import label as row_label  # noqa: E402
@@ -47,6 +48,9 @@ class Fake:
             yield [prompt[0], self.forgotten][: new_tokens - at]
         if prompt[0] == 5:
             yield [0]
+
+    def texts(self, prompts, new_tokens):
+        return [[prompt[0]] * new_tokens for prompt in prompts]
 
 serve(Fake)
 """
@@ -197,3 +201,24 @@ def test_an_engine_decodes_what_plain_decoding_does_and_rests_between(text, smal
         before = used_by(peer.pid)
         time.sleep(1.0)
         assert used_by(peer.pid) - before <= 0.05
+
+
+def test_vllm_with_the_plugin_is_held_against_vllm_as_it_is(fake, tmp_path, monkeypatch, capsys):
+    path = tmp_path / "rows.jsonl"
+    pair = {"vLLM": (fake, {}), "specattn": (fake, {})}
+    for name, value in (("STOCK", fake), ("QUICK", 64), ("COMPARED", {"plain": pair})):
+        monkeypatch.setattr(engines_script, name, value)
+    monkeypatch.setattr(engines_script, "DRAFTERS", {})
+    small = "--quick --check identity --check plain --context 48,64 --repeats 2 --new-tokens 4"
+    assert engines_script.main([*small.split(), "--threads", "1", "--json", str(path)]) == 0
+    run, texts, *timed = map(json.loads, path.read_text().splitlines())
+    assert run["schema"] == "specattn.engines/1"
+    assert (texts["check"], texts["context"], texts["identical"], texts["of"]) == (
+        *("identity", 64),
+        *(40, 40),
+    )
+    assert [(row["check"], row["context"], row["variant"]) for row in timed] == [
+        ("plain", context, "specattn") for context in (48, 64)
+    ]
+    assert all(row["ratio"] > 0 and row["seconds"] > 0 for row in timed)
+    assert "40 of 40" in capsys.readouterr().out

@@ -16,6 +16,10 @@ answer      ``{"tokens": [ids], "arrivals": [[seconds since the request, new tok
             arrival for each pass that gave tokens; or ``{"texts": [[ids], ...]}``
 fault       ``{"error": "..."}`` in place of either
 ==========  ====================================================================================
+
+An engine has a ``version``; ``generate(prompt, new_tokens)`` yields new tokens as passes give them;
+``forget()`` drops what was kept of earlier prompts; one for several requests has ``texts(prompts,
+new_tokens)``.
 """
 
 from __future__ import annotations
@@ -26,23 +30,11 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 
-class Engine(Protocol):
-    """What a worker has to offer."""
-
-    version: str
-
-    def forget(self) -> None:
-        """Drop what was kept of earlier prompts."""
-
-    def generate(self, prompt: list[int], new_tokens: int) -> Iterator[list[int]]:
-        """Yield new tokens as passes give them: `new_tokens` in all."""
-
-
-def serve(load: Callable[[dict[str, Any]], Engine]) -> None:
+def serve(load: Callable[[dict[str, Any]], Any]) -> None:
     """Load an engine with the settings of the command line and answer until the input ends."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--settings", type=json.loads, required=True)
@@ -51,44 +43,38 @@ def serve(load: Callable[[dict[str, Any]], Engine]) -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
-    def answer(make: Callable[[], dict[str, Any]]) -> bool:
+    def answer(make: Callable[..., Any], *given: Any) -> Any:
+        """Answer with what is made of an engine; return the engine, None where it failed."""
         try:
-            made = make()
+            engine, made = make(*given)
         except Exception as failure:
             traceback.print_exc()
-            made = {"error": f"{type(failure).__name__}: {failure}"}
+            engine, made = None, {"error": f"{type(failure).__name__}: {failure}"}
         print(json.dumps(made), file=answers, flush=True)
-        return "error" not in made
+        return engine
 
-    engines: list[Engine] = []
-
-    def ready() -> dict[str, Any]:
-        start = time.perf_counter()
-        engines.append(load(settings))
-        return {"version": engines[0].version, "load_seconds": time.perf_counter() - start}
-
-    if not answer(ready):
-        return
-    for line in sys.stdin:
-        request = json.loads(line)
-        served = texts if "prompts" in request else timed
-        answer(lambda request=request, served=served: served(engines[0], **request))
-    os._exit(0)  # nothing is to be saved, and libraries that tidy up take longer than one waits
+    engine = answer(_loaded, load, settings)
+    for line in sys.stdin if engine is not None else ():
+        answer(_served, engine, json.loads(line))
+    if engine is not None:
+        os._exit(0)  # nothing is to be saved; libraries that tidy up take longer than one waits
 
 
-def texts(engine: Any, prompts: list[list[int]], new_tokens: int) -> dict[str, Any]:
-    """Return the new tokens of requests that run together."""
-    return {"texts": engine.texts(prompts, new_tokens)}
+def _loaded(load: Callable, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    start = time.perf_counter()
+    engine = load(settings)
+    return engine, {"version": engine.version, "load_seconds": time.perf_counter() - start}
 
 
-def timed(engine: Engine, prompt: list[int], new_tokens: int, cold: bool) -> dict[str, Any]:
-    """Return new tokens, and when they came."""
-    if cold:
+def _served(engine: Any, request: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    if "prompts" in request:
+        return engine, {"texts": engine.texts(**request)}
+    if request["cold"]:
         engine.forget()
     tokens: list[int] = []
     arrivals = []
     start = time.perf_counter()
-    for more in engine.generate(prompt, new_tokens):
+    for more in engine.generate(request["prompt"], request["new_tokens"]):
         tokens += more
         arrivals.append((time.perf_counter() - start, len(tokens)))
-    return {"tokens": tokens, "arrivals": arrivals}
+    return engine, {"tokens": tokens, "arrivals": arrivals}

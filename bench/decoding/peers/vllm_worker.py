@@ -36,7 +36,6 @@ class Vllm:
 
     def __init__(self, settings: dict[str, Any]):
         requests = settings.get("requests", 1)
-        config = json.loads((Path(settings["model"]) / "config.json").read_text())
         self.engine = LLMEngine.from_engine_args(
             EngineArgs(
                 model=settings["model"],
@@ -45,8 +44,7 @@ class Vllm:
                 max_num_seqs=requests,
                 skip_tokenizer_init=True,
                 enable_prefix_caching=True,
-                kv_cache_memory_bytes=requests
-                * _cache_bytes(config, settings["dtype"], settings["capacity"]),
+                kv_cache_memory_bytes=requests * _cache_bytes(**settings),
                 speculative_config=_drafting(**settings),
                 disable_log_stats=True,
                 seed=0,
@@ -98,8 +96,9 @@ def _drafting(
     return {"method": "ngram", "num_speculative_tokens": ngram} if ngram else None
 
 
-def _cache_bytes(config: dict[str, Any], dtype: str, capacity: int) -> int:
+def _cache_bytes(model: str, dtype: str, capacity: int, **others: Any) -> int:
     """Return what keys and values of one request take."""
+    config = json.loads((Path(model) / "config.json").read_text())
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     kv_heads = config.get("num_key_value_heads", heads)

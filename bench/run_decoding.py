@@ -43,11 +43,7 @@ DEFAULTS: dict[bool, dict[str, Any]] = {
 SHORT = 512  # tokens of a paper's short prompts
 # Where a suite's long prompts are not the longest of the usual ones.
 LONG = {"tokenswift": [4096], "grounded": [4096, 8192, 16384, 31744]}
-TRAINED = {
-    "longspec": ("longspec",),
-    "tokenswift": ("tokenswift", "medusa"),
-    "poss": ("poss",),
-}
+TRAINED = {"longspec": ("longspec",), "tokenswift": ("tokenswift", "medusa"), "poss": ("poss",)}
 _SETUP = ", ".join(f"{name} needs `make {one.target}`" for name, one in ENGINES.items())
 DRAFTING = {"vegas": {"switch": False}}  # a row is about the method, also where it does not pay
 

@@ -57,10 +57,14 @@ def draw(
 
 
 def logarithmic(axes: Any, contexts: Sequence[int]) -> None:
-    """Draw both axes as logarithms, with a tick for each context."""
+    """Draw both axes as logarithms, with a tick for each context and plain figures."""
+    from matplotlib import ticker
+
     axes.set(xscale="log", yscale="log")
     axes.set_xticks(contexts, [size(n) for n in contexts])
-    axes.set_xticks([], minor=True)
+    axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.minorticks_off()
 
 
 def _add_legends(figure: Any, grid: Any) -> None:

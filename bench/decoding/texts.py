@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -68,6 +69,7 @@ Texts = Files | RandomTokens
 """Prompts of any length: other numbers give other texts."""
 
 
+@functools.cache
 def held_out_files() -> list[Path]:
     """Return files that the embedded target has never seen, longest first."""
     if str(EMBEDDED_TARGET) not in sys.path:

@@ -155,6 +155,8 @@ def table(
 def by_position(found: Sequence[Record]) -> str:
     """Return the shares of drafts accepted at each position among those that came so far."""
     names = ("accepted_at", "offered_at")
+    if not all(set(names) <= one.keys() for one in found):  # rows of an earlier version
+        return "-"
     requests = [RequestStatistics(**{name: one[name] for name in names}) for one in found]
     return " ".join(f"{rate:.1%}" for rate in Statistics(requests).total.conditional_rates)
 

@@ -95,10 +95,6 @@ ENGINES = {
         {"ngram": "tokens drafted by n-gram lookup"},
     ),
     "llama.cpp": Engine(
-        "llama-cpp",
-        WORKERS / "llama_cpp_worker.py",
-        _offline,
-        ("float32", "bfloat16"),
-        {},
+        "llama-cpp", WORKERS / "llama_cpp_worker.py", _offline, ("float32", "bfloat16"), {}
     ),
 }

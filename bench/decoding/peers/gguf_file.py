@@ -12,10 +12,7 @@ import gguf
 import numpy as np
 
 MODEL_TYPE, ARCHITECTURE = "qwen3", gguf.MODEL_ARCH.QWEN3
-STORED = {
-    "float32": gguf.GGMLQuantizationType.F32,
-    "bfloat16": gguf.GGMLQuantizationType.BF16,
-}
+STORED = {"float32": gguf.GGMLQuantizationType.F32, "bfloat16": gguf.GGMLQuantizationType.BF16}
 
 
 def write(model: Path, dtype: str, folder: Path) -> Path:

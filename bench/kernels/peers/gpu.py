@@ -140,9 +140,7 @@ def xformers(task: Attention) -> dict[str, Peer]:
         return x[:, :, :, None].expand(-1, -1, -1, group, -1)
 
     prefix_bias = biases.BlockDiagonalPaddedKeysMask.from_seqlens(
-        q_seqlen=[rows] * batch,
-        kv_padding=p.k_cache.shape[1],
-        kv_seqlen=[p.sizes.L] * batch,
+        q_seqlen=[rows] * batch, kv_padding=p.k_cache.shape[1], kv_seqlen=[p.sizes.L] * batch
     )
     tree_bias = torch.zeros(rows, rows, dtype=q.dtype, device=q.device)
     tree_bias.masked_fill_(~task.tree_mask(), float("-inf"))

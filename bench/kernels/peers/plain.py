@@ -120,11 +120,7 @@ def room_for(
 
 
 def writes(
-    k: torch.Tensor,
-    v: torch.Tensor,
-    requests: torch.Tensor,
-    positions: torch.Tensor,
-    capacity: int,
+    k: torch.Tensor, v: torch.Tensor, requests: torch.Tensor, positions: torch.Tensor, capacity: int
 ) -> dict[str, Peer]:
     """Advanced indexing, and ``index_copy_`` of all requests' tokens; each into its own cache."""
     (k_cache, v_cache), indexed = room_for(k, positions, capacity)

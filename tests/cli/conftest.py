@@ -1,6 +1,9 @@
 """The command as a user starts it."""
 
+import copy
+import json
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -10,15 +13,55 @@ from specattn import cli
 TINY = Path(__file__).parents[2] / "examples" / "tiny"
 
 
+@cache
+def tiny(dtype):
+    """Return the embedded target, loaded once in a process, and its generation config."""
+    from specattn.decoding.model.checkpoint import load_causal_model
+
+    model = load_causal_model(TINY, dtype)
+    return model, model.generation_config
+
+
+def start(patch, *arguments):
+    """Run the command with the embedded target that is loaded already; return the exit code."""
+    from specattn.cli import loading
+
+    load, read = loading.load_causal_model, loading.load_tokenizer
+
+    def load_once(folder, dtype, device="cpu", **options):
+        if folder != TINY or str(device) != "cpu" or options != {"tensor_parallel": 1}:
+            return load(folder, dtype, device, **options)
+        model, config = tiny(dtype)
+        model.generation_config = copy.copy(config)
+        return model
+
+    with patch.context() as inner:
+        if load is not None:
+            inner.setattr(loading, "load_causal_model", load_once)
+            inner.setattr(loading, "load_tokenizer", cache(read))
+        inner.setattr(sys, "argv", ["specattn", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+    return stop.value.code
+
+
 @pytest.fixture
 def specattn(monkeypatch, capfd):
     """Run the command; return exit code, standard output and standard error."""
+    return lambda *arguments: (start(monkeypatch, *arguments), *capfd.readouterr())
 
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["specattn", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        return stop.value.code, *capfd.readouterr()
+
+@pytest.fixture
+def refused(specattn):
+    """Run the command, which says in one line why it does not, `noted` lines before it apart."""
+
+    def run(reason, *arguments, noted=0):
+        code, text, said = specattn(*arguments)
+        assert (code, text) == (2, "")
+        *notes, line = said.splitlines()
+        assert len(notes) <= noted
+        assert line.startswith("specattn: error: ")
+        assert reason in line
 
     return run
 
@@ -31,13 +74,23 @@ def prompt(tmp_path):
 
 
 @pytest.fixture
-def drafter(tmp_path):
-    """Return a folder with an untrained drafter for the embedded target."""
-    from transformers import AutoModelForCausalLM, logging
+def written(specattn, prompt, tmp_path):
+    """Run a command that continues the prompt; return what it writes, and what it prints."""
 
+    def run(command, *arguments):
+        out = tmp_path / "out.json"
+        code, text, said = specattn(command, "--prompt-file", prompt, *arguments, "--json", out)
+        assert code == 0, said
+        return json.loads(out.read_text()), text, said
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def drafter(tmp_path_factory):
+    """Return a folder with an untrained drafter for the embedded target."""
     from specattn.drafters import LongSpecDrafter
 
-    logging.disable_progress_bar()  # the command does so too, but may not have run in this process
-    target = AutoModelForCausalLM.from_pretrained(TINY, dtype="auto")
-    LongSpecDrafter.for_target(target, target="tiny").save_pretrained(tmp_path / "drafter")
-    return tmp_path / "drafter"
+    folder = tmp_path_factory.mktemp("trained") / "drafter"
+    LongSpecDrafter.for_target(tiny("auto")[0], target="tiny").save_pretrained(folder)
+    return folder

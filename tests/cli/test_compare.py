@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 
 import pytest
@@ -31,73 +32,62 @@ def with_fourth_token(token, before=None):
     return parted
 
 
-def test_compare_says_whether_the_outputs_are_identical(specattn, prompt):
-    code, _, figures = specattn("compare", "--prompt-file", prompt, "--max-new-tokens", 12)
-    assert code == 0
-    assert "identical, token for token: yes" in figures
-    for column in ("tokens/s", "speed-up", "per pass", "bonus token"):
-        assert column in figures
-
-
-def test_every_method_has_options_of_its_own(specattn, prompt, drafter):
-    methods = [
-        "plain",
-        "vegas:gamma=2",
-        f"longspec:gamma=3,drafter={drafter}",
-        "longspec:widths=[2,2]",
-    ]
-    code, _, figures = specattn(
-        "compare", "--prompt-file", prompt, "--max-new-tokens", 6, "--methods", ",".join(methods)
-    )
-    assert code == 0
-    assert "identical, token for token: yes" in figures
-    assert "\nvegas:gamma=2 " in figures
-    assert "\nlongspec 4 " in figures
-    assert "\nlongspec 4: longspec:widths=[2,2]\n" in figures
-
-
-def test_the_option_that_is_wrong_is_named(specattn, prompt):
-    methods = ("--methods", "plain,vegas:gamma=0")
-    code, text, error = specattn("compare", "--prompt-file", prompt, *methods)
-    assert (code, text) == (2, "")
-    assert error.startswith("specattn: error: Invalid value: --method: gamma must be at least 1")
-    assert error.count("\n") == 1
-
-
-def test_a_method_has_a_line_of_its_own_on_eighty_columns(specattn, prompt, monkeypatch):
+def test_every_method_has_a_line_and_options_of_its_own(specattn, prompt, drafter, monkeypatch):
+    """On 80 columns; nothing is cut."""
+    monkeypatch.setenv("COLUMNS", "80")
     methods = (
         "plain,vegas,vegas:switch=false,streaming,quest,specextend,longspec:widths=[2,2,2],poss,"
-        "medusa,prompt_lookup,token_recycling:nodes=40,depth=4"
+        f"medusa,prompt_lookup,token_recycling:nodes=40,depth=4,longspec:gamma=3,drafter={drafter}"
     )
-    monkeypatch.setenv("COLUMNS", "80")
-    code, _, said = specattn(
-        "compare", "--prompt-file", prompt, "--max-new-tokens", 6, "--methods", methods
-    )
+    given = ("compare", "--prompt-file", prompt, "--max-new-tokens", 6, "--methods", methods)
+    code, _, said = specattn(*given)
     assert code == 0
-    begin = said.index("method ")
-    table = said[begin : said.index("longspec 7: ")].splitlines()
+    assert "identical, token for token: yes" in said
+    begin, end = said.index("method "), said.index("\nlongspec 7: longspec:widths=[2,2,2]\n")
+    table = said[begin:end].splitlines()
     assert [line.split("  ")[0] for line in table[1:]] == [
         "plain", "vegas", "vegas:switch=false", "streaming", "quest", "specextend", "longspec 7",
-        "poss", "medusa", "prompt_lookup", "token_recycling 11",
+        "poss", "medusa", "prompt_lookup", "token_recycling 11", "longspec 12",
     ]  # fmt: skip
     assert all(len(line) == len(table[0]) <= 80 for line in table)
-    assert "\nlongspec 7: longspec:widths=[2,2,2]\n" in said
+    assert f"\nlongspec 12: longspec:gamma=3,drafter={drafter}\n" in said
     assert "\u2026" not in said
+    for column in ("tokens/s", "speed-up", "per pass", "bonus token"):
+        assert column in said
+    assert "draft/target/accept" not in said
 
 
 def test_texts_that_are_alike_are_shown_once(specattn, prompt, monkeypatch):
     """And the one that is not beside them."""
     given = ("compare", "--prompt-file", prompt, "--max-new-tokens", 6)
     one = specattn(*given, "--method", "plain")[1]
-    code, shown, said = specattn(*given, "--method", "plain", "--method", "vegas:gamma=2,ratio=0.5")
+    methods = ("--method", "plain", "--method", "vegas:gamma=2,ratio=0.5", "--explain")
+    code, shown, said = specattn(*given, *methods)
     assert (code, shown) == (0, one)
     assert "The same text, shown once: plain, vegas:gamma=2,ratio=0.5\n" in said
+    assert said.count("draft/target/accept: ") == 2
     monkeypatch.setattr(DecodingSession, "decode", with_fourth_token(4000))
     code, shown, said = specattn(*given, "--methods", "plain,prompt_lookup,medusa")
     assert code == 0
     assert shown.startswith(one)
     assert len(shown) > len(one)
     assert "The same text, shown once: prompt_lookup, medusa\n" in said
+
+
+@pytest.mark.parametrize("option", ["--method", "--methods"])
+def test_the_option_that_is_wrong_is_named(refused, prompt, option):
+    reason = "Invalid value: --method: gamma must be at least 1"
+    refused(reason, "compare", "--prompt-file", prompt, option, "plain,vegas:gamma=0")
+
+
+def test_the_demo_is_a_comparison(specattn, prompt, refused):
+    """Of one text, shown once, with a line for each method."""
+    code, text, said = specattn("demo", prompt, "--max-new-tokens", 4)
+    assert code == 0
+    assert text.endswith("specattn generate -h\n")
+    assert "The same text, shown once: plain, auto, suffix\n" in said
+    assert len(re.findall(r"^(?:plain|auto|suffix) .* s$", said, re.MULTILINE)) == 3
+    refused("FILE: nowhere is not a file", "demo", "nowhere")
 
 
 @pytest.mark.parametrize("when", ["before its first token", "in its text"])
@@ -135,8 +125,7 @@ def test_json_has_every_run(specattn, prompt):
     code, text, said = specattn("compare", *options, "--json", "-")
     assert code == 0
     written = json.loads(text)
-    assert written["schema"] == "specattn.compare/1"
-    assert written["identical"] is True
+    assert (written["schema"], written["identical"]) == ("specattn.compare/1", True)
     plain, vegas = written["runs"]
     assert (plain["method"]["name"], vegas["method"]["gamma"]) == ("plain", 2)
     assert plain["tokens"] == vegas["tokens"]

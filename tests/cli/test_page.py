@@ -4,13 +4,12 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from html.parser import HTMLParser
 
 import pytest
 
-from specattn import cli
 from specattn.cli import loading
+from tests.cli.conftest import start
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome-headless-shell")
 HOSTILE = '<script>document.title = "run"</script><img src=x onerror=alert(1)> "\'&amp;\x07\n'
@@ -33,10 +32,7 @@ def written(hostile, tmp_path_factory):
     arguments = ["--prompt-file", hostile, "--max-new-tokens", 24, "--methods", METHODS]
     arguments += ["--html", page, "--json", out]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["specattn", "compare", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-    assert not stop.value.code
+        assert not start(patch, "compare", *arguments)
     assert {path.name for path in folder.iterdir()} == {"page.html", "out.json"}
     return page.read_text(), json.loads(out.read_text())
 
@@ -130,23 +126,15 @@ def test_every_text_of_a_batch_is_shown(specattn, prompt, hostile, tmp_path):
         (".", "--html: . is a folder, and is not replaced"),
         ("none/page.html", "--html: folder "),
         ("/dev/null", "--html: /dev/null is no regular file"),
+        ("{tmp}/./out.json", "out.json is the file of --json too"),
     ],
 )
 def test_where_no_page_can_be_written_nothing_is_loaded(
-    specattn, prompt, monkeypatch, file, reason
+    refused, prompt, tmp_path, monkeypatch, file, reason
 ):
     monkeypatch.setattr(loading, "load_causal_model", None)
-    code, text, error = specattn("compare", "--prompt-file", prompt, "--html", file)
-    assert (code, text) == (2, "")
-    assert reason in error
-    assert error.count("\n") == 1
-
-
-def test_two_files_of_the_same_name_are_refused(specattn, prompt, tmp_path):
-    files = ("--json", tmp_path / "out", "--html", tmp_path / "." / "out")
-    code, _, error = specattn("compare", "--prompt-file", prompt, *files)
-    assert code == 2
-    assert f"--html: {tmp_path / 'out'} is the file of --json too" in error
+    files = ("--json", tmp_path / "out.json", "--html", file.format(tmp=tmp_path))
+    refused(reason, "compare", "--prompt-file", prompt, *files)
 
 
 def test_a_page_is_whole_or_not_there(specattn, prompt, tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from specattn.cli import run_state
-from tests.cli.conftest import TINY
+from tests.cli.conftest import TINY, start
 
 
 class Clock:
@@ -25,13 +25,14 @@ SAMPLED = ("--temperature", 1, "--seed", 3)
 
 @pytest.mark.parametrize("sampling", [(), SAMPLED], ids=["greedy", "sampled"])
 def test_a_killed_run_goes_on_as_if_it_had_not_been(
-    specattn, prompt, tmp_path, monkeypatch, sampling
+    specattn, written, refused, prompt, tmp_path, monkeypatch, sampling
 ):
     """Saved every second round, killed in the middle of a later one."""
     monkeypatch.setattr(run_state, "time", Clock())
-    state, out = tmp_path / "run.state", tmp_path / "out.json"
-    options = ("--prompt-file", prompt, "--method", "plain", "--min-new-tokens", 30, *sampling)
-    whole = specattn("generate", *options, "--max-new-tokens", 30)[1]
+    state = tmp_path / "run.state"
+    options = ("--method", "plain", "--min-new-tokens", 30, "--max-new-tokens", 30, *sampling)
+    given = ("generate", "--prompt-file", prompt, *options)
+    whole = specattn(*given)[1]
 
     class Killed(BaseException):
         pass
@@ -46,25 +47,27 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(
     with monkeypatch.context() as patch:
         patch.setattr(run_state.RunState, "extend", killed)
         with pytest.raises(Killed):
-            specattn("generate", *options, "--max-new-tokens", 30, "--state", state)
-    code, text, _ = specattn(
-        "generate", *options, "--max-new-tokens", 30, "--resume", state, "--json", out
-    )
-    assert code == 0
+            specattn(*given, "--state", state)
+    run, text, _ = written("generate", *options, "--resume", state)
     assert text.endswith(whole)
-    run = json.loads(out.read_text())
     assert run["text"] + "\n" == whole
     assert (run["resumed_at"], len(run["tokens"])) == (16, 30)
     assert run["statistics"]["new_tokens"] == 14
-    assert run["distinct"] == pytest.approx(
-        [
-            len({tuple(run["tokens"][i : i + n]) for i in range(31 - n)}) / (31 - n)
-            for n in (1, 2, 3, 4)
-        ]
-    )
-    code, _, error = specattn("generate", *options, "--max-new-tokens", 30, "--resume", state)
-    assert code == 2
-    assert "has 30 tokens, not fewer than 30" in error
+    grams = [[tuple(run["tokens"][i : i + n]) for i in range(31 - n)] for n in (1, 2, 3, 4)]
+    assert run["distinct"] == pytest.approx([len({*each}) / len(each) for each in grams])
+    refused("has 30 tokens, not fewer than 30", *given, "--resume", state)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Return the options of a run of two tokens, and where it was saved."""
+    folder = tmp_path_factory.mktemp("saved")
+    (folder / "prompt.py").write_text("def add(left, right):\n    return left + right\n" * 12)
+    given = ("generate", "--prompt-file", folder / "prompt.py", "--method", "plain")
+    with pytest.MonkeyPatch.context() as patch:
+        options = ("--max-new-tokens", 2, "--state", folder / "state")
+        assert start(patch, *given, *options) == 0
+    return given, folder / "state"
 
 
 @pytest.mark.parametrize(
@@ -78,13 +81,9 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(
     ],
     ids=lambda value: " ".join(value)[:24] if isinstance(value, list) else "",
 )
-def test_a_state_that_does_not_fit_is_refused(specattn, prompt, tmp_path, arguments, reason):
-    state = tmp_path / "run.state"
-    options = ("--prompt-file", prompt, "--method", "plain", "--max-new-tokens")
-    assert specattn("generate", *options, 2, "--state", state)[0] == 0
-    code, _, error = specattn("generate", *options, 4, "--resume", state, *arguments)
-    assert code == 2
-    assert reason in error
+def test_a_state_that_does_not_fit_is_refused(refused, saved, arguments, reason):
+    given, state = saved
+    refused(reason, *given, "--max-new-tokens", 4, "--resume", state, *arguments, noted=1)
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

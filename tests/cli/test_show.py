@@ -1,5 +1,6 @@
 """``specattn generate --show``: tokens in the colours of who drafted them."""
 
+import contextlib
 import json
 import os
 import re
@@ -8,9 +9,9 @@ import threading
 
 import pytest
 
-from specattn import cli
 from specattn.cli.authors import CORRECTED, OWN, Authors
 from specattn.decoding import Round
+from tests.cli.conftest import start
 
 STYLE = re.compile(r"\x1b\[([\d;]*)m")
 
@@ -26,20 +27,15 @@ def on_terminal(monkeypatch, capfd):
         read = []
 
         def drain():
-            try:
+            with contextlib.suppress(OSError):  # the other end is closed
                 while chunk := os.read(ours, 4096):
                     read.append(chunk)
-            except OSError:  # the other end is closed
-                pass
 
         reader = threading.Thread(target=drain)
         reader.start()
         with open(theirs, "w", encoding="utf-8") as stdout:
             monkeypatch.setattr(sys, "stdout", stdout)
-            monkeypatch.setattr(sys, "argv", ["specattn", *map(str, arguments)])
-            with pytest.raises(SystemExit) as stop:
-                cli.main()
-            assert not stop.value.code
+            assert not start(monkeypatch, *arguments)
         reader.join()
         os.close(ours)
         return b"".join(read).decode().replace("\r\n", "\n"), capfd.readouterr().err
@@ -100,12 +96,6 @@ def test_what_an_earlier_run_made_is_told_apart(specattn, prompt, tmp_path):
         "generate", "--prompt-file", prompt, "--resume", state, "--max-new-tokens", 30, "--show"
     )
     assert "    24  80%  of the run before" in said
-
-
-def test_standard_output_cannot_be_shown_and_written(specattn, prompt):
-    code, text, error = specattn(*options(prompt, "suffix", "--show", "--json", "-"))
-    assert (code, text) == (2, "")
-    assert "--show: standard output is taken by --json -" in error
 
 
 def test_who_is_named():

@@ -7,12 +7,13 @@ import sys
 
 import pytest
 
-from specattn import cli
 from specattn.drafters import LongSpecDrafter, MedusaHeads, PosSDrafter, TokenSwiftHeads
+from tests.cli.conftest import start
 from tests.decoding.models import letters, tiny_model
 
 ROW = ("--row-length", "16", "--batch-size", "4", "--per_device_train_batch_size", "2")
 QUIET = ("--disable_tqdm", "True", "--report_to", "none")
+SHORT = ("--eval-prompts", 1, "--eval-prompt-tokens", 8, "--eval-new-tokens", 4)
 
 
 @pytest.fixture(scope="module")
@@ -32,19 +33,44 @@ def text(tmp_path_factory):
     return folder
 
 
+@pytest.fixture
+def train(specattn, target):
+    """Train a method on files; return what is said."""
+
+    def run(method, data, *options):
+        given = ("train", method, "--target", target, "--data", data, *ROW, *QUIET)
+        code, _, said = specattn(*given, *options)
+        assert code == 0, said
+        return said
+
+    return run
+
+
+@pytest.fixture
+def refused(specattn, target):
+    """Train a method, which says in one line why it does not."""
+
+    def run(reason, method, *options):
+        code, _, said = specattn("train", method, "--target", target, *ROW, *QUIET, *options)
+        assert code == 2
+        (line,) = (line for line in said.splitlines() if line.startswith("specattn: "))
+        assert line.startswith("specattn: error: ")
+        assert reason in line
+
+    return run
+
+
 def curve(folder):
     history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
     return [entry["loss"] for entry in history if "loss" in entry]
 
 
-def test_a_run_leaves_a_drafter_and_says_what_it_skipped(specattn, target, text, tmp_path, caplog):
-    run = ("train", "longspec", "--target", target, "--data", text, *ROW, *QUIET)
-    prompts = ("--eval-prompts", 1, "--eval-prompt-tokens", 8, "--eval-new-tokens", 4)
-    code, _, said = specattn(
-        *run, "--output", tmp_path / "out", "--logging_steps", 1, "--save_steps", 4,
-        "--eval-data", text / "a.txt", "--eval-rows", 4, *prompts,
-    )  # fmt: skip
-    assert code == 0, said
+def test_a_run_leaves_a_drafter_and_says_what_it_skipped(
+    train, refused, target, text, tmp_path, caplog
+):
+    out, log = ("--output", tmp_path / "out"), ("--logging_steps", 1)
+    held_out = ("--eval-data", text / "a.txt", "--eval-rows", 4)
+    said = train("longspec", text, *out, *log, "--save_steps", 4, *held_out, *SHORT)
     assert f"skipped {text / 'b.jsonl'}:2: no string under 'text'" in caplog.text
     assert "39 rows of 16 tokens from 2 files, 1 texts skipped" in said
     assert "acceptance length 1." in said
@@ -54,37 +80,25 @@ def test_a_run_leaves_a_drafter_and_says_what_it_skipped(specattn, target, text,
     assert len(curve(tmp_path / "out")) == 10  # 39 rows, 4 in a step
 
     # The next stage goes on from that drafter, in a folder of its own.
-    code, _, said = specattn(
-        *run, "--stage", "long", "--drafter", tmp_path / "out", "--output", tmp_path / "next",
-        "--max_steps", 1, "--logging_steps", 1,
-    )  # fmt: skip
-    assert code == 0, said
+    begun = ("--stage", "long", "--drafter", tmp_path / "out", "--output", tmp_path / "next")
+    train("longspec", text, *begun, *log, "--max_steps", 1)
     assert curve(tmp_path / "next")[0] < curve(tmp_path / "out")[0]
 
     # What is there is neither mixed with another run nor overwritten, but can be gone on from.
-    code, _, said = specattn(*run, "--output", tmp_path / "out")
-    assert code == 2
-    assert "go on with --resume" in said
-    code, _, said = specattn(*run, "--output", tmp_path / "out", "--resume", "--logging_steps", 1)
-    assert code == 0, said
+    refused("go on with --resume", "longspec", "--data", text, *out)
+    train("longspec", text, *out, *log, "--resume")
     assert len(curve(tmp_path / "out")) == 10
 
 
-def test_specialists_start_from_eagle_and_share_features(specattn, target, text, tmp_path):
-    run = ("train", "poss", "--target", target, "--data", text, *ROW, *QUIET, "--max_steps", 4)
-    log = ("--logging_steps", 1, "--learning-rate", 1e-3)
+def test_specialists_start_from_eagle_and_share_features(train, refused, text, tmp_path):
+    steps = ("--max_steps", 4, "--logging_steps", 1, "--learning-rate", 1e-3)
     kept = ("--feature-cache", tmp_path / "features")
-    code, _, said = specattn(
-        *run, *log, *kept, "--variant", "eagle-2", "--output", tmp_path / "eagle"
-    )
-    assert code == 0, said
+    train("poss", text, *steps, *kept, "--variant", "eagle-2", "--output", tmp_path / "eagle")
     rows = len([*(tmp_path / "features").rglob("*.safetensors")])
     assert 0 < rows <= 16  # four steps of four rows, some of them alike
-    again = (*run, *log, "--variant", "poss-2", "--depth", 4, "--start", tmp_path / "eagle")
-    held_out = ("--eval-data", text / "a.txt", "--eval-rows", 4, "--eval-prompts", 1)
-    lengths = ("--eval-prompt-tokens", 8, "--eval-new-tokens", 4)
-    code, _, said = specattn(*again, *kept, *held_out, *lengths, "--output", tmp_path / "poss")
-    assert code == 0, said
+    again = (*steps, "--variant", "poss-2", "--depth", 4, "--start", tmp_path / "eagle")
+    held_out = ("--eval-data", text / "a.txt", "--eval-rows", 4, *SHORT)
+    said = train("poss", text, *again, *kept, *held_out, "--output", tmp_path / "poss")
     assert "token loss 4 " in said
     assert "acceptance length " in said
     assert len([*(tmp_path / "features").rglob("*.safetensors")]) == rows
@@ -92,54 +106,44 @@ def test_specialists_start_from_eagle_and_share_features(specattn, target, text,
     assert (drafter.config.layers, drafter.config.positions_per_layer) == (2, 2)
 
     # A run that stopped half-way goes on as if it had not; features from disk change nothing.
-    assert specattn(*again, "--output", tmp_path / "cut", "--save_steps", 2)[0] == 0
+    train("poss", text, *again, "--output", tmp_path / "cut", "--save_steps", 2)
     shutil.rmtree(tmp_path / "cut" / "checkpoint-4")
-    code, _, said = specattn(*again, *kept, "--output", tmp_path / "cut", "--resume")
-    assert code == 0, said
+    train("poss", text, *again, *kept, "--output", tmp_path / "cut", "--resume")
     assert curve(tmp_path / "cut") == pytest.approx(curve(tmp_path / "poss"), rel=1e-4)
 
     # A norm is not added to a trained drafter, nor lost on the way from one.
-    none = ("--output", tmp_path / "none")
-    code, _, said = specattn(*again, "--fc-norm", *none)
-    assert code == 2
-    assert "the drafter to start from has fc_norm False, expected True as in the new one" in said
-    code, _, said = specattn(*run, "--norm-output", "--drafter", tmp_path / "poss", *none)
-    assert code == 2
-    assert "norm_output: a norm is for new drafters, and this one has none" in said
-
-    code, _, said = specattn(*again, "--variant", "poss-9", "--output", tmp_path / "none")
-    assert code == 2
-    assert "--variant: expected one of eagle-2, hass, poss-1, poss-2, poss-3, got 'poss-9'" in said
+    none = ("poss", "--data", text, "--output", tmp_path / "none")
+    reason = "the drafter to start from has fc_norm False, expected True as in the new one"
+    refused(reason, *none, *again, "--fc-norm")
+    reason = "norm_output: a norm is for new drafters, and this one has none"
+    refused(reason, *none, *steps, "--norm-output", "--drafter", tmp_path / "poss")
+    reason = "--variant: expected one of eagle-2, hass, poss-1, poss-2, poss-3, got 'poss-9'"
+    refused(reason, *none, *again, "--variant", "poss-9")
 
 
-def test_norms_are_trained_and_kept(specattn, target, text, tmp_path):
+def test_norms_are_trained_and_kept(train, refused, text, tmp_path):
     """EAGLE 3.1's, from a new drafter through a start to the specialists."""
-    run = ("train", "poss", "--target", target, "--data", text, *ROW, *QUIET, "--max_steps", 2)
-    norms = ("--fc-norm", "--norm-output", "--learning-rate", 1e-2)
-    eagle, poss = tmp_path / "eagle", tmp_path / "poss"
-    code, _, said = specattn(*run, *norms, "--variant", "eagle-2", "--output", eagle)
-    assert code == 0, said
-    code, _, said = specattn(*run, *norms, "--depth", 4, "--start", eagle, "--output", poss)
-    assert code == 0, said
+    eagle, poss, old = (tmp_path / name for name in ("eagle", "poss", "old"))
+    norms = ("--fc-norm", "--norm-output", "--learning-rate", 1e-2, "--max_steps", 2)
+    train("poss", text, *norms, "--variant", "eagle-2", "--output", eagle)
+    train("poss", text, *norms, "--depth", 4, "--start", eagle, "--output", poss)
     drafter = PosSDrafter.from_pretrained(poss)
     assert (drafter.config.fc_norm, drafter.config.norm_output) == (True, True)
     for norm in (drafter.fc_norm, *(s.output_norm for s in drafter.specialists)):
         assert norm.weight.unique().numel() > 1, "it began as one number and was trained"
 
     # A run of a version that did not know these switches had them off.
-    plain = (*run, "--variant", "eagle-2", "--output", tmp_path / "old")
-    assert specattn(*plain, "--save_steps", 1)[0] == 0
-    settings = json.loads((tmp_path / "old" / "run.json").read_text())
+    plain = ("--max_steps", 2, "--variant", "eagle-2", "--output", old)
+    train("poss", text, *plain, "--save_steps", 1)
+    settings = json.loads((old / "run.json").read_text())
     kept = {name: value for name, value in settings.items() if "norm" not in name}
     assert len(settings) - len(kept) == 3  # max-grad-norm too
-    kept["max-grad-norm"] = settings["max-grad-norm"]
-    (tmp_path / "old" / "run.json").write_text(json.dumps(kept))
-    code, _, said = specattn(*plain, "--resume")
-    assert code == 0, said
-    (tmp_path / "old" / "run.json").write_text(json.dumps(kept))
-    code, _, said = specattn(*plain, "--resume", "--fc-norm")
-    assert code == 2
-    assert "was started with --fc-norm None, not True" in said
+    kept = json.dumps(kept | {"max-grad-norm": settings["max-grad-norm"]})
+    (old / "run.json").write_text(kept)
+    train("poss", text, *plain, "--resume")
+    (old / "run.json").write_text(kept)
+    reason = "was started with --fc-norm None, not True"
+    refused(reason, "poss", "--data", text, *plain, "--resume", "--fc-norm")
 
 
 @pytest.mark.parametrize(
@@ -168,31 +172,23 @@ def test_norms_are_trained_and_kept(specattn, target, text, tmp_path):
     ],
     ids=lambda value: " ".join(value[-2:]) if isinstance(value, list) else "",
 )
-def test_user_errors_are_one_line(specattn, target, text, tmp_path, arguments, reason):
+def test_user_errors_are_one_line(refused, target, text, tmp_path, arguments, reason):
     names = {"tmp": tmp_path, "text": text / "b.jsonl", "target": target}
-    usual = {"--target": target, "--data": text / "b.jsonl", "--output": tmp_path / "out"}
+    usual = {"--data": text / "b.jsonl", "--output": tmp_path / "out"}
     given = [word.format(**names) for word in arguments]
     words = [word for pair in usual.items() if pair[0] not in given for word in pair]
-    code, _, error = specattn("train", "longspec", *words, *ROW, *QUIET, *given)
-    error = "\n".join(line for line in error.splitlines() if line.startswith("specattn: "))
-    assert code == 2
-    assert error.startswith("specattn: error: ")
-    assert error.count("\n") == 0
-    assert reason.format(**names) in error
+    refused(reason.format(**names), "longspec", *words, *given)
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
     ("method", "kind"), [("tokenswift", TokenSwiftHeads), ("medusa", MedusaHeads)]
 )
-def test_heads_leave_a_loss_per_head(specattn, target, text, tmp_path, method, kind):
-    run = ("train", method, "--target", target, "--data", text / "a.txt", *ROW, *QUIET)
-    code, _, said = specattn(
-        *run, "--heads", 2, "--output", tmp_path, "--eval-data", text / "a.txt",
-        "--eval-prompts", 1, "--eval-prompt-tokens", 8, "--eval-new-tokens", 4, "--eval_steps", 3,
-        "--max_steps", 6, "--warmup_steps", 1, "--logging_steps", 1,
+def test_heads_leave_a_loss_per_head(train, target, text, tmp_path, method, kind):
+    said = train(
+        method, text / "a.txt", "--heads", 2, "--output", tmp_path, "--eval-data", text / "a.txt",
+        *SHORT, "--eval_steps", 3, "--max_steps", 6, "--warmup_steps", 1, "--logging_steps", 1,
     )  # fmt: skip
-    assert code == 0, said
     assert "accuracy 2 0." in said
     assert re.search(r"acceptance length [1-4]\.", said)
     drafter = kind.from_pretrained(tmp_path)
@@ -207,13 +203,9 @@ def test_heads_leave_a_loss_per_head(specattn, target, text, tmp_path, method, k
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_without_matplotlib_there_is_no_picture_and_no_failure(
-    specattn, target, text, tmp_path, monkeypatch
-):
+def test_without_matplotlib_there_is_no_picture_and_no_failure(train, text, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    run = ("train", "medusa", "--target", target, "--data", text / "a.txt", *ROW, *QUIET)
-    code, _, said = specattn(*run, "--output", tmp_path, "--max_steps", 1)
-    assert code == 0, said
+    said = train("medusa", text / "a.txt", "--output", tmp_path, "--max_steps", 1)
     assert "no picture of the losses: matplotlib is not installed" in said
     assert not (tmp_path / "loss.png").exists()
 
@@ -227,37 +219,32 @@ def test_help_names_the_trainers_own_options(specattn):
 
 @pytest.fixture(scope="module")
 def unbroken(target, text, tmp_path_factory):
-    """Return the arguments of a run of four steps that was saved twice, and its folder."""
+    """Return the options of a run of four steps that was saved twice, and its folder."""
     folder = tmp_path_factory.mktemp("unbroken")
-    run = ("train", "medusa", "--target", target, "--data", text, *ROW, *QUIET, "--heads", 1)
-    run += ("--max_steps", 4, "--save_steps", 2, "--logging_steps", 1)
+    run = ("--heads", 1, "--max_steps", 4, "--save_steps", 2, "--logging_steps", 1)
+    given = ("train", "medusa", "--target", target, "--data", text, *ROW, *QUIET, *run)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["specattn", *map(str, (*run, "--output", folder))])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-    assert stop.value.code == 0
+        assert start(patch, *given, "--output", folder) == 0
     return run, folder
 
 
 @pytest.mark.parametrize("missing", ["trainer_state.json", "the last", "every"])
-def test_a_run_that_was_killed_while_saving_goes_on(specattn, unbroken, tmp_path, missing):
+def test_a_run_that_was_killed_while_saving_goes_on(train, unbroken, text, tmp_path, missing):
     run, folder = unbroken
     output = tmp_path / "out"
     shutil.copytree(folder, output)
+    begins = f"going on from {output / 'checkpoint-2'}"
     if missing == "trainer_state.json":  # which is written last
         (output / "checkpoint-4" / missing).unlink()
-        begins = f"going on from {output / 'checkpoint-2'}"
     elif missing == "the last":
         content = (output / "checkpoint-4" / "optimizer.pt").read_bytes()
         (output / "checkpoint-4" / "optimizer.pt").write_bytes(content[:-5])
-        begins = f"going on from {output / 'checkpoint-2'}"
     else:
         shutil.rmtree(output / "checkpoint-2")
         shutil.rmtree(output / "checkpoint-4")
         (output / "checkpoint-2").mkdir()
         begins = "going on from the beginning"
-    code, _, said = specattn(*run, "--output", output, "--resume")
-    assert code == 0, said
+    said = train("medusa", text, *run, "--output", output, "--resume")
     assert f"is not complete: {begins}" in said
     assert curve(output) == curve(folder)
     assert MedusaHeads.from_pretrained(output)
@@ -278,11 +265,10 @@ def test_a_run_that_was_killed_while_saving_goes_on(specattn, unbroken, tmp_path
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
-def test_a_run_goes_on_only_as_it_was_started(specattn, unbroken, text, change, reason):
+def test_a_run_goes_on_only_as_it_was_started(refused, unbroken, text, change, reason):
     run, folder = unbroken
     before = curve(folder)
     change = [str(word).format(text=text) for word in change]
-    code, _, error = specattn(*run, "--output", folder, "--resume", *change)
-    assert code == 2
-    assert f"--resume: the run in {folder} was started with {reason.format(text=text)}" in error
+    reason = f"--resume: the run in {folder} was started with {reason.format(text=text)}"
+    refused(reason, "medusa", "--data", text, *run, "--output", folder, "--resume", *change)
     assert curve(folder) == before

@@ -13,9 +13,9 @@ FIELDS = {"gamma": int, "ratio": float, "batch": int, "repeat": int}
 FIELDS |= {"new_tokens": int, "rounds": int, "accepted": int, "seconds": float}
 
 
-@pytest.fixture
-def model(tmp_path):
-    folder = tmp_path / "model"
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
     tiny_model("qwen3").save_pretrained(folder)
     letters().save_pretrained(folder)
     return folder
@@ -69,13 +69,11 @@ def test_the_command(specattn, model, tmp_path):
         (("--output", "/proc/o.json"), "--output: folder /proc cannot be written to"),
     ],
 )
-def test_user_errors_are_one_line(specattn, model, tmp_path, options, message):
+def test_user_errors_are_one_line(refused, model, tmp_path, options, message):
     text = tmp_path / "a.txt"
     text.write_text("the quick brown fox")
     given = ("tune", "vegas", "--prompts", text, "--output", tmp_path / "o.json", "--model", model)
-    code, _, said = specattn(*given, *options)
-    assert code == 2
-    assert message in " ".join(said.split())
+    refused(message, *given, *options)
     assert not (tmp_path / "o.json").exists()
 
 

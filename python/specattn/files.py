@@ -34,7 +34,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
             shutil.copymode(path, partial)
         partial.replace(path)
     except OSError as error:
-        if error.filename == str(partial):  # which the user has never heard of
+        if error.filename == str(partial):  # a name that the user has not given
             error.filename = str(path)
         raise
     finally:

@@ -83,7 +83,7 @@ def warmup(
         for batch, rows in itertools.product(range(1, max_batch + 1), range(1, max_rows + 1)):
             q, tree = some(batch, rows, q_heads, head_dim), some(batch, rows, kv_heads, head_dim)
             lengths, table = some(batch, of=torch.int32).zero_(), None
-            # With the strides of a real one, which TMA is told; all requests may share a short one.
+            # With a real cache's strides, which TMA descriptors hold; requests may share one.
             room = min(capacity, _ROOM)
             cache = some(1, room, kv_heads, head_dim).expand(batch, -1, -1, -1)
             if page_size is not None:

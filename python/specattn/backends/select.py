@@ -96,7 +96,7 @@ def chosen(
 
 def run_beside(name: str, op: str, *args) -> None:
     """Run an operator on the best of the other backends for backend `name`, forced or not."""
-    declined: tuple[tuple[str, str], ...] = ((name, "it asks for it"),)
+    declined: tuple[tuple[str, str], ...] = ((name, "it is excluded"),)
     while True:
         kernel, backend = _chosen(op, args[0].device.type, args[0].dtype, None, declined)
         try:

@@ -40,7 +40,7 @@ class Shape(NamedTuple):
 
 
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
-_FARTHEST = 6.0  # doublings: beyond them nothing was measured that could tell
+_FARTHEST = 6.0  # doublings: beyond them no measurement is near enough
 
 
 def path() -> Path:

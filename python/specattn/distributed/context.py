@@ -310,7 +310,7 @@ class ContextCache(KVCache):
         self.ranks.exchange(buffer, "attention")
 
     def _own_slots(self, positions: torch.Tensor, keep: torch.Tensor | bool = True) -> torch.Tensor:
-        """Return this rank's slots of its own tokens; others go where nobody reads."""
+        """Return this rank's slots of its own tokens; others go to the slot that is never read."""
         mine = self.dealing.is_mine(positions) & keep
         return torch.where(mine, self.dealing.slots(positions), self.room)
 

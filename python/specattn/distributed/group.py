@@ -213,7 +213,7 @@ class ContextParallel(Ranks):
         By default all ranks that `torch.distributed` was started with. With a model that is divided
         too (`TensorParallel`), those that hold the same part of it.
     block_size : int
-        Tokens are dealt out in blocks of so many. Methods that select pages of the cache (`Quest`)
+        Tokens are sharded in blocks of so many. Methods that select pages of the cache (`Quest`)
         need a multiple of a page.
 
     Attributes

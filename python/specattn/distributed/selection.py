@@ -57,7 +57,7 @@ def best_of_all(
     positions = dealing.positions(slots).masked_fill(~offered, capacity)
     found = ranks.gather("selection", positions.gather(-1, order), values.gather(-1, order))
     positions, values = (x.movedim(0, 1).flatten(1) for x in found)
-    known = scores.new_full((len(scores), capacity + 1), -torch.inf)  # the last entry is nobody's
+    known = scores.new_full((len(scores), capacity + 1), -torch.inf)  # the last entry is never read
     known.scatter_(-1, positions.long(), values)
     share = {"min_tokens": min_tokens, "keep_first": keep_first, "keep_last": keep_last}
     return select_topk(

@@ -101,7 +101,7 @@ class LongSpecDrafter(LayerDrafter):
     def for_target(
         cls, model: PreTrainedModel, *, target: str, window: int = 512
     ) -> LongSpecDrafter:
-        """Return a new drafter for `model`: random, but its last norm begins as the target's.
+        """Return a new drafter for `model`: random, but with a copy of the target's last norm.
 
         `target` is the name or path by which the drafter's folder will know the model.
         """

@@ -25,7 +25,7 @@ def windowed_attention(
     blocks = -(-length // block)
     spare = blocks * block - length
     rows = (0, 0, 0, 0, 0, spare)
-    # Padding behind the text is seen by nobody; padding before it is farther away than any window.
+    # No row sees padding behind the text; padding before it is farther away than any window.
     ahead = (0, 0, 0, 0, block, spare)
     q_blocks = pad(q, rows).unflatten(1, (blocks, block))
     k_blocks, v_blocks = (_with_previous(pad(x, ahead), block) for x in (k, v))

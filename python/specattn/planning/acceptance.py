@@ -111,7 +111,7 @@ _LONGSPEC = {"widths": (4, 16, 16, 16, 16), "window": 512}
 PROFILES = {
     profile.name: profile
     for profile in (
-        # Without the bonus token: with it, gamma 7 and 11 would ask for rates that rise with depth.
+        # Without the bonus token: with it, gamma 7 and 11 would need rates that rise with depth.
         _published(
             "vegas-qwen3-8b",
             6.11,

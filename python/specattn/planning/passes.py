@@ -33,7 +33,7 @@ class Workload:
         Whether the host launches every operator anew, as this package's decode loop does, or
         replays a graph.
     ranks : int
-        Such machines over which the full-attention layers of the cache are dealt out.
+        Such machines over which the full-attention layers of the cache are sharded.
     link : Link
         What connects them.
     """
@@ -122,7 +122,7 @@ def pass_time(
     selected : int, optional
         Cached tokens that full-attention layers read; all of them when None.
     collect : bool
-        Whether the pass hands out scores.
+        Whether the pass collects scores.
 
     Returns
     -------
@@ -172,10 +172,10 @@ def select_time(workload: Workload, selected: int) -> float:
         selected=selected,
     )
     cost = select_cost(sizes)
-    # A rank ranks its own tokens and tells the best with their positions, 8 bytes each; before
-    # that two small exchanges say how many.
-    told = 8 * workload.batch * model.full_layers * workload.share(selected)
-    exchange = workload.link.all_gather(workload.ranks, told)
+    # A rank ranks its own tokens and sends the best with their positions, 8 bytes each, after two
+    # small exchanges of how many.
+    sent = 8 * workload.batch * model.full_layers * workload.share(selected)
+    exchange = workload.link.all_gather(workload.ranks, sent)
     exchange += 2 * workload.link.all_gather(workload.ranks, 0)
     return workload.machine.seconds("select_topk", 1, cost.bytes, 0) + exchange
 

@@ -207,7 +207,7 @@ def _round(row: dict, workload: Workload) -> Round:
 
 
 def _defaults(method: str) -> dict[str, Any]:
-    """Return a method's defaults; what only its drafter knows is as in the profile."""
+    """Return a method's defaults; those that depend on its drafter as in the profile."""
     from specattn.decoding import METHODS  # with transformers, which a plan does without
 
     of_profile = METHOD_PROFILES[method].options if method in METHOD_PROFILES else {}

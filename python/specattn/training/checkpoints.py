@@ -38,7 +38,7 @@ def is_complete(checkpoint: Path) -> bool:
     try:
         json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
         for file in checkpoint.glob("*.safetensors"):
-            with safe_open(str(file), "pt"):  # compares the file's length with what it shall hold
+            with safe_open(str(file), "pt"):  # compares the file's length with its header
                 pass
         for file in (*checkpoint.glob("*.pt"), *checkpoint.glob("*.pth")):
             with zipfile.ZipFile(file):  # whose table of contents is written last

@@ -24,7 +24,7 @@ def features_of(model: PreTrainedModel, input_ids: torch.Tensor) -> torch.Tensor
 
 
 class FeatureCache:
-    """A folder with the features of every row that was asked for, a safetensors file for each.
+    """A folder with the features of every row that was requested, a safetensors file for each.
 
     A row's file is named after its tokens, so it serves every epoch, order and run that meets the
     same row; rows that were not met are computed and added. A file appears whole or not at all: a
@@ -35,7 +35,7 @@ class FeatureCache:
     folder : path
         Created if missing.
     model : PreTrainedModel
-        The target. The folder is its alone.
+        The target. It shares the folder with no other.
 
     Raises
     ------
@@ -75,7 +75,7 @@ class FeatureCache:
 
 
 def _fingerprint(model: PreTrainedModel) -> str:
-    """Return a digest that tells models apart: of every weight, a few numbers."""
+    """Return a digest of a few numbers of every weight, to distinguish models."""
     digest = hashlib.sha256()
     for name, weight in model.state_dict().items():
         few = weight.flatten()[:: max(1, weight.numel() // 16)][:16].float().cpu()

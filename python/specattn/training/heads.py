@@ -112,7 +112,7 @@ class TokenSwiftRecipe(HeadsRecipe):
 
     @property
     def method(self) -> Callable[[TokenSwiftHeads], TokenSwift]:
-        """The default tree, as deep as there are heads."""
+        """The method with its default tree, as deep as there are heads."""
         return lambda heads: TokenSwift(
             heads, widths=tokenswift.MOST_WIDTHS[: 1 + heads.config.num_heads]
         )
@@ -126,5 +126,5 @@ class MedusaRecipe(HeadsRecipe):
 
     @property
     def method(self) -> Callable[[MedusaHeads], Medusa]:
-        """The default tree, as deep as there are heads."""
+        """The method with its default tree, as deep as there are heads."""
         return lambda heads: Medusa(heads, widths=medusa.MOST_WIDTHS[: heads.config.num_heads])

@@ -20,7 +20,7 @@ def anchor_offset_positions(
     ----------
     rows, length : int
     max_length : int
-        Positions that the target knows; at least `length`.
+        Positions that the target supports; at least `length`.
     generator : torch.Generator, optional
         Source of randomness, on the CPU; the global one by default.
 

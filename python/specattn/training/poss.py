@@ -43,7 +43,7 @@ class Variant(Preset):
 
     @property
     def layers(self) -> int:
-        """Specialists that `depth` asks for."""
+        """Specialists for `depth`."""
         return -(-self.depth // (self.positions_per_layer or self.depth))
 
 
@@ -260,7 +260,8 @@ class PosSRecipe(Recipe):
     fc_norm, norm_output : bool
         Norms of a new drafter, as `PosSConfig` has them.
     start : path, optional
-        A drafter that a new one begins as, its layers repeated; by default the target's last layer.
+        A drafter to initialise a new one from, its layers repeated; by default the target's last
+        layer.
     feature_cache : path, optional
         As `FeatureCache` has it.
     """

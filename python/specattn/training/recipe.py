@@ -49,7 +49,7 @@ class Objective(nn.Module, ABC):
         The drafter does not fit the target.
     """
 
-    accepts_loss_kwargs = True  # the trainer hands over `num_items_in_batch`
+    accepts_loss_kwargs = True  # the trainer passes `num_items_in_batch`
 
     def __init__(self, target: PreTrainedModel, drafter: TrainedDrafter):
         super().__init__()
@@ -79,7 +79,7 @@ class Objective(nn.Module, ABC):
 
 
 class Recipe(ABC):
-    """All that a training run must know of a method.
+    """A method's part of a training run.
 
     Attributes
     ----------

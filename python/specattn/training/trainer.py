@@ -23,10 +23,10 @@ _PART = "drafter."
 
 
 class DrafterTrainer(Trainer):
-    """Train ``objective.drafter`` while ``objective.target`` stands still.
+    """Train ``objective.drafter`` beside a frozen ``objective.target``.
 
     Checkpoints and the result hold the drafter alone, as its own ``save_pretrained`` writes it, and
-    evaluation decodes held-out prompts to see what the drafter is worth.
+    evaluation decodes held-out prompts to measure the drafter's acceptance.
 
     Parameters
     ----------

@@ -30,7 +30,7 @@ class Record:
     Raises
     ------
     ValueError
-        The file cannot be written, or it exists and `resume` was not asked for, or it was measured
+        The file cannot be written, or it exists and `resume` is False, or it was measured
         on something else.
     """
 

@@ -36,7 +36,7 @@ class Sweep:
     large_gamma : int
         Drafted tokens of the first step.
     min_tokens : int
-        Of `Vegas`; of the shares that ask for no more tokens only the largest is tried.
+        Of `Vegas`; of the shares that select no more tokens only the largest is tried.
     stable : float
         The first step takes the smallest share that is accepted this much of the best one's.
     new_tokens, repeats, batch, seed : int
@@ -142,22 +142,22 @@ class Tuner:
         ``advance(step)`` is called after every run, measured or found in the record.
         """
         sweep, self._advance = self.sweep, advance
-        wide = self._measure("ratio", [Candidate(sweep.large_gamma, r) for r in self.ratios])
-        enough = sweep.stable * max(result.accepted for result in wide.values())
-        stable = min(one.ratio for one, result in wide.items() if result.accepted >= enough)
-        deep = self._measure("gamma", [PLAIN, *(Candidate(g, stable) for g in sweep.gammas)])
-        gamma = _fastest(deep).gamma
-        last = self._measure("ratio again", [PLAIN, *(Candidate(gamma, r) for r in self.ratios)])
-        best = _fastest(last)
+        first = self._measure("ratio", [Candidate(sweep.large_gamma, r) for r in self.ratios])
+        enough = sweep.stable * max(result.accepted for result in first.values())
+        stable = min(one.ratio for one, result in first.items() if result.accepted >= enough)
+        second = self._measure("gamma", [PLAIN, *(Candidate(g, stable) for g in sweep.gammas)])
+        gamma = _fastest(second).gamma
+        third = self._measure("ratio again", [PLAIN, *(Candidate(gamma, r) for r in self.ratios)])
+        best = _fastest(third)
         self.record.chosen = {
             "gamma": best.gamma,
             "ratio": best.ratio,
             "method": best.spelled(sweep.min_tokens),
             "stable_ratio": stable,
-            "accepted_per_round": last[best].accepted,
-            "tokens_per_second": last[best].tokens_per_second,
-            "plain_tokens_per_second": last[PLAIN].tokens_per_second,
-            "speedup": last[best].speedup,
+            "accepted_per_round": third[best].accepted,
+            "tokens_per_second": third[best].tokens_per_second,
+            "plain_tokens_per_second": third[PLAIN].tokens_per_second,
+            "speedup": third[best].speedup,
         }
         self.record.write()
         return self.record.chosen
@@ -191,13 +191,13 @@ class Tuner:
     def _run(
         self, snapshot: PromptSnapshot, candidate: Candidate, new_tokens: int, repeat: int
     ) -> Measurement:
-        heat = self.sweep.temperature
-        warpers = [TemperatureLogitsWarper(heat)] if heat not in (0.0, 1.0) else []
+        temperature = self.sweep.temperature
+        warpers = [TemperatureLogitsWarper(temperature)] if temperature not in (0.0, 1.0) else []
         _, statistics = snapshot.run(
             candidate.method(self.sweep.min_tokens),
             new_tokens,
             LogitsProcessorList(warpers),
-            do_sample=heat > 0,
+            do_sample=temperature > 0,
             seed=self.sweep.seed + repeat,
         )
         total = statistics.total

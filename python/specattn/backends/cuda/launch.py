@@ -22,7 +22,7 @@ from . import build
 from .build import Program
 
 _ALIGNMENT = 16  # bytes: of what is copied 16 bytes at a time
-_MOST_PLANS = 1024  # per primitive; then all are forgotten
+_MOST_PLANS = 1024  # per primitive; then all are dropped
 
 
 class Plan(NamedTuple):

@@ -117,7 +117,7 @@ class Chains:
         try:
             self._attend(call)
             agrees = _agree(call)
-        except Exception as error:  # of any release of theirs, in which anything may be different
+        except Exception as error:  # whatever an untested release may raise
             agrees, reason = False, f"raises {type(error).__name__}: {error}"
         self.agrees[kind] = agrees
         if not agrees:

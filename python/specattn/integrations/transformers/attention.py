@@ -16,7 +16,7 @@ from specattn.backends.select import chosen
 from .masks import Visible, additive, visible_of
 from .views import attend
 
-# What models hand down that decides nothing here: the mask has the window, the keys the positions.
+# Arguments without effect here: the mask has the window, the keys the positions.
 _HARMLESS = frozenset({
     "cache_position", "deterministic", "is_causal", "labels", "logits_to_keep",
     "num_items_in_batch", "output_attentions", "output_hidden_states", "output_router_logits",
@@ -70,7 +70,7 @@ def _why_not(
     if unknown:
         return f"{', '.join(sorted(unknown))} cannot be expressed"
     if others.get("output_attentions"):
-        return "output_attentions=True asks for weights, which no kernel of ours returns"
+        return "output_attentions=True needs weights, which no kernel of ours returns"
     if dropout:
         return f"dropout={dropout} cannot be expressed"
     if torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value)):

@@ -99,7 +99,7 @@ class Carrier(torch.Tensor):
         return Carrier.of(self.visible, tuple(self.shape), moved.device)
 
     def contiguous(self, memory_format=torch.contiguous_format) -> Carrier:
-        """Stay as it is: `generate` asks for this where a cache is static."""
+        """Return itself: `generate` calls this where a cache is static."""
         return self
 
 
@@ -118,7 +118,7 @@ def mask(
 
     Returns a `Carrier` [B, 1, T, N] where a `Visible` says all, else what `sdpa_mask` returns.
     """
-    # A static cache hands out its own counter, which the layers then move.
+    # A static cache passes its own counter, which the layers then change in place.
     q_offset = int(q_offset)
     arguments = {
         "batch_size": batch_size,
@@ -135,7 +135,7 @@ def mask(
     if not (causal and known):
         return sdpa_mask(**arguments)
     visible = Visible(q_offset - kv_offset, q_length, window, spans, arguments)
-    # Four dimensions, by which transformers knows a mask that is ready.
+    # Four dimensions, by which transformers recognises a finished mask.
     shape = batch_size, 1, q_length, kv_length
     return Carrier.of(visible, shape, options.get("device", "cpu"))
 

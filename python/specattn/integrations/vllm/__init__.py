@@ -17,7 +17,7 @@ _DRAFTERS = {"PromptLookup": ".lookup", "Suffix": ".lookup", "Vegas": ".vegas"}
 
 
 def __getattr__(name: str) -> Any:
-    """Import a drafter when vLLM asks for it: every process of vLLM imports this package."""
+    """Import a drafter when vLLM needs it: every process of vLLM imports this package."""
     if name not in _DRAFTERS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_DRAFTERS[name], __name__), name)

@@ -65,7 +65,7 @@ def serves_head_size(head_size: int) -> bool:
 def pages(kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return keys and values, [pages, page_size, Hk, D], as views of a layer's KV cache.
 
-    The cache is [pages, Hk, page_size, 2 * D] of memory (LBHNC, which our backends ask for) in
+    The cache is [pages, Hk, page_size, 2 * D] of memory (LBHNC, which our backends require) in
     which a head's keys lie before its values.
     """
     count, heads, size, _ = kv_cache.shape
@@ -150,7 +150,7 @@ class SpecattnAttention(AttentionImpl):
         return (*prefix, *no_tree, batch.block_table, self.window, *options, *rows)
 
     def lse(self, q: torch.Tensor) -> torch.Tensor:
-        """Return a buffer for log-sum-exps, which nobody reads."""
+        """Return a buffer for log-sum-exps, which are not read."""
         if self._lse is None or self._lse.shape != q.shape[:-1]:
             self._lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
         return self._lse

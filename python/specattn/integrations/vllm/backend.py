@@ -103,7 +103,7 @@ class SpecattnMetadataBuilder(CPUAttentionMetadataBuilder):
         common_attn_metadata: CommonAttentionMetadata,
         fast_build: bool = False,
     ):
-        """Return what every layer of the group needs to know of a step."""
+        """Return the metadata of a step for every layer of the group."""
         if not self.serves:
             return super().build(common_prefix_len, common_attn_metadata, fast_build)
         return batch_of(common_attn_metadata)

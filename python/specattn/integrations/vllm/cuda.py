@@ -74,5 +74,5 @@ class SpecattnCudaMetadataBuilder(AttentionMetadataBuilder[Batch]):
         common_attn_metadata: CommonAttentionMetadata,
         fast_build: bool = False,
     ) -> Batch:
-        """Return what every layer needs to know of a step."""
+        """Return the metadata of a step for every layer."""
         return batch_of(common_attn_metadata)

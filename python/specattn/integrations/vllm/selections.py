@@ -41,7 +41,7 @@ class Selections:
             layer.selections = self
 
     def wants(self, batch: Batch) -> bool:
-        """Note a pass, and return whether it shall collect."""
+        """Set the last pass, and return whether it collects."""
         self.batch = batch
         return self.wanted
 

@@ -102,7 +102,7 @@ class Vegas:
         token_ids_cpu: np.ndarray,
         slot_mappings: Any = None,
     ) -> list[list[int]]:
-        """Return a draft for each row that shall have one, and decide what the next pass collects.
+        """Return a draft for each row that gets one, and decide whether the next pass collects.
 
         A request's first round has no draft: nothing was selected for it yet.
         """

@@ -1,4 +1,4 @@
-"""Attention over a dealt cache against a dense softmax in float64, and what it costs."""
+"""Attention over a sharded cache against a dense softmax in float64, and what it costs."""
 
 import math
 from types import SimpleNamespace

@@ -3,8 +3,8 @@
 import torch
 
 from specattn.distributed import ContextParallel
-from specattn.distributed.dealing import Dealing
 from specattn.distributed.selection import OwnShares, best_of_all
+from specattn.distributed.sharding import Sharding
 
 CASES = (
     {"budget": 7},
@@ -39,13 +39,13 @@ def expected(scores, length, budget=None, ratio=None, min_tokens=0, keep_first=0
 
 def select(block):
     ranks = ContextParallel(block_size=block)
-    dealing, found = Dealing(ranks.rank, ranks.size, block), []
+    sharding, found = Sharding(ranks.rank, ranks.size, block), []
     for seed, share in enumerate(CASES):
         scores, lengths = scores_and_lengths(seed)
-        slots = torch.arange(dealing.room(150))
+        slots = torch.arange(sharding.room(150))
         beyond = torch.nn.functional.pad(scores, (0, 200), value=torch.nan)
-        own = beyond[:, dealing.positions(slots)].contiguous()
-        indices, counts = best_of_all(ranks, dealing, 150, own, lengths, **share)
+        own = beyond[:, sharding.positions(slots)].contiguous()
+        indices, counts = best_of_all(ranks, sharding, 150, own, lengths, **share)
         found.append([i[:n].tolist() for i, n in zip(indices, counts.tolist(), strict=True)])
     return found
 
@@ -60,8 +60,8 @@ def test_two_ranks_select_what_one_would(two_ranks):
 
 
 def test_a_rank_knows_its_share_of_a_selection():
-    dealing = Dealing(rank=1, ranks=3, block=2)  # 2 3, 8 9, 14 15 are its tokens
-    shares = OwnShares(dealing)
+    sharding = Sharding(rank=1, ranks=3, block=2)  # 2 3, 8 9, 14 15 are its tokens
+    shares = OwnShares(sharding)
     indices = torch.tensor([[1, 2, 9, 10, 14, 3, -1], [8, 0, 1, 15, 2, 3, 9]], dtype=torch.int32)
     for lengths, wanted in (
         ([6, 7], [[0, 3, 4, 1], [2, 5, 0, 1, 3]]),

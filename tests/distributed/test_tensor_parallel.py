@@ -90,7 +90,7 @@ def refused(folder):
     return str(raised.value)
 
 
-def test_heads_that_cannot_be_dealt_out_are_refused(two_ranks, tmp_path):
+def test_heads_that_cannot_be_divided_are_refused(two_ranks, tmp_path):
     folder = saved("qwen3", tmp_path, num_attention_heads=3, num_key_value_heads=3)
     assert all("got 3 query and 3 KV heads" in found for found in two_ranks(refused, folder))
 

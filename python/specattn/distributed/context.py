@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.functional import pad
 
-from specattn.distributed.dealing import Dealing
 from specattn.distributed.group import Buffer, ContextParallel
 from specattn.distributed.selection import OwnShares, best_of_all
+from specattn.distributed.sharding import Sharding
 from specattn.kv_cache import KVCache, NewHeads, NewRows
 from specattn.ops import (
     hybrid_tree_attention,
@@ -33,7 +33,7 @@ Attend = Callable[[torch.Tensor, torch.Tensor], object]
 class ContextCache(KVCache):
     """One rank's share of the keys and values of a batch of requests; arguments as for `KVCache`.
 
-    Full-attention layers are sharded (`Dealing`). Layers with a sliding window (`windows`, one or
+    Full-attention layers are sharded (`Sharding`). Layers with a sliding window (`windows`, one or
     None for each layer) are replicated in `whole`, a KVCache or None: they attend to few keys, and
     need no exchange. The keys of a pass's own rows are attended to by the last rank (`holds_new`),
     which holds fewest others.
@@ -62,12 +62,12 @@ class ContextCache(KVCache):
     ):
         full, sliding = windows.count(None), len(windows) - windows.count(None)
         if not full:
-            raise ValueError("context parallelism deals out full attention; all layers slide here")
+            raise ValueError("context parallelism shards full attention; all layers slide here")
         self.ranks = context_parallel
-        self.dealing = Dealing(
+        self.sharding = Sharding(
             context_parallel.rank, context_parallel.size, context_parallel.block_size
         )
-        self.room = self.dealing.room(capacity)
+        self.room = self.sharding.room(capacity)
         of_layer: Any = (batch, self.room + 1, kv_heads, head_dim)
         options: Any = {"dtype": dtype, "device": device}
         super().__init__(full, *of_layer, **options)
@@ -75,10 +75,10 @@ class ContextCache(KVCache):
         self.whole: Any = None
         if sliding:
             self.whole = KVCache(sliding, batch, capacity, kv_heads, head_dim, **options)
-        self.holds_new = self.dealing.rank == self.dealing.ranks - 1
+        self.holds_new = self.sharding.rank == self.sharding.ranks - 1
         self._staged = self.storage.new_empty(full, 2, batch, 0, kv_heads, head_dim)
         self._placed: tuple[NewRows, _Placed] | None = None
-        self._shares = OwnShares(self.dealing)
+        self._shares = OwnShares(self.sharding)
         nothing = torch.zeros(batch, 1, dtype=torch.int32, device=device)
         self._everything = nothing, nothing[:, 0] - 1
 
@@ -99,7 +99,7 @@ class ContextCache(KVCache):
 
     def held(self, lengths: torch.Tensor) -> torch.Tensor:
         """Return how many of the first `lengths` [B] tokens this rank holds."""
-        return self.dealing.held(lengths)
+        return self.sharding.held(lengths)
 
     def place(self, layer: int) -> int:
         """Return which of its kind a layer is, full or with a window: its index in `storage`."""
@@ -206,7 +206,7 @@ class ContextCache(KVCache):
         """Do what `KVCache.attend_committed` does."""
         if self._sliding[layer]:
             return self.whole.attend_committed(self.place(layer), q, seqlens, unseen)
-        cache, prefix = self.layer(layer), self.dealing.held(seqlens)
+        cache, prefix = self.layer(layer), self.sharding.held(seqlens)
         return self._merged(
             q, lambda out, lse: self._attend_to_prefix(q, cache, prefix, out=out, lse=lse)
         )
@@ -215,7 +215,7 @@ class ContextCache(KVCache):
         self, layer: int, q: torch.Tensor, seqlens: torch.Tensor, longest: int | None = None
     ) -> torch.Tensor:
         """Return what `KVCache.importance_scores` does: every rank scores its own tokens."""
-        own = importance_scores(q, self.layer(layer)[0], self.dealing.held(seqlens))
+        own = importance_scores(q, self.layer(layer)[0], self.sharding.held(seqlens))
         return self.gathered(own)[..., :longest]
 
     def gathered(self, scores: torch.Tensor, unit: int = 1) -> torch.Tensor:
@@ -223,19 +223,19 @@ class ContextCache(KVCache):
 
         Raises ValueError unless the sharded blocks are a multiple of `unit`.
         """
-        if self.dealing.block % unit:
+        if self.sharding.block % unit:
             raise ValueError(
                 f"pages of {unit} tokens need a block_size that is a multiple, got "
-                f"{self.dealing.block}"
+                f"{self.sharding.block}"
             )
         (parts,) = self.ranks.gather("scores", scores)
-        return self.dealing.in_order(parts, self.capacity // unit, unit)
+        return self.sharding.in_order(parts, self.capacity // unit, unit)
 
     def select_topk(self, scores: torch.Tensor, seqlens: torch.Tensor, **share: Any) -> State:
         """Select by this rank's scores and by those of all others (`best_of_all`)."""
         each, rows = scores.shape[:-1], scores.flatten(0, -2)  # KV heads are texts of their own
         seqlens = seqlens.repeat_interleave(len(rows) // len(seqlens))
-        found = best_of_all(self.ranks, self.dealing, self.capacity, rows, seqlens, **share)
+        found = best_of_all(self.ranks, self.sharding, self.capacity, rows, seqlens, **share)
         return found[0].unflatten(0, each), found[1].unflatten(0, each)
 
     def commit(
@@ -271,7 +271,7 @@ class ContextCache(KVCache):
     def _up_to(self, layer: int, max_seqlen: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return a layer's keys and values as far as texts of `max_seqlen` tokens reach."""
         k, v = self.layer(layer)
-        most = self.dealing.room(max_seqlen)
+        most = self.sharding.room(max_seqlen)
         return k[:, :most], v[:, :most]
 
     def placing(self, prefix: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -280,15 +280,15 @@ class ContextCache(KVCache):
         Both int32 on the CPU: [B] and [B, count], -1 for rows that belong to others. Computed in
         plain numbers: for few rows faster than a tensor operation.
         """
-        dealing, prefixes = self.dealing, prefix.tolist()
+        sharding, prefixes = self.sharding, prefix.tolist()
         places = [
             [
-                dealing.slots(at) + request * (self.room + 1) if dealing.is_mine(at) else -1
+                sharding.slots(at) + request * (self.room + 1) if sharding.is_mine(at) else -1
                 for at in range(length, length + count)
             ]
             for request, length in enumerate(prefixes)
         ]
-        held = [dealing.held(length) for length in prefixes]
+        held = [sharding.held(length) for length in prefixes]
         return torch.tensor(held, dtype=torch.int32), torch.tensor(places, dtype=torch.int32)
 
     def stage(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -311,8 +311,8 @@ class ContextCache(KVCache):
 
     def _own_slots(self, positions: torch.Tensor, keep: torch.Tensor | bool = True) -> torch.Tensor:
         """Return this rank's slots of its own tokens; others go to the slot that is never read."""
-        mine = self.dealing.is_mine(positions) & keep
-        return torch.where(mine, self.dealing.slots(positions), self.room)
+        mine = self.sharding.is_mine(positions) & keep
+        return torch.where(mine, self.sharding.slots(positions), self.room)
 
     def _store(self, new: NewHeads) -> _Placed:
         """Store new keys and values of a full-attention layer."""
@@ -331,7 +331,7 @@ class ContextCache(KVCache):
         words = -(-count // 64)
         unseen = torch.zeros(count, words, dtype=torch.int64, device=positions.device)
         slots = requests, self._own_slots(positions)
-        return _Placed(slots, self.dealing.held(rows.prefix), unseen)
+        return _Placed(slots, self.sharding.held(rows.prefix), unseen)
 
     def _all_rows(self, count: int, *own: torch.Tensor) -> list[torch.Tensor]:
         """Return the rows [count, ...] of which every rank has a share."""

@@ -7,15 +7,15 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import pad
 
-from specattn.distributed.dealing import Dealing
 from specattn.distributed.group import ContextParallel
+from specattn.distributed.sharding import Sharding
 from specattn.ops import select_topk
 from specattn.reference.select_topk import selection_size, tokens_in_ratio
 
 
 def best_of_all(
     ranks: ContextParallel,
-    dealing: Dealing,
+    sharding: Sharding,
     capacity: int,
     scores: torch.Tensor,
     seqlens: torch.Tensor,
@@ -40,7 +40,7 @@ def best_of_all(
     wanted = tokens_in_ratio(seqlens, ratio) if budget is None else torch.full_like(seqlens, budget)
     wanted = torch.minimum(wanted.clamp(min=max(min_tokens, kept)), seqlens)
     most = min(selection_size(capacity, ratio, budget, min_tokens, kept), scores.shape[-1])
-    slots, counts = select_topk(scores, dealing.held(seqlens), budget=max(most, 1))
+    slots, counts = select_topk(scores, sharding.held(seqlens), budget=max(most, 1))
     nothing = torch.arange(slots.shape[-1], device=slots.device) >= counts[:, None]
     values = scores.gather(-1, slots.clamp_min(0).long())
     values = values.masked_fill(nothing | values.isnan(), -torch.inf)
@@ -54,7 +54,7 @@ def best_of_all(
     width = int(ranks.reduce("selection", offered.sum(-1).amax()[None], "max"))
 
     order = (~offered).to(torch.int8).argsort(dim=-1, stable=True)[:, : max(width, 1)]
-    positions = dealing.positions(slots).masked_fill(~offered, capacity)
+    positions = sharding.positions(slots).masked_fill(~offered, capacity)
     found = ranks.gather("selection", positions.gather(-1, order), values.gather(-1, order))
     positions, values = (x.movedim(0, 1).flatten(1) for x in found)
     known = scores.new_full((len(scores), capacity + 1), -torch.inf)  # the last entry is never read
@@ -68,8 +68,8 @@ def best_of_all(
 class OwnShares:
     """A rank's slots of selected tokens, cached by layer: several passes may share a selection."""
 
-    def __init__(self, dealing: Dealing):
-        self.dealing = dealing
+    def __init__(self, sharding: Sharding):
+        self.sharding = sharding
         self._tables: dict[int, _Table] = {}
 
     def of(
@@ -88,11 +88,11 @@ class OwnShares:
         return table.slots, counts
 
     def _table(self, indices: torch.Tensor) -> _Table:
-        mine = self.dealing.is_mine(indices)
+        mine = self.sharding.is_mine(indices)
         before = mine.cumsum(-1, dtype=torch.int32)
         column = (before - 1).masked_fill(~mine, indices.shape[-1]).long()
         slots = torch.zeros_like(pad(indices, (0, 1)))  # others' go to the last column
-        slots.scatter_(-1, column, self.dealing.slots(indices))
+        slots.scatter_(-1, column, self.sharding.slots(indices))
         return _Table(indices, indices._version, slots, before)
 
 

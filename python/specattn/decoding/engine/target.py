@@ -113,9 +113,10 @@ class Target(CachedModel):
         """Return what runs its passes."""
         attention = LayerAttention(self.cache, self.windows)
         if isinstance(self.cache, ContextCache) and find_spec("specattn._cpu"):
-            from specattn.decoding.ranks.dealt_attention import DealtAttention  # the C++ kernels
+            # It needs the C++ kernels.
+            from specattn.decoding.ranks.sharded_attention import ShardedAttention
 
-            attention = DealtAttention(self.cache, self.windows)
+            attention = ShardedAttention(self.cache, self.windows)
         together = self.lockstep is not None
         quiet = self.lockstep is not None and self.lockstep.ranks.rank != 0
         return runner_of(self, compile, attention, compared=together, quiet=quiet)
@@ -149,9 +150,9 @@ class Target(CachedModel):
     def prefill_chunk(
         self, tokens: torch.Tensor, counts: Sequence[int], start: int, wanted: bool
     ) -> Sequence[torch.Tensor]:
-        """Run a chunk of the prompts, its rows divided over the ranks of a dealt cache."""
-        dealt = isinstance(self.cache, ContextCache)
-        run = split_features if dealt else CachedModel.prefill_chunk
+        """Run a chunk of the prompts, its rows divided over the ranks of a sharded cache."""
+        sharded = isinstance(self.cache, ContextCache)
+        run = split_features if sharded else CachedModel.prefill_chunk
         return run(self, tokens, counts, start, wanted)
 
     def verify(self, tree: Tree, tokens: torch.Tensor, **options: Any) -> Verification:

@@ -1,1 +1,1 @@
-"""Several ranks that decode one text: lockstep, a KV cache dealt out over them."""
+"""Several ranks that decode one text: lockstep, a KV cache sharded over them."""

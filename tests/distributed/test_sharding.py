@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from specattn.distributed.dealing import Dealing
+from specattn.distributed.sharding import Sharding
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
@@ -12,15 +12,15 @@ def test_every_token_lies_once_and_in_the_order_of_the_text(ranks, block):
     for position in range(length):
         held[position // block % ranks].append(position)
     for rank, expected in enumerate(held):
-        dealing = Dealing(rank, ranks, block)
+        sharding = Sharding(rank, ranks, block)
         positions = torch.arange(length)
-        mine = positions[dealing.is_mine(positions)]
+        mine = positions[sharding.is_mine(positions)]
         assert mine.tolist() == expected
-        assert dealing.slots(mine).tolist() == list(range(len(expected)))
-        assert dealing.positions(torch.arange(len(expected))).tolist() == expected
+        assert sharding.slots(mine).tolist() == list(range(len(expected)))
+        assert sharding.positions(torch.arange(len(expected))).tolist() == expected
         counts = [sum(p < n for p in expected) for n in range(length + 1)]
-        assert dealing.held(torch.arange(length + 1)).tolist() == counts
-        assert len(expected) <= dealing.room(length) < len(expected) + 2 * block
+        assert sharding.held(torch.arange(length + 1)).tolist() == counts
+        assert len(expected) <= sharding.room(length) < len(expected) + 2 * block
 
 
 @pytest.mark.parametrize(("block", "unit"), [(4, 1), (6, 3), (4, 4)])
@@ -28,8 +28,8 @@ def test_what_ranks_know_of_their_tokens_is_put_in_order(block, unit):
     ranks, length = 3, 50
     per_rank = []
     for rank in range(ranks):
-        dealing = Dealing(rank, ranks, block)
-        first_slots = torch.arange(0, dealing.room(length), unit)
-        per_rank.append(dealing.positions(first_slots) // unit)
-    known = Dealing(0, ranks, block).in_order(torch.stack(per_rank)[:, None], length // unit, unit)
+        sharding = Sharding(rank, ranks, block)
+        first_slots = torch.arange(0, sharding.room(length), unit)
+        per_rank.append(sharding.positions(first_slots) // unit)
+    known = Sharding(0, ranks, block).in_order(torch.stack(per_rank)[:, None], length // unit, unit)
     assert known.tolist() == [list(range(length // unit))]

@@ -1,4 +1,4 @@
-"""Attention over a cache that is dealt out over ranks, in a recording of kernel calls.
+"""Attention over a cache that is sharded over ranks, in a recording of kernel calls.
 
 What `ContextCache` does in Python, with the same kernels: here memory is fixed, so that only the
 exchange between the ranks remains a step in Python.
@@ -18,7 +18,7 @@ from specattn.decoding.passes.runner import Collected, LayerAttention
 from specattn.distributed.context import ContextCache
 
 
-class DealtAttention(LayerAttention):
+class ShardedAttention(LayerAttention):
     """How the layers of a recorded pass attend to a `ContextCache`."""
 
     cache: ContextCache
@@ -48,15 +48,15 @@ class DealtAttention(LayerAttention):
         collected: Collected | None,
         **options: Any,
     ) -> torch.Tensor:
-        """Return the outputs of layer n; a dealt one's keys and values are stored here."""
+        """Return the outputs of layer n; a sharded one's keys and values are stored here."""
         if options["window"] is not None:
             k_cache, v_cache = self.cache.whole.layer(self.cache.place(n))
             read = (heads[0], k_cache, v_cache, inputs["prefix"], None, None)
             return ops.hybrid_tree_attention(*read, **options)
         assert isinstance(ops, Recorder)
-        return self._attend_dealt(ops, n, heads, inputs, collected, **options)
+        return self._attend_sharded(ops, n, heads, inputs, collected, **options)
 
-    def _attend_dealt(
+    def _attend_sharded(
         self,
         ops: Recorder,
         n: int,

@@ -1,4 +1,4 @@
-"""Recorded passes over a dealt cache against the model's own modules in float64 on one rank."""
+"""Recorded passes over a sharded cache against the model's own modules in float64 on one rank."""
 
 import pytest
 import torch

@@ -11,7 +11,7 @@ Positions = TypeVar("Positions", int, torch.Tensor)
 
 
 @dataclass(frozen=True)
-class Dealing:
+class Sharding:
     """Which tokens one rank holds, and in which slots.
 
     Block n of the text, tokens ``n * block`` and on, belongs to rank ``n % ranks``. A rank keeps

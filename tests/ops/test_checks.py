@@ -279,3 +279,34 @@ def test_symbolic_sizes_are_checked_too():
     graph = trace(q, k, v)
     longer = torch.randn(3, 5, 7, 2, 8)
     assert torch.equal(graph(*longer)[0], specattn.tree_attention(*longer)[0])
+
+
+@pytest.mark.parametrize(
+    ("op", "name"), [t for t in TENSORS if valid_calls()[t[0]][1][t[1]].is_floating_point()]
+)
+def test_a_view_with_the_negative_bit(op, name):
+    """Its memory has the opposite sign; and what is complex, with a conjugate bit, is refused."""
+    message = rf"^{name}: expected a tensor, got a view that is negated .*resolve_neg\(\)"
+    for _ in range(2):  # also once calls with such forms are known
+        refuse(op, lambda a: {name: torch._neg_view(a[name])}, TypeError, message)
+        function, arguments = valid_calls()[op]
+        function(**arguments)
+    refuse(
+        op, lambda a: {name: a[name].to(torch.complex64).conj()}, TypeError, f"^{name}: expected"
+    )
+
+
+@pytest.mark.parametrize("name", ["out", "lse"])
+def test_an_output_with_the_negative_bit(name):
+    function, arguments = valid_calls()["hybrid_tree_attention"]
+    out, lse = function(**arguments)
+    outputs = {"out": out, "lse": lse}
+    outputs[name] = torch._neg_view(outputs[name])
+    with pytest.raises(TypeError, match=f"^{name}: expected a tensor, got a view that is negated"):
+        function(**arguments, **outputs)
+
+
+@pytest.mark.parametrize(("op", "name"), TENSORS)
+def test_a_sparse_tensor(op, name):
+    message = f"^{name}: expected a tensor, got torch.sparse_coo"
+    refuse(op, lambda a: {name: a[name].to_sparse()}, TypeError, message)

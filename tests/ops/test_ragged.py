@@ -68,9 +68,9 @@ def test_starts_that_do_not_deal_the_rows(op, starts, message):
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"max_seqlen_q": None}, ValueError, "max_seqlen_q: expected an int of at least 1 .*None"),
+        ({"max_seqlen_q": None}, TypeError, "max_seqlen_q: expected an int of at least 1 .*None"),
         ({"max_seqlen_q": 0}, ValueError, "max_seqlen_q: expected an int of at least 1 .*got 0"),
-        ({"max_seqlen_q": 4.0}, ValueError, "max_seqlen_q: expected an int of at least 1 .*4.0"),
+        ({"max_seqlen_q": 4.0}, TypeError, "max_seqlen_q: expected an int of at least 1 .*4.0"),
         ({"cu_seqlens_q": None}, ValueError, "max_seqlen_q: expected None without cu_seqlens_q"),
         ({"cu_seqlens_q": [0, 8]}, TypeError, "cu_seqlens_q: expected a tensor, got list"),
         ({"cu_seqlens_q": torch.zeros(5)}, TypeError, "cu_seqlens_q: expected torch.int32"),

@@ -119,6 +119,8 @@ class AgreedSizes(dict[str, int]):
         self.form = object()
 
 
+NEGATED = "a view that is negated when it is read: use resolve_neg()"
+
 _known: dict[tuple, AgreedSizes] = {}  # sizes by the forms of tensors that were found right
 _MOST_KNOWN = 1024
 _recent = Recent()
@@ -181,14 +183,18 @@ class Form(NamedTuple):
     wants_gradient: bool
 
 
-def _form(x, graph: bool) -> tuple | type:
-    """Return the fields of a `Form`, or the type of an object that is no tensor.
+def _form(x, graph: bool) -> tuple | type | torch.layout | str:
+    """Return the fields of a `Form`, or what an object is that no kernel can read.
 
     `graph` says whether operations are recorded for gradients.
     """
-    if isinstance(x, torch.Tensor):
-        return x.shape, x.dtype, x.device, x.stride(), graph and x.requires_grad
-    return type(x)
+    if not isinstance(x, torch.Tensor):
+        return type(x)
+    if x.layout is not torch.strided:
+        return x.layout
+    if not torch.compiler.is_compiling() and x.is_neg():  # its memory has the opposite sign
+        return NEGATED
+    return x.shape, x.dtype, x.device, x.stride(), graph and x.requires_grad
 
 
 def _forms(given: tuple) -> tuple:
@@ -238,11 +244,11 @@ def _spec_of(name: str, forms: dict[str, Any]) -> Spec:
 
 
 def _check_form(
-    name: str, form: Form | type, spec: Spec, first_name: str, first: Form, sizes: dict[str, int]
+    name: str, form: Any, spec: Spec, first_name: str, first: Form, sizes: dict[str, int]
 ) -> None:
-    """Check one tensor against its row of the table; new symbols are added to `sizes`."""
+    """Check a `Form`, or what is none, against its row of the table; add symbols to `sizes`."""
     if not isinstance(form, Form):
-        raise TypeError(f"{name}: expected a tensor, got {form.__name__}")
+        raise TypeError(f"{name}: expected a tensor, got {getattr(form, '__name__', form)}")
     dtypes = allowed_dtypes(spec.dtypes, first.dtype)
     if form.dtype not in dtypes:
         wanted = " or ".join(str(dtype) for dtype in dtypes)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ._check import check_option
+from ._options import number
 
 
 def ragged_rows(cu_seqlens_q: torch.Tensor | None, max_seqlen_q: int | None) -> dict[str, Any]:
@@ -14,7 +15,7 @@ def ragged_rows(cu_seqlens_q: torch.Tensor | None, max_seqlen_q: int | None) -> 
 
     Raises
     ------
-    ValueError
+    TypeError, ValueError
         `max_seqlen_q` is missing or no count of rows, or is given without `cu_seqlens_q`.
     """
     if cu_seqlens_q is None:
@@ -22,6 +23,4 @@ def ragged_rows(cu_seqlens_q: torch.Tensor | None, max_seqlen_q: int | None) -> 
             "max_seqlen_q", max_seqlen_q, max_seqlen_q is None, "None without cu_seqlens_q"
         )
         return {}
-    counts = isinstance(max_seqlen_q, (int, torch.SymInt)) and max_seqlen_q >= 1
-    check_option("max_seqlen_q", max_seqlen_q, counts, "an int of at least 1 with cu_seqlens_q")
-    return {"cu_seqlens_q": cu_seqlens_q, "max_seqlen_q": max_seqlen_q}
+    return {"cu_seqlens_q": cu_seqlens_q, "max_seqlen_q": number("max_seqlen_q", max_seqlen_q)}

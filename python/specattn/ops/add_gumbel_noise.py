@@ -6,6 +6,7 @@ import torch
 
 from ._check import GUMBEL_OUT, check_tensors
 from ._library import define
+from ._options import number
 from ._outputs import output_like
 from .cost import Cost
 
@@ -68,7 +69,7 @@ def add_gumbel_noise(
     """
     sizes = check_tensors(logits=logits, requests=requests, positions=positions)
     out = output_like(logits, "out", GUMBEL_OUT, sizes, out, first_name="logits")
-    seed %= 2**64
+    seed = number("seed", seed) % 2**64
     _operator(logits, seed - 2**64 if seed >= 2**63 else seed, requests, positions, out)
     return out
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from ._check import check_option, check_tensors
+from ._check import check_tensors
 from ._library import CACHE, STATE, call, define, trims_masks
+from ._options import LARGEST, number
 from ._outputs import state_like
 from ._ragged import ragged_rows
 from ._tree_mask import packed_mask, ragged_packed_mask
@@ -161,8 +162,10 @@ def hybrid_inputs(
         **tree,
         tree_mask=tree_mask,
     )
-    check_option("window", window, window is None or window >= 1, "None or at least 1 token")
-    check_option("softcap", softcap, softcap >= 0, "0 or a positive number")
+    window, softcap = number("window", window), number("softcap", softcap)
+    softmax_scale = number("softmax_scale", softmax_scale)
+    if window is not None and window > LARGEST:  # no text is so long
+        window = None
     cu_seqlens_q, max_seqlen_q = ragged.get("cu_seqlens_q"), ragged.get("max_seqlen_q")
     trim = window is not None and not trims_masks(operator, q)
     if cu_seqlens_q is None:

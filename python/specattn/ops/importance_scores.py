@@ -6,6 +6,7 @@ import torch
 
 from ._check import accumulation_dtype, check_tensors
 from ._library import call, define
+from ._options import flag, number
 from .cost import Cost, Sizes
 
 _operator = define(
@@ -67,6 +68,7 @@ def importance_scores(
     sizes = check_tensors(
         q=q, k_cache=k_cache, cache_seqlens=cache_seqlens, block_table=block_table
     )
+    per_head, softmax_scale = flag("per_head", per_head), number("softmax_scale", softmax_scale)
     scale = sizes["D"] ** -0.5 if softmax_scale is None else softmax_scale
     heads = (sizes["Hk"],) if per_head else ()
     shape = (sizes["B"], *heads, sizes["N"])

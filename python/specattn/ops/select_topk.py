@@ -8,6 +8,7 @@ from specattn.reference.select_topk import selection_size
 
 from ._check import check_option, check_tensors
 from ._library import call, define
+from ._options import number
 from .cost import Cost, Sizes
 
 _operator = define(
@@ -73,17 +74,16 @@ def select_topk(
     sizes = check_tensors(scores=scores, cache_seqlens=cache_seqlens)
     one = (ratio is None) != (budget is None)
     check_option("ratio, budget", (ratio, budget), one, "exactly one of the two")
-    check_option("ratio", ratio, ratio is None or 0 < ratio <= 1, "a share in (0, 1]")
-    check_option("budget", budget, budget is None or budget >= 1, "at least 1 token")
+    ratio, budget = number("ratio", ratio), number("budget", budget)
     floors = {"min_tokens": min_tokens, "keep_first": keep_first, "keep_last": keep_last}
-    for name, floor in floors.items():
-        check_option(name, floor, floor >= 0, "0 or more tokens")
-    width = selection_size(sizes["N"], ratio, budget, min_tokens, keep_first + keep_last)
+    least, first, last = (min(number(name, n), sizes["N"]) for name, n in floors.items())
+    budget = None if budget is None else min(budget, sizes["N"])
+    width = selection_size(sizes["N"], ratio, budget, least, first + last)
     shape = (*scores.shape[:-1], width)
     indices = torch.empty(shape, dtype=torch.int32, device=scores.device)
     index_lengths = torch.empty(shape[:-1], dtype=torch.int32, device=scores.device)
     outputs = (indices, index_lengths)
-    call(_operator, sizes, scores, cache_seqlens, ratio, budget, *floors.values(), *outputs)
+    call(_operator, sizes, scores, cache_seqlens, ratio, budget, least, first, last, *outputs)
     return indices, index_lengths
 
 

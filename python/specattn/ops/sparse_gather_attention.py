@@ -8,6 +8,7 @@ import torch
 
 from ._check import check_option, check_tensors
 from ._library import CACHE, STATE, call, define
+from ._options import number
 from ._outputs import state_like
 from ._ragged import ragged_rows
 from ._tree_mask import packed_mask, ragged_packed_mask
@@ -116,7 +117,7 @@ def sparse_gather_attention(
         **prefix,
         **new,
     )
-    check_option("softcap", softcap, softcap >= 0, "0 or a positive number")
+    softcap, softmax_scale = number("softcap", softcap), number("softmax_scale", softmax_scale)
     check_option("tree_mask", "a mask", tree_mask is None or bool(new), "None without new keys")
     if cu_seqlens_q is None:
         mask = packed_mask(tree_mask, sizes, None, q.device)[0] if new else None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from ._check import check_option, check_tensors
+from ._check import check_tensors
 from ._library import STATE, call, define
+from ._options import number
 from ._outputs import state_like
 from ._tree_mask import packed_mask
 from .cost import Cost, Sizes
@@ -76,7 +77,7 @@ def tree_attention(
     (torch.Size([1, 3, 8, 64]), torch.Size([1, 3, 8]))
     """
     sizes = check_tensors(q=q, k_new=k_new, v_new=v_new, out=out, lse=lse, tree_mask=tree_mask)
-    check_option("softcap", softcap, softcap >= 0, "0 or a positive number")
+    softcap, softmax_scale = number("softcap", softcap), number("softmax_scale", softmax_scale)
     mask, _ = packed_mask(tree_mask, sizes, None, q.device)
     scale = sizes["D"] ** -0.5 if softmax_scale is None else softmax_scale
     out, lse = state_like(q, out, lse)

@@ -8,6 +8,7 @@ import torch
 
 from ._check import COLLECTED, check_option
 from ._library import STATE, call, define
+from ._options import flag, integers
 from ._outputs import output_like, state_like
 from ._ragged import ragged_rows
 from .cost import Cost, Sizes
@@ -101,7 +102,7 @@ def verify_attention(
     options = (window, softmax_scale, softcap)
     inputs, sizes = hybrid_inputs(_operator, *tensors, ragged, out, lse, *options)
     check_option("collect", collect, collect in ("scores", "logits"), "'scores' or 'logits'")
-    rows = tuple(collect_rows)
+    rows, per_head = integers("collect_rows", collect_rows), flag("per_head", per_head)
     valid = len(rows) > 0 and all(-sizes["T"] <= row < sizes["T"] for row in rows)
     check_option("collect_rows", rows, valid, f"at least one row, each below T={sizes['T']}")
     check_option("per_head", per_head, per_head or collect == "scores", "True for logits")

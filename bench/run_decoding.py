@@ -152,10 +152,7 @@ def _complete(options: argparse.Namespace) -> None:
 
 
 def _sections(options: argparse.Namespace) -> list[Section]:
-    """Return what is to be measured: a paper's tables, or one table of everything asked for.
-
-    Raises ValueError for a method, an option of it, or a suite that does not exist here.
-    """
+    """Return a paper's tables or one of all that is asked; raises ValueError for what is not."""
     given = [Entry.parse(text) for text in options.method]
     peers = [Entry.parse_peer(text) for text in _peers(options)]
     names = [entry.name for entry in given]
@@ -188,10 +185,7 @@ def _sections(options: argparse.Namespace) -> list[Section]:
 
 
 def _peers(options: argparse.Namespace) -> list[str]:
-    """Return the peers that are asked for, once each.
-
-    Raises ValueError for an engine of its own process where it cannot take part.
-    """
+    """Return the peers asked for, once each; raises ValueError where one cannot take part."""
     asked = [TRANSFORMERS] if options.peer is None else list(dict.fromkeys(options.peer))
     for name in {text.partition(":")[0] for text in asked} & ENGINES.keys():
         dtypes = ENGINES[name].dtypes

@@ -113,20 +113,14 @@ def _both(before: float | None, after: float | None, form: str) -> str:
 
 
 def read(path: Path) -> tuple[Record, dict[tuple, Record]]:
-    """Return the run and its records by what they measure.
-
-    Raises ValueError for a file that is no result of a benchmark.
-    """
+    """Return the run and its records by what they measure; raises ValueError for another file."""
     run, records = read_results(path)
     keyed = {key(record): record for record in records if record["kind"] != "run"}
     return run, {one: record for one, record in keyed.items() if one is not None}
 
 
 def show(first: Path, second: Path) -> int:
-    """Print what changed; return 1 when something became slower.
-
-    Raises ValueError for a file that is no result of a benchmark.
-    """
+    """Print what changed; return 1 when something became slower. Raises as `read` does."""
     (run_a, before), (run_b, after) = read(first), read(second)
     for name, run in ((first, run_a), (second, run_b)):
         print(f"{name}: {run['machine']['name']}, commit {run['commit']}, {run['time']}")

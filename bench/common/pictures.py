@@ -21,10 +21,7 @@ def draw(
     columns: int = 0,
     size: tuple[float, float] = (4.5, 3.6),
 ) -> list[Path]:
-    """Draw the panels, `columns` of them in a line; return the files that were written.
-
-    Raises ImportError where matplotlib is not installed.
-    """
+    """Draw panels, `columns` in a line; return the file. Raises ImportError without matplotlib."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -59,10 +59,7 @@ def row_key(record: Record) -> tuple:
 
 
 def whole_lines(path: Path) -> list[Record]:
-    """Return the records of a file; a last line that an interrupt cut short is dropped.
-
-    Raises ValueError where a line is no JSON object.
-    """
+    """Return a file's records, without a line cut short; raises ValueError for what is no JSON."""
     records = []
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     for number, line in enumerate(lines, start=1):

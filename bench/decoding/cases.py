@@ -68,10 +68,7 @@ class Entry:
 
     @classmethod
     def parse(cls, text: str) -> Entry:
-        """Read ``name`` or ``name:option=value,...``; lists are written ``[4,16]``.
-
-        Raises ValueError where the method or an option of it does not exist.
-        """
+        """Read ``name:option=[4,16],...`` or a name; raises ValueError for what does not exist."""
         if text == TRANSFORMERS:
             return cls(text)
         try:
@@ -81,10 +78,7 @@ class Entry:
 
     @classmethod
     def parse_peer(cls, text: str) -> Entry:
-        """Read ``name`` or ``name:option=value`` of a peer.
-
-        Raises ValueError where there is no such peer or option, or where it is not installed.
-        """
+        """Read a peer in the same form; raises ValueError for one that is not here, too."""
         name, _, rest = text.partition(":")
         if name not in PEERS:
             raise ValueError(f"--peer: expected one of {', '.join(PEERS)}, got '{name}'")

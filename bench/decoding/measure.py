@@ -137,10 +137,7 @@ def _read(peer: Peer, prompt: torch.Tensor) -> Answer:
 
 
 def written(texts: Grounded, text: int, group: Group, plan: MeasurePlan) -> list[torch.Tensor]:
-    """Return the continuations that a group's prompts have in writing, as long as is needed.
-
-    Raises ValueError where one is shorter.
-    """
+    """Return what is written to follow a group's prompts; raises ValueError where it is short."""
     found = texts.references(text, group.context, group.batch)
     if (least := min(map(len, found))) < plan.new_tokens:
         raise ValueError(

@@ -148,10 +148,7 @@ def round_cost(seconds: dict[str, float], gamma: int) -> float:
 
 
 def selection_overhead(seconds: dict[str, float], gamma: int) -> dict[str, float]:
-    """Return what selecting adds to a round, as a share of drafting and verifying alone.
-
-    By method. Quest selects at every draft step; the others once.
-    """
+    """Return, by method, what selecting adds to a round: Quest's at every step, of others once."""
     verify = seconds["verify"]
     extra = {
         "vegas": seconds["select"] + seconds["verify, scores"] - verify,

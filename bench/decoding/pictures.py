@@ -22,10 +22,7 @@ Lines = dict[str, list[tuple[float, Record]]]
 def draw(
     records: Sequence[Record], folder: Path, note: str | None, kinds: Sequence[str], prefix: str
 ) -> list[Path]:
-    """Draw what rows without a fault can show, under a note; return the files.
-
-    Raises ImportError where matplotlib is not installed.
-    """
+    """Draw what rows without a fault show; return the files. Raises as `common.pictures.draw`."""
     right = [record for record in records if not record["fault"]]
     return [
         path

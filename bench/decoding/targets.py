@@ -148,10 +148,7 @@ class ReferenceTarget(Target):
     def verify(
         self, tree: Tree, tokens: torch.Tensor, *, capture: CaptureSpec = NO_CAPTURE, **others: Any
     ) -> Verification:
-        """Return what the model said when it read the reference, with the reference on top.
-
-        Raises ValueError where more than logits is asked for.
-        """
+        """Return what the model said of the reference, that on top; refuses more than logits."""
         if capture != NO_CAPTURE:
             raise ValueError("a reference has logits, but neither scores nor queries")
         if not self.start:
@@ -183,10 +180,7 @@ class ReferenceTarget(Target):
 def on_reference(
     parents: Sequence[int], tokens: Sequence[int], expected: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """Return the nodes of a tree whose path is what the reference has behind the root, with depths.
-
-    Node 0 is the root, whose token is committed.
-    """
+    """Return the nodes, with depths, whose path from the root (node 0) is the reference."""
     depths = {0: 0}
     for node in range(1, len(parents)):
         depth = depths.get(parents[node])

@@ -90,10 +90,7 @@ def peers(
 
 
 def _fastest(works: list, families: list[str]) -> dict[str, tuple[str, list[Peer], str]]:
-    """Return of each family the form whose second call was fastest, bound to every place.
-
-    Behind it what the second calls of the other forms took, as text.
-    """
+    """Return by family its fastest form at every place, and what the others' second call took."""
     expected, found = works[0].expected(torch.float32), {}
     for family in families:
         seconds = _seconds(works[0].peers((family,)), expected, works[0].call()["out"].dtype)

@@ -1,4 +1,4 @@
-"""What this machine shows: bandwidths, matrix rates, the time of a call; rows are held to them.
+"""Ceilings of this machine, to which rows are held: bandwidths, matrix rates, the time of a call.
 
 The read ceiling is a plain read by the C++ kernels on a CPU. Where they are not built, and on a
 GPU, it is the best of several torch calls, by name: none of them is a true ceiling everywhere

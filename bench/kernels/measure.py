@@ -79,10 +79,7 @@ def measure(
 def _admit(
     calls: list[Callable[[], Outputs]], expected: Outputs, tolerance: float, stopwatch: Stopwatch
 ) -> tuple[float, str | None, Callable | None]:
-    """Return the error of the first call, and either why it may not be timed or what to time.
-
-    What is timed takes the calls in turn: each has tensors of its own.
-    """
+    """Return the error of the first call, and why not or what to time: the calls in turn."""
     try:
         error, right = compare(calls[0](), expected, tolerance)
         if not right:

@@ -18,10 +18,7 @@ GREY = "#333333"
 
 
 def draw(run: Record, rows: Sequence[Record], folder: Path) -> list[Path]:
-    """Write `roofline.png` and `context.png`; return what was written.
-
-    Raises ImportError where matplotlib is not installed.
-    """
+    """Return the files written, `roofline.png` and `context.png`; raises as `pictures.draw`."""
     right = [row for row in rows if row["time"]]
     title = f"{run['machine']['name']}, commit {run['commit']}, {run['time'][:10]}"
     roofline = [("roofline", lambda axes: _roofline(axes, run, right))] * bool(right)

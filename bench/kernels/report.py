@@ -26,10 +26,7 @@ def table(rows: Sequence[Record]) -> str:
 
 
 def bar(line: Bar, *, disturbed: bool) -> str:
-    """Return one bar as a line: what was asked, found, and by how much it moved.
-
-    "absent" is what cannot be measured here; the note says why.
-    """
+    """Return one bar as a line; "absent" is what cannot be measured here, and the note says why."""
     show = _UNITS[line.unit].format
     limit = ("at most " if line.at_most else "") + show(line.target).lstrip("+")
     found = "-" if line.measured is None else show(line.measured)

@@ -85,10 +85,7 @@ def sweep(axes: Axes) -> list[Case]:
 
 
 def _primitive(*variants: str, rows: Rows | None = None, cached: bool = True) -> Callable:
-    """Register a primitive: its rows are its variants, or what ``rows`` makes of one case.
-
-    Without a cache there is one case for all contexts.
-    """
+    """Register a primitive and its rows: one case for all contexts where it has no cache."""
 
     def register(builder: Builder) -> Builder:
         OPS[builder.__name__] = builder

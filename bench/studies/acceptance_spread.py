@@ -1,4 +1,4 @@
-"""Whether one method accepts more than another, or had the luckier texts: all on the same texts.
+"""Compare acceptance of methods on the same texts, so that none has the luckier ones.
 
     python bench/studies/acceptance_spread.py --context 4k,16k --texts 8 --method vegas:gamma=6 \
         --method streaming:gamma=6 --method streaming:gamma=6,budget=512

@@ -1,4 +1,4 @@
-"""How much of the attention lies on what each method reads while it drafts.
+"""Measure the share of the attention that lies on what each method reads while it drafts.
 
     python bench/studies/attention_mass.py --context 4096,16384 --texts 2
 

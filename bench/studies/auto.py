@@ -1,4 +1,4 @@
-"""What `auto` gains and loses: every cell of text, context and temperature, all methods in turn.
+"""Compare `auto` with every method: cells of text, context and temperature, all methods in turn.
 
     python bench/studies/auto.py --context 1k,4k,16k --texts 5 --json cells.jsonl
     python bench/studies/auto.py --draw docs/auto.png --json cells.jsonl

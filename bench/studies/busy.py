@@ -1,4 +1,4 @@
-"""What a process on the same cores costs short calls of the CPU kernels that follow one another.
+"""Measure what a process on the same cores costs short calls of the CPU kernels in a row.
 
     python bench/studies/busy.py --threads 2 --rounds 40 --core 1
 

@@ -1,4 +1,4 @@
-"""Drafts that read: tokens per pass on grounded requests, and what a drafter gains over another.
+"""Tokens per pass on grounded requests, and what one drafter gains over another.
 
     python bench/run_decoding.py --suite grounded --json FILE
     python bench/studies/grounded.py FILE

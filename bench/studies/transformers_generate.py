@@ -1,4 +1,4 @@
-"""What transformers' own generate gains by ``attn_implementation="specattn"``, and by its cache.
+"""Measure what transformers' generate gains by our attention, and by our cache.
 
     python bench/studies/transformers_generate.py --context 4k,31k --threads 2 --json out.jsonl
 

@@ -16,10 +16,7 @@ STORED = {"float32": gguf.GGMLQuantizationType.F32, "bfloat16": gguf.GGMLQuantiz
 
 
 def write(model: Path, dtype: str, folder: Path) -> Path:
-    """Write a checkpoint's folder as one file of a type into `folder`, anew; return the file.
-
-    Raises ValueError for another architecture or type.
-    """
+    """Write a checkpoint into `folder`; raises ValueError for another architecture or type."""
     config = json.loads((model / "config.json").read_text())
     if config["model_type"] != MODEL_TYPE:
         raise ValueError(f"model_type: expected {MODEL_TYPE}, got '{config['model_type']}'")

@@ -1,4 +1,4 @@
-"""Who else computes this: every library that is here, on the same tensors, checked like ours.
+"""Peers: every library here that computes a primitive, on the same tensors, checked like ours.
 
 A peer answers with a part of the primitive's outputs. Masks, plans and tables are made beforehand;
 whatever a caller would have to do in every call (repeat the heads, copy pages or chosen tokens

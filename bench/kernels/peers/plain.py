@@ -1,4 +1,4 @@
-"""What a caller writes in plain torch for the tasks that no library has a call for."""
+"""Peers in plain torch, as a caller writes them, for tasks that no library has a call for."""
 
 from __future__ import annotations
 

@@ -83,10 +83,7 @@ def _flex_attention():
 
 
 def flex(task: Attention) -> dict[str, Peer]:
-    """Return one compiled call; every new shape costs half a minute of compilation on a CPU.
-
-    Its block mask is made beforehand.
-    """
+    """Return one compiled call; each new shape takes half a minute of compilation on a CPU."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     q, rows = task.q, task.q.shape[1]

@@ -32,15 +32,13 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
+_Version = typer.Option(
+    "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+)
+
+
 @app.callback()
-def _specattn(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
-        ),
-    ] = False,
-) -> None:
+def _specattn(version: Annotated[bool, _Version] = False) -> None:
     """Speculative decoding over long contexts, exact at every temperature."""
 
 

@@ -11,8 +11,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from specattn.decoding import Round
 
-CORRECTED = "corrected"
-OWN = "own"
+CORRECTED, OWN = "corrected", "own"
 EARLIER = "earlier"  # of a run that went before: who drafted it is not known
 TARGET: dict[str, tuple[str, str]] = {
     CORRECTED: ("underline", "the target's, in place of a rejected draft"),

@@ -31,10 +31,7 @@ class CompareOptions(DecodingOptions):
     """What to continue, by which methods."""
 
     methods: list[str] = option(
-        ("plain", "auto"),
-        f"May be repeated, or name several at once: plain,auto. {METHOD_HELP}",
-        "--method",
-        "--methods",
+        ("plain", "auto"), f"Repeatable, or plain,auto: {METHOD_HELP}", "--method", "--methods"
     )
     repeats: int = option(1, "Runs of each method, in turn; figures are of the median.", min=1)
     html: Path | None = option(None, "Write a page here: texts, rounds, acceptance, memory.")
@@ -165,8 +162,9 @@ def _differences(session: DecodingSession, found: dict[str, Continuation]) -> di
     """Return where texts part from those of the first method, by the methods that wrote them."""
     from specattn.cli.differences import first_difference
 
-    differences = {
-        text: first_difference(session, next(iter(found.values())), one)
-        for text, one in found.items()
-    }
-    return {text: one for text, one in differences.items() if one is not None}
+    parted = {}
+    for text, one in found.items():
+        expected = next(iter(found.values()))
+        if (difference := first_difference(session, expected, one)) is not None:
+            parted[text] = difference
+    return parted

@@ -89,17 +89,15 @@ def _print_plan(workload: Workload, found: list[Prediction], profiles: dict) -> 
 
     machine = workload.machine
     launched = "launched eagerly" if workload.eager else "replayed from graphs"
+    link, ranks = workload.link, workload.ranks
     typer.echo(
         f"{workload.model.name} on {machine.name}, {workload.context} cached tokens, "
         f"batch {workload.batch}, {launched}; PREDICTED, not measured"
     )
     ceilings = f"{machine.bandwidth / 1e12:.3g} TB/s, {machine.matrix / 1e12:.3g} TFLOP/s"
     typer.echo(f"{ceilings} ({machine.source})")
-    if workload.ranks > 1:
-        typer.echo(
-            f"{workload.ranks} ranks, a share of the cache on each: {workload.link.name} "
-            f"({workload.link.source})"
-        )
+    if ranks > 1:
+        typer.echo(f"{ranks} ranks, a share of the cache on each: {link.name} ({link.source})")
     if machine.memory and workload.stored > machine.memory:
         typer.echo(
             f"DOES NOT FIT: weights and caches take {workload.stored / 1e9:.0f} GB, a machine "

@@ -178,8 +178,9 @@ def generate(
     if model.generation_config.stop_strings is not None:
         options["stop_strings"] = None
     criteria = StoppingCriteriaList(stopping_criteria or [])
-    strings = _stop_strings(stop_strings, model)
-    if strings:
+    if stop_strings is None:
+        stop_strings = model.generation_config.stop_strings or ()
+    if strings := [stop_strings] if isinstance(stop_strings, str) else list(stop_strings):
         if tokenizer is None:
             raise ValueError(
                 f"stop_strings {strings} need tokenizer=, to know how tokens spell them; "
@@ -208,11 +209,8 @@ def generate(
     )
     sequences, statistics = run(method, model, texts, config, run_options, streamer)
     new_tokens = [sequences.new_tokens(row) for row in range(len(texts.rows))]
-    repeats = len(new_tokens) // len(prompts)  # num_return_sequences
-    whole = [
-        torch.cat([prompts[row // repeats], prompts[row // repeats].new_tensor(new)])
-        for row, new in enumerate(new_tokens)
-    ]
+    own = zip(texts.rows, new_tokens, strict=True)
+    whole = [torch.cat([prompt, prompt.new_tensor(new)]) for prompt, new in own]
     return GenerationOutput(whole, new_tokens, statistics)
 
 
@@ -256,20 +254,13 @@ def _prepared(
             ids, attention_mask=torch.ones_like(ids), custom_generate=_note, **options
         )
     call = calls[len(prompts[0])]
-    repeats = len(call.input_ids) // len(prompts)
+    repeats = len(call.input_ids) // len(prompts)  # num_return_sequences
     rows = [prompt for prompt in prompts for _ in range(repeats)]
     processors = [calls[len(row)].processors for row in rows]
     if all(type(processor) in CONTEXT_FREE for processor in call.processors):
         processors = [call.processors] * len(rows)  # those see no text
     criteria = [calls[len(row)].criteria for row in rows]
     return Texts(rows, [0] * len(rows), processors, criteria), call.config
-
-
-def _stop_strings(given: str | Sequence[str] | None, model: PreTrainedModel) -> list[str]:
-    """Return the strings that end a text: those given, else those of the model's own config."""
-    if given is None:
-        given = model.generation_config.stop_strings or ()
-    return [given] if isinstance(given, str) else list(given)
 
 
 def _resolve(method: Method | str) -> Method:

@@ -75,22 +75,9 @@ def run_rounds(
 ) -> Statistics:
     """Continue every row of ``context.sequences`` until its stopping criteria end it.
 
-    The cache holds the prompts but their last tokens. Per round the host waits once for the
+    The cache holds the prompts but their last tokens, and the drafter has seen the prefill. What
+    `watch` has measured so far is part of the statistics. Per round the host waits once for the
     device, for the tokens that were accepted.
-
-    Parameters
-    ----------
-    context : DraftContext
-    drafter : Drafter
-        It has seen the prefill.
-    watch : Stopwatch
-        What it has measured so far is part of the statistics.
-    on_round : callable, optional
-        As in `specattn.decoding.generate`.
-
-    Returns
-    -------
-    Statistics
     """
     target, sequences = context.target, context.sequences
     requests = [RequestStatistics(len(prompt)) for prompt in sequences.prompts]
@@ -111,9 +98,9 @@ def run_rounds(
         accepted, outcomes = context.sampler.accept(
             draft.tree, draft.tokens, result.logits, draft.probs, context.generator
         )
-        path, in_place = accepted[:2], draft.tree.is_chain
         counts = [len(outcome.tokens) - 1 for outcome in outcomes]
-        target.cache.commit(*path, in_place=in_place, on_host=counts)
+        in_place = draft.tree.is_chain
+        target.cache.commit(accepted.nodes, accepted.counts, in_place=in_place, on_host=counts)
         finished, taking_turns = [], draft.drafters is not None
         names = draft.drafters or repeat(None, len(outcomes))
         for row, name, outcome in zip(sequences.active, names, outcomes, strict=True):

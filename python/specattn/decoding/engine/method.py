@@ -186,16 +186,7 @@ vars(Method)["__call__"].__signature__ = _own.replace(
 
 
 class Texts(NamedTuple):
-    """The prompts of a run, and what transformers has prepared for each of them.
-
-    Attributes
-    ----------
-    rows : list of Tensor, int64 [padding + L_r]
-    padding : list of int
-        How many of a row's tokens precede the prompt.
-    processors : list of LogitsProcessorList
-    criteria : list of StoppingCriteriaList
-    """
+    """The prompts of a run, each behind its padding, and what transformers has prepared for it."""
 
     rows: list[torch.Tensor]
     padding: list[int]

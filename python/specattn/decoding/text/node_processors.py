@@ -11,63 +11,57 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import (
-    ExponentialDecayLengthPenalty,
-    ForcedEOSTokenLogitsProcessor,
-    MinLengthLogitsProcessor,
-    MinNewTokensLengthLogitsProcessor,
-    NoBadWordsLogitsProcessor,
-    NoRepeatNGramLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor,
-    SequenceBiasLogitsProcessor,
-    SuppressTokensAtBeginLogitsProcessor,
-    TemperatureLogitsWarper,
-)
+from transformers import generation as hf
 
 from specattn.decoding.text.penalty import ContextualPenalty
 from specattn.decoding.text.sequences import Sequences
 
+CONTEXT_FREE = (
+    hf.EpsilonLogitsWarper,
+    hf.EtaLogitsWarper,
+    hf.InfNanRemoveLogitsProcessor,
+    hf.LogitNormalization,
+    hf.MinPLogitsWarper,
+    hf.SuppressTokensLogitsProcessor,
+    hf.TemperatureLogitsWarper,
+    hf.TopHLogitsWarper,
+    hf.TopKLogitsWarper,
+    hf.TopPLogitsWarper,
+    hf.TypicalLogitsWarper,
+)
+"""Processors that look at the logits alone. All others are given each node's own context; one with
+an attribute ``context_window`` is given no more than so many last tokens of it."""
+
 LENGTH_ONLY = (
-    ExponentialDecayLengthPenalty,
-    ForcedEOSTokenLogitsProcessor,
-    MinLengthLogitsProcessor,
-    MinNewTokensLengthLogitsProcessor,
-    SuppressTokensAtBeginLogitsProcessor,
+    hf.ExponentialDecayLengthPenalty,
+    hf.ForcedEOSTokenLogitsProcessor,
+    hf.MinLengthLogitsProcessor,
+    hf.MinNewTokensLengthLogitsProcessor,
+    hf.SuppressTokensAtBeginLogitsProcessor,
 )
 """Processors that look at no more of a context than its length."""
 
 _BY_TEXT = (
     ContextualPenalty,
-    NoBadWordsLogitsProcessor,
-    NoRepeatNGramLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor,
-    SequenceBiasLogitsProcessor,
+    hf.NoBadWordsLogitsProcessor,
+    hf.NoRepeatNGramLogitsProcessor,
+    hf.RepetitionPenaltyLogitsProcessor,
+    hf.SequenceBiasLogitsProcessor,
 )
-
-
-def knows_rows(processor: Any) -> bool:
-    """Whether a processor that looks at texts may hold data for each row of the batch."""
-    if isinstance(getattr(processor, "prompt_ignore_length", None), torch.Tensor):
-        return True
-    return type(processor) not in (*LENGTH_ONLY, *_BY_TEXT)
-
 
 Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """``step(text, scores)``: the processed scores [1, V] of the token that follows a text [1, L]."""
 
 
-class NodeProcessors:
-    """The processors of one row of a run.
+def knows_rows(processor: Any) -> bool:
+    """Whether a processor may hold data for each row of the batch."""
+    if isinstance(getattr(processor, "prompt_ignore_length", None), torch.Tensor):
+        return True
+    return type(processor) not in (*CONTEXT_FREE, *LENGTH_ONLY, *_BY_TEXT)
 
-    Parameters
-    ----------
-    processors : sequence of callable
-        None of them knows rows, unless there is one row.
-    context_free : tuple of type
-        Those that look at the logits alone.
-    sequences : Sequences
-        On the CPU.
-    row : int
+
+class NodeProcessors:
+    """The processors of one row of a run on the CPU; none knows rows, unless there is one row.
 
     Attributes
     ----------
@@ -75,32 +69,18 @@ class NodeProcessors:
         What logits are divided by, where nothing else is done to them.
     """
 
-    def __init__(
-        self,
-        processors: Sequence[Any],
-        context_free: tuple[type, ...],
-        sequences: Sequences,
-        row: int,
-    ):
+    def __init__(self, processors: Sequence[Any], sequences: Sequences, row: int):
         self.sequences, self.row = sequences, row
-        self._sees_texts = not all(type(own) in context_free for own in processors)
+        self._sees_texts = not all(type(own) in CONTEXT_FREE for own in processors)
         self.temperature: float | None = None
-        if all(type(own) is TemperatureLogitsWarper for own in processors) and len(processors) < 2:
-            self.temperature = next((own.temperature for own in processors), 1.0)
-        self._steps = [self._step(own, type(own) in context_free) for own in processors]
+        if [type(own) for own in processors] in ([], [hf.TemperatureLogitsWarper]):
+            self.temperature = processors[0].temperature if processors else 1.0
+        self._steps = [self._step(own) for own in processors]
 
     def __call__(self, path: list[int], logits: torch.Tensor) -> torch.Tensor:
-        """Return the processed logits of the token behind a path that follows the text.
+        """Return the processed logits [V] of the token behind a path that follows the text.
 
-        Parameters
-        ----------
-        path : list of int
-        logits : Tensor [V]
-
-        Returns
-        -------
-        Tensor, float32 [V]
-            Unprocessed where a processor looks at texts and the path cannot occur.
+        In float32; unprocessed where a processor looks at texts and the path cannot occur.
         """
         scores = logits.float()
         if not self._steps or self._sees_texts and not self.sequences.goes_on(self.row, path):
@@ -111,17 +91,17 @@ class NodeProcessors:
             scores = step(text, scores)
         return scores[0]
 
-    def _step(self, processor: Any, context_free: bool) -> Step:
-        """Return a processor as a function of all that is known."""
-        if context_free:
+    def _step(self, processor: Any) -> Step:
+        """Return a processor as a function of text and scores."""
+        if type(processor) in CONTEXT_FREE:
             return lambda _, scores: processor(None, scores)
-        if type(processor) is MinLengthLogitsProcessor:
+        if type(processor) is hf.MinLengthLogitsProcessor:
             return _without_end(processor.min_length, processor.eos_token_id)
-        if type(processor) is MinNewTokensLengthLogitsProcessor:
+        if type(processor) is hf.MinNewTokensLengthLogitsProcessor:
             shortest = processor.prompt_length_to_skip + processor.min_new_tokens
             return _without_end(shortest, processor.eos_token_id)
         whole_text = getattr(processor, "prompt_ignore_length", 0) is None
-        if type(processor) is RepetitionPenaltyLogitsProcessor and whole_text:
+        if type(processor) is hf.RepetitionPenaltyLogitsProcessor and whole_text:
             said = _Vocabulary(self.sequences, self.row)
             return lambda text, scores: processor(said.of(text), scores)
         if (window := getattr(processor, "context_window", None)) is not None:

@@ -8,45 +8,22 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from transformers import (
-    EpsilonLogitsWarper,
-    EtaLogitsWarper,
-    InfNanRemoveLogitsProcessor,
-    LogitNormalization,
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    PrefixConstrainedLogitsProcessor,
-    SuppressTokensLogitsProcessor,
-    SynthIDTextWatermarkLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopHLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-    TypicalLogitsWarper,
-    UnbatchedClassifierFreeGuidanceLogitsProcessor,
-)
+from transformers import LogitsProcessorList
+from transformers import generation as hf
 
-from specattn.decoding.text.node_processors import LENGTH_ONLY, NodeProcessors, knows_rows
+from specattn.decoding.text.node_processors import (
+    CONTEXT_FREE,
+    LENGTH_ONLY,
+    NodeProcessors,
+    knows_rows,
+)
 from specattn.decoding.text.sequences import Sequences
 from specattn.tree import Tree
 
-CONTEXT_FREE = (
-    EpsilonLogitsWarper,
-    EtaLogitsWarper,
-    InfNanRemoveLogitsProcessor,
-    LogitNormalization,
-    MinPLogitsWarper,
-    SuppressTokensLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopHLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-    TypicalLogitsWarper,
+STATEFUL = (
+    hf.SynthIDTextWatermarkLogitsProcessor,
+    hf.UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
-"""Processors that look at the logits alone. All others are given each node's own context; one with
-an attribute ``context_window`` is given no more than so many last tokens of it."""
-
-STATEFUL = (SynthIDTextWatermarkLogitsProcessor, UnbatchedClassifierFreeGuidanceLogitsProcessor)
 """Processors that remember earlier calls, and so cannot judge tokens that are not accepted yet."""
 
 
@@ -99,11 +76,10 @@ class ContextualProcessors:
         self.sequences = sequences
         self.by_node: list[NodeProcessors] | None = None
         self._sees_texts = not all(type(one) in CONTEXT_FREE for one in every)
-        known = any(knows_rows(one) for one in every if type(one) not in CONTEXT_FREE)
-        if sequences.padded_rows.device.type == "cpu" and (len(self.processors) == 1 or not known):
+        texts_alone = len(self.processors) == 1 or not any(map(knows_rows, every))
+        if sequences.padded_rows.device.type == "cpu" and texts_alone:
             self.by_node = [
-                NodeProcessors(own, CONTEXT_FREE, sequences, row)
-                for row, own in enumerate(self.processors)
+                NodeProcessors(own, sequences, row) for row, own in enumerate(self.processors)
             ]
 
     def __call__(
@@ -219,7 +195,7 @@ class ContextualProcessors:
                 contexts[needs] = list(self._in_context(nodes, *needs))
             before, scores = scores, torch.empty_like(scores)
             for place, row, context in contexts[needs]:
-                if isinstance(processor, PrefixConstrainedLogitsProcessor):
+                if isinstance(processor, hf.PrefixConstrainedLogitsProcessor):
                     scores[place] = _constrained(processor, row)(context[row], before[place])
                     continue
                 queries = scores.new_zeros(len(context), scores.shape[-1])
@@ -257,8 +233,8 @@ class ContextualProcessors:
 
 
 def _constrained(
-    processor: PrefixConstrainedLogitsProcessor, row: torch.Tensor
-) -> PrefixConstrainedLogitsProcessor:
+    processor: hf.PrefixConstrainedLogitsProcessor, row: torch.Tensor
+) -> hf.PrefixConstrainedLogitsProcessor:
     """Return the processor for a batch of these rows alone: its function knows rows by number."""
     allowed, rows = processor._prefix_allowed_tokens_fn, row.tolist()
-    return PrefixConstrainedLogitsProcessor(lambda n, text: allowed(rows[n], text), num_beams=1)
+    return hf.PrefixConstrainedLogitsProcessor(lambda n, text: allowed(rows[n], text), num_beams=1)

@@ -86,21 +86,10 @@ def pass_times(laps: Sequence[tuple[str, float]]) -> list[PassTimes]:
 def by_drafter(
     histories: Iterable[Sequence[Round]], times: Sequence[PassTimes], method: str
 ) -> dict[str, Any]:
-    """Return how many rounds each drafter had, what they gave and what they took.
+    """Return rounds, tokens and times by drafter, ready for JSON; `method` drafted the unnamed.
 
-    Parameters
-    ----------
-    histories : iterable of sequences of Round
-        Of every request.
-    times : sequence of PassTimes
-    method : str
-        Named for the rounds that it drafted by itself.
-
-    Returns
-    -------
-    dict
-        Ready for JSON; "rounds by drafter", a line, and by drafter "rounds" (of all requests),
-        "tokens per round" (the bonus token included) and "ms per round" (of the whole pass).
+    "rounds by drafter" is a line; by drafter, "rounds" are those of all requests, "tokens per
+    round" count the bonus token, and "ms per round" are of the whole pass.
     """
     rounds, tokens, seconds = Counter[str](), Counter[str](), defaultdict[str, float](float)
     for history in histories:

@@ -27,17 +27,7 @@ from specattn.tree import Tree
 
 
 class Outcome(NamedTuple):
-    """What became of a draft for one request.
-
-    Attributes
-    ----------
-    drafted : int
-        Drafted tokens.
-    depth : int
-        Levels of the tree below the root.
-    tokens : list of int
-        The accepted path, then the bonus token.
-    """
+    """What became of a request's draft: its tokens and levels; the accepted path and one more."""
 
     drafted: int
     depth: int
@@ -82,15 +72,9 @@ class Sampler:
     def draw(
         self, logits: torch.Tensor, tree: Tree, tokens: torch.Tensor, first: int | torch.Tensor
     ) -> torch.Tensor:
-        """Draw the token after each of the last nodes of a chain; arguments as for `scores`.
+        """Draw the tokens after the last nodes of a chain, [B, n]; arguments as for `scores`.
 
-        With the noise of its position: what `next_token` draws there, where the logits are the
-        same.
-
-        Returns
-        -------
-        Tensor, int64 [B, n]
-            -1 where nothing can follow: all logits are -inf, or one is NaN.
+        Each with the noise of its position: -1 where all logits are -inf, or one is NaN.
         """
         if self.by_node and logits.shape[1] == 1:
             begins = [first] * len(logits) if isinstance(first, int) else first.tolist()
@@ -115,13 +99,9 @@ class Sampler:
         first: int | torch.Tensor,
         generator: torch.Generator | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Sample a draft by itself, for the rejection rule; arguments as for `scores`.
+        """Sample tokens [B, n] for the rejection rule; arguments as for `scores`.
 
-        Returns
-        -------
-        tokens : Tensor, int64 [B, n]
-        probs : Tensor, float32 [B, n, V], or None if greedy
-            The distribution that was sampled.
+        Returns them with the distribution that was sampled, [B, n, V], or None if greedy.
         """
         scores = self.scores(logits, tree, tokens, first)
         if self.greedy:
@@ -148,7 +128,7 @@ class Sampler:
         draft_probs: torch.Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> tuple[Accepted, list[Outcome]]:
-        """Decide which drafted tokens survive, and draw the token after them. Waits once for it.
+        """Decide which drafted tokens survive, and draw the one after them: -1 if none can follow.
 
         Parameters
         ----------
@@ -163,7 +143,7 @@ class Sampler:
         -------
         accepted : Accepted
         outcomes : list of Outcome
-            Of every request; its last token is -1 if none can follow.
+            The same of every request, on the host, which waits for it once.
         """
         if draft_probs is not None:
             accepted = self._accept_sampled(tree, tokens, logits, draft_probs, generator)

@@ -161,10 +161,7 @@ class Sequences:
         return self.host_rows[row, self._starts[row] : self.ends[row]].tolist()
 
     def tokens_at(self, positions: torch.Tensor) -> torch.Tensor:
-        """Return the running requests' tokens at `positions`, int64 [B, n], on the device.
-
-        None is negative. Those behind the end of a text give tokens that mean nothing.
-        """
+        """Return the running requests' tokens at `positions` [B, n]; beyond a text's end any."""
         begin = positions.new_tensor([self.padding[row] for row in self.active])[:, None]
         columns = (begin + positions).clamp_max(self.padded_rows.shape[1] - 1)
         return self.padded_rows[positions.new_tensor(self.active)].gather(1, columns)
@@ -185,24 +182,14 @@ class Sequences:
         return max(self.drafts(row) for row in self.active)
 
     def continued(self, row: int, path: list[int]) -> torch.Tensor:
-        """Return a row as if `path` followed its text, int64 [1, n], on the CPU.
-
-        A view, until the next call.
-        """
+        """Return a row as if `path` followed its text, [1, n], on the CPU: until the next call."""
         begin, end = self.ends[row], self.ends[row] + len(path)
         if path:
             self._tokens[row, begin:end] = path
         return self.host_rows[row : row + 1, :end]
 
     def extend(self, row: int, tokens: list[int]) -> tuple[list[int], bool]:
-        """Emit tokens one by one until one of them ends the row.
-
-        Returns
-        -------
-        emitted : list of int
-            The tokens up to the one that ended the row.
-        finished : bool
-        """
+        """Emit tokens one by one; return those up to one that ends the row, and whether one did."""
         begin, finished = self.ends[row], False
         rules = self._rules[row]
         self._tokens[row, begin : begin + len(tokens)] = tokens
@@ -240,13 +227,7 @@ I = TypeVar("I", bound=TokenIndex)
 class RequestIndexes(Generic[I]):
     """One index per row, given every token of its text once and in order.
 
-    Parameters
-    ----------
-    sequences : Sequences
-    make : callable
-        Returns an empty index.
-    prompts : bool
-        Whether they index the prompts too, or generated tokens alone.
+    `make` returns an empty one; `prompts` says whether they index more than what was generated.
     """
 
     def __init__(self, sequences: Sequences, make: Callable[[], I], *, prompts: bool):

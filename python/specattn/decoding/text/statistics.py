@@ -11,6 +11,17 @@ import torch
 
 from specattn.decoding.text.rounds import PassTimes, Round, by_drafter
 
+_COUNTS = ("prompt_tokens", "new_tokens", "rounds", "drafted", "accepted", "discarded")
+_RATES = ("mean_acceptance_length", "acceptance_rate", "position_rates", "conditional_rates")
+_SECONDS = (
+    "prefill_seconds",
+    "decode_seconds",
+    "draft_seconds",
+    "target_seconds",
+    "accept_seconds",
+)
+_OF_THE_RUN = (*_SECONDS, "tokens_per_second", "passes", "cache_bytes")
+
 
 @dataclass
 class RequestStatistics:
@@ -87,18 +98,7 @@ class RequestStatistics:
 
     def to_dict(self) -> dict[str, Any]:
         """Return counts and rates, ready for JSON; not the `history`."""
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "new_tokens": self.new_tokens,
-            "rounds": self.rounds,
-            "drafted": self.drafted,
-            "accepted": self.accepted,
-            "discarded": self.discarded,
-            "mean_acceptance_length": self.mean_acceptance_length,
-            "acceptance_rate": self.acceptance_rate,
-            "position_rates": self.position_rates,
-            "conditional_rates": self.conditional_rates,
-        }
+        return {name: getattr(self, name) for name in (*_COUNTS, *_RATES)}
 
 
 @dataclass
@@ -139,7 +139,7 @@ class Statistics:
     def total(self) -> RequestStatistics:
         """All requests' counts together; its rates weigh every round alike."""
         total = RequestStatistics()
-        for name in ("prompt_tokens", "new_tokens", "rounds", "drafted", "accepted", "discarded"):
+        for name in _COUNTS:
             setattr(total, name, sum(getattr(request, name) for request in self.requests))
         total.offered_at = _sum_columns([request.offered_at for request in self.requests])
         total.accepted_at = _sum_columns([request.accepted_at for request in self.requests])
@@ -167,14 +167,7 @@ class Statistics:
     def to_dict(self) -> dict[str, Any]:
         """Return figures, ready for JSON: times, the totals, and each request's counts."""
         return {
-            "prefill_seconds": self.prefill_seconds,
-            "decode_seconds": self.decode_seconds,
-            "draft_seconds": self.draft_seconds,
-            "target_seconds": self.target_seconds,
-            "accept_seconds": self.accept_seconds,
-            "tokens_per_second": self.tokens_per_second,
-            "passes": self.passes,
-            "cache_bytes": self.cache_bytes,
+            **{name: getattr(self, name) for name in _OF_THE_RUN},
             **self.total.to_dict(),
             "details": self.details,
             "requests": [request.to_dict() for request in self.requests],

@@ -3,8 +3,11 @@
 Of the tests marked ``gpu_code(KIND)`` none runs while the files that decide what GPU kernels do are
 those on record for the compiler in use. Contents are compared, not commits: so it holds on any
 branch, on the main branch itself and in a clone without history, and what nobody has recorded runs.
+Comments and docstrings of Python do not count.
 """
 
+import ast
+import functools
 import hashlib
 import json
 import os
@@ -30,6 +33,9 @@ FILES = {
 }
 
 
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef)
+
+
 def wanted(kind):
     """Return whether every case of a kind is to run: "triton" or "cuda"."""
     mode = os.environ.get("SPECATTN_GPU_CODE") or "changed"
@@ -39,22 +45,38 @@ def wanted(kind):
 
 
 def compiler(kind):
-    """Return what compiles the kernels of a kind here; FILES name NVRTC's version."""
+    """Return what compiles the kernels of a kind here; FILES name NVRTC's version.
+
+    Python's, by which `digest` reads files, comes with it.
+    """
+    python = f"Python {sys.version_info.major}.{sys.version_info.minor}"
     if kind == "cuda":
-        return "nvrtc"
+        return f"NVRTC, {python}"
     import triton
 
-    return f"triton {triton.__version__}"
+    return f"Triton {triton.__version__}, {python}"
 
 
+@functools.cache
 def digest(kind, root=ROOT):
     """Return a digest of the files that decide what the kernels of a kind do."""
     paths = {path for pattern in FILES[kind] for path in root.glob(pattern) if path.is_file()}
     total = hashlib.sha256()
     for path in sorted(paths):
-        name, content = path.relative_to(root).as_posix().encode(), path.read_bytes()
+        name, content = path.relative_to(root).as_posix().encode(), _content(path)
         total.update(b"%s %d\n%s" % (name, len(content), content))
     return total.hexdigest()[:16]
+
+
+def _content(path):
+    """Return a file's bytes, or of a Python module its statements without their docstrings."""
+    if path.suffix != ".py":
+        return path.read_bytes()
+    module = ast.parse(path.read_bytes())
+    for node in ast.walk(module):
+        if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            del node.body[0]
+    return ast.dump(module).encode()
 
 
 def _recorded():

@@ -273,10 +273,11 @@ VARIANTS["logits chain"] = {**VARIANTS["logits all"], "chain": True}
 VARIANTS["ragged gather all paged"] = {**VARIANTS["ragged gather paged"], "everything": True}
 VARIANTS["gather all"] = {"op": "gather", "everything": True}
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-QUICK = [("hybrid", 16, 128, BF16), ("hybrid", 64, 128, BF16)]
+QUICK = [("hybrid", 16, 128, BF16)]
 # One or two variants of each primitive.
 FEW = [
     *QUICK,
+    ("hybrid", 64, 128, BF16),
     ("gather paged", 16, 128, BF16),
     ("scores paged window", 16, 128, BF16),
     ("logits all", 64, 128, BF16),

@@ -14,6 +14,7 @@ def test_every_notebook_is_known():
     assert {path.stem for path in FOLDER.glob("*.ipynb")} == set(PICTURES)
 
 
+@pytest.mark.slow  # `make docs` runs them, too
 @pytest.mark.parametrize("name", PICTURES)
 def test_runs(name):
     notebook = executed(FOLDER / f"{name}.ipynb")  # its own assertions hold, or a cell fails

@@ -5,12 +5,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TINY = Path(__file__).parents[2] / "examples" / "tiny"
 sys.path.insert(0, str(TINY))
 
 from ablations import difference  # noqa: E402
 
 
+@pytest.mark.slow
 def test_all_steps_run(tmp_path):
     command = [sys.executable, "-W", "ignore", TINY / "ablations.py", "--toy", "--out", tmp_path]
     subprocess.run(command, check=True, capture_output=True, timeout=240)

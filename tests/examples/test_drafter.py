@@ -36,29 +36,46 @@ def test_files_are_small_and_safe(method):
     assert max(path.stat().st_size for path in files) <= MAX_FILE_BYTES
 
 
-@pytest.mark.parametrize("method", PROMISED)
-def test_acceptance_length_on_held_out_files(method):
-    model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
-    prepared = METHODS[method](**TREES[method]).prepared(model)
-    tokenizer = AutoTokenizer.from_pretrained(TINY)
-    texts = read_texts(held_out_files(min_bytes=15_000))
-    assert not set(texts) & set(read_texts(training_files()))
+@pytest.fixture(scope="module")
+def model():
+    return AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(TINY)
+
+
+@pytest.fixture(scope="module")
+def texts():
+    return read_texts(held_out_files(min_bytes=15_000))
+
+
+@pytest.fixture(scope="module")
+def prompts(texts, tokenizer):
     documents = [torch.tensor(tokenizer(text, verbose=False).input_ids) for text in texts]
-    prompts = held_out_prompts(documents, PROMPT_TOKENS, PROMPTS)
+    return held_out_prompts(documents, PROMPT_TOKENS, PROMPTS)
+
+
+def test_no_held_out_file_was_trained_on(texts):
+    assert not set(texts) & set(read_texts(training_files()))
+
+
+@pytest.mark.parametrize("method", PROMISED)
+def test_acceptance_length_on_held_out_files(method, model, prompts):
+    prepared = METHODS[method](**TREES[method]).prepared(model)
     assert [len(prompt) for prompt in prompts] == [PROMPT_TOKENS] * PROMPTS
     found = acceptance(model, prepared, prompts, temperature=0.0, new_tokens=NEW_TOKENS)
     assert found["acceptance_length"] >= PROMISED[method]
 
 
 @pytest.mark.parametrize("method", HEADS)
-def test_heads_guess_on_held_out_files(method):
+def test_heads_guess_on_held_out_files(method, model, tokenizer, texts):
     """Each head better than the next, and the first as well as was promised."""
-    model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
     heads = METHODS[method](**TREES[method]).prepared(model).drafter
-    tokenizer = AutoTokenizer.from_pretrained(TINY)
     rows = [
         torch.tensor(tokenizer(text[:8000], verbose=False).input_ids[: ROW_TOKENS + 1])
-        for text in read_texts(held_out_files(min_bytes=15_000)[:ROWS])
+        for text in texts[:ROWS]
     ]
     text = torch.stack(rows)
     with torch.no_grad():

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -147,7 +148,7 @@ def _write(folder, rounds):
 
 def test_a_reader_beside_a_writer_finds_whole_indexes(tmp_path):
     _write(tmp_path, 1)
-    writer = multiprocessing.get_context("spawn").Process(target=_write, args=(tmp_path, 100))
+    writer = multiprocessing.get_context("fork").Process(target=_write, args=(tmp_path, 100))
     writer.start()
     cache, seen = IndexCache(tmp_path), set()
     while writer.is_alive():
@@ -155,6 +156,7 @@ def test_a_reader_beside_a_writer_finds_whole_indexes(tmp_path):
         (number,) = set(index.tokens.tolist())
         assert len(index.tokens) == len(index.order) == 2000 + number
         seen.add(number)
+        time.sleep(1e-3)  # leaves the core to the writer
     writer.join()
     assert writer.exitcode == 0
     assert seen

@@ -44,7 +44,7 @@ class Study:
     """A question: its cells, what is measured in one, and the table of all.
 
     `cells` names the options whose product the cells are; with `resumes`, cells that the file has
-    are not measured again. `methods` are built with `defaults`.
+    are not measured again. `methods` are built with what `built_with` has for them.
     """
 
     defaults: ClassVar[dict[str, Any]]
@@ -145,8 +145,9 @@ def run(study: type[Study], argv: list[str] | None = None) -> int:
     try:
         for place in places:
             with parser.refusing():
-                for found in asked.measure(place):
-                    shared = {"kind": study.kind, **place, "others": others.cores()}
+                measured = list(asked.measure(place))
+                shared = {"kind": study.kind, **place, "others": others.cores()}
+                for found in measured:
                     file.add(shared | found)
                     if text := asked.line(file.records[-1]):
                         print(text, flush=True)

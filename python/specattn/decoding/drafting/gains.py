@@ -50,14 +50,7 @@ def sizes_up_to(most: int) -> list[int]:
 
 
 class ChainGains:
-    """What chains bring, and fixed trees, by how often tokens of each depth were accepted of late.
-
-    Parameters
-    ----------
-    efforts : sequence of Effort
-    sizes : sequence of int
-        Rows of a pass.
-    """
+    """What chains and fixed trees bring, by how often tokens of a depth were accepted of late."""
 
     def __init__(self, efforts: Sequence[Effort], sizes: Sequence[int]):
         deepest = max(effort.depth for effort in efforts)
@@ -92,14 +85,9 @@ class ChainGains:
 class TreeGains:
     """What trees bring, by the probabilities that drafters gave to their nodes of late.
 
-    A tree that was grown tells what all trees within it would have brought. Probabilities are
-    multiplied with `factor`: the tokens that were accepted for each that was expected.
-
-    Parameters
-    ----------
-    efforts : sequence of Effort
-    sizes : sequence of int
-        Rows of a pass: so many of the most probable nodes are verified.
+    A tree that was grown tells what all trees within it would have brought: of `sizes` rows each,
+    the most probable nodes. Probabilities are multiplied with `factor`: the tokens that were
+    accepted for each that was expected.
     """
 
     def __init__(self, efforts: Sequence[Effort], sizes: Sequence[int]):
@@ -118,15 +106,10 @@ class TreeGains:
         self._verified: list[float] = []  # expected tokens of what is verified now
 
     def add(self, effort: Effort, probabilities: Any, place: Any) -> None:
-        """Book a tree that was grown with an effort.
+        """Book a tree that was grown with an effort, whether its nodes are verified or not.
 
-        Parameters
-        ----------
-        effort : Effort
-        probabilities : array [B, n]
-            Of the drafted nodes, whether they are verified or not.
-        place : array, int [2, n]
-            Level of each node from 1 on, and its rank in it.
+        `probabilities` are [B, n]; `place`, int [2, n], is the level of each node from 1 on, and
+        its rank in it.
         """
         within = [
             number
@@ -179,13 +162,8 @@ def best_size(
 ) -> int:
     """Return the rows, root included, with which a batch gains the most tokens per second.
 
-    Parameters
-    ----------
-    costs : dict
-        Seconds by rows of a request.
-    probabilities : per request, the probabilities that its drafted tokens are accepted, descending
-    factor : float
-        What these are multiplied with.
+    `costs` are seconds by rows of a request, `probabilities`, by request and descending, those that
+    drafted tokens are accepted; they are multiplied with `factor`.
     """
     gains = [list(accumulate(one, initial=0.0)) for one in probabilities]
     longest = max(map(len, gains))

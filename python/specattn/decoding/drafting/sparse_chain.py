@@ -36,14 +36,7 @@ class SparseChain(ChainBuilder):
 
 
 class PrefixSelection(NamedTuple):
-    """Tokens selected among the first of every request; whatever is newer is visible beside them.
-
-    Attributes
-    ----------
-    selection : Selection
-    prefix : Tensor, int32 [B]
-        How many tokens they were selected from.
-    """
+    """Tokens selected among the first `prefix`, int32 [B], of a request; newer ones are visible."""
 
     selection: Selection
     prefix: torch.Tensor
@@ -56,14 +49,9 @@ class PrefixSelection(NamedTuple):
     def steps(self, seqlens: torch.Tensor, count: int, newer: int) -> list[Selection]:
         """Return what each of `count` draft steps attends to: they share one table of positions.
 
-        Parameters
-        ----------
-        seqlens : Tensor, int32 [B]
-            What is committed now.
-        count : int
-            A step more is one more in length: the root and the drafted tokens lie in a row.
-        newer : int
-            Most tokens between the prefix and the last step, which the host must know.
+        A step more is one more in length: the root and the drafted tokens lie in a row, behind what
+        is committed, `seqlens`, int32 [B]. `newer` tokens at most lie between the prefix and the
+        last step, which the host must know.
         """
         indices, lengths = self.selection
         per_head = (-1, *[1] * (lengths.dim() - 1))
@@ -77,16 +65,8 @@ class PrefixSelection(NamedTuple):
 class SelectionDrafter(Drafter):
     """Chains drafted by the target on the selection that a verification led to.
 
-    A method's `select` sets `selected`; until then a round drafts nothing.
-
-    Parameters
-    ----------
-    method : Budgeted
-    newer : int
-        Most tokens between the prefix of a selection and the last draft step.
-    context : DraftContext
-    arm : FixedSize
-        Chooses the length of each draft.
+    A method's `select` sets `selected`; until then a round drafts nothing. `newer` tokens at most
+    lie between the prefix of a selection and the last draft step.
     """
 
     def __init__(self, method: Budgeted, newer: int, context: DraftContext, arm: FixedSize):
@@ -135,13 +115,7 @@ class SelectionDrafter(Drafter):
 
 
 class SteadyDrafter(Drafter):
-    """Chains drafted by the target on what a rule selects in every round.
-
-    Parameters
-    ----------
-    method : Budgeted
-    context : DraftContext
-    """
+    """Chains drafted by the target on what a rule selects in every round."""
 
     def __init__(self, method: Budgeted, context: DraftContext):
         self.target, self.sequences = context.target, context.sequences

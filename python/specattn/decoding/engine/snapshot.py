@@ -27,30 +27,14 @@ from specattn.decoding.text.statistics import Statistics, Stopwatch, synchronize
 
 
 class PromptSnapshot:
-    """A target whose prompts are prefilled once, ahead of any number of runs.
+    """A target whose prompts, all of one length, are prefilled once, ahead of any number of runs.
 
     Decoding only writes behind the prompts, so going back is a matter of lengths. Requests that end
     earlier than others let rows move; a batch therefore keeps a copy of its prompts on the host.
+    With `keep_features` so are all features of the prompts, for methods that learn from these.
 
-    Parameters
-    ----------
-    target : Target
-        For as many requests as there are prompts, its cache empty; what does not fit behind the
-        prompts cannot be decoded.
-    prompts : sequence of Tensor, int64 [context]
-        All of one length.
-    keep_features : bool
-        Whether methods that learn from the prompts' features will run: all of them are kept.
-
-    Attributes
-    ----------
-    prefill_seconds : float
-        Of all prompt tokens but the last of each.
-
-    Raises
-    ------
-    ValueError
-        The target shares its cache or its model with other ranks.
+    `prefill_seconds` are of all prompt tokens but the last of each. ValueError: the target shares
+    its cache or its model with other ranks.
     """
 
     def __init__(
@@ -91,29 +75,10 @@ class PromptSnapshot:
         seed: int,
         on_tokens: OnTokens | None = None,
     ) -> tuple[list[list[int]], Statistics]:
-        """Decode `new_tokens` for every prompt; an end of text ends nothing.
+        """Return the `new_tokens` of every prompt, and figures; an end of text ends nothing.
 
-        Parameters
-        ----------
-        method : Method
-        new_tokens : int
-        processors : LogitsProcessorList
-        do_sample : bool
-            As for `Sampler`.
-        seed : int
-        on_tokens : callable, optional
-            As for `specattn.decoding.generate`.
-
-        Returns
-        -------
-        tokens : list of list of int
-            New tokens of every request.
-        statistics : Statistics
-
-        Raises
-        ------
-        ValueError
-            The method reads features, which were not kept.
+        `do_sample` as for `Sampler`, `on_tokens` as for `specattn.decoding.generate`. ValueError:
+        the method reads features, which were not kept.
         """
         if method.reads_features and self._features is None:
             raise ValueError(f"{type(method).__name__} reads features: give keep_features=True")

@@ -129,13 +129,7 @@ class Target(CachedModel):
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Serve one generation inside this context.
-
-        Raises
-        ------
-        RuntimeError
-            Another generation is using the target: its cache holds one batch of texts.
-        """
+        """Serve one generation inside this context; RuntimeError while another one is served."""
         if not self._lock.acquire(blocking=False):
             raise RuntimeError("the target serves another generation: make a Target for each")
         try:

@@ -15,11 +15,10 @@ TINY = Path(__file__).parents[2] / "examples" / "tiny"
 
 @cache
 def tiny(dtype):
-    """Return the embedded target, loaded once in a process, and its generation config."""
+    """Return the embedded target, loaded once in a process."""
     from specattn.decoding.model.checkpoint import load_causal_model
 
-    model = load_causal_model(TINY, dtype)
-    return model, model.generation_config
+    return load_causal_model(TINY, dtype)
 
 
 def start(patch, *arguments):
@@ -31,9 +30,9 @@ def start(patch, *arguments):
     def load_once(folder, dtype, device="cpu", **options):
         if folder != TINY or str(device) != "cpu" or options != {"tensor_parallel": 1}:
             return load(folder, dtype, device, **options)
-        model, config = tiny(dtype)
-        model.generation_config = copy.copy(config)
-        return model
+        weights = [*tiny(dtype).parameters(), *tiny(dtype).buffers()]
+        # Another model of the same weights: of what one run measured the next one knows nothing.
+        return copy.deepcopy(tiny(dtype), {id(one): one for one in weights})
 
     with patch.context() as inner:
         if load is not None:
@@ -92,5 +91,5 @@ def drafter(tmp_path_factory):
     from specattn.drafters import LongSpecDrafter
 
     folder = tmp_path_factory.mktemp("trained") / "drafter"
-    LongSpecDrafter.for_target(tiny("auto")[0], target="tiny").save_pretrained(folder)
+    LongSpecDrafter.for_target(tiny("auto"), target="tiny").save_pretrained(folder)
     return folder

@@ -307,12 +307,12 @@ class Turns:
         self.machine, self.length, model = Machine(late), 10**6, model or Model()
         self.memory = Memory(self.machine, lambda: [self.length], model)
         self.looked_up = Arm(self.memory, "suffix", [NONE], SIZES, TreeGains)
-        self.trials = model.recall(("pace", "trials"), Trials)
-        self.trials.elapsed += saved
+        trials = self.looked_up.trials = model.recall(("pace", "auto"), Trials)
+        trials.elapsed += saved
         arms = {name: FixedSize(Effort(1, 9)).timed(self.memory, name, 10) for name in drafters}
         for arm in arms.values():
             arm.guess = guess
-        self.drafters, self.lookup, self.pace = drafters, lookup, Pace(arms)
+        self.drafters, self.lookup, self.pace = drafters, lookup, Pace(arms, trials)
         self.chosen = []
 
     def rounds(self, count):

@@ -44,7 +44,7 @@ class FixedSize:
     """
 
     def __init__(self, effort: Effort = NONE, most: int | None = None):
-        self.effort, self.most = effort, most
+        self.effort, self.most, self.trials = effort, most, Trials()
 
     def choose(self, depth: int) -> Effort:
         """Return the effort of the round that begins, no deeper than `depth`."""
@@ -129,7 +129,7 @@ class Arm(FixedSize):
         self.memory, self.kind, self.passes = memory, (kind, *efforts), passes
         self.efforts, self.sizes = list(efforts), tuple(sizes)
         self.gains = gains(self.efforts, self.sizes)
-        self.trials = memory.model.recall(("pace", "trials"), Trials)
+        self.trials = memory.model.recall(("pace", "trials", self.kind), Trials)
         self.alone = True  # or else whether it drafts is not its own choice
         self.guess: tuple[float, float] | None = None
         self.rounds = self.idle = 0  # of its own with a draft, and without
@@ -182,7 +182,8 @@ class Arm(FixedSize):
 
     def begin(self, effort: Effort, rows: int) -> None:
         """Note that a pass of `rows` rows begins, behind drafting with an effort."""
-        costs, now = self.costs(), self.memory.clock.now()
+        costs = self._costs[1] if self._costs is not None else self.costs()
+        now = self.memory.clock.now()
         if self._ended is not None and self._ended[1] == sum(self.memory.lengths()):
             self.trials.elapsed += costs.drafts.note(effort, self._ended[0], now)
         if self._trial is not None and self._trial[1] == effort:
@@ -248,13 +249,8 @@ class Arm(FixedSize):
         usual = memory.recall("passes", lambda: PassCosts(clock))
         return Costs(memory.recall(self.passes, usual.copy), Timings(clock))
 
-    @property
-    def known(self) -> bool:
-        """Whether drafting was timed, for such a batch and length."""
-        return not self.costs().drafts.sizes <= {NONE}
-
-    def offer(self, depth: int, row_seconds: float) -> Plan:
-        """Return the best plan; before drafting was timed, the guess.
+    def offer(self, depth: int, row_seconds: float) -> tuple[Plan, bool]:
+        """Return the best plan, or a guess before drafting was timed, and whether it was.
 
         Parameters
         ----------
@@ -262,13 +258,13 @@ class Arm(FixedSize):
         row_seconds : float
             That a round without a draft takes.
         """
-        if not self.known:
+        if self.costs().drafts.sizes <= {NONE}:
             passes, tokens = self.guess or (0.0, 0.0)
-            return Plan(NONE, tokens, passes * row_seconds)
+            return Plan(NONE, tokens, passes * row_seconds), False
         key = self.measured()[0], min(depth, self._deepest)
         if self._best is None or self._best[0][0] is not key[0] or self._best[0][1] != key[1]:
             self._best = key, max(self._plans(depth), key=lambda plan: plan.rate)
-        return self._best[1]
+        return self._best[1], True
 
     def what(self, kind: str) -> Hashable:
         """Name a kind of trial of this arm, for texts alike."""
@@ -304,6 +300,8 @@ class Pace:
     ----------
     arms : dict of str to Arm
         Of the drafters that must run to know what they draft.
+    trials : Trials
+        All rounds count for it.
 
     Attributes
     ----------
@@ -311,14 +309,14 @@ class Pace:
         The fastest when `choose` was last called: an arm, or None for what was looked up.
     """
 
-    def __init__(self, arms: dict[str, Arm]):
-        self.arms = arms
+    def __init__(self, arms: dict[str, Arm], trials: Trials):
+        self.arms, self.trials = arms, trials
         self.fastest: str | None = None
-        self._depth = 0
-        self._trial: tuple[str, int] | None = None  # an arm, and until which of its rounds
+        self._offers = dict.fromkeys(arms, (Plan(NONE, 1.0, 1.0), False))  # as last compared
+        self._trial: tuple[str, int, bool] | None = None  # an arm, its last round, whether cold
         self._patience = 0
         for arm in arms.values():
-            arm.alone = False
+            arm.alone, arm.trials = False, trials
 
     def choose(
         self, depth: int, promised: Sequence[float], seconds: float, row_seconds: float | None
@@ -336,68 +334,72 @@ class Pace:
         row_seconds : float or None
             That a round without a draft takes; None while nothing has been measured.
         """
-        self._depth, self.fastest = depth, None
+        self.fastest = None
         if row_seconds is None or not self.arms:
             return None
         plans: dict[str | None, Plan] = {None: Plan(NONE, fmean(promised), seconds)}
-        for name, arm in self.arms.items():
-            plan = arm.offer(depth, row_seconds)
+        self._offers = {name: arm.offer(depth, row_seconds) for name, arm in self.arms.items()}
+        for name, (plan, _) in self._offers.items():
             if plan.tokens >= min(promised):  # requests to which more is promised draft that
                 plan = plan._replace(tokens=fmean(max(plan.tokens, one) for one in promised))
             plans[name] = plan
-        timed = [name for name in plans if name is None or self.arms[name].known]
+        timed = [None, *(name for name, (_, known) in self._offers.items() if known)]
         self.fastest = max(timed, key=lambda name: plans[name].rate)
+        rate = plans[self.fastest].rate
         if self._trial is not None:
-            return self._trial[0] if self._goes_on(*self._trial) else self.fastest
+            name = self._trial[0]
+            return name if self._goes_on(*self._trial, plans[name], rate) else self.fastest
         for other, plan in plans.items():
-            if other != self.fastest and self._is_due(other, plan, plans[self.fastest].rate):
+            if other != self.fastest and self._is_due(other, plan, rate):
                 return other
         return self.fastest
 
     def looked_up(self) -> None:
         """Note that the round that begins goes without an arm."""
         for arm in self.arms.values():
-            arm.trials.tried(arm.what("lookup"))
+            self.trials.tried(arm.what("lookup"))
 
-    def _goes_on(self, name: str, until: int) -> bool:
+    def _goes_on(self, name: str, until: int, cold: bool, plan: Plan, rate: float) -> bool:
         """Whether a trial goes on; note who won if it does not."""
         arm, self._patience = self.arms[name], self._patience - 1
-        if self._patience > 0 and not (arm.known and arm.rounds >= until):
+        if self._patience > 0 and not (self._offers[name][1] and arm.rounds >= until):
             return True
-        arm.trials.judge(arm.what("turn"), won=name == self.fastest)
+        lost = _loss(plan, rate, cold)
+        self.trials.judge(arm.what("turn"), won=name == self.fastest, lost=lost)
         self._trial = None
         return False
 
     def _is_due(self, name: str | None, plan: Plan, rate: float) -> bool:
         """Whether something slower is tried now; begin its trial if so."""
-        gain = plan.tokens / rate
         if name is None:
             # What passes without an arm take may have been chance too, and one round costs little.
-            arm = self.arms[self.fastest or ""]
-            return arm.trials.is_due(arm.what("lookup"), plan.seconds - gain, EXPLORING / 4)
+            what = self.arms[self.fastest or ""].what("lookup")
+            return self.trials.is_due(what, plan.seconds - plan.tokens / rate, EXPLORING / 4)
         arm = self.arms[name]
-        loss = TRIAL * max(0.0, plan.seconds - gain)
-        if arm.rounds == 0:
-            loss += max(0.0, _COLD * plan.seconds - gain)
-        if not arm.trials.is_due(arm.what("turn"), loss, EXPLORING):
+        cold = arm.rounds == 0
+        if not self.trials.is_due(arm.what("turn"), _loss(plan, rate, cold), EXPLORING):
             return False
         arm.costs().drafts.doubt()
-        self._trial, self._patience = (name, arm.rounds + TRIAL), _PATIENCE
+        self._trial, self._patience = (name, arm.rounds + TRIAL, cold), _PATIENCE
         return True
 
     def promises(self, name: str) -> float:
         """Return the tokens that an arm is expected to give a request; all while it is unknown."""
-        arm = self.arms[name]
-        return arm.offer(self._depth, 1.0).tokens if arm.known else math.inf
+        plan, known = self._offers[name]
+        return plan.tokens if known else math.inf
 
     def keeps(self, name: str, row_seconds: float | None) -> bool:
         """Whether an arm may be chosen soon: it is on trial, or faster than no draft."""
         if self._trial is not None and self._trial[0] == name:
             return True
-        if row_seconds is None or not self.arms[name].known:
-            return False
-        plan = self.arms[name].offer(self._depth, row_seconds)
-        return plan.tokens * row_seconds > plan.seconds
+        plan, known = self._offers[name]
+        return known and plan.tokens * (row_seconds or 0.0) > plan.seconds
+
+
+def _loss(plan: Plan, rate: float, cold: bool) -> float:
+    """Return the seconds that a trial loses against so many tokens per second."""
+    gain = plan.tokens / rate
+    return TRIAL * max(0.0, plan.seconds - gain) + cold * max(0.0, _COLD * plan.seconds - gain)
 
 
 class LookupBackoff:

@@ -201,28 +201,30 @@ class Trials:
 
     Attributes
     ----------
-    elapsed : float
-        Seconds that were measured, over all runs of a model.
+    elapsed, lost : float
+        Seconds that were measured, over all runs of a model, and what trials have cost of them.
     """
 
     def __init__(self) -> None:
-        self.elapsed = 0.0
+        self.elapsed = self.lost = 0.0
         self._tried_at: dict[Hashable, float] = {}
-        self._lost: dict[Hashable, int] = {}  # in a row
+        self._in_vain: dict[Hashable, int] = {}  # in a row
 
     def is_due(self, what: Hashable, loss: float, share: float = EXPLORING / 2) -> bool:
         """Whether something may be tried that is thought to lose so many seconds."""
-        share /= 2 ** min(self._lost.get(what, 0), _MOST_LOST)
-        return share * (self.elapsed - self._tried_at.get(what, 0.0)) > loss
+        share /= 2 ** min(self._in_vain.get(what, 0), _MOST_LOST)
+        since = self.elapsed - self._tried_at.get(what, 0.0)
+        return loss < min(share * since, EXPLORING * self.elapsed - self.lost)
 
     def tried(self, what: Hashable) -> None:
         """Note that something was tried now."""
         self._tried_at[what] = self.elapsed
 
-    def judge(self, what: Hashable, *, won: bool) -> None:
-        """Note whether what was tried proved the fastest; if not, it waits longer each time."""
+    def judge(self, what: Hashable, *, won: bool, lost: float) -> None:
+        """Book the seconds that a trial lost; if it did not win, the next waits longer."""
         self.tried(what)
-        self._lost[what] = 0 if won else self._lost.get(what, 0) + 1
+        self.lost += lost
+        self._in_vain[what] = 0 if won else self._in_vain.get(what, 0) + 1
 
 
 class Memory:

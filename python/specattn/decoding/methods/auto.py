@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from specattn.decoding.drafting.gains import NONE
 from specattn.decoding.drafting.pace import Arm, FixedSize, LookupBackoff, Pace
-from specattn.decoding.drafting.timings import Memory
+from specattn.decoding.drafting.timings import Memory, Trials
 from specattn.decoding.drafting.trie import shared_tree
 from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Verified
 from specattn.decoding.engine.method import Method
@@ -180,7 +180,9 @@ class _AutoDrafter(Drafter):
             arms[name].guess = _AT_PAR
         if self.vegas is not None:
             arms[Vegas.name].guess = self.vegas.guess()
-        self.pace, self.backoff = Pace(arms), LookupBackoff(memory.clock)
+        trials = memory.model.recall(("pace", "auto"), Trials)
+        self.suffix.arm.trials = trials
+        self.pace, self.backoff = Pace(arms, trials), LookupBackoff(memory.clock)
         self.name: str | None = None  # whose round it is
         self.own: list[bool] = []  # the requests that it drafts for
         self.depth = 0  # of its draft

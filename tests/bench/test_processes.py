@@ -1,4 +1,4 @@
-"""The GPU suite's own plumbing, which a machine without a GPU can hold to its word."""
+"""Commands of the benchmarks that start processes: the GPU suite, and ranks side by side."""
 
 import json
 import os
@@ -52,3 +52,19 @@ def _suite(*arguments):
         text=True,
         timeout=300,
     )
+
+
+@pytest.mark.slow
+def test_ranks_take_turns_in_every_shape(tmp_path):
+    path, script = tmp_path / "rows.jsonl", SUITE.with_name("run_distributed.py")
+    small = "--context 300 --shapes 1x1 2x1 --passes 2 --kinds plain verify"
+    command = [sys.executable, str(script), *small.split(), "--json", str(path)]
+    outcome = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert outcome.returncode == 0, outcome.stderr
+    run, *rows = _lines(path)
+    assert (run["kind"], run["context"]) == ("run", 300)
+    assert [(row["shape"], row["pass"]) for row in rows] == [
+        (shape, kind) for kind in ("fill", "plain", "verify") for shape in ("1x1", "2x1")
+    ]
+    assert all(row["wall_s"] >= row["least_wall_s"] > 0 for row in rows)
+    assert rows[-1]["sent_bytes"][0] > 0 == rows[-2]["sent_bytes"][0]

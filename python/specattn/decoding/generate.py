@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from transformers import (
@@ -214,13 +214,7 @@ def generate(
     return GenerationOutput(whole, new_tokens, statistics)
 
 
-class _Call(NamedTuple):
-    """What transformers makes of a call: the prompts, and the rules that they are continued by."""
-
-    input_ids: torch.Tensor
-    processors: LogitsProcessorList
-    criteria: StoppingCriteriaList
-    config: GenerationConfig
+_Prepared = tuple[Texts, GenerationConfig]
 
 
 def _note(
@@ -231,21 +225,21 @@ def _note(
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
     **model_kwargs: Any,
-) -> _Call:
+) -> _Prepared:
     """Stand in for a method where transformers calls one, and decode nothing."""
     refuse_unsupported(generation_config, model_kwargs)
-    return _Call(input_ids, logits_processor, stopping_criteria, generation_config)
+    rows = len(input_ids)
+    rules = [logits_processor] * rows, [stopping_criteria] * rows
+    return Texts(list(input_ids), [0] * rows, *rules), generation_config
 
 
-def _prepared(
-    model: PreTrainedModel, prompts: list[torch.Tensor], **options: Any
-) -> tuple[Texts, GenerationConfig]:
+def _prepared(model: PreTrainedModel, prompts: list[torch.Tensor], **options: Any) -> _Prepared:
     """Let transformers prepare a run in which a text depends on no other, nor on its length.
 
     Processors and criteria count tokens from the beginning of a row, so those of a prompt are
     prepared as if all prompts were as long: others then stand in for the shorter and longer ones.
     """
-    calls = dict[int, _Call]()
+    calls = dict[int, _Prepared]()
     for prompt in prompts:
         if (length := len(prompt)) in calls:
             continue
@@ -253,14 +247,15 @@ def _prepared(
         calls[length] = cast(Any, model).generate(
             ids, attention_mask=torch.ones_like(ids), custom_generate=_note, **options
         )
-    call = calls[len(prompts[0])]
-    repeats = len(call.input_ids) // len(prompts)  # num_return_sequences
+    first, config = calls[len(prompts[0])]
+    repeats = len(first.rows) // len(prompts)  # num_return_sequences
     rows = [prompt for prompt in prompts for _ in range(repeats)]
-    processors = [calls[len(row)].processors for row in rows]
-    if all(type(processor) in CONTEXT_FREE for processor in call.processors):
-        processors = [call.processors] * len(rows)  # those see no text
-    criteria = [calls[len(row)].criteria for row in rows]
-    return Texts(rows, [0] * len(rows), processors, criteria), call.config
+    own = [calls[len(row)][0] for row in rows]
+    processors = [texts.processors[0] for texts in own]
+    if all(type(processor) in CONTEXT_FREE for processor in processors[0]):
+        processors = first.processors  # those see no text
+    criteria = [texts.criteria[0] for texts in own]
+    return Texts(rows, [0] * len(rows), processors, criteria), config
 
 
 def _resolve(method: Method | str) -> Method:

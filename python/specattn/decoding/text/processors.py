@@ -209,12 +209,8 @@ class ContextualProcessors:
         """Yield the contexts that a processor is called with, nodes of equally long ones together.
 
         A processor may hold data per row of the original batch, so each call shows it as many rows,
-        each in its place. Rows that nobody asks about show the text of one that somebody does, and
-        their results are dropped.
-
-        Without a window a text is all of its row, with the padding that transformers has been given
-        before it. A window shows the last tokens and no padding, and costs the same however long
-        the text is. With `length_only` the tokens are any.
+        each in its place; rows that nobody asks about show another's text. Without a window a text
+        is all of its row, padding included; with `length_only` the tokens are any.
         """
         room, widths = self.sequences.padded_rows, defaultdict[int, list[int]](list)
         for place, (row, end) in enumerate(nodes):

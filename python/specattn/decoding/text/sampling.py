@@ -146,7 +146,8 @@ class Sampler:
             The same of every request, on the host, which waits for it once.
         """
         if draft_probs is not None:
-            accepted = self._accept_sampled(tree, tokens, logits, draft_probs, generator)
+            options: Any = {"draft_probs": draft_probs, "generator": generator}
+            accepted = _accept_sampled(tree, tokens, self.scores(logits, tree, tokens), **options)
         elif (found := self._walk_on_host(tree, tokens, logits)) is not None:
             accepted, emitted = found
             shapes = tree.drafted_and_depth * (1 if tree.batch_size else len(emitted))
@@ -172,24 +173,6 @@ class Sampler:
         # The root is committed and not looked at.
         return self.draw(at_node, _chain(steps, logits.device), pad(emitted, (1, 0)), steps)[:, 0]
 
-    def _accept_sampled(
-        self,
-        tree: Tree,
-        tokens: torch.Tensor,
-        logits: torch.Tensor,
-        draft_probs: torch.Tensor,
-        generator: torch.Generator | None,
-    ) -> Accepted:
-        """Test a sampled draft by the rejection rule."""
-        scores = self.scores(logits, tree, tokens)
-        best = scores.amax(-1)
-        nothing = best.isnan() | (best == -torch.inf)
-        probs = scores.masked_fill(nothing[..., None], 0.0).softmax(-1)
-        found = accept(tree, tokens, probs, draft_probs=draft_probs, generator=generator)
-        visited = pad(found.nodes.clamp_min(0), (1, 0))
-        impossible = nothing.gather(1, visited).any(1)
-        return found._replace(next_token=found.next_token.masked_fill(impossible, -1))
-
     def _walk_on_host(
         self, tree: Tree, tokens: torch.Tensor, logits: torch.Tensor
     ) -> tuple[Accepted, list[list[int]]] | None:
@@ -211,10 +194,7 @@ class Sampler:
         return accepted, native.walk_trees(*given, report, threads)
 
     def token_after(self, logits: torch.Tensor, request: int, node: int, path: list[int]) -> int:
-        """Draw the token behind a path that follows a running request's text: on the host.
-
-        `logits` [B, T, V] are of all nodes of the requests' trees. Returns what `draw` returns.
-        """
+        """Draw the token after a node and its path, of logits [B, T, V] of all: on the host."""
         assert self.scores.by_node is not None
         row = self.sequences.active[request]
         scores = self.scores.by_node[row](path, logits[request, node])
@@ -238,6 +218,19 @@ class Sampler:
         places = torch.tensor([rows, positions], device=scores.device)
         noisy = add_gumbel_noise(scores.float().flatten(0, 1), self.seed, *places)
         return noisy.unflatten(0, scores.shape[:2])
+
+
+def _accept_sampled(
+    tree: Tree, tokens: torch.Tensor, scores: torch.Tensor, **options: Any
+) -> Accepted:
+    """Test a sampled draft by the rejection rule, given the target's processed logits."""
+    best = scores.amax(-1)
+    nothing = best.isnan() | (best == -torch.inf)
+    probs = scores.masked_fill(nothing[..., None], 0.0).softmax(-1)
+    found = accept(tree, tokens, probs, **options)
+    visited = pad(found.nodes.clamp_min(0), (1, 0))
+    impossible = nothing.gather(1, visited).any(1)
+    return found._replace(next_token=found.next_token.masked_fill(impossible, -1))
 
 
 @cache

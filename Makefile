@@ -13,7 +13,7 @@ demo: $(VENV)/.demo
 
 ## All tests that need no GPU. Of GPU code few cases, and all where it differs from what tools/ptx/executed.json records.
 test: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow" $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" $(ARGS)
 
 ## Wheel and sdist into dist/, then both into fresh virtual environments, in which no compiler is found.
 package: $(VENV)/.dev

@@ -34,14 +34,7 @@ _TIMED = 4  # one lookup of so many is timed
 
 
 class FixedSize:
-    """Drafts as much as it is told to.
-
-    Parameters
-    ----------
-    effort : Effort
-    most : int, optional
-        Rows of a pass, root included, at most.
-    """
+    """Drafts one effort in every round, of at most `most` rows, root included."""
 
     def __init__(self, effort: Effort = NONE, most: int | None = None):
         self.effort, self.most, self.trials = effort, most, Trials()
@@ -55,15 +48,8 @@ class FixedSize:
     ) -> int:
         """Return how many rows of a draft of `drafted` rows, roots included, are verified.
 
-        Parameters
-        ----------
-        effort : Effort
-        drafted : int
-        chances : callable
-            Returns the probabilities of the drafted nodes, by request: an array [B, n] in any
-            order, or, without a `place`, sequences that descend.
-        place : array, int [2, n], optional
-            Level and rank of each node, as for `TreeGains.add`.
+        ``chances()`` returns the probabilities of the drafted nodes: [B, n] with the `place` of
+        each, as for `TreeGains.add`, or by request in descending order.
         """
         return min(drafted, self.most or drafted)
 
@@ -99,21 +85,9 @@ class Arm(FixedSize):
 
     A round calls `choose`, `rows` where the drafter knows probabilities, `begin` when its draft is
     ready, and `end` when that is verified. Rounds that prepare a draft rather than make one call no
-    `begin`.
-
-    Parameters
-    ----------
-    memory : Memory
-    kind : str
-        The method: what drafting took is remembered for its next runs.
-    efforts : sequence of Effort
-        `NONE` and what may be drafted.
-    sizes : sequence of int
-        Rows of a pass, ascending from 1.
-    gains : callable
-        ``gains(efforts, sizes)`` makes the `Gains`.
-    passes : hashable
-        What passes are for: those of different kinds differ in what they cost.
+    `begin`. What drafting took is remembered by `kind`, for the method's next runs, and what passes
+    took by `passes`, for those of different kinds differ in what they cost. `efforts` are `NONE`
+    and what may be drafted, `sizes` the rows of a pass, ascending from 1.
     """
 
     def __init__(
@@ -159,7 +133,11 @@ class Arm(FixedSize):
     def rows(
         self, effort: Effort, drafted: int, chances: Callable[[], Any], place: Any = None
     ) -> int:
-        """Learn from a grown tree; return with how many rows it gains most. See `FixedSize`."""
+        """Return how many rows of a draft of `drafted` rows, roots included, are verified.
+
+        ``chances()`` returns the probabilities of the drafted nodes: [B, n] with the `place` of
+        each, as for `TreeGains.add`, or by request in descending order.
+        """
         if self.effort != NONE:  # which is fixed
             return super().rows(effort, drafted, chances, place)
         found = chances()
@@ -250,14 +228,7 @@ class Arm(FixedSize):
         return Costs(memory.recall(self.passes, usual.copy), Timings(clock))
 
     def offer(self, depth: int, row_seconds: float) -> tuple[Plan, bool]:
-        """Return the best plan, or a guess before drafting was timed, and whether it was.
-
-        Parameters
-        ----------
-        depth : int
-        row_seconds : float
-            That a round without a draft takes.
-        """
+        """Return the best plan where a round without a draft takes `row_seconds`, or the guess."""
         if self.costs().drafts.sizes <= {NONE}:
             passes, tokens = self.guess or (0.0, 0.0)
             return Plan(NONE, tokens, passes * row_seconds), False
@@ -294,19 +265,8 @@ class Pace:
     """Says before every round which of several arms drafts, or none: what was looked up does.
 
     An arm that is not the fastest is tried for some rounds when that is expected to cost a small
-    share of the time: the smaller, the more trials in a row it has lost.
-
-    Parameters
-    ----------
-    arms : dict of str to Arm
-        Of the drafters that must run to know what they draft.
-    trials : Trials
-        All rounds count for it.
-
-    Attributes
-    ----------
-    fastest : str or None
-        The fastest when `choose` was last called: an arm, or None for what was looked up.
+    share of the time: the smaller, the more trials in a row it has lost. `fastest` is that of the
+    last `choose`, None for what was looked up.
     """
 
     def __init__(self, arms: dict[str, Arm], trials: Trials):
@@ -323,16 +283,9 @@ class Pace:
     ) -> str | None:
         """Return the name of an arm, or None for what was looked up.
 
-        Parameters
-        ----------
-        depth : int
-            Of the deepest draft that is of use.
-        promised : sequence of float
-            Tokens that each request is expected to gain from what was looked up.
-        seconds : float
-            That such a round is expected to take.
-        row_seconds : float or None
-            That a round without a draft takes; None while nothing has been measured.
+        `depth` is that of the deepest draft of use. What was looked up promises each request so
+        many tokens in so many `seconds`; a round without a draft takes `row_seconds`, None while
+        nothing has been measured.
         """
         self.fastest = None
         if row_seconds is None or not self.arms:
@@ -407,11 +360,6 @@ class LookupBackoff:
 
     A round calls `skips`; if that is false, `begin`, `found` with what was looked up, and `end`
     when all is done that a round without a lookup does without; the same around what it learns.
-
-    Attributes
-    ----------
-    left_out : int
-        Rounds since the last lookup.
     """
 
     def __init__(self, clock: Clock):

@@ -39,10 +39,7 @@ _ALIKE = 1.5  # lengths and batches whose passes are taken to cost the same
 class Timings:
     """Median seconds of the last times that something of a size was done.
 
-    Parameters
-    ----------
-    clock : Clock
-        On CUDA a time is read when it has passed; nothing waits for it.
+    On CUDA a time is read when it has passed; nothing waits for it.
     """
 
     def __init__(self, clock: Clock):
@@ -199,10 +196,7 @@ def _line(rows: list[int], seconds: list[float], size: int) -> float:
 class Trials:
     """Says when what seems to lose may be tried again: when that costs a small share of the time.
 
-    Attributes
-    ----------
-    elapsed, lost : float
-        Seconds that were measured, over all runs of a model, and what trials have cost of them.
+    `elapsed` are the seconds that were measured, over all runs of a model.
     """
 
     def __init__(self) -> None:
@@ -230,15 +224,8 @@ class Trials:
 class Memory:
     """Recalls what was measured for batches and lengths alike, by earlier runs too.
 
-    Parameters
-    ----------
-    clock : Clock
-    lengths : callable
-        Returns the tokens of every running request.
-    model : Model
-        Where it is kept.
-    machine : tuple
-        What else decides how long a pass takes.
+    ``lengths()`` returns the tokens of every running request; `machine` is what else decides how
+    long a pass takes.
     """
 
     def __init__(

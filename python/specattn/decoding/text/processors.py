@@ -39,22 +39,9 @@ class ContextualProcessors:
     follows a token that they forbid, a token that ends the text, or more tokens than may come.
     Processors may refuse such texts, and plain decoding never shows any.
 
-    Parameters
-    ----------
-    processors : LogitsProcessorList, or one for each row
-        Functions of their arguments alone: of a text, of its row's number, and of scores.
-    sequences : Sequences
-        The committed texts.
-
-    Attributes
-    ----------
-    by_node : list of NodeProcessors, or None
-        Each row's processors for one node at a time: on the CPU, unless one knows rows.
-
-    Raises
-    ------
-    ValueError
-        A processor remembers earlier calls.
+    They are functions of their arguments alone, of a text, its row's number and scores: one that
+    remembers earlier calls raises ValueError. On the CPU, unless one knows rows, `by_node` has each
+    row's processors for one node at a time.
     """
 
     def __init__(
@@ -89,22 +76,11 @@ class ContextualProcessors:
         tokens: torch.Tensor,
         first: int | torch.Tensor = 0,
     ) -> torch.Tensor:
-        """Return the processed logits of nodes ``first, first + 1, ...`` of a chain, or of a tree.
+        """Return the processed logits [B, n, V] of nodes ``first, first + 1, ...``, float32.
 
-        Parameters
-        ----------
-        logits : Tensor [B, n, V]
-            Of the target after each of these nodes.
-        tree : Tree
-            One that branches, or one of each request, is judged whole and node by node.
-        tokens : Tensor, int64 [B, nodes]
-            Of a chain the first ``first + n`` or more. The root is the last committed token.
-        first : int, or Tensor, integer [B]
-
-        Returns
-        -------
-        Tensor, float32 [B, n, V]
-            Unprocessed for nodes that cannot occur, where a processor looks at texts.
+        Of a chain `tokens`, int64 [B, nodes], are the first ``first + n`` or more, the root being
+        the last committed token; a tree that branches, or one of each request, is judged whole and
+        node by node. Where a processor looks at texts, nodes that cannot occur stay unprocessed.
         """
         if self._sees_texts and not tree.is_chain:
             return self._of_tree(logits, tree, tokens)

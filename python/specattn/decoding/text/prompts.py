@@ -17,10 +17,7 @@ def as_prompts(
 ) -> list[torch.Tensor]:
     """Return the prompts without padding, each int64 [L]; parameters as for `generate`.
 
-    Raises
-    ------
-    ValueError
-        Something is no prompt; the message names which one and what came.
+    ValueError names what is no prompt and what came.
     """
     if isinstance(given, Mapping):
         known = ("input_ids", "attention_mask", "token_type_ids")  # these models have no types

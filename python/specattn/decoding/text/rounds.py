@@ -56,14 +56,9 @@ class Round(NamedTuple):
 
 
 class PassTimes(NamedTuple):
-    """Seconds of one pass of a run: before, in and behind the verification.
+    """Seconds of one pass of a run: before, in and behind verification, as `Statistics` has them.
 
-    Attributes
-    ----------
-    draft, target, accept : float
-        As `Statistics` books them.
-    learn : float
-        What the drafter makes of the outcome; part of `Statistics.draft_seconds`.
+    `learn` is what the drafter makes of the outcome; part of `Statistics.draft_seconds`.
     """
 
     draft: float

@@ -309,8 +309,7 @@ class Pace:
 
     def looked_up(self) -> None:
         """Note that the round that begins goes without an arm."""
-        for arm in self.arms.values():
-            self.trials.tried(arm.what("lookup"))
+        self.trials.tried("lookup")
 
     def _goes_on(self, name: str, until: int, cold: bool, plan: Plan, rate: float) -> bool:
         """Whether a trial goes on; note who won if it does not."""
@@ -326,8 +325,7 @@ class Pace:
         """Whether something slower is tried now; begin its trial if so."""
         if name is None:
             # What passes without an arm take may have been chance too, and one round costs little.
-            what = self.arms[self.fastest or ""].what("lookup")
-            return self.trials.is_due(what, plan.seconds - plan.tokens / rate, EXPLORING / 4)
+            return self.trials.is_due("lookup", plan.seconds - plan.tokens / rate, EXPLORING / 4)
         arm = self.arms[name]
         cold = arm.rounds == 0
         if not self.trials.is_due(arm.what("turn"), _loss(plan, rate, cold), EXPLORING):

@@ -236,6 +236,8 @@ class Memory:
         machine: tuple[Hashable, ...] = (),
     ):
         self.clock, self.lengths, self.model, self.machine = clock, lengths, model, machine
+        self._alike: tuple[Hashable, ...] = ()
+        self._holds = 0, 0, 0  # for such a batch, from one length to another
 
     @classmethod
     def of(cls, context: DraftContext) -> Memory:
@@ -248,8 +250,14 @@ class Memory:
     def alike(self) -> tuple[Hashable, ...]:
         """Return what texts have in common whose passes take about the same time."""
         lengths = self.lengths()
-        batch, length = (round(math.log(n, _ALIKE)) for n in (len(lengths), max(lengths)))
-        return batch, length, torch.get_num_threads(), threading.get_ident(), *self.machine
+        requests, longest = len(lengths), max(lengths)
+        known, begin, end = self._holds
+        if requests != known or not begin <= longest < end:  # else it is asked too often for logs
+            batch, length = (round(math.log(n, _ALIKE)) for n in (requests, longest))
+            threads = torch.get_num_threads(), threading.get_ident()
+            self._alike = batch, length, *threads, *self.machine
+            self._holds = requests, longest, longest + longest // 64 + 1
+        return self._alike
 
     def recall(self, kind: Hashable, make: Callable[[], T]) -> T:
         """Return what was kept of a kind for texts like these, or what `make` makes."""

@@ -16,6 +16,7 @@ import argparse
 import multiprocessing
 import re
 import socket
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,6 +25,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import torch
+from common.arguments import Parser, number
 from common.machine import Others, describe
 from common.records import RecordFile
 
@@ -80,23 +82,25 @@ class Ranks:
             process.join()
 
 
-def main() -> None:
-    """Run the same passes in every shape, in turn."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(argv: list[str] | None = None) -> int:
+    """Run the same passes in every shape, in turn; return 0, or leave with 2 for bad arguments."""
+    parser = Parser(prog="run_distributed.py", description=(__doc__ or "").splitlines()[0])
     shapes = [Shape(1, 2, False), Shape(2, 1, False)]
-    parser.add_argument("--model", type=Path, default=TINY)
-    parser.add_argument("--context", type=int, default=31_000)
-    parser.add_argument("--shapes", type=shape, nargs="+", default=shapes)
-    parser.add_argument("--prefill", action="store_true", help="of a random text, timed")
-    parser.add_argument("--rows", type=int, default=7, help="of a verification")
-    parser.add_argument("--passes", type=int, default=20)
-    parser.add_argument("--kinds", nargs="+", choices=PASSES, default=list(PASSES))
-    parser.add_argument("--json", type=Path, help="write records there, one a line")
-    given = parser.parse_args()
+    add = parser.add_argument
+    add("--model", type=Path, default=TINY)
+    add("--context", type=number, default=31_000)
+    add("--shapes", type=shape, nargs="+", default=shapes, help="RANKSxTHREADS, t: model in parts")
+    add("--prefill", action="store_true", help="of a random text, timed")
+    add("--rows", type=number, default=7, help="of a verification")
+    add("--passes", type=number, default=20)
+    add("--kinds", nargs="+", choices=PASSES, default=list(PASSES))
+    add("--json", type=Path, help="write records there, one a line")
+    given = parser.parse_args(argv)
+    if not given.model.is_dir():
+        parser.error(f"--model: {given.model} is no folder")
     head = {"kind": "run", "context": given.context, "rows": given.rows}
-    records = RecordFile(given.json, [{**head, **describe(torch.device("cpu"))}])
+    with parser.refusing("--json: "):
+        records = RecordFile(given.json, [{**head, **describe(torch.device("cpu"))}])
     started = {str(one): Ranks(one, given) for one in given.shapes}
     try:
         for name, ranks in started.items():
@@ -115,6 +119,7 @@ def main() -> None:
     finally:
         for ranks in started.values():
             ranks.close()
+    return 0
 
 
 def _report(
@@ -256,4 +261,4 @@ class _Work:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

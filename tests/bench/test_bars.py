@@ -106,6 +106,11 @@ def test_products_take_as_long_as_there_are(path, dtype):
         assert many / long < 2 * 2 * vectors[path] * 6e9
 
 
+def test_products_of_an_unknown_type_are_refused():
+    with pytest.raises(ValueError, match="expected float32, bfloat16 or float16, got int8"):
+        _cpu.multiply_registers("int8", 1, 1)
+
+
 def test_every_peer_that_is_here_takes_its_turn(bench):
     faster, absent = bars.peers(bench, replace(SMALL, variant="chain"), sdpa=2.0, vllm=2.0)
     assert faster.measured > 0

@@ -10,6 +10,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
 import run_decoding  # noqa: E402
 import run_kernels  # noqa: E402
+from decoding import pictures as decoding  # noqa: E402
+from kernels import pictures as kernels  # noqa: E402
 
 RUN = {
     "kind": "run",
@@ -77,6 +79,13 @@ def test_only_what_exceeds_the_spread_is_slower(compare):
     assert "1 slower, 1 faster, 1 within the spread; 0 in one file only" in printed
 
 
+def test_a_file_beside_itself_has_not_changed(compare):
+    records = [row(), bar("gather", 1.2, at_most=True)]
+    status, printed = compare(records, records)
+    assert status == 0
+    assert "0 slower, 0 faster, 2 within the spread; 0 in one file only" in printed
+
+
 def test_a_row_that_became_wrong_comes_first(compare):
     wrong = row(context=2048) | {"time": None, "share": None, "fault": "WRONG"}
     status, printed = compare([row(), row(context=2048)], [row(median=2e-3), wrong])
@@ -133,8 +142,31 @@ def test_decoding_is_compared_by_seconds_per_token(tmp_path, capsys):
 def test_other_files_are_refused(content, tmp_path, capsys):
     path = tmp_path / "x.jsonl"
     path.write_text(content)
-    for arguments in (["--compare", str(path), str(path)], ["--draw", str(path)]):
+    twice = ["--compare", str(path), str(path)]
+    for main, arguments in (
+        (run_kernels.main, twice),
+        (run_kernels.main, ["--draw", str(path)]),
+        (run_decoding.main, twice),
+    ):
         with pytest.raises(SystemExit) as stop:
-            run_kernels.main(arguments)
+            main(arguments)
         assert stop.value.code == 2
-        assert "x.jsonl" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert "x.jsonl" in said
+        assert said.count("\n") == 1
+
+
+def test_a_result_file_is_drawn_and_nothing_of_nothing(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    path, out = tmp_path / "rows.jsonl", tmp_path / "out"
+    records = [RUN, row(context=1024), row("merge_state", 0), row("select_topk") | {"time": None}]
+    path.write_text("\n".join(map(json.dumps, records)))
+    assert run_kernels.main(["--draw", str(path), "--pictures", str(out)]) == 0
+    assert capsys.readouterr().out.split() == [
+        str(out / name) for name in ("roofline.png", "context.png")
+    ]
+    assert all(png.read_bytes().startswith(b"\x89PNG") for png in out.iterdir())
+    folder, failed = tmp_path / "none", decoded(fault="out of memory")
+    assert kernels.draw(RUN, [row() | {"time": None}], folder) == []
+    assert decoding.draw([failed], folder, None, decoding.KINDS, "") == []
+    assert not folder.exists()

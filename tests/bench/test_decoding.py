@@ -311,6 +311,15 @@ def test_a_row_says_how_far_it_was_at_each_length(model):
     assert by_length.plan(MeasurePlan(new_tokens=24)).lengths == (6, 12, 24)
 
 
+def test_a_section_can_show_the_minutes_of_another_ones_rows():
+    record = {"section": "a", "speedup": {"plain": 2.0}, "seconds": 0.03, "new_tokens": 4000}
+    section = Section("b", "t", rows_of="a")
+    assert section.rows([record, {**record, "section": "b"}]) == [record]
+    assert (COLUMNS["min"](record), COLUMNS["plain, min"](record)) == ("2.00", "4.00")
+    alone = {**record, "speedup": {}}
+    assert (COLUMNS["min"](alone), COLUMNS["plain, min"](alone)) == ("-", "-")
+
+
 def test_processors_come_in_transformers_order():
     shaped = Shaping(penalty=1.2, top_p=0.9, min_p=0.1, eta=2e-4)
     kinds = [type(one) for one in shaped.processors(0.7)]

@@ -70,6 +70,11 @@ def test_edits_are_what_was_asked_for():
     )
 
 
+def test_an_unknown_kind_is_refused(tokenizer):
+    with pytest.raises(ValueError, match="kind: expected one of question, .*, got 'poem'"):
+        grounded.Grounded(tokenizer, "poem")
+
+
 def test_nodes_on_the_reference():
     #         root 7, children 1 and 2 of the root, 3 below 2, 4 below 3, 3 below 1
     parents, tokens = [-1, 0, 0, 2, 3, 1], [7, 1, 2, 3, 4, 3]

@@ -164,11 +164,15 @@ def test_a_peer_that_does_not_start_costs_only_its_own_row(fake, small, monkeypa
     ("arguments", "named"),
     [
         (["--peer", "beam"], "--peer: expected one of transformers, vllm, llama.cpp, got 'beam'"),
+        (["--peer", "vllm:width=3"], "--peer vllm: expected ngram=N"),
         (["--peer", "vllm:ngram=0"], "--peer vllm: expected ngram=N"),
         (["--peer", "llama.cpp:ngram=3"], "--peer llama.cpp: expected no option"),
         (["--peer", "transformers:x=3"], "--peer transformers: expected no option"),
         (["--peer", "vllm"], "run `make vllm`"),
+        (["--peer", "llama.cpp"], "run `make llama-cpp`"),
         (["--peer", "vllm", "--temperature", "0,1"], "expected --temperature 0"),
+        (["--peer", "vllm", "--batch", "2"], "expected --batch 1"),
+        (["--peer", "vllm", "--suite", "vegas"], "expected no --suite"),
         (["--peer", "llama.cpp", "--dtype", "float16"], "expected --dtype float32 or bfloat16"),
     ],
 )

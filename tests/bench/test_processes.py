@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 SUITE = Path(__file__).resolve().parents[2] / "bench" / "gpu_suite.sh"
+sys.path.insert(0, str(SUITE.parent))
+
+import run_distributed  # noqa: E402
 
 
 @pytest.mark.slow
@@ -68,3 +71,25 @@ def test_ranks_take_turns_in_every_shape(tmp_path):
     ]
     assert all(row["wall_s"] >= row["least_wall_s"] > 0 for row in rows)
     assert rows[-1]["sent_bytes"][0] > 0 == rows[-2]["sent_bytes"][0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--model", "/nowhere"], "--model: /nowhere"),
+        (["--context", "0"], "--context: expected one positive number"),
+        (["--shapes", "2x0"], "--shapes: expected RANKSxTHREADS or RANKSxTHREADSt, got '2x0'"),
+        (["--rows", "-1"], "--rows"),
+        (["--passes", "0"], "--passes"),
+        (["--kinds", "prefill"], "--kinds"),
+        (["--json", "/nowhere/rows.jsonl"], "--json: "),
+        (["--fast"], "--fast"),
+    ],
+)
+def test_bad_arguments_of_ranks_give_one_line_and_exit_2(arguments, named, capsys):
+    with pytest.raises(SystemExit) as stop:
+        run_distributed.main(arguments)
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert named in error
+    assert error.count("\n") == 1

@@ -13,7 +13,8 @@ import run_decoding  # noqa: E402
 from common.records import row_key  # noqa: E402
 from decoding import measure as measure_module  # noqa: E402
 from decoding import session  # noqa: E402
-from decoding.session import SCHEMA  # noqa: E402
+from decoding.cases import UNSHAPED, Entry, Group, Shaping  # noqa: E402
+from decoding.session import SCHEMA, begun  # noqa: E402
 from decoding.targets import MARK  # noqa: E402
 
 FIGURES = {
@@ -138,6 +139,19 @@ def test_an_interrupted_run_goes_on_to_the_same_rows(text, tmp_path, monkeypatch
     ]
 
 
+def test_rows_of_another_distribution_or_machine_are_other_rows(tmp_path):
+    groups = [Group(24, 1, 1.0, (Entry("plain"),), one) for one in (UNSHAPED, Shaping(penalty=1.3))]
+    free, shaped = ({"section": "", **one.record(one.entries[0])} for one in groups)
+    assert (free["shaping"], shaped["shaping"]) == ({}, {"penalty": 1.3})
+    assert row_key(free) != row_key(shaped)
+    run = {"kind": "run", **dict.fromkeys(session._SAME), "schema": SCHEMA, "machine": {"name": 1}}
+    path = tmp_path / "rows.jsonl"
+    begun(path, run, resume=False).add(free)
+    assert len(begun(path, run, resume=True).rows) == 1
+    with pytest.raises(ValueError, match="measured with another machine"):
+        begun(path, run | {"machine": {"name": 2}}, resume=True)
+
+
 def test_text_that_is_not_plain_decodings_is_not_hidden(text, monkeypatch, tmp_path, capsys):
     def wrong(target, method, *rest):
         outcome = right(target, method, *rest)
@@ -184,21 +198,29 @@ def test_a_method_that_fails_costs_only_its_own_row(text, monkeypatch, tmp_path,
     [
         (["--method", "beam"], "expected one of longspec"),
         (["--method", "vegas:width=3"], "expected one of gamma, ratio"),
+        (["--method", "vegas:gamma=0"], "gamma must be at least 1"),
+        (["--method", "plain:gamma=2"], "expected no option"),
         (["--model", "/nowhere"], "--model: /nowhere"),
         (["--prompt", "/nowhere.py"], "--prompt: /nowhere.py"),
         (["--prompt", __file__, "--context", "64k"], "give more with --prompt"),
+        (["--context", "8q"], "--context"),
         (["--temperature", "-1"], "--temperature"),
         (["--new-tokens", "1"], "--new-tokens: expected 2 or more"),
         (["--suite", "beam"], "expected one of vegas, longspec"),
         (["--suite", "vegas", "--context", "1k,2k"], "one --context"),
         (["--suite", "grounded", *SHAPE], "needs a model that reads its texts"),
         (["--suite", "grounded", "--context", "1k", "--new-tokens", "2k"], "a reference has"),
+        (["--suite", "grounded", "--context", "1m", "--new-tokens", "9"], "hold"),
         (["--shape", "tiny"], "belong together"),
+        (["--shape", "gpt-9"], "gpt-9"),
+        (["--acceptance", "0.9"], "belong together"),
         (["--layers", "2"], "--layers needs --shape"),
         ([*SHAPE[:-1], "1.5"], "rates from 0 to 1"),
+        ([*SHAPE[:-1], "medusa"], "expected vegas-qwen3-8b"),
         ([*SHAPE, "--prompt", "x.py"], "no --prompt"),
         (["--json", "/nowhere/rows.jsonl"], "/nowhere does not exist"),
         (["--resume"], "--resume needs --json"),
+        (["--fast"], "--fast"),
     ],
 )
 def test_bad_arguments_give_one_line_and_exit_2(arguments, named, capsys):

@@ -18,7 +18,7 @@ sys.path.insert(0, str(BENCH))
 import run_kernels  # noqa: E402
 from common.clock import Stopwatch, paired_ratio, spread  # noqa: E402
 from common.machine import Others  # noqa: E402
-from kernels import inputs  # noqa: E402
+from kernels import inputs, peers  # noqa: E402
 from kernels.cases import Axes, Case  # noqa: E402
 from kernels.ceilings import Ceilings, Probe  # noqa: E402
 from kernels.measure import measure, memory_needed, row_error  # noqa: E402
@@ -138,6 +138,14 @@ def test_every_peer_computes_what_the_primitive_computes():
         assert row["refused"] == {}, case
         if case.op == "hybrid_tree_attention":
             assert any("flash + masked matmul + merge" in name for name in row["peers"])
+
+
+def test_absent_peers_are_named_with_the_reason():
+    reasons = peers.missing(CPU, peers.QUICK)
+    assert "not installed" in reasons["xformers"] or "GPU" in reasons["xformers"]
+    assert "GPU" in reasons["varlen"]
+    assert reasons["flex"] == "not asked for"
+    assert "sdpa" not in reasons
 
 
 def test_the_ceiling_that_binds_is_the_one_that_takes_longest():
@@ -287,12 +295,18 @@ def test_a_crashing_kernel_costs_only_its_own_row(planted, tmp_path, capsys):
     [
         (["--only", "flash_attention"], "flash_attention"),
         (["--bars", "--only", "flash"], "hybrid-1"),
+        (["--emulate", "sm_90", "--backend", "cpu"], "--emulate: expected "),
+        (["--context", "-3"], "--context"),
         (["--context", "8q"], "--context"),
         (["--rows", ""], "--rows"),
         (["--sparsity", "7"], "--sparsity"),
+        (["--page-size", "0"], "--page-size"),
+        (["--peers", "cuBLAS"], "cuBLAS"),
         (["--budget", "nan"], "--budget"),
+        (["--shape", "gpt-9"], "gpt-9"),
         (["--backend", "cuda"], "cuda"),
         (["--json", "/nowhere/rows.jsonl"], "/nowhere/rows.jsonl"),
+        (["--fast"], "--fast"),
     ],
 )
 def test_bad_arguments_give_one_line_and_exit_2(arguments, named, capsys):

@@ -14,10 +14,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import asdict
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -153,23 +151,9 @@ def _emulate(options: argparse.Namespace, parser: arguments.Parser) -> int:
     with parser.refusing():
         file = RecordFile(options.json)
     _begin(file, describe(torch.device("cpu")))
-    print("No GPU: counts of executed blocks, scaled by blocks; times and shares are predicted.")
-    hosts: dict[tuple[str, int], float] = {}
-    sizes = options.context or [8192, 32768], options.rows or [1, 16]
     backend = "triton" if options.backend == "auto" else options.backend
-    for op, context, rows in prediction.cases(*sizes, backend):
-        if options.only and op not in options.only:
-            continue
-        if (op, rows) not in hosts:
-            # Apart: a libcuda that does nothing is no company for NVRTC.
-            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as apart:
-                timing = apart.submit(prediction.host_microseconds, op, rows, backend)
-                hosts[op, rows] = timing.result()
-        row = prediction.measure(options.emulate, op, context, rows, backend)
-        file.add({**row, "host_microseconds": hosts[op, rows]})
-        print(prediction.line(of_kind(file.records, "emulated")[-1]), flush=True)
-    for text in prediction.verdicts(of_kind(file.records, "emulated")):
-        print(text)
+    sizes = options.context or [8192, 32768], options.rows or [1, 16]
+    prediction.report(options.emulate, *sizes, backend, options.only, file.add)
     return 0
 
 

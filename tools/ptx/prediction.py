@@ -9,7 +9,9 @@ import math
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Any
 from unittest import mock
 
@@ -223,6 +225,32 @@ def _timed(backend: str):
     from .cuda_stub import timed_cuda  # needs CuPy
 
     return timed_cuda()
+
+
+def report(
+    arch: str,
+    contexts: list[int],
+    rows: list[int],
+    backend: str,
+    only: Collection[str] | None,
+    keep: Callable[[Record], object],
+) -> None:
+    """Measure all cases, or those of some primitives; print each and keep it, then the verdicts."""
+    print("No GPU: counts of executed blocks, scaled by blocks; times and shares are predicted.")
+    hosts: dict[tuple[str, int], float] = {}
+    found = []
+    for op, context, T in cases(contexts, rows, backend):
+        if only and op not in only:
+            continue
+        if (op, T) not in hosts:
+            # Apart: a libcuda that does nothing is no company for NVRTC.
+            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as apart:
+                hosts[op, T] = apart.submit(host_microseconds, op, T, backend).result()
+        found.append({**measure(arch, op, context, T, backend), "host_microseconds": hosts[op, T]})
+        keep(found[-1])
+        print(line(found[-1]), flush=True)
+    for text in verdicts(found):
+        print(text)
 
 
 def line(row: Record) -> str:

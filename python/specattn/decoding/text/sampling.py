@@ -183,11 +183,8 @@ class Sampler:
         report, accepted = self._report_for(len(active), tree.max_depth).take()
         parents, temperatures = tree.parent_lists, [rows[row].temperature for row in active]
         if None in temperatures or logits.dtype == torch.float64:
-            walk_drawing = getattr(native, "walk_trees_drawing", None)  # None: an older build
-            if walk_drawing is None:
-                return None
             after = partial(self.token_after, logits)
-            return accepted, walk_drawing(parents, tokens, report, after)
+            return accepted, native.walk_trees_drawing(parents, tokens, report, after)
         seed = None if self.greedy else self.seed % 2**64
         lengths, threads = self.sequences.active_lengths, torch.get_num_threads()
         given = logits, parents, tokens, temperatures, seed, active, lengths

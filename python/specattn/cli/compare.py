@@ -17,13 +17,10 @@ from specattn.cli.table import print_figures
 from specattn.cli.terminal import console, say
 
 if TYPE_CHECKING:
-    from specattn.cli.differences import Difference
     from specattn.cli.session import Continuation, DecodingSession
     from specattn.decoding import Method
 
 SCHEMA = "specattn.compare/1"
-
-Runs = dict[str, "list[Continuation]"]  # by what --method calls them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +38,8 @@ class CompareOptions(DecodingOptions):
 @one_line_errors()
 def compare(options: CompareOptions) -> None:
     """Continue files with several methods, in turn, and print their figures side by side."""
-    from specattn.cli.differences import describe
-    from specattn.cli.page import Comparison, write_page
+    from specattn.cli.differences import describe, first_difference
+    from specattn.cli.page import write_page
     from specattn.cli.session import DecodingSession, build_method
     from specattn.decoding.methods import split_methods
     from specattn.distributed.launch import refuse_ranks
@@ -63,25 +60,31 @@ def compare(options: CompareOptions) -> None:
     load = OtherLoad()
     runs, stopped = _run(session, prepared, options.repeats)
     medians = {text: _median(found) for text, found in runs.items()}
-    _say_alike(session, runs)
+    for first, (expected, *_) in runs.items():
+        alike = [text for text, (one, *_) in runs.items() if one.tokens == expected.tokens]
+        if alike[0] == first and len(alike) > 1 and not session.silent:
+            say(f"The same text, shown once: {', '.join(alike)}")
     console.rule()
     if medians:
         print_figures(session, medians)
-    judged = _comparable(options.temperature, chosen) if stopped is None else []
-    parted = _differences(session, {text: medians[text] for text in judged})
+    judged = _judged(options.temperature, chosen) if stopped is None else []
+    parted = {
+        text: difference
+        for text in judged
+        if (difference := first_difference(session, medians[judged[0]], medians[text])) is not None
+    }
     lines = [describe(session, one, judged[0], text) for text, one in parted.items()]
     if stopped is None and (left := [text for text in chosen if text not in judged]):
         lines.append(f"Not judged, for drafts that are sampled by themselves: {', '.join(left)}")
-    if (warned := warning(load)) is not None:
-        lines.append(warned)
+    lines += filter(None, [warning(load)])
     for line in lines:
         say(line)
     identical = not parted if judged else None
-    if identical is not None:
-        verdict = "[bold green]yes" if identical else "[bold red]no"
+    if judged:
+        verdict = "[bold red]no" if parted else "[bold green]yes"
         console.print(f"Outputs identical, token for token: {verdict}")
     if html is not None:
-        write_page(Comparison(session, medians, identical, lines), html)
+        write_page(html, session, medians, identical, lines)
     if out is not None:
         written = [
             {
@@ -101,12 +104,12 @@ def compare(options: CompareOptions) -> None:
 
 def _run(
     session: DecodingSession, methods: dict[str, Method], repeats: int
-) -> tuple[Runs, int | None]:
+) -> tuple[dict[str, list[Continuation]], int | None]:
     """Run every method `repeats` times, in turn, there and back; show texts that are alike once.
 
     Returns the runs, and the exit code if a signal has ended them.
     """
-    runs: Runs = {}
+    runs: dict[str, list[Continuation]] = {}
     for turn in range(repeats):
         for name in reversed(methods) if turn % 2 else methods:
             if not runs:
@@ -131,40 +134,17 @@ def _head(session: DecodingSession, name: str) -> None:
         console.rule(f"[bold]{escape(name)}", align="left")
 
 
-def _say_alike(session: DecodingSession, runs: Runs) -> None:
-    """Name the methods whose text was shown once."""
-    for first, (expected, *_) in runs.items():
-        alike = [name for name, (one, *_) in runs.items() if one.tokens == expected.tokens]
-        if alike[0] == first and len(alike) > 1 and not session.silent:
-            say(f"The same text, shown once: {', '.join(alike)}")
-
-
 def _median(runs: list[Continuation]) -> Continuation:
     """Return the run of median speed, the slower of two in the middle."""
     ordered = sorted(runs, key=lambda run: run.statistics.tokens_per_second)
     return ordered[(len(ordered) - 1) // 2]
 
 
-def _comparable(temperature: float, methods: dict[str, Method]) -> list[str]:
-    """Return the methods whose texts must be the same, if there are two of them.
-
-    Above temperature 0 those that sample drafts by themselves emit texts of their own.
-    """
+def _judged(temperature: float, methods: dict[str, Method]) -> list[str]:
+    """Return the methods whose texts must be the same: not those that sample drafts themselves."""
     drawn = [
         text
         for text, method in methods.items()
         if temperature == 0 or not getattr(method, "rejection", False)
     ]
     return drawn if len(drawn) > 1 or len(drawn) == len(methods) else []
-
-
-def _differences(session: DecodingSession, found: dict[str, Continuation]) -> dict[str, Difference]:
-    """Return where texts part from those of the first method, by the methods that wrote them."""
-    from specattn.cli.differences import first_difference
-
-    parted = {}
-    for text, one in found.items():
-        expected = next(iter(found.values()))
-        if (difference := first_difference(session, expected, one)) is not None:
-            parted[text] = difference
-    return parted

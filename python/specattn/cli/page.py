@@ -2,52 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import Counter, defaultdict
 from html import escape
 from importlib.resources import files
+from itertools import accumulate
 from pathlib import Path
 from string import Template
 from typing import Any
 
-from specattn.cli.authors import Authors
-from specattn.cli.drawings import css_class, most_gained, positions, time_line
+from specattn.cli.authors import TARGET, Authors
 from specattn.cli.loading import Prompt
 from specattn.cli.session import Continuation, DecodingSession, Text
 from specattn.cli.table import figures, legend
-from specattn.decoding import Statistics
+from specattn.decoding import RequestStatistics, Statistics
 from specattn.files import write_atomically
 
 _SHOWN = 60  # tokens of the prompt's end that stand before a text
 # What HTML has no character for, as the pictures that Unicode has of it.
 _CONTROLS = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"}
+_WIDTH, _GAINS, _STRIP = 1000, 60, 16  # of a time line, as section.html says: two heights
+_PARTS = ("draft", "target", "accept")
 
 
-@dataclass
-class Comparison:
-    """What a page shows: the median run of each method, and the lines that were printed."""
+def write_page(
+    file: Path,
+    session: DecodingSession,
+    runs: dict[str, Continuation],
+    identical: bool | None,
+    lines: list[str],
+) -> None:
+    """Write the page whole, or leave what was there.
 
-    session: DecodingSession
-    runs: dict[str, Continuation]  # by what --method calls them
-    identical: bool | None  # None: not judged
-    lines: list[str]
-
-
-def write_page(comparison: Comparison, file: Path) -> None:
-    """Write the page whole, or leave what was there."""
-    session, runs = comparison.session, comparison.runs
+    `runs` are the methods' median runs, `identical` whether their texts are the same (None: not
+    judged), and `lines` what was printed beside.
+    """
     longest = max((one.statistics.decode_seconds for one in runs.values()), default=0.0)
-    most = max((most_gained(one.statistics) for one in runs.values()), default=1)
+    most = max((_most_gained(one.statistics) for one in runs.values()), default=1)
     sections = [
         _section(session, number, method, one, longest, most)
         for number, (method, one) in enumerate(runs.items())
     ]
+    said = {True: "yes", False: "no", None: "not judged"}[identical]
+    kind = "note" if identical is None else said
+    verdict = f'<p>Outputs identical, token for token: <span class="{kind}">{said}</span></p>'
     page = _filled(
         "page.html",
         title=_text(", ".join(runs)),
         style=_read("page.css"),
         heading=_heading(session.to_dict()),
-        verdict=_verdict(comparison),
+        verdict=verdict + _notes(*lines),
         summary=_summary(runs),
         sections="".join(sections),
     ).encode(errors="replace")
@@ -76,13 +79,6 @@ def _heading(facts: dict[str, Any]) -> str:
 
 def _notes(*lines: str) -> str:
     return "".join(f'<p class="note">{_text(line)}</p>' for line in lines)
-
-
-def _verdict(comparison: Comparison) -> str:
-    said = {True: "yes", False: "no", None: "not judged"}[comparison.identical]
-    kind = said if comparison.identical is not None else "note"
-    verdict = f'<p>Outputs identical, token for token: <span class="{kind}">{said}</span></p>'
-    return verdict + _notes(*comparison.lines)
 
 
 def _summary(runs: dict[str, Continuation]) -> str:
@@ -120,18 +116,29 @@ def _section(
     """Return all that is shown of one method, on the scales of all."""
     found, authors = one.statistics, Authors(method.partition(":")[0])
     texts = zip(session.prompts, one.texts, found.requests, strict=True)
+    names = one.authors(authors)
+    legend = [
+        f'<li><b class="{_css_class(name, authors)}">{_text(meaning)}</b> {count} '
+        f"({count / len(names):.0%})</li>"
+        for name, meaning, count in authors.counts(names)
+    ]
     return _filled(
         "section.html",
         number=number,
         method=_text(method),
-        legend=_legend(one.authors(authors), authors),
+        legend="".join(legend),
         texts="".join(_coloured(session, *each, authors) for each in texts),
         passes=found.passes,
         most=most,
-        rounds=time_line(found, authors, longest, most),
-        parts=_parts(found),
+        rounds=_time_line(found, authors, longest, most),
+        seconds=f"{found.decode_seconds:.2f}",
+        half=f"{longest / 2:.2g}",
+        whole=f"{longest:.2g}",
+        draft=f"{found.draft_seconds:.2f}",
+        target=f"{found.target_seconds:.2f}",
+        accept=f"{found.accept_seconds:.2f}",
         drafters=_drafters(found, authors),
-        positions=positions(found.total),
+        positions=_positions(found.total),
     )
 
 
@@ -145,14 +152,13 @@ def _coloured(
     spans = [_span("prompt", before, "the prompt's end"), _span("earlier", "".join(earlier))]
     begin = 0
     for number, one in enumerate(request.history, start=1):
-        said = f"round {number}: "
-        said += f"{one.accepted} of {one.drafted} drafted" if one.drafted else "nothing drafted"
-        said += f" ({one.named(authors.method)})" if one.drafted else ""
+        said = f"{one.accepted} of {one.drafted} drafted ({one.named(authors.method)})"
+        said = f"round {number}: {said if one.drafted else 'nothing drafted'}"
         names = authors.of_round(one)
         parts = dict[str, str]()
         for name, piece in zip(names, pieces[begin:], strict=False):
             parts[name] = parts.get(name, "") + piece
-        spans += [_span(css_class(name, authors), part, said) for name, part in parts.items()]
+        spans += [_span(_css_class(name, authors), part, said) for name, part in parts.items()]
         begin += len(names)
     name = _notes(prompt.file) if len(session.prompts) > 1 else ""
     return f'{name}<pre tabindex="0">{"".join(spans)}</pre>'
@@ -161,29 +167,6 @@ def _coloured(
 def _span(kind: str, text: str, title: str = "") -> str:
     said = f' title="{_text(title)}"' if title else ""
     return f'<span class="{kind}"{said}>{_text(text)}</span>' if text else ""
-
-
-def _legend(names: list[str], authors: Authors) -> str:
-    """Return what the colours of a text mean, and how many tokens have them."""
-    return _key(
-        f'<li><b class="{css_class(name, authors)}">{_text(meaning)}</b> {count} '
-        f"({count / len(names):.0%})</li>"
-        for name, meaning, count in authors.counts(names)
-    )
-
-
-def _key(items: Iterable[str]) -> str:
-    return f'<ul class="key">{"".join(items)}</ul>'
-
-
-def _parts(found: Statistics) -> str:
-    """Return the colours of the strip, and what each part took."""
-    parts = {
-        "t-draft": f"drafting {found.draft_seconds:.2f} s",
-        "t-target": f"target {found.target_seconds:.2f} s",
-        "t-accept": f"acceptance {found.accept_seconds:.2f} s",
-    }
-    return _key(f'<li class="swatch {name}">{said}</li>' for name, said in parts.items())
 
 
 def _drafters(found: Statistics, authors: Authors) -> str:
@@ -196,6 +179,74 @@ def _drafters(found: Statistics, authors: Authors) -> str:
             for name in figures["rounds"]
         ]
     )
+
+
+def _time_line(statistics: Statistics, authors: Authors, longest: float, most: int) -> str:
+    """Draw what every pass gave, as bars of tokens, over a strip of the parts of its time.
+
+    The whole width stands for `longest` seconds, the height of the bars for `most` tokens.
+    """
+    begins = accumulate((one.seconds for one in statistics.times), initial=0.0)
+    scale, paths = _WIDTH / (longest or 1.0), defaultdict[str, list[str]](list)
+    for number, (begin, times) in enumerate(zip(begins, statistics.times, strict=False)):
+        x, width = begin * scale, times.seconds * scale
+        bottom = 0
+        for author, count in _gains(statistics, authors, number).items():
+            bottom += count
+            y = _GAINS * (1 - bottom / most)
+            # A gap between passes, where there is room for one.
+            bar = _box(x, y, max(width - 1, 0.8 * width), _GAINS * count / most)
+            paths[_css_class(author, authors)].append(bar)
+        parts = (times.draft, times.target, times.accept + times.learn)
+        for part, seconds in zip(_PARTS, parts, strict=True):
+            paths[f"t-{part}"].append(_box(x, _GAINS + 4, seconds * scale, _STRIP))
+            x += seconds * scale
+    return "".join(f'<path class="{name}" d="{"".join(d)}"/>' for name, d in paths.items())
+
+
+def _most_gained(statistics: Statistics) -> int:
+    """Return the most tokens that a pass gave to all requests together."""
+    gains = Counter[int]()
+    for request in statistics.requests:
+        gains.update({number: len(one.tokens) for number, one in enumerate(request.history)})
+    return max(gains.values(), default=1)
+
+
+def _gains(statistics: Statistics, authors: Authors, number: int) -> dict[str, int]:
+    """Return by author what a pass gave, drafted tokens first."""
+    rounds = [one.history[number] for one in statistics.requests if number < one.rounds]
+    counts = Counter(author for one in rounds for author in authors.of_round(one))
+    return dict(sorted(counts.items(), key=lambda item: item[0] in TARGET))
+
+
+def _box(x: float, y: float, width: float, height: float) -> str:
+    """Return a rectangle as a part of a path."""
+    return f"M{x:.2f} {y:.2f}h{width:.2f}v{height:.2f}h{-width:.2f}z"
+
+
+def _css_class(author: str, authors: Authors) -> str:
+    """Return the class of an author's tokens: its name in `TARGET`, or a colour's number."""
+    return author if author in TARGET else f"d{authors.number(author) % 6}"
+
+
+def _positions(total: RequestStatistics) -> str:
+    """Draw the acceptance at each position of the drafts: a bar each, of two figures."""
+    if not total.accepted_at:
+        return "<p>Nothing was drafted.</p>\n"
+    rates, bars = total.position_rates, []
+    figures = zip(rates, total.conditional_rates, total.offered_at, strict=True)
+    for place, (rate, given, offered) in enumerate(figures, start=1):
+        said = (
+            f"position {place}: {rate:.0%} of all rounds accepted a token there; "
+            f"{given:.0%} of the {offered} whose draft went there and had none rejected before"
+        )
+        shown = place if len(rates) <= 12 or place % 4 == 0 else ""
+        bars.append(
+            f'<div title="{_text(said)}"><i class="given" style="height:{100 * given:.1f}%"></i>'
+            f'<i class="all" style="height:{100 * rate:.1f}%"></i><b>{shown}</b></div>'
+        )
+    spoken = ", ".join(f"{rate:.0%}" for rate in rates)
+    return _filled("positions.html", rates=spoken, bars="".join(bars))
 
 
 def _bytes(count: int | None) -> str:

@@ -11,7 +11,6 @@ from specattn.cli.compare import CompareOptions, compare
 from specattn.cli.errors import one_line_errors
 
 _PROMPT_TOKENS = 5500
-_METHODS = ("plain", "auto", "suffix")
 
 
 @one_line_errors()
@@ -23,27 +22,19 @@ def demo(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Make this many new tokens.")] = 160,
 ) -> None:
     """Continue a file with the embedded target, plainly and speculatively, and compare."""
-    from specattn.embedded import EMBEDDED_TARGET
+    from concurrent.futures import _base  # was held out when the embedded target was trained
 
     if file is not None and not file.is_file():
         raise ValueError(f"FILE: {file} is not a file")
     options = CompareOptions(
-        prompt_file=[file or _unseen_file()],
-        model=EMBEDDED_TARGET,
+        prompt_file=[file or Path(_base.__file__)],
         max_new_tokens=max_new_tokens,
         min_new_tokens=max_new_tokens,
         repetition_penalty=1.2,
         prompt_tokens=None if file else _PROMPT_TOKENS,
         last_tokens=_PROMPT_TOKENS if file else None,
-        methods=[*_METHODS],
+        methods=["plain", "auto", "suffix"],
         repeats=2,
     )
     compare(**vars(options))
     print("Your own file: specattn demo FILE; your own model: specattn generate -h")
-
-
-def _unseen_file() -> Path:
-    """Return a module that was held out when the embedded target was trained."""
-    from concurrent.futures import _base
-
-    return Path(_base.__file__)

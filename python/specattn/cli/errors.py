@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,6 +41,13 @@ def naming(option: str) -> Iterator[None]:
         yield
     except ValueError as error:
         raise ValueError(f"{option}: {error}") from None
+
+
+def one_of(option: str, given: str, known: Collection[str]) -> str:
+    """Return `given` if it is known."""
+    if given in known:
+        return given
+    raise ValueError(f"{option}: expected one of {', '.join(known)}, got {given!r}")
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)

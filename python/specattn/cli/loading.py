@@ -44,14 +44,6 @@ def dtype_named(name: str, option: str) -> torch.dtype | str:
     return dtype
 
 
-def decoding_dtype(name: str, device: torch.device) -> torch.dtype | str:
-    """Return the dtype of a ``--dtype`` option; "auto" is float32 on a CPU."""
-    if name == "auto" and device.type == "cpu":
-        # In 16 bits a pass over several rows may round a near-tie otherwise than one row alone.
-        return torch.float32
-    return dtype_named(name, "--dtype")
-
-
 def model_folder(path: Path | None, option: str = "--model") -> Path:
     """Return the folder that `option` names if it holds a model that transformers knows."""
     path = EMBEDDED_TARGET if path is None else path
@@ -75,7 +67,9 @@ class Checkpoint:
     def __init__(self, options: ModelOptions):
         self.folder = model_folder(options.model)
         self.device = device_named(options.device)
-        self.dtype = decoding_dtype(options.dtype, self.device)
+        # In 16 bits a pass over several rows may round a near-tie otherwise than one row alone.
+        on_cpu = options.dtype == "auto" and self.device.type == "cpu"
+        self.dtype = dtype_named("fp32" if on_cpu else options.dtype, "--dtype")
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
         self.tokenizer = load_tokenizer(self.folder)
@@ -121,14 +115,13 @@ def read_texts(options: DecodingOptions) -> dict[str, str]:
         raise ValueError("--system is part of a chat: give --chat too")
     if options.chat and (options.prompt_tokens or options.last_tokens):
         raise ValueError("--chat reads whole messages: leave out --prompt-tokens and --last-tokens")
-    files = options.prompt_file
-    for file in files:
-        if files.count(file) > 1:
+    texts = dict[str, str]()
+    for file in options.prompt_file:
+        name = "standard input" if file == STDIN else str(file)
+        if name in texts:
             raise ValueError(f"--prompt-file: {file} is given twice")
-    return {
-        "standard input" if file == STDIN else str(file): read_text(file, "--prompt-file")
-        for file in files
-    }
+        texts[name] = read_text(file, "--prompt-file")
+    return texts
 
 
 def read_text(path: Path, option: str) -> str:

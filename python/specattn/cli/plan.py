@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from specattn.cli.errors import one_line_errors
+from specattn.cli.errors import one_line_errors, one_of
 from specattn.cli.options import DTYPES, option, takes_options
 from specattn.cli.table import aligned
 
@@ -42,46 +41,31 @@ def plan(options: PlanOptions) -> None:
 
     Nothing is run: the figures follow from bytes, operations, bandwidths and acceptance.
     """
-    from specattn.planning import (
-        LINKS,
-        MACHINES,
-        METHOD_PROFILES,
-        Machine,
-        ModelShape,
-        Workload,
-        method_profile,
-        predict,
-    )
+    from specattn import planning
 
     shorts = {full: short for short, full in DTYPES.items()}
-    dtype = _one_of("--dtype", shorts.get(options.dtype, options.dtype), DTYPES)
-    eager = _one_of("--launch", options.launch, ("eager", "graph")) == "eager"
-    link = LINKS[_one_of("--link", options.link, LINKS)]
-    profiles = dict(METHOD_PROFILES)
+    dtype = one_of("--dtype", shorts.get(options.dtype, options.dtype), DTYPES)
+    eager = one_of("--launch", options.launch, ("eager", "graph")) == "eager"
+    link = planning.LINKS[one_of("--link", options.link, planning.LINKS)]
+    profiles = dict(planning.METHOD_PROFILES)
     for text in options.acceptance or ():
-        profiles |= method_profile(text)
-    machine = MACHINES.get(options.gpu)
+        profiles |= planning.method_profile(text)
+    machine = planning.MACHINES.get(options.gpu)
     if machine is None:
         if not Path(options.gpu).is_file():
-            known = ", ".join(MACHINES)
+            known = ", ".join(planning.MACHINES)
             raise ValueError(f"--gpu: expected one of {known}, or a file, got {options.gpu!r}")
-        machine = Machine.from_results(Path(options.gpu), dtype)
-    model = ModelShape.named(options.shape)
+        machine = planning.Machine.from_results(Path(options.gpu), dtype)
+    model = planning.ModelShape.named(options.shape)
+    for path in options.validate or ():
+        _print_checks(path, machine)
     if options.validate:
-        for path in options.validate:
-            _print_checks(path, machine)
         return
     width = 4 if dtype == "fp32" else 2
-    workload = Workload(
+    workload = planning.Workload(
         model, machine, options.context, options.batch, width, eager, options.ranks, link
     )
-    _print_plan(workload, predict(workload, profiles), profiles)
-
-
-def _one_of(name: str, given: str, known: Collection[str]) -> str:
-    if given not in known:
-        raise ValueError(f"{name}: expected one of {', '.join(known)}, got {given!r}")
-    return given
+    _print_plan(workload, planning.predict(workload, profiles), profiles)
 
 
 def _print_plan(workload: Workload, found: list[Prediction], profiles: dict) -> None:
@@ -89,15 +73,15 @@ def _print_plan(workload: Workload, found: list[Prediction], profiles: dict) -> 
 
     machine = workload.machine
     launched = "launched eagerly" if workload.eager else "replayed from graphs"
-    link, ranks = workload.link, workload.ranks
     typer.echo(
         f"{workload.model.name} on {machine.name}, {workload.context} cached tokens, "
         f"batch {workload.batch}, {launched}; PREDICTED, not measured"
     )
     ceilings = f"{machine.bandwidth / 1e12:.3g} TB/s, {machine.matrix / 1e12:.3g} TFLOP/s"
     typer.echo(f"{ceilings} ({machine.source})")
-    if ranks > 1:
-        typer.echo(f"{ranks} ranks, a share of the cache on each: {link.name} ({link.source})")
+    if workload.ranks > 1:
+        link = f"{workload.link.name} ({workload.link.source})"
+        typer.echo(f"{workload.ranks} ranks, a share of the cache on each: {link}")
     if machine.memory and workload.stored > machine.memory:
         typer.echo(
             f"DOES NOT FIT: weights and caches take {workload.stored / 1e9:.0f} GB, a machine "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -207,9 +206,8 @@ class DecodingSession:
 
     def penalty(self) -> LogitsProcessorList:
         """Return the penalty on the last tokens, if there is one."""
-        options = self.options
-        penalty = ContextualPenalty(options.penalty_window, options.penalty)
-        return LogitsProcessorList([penalty] if options.penalty != 1 else [])
+        window, penalty = self.options.penalty_window, self.options.penalty
+        return LogitsProcessorList([] if penalty == 1 else [ContextualPenalty(window, penalty)])
 
     def to_dict(self) -> dict[str, Any]:
         """Return what ``--json`` says of versions, model, prompts and sampling."""
@@ -235,15 +233,12 @@ class DecodingSession:
         """Whether a run's text ends with a token or a string at which texts stop."""
         if not run.tokens:
             return False
-        if run.tokens[-1] in self._stop_tokens or not self._stop_strings:
-            return run.tokens[-1] in self._stop_tokens
+        eos = self.model.generation_config.eos_token_id
+        at_token = run.tokens[-1] in (eos if isinstance(eos, list) else [eos])
+        if at_token or not self._stop_strings:
+            return at_token
         found = StopStringCriteria(self.tokenizer, self._stop_strings)
         return bool(found(torch.tensor([run.prompt + run.tokens]), None))
-
-    @cached_property
-    def _stop_tokens(self) -> set[int]:
-        eos = self.model.generation_config.eos_token_id
-        return set(eos if isinstance(eos, list) else [] if eos is None else [eos])
 
     def _note(self, prompt: Prompt) -> None:
         """Say what is not read, and that the text may leave the positions of the model."""

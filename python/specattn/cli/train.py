@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from specattn.cli.errors import one_line_errors
+from specattn.cli.errors import one_line_errors, one_of
 from specattn.cli.options import TrainingOptions, option, takes_options
 
 app = typer.Typer(
@@ -68,10 +68,8 @@ def _train(context: typer.Context, options: TrainingOptions, recipe: Callable[[A
 
 def _preset(name: str, presets: dict[str, Any], option: str, **changes: Any) -> Any:
     """Return the preset that `option` names, with the changes that are not None."""
-    if name not in presets:
-        raise ValueError(f"{option}: expected one of {', '.join(presets)}, got {name!r}")
     given = {name: value for name, value in changes.items() if value is not None}
-    return replace(presets[name], **given)
+    return replace(presets[one_of(option, name, presets)], **given)
 
 
 @app.command(context_settings=_PASS_ON)

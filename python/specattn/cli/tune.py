@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 SCHEMA = "specattn.tune.vegas/1"
+_LISTS = {"ratios": float, "gammas": int}
 
 
 @app.callback()
@@ -77,12 +78,8 @@ def _tuner(options: TuningOptions) -> Tuner:
     from specattn.tuning import Record, Sweep, Tuner
 
     refuse_ranks("specattn tune")
-    given: dict[str, Any] = {
-        "ratios": _numbers("--ratios", options.ratios, float),
-        "gammas": _numbers("--gammas", options.gammas, int),
-    }
-    names = ["large_gamma", "min_tokens", "new_tokens", "repeats", "batch", "temperature", "seed"]
-    given |= {name: getattr(options, name) for name in names}
+    given = {field.name: getattr(options, field.name, None) for field in fields(Sweep)}
+    given |= {name: _numbers(name, given[name], kind) for name, kind in _LISTS.items()}
     sweep = Sweep(**{name: value for name, value in given.items() if value is not None})
     files = find_files(options.prompts)
     if len(files) % sweep.batch:
@@ -121,9 +118,9 @@ def _run(tuner: Tuner) -> dict[str, Any]:
             raise
 
 
-def _numbers(option: str, text: str | None, kind: type) -> tuple | None:
+def _numbers(name: str, text: str | None, kind: type) -> tuple | None:
     """Read numbers separated by commas."""
     try:
         return None if text is None else tuple(map(kind, text.split(",")))
     except ValueError:
-        raise ValueError(f"{option}: expected numbers separated by commas, got {text!r}") from None
+        raise ValueError(f"--{name}: expected numbers separated by commas, got {text!r}") from None

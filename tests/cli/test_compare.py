@@ -25,8 +25,8 @@ def with_fourth_token(token, before=None):
         found = decode(self, method, runs, **options)
         if method != Plain():
             if before is not None:
-                before.extend(self.prompts[0].tokens + found.texts[0].new_tokens[:3])
-            found.texts[0].new_tokens[3] = token
+                before.extend(self.prompts[0].tokens + found.texts[0].tokens[:3])
+            found.texts[0].tokens[3] = token
         return found
 
     return parted

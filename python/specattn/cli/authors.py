@@ -79,5 +79,4 @@ class Pieces:
 
     def next(self, token: int) -> str:
         """Return what a token adds."""
-        piece: str | None = self._stream.step(self._tokenizer, token)
-        return piece or ""
+        return self._stream.step(self._tokenizer, token) or ""

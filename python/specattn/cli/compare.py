@@ -105,10 +105,7 @@ def compare(options: CompareOptions) -> None:
 def _run(
     session: DecodingSession, methods: dict[str, Method], repeats: int
 ) -> tuple[dict[str, list[Continuation]], int | None]:
-    """Run every method `repeats` times, in turn, there and back; show texts that are alike once.
-
-    Returns the runs, and the exit code if a signal has ended them.
-    """
+    """Return runs of the methods, in turn, there and back, and the exit code if a signal came."""
     runs: dict[str, list[Continuation]] = {}
     for turn in range(repeats):
         for name in reversed(methods) if turn % 2 else methods:

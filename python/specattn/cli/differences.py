@@ -12,17 +12,15 @@ from transformers import RepetitionPenaltyLogitsProcessor
 from specattn.cli.session import Continuation, DecodingSession
 from specattn.ops import add_gumbel_noise
 
-SPACINGS = 4
-"""Two logits are a near-tie if no more numbers of the model's dtype lie between them than this."""
+SPACINGS = 4  # of the model's dtype: logits that lie no further apart are a near-tie
 
 
 @dataclass(frozen=True)
 class Difference:
     """The first place where a text is not the first method's.
 
-    `gap` is how far the tokens' logits are apart, penalties included, in one pass over the text
-    before; above temperature 0 it is that of their scores, logit / temperature plus the position's
-    noise (docs/sampling.md), of which the token with the greatest is drawn.
+    `gap` is how far the tokens' logits are apart in one pass over the text before; above
+    temperature 0 it is that of their scores, whose greatest is drawn (docs/sampling.md).
     """
 
     prompt: int  # its number
@@ -73,8 +71,7 @@ def _logits(session: DecodingSession, text: list[int]) -> torch.Tensor:
     logits = logits.double() if logits.dtype == torch.float64 else logits.float()
     if session.options.repetition_penalty != 1:
         logits = RepetitionPenaltyLogitsProcessor(session.options.repetition_penalty)(ids, logits)
-    penalized: Any = session.penalty()(ids, logits)
-    return penalized[0]
+    return session.penalty()(ids, logits)[0]
 
 
 def describe(session: DecodingSession, difference: Difference, first: str, other: str) -> str:

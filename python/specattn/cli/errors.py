@@ -50,18 +50,12 @@ def one_of(option: str, given: str, known: Collection[str]) -> str:
     raise ValueError(f"{option}: expected one of {', '.join(known)}, got {given!r}")
 
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
 class Interrupted(BaseException):
-    """A signal has ended the command; like KeyboardInterrupt, no error that anyone handles.
-
-    Its `exit_code` is 128 and the number of the signal, as shells count.
-    """
+    """A signal has ended the command; like KeyboardInterrupt, no error that anyone handles."""
 
     def __init__(self, number: int):
         super().__init__(number)
-        self.exit_code = 128 + number
+        self.exit_code = 128 + number  # as shells count
 
 
 def interrupt(number: int, *_: Any) -> None:
@@ -75,7 +69,7 @@ def on_signals(handler: Callable[..., None]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # only that one gets signals
         yield
         return
-    before = {number: signal.signal(number, handler) for number in SIGNALS}
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:

@@ -65,11 +65,10 @@ def generate(options: GenerateOptions) -> None:
         if is_first:
             print_figures(session, {options.method: found})
         if is_first and out is not None:
-            named = {"name": name, **vars(method)}
-            content = {**session.to_dict(), "method": named, **found.to_dict()}
-            write_json({"schema": SCHEMA, **content}, out)
+            facts = {"method": {"name": name, **vars(method)}, **found.to_dict()}
+            write_json({"schema": SCHEMA, **session.to_dict(), **facts}, out)
     if found.signal is not None:
-        made = " + ".join(str(len(text.new_tokens)) for text in found.texts)
+        made = " + ".join(str(len(text.tokens)) for text in found.texts)
         say(f"Interrupted after {made} of {wanted} tokens.")
         raise typer.Exit(128 + found.signal)
 

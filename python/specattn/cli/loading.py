@@ -13,6 +13,7 @@ import transformers
 from transformers import CONFIG_MAPPING, AutoTokenizer, PreTrainedModel
 
 import specattn
+from specattn.cli.errors import one_of
 from specattn.cli.options import DTYPES, DecodingOptions, ModelOptions
 from specattn.cli.terminal import console
 from specattn.decoding.model.checkpoint import load_causal_model
@@ -35,13 +36,8 @@ def device_named(name: str) -> torch.device:
 
 def dtype_named(name: str, option: str) -> torch.dtype | str:
     """Return the dtype that `option` names; "auto" is that of the stored weights."""
-    if name == "auto":
-        return name
-    if (full := DTYPES.get(name, name)) not in DTYPES.values():
-        known = ", ".join(["auto", *DTYPES, *DTYPES.values()])
-        raise ValueError(f"{option}: expected one of {known}, got {name!r}")
-    dtype: torch.dtype = getattr(torch, full)
-    return dtype
+    one_of(option, name, ("auto", *DTYPES, *DTYPES.values()))
+    return name if name == "auto" else getattr(torch, DTYPES.get(name, name))
 
 
 def model_folder(path: Path | None, option: str = "--model") -> Path:
@@ -126,12 +122,9 @@ def read_texts(options: DecodingOptions) -> dict[str, str]:
 
 def read_text(path: Path, option: str) -> str:
     """Return the text of the file that `option` names; ``-`` is standard input."""
-    if path == STDIN:
-        content = sys.stdin.buffer.read()
-    elif path.is_file():
-        content = path.read_bytes()
-    else:
+    if path != STDIN and not path.is_file():
         raise ValueError(f"{option}: {path} is not a file")
+    content = sys.stdin.buffer.read() if path == STDIN else path.read_bytes()
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError:
@@ -162,5 +155,4 @@ def _chat(text: str, tokenizer: Any, options: DecodingOptions) -> str:
     messages = [{"role": "user", "content": text}]
     if options.system is not None:
         messages.insert(0, {"role": "system", "content": options.system})
-    chat: str = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    return chat
+    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)

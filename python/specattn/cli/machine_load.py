@@ -7,8 +7,7 @@ import time
 from pathlib import Path
 
 STAT = Path("/proc/stat")
-NOTICED = 0.1
-"""Share of the processors' time from which times are not to be trusted."""
+NOTICED = 0.1  # share of the processors' time from which times are not to be trusted
 
 _WAITING = (3, 4)  # fields of a line of /proc/stat: idle, and idle while a disk answers
 _COUNTED_TWICE = slice(8, None)  # time of guests, which is part of that of users
@@ -36,9 +35,8 @@ class OtherLoad:
             seconds = [int(field) / os.sysconf("SC_CLK_TCK") for field in fields]
         except (OSError, ValueError):
             return None
-        waiting = sum(seconds[place] for place in _WAITING)
         whole = sum(seconds) - sum(seconds[_COUNTED_TWICE])
-        return whole - waiting, whole, time.process_time()
+        return whole - sum(seconds[n] for n in _WAITING), whole, time.process_time()
 
 
 def warning(load: OtherLoad) -> str | None:

@@ -6,6 +6,7 @@ import inspect
 import operator
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
@@ -35,30 +36,24 @@ def option(default: Any, help: str, *names: str, **limits: Any) -> Any:
 def takes_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command one option for each field of its parameter `options`, a dataclass.
 
-    Typer reads options from the signature of what is returned. Those that must be given come first
-    in the help, and a switch has no ``--no-`` twin.
+    Those that must be given come first in the help, and a switch has no ``--no-`` twin.
     """
     kinds = get_type_hints(command)
     chosen = kinds["options"]
     types = get_type_hints(chosen)
 
     def flat(**given: Any) -> None:
-        command(options=chosen(**{name: given.pop(name) for name in own}), **given)
+        command(options=chosen(**{name: given.pop(name) for name in types}), **given)
 
-    def parameter(name: str, kind: Any, default: Any = inspect.Parameter.empty) -> Any:
-        keyword = inspect.Parameter.KEYWORD_ONLY
-        return inspect.Parameter(name, keyword, default=default, annotation=kind)
-
-    parameters = [
-        parameter(name, kinds[name]) for name in kinds if name not in ("options", "return")
-    ]
+    parameter = partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
+    others = [name for name in kinds if name not in ("options", "return")]
+    parameters = [parameter(name, annotation=kinds[name]) for name in others]
     for one in sorted(fields(chosen), key=lambda one: one.default is not MISSING):
         switch = [f"--{one.name.replace('_', '-')}"] if one.default is False else []
         info = typer.Option(*(one.metadata["names"] or switch), **one.metadata["typer"])
         default = inspect.Parameter.empty if one.default is MISSING else one.default
         kind = operator.getitem(Annotated, (types[one.name], info))
-        parameters.append(parameter(one.name, kind, default))
-    own = [one.name for one in fields(chosen)]
+        parameters.append(parameter(one.name, default=default, annotation=kind))
     flat.__name__, flat.__doc__ = command.__name__, command.__doc__
     flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     flat.__annotations__ = {one.name: one.annotation for one in parameters}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ def write_json(content: dict[str, Any], file: Path) -> None:
     """Write `content` to a file, or to standard output as ``-``."""
     text = json.dumps(content, indent=2, default=str) + "\n"
     if file == STDOUT:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        print(text, end="", flush=True)
     else:
         write_atomically(file, lambda partial: partial.write_text(text, encoding="utf-8"))

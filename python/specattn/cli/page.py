@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from html import escape
 from importlib.resources import files
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -31,11 +31,7 @@ def write_page(
     identical: bool | None,
     lines: list[str],
 ) -> None:
-    """Write the page whole, or leave what was there.
-
-    `runs` are the methods' median runs, `identical` whether their texts are the same (None: not
-    judged), and `lines` what was printed beside.
-    """
+    """Write the page whole, or leave what was there; `identical` is None where not judged."""
     longest = max((one.statistics.decode_seconds for one in runs.values()), default=0.0)
     most = max((_most_gained(one.statistics) for one in runs.values()), default=1)
     sections = [
@@ -134,9 +130,7 @@ def _section(
         seconds=f"{found.decode_seconds:.2f}",
         half=f"{longest / 2:.2g}",
         whole=f"{longest:.2g}",
-        draft=f"{found.draft_seconds:.2f}",
-        target=f"{found.target_seconds:.2f}",
-        accept=f"{found.accept_seconds:.2f}",
+        **{part: f"{getattr(found, f'{part}_seconds'):.2f}" for part in _PARTS},
         drafters=_drafters(found, authors),
         positions=_positions(found.total),
     )
@@ -182,10 +176,7 @@ def _drafters(found: Statistics, authors: Authors) -> str:
 
 
 def _time_line(statistics: Statistics, authors: Authors, longest: float, most: int) -> str:
-    """Draw what every pass gave, as bars of tokens, over a strip of the parts of its time.
-
-    The whole width stands for `longest` seconds, the height of the bars for `most` tokens.
-    """
+    """Draw each pass' tokens as bars, over its time: `longest` seconds wide, `most` tokens high."""
     begins = accumulate((one.seconds for one in statistics.times), initial=0.0)
     scale, paths = _WIDTH / (longest or 1.0), defaultdict[str, list[str]](list)
     for number, (begin, times) in enumerate(zip(begins, statistics.times, strict=False)):
@@ -206,10 +197,8 @@ def _time_line(statistics: Statistics, authors: Authors, longest: float, most: i
 
 def _most_gained(statistics: Statistics) -> int:
     """Return the most tokens that a pass gave to all requests together."""
-    gains = Counter[int]()
-    for request in statistics.requests:
-        gains.update({number: len(one.tokens) for number, one in enumerate(request.history)})
-    return max(gains.values(), default=1)
+    passes = zip_longest(*(request.history for request in statistics.requests))
+    return max((sum(len(one.tokens) for one in each if one) for each in passes), default=1)
 
 
 def _gains(statistics: Statistics, authors: Authors, number: int) -> dict[str, int]:

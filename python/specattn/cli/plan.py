@@ -110,8 +110,7 @@ def _print_plan(workload: Workload, found: list[Prediction], profiles: dict) -> 
 
 
 def _print_checks(path: Path, machine: Machine) -> None:
-    from specattn.planning import checks
-    from specattn.planning.validate import errors
+    from specattn.planning.validate import checks, errors
 
     found = checks(path, machine)
     typer.echo(f"{path}, predicted for {machine.name}")

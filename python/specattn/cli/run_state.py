@@ -19,16 +19,14 @@ from specattn.decoding import StopRequest
 from specattn.files import write_atomically
 
 SCHEMA = "specattn.run/2"
-SAVED_EVERY = 30.0
-"""Seconds between two states, which is what a kill can cost."""
+SAVED_EVERY = 30.0  # seconds between two states, which is what a kill can cost
 
 
 @dataclass
 class RunState:
     """A text as far as it has come, with all that decides how it goes on.
 
-    The cache is not saved: a later run reads the text again, as a prompt. No state of a random
-    generator is needed: the seed among the settings and a token's position decide what is drawn.
+    A later run reads the text again as a prompt; seed and position decide what is drawn.
     """
 
     settings: dict[str, Any]  # what the text depends on, ready for JSON
@@ -68,10 +66,8 @@ class RunState:
         """Write all of it or nothing."""
         if self.path is None:
             return
-        tensors = {
-            "prompt": torch.tensor(self.prompt),
-            "tokens": torch.tensor(self.tokens, dtype=torch.int64),
-        }
+        tokens = torch.tensor(self.tokens, dtype=torch.int64)
+        tensors = {"prompt": torch.tensor(self.prompt), "tokens": tokens}
         metadata = {"schema": SCHEMA, "settings": json.dumps(self.settings)}
         write_atomically(self.path, lambda partial: save_file(tensors, partial, metadata))
         self._saved = time.monotonic()
@@ -85,15 +81,12 @@ class Interruption(StopRequest):
 
 @contextmanager
 def interruptible(runs: Sequence[RunState]) -> Iterator[Interruption]:
-    """Let the first signal end the texts where they are, and the second the command.
-
-    Before the first new token there is nothing to show, and one is enough.
-    """
+    """Let the first signal end the texts where they are, and the second the command."""
     request = Interruption()
 
     def on_signal(number: int, *_: Any) -> None:
         if request.asked or all(len(run.tokens) == run.resumed_at for run in runs):
-            interrupt(number)
+            interrupt(number)  # before the first new token there is nothing to show
         request.asked, request.signal = True, number
 
     with on_signals(on_signal):

@@ -42,7 +42,7 @@ def build_method(text: str) -> Method:
 class Text:
     """What one method made of one prompt."""
 
-    new_tokens: list[int]
+    tokens: list[int]  # new ones
     text: str
     finish_reason: str
     resumed_at: int = 0
@@ -50,12 +50,11 @@ class Text:
     @property
     def distinct(self) -> list[float]:
         """Distinct-1 to Distinct-4: how little the new tokens repeat themselves."""
-        return [distinct(self.new_tokens, n) for n in range(1, 5)]
+        return [distinct(self.tokens, n) for n in range(1, 5)]
 
     def to_dict(self) -> dict[str, Any]:
         """Return what ``--json`` writes of it."""
-        fields = dict(vars(self))
-        return {"tokens": fields.pop("new_tokens"), **fields, "distinct": self.distinct}
+        return {**vars(self), "distinct": self.distinct}
 
 
 @dataclass
@@ -70,7 +69,7 @@ class Continuation:
     @property
     def tokens(self) -> list[list[int]]:
         """The new tokens of each text."""
-        return [text.new_tokens for text in self.texts]
+        return [text.tokens for text in self.texts]
 
     def authors(self, authors: Authors) -> list[str]:
         """Return the author of every token, text by text."""
@@ -88,10 +87,9 @@ class Continuation:
 
 
 class DecodingSession:
-    """A loaded model with tokenized prompts.
+    """A loaded model with tokenized prompts; `silent` keeps texts off the standard output.
 
-    `silent` keeps texts off the standard output; of the ranks that were `started`, the first alone
-    saves runs. What is wrong with the options is a ValueError, checked cheapest first.
+    What is wrong with the options is a ValueError, checked cheapest first.
     """
 
     def __init__(
@@ -107,9 +105,8 @@ class DecodingSession:
             prove(self.model, trust_family=options.trust_family)
         theirs = self.model.generation_config
         self._stop_strings = theirs.stop_strings
-        self.model.generation_config = GenerationConfig(
-            **{name: getattr(theirs, name, None) for name in _OF_CHECKPOINT}
-        )
+        kept = {name: getattr(theirs, name, None) for name in _OF_CHECKPOINT}
+        self.model.generation_config = GenerationConfig(**kept)
         longest = max(len(prompt.tokens) for prompt in self.prompts) + options.max_new_tokens
         check_length(self.model.config, longest)
         for prompt in self.prompts:
@@ -128,8 +125,7 @@ class DecodingSession:
             if self._has_ended(run):
                 raise ValueError(f"{path} holds a text that has come to its end")
         if self.started is not None and self.started.ranks.rank > 0:
-            for run in runs:
-                run.path = None
+            runs[0].path = None  # the first rank alone saves it
         return runs
 
     def decode(
@@ -139,10 +135,7 @@ class DecodingSession:
         authors: Authors | None = None,
         quiet: bool = False,
     ) -> Continuation:
-        """Continue the prompts, with progress on standard error.
-
-        Unless `quiet`, the texts go to standard output, in the colours of `authors` if given.
-        """
+        """Continue the prompts; unless `quiet`, print texts, in colours of `authors` if given."""
         options, sampling = self.options, self.options.sampling
         done, wanted = len(runs[0].tokens), options.max_new_tokens
         total = sum(len(prompt.tokens) for prompt in self.prompts)
@@ -202,7 +195,7 @@ class DecodingSession:
 
     def pieces(self, text: Text) -> list[str]:
         """Return what each of a text's tokens adds to it."""
-        return list(map(Pieces(self.tokenizer).next, text.new_tokens))
+        return list(map(Pieces(self.tokenizer).next, text.tokens))
 
     def penalty(self) -> LogitsProcessorList:
         """Return the penalty on the last tokens, if there is one."""
@@ -211,15 +204,19 @@ class DecodingSession:
 
     def to_dict(self) -> dict[str, Any]:
         """Return what ``--json`` says of versions, model, prompts and sampling."""
-        options, config = self.options, self.model.config
-        limits = "max_new_tokens", "min_new_tokens"
+        limits = {
+            name: getattr(self.options, name) for name in ("max_new_tokens", "min_new_tokens")
+        }
         prompts = [{"file": one.file, "tokens": len(one.tokens)} for one in self.prompts]
         return {
             "versions": versions(),
             "ranks": 1 if self.started is None else self.started.ranks.size,
-            "model": {**self.checkpoint.describe(self.model), "model_type": config.model_type},
+            "model": {
+                **self.checkpoint.describe(self.model),
+                "model_type": self.model.config.model_type,
+            },
             **({"prompt": prompts[0]} if len(prompts) == 1 else {"prompts": prompts}),
-            "sampling": {name: getattr(options, name) for name in limits} | options.sampling,
+            "sampling": limits | self.options.sampling,
         }
 
     def _text(self, run: RunState, *, interrupted: bool) -> Text:

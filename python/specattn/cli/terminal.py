@@ -27,10 +27,7 @@ def progress_bars(*, transient: bool = False) -> Progress:
 
 
 def write_pieces(pieces: Iterable[str], styles: Sequence[str] | None = None) -> None:
-    """Write a text in pieces to standard output, in colours if that is a terminal which has them.
-
-    NO_COLOR is heeded, and a pipe gets the text alone.
-    """
+    """Write a text to standard output, in colours if that is a terminal with NO_COLOR unset."""
     if styles is None:
         for piece in pieces:
             sys.stdout.write(piece)
@@ -47,8 +44,7 @@ def streamed_text(
 ) -> Iterator[tuple[Callable[[int, int], None], Callable[..., None]]]:
     """Show bars while there is no text to read, then the text as it is decoded, unless `quiet`.
 
-    Yields ``on_prefill(done, total)``, which moves the bar of the prompt, and ``on_tokens(tokens,
-    styles=None)``, which writes new tokens to standard output, each in a style of rich's if given.
+    Yields ``on_prefill(done, total)`` and ``on_tokens(tokens, styles=None)``, which report those.
     """
     pieces = Pieces(tokenizer)
     text_is_seen = sys.stdout.isatty() and not quiet
@@ -70,5 +66,4 @@ def streamed_text(
 
         yield on_prefill, on_tokens
     if not quiet:
-        sys.stdout.write("\n")
-        sys.stdout.flush()
+        print(flush=True)

@@ -25,6 +25,7 @@ from specattn.training.checkpoints import check_settings, checkpoints, is_comple
 from specattn.training.curves import draw_losses
 
 _TOKENS_PER_PASS = 8192
+_COSTS = ("runtime", "samples_per_second", "steps_per_second")  # of evaluation: for the logs
 _OF_PRESET = ("row_length", "batch_size", "learning_rate")  # which options may change
 # Of the trainer's own arguments, those that decide the losses.
 _SHAPING = (
@@ -37,8 +38,7 @@ _SHAPING = (
 class TrainingRun:
     """A run that is ready to start; what is wrong with its options is checked cheapest first.
 
-    The `recipe` is the method's part, and `trainer_options` are those of
-    `transformers.TrainingArguments`, as on a command line.
+    `trainer_options` are those of `transformers.TrainingArguments`, as on a command line.
     """
 
     def __init__(self, options: TrainingOptions, recipe: Recipe, trainer_options: list[str]):
@@ -59,20 +59,16 @@ class TrainingRun:
         if preset.row_length > (limit := target.config.max_position_embeddings):
             row = f"--row-length: {preset.row_length}"
             raise ValueError(f"{row} is beyond the target's {limit} positions")
-        self.rows = PackedRows(
-            Documents(files, options.text_field),
-            tokenizer,
-            preset.row_length,
-            seed=self.arguments.seed,
-            endless=self.arguments.max_steps > 0,
-        )
+        documents = Documents(files, options.text_field)
+        seed, endless = self.arguments.seed, self.arguments.max_steps > 0
+        self.rows = PackedRows(documents, tokenizer, preset.row_length, seed=seed, endless=endless)
         self.eval_rows: PackedRows | None = None
         self.prompts: list[torch.Tensor] = []
         if options.eval_data:
             with naming("--eval-data"):
                 held_out = Documents(find_files(options.eval_data), options.text_field)
-            length, most = preset.row_length, options.eval_rows
-            self.eval_rows = PackedRows(held_out, tokenizer, length, limit=most)
+            limit = options.eval_rows
+            self.eval_rows = PackedRows(held_out, tokenizer, preset.row_length, limit=limit)
             self.prompts = _prompts(held_out, tokenizer, options)
         self._count()
         if options.drafter is not None:  # float32, because small steps are lost in 16 bits
@@ -107,7 +103,10 @@ class TrainingRun:
             drafter = self.recipe.drafter_class.from_pretrained(self.options.output, dtype=dtype)
             drafter.save_pretrained(self.options.output)
         if self.eval_rows is not None:
-            say(_findings(trainer.evaluate()))
+            found = trainer.evaluate().items()
+            shown = {name.removeprefix("eval_"): x for name, x in found if name.startswith("eval_")}
+            kept = (name for name in shown if name not in _COSTS)
+            say(", ".join(f"{name.replace('_', ' ')} {shown[name]:.3f}" for name in kept))
         if trainer.is_world_process_zero():
             picture = self.options.output / "loss.png"
             try:
@@ -139,16 +138,15 @@ class TrainingRun:
 
     def _count(self) -> None:
         """See that there is text, and count its rows unless the number of steps is given."""
-        rows, documents = self.rows, self.rows.documents
+        rows = self.rows
         with console.status("reading the data once, to know how many steps it gives"):
             count = len(list(islice(rows, 1))) if rows.endless else rows.count()
         if count == 0:
             raise ValueError(f"--data: less text than one row of {rows.row_length} tokens")
         if not rows.endless:
-            say(
-                f"{count} rows of {rows.row_length} tokens from {len(documents.files)} files, "
-                f"{len(documents.skipped)} texts skipped"
-            )
+            files, skipped = len(rows.documents.files), len(rows.documents.skipped)
+            texts = f"{files} files, {skipped} texts skipped"
+            say(f"{count} rows of {rows.row_length} tokens from {texts}")
 
 
 class _Parser(HfArgumentParser):
@@ -181,8 +179,7 @@ def _trainer_arguments(
         use_cpu=not torch.accelerator.is_available(),
     )
     parser.set_defaults(**recipe.trainer_defaults)
-    words = [word.replace("-", "_") for word in trainer_options]
-    if any(word.startswith("__gradient_accumulation_s") for word in words):
+    if any(o.replace("-", "_").startswith("__gradient_accumulation_s") for o in trainer_options):
         raise ValueError("--gradient_accumulation_steps follows from --batch-size: give that")
     given, unknown = parser.parse_known_args(trainer_options)
     if unknown:
@@ -218,12 +215,11 @@ def _settings(options: Any, recipe: Any, preset: Any, arguments: Any, files: lis
         **{name: getattr(arguments, name) for name in _SHAPING},
     }
     found["heads"] = found.pop("num_heads", None)
-    for name in ("preset", "feature_cache"):  # its fields are there; and what changes no loss
-        found.pop(name, None)
+    left_out = "preset", "feature_cache"  # whose fields are there; and what changes no loss
     return {
         name.replace("_", "-"): str(value) if isinstance(value, (Path, ExplicitEnum)) else value
         for name, value in found.items()
-        if value is not None
+        if value is not None and name not in left_out
     }
 
 
@@ -236,13 +232,3 @@ def _prompts(documents: Documents, tokenizer: Any, options: TrainingOptions) -> 
     if options.eval_prompts and not prompts:
         raise ValueError(f"--eval-prompt-tokens: no held-out text has {length} tokens")
     return prompts
-
-
-def _findings(metrics: dict[str, float]) -> str:
-    """Return what evaluation found as one line; what it cost is for the logs."""
-    costs = ("eval_runtime", "eval_samples_per_second", "eval_steps_per_second")
-    return ", ".join(
-        f"{name.removeprefix('eval_').replace('_', ' ')} {value:.3f}"
-        for name, value in metrics.items()
-        if name.startswith("eval_") and name not in costs
-    )

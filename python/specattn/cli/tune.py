@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -50,7 +50,14 @@ def vegas(options: TuningOptions) -> None:
     """Tune Vegas in the paper's three steps: ratio with a large gamma, gamma, ratio again."""
     with one_line_errors():
         tuner = _tuner(options)
-    chosen = _run(tuner)
+    with progress_bars() as progress:
+        task = progress.add_task("", total=tuner.runs)
+        try:
+            chosen = tuner.run(lambda step: progress.update(task, description=step, advance=1))
+        except Interrupted:
+            kept = len(tuner.record.measurements)
+            say(f"interrupted; {kept} measurements are kept, go on with --resume")
+            raise
     say(
         f"{chosen['method']}: {chosen['tokens_per_second']:.1f} tokens/s, "
         f"{chosen['speedup']:.2f} times plain decoding, "
@@ -104,18 +111,6 @@ def _tuner(options: TuningOptions) -> Tuner:
     }
     record = Record(options.output, heading, resume=options.resume)
     return Tuner(model, [torch.tensor(ids[:length]) for ids in tokens], sweep, record)
-
-
-def _run(tuner: Tuner) -> dict[str, Any]:
-    """Tune, with a bar; what is measured when it is interrupted stays in the file."""
-    with progress_bars() as progress:
-        task = progress.add_task("", total=tuner.runs)
-        try:
-            return tuner.run(lambda step: progress.update(task, description=step, advance=1))
-        except Interrupted:
-            kept = len(tuner.record.measurements)
-            say(f"interrupted; {kept} measurements are kept, go on with --resume")
-            raise
 
 
 def _numbers(name: str, text: str | None, kind: type) -> tuple | None:

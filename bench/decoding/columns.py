@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from common.records import Record, label
 from common.tables import aligned, or_dash, size
@@ -51,13 +52,11 @@ def table(records: Sequence[Record]) -> str:
     peers = dict.fromkeys(label(one) for one in records if one["method"] in ENGINES)
     header = [("method", "<"), ("context", ">"), *((name, ">") for name in FULL)]
     header += [(f"x {name}", ">") for name in peers]
-    return aligned(
-        header,
-        [
-            (label(one), size(one["context"]), *cells(one, FULL), *(_over(x)(one) for x in peers))
-            for one in records
-        ],
-    )
+    rows = []
+    for one in records:
+        over = (_figure("speedup", name)(one) for name in peers)
+        rows.append((label(one), size(one["context"]), *cells(one, FULL), *over))
+    return aligned(header, rows)
 
 
 def acceptance(records: Sequence[Record]) -> str:
@@ -89,24 +88,19 @@ def differences(records: Sequence[Record]) -> str:
     )
 
 
-def _over(baseline: str) -> Callable[[Record], str]:
-    return lambda record: or_dash((record.get("speedup") or {}).get(baseline))
+def _figure(*path: str | int, form: str = "{:.2f}", scale: float = 1) -> Callable[[Record], str]:
+    """Return a column of the figure at a path into a row; a dash where the row has none."""
 
+    def show(record: Record) -> str:
+        value: Any = record
+        for name in path:
+            try:
+                value = value[name]
+            except (KeyError, IndexError, TypeError):
+                return "-"
+        return or_dash(value, form, scale)
 
-def _figure(name: str, form: str = "{:.2f}", scale: float = 1) -> Callable[[Record], str]:
-    return lambda record: or_dash(record[name], form, scale)
-
-
-def _detail(name: str, form: str = "{:.2f}") -> Callable[[Record], str]:
-    return lambda record: or_dash(record["details"].get(name), form)
-
-
-def _part(name: str) -> Callable[[Record], str]:
-    return lambda record: f"{record['round_seconds'][name] * 1e3:.2f}"
-
-
-def _rate(place: int) -> Callable[[Record], str]:
-    return lambda record: f"{record['conditional_acceptance'][place]:.1%}"
+    return show
 
 
 def _minutes(record: Record, ratio: float = 1.0) -> str:
@@ -154,42 +148,44 @@ def _split(record: Record) -> str:
 
 
 COLUMNS: dict[str, Callable[[Record], str]] = {
-    "B": lambda record: str(record["batch"]),
-    "agrees": _detail("model ranks the reference first", "{:.0%}"),
-    "T": _figure("temperature", "{:g}"),
-    "tokens/s": lambda record: f"{record['tokens_per_second']['median']:.1f}",
-    "±": lambda record: f"{record['tokens_per_second']['spread']:.0%}",
-    "x plain": _over(PLAIN),
-    "x hf": _over(TRANSFORMERS),
+    "B": _figure("batch", form="{}"),
+    "agrees": _figure("details", "model ranks the reference first", form="{:.0%}"),
+    "T": _figure("temperature", form="{:g}"),
+    "tokens/s": _figure("tokens_per_second", "median", form="{:.1f}"),
+    "±": _figure("tokens_per_second", "spread", form="{:.0%}"),
+    "x plain": _figure("speedup", PLAIN),
+    "x hf": _figure("speedup", TRANSFORMERS),
     "tau": _figure("tau"),
     "accepted": _figure("tau_without_bonus"),
     "draft/target/accept": _split,
-    "ms/round": lambda record: or_dash(
-        record["round_seconds"] and record["round_seconds"]["total"], "{:.1f}", 1e3
-    ),
-    "prefill": _figure("prefill_seconds", "{:.2f} s"),
-    "first token": _figure("first_token_seconds", "{:.2f} s"),
-    "peak": _figure("peak_bytes", "{:.2f} GiB", 2**-30),
+    "ms/round": _figure("round_seconds", "total", form="{:.1f}", scale=1e3),
+    "prefill": _figure("prefill_seconds", form="{:.2f} s"),
+    "first token": _figure("first_token_seconds", form="{:.2f} s"),
+    "peak": _figure("peak_bytes", form="{:.2f} GiB", scale=2**-30),
     "same text": _same_text,
     "given all before, %": lambda record: " ".join(
         f"{100 * rate:.0f}" for rate in record["conditional_acceptance"]
     ),
-    **{f"pos-acc {place + 1}": _rate(place) for place in range(8)},
+    **{
+        f"pos-acc {place + 1}": _figure("conditional_acceptance", place, form="{:.1%}")
+        for place in range(8)
+    },
     "alpha": _alpha,
-    "beta, whole": _detail("n-gram acceptance, beta"),
+    "beta, whole": _figure("details", "n-gram acceptance, beta"),
     **{f"D{n}": _distinct(n) for n in (1, 2, 3, 4)},
     "mean": _distinct(1, 2, 3, 4),
     "min": _minutes,
     "plain, min": lambda record: _minutes(record, record["speedup"].get(PLAIN, 1.0)),
-    "rounds": lambda record: str(record["rounds"]),
-    "draft ms": _part("draft"),
-    "target ms": _part("target"),
-    "accept ms": _part("accept"),
+    "rounds": _figure("rounds", form="{}"),
+    **{
+        f"{part} ms": _figure("round_seconds", part, scale=1e3)
+        for part in ("draft", "target", "accept")
+    },
     "catch-up ms": lambda record: f"{drafting(record).get('catch_up', 0.0) * 1e3:.2f}",
     "tree building": lambda record: (
         f"{drafting(record).get('tree', 0.0) / record['round_seconds']['total']:.1%}"
     ),
-    "peak MiB": _figure("peak_bytes", "{:.0f}", 2**-20),
+    "peak MiB": _figure("peak_bytes", form="{:.0f}", scale=2**-20),
 }
 """What a table shows of a row: alpha and beta ("beta, whole") are the shares of a draft's levels
 that are accepted, and that an n-gram had offered, in TokenSwift; "D1" to "D4" Distinct-n."""

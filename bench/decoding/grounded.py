@@ -32,19 +32,7 @@ _EVERYDAY = {"self", "None", "True", "False", "return", "else", "with", "from", 
 
 
 class Grounded:
-    """Prompts of one kind with their written continuations; there are three different ones.
-
-    Parameters
-    ----------
-    tokenizer
-    kind : str
-        Of `KINDS`.
-
-    Raises
-    ------
-    ValueError
-        There is no such kind.
-    """
+    """Prompts of a kind, of `KINDS`, with their written continuations: three different ones."""
 
     def __init__(self, tokenizer: Any, kind: str):
         if kind not in KINDS:
@@ -78,7 +66,7 @@ class Grounded:
         own = self._tokens("".join(map(_topics().__getitem__, item["topics"])))[: max(0, room)]
         others = [name for name in _topics() if name not in item["topics"]]
         first = number * len(others) // len(items) % len(others)
-        around = [token for name in others[first:] + others[:first] for token in self._topic(name)]
+        around = [token for name in others[first:] + others[:first] for token in self._topics[name]]
         before = round(place * (room - len(own)))
         return [
             *around[:before],
@@ -106,11 +94,8 @@ class Grounded:
     def _tokens(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
-    def _topic(self, name: str) -> list[int]:
-        return self._topic_tokens[name]
-
     @cached_property
-    def _topic_tokens(self) -> dict[str, list[int]]:
+    def _topics(self) -> dict[str, list[int]]:
         return {name: self._tokens(text + "\n\n") for name, text in _topics().items()}
 
 

@@ -9,6 +9,7 @@ depend on the numbers, so this needs no weights that mean anything and simulates
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from common.clock import Stopwatch, timing
@@ -27,7 +28,7 @@ HEADER = [("pass", "<")] + [
     (name, ">")
     for name in ("context", "T", "launched", "time", "±", "eager", "GB/s", "plain steps")
 ]
-Calls = dict[str, Callable[[], object]]
+Call = Callable[[], object]
 
 
 def measure(model: PreTrainedModel, method: Vegas, context: int, budget: float) -> list[Record]:
@@ -41,11 +42,12 @@ def measure(model: PreTrainedModel, method: Vegas, context: int, budget: float) 
     target.cache.storage.normal_()
     target.cache.seqlens.fill_(context)
     with torch.inference_mode():
-        calls, moved = _calls(target, method)
+        passes = _passes(target, method)
+        calls = {name: call for name, (call, *_) in passes.items()}
         times, eager = _times(calls, Stopwatch(model.device), budget)
     weights, token = weight_bytes(model), token_bytes(target)
     found = []
-    for name, (rows, read, other) in moved.items():
+    for name, (_, rows, read, other) in passes.items():
         time = timing(times[name])
         moves = other + token * (read + rows) + (weights if rows else 0)
         found.append(
@@ -64,8 +66,8 @@ def measure(model: PreTrainedModel, method: Vegas, context: int, budget: float) 
     return found
 
 
-def _calls(target: Target, method: Vegas) -> tuple[Calls, dict[str, tuple[int, int, int]]]:
-    """Return every pass, and of each its rows, the cached tokens that it reads, and other bytes."""
+def _passes(target: Target, method: Vegas) -> dict[str, tuple[Call, int, int, int]]:
+    """Return every pass with its rows, the cached tokens that it reads, and other bytes."""
     cache, device, layers = target.cache, target.device, len(target.full_layers)
     rows, context = method.max_nodes, int(cache.seqlens[0])
     root, chain = (specattn.Tree.chain(n, device=device) for n in (0, method.gamma))
@@ -90,33 +92,30 @@ def _calls(target: Target, method: Vegas) -> tuple[Calls, dict[str, tuple[int, i
         return chosen.steps(prefix, method.gamma, 2 * method.gamma)
 
     selection = select()[0]
-    calls: Calls = {
-        "plain step": lambda: target.verify(root, tokens[:, :1]),
-        "verify": lambda: target.verify(chain, tokens),
-        "verify, scores": lambda: target.verify(chain, tokens, capture=SCORES),
-        "select": select,
-        "draft step": lambda: target.draft(tokens[:, :1], 0, selection),
-        "verify, each row": lambda: target.verify(chain, tokens, capture=every),
-        "select, specextend": lambda: specextend.select_chunks(
-            extend, each[:, :, 0], cache.seqlens
-        ),
-        "select, quest": lambda: [pages.select(n, queries[n, :, :1]) for n in range(layers)],
-        "bounds, quest": lambda: bounds.catch_up(method.max_nodes),
-        "select, streaming": lambda: streaming.steps(cache.seqlens, cache.capacity, layers),
+    verify, weighed = partial(target.verify, chain, tokens), each[:, :, 0]
+    chosen, page = int(selection.lengths[0]), token_bytes(target) * paged.page_size // 2
+
+    def by_chunk() -> object:
+        return specextend.select_chunks(extend, weighed, cache.seqlens)
+
+    def by_page() -> object:
+        return [pages.select(layer, queries[layer, :, :1]) for layer in range(layers)]
+
+    def recent() -> object:
+        return streaming.steps(cache.seqlens, cache.capacity, layers)
+
+    return {
+        "plain step": (lambda: target.verify(root, tokens[:, :1]), 1, context, 0),
+        "verify": (verify, rows, context, 0),
+        "verify, scores": (partial(verify, capture=SCORES), rows, context, nbytes(scores)),
+        "select": (select, 0, 0, nbytes(scores)),
+        "draft step": (lambda: target.draft(tokens[:, :1], 0, selection), 1, chosen, 0),
+        "verify, each row": (partial(verify, capture=every), rows, context, nbytes(each)),
+        "select, specextend": (by_chunk, 0, 0, nbytes(weighed)),
+        "select, quest": (by_page, 0, 0, nbytes(bounds.values)),
+        "bounds, quest": (lambda: bounds.catch_up(method.max_nodes), 0, 0, page),
+        "select, streaming": (recent, 0, 0, nbytes(selection.lengths)),
     }
-    moved = {
-        "plain step": (1, context, 0),
-        "verify": (rows, context, 0),
-        "verify, scores": (rows, context, nbytes(scores)),
-        "select": (0, 0, nbytes(scores)),
-        "draft step": (1, int(selection.lengths[0]), 0),
-        "verify, each row": (rows, context, nbytes(each)),
-        "select, specextend": (0, 0, nbytes(each[:, :, 0])),
-        "select, quest": (0, 0, nbytes(bounds.values)),
-        "bounds, quest": (0, 0, token_bytes(target) * paged.page_size // 2),
-        "select, streaming": (0, 0, nbytes(selection.lengths)),
-    }
-    return calls, moved
 
 
 def table(passes: list[Record]) -> str:
@@ -178,7 +177,7 @@ def token_bytes(target: Target) -> int:
 
 
 def _times(
-    calls: Calls, stopwatch: Stopwatch, budget: float
+    calls: dict[str, Call], stopwatch: Stopwatch, budget: float
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
     """Return seconds of each call, and where graphs replayed them also its seconds without."""
     eager = stopwatch.alternate(calls, budget=budget)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 from specattn.decoding import Target
 from specattn.decoding.passes.attention import NO_CAPTURE, CaptureSpec
@@ -36,16 +35,8 @@ class SimulatedTarget(Target):
     acceptance.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        batch: int,
-        capacity: int,
-        *,
-        profile: AcceptanceProfile,
-        seed: int,
-    ):
-        super().__init__(model, batch, capacity)
+    def __init__(self, *given: Any, profile: AcceptanceProfile, seed: int):
+        super().__init__(*given)
         self.profile = profile
         self.generator = torch.Generator(self.device).manual_seed(seed)
 
@@ -132,15 +123,8 @@ class ReferenceTarget(Target):
     decoded. `agreement` is the share of their tokens that the model itself ranked first.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        batch: int,
-        capacity: int,
-        *,
-        references: Sequence[torch.Tensor],
-    ):
-        super().__init__(model, batch, capacity)
+    def __init__(self, *given: Any, references: Sequence[torch.Tensor]):
+        super().__init__(*given)
         self.references = torch.stack(list(references))
         self.start: list[int] = []
         self.agreement = 0.0

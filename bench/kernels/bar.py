@@ -94,8 +94,12 @@ class Bench:
         """Return seconds per call, in turn with libraries that have threads of their own."""
         return self.rested.alternate(calls, budget=self.budget, least=7, most=1000)
 
-    def over(self, bar: Bar, ours: Callable, theirs: Callable, name: str) -> Bar:
+    def over(
+        self, bar: Bar, ours: Callable, theirs: Callable, name: str, *checked: BoundCase
+    ) -> Bar:
         """Return how much longer ours takes than theirs, or how many times longer theirs does."""
+        if not right(*checked):
+            return bar.wrong()
         times = self.times(ours=ours, theirs=theirs)
         measured = paired_ratio(times["ours"], times["theirs"])
         if bar.unit == "over":

@@ -118,10 +118,8 @@ def over(bench: Bench, name: str, case: Case, plain: Case, *, at_most: float) ->
     rotation = Rotation(bench.pool, case)
     works, others = rotation.workloads(case), rotation.workloads(plain)
     bar = Bar(name, at_most, "over", at_most=True)
-    if not right(works[0], others[0]):
-        yield bar.wrong()
-        return
-    yield bench.over(bar, rotation.turn_of(works), rotation.turn_of(others), "against")
+    turns = rotation.turn_of(works), rotation.turn_of(others)
+    yield bench.over(bar, *turns, "against", works[0], others[0])
 
 
 def importance(bench: Bench, *, share: float) -> Iterator[Bar]:
@@ -141,12 +139,9 @@ def linear(bench: Bench, case: Case, *, rows: int, share: float) -> Iterator[Bar
     name = f"linear [{layer.outputs}, {layer.depth}], {case.dtype}, {rows} rows"
     yield bench.share(rotation, works, case.dtype, share, name)
     bar = Bar(f"{name}, against torch", 1.0, "times", at_most=False)
-    if not right(works[0]):
-        yield bar.wrong()
-        return
     (peer,) = works[0].peers(())
     theirs = rotation.turn([work.peers(())[peer] for work in works])
-    yield bench.over(bar, rotation.turn_of(works), theirs, peer)
+    yield bench.over(bar, rotation.turn_of(works), theirs, peer, works[0])
 
 
 def gather(bench: Bench, *, at_most: float) -> Iterator[Bar]:

@@ -14,6 +14,14 @@ import numpy as np
 MODEL_TYPE, ARCHITECTURE = "qwen3", gguf.MODEL_ARCH.QWEN3
 STORED = {"float32": gguf.GGMLQuantizationType.F32, "bfloat16": gguf.GGMLQuantizationType.BF16}
 
+_DESCRIBED = {
+    "context_length": "max_position_embeddings", "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers", "feed_forward_length": "intermediate_size",
+    "head_count": "num_attention_heads", "head_count_kv": "num_key_value_heads",
+    "key_length": "head_dim", "value_length": "head_dim",
+    "layer_norm_rms_eps": "rms_norm_eps", "vocab_size": "vocab_size",
+}  # fmt: skip
+
 
 def write(model: Path, dtype: str, folder: Path) -> Path:
     """Write a checkpoint into `folder`; raises ValueError for another architecture or type."""
@@ -47,17 +55,9 @@ def _describe(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     rope = config["rope_parameters"]
     if rope["rope_type"] != "default":
         raise ValueError(f"rope_type: expected default, got '{rope['rope_type']}'")
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(config["head_dim"])
-    writer.add_value_length(config["head_dim"])
+    for key, name in _DESCRIBED.items():
+        getattr(writer, f"add_{key}")(config[name])
     writer.add_rope_freq_base(rope["rope_theta"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_vocab_size(config["vocab_size"])
     writer.add_tokenizer_model("none")
 
 

@@ -99,7 +99,7 @@ def _mean_accepted(rates: list[float]) -> float:
 
 
 def _published(
-    name: str, accepted: float, depth: int, source: str, **options: Any
+    name: str, accepted: float, depth: int, source: str, options: dict[str, Any]
 ) -> AcceptanceProfile:
     """Return the constant rate that gives a printed mean: no paper prints rates by position."""
     rate = round(constant_rate(accepted, depth), 3)
@@ -108,56 +108,26 @@ def _published(
 
 _VEGAS = {"ratio": 0.07, "min_tokens": 256}
 _LONGSPEC = {"widths": (4, 16, 16, 16, 16), "window": 512}
-PROFILES = {
-    profile.name: profile
-    for profile in (
-        # Without the bonus token: with it, gamma 7 and 11 would need rates that rise with depth.
-        _published(
-            "vegas-qwen3-8b",
-            6.11,
-            7,
-            "Vegas table 1: 6.11 of 7 drafted tokens, Qwen3-8B, 7% of the cache, LongBench-v2",
-            **_VEGAS,
-        ),
-        _published(
-            "vegas-gpt-oss-20b",
-            6.24,
-            7,
-            "Vegas table 1: 6.24 of 7 drafted tokens, gpt-oss-20b, 7% of the cache, LongBench-v2",
-            **_VEGAS,
-        ),
-        _published(
-            "longspec-llama-3.1-8b",
-            3.28 - 1,
-            5,
-            "LongSpec table 1: a tau of 3.28 at five levels, L-8B on LCC, 69 nodes",
-            **_LONGSPEC,
-        ),
-        _published(
-            "longspec-vicuna-7b",
-            3.73 - 1,
-            5,
-            "LongSpec table 1: a tau of 3.73 at five levels, V-7B on LCC, 69 nodes",
-            **_LONGSPEC,
-        ),
-        _published(
-            "tokenswift-llama-3.1-8b",
-            4 * 0.68,
-            4,
-            "TokenSwift table 3: alpha 0.68 of 4 levels, the first 20K tokens generated after "
-            "4096, LLaMA3.1-8b",
-            **{"widths": (1, 3, 3, 3), "k": 20, "n": 4, "budget": 4096},
-        ),
-        _published(
-            "poss-llama-3-8b",
-            4.55 - 1,
-            6,
-            "PosS table 1: a tau of 4.55 at depth 6, 60 tokens, Llama-3-8B, PosS-2, mean of six "
-            "data sets of short prompts",
-            **{"total_tokens": 60, "width": 10, "window": None},
-        ),
-    )
-}
+_TOKENSWIFT = {"widths": (1, 3, 3, 3), "k": 20, "n": 4, "budget": 4096}
+_POSS = {"total_tokens": 60, "width": 10, "window": None}
+_PRINTED: tuple[tuple[str, float, int, str, dict[str, Any]], ...] = (
+    # Without the bonus token: with it, gamma 7 and 11 would need rates that rise with depth.
+    ("vegas-qwen3-8b", 6.11, 7,
+     "Vegas table 1: 6.11 of 7 drafted tokens, Qwen3-8B, 7% of the cache, LongBench-v2", _VEGAS),
+    ("vegas-gpt-oss-20b", 6.24, 7,
+     "Vegas table 1: 6.24 of 7 drafted tokens, gpt-oss-20b, 7% of the cache, LongBench-v2", _VEGAS),
+    ("longspec-llama-3.1-8b", 3.28 - 1, 5,
+     "LongSpec table 1: a tau of 3.28 at five levels, L-8B on LCC, 69 nodes", _LONGSPEC),
+    ("longspec-vicuna-7b", 3.73 - 1, 5,
+     "LongSpec table 1: a tau of 3.73 at five levels, V-7B on LCC, 69 nodes", _LONGSPEC),
+    ("tokenswift-llama-3.1-8b", 4 * 0.68, 4,
+     "TokenSwift table 3: alpha 0.68 of 4 levels, the first 20K tokens generated after 4096, "
+     "LLaMA3.1-8b", _TOKENSWIFT),
+    ("poss-llama-3-8b", 4.55 - 1, 6,
+     "PosS table 1: a tau of 4.55 at depth 6, 60 tokens, Llama-3-8B, PosS-2, mean of six data sets "
+     "of short prompts", _POSS),
+)  # fmt: skip
+PROFILES = {row[0]: _published(*row) for row in _PRINTED}
 """By name."""
 METHOD_PROFILES = {
     "vegas": PROFILES["vegas-qwen3-8b"],

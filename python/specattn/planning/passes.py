@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specattn.ops.cost import Cost, Sizes
+from specattn.ops.cost import Sizes
 from specattn.ops.hybrid_tree_attention import cost as hybrid_cost
 from specattn.ops.select_topk import cost as select_cost
 from specattn.ops.sparse_gather_attention import cost as gather_cost
@@ -63,6 +63,33 @@ class Workload:
         """Return the seconds of one exchange of softmax states, for `rows` rows per request."""
         state = self.model.q_heads * (self.model.head_dim * self.size + 4)
         return self.link.all_gather(self.ranks, self.batch * rows * state)
+
+    def products(self, rows: int, read: float, per_row: int) -> float:
+        """Return the seconds that rows take which read so many weights, each `per_row` of them."""
+        tokens = self.batch * rows
+        return self.machine.seconds("linear", tokens, self.size * read, 2 * tokens * per_row)
+
+    def attention(
+        self, rows: int, keys: int, *, sparse: bool = False, scores: bool = False
+    ) -> float:
+        """Return the seconds of one layer's attention to `keys` cached tokens and a chain."""
+        model, op = self.model, "sparse_gather_attention" if sparse else "hybrid_tree_attention"
+        sizes = Sizes(
+            B=self.batch,
+            T=rows,
+            Hq=model.q_heads,
+            Hk=model.kv_heads,
+            D=model.head_dim,
+            e=self.size,
+            S=rows,
+            L=keys,
+            N=self.context,
+            tree_pairs=rows * (rows + 1) // 2,
+            indices=self.batch,
+        )
+        cost = (gather_cost if sparse else cost_scores if scores else hybrid_cost)(sizes)
+        packed = rows * model.q_heads // model.kv_heads
+        return self.machine.seconds(op, packed, cost.bytes, cost.operations)
 
 
 @dataclass(frozen=True)
@@ -129,28 +156,14 @@ def pass_time(
     PassTime
     """
     model, machine = workload.model, workload.machine
-    tokens = workload.batch * rows
-    weights = machine.seconds(
-        "linear",
-        tokens,
-        workload.size * model.weights_read(tokens),
-        2 * tokens * model.weights_per_token,
-    )
-    seconds = 0.0
-    if model.full_layers:
-        keys = workload.context if selected is None else min(selected, workload.context)
-        keys = workload.share(keys)
-        sizes = attention_sizes(workload, rows, keys)
-        op, cost = "hybrid_tree_attention", hybrid_cost(sizes)
-        if selected is not None:
-            op, cost = "sparse_gather_attention", gather_cost(sizes)
-        elif collect:
-            cost = cost_scores(sizes)
-        seconds += model.full_layers * _attention(machine, op, sizes, cost)
+    read = model.weights_read(workload.batch * rows)
+    weights = workload.products(rows, read, model.weights_per_token)
+    seen = workload.context if selected is None else min(selected, workload.context)
+    options = {"sparse": selected is not None, "scores": collect}
+    seconds = model.full_layers * workload.attention(rows, workload.share(seen), **options)
     if model.sliding_layers:
-        sizes = attention_sizes(workload, rows, min(model.window, workload.context))
-        layers = model.sliding_layers
-        seconds += layers * _attention(machine, "hybrid_tree_attention", sizes, hybrid_cost(sizes))
+        seen = min(model.window, workload.context)
+        seconds += model.sliding_layers * workload.attention(rows, seen)
     host = model.layers * machine.layer_seconds if workload.eager else 0.0
     exchange = model.full_layers * workload.exchange(rows)
     return PassTime(weights, seconds, host, machine.overlaps, exchange)
@@ -178,25 +191,3 @@ def select_time(workload: Workload, selected: int) -> float:
     exchange = workload.link.all_gather(workload.ranks, sent)
     exchange += 2 * workload.link.all_gather(workload.ranks, 0)
     return workload.machine.seconds("select_topk", 1, cost.bytes, 0) + exchange
-
-
-def attention_sizes(workload: Workload, rows: int, keys: int) -> Sizes:
-    """Return the sizes of one layer's attention to `keys` cached tokens and a chain."""
-    model = workload.model
-    return Sizes(
-        B=workload.batch,
-        T=rows,
-        Hq=model.q_heads,
-        Hk=model.kv_heads,
-        D=model.head_dim,
-        e=workload.size,
-        S=rows,
-        L=keys,
-        N=workload.context,
-        tree_pairs=rows * (rows + 1) // 2,
-        indices=workload.batch,
-    )
-
-
-def _attention(machine: Machine, op: str, sizes: Sizes, cost: Cost) -> float:
-    return machine.seconds(op, sizes.T * sizes.Hq // sizes.Hk, cost.bytes, cost.operations)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from specattn.ops.hybrid_tree_attention import cost as hybrid_cost
-
 from .acceptance import AcceptanceProfile
-from .passes import PassTime, Workload, attention_sizes, pass_time, select_time
+from .passes import PassTime, Workload, pass_time, select_time
 
 # What is searched beside the options that a profile was measured with.
 GAMMAS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24)
@@ -61,10 +59,8 @@ def tokenswift_round(
     The tree is the largest possible: no n-gram begins like another one, or like the heads' guesses.
     """
     model, heads = workload.model, len(widths) - 1
-    tokens, square = workload.batch * heads, model.hidden**2
-    elements = heads * square + model.head_weights
-    operations = 2 * tokens * (square + model.head_weights)
-    guesses = workload.machine.seconds("linear", tokens, workload.size * elements, operations)
+    each, head = model.hidden**2, model.head_weights
+    guesses = workload.products(heads, heads * each + head, each + head)
     draft = pass_time(workload, 1, selected=budget).total + (guesses if heads else 0.0)
     nodes = sum(math.prod(widths[:depth]) for depth in range(len(widths) + 1)) + k * (n - 1)
     return Round(draft, pass_time(workload, nodes), _accept(workload))
@@ -80,6 +76,14 @@ def poss_round(
     draft = sum(_drafter_step(workload, count, fused, keys) for count in rows)
     return Round(draft, pass_time(workload, total_tokens), _accept(workload))
 
+
+ROUNDS: dict[str, Callable[..., Round]] = {
+    "plain": plain_round,
+    "vegas": vegas_round,
+    "longspec": longspec_round,
+    "tokenswift": tokenswift_round,
+    "poss": poss_round,
+}
 
 Candidates = Iterator[tuple[str, Round, float]]
 """Settings in words, their round, and the mean number of tokens that it yields."""
@@ -125,14 +129,10 @@ def _accept(workload: Workload) -> float:
 
 def _drafter_step(workload: Workload, rows: int, elements: int, keys: Sequence[int]) -> float:
     """Predict a step of a one-layer drafter: `elements` beside a layer's, attention to `keys`."""
-    model, machine, tokens = workload.model, workload.machine, workload.batch * rows
+    model, machine = workload.model, workload.machine
     elements += model.attention_weights + model.mlp_weights + model.head_weights
-    weights = machine.seconds("linear", tokens, workload.size * elements, 2 * tokens * elements)
-    attention = 0.0
-    for count in keys:
-        cost = hybrid_cost(attention_sizes(workload, rows, count))
-        packed = rows * model.q_heads // model.kv_heads
-        attention += machine.seconds("hybrid_tree_attention", packed, cost.bytes, cost.operations)
+    weights = workload.products(rows, elements, elements)
+    attention = sum(workload.attention(rows, count) for count in keys)
     # Its children are chosen on the host's command: about as many operators as a layer has.
     host = 2 * machine.layer_seconds if workload.eager else 0.0
     return PassTime(weights, attention, host, machine.overlaps).total

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,22 +15,8 @@ from .acceptance import METHOD_PROFILES
 from .machines import Machine, calibrating, packed_rows, read_results
 from .models import EMBEDDED_TARGET, MODELS, ModelShape
 from .passes import Workload, pass_time, select_time
-from .rounds import (
-    Round,
-    longspec_round,
-    plain_round,
-    poss_round,
-    tokenswift_round,
-    vegas_round,
-)
+from .rounds import ROUNDS, Round, plain_round
 
-_ROUNDS: dict[str, Callable[..., Round]] = {
-    "plain": plain_round,
-    "vegas": vegas_round,
-    "longspec": longspec_round,
-    "tokenswift": tokenswift_round,
-    "poss": poss_round,
-}
 _PLANNED = ("plain step", "verify", "verify, scores", "select", "draft step")
 
 
@@ -88,7 +74,7 @@ def checks(path: Path, machine: Machine) -> list[Check]:
     found = list(_kernels([row for row in rows if "op" in row], machine, own))
     workloads = _Workloads(run.get("model") or {}, machine)
     passes = [row for row in records if row["kind"] == "pass" and _covered(row)]
-    rounds = [row for row in rows if row.get("method") in _ROUNDS and _covered(row)]
+    rounds = [row for row in rows if row.get("method") in ROUNDS and _covered(row)]
     found += _passes(passes, workloads)
     found += _rounds([row for row in rounds if not row["fault"]], workloads)
     return found
@@ -202,8 +188,8 @@ def _round(row: dict, workload: Workload) -> Round:
     method = row["method"]
     chosen = {name: value for name, value in row["settings"].items() if value not in (None, "auto")}
     options = {**_defaults(method), **chosen}
-    _, *taken = inspect.signature(_ROUNDS[method]).parameters
-    return _ROUNDS[method](workload, **{name: options[name] for name in taken})
+    _, *taken = inspect.signature(ROUNDS[method]).parameters
+    return ROUNDS[method](workload, **{name: options[name] for name in taken})
 
 
 def _defaults(method: str) -> dict[str, Any]:

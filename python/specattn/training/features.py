@@ -19,8 +19,7 @@ _STATEMENT = "features.json"
 @torch.no_grad()
 def features_of(model: PreTrainedModel, input_ids: torch.Tensor) -> torch.Tensor:
     """Return what the head of `model` reads: [B, L, H] for rows of text [B, L]."""
-    output: torch.Tensor = model.base_model(input_ids, use_cache=False).last_hidden_state
-    return output
+    return model.base_model(input_ids, use_cache=False).last_hidden_state
 
 
 class FeatureCache:

@@ -62,10 +62,9 @@ def liger_cross_entropy(
     """Compute `linear_cross_entropy` of hidden [N, H] with Liger's Triton kernels."""
     from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
 
-    loss: torch.Tensor = liger_fused_linear_cross_entropy(
+    return liger_fused_linear_cross_entropy(
         hidden.to(weight.dtype), weight, labels, ignore_index=IGNORED, reduction="sum"
     )
-    return loss
 
 
 def chunked_cross_entropy(
@@ -75,8 +74,7 @@ def chunked_cross_entropy(
 
     Products are made in the dtype of `weight` (or of autocast), the softmax in float32 or better.
     """
-    total: torch.Tensor = _ChunkedCrossEntropy.apply(hidden, weight, labels, chunk)
-    return total
+    return _ChunkedCrossEntropy.apply(hidden, weight, labels, chunk)
 
 
 @torch.no_grad()
@@ -164,8 +162,7 @@ def soft_cross_entropy(
         )
     logits = _CACHED_LOGITS if hidden.device.type == "cpu" else _CHUNK_LOGITS
     chunk = max(1, logits // len(weight))
-    totals: torch.Tensor = _SoftCrossEntropy.apply(hidden, features, weight, counts, chunk)
-    return totals
+    return _SoftCrossEntropy.apply(hidden, features, weight, counts, chunk)
 
 
 class _SoftCrossEntropy(torch.autograd.Function):

@@ -54,11 +54,7 @@ class Record:
 
     def write(self) -> None:
         """Write everything, or leave the file as it was."""
-        content = {
-            **self.heading,
-            "measurements": self.measurements,
-            "chosen": self.chosen,
-        }
+        content = {**self.heading, "measurements": self.measurements, "chosen": self.chosen}
         text = json.dumps(content, indent=1, allow_nan=False) + "\n"
         write_atomically(self.path, lambda partial: partial.write_text(text, encoding="utf-8"))
 

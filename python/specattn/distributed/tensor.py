@@ -35,9 +35,19 @@ class TensorParallel(Ranks):
         self.divides_heads = divides_heads
 
     @staticmethod
-    def of(model: torch.nn.Module) -> TensorParallel | None:
+    def of(model: Any) -> TensorParallel | None:
         """Return the ranks that `model` is divided over, None where it is whole: made anew."""
-        return _found(model)
+        meshes = (getattr(parameter, "device_mesh", None) for parameter in model.parameters())
+        mesh = next((mesh for mesh in meshes if mesh is not None), None)
+        if mesh is None:
+            return None
+        group = mesh.get_group() if mesh.ndim == 1 else mesh.get_group("tp")
+        plan = getattr(model, "tp_plan", None) or model.config.base_model_tp_plan or {}
+        divided = any(
+            rule.rpartition(".")[2] in _KEY_PROJECTIONS and style == "colwise"
+            for rule, style in plan.items()
+        )
+        return TensorParallel(group, divides_heads=divided)
 
     def heads(self, q_heads: int, kv_heads: int) -> tuple[int, int]:
         """Return how many query and KV heads this rank attends with; ValueError where uneven."""
@@ -76,18 +86,3 @@ class TensorParallel(Ranks):
         own = q.chunk(self.size, 2)[self.rank].contiguous()
         outs, lses = self.gather("attention", *attend(own))
         return torch.cat(outs.unbind(), 2), torch.cat(lses.unbind(), 2)
-
-
-def _found(model: Any) -> TensorParallel | None:
-    """Ask the model's weights for their mesh, and its plan for what becomes of keys."""
-    meshes = (getattr(parameter, "device_mesh", None) for parameter in model.parameters())
-    mesh = next((mesh for mesh in meshes if mesh is not None), None)
-    if mesh is None:
-        return None
-    group = mesh.get_group() if mesh.ndim == 1 else mesh.get_group("tp")
-    plan = getattr(model, "tp_plan", None) or model.config.base_model_tp_plan or {}
-    divided = any(
-        rule.rpartition(".")[2] in _KEY_PROJECTIONS and style == "colwise"
-        for rule, style in plan.items()
-    )
-    return TensorParallel(group, divides_heads=divided)

@@ -69,9 +69,7 @@ class Workload:
         tokens = self.batch * rows
         return self.machine.seconds("linear", tokens, self.size * read, 2 * tokens * per_row)
 
-    def attention(
-        self, rows: int, keys: int, *, sparse: bool = False, scores: bool = False
-    ) -> float:
+    def attention(self, rows: int, keys: int, sparse: bool = False, scores: bool = False) -> float:
         """Return the seconds of one layer's attention to `keys` cached tokens and a chain."""
         model, op = self.model, "sparse_gather_attention" if sparse else "hybrid_tree_attention"
         sizes = Sizes(

@@ -58,11 +58,8 @@ class HeadsObjective(Objective):
         super().__init__(target, drafter)
         self.decay = decay
 
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        labels: torch.Tensor,
-        num_items_in_batch: torch.Tensor | int | None = None,
+    def losses(
+        self, input_ids: torch.Tensor, labels: torch.Tensor, items: torch.Tensor | int
     ) -> dict[str, torch.Tensor]:
         """Return the loss, and each head's; the last i tokens of a row have no label for head i."""
         with torch.no_grad():
@@ -70,13 +67,11 @@ class HeadsObjective(Objective):
         # The heads may be trained in more bits than the target is stored in.
         hidden = self.drafter(features.to(self.drafter.dtype))
         weight = self.target.get_output_embeddings().weight
-        if num_items_in_batch is None:
-            num_items_in_batch = (labels != IGNORED).sum()
         found = {"loss": torch.zeros((), device=input_ids.device)}
         for i, states in enumerate(hidden.unbind(-2), start=1):
             shifted = pad(labels[:, i:], (0, i), value=IGNORED)
             total = linear_cross_entropy(states, weight, shifted)
-            found["loss"] = found["loss"] + self.decay ** (i - 1) * total / num_items_in_batch
+            found["loss"] = found["loss"] + self.decay ** (i - 1) * total / items
             count = (shifted != IGNORED).sum()
             found[f"loss_{i}"] = total.detach() / count
             if not self.training:

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from specattn.decoding import LongSpec
 from specattn.drafters import LongSpecDrafter, TrainedDrafter
-from specattn.training.loss import IGNORED, linear_cross_entropy
+from specattn.training.loss import linear_cross_entropy
 from specattn.training.positions import anchor_offset_positions
 from specattn.training.recipe import Objective, Preset, Recipe
 from specattn.training.target import (
@@ -112,11 +112,8 @@ class LongSpecObjective(Objective):
         self.shifts = range(1, levels) if levels > 1 else range(1)
         self.anchor_offset = anchor_offset
 
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        labels: torch.Tensor,
-        num_items_in_batch: torch.Tensor | int | None = None,
+    def losses(
+        self, input_ids: torch.Tensor, labels: torch.Tensor, items: torch.Tensor | int
     ) -> dict[str, torch.Tensor]:
         """Return the loss: in training of one random shift, else the mean over all of them."""
         rows, length = input_ids.shape
@@ -137,9 +134,7 @@ class LongSpecObjective(Objective):
         for shift in shifts:
             hidden = self.drafter(embeds, positions, keys, values, shift=shift)
             total = total + linear_cross_entropy(hidden, head, labels)
-        if num_items_in_batch is None:
-            num_items_in_batch = (labels != IGNORED).sum()
-        return {"loss": total / (len(shifts) * num_items_in_batch)}
+        return {"loss": total / (len(shifts) * items)}
 
 
 @dataclass(frozen=True)

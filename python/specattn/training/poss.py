@@ -205,11 +205,8 @@ class PosSObjective(Objective):
         self.depth, self.feature_cache = depth, feature_cache
         self.feature_weight, self.token_weight = feature_weight, token_weight
 
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        labels: torch.Tensor,
-        num_items_in_batch: torch.Tensor | int | None = None,
+    def losses(
+        self, input_ids: torch.Tensor, labels: torch.Tensor, items: torch.Tensor | int
     ) -> dict[str, torch.Tensor]:
         """Return the weighted sum of both losses per label and depth, and each by itself.
 
@@ -237,7 +234,6 @@ class PosSObjective(Objective):
             counts.flatten(1),
         )
         own_items = (labels != IGNORED).sum()
-        items = own_items if num_items_in_batch is None else num_items_in_batch
         loss = self.feature_weight * apart + self.token_weight * unlike.sum()
         by_depth = {f"token_loss_{n + 1}": x / counts[n].sum() for n, x in enumerate(unlike)}
         return {

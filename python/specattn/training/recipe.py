@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from specattn.decoding import Method
 from specattn.drafters import TrainedDrafter
+from specattn.training.loss import IGNORED
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,6 @@ class Objective(nn.Module, ABC):
         self.target.eval()
         return self
 
-    @abstractmethod
     def forward(
         self,
         input_ids: torch.Tensor,
@@ -76,6 +76,14 @@ class Objective(nn.Module, ABC):
         given. The other entries are means over this batch alone: the trainer logs their means over
         batches.
         """
+        items = (labels != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
+        return self.losses(input_ids, labels, items)
+
+    @abstractmethod
+    def losses(
+        self, input_ids: torch.Tensor, labels: torch.Tensor, items: torch.Tensor | int
+    ) -> dict[str, torch.Tensor]:
+        """Return what `forward` does, the loss divided by `items`."""
 
 
 class Recipe(ABC):

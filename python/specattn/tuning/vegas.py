@@ -119,11 +119,7 @@ class Tuner:
     """
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        prompts: Sequence[torch.Tensor],
-        sweep: Sweep,
-        record: Record,
+        self, model: PreTrainedModel, prompts: Sequence[torch.Tensor], sweep: Sweep, record: Record
     ):
         self.model, self.sweep, self.record = model, sweep, record
         self.ratios = sweep.distinct_ratios(len(prompts[0]))

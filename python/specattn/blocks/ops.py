@@ -96,8 +96,7 @@ class Ops:
 
     def embed(self, tokens: torch.Tensor, module: nn.Module) -> torch.Tensor:
         """Return the embeddings [B, T, H] of tokens [B, T]."""
-        found: torch.Tensor = module(tokens)
-        return found
+        return module(tokens)
 
     def rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         """Return rows of x [.., H] by their number among all of them: index [B, T]."""
@@ -147,8 +146,7 @@ class Ops:
 
     def head(self, x: torch.Tensor, module: nn.Module) -> torch.Tensor:
         """Return the logits [B, T, V] of a model's head."""
-        found: torch.Tensor = module(x)
-        return found
+        return module(x)
 
     def logits(self, x: torch.Tensor, head: Projection) -> torch.Tensor:
         """Return the same of a head by its weights."""
@@ -200,8 +198,7 @@ class Ops:
         options |= {"collect": "scores", "collect_rows": rows, "collected": scores}
         options["per_head"] = scores.dim() == 3
         attend: Any = verify_attention
-        out: torch.Tensor = attend(q, *read, **_public(options))[0]
-        return out
+        return attend(q, *read, **_public(options))[0]
 
     def sparse_gather_attention(self, q: torch.Tensor, *read: Any, **options: Any) -> torch.Tensor:
         """Return the outputs of `specattn.sparse_gather_attention`, by its arguments."""

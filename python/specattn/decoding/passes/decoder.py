@@ -123,5 +123,4 @@ def _joined(own: torch.Tensor, ranks: TensorParallel) -> torch.Tensor:
 
 def _first(output: Any) -> torch.Tensor:
     """Return what a module adds to the stream: a mixture of experts returns more beside it."""
-    found: torch.Tensor = output[0] if isinstance(output, tuple) else output
-    return found
+    return output[0] if isinstance(output, tuple) else output

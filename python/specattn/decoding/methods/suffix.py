@@ -116,21 +116,11 @@ class Suffix(Method, name="suffix"):
 class Lookup(NamedTuple):
     """What a round would draft, before it is known that it shall.
 
-    Attributes
-    ----------
-    rows : int
-        Of the pass, per request, the root's included.
-    shapes : per request, the parents of its nodes; -1 of the root
-    drafted : Tensor, int64 [B, rows], on the host
-        The roots and the nodes' tokens. They hold until the next lookup.
-    seconds : float
-        What a round with it is expected to take.
-    tokens : list of float
-        What it is expected to emit to each request, the bonus token included.
-    saved : float
-        Seconds that it is expected to save over passes without a draft.
-    row_seconds : float or None
-        What a round without a draft is expected to take; None before any was timed.
+    A pass of `rows` rows per request, the root's included, with trees of `shapes`, the parents of
+    their nodes; `drafted`, int64 [B, rows] on the host, are roots and nodes' tokens until the next
+    lookup. It is expected to take `seconds`, to emit `tokens` to each request, the bonus token
+    included, and to save `saved` seconds over passes without a draft, which take `row_seconds`:
+    None before any was timed.
     """
 
     rows: int
@@ -143,16 +133,9 @@ class Lookup(NamedTuple):
 
 
 class SuffixDrafter(Drafter):
-    """Drafts from the text's own repetitions.
+    """Drafts from the text's own repetitions, by `native`: `specattn._cpu`, or what has its names.
 
     Between `find` and `draft` another drafter may turn out to be faster; its round is followed.
-
-    Parameters
-    ----------
-    method : Suffix
-    context : DraftContext
-    native : module
-        `specattn._cpu`, or what has its names.
     """
 
     def __init__(self, method: Suffix, context: DraftContext, native: Any):

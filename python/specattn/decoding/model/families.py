@@ -19,11 +19,8 @@ Sliding = Literal["none", "by type", "all"]
 class Family:
     """What the models of one ``config.model_type`` do.
 
-    Attributes
-    ----------
-    sliding_layers : {"none", "by type", "all"}
-        Which layers a sliding window of the configuration holds for: none, those of type
-        ``sliding_attention``, or all of them, whatever ``layer_types`` says.
+    A sliding window holds for no layer, those of type ``sliding_attention``, or all of them,
+    whatever ``layer_types`` says.
     """
 
     sliding_layers: Sliding

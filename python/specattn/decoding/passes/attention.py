@@ -102,7 +102,6 @@ class Pass:
 
     Attributes
     ----------
-    cache : KVCache
     windows : list of (int or None)
         Sliding window of each layer.
     rows : int
@@ -111,18 +110,14 @@ class Pass:
         Cached tokens that every row may see.
     max_seqlen : int
         Host-side bound: no row's position reaches it.
-    tree_mask : Tensor, packed, or None for a causal chain
-    depths : Tensor, integer [T] or [B, T], or None for a causal chain
-    capture : CaptureSpec
+    tree_mask, depths : Tensor, packed; integer [T] or [B, T]
+        None for a causal chain.
     scores, queries : Tensor or None
         What is captured (`Verification`), once a layer has attended.
     selector : KVSelector or None
         What full-attention layers attend to instead of the whole cache.
-    reuse_buffers : bool
-        Whether what it hands out may lie where the next pass writes.
     counts : sequence of int, or None
-        Makes the rows ragged: of each request so many, a causal chain, all of them side by side in
-        one row of the model, [1, total].
+        Makes rows ragged: so many of each request, causal chains side by side in one of the model.
     """
 
     cache: KVCache

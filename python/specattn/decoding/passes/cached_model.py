@@ -50,16 +50,9 @@ class CachedModel:
     ) -> None:
         """Fill the empty cache with one prompt per request, `chunk_size` tokens of each at a time.
 
-        Parameters
-        ----------
-        prompts : sequence of Tensor, int64 [L_b]
-            May be empty.
-        chunk_size : int
-        on_chunk : callable, optional
-            ``on_chunk(done, total)``, before the first chunk and after each, in tokens.
-        on_features : callable, optional
-            ``on_features(start, features)`` after each chunk: of every request the features
-            [rows, H] of its tokens ``start, start + 1, ...``, none where its prompt has ended.
+        ``on_chunk(done, total)``, in tokens, is called before the first chunk and after each;
+        ``on_features(start, features)`` after each chunk: of every request the features [rows, H]
+        of its tokens ``start, start + 1, ...``, none where its prompt has ended.
         """
         lengths = [len(prompt) for prompt in prompts]
         total, longest = sum(lengths), max(lengths)

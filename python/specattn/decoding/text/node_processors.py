@@ -63,10 +63,7 @@ def knows_rows(processor: Any) -> bool:
 class NodeProcessors:
     """The processors of one row of a run on the CPU; none knows rows, unless there is one row.
 
-    Attributes
-    ----------
-    temperature : float or None
-        What logits are divided by, where nothing else is done to them.
+    `temperature` is what logits are divided by where nothing else is done to them, else None.
     """
 
     def __init__(self, processors: Sequence[Any], sequences: Sequences, row: int):

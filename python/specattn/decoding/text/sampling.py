@@ -130,20 +130,8 @@ class Sampler:
     ) -> tuple[Accepted, list[Outcome]]:
         """Decide which drafted tokens survive, and draw the one after them: -1 if none can follow.
 
-        Parameters
-        ----------
-        tree : Tree
-        tokens : Tensor, int64 [B, T]
-        logits : Tensor [B, T, V]
-            Of the target.
-        draft_probs, generator : optional
-            As for `specattn.acceptance.accept`.
-
-        Returns
-        -------
-        accepted : Accepted
-        outcomes : list of Outcome
-            The same of every request, on the host, which waits for it once.
+        `tokens` are int64 [B, T], `logits` [B, T, V] of the target; `draft_probs` and `generator`
+        as for `specattn.acceptance.accept`.
         """
         if draft_probs is not None:
             options: Any = {"draft_probs": draft_probs, "generator": generator}

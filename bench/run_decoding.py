@@ -162,7 +162,7 @@ def _sections(options: argparse.Namespace) -> list[Section]:
         if options.suite == GROUNDED and options.shape:
             raise ValueError("--suite grounded needs a model that reads its texts, no --shape")
         for method in () if options.shape else TRAINED.get(options.suite, ()):
-            if not (method in names or models.has_drafter(options.model, method)):
+            if not (method in names or (options.model / method).is_dir()):
                 raise ValueError(
                     f"--suite {options.suite}: {options.model} has no drafter in a folder "
                     f"'{method}'; train one, or name one with --method {method}:drafter=FOLDER"
@@ -172,7 +172,7 @@ def _sections(options: argparse.Namespace) -> list[Section]:
         return suite(options.suite, scale)
     if not set(names) - {PLAIN, TRANSFORMERS}:
         given.append(Entry("vegas"))
-        if options.shape is None and models.has_drafter(options.model, "longspec"):
+        if options.shape is None and (options.model / "longspec").is_dir():
             given.append(Entry("longspec"))
     given = [entry for entry in (Entry(PLAIN), *peers) if entry.name not in names] + given
     for entry in given:

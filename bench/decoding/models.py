@@ -69,8 +69,3 @@ def random_drafter(method: str, model: PreTrainedModel, shape: str) -> PreTraine
     with torch.device(model.device):
         drafter = DRAFTERS[method](model, target=shape)
     return drafter.to(model.dtype).eval()
-
-
-def has_drafter(path: Path, method: str) -> bool:
-    """Whether a method's drafter lies where the method looks for it."""
-    return (path / method).is_dir()

@@ -107,14 +107,14 @@ def _passes(target: Target, method: Vegas) -> dict[str, tuple[Call, int, int, in
     return {
         "plain step": (lambda: target.verify(root, tokens[:, :1]), 1, context, 0),
         "verify": (verify, rows, context, 0),
-        "verify, scores": (partial(verify, capture=SCORES), rows, context, nbytes(scores)),
-        "select": (select, 0, 0, nbytes(scores)),
+        "verify, scores": (partial(verify, capture=SCORES), rows, context, scores.nbytes),
+        "select": (select, 0, 0, scores.nbytes),
         "draft step": (lambda: target.draft(tokens[:, :1], 0, selection), 1, chosen, 0),
-        "verify, each row": (partial(verify, capture=every), rows, context, nbytes(each)),
-        "select, specextend": (by_chunk, 0, 0, nbytes(weighed)),
-        "select, quest": (by_page, 0, 0, nbytes(bounds.values)),
+        "verify, each row": (partial(verify, capture=every), rows, context, each.nbytes),
+        "select, specextend": (by_chunk, 0, 0, weighed.nbytes),
+        "select, quest": (by_page, 0, 0, bounds.values.nbytes),
         "bounds, quest": (lambda: bounds.catch_up(method.max_nodes), 0, 0, page),
-        "select, streaming": (recent, 0, 0, nbytes(selection.lengths)),
+        "select, streaming": (recent, 0, 0, selection.lengths.nbytes),
     }
 
 
@@ -159,21 +159,16 @@ def selection_overhead(seconds: dict[str, float], gamma: int) -> dict[str, float
     return {name: one / whole for name, one in extra.items()}
 
 
-def nbytes(tensor: torch.Tensor) -> int:
-    """Return the bytes of a tensor's elements."""
-    return tensor.numel() * tensor.element_size()
-
-
 def weight_bytes(model: PreTrainedModel) -> int:
     """Return the bytes of weights that every pass reads: the table of embeddings only as a head."""
     table = model.get_input_embeddings().weight
-    read = sum(map(nbytes, model.parameters()))
-    return read if model.get_output_embeddings().weight is table else read - nbytes(table)
+    read = sum(one.nbytes for one in model.parameters())
+    return read if model.get_output_embeddings().weight is table else read - table.nbytes
 
 
 def token_bytes(target: Target) -> int:
     """Return the bytes of one token's keys and values in all layers."""
-    return nbytes(target.cache.storage[:, :, 0, 0])
+    return target.cache.storage[:, :, 0, 0].nbytes
 
 
 def _times(

@@ -23,7 +23,7 @@ from .measure import MeasurePlan, measure, written
 from .peers.engines import ENGINES
 from .peers.process import Peers
 from .sections import Section
-from .targets import REFERENCE_NOTE, note
+from .targets import MARK, REFERENCE_NOTE
 from .texts import Texts
 
 SCHEMA = "specattn.decoding/1"
@@ -48,7 +48,7 @@ class Session:
     @property
     def note(self) -> str | None:
         """What stands at the head of every line of output."""
-        return note(self.profile) if self.profile else None
+        return f"{MARK} {self.profile.name}" if self.profile else None
 
     @property
     def acceptance(self) -> str:

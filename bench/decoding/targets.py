@@ -21,11 +21,6 @@ REFERENCE_NOTE = f"{MARK} reference text"
 CERTAIN = 1e4  # above any logit at any temperature of use, and exp(-1e4) is 0
 
 
-def note(profile: AcceptanceProfile) -> str:
-    """Return what every line of output says."""
-    return f"{MARK} {profile.name}"
-
-
 class SimulatedTarget(Target):
     """A target for weights that mean nothing: it agrees with drafts as a profile says.
 

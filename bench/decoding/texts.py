@@ -45,10 +45,8 @@ class Files:
 
     def _read(self, path: Path) -> list[int]:
         if path not in self._tokens:
-            try:
-                text = path.read_text(encoding="utf-8")
-            except UnicodeDecodeError:
-                raise ValueError(f"--prompt: {path} is not UTF-8 text") from None
+            if (text := _text(path)) is None:
+                raise ValueError(f"--prompt: {path} is not UTF-8 text")
             self._tokens[path] = self.tokenizer(text)["input_ids"]
         return self._tokens[path]
 
@@ -76,13 +74,12 @@ def held_out_files() -> list[Path]:
         sys.path.insert(0, str(EMBEDDED_TARGET))
     import corpus
 
-    return [path for path in corpus.held_out_files() if _is_text(path)]
+    return [path for path in corpus.held_out_files() if _text(path) is not None]
 
 
-def _is_text(path: Path) -> bool:
-    """Whether it is UTF-8: the library's tests of encodings are not."""
+def _text(path: Path) -> str | None:
+    """Return what a file of UTF-8 says; None of another: the library's tests of encodings."""
     try:
-        path.read_bytes().decode("utf-8")
+        return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        return False
-    return True
+        return None

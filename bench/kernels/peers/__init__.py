@@ -24,9 +24,11 @@ FAMILIES = {
     "composition": Family(_always, torch_forms.composition),
     "flex": Family(_always, torch_forms.flex),
     "varlen": Family(partial(needs, "torch.nn.attention.varlen"), gpu.varlen),
-    "flash-attn": Family(gpu.no_flash_attn, gpu.flash_attn, in_place=True),
+    "flash-attn": Family(
+        partial(gpu.needs_one, gpu.FLASH_ATTN.values()), gpu.flash_attn, in_place=True
+    ),
     "flashinfer": Family(partial(needs, "flashinfer"), gpu.flashinfer, in_place=True),
-    "xformers": Family(gpu.no_xformers, gpu.xformers, in_place=True),
+    "xformers": Family(partial(gpu.needs_one, gpu.XFORMERS[::-1]), gpu.xformers, in_place=True),
     "vllm": Family(vllm.why_not, vllm.attention, in_place=True),
     "llama.cpp": Family(llama_cpp.why_not, llama_cpp.attention, in_place=True),
 }

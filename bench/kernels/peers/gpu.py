@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import importlib
 import math
+from collections.abc import Iterable
 
 import torch
 
 from .task import Attention, Peer, needs
 
-_FLASH_ATTN = {
+FLASH_ATTN = {
     "flash-attn 2": "flash_attn",
     "flash-attn 3": "flash_attn_interface",
     "flash-attn 4": "flash_attn.cute",
 }
-_XFORMERS = ("mslk.attention.tree_attention", "xformers.ops.tree_attention")
+XFORMERS = ("mslk.attention.tree_attention", "xformers.ops.tree_attention")
 _WORKSPACE = 128 << 20  # bytes, as FlashInfer's documentation takes
 
 
-def no_flash_attn(device: torch.device) -> str | None:
-    """Return why none of the three flash-attn is here."""
-    reasons = [needs(module, device) for module in _FLASH_ATTN.values()]
+def needs_one(modules: Iterable[str], device: torch.device) -> str | None:
+    """Return why none of some libraries can be a peer here, which is the first one's reason."""
+    reasons = [needs(module, device) for module in modules]
     return None if None in reasons else reasons[0]
-
-
-def no_xformers(device: torch.device) -> str | None:
-    """Return why neither xFormers is here nor MSLK, where its tree attention moved."""
-    reasons = [needs(module, device) for module in _XFORMERS]
-    return None if None in reasons else reasons[-1]
 
 
 def varlen(task: Attention) -> dict[str, Peer]:
@@ -62,7 +57,7 @@ def flash_attn(task: Attention) -> dict[str, Peer]:
     cached = {"cache_seqlens": lengths, "causal": True}
     there = {
         name: importlib.import_module(module)
-        for name, module in _FLASH_ATTN.items()
+        for name, module in FLASH_ATTN.items()
         if not needs(module, device) and (p.block_table is None or name == "flash-attn 3")
     }
 
@@ -130,7 +125,7 @@ def xformers(task: Attention) -> dict[str, Peer]:
     q, p = task.q, task.prefix
     if p is None or p.block_table is not None or q.dtype == torch.float32:
         return {}
-    name = next(module for module in _XFORMERS if not needs(module, q.device))
+    name = next(module for module in XFORMERS if not needs(module, q.device))
     module = importlib.import_module(name)
     biases = importlib.import_module("xformers.ops.fmha.attn_bias")
     (batch, rows, q_heads, head_dim), kv_heads = q.shape, p.sizes.Hk

@@ -31,6 +31,7 @@ _AVERAGED = 32  # lookups over which savings are averaged
 _STEP = 4  # each so many more in vain leave out one more between two lookups ...
 _MOST_LEFT_OUT = 7  # ... up to so many
 _TIMED = 4  # one lookup of so many is timed
+_OFFERED = 8  # rounds for which a plan holds, whatever passes took meanwhile
 
 
 class FixedSize:
@@ -100,7 +101,8 @@ class Arm(FixedSize):
         passes: Hashable = "passes",
     ):
         super().__init__()
-        self.memory, self.kind, self.passes = memory, (kind, *efforts), passes
+        # As a string, whose hash is kept: it is looked up in every round.
+        self.memory, self.kind, self.passes = memory, f"{kind}, {list(efforts)}", passes
         self.efforts, self.sizes = list(efforts), tuple(sizes)
         self.gains = gains(self.efforts, self.sizes)
         self.trials = memory.model.recall(("pace", "trials", self.kind), Trials)
@@ -112,6 +114,7 @@ class Arm(FixedSize):
         self._ended: tuple[Any, int] | None = None
         self._costs: tuple[Any, Costs] | None = None
         self._best: tuple[Any, Plan] | None = None
+        self._offered = 0  # times that the best plan was handed out unchanged
         self._latest: Costs | None = None
         self._deepest = max(effort.depth for effort in efforts)
 
@@ -232,9 +235,9 @@ class Arm(FixedSize):
         if self.costs().drafts.sizes <= {NONE}:
             passes, tokens = self.guess or (0.0, 0.0)
             return Plan(NONE, tokens, passes * row_seconds), False
-        key = self.measured()[0], min(depth, self._deepest)
-        if self._best is None or self._best[0][0] is not key[0] or self._best[0][1] != key[1]:
-            self._best = key, max(self._plans(depth), key=lambda plan: plan.rate)
+        key, self._offered = (self.costs().passes, min(depth, self._deepest)), self._offered + 1
+        if self._best is None or self._best[0] != key or self._offered > _OFFERED:
+            self._best, self._offered = (key, max(self._plans(depth), key=lambda one: one.rate)), 0
         return self._best[1], True
 
     def what(self, kind: str) -> Hashable:
@@ -274,6 +277,7 @@ class Pace:
         self.fastest: str | None = None
         self._offers = dict.fromkeys(arms, (Plan(NONE, 1.0, 1.0), False))  # as last compared
         self._trial: tuple[str, int, bool] | None = None  # an arm, its last round, whether cold
+        self._since: tuple[Any, list[int]] = None, []  # when it began, behind which lengths
         self._patience = 0
         for arm in arms.values():
             arm.alone, arm.trials = False, trials
@@ -317,7 +321,11 @@ class Pace:
         if self._patience > 0 and not (self._offers[name][1] and arm.rounds >= until):
             return True
         lost = _loss(plan, rate, cold)
-        self.trials.judge(arm.what("turn"), won=name == self.fastest, lost=lost)
+        clock, lengths, (begun, before) = arm.memory.clock, arm.memory.lengths(), self._since
+        now = clock.now()
+        if clock.passed(now) and len(lengths) == len(before):  # what it took, recording included
+            lost = clock.seconds(begun, now) - (fmean(lengths) - fmean(before)) / rate
+        self.trials.judge(arm.what("turn"), won=name == self.fastest, lost=max(0.0, lost))
         self._trial = None
         return False
 
@@ -332,6 +340,7 @@ class Pace:
             return False
         arm.costs().drafts.doubt()
         self._trial, self._patience = (name, arm.rounds + TRIAL, cold), _PATIENCE
+        self._since = arm.memory.clock.now(), list(arm.memory.lengths())
         return True
 
     def promises(self, name: str) -> float:

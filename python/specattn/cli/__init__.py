@@ -7,6 +7,7 @@ does it once it runs. What several commands share lies beside them.
 from __future__ import annotations
 
 import sys
+import traceback
 from typing import Annotated
 
 import typer
@@ -14,6 +15,7 @@ import typer
 import specattn
 from specattn.cli import compare, demo, env, generate, methods, plan, train, tune
 from specattn.cli.errors import Interrupted, interrupt, on_signals
+from specattn.cli.terminal import libraries_escaped, say, write_line
 
 __all__ = ["app", "main"]
 
@@ -28,7 +30,7 @@ app = typer.Typer(
 
 def _print_version(asked: bool) -> None:
     if asked:
-        print(f"specattn {specattn.__version__}")
+        write_line(f"specattn {specattn.__version__}")
         raise typer.Exit
 
 
@@ -53,14 +55,17 @@ app.add_typer(tune.app, name="tune")
 def main() -> None:
     """Run the command; a user error is one line on standard error and exit code 2."""
     try:
-        with on_signals(interrupt):
+        with on_signals(interrupt), libraries_escaped():
             code = app(standalone_mode=False) or 0
     except typer.TyperException as error:
-        print(f"specattn: error: {error.format_message()}", file=sys.stderr)
+        say(f"specattn: error: {error.format_message()}")
         code = 2
     except typer.Abort:
         code = 130
     except Interrupted as stop:
-        print("specattn: interrupted", file=sys.stderr)
+        say("specattn: interrupted")
         code = stop.exit_code
+    except Exception:  # a defect: all of it is told, but steers no terminal
+        say(traceback.format_exc(), end="")
+        code = 1
     sys.exit(code)

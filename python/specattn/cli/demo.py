@@ -9,6 +9,7 @@ import typer
 
 from specattn.cli.compare import CompareOptions, compare
 from specattn.cli.errors import one_line_errors
+from specattn.cli.terminal import write_line
 
 _PROMPT_TOKENS = 5500
 
@@ -37,4 +38,4 @@ def demo(
         repeats=2,
     )
     compare(**vars(options))
-    print("Your own file: specattn demo FILE; your own model: specattn generate -h")
+    write_line("Your own file: specattn demo FILE; your own model: specattn generate -h")

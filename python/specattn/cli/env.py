@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 
 import specattn
+from specattn.cli.terminal import write_line
 
 
 def env() -> None:
     """Print the versions and the backends that serve this machine, and why not the rest."""
-    print(f"specattn  {specattn.__version__}")
-    print(f"torch     {torch.__version__}, {torch.get_num_threads()} threads")
+    write_line(f"specattn  {specattn.__version__}")
+    write_line(f"torch     {torch.__version__}, {torch.get_num_threads()} threads")
     for name, state in specattn.backends().items():
-        print(f"{name:9} {state}")
+        write_line(f"{name:9} {state}")

@@ -15,7 +15,7 @@ from transformers import CONFIG_MAPPING, AutoTokenizer, PreTrainedModel
 import specattn
 from specattn.cli.errors import one_of
 from specattn.cli.options import DTYPES, DecodingOptions, ModelOptions
-from specattn.cli.terminal import console
+from specattn.cli.terminal import status
 from specattn.decoding.model.checkpoint import load_causal_model
 from specattn.embedded import EMBEDDED_TARGET
 
@@ -72,7 +72,7 @@ class Checkpoint:
 
     def load(self, parts: int = 1) -> PreTrainedModel:
         """Return the model, divided into `parts` over as many ranks."""
-        with console.status(f"loading {self.folder}"):
+        with status(f"loading {self.folder}"):
             return load_causal_model(self.folder, self.dtype, self.device, tensor_parallel=parts)
 
     def describe(self, model: PreTrainedModel) -> dict[str, str]:

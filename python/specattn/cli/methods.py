@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from specattn.cli.errors import one_line_errors
+from specattn.cli.terminal import write_line
 
 
 def methods(
@@ -23,6 +24,6 @@ def methods(
             if name not in METHODS:
                 raise ValueError(f"expected one of {', '.join(METHODS)}, got {name!r}")
     for name in names or METHODS:
-        print(name)
+        write_line(name)
         for option, spelled in options_of(METHODS[name]).items():
-            print(f"  {option}={spelled.default_text:<{22 - len(option)}} {spelled.takes}")
+            write_line(f"  {option}={spelled.default_text:<{22 - len(option)}} {spelled.takes}")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from specattn.cli.errors import naming
+from specattn.cli.terminal import write_pieces
 from specattn.files import check_writable, write_atomically
 
 STDOUT = Path("-")
@@ -24,6 +25,6 @@ def write_json(content: dict[str, Any], file: Path) -> None:
     """Write `content` to a file, or to standard output as ``-``."""
     text = json.dumps(content, indent=2, default=str) + "\n"
     if file == STDOUT:
-        print(text, end="", flush=True)
+        write_pieces([text])
     else:
         write_atomically(file, lambda partial: partial.write_text(text, encoding="utf-8"))

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
 from specattn.cli.errors import one_line_errors, one_of
 from specattn.cli.options import DTYPES, option, takes_options
 from specattn.cli.table import aligned
+from specattn.cli.terminal import write_line
 
 if TYPE_CHECKING:
     from specattn.planning import Machine, Prediction, Workload
@@ -73,17 +72,17 @@ def _print_plan(workload: Workload, found: list[Prediction], profiles: dict) -> 
 
     machine = workload.machine
     launched = "launched eagerly" if workload.eager else "replayed from graphs"
-    typer.echo(
+    write_line(
         f"{workload.model.name} on {machine.name}, {workload.context} cached tokens, "
         f"batch {workload.batch}, {launched}; PREDICTED, not measured"
     )
     ceilings = f"{machine.bandwidth / 1e12:.3g} TB/s, {machine.matrix / 1e12:.3g} TFLOP/s"
-    typer.echo(f"{ceilings} ({machine.source})")
+    write_line(f"{ceilings} ({machine.source})")
     if workload.ranks > 1:
         link = f"{workload.link.name} ({workload.link.source})"
-        typer.echo(f"{workload.ranks} ranks, a share of the cache on each: {link}")
+        write_line(f"{workload.ranks} ranks, a share of the cache on each: {link}")
     if machine.memory and workload.stored > machine.memory:
-        typer.echo(
+        write_line(
             f"DOES NOT FIT: weights and caches take {workload.stored / 1e9:.0f} GB, a machine "
             f"has {machine.memory / 1e9:.0f}; shown as if they did."
         )
@@ -100,25 +99,25 @@ def _print_plan(workload: Workload, found: list[Prediction], profiles: dict) -> 
         for one in found
     ]
     for number, line in enumerate(aligned(rows, left=2)):
-        typer.secho(line, bold=number < 2)  # the names, and the fastest
+        write_line(line, "bold" if number < 2 else None)  # the names, and the fastest
     plain = next(one for one in found if one.method == "plain")
     for line in reasons(workload, found[0], plain):
-        typer.echo(line)
+        write_line(line)
     for one in found:
         if one.method in profiles:
-            typer.echo(f"Acceptance of {one.method}: {profiles[one.method].source}.")
+            write_line(f"Acceptance of {one.method}: {profiles[one.method].source}.")
 
 
 def _print_checks(path: Path, machine: Machine) -> None:
     from specattn.planning.validate import checks, errors
 
     found = checks(path, machine)
-    typer.echo(f"{path}, predicted for {machine.name}")
+    write_line(f"{path}, predicted for {machine.name}")
     for one in sorted(found, key=lambda check: -abs(check.error)):
-        typer.echo(
+        write_line(
             f"{one.error:+6.0%}  {one.predicted:10.3f} {one.measured:10.3f} {one.unit:9}{one.name}"
             f"{'  (calibrated on this row)' if one.calibrated else ''}"
         )
     median, worst = errors(found)
     count = sum(not one.calibrated for one in found)
-    typer.echo(f"{count} rows predicted: median error {median:.0%}, largest {worst:.0%}")
+    write_line(f"{count} rows predicted: median error {median:.0%}, largest {worst:.0%}")

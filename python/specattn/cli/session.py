@@ -15,7 +15,7 @@ from specattn.cli.errors import naming
 from specattn.cli.loading import Checkpoint, Prompt, read_texts, tokenize, versions
 from specattn.cli.options import DecodingOptions
 from specattn.cli.run_state import RunState, interruptible
-from specattn.cli.terminal import console, say, streamed_text, write_pieces
+from specattn.cli.terminal import say, status, streamed_text, write_line, write_pieces
 from specattn.decoding import METHODS, ContextualPenalty, Method, Round, Statistics, generate
 from specattn.decoding.engine.memory import peak_bytes, reset_peak
 from specattn.decoding.methods import parse_method
@@ -101,7 +101,7 @@ class DecodingSession:
         self.tokenizer = self.checkpoint.tokenizer
         self.prompts = tokenize(texts, self.tokenizer, options)
         self.model = self.checkpoint.load(1 if started is None else started.parts)
-        with console.status("comparing it with its own attention"):
+        with status("comparing it with its own attention"):
             prove(self.model, trust_family=options.trust_family)
         theirs = self.model.generation_config
         self._stop_strings = theirs.stop_strings
@@ -191,7 +191,7 @@ class DecodingSession:
             if authors is not None:
                 styles = [authors.style(author) for author in authors.of_text(request.history)]
                 write_pieces(self.pieces(text), styles)
-            print("" if authors else text.text, flush=True)
+            write_line("" if authors else text.text)
 
     def pieces(self, text: Text) -> list[str]:
         """Return what each of a text's tokens adds to it."""

@@ -1,41 +1,107 @@
-"""What a user sees while a command runs: bars on standard error, text on standard output."""
+"""What a user sees while a command runs: messages and bars on standard error, text on the output.
+
+All of it passes through here. Names, texts and a checkpoint's strings may hold sequences that steer
+a terminal: they are shown as escapes, and only a file or a pipe gets a text as it is.
+"""
 
 from __future__ import annotations
 
+import logging
+import re
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.segment import Segment, Segments
+from rich.status import Status
+from rich.text import Text
 
 from specattn.cli.authors import Pieces
 
-console = Console(stderr=True, highlight=False)
+# Controls but newline and tab, what overrides the direction of text, and bytes that are no text.
+_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def escaped(text: str) -> str:
+    """Return a text without what would steer a terminal, which is shown as Python writes it."""
+    return _STEERING.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+class _Messages(Console):
+    """Shows all that is printed to it escaped, whatever it is part of."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(escaped(text), **options)
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        for one in super().render(renderable, options):
+            yield one if one.control else Segment(escaped(one.text), one.style)
+
+
+# FORCE_COLOR would have bars in a file, too.
+console = _Messages(stderr=True, force_terminal=sys.stderr.isatty(), highlight=False, emoji=False)
 
 
 def say(line: str, **options: Any) -> None:
-    """Print a line on standard error as it is: no markup, and no breaks but the terminal's."""
+    """Print a line on standard error: no markup, and no breaks but the terminal's."""
     console.print(line, soft_wrap=True, markup=False, **options)
+
+
+def status(line: str) -> Status:
+    """Show a line while something takes time."""
+    return console.status(Text(line))
+
+
+@contextmanager
+def libraries_escaped() -> Iterator[None]:
+    """Escape what libraries warn of and log: transformers quotes strings of a checkpoint."""
+    warn, record = warnings.formatwarning, logging.getLogRecordFactory()
+
+    def escaped_record(*given: Any, **options: Any) -> logging.LogRecord:
+        made = record(*given, **options)
+        made.msg, made.args = escaped(made.getMessage()), ()
+        return made
+
+    warnings.formatwarning = lambda *given, **options: escaped(warn(*given, **options))
+    logging.setLogRecordFactory(escaped_record)
+    try:
+        yield
+    finally:
+        warnings.formatwarning = warn
+        logging.setLogRecordFactory(record)
 
 
 def progress_bars(*, transient: bool = False) -> Progress:
     """Return bars that have no task yet; `transient` ones vanish at the end."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    return Progress(*columns, TimeRemainingColumn(), console=console, transient=transient)
+    label = TextColumn("{task.description}", markup=False)
+    columns = (label, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    # A text that is redirected stays so beside a bar.
+    return Progress(*columns, console=console, transient=transient, redirect_stdout=False)
 
 
 def write_pieces(pieces: Iterable[str], styles: Sequence[str] | None = None) -> None:
     """Write a text to standard output, in colours if that is a terminal with NO_COLOR unset."""
+    if sys.stdout.isatty():
+        pieces = map(escaped, pieces)
     if styles is None:
         for piece in pieces:
             sys.stdout.write(piece)
     else:
-        coloured = Console(file=sys.stdout, highlight=False)
-        for piece, style in zip(pieces, styles, strict=True):
-            coloured.out(piece, style=style, end="")
+        coloured = Console(file=sys.stdout)
+        each = zip(pieces, map(coloured.get_style, styles), strict=True)
+        coloured.print(Segments(Segment(*one) for one in each), end="", soft_wrap=True)
     sys.stdout.flush()
+
+
+def write_line(line: str = "", style: str | None = None) -> None:
+    """Write a line to standard output."""
+    write_pieces([line, "\n"], style and [style, ""])
 
 
 @contextmanager
@@ -66,4 +132,4 @@ def streamed_text(
 
         yield on_prefill, on_tokens
     if not quiet:
-        print(flush=True)
+        write_line()

@@ -17,7 +17,7 @@ from transformers.utils import ExplicitEnum
 from specattn.cli.errors import naming
 from specattn.cli.loading import dtype_named, load_tokenizer, model_folder
 from specattn.cli.options import TrainingOptions
-from specattn.cli.terminal import console, say
+from specattn.cli.terminal import console, say, status
 from specattn.decoding.model.checkpoint import load_causal_model
 from specattn.files import check_folder_writable
 from specattn.training import Documents, DrafterTrainer, PackedRows, Preset, Recipe, find_files
@@ -139,7 +139,7 @@ class TrainingRun:
     def _count(self) -> None:
         """See that there is text, and count its rows unless the number of steps is given."""
         rows = self.rows
-        with console.status("reading the data once, to know how many steps it gives"):
+        with status("reading the data once, to know how many steps it gives"):
             count = len(list(islice(rows, 1))) if rows.endless else rows.count()
         if count == 0:
             raise ValueError(f"--data: less text than one row of {rows.row_length} tokens")

@@ -14,6 +14,7 @@ import typer
 
 # Which extra adds a package, where it is not the one of the command itself.
 EXTRAS = {"accelerate": "train", "tensorboard": "train", "matplotlib": "bench", "triton": "cuda"}
+_OF_USERS = (ValueError, OSError, ImportError)
 
 
 @contextmanager
@@ -25,7 +26,7 @@ def one_line_errors() -> Iterator[None]:
         # The reader of the text has what it wanted; there is nobody left to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit from None
-    except (ValueError, OSError, ImportError) as error:
+    except _OF_USERS as error:
         text = str(error)
         if isinstance(error, ModuleNotFoundError) and error.name is not None:
             package = error.name.partition(".")[0]
@@ -41,6 +42,17 @@ def naming(option: str) -> Iterator[None]:
         yield
     except ValueError as error:
         raise ValueError(f"{option}: {error}") from None
+
+
+@contextmanager
+def foreign(what: str) -> Iterator[None]:
+    """Say what a library cannot do with somebody's file, whatever it raises then."""
+    try:
+        yield
+    except _OF_USERS:
+        raise
+    except Exception as error:
+        raise ValueError(f"{what}: {type(error).__name__}: {error}") from error
 
 
 def one_of(option: str, given: str, known: Collection[str]) -> str:

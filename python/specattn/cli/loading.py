@@ -13,7 +13,7 @@ import transformers
 from transformers import CONFIG_MAPPING, AutoTokenizer, PreTrainedModel
 
 import specattn
-from specattn.cli.errors import one_of
+from specattn.cli.errors import foreign, naming, one_of
 from specattn.cli.options import DTYPES, DecodingOptions, ModelOptions
 from specattn.cli.terminal import status
 from specattn.decoding.model.checkpoint import load_causal_model
@@ -46,10 +46,10 @@ def model_folder(path: Path | None, option: str = "--model") -> Path:
     if not path.is_dir():
         raise ValueError(f"{option}: {path} is not a folder")
     try:
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError):
+        family = json.loads((path / "config.json").read_bytes()).get("model_type")
+    except (OSError, ValueError, AttributeError):
         raise ValueError(f"{option}: {path} has no readable config.json") from None
-    if (family := config.get("model_type")) not in CONFIG_MAPPING:
+    if not isinstance(family, str) or family not in CONFIG_MAPPING:
         known = f"transformers {transformers.__version__} knows no models of type {family!r}"
         raise ValueError(f"{option}: {path}: {known}")
     if not any(path.glob("*.safetensors")):
@@ -72,7 +72,7 @@ class Checkpoint:
 
     def load(self, parts: int = 1) -> PreTrainedModel:
         """Return the model, divided into `parts` over as many ranks."""
-        with status(f"loading {self.folder}"):
+        with status(f"loading {self.folder}"), foreign(f"{self.folder} cannot be loaded"):
             return load_causal_model(self.folder, self.dtype, self.device, tensor_parallel=parts)
 
     def describe(self, model: PreTrainedModel) -> dict[str, str]:
@@ -86,7 +86,8 @@ class Checkpoint:
 
 def load_tokenizer(folder: Path) -> Any:
     """Return the folder's tokenizer."""
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    with naming(f"the tokenizer in {folder}"), foreign("it cannot be read"):
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
 def versions() -> dict[str, str]:
@@ -155,4 +156,5 @@ def _chat(text: str, tokenizer: Any, options: DecodingOptions) -> str:
     messages = [{"role": "user", "content": text}]
     if options.system is not None:
         messages.insert(0, {"role": "system", "content": options.system})
-    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    with foreign("--chat: the template cannot be filled"):
+        return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)

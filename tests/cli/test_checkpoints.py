@@ -1,0 +1,63 @@
+"""What is wrong with somebody's checkpoint is one line that names it, whatever a library raises."""
+
+import shutil
+
+import pytest
+
+from tests.cli.conftest import TINY
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """Return a way to copy the embedded target with other contents of one of its files."""
+
+    def copy(name, content):
+        folder = tmp_path / "model"
+        shutil.copytree(TINY, folder)
+        (folder / name).write_bytes(content)
+        return folder
+
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("config.json", b"[]", "has no readable config.json"),
+        ("config.json", b'{"a": "\xff"}', "has no readable config.json"),
+        ("config.json", b'{"model_type": ["qwen3"]}', "knows no models of type ['qwen3']"),
+        ("config.json", b'{"model_type": "\\u001b]0;"}', r"knows no models of type '\x1b]0;'"),
+        ("config.json", b'{"model_type": "qwen3", "hidden_act": "\\u001b"}', r"KeyError: '\x1b'"),
+        ("config.json", b'{"model_type": "qwen3", "hidden_size": "x"}', "expected int, got str"),
+        ("tokenizer.json", b"", "model: Expecting value"),
+        ("tokenizer.json", b'{"x": 1}', "model: it cannot be read: KeyError"),
+    ],
+)
+def test_what_is_wrong_with_a_checkpoint_is_one_line(
+    refused, prompt, checkpoint, name, content, reason
+):
+    folder = checkpoint(name, content)
+    refused(reason, "generate", "--prompt-file", prompt, "--model", folder)
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ raise_exception('no \x1b]0;') }}", "TemplateError: no \\x1b]0;"),
+        ("{% for %}", "TemplateSyntaxError"),
+        ("{{ 'a' + 1 }}", "TypeError: can only concatenate str"),
+        ("{{ messages[7].content }}", "UndefinedError: list object has no element 7"),
+    ],
+)
+def test_a_template_that_fails_is_named(refused, prompt, checkpoint, template, reason):
+    folder = checkpoint("chat_template.jinja", template.encode())
+    refused(
+        "--chat: the template cannot be filled",
+        "generate",
+        "--prompt-file",
+        prompt,
+        "--chat",
+        "--model",
+        folder,
+    )
+    refused(reason, "generate", "--prompt-file", prompt, "--chat", "--model", folder)

@@ -51,6 +51,10 @@ SMALL = ModelShape("small", "llama", 2, 16, 4, 2, 8, 32, 100)
         ("qwen3-30b-a3b", 30.5),
         ("gpt-oss-20b", 20.9),
         ("vicuna-7b", 6.74),
+        ("qwen3-0.6b", 0.596),
+        ("qwen3-1.7b", 1.72),
+        ("qwen3-4b", 4.02),
+        ("llama-3.2-1b", 1.236),
     ],
 )
 def test_models_have_the_parameters_that_their_makers_state(name, billions):

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 import specattn
-from specattn.cli import compare, demo, env, generate, methods, plan, train, tune
+from specattn.cli import compare, demo, env, generate, methods, plan, train, tune, widen
 from specattn.cli.errors import Interrupted, interrupt, on_signals
 from specattn.cli.terminal import libraries_escaped, say, write_line
 
@@ -46,6 +46,7 @@ def _specattn(version: Annotated[bool, _Version] = False) -> None:
 
 for _command in (
     demo.demo, generate.generate, compare.compare, methods.methods, plan.plan, env.env,
+    widen.widen,
 ):  # fmt: skip
     app.command()(_command)
 app.add_typer(train.app, name="train")

@@ -159,6 +159,10 @@ MODELS = {
             window=128,
             sliding_layers=12,
         ),
+        ModelShape("qwen3-0.6b", "qwen3", 28, 1024, 16, 8, 128, 3072, 151936, tied=True),
+        ModelShape("qwen3-1.7b", "qwen3", 28, 2048, 16, 8, 128, 6144, 151936, tied=True),
+        ModelShape("qwen3-4b", "qwen3", 36, 2560, 32, 8, 128, 9728, 151936, tied=True),
+        ModelShape("llama-3.2-1b", "llama", 16, 2048, 32, 8, 64, 8192, 128256, tied=True),
         ModelShape("vicuna-7b", "llama", 32, 4096, 32, 32, 128, 11008, 32000),
     )
 }

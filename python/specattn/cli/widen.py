@@ -1,0 +1,67 @@
+"""``specattn widen``: a small model in the sizes of a real one, computing what it computed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specattn.cli.errors import naming, one_line_errors, one_of
+from specattn.cli.table import aligned
+
+if TYPE_CHECKING:
+    from specattn.planning import ModelShape
+
+
+@one_line_errors()
+def widen(
+    source: Annotated[Path, typer.Argument(help="Hugging Face directory, or tiny.")],
+    output: Annotated[Path, typer.Argument(help="New folder, of the model and its drafters.")],
+    like: Annotated[str, typer.Option(help="Whose sizes to come close to.")] = "qwen3-0.6b",
+    layers: Annotated[int | None, typer.Option(help="[default: as many]", min=1)] = None,
+    dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
+) -> None:
+    """Give a model and its drafters the sizes of a real one, without changing what they compute."""
+    import torch
+    from transformers.utils import logging
+
+    from specattn import widening
+    from specattn.cli.loading import model_folder
+    from specattn.embedded import EMBEDDED_TARGET
+    from specattn.planning import MODELS, ModelShape
+
+    real = MODELS[one_of("--like", like, [x.name for x in MODELS.values() if not x.experts])]
+    one_of("--dtype", dtype, ("bfloat16", "float32"))
+    is_tiny = str(source) == EMBEDDED_TARGET.name and not source.is_dir()
+    folder = model_folder(None if is_tiny else source, "SOURCE")
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    with naming("SOURCE"):
+        small = widening.Source.load(folder)
+    own = ModelShape.from_config(folder)
+    with naming("--layers" if layers and layers < own.layers else "--like"):
+        times = widening.Multiples.towards(replace(real, layers=layers or real.layers), own)
+    with naming("OUTPUT"):
+        found = widening.widen(small, output, times, getattr(torch, dtype))
+    rows = [_sizes(ModelShape.from_config(output)), _sizes(real)]
+    typer.echo("\n".join(aligned(rows)))
+    size = sum(file.stat().st_size for file in output.rglob("*.safetensors"))
+    typer.echo(f"{output}: {size / 1e9:.2f} GB, with drafters: {', '.join(found.trees) or 'none'}")
+    trees = ", ".join(f"{count} of {name}" for name, count in found.trees.items())
+    typer.echo(
+        f"float32: logits of {found.tokens} tokens differ by {found.difference:.1g}, of up to "
+        f"{found.largest:.3g}; the same drafted trees: {trees or 'no drafter'}"
+    )
+    typer.echo(f"{dtype}, as stored: the same next token behind {found.same_tokens:.1%} of them")
+
+
+def _sizes(shape: ModelShape) -> dict[str, str]:
+    sizes = (
+        shape.layers, shape.hidden, shape.q_heads, shape.kv_heads, shape.head_dim,
+        shape.intermediate, shape.vocab,
+    )  # fmt: skip
+    names = ("layers", "hidden", "q heads", "KV heads", "head dim", "MLP", "vocabulary")
+    row = dict(zip(names, map(str, sizes), strict=True))
+    return {"": shape.name, **row, "parameters": f"{shape.weights_stored() / 1e6:.0f} M"}

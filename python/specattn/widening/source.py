@@ -1,0 +1,124 @@
+"""A checkpoint with its drafters, and what each becomes when it is widened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+
+from specattn.decoding.model.checkpoint import load_causal_model
+from specattn.drafters import (
+    LongSpecDrafter,
+    MedusaHeads,
+    PosSDrafter,
+    TokenSwiftHeads,
+    TrainedDrafter,
+)
+from specattn.widening.multiples import Multiples
+from specattn.widening.weights import widened, widened_config
+
+_FAMILIES = ("llama", "qwen2", "qwen3")
+_DRAFTERS: tuple[type[TrainedDrafter], ...] = (
+    LongSpecDrafter,
+    PosSDrafter,
+    TokenSwiftHeads,
+    MedusaHeads,
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A small model and what lies beside it, in float32.
+
+    Attributes
+    ----------
+    model : PreTrainedModel
+    tokenizer : PreTrainedTokenizerFast
+    drafters : dict
+        By the name of their folders, which is that of their method.
+    """
+
+    model: PreTrainedModel
+    tokenizer: Any
+    drafters: dict[str, TrainedDrafter]
+
+    @classmethod
+    def load(cls, folder: Path) -> Source:
+        """Load a folder; ValueError where it holds no model that can be widened."""
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        if (family := config.model_type) not in _FAMILIES:
+            known = ", ".join(_FAMILIES)
+            raise ValueError(f"{folder} is of type {family!r}; only {known} can be widened")
+        if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
+            raise ValueError(f"{folder} has layers of sliding attention, which are not widened")
+        if getattr(config, "quantization_config", None):
+            raise ValueError(f"{folder} is quantised: its weights cannot be repeated exactly")
+        found = {one.config_class.model_type: one for one in _DRAFTERS}
+        drafters = {
+            name: kind.from_pretrained(folder / name, dtype=torch.float32).eval()
+            for name, kind in found.items()
+            if (folder / name).is_dir()
+        }
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return cls(load_causal_model(folder, torch.float32), tokenizer, drafters)
+
+    def empty(self, times: Multiples) -> PreTrainedModel:
+        """Return the widened model without its weights."""
+        wide = _empty(self.model, widened_config(self.model.config, times))
+        wide.base_model.rotary_emb = deepcopy(self.model.base_model.rotary_emb)
+        return wide
+
+    def parts(self, times: Multiples) -> Iterator[dict[str, torch.Tensor]]:
+        """Yield the widened weights by name: of each layer, then the rest.
+
+        Layers of the source are spread evenly and end with its last, whose cache LongSpec reads.
+        Between them are copies that write zeros, and so change nothing at the cost of a layer.
+        """
+        config, weights = self.model.config, self.model.state_dict()
+        own = config.num_hidden_layers
+        kept = {(n + 1) * times.layers // own - 1: n for n in range(own)}
+        for layer in range(times.layers):
+            prefix = f"model.layers.{kept.get(layer, layer % own)}."
+            part = {
+                f"model.layers.{layer}.{name.removeprefix(prefix)}": widened(
+                    name, weight, config, times
+                )
+                for name, weight in weights.items()
+                if name.startswith(prefix)
+            }
+            if layer not in kept:
+                for name in part:
+                    if "o_proj" in name or "down_proj" in name:
+                        part[name] = torch.zeros_like(part[name])
+            yield part
+        left_out = widened_config(config, times).tie_word_embeddings
+        yield {
+            name: widened(name, weight, config, times)
+            for name, weight in weights.items()
+            if not name.startswith("model.layers.") and not (left_out and name == "lm_head.weight")
+        }
+
+    def wide_drafter(self, name: str, times: Multiples, target: str) -> Any:
+        """Return a widened drafter for the widened `target`; ValueError where it cannot be."""
+        drafter: Any = self.drafters[name]
+        config = widened_config(drafter.config, times)
+        config.target = target
+        wide = _empty(drafter, config)
+        if hasattr(drafter, "rotary_emb"):
+            wide.rotary_emb = deepcopy(drafter.rotary_emb)
+        weights = drafter.state_dict().items()
+        wide.load_state_dict(
+            {key: widened(key, one, drafter.config, times) for key, one in weights}, assign=True
+        )
+        return wide
+
+
+def _empty(model: PreTrainedModel, config: PreTrainedConfig) -> Any:
+    """Return a model like another one, but for `config`, without weights and rope."""
+    with torch.device("meta"):
+        return type(model)(config).eval()

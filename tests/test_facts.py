@@ -225,6 +225,15 @@ def test_what_stands_below_the_picture_of_auto_is_its_record(page):
             assert factor in rounded, f"{factor} is not in the records: {below}"
 
 
+def test_where_vllm_is_ahead_is_said_beside_where_it_is_not():
+    claim = " ".join((ROOT / "README.md").read_text().split())
+    claim = claim[claim.index("Plain decoding of that model") :].split(" Greedy text ")[0]
+    bars = {row["name"]: row["measured"] for row in records.read("xeon-2core/bars.jsonl", "bar")}
+    one_row = bars["hybrid, T=1, 32768 keys, against vllm"]
+    assert ("vLLM's kernel is the faster one at T=1" in claim) == (one_row < 1)
+    assert ("EPYC" in claim, "Xeon with AMX" in claim, "(7.7 M parameters" in claim) == (True,) * 3
+
+
 def test_families_are_those_that_are_tested():
     text = (ROOT / "docs/models.md").read_text()
     table = text[text.index("| family |") :].split("\n\n")[0]

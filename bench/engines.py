@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from common.arguments import Parser
 from common.clock import paired_ratio, spread
-from common.machine import Others, used_by
 from common.records import Record
 from common.tables import aligned, or_dash, size
 from decoding.peers.engines import ENGINES
@@ -28,6 +27,7 @@ from decoding.texts import Files, held_out_files
 from studies import study
 from tokenizers import Tokenizer
 
+from specattn.machine_load import Others, used_by
 from specattn.planning.models import EMBEDDED_TARGET
 
 STOCK = ENGINES["vllm"]

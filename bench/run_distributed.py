@@ -26,8 +26,10 @@ from typing import Any, NamedTuple
 
 import torch
 from common.arguments import Parser, number
-from common.machine import Others, describe
+from common.machine import describe
 from common.records import RecordFile
+
+from specattn.machine_load import Others
 
 TINY = Path(__file__).parents[1] / "examples" / "tiny"
 BUDGET = 4096  # of the sparse draft, tokens

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from common import arguments, comparison
 from common.clock import Stopwatch
-from common.machine import DISTURBING, Others, describe, disturbed, free_memory, heading, serving
+from common.machine import DISTURBING, describe, disturbed, free_memory, heading, serving
 from common.records import Record, RecordFile, of_kind
 from common.tables import Progress
 from kernels import peers, pictures, report
@@ -33,6 +33,7 @@ from kernels.peers import FAMILIES, QUICK
 from kernels.workloads import OPS, SPARSITY, sweep
 
 import specattn
+from specattn.machine_load import Others
 from specattn.planning import MODELS
 from specattn.planning.machines import SCHEMA
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib import metadata
@@ -17,7 +16,6 @@ from specattn.backends.select import BACKENDS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "triton", "transformers", "numpy")
-_STAT = Path("/proc/stat")
 DISTURBING = 0.2  # cores that others use, from which on absolute times mean little
 
 
@@ -115,42 +113,3 @@ def disturbed(rows: Sequence[dict]) -> str:
     count = sum((row.get("others") or 0.0) > DISTURBING for row in rows)
     said = f"{count} of {len(rows)} rows were measured while others used the machine"
     return said if count else ""
-
-
-def used_by(process: int) -> float:
-    """Return the seconds of processors that a process has used; 0 where there is no /proc."""
-    path = Path(f"/proc/{process}/stat")
-    if not path.exists():
-        return 0.0
-    user, system = path.read_text().rpartition(")")[2].split()[11:13]
-    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
-
-
-class Others:
-    """Cores that others used since the last reading; None where there is no /proc/stat.
-
-    What the host of a virtual machine took away (steal) counts as others too; processes that were
-    started for the measurement, and still run, do not.
-    """
-
-    def __init__(self, own: Sequence[int] = ()) -> None:
-        self._own = own
-        self._last = self._read()
-
-    def cores(self) -> float | None:
-        """Return the mean number of cores that others kept busy since the last call."""
-        before, self._last = self._last, self._read()
-        if before is None or self._last is None or self._last[0] == before[0]:
-            return None
-        elapsed, busy = (now - then for now, then in zip(self._last, before, strict=True))
-        return max(0.0, busy / elapsed)
-
-    def _read(self) -> tuple[float, float] | None:
-        """Return the clock, and the seconds that all cores worked for others than us."""
-        if not _STAT.exists():
-            return None
-        user, nice, system, _, _, irq, softirq, steal = map(
-            int, _STAT.read_text().split("\n", 1)[0].split()[1:9]
-        )
-        total = (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
-        return time.monotonic(), total - sum(os.times()[:4]) - sum(map(used_by, self._own))

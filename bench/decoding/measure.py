@@ -8,11 +8,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from common.machine import Others
 from transformers import PreTrainedModel
 
 from specattn.decoding import Target
 from specattn.decoding.engine.snapshot import PromptSnapshot
+from specattn.machine_load import Others
 from specattn.planning import AcceptanceProfile
 
 from .cases import PLAIN, TRANSFORMERS, UNSHAPED, Group

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 from common import arguments
-from common.machine import Others, describe, disturbed
+from common.machine import describe, disturbed
 from common.records import Record, RecordFile
 from decoding import models
 from decoding.cases import Entry
@@ -21,6 +21,7 @@ from decoding.texts import Files, held_out_files
 
 from specattn.decoding import Method, Target
 from specattn.decoding.engine.snapshot import PromptSnapshot
+from specattn.machine_load import Others
 from specattn.planning.models import EMBEDDED_TARGET
 
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -14,12 +14,13 @@ sys.path.insert(0, str(BENCH))
 
 import engines as engines_script  # noqa: E402
 import run_decoding  # noqa: E402
-from common.machine import used_by  # noqa: E402
 from common.records import label as row_label  # noqa: E402
 from decoding.cases import Entry  # noqa: E402
 from decoding.peers import engines, process  # noqa: E402
 from decoding.peers.engines import ENGINES, WORKERS, Engine  # noqa: E402
 from decoding.peers.process import Answer, Peer, Peers  # noqa: E402
+
+from specattn.machine_load import used_by  # noqa: E402
 
 FAKE = f"""
 import os, sys, time

@@ -17,7 +17,6 @@ sys.path.insert(0, str(BENCH))
 
 import run_kernels  # noqa: E402
 from common.clock import Stopwatch, paired_ratio, spread  # noqa: E402
-from common.machine import Others  # noqa: E402
 from kernels import inputs, peers  # noqa: E402
 from kernels.cases import Axes, Case  # noqa: E402
 from kernels.ceilings import Ceilings, Probe  # noqa: E402
@@ -25,6 +24,7 @@ from kernels.measure import measure, memory_needed, row_error  # noqa: E402
 from kernels.workloads import OPS, build, sweep  # noqa: E402
 
 from specattn.backends import select  # noqa: E402
+from specattn.machine_load import Others  # noqa: E402
 from specattn.ops.cost import Cost, Sizes  # noqa: E402
 from specattn.planning import MODELS  # noqa: E402
 
@@ -207,10 +207,12 @@ def test_ratios_are_taken_within_rounds():
 
 def test_the_work_of_others_is_counted_and_ours_is_not(monkeypatch, tmp_path):
     stat, tick = tmp_path / "stat", os.sysconf("SC_CLK_TCK")
-    monkeypatch.setattr("common.machine._STAT", stat)
+    monkeypatch.setattr("specattn.machine_load.STAT", stat)
     clock, own = iter([10.0, 14.0]), iter([(1.0, 0.5, 0.0, 0.0), (3.0, 0.5, 0.0, 0.0)])
-    monkeypatch.setattr("common.machine.time", SimpleNamespace(monotonic=lambda: next(clock)))
-    monkeypatch.setattr("common.machine.os.times", lambda: next(own))
+    monkeypatch.setattr(
+        "specattn.machine_load.time", SimpleNamespace(monotonic=lambda: next(clock))
+    )
+    monkeypatch.setattr("specattn.machine_load.os.times", lambda: next(own))
     # user, nice, system, idle, iowait, irq, softirq, steal
     stat.write_text(f"cpu {10 * tick} 0 0 0 0 0 0 0 0 0\ncpu0 1\n")
     others = Others()

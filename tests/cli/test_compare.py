@@ -4,13 +4,15 @@ import json
 import os
 import re
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
 from specattn.reference import add_gumbel_noise
 from transformers import AutoModelForCausalLM
 
-from specattn.cli import machine_load, run_state
+from specattn import cli
+from specattn.cli import run_state
 from specattn.cli.session import DecodingSession
 from specattn.decoding import Plain
 from tests.cli.conftest import TINY
@@ -232,22 +234,13 @@ def test_methods_take_turns_there_and_back(specattn, prompt, monkeypatch):
     )
 
 
-def test_other_programs_are_noticed(tmp_path, monkeypatch):
-    """Ten seconds of two processors, of which others have five."""
-    stat = tmp_path / "stat"
-    ticks = os.sysconf("SC_CLK_TCK")
-
-    def write(user, idle):
-        stat.write_text(f"cpu  {user * ticks} 0 0 {idle * ticks} 0 0 0 0 0 0\ncpu0 1 2 3\n")
-
-    monkeypatch.setattr(machine_load, "STAT", stat)
-    used = iter([1.0, 4.0, 4.0, 9.0])
-    monkeypatch.setattr(machine_load.time, "process_time", lambda: next(used))
-    write(user=100, idle=0)
-    others = machine_load.OtherLoad()
-    write(user=108, idle=12)  # 3 of these 8 seconds are our own
-    assert others.share() == pytest.approx(5 / 20)
-    assert "used 25% of the processors" in machine_load.warning(others)
-    assert machine_load.warning(others) is None  # all 8 are
-    monkeypatch.setattr(machine_load, "STAT", tmp_path / "none")
-    assert machine_load.warning(others) is None
+@pytest.mark.parametrize(("share", "said"), [(1.0, "100%"), (0.25, "25%"), (0.05, ""), (None, "")])
+def test_other_programs_are_noticed(written, monkeypatch, share, said):
+    """In a line that a terminal of 80 columns has room for."""
+    cores = None if share is None else share * os.cpu_count()
+    monkeypatch.setattr(cli.compare, "Others", lambda: SimpleNamespace(cores=lambda: cores))
+    content, _, messages = written("compare", "--method", "plain", "--max-new-tokens", 1)
+    assert content["others_share"] == pytest.approx(share)
+    lines = [line for line in messages.splitlines() if "other programs" in line]
+    assert len(lines) == bool(said)
+    assert all(f"other programs used {said} of" in line and len(line) < 80 for line in lines)

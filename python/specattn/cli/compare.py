@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,17 +11,18 @@ import typer
 from rich.markup import escape
 
 from specattn.cli.errors import Interrupted, one_line_errors
-from specattn.cli.machine_load import OtherLoad, warning
 from specattn.cli.options import METHOD_HELP, DecodingOptions, option, takes_options
 from specattn.cli.output import STDOUT, check_outputs, write_json
 from specattn.cli.table import print_figures
 from specattn.cli.terminal import console, say
+from specattn.machine_load import Others
 
 if TYPE_CHECKING:
     from specattn.cli.session import Continuation, DecodingSession
     from specattn.decoding import Method
 
 SCHEMA = "specattn.compare/1"
+NOTICED = 0.1  # share of the processors that others use, from which on times say little
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +59,7 @@ def compare(options: CompareOptions) -> None:
     chosen = {text: build_method(text) for text in given}
     session = DecodingSession(options, silent=out == STDOUT)
     prepared = {text: method.prepared(session.model) for text, method in chosen.items()}
-    load = OtherLoad()
+    others = Others()
     runs, stopped = _run(session, prepared, options.repeats)
     medians = {text: _median(found) for text, found in runs.items()}
     for first, (expected, *_) in runs.items():
@@ -76,7 +78,10 @@ def compare(options: CompareOptions) -> None:
     lines = [describe(session, one, judged[0], text) for text, one in parted.items()]
     if stopped is None and (left := [text for text in chosen if text not in judged]):
         lines.append(f"Not judged, for drafts that are sampled by themselves: {', '.join(left)}")
-    lines += filter(None, [warning(load)])
+    share = None if (cores := others.cores()) is None else cores / (os.cpu_count() or 1)
+    if share is not None and share > NOTICED:
+        used = f"other programs used {share:.0%} of the processors meanwhile"
+        lines.append(f"warning: {used}; times say little")
     for line in lines:
         say(line)
     identical = not parted if judged else None
@@ -95,7 +100,7 @@ def compare(options: CompareOptions) -> None:
             }
             for text, one in medians.items()
         ]
-        content = {**session.to_dict(), "identical": identical, "others_share": load.share()}
+        content = {**session.to_dict(), "identical": identical, "others_share": share}
         write_json({"schema": SCHEMA, **content, "runs": written}, out)
     if stopped is not None:
         say(f"Interrupted; {len(runs)} of {len(prepared)} methods have run.")

@@ -89,7 +89,7 @@ def test_texts_are_shown_as_they_are_and_coloured_by_what_was_accepted(written, 
     for text, spans, run in zip(elements.texts, elements.spans, runs["runs"], strict=True):
         seen = "".join(part for kind, part in spans if kind != "prompt")
         assert seen == run["text"]
-        assert text.removesuffix(seen).endswith(HOSTILE.replace("\x07", "\u2407"))
+        assert text.removesuffix(seen).endswith(HOSTILE.replace("\x07", r"\x07"))
         figures = run["statistics"]
         drafted = [part for kind, part in spans if re.fullmatch(r"d\d", kind)]
         assert bool(drafted) == (figures["accepted"] > figures["discarded"])

@@ -14,12 +14,11 @@ from specattn.cli.authors import TARGET, Authors
 from specattn.cli.loading import Prompt
 from specattn.cli.session import Continuation, DecodingSession, Text
 from specattn.cli.table import figures, legend
+from specattn.cli.terminal import escaped
 from specattn.decoding import RequestStatistics, Statistics
 from specattn.files import write_atomically
 
 _SHOWN = 60  # tokens of the prompt's end that stand before a text
-# What HTML has no character for, as the pictures that Unicode has of it.
-_CONTROLS = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"}
 _WIDTH, _GAINS, _STRIP = 1000, 60, 16  # of a time line, as section.html says: two heights
 _PARTS = ("draft", "target", "accept")
 
@@ -49,7 +48,7 @@ def write_page(
         verdict=verdict + _notes(*lines),
         summary=_summary(runs),
         sections="".join(sections),
-    ).encode(errors="replace")
+    ).encode()
     write_atomically(file, lambda partial: partial.write_bytes(page))
 
 
@@ -243,5 +242,5 @@ def _bytes(count: int | None) -> str:
 
 
 def _text(text: str) -> str:
-    """Return text as it stands in HTML, in quotes too."""
-    return escape(text.translate(_CONTROLS))
+    """Return text as it stands in HTML, in quotes too; it has no character for controls."""
+    return escape(escaped(text))

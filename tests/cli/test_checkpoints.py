@@ -30,7 +30,7 @@ def checkpoint(tmp_path):
         ("config.json", b'{"model_type": "qwen3", "hidden_act": "\\u001b"}', r"KeyError: '\x1b'"),
         ("config.json", b'{"model_type": "qwen3", "hidden_size": "x"}', "expected int, got str"),
         ("tokenizer.json", b"", "model: Expecting value"),
-        ("tokenizer.json", b'{"x": 1}', "model: it cannot be read: KeyError"),
+        ("tokenizer.json", b'{"x": 1}', "model: KeyError"),
     ],
 )
 def test_what_is_wrong_with_a_checkpoint_is_one_line(
@@ -52,7 +52,7 @@ def test_what_is_wrong_with_a_checkpoint_is_one_line(
 def test_a_template_that_fails_is_named(refused, prompt, checkpoint, template, reason):
     folder = checkpoint("chat_template.jinja", template.encode())
     refused(
-        "--chat: the template cannot be filled",
+        "--chat: the template: ",
         "generate",
         "--prompt-file",
         prompt,

@@ -136,6 +136,9 @@ def test_filters_and_the_penalty_reach_the_sampler(written):
         ("--chat --last-tokens 3", "leave out --prompt-tokens and --last-tokens"),
         ("--prompt-tokens 3 --last-tokens 3", "not both"),
         ("--show --json -", "--show: standard output is taken by --json -"),
+        ("--json {tmp}/a --state {tmp}/./a", "a is the file of --json too"),
+        ("--state {tmp}/a --resume {tmp}/b", "leave out --state"),
+        (f"--max-new-tokens {10**20}", "--max-new-tokens"),
         (
             "--corpus {prompt} --method plain",
             "--corpus: expected --method auto or suffix, got plain",
@@ -274,6 +277,11 @@ def test_weights_that_are_not_all_there_are_refused(specattn, prompt, tmp_path, 
     assert (code, text) == (2, "")
     assert error.splitlines()[-1].startswith("specattn: error: ")
     assert reason in error
+
+
+def test_more_than_memory_has_room_for_is_refused(refused, prompt):
+    given = ("--prompt-file", prompt, "--max-new-tokens", 2**31 - 1)
+    refused("tried to allocate", "generate", *given, noted=1)
 
 
 def test_weights_that_end_early_are_refused(refused, prompt, tmp_path):

@@ -14,7 +14,7 @@ import typer
 
 import specattn
 from specattn.cli import compare, demo, env, generate, methods, plan, train, tune, widen
-from specattn.cli.errors import Interrupted, interrupt, on_signals
+from specattn.cli.errors import Interrupted, interrupt, on_signals, one_line_errors
 from specattn.cli.terminal import libraries_escaped, say, write_line
 
 __all__ = ["app", "main"]
@@ -48,7 +48,7 @@ for _command in (
     demo.demo, generate.generate, compare.compare, methods.methods, plan.plan, env.env,
     widen.widen,
 ):  # fmt: skip
-    app.command()(_command)
+    app.command()(one_line_errors()(_command))
 app.add_typer(train.app, name="train")
 app.add_typer(tune.app, name="tune")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 from rich.markup import escape
 
-from specattn.cli.errors import Interrupted, one_line_errors
+from specattn.cli.errors import Interrupted
 from specattn.cli.options import METHOD_HELP, DecodingOptions, option, takes_options
 from specattn.cli.output import STDOUT, check_outputs, write_json
 from specattn.cli.table import print_figures
@@ -37,7 +37,6 @@ class CompareOptions(DecodingOptions):
 
 
 @takes_options
-@one_line_errors()
 def compare(options: CompareOptions) -> None:
     """Continue files with several methods, in turn, and print their figures side by side."""
     from specattn.cli.differences import describe, first_difference
@@ -51,8 +50,6 @@ def compare(options: CompareOptions) -> None:
     check_outputs(json=out, html=html)
     if html == STDOUT:
         raise ValueError("--html: expected a file, got -")
-    if html is not None and out is not None and html.resolve() == out.resolve():
-        raise ValueError(f"--html: {html} is the file of --json too")
     given = [text for several in options.methods for text in split_methods(several)]
     if not given:
         raise ValueError("--method: expected at least one, got none")
@@ -138,8 +135,7 @@ def _head(session: DecodingSession, name: str) -> None:
 
 def _median(runs: list[Continuation]) -> Continuation:
     """Return the run of median speed, the slower of two in the middle."""
-    ordered = sorted(runs, key=lambda run: run.statistics.tokens_per_second)
-    return ordered[(len(ordered) - 1) // 2]
+    return sorted(runs, key=lambda run: run.statistics.tokens_per_second)[(len(runs) - 1) // 2]
 
 
 def _judged(temperature: float, methods: dict[str, Method]) -> list[str]:

@@ -8,13 +8,11 @@ from typing import Annotated
 import typer
 
 from specattn.cli.compare import CompareOptions, compare
-from specattn.cli.errors import one_line_errors
 from specattn.cli.terminal import write_line
 
 _PROMPT_TOKENS = 5500
 
 
-@one_line_errors()
 def demo(
     file: Annotated[
         Path | None,

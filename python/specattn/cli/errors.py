@@ -14,7 +14,6 @@ import typer
 
 # Which extra adds a package, where it is not the one of the command itself.
 EXTRAS = {"accelerate": "train", "tensorboard": "train", "matplotlib": "bench", "triton": "cuda"}
-_OF_USERS = (ValueError, OSError, ImportError)
 
 
 @contextmanager
@@ -26,8 +25,10 @@ def one_line_errors() -> Iterator[None]:
         # The reader of the text has what it wanted; there is nobody left to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit from None
-    except _OF_USERS as error:
+    except (ValueError, OSError, ImportError, RuntimeError) as error:
         text = str(error)
+        if isinstance(error, RuntimeError) and "tried to allocate" not in text.lower():
+            raise  # a defect; but what asks for too much memory is in the options
         if isinstance(error, ModuleNotFoundError) and error.name is not None:
             package = error.name.partition(".")[0]
             extra = EXTRAS.get(package, "cli")
@@ -36,23 +37,16 @@ def one_line_errors() -> Iterator[None]:
 
 
 @contextmanager
-def naming(option: str) -> Iterator[None]:
-    """Put the option's name before what is wrong with it."""
+def naming(what: str, kind: type[Exception] = ValueError) -> Iterator[None]:
+    """Put an option's name before what is wrong with it, or that of a file which a library reads.
+
+    Such a library may raise any `kind` of error; what is no ValueError is named.
+    """
     try:
         yield
-    except ValueError as error:
-        raise ValueError(f"{option}: {error}") from None
-
-
-@contextmanager
-def foreign(what: str) -> Iterator[None]:
-    """Say what a library cannot do with somebody's file, whatever it raises then."""
-    try:
-        yield
-    except _OF_USERS:
-        raise
-    except Exception as error:
-        raise ValueError(f"{what}: {type(error).__name__}: {error}") from error
+    except kind as error:
+        said = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        raise ValueError(f"{what}: {said}{error}") from error
 
 
 def one_of(option: str, given: str, known: Collection[str]) -> str:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import typer
 
 from specattn.cli.authors import Authors
-from specattn.cli.errors import one_line_errors
 from specattn.cli.options import METHOD_HELP, DecodingOptions, option, takes_options
 from specattn.cli.output import STDOUT, check_outputs, write_json
 from specattn.cli.table import print_figures
@@ -40,13 +39,14 @@ class GenerateOptions(DecodingOptions):
 
 
 @takes_options
-@one_line_errors()
 def generate(options: GenerateOptions) -> None:
     """Continue files; the text goes to standard output, all else to standard error."""
     from specattn.cli.session import DecodingSession
 
     out, wanted = options.json_file, options.max_new_tokens
     check_outputs(json=out, state=options.state, resume=options.resume)
+    if options.state and options.resume:
+        raise ValueError("--resume saves the run again: leave out --state")
     if options.show and out == STDOUT:
         raise ValueError("--show: standard output is taken by --json -: give that a file")
     name, method = options.method.partition(":")[0], _method(options)

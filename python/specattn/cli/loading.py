@@ -13,7 +13,7 @@ import transformers
 from transformers import CONFIG_MAPPING, AutoTokenizer, PreTrainedModel
 
 import specattn
-from specattn.cli.errors import foreign, naming, one_of
+from specattn.cli.errors import naming, one_of
 from specattn.cli.options import DTYPES, DecodingOptions, ModelOptions
 from specattn.cli.terminal import status
 from specattn.decoding.model.checkpoint import load_causal_model
@@ -72,7 +72,7 @@ class Checkpoint:
 
     def load(self, parts: int = 1) -> PreTrainedModel:
         """Return the model, divided into `parts` over as many ranks."""
-        with status(f"loading {self.folder}"), foreign(f"{self.folder} cannot be loaded"):
+        with status(f"loading {self.folder}"), naming("--model", Exception):
             return load_causal_model(self.folder, self.dtype, self.device, tensor_parallel=parts)
 
     def describe(self, model: PreTrainedModel) -> dict[str, str]:
@@ -86,7 +86,7 @@ class Checkpoint:
 
 def load_tokenizer(folder: Path) -> Any:
     """Return the folder's tokenizer."""
-    with naming(f"the tokenizer in {folder}"), foreign("it cannot be read"):
+    with naming(f"the tokenizer in {folder}", Exception):
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
@@ -156,5 +156,5 @@ def _chat(text: str, tokenizer: Any, options: DecodingOptions) -> str:
     messages = [{"role": "user", "content": text}]
     if options.system is not None:
         messages.insert(0, {"role": "system", "content": options.system})
-    with foreign("--chat: the template cannot be filled"):
+    with naming("--chat: the template", Exception):
         return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)

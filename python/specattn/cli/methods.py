@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from specattn.cli.errors import one_line_errors
+from specattn.cli.errors import one_of
 from specattn.cli.terminal import write_line
 
 
@@ -16,14 +16,10 @@ def methods(
     ] = None,
 ) -> None:
     """List the methods and their options, as --method takes them, with types and defaults."""
-    with one_line_errors():
-        from specattn.decoding import METHODS
-        from specattn.decoding.methods.spelling import options_of
+    from specattn.decoding import METHODS
+    from specattn.decoding.methods.spelling import options_of
 
-        for name in names or ():
-            if name not in METHODS:
-                raise ValueError(f"expected one of {', '.join(METHODS)}, got {name!r}")
-    for name in names or METHODS:
+    for name in [one_of("NAME", name, METHODS) for name in names or METHODS]:
         write_line(name)
         for option, spelled in options_of(METHODS[name]).items():
             write_line(f"  {option}={spelled.default_text:<{22 - len(option)}} {spelled.takes}")

@@ -15,11 +15,11 @@ import typer
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """The dtypes that weights may have, by their short names; options take both."""
 
-SAMPLING = (
-    "temperature", "top_k", "top_p", "min_p", "eta_cutoff", "repetition_penalty", "penalty",
-    "penalty_window", "seed",
-)  # fmt: skip
-"""Options that decide what is drawn."""
+OF_GENERATE = ("temperature", "top_k", "top_p", "min_p", "eta_cutoff", "repetition_penalty")
+"""Options that decide what is drawn, and that `generate` takes as they are."""
+
+SAMPLING = (*OF_GENERATE, "penalty", "penalty_window", "seed")
+"""All options that decide what is drawn; the contextual penalty is a processor."""
 
 METHOD_HELP = (
     "NAME or NAME:OPTION=VALUE,... such as vegas:gamma=4,ratio=0.05; auto takes whatever is "
@@ -76,7 +76,7 @@ class DecodingOptions(ModelOptions):
     """What to continue and how, whatever the method."""
 
     prompt_file: list[Path] = option(..., "UTF-8 text; - is standard input. Repeat it for a batch.")
-    max_new_tokens: int = option(128, "Stop after this many new tokens.", min=1)
+    max_new_tokens: int = option(128, "Stop after this many new tokens.", min=1, max=2**31 - 1)
     min_new_tokens: int = option(0, "Do not stop before so many.", min=0)
     top_k: int = option(0, "Keep the k best tokens; 0 keeps all.", min=0)
     top_p: float = option(1.0, "Keep this much mass.", min=0.0, max=1.0)

@@ -14,11 +14,14 @@ STDOUT = Path("-")
 
 
 def check_outputs(**files: Path | None) -> None:
-    """See that all that is given can be written; the names are those of the options."""
+    """See that all that is given can be written, once; the names are those of the options."""
+    options = dict[Path, str]()
     for option, file in files.items():
-        if file not in (None, STDOUT):
+        if file is not None and file != STDOUT:
             with naming(f"--{option}"):
                 check_writable(file)
+                if (other := options.setdefault(file.resolve(), option)) != option:
+                    raise ValueError(f"{file} is the file of --{other} too")
 
 
 def write_json(content: dict[str, Any], file: Path) -> None:

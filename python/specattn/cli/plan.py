@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specattn.cli.errors import one_line_errors, one_of
+from specattn.cli.errors import one_of
 from specattn.cli.options import DTYPES, option, takes_options
 from specattn.cli.table import aligned
 from specattn.cli.terminal import write_line
@@ -34,7 +34,6 @@ class PlanOptions:
 
 
 @takes_options
-@one_line_errors()
 def plan(options: PlanOptions) -> None:
     """Predict the time of a round of every method, and which should win.
 

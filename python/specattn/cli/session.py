@@ -13,7 +13,7 @@ from transformers.generation import StoppingCriteriaList
 from specattn.cli.authors import EARLIER, Authors, Pieces
 from specattn.cli.errors import naming
 from specattn.cli.loading import Checkpoint, Prompt, read_texts, tokenize, versions
-from specattn.cli.options import DecodingOptions
+from specattn.cli.options import OF_GENERATE, DecodingOptions
 from specattn.cli.run_state import RunState, interruptible
 from specattn.cli.terminal import say, status, streamed_text, write_line, write_pieces
 from specattn.decoding import METHODS, ContextualPenalty, Method, Round, Statistics, generate
@@ -24,8 +24,6 @@ from specattn.decoding.passes.proving import prove
 from specattn.decoding.text.statistics import distinct
 from specattn.distributed.launch import Started
 
-# Sampling options that `generate` takes as they are; the contextual penalty is a processor.
-_OF_GENERATE = ("temperature", "top_k", "top_p", "min_p", "eta_cutoff", "repetition_penalty")
 # What is obeyed of a checkpoint's generation_config: where a text ends, by these and by stop
 # strings. How it is sampled is said by options alone.
 _OF_CHECKPOINT = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -168,7 +166,7 @@ class DecodingSession:
                 context_parallel=self.started and self.started.context,
                 on_prefill=on_prefill,
                 on_round=on_round,
-                **{name: sampling[name] for name in _OF_GENERATE},
+                **{name: sampling[name] for name in OF_GENERATE},
             )
         for run in runs:
             run.save()

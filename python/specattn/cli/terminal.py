@@ -32,10 +32,7 @@ def escaped(text: str) -> str:
 
 
 class _Messages(Console):
-    """Shows all that is printed to it escaped, whatever it is part of."""
-
-    def render_str(self, text: str, **options: Any) -> Text:
-        return super().render_str(escaped(text), **options)
+    """Shows escaped what tables, bars and waiting lines are made of."""
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
@@ -50,7 +47,7 @@ console = _Messages(stderr=True, force_terminal=sys.stderr.isatty(), highlight=F
 
 def say(line: str, **options: Any) -> None:
     """Print a line on standard error: no markup, and no breaks but the terminal's."""
-    console.print(line, soft_wrap=True, markup=False, **options)
+    console.print(escaped(line), soft_wrap=True, markup=False, **options)
 
 
 def status(line: str) -> Status:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specattn.cli.errors import naming, one_line_errors, one_of
+from specattn.cli.errors import naming, one_of
 from specattn.cli.table import aligned
+from specattn.cli.terminal import write_line
 
 if TYPE_CHECKING:
     from specattn.planning import ModelShape
 
 
-@one_line_errors()
 def widen(
     source: Annotated[Path, typer.Argument(help="Hugging Face directory, or tiny.")],
     output: Annotated[Path, typer.Argument(help="New folder, of the model and its drafters.")],
@@ -46,15 +46,15 @@ def widen(
     with naming("OUTPUT"):
         found = widening.widen(small, output, times, getattr(torch, dtype))
     rows = [_sizes(ModelShape.from_config(output)), _sizes(real)]
-    typer.echo("\n".join(aligned(rows)))
+    write_line("\n".join(aligned(rows)))
     size = sum(file.stat().st_size for file in output.rglob("*.safetensors"))
-    typer.echo(f"{output}: {size / 1e9:.2f} GB, with drafters: {', '.join(found.trees) or 'none'}")
+    write_line(f"{output}: {size / 1e9:.2f} GB, with drafters: {', '.join(found.trees) or 'none'}")
     trees = ", ".join(f"{count} of {name}" for name, count in found.trees.items())
-    typer.echo(
+    write_line(
         f"float32: logits of {found.tokens} tokens differ by {found.difference:.1g}, of up to "
         f"{found.largest:.3g}; the same drafted trees: {trees or 'no drafter'}"
     )
-    typer.echo(f"{dtype}, as stored: the same next token behind {found.same_tokens:.1%} of them")
+    write_line(f"{dtype}, as stored: the same next token behind {found.same_tokens:.1%} of them")
 
 
 def _sizes(shape: ModelShape) -> dict[str, str]:

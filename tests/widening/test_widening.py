@@ -53,7 +53,7 @@ def store(folder, family="qwen3", **options):
 def source(tmp_path_factory):
     folder = tmp_path_factory.mktemp("small")
     store(folder)
-    return Source.load(folder)
+    return Source.load(folder, letters())
 
 
 def logits(model, ids):
@@ -113,7 +113,9 @@ def test_a_real_model_that_is_smaller_is_refused():
 def test_a_widened_model_computes_the_same(name, times, tmp_path):
     family, options = SOURCES[name]
     small = store(tmp_path / "small", family, **options)
-    found = widen(Source.load(tmp_path / "small"), tmp_path / "wide", times, torch.float32)
+    found = widen(
+        Source.load(tmp_path / "small", letters()), tmp_path / "wide", times, torch.float32
+    )
     wide = load_causal_model(tmp_path / "wide", torch.float32)
     ids = torch.arange(90)[None]
     # Shares are powers of two, so the stored weights are exact.
@@ -244,7 +246,7 @@ def test_nothing_is_replaced(source, tmp_path):
 def test_other_models_are_refused(family, said, tmp_path):
     tiny_model(family).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=said):
-        Source.load(tmp_path)
+        Source.load(tmp_path, letters())
 
 
 def test_a_drafter_whose_heads_cannot_be_divided_is_named(source, tmp_path):

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from specattn.cli.errors import naming, one_of
+from specattn.cli.errors import foreign, naming, one_of
 from specattn.cli.table import aligned
 from specattn.cli.terminal import write_line
 
-if TYPE_CHECKING:
-    from specattn.planning import ModelShape
+_SIZES = "name", "layers", "hidden", "q_heads", "kv_heads", "head_dim", "intermediate", "vocab"
 
 
 def widen(
@@ -28,7 +27,7 @@ def widen(
     from transformers.utils import logging
 
     from specattn import widening
-    from specattn.cli.loading import model_folder
+    from specattn.cli.loading import load_tokenizer, model_folder
     from specattn.embedded import EMBEDDED_TARGET
     from specattn.planning import MODELS, ModelShape
 
@@ -36,16 +35,19 @@ def widen(
     one_of("--dtype", dtype, ("bfloat16", "float32"))
     is_tiny = str(source) == EMBEDDED_TARGET.name and not source.is_dir()
     folder = model_folder(None if is_tiny else source, "SOURCE")
-    logging.set_verbosity_error()
     logging.disable_progress_bar()
-    with naming("SOURCE"):
-        small = widening.Source.load(folder)
+    with naming("SOURCE"), foreign(f"{folder} cannot be loaded"):
+        small = widening.Source.load(folder, load_tokenizer(folder))
     own = ModelShape.from_config(folder)
     with naming("--layers" if layers and layers < own.layers else "--like"):
         times = widening.Multiples.towards(replace(real, layers=layers or real.layers), own)
     with naming("OUTPUT"):
         found = widening.widen(small, output, times, getattr(torch, dtype))
-    rows = [_sizes(ModelShape.from_config(output)), _sizes(real)]
+    rows = [
+        {name: str(getattr(shape, name)) for name in _SIZES}
+        | {"parameters": f"{shape.weights_stored() / 1e6:.0f} M"}
+        for shape in (ModelShape.from_config(output), real)
+    ]
     write_line("\n".join(aligned(rows)))
     size = sum(file.stat().st_size for file in output.rglob("*.safetensors"))
     write_line(f"{output}: {size / 1e9:.2f} GB, with drafters: {', '.join(found.trees) or 'none'}")
@@ -55,13 +57,3 @@ def widen(
         f"{found.largest:.3g}; the same drafted trees: {trees or 'no drafter'}"
     )
     write_line(f"{dtype}, as stored: the same next token behind {found.same_tokens:.1%} of them")
-
-
-def _sizes(shape: ModelShape) -> dict[str, str]:
-    sizes = (
-        shape.layers, shape.hidden, shape.q_heads, shape.kv_heads, shape.head_dim,
-        shape.intermediate, shape.vocab,
-    )  # fmt: skip
-    names = ("layers", "hidden", "q heads", "KV heads", "head dim", "MLP", "vocabulary")
-    row = dict(zip(names, map(str, sizes), strict=True))
-    return {"": shape.name, **row, "parameters": f"{shape.weights_stored() / 1e6:.0f} M"}

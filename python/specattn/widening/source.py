@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from specattn.decoding.model.checkpoint import load_causal_model
 from specattn.drafters import (
@@ -48,7 +48,7 @@ class Source:
     drafters: dict[str, TrainedDrafter]
 
     @classmethod
-    def load(cls, folder: Path) -> Source:
+    def load(cls, folder: Path, tokenizer: Any) -> Source:
         """Load a folder; ValueError where it holds no model that can be widened."""
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         if (family := config.model_type) not in _FAMILIES:
@@ -64,7 +64,6 @@ class Source:
             for name, kind in found.items()
             if (folder / name).is_dir()
         }
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         return cls(load_causal_model(folder, torch.float32), tokenizer, drafters)
 
     def empty(self, times: Multiples) -> PreTrainedModel:

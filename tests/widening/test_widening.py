@@ -24,6 +24,7 @@ from tests.drafters.test_heads import random_heads
 
 TWICE = Multiples(hidden=2, intermediate=1, q_heads=2, kv_heads=2, layers=4)
 UNEVEN = Multiples(hidden=3, intermediate=5, q_heads=6, kv_heads=4, layers=7)
+SAME = Multiples(hidden=1, intermediate=1, q_heads=1, kv_heads=2, layers=4)  # head tied as before
 BIASES = {"attention_bias": True, "mlp_bias": True}
 SOURCES = {
     "qwen3": ("qwen3", {"tie_word_embeddings": True}),
@@ -108,7 +109,7 @@ def test_a_real_model_that_is_smaller_is_refused():
         Multiples.towards(real, wide)
 
 
-@pytest.mark.parametrize("times", [TWICE, UNEVEN], ids=["twice", "uneven"])
+@pytest.mark.parametrize("times", [TWICE, UNEVEN, SAME], ids=["twice", "uneven", "same width"])
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_widened_model_computes_the_same(name, times, tmp_path):
     family, options = SOURCES[name]

@@ -66,6 +66,7 @@ def exactness(source: Source, times: Multiples) -> Exactness:
     wide = source.empty(times := replace(times, layers=source.model.config.num_hidden_layers))
     for part in source.parts(times):
         wide.load_state_dict(part, strict=False, assign=True)
+    wide.tie_weights()
     ids = text_of(source)
     expected, actual = source.model(ids).logits, wide(ids).logits
     difference, largest = float((actual - expected).abs().max()), float(expected.abs().max())

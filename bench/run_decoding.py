@@ -4,6 +4,7 @@
     python bench/run_decoding.py --method vegas:gamma=6 --context 4k,16k --temperature 0,1
     python bench/run_decoding.py --peer vllm --peer llama.cpp --temperature 0 --context 512,4k
     python bench/run_decoding.py --suite vegas --json vegas.jsonl --pictures out
+    python bench/run_decoding.py --wide qwen3-0.6b --dtype bfloat16 --context 1k,4k,16k
     python bench/run_decoding.py --shape llama-3.1-8b --random-weights --acceptance vegas-qwen3-8b
 
 `docs/benchmarks.md` says how to read the tables and names every JSON field.
@@ -45,6 +46,8 @@ SHORT = 512  # tokens of a paper's short prompts
 LONG = {"tokenswift": [4096], "grounded": [4096, 8192, 16384, 31744]}
 TRAINED = {"longspec": ("longspec",), "tokenswift": ("tokenswift", "medusa"), "poss": ("poss",)}
 _SETUP = ", ".join(f"{name} needs `make {one.target}`" for name, one in ENGINES.items())
+# What a widened target is measured with unless methods are named.
+ON_WIDE = ("auto", "suffix", "vegas", "longspec", "poss", "tokenswift", "medusa")
 DRAFTING = {"vegas": {"switch": False}}  # a row is about the method, also where it does not pay
 
 
@@ -112,6 +115,7 @@ def _parser() -> arguments.Parser:
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
     add("--dtype", choices=models.DTYPES, help="default: float32 on a CPU, bfloat16 on a GPU")
     add("--suite", metavar="NAME", help=f"the tables of {', '.join(SUITES)}, papers' beside ours")
+    add("--wide", choices=models.SHAPES, help="the embedded target in a real model's sizes")
     add("--shape", choices=models.SHAPES, help="a real model's shape, without its weights")
     add("--random-weights", action="store_true", help="needed with --shape: says what it is")
     add("--acceptance", metavar="PROFILE", help=f"{', '.join(PROFILES)}, or rates such as 0.9,0.8")
@@ -144,10 +148,13 @@ def _complete(options: argparse.Namespace) -> None:
             shape and (options.prompt or options.model),
             "--shape has random weights and reads no --model and no --prompt",
         ),
+        (options.wide and (shape or options.model), "--wide is a model: no --model, no --shape"),
         (options.new_tokens < 2, f"--new-tokens: expected 2 or more, got {options.new_tokens}"),
     ):
         if wrong:
             raise ValueError(message)
+    if options.wide:
+        options.model = models.widened(options.wide)
     options.model = options.model or EMBEDDED_TARGET
 
 
@@ -170,7 +177,9 @@ def _sections(options: argparse.Namespace) -> list[Section]:
         long = options.context[0]
         scale = Scale(min(SHORT, long), long, tuple(given), tuple(options.context))
         return suite(options.suite, scale)
-    if not set(names) - {PLAIN, TRANSFORMERS}:
+    if not set(names) - {PLAIN, TRANSFORMERS} and options.wide:
+        given += map(Entry, ON_WIDE)
+    elif not set(names) - {PLAIN, TRANSFORMERS}:
         given.append(Entry("vegas"))
         if options.shape is None and (options.model / "longspec").is_dir():
             given.append(Entry("longspec"))
@@ -215,7 +224,8 @@ def _session(
     if options.shape is None:
         model, tokenizer = models.checkpoint(options.model, dtype, device)
         files = Files(tokenizer, options.prompt or held_out_files())
-        return Session(model, options.model.name, files, plan, None, DRAFTING, *rest)
+        name = f"wide {options.wide}" if options.wide else options.model.name
+        return Session(model, name, files, plan, None, DRAFTING, *rest)
     profile = AcceptanceProfile.parse(options.acceptance)
     model = models.random_weights(options.shape, options.layers, dtype, device)
     asked = {e.name for s in sections for g in s.groups for e in g.entries}

@@ -13,12 +13,26 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from specattn.drafters import LongSpecDrafter, MedusaHeads, PosSDrafter, TokenSwiftHeads
 from specattn.planning import MODELS
+from specattn.planning.models import EMBEDDED_TARGET
+from specattn.widening import Multiples, Source, widen
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 POSITIONS = 1 << 17  # of models with random weights
 SHAPES = [name for name, shape in MODELS.items() if shape.family in ("llama", "qwen3")]
 """Models of families whose configuration follows from the shape."""
+WIDE = Path(__file__).parents[2] / "build" / "wide"
+
+
+def widened(shape: str) -> Path:
+    """Return the embedded target, with its drafters, in the sizes of a real model: made once."""
+    folder = WIDE / shape
+    if not folder.is_dir():
+        WIDE.mkdir(parents=True, exist_ok=True)
+        tokenizer = AutoTokenizer.from_pretrained(EMBEDDED_TARGET, local_files_only=True)
+        times = Multiples.towards(MODELS[shape], MODELS[EMBEDDED_TARGET.name])
+        widen(Source.load(EMBEDDED_TARGET, tokenizer), folder, times, torch.bfloat16)
+    return folder
 
 
 def checkpoint(path: Path, dtype: torch.dtype, device: torch.device) -> tuple[PreTrainedModel, Any]:

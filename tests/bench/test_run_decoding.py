@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ sys.path.insert(0, str(BENCH))
 import run_decoding  # noqa: E402
 from common.records import row_key  # noqa: E402
 from decoding import measure as measure_module  # noqa: E402
-from decoding import session  # noqa: E402
+from decoding import models, session  # noqa: E402
 from decoding.cases import UNSHAPED, Entry, Group, Shaping  # noqa: E402
 from decoding.session import SCHEMA, begun  # noqa: E402
 from decoding.targets import MARK  # noqa: E402
@@ -83,6 +84,27 @@ def test_a_small_run_prints_a_table_and_writes_valid_json_lines(text, tmp_path, 
     assert "pos-acc" in printed
     assert MARK not in printed
     assert {png.name for png in (tmp_path / "png").iterdir()} == {"speed.png", "acceptance.png"}
+
+
+def test_a_widened_target_is_made_once_and_measured_by_all_that_it_is_for(
+    text, tmp_path, monkeypatch
+):
+    deeper = replace(models.MODELS["tiny"], layers=7)
+    monkeypatch.setitem(models.MODELS, "qwen3-0.6b", deeper)
+    monkeypatch.setattr(models, "WIDE", tmp_path / "wide")
+    path = tmp_path / "rows.jsonl"
+    wide = ["--device", "cpu", *text, "--wide", "qwen3-0.6b", "--no-peer", "--temperature", "0"]
+    wide += ["--context", "48", "--new-tokens", "6", "--repeats", "1", "--json", str(path)]
+    assert run_decoding.main(wide) == 0
+    run, *rows = lines(path)
+    assert run["model"]["name"] == "wide qwen3-0.6b"
+    assert run["model"]["layers"] == 7
+    methods = ["plain", "auto", "suffix", "vegas", "longspec", "poss", "tokenswift", "medusa"]
+    assert [row["method"] for row in rows] == methods
+    assert all(row["fault"] is None for row in rows)
+    assert all(row["identity"]["differences"] == [] for row in rows[1:])
+    monkeypatch.setattr(models, "widen", None)
+    assert models.widened("qwen3-0.6b") == tmp_path / "wide" / "qwen3-0.6b"
 
 
 def test_simulated_acceptance_is_said_in_every_line(tmp_path, capsys):
@@ -215,6 +237,8 @@ def test_a_method_that_fails_costs_only_its_own_row(text, monkeypatch, tmp_path,
         (["--shape", "gpt-9"], "gpt-9"),
         (["--acceptance", "0.9"], "belong together"),
         (["--layers", "2"], "--layers needs --shape"),
+        (["--wide", "gpt-9"], "gpt-9"),
+        (["--wide", "qwen3-0.6b", "--model", "out"], "--wide is a model"),
         ([*SHAPE[:-1], "1.5"], "rates from 0 to 1"),
         ([*SHAPE[:-1], "medusa"], "expected vegas-qwen3-8b"),
         ([*SHAPE, "--prompt", "x.py"], "no --prompt"),

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from specattn.cli.errors import foreign, naming, one_of
+from specattn.cli.errors import naming, one_of
 from specattn.cli.table import aligned
 from specattn.cli.terminal import write_line
 
@@ -36,7 +36,7 @@ def widen(
     is_tiny = str(source) == EMBEDDED_TARGET.name and not source.is_dir()
     folder = model_folder(None if is_tiny else source, "SOURCE")
     logging.disable_progress_bar()
-    with naming("SOURCE"), foreign(f"{folder} cannot be loaded"):
+    with naming("SOURCE", Exception):
         small = widening.Source.load(folder, load_tokenizer(folder))
     own = ModelShape.from_config(folder)
     with naming("--layers" if layers and layers < own.layers else "--like"):

@@ -229,6 +229,24 @@ void linear_parts(const py::args& all) {
   next.run(std::move(call));
 }
 
+void gate(const py::args& all) {
+  Arguments next(all);
+  auto call = std::make_unique<PlainCall<Gate>>();
+  Gate& p = *call;
+  const View first = next.tensor("first"), second = next.tensor("second");
+  const Dtype read = floating_rows(first);
+  p.M = first.shape[0], p.N = first.shape[1];
+  second.expect(read, {p.M, p.N});
+  p.activation = activation_named(next.value<std::optional<std::string>>());
+  const View out = next.tensor("out");
+  p.dtype = floating_rows(out), p.in_float = read == Dtype::kFloat32;
+  out.expect(p.in_float ? p.dtype : read, {p.M, p.N});
+  p.first = first.data, p.first_row = first.stride[0];
+  p.second = second.data, p.second_row = second.stride[0];
+  p.out = out.data, p.out_row = out.stride[0];
+  next.run(std::move(call));
+}
+
 // Writes best_tokens, best_scores, best_parents and best_masks: parts of one tree's arrays.
 void best_children(const py::args& all) {
   Arguments next(all);
@@ -295,6 +313,7 @@ void specattn::define_layer(py::module_& m) {
   m.def("linear_parts", &linear_parts,
         "linear_few_rows of up to three weights side by side: "
         "x, weights, biases, gate, residual, out.");
+  m.def("gate", &gate, "act(first) * second: first, second, activation, out.");
   m.def("best_children", &best_children);
   m.def("add_gumbel_noise", &add_gumbel_noise);
 }

@@ -47,6 +47,7 @@ struct Kernels {
   void (*rotate_heads[3])(const RotateHeads&, int64_t b, int64_t t);
   void (*pack_linear[3])(const Linear&, float* x);
   void (*linear[3])(const Linear&, const float* x, const LinearPiece&);
+  void (*gate[3])(const Gate&, int64_t row);
   int64_t (*multiply_registers[3])(int64_t rounds);  // returns the operations
 };
 

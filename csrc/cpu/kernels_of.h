@@ -27,6 +27,7 @@ constexpr Kernels kernels_of(const char* name) {
           {rotate_heads<Isa, float>, rotate_heads<Isa, bf16>, rotate_heads<Isa, fp16>},
           {pack_linear<Isa, float>, pack_linear<Isa, bf16>, pack_linear<Isa, fp16>},
           {multiply_piece<Isa, float>, multiply_piece<Isa, bf16>, multiply_piece<Isa, fp16>},
+          {gate_row<Isa, float>, gate_row<Isa, bf16>, gate_row<Isa, fp16>},
           {multiply_registers<Isa, float>, multiply_registers<Isa, bf16>,
            multiply_registers<Isa, fp16>}};
 }

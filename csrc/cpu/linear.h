@@ -37,6 +37,18 @@ struct Linear {
   }
 };
 
+// act(first) * second by element, all of [M, N]; `out` may be either.
+struct Gate {
+  Dtype dtype = Dtype::kFloat32;  // of out, and of what is read unless `in_float`
+  bool in_float = false;
+  Activation activation = Activation::kNone;
+  int64_t M = 0, N = 0;
+  const void *first = nullptr, *second = nullptr;
+  int64_t first_row = 0, second_row = 0;
+  void* out = nullptr;
+  int64_t out_row = 0;
+};
+
 // Outputs [first, first + count) of a part, gated of both; they begin at `column` of a row of
 // `out`. The same thread will probably read the weights of output `next` afterwards.
 struct LinearPiece {
@@ -47,5 +59,6 @@ struct LinearPiece {
 // Every element is summed in an order that follows from K alone: its bits depend neither on the
 // other rows and how many they are, nor on the threads.
 void run(const Linear&, int threads);
+void run(const Gate&, int threads);
 
 }  // namespace specattn

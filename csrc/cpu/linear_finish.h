@@ -94,6 +94,23 @@ inline void finish_row(const Linear& p, int part, int64_t row, int64_t first, in
   }
 }
 
+template <class Isa, class In, class Elem>
+void gate_row_of(const Gate& p, int64_t row) {
+  const In* first = static_cast<const In*>(p.first) + row * p.first_row;
+  const In* second = static_cast<const In*>(p.second) + row * p.second_row;
+  Elem* out = static_cast<Elem*>(p.out) + row * p.out_row;
+  for (int64_t i = 0; i < p.N; i += Isa::W) {
+    const int count = static_cast<int>(std::min<int64_t>(Isa::W, p.N - i));
+    const auto gate = activate<Isa>(p.activation, load_up_to<Isa>(first + i, count));
+    store_up_to<Isa>(out + i, Isa::mul(gate, load_up_to<Isa>(second + i, count)), count);
+  }
+}
+
+template <class Isa, class Elem>
+void gate_row(const Gate& p, int64_t row) {
+  p.in_float ? gate_row_of<Isa, float, Elem>(p, row) : gate_row_of<Isa, Elem, Elem>(p, row);
+}
+
 // A few rows of x; `x` is packed.
 template <class Isa, class Elem, int rows>
 void multiply_rows(const Linear& p, const float* x, int64_t row, const LinearPiece& piece) {

@@ -152,6 +152,11 @@ void run(const RmsNorm& p, int threads) {
   for_rows(p.M, 4 * p.M * p.H, threads, [&](int64_t i) { norm(p, i); });
 }
 
+void run(const Gate& p, int threads) {
+  const auto gate = chosen()->gate[static_cast<int>(p.dtype)];
+  for_rows(p.M, 8 * p.M * p.N, threads, [&](int64_t i) { gate(p, i); });
+}
+
 void run(const RotateHeads& p, int threads) {
   const auto rotate = chosen()->rotate_heads[static_cast<int>(p.dtype)];
   const int64_t work = 4 * p.B * p.T * (p.Hq + 2 * p.Hk) * p.D;

@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from specattn import _cpu
+from specattn.blocks import TORCH, Projection
+from specattn.blocks.kernels import Kernels, Memory
 from tests.cases import assert_accurate
 from tests.cpu import calls
 from tests.cpu.tensors import apart, normal
@@ -300,3 +302,69 @@ def test_gates_need_two_weights_of_one_shape(isa):
         _cpu.linear_parts(x, [weight] * 2, [None] * 2, "relu", None, out, 1)
     with pytest.raises(ValueError, match="out must be"):
         _cpu.linear_parts(x, [weight] * 2, [None] * 2, "silu", None, torch.empty(2, 6), 1)
+
+
+@per_isa
+@given(
+    rows=st.integers(1, 20),
+    width=st.integers(1, 100),
+    dtype=st.sampled_from(DTYPES),
+    gate=st.sampled_from(list(GATES)),
+    widened=st.booleans(),
+    in_place=st.booleans(),
+)
+def test_gate(isa, rows, width, dtype, gate, widened, in_place):
+    read = torch.float32 if widened else dtype
+    first, second = normal(width, *[(rows, width)] * 2, dtype=read)
+    exact = GATES[gate](first.double()) * second.double()
+    rough = (GATES[gate](first) * second).to(dtype)
+    out = first if in_place and read == dtype else apart(calls.poisoned(rows, width, dtype=dtype))
+    _cpu.gate(first, apart(second), gate, out, 2)
+    assert_accurate(out, exact, rough, atol=LUCK)
+
+
+def test_what_is_gated_has_one_shape_and_type(isa):
+    x, other = torch.ones(2, 8), torch.ones(2, 7)
+    for arguments, message in [
+        ((x, other, "silu", x), "second must be"),
+        ((x, x, "silu", other), "out must be"),
+        ((x.half(), x.half(), "silu", x), "out must be"),
+        ((x, x, "relu", x), "activation must be silu, gelu or gelu_tanh, got relu"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            _cpu.gate(*arguments, 1)
+
+
+@per_isa
+@given(
+    rows=st.integers(1, 20),
+    outputs=st.lists(st.integers(1, 40), min_size=1, max_size=4),
+    depth=st.integers(1, 90),
+    dtype=st.sampled_from(DTYPES),
+    how=st.sampled_from([None, "gate", "activation"]),
+    biased=st.booleans(),
+    added=st.booleans(),
+    keep=st.booleans(),
+)
+def test_products_by_torch(isa, rows, outputs, depth, dtype, how, biased, added, keep):
+    """`Kernels.linear` does what `Ops.linear` does, in float32 where that is faster."""
+    outputs = {"gate": outputs[:1] * 2, "activation": outputs[:1]}.get(how, outputs)
+    out_width = outputs[0] if how == "gate" else sum(outputs)
+    shapes = [(1, rows, depth), (1, rows, out_width)]
+    shapes += [shape for n in outputs for shape in ((n, depth), (n,))]
+    x, residual, *layers = normal(depth, *shapes, dtype=dtype)
+    layers = [(w * depth**-0.5, b if biased else None) for w, b in zip(*[iter(layers)] * 2)]  # noqa: B905
+    options = {how: "silu"} if how else {}
+
+    def product(ops, to):
+        projections = [Projection(w.to(to), b if b is None else b.to(to)) for w, b in layers]
+        own = residual.to(to).clone() if added else None
+        out = ops.linear(x.to(to), *projections, residual=own, keep=keep, **options)
+        return out, own
+
+    exact, rough = product(TORCH, torch.float64)[0], product(TORCH, dtype)[0]
+    out, sum_ = product(Kernels(Memory()), dtype)
+    assert out.dtype == dtype
+    assert_accurate(out, exact, rough, atol=LUCK)
+    if added:
+        assert (out.data_ptr() == sum_.data_ptr()) == (not keep)

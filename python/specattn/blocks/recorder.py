@@ -13,47 +13,18 @@ import torch
 from torch import nn
 
 import specattn._cpu as _cpu
-from specattn.blocks.ops import (
-    Norm,
-    Ops,
-    Place,
-    Projection,
-    Rotation,
-    Store,
-    embedding_scale,
-    projection,
-)
+from specattn.blocks.kernels import Kernels, Memory
+from specattn.blocks.ops import Projection, embedding_scale, projection
 from specattn.reference.tree_mask import WORD_BITS
-
-MOST_ROWS = 128
-"""Rows of a recorded pass, all requests together; torch's own products are better for more."""
 
 _MOST_PARTS = 3  # weights that one product takes
 
 
-class Memory:
-    """What recordings of one owner compute in: none of them runs while another's results count.
-
-    Memory that no recording touches is none.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[str, int, torch.dtype], torch.Tensor] = {}
-
-    def rows(self, what: str, count: int, width: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return `count` rows for a kind of result, [count, width]; the same ones every time."""
-        key = what, width, dtype
-        if key not in self._known or len(self._known[key]) < count:
-            most = max(MOST_ROWS, 1 << (count - 1).bit_length())
-            self._known[key] = torch.empty(most, width, dtype=dtype)
-        return self._known[key][:count]
-
-
-class Recorder(Ops):
+class Recorder(Kernels):
     """The operators of blocks as kernel calls: they run now, and in every replay."""
 
     def __init__(self, memory: Memory):
-        self.memory = memory
+        super().__init__(memory)
         self._steps: list[Any] = [_cpu.Graph()]
         self._held: list[Any] = []  # what kernels read and write must live as long as they
 
@@ -98,11 +69,6 @@ class Recorder(Ops):
             self.python(lambda: out.mul_(scale))
         return out
 
-    def rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        out = self._rows("rows", index, x.shape[-1], x.dtype)
-        self.kernel(_cpu.embed, index, x.flatten(0, -2), out.flatten(0, -2))
-        return out
-
     def beside(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
         widths = [first.shape[-1], second.shape[-1]]
         out = self._rows("beside", first[..., 0], sum(widths), first.dtype)
@@ -117,18 +83,6 @@ class Recorder(Ops):
         for number, x in enumerate(parts):
             self._copy(x, out[:, number])
         return out.view(*parts[0].shape[:-1], len(parts), width)
-
-    def norm(self, x: torch.Tensor, norm: Norm, *, keep: bool = False) -> torch.Tensor:
-        out = self._rows("normed", x[..., 0], x.shape[-1], x.dtype, keep)
-        self._norm(x.flatten(0, -2), norm, out.flatten(0, -2))
-        return out
-
-    def norm_parts(self, x: torch.Tensor, *parts: tuple[int, Norm | None]) -> torch.Tensor:
-        pieces = x.flatten(0, -2).split([width for width, _ in parts], -1)
-        for piece, (_, norm) in zip(pieces, parts, strict=True):
-            if norm is not None:
-                self._norm(piece, norm, piece)
-        return x
 
     def linear(
         self,
@@ -174,34 +128,6 @@ class Recorder(Ops):
         read, to = x.flatten(0, -2), out.flatten(0, -2)
         self.kernel(_cpu.linear_parts, read, [weight], [bias], None, None, to)
         return out
-
-    def in_place(self, x: torch.Tensor, function: Callable[[torch.Tensor], object]) -> torch.Tensor:
-        self.python(lambda: function(x))
-        return x
-
-    def add(self, x: torch.Tensor, added: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
-        self.python(lambda: x.add_(added, alpha=factor))
-        return x
-
-    def rotate(
-        self,
-        heads: torch.Tensor,
-        q_heads: int,
-        place: Rotation,
-        *,
-        norms: tuple[Norm | None, Norm | None] = (None, None),
-        store: Store | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        assert isinstance(place, Place)
-        weights = [None if norm is None else norm.weight.detach() for norm in norms]
-        eps = next((norm.eps for norm in norms if norm is not None), 0.0)
-        memory, slot = (None, None), None
-        if store is not None:
-            memory, slot = tuple(store.memory), store.slot
-        self.kernel(_cpu.rotate_heads, heads, q_heads, *weights, eps, *place, *memory, slot)
-        kv_heads = (heads.shape[2] - q_heads) // 2
-        q, k, v = heads.split([q_heads, kv_heads, kv_heads], 2)
-        return q, k, v
 
     def hybrid_tree_attention(self, q: torch.Tensor, *read: Any, **options: Any) -> torch.Tensor:
         return self._attend("hybrid_tree_attention", q, read, options)
@@ -283,17 +209,6 @@ class Recorder(Ops):
         self.attend(name, q, (out, lse), **options)
         return out
 
-    def _rows(
-        self, what: str, like: torch.Tensor, width: int, dtype: torch.dtype, keep: bool = False
-    ) -> torch.Tensor:
-        """Return memory for rows [B, T, width], of which `like` has the first dimensions."""
-        if keep:
-            return torch.empty(*like.shape, width, dtype=dtype)
-        return self.memory.rows(what, like.numel(), width, dtype).view(*like.shape, width)
-
     def _copy(self, x: torch.Tensor, to: torch.Tensor) -> None:
         """Copy rows: by the kernel that looks them up."""
         self.kernel(_cpu.embed, torch.arange(len(to))[None], x.flatten(0, -2), to)
-
-    def _norm(self, x: torch.Tensor, norm: Norm, out: torch.Tensor) -> None:
-        self.kernel(_cpu.rms_norm, x, norm.weight.detach(), norm.eps, out)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import AttentionInterface
 
+from specattn.blocks.kernels import Kernels
 from specattn.decoding import Target, generate
 from specattn.decoding.passes.attention import CaptureSpec, Selection
 from specattn.tree import Tree
@@ -60,14 +61,21 @@ def test_a_tree_gets_the_logits_of_its_paths(family):
     torch.testing.assert_close(head(result.features), result.logits)
 
 
+@pytest.mark.parametrize("compile", ["off", "on"])
 @pytest.mark.parametrize("chunk_size", [8, 64])
 @pytest.mark.parametrize("family", ["llama", "qwen3-sliding"])
-def test_a_prefill_computes_the_rows_of_the_prompts_and_no_other(family, chunk_size):
+def test_a_prefill_computes_the_rows_of_the_prompts_and_no_other(
+    family, chunk_size, compile, monkeypatch
+):
     model, texts = tiny_model(family), prompts([30, 0, 1, 19])
-    target, rows, shown = Target(model, batch=4, capacity=40), {}, [[], [], [], []]
+    target, rows, shown = Target(model, 4, 40, compile), {}, [[], [], [], []]
 
-    def count(module, given):
-        rows[module] = rows.get(module, 0) + given[0].shape[:-1].numel()
+    def count(layer, given):
+        rows[layer] = rows.get(layer, 0) + given[0].shape[:-1].numel()
+
+    def counted(ops, x, *projections, inner=Kernels.linear, **options):
+        count(projections[0].weight.data_ptr(), [x])
+        return inner(ops, x, *projections, **options)
 
     def keep(start, features):
         assert start == sum(map(len, shown[0]))
@@ -79,6 +87,8 @@ def test_a_prefill_computes_the_rows_of_the_prompts_and_no_other(family, chunk_s
         for module in model.base_model.modules()
         if isinstance(module, torch.nn.Linear)
     ]
+    monkeypatch.setattr(Kernels, "linear", counted)
+    base, base64 = model.base_model, copy.deepcopy(model).double().base_model
     with torch.no_grad():
         target.prefill(texts, chunk_size, on_features=keep)
         for hook in hooks:
@@ -86,8 +96,10 @@ def test_a_prefill_computes_the_rows_of_the_prompts_and_no_other(family, chunk_s
         assert set(rows.values()) == {sum(map(len, texts))}
         assert target.cache.seqlens.tolist() == [len(text) for text in texts]
         for text, own in zip(texts, map(torch.cat, shown), strict=True):
-            alone = model.base_model(text[None]).last_hidden_state[0] if len(text) else own
-            torch.testing.assert_close(own, alone)
+            alone, exact = own, own.double()
+            if len(text):
+                alone, exact = (m(text[None]).last_hidden_state[0] for m in (base, base64))
+            assert_accurate(own, exact, alone, atol=1e-6)
 
 
 def queries_and_keys(model, ids):

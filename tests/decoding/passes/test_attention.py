@@ -13,7 +13,7 @@ def verify(model, **options):
     """Run a verification in which layers hand `options` to the attention function."""
     inner = attention.attention
     (text,) = prompts([9])
-    target = Target(model, batch=1, capacity=20)
+    target = Target(model, batch=1, capacity=20, compile="off")
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
         patch.setattr(attention, "attention", lambda *a, **given: inner(*a, **given, **options))
         target.prefill([text], chunk_size=64)

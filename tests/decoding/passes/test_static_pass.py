@@ -1,4 +1,4 @@
-"""Passes as kernel calls alone: the same as through the model's modules, or refused."""
+"""Passes as kernel calls: the same as through the model's modules, or refused."""
 
 import warnings
 
@@ -11,6 +11,7 @@ from specattn.decoding import LongSpec, generate
 from specattn.decoding.engine.target import Target
 from specattn.decoding.model.parts import parts_of
 from specattn.decoding.passes.attention import CaptureSpec, Selection
+from specattn.decoding.passes.runner import MOST_ROWS
 from specattn.tree import Tree
 from tests.decoding.models import CONFIGS, is_recorded, prompts, tiny_model
 
@@ -56,6 +57,22 @@ def test_verification_is_the_models_own(family, tree):
         )
         for target in targets:
             target.cache.seqlens = target.cache.seqlens + min(tree.size, 2)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_passes_of_many_rows_are_the_models_own(family):
+    """Ragged ones of a prefill, and a tree of more rows than are recorded."""
+    model, tree = tiny_model(family, peak=1.0), Tree.chain(MOST_ROWS // 2)
+    targets, features = [Target(model, 3, 100, how) for how in ("on", "off")], ([], [])
+    with torch.no_grad():
+        for target, shown in zip(targets, features, strict=True):
+            show = lambda start, parts, shown=shown: shown.append(torch.cat(list(parts)))  # noqa: E731
+            target.prefill(prompts(LENGTHS), chunk_size=8, on_features=show)
+        assert_alike(model, *map(torch.cat, features))
+        tokens = torch.stack(prompts([tree.size] * len(LENGTHS), seed=3))
+        found, expected = (target.verify(tree, tokens) for target in targets)
+    assert_alike(model, found.logits, expected.logits)
+    assert_alike(model, *(expected_keys(target) for target in targets))
 
 
 def expected_keys(target):

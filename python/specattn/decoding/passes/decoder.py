@@ -21,11 +21,16 @@ def decoder(
     ops: Ops, parts: Parts, tokens: torch.Tensor, attend: Attend
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the logits [B, T, V] and features [B, T, H] of tokens [B, T]."""
+    found = features(ops, parts, tokens, attend)
+    return _logits(ops, parts, found), found
+
+
+def features(ops: Ops, parts: Parts, tokens: torch.Tensor, attend: Attend) -> torch.Tensor:
+    """Return the features [B, T, H] of tokens [B, T]."""
     x = _embedded(ops, parts, tokens)
     for n, layer in enumerate(parts.layers):
         x = _layer(ops, n, layer, x, attend, parts.tensor_parallel)
-    features = ops.norm(x, parts.norm, keep=True)
-    return _logits(ops, parts, features), features
+    return ops.norm(x, parts.norm, keep=True)
 
 
 def rotated(

@@ -25,7 +25,7 @@ from specattn.decoding.model.families import transform_logits, transforms_logits
 from specattn.decoding.model.model import Model
 from specattn.decoding.model.parts import Attention, Parts, parts_of
 from specattn.decoding.passes.attention import Pass, Selection, attach, features_of
-from specattn.decoding.passes.decoder import decoder, rotated
+from specattn.decoding.passes.decoder import decoder, features, rotated
 from specattn.kv_cache import KVCache
 from specattn.ops._tree_mask import packed_mask
 
@@ -218,8 +218,24 @@ class KernelRunner(Runner):
         self._score_memory: dict[tuple[int, ...], torch.Tensor] = {}
         self._plan: Pass
 
+    @torch.no_grad()
+    def features(self, plan: Pass, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the features [B, T, H] of a pass, whose products torch computes."""
+        from specattn.blocks.kernels import Kernels, Memory  # the C++ kernels
+
+        ops, positions = Kernels(Memory()), plan.positions.int()
+        start, head_dim = positions.new_zeros(len(tokens)), self.attention.cache.storage.shape[-1]
+
+        def attend(n: int, weights: Attention, products: torch.Tensor) -> torch.Tensor:
+            place = Place(*self._angles[weights.rope], start, positions)
+            heads = rotated(ops, weights, products, head_dim, place, None)
+            scale: Any = {"softmax_scale": weights.scaling, "softcap": weights.softcap}
+            return plan.attend(n, *heads, sinks=weights.sinks, **scale)
+
+        return features(ops, self.parts, tokens, attend)
+
     def run(self, plan: Pass, tokens: torch.Tensor) -> Verification:
-        """Run a pass; one of more rows through the model's modules."""
+        """Run a pass; one of more rows is not recorded."""
         if tokens.numel() > MOST_ROWS:
             return super().run(plan, tokens)
         in_python = plan.capture.needs_python or self.attention.in_python(plan)

@@ -28,6 +28,7 @@ def widened(shape: str) -> Path:
     """Return the embedded target, with its drafters, in the sizes of a real model: made once."""
     folder = WIDE / shape
     if not folder.is_dir():
+        transformers.logging.disable_progress_bar()
         WIDE.mkdir(parents=True, exist_ok=True)
         tokenizer = AutoTokenizer.from_pretrained(EMBEDDED_TARGET, local_files_only=True)
         times = Multiples.towards(MODELS[shape], MODELS[EMBEDDED_TARGET.name])

@@ -1,5 +1,7 @@
 """At temperature 0 every method says token for token what transformers itself says."""
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -47,12 +49,19 @@ METHODS = {
 }
 
 
+@cache
+def known(family, lengths, seed):
+    """Return a family's model, prompts, and transformers' own continuations of them."""
+    model, texts = tiny_model(family, seed=seed), prompts(lengths, seed=seed)
+    return model, texts, [greedy_by_transformers(model, text, NEW_TOKENS) for text in texts]
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("family", CONFIGS)
 def test_a_ragged_batch_equals_transformers(family, method):
-    model, texts = tiny_model(family), prompts([5, 23, 40])
+    model, texts, expected = known(family, (5, 23, 40), 1)
     output = generate(model, texts, METHODS[method], max_new_tokens=NEW_TOKENS)
-    assert output.new_tokens == [greedy_by_transformers(model, p, NEW_TOKENS) for p in texts]
+    assert output.new_tokens == expected
     total = output.statistics.total
     if method in ON_THE_CACHE and family != "mistral-sliding":
         assert 0 < total.accepted < total.drafted, "drafts should be neither perfect nor useless"
@@ -61,9 +70,9 @@ def test_a_ragged_batch_equals_transformers(family, method):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("family", CONFIGS)
 def test_one_request_equals_transformers(family, method):
-    model, (text,) = tiny_model(family, seed=2), prompts([31], seed=5)
+    model, (text,), expected = known(family, (31,), 2)
     output = generate(model, text, METHODS[method], max_new_tokens=NEW_TOKENS)
-    assert output.new_tokens == [greedy_by_transformers(model, text, NEW_TOKENS)]
+    assert output.new_tokens == expected
     assert output.sequences[0].tolist() == text.tolist() + output.new_tokens[0]
 
 

@@ -143,13 +143,29 @@ def next_token_tables(model, prompt, processors):
     return tables
 
 
-@pytest.mark.parametrize(
-    ("sampling", "method"),
-    [
-        *itertools.product(SAMPLING, METHODS),
-        *itertools.product(CONTEXTUAL, ("plain", "tokenswift")),
-    ],
-)
+# Accepting is what differs: by a method's own noise, or by the target's; on chains, on trees.
+# Texts of shared noise are plain decoding's, for every method (test_seed): two of them are drawn.
+ACCEPTING = {
+    "pure": {
+        *("plain", "vegas", "streaming", "quest", "specextend", "longspec-chain", "tree"),
+        *("triforce", "triforce-one-guess", "triforce-two-guesses"),
+        *("vegas-shared-noise", "longspec-tree"),
+    },
+    "warped": {"plain", "vegas", "triforce-one-guess"},
+    "penalised": {"plain", "vegas", "triforce-two-guesses", "tree", "longspec-tree"},
+    "contextual": {"plain", "tokenswift"},
+}
+
+
+def pairs():
+    """Yield every sampling with every method; what is accepted as another is, is slow."""
+    of_processors = itertools.product(CONTEXTUAL, ("plain", "tokenswift"))
+    for sampling, method in [*itertools.product(SAMPLING, METHODS), *of_processors]:
+        quick = method in ACCEPTING[sampling]
+        yield pytest.param(sampling, method, marks=() if quick else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("sampling", "method"), list(pairs()))
 def test_the_joint_distribution_of_the_first_tokens(model, prompt, sampling, method):
     first = check_distribution(model, prompt, sampling, METHODS[method])
     if method != "plain":
@@ -178,7 +194,9 @@ def check_distribution(model, prompt, sampling, method):
     return next(iter(output.statistics.total.position_rates), 0.0)
 
 
-@pytest.mark.parametrize("sampling", SAMPLING)
+@pytest.mark.parametrize(
+    "sampling", ["pure", pytest.param("warped", marks=pytest.mark.slow), "penalised"]
+)
 def test_rounds_with_drafts_and_without_may_follow_one_another(
     model, prompt, sampling, monkeypatch
 ):

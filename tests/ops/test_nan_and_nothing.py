@@ -51,16 +51,19 @@ class Case(NamedTuple):
         return p
 
 
-def _cases():
-    """Yield what runs on this machine; Triton's interpreter takes a second for every case."""
+def _cases(interpreted):
+    """Yield what runs on this machine; `interpreted`: Triton in bfloat16, whatever is on record.
+
+    Triton's interpreter takes seconds for every case.
+    """
     available = [name for name, why in specattn.backends().items() if why == "available"]
     if "reference" in available:
         yield from (Case("reference", "few rows", dtype) for dtype in DTYPES)
     if "triton" in available:
-        yield Case("triton", "few rows", torch.bfloat16)
-        for dtype in (torch.float32, torch.float16):
-            case = Case("triton", "few rows", dtype)
-            yield pytest.param(case, marks=pytest.mark.gpu_code("triton"))
+        for dtype in DTYPES:
+            always = interpreted and dtype == torch.bfloat16
+            marks = () if always else pytest.mark.gpu_code("triton")
+            yield pytest.param(Case("triton", "few rows", dtype), marks=marks)
     if "cpu" in available:
         from specattn import _cpu
 
@@ -68,7 +71,18 @@ def _cases():
             yield Case(f"cpu, {isa}", *problem)
 
 
-@pytest.fixture(params=_cases(), ids=lambda case: ", ".join(map(str, case)))
+def _everywhere(*, interpreted):
+    cases = list(_cases(interpreted))
+    return pytest.mark.parametrize(
+        "case", cases, ids=lambda case: ", ".join(map(str, case)), indirect=True
+    )
+
+
+everywhere = _everywhere(interpreted=True)
+everywhere_but_interpreted_code_on_record = _everywhere(interpreted=False)
+
+
+@pytest.fixture
 def case(request, poisoned_empty):
     """Force one implementation for the length of a test; what it does not write is NaN."""
     backend, _, isa = request.param.path.partition(", ")
@@ -124,6 +138,7 @@ def assert_nan_where_the_reference_has_it(p, **options):
     return found
 
 
+@everywhere
 def test_a_query_that_is_no_number(case):
     p = case.problem()
     p.q[:, p.q.shape[1] // 2, 1, 3] = NAN
@@ -136,6 +151,7 @@ def test_a_query_that_is_no_number(case):
     assert torch.equal(out.isnan(), hit[..., None].expand_as(out))
 
 
+@everywhere_but_interpreted_code_on_record
 @pytest.mark.parametrize("softcap", [0.0, 5.0])
 def test_a_scale_that_is_no_number(case, softcap):
     p = case.problem()
@@ -143,12 +159,14 @@ def test_a_scale_that_is_no_number(case, softcap):
     assert found["hybrid"][1][:2].isnan().all()
 
 
+@everywhere_but_interpreted_code_on_record
 def test_a_query_that_is_no_number_under_a_scale_of_zero(case):
     p = case.problem()
     p.q[:, 0, 1, 3] = NAN
     assert_nan_where_the_reference_has_it(p, softmax_scale=0.0)
 
 
+@everywhere_but_interpreted_code_on_record
 def test_a_key_that_is_no_number(case):
     p = case.problem()
     for keys in (p.k_cache, p.k_pages[None, p.block_table[0, 0]]):
@@ -162,6 +180,7 @@ def test_a_key_that_is_no_number(case):
     assert torch.equal(lse.isnan(), hit)
 
 
+@everywhere_but_interpreted_code_on_record
 def test_a_value_that_is_no_number(case):
     p = case.problem()
     for values in (p.v_cache, p.v_pages[None, p.block_table[0, 0]]):
@@ -174,6 +193,7 @@ def test_a_value_that_is_no_number(case):
     assert lse.isfinite()[:2].all()
 
 
+@everywhere
 def test_merging_a_state_that_is_no_number(case):
     outs = torch.randn(3, 1, 5, 2, 24).to(case.dtype)
     lses = torch.randn(3, 1, 5, 2)
@@ -192,6 +212,7 @@ def test_merging_a_state_that_is_no_number(case):
         assert merged_lse[0, 2:].isfinite().all()
 
 
+@everywhere
 def test_a_row_that_sees_nothing(case):
     found = results(case.problem())
     del found["importance"]
@@ -200,6 +221,7 @@ def test_a_row_that_sees_nothing(case):
         assert lse[2, -1].isneginf().all(), name
 
 
+@everywhere
 @pytest.mark.parametrize("empty", [-torch.inf, torch.inf])
 def test_merging_states_that_saw_nothing(case, empty):
     outs, lses = (

@@ -1,6 +1,7 @@
 """PosS: what its specialists compute while decoding, what they remember, and what comes out."""
 
 from collections import Counter
+from itertools import product
 from typing import NamedTuple
 
 import pytest
@@ -136,13 +137,29 @@ def in_float64(model):
     return model.double()
 
 
-@pytest.mark.parametrize(
-    ("layers", "norms"),
-    [(1, {}), (2, {}), (4, {}), (2, {"fc_norm": True}), (1, {"norm_output": True}),
-     (2, BOTH_NORMS)],
-    ids=["one-layer", "poss-2", "poss-1", "fc-norm", "norm-output", "norms"],
-)  # fmt: skip
-@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])
+DRAFTERS = {
+    "one-layer": (1, {}),
+    "poss-2": (2, {}),
+    "poss-1": (4, {}),
+    "fc-norm": (2, {"fc_norm": True}),
+    "norm-output": (1, {"norm_output": True}),
+    "norms": (2, BOTH_NORMS),
+}
+
+
+def drafters():
+    """Yield every family with every drafter; all drafters in one family, and one in all, are quick.
+
+    Families differ in biases and norms of the attention, drafters in what surrounds it.
+    """
+    for family, name in product(["qwen2", "qwen3", "llama"], DRAFTERS):
+        quick = family == "qwen3" or name == "poss-2"
+        yield pytest.param(
+            family, *DRAFTERS[name], marks=() if quick else pytest.mark.slow, id=f"{family}-{name}"
+        )
+
+
+@pytest.mark.parametrize(("family", "layers", "norms"), list(drafters()))
 def test_decoding_mode_is_the_statement(monkeypatch, family, layers, norms):
     """In float64, from the first round on, over rounds that accept and reject, as requests end."""
     monkeypatch.setattr(poss, "SpecialistBlock", Witness)

@@ -6,7 +6,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import specattn
 from tests.cases import make_problem
-from tests.ops.calls import IN_PLACE, NAMES, PRIMITIVES, VARIANTS, WITH_STATE, as_tuple, valid_calls
+from tests.ops.calls import (
+    IN_PLACE,
+    NAMES,
+    PRIMITIVES,
+    TRACED,
+    VARIANTS,
+    WITH_STATE,
+    as_tuple,
+    valid_calls,
+)
 
 
 class Recorder(TorchDispatchMode):
@@ -30,7 +39,7 @@ def test_every_primitive_is_called_here():
     assert set(NAMES) == set(PRIMITIVES)
 
 
-@pytest.mark.parametrize(("function", "arguments"), VARIANTS)
+@pytest.mark.parametrize(("function", "arguments"), TRACED)
 def test_opcheck(function, arguments):
     with Recorder() as recorder:
         function(**arguments)
@@ -38,7 +47,7 @@ def test_opcheck(function, arguments):
     torch.library.opcheck(operator, inputs)
 
 
-@pytest.mark.parametrize(("function", "arguments"), VARIANTS)
+@pytest.mark.parametrize(("function", "arguments"), TRACED)
 def test_compiles_into_one_graph(function, arguments, fresh_compiler):
     compiled = torch.compile(lambda **a: function(**a), fullgraph=True, backend="aot_eager")
     assert_same_bits(compiled(**arguments), function(**arguments))

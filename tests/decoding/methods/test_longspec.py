@@ -150,8 +150,19 @@ def witness(monkeypatch):
     return Witness
 
 
-@pytest.mark.parametrize("options", [{"widths": (3, 5, 4)}, {"gamma": 3}], ids=["tree", "chain"])
-@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])
+def drafts():
+    """Yield every family with a tree and with a chain; each once is quick."""
+    tree, chain = {"widths": (3, 5, 4)}, {"gamma": 3}
+    for family, quick, slow in (
+        ("qwen2", chain, tree),
+        ("qwen3", tree, chain),
+        ("llama", tree, chain),
+    ):
+        yield family, quick
+        yield pytest.param(family, slow, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("family", "options"), list(drafts()))
 def test_decoding_mode_is_the_statement(witness, family, options):
     """In float64, over rounds that accept and reject, in a ring that is filled several times."""
     rope = {"rope_parameters": YARN} if family == "llama" else {}

@@ -5,6 +5,7 @@ import os
 from concurrent.futures import _base
 from dataclasses import replace
 from fractions import Fraction
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -109,8 +110,16 @@ def test_a_real_model_that_is_smaller_is_refused():
         Multiples.towards(real, wide)
 
 
-@pytest.mark.parametrize("times", [TWICE, UNEVEN, SAME], ids=["twice", "uneven", "same width"])
-@pytest.mark.parametrize("name", SOURCES)
+def widenings():
+    """Yield every source in every way; of each source one way is quick."""
+    ways = {"twice": TWICE, "uneven": UNEVEN, "same width": SAME}
+    for (place, name), way in product(enumerate(SOURCES), ways):
+        quick = way == list(ways)[place % len(ways)]
+        marks = () if quick else pytest.mark.slow
+        yield pytest.param(name, ways[way], id=f"{name}-{way}", marks=marks)
+
+
+@pytest.mark.parametrize(("name", "times"), list(widenings()))
 def test_a_widened_model_computes_the_same(name, times, tmp_path):
     family, options = SOURCES[name]
     small = store(tmp_path / "small", family, **options)
@@ -143,12 +152,17 @@ def test_a_widened_model_computes_the_same(name, times, tmp_path):
     assert all(one.self_attn.q_proj.weight.any() for one in wide.model.layers)
 
 
-@pytest.mark.parametrize("method", DRAFTERS)
-def test_the_stored_drafters_are_found_and_draft(method, source, tmp_path_factory, monkeypatch):
-    """As a user decodes: recorded passes, drafts of any size, the text of plain decoding."""
+@pytest.fixture(scope="module")
+def wide(source, tmp_path_factory):
+    """Return the source's twice as wide model, stored and loaded."""
     folder = tmp_path_factory.mktemp("out") / "wide"
     widen(source, folder, TWICE, torch.float32)
-    wide = load_causal_model(folder, torch.float32)
+    return load_causal_model(folder, torch.float32)
+
+
+@pytest.mark.parametrize("method", DRAFTERS)
+def test_the_stored_drafters_are_found_and_draft(method, source, wide):
+    """As a user decodes: recorded passes, drafts of any size, the text of plain decoding."""
     prompt = list(range(40)) * 2
     run = {"max_new_tokens": 24, "temperature": 0}
     expected = generate(source.model, prompt, "plain", **run).new_tokens

@@ -1,5 +1,6 @@
 """What a wheel holds, and what importing it asks for."""
 
+import filecmp
 import os
 import shutil
 import subprocess
@@ -105,14 +106,16 @@ def test_the_wheel_carries_the_embedded_target(wheel, tmp_path):
         for path in tiny.rglob(kind)
     }
     assert names == expected, "weights, what loads them, and their licence"
+    embedded = tmp_path / "specattn" / "embedded" / "tiny"
+    for name in names:
+        stored = embedded / Path(name).relative_to("specattn/embedded/tiny")
+        assert filecmp.cmp(stored, tiny / stored.relative_to(embedded), shallow=False)
     printed = python(
-        "from specattn.cli.loading import load_tokenizer, model_folder\n"
-        "print(model_folder(None)); print(load_tokenizer(model_folder(None))('a').input_ids)",
+        "from specattn.embedded import EMBEDDED_TARGET\nprint(EMBEDDED_TARGET)",
         path=tmp_path,
         PYTHONPATH=str(tmp_path),
-    ).splitlines()
-    assert printed[0] == str(tmp_path / "specattn" / "embedded" / "tiny")
-    assert len(printed[1]) > 2
+    )
+    assert printed == str(embedded)
 
 
 def test_the_source_distribution_has_what_builds_tests_and_explains(source, tmp_path):

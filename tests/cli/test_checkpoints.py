@@ -6,6 +6,12 @@ import pytest
 
 from tests.cli.conftest import TINY
 
+# Layers are made before their activation is looked up.
+UNKNOWN_ACTIVATION = (
+    b'{"model_type": "qwen3", "hidden_size": 8, "intermediate_size": 8, "vocab_size": 8, '
+    b'"hidden_act": "\\u001b"}'
+)
+
 
 @pytest.fixture
 def checkpoint(tmp_path):
@@ -27,7 +33,7 @@ def checkpoint(tmp_path):
         ("config.json", b'{"a": "\xff"}', "has no readable config.json"),
         ("config.json", b'{"model_type": ["qwen3"]}', "knows no models of type ['qwen3']"),
         ("config.json", b'{"model_type": "\\u001b]0;"}', r"knows no models of type '\x1b]0;'"),
-        ("config.json", b'{"model_type": "qwen3", "hidden_act": "\\u001b"}', r"KeyError: '\x1b'"),
+        ("config.json", UNKNOWN_ACTIVATION, r"KeyError: '\x1b'"),
         ("config.json", b'{"model_type": "qwen3", "hidden_size": "x"}', "expected int, got str"),
         ("tokenizer.json", b"", "model: Expecting value"),
         ("tokenizer.json", b'{"x": 1}', "model: KeyError"),

@@ -152,7 +152,7 @@ ACCEPTING = {
         *("vegas-shared-noise", "longspec-tree"),
     },
     "warped": {"plain", "vegas", "triforce-one-guess"},
-    "penalised": {"plain", "vegas", "triforce-two-guesses", "tree", "longspec-tree"},
+    "penalised": {"plain", "vegas", "tree", "longspec-tree"},
     "contextual": {"plain", "tokenswift"},
 }
 
@@ -195,7 +195,8 @@ def check_distribution(model, prompt, sampling, method):
 
 
 @pytest.mark.parametrize(
-    "sampling", ["pure", pytest.param("warped", marks=pytest.mark.slow), "penalised"]
+    "sampling",
+    ["pure", *(pytest.param(name, marks=pytest.mark.slow) for name in ("warped", "penalised"))],
 )
 def test_rounds_with_drafts_and_without_may_follow_one_another(
     model, prompt, sampling, monkeypatch

@@ -1,7 +1,6 @@
 """Families beyond those of every other test: their texts are transformers' own."""
 
 from functools import cache
-from itertools import product
 
 import pytest
 import torch
@@ -45,6 +44,8 @@ NO_LAYERS = {"phi3", "phi3-longrope", "phi4", "cohere2"}
 # Of settings.py, which tests of other families try: drafters that learn from the model's features.
 TRAINED = ("auto", "medusa", "tokenswift", "tokenswift-static")
 OF_LAYERS = ("longspec-tree", "longspec-chain", "poss")
+# What a family may do otherwise: passes, selections in its layers, features, layers of drafters.
+DIFFERENT = ("plain", "vegas", "quest", "triforce-hierarchy", "tokenswift", "longspec-tree", "poss")
 
 
 @cache
@@ -57,10 +58,12 @@ def known(family):
 
 
 def pairs():
-    """Return every family with every method."""
+    """Return every family with every method; one of each that reads a model alike is quick."""
     for family in OTHERS:
         of_layers = () if family in NO_LAYERS else OF_LAYERS
-        yield from product([family], [*METHODS, *TRAINED, *of_layers])
+        for method in (*METHODS, *TRAINED, *of_layers):
+            marks = () if method in DIFFERENT else pytest.mark.slow
+            yield pytest.param(family, method, marks=marks)
 
 
 @pytest.mark.filterwarnings("ignore:.* decodes through its own:UserWarning")

@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 
 import pytest
 import torch
@@ -170,9 +169,7 @@ def test_a_cubin_is_built_once(cache, monkeypatch):
     assert path.parent == cache
     assert path.read_bytes()[:4] == b"\x7fELF"
     monkeypatch.setattr(build, "compiled", lambda *args: pytest.fail("it is built again"))
-    start = time.perf_counter()
     assert build.cubin(PROGRAM, "sm_90a") == path
-    assert time.perf_counter() - start < 0.2
 
 
 def test_other_programs_architectures_and_sources_have_other_cubins(cache, monkeypatch):

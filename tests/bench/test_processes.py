@@ -12,6 +12,7 @@ SUITE = Path(__file__).resolve().parents[2] / "bench" / "gpu_suite.sh"
 sys.path.insert(0, str(SUITE.parent))
 
 import run_distributed  # noqa: E402
+from tests import HANGS  # noqa: E402
 
 
 @pytest.mark.slow
@@ -53,7 +54,7 @@ def _suite(*arguments):
         env={**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=7 * HANGS,  # of so many steps
     )
 
 
@@ -62,7 +63,7 @@ def test_ranks_take_turns_in_every_shape(tmp_path):
     path, script = tmp_path / "rows.jsonl", SUITE.with_name("run_distributed.py")
     small = "--context 300 --shapes 1x1 2x1 --passes 2 --kinds plain verify"
     command = [sys.executable, str(script), *small.split(), "--json", str(path)]
-    outcome = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    outcome = subprocess.run(command, capture_output=True, text=True, timeout=HANGS)
     assert outcome.returncode == 0, outcome.stderr
     run, *rows = _lines(path)
     assert (run["kind"], run["context"]) == ("run", 300)

@@ -11,6 +11,7 @@ import pytest
 import specattn as package
 from specattn.cli.options import DTYPES
 from specattn.decoding import METHODS, parse_method
+from tests import HANGS
 
 
 def test_what_decodes_nothing_imports_no_transformers():
@@ -29,7 +30,8 @@ def test_what_decodes_nothing_imports_no_transformers():
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_torch_is_imported_is_one_line(number, tmp_path):
     """Before anything is loaded; `torch` here is a module that never ends."""
-    (tmp_path / "torch.py").write_text("import time\nprint('here', flush=True)\ntime.sleep(60)\n")
+    never_ends = f"import time\nprint('here', flush=True)\ntime.sleep({HANGS})\n"
+    (tmp_path / "torch.py").write_text(never_ends)
     code = "import sys; sys.argv = ['specattn']; from specattn_command import main; main()"
     path = os.pathsep.join([str(tmp_path), *sys.path])
     with subprocess.Popen(
@@ -41,7 +43,7 @@ def test_a_signal_while_torch_is_imported_is_one_line(number, tmp_path):
     ) as process:
         assert process.stdout.readline() == "here\n"
         process.send_signal(number)
-        _, said = process.communicate(timeout=30)
+        _, said = process.communicate(timeout=HANGS)
     assert (process.returncode, said) == (128 + number, "specattn: interrupted\n")
 
 

@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 import pytest
 
 from specattn.cli import loading
+from tests import HANGS
 from tests.cli.conftest import start
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome-headless-shell")
@@ -191,7 +192,7 @@ def test_a_browser_shows_it_whole(written, tmp_path, width):
             f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1400,1000",
             "--virtual-time-budget=10000", "--dump-dom", outer.as_uri(),
         ],
-        capture_output=True, text=True, timeout=300, check=True,
+        capture_output=True, text=True, timeout=HANGS, check=True,
     )  # fmt: skip
     assert "CONSOLE" not in done.stderr, done.stderr
     (said,) = re.findall(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)

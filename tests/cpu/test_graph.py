@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from specattn import _cpu
+from tests import HANGS
 from tests.cpu import calls
 from tests.cpu.tensors import normal
 
@@ -203,7 +204,7 @@ def test_an_exception_leaves_the_thread_free(isa):
 
 def test_threads_record_apart(isa):
     layers, graphs, failures = [Layer(0), Layer(1)], [_cpu.Graph(), _cpu.Graph()], []
-    together = threading.Barrier(2, timeout=60)
+    together = threading.Barrier(2, timeout=HANGS)
 
     def work(i):
         try:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from specattn import _cpu
+from tests import HANGS
 from tests.cases import make_problem
 from tests.cpu import calls
 
@@ -103,12 +104,12 @@ def test_the_child_of_a_fork_has_threads_of_its_own(threads):
         ours, theirs = context.Pipe()
         child = context.Process(target=_send, args=(call, expected, theirs))
         child.start()
-        assert ours.poll(60)
+        assert ours.poll(HANGS)
         right, tasks = ours.recv()
         assert right
         assert tasks == COUNT or not TASKS.exists()
         assert same_bits(call(), expected)
-        child.join(60)
+        child.join(HANGS)
         assert child.exitcode == 0
 
 
@@ -124,4 +125,4 @@ for _ in range({calls}):
 @pytest.mark.parametrize("count", [2, 8])
 def test_a_process_ends_right_after_a_call(count):
     program = LAST_CALL.format(calls=100, threads=count)
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=HANGS)

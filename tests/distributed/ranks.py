@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-TIMEOUT = 900  # seconds; a machine that others use too may be slow
+from tests import HANGS
 
 
 class Ranks:
@@ -15,7 +15,7 @@ class Ranks:
     After a call that hangs the next one has new processes, so that it does not get the late answer.
     """
 
-    def __init__(self, size, timeout=TIMEOUT):
+    def __init__(self, size, timeout=HANGS):
         self.size, self.timeout = size, timeout
         self.pipes, self.processes = [], []
         self._begin()
@@ -43,7 +43,7 @@ class Ranks:
 
     def result(self, rank):
         """Return what a rank's call returned, or the exception that it raised."""
-        if not self.pipes[rank].poll(TIMEOUT):
+        if not self.pipes[rank].poll(HANGS):
             self.close()
             pytest.fail(f"rank {rank} hangs")
         return self.pipes[rank].recv()
@@ -74,8 +74,11 @@ def _serve(pipe, rank, size, port, timeout):
         init_method=f"tcp://127.0.0.1:{port}",
         rank=rank,
         world_size=size,
-        timeout=datetime.timedelta(seconds=timeout),
+        timeout=datetime.timedelta(seconds=HANGS),
     )
+    dist.barrier()  # one may have started long after another; the limit is for what follows
+    limit = datetime.timedelta(seconds=timeout)
+    dist.distributed_c10d._set_pg_timeout(limit, dist.group.WORLD)
     while True:
         try:
             function, arguments = pipe.recv()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import HANGS
 from tests.cli.conftest import prompt, specattn  # noqa: F401 - fixtures
 
 
@@ -20,7 +21,7 @@ def under_torchrun(ranks, *arguments):
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANGS,
     )
 
 
@@ -94,7 +95,7 @@ def test_ranks_of_other_prompts_are_named(prompt, tmp_path):  # noqa: F811
         [*launcher, "--nproc-per-node", "2", "bash", str(script)],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANGS,
     )
     assert done.returncode != 0
     assert "rank 1 has prompts of checksum" in done.stderr
@@ -109,7 +110,7 @@ def test_the_example_runs_on_two_ranks():
         check=True,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANGS,
     )
     *_, sent, equal = done.stdout.splitlines()
     assert sent.startswith("2 ranks, ")

@@ -99,7 +99,7 @@ def test_a_lost_rank_is_named_by_the_others_within_the_timeout(size, name, share
     for message, seconds in found:
         assert f"rank 1 of {size} does not answer" in message
         assert "\n" not in message
-        assert seconds < timeout + 10
+        assert seconds < 10 * timeout  # on a machine that others use, too
 
 
 def test_without_ranks_there_is_nothing_to_share():

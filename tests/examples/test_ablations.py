@@ -11,12 +11,13 @@ TINY = Path(__file__).parents[2] / "examples" / "tiny"
 sys.path.insert(0, str(TINY))
 
 from ablations import difference  # noqa: E402
+from tests import HANGS  # noqa: E402
 
 
 @pytest.mark.slow
 def test_all_steps_run(tmp_path):
     command = [sys.executable, "-W", "ignore", TINY / "ablations.py", "--toy", "--out", tmp_path]
-    subprocess.run(command, check=True, capture_output=True, timeout=240)
+    subprocess.run(command, check=True, capture_output=True, timeout=HANGS)
     found = json.loads((tmp_path / "ablations.json").read_text())
     assert len(found["variants"]) == 4
     for variant in found["variants"].values():

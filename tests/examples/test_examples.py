@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
+from tests import HANGS
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -19,7 +20,7 @@ def run(name):
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, EXAMPLES / f"{name}.py"]
     return subprocess.run(
-        command, env=environment, check=True, capture_output=True, text=True, timeout=240
+        command, env=environment, check=True, capture_output=True, text=True, timeout=HANGS
     ).stdout
 
 

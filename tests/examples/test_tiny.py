@@ -15,6 +15,7 @@ sys.path.insert(0, str(TINY))
 
 from corpus import held_out_files, training_files  # noqa: E402
 from measure import token_losses  # noqa: E402
+from tests import HANGS  # noqa: E402
 
 EXCERPTS, EXCERPT_TOKENS = 8, 1024
 MAX_LOSS = 2.7
@@ -69,6 +70,6 @@ def test_held_out_loss(model, tokenizer):
 
 def test_build_runs_end_to_end(tmp_path):
     command = [sys.executable, TINY / "build.py", "--toy", "--threads", "1", "--out", tmp_path]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    subprocess.run(command, check=True, capture_output=True, timeout=HANGS)
     assert json.loads((tmp_path / "evaluation.json").read_text())["held_out"]["loss"] > 0
     transformers.AutoModelForCausalLM.from_pretrained(tmp_path)

@@ -9,10 +9,11 @@ import time
 from tornado.httpclient import AsyncHTTPClient
 from tornado.websocket import websocket_connect
 
+from tests import HANGS
+
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
-SECONDS = 120  # for one answer, on a busy machine
 
 
 class Browser:
@@ -39,7 +40,7 @@ class Browser:
     def close(self):
         """End the browser."""
         self.process.terminate()
-        self.process.wait(SECONDS)
+        self.process.wait(HANGS)
         self.loop.close()
 
     def size(self, width, height=900):
@@ -65,19 +66,17 @@ class Browser:
 
     def wait(self, expression):
         """Wait until an expression is true."""
-        until = time.monotonic() + SECONDS
+        until = time.monotonic() + HANGS
         while not self.evaluate(expression):
             assert time.monotonic() < until, f"never came true: {expression}"
             time.sleep(0.05)
 
     def send(self, method, **parameters):
         """Call a method of the protocol; keep what is told meanwhile."""
-        return self.loop.run_until_complete(
-            asyncio.wait_for(self._send(method, parameters), SECONDS)
-        )
+        return self.loop.run_until_complete(asyncio.wait_for(self._send(method, parameters), HANGS))
 
     async def _connect(self):
-        port_file, until = self.folder / "DevToolsActivePort", time.monotonic() + SECONDS
+        port_file, until = self.folder / "DevToolsActivePort", time.monotonic() + HANGS
         while not (port_file.exists() and port_file.read_text().count("\n")):
             assert time.monotonic() < until, "Chromium did not start"
             await asyncio.sleep(0.05)

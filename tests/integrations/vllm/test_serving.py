@@ -13,10 +13,10 @@ import pytest
 pytest.importorskip("vllm", reason="run by `make test-vllm`")
 from openai import AsyncOpenAI, BadRequestError
 
+from tests import HANGS
 from tests.integrations.vllm.engine import CAPACITY, TINY, prompt_of
 
 pytestmark = pytest.mark.slow
-PATIENCE = 300  # seconds that a server may take to start
 NEW_TOKENS = 24
 DRAFTING = (
     '{"method": "custom_class", "model": "specattn.integrations.vllm.PromptLookup", '
@@ -46,11 +46,11 @@ def server(tmp_path_factory):
         yield port, process
     finally:
         process.terminate()
-        process.wait(60)
+        process.wait(HANGS)
 
 
 def _wait(port, process, log):
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + HANGS
     while time.monotonic() < end and process.poll() is None:
         try:
             urllib.request.urlopen(f"http://127.0.0.1:{port}/health")

@@ -1,5 +1,7 @@
 """Tiny random models of every family, decisive enough that rounding never changes a token."""
 
+from functools import cache
+
 import torch
 from tokenizers import Tokenizer
 from tokenizers.decoders import Fuse
@@ -236,6 +238,16 @@ def greedy_by_transformers(model, prompt, max_new_tokens, **options):
         **options,
     )
     return ids[0, len(prompt) :].tolist()
+
+
+@cache
+def known(family, lengths, max_new_tokens, *, seed=0, vocabulary=VOCABULARY):
+    """Return a model, prompts, and how transformers continues each: once for all that ask alike."""
+    model, texts = (
+        tiny_model(family, seed=seed, vocab_size=vocabulary),
+        prompts(lengths, vocabulary=vocabulary),
+    )
+    return model, texts, [greedy_by_transformers(model, text, max_new_tokens) for text in texts]
 
 
 def skewed_text(length, vocabulary, seed):

@@ -1,7 +1,5 @@
 """At temperature 0 every method says token for token what transformers itself says."""
 
-from functools import cache
-
 import pytest
 import torch
 
@@ -20,7 +18,7 @@ from specattn.decoding import (
 )
 from specattn.decoding.engine.target import Target
 from tests.decoding import settings
-from tests.decoding.models import CONFIGS, greedy_by_transformers, prompts, tiny_model
+from tests.decoding.models import CONFIGS, greedy_by_transformers, known, prompts, tiny_model
 
 # What the cache holds beyond a request's length is then NaN, and must not matter.
 pytestmark = pytest.mark.usefixtures("poisoned_empty")
@@ -49,17 +47,10 @@ METHODS = {
 }
 
 
-@cache
-def known(family, lengths, seed):
-    """Return a family's model, prompts, and transformers' own continuations of them."""
-    model, texts = tiny_model(family, seed=seed), prompts(lengths, seed=seed)
-    return model, texts, [greedy_by_transformers(model, text, NEW_TOKENS) for text in texts]
-
-
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("family", CONFIGS)
 def test_a_ragged_batch_equals_transformers(family, method):
-    model, texts, expected = known(family, (5, 23, 40), 1)
+    model, texts, expected = known(family, (5, 23, 40), NEW_TOKENS)
     output = generate(model, texts, METHODS[method], max_new_tokens=NEW_TOKENS)
     assert output.new_tokens == expected
     total = output.statistics.total
@@ -70,7 +61,7 @@ def test_a_ragged_batch_equals_transformers(family, method):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("family", CONFIGS)
 def test_one_request_equals_transformers(family, method):
-    model, (text,), expected = known(family, (31,), 2)
+    model, (text,), expected = known(family, (31,), NEW_TOKENS, seed=2)
     output = generate(model, text, METHODS[method], max_new_tokens=NEW_TOKENS)
     assert output.new_tokens == expected
     assert output.sequences[0].tolist() == text.tolist() + output.new_tokens[0]

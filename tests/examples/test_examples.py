@@ -9,22 +9,45 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 import torch
 from tests import HANGS
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def run(name):
-    """Return what an example prints where there is no GPU."""
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, EXAMPLES / f"{name}.py"]
-    return subprocess.run(
-        command, env=environment, check=True, capture_output=True, text=True, timeout=HANGS
-    ).stdout
+NAMES = ("paged_engine", "own_engine", "custom_method", "hf_generate", "merge_with_flashinfer")
+RUN_EACH = """
+import os, runpy, sys
+import torch, transformers  # once for all: importing them takes longest
+folder, *scripts = sys.argv[1:]
+for script in scripts:
+    if os.fork() == 0:
+        sys.argv, sys.path[0] = [script], os.path.dirname(script)
+        sys.stdout = open(os.path.join(folder, os.path.basename(script)), "w")
+        runpy.run_path(script, run_name="__main__")
+        sys.exit()
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == 0, script
+"""
 
 
-def test_paged_engine():
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Return what an example prints where there is no GPU; each has a process of its own."""
+    folder = tmp_path_factory.mktemp("printed")
+    scripts = [EXAMPLES / f"{name}.py" for name in NAMES]
+    done = subprocess.run(
+        [sys.executable, "-c", RUN_EACH, folder, *scripts],
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=HANGS,
+    )
+    assert done.returncode == 0, done.stderr
+    return lambda name: (folder / f"{name}.py").read_text()
+
+
+def test_paged_engine(run):
     *requests, last = run("paged_engine").splitlines()
     assert len(requests) == 2
     for line in requests:
@@ -34,7 +57,7 @@ def test_paged_engine():
     assert float(last.split()[-1]) < 1e-4
 
 
-def test_own_engine():
+def test_own_engine(run):
     steps, *requests, last = run("own_engine").splitlines()
     assert "[8, 4, 1]" in steps, "one call should have read a prompt, verified and decoded"
     assert len(requests) == 3
@@ -42,20 +65,20 @@ def test_own_engine():
     assert last.endswith("steps, one call each")
 
 
-def test_custom_method():
+def test_custom_method(run):
     *_, acceptance, equal = run("custom_method").splitlines()
     assert float(acceptance.split()[-1]) > 1.2
     assert equal == "equals plain greedy: True"
 
 
-def test_hf_generate():
+def test_hf_generate(run):
     *_, acceptance, inside, own = run("hf_generate").splitlines()
     assert float(acceptance.split()[-1]) > 1.5
     assert inside == "model.generate equals plain greedy: True"
     assert own == "specattn generate equals plain greedy: True"
 
 
-def test_merging_says_what_is_missing():
+def test_merging_says_what_is_missing(run):
     (line,) = run("merge_with_flashinfer").splitlines()
     assert line.startswith("nothing was run: FlashInfer ")
 

@@ -21,6 +21,7 @@ from tests.decoding.engine.test_loop import StopAt
 from tests.decoding.models import (
     CONFIGS,
     greedy_by_transformers,
+    known,
     prompts,
     tiny_model,
 )
@@ -39,16 +40,16 @@ YARN = {
 SMALL_VOCABULARY = 6  # of which a tree holds so much that even random drafters are often right
 
 
-@pytest.mark.parametrize("lengths", [[31], [5, 23, 1]], ids=["batch-1", "batch-3"])
+@pytest.mark.parametrize("lengths", [(31,), (5, 23, 1)], ids=["batch-1", "batch-3"])
 @pytest.mark.parametrize("family", CONFIGS)
 def test_the_text_is_that_of_plain_decoding(family, lengths):
     """The full tree of 69 nodes, whose masks need two words."""
-    model, texts = tiny_model(family), prompts(lengths)
+    model, texts, expected = known(family, lengths, NEW_TOKENS)
     widths = (4, 16, 16, 16, 16)
     method = LongSpec(random_drafter(model, window=9, dtype=torch.float32), widths=widths)
     assert method.max_nodes == 69
     output = generate(model, texts, method, max_new_tokens=NEW_TOKENS)
-    assert output.new_tokens == [greedy_by_transformers(model, p, NEW_TOKENS) for p in texts]
+    assert output.new_tokens == expected
     total, cut = output.statistics.total, 5 * len(texts)  # the last rounds need fewer levels
     assert 68 * (total.rounds - cut) <= total.drafted < 68 * total.rounds
 
@@ -56,13 +57,10 @@ def test_the_text_is_that_of_plain_decoding(family, lengths):
 @pytest.mark.parametrize("options", [{"widths": (5, 16, 16)}, {"gamma": 3}], ids=["tree", "chain"])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral-sliding", "gpt_oss"])
 def test_the_text_stays_right_where_much_is_accepted(family, options):
-    model, texts = (
-        tiny_model(family, vocab_size=SMALL_VOCABULARY),
-        prompts([2, 17, 33], vocabulary=6),
-    )
+    model, texts, expected = known(family, (2, 17, 33), 40, vocabulary=SMALL_VOCABULARY)
     method = LongSpec(random_drafter(model, window=9, seed=3, dtype=torch.float32), **options)
     output = generate(model, texts, method, max_new_tokens=40)
-    assert output.new_tokens == [greedy_by_transformers(model, p, 40) for p in texts]
+    assert output.new_tokens == expected
     rate = output.statistics.total.mean_acceptance_length
     assert rate > (1.8 if "widths" in options else 1.05)
 

@@ -19,6 +19,7 @@ from tests.decoding.models import (
     CONFIGS,
     ending_at,
     greedy_by_transformers,
+    known,
     prompts,
     tiny_model,
 )
@@ -31,16 +32,16 @@ NEW_TOKENS = 24
 SMALL_VOCABULARY = 6  # of which a tree holds so much that even random drafters are often right
 
 
-@pytest.mark.parametrize("lengths", [[31], [5, 23, 1]], ids=["batch-1", "batch-3"])
+@pytest.mark.parametrize("lengths", [(31,), (5, 23, 1)], ids=["batch-1", "batch-3"])
 @pytest.mark.parametrize("family", CONFIGS)
 def test_the_text_is_that_of_plain_decoding(family, lengths):
     """The paper's tree of 60 nodes, at depth 4."""
-    model, texts = tiny_model(family), prompts(lengths)
+    model, texts, expected = known(family, lengths, NEW_TOKENS)
     drafter = random_drafter(model, layers=2, positions_per_layer=2, dtype=torch.float32)
     output = generate(
         model, texts, PosS(drafter, depth=4, total_tokens=60), max_new_tokens=NEW_TOKENS
     )
-    assert output.new_tokens == [greedy_by_transformers(model, p, NEW_TOKENS) for p in texts]
+    assert output.new_tokens == expected
     total, cut = output.statistics.total, 4 * len(texts)  # the last rounds need fewer levels
     assert 59 * (total.rounds - cut) <= total.drafted < 59 * total.rounds
 
@@ -49,12 +50,11 @@ def test_the_text_is_that_of_plain_decoding(family, lengths):
 @pytest.mark.parametrize("window", [None, 4])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral-sliding", "gpt_oss"])
 def test_the_text_stays_right_where_much_is_accepted(family, window, seed, norms):
-    model = tiny_model(family, vocab_size=SMALL_VOCABULARY)
-    texts = prompts([2, 17, 33], vocabulary=SMALL_VOCABULARY)
+    model, texts, expected = known(family, (2, 17, 33), 40, vocabulary=SMALL_VOCABULARY)
     drafter = random_drafter(model, seed=seed, dtype=torch.float32, **norms)
     method = PosS(drafter, width=4, depth=3, total_tokens=24, window=window)
     output = generate(model, texts, method, max_new_tokens=40)
-    assert output.new_tokens == [greedy_by_transformers(model, p, 40) for p in texts]
+    assert output.new_tokens == expected
     assert output.statistics.total.mean_acceptance_length > 1.2
 
 

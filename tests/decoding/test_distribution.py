@@ -147,13 +147,12 @@ def next_token_tables(model, prompt, processors):
 # Texts of shared noise are plain decoding's, for every method (test_seed): two of them are drawn.
 ACCEPTING = {
     "pure": {
-        *("plain", "vegas", "streaming", "quest", "specextend", "longspec-chain", "tree"),
-        *("triforce", "triforce-one-guess", "triforce-two-guesses"),
-        *("vegas-shared-noise", "longspec-tree"),
+        *("plain", "vegas", "streaming", "longspec-chain", "triforce-one-guess"),
+        *("triforce-two-guesses", "tree", "vegas-shared-noise", "longspec-tree"),
     },
-    "warped": {"plain", "vegas", "triforce-one-guess"},
+    "warped": {"plain", "vegas"},
     "penalised": {"plain", "vegas", "tree", "longspec-tree"},
-    "contextual": {"plain", "tokenswift"},
+    "contextual": {"tokenswift"},
 }
 
 

@@ -24,7 +24,9 @@ class Ranks:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        context = multiprocessing.get_context("spawn")
+        # Processes come from one that has imported what takes seconds.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["specattn.decoding", "specattn.distributed"])
         for rank in range(self.size):
             ours, theirs = context.Pipe()
             arguments = (theirs, rank, self.size, port, self.timeout)

@@ -30,7 +30,8 @@ def interpreted(count):
     """
     if hypothesis.settings.get_current_profile_name() == "fuzz":
         return hypothesis.settings(max_examples=10 * count)
-    return hypothesis.settings(max_examples=count if executed.wanted("triton") else count // 5)
+    few = max(2, count // 7)
+    return hypothesis.settings(max_examples=count if executed.wanted("triton") else few)
 
 
 @pytest.fixture(autouse=True)

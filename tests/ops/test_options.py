@@ -123,6 +123,17 @@ def test_rows():
     for rows in ([0, -1], np.array([0, -1]), torch.tensor([0, -1]), (np.int8(0), torch.tensor(-1))):
         found = call("verify_attention", "collect_rows", rows)
         assert all(torch.equal(a, b) for a, b in zip(found, right, strict=True))
-    for rows in (3, "01", None, torch.tensor(3), torch.ones(2), (0.5,), ("0",), [[0]]):
+    for rows in (
+        3,
+        "01",
+        None,
+        torch.tensor(3),
+        np.array(3),
+        np.array([[0]]),
+        torch.ones(2),
+        (0.5,),
+        ("0",),
+        [[0]],
+    ):
         with pytest.raises(TypeError, match="^collect_rows: expected .*integers, got "):
             call("verify_attention", "collect_rows", rows)

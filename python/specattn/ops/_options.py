@@ -78,9 +78,8 @@ def flag(name: str, value: Any) -> bool:
 
 def integers(name: str, value: Any) -> tuple[int, ...]:
     """Return an option as integers; raises TypeError where it is something else."""
-    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
-        raise TypeError(f"{name}: expected a sequence of integers, got {_shown(value)}")
-    if isinstance(value, torch.Tensor) and value.dim() != 1:
+    rows = isinstance(value, Iterable) and getattr(value, "ndim", 1) == 1
+    if not rows or isinstance(value, (str, bytes)):
         raise TypeError(f"{name}: expected a sequence of integers, got {_shown(value)}")
     return tuple(number(name, one) for one in value)
 

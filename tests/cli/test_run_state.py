@@ -4,6 +4,8 @@ import json
 import signal
 
 import pytest
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 
 from specattn.cli import run_state
 from tests.cli.conftest import TINY, start
@@ -86,6 +88,35 @@ def test_a_state_that_does_not_fit_is_refused(refused, saved, arguments, reason)
     refused(reason, *given, "--max-new-tokens", 4, "--resume", state, *arguments, noted=1)
 
 
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda tensors, _: tensors.pop("tokens"), "cannot be read: File does not contain"),
+        (lambda _, metadata: metadata.pop("settings"), "is not as --state writes it: KeyError"),
+        (lambda _, metadata: metadata.update(settings="{"), "is not as --state writes it: JSON"),
+        (lambda _, metadata: metadata.update(settings="[1]"), "is not as --state writes it: Type"),
+        (lambda _, metadata: metadata.update(settings='{"later": 1}'), "has later 1, not None"),
+        (
+            lambda tensors, _: tensors.update(tokens=tensors["tokens"].float()),
+            "tokens: expected ids, int64",
+        ),
+        (lambda tensors, _: tensors["tokens"].neg_(), "tokens: expected ids, int64"),
+        (
+            lambda tensors, _: tensors.update(tokens=tensors["tokens"][None]),
+            "tokens: expected ids, int64",
+        ),
+    ],
+)
+def test_a_state_that_somebody_has_changed_is_refused(refused, saved, tmp_path, damage, reason):
+    given, state = saved
+    with safe_open(state, "pt") as file:
+        tensors, metadata = {}, file.metadata()
+        tensors.update((name, file.get_tensor(name)) for name in ("prompt", "tokens"))
+    damage(tensors, metadata)
+    save_file(tensors, tmp_path / "changed", metadata)
+    refused(reason, *given, "--max-new-tokens", 4, "--resume", tmp_path / "changed", noted=1)
+
+
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_run_shows_what_it_has(
     specattn, prompt, tmp_path, monkeypatch, number, status
@@ -127,3 +158,20 @@ def test_before_the_first_token_there_is_nothing_to_show(
     assert said.splitlines()[-1] == "specattn: interrupted"
     assert not state.exists()
     assert signal.getsignal(number) is before
+
+
+def test_a_full_disk_costs_the_state_alone(specattn, prompt, tmp_path, monkeypatch):
+    """safetensors' own error, in the middle and at the end: a text is not lost for it."""
+    given = ("generate", "--prompt-file", prompt, "--method", "plain", "--max-new-tokens", 5)
+    text = specattn(*given)[1]
+
+    def full(*_):
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr(run_state, "time", Clock())
+    monkeypatch.setattr(run_state, "save_file", full)
+    code, shown, said = specattn(*given, "--state", tmp_path / "state")
+    reason = f"{tmp_path / 'state'} cannot be written: No space left on device"
+    assert (code, shown) == (2, text)
+    assert f"warning: {reason}\n" in said
+    assert said.endswith(f"specattn: error: Invalid value: {reason}\n")

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from specattn.cli.errors import interrupt, on_signals
+from specattn.cli.terminal import say
 from specattn.decoding import StopRequest
 from specattn.files import write_atomically
 
@@ -45,31 +46,45 @@ class RunState:
                 metadata = file.metadata() or {}
                 if metadata.get("schema") != SCHEMA:
                     raise ValueError(f"{self.path} holds no state of a run ({SCHEMA})")
-                saved = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                prompt, tokens = map(file.get_tensor, ("prompt", "tokens"))
+            settings = dict(json.loads(metadata["settings"]))
         except (OSError, SafetensorError) as error:
             raise ValueError(f"{self.path} cannot be read: {error}") from None
-        if saved["prompt"].tolist() != self.prompt:
+        except (KeyError, TypeError, json.JSONDecodeError) as error:
+            raise ValueError(f"{self.path} is not as --state writes it: {error!r}") from None
+        if tokens.dtype != torch.int64 or tokens.dim() != 1 or bool((tokens < 0).any()):
+            found = f"{tokens.dtype} of shape {list(tokens.shape)}"
+            raise ValueError(f"{self.path}: tokens: expected ids, int64 [new tokens], got {found}")
+        if prompt.tolist() != self.prompt:
             raise ValueError(f"{self.path} continues another prompt")
-        for name, value in json.loads(metadata["settings"]).items():
-            if value != self.settings[name]:
-                raise ValueError(f"{self.path} has {name} {value!r}, not {self.settings[name]!r}")
-        self.tokens = saved["tokens"].tolist()
+        for name in settings | self.settings:
+            value, wanted = settings.get(name), self.settings.get(name)
+            if value != wanted:
+                raise ValueError(f"{self.path} has {name} {value!r}, not {wanted!r}")
+        self.tokens = tokens.tolist()
         self.resumed_at = len(self.tokens)
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append new tokens; save now and then."""
         self.tokens += tokens
         if time.monotonic() - self._saved > SAVED_EVERY:
-            self.save()
+            try:
+                self.save()
+            except OSError as error:  # of a full disk, say, which may have room again later
+                self._saved = time.monotonic()
+                say(f"warning: {error}", style="yellow")
 
     def save(self) -> None:
-        """Write all of it or nothing."""
+        """Write all of it or nothing; OSError where it cannot be written."""
         if self.path is None:
             return
         tokens = torch.tensor(self.tokens, dtype=torch.int64)
         tensors = {"prompt": torch.tensor(self.prompt), "tokens": tokens}
         metadata = {"schema": SCHEMA, "settings": json.dumps(self.settings)}
-        write_atomically(self.path, lambda partial: save_file(tensors, partial, metadata))
+        try:
+            write_atomically(self.path, lambda partial: save_file(tensors, partial, metadata))
+        except (OSError, SafetensorError) as error:
+            raise OSError(f"{self.path} cannot be written: {error}") from None
         self._saved = time.monotonic()
 
 

@@ -36,6 +36,17 @@ def build_method(text: str) -> Method:
         return METHODS[name](**given)
 
 
+def _check_ends(stop_strings: Any, tokens: dict[str, Any]) -> None:
+    """Check what a checkpoint says of where texts end: transformers takes whatever it holds."""
+    for name, value in tokens.items():
+        several = value if isinstance(value, list) else [0 if value is None else value]
+        if not all(type(one) is int and abs(one) < 2**63 for one in several):
+            raise ValueError(f"{name}: expected token ids, got {value!r}")
+    several = stop_strings if isinstance(stop_strings, list) else [stop_strings or ""]
+    if not all(isinstance(one, str) for one in several):
+        raise ValueError(f"stop_strings: expected strings, got {stop_strings!r}")
+
+
 @dataclass
 class Text:
     """What one method made of one prompt."""
@@ -104,6 +115,8 @@ class DecodingSession:
         theirs = self.model.generation_config
         self._stop_strings = theirs.stop_strings
         kept = {name: getattr(theirs, name, None) for name in _OF_CHECKPOINT}
+        with naming(f"--model: {self.checkpoint.folder}: generation_config.json"):
+            _check_ends(self._stop_strings, kept)
         self.model.generation_config = GenerationConfig(**kept)
         longest = max(len(prompt.tokens) for prompt in self.prompts) + options.max_new_tokens
         check_length(self.model.config, longest)

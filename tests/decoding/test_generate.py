@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -234,3 +235,35 @@ def test_on_a_gpu(family, method):
     output = generate(model, texts, method, max_new_tokens=32, repetition_penalty=1.3)
     expected = [greedy_by_transformers(model, p.cuda(), 32, repetition_penalty=1.3) for p in texts]
     assert output.new_tokens == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("max_new_tokens", "4", "an integer"),
+        ("max_new_tokens", 2.5, "an integer"),
+        ("temperature", "0", "a number"),
+        ("temperature", [1.0], "a number"),
+        ("seed", 2.5, "an integer"),
+        ("seed", True, "an integer"),
+        ("generator", 3, "a torch.Generator"),
+        ("generation_config", {"top_k": 3}, "a GenerationConfig"),
+        ("capacity", float("nan"), "an integer"),
+        ("num_pregenerated", torch.tensor([1]), "an integer"),
+        ("stop_strings", 5, "strings"),
+        ("stop_strings", ["a", 5], "strings"),
+    ],
+)
+def test_options_of_a_wrong_type_are_named(name, value, expected):
+    """Some were taken silently: a seed where nothing is drawn, a capacity that is no number."""
+    options = {"max_new_tokens": 2, "tokenizer": object(), name: value}
+    with pytest.raises(TypeError, match=f"^{name}: expected {expected}, got "):
+        generate(tiny_model("qwen3"), [1, 2, 3], "plain", **options)
+
+
+def test_numbers_of_other_types_are_taken():
+    model, expected = tiny_model("qwen3"), None
+    for kind in (int, np.int64, torch.tensor):
+        found = generate(model, [1, 2, 3], "plain", max_new_tokens=kind(3), seed=kind(5))
+        expected = expected or found.new_tokens
+        assert found.new_tokens == expected

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any, cast
 
 import torch
@@ -148,12 +149,23 @@ def generate(
 
     Raises
     ------
+    TypeError
+        A number, a generator, a config or a stop string is something else.
     ValueError
         Something that is no prompt, an unknown method or model family, a prompt beyond the
         capacity, or an option that cannot be obeyed here (beams, scores, attentions, ...).
     RanksDisagree, RankLost
         On several ranks: one makes another call, or does not answer.
     """
+    _check_kinds(
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        seed=seed,
+        generator=generator,
+        generation_config=generation_config,
+        capacity=capacity,
+        num_pregenerated=num_pregenerated,
+    )
     method, model = _resolve(method), text_model(model)
     vocabulary = model.config.vocab_size
     prompts = as_prompts(input_ids, attention_mask, tokenizer=tokenizer, vocabulary=vocabulary)
@@ -180,7 +192,11 @@ def generate(
     criteria = StoppingCriteriaList(stopping_criteria or [])
     if stop_strings is None:
         stop_strings = model.generation_config.stop_strings or ()
-    if strings := [stop_strings] if isinstance(stop_strings, str) else list(stop_strings):
+    alone = isinstance(stop_strings, str) or not isinstance(stop_strings, Iterable)
+    strings: list[Any] = [stop_strings] if alone else list(stop_strings)
+    if not all(isinstance(one, str) for one in strings):
+        raise TypeError(f"stop_strings: expected strings, got {stop_strings!r}")
+    if strings:
         if tokenizer is None:
             raise ValueError(
                 f"stop_strings {strings} need tokenizer=, to know how tokens spell them; "
@@ -212,6 +228,27 @@ def generate(
     own = zip(texts.rows, new_tokens, strict=True)
     whole = [torch.cat([prompt, prompt.new_tensor(new)]) for prompt, new in own]
     return GenerationOutput(whole, new_tokens, statistics)
+
+
+_KINDS: dict[str, tuple[type, str]] = {
+    "max_new_tokens": (Integral, "an integer"),
+    "temperature": (Real, "a number"),
+    "seed": (Integral, "an integer"),
+    "generator": (torch.Generator, "a torch.Generator"),
+    "generation_config": (GenerationConfig, "a GenerationConfig"),
+    "capacity": (Integral, "an integer"),
+    "num_pregenerated": (Integral, "an integer"),
+}
+
+
+def _check_kinds(**given: Any) -> None:
+    """Raise TypeError for what is neither None nor as `_KINDS` says."""
+    for name, value in given.items():
+        kind, expected = _KINDS[name]
+        scalar = isinstance(value, torch.Tensor) and value.dim() == 0
+        found = value.item() if scalar else value
+        if value is not None and (isinstance(found, bool) or not isinstance(found, kind)):
+            raise TypeError(f"{name}: expected {expected}, got {value!r}")
 
 
 _Prepared = tuple[Texts, GenerationConfig]

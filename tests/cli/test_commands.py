@@ -93,6 +93,11 @@ def test_a_dtype_has_a_short_and_a_long_name(specattn, written, name):
     assert specattn("plan", "--dtype", name)[0] == 0
 
 
+@pytest.mark.parametrize("option", ["--context", "--batch", "--ranks"])
+def test_a_plan_counts_in_32_bits(refused, option):
+    refused(option, "plan", option, 10**400)
+
+
 def test_a_reader_may_go(specattn, prompt, monkeypatch):
     """As of ``specattn generate ... | head -c 1``."""
     reads, writes = os.pipe()

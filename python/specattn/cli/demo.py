@@ -18,7 +18,9 @@ def demo(
         Path | None,
         typer.Argument(help="Continue the end of this file [default: a module of Python's own]."),
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Make this many new tokens.")] = 160,
+    max_new_tokens: Annotated[
+        int, typer.Option(min=1, max=2**31 - 1, help="Make this many new tokens.")
+    ] = 160,
 ) -> None:
     """Continue a file with the embedded target, plainly and speculatively, and compare."""
     from concurrent.futures import _base  # was held out when the embedded target was trained

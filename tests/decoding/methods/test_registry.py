@@ -66,6 +66,24 @@ def test_every_file_of_the_folder_is_imported():
     assert all(method.name == name for name, method in METHODS.items())
 
 
+@pytest.mark.parametrize(
+    ("text", "option"),
+    [
+        ("prompt_lookup:longest=", "longest"),
+        ("poss:window=", "window"),
+        ("streaming:sinks=", "sinks"),
+        ("longspec:gamma=", "gamma"),
+    ],
+)
+@pytest.mark.parametrize("huge", [2**31, 10**18, 10**30])
+def test_an_option_beyond_32_bits(text, option, huge):
+    """Some have a method look for so many tokens, others do not fit into what kernels count."""
+    with pytest.raises(ValueError, match=f"{option}: expected an integer up to 2147483647, got"):
+        parse_method(f"{text}{huge}")
+    with pytest.raises(ValueError, match="widths: expected an integer up to 2147483647, got"):
+        parse_method(f"longspec:widths=[4,{huge}]")
+
+
 def test_a_name_is_taken_once():
     with pytest.raises(ValueError, match="a method named 'plain' exists: Plain"):
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+_LARGEST = 2**31 - 1
 _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
@@ -44,6 +45,8 @@ class Option:
         for read in self._reads:
             try:
                 return read(text)
+            except OverflowError as error:
+                raise ValueError(str(error)) from None
             except ValueError:
                 continue
         raise ValueError(f"expected {self.takes}, got {text!r}")
@@ -90,6 +93,13 @@ def _boolean(text: str) -> bool:
     return _BOOLEANS[text.lower()]
 
 
+def _integer(text: str) -> int:
+    """Return an integer; OverflowError for one beyond all that methods count, in 32 bits."""
+    if (number := int(text)) > _LARGEST:
+        raise OverflowError(f"expected an integer up to {_LARGEST}, got {text!r}")
+    return number
+
+
 def _number(text: str) -> float:
     if not math.isfinite(number := float(text)):
         raise ValueError
@@ -99,7 +109,7 @@ def _number(text: str) -> float:
 def _integers(text: str) -> tuple[int, ...]:
     if not re.fullmatch(r"\[.*\]", text):
         raise ValueError
-    return tuple(map(int, text[1:-1].split(",")))
+    return tuple(map(_integer, text[1:-1].split(",")))
 
 
 def _paths(text: str) -> tuple[str, ...]:
@@ -118,7 +128,7 @@ def _path(text: str) -> str:
 
 _READERS: dict[Any, tuple[str, Callable[[str], Any]]] = {
     bool: ("true or false", _boolean),
-    int: ("an integer", int),
+    int: ("an integer", _integer),
     float: ("a number", _number),
     str: ("a word", str),
     Path: ("a path", _path),

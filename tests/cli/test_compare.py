@@ -12,7 +12,7 @@ from specattn.reference import add_gumbel_noise
 from transformers import AutoModelForCausalLM
 
 from specattn import cli
-from specattn.cli import run_state
+from specattn.cli import run_state, terminal
 from specattn.cli.session import DecodingSession
 from specattn.decoding import Plain
 from tests.cli.conftest import TINY
@@ -82,14 +82,18 @@ def test_the_option_that_is_wrong_is_named(refused, prompt, option):
     refused(reason, "compare", "--prompt-file", prompt, option, "plain,vegas:gamma=0")
 
 
-def test_the_demo_is_a_comparison(specattn, prompt, refused):
-    """Of one text, shown once, with a line for each method."""
+def test_the_demo_is_a_comparison(specattn, prompt, refused, monkeypatch):
+    """Of one text, shown once, with a line for each method, by its name where nothing has room."""
+    monkeypatch.setattr(terminal.console, "width", 40)
     code, text, said = specattn("demo", prompt, "--max-new-tokens", 4)
     assert code == 0
     assert text.endswith("specattn generate -h\n")
     assert "The same text, shown once: plain, auto, suffix\n" in said
-    assert len(re.findall(r"^(?:plain|auto|suffix) .* s$", said, re.MULTILINE)) == 3
+    rows = re.findall(r"^(?:plain|auto|suffix)  .* s$", said, re.MULTILINE)
+    assert len(rows) == 3
+    assert not re.search(r"^plain \d", said, re.MULTILINE)
     refused("FILE: nowhere is not a file", "demo", "nowhere")
+    refused("--max-new-tokens", "demo", prompt, "--max-new-tokens", 2**31)
 
 
 @pytest.mark.parametrize("when", ["before its first token", "in its text"])

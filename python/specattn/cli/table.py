@@ -66,8 +66,8 @@ def print_figures(session: DecodingSession, runs: dict[str, Continuation]) -> No
     room = console.width - 2 - len(aligned(rows, left=0)[0])
     # A method whose options have no room is numbered, and spelled out below.
     names = [
-        method if len(method) <= room else f"{method.partition(':')[0]} {number}"
-        for number, method in enumerate(runs, start=1)
+        method if len(method) <= room or ":" not in method else f"{method.partition(':')[0]} {n}"
+        for n, method in enumerate(runs, start=1)
     ]
     print_table([{"method": name, **row} for name, row in zip(names, rows, strict=True)])
     for name, method in zip(names, runs, strict=True):

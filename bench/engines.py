@@ -20,7 +20,7 @@ import torch
 from common.arguments import Parser
 from common.clock import paired_ratio, spread
 from common.records import Record
-from common.tables import aligned, or_dash, size
+from common.tables import or_dash, size
 from decoding.peers.engines import ENGINES
 from decoding.peers.process import Peer, Peers
 from decoding.texts import Files, held_out_files
@@ -65,6 +65,11 @@ class Engines(study.Study):
     defaults = {"context": None, "dtype": "float32", "threads": 2, "repeats": 5} | {
         "new_tokens": 64, "seed": 0
     }  # fmt: skip
+    header = (
+        ("check", "<"), ("variant", "<"), ("context", ">"), ("against vLLM = 1", ">"), ("bar", ">"),
+        ("by processor time", ">"), ("ms: specattn, vLLM", ">"), ("spread", ">"),
+        ("texts alike", ">"),
+    )  # fmt: skip
 
     @classmethod
     def add_arguments(cls, parser: Parser) -> None:
@@ -106,13 +111,22 @@ class Engines(study.Study):
         }
         yield from self.timed(running, context, cold=check == "first token")
 
-    def line(self, record: Record) -> str:
-        """Return a row as a line."""
-        return "  ".join(filter(None, _cells(record)))
-
-    def table(self, records: list[Record]) -> str:
-        """Return the rows as text."""
-        return aligned(_HEADER, list(map(_cells, records)))
+    def row(self, record: Record) -> list[str]:
+        """Return the ratios of a row beside its bar."""
+        alike = f"{record['identical']} of {record['of']}"
+        cells = [record["check"], record["variant"], size(record["context"])]
+        if "ratio" not in record:
+            return [*cells, "", "", "", "", "", alike]
+        bar = BARS[record["check"]].get(record["context"])
+        return [
+            *cells,
+            f"{record['ratio']:.2f}",
+            f"{bar:.2f}" if bar else "",
+            or_dash(record["ratio_of_processor_time"]),
+            f"{record['seconds'] * 1e3:.2f}, {record['stock_seconds'] * 1e3:.2f}",
+            f"{record['spread']:.0%}",
+            alike,
+        ]
 
     def status(self, records: list[Record]) -> int:
         """Return 1 where a text differs."""
@@ -197,29 +211,6 @@ def _batches(order: list[int]) -> Iterator[list[int]]:
     while order:
         yield order[:wanted]
         order, wanted = order[wanted:], wanted % 8 + 1
-
-
-_HEADER = [
-    ("check", "<"), ("variant", "<"), ("context", ">"), ("against vLLM = 1", ">"), ("bar", ">"),
-    ("by processor time", ">"), ("ms: specattn, vLLM", ">"), ("spread", ">"), ("texts alike", ">"),
-]  # fmt: skip
-
-
-def _cells(row: dict[str, Any]) -> list[str]:
-    alike = f"{row['identical']} of {row['of']}"
-    cells = [row["check"], row["variant"], size(row["context"])]
-    if "ratio" not in row:
-        return [*cells, "", "", "", "", "", alike]
-    bar = BARS[row["check"]].get(row["context"])
-    return [
-        *cells,
-        f"{row['ratio']:.2f}",
-        f"{bar:.2f}" if bar else "",
-        or_dash(row["ratio_of_processor_time"]),
-        f"{row['seconds'] * 1e3:.2f}, {row['stock_seconds'] * 1e3:.2f}",
-        f"{row['spread']:.0%}",
-        alike,
-    ]
 
 
 main = partial(study.run, Engines)

@@ -6,7 +6,7 @@ import argparse
 import itertools
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,6 +15,7 @@ import torch
 from common import arguments
 from common.machine import describe, disturbed
 from common.records import Record, RecordFile
+from common.tables import aligned
 from decoding import models
 from decoding.cases import Entry
 from decoding.texts import Files, held_out_files
@@ -33,7 +34,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "texts": {"type": arguments.number, "metavar": "N", "help": "held-out texts"},
     "new_tokens": {"type": arguments.number, "metavar": "N", "help": "of every run"},
     "repeats": {"type": arguments.number, "metavar": "N", "help": "timed runs"},
-    "rounds": {"type": arguments.number, "metavar": "N", "help": "timed rounds"},
     "threads": {"type": arguments.number, "metavar": "N"},
     "seed": {"type": int, "help": "which text is continued"},
     "json": {"type": Path, "metavar": "FILE", "help": "JSON Lines; records are added to it"},
@@ -45,12 +45,14 @@ class Study:
     """A question: its cells, what is measured in one, and the table of all.
 
     `cells` names the options whose product the cells are; with `resumes`, cells that the file has
-    are not measured again. `methods` are built with what `built_with` has for them.
+    are not measured again. `header` has the columns of the table, of which `row` fills a line.
+    `methods` are built with what `built_with` has for them.
     """
 
     defaults: ClassVar[dict[str, Any]]
     cells: ClassVar[tuple[str, ...]] = ("context", "text")
     kind: ClassVar[str] = "row"
+    header: ClassVar[Sequence[tuple[str, str]]] = ()
     resumes: ClassVar[bool] = False
     built_with: ClassVar[dict[str, dict[str, Any]]] = {}
     target: ClassVar[type[Target]] = Target
@@ -71,13 +73,13 @@ class Study:
         """Yield what a cell's place shows."""
         raise NotImplementedError
 
+    def row(self, record: Record) -> Sequence[str]:
+        """Return a record as a line of the table; nothing where it is only one of many in it."""
+        return ()
+
     def table(self, records: list[Record]) -> str:
         """Return all records of the file as text."""
-        raise NotImplementedError
-
-    def line(self, record: Record) -> str:
-        """Return what is printed when a cell is measured; nothing by default."""
-        return ""
+        return aligned(self.header, list(map(self.row, records)))
 
     def close(self) -> None:
         """End what was started for the cells."""
@@ -150,8 +152,8 @@ def run(study: type[Study], argv: list[str] | None = None) -> int:
                 shared = {"kind": study.kind, **place, "others": others.cores()}
                 for found in measured:
                     file.add(shared | found)
-                    if text := asked.line(file.records[-1]):
-                        print(text, flush=True)
+                    if cells := asked.row(file.records[-1]):
+                        print("  ".join(filter(None, cells)), flush=True)
     finally:
         asked.close()
     records = [one for one in file.records if one.get("kind") in (study.kind, None)]

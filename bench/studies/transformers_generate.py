@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common.arguments import Parser
 from common.clock import paired_ratio, timing
 from common.records import Record
-from common.tables import aligned, or_dash, size
+from common.tables import or_dash, size
 from decoding.runs import generate
 
 from specattn.integrations.transformers import Cache
@@ -70,6 +70,10 @@ class TransformersGenerate(study.Study):
         "new_tokens": 48, "repeats": 5, "threads": 2
     }  # fmt: skip
     cells = ("context",)
+    header = (
+        ("context", ">"), ("way", "<"), ("ms per token", ">"), ("over sdpa", ">"),
+        ("prefill s", ">"), ("over sdpa", ">"), ("same text", "<"),
+    )  # fmt: skip
 
     @classmethod
     def add_arguments(cls, parser: Parser) -> None:
@@ -81,9 +85,17 @@ class TransformersGenerate(study.Study):
         model, texts = self.loaded
         return iter(measure(model, texts.prompts(0, place["context"], 1)[0], self.options))
 
-    def table(self, records: list[Record]) -> str:
-        """Return the rows as text."""
-        return table(records)
+    def row(self, record: Record) -> tuple[str, ...]:
+        """Return a way with its ratios."""
+        return (
+            size(record["context"]),
+            record["way"],
+            f"{record['seconds_per_token']['median'] * 1e3:.1f}",
+            or_dash(record["over_sdpa"]["decoding"]),
+            or_dash(record["prefill_seconds"]),
+            or_dash(record["over_sdpa"]["prefill"]),
+            "yes" if record["same_text_as_sdpa"] else "no",
+        )
 
 
 @torch.no_grad()
@@ -144,26 +156,6 @@ def prefill_seconds(model: PreTrainedModel, prompt: torch.Tensor, way: Way) -> f
     start = time.perf_counter()
     model(prompt[None], past_key_values=cache, logits_to_keep=1)
     return time.perf_counter() - start
-
-
-def table(rows: list[Record]) -> str:
-    """Return the rows as text."""
-    names = ("context", "way", "ms per token", "over sdpa", "prefill s", "over sdpa", "same text")
-    return aligned(
-        [(name, "<" if name in ("way", "same text") else ">") for name in names],
-        [
-            (
-                size(row["context"]),
-                row["way"],
-                f"{row['seconds_per_token']['median'] * 1e3:.1f}",
-                or_dash(row["over_sdpa"]["decoding"]),
-                or_dash(row["prefill_seconds"]),
-                or_dash(row["over_sdpa"]["prefill"]),
-                "yes" if row["same_text_as_sdpa"] else "no",
-            )
-            for row in rows
-        ],
-    )
 
 
 main = partial(study.run, TransformersGenerate)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import geometric_mean
+
 from figures import BLUE, GREEN, GREY, ORANGE, pyplot, save
 from records import read, size
 
@@ -11,6 +13,10 @@ PEERS = {  # what the rows call it: what the picture does
     "plain": ("specattn, plain", BLUE),
     "vegas": ("specattn, Vegas", ORANGE),
     "prompt_lookup": ("specattn, prompt lookup", GREEN),
+}
+STYLES = {
+    "auto": {"color": "black", "linewidth": 2.5, "zorder": 3},
+    "plain": {"color": "black", "linestyle": "--"},
 }
 WAYS = {
     "sdpa, static cache": ("SDPA, static cache", GREY),
@@ -26,6 +32,7 @@ def main():
     draw_peers()
     draw_transformers()
     draw_vllm()
+    draw_auto()
 
 
 def bars(rows, names, value, title, label):
@@ -104,6 +111,30 @@ def draw_vllm():
     )
     figure.axes[0].axhline(1, color="black", linewidth=0.8)
     save(figure, "results-vllm")
+
+
+def draw_auto():
+    """Draw tokens per second of `auto` and of every method against the prompt's length."""
+    cells = read("epyc-2core/auto.jsonl", "cell")
+    contexts = sorted({cell["context"] for cell in cells})
+    figure, both = pyplot.subplots(1, 2, figsize=(9, 3.9), layout="constrained")
+    for axes, heat in zip(both, sorted({cell["temperature"] for cell in cells}), strict=True):
+        for name in cells[0]["speed"]:
+            speeds = {
+                (cell["context"], cell["text"]): cell["speed"][name]
+                for cell in cells
+                if cell["temperature"] == heat
+            }
+            means = [geometric_mean(x for (n, _), x in speeds.items() if n == m) for m in contexts]
+            axes.plot(contexts, means, label=name, **STYLES.get(name, {"marker": "."}))
+        axes.set(xscale="log", yscale="log", xlabel="tokens of prompt")
+        axes.set_xticks(contexts, [size(n) for n in contexts])
+        axes.set_yticks(ticks := [100, 200, 500, 1000, 2000], ticks)
+        axes.set(ylabel="new tokens per second", title=f"temperature {heat:g}")
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+    both[1].legend(fontsize=8, frameon=False)
+    save(figure, "results-auto")
 
 
 if __name__ == "__main__":

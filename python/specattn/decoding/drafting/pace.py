@@ -16,10 +16,12 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
+import torch
 
 from specattn.decoding.drafting.gains import NONE, ChainGains, Costs, Effort, Plan, best_size
 from specattn.decoding.drafting.timings import EXPLORING, Memory, PassCosts, Timings, Trials
-from specattn.decoding.engine.contract import Verified
+from specattn.decoding.engine.contract import Draft, Drafter, Verified
+from specattn.decoding.text.sequences import Sequences
 from specattn.decoding.text.statistics import Clock
 
 TRIAL = 3
@@ -136,11 +138,7 @@ class Arm(FixedSize):
     def rows(
         self, effort: Effort, drafted: int, chances: Callable[[], Any], place: Any = None
     ) -> int:
-        """Return how many rows of a draft of `drafted` rows, roots included, are verified.
-
-        ``chances()`` returns the probabilities of the drafted nodes: [B, n] with the `place` of
-        each, as for `TreeGains.add`, or by request in descending order.
-        """
+        """Return the rows with which the batch gains the most tokens per second."""
         if self.effort != NONE:  # which is fixed
             return super().rows(effort, drafted, chances, place)
         found = chances()
@@ -262,6 +260,38 @@ class Arm(FixedSize):
             Plan(self.efforts[n], float(tokens[at, row]), float(seconds[at, row]))
             for at, (n, row) in enumerate(zip(allowed, best, strict=True))
         ]
+
+
+class PacedDrafter(Drafter):
+    """A drafter whose arm says before every round how much it drafts, if anything.
+
+    A draft that only makes ready the next one sets `prepares`: its round is not timed.
+    """
+
+    arm: FixedSize
+    sequences: Sequences
+    prepares = False
+
+    def propose(self, root: torch.Tensor) -> Draft:
+        """Draft as much as pays behind `root` [B]."""
+        effort = self.arm.choose(self.sequences.draft_depth)
+        draft = self.draft(root, effort)
+        if not self.prepares:
+            self.arm.begin(effort, draft.tree.size)
+        return draft
+
+    def draft(self, root: torch.Tensor, effort: Effort) -> Draft:
+        """Draft with an effort behind `root` [B]: the root alone without any."""
+        raise NotImplementedError
+
+    def observe(self, verified: Verified) -> None:
+        """Learn what was accepted of an own draft."""
+        if verified.own:
+            self.arm.end(verified)
+
+    def details(self) -> dict[str, Any]:
+        """Return what drafting was found to cost."""
+        return self.arm.details()
 
 
 class Pace:

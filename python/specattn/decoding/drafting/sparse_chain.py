@@ -6,17 +6,17 @@ What all such methods share. Each says in a file of its own which tokens it sele
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch.nn.functional import pad
 
 from specattn.decoding.drafting.budget import Budgeted
 from specattn.decoding.drafting.chain import ChainBuilder
-from specattn.decoding.drafting.gains import NONE
-from specattn.decoding.drafting.pace import FixedSize
-from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Verified
-from specattn.decoding.passes.attention import KVSelector, Selection
+from specattn.decoding.drafting.gains import NONE, Effort
+from specattn.decoding.drafting.pace import FixedSize, PacedDrafter
+from specattn.decoding.engine.contract import Draft, DraftContext, Verified
+from specattn.decoding.passes.attention import NO_CAPTURE, CaptureSpec, KVSelector, Selection
 
 
 class SparseChain(ChainBuilder):
@@ -62,7 +62,23 @@ class PrefixSelection(NamedTuple):
         return [first.extended(step) for step in range(count)]
 
 
-class SelectionDrafter(Drafter):
+class SparseDrafter(PacedDrafter):
+    """Chains drafted by the target on what a rule selects in every round."""
+
+    def __init__(self, method: Budgeted, context: DraftContext, arm: FixedSize):
+        self.arm, self.target, self.sequences = arm, context.target, context.sequences
+        self.chain = SparseChain(method.max_gamma, context, rejection=method.rejection)
+
+    def selectors(self, count: int) -> Sequence[KVSelector]:
+        """Return what each of `count` draft steps attends to."""
+        raise NotImplementedError
+
+    def draft(self, root: torch.Tensor, effort: Effort) -> Draft:
+        """Draft a chain on what is selected."""
+        return self.chain.propose(root, self.selectors(effort.depth) if effort.depth else [])
+
+
+class SelectionDrafter(SparseDrafter):
     """Chains drafted by the target on the selection that a verification led to.
 
     A method's `select` sets `selected`; until then a round drafts nothing. `newer` tokens at most
@@ -70,43 +86,29 @@ class SelectionDrafter(Drafter):
     """
 
     def __init__(self, method: Budgeted, newer: int, context: DraftContext, arm: FixedSize):
-        self.newer, self.arm = newer, arm
-        self.context, self.target, self.sequences = context, context.target, context.sequences
-        self.chain = SparseChain(method.max_gamma, context, rejection=method.rejection)
+        super().__init__(method, context, arm)
+        self.newer = newer
         self.selected: PrefixSelection | None = None
-        self.effort = NONE
 
-    def steps(self) -> list[Selection]:
-        """Return what the target attends to behind 0, 1, ... tokens of a chain."""
-        if self.selected is None or self.effort == NONE:
+    def selectors(self, count: int) -> list[Selection]:
+        """Return what each of `count` draft steps attends to, none while nothing is selected."""
+        if self.selected is None:
             return []
-        return self.selected.steps(self.target.cache.seqlens, self.effort.depth, self.newer)
+        return self.selected.steps(self.target.cache.seqlens, count, self.newer)
 
-    def draft(self, root: torch.Tensor) -> Draft:
+    def draft(self, root: torch.Tensor, effort: Effort) -> Draft:
         """Draft a chain on the selection, or the root alone while there is none."""
-        return self.chain.propose(root, self.steps())
-
-    def propose(self, root: torch.Tensor) -> Draft:
-        """Draft as many tokens as pay, once there is a selection."""
-        self.effort = self.arm.choose(self.sequences.draft_depth)
-        draft = self.draft(root)
-        if (self.effort == NONE) == (draft.tree.size == 1):  # or else it prepares the next
-            self.arm.begin(self.effort, draft.tree.size)
-        return draft
+        self.prepares = self.selected is None and effort != NONE
+        return super().draft(root, effort)
 
     def observe(self, verified: Verified) -> None:
         """Learn what was accepted of an own draft, and select for the next one."""
-        if verified.own:
-            self.arm.end(verified)
+        super().observe(verified)
         self.select(verified)
 
     def select(self, verified: Verified) -> None:
         """Set what the next draft attends to."""
         raise NotImplementedError
-
-    def details(self) -> dict[str, Any]:
-        """Return what drafting was found to cost."""
-        return self.arm.details()
 
     def compact(self, rows: list[int]) -> None:
         """Drop all rows of the batch but these."""
@@ -114,32 +116,20 @@ class SelectionDrafter(Drafter):
             self.selected = self.selected.compact(rows)
 
 
-class SteadyDrafter(Drafter):
-    """Chains drafted by the target on what a rule selects in every round."""
+class GuidedDrafter(SelectionDrafter):
+    """Selects anew by what every verification of a draft captures: as `captured` says."""
 
-    def __init__(self, method: Budgeted, context: DraftContext):
-        self.target, self.sequences = context.target, context.sequences
-        self.chain = SparseChain(method.max_gamma, context, rejection=method.rejection)
-        self.arm = method.arm(context)
-
-    def selectors(self, count: int) -> Sequence[KVSelector]:
-        """Return what each of `count` draft steps attends to."""
+    def captured(self, rows: int) -> CaptureSpec:
+        """Return what ranks the prefix, of a verification of so many rows."""
         raise NotImplementedError
 
-    def propose(self, root: torch.Tensor) -> Draft:
-        """Draft as many tokens as pay."""
-        effort = self.arm.choose(self.sequences.draft_depth)
-        draft = self.chain.propose(root, self.selectors(effort.depth) if effort.depth else [])
-        self.arm.begin(effort, draft.tree.size)
+    def draft(self, root: torch.Tensor, effort: Effort) -> Draft:
+        """Draft a chain on the selection; without an effort nothing is captured or kept."""
+        if effort == NONE:
+            self.selected = None
+        draft = super().draft(root, effort)
+        self.capture = NO_CAPTURE if effort == NONE else self.captured(draft.tree.size)
         return draft
-
-    def observe(self, verified: Verified) -> None:
-        """Learn what was accepted."""
-        self.arm.end(verified)
-
-    def details(self) -> dict[str, Any]:
-        """Return what drafting was found to cost."""
-        return self.arm.details()
 
 
 def rows_at(scores: torch.Tensor, nodes: torch.Tensor) -> torch.Tensor:

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, cast
 
 import torch
 from transformers import PreTrainedModel
 
 from specattn.decoding.drafting.gains import NONE
-from specattn.decoding.drafting.pace import Arm, FixedSize, LookupBackoff, Pace
+from specattn.decoding.drafting.pace import Arm, LookupBackoff, Pace, PacedDrafter
 from specattn.decoding.drafting.timings import Memory, Trials
 from specattn.decoding.drafting.trie import shared_tree
 from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Verified
@@ -163,10 +163,6 @@ def _say_once(reason: str) -> None:
     _log.warning("auto drafts nothing from the text: %s", reason)
 
 
-class _Armed(Protocol):
-    arm: FixedSize
-
-
 class _AutoDrafter(Drafter):
     def __init__(self, context: DraftContext, lookup: Suffix, drafters: dict[str, Drafter]):
         self.target, self.sequences = context.target, context.sequences
@@ -175,7 +171,7 @@ class _AutoDrafter(Drafter):
         self.vegas = next((one for one in drafters.values() if isinstance(one, VegasDrafter)), None)
         memory, arms = Memory.of(context), dict[str, Arm]()
         for name, drafter in drafters.items():
-            armed = cast(_Armed, drafter)
+            armed = cast(PacedDrafter, drafter)
             arms[name] = armed.arm = armed.arm.timed(memory, f"auto, {name}", 1 + lookup.max_nodes)
             arms[name].guess = _AT_PAR
         if self.vegas is not None:

@@ -27,7 +27,7 @@ from specattn.decoding.drafting.gains import (
     chains,
     sizes_up_to,
 )
-from specattn.decoding.drafting.pace import Arm, FixedSize
+from specattn.decoding.drafting.pace import Arm, FixedSize, PacedDrafter
 from specattn.decoding.drafting.pruning import as_probabilities, pruned
 from specattn.decoding.drafting.timings import Memory
 from specattn.decoding.drafting.trained import fitting_drafter
@@ -164,35 +164,25 @@ class LongSpec(Method, name="longspec"):
         return _TreeDrafter(block, levels, arm)
 
 
-class _BlockDrafter(Drafter):
-    """What trees and chains share: the block follows the accepted path."""
+class _BlockDrafter(PacedDrafter):
+    """What trees and chains share: the block follows the accepted path.
+
+    Without an effort `draft` lets the block store the root alone.
+    """
 
     def __init__(self, block: DraftBlock, arm: FixedSize):
-        self.block, self.arm = block, arm
+        self.block, self.arm, self.sequences = block, arm, block.sequences
         self.kept: torch.Tensor | None = None  # which of the block's nodes are verified
 
-    def propose(self, root: torch.Tensor) -> Draft:
-        effort = self.arm.choose(self.block.sequences.draft_depth)
-        draft = self.draft(root, effort)
-        self.arm.begin(effort, draft.tree.size)
-        return draft
-
-    def draft(self, root: torch.Tensor, effort: Effort) -> Draft:
-        """Draft with an effort; without any, the block stores the root alone."""
-        raise NotImplementedError
-
     def observe(self, verified: Verified) -> None:
+        super().observe(verified)
         if verified.own:
-            self.arm.end(verified)
             self.block.accept(verified.prefix, verified.accepted.nodes, self.kept)
         else:
             self.block.follow(max(verified.counts))
 
     def compact(self, rows: list[int]) -> None:
         self.block.compact(rows)
-
-    def details(self) -> dict[str, Any]:
-        return self.arm.details()
 
 
 class _TreeDrafter(_BlockDrafter):

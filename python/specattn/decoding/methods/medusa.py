@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from specattn.blocks import Ops
 from specattn.decoding.drafting.gains import NONE, Effort, TreeGains, sizes_up_to
-from specattn.decoding.drafting.pace import Arm, FixedSize
+from specattn.decoding.drafting.pace import Arm, FixedSize, PacedDrafter
 from specattn.decoding.drafting.pruning import as_probabilities, pruned
 from specattn.decoding.drafting.timings import Memory
 from specattn.decoding.drafting.trained import fitting_drafter
@@ -107,7 +107,7 @@ class Medusa(Method, name="medusa"):
         return _MedusaDrafter(module.eval(), widths, context, arm)
 
 
-class _MedusaDrafter(Drafter):
+class _MedusaDrafter(PacedDrafter):
     def __init__(
         self,
         heads: MedusaHeads,
@@ -132,17 +132,11 @@ class _MedusaDrafter(Drafter):
         before = zip(features, self.features, strict=True)
         self.features = torch.stack([own[-1] if len(own) else last for own, last in before])
 
-    def propose(self, root: torch.Tensor) -> Draft:
-        depth = min(len(self.widths), self.sequences.draft_depth)
-        effort = self.arm.choose(depth)
-        draft = Draft(self.trees[0], root[:, None])
-        if effort.depth:
-            draft = self._draft(root, effort, depth)
-        self.arm.begin(effort, draft.tree.size)
-        return draft
-
-    def _draft(self, root: torch.Tensor, effort: Effort, depth: int) -> Draft:
+    def draft(self, root: torch.Tensor, effort: Effort) -> Draft:
         """Return the tree of the heads' first guesses, or what pays of it."""
+        if not effort.depth:
+            return Draft(self.trees[0], root[:, None])
+        depth = min(len(self.widths), self.sequences.draft_depth)
         tree = self.trees[depth]
         best, scores = (x.flatten(1) for x in self._guesses(depth))
         guess_of = self.guess_of[: tree.size - 1]
@@ -179,15 +173,11 @@ class _MedusaDrafter(Drafter):
         return ops.children(ops.head(hidden, self.target.head), nothing, width)
 
     def observe(self, verified: Verified) -> None:
-        if verified.own:
-            self.arm.end(verified)
+        super().observe(verified)
         self.features = _rows(verified.result.features, verified.accepted.last)
 
     def compact(self, rows: list[int]) -> None:
         self.features = self.features[rows]
-
-    def details(self) -> dict[str, Any]:
-        return self.arm.details()
 
 
 def _guesses(widths: tuple[int, ...]) -> list[int]:

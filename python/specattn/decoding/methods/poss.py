@@ -17,9 +17,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from specattn.decoding.drafting.dynamic_tree import Candidates
 from specattn.decoding.drafting.gains import Effort, TreeGains, beams, sizes_up_to
-from specattn.decoding.drafting.pace import Arm, FixedSize
+from specattn.decoding.drafting.pace import Arm, FixedSize, PacedDrafter
 from specattn.decoding.drafting.pruning import as_probabilities
 from specattn.decoding.drafting.timings import Memory
 from specattn.decoding.drafting.trained import fitting_drafter
@@ -103,9 +102,9 @@ class PosS(Method, name="poss"):
         return _PosSDrafter(block, self, context)
 
 
-class _PosSDrafter(Drafter):
+class _PosSDrafter(PacedDrafter):
     def __init__(self, block: SpecialistBlock, method: PosS, context: DraftContext):
-        self.block = block
+        self.block, self.sequences = block, block.sequences
         self.arm = FixedSize(Effort(method.width, method.depth), method.total_tokens)
         if method.total_tokens is None:
             efforts, sizes = beams(method.width, method.depth), sizes_up_to(method.max_nodes)
@@ -119,33 +118,22 @@ class _PosSDrafter(Drafter):
     def on_prefill(self, start: int, features: Sequence[torch.Tensor]) -> None:
         self.block.on_prefill(start, features)
 
-    def propose(self, root: torch.Tensor) -> Draft:
-        effort = self.arm.choose(self.block.sequences.draft_depth)
-        draft = Draft(self.root_alone, root[:, None])
-        if effort.depth:
-            draft = self._best(effort, self._grown(root, effort))
-        self.arm.begin(effort, draft.tree.size)
-        return draft
-
-    def _grown(self, root: torch.Tensor, effort: Effort) -> Candidates:
-        """Return what was scored behind `root`."""
+    def draft(self, root: torch.Tensor, effort: Effort) -> Draft:
+        """Return the tree that was grown, or what pays of it."""
+        if not effort.depth:
+            return Draft(self.root_alone, root[:, None])
         self.watch.lap("elsewhere")
         self.block.catch_up()
         self.watch.lap("catch_up_seconds")
         grown = self.block.grow(root, effort.width, effort.depth)
         self.watch.lap("layer_seconds")
-        return grown
-
-    def _best(self, effort: Effort, grown: Candidates) -> Draft:
-        """Return what is verified of a tree."""
         chances, whole = partial(as_probabilities, grown.scores), 1 + grown.scores.shape[1]
         draft = grown.best(self.arm.rows(effort, whole, chances, grown.places))
         self.watch.lap("tree_seconds")
         return draft
 
     def observe(self, verified: Verified) -> None:
-        if verified.own:
-            self.arm.end(verified)
+        super().observe(verified)
         self.block.accept(verified)
 
     def compact(self, rows: list[int]) -> None:

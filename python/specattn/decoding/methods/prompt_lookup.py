@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
 from specattn.decoding.drafting.gains import NONE, ChainGains, Effort, TreeGains, sizes_up_to
-from specattn.decoding.drafting.pace import Arm, FixedSize
+from specattn.decoding.drafting.pace import Arm, FixedSize, PacedDrafter
 from specattn.decoding.drafting.timings import Memory
 from specattn.decoding.drafting.trie import common, draft_of_paths
 from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Verified
@@ -69,7 +68,7 @@ class PromptLookup(Method, name="prompt_lookup"):
         return _CopyingDrafter(self, context)
 
 
-class _CopyingDrafter(Drafter):
+class _CopyingDrafter(PacedDrafter):
     def __init__(self, method: PromptLookup, context: DraftContext):
         self.most, self.sequences = method.max_nodes - 1, context.sequences
         self.arm, self.chances = FixedSize(), list[ChainGains]()
@@ -97,7 +96,7 @@ class _CopyingDrafter(Drafter):
         return draft
 
     def observe(self, verified: Verified) -> None:
-        self.arm.end(verified)
+        super().observe(verified)
         if self.chances:
             self._learn()
         self.indexes.catch_up()
@@ -114,9 +113,6 @@ class _CopyingDrafter(Drafter):
             came = self.sequences.text(row)[self.lengths[row] :].tolist()
             offered = min(len(path), len(came))
             self.chances[matched].learn(offered, [common(path[:offered], came)])
-
-    def details(self) -> dict[str, Any]:
-        return self.arm.details()
 
 
 class SuffixIndex:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from specattn.decoding.drafting.budget import Budgeted
-from specattn.decoding.drafting.sparse_chain import PrefixSelection, SteadyDrafter, tokens_of
+from specattn.decoding.drafting.sparse_chain import PrefixSelection, SparseDrafter, tokens_of
 from specattn.decoding.engine.contract import DraftContext, Drafter
 from specattn.decoding.engine.target import Target
 from specattn.ops import importance_scores, select_topk
@@ -55,9 +55,9 @@ class Quest(Budgeted, name="quest"):
         return _QuestDrafter(self, context)
 
 
-class _QuestDrafter(SteadyDrafter):
+class _QuestDrafter(SparseDrafter):
     def __init__(self, method: Quest, context: DraftContext):
-        super().__init__(method, context)
+        super().__init__(method, context, method.arm(context))
         self.method = method
         self.bounds = PageBounds(context.target, method.page_size)
         self.read: list[int] | None = None  # tokens of every text

@@ -17,16 +17,15 @@ from dataclasses import dataclass
 import torch
 
 from specattn.decoding.drafting.budget import Budgeted
-from specattn.decoding.drafting.gains import NONE
 from specattn.decoding.drafting.sparse_chain import (
+    GuidedDrafter,
     PrefixSelection,
-    SelectionDrafter,
     chunk_means,
     rows_at,
     tokens_of,
 )
-from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Verified
-from specattn.decoding.passes.attention import NO_CAPTURE, CaptureSpec, Selection
+from specattn.decoding.engine.contract import DraftContext, Drafter, Verified
+from specattn.decoding.passes.attention import CaptureSpec, Selection
 from specattn.ops import select_topk
 
 
@@ -57,21 +56,15 @@ class SpecExtend(Budgeted, name="specextend"):
         return _SpecExtendDrafter(self, context)
 
 
-class _SpecExtendDrafter(SelectionDrafter):
+class _SpecExtendDrafter(GuidedDrafter):
     def __init__(self, method: SpecExtend, context: DraftContext):
         # Newer than the last whole chunk: less than a chunk, a round's tokens, the next draft.
         newer = method.chunk_size + 2 * method.max_gamma
         super().__init__(method, newer, context, method.arm(context, "collecting every row"))
         self.method = method
 
-    def draft(self, root: torch.Tensor) -> Draft:
-        if self.effort == NONE:
-            self.selected, self.capture = None, NO_CAPTURE
-        draft = super().draft(root)
-        if self.effort != NONE:
-            rows = tuple(range(draft.tree.size))
-            self.capture = CaptureSpec(rows, ranking="weight", per_row=True)
-        return draft
+    def captured(self, rows: int) -> CaptureSpec:
+        return CaptureSpec(tuple(range(rows)), ranking="weight", per_row=True)
 
     def select(self, verified: Verified) -> None:
         weights = verified.result.scores

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from specattn.decoding.drafting.budget import Budgeted
-from specattn.decoding.drafting.sparse_chain import SteadyDrafter
+from specattn.decoding.drafting.sparse_chain import SparseDrafter
 from specattn.decoding.engine.contract import DraftContext, Drafter
 from specattn.decoding.passes.attention import Selection
 from specattn.reference.select_topk import selection_size, tokens_in_ratio
@@ -65,9 +65,9 @@ class Streaming(Budgeted, name="streaming"):
         return [Selection(table, counts).extended(step) for step in range(self.max_gamma)]
 
 
-class _StreamingDrafter(SteadyDrafter):
+class _StreamingDrafter(SparseDrafter):
     def __init__(self, method: Streaming, context: DraftContext):
-        super().__init__(method, context)
+        super().__init__(method, context, method.arm(context))
         self.method = method
 
     def selectors(self, count: int) -> list[Selection]:

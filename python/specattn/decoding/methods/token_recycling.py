@@ -11,12 +11,11 @@ import heapq
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from specattn.decoding.drafting.gains import NONE, TreeGains, sizes_up_to
-from specattn.decoding.drafting.pace import Arm, FixedSize
+from specattn.decoding.drafting.pace import Arm, FixedSize, PacedDrafter
 from specattn.decoding.drafting.timings import SIZES, Memory
 from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Verified
 from specattn.decoding.engine.method import Method
@@ -65,7 +64,7 @@ class TokenRecycling(Method, name="token_recycling"):
         return _RecyclingDrafter(self, context)
 
 
-class _RecyclingDrafter(Drafter):
+class _RecyclingDrafter(PacedDrafter):
     def __init__(self, method: TokenRecycling, context: DraftContext):
         target, self.sequences = context.target, context.sequences
         vocabulary, device = target.model.config.vocab_size, target.device
@@ -95,12 +94,9 @@ class _RecyclingDrafter(Drafter):
         return Draft(tree.tree, tokens)
 
     def observe(self, verified: Verified) -> None:
-        self.arm.end(verified)
+        super().observe(verified)
         ranked = verified.result.logits.topk(self.successors.shape[1]).indices
         remember(self.successors, verified.draft.tokens, ranked.to(torch.int32))
-
-    def details(self) -> dict[str, Any]:
-        return self.arm.details()
 
 
 class _RankTree:

@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from specattn.blocks import Ops
 from specattn.decoding.drafting.gains import NONE, Effort, TreeGains, sizes_up_to
 from specattn.decoding.drafting.ngrams import NGramTable
-from specattn.decoding.drafting.pace import Arm, FixedSize
+from specattn.decoding.drafting.pace import Arm, FixedSize, PacedDrafter
 from specattn.decoding.drafting.partial_cache import PartialCache
 from specattn.decoding.drafting.timings import SIZES, Memory
 from specattn.decoding.drafting.trained import fitting_drafter
@@ -146,7 +146,7 @@ class TokenSwift(Method, name="tokenswift"):
         return _TokenSwiftDrafter(method, method.drafter.eval(), context)
 
 
-class _TokenSwiftDrafter(Drafter):
+class _TokenSwiftDrafter(PacedDrafter):
     def __init__(self, method: TokenSwift, heads: TokenSwiftHeads, context: DraftContext):
         self.method, self.heads, self.target = method, heads, context.target
         self.sampler, self.sequences = context.sampler, context.sequences
@@ -170,20 +170,12 @@ class _TokenSwiftDrafter(Drafter):
         self.rounds = self.accepted = self.reused = 0
         self._plan_round()
 
-    def propose(self, root: torch.Tensor) -> Draft:
-        depth = self.sequences.draft_depth
-        effort = self.arm.choose(depth)
-        self.offered = [[]] * len(root)
-        if effort.depth and self.cache.ranked:
-            draft = self._draft(root, effort, depth)
-        else:
-            draft = draft_of_paths(root, self.offered)
-        if self.cache.ranked:  # or else the round prepares the first draft
-            self.arm.begin(effort, draft.tree.size)
-        return draft
-
-    def _draft(self, root: torch.Tensor, effort: Effort, depth: int) -> Draft:
+    def draft(self, root: torch.Tensor, effort: Effort) -> Draft:
         """Return the draft of heads and n-grams, or what pays of it."""
+        self.prepares, self.offered = not self.cache.ranked, [[]] * len(root)
+        if self.prepares or not effort.depth:
+            return draft_of_paths(root, self.offered)
+        depth = self.sequences.draft_depth
         levels, scores = self._ranked(root, self.widths[:depth])
         k = self.method.k
         self.offered = [
@@ -215,7 +207,7 @@ class _TokenSwiftDrafter(Drafter):
         return draft_of_tries(root, [best_of_trie(one, own, rows - 1) for one, own in pairs])
 
     def observe(self, verified: Verified) -> None:
-        self.arm.end(verified)
+        super().observe(verified)
         self._count()
         self.tables.catch_up()
         if self.capture.queries:
@@ -234,7 +226,7 @@ class _TokenSwiftDrafter(Drafter):
     def details(self) -> dict[str, Any]:
         drafted = self.method.depth * self.rounds or 1
         return {
-            **self.arm.details(),
+            **super().details(),
             "alpha": self.accepted / drafted,
             "n-gram acceptance, beta": self.reused / drafted,
             "selections of the partial cache": self.cache.selections,

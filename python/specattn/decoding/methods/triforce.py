@@ -32,6 +32,7 @@ from transformers import PreTrainedModel
 from specattn.acceptance import accept, accept_samples
 from specattn.decoding.drafting.budget import Budgeted
 from specattn.decoding.drafting.chain import ChainBuilder
+from specattn.decoding.drafting.gains import NONE, Effort
 from specattn.decoding.drafting.sparse_chain import (
     PrefixSelection,
     SelectionDrafter,
@@ -169,9 +170,10 @@ class _HierarchyDrafter(_RetrievalDrafter):
         self.passes = torch.zeros((), dtype=torch.int64, device=device)
         self.kept = self.passes
 
-    def draft(self, root: torch.Tensor) -> Draft:
+    def draft(self, root: torch.Tensor, effort: Effort) -> Draft:
         self.small.begin()
-        steps = self.steps()
+        self.prepares = self.selected is None and effort != NONE
+        steps = self.selectors(effort.depth) if effort.depth else []
         gamma = len(steps)
         tokens = pad(root[:, None], (0, self.tree.size - 1))
         ends, probs = torch.zeros_like(self.target.cache.seqlens), list[torch.Tensor]()
@@ -199,7 +201,7 @@ class _HierarchyDrafter(_RetrievalDrafter):
         Its distributions are put into the only entry of `probs`, row by row; rows that later pieces
         write again meant nothing yet.
         """
-        sampler, generator = self.context.sampler, self.context.generator
+        sampler, generator = self.chain.sampler, self.chain.generator
         nodes = ends[:, None] + self.rows
         block = tokens.gather(1, nodes)
         logits = self.target.draft(block, ends, selection.extended(ends)).logits

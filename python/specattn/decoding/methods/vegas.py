@@ -12,14 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, get_args
 
-import torch
-
 from specattn.decoding.drafting.budget import Budgeted
 from specattn.decoding.drafting.gains import NONE, Effort
 from specattn.decoding.drafting.pace import FixedSize
-from specattn.decoding.drafting.sparse_chain import PrefixSelection, SelectionDrafter, rows_at
-from specattn.decoding.engine.contract import Draft, DraftContext, Verified
-from specattn.decoding.passes.attention import NO_CAPTURE, CaptureSpec, Selection
+from specattn.decoding.drafting.sparse_chain import GuidedDrafter, PrefixSelection, rows_at
+from specattn.decoding.engine.contract import DraftContext, Verified
+from specattn.decoding.passes.attention import CaptureSpec, Selection
 
 Rows = Literal["two", "all", "last"]
 Ranking = Literal["logit", "weight"]
@@ -89,7 +87,7 @@ class Vegas(Budgeted, name="vegas"):
         return VegasDrafter(self, context)
 
 
-class VegasDrafter(SelectionDrafter):
+class VegasDrafter(GuidedDrafter):
     """Selects by the scores of the last verification.
 
     Parameters
@@ -105,15 +103,6 @@ class VegasDrafter(SelectionDrafter):
         newer = method.max_gamma + max(method.max_gamma, deepest)
         super().__init__(method, newer, context, _arm(method, context))
         self.method = method
-
-    def draft(self, root: torch.Tensor) -> Draft:
-        """Draft a chain on the selection, or the root alone."""
-        if self.effort == NONE:
-            self.selected, self.capture = None, NO_CAPTURE
-        draft = super().draft(root)
-        if self.effort != NONE:
-            self.capture = self.captured(draft.tree.size)
-        return draft
 
     def select(self, verified: Verified) -> None:
         """Select by the scores of a verification, if it was asked for them."""

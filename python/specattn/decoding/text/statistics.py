@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -141,8 +143,9 @@ class Statistics:
         total = RequestStatistics()
         for name in _COUNTS:
             setattr(total, name, sum(getattr(request, name) for request in self.requests))
-        total.offered_at = _sum_columns([request.offered_at for request in self.requests])
-        total.accepted_at = _sum_columns([request.accepted_at for request in self.requests])
+        for name in ("offered_at", "accepted_at"):
+            columns = zip_longest(*(getattr(one, name) for one in self.requests), fillvalue=0)
+            setattr(total, name, list(map(sum, columns)))
         return total
 
     @property
@@ -233,9 +236,9 @@ class Stopwatch:
 
     def totals(self) -> dict[str, float]:
         """Return the seconds booked on every part; waits for the device."""
-        totals: dict[str, float] = {}
+        totals = defaultdict[str, float](float)
         for part, seconds in self.seconds():
-            totals[part] = totals.get(part, 0.0) + seconds
+            totals[part] += seconds
         return totals
 
 
@@ -249,9 +252,3 @@ def distinct(tokens: Sequence[int], n: int) -> float:
 def _ratio(count: float, of: float) -> float:
     """Return ``count / of``, and 0 where there is nothing to count."""
     return count / of if of else 0.0
-
-
-def _sum_columns(rows: Sequence[Sequence[int]]) -> list[int]:
-    """Add lists of different lengths entry by entry."""
-    width = max((len(row) for row in rows), default=0)
-    return [sum(row[column] for row in rows if column < len(row)) for column in range(width)]

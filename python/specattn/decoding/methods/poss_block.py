@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import pad
 
 from specattn.blocks import TORCH, Direct, Ops, Place, Store, angle_tables
-from specattn.decoding.drafting.dynamic_tree import Candidates, places
+from specattn.decoding.drafting.pruning import Candidates, places
 from specattn.decoding.engine.contract import DraftContext, Verified
 from specattn.decoding.passes.runner import MOST_ROWS
 from specattn.drafters import PosSDrafter

@@ -21,17 +21,19 @@ from specattn.cli import app
 from specattn.decoding import (
     FAMILIES,
     METHODS,
+    Medusa,
     PosS,
     Quest,
     Streaming,
     Suffix,
     TokenRecycling,
+    TokenSwift,
     TriForce,
     Vegas,
     generate,
     parse_method,
 )
-from specattn.decoding.methods import longspec, medusa, poss, prompt_lookup, tokenswift
+from specattn.decoding.methods import longspec, poss, prompt_lookup
 from specattn.training.longspec import STAGES, Stage
 from specattn.training.poss import VARIANTS
 
@@ -266,7 +268,7 @@ def test_the_largest_sizes_are_those_that_methods_take():
         "LongSpec": f"{_list(longspec.MOST_WIDTHS)}, in beams of 1, 4 or 16; {longspec.MOST_GAMMA}",
         "PosS": f"{poss.MOST_TOKENS} of `width` {PosS().width}, `depth` {PosS().depth}, in beams of"
         " 1, 4 or 10",
-        "Medusa, TokenSwift": f"{_list(medusa.MOST_WIDTHS)}; {_list(tokenswift.MOST_WIDTHS)} and"
+        "Medusa, TokenSwift": f"{_list(Medusa.most_widths)}; {_list(TokenSwift.most_widths)} and"
         " n-grams",
         "Token Recycling, suffix": f"{Suffix().max_nodes - 1}",
         "prompt lookup": f"{prompt_lookup.MOST_GAMMA}",

@@ -15,7 +15,6 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from specattn.decoding import Medusa, TokenSwift
-from specattn.decoding.methods import medusa, tokenswift
 from specattn.drafters import Heads, MedusaHeads, TokenSwiftHeads, TrainedDrafter
 from specattn.drafters.heads import NUM_HEADS
 from specattn.training.loss import IGNORED, linear_cross_entropy, top1_hits
@@ -109,7 +108,7 @@ class TokenSwiftRecipe(HeadsRecipe):
     def method(self) -> Callable[[TokenSwiftHeads], TokenSwift]:
         """The method with its default tree, as deep as there are heads."""
         return lambda heads: TokenSwift(
-            heads, widths=tokenswift.MOST_WIDTHS[: 1 + heads.config.num_heads]
+            heads, widths=TokenSwift.most_widths[: 1 + heads.config.num_heads]
         )
 
 
@@ -122,4 +121,4 @@ class MedusaRecipe(HeadsRecipe):
     @property
     def method(self) -> Callable[[MedusaHeads], Medusa]:
         """The method with its default tree, as deep as there are heads."""
-        return lambda heads: Medusa(heads, widths=medusa.MOST_WIDTHS[: heads.config.num_heads])
+        return lambda heads: Medusa(heads, widths=Medusa.most_widths[: heads.config.num_heads])

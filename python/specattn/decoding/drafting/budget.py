@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from specattn.decoding.drafting.gains import ChainGains, Effort, chains
+from specattn.decoding.drafting.gains import NONE, ChainGains, Effort, chains
 from specattn.decoding.drafting.pace import Arm, FixedSize
 from specattn.decoding.drafting.timings import Memory
 from specattn.decoding.engine.contract import DraftContext
@@ -49,9 +49,8 @@ class Budgeted(Method):
     def __post_init__(self) -> None:
         if not 0 < self.ratio <= 1:
             raise ValueError(f"ratio must be in (0, 1], got {self.ratio}")
-        self._check_positive("gamma", "budget")
-        if self.min_tokens < 0:
-            raise ValueError(f"min_tokens must not be negative, got {self.min_tokens}")
+        self._require(1, "gamma", "budget")
+        self._require(0, "min_tokens")
 
     @property
     def max_gamma(self) -> int:
@@ -69,18 +68,16 @@ class Budgeted(Method):
             return self
         return replace(self, gamma=max(1, min(self.gamma, depth)))
 
+    @property
+    def efforts(self) -> list[Effort]:
+        """The drafts that are chosen from by their times; a single one is not timed."""
+        return chains(self.max_gamma) if self.gamma is None else [Effort(1, self.gamma)]
+
     def arm(self, context: DraftContext, passes: Hashable = "passes") -> FixedSize:
         """Return what chooses the length of each draft; arguments as for `Arm`."""
-        if not context.target.full_layers:
-            return FixedSize()
-        if self.gamma is not None:
-            return FixedSize(Effort(1, self.gamma))
-        return self.measured(context, chains(self.max_gamma), passes)
-
-    def measured(
-        self, context: DraftContext, efforts: list[Effort], passes: Hashable = "passes"
-    ) -> Arm:
-        """Return what chooses among some lengths by their times."""
+        efforts = self.efforts if context.target.full_layers else [NONE]
+        if len(efforts) == 1:
+            return FixedSize(efforts[0])
         kind = f"{self.name}, {self.share()}"
         sizes = [effort.depth + 1 for effort in efforts]
         return Arm(Memory.of(context), kind, efforts, sizes, ChainGains, passes)
@@ -90,9 +87,3 @@ class Budgeted(Method):
         if self.budget is not None:
             return {"budget": -(-self.budget // unit)}
         return {"ratio": self.ratio, "min_tokens": -(-self.min_tokens // unit)}
-
-    def _check_positive(self, *names: str) -> None:
-        for name in names:
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")

@@ -1,15 +1,19 @@
-"""Where a method's trained drafter comes from."""
+"""What methods with a trained drafter share: where it comes from, and trees of given widths."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, Generic, Self, TypeVar, cast
 
 from transformers import PreTrainedModel
 
+from specattn.decoding.engine.method import Method
 from specattn.drafters import TrainedDrafter
+from specattn.drafters.heads import Heads
 
 D = TypeVar("D", bound=TrainedDrafter)
+H = TypeVar("H", bound=Heads)
 
 
 def fitting_drafter(kind: type[D], given: D | Path | str | None, model: PreTrainedModel) -> D:
@@ -35,3 +39,75 @@ def fitting_drafter(kind: type[D], given: D | Path | str | None, model: PreTrain
             f"{model.device}"
         )
     return drafter
+
+
+@dataclass(frozen=True)
+class Trained(Method, Generic[D]):
+    """Drafting by what was trained for the target: an instance of `kind`, or the folder of one."""
+
+    kind: ClassVar[type[TrainedDrafter]]
+
+    drafter: D | Path | str | None = None
+
+    def prepared(self, model: PreTrainedModel) -> Self:
+        """Return this method with its drafter loaded and found to fit `model`."""
+        found: Any = fitting_drafter(self.kind, self.drafter, model)
+        return replace(self, drafter=found)
+
+    def loaded(self, model: PreTrainedModel) -> D:
+        """Return the drafter, ready to draft for `model`."""
+        return cast(D, cast(Any, self.prepared(model).drafter).eval())
+
+
+@dataclass(frozen=True)
+class Headed(Trained[H]):
+    """Drafting by heads: trees of first ranks, `most_widths` of each level unless `widths` say it.
+
+    The first `headless` levels are drafted otherwise.
+    """
+
+    most_widths: ClassVar[tuple[int, ...]]
+    headless: ClassVar[int] = 0
+
+    widths: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        check_widths(self)
+
+    def clipped(self, depth: int) -> Self:
+        """Return this method with at most `depth` levels of given widths, and 1 at least."""
+        if self.widths is None:
+            return self
+        return replace(self, widths=self.widths[: max(1, depth)])
+
+    def prepared(self, model: PreTrainedModel) -> Self:
+        """Return this method with its heads loaded and found to fit `model`."""
+        method = super().prepared(model)
+        if self.widths is None:
+            return method
+        config, needed = cast(H, method.drafter).config, len(self.widths) - self.headless
+        if needed > config.num_heads:
+            said = needed if self.headless else "as many"
+            raise ValueError(
+                f"widths: {len(self.widths)} levels need {said} heads, not {config.num_heads}"
+            )
+        if max(self.widths) > config.vocab_size:
+            raise ValueError(
+                f"widths: {max(self.widths)} of a vocabulary of {config.vocab_size} tokens"
+            )
+        return method
+
+    def widths_of(self, heads: H) -> tuple[int, ...]:
+        """Return how many ranks follow every node, level by level, of the largest tree."""
+        if self.widths is not None:
+            return self.widths
+        levels = self.headless + heads.config.num_heads
+        return tuple(min(width, heads.config.vocab_size) for width in self.most_widths[:levels])
+
+
+def check_widths(method: Any) -> None:
+    """Make a tuple of a method's `widths`, or raise ValueError where they are none."""
+    if method.widths is not None:
+        object.__setattr__(method, "widths", tuple(method.widths))
+        if not method.widths or min(method.widths) < 1:
+            raise ValueError(f"widths must be one or more positive numbers, got {method.widths}")

@@ -110,6 +110,14 @@ class Method(ABC):
     def start(self, context: DraftContext) -> Drafter:
         """Return a drafter for one run."""
 
+    def _require(self, least: int, *names: str) -> None:
+        """Raise ValueError where an option that is given, a number, is less than `least`."""
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and value < least:
+                said = f"be at least {least}" if least else "not be negative"
+                raise ValueError(f"{name} must {said}, got {value}")
+
     @torch.no_grad()
     def __call__(
         self,

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -30,9 +29,8 @@ from specattn.decoding.drafting.gains import (
 from specattn.decoding.drafting.pace import Arm, FixedSize, PacedDrafter
 from specattn.decoding.drafting.pruning import as_probabilities, pruned
 from specattn.decoding.drafting.timings import Memory
-from specattn.decoding.drafting.trained import fitting_drafter
+from specattn.decoding.drafting.trained import Trained, check_widths
 from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Verified
-from specattn.decoding.engine.method import Method
 from specattn.decoding.methods.longspec_block import DraftBlock
 from specattn.drafters import LongSpecDrafter
 from specattn.tree import Tree
@@ -45,7 +43,7 @@ MOST_GAMMA = 8
 
 
 @dataclass(frozen=True)
-class LongSpec(Method, name="longspec"):
+class LongSpec(Trained[LongSpecDrafter], name="longspec"):
     """Drafting with a trained block, as a tree or as a chain.
 
     Trees are chosen by rank, at every temperature; chains are greedy at temperature 0 and drawn
@@ -79,21 +77,16 @@ class LongSpec(Method, name="longspec"):
         or it does not fit the target, or its window is shorter than the draft is deep.
     """
 
-    drafter: LongSpecDrafter | Path | str | None = None
+    kind = LongSpecDrafter
+
     widths: tuple[int, ...] | None = None
     nodes: int | None = None
     gamma: int | Literal["auto"] | None = None
     rejection: bool = False
 
     def __post_init__(self) -> None:
-        if self.widths is not None:
-            object.__setattr__(self, "widths", tuple(self.widths))
-            if not self.widths or min(self.widths) < 1:
-                raise ValueError(f"widths must be one or more positive numbers, got {self.widths}")
-        if isinstance(self.gamma, int) and self.gamma < 1:
-            raise ValueError(f"gamma must be at least 1, got {self.gamma}")
-        if self.nodes is not None and self.nodes < 1:
-            raise ValueError(f"nodes must be at least 1, got {self.nodes}")
+        check_widths(self)
+        self._require(1, "nodes", *(["gamma"] if self.gamma != "auto" else []))
         if self.nodes is not None and self.gamma is not None:
             raise ValueError(f"nodes={self.nodes} are of a tree, gamma={self.gamma} is of a chain")
 
@@ -125,15 +118,15 @@ class LongSpec(Method, name="longspec"):
 
     def prepared(self, model: PreTrainedModel) -> LongSpec:
         """Return this method with its drafter loaded and found to fit `model`."""
-        drafter = fitting_drafter(LongSpecDrafter, self.drafter, model)
-        levels = replace(self, drafter=drafter)._levels
-        window, depth = drafter.config.window, len(levels)
+        method = super().prepared(model)
+        config, levels = cast(LongSpecDrafter, method.drafter).config, method._levels
+        window, depth = config.window, len(levels)
         if window <= depth:
             raise ValueError(
                 f"the drafter's window of {window} must be greater than the depth of the draft, "
                 f"{depth}"
             )
-        vocabulary, above = drafter.config.vocab_size, 1
+        vocabulary, above = config.vocab_size, 1
         for level, width in enumerate(levels, start=1):
             if width > above * vocabulary:
                 raise ValueError(
@@ -141,14 +134,13 @@ class LongSpec(Method, name="longspec"):
                     f"vocabulary, not the {width} of level {level}"
                 )
             above = width
-        return replace(self, drafter=drafter)
+        return method
 
     def start(self, context: DraftContext) -> Drafter:
         """Return a drafter for one run."""
         method = self.prepared(context.target.model)
-        module, levels = method.drafter, method._levels
-        assert isinstance(module, LongSpecDrafter)
-        block = DraftBlock(module.eval(), context, 1 + sum(levels), len(levels))
+        module, levels = method.loaded(context.target.model), method._levels
+        block = DraftBlock(module, context, 1 + sum(levels), len(levels))
         most = None if self.nodes is None else self.nodes + 1
         arm, memory = FixedSize(Effort(max(levels), len(levels)), most), Memory.of(context)
         if self.gamma is not None:

@@ -9,34 +9,28 @@ Acceleration Framework with Multiple Decoding Heads*, arXiv 2401.10774.)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
 from specattn.blocks import Ops
 from specattn.decoding.drafting.gains import NONE, Effort, TreeGains, sizes_up_to
 from specattn.decoding.drafting.pace import Arm, FixedSize, PacedDrafter
 from specattn.decoding.drafting.pruning import as_probabilities, pruned
 from specattn.decoding.drafting.timings import Memory
-from specattn.decoding.drafting.trained import fitting_drafter
+from specattn.decoding.drafting.trained import Headed
 from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Verified
-from specattn.decoding.engine.method import Method
 from specattn.drafters import MedusaHeads
 from specattn.tree import Tree
-
-MOST_WIDTHS = (3, 3, 3)
-"""The largest tree unless one is given: TokenSwift's [1, 3, 3, 3] without its 1, here the root."""
 
 _HEADS = Effort(1, 1)  # all heads at once
 
 
 @dataclass(frozen=True)
-class Medusa(Method, name="medusa"):
+class Medusa(Headed[MedusaHeads], name="medusa"):
     """Drafting with independent heads, as a tree of their first guesses.
 
     Drafts are chosen by rank and tested by the target's own sample at every node, which preserves
@@ -49,7 +43,7 @@ class Medusa(Method, name="medusa"):
         A path is loaded for every run; heads are used as they are.
     widths : sequence of int or None
         Entry i: how many of head i's first guesses follow every node of the level above. None: of
-        `MOST_WIDTHS`, as deep as there are heads, the most probable nodes, as many as gain the most
+        `most_widths`, as deep as there are heads, the most probable nodes, as many as gain the most
         tokens per second by the times of the run's own rounds, or none.
 
     Raises
@@ -60,51 +54,22 @@ class Medusa(Method, name="medusa"):
     """
 
     reads_features = True
-
-    drafter: MedusaHeads | Path | str | None = None
-    widths: tuple[int, ...] | None = None
-
-    def __post_init__(self) -> None:
-        if self.widths is None:
-            return
-        object.__setattr__(self, "widths", tuple(self.widths))
-        if not self.widths or min(self.widths) < 1:
-            raise ValueError(f"widths must be one or more positive numbers, got {self.widths}")
+    kind = MedusaHeads
+    most_widths = (3, 3, 3)  # TokenSwift's without its first 1, here the root
 
     @property
     def max_nodes(self) -> int:
         """The root and all combinations of guesses."""
-        return Tree.full(self.widths or MOST_WIDTHS).size
-
-    def clipped(self, depth: int) -> Medusa:
-        """Return this method with at most `depth` levels, and 1 at least."""
-        if self.widths is None:
-            return self
-        return replace(self, widths=self.widths[: max(1, depth)])
-
-    def prepared(self, model: PreTrainedModel) -> Medusa:
-        """Return this method with its heads loaded and found to fit `model`."""
-        drafter = fitting_drafter(MedusaHeads, self.drafter, model)
-        if self.widths is None:
-            return replace(self, drafter=drafter)
-        if len(self.widths) > (heads := drafter.config.num_heads):
-            raise ValueError(f"widths: {len(self.widths)} levels need as many heads, not {heads}")
-        if max(self.widths) > (vocabulary := drafter.config.vocab_size):
-            raise ValueError(f"widths: {max(self.widths)} of a vocabulary of {vocabulary} tokens")
-        return replace(self, drafter=drafter)
+        return Tree.full(self.widths or self.most_widths).size
 
     def start(self, context: DraftContext) -> Drafter:
         """Return a drafter for one run."""
-        module = self.prepared(context.target.model).drafter
-        assert isinstance(module, MedusaHeads)
-        arm = FixedSize(_HEADS)
-        widths = self.widths
-        if widths is None:
-            most = module.config.vocab_size
-            widths = tuple(min(width, most) for width in MOST_WIDTHS[: module.config.num_heads])
+        heads, arm = self.loaded(context.target.model), FixedSize(_HEADS)
+        widths = self.widths_of(heads)
+        if self.widths is None:
             sizes = sizes_up_to(Tree.full(widths).size)
             arm = Arm(Memory.of(context), "medusa", [NONE, _HEADS], sizes, TreeGains)
-        return _MedusaDrafter(module.eval(), widths, context, arm)
+        return _MedusaDrafter(heads, widths, context, arm)
 
 
 class _MedusaDrafter(PacedDrafter):

@@ -11,19 +11,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 from specattn.decoding.drafting.gains import Effort, TreeGains, beams, sizes_up_to
 from specattn.decoding.drafting.pace import Arm, FixedSize, PacedDrafter
 from specattn.decoding.drafting.pruning import as_probabilities
 from specattn.decoding.drafting.timings import Memory
-from specattn.decoding.drafting.trained import fitting_drafter
+from specattn.decoding.drafting.trained import Trained
 from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Verified
-from specattn.decoding.engine.method import Method
 from specattn.decoding.methods.poss_block import SpecialistBlock
 from specattn.decoding.text.statistics import Stopwatch
 from specattn.drafters import PosSDrafter
@@ -34,7 +31,7 @@ MOST_TOKENS = 60
 
 
 @dataclass(frozen=True)
-class PosS(Method, name="poss"):
+class PosS(Trained[PosSDrafter], name="poss"):
     """Drafting with position specialists.
 
     Trees are chosen by rank, at every temperature, so the target's own sample decides at every node
@@ -65,18 +62,16 @@ class PosS(Method, name="poss"):
     """
 
     reads_features = True
+    kind = PosSDrafter
 
-    drafter: PosSDrafter | Path | str | None = None
     width: int = 10
     depth: int = 6
     total_tokens: int | None = None
     window: int | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("width", 1), ("depth", 1), ("total_tokens", 2), ("window", 1)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"{name} must be at least {least}, got {value}")
+        self._require(1, "width", "depth", "window")
+        self._require(2, "total_tokens")
 
     @property
     def max_nodes(self) -> int:
@@ -89,16 +84,10 @@ class PosS(Method, name="poss"):
         """Return this method with at most `depth` levels, and 1 at least."""
         return replace(self, depth=max(1, min(self.depth, depth)))
 
-    def prepared(self, model: PreTrainedModel) -> PosS:
-        """Return this method with its drafter loaded and found to fit `model`."""
-        return replace(self, drafter=fitting_drafter(PosSDrafter, self.drafter, model))
-
     def start(self, context: DraftContext) -> Drafter:
         """Return a drafter for one run."""
-        module = self.prepared(context.target.model).drafter
-        assert isinstance(module, PosSDrafter)
-        nodes = 1 + self.width * (self.depth - 1)
-        block = SpecialistBlock(module.eval(), context, nodes, self.depth, self.window)
+        module, nodes = self.loaded(context.target.model), 1 + self.width * (self.depth - 1)
+        block = SpecialistBlock(module, context, nodes, self.depth, self.window)
         return _PosSDrafter(block, self, context)
 
 

@@ -48,9 +48,7 @@ class PromptLookup(Method, name="prompt_lookup"):
     longest: int = 3
 
     def __post_init__(self) -> None:
-        for name in ("gamma", "longest"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        self._require(1, "gamma", "longest")
 
     @property
     def max_nodes(self) -> int:

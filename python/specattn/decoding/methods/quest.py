@@ -48,7 +48,7 @@ class Quest(Budgeted, name="quest"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_positive("page_size")
+        self._require(1, "page_size")
 
     def start(self, context: DraftContext) -> Drafter:
         """Return a drafter for one run."""

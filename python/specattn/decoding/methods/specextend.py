@@ -49,7 +49,7 @@ class SpecExtend(Budgeted, name="specextend"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_positive("chunk_size")
+        self._require(1, "chunk_size")
 
     def start(self, context: DraftContext) -> Drafter:
         """Return a drafter; its first round drafts nothing, because no scores exist yet."""

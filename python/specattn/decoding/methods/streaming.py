@@ -42,8 +42,7 @@ class Streaming(Budgeted, name="streaming"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.sinks < 0:
-            raise ValueError(f"sinks must not be negative, got {self.sinks}")
+        self._require(0, "sinks")
 
     def start(self, context: DraftContext) -> Drafter:
         """Return a drafter for one run."""

@@ -72,9 +72,7 @@ class Suffix(Method, name="suffix"):
     cache: Path | None = None
 
     def __post_init__(self) -> None:
-        for name in ("nodes", "depth", "k"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        self._require(1, "nodes", "depth", "k")
         if self.k > MOST_SUCCESSORS:
             raise ValueError(f"k must be at most {MOST_SUCCESSORS}, got {self.k}")
         if isinstance(self.corpus, str | Path):

@@ -50,9 +50,7 @@ class TokenRecycling(Method, name="token_recycling"):
     k: int = 8
 
     def __post_init__(self) -> None:
-        for name in ("nodes", "depth", "k"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        self._require(1, "nodes", "depth", "k")
 
     @property
     def max_nodes(self) -> int:

@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
 from specattn.blocks import Ops
 from specattn.decoding.drafting.gains import NONE, Effort, TreeGains, sizes_up_to
@@ -27,7 +25,7 @@ from specattn.decoding.drafting.ngrams import NGramTable
 from specattn.decoding.drafting.pace import Arm, FixedSize, PacedDrafter
 from specattn.decoding.drafting.partial_cache import PartialCache
 from specattn.decoding.drafting.timings import SIZES, Memory
-from specattn.decoding.drafting.trained import fitting_drafter
+from specattn.decoding.drafting.trained import Headed
 from specattn.decoding.drafting.trie import (
     Trie,
     best_of_trie,
@@ -37,20 +35,16 @@ from specattn.decoding.drafting.trie import (
     trie,
 )
 from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Verified
-from specattn.decoding.engine.method import Method
 from specattn.decoding.passes.attention import NO_CAPTURE, CaptureSpec
 from specattn.decoding.text.sequences import RequestIndexes
 from specattn.drafters import TokenSwiftHeads
 from specattn.tree import Tree
 
-MOST_WIDTHS = (1, 3, 3, 3)
-"""The heads' tree unless one is given."""
-
 _PASS = Effort(1, 1)  # of the target on the partial cache, and the heads
 
 
 @dataclass(frozen=True)
-class TokenSwift(Method, name="tokenswift"):
+class TokenSwift(Headed[TokenSwiftHeads], name="tokenswift"):
     """Self-drafting with heads, n-grams of the generated text and a partial cache.
 
     Drafts are chosen by rank and frequency and tested by the target's own sample at every node,
@@ -63,7 +57,7 @@ class TokenSwift(Method, name="tokenswift"):
         target's. A path is loaded for every run; heads are used as they are.
     widths : sequence of int or None
         Entry 0: how many of the target's best next tokens begin the tree; entry i: how many of head
-        i's first ranks follow every node of the level above. None: `MOST_WIDTHS`, as deep as there
+        i's first ranks follow every node of the level above. None: `most_widths`, as deep as there
         are heads, of which, n-grams included, the most probable nodes are verified: as many as gain
         the most tokens per second by the times of the run's own rounds, or none.
     k : int
@@ -86,8 +80,10 @@ class TokenSwift(Method, name="tokenswift"):
         or they do not fit the target, or there are fewer than `widths` needs.
     """
 
-    drafter: TokenSwiftHeads | Path | str | None = None
-    widths: tuple[int, ...] | None = None
+    kind = TokenSwiftHeads
+    most_widths = (1, 3, 3, 3)
+    headless = 1  # the target's own next token
+
     k: int = 20
     n: int = 4
     remembered: int = 2**17
@@ -96,12 +92,8 @@ class TokenSwift(Method, name="tokenswift"):
     dynamic: bool = True
 
     def __post_init__(self) -> None:
-        if self.widths is not None:
-            object.__setattr__(self, "widths", tuple(self.widths))
-            if not self.widths or min(self.widths) < 1:
-                raise ValueError(f"widths must be one or more positive numbers, got {self.widths}")
-        if self.k < 0:
-            raise ValueError(f"k must not be negative, got {self.k}")
+        super().__post_init__()
+        self._require(0, "k")
         if self.remembered < self.n:
             raise ValueError(f"remembered must be at least n = {self.n}, got {self.remembered}")
         NGramTable(self.n, self.remembered)  # checks n
@@ -113,37 +105,16 @@ class TokenSwift(Method, name="tokenswift"):
     @property
     def max_nodes(self) -> int:
         """The root, the heads' tree, and n-grams that share with it the next token alone."""
-        return Tree.full(self.widths or MOST_WIDTHS).size + self.k * (self.n - 1)
-
-    def clipped(self, depth: int) -> TokenSwift:
-        """Return this method with at most `depth` levels of the heads' tree, and 1 at least."""
-        if self.widths is None:
-            return self
-        return replace(self, widths=self.widths[: max(1, depth)])
+        return Tree.full(self.widths or self.most_widths).size + self.k * (self.n - 1)
 
     @property
     def depth(self) -> int:
         """Tokens of the longest path, so of one round at most; gamma + 1 in the paper."""
-        return max(len(self.widths or MOST_WIDTHS), self.n if self.k else 0)
-
-    def prepared(self, model: PreTrainedModel) -> TokenSwift:
-        """Return this method with its heads loaded and found to fit `model`."""
-        drafter = fitting_drafter(TokenSwiftHeads, self.drafter, model)
-        if self.widths is None:
-            return replace(self, drafter=drafter)
-        if len(self.widths) - 1 > (heads := drafter.config.num_heads):
-            raise ValueError(
-                f"widths: {len(self.widths)} levels need {len(self.widths) - 1} heads, not {heads}"
-            )
-        if max(self.widths) > (vocabulary := drafter.config.vocab_size):
-            raise ValueError(f"widths: {max(self.widths)} of a vocabulary of {vocabulary} tokens")
-        return replace(self, drafter=drafter)
+        return max(len(self.widths or self.most_widths), self.n if self.k else 0)
 
     def start(self, context: DraftContext) -> Drafter:
         """Return a drafter; the first round behind a prompt beyond the budget drafts nothing."""
-        method = self.prepared(context.target.model)
-        assert isinstance(method.drafter, TokenSwiftHeads)
-        return _TokenSwiftDrafter(method, method.drafter.eval(), context)
+        return _TokenSwiftDrafter(self, self.loaded(context.target.model), context)
 
 
 class _TokenSwiftDrafter(PacedDrafter):
@@ -151,9 +122,7 @@ class _TokenSwiftDrafter(PacedDrafter):
         self.method, self.heads, self.target = method, heads, context.target
         self.sampler, self.sequences = context.sampler, context.sequences
         self.programs = self.target.programs()
-        vocabulary, heads_given = heads.config.vocab_size, heads.config.num_heads
-        most = tuple(min(width, vocabulary) for width in MOST_WIDTHS[: 1 + heads_given])
-        self.widths = most if method.widths is None else method.widths
+        self.widths = method.widths_of(heads)
         self.arm = FixedSize(_PASS)
         if method.widths is None:
             sizes = sizes_up_to(min(method.max_nodes, SIZES[-1]))

@@ -88,7 +88,7 @@ class TriForce(Budgeted, name="triforce"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_positive("chunk_size", "draft_gamma")
+        self._require(1, "chunk_size", "draft_gamma")
         if self.draft_budget <= SINKS:
             raise ValueError(f"draft_budget must be more than {SINKS}, got {self.draft_budget}")
 

@@ -9,12 +9,11 @@ prefix.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 from specattn.decoding.drafting.budget import Budgeted
 from specattn.decoding.drafting.gains import NONE, Effort
-from specattn.decoding.drafting.pace import FixedSize
 from specattn.decoding.drafting.sparse_chain import GuidedDrafter, PrefixSelection, rows_at
 from specattn.decoding.engine.contract import DraftContext, Verified
 from specattn.decoding.passes.attention import CaptureSpec, Selection
@@ -75,12 +74,17 @@ class Vegas(Budgeted, name="vegas"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("keep_first", "keep_last"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        self._require(0, "keep_first", "keep_last")
         for name, known in (("rows", get_args(Rows)), ("ranking", get_args(Ranking))):
             if (value := getattr(self, name)) not in known:
                 raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+
+    @property
+    def efforts(self) -> list[Effort]:
+        """The drafts that are chosen from by their times, none included if it may `switch`."""
+        if not self.switch:
+            return [Effort(1, self.max_gamma)]
+        return super().efforts if self.gamma is None else [NONE, Effort(1, self.gamma)]
 
     def start(self, context: DraftContext) -> VegasDrafter:
         """Return a drafter; its first round drafts nothing, because no scores exist yet."""
@@ -101,7 +105,8 @@ class VegasDrafter(GuidedDrafter):
     def __init__(self, method: Vegas, context: DraftContext, deepest: int = 0):
         # At first the last root and path are newer than the prefix.
         newer = method.max_gamma + max(method.max_gamma, deepest)
-        super().__init__(method, newer, context, _arm(method, context))
+        arm = method.arm(context, f"collecting {method.rows} {method.ranking}")
+        super().__init__(method, newer, context, arm)
         self.method = method
 
     def select(self, verified: Verified) -> None:
@@ -147,13 +152,3 @@ class VegasDrafter(GuidedDrafter):
         captured = (0, -1) if self.method.rows == "two" else tuple(range(rows))
         per_row = self.method.rows == "last"
         return CaptureSpec(captured, self.method.ranking, per_row, self.method.per_head)
-
-
-def _arm(method: Vegas, context: DraftContext) -> FixedSize:
-    """Return what says how much is drafted: the clock, unless it is told."""
-    passes = f"collecting {method.rows} {method.ranking}"
-    if method.switch and method.gamma is not None and context.target.full_layers:
-        return method.measured(context, [NONE, Effort(1, method.gamma)], passes)
-    if not method.switch:
-        method = replace(method, gamma=method.max_gamma)
-    return method.arm(context, passes)

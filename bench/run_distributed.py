@@ -159,7 +159,7 @@ def _serve(pipe: Any, shape: Shape, rank: int, port: int, given: argparse.Namesp
     """Do as a pipe says, and answer what it took."""
     import torch.distributed as dist
 
-    from specattn.decoding.engine.memory import peak_bytes
+    from specattn.peak_memory import peak_bytes
 
     torch.set_num_threads(shape.threads)
     torch.set_grad_enabled(False)

@@ -11,8 +11,8 @@ import torch
 from transformers import Cache, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from specattn.decoding import Method, Statistics
-from specattn.decoding.engine.memory import peak_bytes, reset_peak
 from specattn.decoding.engine.snapshot import PromptSnapshot
+from specattn.peak_memory import peak_bytes, reset_peak
 
 from .cases import UNSHAPED, Shaping
 from .peers.process import Peer

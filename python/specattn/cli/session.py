@@ -17,12 +17,12 @@ from specattn.cli.options import OF_GENERATE, DecodingOptions
 from specattn.cli.run_state import RunState, interruptible
 from specattn.cli.terminal import say, status, streamed_text, write_line, write_pieces
 from specattn.decoding import METHODS, ContextualPenalty, Method, Round, Statistics, generate
-from specattn.decoding.engine.memory import peak_bytes, reset_peak
 from specattn.decoding.methods import parse_method
 from specattn.decoding.model.families import check_length
 from specattn.decoding.passes.proving import prove
 from specattn.decoding.text.statistics import distinct
 from specattn.distributed.launch import Started
+from specattn.peak_memory import peak_bytes, reset_peak
 
 # What is obeyed of a checkpoint's generation_config: where a text ends, by these and by stop
 # strings. How it is sampled is said by options alone.

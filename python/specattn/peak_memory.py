@@ -1,4 +1,4 @@
-"""The most memory that a run has had."""
+"""Peak memory of a run: what it had at most, of a GPU or of a Linux process."""
 
 from __future__ import annotations
 

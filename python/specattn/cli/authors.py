@@ -1,4 +1,4 @@
-"""Who made each token of a text, in words and colours."""
+"""Tells drafted tokens from the target's own, in words and colours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs of many minutes need: a state on disk that a later run goes on with, and signals."""
+"""Saves a run and goes on with it later (--state, --resume), and ends it whole on a signal."""
 
 from __future__ import annotations
 

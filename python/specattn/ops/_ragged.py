@@ -1,4 +1,4 @@
-"""Queries of which each request has its own number, side by side in one dimension."""
+"""Ragged (variable-length) queries: those of all requests packed along one dimension."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recalls what was found for tensors when others of the same forms come."""
+"""Caches what was decided for tensors by their shapes, strides, dtypes and devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of its cache a self-drafting target attends to: the same options for every method."""
+"""Options of all self-drafting methods: the length of a draft, and its budget of cached tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts beside the one that is decoded, in which suffix decoding looks up how its end went on.
+"""Suffix arrays of other texts (files, earlier outputs), in which suffix decoding looks matches up.
 
 An index is the texts' tokens and the order of all their suffixes, 8 bytes a token. Indexes of files
 are kept in a folder, if one is given, as safetensors that are mapped into memory, not read: a file

@@ -1,4 +1,4 @@
-"""What drafting brings and what it costs, by how much is drafted."""
+"""Estimates what each size of a draft gains, in accepted tokens, and what drafting it costs."""
 
 from __future__ import annotations
 

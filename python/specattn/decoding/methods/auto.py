@@ -1,4 +1,4 @@
-"""Whatever is fastest: nothing, the text's own repetitions, self-drafting or a trained drafter.
+"""Auto: drafts by whatever is fastest now: lookup, self-drafting, a trained drafter, or nothing.
 
 Every round is drafted by what promises the most tokens per second now. What the text itself offers
 is known before the round (`Suffix`), and so is what a pass of so many rows takes. Drafters that

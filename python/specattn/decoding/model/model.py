@@ -1,4 +1,4 @@
-"""Owns what a process remembers about a checkpoint, for as long as the checkpoint lives."""
+"""`Model`: what was computed of a checkpoint and is cached for as long as the checkpoint lives."""
 
 from __future__ import annotations
 

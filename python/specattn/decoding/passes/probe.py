@@ -1,6 +1,4 @@
-"""Finds where a model computes something else with our attention than with its own.
-
-Random tokens go through its own eager attention and through ours.
+"""Finds the layer in which a model with our attention differs from itself, by random tokens.
 
 Two requests of unequal lengths are prefilled in chunks, and a tree is verified behind them. The
 model itself sees every path of the tree as a text of its own, whole and causal: its masks are its

@@ -1,4 +1,4 @@
-"""Chooses how the passes of a target run: replayed where that was seen to be the same."""
+"""Chooses a target's runner: kernels or CUDA graphs where they were seen to agree with modules."""
 
 from __future__ import annotations
 

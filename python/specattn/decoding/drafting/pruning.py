@@ -49,23 +49,11 @@ def pruned(
 
     `depth` and `width` are the whole tree's levels, and children of a node at most.
     """
-    if (native := kernels()) is not None and root.device.type == "cpu":
-        return _pruned_by_kernel(native, root, tokens, scores, parents, count, (depth, width))
-    chosen, above = most_probable(scores, parents, count)
-    tree = Tree(above, max_depth=min(depth, count), max_width=min(width, count), trusted=True)
-    return Draft(tree, torch.cat([root[:, None], tokens.gather(1, chosen)], 1)), chosen
-
-
-def _pruned_by_kernel(
-    native: Any,
-    root: torch.Tensor,
-    tokens: torch.Tensor,
-    scores: torch.Tensor,
-    parents: torch.Tensor,
-    count: int,
-    shape: tuple[int, int],
-) -> tuple[Draft, torch.Tensor]:
-    """Do what `pruned` does, depths and mask of the tree included."""
+    depth, width, native = min(depth, count), min(width, count), kernels()
+    if native is None or root.device.type != "cpu":
+        chosen, above = most_probable(scores, parents, count)
+        tree = Tree(above, max_depth=depth, max_width=width, trusted=True)
+        return Draft(tree, torch.cat([root[:, None], tokens.gather(1, chosen)], 1)), chosen
     batch, size = len(root), count + 1
     chosen = parents.new_empty(batch, count)
     kept, above = parents.new_empty(2, batch, size)
@@ -74,7 +62,6 @@ def _pruned_by_kernel(
     given = (tokens, scores.float(), parents.expand(batch, -1).contiguous())
     native.prune_tree(*given, chosen, kept, above, depths, mask, 1)
     kept[:, 0] = root
-    depth, width = (min(most, count) for most in shape)
     tree = Tree.grown(above, depths=depths, packed_mask=mask, max_depth=depth, max_width=width)
     return Draft(tree, kept), chosen
 

@@ -162,14 +162,7 @@ class _TokenSwiftDrafter(PacedDrafter):
         tries = [trie(paths) for paths in candidates]
         most = max(len(parents) for parents, _ in tries)
         chances = cache(lambda: probabilities_of(tries, scores))
-
-        def rectangle() -> Any:
-            found = np.zeros((len(tries), most - 1))
-            for row, own in zip(found, chances(), strict=True):
-                row[: len(own)] = own
-            return found
-
-        rows = self.arm.rows(effort, most, rectangle, np.zeros((2, most - 1)))
+        rows = self.arm.rows(effort, most, chances, np.zeros((2, most - 1)))
         if rows == most:
             return draft_of_tries(root, tries)
         pairs = zip(tries, chances(), strict=True)
@@ -256,13 +249,13 @@ class _TokenSwiftDrafter(PacedDrafter):
             self.reused += max((common(path, ngram) for ngram in ngrams), default=0)
 
 
-def probabilities_of(tries: Sequence[Trie], scores: torch.Tensor) -> list[list[float]]:
-    """Return the probabilities of the drafted nodes of each trie, by depths' logits [B, levels, V].
+def probabilities_of(tries: Sequence[Trie], scores: torch.Tensor) -> Any:
+    """Return the probabilities [B, n] of the drafted nodes of each trie, 0 behind its last one.
 
-    Deeper nodes are taken to be as likely as not.
+    `scores` [B, levels, V] are the depths' logits; deeper nodes are taken to be as likely as not.
     """
     norms = scores.float().logsumexp(-1)
-    found = []
+    found = np.zeros((len(tries), max(len(parents) for parents, _ in tries) - 1))
     for request, (parents, tokens) in enumerate(tries):
         depths = [0] * len(parents)
         for node, parent in enumerate(parents[1:], start=1):
@@ -274,5 +267,5 @@ def probabilities_of(tries: Sequence[Trie], scores: torch.Tensor) -> list[list[f
         for node, parent in enumerate(parents[1:], start=1):
             own = each[node - 1] if depths[node] <= scores.shape[1] else 0.5
             chances.append(chances[parent] * own)
-        found.append(chances[1:])
+        found[request, : len(chances) - 1] = chances[1:]
     return found

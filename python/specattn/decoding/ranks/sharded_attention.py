@@ -48,30 +48,18 @@ class ShardedAttention(LayerAttention):
         collected: Collected | None,
         **options: Any,
     ) -> torch.Tensor:
-        """Return the outputs of layer n; a sharded one's keys and values are stored here."""
+        """Return the outputs of layer n.
+
+        One without a window stores new keys and values, attends to those held here, and merges the
+        states of all ranks.
+        """
         if options["window"] is not None:
             k_cache, v_cache = self.cache.whole.layer(self.cache.place(n))
-            read = (heads[0], k_cache, v_cache, inputs["prefix"], None, None)
-            return ops.hybrid_tree_attention(*read, **options)
+            whole = (heads[0], k_cache, v_cache, inputs["prefix"], None, None)
+            return ops.hybrid_tree_attention(*whole, **options)
         assert isinstance(ops, Recorder)
-        return self._attend_sharded(ops, n, heads, inputs, collected, **options)
-
-    def _attend_sharded(
-        self,
-        ops: Recorder,
-        n: int,
-        heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        inputs: dict[str, torch.Tensor],
-        collected: Collected | None,
-        *,
-        tree_mask: torch.Tensor | None,
-        sinks: torch.Tensor | None,
-        softmax_scale: float,
-        softcap: float,
-        **_: Any,
-    ) -> torch.Tensor:
-        """Store new keys and values, attend to those held here, and merge the states of all."""
         cache, (q, k, v) = self.cache, heads
+        tree_mask, sinks = options["tree_mask"], options["sinks"]
         if tree_mask is None:
             ops.kernel(_cpu.write_kv, k, v, *cache.storage[cache.place(n)], inputs["places"])
         else:
@@ -84,7 +72,7 @@ class ShardedAttention(LayerAttention):
         k_cache, v_cache = cache.layer(n)
         read: Any = {"k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": inputs["held"]}
         read |= {"k_tree": k, "v_tree": v, "tree_mask": tree_mask, "sinks": sinks}
-        read |= {"softmax_scale": softmax_scale, "softcap": softcap}
+        read |= {name: options[name] for name in ("softmax_scale", "softcap")}
         if collected is None:
             ops.attend("hybrid_tree_attention", q, buffer.own, **read)
         else:

@@ -9,6 +9,13 @@ import pytest
 from tests import HANGS
 
 
+def forkserver():
+    """Return what starts processes, from one that has imported what takes seconds."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["specattn.decoding", "specattn.distributed"])
+    return context
+
+
 class Ranks:
     """`size` processes over gloo, of one thread each; ``ranks(function, *arguments)`` on all.
 
@@ -24,9 +31,7 @@ class Ranks:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        # Processes come from one that has imported what takes seconds.
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["specattn.decoding", "specattn.distributed"])
+        context = forkserver()
         for rank in range(self.size):
             ours, theirs = context.Pipe()
             arguments = (theirs, rank, self.size, port, self.timeout)

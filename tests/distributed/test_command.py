@@ -2,14 +2,18 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from specattn import cli
 from tests import HANGS
 from tests.cli.conftest import prompt, specattn  # noqa: F401 - fixtures
+from tests.distributed.ranks import forkserver
 
 
 def under_torchrun(ranks, *arguments):
@@ -25,6 +29,33 @@ def under_torchrun(ranks, *arguments):
     )
 
 
+def as_torchrun_starts_it(rank, ranks, port, out, arguments):
+    """Run the command as one of several ranks, in a process of its own."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    torch.set_num_threads(1)
+    sys.argv, sys.stdout = ["specattn", *map(str, arguments)], out.open("w")
+    cli.main()
+
+
+def on_ranks(ranks, folder, *arguments):
+    """Return what each rank prints."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    printed = [folder / f"rank-{rank}" for rank in range(ranks)]
+    processes = [
+        forkserver().Process(target=as_torchrun_starts_it, args=(rank, ranks, port, out, arguments))
+        for rank, out in enumerate(printed)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(HANGS)
+    assert [process.exitcode for process in processes] == [0] * ranks
+    return [out.read_text() for out in printed]
+
+
 def test_two_ranks_go_on_with_the_text_of_one(specattn, prompt, tmp_path):  # noqa: F811
     """The first rank alone writes; a run that one rank has saved is continued by two."""
     common = ("--prompt-file", prompt, "--method", "vegas")
@@ -32,12 +63,11 @@ def test_two_ranks_go_on_with_the_text_of_one(specattn, prompt, tmp_path):  # no
     assert specattn("generate", *common, "--max-new-tokens", 24, "--json", whole)[0] == 0
     assert specattn("generate", *common, "--max-new-tokens", 9, "--state", state)[0] == 0
     options = ("--max-new-tokens", 24, "--resume", state, "--json", out, "--context-parallel", 2)
-    done = under_torchrun(2, *common, *options)
-    assert done.returncode == 0, done.stderr
+    printed = on_ranks(2, tmp_path, "generate", *common, *options)
     expected, found = (json.loads(path.read_text()) for path in (whole, out))
     assert found["tokens"] == expected["tokens"]
     assert (found["ranks"], found["resumed_at"]) == (2, 9)
-    assert done.stdout == expected["text"] + "\n"
+    assert printed == [expected["text"] + "\n", ""]
 
 
 def test_without_torchrun_it_says_how(specattn, prompt, monkeypatch):  # noqa: F811

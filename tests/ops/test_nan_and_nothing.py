@@ -20,6 +20,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SIZES = {  # for the C++ kernels: rows that are few, and tiles of rows
     "one row": {"rows": 1, "kv_heads": 1},
     "few rows": {"rows": 4, "head_dim": 24},
+    "interpreted": {"rows": 3, "head_dim": 16, "kv_heads": 1},
     "tiles": {"rows": 21, "head_dim": 80},
 }
 PROBLEMS = (
@@ -63,7 +64,8 @@ def _cases(interpreted):
         for dtype in DTYPES:
             always = interpreted and dtype == torch.bfloat16
             marks = () if always else pytest.mark.gpu_code("triton")
-            yield pytest.param(Case("triton", "few rows", dtype), marks=marks)
+            size = "interpreted" if always else "few rows"
+            yield pytest.param(Case("triton", size, dtype), marks=marks)
     if "cpu" in available:
         from specattn import _cpu
 

@@ -146,10 +146,7 @@ def test_a_budget_in_tokens_does_not_grow(monkeypatch):
 
 def page_bound(q, keys):
     """Return the largest product that any key within the page's box can have with q."""
-    return sum(
-        max(float(q[d]) * float(keys[:, d].min()), float(q[d]) * float(keys[:, d].max()))
-        for d in range(len(q))
-    )
+    return float(torch.maximum(q * keys.amin(0), q * keys.amax(0)).double().sum())
 
 
 @pytest.mark.parametrize("size", [4, 5])

@@ -86,6 +86,7 @@ def test_a_small_run_prints_a_table_and_writes_valid_json_lines(text, tmp_path, 
     assert {png.name for png in (tmp_path / "png").iterdir()} == {"speed.png", "acceptance.png"}
 
 
+@pytest.mark.slow
 def test_a_widened_target_is_made_once_and_measured_by_all_that_it_is_for(
     text, tmp_path, monkeypatch
 ):

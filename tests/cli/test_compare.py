@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -140,9 +141,12 @@ def test_json_has_every_run(specattn, prompt):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "tied"), [("fp32", False), ("fp32", True), ("bf16", False), ("bf16", True)]
+    ("dtype", "tied", "penalty"),
+    [  # half of them have every pair
+        pytest.param(*case, marks=pytest.mark.slow if number.bit_count() % 2 else ())
+        for number, case in enumerate(product(("fp32", "bf16"), (False, True), (1.0, 1.3)))
+    ],
 )
-@pytest.mark.parametrize("penalty", [1.0, 1.3])
 def test_where_texts_part_is_explained(
     specattn, prompt, tmp_path, monkeypatch, dtype, tied, penalty
 ):

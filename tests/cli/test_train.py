@@ -121,6 +121,7 @@ def test_specialists_start_from_eagle_and_share_features(train, refused, text, t
     refused(reason, *none, *again, "--variant", "poss-9")
 
 
+@pytest.mark.slow
 def test_norms_are_trained_and_kept(train, refused, text, tmp_path):
     """EAGLE 3.1's, from a new drafter through a start to the specialists."""
     eagle, poss, old = (tmp_path / name for name in ("eagle", "poss", "old"))
@@ -228,7 +229,9 @@ def unbroken(target, text, tmp_path_factory):
     return run, folder
 
 
-@pytest.mark.parametrize("missing", ["trainer_state.json", "the last", "every"])
+@pytest.mark.parametrize(
+    "missing", ["trainer_state.json", "the last", pytest.param("every", marks=pytest.mark.slow)]
+)
 def test_a_run_that_was_killed_while_saving_goes_on(train, unbroken, text, tmp_path, missing):
     run, folder = unbroken
     output = tmp_path / "out"

@@ -2,6 +2,7 @@
 
 from functools import cache
 
+import pytest
 import torch
 from tokenizers import Tokenizer
 from tokenizers.decoders import Fuse
@@ -205,6 +206,19 @@ def letters():
     tokenizer = Tokenizer(BPE(vocabulary, merges=[]))
     tokenizer.decoder = Fuse()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False)
+
+
+# Every family with a batch of three; with one request alone quickly in one.
+BATCHES = [
+    pytest.param(
+        family,
+        lengths,
+        id=f"{family}-batch-{len(lengths)}",
+        marks=pytest.mark.slow if len(lengths) == 1 and family != "qwen3" else (),
+    )
+    for family in CONFIGS
+    for lengths in ((31,), (5, 23, 1))
+]
 
 
 def prompts(lengths, *, vocabulary=VOCABULARY, seed=1):

@@ -57,6 +57,7 @@ def test_hybrid_agrees_with_dense_attention(r, mask, paged, window, softcap, wit
     assert_as_good_as_torch(call("hybrid_tree_attention", arguments, **options), r, **options)
 
 
+@WHOLE
 @interpreted(10)
 @given(r=ragged_batches(parents="chain", **BATCHES), window=st.sampled_from([None, 1, 2, 9]))
 def test_no_mask_is_a_causal_chain_per_request(r, window):
@@ -64,6 +65,7 @@ def test_no_mask_is_a_causal_chain_per_request(r, window):
     assert_as_good_as_torch(found, r, window=window)
 
 
+@WHOLE
 @interpreted(10)
 @given(
     r=ragged_batches(tree_in_cache=True, **BATCHES),

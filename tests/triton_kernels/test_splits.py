@@ -7,7 +7,7 @@ from specattn.triton_kernels import _configs
 import specattn
 from tests.cases import assert_accurate, expected, make_problem
 
-from .conftest import DEVICE, mostly
+from .conftest import DEVICE, WHOLE, mostly
 
 BIG_GPU = {"multiprocessors": 132, "split_size": None, "least": 32}
 
@@ -29,7 +29,7 @@ def attend(p, lengths, **options):
 
 
 @pytest.mark.parametrize("length", mostly(200, 0, 31, 33, 511))
-@pytest.mark.parametrize("window", [None, 150])
+@pytest.mark.parametrize("window", mostly(150, None))
 def test_capacity_shows_in_no_bit(length, window):
     narrow = make_problem((length,), 3, dtype=torch.bfloat16, spare=1)
     wide = make_problem((length,), 3, dtype=torch.bfloat16, spare=900)
@@ -49,6 +49,7 @@ def test_capacity_shows_in_no_bit(length, window):
     assert_accurate(found[0][1], exact[1], single[1], atol=2e-6)
 
 
+@WHOLE
 def test_lengths_of_neighbours_show_in_no_bit():
     """So a captured graph, whose launches do not change, stays right when lengths do."""
     p = make_problem((400, 400, 400), 3, dtype=torch.bfloat16)

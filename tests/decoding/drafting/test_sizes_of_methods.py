@@ -62,8 +62,15 @@ def test_a_method_drafts_nothing_where_rows_are_dear_and_much_where_they_are_fre
     assert drafted[False] >= 8
 
 
-@pytest.mark.parametrize("compile", ["auto", "off"])
-@pytest.mark.parametrize("sampling", SAMPLING, ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    ("sampling", "compile"),
+    [
+        pytest.param(SAMPLING[0], "auto", id="greedy-auto"),
+        pytest.param(SAMPLING[1], "off", id="sampled-off"),
+        pytest.param(SAMPLING[0], "off", id="greedy-off", marks=pytest.mark.slow),
+        pytest.param(SAMPLING[1], "auto", id="sampled-auto", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_whatever_is_chosen_the_text_is_that_of_plain_decoding(
     monkeypatch, kind, sampling, compile

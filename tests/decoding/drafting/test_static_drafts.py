@@ -1,5 +1,7 @@
 """What trained drafters draft by kernel calls alone against what their modules draft."""
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -91,18 +93,17 @@ def test_levels_as_wide_as_the_nodes_miss_no_path(monkeypatch, nodes, compile):
     assert all(len(paths) == 1 + nodes for one in found[1][:3] for paths in one)
 
 
-@pytest.mark.parametrize(
-    ("family", "sampled"),
-    [
-        ("qwen3", False),
-        ("qwen3", True),
-        ("qwen2", False),
-        ("mistral-sliding", False),
-        pytest.param("qwen2", True, marks=pytest.mark.slow),
-        pytest.param("mistral-sliding", True, marks=pytest.mark.slow),
-    ],
-)
-@pytest.mark.parametrize("name", METHODS)
+def cases():
+    """Yield methods by family, greedy and sampled; one of each kind of drafter in all is quick."""
+    for name, family, sampled in product(
+        METHODS, ("qwen3", "qwen2", "mistral-sliding"), (False, True)
+    ):
+        quick = name in ("longspec-tree", "poss", "medusa") and not sampled
+        marks = () if quick or family == "qwen3" else pytest.mark.slow
+        yield pytest.param(name, family, sampled, marks=marks)
+
+
+@pytest.mark.parametrize(("name", "family", "sampled"), list(cases()))
 def test_both_draft_the_same(monkeypatch, name, family, sampled):
     """Round by round, of texts that end one after the other, one of them without a pair."""
     model = tiny_model(family, vocab_size=VOCABULARY)

@@ -19,7 +19,7 @@ from specattn.decoding.text.sequences import Sequences
 from specattn.drafters import LongSpecDrafter
 from tests.decoding.engine.test_loop import StopAt
 from tests.decoding.models import (
-    CONFIGS,
+    BATCHES,
     greedy_by_transformers,
     known,
     prompts,
@@ -40,8 +40,7 @@ YARN = {
 SMALL_VOCABULARY = 6  # of which a tree holds so much that even random drafters are often right
 
 
-@pytest.mark.parametrize("lengths", [(31,), (5, 23, 1)], ids=["batch-1", "batch-3"])
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize(("family", "lengths"), BATCHES)
 def test_the_text_is_that_of_plain_decoding(family, lengths):
     """The full tree of 69 nodes, whose masks need two words."""
     model, texts, expected = known(family, lengths, NEW_TOKENS)
@@ -154,7 +153,7 @@ def drafts():
     for family, quick, slow in (
         ("qwen2", chain, tree),
         ("qwen3", tree, chain),
-        ("llama", tree, chain),
+        ("llama", chain, tree),
     ):
         yield family, quick
         yield pytest.param(family, slow, marks=pytest.mark.slow)
@@ -432,6 +431,7 @@ def test_bfloat16_runs():
     assert [len(new) for new in output.new_tokens] == [6, 6]
 
 
+@pytest.mark.slow
 def test_on_triton_kernels():
     model, texts = tiny_model("qwen3", num_hidden_layers=1), prompts([1, 8])
     method = LongSpec(random_drafter(model, window=6, dtype=torch.float32), widths=(2, 3))

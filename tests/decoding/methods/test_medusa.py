@@ -5,7 +5,12 @@ import torch
 
 from specattn.decoding import Medusa, generate
 from specattn.tree import Tree
-from tests.decoding.models import CONFIGS, greedy_by_transformers, prompts, tiny_model
+from tests.decoding.models import (
+    BATCHES,
+    greedy_by_transformers,
+    prompts,
+    tiny_model,
+)
 from tests.drafters.test_heads import random_heads
 
 # What the cache holds beyond a request's length is then NaN, and must not matter.
@@ -18,8 +23,7 @@ def heads_for(model, **options):
     return random_heads("medusa", model, dtype=torch.float32, **options)
 
 
-@pytest.mark.parametrize("lengths", [[31], [1, 23, 2]], ids=["batch-1", "batch-3"])
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize(("family", "lengths"), BATCHES)
 def test_the_text_is_that_of_plain_decoding(family, lengths):
     model = tiny_model(family, vocab_size=SMALL_VOCABULARY)
     texts = prompts(lengths, vocabulary=SMALL_VOCABULARY)

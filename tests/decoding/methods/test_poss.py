@@ -16,7 +16,7 @@ from specattn.decoding.methods.poss_block import SpecialistBlock
 from specattn.decoding.text.sequences import Sequences
 from specattn.drafters.poss import fuse, keys_and_values, specialist
 from tests.decoding.models import (
-    CONFIGS,
+    BATCHES,
     ending_at,
     greedy_by_transformers,
     known,
@@ -32,8 +32,7 @@ NEW_TOKENS = 24
 SMALL_VOCABULARY = 6  # of which a tree holds so much that even random drafters are often right
 
 
-@pytest.mark.parametrize("lengths", [(31,), (5, 23, 1)], ids=["batch-1", "batch-3"])
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize(("family", "lengths"), BATCHES)
 def test_the_text_is_that_of_plain_decoding(family, lengths):
     """The paper's tree of 60 nodes, at depth 4."""
     model, texts, expected = known(family, lengths, NEW_TOKENS)
@@ -46,9 +45,17 @@ def test_the_text_is_that_of_plain_decoding(family, lengths):
     assert 59 * (total.rounds - cut) <= total.drafted < 59 * total.rounds
 
 
-@pytest.mark.parametrize(("seed", "norms"), [(3, {}), (0, BOTH_NORMS)], ids=["plain", "norms"])
-@pytest.mark.parametrize("window", [None, 4])
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral-sliding", "gpt_oss"])
+def accepting():
+    """Yield families with windows and norms: all in one family, one of each in all are quick."""
+    families = ("qwen3", "llama", "qwen2", "mistral-sliding", "gpt_oss")
+    for family, window, (seed, norms) in product(families, (None, 4), ((3, {}), (0, BOTH_NORMS))):
+        quick = family == "qwen3" or (window is None) == bool(norms)
+        name = f"{family}-{window}-{'norms' if norms else 'plain'}"
+        marks = () if quick else pytest.mark.slow
+        yield pytest.param(family, window, seed, norms, id=name, marks=marks)
+
+
+@pytest.mark.parametrize(("family", "window", "seed", "norms"), list(accepting()))
 def test_the_text_stays_right_where_much_is_accepted(family, window, seed, norms):
     model, texts, expected = known(family, (2, 17, 33), 40, vocabulary=SMALL_VOCABULARY)
     drafter = random_drafter(model, seed=seed, dtype=torch.float32, **norms)
@@ -148,15 +155,15 @@ DRAFTERS = {
 
 
 def drafters():
-    """Yield every family with every drafter; all drafters in one family, and one in all, are quick.
+    """Yield every family with every drafter; those of which no other quick one has a part are slow.
 
     Families differ in biases and norms of the attention, drafters in what surrounds it.
     """
+    quick = [("qwen3", "one-layer"), ("qwen3", "poss-1"), ("qwen3", "norms")]
+    quick += [("qwen2", "poss-2"), ("llama", "poss-2")]
     for family, name in product(["qwen2", "qwen3", "llama"], DRAFTERS):
-        quick = family == "qwen3" or name == "poss-2"
-        yield pytest.param(
-            family, *DRAFTERS[name], marks=() if quick else pytest.mark.slow, id=f"{family}-{name}"
-        )
+        marks = () if (family, name) in quick else pytest.mark.slow
+        yield pytest.param(family, *DRAFTERS[name], marks=marks, id=f"{family}-{name}")
 
 
 @pytest.mark.parametrize(("family", "layers", "norms"), list(drafters()))
@@ -340,6 +347,7 @@ def test_bfloat16_runs():
     assert [len(new) for new in output.new_tokens] == [6, 6]
 
 
+@pytest.mark.slow
 def test_on_triton_kernels():
     model, texts = tiny_model("qwen3", num_hidden_layers=1), prompts([1, 8])
     method = PosS(random_drafter(model, dtype=torch.float32), width=2, depth=2, total_tokens=5)

@@ -9,7 +9,7 @@ from transformers import LogitsProcessorList
 from specattn.decoding import ContextualPenalty, Target, TokenSwift, generate
 from specattn.tree import Tree
 from tests.decoding.models import (
-    CONFIGS,
+    BATCHES,
     ending_at,
     greedy_by_transformers,
     prompts,
@@ -29,8 +29,7 @@ def small(model, **options):
     return TokenSwift(heads, **{**SMALL, **options})
 
 
-@pytest.mark.parametrize("lengths", [[31], [1, 23, 9]], ids=["batch-1", "batch-3"])
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize(("family", "lengths"), BATCHES)
 def test_the_text_is_that_of_plain_decoding(family, lengths):
     """Prompts shorter and longer than the budget, and texts that outgrow it several times."""
     model = tiny_model(family, vocab_size=SMALL_VOCABULARY)

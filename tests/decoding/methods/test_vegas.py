@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from itertools import product
 from typing import get_args
 
 import pytest
@@ -60,10 +61,20 @@ def attention_of(model, ids):
     return seen
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2-sliding", "gpt_oss"])
-@pytest.mark.parametrize("ranking", get_args(Ranking))
-@pytest.mark.parametrize("rows", get_args(Rows))
-@pytest.mark.parametrize("per_head", [False, True], ids=["shared", "per head"])
+def selections():
+    """Yield every way to select in every family; all in one with both kinds of layers are quick."""
+    families = "qwen2-sliding", "llama", "gpt_oss"
+    for family, rows, ranking, per_head in product(
+        families, get_args(Rows), get_args(Ranking), (False, True)
+    ):
+        usual = (rows, ranking, per_head) in [("two", "logit", False), ("all", "weight", True)]
+        quick = family == families[0] or usual
+        name = f"{'per head' if per_head else 'shared'}-{rows}-{ranking}-{family}"
+        marks = () if quick else pytest.mark.slow
+        yield pytest.param(rows, ranking, family, per_head, id=name, marks=marks)
+
+
+@pytest.mark.parametrize(("rows", "ranking", "family", "per_head"), list(selections()))
 def test_it_selects_what_the_paper_says(rows, ranking, family, per_head):
     model, texts = tiny_model(family, peak=3.0), prompts([5, 40])
     method = Watched(rows=rows, ranking=ranking, per_head=per_head, **OPTIONS)

@@ -2,6 +2,7 @@
 
 import copy
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 
 import pytest
 import torch
@@ -28,8 +29,15 @@ def texts(model, ids, mask, **options):
     return model.generate(ids, attention_mask=mask, **options)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("family", FAMILIES)
+def cases():
+    """Yield families with strategies: two of these in all families, all in two are quick."""
+    for family, strategy in product(FAMILIES, STRATEGIES):
+        quick = strategy in ("greedy", "static") or family in ("qwen2-sliding", "gpt_oss")
+        marks = () if quick else pytest.mark.slow
+        yield pytest.param(family, strategy, marks=marks)
+
+
+@pytest.mark.parametrize(("family", "strategy"), list(cases()))
 def test_generate(family, strategy, poisoned_empty):
     model, (ids, mask) = tiny_model(family), padded((9, 17, 14))
     options = STRATEGIES[strategy]
@@ -40,8 +48,15 @@ def test_generate(family, strategy, poisoned_empty):
         assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("own", [False, True], ids=["dynamic", "own"])
-@pytest.mark.parametrize("family", FAMILIES)
+def families_and_caches():
+    """Yield both caches in all families; transformers' own is quick in two."""
+    for family in FAMILIES:
+        yield pytest.param(family, True, id=f"{family}-own")
+        marks = () if family in ("qwen2-sliding", "gpt_oss") else pytest.mark.slow
+        yield pytest.param(family, False, id=f"{family}-dynamic", marks=marks)
+
+
+@pytest.mark.parametrize(("family", "own"), list(families_and_caches()))
 def test_assisted(family, own, poisoned_empty):
     """The cache is cropped after every verification of several rows."""
     model, assistant = tiny_model(family), ours(tiny_model(family, seed=1))
@@ -85,7 +100,7 @@ def test_under_the_decode_layer(method):
 
 def test_compiled():
     """Our functions stay out of the graph, so a compiled model runs them as they are."""
-    model, (ids, mask) = ours(tiny_model("mistral-sliding", num_hidden_layers=2)), padded((9, 14))
+    model, (ids, mask) = ours(tiny_model("mistral-sliding", num_hidden_layers=1)), padded((9, 14))
     compiled = torch.compile(model, backend="eager")
     with torch.no_grad():
         expected = model(ids, attention_mask=mask).logits

@@ -23,7 +23,7 @@ TEXT = 'def shout(words):\n    """Return the words in capitals."""\n    return w
 
 @pytest.fixture(scope="module")
 def target():
-    return AutoModelForCausalLM.from_pretrained(EMBEDDED_TARGET)
+    return AutoModelForCausalLM.from_pretrained(EMBEDDED_TARGET, dtype=torch.float32)
 
 
 @pytest.fixture

@@ -5,7 +5,11 @@ natural log of the sum of their exponentiated logits. States over disjoint keys 
 over their union (`merge_state`), and the state over no keys is `(0, -inf)`.
 """
 
+from typing import NamedTuple
+
 import torch
+
+from ._eight_bits import dequantised
 
 # Rows are taken in blocks of about so many logits, 4 MiB in float32, so that prefill fits in caches
 # and memory; not fewer than 16 rows, so that keys are not read again for every few of them.
@@ -85,6 +89,39 @@ def fill_where(hidden, x, value):
     if not hidden.is_cuda and not hidden.any():
         return x
     return x.masked_fill(hidden, value)
+
+
+class Cache(NamedTuple):
+    """Keys or values that are stored for all requests: contiguous, or with a table paged.
+
+    `scale` is what the tokens of a cache of 8 bits are multiplied with, in `dtype`.
+    """
+
+    tokens: torch.Tensor
+    block_table: torch.Tensor | None
+    scale: torch.Tensor | None
+    dtype: torch.dtype
+
+    def read(self, how, *where):
+        """Return the tokens that a function finds [.., Hk, n, D], as the numbers they mean."""
+        tokens, scale = how(self.tokens, *where, self.block_table), self.scale
+        if scale is not None:
+            per_token = scale.dim() == 3
+            scale = (
+                how(scale[..., None], *where, self.block_table)[..., 0]
+                if per_token
+                else scale[:, None]
+            )
+        return dequantised(tokens, scale, self.dtype)
+
+
+def caches_of(q, k_cache, v_cache, block_table=None, k_scale=None, v_scale=None):
+    """Return the keys and values that queries `q` attend to."""
+    dtype = accumulation_dtype(q.dtype)
+    return [
+        Cache(tokens, block_table, scale, dtype)
+        for tokens, scale in ((k_cache, k_scale), (v_cache, v_scale))
+    ]
 
 
 def prefix_of(cache, cache_seqlens, block_table=None):

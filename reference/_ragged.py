@@ -42,11 +42,21 @@ def by_request(function):
     return wrapper
 
 
+def shared_by_requests(arguments):
+    """Return the names of tensors that all requests have together, by the arguments of a call."""
+    shared = {"sinks"} | {
+        name
+        for name in ("k_scale", "v_scale")
+        if arguments.get(name) is not None and arguments[name].dim() < 3
+    }
+    if arguments.get("block_table") is not None:
+        shared |= {"k_cache", "v_cache", "k_scale", "v_scale"}
+    return shared
+
+
 def _request(arguments, index, rows):
     """Return the arguments of a uniform call for one request."""
-    shared = ["sinks"]
-    if arguments.get("block_table") is not None:
-        shared += ["k_cache", "v_cache"]
+    shared = shared_by_requests(arguments)
     count = rows.stop - rows.start
 
     def alone(name, value):

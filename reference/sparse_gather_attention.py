@@ -2,7 +2,7 @@
 
 import torch
 
-from ._attention import attend, capacity_of, longest, tokens_at
+from ._attention import attend, caches_of, capacity_of, longest, tokens_at
 from ._ragged import by_request
 from .merge_state import merge_state, with_sinks
 from .tree_mask import visible_tree_keys
@@ -25,20 +25,23 @@ def sparse_gather_attention(
     cache_seqlens=None,
     cu_seqlens_q=None,
     max_seqlen_q=None,
+    k_scale=None,
+    v_scale=None,
 ):
     """Return `(out, lse)` of q [B, T, Hq, D] over the indexed tokens and over new keys, if any.
 
     `indices` are logical positions, [B, K] for all heads or [B, Hk, K] for each KV head, of which
     the first `index_lengths` ([B] or [B, Hk]) count; the rest is never read. A length of -1 stands
     for all positions of the prefix, which `cache_seqlens` [B] then says. `cu_seqlens_q` makes rows
-    ragged, as `by_request` says.
+    ragged, as `by_request` says; `k_scale` and `v_scale` are those of `hybrid_tree_attention`.
     """
     if cache_seqlens is not None:
         capacity = capacity_of(k_cache, block_table)
         indices, index_lengths = with_prefixes(indices, index_lengths, cache_seqlens, capacity)
     indices = indices[..., : longest(index_lengths, indices.shape[-1])]
     taken = torch.arange(indices.shape[-1], device=q.device) < index_lengths[..., None]
-    k, v = (tokens_at(x, indices, taken, block_table) for x in (k_cache, v_cache))
+    caches = caches_of(q, k_cache, v_cache, block_table, k_scale, v_scale)
+    k, v = (cache.read(tokens_at, indices, taken) for cache in caches)
     visible = taken[:, None] if taken.dim() == 2 else taken  # [B, Hk or 1, K]
     out, lse = attend(q, k, v, visible[:, :, None], softmax_scale, softcap)
     if k_new is not None:

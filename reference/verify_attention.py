@@ -2,7 +2,7 @@
 
 import torch
 
-from ._attention import capacity_of, mask_logits, prefix_of, scaled_logits
+from ._attention import caches_of, capacity_of, mask_logits, prefix_of, scaled_logits
 from ._ragged import by_request
 from .hybrid_tree_attention import hybrid_tree_attention, visible_prefix
 from .tree_mask import tree_depths, visible_tree_keys
@@ -25,6 +25,8 @@ def verify_attention(
     sinks=None,
     cu_seqlens_q=None,
     max_seqlen_q=None,
+    k_scale=None,
+    v_scale=None,
     collect="scores",
     collect_rows=(0, -1),
     per_head=True,
@@ -50,6 +52,8 @@ def verify_attention(
         softmax_scale,
         softcap,
         sinks,
+        k_scale=k_scale,
+        v_scale=v_scale,
     )
     rows = list(collect_rows)
     if window is not None:
@@ -57,7 +61,8 @@ def verify_attention(
             tree_size = q.shape[1] if k_tree is None else k_tree.shape[1]
             depths = tree_depths(visible_tree_keys(tree_mask, q.shape[1], tree_size, q.device))
         depths = depths[:, rows]
-    k = prefix_of(k_cache, cache_seqlens, block_table)
+    keys, _ = caches_of(q, k_cache, v_cache, block_table, k_scale, v_scale)
+    k = keys.read(prefix_of, cache_seqlens)
     visible = visible_prefix(k.shape[2], cache_seqlens, depths, window)
     logits = mask_logits(scaled_logits(q[:, rows], k, softmax_scale, softcap), visible)
     if collect == "scores":

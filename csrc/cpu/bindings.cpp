@@ -216,6 +216,7 @@ void take_hybrid(AttentionCall& a, Arguments& next) {
   a.tree.size = a.T;
   set_tree(a, k_tree, v_tree, mask);
   set_depths(a, depths);
+  next.tensor("k_scale"), next.tensor("v_scale");
   a.bounds = set_prefix(a, k, v, lengths, table);
   a.capacity = a.bounds.capacity;
   set_sinks(a, sinks);
@@ -273,6 +274,7 @@ void sparse_gather_attention(const py::args& all) {
   const View sinks = next.tensor("sinks"), prefix = next.tensor("cache_seqlens");
   const View starts = next.tensor("cu_seqlens_q");
   set_queries(a, q, k, starts, next.value<std::optional<int64_t>>());
+  next.tensor("k_scale"), next.tensor("v_scale");
   set_tree(a, k_new, v_new, mask);
   const auto [capacity, pages] = set_cache(a, k, v, table);
   const bool lists = indices.dims == 3, counts = lengths.dims == 2;
@@ -313,6 +315,7 @@ void importance_scores(const py::args& all) {
   p.bounds = set_prefix(p, k, k, lengths, next.tensor("block_table"));
   p.capacity = p.bounds.capacity;
   p.scale = static_cast<float>(next.value<double>());
+  next.tensor("k_scale");
   const View scores = next.tensor("scores");
   if (p.per_head) {
     scores.expect(Dtype::kFloat32, {p.B, p.Hk, p.capacity});

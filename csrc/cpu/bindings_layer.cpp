@@ -123,6 +123,7 @@ void write_kv(const py::args& all) {
   const View k = next.tensor("k"), v = next.tensor("v");
   const View k_cache = next.tensor("k_cache"), v_cache = next.tensor("v_cache");
   const View slots = next.tensor("slots");
+  for (const char* name : {"k_scale", "v_scale", "new_k_scale", "new_v_scale"}) next.tensor(name);
   for (const View* x : {&k, &k_cache}) {
     if (x->dims != 4) x->fail("must have 4 dimensions");
     if (x->dtype > Dtype::kFloat16) x->fail("must be float32, bfloat16 or float16");

@@ -63,6 +63,7 @@ def _hybrid(q, cache, tree):
         _scale(q, args.get("softmax_scale")),
         args.get("softcap", 0.0),
         *(args.get(name) for name in ("sinks", "cu_seqlens_q", "max_seqlen_q")),
+        *(args.get(name) for name in ("k_scale", "v_scale")),
     ]
 
 
@@ -116,6 +117,8 @@ def sparse_gather_attention(
     cache_seqlens=None,
     cu_seqlens_q=None,
     max_seqlen_q=None,
+    k_scale=None,
+    v_scale=None,
 ):
     state = _state(q)
     if cu_seqlens_q is None:
@@ -139,15 +142,17 @@ def sparse_gather_attention(
         cache_seqlens,
         cu_seqlens_q,
         max_seqlen_q,
+        k_scale,
+        v_scale,
         *state,
     )
     return state
 
 
-def importance_scores(q, k_cache, cache_seqlens, per_head=True, block_table=None):
+def importance_scores(q, k_cache, cache_seqlens, per_head=True, block_table=None, k_scale=None):
     heads = (k_cache.shape[2],) if per_head else ()
     scores = poisoned(q.shape[0], *heads, _capacity(k_cache, block_table))
-    args = (q, k_cache, cache_seqlens, per_head, block_table, _scale(q, None))
+    args = (q, k_cache, cache_seqlens, per_head, block_table, _scale(q, None), k_scale)
     run("importance_scores", *args, scores)
     return scores
 

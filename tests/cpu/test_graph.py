@@ -54,7 +54,7 @@ class Layer:
         tree = None, None, None, None, None, None
         _cpu.hybrid_tree_attention(
             *(heads[:, :, :Q_HEADS], *caches, self.seqlens, *tree, HEAD_DIM**-0.5, 0.0),
-            *(None, None, None, self.out, self.lse, threads),
+            *(None, None, None, None, None, self.out, self.lse, threads),
         )
 
     def results(self):

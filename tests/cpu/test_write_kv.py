@@ -67,4 +67,4 @@ def test_shapes_and_types(isa):
         ({"slots": a["slots"][:, :4]}, "slots must be"),
     ]:
         with pytest.raises(ValueError, match=message):
-            _cpu.write_kv(*(a | change).values(), 1)
+            _cpu.write_kv(*(a | change).values(), *[None] * 4, 1)

@@ -6,6 +6,7 @@ from specattn.reference import pack_tree_mask
 
 import specattn
 from tests.cases import make_problem
+from tests.eight_bits import quantise
 from tests.ragged import make_ragged
 
 
@@ -13,10 +14,12 @@ def as_tuple(result):
     return result if isinstance(result, tuple) else (result,)
 
 
-def written(k, v, k_cache, v_cache, slots):
-    """Call `write_kv`, and return what the caches hold then."""
-    specattn.write_kv(k, v, k_cache, v_cache, slots)
-    return k_cache.detach().clone(), v_cache.detach().clone()
+def written(k, v, k_cache, v_cache, slots, **options):
+    """Call `write_kv`, and return what the caches hold then, and their scales if they are new."""
+    specattn.write_kv(k, v, k_cache, v_cache, slots, **options)
+    scales = [options["k_scale"], options["v_scale"]] if options.get("scale") == "dynamic" else []
+    left = (x.detach().clone() for x in (k_cache, v_cache, *scales))
+    return tuple(x.int() if x.dtype == torch.int8 else x for x in left)
 
 
 def valid_calls(p=None, paged=False):
@@ -111,6 +114,7 @@ def variants():
     }
     yield "sparse_gather_attention-per-head", function, arguments | per_head
     yield from ragged_variants()
+    yield from eight_bit_variants()
     function, arguments = valid_calls(p)["select_topk"]
     yield "select_topk-budget", function, arguments | {"ratio": None, "budget": 4, "keep_last": 2}
     function, arguments = valid_calls(p)["linear_few_rows"]
@@ -142,6 +146,34 @@ def ragged_variants():
     yield "sparse_gather_attention-ragged", specattn.sparse_gather_attention, sparse
 
 
+def eight_bit_variants():
+    """Return ids and calls as `variants` does, over caches of int8; opcheck compares no float8."""
+    p = make_problem(page_size=4, tree_in_cache=True)
+    for name, form, paged in (
+        ("hybrid_tree_attention", "tokens", True),
+        ("verify_attention", "number", False),
+        ("sparse_gather_attention", "inline", True),
+        ("importance_scores", "heads", False),
+        ("hybrid_tree_attention", "none", False),
+    ):
+        stored, scales = quantise(p, torch.int8, form)
+        function, arguments = valid_calls(stored, paged)[name]
+        used = {n: x for n, x in scales[paged].items() if f"{n[0]}_cache" in arguments}
+        yield f"{name}-{form}-of-8-bits", function, arguments | used
+    hybrid, in_cache = valid_calls(stored)["hybrid_tree_attention"]
+    in_cache |= {"k_tree": None, "v_tree": None, "tree_mask": None}
+    yield "hybrid_tree_attention-in-cache-of-8-bits", hybrid, in_cache
+    yield "write_kv-given-of-8-bits", written, _eight_bit_write(p) | {"k_scale": 0.5}
+    scales = {name: torch.zeros(p.k_cache.shape[:-1]) for name in ("k_scale", "v_scale")}
+    yield "write_kv-dynamic-of-8-bits", written, _eight_bit_write(p) | scales | {"scale": "dynamic"}
+
+
+def _eight_bit_write(p):
+    arguments = valid_calls(p)["write_kv"][1]
+    caches = {n: arguments[n].to(torch.int8) for n in ("k_cache", "v_cache")}
+    return arguments | caches
+
+
 # The functions that their files are named after.
 PRIMITIVES = tuple(
     name
@@ -163,10 +195,12 @@ VARIANTS = [pytest.param(function, kwargs, id=name) for name, function, kwargs i
 _TRACED = (
     "hybrid_tree_attention-in-cache",
     "hybrid_tree_attention-options",
+    "hybrid_tree_attention-tokens-of-8-bits",
     "sparse_gather_attention-per-head",
     "sparse_gather_attention-ragged",
     "verify_attention-logits",
     "verify_attention-ragged-options",
+    "write_kv-dynamic-of-8-bits",
 )
 TRACED = [
     one

@@ -13,11 +13,12 @@ from tests.cases import make_problem
 from tests.ops.calls import NAMES, as_tuple, valid_calls
 
 RAGGED = {"cu_seqlens_q": torch.tensor([0, 4, 8], dtype=torch.int32)}
+OTHERS = {"collect_rows", "k_scale", "v_scale"}  # rows, and what may be a tensor, too
 OPTIONS = [
     (op, name)
     for op in NAMES
     for name in inspect.signature(getattr(specattn, op)).parameters
-    if name in NUMBERS and name != "collect_rows"
+    if name in NUMBERS.keys() - OTHERS
 ]
 NO_NUMBERS = ["1", [1], (1,), {}, object(), 1j, True, np.ones(1), torch.ones(1), torch.ones(2, 2)]
 RIGHT = {"window": 3, "softcap": 5, "softmax_scale": 1, "ratio": 1, "budget": 2, "seed": 7,
@@ -38,7 +39,7 @@ def call(op, name, value):
 
 
 def test_all_options_are_covered():
-    assert {name for _, name in OPTIONS} == set(RIGHT) == set(NUMBERS) - {"collect_rows"}
+    assert {name for _, name in OPTIONS} == set(RIGHT) == set(NUMBERS) - OTHERS
 
 
 @pytest.mark.parametrize("value", NO_NUMBERS, ids=lambda x: f"{type(x).__name__}-{np.shape(x)}")

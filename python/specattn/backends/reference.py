@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import torch
 
+from specattn.reference._ragged import shared_by_requests
+
 from .backend import Backend, Kernel, function_named
 
 
@@ -47,9 +49,7 @@ def _write_results(function: Callable) -> Kernel:
 
 def _request(inputs: dict, index: int) -> dict:
     """Return the inputs of one request alone; what a batch shares stays as it is."""
-    shared = {"sinks"}
-    if inputs.get("block_table") is not None:
-        shared |= {"k_cache", "v_cache"}
+    shared = shared_by_requests(inputs)
     return {
         name: value[index : index + 1]
         if isinstance(value, torch.Tensor) and name not in shared and len(value) > 1
@@ -65,4 +65,5 @@ BACKEND = Backend(
     why_not=lambda device: None,
     find=_find,
     slow=True,
+    eight_bits=True,
 )

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from specattn.reference._eight_bits import EIGHT_BITS
 from specattn.reference.tree_mask import WORD_BITS
 
 from ._recent import Recent
@@ -20,7 +21,8 @@ FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 LIKE_FIRST = "like first"  # the dtype of the first argument of the call, `q` mostly
 ACCUMULATED = "accumulated"  # float32, or float64 where the first argument is float64
 COLLECTED_LOGITS = "logits"  # bfloat16, or float64 where the first argument is float64
-CONVERTED = "converted"  # any of float32, bfloat16 and float16, or float64 as the first argument
+CACHED = "cached"  # as the first argument, or of 8 bits
+CONVERTED = "converted"  # of float32, bfloat16, float16 or 8 bits, or float64 as the first argument
 
 
 class Spec(NamedTuple):
@@ -29,16 +31,26 @@ class Spec(NamedTuple):
     shapes: tuple[tuple[str, ...], ...]
     dtypes: tuple[torch.dtype, ...] | str
     optional: bool = False
+    strided: bool = False  # in the last dimension, too
 
 
-def _spec(shapes: str, dtypes: tuple[torch.dtype, ...] | torch.dtype | str, optional=False) -> Spec:
+def _spec(
+    shapes: str,
+    dtypes: tuple[torch.dtype, ...] | torch.dtype | str,
+    optional: bool = False,
+    strided: bool = False,
+) -> Spec:
     dtypes = (dtypes,) if isinstance(dtypes, torch.dtype) else dtypes
-    return Spec(tuple(tuple(shape.split()) for shape in shapes.split("|")), dtypes, optional)
+    return Spec(
+        tuple(tuple(shape.split()) for shape in shapes.split("|")), dtypes, optional, strided
+    )
 
 
 _TREE_KEYS = _spec("B S Hk D", LIKE_FIRST)
-_CACHE = _spec("B N Hk D", LIKE_FIRST)
-_PAGES = _spec("pages page_size Hk D", LIKE_FIRST)
+_CACHE = _spec("B N Hk D", CACHED)
+_PAGES = _spec("pages page_size Hk D", CACHED)
+_SCALE = _spec("| Hk | B N Hk", torch.float32, optional=True, strided=True)
+_PAGE_SCALE = _spec("| Hk | pages page_size Hk", torch.float32, optional=True, strided=True)
 _STATE_OUT = _spec("B T Hq D", FLOATING)
 _STATE_LSE = _spec("B T Hq", ACCUMULATED)
 
@@ -51,6 +63,8 @@ SPECS = {
     "v_tree": _TREE_KEYS,
     "k_cache": _CACHE,
     "v_cache": _CACHE,
+    "k_scale": _SCALE,
+    "v_scale": _SCALE,
     "cache_seqlens": _spec("B", torch.int32),
     "block_table": _spec("B max_pages", torch.int32, optional=True),
     "indices": _spec("B K | B Hk K", torch.int32),
@@ -86,7 +100,8 @@ COLLECTED = {  # by what is collected
     "scores of all heads": _spec("B N", ACCUMULATED),
     "logits": _spec("B R Hq N", COLLECTED_LOGITS),
 }
-_PAGED = {"k_cache": _PAGES, "v_cache": _PAGES}
+_SCALES = {"k_scale": _PAGE_SCALE, "v_scale": _PAGE_SCALE}
+_PAGED = {"k_cache": _PAGES, "v_cache": _PAGES, **_SCALES}
 _WRITTEN = {  # what is written at `slots`, by the dimensions of `k`
     dimensions: {
         "k": _spec("tokens Hk head_dim | B T Hk head_dim", FLOATING),
@@ -94,6 +109,7 @@ _WRITTEN = {  # what is written at `slots`, by the dimensions of `k`
         "k_cache": _spec("pages page_size Hk head_dim", CONVERTED),
         "v_cache": _spec("pages page_size Hk head_dim", CONVERTED),
         "slots": _spec(tokens, (torch.int64, torch.int32)),
+        **_SCALES,
     }
     for dimensions, tokens in ((3, "tokens"), (4, "B T"))
 }
@@ -220,6 +236,7 @@ def _agreed_sizes(
         _check_form(name, form, spec, names[0], forms[names[0]], sizes)
         if name == "cu_seqlens_q":
             sizes["B"] = sizes["B+1"] - 1
+    _check_cache(forms)
     if "max_pages" in sizes:
         sizes["N"] = sizes["max_pages"] * sizes["page_size"]
     _check_sizes(sizes)
@@ -265,7 +282,7 @@ def _check_form(
         raise ValueError(
             f"{name}: expected device {first.device} as {first_name}, got {form.device}"
         )
-    if form.shape[-1] > 1 and form.strides[-1] != 1:
+    if not spec.strided and form.shape[-1] > 1 and form.strides[-1] != 1:
         raise ValueError(
             f"{name}: expected a contiguous last dimension, got strides {list(form.strides)}"
         )
@@ -274,6 +291,18 @@ def _check_form(
             f"{name}: expected no gradient to be asked for, got requires_grad=True; "
             "call it under torch.no_grad()"
         )
+
+
+def _check_cache(forms: dict[str, Any]) -> None:
+    """Check that K and V are of one type, and that only a cache of 8 bits has scales."""
+    if "k_cache" not in forms:
+        return
+    k = forms["k_cache"].dtype
+    if "v_cache" in forms and (v := forms["v_cache"].dtype) != k:
+        raise TypeError(f"v_cache: expected {k} as k_cache, got {v}")
+    for name in ("k_scale", "v_scale"):
+        if isinstance(form := forms.get(name), Form) and k not in EIGHT_BITS:
+            raise ValueError(f"{name}: expected None for a cache of {k}, got {list(form.shape)}")
 
 
 def check_option(name: str, value, holds: bool, expected: str) -> None:
@@ -295,8 +324,10 @@ def allowed_dtypes(dtypes: tuple[torch.dtype, ...] | str, first: torch.dtype) ->
         return (accumulation_dtype(first),)
     if dtypes == COLLECTED_LOGITS:
         return (torch.float64 if first == torch.float64 else torch.bfloat16,)
+    if dtypes == CACHED:
+        return (first, *EIGHT_BITS)
     if dtypes == CONVERTED:
-        return (first,) if first == torch.float64 else FLOATING[:3]
+        return ((first,) if first == torch.float64 else FLOATING[:3]) + EIGHT_BITS
     return tuple(dtypes)
 
 

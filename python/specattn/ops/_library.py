@@ -71,12 +71,12 @@ def _implementation(op: str, argument_names: list[str]) -> Callable[..., None]:
     def implementation(*args, form: object = None) -> None:
         device = args[0].device
         kernel, backend = chosen(op, device, args[0].dtype)
-        if not backend.checks_values and (
-            device.type == "cpu" or os.environ.get("SPECATTN_CHECK") == "1"
-        ):
-            check_values(dict(zip(argument_names, args, strict=True)))
+        unchecked = device.type == "cpu" or os.environ.get("SPECATTN_CHECK") == "1"
         declined: tuple[tuple[str, str], ...] = ()
         while True:
+            if unchecked and not backend.checks_values:
+                check_values(dict(zip(argument_names, args, strict=True)))
+                unchecked = False
             try:
                 if backend.plans:
                     kernel(*args, form=form)

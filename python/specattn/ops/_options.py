@@ -42,6 +42,8 @@ NUMBERS = {
     "max_seqlen_q": Number(
         int, lambda n: 1 <= n <= LARGEST, "an int of at least 1 with cu_seqlens_q"
     ),
+    "k_scale": Number(float, lambda x: True, "None, a number or a tensor", optional=True),
+    "v_scale": Number(float, lambda x: True, "None, a number or a tensor", optional=True),
     "seed": Number(int, lambda n: True, "an integer"),
 }
 

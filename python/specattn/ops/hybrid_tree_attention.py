@@ -11,6 +11,7 @@ from ._library import CACHE, STATE, call, define, trims_masks
 from ._options import LARGEST, number
 from ._outputs import state_like
 from ._ragged import ragged_rows
+from ._scales import cache_views, scale_inputs, scale_tensors
 from ._tree_mask import packed_mask, ragged_packed_mask
 from .cost import Cost, Sizes
 from .tree_attention import cost as tree_cost
@@ -18,7 +19,7 @@ from .tree_attention import cost as tree_cost
 HYBRID = (
     f"{CACHE}, Tensor cache_seqlens, Tensor? k_tree, Tensor? v_tree, Tensor? tree_mask, "
     "Tensor? depths, Tensor? block_table, int? window, float softmax_scale, float softcap, "
-    "Tensor? sinks, Tensor? cu_seqlens_q, SymInt? max_seqlen_q"
+    "Tensor? sinks, Tensor? cu_seqlens_q, SymInt? max_seqlen_q, Tensor? k_scale, Tensor? v_scale"
 )
 _operator = define(f"hybrid_tree_attention({HYBRID}, {STATE})")
 
@@ -39,6 +40,9 @@ def hybrid_tree_attention(
     sinks: torch.Tensor | None = None,
     cu_seqlens_q: torch.Tensor | None = None,
     max_seqlen_q: int | None = None,
+    k_scale: float | torch.Tensor | None = None,
+    v_scale: float | torch.Tensor | None = None,
+    cache_dtype: torch.dtype | None = None,
     out: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -54,7 +58,8 @@ def hybrid_tree_attention(
         float32, bfloat16 or float16; float64 on the reference. D is a multiple of 8 up to 256.
     k_cache, v_cache : Tensor
         Contiguous [B, N, Hk, D], or with `block_table` paged [pages, page_size, Hk, D]; dtype as
-        `q`, Hq a multiple of Hk. What lies beyond `cache_seqlens` may be NaN.
+        `q`, or both int8, float8_e4m3fn or float8_e5m2; Hq a multiple of Hk. What lies beyond
+        `cache_seqlens` may be NaN.
     cache_seqlens : Tensor [B], int32
         Tokens of each request that lie in the cache and that all its rows see.
     k_tree, v_tree : Tensor [B, S, Hk, D] or None
@@ -84,6 +89,12 @@ def hybrid_tree_attention(
         columns counting the keys of a row's own request.
     max_seqlen_q : int, optional
         Rows that no request exceeds, needed with `cu_seqlens_q`. It bounds the launch.
+    k_scale, v_scale : float or Tensor, optional
+        What elements of a cache of 8 bits are multiplied with: one number, float32 [Hk], or one per
+        token and head, float32 in the cache's layout without D; None is 1. Arithmetic says what 0,
+        infinity and NaN do. The tree's own keys have none.
+    cache_dtype : torch.dtype, optional
+        What the bytes of a uint8 cache are.
     out : Tensor [B, T, Hq, D], optional
         Written in place and returned; dtype as `q`.
     lse : Tensor [B, T, Hq], optional
@@ -131,10 +142,12 @@ def hybrid_tree_attention(
     >>> out.shape, lse.shape
     (torch.Size([7, 8, 64]), torch.Size([7, 8]))
     """
+    k_cache, v_cache = cache_views(cache_dtype, k_cache=k_cache, v_cache=v_cache)
     tensors = (q, k_cache, v_cache, cache_seqlens, k_tree, v_tree, tree_mask, block_table, sinks)
     ragged = ragged_rows(cu_seqlens_q, max_seqlen_q)
+    scales = scale_tensors(q, k_scale=k_scale, v_scale=v_scale)
     options = (window, softmax_scale, softcap)
-    inputs, sizes = hybrid_inputs(_operator, *tensors, ragged, out, lse, *options)
+    inputs, sizes = hybrid_inputs(_operator, *tensors, ragged, scales, out, lse, *options)
     out, lse = state_like(q, out, lse)
     call(_operator, sizes, *inputs, out, lse)
     return out, lse
@@ -142,11 +155,11 @@ def hybrid_tree_attention(
 
 def hybrid_inputs(
     operator, q, k_cache, v_cache, cache_seqlens, k_tree, v_tree, tree_mask, block_table, sinks,
-    ragged, out, lse, window, softmax_scale, softcap,
+    ragged, scales, out, lse, window, softmax_scale, softcap,
 ) -> tuple[tuple[Any, ...], dict[str, int]]:  # fmt: skip
     """Check the arguments of a hybrid pass; return `operator`'s inputs, and the sizes.
 
-    `ragged` is what `ragged_rows` returns.
+    `ragged` is what `ragged_rows` returns, `scales` what `scale_tensors` does.
     """
     tree = {} if k_tree is None and v_tree is None else {"k_tree": k_tree, "v_tree": v_tree}
     sizes = check_tensors(
@@ -156,6 +169,7 @@ def hybrid_inputs(
         v_cache=v_cache,
         cache_seqlens=cache_seqlens,
         block_table=block_table,
+        **scales,
         sinks=sinks,
         out=out,
         lse=lse,
@@ -175,7 +189,16 @@ def hybrid_inputs(
     scale = sizes["D"] ** -0.5 if softmax_scale is None else softmax_scale
     inputs = (q, k_cache, v_cache, cache_seqlens, k_tree, v_tree, mask, depths)
     rows = (cu_seqlens_q, max_seqlen_q)
-    return (*inputs, block_table, window, scale, softcap, sinks, *rows), sizes
+    return (
+        *inputs,
+        block_table,
+        window,
+        scale,
+        softcap,
+        sinks,
+        *rows,
+        *scale_inputs(scales, sizes),
+    ), sizes
 
 
 def cost(s: Sizes) -> Cost:

@@ -7,11 +7,12 @@ import torch
 from ._check import accumulation_dtype, check_tensors
 from ._library import call, define
 from ._options import flag, number
+from ._scales import cache_views, scale_inputs, scale_tensors
 from .cost import Cost, Sizes
 
 _operator = define(
     "importance_scores(Tensor q, Tensor k_cache, Tensor cache_seqlens, bool per_head, "
-    "Tensor? block_table, float softmax_scale, Tensor(a!) scores)"
+    "Tensor? block_table, float softmax_scale, Tensor? k_scale, Tensor(a!) scores)"
 )
 
 
@@ -23,6 +24,8 @@ def importance_scores(
     per_head: bool = True,
     block_table: torch.Tensor | None = None,
     softmax_scale: float | None = None,
+    k_scale: float | torch.Tensor | None = None,
+    cache_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """Score every cached token by its mean scaled logit over the query rows.
 
@@ -35,7 +38,8 @@ def importance_scores(
         float32, bfloat16 or float16; float64 on the reference. D is a multiple of 8 up to 256.
     k_cache : Tensor
         Contiguous [B, N, Hk, D], or with `block_table` paged [pages, page_size, Hk, D]; dtype as
-        `q`, Hq a multiple of Hk. What lies beyond `cache_seqlens` may be NaN.
+        `q`, or int8, float8_e4m3fn or float8_e5m2; Hq a multiple of Hk. What lies beyond
+        `cache_seqlens` may be NaN.
     cache_seqlens : Tensor [B], int32
         Tokens of each request that lie in the cache.
     per_head : bool
@@ -44,6 +48,8 @@ def importance_scores(
         Pages of each request in order; entries behind its last token are not read.
     softmax_scale : float, optional
         Factor of the logits; D**-0.5 by default.
+    k_scale, cache_dtype
+        Of a cache of 8 bits, as in `hybrid_tree_attention`.
 
     Returns
     -------
@@ -65,15 +71,18 @@ def importance_scores(
     >>> specattn.importance_scores(q, k_cache, lengths).shape
     torch.Size([1, 2, 128])
     """
+    (k_cache,) = cache_views(cache_dtype, k_cache=k_cache)
+    scales = scale_tensors(q, k_scale=k_scale)
     sizes = check_tensors(
-        q=q, k_cache=k_cache, cache_seqlens=cache_seqlens, block_table=block_table
+        q=q, k_cache=k_cache, cache_seqlens=cache_seqlens, block_table=block_table, **scales
     )
     per_head, softmax_scale = flag("per_head", per_head), number("softmax_scale", softmax_scale)
     scale = sizes["D"] ** -0.5 if softmax_scale is None else softmax_scale
     heads = (sizes["Hk"],) if per_head else ()
     shape = (sizes["B"], *heads, sizes["N"])
     scores = torch.empty(shape, dtype=accumulation_dtype(q.dtype), device=q.device)
-    call(_operator, sizes, q, k_cache, cache_seqlens, per_head, block_table, scale, scores)
+    inputs = (q, k_cache, cache_seqlens, per_head, block_table, scale)
+    call(_operator, sizes, *inputs, *scale_inputs(scales, sizes), scores)
     return scores
 
 

@@ -11,6 +11,7 @@ from ._library import CACHE, STATE, call, define
 from ._options import number
 from ._outputs import state_like
 from ._ragged import ragged_rows
+from ._scales import cache_views, scale_inputs, scale_tensors
 from ._tree_mask import packed_mask, ragged_packed_mask
 from .cost import Cost, Sizes
 from .hybrid_tree_attention import cost as hybrid_cost
@@ -18,7 +19,8 @@ from .hybrid_tree_attention import cost as hybrid_cost
 _operator = define(
     f"sparse_gather_attention({CACHE}, Tensor indices, Tensor index_lengths, Tensor? k_new, "
     "Tensor? v_new, Tensor? tree_mask, Tensor? block_table, float softmax_scale, float softcap, "
-    f"Tensor? sinks, Tensor? cache_seqlens, Tensor? cu_seqlens_q, SymInt? max_seqlen_q, {STATE})"
+    f"Tensor? sinks, Tensor? cache_seqlens, Tensor? cu_seqlens_q, SymInt? max_seqlen_q, "
+    f"Tensor? k_scale, Tensor? v_scale, {STATE})"
 )
 
 
@@ -39,6 +41,9 @@ def sparse_gather_attention(
     cache_seqlens: torch.Tensor | None = None,
     cu_seqlens_q: torch.Tensor | None = None,
     max_seqlen_q: int | None = None,
+    k_scale: float | torch.Tensor | None = None,
+    v_scale: float | torch.Tensor | None = None,
+    cache_dtype: torch.dtype | None = None,
     out: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -54,7 +59,7 @@ def sparse_gather_attention(
         float32, bfloat16 or float16; float64 on the reference. D is a multiple of 8 up to 256.
     k_cache, v_cache : Tensor
         Contiguous [B, N, Hk, D], or with `block_table` paged [pages, page_size, Hk, D]; dtype as
-        `q`, Hq a multiple of Hk.
+        `q`, or both int8, float8_e4m3fn or float8_e5m2; Hq a multiple of Hk.
     indices : Tensor [B, K] or [B, Hk, K], int32
         Logical positions of the tokens to see, for all heads or for each KV head; best ascending.
         Each counts as often as it stands there.
@@ -71,6 +76,7 @@ def sparse_gather_attention(
     cache_seqlens : Tensor [B], int32, optional
         Tokens of each request that lie in the cache, for lists of length -1.
     softmax_scale, softcap, sinks, cu_seqlens_q, max_seqlen_q, out, lse
+    k_scale, v_scale, cache_dtype
         As in `hybrid_tree_attention`; with `cu_seqlens_q`, `k_new` and `v_new` are what `k_tree`
         and `v_tree` are there.
 
@@ -103,6 +109,8 @@ def sparse_gather_attention(
         new = {"k_new": k_new, "v_new": v_new, "tree_mask": tree_mask}
     prefix: dict[str, Any] = {} if cache_seqlens is None else {"cache_seqlens": cache_seqlens}
     ragged = ragged_rows(cu_seqlens_q, max_seqlen_q)
+    k_cache, v_cache = cache_views(cache_dtype, k_cache=k_cache, v_cache=v_cache)
+    scales = scale_tensors(q, k_scale=k_scale, v_scale=v_scale)
     sizes = check_tensors(
         q=q,
         **ragged,
@@ -111,6 +119,7 @@ def sparse_gather_attention(
         indices=indices,
         index_lengths=index_lengths,
         block_table=block_table,
+        **scales,
         sinks=sinks,
         out=out,
         lse=lse,
@@ -126,7 +135,7 @@ def sparse_gather_attention(
     scale = sizes["D"] ** -0.5 if softmax_scale is None else softmax_scale
     out, lse = state_like(q, out, lse)
     inputs = (q, k_cache, v_cache, indices, index_lengths, k_new, v_new, mask, block_table)
-    rows = (cache_seqlens, cu_seqlens_q, max_seqlen_q)
+    rows = (cache_seqlens, cu_seqlens_q, max_seqlen_q, *scale_inputs(scales, sizes))
     call(_operator, sizes, *inputs, scale, softcap, sinks, *rows, out, lse)
     return out, lse
 

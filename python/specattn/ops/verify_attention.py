@@ -11,6 +11,7 @@ from ._library import STATE, call, define
 from ._options import flag, integers
 from ._outputs import output_like, state_like
 from ._ragged import ragged_rows
+from ._scales import cache_views, scale_tensors
 from .cost import Cost, Sizes
 from .hybrid_tree_attention import HYBRID, hybrid_inputs
 from .hybrid_tree_attention import cost as hybrid_cost
@@ -37,6 +38,9 @@ def verify_attention(
     sinks: torch.Tensor | None = None,
     cu_seqlens_q: torch.Tensor | None = None,
     max_seqlen_q: int | None = None,
+    k_scale: float | torch.Tensor | None = None,
+    v_scale: float | torch.Tensor | None = None,
+    cache_dtype: torch.dtype | None = None,
     collect: str = "scores",
     collect_rows: Sequence[int] = (0, -1),
     per_head: bool = True,
@@ -56,6 +60,8 @@ def verify_attention(
         As in `hybrid_tree_attention`.
     block_table, window, softmax_scale, softcap, sinks, cu_seqlens_q, max_seqlen_q, out, lse
         As in `hybrid_tree_attention`.
+    k_scale, v_scale, cache_dtype
+        As in `hybrid_tree_attention`; what is collected are the logits of scaled keys.
     collect : {"scores", "logits"}
         "logits": each collected row's own logits. "scores": their mean over the collected rows and
         over the heads of each KV group, which is what `select_topk` takes; no logit is stored.
@@ -97,10 +103,12 @@ def verify_attention(
     >>> indices.shape
     torch.Size([1, 2, 9])
     """
+    k_cache, v_cache = cache_views(cache_dtype, k_cache=k_cache, v_cache=v_cache)
     tensors = (q, k_cache, v_cache, cache_seqlens, k_tree, v_tree, tree_mask, block_table, sinks)
     ragged = ragged_rows(cu_seqlens_q, max_seqlen_q)
+    scales = scale_tensors(q, k_scale=k_scale, v_scale=v_scale)
     options = (window, softmax_scale, softcap)
-    inputs, sizes = hybrid_inputs(_operator, *tensors, ragged, out, lse, *options)
+    inputs, sizes = hybrid_inputs(_operator, *tensors, ragged, scales, out, lse, *options)
     check_option("collect", collect, collect in ("scores", "logits"), "'scores' or 'logits'")
     rows, per_head = integers("collect_rows", collect_rows), flag("per_head", per_head)
     valid = len(rows) > 0 and all(-sizes["T"] <= row < sizes["T"] for row in rows)

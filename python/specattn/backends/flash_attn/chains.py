@@ -36,6 +36,8 @@ class Call(NamedTuple):
     sinks: torch.Tensor | None
     cu_seqlens_q: torch.Tensor | None
     max_seqlen_q: int | None
+    k_scale: torch.Tensor | None
+    v_scale: torch.Tensor | None
     out: torch.Tensor
     lse: torch.Tensor
 
@@ -77,6 +79,8 @@ class Chains:
 
     def _why_not(self, call: Call) -> str | None:
         library, page_size = self.library, call.k_cache.shape[1]
+        if call.k_cache.dtype != call.q.dtype:
+            return f"a cache of {call.k_cache.dtype}"
         if call.cu_seqlens_q is not None:
             return "ragged rows"
         if call.window is not None or call.sinks is not None:

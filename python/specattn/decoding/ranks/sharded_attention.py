@@ -61,7 +61,8 @@ class ShardedAttention(LayerAttention):
         cache, (q, k, v) = self.cache, heads
         tree_mask, sinks = options["tree_mask"], options["sinks"]
         if tree_mask is None:
-            ops.kernel(_cpu.write_kv, k, v, *cache.storage[cache.place(n)], inputs["places"])
+            caches = cache.storage[cache.place(n)]
+            ops.kernel(_cpu.write_kv, k, v, *caches, inputs["places"], *[None] * 4)
         else:
             ops.python(lambda: cache.stage(n, k, v))
         if not cache.holds_new:

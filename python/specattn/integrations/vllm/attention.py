@@ -73,6 +73,9 @@ def pages(kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return both[:, :, 0], both[:, :, 1]
 
 
+_UNSCALED = (None, None)  # scales of K and V
+
+
 class SpecattnAttention(AttentionImpl):
     """vLLM's attention of a layer, computed by specattn; parameters as vLLM's own.
 
@@ -111,7 +114,9 @@ class SpecattnAttention(AttentionImpl):
         """Write the keys and values of new tokens, [tokens, Hk, D], where `slot_mapping` says."""
         tokens = slot_mapping.shape[0]
         new = key[None, :tokens], value[None, :tokens]
-        _operator("write_kv", key)(*new, *self._pages(kv_cache), slot_mapping[None])
+        _operator("write_kv", key)(
+            *new, *self._pages(kv_cache), slot_mapping[None], *_UNSCALED, *_UNSCALED
+        )
 
     def forward(
         self,
@@ -147,7 +152,7 @@ class SpecattnAttention(AttentionImpl):
         no_tree = (None,) * 4  # keys, values, mask and depths
         options = self.options.values()
         rows = (batch.cu_seqlens_q, batch.max_seqlen_q)
-        return (*prefix, *no_tree, batch.block_table, self.window, *options, *rows)
+        return (*prefix, *no_tree, batch.block_table, self.window, *options, *rows, *_UNSCALED)
 
     def lse(self, q: torch.Tensor) -> torch.Tensor:
         """Return a buffer for log-sum-exps, which are not read."""

@@ -14,7 +14,7 @@ def written(write):
     a = write.arguments()
     if a["k"].dim() == 3:
         a |= {name: a[name][None] for name in ("k", "v", "slots")}
-    run("write_kv", *a.values())
+    run("write_kv", *a.values(), *[None] * 4)
     return write.room
 
 

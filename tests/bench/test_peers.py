@@ -76,6 +76,19 @@ def peers():
         yield started
 
 
+def test_an_option_is_a_number_or_one_of_its_words():
+    llama_cpp = ENGINES["llama.cpp"]
+    assert llama_cpp.parse("weights=q8_0") == {"weights": "q8_0"}
+    assert ENGINES["vllm"].parse("ngram=7") == {"ngram": 7}
+    for engine, text in (
+        (llama_cpp, "weights=3"),
+        (llama_cpp, "ngram=7"),
+        (ENGINES["vllm"], "ngram=0"),
+    ):
+        with pytest.raises(ValueError, match=r"weights=q8_0\|q4_0|ngram=N"):
+            engine.parse(text)
+
+
 def test_a_worker_answers_with_tokens_and_when_they_came(fake, peers):
     peer = peers.get(fake, "fake width=2", fake.parse("width=2"))
     assert peer is peers.get(fake, "fake width=2", {})
@@ -167,7 +180,7 @@ def test_a_peer_that_does_not_start_costs_only_its_own_row(fake, small, monkeypa
         (["--peer", "beam"], "--peer: expected one of transformers, vllm, llama.cpp, got 'beam'"),
         (["--peer", "vllm:width=3"], "--peer vllm: expected ngram=N"),
         (["--peer", "vllm:ngram=0"], "--peer vllm: expected ngram=N"),
-        (["--peer", "llama.cpp:ngram=3"], "--peer llama.cpp: expected no option"),
+        (["--peer", "llama.cpp:ngram=3"], "--peer llama.cpp: expected weights=q8_0|q4_0"),
         (["--peer", "transformers:x=3"], "--peer transformers: expected no option"),
         (["--peer", "vllm"], "run `make vllm`"),
         (["--peer", "llama.cpp"], "run `make llama-cpp`"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ class Engine:
     worker: Path
     environment: Callable[[Path, Path, int], dict[str, str]]  # of venv, cache folder, threads
     dtypes: tuple[str, ...]
-    options: Mapping[str, str]  # by name, what it means; all are positive integers
+    options: Mapping[str, str]  # by name, what it means: positive integers, unless `choices` has it
+    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def venv(self) -> Path:
@@ -44,11 +45,20 @@ class Engine:
         given: dict[str, Any] = {}
         for part in filter(None, text.split(",")):
             name, _, value = part.partition("=")
-            if name not in self.options or not value.isdecimal() or int(value) < 1:
-                known = ", ".join(f"{one}=N ({means})" for one, means in self.options.items())
-                raise ValueError(f"expected {known or 'no option'}, got '{part}'")
-            given[name] = int(value)
+            if name in self.choices and value in self.choices[name]:
+                given[name] = value
+            elif name in self.options.keys() - self.choices and value.isdecimal() and int(value):
+                given[name] = int(value)
+            else:
+                raise ValueError(f"expected {self._known() or 'no option'}, got '{part}'")
         return given
+
+    def _known(self) -> str:
+        """Say which options there are."""
+        return ", ".join(
+            f"{name}={'|'.join(self.choices.get(name, 'N'))} ({means})"
+            for name, means in self.options.items()
+        )
 
 
 def _offline(venv: Path, cache: Path, threads: int) -> dict[str, str]:
@@ -95,6 +105,11 @@ ENGINES = {
         {"ngram": "tokens drafted by n-gram lookup"},
     ),
     "llama.cpp": Engine(
-        "llama-cpp", WORKERS / "llama_cpp_worker.py", _offline, ("float32", "bfloat16"), {}
+        "llama-cpp",
+        WORKERS / "llama_cpp_worker.py",
+        _offline,
+        ("float32", "bfloat16"),
+        {"weights": "their type, else the model's"},
+        {"weights": ("q8_0", "q4_0")},
     ),
 }

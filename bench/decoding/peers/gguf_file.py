@@ -12,7 +12,13 @@ import gguf
 import numpy as np
 
 MODEL_TYPE, ARCHITECTURE = "qwen3", gguf.MODEL_ARCH.QWEN3
-STORED = {"float32": gguf.GGMLQuantizationType.F32, "bfloat16": gguf.GGMLQuantizationType.BF16}
+STORED = {
+    "float32": gguf.GGMLQuantizationType.F32,
+    "bfloat16": gguf.GGMLQuantizationType.BF16,
+    "q8_0": gguf.GGMLQuantizationType.Q8_0,
+    "q4_0": gguf.GGMLQuantizationType.Q4_0,
+}
+"""Types of matrices; those of 8 and 4 bits have a scale for each 32 weights."""
 
 _DESCRIBED = {
     "context_length": "max_position_embeddings", "embedding_length": "hidden_size",

@@ -1,7 +1,7 @@
 """llama.cpp, as a worker: runs in ``.venv-llama-cpp``, which ``make llama-cpp`` makes.
 
-The checkpoint is written as GGUF in the type that it is measured in. Flash attention is on; the
-cache is float32 beside float32 weights and float16, llama.cpp's default, beside 16-bit ones.
+The checkpoint is written as GGUF in the type that it is measured in, or in 8 or 4 bits a weight, as
+llama.cpp's users run it (`weights`). Flash attention is on; the cache is float32 beside float32 weights and float16, llama.cpp's default, beside 16-bit ones.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ class LlamaCpp:
 
     def __init__(self, settings: dict[str, Any]):
         dtype, threads = settings["dtype"], settings["threads"]
-        path = gguf_file.write(Path(settings["model"]), dtype, Path(settings["cache"]))
+        stored = settings.get("weights", dtype)
+        path = gguf_file.write(Path(settings["model"]), stored, Path(settings["cache"]))
         cached = llama_cpp.GGML_TYPE_F32 if dtype == "float32" else llama_cpp.GGML_TYPE_F16
         self.model = llama_cpp.Llama(
             str(path),

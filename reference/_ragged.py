@@ -7,6 +7,7 @@ from itertools import pairwise
 import torch
 
 ROWS = ("q", "k_tree", "v_tree", "k_new", "v_new", "tree_mask", "depths")
+ROWS += ("k", "v", "g", "beta", "parents", "x")  # of layers with a state
 
 
 def by_request(function):
@@ -32,7 +33,10 @@ def by_request(function):
             function(**_request(arguments, index, slice(first, stop))) if first < stop else None
             for index, (first, stop) in enumerate(pairwise(starts.tolist()))
         ]
-        out, lse, *collected = zip(*[result for result in results if result], strict=True)
+        there = [result for result in results if result is not None]
+        if isinstance(there[0], torch.Tensor):
+            return torch.cat(there, 1)[0]
+        out, lse, *collected = zip(*there, strict=True)
         state = (torch.cat(out, 1)[0], torch.cat(lse, 1)[0])
         if not collected:
             return state
@@ -44,7 +48,7 @@ def by_request(function):
 
 def shared_by_requests(arguments):
     """Return the names of tensors that all requests have together, by the arguments of a call."""
-    shared = {"sinks"} | {
+    shared = {"sinks", "weight", "bias"} | {
         name
         for name in ("k_scale", "v_scale")
         if arguments.get(name) is not None and arguments[name].dim() < 3

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from specattn import Tree
 from specattn.ops.cost import Sizes
 
 from .cases import DTYPES, Case, Layer
@@ -62,15 +63,34 @@ class Draw:
         """Return the same length for every request."""
         return torch.full((self.sizes.B,), value, dtype=torch.int32, device=self.device)
 
+    def gated_delta(self) -> tuple[torch.Tensor, ...]:
+        """Return q, k, v, g, beta and the state of a gated delta layer of the case's heads."""
+        s = self.sizes
+        gates = (s.B, s.T, s.Hq)
+        q, k = (self.normal(s.B, s.T, s.Hk, s.D) for _ in range(2))
+        v = self.normal(s.B, s.T, s.Hq, s.D)
+        g, beta = (self.normal(*gates, dtype=torch.float32).sigmoid() for _ in range(2))
+        state = self.normal(s.B, s.Hq, s.D, s.D, dtype=torch.float32)
+        return q, k, v, -g, beta, state
+
+    def causal_conv(self, taps: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return x, weights, and what is kept, of all channels of such a layer."""
+        s = self.sizes
+        channels = (2 * s.Hk + s.Hq) * s.D
+        x, kept = self.normal(s.B, s.T, channels), self.normal(s.B, taps - 1, channels)
+        return x, self.normal(channels, taps), kept
+
+    def parents(self) -> torch.Tensor:
+        """Return a random tree's parents [T], every one among the four nodes before its child."""
+        drawn = [self.random.randrange(max(0, i - 4), i) for i in range(1, self.sizes.T)]
+        return torch.tensor([-1, *drawn], device=self.device)
+
     def tree(self) -> torch.Tensor | None:
         """Return a random tree's bool mask [T, T]; None for a single row and for a chain."""
         rows = self.sizes.T
         if rows == 1 or self.case.variant == "chain":
             return None
-        mask = torch.eye(rows, dtype=torch.bool)
-        for node in range(1, rows):
-            mask[node] |= mask[self.random.randrange(max(0, node - 4), node)]
-        return mask.to(self.device)
+        return Tree(self.parents()).mask
 
 
 def capacity(used: int, page_size: int = 0) -> int:

@@ -16,7 +16,12 @@ import torch
 import specattn
 from specattn import reference
 from specattn.ops.add_gumbel_noise import cost as gumbel_cost
+from specattn.ops.causal_conv_commit import cost as conv_commit_cost
+from specattn.ops.causal_conv_tree import cost as conv_cost
 from specattn.ops.cost import Cost, Sizes
+from specattn.ops.gated_delta_commit import cost as gated_commit_cost
+from specattn.ops.gated_delta_tree import MOST_ROWS as MOST_NODES
+from specattn.ops.gated_delta_tree import cost as gated_cost
 from specattn.ops.hybrid_tree_attention import cost as hybrid_cost
 from specattn.ops.importance_scores import cost as importance_cost
 from specattn.ops.linear_few_rows import MOST_ROWS
@@ -31,13 +36,14 @@ from specattn.ops.write_kv import cost as write_cost
 from . import peers
 from .cases import LAYERS, Axes, Case
 from .inputs import Draw, capacity, prefix
-from .peers import plain
+from .peers import plain, recurrent
 
 Outputs = dict[str, torch.Tensor]
 SPARSITY = 0.07  # of selections; Vegas' default
 KEEP = (4, 64)  # first and last tokens that a selection always takes
 MERGED = 8  # states in a row of merge_states
 VOCABULARY = 151_936  # tokens that noise is drawn for: Qwen3's
+TAPS = 4  # of short convolutions
 WRITTEN = 4096  # tokens of a request that a cache to write into has room for
 MOST_WEIGHTS = 1 << 28  # in a layer; drawing a larger one takes longer than the other rows together
 PAGED_ONLY = 1 << 20  # tokens from which on nobody keeps a cache in one piece
@@ -258,6 +264,75 @@ def write_kv(case: Case, draw: Draw) -> BoundCase:
 
     rivals = partial(plain.writes, k, v, requests, positions, WRITTEN)
     return BoundCase(call, expected, write_cost(draw.sizes), lambda wanted: rivals())
+
+
+def _states(case: Case, axes: Axes) -> list[Case]:
+    few = [rows for rows in axes.rows if rows <= MOST_NODES]
+    return _each(case, variant=("tree",), rows=few)
+
+
+@_primitive(rows=_states, cached=False)
+def gated_delta_tree(case: Case, draw: Draw) -> BoundCase:
+    arguments = draw.gated_delta()
+    parents = draw.parents()
+    cost = gated_cost(arguments[2], arguments[5], heads=case.shape.kv_heads)
+    rivals = partial(recurrent.gated_delta, *arguments, parents)
+    options, names = {"parents": parents, "l2_norm": True}, ("out", "stash")
+    return _bound(case, arguments, cost, lambda wanted: rivals(), options, names=names)
+
+
+@_primitive(rows=_states, cached=False)
+def gated_delta_commit(case: Case, draw: Draw) -> BoundCase:
+    *arguments, state = draw.gated_delta()
+    arguments[3][:, 0] = -math.inf  # the old state weighs nothing: every call leaves the same
+    _, stash = specattn.gated_delta_tree(*arguments, state, l2_norm=True)
+    counts = torch.full((case.batch,), case.rows, device=draw.device)
+
+    def call() -> Outputs:
+        specattn.gated_delta_commit(state, stash, None, counts)
+        return {"state": state}
+
+    def expected(dtype: torch.dtype) -> Outputs:
+        after = state.to(dtype)
+        reference.gated_delta_commit(after, stash.to(dtype), None, counts)
+        return {"state": after}
+
+    rivals = partial(recurrent.gated_delta_commit, state.clone(), stash)
+    return BoundCase(call, expected, gated_commit_cost(state, case.rows), lambda wanted: rivals())
+
+
+@_primitive(rows=_states, cached=False)
+def causal_conv_tree(case: Case, draw: Draw) -> BoundCase:
+    x, weight, kept = draw.causal_conv(TAPS)
+    parents = draw.parents()
+    rivals = partial(recurrent.causal_conv, x, weight, kept, parents)
+    options = {"parents": parents, "activation": "silu"}
+    cost = conv_cost(x, weight)
+    arguments = (x, weight, None, kept)
+    return _bound(case, arguments, cost, lambda wanted: rivals(), options, names=("out",))
+
+
+def _enough_to_keep(case: Case, axes: Axes) -> list[Case]:
+    return [one for one in _states(case, axes) if one.rows >= TAPS - 1]
+
+
+@_primitive(rows=_enough_to_keep, cached=False)
+def causal_conv_commit(case: Case, draw: Draw) -> BoundCase:
+    x, _, kept = draw.causal_conv(TAPS)
+    counts = torch.full((case.batch,), case.rows, device=draw.device)
+
+    def call() -> Outputs:
+        specattn.causal_conv_commit(kept, x, None, counts)
+        return {"conv_state": kept}
+
+    def expected(dtype: torch.dtype) -> Outputs:
+        return {"conv_state": x[:, 1 - TAPS :].to(dtype)}
+
+    def rival() -> Outputs:
+        return {"conv_state": kept.copy_(x[:, 1 - TAPS :])}
+
+    rivals = {"torch operators": rival}
+    return BoundCase(call, expected, conv_commit_cost(kept), lambda wanted: rivals)
 
 
 def _bound(

@@ -474,6 +474,7 @@ PYBIND11_MODULE(_cpu, m) {
       .def("replay", &PyGraph::replay, py::arg("threads"));
   define_layer(m);
   define_candidates(m);
+  define_recurrent(m);
   define_suffix(m);
   define_walk(m);
   define_exchange(m);

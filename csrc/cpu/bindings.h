@@ -95,6 +95,7 @@ inline Dtype floating(const View& q, int dims = 4) {
 // Defines the calls that a pass consists of besides attention.
 void define_layer(py::module_& m);
 void define_candidates(py::module_& m);
+void define_recurrent(py::module_& m);
 void define_suffix(py::module_& m);
 void define_walk(py::module_& m);
 void define_exchange(py::module_& m);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "linear.h"
+#include "recurrent.h"
 #include "run.h"
 
 namespace specattn {

@@ -3,6 +3,7 @@
 
 #include "linear.h"
 #include "problem.h"
+#include "recurrent.h"
 #include "visibility.h"
 #include "workspace.h"
 
@@ -48,6 +49,11 @@ struct Kernels {
   void (*pack_linear[3])(const Linear&, float* x);
   void (*linear[3])(const Linear&, const float* x, const LinearPiece&);
   void (*gate[3])(const Gate&, int64_t row);
+  void (*gated_delta[3])(const GatedDelta&, int64_t b, int64_t h, const float* ahead,
+                         float* scratch);
+  void (*gated_delta_commit)(const GatedDeltaCommit&, int64_t b, int64_t h, const float* ahead,
+                             float* scratch);
+  void (*causal_conv[3])(const CausalConv&, int64_t b, int64_t first, int64_t last);
   int64_t (*multiply_registers[3])(int64_t rounds);  // returns the operations
 };
 

@@ -3,8 +3,10 @@
 
 #include "attention.h"
 #include "beam.h"
+#include "causal_conv.h"
 #include "finish.h"
 #include "full_registers.h"
+#include "gated_delta.h"
 #include "gumbel.h"
 #include "importance.h"
 #include "layer.h"
@@ -28,6 +30,9 @@ constexpr Kernels kernels_of(const char* name) {
           {pack_linear<Isa, float>, pack_linear<Isa, bf16>, pack_linear<Isa, fp16>},
           {multiply_piece<Isa, float>, multiply_piece<Isa, bf16>, multiply_piece<Isa, fp16>},
           {gate_row<Isa, float>, gate_row<Isa, bf16>, gate_row<Isa, fp16>},
+          {gated_delta<Isa, float>, gated_delta<Isa, bf16>, gated_delta<Isa, fp16>},
+          gated_delta_commit<Isa>,
+          {causal_conv<Isa, float>, causal_conv<Isa, bf16>, causal_conv<Isa, fp16>},
           {multiply_registers<Isa, float>, multiply_registers<Isa, bf16>,
            multiply_registers<Isa, fp16>}};
 }

@@ -12,3 +12,4 @@
 #include "kernels.h"
 #include "keys.h"
 #include "prefetch.h"
+#include "recurrent.h"

@@ -185,3 +185,34 @@ def linear_few_rows(x, weight, bias=None, up=None, activation=None, residual=Non
     out = poisoned(len(x), len(weight), dtype=x.dtype)
     run("linear_few_rows", x, weight, bias, up, activation, residual, out)
     return out
+
+
+def _rows_and_parents(a):
+    parents = a["parents"]
+    if parents is not None and "cu_seqlens_q" not in a and parents.dim() == 1:
+        parents = parents[None]
+    return parents, a.get("cu_seqlens_q"), a.get("max_seqlen_q")
+
+
+def gated_delta_tree(q, k, v, g, beta, state, query_scale=None, l2_norm=False, **tree):
+    parents, *rows = _rows_and_parents(tree)
+    width = state.shape[2] + state.shape[3] + (state.shape[2] if g.dim() == v.dim() else 1)
+    out, stash = poisoned(*v.shape, dtype=q.dtype), poisoned(*v.shape[:-1], width)
+    options = (_scale(q, query_scale), l2_norm, *rows)
+    run("gated_delta_tree", q, k, v, g, beta, state, parents, *options, out, stash)
+    return out, stash
+
+
+def gated_delta_commit(state, stash, nodes, counts, cu_seqlens_q=None, max_seqlen_q=None):
+    run("gated_delta_commit", state, stash, nodes, counts, cu_seqlens_q, max_seqlen_q)
+
+
+def causal_conv_tree(x, weight, bias, conv_state, activation=None, **tree):
+    parents, *rows = _rows_and_parents(tree)
+    out = poisoned(*x.shape, dtype=x.dtype)
+    run("causal_conv_tree", x, weight, bias, conv_state, parents, activation, *rows, out)
+    return out
+
+
+def causal_conv_commit(conv_state, x, nodes, counts, cu_seqlens_q=None, max_seqlen_q=None):
+    run("causal_conv_commit", conv_state, x, nodes, counts, cu_seqlens_q, max_seqlen_q)

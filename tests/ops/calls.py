@@ -8,6 +8,7 @@ import specattn
 from tests.cases import make_problem
 from tests.eight_bits import quantise
 from tests.ragged import make_ragged
+from tests.states import make_causal_conv, make_gated_delta
 
 
 def as_tuple(result):
@@ -20,6 +21,53 @@ def written(k, v, k_cache, v_cache, slots, **options):
     scales = [options["k_scale"], options["v_scale"]] if options.get("scale") == "dynamic" else []
     left = (x.detach().clone() for x in (k_cache, v_cache, *scales))
     return tuple(x.int() if x.dtype == torch.int8 else x for x in left)
+
+
+def committed(commit, name):
+    """Return a function that calls `commit`, returns what it made of argument `name`, undoes it.
+
+    So it may be called twice, and leaves its arguments alone.
+    """
+
+    def call(**arguments):
+        state = arguments[name]
+        before = state.detach().clone() if isinstance(state, torch.Tensor) else None
+        commit(**arguments)
+        after = state.detach().clone()
+        state.copy_(before)
+        return after
+
+    return call
+
+
+def _layers_with_a_state(p):
+    """Return the calls of gated delta layers, whose sizes follow those of `p`."""
+    rows = p.q.shape[1]
+    q, k, v = p.q[:, :, :2], p.k_tree[:, -rows:], p.q.flip(-1)
+    gates = torch.sigmoid(v[..., 0]), torch.sigmoid(v[..., 1])
+    state = p.q[:, 0, :, :, None] * p.q[:, -1, :, None]
+    parents = torch.arange(-1, rows - 1)
+    parents[2:] -= 1
+    tree = {"q": q, "k": k, "v": v, "g": -gates[0], "beta": gates[1], "state": state}
+    x = p.q.flatten(2)
+    kept = x[:, :1].flip(-1).repeat(1, 3, 1)
+    weight = torch.linspace(-1, 1, 4 * x.shape[-1]).view(-1, 4)
+    conv = {"x": x, "weight": weight, "bias": weight[:, 0].clone(), "conv_state": kept}
+    path = torch.stack([torch.zeros_like(p.cache_seqlens), p.cache_seqlens % 2 + 1], 1).long()
+    path = {"nodes": path, "counts": p.cache_seqlens.clamp(max=2).long()}
+    stash = torch.cat([v, v, gates[0][..., None]], -1)
+    return {
+        "gated_delta_tree": (specattn.gated_delta_tree, tree | {"parents": parents}),
+        "gated_delta_commit": (
+            committed(specattn.gated_delta_commit, "state"),
+            {"state": state, "stash": stash, **path},
+        ),
+        "causal_conv_tree": (specattn.causal_conv_tree, conv | {"parents": parents}),
+        "causal_conv_commit": (
+            committed(specattn.causal_conv_commit, "conv_state"),
+            {"x": x, "conv_state": kept, **path},
+        ),
+    }
 
 
 def valid_calls(p=None, paged=False):
@@ -82,6 +130,7 @@ def valid_calls(p=None, paged=False):
             {"k": p.k_tree, "v": p.v_tree, **_zeros(cache)}
             | {"slots": torch.arange(p.k_tree.shape[:2].numel()).view(p.k_tree.shape[:2]) - 2},
         ),
+        **_layers_with_a_state(p),
     }
 
 
@@ -125,6 +174,7 @@ def variants():
         yield f"linear_few_rows-{activation}", function, plain | {"activation": activation}
     function, arguments = valid_calls(p)["importance_scores"]
     yield "importance_scores-all-heads", function, arguments | {"per_head": False}
+    yield from state_variants()
 
 
 def ragged_variants():
@@ -174,6 +224,35 @@ def _eight_bit_write(p):
     return arguments | caches
 
 
+def state_variants():
+    """Return ids and calls as `variants` does, of layers with a state."""
+    function, arguments = valid_calls()["gated_delta_tree"]
+    plain = arguments | {"parents": None}
+    yield "gated_delta_tree-chain", function, plain | {"l2_norm": True, "query_scale": 0.3}
+    channels = arguments["g"][..., None].expand(-1, -1, -1, arguments["q"].shape[-1]).contiguous()
+    yield "gated_delta_tree-per-channel", function, arguments | {"g": channels}
+    function, arguments = valid_calls()["causal_conv_tree"]
+    options = {"parents": None, "bias": None, "activation": "silu"}
+    yield "causal_conv_tree-chain", function, arguments | options
+    delta, conv = make_gated_delta((3, 1, 0, 5)), make_causal_conv((3, 1, 0, 5))
+    yield "gated_delta_tree-ragged", specattn.gated_delta_tree, delta.arguments()
+    yield "causal_conv_tree-ragged", specattn.causal_conv_tree, conv.arguments()
+    path = {"nodes": None, "counts": torch.tensor([2, 0, 0, 5]), **conv.row_options(ragged=True)}
+    _, stash = specattn.gated_delta_tree(**delta.arguments())
+    states = {"state": delta.state, "stash": stash}
+    yield (
+        "gated_delta_commit-ragged",
+        committed(specattn.gated_delta_commit, "state"),
+        states | path,
+    )
+    kept = {"conv_state": conv.conv_state, "x": conv.x}
+    yield (
+        "causal_conv_commit-ragged",
+        committed(specattn.causal_conv_commit, "conv_state"),
+        kept | path,
+    )
+
+
 # The functions that their files are named after.
 PRIMITIVES = tuple(
     name
@@ -181,8 +260,12 @@ PRIMITIVES = tuple(
     if getattr(specattn.ops, name).__module__ == f"specattn.ops.{name}"
 )
 NAMES = tuple(valid_calls())
-WITHOUT_STATE = (
+WITHOUT_STATE = (  # that return no `(out, lse)`
     "add_gumbel_noise",
+    "causal_conv_commit",
+    "causal_conv_tree",
+    "gated_delta_commit",
+    "gated_delta_tree",
     "importance_scores",
     "linear_few_rows",
     "select_topk",
@@ -193,6 +276,7 @@ WITH_STATE = tuple(name for name in NAMES if name not in WITHOUT_STATE)
 VARIANTS = [pytest.param(function, kwargs, id=name) for name, function, kwargs in variants()]
 # Tracing takes longest: every primitive, and each kind of argument that one may go without.
 _TRACED = (
+    "gated_delta_tree-ragged",
     "hybrid_tree_attention-in-cache",
     "hybrid_tree_attention-options",
     "hybrid_tree_attention-tokens-of-8-bits",

@@ -29,6 +29,7 @@ TENSORS = [
     if isinstance(value, torch.Tensor)
 ]
 OPTIONAL = ("tree_mask", "k_tree", "v_tree", "k_new", "v_new", "bias", "up", "residual")
+OPTIONAL += ("parents", "nodes")
 
 
 @pytest.mark.parametrize(("op", "name"), TENSORS)

@@ -21,8 +21,9 @@ OPTIONS = [
     if name in NUMBERS.keys() - OTHERS
 ]
 NO_NUMBERS = ["1", [1], (1,), {}, object(), 1j, True, np.ones(1), torch.ones(1), torch.ones(2, 2)]
-RIGHT = {"window": 3, "softcap": 5, "softmax_scale": 1, "ratio": 1, "budget": 2, "seed": 7,
-         "min_tokens": 2, "keep_first": 1, "keep_last": 1, "max_seqlen_q": 4}  # fmt: skip
+RIGHT = {"window": 3, "softcap": 5, "softmax_scale": 1, "query_scale": 1, "ratio": 1, "budget": 2,
+         "seed": 7, "min_tokens": 2, "keep_first": 1, "keep_last": 1,
+         "max_seqlen_q": 4}  # fmt: skip
 
 
 def call(op, name, value):
@@ -31,6 +32,9 @@ def call(op, name, value):
     function, arguments = valid_calls(make_problem())[op]
     if name == "max_seqlen_q":
         lines = ("q", "k_tree", "v_tree", "k_new", "v_new", "tree_mask")
+        lines += ("k", "v", "g", "beta", "stash", "x")
+        if arguments.get("parents") is not None:
+            arguments = arguments | {"parents": arguments["parents"].repeat(2)}
         arguments = {n: x[:2].flatten(0, 1) if n in lines else x for n, x in arguments.items()}
         arguments |= RAGGED
     if name == "budget":

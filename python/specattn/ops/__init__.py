@@ -6,6 +6,10 @@ refused; `torch.no_grad()` says that none is wanted. No call waits for the devic
 """
 
 from .add_gumbel_noise import add_gumbel_noise
+from .causal_conv_commit import causal_conv_commit
+from .causal_conv_tree import causal_conv_tree
+from .gated_delta_commit import gated_delta_commit
+from .gated_delta_tree import gated_delta_tree
 from .hybrid_tree_attention import hybrid_tree_attention
 from .importance_scores import importance_scores
 from .layouts import lse_from_log2, lse_heads_first, lse_heads_last, lse_to_log2
@@ -20,6 +24,10 @@ from .write_kv import write_kv
 
 __all__ = [
     "add_gumbel_noise",
+    "causal_conv_commit",
+    "causal_conv_tree",
+    "gated_delta_commit",
+    "gated_delta_tree",
     "hybrid_tree_attention",
     "importance_scores",
     "linear_few_rows",

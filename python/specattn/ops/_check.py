@@ -127,6 +127,39 @@ _RAGGED = {  # with `cu_seqlens_q`: the rows of all requests, one after the othe
 }
 
 
+def _of_states(rows: str) -> tuple[dict[str, Spec], dict[str, Spec]]:
+    """Return what layers with a state take beside `state`, and beside `conv_state`.
+
+    `rows` are the dimensions of rows.
+    """
+    path = {
+        "parents": _spec("T | 1 T | B T" if rows == "B T" else rows, torch.int64, optional=True),
+        "nodes": _spec("B P", torch.int64, optional=True),
+        "counts": _spec("B", torch.int64),
+    }
+    gated_delta = {
+        "q": _spec(f"{rows} Hk Dk", FLOATING),
+        "k": _spec(f"{rows} Hk Dk", LIKE_FIRST),
+        "v": _spec(f"{rows} Hv Dv", LIKE_FIRST),
+        "g": _spec(f"{rows} Hv | {rows} Hv Dk", ACCUMULATED),
+        "beta": _spec(f"{rows} Hv", ACCUMULATED),
+        "state": _spec("B Hv Dk Dv", ACCUMULATED),
+        "stash": _spec(f"{rows} Hv Ds", ACCUMULATED),
+        "out": _spec(f"{rows} Hv Dv", LIKE_FIRST, optional=True),
+    }
+    causal_conv = {
+        "x": _spec(f"{rows} C", FLOATING),
+        "weight": _spec("C K", LIKE_FIRST),
+        "bias": _spec("C", LIKE_FIRST, optional=True),
+        "conv_state": _spec("B K-1 C", LIKE_FIRST),
+        "out": _spec(f"{rows} C", LIKE_FIRST, optional=True),
+    }
+    return gated_delta | path, causal_conv | path
+
+
+_STATES = {False: _of_states("B T"), True: _of_states("tokens")}  # by whether rows are ragged
+
+
 class AgreedSizes(dict[str, int]):
     """Sizes, not to be changed; `form` stands for the forms of the tensors that have them."""
 
@@ -236,6 +269,8 @@ def _agreed_sizes(
         _check_form(name, form, spec, names[0], forms[names[0]], sizes)
         if name == "cu_seqlens_q":
             sizes["B"] = sizes["B+1"] - 1
+        if name == "conv_state":
+            sizes["K"] = sizes["K-1"] + 1
     _check_cache(forms)
     if "max_pages" in sizes:
         sizes["N"] = sizes["max_pages"] * sizes["page_size"]
@@ -255,7 +290,11 @@ def _spec_of(name: str, forms: dict[str, Any]) -> Spec:
         name = "packed_tree_mask"
     if name == "index_lengths" and len(forms["indices"].shape) == 3:
         name = "index_lengths_per_head"
-    if "cu_seqlens_q" in forms and name in _RAGGED:
+    ragged = "cu_seqlens_q" in forms
+    for state, specs in zip(("state", "conv_state"), _STATES[ragged], strict=True):
+        if state in forms and name in specs:
+            return specs[name]
+    if ragged and name in _RAGGED:
         return _RAGGED[name]
     return SPECS[name]
 

@@ -92,8 +92,14 @@ def _implementation(op: str, argument_names: list[str]) -> Callable[..., None]:
 
 def check_values(args: dict) -> None:
     """Raise IndexError where a length, a page or an index of an operator points nowhere."""
-    if args.get("cu_seqlens_q") is not None:
-        _check_rows(args["cu_seqlens_q"].tolist(), len(args["q"]), args["max_seqlen_q"])
+    starts = args.get("cu_seqlens_q")
+    if starts is not None:
+        name = next(name for name in ("q", "x", "stash") if name in args)
+        _check_rows(starts.tolist(), name, len(args[name]), args["max_seqlen_q"])
+    if args.get("parents") is not None:
+        _check_parents(args["parents"], starts)
+    if "counts" in args:
+        _check_path(args, starts)
     if "slots" in args:
         slots, (pages, page_size) = args["slots"], args["k_cache"].shape[:2]
         _within("slots", slots, pages * page_size, slots >= 0)
@@ -107,7 +113,28 @@ def check_values(args: dict) -> None:
         _within("cache_seqlens", args["cache_seqlens"], args["scores"].shape[-1] + 1)
 
 
-def _check_rows(starts: list[int], rows: int, most: int) -> None:
+def _check_parents(parents: torch.Tensor, starts: torch.Tensor | None) -> None:
+    """Raise unless every parent comes before its children, in its own request."""
+    number = torch.arange(parents.shape[-1], device=parents.device)
+    if starts is not None:
+        first = torch.searchsorted(starts[1:], number.to(starts.dtype), right=True)
+        number = number - starts[first]
+    _within("parents", parents, number.expand_as(parents), parents != -1)
+
+
+def _check_path(args: dict, starts: torch.Tensor | None) -> None:
+    """Raise unless counts lie within their paths, and counted nodes within their request's rows."""
+    counts, nodes = args["counts"], args["nodes"]
+    rows = args["stash"] if "stash" in args else args["x"]
+    held = starts.diff() if starts is not None else torch.full_like(counts, rows.shape[1])
+    most = held if nodes is None else held.clamp(max=nodes.shape[1])
+    _within("counts", counts, most + 1)
+    if nodes is not None:
+        used = torch.arange(nodes.shape[1], device=nodes.device) < counts[:, None]
+        _within("nodes", nodes, held[:, None].expand_as(nodes), used)
+
+
+def _check_rows(starts: list[int], name: str, rows: int, most: int) -> None:
     if starts[0] != 0:
         raise IndexError(f"cu_seqlens_q: expected to begin with 0, got {starts[0]}")
     for index, (first, stop) in enumerate(pairwise(starts)):
@@ -119,7 +146,9 @@ def _check_rows(starts: list[int], rows: int, most: int) -> None:
                 f"got {stop - first} of request {index}"
             )
     if starts[-1] != rows:
-        raise IndexError(f"cu_seqlens_q: expected to end with q's {rows} rows, got {starts[-1]}")
+        raise IndexError(
+            f"cu_seqlens_q: expected to end with {name}'s {rows} rows, got {starts[-1]}"
+        )
 
 
 def _check_prefix(args: dict, capacity: int) -> None:

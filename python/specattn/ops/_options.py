@@ -32,6 +32,7 @@ _TOKENS = Number(int, lambda n: n >= 0, "0 or more tokens")
 NUMBERS = {
     "window": Number(int, lambda n: n >= 1, "None or at least 1 token", optional=True),
     "softmax_scale": Number(float, lambda x: True, "None or a number", optional=True),
+    "query_scale": Number(float, lambda x: True, "None or a number", optional=True),
     "softcap": Number(float, lambda x: 0 <= x < math.inf, "0 or a positive number"),
     "ratio": Number(float, lambda x: 0 < x <= 1, "a share in (0, 1]", optional=True),
     "budget": Number(int, lambda n: n >= 1, "at least 1 token", optional=True),

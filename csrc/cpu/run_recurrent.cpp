@@ -1,0 +1,82 @@
+// Deals the heads and channels of layers with a state to threads.
+#include <algorithm>
+#include <cstring>
+
+#include "kernels.h"
+#include "recurrent.h"
+#include "run.h"
+#include "team.h"
+#include "workspace.h"
+
+namespace specattn {
+namespace {
+
+constexpr int64_t kChannels = 256;  // of a piece of a convolution
+
+// The state that the thread of a piece will probably take next, where its rows lie together.
+const float* state_ahead(const States& state, int64_t Dv, int64_t heads, int64_t next,
+                         int64_t pieces) {
+  if (next >= pieces || state.row != Dv) return nullptr;
+  return state.at(next / heads, next % heads);
+}
+
+}  // namespace
+
+void run(const GatedDelta& p, int threads) {
+  static thread_local Arena arena;
+  const int64_t pieces = p.tree.B * p.Hv, scratch = GatedDeltaScratch::floats(p);
+  threads = useful_threads(pieces * p.Dk * p.Dv * (4 + p.tree.T), pieces, threads);
+  float* const memory = arena.floats(threads * scratch);
+  const auto head = chosen_kernels().gated_delta[static_cast<int>(p.dtype)];
+  parallel(threads, pieces, [&](int64_t i, int worker) {
+    const float* const ahead = state_ahead(p.state, p.Dv, p.Hv, i + threads, pieces);
+    head(p, i / p.Hv, i % p.Hv, ahead, memory + worker * scratch);
+  });
+}
+
+void run(const GatedDeltaCommit& p, int threads) {
+  static thread_local Arena arena;
+  const int64_t pieces = p.tree.B * p.Hv;
+  int64_t most = 0;
+  for (int64_t b = 0; b < p.tree.B; ++b) most = std::max(most, p.path.count(b));
+  const int64_t scratch = round_up((most + 1) * p.Dk, 16);
+  threads = useful_threads(pieces * p.Dk * p.Dv * (8 + most), pieces, threads);
+  float* const memory = arena.floats(threads * scratch);
+  const auto commit = chosen_kernels().gated_delta_commit;
+  parallel(threads, pieces, [&](int64_t i, int worker) {
+    if (p.path.count(i / p.Hv) == 0) return;
+    const float* const ahead = state_ahead(p.state, p.Dv, p.Hv, i + threads, pieces);
+    commit(p, i / p.Hv, i % p.Hv, ahead, memory + worker * scratch);
+  });
+}
+
+void run(const CausalConv& p, int threads) {
+  const int64_t each = ceil_div(p.C, kChannels), pieces = p.tree.B * each;
+  threads = useful_threads(p.tree.B * p.C * (p.tree.T + 4) * p.K, pieces, threads);
+  const auto conv = chosen_kernels().causal_conv[static_cast<int>(p.dtype)];
+  parallel(threads, pieces, [&](int64_t i, int) {
+    const int64_t first = i % each * kChannels;
+    conv(p, i / each, first, std::min(first + kChannels, p.C));
+  });
+}
+
+// Rows only move towards the older end, so the oldest goes first.
+void run(const CausalConvCommit& p, int) {
+  const int64_t size = size_of(p.dtype), kept = p.K - 1;
+  for (int64_t b = 0; b < p.tree.B; ++b) {
+    const int64_t count = p.path.count(b);
+    char* const state = static_cast<char*>(p.kept) + b * p.kept_batch * size;
+    for (int64_t r = 0; r < kept && count > 0; ++r) {
+      const int64_t from = r + count;  // among what was kept and then the path
+      const char* row = state + from * p.kept_row * size;
+      if (from >= kept) {
+        const int64_t i = p.path.node(b, from - kept);
+        row = static_cast<const char*>(p.x.data) +
+              (b * p.x.batch + (p.tree.first(b) + i) * p.x.row) * size;
+      }
+      std::memcpy(state + r * p.kept_row * size, row, static_cast<size_t>(p.C * size));
+    }
+  }
+}
+
+}  // namespace specattn

@@ -7,23 +7,29 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import typer.main
 
 from specattn import cli
 
 TINY = Path(__file__).parents[2] / "examples" / "tiny"
+GET_COMMAND = typer.main.get_command
 
 
 @cache
 def tiny(dtype):
-    """Return the embedded target, loaded once in a process."""
+    """Return the embedded target, loaded and proved once in a process."""
+    from specattn.decoding import generate
     from specattn.decoding.model.checkpoint import load_causal_model
 
-    return load_causal_model(TINY, dtype)
+    model = load_causal_model(TINY, dtype)
+    generate(model, [[1]], "plain", max_new_tokens=1)
+    return model
 
 
 def start(patch, *arguments):
     """Run the command with the embedded target that is loaded already; return the exit code."""
     from specattn.cli import loading
+    from specattn.decoding.model.model import Model
 
     load, read = loading.load_causal_model, loading.load_tokenizer
 
@@ -32,16 +38,34 @@ def start(patch, *arguments):
             return load(folder, dtype, device, **options)
         weights = [*tiny(dtype).parameters(), *tiny(dtype).buffers()]
         # Another model of the same weights: of what one run measured the next one knows nothing.
-        return copy.deepcopy(tiny(dtype), {id(one): one for one in weights})
+        model = copy.deepcopy(tiny(dtype), {id(one): one for one in weights})
+        for proof in ("proved", "replayed"):
+            kind = proof, model.dtype, model.device
+            assert Model.of(tiny(dtype)).knows(kind)
+            Model.of(model).recall(kind, lambda: True)
+        return model
 
     with patch.context() as inner:
         if load is not None:
             inner.setattr(loading, "load_causal_model", load_once)
             inner.setattr(loading, "load_tokenizer", cache(read))
+        inner.setattr(typer.main, "get_command", command)
         inner.setattr(sys, "argv", ["specattn", *map(str, arguments)])
         with pytest.raises(SystemExit) as stop:
             cli.main()
     return stop.value.code
+
+
+@cache
+def command(app):
+    """Return what an app is parsed by, made once in a process."""
+    return GET_COMMAND(app)
+
+
+@pytest.fixture(autouse=True)
+def _proofs(monkeypatch, tmp_path_factory):
+    """Keep what was found of models in other folders."""
+    monkeypatch.setenv("SPECATTN_CACHE", str(tmp_path_factory.getbasetemp() / "proofs"))
 
 
 @pytest.fixture

@@ -86,20 +86,24 @@ def test_a_small_run_prints_a_table_and_writes_valid_json_lines(text, tmp_path, 
     assert {png.name for png in (tmp_path / "png").iterdir()} == {"speed.png", "acceptance.png"}
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_widened_target_is_made_once_and_measured_by_all_that_it_is_for(
-    text, tmp_path, monkeypatch
+    text, tmp_path, monkeypatch, whole
 ):
-    deeper = replace(models.MODELS["tiny"], layers=7)
-    monkeypatch.setitem(models.MODELS, "qwen3-0.6b", deeper)
+    """Not the whole run: with the embedded target where the widened one would be."""
     monkeypatch.setattr(models, "WIDE", tmp_path / "wide")
+    if whole:
+        monkeypatch.setitem(models.MODELS, "qwen3-0.6b", replace(models.MODELS["tiny"], layers=7))
+    else:
+        embedded = models.EMBEDDED_TARGET
+        monkeypatch.setattr(models, "widen", lambda _, folder, *sizes: folder.symlink_to(embedded))
     path = tmp_path / "rows.jsonl"
     wide = ["--device", "cpu", *text, "--wide", "qwen3-0.6b", "--no-peer", "--temperature", "0"]
-    wide += ["--context", "48", "--new-tokens", "6", "--repeats", "1", "--json", str(path)]
-    assert run_decoding.main(wide) == 0
+    wide += ["--context", "48", "--new-tokens", "6" if whole else "2", "--repeats", "1"]
+    assert run_decoding.main([*wide, "--json", str(path)]) == 0
     run, *rows = lines(path)
     assert run["model"]["name"] == "wide qwen3-0.6b"
-    assert run["model"]["layers"] == 7
+    assert run["model"]["layers"] == (7 if whole else 6)
     methods = ["plain", "auto", "suffix", "vegas", "longspec", "poss", "tokenswift", "medusa"]
     assert [row["method"] for row in rows] == methods
     assert all(row["fault"] is None for row in rows)

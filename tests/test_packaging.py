@@ -76,14 +76,17 @@ def test_the_root_folders_become_subpackages(wheel):
 
 
 def test_the_wheel_imports_without_compiler_triton_and_transformers(wheel, tmp_path):
+    """And carries the embedded target: weights, what loads them, and their licence."""
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
+        names = {name for name in archive.namelist() if name.startswith("specattn/embedded/")}
     printed = python(
         "import specattn, torch\n"
         "q = torch.randn(1, 3, 2, 8)\n"
         "out, lse = specattn.tree_attention(q, q, q)\n"
         "print(specattn.__file__); print(tuple(out.shape))\n"
-        "print(specattn.backends()['triton']); print(specattn.backends()['cpu'])",
+        "print(specattn.backends()['triton']); print(specattn.backends()['cpu'])\n"
+        "from specattn.embedded import EMBEDDED_TARGET\nprint(EMBEDDED_TARGET)",
         missing=("triton", "transformers"),
         path=tmp_path,
         PYTHONPATH=str(tmp_path),
@@ -94,28 +97,18 @@ def test_the_wheel_imports_without_compiler_triton_and_transformers(wheel, tmp_p
     assert "triton is not installed" in printed[2]
     assert "is not built" in printed[3]
 
-
-def test_the_wheel_carries_the_embedded_target(wheel, tmp_path):
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(tmp_path)
-        names = {name for name in archive.namelist() if name.startswith("specattn/embedded/")}
     tiny = ROOT / "examples" / "tiny"
     expected = {
         f"specattn/embedded/tiny/{path.relative_to(tiny).as_posix()}"
         for kind in ("*.safetensors", "*config.json", "tokenizer.json", "README.md")
         for path in tiny.rglob(kind)
     }
-    assert names == expected, "weights, what loads them, and their licence"
+    assert names == expected
     embedded = tmp_path / "specattn" / "embedded" / "tiny"
     for name in names:
         stored = embedded / Path(name).relative_to("specattn/embedded/tiny")
         assert filecmp.cmp(stored, tiny / stored.relative_to(embedded), shallow=False)
-    printed = python(
-        "from specattn.embedded import EMBEDDED_TARGET\nprint(EMBEDDED_TARGET)",
-        path=tmp_path,
-        PYTHONPATH=str(tmp_path),
-    )
-    assert printed == str(embedded)
+    assert printed[4] == str(embedded)
 
 
 def test_the_source_distribution_has_what_builds_tests_and_explains(source, tmp_path):
@@ -143,17 +136,14 @@ def test_extras_say_what_they_add():
         assert any(line.startswith(package) for line in extras[extra]), package
 
 
-def test_decoding_without_transformers_says_what_to_install():
-    printed = python(
-        "try:\n    import specattn.decoding\nexcept ImportError as error:\n    print(error)",
-        missing=("transformers",),
-    )
-    assert "specattn[hf]" in printed
-
-
-def test_importing_the_package_loads_neither_triton_nor_transformers():
-    heavy = "{'triton', 'transformers', 'typer', 'rich'}"
-    assert python(f"import specattn\nprint({heavy} & set(sys.modules))") == "set()"
+def test_the_package_loads_what_is_heavy_only_for_decoding_and_says_what_to_install():
+    loaded, said = python(
+        "import specattn\nprint({'triton', 'transformers', 'typer', 'rich'} & set(sys.modules))\n"
+        "sys.modules['transformers'] = None\n"
+        "try:\n    import specattn.decoding\nexcept ImportError as error:\n    print(error)"
+    ).splitlines()
+    assert loaded == "set()"
+    assert "specattn[hf]" in said
 
 
 def test_setup_does_not_import_torch():

@@ -1,5 +1,6 @@
 """Whoever drafts for `auto`, its texts are plain decoding's, by a clock that lies."""
 
+import itertools
 import logging
 import random
 import sys
@@ -81,6 +82,8 @@ def test_the_text_is_that_of_plain_decoding_whoever_drafts(
 def test_requests_of_a_batch_are_drafted_for_by_different_drafters(model, capricious, monkeypatch):
     """In one round: what was looked up promises more to some of them."""
     monkeypatch.setattr(Pace, "promises", lambda pace, name: 1.5)
+    moments = itertools.count()  # how much is looked up follows a clock: one that no load disturbs
+    monkeypatch.setattr(Clock, "now", lambda _: 1e-3 * next(moments))
     rounds, propose = [], module._AutoDrafter.propose
 
     def noted(self, root):
@@ -96,7 +99,7 @@ def test_requests_of_a_batch_are_drafted_for_by_different_drafters(model, capric
     settings = {"max_new_tokens": 80, "temperature": 0}
     wanted = generate(model, texts, "plain", **settings).new_tokens
     mixed, apart = set(), False
-    for seed in range(6):  # how much is looked up depends on the clock, too
+    for seed in range(6):
         capricious(seed)
         rounds.clear(), expected.clear()
         found = generate(model, texts, method, **settings)

@@ -21,6 +21,7 @@ template <class Isa, class Elem>
 class GatedDeltaHead {
   using V = typename Isa::V;
   static constexpr int W = Isa::W;
+  static constexpr int64_t kNearFloats = 4096;  // half of an L1 cache
 
  public:
   // `ahead` is a state that will be read next, or null.
@@ -88,25 +89,32 @@ class GatedDeltaHead {
     for (c = 0; c < p_.Dk; ++c) to[c] *= factor;
   }
 
-  // d = S^T (decayed keys), known = S^T (decayed queries).
+  // d = S^T (decayed keys), known = S^T (decayed queries). Rows of the state are taken as many at a
+  // time as lie in the L1 cache: columns of the whole would share too few of its sets.
   void read_state() {
     pack();
+    const int64_t depth = std::max<int64_t>(kNearFloats / p_.Dv, 8);
+    int64_t column = p_.Dv / (4 * W) * (4 * W);
+    for (int64_t c = 0; c < p_.Dk; c += depth) multiply(c, std::min(depth, p_.Dk - c), column);
+    for (; column < p_.Dv; column += 8) last_columns(column);
+  }
+
+  // All rows with `depth` rows of the state from `c` on, up to column `end`.
+  void multiply(int64_t c, int64_t depth, int64_t end) {
     const int64_t count = 2 * rows_;
-    int64_t column = 0;
-    for (; column + 4 * W <= p_.Dv; column += 4 * W) {
+    for (int64_t column = 0; column < end; column += 4 * W) {
       for (int64_t r = 0; r < count;) {
         const int64_t block = rows_at_once(count - r);
         if (block == 6) {
-          multiply<6>(r, column);
+          r == 0 ? multiply<6, true>(r, column, c, depth) : multiply<6, false>(r, column, c, depth);
         } else if (block == 4) {
-          multiply<4>(r, column);
+          r == 0 ? multiply<4, true>(r, column, c, depth) : multiply<4, false>(r, column, c, depth);
         } else {
-          multiply<2>(r, column);
+          multiply<2, true>(r, column, c, depth);  // a single row: nothing else leaves two
         }
         r += block;
       }
     }
-    for (; column < p_.Dv; column += 8) last_columns(column);
   }
 
   // The decayed vectors of some rows side by side: [channel][row].
@@ -130,21 +138,26 @@ class GatedDeltaHead {
     }
   }
 
-  // Four vectors of columns of rows [first, first + rows).
-  template <int rows>
-  void multiply(int64_t first, int64_t column) {
+  // Four vectors of columns of rows [first, first + rows); the first rows also look `ahead`.
+  template <int rows, bool ahead>
+  void multiply(int64_t first, int64_t column, int64_t c, int64_t depth) {
     constexpr int kColumns = Isa::kScoreAccumulators / rows >= 4 ? 4 : 2;
+    const int64_t stride = p_.state.row;
     for (int part = 0; part < 4; part += kColumns) {
+      const float* x = at_.x + first * p_.Dk + c * rows;
+      const float* s = p_.state.at(b_, h_) + c * stride + column + part * W;
+      float* const sums = at_.d + first * p_.Dv + column + part * W;
+      AheadLines lines = ahead_;
       V acc[rows][kColumns];
 #pragma GCC unroll 8
       for (int r = 0; r < rows; ++r) {
 #pragma GCC unroll 4
-        for (int n = 0; n < kColumns; ++n) acc[r][n] = Isa::zero();
+        for (int n = 0; n < kColumns; ++n) {
+          acc[r][n] = c == 0 ? Isa::zero() : Isa::load(sums + r * p_.Dv + n * W);
+        }
       }
-      const float* x = at_.x + first * p_.Dk;
-      const float* s = p_.state.at(b_, h_) + column + part * W;
-      for (int64_t c = 0; c < p_.Dk; ++c, x += rows, s += p_.state.row) {
-        if (first == 0) ahead_.touch(std::max(1, kColumns * W / 16));
+      for (int64_t left = depth; left > 0; --left, x += rows, s += stride) {
+        if constexpr (ahead) lines.touch(std::max(1, kColumns * W / 16));
         V v[kColumns];
 #pragma GCC unroll 4
         for (int n = 0; n < kColumns; ++n) v[n] = Isa::load(s + n * W);
@@ -155,11 +168,11 @@ class GatedDeltaHead {
           for (int n = 0; n < kColumns; ++n) acc[r][n] = Isa::fma(factor, v[n], acc[r][n]);
         }
       }
+      if constexpr (ahead) ahead_ = lines;
 #pragma GCC unroll 8
       for (int r = 0; r < rows; ++r) {
-        float* const to = at_.d + (first + r) * p_.Dv + column + part * W;
 #pragma GCC unroll 4
-        for (int n = 0; n < kColumns; ++n) Isa::store(to + n * W, acc[r][n]);
+        for (int n = 0; n < kColumns; ++n) Isa::store(sums + r * p_.Dv + n * W, acc[r][n]);
       }
     }
   }

@@ -13,6 +13,7 @@
 #include "products.h"
 #include "products_matrix.h"
 #include "products_rows.h"
+#include "stored.h"
 
 namespace specattn {
 
@@ -25,7 +26,8 @@ void walk(const PackedRows<Isa, Elem>& rows, Options... options) {
   Products products(rows, keys.starts(), options...);
   Step<Products::kBlocks> steps[2];
   Step<Products::kBlocks>*now = &steps[0], *next = &steps[1];
-  const int bytes = static_cast<int>(task.heads * rows.D * static_cast<int64_t>(sizeof(Elem)));
+  Dequantised<Isa, Elem, Products::kBlocks> dequantised(rows);
+  const int bytes = static_cast<int>(task.heads * rows.D * rows.a.cache.size);
   keys.load(*now, task.first_block);
   for (int64_t index = task.first_block; index < task.last_block;) {
     index += now->count;
@@ -36,18 +38,18 @@ void walk(const PackedRows<Isa, Elem>& rows, Options... options) {
       if (head > 0) keys.advance(*now);
       Prefetch prefetch(next->k, next->v, static_cast<int>(ahead * head / task.heads),
                         static_cast<int>(ahead * (head + 1) / task.heads), bytes);
-      products.multiply(*now, head, prefetch);
+      products.multiply(dequantised(*now, head), head, prefetch);
     }
     std::swap(now, next);
   }
 }
 
 // The same for a few rows, whose heads are multiplied together.
-template <class Isa, class Elem>
+template <class Few, class Isa, class Elem>
 void walk_rows(const PackedRows<Isa, Elem>& rows) {
   const Task& task = rows.task;
   const Keys<Elem, 1> keys(rows.a, rows.plan, task);
-  RowProducts<Isa, Elem> products(rows, keys.starts());
+  RowProducts<Isa, Elem, Few> products(rows, keys.starts());
   Step<1> steps[2];
   keys.load(steps[0], task.first_block);
   for (int64_t index = task.first_block; index < task.last_block; ++index) {
@@ -67,8 +69,10 @@ void attend(const Attention& a, const Plan& plan, const Task& task, float* state
   const PackedRows<Isa, Elem> rows{a, plan, task, scratch, states};
   rows.start();
   if (task.first_block == task.last_block) return;
-  if (rows.few) {
-    walk_rows(rows);
+  if (rows.few && of_8_bits(a.cache.type)) {
+    walk_rows<MixedRowProducts<Isa, Elem>>(rows);
+  } else if (rows.few) {
+    walk_rows<FewRowProducts<Isa, Elem>>(rows);
   } else if constexpr (kTiles<Isa, Elem>) {
     using Products = MatrixProducts<Isa, Elem>;
     walk<Products>(rows, false);

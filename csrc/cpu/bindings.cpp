@@ -16,7 +16,8 @@ namespace {
 template <class Problem>
 void set_heads(Problem& p, const View& q, const View& k) {
   p.Hq = q.shape[q.dims - 2], p.D = q.shape[q.dims - 1];
-  k.expect(p.dtype, {-1, -1, -1, p.D});
+  k.expect(of_8_bits(k.dtype) ? k.dtype : p.dtype, {-1, -1, -1, p.D});
+  p.cache.type = k.dtype, p.cache.size = size_of(k.dtype);
   p.Hk = k.shape[2];
   if (p.Hk == 0 || p.Hq % p.Hk) q.fail("must have a multiple of the KV heads");
 }
@@ -34,9 +35,9 @@ template <class Problem>
 std::pair<int64_t, int64_t> set_cache(Problem& p, const View& k, const View& v, const View& table) {
   Cache& c = p.cache;
   c.k = k.rows(), c.v = v.rows();
-  v.expect(p.dtype, {k.shape[0], k.shape[1], p.Hk, p.D});
+  v.expect(k.dtype, {k.shape[0], k.shape[1], p.Hk, p.D});
   if (!table) {
-    k.expect(p.dtype, {p.B, -1, p.Hk, p.D});
+    k.expect(k.dtype, {p.B, -1, p.Hk, p.D});
     return {k.shape[1], 0};
   }
   table.expect(Dtype::kInt32, {p.B, -1});
@@ -45,6 +46,10 @@ std::pair<int64_t, int64_t> set_cache(Problem& p, const View& k, const View& v, 
   c.page_size = static_cast<int32_t>(k.shape[1]);
   if (c.page_size == 0) k.fail("has pages of no tokens");
   return {table.shape[1] * k.shape[1], k.shape[0]};
+}
+
+void set_scales(Cache& c, const View& k, const View& v, const View& k_scale, const View& v_scale) {
+  if (k_scale || v_scale) c.k_scale = scale_rows(k_scale, k), c.v_scale = scale_rows(v_scale, v);
 }
 
 // What the lengths and indices of a cache must stay within.
@@ -216,8 +221,9 @@ void take_hybrid(AttentionCall& a, Arguments& next) {
   a.tree.size = a.T;
   set_tree(a, k_tree, v_tree, mask);
   set_depths(a, depths);
-  next.tensor("k_scale"), next.tensor("v_scale");
+  const View k_scale = next.strided("k_scale"), v_scale = next.strided("v_scale");
   a.bounds = set_prefix(a, k, v, lengths, table);
+  set_scales(a.cache, k, v, k_scale, v_scale);
   a.capacity = a.bounds.capacity;
   set_sinks(a, sinks);
 }
@@ -274,9 +280,10 @@ void sparse_gather_attention(const py::args& all) {
   const View sinks = next.tensor("sinks"), prefix = next.tensor("cache_seqlens");
   const View starts = next.tensor("cu_seqlens_q");
   set_queries(a, q, k, starts, next.value<std::optional<int64_t>>());
-  next.tensor("k_scale"), next.tensor("v_scale");
+  const View k_scale = next.strided("k_scale"), v_scale = next.strided("v_scale");
   set_tree(a, k_new, v_new, mask);
   const auto [capacity, pages] = set_cache(a, k, v, table);
+  set_scales(a.cache, k, v, k_scale, v_scale);
   const bool lists = indices.dims == 3, counts = lengths.dims == 2;
   if (lists) {
     indices.expect(Dtype::kInt32, {a.B, a.Hk, -1});
@@ -315,7 +322,8 @@ void importance_scores(const py::args& all) {
   p.bounds = set_prefix(p, k, k, lengths, next.tensor("block_table"));
   p.capacity = p.bounds.capacity;
   p.scale = static_cast<float>(next.value<double>());
-  next.tensor("k_scale");
+  const View k_scale = next.strided("k_scale");
+  set_scales(p.cache, k, k, k_scale, k_scale);
   const View scores = next.tensor("scores");
   if (p.per_head) {
     scores.expect(Dtype::kFloat32, {p.B, p.Hk, p.capacity});

@@ -54,6 +54,8 @@ class Arguments {
   explicit Arguments(const py::args& all) : all_(all) {}
 
   View tensor(const char* name) { return {name, next()}; }
+  // One whose last dimension may be strided, too.
+  View strided(const char* name) { return {name, next(), true}; }
   template <class T>
   T value() {
     return next().cast<T>();
@@ -90,6 +92,20 @@ inline Dtype floating(const View& q, int dims = 4) {
     q.fail("must have a head_dim that is a multiple of 8 up to 256");
   }
   return q.dtype;
+}
+
+// The scales of a cache of 8 bits: [Hk], or in the places of its tokens; none are 1.
+inline Rows scale_rows(const View& scale, const View& cache) {
+  static const float one = 1.0f;
+  if (!scale) return {&one, 0, 0, 0};
+  if (!of_8_bits(cache.dtype)) scale.fail("must be None for a cache of more than 8 bits");
+  const int64_t heads = cache.shape[2];
+  if (scale.dims == 1) {
+    scale.expect(Dtype::kFloat32, {heads});
+    return {scale.data, 0, 0, scale.stride[0]};
+  }
+  scale.expect(Dtype::kFloat32, {cache.shape[0], cache.shape[1], heads});
+  return scale.rows();
 }
 
 // Defines the calls that a pass consists of besides attention.

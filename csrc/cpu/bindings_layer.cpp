@@ -123,10 +123,12 @@ void write_kv(const py::args& all) {
   const View k = next.tensor("k"), v = next.tensor("v");
   const View k_cache = next.tensor("k_cache"), v_cache = next.tensor("v_cache");
   const View slots = next.tensor("slots");
-  for (const char* name : {"k_scale", "v_scale", "new_k_scale", "new_v_scale"}) next.tensor(name);
+  const View k_scale = next.strided("k_scale"), v_scale = next.strided("v_scale");
+  const View new_k_scale = next.strided("new_k_scale"), new_v_scale = next.strided("new_v_scale");
   for (const View* x : {&k, &k_cache}) {
     if (x->dims != 4) x->fail("must have 4 dimensions");
-    if (x->dtype > Dtype::kFloat16) x->fail("must be float32, bfloat16 or float16");
+    if (x->dtype <= Dtype::kFloat16 || (x == &k_cache && of_8_bits(x->dtype))) continue;
+    x->fail("must be float32, bfloat16 or float16, or a cache of 8 bits");
   }
   p.dtype = k.dtype, p.cache_dtype = k_cache.dtype;
   p.B = k.shape[0], p.T = k.shape[1], p.Hk = k.shape[2], p.D = k.shape[3];
@@ -136,6 +138,9 @@ void write_kv(const py::args& all) {
     x->expect(p.cache_dtype, {p.pages, p.page_size, p.Hk, p.D});
   }
   p.k = k.rows(), p.v = v.rows(), p.k_cache = k_cache.rows(), p.v_cache = v_cache.rows();
+  p.dynamic = static_cast<bool>(new_k_scale);
+  p.k_scale = scale_rows(p.dynamic ? new_k_scale : k_scale, k_cache);
+  p.v_scale = scale_rows(p.dynamic ? new_v_scale : v_scale, v_cache);
   p.dense_heads = true;
   for (const Rows* x : {&p.k, &p.v, &p.k_cache, &p.v_cache}) {
     p.dense_heads = p.dense_heads && (x->head == p.D || p.Hk == 1);

@@ -30,6 +30,20 @@ inline float to_float(fp16 x) {
   return bits_float(sign | float_bits(magnitude));
 }
 
+inline float to_float(int8_t x) { return x; }
+
+inline float to_float(e5m2 x) { return to_float(fp16{static_cast<uint16_t>(x.bits << 8)}); }
+
+inline float to_float(e4m3_number x) {
+  const int magnitude = x.bits & 0x7f;
+  const uint16_t half = static_cast<uint16_t>((x.bits & 0x80) << 8 | magnitude << 7);
+  return 256.0f * to_float(fp16{half});
+}
+
+inline float to_float(e4m3 x) {
+  return (x.bits & 0x7fu) == 0x7fu ? bits_float(0x7fc00000u) : to_float(e4m3_number{x.bits});
+}
+
 template <class Elem>
 inline Elem from_float(float x);
 
@@ -56,6 +70,51 @@ inline fp16 from_float<fp16>(float x) {
   }
   const uint32_t rounded = rest + 0xfffu + ((rest >> 13) & 1u);
   return {static_cast<uint16_t>(sign | ((rounded - 0x38000000u) >> 13))};
+}
+
+// The largest number of an 8-bit type: what is larger becomes it.
+template <class Elem>
+inline constexpr float kMost = 127.0f;
+template <>
+inline constexpr float kMost<e4m3> = 448.0f;
+template <>
+inline constexpr float kMost<e5m2> = 57344.0f;
+
+// int8 has no NaN: 0 stands for it.
+template <>
+inline int8_t from_float<int8_t>(float x) {
+  x = x > 127.0f ? 127.0f : x < -127.0f ? -127.0f : x;
+  return static_cast<int8_t>(x != x ? 0.0f : (x + 12582912.0f) - 12582912.0f);
+}
+
+// A float of 8 bits with so many of them in its mantissa.
+template <class Elem, int kMantissa>
+inline Elem to_float8(float x) {
+  constexpr uint32_t kBias = (1u << (6 - kMantissa)) - 1, kDropped = 23 - kMantissa;
+  constexpr uint32_t kLeastNormal = (128 - kBias) << 23;
+  // A float whose last bit is worth the least of these numbers: adding it rounds as they do.
+  constexpr uint32_t kRounding = (128 - kBias - kMantissa + 23) << 23;
+  const uint32_t u = float_bits(x), sign = (u >> 24) & 0x80u;
+  uint32_t rest = u & 0x7fffffffu;
+  if (rest > 0x7f800000u) return {static_cast<uint8_t>(sign | 0x7fu)};
+  rest = rest < float_bits(kMost<Elem>) ? rest : float_bits(kMost<Elem>);
+  if (rest < kLeastNormal) {
+    const float shifted = bits_float(rest) + bits_float(kRounding);
+    return {static_cast<uint8_t>(sign | (float_bits(shifted) - kRounding))};
+  }
+  const uint32_t half = (1u << (kDropped - 1)) - 1;
+  const uint32_t rounded = rest + half + ((rest >> kDropped) & 1u);
+  return {static_cast<uint8_t>(sign | ((rounded - ((127 - kBias) << 23)) >> kDropped))};
+}
+
+template <>
+inline e4m3 from_float<e4m3>(float x) {
+  return to_float8<e4m3, 3>(x);
+}
+
+template <>
+inline e5m2 from_float<e5m2>(float x) {
+  return to_float8<e5m2, 2>(x);
 }
 
 }  // namespace specattn

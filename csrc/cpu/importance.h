@@ -58,7 +58,8 @@ inline void dot_keys(const char* const* k, const char* const* later, int64_t off
   }
 }
 
-// Scores positions [first, last) of a request; beyond its length they are -inf.
+// Scores positions [first, last) of a request, whose cache holds `Elem`; beyond its length they are
+// -inf.
 template <class Isa, class Elem>
 void importance(const Importance& p, int64_t b, int64_t first, int64_t last, const float* means) {
   const int64_t length = p.cache.lengths[b * p.cache.lengths_batch];
@@ -70,7 +71,10 @@ void importance(const Importance& p, int64_t b, int64_t first, int64_t last, con
     std::fill(head + keys, head + last - first, -kInf);
   }
   const char *k[kImportanceChunk], *v[kImportanceChunk];
-  cached_rows<Elem>(p.cache, b, 0, first, keys, k, v);
+  cached_rows(p.cache, b, 0, first, keys, k, v);
+  const bool scaled = p.cache.scaled();
+  const char *scale[kImportanceChunk], *unused[kImportanceChunk];
+  if (scaled) scale_rows(p.cache, b, 0, first, keys, scale, unused);
   // Heads that lie together are read token by token, in the order of addresses.
   const int64_t step = p.cache.k.head * static_cast<int64_t>(sizeof(Elem));
   const int64_t group = p.cache.k.head * p.Hk <= p.cache.k.token ? p.Hk : 1;
@@ -89,6 +93,12 @@ void importance(const Importance& p, int64_t b, int64_t first, int64_t last, con
       for (int64_t h = head; h < head + group; ++h) {
         float scores[kStreams];
         dot_keys<Isa, Elem>(row, later, h * step, means + h * D, D, scores);
+        for (int r = 0; scaled && r < count; ++r) {
+          float factor;
+          std::memcpy(&factor, scale[at[r]] + h * p.cache.k_scale.head * sizeof factor,
+                      sizeof factor);
+          scores[r] *= factor;
+        }
         float* to = out + h * p.scores_head;
         const bool adds = !p.per_head && h > 0;
         for (int r = 0; r < count; ++r) to[at[r]] = adds ? to[at[r]] + scores[r] : scores[r];

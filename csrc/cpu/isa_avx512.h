@@ -111,6 +111,24 @@ struct Avx512 {
   static V load_as_float(const fp16* p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   }
+  static V load_as_float(const int8_t* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_bytes(p)));
+  }
+  static V load_as_float(const e5m2* p) {
+    return _mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(load_bytes(p)), 8));
+  }
+  // Over kUnit. NaN, all bits set, would be a number as fp16.
+  static V load_units(const e4m3_number* p) { return _mm512_cvtph_ps(as_halves(p)); }
+  static V load_units(const e4m3* p) {
+    const __m256i x = as_halves(p), most = _mm256_set1_epi16(0x3f80);
+    const __m256i nan = _mm256_cmpeq_epi16(_mm256_and_si256(x, most), most);
+    return _mm512_cvtph_ps(_mm256_or_si256(x, nan));
+  }
+  template <class Elem>
+  static V load_units(const Elem* p) {
+    return load_as_float(p);
+  }
+  static V load_as_float(const e4m3* p) { return mul(load_units(p), set1(kUnit<e4m3>)); }
   static void store_as(float* p, V v) { store(p, v); }
   static void store_as(bf16* p, V v) {
     const __m512i u = _mm512_castps_si512(v);
@@ -132,6 +150,15 @@ struct Avx512 {
     static V dot(V acc, V a, V b) { return fma(a, b, acc); }
     static V dot_at(V acc, V a, const void* unit) { return fma(a, broadcast(unit), acc); }
   };
+
+ private:
+  static __m256i as_halves(const void* p) {
+    const __m256i moved = _mm256_slli_epi16(_mm256_cvtepi8_epi16(load_bytes(p)), 7);
+    return _mm256_and_si256(moved, _mm256_set1_epi16(static_cast<int16_t>(0xbfff)));
+  }
+  static __m128i load_bytes(const void* p) {
+    return _mm_loadu_si128(static_cast<const __m128i*>(p));
+  }
 };
 
 #ifdef SPECATTN_BF16

@@ -80,6 +80,10 @@ struct Generic {
     return V{to_float(p[0]), to_float(p[1]), to_float(p[2]), to_float(p[3])};
   }
   template <class Elem>
+  static V load_units(const Elem* p) {
+    return mul(load_as_float(p), set1(1.0f / kUnit<Elem>));
+  }
+  template <class Elem>
   static void store_as(Elem* p, V v) {
     for (int i = 0; i < W; ++i) p[i] = from_float<Elem>(v[i]);
   }

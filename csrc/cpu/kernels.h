@@ -34,12 +34,12 @@ struct Task {
 
 struct Kernels {
   const char* name;
-  // All indexed by Dtype.
+  // All indexed by Dtype: of queries, or of the cache.
   void (*attend[3])(const Attention&, const Plan&, const Task&, float* states, Scratch);
   void (*finish[3])(const Attention&, const Plan&, const Task&, const float* states,
                     int64_t split_stride);
   void (*mean_query[3])(const Importance&, int64_t b, int64_t head, float* mean);
-  void (*importance[3])(const Importance&, int64_t b, int64_t first, int64_t last,
+  void (*importance[6])(const Importance&, int64_t b, int64_t first, int64_t last,
                         const float* means);
   void (*merge[3])(const Merge&, int64_t first, int64_t last);
   void (*best_children[3])(const BestChildren&, int64_t b);

@@ -19,6 +19,24 @@ struct Step {
   const char *k[kKeys + kKeyStep], *v[kKeys + 1];  // padded: with the last key, with zeros
   int64_t k_apart, v_apart;  // bytes from row to row where that is always the same, else 0
   int64_t k_head, v_head;    // bytes from head to head
+  Dtype type;                // of an element
+  bool scaled;               // by numbers that lie here:
+  const char *k_scale[kKeys], *v_scale[kKeys];
+  int64_t k_scale_head, v_scale_head;
+
+  // What loaded elements of keys or values are multiplied with, so many heads further on: a scale,
+  // 1 without one and for a key that no row sees, and of 8 bits the kUnit.
+  bool multiplies() const { return scaled || type == Dtype::kFloat8E4M3; }
+  void scales(const char* const (&rows)[kKeys], int64_t head, float* to) const {
+    for (int n = 0; n < keys; ++n) {
+      const Block& block = blocks[n / kBlock];
+      to[n] = 1.0f;
+      if (scaled && (block.full || (block.seen >> n % kBlock & 1) != 0)) {
+        std::memcpy(to + n, rows[n] + head, sizeof(float));
+      }
+      to[n] *= type == Dtype::kFloat8E4M3 ? kUnit<e4m3> : 1.0f;
+    }
+  }
 };
 
 // What is read in the place of a key that no row sees, and beside an odd one.
@@ -53,10 +71,15 @@ class Keys {
       Block& block = step.blocks[i];
       block.load(a_, task_.b, range_, task_.rows, index + i, starts_, step.words[i]);
       const char **k = step.k + step.keys, **v = step.v + step.keys;
-      if (!block.tree) {
-        cached_rows<Elem>(a_.cache, task_.b, task_.head, block.first, block.keys, k, v);
-      } else {
+      if (block.tree && !a_.tree.in_cache) {
         tree_rows<Elem>(a_, task_.b, task_.head, block.first, block.keys, k, v);
+      } else {
+        const int64_t first = block.first + (block.tree ? range_.length : 0);
+        cached_rows(a_.cache, task_.b, task_.head, first, block.keys, k, v);
+        if (a_.cache.scaled()) {
+          scale_rows(a_.cache, task_.b, task_.head, first, block.keys, step.k_scale + step.keys,
+                     step.v_scale + step.keys);
+        }
       }
       step.keys += block.keys;
     }
@@ -65,7 +88,11 @@ class Keys {
     step.k_apart = apart(step.k, step.keys);
     step.v_apart = apart(step.v, step.keys);
     const bool own = step.blocks[0].tree && !a_.tree.in_cache;
-    const int64_t size = sizeof(Elem);
+    step.type = own ? a_.dtype : a_.cache.type;
+    const int64_t size = size_of(step.type);
+    step.scaled = !own && a_.cache.scaled();
+    step.k_scale_head = a_.cache.k_scale.head * sizeof(float);
+    step.v_scale_head = a_.cache.v_scale.head * sizeof(float);
     step.k_head = (own ? a_.tree.k : a_.cache.k).head * size;
     step.v_head = (own ? a_.tree.v : a_.cache.v).head * size;
   }

@@ -84,6 +84,9 @@ struct PackedRows {
     const auto convert = [this](float x) {
       return a.scale > 0 ? x : a.scale < 0 ? -x : x * a.scale;
     };
+    if (few && of_8_bits(a.cache.type)) {
+      return MixedRowProducts<Isa, Elem>::pack(q, queries(head, 0), m, D, stride, convert);
+    }
     if (few) return FewRowProducts<Isa, Elem>::pack(q, queries(head, 0), m, D, stride, convert);
     float* to = queries(head, tile) + m % kTile;
     const int64_t step = tile_rows(tile);

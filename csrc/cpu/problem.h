@@ -14,6 +14,8 @@ struct Rows {
 // The cached tokens of all requests. Contiguous, paged and gathered differ only in the address.
 struct Cache {
   Rows k, v;
+  Dtype type = Dtype::kFloat32;          // of an element, which may have 8 bits
+  int64_t size = 4;                      // its bytes
   const int32_t* block_table = nullptr;  // paged when given
   int64_t table_stride = 0;
   int32_t page_size = 1;
@@ -23,6 +25,10 @@ struct Cache {
   int64_t lengths_batch = 0, lengths_head = 0;
   const int32_t* prefix = nullptr;  // of a gathered cache: a length of -1 is all these tokens, [B]
   int64_t prefix_batch = 0;
+
+  // The scales of 8 bits, float32: rows of one element, in the places of the tokens.
+  Rows k_scale, v_scale;
+  bool scaled() const { return k_scale.data != nullptr; }
 
   int64_t listed(int64_t b, int64_t head) const {
     return lengths[b * lengths_batch + head * lengths_head];
@@ -110,7 +116,9 @@ struct WriteKV {
   Rows k, v;              // [B, T, Hk, D]
   Rows k_cache, v_cache;  // [pages, page_size, Hk, D]
   int64_t pages = 0, page_size = 1;
-  bool dense_heads = false;          // the heads of a token lie one after the other, everywhere
+  Rows k_scale, v_scale;     // of 8 bits, float32: rows of one element, in the places of the tokens
+  bool dynamic = false;      // they are chosen, and written
+  bool dense_heads = false;  // the heads of a token lie one after the other, everywhere
   const int64_t* slots64 = nullptr;  // page * page_size + offset, [B, T], negative to skip; or
   const int32_t* slots32 = nullptr;  // the same
   int64_t slots_batch = 0;

@@ -47,7 +47,7 @@ class VectorProducts {
     const Scratch& scratch = rows_.scratch;
     const int stride = rows_.stride, D = rows_.D;
     const char* wide_keys[kBlock + kKeyStep];
-    if constexpr (kWidenKeys) {
+    if (kWidenKeys && step.type != Dtype::kFloat32) {
       for (int n = 0; n < kBlock + kKeyStep; ++n) {
         float* row = scratch.k + std::min(n, block.keys - 1) * stride;
         if (n < block.keys) widen<Isa, Elem>(k[n], row, D, stride);
@@ -56,7 +56,7 @@ class VectorProducts {
       k = wide_keys;
     }
     const char* copies[kBlock];
-    const char* const* const values = prepare_values(step.v, block.keys, copies);
+    const char* const* const values = prepare_values(step, copies);
     const bool copied = values == copies;
     const State state = rows_.state(head);
     const int units = static_cast<int>(ceil_div(block.keys, kPair));
@@ -90,9 +90,10 @@ class VectorProducts {
 
   // Rows of values that need no conversion are read where they lie, if whole vectors; else a copy
   // of units, padded with zeros.
-  const char* const* prepare_values(const char* const* v, int keys, const char** copies) {
-    const int stride = rows_.stride, D = rows_.D;
-    if (!kWidenKeys && D % (kPair * Isa::W) == 0) return v;
+  const char* const* prepare_values(const Step<kBlocks>& step, const char** copies) {
+    const int stride = rows_.stride, D = rows_.D, keys = step.keys;
+    const char* const* const v = step.v;
+    if (kWidenKeys ? step.type == Dtype::kFloat32 : D % (kPair * Isa::W) == 0) return v;
     if constexpr (kPair == 2) {
       for (int n = 0; n < keys; n += 2) {
         float* row = rows_.scratch.v + n / 2 * stride;

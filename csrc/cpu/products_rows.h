@@ -17,9 +17,9 @@ namespace specattn {
 constexpr int kHeadsAbreast = 8;  // their logits, weights and sums stay in the nearest caches
 constexpr int kValueKeys = 8;     // whose values are added at a time
 
-template <class Isa, class Elem>
+template <class Isa, class Elem, class Few>
 class RowProducts {
-  using Few = FewRowProducts<Isa, Elem>;
+  static constexpr bool kMixed = std::is_same_v<Few, MixedRowProducts<Isa, Elem>>;
   using Step = specattn::Step<1>;
 
  public:
@@ -36,25 +36,26 @@ class RowProducts {
   }
 
   void multiply(const Step& step, const Step& next) {
+    if constexpr (kMixed) few_.type = step.type;
     for (int64_t first = 0; first < rows_.task.heads; first += kHeadsAbreast) {
       const int64_t last = std::min(first + kHeadsAbreast, rows_.task.heads);
       for (int n = 0; n < step.keys; n += Few::kKeys) {
         for (int64_t head = first; head < last; ++head) {
-          look_ahead(next.k, head * next.k_head, n, Few::kKeys, next.keys);
+          look_ahead(next, next.k, head * next.k_head, n, Few::kKeys);
           const char* k[Few::kKeys];
           addresses(step, step.k, head * step.k_head, n, Few::kKeys, k);
-          Few::score(rows_.queries(head, 0), rows_.stride, count_, k, rows_.D,
+          few_.score(rows_.queries(head, 0), rows_.stride, count_, k, rows_.D,
                      s_ + (head - first) * per_head_ + n);
         }
       }
       for (int64_t head = first; head < last; ++head) weigh(step, head, head - first);
       for (int n = 0; n < step.keys; n += kValueKeys) {
         for (int64_t head = first; head < last; ++head) {
-          look_ahead(next.v, head * next.v_head, n, kValueKeys, next.keys);
+          look_ahead(next, next.v, head * next.v_head, n, kValueKeys);
           const char* v[kValueKeys];
           const int keys = std::min(kValueKeys, step.keys - n);
           addresses(step, step.v, head * step.v_head, n, kValueKeys, v);
-          Few::value(p_ + (head - first) * per_head_, n, count_, v, keys, part(head - first),
+          few_.value(p_ + (head - first) * per_head_, n, count_, v, keys, part(head - first),
                      rows_.stride, rows_.D);
         }
       }
@@ -86,9 +87,9 @@ class RowProducts {
     }
   }
 
-  void look_ahead(const char* const* rows, int64_t head, int n, int count, int keys) const {
-    const int64_t bytes = rows_.D * static_cast<int64_t>(sizeof(Elem));
-    for (int i = n; i < std::min(n + count, keys); ++i) {
+  void look_ahead(const Step& next, const char* const* rows, int64_t head, int n, int count) const {
+    const int64_t bytes = rows_.D * (kMixed ? 1 : static_cast<int64_t>(sizeof(Elem)));
+    for (int i = n; i < std::min(n + count, next.keys); ++i) {
       for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(rows[i] + head + at, 0, 2);
     }
   }
@@ -99,6 +100,7 @@ class RowProducts {
     const Block& block = step.blocks[0];
     const State state = rows_.state(head);
     float *const s = s_ + abreast * per_head_, *const p = p_ + abreast * per_head_;
+    if (kMixed && step.multiplies()) scale(step, step.k_scale, head * step.k_scale_head, s);
     if (rows_.a.softcap != 0) {
       const int keys = static_cast<int>(round_up(block.keys, Isa::W));
       cap_logits<Isa>(s, keys, count_, kBlock, rows_.logit_scale, rows_.a.softcap);
@@ -114,8 +116,23 @@ class RowProducts {
       softmax_row<Isa>(s + r * kBlock, block.keys, visible, rows_.scale, state.m + r, state.l + r,
                        alpha_ + abreast * kFewRows + r, reinterpret_cast<Weight*>(p + r * kBlock));
     }
+    if (kMixed && step.multiplies()) scale(step, step.v_scale, head * step.v_scale_head, p);
   }
 
+  // Multiplies logits by the scales of their keys, or weights by those of their values.
+  void scale(const Step& step, const char* const (&rows)[kBlock], int64_t head, float* x) const {
+    float factors[kBlock + Isa::W] = {};
+    step.scales(rows, head, factors);
+    for (int n = 0; n < step.keys; n += Isa::W) {
+      const auto factor = Isa::load(factors + n);
+      for (int r = 0; r < count_; ++r) {
+        float* const at = x + r * kBlock + n;
+        Isa::store(at, Isa::mul(Isa::load(at), factor));
+      }
+    }
+  }
+
+  Few few_;
   const PackedRows<Isa, Elem>& rows_;
   Collector<Isa, Elem> collector_;
   const int count_;

@@ -29,7 +29,7 @@ class Requests {
     one.out = moved(a.out, first * a.out_row * size);
     one.lse += first * a.lse_row;
     move_tree(one.tree, one.T, first, size);
-    move_cache(one.cache, b, size);
+    move_cache(one.cache, b);
     move_collected(one, b);
     if (one.T == 0) see_nothing(one);
     return one;
@@ -43,12 +43,16 @@ class Requests {
     if (tree.depths) tree.depths += first;
   }
 
-  static void move_cache(Cache& cache, int64_t b, int64_t size) {
+  static void move_cache(Cache& cache, int64_t b) {
     if (cache.block_table) {
       cache.block_table += b * cache.table_stride;
     } else {
-      cache.k.data = moved(cache.k.data, b * cache.k.outer * size);
-      cache.v.data = moved(cache.v.data, b * cache.v.outer * size);
+      for (Rows* rows : {&cache.k, &cache.v}) {
+        rows->data = moved(rows->data, b * rows->outer * cache.size);
+      }
+      for (Rows* rows : {&cache.k_scale, &cache.v_scale}) {
+        rows->data = moved(rows->data, b * rows->outer * static_cast<int64_t>(sizeof(float)));
+      }
     }
     cache.lengths += b * cache.lengths_batch;
     if (cache.indices) cache.indices += b * cache.indices_batch;

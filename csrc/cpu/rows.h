@@ -22,12 +22,12 @@ inline bool takes_rows(const Attention& a, int64_t rows) {
   return kTiles<Isa, Elem> ? a.cache.indices && rows <= 4 : rows <= kFewRows;
 }
 
-// `count` of a vector of elements; the rest is zero.
+// `count` of a vector of elements over kUnit; the rest is zero.
 template <class Isa, class Elem>
 inline typename Isa::V load_some(const Elem* from, int count) {
-  if (count >= Isa::W) return Isa::load_as_float(from);
+  if (count >= Isa::W) return Isa::load_units(from);
   float some[Isa::W] = {};
-  for (int i = 0; i < count; ++i) some[i] = to_float(from[i]);
+  for (int i = 0; i < count; ++i) some[i] = to_float(from[i]) / kUnit<Elem>;
   return Isa::load(some);
 }
 
@@ -46,7 +46,7 @@ inline typename Isa::V row_logits(const float* q, int stride, const char* const*
 #pragma GCC unroll 16
     for (int n = 0; n < N; ++n) {
       const Elem* at = reinterpret_cast<const Elem*>(k[n]) + d;
-      const V y = whole ? Isa::load_as_float(at) : load_some<Isa>(at, D - d);
+      const V y = whole ? Isa::load_units(at) : load_some<Isa>(at, D - d);
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) acc[r * N + n] = Isa::fma(x[r], y, acc[r * N + n]);
     }
@@ -87,7 +87,7 @@ __attribute__((noinline)) void value_rows_of(const float* p, const char* const* 
     V y[DB];
 #pragma GCC unroll 4
     for (int j = 0; j < DB; ++j) {
-      y[j] = DB > 1 ? Isa::load_as_float(row + j * Isa::W) : load_some<Isa>(row, D - column);
+      y[j] = DB > 1 ? Isa::load_units(row + j * Isa::W) : load_some<Isa>(row, D - column);
     }
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
@@ -111,7 +111,7 @@ inline void in_row_groups(int rows, const Step& step) {
   if (rows - row >= 1) step(row, Width<1>{});
 }
 
-// The products of rows whose elements are widened.
+// The products of rows whose elements are widened; results are over their kUnit.
 template <class Isa, class Elem>
 struct WidenedRowProducts {
   using Weight = float;

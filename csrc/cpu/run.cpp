@@ -107,7 +107,7 @@ void run(const Importance& p, int threads) {
   const int64_t mean = p.Hk * p.D;
   float* const queries = arena.floats(p.B * mean);
   const int64_t chunks = ceil_div(p.capacity, kImportanceChunk);
-  const int64_t work = p.B * p.capacity * p.Hk * p.D * (size_of(p.dtype) + 1);
+  const int64_t work = p.B * p.capacity * p.Hk * p.D * (p.cache.size + 1);
   threads = useful_threads(work, p.B * chunks, threads);
   const int type = static_cast<int>(p.dtype);
   const Kernels& kernels = *chosen();
@@ -117,7 +117,7 @@ void run(const Importance& p, int threads) {
   parallel(threads, p.B * chunks, [&](int64_t i, int) {
     const int64_t b = i / chunks, first = i % chunks * kImportanceChunk;
     const int64_t last = std::min(first + kImportanceChunk, p.capacity);
-    kernels.importance[type](p, b, first, last, queries + b * mean);
+    kernels.importance[static_cast<int>(p.cache.type)](p, b, first, last, queries + b * mean);
   });
 }
 

@@ -48,7 +48,7 @@ Plan make_plan(const Attention& a, int threads) {
 int64_t work_of(const Attention& a) {
   int64_t keys = 0;
   for (int64_t b = 0; b < a.B; ++b) keys += a.length(b, 0) + a.tree.size;
-  return keys * a.D * (2 * a.Hk * size_of(a.dtype) + a.T * a.Hq);
+  return keys * a.D * (2 * a.Hk * a.cache.size + a.T * a.Hq);
 }
 
 // How many tasks and splits there would be if each had one head.
@@ -222,7 +222,7 @@ void run(const Attention& a, int threads) {
   }
   parts.expect(split_tasks);
   parts.set_runs(threads);
-  const int64_t scratch = Scratch::floats(q_floats, own_state);
+  const int64_t scratch = Scratch::floats(q_floats, own_state, of_8_bits(a.cache.type));
   float* const memory = arena.floats(threads * scratch + state_floats);
   float* const states = memory + threads * scratch;
 
@@ -234,7 +234,7 @@ void run(const Attention& a, int threads) {
     const int64_t blocks = KeyRange(*part.a, task.b, task.head, task.rows).blocks;
     const int64_t splits = std::clamp<int64_t>(blocks / kBlocksPerSplit, 1, plan.splits);
     const auto block_of = [&](int64_t split) { return blocks * std::min(split, splits) / splits; };
-    const Scratch mine(memory + worker * scratch, q_floats);
+    const Scratch mine(memory + worker * scratch, q_floats, own_state);
     float* const to =
         part.split() ? states + part.states + group * plan.splits * part.state : mine.state;
     task.ahead_block = block_of(last);

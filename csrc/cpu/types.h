@@ -15,13 +15,62 @@ struct fp16 {
   uint16_t bits;
 };
 
-enum class Dtype { kFloat32, kBFloat16, kFloat16, kInt32, kInt64, kFloat64 };
-constexpr int kDtypes = 6;
-constexpr const char* kDtypeNames[kDtypes] = {"float32", "bfloat16", "float16",
-                                              "int32",   "int64",    "float64"};
+// Of 8 bits, as caches hold them: sign, exponent and mantissa.
+struct e4m3 {
+  uint8_t bits;
+};
+struct e5m2 {
+  uint8_t bits;
+};
+// What is known to hold no NaN.
+struct e4m3_number {
+  uint8_t bits;
+};
 
-// Of an element that kernels compute with.
-constexpr int64_t size_of(Dtype type) { return type == Dtype::kFloat32 ? 4 : 2; }
+// As it is loaded, an element is so many times too small: as fp16, which converts fast, e4m3 is.
+template <class Elem>
+inline constexpr float kUnit = 1.0f;
+template <>
+inline constexpr float kUnit<e4m3> = 256.0f;
+template <>
+inline constexpr float kUnit<e4m3_number> = 256.0f;
+
+enum class Dtype {
+  kFloat32,
+  kBFloat16,
+  kFloat16,
+  kInt8,
+  kFloat8E4M3,
+  kFloat8E5M2,
+  kInt32,
+  kInt64,
+  kFloat64
+};
+constexpr int kDtypes = 9;
+constexpr const char* kDtypeNames[kDtypes] = {"float32", "bfloat16",      "float16",
+                                              "int8",    "float8_e4m3fn", "float8_e5m2",
+                                              "int32",   "int64",         "float64"};
+
+// Whether only caches hold elements of a type.
+constexpr bool of_8_bits(Dtype type) { return type >= Dtype::kInt8 && type <= Dtype::kFloat8E5M2; }
+
+// Of an element that kernels compute with, or that a cache holds.
+constexpr int64_t size_of(Dtype type) {
+  return of_8_bits(type) ? 1 : type == Dtype::kFloat32 ? 4 : 2;
+}
+
+template <class T>
+struct Tag {
+  using type = T;
+};
+
+// Calls `function` with the Tag of an 8-bit type.
+template <class Function>
+inline void with_8_bits(Dtype type, const Function& function) {
+  if (type == Dtype::kInt8) return function(Tag<int8_t>{});
+  if (type == Dtype::kFloat8E4M3) return function(Tag<e4m3>{});
+  function(Tag<e5m2>{});
+}
 
 constexpr int kBlock = 64;       // keys in a block: one word of a packed tree mask
 constexpr int kMostKeys = 256;   // in a step of several blocks

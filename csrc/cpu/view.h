@@ -38,7 +38,7 @@ struct View {
   Dtype dtype = Dtype::kFloat32;
 
   // None gives a view without data.
-  View(const char* name, pybind11::handle tensor) : name(name) {
+  View(const char* name, pybind11::handle tensor, bool strided = false) : name(name) {
     using pybind11::object;
     if (tensor.is_none()) return;
     const TorchNames& torch = torch_names;
@@ -62,7 +62,7 @@ struct View {
       stride[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(steps.ptr(), i));
     }
     if (PyErr_Occurred()) throw pybind11::error_already_set();
-    if (dims > 1 && shape[dims - 1] > 1 && stride[dims - 1] != 1) {
+    if (!strided && dims > 1 && shape[dims - 1] > 1 && stride[dims - 1] != 1) {
       fail("must have a contiguous last dimension");
     }
   }

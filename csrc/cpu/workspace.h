@@ -48,12 +48,13 @@ struct Scratch {
   static constexpr int64_t kKeyFloats = kMostKeys / 2 * kMaxHeadDim;  // of k, and of v
 
   float *s, *p, *k, *v, *alpha, *q, *state;
+  float* stored;  // k and v of 8 bits as they are multiplied
 
-  static int64_t floats(int64_t q_floats, int64_t state_floats) {
+  static int64_t floats(int64_t q_floats, int64_t state_floats, bool stores) {
     return kTile * (kBlock + kMostKeys) + 2 * kKeyFloats + kTile + round_up(q_floats, 16) +
-           round_up(state_floats, 16);
+           round_up(state_floats, 16) + (stores ? 2 * kKeyFloats : 0);
   }
-  Scratch(float* at, int64_t q_floats) {
+  Scratch(float* at, int64_t q_floats, int64_t state_floats) {
     s = at;
     p = s + kBlock * kTile;
     k = p + kMostKeys * kTile;
@@ -61,6 +62,7 @@ struct Scratch {
     alpha = v + kKeyFloats;
     q = alpha + kTile;
     state = q + round_up(q_floats, 16);
+    stored = state + round_up(state_floats, 16);
   }
 };
 

@@ -1,5 +1,6 @@
 // New keys and values into their slots of a cache: a copy, or a conversion, of each head.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <type_traits>
 
@@ -21,13 +22,41 @@ inline void copy(const From* from, To* to, int64_t count) {
   }
 }
 
+// A row over its scale, which is chosen and written where that is asked for.
+template <class From, class To>
+inline void quantise(const From* from, To* to, int64_t count, float* scale, bool dynamic) {
+  constexpr float kLeastScale = 1e-6f;
+  if (dynamic) {
+    float most = 0.0f;
+    bool nan = false;
+    for (int64_t i = 0; i < count; ++i) {
+      const float x = std::abs(to_float(from[i]));
+      most = std::max(most, x);
+      nan |= x != x;
+    }
+    *scale =
+        nan ? std::numeric_limits<float>::quiet_NaN() : std::max(most / kMost<To>, kLeastScale);
+  }
+  const float divisor = *scale;
+  for (int64_t i = 0; i < count; ++i) to[i] = from_float<To>(to_float(from[i]) / divisor);
+}
+
 // All heads of one token; heads that lie one after the other are one copy.
 template <class From, class To>
 inline void write_token(const WriteKV& p, const Rows& rows, int64_t b, int64_t t, const Rows& cache,
-                        int64_t slot) {
+                        const Rows& scales, int64_t slot) {
   const From* from = static_cast<const From*>(rows.data) + b * rows.outer + t * rows.token;
-  To* to = static_cast<To*>(const_cast<void*>(cache.data)) + slot / p.page_size * cache.outer +
-           slot % p.page_size * cache.token;
+  const auto place = [&](const Rows& x) {
+    return slot / p.page_size * x.outer + slot % p.page_size * x.token;
+  };
+  To* to = static_cast<To*>(const_cast<void*>(cache.data)) + place(cache);
+  if constexpr (sizeof(To) == 1) {
+    float* const scale = static_cast<float*>(const_cast<void*>(scales.data)) + place(scales);
+    for (int64_t h = 0; h < p.Hk; ++h) {
+      quantise(from + h * rows.head, to + h * cache.head, p.D, scale + h * scales.head, p.dynamic);
+    }
+    return;
+  }
   if (p.dense_heads) return copy(from, to, p.Hk * p.D);
   for (int64_t h = 0; h < p.Hk; ++h) copy(from + h * rows.head, to + h * cache.head, p.D);
 }
@@ -37,15 +66,16 @@ void write_tokens(const WriteKV& p, int64_t first, int64_t last) {
   for (int64_t i = first; i < last; ++i) {
     const int64_t b = i / p.T, t = i % p.T, slot = p.slot(b, t);
     if (slot < 0) continue;
-    write_token<From, To>(p, p.k, b, t, p.k_cache, slot);
-    write_token<From, To>(p, p.v, b, t, p.v_cache, slot);
+    write_token<From, To>(p, p.k, b, t, p.k_cache, p.k_scale, slot);
+    write_token<From, To>(p, p.v, b, t, p.v_cache, p.v_scale, slot);
   }
 }
 
 using Write = void (*)(const WriteKV&, int64_t first, int64_t last);
 template <class From>
-constexpr Write kWrites[3] = {write_tokens<From, float>, write_tokens<From, bf16>,
-                              write_tokens<From, fp16>};
+constexpr Write kWrites[6] = {write_tokens<From, float>, write_tokens<From, bf16>,
+                              write_tokens<From, fp16>,  write_tokens<From, int8_t>,
+                              write_tokens<From, e4m3>,  write_tokens<From, e5m2>};
 
 Write write_of(Dtype from, Dtype to) {
   constexpr const Write* kFrom[3] = {kWrites<float>, kWrites<bf16>, kWrites<fp16>};

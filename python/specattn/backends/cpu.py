@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from typing import Any
 
 import torch
 
-from specattn.reference._eight_bits import EIGHT_BITS
-
-from .backend import Backend, Kernel, NotServed
+from .backend import Backend, Kernel
 
 
 def _why_not(device: str | None) -> str | None:
@@ -21,15 +18,7 @@ def _why_not(device: str | None) -> str | None:
 
 def _find(op: str) -> Kernel | None:
     function = getattr(importlib.import_module("specattn._cpu"), op, None)
-    if function is None:
-        return None
-
-    def kernel(*args: Any) -> None:
-        if any(isinstance(x, torch.Tensor) and x.dtype in EIGHT_BITS for x in args):
-            raise NotServed("a cache of 8 bits")
-        function(*args, torch.get_num_threads())
-
-    return kernel
+    return function and (lambda *args: function(*args, torch.get_num_threads()))
 
 
 BACKEND = Backend(

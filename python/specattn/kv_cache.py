@@ -14,8 +14,12 @@ from specattn.ops import (
     select_topk,
     sparse_gather_attention,
     verify_attention,
+    write_kv,
 )
+from specattn.reference._eight_bits import EIGHT_BITS, dequantised
 from specattn.stock import Stock
+
+_SCALE_BYTES = 4  # behind the elements of a row of 8 bits: its scale, float32
 
 
 class NewRows(Protocol):
@@ -57,6 +61,10 @@ class KVCache:
     `capacity` tokens, drafted ones included. What stands at or beyond its length is unspecified and
     never read: rejected tokens need no cleaning up, they are overwritten.
 
+    With `stored`, a type of 8 bits, rows are written as `specattn.write_kv` does with dynamic
+    scales, each of which lies behind its row: `storage` is uint8 [.., head_dim + 4], so whatever
+    moves a row moves its scale. `dtype` is then that of the keys and values that come.
+
     `seqlens`, int32 [batch], counts the committed tokens; it is replaced, never changed in place,
     so it may be kept. `in_kernels`: a recording of kernel calls may read the layers themselves.
     """
@@ -73,14 +81,23 @@ class KVCache:
         *,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        stored: torch.dtype | None = None,
     ):
+        if stored is not None and stored not in EIGHT_BITS:
+            expected = " or ".join(map(str, EIGHT_BITS))
+            raise ValueError(f"stored: expected None or {expected}, got {stored}")
         shape = (layers, 2, batch, capacity, kv_heads, head_dim)
         if min(shape) < 1:
             raise ValueError(
                 "layers, batch, capacity, kv_heads and head_dim must be positive, got "
                 f"{layers}, {batch}, {capacity}, {kv_heads}, {head_dim}"
             )
-        self.storage = torch.empty(shape, dtype=dtype, device=device)
+        self.dtype, self.stored, self.head_dim = dtype, stored, head_dim
+        if stored is None:
+            self.storage = torch.empty(shape, dtype=dtype, device=device)
+        else:
+            row = head_dim + _SCALE_BYTES
+            self.storage = torch.empty(*shape[:-1], row, dtype=torch.uint8, device=device)
         self.seqlens = torch.zeros(batch, dtype=torch.int32, device=device)
         self._lengths_of = cache(_lengths)
         self._known: tuple[torch.Tensor | None, list[int]] = None, []  # lengths, on the host too
@@ -114,9 +131,32 @@ class KVCache:
         return layer
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return views of one layer's keys and values, each [B, N, Hk, D]."""
+        """Return views of one layer's keys and values, each [B, N, Hk, D], as they are stored."""
         k, v = self.storage[index]
+        if self.stored is not None:
+            k, v = (x.view(self.stored)[..., : self.head_dim] for x in (k, v))
         return k, v
+
+    def scales(self, index: int) -> dict[str, Any]:
+        """Return views of one layer's scales by the primitives' names, none without 8 bits."""
+        if self.stored is None:
+            return {}
+        k, v = self.storage[index].view(torch.float32)[..., -1]
+        return {"k_scale": k, "v_scale": v}
+
+    def numbers(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return what rows of `storage` mean, in `dtype`."""
+        if self.stored is None:
+            return rows
+        scale = rows.view(torch.float32)[..., -1]
+        return dequantised(rows.view(self.stored)[..., : self.head_dim], scale, self.dtype)
+
+    def places(self, slots: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        """Return `slots` as `write_kv` takes them; IndexError on the CPU beyond the capacity."""
+        requests, positions = slots
+        if positions.device.type == "cpu" and (most := int(positions.max())) >= self.capacity:
+            raise IndexError(f"slots: expected positions below {self.capacity}, got {most}")
+        return requests * self.capacity + positions
 
     def slots(
         self, count: int, offset: int | torch.Tensor = 0
@@ -145,23 +185,30 @@ class KVCache:
 
         Raises IndexError on the CPU where a position is beyond the capacity.
         """
+        if self.stored is not None:
+            places, scales = self.places(slots), self.scales(layer)
+            write_kv(k, v, *self.layer(layer), places, **scales, scale="dynamic")
+            return
         self.storage[layer, 0][slots] = k
         self.storage[layer, 1][slots] = v
 
     def attend(self, new: NewHeads, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Store new keys and values; attend to all as `specattn.hybrid_tree_attention` does."""
+        options |= self._scales_of(new)
         return hybrid_tree_attention(*self._stored(new), None, None, new.rows.tree_mask, **options)
 
     def attend_and_collect(
         self, new: NewHeads, **options: Any
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Store new keys and values; attend and collect as `specattn.verify_attention` does."""
+        options |= self._scales_of(new)
         return verify_attention(*self._stored(new), None, None, new.rows.tree_mask, **options)
 
     def attend_selected(
         self, new: NewHeads, indices: torch.Tensor, lengths: torch.Tensor, **options: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Store new keys and values; attend as `specattn.sparse_gather_attention` does."""
+        options |= self._scales_of(new)
         q, k_cache, v_cache, _ = self._stored(new)
         return sparse_gather_attention(
             q, k_cache, v_cache, indices, lengths, new.k, new.v, **options
@@ -175,6 +222,9 @@ class KVCache:
         k_cache, v_cache = (x[:, : new.rows.max_seqlen] for x in self.layer(new.layer))
         return new.q, k_cache, v_cache, new.rows.prefix
 
+    def _scales_of(self, new: NewHeads) -> dict[str, Any]:
+        return {name: x[:, : new.rows.max_seqlen] for name, x in self.scales(new.layer).items()}
+
     def attend_committed(
         self, layer: int, q: torch.Tensor, seqlens: torch.Tensor, unseen: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -182,13 +232,16 @@ class KVCache:
 
         `unseen`, zeros [T, ceil(T / 64)], is the mask of a tree of which nothing is visible.
         """
-        return hybrid_tree_attention(q, *self.layer(layer), seqlens, None, None, unseen)
+        scales = self.scales(layer)
+        return hybrid_tree_attention(q, *self.layer(layer), seqlens, None, None, unseen, **scales)
 
     def importance_scores(
         self, layer: int, q: torch.Tensor, seqlens: torch.Tensor, longest: int | None = None
     ) -> torch.Tensor:
         """Score the first `longest` tokens of a layer, as `specattn.importance_scores` does."""
-        return importance_scores(q, self.layer(layer)[0][:, :longest], seqlens)
+        scale = self.scales(layer).get("k_scale")
+        options: Any = {} if scale is None else {"k_scale": scale[:, :longest]}
+        return importance_scores(q, self.layer(layer)[0][:, :longest], seqlens, **options)
 
     def gathered(self, scores: torch.Tensor, unit: int = 1) -> torch.Tensor:
         """Return collected scores as those of all tokens, one for each `unit` of them."""

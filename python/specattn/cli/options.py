@@ -94,6 +94,9 @@ class DecodingOptions(ModelOptions):
     compile: Literal["auto", "on", "off"] = option(
         "auto", "Passes of few rows as kernel calls alone, on a CPU (docs/compiling.md)."
     )
+    kv_dtype: Literal["int8", "fp8", "fp8_e5m2"] | None = option(
+        None, "Keep keys and values in 8 bits (docs/eight-bits.md)."
+    )
     trust_family: bool = option(False, "Do not compare a model of a tested family first.")
     explain: bool = option(False, "Say by which figures the method decided.")
     json_file: Path | None = option(

@@ -176,6 +176,7 @@ class DecodingSession:
                 tokenizer=self.tokenizer,
                 num_pregenerated=done,
                 compile=options.compile,
+                kv_dtype=options.kv_dtype,
                 context_parallel=self.started and self.started.context,
                 on_prefill=on_prefill,
                 on_round=on_round,

@@ -77,6 +77,7 @@ def generate(
     capacity: int | None = None,
     num_pregenerated: int = 0,
     compile: Compile = "auto",
+    kv_dtype: str | None = None,
     context_parallel: ContextParallel | None = None,
     **options: Any,
 ) -> GenerationOutput:
@@ -134,6 +135,10 @@ def generate(
         Whether passes of few rows run as kernel calls alone, on a CPU: where that was found to
         compute what the model computes ("auto"; it says once where it cannot), or else with an
         error, or never. Texts are the same as far as rounding goes (docs/compiling.md).
+    kv_dtype : {"int8", "fp8", "fp8_e5m2"}, optional
+        Keep keys and values in 8 bits, each token's head with a scale of its own; "fp8" is
+        float8_e4m3fn. The distribution is then that of plain decoding over the same cache
+        (docs/eight-bits.md).
     context_parallel : ContextParallel, optional
         The ranks that hold the cache together (docs/distributed.md). Every rank, also of a model
         that is divided, makes the same
@@ -221,6 +226,7 @@ def generate(
         capacity=capacity,
         num_pregenerated=num_pregenerated,
         compile=compile,
+        kv_dtype=kv_dtype,
         context_parallel=context_parallel,
     )
     sequences, statistics = run(method, model, texts, config, run_options, streamer)

@@ -181,6 +181,7 @@ class RunOptions:
     capacity: int | None = None
     num_pregenerated: int = 0
     compile: Compile = "auto"
+    kv_dtype: str | None = None
     context_parallel: ContextParallel | None = None
 
 
@@ -254,7 +255,7 @@ def run(
         seed = lockstep.begin(model, method, prompts, texts.limits, *draw)
         options = replace(options, seed=seed)
         texts = texts._replace(criteria=lockstep.criteria(texts.criteria))
-    target = Target(model, len(lengths), needed, options.compile, lockstep)
+    target = Target(model, len(lengths), needed, options.compile, lockstep, options.kv_dtype)
     context = context_of(target, method, texts, options, do_sample=bool(config.do_sample))
     if streamer is not None:
         streamer.put(texts.rows[0][None].cpu())

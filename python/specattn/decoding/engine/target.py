@@ -32,6 +32,13 @@ from specattn.distributed.tensor import TensorParallel
 from specattn.kv_cache import KVCache
 from specattn.tree import Tree
 
+KV_DTYPES = {
+    "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+}
+"""Types of 8 bits that a target may keep keys and values in, by name."""
+
 
 class Target(CachedModel):
     """A model that is proved to decode as it does by itself, with a cache for a batch of requests.
@@ -50,6 +57,9 @@ class Target(CachedModel):
         Whether passes of few rows are replayed, as kernel calls on a CPU (`KernelRunner`) and as
         CUDA graphs (`GraphRunner`), or run through the model's own modules: "auto" where both were
         found to agree, saying once where they cannot, "on" or else an error, or never.
+    kv_dtype : {"int8", "fp8", "fp8_e5m2"}, optional
+        Store keys and values in 8 bits, each row of a head with a scale of its own; "fp8" is
+        float8_e4m3fn. By default in the model's own type.
     lockstep : Lockstep, optional
         Ranks that share the cache or the model; each has a target of its own, and runs the same
         passes.
@@ -72,9 +82,10 @@ class Target(CachedModel):
     Raises
     ------
     ValueError
-        The model does not compute with our attention what it computes with its own (`prove`), its
-        rope depends on the length, or it is spread over several devices; with ``compile="on"``, it
-        cannot be compiled; with `lockstep`, no layer of it has full attention.
+        `kv_dtype` is unknown, or ranks share the cache; the model does not compute with our
+        attention what it computes with its own (`prove`), its rope depends on the length, or it is
+        spread over several devices; with ``compile="on"``, it cannot be compiled; with `lockstep`,
+        no layer of it has full attention.
     """
 
     def __init__(
@@ -84,8 +95,13 @@ class Target(CachedModel):
         capacity: int,
         compile: Compile = "auto",
         lockstep: Lockstep | None = None,
+        kv_dtype: str | None = None,
     ):
         check_supported(model.config)
+        if kv_dtype is not None and kv_dtype not in KV_DTYPES:
+            raise ValueError(f"kv_dtype: expected None or one of {[*KV_DTYPES]}, got {kv_dtype!r}")
+        if kv_dtype is not None and lockstep is not None and lockstep.context is not None:
+            raise ValueError(f"kv_dtype={kv_dtype!r}: a cache that ranks share has no 8 bits yet")
         model = text_model(model)
         check_length(model.config, capacity)
         devices = {str(parameter.device) for parameter in model.parameters()}
@@ -103,7 +119,8 @@ class Target(CachedModel):
         size: Any = (batch, capacity, kv_heads, head_dim)
         where: Any = {"dtype": model.dtype, "device": model.device}
         if lockstep is None or lockstep.context is None:
-            cache = KVCache(layers, *size, **where)
+            stored = None if kv_dtype is None else KV_DTYPES[kv_dtype]
+            cache = KVCache(layers, *size, **where, stored=stored)
         else:
             cache = ContextCache(lockstep.context, windows, *size, **where)
         super().__init__(model, cache, windows)

@@ -137,7 +137,8 @@ class DraftBlock:
         unseen = self.unseen[:rows, : -(-rows // WORD_BITS)]
         if target.cache.in_kernels and target.tensor_parallel is None:
             k_cache, v_cache = target.cache.layer(-1)
-            return ops.hybrid_tree_attention(q, k_cache, v_cache, seqlens, None, None, unseen)
+            read = (q, k_cache, v_cache, seqlens, None, None, unseen)
+            return ops.hybrid_tree_attention(*read, **target.cache.scales(-1))
         return ops.step(lambda: target.attend_committed(-1, q, seqlens, unseen)[0])
 
     def accept(

@@ -51,7 +51,9 @@ class SpecialistBlock:
         self.window = window
         heads = (config.num_key_value_heads, config.head_dim)
         self.text, self.tree = (
-            cache.storage.new_empty(config.layers, 2, cache.batch_size, tokens, *heads)
+            cache.storage.new_empty(
+                config.layers, 2, cache.batch_size, tokens, *heads, dtype=cache.dtype
+            )
             # Requests catch up by as many rows as the one that has most to: some lie behind texts.
             for tokens in (cache.capacity + MOST_PENDING, nodes)
         )

@@ -86,11 +86,12 @@ class PageBounds:
         self.cache, self.page_size = target.cache, page_size
         self.layers = target.full_layers
         self.pages = self.cache.width // page_size
-        batch, _, heads, channels = self.cache.storage.shape[2:]
+        batch, _, heads = self.cache.storage.shape[2:5]
+        channels = self.cache.head_dim
         if channels > 128:
             raise ValueError(f"quest needs heads of at most 128 channels, got {channels}")
         shape = (len(self.layers), batch, max(self.pages, 1), heads, 2 * channels)
-        self.values = self.cache.storage.new_empty(shape)
+        self.values = self.cache.storage.new_empty(shape, dtype=self.cache.dtype)
 
     @property
     def whole(self) -> torch.Tensor:
@@ -105,8 +106,8 @@ class PageBounds:
     def read_all(self) -> None:
         """Read every page of the cache, one layer after the other."""
         for number, layer in enumerate(self.layers):
-            keys = self.cache.layer(layer)[0][:, : self.pages * self.page_size]
-            keys = keys.unflatten(1, (self.pages, self.page_size))
+            rows = self.cache.storage[self.cache.place(layer), 0, :, : self.pages * self.page_size]
+            keys = self.cache.numbers(rows).unflatten(1, (self.pages, self.page_size))
             self.values[number, :, : self.pages] = _bounds(keys, 2)
 
     def catch_up(self, newest: int) -> None:
@@ -123,7 +124,7 @@ class PageBounds:
         places = [self.cache.place(layer) for layer in self.layers]
         layers = torch.tensor(places, device=device)[:, None, None, None]
         requests = torch.arange(len(pages), device=device)[:, None]
-        keys = self.cache.storage[layers, 0, requests[..., None], tokens]
+        keys = self.cache.numbers(self.cache.storage[layers, 0, requests[..., None], tokens])
         self.values[:, requests, pages] = _bounds(keys, 3)
 
     def compact(self, rows: list[int]) -> None:

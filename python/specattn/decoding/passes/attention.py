@@ -200,7 +200,7 @@ class Pass:
         storage, capture = self.cache.storage, self.capture
         size = [self.windows.count(None), self.cache.batch_size]
         size += [len(capture.rows)] * capture.per_row + [storage.shape[-2]] * capture.per_head
-        dtype = torch.promote_types(storage.dtype, torch.float32)
+        dtype = torch.promote_types(self.cache.dtype, torch.float32)
         return storage.new_empty(*size, self.cache.width, dtype=dtype)
 
     def _attend_and_score(

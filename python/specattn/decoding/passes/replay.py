@@ -47,11 +47,11 @@ def runner_of(
     modules, storage = Runner(target.model), target.cache.storage
     if compile == "off" or target.cache.batch_size > MOST_ROWS:  # no pass is small enough
         return modules
-    _, backend = chosen("hybrid_tree_attention", storage.device, storage.dtype)
+    _, backend = chosen("hybrid_tree_attention", storage.device, target.cache.dtype)
     captures = storage.is_cuda and target.cache.in_kernels
     if backend.name != "cpu" and not captures:
         if compile == "on":
-            what = f"{storage.dtype} on {storage.device}"
+            what = f"{target.cache.dtype} on {storage.device}"
             raise ValueError(f"compile='on': {what} is served by the {backend.name} backend")
         return modules
     try:
@@ -75,7 +75,7 @@ def _tell(target: CachedModel, reason: str) -> None:
 def _compared(target: CachedModel, make: Callable[[], Runner], anew: bool) -> Runner:
     """Return a runner whose passes were seen to be the model's own."""
     runner, known = make(), Model.of(target.model)
-    kind = "replayed", target.model.dtype, target.device
+    kind = "replayed", target.model.dtype, target.device, target.cache.stored
     if anew or not known.knows(kind):
         _check(target, runner)
         known.recall(kind, lambda: True)

@@ -148,7 +148,10 @@ class LayerAttention:
 
     def inputs(self, plan: Pass) -> dict[str, torch.Tensor]:
         """Return what changes from pass to pass beside what every pass has."""
-        return plan.selector._asdict() if isinstance(plan.selector, Selection) else {}
+        given = plan.selector._asdict() if isinstance(plan.selector, Selection) else {}
+        if self.cache.stored is not None:
+            given["places"] = self.cache.places(plan.slots)
+        return given
 
     def in_python(self, plan: Pass) -> bool:
         """Whether full-attention layers must attend in Python."""
@@ -156,24 +159,31 @@ class LayerAttention:
 
     def memory(self, n: int) -> torch.Tensor | None:
         """Return where layer n stores its heads as it rotates them; None where it does not."""
-        return self.cache.storage[n]
+        return self.cache.storage[n] if self.cache.stored is None else None
 
     def attend(
         self,
-        ops: Ops,
+        ops: Any,
         n: int,
         heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
         inputs: dict[str, torch.Tensor],
         collected: Collected | None,
         **options: Any,
     ) -> torch.Tensor:
-        """Return the outputs of layer n, whose keys and values are stored.
+        """Return the outputs of layer n, whose keys and values are stored, of 8 bits only now.
 
         `heads` are queries, keys and values, each [B, T, heads, D]; `inputs` are the pass's,
         `options` scale, softcap and sinks, window, tree mask and depths.
         """
         q, k, v = heads
         k_cache, v_cache = self.cache.layer(n)
+        scales = self.cache.scales(n)
+        if scales:
+            from specattn import _cpu
+
+            places = (inputs["places"], None, None, *scales.values())
+            ops.kernel(_cpu.write_kv, k, v, k_cache, v_cache, *places)
+            options |= scales
         window = options["window"]
         if window is None and "indices" in inputs:
             for name in ("window", "tree_mask", "depths"):
@@ -224,7 +234,7 @@ class KernelRunner(Runner):
         from specattn.blocks.kernels import Kernels, Memory  # the C++ kernels
 
         ops, positions = Kernels(Memory()), plan.positions.int()
-        start, head_dim = positions.new_zeros(len(tokens)), self.attention.cache.storage.shape[-1]
+        start, head_dim = positions.new_zeros(len(tokens)), self.attention.cache.head_dim
 
         def attend(n: int, weights: Attention, products: torch.Tensor) -> torch.Tensor:
             place = Place(*self._angles[weights.rope], start, positions)
@@ -275,7 +285,7 @@ class KernelRunner(Runner):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Run the decoder; collect the scores of some rows."""
         scores = self._scores(len(tokens), per_head) if rows else None
-        head_dim = self.attention.cache.storage.shape[-1]
+        head_dim = self.attention.cache.head_dim
 
         def attend(n: int, weights: Attention, products: torch.Tensor) -> torch.Tensor:
             memory, window = self.attention.memory(n), self.windows[n]
@@ -308,8 +318,9 @@ class KernelRunner(Runner):
 def _angles(parts: Parts, cache: KVCache) -> dict[str | None, tuple[torch.Tensor, torch.Tensor]]:
     """Return cosines and sines by position, for every rope and for none."""
     still = torch.ones(max(cache.capacity, 2), 1)
+    like = cache.storage.new_empty(0, dtype=cache.dtype)
     angles: dict[str | None, Any] = {None: (still, torch.zeros_like(still))}
     for name in parts.ropes:
         kind = [name] if name else []
-        angles[name] = angle_tables(parts.rotary, cache.storage[:0], cache.capacity, *kind)
+        angles[name] = angle_tables(parts.rotary, like, cache.capacity, *kind)
     return angles

@@ -1,7 +1,8 @@
 """llama.cpp, as a worker: runs in ``.venv-llama-cpp``, which ``make llama-cpp`` makes.
 
 The checkpoint is written as GGUF in the type that it is measured in, or in 8 or 4 bits a weight, as
-llama.cpp's users run it (`weights`). Flash attention is on; the cache is float32 beside float32 weights and float16, llama.cpp's default, beside 16-bit ones.
+llama.cpp's users run it (`weights`). Flash attention is on; the cache is float32 beside float32
+weights and float16, llama.cpp's default, beside 16-bit ones.
 """
 
 from __future__ import annotations

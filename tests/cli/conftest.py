@@ -39,8 +39,8 @@ def start(patch, *arguments):
         weights = [*tiny(dtype).parameters(), *tiny(dtype).buffers()]
         # Another model of the same weights: of what one run measured the next one knows nothing.
         model = copy.deepcopy(tiny(dtype), {id(one): one for one in weights})
-        for proof in ("proved", "replayed"):
-            kind = proof, model.dtype, model.device
+        for proof, *beside in (("proved",), ("replayed", None)):  # of a cache in the model's dtype
+            kind = proof, model.dtype, model.device, *beside
             assert Model.of(tiny(dtype)).knows(kind)
             Model.of(model).recall(kind, lambda: True)
         return model

@@ -76,6 +76,7 @@ def saved(tmp_path_factory):
     ("arguments", "reason"),
     [
         (["--temperature", "1"], "has temperature 0.0, not 1.0"),
+        (["--kv-dtype", "int8"], "has kv_dtype None, not 'int8'"),
         (["--prompt-tokens", "9"], "continues another prompt"),
         (["--resume", str(TINY / "model.safetensors")], "holds no state of a run"),
         (["--resume", str(TINY / "config.json")], "cannot be read"),

@@ -127,6 +127,8 @@ class DecodingSession:
         """Return runs that have no tokens yet, one for each prompt, or the one saved at `path`."""
         model = {"model": str(self.checkpoint.folder), "dtype": str(self.model.dtype)}
         settings = model | self.options.sampling
+        if self.options.kv_dtype is not None:
+            settings["kv_dtype"] = self.options.kv_dtype
         runs = [RunState(settings, prompt.tokens, path) for prompt in self.prompts]
         if path is not None and len(runs) > 1:
             raise ValueError(f"--state and --resume keep one text, got {len(runs)} prompts")

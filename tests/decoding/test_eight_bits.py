@@ -1,13 +1,18 @@
 """Caches of 8 bits: every method's text is that of plain decoding over the same cache."""
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import LogitsProcessorList
+from specattn.reference._eight_bits import dequantised, dynamic_scale, quantised
+from transformers import AttentionInterface, AttentionMaskInterface, LogitsProcessorList
 
 from specattn.decoding import Target, generate
+from specattn.decoding.engine import target
 from specattn.decoding.engine.snapshot import PromptSnapshot
+from specattn.decoding.passes.attention import eager_attention
 from specattn.kv_cache import KVCache
 from tests.decoding.fuzzing import methods, model_of
 from tests.decoding.models import prompts, tiny_model
@@ -31,6 +36,38 @@ def texts(model, method, kv_dtype, **options):
     given = prompts([30, 9], vocabulary=24, seed=3)
     options = {"max_new_tokens": 24, "temperature": 0, **options}
     return generate(model, given, method, kv_dtype=kv_dtype, **options).new_tokens
+
+
+def rounded(x, stored):
+    """Return keys or values [.., D] as a cache of 8 bits gives them back."""
+    scale = dynamic_scale(x, stored)
+    return dequantised(quantised(x, scale, stored), scale, x.dtype)
+
+
+def logits_of_rounded(family, text, stored):
+    """Return logits [L, V] of transformers' own attention to rounded keys and values."""
+
+    def attend(module, query, key, value, *rest, **options):
+        read = query, rounded(key, stored), rounded(value, stored)
+        return eager_attention(module)(module, *read, *rest, **options)
+
+    AttentionInterface.register("rounded", attend)
+    AttentionMaskInterface.register("rounded", AttentionMaskInterface()["eager"])
+    model = copy.deepcopy(tiny_model(family))
+    model.set_attn_implementation("rounded")
+    with torch.no_grad():
+        return model(torch.tensor(text)[None], use_cache=False).logits[0]
+
+
+@pytest.mark.parametrize("compile", ["on", "off"])
+@pytest.mark.parametrize("family", ["qwen3", "gpt_oss", "gemma2"])
+def test_a_text_is_that_of_rounded_keys_and_values(family, compile):
+    (text,) = prompts([20])
+    options = {"max_new_tokens": 12, "temperature": 0, "compile": compile}
+    for kv, stored in target.KV_DTYPES.items():
+        output = generate(tiny_model(family), text, "plain", kv_dtype=kv, **options)
+        logits = logits_of_rounded(family, [*text.tolist(), *output.new_tokens[0]], stored)
+        assert logits[len(text) - 1 : -1].argmax(-1).tolist() == output.new_tokens[0]
 
 
 @pytest.mark.parametrize("name", NAMES)

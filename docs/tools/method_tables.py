@@ -48,6 +48,19 @@ def vegas_switch() -> str:
     return markdown(("tokens", *kinds), rows)
 
 
+@table("eight-bits")
+def eight_bits() -> str:
+    """Return how far logits over caches of 8 bits are from those over the model's own type."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in read("epyc-zen3-2core/eight-bits.jsonl"):
+        found.setdefault(row["kv_dtype"], []).append(row)
+    rows = []
+    for kv_dtype, texts in found.items():
+        cosine, kl, same = (mean(row[name] for row in texts) for name in ("cosine", "kl", "same"))
+        rows.append([f"`{kv_dtype}`", f"{cosine:.6f}", f"{kl:.1e}", f"{same:.1%}"])
+    return markdown(("cache", "cosine of logits", "KL, nats", "same next token"), rows)
+
+
 @table("sparse")
 def sparse() -> str:
     """Return tokens per round of the self-drafting methods, and their gain at temperature 0."""

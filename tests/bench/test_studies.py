@@ -17,6 +17,7 @@ from decoding.columns import COLUMNS  # noqa: E402
 from studies import (  # noqa: E402
     acceptance_spread,
     auto,
+    eight_bits,
     papers,
     transformers_generate,
 )
@@ -90,6 +91,16 @@ def test_a_study_adds_to_its_file_and_measures_no_cell_twice(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "64, T=1, 2 texts" in printed
     assert "2 of 2" in printed
+
+
+def test_logits_over_eight_bits_are_held_against_those_of_the_models_own_type(tmp_path):
+    path, sizes = tmp_path / "rows.jsonl", ["--context", "128", "--texts", "1"]
+    assert eight_bits.main([*sizes, "--dtype", "float32", "--json", str(path)]) == 0
+    found = {one["kv_dtype"]: one["kl"] for one in lines(path)[1:]}
+    assert 0 < found["int8"] < found["fp8"] < found["fp8_e5m2"] < 0.1
+    model, (prompt,) = tiny_model("qwen3"), prompts([30])
+    own = eight_bits.logits(model, prompt, None).float()
+    torch.testing.assert_close(own, model(prompt[None]).logits[0].detach(), rtol=1e-4, atol=1e-4)
 
 
 def test_cells_of_auto_are_measured_and_added(tmp_path, capsys):

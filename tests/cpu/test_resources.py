@@ -35,8 +35,8 @@ def calls_on(length):
     logits = torch.ones(1, 2, 4, length, dtype=torch.bfloat16)
     indices, counts = torch.ones(1, 1, length, dtype=torch.int32), lengths[None].clone()
     every = torch.arange(length, dtype=torch.int32)[None]
-    hybrid = (q, k, v, lengths, new, new, None, None, None, None, 0.3, 0.0, None, None, None)
-    gather = (q, k, v, every, lengths, new, new, None, None, 0.3, 0.0, *(None,) * 4)
+    hybrid = (q, k, v, lengths, new, new, *(None,) * 4, 0.3, 0.0, *(None,) * 5)
+    gather = (q, k, v, every, lengths, new, new, None, None, 0.3, 0.0, *(None,) * 6)
     chosen = (None, length // 2, 0, 4, 4)
     return {
         "hybrid": lambda: run("hybrid_tree_attention", *hybrid, out, lse),
@@ -47,7 +47,9 @@ def calls_on(length):
             "verify_attention", *hybrid, "logits", (0, 1), True, out, lse, logits
         ),
         "gather": lambda: run("sparse_gather_attention", *gather, out, lse),
-        "importance": lambda: run("importance_scores", q, k, lengths, True, None, 0.3, scores),
+        "importance": lambda: run(
+            "importance_scores", q, k, lengths, True, None, 0.3, None, scores
+        ),
         "selection": lambda: run("select_topk", scores, lengths, *chosen, indices, counts),
     }
 

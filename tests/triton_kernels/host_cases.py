@@ -143,7 +143,8 @@ def planned_and_plain():
     order = list(enumerate(_calls())) * 3
     random.Random(0).shuffle(order)
     with stubbed() as stub:
-        kernel, _ = select.chosen("hybrid_tree_attention", torch.device("cuda"), torch.bfloat16)
+        chosen, _ = select.chosen("hybrid_tree_attention", torch.device("cuda"), torch.bfloat16)
+        kernel = chosen.kernel  # beneath what keeps the scales of 8 bits from it
         function = mock.Mock(wraps=kernel.function)
         for number, call in order:
             both = []

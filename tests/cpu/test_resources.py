@@ -65,11 +65,11 @@ def test_memory_does_not_grow_with_the_cache(isa):
 
 def returns_before(call):
     """Return whether this thread gets the interpreter's lock before another has made `call`."""
-    begins, ended = threading.Event(), threading.Event()
+    begins, ended, returned = threading.Event(), threading.Event(), []
 
     def run():
         begins.set()
-        call()
+        returned.append(call())
         ended.set()
 
     interval = sys.getswitchinterval()
@@ -82,12 +82,13 @@ def returns_before(call):
     finally:
         sys.setswitchinterval(interval)
         thread.join()
+        assert returned, "the call has raised"
 
 
 def test_other_threads_run_during_a_call(isa):
     q, (k, v) = torch.randn(1, 32, 8, 64), torch.randn(2, 1, 8192, 2, 64)
     lengths, new = torch.tensor([8192], dtype=torch.int32), torch.randn(1, 32, 2, 64)
-    hybrid = (q, k, v, lengths, new, new, None, None, None, None, 0.1, 0.0, None, None, None)
+    hybrid = (q, k, v, lengths, new, new, *(None,) * 4, 0.1, 0.0, *(None,) * 5)
     state = torch.empty_like(q), torch.empty(1, 32, 8)
     # A machine that is busy elsewhere may wake this thread too late to see it.
     assert any(

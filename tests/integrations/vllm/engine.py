@@ -79,6 +79,18 @@ class Engine:
                 texts[name] += tokens
         return [texts[name] for name in names]
 
+    def logprobs(self, prompt, new_tokens=24) -> tuple[list[int], list[float]]:
+        """Return the new tokens of a prompt, and their log-probabilities."""
+        self.add(prompt, new_tokens, logprobs=0)
+        text, found = list[int](), list[float]()
+        while self.engine.has_unfinished_requests():
+            for output in self.engine.step():
+                (one,) = output.outputs
+                text += one.token_ids
+                pairs = zip(one.token_ids, one.logprobs, strict=True)
+                found += [of_step[token].logprob for token, of_step in pairs]
+        return text, found
+
     def layers(self) -> list[torch.nn.Module]:
         """Return the attention layers of the model."""
         (found,) = self.engine.collective_rpc(_layers)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from vllm.v1.attention.backend import AttentionImpl, AttentionType, CommonAttentionMetadata
+from vllm.v1.kv_cache_interface import AttentionSpec
 
 import specattn.ops  # noqa: F401 - defines the operators
 from specattn.backends.select import chosen
@@ -62,18 +63,59 @@ def serves_head_size(head_size: int) -> bool:
     return head_size % 8 == 0 and 0 < head_size <= 256
 
 
-def pages(kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return keys and values, [pages, page_size, Hk, D], as views of a layer's KV cache.
+EIGHT_BITS = {
+    "fp8": torch.float8_e4m3fn,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+    "fp8_per_token_head": torch.float8_e4m3fn,
+    "int8_per_token_head": torch.int8,
+}
+"""What the elements of a cache of 8 bits are, by vLLM's names."""
 
-    The cache is [pages, Hk, page_size, 2 * D] of memory (LBHNC, which our backends require) in
-    which a head's keys lie before its values.
+_SCALE_BYTES = 4  # behind a row whose scale is its own, float32
+
+
+def scales_rows(kv_cache_dtype: str) -> bool:
+    """Return whether each token's row of a head has a scale of its own in such a cache."""
+    return kv_cache_dtype.endswith("per_token_head")
+
+
+def with_scales(spec: AttentionSpec) -> AttentionSpec:
+    """Return a layer's cache with room for the scales of its rows, if they have some."""
+    if spec.state_content_bytes is not None or not spec.kv_quant_mode.is_per_token_head:
+        return spec
+    content = spec.head_size + spec.head_size_v + 2 * _SCALE_BYTES
+    return replace(spec, state_content_bytes=content)
+
+
+class Cache(NamedTuple):
+    """A layer's keys and values, [pages, page_size, Hk, D], and their scales where they have some.
+
+    Scales are float32, [Hk] from the checkpoint or [pages, page_size, Hk] from the rows.
+    """
+
+    k: torch.Tensor
+    v: torch.Tensor
+    k_scale: torch.Tensor | None = None
+    v_scale: torch.Tensor | None = None
+
+
+def cache_of(layer: Any, kv_cache: torch.Tensor, kv_cache_dtype: str) -> Cache:
+    """Return views of a layer's KV cache.
+
+    It is [pages, Hk, page_size, C] of memory (LBHNC, which our backends require) in which a head's
+    keys lie before its values, each row before its scale.
     """
     count, heads, size, _ = kv_cache.shape
     both = kv_cache.view(count, heads, 2, size, -1).transpose(1, 3)
-    return both[:, :, 0], both[:, :, 1]
-
-
-_UNSCALED = (None, None)  # scales of K and V
+    if kv_cache_dtype not in EIGHT_BITS:
+        return Cache(both[:, :, 0], both[:, :, 1])
+    numbers = both.view(EIGHT_BITS[kv_cache_dtype])
+    if not scales_rows(kv_cache_dtype):
+        scales = layer._k_scale.expand(heads), layer._v_scale.expand(heads)
+        return Cache(numbers[:, :, 0], numbers[:, :, 1], *scales)
+    numbers, scale = numbers[..., :-_SCALE_BYTES], both.view(torch.float32)[..., -1]
+    return Cache(numbers[:, :, 0], numbers[:, :, 1], scale[:, :, 0], scale[:, :, 1])
 
 
 class SpecattnAttention(AttentionImpl):
@@ -108,15 +150,16 @@ class SpecattnAttention(AttentionImpl):
         }
         self.selections: Selections | None = None
         self._lse: torch.Tensor | None = None
-        self._views: tuple[int, tuple[torch.Tensor, torch.Tensor]] | None = None
+        self._views: tuple[int, Cache] | None = None
 
     def do_kv_cache_update(self, layer, key, value, kv_cache, slot_mapping) -> None:
         """Write the keys and values of new tokens, [tokens, Hk, D], where `slot_mapping` says."""
         tokens = slot_mapping.shape[0]
         new = key[None, :tokens], value[None, :tokens]
-        _operator("write_kv", key)(
-            *new, *self._pages(kv_cache), slot_mapping[None], *_UNSCALED, *_UNSCALED
-        )
+        k, v, *scales = self._cache(layer, kv_cache)
+        own = scales_rows(self.kv_cache_dtype)  # which are written, too
+        places = (None, None, *scales) if own else (*scales, None, None)
+        _operator("write_kv", key)(*new, k, v, slot_mapping[None], *places)
 
     def forward(
         self,
@@ -136,23 +179,25 @@ class SpecattnAttention(AttentionImpl):
         if attn_metadata is None:  # vLLM warms up
             return output
         if not isinstance(attn_metadata, Batch):
-            attn_metadata.attend(self, query, key, value, *self._pages(kv_cache), output)
+            cache = self._cache(layer, kv_cache)
+            attn_metadata.attend(self, query, key, value, cache, output)
             return output
-        batch, caches = attn_metadata, self._pages(kv_cache)
+        batch, cache = attn_metadata, self._cache(layer, kv_cache)
         q, out = query[: batch.tokens], output[: batch.tokens]
         if self.selections is not None and self.selections.wants(batch):
-            self.selections.attend(self, q, *caches, batch, out)
+            self.selections.attend(self, q, cache, batch, out)
         else:
-            attend(self, q, *caches, batch, out)
+            attend(self, q, cache, batch, out)
         return output
 
-    def inputs(self, q, k_cache, v_cache, batch: Batch) -> tuple[Any, ...]:
+    def inputs(self, q, cache: Cache, batch: Batch) -> tuple[Any, ...]:
         """Return what the operators take ahead of their options: a causal chain, in the cache."""
+        k_cache, v_cache, *scales = cache
         prefix = (q, k_cache, v_cache, batch.cache_seqlens)
         no_tree = (None,) * 4  # keys, values, mask and depths
         options = self.options.values()
         rows = (batch.cu_seqlens_q, batch.max_seqlen_q)
-        return (*prefix, *no_tree, batch.block_table, self.window, *options, *rows, *_UNSCALED)
+        return (*prefix, *no_tree, batch.block_table, self.window, *options, *rows, *scales)
 
     def lse(self, q: torch.Tensor) -> torch.Tensor:
         """Return a buffer for log-sum-exps, which are not read."""
@@ -160,24 +205,25 @@ class SpecattnAttention(AttentionImpl):
             self._lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
         return self._lse
 
-    def _pages(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return `pages`, made once: vLLM allocates a layer's cache once."""
+    def _cache(self, layer: Any, kv_cache: torch.Tensor) -> Cache:
+        """Return `cache_of`, made once: vLLM allocates a layer's cache once, its weights loaded."""
         if self._views is None or self._views[0] != kv_cache.data_ptr():
-            self._views = kv_cache.data_ptr(), pages(kv_cache)
+            views = cache_of(layer, kv_cache, self.kv_cache_dtype)
+            self._views = kv_cache.data_ptr(), views
         return self._views[1]
 
 
-def attend(layer: SpecattnAttention, q, k_cache, v_cache, batch: Batch, out) -> None:
+def attend(layer: SpecattnAttention, q, cache: Cache, batch: Batch, out) -> None:
     """Compute a layer's attention; `q` and `out` are [tokens, Hq, D]."""
-    inputs = layer.inputs(q, k_cache, v_cache, batch)
+    inputs = layer.inputs(q, cache, batch)
     _operator("hybrid_tree_attention", q)(*inputs, out, layer.lse(q))
 
 
 def verify(
-    layer: SpecattnAttention, q, k_cache, v_cache, batch: Batch, out, collect_rows, scores
+    layer: SpecattnAttention, q, cache: Cache, batch: Batch, out, collect_rows, scores
 ) -> None:
     """Compute a layer's attention; write the scores of every cached token to `scores` [B, N]."""
-    inputs = layer.inputs(q, k_cache, v_cache, batch)
+    inputs = layer.inputs(q, cache, batch)
     verified = _operator("verify_attention", q)
     verified(*inputs, "scores", collect_rows, False, out, layer.lse(q), scores)
 

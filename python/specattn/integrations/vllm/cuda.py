@@ -9,9 +9,16 @@ from vllm.v1.attention.backend import (
     CommonAttentionMetadata,
     MultipleOf,
 )
-from vllm.v1.kv_cache_interface import KVCacheLayout
+from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheLayout
 
-from .attention import Batch, SpecattnAttention, batch_of, serves_head_size
+from .attention import (
+    EIGHT_BITS,
+    Batch,
+    SpecattnAttention,
+    batch_of,
+    serves_head_size,
+    with_scales,
+)
 
 
 class SpecattnCudaBackend(AttentionBackend):
@@ -19,7 +26,7 @@ class SpecattnCudaBackend(AttentionBackend):
 
     forward_includes_kv_cache_update = False
     supported_dtypes = [torch.float16, torch.bfloat16, torch.float32]
-    supported_kv_cache_dtypes = ["auto", "float16", "bfloat16"]
+    supported_kv_cache_dtypes = ["auto", "float16", "bfloat16", *EIGHT_BITS]
 
     @staticmethod
     def get_name() -> str:
@@ -40,6 +47,11 @@ class SpecattnCudaBackend(AttentionBackend):
     def get_supported_kernel_block_sizes(kv_cache_spec=None) -> list[int | MultipleOf]:
         """Take pages of any size that vLLM uses."""
         return [MultipleOf(16)]
+
+    @classmethod
+    def customize_spec(cls, spec: AttentionSpec) -> AttentionSpec:
+        """Give rows with scales of their own the room for them."""
+        return with_scales(spec)
 
     @classmethod
     def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:

@@ -8,7 +8,7 @@ import torch
 
 from specattn.ops import hybrid_tree_attention, sparse_gather_attention
 
-from .attention import SpecattnAttention
+from .attention import Cache, SpecattnAttention
 
 
 @dataclass
@@ -29,12 +29,14 @@ class DraftPass:
     step: int = 0
     _new: dict[SpecattnAttention, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
-    def attend(self, layer: SpecattnAttention, q, key, value, k_cache, v_cache, out) -> None:
+    def attend(self, layer: SpecattnAttention, q, key, value, cache: Cache, out) -> None:
         """Attend from a row of each request; `q` and `out` are [B, Hq, D]."""
         k_new, v_new = self._with(layer, key, value)
         # The one row sees the keys of all steps so far, its own included.
         all_of_them = torch.full((1, 1), (1 << (self.step + 1)) - 1, device=q.device)
+        k_cache, v_cache, *scales = cache
         options = {**layer.options, "block_table": self.block_table, "out": out[:, None]}
+        options |= zip(("k_scale", "v_scale"), scales, strict=True)
         if layer in self.positions:
             sparse_gather_attention(
                 q[:, None],

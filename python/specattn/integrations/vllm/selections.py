@@ -8,7 +8,7 @@ import torch
 
 from specattn.ops import select_topk
 
-from .attention import Batch, SpecattnAttention, verify
+from .attention import Batch, Cache, SpecattnAttention, verify
 
 ROWS = (0, -1)
 """Rows of a request that rank its tokens: the first and the last (arXiv 2602.07223, 3.3)."""
@@ -45,14 +45,14 @@ class Selections:
         self.batch = batch
         return self.wanted
 
-    def attend(self, layer: SpecattnAttention, q, k_cache, v_cache, batch: Batch, out) -> None:
+    def attend(self, layer: SpecattnAttention, q, cache: Cache, batch: Batch, out) -> None:
         """Attend as the layer does, and select; all tensors as `attention.attend` takes them."""
         requests = batch.requests
         if self._scores is None or len(self._scores) < requests:
-            capacity = batch.block_table.shape[1] * k_cache.shape[1]
+            capacity = batch.block_table.shape[1] * cache.k.shape[1]
             self._scores = q.new_empty(requests, capacity, dtype=torch.float32)
         scores = self._scores[:requests]
-        verify(layer, q, k_cache, v_cache, batch, out, ROWS, scores)
+        verify(layer, q, cache, batch, out, ROWS, scores)
         self._of_layer[layer] = select_topk(
             scores, batch.cache_seqlens, ratio=self.ratio, min_tokens=self.min_tokens
         )

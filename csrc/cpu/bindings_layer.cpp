@@ -168,7 +168,8 @@ Activation activation_named(const std::optional<std::string>& name) {
   if (*name == "silu") return Activation::kSilu;
   if (*name == "gelu") return Activation::kGelu;
   if (*name == "gelu_tanh") return Activation::kGeluTanh;
-  throw std::invalid_argument("activation must be silu, gelu or gelu_tanh, got " + *name);
+  if (*name == "sigmoid") return Activation::kSigmoid;
+  throw std::invalid_argument("activation must be silu, gelu, gelu_tanh or sigmoid, got " + *name);
 }
 
 // Sets the rows of a call that is not gated yet.

@@ -5,7 +5,7 @@
 
 namespace specattn {
 
-enum class Activation { kNone, kSilu, kGelu, kGeluTanh };
+enum class Activation { kNone, kSilu, kGelu, kGeluTanh, kSigmoid };
 
 // A row of `out` holds the rows of the parts behind one another; gated, act(part 0) * part 1. The
 // residual is added last; it has the type of `out`, and may be `out`.

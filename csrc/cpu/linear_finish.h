@@ -51,6 +51,8 @@ inline typename Isa::V activate(Activation kind, typename Isa::V x) {
       const auto cubic = Isa::fma(Isa::mul(x, x), Isa::set1(0.071354816f), Isa::set1(1.59576912f));
       return times_sigmoid<Isa>(x, Isa::mul(x, cubic));
     }
+    case Activation::kSigmoid:
+      return times_sigmoid<Isa>(Isa::set1(1.0f), x);
     default:
       return x;
   }

@@ -18,6 +18,7 @@ GATES = {
     "silu": functional.silu,
     "gelu": functional.gelu,
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "sigmoid": torch.sigmoid,
 }
 EPS = 1e-5
 LUCK = 3e-6  # what torch may hit in sums of a few numbers of size one
@@ -298,7 +299,9 @@ def test_gates_need_two_weights_of_one_shape(isa):
     for weights in ([weight], [weight] * 3, [weight, weight[:2]]):
         with pytest.raises(ValueError, match="two of one shape"):
             _cpu.linear_parts(x, weights, [None] * len(weights), "silu", None, out, 1)
-    with pytest.raises(ValueError, match="activation must be silu, gelu or gelu_tanh, got relu"):
+    with pytest.raises(
+        ValueError, match="activation must be silu, gelu, gelu_tanh or sigmoid, got relu"
+    ):
         _cpu.linear_parts(x, [weight] * 2, [None] * 2, "relu", None, out, 1)
     with pytest.raises(ValueError, match="out must be"):
         _cpu.linear_parts(x, [weight] * 2, [None] * 2, "silu", None, torch.empty(2, 6), 1)
@@ -329,7 +332,7 @@ def test_what_is_gated_has_one_shape_and_type(isa):
         ((x, other, "silu", x), "second must be"),
         ((x, x, "silu", other), "out must be"),
         ((x.half(), x.half(), "silu", x), "out must be"),
-        ((x, x, "relu", x), "activation must be silu, gelu or gelu_tanh, got relu"),
+        ((x, x, "relu", x), "activation must be silu, gelu, gelu_tanh or sigmoid, got relu"),
     ]:
         with pytest.raises(ValueError, match=message):
             _cpu.gate(*arguments, 1)

@@ -17,6 +17,7 @@ from specattn.ops import (
     write_kv,
 )
 from specattn.reference._eight_bits import EIGHT_BITS, dequantised
+from specattn.states import States
 from specattn.stock import Stock
 
 _SCALE_BYTES = 4  # behind the elements of a row of 8 bits: its scale, float32
@@ -67,9 +68,11 @@ class KVCache:
 
     `seqlens`, int32 [batch], counts the committed tokens; it is replaced, never changed in place,
     so it may be kept. `in_kernels`: a recording of kernel calls may read the layers themselves.
+    `states`: what other layers keep in place of keys (`HybridCache`).
     """
 
     in_kernels: ClassVar[bool] = True
+    states: States | None = None
 
     def __init__(
         self,
@@ -132,7 +135,7 @@ class KVCache:
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return views of one layer's keys and values, each [B, N, Hk, D], as they are stored."""
-        k, v = self.storage[index]
+        k, v = self.storage[self.place(index)]
         if self.stored is not None:
             k, v = (x.view(self.stored)[..., : self.head_dim] for x in (k, v))
         return k, v
@@ -141,7 +144,7 @@ class KVCache:
         """Return views of one layer's scales by the primitives' names, none without 8 bits."""
         if self.stored is None:
             return {}
-        k, v = self.storage[index].view(torch.float32)[..., -1]
+        k, v = self.storage[self.place(index)].view(torch.float32)[..., -1]
         return {"k_scale": k, "v_scale": v}
 
     def numbers(self, rows: torch.Tensor) -> torch.Tensor:
@@ -189,8 +192,9 @@ class KVCache:
             places, scales = self.places(slots), self.scales(layer)
             write_kv(k, v, *self.layer(layer), places, **scales, scale="dynamic")
             return
-        self.storage[layer, 0][slots] = k
-        self.storage[layer, 1][slots] = v
+        place = self.place(layer)
+        self.storage[place, 0][slots] = k
+        self.storage[place, 1][slots] = v
 
     def attend(self, new: NewHeads, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Store new keys and values; attend to all as `specattn.hybrid_tree_attention` does."""

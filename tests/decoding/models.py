@@ -24,11 +24,15 @@ from transformers import (
     MixtralConfig,
     Olmo2Config,
     Olmo3Config,
+    OlmoHybridConfig,
     Phi3Config,
     PreTrainedTokenizerFast,
     Qwen2Config,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
     SeedOssConfig,
     SmolLM3Config,
     StoppingCriteria,
@@ -161,6 +165,30 @@ OTHERS = {  # that not every test runs over
     "llama-yarn": (LlamaConfig, {"rope_parameters": _YARN}),
 }
 
+_STATES = {
+    "num_hidden_layers": 4,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 16,
+}
+_EXPERTS_AND_ONE = {
+    **_STATES,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 24,
+}
+HYBRIDS = {  # three of four layers keep a state in place of keys
+    "qwen3_next": (Qwen3NextConfig, _EXPERTS_AND_ONE),
+    "qwen3_5": (Qwen3_5TextConfig, _STATES),
+    "qwen3_5_moe": (Qwen3_5MoeTextConfig, _EXPERTS_AND_ONE),
+    "olmo_hybrid": (
+        OlmoHybridConfig,
+        {**_STATES, "linear_num_key_heads": 4, "head_dim": 8, "rope_parameters": None},
+    ),
+}
+
 
 def tiny_model(family="qwen3", *, seed=0, peak=8.0, **options):
     """Return a random float32 model in which attention matters and one token stands out.
@@ -168,7 +196,7 @@ def tiny_model(family="qwen3", *, seed=0, peak=8.0, **options):
     `peak` scales the logits: large for greedy tests, near 1 for tests of a sampled distribution.
     """
     torch.manual_seed(seed)
-    config_class, own = {**CONFIGS, **OTHERS}[family]
+    config_class, own = {**CONFIGS, **OTHERS, **HYBRIDS}[family]
     config = config_class(**{**SHAPE, **own, **options})
     return decisive(AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval(), peak)
 

@@ -1,5 +1,6 @@
 """Blocks of models as functions of `ops`, and the ways to run one: torch, recorded, captured."""
 
+from specattn.blocks.gated_delta import Convolution, Gates
 from specattn.blocks.ops import (
     TORCH,
     Norm,
@@ -22,7 +23,9 @@ from specattn.blocks.programs import Direct, Graph, Programs, captured, recorded
 
 __all__ = [
     "TORCH",
+    "Convolution",
     "Direct",
+    "Gates",
     "Graph",
     "Norm",
     "Ops",

@@ -85,6 +85,7 @@ class Kernels(Ops):
         activation: str | None = None,
         residual: torch.Tensor | None = None,
         keep: bool = False,
+        into: torch.Tensor | None = None,
     ) -> torch.Tensor:
         kind = torch.float32 if _widens(x.dtype) else x.dtype
         rows = self._as("read", x.flatten(0, -2), kind)
@@ -103,10 +104,18 @@ class Kernels(Ops):
             out = gated
         if activation is not None:
             out = ACTIVATIONS[activation](out)
+        if into is not None:
+            return into.copy_(out)
         if residual is not None and not keep:
             return residual.add_(out)
         out = out if residual is None else residual + out
         return out.to(x.dtype) if keep else self._as("narrow", out, x.dtype)
+
+    def gate(self, x: torch.Tensor, gate: torch.Tensor, activation: str) -> torch.Tensor:
+        out = self._rows("gated", x[..., 0], x.shape[-1], x.dtype)
+        rows = (gate.flatten(0, -2), x.flatten(0, -2))
+        self.kernel(_cpu.gate, *rows, activation, out.flatten(0, -2))
+        return out
 
     def in_place(self, x: torch.Tensor, function: Callable[[torch.Tensor], object]) -> torch.Tensor:
         self.python(lambda: function(x))

@@ -16,10 +16,12 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
-from torch.nn.functional import embedding, gelu, linear, rms_norm, silu
+from torch.nn.functional import embedding, gelu, linear, rms_norm, silu, softplus
 
+from specattn.blocks.gated_delta import Convolution, Gates, gated_delta
 from specattn.ops import hybrid_tree_attention, sparse_gather_attention, verify_attention
 from specattn.reference.tree_mask import WORD_BITS, pack_tree_mask
+from specattn.states import StateRows
 
 _GROUP = 32  # tokens of a group in `top_tokens`, at most
 _LARGE = 2**14  # vocabularies from here on are looked through by groups
@@ -128,12 +130,13 @@ class Ops:
         activation: str | None = None,
         residual: torch.Tensor | None = None,
         keep: bool = False,
+        into: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return products with up to three weights side by side, [B, T, N].
 
         With `gate`, an activation, there are two, and the result is ``gate(first) * second``. With
         `activation` there is one, which it is applied to. `residual` is added; in a recording the
-        sum takes its place, unless it is to be kept.
+        sum takes its place, unless it is to be kept. `into`, dense, is where others leave products.
         """
         found = [linear(x, *projection) for projection in projections]
         if gate is not None:
@@ -142,7 +145,33 @@ class Ops:
             out = found[0] if len(found) == 1 else torch.cat(found, -1)
         if activation is not None:
             out = ACTIVATIONS[activation](out)
+        if into is not None:
+            return into.copy_(out)
         return out if residual is None else residual + out
+
+    def gate(self, x: torch.Tensor, gate: torch.Tensor, activation: str) -> torch.Tensor:
+        """Return ``activation(gate) * x``, both [B, T, N]."""
+        return ACTIVATIONS[activation](gate) * x
+
+    def gates(
+        self, b: torch.Tensor, a: torch.Tensor, gates: Gates
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return g and beta [B, T, Hv], at least in float32, of the products that make them."""
+        dtype = torch.promote_types(a.dtype, torch.float32)
+        beta = b.to(dtype).sigmoid() * gates.most_beta
+        return softplus(a.to(dtype) + gates.bias.to(dtype)) * gates.rate.to(dtype), beta
+
+    def gated_delta(
+        self,
+        x: torch.Tensor,
+        convolution: Convolution,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+        k_heads: int,
+        rows: StateRows,
+    ) -> torch.Tensor:
+        """Return the outputs [B, T, Hv, Dv] of a layer with a state, as `gated_delta` says."""
+        return gated_delta(x, convolution, g, beta, k_heads, rows)
 
     def head(self, x: torch.Tensor, module: nn.Module) -> torch.Tensor:
         """Return the logits [B, T, V] of a model's head."""
@@ -266,6 +295,7 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": silu,
     "gelu": gelu,
     "gelu_tanh": lambda x: gelu(x, approximate="tanh"),
+    "sigmoid": torch.sigmoid,
 }
 
 

@@ -13,9 +13,11 @@ import torch
 from torch import nn
 
 import specattn._cpu as _cpu
+from specattn.blocks.gated_delta import Convolution, Gates, split_mixed
 from specattn.blocks.kernels import Kernels, Memory
 from specattn.blocks.ops import Projection, embedding_scale, projection
 from specattn.reference.tree_mask import WORD_BITS
+from specattn.states import StateRows
 
 _MOST_PARTS = 3  # weights that one product takes
 
@@ -92,10 +94,11 @@ class Recorder(Kernels):
         activation: str | None = None,
         residual: torch.Tensor | None = None,
         keep: bool = False,
+        into: torch.Tensor | None = None,
     ) -> torch.Tensor:
         sizes = [len(one.weight) for one in projections]
         columns = sizes[0] if gate is not None else sum(sizes)
-        out = residual
+        out = residual if into is None else into
         if out is None or keep:
             what = "product" if gate is None else "gated"
             out = self._rows(what, x[..., 0], columns, x.dtype, keep)
@@ -127,6 +130,38 @@ class Recorder(Kernels):
         weight, bias = (y if y is None else y.detach() for y in head)
         read, to = x.flatten(0, -2), out.flatten(0, -2)
         self.kernel(_cpu.linear_parts, read, [weight], [bias], None, None, to)
+        return out
+
+    def gates(
+        self, b: torch.Tensor, a: torch.Tensor, gates: Gates
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        g, beta = (self._rows(what, b[..., 0], b.shape[-1], torch.float32) for what in ("g", "b"))
+
+        def compute() -> None:
+            for out, found in zip((g, beta), super(Recorder, self).gates(b, a, gates), strict=True):
+                out.copy_(found)
+
+        self.python(compute)
+        return g, beta
+
+    def gated_delta(
+        self,
+        x: torch.Tensor,
+        convolution: Convolution,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+        k_heads: int,
+        rows: StateRows,
+    ) -> torch.Tensor:
+        assert rows.room is not None, "what changes a state is not recorded"
+        size, v_dim = g.numel(), rows.state.shape[-1]
+        mixed = self._rows("convolved", x[..., 0], x.shape[-1], x.dtype)
+        kept = rows.conv_state, rows.parents, "silu"
+        self.kernel(_cpu.causal_conv_tree, x, *convolution, *kept, None, None, mixed)
+        out = self.memory.rows("read from states", size, v_dim, x.dtype).view(*g.shape, v_dim)
+        heads = split_mixed(mixed, k_heads, rows.state)
+        read = (*heads, g, beta, rows.state, rows.parents, heads[0].shape[-1] ** -0.5, True)
+        self.kernel(_cpu.gated_delta_tree, *read, None, None, out, rows.room[1])
         return out
 
     def hybrid_tree_attention(self, q: torch.Tensor, *read: Any, **options: Any) -> torch.Tensor:

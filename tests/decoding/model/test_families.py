@@ -12,6 +12,8 @@ from transformers import (
     Mistral3Config,
     MistralConfig,
     PixtralVisionConfig,
+    Qwen3_5Config,
+    Qwen3_5TextConfig,
     SiglipVisionConfig,
 )
 
@@ -21,6 +23,7 @@ from specattn.decoding.model.text_model import text_model
 from specattn.tree import Tree
 from tests.decoding.models import (
     CONFIGS,
+    HYBRIDS,
     OTHERS,
     SHAPE,
     decisive,
@@ -106,7 +109,7 @@ def test_what_the_recorder_does_not_take_is_said_once(family):
 
 
 def test_every_family_has_a_model_here():
-    tested = {tiny_model(name).config.model_type for name in (*CONFIGS, *OTHERS)}
+    tested = {tiny_model(name).config.model_type for name in (*CONFIGS, *OTHERS, *HYBRIDS)}
     assert tested == set(FAMILIES)
 
 
@@ -134,6 +137,12 @@ WRAPPERS = {
         text_config=Gemma3TextConfig(**{**SHAPE, **OTHERS["gemma3"][1]}),
         vision_config=SiglipVisionConfig(**_EYES),
         mm_tokens_per_image=4,
+        **_OWN_HEAD,
+    ),
+    "qwen-3.5": lambda: Qwen3_5Config(
+        text_config=Qwen3_5TextConfig(**{**SHAPE, **HYBRIDS["qwen3_5"][1]}).to_dict(),
+        vision_config={"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2}
+        | {"out_hidden_size": 32, "patch_size": 4, "num_position_embeddings": 16},
         **_OWN_HEAD,
     ),
 }

@@ -29,6 +29,7 @@ from specattn.decoding.text.sampling import Sampler
 from specattn.decoding.text.sequences import Sequences
 from specattn.decoding.text.statistics import Statistics
 from specattn.distributed.group import ContextParallel
+from specattn.ops.gated_delta_tree import MOST_ROWS
 
 # Options that would change the output or its shape and that this loop cannot obey. Each is allowed
 # the values that ask for nothing.
@@ -276,6 +277,11 @@ def context_of(
     target: Target, method: Method, texts: Texts, options: RunOptions, *, do_sample: bool
 ) -> DraftContext:
     """Return what a drafter works with in a run of a method that is clipped to it."""
+    if target.cache.states is not None and method.max_nodes > MOST_ROWS:
+        raise ValueError(
+            f"{method.name} may draft trees of {method.max_nodes} nodes; layers that keep a state "
+            f"verify {MOST_ROWS} at most"
+        )
     where, room = target.device, texts.room(method)
     pregenerated = options.num_pregenerated
     sequences = Sequences(texts.rows, texts.padding, room, texts.criteria, where, pregenerated)
@@ -330,8 +336,9 @@ def _check_positions(
     if position_ids is None:
         return
     count = torch.arange(input_ids.shape[1]) - torch.tensor(padding)[:, None]
-    given = position_ids.cpu().expand(len(padding), -1)
-    if given.shape != count.shape or ((count >= 0) & (given != count)).any():
+    # Models that read images have several positions, which are alike in a text.
+    given = position_ids.cpu().expand(*position_ids.shape[:-2], len(padding), -1)
+    if given.shape[-2:] != count.shape or ((count >= 0) & (given != count)).any():
         raise ValueError("position_ids must count from 0 at the first token of each prompt")
 
 

@@ -31,6 +31,7 @@ class PromptSnapshot:
 
     Decoding only writes behind the prompts, so going back is a matter of lengths. Requests that end
     earlier than others let rows move; a batch therefore keeps a copy of its prompts on the host.
+    States of layers that keep one change with every token, so they are copied in any case.
     With `keep_features` so are all features of the prompts, for methods that learn from these.
 
     `prefill_seconds` are of all prompt tokens but the last of each. ValueError: the target shares
@@ -50,6 +51,7 @@ class PromptSnapshot:
         self.prefix = len(prompts[0]) - 1
         self._rows = target.cache.storage
         self._copy: torch.Tensor | None = None
+        self._states: tuple[torch.Tensor, torch.Tensor] | None = None
         self._features: list[tuple[int, Sequence[torch.Tensor]]] | None = (
             [] if keep_features else None
         )
@@ -60,6 +62,8 @@ class PromptSnapshot:
         cache = self.target.cache
         if self._copy is not None:
             self._rows[:, :, :, : self.prefix] = self._copy.to(self._rows.device)
+        if cache.states is not None and self._states is not None:
+            cache.states.restore(self._states)
         cache.storage = self._rows
         cache.seqlens = torch.full(
             (len(self.prompts),), self.prefix, dtype=torch.int32, device=self._rows.device
@@ -102,7 +106,12 @@ class PromptSnapshot:
         return [context.sequences.new_tokens(row) for row in range(rows)], statistics
 
     def as_dynamic_cache(self) -> DynamicCache:
-        """Return the prompts' keys and values as the cache that transformers' `generate` uses."""
+        """Return the prompts' keys and values as the cache that transformers' `generate` uses.
+
+        ValueError: some layers keep states.
+        """
+        if self.target.cache.states is not None:
+            raise ValueError("states of layers that keep one are not handed to transformers yet")
         cache = DynamicCache(config=self.target.model.config)
         for layer in range(self._rows.shape[0]):
             k, v = (x[:, : self.prefix].transpose(1, 2) for x in self._rows[layer])
@@ -122,4 +131,6 @@ class PromptSnapshot:
         seconds = time.perf_counter() - start
         if len(self.prompts) > 1:
             self._copy = self._rows[:, :, :, : self.prefix].to("cpu", copy=True)
+        if (states := self.target.cache.states) is not None:
+            self._states = states.copy()
         return seconds

@@ -15,12 +15,13 @@ from specattn.decoding.model.families import (
     cache_shape,
     check_length,
     check_supported,
+    has_states,
     windows_of,
 )
 from specattn.decoding.model.model import Model
 from specattn.decoding.model.text_model import text_model
 from specattn.decoding.passes.attention import attach
-from specattn.decoding.passes.cached_model import CachedModel
+from specattn.decoding.passes.cached_model import CachedModel, new_cache
 from specattn.decoding.passes.proving import prove
 from specattn.decoding.passes.replay import Compile, runner_of
 from specattn.decoding.passes.runner import LayerAttention, Runner, Verification
@@ -29,7 +30,6 @@ from specattn.decoding.ranks.split_prefill import split_features
 from specattn.decoding.text.statistics import Clock
 from specattn.distributed.context import ContextCache
 from specattn.distributed.tensor import TensorParallel
-from specattn.kv_cache import KVCache
 from specattn.tree import Tree
 
 KV_DTYPES = {
@@ -68,7 +68,8 @@ class Target(CachedModel):
     ----------
     cache : KVCache
     windows : list of (int or None)
-        Sliding window of each layer, None where the cache is never longer than it.
+        Sliding window of each layer, None where the cache is never longer than it, 0 where the
+        layer keeps a state in place of keys.
     full_layers : list of int
         The layers without one: those that sparse passes select for.
     embed, head : Module
@@ -112,16 +113,19 @@ class Target(CachedModel):
         self._lock = threading.Lock()
         self.lockstep, self.tensor_parallel = lockstep, Model.ranks_of(model)
         windows = windows_of(model.config, capacity)
-        layers, kv_heads, head_dim = cache_shape(model.config)
+        _, kv_heads, head_dim = cache_shape(model.config)
         self.q_heads = model.config.num_attention_heads
         if self.tensor_parallel is not None:
             self.q_heads, kv_heads = self.tensor_parallel.heads(self.q_heads, kv_heads)
-        size: Any = (batch, capacity, kv_heads, head_dim)
-        where: Any = {"dtype": model.dtype, "device": model.device}
         if lockstep is None or lockstep.context is None:
             stored = None if kv_dtype is None else KV_DTYPES[kv_dtype]
-            cache = KVCache(layers, *size, **where, stored=stored)
+            cache = new_cache(model, batch, capacity, stored=stored)
+        elif has_states(model.config):
+            kind = model.config.model_type
+            raise ValueError(f"models of type {kind!r} keep states, which ranks do not share yet")
         else:
+            size: Any = (batch, capacity, kv_heads, head_dim)
+            where: Any = {"dtype": model.dtype, "device": model.device}
             cache = ContextCache(lockstep.context, windows, *size, **where)
         super().__init__(model, cache, windows)
         self.runner = self._runner(compile)

@@ -44,6 +44,7 @@ from specattn.decoding.engine.loop import prefill
 from specattn.decoding.engine.target import Target
 from specattn.decoding.methods.streaming import Streaming
 from specattn.decoding.model.checkpoint import load_causal_model
+from specattn.decoding.model.families import has_states
 from specattn.decoding.passes.attention import NO_CAPTURE, CaptureSpec, Selection
 from specattn.ops import select_topk
 from specattn.tree import Tree
@@ -76,7 +77,8 @@ class TriForce(Budgeted, name="triforce"):
     ------
     ValueError
         A parameter is out of range. From `prepared`, and so when a run starts: the small model's
-        family is not supported, or it does not have the target's vocabulary.
+        family is not supported, or it does not have the target's vocabulary. From both: it
+        has layers that keep a state.
     """
 
     most_gamma: ClassVar[int] = 6
@@ -106,6 +108,11 @@ class TriForce(Budgeted, name="triforce"):
             if not Path(small).is_dir():
                 raise ValueError(f"draft: {small} is not a folder")
             small = load_causal_model(small, model.dtype, model.device)
+        if has_states(small.config):
+            raise ValueError(
+                f"triforce: draft is of type {small.config.model_type!r}; its layers keep states, "
+                "and what the target rejects cannot be taken out of these"
+            )
         theirs, ours = small.config.vocab_size, model.config.vocab_size
         if theirs != ours:
             raise ValueError(f"draft: a vocabulary of {theirs} tokens, the target's has {ours}")

@@ -12,6 +12,8 @@ from typing import Literal, NamedTuple
 import torch
 from transformers import PretrainedConfig
 
+from specattn.states import StateShape
+
 Sliding = Literal["none", "by type", "all"]
 
 
@@ -20,10 +22,12 @@ class Family:
     """What the models of one ``config.model_type`` do.
 
     A sliding window holds for no layer, those of type ``sliding_attention``, or all of them,
-    whatever ``layer_types`` says.
+    whatever ``layer_types`` says. With `gated_delta` layers of type ``linear_attention`` keep a
+    state (`specattn.gated_delta_tree`).
     """
 
     sliding_layers: Sliding
+    gated_delta: bool = False
 
 
 FAMILIES = {
@@ -48,15 +52,20 @@ FAMILIES = {
     "seed_oss": Family(sliding_layers="none"),
     "cohere2": Family(sliding_layers="by type"),
     "exaone4": Family(sliding_layers="by type"),
+    "qwen3_next": Family(sliding_layers="none", gated_delta=True),
+    "qwen3_5_text": Family(sliding_layers="none", gated_delta=True),
+    "qwen3_5_moe_text": Family(sliding_layers="none", gated_delta=True),
+    "olmo_hybrid": Family(sliding_layers="none", gated_delta=True),
 }
 """By the ``model_type`` of a model's text configuration; each is tested against transformers."""
 
 _SERVED_LAYERS = {"full_attention", "sliding_attention", "attention"}
+_STATE = "linear_attention"
 _MAX_HEAD_DIM = 256
 
 
 class CacheShape(NamedTuple):
-    """What a cache holds for every token."""
+    """What a cache holds for every token, in `layers` that have keys and values."""
 
     layers: int
     kv_heads: int
@@ -83,19 +92,46 @@ def _reason_against(config: PretrainedConfig) -> str | None:
             "not keys and values of heads"
         )
     kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or []
-    if others := sorted(set(kinds) - _SERVED_LAYERS):
+    served = _SERVED_LAYERS | ({_STATE} if has_states(config) else set())
+    if others := sorted(set(kinds) - served):
         return (
-            f"it has layers of type {', '.join(others)}; only full and sliding attention "
-            "keep nothing but keys and values, from which rejected tokens can be taken back"
+            f"it has layers of type {', '.join(others)}; only full and sliding attention, and "
+            "gated delta layers of tested families, keep what rejected tokens can be taken out of"
         )
     if getattr(config, "num_kv_shared_layers", None):
         return f"its last {config.num_kv_shared_layers} layers share the keys of earlier ones"
     if not getattr(config, "num_attention_heads", None):
         return "its configuration names no attention heads"
     head_dim = cache_shape(config).head_dim
-    if head_dim % 8 or head_dim > _MAX_HEAD_DIM:
-        return f"head_dim must be a multiple of 8 up to {_MAX_HEAD_DIM}, got {head_dim}"
+    sizes = {"head_dim": head_dim}
+    if has_states(config):
+        shape = state_shape(config)
+        sizes |= {"linear_key_head_dim": shape.k_dim, "linear_value_head_dim": shape.v_dim}
+        if keeps_state(config).count(False) == 0:
+            return "no layer of it has keys and values"
+    for name, size in sizes.items():
+        if size % 8 or size > _MAX_HEAD_DIM:
+            return f"{name} must be a multiple of 8 up to {_MAX_HEAD_DIM}, got {size}"
     return None
+
+
+def has_states(config: PretrainedConfig) -> bool:
+    """Whether some layers keep a state in place of keys and values."""
+    family = FAMILIES.get(config.model_type)
+    return family is not None and family.gated_delta and any(keeps_state(config))
+
+
+def keeps_state(config: PretrainedConfig) -> list[bool]:
+    """Return of each layer whether it keeps a state."""
+    kinds = getattr(config, "layer_types", None) or [None] * config.num_hidden_layers
+    return [kind == _STATE for kind in kinds]
+
+
+def state_shape(config: PretrainedConfig) -> StateShape:
+    """Return what a layer with a state keeps of a text."""
+    names = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim")
+    sizes = (getattr(config, f"linear_{name}") for name in (*names, "conv_kernel_dim"))
+    return StateShape(*sizes)
 
 
 def check_length(config: PretrainedConfig, capacity: int) -> None:
@@ -129,15 +165,21 @@ def _same_factors(rope: dict) -> bool:
 def cache_shape(config: PretrainedConfig) -> CacheShape:
     """Return what a cache for models of this configuration holds."""
     heads = config.num_attention_heads
+    states = keeps_state(config).count(True) if has_states(config) else 0
     return CacheShape(
-        config.num_hidden_layers,
+        config.num_hidden_layers - states,
         getattr(config, "num_key_value_heads", None) or heads,
         getattr(config, "head_dim", None) or config.hidden_size // heads,
     )
 
 
 def windows_of(config: PretrainedConfig, capacity: int) -> list[int | None]:
-    """Return each layer's sliding window, None where the cache is never longer than it."""
+    """Return each layer's sliding window, None where the cache is never longer than it.
+
+    0 stands for a layer that keeps a state: it has no keys at all.
+    """
+    if has_states(config):
+        return [0 if state else None for state in keeps_state(config)]
     window, layers = getattr(config, "sliding_window", None), config.num_hidden_layers
     types = getattr(config, "layer_types", None)
     family = FAMILIES.get(config.model_type)

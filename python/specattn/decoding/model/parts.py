@@ -15,6 +15,15 @@ from transformers import PreTrainedModel
 
 from specattn.blocks import Norm, Projection, Unrecognised, embedding_scale
 from specattn.decoding.model.model import Model
+from specattn.decoding.model.recurrent import GatedDelta, gated_delta_layer, reordered
+from specattn.decoding.model.weights import (
+    Reordered,
+    expect_children,
+    read_dense,
+    read_norm,
+    read_projection,
+    split_projection,
+)
 from specattn.distributed.tensor import TensorParallel
 
 
@@ -41,7 +50,8 @@ class Attention:
 
     Queries and keys are normed over each head or, by norms as wide as all of them, over all.
     `scaling` and `softcap` (0.0: none) are of the logits, `sinks` [Hq]; `rope` names what turns
-    queries and keys (`Parts.ropes`), None where nothing does.
+    queries and keys (`Parts.ropes`), None where nothing does. The sigmoid of `gate`, if there is
+    one, is a factor of what is attended to.
     """
 
     q: Projection
@@ -53,6 +63,7 @@ class Attention:
     softcap: float
     sinks: torch.Tensor | None
     rope: str | None
+    gate: Projection | None
     out: Projection
 
     @property
@@ -63,12 +74,12 @@ class Attention:
 
 @dataclass(frozen=True)
 class Layer:
-    """A decoder layer: attention and its MLP, each added to the residual stream.
+    """A decoder layer: attention or a state, and its MLP, each added to the residual stream.
 
     The MLP is a module where it is something else, such as a mixture of experts.
     """
 
-    attention: Attention
+    attention: Attention | GatedDelta
     mlp: GatedMLP | nn.Module
     around_attention: SubLayer
     around_mlp: SubLayer
@@ -88,7 +99,7 @@ class Parts:
     layers: list[Layer]
     norm: Norm
     head: Projection
-    rotary: nn.Module
+    rotary: nn.Module | None
     ropes: tuple[str, ...]
     tensor_parallel: TensorParallel | None
 
@@ -116,9 +127,6 @@ _DIVIDED = {
     "lm_head": "colwise_gather_output",
 }
 
-# Their weight is what is added to 1.
-_NORMS_OF_ONE = {"GemmaRMSNorm", "Gemma2RMSNorm", "Gemma3RMSNorm", "VaultGemmaRMSNorm"}
-
 _Names = tuple[str | None, str | None]
 # Norms before and after attention, then before and after the MLP, by which of them a layer has.
 _NORMS: dict[frozenset[str], tuple[_Names, _Names]] = {
@@ -141,16 +149,19 @@ def parts_of(model: PreTrainedModel) -> Parts:
             raise Unrecognised(f"{name or 'the model'} has forward hooks")
     tensor = _tensor_parallel(model)
     base = cast(Any, model.base_model)
-    _expect_children(base, {"embed_tokens", "layers", "norm", "rotary_emb"}, "the model")
+    rotary = getattr(base, "rotary_emb", None)
+    names = {"embed_tokens", "layers", "norm"} | ({"rotary_emb"} if rotary is not None else set())
+    expect_children(base, names, "the model")
+    order = reordered(model)
     embedding: Any = model.get_input_embeddings()
     return Parts(
-        embedding=_dense(embedding.weight, "the embedding"),
+        embedding=read_dense(embedding.weight, "the embedding"),
         embedding_scale=embedding_scale(embedding) * getattr(base, "embedding_multiplier", 1.0),
-        layers=[_layer(layer, f"layer {n}") for n, layer in enumerate(base.layers)],
-        norm=_norm(base.norm, "the last norm"),
-        head=_projection(model.get_output_embeddings(), "the head"),
-        rotary=base.rotary_emb,
-        ropes=tuple(getattr(base.rotary_emb, "layer_types", ("",))),
+        layers=[_layer(layer, f"layer {n}", order) for n, layer in enumerate(base.layers)],
+        norm=read_norm(base.norm, "the last norm"),
+        head=read_projection(model.get_output_embeddings(), "the head"),
+        rotary=rotary,
+        ropes=() if rotary is None else tuple(getattr(rotary, "layer_types", ("",))),
         tensor_parallel=tensor,
     )
 
@@ -169,35 +180,37 @@ def _tensor_parallel(model: PreTrainedModel) -> TensorParallel | None:
     return tensor
 
 
-def _layer(layer: Any, where: str) -> Layer:
+def _layer(layer: Any, where: str, order: Reordered) -> Layer:
     children = {name for name, child in layer.named_children() if not isinstance(child, nn.Dropout)}
-    norms = _NORMS.get(frozenset(children - {"self_attn", "mlp"}))
-    if norms is None or not children >= {"self_attn", "mlp"}:
+    mixer = "linear_attn" if "linear_attn" in children else "self_attn"
+    norms = _NORMS.get(frozenset(children - {mixer, "mlp"}))
+    if norms is None or not children >= {mixer, "mlp"}:
         raise Unrecognised(f"{where} is made of {', '.join(sorted(children))}")
     factor = float(getattr(layer, "residual_multiplier", 1.0))
     around = [
         SubLayer(_norm_if(layer, before, where), _norm_if(layer, after, where), factor)
         for before, after in norms
     ]
-    return Layer(_attention(layer.self_attn, where), _mlp(layer.mlp, where), *around)
+    read: Any = gated_delta_layer if mixer == "linear_attn" else _attention
+    return Layer(read(getattr(layer, mixer), where, order), _mlp(layer.mlp, where), *around)
 
 
 def _norm_if(layer: Any, name: str | None, where: str) -> Norm | None:
-    return None if name is None else _norm(getattr(layer, name), where)
+    return None if name is None else read_norm(getattr(layer, name), where)
 
 
-def _attention(attention: Any, where: str) -> Attention:
+def _attention(attention: Any, where: str, order: Reordered) -> Attention:
     present = {name for name, _ in attention.named_children()}
     fused = {"qkv_proj"} if "qkv_proj" in present else {"q_proj", "k_proj", "v_proj"}
-    _expect_children(attention, {*fused, "o_proj"} | present & {"q_norm", "k_norm"}, where)
+    expect_children(attention, {*fused, "o_proj"} | present & {"q_norm", "k_norm"}, where)
     own = {name for name, _ in attention.named_parameters(recurse=False)}
     if own - {"sinks"}:
         raise Unrecognised(f"{where}: attention has {', '.join(sorted(own))}")
     if (attention.config.rope_parameters or {}).get("llama_4_scaling_beta") is not None:
         raise Unrecognised(f"{where}: queries are scaled by position")  # far ones: no probe sees it
-    q, k, v = _heads(attention, fused, where)
+    q, k, v, *gates = _heads(attention, fused, where, order)
     q_norm, k_norm = (
-        _norm(getattr(attention, name), where) if name in present else None
+        read_norm(getattr(attention, name), where) if name in present else None
         for name in ("q_norm", "k_norm")
     )
     for norm, projection in ((q_norm, q), (k_norm, k)):
@@ -214,16 +227,24 @@ def _attention(attention: Any, where: str) -> Attention:
         softcap=float(softcap or 0.0),
         sinks=attention.sinks.detach() if "sinks" in own else None,
         rope=_rope(attention),
+        gate=gates[0] if gates else None,
         out=_summed(attention.o_proj, where),
     )
 
 
-def _heads(attention: Any, names: set[str], where: str) -> tuple[Projection, ...]:
-    """Return the projections to queries, keys and values."""
+def _heads(attention: Any, names: set[str], where: str, order: Reordered) -> tuple[Projection, ...]:
+    """Return the projections to queries, keys and values, and to gates where there are any."""
     if names != {"qkv_proj"}:
-        return tuple(_projection(getattr(attention, f"{x}_proj"), where) for x in "qkv")
+        width, heads = attention.head_dim, attention.config.num_attention_heads
+        if getattr(attention.q_proj, "out_features", 0) == 2 * width * heads:
+            q, gate = order.parts(attention.q_proj, heads, (width, width), where)
+            k, v = (read_projection(x, where) for x in (attention.k_proj, attention.v_proj))
+            return q, k, v, gate
+        return tuple(read_projection(getattr(attention, f"{x}_proj"), where) for x in "qkv")
     kv = attention.num_key_value_heads * attention.head_dim
-    return _split(attention.qkv_proj, (kv * attention.num_key_value_groups, kv, kv), where)
+    return split_projection(
+        attention.qkv_proj, (kv * attention.num_key_value_groups, kv, kv), where
+    )
 
 
 def _rope(attention: Any) -> str | None:
@@ -232,6 +253,8 @@ def _rope(attention: Any) -> str | None:
         return None
     if getattr(attention, "sliding_window", None) and not getattr(attention, "is_sliding", True):
         return None  # EXAONE 4: where some layers slide, those that do not have no rope
+    if attention.config.rope_parameters is None:
+        return None
     types, n = getattr(attention.config, "layer_types", None), attention.layer_idx
     by_type = any(isinstance(x, dict) for x in (attention.config.rope_parameters or {}).values())
     return types[n] if by_type and types else ""
@@ -247,54 +270,16 @@ def _mlp(mlp: nn.Module, where: str) -> GatedMLP | nn.Module:
     if names == {"gate_up_proj", "down_proj"}:
         fused = children["gate_up_proj"]
         half = getattr(fused, "out_features", 0) // 2
-        gate, up = _split(fused, (half, half), where)
+        gate, up = split_projection(fused, (half, half), where)
     elif names == {"gate_proj", "up_proj", "down_proj"}:
-        gate, up = (_projection(children[name], where) for name in ("gate_proj", "up_proj"))
+        gate, up = (read_projection(children[name], where) for name in ("gate_proj", "up_proj"))
     else:
         return mlp
     return GatedMLP(gate, up, _summed(children["down_proj"], where), activation)
 
 
-def _split(module: Any, sizes: tuple[int, ...], where: str) -> tuple[Projection, ...]:
-    """Return the projections that lie side by side in one module."""
-    weight, bias = _projection(module, where)
-    biases = [None] * len(sizes) if bias is None else bias.split(sizes)
-    return tuple(map(Projection, weight.split(sizes), biases))
-
-
-def _projection(module: Any, where: str) -> Projection:
-    if type(module) is not nn.Linear:
-        raise Unrecognised(f"{where}: a projection is a {type(module).__name__}")
-    bias = None if module.bias is None else _dense(module.bias, where)
-    return Projection(_dense(module.weight, where), bias)
-
-
 def _summed(module: Any, where: str) -> Projection:
     """Return a projection whose results are summed over ranks; one of them adds the bias."""
-    weight, bias = _projection(module, where)
+    weight, bias = read_projection(module, where)
     mesh = getattr(module.weight, "device_mesh", None)
     return Projection(weight, bias if mesh is None or mesh.get_local_rank() == 0 else None)
-
-
-def _dense(parameter: torch.Tensor, where: str) -> torch.Tensor:
-    tensor = parameter.detach()
-    if hasattr(tensor, "to_local"):  # this rank's part
-        tensor = tensor.to_local()
-    if type(tensor) is not torch.Tensor:
-        raise Unrecognised(f"{where}: its weights are a {type(tensor).__name__}")
-    return tensor
-
-
-def _norm(module: Any, where: str) -> Norm:
-    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    if not type(module).__name__.endswith("RMSNorm") or eps is None:
-        raise Unrecognised(f"{where}: a norm is a {type(module).__name__}")
-    weight = module.weight.detach()
-    return Norm(1 + weight if type(module).__name__ in _NORMS_OF_ONE else weight, float(eps))
-
-
-def _expect_children(module: nn.Module, expected: set[str], where: str) -> None:
-    children = {name for name, _ in module.named_children()}
-    if children != expected:
-        odd = ", ".join(sorted(children ^ expected))
-        raise Unrecognised(f"{where} differs from what is known in {odd}")

@@ -11,8 +11,8 @@ callback, does what the model's own implementation does: nothing is switched bac
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol, cast
@@ -20,7 +20,11 @@ from typing import Any, NamedTuple, Protocol, cast
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
+from specattn.blocks import TORCH
+from specattn.decoding.model.recurrent import GatedDelta
+from specattn.decoding.passes.recurrent import attach_states, gated_delta
 from specattn.kv_cache import KVCache, NewHeads
+from specattn.states import StateRows, States
 
 _OVER = "specattn_over_"  # before the name of the implementation that calls without a plan take
 NO_MASK = torch.empty(0, 0, 0, 0)
@@ -103,7 +107,7 @@ class Pass:
     Attributes
     ----------
     windows : list of (int or None)
-        Sliding window of each layer.
+        Sliding window of each layer; 0: it keeps a state in place of keys.
     rows : int
         T, of each request; with `counts` the most.
     prefix : Tensor, int32 [B]
@@ -118,6 +122,13 @@ class Pass:
         What full-attention layers attend to instead of the whole cache.
     counts : sequence of int, or None
         Makes rows ragged: so many of each request, causal chains side by side in one of the model.
+    parents : Tensor, int64 [T] or [B, T], or None
+        Of the nodes of a tree, for layers with a state.
+    states : States or None
+        What these layers read: of the cache, or a draft's own. `moves_states`: all rows become part
+        of the text at once.
+    state_layers : dict of GatedDelta
+        The weights of these layers, by number.
     """
 
     cache: KVCache
@@ -133,6 +144,10 @@ class Pass:
     selector: KVSelector | None = None
     reuse_buffers: bool = False
     counts: Sequence[int] | None = None
+    parents: torch.Tensor | None = None
+    states: States | None = None
+    moves_states: bool = False
+    state_layers: Mapping[int, GatedDelta] = field(default_factory=dict)
 
     @cached_property
     def slots(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -195,6 +210,24 @@ class Pass:
             self.scores = self._score_memory()
         return self._attend_and_score(new, self.scores[full_layer], options)
 
+    def recall(self, layer: int, parents: torch.Tensor | None = None) -> StateRows:
+        """Return the state of a layer that keeps one, and room for what the pass leaves.
+
+        `parents` of the tree's nodes, if they lie somewhere else in this pass.
+        """
+        assert self.states is not None
+        place = self.cache.place(layer)
+        if self.moves_states:
+            return self.states.moving(place, self.counts)
+        return self.states.rows(place, self.rows, self.parents if parents is None else parents)
+
+    def recur(self, module: Any, hidden: torch.Tensor, options: dict[str, Any]) -> torch.Tensor:
+        """Run a layer that keeps a state, in place of its module with such `options`."""
+        layer: int = module.layer_idx
+        weights = self.state_layers[layer]
+        out = gated_delta(TORCH, weights, hidden, self.recall(layer))
+        return TORCH.linear(out, weights.out)
+
     def _score_memory(self) -> torch.Tensor:
         """Return room for the scores of all full-attention layers."""
         storage, capture = self.cache.storage, self.capture
@@ -232,6 +265,7 @@ def attach(model: PreTrainedModel) -> None:
     Idempotent, and safe while other threads run the model. ValueError: its layers attend otherwise.
     """
     own = model.config._attn_implementation
+    attach_states(model)
     if own.startswith(_OVER):
         return
     name = _OVER + own.replace("/", "_")

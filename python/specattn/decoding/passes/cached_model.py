@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PreTrainedModel
 
+from specattn.decoding.model.families import cache_shape, has_states, keeps_state, state_shape
+from specattn.decoding.model.model import Model
+from specattn.decoding.model.recurrent import state_layers
 from specattn.decoding.passes.attention import NO_CAPTURE, CaptureSpec, KVSelector, Pass
 from specattn.decoding.passes.runner import Runner, Verification
+from specattn.hybrid_cache import HybridCache
 from specattn.kv_cache import KVCache
 from specattn.tree import Tree
 
@@ -24,6 +28,7 @@ class CachedModel:
     ----------
     windows : list of (int or None)
         Sliding window of each layer; `full_layers` have none, and sparse passes select for these.
+        0 stands for a layer that keeps a state.
     embed, head : Module
         The model's embedding, and its head: `logits_of` makes logits of features.
     runner : Runner
@@ -35,6 +40,7 @@ class CachedModel:
         self.device = model.device
         self.full_layers = [n for n, window in enumerate(windows) if window is None]
         self.embed, self.head = model.get_input_embeddings(), model.get_output_embeddings()
+        self.state_layers = state_layers(model) if cache.states is not None else {}
         self.runner = Runner(model)
 
     def programs(self) -> Programs:
@@ -54,6 +60,8 @@ class CachedModel:
         ``on_features(start, features)`` after each chunk: of every request the features [rows, H]
         of its tokens ``start, start + 1, ...``, none where its prompt has ended.
         """
+        if self.cache.states is not None:
+            self.cache.states.clear()
         lengths = [len(prompt) for prompt in prompts]
         total, longest = sum(lengths), max(lengths)
         for start in range(0, longest, chunk_size):
@@ -74,6 +82,7 @@ class CachedModel:
     ) -> Sequence[torch.Tensor]:
         """Run a part of every prompt from `start` on, side by side; return features if `wanted`."""
         plan = self.plan(max(counts), max_seqlen=start + max(counts))
+        plan.moves_states = True
         if min(counts) == max(counts):
             return self.runner.features(plan, tokens.view(len(counts), -1)).unbind()
         plan.counts = counts
@@ -95,6 +104,9 @@ class CachedModel:
         plan = self.plan(rows=tree.size)
         if not tree.is_chain:
             plan.tree_mask, plan.depths = tree.packed_mask, tree.depths
+            plan.parents = tree.parents if tree.parents.dim() == 2 else tree.parents[None]
+        if plan.states is not None:
+            plan.states.verified(tree.size)
         plan.capture, plan.reuse_buffers = capture, reuse_buffers
         return self.runner.run(plan, tokens)
 
@@ -104,10 +116,13 @@ class CachedModel:
         """Run a chain of tokens, int64 [B, T], that sees itself and selected tokens of the cache.
 
         It lies `offset`, an int or int32 [B], behind what is committed. Its keys and values are
-        written like all others, so that a later chain can read them.
+        written like all others, so that a later chain can read them; layers with a state have one
+        for drafts, which has seen what lies before the offset.
         """
         plan = self.plan(rows=tokens.shape[1], offset=offset)
         plan.selector = selector
+        if plan.states is not None:
+            plan.states = plan.states.drafting(offset, plan.rows)
         return self.runner.run(plan, tokens)
 
     def plan(
@@ -118,8 +133,24 @@ class CachedModel:
         committed = self.cache.seqlens
         moved = isinstance(offset, torch.Tensor) or offset != 0
         prefix = committed + offset if moved else committed
-        return Pass(self.cache, self.windows, rows, prefix, max_seqlen)
+        own: Any = {"states": self.cache.states, "state_layers": self.state_layers}
+        return Pass(self.cache, self.windows, rows, prefix, max_seqlen, **own)
 
     def logits_of(self, features: torch.Tensor) -> torch.Tensor:
         """Return the logits [..., V] that the model makes of features [..., H]."""
         return self.runner.logits_of(features)
+
+
+def new_cache(model: PreTrainedModel, batch: int, capacity: int, **options: Any) -> KVCache:
+    """Return an empty cache for a model, of this rank's heads; `options` as for `KVCache`."""
+    config = model.config
+    layers, kv_heads, head_dim = cache_shape(config)
+    if (ranks := Model.ranks_of(model)) is not None:
+        _, kv_heads = ranks.heads(config.num_attention_heads, kv_heads)
+    size: Any = (batch, capacity, kv_heads, head_dim)
+    options = {"dtype": model.dtype, "device": model.device, **options}
+    if not has_states(config):
+        return KVCache(layers, *size, **options)
+    if ranks is not None:
+        raise ValueError(f"models of type {config.model_type!r} are not divided over ranks yet")
+    return HybridCache(keeps_state(config), *size, shape=state_shape(config), **options)

@@ -10,26 +10,34 @@ from torch import nn
 
 from specattn.blocks import Norm, Ops, Projection, Rotation, Store
 from specattn.decoding.model.parts import Attention, GatedMLP, Layer, Parts, SubLayer
+from specattn.decoding.model.recurrent import GatedDelta
+from specattn.decoding.passes.recurrent import gated_delta
 from specattn.distributed.tensor import TensorParallel
+from specattn.states import StateRows
 
 Attend = Callable[[int, Attention, torch.Tensor], torch.Tensor]
 """``attend(n, weights, heads)``: outputs [B, T, Hq, D] of layer n, given the products that make
 queries, keys and values [B, T, heads * D]. `rotated` is the first half of it."""
 
+Recall = Callable[[int], StateRows]
+"""``recall(n)``: the state of layer n, of those that keep one, and room for what a pass leaves."""
+
 
 def decoder(
-    ops: Ops, parts: Parts, tokens: torch.Tensor, attend: Attend
+    ops: Ops, parts: Parts, tokens: torch.Tensor, attend: Attend, recall: Recall
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the logits [B, T, V] and features [B, T, H] of tokens [B, T]."""
-    found = features(ops, parts, tokens, attend)
+    found = features(ops, parts, tokens, attend, recall)
     return _logits(ops, parts, found), found
 
 
-def features(ops: Ops, parts: Parts, tokens: torch.Tensor, attend: Attend) -> torch.Tensor:
+def features(
+    ops: Ops, parts: Parts, tokens: torch.Tensor, attend: Attend, recall: Recall
+) -> torch.Tensor:
     """Return the features [B, T, H] of tokens [B, T]."""
     x = _embedded(ops, parts, tokens)
     for n, layer in enumerate(parts.layers):
-        x = _layer(ops, n, layer, x, attend, parts.tensor_parallel)
+        x = _layer(ops, n, layer, x, attend, recall, parts.tensor_parallel)
     return ops.norm(x, parts.norm, keep=True)
 
 
@@ -49,13 +57,24 @@ def rotated(
 
 
 def _layer(
-    ops: Ops, n: int, layer: Layer, x: torch.Tensor, attend: Attend, ranks: TensorParallel | None
+    ops: Ops,
+    n: int,
+    layer: Layer,
+    x: torch.Tensor,
+    attend: Attend,
+    recall: Recall,
+    ranks: TensorParallel | None,
 ) -> torch.Tensor:
     """Return the residual stream behind a layer."""
     weights, mlp = layer.attention, layer.mlp
     read = _entered(ops, layer.around_attention, x)
-    heads = ops.linear(read, weights.q, weights.k, weights.v)
-    out = attend(n, weights, heads).flatten(2)
+    if isinstance(weights, GatedDelta):
+        out = gated_delta(ops, weights, read, recall(n))
+    else:
+        heads = ops.linear(read, weights.q, weights.k, weights.v)
+        out = attend(n, weights, heads).flatten(2)
+        if weights.gate is not None:
+            out = ops.gate(out, ops.linear(read, weights.gate), "sigmoid")
     x = _left(ops, layer.around_attention, out, weights.out, x, ranks)
     read = _entered(ops, layer.around_mlp, x)
     if isinstance(mlp, GatedMLP):

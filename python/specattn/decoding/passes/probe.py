@@ -16,13 +16,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+from torch.func import functional_call
 from transformers import PreTrainedModel
 
-from specattn.decoding.model.families import cache_shape, windows_of
-from specattn.decoding.model.model import Model
+from specattn.decoding.model.families import windows_of
 from specattn.decoding.passes.attention import Pass, attach, eager_attention
-from specattn.decoding.passes.cached_model import CachedModel
-from specattn.kv_cache import KVCache
+from specattn.decoding.passes.cached_model import CachedModel, new_cache
 from specattn.tree import Tree
 
 _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
@@ -104,7 +103,7 @@ def _error(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 class _Eager:
-    """The model's own eager attention, in float32 if need be, which keeps what it gives out."""
+    """The model's own layers, in float32 if need be: keeps what they give out."""
 
     def __init__(self, precise: bool) -> None:
         self.precise = precise
@@ -120,6 +119,16 @@ class _Eager:
         output = own(module, *tensors, **options)[0].to(dtype)
         self.attended[module.layer_idx] = output
         return output, None
+
+    def recur(self, module: Any, hidden: Any, options: dict[str, Any]) -> torch.Tensor:
+        """Run a layer that keeps a state by itself."""
+        weights = dict(module.named_parameters())
+        if self.precise:
+            weights = {name: x.float() for name, x in weights.items()}
+        rows = hidden.float() if self.precise else hidden
+        output = functional_call(module, weights, (rows,), options).to(hidden.dtype)
+        self.attended[module.layer_idx] = output
+        return output
 
 
 def _by_itself(model: PreTrainedModel, tokens: torch.Tensor, precise: bool = False) -> _Rows:
@@ -178,7 +187,12 @@ class _Witnessed(Pass):
         return window is None or self.windows[layer] is not None
 
     def attend(self, layer: int, *heads: Any, **options: Any) -> torch.Tensor:
-        out = super().attend(layer, *heads, **options)
+        return self._see(layer, super().attend(layer, *heads, **options))
+
+    def recur(self, module: Any, *given: Any) -> torch.Tensor:
+        return self._see(module.layer_idx, super().recur(module, *given))
+
+    def _see(self, layer: int, out: torch.Tensor) -> torch.Tensor:
         self.seen[layer].append(out[0].split(list(self.counts)) if self.counts else out.unbind())
         return out
 
@@ -190,11 +204,7 @@ class _Probe(CachedModel):
         windows = windows_of(model.config, sys.maxsize)
         windows = [None if window is None else min(window, _WINDOW) for window in windows]
         self.seen: dict[int, list[Sequence[torch.Tensor]]] = defaultdict(list)
-        layers, kv_heads, head_dim = cache_shape(model.config)
-        if (ranks := Model.ranks_of(model)) is not None:
-            _, kv_heads = ranks.heads(model.config.num_attention_heads, kv_heads)
-        size = (layers, len(_LENGTHS), _CAPACITY, kv_heads, head_dim)
-        super().__init__(model, KVCache(*size, dtype=model.dtype, device=model.device), windows)
+        super().__init__(model, new_cache(model, len(_LENGTHS), _CAPACITY), windows)
 
     def plan(self, rows: int, offset: Any = 0, max_seqlen: int | None = None) -> Pass:
         own = super().plan(rows, offset, max_seqlen)

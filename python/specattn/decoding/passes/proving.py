@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 import specattn
 from specattn.backends.select import chosen
-from specattn.decoding.model.families import FAMILIES, check_supported
+from specattn.decoding.model.families import FAMILIES, check_supported, has_states
 from specattn.decoding.model.model import Model
 from specattn.decoding.model.text_model import text_model
 from specattn.decoding.passes.probe import first_mismatch
@@ -25,7 +25,7 @@ from specattn.files import write_atomically
 
 BOUNDS = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Of a row of features or logits, relative; what a wrong weight, window or factor does is far more.
-Of float64 too models compute a softmax in float32."""
+Of float64 too models compute a softmax in float32, and states, whose errors add up over a text."""
 
 
 def prove(model: PreTrainedModel, *, trust_family: bool = False) -> None:
@@ -64,6 +64,8 @@ def prove(model: PreTrainedModel, *, trust_family: bool = False) -> None:
 
 def _probe(model: PreTrainedModel) -> None:
     kind, bound = model.config.model_type, BOUNDS[model.dtype]
+    if has_states(model.config):
+        bound = max(bound, BOUNDS[torch.float32])
     found = first_mismatch(model, bound)
     if found is not None:
         raise ValueError(

@@ -28,6 +28,7 @@ from specattn.decoding.passes.attention import Pass, Selection, attach, features
 from specattn.decoding.passes.decoder import decoder, features, rotated
 from specattn.kv_cache import KVCache
 from specattn.ops._tree_mask import packed_mask
+from specattn.states import StateRows
 
 MOST_ROWS = 128
 """Rows of a replayed pass, all requests together; torch's own products are better for more."""
@@ -117,10 +118,12 @@ class GraphRunner(Runner):
             "prefix": plan.prefix,
             "tree_mask": plan.tree_mask,
             "depths": plan.depths,
+            "parents": plan.parents if plan.states is not None else None,
             **(plan.selector._asdict() if isinstance(plan.selector, Selection) else {}),
         }
         inputs = {name: x for name, x in given.items() if x is not None}
-        key = plan.capture, plan.max_seqlen, plan.cache.storage.data_ptr()
+        own_states = plan.states is plan.cache.states
+        key = plan.capture, plan.max_seqlen, plan.cache.storage.data_ptr(), own_states
         return self._handed_out(plan, *self._passes.run(key, partial(self._pass, plan), inputs))
 
     def _pass(
@@ -131,10 +134,12 @@ class GraphRunner(Runner):
         prefix: torch.Tensor,
         tree_mask: torch.Tensor | None = None,
         depths: torch.Tensor | None = None,
+        parents: torch.Tensor | None = None,
         **selected: torch.Tensor,
     ) -> tuple[Any, ...]:
         selector = Selection(**selected) if selected else None
         moving: Any = {"prefix": prefix, "tree_mask": tree_mask, "depths": depths}
+        moving["parents"] = parents
         own = replace(plan, selector=selector, scores=None, queries=None, **moving)
         features = features_of(self.model, tokens, own)
         return self.model.get_output_embeddings()(features), features, own.scores, own.queries
@@ -159,7 +164,7 @@ class LayerAttention:
 
     def memory(self, n: int) -> torch.Tensor | None:
         """Return where layer n stores its heads as it rotates them; None where it does not."""
-        return self.cache.storage[n] if self.cache.stored is None else None
+        return self.cache.storage[self.cache.place(n)] if self.cache.stored is None else None
 
     def attend(
         self,
@@ -220,8 +225,8 @@ class KernelRunner(Runner):
         self.windows = attention.windows
         capacity = attention.cache.capacity
         self._angles = _angles(self.parts, attention.cache)
-        self._least_window = min((w for w in self.windows if w is not None), default=capacity)
-        self._distinct_windows = [None, *{w for w in self.windows if w is not None}]
+        self._least_window = min(filter(None, self.windows), default=capacity)
+        self._distinct_windows = [None, *set(filter(None, self.windows))]
         self._passes = recorded()
         if self.parts.tensor_parallel is None:
             self.programs = self._passes.beside()
@@ -242,7 +247,7 @@ class KernelRunner(Runner):
             scale: Any = {"softmax_scale": weights.scaling, "softcap": weights.softcap}
             return plan.attend(n, *heads, sinks=weights.sinks, **scale)
 
-        return features(ops, self.parts, tokens, attend)
+        return features(ops, self.parts, tokens, attend, plan.recall)
 
     def run(self, plan: Pass, tokens: torch.Tensor) -> Verification:
         """Run a pass; one of more rows is not recorded."""
@@ -250,9 +255,9 @@ class KernelRunner(Runner):
             return super().run(plan, tokens)
         in_python = plan.capture.needs_python or self.attention.in_python(plan)
         collected = () if plan.capture.needs_python else plan.capture.rows
-        key = in_python, collected, plan.capture.per_head
+        key = in_python, collected, plan.capture.per_head, plan.states is plan.cache.states
         self._plan = plan
-        program = partial(self._pass, *key)
+        program = partial(self._pass, *key[:3])
         logits, features, scores = self._passes.run(key, program, self._inputs(plan, tokens))
         scores = plan.scores if scores is None else scores
         return self._handed_out(plan, logits, features, scores, plan.queries)
@@ -262,6 +267,8 @@ class KernelRunner(Runner):
         given = {"tokens": tokens, "prefix": plan.prefix}
         if plan.depths is not None:
             given["depths"] = (plan.depths if plan.depths.dim() == 2 else plan.depths[None]).int()
+        if plan.parents is not None and plan.states is not None:
+            given["parents"] = plan.parents
         given |= self.attention.inputs(plan)
         if plan.tree_mask is None and self._least_window >= plan.rows:
             return given
@@ -303,7 +310,10 @@ class KernelRunner(Runner):
                 own = Collected(rows, scores[self.windows[:n].count(None)])
             return self.attention.attend(ops, n, heads, inputs, own, **visible, **scale)
 
-        logits, features = decoder(ops, self.parts, tokens, attend)
+        def recall(n: int) -> StateRows:
+            return self._plan.recall(n, inputs.get("parents"))
+
+        logits, features = decoder(ops, self.parts, tokens, attend, recall)
         return logits, features, scores
 
     def _scores(self, batch: int, per_head: bool) -> torch.Tensor:
@@ -320,7 +330,7 @@ def _angles(parts: Parts, cache: KVCache) -> dict[str | None, tuple[torch.Tensor
     still = torch.ones(max(cache.capacity, 2), 1)
     like = cache.storage.new_empty(0, dtype=cache.dtype)
     angles: dict[str | None, Any] = {None: (still, torch.zeros_like(still))}
-    for name in parts.ropes:
+    for name in parts.ropes if parts.rotary is not None else ():
         kind = [name] if name else []
         angles[name] = angle_tables(parts.rotary, like, cache.capacity, *kind)
     return angles

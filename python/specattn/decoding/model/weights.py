@@ -1,0 +1,89 @@
+"""Reads tensors out of a model's modules: what is not recognised is not guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from specattn.blocks import Norm, Projection, Unrecognised
+
+# Their weight is what is added to 1.
+_NORMS_OF_ONE = {
+    "GemmaRMSNorm",
+    "Gemma2RMSNorm",
+    "Gemma3RMSNorm",
+    "VaultGemmaRMSNorm",
+    "Qwen3NextRMSNorm",
+    "Qwen3_5RMSNorm",
+    "Qwen3_5MoeRMSNorm",
+}
+
+
+class Reordered:
+    """Rows of weights in another order: copied once, and again where a weight has changed."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, int], tuple[tuple[Any, ...], Sequence[torch.Tensor]]] = {}
+
+    def parts(self, module: Any, groups: int, sizes: Sequence[int], where: str) -> list[Projection]:
+        """Return what a module interleaves: `sizes` rows of each projection, `groups` times."""
+        found = [
+            [None] * len(sizes) if x is None else self._parts(x, groups, sizes, where)
+            for x in read_projection(module, where)
+        ]
+        return list(map(Projection, *found))
+
+    def _parts(
+        self, x: torch.Tensor, groups: int, sizes: Sequence[int], where: str
+    ) -> Sequence[torch.Tensor]:
+        key = f"{where} {sizes}", x.dim()
+        now = x.data_ptr(), x.dtype, x.device, None if x.is_inference() else x._version
+        if key not in self._known or self._known[key][0] != now:
+            pieces = x.unflatten(0, (groups, -1)).split(list(sizes), 1)
+            self._known[key] = now, [piece.flatten(0, 1).contiguous() for piece in pieces]
+        return self._known[key][1]
+
+
+def read_projection(module: Any, where: str) -> Projection:
+    """Return weight and bias of a linear module."""
+    if type(module) is not nn.Linear:
+        raise Unrecognised(f"{where}: a projection is a {type(module).__name__}")
+    bias = None if module.bias is None else read_dense(module.bias, where)
+    return Projection(read_dense(module.weight, where), bias)
+
+
+def split_projection(module: Any, sizes: tuple[int, ...], where: str) -> tuple[Projection, ...]:
+    """Return the projections that lie side by side in one module."""
+    weight, bias = read_projection(module, where)
+    biases = [None] * len(sizes) if bias is None else bias.split(sizes)
+    return tuple(map(Projection, weight.split(sizes), biases))
+
+
+def read_dense(parameter: torch.Tensor, where: str) -> torch.Tensor:
+    """Return a parameter as a plain tensor, of a divided one this rank's part."""
+    tensor = parameter.detach()
+    if hasattr(tensor, "to_local"):  # this rank's part
+        tensor = tensor.to_local()
+    if type(tensor) is not torch.Tensor:
+        raise Unrecognised(f"{where}: its weights are a {type(tensor).__name__}")
+    return tensor
+
+
+def read_norm(module: Any, where: str) -> Norm:
+    """Return an RMS norm, whose weight may be what is added to 1."""
+    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    if not type(module).__name__.endswith("RMSNorm") or eps is None:
+        raise Unrecognised(f"{where}: a norm is a {type(module).__name__}")
+    weight = module.weight.detach()
+    return Norm(1 + weight if type(module).__name__ in _NORMS_OF_ONE else weight, float(eps))
+
+
+def expect_children(module: nn.Module, expected: set[str], where: str) -> None:
+    """Raise `Unrecognised` where a module is made of something else."""
+    children = {name for name, _ in module.named_children()}
+    if children != expected:
+        odd = ", ".join(sorted(children ^ expected))
+        raise Unrecognised(f"{where} differs from what is known in {odd}")

@@ -14,6 +14,7 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from specattn.decoding import Plain, Vegas
+from specattn.decoding.engine.method import refuse_unsupported
 from tests.decoding.models import (
     VOCABULARY,
     greedy_by_transformers,
@@ -270,8 +271,12 @@ def test_what_cannot_be_obeyed_is_refused(model, options, message):
 def test_a_cache_that_holds_something_is_refused(model):
     cache, ids = DynamicCache(), prompts([12])[0][None]
     model(ids[:, :5], past_key_values=cache)
-    with pytest.raises(ValueError, match="past_key_values"):
+    with pytest.raises(ValueError, match="must be empty"):
         model.generate(ids, custom_generate=METHODS[0], past_key_values=cache, max_new_tokens=3)
+    for name in ("cache", "past_key_values"):  # as transformers calls it from 5.24 on, and before
+        with pytest.raises(ValueError, match=f"{name} must be empty"):
+            refuse_unsupported(model.generation_config, {name: cache})
+        refuse_unsupported(model.generation_config, {name: DynamicCache()})
 
 
 def test_a_streamer_follows_one_row(model):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any
 
 import torch
@@ -20,7 +21,9 @@ def last_layer_cache(
     """
     # With a cache at hand, transformers does not take a jump of the positions for a new text.
     layers: list[Any] = [_LastGiven() for _ in range(model.config.num_hidden_layers)]
-    model.base_model(input_ids, position_ids=position_ids, past_key_values=Cache(layers=layers))
+    named = signature(model.base_model.forward).parameters
+    name = "cache" if "cache" in named else "past_key_values"  # as transformers called it to 5.23
+    model.base_model(input_ids, position_ids=position_ids, **{name: Cache(layers=layers)})
     keys, values = layers[-1].keys, layers[-1].values
     return keys.transpose(1, 2), values.transpose(1, 2)
 

@@ -49,7 +49,7 @@ _UNSUPPORTED = {
     "prompt_lookup_num_tokens": (None,),
     "assistant_early_exit": (None,),
 }
-
+_CACHES = ("cache", "past_key_values")  # what transformers calls its own: the second until 5.23
 
 OnTokens = Callable[[int, list[int]], None]
 
@@ -300,10 +300,11 @@ def refuse_unsupported(config: GenerationConfig, model_kwargs: dict[str, Any]) -
     for name, harmless in _UNSUPPORTED.items():
         if (value := getattr(config, name, None)) not in harmless:
             raise ValueError(f"{name}={value!r} is not possible with speculative decoding")
-    past = model_kwargs.get("past_key_values")
-    if past is not None and past.get_seq_length() > 0:
-        raise ValueError("past_key_values must be empty: the cache is our own")
-    known = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
+    for name in _CACHES:
+        past = model_kwargs.get(name)
+        if past is not None and past.get_seq_length() > 0:
+            raise ValueError(f"{name} must be empty: the cache is our own")
+    known = {"attention_mask", "position_ids", *_CACHES, "use_cache", "logits_to_keep"}
     model_kwargs = {
         name: value
         for name, value in model_kwargs.items()

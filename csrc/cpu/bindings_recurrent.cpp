@@ -109,6 +109,24 @@ States states_of(const View& state, int64_t B, int64_t Hv) {
   return {state.as<float>(), state.stride[0], state.stride[1], state.stride[2]};
 }
 
+void delta_gates(const py::args& all) {
+  Arguments next(all);
+  auto call = std::make_unique<PlainCall<DeltaGates>>();
+  DeltaGates& p = *call;
+  const View b = next.tensor("b"), a = next.tensor("a");
+  p.dtype = computed(b.expect(b.dtype, {-1, -1}));
+  p.M = b.shape[0], p.heads = b.shape[1];
+  a.expect(p.dtype, {p.M, p.heads});
+  p.b = b.data, p.b_row = b.stride[0], p.a = a.data, p.a_row = a.stride[0];
+  p.rate = next.tensor("rate").expect_dense(Dtype::kFloat32, p.heads).as<float>();
+  p.bias = next.tensor("bias").expect_dense(Dtype::kFloat32, p.heads).as<float>();
+  p.most = static_cast<float>(next.value<double>());
+  const View g = next.tensor("g"), beta = next.tensor("beta");
+  p.g = g.expect(Dtype::kFloat32, {p.M, p.heads}).as<float>(), p.g_row = g.stride[0];
+  p.beta = beta.expect(Dtype::kFloat32, {p.M, p.heads}).as<float>(), p.beta_row = beta.stride[0];
+  next.run(std::move(call));
+}
+
 void gated_delta_tree(const py::args& all) {
   Arguments next(all);
   auto call = std::make_unique<GatedDeltaCall>();
@@ -208,6 +226,8 @@ void causal_conv_commit(const py::args& all) {
 }  // namespace
 
 void specattn::define_recurrent(py::module_& m) {
+  m.def("delta_gates", &delta_gates,
+        "most sigmoid(b) and rate softplus(a + bias): b, a, rate, bias, most, g, beta.");
   m.def("gated_delta_tree", &gated_delta_tree);
   m.def("gated_delta_commit", &gated_delta_commit);
   m.def("causal_conv_tree", &causal_conv_tree);

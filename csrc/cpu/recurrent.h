@@ -135,6 +135,19 @@ struct GatedDeltaScratch {
   }
 };
 
+// g = rate softplus(a + bias) and beta = most sigmoid(b), of rows of `heads` products each.
+struct DeltaGates {
+  Dtype dtype = Dtype::kFloat32;  // of b and a
+  int64_t M = 0, heads = 0;
+  const void *b = nullptr, *a = nullptr;
+  int64_t b_row = 0, a_row = 0;
+  const float *rate = nullptr, *bias = nullptr;
+  float most = 1;
+  float *g = nullptr, *beta = nullptr;
+  int64_t g_row = 0, beta_row = 0;
+};
+
+void run(const DeltaGates&, int threads);
 void run(const GatedDelta&, int threads);
 void run(const GatedDeltaCommit&, int threads);
 void run(const CausalConv&, int threads);

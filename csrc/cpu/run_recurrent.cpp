@@ -1,7 +1,9 @@
 // Deals the heads and channels of layers with a state to threads.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
+#include "convert.h"
 #include "kernels.h"
 #include "recurrent.h"
 #include "run.h"
@@ -20,7 +22,28 @@ const float* state_ahead(const States& state, int64_t Dv, int64_t heads, int64_t
   return state.at(next / heads, next % heads);
 }
 
+template <class Elem>
+void gates_of_row(const DeltaGates& p, int64_t i) {
+  const Elem* const b = static_cast<const Elem*>(p.b) + i * p.b_row;
+  const Elem* const a = static_cast<const Elem*>(p.a) + i * p.a_row;
+  for (int64_t h = 0; h < p.heads; ++h) {
+    const float x = to_float(a[h]) + p.bias[h];
+    const float softplus = x > 20.0f ? x : std::log1p(std::exp(x));
+    p.g[i * p.g_row + h] = p.rate[h] * softplus;
+    p.beta[i * p.beta_row + h] = p.most / (1.0f + std::exp(-to_float(b[h])));
+  }
+}
+
 }  // namespace
+
+void run(const DeltaGates& p, int threads) {
+  threads = useful_threads(100 * p.M * p.heads, p.M, threads);
+  parallel(threads, p.M, [&](int64_t i, int) {
+    if (p.dtype == Dtype::kFloat32) return gates_of_row<float>(p, i);
+    if (p.dtype == Dtype::kBFloat16) return gates_of_row<bf16>(p, i);
+    return gates_of_row<fp16>(p, i);
+  });
+}
 
 void run(const GatedDelta& p, int threads) {
   static thread_local Arena arena;

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from specattn import _cpu
-from specattn.blocks import TORCH, Projection
+from specattn.blocks import TORCH, Gates, Projection
 from specattn.blocks.kernels import Kernels, Memory
 from tests.cases import assert_accurate
 from tests.cpu import calls
@@ -324,6 +324,42 @@ def test_gate(isa, rows, width, dtype, gate, widened, in_place):
     out = first if in_place and read == dtype else apart(calls.poisoned(rows, width, dtype=dtype))
     _cpu.gate(first, apart(second), gate, out, 2)
     assert_accurate(out, exact, rough, atol=LUCK)
+
+
+@per_isa
+@given(
+    rows=st.integers(1, 9),
+    heads=st.integers(1, 40),
+    dtype=st.sampled_from(DTYPES),
+    most=st.sampled_from([1.0, 2.0]),
+    seed=st.integers(0, 2**16),
+)
+def test_gates_of_a_state(isa, rows, heads, dtype, most, seed):
+    """`Kernels.gates` does what `Ops.gates` does, in parts of wider rows, at any size of them."""
+    sizes = (1, rows, 3 * heads), (heads,), (heads,)
+    products, rate, bias = normal(seed, *sizes, dtype=torch.float32)
+    products = (products * 20).to(dtype)
+    b, _, a = products.split(heads, -1)
+    gates = Gates(-rate.abs(), bias, most)
+    found = Kernels(Memory()).gates(b, a, gates)
+    wide = Gates(*(x.double() for x in gates[:2]), most)
+    for one, exact, rough in zip(
+        found, TORCH.gates(b.double(), a.double(), wide), TORCH.gates(b, a, gates), strict=True
+    ):
+        assert one.dtype == torch.float32
+        assert_accurate(one, exact, rough, atol=LUCK)
+
+
+def test_gates_have_the_rows_of_their_products(isa):
+    x, one = torch.ones(2, 8), torch.ones(8)
+    for arguments, message in [
+        ((x, x[:1], one, one, 1.0, x, x), "a must be"),
+        ((x, x, one[:7], one, 1.0, x, x), "rate must be"),
+        ((x, x, one, one, 1.0, x, x.half()), "beta must be"),
+        ((x.double(), x.double(), one, one, 1.0, x, x), "b must be float32, bfloat16"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            _cpu.delta_gates(*arguments, 1)
 
 
 def test_what_is_gated_has_one_shape_and_type(isa):

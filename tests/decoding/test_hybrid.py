@@ -3,6 +3,7 @@
 import copy
 import pickle
 from functools import cache
+from types import SimpleNamespace
 
 import hypothesis
 import pytest
@@ -13,8 +14,10 @@ from transformers import LogitsProcessorList
 
 from specattn.decoding import METHODS, Target, generate, prove
 from specattn.decoding.engine.snapshot import PromptSnapshot
+from specattn.decoding.model.model import Model
 from specattn.decoding.model.weights import Reordered
 from specattn.decoding.passes.attention import Selection
+from specattn.decoding.passes.cached_model import new_cache
 from specattn.tree import Tree
 from tests.decoding import settings
 from tests.decoding.models import (
@@ -31,6 +34,7 @@ pytestmark = pytest.mark.usefixtures("poisoned_empty")
 NEW_TOKENS = 20
 LENGTHS = (5, 23, 40)
 ONE_OF_A_KIND = ("plain", "vegas", "streaming", "suffix", "token_recycling")
+QUICK = {("plain", "off"), ("vegas", "on"), ("token_recycling", "on")}
 
 
 def hybrid(family):
@@ -45,8 +49,14 @@ def test_every_method_says_what_transformers_says(name):
     assert output.new_tokens == expected
 
 
-@pytest.mark.parametrize("compile", ["off", "on"])
-@pytest.mark.parametrize("name", ONE_OF_A_KIND)
+@pytest.mark.parametrize(
+    ("name", "compile"),
+    [
+        pytest.param(name, compile, marks=() if (name, compile) in QUICK else pytest.mark.slow)
+        for name in ONE_OF_A_KIND
+        for compile in ("off", "on")
+    ],
+)
 @pytest.mark.parametrize("family", HYBRIDS)
 def test_every_family_says_what_transformers_says(family, name, compile):
     model, texts, expected = hybrid(family)
@@ -82,11 +92,10 @@ def test_a_request_that_ends_early_leaves_the_others_alone():
 
 @pytest.mark.parametrize("chunk_size", [1, 7, 200])
 def test_chunks_of_the_prefill_do_not_show(chunk_size):
-    model, texts = tiny_model("qwen3_5"), prompts([1, 150, 300])
+    model, texts = _model(), prompts([1, 30, 9 if chunk_size < 200 else 300])
     expected = [greedy_by_transformers(model, text, 4) for text in texts]
-    several = texts[1:] if chunk_size == 1 else texts
-    output = generate(model, several, "plain", max_new_tokens=4, prefill_chunk_size=chunk_size)
-    assert output.new_tokens == expected[-len(several) :]
+    output = generate(model, texts, "plain", max_new_tokens=4, prefill_chunk_size=chunk_size)
+    assert output.new_tokens == expected
 
 
 def test_a_seed_decides_the_text():
@@ -112,7 +121,7 @@ def close(found, expected, bound):
 
 
 @pytest.mark.parametrize("compile", ["off", "on"])
-@hypothesis.settings(max_examples=25)
+@hypothesis.settings(max_examples=12)
 @given(data=st.data())
 @torch.no_grad()
 def test_a_commit_leaves_the_state_of_plain_decoding(compile, data):
@@ -268,3 +277,12 @@ def test_trees_that_no_state_verifies_are_refused():
     method = METHODS["suffix"](nodes=200)
     with pytest.raises(ValueError, match=r"suffix may draft trees of 20\d nodes; layers .* 128"):
         generate(_model(), [1, 2, 3], method, max_new_tokens=4)
+
+
+def test_ranks_are_refused(monkeypatch):
+    ranks = SimpleNamespace(context=object(), heads=lambda *heads: heads)
+    with pytest.raises(ValueError, match="'qwen3_5_text' keep states, which ranks do not share"):
+        Target(_model(), 1, 8, lockstep=ranks)
+    monkeypatch.setattr(Model, "ranks_of", lambda model: ranks)
+    with pytest.raises(ValueError, match="'qwen3_5_text' are not divided over ranks yet"):
+        new_cache(_model(), 1, 8)

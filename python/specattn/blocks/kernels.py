@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 import specattn._cpu as _cpu
+from specattn.blocks.gated_delta import Gates
 from specattn.blocks.ops import ACTIVATIONS, Norm, Ops, Place, Projection, Rotation, Store
 
 MOST_ROWS = 128
@@ -116,6 +117,14 @@ class Kernels(Ops):
         rows = (gate.flatten(0, -2), x.flatten(0, -2))
         self.kernel(_cpu.gate, *rows, activation, out.flatten(0, -2))
         return out
+
+    def gates(
+        self, b: torch.Tensor, a: torch.Tensor, gates: Gates
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        g, beta = (self._rows(what, b[..., 0], b.shape[-1], torch.float32) for what in ("g", "b"))
+        b, a, *out = (x.flatten(0, -2) for x in (b, a, g, beta))
+        self.kernel(_cpu.delta_gates, b, a, *gates, *out)
+        return g, beta
 
     def in_place(self, x: torch.Tensor, function: Callable[[torch.Tensor], object]) -> torch.Tensor:
         self.python(lambda: function(x))

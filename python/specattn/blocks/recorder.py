@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import specattn._cpu as _cpu
-from specattn.blocks.gated_delta import Convolution, Gates, split_mixed
+from specattn.blocks.gated_delta import Convolution, split_mixed
 from specattn.blocks.kernels import Kernels, Memory
 from specattn.blocks.ops import Projection, embedding_scale, projection
 from specattn.reference.tree_mask import WORD_BITS
@@ -131,18 +131,6 @@ class Recorder(Kernels):
         read, to = x.flatten(0, -2), out.flatten(0, -2)
         self.kernel(_cpu.linear_parts, read, [weight], [bias], None, None, to)
         return out
-
-    def gates(
-        self, b: torch.Tensor, a: torch.Tensor, gates: Gates
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        g, beta = (self._rows(what, b[..., 0], b.shape[-1], torch.float32) for what in ("g", "b"))
-
-        def compute() -> None:
-            for out, found in zip((g, beta), super(Recorder, self).gates(b, a, gates), strict=True):
-                out.copy_(found)
-
-        self.python(compute)
-        return g, beta
 
     def gated_delta(
         self,

@@ -72,6 +72,24 @@ inline fp16 from_float<fp16>(float x) {
   return {static_cast<uint16_t>(sign | ((rounded - 0x38000000u) >> 13))};
 }
 
+// Whether some rows of e4m3 hold a NaN, all bits of its magnitude: rarely.
+inline bool words_hold_nan(const char* const* rows, int count, int D) {
+  uint64_t found[4] = {};
+  const auto look = [&](const char* at, int words) {
+    for (int i = 0; i < words; ++i) {
+      uint64_t x;
+      std::memcpy(&x, at + 8 * i, sizeof x);
+      found[i] |= (x & 0x7f7f7f7f7f7f7f7f) + 0x0101010101010101;
+    }
+  };
+  for (int n = 0; n < count; ++n) {
+    int d = 0;
+    for (; d + 32 <= D; d += 32) look(rows[n] + d, 4);
+    if (d < D) look(rows[n] + d, (D - d) / 8);
+  }
+  return ((found[0] | found[1] | found[2] | found[3]) & 0x8080808080808080) != 0;
+}
+
 // The largest number of an 8-bit type: what is larger becomes it.
 template <class Elem>
 inline constexpr float kMost = 127.0f;

@@ -128,6 +128,13 @@ struct Avx512 {
   static V load_units(const Elem* p) {
     return load_as_float(p);
   }
+  static bool holds_nan(const char* const* rows, int count, int D) {
+    return words_hold_nan(rows, count, D);
+  }
+  template <class Elem>
+  static void load_two_units(const Elem* p, V* two) {
+    two[0] = load_units(p), two[1] = load_units(p + W);
+  }
   static V load_as_float(const e4m3* p) { return mul(load_units(p), set1(kUnit<e4m3>)); }
   static void store_as(float* p, V v) { store(p, v); }
   static void store_as(bf16* p, V v) {

@@ -83,6 +83,13 @@ struct Generic {
   static V load_units(const Elem* p) {
     return mul(load_as_float(p), set1(1.0f / kUnit<Elem>));
   }
+  static bool holds_nan(const char* const* rows, int count, int D) {
+    return words_hold_nan(rows, count, D);
+  }
+  template <class Elem>
+  static void load_two_units(const Elem* p, V* two) {
+    two[0] = load_units(p), two[1] = load_units(p + W);
+  }
   template <class Elem>
   static void store_as(Elem* p, V v) {
     for (int i = 0; i < W; ++i) p[i] = from_float<Elem>(v[i]);

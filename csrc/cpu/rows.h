@@ -51,7 +51,41 @@ inline typename Isa::V row_logits(const float* q, int stride, const char* const*
       for (int r = 0; r < R; ++r) acc[r * N + n] = Isa::fma(x[r], y, acc[r * N + n]);
     }
   };
+  // Two vectors at once: of what are fewer, keys or rows, both stay in registers.
+  const auto add_two = [&](int d) {
+    if constexpr (R > N) {
+      V y[N][2];
+#pragma GCC unroll 4
+      for (int n = 0; n < N; ++n) {
+        Isa::load_two_units(reinterpret_cast<const Elem*>(k[n]) + d, y[n]);
+      }
+#pragma GCC unroll 2
+      for (int j = 0; j < 2; ++j)
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+          const V x = Isa::load(q + r * stride + d + j * Isa::W);
+#pragma GCC unroll 4
+          for (int n = 0; n < N; ++n) acc[r * N + n] = Isa::fma(x, y[n][j], acc[r * N + n]);
+        }
+    } else {
+#pragma GCC unroll 16
+      for (int n = 0; n < N; ++n) {
+        V y[2];
+        Isa::load_two_units(reinterpret_cast<const Elem*>(k[n]) + d, y);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+          for (int j = 0; j < 2; ++j) {
+            const V x = Isa::load(q + r * stride + d + j * Isa::W);
+            acc[r * N + n] = Isa::fma(x, y[j], acc[r * N + n]);
+          }
+      }
+    }
+  };
   int d = 0;
+  if constexpr (std::is_same_v<Elem, e4m3_number> || std::is_same_v<Elem, e5m2>) {
+    for (; d + 2 * Isa::W <= D; d += 2 * Isa::W) add_two(d);
+  }
   for (; d + Isa::W <= D; d += Isa::W) add(d, std::true_type{});
   if (d < D) add(d, std::false_type{});
   return Isa::sum_each(acc);
@@ -85,9 +119,11 @@ __attribute__((noinline)) void value_rows_of(const float* p, const char* const* 
   for (int n = 0; n < keys; ++n) {
     const Elem* row = reinterpret_cast<const Elem*>(v[n]) + column;
     V y[DB];
-#pragma GCC unroll 4
-    for (int j = 0; j < DB; ++j) {
-      y[j] = DB > 1 ? Isa::load_units(row + j * Isa::W) : load_some<Isa>(row, D - column);
+    if constexpr (DB == 1) {
+      y[0] = load_some<Isa>(row, D - column);
+    } else {
+#pragma GCC unroll 2
+      for (int j = 0; j < DB; j += 2) Isa::load_two_units(row + j * Isa::W, y + j);
     }
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {

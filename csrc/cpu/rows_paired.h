@@ -146,25 +146,6 @@ struct PairedRowProducts {
 template <class Isa, class Elem>
 inline constexpr bool kPairsFewRows = Isa::template Dot<Elem>::kPair == 2 && !kTiles<Isa, Elem>;
 
-// Whether some rows of e4m3 hold a NaN, all bits of its magnitude: rarely.
-template <class Isa>
-inline bool holds_nan(const char* const* rows, int count, int D) {
-  uint64_t found[4] = {};
-  const auto look = [&](const char* at, int words) {
-    for (int i = 0; i < words; ++i) {
-      uint64_t x;
-      std::memcpy(&x, at + 8 * i, sizeof x);
-      found[i] |= (x & 0x7f7f7f7f7f7f7f7f) + 0x0101010101010101;
-    }
-  };
-  for (int n = 0; n < count; ++n) {
-    int d = 0;
-    for (; d + 32 <= D; d += 32) look(rows[n] + d, 4);
-    if (d < D) look(rows[n] + d, (D - d) / 8);
-  }
-  return ((found[0] | found[1] | found[2] | found[3]) & 0x8080808080808080) != 0;
-}
-
 // The products of a few rows with a cache of 8 bits, and with a tree beside it; over kUnit.
 template <class Isa, class Elem>
 struct MixedRowProducts : WidenedRowProducts<Isa, Elem> {
@@ -193,7 +174,7 @@ struct MixedRowProducts : WidenedRowProducts<Isa, Elem> {
  private:
   template <class Function>
   void with_stored(const char* const* rows, int count, int D, const Function& function) const {
-    const bool numbers = type == Dtype::kFloat8E4M3 && !holds_nan<Isa>(rows, count, D);
+    const bool numbers = type == Dtype::kFloat8E4M3 && !Isa::holds_nan(rows, count, D);
     if (numbers) return function(Tag<e4m3_number>{});
     with_8_bits(type, function);
   }

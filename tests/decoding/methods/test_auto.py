@@ -89,7 +89,8 @@ def test_requests_of_a_batch_are_drafted_for_by_different_drafters(model, capric
     def noted(self, root):
         draft = propose(self, root)
         rounds.append((self.name, tuple(self.own)))
-        expected.append([self.name if own and self.name else "suffix" for own in self.own])
+        names = [self.name if own and self.name else "suffix" for own in self.own]
+        expected.append(dict(zip(self.sequences.active, names, strict=True)))
         return draft
 
     expected = []
@@ -108,10 +109,10 @@ def test_requests_of_a_batch_are_drafted_for_by_different_drafters(model, capric
         histories = [request.history for request in found.statistics.requests]
         apart |= len({len(history) for history in histories}) > 1
         for number, names in enumerate(expected):
-            round = [history[number] for history in histories if len(history) > number]
-            assert [one.drafter for one in round] == [
-                name if one.drafted else None for name, one in zip(names, round, strict=True)
-            ]
+            for request, name in names.items():
+                one = histories[request][number]
+                assert one.drafter == (name if one.drafted else None)
+            assert sum(len(history) > number for history in histories) == len(names)
     assert apart, "requests must end in different rounds of one run at least"
     assert mixed == {"vegas", "longspec"}
 

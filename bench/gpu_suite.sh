@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in one command of under nine minutes: tests on the real device, the
-# kernel sweep, decoding at two real models' shapes.
+# Everything that needs a GPU, in steps of at most eight minutes: tests on the real device, the kernel
+# sweep, decoding at two real models' shapes.
 #
-#   bench/gpu_suite.sh --out DIR           on a machine with a GPU
+#   bench/gpu_suite.sh --out DIR           all steps, on a machine with a GPU
+#   bench/gpu_suite.sh --out DIR STEP...   some of them; what others have left in DIR stays
+#   bench/gpu_suite.sh --list              their names, in order
 #   bench/gpu_suite.sh --out DIR --smoke   the same steps, tiny, on any machine
 #
 # Needs a Python with torch, Triton, transformers and pytest; the package need not be installed.
@@ -12,19 +14,28 @@
 set -uo pipefail
 
 usage() {
-    echo "gpu_suite.sh: $1; usage: gpu_suite.sh --out DIR [--smoke]" >&2
+    echo "gpu_suite.sh: $1; usage: gpu_suite.sh --out DIR [--smoke] [STEP...]" >&2
     exit 2
 }
 
-out="" smoke=""
+steps=(environment check tests-cuda tests-attention tests-triton tests-ops kernels kernels-cuda
+    kernels-flash_attn kernels-triton winners decode-llama-3.1-8b decode-qwen3-8b)
+smoke_steps=(environment tests kernels kernels-cpu kernels-reference winners decode-tiny)
+out="" smoke="" wanted=()
 while [ $# -gt 0 ]; do
     case "$1" in
         --out) [ $# -ge 2 ] || usage "--out needs a directory"; out="$2"; shift 2 ;;
         --smoke) smoke=1; shift ;;
+        --list) printf '%s\n' "${steps[@]}"; exit 0 ;;
+        [a-z]*) wanted+=("$1"); shift ;;
         *) usage "unknown argument '$1'" ;;
     esac
 done
 [ -n "$out" ] || usage "--out is missing"
+[ -z "$smoke" ] || steps=("${smoke_steps[@]}")
+for name in "${wanted[@]+"${wanted[@]}"}"; do
+    [[ " ${steps[*]} " == *" $name "* ]] || usage "unknown step '$name', not one of ${steps[*]}"
+done
 mkdir -p "$out" 2>/dev/null && out="$(cd "$out" && pwd)" || usage "cannot write to '$out'"
 cd "$(dirname "$0")/.."
 PYTHON="${PYTHON:-python3}"
@@ -37,14 +48,19 @@ mkdir "$package/specattn"
 ln -s "$PWD"/python/specattn/* "$PWD/reference" "$PWD/triton_kernels" "$package/specattn/"
 export PYTHONPATH="$package${PYTHONPATH:+:$PYTHONPATH}"
 
-failed=0
-: >"$out/summary.txt"
+failed=0 ran=()
+touch "$out/summary.txt"
 
-# step NAME SECONDS COMMAND...: run within a limit, keep the output, note the outcome.
+is_wanted() { [ ${#wanted[@]} -eq 0 ] || [[ " ${wanted[*]} " == *" $1 "* ]]; }
+
+# step NAME SECONDS COMMAND...: run within a limit if wanted, keep the output, note the outcome.
 # The interrupt lets pytest and the sweep report what they finished.
 step() {
     local name="$1" limit="$2" start=$SECONDS status verdict
     shift 2
+    is_wanted "$name" || return 0
+    ran+=("$name")
+    sed -i "/^$name /d" "$out/summary.txt"
     [ -z "$smoke" ] || limit=900  # any machine may be busy: only what hangs takes so long
     echo "== $name (at most ${limit} s)"
     timeout --signal=INT --kill-after=15 "$limit" "$@" >"$out/$name.log" 2>&1
@@ -58,14 +74,15 @@ step() {
     printf '%-20s %4d s  %s\n' "$name" $((SECONDS - start)) "$verdict" | tee -a "$out/summary.txt"
 }
 
+# Kernels compile side by side where pytest-xdist is installed.
+pytest=("$PYTHON" -m pytest -p no:cacheprovider --tb=short -rfE)
+if [ -z "$smoke" ] && "$PYTHON" -c 'import xdist' 2>/dev/null; then pytest+=(-n 8); fi
 if [ -n "$smoke" ]; then
-    tests=(tests/ops/test_checks.py)
     kernels=(--quick --shape tiny --context 256 --rows 1,4 --budget 0.01)
     shapes=(tiny)
     against=(cpu reference) table=("--out" "$out/winners.json")
     decode=(--layers 1 --context 256 --new-tokens 8 --repeats 1 --budget 0.01)
 else
-    tests=(tests/triton_kernels tests/ops)
     kernels=(--quick --device cuda --shape llama-3.1-8b --context 32k,128k --rows 1,16,64 --batch 1,8
         --budget 0.3)
     shapes=(llama-3.1-8b qwen3-8b)
@@ -79,42 +96,45 @@ gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
 print(f"Python {sys.version.split()[0]}, torch {torch.__version__}, {gpu}")
 print(f"specattn from {specattn.__file__}")
 print(f"backends {specattn.backends()}")'
-# Compiling for other GPUs needs none: CI does it.
-step tests 200 "$PYTHON" -m pytest -p no:cacheprovider --tb=short -rfE "${tests[@]}" \
-    --ignore tests/triton_kernels/test_compile.py
-step kernels 160 "$PYTHON" bench/run_kernels.py "${kernels[@]}" --json "$out/kernels.jsonl" \
-    --pictures "$out"
 is_there() { "$PYTHON" -c 'import sys, specattn; sys.exit(specattn.backends()[sys.argv[1]] != "available")' "$1"; }
-if [ -z "$smoke" ] && is_there cuda; then
-    step tests-cuda 120 "$PYTHON" -m pytest -p no:cacheprovider --tb=short -rfE \
-        tests/backends/test_cuda_device.py
+if [ -n "$smoke" ]; then
+    step tests 200 "${pytest[@]}" tests/ops/test_checks.py
+else
+    step check 240 "$PYTHON" -m specattn.cli gpu-check
+    if is_wanted tests-cuda && is_there cuda; then
+        step tests-cuda 300 "${pytest[@]}" tests/backends/test_cuda_device.py
+    fi
+    step tests-attention 480 "${pytest[@]}" tests/triton_kernels/test_attention.py
+    # Compiling for other GPUs needs none: CI does it.
+    step tests-triton 480 "${pytest[@]}" tests/triton_kernels \
+        --ignore tests/triton_kernels/test_compile.py --ignore tests/triton_kernels/test_attention.py
+    step tests-ops 480 "${pytest[@]}" tests/ops
 fi
+step kernels 300 "$PYTHON" bench/run_kernels.py "${kernels[@]}" --json "$out/kernels.jsonl" \
+    --pictures "$out"
 # Every backend on all that it serves, against the others: from then on the fastest are chosen here.
-sweeps=()
 for backend in "${against[@]}"; do
-    is_there "$backend" || continue
-    step "kernels-$backend" 120 "$PYTHON" bench/run_kernels.py "${kernels[@]}" --peers varlen \
+    if ! is_wanted "kernels-$backend" || ! is_there "$backend"; then continue; fi
+    step "kernels-$backend" 300 "$PYTHON" bench/run_kernels.py "${kernels[@]}" --peers varlen \
         --backend "$backend" --only hybrid_tree_attention --only verify_attention \
         --only sparse_gather_attention \
         --json "$out/kernels-$backend.jsonl"
-    sweeps+=("$out/kernels-$backend.jsonl")
 done
+sweeps=("$out"/kernels-*.jsonl)
 if [ ${#sweeps[@]} -gt 1 ]; then
     step winners 30 "$PYTHON" bench/winners.py "${table[@]}" "${sweeps[@]}"
 fi
 # Random weights: the time of every round is real, what is accepted is drawn, and every line says so.
 for shape in "${shapes[@]}"; do
+    is_wanted "decode-$shape" || continue
     rm -f "$out/decode-$shape.jsonl"
-    step "decode-$shape" 60 "$PYTHON" bench/run_decoding.py --shape "$shape" --random-weights \
+    step "decode-$shape" 240 "$PYTHON" bench/run_decoding.py --shape "$shape" --random-weights \
         --acceptance vegas-qwen3-8b --temperature 0 --texts 1 --passes "${decode[@]}" \
         --json "$out/decode-$shape.jsonl" --pictures "$out/decode-$shape"
 done
 
-echo
-cat "$out/environment.log"
-for name in kernels "${shapes[@]/#/decode-}"; do
-    echo
-    cat "$out/$name.log"
+for name in "${ran[@]+"${ran[@]}"}"; do
+    case "$name" in environment | check | kernels | decode-*) echo; cat "$out/$name.log" ;; esac
 done
 echo
 cat "$out/summary.txt"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -41,7 +42,29 @@ def _lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("arguments", [[], ["--smoke"], ["--out"], ["--out", "/dev/null/x"]])
+def test_a_step_is_a_command_of_its_own_and_keeps_what_others_left(tmp_path):
+    out = tmp_path / "out"
+    for _ in range(2):
+        outcome = _suite("--out", str(out), "--smoke", "environment")
+        assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+        (out / "summary.txt").open("a").write("kernels of another call\n")
+    lines = (out / "summary.txt").read_text().splitlines()
+    assert [line.split()[0] for line in lines] == ["kernels", "environment", "kernels"]
+    assert "backends {" in outcome.stdout
+
+
+def test_steps_are_listed_and_none_takes_more_than_eight_minutes():
+    names = _suite("--list").stdout.split()
+    limits = re.findall(r"step ([\w.$\"-]+) (\d+) ", SUITE.read_text())
+    assert len(limits) >= 9
+    assert all(int(limit) <= 480 for _, limit in limits)
+    assert {name for name, _ in limits if "$" not in name} - {"tests"} <= set(names)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["--smoke"], ["--out"], ["--out", "/dev/null/x"], ["--out", "/dev/null/x", "sleep"]],
+)
 def test_it_refuses_bad_arguments(arguments):
     outcome = _suite(*arguments)
     assert outcome.returncode == 2

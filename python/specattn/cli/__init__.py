@@ -13,7 +13,18 @@ from typing import Annotated
 import typer
 
 import specattn
-from specattn.cli import compare, demo, env, generate, methods, plan, train, tune, widen
+from specattn.cli import (
+    compare,
+    demo,
+    env,
+    generate,
+    gpu_check,
+    methods,
+    plan,
+    train,
+    tune,
+    widen,
+)
 from specattn.cli.errors import Interrupted, interrupt, on_signals, one_line_errors
 from specattn.cli.terminal import libraries_escaped, say, write_line
 
@@ -46,7 +57,7 @@ def _specattn(version: Annotated[bool, _Version] = False) -> None:
 
 for _command in (
     demo.demo, generate.generate, compare.compare, methods.methods, plan.plan, env.env,
-    widen.widen,
+    gpu_check.gpu_check, widen.widen,
 ):  # fmt: skip
     app.command()(one_line_errors()(_command))
 app.add_typer(train.app, name="train")

@@ -1,0 +1,333 @@
+"""What ``specattn gpu-check`` calls: primitives at a few shapes, and whether a result is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+import specattn
+
+Arguments = dict[str, Any]
+Place = Callable[[torch.Tensor], torch.Tensor]
+BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+Q_HEADS, KV_HEADS, D = 32, 8, 128
+LENGTHS = (900, 130)
+# Of results in float32: sums on tensor cores are cut off, not rounded.
+LUCK = {FP32: 2e-5, FP64: 2e-5}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call of a primitive: ``make()`` returns its arguments on the CPU, every time the same.
+
+    ``written`` are arguments that it writes instead of returning something, ``exact`` whether the
+    result must be the reference's own.
+    """
+
+    op: str
+    label: str
+    make: Callable[[], Arguments]
+    written: tuple[str, ...] = ()
+    exact: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.op} {self.label}".rstrip()
+
+    def run(self, arguments: Arguments) -> list[torch.Tensor]:
+        """Return what the primitive makes of its arguments, as a list."""
+        result = getattr(specattn, self.op)(**arguments)
+        if self.written:
+            return [arguments[name] for name in self.written]
+        return list(result) if isinstance(result, tuple) else [result]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a case: "right", "wrong", "declined", "failed" or "lost", and why."""
+
+    backend: str
+    case: str
+    state: str
+    said: str = ""
+
+
+def check(case: Case, backend: str, place: Place, captures: bool = False) -> list[Verdict]:
+    """Run a case on a backend, its tensors where `place` puts them, and hold it against float64.
+
+    A result may err twice as much as torch does in the same dtype. With `captures` the call is
+    replayed in a CUDA graph too, to the same bits.
+    """
+    verdict = partial(Verdict, backend, str(case))
+    expected, rough = (_reference(case, dtype) for dtype in (FP64, None))
+    try:
+        with specattn.use_backend(backend), _poisoned():
+            arguments = _moved(case.make(), place)
+            found = [x.detach().cpu().clone() for x in case.run(arguments)]
+    except RuntimeError as error:
+        if "no backend serves" in str(error):
+            return [verdict("declined", str(error).partition(f"{backend}': ")[2].rstrip("'}"))]
+        return [verdict("failed", _one_line(error))]
+    except Exception as error:  # whatever a first day brings
+        return [verdict("failed", _one_line(error))]
+    problems = [
+        problem
+        for result, exact, own in zip(found, expected, rough, strict=True)
+        if (problem := _difference(result, exact, own, case.exact))
+    ]
+    verdicts = [verdict("wrong", problems[0]) if problems else verdict("right")]
+    if captures and not problems and not case.written:
+        verdicts.append(_replayed(case, backend, place, found))
+    return verdicts
+
+
+@contextmanager
+def _poisoned() -> Iterator[None]:
+    """Let memory that is allocated hold NaN: it may be that of the results which are expected."""
+    settings: Any = torch.utils.deterministic
+    before = torch.are_deterministic_algorithms_enabled()
+    filled = settings.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    settings.fill_uninitialized_memory = True
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+        settings.fill_uninitialized_memory = filled
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}"
+
+
+def _reference(case: Case, dtype: torch.dtype | None) -> list[torch.Tensor]:
+    """Return the reference's results in `dtype`, or in the types that are given."""
+
+    def converted(x: Any) -> Any:
+        if dtype and isinstance(x, torch.Tensor) and x.is_floating_point() and x.element_size() > 1:
+            return x.to(dtype)
+        return x
+
+    arguments = {name: converted(x) for name, x in case.make().items()}
+    for name in ("k_scale", "v_scale"):  # of 8 bits, in float32 always
+        if name in arguments:
+            arguments[name] = case.make()[name]
+    if case.exact:
+        arguments = case.make()
+    with specattn.use_backend("reference"):
+        return case.run(arguments)
+
+
+def _moved(arguments: Arguments, place: Place) -> Arguments:
+    return {n: place(x) if isinstance(x, torch.Tensor) else x for n, x in arguments.items()}
+
+
+def _difference(
+    result: torch.Tensor, exact: torch.Tensor, rough: torch.Tensor, equal: bool
+) -> str | None:
+    """Return how a result differs from what it should be, or None."""
+    if result.shape != exact.shape:
+        return f"shape {list(result.shape)}, expected {list(exact.shape)}"
+    if equal:
+        apart = int((result.double() != exact.double()).sum())
+        return f"{apart} of {exact.numel()} elements differ" if apart else None
+    a, b = result.double(), exact.double()
+    finite = b.isfinite()
+    if a.isnan().any() or not torch.equal(a[~finite], b[~finite]):
+        return f"{int(a.isnan().sum())} NaN, and infinities that differ or none"
+    if not finite.any():
+        return None
+    error = (a - b)[finite].abs().max().item()
+    own = (rough.double() - b)[finite].abs().max().item()
+    allowed = 2 * own + LUCK.get(result.dtype, 1e-6) * max(1.0, b[finite].abs().max().item())
+    return f"error {error:.2e}, allowed {allowed:.2e}" if error > allowed else None
+
+
+def _replayed(case: Case, backend: str, place: Place, before: list[torch.Tensor]) -> Verdict:
+    """Capture a call that has run once, and compare what its replay leaves."""
+    verdict = partial(Verdict, backend, f"{case}, in a graph")
+    try:
+        with specattn.use_backend(backend):
+            arguments, graph = _moved(case.make(), place), torch.cuda.CUDAGraph()
+            case.run(arguments)
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph):
+                results = case.run(arguments)
+            graph.replay()
+            torch.cuda.synchronize()
+    except Exception as error:
+        return verdict("failed", _one_line(error))
+    same = all(torch.equal(x.cpu(), y) for x, y in zip(results, before, strict=True))
+    return verdict("right") if same else verdict("wrong", "other bits than eagerly")
+
+
+@dataclass(frozen=True)
+class _Attention:
+    """The tensors of attention over two requests."""
+
+    rows: int
+    dtype: torch.dtype = BF16
+    paged: bool = False
+    stored: torch.dtype | None = None
+    options: Arguments = field(default_factory=dict)
+
+    def tree(self) -> specattn.Tree:
+        return specattn.Tree([i // 2 if i % 3 else i - 1 for i in range(self.rows)])
+
+    def make(self, new: tuple[str, str] = ("k_tree", "v_tree"), lengths: bool = True) -> Arguments:
+        generator = torch.Generator().manual_seed(self.rows)
+
+        def normal(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, generator=generator).to(self.dtype)
+
+        batch, capacity = len(LENGTHS), 1024
+        shape = (batch * capacity // 16, 16) if self.paged else (batch, capacity)
+        given: Arguments = {"q": normal(batch, self.rows, Q_HEADS, D)}
+        caches = {name: normal(*shape, KV_HEADS, D) for name in ("k_cache", "v_cache")}
+        if self.stored:
+            caches = {n: (20 * x.float()).to(self.stored) for n, x in caches.items()}
+            scale = torch.rand(*shape, KV_HEADS, generator=generator) / 20
+            given |= {"k_scale": scale, "v_scale": scale.flip(0)}
+        given |= caches | {name: normal(batch, self.rows, KV_HEADS, D) for name in new}
+        given["tree_mask"] = None if self.rows == 1 else self.tree().packed_mask
+        if self.paged:
+            order = torch.randperm(shape[0], generator=generator).int()
+            given["block_table"] = order.view(batch, -1)
+        if lengths:
+            given["cache_seqlens"] = torch.tensor(LENGTHS, dtype=torch.int32)
+        return given | self.options
+
+
+def _ragged() -> Arguments:
+    given = _Attention(8).make()
+    rows = torch.tensor([0, 3, 11], dtype=torch.int32)
+    flat = {name: given[name].flatten(0, 1)[5:] for name in ("q", "k_tree", "v_tree")}
+    plain = {"tree_mask": None, "cu_seqlens_q": rows, "max_seqlen_q": 8}
+    return given | flat | plain
+
+
+def _gathered(paged: bool) -> Arguments:
+    given = _Attention(4, paged=paged).make(("k_new", "v_new"), lengths=False)
+    chosen = torch.rand(2, KV_HEADS, 130, generator=torch.Generator().manual_seed(1)).argsort(-1)
+    lengths = torch.full((2, KV_HEADS), 60, dtype=torch.int32)
+    return given | {"indices": chosen.sort(-1).values[..., :60].int(), "index_lengths": lengths}
+
+
+def _importance() -> Arguments:
+    given = _Attention(4, paged=True).make()
+    return {name: given[name] for name in ("q", "k_cache", "cache_seqlens", "block_table")}
+
+
+def _tree() -> Arguments:
+    given = _Attention(16).make(("k_new", "v_new"))
+    return {name: given[name] for name in ("q", "k_new", "v_new", "tree_mask")}
+
+
+def _selection() -> Arguments:
+    scores = torch.randn(2, KV_HEADS, 4096, generator=torch.Generator().manual_seed(2))
+    lengths = torch.tensor([4096, 700], dtype=torch.int32)
+    return {"scores": scores, "cache_seqlens": lengths, "ratio": 0.07}
+
+
+def _states() -> Arguments:
+    generator = torch.Generator().manual_seed(3)
+    outs = torch.randn(5, 2, 4, Q_HEADS, D, generator=generator).bfloat16()
+    return {"outs": outs, "lses": torch.randn(5, 2, 4, Q_HEADS, generator=generator)}
+
+
+def _written(stored: torch.dtype) -> Arguments:
+    generator = torch.Generator().manual_seed(4)
+    k, v = torch.randn(2, 2, 6, KV_HEADS, D, generator=generator).bfloat16()
+    caches = {name: torch.zeros(8, 16, KV_HEADS, D).to(stored) for name in ("k_cache", "v_cache")}
+    slots = torch.randperm(128, generator=generator)[:12].view(2, 6)
+    given: Arguments = {"k": k, "v": v, **caches, "slots": slots}
+    if stored == BF16:
+        return given
+    scales = {name: torch.zeros(8, 16, KV_HEADS) for name in ("k_scale", "v_scale")}
+    return given | scales | {"scale": "dynamic"}
+
+
+def _noise() -> Arguments:
+    logits = torch.randn(4, 32000, generator=torch.Generator().manual_seed(5))
+    return {"logits": logits, "seed": 7, "requests": torch.arange(4), "positions": torch.arange(4)}
+
+
+def _gated() -> Arguments:
+    generator = torch.Generator().manual_seed(6)
+    q, k = torch.randn(2, 2, 8, 4, D, generator=generator).bfloat16()
+    v = torch.randn(2, 8, 8, D, generator=generator).bfloat16()
+    g, beta = torch.rand(2, 2, 8, 8, generator=generator)
+    given: Arguments = {"q": q, "k": k, "v": v, "g": -g, "beta": beta, "l2_norm": True}
+    given["state"] = torch.randn(2, 8, D, D, generator=generator)
+    return given | {"parents": torch.tensor([-1, 0, 0, 1, 2, 2, 4, 5])}
+
+
+def _accepted() -> Arguments:
+    generator = torch.Generator().manual_seed(7)
+    stash = torch.randn(2, 8, 8, 2 * D + 1, generator=generator) / 8
+    path = {"nodes": torch.tensor([[0, 2, 4], [0, 0, 0]]), "counts": torch.tensor([3, 0])}
+    return {"state": torch.randn(2, 8, D, D, generator=generator), "stash": stash, **path}
+
+
+def _convolution() -> Arguments:
+    generator = torch.Generator().manual_seed(8)
+    x, kept = (torch.randn(2, n, 512, generator=generator).bfloat16() for n in (8, 3))
+    weight = torch.randn(512, 4, generator=generator).bfloat16()
+    given: Arguments = {"x": x, "weight": weight, "bias": None, "conv_state": kept}
+    return given | {"parents": torch.tensor([-1, 0, 0, 1, 2, 2, 4, 5]), "activation": "silu"}
+
+
+def _kept() -> Arguments:
+    given, path = _convolution(), _accepted()
+    return {n: given[n] for n in ("conv_state", "x")} | {n: path[n] for n in ("nodes", "counts")}
+
+
+def _hybrid(
+    label: str,
+    rows: int,
+    dtype: torch.dtype = BF16,
+    paged: bool = False,
+    stored: torch.dtype | None = None,
+    **options: Any,
+) -> Case:
+    attention = _Attention(rows, dtype, paged, stored, options)
+    return Case("hybrid_tree_attention", label, attention.make)
+
+
+_SINKS = torch.linspace(-2, 3, Q_HEADS)
+_COLLECTED: dict[str, Any] = {"collect": "logits", "collect_rows": (0, -1)}
+_CACHES = ("k_cache", "v_cache")
+CASES = (
+    _hybrid("1 row", 1),
+    _hybrid("16 rows", 16),
+    _hybrid("32 rows", 32),
+    _hybrid("16 rows, pages, window, fp16", 16, FP16, True, window=200, softcap=20.0),
+    _hybrid("4 rows, sinks", 4, sinks=_SINKS),
+    _hybrid("4 rows, fp32", 4, FP32),
+    _hybrid("4 rows, int8", 4, BF16, False, torch.int8),
+    _hybrid("16 rows, pages, e4m3", 16, BF16, True, torch.float8_e4m3fn),
+    Case("hybrid_tree_attention", "ragged", _ragged),
+    Case("verify_attention", "scores", _Attention(4).make),
+    Case("verify_attention", "logits", _Attention(4, paged=True, options=_COLLECTED).make),
+    Case("sparse_gather_attention", "", partial(_gathered, False)),
+    Case("sparse_gather_attention", "pages", partial(_gathered, True)),
+    Case("tree_attention", "", _tree),
+    Case("importance_scores", "pages", _importance),
+    Case("select_topk", "", _selection, exact=True),
+    Case("merge_states", "", _states),
+    Case("write_kv", "pages", partial(_written, BF16), _CACHES, exact=True),
+    Case(
+        "write_kv", "int8, scales that it chooses", partial(_written, torch.int8),
+        (*_CACHES, "k_scale", "v_scale"), exact=True,
+    ),
+    Case("add_gumbel_noise", "", _noise),
+    Case("gated_delta_tree", "", _gated),
+    Case("gated_delta_commit", "", _accepted, ("state",)),
+    Case("causal_conv_tree", "", _convolution),
+    Case("causal_conv_commit", "", _kept, ("conv_state",), exact=True),
+)  # fmt: skip

@@ -1,0 +1,172 @@
+"""`specattn gpu-check`: what it says of right, wrong, declined, failing and dying kernels.
+
+No GPU is here: kernels of the CPU stand for those of a GPU, or a stub driver takes the launches.
+"""
+
+import os
+import time
+from unittest import mock
+
+import pytest
+import torch
+
+from specattn.backends import select
+from specattn.backends.backend import NotServed
+from specattn.cli import gpu_check, gpu_times, gpu_workers
+from specattn.cli.gpu_cases import CASES, Verdict, check
+from tests import HANGS
+
+FIRSTS = [next(case for case in CASES if case.op == op) for op in {case.op: None for case in CASES}]
+REST = [pytest.param(case, marks=pytest.mark.slow) for case in CASES if case not in FIRSTS]
+SELECTION = next(case for case in CASES if case.op == "select_topk")
+
+
+def states(verdicts):
+    return [verdict.state for verdict in verdicts]
+
+
+@pytest.mark.parametrize("case", [*FIRSTS, *REST], ids=str)
+def test_right_kernels_are_right(case):
+    pytest.importorskip("specattn._cpu")
+    assert check(case, "cpu", lambda x: x) == [Verdict("cpu", str(case), "right")]
+
+
+def replaced(kernel):
+    """Let a function stand for all kernels of the CPU backend."""
+    backend = mock.Mock(wraps=select.BACKENDS["reference"], plans=False, checks_values=True)
+    backend.find = lambda op: kernel
+    backend.name, backend.devices = "cpu", ("cpu",)
+    backend.dtypes = torch.float32, torch.bfloat16, torch.float16
+    backend.why_not = lambda device: None
+    select._chosen.cache_clear()
+    return mock.patch.dict(select.BACKENDS, cpu=backend)
+
+
+@pytest.fixture(autouse=True)
+def _choose_anew():
+    yield
+    select._chosen.cache_clear()
+
+
+def on_stub():
+    """Return what becomes of all cases whose launches a stub of the driver takes."""
+    from tools.ptx.stub_driver import on_gpu, stubbed
+
+    with stubbed() as stub:
+        verdicts = [v for case in CASES for v in check(case, "triton", on_gpu)]
+        return verdicts, len(stub.launches)
+
+
+def test_a_stub_of_the_driver_takes_every_launch(compiler_process):
+    """All cases that are served reach the driver; since nothing runs there, no result is right."""
+    pytest.importorskip("triton")
+    verdicts, launches = compiler_process(on_stub)
+    served = [verdict for verdict in verdicts if verdict.state != "declined"]
+    assert [(v.case, v.said) for v in served if v.state != "wrong"] == []
+    assert {str(case) for case in CASES[:6]} <= {verdict.case for verdict in served}
+    assert launches >= len(served) >= 14
+
+
+def nothing(*args):
+    """Write no result."""
+
+
+def one_too_far(*args):
+    """Select as the reference does, but for one index."""
+    select.BACKENDS["reference"].find("select_topk")(*args)
+    args[-2][0, 0, 0] += 1
+
+
+def broken(*args):
+    raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+
+def declining(*args):
+    raise NotServed("this shape")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "state", "said"),
+    [
+        (one_too_far, "wrong", "1 of "),
+        (broken, "failed", "AcceleratorError: CUDA error: an illegal memory access"),
+        (declining, "declined", "it does not serve this shape"),
+    ],
+)
+def test_what_is_not_right_is_told(kernel, state, said):
+    with replaced(kernel):
+        (verdict,) = check(SELECTION, "cpu", lambda x: x)
+    assert verdict.state == state
+    assert said in verdict.said
+
+
+@pytest.mark.parametrize("case", FIRSTS, ids=str)
+def test_kernels_that_do_nothing_are_never_right(case):
+    """Every result is as it was allocated, perhaps where the expected one has lain."""
+    with replaced(nothing):
+        (verdict,) = check(case, "cpu", lambda x: x)
+    assert verdict.state == "wrong"
+
+
+def outcomes(job, device):
+    """Right, but for what the name of a backend asks for."""
+    if job.backend == "dies":
+        os._exit(7)
+    if job.backend == "hangs":
+        time.sleep(HANGS)
+    return [Verdict(job.backend, str(job.case), "failed" if job.backend == "fails" else "right")]
+
+
+def test_what_dies_or_fails_costs_no_other_job():
+    """Each of the first two ends its process, and another one goes on."""
+    jobs = [gpu_workers.Job(backend, SELECTION) for backend in ("dies", "fails", "works")]
+    found = list(gpu_workers.verdicts(jobs, 0, 1, HANGS, outcomes))
+    assert states(found) == ["lost", "failed", "right"]
+    assert found[0].said == "its process ended with status 7"
+
+
+def test_what_hangs_is_given_up():
+    jobs = gpu_workers.jobs(["hangs"], "write_kv")
+    found = list(gpu_workers.verdicts(jobs, 0, 1, 0.5, outcomes))
+    assert states(found) == ["lost", "lost"]
+    assert {x.said for x in found} == {"not done within 0 s"}
+
+
+def test_without_a_gpu_it_says_so(specattn):
+    code, text, said = specattn("gpu-check")
+    assert code == 2
+    assert text == ""
+    assert "finds no GPU here; nothing was checked" in said
+
+
+def test_an_unknown_primitive_is_refused(specattn):
+    code, _, said = specattn("gpu-check", "--only", "softmax")
+    assert code == 2
+    assert "--only: expected one of hybrid_tree_attention, " in said
+
+
+@pytest.mark.parametrize(("name", "code"), [("right", 0), ("fails", 1)])
+def test_the_report_and_its_exit_code(specattn, monkeypatch, name, code):
+    """On a GPU that is not there: what it prints around the checks, with times or without."""
+    measured = [
+        gpu_times.Time(1, name, 40e-6, "in a graph", 134217728),
+        gpu_times.Time(1, "flashinfer", None, "ImportError: flashinfer is not installed", 1),
+    ]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(gpu_check, "machine", lambda device: ["GPU 0 of 1"])
+    monkeypatch.setattr(gpu_check, "on_gpus", lambda: [name])
+    monkeypatch.setattr(gpu_times, "times", lambda backends: measured)
+
+    def verdicts(jobs, *options):
+        return (verdict for job in jobs for verdict in outcomes(job, 0))
+
+    monkeypatch.setattr(gpu_workers, "verdicts", verdicts)
+    actual, text, _ = specattn("gpu-check", "--only", "select_topk")
+    assert actual == code
+    assert ("3355 GB/s  in a graph" in text) == (code == 0)
+    assert ("not measured: ImportError: flashinfer" in text) == (code == 0)
+    assert ("first all has to be right" in text) == (code == 1)
+    state = "1 failed" if code else "1 right"
+    assert f"{name}: {state}" in text

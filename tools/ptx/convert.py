@@ -4,7 +4,7 @@ import numpy as np
 
 from .bits import moving
 from .faults import Unsupported, expect_qualifiers
-from .floats import SHORT, flush, to_bf16, to_f16
+from .floats import SHORT, TO_F16, flush, to_bf16, to_f16
 from .registers import TYPES, whole
 from .transfers import GENERIC
 
@@ -18,6 +18,8 @@ def _convert(instruction, machine):
     target, source = parts[-2], parts[-1]
     if target in ("bf16x2", "f16x2") and source == "f32":
         return _to_pair(instruction, machine)
+    if source in ("e4m3x2", "e5m2x2"):
+        return _from_pair(instruction, machine)
     if target not in FLOATS and source not in FLOATS and target != "tf32":
         kind = (1, [source], [], target, lambda a: a.astype(TYPES[target]))
         if "sat" in parts:
@@ -91,6 +93,27 @@ def _to_pair(instruction, machine):
             ]
             undefined = (halves[0].astype(np.uint32) << 16) | halves[1].astype(np.uint32)
         write((round_(high).astype(np.uint32) << 16) | round_(low), undefined, mask)
+
+    return run
+
+
+def _from_pair(instruction, machine):
+    """cvt.rn.f16x2.e4m3x2 d, a: two bytes become two float16, exactly."""
+    target, source = instruction.parts[-2:]
+    expect_qualifiers(instruction, ("rn", target))
+    if target != "f16x2":
+        raise Unsupported(str(instruction))
+    read = machine.registers.reader(instruction.operands[1], "u16")
+    write = machine.registers.writer(instruction.operands[0], "u32")
+    halves = TO_F16[source.removesuffix("x2")].astype(np.uint32)
+
+    def run(mask, active):
+        value, shadow = read()
+        undefined = None
+        if shadow is not None:
+            low, high = (((shadow >> by) & 0xFF != 0) * np.uint32(0xFFFF) for by in (0, 8))
+            undefined = low | (high << np.uint32(16))
+        write(halves[value & 0xFF] | (halves[value >> 8] << np.uint32(16)), undefined, mask)
 
     return run
 

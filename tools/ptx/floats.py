@@ -45,6 +45,30 @@ def from_f32(bits):
 SHORT = {"bf16": (from_bf16, to_bf16), "f16": (from_f16, to_f16)}
 
 
+def _f16_of_bytes(exponent_bits, mantissa_bits, bias, *, infinite):
+    """Return the 256 numbers of a float of 8 bits as bits of float16, which has all of them."""
+    codes = np.arange(256)
+    exponents = (codes >> mantissa_bits) & ((1 << exponent_bits) - 1)
+    mantissas = codes & ((1 << mantissa_bits) - 1)
+    subnormal = exponents == 0
+    size = (mantissas / (1 << mantissa_bits) + ~subnormal) * 2.0 ** (
+        np.maximum(exponents, 1) - bias
+    )
+    last = exponents == (1 << exponent_bits) - 1
+    if infinite:
+        size = np.where(last, np.where(mantissas == 0, np.inf, np.nan), size)
+    else:
+        size = np.where(codes & 0x7F == 0x7F, np.nan, size)
+    bits = np.where(codes & 0x80, -size, size).astype(np.float16).view(np.uint16)
+    return np.where(np.isnan(size), np.uint16(0x7FFF), bits)
+
+
+TO_F16 = {
+    "e4m3": _f16_of_bytes(4, 3, 7, infinite=False),
+    "e5m2": _f16_of_bytes(5, 2, 15, infinite=True),
+}
+
+
 def unpack(x, kind):
     """Return elements of a 16-bit float type as float32: [n], or [n, 2] of a packed type."""
     kind, packed, _ = kind.partition("x2")

@@ -5,6 +5,7 @@ import triton
 
 from . import _configs
 from ._combine import combine, partial_states
+from ._eight_bits import FORMS, bytes_of, scale_strides
 from ._launch import collected_strides, launch, strides
 from ._split_kv import split_kv_kernel
 
@@ -34,6 +35,8 @@ def attend(
     cache_seqlens=None,
     cu_seqlens_q=None,
     max_seqlen_q=None,
+    k_scale=None,
+    v_scale=None,
 ):
     """Launch the split-KV kernel for one primitive, and the combine where it is needed.
 
@@ -54,6 +57,8 @@ def attend(
     cu_seqlens_q, max_seqlen_q
         [B + 1]: where each request's rows begin and end, at most so many. Then ``q``, ``out`` and
         ``lse``, the tree's keys, mask and depths have rows [tokens] instead of [B, T].
+    k_scale, v_scale
+        Of a cache of 8 bits: [Hk], or [outer, inner, Hk] as the cache.
     """
     if cu_seqlens_q is not None:
         rows = (q, out, lse, k_tree, v_tree, tree_mask, depths)
@@ -65,7 +70,8 @@ def attend(
     prefix = k_cache is not None
     kv_heads = (k_cache if prefix else k_tree).shape[2]
     group = heads // kv_heads
-    if tree and prefix and indices is None:
+    form = FORMS.get(k_cache.dtype, "") if prefix else ""
+    if tree and prefix and indices is None and not form:
         hopper = _configs.hopper_config(q, T * group)
         if hopper:
             from ._hopper import attend_on_hopper, serves  # needs Gluon
@@ -88,8 +94,11 @@ def attend(
         capacity = max(capacity, indices.shape[2])
     span = capacity if window is None or collected is not None else min(window, capacity)
 
+    if form:
+        k_cache, v_cache = bytes_of(k_cache), bytes_of(v_cache)
     lookups = (block_table is not None) + (indices is not None)
-    config = _configs.attention_config(q.device, q.dtype, T * group, D, lookups)
+    much = form != "" and collect == "logits"
+    config = _configs.attention_config(q.device, q.dtype, T * group, D, lookups, much)
     tiles = triton.cdiv(T * group, config.block_m)
     requests, num_requests = B, None
     if cu_seqlens_q is not None:
@@ -122,11 +131,13 @@ def attend(
     launch(
         split_kv_kernel, (kv_heads * tiles, slots, requests),
         q, k_cache, v_cache, lengths, indices, block_table, k_tree, v_tree, tree_mask, depths,
-        cu_seqlens_q, cache_seqlens, sinks, states, state_lses, collected,
+        cu_seqlens_q, cache_seqlens, sinks, k_scale, v_scale, states, state_lses, collected,
         softmax_scale, softcap, int(masked), T, k_tree.shape[1] if has_tree_keys else T,
         capacity, splits.wanted, splits.least, splits.most, window or 0, kv_heads, num_requests,
         *strides(q)[:3],
         *cache_strides,
+        *scale_strides(k_scale),
+        *scale_strides(v_scale),
         *(strides(lengths) if prefix else (0, 0)),
         *(strides(indices)[:2] if indices is not None else (0, 0)),
         block_table.stride(0) if page_size else 0,
@@ -143,6 +154,8 @@ def attend(
         TREE=kind,
         PAGE_SIZE=page_size,
         ALIKE=alike,
+        FORM=form,
+        NATIVE=_configs.converts_e4m3(q.device),
         WINDOW=window is not None,
         SOFTCAP=softcap > 0,
         COLLECT=collect,

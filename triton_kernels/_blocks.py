@@ -9,7 +9,8 @@ Shapes in comments are tiles: M query rows, N keys, C collected rows, D the padd
 import triton
 import triton.language as tl
 
-from ._bfloat16 import cast, dot
+from ._bfloat16 import dot
+from ._eight_bits import weights_in
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -133,8 +134,11 @@ def dot_keys(q, k):
 
 
 @triton.jit
-def softmax_step(q, k, v, visible, m, l, acc, scale, softcap, SOFTCAP: tl.constexpr):
-    """Update the running softmax (m [M], l [M], acc [M, D]) by a tile of keys, in base 2."""
+def softmax_step(q, k, v, visible, m, l, acc, scale, softcap, SOFTCAP: tl.constexpr, v_scale=None):
+    """Update the running softmax (m [M], l [M], acc [M, D]) by a tile of keys, in base 2.
+
+    ``scale`` is a number or [1, N]. ``v_scale``, a number or [N], is one that values lack.
+    """
     s = dot_keys(q, k)
     if SOFTCAP:
         s = cap(s * scale, softcap, SOFTCAP) * LOG2E
@@ -146,7 +150,7 @@ def softmax_step(q, k, v, visible, m, l, acc, scale, softcap, SOFTCAP: tl.conste
     p = tl.exp2(s - pivot[:, None])
     alpha = tl.exp2(m - pivot)
     l = l * alpha + tl.sum(p, 1)
-    acc = dot(cast(p, v.dtype), v, acc * alpha[:, None])
+    acc = dot(weights_in(v.dtype, p, v_scale), v, acc * alpha[:, None])
     return new_m, l, acc
 
 

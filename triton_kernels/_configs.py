@@ -49,7 +49,8 @@ class AttentionConfig(NamedTuple):
 # 4 warps may have 255 registers a thread and share an SM with one more program, 8 are alone on it.
 # float32 has no tensor cores without TF32, and its operands sit in registers: the smallest tiles,
 # not pipelined. It is here to be exact.
-# What spills even so, in bytes per thread: collecting in 16 bits up to 8 on sm_80, 16 on sm_90 and
+# What spills even so, in bytes per thread: the tree in a cache of 8 bits behind a window up to 8 on
+# sm_90; collecting in 16 bits up to 8 on sm_80, 16 on sm_90 and
 # 24 on gfx942, in float32 where D is 256 up to 368; float32 where D is 256 on gfx942 up to 8. By
 # Triton 3.6 64 rows where D is 64 or 256 up to 40 on sm_80, their logits up to 148 on gfx942.
 FLOAT32 = {16: Tile(16, 8, 1)}
@@ -135,19 +136,20 @@ def compiler_options(device) -> dict:
     return OPTIONS.get(_forced.get("arch") or _architecture(device), {})
 
 
-def attention_config(device, dtype, rows, D, lookups) -> AttentionConfig:
+def attention_config(device, dtype, rows, D, lookups, converts_much=False) -> AttentionConfig:
     """Return the configuration for ``rows`` = g * T query rows per KV head.
 
     ``lookups`` is how many tables, of pages or of indices, stand between a key's number and its
     address. Triton spends two pipeline stages on each before as many tiles are in flight as
-    without; the LDS of gfx942 has room for one more stage in all.
+    without; the LDS of gfx942 has room for one more stage in all. ``converts_much`` are
+    kernels that read 8 bits and collect logits: with 4 warps those of 64 rows spill on sm_90.
     """
     compute = _attention_config.__wrapped__ if _forced else _attention_config
-    return compute(device, dtype, rows, D, lookups)
+    return compute(device, dtype, rows, D, lookups, converts_much)
 
 
 @lru_cache(None)
-def _attention_config(device, dtype, rows, D, lookups) -> AttentionConfig:
+def _attention_config(device, dtype, rows, D, lookups, converts_much) -> AttentionConfig:
     block_d = max(16, triton.next_power_of_2(D))
     kind = f"{8 * dtype.itemsize}{'_wide' if block_d > 128 else ''}"
     arch = _forced.get("arch") or _architecture(device)
@@ -165,6 +167,8 @@ def _attention_config(device, dtype, rows, D, lookups) -> AttentionConfig:
         num_warps = 8  # the masks of a padded D do not fit in 255 registers beside accumulators
     if UNFENCED and block_m == 32:
         num_warps = 8  # such a Triton spills where 4 warps collect
+    if converts_much and block_m == 64 and arch in ("sm_90", "sm_100"):
+        num_warps = 8
     options = OPTIONS.get(arch, {})
     programs = 1 if arch == "gfx942" else 8 // num_warps
     if arch == "sm_100" and block_m == 64 and lookups == 2:
@@ -180,6 +184,12 @@ def stages(config, lookups, fewer) -> int:
     if config.num_stages == 1:
         return 1
     return max(2, config.num_stages - 2 * (lookups - fewer))
+
+
+def converts_e4m3(device) -> bool:
+    """Return whether a GPU has an instruction that Triton uses for e4m3, as `_eight_bits` asks."""
+    arch = _forced.get("arch") or _architecture(device)
+    return arch in ("sm_90", "sm_100") and not INTERPRETED.value
 
 
 class HopperConfig(NamedTuple):

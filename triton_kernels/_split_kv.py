@@ -44,6 +44,7 @@ from ._blocks import (
     tile_of,
 )
 from ._collect import collected_rows, fill_empty
+from ._eight_bits import keys_in, scale_at, scale_of, times, values_in
 from ._tree import attend_chain, attend_tree, depth_of
 
 
@@ -52,8 +53,10 @@ from ._tree import attend_chain, attend_tree, depth_of
 def _attend_prefix(
     q, m, l, acc, lower, b, begin, end,
     p_k, p_v, k_stride_b, k_stride_n, v_stride_b, v_stride_n, index_row, listed, page_row,
+    k_scale, v_scale, scale_strides,
     q_collect, p_collect, ok_collect, lower_collect, scale, softcap,
-    PAGE_SIZE: tl.constexpr, ALIKE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, ALIKE: tl.constexpr, FORM: tl.constexpr, NATIVE: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
     COLLECT: tl.constexpr, D: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     # fmt: on
@@ -66,13 +69,19 @@ def _attend_prefix(
         outer, inner = cache_rows(n, valid, b, index_row, listed, page_row, PAGE_SIZE)
         k_row = outer * k_stride_b + inner * k_stride_n
         v_row = k_row if ALIKE else outer * v_stride_b + inner * v_stride_n
-        k = load_rows(p_k + k_row, valid, D, BLOCK_D)
-        v = load_rows(p_v + v_row, valid, D, BLOCK_D)
+        factor, vs = scale, None
+        if k_scale is not None:
+            ks = scale_of(k_scale, outer, inner, valid, scale_strides[0], scale_strides[1])
+            factor = times(scale, ks, 1)
+        if v_scale is not None:
+            vs = scale_of(v_scale, outer, inner, valid, scale_strides[2], scale_strides[3])
+        k = keys_in(q.dtype, load_rows(p_k + k_row, valid, D, BLOCK_D), FORM, NATIVE)
+        v = values_in(q.dtype, load_rows(p_v + v_row, valid, D, BLOCK_D), vs, FORM, NATIVE)
         if COLLECT != "none":
             s = dot_keys(q_collect, k)  # [C, N]
             if COLLECT == "scores":
                 s = tl.sum(s, 0)[None, :]
-            s = cap(s * scale, softcap, SOFTCAP)
+            s = cap(s * factor, softcap, SOFTCAP)
             if WINDOW:
                 s = tl.where(n[None, :] > lower_collect[:, None], s, float("-inf"))
             p = p_collect[:, None] + n[None, :]
@@ -80,7 +89,7 @@ def _attend_prefix(
         visible = valid[None, :]
         if WINDOW:
             visible = visible & (n[None, :] > lower[:, None])
-        m, l, acc = softmax_step(q, k, v, visible, m, l, acc, scale, softcap, SOFTCAP)
+        m, l, acc = softmax_step(q, k, v, visible, m, l, acc, factor, softcap, SOFTCAP, vs)
     return m, l, acc
 
 
@@ -93,6 +102,8 @@ VARYING = [
     "lengths_stride_b", "lengths_stride_h", "indices_stride_b", "indices_stride_h",
     "table_stride_b", "mask_stride_b", "mask_stride_t", "depths_stride_b", "cache_seqlens_stride_b",
     "lse_stride_i", "lse_stride_b", "lse_stride_t", "lse_stride_h",
+    "k_scale", "v_scale", "k_scale_stride_b", "k_scale_stride_n", "k_scale_stride_h",
+    "v_scale_stride_b", "v_scale_stride_n", "v_scale_stride_h",
 ]  # fmt: skip
 
 
@@ -100,11 +111,13 @@ VARYING = [
 @triton.jit(do_not_specialize=VARYING)
 def split_kv_kernel(
     q, k_cache, v_cache, lengths, indices, block_table, k_tree, v_tree, tree_mask, depths,
-    cu_seqlens_q, cache_seqlens, sinks, out, lse, collected,
+    cu_seqlens_q, cache_seqlens, sinks, k_scale, v_scale, out, lse, collected,
     scale, softcap, masked, T, S, capacity, splits, least, most, window, num_kv_heads, num_requests,
     q_stride_b, q_stride_t, q_stride_h,
     k_stride_b, k_stride_n, k_stride_h,
     v_stride_b, v_stride_n, v_stride_h,
+    k_scale_stride_b, k_scale_stride_n, k_scale_stride_h,
+    v_scale_stride_b, v_scale_stride_n, v_scale_stride_h,
     lengths_stride_b, lengths_stride_h, indices_stride_b, indices_stride_h, table_stride_b,
     k_tree_stride_b, k_tree_stride_n, k_tree_stride_h,
     v_tree_stride_b, v_tree_stride_n, v_tree_stride_h,
@@ -113,7 +126,8 @@ def split_kv_kernel(
     lse_stride_i, lse_stride_b, lse_stride_t, lse_stride_h,
     collected_stride_b, collected_stride_r, collected_stride_h,
     D: tl.constexpr, GROUP: tl.constexpr, PREFIX: tl.constexpr, TREE: tl.constexpr,
-    PAGE_SIZE: tl.constexpr, ALIKE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, ALIKE: tl.constexpr, FORM: tl.constexpr, NATIVE: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
     COLLECT: tl.constexpr, COLLECT_ROWS: tl.constexpr, TREE_STAGES: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):
@@ -214,6 +228,11 @@ def split_kv_kernel(
     if past:
         return
 
+    if k_scale is not None:
+        k_scale = scale_at(k_scale, head, k_scale_stride_h, k_scale_stride_n)
+    if v_scale is not None:
+        v_scale = scale_at(v_scale, head, v_scale_stride_h, v_scale_stride_n)
+    scale_strides = (k_scale_stride_b, k_scale_stride_n, v_scale_stride_b, v_scale_stride_n)
     q_tile = load_rows(q + t * q_stride_t + h * q_stride_h, row_ok, D, BLOCK_D)
     m = tl.full([BLOCK_M], float("-inf"), tl.float32)
     if sinks is not None:  # a key with this logit and the value 0
@@ -226,12 +245,14 @@ def split_kv_kernel(
             IN_CACHE: tl.constexpr = k_tree is None
             p_k = (k_cache if IN_CACHE else k_tree) + head * k_tree_stride_h
             p_v = (v_cache if IN_CACHE else v_tree) + head * v_tree_stride_h
+            TREE_FORM: tl.constexpr = FORM if IN_CACHE else ""
             if TREE == "chain":
                 m, l, acc = attend_chain(
                     q_tile, m, l, acc, t, row_ok, b, first_row, T, S, length, window, p_k, p_v,
                     k_tree_stride_b, k_tree_stride_n, v_tree_stride_b, v_tree_stride_n,
-                    page_row, scale, softcap,
-                    IN_CACHE, PAGE_SIZE, ALIKE, WINDOW, SOFTCAP, D, BLOCK_N, TREE_STAGES,
+                    page_row, k_scale, v_scale, scale_strides, scale, softcap,
+                    IN_CACHE, PAGE_SIZE, ALIKE, TREE_FORM, NATIVE, WINDOW, SOFTCAP, D, BLOCK_N,
+                    TREE_STAGES,
                 )  # fmt: skip
             else:
                 # With 32 keys 64 rows of 4 warps spill on sm_90 beside what takes many registers.
@@ -241,16 +262,19 @@ def split_kv_kernel(
                 m, l, acc = attend_tree(
                     q_tile, m, l, acc, t, row_ok, depth, b, first_row, T, S, length, window,
                     p_k, p_v, k_tree_stride_b, k_tree_stride_n, v_tree_stride_b, v_tree_stride_n,
-                    page_row, mask_row + t * (2 * mask_stride_t), masked, scale, softcap,
-                    IN_CACHE, PAGE_SIZE, ALIKE, WINDOW, TRIMMED, SOFTCAP, D, BLOCK_J, TREE_STAGES,
+                    page_row, mask_row + t * (2 * mask_stride_t), masked,
+                    k_scale, v_scale, scale_strides, scale, softcap,
+                    IN_CACHE, PAGE_SIZE, ALIKE, TREE_FORM, NATIVE, WINDOW, TRIMMED, SOFTCAP, D,
+                    BLOCK_J, TREE_STAGES,
                 )  # fmt: skip
     if PREFIX:
         m, l, acc = _attend_prefix(
             q_tile, m, l, acc, lower, b, begin, end,
             k_cache + head * k_stride_h, v_cache + head * v_stride_h,
             k_stride_b, k_stride_n, v_stride_b, v_stride_n, index_row, listed, page_row,
+            k_scale, v_scale, scale_strides,
             q_collect, p_collect, ok_collect, lower_collect, scale, softcap,
-            PAGE_SIZE, ALIKE, WINDOW, SOFTCAP, COLLECT, D, BLOCK_N,
+            PAGE_SIZE, ALIKE, FORM, NATIVE, WINDOW, SOFTCAP, COLLECT, D, BLOCK_N,
         )  # fmt: skip
 
     state_out, state_lse = finish(m, l, acc)

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from ._blocks import cache_rows, load_rows, offset_of, softmax_step
+from ._eight_bits import keys_in, scale_of, times, values_in
 
 
 @triton.jit
@@ -60,23 +61,35 @@ def depth_of(t, ok, T, S, depth_row, mask_row, mask_stride_t, masked):
 
 # fmt: off
 @triton.jit
-def tree_rows(
-    j, valid, b, first_row, length, k_stride_b, k_stride_n, v_stride_b, v_stride_n, page_row,
-    IN_CACHE: tl.constexpr, PAGE_SIZE: tl.constexpr, ALIKE: tl.constexpr,
+def _attend_keys(
+    q, m, l, acc, j, valid, visible, b, first_row, length,
+    p_k, p_v, k_stride_b, k_stride_n, v_stride_b, v_stride_n, page_row,
+    k_scale, v_scale, scale_strides, scale, softcap,
+    IN_CACHE: tl.constexpr, PAGE_SIZE: tl.constexpr, ALIKE: tl.constexpr, FORM: tl.constexpr,
+    NATIVE: tl.constexpr, SOFTCAP: tl.constexpr, D: tl.constexpr,
 ):
     # fmt: on
-    """Return how far the tree's keys ``j`` [N] and their values lie from the first."""
+    """Attend to the tree's keys ``j`` [N]; those in the cache lie behind the prefix, and as it."""
+    BLOCK_D: tl.constexpr = q.shape[1]
+    vs = None
     if IN_CACHE:
         outer, inner = cache_rows(length + j, valid, b, None, None, page_row, PAGE_SIZE)
         k_row = outer * k_stride_b + inner * k_stride_n
         v_row = k_row if ALIKE else outer * v_stride_b + inner * v_stride_n
+        if k_scale is not None:
+            ks = scale_of(k_scale, outer, inner, valid, scale_strides[0], scale_strides[1])
+            scale = times(scale, ks, 1)
+        if v_scale is not None:
+            vs = scale_of(v_scale, outer, inner, valid, scale_strides[2], scale_strides[3])
     else:
         inner = j.to(tl.int64)
         k_row = offset_of(b, first_row, k_stride_b, k_stride_n) + inner * k_stride_n
         v_row = k_row
         if not ALIKE:
             v_row = offset_of(b, first_row, v_stride_b, v_stride_n) + inner * v_stride_n
-    return k_row, v_row
+    k = keys_in(q.dtype, load_rows(p_k + k_row, valid, D, BLOCK_D), FORM, NATIVE)
+    v = values_in(q.dtype, load_rows(p_v + v_row, valid, D, BLOCK_D), vs, FORM, NATIVE)
+    return softmax_step(q, k, v, visible, m, l, acc, scale, softcap, SOFTCAP, vs)
 
 
 # fmt: off
@@ -84,10 +97,10 @@ def tree_rows(
 def attend_tree(
     q, m, l, acc, t, row_ok, depth, b, first_row, T, S, length, window,
     p_k, p_v, k_stride_b, k_stride_n, v_stride_b, v_stride_n, page_row, mask_row, masked,
-    scale, softcap,
-    IN_CACHE: tl.constexpr, PAGE_SIZE: tl.constexpr, ALIKE: tl.constexpr, WINDOW: tl.constexpr,
-    TRIMMED: tl.constexpr, SOFTCAP: tl.constexpr, D: tl.constexpr, BLOCK_J: tl.constexpr,
-    STAGES: tl.constexpr,
+    k_scale, v_scale, scale_strides, scale, softcap,
+    IN_CACHE: tl.constexpr, PAGE_SIZE: tl.constexpr, ALIKE: tl.constexpr, FORM: tl.constexpr,
+    NATIVE: tl.constexpr, WINDOW: tl.constexpr, TRIMMED: tl.constexpr, SOFTCAP: tl.constexpr,
+    D: tl.constexpr, BLOCK_J: tl.constexpr, STAGES: tl.constexpr,
 ):
     # fmt: on
     """Attend to the tree's keys [0, S): if ``masked`` those in the row's mask, else the chain's.
@@ -95,7 +108,6 @@ def attend_tree(
     ``depth`` [M] and a mask that is not ``TRIMMED`` to the window yet say what the window drops.
     ``BLOCK_J`` keys share one word.
     """
-    BLOCK_D: tl.constexpr = q.shape[1]
     last = tl.where(row_ok, t + S - T, -1)
     listed = row_ok & (tl.zeros_like(t) < masked)
     end = tl.where(masked > 0, S, tl.max(last, 0) + 1)
@@ -117,13 +129,12 @@ def attend_tree(
         visible = (((word[:, None] >> (j - j0)[None, :]) & 1) != 0) & valid[None, :]
         # A node that no row sees may hold anything, as padding nodes do.
         valid = valid & (tl.max(visible.to(tl.int32), 0) != 0)
-        k_row, v_row = tree_rows(
-            j, valid, b, first_row, length, k_stride_b, k_stride_n, v_stride_b, v_stride_n,
-            page_row, IN_CACHE, PAGE_SIZE, ALIKE,
+        m, l, acc = _attend_keys(
+            q, m, l, acc, j, valid, visible, b, first_row, length,
+            p_k, p_v, k_stride_b, k_stride_n, v_stride_b, v_stride_n, page_row,
+            k_scale, v_scale, scale_strides, scale, softcap,
+            IN_CACHE, PAGE_SIZE, ALIKE, FORM, NATIVE, SOFTCAP, D,
         )  # fmt: skip
-        k = load_rows(p_k + k_row, valid, D, BLOCK_D)
-        v = load_rows(p_v + v_row, valid, D, BLOCK_D)
-        m, l, acc = softmax_step(q, k, v, visible, m, l, acc, scale, softcap, SOFTCAP)
     return m, l, acc
 
 
@@ -131,16 +142,17 @@ def attend_tree(
 @triton.jit
 def attend_chain(
     q, m, l, acc, t, row_ok, b, first_row, T, S, length, window,
-    p_k, p_v, k_stride_b, k_stride_n, v_stride_b, v_stride_n, page_row, scale, softcap,
-    IN_CACHE: tl.constexpr, PAGE_SIZE: tl.constexpr, ALIKE: tl.constexpr, WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr, D: tl.constexpr, BLOCK_J: tl.constexpr, STAGES: tl.constexpr,
+    p_k, p_v, k_stride_b, k_stride_n, v_stride_b, v_stride_n, page_row,
+    k_scale, v_scale, scale_strides, scale, softcap,
+    IN_CACHE: tl.constexpr, PAGE_SIZE: tl.constexpr, ALIKE: tl.constexpr, FORM: tl.constexpr,
+    NATIVE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, D: tl.constexpr,
+    BLOCK_J: tl.constexpr, STAGES: tl.constexpr,
 ):
     # fmt: on
     """Attend to a chain's keys: what `attend_tree` does where nothing is masked.
 
     Without words of a mask there are registers for more keys at a time, as a long chunk wants.
     """
-    BLOCK_D: tl.constexpr = q.shape[1]
     last = tl.where(row_ok, t + S - T, -1)
     end = tl.max(last, 0) + 1
     begin = 0
@@ -152,11 +164,10 @@ def attend_chain(
         visible = j[None, :] <= last[:, None]
         if WINDOW:
             visible = visible & (j[None, :] > last[:, None] - window)
-        k_row, v_row = tree_rows(
-            j, valid, b, first_row, length, k_stride_b, k_stride_n, v_stride_b, v_stride_n,
-            page_row, IN_CACHE, PAGE_SIZE, ALIKE,
+        m, l, acc = _attend_keys(
+            q, m, l, acc, j, valid, visible, b, first_row, length,
+            p_k, p_v, k_stride_b, k_stride_n, v_stride_b, v_stride_n, page_row,
+            k_scale, v_scale, scale_strides, scale, softcap,
+            IN_CACHE, PAGE_SIZE, ALIKE, FORM, NATIVE, SOFTCAP, D,
         )  # fmt: skip
-        k = load_rows(p_k + k_row, valid, D, BLOCK_D)
-        v = load_rows(p_v + v_row, valid, D, BLOCK_D)
-        m, l, acc = softmax_step(q, k, v, visible, m, l, acc, scale, softcap, SOFTCAP)
     return m, l, acc

@@ -19,6 +19,8 @@ def hybrid_tree_attention(
     sinks,
     cu_seqlens_q,
     max_seqlen_q,
+    k_scale,
+    v_scale,
     out,
     lse,
 ):
@@ -45,4 +47,6 @@ def hybrid_tree_attention(
         sinks=sinks,
         cu_seqlens_q=cu_seqlens_q,
         max_seqlen_q=max_seqlen_q,
+        k_scale=k_scale,
+        v_scale=v_scale,
     )

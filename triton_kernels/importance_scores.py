@@ -12,17 +12,45 @@ import triton.language as tl
 
 from . import _configs
 from ._blocks import cache_rows, load_rows
+from ._eight_bits import FORMS, bytes_of, numbers, scale_at, scale_of, scale_strides, times
 from ._launch import launch
 
-
 # fmt: off
-@triton.jit(do_not_specialize=["capacity", "tiles"])
+VARYING = [
+    "capacity", "tiles", "k_scale", "k_scale_stride_b", "k_scale_stride_n", "k_scale_stride_h",
+]  # fmt: skip
+
+
+@triton.jit(do_not_specialize=VARYING)
 def importance_kernel(
-    mean_q, k_cache, cache_seqlens, block_table, scores, scale, capacity, tiles,
-    mean_stride_b, mean_stride_h, k_stride_b, k_stride_n, k_stride_h,
-    lengths_stride_b, table_stride_b, scores_stride_b, scores_stride_h,
-    D: tl.constexpr, HEADS: tl.constexpr, PAGE_SIZE: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    mean_q,
+    k_cache,
+    cache_seqlens,
+    block_table,
+    k_scale,
+    scores,
+    scale,
+    capacity,
+    tiles,
+    mean_stride_b,
+    mean_stride_h,
+    k_stride_b,
+    k_stride_n,
+    k_stride_h,
+    k_scale_stride_b,
+    k_scale_stride_n,
+    k_scale_stride_h,
+    lengths_stride_b,
+    table_stride_b,
+    scores_stride_b,
+    scores_stride_h,
+    D: tl.constexpr,
+    HEADS: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    FORM: tl.constexpr,
+    NATIVE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
 ):
     # fmt: on
     """Score ``tiles`` blocks of tokens: sum over ``HEADS`` KV heads of ``scale * mean_q . k``."""
@@ -41,16 +69,27 @@ def importance_kernel(
         valid = n < length
         outer, inner = cache_rows(n, valid, b, None, None, page_row, PAGE_SIZE)
         p_k = k_cache + outer * k_stride_b + inner * k_stride_n + first_head * k_stride_h
-        products = mean[None, :] * load_rows(p_k, valid, D, BLOCK_D).to(tl.float32)
+        first = numbers(load_rows(p_k, valid, D, BLOCK_D), FORM, NATIVE)
+        if k_scale is not None:
+            ks = scale_at(k_scale, first_head, k_scale_stride_h, k_scale_stride_n)
+            ks = scale_of(ks, outer, inner, valid, k_scale_stride_b, k_scale_stride_n)
+            first = times(first, ks, 0)
+        products = mean[None, :] * first
         for head in range(1, HEADS):
             others = tl.load(p_mean + head * mean_stride_h, mask=d < D, other=0.0)
-            k = load_rows(p_k + head * k_stride_h, valid, D, BLOCK_D)
-            products += others[None, :] * k.to(tl.float32)
+            k = numbers(load_rows(p_k + head * k_stride_h, valid, D, BLOCK_D), FORM, NATIVE)
+            if k_scale is not None:
+                ks = scale_at(k_scale, first_head + head, k_scale_stride_h, k_scale_stride_n)
+                ks = scale_of(ks, outer, inner, valid, k_scale_stride_b, k_scale_stride_n)
+                k = times(k, ks, 0)
+            products += others[None, :] * k
         score = tl.where(valid, tl.sum(products, 1) * scale, float("-inf"))
         tl.store(p_score + n, score, mask=n < capacity)
 
 
-def importance_scores(q, k_cache, cache_seqlens, per_head, block_table, softmax_scale, scores):
+def importance_scores(
+    q, k_cache, cache_seqlens, per_head, block_table, softmax_scale, k_scale, scores
+):
     """Write the mean scaled logit of each cached token to ``scores``, -inf beyond the lengths.
 
     ``scores`` is float32, [B, Hk, N] with ``per_head`` and [B, N] without.
@@ -65,10 +104,11 @@ def importance_scores(q, k_cache, cache_seqlens, per_head, block_table, softmax_
     tiles = _configs.importance_tiles(q.device, blocks * kv_heads // heads * q.shape[0])
     launch(
         importance_kernel, (triton.cdiv(blocks, tiles), kv_heads // heads, q.shape[0]),
-        mean_q, k_cache, cache_seqlens, block_table, scores, softmax_scale / heads, capacity,
-        tiles,
+        mean_q, bytes_of(k_cache), cache_seqlens, block_table, k_scale, scores,
+        softmax_scale / heads, capacity, tiles,
         *mean_q.stride()[:2],
         *k_cache.stride()[:3],
+        *scale_strides(k_scale),
         cache_seqlens.stride(0),
         block_table.stride(0) if paged else 0,
         scores.stride(0),
@@ -76,6 +116,8 @@ def importance_scores(q, k_cache, cache_seqlens, per_head, block_table, softmax_
         D=D,
         HEADS=heads,
         PAGE_SIZE=k_cache.shape[1] if paged else 0,
+        FORM=FORMS.get(k_cache.dtype, ""),
+        NATIVE=_configs.converts_e4m3(q.device),
         BLOCK_N=block_n,
         BLOCK_D=block_d,
         num_warps=num_warps,

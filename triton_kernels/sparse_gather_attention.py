@@ -19,6 +19,8 @@ def sparse_gather_attention(
     cache_seqlens,
     cu_seqlens_q,
     max_seqlen_q,
+    k_scale,
+    v_scale,
     out,
     lse,
 ):
@@ -48,4 +50,6 @@ def sparse_gather_attention(
         cache_seqlens=cache_seqlens,
         cu_seqlens_q=cu_seqlens_q,
         max_seqlen_q=max_seqlen_q,
+        k_scale=k_scale,
+        v_scale=v_scale,
     )

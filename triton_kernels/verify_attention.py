@@ -21,6 +21,8 @@ def verify_attention(
     sinks,
     cu_seqlens_q,
     max_seqlen_q,
+    k_scale,
+    v_scale,
     collect,
     collect_rows,
     per_head,
@@ -62,6 +64,8 @@ def verify_attention(
         collected=target,
         cu_seqlens_q=cu_seqlens_q,
         max_seqlen_q=max_seqlen_q,
+        k_scale=k_scale,
+        v_scale=v_scale,
     )
     if mean_of_logits:
         rows_and_heads = (1, 3) if per_head else (1, 2, 3)

@@ -20,6 +20,8 @@ def warmup(
     head_dim: int,
     capacity: int,
     dtype: torch.dtype = torch.bfloat16,
+    cache_dtype: torch.dtype | None = None,
+    cache_scales: str = "tokens",
     device: torch.device | str = "cuda",
     max_rows: int = 64,
     max_batch: int = 1,
@@ -42,7 +44,11 @@ def warmup(
     capacity : int
         Tokens per request that the cache has room for: N.
     dtype : torch.dtype
-        Of queries and caches.
+        Of queries, and of caches without `cache_dtype`.
+    cache_dtype : torch.dtype, optional
+        Of caches of 8 bits.
+    cache_scales : {"none", "heads", "tokens"}
+        What scales these have; numbers are those of heads.
     device : torch.device or str
     max_rows, max_batch : int
         The most rows T of a request and requests B of a call.
@@ -68,6 +74,10 @@ def warmup(
     >>> import specattn
     >>> specattn.warmup(q_heads=32, kv_heads=8, head_dim=128, capacity=4096, device="cpu")
     """
+    if cache_scales not in ("none", "heads", "tokens"):
+        raise ValueError(
+            f"cache_scales: expected 'none', 'heads' or 'tokens', got {cache_scales!r}"
+        )
     sizes = (q_heads, kv_heads, head_dim, capacity, max_rows, max_batch, page_size or 1)
     if not all(isinstance(size, int) and size >= 1 for size in sizes):
         raise ValueError(f"warmup: expected positive sizes, got {sizes}")
@@ -78,20 +88,28 @@ def warmup(
     def some(*shape: int, of: torch.dtype = dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=of, device=device)
 
-    options: dict[str, Any] = {"softcap": softcap}
     with torch.no_grad():
         for batch, rows in itertools.product(range(1, max_batch + 1), range(1, max_rows + 1)):
             q, tree = some(batch, rows, q_heads, head_dim), some(batch, rows, kv_heads, head_dim)
             lengths, table = some(batch, of=torch.int32).zero_(), None
             # With a real cache's strides, which TMA descriptors hold; requests may share one.
             room = min(capacity, _ROOM)
-            cache = some(1, room, kv_heads, head_dim).expand(batch, -1, -1, -1)
-            if page_size is not None:
-                cache = some(2, page_size, kv_heads, head_dim)
+            tokens = (1, room) if page_size is None else (2, page_size)
+            cache = some(*tokens, kv_heads, head_dim, of=cache_dtype or dtype)
+            scale = None
+            if cache_dtype is not None and cache_scales != "none":
+                outer = tokens if cache_scales == "tokens" else ()
+                scale = some(*outer, kv_heads, of=torch.float32)
+            if page_size is None:
+                cache = cache.expand(batch, -1, -1, -1)
+                if scale is not None and scale.dim() == 3:
+                    scale = scale.expand(batch, -1, -1)
+            else:
                 table = some(batch, -(-capacity // page_size), of=torch.int32)
             nodes = some(rows, -(-rows // 64), of=torch.int64).zero_()
             for mask in (nodes, None):
                 pass_ = (q, cache, cache, lengths, tree, tree, mask)
+                options: dict[str, Any] = {"softcap": softcap, "k_scale": scale, "v_scale": scale}
                 ops.hybrid_tree_attention(*pass_, block_table=table, window=window, **options)
                 if collect_rows is not None:
                     kept = [row for row in collect_rows if -rows <= row < rows] or [-1]

@@ -51,6 +51,7 @@ def compiled(arch, which):
 SPILLED = {
     "sm_80": {"logits chain, 512 rows, D 64,": 8},
     "sm_90": {
+        "hybrid in cache window e4m3, 32 rows": 8,
         "logits trimmed, 32 rows, D 128": 16,
         "ragged logits, 32 rows, D 128": 8,
         "logits trimmed, 128 rows, D 128": 8,
@@ -88,6 +89,8 @@ def misfits(cost):
         # Lookups and masks are 4 bytes, keys and values 16; 16 keys of a tree, of 64 elements each,
         # are 8 for each thread of 8 warps.
         narrow = {4, 8} if "64 rows, D 64," in case and cost["warps"] == 8 else {4}
+        if any(form in case for form in ("int8", "e4m3", "e5m2")):
+            narrow = {4, 8}  # half a thread's elements of a tile of 16 bits
         if arch != "gfx942" and set(cost["copies"]) | narrow != narrow | {16}:
             yield "copies of other widths"
 

@@ -45,6 +45,8 @@ TYPES = {
     torch.float16: "fp16",
     torch.int32: "i32",
     torch.int64: "i64",
+    torch.int8: "i8",
+    torch.uint8: "u8",
 }
 B, HK, GROUP, N, K = 2, 8, 4, 32768, 2304
 
@@ -169,12 +171,13 @@ def meta(*shape, dtype):
 def attention(
     rows, D, dtype, *,
     op="hybrid", page_size=0, window=None, softcap=0.0, chain=False, ragged=False, everything=False,
-    trimmed=False,
+    trimmed=False, stored=None, scales="tokens",
 ):  # fmt: skip
     """Call one attention primitive on meta tensors; `rows` query rows share a KV head.
 
     `ragged` requests have up to so many; `everything` lets lists of -1 stand for a whole prefix;
-    the mask may be `trimmed` to the window already, with depths.
+    the mask may be `trimmed` to the window already, with depths. A cache may be `stored` in 8 bits,
+    with scales of its "tokens", its "heads", or "none".
     """
     T = max(rows // GROUP, 1)
     real, ints = partial(meta, dtype=dtype), partial(meta, dtype=torch.int32)
@@ -183,9 +186,12 @@ def attention(
     out, lse = real(*of_rows, HK * GROUP, D), meta(*of_rows, HK * GROUP, dtype=torch.float32)
     q, k_tree = torch.empty_like(out), real(*of_rows, HK, D)
     mask = None if chain else meta(*of_rows, 1, dtype=torch.int64)
-    cache, table = real(B, N, HK, D), None
+    tokens, table = (B, N, HK), None
     if page_size:
-        cache, table = real(B * N // page_size, page_size, HK, D), ints(B, N // page_size)
+        tokens, table = (B * N // page_size, page_size, HK), ints(B, N // page_size)
+    cache = meta(*tokens, D, dtype=stored or dtype)
+    scale_shape = {"tokens": tokens, "heads": (HK,)}.get(scales) if stored else None
+    scale = meta(*scale_shape, dtype=torch.float32) if scale_shape else None
     if op == "tree":
         tree_attention(q, k_tree, k_tree, mask, 0.1, softcap, out, lse)
         return
@@ -195,12 +201,12 @@ def attention(
         tree = (k_tree, k_tree, mask, table)
         lengths = ints(B) if everything else None
         sparse_gather_attention(
-            *prefix, *chosen, *tree, 0.1, softcap, None, lengths, *row_sizes, out, lse
+            *prefix, *chosen, *tree, 0.1, softcap, None, lengths, *row_sizes, scale, scale, out, lse
         )
         return
     depths = ints(*of_rows) if trimmed else None
     tree = (None, None) if op == "in_cache" else (k_tree, k_tree)
-    options = (table, window, 0.1, softcap, None, *row_sizes)
+    options = (table, window, 0.1, softcap, None, *row_sizes, scale, scale)
     inputs = (*prefix, ints(B), *tree, mask, depths, *options)
     if op == "scores":
         collected = meta(B, HK, N, dtype=torch.float32)
@@ -218,12 +224,13 @@ def merge(D, dtype):
     merge_state(*state, *state, *state)
 
 
-def importance(D, dtype):
-    """Score a paged cache."""
+def importance(D, dtype, stored=None):
+    """Score a paged cache, or one of 8 bits with scales of its tokens."""
     ints = partial(meta, dtype=torch.int32)
     q, scores = meta(B, 16, HK * GROUP, D, dtype=dtype), meta(B, HK, N, dtype=torch.float32)
-    cache, table = meta(B * N // 16, 16, HK, D, dtype=dtype), ints(B, N // 16)
-    importance_scores(q, cache, ints(B), True, table, 0.1, scores)
+    cache, table = meta(B * N // 16, 16, HK, D, dtype=stored or dtype), ints(B, N // 16)
+    scale = meta(B * N // 16, 16, HK, dtype=torch.float32) if stored else None
+    importance_scores(q, cache, ints(B), True, table, 0.1, scale, scores)
 
 
 def select():
@@ -240,13 +247,14 @@ def gumbel():
     add_gumbel_noise(meta(16, 151936, dtype=torch.bfloat16), 2**40, places, places, out)
 
 
-def write(D, dtype, cache_dtype, heads_first=False):
+def write(D, dtype, cache_dtype, heads_first=False, dynamic=False):
     """Write a paged cache, [pages, page_size, Hk, D] or [pages, Hk, page_size, D]."""
     new, slots = meta(1, 16, HK, D, dtype=dtype), meta(1, 16, dtype=torch.int64)
     cache = meta(N // 16, 16, HK, D, dtype=cache_dtype)
     if heads_first:
         cache = meta(N // 16, HK, 16, D, dtype=cache_dtype).transpose(1, 2)
-    write_kv(new, new, cache, cache, slots)
+    scale = meta(N // 16, 16, HK, dtype=torch.float32) if dynamic else None
+    write_kv(new, new, cache, cache, slots, None, None, scale, scale)
 
 
 VARIANTS = {
@@ -272,6 +280,19 @@ VARIANTS["ragged hybrid chain window"] = {"chain": True, "window": 1024, "ragged
 VARIANTS["logits chain"] = {**VARIANTS["logits all"], "chain": True}
 VARIANTS["ragged gather all paged"] = {**VARIANTS["ragged gather paged"], "everything": True}
 VARIANTS["gather all"] = {"op": "gather", "everything": True}
+INT8, E4M3, E5M2 = torch.int8, torch.float8_e4m3fn, torch.float8_e5m2
+VARIANTS |= {
+    "hybrid int8": {"stored": INT8},
+    "hybrid e4m3": {"stored": E4M3, "scales": "heads"},
+    "hybrid e5m2": {"stored": E5M2},
+    "hybrid in cache window e4m3": {**VARIANTS["hybrid in cache window"], "stored": E4M3},
+    "hybrid chain e4m3": {"chain": True, "stored": E4M3},
+    "gather paged int8": {**VARIANTS["gather paged"], "stored": INT8},
+    "scores paged window e4m3": {**VARIANTS["scores paged window"], "stored": E4M3},
+    "logits all int8": {**VARIANTS["logits all"], "stored": INT8},
+    "ragged hybrid e4m3": {"ragged": True, "stored": E4M3},
+    "ragged logits all e5m2": {**VARIANTS["ragged logits all"], "stored": E5M2},
+}
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 QUICK = [("hybrid", 16, 128, BF16)]
 # One or two variants of each primitive.
@@ -283,6 +304,7 @@ FEW = [
     ("logits all", 64, 128, BF16),
     ("tree", 64, 96, BF16),
     ("ragged hybrid", 16, 128, BF16),
+    ("hybrid int8", 16, 128, BF16),
 ]
 # Every feature once, the heaviest at the largest tiles.
 CHOSEN = [
@@ -307,6 +329,12 @@ CHOSEN = [
     ("logits chain", 512, 128, BF16),
     ("hybrid paged window softcap", 16, 256, BF16),
     ("ragged scores paged window", 32, 256, BF16),
+    ("hybrid e4m3", 64, 128, BF16),
+    ("hybrid e5m2", 16, 128, FP16),
+    ("hybrid in cache window e4m3", 32, 128, BF16),
+    ("scores paged window e4m3", 16, 128, BF16),
+    ("logits all int8", 64, 128, BF16),
+    ("gather paged int8", 16, 80, BF16),
 ]
 
 
@@ -333,6 +361,8 @@ def calls(which):
     for D in (64, 80, 128, 256) if which == "small" else (128,):
         yield f"merge, D {D}, bf16", partial(merge, D, BF16)
         yield f"importance paged, D {D}, bf16", partial(importance, D, BF16)
+    yield "importance of e4m3, D 128, bf16", partial(importance, 128, BF16, E4M3)
+    yield "write e4m3, D 128, bf16", partial(write, 128, BF16, E4M3, dynamic=True)
     yield "select", select
     yield "gumbel", gumbel
     yield "write, D 128, bf16", partial(write, 128, BF16, BF16)

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
 from typing import Any
 from unittest import mock
@@ -42,6 +43,8 @@ SELECTED = 0.07
 MOVED = {
     ("hybrid", 1): 1.03,
     ("hybrid", 16): 1.05,
+    ("hybrid int8", 1): 1.03,
+    ("hybrid int8", 16): 1.10,
     ("gather", 1): 1.10,
     ("importance", 1): 1.02,
     ("select", 1): 1.2,
@@ -61,8 +64,9 @@ def cases(
         for T in rows:
             yield from (("hybrid", context, T), ("scores", context, T))
         yield from (("gather", context, 1), ("select", context, 1))
-        if backend == "triton":  # the only one that has it
+        if backend == "triton":  # the only one that has them
             yield "importance", context, 1
+            yield from (("hybrid int8", context, T) for T in rows)
 
 
 def call(op: str, context: int, T: int) -> tuple[Callable[[], object], cost.Cost]:
@@ -97,6 +101,14 @@ def call(op: str, context: int, T: int) -> tuple[Callable[[], object], cost.Cost
         return lambda: ops.sparse_gather_attention(q, *cache, *chosen, *new, mask), least
     sizes = cost.Sizes(*heads, **tree, L=context, N=context, indices=B)
     arguments = (q, *cache, lengths, *new, mask)
+    if op == "hybrid int8":  # with a scale for each token and head
+        least = _least("hybrid_tree_attention", sizes)
+        saved = 2 * context * HK * (D - 4)
+        least = replace(least, read=least.read - B * saved)
+        stored = torch.ones(2, B, context, 1, D, dtype=torch.int8).expand(-1, -1, -1, HK, -1)
+        k_scale, v_scale = torch.ones(2, B, context, HK)
+        scales = {"k_scale": k_scale, "v_scale": v_scale}
+        return lambda: ops.hybrid_tree_attention(q, *stored, lengths, *new, mask, **scales), least
     if op == "scores":
         least = _least("verify_attention", sizes, "cost_scores")
         return lambda: ops.verify_attention(*arguments), least

@@ -44,4 +44,5 @@ BACKEND = Backend(
     find=_find,
     plans=True,
     trims=True,
+    eight_bits=True,
 )

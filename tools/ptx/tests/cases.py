@@ -13,6 +13,7 @@ from functools import cached_property, lru_cache
 import torch
 from tests import gumbel
 from tests.cases import assert_accurate, dense_attention, expected, make_problem
+from tests.eight_bits import meant, quantise
 from tests.writes import make_write
 
 import specattn
@@ -23,6 +24,8 @@ from ..machine import Options
 from . import ragged
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+CACHES = ("k_cache", "v_cache")
+EIGHT_BITS = {"int8": torch.int8, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,8 @@ class Case:
     hopper: bool = True  # whether the Hopper kernel may serve it
     layout: str = "pages"  # of the cache that is written
     cache_dtype: str | None = None  # of that cache, if not dtype
+    stored: str | None = None  # what 8 bits the cache that is read holds
+    scales: str = "tokens"  # of those: what `tests.eight_bits` calls its forms
     first_unused: bool = False  # page 0 and node 0 of the tree, which then no row sees, are NaN
 
     def __str__(self):
@@ -64,7 +69,20 @@ class Case:
 
     @cached_property
     def problem(self):
-        """The tensors."""
+        """The tensors; of a cache of 8 bits the numbers that it means, in float64."""
+        if not self.stored:
+            return self.given[0]
+        numbers = meant(*self.given)
+        if self.tree == "in_cache":
+            places = numbers.cache_seqlens[:, None] + torch.arange(self.rows)
+            requests = torch.arange(len(places))[:, None]
+            numbers.k_tree = numbers.k_cache[requests, places]
+            numbers.v_tree = numbers.v_cache[requests, places]
+        return numbers
+
+    @cached_property
+    def given(self):
+        """The tensors that a primitive is given, and scales by whether the cache is paged."""
         problem = make_problem(
             self.lengths,
             self.rows,
@@ -77,12 +95,20 @@ class Case:
             dtype=DTYPES[self.dtype],
             tree_in_cache=self.tree == "in_cache",
         )
-        return without_first(problem) if self.first_unused else problem
+        if self.stored:
+            return quantise(problem, EIGHT_BITS[self.stored], self.scales)
+        return without_first(problem) if self.first_unused else problem, {}
+
+    @property
+    def cache(self):
+        """The cache and its scales as keyword arguments."""
+        problem, scales = self.given
+        return problem.cache(self.paged) | scales.get(self.paged, {})
 
     @property
     def tree_tensors(self):
         """The tree's keys, values and mask as keyword arguments."""
-        p = self.problem
+        p, _ = self.given
         mask = None if self.tree == "chain" else p.tree_mask
         keys = (None, None) if self.tree == "in_cache" else (p.k_tree, p.v_tree)
         return {"k_tree": keys[0], "v_tree": keys[1], "tree_mask": mask}
@@ -175,11 +201,11 @@ def _attention(case, **options):
 
 
 def _hybrid(case):
-    p = case.problem
+    p, _ = case.given
     return lambda: specattn.hybrid_tree_attention(
         p.q,
         cache_seqlens=p.cache_seqlens,
-        **p.cache(case.paged),
+        **case.cache,
         **case.tree_tensors,
         window=case.window,
         softcap=case.softcap,
@@ -203,11 +229,11 @@ def _expect_tree(case):
 
 
 def _verify(case):
-    p, collect = case.problem, case.op
+    p, collect = case.given[0], case.op
     return lambda: specattn.verify_attention(
         p.q,
         cache_seqlens=p.cache_seqlens,
-        **p.cache(case.paged),
+        **case.cache,
         **case.tree_tensors,
         **_verify_options(case),
         collect=collect,
@@ -251,17 +277,15 @@ def _selection(case):
 
 
 def _gather(case):
-    p, (_, indices, lengths) = case.problem, _selection(case)
-    cache = p.cache(case.paged)
-    tree = (p.k_tree, p.v_tree, p.tree_mask) if case.tree != "none" else ()
+    p, (_, indices, lengths) = case.given[0], _selection(case)
+    names = {"k_new": p.k_tree, "v_new": p.v_tree, "tree_mask": p.tree_mask}
+    tree = names if case.tree != "none" else {}
     return lambda: specattn.sparse_gather_attention(
         p.q,
-        cache["k_cache"],
-        cache["v_cache"],
-        indices,
-        lengths,
-        *tree,
-        block_table=cache.get("block_table"),
+        indices=indices,
+        index_lengths=lengths,
+        **tree,
+        **case.cache,
         sinks=case.sink_logits,
     )
 
@@ -286,15 +310,15 @@ def _expect_gather(case):
     return _state(oracle, DTYPES[case.dtype])
 
 
-def _importance_arguments(case, dtype=None, paged=False):
-    p = case.problem if dtype is None else case.problem.to(dtype)
-    tensors = p.cache(paged) | {"q": p.q, "cache_seqlens": p.cache_seqlens}
-    tensors.pop("v_cache")
-    return tensors | {"per_head": case.per_head}
+def _importance_arguments(case, dtype=None):
+    p = case.given[0] if dtype is None else case.problem.to(dtype)
+    tensors = case.cache if dtype is None else p.cache()
+    tensors = {name: x for name, x in tensors.items() if name not in ("v_cache", "v_scale")}
+    return tensors | {"q": p.q, "cache_seqlens": p.cache_seqlens, "per_head": case.per_head}
 
 
 def _importance(case):
-    return lambda: (specattn.importance_scores(**_importance_arguments(case, paged=case.paged)),)
+    return lambda: (specattn.importance_scores(**_importance_arguments(case)),)
 
 
 def _expect_importance(case):
@@ -370,6 +394,25 @@ def _expect_gumbel(case):
     return [(exact, by_torch, gumbel.TOLERANCE)]
 
 
+def _stored(case):
+    """Return the arguments of a write into caches of 8 bits."""
+    new = _into(case).arguments()
+    caches = {n: torch.zeros(new[n].shape).to(EIGHT_BITS[case.stored]) for n in CACHES}
+    scales = {}
+    if case.scales == "tokens":
+        scales = {n: torch.full(new["k_cache"].shape[:-1], 9.0) for n in ("k_scale", "v_scale")}
+        scales["scale"] = "dynamic"
+    elif case.scales == "heads":
+        scales = {"k_scale": torch.linspace(0.003, 2, case.kv_heads), "v_scale": 0.01}
+    return new | caches | scales
+
+
+def _written(arguments):
+    """Return the caches and scales of a write, as numbers that can be compared."""
+    names = (*CACHES, "k_scale", "v_scale") if "scale" in arguments else CACHES
+    return tuple(arguments[name].float() for name in names)
+
+
 def _into(case):
     """Return a write of as many tokens as there are query rows."""
     return make_write(
@@ -385,15 +428,25 @@ def _into(case):
 
 
 def _write(case):
+    def store():
+        arguments = _stored(case)
+        specattn.write_kv(**arguments)
+        return _written(arguments)
+
     def call():
         write = _into(case)
         specattn.write_kv(**write.arguments())
         return (write.room,)
 
-    return call
+    return store if case.stored else call
 
 
 def _expect_write(case):
+    if case.stored:
+        arguments = _stored(case)
+        with specattn.use_backend("reference"):
+            specattn.write_kv(**arguments)
+        return [(x.double(), x, 0.0) for x in _written(arguments)]
     room = _into(case).expected()
     return [(room.double(), room, 0.0)]  # equality
 
@@ -457,6 +510,19 @@ HOPPER = [
     Case("hybrid", rows=150, group=1, kv_heads=1, tree="chain", lengths=(70,), window=40),
 ]  # fmt: skip
 
+# Caches of 8 bits: every type by every way it is read, scales of tokens, heads and none.
+EIGHT = [
+    Case("hybrid", lengths=(200, 9), stored="e4m3", scales="heads", kv_heads=1),
+    Case("scores", "fp16", rows=1, lengths=(90, 0), stored="e4m3", paged=True),
+    Case("hybrid", rows=16, lengths=(150, 0), stored="int8", paged=True, kv_heads=1, softcap=2.0),
+    Case("hybrid", "fp16", lengths=(150, 0), stored="e5m2", tree="in_cache", window=40),
+    Case("gather", lengths=(200, 0), stored="int8", paged=True, head_dim=80),
+    Case("logits", lengths=(150, 0), stored="e5m2", window=99, scales="heads"),
+    Case("importance", lengths=(150, 0), stored="e4m3", per_head=False),
+    Case("write", "bf16", stored="e4m3"),
+    Case("write", "fp16", stored="int8", scales="heads", head_dim=80),
+]
+
 # What always runs: every primitive, each kernel of attention once.
 QUICK = [
     Case("hybrid", sinks=True),
@@ -470,11 +536,13 @@ QUICK = [
     Case("merge_states", rows=3),
     Case("write", "fp32", head_dim=80, layout="heads first", cache_dtype="bf16"),
     Case("gumbel"),
+    *EIGHT[:2],
 ]
 
 # 16-bit and float32, mma.sync and wgmma (64 rows), padded D, every feature.
 SELECTED = [
     *QUICK,
+    *EIGHT[2:],
     Case("hybrid", lengths=(700, 90, 0), split_size=None, spare=2000, sinks=True, window=500),
     Case("hybrid", lengths=(200, 0), split_size=4096, sinks=True),  # one launch
     Case("hybrid", rows=16, head_dim=128, paged=True, softcap=2.0),
@@ -548,6 +616,15 @@ def _all():
     for dtype, to in itertools.product(DTYPES, DTYPES):
         yield Case("write", dtype, cache_dtype=to)
         yield Case("write", dtype, rows=6, head_dim=80, layout="interleaved", cache_dtype=to)
+    for stored, scales in itertools.product(EIGHT_BITS, ("tokens", "heads", "none")):
+        size = {"lengths": (200, 70), "kv_heads": 1, "stored": stored, "scales": scales}
+        yield Case("hybrid", **size)
+        yield Case("hybrid", "fp16", rows=16, head_dim=128, **size, paged=True, tree="in_cache")
+        yield Case("scores", "fp32", **size, window=60)
+        yield Case("logits", rows=32, **size, paged=True, window=60, softcap=2.0)
+        yield Case("gather", "fp16", rows=8, head_dim=80, **size)
+        yield Case("importance", **size, paged=True)
+        yield Case("write", "fp32", stored=stored, scales=scales)
     yield Case("hybrid", rows=20, group=7, kv_heads=1, lengths=(200,))
     yield Case("scores", rows=3, group=7, per_head=False)
     yield Case("gather", rows=16, head_dim=128, tree="none")

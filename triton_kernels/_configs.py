@@ -50,9 +50,10 @@ class AttentionConfig(NamedTuple):
 # float32 has no tensor cores without TF32, and its operands sit in registers: the smallest tiles,
 # not pipelined. It is here to be exact.
 # What spills even so, in bytes per thread: the tree in a cache of 8 bits behind a window up to 8 on
-# sm_90; collecting in 16 bits up to 8 on sm_80, 16 on sm_90 and
-# 24 on gfx942, in float32 where D is 256 up to 368; float32 where D is 256 on gfx942 up to 8. By
-# Triton 3.6 64 rows where D is 64 or 256 up to 40 on sm_80, their logits up to 148 on gfx942.
+# sm_90 and sm_100, on gfx942 172, and logits from 8 bits there 408; collecting in 16 bits up to 8
+# on sm_80, 16 on sm_90 and 24 on gfx942, in float32 where D is 256 up to 368; float32 where D is
+# 256 on gfx942 up to 8. By Triton 3.6 64 rows where D is 64 or 256 up to 40 on
+# sm_80, their logits up to 148 on gfx942.
 FLOAT32 = {16: Tile(16, 8, 1)}
 TABLE = {
     # 8 warps from 64 rows, because mma.sync keeps the accumulators of 4 warps above 255 registers.
@@ -167,7 +168,7 @@ def _attention_config(device, dtype, rows, D, lookups, converts_much) -> Attenti
         num_warps = 8  # the masks of a padded D do not fit in 255 registers beside accumulators
     if UNFENCED and block_m == 32:
         num_warps = 8  # such a Triton spills where 4 warps collect
-    if converts_much and block_m == 64 and arch in ("sm_90", "sm_100"):
+    if converts_much and block_m == 64 and arch == "sm_90":
         num_warps = 8
     options = OPTIONS.get(arch, {})
     programs = 1 if arch == "gfx942" else 8 // num_warps

@@ -56,6 +56,7 @@ SPILLED = {
         "ragged logits, 32 rows, D 128": 8,
         "logits trimmed, 128 rows, D 128": 8,
     },
+    "sm_100": {"hybrid in cache window e4m3, 32 rows": 8},
     "gfx942": {"scores paged window, 64 rows, D 256": 24, "D 256, fp32": 8},
 }
 SPILLED_UNFENCED = {

@@ -40,16 +40,24 @@ def state(B, T, device=0, dtype=torch.bfloat16):
 def hybrid(B=1, T=4, N=4096, *, tree=True, mask=True, pages=0, device=0, **options):
     """Return the arguments of a hybrid pass."""
     make = {key: options.pop(key) for key in ("skip", "pad", "dtype") if key in options}
+    stored, scales_of = options.pop("stored", None), options.pop("scales", None)
     at, plain = {"device": device} | make, {"device": device}
     dtype = {"dtype": make.get("dtype", torch.bfloat16)}
     cache = (B * N // pages, pages) if pages else (B, N)
     keys = {"k_tree": None, "v_tree": None}
     if tree:
         keys = {name: tensor(B, T, HEADS, D, **plain, **dtype) for name in keys}
+    cached = {"dtype": stored} if stored else dtype
+    scales = {}
+    if scales_of:
+        shape = (*cache, HEADS) if scales_of == "tokens" else (HEADS,)
+        names = ("k_scale", "v_scale")
+        scales = {name: tensor(*shape, dtype=torch.float32, **plain) for name in names}
     return {
         "q": tensor(B, T, HEADS * GROUP, D, **at),
-        "k_cache": tensor(*cache, HEADS, D, **plain, **dtype),
-        "v_cache": tensor(*cache, HEADS, D, **plain, **dtype),
+        "k_cache": tensor(*cache, HEADS, D, **plain, **cached),
+        "v_cache": tensor(*cache, HEADS, D, **plain, **cached),
+        **scales,
         "cache_seqlens": ints(B, **plain),
         **keys,
         "tree_mask": ints(T, 1, dtype=torch.int64, **plain) if tree and mask else None,
@@ -59,9 +67,9 @@ def hybrid(B=1, T=4, N=4096, *, tree=True, mask=True, pages=0, device=0, **optio
     }
 
 
-def gather(B=1, T=4, N=4096, K=512, *, tree=True, mask=True, device=0):
+def gather(B=1, T=4, N=4096, K=512, *, tree=True, mask=True, device=0, **cached):
     """Return the arguments of a gathering pass."""
-    given = hybrid(B, T, N, tree=tree, mask=mask, device=device)
+    given = hybrid(B, T, N, tree=tree, mask=mask, device=device, **cached)
     names = {"k_tree": "k_new", "v_tree": "v_new"}
     given.pop("cache_seqlens")
     chosen = {
@@ -143,8 +151,7 @@ def planned_and_plain():
     order = list(enumerate(_calls())) * 3
     random.Random(0).shuffle(order)
     with stubbed() as stub:
-        chosen, _ = select.chosen("hybrid_tree_attention", torch.device("cuda"), torch.bfloat16)
-        kernel = chosen.kernel  # beneath what keeps the scales of 8 bits from it
+        kernel, _ = select.chosen("hybrid_tree_attention", torch.device("cuda"), torch.bfloat16)
         function = mock.Mock(wraps=kernel.function)
         for number, call in order:
             both = []
@@ -201,10 +208,11 @@ FUNCTIONS = {
 }
 
 
-def _all_sizes(name):
+def _all_sizes(name, **cached):
     """Call a primitive for T up to 64 and B up to 8, with trees and with chains."""
     for B, T, mask in itertools.product(range(1, 9), range(1, 65), (True, False)):
-        arguments = gather(B, T, mask=mask) if name == "gather" else hybrid(B, T, mask=mask)
+        given = gather if name == "gather" else hybrid
+        arguments = given(B, T, mask=mask, **cached)
         if name == "tree":
             names = {"q": "q", "k_tree": "k_new", "v_tree": "v_new", "tree_mask": "tree_mask"}
             arguments = {names[key]: arguments[key] for key in names}
@@ -213,19 +221,24 @@ def _all_sizes(name):
         FUNCTIONS[name](**arguments)
 
 
-def variants(name):
-    """Return how many variants of which kernels a primitive compiles over all sizes."""
+def variants(name, **cached):
+    """Return how many variants of which kernels a primitive compiles over all sizes.
+
+    ``cached`` says what 8 bits a cache is ``stored`` in, and its ``scales``.
+    """
     with stubbed() as stub:
-        _all_sizes(name)
+        _all_sizes(name, **cached)
         return Counter(kernel for kernel, *_ in stub.variants)
 
 
-def variants_after_warmup():
+def variants_after_warmup(**cached):
     """Return what is compiled before and after `specattn.warmup` over all sizes."""
     with stubbed() as stub:
         model = {"q_heads": HEADS * GROUP, "kv_heads": HEADS, "head_dim": D, "capacity": 4096}
+        if cached:
+            model |= {"cache_dtype": cached["stored"], "cache_scales": cached["scales"]}
         specattn.warmup(**model, max_rows=64, max_batch=8, selection=0.125, collect_rows=(-1,))
         before = len(stub.variants)
         for name in ("hybrid", "verify", "gather"):
-            _all_sizes(name)
+            _all_sizes(name, **cached)
         return before, stub.variants[before:]

@@ -1,6 +1,9 @@
 """What the host does for a call, on GPUs that are not there: see `stub_driver`."""
 
+from functools import partial
+
 import pytest
+import torch
 from specattn.triton_kernels._configs import UNFENCED
 
 from . import host_cases
@@ -47,7 +50,23 @@ def test_few_variants_serve_all_sizes(compiler_process, primitive):
 
 
 @WHOLE
-def test_after_warmup_nothing_is_compiled(compiler_process):
-    before, after = compiler_process(host_cases.variants_after_warmup)
+@pytest.mark.parametrize("primitive", ["hybrid", "gather"])
+@pytest.mark.parametrize("scales", ["heads", "tokens"])
+def test_few_variants_serve_all_sizes_of_a_cache_of_8_bits(compiler_process, primitive, scales):
+    """Split-KV kernels alone: of as many tiles as rows make, and one more as above."""
+    cached = {"stored": torch.float8_e4m3fn, "scales": scales}
+    counts = compiler_process(partial(host_cases.variants, primitive, **cached))
+    tiles = 2 if UNFENCED else 4
+    assert set(counts) == {"split_kv_kernel", "combine_kernel"}
+    assert tiles <= counts["split_kv_kernel"] <= tiles + 1
+    assert sum(counts.values()) <= 6
+
+
+@WHOLE
+@pytest.mark.parametrize(
+    "cached", [{}, {"stored": torch.int8, "scales": "tokens"}], ids=["16 bits", "int8"]
+)
+def test_after_warmup_nothing_is_compiled(compiler_process, cached):
+    before, after = compiler_process(partial(host_cases.variants_after_warmup, **cached))
     assert before >= 6
     assert not after

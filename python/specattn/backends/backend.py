@@ -5,11 +5,8 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-
-from specattn.reference._eight_bits import EIGHT_BITS
 
 Kernel = Callable[..., None]  # takes an operator's arguments and writes into the last ones
 
@@ -39,32 +36,6 @@ class Backend:
     plans: bool = False
     # Kernels trim a tree's mask to the window where `depths` are None; others need both trimmed.
     trims: bool = False
-    # Kernels take caches of 8 bits, or decline them themselves, with `k_scale` and `v_scale`.
-    eight_bits: bool = False
-
-
-class WithoutScales:
-    """A kernel that knows nothing of caches of 8 bits, nor of the arguments that belong to them."""
-
-    def __init__(self, kernel: Kernel, op: str):
-        names = _argument_names(op)
-        self.kernel, self.cache = kernel, names.index("k_cache")
-        self.scales = {i for i, name in enumerate(names) if name.endswith(("k_scale", "v_scale"))}
-
-    def __call__(self, *args: Any, **form: Any) -> None:
-        """Run on the operator's arguments; raises `NotServed`."""
-        if args[self.cache].dtype in EIGHT_BITS:
-            raise NotServed("a cache of 8 bits")
-        self.kernel(*[x for i, x in enumerate(args) if i not in self.scales], **form)
-
-
-def takes_scales(op: str) -> bool:
-    """Return whether an operator has the scales of a cache among its arguments."""
-    return "k_scale" in _argument_names(op)
-
-
-def _argument_names(op: str) -> list[str]:
-    return [x.name for x in getattr(torch.ops.specattn, op).default._schema.arguments]
 
 
 def plain_arguments(op: str) -> list[int]:

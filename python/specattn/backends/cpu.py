@@ -28,5 +28,4 @@ BACKEND = Backend(
     why_not=_why_not,
     find=_find,
     checks_values=True,
-    eight_bits=True,
 )

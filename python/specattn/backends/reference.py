@@ -65,5 +65,4 @@ BACKEND = Backend(
     why_not=lambda device: None,
     find=_find,
     slow=True,
-    eight_bits=True,
 )

@@ -8,7 +8,7 @@ import warnings
 import torch
 
 from . import cpu, cuda, flash_attn, reference, triton
-from .backend import Backend, Kernel, NotServed, WithoutScales, takes_scales
+from .backend import Backend, Kernel, NotServed
 
 # In the order of preference: the first that serves a call is taken.
 _RECORDS = (
@@ -143,9 +143,6 @@ def _find(backend: Backend, op: str, device: str, dtype: torch.dtype) -> tuple[K
         others = [b.name for b in BACKENDS.values() if dtype in b.dtypes]
         return None, f"{dtype} is served by {' and '.join(others) or 'no backend'} only"
     try:
-        kernel = backend.find(op)
-        if kernel and not backend.eight_bits and takes_scales(op):
-            kernel = WithoutScales(kernel, op)
-        return kernel, f"it has no {op}"
+        return backend.find(op), f"it has no {op}"
     except ImportError as error:
         return None, f"it does not import: {error}"

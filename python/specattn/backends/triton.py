@@ -44,5 +44,4 @@ BACKEND = Backend(
     find=_find,
     plans=True,
     trims=True,
-    eight_bits=True,
 )

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from specattn.reference._eight_bits import EIGHT_BITS
+
 from .. import winners
 from ..backend import NotServed
 from .build import Device, Program
@@ -48,12 +50,13 @@ _WORKSPACE = 64 << 20  # bytes that partial results may take
 # The operators' arguments in order; tensors are named as in ADDRESSES.
 _HYBRID = (
     "q", "k_cache", "v_cache", "lengths", "k_tree", "v_tree", "tree_mask", "depths", "block_table",
-    "window", "scale", "softcap", "sinks", "cu_seqlens_q", "max_seqlen_q",
+    "window", "scale", "softcap", "sinks", "cu_seqlens_q", "max_seqlen_q", "k_scale", "v_scale",
 )  # fmt: skip
 _VERIFY = (*_HYBRID, "collect", "collect_rows", "per_head", "out", "lse", "collected")
 _GATHER = (
     "q", "k_cache", "v_cache", "indices", "lengths", "k_tree", "v_tree", "tree_mask", "block_table",
-    "scale", "softcap", "sinks", "cache_seqlens", "cu_seqlens_q", "max_seqlen_q", "out", "lse",
+    "scale", "softcap", "sinks", "cache_seqlens", "cu_seqlens_q", "max_seqlen_q", "k_scale",
+    "v_scale", "out", "lse",
 )  # fmt: skip
 _TREE = ("q", "k_tree", "v_tree", "tree_mask", "scale", "softcap", "out", "lse")
 
@@ -158,6 +161,8 @@ def _slower(shape: Shape, device: Device, measured: tuple) -> str | None:
 
 def _check(given: dict[str, torch.Tensor], rows: int, D: int, scale: float) -> None:
     q = given["q"]
+    if "k_cache" in given and given["k_cache"].dtype in EIGHT_BITS:
+        raise NotServed("a cache of 8 bits")
     if q.dtype not in _ELEMENTS:
         raise NotServed(f"{q.dtype}")
     if rows > MOST_ROWS:

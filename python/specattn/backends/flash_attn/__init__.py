@@ -44,5 +44,4 @@ BACKEND = Backend(
     why_not=_why_not,
     find=_find,
     trims=True,  # it declines every window
-    eight_bits=True,  # and every cache of 8 bits
 )

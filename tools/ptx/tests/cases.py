@@ -14,18 +14,14 @@ import torch
 from tests import gumbel
 from tests.cases import assert_accurate, dense_attention, expected, make_problem
 from tests.eight_bits import meant, quantise
-from tests.writes import make_write
 
 import specattn
 from specattn import reference
 
 from ..launch import emulated
 from ..machine import Options
-from . import ragged
-
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-CACHES = ("k_cache", "v_cache")
-EIGHT_BITS = {"int8": torch.int8, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+from . import ragged, writes
+from .types import DTYPES, EIGHT_BITS
 
 
 @dataclass(frozen=True)
@@ -394,63 +390,6 @@ def _expect_gumbel(case):
     return [(exact, by_torch, gumbel.TOLERANCE)]
 
 
-def _stored(case):
-    """Return the arguments of a write into caches of 8 bits."""
-    new = _into(case).arguments()
-    caches = {n: torch.zeros(new[n].shape).to(EIGHT_BITS[case.stored]) for n in CACHES}
-    scales = {}
-    if case.scales == "tokens":
-        scales = {n: torch.full(new["k_cache"].shape[:-1], 9.0) for n in ("k_scale", "v_scale")}
-        scales["scale"] = "dynamic"
-    elif case.scales == "heads":
-        scales = {"k_scale": torch.linspace(0.003, 2, case.kv_heads), "v_scale": 0.01}
-    return new | caches | scales
-
-
-def _written(arguments):
-    """Return the caches and scales of a write, as numbers that can be compared."""
-    names = (*CACHES, "k_scale", "v_scale") if "scale" in arguments else CACHES
-    return tuple(arguments[name].float() for name in names)
-
-
-def _into(case):
-    """Return a write of as many tokens as there are query rows."""
-    return make_write(
-        (3, case.rows),
-        pages=5,
-        page_size=4,
-        heads=case.kv_heads,
-        head_dim=case.head_dim,
-        layout=case.layout,
-        dtype=DTYPES[case.dtype],
-        cache_dtype=DTYPES[case.cache_dtype or case.dtype],
-    )
-
-
-def _write(case):
-    def store():
-        arguments = _stored(case)
-        specattn.write_kv(**arguments)
-        return _written(arguments)
-
-    def call():
-        write = _into(case)
-        specattn.write_kv(**write.arguments())
-        return (write.room,)
-
-    return store if case.stored else call
-
-
-def _expect_write(case):
-    if case.stored:
-        arguments = _stored(case)
-        with specattn.use_backend("reference"):
-            specattn.write_kv(**arguments)
-        return [(x.double(), x, 0.0) for x in _written(arguments)]
-    room = _into(case).expected()
-    return [(room.double(), room, 0.0)]  # equality
-
-
 OPERATIONS = {
     "hybrid": (_hybrid, _expect_hybrid),
     "tree": (_tree, _expect_tree),
@@ -462,7 +401,7 @@ OPERATIONS = {
     "gumbel": (_gumbel, _expect_gumbel),
     "merge_state": (_merge, _expect_merge),
     "merge_states": (_merge, _expect_merge),
-    "write": (_write, _expect_write),
+    "write": (writes.call_of, writes.expect),
 }
 for _name in ragged.NAMES:
     OPERATIONS[_name] = (

@@ -258,14 +258,14 @@ def _rows(draw, most):
 
 
 @st.composite
-def gated_deltas(draw, dtypes=DTYPES, most=20, shapes=SHAPES):
+def gated_deltas(draw, dtypes=DTYPES, most=20, shapes=SHAPES, per_channel=True):
     """Return a random problem, and whether its rows are to be given ragged."""
     rows, ragged = _rows(draw, most)
     problem = make_gated_delta(
         rows,
         *draw(st.sampled_from(shapes)),
         tree=draw(st.sampled_from(["tree", "chain", "forest"])),
-        per_channel=draw(st.booleans()),
+        per_channel=per_channel and draw(st.booleans()),
         decays=draw(st.sampled_from(["some", "none", "strong"])),
         betas=draw(st.sampled_from(["some", "ends"])),
         dtype=draw(st.sampled_from(dtypes)),

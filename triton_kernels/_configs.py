@@ -310,3 +310,45 @@ def write_blocks(D) -> tuple[int, int, int]:
     """
     block_d = max(16, triton.next_power_of_2(D))
     return max(1, 1024 // block_d), block_d, 4
+
+
+def state_blocks(device, states, rows, v_dim) -> tuple[int, int, int, int]:
+    """Return (rows, key channels, value columns, warps) of one program of `gated_delta_tree`.
+
+    Products of float32 keep both operands in registers, so key channels are few at a time. Every
+    block of a head's columns reads keys and queries once more, so it is a whole head of 128 if as
+    many ``states`` fill the GPU, and half of one otherwise; of 64 rows, more than a quarter spills,
+    and on gfx942 more than half of any.
+    """
+    block_t = max(16, triton.next_power_of_2(rows))
+    arch = _forced.get("arch") or _architecture(device)
+    widest = 128 if states >= _multiprocessors(device) and arch != "gfx942" else 64
+    block_v = min(widest if block_t <= 32 else 32, max(16, triton.next_power_of_2(v_dim)))
+    # 16 rows of a whole head take 187 registers of 4 warps on sm_90; on sm_80 they spill.
+    many = block_t > 32 or block_t * block_v > 2048 or arch == "sm_80" and block_v > 64
+    return block_t, 16, block_v, 8 if many else 4
+
+
+def commit_blocks(k_dim, v_dim) -> tuple[int, int, int]:
+    """Return (key channels, value columns, warps) of one program of `gated_delta_commit`.
+
+    All key channels and 8192 elements of a state at most: 64 a thread.
+    """
+    block_k = triton.next_power_of_2(k_dim)
+    block_v = min(8192 // block_k, triton.next_power_of_2(v_dim))
+    return block_k, block_v, max(1, min(4, block_k * block_v // 1024))
+
+
+def conv_blocks(inputs) -> tuple[int, int, int]:
+    """Return (inputs, channels, warps) of one program of `causal_conv_tree`.
+
+    16 KiB of inputs, which every tap gathers from shared memory: 32 elements a thread, half as many
+    where 128 rows would spill.
+    """
+    block_i = triton.next_power_of_2(inputs)
+    return block_i, 4096 // block_i, 8 if block_i > 64 else 4
+
+
+def conv_commit_block() -> tuple[int, int]:
+    """Return (channels, warps) of one program of `causal_conv_commit`."""
+    return 256, 4

@@ -73,16 +73,7 @@ def test_a_primitive_has_its_name_in_every_folder(op):
     assert test.exists(), f"{test.relative_to(TESTS.parent)} is missing"
 
 
-# Not written for GPUs yet: there the reference serves them, with a warning.
-WITHOUT_TRITON = (
-    "causal_conv_commit",
-    "causal_conv_tree",
-    "gated_delta_commit",
-    "gated_delta_tree",
-)
-
-
-@pytest.mark.parametrize("op", [op for op in PRIMITIVES if op not in WITHOUT_TRITON])
+@pytest.mark.parametrize("op", PRIMITIVES)
 def test_a_primitive_has_its_name_in_triton(op):
     pytest.importorskip("triton")
     assert triton.BACKEND.find(op), f"triton_kernels/{op}.py has no function {op}"

@@ -101,6 +101,23 @@ def on_device(device):
     new = {name: tensor(2, 4, HEADS, D, **plain) for name in ("k", "v")}
     caches = {name: whole[name] for name in ("k_cache", "v_cache")}
     yield specattn.write_kv, new | caches | {"slots": ints(2, 4, dtype=torch.int64, **plain)}
+    yield from _layers_with_a_state(plain)
+
+
+def _layers_with_a_state(plain):
+    """Yield the primitives of one, of two requests of four rows, with all that they write."""
+    single, long = {"dtype": torch.float32, **plain}, {"dtype": torch.int64, **plain}
+    q, gate = tensor(2, 4, HEADS, D, **plain), tensor(2, 4, HEADS, **single)
+    state, stash = tensor(2, HEADS, D, D, **single), tensor(2, 4, HEADS, 2 * D + 1, **single)
+    tree = {"q": q, "k": q, "v": q, "g": gate, "beta": gate, "state": state, "stash": stash}
+    tree |= {"parents": ints(2, 4, **long), "out": tensor(2, 4, HEADS, D, **plain)}
+    path = {"nodes": ints(2, 3, **long), "counts": ints(2, **long)}
+    yield specattn.gated_delta_tree, tree
+    yield specattn.gated_delta_commit, {"state": state, "stash": stash, **path}
+    x, kept = (tensor(2, size, 512, **plain) for size in (4, 3))
+    conv = {"x": x, "weight": tensor(512, 4, **plain), "bias": None, "conv_state": kept}
+    yield specattn.causal_conv_tree, conv | {"out": tensor(2, 4, 512, **plain)}
+    yield specattn.causal_conv_commit, {"conv_state": kept, "x": x, **path}
 
 
 def places(device):

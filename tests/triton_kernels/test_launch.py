@@ -15,7 +15,7 @@ def test_launches_are_on_the_device_of_the_tensors(compiler_process, device):
     """And in its current stream, planned or not; afterwards the current device is as it was."""
     launches, number, current = compiler_process(host_cases.places, device)
     assert launches == {(device, 1000 + device)}
-    assert number == 2 * 10
+    assert number == 2 * 14
     assert current == 0
 
 

@@ -20,6 +20,10 @@ import torch
 import triton
 from specattn.triton_kernels import _configs
 from specattn.triton_kernels.add_gumbel_noise import add_gumbel_noise
+from specattn.triton_kernels.causal_conv_commit import causal_conv_commit
+from specattn.triton_kernels.causal_conv_tree import causal_conv_tree
+from specattn.triton_kernels.gated_delta_commit import gated_delta_commit
+from specattn.triton_kernels.gated_delta_tree import gated_delta_tree
 from specattn.triton_kernels.hybrid_tree_attention import hybrid_tree_attention
 from specattn.triton_kernels.importance_scores import importance_scores
 from specattn.triton_kernels.merge_state import merge_state
@@ -257,6 +261,30 @@ def write(D, dtype, cache_dtype, heads_first=False, dynamic=False):
     write_kv(new, new, cache, cache, slots, None, None, scale, scale)
 
 
+def gated_delta(rows, k_dim, v_dim, dtype):
+    """Verify a tree in a layer with a state, normalised, and commit a path of it."""
+    real, single = partial(meta, B, rows, dtype=dtype), partial(meta, dtype=torch.float32)
+    q, v, gate = real(HK, k_dim), real(2 * HK, v_dim), single(B, rows, 2 * HK)
+    state = single(B, 2 * HK, k_dim, v_dim)
+    stash = single(B, rows, 2 * HK, k_dim + v_dim + 1)
+    parents, counts = meta(1, rows, dtype=torch.int64), meta(B, dtype=torch.int64)
+    nodes = meta(B, rows, dtype=torch.int64)
+    written = torch.empty_like(v), stash
+    gated_delta_tree(q, q, v, gate, gate, state, parents, 0.1, True, None, None, *written)
+    gated_delta_commit(state, stash, nodes, counts, None, None)
+
+
+def causal_conv(rows, taps, dtype):
+    """Convolve a tree's rows, and commit a path of it."""
+    channels = 2 * HK * GROUP * 128
+    x, kept = (meta(B, size, channels, dtype=dtype) for size in (rows, taps - 1))
+    weight, bias = meta(channels, taps, dtype=dtype), meta(channels, dtype=dtype)
+    parents, counts = meta(1, rows, dtype=torch.int64), meta(B, dtype=torch.int64)
+    nodes, out = meta(B, rows, dtype=torch.int64), torch.empty_like(x)
+    causal_conv_tree(x, weight, bias, kept, parents, "silu", None, None, out)
+    causal_conv_commit(kept, x, nodes, counts, None, None)
+
+
 VARIANTS = {
     "hybrid": {},
     "hybrid chain": {"chain": True},
@@ -366,6 +394,14 @@ def calls(which):
     yield "select", select
     yield "gumbel", gumbel
     yield "write, D 128, bf16", partial(write, 128, BF16, BF16)
+    sizes = [(16, 128, 128), (64, 256, 256)]
+    if which == "small":
+        sizes += [(rows, D, D) for rows in (16, 32, 64) for D in (64, 128, 256)]
+    for rows, k_dim, v_dim in sizes:
+        label = f"gated delta, {rows} rows, D {k_dim} and {v_dim}, bf16"
+        yield label, partial(gated_delta, rows, k_dim, v_dim, BF16)
+    for rows in (16, 64):
+        yield f"convolution, {rows} rows, bf16", partial(causal_conv, rows, 4, BF16)
     yield "write heads first, D 80, fp32 to fp16", partial(write, 80, FP32, FP16, True)
 
 
@@ -393,7 +429,7 @@ def costs(arch, which="chosen"):
             if compiled.hash in seen:
                 continue
             seen.add(compiled.hash)
-            blocks = [v for k, v in arguments.items() if re.fullmatch("BLOCK_[MRIN]", k)]
+            blocks = [v for k, v in arguments.items() if re.fullmatch("BLOCK_[MRINTV]", k)]
             registers, spilled, units = resources(compiled)
             facts = compiled.metadata
             yield Cost(

@@ -5,6 +5,7 @@ Every time and every share of a rate here is predicted; docs/benchmarks.md state
 
 from __future__ import annotations
 
+import importlib
 import math
 import re
 import sys
@@ -36,6 +37,7 @@ CLOCK = 1.7e9  # Hz; each of an SM's four schedulers issues one instruction per 
 START = 2.5e-6  # seconds per launch in a replayed graph: to begin, to fill and to drain
 REGISTERS, SHARED, THREADS = 65536, 228 * 1024, 2048  # of one SM
 B, HQ, HK, D = 1, 32, 8, 128
+STATES = 8  # requests of a layer with a state
 SELECTED = 0.07
 
 # The most bytes that may move over those needed at 32k keys, and the least predicted share of an
@@ -48,6 +50,8 @@ MOVED = {
     ("gather", 1): 1.10,
     ("importance", 1): 1.02,
     ("select", 1): 1.2,
+    ("gated delta", 1): 1.1,
+    ("gated delta", 16): 1.1,
 }
 SCORES_OVER_HYBRID = 1.02
 SHARES = {
@@ -67,6 +71,8 @@ def cases(
         if backend == "triton":  # the only one that has them
             yield "importance", context, 1
             yield from (("hybrid int8", context, T) for T in rows)
+    if backend == "triton":  # of any context
+        yield from (("gated delta", contexts[-1], T) for T in rows)
 
 
 def call(op: str, context: int, T: int) -> tuple[Callable[[], object], cost.Cost]:
@@ -83,6 +89,8 @@ def call(op: str, context: int, T: int) -> tuple[Callable[[], object], cost.Cost
     K = math.ceil(SELECTED * context)
     heads = (B, T, HQ, HK, D, 2)
     tree = {"S": T, "mask_words": T}
+    if op == "gated delta":
+        return _gated_delta(T)
     if op == "select":
         scores = torch.randn(B, HK, context)
         sizes = cost.Sizes(*heads, L=context, indices=B, score_rows=HK, selected=K)
@@ -113,6 +121,18 @@ def call(op: str, context: int, T: int) -> tuple[Callable[[], object], cost.Cost
         least = _least("verify_attention", sizes, "cost_scores")
         return lambda: ops.verify_attention(*arguments), least
     return lambda: ops.hybrid_tree_attention(*arguments), _least("hybrid_tree_attention", sizes)
+
+
+def _gated_delta(T: int) -> tuple[Callable[[], object], cost.Cost]:
+    """Return a call for a layer of Qwen3-Next's shape, and the least that it moves.
+
+    Of as many requests as fill a GPU with programs, so that what moves decides.
+    """
+    heads = (STATES, T, 16, D), (STATES, T, 32, D)
+    k, v = (torch.randn(*size).bfloat16() for size in heads)
+    gate, state = torch.rand(STATES, T, 32), torch.randn(STATES, 32, D, D)
+    least = importlib.import_module("specattn.ops.gated_delta_tree").cost(v, state, 16)
+    return lambda: ops.gated_delta_tree(k, k, v, -gate, gate, state, l2_norm=True), least
 
 
 def _least(op: str, sizes: cost.Sizes, formula: str = "cost") -> cost.Cost:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from . import reference
-from .backend import Backend, Kernel, function_named, plain_arguments
+from .backend import Backend, Kernel, NotServed, function_named, plain_arguments
 
 # Left to the reference, which is torch's own products there.
 _PRODUCTS = ("linear_few_rows",)
@@ -24,6 +27,19 @@ def _why_not(device: str | None) -> str | None:
     return "it serves CPU tensors only with TRITON_INTERPRET=1" if device == "cpu" else None
 
 
+class _Declining:
+    """A kernel that leaves to another what ``why_not(*arguments)`` gives a reason for."""
+
+    def __init__(self, kernel: Kernel, why_not: Callable[..., str | None]):
+        self.kernel, self.why_not = kernel, why_not
+
+    def __call__(self, *args: Any, form: object = None) -> None:
+        """Run on the operator's arguments; raises `NotServed`."""
+        if reason := self.why_not(*args):
+            raise NotServed(reason)
+        self.kernel(*args, form=form)
+
+
 def _find(op: str) -> Kernel | None:
     if op in _PRODUCTS:
         product = reference.BACKEND.find(op)
@@ -33,7 +49,9 @@ def _find(op: str) -> Kernel | None:
         return None
     from specattn.triton_kernels._launch import Prepared  # needs triton, as the function does
 
-    return Prepared(function, plain_arguments(op))
+    prepared = Prepared(function, plain_arguments(op))
+    why_not = getattr(sys.modules[function.__module__], "not_served", None)
+    return _Declining(prepared, why_not) if why_not else prepared
 
 
 BACKEND = Backend(

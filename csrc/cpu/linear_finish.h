@@ -151,7 +151,7 @@ void multiply_piece(const Linear& p, const float* x, const LinearPiece& piece) {
   static_cast<void>(tiles);
   if constexpr (kMost == ManyRows<Isa, Elem>::kBlockRows) {
     using Many = ManyRows<Isa, Elem>;
-    if (p.M > kMost) {
+    if (p.M > kMostRowsAtOnce) {  // below, reading weights again costs less than widening apart
       for (int64_t row = 0; row < p.M; row += Many::kMost) {
         const int64_t rows = std::min<int64_t>(Many::kMost, p.M - row);
         multiply_rows<Isa, Elem, Many::kMost>(p, row, piece,

@@ -2,11 +2,9 @@
 #pragma once
 
 #include <algorithm>
-#include <type_traits>
 
 #include "convert.h"
 #include "linear.h"
-#include "linear_blocks.h"
 #include "linear_rows.h"
 #include "math.h"
 
@@ -115,12 +113,10 @@ void gate_row(const Gate& p, int64_t row) {
   p.in_float ? gate_row_of<Isa, float, Elem>(p, row) : gate_row_of<Isa, Elem, Elem>(p, row);
 }
 
-// Up to `most` rows of x. `multiply(w, stride, count, next, sums)` is their product with rows of
-// weights.
-template <class Isa, class Elem, int most, class Multiply>
-void multiply_rows(const Linear& p, int64_t row, const LinearPiece& piece,
-                   const Multiply& multiply) {
-  alignas(64) float sums[2][most][kMostColumns];
+// A few rows of x; `x` is packed.
+template <class Isa, class Elem, int rows>
+void multiply_rows(const Linear& p, const float* x, int64_t row, const LinearPiece& piece) {
+  alignas(64) float sums[2][rows][kMostColumns];
   const auto weights = [&](int part, int64_t first) {
     const Linear::Weights& w = p.parts[part];
     return static_cast<const Elem*>(w.data) + first * w.stride;
@@ -130,10 +126,11 @@ void multiply_rows(const Linear& p, int64_t row, const LinearPiece& piece,
     const int part = piece.part + i;
     const Elem* next =
         i + 1 < parts ? weights(part + 1, piece.first) : weights(piece.part, piece.next);
-    multiply(weights(part, piece.first), p.parts[part].stride, piece.count, next, sums[i]);
+    FewRows<Isa, Elem>::template multiply<rows>(x, p.K, weights(part, piece.first),
+                                                p.parts[part].stride, piece.count, next, sums[i]);
   }
   const auto finish = p.out_float ? finish_row<Isa, Elem, float> : finish_row<Isa, Elem, Elem>;
-  for (int r = 0; r < std::min<int64_t>(most, p.M - row); ++r) {
+  for (int r = 0; r < std::min<int64_t>(rows, p.M - row); ++r) {
     finish(p, piece.part, row + r, piece.first, piece.column, piece.count, sums[0][r], sums[1][r]);
   }
 }
@@ -149,41 +146,16 @@ void multiply_piece(const Linear& p, const float* x, const LinearPiece& piece) {
   constexpr int kMost = Few::rows_at_once(kMostRowsAtOnce);
   const typename Few::Tiles tiles;
   static_cast<void>(tiles);
-  if constexpr (kMost == ManyRows<Isa, Elem>::kBlockRows) {
-    using Many = ManyRows<Isa, Elem>;
-    if (p.M > kMostRowsAtOnce) {  // below, reading weights again costs less than widening apart
-      for (int64_t row = 0; row < p.M; row += Many::kMost) {
-        const int64_t rows = std::min<int64_t>(Many::kMost, p.M - row);
-        multiply_rows<Isa, Elem, Many::kMost>(p, row, piece,
-                                              [&](const Elem* w, int64_t stride, int count,
-                                                  const Elem* next, float (*sums)[kMostColumns]) {
-                                                Many::multiply(x, rows, p.K, w, stride, count, next,
-                                                               sums);
-                                              });
-        x += Few::packed(Many::kMost, p.K);
-      }
-      return;
-    }
-  }
   for (int64_t row = 0; row < p.M;) {
     const int rows = Few::rows_at_once(p.M - row);
-    const auto some = [&](auto count) {
-      constexpr int kRows = decltype(count)::value;
-      multiply_rows<Isa, Elem, kRows>(p, row, piece,
-                                      [&](const Elem* w, int64_t stride, int count,
-                                          const Elem* next, float (*sums)[kMostColumns]) {
-                                        Few::template multiply<kRows>(x, p.K, w, stride, count,
-                                                                      next, sums);
-                                      });
-    };
     if constexpr (kMost == kMostRowsAtOnce) {
-      some(std::integral_constant<int, kMost>());
+      multiply_rows<Isa, Elem, kMost>(p, x, row, piece);
     } else {
-      if (rows == 1) some(std::integral_constant<int, 1>());
-      if (rows == 2) some(std::integral_constant<int, 2>());
-      if (rows == 4) some(std::integral_constant<int, 4>());
+      if (rows == 1) multiply_rows<Isa, Elem, 1>(p, x, row, piece);
+      if (rows == 2) multiply_rows<Isa, Elem, 2>(p, x, row, piece);
+      if (rows == 4) multiply_rows<Isa, Elem, 4>(p, x, row, piece);
       if constexpr (kMost == 8) {
-        if (rows == 8) some(std::integral_constant<int, 8>());
+        if (rows == 8) multiply_rows<Isa, Elem, 8>(p, x, row, piece);
       }
     }
     row += rows;

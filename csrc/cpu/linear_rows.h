@@ -103,15 +103,6 @@ struct FewRows {
     }
   }
 
-  // Keeps a compiler from loading a vector again for every product that takes it.
-  static void load_once(V& v) {
-#if defined(__x86_64__)
-    asm("" : "+v"(v));
-#else
-    static_cast<void>(v);
-#endif
-  }
-
  private:
   // Where all streams of weights are: at a chain of one of their rows. Rows take turns as long as
   // the part of x that they are multiplied with stays in the L1 cache.
@@ -176,6 +167,15 @@ struct FewRows {
         Isa::store(to, more ? Isa::add(Isa::load(to), acc[r][c]) : acc[r][c]);
       }
     }
+  }
+
+  // Keeps a compiler from loading a vector again for every product that takes it.
+  static void load_once(V& v) {
+#if defined(__x86_64__)
+    asm("" : "+v"(v));
+#else
+    static_cast<void>(v);
+#endif
   }
 };
 

@@ -3,7 +3,7 @@
 import json
 import math
 import random
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -249,18 +249,21 @@ def test_a_machine_is_read_from_its_results_and_predicts_them(tmp_path):
     assert machine.cold_seconds == 20e-6
 
 
-@pytest.mark.parametrize("layers", [6, 2])
-def test_passes_calibrate_the_host_on_one_row_and_are_held_to_the_rest(tmp_path, layers):
+@pytest.mark.parametrize("said", ["tiny", "tiny cut to 2 layers", "a shape of its own"])
+def test_passes_calibrate_the_host_on_one_row_and_are_held_to_the_rest(tmp_path, said):
     machine = Machine.from_results(_result(tmp_path / "rows.jsonl"))
-    model = replace(MODELS["tiny"], layers=layers)
-    name_of_model = "tiny" if layers == MODELS["tiny"].layers else f"tiny cut to {layers} layers"
+    layers = 2 if "cut" in said else MODELS["tiny"].layers
+    model, described = replace(MODELS["tiny"], layers=layers), {"layers": layers}
+    if said == "a shape of its own":
+        model = replace(model, hidden=512)
+        described = {"shape": asdict(model)}
     true = machine.with_layer_seconds(1e-3)
     cases = {("plain step", 1024): 1, ("plain step", 8192): 1, ("verify", 8192): 7}
     rows = [
         {
             "kind": "pass",
             "name": name,
-            "model": name_of_model,
+            "model": said,
             "context": context,
             "rows": count,
             "time": {"median": pass_time(Workload(model, true, context), count).total},
@@ -276,7 +279,7 @@ def test_passes_calibrate_the_host_on_one_row_and_are_held_to_the_rest(tmp_path,
                 "kind": "row",
                 "method": "plain",
                 "settings": {},
-                "model": name_of_model,
+                "model": said,
                 "context": context,
                 "batch": 1,
                 "temperature": 0.0,
@@ -286,7 +289,7 @@ def test_passes_calibrate_the_host_on_one_row_and_are_held_to_the_rest(tmp_path,
             }
         )
     path = tmp_path / "decoding.jsonl"
-    run = {"kind": "run", "model": {"layers": layers}}
+    run = {"kind": "run", "model": described}
     path.write_text("\n".join(map(json.dumps, [run, *rows])))
     found = checks(path, machine)
     assert [one.calibrated for one in found] == [True, False, False, True, False]

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from specattn.decoding import Vegas
 from specattn.planning import AcceptanceProfile
+from specattn.planning.models import ModelShape
 
 from . import columns, passes, pictures
 from .cases import Group
@@ -69,6 +70,7 @@ class Session:
                 "layers": config.num_hidden_layers,
                 "dtype": str(self.model.dtype).removeprefix("torch."),
                 "weights": "random" if self.profile else "checkpoint",
+                "shape": asdict(ModelShape.of(config.to_dict(), self.name)),
             },
             "plan": asdict(self.plan),
             "suite": self.suite,

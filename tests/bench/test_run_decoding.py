@@ -58,6 +58,7 @@ def test_a_small_run_prints_a_table_and_writes_valid_json_lines(text, tmp_path, 
     assert run["schema"] == SCHEMA
     assert run["acceptance"] == "measured"
     assert run["model"]["weights"] == "checkpoint"
+    assert run["model"]["shape"]["layers"] == run["model"]["layers"]
     assert [row["method"] for row in rows] == ["plain", "transformers", "vegas"] * 2
     for row in rows:
         assert set(row) == KNOWN | FIGURES

@@ -6,8 +6,10 @@ This is the project's only table of model shapes; the benchmarks read it too.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from specattn.embedded import EMBEDDED_TARGET
 
@@ -66,32 +68,36 @@ class ModelShape:
         """Read the ``config.json`` of a Hugging Face directory; ValueError where sizes lack."""
         try:
             config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-            hidden, heads = config["hidden_size"], config["num_attention_heads"]
-            layers = config["num_hidden_layers"]
-            kinds = config.get("layer_types") or []
-            window = config.get("sliding_window") or 0
-            slides = sum(kind == "sliding_attention" for kind in kinds)
-            experts = config.get("num_experts") or config.get("num_local_experts") or 0
-            return cls(
-                name=folder.resolve().name,
-                family=config["model_type"],
-                layers=layers,
-                hidden=hidden,
-                q_heads=heads,
-                kv_heads=config.get("num_key_value_heads") or heads,
-                head_dim=config.get("head_dim") or hidden // heads,
-                intermediate=config.get("moe_intermediate_size") or config["intermediate_size"],
-                vocab=config["vocab_size"],
-                experts=experts,
-                experts_per_token=config.get("num_experts_per_tok", 0) if experts else 0,
-                window=window if slides else 0,
-                sliding_layers=slides if window else 0,
-                tied=bool(config.get("tie_word_embeddings")),
-            )
+            return cls.of(config, folder.resolve().name)
         except OSError as error:
             raise ValueError(f"--shape: {folder}: {error.strerror or error}") from None
         except (KeyError, TypeError, json.JSONDecodeError) as error:
             raise ValueError(f"--shape: {folder}/config.json: {error!r}") from None
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], name: str) -> ModelShape:
+        """Return the shape that a ``config.json`` says; KeyError where sizes lack."""
+        hidden, heads = config["hidden_size"], config["num_attention_heads"]
+        kinds = config.get("layer_types") or []
+        window = config.get("sliding_window") or 0
+        slides = sum(kind == "sliding_attention" for kind in kinds)
+        experts = config.get("num_experts") or config.get("num_local_experts") or 0
+        return cls(
+            name=name,
+            family=config["model_type"],
+            layers=config["num_hidden_layers"],
+            hidden=hidden,
+            q_heads=heads,
+            kv_heads=config.get("num_key_value_heads") or heads,
+            head_dim=config.get("head_dim") or hidden // heads,
+            intermediate=config.get("moe_intermediate_size") or config["intermediate_size"],
+            vocab=config["vocab_size"],
+            experts=experts,
+            experts_per_token=config.get("num_experts_per_tok", 0) if experts else 0,
+            window=window if slides else 0,
+            sliding_layers=slides if window else 0,
+            tied=bool(config.get("tie_word_embeddings")),
+        )
 
     @property
     def full_layers(self) -> int:

@@ -73,8 +73,8 @@ def checks(path: Path, machine: Machine) -> list[Check]:
     rows = [row for row in records if row["kind"] == "row"]
     found = list(_kernels([row for row in rows if "op" in row], machine, own))
     workloads = _Workloads(run.get("model") or {}, machine)
-    passes = [row for row in records if row["kind"] == "pass" and _covered(row)]
-    rounds = [row for row in rows if row.get("method") in ROUNDS and _covered(row)]
+    passes = [row for row in records if row["kind"] == "pass" and workloads.covers(row)]
+    rounds = [row for row in rows if row.get("method") in ROUNDS and workloads.covers(row)]
     found += _passes(passes, workloads)
     found += _rounds([row for row in rounds if not row["fault"]], workloads)
     return found
@@ -89,20 +89,23 @@ class _Workloads:
 
     def of(self, row: dict, layer_seconds: float) -> Workload:
         """Return the workload that a row was measured in."""
-        shape = ModelShape.named(_shape(row))
-        shape = replace(shape, layers=self.model.get("layers", shape.layers))
+        if sizes := self.model.get("shape"):
+            shape = ModelShape(**sizes)
+        else:  # of a file that does not say it
+            shape = ModelShape.named(_shape(row))
+            shape = replace(shape, layers=self.model.get("layers", shape.layers))
         size = 4 if self.model.get("dtype") == "float32" else 2
         host = self.machine.with_layer_seconds(layer_seconds)
         return Workload(shape, host, row["context"], batch=row.get("batch", 1), size=size)
+
+    def covers(self, row: dict) -> bool:
+        """Whether the shape of a row's model is known."""
+        return "shape" in self.model or _shape(row) in (*MODELS, EMBEDDED_TARGET.name)
 
 
 def _shape(row: dict) -> str:
     """Return whose shape a row's model has; it may be cut to fewer layers."""
     return row["model"].partition(" cut to ")[0]
-
-
-def _covered(row: dict) -> bool:
-    return _shape(row) in MODELS or _shape(row) == EMBEDDED_TARGET.name
 
 
 def errors(found: Sequence[Check]) -> tuple[float, float]:

@@ -247,5 +247,5 @@ def test_without_the_module_nothing_is_looked_up_and_that_is_said_once(model, mo
 
 
 def test_a_method_without_a_trained_drafter_is_refused():
-    with pytest.raises(ValueError, match="found, longspec, poss, medusa or None, got 'vegas'"):
+    with pytest.raises(ValueError, match="found, poss, longspec, medusa or None, got 'vegas'"):
         Auto(trained="vegas")

@@ -31,7 +31,7 @@ from specattn.decoding.methods.vegas import Vegas, VegasDrafter
 from specattn.decoding.model.model import Model
 from specattn.decoding.passes.attention import NO_CAPTURE
 
-TRAINED: tuple[type[Method], ...] = (LongSpec, PosS, Medusa)
+TRAINED: tuple[type[Method], ...] = (PosS, LongSpec, Medusa)
 """Methods whose drafter is looked for in the folder of a model, in this order."""
 
 _AT_PAR = 2.0, 2.0  # passes of one row and tokens: a trained drafter, before it has been seen

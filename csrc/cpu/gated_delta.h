@@ -92,62 +92,64 @@ class GatedDeltaHead {
   // d = S^T (decayed keys), known = S^T (decayed queries). Rows of the state are taken as many at a
   // time as lie in the L1 cache: columns of the whole would share too few of its sets.
   void read_state() {
-    pack();
+    decay();
     const int64_t depth = std::max<int64_t>(kNearFloats / p_.Dv, 8);
     int64_t column = p_.Dv / (4 * W) * (4 * W);
     for (int64_t c = 0; c < p_.Dk; c += depth) multiply(c, std::min(depth, p_.Dk - c), column);
     for (; column < p_.Dv; column += 8) last_columns(column);
   }
 
-  // All rows with `depth` rows of the state from `c` on, up to column `end`.
+  // All rows with `depth` rows of the state from `c` on, up to column `end`. What lies `ahead` is
+  // fetched evenly over all of them: more lines at once than a core can wait for would stall it.
+  void multiply(int64_t c, int64_t depth, int64_t end) {
+    if (2 * rows_ <= 6) return multiply<4>(c, depth, end);
+    return 2 * rows_ <= 18 ? multiply<2>(c, depth, end) : multiply<1>(c, depth, end);
+  }
+
+  template <int lines>
   void multiply(int64_t c, int64_t depth, int64_t end) {
     const int64_t count = 2 * rows_;
     for (int64_t column = 0; column < end; column += 4 * W) {
       for (int64_t r = 0; r < count;) {
         const int64_t block = rows_at_once(count - r);
         if (block == 6) {
-          r == 0 ? multiply<6, true>(r, column, c, depth) : multiply<6, false>(r, column, c, depth);
+          multiply<6, lines>(r, column, c, depth);
         } else if (block == 4) {
-          r == 0 ? multiply<4, true>(r, column, c, depth) : multiply<4, false>(r, column, c, depth);
+          multiply<4, lines>(r, column, c, depth);
         } else {
-          multiply<2, true>(r, column, c, depth);  // a single row: nothing else leaves two
+          multiply<2, lines>(r, column, c, depth);  // a single row: nothing else leaves two
         }
         r += block;
       }
     }
   }
 
-  // The decayed vectors of some rows side by side: [channel][row].
-  void pack() {
-    float* to = at_.x;
+  // The keys, then the queries, decayed as along their paths.
+  void decay() {
     const int64_t count = 2 * rows_;
-    for (int64_t first = 0; first < count;) {
-      const int64_t block = rows_at_once(count - first);
-      for (int64_t r = 0; r < block; ++r) {
-        const int64_t row = first + r, i = row < rows_ ? row : row - rows_;
-        const float* const from = (row < rows_ ? at_.k : at_.q) + i * p_.Dk;
-        const float* const since = at_.since + i * p_.decays;
-        if (p_.decays == 1) {
-          for (int64_t c = 0; c < p_.Dk; ++c) to[c * block + r] = from[c] * since[0];
-        } else {
-          for (int64_t c = 0; c < p_.Dk; ++c) to[c * block + r] = from[c] * since[c];
-        }
+    for (int64_t row = 0; row < count; ++row) {
+      const int64_t i = row < rows_ ? row : row - rows_;
+      const float* const from = (row < rows_ ? at_.k : at_.q) + i * p_.Dk;
+      const float* const since = at_.since + i * p_.decays;
+      float* const to = at_.x + row * p_.Dk;
+      if (p_.decays == 1) {
+        for (int64_t c = 0; c < p_.Dk; ++c) to[c] = from[c] * since[0];
+      } else {
+        for (int64_t c = 0; c < p_.Dk; ++c) to[c] = from[c] * since[c];
       }
-      to += block * p_.Dk;
-      first += block;
     }
   }
 
-  // Four vectors of columns of rows [first, first + rows); the first rows also look `ahead`.
-  template <int rows, bool ahead>
+  // Four vectors of columns of rows [first, first + rows).
+  template <int rows, int lines>
   void multiply(int64_t first, int64_t column, int64_t c, int64_t depth) {
     constexpr int kColumns = Isa::kScoreAccumulators / rows >= 4 ? 4 : 2;
-    const int64_t stride = p_.state.row;
+    const int64_t stride = p_.state.row, Dk = p_.Dk;
     for (int part = 0; part < 4; part += kColumns) {
-      const float* x = at_.x + first * p_.Dk + c * rows;
+      const float* x = at_.x + first * p_.Dk + c;
       const float* s = p_.state.at(b_, h_) + c * stride + column + part * W;
       float* const sums = at_.d + first * p_.Dv + column + part * W;
-      AheadLines lines = ahead_;
+      AheadLines ahead = ahead_;
       V acc[rows][kColumns];
 #pragma GCC unroll 8
       for (int r = 0; r < rows; ++r) {
@@ -156,19 +158,19 @@ class GatedDeltaHead {
           acc[r][n] = c == 0 ? Isa::zero() : Isa::load(sums + r * p_.Dv + n * W);
         }
       }
-      for (int64_t left = depth; left > 0; --left, x += rows, s += stride) {
-        if constexpr (ahead) lines.touch(std::max(1, kColumns * W / 16));
+      for (int64_t left = depth; left > 0; --left, ++x, s += stride) {
+        ahead.touch(lines);
         V v[kColumns];
 #pragma GCC unroll 4
         for (int n = 0; n < kColumns; ++n) v[n] = Isa::load(s + n * W);
 #pragma GCC unroll 8
         for (int r = 0; r < rows; ++r) {
-          const V factor = Isa::set1(x[r]);
+          const V factor = Isa::set1(x[r * Dk]);
 #pragma GCC unroll 4
           for (int n = 0; n < kColumns; ++n) acc[r][n] = Isa::fma(factor, v[n], acc[r][n]);
         }
       }
-      if constexpr (ahead) ahead_ = lines;
+      ahead_ = ahead;
 #pragma GCC unroll 8
       for (int r = 0; r < rows; ++r) {
 #pragma GCC unroll 4
@@ -180,19 +182,14 @@ class GatedDeltaHead {
   // Eight columns that fill no four vectors: rare sizes.
   void last_columns(int64_t column) {
     const int64_t count = 2 * rows_;
-    const float* x = at_.x;
-    for (int64_t first = 0; first < count;) {
-      const int64_t block = rows_at_once(count - first);
-      for (int64_t r = 0; r < block; ++r) {
-        float acc[8] = {};
-        for (int64_t c = 0; c < p_.Dk; ++c) {
-          const float* const s = p_.state.at(b_, h_) + c * p_.state.row + column;
-          for (int n = 0; n < 8; ++n) acc[n] += x[c * block + r] * s[n];
-        }
-        std::copy_n(acc, 8, at_.d + (first + r) * p_.Dv + column);
+    for (int64_t row = 0; row < count; ++row) {
+      const float* const x = at_.x + row * p_.Dk;
+      float acc[8] = {};
+      for (int64_t c = 0; c < p_.Dk; ++c) {
+        const float* const s = p_.state.at(b_, h_) + c * p_.state.row + column;
+        for (int n = 0; n < 8; ++n) acc[n] += x[c] * s[n];
       }
-      x += block * p_.Dk;
-      first += block;
+      std::copy_n(acc, 8, at_.d + row * p_.Dv + column);
     }
   }
 

@@ -108,12 +108,19 @@ class Bench:
         return bar.found(measured, times["ours"], note)
 
     def share(
-        self, rotation: Rotation, works: list[BoundCase], dtype: str, target: float, name: str
+        self,
+        rotation: Rotation,
+        works: list[BoundCase],
+        dtype: str,
+        target: float,
+        name: str,
+        *,
+        in_place: bool = False,
     ) -> Bar:
         """Hold a call against the ceiling that binds it.
 
-        The least times are those of reading its bytes where it reads them, and of its operations
-        in registers; whichever is longer binds.
+        The least times are those of reading its bytes where it reads them, `in_place` of writing
+        them back too, and of its operations in registers; whichever is longer binds.
         """
         bar = Bar(name, target, "share", at_most=False)
         if not right(works[0]):
@@ -121,11 +128,12 @@ class Bench:
         products, cost = Products.of(DTYPES[dtype]), works[0].cost
         times = self.times(
             ours=rotation.turn_of(works),
-            memory=rotation.turn(rotation.reads()),
+            memory=rotation.turn(rotation.rewrites() if in_place else rotation.reads()),
             products=products.call,
         )
+        moved = rotation.place_bytes * (2 if in_place else 1)
         parts = {
-            "memory": cost.bytes / rotation.place_bytes,
+            "memory": cost.bytes / moved,
             "products": cost.operations / products.operations,
         }
         least = {name: part * statistics.median(times[name]) for name, part in parts.items()}

@@ -25,14 +25,17 @@ from specattn.planning import MODELS
 from .bar import CPU, Bar, Bench, milliseconds, right
 from .cases import LAYERS, Case
 from .inputs import Draw
-from .measure import TOLERANCE, compare
-from .peers import FAMILIES, Peer
+from .measure import TOLERANCE, WRONG, compare
+from .peers import FAMILIES, Peer, vllm
 from .rotation import Rotation
 from .workloads import SPARSITY, Outputs, build
 
 THREADS = 2
 PEERS = ("sdpa", "vllm", "llama.cpp")
 HYBRID = Case("hybrid_tree_attention", "chain", MODELS["llama-3.1-8b"], "bf16", 1, 32768, 1)
+# Qwen3-Next's heads: as many of keys as of keys and values here.
+STATES = replace(HYBRID, op="gated_delta_tree", shape=replace(HYBRID.shape, kv_heads=16), context=0)
+HEADS = "32 heads of 128 x 128"
 LAYER = replace(HYBRID, op="linear_few_rows", variant="output", context=0)
 
 
@@ -245,6 +248,84 @@ def merge(bench: Bench, *, torch_times: float, share: float) -> Iterator[Bar]:
     yield bar.found(measured, times, note)
 
 
+def states(bench: Bench, op: str, *, rows: int, share: float) -> Iterator[Bar]:
+    """Hold verification of a chain, or the commit of all of it, against the ceiling that binds.
+
+    Eight layers' states in one call: so a call from Python weighs as little as in a recorded pass.
+    """
+    case = replace(STATES, op=op, rows=rows, batch=8)
+    rotation = Rotation(bench.pool, case)
+    works, name = rotation.workloads(case), f"{op}, T={rows}, 8 x {HEADS}"
+    yield bench.share(rotation, works, "fp32", share, name, in_place=op == "gated_delta_commit")
+
+
+def paths(bench: Bench, *, rows: int, times: float) -> Iterator[Bar]:
+    """Hold a tree against its paths one by one, each of which reads the state anew."""
+    case = replace(STATES, variant="tree", rows=rows)
+    rotation = Rotation(bench.pool, case)
+    works, draw = rotation.workloads(case), Draw(case, CPU, seed=0)
+    *drawn, _ = draw.gated_delta()
+    parents = draw.parents().tolist()
+    lists = [path_of(parents, node) for node in range(rows)]
+    chains = [[x[:, path].contiguous() for x in drawn] for path in lists]
+
+    def one_by_one(state: torch.Tensor) -> None:
+        for chain in chains:
+            specattn.gated_delta_tree(*chain, state, l2_norm=True)
+
+    mean = sum(map(len, lists)) / rows
+    name = f"gated_delta_tree, tree of {rows} over its paths one by one, {HEADS}"
+    bar = Bar(name, times, "times", at_most=False)
+    theirs = rotation.turn([partial(one_by_one, place[0]) for place in rotation.places])
+    name = f"paths of {mean:.1f} tokens in the mean"
+    yield bench.over(bar, rotation.turn_of(works), theirs, name, works[0])
+
+
+def path_of(parents: list[int], node: int) -> list[int]:
+    """Return the nodes from a root down to one."""
+    path = []
+    while node >= 0:
+        path.append(node)
+        node = parents[node]
+    return path[::-1]
+
+
+def snapshots(bench: Bench, *, rows: int, times: float) -> Iterator[Bar]:
+    """Hold verification and the commit of half of a chain against vLLM's snapshots per token.
+
+    One thread: its threads are OpenMP's, which would be waited for on our threads' cores.
+    """
+    bar = Bar(f"gated_delta, T={rows} of {HEADS}, against vllm", times, "times", at_most=False)
+    if reason := FAMILIES["vllm"].why_not(CPU):
+        yield replace(bar, note=f"vllm: {reason}")
+        return
+    torch.set_num_threads(1)
+    places = Rotation(bench.pool, replace(STATES, rows=rows)).places
+    snapshots = Rotation(bench.pool, replace(STATES, rows=rows, batch=rows)).places
+    q, k, v, *_ = Draw(replace(STATES, rows=rows), CPU, seed=0).gated_delta()
+    a, b = torch.randn(2, 1, rows, v.shape[2]).bfloat16()
+    g, beta = -torch.nn.functional.softplus(a.float()), b.float().sigmoid()
+    out, counts = torch.empty_like(v), torch.tensor([rows // 2])
+
+    def ours(state: torch.Tensor) -> None:
+        _, stash = specattn.gated_delta_tree(q, k, v, g, beta, state, l2_norm=True, out=out)
+        specattn.gated_delta_commit(state, stash, None, counts)
+
+    theirs = vllm.snapshots(q[0], k[0], v[0], a[0], b[0])
+    start = snapshots[0][0][:1].clone()
+    found = theirs(snapshots[0][0])
+    ours(start)
+    right = compare({"out": out}, {"out": found[None]}, TOLERANCE[v.dtype])[1]
+    turn = Rotation(bench.pool, replace(STATES, rows=rows)).turn
+    call = turn([partial(ours, place[0]) for place in places])
+    peer = turn([partial(theirs, place[0]) for place in snapshots])
+    seconds = bench.times(ours=call, vllm=peer)
+    note = f"{milliseconds(seconds['ours'])}; vllm {milliseconds(seconds['vllm'])}; one thread"
+    ratio = paired_ratio(seconds["ours"], seconds["vllm"]) if right else None
+    torch.set_num_threads(THREADS)
+    yield bar.found(ratio, seconds["ours"], note if right else WRONG)
+
+
 def overhead(bench: Bench, *, at_most: float) -> Iterator[Bar]:
     """One row, one KV head, one cached token: what is left is the call."""
     q, cache = torch.randn(1, 1, 1, 64), torch.randn(1, 2, 1, 64)
@@ -301,5 +382,13 @@ SUITE: dict[str, Callable[[Bench], Iterator[Bar]]] = {
     "linear-bf16-1": partial(linear, case=replace(LAYER, dtype="bf16"), rows=1, share=0.75),
     "linear-bf16-8": partial(linear, case=replace(LAYER, dtype="bf16"), rows=8, share=0.60),
     "merge": partial(merge, torch_times=3, share=1.0),
+    "states-verify-1": partial(states, op="gated_delta_tree", rows=1, share=0.75),
+    "states-verify-8": partial(states, op="gated_delta_tree", rows=8, share=0.70),
+    "states-verify-16": partial(states, op="gated_delta_tree", rows=16, share=0.60),
+    "states-commit-1": partial(states, op="gated_delta_commit", rows=1, share=0.75),
+    "states-commit-8": partial(states, op="gated_delta_commit", rows=8, share=0.70),
+    "states-commit-16": partial(states, op="gated_delta_commit", rows=16, share=0.60),
+    "states-paths": partial(paths, rows=16, times=8),
+    "states-vllm": partial(snapshots, rows=8, times=1.5),
     "overhead": partial(overhead, at_most=25),
 }

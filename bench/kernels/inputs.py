@@ -70,8 +70,12 @@ class Draw:
         q, k = (self.normal(s.B, s.T, s.Hk, s.D) for _ in range(2))
         v = self.normal(s.B, s.T, s.Hq, s.D)
         g, beta = (self.normal(*gates, dtype=torch.float32).sigmoid() for _ in range(2))
-        state = self.normal(s.B, s.Hq, s.D, s.D, dtype=torch.float32)
-        return q, k, v, -g, beta, state
+        return q, k, v, -g, beta, self.matrices()
+
+    def matrices(self) -> torch.Tensor:
+        """Return the state of a gated delta layer."""
+        s = self.sizes
+        return self.normal(s.B, s.Hq, s.D, s.D, dtype=torch.float32)
 
     def causal_conv(self, taps: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return x, weights, and what is kept, of all channels of such a layer."""
@@ -81,8 +85,9 @@ class Draw:
         return x, self.normal(channels, taps), kept
 
     def parents(self) -> torch.Tensor:
-        """Return a random tree's parents [T], every one among the four nodes before its child."""
-        drawn = [self.random.randrange(max(0, i - 4), i) for i in range(1, self.sizes.T)]
+        """Return a chain's parents [T], or a tree's, each among the four nodes before its child."""
+        nearest = 1 if self.case.variant == "chain" else 4
+        drawn = [self.random.randrange(max(0, i - nearest), i) for i in range(1, self.sizes.T)]
         return torch.tensor([-1, *drawn], device=self.device)
 
     def tree(self) -> torch.Tensor | None:

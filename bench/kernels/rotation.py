@@ -1,4 +1,4 @@
-"""Caches and weights at many places of one large memory, so that every call finds them cold.
+"""Caches, weights and states at many places of a large memory: every call finds them cold.
 
 A place is used again only after all others, that is after more bytes than the last-level cache
 holds. Nothing has to be flushed: the ceiling and the kernels read the same places in turn.
@@ -9,9 +9,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from common.clock import plain_read
+
+from specattn import _cpu  # type: ignore[attr-defined]
 
 from .cases import DTYPES, LAYERS, Case, Layer
 from .inputs import Draw, capacity
@@ -36,7 +39,7 @@ class Pool:
 
 
 class _PlacedDraw(Draw):
-    """Takes caches and weights from a place of the pool; all else is drawn."""
+    """Takes caches, weights and states from a place of the pool; all else is drawn."""
 
     def __init__(self, case: Case, place: list[torch.Tensor], seed: int) -> None:
         super().__init__(case, torch.device("cpu"), seed)
@@ -48,9 +51,12 @@ class _PlacedDraw(Draw):
     def weights(self, layer: Layer) -> list[torch.Tensor]:
         return [next(self._place) for _ in range(layer.products)]
 
+    def matrices(self) -> torch.Tensor:
+        return next(self._place)
+
 
 class Rotation:
-    """The places of a layer's weights, or of caches with room for `context` and `rows` tokens.
+    """The places of a layer's weights or states, or of caches for `context` and `rows` tokens.
 
     `tensors` says what a call reads of a cache: 2 for K and V, 1 for K alone.
     """
@@ -61,6 +67,9 @@ class Rotation:
             layer = LAYERS[case.variant](shape)
             rows = pool.rows(DTYPES[case.dtype], 1, layer.depth).squeeze(1)
             form: tuple[int, ...] = (layer.products, layer.outputs)
+        elif case.op.startswith("gated_delta"):
+            rows = pool.rows(torch.float32, shape.head_dim, shape.head_dim)
+            form = (1, case.batch, shape.q_heads)
         else:
             rows = pool.rows(DTYPES[case.dtype], shape.kv_heads, shape.head_dim)
             form = (tensors, 1, tokens)
@@ -88,6 +97,13 @@ class Rotation:
     def reads(self) -> list[Callable]:
         """Return a plain read of every place."""
         return [plain_read(place) for place in self.places]
+
+    def rewrites(self) -> list[Callable]:
+        """Return a call for every place that reads it and writes it back."""
+        return [
+            partial(_cpu.rewrite, place.data_ptr(), place.nbytes, torch.get_num_threads())
+            for place in self.places
+        ]
 
     @property
     def place_bytes(self) -> int:

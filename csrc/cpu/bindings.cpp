@@ -446,6 +446,14 @@ PYBIND11_MODULE(_cpu, m) {
       py::call_guard<py::gil_scoped_release>(),
       "Read memory once and do nothing with it: the ceiling that kernels are held against.");
   m.def(
+      "rewrite",
+      [](uintptr_t memory, int64_t bytes, int threads) {
+        rewrite(reinterpret_cast<void*>(memory), bytes, threads);
+      },
+      py::arg("address"), py::arg("bytes"), py::arg("threads"),
+      py::call_guard<py::gil_scoped_release>(),
+      "Read memory once and write it back as it was: the ceiling of what changes in place.");
+  m.def(
       "read_rows",
       [](uintptr_t memory, int64_t row_bytes, uintptr_t rows, int64_t count, int threads) {
         read_rows(reinterpret_cast<const void*>(memory), row_bytes,

@@ -32,6 +32,16 @@ read_lines(const char* data, int64_t lines) {
   static_cast<void>(sink);
 }
 
+#if defined(__x86_64__)
+__attribute__((target_clones("avx512f", "avx2", "default")))
+#endif
+void
+rewrite_lines(char* data, int64_t lines, int64_t change) {
+  typedef int64_t Lane __attribute__((vector_size(kLine)));
+  Lane* const at = reinterpret_cast<Lane*>(data);
+  for (int64_t line = 0; line < lines; ++line) at[line] ^= change;
+}
+
 // Rows of `lines` each, those of four parts of the list side by side, the next ones on their
 // way; up to three are left out.
 #if defined(__x86_64__)
@@ -77,6 +87,19 @@ void read(const void* memory, int64_t bytes, int threads) {
   parallel(threads, threads, [&](int64_t t, int) {
     const int64_t first = lines * t / threads;
     read_lines(data + first * kLine, lines * (t + 1) / threads - first);
+  });
+}
+
+void rewrite(void* memory, int64_t bytes, int threads) {
+  char* const data = static_cast<char*>(memory);
+  if (reinterpret_cast<uintptr_t>(data) % kLine || bytes % kLine) {
+    throw std::invalid_argument("address, bytes: expected multiples of 64");
+  }
+  static volatile int64_t nothing = 0;  // read, so that no compiler knows it
+  const int64_t lines = bytes / kLine, change = nothing;
+  parallel(threads, threads, [&](int64_t t, int) {
+    const int64_t first = lines * t / threads;
+    rewrite_lines(data + first * kLine, lines * (t + 1) / threads - first, change);
   });
 }
 

@@ -31,6 +31,8 @@ void use_isa(const std::string& name);  // throws std::invalid_argument
 
 // Reads every whole cache line of `memory` once, and does nothing with it.
 void read(const void* memory, int64_t bytes, int threads);
+// Reads whole cache lines once and writes them back as they were.
+void rewrite(void* memory, int64_t bytes, int threads);
 // Reads the listed rows once, which are whole cache lines.
 void read_rows(const void* memory, int64_t row_bytes, const int32_t* rows, int64_t count,
                int threads);

@@ -1,4 +1,4 @@
-"""vLLM's attention for CPUs, over a cache of its own that is filled beforehand; chains only.
+"""vLLM's attention and gated delta rule for CPUs, over memory of its own; chains only.
 
 Its schedule of a step, which all layers share, is not timed. Measured from `.venv-vllm`.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+from collections.abc import Callable
 
 import torch
 
@@ -72,3 +73,25 @@ def attention(task: Attention) -> dict[str, Peer]:
         return {"out": out.view_as(q)}
 
     return {"vllm": attend}
+
+
+def snapshots(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, a: torch.Tensor, b: torch.Tensor
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return its verification of a chain, which keeps the state behind every row.
+
+    Of rows q, k [T, Hk, D], v [T, Hv, D] and gates a, b [T, Hv]; it is called with states
+    [T, Hv, D, D], of which it reads the first and writes all.
+    """
+    ops = _operators()
+    rows, heads = a.shape
+    rate, bias = torch.zeros(heads), torch.zeros(heads, dtype=a.dtype)
+    slots, accepted = torch.arange(rows, dtype=torch.int32)[None], torch.ones(1, dtype=torch.int32)
+    starts = torch.tensor([0, rows], dtype=torch.int32)
+
+    def verify(states: torch.Tensor) -> torch.Tensor:
+        return ops.fused_sigmoid_gating_delta_rule_update_spec_cpu(
+            rate, bias, q, k, v, a, b, states, slots, accepted, starts, True
+        )
+
+    return verify

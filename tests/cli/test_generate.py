@@ -47,6 +47,13 @@ def test_generate_streams_text_and_writes_json(written, prompt, tmp_path):
     assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".py"}  # nothing half written
 
 
+def test_the_embedded_hybrid_is_known_by_its_name(written):
+    hybrid = ("generate", "--model", "tiny-hybrid", "--max-new-tokens", 12, "--method")
+    plain, suffix = (written(*hybrid, method)[0] for method in ("plain", "suffix"))
+    assert plain["model"]["path"].endswith("tiny/hybrid")
+    assert plain["tokens"] == suffix["tokens"]
+
+
 def test_auto_is_the_default_and_explains_itself(written):
     found, _, said = written("generate", "--max-new-tokens", 12, "--explain")
     assert found["method"]["name"] == "auto"

@@ -17,7 +17,7 @@ from specattn.cli.errors import naming, one_of
 from specattn.cli.options import DTYPES, DecodingOptions, ModelOptions
 from specattn.cli.terminal import status
 from specattn.decoding.model.checkpoint import load_causal_model
-from specattn.embedded import EMBEDDED_TARGET
+from specattn.embedded import EMBEDDED, EMBEDDED_TARGET
 
 STDIN = Path("-")
 
@@ -43,6 +43,8 @@ def dtype_named(name: str, option: str) -> torch.dtype | str:
 def model_folder(path: Path | None, option: str = "--model") -> Path:
     """Return the folder that `option` names if it holds a model that transformers knows."""
     path = EMBEDDED_TARGET if path is None else path
+    if not path.is_dir():
+        path = EMBEDDED.get(str(path), path)
     if not path.is_dir():
         raise ValueError(f"{option}: {path} is not a folder")
     try:

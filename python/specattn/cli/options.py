@@ -64,7 +64,7 @@ def takes_options(command: Callable[..., None]) -> Callable[..., None]:
 class ModelOptions:
     """A model, where it runs, and how its tokens are chosen."""
 
-    model: Path | None = option(None, "Hugging Face directory [default: the embedded target].")
+    model: Path | None = option(None, "Hugging Face directory, or tiny-hybrid [default: tiny].")
     dtype: str = option("auto", "fp32, bf16, fp16, or auto: fp32 on a CPU, else as stored.")
     device: str = option("auto", "Torch device, or auto: a GPU where there is one.")
     temperature: float = option(0.0, "0 is greedy decoding.", min=0.0)

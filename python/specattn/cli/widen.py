@@ -28,13 +28,11 @@ def widen(
 
     from specattn import widening
     from specattn.cli.loading import load_tokenizer, model_folder
-    from specattn.embedded import EMBEDDED_TARGET
     from specattn.planning import MODELS, ModelShape
 
     real = MODELS[one_of("--like", like, [x.name for x in MODELS.values() if not x.experts])]
     one_of("--dtype", dtype, ("bfloat16", "float32"))
-    is_tiny = str(source) == EMBEDDED_TARGET.name and not source.is_dir()
-    folder = model_folder(None if is_tiny else source, "SOURCE")
+    folder = model_folder(source, "SOURCE")
     logging.disable_progress_bar()
     with naming("SOURCE", Exception):
         small = widening.Source.load(folder, load_tokenizer(folder))

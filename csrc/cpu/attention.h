@@ -38,7 +38,7 @@ void walk(const PackedRows<Isa, Elem>& rows, Options... options) {
       if (head > 0) keys.advance(*now);
       Prefetch prefetch(next->k, next->v, static_cast<int>(ahead * head / task.heads),
                         static_cast<int>(ahead * (head + 1) / task.heads), bytes);
-      products.multiply(dequantised(*now, head), head, prefetch);
+      products.multiply(dequantised.template of<Products>(*now, head), head, prefetch);
     }
     std::swap(now, next);
   }
@@ -70,7 +70,7 @@ void attend(const Attention& a, const Plan& plan, const Task& task, float* state
   rows.start();
   if (task.first_block == task.last_block) return;
   if (rows.few && of_8_bits(a.cache.type)) {
-    walk_rows<MixedRowProducts<Isa, Elem>>(rows);
+    walk_rows<FewStoredProducts<Isa, Elem>>(rows);
   } else if (rows.few) {
     walk_rows<FewRowProducts<Isa, Elem>>(rows);
   } else if constexpr (kTiles<Isa, Elem>) {

@@ -169,7 +169,13 @@ struct Avx512 {
 };
 
 #ifdef SPECATTN_BF16
+template <class Stored>
+struct Bf16Units;  // bytes_avx512.h
+
 struct Avx512Bf16 : Avx512 {
+  // Elements of a cache of 8 bits, in pairs.
+  template <class Stored>
+  using Units = Bf16Units<Stored>;
   using Avx512::store_as;
   static void store_as(bf16* p, V v) {
     const __m256i x = (__m256i)_mm512_cvtneps_pbh(v);
@@ -247,3 +253,7 @@ struct Avx512Bf16::Dot<bf16> {
 #endif
 
 }  // namespace specattn
+
+#ifdef SPECATTN_BF16
+#include "bytes_avx512.h"
+#endif

@@ -3,7 +3,8 @@
 #include "portable.h"
 
 #define SPECATTN_BF16
-#pragma GCC target("amx-tile,amx-bf16,avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
+#pragma GCC target( \
+    "amx-tile,amx-bf16,avx512bf16,avx512vbmi,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
 
 #include "full_registers_amx.h"
 #include "isa_amx.h"

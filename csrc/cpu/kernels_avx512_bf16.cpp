@@ -3,7 +3,7 @@
 #include "portable.h"
 
 #define SPECATTN_BF16
-#pragma GCC target("avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
+#pragma GCC target("avx512bf16,avx512vbmi,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
 
 #include "isa_avx512.h"
 #include "kernels_of.h"

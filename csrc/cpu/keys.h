@@ -25,17 +25,45 @@ struct Step {
   int64_t k_scale_head, v_scale_head;
 
   // What loaded elements of keys or values are multiplied with, so many heads further on: a scale,
-  // 1 without one and for a key that no row sees, and of 8 bits the kUnit.
-  bool multiplies() const { return scaled || type == Dtype::kFloat8E4M3; }
-  void scales(const char* const (&rows)[kKeys], int64_t head, float* to) const {
-    for (int n = 0; n < keys; ++n) {
-      const Block& block = blocks[n / kBlock];
-      to[n] = 1.0f;
-      if (scaled && (block.full || (block.seen >> n % kBlock & 1) != 0)) {
-        std::memcpy(to + n, rows[n] + head, sizeof(float));
+  // 1 without one and for a key that no row sees, and the kUnit of elements that are `over` it.
+  bool multiplies(bool over) const { return scaled || (over && type == Dtype::kFloat8E4M3); }
+  void scales(const char* const (&rows)[kKeys], int64_t head, bool over, float* to) const {
+    const float unit = over && type == Dtype::kFloat8E4M3 ? kUnit<e4m3> : 1.0f;
+    std::fill(to, to + keys, unit);
+    for (int i = 0; scaled && i < count; ++i) {
+      const auto load = [&](int n) {
+        float scale;
+        std::memcpy(&scale, rows[n] + head, sizeof scale);
+        to[n] = scale * unit;
+      };
+      const Block& block = blocks[i];
+      const int first = i * kBlock;
+      if (block.full) {
+        for (int n = 0; n < block.keys; ++n) load(first + n);
+      } else {
+        for (uint64_t left = block.seen; left != 0; left &= left - 1) {
+          load(first + __builtin_ctzll(left));
+        }
       }
-      to[n] *= type == Dtype::kFloat8E4M3 ? kUnit<e4m3> : 1.0f;
     }
+  }
+
+  // The same, in whole vectors, over their greatest magnitude, which it returns: weights of values
+  // are rounded, and where all scales are alike, only those are.
+  template <class Isa>
+  float relative_scales(const char* const (&rows)[kKeys], int64_t head, float* to) const {
+    scales(rows, head, false, to);
+    std::fill(to + keys, to + round_up(keys, Isa::W), 0.0f);
+    auto most = Isa::zero();
+    for (int n = 0; n < keys; n += Isa::W) {
+      const auto x = Isa::load(to + n);
+      most = Isa::max(most, Isa::max(x, Isa::sub(Isa::zero(), x)));
+    }
+    const float unit = Isa::greatest(most);
+    if (!(unit > 1e-30f && unit < kInf)) return 1.0f;
+    const auto inverse = Isa::set1(1.0f / unit);
+    for (int n = 0; n < keys; n += Isa::W) Isa::store(to + n, Isa::mul(Isa::load(to + n), inverse));
+    return unit;
   }
 };
 

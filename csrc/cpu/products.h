@@ -29,6 +29,7 @@ class VectorProducts {
 
  public:
   static constexpr int kBlocks = 1;
+  static constexpr bool kTakesStored = kPair == 2;  // of 8 bits
 
   VectorProducts(const PackedRows<Isa, Elem>& rows, const int64_t* starts)
       : rows_(rows), collector_(rows, starts) {}
@@ -55,9 +56,24 @@ class VectorProducts {
       }
       k = wide_keys;
     }
+    const bool stored = kTakesStored && of_8_bits(step.type);
+    float unit = 1.0f, k_scales[kBlock], v_scales[kBlock];
+    if constexpr (kTakesStored) {
+      if (stored) {
+        copy_keys(step, wide_keys);
+        k = wide_keys;
+        if (step.scaled) {
+          step.scales(step.k_scale, head * step.k_scale_head, false, k_scales);
+          unit =
+              step.template relative_scales<Isa>(step.v_scale, head * step.v_scale_head, v_scales);
+        }
+      }
+    }
+    const bool scaled = stored && step.scaled;
     const char* copies[kBlock];
-    const char* const* const values = prepare_values(step, copies);
+    const char* const* values = stored ? copies : prepare_values(step, copies);
     const bool copied = values == copies;
+    bool paired = false;
     const State state = rows_.state(head);
     const int units = static_cast<int>(ceil_div(block.keys, kPair));
     const int columns = static_cast<int>(round_up(D, Isa::W));
@@ -67,6 +83,7 @@ class VectorProducts {
       if (!block.full && !rows_.mask(step.words[0], tile, mask_)) continue;
       score_tile<Isa, Dot>(rows_.queries(head, tile), rows, k, block.keys, D / kPair, scratch.s,
                            prefetch);
+      if (scaled) scale_logits(scratch.s, rows, block.keys, k_scales);
       if (rows_.a.softcap != 0) {
         cap_logits<Isa>(scratch.s, rows, block.keys, kTile, rows_.logit_scale, rows_.a.softcap);
       }
@@ -75,16 +92,77 @@ class VectorProducts {
       }
       if (!block.full) mask_logits<Isa>(scratch.s, rows, 0, block.keys, mask_);
       softmax_tile<Isa, Dot>(scratch.s, rows, block.keys, rows_.scale, state.m + tile,
-                             state.l + tile, scratch.alpha, scratch.p);
+                             state.l + tile, scratch.alpha, scratch.p, scaled ? v_scales : nullptr);
+      if constexpr (kTakesStored) {
+        if (stored && !paired) pair_values(step, copies), paired = true;
+      }
       const int used = static_cast<int>(std::min<int64_t>(rows, rows_.count - tile));
       const auto multiply = [&](auto rows_of_v) {
-        value_tile<Isa>(scratch.p, used, rows_of_v, units, scratch.alpha, state.acc + tile * stride,
-                        columns, stride, prefetch);
+        value_tile<Isa>(scratch.p, used, rows_of_v, units, scratch.alpha, unit,
+                        state.acc + tile * stride, columns, stride, prefetch);
       };
       if constexpr (kPair == 2) {
         if (!copied) multiply(PairedRows<Isa, Dot>{values});
       }
       if (kPair == 1 || copied) multiply(UnitRows<Isa, Dot>{values});
+    }
+  }
+
+  // Keys of 8 bits become elements, side by side.
+  void copy_keys(const Step<kBlocks>& step, const char** copies) const {
+    constexpr int kOnce = 4 * Isa::W;
+    const int D = rows_.D, floats = static_cast<int>(round_up(D, kOnce)) / kPair;
+    with_8_bits(step.type, [&](auto tag) {
+      using Units = typename Isa::template Units<typename decltype(tag)::type>;
+      for (int n = 0; n < step.keys; ++n) {
+        float* const row = rows_.scratch.k + n * floats;
+        copies[n] = reinterpret_cast<const char*>(row);
+        typename Isa::V two[2];
+        int d = 0;
+        for (; d + kOnce <= D; d += kOnce) {
+          Units::load(step.k[n] + d, two);
+          Isa::store(row + d / kPair, two[0]), Isa::store(row + d / kPair + Isa::W, two[1]);
+        }
+        if (d < D) {
+          Units::load(step.k[n] + d, D - d, two);
+          Isa::store(row + d / kPair, two[0]), Isa::store(row + d / kPair + Isa::W, two[1]);
+        }
+      }
+    });
+    for (int n = step.keys; n < kBlock + kKeyStep; ++n) copies[n] = copies[step.keys - 1];
+  }
+
+  // Units of two rows of values of 8 bits, padded with zeros; where the keys are done with, these
+  // leave their place in the L1 cache to them.
+  void pair_values(const Step<kBlocks>& step, const char** copies) const {
+    constexpr int kOnce = 2 * Isa::W;
+    const int D = rows_.D;
+    float* const memory = rows_.plan.rows <= kTile ? rows_.scratch.k : rows_.scratch.v;
+    with_8_bits(step.type, [&](auto tag) {
+      using Units = typename Isa::template Units<typename decltype(tag)::type>;
+      for (int n = 0; n < step.keys; n += 2) {
+        float* const row = memory + n / 2 * rows_.stride;
+        copies[n / 2] = reinterpret_cast<const char*>(row);
+        typename Isa::V two[2];
+        for (int d = 0; d < D; d += kOnce) {
+          if (D - d >= kOnce) {
+            Units::load_pair(step.v[n], step.v[n + 1], d, two);
+          } else {
+            Units::load_pair(step.v[n], step.v[n + 1], d, D - d, two);
+          }
+          Isa::store(row + d, two[0]), Isa::store(row + d + Isa::W, two[1]);
+        }
+      }
+    });
+  }
+
+  static void scale_logits(float* s, int rows, int keys, const float* scales) {
+    for (int n = 0; n < keys; ++n) {
+      const auto factor = Isa::set1(scales[n]);
+      for (int j = 0; j < rows; j += Isa::W) {
+        float* const at = s + n * kTile + j;
+        Isa::store(at, Isa::mul(Isa::load(at), factor));
+      }
     }
   }
 

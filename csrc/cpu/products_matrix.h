@@ -16,6 +16,7 @@ class MatrixProducts {
  public:
   // Sums of values are loaded and stored once for so many.
   static constexpr int kBlocks = kMostKeys / kBlock;
+  static constexpr bool kTakesStored = false;
 
   // Values of a few rows are taken as they lie, unless they were and have to be `paired` after all.
   MatrixProducts(const PackedRows<Isa, Elem>& rows, const int64_t* starts, bool paired)

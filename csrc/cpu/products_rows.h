@@ -15,11 +15,10 @@
 namespace specattn {
 
 constexpr int kHeadsAbreast = 8;  // their logits, weights and sums stay in the nearest caches
-constexpr int kValueKeys = 8;     // whose values are added at a time
 
 template <class Isa, class Elem, class Few>
 class RowProducts {
-  static constexpr bool kMixed = std::is_same_v<Few, MixedRowProducts<Isa, Elem>>;
+  static constexpr bool kMixed = Few::kMixed;
   using Step = specattn::Step<1>;
 
  public:
@@ -49,12 +48,12 @@ class RowProducts {
         }
       }
       for (int64_t head = first; head < last; ++head) weigh(step, head, head - first);
-      for (int n = 0; n < step.keys; n += kValueKeys) {
+      for (int n = 0; n < step.keys; n += Few::kValueKeys) {
         for (int64_t head = first; head < last; ++head) {
-          look_ahead(next, next.v, head * next.v_head, n, kValueKeys);
-          const char* v[kValueKeys];
-          const int keys = std::min(kValueKeys, step.keys - n);
-          addresses(step, step.v, head * step.v_head, n, kValueKeys, v);
+          look_ahead(next, next.v, head * next.v_head, n, Few::kValueKeys);
+          const char* v[Few::kValueKeys];
+          const int keys = std::min(Few::kValueKeys, step.keys - n);
+          addresses(step, step.v, head * step.v_head, n, Few::kValueKeys, v);
           few_.value(p_ + (head - first) * per_head_, n, count_, v, keys, part(head - first),
                      rows_.stride, rows_.D);
         }
@@ -62,8 +61,8 @@ class RowProducts {
       for (int64_t head = first; head < last; ++head) {
         const State state = rows_.state(head);
         for (int r = 0; r < count_; ++r) {
-          Few::add(state.acc + r * rows_.stride, alpha_[(head - first) * kFewRows + r],
-                   part(head - first) + r * rows_.stride, rows_.D);
+          few_.add(state.acc + r * rows_.stride, alpha_[(head - first) * kFewRows + r],
+                   part(head - first) + r * rows_.stride, rows_.D, part_unit_[head - first]);
         }
       }
     }
@@ -96,11 +95,11 @@ class RowProducts {
 
   // From logits to weights, of the head that is `abreast` here.
   void weigh(const Step& step, int64_t head, int64_t abreast) {
-    using Weight = typename Few::Weight;
+    using Weight = std::conditional_t<kMixed, float, typename Few::Weight>;
     const Block& block = step.blocks[0];
     const State state = rows_.state(head);
     float *const s = s_ + abreast * per_head_, *const p = p_ + abreast * per_head_;
-    if (kMixed && step.multiplies()) scale(step, step.k_scale, head * step.k_scale_head, s);
+    if constexpr (kMixed) scale<float>(step, step.k_scale, head * step.k_scale_head, s);
     if (rows_.a.softcap != 0) {
       const int keys = static_cast<int>(round_up(block.keys, Isa::W));
       cap_logits<Isa>(s, keys, count_, kBlock, rows_.logit_scale, rows_.a.softcap);
@@ -116,20 +115,32 @@ class RowProducts {
       softmax_row<Isa>(s + r * kBlock, block.keys, visible, rows_.scale, state.m + r, state.l + r,
                        alpha_ + abreast * kFewRows + r, reinterpret_cast<Weight*>(p + r * kBlock));
     }
-    if (kMixed && step.multiplies()) scale(step, step.v_scale, head * step.v_scale_head, p);
+    if constexpr (kMixed) {
+      part_unit_[abreast] =
+          scale<typename Few::Weight>(step, step.v_scale, head * step.v_scale_head, p);
+    }
   }
 
-  // Multiplies logits by the scales of their keys, or weights by those of their values.
-  void scale(const Step& step, const char* const (&rows)[kBlock], int64_t head, float* x) const {
-    float factors[kBlock + Isa::W] = {};
-    step.scales(rows, head, factors);
+  // Multiplies logits by the scales of their keys, or weights by those of their values. Where these
+  // are rounded they come to be over what is returned.
+  template <class To>
+  float scale(const Step& step, const char* const (&rows)[kBlock], int64_t head, float* x) const {
+    constexpr bool rounded = !std::is_same_v<To, float>;
+    if (!rounded && !step.multiplies(Few::kOverUnit)) return 1.0f;
+    float factors[kBlock + Isa::W] = {}, unit = 1.0f;
+    if (rounded) {
+      unit = step.template relative_scales<Isa>(rows, head, factors);
+    } else {
+      step.scales(rows, head, Few::kOverUnit, factors);
+    }
     for (int n = 0; n < step.keys; n += Isa::W) {
       const auto factor = Isa::load(factors + n);
       for (int r = 0; r < count_; ++r) {
-        float* const at = x + r * kBlock + n;
-        Isa::store(at, Isa::mul(Isa::load(at), factor));
+        float* const row = x + r * kBlock;
+        Isa::store_as(reinterpret_cast<To*>(row) + n, Isa::mul(Isa::load(row + n), factor));
       }
     }
+    return unit;
   }
 
   Few few_;
@@ -138,6 +149,7 @@ class RowProducts {
   const int count_;
   const int64_t per_head_;  // logits, and weights
   float *const s_, *const p_, *const part_;
+  float part_unit_[kHeadsAbreast];                       // parts are over it
   float alpha_[kHeadsAbreast * kFewRows + kRowPadding];  // the last is stored as a vector
 };
 

@@ -150,8 +150,10 @@ inline void in_row_groups(int rows, const Step& step) {
 // The products of rows whose elements are widened; results are over their kUnit.
 template <class Isa, class Elem>
 struct WidenedRowProducts {
+  static constexpr bool kMixed = false;
   using Weight = float;
-  static constexpr int kKeys = std::max(Isa::W, 8);  // that are scored at a time
+  // That are scored, and whose values are added, at a time.
+  static constexpr int kKeys = std::max(Isa::W, 8), kValueKeys = 8;
 
   // Packs a row of q, whose elements `convert` gives: in the order of D.
   template <class Convert>
@@ -186,7 +188,7 @@ struct WidenedRowProducts {
   }
 
   // acc = acc * alpha + part, of one row.
-  static void add(float* acc, float alpha, const float* part, int D) {
+  static void add(float* acc, float alpha, const float* part, int D, float) {
     const auto factor = Isa::set1(alpha);
     for (int d = 0; d < D; d += Isa::W) {
       Isa::store(acc + d, Isa::fma(Isa::load(acc + d), factor, Isa::load(part + d)));

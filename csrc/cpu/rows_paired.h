@@ -43,9 +43,9 @@ __attribute__((noinline)) void score_abreast(const float* q, int pieces, const c
 }
 
 // part[row] = sum over pairs of keys, more than before unless these are the first, for R rows and
-// the columns of DB pairs of vectors, which lie as load_pair has them; of a last pair only `count`
-// columns exist.
-template <class Isa, class Elem, int R, int DB>
+// the columns of DB pairs of vectors, which lie as Pairs::load_pair has them; of a last pair only
+// `count` columns exist.
+template <class Isa, class Elem, class Pairs, int R, int DB>
 __attribute__((noinline)) void value_pairs(const float* p, const char* const* v, int pairs,
                                            bool first, float* part, int column, int count,
                                            int stride) {
@@ -64,9 +64,9 @@ __attribute__((noinline)) void value_pairs(const float* p, const char* const* v,
     for (int j = 0; j < DB; ++j) {
       const int at = column + j * 2 * Isa::W;
       if (DB == 1 && count < 2 * Isa::W) {
-        Dot::load_pair(v[2 * u], v[2 * u + 1], at, count, y);
+        Pairs::load_pair(v[2 * u], v[2 * u + 1], at, count, y);
       } else {
-        Dot::load_pair(v[2 * u], v[2 * u + 1], at, y + 2 * j);
+        Pairs::load_pair(v[2 * u], v[2 * u + 1], at, y + 2 * j);
       }
     }
 #pragma GCC unroll 8
@@ -82,8 +82,9 @@ __attribute__((noinline)) void value_pairs(const float* p, const char* const* v,
 
 template <class Isa, class Elem>
 struct PairedRowProducts {
+  static constexpr bool kMixed = false;
   using Weight = Elem;
-  static constexpr int kKeys = kKeyStep, kPieceElems = kPieceBytes / sizeof(Elem);
+  static constexpr int kKeys = kKeyStep, kValueKeys = 8, kPieceElems = kPieceBytes / sizeof(Elem);
 
   // Packs a row of q, whose elements `convert` gives: pieces of four rows lie side by side.
   template <class Convert>
@@ -105,15 +106,21 @@ struct PairedRowProducts {
     }
   }
 
-  // An odd number of rows of v goes on with a row of zeros.
   static void value(const float* p, int n, int rows, const char* const* v, int keys, float* part,
                     int stride, int D) {
+    value_of<typename Isa::template Dot<Elem>>(p, n, rows, v, keys, part, stride, D);
+  }
+
+  // An odd number of rows of v goes on with a row of zeros.
+  template <class Pairs>
+  static void value_of(const float* p, int n, int rows, const char* const* v, int keys, float* part,
+                       int stride, int D) {
     with_rows(std::make_integer_sequence<int, kFewRows>{}, rows, [&](auto R) {
       constexpr int kWide = decltype(R)::value <= kRowsAbreast ? 2 : 1;  // as registers allow
       const int pairs = static_cast<int>(ceil_div(keys, 2));
       int column = 0;
       const auto range = [&](auto DB) {
-        value_pairs<Isa, Elem, decltype(R)::value, decltype(DB)::value>(
+        value_pairs<Isa, Elem, Pairs, decltype(R)::value, decltype(DB)::value>(
             p + n / 2, v, pairs, n == 0, part, column, D - column, stride);
         column += decltype(DB)::value * 2 * Isa::W;
       };
@@ -123,7 +130,7 @@ struct PairedRowProducts {
   }
 
   // acc = acc * alpha + part, of one row, in the order of D.
-  static void add(float* acc, float alpha, const float* part, int D) {
+  static void add(float* acc, float alpha, const float* part, int D, float) {
     const auto factor = Isa::set1(alpha);
     for (int d = 0; d < D; d += 2 * Isa::W) {
       typename Isa::V two[2] = {Isa::load(part + d), Isa::load(part + d + Isa::W)};
@@ -146,9 +153,12 @@ struct PairedRowProducts {
 template <class Isa, class Elem>
 inline constexpr bool kPairsFewRows = Isa::template Dot<Elem>::kPair == 2 && !kTiles<Isa, Elem>;
 
-// The products of a few rows with a cache of 8 bits, and with a tree beside it; over kUnit.
+// The products of a few rows with a cache of 8 bits, and with a tree beside it, by floats; over
+// kUnit.
 template <class Isa, class Elem>
 struct MixedRowProducts : WidenedRowProducts<Isa, Elem> {
+  static constexpr bool kMixed = true;
+  static constexpr bool kOverUnit = true;
   Dtype type;  // of the keys that come next
 
   void score(const float* q, int stride, int rows, const char* const* k, int D, float* s) const {
@@ -180,8 +190,107 @@ struct MixedRowProducts : WidenedRowProducts<Isa, Elem> {
   }
 };
 
+// Logits of `keys` keys and R rows, a vector of them at a time; rows of q lie in the order of D.
+template <class Isa, class Elem, class Stored, int R>
+__attribute__((noinline)) void score_units(const float* q, int stride, const char* const* k,
+                                           int keys, int D, float* s) {
+  using V = typename Isa::V;
+  using Dot = typename Isa::template Dot<Elem>;
+  using Units = typename Isa::template Units<Stored>;
+  constexpr int N = Isa::W / R, kOnce = 4 * Isa::W;
+  for (int first = 0; first < keys; first += N) {
+    V acc[Isa::W];
+#pragma GCC unroll 16
+    for (int i = 0; i < Isa::W; ++i) acc[i] = Isa::zero();
+    const auto add = [&](int d, auto whole) {
+#pragma GCC unroll 4
+      for (int n = 0; n < N; ++n) {
+        const char* const at = k[first + n] + d * static_cast<int64_t>(sizeof(Stored));
+        V y[2];
+        if constexpr (whole) {
+          Units::load(at, y);
+        } else {
+          Units::load(at, D - d, y);
+        }
+#pragma GCC unroll 2
+        for (int j = 0; j < 2; ++j)
+#pragma GCC unroll 8
+          for (int r = 0; r < R; ++r) {
+            const V x = Isa::load(q + r * stride + d / 2 + j * Isa::W);
+            acc[r * N + n] = Dot::dot(acc[r * N + n], x, y[j]);
+          }
+      }
+    };
+    int d = 0;
+    for (; d + kOnce <= D; d += kOnce) add(d, std::true_type{});
+    if (d < D) add(d, std::false_type{});
+    float logits[Isa::W];
+    Isa::store(logits, Isa::sum_each(acc));
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      std::memcpy(s + r * kBlock + first, logits + r * N, N * sizeof(float));
+    }
+  }
+}
+
+// The products of a few rows with a cache of 8 bits, and with a tree beside it, in pairs.
+template <class Isa, class Elem>
+struct UnitRowProducts : PairedRowProducts<Isa, Elem> {
+  static constexpr bool kMixed = true, kOverUnit = false;
+  static constexpr int kKeys = 2 * kKeyStep, kValueKeys = 16;  // half as many bytes
+  Dtype type;                                                  // of the keys that come next
+
+  // Packs a row of q in the order of D.
+  template <class Convert>
+  static void pack(const Elem* q, float* to, int64_t row, int D, int stride,
+                   const Convert& convert) {
+    Elem* const at = reinterpret_cast<Elem*>(to + row * stride);
+    for (int d = 0; d < D; ++d) at[d] = from_float<Elem>(convert(to_float(q[d])));
+  }
+
+  void score(const float* q, int stride, int rows, const char* const* k, int D, float* s) const {
+    with_stored([&](auto tag) {
+      using Stored = typename decltype(tag)::type;
+      if (rows > kRowsAbreast) {
+        score_units<Isa, Elem, Stored, 2 * kRowsAbreast>(q, stride, k, kKeys, D, s);
+      } else {
+        score_units<Isa, Elem, Stored, kRowsAbreast>(q, stride, k, kKeys, D, s);
+      }
+    });
+  }
+
+  void value(const float* p, int n, int rows, const char* const* v, int keys, float* part,
+             int stride, int D) const {
+    with_stored([&](auto tag) {
+      using Units = typename Isa::template Units<typename decltype(tag)::type>;
+      PairedRowProducts<Isa, Elem>::template value_of<Units>(p, n, rows, v, keys, part, stride, D);
+    });
+  }
+
+  // acc = acc * alpha + part * unit, of one row.
+  static void add(float* acc, float alpha, const float* part, int D, float unit) {
+    const auto factor = Isa::set1(alpha), times = Isa::set1(unit);
+    for (int d = 0; d < D; d += Isa::W) {
+      const auto sum = Isa::mul(Isa::load(part + d), times);
+      Isa::store(acc + d, Isa::fma(Isa::load(acc + d), factor, sum));
+    }
+  }
+
+ private:
+  template <class Function>
+  void with_stored(const Function& function) const {
+    if (!of_8_bits(type)) return function(Tag<Elem>{});
+    with_8_bits(type, function);
+  }
+};
+
 template <class Isa, class Elem>
 using FewRowProducts = std::conditional_t<kPairsFewRows<Isa, Elem>, PairedRowProducts<Isa, Elem>,
                                           WidenedRowProducts<Isa, Elem>>;
+
+// The same for a cache of 8 bits.
+template <class Isa, class Elem>
+using FewStoredProducts = std::conditional_t<kPairsFewRows<Isa, Elem>, UnitRowProducts<Isa, Elem>,
+                                             MixedRowProducts<Isa, Elem>>;
 
 }  // namespace specattn

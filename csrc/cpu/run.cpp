@@ -53,7 +53,8 @@ std::vector<const Kernels*> available() {
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                       __builtin_cpu_supports("avx512vl");
-  const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
+  const bool bf16 =
+      avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi");
   if (bf16 && __builtin_cpu_supports("amx-bf16") && may_use_tiles()) {
     if (multiplies_fp16_tiles()) found.push_back(&amx_fp16_kernels());
     found.push_back(&amx_kernels());

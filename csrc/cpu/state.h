@@ -76,10 +76,11 @@ struct RunningMax {
   }
 };
 
-// Turns logits s[key][row] / scale into weights p[unit][row] and updates m, l and alpha.
+// Turns logits s[key][row] / scale into weights p[unit][row] and updates m, l and alpha. Weights
+// that are pairs may be multiplied by `factors` of their keys.
 template <class Isa, class Dot>
 inline void softmax_tile(const float* s, int rows, int keys, float scale, float* m, float* l,
-                         float* alpha, float* p) {
+                         float* alpha, float* p, const float* factors) {
   using V = typename Isa::V;
   for (int j = 0; j < rows; j += Isa::W) {
     V top = Isa::set1(-kInf), other = top;  // two chains: a maximum waits for the last
@@ -94,14 +95,18 @@ inline void softmax_tile(const float* s, int rows, int keys, float scale, float*
     int n = 0;
     if constexpr (Dot::kPair == 2) {
       for (; n + 1 < keys; n += 2) {
-        const V a = weight_of(n);
-        const V b = weight_of(n + 1);
+        V a = weight_of(n);
+        V b = weight_of(n + 1);
         total = Isa::add(total, Isa::add(a, b));
+        if (factors) {
+          a = Isa::mul(a, Isa::set1(factors[n])), b = Isa::mul(b, Isa::set1(factors[n + 1]));
+        }
         Isa::store(p + n / 2 * kTile + j, Dot::pair(a, b));
       }
       if (n < keys) {
-        const V a = weight_of(n);
+        V a = weight_of(n);
         total = Isa::add(total, a);
+        if (factors) a = Isa::mul(a, Isa::set1(factors[n]));
         Isa::store(p + n / 2 * kTile + j, Dot::pair(a, Isa::zero()));
       }
     } else {

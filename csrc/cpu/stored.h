@@ -32,9 +32,10 @@ class Dequantised {
  public:
   explicit Dequantised(const PackedRows<Isa, Elem>& rows) : rows_(rows) {}
 
-  // The step itself where it is no cache of 8 bits.
-  const Step<kBlocks>& operator()(const Step<kBlocks>& step, int64_t head) {
-    if (!of_8_bits(step.type)) return step;
+  // The step itself where it is no cache of 8 bits, or products take these.
+  template <class Products>
+  const Step<kBlocks>& of(const Step<kBlocks>& step, int64_t head) {
+    if (Products::kTakesStored || !of_8_bits(step.type)) return step;
     step_ = step;
     copy(step.k, step.k_scale, head * step.k_scale_head, rows_.scratch.stored, step_.k,
          step_.k_apart);
@@ -52,7 +53,7 @@ class Dequantised {
   void copy(const char* const* rows, const char* const (&scale_rows)[kKeys], int64_t head,
             float* memory, const char** to, int64_t& apart) {
     float scales[kKeys];
-    step_.scales(scale_rows, head, scales);
+    step_.scales(scale_rows, head, true, scales);
     To* const first = reinterpret_cast<To*>(memory);
     const int D = rows_.D, stride = rows_.stride;
     with_8_bits(rows_.a.cache.type, [&](auto tag) {

@@ -87,10 +87,11 @@ inline void score_tile(const float* q, int rows, const char* const* k, int keys,
   if (rows - row == Isa::W) columns(Width<1>{});
 }
 
-// acc[row] = acc[row] * alpha[row] + sum over units of p[unit][row] * v[unit], for R rows.
+// acc[row] = acc[row] * alpha[row] + `times` the sum over units of p[unit][row] * v[unit], for R
+// rows.
 template <class Isa, class Values, int R, int DB>
 __attribute__((noinline)) void value_step(const float* p, Values v, int units, const float* alpha,
-                                          float* acc, int column, int stride,
+                                          float times, float* acc, int column, int stride,
                                           Prefetch::Lines lines) {
   using V = typename Isa::V;
   V pv[R][DB];
@@ -116,6 +117,7 @@ __attribute__((noinline)) void value_step(const float* p, Values v, int units, c
 #pragma GCC unroll 2
     for (int j = 0; j < DB; ++j) {
       float* at = acc + r * stride + j * Isa::W;
+      if (times != 1.0f) pv[r][j] = Isa::mul(pv[r][j], Isa::set1(times));
       Isa::store(at, Isa::fma(Isa::load(at), factor, pv[r][j]));
     }
   }
@@ -155,10 +157,10 @@ struct PairedRows {
 // O += P V of `columns` of D, a multiple of W, and with PairedRows of 2 W.
 template <class Isa, class Values>
 inline void value_tile(const float* p, int rows, Values v, int units, const float* alpha,
-                       float* acc, int columns, int stride, Prefetch& prefetch) {
+                       float times, float* acc, int columns, int stride, Prefetch& prefetch) {
   const auto step = [&](int row, int column, auto count, auto width) {
     value_step<Isa, Values, decltype(count)::value, decltype(width)::value>(
-        p + row, v, units, alpha + row, acc + row * stride, column, stride,
+        p + row, v, units, alpha + row, times, acc + row * stride, column, stride,
         prefetch.take(static_cast<int>(ceil_div(units, kValueTick))));
   };
   const auto all_rows = [&](int column, auto width) {

@@ -155,12 +155,46 @@ void write_kv(const py::args& all) {
   next.run(std::move(call));
 }
 
-// The rows of weights, and a bias that may be missing, of the type and depth of x.
-Linear::Weights take_weights(const Linear& p, const View& weight, const View& bias) {
-  weight.expect(p.dtype, {-1, p.K});
-  const Linear::Weights weights = {weight.data, weight.shape[0], weight.stride[0], bias.data};
+// Codes of weights: int8 [rows, K], or of 4 bits in uint8, by blocks; a scale for each group of
+// them, all of one size and type, and zero points that may be missing.
+void take_codes(Linear& p, Linear::Weights& weights, const View& weight, const View& scale,
+                const View& zero, bool first) {
+  const Codes codes = weight.dtype == Dtype::kUInt8 ? Codes::k4Bits : Codes::k8Bits;
+  weight.expect(first || p.codes == Codes::k8Bits ? weight.dtype : Dtype::kUInt8,
+                {-1, code_bytes(codes, p.K)});
+  if (codes == Codes::k8Bits) weight.expect(Dtype::kInt8, {-1, p.K});
+  if (scale.dims != 2 || scale.dtype > Dtype::kFloat16) {
+    scale.fail("must have 2 dimensions and be float32, bfloat16 or float16");
+  }
+  const int64_t groups = scale.shape[1];
+  const int64_t group = groups == 1 ? round_up(p.K, kBlockCodes) : p.K / groups;
+  if (p.K % groups || (group != 32 && group != 64 && group % kBlockCodes)) {
+    scale.fail("must have groups of 32, 64 or a multiple of 128 along K, or one of all");
+  }
+  if (!first && (codes != p.codes || scale.dtype != p.scale_type || group != p.group)) {
+    scale.fail("must be of one group and type for all weights");
+  }
+  p.codes = codes, p.scale_type = scale.dtype, p.group = group;
+  weights.scale = scale.expect(p.scale_type, {weights.rows, groups}).data;
+  weights.scale_row = scale.stride[0];
+  if (!zero) return;
+  weights.zero = zero.expect(weight.dtype, {weights.rows, groups}).data;
+  weights.zero_row = zero.stride[0];
+}
+
+// The rows of weights, and a bias that may be missing, of the type and depth of x; or of codes.
+void take_weights(Linear& p, int part, const View& weight, const View& bias, const View& scale,
+                  const View& zero) {
+  Linear::Weights& weights = p.parts[part];
+  weights = {weight.data, weight.shape[0], weight.stride[0], bias.data};
   if (bias) bias.expect_dense(p.dtype, weights.rows);
-  return weights;
+  if (scale) {
+    if (part && p.codes == Codes::kNone) scale.fail("must be None beside weights without one");
+    take_codes(p, weights, weight, scale, zero, part == 0);
+  } else {
+    if (part && p.codes != Codes::kNone) scale.fail("must be given as of the other weights");
+    weight.expect(p.dtype, {-1, p.K});
+  }
 }
 
 Activation activation_named(const std::optional<std::string>& name) {
@@ -180,9 +214,7 @@ void set_rows(Linear& p, const View& x) {
   p.x = x.data, p.x_row = x.stride[0];
 }
 
-// Takes residual and out.
-void take_sum(Linear& p, Arguments& next) {
-  const View residual = next.tensor("residual"), out = next.tensor("out");
+void take_sum(Linear& p, const View& residual, const View& out) {
   p.out_float = out.dtype == Dtype::kFloat32;
   const Dtype type = p.out_float ? Dtype::kFloat32 : p.dtype;
   out.expect(type, {p.M, p.columns()});
@@ -199,14 +231,17 @@ void linear_few_rows(const py::args& all) {
   set_rows(p, next.tensor("x"));
   const View weight = next.tensor("weight"), bias = next.tensor("bias");
   const View up = next.tensor("up");
-  p.parts[0] = take_weights(p, weight, bias);
+  p.activation = activation_named(next.value<std::optional<std::string>>());
+  const View residual = next.tensor("residual");
+  const View scale = next.tensor("scale"), zero = next.tensor("zero");
+  const View up_scale = next.tensor("up_scale"), up_zero = next.tensor("up_zero");
+  take_weights(p, 0, weight, bias, scale, zero);
   if (up) {
     p.gated = true, p.num_parts = 2;
-    p.parts[1] =
-        take_weights(p, up.expect(p.dtype, {p.parts[0].rows, p.K}), {"no bias", py::none()});
+    up.expect(weight.dtype, {p.parts[0].rows, weight.shape[1]});
+    take_weights(p, 1, up, {"no bias", py::none()}, up_scale, up_zero);
   }
-  p.activation = activation_named(next.value<std::optional<std::string>>());
-  take_sum(p, next);
+  take_sum(p, residual, next.tensor("out"));
   next.run(std::move(call));
 }
 
@@ -225,14 +260,20 @@ void linear_parts(const py::args& all) {
   }
   p.num_parts = static_cast<int>(weights.size());
   for (size_t i = 0; i < weights.size(); ++i) {
-    p.parts[i] = take_weights(p, {"weights", weights[i]}, {"biases", biases[i]});
+    const py::tuple coded = py::isinstance<py::tuple>(weights[i])
+                                ? weights[i].cast<py::tuple>()
+                                : py::make_tuple(weights[i], py::none(), py::none());
+    if (coded.size() != 3) throw std::invalid_argument("weights must be codes, scale and zero");
+    take_weights(p, static_cast<int>(i), {"weights", coded[0]}, {"biases", biases[i]},
+                 {"scale", coded[1]}, {"zero", coded[2]});
   }
   p.activation = activation_named(gate);
   p.gated = gate.has_value();
   if (p.gated && (p.num_parts != 2 || p.parts[0].rows != p.parts[1].rows)) {
     throw std::invalid_argument("weights must be two of one shape where there is a gate");
   }
-  take_sum(p, next);
+  const View residual = next.tensor("residual");
+  take_sum(p, residual, next.tensor("out"));
   next.run(std::move(call));
 }
 
@@ -319,7 +360,7 @@ void specattn::define_layer(py::module_& m) {
   m.def("linear_few_rows", &linear_few_rows);
   m.def("linear_parts", &linear_parts,
         "linear_few_rows of up to three weights side by side: "
-        "x, weights, biases, gate, residual, out.");
+        "x, weights, biases, gate, residual, out. Of codes a weight is a tuple with scale and zero.");
   m.def("gate", &gate, "act(first) * second: first, second, activation, out.");
   m.def("best_children", &best_children);
   m.def("add_gumbel_noise", &add_gumbel_noise);

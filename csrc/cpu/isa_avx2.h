@@ -3,6 +3,7 @@
 
 #include <immintrin.h>
 
+#include "codes.h"
 #include "convert.h"
 #include "types.h"
 
@@ -153,11 +154,46 @@ struct Avx2 {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), x);
   }
 
+  // 128 codes of weights, of which 32 at a time become numbers, less a zero point: of 4 bits those
+  // in even places of 16, then the others.
+  struct Nibbles {
+    using Zero = __m256i;
+    static Zero zero(const void* p) { return _mm256_set1_epi32(nibble(p)); }
+
+    explicit Nibbles(const void* p) {
+      const __m256i* const from = static_cast<const __m256i*>(p);
+      words[0] = _mm256_loadu_si256(from), words[1] = _mm256_loadu_si256(from + 1);
+    }
+    void numbers(int chunk, Zero zero, V* to) const {
+      const __m256i one = _mm256_set1_epi32(15);
+      for (int i = 0; i < 4; ++i) {
+        const __m256i moved = _mm256_srli_epi32(words[i / 2], kNibbleBits * chunk + 16 * (i % 2));
+        to[i] = _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_and_si256(moved, one), zero));
+      }
+    }
+    __m256i words[2];
+  };
+  struct Bytes {
+    using Zero = __m256i;
+    static Zero zero(const void* p) { return _mm256_set1_epi32(*static_cast<const int8_t*>(p)); }
+
+    explicit Bytes(const void* p) : codes(static_cast<const int8_t*>(p)) {}
+    void numbers(int chunk, Zero zero, V* to) const {
+      for (int i = 0; i < 4; ++i) {
+        const __m256i wide = _mm256_cvtepi8_epi32(load_bytes(codes + kChunkCodes * chunk + W * i));
+        to[i] = _mm256_cvtepi32_ps(_mm256_sub_epi32(wide, zero));
+      }
+    }
+    const int8_t* codes;
+  };
+
   template <class Elem>
   struct Dot {
     static constexpr int kPair = 1;
     static V dot(V acc, V a, V b) { return fma(a, b, acc); }
     static V dot_at(V acc, V a, const void* unit) { return fma(a, broadcast(unit), acc); }
+    using Nibbles = Avx2::Nibbles;
+    using Bytes = Avx2::Bytes;
   };
 
  private:

@@ -4,6 +4,7 @@
 
 #include <immintrin.h>
 
+#include "codes.h"
 #include "convert.h"
 #include "types.h"
 
@@ -151,11 +152,41 @@ struct Avx512 {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x);
   }
 
+  // 128 codes of weights, of which 32 at a time become numbers, less a zero point: of 4 bits those
+  // that lie in even places, then the others.
+  struct Nibbles {
+    using Zero = V;  // the numbers of all codes
+    static Zero zero(const void* p) { return load(kNibbleFloats + kMostNibble - nibble(p)); }
+
+    explicit Nibbles(const void* p) : words(_mm512_loadu_si512(p)) {}
+    void numbers(int chunk, Zero zero, V* to) const {
+      const auto shift = static_cast<unsigned>(kNibbleBits * chunk);
+      to[0] = _mm512_permutexvar_ps(_mm512_srli_epi32(words, shift), zero);
+      to[1] = _mm512_permutexvar_ps(_mm512_srli_epi32(words, 16 + shift), zero);
+    }
+    __m512i words;
+  };
+  struct Bytes {
+    using Zero = __m512i;
+    static Zero zero(const void* p) { return _mm512_set1_epi32(*static_cast<const int8_t*>(p)); }
+
+    explicit Bytes(const void* p) : codes(static_cast<const int8_t*>(p)) {}
+    void numbers(int chunk, Zero zero, V* to) const {
+      for (int i = 0; i < 2; ++i) {
+        const __m512i wide = _mm512_cvtepi8_epi32(load_bytes(codes + kChunkCodes * chunk + W * i));
+        to[i] = _mm512_cvtepi32_ps(_mm512_sub_epi32(wide, zero));
+      }
+    }
+    const int8_t* codes;
+  };
+
   template <class Elem>
   struct Dot {
     static constexpr int kPair = 1;
     static V dot(V acc, V a, V b) { return fma(a, b, acc); }
     static V dot_at(V acc, V a, const void* unit) { return fma(a, broadcast(unit), acc); }
+    using Nibbles = Avx512::Nibbles;
+    using Bytes = Avx512::Bytes;
   };
 
  private:
@@ -198,6 +229,29 @@ struct Avx512Bf16::Dot<bf16> {
     asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(a), "m"(*static_cast<const Unit*>(unit)));
     return acc;
   }
+  // As Avx512's, in order: numbers of at most eight bits, exactly.
+  struct Nibbles {
+    using Zero = __m512i;
+    static Zero zero(const void* p) {
+      return _mm512_broadcast_i64x4(_mm256_loadu_si256(
+          reinterpret_cast<const __m256i*>(kNibbleHalves + kMostNibble - nibble(p))));
+    }
+    explicit Nibbles(const void* p) : words(_mm512_loadu_si512(p)) {}
+    void numbers(int chunk, Zero zero, __m512* to) const {
+      const auto shift = static_cast<unsigned>(kNibbleBits * chunk);
+      const __m512i codes = _mm512_srli_epi16(words, shift);
+      to[0] = _mm512_castsi512_ps(_mm512_permutexvar_epi16(codes, zero));
+    }
+    __m512i words;
+  };
+  struct Bytes : Avx512::Bytes {
+    using Avx512::Bytes::Bytes;
+    void numbers(int chunk, Zero zero, __m512* to) const {
+      __m512 two[2];
+      Avx512::Bytes::numbers(chunk, zero, two);
+      to[0] = (__m512)_mm512_cvtne2ps_pbh(two[1], two[0]);
+    }
+  };
   static __m512 pair(__m512 low, __m512 high) {
     const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(high, low);
     return _mm512_castsi512_ps(_mm512_permutexvar_epi16(interleave_order(), both));

@@ -5,6 +5,7 @@
 // lie together make one 32-bit unit, and `dot_at` takes one unit for all lanes.
 #pragma once
 
+#include "codes.h"
 #include "convert.h"
 #include "types.h"
 
@@ -95,11 +96,41 @@ struct Generic {
     for (int i = 0; i < W; ++i) p[i] = from_float<Elem>(v[i]);
   }
 
+  // 128 codes of weights, of which 32 at a time become numbers, less a zero point: of 4 bits those
+  // in even places of 8, then the others.
+  struct Nibbles {
+    using Zero = int;
+    static Zero zero(const void* p) { return nibble(p); }
+
+    explicit Nibbles(const void* p) { std::memcpy(words, p, sizeof words); }
+    void numbers(int chunk, Zero zero, V* to) const {
+      for (int i = 0; i < kChunkCodes; ++i) {
+        const int word = i / (2 * W) * (2 * W) + i % W * 2 + i / W % 2;
+        to[i / W][i % W] = static_cast<float>((words[word] >> kNibbleBits * chunk & 15) - zero);
+      }
+    }
+    uint16_t words[kChunkCodes];
+  };
+  struct Bytes {
+    using Zero = int;
+    static Zero zero(const void* p) { return *static_cast<const int8_t*>(p); }
+
+    explicit Bytes(const void* p) : codes(static_cast<const int8_t*>(p)) {}
+    void numbers(int chunk, Zero zero, V* to) const {
+      for (int i = 0; i < kChunkCodes; ++i) {
+        to[i / W][i % W] = static_cast<float>(codes[kChunkCodes * chunk + i] - zero);
+      }
+    }
+    const int8_t* codes;
+  };
+
   template <class Elem>
   struct Dot {
     static constexpr int kPair = 1;
     static V dot(V acc, V a, V b) { return fma(a, b, acc); }
     static V dot_at(V acc, V a, const void* unit) { return fma(a, broadcast(unit), acc); }
+    using Nibbles = Generic::Nibbles;
+    using Bytes = Generic::Bytes;
   };
 };
 

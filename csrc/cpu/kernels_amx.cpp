@@ -12,16 +12,35 @@
 #include "kernels_of.h"
 
 namespace specattn {
+namespace {
+
+// Vectors of floats: beside a matrix unit, pairwise products are slower than two of them.
+struct AmxFloats : Amx {
+  template <class Elem>
+  struct Dot : Avx512::Dot<Elem> {};
+};
+
+constexpr Kernels amx_kernels_named(const char* name) {
+  constexpr int type = static_cast<int>(Dtype::kBFloat16);
+  Kernels all = kernels_of<Amx>(name);
+  all.pack_codes[0][type] = pack_codes<AmxFloats, bf16, Codes::k8Bits>;
+  all.pack_codes[1][type] = pack_codes<AmxFloats, bf16, Codes::k4Bits>;
+  all.linear_codes[0][type] = multiply_codes<AmxFloats, bf16, Codes::k8Bits>;
+  all.linear_codes[1][type] = multiply_codes<AmxFloats, bf16, Codes::k4Bits>;
+  return all;
+}
+
+}  // namespace
 
 const Kernels& amx_kernels() {
-  static constexpr Kernels kernels = kernels_of<Amx>("amx");
+  static constexpr Kernels kernels = amx_kernels_named("amx");
   return kernels;
 }
 
 const Kernels& amx_fp16_kernels() {
   static constexpr Kernels kernels = [] {
     constexpr int type = static_cast<int>(Dtype::kFloat16);
-    Kernels all = kernels_of<Amx>("amx_fp16");
+    Kernels all = amx_kernels_named("amx_fp16");
     all.attend[type] = attend<AmxFp16, fp16>;
     all.finish[type] = finish<AmxFp16, fp16>;
     all.pack_linear[type] = pack_linear<AmxFp16, fp16>;

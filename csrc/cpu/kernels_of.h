@@ -11,6 +11,7 @@
 #include "importance.h"
 #include "layer.h"
 #include "linear_finish.h"
+#include "linear_quantised.h"
 #include "merge.h"
 
 namespace specattn {
@@ -30,6 +31,14 @@ constexpr Kernels kernels_of(const char* name) {
           {rotate_heads<Isa, float>, rotate_heads<Isa, bf16>, rotate_heads<Isa, fp16>},
           {pack_linear<Isa, float>, pack_linear<Isa, bf16>, pack_linear<Isa, fp16>},
           {multiply_piece<Isa, float>, multiply_piece<Isa, bf16>, multiply_piece<Isa, fp16>},
+          {{pack_codes<Isa, float, Codes::k8Bits>, pack_codes<Isa, bf16, Codes::k8Bits>,
+            pack_codes<Isa, fp16, Codes::k8Bits>},
+           {pack_codes<Isa, float, Codes::k4Bits>, pack_codes<Isa, bf16, Codes::k4Bits>,
+            pack_codes<Isa, fp16, Codes::k4Bits>}},
+          {{multiply_codes<Isa, float, Codes::k8Bits>, multiply_codes<Isa, bf16, Codes::k8Bits>,
+            multiply_codes<Isa, fp16, Codes::k8Bits>},
+           {multiply_codes<Isa, float, Codes::k4Bits>, multiply_codes<Isa, bf16, Codes::k4Bits>,
+            multiply_codes<Isa, fp16, Codes::k4Bits>}},
           {gate_row<Isa, float>, gate_row<Isa, bf16>, gate_row<Isa, fp16>},
           {gated_delta<Isa, float>, gated_delta<Isa, bf16>, gated_delta<Isa, fp16>},
           gated_delta_commit<Isa>,

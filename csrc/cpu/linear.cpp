@@ -55,14 +55,18 @@ void run(const Linear& p, int threads) {
   static thread_local Arena arena;
   const Kernels& kernels = chosen_kernels();
   const int type = static_cast<int>(p.dtype);
-  const int64_t size = p.dtype == Dtype::kFloat32 ? 4 : 2;
+  const bool coded = p.codes != Codes::kNone;
+  const int64_t size = coded ? 1 : p.dtype == Dtype::kFloat32 ? 4 : 2;
+  const int codes = p.codes == Codes::k4Bits;
+  const auto pack = coded ? kernels.pack_codes[codes][type] : kernels.pack_linear[type];
+  const auto multiply = coded ? kernels.linear_codes[codes][type] : kernels.linear[type];
   const Pieces pieces(p, threads);
   const int64_t count = pieces.count();
   const int64_t work = p.columns() * (p.gated ? 2 : 1) * p.K * (size + p.M);
   threads = useful_threads(work, count, threads);
-  float* const x = arena.floats(round_up(p.M, kMostRowsAtOnce) * round_up(p.K, kColumnPadding));
-  kernels.pack_linear[type](p, x);
-  parallel(threads, count, [&](int64_t i, int) { kernels.linear[type](p, x, pieces[i]); });
+  float* const x = arena.floats(round_up(p.M, kMostRowsAtOnce) * round_up(p.K, kBlockCodes));
+  pack(p, x);
+  parallel(threads, count, [&](int64_t i, int) { multiply(p, x, pieces[i]); });
 }
 
 }  // namespace specattn

@@ -1,6 +1,7 @@
 // linear_few_rows: y = x W^T for a few rows of x, at the rate at which the weights are read.
 #pragma once
 
+#include "codes.h"
 #include "types.h"
 
 namespace specattn {
@@ -11,13 +12,19 @@ enum class Activation { kNone, kSilu, kGelu, kGeluTanh, kSigmoid };
 // residual is added last; it has the type of `out`, and may be `out`.
 struct Linear {
   struct Weights {
-    const void* data = nullptr;  // [rows, K], as torch.nn.Linear has them
+    const void* data = nullptr;  // [rows, K], as torch.nn.Linear has them; codes: rows of bytes
     int64_t rows = 0, stride = 0;
     const void* bias = nullptr;  // [rows], or null
+    // Of codes: [rows, groups], of `scale_type` and of bytes; zeros may be null.
+    const void *scale = nullptr, *zero = nullptr;
+    int64_t scale_row = 0, zero_row = 0;
   };
 
   Dtype dtype = Dtype::kFloat32;  // of x, weights and biases, and of out unless `out_float`
   bool out_float = false;
+  Codes codes = Codes::kNone;
+  Dtype scale_type = Dtype::kFloat32;
+  int64_t group = 0;  // codes along K with one scale: 32, 64, or any number of blocks; or all of K
   int64_t M = 0, K = 0;
   const void* x = nullptr;
   int64_t x_row = 0;

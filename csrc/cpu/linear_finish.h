@@ -113,26 +113,36 @@ void gate_row(const Gate& p, int64_t row) {
   p.in_float ? gate_row_of<Isa, float, Elem>(p, row) : gate_row_of<Isa, Elem, Elem>(p, row);
 }
 
+// Up to `most` rows of x. `multiply(weights, next, sums)` is their product with the rows of weights
+// of a piece; the rows that are read afterwards begin at `next` of `after`.
+template <class Isa, class Elem, int most, class Multiply>
+void finish_rows(const Linear& p, int64_t row, const LinearPiece& piece, const Multiply& multiply) {
+  alignas(64) float sums[2][most][kMostColumns];
+  const int parts = p.gated ? 2 : 1;
+  for (int i = 0; i < parts; ++i) {
+    const bool last = i + 1 == parts;
+    const Linear::Weights& after = p.parts[last ? piece.part : piece.part + 1];
+    multiply(p.parts[piece.part + i], after, last ? piece.next : piece.first, sums[i]);
+  }
+  const auto finish = p.out_float ? finish_row<Isa, Elem, float> : finish_row<Isa, Elem, Elem>;
+  for (int r = 0; r < std::min<int64_t>(most, p.M - row); ++r) {
+    finish(p, piece.part, row + r, piece.first, piece.column, piece.count, sums[0][r], sums[1][r]);
+  }
+}
+
 // A few rows of x; `x` is packed.
 template <class Isa, class Elem, int rows>
 void multiply_rows(const Linear& p, const float* x, int64_t row, const LinearPiece& piece) {
-  alignas(64) float sums[2][rows][kMostColumns];
-  const auto weights = [&](int part, int64_t first) {
-    const Linear::Weights& w = p.parts[part];
+  const auto at = [](const Linear::Weights& w, int64_t first) {
     return static_cast<const Elem*>(w.data) + first * w.stride;
   };
-  const int parts = p.gated ? 2 : 1;
-  for (int i = 0; i < parts; ++i) {
-    const int part = piece.part + i;
-    const Elem* next =
-        i + 1 < parts ? weights(part + 1, piece.first) : weights(piece.part, piece.next);
-    FewRows<Isa, Elem>::template multiply<rows>(x, p.K, weights(part, piece.first),
-                                                p.parts[part].stride, piece.count, next, sums[i]);
-  }
-  const auto finish = p.out_float ? finish_row<Isa, Elem, float> : finish_row<Isa, Elem, Elem>;
-  for (int r = 0; r < std::min<int64_t>(rows, p.M - row); ++r) {
-    finish(p, piece.part, row + r, piece.first, piece.column, piece.count, sums[0][r], sums[1][r]);
-  }
+  finish_rows<Isa, Elem, rows>(p, row, piece,
+                               [&](const Linear::Weights& w, const Linear::Weights& after,
+                                   int64_t next, float (*sums)[kMostColumns]) {
+                                 FewRows<Isa, Elem>::template multiply<rows>(
+                                     x, p.K, at(w, piece.first), w.stride, piece.count,
+                                     at(after, next), sums);
+                               });
 }
 
 template <class Isa, class Elem>

@@ -18,6 +18,28 @@ constexpr int64_t kAhead = 4096;      // bytes of each stream that are prefetche
 constexpr int kChain = 32;            // vectors along K in one sum; sums of chains are added up
 constexpr int64_t kRowBytes = 16384;  // of packed x in one go: half of an L1 cache
 
+// Where all streams of weights are: at a chain of one of their rows. Rows take turns as long as the
+// part of x that they are multiplied with stays in the L1 cache.
+struct Place {
+  const int rows;
+  const int64_t K, part, chain;
+  int row = 0;
+  int64_t start = 0, k = 0;
+  bool over = false;
+
+  int64_t depth() const { return std::min({chain, start + part - k, K - k}); }
+  void advance() {
+    k += chain;
+    if (k < std::min(start + part, K)) return;
+    if (++row == rows) {
+      row = 0;
+      start += part;
+      if (start >= K) start = 0, over = true;
+    }
+    k = start;
+  }
+};
+
 template <class Isa, class Elem>
 struct FewRows {
   using V = typename Isa::V;
@@ -79,7 +101,7 @@ struct FewRows {
     constexpr int64_t kPart = std::max<int64_t>(kRowBytes / (4 * rows * W), kChain) * kStep;
     alignas(64) float partial[rows][kMostColumns][W];
     const int each = static_cast<int>(ceil_div(count, kColumns));
-    Place now{each, K, kPart}, ahead = now;
+    Place now{each, K, kPart, kDepth}, ahead = now;
     for (int64_t bytes = 0; bytes < kAhead && !ahead.over; ahead.advance()) {
       bytes += ahead.depth() * static_cast<int64_t>(sizeof(Elem));
     }
@@ -104,28 +126,6 @@ struct FewRows {
   }
 
  private:
-  // Where all streams of weights are: at a chain of one of their rows. Rows take turns as long as
-  // the part of x that they are multiplied with stays in the L1 cache.
-  struct Place {
-    const int rows;
-    const int64_t K, part;
-    int row = 0;
-    int64_t start = 0, k = 0;
-    bool over = false;
-
-    int64_t depth() const { return std::min({kDepth, start + part - k, K - k}); }
-    void advance() {
-      k += kDepth;
-      if (k < std::min(start + part, K)) return;
-      if (++row == rows) {
-        row = 0;
-        start += part;
-        if (start >= K) start = 0, over = true;
-      }
-      k = start;
-    }
-  };
-
   // Adds products over `depth` elements to partial sums, kMostColumns * W floats from row to row.
   template <int rows, int columns>
   static void add(const float* x, const Elem* const* w, const Elem* const* ahead, int64_t depth,

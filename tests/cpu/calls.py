@@ -181,9 +181,11 @@ def merge_states(outs, lses):
     return state
 
 
-def linear_few_rows(x, weight, bias=None, up=None, activation=None, residual=None):
+def linear_few_rows(x, weight, bias=None, up=None, activation=None, residual=None, *codes):
+    """`codes` are the scale and zero of `weight`, and of `up`."""
+    codes = (*codes, None, None, None, None)[:4]
     out = poisoned(len(x), len(weight), dtype=x.dtype)
-    run("linear_few_rows", x, weight, bias, up, activation, residual, out)
+    run("linear_few_rows", x, weight, bias, up, activation, residual, *codes, out)
     return out
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from specattn.reference._codes import BLOCK, packed_bytes
 from specattn.reference._eight_bits import EIGHT_BITS
 from specattn.reference.tree_mask import WORD_BITS
 
@@ -84,12 +85,24 @@ SPECS = {
     "weight": _spec("N K", LIKE_FIRST),
     "up": _spec("N K", LIKE_FIRST, optional=True),
     "bias": _spec("N", LIKE_FIRST, optional=True),
+    "scale": _spec("N groups", FLOATING, optional=True),
+    "up_scale": _spec("N groups", FLOATING, optional=True),
     "logits": _spec("n V", FLOATING),
     "requests": _spec("n", torch.int64),
     "positions": _spec("n", torch.int64),
     "out": _spec("B T Hq D", LIKE_FIRST, optional=True),
     "lse": _spec("B T Hq", ACCUMULATED, optional=True),
 }
+
+
+def _codes(row: str, dtype: torch.dtype) -> dict[str, Spec]:
+    """Return what weights are beside a `scale`."""
+    zero = _spec("N groups", dtype, optional=True)
+    weight, up = (_spec(f"N {row}", dtype, optional=optional) for optional in (False, True))
+    return {"weight": weight, "up": up, "zero": zero, "up_zero": zero}
+
+
+_CODES = {torch.int8: _codes("K", torch.int8), torch.uint8: _codes("packed", torch.uint8)}
 GUMBEL_OUT = _spec("n V", ACCUMULATED, optional=True)
 LINEAR_OUT = {  # by the dimensions of `x`
     2: _spec("M N", LIKE_FIRST, optional=True),
@@ -267,11 +280,15 @@ def _agreed_sizes(
         if form is type(None) and spec.optional:
             continue
         _check_form(name, form, spec, names[0], forms[names[0]], sizes)
+        if name == "x" and "scale" in forms:
+            sizes["packed"] = packed_bytes(sizes["K"])
         if name == "cu_seqlens_q":
             sizes["B"] = sizes["B+1"] - 1
         if name == "conv_state":
             sizes["K"] = sizes["K-1"] + 1
     _check_cache(forms)
+    if "groups" in sizes:
+        _check_groups(sizes, forms)
     if "max_pages" in sizes:
         sizes["N"] = sizes["max_pages"] * sizes["page_size"]
     _check_sizes(sizes)
@@ -290,6 +307,9 @@ def _spec_of(name: str, forms: dict[str, Any]) -> Spec:
         name = "packed_tree_mask"
     if name == "index_lengths" and len(forms["indices"].shape) == 3:
         name = "index_lengths_per_head"
+    if "scale" in forms and name in _CODES[torch.int8]:
+        nibbles = isinstance(weight := forms["weight"], Form) and weight.dtype == torch.uint8
+        return _CODES[torch.uint8 if nibbles else torch.int8][name]
     ragged = "cu_seqlens_q" in forms
     for state, specs in zip(("state", "conv_state"), _STATES[ragged], strict=True):
         if state in forms and name in specs:
@@ -330,6 +350,19 @@ def _check_form(
             f"{name}: expected no gradient to be asked for, got requires_grad=True; "
             "call it under torch.no_grad()"
         )
+
+
+def _check_groups(sizes: dict[str, int], forms: dict[str, Any]) -> None:
+    """Check that groups of codes are of a size that kernels know, and scales of one type."""
+    depth, groups = sizes["K"], sizes["groups"]
+    size = depth // groups
+    if groups > 1 and (depth % groups or (size not in (32, 64) and size % BLOCK)):
+        raise ValueError(
+            f"scale: expected one group, or groups of 32, 64 or a multiple of {BLOCK} codes that "
+            f"divide K={depth}, got {groups} groups"
+        )
+    if isinstance(form := forms["up_scale"], Form) and form.dtype != forms["scale"].dtype:
+        raise TypeError(f"up_scale: expected {forms['scale'].dtype} as scale, got {form.dtype}")
 
 
 def _check_cache(forms: dict[str, Any]) -> None:

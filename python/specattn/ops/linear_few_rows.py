@@ -15,7 +15,8 @@ MOST_ROWS = 64
 ACTIVATIONS = (None, "silu", "gelu", "gelu_tanh")
 _operator = define(
     "linear_few_rows(Tensor x, Tensor weight, Tensor? bias, Tensor? up, str? activation, "
-    "Tensor? residual, Tensor(a!) out)"
+    "Tensor? residual, Tensor? scale, Tensor? zero, Tensor? up_scale, Tensor? up_zero, "
+    "Tensor(a!) out)"
 )
 
 
@@ -27,6 +28,10 @@ def linear_few_rows(
     up: torch.Tensor | None = None,
     activation: str | None = None,
     residual: torch.Tensor | None = None,
+    scale: torch.Tensor | None = None,
+    zero: torch.Tensor | None = None,
+    up_scale: torch.Tensor | None = None,
+    up_zero: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Multiply a few rows with weights as they lie in the model, at the rate of the memory.
@@ -37,20 +42,33 @@ def linear_few_rows(
     of threads, so a verified row is that of plain decoding. On a GPU, and in float64, these are
     torch's own products.
 
+    With a `scale` weights are codes of 8 or 4 bits, in groups along K: what is multiplied is
+    ``(code - zero) * scale``, exactly, and the sum of each group is float32. Codes are read as they
+    lie; `specattn.quantised` makes and packs them.
+
     Parameters
     ----------
     x : Tensor [M, K] or [B, T, K]
         At most 64 rows in all. float32, bfloat16 or float16; float64 on the reference.
     weight : Tensor [N, K]
-        As `torch.nn.Linear` has it; dtype as `x`.
+        As `torch.nn.Linear` has it; dtype as `x`. Of codes: int8 [N, K], or of 4 bits, packed by
+        `specattn.quantised.pack_nibbles`, uint8 [N, 64 ceil(K / 128)].
     bias : Tensor [N], optional
         Added to the product with `weight`; dtype as `x`.
     up : Tensor [N, K], optional
-        Weights of a second product, which the activated first one is multiplied with.
+        Weights of a second product, which the activated first one is multiplied with; codes as
+        `weight` is.
     activation : {None, "silu", "gelu", "gelu_tanh"}
         Of the product with `weight`; "gelu_tanh" is torch's ``approximate="tanh"``.
     residual : Tensor [M, N] or [B, T, N], optional
         Added last; dtype as `x`. May be `out`.
+    scale : Tensor [N, groups], optional
+        Of each group of K / groups codes: one for all, or of 32, 64 or a multiple of 128. float32,
+        bfloat16 or float16.
+    zero : Tensor [N, groups], optional
+        The codes that mean zero; dtype as `weight`. None is 0, and 8 for codes of 4 bits.
+    up_scale, up_zero : Tensor [N, groups], optional
+        The same of `up`.
     out : Tensor [M, N] or [B, T, N], optional
         Written in place and returned; must not overlap another argument but `residual`.
 
@@ -69,8 +87,20 @@ def linear_few_rows(
     >>> x, gate, up = torch.randn(1, 5, 64), torch.randn(96, 64), torch.randn(96, 64)
     >>> specattn.linear_few_rows(x, gate, up=up, activation="silu").shape
     torch.Size([1, 5, 96])
+    >>> from specattn.quantised import quantise
+    >>> few = quantise(gate, bits=4, group=32)
+    >>> specattn.linear_few_rows(x, few.codes, scale=few.scale).shape
+    torch.Size([1, 5, 96])
     """
-    sizes = check_tensors(x=x, weight=weight, bias=bias, up=up)
+    tensors = {"x": x, "weight": weight, "bias": bias, "up": up}
+    codes = {"scale": scale, "zero": zero, "up_scale": up_scale, "up_zero": up_zero}
+    if scale is not None:
+        tensors |= codes
+        check_option("up_scale", up_scale, (up is None) == (up_scale is None), "one beside `up`")
+    else:
+        for name, given in codes.items():
+            check_option(name, given, given is None, "None without a scale")
+    sizes = check_tensors(**tensors)
     rows = math.prod(x.shape[:-1])
     check_option("x", rows, rows <= MOST_ROWS, f"at most {MOST_ROWS} rows in all")
     check_option("activation", activation, activation in ACTIVATIONS, f"one of {ACTIVATIONS}")
@@ -78,7 +108,7 @@ def linear_few_rows(
     check_tensor("residual", residual, spec, x, sizes, first_name="x")
     out = output_like(x, "out", spec, sizes, out, first_name="x")
     x, given = _flat(x), None if residual is None else _flat(residual)
-    _operator(x, weight, bias, up, activation, given, _flat(out, "out"))
+    _operator(x, weight, bias, up, activation, given, *codes.values(), _flat(out, "out"))
     return out
 
 
@@ -93,7 +123,10 @@ def _flat(x: torch.Tensor, written: str | None = None) -> torch.Tensor:
     return x.flatten(0, 1)
 
 
-def cost(x: torch.Tensor, weight: torch.Tensor, products: int = 1) -> Cost:
+def cost(
+    x: torch.Tensor, weight: torch.Tensor, products: int = 1, scale: torch.Tensor | None = None
+) -> Cost:
     """Count x and the weights of one or two products in, one result out, without a residual."""
-    (N, K), M, e = weight.shape, math.prod(x.shape[:-1]), x.element_size()
-    return Cost((M * K + products * N * K) * e, M * N * e, 2 * products * M * N * K)
+    N, K, M, e = len(weight), x.shape[-1], math.prod(x.shape[:-1]), x.element_size()
+    read = sum(t.numel() * t.element_size() for t in (weight, scale) if t is not None)
+    return Cost(M * K * e + products * read, M * N * e, 2 * products * M * N * K)

@@ -1,0 +1,32 @@
+// Weights of 8 and 4 bits: how codes lie in memory, and the numbers of those of 4 bits.
+//
+// A row of 4-bit codes is made of blocks of 128 in 64 bytes, 32 words of 16 bits: word j holds
+// codes j, 32 + j, 64 + j and 96 + j, from its lowest bits on. So a shift of all words leaves
+// neighbours side by side. The last block is whole, whatever it holds behind the row's end.
+#pragma once
+
+#include "types.h"
+
+namespace specattn {
+
+enum class Codes { kNone, k8Bits, k4Bits };  // kNone: weights are numbers of the type of x
+
+constexpr int kBlockCodes = 128, kChunkCodes = 32, kNibbleBits = 4, kMostNibble = 15;
+
+// Bytes of a row of codes.
+constexpr int64_t code_bytes(Codes codes, int64_t count) {
+  return codes == Codes::k8Bits ? count : round_up(count, kBlockCodes) / 2;
+}
+
+inline int nibble(const void* p) { return *static_cast<const uint8_t*>(p) & kMostNibble; }
+
+// -15 .. 15 as floats, and their upper halves: from 15 - z on, the numbers of codes less zero z.
+inline constexpr float kNibbleFloats[] = {-15, -14, -13, -12, -11, -10, -9, -8, -7, -6, -5,
+                                          -4,  -3,  -2,  -1,  0,   1,   2,  3,  4,  5,  6,
+                                          7,   8,   9,   10,  11,  12,  13, 14, 15};
+inline constexpr uint16_t kNibbleHalves[] = {
+    0xc170, 0xc160, 0xc150, 0xc140, 0xc130, 0xc120, 0xc110, 0xc100, 0xc0e0, 0xc0c0, 0xc0a0,
+    0xc080, 0xc040, 0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0,
+    0x40e0, 0x4100, 0x4110, 0x4120, 0x4130, 0x4140, 0x4150, 0x4160, 0x4170};
+
+}  // namespace specattn

@@ -1,0 +1,81 @@
+"""Weights of 8 and 4 bits in the layout that `linear_few_rows` reads, and how they are made."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from specattn.reference._codes import dequantised, pack_nibbles, unpack_nibbles
+
+__all__ = ["QuantisedWeight", "pack_nibbles", "quantise", "unpack_nibbles"]
+
+
+class QuantisedWeight(NamedTuple):
+    """Weights ``(code - zero) * scale``, [N, K], as `specattn.linear_few_rows` takes them.
+
+    `codes` are int8 [N, K], or of 4 bits and packed, uint8; `scale` and `zero`, which may be None,
+    are [N, groups]. `depth` is K.
+    """
+
+    codes: torch.Tensor
+    scale: torch.Tensor
+    zero: torch.Tensor | None
+    depth: int
+
+    def dequantised(self, dtype: torch.dtype) -> torch.Tensor:
+        """Return the weights [N, K], computed in float32 at least, rounded to a dtype."""
+        wide = torch.promote_types(dtype, torch.float32)
+        return dequantised(self.codes, self.scale, self.zero, self.depth, wide).to(dtype)
+
+
+def quantise(weight: torch.Tensor, bits: int, group: int | None = 64) -> QuantisedWeight:
+    """Round weights to the nearest codes, without zero points.
+
+    Parameters
+    ----------
+    weight : Tensor [N, K]
+        float32, bfloat16 or float16.
+    bits : {8, 4}
+        Of a code. Those of 8 are -127 .. 127, those of 4 are -8 .. 7, kept as 0 .. 15.
+    group : int or None
+        How many neighbours along K share a scale: 32, 64 or a multiple of 128. None: a whole row.
+
+    Returns
+    -------
+    QuantisedWeight
+        Its scales have the dtype of `weight`.
+
+    Raises
+    ------
+    ValueError
+        `bits`, `group` or a weight that is not finite.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from specattn.quantised import quantise
+    >>> few = quantise(torch.randn(96, 128), bits=4)
+    >>> few.codes.shape, few.scale.shape
+    (torch.Size([96, 64]), torch.Size([96, 2]))
+    """
+    rows, depth = weight.shape
+    size = depth if group is None else group
+    if bits not in (8, 4):
+        raise ValueError(f"bits: expected 8 or 4, got {bits!r}")
+    if size < 1 or depth % size:
+        raise ValueError(f"group: expected a divisor of K={depth}, got {group!r}")
+    groups = weight.float().unflatten(1, (-1, size))
+    least, most = (-127, 127) if bits == 8 else (-8, 7)
+    # The weight of greatest magnitude becomes the code of greatest magnitude, which has a sign.
+    place = groups.abs().argmax(-1, keepdim=True)
+    greatest = groups.gather(-1, place)
+    if not greatest.isfinite().all():
+        raise ValueError("weight: expected finite numbers, got some that are not")
+    scale = (greatest / least).to(weight.dtype).float()
+    codes = (groups / scale).nan_to_num(0, 0, 0).round_().clamp_(least, most)
+    scale = scale.squeeze(-1).to(weight.dtype)
+    codes = codes.flatten(1).to(torch.int8)
+    if bits == 4:
+        codes = pack_nibbles(codes + 8)
+    return QuantisedWeight(codes, scale, None, depth)

@@ -1,0 +1,45 @@
+"""Weights of 8 and 4 bits: a code less its group's zero point, times its scale, is the number meant.
+
+Codes of 8 bits are int8 [N, K]. Codes of 4 bits lie in uint8 [N, 64 ceil(K / 128)]: a block of 128
+codes is 32 words of 16 bits, of which word j holds codes j, 32 + j, 64 + j and 96 + j from its
+lowest bits on. Scales are [N, groups], each for K / groups neighbours; zero points likewise, with
+the type of the codes. Without any they are 0, and 8 for codes of 4 bits.
+"""
+
+import torch
+
+BLOCK = 128  # codes of 4 bits that are packed together
+_CHUNK = 32
+MIDDLE = 8  # the zero point of 4-bit codes without any
+
+
+def packed_bytes(depth):
+    """Return the bytes of a row of so many codes of 4 bits."""
+    return -(-depth // BLOCK) * BLOCK // 2
+
+
+def pack_nibbles(codes):
+    """Return codes 0 .. 15 [N, K] of any integral type as uint8 [N, 64 ceil(K / 128)]."""
+    rows, depth = codes.shape
+    whole = torch.zeros(rows, 2 * packed_bytes(depth), dtype=torch.int32, device=codes.device)
+    whole[:, :depth] = codes & 15
+    parts = whole.view(rows, -1, 4, _CHUNK)
+    low, high = parts[:, :, 0] | parts[:, :, 1] << 4, parts[:, :, 2] | parts[:, :, 3] << 4
+    return torch.stack([low, high], -1).view(rows, -1).to(torch.uint8)
+
+
+def unpack_nibbles(packed, depth):
+    """Return the codes uint8 [N, K] that were packed, K being `depth`."""
+    pairs = packed.view(len(packed), -1, _CHUNK, 2)
+    low, high = pairs[..., 0], pairs[..., 1]
+    parts = torch.stack([low & 15, low >> 4, high & 15, high >> 4], 2)
+    return parts.view(len(packed), -1)[:, :depth]
+
+
+def dequantised(codes, scale, zero, depth, dtype):
+    """Return the weights [N, K] that codes mean, in a dtype that must hold them."""
+    nibbles = codes.dtype == torch.uint8
+    wide = (unpack_nibbles(codes, depth) if nibbles else codes).to(dtype)
+    groups = wide.unflatten(-1, (scale.shape[1], -1))
+    zero = (MIDDLE if nibbles else 0) if zero is None else zero.to(dtype)[..., None]
+    return ((groups - zero) * scale.to(dtype)[..., None]).flatten(1)

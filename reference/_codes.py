@@ -1,4 +1,4 @@
-"""Weights of 8 and 4 bits: a code less its group's zero point, times its scale, is the number meant.
+"""Weights of 8 and 4 bits: a code less its zero point, times a scale, is the number that is meant.
 
 Codes of 8 bits are int8 [N, K]. Codes of 4 bits lie in uint8 [N, 64 ceil(K / 128)]: a block of 128
 codes is 32 words of 16 bits, of which word j holds codes j, 32 + j, 64 + j and 96 + j from its

@@ -157,7 +157,8 @@ void write_kv(const py::args& all) {
 
 // Codes of weights: int8 [rows, K], or of 4 bits in uint8, by blocks; a scale for each group of
 // them, all of one size and type, and zero points that may be missing.
-void take_codes(Linear& p, Linear::Weights& weights, const View& weight, const View& scale,
+template <class Problem>
+void take_codes(Problem& p, Linear::Weights& weights, const View& weight, const View& scale,
                 const View& zero, bool first) {
   const Codes codes = weight.dtype == Dtype::kUInt8 ? Codes::k4Bits : Codes::k8Bits;
   weight.expect(first || p.codes == Codes::k8Bits ? weight.dtype : Dtype::kUInt8,
@@ -277,6 +278,20 @@ void linear_parts(const py::args& all) {
   next.run(std::move(call));
 }
 
+void dequantise(const py::args& all) {
+  Arguments next(all);
+  auto call = std::make_unique<PlainCall<Dequantise>>();
+  Dequantise& p = *call;
+  const View codes = next.tensor("codes"), scale = next.tensor("scale");
+  const View zero = next.tensor("zero"), out = next.tensor("out");
+  p.dtype = floating_rows(out);
+  p.K = out.expect(p.dtype, {codes.shape[0], -1}).shape[1];
+  p.weights = {codes.data, codes.shape[0], codes.stride[0]};
+  take_codes(p, p.weights, codes, scale, zero, true);
+  p.out = out.data, p.out_row = out.stride[0];
+  next.run(std::move(call));
+}
+
 void gate(const py::args& all) {
   Arguments next(all);
   auto call = std::make_unique<PlainCall<Gate>>();
@@ -358,9 +373,11 @@ void specattn::define_layer(py::module_& m) {
   m.def("rotate_heads", &rotate_heads);
   m.def("write_kv", &write_kv);
   m.def("linear_few_rows", &linear_few_rows);
-  m.def("linear_parts", &linear_parts,
-        "linear_few_rows of up to three weights side by side: "
-        "x, weights, biases, gate, residual, out. Of codes a weight is a tuple with scale and zero.");
+  m.def(
+      "linear_parts", &linear_parts,
+      "linear_few_rows of up to three weights side by side: "
+      "x, weights, biases, gate, residual, out. Of codes a weight is a tuple with scale and zero.");
+  m.def("dequantise", &dequantise, "The weights that codes mean: codes, scale, zero, out.");
   m.def("gate", &gate, "act(first) * second: first, second, activation, out.");
   m.def("best_children", &best_children);
   m.def("add_gumbel_noise", &add_gumbel_noise);

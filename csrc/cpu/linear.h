@@ -44,6 +44,17 @@ struct Linear {
   }
 };
 
+// The numbers that codes mean, [rows, K], as Linear has codes.
+struct Dequantise {
+  Dtype dtype = Dtype::kFloat32;  // of out
+  Codes codes = Codes::kNone;
+  Dtype scale_type = Dtype::kFloat32;
+  int64_t group = 0, K = 0;
+  Linear::Weights weights;
+  void* out = nullptr;
+  int64_t out_row = 0;
+};
+
 // act(first) * second by element, all of [M, N]; `out` may be either.
 struct Gate {
   Dtype dtype = Dtype::kFloat32;  // of out, and of what is read unless `in_float`
@@ -67,5 +78,6 @@ struct LinearPiece {
 // other rows and how many they are, nor on the threads.
 void run(const Linear&, int threads);
 void run(const Gate&, int threads);
+void run(const Dequantise&, int threads);
 
 }  // namespace specattn

@@ -47,6 +47,39 @@ struct QuantisedRows {
     }
   }
 
+  // Writes the numbers of a row; of floats they are, so Elem is float.
+  template <class Out>
+  static void widen(const Dequantise& p, int64_t row, Out* out) {
+    static_assert(kPair == 1);
+    const char* codes = static_cast<const char*>(p.weights.data) + row * p.weights.stride;
+    const int chunks = p.group < kBlockCodes ? static_cast<int>(p.group) / kChunkCodes : kChunks;
+    for (int64_t start = 0; start < p.K; start += kDepth) {
+      float scales[kMostGroups + W];
+      uint8_t zeros[kMostGroups];
+      const int64_t depth = std::min(kDepth, p.K - start);
+      take_groups(p, p.weights, row, start, depth, scales, zeros);
+      for (int64_t k = 0; k < depth; k += kBlockCodes, codes += kBlockBytes) {
+        alignas(64) char copy[kBlockCodes];
+        const Block found(whole_block(codes, depth - k, copy));
+        for (int i = 0; i < kChunks && k + i * kChunkCodes < depth; ++i) {
+          const int64_t group = (k / kChunkCodes + i) / chunks;
+          V v[kVectors];
+          alignas(64) float numbers[kChunkCodes], ordered[kChunkCodes];
+          found.numbers(i, Block::zero(zeros + group), v);
+          for (int n = 0; n < kVectors; ++n) {
+            Isa::store(numbers + n * W, Isa::mul(v[n], Isa::set1(scales[group])));
+          }
+          for (int n = 0; n < kChunkCodes; ++n) ordered[place_of(n)] = numbers[n];
+          const int64_t at = k + i * kChunkCodes;
+          for (int n = 0; n < kChunkCodes && at + n < depth; n += W) {
+            const int left = static_cast<int>(std::min<int64_t>(W, depth - at - n));
+            store_up_to<Isa>(out + start + at + n, Isa::load(ordered + n), left);
+          }
+        }
+      }
+    }
+  }
+
   // sums[row][column] of outputs [first, first + count) of a part; columns are padded to a whole
   // vector. `next` is what will be read afterwards, rows that lie as far apart.
   template <int rows>
@@ -98,23 +131,34 @@ struct QuantisedRows {
     uint8_t zeros[columns][kMostGroups];
   };
 
+  // A block of codes, or a copy of the `left` ones that a row ends with, where those lie alone.
+  static const char* whole_block(const char* codes, int64_t left, char* copy) {
+    if (kNibbles || left >= kBlockCodes) return codes;
+    std::memset(copy, 0, kBlockCodes);
+    std::memcpy(copy, codes, static_cast<size_t>(left));
+    return copy;
+  }
+
   static void pack_block(const Elem* from, int64_t count, float* to) {
     Elem block[kBlockCodes] = {};
     std::copy(from, from + count, block);
     if constexpr (kPair == 2) {
       std::memcpy(to, block, sizeof block);
     } else {
-      for (int k = 0; k < kBlockCodes; ++k) {
-        const int piece = k / (2 * W) * (2 * W), place = k % (2 * W);
-        const int even = kNibbles ? place % W * 2 + place / W : place;
-        to[k] = to_float(block[piece + even]);
-      }
+      for (int k = 0; k < kBlockCodes; ++k) to[k] = to_float(block[place_of(k)]);
     }
   }
 
+  // Where the number lies in its chunk that is number `place` of those that codes become.
+  static constexpr int place_of(int place) {
+    const int piece = place / (2 * W) * (2 * W), in = place % (2 * W);
+    return kPair == 1 && kNibbles ? piece + in % W * 2 + in / W : place;
+  }
+
   // The scales and zeros of groups of up to a block, from code k of a row on; behind the row's end
-  // they are 0, for whole blocks.
-  static void take_groups(const Linear& p, const Linear::Weights& w, int64_t row, int64_t k,
+  // they are 0, for whole blocks. Problem: Linear, or Dequantise.
+  template <class Problem>
+  static void take_groups(const Problem& p, const Linear::Weights& w, int64_t row, int64_t k,
                           int64_t depth, float* scales, uint8_t* zeros) {
     const int64_t group = std::min<int64_t>(p.group, kBlockCodes);
     const int64_t count = ceil_div(depth, group), whole = round_up(depth, kBlockCodes) / group;
@@ -159,18 +203,13 @@ struct QuantisedRows {
       const int64_t block = k / kBlockCodes;
 #pragma GCC unroll 4
       for (int c = 0; c < columns; ++c) {
-        const char *codes = streams.codes[c] + block * kBlockBytes, *whole = codes;
+        const char* const codes = streams.codes[c] + block * kBlockBytes;
 #pragma GCC unroll 2
         for (size_t line = 0; line < kBlockBytes; line += kLine) {
           __builtin_prefetch(streams.ahead[c] + block * kBlockBytes + line, 0, 2);
         }
         alignas(64) char copy[kBlockCodes];
-        if (!kNibbles && depth - k < kBlockCodes) {
-          std::memset(copy, 0, sizeof copy);
-          std::memcpy(copy, codes, static_cast<size_t>(depth - k));
-          whole = copy;
-        }
-        const Block found(whole);
+        const Block found(whole_block(codes, depth - k, copy));
         V v[kChunks * kVectors], scale[kGroups];
 #pragma GCC unroll 4
         for (int g = 0; g < kGroups; ++g) {
@@ -207,6 +246,12 @@ struct QuantisedRows {
 template <class Isa, class Elem, Codes codes>
 void pack_codes(const Linear& p, float* to) {
   QuantisedRows<Isa, Elem, codes>::pack(p, to);
+}
+
+template <class Isa, class Elem, Codes codes>
+void dequantise(const Dequantise& p, int64_t row) {
+  Elem* const out = static_cast<Elem*>(p.out) + row * p.out_row;
+  QuantisedRows<Isa, float, codes>::widen(p, row, out);
 }
 
 template <class Isa, class Elem, Codes codes>

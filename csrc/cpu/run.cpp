@@ -158,6 +158,11 @@ void run(const Gate& p, int threads) {
   for_rows(p.M, 8 * p.M * p.N, threads, [&](int64_t i) { gate(p, i); });
 }
 
+void run(const Dequantise& p, int threads) {
+  const auto row = chosen()->dequantise[p.codes == Codes::k4Bits][static_cast<int>(p.dtype)];
+  for_rows(p.weights.rows, 8 * p.weights.rows * p.K, threads, [&](int64_t i) { row(p, i); });
+}
+
 void run(const RotateHeads& p, int threads) {
   const auto rotate = chosen()->rotate_heads[static_cast<int>(p.dtype)];
   const int64_t work = 4 * p.B * p.T * (p.Hq + 2 * p.Hk) * p.D;

@@ -48,9 +48,9 @@ enum class Dtype {
   kUInt8
 };
 constexpr int kDtypes = 10;
-constexpr const char* kDtypeNames[kDtypes] = {
-    "float32",     "bfloat16", "float16", "int8",    "float8_e4m3fn",
-    "float8_e5m2", "int32",    "int64",   "float64", "uint8"};
+constexpr const char* kDtypeNames[kDtypes] = {"float32",       "bfloat16",    "float16", "int8",
+                                              "float8_e4m3fn", "float8_e5m2", "int32",   "int64",
+                                              "float64",       "uint8"};
 
 // Whether only caches hold elements of a type.
 constexpr bool of_8_bits(Dtype type) { return type >= Dtype::kInt8 && type <= Dtype::kFloat8E5M2; }

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 
 from specattn.reference._codes import dequantised, pack_nibbles, unpack_nibbles
 
+_IN_KERNELS = (torch.float32, torch.bfloat16, torch.float16)
+
 __all__ = ["QuantisedWeight", "pack_nibbles", "quantise", "unpack_nibbles"]
 
 
-class QuantisedWeight(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class QuantisedWeight:
     """Weights ``(code - zero) * scale``, [N, K], as `specattn.linear_few_rows` takes them.
 
     `codes` are int8 [N, K], or of 4 bits and packed, uint8; `scale` and `zero`, which may be None,
@@ -23,10 +28,33 @@ class QuantisedWeight(NamedTuple):
     zero: torch.Tensor | None
     depth: int
 
-    def dequantised(self, dtype: torch.dtype) -> torch.Tensor:
-        """Return the weights [N, K], computed in float32 at least, rounded to a dtype."""
+    def __len__(self) -> int:
+        """Return N."""
+        return len(self.codes)
+
+    def split(self, sizes: Sequence[int]) -> list[QuantisedWeight]:
+        """Return the same weights in parts of so many rows."""
+        zeros = [None] * len(sizes) if self.zero is None else self.zero.split(list(sizes))
+        parts = zip(
+            self.codes.split(list(sizes)), self.scale.split(list(sizes)), zeros, strict=True
+        )
+        return [QuantisedWeight(*part, self.depth) for part in parts]
+
+    def dequantised(self, dtype: torch.dtype, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the weights [N, K], computed in float32 at least, rounded to a dtype.
+
+        `out`, if it is given, is where they go: [N, K] of that dtype.
+        """
+        if self.codes.device.type == "cpu" and dtype in _IN_KERNELS and find_spec("specattn._cpu"):
+            from specattn import _cpu
+
+            out = torch.empty(len(self), self.depth, dtype=dtype) if out is None else out
+            coded = self.codes, self.scale, self.zero
+            _cpu.dequantise(*coded, out, torch.get_num_threads())
+            return out
         wide = torch.promote_types(dtype, torch.float32)
-        return dequantised(self.codes, self.scale, self.zero, self.depth, wide).to(dtype)
+        found = dequantised(self.codes, self.scale, self.zero, self.depth, wide).to(dtype)
+        return found if out is None else out.copy_(found)
 
 
 def quantise(weight: torch.Tensor, bits: int, group: int | None = 64) -> QuantisedWeight:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from specattn.reference._codes import packed_bytes
 
-from specattn import _cpu
+from specattn import _cpu, reference
 from specattn.quantised import pack_nibbles
 from tests.cpu import calls
 from tests.cpu.tensors import apart, normal
@@ -163,3 +163,25 @@ def test_wrong_arguments(isa):
         arguments |= {"up_scale": scale, "up_zero": zero} | change
         with pytest.raises(ValueError, match=message):
             calls.run("linear_few_rows", x, *arguments.values(), out)
+
+
+@per_isa
+@given(
+    outputs=st.integers(1, 20),
+    form=st.sampled_from(FORMS),
+    bits=st.sampled_from([8, 4]),
+    zeros=st.booleans(),
+    dtype=st.sampled_from(DTYPES),
+    scale_dtype=st.sampled_from(DTYPES),
+    seed=st.integers(0, 2**16),
+)
+def test_dequantised_as_the_reference_says(
+    isa, outputs, form, bits, zeros, dtype, scale_dtype, seed
+):
+    depth, groups = form
+    coded = weights(outputs, depth, groups, bits, zeros, scale_dtype, seed)
+    room = calls.poisoned(outputs, depth + 3, dtype=dtype)
+    _cpu.dequantise(*coded, room[:, 1 : depth + 1], 2)
+    wide = reference._codes.dequantised(*coded, depth, torch.float32)
+    assert torch.equal(room[:, 1 : depth + 1], wide.to(dtype))
+    assert room[:, [0, depth + 1, depth + 2]].isnan().all()

@@ -5,6 +5,7 @@ import torch
 from specattn.reference import pack_tree_mask
 
 import specattn
+from specattn.quantised import quantise as quantise_weight
 from tests.cases import make_problem
 from tests.eight_bits import quantise
 from tests.ragged import make_ragged
@@ -134,6 +135,15 @@ def valid_calls(p=None, paged=False):
     }
 
 
+def coded(weight, bits):
+    """Return the arguments of a layer with codes of so many bits, gated, with zero points."""
+    few = quantise_weight(weight, bits, group=32)
+    zero = torch.full_like(few.scale, 3).to(few.codes.dtype)
+    up = quantise_weight(weight.flip(0), bits, group=32)
+    codes = {"weight": few.codes, "scale": few.scale, "zero": zero}
+    return codes | {"up": up.codes, "up_scale": up.scale, "up_zero": zero.flip(0)}
+
+
 def _zeros(cache):
     return {n: torch.zeros_like(x) for n, x in cache.items() if n != "block_table"}
 
@@ -170,6 +180,8 @@ def variants():
     plain = {name: arguments[name] for name in ("x", "weight")}
     yield "linear_few_rows-plain", function, plain
     yield "linear_few_rows-rows", function, plain | {"x": arguments["x"].flatten(0, 1)}
+    for bits in (8, 4):
+        yield f"linear_few_rows-{bits}-bits", function, plain | coded(plain["weight"], bits)
     for activation in ("gelu", "gelu_tanh"):
         yield f"linear_few_rows-{activation}", function, plain | {"activation": activation}
     function, arguments = valid_calls(p)["importance_scores"]
@@ -280,6 +292,7 @@ _TRACED = (
     "hybrid_tree_attention-in-cache",
     "hybrid_tree_attention-options",
     "hybrid_tree_attention-tokens-of-8-bits",
+    "linear_few_rows-4-bits",
     "sparse_gather_attention-per-head",
     "sparse_gather_attention-ragged",
     "verify_attention-logits",

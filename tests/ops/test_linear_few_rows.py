@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import specattn
+from specattn.quantised import quantise
 
 
 def layer(*leading):
@@ -72,3 +73,59 @@ def test_the_triton_backend_takes_the_products_of_torch(monkeypatch):
     with specattn.use_backend("triton"):
         out = specattn.linear_few_rows(x, weight, residual=residual)
     assert torch.equal(out, torch.nn.functional.linear(x, weight) + residual)
+
+
+CODES = quantise(torch.randn(24, 192), bits=4)
+BYTES = quantise(torch.randn(24, 192), bits=8, group=None)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"weight": CODES.codes[:, :96]}, ValueError, r"^weight: expected shape \[N, packed=128\]"),
+        ({"weight": BYTES.codes[:, :128]}, ValueError, r"^weight: expected shape \[N, K=192\]"),
+        ({"weight": torch.randn(24, 192)}, TypeError, "^weight: expected torch.int8, got torch.fl"),
+        ({"scale": torch.ones(24, 5)}, ValueError, "^scale: expected one group, or .*, got 5 gr"),
+        ({"scale": torch.ones(24, 12)}, ValueError, "^scale: expected one group, or .*, got 12"),
+        ({"scale": torch.ones(23, 3)}, ValueError, r"^scale: expected shape \[N=24, groups\], got"),
+        ({"scale": CODES.codes}, TypeError, "^scale: expected torch.float32 or .*, got torch.uint"),
+        ({"scale": None}, TypeError, "^weight: expected torch.float32 as x is torch.float32, got"),
+        (
+            {"zero": torch.ones(24, 3)},
+            TypeError,
+            "^zero: expected torch.uint8.*, got torch.float32",
+        ),
+        (
+            {"zero": CODES.codes[:, :1]},
+            ValueError,
+            r"^zero: expected shape \[N=24, groups=3\], got",
+        ),
+        ({"up": CODES.codes}, ValueError, "^up_scale: expected one beside `up`, got None"),
+        ({"up_scale": CODES.scale}, ValueError, "^up_scale: expected one beside `up`, got "),
+        (
+            {"up": CODES.codes, "up_scale": CODES.scale.half()},
+            TypeError,
+            "^up_scale: expected torch.float32 as scale, got torch.float16",
+        ),
+    ],
+)
+def test_codes_that_it_does_not_take(change, error, message):
+    arguments = {"weight": CODES.codes, "scale": CODES.scale} | change
+    with pytest.raises(error, match=message):
+        specattn.linear_few_rows(torch.randn(3, 192), **arguments)
+
+
+def test_zero_points_without_a_scale():
+    x, weight, _ = layer(3)
+    with pytest.raises(ValueError, match="^zero: expected None without a scale"):
+        specattn.linear_few_rows(x, weight, zero=weight)
+
+
+@pytest.mark.parametrize("few", [CODES, BYTES], ids=["4 bits", "8 bits"])
+@pytest.mark.parametrize("backend", [None, "reference"])
+def test_codes_are_multiplied_as_what_they_mean(few, backend):
+    x = torch.randn(2, 3, 192)
+    with specattn.use_backend(backend):
+        out = specattn.linear_few_rows(x, few.codes, scale=few.scale)
+    exact = x.double() @ few.dequantised(torch.float64).T
+    assert torch.allclose(out.double(), exact, rtol=1e-5, atol=1e-5)

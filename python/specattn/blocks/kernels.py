@@ -10,6 +10,7 @@ import torch
 import specattn._cpu as _cpu
 from specattn.blocks.gated_delta import Gates
 from specattn.blocks.ops import ACTIVATIONS, Norm, Ops, Place, Projection, Rotation, Store
+from specattn.quantised import QuantisedWeight
 
 MOST_ROWS = 128
 """Rows of a recorded pass, all requests together; torch's own products are better for more."""
@@ -94,7 +95,7 @@ class Kernels(Ops):
         out = self._rows("product", x[..., 0], sum(sizes), kind, keep)
         columns = out.flatten(0, -2).split(sizes, 1)
         for (weight, bias), part in zip(projections, columns, strict=True):
-            columns_of = self._as("weight", weight, kind).t()
+            columns_of = self._whole(weight, kind).t()
             if bias is None:
                 torch.mm(rows, columns_of, out=part)
             else:
@@ -165,6 +166,13 @@ class Kernels(Ops):
     def _as(self, what: str, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Return x in a dtype: in memory for such, unless it is its own."""
         return x if x.dtype == dtype else self._rows(what, x[..., 0], x.shape[-1], dtype).copy_(x)
+
+    def _whole(self, weight: torch.Tensor | QuantisedWeight, dtype: torch.dtype) -> torch.Tensor:
+        """Return weights in a dtype: in memory for such, unless it is their own."""
+        if not isinstance(weight, QuantisedWeight):
+            return self._as("weight", weight, dtype)
+        room = self.memory.rows("weight", len(weight), weight.depth, dtype)
+        return weight.dequantised(dtype, out=room)
 
     def _norm(self, x: torch.Tensor, norm: Norm, out: torch.Tensor) -> None:
         self.kernel(_cpu.rms_norm, x, norm.weight.detach(), norm.eps, out)

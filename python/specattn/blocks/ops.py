@@ -20,6 +20,7 @@ from torch.nn.functional import embedding, gelu, linear, rms_norm, silu, softplu
 
 from specattn.blocks.gated_delta import Convolution, Gates, gated_delta
 from specattn.ops import hybrid_tree_attention, sparse_gather_attention, verify_attention
+from specattn.quantised import QuantisedWeight
 from specattn.reference.tree_mask import WORD_BITS, pack_tree_mask
 from specattn.states import StateRows
 
@@ -32,9 +33,9 @@ class Unrecognised(ValueError):
 
 
 class Projection(NamedTuple):
-    """``x @ weight.T + bias``: weight [N, K], bias [N] or None."""
+    """``x @ weight.T + bias``: weight [N, K], a tensor or of codes, bias [N] or None."""
 
-    weight: torch.Tensor
+    weight: Any
     bias: torch.Tensor | None
 
 
@@ -138,7 +139,7 @@ class Ops:
         `activation` there is one, which it is applied to. `residual` is added; in a recording the
         sum takes its place, unless it is to be kept. `into`, dense, is where others leave products.
         """
-        found = [linear(x, *projection) for projection in projections]
+        found = [linear(x, whole(weight, x.dtype), bias) for weight, bias in projections]
         if gate is not None:
             out = ACTIVATIONS[gate](found[0]) * found[1]
         else:
@@ -179,7 +180,7 @@ class Ops:
 
     def logits(self, x: torch.Tensor, head: Projection) -> torch.Tensor:
         """Return the same of a head by its weights."""
-        return linear(x, *head)
+        return linear(x, whole(head.weight, x.dtype), head.bias)
 
     def in_place(self, x: torch.Tensor, function: Callable[[torch.Tensor], object]) -> torch.Tensor:
         """Return x, which a function in Python has changed; it does so in every replay."""
@@ -297,6 +298,11 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu_tanh": lambda x: gelu(x, approximate="tanh"),
     "sigmoid": torch.sigmoid,
 }
+
+
+def whole(weight: torch.Tensor | QuantisedWeight, dtype: torch.dtype) -> torch.Tensor:
+    """Return weights as they are, or those of codes in a dtype."""
+    return weight.dequantised(dtype) if isinstance(weight, QuantisedWeight) else weight
 
 
 def projection(module: Any) -> Projection:

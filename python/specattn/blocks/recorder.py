@@ -6,7 +6,8 @@ On a CPU what a CUDA graph is on a GPU: what Python does between the calls is pa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -15,11 +16,37 @@ from torch import nn
 import specattn._cpu as _cpu
 from specattn.blocks.gated_delta import Convolution, split_mixed
 from specattn.blocks.kernels import Kernels, Memory
-from specattn.blocks.ops import Projection, embedding_scale, projection
+from specattn.blocks.ops import Projection, Unrecognised, embedding_scale, projection
+from specattn.quantised import QuantisedWeight
 from specattn.reference.tree_mask import WORD_BITS
 from specattn.states import StateRows
 
 _MOST_PARTS = 3  # weights that one product takes
+
+
+def _read(projection: Projection) -> tuple[Any, torch.Tensor | None]:
+    """Return what kernels read of a projection: of codes, them with their scale and zero."""
+    weight, bias = projection
+    if isinstance(weight, QuantisedWeight):
+        weight = weight.codes, weight.scale, weight.zero
+    else:
+        weight = weight.detach()
+    return weight, None if bias is None else bias.detach()
+
+
+def _alike(projections: Sequence[Projection]) -> Iterator[list[Projection]]:
+    """Yield neighbours that one product takes: so many, and all of codes of one kind or none."""
+    for _, some in groupby(projections, key=_kind):
+        same = list(some)
+        for first in range(0, len(same), _MOST_PARTS):
+            yield same[first : first + _MOST_PARTS]
+
+
+def _kind(projection: Projection) -> Any:
+    weight = projection.weight
+    if not isinstance(weight, QuantisedWeight):
+        return None
+    return weight.codes.dtype, weight.scale.dtype, weight.scale.shape[1]
 
 
 class Recorder(Kernels):
@@ -106,15 +133,19 @@ class Recorder(Kernels):
         added = None if residual is None else residual.flatten(0, -2)
         if rows.data_ptr() == to.data_ptr():
             raise ValueError("a product would overwrite what it reads: keep that")
-        layers = [(w.detach(), b if b is None else b.detach()) for w, b in projections]
         if activation is not None:
-            ((weight, bias),) = layers
-            self.kernel(_cpu.linear_few_rows, rows, weight, bias, None, activation, added, to)
+            ((weight, bias),) = map(_read, projections)
+            codes = weight if isinstance(weight, tuple) else (weight, None, None)
+            of_codes = (*codes[1:], None, None)
+            given = (rows, codes[0], bias, None, activation, added, *of_codes)
+            self.kernel(_cpu.linear_few_rows, *given, to)
             return out
         done = 0
-        for first in range(0, len(layers), _MOST_PARTS):
-            weights, biases = zip(*layers[first : first + _MOST_PARTS], strict=True)
-            width = columns if gate is not None else sum(map(len, weights))
+        for some in _alike(projections):
+            if gate is not None and len(some) != len(projections):
+                raise Unrecognised("a gate's weights are of codes, and what it gates are not")
+            weights, biases = zip(*map(_read, some), strict=True)
+            width = columns if gate is not None else sum(len(one.weight) for one in some)
             part = slice(done, done + width)
             summed = None if added is None else added[:, part]
             self.kernel(_cpu.linear_parts, rows, weights, biases, gate, summed, to[:, part])
@@ -127,7 +158,7 @@ class Recorder(Kernels):
 
     def logits(self, x: torch.Tensor, head: Projection) -> torch.Tensor:
         out = self._rows("logits", x[..., 0], len(head.weight), x.dtype)
-        weight, bias = (y if y is None else y.detach() for y in head)
+        weight, bias = _read(head)
         read, to = x.flatten(0, -2), out.flatten(0, -2)
         self.kernel(_cpu.linear_parts, read, [weight], [bias], None, None, to)
         return out

@@ -22,6 +22,7 @@ from specattn.cli.terminal import say, status, streamed_text, write_line, write_
 from specattn.decoding import METHODS, ContextualPenalty, Method, Round, Statistics, generate
 from specattn.decoding.methods import parse_method
 from specattn.decoding.model.families import check_length
+from specattn.decoding.model.quantised import quantised
 from specattn.decoding.passes.proving import prove
 from specattn.decoding.text.statistics import distinct
 from specattn.distributed.launch import Started
@@ -123,6 +124,9 @@ class DecodingSession:
         self.tokenizer = self.checkpoint.tokenizer
         self.prompts = tokenize(texts, self.tokenizer, options)
         self.model = self.checkpoint.load(1 if started is None else started.parts)
+        if options.quantize is not None:
+            with status(f"rounding its weights to {options.quantize}"):
+                self.model = quantised(self.model, options.quantize)
         with status("comparing it with its own attention"):
             prove(self.model, trust_family=options.trust_family)
         theirs = self.model.generation_config
@@ -142,6 +146,8 @@ class DecodingSession:
         settings = model | self.options.sampling
         if self.options.kv_dtype is not None:
             settings["kv_dtype"] = self.options.kv_dtype
+        if self.options.quantize is not None:
+            settings["quantize"] = self.options.quantize
         runs = [RunState(settings, prompt.tokens, path) for prompt in self.prompts]
         if path is not None and len(runs) > 1:
             raise ValueError(f"--state and --resume keep one text, got {len(runs)} prompts")

@@ -28,6 +28,7 @@ from specattn.decoding.engine.method import (
     run,
 )
 from specattn.decoding.methods import METHODS, parse_method
+from specattn.decoding.model.quantised import quantised
 from specattn.decoding.model.text_model import text_model
 from specattn.decoding.passes.replay import Compile
 from specattn.decoding.text.processors import CONTEXT_FREE
@@ -78,6 +79,7 @@ def generate(
     num_pregenerated: int = 0,
     compile: Compile = "auto",
     kv_dtype: str | None = None,
+    quantize: str | None = None,
     context_parallel: ContextParallel | None = None,
     **options: Any,
 ) -> GenerationOutput:
@@ -139,6 +141,10 @@ def generate(
         Keep keys and values in 8 bits, each token's head with a scale of its own; "fp8" is
         float8_e4m3fn. The distribution is then that of plain decoding over the same cache
         (docs/eight-bits.md).
+    quantize : {"int8", "int4"}, optional
+        Round the weights of linear layers to 8 or 4 bits, on a CPU, once: they are remembered with
+        the model, which stays as it is. Texts are then those of plain decoding over the same
+        weights (docs/quantised.md).
     context_parallel : ContextParallel, optional
         The ranks that hold the cache together (docs/distributed.md). Every rank, also of a model
         that is divided, makes the same
@@ -172,6 +178,8 @@ def generate(
         num_pregenerated=num_pregenerated,
     )
     method, model = _resolve(method), text_model(model)
+    if quantize is not None:
+        model = quantised(model, quantize)
     vocabulary = model.config.vocab_size
     prompts = as_prompts(input_ids, attention_mask, tokenizer=tokenizer, vocabulary=vocabulary)
     if temperature is not None:

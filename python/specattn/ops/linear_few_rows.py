@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
@@ -92,8 +93,8 @@ def linear_few_rows(
     >>> specattn.linear_few_rows(x, few.codes, scale=few.scale).shape
     torch.Size([1, 5, 96])
     """
-    tensors = {"x": x, "weight": weight, "bias": bias, "up": up}
-    codes = {"scale": scale, "zero": zero, "up_scale": up_scale, "up_zero": up_zero}
+    tensors: dict[str, Any] = {"x": x, "weight": weight, "bias": bias, "up": up}
+    codes: dict[str, Any] = {"scale": scale, "zero": zero, "up_scale": up_scale, "up_zero": up_zero}
     if scale is not None:
         tensors |= codes
         check_option("up_scale", up_scale, (up is None) == (up_scale is None), "one beside `up`")

@@ -47,9 +47,7 @@ def test_one_in_bfloat16_agrees_with_itself(tmp_path):
     ("settings", "package"),
     [
         ({"quant_method": "torchao", "quant_type": "int8_weight_only"}, "torchao"),
-        ({"quant_method": "gptq", "bits": 4, "group_size": 32}, "optimum|gptqmodel"),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "bitsandbytes"),
-        ({"quant_method": "compressed-tensors"}, "compressed-tensors"),
     ],
     ids=lambda value: value["quant_method"] if isinstance(value, dict) else "",
 )

@@ -19,6 +19,7 @@ from specattn.decoding.model.families import (
     windows_of,
 )
 from specattn.decoding.model.model import Model
+from specattn.decoding.model.quantised import quantised
 from specattn.decoding.model.text_model import text_model
 from specattn.decoding.passes.attention import attach
 from specattn.decoding.passes.cached_model import CachedModel, new_cache
@@ -60,6 +61,8 @@ class Target(CachedModel):
     kv_dtype : {"int8", "fp8", "fp8_e5m2"}, optional
         Store keys and values in 8 bits, each row of a head with a scale of its own; "fp8" is
         float8_e4m3fn. By default in the model's own type.
+    quantize : {"int8", "int4"}, optional
+        Decode a model with the same weights in 8 or 4 bits (`quantised`), which is remembered.
     lockstep : Lockstep, optional
         Ranks that share the cache or the model; each has a target of its own, and runs the same
         passes.
@@ -97,6 +100,7 @@ class Target(CachedModel):
         compile: Compile = "auto",
         lockstep: Lockstep | None = None,
         kv_dtype: str | None = None,
+        quantize: str | None = None,
     ):
         check_supported(model.config)
         if kv_dtype is not None and kv_dtype not in KV_DTYPES:
@@ -104,6 +108,8 @@ class Target(CachedModel):
         if kv_dtype is not None and lockstep is not None and lockstep.context is not None:
             raise ValueError(f"kv_dtype={kv_dtype!r}: a cache that ranks share has no 8 bits yet")
         model = text_model(model)
+        if quantize is not None:
+            model = quantised(model, quantize)
         check_length(model.config, capacity)
         devices = {str(parameter.device) for parameter in model.parameters()}
         if len(devices) > 1:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from transformers import (
 from transformers.distributed import DistributedConfig
 
 from specattn.decoding.model.families import check_supported
+from specattn.decoding.model.published import NotRead, as_ours, layout_of
 from specattn.decoding.model.text_model import text_model
 
 _NAMED = 5  # tensors that one line has room for
@@ -36,7 +39,8 @@ def load_causal_model(
     ranks, each so many that follow one another hold it once. transformers picks their devices.
 
     transformers fills what a checkpoint lacks with random numbers; here ValueError says what is not
-    all there, not supported, not divisible, or needs a package that reads quantised weights.
+    all there, not supported, not divisible, or needs a package that reads quantised weights. Those
+    of 4 and 8 bits that `published` knows are read here, on a CPU.
     """
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     check_supported(config)
@@ -44,8 +48,14 @@ def load_causal_model(
     where: dict[str, Any] = {}
     if tensor_parallel > 1:
         where["distributed_config"] = _divided(tensor_parallel)
+    on_cpu = torch.device(device).type == "cpu" and tensor_parallel == 1
+    with _naming(folder):
+        layout = layout_of(config) if on_cpu else None
+    if layout is not None:
+        config.quantization_config = as_ours(layout, folder)
+        where["config"] = config
     loader: Any = AutoModelForCausalLM if reads_text_alone else AutoModelForImageTextToText
-    try:
+    with _naming(folder):
         loaded: Any = loader.from_pretrained(
             folder,
             dtype=dtype,
@@ -55,11 +65,6 @@ def load_causal_model(
             output_loading_info=True,
             **where,
         )
-    except ImportError as error:  # of what decodes quantised weights
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise ValueError(f"the weights in {folder} cannot be loaded: {lines[0]}") from None
-    except SafetensorError as error:
-        raise ValueError(f"the weights in {folder} cannot be read: {error}") from None
     model, report = loaded
     for kind in ("missing_keys", "mismatched_keys"):
         if keys := sorted(map(str, report[kind])):
@@ -73,6 +78,20 @@ def load_causal_model(
     elif model.device.type != torch.device(device).type:
         raise ValueError(f"ranks here hold their parts on {model.device.type}, not on {device}")
     return text_model(model.eval())
+
+
+@contextmanager
+def _naming(folder: Path | str) -> Iterator[None]:
+    """Say of errors which folder's weights they are about."""
+    try:
+        yield
+    except ImportError as error:  # of what decodes quantised weights
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise ValueError(f"the weights in {folder} cannot be loaded: {lines[0]}") from None
+    except SafetensorError as error:
+        raise ValueError(f"the weights in {folder} cannot be read: {error}") from None
+    except NotRead as error:
+        raise ValueError(f"the weights in {folder} cannot be read: {error}") from None
 
 
 class _Divided(DistributedConfig):

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 from specattn.blocks import Norm, Projection, Unrecognised
+from specattn.decoding.model.quantised import QuantisedLinear
+from specattn.quantised import QuantisedWeight
 
 # Their weight is what is added to 1.
 _NORMS_OF_ONE = {
@@ -30,11 +32,19 @@ class Reordered:
 
     def parts(self, module: Any, groups: int, sizes: Sequence[int], where: str) -> list[Projection]:
         """Return what a module interleaves: `sizes` rows of each projection, `groups` times."""
-        found = [
-            [None] * len(sizes) if x is None else self._parts(x, groups, sizes, where)
-            for x in read_projection(module, where)
-        ]
-        return list(map(Projection, *found))
+        weight, bias = read_projection(module, where)
+
+        def parts(x: torch.Tensor | None, what: str) -> Sequence[Any]:
+            name = f"{where} {what}"
+            return [None] * len(sizes) if x is None else self._parts(x, groups, sizes, name)
+
+        if isinstance(weight, QuantisedWeight):
+            of_codes = weight.codes, weight.scale, weight.zero
+            found = zip(*map(parts, of_codes, ("codes", "scale", "zero")), strict=True)
+            weights: Sequence[Any] = [QuantisedWeight(c, s, z, weight.depth) for c, s, z in found]
+        else:
+            weights = parts(weight, "weight")
+        return list(map(Projection, weights, parts(bias, "bias")))
 
     def _parts(
         self, x: torch.Tensor, groups: int, sizes: Sequence[int], where: str
@@ -48,7 +58,9 @@ class Reordered:
 
 
 def read_projection(module: Any, where: str) -> Projection:
-    """Return weight and bias of a linear module."""
+    """Return weight and bias of a linear module, which may be of codes."""
+    if type(module) is QuantisedLinear:
+        return Projection(module.weight, module.bias)
     if type(module) is not nn.Linear:
         raise Unrecognised(f"{where}: a projection is a {type(module).__name__}")
     bias = None if module.bias is None else read_dense(module.bias, where)

@@ -1,0 +1,157 @@
+"""Weights of 8 and 4 bits: every method's text is that of plain decoding over the same weights."""
+
+import copy
+import gc
+import weakref
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from specattn.decoding import METHODS, Target, generate
+from specattn.decoding.model.quantised import QUANTIZE, QuantisedLinear, quantised
+from specattn.quantised import quantise
+from tests.decoding.fuzzing import UNTRAINED
+from tests.decoding.models import greedy_by_transformers, is_recorded, prompts, tiny_model
+from tests.decoding.settings import NAMES, settings_of
+
+WHOLE_GROUPS = {"hidden_size": 64, "intermediate_size": 128}
+FAMILIES = ["qwen3", "gemma2", "phi3", "glm4", "gpt_oss", "qwen3_moe", "qwen3_5", "olmo_hybrid"]
+
+
+def model_of(family="qwen3", **options):
+    return tiny_model(family, **WHOLE_GROUPS, **options)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return model_of(vocab_size=24, peak=1.0)
+
+
+@pytest.fixture(scope="module")
+def plain(model):
+    """Return plain decoding's texts by how weights are rounded."""
+    return {kind: texts(model, "plain", kind) for kind in QUANTIZE}
+
+
+def texts(model, method, kind, **options):
+    given = prompts([30, 9], vocabulary=24, seed=3)
+    options = {"max_new_tokens": 24, "temperature": 0, **options}
+    return generate(model, given, method, quantize=kind, **options).new_tokens
+
+
+def rounded(model, kind):
+    """Return a copy of a model whose layers' weights are what the codes of them mean."""
+    model = copy.deepcopy(model)
+    with torch.no_grad():
+        for name, module in model.named_modules():
+            if name.endswith("_proj"):
+                few = quantise(module.weight, QUANTIZE[kind], 64)
+                module.weight.copy_(few.dequantised(torch.float32))
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:.*decodes through its own, slower modules")
+@pytest.mark.parametrize("kind", QUANTIZE)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_text_is_that_of_rounded_weights(family, kind):
+    model = model_of(family)
+    (text,) = prompts([20])
+    expected = greedy_by_transformers(rounded(model, kind), text, 16)
+    assert expected != greedy_by_transformers(model, text, 16)
+    found = generate(model, text, "plain", quantize=kind, max_new_tokens=16, temperature=0)
+    assert found.new_tokens[0] == expected
+    few = Target(model, 1, 40, quantize=kind)
+    assert any(isinstance(module, QuantisedLinear) for module in few.model.modules())
+    assert is_recorded(few) or family == "glm4"  # as with whole weights
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_greedy_texts_are_those_of_plain_decoding(model, plain, name):
+    for kind in QUANTIZE:
+        assert texts(model, settings_of(model)[name], kind) == plain[kind]
+
+
+@pytest.mark.parametrize("kind", QUANTIZE)
+def test_recorded_passes_are_the_modules(model, plain, kind):
+    assert texts(model, "plain", kind, compile="off") == plain[kind]
+    assert texts(model, "token_recycling:nodes=9", kind, compile="off") == plain[kind]
+
+
+def test_a_seed_decides_the_text(model):
+    sampling = {"temperature": 1.3, "top_k": 0, "seed": 5}
+    expected = texts(model, "plain", "int4", **sampling)
+    assert expected != texts(model, "plain", "int4")
+    for name in ("vegas", "longspec-tree", "suffix", "poss"):
+        assert texts(model, settings_of(model)[name], "int4", **sampling) == expected
+
+
+@settings(max_examples=20)
+@given(st.data())
+def test_fuzz(data):
+    family = data.draw(st.sampled_from(["qwen3", "llama", "gemma2", "gpt_oss"]), "family")
+    kind = data.draw(st.sampled_from([*UNTRAINED]), "kind")
+    method = METHODS[kind](**data.draw(UNTRAINED[kind], "options"))
+    lengths = data.draw(st.lists(st.integers(1, 14), min_size=1, max_size=3), "lengths")
+    given = prompts(lengths, vocabulary=12, seed=data.draw(st.integers(0, 99), "seed"))
+    options = {"max_new_tokens": data.draw(st.integers(1, 12)), "temperature": 0}
+    options["quantize"] = data.draw(st.sampled_from([*QUANTIZE]), "quantize")
+    model = model_of(family, vocab_size=12)
+    found, expected = (generate(model, given, x, **options).new_tokens for x in (method, "plain"))
+    assert found == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_of_16_bits(dtype):
+    model = model_of().to(dtype)
+    for kind, bits in QUANTIZE.items():
+        few = quantised(model, kind)
+        module = few.model.layers[1].mlp.down_proj
+        expected = quantise(model.model.layers[1].mlp.down_proj.weight, bits, 64)
+        assert torch.equal(module.codes, expected.codes)
+        assert module.scale.dtype == dtype
+        target = Target(model, 1, 40, quantize=kind)
+        assert is_recorded(target)
+        assert target.model is few
+
+
+def test_the_model_itself_stays_and_both_go_together():
+    model = model_of()
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    few = quantised(model, "int8")
+    assert few is quantised(model, "int8")
+    assert few is not quantised(model, "int4")
+    assert few.get_input_embeddings().weight is model.get_input_embeddings().weight
+    assert few.lm_head.weight is model.lm_head.weight
+    assert few.model.norm.weight is model.model.norm.weight
+    assert type(few.model.layers[0].self_attn.q_proj) is QuantisedLinear
+    assert type(model.model.layers[0].self_attn.q_proj) is nn.Linear
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+    model, few = weakref.ref(model), weakref.ref(few)
+    gc.collect()
+    assert model() is None
+    assert few() is None
+
+
+def test_many_rows_are_those_of_few():
+    few = quantised(model_of(), "int4").model.layers[0].mlp.gate_proj
+    x = torch.randn(2, 50, 64)
+    with torch.no_grad():
+        whole, parts = few(x), torch.cat([few(x[:, :25]), few(x[:, 25:])], 1)
+    assert torch.allclose(whole, parts, rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_refused(model):
+    with pytest.raises(ValueError, match="quantize: expected None or one of .*, got 'fp8'"):
+        texts(model, "plain", "fp8")
+    with pytest.raises(ValueError, match="quantize='int8': the model's weights are of codes alr"):
+        quantised(quantised(model, "int4"), "int8")
+    message = r"quantize='int4': model.layers.0.\w+.\w+: group: expected a divisor of K=32, got 64"
+    with pytest.raises(ValueError, match=message):
+        texts(tiny_model("qwen3", vocab_size=24), "plain", "int4")
+    wrong = model_of()
+    wrong.model.layers[1].mlp.up_proj.weight.data[3, 3] = torch.nan
+    with pytest.raises(ValueError, match="quantize='int8': model.layers.1.mlp.up_proj: weight: ex"):
+        quantised(wrong, "int8")

@@ -20,6 +20,7 @@ class Layer:
     outputs: int
     depth: int
     gated: bool = False
+    bits: int | None = None  # of a weight's code; None: weights are numbers
 
     @property
     def products(self) -> int:
@@ -33,6 +34,8 @@ LAYERS: dict[str, Callable[[ModelShape], Layer]] = {
     "gate and up": lambda s: Layer(s.intermediate, s.hidden, gated=True),
     "down": lambda s: Layer(s.hidden, s.intermediate),
     "head": lambda s: Layer(s.vocab, s.hidden),
+    "output, int8": lambda s: Layer(s.hidden, s.q_heads * s.head_dim, bits=8),
+    "output, int4": lambda s: Layer(s.hidden, s.q_heads * s.head_dim, bits=4),
 }
 """The linear layers of a model that a verification pass multiplies with."""
 

@@ -32,6 +32,7 @@ from specattn.ops.sparse_gather_attention import cost as gather_cost
 from specattn.ops.tree_attention import cost as tree_cost
 from specattn.ops.verify_attention import cost_logits, cost_scores
 from specattn.ops.write_kv import cost as write_cost
+from specattn.quantised import QuantisedWeight
 
 from . import peers
 from .cases import LAYERS, Axes, Case
@@ -139,10 +140,28 @@ def linear_few_rows(case: Case, draw: Draw) -> BoundCase:
     layer = LAYERS[case.variant](case.shape)
     x = draw.normal(case.batch * case.rows, layer.depth)
     weights = draw.weights(layer)
+    if layer.bits is not None:
+        return _quantised(case, x, weights[0], layer.bits)
     options = {"up": weights[1], "activation": "silu"} if layer.gated else {}
     cost = linear_cost(x, weights[0], products=layer.products)
     rivals = partial(plain.linear, x, *weights)
     return _bound(case, (x, weights[0]), cost, lambda wanted: rivals(), options, names=("out",))
+
+
+def _quantised(case: Case, x: torch.Tensor, memory: torch.Tensor, bits: int) -> BoundCase:
+    """Bind a layer whose codes, and scales of groups of 64, are what lies in a layer's memory."""
+    outputs, depth = memory.shape
+    codes = memory.flatten().view(torch.uint8)[: outputs * depth * bits // 8].view(outputs, -1)
+    codes = codes.view(torch.int8) if bits == 8 else codes
+    scale = memory.flatten()[-outputs * depth // 64 :].view(outputs, -1)
+
+    def rivals() -> dict[str, peers.Peer]:
+        whole = QuantisedWeight(codes, scale, None, depth).dequantised(x.dtype)
+        return plain.linear(x, whole)
+
+    cost = linear_cost(x, codes, scale=scale)
+    options = {"scale": scale}
+    return _bound(case, (x, codes), cost, lambda wanted: rivals(), options, names=("out",))
 
 
 def _contiguous_and_paged(case: Case, axes: Axes) -> list[Case]:

@@ -183,7 +183,11 @@ struct QuantisedRows {
       return;
     }
     const uint8_t* const from = static_cast<const uint8_t*>(w.zero) + row * w.zero_row;
-    for (int64_t i = 0; i < count; ++i) zeros[i] = from[(k + i * group) / p.group];
+    if (p.group <= kBlockCodes) {
+      std::memcpy(zeros, from + k / group, static_cast<size_t>(count));
+    } else {
+      for (int64_t i = 0; i < count; ++i) zeros[i] = from[(k + i * group) / p.group];
+    }
   }
 
   // Adds products over `depth` codes to partial sums, kMostColumns * W floats from row to row.

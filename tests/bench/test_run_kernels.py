@@ -161,9 +161,11 @@ def test_layers_are_those_of_the_model():
     found = {case.variant: build(case, inputs.Draw(case, CPU, 0)).cost for case in cases}
     of_hand = {"qkv": 768 * 256, "output": 256 * 512, "gate and up": 2 * 1024 * 256}
     of_hand |= {"down": 256 * 1024, "head": 4096 * 256}
+    of_hand |= {"output, int8": 256 * 512, "output, int4": 256 * 512}
+    bits = {"output, int8": 8, "output, int4": 4}
     for case in cases:
         assert case.weights == of_hand[case.variant]
-        assert found[case.variant].read > 2 * case.weights
+        assert found[case.variant].read > bits.get(case.variant, 16) * case.weights // 8
     large = sweep(axes(shape=MODELS["llama-3.1-8b"], context=1))
     assert "head" not in {case.variant for case in large}  # a gigabyte
     assert memory_needed(replace(cases[0], shape=MODELS["llama-3.1-8b"]), CPU) > 3 * 6144 * 4096 * 2

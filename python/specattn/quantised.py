@@ -46,7 +46,7 @@ class QuantisedWeight:
         `out`, if it is given, is where they go: [N, K] of that dtype.
         """
         if self.codes.device.type == "cpu" and dtype in _IN_KERNELS and find_spec("specattn._cpu"):
-            from specattn import _cpu
+            import specattn._cpu as _cpu  # where it was built
 
             out = torch.empty(len(self), self.depth, dtype=dtype) if out is None else out
             coded = self.codes, self.scale, self.zero

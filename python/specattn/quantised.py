@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -46,11 +47,10 @@ class QuantisedWeight:
         `out`, if it is given, is where they go: [N, K] of that dtype.
         """
         if self.codes.device.type == "cpu" and dtype in _IN_KERNELS and find_spec("specattn._cpu"):
-            import specattn._cpu as _cpu  # where it was built
-
             out = torch.empty(len(self), self.depth, dtype=dtype) if out is None else out
             coded = self.codes, self.scale, self.zero
-            _cpu.dequantise(*coded, out, torch.get_num_threads())
+            kernels = importlib.import_module("specattn._cpu")  # where it was built
+            kernels.dequantise(*coded, out, torch.get_num_threads())
             return out
         wide = torch.promote_types(dtype, torch.float32)
         found = dequantised(self.codes, self.scale, self.zero, self.depth, wide).to(dtype)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
+from specattn.reference._codes import packed_bytes
 
 import specattn
 from specattn import reference
@@ -149,11 +150,16 @@ def linear_few_rows(case: Case, draw: Draw) -> BoundCase:
 
 
 def _quantised(case: Case, x: torch.Tensor, memory: torch.Tensor, bits: int) -> BoundCase:
-    """Bind a layer whose codes, and scales of groups of 64, are what lies in a layer's memory."""
+    """Bind a layer whose codes and scales are what lies in a layer's memory.
+
+    Groups are of 64, or a whole row that is none of such.
+    """
     outputs, depth = memory.shape
-    codes = memory.flatten().view(torch.uint8)[: outputs * depth * bits // 8].view(outputs, -1)
+    row = depth if bits == 8 else packed_bytes(depth)
+    codes = memory.flatten().view(torch.uint8)[: outputs * row].view(outputs, row)
     codes = codes.view(torch.int8) if bits == 8 else codes
-    scale = memory.flatten()[-outputs * depth // 64 :].view(outputs, -1)
+    groups = depth // 64 if depth % 64 == 0 else 1
+    scale = memory.flatten()[-outputs * groups :].view(outputs, groups)
 
     def rivals() -> dict[str, peers.Peer]:
         whole = QuantisedWeight(codes, scale, None, depth).dequantised(x.dtype)

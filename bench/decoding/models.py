@@ -13,8 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from specattn.drafters import LongSpecDrafter, MedusaHeads, PosSDrafter, TokenSwiftHeads
 from specattn.planning import MODELS
-from specattn.planning.models import EMBEDDED_TARGET
-from specattn.widening import Multiples, Source, widen
+from specattn.widening import widened_target
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -26,14 +25,8 @@ WIDE = Path(__file__).parents[2] / "build" / "wide"
 
 def widened(shape: str) -> Path:
     """Return the embedded target, with its drafters, in the sizes of a real model: made once."""
-    folder = WIDE / shape
-    if not folder.is_dir():
-        transformers.logging.disable_progress_bar()
-        WIDE.mkdir(parents=True, exist_ok=True)
-        tokenizer = AutoTokenizer.from_pretrained(EMBEDDED_TARGET, local_files_only=True)
-        times = Multiples.towards(MODELS[shape], MODELS[EMBEDDED_TARGET.name])
-        widen(Source.load(EMBEDDED_TARGET, tokenizer), folder, times, torch.bfloat16)
-    return folder
+    transformers.logging.disable_progress_bar()
+    return widened_target(shape, WIDE)
 
 
 def checkpoint(path: Path, dtype: torch.dtype, device: torch.device) -> tuple[PreTrainedModel, Any]:

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ from specattn import cli
 from specattn.cli import run_state, terminal
 from specattn.cli.session import DecodingSession
 from specattn.decoding import Plain
+from specattn.planning import MODELS, ModelShape
 from tests.cli.conftest import TINY
 from tests.cli.test_generate import broken
 
@@ -95,6 +97,21 @@ def test_the_demo_is_a_comparison(specattn, prompt, refused, monkeypatch):
     assert not re.search(r"^plain \d", said, re.MULTILINE)
     refused("FILE: nowhere is not a file", "demo", "nowhere")
     refused("--max-new-tokens", "demo", prompt, "--max-new-tokens", 2**31)
+
+
+def test_the_demo_of_a_real_body_makes_it_once(specattn, prompt, refused, monkeypatch, tmp_path):
+    monkeypatch.setenv("SPECATTN_CACHE", str(tmp_path))
+    deeper = replace(MODELS["tiny"], name="deeper", layers=MODELS["tiny"].layers + 1)
+    monkeypatch.setitem(MODELS, "deeper", deeper)
+    line = ("demo", prompt, "--max-new-tokens", 4, "--wide", "deeper")
+    code, _, said = specattn(*line)
+    assert code == 0
+    assert f"in the sizes of deeper, the same text and drafts: {tmp_path / 'wide/deeper'}" in said
+    assert ModelShape.from_config(tmp_path / "wide/deeper").layers == deeper.layers
+    made = (tmp_path / "wide/deeper/config.json").stat()
+    assert specattn(*line)[0] == 0
+    assert (tmp_path / "wide/deeper/config.json").stat() == made
+    refused("--wide: expected one of", "demo", prompt, "--wide", "qwen3-30b-a3b")
 
 
 @pytest.mark.parametrize("when", ["before its first token", "in its text"])

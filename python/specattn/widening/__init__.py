@@ -6,8 +6,9 @@ Transfer*, arXiv 1511.05641.)
 """
 
 from specattn.widening.checks import Exactness
+from specattn.widening.embedded import widened_target
 from specattn.widening.multiples import Multiples
 from specattn.widening.source import Source
 from specattn.widening.write import widen
 
-__all__ = ["Exactness", "Multiples", "Source", "widen"]
+__all__ = ["Exactness", "Multiples", "Source", "widen", "widened_target"]

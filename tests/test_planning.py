@@ -25,7 +25,7 @@ from specattn.planning import (
     predict,
 )
 from specattn.planning.acceptance import constant_rate
-from specattn.planning.rounds import poss_round, tokenswift_round
+from specattn.planning.rounds import poss_round, tokenswift_round, vegas_round
 from specattn.planning.validate import errors
 
 TINY = Path(__file__).resolve().parents[1] / "examples" / "tiny"
@@ -294,6 +294,43 @@ def test_passes_calibrate_the_host_on_one_row_and_are_held_to_the_rest(tmp_path,
     found = checks(path, machine)
     assert [one.calibrated for one in found] == [True, False, False, True, False]
     assert errors(found)[1] < 1e-6
+
+
+def test_what_sized_itself_is_held_to_what_it_drafted(tmp_path):
+    """Vegas with three drafted tokens a round, six in half of them; two thirds survived."""
+    machine = Machine.from_results(_result(tmp_path / "rows.jsonl")).with_layer_seconds(0.0)
+    workload = Workload(MODELS["tiny"], machine, 8192)
+    draft = vegas_round(workload, 6, 0.07, 256).draft / 2
+    seconds = draft + pass_time(workload, 4, collect=True).total
+    row = {"kind": "row", "settings": {}, "model": "tiny", "context": 8192, "batch": 1}
+    row |= {"temperature": 0.0, "fault": None, "rounds": 10}
+    step = pass_time(workload, 1).total
+    plain = row | {"method": "plain", "tau": 1.0, "tokens_per_second": {"median": 1 / step}}
+    vegas = row | {"method": "vegas", "tau": 3.0, "tokens_per_second": {"median": 3 / seconds}}
+    vegas |= {"acceptance_rate": 2 / 3, "details": {"rounds without a draft": 5}}
+    path = tmp_path / "sized.jsonl"
+    path.write_text("\n".join(map(json.dumps, [{"kind": "run", "model": {}}, plain, vegas])))
+    assert [abs(one.error) < 1e-6 for one in checks(path, machine)] == [True, True]
+    # The same row with a size of its own was one of as many drafts as that, in every round.
+    fixed = vegas | {"settings": {"gamma": 6}}
+    path.write_text("\n".join(map(json.dumps, [{"kind": "run", "model": {}}, plain, fixed])))
+    whole = vegas_round(workload, 6, 0.07, 256).total
+    assert checks(path, machine)[1].predicted == pytest.approx(3 / whole)
+
+
+def test_products_of_a_cpu_are_calibrated_on_its_own_kernel(tmp_path):
+    path = _result(tmp_path / "rows.jsonl")
+    run, *rows = map(json.loads, path.read_text().splitlines())
+    for name, moved, attained in (("output", 1e6, 0.5), ("gate and up", 1e9, 0.8)):
+        seconds = moved / 40e9
+        row = rows[0] | {"op": "linear_few_rows", "variant": name, "rows": 8, "context": 0}
+        row |= {"bytes_read": moved, "bounds": {"memory": seconds, "matrix": 0.0}}
+        rows.append(row | {"time": {"median": 20e-6 + seconds / attained}})
+    path.write_text("\n".join(map(json.dumps, [run, *rows])))
+    assert Machine.from_results(path).share("linear", 8) == pytest.approx(0.8)
+    run["machine"]["device"] = "cuda"  # there the products are torch's
+    path.write_text("\n".join(map(json.dumps, [run, *rows])))
+    assert Machine.from_results(path).share("linear", 8) == pytest.approx(0.5)
 
 
 def test_the_command_says_what_wins_and_why():

@@ -84,7 +84,8 @@ class Machine:
         """Read a file that ``bench/run_kernels.py --json`` wrote.
 
         Attention is calibrated on the contiguous rows of the file's first shape at its largest
-        context; other rows are left for `checks`. Raises ValueError where the file is missing, is
+        context, products with weights on a CPU on the largest layer of `linear_few_rows`; other
+        rows are left for `checks`. Raises ValueError where the file is missing, is
         no such file, or has no row of this type.
         """
         run, rows = read_results(path)
@@ -101,12 +102,17 @@ class Machine:
                 shares[op] = tuple(sorted(found.items()))
         if "hybrid_tree_attention" not in {row["op"] for row in rows}:
             raise ValueError(f"--gpu: {path} has no row of hybrid_tree_attention in {dtype}")
-        if linear := ceilings.get("linear", {}).get(dtype):
+        on_gpu = run["machine"]["device"] == "cuda"
+        if own := None if on_gpu else calibrating("linear_few_rows", rows):
+            # Of several layers the largest comes last, which is most of a model.
+            shares["linear"] = tuple(
+                sorted({row["rows"]: _share(row, cold) for row in own}.items())
+            )
+        elif linear := ceilings.get("linear", {}).get(dtype):
             shares["linear"] = tuple(
                 (int(count), _linear_share(int(count), rate, ceilings, dtype))
                 for count, rate in sorted(linear.items(), key=lambda item: int(item[0]))
             )
-        on_gpu = run["machine"]["device"] == "cuda"
         return cls(
             name=run["machine"]["name"],
             bandwidth=ceilings["bandwidth"],

@@ -17,6 +17,13 @@ from .models import EMBEDDED_TARGET, MODELS, ModelShape
 from .passes import Workload, pass_time, select_time
 from .rounds import ROUNDS, Round, plain_round
 
+_SIZES = {
+    "vegas": {"gamma"},
+    "longspec": {"gamma", "widths", "nodes"},
+    "tokenswift": {"widths"},
+    "poss": {"total_tokens"},
+}
+"""By method, the options of which any one fixes how much is drafted."""
 _PLANNED = ("plain step", "verify", "verify, scores", "select", "draft step")
 
 
@@ -185,14 +192,26 @@ def _rounds(rows: list[dict], workloads: _Workloads) -> list[Check]:
 def _round(row: dict, workload: Workload) -> Round:
     """Return the round of a decoded row's method at its settings.
 
-    Settings that a row lacks are the method's defaults; those that a method chose by itself are its
-    largest.
+    Settings that a row lacks are the method's defaults. Drafts that sized themselves were as large
+    as what they brought and the share of it that was accepted say.
     """
     method = row["method"]
     chosen = {name: value for name, value in row["settings"].items() if value not in (None, "auto")}
     options = {**_defaults(method), **chosen}
     _, *taken = inspect.signature(ROUNDS[method]).parameters
-    return ROUNDS[method](workload, **{name: options[name] for name in taken})
+    fixed = chosen.keys() & _SIZES.get(method, set())
+    if fixed or not row.get("acceptance_rate"):
+        return ROUNDS[method](workload, **{name: options[name] for name in taken})
+    accepted = row["tau"] - 1
+    drafted = accepted / row["acceptance_rate"]
+    share = 1 - row.get("details", {}).get("rounds without a draft", 0) / row["rounds"]
+    levels = 1 + round(accepted / share)  # the last of which was not accepted
+    options |= {"gamma": drafted / share, "depth": levels}
+    if method == "longspec":
+        options["widths"] = options["widths"][:levels]
+    found = ROUNDS[method](workload, **{name: options[name] for name in taken})
+    verify = pass_time(workload, 1 + drafted, collect=method == "vegas")
+    return replace(found, draft=share * found.draft, verify=verify)
 
 
 def _defaults(method: str) -> dict[str, Any]:

@@ -47,24 +47,6 @@ struct Step {
       }
     }
   }
-
-  // The same, in whole vectors, over their greatest magnitude, which it returns: weights of values
-  // are rounded, and where all scales are alike, only those are.
-  template <class Isa>
-  float relative_scales(const char* const (&rows)[kKeys], int64_t head, float* to) const {
-    scales(rows, head, false, to);
-    std::fill(to + keys, to + round_up(keys, Isa::W), 0.0f);
-    auto most = Isa::zero();
-    for (int n = 0; n < keys; n += Isa::W) {
-      const auto x = Isa::load(to + n);
-      most = Isa::max(most, Isa::max(x, Isa::sub(Isa::zero(), x)));
-    }
-    const float unit = Isa::greatest(most);
-    if (!(unit > 1e-30f && unit < kInf)) return 1.0f;
-    const auto inverse = Isa::set1(1.0f / unit);
-    for (int n = 0; n < keys; n += Isa::W) Isa::store(to + n, Isa::mul(Isa::load(to + n), inverse));
-    return unit;
-  }
 };
 
 // What is read in the place of a key that no row sees, and beside an odd one.

@@ -8,6 +8,7 @@
 #include "keys.h"
 #include "packed.h"
 #include "state.h"
+#include "stored.h"
 #include "tile.h"
 
 namespace specattn {
@@ -64,8 +65,7 @@ class VectorProducts {
         k = wide_keys;
         if (step.scaled) {
           step.scales(step.k_scale, head * step.k_scale_head, false, k_scales);
-          unit =
-              step.template relative_scales<Isa>(step.v_scale, head * step.v_scale_head, v_scales);
+          unit = relative_scales<Isa>(step, step.v_scale, head * step.v_scale_head, v_scales);
         }
       }
     }

@@ -11,6 +11,7 @@
 #include "packed.h"
 #include "rows.h"
 #include "rows_paired.h"
+#include "stored.h"
 
 namespace specattn {
 
@@ -129,7 +130,7 @@ class RowProducts {
     if (!rounded && !step.multiplies(Few::kOverUnit)) return 1.0f;
     float factors[kBlock + Isa::W] = {}, unit = 1.0f;
     if (rounded) {
-      unit = step.template relative_scales<Isa>(rows, head, factors);
+      unit = relative_scales<Isa>(step, rows, head, factors);
     } else {
       step.scales(rows, head, Few::kOverUnit, factors);
     }

@@ -22,6 +22,27 @@ inline void dequantise(const char* row, float scale, To* to, int D, int stride) 
     to[d] = from_float<To>(d < D ? to_float(from[d]) / kUnit<Stored> * scale : 0.0f);
 }
 
+// A step's scales in whole vectors, over their greatest magnitude, which is returned: weights of
+// values are rounded, and where all scales are alike, only those are.
+template <class Isa, int kBlocks>
+float relative_scales(const Step<kBlocks>& step, const char* const (&rows)[Step<kBlocks>::kKeys],
+                      int64_t head, float* to) {
+  step.scales(rows, head, false, to);
+  std::fill(to + step.keys, to + round_up(step.keys, Isa::W), 0.0f);
+  auto most = Isa::zero();
+  for (int n = 0; n < step.keys; n += Isa::W) {
+    const auto x = Isa::load(to + n);
+    most = Isa::max(most, Isa::max(x, Isa::sub(Isa::zero(), x)));
+  }
+  const float unit = Isa::greatest(most);
+  if (!(unit > 1e-30f && unit < kInf)) return 1.0f;
+  const auto inverse = Isa::set1(1.0f / unit);
+  for (int n = 0; n < step.keys; n += Isa::W) {
+    Isa::store(to + n, Isa::mul(Isa::load(to + n), inverse));
+  }
+  return unit;
+}
+
 // Copies the rows of a step and head, as floats where these are multiplied, else as they are meant
 // in the type of the queries.
 template <class Isa, class Elem, int kBlocks>

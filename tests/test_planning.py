@@ -318,6 +318,21 @@ def test_what_sized_itself_is_held_to_what_it_drafted(tmp_path):
     assert checks(path, machine)[1].predicted == pytest.approx(3 / whole)
 
 
+def test_a_file_of_several_models_is_held_to_the_sizes_of_each(tmp_path):
+    machine = Machine.from_results(_result(tmp_path / "rows.jsonl")).with_layer_seconds(0.0)
+    records = []
+    for name, hidden in (("small", 256), ("large", 2048)):
+        shape = replace(MODELS["tiny"], name=name, hidden=hidden)
+        step = pass_time(Workload(shape, machine, 4096), 1).total
+        row = {"kind": "row", "method": "plain", "settings": {}, "model": name, "context": 4096}
+        row |= {"batch": 1, "temperature": 0.0, "fault": None, "tau": 1.0}
+        records.append({"kind": "run", "model": {"name": name, "shape": asdict(shape)}})
+        records.append(row | {"tokens_per_second": {"median": 1 / step}})
+    path = tmp_path / "both.jsonl"
+    path.write_text("\n".join(map(json.dumps, records)))
+    assert [abs(one.error) < 1e-9 for one in checks(path, machine)] == [True, True]
+
+
 def test_products_of_a_cpu_are_calibrated_on_its_own_kernel(tmp_path):
     path = _result(tmp_path / "rows.jsonl")
     run, *rows = map(json.loads, path.read_text().splitlines())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from statistics import geometric_mean, mean
+from typing import Any
 
 from records import label, markdown, read, size, spread, table
 
@@ -69,6 +70,44 @@ def peers() -> str:
             row.append(shown if over is None else f"{shown} ({over:.2f}x)")
         rows.append(row)
     return markdown(("context", *(f"`{name}`" for name in names)), rows)
+
+
+@table("wide")
+def wide() -> str:
+    """Return methods and engines on the widened target: tokens a second, times plain decoding."""
+    found = [row for row in read("epyc-2core/decoding-wide.jsonl") if not row["fault"]]
+    places: dict[tuple, dict[str, Any]] = {}
+    for row in found:
+        where = row["model"], row["context"], row["batch"], row["temperature"]
+        places.setdefault(where, {})[row["method"]] = row
+    names = list(dict.fromkeys(row["method"] for row in found if row["method"] != "plain"))
+    rows = []
+    for (model, context, batch, heat), here in sorted(places.items()):
+        row = [model.removeprefix("wide "), size(context), batch, f"{heat:g}"]
+        row.append(spread(here["plain"]["tokens_per_second"], 1))
+        gains = {name: here[name]["speedup"]["plain"] for name in names if name in here}
+        best = max(gains.values())
+        shown = {n: f"**{x:.2f}**" if x == best else f"{x:.2f}" for n, x in gains.items()}
+        rows.append([*row, *map(shown.get, names)])
+    header = ("shape", "context", "B", "T", "plain, tokens/s")
+    return markdown((*header, *(f"`{name}`" for name in names)), rows)
+
+
+@table("wide-prefill")
+def wide_prefill() -> str:
+    """Return the prefill of the widened target beside the engines'."""
+    cells = {}
+    for row in read("epyc-2core/decoding-wide.jsonl"):
+        if row["method"] in ("plain", "vllm", "llama.cpp") and row["prefill_seconds"]:
+            where = row["model"].removeprefix("wide "), row["context"], row["batch"]
+            cells.setdefault(where, {}).setdefault(row["method"], row["prefill_seconds"])
+    names = ("plain", "vllm", "llama.cpp")
+    rows = [
+        [model, size(context), *(f"{here[n]:.2f}" if n in here else None for n in names)]
+        for (model, context, batch), here in sorted(cells.items())
+        if batch == 1
+    ]
+    return markdown(("shape", "context", "specattn, s", "vLLM", "llama.cpp"), rows)
 
 
 @table("auto")

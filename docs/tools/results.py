@@ -14,6 +14,15 @@ PEERS = {  # what the rows call it: what the picture does
     "vegas": ("specattn, Vegas", ORANGE),
     "prompt_lookup": ("specattn, prompt lookup", GREEN),
 }
+WIDE = {
+    "llama.cpp": ("llama.cpp", GREY),
+    "vllm": ("vLLM", "#b9bec7"),
+    "plain": ("specattn, plain", BLUE),
+    "longspec": ("LongSpec", "#a9c2e3"),
+    "poss": ("PosS", ORANGE),
+    "suffix": ("suffix", GREEN),
+    "auto": ("auto", "black"),
+}
 STYLES = {
     "auto": {"color": "black", "linewidth": 2.5, "zorder": 3},
     "plain": {"color": "black", "linestyle": "--"},
@@ -33,6 +42,7 @@ def main():
     draw_transformers()
     draw_vllm()
     draw_auto()
+    draw_wide()
 
 
 def bars(rows, names, value, title, label):
@@ -76,6 +86,21 @@ def draw_peers():
     figure.axes[0].set_yticks([50, 100, 200, 500, 1000, 2000], [50, 100, 200, 500, 1000, 2000])
     figure.axes[0].minorticks_off()
     save(figure, "results-engines")
+
+
+def draw_wide():
+    """Draw methods and engines on the widened target."""
+    rows = [row | {"name": row["method"]} for row in read("epyc-2core/decoding-wide.jsonl")]
+    rows = [r for r in rows if r["model"] == "wide qwen3-0.6b" and r["batch"] == 1]
+    rows = [r for r in rows if not r["temperature"] and not r["fault"] and r["name"] in WIDE]
+    figure = bars(
+        rows,
+        WIDE,
+        lambda row: row["tokens_per_second"]["median"],
+        "New tokens per second, Qwen3-0.6B's proportions, bfloat16, greedy",
+        "tokens per second",
+    )
+    save(figure, "results-wide")
 
 
 def draw_transformers():

@@ -79,7 +79,8 @@ def checks(path: Path, machine: Machine) -> list[Check]:
     own = machine.results is not None and machine.results.resolve() == path.resolve()
     rows = [row for row in records if row["kind"] == "row"]
     found = list(_kernels([row for row in rows if "op" in row], machine, own))
-    workloads = _Workloads(run.get("model") or {}, machine)
+    models = [one.get("model") or {} for one in (run, *records) if one["kind"] == "run"]
+    workloads = _Workloads(models, machine)
     passes = [row for row in records if row["kind"] == "pass" and workloads.covers(row)]
     rounds = [row for row in rows if row.get("method") in ROUNDS and workloads.covers(row)]
     found += _passes(passes, workloads)
@@ -91,23 +92,28 @@ def checks(path: Path, machine: Machine) -> list[Check]:
 class _Workloads:
     """What all rows of a file of decoding share."""
 
-    model: dict
+    models: list[dict]  # of all runs that wrote it
     machine: Machine
 
     def of(self, row: dict, layer_seconds: float) -> Workload:
         """Return the workload that a row was measured in."""
-        if sizes := self.model.get("shape"):
+        model = self._model(row)
+        if sizes := model.get("shape"):
             shape = ModelShape(**sizes)
         else:  # of a file that does not say it
             shape = ModelShape.named(_shape(row))
-            shape = replace(shape, layers=self.model.get("layers", shape.layers))
-        size = 4 if self.model.get("dtype") == "float32" else 2
+            shape = replace(shape, layers=model.get("layers", shape.layers))
+        size = 4 if model.get("dtype") == "float32" else 2
         host = self.machine.with_layer_seconds(layer_seconds)
         return Workload(shape, host, row["context"], batch=row.get("batch", 1), size=size)
 
+    def _model(self, row: dict) -> dict:
+        named = (model for model in self.models if model.get("name") == row["model"])
+        return next(named, self.models[0])
+
     def covers(self, row: dict) -> bool:
         """Whether the shape of a row's model is known."""
-        return "shape" in self.model or _shape(row) in (*MODELS, EMBEDDED_TARGET.name)
+        return "shape" in self._model(row) or _shape(row) in (*MODELS, EMBEDDED_TARGET.name)
 
 
 def _shape(row: dict) -> str:

@@ -18,6 +18,8 @@ from decoding.cases import UNSHAPED, Entry, Group, Shaping  # noqa: E402
 from decoding.session import SCHEMA, begun  # noqa: E402
 from decoding.targets import MARK  # noqa: E402
 
+from specattn.widening import embedded  # noqa: E402
+
 FIGURES = {
     *("tokens_per_second", "prefill_seconds", "rounds", "tau", "tau_without_bonus"),
     *("acceptance_rate", "per_position_acceptance", "conditional_acceptance", "round_seconds"),
@@ -96,8 +98,8 @@ def test_a_widened_target_is_made_once_and_measured_by_all_that_it_is_for(
     if whole:
         monkeypatch.setitem(models.MODELS, "qwen3-0.6b", replace(models.MODELS["tiny"], layers=7))
     else:
-        embedded = models.EMBEDDED_TARGET
-        monkeypatch.setattr(models, "widen", lambda _, folder, *sizes: folder.symlink_to(embedded))
+        tiny = embedded.EMBEDDED_TARGET
+        monkeypatch.setattr(embedded, "widen", lambda _, folder, *sizes: folder.symlink_to(tiny))
     path = tmp_path / "rows.jsonl"
     wide = ["--device", "cpu", *text, "--wide", "qwen3-0.6b", "--no-peer", "--temperature", "0"]
     wide += ["--context", "48", "--new-tokens", "6" if whole else "2", "--repeats", "1"]
@@ -109,7 +111,7 @@ def test_a_widened_target_is_made_once_and_measured_by_all_that_it_is_for(
     assert [row["method"] for row in rows] == methods
     assert all(row["fault"] is None for row in rows)
     assert all(row["identity"]["differences"] == [] for row in rows[1:])
-    monkeypatch.setattr(models, "widen", None)
+    monkeypatch.setattr(embedded, "widen", None)
     assert models.widened("qwen3-0.6b") == tmp_path / "wide" / "qwen3-0.6b"
 
 

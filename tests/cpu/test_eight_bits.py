@@ -95,6 +95,32 @@ def test_every_code_is_read_as_torch_reads_it(isa, stored):
         )
 
 
+@pytest.mark.parametrize("scales", [(2.0**-110,), (2.0**-110, 2.0**-112), (2.0**-110, 1.0)])
+@types
+def test_scales_of_values_far_from_one(isa, stored, scales):
+    """Weights are rounded beside their values' scales, whatever these are; infinity is infinite."""
+    keys, rows = len(scales), torch.ones(1, 1, 2, 128)
+    codes = torch.linspace(1, 3, 128).round().expand(1, keys, 2, 128).to(stored)
+    scale = torch.tensor(scales)[None, :, None].expand(1, keys, 2).contiguous()
+    for count in (1, 9):
+        given = {
+            "q": 0 * rows.expand(1, count, 2, 128).bfloat16(),
+            "k_cache": torch.zeros_like(codes),
+            "v_cache": codes,
+            "cache_seqlens": torch.tensor([keys], dtype=torch.int32),
+            "k_tree": torch.zeros(1, count, 2, 128, dtype=torch.bfloat16),
+            "v_tree": torch.zeros(1, count, 2, 128, dtype=torch.bfloat16),
+            "tree_mask": torch.zeros(count, count, dtype=torch.bool),
+        }
+        out, _ = calls.hybrid_tree_attention(**given, v_scale=scale)
+        exact = (codes.double() * scale[..., None].double()).mean(1, keepdim=True)
+        torch.testing.assert_close(out.double(), exact.expand_as(out), rtol=2**-7, atol=0)
+        scale[0, -1] = torch.inf
+        out, _ = calls.hybrid_tree_attention(**given, v_scale=scale)
+        assert (out == torch.inf).all()
+        scale[0, -1] = scales[-1]
+
+
 @pytest.mark.parametrize("form", FORMS)
 @types
 def test_what_is_collected_and_scored(isa, stored, form):

@@ -31,7 +31,7 @@ ATTENDING = 2, 5  # layers; the last one must, as LongSpec reads its keys
 
 @dataclass(frozen=True)
 class Recipe:
-    """What decides what comes out; the defaults made the shipped checkpoint."""
+    """What decides what comes out; how the shipped run differed says hybrid/README.md."""
 
     seed: int = 0
     alone: Stage = Stage(context=512, steps=300)

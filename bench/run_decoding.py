@@ -5,6 +5,7 @@
     python bench/run_decoding.py --peer vllm --peer llama.cpp --temperature 0 --context 512,4k
     python bench/run_decoding.py --suite vegas --json vegas.jsonl --pictures out
     python bench/run_decoding.py --wide qwen3-0.6b --dtype bfloat16 --context 1k,4k,16k
+    python bench/run_decoding.py --wide qwen3-0.6b --dtype bfloat16 --quantize int8
     python bench/run_decoding.py --shape llama-3.1-8b --random-weights --acceptance vegas-qwen3-8b
 
 `docs/benchmarks.md` says how to read the tables and names every JSON field.
@@ -32,6 +33,8 @@ from decoding.texts import Files, RandomTokens, held_out_files
 from studies.papers import GROUNDED, SUITES, Scale, suite
 
 from specattn.decoding import METHODS, Vegas
+from specattn.decoding.engine.target import KV_DTYPES
+from specattn.decoding.model.quantised import QUANTIZE, quantised
 from specattn.planning import PROFILES, AcceptanceProfile
 from specattn.planning.models import EMBEDDED_TARGET
 
@@ -114,6 +117,8 @@ def _parser() -> arguments.Parser:
     add("--seed", type=int, default=0)
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
     add("--dtype", choices=models.DTYPES, help="default: float32 on a CPU, bfloat16 on a GPU")
+    add("--quantize", choices=QUANTIZE, help="weights of linear layers in fewer bits")
+    add("--kv-dtype", choices=KV_DTYPES, help="elements of the cache, else those of --dtype")
     add("--suite", metavar="NAME", help=f"the tables of {', '.join(SUITES)}, papers' beside ours")
     add("--wide", choices=models.SHAPES, help="the embedded target in a real model's sizes")
     add("--shape", choices=models.SHAPES, help="a real model's shape, without its weights")
@@ -149,6 +154,7 @@ def _complete(options: argparse.Namespace) -> None:
             "--shape has random weights and reads no --model and no --prompt",
         ),
         (options.wide and (shape or options.model), "--wide is a model: no --model, no --shape"),
+        (shape and (options.quantize or options.kv_dtype), "--shape: no --quantize, no --kv-dtype"),
         (options.new_tokens < 2, f"--new-tokens: expected 2 or more, got {options.new_tokens}"),
     ):
         if wrong:
@@ -195,7 +201,10 @@ def _sections(options: argparse.Namespace) -> list[Section]:
 
 def _peers(options: argparse.Namespace) -> list[str]:
     """Return the peers asked for, once each; raises ValueError where one cannot take part."""
-    asked = [TRANSFORMERS] if options.peer is None else list(dict.fromkeys(options.peer))
+    usual = [] if options.kv_dtype else [TRANSFORMERS]
+    asked = usual if options.peer is None else list(dict.fromkeys(options.peer))
+    if options.kv_dtype and TRANSFORMERS in asked:
+        raise ValueError(f"--peer {TRANSFORMERS}: expected no --kv-dtype: it takes our cache over")
     for name in {text.partition(":")[0] for text in asked} & ENGINES.keys():
         dtypes = ENGINES[name].dtypes
         for wrong, expected in (
@@ -225,6 +234,9 @@ def _session(
         model, tokenizer = models.checkpoint(options.model, dtype, device)
         files = Files(tokenizer, options.prompt or held_out_files())
         name = f"wide {options.wide}" if options.wide else options.model.name
+        if options.quantize:
+            model = quantised(model, options.quantize)
+        rest = (*rest, options.quantize, options.kv_dtype)
         return Session(model, name, files, plan, None, DRAFTING, *rest)
     profile = AcceptanceProfile.parse(options.acceptance)
     model = models.random_weights(options.shape, options.layers, dtype, device)

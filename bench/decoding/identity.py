@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from transformers import PreTrainedModel
 
 from specattn.decoding import Target
 from specattn.decoding.engine.loop import CHUNK_SIZE
@@ -42,23 +41,27 @@ def first_difference(plain: Sequence[int], other: Sequence[int]) -> int | None:
 
 @torch.no_grad()
 def explain(
-    model: PreTrainedModel,
+    make: Callable[[int, int], Target],
     prompt: torch.Tensor,
     plain: Sequence[int],
     other: Sequence[int],
     position: int,
 ) -> tuple[float, float]:
-    """Return gap and noise (`Difference`) where two texts part, by computing the place again."""
-    common = torch.tensor([*prompt[-1:].tolist(), *plain[:position]], device=model.device)[None]
+    """Return gap and noise (`Difference`) where two texts part, by computing the place again.
+
+    ``make(requests, capacity)`` returns an empty target.
+    """
+    common = torch.tensor([*prompt[-1:].tolist(), *plain[:position]])[None]
     logits = []
     for rows in (1, common.shape[1]):
-        target = Target(model, 1, len(prompt) + position + 1)
+        target = make(1, len(prompt) + position + 1)
+        common = common.to(target.device)
         with target.in_use():
             target.prefill([prompt[:-1]], CHUNK_SIZE)
             for part in common.split(rows, 1):
-                tree = Tree.chain(part.shape[1] - 1, device=model.device)
+                tree = Tree.chain(part.shape[1] - 1, device=target.device)
                 last = target.verify(tree, part).logits[0, -1].float()
-                counts = torch.tensor([part.shape[1] - 1], device=model.device)
+                counts = torch.tensor([part.shape[1] - 1], device=target.device)
                 target.cache.commit(counts[:, None], counts, in_place=True)
         logits.append(last)
     one_by_one, at_once = logits

@@ -53,13 +53,14 @@ def measure(
     defaults: Mapping[str, Mapping[str, Any]],
     peers: Peers | None = None,
     referenced: bool = False,
+    kv_dtype: str | None = None,
 ) -> list[DecodeRow]:
     """Measure all entries of a group.
 
     With a profile the cache holds random numbers and acceptance is simulated. ``advance`` is called
     with a name before every run; ``defaults`` are options by method; ``peers`` start the
     engines among the entries. With ``referenced`` the continuations that the texts have in writing
-    play the target.
+    play the target. ``kv_dtype`` is `Target`'s.
     """
     rows = [DecodeRow(entry, group) for entry in group.entries]
     engines = [row for row in rows if row.entry.name in ENGINES]
@@ -74,7 +75,7 @@ def measure(
         row.peer = None if row.fault else running[row.entry.label].ready
     room = plan.new_tokens + max((method.max_nodes for method in methods.values()), default=1)
     keep_features = any(method.reads_features for method in methods.values())
-    kind: Callable[..., Target] = Target
+    plainly = kind = partial(Target, kv_dtype=kv_dtype)
     if profile is not None:
         kind = partial(SimulatedTarget, profile=profile, seed=plan.seed)
 
@@ -90,7 +91,7 @@ def measure(
     for text in range(plan.texts):
         prompts = texts.prompts(text, group.context, group.batch)
         if not text and profile is None:  # a first pass is slower than those that follow
-            PromptSnapshot(Target(model, 1, WARM_UP_TOKENS), [prompts[0][:WARM_UP_TOKENS]])
+            PromptSnapshot(plainly(model, 1, WARM_UP_TOKENS), [prompts[0][:WARM_UP_TOKENS]])
         if referenced:
             references = written(texts, text, group, plan)
             kind = partial(ReferenceTarget, references=references)
@@ -113,7 +114,7 @@ def measure(
         if referenced:
             _hold_against(rows, references, target, plan.repeats)
         elif profile is None and group.temperature == 0 and group.shaping == UNSHAPED:
-            _compare(rows, model, prompts, text, plan.repeats)
+            _compare(rows, partial(plainly, model), prompts, text, plan.repeats)
     cores = others.cores()
     for row in rows:
         row.others = cores
@@ -162,7 +163,7 @@ def _hold_against(
 
 def _compare(
     rows: Sequence[DecodeRow],
-    model: PreTrainedModel,
+    make: Callable[[int, int], Target],
     prompts: Sequence[torch.Tensor],
     text: int,
     repeats: int,
@@ -179,5 +180,5 @@ def _compare(
             row.compared += 1
             place = first_difference(expected[request], tokens)
             if place is not None:
-                found = explain(model, prompts[request], expected[request], tokens, place)
+                found = explain(make, prompts[request], expected[request], tokens, place)
                 row.differences.append(Difference(text, request, place, *found))

@@ -45,6 +45,14 @@ class Session:
     budget: float  # seconds for the passes of one context
     suite: str | None  # the paper whose sections are measured
     peers: Peers
+    quantize: str | None = None  # what the model's weights were rounded to
+    kv_dtype: str | None = None  # elements of the cache, unless the model's
+
+    @property
+    def stored(self) -> dict[str, str]:
+        """What has fewer bits than the model's type."""
+        named = {"quantize": self.quantize, "kv_dtype": self.kv_dtype}
+        return {name: kind for name, kind in named.items() if kind}
 
     @property
     def note(self) -> str | None:
@@ -71,6 +79,7 @@ class Session:
                 "dtype": str(self.model.dtype).removeprefix("torch."),
                 "weights": "random" if self.profile else "checkpoint",
                 "shape": asdict(ModelShape.of(config.to_dict(), self.name)),
+                **self.stored,
             },
             "plan": asdict(self.plan),
             "suite": self.suite,
@@ -82,8 +91,9 @@ class Session:
         model, plan = run["model"], self.plan
         text = (
             f"{heading(run)}\n{model['name']}, {model['layers']} layers, {model['dtype']}, "
-            f"{model['weights']} weights | {plan.new_tokens} new tokens, {plan.texts} texts, "
-            f"{plan.repeats} repeats"
+            f"{model['weights']} weights, "
+            + "".join(f"{name} {kind}, " for name, kind in self.stored.items())
+            + f"{plan.new_tokens} new tokens, {plan.texts} texts, {plan.repeats} repeats"
         )
         if any(self._beyond(g, s.plan(plan)) for s in sections for g in s.groups):
             text += (
@@ -134,6 +144,7 @@ class Session:
                     self.defaults,
                     self.peers,
                     section.referenced,
+                    self.kv_dtype,
                 )
                 for row, known in zip(rows, self._known(section, group), strict=True):
                     file.add(known | row.record())
@@ -187,6 +198,7 @@ class Session:
         shared = {
             "section": section.name,
             "model": self.name,
+            **self.stored,
             "new_tokens": plan.new_tokens,
             "acceptance": REFERENCE_NOTE if section.referenced else self.acceptance,
             "beyond_positions": self._beyond(group, plan),

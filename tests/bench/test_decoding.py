@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -225,7 +226,7 @@ def test_a_difference_is_explained_by_plain_logits(model, prompts):
     other = [*plain[:5], (plain[5] + 1) % 4096, *plain[6:]]
     assert first_difference(plain, other) == 5
     assert first_difference(plain, plain[:3]) is None
-    gap, noise = explain(model, prompt, plain, other, 5)
+    gap, noise = explain(partial(Target, model), prompt, plain, other, 5)
     text = torch.cat([prompt, torch.tensor(plain[:5])])[None]
     logits = model(text, use_cache=False).logits[0, -1]
     assert gap == pytest.approx((logits[plain[5]] - logits[other[5]]).item(), abs=1e-4)

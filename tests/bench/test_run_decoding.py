@@ -169,6 +169,23 @@ def test_an_interrupted_run_goes_on_to_the_same_rows(text, tmp_path, monkeypatch
     ]
 
 
+@pytest.mark.parametrize("stored", [{"quantize": "int4"}, {"kv_dtype": "fp8"}])
+def test_fewer_bits_are_measured_and_said(text, tmp_path, capsys, stored):
+    path = tmp_path / "rows.jsonl"
+    ((name, kind),) = stored.items()
+    arguments = [*SMALL, *text, "--temperature", "0", "--context", "40", "--json", str(path)]
+    arguments += ["--method", "suffix", "--no-peer"]
+    assert run_decoding.main([*arguments, f"--{name.replace('_', '-')}", kind]) == 0
+    run, *rows = lines(path)
+    assert run["model"].items() >= stored.items()
+    assert all(row.items() >= stored.items() and row["fault"] is None for row in rows)
+    assert rows[1]["identity"] == {"compared": 1, "differences": []}
+    assert f"{name} {kind}, " in capsys.readouterr().out
+    with pytest.raises(SystemExit):  # rows of the model's own type are another run's
+        run_decoding.main([*arguments, "--resume"])
+    assert "measured with another model" in capsys.readouterr().err
+
+
 def test_rows_of_another_distribution_or_machine_are_other_rows(tmp_path):
     groups = [Group(24, 1, 1.0, (Entry("plain"),), one) for one in (UNSHAPED, Shaping(penalty=1.3))]
     free, shaped = ({"section": "", **one.record(one.entries[0])} for one in groups)
@@ -247,6 +264,8 @@ def test_a_method_that_fails_costs_only_its_own_row(text, monkeypatch, tmp_path,
         (["--layers", "2"], "--layers needs --shape"),
         (["--wide", "gpt-9"], "gpt-9"),
         (["--wide", "qwen3-0.6b", "--model", "out"], "--wide is a model"),
+        ([*SHAPE, "--quantize", "int8"], "--shape: no --quantize, no --kv-dtype"),
+        (["--kv-dtype", "int8", "--peer", "transformers"], "expected no --kv-dtype"),
         ([*SHAPE[:-1], "1.5"], "rates from 0 to 1"),
         ([*SHAPE[:-1], "medusa"], "expected vegas-qwen3-8b"),
         ([*SHAPE, "--prompt", "x.py"], "no --prompt"),

@@ -78,11 +78,11 @@ def peers():
 
 def test_an_option_is_a_number_or_one_of_its_words():
     llama_cpp = ENGINES["llama.cpp"]
-    assert llama_cpp.parse("weights=q8_0") == {"weights": "q8_0"}
+    assert llama_cpp.parse("weights=q8_0,ngram=7") == {"weights": "q8_0", "ngram": 7}
     assert ENGINES["vllm"].parse("ngram=7") == {"ngram": 7}
     for engine, text in (
         (llama_cpp, "weights=3"),
-        (llama_cpp, "ngram=7"),
+        (llama_cpp, "ngram=few"),
         (ENGINES["vllm"], "ngram=0"),
     ):
         with pytest.raises(ValueError, match=r"weights=q8_0\|q4_0|ngram=N"):
@@ -180,7 +180,7 @@ def test_a_peer_that_does_not_start_costs_only_its_own_row(fake, small, monkeypa
         (["--peer", "beam"], "--peer: expected one of transformers, vllm, llama.cpp, got 'beam'"),
         (["--peer", "vllm:width=3"], "--peer vllm: expected ngram=N"),
         (["--peer", "vllm:ngram=0"], "--peer vllm: expected ngram=N"),
-        (["--peer", "llama.cpp:ngram=3"], "--peer llama.cpp: expected weights=q8_0|q4_0"),
+        (["--peer", "llama.cpp:ngram=0"], "--peer llama.cpp: expected weights=q8_0|q4_0"),
         (["--peer", "transformers:x=3"], "--peer transformers: expected no option"),
         (["--peer", "vllm"], "run `make vllm`"),
         (["--peer", "llama.cpp"], "run `make llama-cpp`"),
@@ -201,7 +201,7 @@ def test_what_a_peer_cannot_do_is_refused(arguments, named, monkeypatch, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("text", ["vllm", "vllm:ngram=3", "llama.cpp"])
+@pytest.mark.parametrize("text", ["vllm", "vllm:ngram=3", "llama.cpp", "llama.cpp:ngram=3"])
 def test_an_engine_decodes_what_plain_decoding_does_and_rests_between(text, small):
     name = text.partition(":")[0]
     if reason := ENGINES[name].why_not():

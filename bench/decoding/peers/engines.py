@@ -109,7 +109,10 @@ ENGINES = {
         WORKERS / "llama_cpp_worker.py",
         _offline,
         ("float32", "bfloat16"),
-        {"weights": "their type, else the model's"},
+        {
+            "weights": "their type, else the model's",
+            "ngram": "tokens drafted by the binding's prompt lookup",
+        },
         {"weights": ("q8_0", "q4_0")},
     ),
 }

@@ -41,6 +41,7 @@ class LlamaCpp:
             type_k=cached,
             type_v=cached,
             draft_model=lookup,
+            logits_all=lookup is not None,  # 0.3.36 keeps too few beside a draft unless told
             verbose=False,
         )
 

@@ -15,6 +15,7 @@ import typer
 import specattn
 from specattn.cli import (
     compare,
+    conform,
     demo,
     env,
     generate,
@@ -57,7 +58,7 @@ def _specattn(version: Annotated[bool, _Version] = False) -> None:
 
 for _command in (
     demo.demo, generate.generate, compare.compare, methods.methods, plan.plan, env.env,
-    gpu_check.gpu_check, widen.widen,
+    gpu_check.gpu_check, widen.widen, conform.conform,
 ):  # fmt: skip
     app.command()(one_line_errors()(_command))
 app.add_typer(train.app, name="train")

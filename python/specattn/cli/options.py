@@ -38,7 +38,7 @@ def takes_options(command: Callable[..., None]) -> Callable[..., None]:
 
     Those that must be given come first in the help, and a switch has no ``--no-`` twin.
     """
-    kinds = get_type_hints(command)
+    kinds = get_type_hints(command, include_extras=True)
     chosen = kinds["options"]
     types = get_type_hints(chosen)
 

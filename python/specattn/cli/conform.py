@@ -1,0 +1,242 @@
+"""``specattn conform``: whether an engine that drafts writes what it writes without drafts."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Annotated, Any, Protocol
+
+import typer
+
+from specattn.cli.errors import naming
+from specattn.cli.options import option, takes_options
+from specattn.cli.output import STDOUT, check_outputs, write_json
+from specattn.cli.table import aligned
+from specattn.cli.terminal import console, escaped, progress_bars, say, status, write_line
+from specattn.conform import Answer, Endpoint, Finding, Request, Verdict, judge, noise_of
+from specattn.conform.prompts import PROMPTS
+from specattn.files import write_atomically
+
+SCHEMA = "specattn.conform/1"
+FEW = 200  # places that tell little of what rounding can do
+_SHOWN = 60  # characters of a text before and behind the place where it parts
+
+
+class Engine(Protocol):
+    """Whatever continues prompts."""
+
+    @property
+    def name(self) -> str:
+        """How reports call it."""
+
+    def answer(self, prompt: str, request: Request) -> Answer:
+        """Continue a prompt."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConformOptions:
+    """What is asked, and where the report goes."""
+
+    prompt_file: list[Path] | None = option(
+        None,
+        "UTF-8 text, or .jsonl with a 'prompt' in each line. Repeatable [default: 12 prompts].",
+    )
+    max_new_tokens: int = option(128, "Of each text.", min=1)
+    temperature: float = option(0.0, "0 is greedy; above it, texts of one seed.", min=0.0)
+    seed: int = option(0, "Of the sampling.", min=0, max=2**31 - 1)
+    at_once: int = option(1, "Requests that an engine gets at the same time.", min=1)
+    served: str | None = option(None, "The model's name at the servers [default: their first].")
+    timeout: float = option(600.0, "Seconds that a server may take.", min=0.1)
+    json_file: Path | None = option(None, "Write the report here; - is standard output.", "--json")
+    html: Path | None = option(None, "Write a page here.")
+
+
+@takes_options
+def conform(
+    plain: Annotated[str, typer.Argument(help="URL of a server without drafts, or a checkpoint.")],
+    drafting: Annotated[str, typer.Argument(help="URL of the server that drafts.")],
+    options: ConformOptions,
+) -> None:
+    """Hold a server that drafts against one that does not: where do texts part, and why.
+
+    Exit code 0: every text is the same or parts at a near-tie. 1: one is different.
+    """
+    check_outputs(json=options.json_file, html=options.html)
+    if options.html == STDOUT:
+        raise ValueError("--html: expected a file, got -")
+    prompts = _prompts(options.prompt_file)
+    request = Request(options.max_new_tokens, options.temperature, options.seed)
+    drafts = _engine("DRAFTING", drafting, options)  # first: weights are long to load
+    engines = [_engine("PLAIN", plain, options), drafts]
+    answers = [_answers(one, prompts, request, options.at_once) for one in engines]
+    pairs = dict(zip(prompts, zip(*answers, strict=True), strict=True))
+    noise, places = noise_of(pairs.values()), sum(len(first.places) for first, _ in pairs.values())
+    sampled = options.temperature > 0
+    findings = {
+        name: judge(first, second, noise, sampled=sampled)
+        for name, (first, second) in pairs.items()
+    }
+    counts = Counter(one.verdict for one in findings.values())
+    summary = ", ".join(f"{counts[kind]} {kind}" for kind in Verdict)
+    notes = _notes(noise, places, pairs.values(), sampled)
+    if options.json_file != STDOUT:
+        for line in aligned([_row(name, one) for name, one in findings.items()], left=5):
+            write_line(line)
+    for line in [*notes, summary]:
+        say(line)
+    content = {
+        "schema": SCHEMA,
+        "engines": [one.name for one in engines],
+        "request": asdict(request) | {"at_once": options.at_once},
+        "noise": noise,
+        "places": places,
+        "counts": {kind: counts[kind] for kind in Verdict},
+        "prompts": [
+            {"name": name, **asdict(findings[name]), "texts": [one.text for one in pair]}
+            for name, pair in pairs.items()
+        ],
+    }
+    if options.json_file is not None:
+        write_json(content, options.json_file)
+    if options.html is not None:
+        _write_page(options.html, content, [*notes, summary])
+    if counts[Verdict.DIFFERENT]:
+        raise typer.Exit(1)
+
+
+def _prompts(given: list[Path] | None) -> dict[str, str]:
+    """Return the prompts by name."""
+    if not given:
+        return PROMPTS
+    prompts = dict[str, str]()
+    for file in given:
+        with naming(f"--prompt-file {file}", Exception):
+            text = file.read_text(encoding="utf-8")
+            if file.suffix == ".jsonl":
+                lines = [line for line in text.splitlines() if line.strip()]
+                read = {
+                    f"{file.name}:{n}": json.loads(one)["prompt"] for n, one in enumerate(lines, 1)
+                }
+            else:
+                read = {file.name if file.name not in prompts else str(file): text}
+            wrong = [name for name, one in read.items() if not isinstance(one, str) or not one]
+            if wrong or not read:
+                raise ValueError(f"expected text, got none in {', '.join(wrong) or 'it'}")
+            prompts |= read
+    return prompts
+
+
+def _engine(argument: str, text: str, options: ConformOptions) -> Engine:
+    if "://" in text:
+        with naming(argument):
+            return Endpoint(text, options.served, options.timeout)
+    if argument != "PLAIN":
+        raise ValueError(f"{argument}: expected a URL, got {text!r}")
+    if options.temperature > 0:
+        raise ValueError(
+            "--temperature: a checkpoint is held against a server greedily: seeds differ"
+        )
+    from specattn.cli.loading import device_named, load_tokenizer, model_folder
+    from specattn.conform.local import Local
+    from specattn.decoding.model.checkpoint import load_causal_model
+
+    folder = model_folder(None if text == "tiny" else Path(text), argument)
+    with status(f"loading {folder}"), naming(argument, Exception):
+        model = load_causal_model(folder, "auto", device_named("auto"))
+    return Local(model, load_tokenizer(folder), str(folder))
+
+
+def _answers(
+    engine: Engine, prompts: dict[str, str], request: Request, at_once: int
+) -> list[Answer]:
+    """Return an engine's answers in order, so many requests at a time."""
+    bars, pool = progress_bars(transient=True), ThreadPoolExecutor(at_once)
+    with bars if console.is_terminal else nullcontext():
+        task = bars.add_task(engine.name, total=len(prompts))
+        jobs = [pool.submit(engine.answer, prompt, request) for prompt in prompts.values()]
+        try:
+            found = []
+            for job in jobs:
+                found.append(job.result())
+                bars.advance(task)
+            return found
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _notes(noise: float, places: int, pairs: Any, sampled: bool) -> list[str]:
+    if not all(one.places for pair in pairs for one in pair):
+        return ["An engine gives no log-probabilities: what parts is not explained."]
+    notes = [f"Where texts are the same, logits are up to {noise:.2g} apart ({places} tokens)."]
+    if places < FEW and not sampled:
+        notes.append(
+            f"warning: {places} tokens tell little of what rounding can do; give more text"
+        )
+    return notes
+
+
+def _row(name: str, one: Finding) -> dict[str, str]:
+    shown = [repr(x) if x is not None else "" for x in one.tokens]
+    return {
+        "prompt": escaped(name),
+        "verdict": one.verdict,
+        "parts at": "" if one.place is None else str(one.place),
+        "tokens": " / ".join(filter(None, shown)),
+        "why": one.reason,
+    }
+
+
+def _write_page(file: Path, content: dict[str, Any], lines: list[str]) -> None:
+    """Write a page without scripts that needs nothing but itself."""
+    rows, sections = [], []
+    for number, one in enumerate(content["prompts"]):
+        good = one["verdict"] != Verdict.DIFFERENT
+        verdict = f'<span class="{"yes" if good else "no"}">{one["verdict"]}</span>'
+        name = _text(one["name"])
+        if one["place"] is not None:
+            name = f'<a href="#p{number}">{name}</a>'
+            sections.append(_section(number, one, content["engines"], verdict))
+        place = "" if one["place"] is None else one["place"]
+        rows.append(f"<tr><td>{name}</td><td>{verdict}</td><td>{place}</td></tr>")
+    request = ", ".join(f"{name} {x}" for name, x in content["request"].items())
+    said = [f"{content['engines'][0]}, held against it {content['engines'][1]}", request, *lines]
+    page = Template(_read("conform.html")).substitute(
+        style=_read("page.css"),
+        notes="".join(f'<p class="note">{_text(line)}</p>' for line in said),
+        rows="".join(rows),
+        sections="".join(sections),
+    )
+    write_atomically(file, lambda partial: partial.write_text(page, encoding="utf-8"))
+
+
+def _section(number: int, one: dict[str, Any], engines: list[str], verdict: str) -> str:
+    """Return both texts around the place where they part."""
+    common = len(os.path.commonprefix(one["texts"]))
+    start = max(common - _SHOWN, 0)
+    parts = [
+        f'<h2 id="p{number}">{_text(one["name"])}</h2>',
+        f"<p>{verdict}: {_text(one['reason'])}</p>",
+    ]
+    for name, text in zip(engines, one["texts"], strict=True):
+        before, behind = text[start:common], text[common : common + _SHOWN]
+        shown = (
+            f'<span class="prompt">{_text(before)}</span><span class="d0">{_text(behind)}</span>'
+        )
+        parts.append(f'<p class="note">{_text(name)}</p><pre tabindex="0">{shown}</pre>')
+    return "".join(parts)
+
+
+def _read(name: str) -> str:
+    return files("specattn.cli").joinpath(name).read_text(encoding="utf-8")
+
+
+def _text(text: str) -> str:
+    return escape(escaped(text))

@@ -1,0 +1,16 @@
+"""Whether an engine keeps its promise that drafts change nothing: answers held side by side."""
+
+from specattn.conform.endpoint import Answer, Endpoint, Place, Request
+from specattn.conform.judge import Finding, Verdict, judge, noise_of, parting
+
+__all__ = [
+    "Answer",
+    "Endpoint",
+    "Finding",
+    "Place",
+    "Request",
+    "Verdict",
+    "judge",
+    "noise_of",
+    "parting",
+]

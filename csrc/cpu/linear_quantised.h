@@ -111,13 +111,7 @@ struct QuantisedRows {
       }
       add(x + now.k / kBlockCodes * rows * kBlockFloats, streams, depth, now.k > 0);
     }
-    for (int r = 0; r < rows; ++r) {
-      for (int c = 0; c < count; c += W) {
-        V lanes[W];
-        for (int i = 0; i < W; ++i) lanes[i] = Isa::load(partial[r][c + i]);
-        Isa::store(sums[r] + c, Isa::sum_each(lanes));
-      }
-    }
+    sum_lanes<Isa, rows>(partial, count, sums);
   }
 
  private:

@@ -40,6 +40,20 @@ struct Place {
   }
 };
 
+// sums[row][column]: the lanes of partial[row][column] together, of columns up to a whole vector.
+template <class Isa, int rows>
+void sum_lanes(const float (*partial)[kMostColumns][Isa::W], int count,
+               float (*sums)[kMostColumns]) {
+  constexpr int W = Isa::W;
+  for (int r = 0; r < rows; ++r) {
+    for (int c = 0; c < count; c += W) {
+      typename Isa::V lanes[W];
+      for (int i = 0; i < W; ++i) lanes[i] = Isa::load(partial[r][c + i]);
+      Isa::store(sums[r] + c, Isa::sum_each(lanes));
+    }
+  }
+}
+
 template <class Isa, class Elem>
 struct FewRows {
   using V = typename Isa::V;
@@ -116,13 +130,7 @@ struct FewRows {
       }
       add<rows, kColumns>(x + now.k / kStep * rows * W, at, far, now.depth(), now.k > 0, to);
     }
-    for (int r = 0; r < rows; ++r) {
-      for (int c = 0; c < count; c += W) {
-        V lanes[W];
-        for (int i = 0; i < W; ++i) lanes[i] = Isa::load(partial[r][c + i]);
-        Isa::store(sums[r] + c, Isa::sum_each(lanes));
-      }
-    }
+    sum_lanes<Isa, rows>(partial, count, sums);
   }
 
  private:

@@ -82,6 +82,25 @@ def compressed(bits, group, zeros):
     return Published(bits, group, zeros, settings, pack)
 
 
+def auto_round(like):
+    """How AutoRound packs: as another method does."""
+    settings = {"quant_method": "auto-round", "bits": like.bits, "group_size": like.group}
+    settings |= {"packing_format": f"auto_round:auto_{like.settings['quant_method']}"}
+    settings |= {"data_type": "int", "sym": not like.zeros}
+    return Published(like.bits, like.group, like.zeros, settings, like.pack)
+
+
+def bitsandbytes():
+    settings = {"quant_method": "bitsandbytes", "load_in_8bit": True, "load_in_4bit": False}
+
+    def pack(codes, scale, zero):
+        codes = (codes - 128).to(torch.int8)
+        form = torch.tensor(0, dtype=torch.uint8)
+        return {"weight": codes, "SCB": scale[:, 0] * 127, "weight_format": form}
+
+    return Published(8, None, False, settings, pack)
+
+
 METHODS = {
     "gptq-4": gptq(4, 32, False),
     "gptq-4-zeros": gptq(4, 64, True),
@@ -91,6 +110,9 @@ METHODS = {
     "compressed-4": compressed(4, 32, False),
     "compressed-4-zeros": compressed(4, 64, True),
     "compressed-8": compressed(8, None, False),
+    "auto-round-gptq": auto_round(gptq(4, 32, True)),
+    "auto-round-awq": auto_round(awq(32)),
+    "bitsandbytes-8": bitsandbytes(),
 }
 
 
@@ -117,7 +139,7 @@ def publish(folder, method, change=None, settings=None):
         wide = (codes.unflatten(1, (groups, -1)) - zero[..., None]) * scale[..., None]
         with torch.no_grad():
             module.weight.copy_(wide.flatten(1))
-        del tensors[f"{name}.weight"]
+        del tensors[f"{name}.weight"]  # or its codes have that name
         packed = method.pack(codes, scale, zero)
         if change is not None:
             change(packed)
@@ -156,6 +178,15 @@ def test_a_text_is_that_of_the_weights_that_codes_mean(tmp_path, name):
         ("awq", {"version": "gemv"}, "awq with version='gemv' is not read here, but with 'gemm'"),
         ("compressed-4", {"format": "marlin-24"}, "compressed-tensors with format='marlin-24' is"),
         ("compressed-4", {"config_groups": {}}, "compressed-tensors with 0 groups of layers is"),
+        ("auto-round-awq", {"bits": 2}, "awq with bits=2 is not read here, but with 4"),
+        ("auto-round-gptq", {"data_type": "mx_fp"}, "auto-round with data_type='mx_fp' is not"),
+        ("auto-round-gptq", {"act_bits": 8}, "auto-round with act_bits=8 is not read here, but wi"),
+        (
+            "auto-round-gptq",
+            {"packing_format": "auto_round:fp8"},
+            "auto-round with packing_format='auto_round:fp8' is not read here, but with "
+            "'auto_round:auto_gptq' or 'auto_round:auto_awq'",
+        ),
     ],
 )
 def test_what_is_not_read_is_named(tmp_path, name, settings, reason):
@@ -182,6 +213,9 @@ def broken(name, place):
         ("gptq-4", broken("scales", (0, 3)), "some scales are not finite"),
         ("awq", lambda x: x.update(qweight=x["qweight"][:32].clone()), "expected codes"),
         ("awq", lambda x: x.update(qzeros=x["qzeros"][:1].clone()), "expected zero points"),
+        ("bitsandbytes-8", lambda x: x["weight_format"].fill_(1), "its codes do not lie in rows"),
+        ("bitsandbytes-8", without("weight"), "it lacks 'weight'"),
+        ("bitsandbytes-8", broken("SCB", 3), "some scales are not finite"),
         ("gptq-4", lambda x: x.update(g_idx=x["g_idx"].flip(0)), r"its groups .* \(act-order\)"),
     ],
 )

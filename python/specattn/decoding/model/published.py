@@ -52,15 +52,21 @@ def layout_of(config: Any) -> Layout | None:
 
     `NotRead` names what of a method is not read.
     """
-    settings = getattr(config, "quantization_config", None)
-    settings = settings if isinstance(settings, dict) or settings is None else settings.to_dict()
-    method = None if settings is None else str(settings.get("quant_method"))
+    settings: Any = getattr(config, "quantization_config", None)
+    if settings is None:
+        return None
+    settings = settings if isinstance(settings, dict) else settings.to_dict()
+    method = str(settings.get("quant_method"))
     if method == "gptq":
         return _gptq(settings)
     if method == "awq":
         return _awq(settings)
+    if method in ("auto-round", "intel/auto-round"):
+        return _auto_round(settings)
     if method == "compressed-tensors":
         return _compressed_tensors(settings)
+    if method == "bitsandbytes" and settings.get("load_in_8bit"):
+        return _bitsandbytes()
     return None
 
 
@@ -100,6 +106,23 @@ def _awq(settings: Any) -> Layout:
         return codes, x["scales"].t(), zeros
 
     return Layout("awq", bits, "qweight", ("qzeros", "scales"), read)
+
+
+def _auto_round(settings: Any) -> Layout:
+    method, formats = "auto-round", {"auto_round:auto_gptq": _gptq, "auto_round:auto_awq": _awq}
+    packed = _expect(method, settings, "packing_format", tuple(formats), None)
+    _expect(method, settings, "data_type", ("int",), "int")
+    _expect(method, settings, "act_bits", (None, 16, 32), None)
+    return formats[packed]({"bits": settings.get("bits")})._replace(method=method)
+
+
+def _bitsandbytes() -> Layout:
+    def read(x: Tensors, bits: int) -> Any:
+        if int(x.get("weight_format", torch.tensor(0))) != 0:
+            raise NotRead("its codes do not lie in rows")
+        return x["weight"].int() + 128, (x["SCB"].float() / 127)[:, None], None
+
+    return Layout("bitsandbytes", 8, "SCB", ("weight", "weight_format"), read)
 
 
 def _compressed_tensors(settings: Any) -> Layout:

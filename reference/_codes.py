@@ -21,11 +21,11 @@ def packed_bytes(depth):
 def pack_nibbles(codes):
     """Return codes 0 .. 15 [N, K] of any integral type as uint8 [N, 64 ceil(K / 128)]."""
     rows, depth = codes.shape
-    whole = torch.zeros(rows, 2 * packed_bytes(depth), dtype=torch.int32, device=codes.device)
+    whole = torch.zeros(rows, 2 * packed_bytes(depth), dtype=torch.uint8, device=codes.device)
     whole[:, :depth] = codes & 15
     parts = whole.view(rows, -1, 4, _CHUNK)
     low, high = parts[:, :, 0] | parts[:, :, 1] << 4, parts[:, :, 2] | parts[:, :, 3] << 4
-    return torch.stack([low, high], -1).view(rows, -1).to(torch.uint8)
+    return torch.stack([low, high], -1).view(rows, -1)
 
 
 def unpack_nibbles(packed, depth):

@@ -11,6 +11,7 @@ import torch
 
 from specattn.reference._codes import dequantised, pack_nibbles, unpack_nibbles
 
+_ROWS = 64  # rounded at once
 _IN_KERNELS = (torch.float32, torch.bfloat16, torch.float16)
 
 __all__ = ["QuantisedWeight", "pack_nibbles", "quantise", "unpack_nibbles"]
@@ -32,6 +33,11 @@ class QuantisedWeight:
     def __len__(self) -> int:
         """Return N."""
         return len(self.codes)
+
+    @property
+    def bits(self) -> int:
+        """Of a code."""
+        return 4 if self.codes.dtype == torch.uint8 else 8
 
     def split(self, sizes: Sequence[int]) -> list[QuantisedWeight]:
         """Return the same weights in parts of so many rows."""
@@ -93,17 +99,24 @@ def quantise(weight: torch.Tensor, bits: int, group: int | None = 64) -> Quantis
         raise ValueError(f"bits: expected 8 or 4, got {bits!r}")
     if size < 1 or depth % size:
         raise ValueError(f"group: expected a divisor of K={depth}, got {group!r}")
+    # Some rows at a time stay in a cache between what is done to them.
+    parts = [_rounded(some, bits, size) for some in weight.split(_ROWS)]
+    codes, scale = (torch.cat(found) for found in zip(*parts, strict=True))
+    return QuantisedWeight(codes, scale, None, depth)
+
+
+def _rounded(weight: torch.Tensor, bits: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return codes as they are kept, and scales."""
     groups = weight.float().unflatten(1, (-1, size))
     least, most = (-127, 127) if bits == 8 else (-8, 7)
     # The weight of greatest magnitude becomes the code of greatest magnitude, which has a sign.
-    place = groups.abs().argmax(-1, keepdim=True)
-    greatest = groups.gather(-1, place)
+    low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+    greatest = torch.where(-low > high, low, high)
     if not greatest.isfinite().all():
         raise ValueError("weight: expected finite numbers, got some that are not")
     scale = (greatest / least).to(weight.dtype).float()
-    codes = (groups / scale).nan_to_num(0, 0, 0).round_().clamp_(least, most)
-    scale = scale.squeeze(-1).to(weight.dtype)
+    codes = (groups / scale).nan_to_num_(0, 0, 0).round_().clamp_(least, most)
     codes = codes.flatten(1).to(torch.int8)
     if bits == 4:
         codes = pack_nibbles(codes + 8)
-    return QuantisedWeight(codes, scale, None, depth)
+    return codes, scale.squeeze(-1).to(weight.dtype)

@@ -21,6 +21,7 @@ from specattn.cli import app
 from specattn.decoding import (
     FAMILIES,
     METHODS,
+    Cast,
     Medusa,
     PosS,
     Quest,
@@ -272,7 +273,8 @@ def test_the_largest_sizes_are_those_that_methods_take():
         " n-grams",
         "Token Recycling, suffix": f"{Suffix().max_nodes - 1}",
         "prompt lookup": f"{prompt_lookup.MOST_GAMMA}",
-        "Vegas, TriForce; the other chains": f"{Vegas().max_gamma}; {Streaming().max_gamma}",
+        "Vegas, TriForce; cast; the other chains": f"{Vegas().max_gamma}; {Cast().max_gamma}; "
+        f"{Streaming().max_gamma}",
     }
     assert rows == written
     assert TriForce().max_gamma == Vegas().max_gamma

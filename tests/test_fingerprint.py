@@ -22,6 +22,8 @@ METHODS = (
     "vegas:gamma=3,min_tokens=16,switch=False",
     "vegas:gamma=3,min_tokens=16,rows=all,ranking=weight,switch=False",
     "vegas:gamma=3,min_tokens=16,rows=last,switch=False",
+    "vegas:gamma=3,min_tokens=16,switch=False,weights=int8",
+    "cast:gamma=3",
     "streaming:gamma=3,min_tokens=16",
     "quest:gamma=3,min_tokens=16",
     "specextend:gamma=3,min_tokens=16",

@@ -56,6 +56,7 @@ UNTRAINED = {
         ranking=st.sampled_from(["logit", "weight"]),
         switch=st.booleans(),
     ),
+    "cast": _options(gamma=_gamma, weights=st.sampled_from(["int8", "int4"])),
     "streaming": _options(**_share, sinks=st.integers(0, 4)),
     "quest": _options(**_share, page_size=st.integers(1, 9)),
     "specextend": _options(**_share, chunk_size=st.integers(1, 9)),
@@ -67,7 +68,7 @@ UNTRAINED = {
         recycling=st.booleans(),
         k=st.integers(1, 9),
     ),
-    "auto": _options(vegas=st.booleans()),
+    "auto": _options(vegas=st.booleans(), cast=st.booleans()),
     "token_recycling": _options(
         nodes=st.none() | st.integers(1, 9), depth=st.integers(1, 5), k=st.integers(1, 9)
     ),

@@ -32,6 +32,7 @@ def settings_without_layers(model):
         "plain": ALL["plain"](),
         "vegas": ALL["vegas"](**share, switch=False),
         "vegas-last-weight": ALL["vegas"](**share, rows="last", ranking="weight", switch=False),
+        "cast": ALL["cast"](gamma=3),
         "streaming": ALL["streaming"](**share, sinks=2),
         "quest": ALL["quest"](**share, page_size=4),
         "specextend": ALL["specextend"](**share, chunk_size=4),

@@ -77,6 +77,8 @@ METHODS = {
     "plain": ALL["plain"](),
     "vegas": ALL["vegas"](gamma=2, ratio=0.2, min_tokens=1, rejection=True, switch=False),
     "vegas-shared-noise": ALL["vegas"](gamma=2, ratio=0.2, min_tokens=1, switch=False),
+    "cast": ALL["cast"](gamma=2, rejection=True),
+    "cast-shared-noise": ALL["cast"](gamma=2),
     "streaming": ALL["streaming"](gamma=2, ratio=0.2, min_tokens=1, sinks=1, rejection=True),
     "quest": ALL["quest"](gamma=2, ratio=0.2, min_tokens=1, page_size=4, rejection=True),
     "specextend": ALL["specextend"](gamma=2, ratio=0.2, min_tokens=1, chunk_size=4, rejection=True),

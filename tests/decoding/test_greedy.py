@@ -5,6 +5,7 @@ import torch
 
 from specattn.decoding import METHODS as METHODS_BY_NAME
 from specattn.decoding import (
+    Cast,
     Plain,
     PromptLookup,
     Quest,
@@ -28,6 +29,7 @@ ON_THE_CACHE = ("vegas", "streaming", "quest", "specextend", "triforce", "trifor
 METHODS = {
     "plain": Plain(),
     "vegas": Vegas(gamma=3, ratio=0.7, min_tokens=4),
+    "cast": Cast(gamma=3),
     "streaming": Streaming(gamma=3, ratio=0.7, min_tokens=4, sinks=2),
     "quest": Quest(gamma=3, ratio=0.5, min_tokens=4, page_size=4),
     "specextend": SpecExtend(gamma=3, ratio=0.6, min_tokens=4, chunk_size=4),

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from specattn.decoding import METHODS, Target, generate
 from specattn.decoding.model.quantised import QUANTIZE, QuantisedLinear, quantised
@@ -78,7 +79,10 @@ def test_a_text_is_that_of_rounded_weights(family, kind):
 @pytest.mark.parametrize("name", NAMES)
 def test_greedy_texts_are_those_of_plain_decoding(model, plain, name):
     for kind in QUANTIZE:
-        assert texts(model, settings_of(model)[name], kind) == plain[kind]
+        method = settings_of(model)[name]
+        if name == "cast" and kind == "int4":  # there is nothing to round
+            continue
+        assert texts(model, method, kind) == plain[kind]
 
 
 @pytest.mark.parametrize("kind", QUANTIZE)
@@ -99,7 +103,7 @@ def test_a_seed_decides_the_text(model):
 @given(st.data())
 def test_fuzz(data):
     family = data.draw(st.sampled_from(["qwen3", "llama", "gemma2", "gpt_oss"]), "family")
-    kind = data.draw(st.sampled_from([*UNTRAINED]), "kind")
+    kind = data.draw(st.sampled_from([name for name in UNTRAINED if name != "cast"]), "kind")
     method = METHODS[kind](**data.draw(UNTRAINED[kind], "options"))
     lengths = data.draw(st.lists(st.integers(1, 14), min_size=1, max_size=3), "lengths")
     given = prompts(lengths, vocabulary=12, seed=data.draw(st.integers(0, 99), "seed"))
@@ -153,11 +157,13 @@ def test_many_rows_are_those_of_few():
 def test_what_is_refused(model):
     with pytest.raises(ValueError, match="quantize: expected None or one of .*, got 'fp8'"):
         texts(model, "plain", "fp8")
-    with pytest.raises(ValueError, match="quantize='int8': the model's weights are of codes alr"):
-        quantised(quantised(model, "int4"), "int8")
-    message = r"quantize='int4': model.layers.0.\w+.\w+: group: expected a divisor of K=32, got 64"
+    for kind, bits in (("int4", 4), ("int8", 8)):
+        message = rf"quantize='int8': model.layers.0.\w+.\w+ has weights of {bits} bits already"
+        with pytest.raises(ValueError, match=message):
+            quantised(quantised(model, kind), "int8")
+    message = "quantize=.int4.: transformer.h.0.attn.c_proj is a Conv1D"
     with pytest.raises(ValueError, match=message):
-        texts(tiny_model("qwen3", vocab_size=24), "plain", "int4")
+        quantised(GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=2)), "int4")
     wrong = model_of()
     wrong.model.layers[1].mlp.up_proj.weight.data[3, 3] = torch.nan
     with pytest.raises(ValueError, match="quantize='int8': model.layers.1.mlp.up_proj: weight: ex"):

@@ -39,6 +39,7 @@ def methods(model):
         "triforce, small model": TriForce(
             **SPARSE, draft=tiny_model("llama", vocab_size=V, seed=3, peak=0.7), draft_gamma=2
         ),
+        "cast": "cast:gamma=3",
         "longspec": LongSpec(drafter, widths=(2, 3)),
         "longspec, chain": LongSpec(drafter, gamma=3),
         "poss": PosS(poss, width=3, depth=3, total_tokens=8),
@@ -54,7 +55,7 @@ def methods(model):
 
 NAMES = [
     *("vegas", "streaming", "quest", "specextend", "triforce", "triforce, small model", "longspec"),
-    *("longspec, chain", "poss", "medusa", "tokenswift", "prompt_lookup"),
+    *("cast", "longspec, chain", "poss", "medusa", "tokenswift", "prompt_lookup"),
     "suffix",
     "token_recycling",
 ]

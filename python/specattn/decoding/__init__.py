@@ -30,6 +30,7 @@ from specattn.decoding.engine.target import Target
 from specattn.decoding.generate import GenerationOutput, generate
 from specattn.decoding.methods import METHODS, parse_method
 from specattn.decoding.methods.auto import Auto
+from specattn.decoding.methods.cast import Cast
 from specattn.decoding.methods.longspec import LongSpec
 from specattn.decoding.methods.medusa import Medusa
 from specattn.decoding.methods.plain import Plain
@@ -55,6 +56,7 @@ __all__ = [
     "FAMILIES",
     "METHODS",
     "Auto",
+    "Cast",
     "ContextualPenalty",
     "Draft",
     "DraftContext",

@@ -30,7 +30,7 @@ def sized(kind):
 KINDS = (
     *("longspec", "longspec, chain", "poss", "medusa", "tokenswift", "token_recycling"),
     *("prompt_lookup", "vegas", "streaming", "quest", "specextend", "triforce"),
-    *("triforce, small model", "suffix"),
+    *("cast", "triforce, small model", "suffix"),
 )
 SAMPLING = ({"temperature": 0}, {"temperature": 1.0, "top_k": 0, "seed": 5})
 

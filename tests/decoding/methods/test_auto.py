@@ -76,7 +76,7 @@ def test_the_text_is_that_of_plain_decoding_whoever_drafts(
         found = generate(model, texts, method, **settings)
         assert found.new_tokens == wanted
         met |= set(found.statistics.details["rounds"])
-    assert met == {"none", "suffix", "vegas", name}
+    assert met == {"none", "suffix", "vegas", "cast", name}
 
 
 def test_requests_of_a_batch_are_drafted_for_by_different_drafters(model, capricious, monkeypatch):
@@ -114,7 +114,7 @@ def test_requests_of_a_batch_are_drafted_for_by_different_drafters(model, capric
                 assert one.drafter == (name if one.drafted else None)
             assert sum(len(history) > number for history in histories) == len(names)
     assert apart, "requests must end in different rounds of one run at least"
-    assert mixed == {"vegas", "longspec"}
+    assert mixed == {"vegas", "cast", "longspec"}
 
 
 @pytest.mark.parametrize("pays", [False, True])
@@ -208,7 +208,7 @@ def test_the_joint_distribution_of_four_tokens(monkeypatch, capricious):
         new = torch.tensor(found.new_tokens)[:, :depth]
         numbers.append((new * vocabulary ** torch.arange(depth - 1, -1, -1)).sum(-1))
         met |= set(found.statistics.details["rounds"])
-    assert met == {"none", "suffix", "vegas", "longspec"}
+    assert met == {"none", "suffix", "vegas", "cast", "longspec"}
     expected = distributions.joint(tables)
     assert distributions.p_value(torch.cat(numbers), expected) > distributions.SIGNIFICANCE
 

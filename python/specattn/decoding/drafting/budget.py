@@ -1,56 +1,55 @@
-"""Options of all self-drafting methods: the length of a draft, and its budget of cached tokens."""
+"""Options of all self-drafting methods: length of a draft, weights, and cached tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, Self
+
+from transformers import PreTrainedModel
 
 from specattn.decoding.drafting.gains import NONE, ChainGains, Effort, chains
 from specattn.decoding.drafting.pace import Arm, FixedSize
 from specattn.decoding.drafting.timings import Memory
 from specattn.decoding.engine.contract import DraftContext
 from specattn.decoding.engine.method import Method
+from specattn.decoding.model.quantised import QUANTIZE, quantised
 
 
 @dataclass(frozen=True)
-class Budgeted(Method):
-    """Self-drafting on a share of the cached tokens.
+class SelfDrafting(Method):
+    """Chains that the target drafts for itself.
 
     Parameters
     ----------
     gamma : int or None
         Drafted tokens per round. None: as many as gain the most tokens per second by the times of
         the run's own passes, up to `most_gamma`, or none.
-    ratio : float
-        Share of the cached tokens that a draft attends to, in (0, 1].
-    budget : int, optional
-        That many tokens instead, however long the text is.
-    min_tokens : int
-        Lower bound of the share; shorter texts are attended to whole.
     rejection : bool
         Sample drafts by themselves and test them by the rejection rule. By default they are drawn
         with the target's own noise: then a seed decides the text, whatever is drafted when.
+    weights : {"int8", "int4"}, optional
+        Draft with the target's weights rounded to so few bits, on a CPU: they are made once, and
+        remembered with the target (`quantised`). By default with its own.
 
     Raises
     ------
     ValueError
-        A parameter is out of range.
+        A parameter is out of range. From `prepared`, and so when a run starts: the target's weights
+        cannot be rounded.
     """
 
     most_gamma: ClassVar[int] = 4
 
     gamma: int | None = None
-    ratio: float = 0.07
-    budget: int | None = None
-    min_tokens: int = 256
-    rejection: bool = False
+    rejection: bool = field(default=False, kw_only=True)
+    weights: Literal["int8", "int4"] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        if not 0 < self.ratio <= 1:
-            raise ValueError(f"ratio must be in (0, 1], got {self.ratio}")
-        self._require(1, "gamma", "budget")
-        self._require(0, "min_tokens")
+        self._require(1, "gamma")
+        if self.weights is not None and self.weights not in QUANTIZE:
+            known = ", ".join(QUANTIZE)
+            raise ValueError(f"weights must be one of {known} or None, got {self.weights!r}")
 
     @property
     def max_gamma(self) -> int:
@@ -62,7 +61,13 @@ class Budgeted(Method):
         """The root and the longest draft."""
         return self.max_gamma + 1
 
-    def clipped(self, depth: int) -> Budgeted:
+    def prepared(self, model: PreTrainedModel) -> Self:
+        """Return this method; the weights that it drafts with are made."""
+        if self.weights is not None:
+            quantised(model, self.weights, "weights")
+        return self
+
+    def clipped(self, depth: int) -> Self:
         """Return this method with no larger `gamma` than `depth`, and 1 at least."""
         if self.gamma is None:
             return self
@@ -75,12 +80,53 @@ class Budgeted(Method):
 
     def arm(self, context: DraftContext, passes: Hashable = "passes") -> FixedSize:
         """Return what chooses the length of each draft; arguments as for `Arm`."""
-        efforts = self.efforts if context.target.full_layers else [NONE]
+        efforts = self.efforts
         if len(efforts) == 1:
             return FixedSize(efforts[0])
-        kind = f"{self.name}, {self.share()}"
+        kind = f"{self.name}, {self.share()}, {self.weights}"
         sizes = [effort.depth + 1 for effort in efforts]
         return Arm(Memory.of(context), kind, efforts, sizes, ChainGains, passes)
+
+    def share(self, unit: int = 1) -> dict[str, Any]:
+        """Return what of the cache a draft reads, as `select_topk` takes it: here, everything."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Budgeted(SelfDrafting):
+    """Self-drafting on a share of the cached tokens.
+
+    Parameters
+    ----------
+    gamma, rejection, weights
+        As for `SelfDrafting`.
+    ratio : float
+        Share of the cached tokens that a draft attends to, in (0, 1].
+    budget : int, optional
+        That many tokens instead, however long the text is.
+    min_tokens : int
+        Lower bound of the share; shorter texts are attended to whole.
+
+    Raises
+    ------
+    ValueError
+        As for `SelfDrafting`.
+    """
+
+    ratio: float = 0.07
+    budget: int | None = None
+    min_tokens: int = 256
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.ratio <= 1:
+            raise ValueError(f"ratio must be in (0, 1], got {self.ratio}")
+        self._require(1, "budget")
+        self._require(0, "min_tokens")
+
+    def arm(self, context: DraftContext, passes: Hashable = "passes") -> FixedSize:
+        """Return what chooses the length of each draft; none where no layer can be selected for."""
+        return super().arm(context, passes) if context.target.full_layers else FixedSize(NONE)
 
     def share(self, unit: int = 1) -> dict[str, Any]:
         """Return the budget as `select_topk` takes it, counted in pieces of `unit` tokens."""

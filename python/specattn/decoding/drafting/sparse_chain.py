@@ -10,28 +10,40 @@ from typing import NamedTuple
 
 import torch
 from torch.nn.functional import pad
+from transformers import PreTrainedModel
 
-from specattn.decoding.drafting.budget import Budgeted
+from specattn.decoding.drafting.budget import Budgeted, SelfDrafting
 from specattn.decoding.drafting.chain import ChainBuilder
 from specattn.decoding.drafting.gains import NONE, Effort
 from specattn.decoding.drafting.pace import FixedSize, PacedDrafter
 from specattn.decoding.engine.contract import Draft, DraftContext, Verified
+from specattn.decoding.model.quantised import quantised
 from specattn.decoding.passes.attention import NO_CAPTURE, CaptureSpec, KVSelector, Selection
+from specattn.decoding.passes.cached_model import CachedModel
 
 
 class SparseChain(ChainBuilder):
-    """Lets the target draft chains; parameters as for `ChainBuilder`."""
+    """Lets the target draft chains, `max_gamma` tokens of a method or fewer.
 
-    def __init__(self, gamma: int, context: DraftContext, *, rejection: bool = False):
-        super().__init__(gamma, context, rejection=rejection)
-        self.target = context.target
+    `model` is what drafts: the target, or one with its weights rounded, over the target's cache.
+    """
 
-    def propose(self, root: torch.Tensor, selectors: Sequence[KVSelector]) -> Draft:
-        """Draft a token per selector that is of use behind `root` [B]; or the root alone."""
+    def __init__(self, method: SelfDrafting, context: DraftContext):
+        super().__init__(method.max_gamma, context, rejection=method.rejection)
+        target, weights = context.target, method.weights
+        self.model: CachedModel = target
+        if weights is not None:
+            self.model = target.beside(quantised(target.model, weights, "weights"))
+
+    def propose(self, root: torch.Tensor, selectors: Sequence[KVSelector | None]) -> Draft:
+        """Draft a token per selector that is of use behind `root` [B]; or the root alone.
+
+        None selects everything.
+        """
         return self.build(
             root,
             len(selectors),
-            lambda token, step: self.target.draft(token, step, selectors[step]).logits,
+            lambda token, step: self.model.draft(token, step, selectors[step]).logits,
         )
 
 
@@ -65,13 +77,29 @@ class PrefixSelection(NamedTuple):
 class SparseDrafter(PacedDrafter):
     """Chains drafted by the target on what a rule selects in every round."""
 
-    def __init__(self, method: Budgeted, context: DraftContext, arm: FixedSize):
+    def __init__(self, method: SelfDrafting, context: DraftContext, arm: FixedSize):
         self.arm, self.target, self.sequences = arm, context.target, context.sequences
-        self.chain = SparseChain(method.max_gamma, context, rejection=method.rejection)
+        self.chain = SparseChain(method, context)
 
-    def selectors(self, count: int) -> Sequence[KVSelector]:
+    def selectors(self, count: int) -> Sequence[KVSelector | None]:
         """Return what each of `count` draft steps attends to."""
         raise NotImplementedError
+
+    def tokens_read(self, length: int) -> float:
+        """Return how many tokens of a text of `length` a draft step reads."""
+        return length
+
+    def guess(self) -> tuple[float, float]:
+        """Return how many passes of one row a round may take, and how many tokens it may give.
+
+        A pass takes what reading takes: the weights, and the cache or what is selected of it. Half
+        of a draft is taken to be accepted.
+        """
+        lengths, most = self.sequences.active_lengths, len(self.chain.trees) - 1
+        token = self.target.cache.storage[:, :, :1, :1].nbytes
+        own, target = (_bytes(one.model) for one in (self.chain.model, self.target))
+        step = (own + token * sum(map(self.tokens_read, lengths))) / (target + token * sum(lengths))
+        return most * step + 1.5, 1 + most / 2
 
     def draft(self, root: torch.Tensor, effort: Effort) -> Draft:
         """Draft a chain on what is selected."""
@@ -130,6 +158,11 @@ class GuidedDrafter(SelectionDrafter):
         draft = super().draft(root, effort)
         self.capture = NO_CAPTURE if effort == NONE else self.captured(draft.tree.size)
         return draft
+
+
+def _bytes(model: PreTrainedModel) -> int:
+    """Return what reading a model's weights reads."""
+    return sum(one.nbytes for one in (*model.parameters(), *model.buffers()))
 
 
 def rows_at(scores: torch.Tensor, nodes: torch.Tensor) -> torch.Tensor:

@@ -134,10 +134,18 @@ class Target(CachedModel):
             where: Any = {"dtype": model.dtype, "device": model.device}
             cache = ContextCache(lockstep.context, windows, *size, **where)
         super().__init__(model, cache, windows)
-        self.runner = self._runner(compile)
+        self._compile = compile
+        self.runner = self._runner(self)
 
-    def _runner(self, compile: Compile) -> Runner:
-        """Return what runs its passes."""
+    def beside(self, model: PreTrainedModel) -> CachedModel:
+        """Return a model of the target's shapes that runs passes over the target's cache."""
+        attach(model)
+        found = CachedModel(model, self.cache, self.windows)
+        found.runner = self._runner(found)
+        return found
+
+    def _runner(self, model: CachedModel) -> Runner:
+        """Return what runs passes of this target's model, or of another one, over its cache."""
         attention = LayerAttention(self.cache, self.windows)
         if isinstance(self.cache, ContextCache) and find_spec("specattn._cpu"):
             # It needs the C++ kernels.
@@ -146,7 +154,7 @@ class Target(CachedModel):
             attention = ShardedAttention(self.cache, self.windows)
         together = self.lockstep is not None
         quiet = self.lockstep is not None and self.lockstep.ranks.rank != 0
-        return runner_of(self, compile, attention, compared=together, quiet=quiet)
+        return runner_of(model, self._compile, attention, compared=together, quiet=quiet)
 
     @property
     def divided_heads(self) -> TensorParallel | None:

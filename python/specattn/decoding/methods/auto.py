@@ -19,10 +19,12 @@ from transformers import PreTrainedModel
 
 from specattn.decoding.drafting.gains import NONE
 from specattn.decoding.drafting.pace import Arm, LookupBackoff, Pace, PacedDrafter
+from specattn.decoding.drafting.sparse_chain import SparseDrafter
 from specattn.decoding.drafting.timings import Memory, Trials
 from specattn.decoding.drafting.trie import shared_tree
 from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Verified
 from specattn.decoding.engine.method import Method
+from specattn.decoding.methods.cast import Cast
 from specattn.decoding.methods.longspec import LongSpec
 from specattn.decoding.methods.medusa import Medusa
 from specattn.decoding.methods.poss import PosS
@@ -34,6 +36,7 @@ from specattn.decoding.passes.attention import NO_CAPTURE
 TRAINED: tuple[type[Method], ...] = (PosS, LongSpec, Medusa)
 """Methods whose drafter is looked for in the folder of a model, in this order."""
 
+_WITH_ROUNDED = 1024  # tokens that Vegas' drafts read at least, with rounded weights
 _AT_PAR = 2.0, 2.0  # passes of one row and tokens: a trained drafter, before it has been seen
 
 _log = logging.getLogger(__name__)
@@ -50,7 +53,10 @@ class Auto(Method, name="auto"):
     Parameters
     ----------
     vegas : bool
-        Whether the target may draft for itself.
+        Whether the target may draft for itself, attending to few cached tokens.
+    cast : bool
+        Whether it drafts with its weights rounded to 4 bits, on all cached tokens and on few, where
+        these can be made: on a CPU, of weights of more bits (`Cast`).
     trained : Method, str or None
         A method with a trained drafter, or the name of one whose drafter lies in the model's
         folder. "found": the first of `TRAINED` for which there is one, if any. None: without.
@@ -67,6 +73,7 @@ class Auto(Method, name="auto"):
     reads_features = True
 
     vegas: bool = True
+    cast: bool = True
     trained: Method | Literal["found", "longspec", "poss", "medusa"] | None = "found"
     corpus: tuple[Path, ...] = ()
     remember: bool = False
@@ -85,7 +92,7 @@ class Auto(Method, name="auto"):
     def max_nodes(self) -> int:
         """The largest tree that it may come to use."""
         trained = [kind() for kind in TRAINED] if self.trained == "found" else [self.trained]
-        methods = [Suffix(), Vegas(), *trained]
+        methods = [Suffix(), Vegas(), Cast(), *trained]
         return max(one.max_nodes for one in methods if isinstance(one, Method))
 
     @property
@@ -96,6 +103,8 @@ class Auto(Method, name="auto"):
     def prepared(self, model: PreTrainedModel) -> Auto:
         """Return this method with its texts read and the drafter for `model` loaded, if any."""
         self.lookup.prepared(model)
+        if self.cast:
+            _rounds(model)
         if isinstance(self.trained, Method):
             return replace(self, trained=self.trained.prepared(model))
         if self.trained is None:
@@ -112,11 +121,26 @@ class Auto(Method, name="auto"):
     def start(self, context: DraftContext) -> Drafter:
         """Return a drafter that has read the prompts."""
         drafters = dict[str, Drafter]()
+        vegas, rounds = Vegas(), self.cast and _rounds(context.target.model)
+        if rounds:
+            # Beside rounded weights more of the cache is worth its reading.
+            vegas = Vegas(weights=Cast.weights, min_tokens=_WITH_ROUNDED)
+            drafters[Cast.name] = Cast().start(context)
         if self.vegas and context.target.full_layers:
-            drafters[Vegas.name] = VegasDrafter(Vegas(), context, self.max_nodes - 1)
+            drafters[Vegas.name] = VegasDrafter(vegas, context, self.max_nodes - 1)
         if isinstance(self.trained, Method):
             drafters[self.trained.name] = self.trained.start(context)
         return _AutoDrafter(context, self.lookup, drafters)
+
+
+def _rounds(model: PreTrainedModel) -> bool:
+    """Whether a model's weights can be rounded; then they are."""
+    try:
+        Cast().prepared(model)
+    except ValueError as error:
+        _log.debug("auto drafts with the target's own weights alone: %s", error)
+        return False
+    return True
 
 
 def _beside(model: PreTrainedModel) -> Method | None:
@@ -174,8 +198,8 @@ class _AutoDrafter(Drafter):
             armed = cast(PacedDrafter, drafter)
             arms[name] = armed.arm = armed.arm.timed(memory, f"auto, {name}", 1 + lookup.max_nodes)
             arms[name].guess = _AT_PAR
-        if self.vegas is not None:
-            arms[Vegas.name].guess = self.vegas.guess()
+            if isinstance(drafter, SparseDrafter):
+                arms[name].guess = drafter.guess()
         trials = memory.model.recall(("pace", "auto"), Trials)
         self.suffix.arm.trials = trials
         self.pace, self.backoff = Pace(arms, trials), LookupBackoff(memory.clock)

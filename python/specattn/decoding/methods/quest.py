@@ -34,7 +34,7 @@ class Quest(Budgeted, name="quest"):
 
     Parameters
     ----------
-    gamma, ratio, budget, min_tokens, rejection
+    gamma, ratio, budget, min_tokens, rejection, weights
         As for `Budgeted`, rounded up to pages.
     page_size : int
 

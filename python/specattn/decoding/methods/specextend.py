@@ -35,7 +35,7 @@ class SpecExtend(Budgeted, name="specextend"):
 
     Parameters
     ----------
-    gamma, ratio, budget, min_tokens, rejection
+    gamma, ratio, budget, min_tokens, rejection, weights
         As for `Budgeted`, rounded up to chunks.
     chunk_size : int
 

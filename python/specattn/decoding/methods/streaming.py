@@ -27,7 +27,7 @@ class Streaming(Budgeted, name="streaming"):
 
     Parameters
     ----------
-    gamma, ratio, budget, min_tokens, rejection
+    gamma, ratio, budget, min_tokens, rejection, weights
         As for `Budgeted`; sinks are within the budget.
     sinks : int
         First tokens that are always selected.

@@ -101,9 +101,9 @@ class TriForce(Budgeted, name="triforce"):
 
     def prepared(self, model: PreTrainedModel) -> TriForce:
         """Return this method with its small model loaded and found to fit `model`."""
-        small = self.draft
+        method, small = super().prepared(model), self.draft
         if small is None:
-            return self
+            return method
         if not isinstance(small, PreTrainedModel):
             if not Path(small).is_dir():
                 raise ValueError(f"draft: {small} is not a folder")
@@ -116,7 +116,7 @@ class TriForce(Budgeted, name="triforce"):
         theirs, ours = small.config.vocab_size, model.config.vocab_size
         if theirs != ours:
             raise ValueError(f"draft: a vocabulary of {theirs} tokens, the target's has {ours}")
-        return replace(self, draft=small)
+        return replace(method, draft=small)
 
     def start(self, context: DraftContext) -> Drafter:
         """Return a drafter; its first round drafts nothing, because no query exists yet."""
@@ -211,7 +211,7 @@ class _HierarchyDrafter(_RetrievalDrafter):
         sampler, generator = self.chain.sampler, self.chain.generator
         nodes = ends[:, None] + self.rows
         block = tokens.gather(1, nodes)
-        logits = self.target.draft(block, ends, selection.extended(ends)).logits
+        logits = self.chain.model.draft(block, ends, selection.extended(ends)).logits
         if sampler.greedy or not self.method.rejection:
             drawn = sampler.draw(logits, self.tree, tokens, ends).clamp_min(0)
             accepted = accept_samples(self.piece, block, drawn)

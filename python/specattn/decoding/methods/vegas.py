@@ -31,7 +31,7 @@ class Vegas(Budgeted, name="vegas"):
 
     Parameters
     ----------
-    gamma, ratio, budget, min_tokens, rejection
+    gamma, ratio, budget, min_tokens, rejection, weights
         As for `Budgeted`, at most 6 tokens; what counts is the prefix of the last verification.
     keep_first, keep_last : int
         First and last prefix tokens that are always selected, within the budget. The paper's method
@@ -131,21 +131,10 @@ class VegasDrafter(GuidedDrafter):
         selection = Selection(indices.unflatten(0, (layers, batch)), lengths[:batch])
         self.selected = PrefixSelection(selection, verified.prefix)
 
-    def guess(self) -> tuple[float, float]:
-        """Return how many passes of one row a round may take, and how many tokens it may give.
-
-        A pass takes what reading takes: the weights, and the cache or what is selected of it. Half
-        of a draft is taken to be accepted.
-        """
-        target, lengths = self.target, self.sequences.active_lengths
-        weights = sum(one.nbytes for one in target.model.parameters())
-        token = target.cache.storage[:, :, :1, :1].nbytes
-        selected = [
-            self.method.budget or max(self.method.ratio * n, min(n, self.method.min_tokens))
-            for n in lengths
-        ]
-        sparse = (weights + token * sum(selected)) / (weights + token * sum(lengths))
-        return self.method.max_gamma * sparse + 1.5, 1 + self.method.max_gamma / 2
+    def tokens_read(self, length: int) -> float:
+        """Return how many tokens of a text of `length` a draft step reads."""
+        method = self.method
+        return method.budget or max(method.ratio * length, min(length, method.min_tokens))
 
     def captured(self, rows: int) -> CaptureSpec:
         """Return what ranks the prefix, of a verification of so many rows."""

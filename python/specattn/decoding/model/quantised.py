@@ -19,7 +19,8 @@ from specattn.quantised import QuantisedWeight, quantise
 QUANTIZE = {"int8": 8, "int4": 4}
 """Bits that `quantised` rounds weights to, by name."""
 
-GROUP = 64
+GROUPS = 64, 32
+"""Neighbours along K with one scale: the first that divides K, else a whole row."""
 
 
 class QuantisedLinear(nn.Module):
@@ -49,44 +50,51 @@ class QuantisedLinear(nn.Module):
         return flat.view(*x.shape[:-1], self.out_features)
 
 
-def quantised(model: PreTrainedModel, kind: str) -> PreTrainedModel:
+def quantised(model: PreTrainedModel, kind: str, asked: str = "quantize") -> PreTrainedModel:
     """Return a model with weights of fewer bits, which is made once and remembered with `model`.
 
-    Linear layers named ``*_proj`` are rounded to the nearest in groups of 64 (`quantise`);
-    everything else, such as embedding, head and norms, is shared with `model`.
+    Linear layers named ``*_proj`` are rounded to the nearest in groups (`GROUPS`), those of 8 bits
+    too; everything else, such as embedding, head and norms, is shared with `model`.
 
     Raises
     ------
     ValueError
         `kind` is unknown, or the model is on another device than a CPU, divided over ranks, has
-        such weights already, no such layers, or one whose groups are not whole.
+        weights of as few bits already, some that are not finite, or no such layers. The message
+        says that it was `asked` for.
     """
     if kind not in QUANTIZE:
-        raise ValueError(f"quantize: expected None or one of {[*QUANTIZE]}, got {kind!r}")
+        raise ValueError(f"{asked}: expected None or one of {[*QUANTIZE]}, got {kind!r}")
     model = text_model(model)
     if model.device.type != "cpu" or Model.ranks_of(model) is not None:
         where = model.device.type if model.device.type != "cpu" else "more than one rank"
-        raise ValueError(f"quantize={kind!r}: expected a model on one CPU, got one on {where}")
-    if any(isinstance(module, QuantisedLinear) for module in model.modules()):
-        raise ValueError(f"quantize={kind!r}: the model's weights are of codes already")
-    return Model.of(model).recall(("quantised", kind), lambda: _rounded(model, kind))
+        raise ValueError(f"{asked}={kind!r}: expected a model on one CPU, got one on {where}")
+    made = Model.of(model)
+    try:
+        return made.recall(("quantised", kind), lambda: _rounded(model, QUANTIZE[kind]))
+    except ValueError as error:
+        raise ValueError(f"{asked}={kind!r}: {error}") from None
 
 
-def _rounded(model: PreTrainedModel, kind: str) -> PreTrainedModel:
+def _rounded(model: PreTrainedModel, bits: int) -> PreTrainedModel:
     shared = [*model.parameters(), *model.buffers()]
     memo: dict[int, Any] = {id(tensor): tensor for tensor in shared}
-    count = 0
-    for name, module in model.named_modules():
-        if not name.endswith("_proj"):
-            continue
-        if type(module) is not nn.Linear:
-            raise ValueError(f"quantize={kind!r}: {name} is a {type(module).__name__}")
+    layers = {n: module for n, module in model.named_modules() if n.endswith("_proj")}
+    if not layers:
+        raise ValueError(f"no layer of {type(model).__name__} is named *_proj")
+    for name, module in layers.items():  # before any is rounded
+        if isinstance(module, QuantisedLinear) and module.weight.bits <= bits:
+            raise ValueError(f"{name} has weights of {module.weight.bits} bits already")
+        if type(module) not in (nn.Linear, QuantisedLinear):
+            raise ValueError(f"{name} is a {type(module).__name__}")
+    for name, module in layers.items():
+        own: Any = module.weight
+        weight = own.dequantised(model.dtype) if isinstance(own, QuantisedWeight) else own.detach()
+        size = next((size for size in GROUPS if weight.shape[1] % size == 0), None)
         try:
-            few = quantise(module.weight.detach(), QUANTIZE[kind], GROUP)
+            few = quantise(weight, bits, size)
         except ValueError as error:
-            raise ValueError(f"quantize={kind!r}: {name}: {error}") from None
-        memo[id(module)] = QuantisedLinear(few, module.bias).eval()
-        count += 1
-    if count == 0:
-        raise ValueError(f"quantize={kind!r}: no layer of {type(model).__name__} is named *_proj")
+            raise ValueError(f"{name}: {error}") from None
+        bias: Any = module.bias
+        memo[id(module)] = QuantisedLinear(few, bias).eval()
     return copy.deepcopy(model, memo)

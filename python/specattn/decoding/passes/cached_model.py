@@ -111,7 +111,10 @@ class CachedModel:
         return self.runner.run(plan, tokens)
 
     def draft(
-        self, tokens: torch.Tensor, offset: int | torch.Tensor, selector: KVSelector
+        self,
+        tokens: torch.Tensor,
+        offset: int | torch.Tensor,
+        selector: KVSelector | None = None,
     ) -> Verification:
         """Run a chain of tokens, int64 [B, T], that sees itself and selected tokens of the cache.
 

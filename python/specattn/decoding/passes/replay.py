@@ -35,7 +35,7 @@ def runner_of(
     compared: bool = False,
     quiet: bool = False,
 ) -> Runner:
-    """Return what runs the passes of a target whose cache is empty.
+    """Return what runs the passes of a target whose cache has room for a token.
 
     The first time that a model is seen, random tokens run both ways and are compared: in any case
     if `compared`, for ranks that share a cache must all run the same passes. Models for which there
@@ -102,8 +102,9 @@ def _error(target: CachedModel, runner: Runner) -> float:
     The larger one of a pass of few rows, and of one of many.
     """
     generator = torch.Generator().manual_seed(0)
-    batch = target.cache.batch_size
-    rows = min(_PROBE_ROWS, target.cache.capacity, MOST_ROWS // batch)
+    batch, cache = target.cache.batch_size, target.cache
+    room = cache.capacity - int(cache.seqlens.max())
+    rows = min(_PROBE_ROWS, room, MOST_ROWS // batch)
     size = (batch, rows)
     tokens = torch.randint(target.model.config.vocab_size, size, generator=generator)
     tokens = tokens.to(target.device)

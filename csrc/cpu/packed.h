@@ -85,7 +85,7 @@ struct PackedRows {
       return a.scale > 0 ? x : a.scale < 0 ? -x : x * a.scale;
     };
     if (few && of_8_bits(a.cache.type)) {
-      return FewStoredProducts<Isa, Elem>::pack(q, queries(head, 0), m, D, stride, convert);
+      return FewStoredProducts<Isa, Elem>::pack(q, queries(head, 0), m, count, D, stride, convert);
     }
     if (few) return FewRowProducts<Isa, Elem>::pack(q, queries(head, 0), m, D, stride, convert);
     float* to = queries(head, tile) + m % kTile;

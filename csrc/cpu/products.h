@@ -7,6 +7,7 @@
 #include "convert.h"
 #include "keys.h"
 #include "packed.h"
+#include "rows_paired.h"
 #include "state.h"
 #include "stored.h"
 #include "tile.h"
@@ -21,6 +22,70 @@ inline void widen(const char* row, float* to, int D, int stride) {
   for (; d + Isa::W <= D; d += Isa::W) Isa::store(to + d, Isa::load_as_float(from + d));
   for (; d < stride; ++d) to[d] = d < D ? to_float(from[d]) : 0.0f;
 }
+
+// Keys of 8 bits as elements, `floats` apart: of `keys` some are copied beside the products of
+// those before. Sums are multiplied by scales, if there are any.
+template <class Isa, class Elem, class Stored>
+struct CopiedKeys {
+  using Copied = CopiedUnits<Isa, Elem, Stored>;
+  static constexpr int kOnce = Copied::kOnce;
+  const char* const* rows;
+  const float* scales;
+  float* to;
+  int keys, D, floats;
+
+  struct Beside {
+    Prefetch::Lines lines;
+    CopiedKeys of;
+    int first, n, last, d, each;
+
+    void touch(int tick) {
+      lines.touch(tick);
+      for (int i = 0; i < each && n < last; ++i) {
+        of.copy(n, d);
+        if ((d += kOnce) >= of.D) d = 0, ++n;
+      }
+    }
+    template <class>
+    typename Isa::V meant(typename Isa::V sum, int r) const {
+      return of.scales ? Isa::mul(sum, Isa::set1(of.scales[first + r])) : sum;
+    }
+  };
+
+  Beside beside(int first, int count, Prefetch::Lines lines) const {
+    const int each = static_cast<int>(ceil_div(kKeyStep * ceil_div(D, kOnce), ceil_div(D, 8)));
+    const int n = first + count;
+    return {lines, *this, first, n, std::min(n + kKeyStep, keys), 0, each};
+  }
+
+  void copy(int n, int d) const { Copied::copy(rows[n], d, D, to + n * floats); }
+};
+
+// Units of two rows of values of 8 bits, copied as they are loaded.
+template <class Isa, class Dot_, class Stored>
+struct CopiedPairs {
+  using Dot = Dot_;
+  static constexpr bool kSingle = true;
+  const char* const* rows;
+  float* to;
+  int stride, D;
+
+  static void in_order(typename Isa::V*) {}
+
+  template <int DB>
+  void load(int u, int column, typename Isa::V (&y)[DB]) const {
+    using Units = typename Isa::template Units<Stored>;
+    typename Isa::V two[2];
+    if (D - column >= 2 * Isa::W) {
+      Units::load_pair(rows[2 * u], rows[2 * u + 1], column, two);
+    } else {
+      Units::load_pair(rows[2 * u], rows[2 * u + 1], column, D - column, two);
+    }
+    float* const at = to + u * stride + column;
+#pragma GCC unroll 2
+    for (int j = 0; j < DB; ++j) Isa::store(at + j * Isa::W, two[j]), y[j] = two[j];
+  }
+};
 
 template <class Isa, class Elem>
 class VectorProducts {
@@ -58,22 +123,23 @@ class VectorProducts {
       k = wide_keys;
     }
     const bool stored = kTakesStored && of_8_bits(step.type);
-    float unit = 1.0f, k_scales[kBlock], v_scales[kBlock];
+    const char* copies[kBlock];
+    float unit = 1.0f, k_scales[kBlock + kKeyStep], v_scales[kBlock];
     if constexpr (kTakesStored) {
       if (stored) {
-        copy_keys(step, wide_keys);
+        place_copies(step.keys, wide_keys, copies);
         k = wide_keys;
         if (step.scaled) {
           step.scales(step.k_scale, head * step.k_scale_head, false, k_scales);
+          std::fill(k_scales + step.keys, k_scales + step.keys + kKeyStep, 0.0f);
           unit = relative_scales<Isa>(step, step.v_scale, head * step.v_scale_head, v_scales);
         }
       }
     }
     const bool scaled = stored && step.scaled;
-    const char* copies[kBlock];
     const char* const* values = stored ? copies : prepare_values(step, copies);
     const bool copied = values == copies;
-    bool paired = false;
+    bool fresh = stored;  // nothing is copied yet
     const State state = rows_.state(head);
     const int units = static_cast<int>(ceil_div(block.keys, kPair));
     const int columns = static_cast<int>(round_up(D, Isa::W));
@@ -81,9 +147,18 @@ class VectorProducts {
     for (int64_t tile = 0; tile < rows_.plan.rows; tile += kTile) {
       const int rows = rows_.tile_rows(tile);
       if (!block.full && !rows_.mask(step.words[0], tile, mask_)) continue;
-      score_tile<Isa, Dot>(rows_.queries(head, tile), rows, k, block.keys, D / kPair, scratch.s,
-                           prefetch);
-      if (scaled) scale_logits(scratch.s, rows, block.keys, k_scales);
+      const auto score = [&](const auto& copy) {
+        score_tile<Isa, Dot>(rows_.queries(head, tile), rows, k, block.keys, D / kPair, scratch.s,
+                             prefetch, copy);
+      };
+      if (!stored) score(Alone{});
+      if constexpr (kTakesStored) {
+        if (stored) {
+          with_8_bits(step.type, [&](auto tag) {
+            score(copied_keys(step, tag, scaled ? k_scales : nullptr, fresh));
+          });
+        }
+      }
       if (rows_.a.softcap != 0) {
         cap_logits<Isa>(scratch.s, rows, block.keys, kTile, rows_.logit_scale, rows_.a.softcap);
       }
@@ -93,77 +168,53 @@ class VectorProducts {
       if (!block.full) mask_logits<Isa>(scratch.s, rows, 0, block.keys, mask_);
       softmax_tile<Isa, Dot>(scratch.s, rows, block.keys, rows_.scale, state.m + tile,
                              state.l + tile, scratch.alpha, scratch.p, scaled ? v_scales : nullptr);
-      if constexpr (kTakesStored) {
-        if (stored && !paired) pair_values(step, copies), paired = true;
-      }
       const int used = static_cast<int>(std::min<int64_t>(rows, rows_.count - tile));
-      const auto multiply = [&](auto rows_of_v) {
-        value_tile<Isa>(scratch.p, used, rows_of_v, units, scratch.alpha, unit,
+      const auto multiply = [&](auto first, auto rows_of_v) {
+        value_tile<Isa>(scratch.p, used, first, rows_of_v, units, scratch.alpha, unit,
                         state.acc + tile * stride, columns, stride, prefetch);
       };
+      const UnitRows<Isa, Dot> whole{values};
       if constexpr (kPair == 2) {
-        if (!copied) multiply(PairedRows<Isa, Dot>{values});
+        const PairedRows<Isa, Dot> lying{values};
+        if (!copied) multiply(lying, lying);
+        if (fresh) {
+          with_8_bits(step.type, [&](auto tag) {
+            using Stored = typename decltype(tag)::type;
+            multiply(CopiedPairs<Isa, Dot, Stored>{step.v, values_memory(), stride, D}, whole);
+          });
+        }
       }
-      if (kPair == 1 || copied) multiply(UnitRows<Isa, Dot>{values});
+      if (kPair == 1 || (copied && !fresh)) multiply(whole, whole);
+      fresh = false;
     }
   }
 
-  // Keys of 8 bits become elements, side by side.
-  void copy_keys(const Step<kBlocks>& step, const char** copies) const {
-    constexpr int kOnce = 4 * Isa::W;
-    const int D = rows_.D, floats = static_cast<int>(round_up(D, kOnce)) / kPair;
-    with_8_bits(step.type, [&](auto tag) {
-      using Units = typename Isa::template Units<typename decltype(tag)::type>;
-      for (int n = 0; n < step.keys; ++n) {
-        float* const row = rows_.scratch.k + n * floats;
-        copies[n] = reinterpret_cast<const char*>(row);
-        typename Isa::V two[2];
-        int d = 0;
-        for (; d + kOnce <= D; d += kOnce) {
-          Units::load(step.k[n] + d, two);
-          Isa::store(row + d / kPair, two[0]), Isa::store(row + d / kPair + Isa::W, two[1]);
-        }
-        if (d < D) {
-          Units::load(step.k[n] + d, D - d, two);
-          Isa::store(row + d / kPair, two[0]), Isa::store(row + d / kPair + Isa::W, two[1]);
-        }
-      }
-    });
-    for (int n = step.keys; n < kBlock + kKeyStep; ++n) copies[n] = copies[step.keys - 1];
-  }
-
-  // Units of two rows of values of 8 bits, padded with zeros; where the keys are done with, these
-  // leave their place in the L1 cache to them.
-  void pair_values(const Step<kBlocks>& step, const char** copies) const {
-    constexpr int kOnce = 2 * Isa::W;
-    const int D = rows_.D;
-    float* const memory = rows_.plan.rows <= kTile ? rows_.scratch.k : rows_.scratch.v;
-    with_8_bits(step.type, [&](auto tag) {
-      using Units = typename Isa::template Units<typename decltype(tag)::type>;
-      for (int n = 0; n < step.keys; n += 2) {
-        float* const row = memory + n / 2 * rows_.stride;
-        copies[n / 2] = reinterpret_cast<const char*>(row);
-        typename Isa::V two[2];
-        for (int d = 0; d < D; d += kOnce) {
-          if (D - d >= kOnce) {
-            Units::load_pair(step.v[n], step.v[n + 1], d, two);
-          } else {
-            Units::load_pair(step.v[n], step.v[n + 1], d, D - d, two);
-          }
-          Isa::store(row + d, two[0]), Isa::store(row + d + Isa::W, two[1]);
-        }
-      }
-    });
-  }
-
-  static void scale_logits(float* s, int rows, int keys, const float* scales) {
-    for (int n = 0; n < keys; ++n) {
-      const auto factor = Isa::set1(scales[n]);
-      for (int j = 0; j < rows; j += Isa::W) {
-        float* const at = s + n * kTile + j;
-        Isa::store(at, Isa::mul(Isa::load(at), factor));
-      }
+  // Where keys of 8 bits, and pairs of values, come to lie as elements.
+  void place_copies(int count, const char** keys, const char** values) const {
+    const int floats = key_floats();
+    for (int n = 0; n < kBlock + kKeyStep; ++n) {
+      keys[n] = reinterpret_cast<char*>(rows_.scratch.k + std::min(n, count - 1) * floats);
     }
+    for (int u = 0; u < ceil_div(count, kPair); ++u) {
+      values[u] = reinterpret_cast<char*>(values_memory() + u * rows_.stride);
+    }
+  }
+
+  int key_floats() const { return CopiedUnits<Isa, Elem, int8_t>::floats(rows_.D); }
+  // Keys that one tile is done with leave their place in the L1 cache.
+  float* values_memory() const {
+    return rows_.plan.rows <= kTile ? rows_.scratch.k : rows_.scratch.v;
+  }
+
+  // What copies keys, of which the first few are there then; nothing where all are.
+  template <class Stored>
+  auto copied_keys(const Step<kBlocks>& step, Tag<Stored>, const float* scales, bool fresh) const {
+    const CopiedKeys<Isa, Elem, Stored> keys{
+        step.k, scales, rows_.scratch.k, fresh ? step.keys : 0, rows_.D, key_floats()};
+    for (int n = 0; n < std::min(kKeyStep, keys.keys); ++n) {
+      for (int d = 0; d < rows_.D; d += keys.kOnce) keys.copy(n, d);
+    }
+    return keys;
   }
 
   // Rows of values that need no conversion are read where they lie, if whole vectors; else a copy

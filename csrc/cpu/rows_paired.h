@@ -161,6 +161,12 @@ struct MixedRowProducts : WidenedRowProducts<Isa, Elem> {
   static constexpr bool kOverUnit = true;
   Dtype type;  // of the keys that come next
 
+  template <class Convert>
+  static void pack(const Elem* q, float* to, int64_t row, int64_t, int D, int stride,
+                   const Convert& convert) {
+    WidenedRowProducts<Isa, Elem>::pack(q, to, row, D, stride, convert);
+  }
+
   void score(const float* q, int stride, int rows, const char* const* k, int D, float* s) const {
     if (!of_8_bits(type)) {
       return WidenedRowProducts<Isa, Elem>::score(q, stride, rows, k, D, s);
@@ -187,6 +193,27 @@ struct MixedRowProducts : WidenedRowProducts<Isa, Elem> {
     const bool numbers = type == Dtype::kFloat8E4M3 && !Isa::holds_nan(rows, count, D);
     if (numbers) return function(Tag<e4m3_number>{});
     with_8_bits(type, function);
+  }
+};
+
+// Two vectors of a row of 8 bits become elements, from column d on, or what is left of them.
+template <class Isa, class Elem, class Stored>
+struct CopiedUnits {
+  static constexpr int kPair = Isa::template Dot<Elem>::kPair;
+  static constexpr int kOnce = 2 * Isa::W * kPair;
+
+  // That a whole row takes.
+  static int floats(int D) { return static_cast<int>(round_up(D, kOnce)) / kPair; }
+
+  static void copy(const char* row, int d, int D, float* to) {
+    using Units = typename Isa::template Units<Stored>;
+    typename Isa::V two[2];
+    if (D - d >= kOnce) {
+      Units::load(row + d, two);
+    } else {
+      Units::load(row + d, D - d, two);
+    }
+    Isa::store(to + d / kPair, two[0]), Isa::store(to + d / kPair + Isa::W, two[1]);
   }
 };
 
@@ -235,28 +262,47 @@ __attribute__((noinline)) void score_units(const float* q, int stride, const cha
 
 // The products of a few rows with a cache of 8 bits, and with a tree beside it, in pairs.
 template <class Isa, class Elem>
-struct UnitRowProducts : PairedRowProducts<Isa, Elem> {
-  static constexpr bool kMixed = true, kOverUnit = false;
-  static constexpr int kKeys = 2 * kKeyStep, kValueKeys = 16;  // half as many bytes
-  Dtype type;                                                  // of the keys that come next
+class UnitRowProducts : public PairedRowProducts<Isa, Elem> {
+  using Base = PairedRowProducts<Isa, Elem>;
 
-  // Packs a row of q in the order of D.
+ public:
+  static constexpr bool kMixed = true, kOverUnit = false;
+  static constexpr int kKeys = 2 * kKeyStep, kValueKeys = 4 * kKeyStep;  // fewer bytes
+  Dtype type;  // of the keys that come next
+
+  // Packs a row of q, of so many: in the order of D where these are multiplied by what is loaded.
   template <class Convert>
-  static void pack(const Elem* q, float* to, int64_t row, int D, int stride,
+  static void pack(const Elem* q, float* to, int64_t row, int64_t rows, int D, int stride,
                    const Convert& convert) {
+    if (rows > kRowsAbreast) return Base::pack(q, to, row, D, stride, convert);
     Elem* const at = reinterpret_cast<Elem*>(to + row * stride);
     for (int d = 0; d < D; ++d) at[d] = from_float<Elem>(convert(to_float(q[d])));
   }
 
-  void score(const float* q, int stride, int rows, const char* const* k, int D, float* s) const {
-    with_stored([&](auto tag) {
-      using Stored = typename decltype(tag)::type;
-      if (rows > kRowsAbreast) {
-        score_units<Isa, Elem, Stored, 2 * kRowsAbreast>(q, stride, k, kKeys, D, s);
-      } else {
+  // For more than four rows keys become elements in the L1 cache, a few at a time.
+  void score(const float* q, int stride, int rows, const char* const* k, int D, float* s) {
+    if (rows <= kRowsAbreast) {
+      return with_stored([&](auto tag) {
+        using Stored = typename decltype(tag)::type;
         score_units<Isa, Elem, Stored, kRowsAbreast>(q, stride, k, kKeys, D, s);
-      }
-    });
+      });
+    }
+    if (!of_8_bits(type)) {
+      for (int n = 0; n < kKeys; n += kKeyStep) Base::score(q, stride, rows, k + n, D, s + n);
+      return;
+    }
+    for (int first = 0; first < kKeys; first += kKeyStep) {
+      const char* copies[kKeyStep];
+      with_8_bits(type, [&](auto tag) {
+        using Copied = CopiedUnits<Isa, Elem, typename decltype(tag)::type>;
+        for (int n = 0; n < kKeyStep; ++n) {
+          float* const row = keys_ + n * Copied::floats(D);
+          copies[n] = reinterpret_cast<char*>(row);
+          for (int d = 0; d < D; d += Copied::kOnce) Copied::copy(k[first + n], d, D, row);
+        }
+      });
+      Base::score(q, stride, rows, copies, D, s + first);
+    }
   }
 
   void value(const float* p, int n, int rows, const char* const* v, int keys, float* part,
@@ -282,6 +328,8 @@ struct UnitRowProducts : PairedRowProducts<Isa, Elem> {
     if (!of_8_bits(type)) return function(Tag<Elem>{});
     with_8_bits(type, function);
   }
+
+  alignas(64) float keys_[kKeyStep * kMaxHeadDim / 2];
 };
 
 template <class Isa, class Elem>

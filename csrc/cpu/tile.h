@@ -20,10 +20,23 @@ constexpr int kTileCols = 2;   // vectors of a row of V: as many as two rows of 
 template <int N>
 using Width = std::integral_constant<int, N>;
 
+// What goes on beside the products of some keys: prefetches, and with others than this, copies of
+// the keys that follow; sums become logits of the r-th key.
+struct Alone {
+  Prefetch::Lines lines;
+
+  static Alone beside(int, int, Prefetch::Lines lines) { return {lines}; }
+  void touch(int tick) const { lines.touch(tick); }
+  template <class Isa>
+  static typename Isa::V meant(typename Isa::V sum, int) {
+    return sum;
+  }
+};
+
 // Logits of NR keys and MB vectors of rows.
-template <class Isa, class Dot, int MB, int NR>
+template <class Isa, class Dot, int MB, int NR, class Beside>
 __attribute__((noinline)) void score_step(const float* q, int rows, const char* const* k, int units,
-                                          float* s, Prefetch::Lines lines) {
+                                          float* s, Beside beside) {
   using V = typename Isa::V;
   constexpr int NU = Isa::kScoreUnits;
   V acc[NR][MB];
@@ -32,7 +45,7 @@ __attribute__((noinline)) void score_step(const float* q, int rows, const char* 
 #pragma GCC unroll 4
     for (int j = 0; j < MB; ++j) acc[r][j] = Isa::zero();
   for (int first = 0; first < units; first += kScoreTick) {
-    lines.touch(first / kScoreTick);
+    beside.touch(first / kScoreTick);
 #pragma GCC unroll 4
     for (int u = first; u < first + kScoreTick; u += NU) {
       V x[NU][MB];
@@ -52,31 +65,33 @@ __attribute__((noinline)) void score_step(const float* q, int rows, const char* 
 #pragma GCC unroll 16
   for (int r = 0; r < NR; ++r)
 #pragma GCC unroll 4
-    for (int j = 0; j < MB; ++j) Isa::store(s + r * kTile + j * Isa::W, acc[r][j]);
+    for (int j = 0; j < MB; ++j) {
+      Isa::store(s + r * kTile + j * Isa::W, beside.template meant<Isa>(acc[r][j], r));
+    }
 }
 
-template <class Isa, class Dot, int MB>
+template <class Isa, class Dot, int MB, class Copy>
 inline void score_columns(const float* q, int rows, const char* const* k, int keys, int units,
-                          float* s, Prefetch& prefetch) {
+                          float* s, Prefetch& prefetch, const Copy& copy) {
   constexpr int NR = std::min(Isa::kScoreAccumulators / MB, kKeyStep), kFew = kKeyStep / 2;
   int n = 0;
   for (; keys - n > kFew; n += NR) {
     score_step<Isa, Dot, MB, NR>(q, rows, k + n, units, s + n * kTile,
-                                 prefetch.take(units / kScoreTick));
+                                 copy.beside(n, NR, prefetch.take(units / kScoreTick)));
   }
   if (n >= keys) return;
   score_step<Isa, Dot, MB, kFew>(q, rows, k + n, units, s + n * kTile,
-                                 prefetch.take(units / kScoreTick));
+                                 copy.beside(n, kFew, prefetch.take(units / kScoreTick)));
 }
 
 // s[key][row] = k[key] . q[row]; q is packed [unit][rows], rows a multiple of W.
-template <class Isa, class Dot>
+template <class Isa, class Dot, class Copy = Alone>
 inline void score_tile(const float* q, int rows, const char* const* k, int keys, int units,
-                       float* s, Prefetch& prefetch) {
+                       float* s, Prefetch& prefetch, const Copy& copy = {}) {
   int row = 0;
   const auto columns = [&](auto width) {
     constexpr int MB = decltype(width)::value;
-    score_columns<Isa, Dot, MB>(q + row, rows, k, keys, units, s + row, prefetch);
+    score_columns<Isa, Dot, MB>(q + row, rows, k, keys, units, s + row, prefetch, copy);
     row += MB * Isa::W;
   };
   while (rows - row >= Isa::kScoreRows * Isa::W) columns(Width<Isa::kScoreRows>{});
@@ -154,14 +169,19 @@ struct PairedRows {
   }
 };
 
-// O += P V of `columns` of D, a multiple of W, and with PairedRows of 2 W.
-template <class Isa, class Values>
-inline void value_tile(const float* p, int rows, Values v, int units, const float* alpha,
-                       float times, float* acc, int columns, int stride, Prefetch& prefetch) {
+// O += P V of `columns` of D, a multiple of W, and with PairedRows of 2 W. The first rows take
+// `first` for v.
+template <class Isa, class First, class Values>
+inline void value_tile(const float* p, int rows, First first, Values v, int units,
+                       const float* alpha, float times, float* acc, int columns, int stride,
+                       Prefetch& prefetch) {
   const auto step = [&](int row, int column, auto count, auto width) {
-    value_step<Isa, Values, decltype(count)::value, decltype(width)::value>(
-        p + row, v, units, alpha + row, times, acc + row * stride, column, stride,
-        prefetch.take(static_cast<int>(ceil_div(units, kValueTick))));
+    const auto multiply = [&](auto values) {
+      value_step<Isa, decltype(values), decltype(count)::value, decltype(width)::value>(
+          p + row, values, units, alpha + row, times, acc + row * stride, column, stride,
+          prefetch.take(static_cast<int>(ceil_div(units, kValueTick))));
+    };
+    row == 0 ? multiply(first) : multiply(v);
   };
   const auto all_rows = [&](int column, auto width) {
     constexpr int R = Isa::kValueRows, kWhole = R % 4 == 0 ? R : 2 * R;

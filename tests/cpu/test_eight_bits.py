@@ -121,6 +121,26 @@ def test_scales_of_values_far_from_one(isa, stored, scales):
         scale[0, -1] = scales[-1]
 
 
+@pytest.mark.parametrize("rows", [1, 3, 9, 33])
+@pytest.mark.parametrize("odd", [0.0, torch.nan])
+@pytest.mark.parametrize("name", ["k_scale", "v_scale"])
+@types
+def test_a_scale_of_nothing_and_of_no_number(isa, stored, name, odd, rows):
+    """Rows of the request that has it say what the reference says, and others nothing else."""
+    p = make_problem((6, 70), rows, dtype=torch.bfloat16)
+    cached, scales = quantise(p, stored, "tokens")
+    scales = {n: x.clone() for n, x in scales[False].items()}
+    scales[name][1, 5] = odd
+    given = {"cache_seqlens": p.cache_seqlens, **tree_of(p, False)}
+    found = calls.hybrid_tree_attention(p.q, **cached.cache(), **given, **scales)
+    wide = {n: x.double() if x.is_floating_point() else x for n, x in given.items()}
+    exact = reference.hybrid_tree_attention(p.q.double(), **cached.cache(), **wide, **scales)
+    for x, y in zip(found, exact, strict=True):
+        assert x.isnan().equal(y.isnan())
+        assert x[0].isfinite().all()
+        torch.testing.assert_close(x.double(), y, rtol=2e-2, atol=2e-2, equal_nan=True)
+
+
 @pytest.mark.parametrize("form", FORMS)
 @types
 def test_what_is_collected_and_scored(isa, stored, form):

@@ -23,7 +23,7 @@ from specattn import _cpu, reference  # type: ignore[attr-defined]
 from specattn.planning import MODELS
 
 from .bar import CPU, Bar, Bench, milliseconds, right
-from .cases import LAYERS, Case
+from .cases import EIGHT_BITS, LAYERS, Case
 from .inputs import Draw
 from .measure import TOLERANCE, WRONG, compare
 from .peers import FAMILIES, Peer, vllm
@@ -92,11 +92,27 @@ def peers(
             yield replace(bar, note=f"{family}: {absent[family] or 'it does not compute this'}")
 
 
+def eight_bits(bench: Bench, name: str, *, rows: int) -> Iterator[Bar]:
+    """Hold attention over a cache of 8 bits against the same over one of 16."""
+    plain = _at(32768, rows, "chain")
+    case = replace(plain, variant=f"chain, {name}")
+    target = 1.0 if rows in (2, 4) else 1.2
+    if rows == 1:
+        target = 1.3 if _cpu.isa() == "avx2" else 1.7
+    bar = Bar(f"{_name(case)}, over bf16", target, "times", at_most=False)
+    ours, theirs = Rotation(bench.pool, case), Rotation(bench.pool, plain)
+    works, others = ours.workloads(case), theirs.workloads(plain)
+    turns = ours.turn_of(works), theirs.turn_of(others)
+    yield bench.over(bar, *turns, "bf16", works[0], others[0])
+
+
 def _fastest(works: list, families: list[str]) -> dict[str, tuple[str, list[Peer], str]]:
     """Return by family its fastest form at every place, and what the others' second call took."""
     expected, found = works[0].expected(torch.float32), {}
     for family in families:
-        seconds = _seconds(works[0].peers((family,)), expected, works[0].call()["out"].dtype)
+        forms = works[0].peers((family,))
+        forms = {name: form for name, form in forms.items() if name.startswith(family)}
+        seconds = _seconds(forms, expected, works[0].call()["out"].dtype)
         if seconds:
             form = min(seconds, key=seconds.__getitem__)
             calls = [work.peers((family,))[form] for work in works]
@@ -350,13 +366,17 @@ def overhead(bench: Bench, *, at_most: float) -> Iterator[Bar]:
 
 
 def _name(case: Case) -> str:
-    kind = f" {case.variant}" if case.rows > 1 else ""
+    kind = f" {case.variant}" if case.rows > 1 or case.variant in EIGHT_BITS else ""
     dtype = "" if case.dtype == HYBRID.dtype else f"{case.dtype}, "
     return f"hybrid, {dtype}T={case.rows}{kind}, {case.context} keys"
 
 
 def _at(context: int, rows: int, variant: str = "tree", dtype: str = "bf16") -> Case:
     return replace(HYBRID, context=context, rows=rows, variant=variant, dtype=dtype)
+
+
+def _stored(rows: int) -> Case:
+    return _at(32768, rows, "chain, e4m3")
 
 
 _CHAIN_8, _CHAIN_64 = _at(32768, 8, "chain"), _at(8192, 64, "chain")
@@ -405,5 +425,12 @@ SUITE: dict[str, Callable[[Bench], Iterator[Bar]]] = {
     "states-commit-16": partial(states, op="gated_delta_commit", rows=16, share=0.60),
     "states-paths": partial(paths, rows=16, times=8),
     "states-vllm": partial(snapshots, rows=8, times=1.5),
+    **{
+        f"bytes-{name}-{rows}": partial(eight_bits, name=name, rows=rows)
+        for rows in (1, 2, 4, 8, 16)
+        for name in ("int8", "e4m3", "e5m2")
+    },
+    "bytes-vllm-1": partial(peers, case=_stored(1), others=("vllm",), vllm=1.3),
+    "bytes-vllm-8": partial(peers, case=_stored(8), others=("vllm",), vllm=2.0),
     "overhead": partial(overhead, at_most=25),
 }

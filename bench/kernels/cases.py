@@ -12,6 +12,13 @@ from specattn.planning import ModelShape
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
+EIGHT_BITS = {
+    "chain, int8": torch.int8,
+    "chain, e4m3": torch.float8_e4m3fn,
+    "chain, e5m2": torch.float8_e5m2,
+}
+"""Chains of rows over caches of 8 bits, by variant."""
+
 
 @dataclass(frozen=True)
 class Layer:

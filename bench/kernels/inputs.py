@@ -14,9 +14,10 @@ import torch
 from specattn import Tree
 from specattn.ops.cost import Sizes
 
-from .cases import DTYPES, Case, Layer
+from .cases import DTYPES, EIGHT_BITS, Case, Layer
 
 CACHE_SLACK = 64  # unused, NaN-filled tail of every cache
+SCALE = 1 / 32  # of every row of 8 bits: so bfloat16 has the same numbers
 
 
 class Draw:
@@ -50,8 +51,15 @@ class Draw:
         return outs, self.normal(count, s.B, s.T, s.Hq, dtype=torch.float32)
 
     def cache(self, used: int) -> torch.Tensor:
-        """Return a cache [B, N, Hk, D] whose first ``used`` tokens are drawn, the rest NaN."""
+        """Return a cache [B, N, Hk, D] whose first ``used`` tokens are drawn, the rest NaN.
+
+        One of 8 bits is of bytes, as `rows_of_8_bits` has them.
+        """
         cache = self.keys(capacity(used, self.case.page_size))
+        if self.case.variant in EIGHT_BITS:
+            rows = rows_of_8_bits(cache, EIGHT_BITS[self.case.variant])
+            rows[:, used:] = 0xFF
+            return rows
         cache[:, used:] = math.nan
         return cache
 
@@ -93,9 +101,22 @@ class Draw:
     def tree(self) -> torch.Tensor | None:
         """Return a random tree's bool mask [T, T]; None for a single row and for a chain."""
         rows = self.sizes.T
-        if rows == 1 or self.case.variant == "chain":
+        if rows == 1 or self.case.variant.startswith("chain"):
             return None
         return Tree(self.parents()).mask
+
+
+def rows_of_8_bits(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return normal values as rows of bytes, each with its scale behind it, as decoding does."""
+    codes = (x.float() / SCALE).clamp(-127, 127)
+    codes = codes.round() if dtype == torch.int8 else codes
+    scales = torch.full_like(codes[..., :1], SCALE)
+    return torch.cat([codes.to(dtype).view(torch.uint8), scales.view(torch.uint8)], -1)
+
+
+def of_8_bits(rows: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return views of such rows: the elements, and the scales."""
+    return rows[..., :-4].view(dtype), rows.view(torch.float32)[..., -1]
 
 
 def capacity(used: int, page_size: int = 0) -> int:

@@ -16,8 +16,8 @@ from common.clock import plain_read
 
 from specattn import _cpu  # type: ignore[attr-defined]
 
-from .cases import DTYPES, LAYERS, Case, Layer
-from .inputs import Draw, capacity
+from .cases import DTYPES, EIGHT_BITS, LAYERS, Case, Layer
+from .inputs import Draw, capacity, rows_of_8_bits
 from .workloads import BoundCase, build
 
 _BLOCK = 1 << 26  # bytes drawn; the rest of the memory repeats them
@@ -30,12 +30,22 @@ class Pool:
         block = torch.randn(_BLOCK // 2, dtype=torch.bfloat16)
         # Two bfloat16 normals are one float32 normal: its upper half decides the value.
         self.memory = block.repeat(-(-size // _BLOCK))
+        self._of_8_bits: dict[tuple[torch.dtype, int], torch.Tensor] = {}
 
     def rows(self, dtype: torch.dtype, heads: int, head_dim: int) -> torch.Tensor:
         """Return the whole memory as [tokens, heads, head_dim]."""
         flat = self.memory.view(dtype)
         token = heads * head_dim
         return flat[: flat.numel() // token * token].view(-1, heads, head_dim)
+
+    def rows_of_8_bits(self, dtype: torch.dtype, heads: int, head_dim: int) -> torch.Tensor:
+        """Return about as much memory of such rows, bytes [tokens, heads, head_dim + 4]."""
+        kind = dtype, head_dim
+        if kind not in self._of_8_bits:
+            block = rows_of_8_bits(self.rows(torch.bfloat16, 1, head_dim)[: 1 << 16, 0], dtype)
+            self._of_8_bits = {kind: block.repeat(-(-self.memory.nbytes // block.nbytes), 1)}
+        rows = self._of_8_bits[kind]
+        return rows[: len(rows) // heads * heads].view(-1, heads, head_dim + 4)
 
 
 class _PlacedDraw(Draw):
@@ -70,6 +80,10 @@ class Rotation:
         elif case.op.startswith("gated_delta"):
             rows = pool.rows(torch.float32, shape.head_dim, shape.head_dim)
             form = (1, case.batch, shape.q_heads)
+        elif case.variant in EIGHT_BITS:
+            kind = EIGHT_BITS[case.variant]
+            rows = pool.rows_of_8_bits(kind, shape.kv_heads, shape.head_dim)
+            form = (tensors, 1, tokens)
         else:
             rows = pool.rows(DTYPES[case.dtype], shape.kv_heads, shape.head_dim)
             form = (tensors, 1, tokens)

@@ -36,8 +36,8 @@ from specattn.ops.write_kv import cost as write_cost
 from specattn.quantised import QuantisedWeight
 
 from . import peers
-from .cases import LAYERS, Axes, Case
-from .inputs import Draw, capacity, prefix
+from .cases import EIGHT_BITS, LAYERS, Axes, Case
+from .inputs import SCALE, Draw, Prefix, capacity, of_8_bits, prefix
 from .peers import plain, recurrent
 
 Outputs = dict[str, torch.Tensor]
@@ -172,17 +172,60 @@ def _quantised(case: Case, x: torch.Tensor, memory: torch.Tensor, bits: int) -> 
 
 def _contiguous_and_paged(case: Case, axes: Axes) -> list[Case]:
     paged = [replace(case, variant=f"paged {n}", page_size=n) for n in axes.page_sizes]
-    return _each(replace(case, variant="contiguous"), rows=axes.rows) + paged
+    few = replace(case, rows=min(axes.rows))
+    return (
+        _each(replace(case, variant="contiguous"), rows=axes.rows)
+        + paged
+        + [replace(one, variant=name) for one in dict.fromkeys((few, case)) for name in EIGHT_BITS]
+    )
 
 
 @_primitive(rows=_contiguous_and_paged)
 def hybrid_tree_attention(case: Case, draw: Draw) -> BoundCase:
+    if case.variant in EIGHT_BITS:
+        return _of_8_bits(case, draw)
     p, q, mask = prefix(case, draw), draw.queries(), draw.tree()
     options = {"tree_mask": _packed(mask), "block_table": p.block_table}
     first = "copy pages, " if case.page_size else ""
     task = peers.Attention(q, p.keys, mask, first=first, prefix=p)
     cost = hybrid_cost(_tree_sizes(p.sizes, mask))
     return _bound(case, (q, *p.arguments), cost, partial(peers.attention, task), options)
+
+
+def _of_8_bits(case: Case, draw: Draw) -> BoundCase:
+    """Bind attention over a cache of 8 bits; its peer is the same over one of the case's type."""
+    dtype, used = EIGHT_BITS[case.variant], case.context + case.rows
+    (k, k_scale), (v, v_scale) = (of_8_bits(draw.cache(used), dtype) for _ in range(2))
+    q, lengths = draw.queries(), draw.lengths(case.context)
+    # An engine stores the tree's keys before it attends to them: so they are numbers of 8 bits.
+    trees = [x[:, case.context : used].to(draw.dtype) * SCALE for x in (k, v)]
+    sizes = _tree_sizes(replace(draw.sizes, L=case.context, indices=case.batch), None)
+    cost = hybrid_cost(sizes)
+    fewer = case.context * sizes.Hk * (sizes.D * (sizes.e - 1) - 4)  # 4: a row's scale
+    cost = replace(cost, read=cost.read - 2 * case.batch * fewer)
+
+    def meant(dtype: torch.dtype) -> list[torch.Tensor]:
+        return [x.to(dtype) * SCALE for x in (k, v)]
+
+    def call() -> Outputs:
+        scales = {"k_scale": k_scale, "v_scale": v_scale}
+        out, lse = specattn.hybrid_tree_attention(q, k, v, lengths, *trees, **scales)
+        return {"out": out, "lse": lse}
+
+    def expected(dtype: torch.dtype) -> Outputs:
+        wide = [x.to(dtype) for x in trees]
+        found = reference.hybrid_tree_attention(q.to(dtype), *meant(dtype), lengths, *wide)
+        return dict(zip(("out", "lse"), found, strict=True))
+
+    def rivals(wanted: tuple[str, ...]) -> dict[str, peers.Peer]:
+        p = Prefix(*meant(q.dtype), lengths, *trees, None, sizes)
+        task = peers.Attention(q, p.keys, None, prefix=p, stored=case.variant)
+        names = tuple(name for name in wanted if name == "vllm")
+        same = partial(specattn.hybrid_tree_attention, q, *p.arguments)
+        of_16_bits = {f"{case.dtype} cache": lambda: {"out": same()[0]}}
+        return of_16_bits | peers.attention(task, names)
+
+    return BoundCase(call, expected, cost, rivals)
 
 
 @_primitive(rows=lambda case, axes: _each(case, variant=axes.collect))

@@ -79,6 +79,27 @@ def bars() -> str:
     return markdown(header, [*rows, counts])
 
 
+@table("bytes")
+def of_8_bits() -> str:
+    """Return how many times as fast caches of 8 bits are, by rows and type."""
+    found: dict[str, dict[str, Any]] = {}
+    for bar in read("epyc-2core/bars-bytes.jsonl", "bar"):
+        _, rows, stored, _, held = bar["name"].split(", ")
+        place = stored if held == "over bf16" else held
+        found.setdefault(rows.removeprefix("T=").removesuffix(" chain"), {})[place] = bar
+    lines = []
+    for rows, bars in found.items():
+        line = [rows]
+        for place in ("int8", "e4m3", "e5m2", "against vllm"):
+            bar = bars.get(place)
+            value = bar and f"{bar['measured']:.2f} of {bar['target']:g}"
+            line.append(f"**{value}**" if bar and not bar["met"] else value)
+        time = bars["e4m3"]["note"].replace("; bf16", " /")
+        lines.append([*line, time])
+    types = ("int8", "e4m3", "e5m2", "e4m3 over vLLM's")
+    return markdown(("rows", *types, "time, e4m3 / bf16"), lines)
+
+
 def amount(value: float, unit: str, *, sign: bool = False) -> str:
     """Return a bar's figure in its unit."""
     forms = {"share": "{:.0%}", "times": "{:.2f}x", "over": "{:+.1%}", "us": "{:.0f} us"}

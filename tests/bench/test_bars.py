@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 pytest.importorskip("specattn._cpu")
 
 import run_kernels  # noqa: E402
-from kernels import bar, bars, report, rotation  # noqa: E402
+from kernels import bar, bars, inputs, report, rotation  # noqa: E402
 from kernels.bar import Bar  # noqa: E402
 from kernels.peers import FAMILIES  # noqa: E402
 
@@ -66,6 +66,18 @@ def test_a_row_is_held_against_the_ceiling_that_binds(bench):
     assert share.bound in ("memory", "products")
     assert "GB/s" in share.note
     assert "GFLOP/s" in share.note
+
+
+def test_a_cache_of_8_bits_is_held_against_one_of_16(bench, monkeypatch):
+    at = bars._at
+    monkeypatch.setattr(bars, "_at", lambda context, *rest: at(300, *rest))
+    (found,) = bars.eight_bits(bench, "e4m3", rows=3)
+    assert (found.name, found.target) == ("hybrid, T=3 chain, e4m3, 300 keys, over bf16", 1.2)
+    assert found.measured > 0
+    place = rotation.Rotation(bench.pool, replace(SMALL, variant="chain, int8")).places[0]
+    codes, scales = inputs.of_8_bits(place, torch.int8)
+    assert (scales == inputs.SCALE).all()
+    assert (codes.float() * inputs.SCALE).std() == pytest.approx(1, abs=0.02)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ sys.path.insert(0, str(BENCH))
 import run_kernels  # noqa: E402
 from common.clock import Stopwatch, paired_ratio, spread  # noqa: E402
 from kernels import inputs, peers  # noqa: E402
-from kernels.cases import Axes, Case  # noqa: E402
+from kernels.cases import EIGHT_BITS, Axes, Case  # noqa: E402
 from kernels.ceilings import Ceilings, Probe  # noqa: E402
 from kernels.measure import measure, memory_needed, row_error  # noqa: E402
 from kernels.workloads import OPS, build, sweep  # noqa: E402
@@ -136,7 +136,9 @@ def test_every_peer_computes_what_the_primitive_computes():
         assert row["fault"] is None
         assert row["peers"]
         assert row["refused"] == {}, case
-        if case.op == "hybrid_tree_attention":
+        if case.variant in EIGHT_BITS:
+            assert list(row["peers"]) == ["fp32 cache"]
+        elif case.op == "hybrid_tree_attention":
             assert any("flash + masked matmul + merge" in name for name in row["peers"])
 
 

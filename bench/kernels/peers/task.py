@@ -21,6 +21,7 @@ class Attention:
 
     ``keys_and_values`` returns K and V [B, L + T, Hk, D] and does whatever has to be done for that
     in every call; ``first`` names it. ``mask`` bool [T, T] is the tree, None a causal chain.
+    ``stored`` is the variant of a cache of 8 bits, whose numbers these are.
     ``prefix`` is the cache itself, with the tree's keys behind the prefix; None where there is no
     cache, and where only chosen tokens of it count.
     """
@@ -30,6 +31,7 @@ class Attention:
     mask: torch.Tensor | None
     first: str = ""
     prefix: Prefix | None = None
+    stored: str = ""
 
     @property
     def chain(self) -> bool:

@@ -12,9 +12,11 @@ from collections.abc import Callable
 
 import torch
 
+from ..inputs import SCALE
 from .task import Attention, Peer
 
 _BLOCK = 128  # tokens, as its engine takes on a CPU
+_STORED = {"chain, e4m3": "fp8_e4m3", "chain, e5m2": "fp8_e5m2"}
 
 
 @functools.cache
@@ -40,27 +42,36 @@ def why_not(device: torch.device) -> str | None:
 
 
 def attention(task: Attention) -> dict[str, Peer]:
-    """Return its kernel where the tree is a chain behind a cache."""
+    """Return its kernel where the tree is a chain behind a cache.
+
+    It has one scale for all keys of 8 bits; what is stored times a power of two is exact there.
+    """
     q = task.q
     if task.prefix is None or not task.chain or q.shape[-1] % 32:
+        return {}
+    kind = _STORED.get(task.stored, "auto")
+    if task.stored and kind == "auto":
         return {}
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
     ops = _operators()
     (batch, rows, q_heads, head_dim), (k, v) = q.shape, task.keys_and_values()
     length, kv_heads = k.shape[1:3]
-    isa = _get_attn_isa(q.dtype, _BLOCK, head_dim)
+    scales = (SCALE, SCALE, kind) if task.stored else ()
+    isa = _get_attn_isa(q.dtype, _BLOCK, head_dim, kind)
     blocks = -(-length // _BLOCK)
-    cache = torch.zeros(batch * blocks, kv_heads, 2 * _BLOCK, head_dim, dtype=q.dtype)
+    dtype = torch.uint8 if task.stored else q.dtype
+    cache = torch.zeros(batch * blocks, kv_heads, 2 * _BLOCK, head_dim, dtype=dtype)
     k_cache, v_cache = cache.chunk(2, dim=2)
     slots = torch.arange(batch)[:, None] * blocks * _BLOCK + torch.arange(length)
     flat = (x.flatten(0, 1).contiguous() for x in (k, v))
-    ops.cpu_attn_reshape_and_cache(*flat, k_cache, v_cache, slots.flatten(), isa)
+    ops.cpu_attn_reshape_and_cache(*flat, k_cache, v_cache, slots.flatten(), isa, *scales)
     starts = torch.arange(batch + 1, dtype=torch.int32) * rows
     lengths = torch.full((batch,), length, dtype=torch.int32)
     table = torch.arange(batch * blocks, dtype=torch.int32).view(batch, blocks)
     schedule = ops.cpu_attn_get_scheduler_metadata(
-        batch, q_heads, kv_heads, head_dim, lengths, q.dtype, starts, True, -1, isa, True
+        batch, q_heads, kv_heads, head_dim, lengths, q.dtype, starts, True, -1, isa, True,
+        None, kind,
     )  # fmt: skip
     packed = q.flatten(0, 1)
     out = torch.empty_like(packed)
@@ -68,7 +79,7 @@ def attention(task: Attention) -> dict[str, Peer]:
     def attend() -> dict[str, torch.Tensor]:
         ops.cpu_attention_with_kv_cache(
             packed, k_cache, v_cache, out, starts, lengths, head_dim**-0.5, True, None, -1,
-            table, 0.0, schedule, None,
+            table, 0.0, schedule, None, None, *scales,
         )  # fmt: skip
         return {"out": out.view_as(q)}
 

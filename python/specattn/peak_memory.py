@@ -1,4 +1,4 @@
-"""Peak memory of a run: what it had at most, of a GPU or of a Linux process."""
+"""Memory: what a run had at most, of a GPU or of a Linux process, and what is left."""
 
 from __future__ import annotations
 
@@ -16,6 +16,13 @@ def reset_peak(device: torch.device, process: int | str = "self") -> None:
         torch.cuda.reset_peak_memory_stats(device)
     elif clear.exists():
         clear.write_text("5")  # Linux: the largest resident size starts anew
+
+
+def available_bytes() -> int | None:
+    """Return the memory that new programs could have, as Linux says; elsewhere None."""
+    file = PROC / "meminfo"
+    lines = file.read_text().splitlines() if file.exists() else ()
+    return next((int(x.split()[1]) << 10 for x in lines if x.startswith("MemAvailable")), None)
 
 
 def peak_bytes(device: torch.device, process: int | str = "self") -> int | None:

@@ -15,6 +15,7 @@ from specattn.decoding.drafting.pace import Arm, Pace
 from specattn.decoding.drafting.timings import SIZES, PassCosts
 from specattn.decoding.methods import auto as module
 from specattn.decoding.methods.auto import Auto
+from specattn.decoding.model.model import Model
 from specattn.decoding.text.statistics import Clock
 from tests import distributions
 from tests.decoding.models import prompts, tiny_model
@@ -23,6 +24,12 @@ from tests.drafters.statement import random_drafter
 from tests.drafters.test_heads import random_heads
 
 V = 24
+
+
+@pytest.fixture(autouse=True)
+def _rounds_at_once(monkeypatch):
+    """Short runs round weights too."""
+    monkeypatch.setattr(module, "_PAYS", 0)
 
 
 @pytest.fixture(scope="module")
@@ -249,3 +256,20 @@ def test_without_the_module_nothing_is_looked_up_and_that_is_said_once(model, mo
 def test_a_method_without_a_trained_drafter_is_refused():
     with pytest.raises(ValueError, match="found, poss, longspec, medusa or None, got 'vegas'"):
         Auto(trained="vegas")
+
+
+def test_weights_are_rounded_where_that_pays_and_memory_is_left(monkeypatch):
+    """Not for a short run, nor where little memory is left; once they are there, always."""
+    own, settings = tiny_model("qwen3", vocab_size=V), {"temperature": 0.0, "max_new_tokens": 10}
+    text = [torch.arange(1, 9)]
+
+    def rounded(limit, free):
+        monkeypatch.setattr(module, "_PAYS", limit)
+        monkeypatch.setattr(module, "available_bytes", lambda: free)
+        generate(own, text, Auto(trained=None), **settings)
+        return Model.of(own).knows(("quantised", "int4"))
+
+    assert not rounded(limit=11, free=None)
+    assert not rounded(limit=0, free=2 * own.num_parameters())
+    assert rounded(limit=8, free=3 * own.num_parameters())
+    assert rounded(limit=11, free=None)

@@ -32,10 +32,13 @@ from specattn.decoding.methods.suffix import Lookup, Suffix, SuffixDrafter
 from specattn.decoding.methods.vegas import Vegas, VegasDrafter
 from specattn.decoding.model.model import Model
 from specattn.decoding.passes.attention import NO_CAPTURE
+from specattn.peak_memory import available_bytes
 
 TRAINED: tuple[type[Method], ...] = (PosS, LongSpec, Medusa)
 """Methods whose drafter is looked for in the folder of a model, in this order."""
 
+_PAYS = 256  # tokens that a run must be about to make before weights are rounded for it
+_ROUNDED_BYTES = 0.55  # of a weight in 4 bits, and its share of a scale
 _WITH_ROUNDED = 1024  # tokens that Vegas' drafts read at least, with rounded weights
 _AT_PAR = 2.0, 2.0  # passes of one row and tokens: a trained drafter, before it has been seen
 
@@ -56,7 +59,9 @@ class Auto(Method, name="auto"):
         Whether the target may draft for itself, attending to few cached tokens.
     cast : bool
         Whether it drafts with its weights rounded to 4 bits, on all cached tokens and on few, where
-        these can be made: on a CPU, of weights of more bits (`Cast`).
+        these can be made: on a CPU, of weights of more bits (`Cast`). The first run of 256 new
+        tokens or more makes them, on one rank, unless they took more than a quarter of the memory
+        that is left.
     trained : Method, str or None
         A method with a trained drafter, or the name of one whose drafter lies in the model's
         folder. "found": the first of `TRAINED` for which there is one, if any. None: without.
@@ -103,8 +108,6 @@ class Auto(Method, name="auto"):
     def prepared(self, model: PreTrainedModel) -> Auto:
         """Return this method with its texts read and the drafter for `model` loaded, if any."""
         self.lookup.prepared(model)
-        if self.cast:
-            _rounds(model)
         if isinstance(self.trained, Method):
             return replace(self, trained=self.trained.prepared(model))
         if self.trained is None:
@@ -121,8 +124,8 @@ class Auto(Method, name="auto"):
     def start(self, context: DraftContext) -> Drafter:
         """Return a drafter that has read the prompts."""
         drafters = dict[str, Drafter]()
-        vegas, rounds = Vegas(), self.cast and _rounds(context.target.model)
-        if rounds:
+        vegas = Vegas()
+        if self.cast and _rounds(context):
             # Beside rounded weights more of the cache is worth its reading.
             vegas = Vegas(weights=Cast.weights, min_tokens=_WITH_ROUNDED)
             drafters[Cast.name] = Cast().start(context)
@@ -133,8 +136,18 @@ class Auto(Method, name="auto"):
         return _AutoDrafter(context, self.lookup, drafters)
 
 
-def _rounds(model: PreTrainedModel) -> bool:
-    """Whether a model's weights can be rounded; then they are."""
+def _rounds(context: DraftContext) -> bool:
+    """Whether a run may draft with rounded weights; they are made here if need be, and if it pays.
+
+    To round takes what some fifty passes take, and drafts with it gain a fifth or so.
+    """
+    model, known = context.target.model, ("quantised", Cast.weights)
+    if not Model.of(model).knows(known):
+        free, needed = available_bytes(), _ROUNDED_BYTES * model.num_parameters()
+        if context.target.lockstep is not None:  # ranks would have to agree on what is free
+            return False
+        if context.sequences.draft_depth < _PAYS or (free is not None and 4 * needed > free):
+            return False
     try:
         Cast().prepared(model)
     except ValueError as error:

@@ -120,7 +120,7 @@ def _parser() -> arguments.Parser:
     add("--quantize", choices=QUANTIZE, help="weights of linear layers in fewer bits")
     add("--kv-dtype", choices=KV_DTYPES, help="elements of the cache, else those of --dtype")
     add("--suite", metavar="NAME", help=f"the tables of {', '.join(SUITES)}, papers' beside ours")
-    add("--wide", choices=models.SHAPES, help="the embedded target in a real model's sizes")
+    add("--wide", choices=models.WIDE_SHAPES, help="the embedded target in a real model's sizes")
     add("--shape", choices=models.SHAPES, help="a real model's shape, without its weights")
     add("--random-weights", action="store_true", help="needed with --shape: says what it is")
     add("--acceptance", metavar="PROFILE", help=f"{', '.join(PROFILES)}, or rates such as 0.9,0.8")
@@ -184,7 +184,7 @@ def _sections(options: argparse.Namespace) -> list[Section]:
         scale = Scale(min(SHORT, long), long, tuple(given), tuple(options.context))
         return suite(options.suite, scale)
     if not set(names) - {PLAIN, TRANSFORMERS} and options.wide:
-        given += map(Entry, ON_WIDE)
+        given += [Entry(name) for name in ON_WIDE if _has_what_it_needs(name, options.model)]
     elif not set(names) - {PLAIN, TRANSFORMERS}:
         given.append(Entry("vegas"))
         if options.shape is None and (options.model / "longspec").is_dir():
@@ -197,6 +197,11 @@ def _sections(options: argparse.Namespace) -> list[Section]:
     gamma = next((e.options.get("gamma") for e in given if e.name == "vegas"), None)
     timed = (gamma or Vegas.most_gamma) if options.passes else 0
     return [Section("", "", groups, passes=timed, pictures=pictures.KINDS)]
+
+
+def _has_what_it_needs(method: str, folder: Path) -> bool:
+    """Return whether a drafter lies in the model's folder, where a method needs one."""
+    return method not in models.DRAFTERS or (folder / method).is_dir()
 
 
 def _peers(options: argparse.Namespace) -> list[str]:

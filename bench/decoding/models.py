@@ -20,11 +20,12 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 POSITIONS = 1 << 17  # of models with random weights
 SHAPES = [name for name, shape in MODELS.items() if shape.family in ("llama", "qwen3")]
 """Models of families whose configuration follows from the shape."""
+WIDE_SHAPES = [name for name, shape in MODELS.items() if name in SHAPES or shape.state_layers]
 WIDE = Path(__file__).parents[2] / "build" / "wide"
 
 
 def widened(shape: str) -> Path:
-    """Return the embedded target, with its drafters, in the sizes of a real model: made once."""
+    """Return an embedded target, with its drafters, in the sizes of a real model: made once."""
     transformers.logging.disable_progress_bar()
     return widened_target(shape, WIDE)
 

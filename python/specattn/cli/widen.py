@@ -16,7 +16,7 @@ _SIZES = "name", "layers", "hidden", "q_heads", "kv_heads", "head_dim", "interme
 
 
 def widen(
-    source: Annotated[Path, typer.Argument(help="Hugging Face directory, or tiny.")],
+    source: Annotated[Path, typer.Argument(help="Hugging Face directory, tiny or tiny-hybrid.")],
     output: Annotated[Path, typer.Argument(help="New folder, of the model and its drafters.")],
     like: Annotated[str, typer.Option(help="Whose sizes to come close to.")] = "qwen3-0.6b",
     layers: Annotated[int | None, typer.Option(help="[default: as many]", min=1)] = None,

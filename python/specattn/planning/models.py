@@ -32,6 +32,10 @@ class ModelShape:
         Layers that see only so many tokens; 0 where none slides.
     tied : bool
         Whether the table of embeddings is the head.
+    attends_every : int
+        Of so many layers the last one attends; the others keep a state in place of keys.
+    state_k_heads, state_v_heads, state_k_dim, state_v_dim : int
+        Of these; 0 where every layer attends.
     """
 
     name: str
@@ -48,6 +52,11 @@ class ModelShape:
     window: int = 0
     sliding_layers: int = 0
     tied: bool = False
+    attends_every: int = 1
+    state_k_heads: int = 0
+    state_v_heads: int = 0
+    state_k_dim: int = 0
+    state_v_dim: int = 0
 
     @classmethod
     def named(cls, name: str) -> ModelShape:
@@ -82,6 +91,15 @@ class ModelShape:
         window = config.get("sliding_window") or 0
         slides = sum(kind == "sliding_attention" for kind in kinds)
         experts = config.get("num_experts") or config.get("num_local_experts") or 0
+        states = {}
+        if attending := len(kinds) - kinds.count("linear_attention"):
+            states = {"attends_every": len(kinds) // attending}
+        if "linear_attention" in kinds:
+            states |= {
+                f"state_{letter}_{ours}": config[f"linear_{theirs}"]
+                for letter, word in (("k", "key"), ("v", "value"))
+                for ours, theirs in (("heads", f"num_{word}_heads"), ("dim", f"{word}_head_dim"))
+            }
         return cls(
             name=name,
             family=config["model_type"],
@@ -97,17 +115,41 @@ class ModelShape:
             window=window if slides else 0,
             sliding_layers=slides if window else 0,
             tied=bool(config.get("tie_word_embeddings")),
+            **states,
         )
+
+    @property
+    def state_layers(self) -> int:
+        """Layers that keep a state in place of keys."""
+        return self.layers - self.layers // self.attends_every
 
     @property
     def full_layers(self) -> int:
         """Layers that see the whole context."""
-        return self.layers - self.sliding_layers
+        return self.layers - self.sliding_layers - self.state_layers
 
     @property
     def attention_weights(self) -> int:
-        """Elements of the projections of one layer."""
-        return self.hidden * self.head_dim * 2 * (self.q_heads + self.kv_heads)
+        """Elements of the projections of one layer that attends."""
+        gates = self.q_heads if self.family in _GATED else 0
+        return self.hidden * self.head_dim * (2 * (self.q_heads + self.kv_heads) + gates)
+
+    @property
+    def state_weights(self) -> int:
+        """Elements of the projections of one layer that keeps a state; values have gates."""
+        keys, values = self.state_k_heads * self.state_k_dim, self.state_v_heads * self.state_v_dim
+        return self.hidden * (2 * keys + 3 * values + 2 * self.state_v_heads)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the states of one request in one layer, float32."""
+        return 4 * self.state_v_heads * self.state_k_dim * self.state_v_dim
+
+    @property
+    def mixer_weights(self) -> int:
+        """Elements of the projections of all layers, their MLPs left out."""
+        attending = self.layers - self.state_layers
+        return attending * self.attention_weights + self.state_layers * self.state_weights
 
     @property
     def mlp_weights(self) -> int:
@@ -129,24 +171,26 @@ class ModelShape:
         if self.experts:
             untouched = (1 - self.experts_per_token / self.experts) ** tokens
             mlp *= self.experts * (1 - untouched)
-        return self.layers * (self.attention_weights + mlp) + self.head_weights
+        return self.mixer_weights + self.layers * mlp + self.head_weights
 
     @property
     def weights_per_token(self) -> int:
         """Elements that one token is multiplied with."""
         mlp = self.mlp_weights * (self.experts_per_token or 1)
-        return self.layers * (self.attention_weights + mlp) + self.head_weights
+        return self.mixer_weights + self.layers * mlp + self.head_weights
 
     def weights_stored(self) -> int:
         """Return all elements, the table of embeddings included."""
         mlp = self.mlp_weights * (self.experts or 1)
         tables = 1 if self.tied else 2
-        return self.layers * (self.attention_weights + mlp) + tables * self.head_weights
+        return self.mixer_weights + self.layers * mlp + tables * self.head_weights
 
     def cache_elements(self, context: int) -> int:
-        """Return the elements of K and V of one request; layers that slide are stored whole."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * context
+        """Return the elements of K and V of one request in one layer; no window cuts them."""
+        return 2 * self.kv_heads * self.head_dim * context
 
+
+_GATED = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")  # gates as wide as the queries
 
 MODELS = {
     shape.name: shape
@@ -170,6 +214,15 @@ MODELS = {
         ModelShape("qwen3-4b", "qwen3", 36, 2560, 32, 8, 128, 9728, 151936, tied=True),
         ModelShape("llama-3.2-1b", "llama", 16, 2048, 32, 8, 64, 8192, 128256, tied=True),
         ModelShape("vicuna-7b", "llama", 32, 4096, 32, 32, 128, 11008, 32000),
+        ModelShape(
+            *("qwen3.5-0.8b", "qwen3_5_text", 24, 1024, 8, 2, 256, 3584, 248320),
+            tied=True,
+            attends_every=4,
+            state_k_heads=16,
+            state_v_heads=16,
+            state_k_dim=128,
+            state_v_dim=128,
+        ),
     )
 }
 """By name; the embedded target's is read from its ``config.json``, where that is."""

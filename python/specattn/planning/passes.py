@@ -51,9 +51,10 @@ class Workload:
     def stored(self) -> int:
         """Bytes of weights and caches, on each rank."""
         model = self.model
-        cache = model.cache_elements(self.context) // model.layers
+        cache = model.cache_elements(self.context)
         cache = cache * model.sliding_layers + self.share(cache) * model.full_layers
-        return self.size * (model.weights_stored() + self.batch * cache)
+        states = self.batch * model.state_layers * model.state_bytes
+        return self.size * (model.weights_stored() + self.batch * cache) + states
 
     def share(self, keys: int) -> int:
         """Return how many of so many keys a rank has."""
@@ -89,6 +90,14 @@ class Workload:
         packed = rows * model.q_heads // model.kv_heads
         return self.machine.seconds(op, packed, cost.bytes, cost.operations)
 
+    def states(self, rows: int) -> float:
+        """Return the seconds of one layer with a state: verified, then committed.
+
+        A state is read twice and written once, about as fast as weights are read.
+        """
+        tokens, state = self.batch * rows, self.model.state_bytes
+        return self.machine.seconds("linear", tokens, 3 * self.batch * state, tokens * state)
+
 
 @dataclass(frozen=True)
 class PassTime:
@@ -99,6 +108,7 @@ class PassTime:
     weights : float
         Reading them and multiplying with them.
     attention : float
+        And layers with a state.
     host : float
         Launching.
     overlaps : bool
@@ -162,6 +172,8 @@ def pass_time(
     if model.sliding_layers:
         seen = min(model.window, workload.context)
         seconds += model.sliding_layers * workload.attention(rows, seen)
+    if model.state_layers:
+        seconds += model.state_layers * workload.states(rows)
     host = model.layers * machine.layer_seconds if workload.eager else 0.0
     exchange = model.full_layers * workload.exchange(rows)
     return PassTime(weights, seconds, host, machine.overlaps, exchange)

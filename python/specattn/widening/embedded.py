@@ -1,4 +1,4 @@
-"""The embedded target in the sizes of a real model."""
+"""An embedded target in the sizes of a real model."""
 
 from __future__ import annotations
 
@@ -7,22 +7,25 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer
 
-from specattn.planning import MODELS
-from specattn.planning.models import EMBEDDED_TARGET
+from specattn.embedded import EMBEDDED
+from specattn.planning import MODELS, ModelShape
 from specattn.widening.multiples import Multiples
 from specattn.widening.source import Source
 from specattn.widening.write import widen
 
 
 def widened_target(like: str, within: Path) -> Path:
-    """Return the folder of the embedded target and its drafters in a real model's sizes.
+    """Return the folder of an embedded target and its drafters in a real model's sizes.
 
-    It is ``within / like``, made once, in bfloat16. Raises as `widen` does.
+    It is the embedded hybrid where layers of the real one keep a state. The folder is
+    ``within / like``, made once, in bfloat16. Raises as `widen` does.
     """
     folder = within / like
     if not folder.is_dir():
         within.mkdir(parents=True, exist_ok=True)
-        tokenizer = AutoTokenizer.from_pretrained(EMBEDDED_TARGET, local_files_only=True)
-        times = Multiples.towards(MODELS[like], MODELS[EMBEDDED_TARGET.name])
-        widen(Source.load(EMBEDDED_TARGET, tokenizer), folder, times, torch.bfloat16)
+        real = MODELS[like]
+        small = EMBEDDED["tiny-hybrid" if real.state_layers else "tiny"]
+        tokenizer = AutoTokenizer.from_pretrained(small, local_files_only=True)
+        times = Multiples.towards(real, ModelShape.from_config(small))
+        widen(Source.load(small, tokenizer), folder, times, torch.bfloat16)
     return folder

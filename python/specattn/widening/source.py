@@ -20,9 +20,10 @@ from specattn.drafters import (
     TrainedDrafter,
 )
 from specattn.widening.multiples import Multiples
-from specattn.widening.weights import widened, widened_config
+from specattn.widening.weights import placed, widened, widened_config
 
-_FAMILIES = ("llama", "qwen2", "qwen3")
+_FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_5_text")
+_LAST = "o_proj", "out_proj", "down_proj"  # what attention, a state and an MLP write
 _DRAFTERS: tuple[type[TrainedDrafter], ...] = (
     LongSpecDrafter,
     PosSDrafter,
@@ -75,14 +76,12 @@ class Source:
     def parts(self, times: Multiples) -> Iterator[dict[str, torch.Tensor]]:
         """Yield the widened weights by name: of each layer, then the rest.
 
-        Layers of the source are spread evenly and end with its last, whose cache LongSpec reads.
-        Between them are copies that write zeros, and so change nothing at the cost of a layer.
+        Between the source's layers are copies that write zeros, and so change nothing at the cost
+        of a layer.
         """
         config, weights = self.model.config, self.model.state_dict()
-        own = config.num_hidden_layers
-        kept = {(n + 1) * times.layers // own - 1: n for n in range(own)}
-        for layer in range(times.layers):
-            prefix = f"model.layers.{kept.get(layer, layer % own)}."
+        for layer, (like, kept) in enumerate(placed(config, times)):
+            prefix = f"model.layers.{like}."
             part = {
                 f"model.layers.{layer}.{name.removeprefix(prefix)}": widened(
                     name, weight, config, times
@@ -90,9 +89,9 @@ class Source:
                 for name, weight in weights.items()
                 if name.startswith(prefix)
             }
-            if layer not in kept:
+            if not kept:
                 for name in part:
-                    if "o_proj" in name or "down_proj" in name:
+                    if any(last in name for last in _LAST):
                         part[name] = torch.zeros_like(part[name])
             yield part
         left_out = widened_config(config, times).tie_word_embeddings

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 import torch
+from torch.nn.functional import pad
 from transformers import (
     DynamicCache,
     LogitsProcessorList,
@@ -23,6 +24,7 @@ from specattn.decoding.engine.method import (
     context_of,
 )
 from specattn.decoding.engine.target import Target
+from specattn.decoding.model.families import keeps_state
 from specattn.decoding.text.statistics import Statistics, Stopwatch, synchronize
 
 
@@ -106,16 +108,20 @@ class PromptSnapshot:
         return [context.sequences.new_tokens(row) for row in range(rows)], statistics
 
     def as_dynamic_cache(self) -> DynamicCache:
-        """Return the prompts' keys and values as the cache that transformers' `generate` uses.
-
-        ValueError: some layers keep states.
-        """
-        if self.target.cache.states is not None:
-            raise ValueError("states of layers that keep one are not handed to transformers yet")
-        cache = DynamicCache(config=self.target.model.config)
-        for layer in range(self._rows.shape[0]):
-            k, v = (x[:, : self.prefix].transpose(1, 2) for x in self._rows[layer])
-            cache.update(k, v, layer)
+        """Return the prompts' keys, values and states as transformers' `generate` caches them."""
+        config = self.target.model.config
+        cache = DynamicCache(config=config)
+        rows = iter(self._rows)
+        states = zip(*self._states, strict=True) if self._states is not None else iter(())
+        for layer, keeps in enumerate(keeps_state(config)):
+            if keeps:
+                state, conv_state = next(states)
+                # As many inputs as the convolution has taps; the first is not read again.
+                cache.update_conv_state(pad(conv_state.mT, (1, 0)), layer)
+                cache.update_recurrent_state(state, layer)
+            else:
+                k, v = (x[:, : self.prefix].transpose(1, 2) for x in next(rows))
+                cache.update(k, v, layer)
         return cache
 
     @torch.no_grad()

@@ -55,6 +55,7 @@ SMALL = ModelShape("small", "llama", 2, 16, 4, 2, 8, 32, 100)
         ("qwen3-1.7b", 1.72),
         ("qwen3-4b", 4.02),
         ("llama-3.2-1b", 1.236),
+        ("qwen3.5-0.8b", 0.752),
     ],
 )
 def test_models_have_the_parameters_that_their_makers_state(name, billions):
@@ -67,6 +68,21 @@ def test_a_config_says_what_the_checkpoint_holds():
         stored = sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
     assert shape.weights_stored() == pytest.approx(stored, rel=0.002)  # norms are not counted
     assert shape == MODELS["tiny"] == ModelShape.named("tiny")
+
+
+def test_a_hybrid_s_config_says_what_the_checkpoint_holds():
+    shape = ModelShape.from_config(TINY / "hybrid")
+    with safe_open(TINY / "hybrid" / "model.safetensors", "pt") as file:
+        stored = sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+    assert shape.weights_stored() == pytest.approx(stored, rel=0.003)  # nor are convolutions
+    assert (shape.state_layers, shape.full_layers) == (4, 2)
+    # Behind a longer text only layers with keys take longer, and states take their share.
+    plain, long = (pass_time(Workload(shape, BYTES_ALONE, context), 1) for context in (1000, 2000))
+    assert long.attention - plain.attention < plain.attention
+    longer = Workload(shape, BYTES_ALONE, 2000).stored - Workload(shape, BYTES_ALONE, 1000).stored
+    assert longer == 2 * 2 * 2 * 2 * 64 * 1000
+    states = 4 * 4 * 128 * 64 * 4
+    assert Workload(shape, BYTES_ALONE, 0).stored == 2 * shape.weights_stored() + states
 
 
 def test_a_package_without_the_checkout_says_that_it_has_no_embedded_target(monkeypatch):

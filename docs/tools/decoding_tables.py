@@ -93,6 +93,18 @@ def wide() -> str:
     return markdown((*header, *(f"`{name}`" for name in names)), rows)
 
 
+@table("wide-hybrid")
+def wide_hybrid() -> str:
+    """Return methods on the widened hybrid beside transformers' generate."""
+    rows = []
+    for row in read("epyc-2core/decoding-wide-hybrid.jsonl"):
+        gains = (row["speedup"].get(peer) for peer in ("plain", "transformers"))
+        shown = [None if gain is None else f"{gain:.2f}" for gain in gains]
+        speed = spread(row["tokens_per_second"], 1)
+        rows.append([f"`{row['method']}`", size(row["context"]), speed, *shown])
+    return markdown(("", "context", "tokens/s", "times plain", "times transformers"), rows)
+
+
 @table("wide-prefill")
 def wide_prefill() -> str:
     """Return the prefill of the widened target beside the engines'."""

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from specattn.decoding import METHODS, generate
 from specattn.decoding.model.checkpoint import load_causal_model
-from specattn.planning import MODELS
+from specattn.embedded import EMBEDDED
+from specattn.planning import MODELS, ModelShape
 from specattn.widening import Multiples, Source, checks, widen, write
 from specattn.widening.multiples import shares
 from tests.decoding.models import letters, tiny_model
@@ -33,6 +34,8 @@ SOURCES = {
     "llama": ("llama", {"tie_word_embeddings": True, "num_hidden_layers": 1}),
     "llama-biases": ("llama", {"tie_word_embeddings": False, **BIASES}),
 }
+STATE, ATTENDS = "linear_attention", "full_attention"
+HYBRID = {"tie_word_embeddings": True, "layer_types": [STATE, ATTENDS, STATE, ATTENDS]}
 DRAFTERS = ("longspec", "medusa", "poss", "tokenswift")
 
 
@@ -99,6 +102,81 @@ def test_multiples_come_close_to_the_real_model(name, expected, millions):
     assert tiny.hidden * times.hidden == real.hidden
     assert tiny.q_heads * times.q_heads * tiny.head_dim == real.q_heads * real.head_dim
     assert tiny.kv_heads * times.kv_heads * tiny.head_dim == real.kv_heads * real.head_dim
+
+
+def test_a_hybrid_comes_close_to_a_real_one():
+    real, small = MODELS["qwen3.5-0.8b"], ModelShape.from_config(EMBEDDED["tiny-hybrid"])
+    assert small.state_layers == 4
+    times = Multiples.towards(real, small)
+    assert times == Multiples(4, 4, 4, 4, 24, 8, 8, 4)
+    for side, each in (("k", times.state_k_heads), ("v", times.state_v_heads)):
+        own, wanted = (
+            getattr(x, f"state_{side}_heads") * getattr(x, f"state_{side}_dim")
+            for x in (small, real)
+        )
+        assert own * each == wanted
+    with pytest.raises(ValueError, match="4b has no layers with a state, the source has such"):
+        Multiples.towards(MODELS["qwen3-4b"], small)
+    with pytest.raises(ValueError, match="0.8b has layers with a state, the source has no such"):
+        Multiples.towards(real, MODELS["tiny"])
+    with pytest.raises(ValueError, match="a multiple of 4, as the last of so many attends"):
+        Multiples.towards(replace(real, layers=23), small)
+    with pytest.raises(ValueError, match="state's values: 2048 are fewer than the source's 2304"):
+        Multiples.towards(real, replace(small, state_v_heads=36))
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        pytest.param(Multiples(3, 2, 2, 2, 8, 6, 3, 2), id="uneven"),
+        pytest.param(Multiples(2, 1, 1, 1, 12, 2, 2, 4), id="three of four"),
+        pytest.param(Multiples(2, 3, 2, 4, 4, 2, 4, 4), id="no further layers"),
+    ],
+)
+def test_a_widened_hybrid_computes_the_same(times, tmp_path):
+    small = tiny_model("qwen3_5", **HYBRID)
+    small.save_pretrained(tmp_path / "small")
+    source = Source.load(tmp_path / "small", letters())
+    found = widen(source, tmp_path / "wide", times, torch.float32)
+    wide = load_causal_model(tmp_path / "wide", torch.float32)
+    ids = torch.arange(90)[None]
+    expected = logits(small, ids)
+    # Their order of sums differs; what was computed otherwise would differ by its own size.
+    most = 1e-4 * float(expected.abs().max())
+    torch.testing.assert_close(logits(wide, ids), expected, rtol=0, atol=most)
+    assert found.same_tokens == 1
+    kinds = wide.config.layer_types
+    assert len(kinds) == times.layers
+    every = times.attends_every
+    if times.layers > 4:
+        assert kinds == ([STATE] * (every - 1) + [ATTENDS]) * (times.layers // every)
+    else:
+        assert kinds == HYBRID["layer_types"]
+    own = 0
+    for kind, layer in zip(kinds, wide.model.layers, strict=True):
+        last = layer.linear_attn.out_proj if kind == STATE else layer.self_attn.o_proj
+        if written := bool(last.weight.any()):  # in the order of the source
+            assert kind == small.config.layer_types[own]
+            own += 1
+        assert bool(layer.mlp.down_proj.weight.any()) == written
+    assert own == 4
+    assert written  # the last: its cache is what LongSpec reads
+    config = wide.config
+    assert config.linear_num_key_heads == 2 * times.state_k_heads
+    assert config.linear_num_value_heads == 4 * times.state_v_heads
+    assert (config.linear_key_head_dim, config.linear_value_head_dim) == (8, 16)
+    # As a user decodes: recorded passes of trees.
+    prompt, run = list(range(40)) * 2, {"max_new_tokens": 24, "temperature": 0}
+    text = generate(small, prompt, "plain", **run).new_tokens
+    assert generate(wide, prompt, "suffix", **run).new_tokens == text
+
+
+def test_a_hybrid_whose_layers_have_no_place_is_named(tmp_path):
+    kinds = [STATE, ATTENDS, ATTENDS, ATTENDS]
+    tiny_model("qwen3_5", layer_types=kinds).save_pretrained(tmp_path)
+    source = Source.load(tmp_path, letters())
+    with pytest.raises(ValueError, match="do not fit in order into 8, of each 4 of which the last"):
+        source.empty(Multiples(1, 1, 1, 1, 8, 1, 1, 4))
 
 
 def test_a_real_model_that_is_smaller_is_refused():
@@ -253,7 +331,7 @@ def test_nothing_is_replaced(source, tmp_path):
 @pytest.mark.parametrize(
     ("family", "said"),
     [
-        ("qwen3_moe", "of type 'qwen3_moe'; only llama, qwen2, qwen3 can be widened"),
+        ("qwen3_moe", "of type 'qwen3_moe'; only llama, qwen2, qwen3, qwen3_5_text can be widened"),
         ("gemma2", "of type 'gemma2'"),
         ("qwen2-sliding", "sliding attention"),
     ],

@@ -58,14 +58,14 @@ class Multiples:
         for name, (wanted, own) in sizes.items():
             if wanted < own:
                 raise ValueError(f"{name}: {wanted} are fewer than the source's {own}")
-        _, hidden, intermediate, *heads = (x / (y or 1) for x, y in sizes.values())
+        _, hidden, intermediate, q, kv, v, k = (x / (y or 1) for x, y in sizes.values())
         states = (1, 1)
         if source.state_layers:
-            states = _heads(*heads[2:], source.state_v_heads // source.state_k_heads)
+            states = _heads(v, k, source.state_v_heads // source.state_k_heads)
         return cls(
             _nearest(hidden, _up_to(hidden)),
             _nearest(intermediate, _up_to(intermediate)),
-            *_heads(*heads[:2], source.q_heads // source.kv_heads),
+            *_heads(q, kv, source.q_heads // source.kv_heads),
             real.layers,
             *states,
             real.attends_every,

@@ -98,7 +98,7 @@ def test_a_widened_target_is_made_once_and_measured_by_all_that_it_is_for(
     if whole:
         monkeypatch.setitem(models.MODELS, "qwen3-0.6b", replace(models.MODELS["tiny"], layers=7))
     else:
-        tiny = embedded.EMBEDDED_TARGET
+        tiny = embedded.EMBEDDED["tiny"]
         monkeypatch.setattr(embedded, "widen", lambda _, folder, *sizes: folder.symlink_to(tiny))
     path = tmp_path / "rows.jsonl"
     wide = ["--device", "cpu", *text, "--wide", "qwen3-0.6b", "--no-peer", "--temperature", "0"]

@@ -67,30 +67,33 @@ def build(recipe, out, files=None):
     trainer = Trainer(recipe, documents, work / "state.pt")
     write_checkpoint(trainer.run(), tokenizer, out)
 
+    seen = {"corpus_tokens": sum(map(len, documents))}
+    seen |= {"tokens_seen": recipe.steps * recipe.batch_tokens}
+    return evaluate(out, files, trainer, seen)
+
+
+def evaluate(out, files, trainer, seen):
+    """Measure a checkpoint; write and return its ``evaluation.json``, with what it has `seen`."""
     print("evaluation on held-out files", flush=True)
     held_out = held_out_files(min_bytes=200)
     numbers = measure(out, held_out[-files:] if files else held_out)
-    numbers["training"] = {
-        "corpus_tokens": sum(map(len, documents)),
-        "tokens_seen": recipe.steps * recipe.batch_tokens,
-        "steps": recipe.steps,
-        "minutes": round(trainer.seconds / 60, 1),
-    }
+    minutes = round(trainer.seconds / 60, 1)
+    numbers["training"] = {**seen, "steps": trainer.step, "minutes": minutes}
     (out / "evaluation.json").write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
     return numbers
 
 
-def main():
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+def command_line(about, build, toy, shipped):
+    """Build what the command line says: a recipe and a number of files where it is `toy`."""
+    parser = argparse.ArgumentParser(description=about.split("\n", 1)[0])
     parser.add_argument("--out", type=Path, required=True, help="folder of the checkpoint")
     parser.add_argument("--toy", action="store_true", help="toy sizes: seconds, learns nothing")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    recipe, files = (TOY, TOY_FILES) if options.toy else (SHIPPED, None)
+    recipe, files = toy if options.toy else (shipped, None)
     print(json.dumps(build(recipe, options.out, files), indent=2))
 
 
 if __name__ == "__main__":
-    main()
+    command_line(__doc__, build, toy=(TOY, TOY_FILES), shipped=SHIPPED)

@@ -8,8 +8,6 @@ attention adds in their place, each given the target's own input; then the whole
 target's distribution and the text. State is kept in ``DIR/work``; the same command goes on from it.
 """
 
-import argparse
-import json
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -17,13 +15,10 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from build import write_checkpoint
-from corpus import held_out_files, read_texts, training_files
-from measure import measure
-from train import Stage, batches, echo_passages
+from build import command_line, evaluate, write_checkpoint
+from corpus import read_texts, training_files
+from train import Resumable, Stage, batches, echo_passages
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3_5ForCausalLM, Qwen3_5TextConfig
-
-from specattn.files import write_atomically
 
 HERE = Path(__file__).parent
 ATTENDING = 2, 5  # layers; the last one must, as LongSpec reads its keys
@@ -105,34 +100,24 @@ def new_layers(model):
     return {n: layer.linear_attn for n, layer in layers if hasattr(layer, "linear_attn")}
 
 
-class Trainer:
+class Trainer(Resumable):
     """Target, hybrid, optimizers and step count; saved and resumed together."""
 
     def __init__(self, recipe, documents, state_file):
         torch.manual_seed(recipe.seed)
-        self.recipe, self.documents, self.state_file = recipe, documents, state_file
+        self.recipe, self.documents = recipe, documents
         self.target = AutoModelForCausalLM.from_pretrained(HERE, dtype=torch.float32).eval()
         self.target.requires_grad_(False)
-        self.model = convert(self.target)
-        for one in (self.target, self.model):
+        model = convert(self.target)
+        for one in (self.target, model):
             one.set_attn_implementation("blocked")
-        self.new = new_layers(self.model)
-        self.optimizers = self._optimizers()
-        self.step, self.seconds, self.losses = 0, 0.0, []
-        if state_file.exists():
-            self._resume()
+        self.new = new_layers(model)
+        super().__init__(model, self._optimizers(model), state_file)
 
-    def _resume(self):
-        state = torch.load(self.state_file, weights_only=True)
-        self.model.load_state_dict(state["model"])
-        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
-        self.step, self.seconds, self.losses = state["step"], state["seconds"], state["losses"]
-
-    def _optimizers(self):
+    def _optimizers(self, model):
         new = {id(p) for layer in self.new.values() for p in layer.parameters()}
         groups = {}
-        for name, p in self.model.named_parameters():
+        for name, p in model.named_parameters():
             small = p.ndim != 2 or p.shape[0] < 16 or "embed" in name
             groups.setdefault((small, id(p) in new), []).append(p)
         recipe = self.recipe
@@ -148,17 +133,6 @@ class Trainer:
             torch.optim.Muon(muon, weight_decay=recipe.weight_decay),
             torch.optim.AdamW(adam, betas=(0.9, 0.95), weight_decay=0.0),
         )
-
-    def save(self):
-        """Write the training state; an interruption leaves the old one."""
-        state = {
-            "model": self.model.state_dict(),
-            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-            "step": self.step,
-            "seconds": self.seconds,
-            "losses": self.losses,
-        }
-        write_atomically(self.state_file, lambda partial: torch.save(state, partial))
 
     def run(self, save_every=25):
         """Train to the last step and return the model."""
@@ -250,28 +224,9 @@ def build(recipe, out, files=None):
     documents = [torch.tensor([eos, *ids]) for ids in tokenizer(texts).input_ids]
     trainer = Trainer(recipe, documents, work / "state.pt")
     write_checkpoint(trainer.run(), tokenizer, out)
-    held_out = held_out_files(min_bytes=200)
-    numbers = measure(out, held_out[-files:] if files else held_out)
-    numbers["training"] = {
-        "tokens_seen": recipe.batch_tokens * sum(stage.steps for stage in recipe.stages),
-        "steps": trainer.step,
-        "minutes": round(trainer.seconds / 60, 1),
-    }
-    (out / "evaluation.json").write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
-    return numbers
-
-
-def main():
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--out", type=Path, required=True, help="folder of the checkpoint")
-    parser.add_argument("--toy", action="store_true", help="few steps: learns nothing")
-    parser.add_argument("--threads", type=int, default=2)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    recipe, files = (TOY, 4) if options.toy else (Recipe(), None)
-    print(json.dumps(build(recipe, options.out, files), indent=2))
+    steps = {"tokens_seen": recipe.batch_tokens * sum(one.steps for one in recipe.stages)}
+    return evaluate(out, files, trainer, steps)
 
 
 if __name__ == "__main__":
-    main()
+    command_line(__doc__, build, toy=(TOY, 4), shipped=Recipe())

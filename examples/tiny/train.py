@@ -195,33 +195,14 @@ def cross_entropy(hidden, embedding, labels):
     return F.cross_entropy((hidden @ embedding.T).flatten(0, 1).float(), labels.flatten())
 
 
-class Trainer:
-    """Model, optimizers and step count, saved and resumed together.
+class Resumable:
+    """A training run that a `state_file` keeps: model, optimizers, steps, seconds, losses."""
 
-    Parameters
-    ----------
-    recipe : Recipe
-    documents : list of Tensor
-        Token ids of each training file, end-of-text first.
-    state_file : Path
-        Where the training state is kept; training goes on from it when it exists.
-    """
-
-    def __init__(self, recipe, documents, state_file):
-        torch.manual_seed(recipe.seed)
-        self.recipe, self.documents, self.state_file = recipe, documents, Path(state_file)
-        config = recipe.config(eos=int(documents[0][0]))
-        config._attn_implementation = "blocked"
-        self.model = Qwen3ForCausalLM(config)
-        self.optimizers = optimizers(self.model, recipe)
+    def __init__(self, model, optimizers, state_file):
+        self.model, self.optimizers, self.state_file = model, optimizers, Path(state_file)
         self.step, self.seconds, self.losses = 0, 0.0, []
         if self.state_file.exists():
             self._resume()
-        self.loss = cross_entropy
-        if recipe.compile:
-            self.loss = torch.compile(cross_entropy, dynamic=False)
-            for layer in self.model.model.layers:
-                layer.compile(dynamic=False)
 
     def _resume(self):
         state = torch.load(self.state_file, weights_only=True)
@@ -240,6 +221,32 @@ class Trainer:
             "losses": self.losses,
         }
         write_atomically(self.state_file, lambda partial: torch.save(state, partial))
+
+
+class Trainer(Resumable):
+    """Model, optimizers and step count, saved and resumed together.
+
+    Parameters
+    ----------
+    recipe : Recipe
+    documents : list of Tensor
+        Token ids of each training file, end-of-text first.
+    state_file : Path
+        Where the training state is kept; training goes on from it when it exists.
+    """
+
+    def __init__(self, recipe, documents, state_file):
+        torch.manual_seed(recipe.seed)
+        self.recipe, self.documents = recipe, documents
+        config = recipe.config(eos=int(documents[0][0]))
+        config._attn_implementation = "blocked"
+        model = Qwen3ForCausalLM(config)
+        super().__init__(model, optimizers(model, recipe), state_file)
+        self.loss = cross_entropy
+        if recipe.compile:
+            self.loss = torch.compile(cross_entropy, dynamic=False)
+            for layer in self.model.model.layers:
+                layer.compile(dynamic=False)
 
     def run(self, save_every=100):
         """Train to the last step and return the model."""

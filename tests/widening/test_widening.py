@@ -141,8 +141,8 @@ def test_a_widened_hybrid_computes_the_same(times, tmp_path):
     wide = load_causal_model(tmp_path / "wide", torch.float32)
     ids = torch.arange(90)[None]
     expected = logits(small, ids)
-    # Their order of sums differs; what was computed otherwise would differ by its own size.
-    most = 1e-4 * float(expected.abs().max())
+    # Sums of more terms, in float32: the last bits of all weights move logits by 5e-6 of that.
+    most = 5e-5 * float(expected.abs().max())
     torch.testing.assert_close(logits(wide, ids), expected, rtol=0, atol=most)
     assert found.same_tokens == 1
     kinds = wide.config.layer_types

@@ -122,6 +122,49 @@ def wide_prefill() -> str:
     return markdown(("shape", "context", "specattn, s", "vLLM", "llama.cpp"), rows)
 
 
+@table("wide-quantised")
+def wide_quantised() -> str:
+    """Return tokens per second of the widened target by the bits of its weights, and llama.cpp."""
+    places: dict[tuple, dict[str, Any]] = {}
+    for row in read("epyc-2core/decoding-wide-quantised.jsonl"):
+        bits = row.get("quantize", "bfloat16")
+        name = row["method"] + (", lookup" if "ngram" in row["settings"] else "")
+        places.setdefault((row["context"], bits), {})[name] = row
+    names = "plain", "suffix", "auto", "llama.cpp", "llama.cpp, lookup"
+    rows = []
+    for (context, bits), here in sorted(places.items(), key=lambda one: (one[0][0], -_order(one))):
+        speeds = {n: here[n]["tokens_per_second"]["median"] for n in names if n in here}
+        base = places[context, "bfloat16"]["plain"]["tokens_per_second"]["median"]
+        shown = [f"{speeds[name]:.1f}" if name in speeds else None for name in names]
+        read_in = [f"{here[n]['prefill_seconds']:.2f}" if n in here else None for n in names[::3]]
+        rows.append([size(context), bits, shown[0], f"{speeds['plain'] / base:.2f}", *shown[1:]])
+        rows[-1] += read_in
+    header = ("context", "weights", "plain, tokens/s", "over bfloat16", "`suffix`", "`auto`")
+    others = ("llama.cpp", "with its lookup", "prompt, s", "llama.cpp's")
+    return markdown((*header, *others), rows)
+
+
+def _order(place: tuple) -> int:
+    """Return the bits of a place's weights."""
+    return {"bfloat16": 16, "int8": 8, "int4": 4}[place[0][1]]
+
+
+@table("cast")
+def cast() -> str:
+    """Return drafting with rounded weights over plain decoding, on prose."""
+    places: dict[tuple, dict[str, Any]] = {}
+    for row in read("epyc-2core/decoding-cast.jsonl"):
+        places.setdefault((row["context"], row["temperature"]), {})[label(row)] = row
+    names = list(dict.fromkeys(name for here in places.values() for name in here))
+    names.remove("plain")
+    rows = []
+    for (context, heat), here in sorted(places.items()):
+        gains = [here[name]["speedup"]["plain"] for name in names]
+        shown = [f"**{x:.2f}**" if x == max(gains) else f"{x:.2f}" for x in gains]
+        rows.append([size(context), f"{heat:g}", *shown])
+    return markdown(("tokens", "T", *(f"`{name}`" for name in names)), rows)
+
+
 @table("auto")
 def auto() -> str:
     """Return times plain decoding by length and temperature, geometric means, and over all."""

@@ -149,6 +149,20 @@ def _order(place: tuple) -> int:
     return {"bfloat16": 16, "int8": 8, "int4": 4}[place[0][1]]
 
 
+@table("eight-bits-decoding")
+def eight_bits_decoding() -> str:
+    """Return plain decoding over caches of 8 bits, each run by itself."""
+    found: dict[tuple, list[str]] = {}
+    for row in read("epyc-2core/decoding-eight-bits.jsonl"):
+        if row["method"] != "plain":
+            continue
+        model = row["model"].removeprefix("wide ").replace("tiny", "embedded")
+        where = model, size(row["context"]), row.get("kv_dtype", "bfloat16")
+        found.setdefault(where, []).append(spread(row["tokens_per_second"], 1))
+    rows = [[*where, ", ".join(speeds)] for where, speeds in sorted(found.items())]
+    return markdown(("model", "tokens", "cache", "plain, tokens/s, each run"), rows)
+
+
 @table("cast")
 def cast() -> str:
     """Return drafting with rounded weights over plain decoding, on prose."""

@@ -13,7 +13,7 @@ from transformers import (
 )
 
 from specattn import kv_cache, reference
-from specattn.decoding import DraftContext, Sampler, Target
+from specattn.decoding import DraftContext, Sampler, Target, Vegas
 from specattn.decoding.drafting.sparse_chain import PrefixSelection, SparseChain
 from specattn.decoding.passes.attention import Selection
 from specattn.decoding.text.sequences import Sequences
@@ -106,7 +106,7 @@ def test_probs_are_the_very_law_that_tokens_were_drawn_from(monkeypatch):
     selection = Selection(few, torch.full((copies,), 3, dtype=torch.int32))
     generator = torch.Generator().manual_seed(0)
     context = DraftContext(one, Sampler(processors, True, sequences), sequences, generator)
-    chain = SparseChain(2, context, rejection=True)
+    chain = SparseChain(Vegas(gamma=2, rejection=True), context)
     asked = []
     draft_step = one.draft
     monkeypatch.setattr(one, "draft", lambda *a: asked.append(draft_step(*a)) or asked[-1])

@@ -19,7 +19,7 @@ usage() {
 }
 
 steps=(environment check tests-cuda tests-attention tests-triton tests-ops kernels kernels-cuda
-    kernels-flash_attn kernels-triton winners decode-llama-3.1-8b decode-qwen3-8b)
+    kernels-triton winners decode-llama-3.1-8b decode-qwen3-8b)
 smoke_steps=(environment tests kernels kernels-cpu kernels-reference winners decode-tiny)
 out="" smoke="" wanted=()
 while [ $# -gt 0 ]; do
@@ -80,13 +80,14 @@ if [ -z "$smoke" ] && "$PYTHON" -c 'import xdist' 2>/dev/null; then pytest+=(-n 
 if [ -n "$smoke" ]; then
     kernels=(--quick --shape tiny --context 256 --rows 1,4 --budget 0.01)
     shapes=(tiny)
-    against=(cpu reference) table=("--out" "$out/winners.json")
+    against=(cpu reference)
+    export SPECATTN_CACHE="$out/cache"
     decode=(--layers 1 --context 256 --new-tokens 8 --repeats 1 --budget 0.01)
 else
     kernels=(--quick --device cuda --shape llama-3.1-8b --context 32k,128k --rows 1,16,64 --batch 1,8
         --budget 0.3)
     shapes=(llama-3.1-8b qwen3-8b)
-    against=(cuda flash_attn triton) table=()
+    against=(cuda triton)
     decode=(--device cuda --context 32k,128k --new-tokens 32 --repeats 2 --budget 1)
 fi
 
@@ -122,7 +123,7 @@ for backend in "${against[@]}"; do
 done
 sweeps=("$out"/kernels-*.jsonl)
 if [ ${#sweeps[@]} -gt 1 ]; then
-    step winners 30 "$PYTHON" bench/winners.py "${table[@]}" "${sweeps[@]}"
+    step winners 30 "$PYTHON" bench/winners.py "${sweeps[@]}"
 fi
 # Random weights: the time of every round is real, what is accepted is drawn, and every line says so.
 for shape in "${shapes[@]}"; do

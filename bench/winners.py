@@ -1,16 +1,15 @@
-"""Make a table of the fastest backend by shape from sweeps of several, for backends to read.
+"""Record the fastest backend by shape from sweeps of several, for backends to read.
 
     python bench/run_kernels.py --backend cuda --json cuda.jsonl ...
     python bench/run_kernels.py --backend triton --json triton.jsonl ...
     python bench/winners.py cuda.jsonl triton.jsonl
 
-It goes into the user's folder for caches, or where --out says; docs/benchmarks.md tells who reads.
+It goes into the record of GPUs in the user's folder for caches; docs/benchmarks.md tells who reads.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Iterable
@@ -18,18 +17,17 @@ from pathlib import Path
 
 from common.records import Record, of_kind, whole_lines
 
-from specattn.backends import winners
-from specattn.files import write_atomically
+from specattn import gpu_record
 from specattn.planning import MODELS
 
-Seconds = dict[winners.Shape, dict[str, float]]
+Seconds = dict[gpu_record.Shape, dict[str, float]]
 
 
-def shape_of(row: Record) -> winners.Shape:
+def shape_of(row: Record) -> gpu_record.Shape:
     """Return what of a row of the sweep decides who is fastest."""
     model = MODELS[row["shape"]]
     rows = row["rows"] * (model.q_heads // model.kv_heads)
-    return winners.Shape(
+    return gpu_record.Shape(
         row["op"], row["dtype"], model.head_dim, rows, row["context"], row["batch"]
     )
 
@@ -43,7 +41,7 @@ def seconds(sweeps: Iterable[list[Record]]) -> Seconds:
             if row["time"] and not row["fault"]:
                 case = shape_of(row), row["variant"], row["page_size"], row["sparsity"]
                 times.setdefault(case, {})[backend] = row["time"]["median"]
-    logs: dict[winners.Shape, dict[str, list[float]]] = {}
+    logs: dict[gpu_record.Shape, dict[str, list[float]]] = {}
     for (shape, *_), by_backend in times.items():
         if len(by_backend) > 1:
             for backend, time in by_backend.items():
@@ -58,13 +56,12 @@ def seconds(sweeps: Iterable[list[Record]]) -> Seconds:
     }
 
 
-def table(gpu: str, measured: Seconds) -> Record:
-    """Return the table as `winners` reads it."""
-    rows = [
+def rows(measured: Seconds) -> list[Record]:
+    """Return what `gpu_record.note_fastest` takes."""
+    return [
         {"shape": shape._asdict(), "winner": min(times, key=times.__getitem__), "seconds": times}
         for shape, times in sorted(measured.items())
     ]
-    return {"schema": winners.SCHEMA, "gpu": gpu, "rows": rows}
 
 
 def text(measured: Seconds) -> str:
@@ -82,19 +79,16 @@ def text(measured: Seconds) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write and print the table; 2 where the sweeps do not belong together."""
+    """Record and print who is fastest; 2 where the sweeps do not belong together."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("sweeps", nargs="+", type=Path, help="JSON Lines of run_kernels.py")
-    parser.add_argument("--out", type=Path, default=winners.path(), help="default: %(default)s")
     options = parser.parse_args(arguments)
     sweeps = [whole_lines(path) for path in options.sweeps]
     machines = {of_kind(records, "run")[0]["machine"]["name"] for records in sweeps}
     if len(machines) > 1:
         parser.error(f"expected sweeps of one machine, got {', '.join(sorted(machines))}")
     measured = seconds(sweeps)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    content = json.dumps(table(machines.pop(), measured), indent=1) + "\n"
-    write_atomically(options.out, lambda partial: partial.write_text(content, encoding="utf-8"))
+    gpu_record.note_fastest(machines.pop(), rows(measured))
     print(text(measured))
     return 0
 

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 import triton
 
+from specattn import gpu_record
+
 from ._bfloat16 import INTERPRETED
 
 
@@ -218,15 +220,23 @@ HOPPER = {
 }
 
 
+@lru_cache(None)
+def _hopper_has_passed() -> bool:
+    return gpu_record.has_passed("gluon", (9, 0))
+
+
 def hopper_config(q, rows) -> HopperConfig | None:
     """Return the configuration of the Hopper kernel for ``rows`` = g * T query rows per KV head.
 
-    None where it does not serve.
+    None where it does not serve, or has not passed ``specattn gpu-check``.
     """
     arch = _forced.get("arch") or _architecture(q.device)
-    if INTERPRETED.value or arch != "sm_90" or not _forced.get("hopper", True):
+    if INTERPRETED.value or arch != "sm_90":
         return None
     if q.dtype not in (torch.bfloat16, torch.float16) or rows <= 32:
+        return None
+    hopper = _forced.get("hopper", "arch" in _forced)  # what is compiled for need not be here
+    if not hopper and ("hopper" in _forced or not _hopper_has_passed()):
         return None
     return HOPPER.get((_forced.get("block_m", 64 if rows <= 64 else 128), q.shape[-1]))
 

@@ -6,12 +6,11 @@ models: `specattn.decoding`, imported on its own because it needs transformers.
 """
 
 from . import acceptance, ops
+from ._version import __version__ as __version__
 from .backends import backends, use_backend
 from .ops import *  # noqa: F403 - every primitive, named once in `ops`
 from .tree import Tree
 from .warming import warmup
-
-__version__ = "0.1.0"
 
 __all__ = ["Tree", "acceptance", "backends", "use_backend", "warmup"]
 __all__ += ops.__all__

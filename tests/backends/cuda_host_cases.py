@@ -2,15 +2,18 @@
 
 import os
 import struct
+import warnings
 from dataclasses import replace
+from types import SimpleNamespace
 from unittest import mock
 
+import torch
 from tools.ptx import cuda_stub
 from tools.ptx.cuda_stub import recorded_cuda
 
 import specattn
 from specattn.backends import select, triton
-from specattn.backends.cuda import attention
+from specattn.backends.cuda import attention, build, launch, selection
 from tests.triton_kernels import host_cases
 
 
@@ -80,11 +83,96 @@ def slower_is_left(rows=12, gpu="", table=None):
                 mock.patch.object(triton, "BACKEND", there),
                 mock.patch.dict(select.BACKENDS, triton=there),
                 mock.patch.object(select, "_forced", "cuda" if forced else None),
+                mock.patch.object(launch, "_difference", return_value=None),
             ):
                 select._chosen.cache_clear()
                 specattn.hybrid_tree_attention(**host_cases.hybrid(T=rows, N=512))
             launched.append(driver.launches[-1].program if driver.launches else "no launch")
     return launched
+
+
+def unforced(kind):
+    """Call one program in two forms, twice each, with Triton there; ``kind``: what becomes of it.
+
+    Returns (who served, in turn; the warnings).
+    """
+    served = []
+
+    def triton_kernel(*args, form=None):
+        served.append("triton")
+        for result in args[-2:]:
+            result.fill_(1)
+
+    def run(ready, args):
+        if kind in ("ImportError", "CompileException"):
+            raise type(kind, (Exception,), {})("libnvrtc.so is missing")
+        served.append("cuda")
+        for result in args[-2:]:
+            result.fill_(2 if kind == "differs" else 1)
+        args[-1].view(-1)[0] = torch.nan if kind == "NaN" else -torch.inf if kind == "empty" else 1
+
+    with (
+        recorded_cuda(),
+        mock.patch.object(launch.Ready, "run", run),
+        mock.patch.object(launch, "_trials", {}),
+        mock.patch.object(
+            torch.cuda, "is_current_stream_capturing", return_value=kind == "captured"
+        ),
+        warnings.catch_warnings(record=True) as caught,
+    ):
+        warnings.simplefilter("always")
+        there = replace(triton.BACKEND, why_not=lambda device: None, find=lambda op: triton_kernel)
+        with (
+            mock.patch.object(triton, "BACKEND", there),
+            mock.patch.dict(select.BACKENDS, triton=there),
+            mock.patch.object(select, "_forced", None),
+        ):
+            select._chosen.cache_clear()
+            for N in (512, 1024):
+                for _ in range(2):
+                    specattn.hybrid_tree_attention(**host_cases.hybrid(T=1, N=N))
+    return served, [str(x.message) for x in caught]
+
+
+def captured():
+    """Return what a captured call launches and clears, behind an eager one, and two's counters."""
+    cleared, place = [], 8 * attention.ADDRESSES.index("counters")
+    with recorded_cuda() as driver:
+        arguments = host_cases.hybrid(N=4096)
+        specattn.hybrid_tree_attention(**arguments)
+        zeros = torch.zeros
+        with (
+            mock.patch.object(torch.cuda, "is_current_stream_capturing", return_value=True),
+            mock.patch.object(torch, "zeros", lambda *x, **y: cleared.append(x) or zeros(*x, **y)),
+        ):
+            for _ in range(2):
+                specattn.hybrid_tree_attention(**arguments)
+        at = [struct.unpack_from("<Q", x.values, place)[0] for x in driver.launches]
+    return len(driver.launches), len(cleared), at
+
+
+def of_a_module(sizes):
+    """Return what shared memory a kernel is allowed as plans of several sizes come to use it."""
+    kernel = SimpleNamespace(kernel=SimpleNamespace(ptr=1), shared_size_bytes=2048)
+    module = SimpleNamespace(get_function=lambda name: kernel)
+    allowed = []
+    with (
+        mock.patch.object(build, "device_of", return_value=cuda_stub.H200),
+        mock.patch.object(build, "cubin", return_value="a.cubin"),
+        mock.patch("cupy.RawModule", return_value=module),
+    ):
+        for size in sizes:
+            scores = torch.zeros(1, size)
+            results = torch.zeros(1, 8, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+            plan = selection.select_topk(
+                scores, torch.zeros(1, dtype=torch.int32), None, 8, 0, 0, 0, *results,
+                device=cuda_stub.H200,
+            )  # fmt: skip
+            build.function.cache_clear()
+            build.function(plan.program, 0)
+            allowed.append((plan.shared, kernel.max_dynamic_shared_size_bytes))
+    build.function.cache_clear()
+    return allowed
 
 
 def _nothing(*args, form=None):

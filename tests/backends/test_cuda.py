@@ -1,6 +1,5 @@
 """The host's side of the CUDA kernels: what they are told, where they run, what is built when."""
 
-import json
 import re
 
 import pytest
@@ -9,7 +8,7 @@ import torch
 pytest.importorskip("triton")
 pytest.importorskip("cupy")
 
-from specattn.backends import winners
+from specattn import gpu_record
 from specattn.backends.cuda import attention, build, merging, selection, shape
 
 from . import cuda_host_cases
@@ -107,6 +106,40 @@ def test_the_same_counters_serve_a_stream(compiler_process):
     assert told[0]["counters"] == told[1]["counters"]
 
 
+def test_a_captured_call_is_one_launch_with_counters_of_its_own(compiler_process):
+    launches, cleared, (eager, first, second) = compiler_process(cuda_host_cases.captured)
+    assert (launches, cleared) == (3, 0)
+    assert len({eager, first, second}) == 3
+    assert not (first - second) % 128
+
+
+@pytest.mark.parametrize(
+    ("kind", "served", "said"),
+    [
+        ("agrees", ["cuda", "triton", "cuda", "cuda", "cuda"], None),
+        ("differs", ["cuda", *["triton"] * 5], "1 of 40 elements|elements differ from another"),
+        ("NaN", ["cuda", *["triton"] * 5], "1 of 40 elements differ from another backend's"),
+        ("empty", ["cuda", *["triton"] * 5], "1 of 40 elements differ"),
+        ("ImportError", ["triton"] * 4, "ImportError: libnvrtc.so is missing"),
+        ("CompileException", ["triton"] * 4, "CompileException: libnvrtc"),
+        ("captured", ["triton"] * 4, None),
+    ],
+)
+def test_an_unforced_call_is_served_whatever_cuda_does(compiler_process, kind, served, said):
+    """The first call of a program is held against Triton's; one warning, then Triton alone."""
+    who, warned = compiler_process(cuda_host_cases.unforced, kind)
+    assert who == served
+    assert len(warned) == (said is not None)
+    assert not said or re.search(said, warned[0])
+
+
+def test_plans_of_all_sizes_share_a_kernels_shared_memory(compiler_process):
+    """Whoever came last had set the limit that all of them launch with."""
+    allowed = compiler_process(cuda_host_cases.of_a_module, (50000, 1000, 50000))
+    assert [limit for _, limit in allowed] == [(227 << 10) - 2048] * 3
+    assert all(size <= limit for size, limit in allowed)
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
@@ -144,12 +177,11 @@ def test_rows_of_a_warpgroup_are_left_to_triton_unless_forced(compiler_process):
     ],
 )
 def test_what_was_measured_on_a_gpu_decides(
-    compiler_process, tmp_path, rows, gpu, fastest, launched
+    compiler_process, tmp_path, monkeypatch, rows, gpu, fastest, launched
 ):
-    shape = winners.Shape("hybrid_tree_attention", "bf16", 128, 5 * rows, 1024, 1)
-    row = {"shape": shape._asdict(), "winner": fastest}
-    table = {"schema": winners.SCHEMA, "gpu": gpu, "rows": [row]}
-    (tmp_path / "winners.json").write_text(json.dumps(table))
+    monkeypatch.setenv("SPECATTN_CACHE", str(tmp_path))
+    shape = gpu_record.Shape("hybrid_tree_attention", "bf16", 128, 5 * rows, 1024, 1)
+    gpu_record.note_fastest(gpu, [{"shape": shape._asdict(), "winner": fastest}])
     forced, chosen = compiler_process(cuda_host_cases.slower_is_left, rows, "H200", tmp_path)
     assert forced == "decode"
     assert chosen == launched

@@ -38,7 +38,7 @@ def record(name, why_not=None, find=lambda op: print, **fields):
 
 
 def test_every_backend_is_available_or_says_why_not():
-    assert list(specattn.backends()) == ["cuda", "flash_attn", "triton", "cpu", "reference"]
+    assert list(specattn.backends()) == ["cuda", "triton", "cpu", "reference"]
     assert specattn.backends()["reference"] == "available"
     for name, state in specattn.backends().items():
         if state != "available":
@@ -49,7 +49,7 @@ def test_every_backend_is_available_or_says_why_not():
 
 
 def test_no_backend_of_that_name():
-    with pytest.raises(ValueError, match="expected one of cuda, flash_attn, triton, .*got 'gpu'"):
+    with pytest.raises(ValueError, match="expected one of cuda, triton, .*got 'gpu'"):
         specattn.use_backend("gpu")
 
 
@@ -111,6 +111,16 @@ def test_a_call_that_is_not_served_goes_to_the_next(others):
         pytest.raises(RuntimeError, match="'narrow': 'it does not serve so many rows'"),
     ):
         attend(make_problem())
+
+
+def test_what_is_unproved_comes_behind_what_is_proved_and_before_what_is_slow(others):
+    unproved = {"is_unproved": lambda: True}
+    others(record("new", **unproved), record("old"), record("reference", slow=True))
+    assert served_by(CUDA)[1].name == "old"
+    others(record("new", **unproved), record("reference", slow=True))
+    assert served_by(CUDA)[1].name == "new"
+    with specattn.use_backend("new"):
+        assert served_by(CUDA)[1].name == "new"
 
 
 def test_cuda_says_what_it_lacks(monkeypatch):

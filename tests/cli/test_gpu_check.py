@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 import torch
 
+from specattn import gpu_record
 from specattn.backends import select
 from specattn.backends.backend import NotServed
 from specattn.cli import gpu_check, gpu_times, gpu_workers
@@ -156,7 +157,7 @@ def test_the_report_and_its_exit_code(specattn, monkeypatch, name, code):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(gpu_check, "machine", lambda device: ["GPU 0 of 1"])
-    monkeypatch.setattr(gpu_check, "on_gpus", lambda: [name])
+    monkeypatch.setattr(gpu_check, "on_gpus", lambda device: [name])
     monkeypatch.setattr(gpu_times, "times", lambda backends: measured)
 
     def verdicts(jobs, *options):
@@ -170,3 +171,22 @@ def test_the_report_and_its_exit_code(specattn, monkeypatch, name, code):
     assert ("first all has to be right" in text) == (code == 1)
     state = "1 failed" if code else "1 right"
     assert f"{name}: {state}" in text
+
+
+def test_what_passed_is_recorded(tmp_path, monkeypatch):
+    """A backend of which one check is wrong, or that has none, is not among them."""
+    monkeypatch.setenv("SPECATTN_CACHE", str(tmp_path))
+    states = {"cuda": ("right", "declined"), "triton": ("right", "lost"), "gluon": ("declined",)}
+    found = [Verdict(name, "a case", state) for name, of in states.items() for state in of]
+    gpu_check.note(found, (9, 0))
+    passed = {name for name in states if gpu_record.has_passed(name, (9, 0))}
+    assert passed == {"cuda"}
+
+
+def test_gluon_is_checked_where_it_serves():
+    assert {str(job.case) for job in gpu_workers.jobs(["gluon"])} == {
+        "hybrid_tree_attention 16 rows",
+        "hybrid_tree_attention 32 rows",
+        "hybrid_tree_attention 16 rows, pages, window, fp16",
+        "verify_attention scores, 16 rows",
+    }

@@ -218,6 +218,7 @@ def test_float64(model, name):
     assert output.new_tokens == [greedy_by_transformers(model, p, 6) for p in texts]
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="its tensors are on the CPU")
 def test_on_triton_kernels():
     """Every kind of pass, in a sliding and in a full layer."""
     model, texts = tiny_model("gpt_oss", num_hidden_layers=2), prompts([4, 10])

@@ -7,6 +7,7 @@ from itertools import count
 from unittest import mock
 
 import torch
+from specattn.triton_kernels import _configs
 from tools.ptx.stub_driver import OnGPU, Recorded, on_gpu, stubbed
 
 import specattn
@@ -246,6 +247,14 @@ def variants(name, **cached):
     with stubbed() as stub:
         _all_sizes(name, **cached)
         return Counter(kernel for kernel, *_ in stub.variants)
+
+
+def unproved(name):
+    """Return which kernels a primitive launches where Gluon's has not passed."""
+    passed = mock.patch.object(_configs, "_hopper_has_passed", return_value=False)
+    with stubbed() as stub, passed:
+        _all_sizes(name)
+        return {launch.kernel for launch in stub.launches}
 
 
 def variants_after_warmup(**cached):

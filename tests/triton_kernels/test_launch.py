@@ -49,6 +49,10 @@ def test_few_variants_serve_all_sizes(compiler_process, primitive):
     assert sum(counts.values()) <= 6
 
 
+def test_gluon_is_left_alone_before_it_has_passed(compiler_process):
+    assert "hopper_kernel" not in compiler_process(host_cases.unproved, "hybrid")
+
+
 @WHOLE
 @pytest.mark.parametrize("primitive", ["hybrid", "gather"])
 @pytest.mark.parametrize("scales", ["heads", "tokens"])

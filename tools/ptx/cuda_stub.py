@@ -84,7 +84,7 @@ def recorded_cuda():
 def _serving(driver):
     backend = replace(select.BACKENDS["cuda"], why_not=lambda device: None, checks_values=True)
 
-    def function(program, index, shared):
+    def function(program, index):
         driver.programs.append((program, index))
         return SimpleNamespace(ptr=1)
 
@@ -105,7 +105,7 @@ def _serving(driver):
         replaced(torch._C, "_cuda_getCurrentRawStream", driver.stream, create=True)
         replaced(torch.cuda, "device", guard)
         replaced(torch.cuda, "is_current_stream_capturing", lambda: False)
-        replaced(launch, "_bind_context", lambda: None)
+        replaced(launch, "_bind_context", lambda index: None)
         replaced(launch, "COUNTERS", launch.Counters())
         stack.enter_context(mock.patch.dict(select.BACKENDS, cuda=backend))
         select._chosen.cache_clear()

@@ -32,6 +32,8 @@ class Backend:
     find: Callable[[str], Kernel | None]
     checks_values: bool = False  # all lengths and indices, before any memory is read
     slow: bool = False  # falling back to it is worth a warning
+    # Whether its kernels have not passed ``specattn gpu-check`` on the GPUs that are here.
+    is_unproved: Callable[[], bool] = lambda: False
     # Kernels take `form`: equal ones promise tensors of equal shapes, strides, dtypes and devices.
     plans: bool = False
     # Kernels trim a tree's mask to the window where `depths` are None; others need both trimmed.
@@ -42,6 +44,12 @@ def plain_arguments(op: str) -> list[int]:
     """Return which of an operator's arguments are no tensors."""
     arguments = getattr(torch.ops.specattn, op).default._schema.arguments
     return [i for i, argument in enumerate(arguments) if "Tensor" not in str(argument.type)]
+
+
+def written_arguments(op: str) -> list[int]:
+    """Return which of an operator's arguments it writes."""
+    arguments = getattr(torch.ops.specattn, op).default._schema.arguments
+    return [i for i, x in enumerate(arguments) if x.alias_info and x.alias_info.is_write]
 
 
 def function_named(op: str, package: str) -> Callable | None:

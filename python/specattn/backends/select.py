@@ -7,13 +7,13 @@ import warnings
 
 import torch
 
-from . import cpu, cuda, flash_attn, reference, triton
+from . import cpu, cuda, reference, triton
 from .backend import Backend, Kernel, NotServed
 
-# In the order of preference: the first that serves a call is taken.
+# In the order of preference: the first that serves a call is taken. Those that are unproved here
+# come behind the others, but before slow ones.
 _RECORDS = (
     cuda.BACKEND,
-    flash_attn.BACKEND,
     triton.BACKEND,
     cpu.BACKEND,
     reference.BACKEND,
@@ -132,7 +132,8 @@ def _chosen(
 
 def _preferred(device: str, dtype: torch.dtype) -> list[Backend]:
     """Return the backends for a device and dtype, best first."""
-    return [b for b in BACKENDS.values() if device in b.devices and dtype in b.dtypes]
+    serving = [b for b in BACKENDS.values() if device in b.devices and dtype in b.dtypes]
+    return sorted(serving, key=lambda b: (b.slow, b.is_unproved()))
 
 
 def _find(backend: Backend, op: str, device: str, dtype: torch.dtype) -> tuple[Kernel | None, str]:

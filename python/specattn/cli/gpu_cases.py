@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -35,6 +35,17 @@ class Case:
     written: tuple[str, ...] = ()
     exact: bool = False
 
+    @property
+    def is_gluons(self) -> bool:
+        """Whether the kernel in Gluon serves it: 16-bit caches, 33 rows and more."""
+        if self.op not in ("hybrid_tree_attention", "verify_attention"):
+            return False
+        given = self.make()
+        if "cu_seqlens_q" in given:
+            return False
+        many = given["q"].shape[-3] * Q_HEADS > 32 * KV_HEADS
+        return many and given["q"].dtype == given["k_cache"].dtype != FP32
+
     def __str__(self) -> str:
         return f"{self.op} {self.label}".rstrip()
 
@@ -65,7 +76,7 @@ def check(case: Case, backend: str, place: Place, captures: bool = False) -> lis
     verdict = partial(Verdict, backend, str(case))
     expected, rough = (_reference(case, dtype) for dtype in (FP64, None))
     try:
-        with specattn.use_backend(backend), _poisoned():
+        with using(backend), _poisoned():
             arguments = _moved(case.make(), place)
             found = [x.detach().cpu().clone() for x in case.run(arguments)]
     except RuntimeError as error:
@@ -83,6 +94,18 @@ def check(case: Case, backend: str, place: Place, captures: bool = False) -> lis
     if captures and not problems and not case.written:
         verdicts.append(_replayed(case, backend, place, found))
     return verdicts
+
+
+@contextmanager
+def using(backend: str) -> Iterator[None]:
+    """Force a backend: "triton" without its kernel in Gluon, "gluon" with it."""
+    with ExitStack() as stack:
+        if backend in ("triton", "gluon"):
+            from specattn.triton_kernels import _configs
+
+            stack.enter_context(_configs.forced(hopper=backend == "gluon"))
+        stack.enter_context(specattn.use_backend("triton" if backend == "gluon" else backend))
+        yield
 
 
 @contextmanager
@@ -152,7 +175,7 @@ def _replayed(case: Case, backend: str, place: Place, before: list[torch.Tensor]
     """Capture a call that has run once, and compare what its replay leaves."""
     verdict = partial(Verdict, backend, f"{case}, in a graph")
     try:
-        with specattn.use_backend(backend):
+        with using(backend):
             arguments, graph = _moved(case.make(), place), torch.cuda.CUDAGraph()
             case.run(arguments)
             torch.cuda.synchronize()
@@ -313,6 +336,7 @@ CASES = (
     _hybrid("16 rows, pages, e4m3", 16, BF16, True, torch.float8_e4m3fn),
     Case("hybrid_tree_attention", "ragged", _ragged),
     Case("verify_attention", "scores", _Attention(4).make),
+    Case("verify_attention", "scores, 16 rows", _Attention(16).make),
     Case("verify_attention", "logits", _Attention(4, paged=True, options=_COLLECTED).make),
     Case("sparse_gather_attention", "", partial(_gathered, False)),
     Case("sparse_gather_attention", "pages", partial(_gathered, True)),

@@ -14,14 +14,15 @@ import torch
 import typer
 
 import specattn
+from specattn import gpu_record
 from specattn.cli import gpu_times, gpu_workers
 from specattn.cli.gpu_cases import CASES, Verdict
 from specattn.cli.options import option, takes_options
 from specattn.cli.terminal import write_line
 
 PACKAGES = (
-    "triton", "cupy-cuda12x", "cupy-cuda13x", "flashinfer-python", "flash-attn", "flash-attn-4",
-    "transformers", "vllm",
+    "triton", "cupy-cuda12x", "cupy-cuda13x", "flashinfer-python", "flash-attn", "fa3-fwd",
+    "flash-attn-4", "transformers", "vllm",
 )  # fmt: skip
 _WORKERS = 8  # processes that compile at once
 
@@ -41,6 +42,7 @@ def gpu_check(options: GpuCheckOptions) -> None:
     """Hold every kernel against float64 on this GPU, then time attention beside other libraries.
 
     Exit code 0: all that backends serve is right. The output is a report to paste into an issue.
+    From then on kernels in CUDA C++ and Gluon that passed are preferred on such GPUs.
     """
     if options.only and options.only not in {case.op for case in CASES}:
         known = ", ".join(dict.fromkeys(case.op for case in CASES))
@@ -57,11 +59,13 @@ def gpu_check(options: GpuCheckOptions) -> None:
     for line in machine(options.device):
         write_line(line)
     found = checked(options)
+    if not options.only:
+        note(found, torch.cuda.get_device_capability(options.device))
     wrong = [verdict for verdict in found if verdict.state not in ("right", "declined")]
     if options.times and not wrong:
         torch.cuda.set_device(options.device)
         served = {v.backend for v in found if v.state == "right"}
-        for line in table([*gpu_times.times([x for x in specattn.backends() if x in served])]):
+        for line in table([*gpu_times.times([x for x in on_gpus(options.device) if x in served])]):
             write_line(line)
     elif options.times:
         write_line("Times are not measured: first all has to be right.")
@@ -91,23 +95,33 @@ def machine(device: int) -> Iterator[str]:
         yield f"backend {name}: {state}"
 
 
-def on_gpus() -> list[str]:
-    """Return the backends that are to be checked: those for GPUs that are available."""
+def note(found: list[Verdict], capability: tuple[int, int]) -> None:
+    """Record the backends of which something is right, and nothing wrong."""
+    right = {verdict.backend for verdict in found if verdict.state == "right"}
+    wrong = {verdict.backend for verdict in found if verdict.state not in ("right", "declined")}
+    gpu_record.note_passed(right - wrong, capability)
+    write_line(f"Recorded in {gpu_record.path()}: {', '.join(sorted(right - wrong)) or 'none'}")
+
+
+def on_gpus(device: int) -> list[str]:
+    """Return what is to be checked: backends for GPUs that are available, and Gluon's kernel."""
     from specattn.backends.select import BACKENDS
 
     states = specattn.backends()
-    return [
+    names = [
         name
         for name, backend in BACKENDS.items()
         if "cuda" in backend.devices and not backend.slow and states[name] == "available"
     ]
+    hopper = torch.cuda.is_available() and torch.cuda.get_device_capability(device)[0] == 9
+    return [*names, *(["gluon"] if "triton" in names and hopper else [])]
 
 
 def checked(
     options: GpuCheckOptions, check: gpu_workers.Check = gpu_workers.on_gpu
 ) -> list[Verdict]:
     """Check all jobs, print each that is not right as it comes, and how many were what."""
-    backends = on_gpus()
+    backends = on_gpus(options.device)
     if not backends:
         write_line("No backend for GPUs is available: install triton (and CuPy).")
         return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import statistics
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -10,9 +11,16 @@ from typing import Any, NamedTuple
 import torch
 
 import specattn
+from specattn.cli.gpu_cases import using
 
 KEYS, Q_HEADS, KV_HEADS, D = 32768, 32, 8, 128
 ROWS = (1, 16)
+FLASH_ATTN = {
+    "flash-attn 2": "flash_attn",
+    "flash-attn 3": "flash_attn_interface",
+    "fa3-fwd": "fa3_fwd_interface",
+    "flash-attn 4": "flash_attn.cute",
+}
 _CALLS, _WINDOWS = 10, 15
 
 
@@ -51,35 +59,31 @@ def _calls(
     rows, length = q.shape[1], torch.full((1,), KEYS, dtype=torch.int32, device="cuda")
 
     def ours(name: str) -> Any:
-        with specattn.use_backend(name):
+        with using(name):
             return specattn.hybrid_tree_attention(q, k, v, length, None, None, None)
 
     for name in backends:
         yield name, partial(ours, name)
     yield "torch SDPA", _sdpa(q, k, v)
-    try:
-        import flashinfer
-    except ImportError:
-        yield "flashinfer", lambda: _missing("flashinfer")
-    else:
-        if rows == 1:
-            yield "flashinfer", lambda: flashinfer.single_decode_with_kv_cache(q[0, 0], k[0], v[0])
-        else:
-            single = flashinfer.single_prefill_with_kv_cache
-            yield "flashinfer", lambda: single(q[0], k[0], v[0], causal=True)
-    from specattn.backends.flash_attn import libraries
-
-    library = libraries.best(torch.cuda.get_device_capability())
-    if library is None:
-        yield "flash-attn", lambda: _missing("flash-attn")
-    else:
-        whole = length + rows
-        scale = D**-0.5
-        yield library.name, lambda: library(q, k, v, whole, None, scale, 0.0, True)
+    yield "flashinfer", partial(_flashinfer, q, k, v)
+    for name, module in FLASH_ATTN.items():
+        yield name, partial(_flash_attn, module, q, k, v, length + rows)
 
 
-def _missing(name: str) -> None:
-    raise ImportError(f"{name} is not installed")
+def _flash_attn(
+    module: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor
+) -> Any:
+    library = importlib.import_module(module)
+    if module == "flash_attn.cute":
+        return library.flash_attn_func(q, k, v, causal=True)
+    return library.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, causal=True)
+
+
+def _flashinfer(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+    library = importlib.import_module("flashinfer")
+    if q.shape[1] == 1:
+        return library.single_decode_with_kv_cache(q[0, 0], k[0], v[0])
+    return library.single_prefill_with_kv_cache(q[0], k[0], v[0], causal=True)
 
 
 def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Callable[[], Any]:

@@ -431,6 +431,7 @@ def test_bfloat16_runs():
     assert [len(new) for new in output.new_tokens] == [6, 6]
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="its tensors are on the CPU")
 @pytest.mark.slow
 def test_on_triton_kernels():
     model, texts = tiny_model("qwen3", num_hidden_layers=1), prompts([1, 8])

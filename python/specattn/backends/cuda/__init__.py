@@ -7,6 +7,8 @@ import importlib.util
 
 import torch
 
+from specattn import gpu_record
+
 from ..backend import Backend, Kernel, plain_arguments
 
 _PLANNERS = {
@@ -39,7 +41,13 @@ def _find(op: str) -> Kernel | None:
 
     module, name = _PLANNERS[op]
     planner = getattr(importlib.import_module(f"{__name__}.{module}"), name)
-    return Planned(planner, plain_arguments(op))
+    return Planned(op, planner, plain_arguments(op))
+
+
+def _is_unproved() -> bool:
+    count = torch.cuda.device_count()
+    here = {torch.cuda.get_device_capability(index) for index in range(count)}
+    return not all(gpu_record.has_passed("cuda", capability) for capability in here)
 
 
 BACKEND = Backend(
@@ -48,6 +56,7 @@ BACKEND = Backend(
     dtypes=(torch.bfloat16, torch.float16, torch.float32),
     why_not=_why_not,
     find=_find,
+    is_unproved=_is_unproved,
     plans=True,
     trims=True,
 )

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from specattn import gpu_record
 from specattn.reference._eight_bits import EIGHT_BITS
 
-from .. import winners
 from ..backend import NotServed
 from .build import Device, Program
 from .launch import Plan
@@ -142,16 +142,16 @@ def _plan(op: str, names: tuple[str, ...], args: tuple, tree: int, device: Devic
         (places["partials"], 4 * states * (D + 1)) if slots > 1 else None,
         (places["counters"], batch * kv_heads * counters) if slots > 1 else None,
         (places["collected"], apart, names.index("collected")) if apart else None,
-        slower=_slower(shape, device, (op, winners.DTYPES[q.dtype], D, T * group, span, batch)),
+        slower=_slower(shape, device, (op, gpu_record.DTYPES[q.dtype], D, T * group, span, batch)),
     )
 
 
 def _slower(shape: Shape, device: Device, measured: tuple) -> str | None:
     """Return why another kernel is faster: by measurement, or Triton's by count of instructions.
 
-    `measured` is a `winners.Shape`; the count is in docs/benchmarks.md.
+    `measured` is a `gpu_record.Shape`; the count is in docs/benchmarks.md.
     """
-    if winner := winners.winner(device.name, winners.Shape(*measured)):
+    if winner := gpu_record.winner(device.name, gpu_record.Shape(*measured)):
         return None if winner == "cuda" else f"a shape for which {winner} was measured faster"
     warpgroups = device.arch.startswith(("sm_9", "sm_10"))
     return (

@@ -123,11 +123,16 @@ def _digest(program: Program, arch: str) -> str:
 
 
 @functools.cache
-def function(program: Program, index: int, shared: int) -> Any:
-    """Return a program's kernel on device `index`, the current one; `shared` is in bytes."""
+def function(program: Program, index: int) -> Any:
+    """Return a program's kernel on device `index`, the current one.
+
+    All its launches share it, so it may take as much shared memory as the device has.
+    """
     import cupy
 
-    module = cupy.RawModule(path=str(cubin(program, device_of(index).arch)))
+    device = device_of(index)
+    module = cupy.RawModule(path=str(cubin(program, device.arch)))
     kernel = module.get_function(program.name)
-    kernel.max_dynamic_shared_size_bytes = shared
+    kernel.max_dynamic_shared_size_bytes = device.shared_per_block - kernel.shared_size_bytes
+    kernel.preferred_shared_memory_carveout = 100  # percent: several blocks share an SM
     return kernel.kernel

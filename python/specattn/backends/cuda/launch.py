@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import select, triton
-from ..backend import NotServed
+from ..backend import NotServed, written_arguments
 from . import build
 from .build import Program
 
@@ -43,16 +44,31 @@ class Plan(NamedTuple):
     slower: str | None = None  # why another kernel is faster
 
 
+class Trial:
+    """Whether a program has run and agreed with another backend, and why it is used no more."""
+
+    passed = False
+    retired: str | None = None
+
+
+_trials: dict[tuple[Program, int], Trial] = {}  # of a program on a device
+_STEPS = 8  # of a 16-bit type: so many apart may results be that round weights and values to it
+_APART = 2e-3  # of results in float32
+
+
 class Planned:
     """A kernel of the backend: a planner, and the plans that it has made.
 
     ``planner(*args, device)`` takes an operator's arguments and a `build.Device`, and returns a
     `Plan` or raises `NotServed`. `plain` are the arguments that are no tensors: these and the forms
     of the tensors decide everything.
+
+    Unless the backend is forced, a program's first call on a device is held against another
+    backend's, and a program that does not load, run or agree is retired there, with one warning.
     """
 
-    def __init__(self, planner: Callable[..., Plan], plain: Sequence[int]):
-        self.planner, self.plain = planner, _picker(plain)
+    def __init__(self, op: str, planner: Callable[..., Plan], plain: Sequence[int]):
+        self.op, self.planner, self.plain = op, planner, _picker(plain)
         self.ready: dict[tuple, Ready | str] = {}
 
     def __call__(self, *args, form: object = None) -> None:
@@ -65,9 +81,26 @@ class Planned:
             ready = self._prepare(key, args)
         if isinstance(ready, str):
             raise NotServed(ready)
-        if ready.slower and not select.is_forced("cuda"):
-            raise NotServed(ready.slower)
-        ready.run(args)
+        if select.is_forced("cuda"):
+            ready.run(args)
+            return
+        trial = ready.trial
+        if reason := trial.retired or ready.slower:
+            raise NotServed(reason)
+        if not trial.passed and torch.cuda.is_current_stream_capturing():
+            raise NotServed("a program that no call has run before a graph was captured")
+        try:
+            ready.run(args)
+            problem = None if trial.passed else _difference(self.op, args)
+        except (NotServed, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # whatever NVRTC, CuPy or the driver of an untested release says
+            problem = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        trial.passed = problem is None
+        if problem:
+            trial.retired = f"what its kernel failed at ({problem})"
+            warnings.warn(f"specattn: cuda: {self.op}: {problem}; others serve such calls from now")
+            raise NotServed(trial.retired)
 
     def _prepare(self, key: tuple, args: tuple) -> Ready | str:
         if len(self.ready) >= _MOST_PLANS:
@@ -80,6 +113,25 @@ class Planned:
             ready = str(reason)
         self.ready[key] = ready
         return ready
+
+
+def _difference(op: str, args: tuple) -> str | None:
+    """Return how another backend's results differ from those of a call, or None; waits for both."""
+    written = written_arguments(op)
+    others = {i: torch.empty_like(args[i]) for i in written if args[i] is not None}
+    select.run_beside("cuda", op, *(others.get(i, x) for i, x in enumerate(args)))
+    for i, other in others.items():
+        one, step = args[i], torch.tensor(_APART)  # 0-dim: of any device
+        same = (one == other) | (one != one) & (other != other)
+        if one.is_floating_point() and one.numel():
+            if one.element_size() == 2:
+                largest = torch.where(other.isfinite(), other, 0).abs().amax().float()
+                step = _STEPS * torch.finfo(one.dtype).eps * largest
+            same |= (one.float() - other.float()).abs() <= step
+        if not bool(same.all()):
+            count = int((~same).sum())
+            return f"{count} of {one.numel()} elements differ from another backend's"
+    return None
 
 
 def _picker(places: Sequence[int]) -> Callable[[Sequence], Any]:
@@ -109,6 +161,7 @@ class Ready:
         self.pointers = _Pointers(self.buffer)
         self.function: int | None = None
         self.launcher: Callable[..., None]
+        self.trial = _trials.setdefault((plan.program, device.index), Trial())
         self.slower = None if triton.BACKEND.why_not(None) else plan.slower
 
     def run(self, args: tuple) -> None:
@@ -127,9 +180,9 @@ class Ready:
             together |= addresses[place]
         if together % _ALIGNMENT:
             raise NotServed(f"a tensor does not begin at a multiple of {_ALIGNMENT} bytes")
+        _bind_context(self.index)
         if self.function is None:
             self._load()
-        _bind_context()
         stream = torch._C._cuda_getCurrentRawStream(self.index)
         if plan.workspace:
             place, size = plan.workspace
@@ -155,7 +208,7 @@ class Ready:
     def _load(self) -> None:
         from cupy_backends.cuda.api import driver
 
-        self.kernel = build.function(self.plan.program, self.index, self.plan.shared)
+        self.kernel = build.function(self.plan.program, self.index)
         self.launcher, self.function = driver.launchKernel, self.kernel.ptr
 
 
@@ -171,12 +224,12 @@ class _Pointers:
 _thread = threading.local()
 
 
-def _bind_context() -> None:
+def _bind_context(index: int) -> None:
     """Make the device's context current in this thread, which a launch by the driver needs."""
     if not getattr(_thread, "bound", False):
         import cupy
 
-        cupy.cuda.runtime.free(0)
+        cupy.cuda.runtime.setDevice(index)  # allowed while a graph is captured, unlike cudaFree(0)
         _thread.bound = True
 
 
@@ -184,18 +237,28 @@ class Counters:
     """Counters that are 0 between launches: kernels reset them.
 
     Launches of one stream follow one another, so they share a buffer. A captured launch gets its
-    own, since its graph may run beside anything; they are in its graph and are cleared by it.
+    own, since its graph may run beside anything: a slice of an arena that was cleared before
+    (`torch.cuda.graph` waits for the device), so that no graph has to. No slice is given back.
     """
 
     _SIZE = 16384
+    _ARENA = 1 << 18  # 1 MiB: some thousand captured calls
 
     def __init__(self):
         self.buffers: dict[tuple, torch.Tensor] = {}
+        self.arenas: dict[int | None, list[torch.Tensor]] = {}  # the last: what is left of one
 
     def of(self, device: torch.device, stream: int, number: int) -> torch.Tensor:
         """Return at least so many counters for a launch in the current stream, of the device."""
+        arenas = self.arenas.setdefault(device.index, [])
         if torch.cuda.is_current_stream_capturing():
-            return torch.zeros(number, dtype=torch.int32, device=device)
+            if not arenas or len(arenas[-1]) < number:  # no call was made before: the graph clears
+                return torch.zeros(number, dtype=torch.int32, device=device)
+            left = arenas[-1]
+            arenas[-1] = left[-(-number // 32) * 32 :]
+            return left[:number]
+        if not arenas or len(arenas[-1]) < self._ARENA // 4:
+            arenas.append(torch.zeros(self._ARENA, dtype=torch.int32, device=device))
         key = device.index, stream
         buffer = self.buffers.get(key)
         if buffer is None or len(buffer) < number:

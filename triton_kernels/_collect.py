@@ -62,7 +62,8 @@ def collected_rows(
             t = ROWS[i] if ROWS[i] >= 0 else T + ROWS[i]
             if RAGGED:
                 t = tl.maximum(tl.minimum(t, T - 1), 0)  # a short request has its nearest one
-            p_q = q + t * q_stride_t + (head * GROUP + c) * q_stride_h
+            row = (tl.zeros_like(c).to(tl.int64) + t) * q_stride_t
+            p_q = q + row + (head * GROUP + c) * q_stride_h
             total += tl.sum(load_rows(p_q, ok, D, BLOCK_D).to(tl.float32), 0)
             at = depth_of(t, some, T, S, depth_row, mask_row, mask_stride_t, masked)
             depth = tl.maximum(depth, at)
@@ -81,6 +82,6 @@ def collected_rows(
             some = ok & (t < T)  # unless there is no row at all
         h = head * GROUP + c % GROUP
         depth = depth_of(t, some, T, S, depth_row, mask_row, mask_stride_t, masked)
-        queries = load_rows(q + t * q_stride_t + h * q_stride_h, some, D, BLOCK_D)
+        queries = load_rows(q + t.to(tl.int64) * q_stride_t + h * q_stride_h, some, D, BLOCK_D)
         offset = (c // GROUP).to(tl.int64) * collected_stride_r + h * collected_stride_h
     return queries, offset, ok, depth

@@ -233,7 +233,7 @@ def split_kv_kernel(
     if v_scale is not None:
         v_scale = scale_at(v_scale, head, v_scale_stride_h, v_scale_stride_n)
     scale_strides = (k_scale_stride_b, k_scale_stride_n, v_scale_stride_b, v_scale_stride_n)
-    q_tile = load_rows(q + t * q_stride_t + h * q_stride_h, row_ok, D, BLOCK_D)
+    q_tile = load_rows(q + t.to(tl.int64) * q_stride_t + h * q_stride_h, row_ok, D, BLOCK_D)
     m = tl.full([BLOCK_M], float("-inf"), tl.float32)
     if sinks is not None:  # a key with this logit and the value 0
         m = tl.load(sinks + h, mask=row_ok & (tl.zeros_like(t) == slot), other=float("-inf"))
@@ -281,7 +281,7 @@ def split_kv_kernel(
     d = tl.arange(0, BLOCK_D)
     out += slot.to(tl.int64) * out_stride_i + offset_of(b, first_row, out_stride_b, out_stride_t)
     lse += slot.to(tl.int64) * lse_stride_i + offset_of(b, first_row, lse_stride_b, lse_stride_t)
-    p_out = (out + t * out_stride_t + h * out_stride_h)[:, None] + d[None, :]
+    p_out = (out + t.to(tl.int64) * out_stride_t + h * out_stride_h)[:, None] + d[None, :]
     p_lse = lse + t * lse_stride_t + h * lse_stride_h
     mask = row_ok[:, None] & (d < D)[None, :]
     tl.store(p_out, cast(state_out, out.dtype.element_ty), mask=mask)

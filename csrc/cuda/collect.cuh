@@ -43,6 +43,14 @@ DEVICE void fill_empty(const Params& p, const Work& w, int from, int to) {
   }
 }
 
+// One slot's share of the positions [from, to), which all slots of a head fill together.
+template <Collect KIND>
+DEVICE void fill_share(const Params& p, const Work& w, int from, int to) {
+  int share = (to - from + gridDim.y - 1) / gridDim.y;
+  from += w.slot * share;
+  fill_empty<KIND>(p, w, from, min(from + share, to));
+}
+
 // Scores: what a lane's rows count, summed over a column's rows in a fixed order. A team of several
 // warps adds its parts up one step later, behind the barrier that its pipeline has anyway.
 template <>

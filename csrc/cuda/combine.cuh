@@ -107,14 +107,10 @@ DEVICE void merge_states(const Output& output, const Partials& partials, int fir
 // Counts this block; whether it is the last of `count`. The counter is 0 again behind the last.
 DEVICE bool is_last(u32* counter, int count) {
   __shared__ int last;
-  __threadfence();
   __syncthreads();
-  if (threadIdx.x == 0) last = atomicInc(counter, count - 1) == count - 1;
+  if (threadIdx.x == 0) last = count_in_order(counter, count - 1) == count - 1;
   __syncthreads();
-  bool result = last;
-  __threadfence();
-  __syncthreads();
-  return result;
+  return last;
 }
 
 // Behind this block's own state: merges as long as it is the last of eight.

@@ -251,7 +251,7 @@ DEVICE Work work_of(const Params& p) {
     if (p.cache_seqlens && w.listed < 0) w.length = p.cache_seqlens[w.b * p.cache_seqlens_b];
     if (w.T == 0) w.length = 0;  // who has no row sees and collects nothing
   }
-  int begin = p.window && kCollect == kNothing ? max(w.length - p.window, 0) : 0;
+  int begin = p.window ? max(w.length - p.window, 0) : 0;  // no row sees a key before this one
   int size = split_size(p.split, w.length - begin, gridDim.y);
   w.live = max(1, (w.length - begin + size - 1) / size);
   w.begin = begin + w.slot * size;
@@ -267,10 +267,9 @@ extern "C" __global__ __launch_bounds__(kThreads,
   __shared__ float
       parts[kCollect == kScores && kTeamWarps > 1 ? kTeams * 2 * kTeamWarps * kKeys : 1];
   Work w = work_of(p);
-  if constexpr (kCollect != kNothing) {  // all slots write what lies behind the prefix
-    int share = (p.capacity - w.length + gridDim.y - 1) / gridDim.y,
-        from = w.length + w.slot * share;
-    fill_empty<kCollect>(p, w, from, min(from + share, p.capacity));
+  if constexpr (kCollect != kNothing) {  // all slots write what no row sees of the cache
+    fill_share<kCollect>(p, w, 0, p.window ? max(w.length - p.window, 0) : 0);
+    fill_share<kCollect>(p, w, w.length, p.capacity);
   }
   if (w.slot >= w.live || w.T == 0) return;
   Lane me;

@@ -36,6 +36,17 @@ DEVICE void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
+// Counts up to `last` and around. Acquires and releases for the GPU: what this block did before a
+// barrier is seen by whoever counts next, and the other way round.
+DEVICE u32 count_in_order(u32* counter, u32 last) {
+  u32 before;
+  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(counter), "r"(last)
+               : "memory");
+  return before;
+}
+
 // Waits for the other threads of a team: a warp, or `threads` of the block with a barrier of
 // theirs.
 template <int THREADS>

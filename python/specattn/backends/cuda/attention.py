@@ -107,7 +107,7 @@ def _plan(op: str, names: tuple[str, ...], args: tuple, tree: int, device: Devic
     paged = "block_table" in given
     page_size = keys.shape[1] if paged else 0
     capacity = _capacity(given, page_size)
-    span = capacity if window is None or collect else min(window, capacity)
+    span = capacity if window is None else min(window, capacity)
     split, slots = splits(device, shape, batch * kv_heads, span)
     states = batch * kv_heads * slots * shape.rows
     counters = _counters(slots)

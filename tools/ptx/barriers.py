@@ -8,6 +8,8 @@ import numpy as np
 from .faults import Fault, Unsupported
 from .transfers import Place, nothing
 
+REGISTERS = 65536  # of a multiprocessor
+
 
 class Barriers:
     """The numbered barriers of every block: who has arrived, who waits where."""
@@ -193,15 +195,19 @@ class MBarriers:
 
 
 class MBarrierOperand(Place):
-    """The address of an mbarrier."""
+    """The address of an mbarrier, whose initialisation must come before any use."""
 
     def __init__(self, operand, machine, at):
         super().__init__(operand, "shared", 8, machine, at)
 
-    def keys(self, threads):
+    def keys(self, threads, initialises=False):
         """Return the (block, address) of every chosen thread."""
-        self.resolve(threads)
-        place = self.now[1]
+        _, index = self.resolve(threads)
+        place, order = self.now[1], self.machine.order
+        if not initialises:
+            thread = np.flatnonzero(threads)[:, None]
+            granules = order.granules(index[threads], 8)
+            order._after_writes(granules, thread, thread // 32, self.at, "use of the mbarrier at")
         return [(int(self.machine.block[t]), int(place[t])) for t in np.flatnonzero(threads)]
 
 
@@ -214,7 +220,7 @@ def mbarrier_init(instruction, machine):
         threads = machine.running(active)
         counts = read()[0][threads]
         place.write(np.zeros(machine.count, np.uint64), None, threads)
-        for key, count in zip(place.keys(threads), counts, strict=True):
+        for key, count in zip(place.keys(threads, True), counts, strict=True):
             machine.mbarriers.create(key, int(count))
 
     return run
@@ -254,8 +260,11 @@ def mbarrier_wait(instruction, machine):
     write = machine.registers.writer(instruction.operands[0], "pred")
     place = MBarrierOperand(instruction.operands[1], machine, instruction.index)
     read = machine.registers.reader(instruction.operands[2], "u32")
+    is_repeated = _is_repeated(instruction, machine)
 
     def run(group, chosen):
+        if not is_repeated:
+            raise Fault("barrier", f"no loop around {instruction.name}, which may return false")
         keys, parities = place.keys(chosen), read()[0][chosen]
         passed = machine.mbarriers.passed(keys, parities)
         done = chosen.copy()
@@ -272,6 +281,12 @@ def mbarrier_wait(instruction, machine):
         machine.make_ready(group.pc + 1, done | (group.mask & ~chosen), group.rank)
 
     return run
+
+
+def _is_repeated(instruction, machine):
+    """Return whether a branch that the wait's answer decides follows it soon."""
+    later = machine.kernel.instructions[instruction.index + 1 : instruction.index + 9]
+    return any(x.parts[0] == "bra" and x.guard == instruction.operands[0] for x in later)
 
 
 def mbarrier_invalidate(instruction, machine):
@@ -314,6 +329,29 @@ def proxy_fence(instruction, machine):
     return run
 
 
+def check_allotted(machine):
+    """Fail if the registers that the warps of a block ended with are more than there are."""
+    allotted = machine.allotted.reshape(machine.blocks, -1)
+    most = int((32 * allotted.sum(1) * (allotted > 0).all(1)).max())
+    if most > REGISTERS:
+        raise Fault("launch", f"{most} registers of a block, more than {REGISTERS}")
+
+
+def allot(instruction, machine):
+    """setmaxnreg: a whole warpgroup takes registers, or gives some; a GPU waits until there are."""
+    count = int(instruction.operands[0], 0)
+    if count % 8 or not 24 <= count <= 256:
+        raise Fault("launch", f"setmaxnreg of {count}, not a multiple of 8 from 24 to 256")
+
+    def run(mask, active):
+        warps = machine.whole_warps(active)
+        if not warps.reshape(-1, 4)[warps.reshape(-1, 4).any(1)].all():
+            raise Fault("divergence", "not all warps of a warpgroup are at setmaxnreg")
+        machine.allotted[warps] = count
+
+    return run
+
+
 barrier.is_control = mbarrier_wait.is_control = True
 INSTRUCTIONS = {
     "bar": barrier,
@@ -328,10 +366,9 @@ INSTRUCTIONS = {
     "mbarrier.test_wait": mbarrier_wait,
     "cp.async.mbarrier.arrive": copies_arrive,
     "fence.proxy.async": proxy_fence,
-    # Order between threads comes from barriers; these add nothing that the emulator checks.
-    "fence": nothing,
-    "membar": nothing,
-    "setmaxnreg": nothing,
+    "fence.mbarrier_init": nothing,
+    # Nothing that the emulator checks.
+    "setmaxnreg": allot,
     "griddepcontrol": nothing,
     "nanosleep": nothing,
 }

@@ -35,6 +35,24 @@ class TensorMap:
     box: tuple
     swizzle: int = 0
 
+    def __post_init__(self):
+        """Refuse what cuTensorMapEncodeTiled refuses (CUDA driver API, tensor map objects)."""
+        inner = self.box[0] * self.element_size
+        wrong = [
+            (self.address % 16, f"an address of {self.address:#x}, no multiple of 16"),
+            (any(x % 16 or not 0 < x < 1 << 40 for x in self.strides), f"strides {self.strides}"),
+            (not all(0 < x <= 256 for x in self.box), f"a box of {self.box}"),
+            (not all(0 < x <= 1 << 32 for x in self.sizes), f"sizes {self.sizes}"),
+            (inner % 16, f"rows of {inner} bytes in a box"),
+            (
+                self.swizzle and inner > self.swizzle,
+                f"rows of {inner} bytes, {self.swizzle} swizzled",
+            ),
+        ]
+        for is_wrong, what in wrong:
+            if is_wrong:
+                raise Fault("alignment", f"a tensor map with {what}")
+
     @staticmethod
     def parameter(number):
         """Return the bytes to pass for the launch's tensor map of this number."""
@@ -69,6 +87,7 @@ class Transfer:
     place: np.ndarray
     exists: np.ndarray
     granules: np.ndarray
+    at: int
     barrier: tuple | None = None
 
 
@@ -84,7 +103,7 @@ class Copies:
         machine = self.machine
         index = machine.shared.locate(shared, size, None, machine.block[thread])
         granules = np.unique(index * size // machine.order.granule)
-        transfer = Transfer(thread, size, index, place, exists, granules, barrier)
+        transfer = Transfer(thread, size, index, place, exists, granules, at, barrier)
         if machine.options.count:
             machine.counts.bulk_access(place[exists], size, write=barrier is None)
         if barrier is not None:
@@ -105,6 +124,7 @@ class Copies:
         machine, copy = self.machine, self.pending.pop(0)
         exists = None if copy.exists.all() else copy.exists
         index = machine.memory.locate(copy.place, copy.size, exists)
+        _ordered(machine, index if exists is None else index[exists], copy, "read")
         words, undefined = machine.memory.load(index, copy.size)
         if exists is not None:
             words = np.where(exists, words, words.dtype.type(0))
@@ -136,7 +156,16 @@ class Copies:
         if undefined is not None:
             raise Fault("undefined", "a bulk copy stores bytes that were never written")
         index = machine.memory.locate(copy.place[copy.exists], copy.size, None)
+        _ordered(machine, index, copy, "write")
         machine.memory.store(index, copy.size, words, None)
+
+
+def _ordered(machine, index, copy, access):
+    """Check a copy's side in global memory, which is as the issuing thread's."""
+    order = machine.global_order
+    if order and len(index):
+        thread = np.full(len(index), copy.thread)
+        getattr(order, access)(order.granules(index, copy.size), thread, copy.at)
 
 
 def tensor_copy(instruction, machine):
@@ -169,6 +198,10 @@ def tensor_copy(instruction, machine):
         keys = barrier.keys(threads) if barrier else [None] * int(threads.sum())
         for thread, key in zip(np.flatnonzero(threads), keys, strict=True):
             tensor_map = machine.launch.tensor_maps[int(numbers[thread])]
+            if starts[thread] % 128:
+                raise Fault(
+                    "alignment", f"a tensor copy at shared byte {starts[thread]}, not at 128"
+                )
             place, exists = tensor_map.place([int(value[thread]) for value in corners])
             elements = tensor_map.shared(int(starts[thread]))
             machine.bulk.start(

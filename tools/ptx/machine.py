@@ -16,6 +16,7 @@ import numpy as np
 from . import arithmetic, barriers, bits, bulk, convert, matrices, transfers, warpgroup, warps
 from .counts import Counts, instruction_class
 from .faults import Fault, Unsupported
+from .global_order import STRONG, GlobalOrder
 from .memory import Memory
 from .order import Order
 from .parser import SIZES
@@ -27,6 +28,7 @@ for module in (arithmetic, barriers, bits, bulk, convert, matrices, transfers, w
 
 NOWHERE = 1 << 62
 MAX_STEPS = 3_000_000
+MOST_SHARED = 227 << 10  # bytes of a block on sm_90, the most of all
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,11 @@ class Machine:
             at = -(-at // variable.alignment) * variable.alignment
             symbols[variable.name] = at
             at += variable.size
+        if at + self.launch.shared_bytes > MOST_SHARED:
+            total = at + self.launch.shared_bytes
+            raise Fault("launch", f"{total} bytes of shared memory, more than {MOST_SHARED}")
+        if self.block_threads > 1024:
+            raise Fault("launch", f"a block of {self.block_threads} threads, more than 1024")
         self.shared = Memory("shared", at + self.launch.shared_bytes, self.blocks)
         local = 0
         for variable in kernel.local:
@@ -139,21 +146,46 @@ class Machine:
             )
             self.parameters.defined[start : start + variable.size] = 0xFF
         self.registers = Registers(kernel.registers, self.count, symbols)
-        self.order = Order(self.blocks, self.block_warps, self.shared.stride, self._granule())
+        total = int(np.prod(self.launch.grid)) * self.block_warps if self._synchronises() else 0
+        fences = any(i.name.startswith("fence.proxy") for i in self.kernel.instructions)
+        self.order = Order(
+            self.blocks,
+            self.block_warps,
+            self.shared.stride,
+            self._granule("shared"),
+            total,
+            fences,
+        )
+        # A sample of blocks is not whole, and none of them has the others' results.
+        self.global_order = None
+        if not self.options.sample:
+            self.global_order = GlobalOrder(self.memory, self.block_warps, self._granule("global"))
 
-    def _granule(self):
-        """Return the smallest access to shared memory: races are looked for at this size."""
+    def _granule(self, space):
+        """Return the smallest access to a space: races are looked for at this size."""
         sizes = [16]
         for instruction in self.kernel.instructions:
             parts = instruction.parts
-            space = transfers.state_space(parts)
-            if parts[0] in ("ld", "st", "atom", "red") and space in ("shared", "generic"):
+            accessed = transfers.state_space(parts) in (space, "generic")
+            if parts[0] in ("ld", "ldu", "st", "atom", "red") and accessed:
                 sizes.append(SIZES[parts[-1]])
             elif parts[:3] in (["cp", "async", "ca"], ["cp", "async", "cg"]):
                 sizes.append(int(instruction.operands[2], 0))
             elif parts[0] == "mbarrier":
                 sizes.append(8)
+            elif parts[:4] == ["cp", "async", "bulk", "tensor"]:
+                sizes.append(2)
         return min(sizes)
+
+    def _synchronises(self):
+        """Return whether blocks can be ordered among each other."""
+        return not self.options.sample and any(
+            instruction.parts[0] in ("atom", "red", "membar")
+            or instruction.parts[:2] in (["fence", "acq_rel"], ["fence", "sc"])
+            or instruction.parts[0] in ("ld", "st")
+            and set(STRONG) & set(instruction.parts)
+            for instruction in self.kernel.instructions
+        )
 
     # Decoding.
 
@@ -194,15 +226,15 @@ class Machine:
         """Return the mask of the threads that run, also where that is all of them."""
         return np.ones(self.count, bool) if active is None else active
 
-    def lost(self, lost, granules, thread, at):
+    def lost(self, lost, order, granules, thread, at):
         """Look at values that another thread overwrote in the same instruction by another one.
 
         Compilers let lanes that hold one value store it each, and rounding may part such values:
         within a warp that is counted, between warps it is a race.
         """
         self.counts.overwritten += int(lost.sum())
-        if granules is not None:
-            self.order.check_winners(granules[lost], thread[lost], at)
+        if order is not None:
+            order.check_winners(granules[lost], thread[lost], at)
 
     # Running.
 
@@ -248,6 +280,9 @@ class Machine:
         self._set_special(ids)
         self.shared.forget()
         self.order.reset()
+        if self.global_order:
+            x, y, _ = self.launch.grid
+            self.global_order.begin_wave(self.order, [i + x * (j + y * k) for i, j, k in ids])
         self.copies = transfers.Pending(self)
         self.products = warpgroup.Products(self)
         self.barriers = barriers.Barriers(self)
@@ -255,6 +290,7 @@ class Machine:
         self.bulk = bulk.Copies(self)
         self.live = self.block < len(ids)
         self.everyone = None if self.live.all() else self.live
+        self.allotted = np.zeros(self.warps, int)  # registers of a thread, where setmaxnreg said
         self.ready = []
         self.steps = self.pc = 0
         for rank in np.unique(self.rank):
@@ -262,6 +298,7 @@ class Machine:
         try:
             while self.ready or self.barriers.resume() or self.mbarriers.resume():
                 self._run(min(self.ready, key=lambda group: (group.waits, group.rank, group.pc)))
+            barriers.check_allotted(self)
         except Fault as fault:
             where = self.kernel.instructions[self.pc]
             message = f"{fault.message}\n  at instruction {self.pc} of {self.kernel.name}: {where}"
@@ -287,8 +324,9 @@ class Machine:
         special["%cluster_ctarank"] = np.zeros(self.count, int)  # every cluster is one block
         self.rank = np.zeros(self.count, int)
         if self.options.warps is not None:
-            # The warps of a warpgroup issue wgmma together.
-            unit = 4 if any(i.name.startswith("wgmma") for i in self.kernel.instructions) else 1
+            # The warps of a warpgroup issue these together.
+            together = ("wgmma", "setmaxnreg")
+            unit = 4 if any(i.name.startswith(together) for i in self.kernel.instructions) else 1
             order = list(range(-(-self.block_warps // unit)))
             random.Random(self.options.warps).shuffle(order)
             self.rank = np.array(order)[inside // (32 * unit)]

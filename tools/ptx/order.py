@@ -8,7 +8,8 @@ either, but a thread is ordered with itself.
 
 An asynchronous copy or product is stamped ``PENDING`` until its wait: nobody's clock has seen that,
 not even the issuing thread's. What the generic proxy wrote is ``unfenced`` for the asynchronous one
-(wgmma, TMA) until a warp that has seen the write executes ``fence.proxy.async``.
+(wgmma, TMA) until a warp that has seen the write executes ``fence.proxy.async``, and the issuing
+one has seen that.
 """
 
 import numpy as np
@@ -23,8 +24,9 @@ BULK = -2  # the writer of what a bulk copy has written
 class Order:
     """Clocks and last accesses of the blocks of a wave; a granule is ``granule`` bytes."""
 
-    def __init__(self, blocks, warps, window, granule):
-        self.blocks, self.warps, self.granule = blocks, warps, granule
+    def __init__(self, blocks, warps, window, granule, total=0, fences=False):
+        self.blocks, self.warps, self.granule, self.total = blocks, warps, granule, total
+        self.fences = fences  # whether the kernel fences the asynchronous proxy at all
         self.per_block = window // granule
         self.size = blocks * self.per_block
         self.reset()
@@ -33,7 +35,13 @@ class Order:
         """Start anew: nothing accessed, nobody has seen anybody."""
         total = self.blocks * self.warps
         self.clock = np.ones(total, np.int32)
-        self.seen = np.zeros((total, self.warps + 1), np.int32)  # the last: of bulk copies
+        # Of the warps of the block, of bulk copies, and three times of all warps of the grid: what
+        # was acquired, what a fence lets relaxed accesses publish, what waits for a fence.
+        self.seen = np.zeros((total, self.warps + 1 + 3 * self.total), np.int32)
+        far = self.seen[:, self.warps + 1 :]
+        self.far, self.fenced, self.pending = (
+            far[:, i * self.total : (i + 1) * self.total] for i in range(3)
+        )
         self.bulk_clock = np.zeros(self.blocks, np.int32)
         self.write_clock = np.zeros(self.size, np.int32)
         self.write_thread = np.full(self.size, NOBODY, np.int32)
@@ -41,10 +49,13 @@ class Order:
         self.read_clock = np.zeros((self.warps, self.size), np.int32)
         self.read_lane = np.zeros((self.warps, self.size), np.int8)
         self.unfenced = np.zeros(self.size, bool)
+        # By warp: writes that its fence.proxy.async would cover, and its clock at the one that did.
+        self.to_fence = np.zeros((self.warps, self.size), bool)
+        self.fence_clock = np.zeros((self.warps, self.size), np.int32)
 
     def unpublished(self):
-        """Return what a barrier has published before anyone has arrived, [blocks, warps + 1]."""
-        return np.zeros((self.blocks, self.warps + 1), np.int32)
+        """Return what a barrier has published before anyone has arrived, [blocks, as `seen`]."""
+        return np.zeros((self.blocks, self.seen.shape[1]), np.int32)
 
     def granules(self, index, size):
         """Return the granules [accesses, n] of accesses given in words of ``size`` bytes."""
@@ -80,6 +91,9 @@ class Order:
         self.write_thread[granules] = thread[:, None]
         self.write_at[granules] = at
         self.unfenced[granules] = True
+        if self.fences:
+            self.to_fence[:, granules] = True
+            self.fence_clock[:, granules] = 0
 
     def check_winners(self, granules, thread, at):
         """Fail if another warp has overwritten what a thread wrote in the same instruction."""
@@ -103,12 +117,7 @@ class Order:
             thread = np.full((1, 1), 32 * warp)
             self._after_writes(granules[None], thread, thread // 32, at, "asynchronous read", False)
             self.read_clock[warp % self.warps, granules] = PENDING
-        if (unfenced := self.unfenced[granules]).any():
-            granule = granules[unfenced][0]
-            self._fail(
-                granule, warps[0] * 32, at, "asynchronous read",
-                f"a write by instruction {self.write_at[granule]} without fence.proxy.async",
-            )  # fmt: skip
+            self._after_fences(granules[self.unfenced[granules]], warp, at)
 
     def let_go(self, granules, warps, still_held):
         """End asynchronous reads, except of granules that later ones still read."""
@@ -141,8 +150,12 @@ class Order:
         rows = self.seen[warps]
         rows[np.arange(len(warps)), own] = self.clock[warps]
         np.maximum.at(published, warps // self.warps, rows)
+        self.advance(warps)
+
+    def advance(self, warps):
+        """Let what warps do from now on be later than what they have published."""
         self.clock[warps] += 1
-        self.seen[warps, own] = self.clock[warps] - 1
+        self.seen[warps, warps % self.warps] = self.clock[warps] - 1
 
     def acquire(self, warps, published):
         """Let warps [n] see what their block's ``published`` holds."""
@@ -150,21 +163,19 @@ class Order:
 
     def synchronise_lanes(self, warps):
         """Order the lanes of warps among each other."""
-        self.seen[warps, warps % self.warps] = self.clock[warps]
-        self.clock[warps] += 1
+        self.advance(warps)
 
     def fence_proxy(self, warps):
         """Make what warps [n] have written or seen written visible to the asynchronous proxy."""
-        granules = np.flatnonzero(self.unfenced)
-        if not len(granules):
-            return
-        visible = np.full((self.blocks, self.warps + 1), -1, np.int32)
-        rows = self.seen[warps]
-        rows[np.arange(len(warps)), warps % self.warps] = self.clock[warps]
-        np.maximum.at(visible, warps // self.warps, rows)
-        writer = self._column(self.write_thread[granules])
-        done = self.write_clock[granules] <= visible[granules // self.per_block, writer]
-        self.unfenced[granules[done]] = False
+        for warp in warps:
+            own, first = warp % self.warps, warp // self.warps * self.per_block
+            granules = first + np.flatnonzero(self.to_fence[own, first : first + self.per_block])
+            seen = self.seen[warp, : self.warps + 1].copy()
+            seen[own] = self.clock[warp]
+            writer = self._column(self.write_thread[granules])
+            done = granules[self.write_clock[granules] <= seen[writer]]
+            self.fence_clock[own, done] = self.clock[warp]
+            self.to_fence[own, done] = False
 
     # Checks.
 
@@ -203,6 +214,16 @@ class Order:
                     other += ", still under way"
                 first = np.broadcast_to(thread, bad.shape)[bad][0]
                 self._fail(granules[bad][0], first, at, "write", other)
+
+    def _after_fences(self, granules, warp, at):
+        """Fail unless a warp has seen a fence between proxies, its own too, behind all writes."""
+        seen = self.seen[warp, : self.warps].copy()
+        seen[warp % self.warps] = self.clock[warp]
+        clocks = self.fence_clock[:, granules]
+        if not (covered := ((clocks > 0) & (clocks <= seen[:, None])).any(0)).all():
+            granule = granules[~covered][0]
+            other = f"a write by instruction {self.write_at[granule]} without fence.proxy.async"
+            self._fail(granule, warp * 32, at, "asynchronous read", other)
 
     def _fail(self, granule, thread, at, what, other):
         byte = granule % self.per_block * self.granule

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .faults import Unsupported
+from .global_order import SCOPES, STRONG
 from .memory import UNSIGNED, WORDS
 from .operands import address, vector
 from .parser import SIZES
@@ -34,8 +35,9 @@ def shape_of(instruction):
 class Place:
     """An address operand in a state space: resolves it and keeps the books of every access."""
 
-    def __init__(self, operand, space, size, machine, at):
+    def __init__(self, operand, space, size, machine, at, parts=()):
         self.machine, self.space, self.size, self.at = machine, space, size, at
+        self.parts, self.strong = parts, bool(set(STRONG) & set(parts))
         self.address = address(operand, machine.registers)
 
     def resolve(self, active):
@@ -69,12 +71,34 @@ class Place:
         """Resolve, count and check a read; return (words, undefined bits or None)."""
         memory, index = self.resolve(active)
         self.count(active, write=False)
-        if memory is self.machine.shared:
-            thread = self.machine.thread
-            some, thread = (index, thread) if active is None else (index[active], thread[active])
-            order = self.machine.order
-            order.read(order.granules(some, self.size), thread, self.at)
+        self.ordered_read(memory, index, active)
         return memory.load(index, self.size)
+
+    def ordered_read(self, memory, index, active):
+        """Check that a read is ordered after what it reads."""
+        order, thread = self._order(memory), self.machine.thread
+        if order is None:
+            return
+        some, thread = (index, thread) if active is None else (index[active], thread[active])
+        granules = order.granules(some, self.size)
+        if order is self.machine.order:
+            order.read(granules, thread, self.at)
+            return
+        if self.strong:
+            self._synchronise(index, thread, writes=False)
+        order.read(granules, thread, self.at, strong=self.strong, constant="nc" in self.parts)
+
+    def _order(self, memory):
+        machine = self.machine
+        if memory is machine.shared:
+            return machine.order
+        return machine.global_order if memory is machine.memory else None
+
+    def _synchronise(self, index, threads, **directions):
+        """Acquire or release at the address of each thread, unless that orders its block alone."""
+        for thread in threads:
+            address = int(index[thread]) * self.size
+            self.machine.global_order.synchronise(address, thread, self.parts, **directions)
 
     def write(self, words, undefined, active):
         """Resolve, count and check a write, and do it."""
@@ -84,15 +108,21 @@ class Place:
         if active is not None:
             index, words, thread = index[active], words[active], thread[active]
             undefined = None if undefined is None else undefined[active]
-        granules = None
-        if memory is self.machine.shared:
-            granules = self.machine.order.granules(index, self.size)
+        order, granules = self._order(memory), None
+        if order is not None:
+            granules = order.granules(index, self.size)
             same = memory.holds(index, self.size, words)
-            self.machine.order.write(granules, thread, self.at, same=same)
+            if order is self.machine.order:
+                order.write(granules, thread, self.at, same=same)
+            else:
+                order.write(granules, thread, self.at, same=same, strong=self.strong)
+                if self.strong:
+                    for i, one in zip(index, thread, strict=True):
+                        order.synchronise(int(i) * self.size, one, self.parts, reads=False)
         memory.store(index, self.size, words, undefined)
         lost = ~memory.holds(index, self.size, words)
         if lost.any():
-            self.machine.lost(lost, granules, thread, self.at)
+            self.machine.lost(lost, order, granules, thread, self.at)
 
 
 def load(instruction, machine):
@@ -105,6 +135,7 @@ def load(instruction, machine):
         size * count,
         machine,
         instruction.index,
+        instruction.parts,
     )
 
     def columns(words):
@@ -130,6 +161,7 @@ def store(instruction, machine):
         size * count,
         machine,
         instruction.index,
+        instruction.parts,
     )
 
     def joined(columns):
@@ -187,6 +219,7 @@ def atomic(instruction, machine):
             machine.registers.decided(undefined, active, "an operand")
             sources.append(value)
         memory, index = place.resolve(active)
+        order = machine.global_order if memory is machine.memory else None
         if place.now[0] == "global" and machine.options.count:
             for is_write in (False, True):
                 machine.counts.global_access(place.now[1], size, active, write=is_write)
@@ -194,6 +227,10 @@ def atomic(instruction, machine):
         old = np.zeros(machine.count, dtype)
         for thread in range(machine.count) if active is None else np.flatnonzero(active):
             at = index[thread]
+            if order is not None:
+                granules = order.granules(np.array([at]), size)
+                order.synchronise(int(at) * size, thread, parts)
+                order.write(granules, np.array([thread]), instruction.index, strong=True)
             machine.registers.decided(~defined[at : at + 1], None, "what an atomic changes")
             old[thread] = data[at]
             b, c = sources[0][thread], sources[-1][thread]
@@ -283,6 +320,7 @@ def copy_async(instruction, machine):
         _, index = target.resolve(active)
         reads = None if reads.all() else reads
         memory, place = source.resolve(reads)
+        source.ordered_read(memory, place, reads)
         if machine.options.count:
             machine.counts.global_access(source.now[1], size, reads)
             machine.counts.shared_access(target.now[1], size, active)
@@ -315,6 +353,18 @@ def copy_wait(instruction, machine):
     return run
 
 
+def fence(instruction, machine):
+    """Fence and membar: of the GPU's scope they let relaxed accesses order blocks."""
+    if not set(SCOPES) & set(instruction.parts) or not machine.global_order:
+        return nothing(instruction, machine)
+
+    def run(mask, active):
+        threads = machine.running(active)
+        machine.global_order.fence(np.flatnonzero(threads.reshape(-1, 32).any(1)))
+
+    return run
+
+
 def nothing(instruction, machine):
     """Decode an instruction without effect here, such as a hint to caches."""
     return lambda mask, active: None
@@ -324,6 +374,8 @@ INSTRUCTIONS = {
     "ld": load,
     "ldu": load,
     "st": store,
+    "fence": fence,
+    "membar": fence,
     "atom": atomic,
     "red": atomic,
     "cp.async.ca": copy_async,

@@ -67,6 +67,7 @@ class Product:
     inputs: dict  # what it read at issue: descriptors, registers
     granules: list  # per warpgroup: (its warps, granules it reads)
     targets: list  # registers of the accumulator, by number
+    sources: list  # [(register of the left operand, its values at issue)]
 
     def part(self, groups):
         """Return the same product for some of its warpgroups."""
@@ -154,7 +155,16 @@ class Products:
             if self.machine.options.copies == "wait":
                 item.operation(item)
         for item in finished:
+            self._check_sources(item)
             self._finish(item)
+
+    def _check_sources(self, item):
+        """Fail if registers that a product reads have changed before its wait."""
+        threads = item.groups.repeat(128)
+        for register, then in item.sources:
+            now = self.machine.registers.values[register]
+            if now is not then and (now != then)[threads].any():
+                raise Fault("race", "a register that wgmma reads changed before its wait")
 
     def _finish(self, item):
         machine = self.machine
@@ -279,7 +289,8 @@ def multiply(instruction, machine):
         else:
             inputs["a"] = elements(read_a, 64, transposed[0], groups, active)
             tiles.append(inputs["a"])
-        item = Product(compute, groups, inputs, [], targets)
+        read = [(register, registers.values[register]) for register in sources]
+        item = Product(compute, groups, inputs, [], targets, read)
         for group in np.flatnonzero(groups):
             warps = range(4 * group, 4 * group + 4)
             for tile in tiles:

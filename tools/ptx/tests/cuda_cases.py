@@ -1,13 +1,20 @@
 """Calls that the CUDA C++ kernels serve, for the emulator: chosen ones, and others at random."""
 
 import random
+import shutil
+import tempfile
+from pathlib import Path
+from unittest import mock
 
 import torch
 from tests.cases import make_problem
 
 import specattn
+from specattn.backends.cuda import build
 
+from .. import cuda_launch
 from ..cuda_launch import emulated_cuda
+from ..faults import Fault
 from .cases import SCHEDULES, Case, check
 
 ARCHITECTURES = ("sm_80", "sm_90a")
@@ -15,16 +22,28 @@ HEAD_DIMS = (64, 80, 96, 128, 256)
 
 QUICK = [
     Case("hybrid", sinks=True),
-    Case("hybrid", rows=16, head_dim=128, paged=True, softcap=2.0, lengths=(150, 0)),
+    Case(
+        "hybrid",
+        rows=16,
+        head_dim=128,
+        paged=True,
+        softcap=2.0,
+        lengths=(150, 0),
+        first_unused=True,
+    ),
     Case("ragged hybrid", lengths=(200, 9, 0), ragged=(3, 0, 1), paged=True, window=99),
     Case("gather", "fp16", rows=1, head_dim=80, paged=True, sinks=True),
     Case("scores", rows=16, window=100),
+    Case("hybrid", lengths=(1300,), kv_heads=1, split_size=64, sinks=True),  # merged twice
+    # Prefixes that fill their cache, at a split's end; of pages the last one's table.
+    Case("hybrid", lengths=(70, 256), kv_heads=1, split_size=64, spare=0, paged=True),
+    Case("hybrid", lengths=(256,), kv_heads=1, spare=0),
 ]
+TWICE, FULL_TABLE, FULL = QUICK[-3:]
 # Every primitive, every shape of block (16, 32, 64 rows; teams of 1, 2, 4 warps), every feature.
 SELECTED = [
     *QUICK,
     Case("hybrid", "fp16", lengths=(700, 90, 0), split_size=None, spare=2000, window=500),
-    Case("hybrid", lengths=(1300,), kv_heads=1, split_size=64, sinks=True),  # merged twice
     Case("hybrid", rows=8, head_dim=96, tree="chain", window=37),
     Case("hybrid", rows=16, head_dim=256, lengths=(150, 0), kv_heads=1),
     Case("hybrid", rows=3, head_dim=80, group=7, tree="in_cache", paged=True),
@@ -82,6 +101,56 @@ def check_selected(case, arch):
 def check_orders(case, arch):
     """Execute a case in two orders, which must agree in every bit."""
     return check(case, arch, SCHEDULES, emulate=emulated_cuda)
+
+
+# One mistake each: (file, what it says, what it would say, the quick case that shows it).
+_AGAIN = "  __syncthreads();  // before the first log-sum-exp makes room for that of all\n"
+_BARRIER = "  __shared__ int last;\n  __syncthreads();\n"
+_TEAM = "    team_barrier<kTeamThreads>(\n        team);  // what all have copied is here; "
+_MATRIX = "(me.lane % 8 + me.lane / 16 * 8) * kPitch + me.lane / 8 % 2 * 16"
+_SWAPPED = "(me.lane % 8 + me.lane / 8 % 2 * 8) * kPitch + me.lane / 16 * 16"
+_END, _VALUES = "w.end = min(w.begin + size, w.length)", "v_row + c * kLanesPerRow * 8"
+PLANTED = {
+    "counting does not release": ("ptx.cuh", "atom.acq_rel", "atom.acquire", TWICE),
+    "counting does not acquire": ("ptx.cuh", "atom.acq_rel", "atom.release", TWICE),
+    "counting orders nothing": ("ptx.cuh", "atom.acq_rel", "atom.relaxed", TWICE),
+    "counted before all have written": ("combine.cuh", _BARRIER, _BARRIER[:23], TWICE),
+    "slot 0 is overwritten early": ("combine.cuh", _AGAIN, "", TWICE),
+    "partials are constants": ("combine.cuh", "__ldcg(", "__ldg(", TWICE),
+    "heads share counters": ("combine.cuh", "gridDim.x + w.head) *", "gridDim.x) *", QUICK[0]),
+    "last but one merges": ("combine.cuh", "+ group, count)", "+ group, count - 1)", TWICE),
+    "a slot too few": ("combine.cuh", "group * kFanIn);", "group * kFanIn) - 1;", TWICE),
+    "a live slot too many": ("decode.cu", "begin + size - 1) / size", "begin + size) / size", FULL),
+    "a table past the split": (
+        "keys.cuh", "if (first_key(ahead) + row + i * kRowsPerPass < w.end)", "", FULL_TABLE
+    ),
+    "a wait too lax": ("decode.cu", "<kStages - 2>", "<kStages - 1>", QUICK[0]),
+    "no team barrier": ("decode.cu", _TEAM, "//", QUICK[1]),
+    "bits of lanes swapped": ("decode.cu", _MATRIX, _SWAPPED, QUICK[0]),
+    "a split ends early": ("decode.cu", _END, f"{_END} - 1", QUICK[0]),
+    "no zeros behind values": ("keys.cuh", f"{_VALUES}, valid)", f"{_VALUES})", QUICK[1]),
+}  # fmt: skip
+
+
+def planted(name):
+    """Return what is said of the kernels with one mistake in them."""
+    file, right, wrong, case = PLANTED[name]
+    with tempfile.TemporaryDirectory() as folder:
+        sources = Path(shutil.copytree(build.SOURCES, Path(folder, "cuda")))
+        text = (sources / file).read_text()
+        assert right in text, f"{file} has changed"
+        (sources / file).write_text(text.replace(right, wrong))
+        with mock.patch.object(build, "SOURCES", sources):
+            cuda_launch.compiled.cache_clear()
+            try:
+                check_selected(case, "sm_80")
+            except Fault as fault:
+                return fault.kind
+            except AssertionError:
+                return "result"
+            finally:
+                cuda_launch.compiled.cache_clear()
+    return "nothing"
 
 
 MERGED = Case("hybrid", lengths=(1300, 70), kv_heads=1, split_size=64, sinks=True)

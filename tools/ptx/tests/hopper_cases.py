@@ -1,10 +1,12 @@
 """Calls that the Hopper kernel serves, at random."""
 
 import random
+from dataclasses import replace
 
 from specattn.triton_kernels._configs import UNFENCED
 
-from .cases import SCHEDULES, Case, check
+from ..faults import Fault
+from .cases import HOPPER, SCHEDULES, Case, check, run
 
 
 def drawn(seed):
@@ -38,6 +40,51 @@ def drawn(seed):
         if ragged
         else None,
     )
+
+
+# One mistake each in the kernel's instructions: (which ones, what becomes of one, the quick case).
+ONE, TWO = HOPPER[:2]
+PLANTED = {
+    "empty counts one group of two": ("mbarrier.init", ("2", "1"), TWO),
+    "parity 0 only": ("mbarrier.try_wait", 2, ONE),
+    "no proxy fence": ("fence.proxy.async", None, ONE),
+    "values released early": ("wgmma.wait_group", None, ONE),
+}
+
+
+def planted(name):
+    """Return what is said of the kernel with one mistake in it."""
+    start, what, case = PLANTED[name]
+
+    def broken(i):
+        if not i.name.startswith(start):
+            return i
+        operands = list(i.operands)
+        if what is None:
+            return replace(i, guard=None, name="nop", operands=())
+        if isinstance(what, tuple):
+            operands = [what[1] if x == what[0] else x for x in operands]
+        elif operands[what].isdigit():
+            operands[what] = str(int(operands[what]) // 2)
+        else:
+            operands[what] = "0"
+        return replace(i, operands=tuple(operands))
+
+    def change(kernel):
+        if kernel.name != "hopper_kernel":
+            return kernel
+        changed = [broken(i) for i in kernel.instructions]
+        if changed == kernel.instructions:
+            raise ValueError(f"the kernel has no {start}")
+        return replace(kernel, instructions=changed)
+
+    try:
+        run(case, "sm_90", change=change)
+    except Fault as fault:
+        return fault.kind
+    except AssertionError:
+        return "result"
+    return "nothing"
 
 
 def check_drawn(seed, schedules=SCHEDULES):

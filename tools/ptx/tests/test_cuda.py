@@ -53,6 +53,12 @@ def test_select_topk(compiler_process, arch):
     compiler_process(selections.check_cuda, arch, range(4))
 
 
+@WHOLE
+@pytest.mark.parametrize("name", cuda_cases.PLANTED)
+def test_a_mistake_in_the_kernel_is_caught_by_a_quick_case(compiler_process, name):
+    assert compiler_process(cuda_cases.planted, name) != "nothing"
+
+
 # What no kernel can do without, and which detectors say so.
 NEEDED = {"barrier removed", "copy wait weakened"}
 

@@ -26,3 +26,9 @@ LEFT = [
 def test_others_are_left_to_the_split_kernel(compiler_process, case):
     counts = compiler_process(cases.check, case, "sm_90")
     assert {name for name, _ in counts} <= {"split_kv_kernel", "combine_kernel"}
+
+
+@pytest.mark.gpu_code("triton")
+@pytest.mark.parametrize("name", hopper_cases.PLANTED)
+def test_a_mistake_in_the_kernel_is_caught_by_a_quick_case(compiler_process, name):
+    assert compiler_process(hopper_cases.planted, name) != "nothing"

@@ -8,10 +8,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from html import escape
-from importlib.resources import files
 from pathlib import Path
-from string import Template
 from typing import Annotated, Any, Protocol
 
 import typer
@@ -196,47 +193,45 @@ def _row(name: str, one: Finding) -> dict[str, str]:
 
 def _write_page(file: Path, content: dict[str, Any], lines: list[str]) -> None:
     """Write a page without scripts that needs nothing but itself."""
+    from specattn.cli.page import filled, in_html, notes, read, table_of
+
     rows, sections = [], []
     for number, one in enumerate(content["prompts"]):
-        good = one["verdict"] != Verdict.DIFFERENT
+        good, name = one["verdict"] != Verdict.DIFFERENT, in_html(one["name"])
         verdict = f'<span class="{"yes" if good else "no"}">{one["verdict"]}</span>'
-        name = _text(one["name"])
         if one["place"] is not None:
+            parts = [f'<h2 id="p{number}">{name}</h2>']
+            parts.append(f"<p>{verdict}: {in_html(one['reason'])}</p>")
+            for engine, before, behind in _around(one["texts"], content["engines"]):
+                before = f'<span class="prompt">{in_html(before)}</span>'
+                behind = f'<span class="d0">{in_html(behind)}</span>'
+                parts.append(f'{notes(engine)}<pre tabindex="0">{before}{behind}</pre>')
+            sections.append("".join(parts))
             name = f'<a href="#p{number}">{name}</a>'
-            sections.append(_section(number, one, content["engines"], verdict))
-        place = "" if one["place"] is None else one["place"]
-        rows.append(f"<tr><td>{name}</td><td>{verdict}</td><td>{place}</td></tr>")
-    request = ", ".join(f"{name} {x}" for name, x in content["request"].items())
-    said = [f"{content['engines'][0]}, held against it {content['engines'][1]}", request, *lines]
-    page = Template(_read("conform.html")).substitute(
-        style=_read("page.css"),
-        notes="".join(f'<p class="note">{_text(line)}</p>' for line in said),
-        rows="".join(rows),
+        place = "" if one["place"] is None else str(one["place"])
+        rows.append({"prompt": name, "verdict": verdict, "parts at": place})
+    first, second = content["engines"]
+    page = filled(
+        "page.html",
+        command="conform",
+        title=in_html(second),
+        style=read("page.css"),
+        heading=notes(
+            f"{first}, held against it {second}",
+            ", ".join(f"{name} {x}" for name, x in content["request"].items()),
+        ),
+        verdict=notes(*lines),
+        summary=table_of(rows),
         sections="".join(sections),
-    )
-    write_atomically(file, lambda partial: partial.write_text(page, encoding="utf-8"))
+    ).encode()
+    write_atomically(file, lambda partial: partial.write_bytes(page))
 
 
-def _section(number: int, one: dict[str, Any], engines: list[str], verdict: str) -> str:
-    """Return both texts around the place where they part."""
-    common = len(os.path.commonprefix(one["texts"]))
-    start = max(common - _SHOWN, 0)
-    parts = [
-        f'<h2 id="p{number}">{_text(one["name"])}</h2>',
-        f"<p>{verdict}: {_text(one['reason'])}</p>",
+def _around(texts: list[str], engines: list[str]) -> list[tuple[str, str, str]]:
+    """Return of each engine its name, and its text before and behind where the two part."""
+    common = len(os.path.commonprefix(texts))
+    start, end = max(common - _SHOWN, 0), common + _SHOWN
+    return [
+        (name, text[start:common], text[common:end])
+        for name, text in zip(engines, texts, strict=True)
     ]
-    for name, text in zip(engines, one["texts"], strict=True):
-        before, behind = text[start:common], text[common : common + _SHOWN]
-        shown = (
-            f'<span class="prompt">{_text(before)}</span><span class="d0">{_text(behind)}</span>'
-        )
-        parts.append(f'<p class="note">{_text(name)}</p><pre tabindex="0">{shown}</pre>')
-    return "".join(parts)
-
-
-def _read(name: str) -> str:
-    return files("specattn.cli").joinpath(name).read_text(encoding="utf-8")
-
-
-def _text(text: str) -> str:
-    return escape(escaped(text))

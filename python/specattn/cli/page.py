@@ -40,24 +40,27 @@ def write_page(
     said = {True: "yes", False: "no", None: "not judged"}[identical]
     kind = "note" if identical is None else said
     verdict = f'<p>Outputs identical, token for token: <span class="{kind}">{said}</span></p>'
-    page = _filled(
+    page = filled(
         "page.html",
-        title=_text(", ".join(runs)),
-        style=_read("page.css"),
+        command="compare",
+        title=in_html(", ".join(runs)),
+        style=read("page.css"),
         heading=_heading(session.to_dict()),
-        verdict=verdict + _notes(*lines),
+        verdict=verdict + notes(*lines),
         summary=_summary(runs),
         sections="".join(sections),
     ).encode()
     write_atomically(file, lambda partial: partial.write_bytes(page))
 
 
-def _read(name: str) -> str:
+def read(name: str) -> str:
+    """Return a file of this folder."""
     return files("specattn.cli").joinpath(name).read_text(encoding="utf-8")
 
 
-def _filled(name: str, **parts: Any) -> str:
-    return Template(_read(name)).substitute(parts)
+def filled(name: str, **parts: Any) -> str:
+    """Return a template of this folder with its parts."""
+    return Template(read(name)).substitute(parts)
 
 
 def _heading(facts: dict[str, Any]) -> str:
@@ -65,15 +68,16 @@ def _heading(facts: dict[str, Any]) -> str:
     model, prompts = facts["model"], facts.get("prompts") or [facts["prompt"]]
     read = (f"{one['tokens']} tokens of {one['file']}" for one in prompts)
     kind = ", ".join(model[name] for name in ("model_type", "dtype", "device"))
-    return _notes(
+    return notes(
         f"{'; '.join(read)}, continued by {model['path']} ({kind})",
         ", ".join(f"{name} {x}" for name, x in facts["sampling"].items() if x is not None),
         ", ".join(f"{name} {version}" for name, version in facts["versions"].items()),
     )
 
 
-def _notes(*lines: str) -> str:
-    return "".join(f'<p class="note">{_text(line)}</p>' for line in lines)
+def notes(*lines: str) -> str:
+    """Return lines of small print."""
+    return "".join(f'<p class="note">{in_html(line)}</p>' for line in lines)
 
 
 def _summary(runs: dict[str, Continuation]) -> str:
@@ -81,7 +85,7 @@ def _summary(runs: dict[str, Continuation]) -> str:
     first = next(iter(runs.values()), None)
     rows = [
         {
-            "method": f'<a href="#m{number}">{_text(method)}</a>',
+            "method": f'<a href="#m{number}">{in_html(method)}</a>',
             **figures(one, first),
             "KV cache": _bytes(one.statistics.cache_bytes),
             "drafter's cache": _bytes(one.statistics.details.get("drafter_cache_bytes", 0)),
@@ -90,10 +94,10 @@ def _summary(runs: dict[str, Continuation]) -> str:
         for number, (method, one) in enumerate(runs.items())
     ]
     note = f"{legend(rows[0])}; peak memory with the weights" if rows else ""
-    return f'{_table(rows)}<p class="note">{note}.</p>'
+    return f'{table_of(rows)}<p class="note">{note}.</p>'
 
 
-def _table(rows: list[dict[str, str]]) -> str:
+def table_of(rows: list[dict[str, str]]) -> str:
     """Return rows under their keys."""
     head = "".join(f"<th>{name}</th>" for name in rows[0]) if rows else ""
     body = "".join(
@@ -113,14 +117,14 @@ def _section(
     texts = zip(session.prompts, one.texts, found.requests, strict=True)
     names = one.authors(authors)
     legend = [
-        f'<li><b class="{_css_class(name, authors)}">{_text(meaning)}</b> {count} '
+        f'<li><b class="{_css_class(name, authors)}">{in_html(meaning)}</b> {count} '
         f"({count / len(names):.0%})</li>"
         for name, meaning, count in authors.counts(names)
     ]
-    return _filled(
+    return filled(
         "section.html",
         number=number,
-        method=_text(method),
+        method=in_html(method),
         legend="".join(legend),
         texts="".join(_coloured(session, *each, authors) for each in texts),
         passes=found.passes,
@@ -153,22 +157,22 @@ def _coloured(
             parts[name] = parts.get(name, "") + piece
         spans += [_span(_css_class(name, authors), part, said) for name, part in parts.items()]
         begin += len(names)
-    name = _notes(prompt.file) if len(session.prompts) > 1 else ""
+    name = notes(prompt.file) if len(session.prompts) > 1 else ""
     return f'{name}<pre tabindex="0">{"".join(spans)}</pre>'
 
 
 def _span(kind: str, text: str, title: str = "") -> str:
-    said = f' title="{_text(title)}"' if title else ""
-    return f'<span class="{kind}"{said}>{_text(text)}</span>' if text else ""
+    said = f' title="{in_html(title)}"' if title else ""
+    return f'<span class="{kind}"{said}>{in_html(text)}</span>' if text else ""
 
 
 def _drafters(found: Statistics, authors: Authors) -> str:
     """Return what the rounds of each drafter gave and took."""
     figures = found.by_drafter(authors.method)
     heads = {"rounds": "rounds", "tokens per round": "tokens each", "ms per round": "ms each"}
-    return _table(
+    return table_of(
         [
-            {"drafted by": _text(name)} | {heads[key]: f"{figures[key][name]}" for key in heads}
+            {"drafted by": in_html(name)} | {heads[key]: f"{figures[key][name]}" for key in heads}
             for name in figures["rounds"]
         ]
     )
@@ -230,17 +234,17 @@ def _positions(total: RequestStatistics) -> str:
         )
         shown = place if len(rates) <= 12 or place % 4 == 0 else ""
         bars.append(
-            f'<div title="{_text(said)}"><i class="given" style="height:{100 * given:.1f}%"></i>'
+            f'<div title="{in_html(said)}"><i class="given" style="height:{100 * given:.1f}%"></i>'
             f'<i class="all" style="height:{100 * rate:.1f}%"></i><b>{shown}</b></div>'
         )
     spoken = ", ".join(f"{rate:.0%}" for rate in rates)
-    return _filled("positions.html", rates=spoken, bars="".join(bars))
+    return filled("positions.html", rates=spoken, bars="".join(bars))
 
 
 def _bytes(count: int | None) -> str:
     return "not known" if count is None else f"{count / 2**20:,.1f} MiB"
 
 
-def _text(text: str) -> str:
+def in_html(text: str) -> str:
     """Return text as it stands in HTML, in quotes too; it has no character for controls."""
     return escape(escaped(text))

@@ -34,7 +34,8 @@ from specattn.decoding import (
     generate,
     parse_method,
 )
-from specattn.decoding.methods import longspec, poss, prompt_lookup
+from specattn.decoding.drafting.grown import MOST_TOKENS
+from specattn.decoding.methods import longspec, prompt_lookup
 from specattn.training.longspec import STAGES, Stage
 from specattn.training.poss import VARIANTS
 
@@ -267,7 +268,7 @@ def test_the_largest_sizes_are_those_that_methods_take():
     rows = {names: most for names, _, most in _rows("lookup.md", "| method | option | at most")}
     written = {
         "LongSpec": f"{_list(longspec.MOST_WIDTHS)}, in beams of 1, 4 or 16; {longspec.MOST_GAMMA}",
-        "PosS": f"{poss.MOST_TOKENS} of `width` {PosS().width}, `depth` {PosS().depth}, in beams of"
+        "PosS": f"{MOST_TOKENS} of `width` {PosS().width}, `depth` {PosS().depth}, in beams of"
         " 1, 4 or 10",
         "Medusa, TokenSwift": f"{_list(Medusa.most_widths)}; {_list(TokenSwift.most_widths)} and"
         " n-grams",

@@ -26,7 +26,7 @@ from specattn.decoding import ContextualPenalty, generate
 from specattn.decoding.drafting.gains import NONE, Effort
 from specattn.decoding.drafting.pace import Arm
 from specattn.decoding.drafting.timings import SIZES, PassCosts
-from specattn.decoding.methods import longspec_block, poss_block, triforce
+from specattn.decoding.methods import longspec_block, triforce
 from tests import distributions
 from tests.decoding.engine.test_loop import RandomTree
 from tests.decoding.models import prompts, tiny_model
@@ -131,7 +131,7 @@ def whole_batches(monkeypatch):
         return *state, found if collected is None else collected.copy_(found)
 
     for op in ("hybrid_tree_attention", "sparse_gather_attention"):
-        for module in (kv_cache, longspec_block, poss_block):
+        for module in (kv_cache, longspec_block):
             monkeypatch.setattr(module, op, getattr(reference, op), raising=False)
     monkeypatch.setattr(kv_cache, "verify_attention", verify_attention)
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specattn.blocks import Ops, top_tokens
-from specattn.decoding.methods.poss_block import SpecialistBlock
+from specattn.decoding.methods.poss import SpecialistBlock
 from tests.decoding.methods.test_poss import Under, started
 from tests.decoding.models import tiny_model
 from tests.drafters.poss_statement import random_drafter

@@ -11,8 +11,8 @@ from transformers import StoppingCriteriaList
 from specattn import use_backend
 from specattn.blocks import TORCH, Direct, Ops
 from specattn.decoding import DraftContext, PosS, Sampler, Target, generate
-from specattn.decoding.methods import poss, poss_block
-from specattn.decoding.methods.poss_block import SpecialistBlock
+from specattn.decoding.methods import poss
+from specattn.decoding.methods.poss import SpecialistBlock
 from specattn.decoding.text.sequences import Sequences
 from specattn.drafters.poss import fuse, keys_and_values, specialist
 from tests.decoding.models import (
@@ -197,7 +197,7 @@ def test_every_depth_has_its_own_specialist_from_the_first_round_on(monkeypatch)
         called.append((int(place.depths[0, 0]), layer))
         return specialist(ops, drafter, layer, x, place, attend)
 
-    monkeypatch.setattr(poss_block, "specialist", listening)
+    monkeypatch.setattr(poss, "specialist", listening)
     model = tiny_model("qwen3")
     drafter = random_drafter(model, layers=3, positions_per_layer=2, dtype=torch.float32)
     method, options = PosS(drafter, depth=8, total_tokens=60), ending_at(13)

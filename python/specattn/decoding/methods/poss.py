@@ -9,50 +9,31 @@ Position Specialist Generates Better Draft for Speculative Decoding*, and EAGLE-
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 
-from specattn.decoding.drafting.gains import Effort, TreeGains, beams, sizes_up_to
-from specattn.decoding.drafting.pace import Arm, FixedSize, PacedDrafter
-from specattn.decoding.drafting.pruning import as_probabilities
-from specattn.decoding.drafting.timings import Memory
-from specattn.decoding.drafting.trained import Trained
-from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Verified
-from specattn.decoding.methods.poss_block import SpecialistBlock
-from specattn.decoding.text.statistics import Stopwatch
+from specattn.blocks import Ops, Place, Store, angle_tables
+from specattn.decoding.drafting.grown import Grown
+from specattn.decoding.drafting.pairs import Level, PairBlock
+from specattn.decoding.engine.contract import DraftContext
+from specattn.decoding.model.families import CacheShape
 from specattn.drafters import PosSDrafter
-from specattn.tree import Tree
-
-MOST_TOKENS = 60
-"""Nodes of the largest tree that is verified unless a size is given."""
+from specattn.drafters.poss import fuse, keys_and_values, specialist
 
 
 @dataclass(frozen=True)
-class PosS(Trained[PosSDrafter], name="poss"):
+class PosS(Grown[PosSDrafter], name="poss"):
     """Drafting with position specialists.
-
-    Trees are chosen by rank, at every temperature, so the target's own sample decides at every node
-    and its distribution is preserved, the bonus token's too.
 
     Parameters
     ----------
     drafter : PosSDrafter or path, optional
         A drafter, or the folder that holds one. By default the folder ``poss`` within the target's.
         A path is loaded for every run; a drafter is used as it is.
-    width : int
-        Nodes that are expanded per level, and children of each.
-    depth : int
-        Levels below the root.
-    total_tokens : int or None
-        Nodes that are verified, the root included, of trees as wide and deep as said. None: trees
-        that are up to so wide and deep, and up to `MOST_TOKENS` nodes of them, as gain the most
-        tokens per second by the times of the run's own rounds, or none.
-    window : int, optional
-        Positions that the drafter looks back; by default all. Drafters of short rows may gain by a
-        window in long texts.
+    width, depth, total_tokens, window
+        As for `Grown`.
 
     Raises
     ------
@@ -61,75 +42,49 @@ class PosS(Trained[PosSDrafter], name="poss"):
         or it does not fit the target.
     """
 
-    reads_features = True
     kind = PosSDrafter
 
-    width: int = 10
-    depth: int = 6
-    total_tokens: int | None = None
-    window: int | None = None
-
-    def __post_init__(self) -> None:
-        self._require(1, "width", "depth", "window")
-        self._require(2, "total_tokens")
-
-    @property
-    def max_nodes(self) -> int:
-        """The largest tree that may be verified."""
-        return min(
-            self.total_tokens or MOST_TOKENS, 1 + self.width + (self.depth - 1) * self.width**2
-        )
-
-    def clipped(self, depth: int) -> PosS:
-        """Return this method with at most `depth` levels, and 1 at least."""
-        return replace(self, depth=max(1, min(self.depth, depth)))
-
-    def start(self, context: DraftContext) -> Drafter:
-        """Return a drafter for one run."""
-        module, nodes = self.loaded(context.target.model), 1 + self.width * (self.depth - 1)
-        block = SpecialistBlock(module, context, nodes, self.depth, self.window)
-        return _PosSDrafter(block, self, context)
+    def block(self, context: DraftContext, nodes: int) -> PairBlock:
+        """Return the specialists beside the target of a run."""
+        module = self.loaded(context.target.model)
+        return SpecialistBlock(module, context, nodes, self.depth, self.window)
 
 
-class _PosSDrafter(PacedDrafter):
-    def __init__(self, block: SpecialistBlock, method: PosS, context: DraftContext):
-        self.block, self.sequences = block, block.sequences
-        self.arm = FixedSize(Effort(method.width, method.depth), method.total_tokens)
-        if method.total_tokens is None:
-            efforts, sizes = beams(method.width, method.depth), sizes_up_to(method.max_nodes)
-            kind = f"poss, {method.window}"
-            self.arm = Arm(Memory.of(context), kind, efforts, sizes, TreeGains)
-        self.cache_bytes = block.text.nbytes + block.tree.nbytes + block.pending.nbytes
-        device = block.target.device
-        self.watch = Stopwatch(device)
-        self.root_alone = Tree.chain(0, device=device)
+class SpecialistBlock(PairBlock):
+    """The specialists, each with keys and values of its own for all pairs before.
 
-    def on_prefill(self, start: int, features: Sequence[torch.Tensor]) -> None:
-        self.block.on_prefill(start, features)
+    At a level of the tree one specialist drafts, and the projections of those below it are made.
+    """
 
-    def draft(self, root: torch.Tensor, effort: Effort) -> Draft:
-        """Return the tree that was grown, or what pays of it."""
-        if not effort.depth:
-            return Draft(self.root_alone, root[:, None])
-        self.watch.lap("elsewhere")
-        self.block.catch_up()
-        self.watch.lap("catch_up_seconds")
-        grown = self.block.grow(root, effort.width, effort.depth)
-        self.watch.lap("layer_seconds")
-        chances, whole = partial(as_probabilities, grown.scores), 1 + grown.scores.shape[1]
-        draft = grown.best(self.arm.rows(effort, whole, chances, grown.places))
-        self.watch.lap("tree_seconds")
-        return draft
+    def __init__(
+        self,
+        drafter: PosSDrafter,
+        context: DraftContext,
+        nodes: int,
+        depth: int,
+        window: int | None = None,
+    ):
+        self.drafter, config = drafter, drafter.config
+        shape = CacheShape(config.layers, config.num_key_value_heads, config.head_dim)
+        angles = partial(angle_tables, drafter.rotary_emb)
+        super().__init__(context, shape, angles, nodes, depth, window)
 
-    def observe(self, verified: Verified) -> None:
-        super().observe(verified)
-        self.block.accept(verified)
+    def fuse(self, ops: Ops, tokens: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+        """Return what ``fc`` makes of pairs."""
+        return fuse(ops, self.drafter, ops.embed(tokens, self.target.embed), features)
 
-    def compact(self, rows: list[int]) -> None:
-        self.block.compact(rows)
+    def remember(self, ops: Ops, x: torch.Tensor, place: Place, stores: Sequence[Store]) -> None:
+        """Store the keys and values of pairs under some specialists, the first of them first."""
+        for layer, store in enumerate(stores):
+            keys_and_values(ops, self.drafter, layer, x, place, store)
 
-    def details(self) -> dict[str, Any]:
-        """Return the parts of drafting, in seconds of the whole run, and what the caches take."""
-        seconds = self.watch.totals()
-        seconds.pop("elsewhere", None)
-        return {**seconds, **self.arm.details(), "drafter_cache_bytes": self.cache_bytes}
+    def drafted(self, ops: Ops, x: torch.Tensor, level: Level) -> torch.Tensor:
+        """Return what a level's specialist drafts; those of deeper levels remember its pairs."""
+        layer, last = map(self.drafter.config.specialist_at, (level.depth, level.deepest))
+        for own in range(layer, last + 1):
+            keys_and_values(ops, self.drafter, own, x, level.place, level.stores[own])
+
+        def attend(q: torch.Tensor) -> torch.Tensor:
+            return ops.hybrid_tree_attention(q, *level.read(layer), **level.visible)
+
+        return specialist(ops, self.drafter, layer, x, level.place, attend)

@@ -1,75 +1,130 @@
-"""Runs PosS' specialists beside a target: their caches, and trees grown level by level."""
+"""Runs a drafter on a target's features: what it remembers, and trees grown level by level."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import pad
 
-from specattn.blocks import TORCH, Direct, Ops, Place, Store, angle_tables
+from specattn.blocks import TORCH, Direct, Ops, Place, Store
 from specattn.decoding.drafting.pruning import Candidates, places
 from specattn.decoding.engine.contract import DraftContext, Verified
+from specattn.decoding.model.families import CacheShape
 from specattn.decoding.passes.runner import MOST_ROWS
-from specattn.drafters import PosSDrafter
-from specattn.drafters.poss import fuse, keys_and_values, specialist
 from specattn.reference.tree_mask import WORD_BITS
 
 MOST_PENDING = 64
 """Tokens of a request whose features are kept until they are needed."""
 
 
-class SpecialistBlock:
-    """A drafter with the keys and values that each of its specialists reads: the text and one tree.
+Angles = Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
+"""``angles(like, positions)``: cosines and sines by position, as `angle_tables` returns them."""
+
+
+class Level(NamedTuple):
+    """A level of a tree that is drafted.
+
+    Attributes
+    ----------
+    depth : int
+        0 is the root's.
+    deepest : int
+        Of the whole tree.
+    place : Place
+        Where its pairs stand.
+    stores : sequence of Store
+        Of every layer: where it stores keys and values of pairs that later levels see.
+    read : callable
+        ``read(layer)``: what a layer's queries attend to, the arguments of
+        `Ops.hybrid_tree_attention` by position. Keys and values must be stored.
+    visible : dict
+        Further options of it.
+    """
+
+    depth: int
+    deepest: int
+    place: Place
+    stores: Sequence[Store]
+    read: Callable[[int], tuple[torch.Tensor, ...]]
+    visible: dict[str, Any]
+
+
+class PairBlock(ABC):
+    """A drafter with the keys and values that each of its layers reads: the text and one tree.
 
     The pair at position t holds token t + 1 and the feature of token t, so the root's pair is the
     last of the text's and the first of the tree's. The keys and values of pairs follow from what
-    ``fc`` makes of them. So the prompt costs ``fc`` and the projections of all specialists, one
-    product each; an accepted path costs the same again, since the target's features have taken the
-    place of the drafter's; and a level of the tree costs one specialist's pass, with the
-    projections of those below it. What was accepted costs that only before the next draft, all of
-    it together: until then its features are kept, `pending` [B, MOST_PENDING, H].
+    `fuse` makes of them. So the prompt costs that and the projections of all layers, one product
+    each; an accepted path costs the same again, since the target's features have taken the place of
+    the drafter's; and a level of the tree costs one pass of a layer. What was accepted costs that
+    only before the next draft, all of it together: until then its features are kept, `pending`
+    [B, MOST_PENDING, H].
 
     The text's pairs lie in `text` [layers, 2, B, N, Hk, D], the nodes', level by level, in `tree`
-    [layers, 2, B, nodes, Hk, D]. `window`, by default all, is what every specialist reaches back,
-    the pair's own position included.
+    [layers, 2, B, nodes, Hk, D]. `window`, by default all, is what every layer reaches back, the
+    pair's own position included.
+
+    Parameters
+    ----------
+    context : DraftContext
+    shape : CacheShape
+        Layers of the drafter, their KV heads and these heads' width.
+    angles : Angles
+        Of its rope.
+    nodes, depth : int
+        Of the largest tree: nodes that are expanded, the root included, and levels below it.
+    window : int, optional
     """
 
     def __init__(
         self,
-        drafter: PosSDrafter,
         context: DraftContext,
+        shape: CacheShape,
+        angles: Angles,
         nodes: int,
         depth: int,
         window: int | None = None,
     ):
-        target, config, cache = context.target, drafter.config, context.target.cache
-        self.drafter, self.target, self.sequences = drafter, target, context.sequences
-        self.window = window
-        heads = (config.num_key_value_heads, config.head_dim)
+        target, cache = context.target, context.target.cache
+        self.target, self.sequences, self.window = target, context.sequences, window
         self.text, self.tree = (
             cache.storage.new_empty(
-                config.layers, 2, cache.batch_size, tokens, *heads, dtype=cache.dtype
+                shape.layers, 2, cache.batch_size, tokens, *shape[1:], dtype=cache.dtype
             )
             # Requests catch up by as many rows as the one that has most to: some lie behind texts.
             for tokens in (cache.capacity + MOST_PENDING, nodes)
         )
         lengths = torch.tensor(self.sequences.lengths, device=target.device)[:, None]
         # A prompt of one token has no pair: its root is drafted from without a feature.
-        first = target.embed(self.sequences.tokens_at(torch.zeros_like(lengths)))
-        self.root = fuse(TORCH, drafter, first, torch.zeros_like(first))
-        self.pending = first.new_zeros(len(first), MOST_PENDING, config.hidden_size)
+        first = self.sequences.tokens_at(torch.zeros_like(lengths))
+        nothing = torch.zeros_like(target.embed(first))
+        self.root = self.fuse(TORCH, first, nothing)
+        self.pending = nothing.new_zeros(len(first), MOST_PENDING, nothing.shape[-1])
         self.steps = torch.arange(MOST_PENDING, device=target.device)
         # Of the pending pairs: the first one's position and their number, and the greatest number.
         self.start, self.counts = lengths[:, 0] - 1, torch.zeros_like(lengths[:, 0])
         self.most = 0
-        self.angles = angle_tables(drafter.rotary_emb, self.text[:0], self.text.shape[3])
+        self.angles = angles(self.text[:0], self.text.shape[3])
         self.programs = target.programs()
         # Rows of the tree further back than the window are left out by torch's operators alone.
         self.growing = self.programs if window is None or window >= depth else Direct()
+
+    @abstractmethod
+    def fuse(self, ops: Ops, tokens: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+        """Return what the layers read of pairs, [B, T, width] of tokens [B, T] and features."""
+
+    @abstractmethod
+    def remember(self, ops: Ops, x: torch.Tensor, place: Place, stores: Sequence[Store]) -> None:
+        """Store the keys and values of the text's pairs, from `fuse`, under every layer."""
+
+    @abstractmethod
+    def drafted(self, ops: Ops, x: torch.Tensor, level: Level) -> torch.Tensor:
+        """Return the features [B, n, H] that are drafted of a level's pairs, from `fuse`."""
 
     def on_prefill(self, start: int, features: Sequence[torch.Tensor]) -> None:
         """Add the pairs of a chunk of the prompts, as `Drafter.on_prefill` is given it."""
@@ -90,7 +145,7 @@ class SpecialistBlock:
         Every level, the best `width` nodes of the last one are expanded into their `width` best
         tokens each.
         """
-        children = min(width, self.drafter.config.vocab_size)
+        children = min(width, self.target.model.config.vocab_size)
         sizes = [1]
         while len(sizes) < depth:
             sizes.append(min(width, sizes[-1] * children))
@@ -113,9 +168,8 @@ class SpecialistBlock:
         for depth, nodes in enumerate(sizes):
             at = torch.full((1, nodes), depth, dtype=torch.int32, device=fused.device)
             place = Place(*self.angles, pairs, at)
-            deepest = self.drafter.config.specialist_at(len(sizes) - 1)
-            x = self._specialist(ops, depth, deepest, x, place, mask, first)
-            first += nodes
+            level = self._level(depth, len(sizes) - 1, place, mask, first, nodes)
+            x, first = self.drafted(ops, x, level), first + nodes
             candidates = ops.children(ops.head(x, self.target.head), scores, children)
             chosen = candidates[0][:, :0, 0]
             if depth + 1 < len(sizes):
@@ -124,37 +178,24 @@ class SpecialistBlock:
             levels.append((candidates[0].flatten(1), candidates[1].flatten(1), chosen))
             if depth + 1 < len(sizes):
                 before = ops.rows(x, rows)
-                x = fuse(ops, self.drafter, ops.embed(tokens, self.target.embed), before)
+                x = self.fuse(ops, tokens, before)
         return levels
 
-    def _specialist(
-        self,
-        ops: Ops,
-        depth: int,
-        deepest: int,
-        x: torch.Tensor,
-        place: Place,
-        mask: torch.Tensor,
-        first: int,
-    ) -> torch.Tensor:
-        """Return the features that a level's specialist drafts of pairs [B, n, H].
-
-        Keys and values are stored for it and for the specialists of deeper levels.
-        """
-        layer, end, batch = self.drafter.config.specialist_at(depth), first + x.shape[1], len(x)
-        for own in range(layer, deepest + 1):
-            store = Store(self.tree[own, :, :batch], first)
-            keys_and_values(ops, self.drafter, own, x, place, store)
-        k_text, v_text = self.text[layer, :, :batch]
-        k_tree, v_tree = self.tree[layer, :, :batch, :end]
+    def _level(
+        self, depth: int, deepest: int, place: Place, mask: torch.Tensor, first: int, nodes: int
+    ) -> Level:
+        """Return what a level of so many nodes, numbered from `first` on, is drafted with."""
+        batch, end = len(mask), first + nodes
         seen = mask[..., : -(-end // WORD_BITS)]
-        read = (k_text, v_text, place.prefix, k_tree, v_tree, seen)
+
+        def read(layer: int) -> tuple[torch.Tensor, ...]:
+            k_text, v_text = self.text[layer, :, :batch]
+            k_tree, v_tree = self.tree[layer, :, :batch, :end]
+            return k_text, v_text, place.prefix, k_tree, v_tree, seen
+
+        stores = [Store(memory, first) for memory in self.tree[:, :, :batch]]
         visible = {"window": self.window, "depths": place.depths}
-
-        def attend(q: torch.Tensor) -> torch.Tensor:
-            return ops.hybrid_tree_attention(q, *read, **visible)
-
-        return specialist(ops, self.drafter, layer, x, place, attend)
+        return Level(depth, deepest, place, stores, read, visible)
 
     def _remember(
         self,
@@ -165,22 +206,19 @@ class SpecialistBlock:
         steps: torch.Tensor,
         text: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Store keys and values of pairs of the text under all specialists; return them fused.
+        """Store keys and values of pairs of the text under all layers; return them fused.
 
         Tokens are [B, T], features [B, T, H]. The first pair lies at `start`, int32 [B], the others
         `steps`, int32 [B, T], behind it; all are stored in one row from there on, by default in the
         text of the first B requests.
         """
         memory = self.text[:, :, : len(tokens)] if text is None else text
-        x = fuse(ops, self.drafter, ops.embed(tokens, self.target.embed), features)
-        place = Place(*self.angles, start, steps)
-        for layer in range(self.drafter.config.layers):
-            store = Store(memory[layer])
-            keys_and_values(ops, self.drafter, layer, x, place, store)
+        x = self.fuse(ops, tokens, features)
+        self.remember(ops, x, Place(*self.angles, start, steps), [Store(own) for own in memory])
         return x
 
     def accept(self, verified: Verified) -> None:
-        """Keep what the specialists need of an accepted path, its root included."""
+        """Keep what the layers need of an accepted path, its root included."""
         nodes, counts, _ = verified.accepted
         path, features = pad(nodes.clamp_min(0), (1, 0)), verified.result.features
         width = path.shape[1]
@@ -194,7 +232,7 @@ class SpecialistBlock:
         self.counts, self.most = self.counts + counts + 1, self.most + width
 
     def catch_up(self) -> None:
-        """Catch all specialists up on what was accepted: on the host nothing waits for it."""
+        """Catch all layers up on what was accepted: on the host nothing waits for it."""
         if self.most == 0:
             return
         # Requests that accepted less repeat their last pair.

@@ -9,7 +9,7 @@ All attention here is one formula over the keys j that a query row sees,
 and the primitives differ in which keys those are: the nodes of a tree, a cached prefix, a list of
 cached positions. `merge_state` joins results over disjoint keys. Softmax and sums run in float32,
 in float64 for float64 inputs. Shapes use B requests, T query rows, S tree keys, N cache capacity,
-Hq query heads, Hk KV heads, g = Hq / Hk and D head_dim.
+Hq query heads, Hk KV heads, g = Hq / Hk, D head_dim and Dv that of values, which is D mostly.
 """
 
 import importlib

@@ -23,11 +23,11 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def attend(q, k, v, visible, softmax_scale=None, softcap=0.0):
-    """Return the state `(out [B, T, Hq, D], lse [B, T, Hq])` of q over the keys its rows see.
+    """Return the state `(out [B, T, Hq, Dv], lse [B, T, Hq])` of q over the keys its rows see.
 
-    q [B, T, Hq, D]; k, v [B, Hk, M, D]; visible bool [B or 1, Hk or 1, T or 1, M]. The state is in
-    the accumulation dtype. Keys and values that no row sees may be NaN: 0 * NaN is NaN, so both are
-    replaced, never multiplied.
+    q [B, T, Hq, D]; k [B, Hk, M, D]; v [B, Hk, M, Dv]; visible bool [B or 1, Hk or 1, T or 1, M].
+    The state is in the accumulation dtype. Keys and values that no row sees may be NaN: 0 * NaN is
+    NaN, so both are replaced, never multiplied.
     """
     batch, rows, q_heads, _ = q.shape
     dtype = accumulation_dtype(q.dtype)
@@ -65,7 +65,9 @@ def mask_logits(logits, visible):
 
 
 def softmax_state(logits, v):
-    """Return the state `(out [B, T, Hq, D], lse [B, T, Hq])` of masked logits and v [B, Hk, M, D].
+    """Return the state `(out [B, T, Hq, Dv], lse [B, T, Hq])` of masked logits.
+
+    v is [B, Hk, M, Dv].
 
     With `m = max logit` and `l = sum(exp(logit - m))`: `lse = m + log(l)` and
     `out = sum(exp(logit - m) v) / l`.

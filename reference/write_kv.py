@@ -14,7 +14,7 @@ def write_kv(
     new_k_scale=None,
     new_v_scale=None,
 ):
-    """Write k, v [.., Hk, D] into caches [pages, page_size, Hk, D], in place.
+    """Write k, v [.., Hk, D] into caches [pages, page_size, Hk, D], in place; v may be None.
 
     Slot s [..] is place ``s % page_size`` of page ``s // page_size``; a contiguous cache is one
     page for each request. Tokens with a negative slot are left out. A cache of 8 bits holds them
@@ -25,8 +25,10 @@ def write_kv(
     kept = slots >= 0
     page_size = k_cache.shape[1]
     places = slots[kept] // page_size, slots[kept] % page_size
-    both = (k, k_cache, k_scale, new_k_scale), (v, v_cache, v_scale, new_v_scale)
-    for new, cache, scale, new_scale in both:
+    stores = [(k, k_cache, k_scale, new_k_scale)]
+    if v is not None:
+        stores.append((v, v_cache, v_scale, new_v_scale))
+    for new, cache, scale, new_scale in stores:
         tokens = new.flatten(0, -3)[kept]
         if cache.dtype in EIGHT_BITS:
             if new_scale is not None:

@@ -10,6 +10,14 @@ from ._launch import collected_strides, launch, strides
 from ._split_kv import split_kv_kernel
 
 
+def not_served(q, k, v, *others):
+    """Return why the kernel does not take a call, or None."""
+    D, v_dim = q.shape[-1], v.shape[-1]
+    if v_dim != D or D > 256:
+        return f"keys of {D} and values of {v_dim}"
+    return None
+
+
 def attend(
     q,
     k_cache,

@@ -1,6 +1,6 @@
 """Attention to a cached prefix, which needs no mask, and to a tree, which does (LongSpec, 3.4)."""
 
-from ._attend import attend
+from ._attend import attend, not_served  # noqa: F401 - for the backend
 
 
 def hybrid_tree_attention(

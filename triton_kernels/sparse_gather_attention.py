@@ -1,6 +1,6 @@
 """Attention to selected cached tokens, read in place (Vegas, 3.2; TokenSwift, 3.3)."""
 
-from ._attend import attend
+from ._attend import attend, not_served  # noqa: F401 - for the backend
 
 
 def sparse_gather_attention(

@@ -1,6 +1,6 @@
 """Attention of draft tokens to draft tokens only: one launch of the family, without a prefix."""
 
-from ._attend import attend
+from ._attend import attend, not_served  # noqa: F401 - for the backend
 
 
 def tree_attention(q, k_new, v_new, tree_mask, softmax_scale, softcap, out, lse):

@@ -2,7 +2,7 @@
 
 import torch
 
-from ._attend import attend
+from ._attend import attend, not_served  # noqa: F401 - for the backend
 
 
 def verify_attention(

@@ -89,6 +89,11 @@ def write_kv_kernel(
     _store_rows(p_v + slot * vc_stride_s, new_v, p_vs, ok, FORM, DYNAMIC, D, BLOCK_D)
 
 
+def not_served(k, v, *others):
+    """Return why the kernel does not take a call, or None."""
+    return "keys without values of their size" if v is None or v.shape != k.shape else None
+
+
 def write_kv(k, v, k_cache, v_cache, slots, k_scale, v_scale, new_k_scale, new_v_scale):
     """Write k, v [B, T, Hk, D] into caches [pages, page_size, Hk, D] at slots [B, T].
 

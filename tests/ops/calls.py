@@ -8,6 +8,7 @@ import specattn
 from specattn.quantised import quantise as quantise_weight
 from tests.cases import make_problem
 from tests.eight_bits import quantise
+from tests.latents import make_latents
 from tests.ragged import make_ragged
 from tests.states import make_causal_conv, make_gated_delta
 
@@ -20,7 +21,7 @@ def written(k, v, k_cache, v_cache, slots, **options):
     """Call `write_kv`, and return what the caches hold then, and their scales if they are new."""
     specattn.write_kv(k, v, k_cache, v_cache, slots, **options)
     scales = [options["k_scale"], options["v_scale"]] if options.get("scale") == "dynamic" else []
-    left = (x.detach().clone() for x in (k_cache, v_cache, *scales))
+    left = (x.detach().clone() for x in (k_cache, v_cache, *scales) if x is not None)
     return tuple(x.int() if x.dtype == torch.int8 else x for x in left)
 
 
@@ -174,6 +175,7 @@ def variants():
     yield "sparse_gather_attention-per-head", function, arguments | per_head
     yield from ragged_variants()
     yield from eight_bit_variants()
+    yield from latent_variants()
     function, arguments = valid_calls(p)["select_topk"]
     yield "select_topk-budget", function, arguments | {"ratio": None, "budget": 4, "keep_last": 2}
     function, arguments = valid_calls(p)["linear_few_rows"]
@@ -206,6 +208,21 @@ def ragged_variants():
     }
     sparse = r.arguments(paged=True, new=True) | lists
     yield "sparse_gather_attention-ragged", specattn.sparse_gather_attention, sparse
+
+
+def latent_variants():
+    """Return ids and calls as `variants` does, whose values are a view of the keys, or wider."""
+    attention = ("hybrid_tree_attention", "verify_attention", "sparse_gather_attention")
+    for form, shared in (("latents", True), ("v-apart", False)):
+        sizes = {"head_dim": 80, "v_dim": 64, "shared": shared}
+        calls = valid_calls(make_latents(**sizes, page_size=4), paged=shared)
+        for name in (*attention, "tree_attention"):
+            function, arguments = calls[name]
+            yield f"{name}-{form}", function, arguments
+    function, arguments = calls["write_kv"]
+    yield "write_kv-v-apart", function, arguments
+    keys_alone = {"v": None, "v_cache": None}
+    yield "write_kv-latents", function, arguments | keys_alone
 
 
 def eight_bit_variants():
@@ -290,6 +307,7 @@ VARIANTS = [pytest.param(function, kwargs, id=name) for name, function, kwargs i
 _TRACED = (
     "gated_delta_tree-ragged",
     "hybrid_tree_attention-in-cache",
+    "hybrid_tree_attention-latents",
     "hybrid_tree_attention-options",
     "hybrid_tree_attention-tokens-of-8-bits",
     "linear_few_rows-4-bits",
@@ -297,6 +315,7 @@ _TRACED = (
     "sparse_gather_attention-ragged",
     "verify_attention-logits",
     "verify_attention-ragged-options",
+    "write_kv-latents",
     "write_kv-dynamic-of-8-bits",
 )
 TRACED = [

@@ -165,10 +165,10 @@ def test_keys_without_values(op, name):
     refuse(op, lambda a: {name: None}, TypeError, f"^{name}: expected a tensor, got NoneType")
 
 
-@pytest.mark.parametrize("head_dim", [4, 60, 264])
+@pytest.mark.parametrize("head_dim", [4, 60, 584])
 @pytest.mark.parametrize("op", ["tree_attention", "importance_scores"])
 def test_head_dim_out_of_range(op, head_dim):
-    message = f"^q: expected head_dim in multiples of 8 up to 256, got {head_dim}"
+    message = f"^q: expected head_dim in multiples of 8 up to 576, got {head_dim}"
     refuse(op, lambda a: {}, ValueError, message, head_dim=head_dim)
 
 
@@ -325,3 +325,47 @@ def test_an_output_with_the_negative_bit(name):
 def test_a_sparse_tensor(op, name):
     message = f"^{name}: expected a tensor, got torch.sparse_coo"
     refuse(op, lambda a: {name: a[name].to_sparse()}, TypeError, message)
+
+
+def test_values_may_have_a_size_of_their_own():
+    p = make_problem()
+    v_cache, v_tree = p.v_cache[..., :32], p.v_tree[..., :32]
+    given = (p.q, p.k_cache, v_cache, p.cache_seqlens, p.k_tree)
+    out, _ = specattn.hybrid_tree_attention(*given, v_tree)
+    assert out.shape == (2, 4, 4, 32)
+    with pytest.raises(ValueError, match=r"^v_tree: expected shape \[B=2, S=4, Hk=2, Dv=32\]"):
+        specattn.hybrid_tree_attention(*given, p.v_tree)
+    with pytest.raises(ValueError, match=r"^out: expected shape \[B=2, T=4, Hq=4, Dv=32\]"):
+        specattn.hybrid_tree_attention(*given, v_tree, out=torch.empty_like(p.q))
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "v_dim", "message"),
+    [
+        (584, 512, "^q: expected head_dim in multiples of 8 up to 576, got 584"),
+        (576, 520, "^v_cache: expected head_dim in multiples of 8 up to 512, got 520"),
+        (64, 20, "^v_cache: expected head_dim in multiples of 8 up to 512, got 20"),
+    ],
+)
+def test_sizes_that_no_kernel_has(head_dim, v_dim, message):
+    q, k = torch.empty(1, 1, 2, head_dim), torch.empty(1, 4, 1, head_dim)
+    v = torch.empty(1, 4, 1, v_dim)
+    indices = torch.zeros(1, 2, dtype=INT32)
+    with pytest.raises(ValueError, match=message):
+        specattn.sparse_gather_attention(q, k, v, indices, int32(2))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"v": None}, TypeError, "^v: expected a tensor, got NoneType"),
+        ({"v_cache": None}, TypeError, "^v_cache: expected a tensor, got NoneType"),
+        (
+            {"v": None, "v_cache": None, "v_scale": 0.5},
+            ValueError,
+            "^v_scale: expected None without values, got 0.5",
+        ),
+    ],
+)
+def test_values_that_are_written_in_part(change, error, message):
+    refuse("write_kv", lambda a: change, error, message)

@@ -50,7 +50,7 @@ def test_a_slot_behind_the_cache_writes_nothing(backend):
 @pytest.mark.parametrize(
     ("name", "change", "error", "message"),
     [
-        ("v", lambda x: x[:4], ValueError, r"expected shape \[tokens=5, Hk=2, head_dim=8\]"),
+        ("v", lambda x: x[:4], ValueError, r"expected shape \[tokens=5, Hk=2, v_head_dim\]"),
         ("v", lambda x: x.half(), TypeError, "expected torch.float32 as k is torch.float32"),
         ("slots", lambda x: x[None], ValueError, r"expected shape \[tokens=5\], got \[1, 5\]"),
         ("slots", lambda x: x.float(), TypeError, "expected torch.int64 or torch.int32"),

@@ -25,6 +25,9 @@ COLLECTED_LOGITS = "logits"  # bfloat16, or float64 where the first argument is 
 CACHED = "cached"  # as the first argument, or of 8 bits
 CONVERTED = "converted"  # of float32, bfloat16, float16 or 8 bits, or float64 as the first argument
 
+WIDEST_KEY, WIDEST_VALUE = 576, 512  # head_dim: of latents, and of their part that is the value
+_VALUES = ("v_cache", "v_new", "outs", "out_a")  # which say Dv first
+
 
 class Spec(NamedTuple):
     """What a tensor must be: one of some shapes, in symbols, and of one of some dtypes."""
@@ -48,22 +51,21 @@ def _spec(
 
 
 _TREE_KEYS = _spec("B S Hk D", LIKE_FIRST)
-_CACHE = _spec("B N Hk D", CACHED)
-_PAGES = _spec("pages page_size Hk D", CACHED)
+_TREE_VALUES = _spec("B S Hk Dv", LIKE_FIRST)
 _SCALE = _spec("| Hk | B N Hk", torch.float32, optional=True, strided=True)
 _PAGE_SCALE = _spec("| Hk | pages page_size Hk", torch.float32, optional=True, strided=True)
-_STATE_OUT = _spec("B T Hq D", FLOATING)
+_STATE_OUT = _spec("B T Hq Dv", FLOATING)
 _STATE_LSE = _spec("B T Hq", ACCUMULATED)
 
 SPECS = {
     "q": _spec("B T Hq D", FLOATING),
     "cu_seqlens_q": _spec("B+1", torch.int32),
     "k_new": _TREE_KEYS,
-    "v_new": _TREE_KEYS,
+    "v_new": _TREE_VALUES,
     "k_tree": _TREE_KEYS,
-    "v_tree": _TREE_KEYS,
-    "k_cache": _CACHE,
-    "v_cache": _CACHE,
+    "v_tree": _TREE_VALUES,
+    "k_cache": _spec("B N Hk D", CACHED),
+    "v_cache": _spec("B N Hk Dv", CACHED),
     "k_scale": _SCALE,
     "v_scale": _SCALE,
     "cache_seqlens": _spec("B", torch.int32),
@@ -75,10 +77,10 @@ SPECS = {
     "packed_tree_mask": _spec("T W | 1 T W | B T W", torch.int64, optional=True),
     "sinks": _spec("Hq", FLOATING, optional=True),
     "scores": _spec("B N | B Hk N", (torch.float32, torch.float64)),
-    "outs": _spec("n B T Hq D", FLOATING),
+    "outs": _spec("n B T Hq Dv", FLOATING),
     "lses": _spec("n B T Hq", ACCUMULATED),
     "out_a": _STATE_OUT,
-    "out_b": _spec("B T Hq D", LIKE_FIRST),
+    "out_b": _spec("B T Hq Dv", LIKE_FIRST),
     "lse_a": _STATE_LSE,
     "lse_b": _STATE_LSE,
     "x": _spec("M K | B T K", FLOATING),
@@ -90,7 +92,7 @@ SPECS = {
     "logits": _spec("n V", FLOATING),
     "requests": _spec("n", torch.int64),
     "positions": _spec("n", torch.int64),
-    "out": _spec("B T Hq D", LIKE_FIRST, optional=True),
+    "out": _spec("B T Hq Dv", LIKE_FIRST, optional=True),
     "lse": _spec("B T Hq", ACCUMULATED, optional=True),
 }
 
@@ -114,28 +116,33 @@ COLLECTED = {  # by what is collected
     "logits": _spec("B R Hq N", COLLECTED_LOGITS),
 }
 _SCALES = {"k_scale": _PAGE_SCALE, "v_scale": _PAGE_SCALE}
-_PAGED = {"k_cache": _PAGES, "v_cache": _PAGES, **_SCALES}
+_PAGED = {
+    "k_cache": _spec("pages page_size Hk D", CACHED),
+    "v_cache": _spec("pages page_size Hk Dv", CACHED),
+    **_SCALES,
+}
 _WRITTEN = {  # what is written at `slots`, by the dimensions of `k`
     dimensions: {
         "k": _spec("tokens Hk head_dim | B T Hk head_dim", FLOATING),
-        "v": _spec(f"{tokens} Hk head_dim", LIKE_FIRST),
+        "v": _spec(f"{tokens} Hk v_head_dim", LIKE_FIRST),
         "k_cache": _spec("pages page_size Hk head_dim", CONVERTED),
-        "v_cache": _spec("pages page_size Hk head_dim", CONVERTED),
+        "v_cache": _spec("pages page_size Hk v_head_dim", CONVERTED),
         "slots": _spec(tokens, (torch.int64, torch.int32)),
         **_SCALES,
     }
     for dimensions, tokens in ((3, "tokens"), (4, "B T"))
 }
 _RAGGED_KEYS = _spec("tokens Hk D", LIKE_FIRST)
+_RAGGED_VALUES = _spec("tokens Hk Dv", LIKE_FIRST)
 _RAGGED = {  # with `cu_seqlens_q`: the rows of all requests, one after the other
     "q": _spec("tokens Hq D", FLOATING),
     "k_new": _RAGGED_KEYS,
-    "v_new": _RAGGED_KEYS,
+    "v_new": _RAGGED_VALUES,
     "k_tree": _RAGGED_KEYS,
-    "v_tree": _RAGGED_KEYS,
+    "v_tree": _RAGGED_VALUES,
     "tree_mask": _spec("tokens max_seqlen_q", torch.bool, optional=True),
     "packed_tree_mask": _spec("tokens W", torch.int64, optional=True),
-    "out": _spec("tokens Hq D", LIKE_FIRST, optional=True),
+    "out": _spec("tokens Hq Dv", LIKE_FIRST, optional=True),
     "lse": _spec("tokens Hq", ACCUMULATED, optional=True),
 }
 
@@ -291,7 +298,7 @@ def _agreed_sizes(
         _check_groups(sizes, forms)
     if "max_pages" in sizes:
         sizes["N"] = sizes["max_pages"] * sizes["page_size"]
-    _check_sizes(sizes)
+    _check_sizes(sizes, forms)
     return sizes
 
 
@@ -419,10 +426,13 @@ def _in_words(shape: tuple[str, ...], sizes: dict[str, int]) -> str:
     return f"[{', '.join(named)}]"
 
 
-def _check_sizes(sizes: dict[str, int]) -> None:
+def _check_sizes(sizes: dict[str, int], forms: dict[str, Any]) -> None:
+    values = next((name for name in _VALUES if name in forms), "v")
     if "Hk" in sizes and "Hq" in sizes and sizes["Hq"] % sizes["Hk"]:
         raise ValueError(f"q: expected heads in multiples of Hk={sizes['Hk']}, got {sizes['Hq']}")
     if "S" in sizes and sizes["S"] < sizes["T"]:
         raise ValueError(f"q: expected rows up to the tree's S={sizes['S']}, got {sizes['T']}")
-    if "D" in sizes and not (sizes["D"] % 8 == 0 and 8 <= sizes["D"] <= 256):
-        raise ValueError(f"q: expected head_dim in multiples of 8 up to 256, got {sizes['D']}")
+    for name, symbol, most in (("q", "D", WIDEST_KEY), (values, "Dv", WIDEST_VALUE)):
+        n = sizes.get(symbol, most)
+        if "Dk" not in sizes and not (n % 8 == 0 and 8 <= n <= most):
+            raise ValueError(f"{name}: expected head_dim in multiples of 8 up to {most}, got {n}")

@@ -8,15 +8,18 @@ from ._check import Spec, accumulation_dtype, allowed_dtypes, check_tensor
 
 
 def state_like(
-    q: torch.Tensor, out: torch.Tensor | None, lse: torch.Tensor | None
+    q: torch.Tensor, v_dim: int, out: torch.Tensor | None, lse: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `(out, lse)` like `q`, allocating what is None.
+    """Return `(out [.., v_dim], lse [..])` for the rows of `q`, allocating what is None.
 
     Rows of `q` are [B, T], or ragged [tokens]; of several states [n, B, T] they become [B, T].
     """
     if out is None:
         like = q[0] if q.dim() == 5 else q
-        out = torch.empty_like(like, memory_format=torch.contiguous_format)
+        if v_dim == q.shape[-1]:
+            out = torch.empty_like(like, memory_format=torch.contiguous_format)
+        else:
+            out = like.new_empty((*like.shape[:-1], v_dim))
     if lse is None:
         dtype = accumulation_dtype(q.dtype)
         # Cheaper than `new_empty`, and sizes one by one than a torch.Size, by 1 us.

@@ -15,6 +15,7 @@ class Sizes:
 
     B requests, T query rows, S keys of the tree part, L cached keys read per request (K of them
     when they are gathered), N capacity, Hq and Hk heads, D head_dim, e bytes per element.
+    Dv is the head_dim of values, 0 where it is D too.
     """
 
     B: int
@@ -33,6 +34,8 @@ class Sizes:
     states: int = 0
     score_rows: int = 0  # rows of [.., N] scores of one request: Hk per head, 1 when shared
     selected: int = 0  # static K of a selection
+    Dv: int = 0
+    v_in_k: bool = False  # values are a view of the keys, and not read again
 
     @property
     def queries(self) -> int:
@@ -42,11 +45,25 @@ class Sizes:
     @property
     def state(self) -> int:
         """Bytes of one state: `out` in the type of q, `lse` in float32."""
-        return self.B * self.T * self.Hq * (self.D * self.e + 4)
+        return self.B * self.T * self.Hq * (self.v_dim * self.e + 4)
+
+    @property
+    def v_dim(self) -> int:
+        """The head_dim of values."""
+        return self.Dv or self.D
 
     def keys(self, count: int) -> int:
-        """Bytes of that many keys, or values, of every request."""
+        """Bytes of that many keys of every request."""
         return self.B * count * self.Hk * self.D * self.e
+
+    def keys_and_values(self, count: int) -> int:
+        """Bytes of that many keys and values of every request."""
+        columns = self.D if self.v_in_k else self.D + self.v_dim
+        return self.B * count * self.Hk * columns * self.e
+
+    def products(self, pairs: int) -> int:
+        """Operations of so many (row, key) pairs: a product with a key and one with a value."""
+        return 2 * pairs * (self.D + self.v_dim)
 
 
 @dataclass(frozen=True)

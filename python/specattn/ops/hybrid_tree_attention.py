@@ -55,14 +55,16 @@ def hybrid_tree_attention(
     Parameters
     ----------
     q : Tensor [B, T, Hq, D]
-        float32, bfloat16 or float16; float64 on the reference. D is a multiple of 8 up to 256.
+        float32, bfloat16 or float16; float64 on the reference. D is a multiple of 8 up to 576.
     k_cache, v_cache : Tensor
-        Contiguous [B, N, Hk, D], or with `block_table` paged [pages, page_size, Hk, D]; dtype as
-        `q`, or both int8, float8_e4m3fn or float8_e5m2; Hq a multiple of Hk. What lies beyond
-        `cache_seqlens` may be NaN.
+        Contiguous [B, N, Hk, D] and [B, N, Hk, Dv], or with `block_table` paged
+        [pages, page_size, Hk, D] and [.., Dv]; dtype as `q`, or both int8, float8_e4m3fn or
+        float8_e5m2; Hq a multiple of Hk, Dv a multiple of 8 up to 512. What lies beyond
+        `cache_seqlens` may be NaN. The values of latents (DeepSeek-V2, arXiv 2405.04434, section
+        2.1) are a view of the keys, ``k_cache[..., :512]``, and are then read once.
     cache_seqlens : Tensor [B], int32
         Tokens of each request that lie in the cache and that all its rows see.
-    k_tree, v_tree : Tensor [B, S, Hk, D] or None
+    k_tree, v_tree : Tensor [B, S, Hk, D] and [B, S, Hk, Dv], or None
         Keys and values of the tree, dtype as `q`, S >= T. None: the tree's T tokens already lie in
         the cache at [cache_seqlens, cache_seqlens + T).
     tree_mask : Tensor or None
@@ -83,8 +85,8 @@ def hybrid_tree_attention(
     cu_seqlens_q : Tensor [B + 1], int32, optional
         Makes queries ragged: request b owns the rows from ``cu_seqlens_q[b]`` to
         ``cu_seqlens_q[b + 1]``, or none; it begins with 0 and ends with the number of rows. `q` and
-        `out` are then [tokens, Hq, D], `lse` [tokens, Hq], `k_tree` and `v_tree`
-        [tokens, Hk, D] (each row has its own key) or None, and `tree_mask` is bool
+        `out` are then [tokens, Hq, D or Dv], `lse` [tokens, Hq], `k_tree` and `v_tree`
+        [tokens, Hk, D or Dv] (each row has its own key) or None, and `tree_mask` is bool
         [tokens, max_seqlen_q] or packed int64 [tokens, W] with W = ceil(max_seqlen_q / 64), its
         columns counting the keys of a row's own request.
     max_seqlen_q : int, optional
@@ -95,14 +97,14 @@ def hybrid_tree_attention(
         infinity and NaN do. The tree's own keys have none.
     cache_dtype : torch.dtype, optional
         What the bytes of a uint8 cache are.
-    out : Tensor [B, T, Hq, D], optional
+    out : Tensor [B, T, Hq, Dv], optional
         Written in place and returned; dtype as `q`.
     lse : Tensor [B, T, Hq], optional
         Written in place and returned; float32.
 
     Returns
     -------
-    out : Tensor [B, T, Hq, D]
+    out : Tensor [B, T, Hq, Dv]
         0 for a row that sees no key.
     lse : Tensor [B, T, Hq]
         Natural log of the sum of the exponentiated logits, sinks included; -inf for a row that
@@ -141,6 +143,16 @@ def hybrid_tree_attention(
     ... )
     >>> out.shape, lse.shape
     (torch.Size([7, 8, 64]), torch.Size([7, 8]))
+
+    Latents of 512 with rope keys of 64, cached once for all 16 heads:
+
+    >>> q, latents = torch.randn(2, 1, 16, 576), torch.randn(2, 128, 1, 576)
+    >>> new = torch.randn(2, 1, 1, 576)
+    >>> out, lse = specattn.hybrid_tree_attention(
+    ...     q, latents, latents[..., :512], lengths, new, new[..., :512], softmax_scale=192**-0.5
+    ... )
+    >>> out.shape
+    torch.Size([2, 1, 16, 512])
     """
     k_cache, v_cache = cache_views(cache_dtype, k_cache=k_cache, v_cache=v_cache)
     tensors = (q, k_cache, v_cache, cache_seqlens, k_tree, v_tree, tree_mask, block_table, sinks)
@@ -148,7 +160,7 @@ def hybrid_tree_attention(
     scales = scale_tensors(q, k_scale=k_scale, v_scale=v_scale)
     options = (window, softmax_scale, softcap)
     inputs, sizes = hybrid_inputs(_operator, *tensors, ragged, scales, out, lse, *options)
-    out, lse = state_like(q, out, lse)
+    out, lse = state_like(q, sizes["Dv"], out, lse)
     call(_operator, sizes, *inputs, out, lse)
     return out, lse
 
@@ -205,7 +217,7 @@ def cost(s: Sizes) -> Cost:
     """Count the tree as alone, and L cached keys and values that every row sees."""
     tree = tree_cost(s)
     return Cost(
-        read=tree.read + 2 * s.keys(s.L) + 4 * s.indices,
+        read=tree.read + s.keys_and_values(s.L) + 4 * s.indices,
         written=tree.written,
-        operations=tree.operations + 4 * s.B * s.T * s.Hq * s.L * s.D,
+        operations=tree.operations + s.products(s.B * s.T * s.Hq * s.L),
     )

@@ -35,7 +35,7 @@ def importance_scores(
     Parameters
     ----------
     q : Tensor [B, T, Hq, D]
-        float32, bfloat16 or float16; float64 on the reference. D is a multiple of 8 up to 256.
+        float32, bfloat16 or float16; float64 on the reference. D is a multiple of 8 up to 576.
     k_cache : Tensor
         Contiguous [B, N, Hk, D], or with `block_table` paged [pages, page_size, Hk, D]; dtype as
         `q`, or int8, float8_e4m3fn or float8_e5m2; Hq a multiple of Hk. What lies beyond

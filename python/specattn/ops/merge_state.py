@@ -31,7 +31,7 @@ def merge_state(
 
     Parameters
     ----------
-    out_a, out_b : Tensor [B, T, Hq, D]
+    out_a, out_b : Tensor [B, T, Hq, Dv]
         float32, bfloat16 or float16, both the same; float64 on the reference.
     lse_a, lse_b : Tensor [B, T, Hq]
         float32, **natural** logarithm: convert FlashInfer's with `specattn.ops.lse_from_log2`. An
@@ -42,7 +42,7 @@ def merge_state(
 
     Returns
     -------
-    out : Tensor [B, T, Hq, D]
+    out : Tensor [B, T, Hq, Dv]
     lse : Tensor [B, T, Hq]
         Where both states are empty: 0 and -inf.
 
@@ -61,11 +61,11 @@ def merge_state(
     """
     states: dict[str, Any] = {"out_a": out_a, "lse_a": lse_a, "out_b": out_b, "lse_b": lse_b}
     sizes = check_tensors(**states, out=out, lse=lse)
-    out, lse = state_like(out_a, out, lse)
+    out, lse = state_like(out_a, sizes["Dv"], out, lse)
     call(_operator, sizes, *states.values(), out, lse)
     return out, lse
 
 
 def cost(s: Sizes) -> Cost:
     """Count the states in, one state out; each value is weighted and added."""
-    return Cost(s.states * s.state, s.state, 2 * s.states * s.B * s.T * s.Hq * s.D)
+    return Cost(s.states * s.state, s.state, 2 * s.states * s.B * s.T * s.Hq * s.v_dim)

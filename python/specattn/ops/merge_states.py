@@ -22,7 +22,7 @@ def merge_states(
 
     Parameters
     ----------
-    outs : Tensor [n, B, T, Hq, D]
+    outs : Tensor [n, B, T, Hq, Dv]
         float32, bfloat16 or float16; float64 on the reference. n >= 1.
     lses : Tensor [n, B, T, Hq]
         float32, natural logarithm; -inf or +inf marks an empty state.
@@ -31,7 +31,7 @@ def merge_states(
 
     Returns
     -------
-    out : Tensor [B, T, Hq, D]
+    out : Tensor [B, T, Hq, Dv]
     lse : Tensor [B, T, Hq]
 
     Raises
@@ -48,6 +48,6 @@ def merge_states(
     True
     """
     sizes = check_tensors(outs=outs, lses=lses, out=out, lse=lse)
-    out, lse = state_like(outs, out, lse)
+    out, lse = state_like(outs, sizes["Dv"], out, lse)
     call(_operator, sizes, outs, lses, out, lse)
     return out, lse

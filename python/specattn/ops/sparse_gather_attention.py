@@ -56,10 +56,9 @@ def sparse_gather_attention(
     Parameters
     ----------
     q : Tensor [B, T, Hq, D]
-        float32, bfloat16 or float16; float64 on the reference. D is a multiple of 8 up to 256.
+        float32, bfloat16 or float16; float64 on the reference. D is a multiple of 8 up to 576.
     k_cache, v_cache : Tensor
-        Contiguous [B, N, Hk, D], or with `block_table` paged [pages, page_size, Hk, D]; dtype as
-        `q`, or both int8, float8_e4m3fn or float8_e5m2; Hq a multiple of Hk.
+        As in `hybrid_tree_attention`; V may be a view of K.
     indices : Tensor [B, K] or [B, Hk, K], int32
         Logical positions of the tokens to see, for all heads or for each KV head; best ascending.
         Each counts as often as it stands there.
@@ -67,7 +66,7 @@ def sparse_gather_attention(
         How many of the indices count; the rest is never read. -1 stands for all positions of the
         prefix, as a request that does not draft sees them; its list is not read, and
         `cache_seqlens` is needed.
-    k_new, v_new : Tensor [B, S, Hk, D], optional
+    k_new, v_new : Tensor [B, S, Hk, D] and [B, S, Hk, Dv], optional
         Keys and values of tokens that are not in the cache yet, dtype as `q`, S >= T.
     tree_mask : Tensor or None
         Which new keys a row sees, as `tree_attention` takes it; None is a causal chain.
@@ -82,7 +81,7 @@ def sparse_gather_attention(
 
     Returns
     -------
-    out : Tensor [B, T, Hq, D]
+    out : Tensor [B, T, Hq, Dv]
     lse : Tensor [B, T, Hq]
         As `hybrid_tree_attention` returns them.
 
@@ -133,7 +132,7 @@ def sparse_gather_attention(
     else:
         mask = ragged_packed_mask(tree_mask, sizes, None, cu_seqlens_q)[0]
     scale = sizes["D"] ** -0.5 if softmax_scale is None else softmax_scale
-    out, lse = state_like(q, out, lse)
+    out, lse = state_like(q, sizes["Dv"], out, lse)
     inputs = (q, k_cache, v_cache, indices, index_lengths, k_new, v_new, mask, block_table)
     rows = (cache_seqlens, cu_seqlens_q, max_seqlen_q, *scale_inputs(scales, sizes))
     call(_operator, sizes, *inputs, scale, softcap, sinks, *rows, out, lse)

@@ -36,9 +36,10 @@ def tree_attention(
     Parameters
     ----------
     q : Tensor [B, T, Hq, D]
-        float32, bfloat16 or float16; float64 on the reference. D is a multiple of 8 up to 256.
-    k_new, v_new : Tensor [B, S, Hk, D]
-        Keys and values of the tree, dtype as `q`; S >= T, and Hq is a multiple of Hk.
+        float32, bfloat16 or float16; float64 on the reference. D is a multiple of 8 up to 576.
+    k_new, v_new : Tensor [B, S, Hk, D] and [B, S, Hk, Dv]
+        Keys and values of the tree, dtype as `q`; S >= T, Hq a multiple of Hk, Dv a multiple of 8
+        up to 512. Values may be a view of the keys.
     tree_mask : Tensor or None
         Which keys a row sees: bool [T, S] or [B, T, S], or packed int64 [T, W] or [B, T, W] with
         W = ceil(S / 64), bit j of word w being key 64w + j. None is a causal chain: row t sees the
@@ -48,14 +49,14 @@ def tree_attention(
         Factor of the logits; D**-0.5 by default.
     softcap : float
         If positive, logits become ``softcap * tanh(logits / softcap)``.
-    out : Tensor [B, T, Hq, D], optional
+    out : Tensor [B, T, Hq, Dv], optional
         Written in place and returned; dtype as `q`.
     lse : Tensor [B, T, Hq], optional
         Written in place and returned; float32.
 
     Returns
     -------
-    out : Tensor [B, T, Hq, D]
+    out : Tensor [B, T, Hq, Dv]
         0 for a row that sees no key.
     lse : Tensor [B, T, Hq]
         Natural log of the sum of the exponentiated logits; -inf for a row that sees no key.
@@ -80,7 +81,7 @@ def tree_attention(
     softcap, softmax_scale = number("softcap", softcap), number("softmax_scale", softmax_scale)
     mask, _ = packed_mask(tree_mask, sizes, None, q.device)
     scale = sizes["D"] ** -0.5 if softmax_scale is None else softmax_scale
-    out, lse = state_like(q, out, lse)
+    out, lse = state_like(q, sizes["Dv"], out, lse)
     call(_operator, sizes, q, k_new, v_new, mask, scale, softcap, out, lse)
     return out, lse
 
@@ -88,7 +89,7 @@ def tree_attention(
 def cost(s: Sizes) -> Cost:
     """Count q, the tree's keys and values and its mask; two products per visible pair."""
     return Cost(
-        read=s.queries + 2 * s.keys(s.S) + 8 * s.mask_words,
+        read=s.queries + s.keys_and_values(s.S) + 8 * s.mask_words,
         written=s.state,
-        operations=4 * s.B * s.Hq * s.D * s.tree_pairs,
+        operations=s.products(s.B * s.Hq * s.tree_pairs),
     )

@@ -78,7 +78,7 @@ def verify_attention(
 
     Returns
     -------
-    out : Tensor [B, T, Hq, D]
+    out : Tensor [B, T, Hq, Dv]
     lse : Tensor [B, T, Hq]
         As `hybrid_tree_attention` returns them.
     collected : Tensor
@@ -114,7 +114,7 @@ def verify_attention(
     valid = len(rows) > 0 and all(-sizes["T"] <= row < sizes["T"] for row in rows)
     check_option("collect_rows", rows, valid, f"at least one row, each below T={sizes['T']}")
     check_option("per_head", per_head, per_head or collect == "scores", "True for logits")
-    out, lse = state_like(q, out, lse)
+    out, lse = state_like(q, sizes["Dv"], out, lse)
     spec = COLLECTED[collect if per_head else "scores of all heads"]
     checked = sizes if collected is None else None
     collected = output_like(q, "collected", spec, sizes | {"R": len(rows)}, collected)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ._check import check_option, check_tensors
@@ -10,16 +12,16 @@ from ._scales import EIGHT_BITS, cache_views, scale_inputs, scale_tensors
 from .cost import Cost, Sizes
 
 _operator = define(
-    "write_kv(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slots, "
+    "write_kv(Tensor k, Tensor? v, Tensor(a!) k_cache, Tensor(b!)? v_cache, Tensor slots, "
     "Tensor? k_scale, Tensor? v_scale, Tensor(c!)? new_k_scale, Tensor(d!)? new_v_scale)"
 )
 
 
 def write_kv(
     k: torch.Tensor,
-    v: torch.Tensor,
+    v: torch.Tensor | None,
     k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    v_cache: torch.Tensor | None,
     slots: torch.Tensor,
     *,
     k_scale: float | torch.Tensor | None = None,
@@ -35,7 +37,8 @@ def write_kv(
     Parameters
     ----------
     k, v : Tensor [tokens, Hk, D] or [B, T, Hk, D]
-        float32, bfloat16 or float16; float64 on the reference. D is any.
+        float32, bfloat16 or float16; float64 on the reference. D is any, and may be another of `v`.
+        Where values are a view of the keys, as those of latents are, `v` and `v_cache` are None.
     k_cache, v_cache : Tensor
         Paged [pages, page_size, Hk, D] or contiguous [B, N, Hk, D], written in place. Only the last
         dimension must be contiguous: a cache [pages, Hk, page_size, D] is given as
@@ -84,10 +87,18 @@ def write_kv(
     >>> k_cache[1, 1, 0, 0] * k_scale[1, 1, 0]
     tensor(1.)
     """
-    k_cache, v_cache = cache_views(cache_dtype, k_cache=k_cache, v_cache=v_cache)
-    scales = scale_tensors(k, k_scale=k_scale, v_scale=v_scale)
-    sizes = check_tensors(k=k, v=v, k_cache=k_cache, v_cache=v_cache, slots=slots, **scales)
-    given = scale_inputs(scales, sizes)
+    new: dict[str, Any] = {"k": k}
+    caches: dict[str, Any] = {"k_cache": k_cache}
+    scales: dict[str, Any] = {"k_scale": k_scale}
+    if v is not None or v_cache is not None:
+        new["v"], caches["v_cache"], scales["v_scale"] = v, v_cache, v_scale
+    elif v_scale is not None:
+        check_option("v_scale", v_scale, False, "None without values")
+    caches = dict(zip(caches, cache_views(cache_dtype, **caches), strict=True))
+    k_cache, v_cache = caches["k_cache"], caches.get("v_cache")
+    scales = scale_tensors(k, **scales)
+    sizes = check_tensors(**new, **caches, slots=slots, **scales)
+    given = (*scale_inputs(scales, sizes), None)[:2]
     check_option("scale", scale, scale in ("given", "dynamic"), "'given' or 'dynamic'")
     if scale == "dynamic":
         if k_cache.dtype not in EIGHT_BITS:
@@ -98,11 +109,11 @@ def write_kv(
             check_option(name, found, per_token, "a scale per token and head to write")
     places = (None, None, *given) if scale == "dynamic" else (*given, None, None)
     if k.dim() == 3:
-        k, v, slots = k[None], v[None], slots[None]
+        k, v, slots = k[None], v if v is None else v[None], slots[None]
     call(_operator, sizes, k, v, k_cache, v_cache, slots, *places)
 
 
 def cost(s: Sizes) -> Cost:
     """Count keys, values and int64 slots in, keys and values out."""
-    moved = 2 * s.keys(s.T)
+    moved = s.keys_and_values(s.T)
     return Cost(read=moved + 8 * s.B * s.T, written=moved, operations=0)

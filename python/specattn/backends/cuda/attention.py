@@ -169,6 +169,8 @@ def _check(given: dict[str, torch.Tensor], rows: int, D: int, scale: float) -> N
         raise NotServed(f"{rows} query rows per KV head, more than {MOST_ROWS}")
     if D not in HEAD_DIMS:
         raise NotServed(f"a head dimension of {D}, not one of {HEAD_DIMS}")
+    if (v_dim := given["out"].shape[-1]) != D:
+        raise NotServed(f"values of {v_dim} beside keys of {D}")
     if not scale > 0:
         raise NotServed(f"a softmax_scale of {scale}")
     for name in given.keys() & _COPIED:

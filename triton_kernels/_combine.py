@@ -98,6 +98,7 @@ def combine_kernel(
     l = tl.zeros([BLOCK_R], tl.float32)
     acc = tl.zeros([BLOCK_R, BLOCK_D], tl.float32)
 
+    t, h = t.to(tl.int64), h.to(tl.int64)
     p_out = outs + b * outs_stride_b + t * outs_stride_t + h * outs_stride_h
     p_lse = lses + b * lses_stride_b + t * lses_stride_t + h * lses_stride_h
     for i0 in range(0, tl.max(count, 0), BLOCK_I):

@@ -84,7 +84,8 @@ def mean_query(
     total = gl.full([D], 0.0, gl.float32, gl.SliceLayout(0, LAYOUT))
     for j in gl.static_range(len(COLLECT_ROWS)):
         t = nearest(COLLECT_ROWS[j], T)
-        p_q = (q + t * q_stride_t + (head * GROUP + g) * q_stride_h)[:, None] + d[None, :]
+        row = t.to(gl.int64) * q_stride_t + (head * GROUP + g).to(gl.int64) * q_stride_h
+        p_q = (q + row)[:, None] + d[None, :]
         total += gl.sum(gl.load(p_q, mask=ok[:, None], other=0.0).to(gl.float32), 0)
     mean = total / (len(COLLECT_ROWS) * GROUP)
     high = mean.to(dtype)

@@ -27,7 +27,8 @@ from ._tree import depth_of
 def _load_queries(shared, q, t, h, ok, q_stride_t, q_stride_h, LAYOUT: gl.constexpr):
     """Copy rows of queries to shared memory; those that do not exist are 0."""
     d = gl.arange(0, shared.shape[1], gl.SliceLayout(0, LAYOUT))
-    p_q = (q + t * q_stride_t + h * q_stride_h)[:, None] + d[None, :]
+    row = t.to(gl.int64) * q_stride_t + h.to(gl.int64) * q_stride_h
+    p_q = (q + row)[:, None] + d[None, :]
     shared.store(gl.load(p_q, mask=ok[:, None], other=0.0))
     fence_async_shared()
 
@@ -189,5 +190,6 @@ def consume(
     acc = acc / gl.convert_layout(total, O_ROWS)[:, None]
     t, h, ok = rows_of(tile, head, FIRST, T, GROUP, BLOCK_M, O_ROWS)
     d = gl.arange(0, D, gl.SliceLayout(0, O_LAYOUT))
-    p_out = (out + t * out_t + h * out_h)[:, None] + d[None, :]
+    row = t.to(gl.int64) * out_t + h.to(gl.int64) * out_h
+    p_out = (out + row)[:, None] + d[None, :]
     gl.store(p_out, acc.to(p_out.dtype.element_ty), mask=ok[:, None])

@@ -158,7 +158,7 @@ class GlobalOrder:
             divmod(int(x), 32 * self.warps)
             for x in (np.broadcast_to(mine, bad.shape)[bad][0], other)
         )
-        address = self.memory.base + granule * self.granule
+        address = self.memory.address_of(granule * self.granule)
         raise Fault(
             "race",
             f"{what} of global memory at {address:#x}{self.memory.nearby(address)} by thread "

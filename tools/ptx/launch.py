@@ -150,6 +150,7 @@ def passed(kernel, arguments):
 
 
 _compiled = {}
+_VAST = 1 << 28  # bytes of a storage of which only what its tensor has is copied
 
 
 def compile_cached(kernel, arguments, arch):
@@ -199,14 +200,18 @@ class Tensors:
 
     def memory(self, values, *, all_defined=False):
         """Return a memory that holds the storages of all tensors among ``values``."""
-        arrays, self.storages = {}, {}
+        arrays, runs, self.storages = {}, {}, {}
         for tensor in values:
             if not isinstance(tensor, torch.Tensor) or self.key(tensor) in arrays:
                 continue
             key, data = self.key(tensor), bytes_of(tensor)
+            self.storages[key] = [data]
+            if len(data) > _VAST:
+                runs[key] = runs_of(tensor)
+                self.storages[key] = [data[at : at + length] for at, length in runs[key]]
+                data = np.concatenate(self.storages[key])
             arrays[key] = data, None if all_defined else self._defined(key, tensor, data)
-            self.storages[key] = data
-        return GlobalMemory(arrays)
+        return GlobalMemory(arrays, runs)
 
     def _defined(self, key, tensor, data):
         if key in self.fresh:
@@ -222,10 +227,29 @@ class Tensors:
 
     def copy_back(self, memory):
         """Copy the memory into the tensors."""
-        for key, data in self.storages.items():
-            data[:], defined = memory.read(key)
+        for key, pieces in self.storages.items():
+            data, defined = memory.read(key)
+            ends = np.cumsum([len(piece) for piece in pieces])
+            for piece, part in zip(pieces, np.split(data, ends[:-1]), strict=True):
+                piece[:] = part
             if key in self.fresh:
                 self.fresh[key] = self.fresh[key][0], data.copy(), defined.copy()
+
+
+def runs_of(tensor):
+    """Return ((offset in bytes, length), ...) of what a tensor has of its storage, ascending."""
+    size, length, outer = tensor.element_size(), 1, []
+    for stride, count in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if stride == length:
+            length *= count
+        elif count > 1:
+            outer.append((stride, count))
+    offsets = np.array([tensor.storage_offset()])
+    for stride, count in outer:
+        offsets = (offsets + stride * np.arange(count)[:, None]).ravel()
+    if size * length % 16 or (size * offsets % 16).any():
+        raise ValueError("rows of a vast tensor are no multiples of 16 bytes")
+    return tuple((int(at) * size, length * size) for at in np.sort(offsets))
 
 
 def bytes_of(tensor):

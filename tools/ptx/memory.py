@@ -107,15 +107,22 @@ def _equal(a, b):
 
 
 class GlobalMemory(Memory):
-    """Allocations between red zones. `add` copies an array in, `read` copies it out."""
+    """Allocations between red zones; `read` copies one out.
 
-    def __init__(self, arrays):
+    Of an allocation with ``runs`` {key: ((offset in bytes, length), ...)} only these exist, and its
+    data are theirs, one after the other; so strides may be as far as on a GPU.
+    """
+
+    def __init__(self, arrays, runs=None):
         """Take {key: (uint8 data, uint8 defined or None)}; None means that all of it is defined."""
-        self.where, at = {}, ALIGNMENT
-        for key, (data, _) in arrays.items():
+        self.where, self.runs, at = {}, None, ALIGNMENT
+        for key, (data, _) in sorted(arrays.items(), key=lambda item: item[0] in (runs or {})):
             self.where[key] = at, len(data)
             at += -(-(len(data) + RED_ZONE) // ALIGNMENT) * ALIGNMENT
         super().__init__("global", at, base=GLOBAL_BASE)
+        self.origin = {key: at for key, (at, _) in self.where.items()}
+        if runs:
+            self._spread(runs)
         allowed = np.zeros(self.stride, bool)
         for key, (data, defined) in arrays.items():
             start, length = self.where[key]
@@ -124,9 +131,42 @@ class GlobalMemory(Memory):
             self.defined[start : start + length] = 0xFF if defined is None else defined
         self._allowed = {n: allowed.reshape(-1, n).all(1) for n in WORDS}
 
+    def _spread(self, runs):
+        """Give allocations with runs addresses behind all others."""
+        at = self.size
+        pieces = [(0, 0, min(self.where[key][0] for key in runs))]  # offset, place, length
+        for key, places in runs.items():
+            self.origin[key], place = at, self.where[key][0]
+            for offset, length in places:
+                pieces.append((at + offset, place, length))
+                place += length
+            at += -(-(offset + length + RED_ZONE) // ALIGNMENT) * ALIGNMENT
+        self.runs = np.array(sorted(pieces)).T
+        self.size = at
+
+    def locate(self, address, size, active, window=0):
+        """Return the index of each access, in what exists of the allocations."""
+        if self.runs is None:
+            return super().locate(address, size, active, window)
+        offsets, places, lengths = self.runs
+        run = np.maximum(np.searchsorted(offsets, address - self.base, "right") - 1, 0)
+        inside = address - self.base - offsets[run]
+        bad = (inside < 0) | (inside > lengths[run] - size)
+        self._check(bad, active, address, size, "bounds", "is out of bounds")
+        packed = self.base + places[run] + np.where(bad, 0, inside)
+        return super().locate(packed, size, active, window)
+
+    def address_of(self, place):
+        """Return the address of the byte at a place of the buffer."""
+        if self.runs is not None:
+            offsets, places, lengths = self.runs
+            inside = (places <= place) & (place < places + lengths)
+            place += int((offsets - places)[inside].sum())
+        return self.base + place
+
     def address(self, key):
         """Return the address of an allocation's first byte."""
-        return self.base + self.where[key][0]
+        return self.base + self.origin[key]
 
     def read(self, key):
         """Return views of an allocation's (data, defined)."""
@@ -141,10 +181,8 @@ class GlobalMemory(Memory):
     def nearby(self, address):
         """Name the allocation at or before an address."""
         offset = address - self.base
-        before = [
-            (start, length, key) for key, (start, length) in self.where.items() if start <= offset
-        ]
+        before = [(start, key) for key, start in self.origin.items() if start <= offset]
         if not before:
             return ", before all allocations"
-        start, length, key = max(before, key=lambda x: x[0])
-        return f", {offset - start} bytes into {key!r} of {length} bytes"
+        start, key = max(before, key=lambda x: x[0])
+        return f", {offset - start} bytes into {key!r} of {self.where[key][1]} bytes"

@@ -7,7 +7,8 @@ does.
 """
 
 import itertools
-from dataclasses import dataclass, field, fields
+import mmap
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 
 import torch
@@ -22,6 +23,8 @@ from ..launch import emulated
 from ..machine import Options
 from . import ragged, writes
 from .types import DTYPES, EIGHT_BITS
+
+_NO_RESERVE = 0x4000  # of Linux, without a name in mmap before Python 3.13
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class Case:
     stored: str | None = None  # what 8 bits the cache that is read holds
     scales: str = "tokens"  # of those: what `tests.eight_bits` calls its forms
     first_unused: bool = False  # page 0 and node 0 of the tree, which then no row sees, are NaN
+    far: str = ""  # what reaches beyond 2**31 elements: "pages", or "rows" of q and out
 
     def __str__(self):
         changed = [
@@ -93,6 +97,11 @@ class Case:
         )
         if self.stored:
             return quantise(problem, EIGHT_BITS[self.stored], self.scales)
+        if self.far == "pages":
+            pages = far(problem.k_pages, 0), far(problem.v_pages, 0)
+            problem = replace(problem, k_pages=pages[0], v_pages=pages[1])
+        elif self.far == "rows":
+            problem = replace(problem, q=far(problem.q, 1))
         return without_first(problem) if self.first_unused else problem, {}
 
     @property
@@ -113,6 +122,21 @@ class Case:
     def sink_logits(self):
         """One sink per query head, if the case has sinks."""
         return torch.linspace(-2, 3, self.problem.q.shape[2]) if self.sinks else None
+
+
+def far(x, dim):
+    """Return a copy of which a dimension's second half begins 2**31 elements behind the first.
+
+    Of its memory only what is written exists.
+    """
+    order = sorted(range(x.dim()), key=lambda axis: axis != dim)
+    stride, strides = 1, [0] * x.dim()
+    for axis in reversed(order[1:]):
+        strides[axis], stride = stride, stride * x.shape[axis]
+    strides[dim] = -(-(2**31) // (x.shape[dim] // 2) // 8) * 8
+    size = (strides[dim] * (x.shape[dim] - 1) + stride) * x.element_size()
+    room = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
+    return torch.frombuffer(room, dtype=x.dtype).as_strided(x.shape, strides).copy_(x)
 
 
 def without_first(problem):
@@ -206,6 +230,7 @@ def _hybrid(case):
         window=case.window,
         softcap=case.softcap,
         sinks=case.sink_logits,
+        out=far(torch.full_like(p.q, torch.nan), 1) if case.far == "rows" else None,
     )
 
 
@@ -486,6 +511,9 @@ SELECTED = [
     Case("hybrid", lengths=(200, 0), split_size=4096, sinks=True),  # one launch
     Case("hybrid", rows=16, head_dim=128, paged=True, softcap=2.0),
     *HOPPER[2:5],
+    Case("hybrid", lengths=(40, 9), kv_heads=1, paged=True, far="pages"),
+    Case("hybrid", lengths=(300,), kv_heads=1, far="rows"),
+    Case("scores", rows=16, lengths=(40,), kv_heads=1, far="rows"),  # by the Hopper kernel too
     Case("ragged hybrid", lengths=(90, 70, 0), ragged=(1, 33, 0), tree="chain", kv_heads=1),
     Case("hybrid", rows=70, group=1, lengths=(90, 0), window=50, kv_heads=1, tree="chain"),
     Case("scores", rows=16, window=100),

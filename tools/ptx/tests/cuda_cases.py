@@ -38,8 +38,9 @@ QUICK = [
     # Prefixes that fill their cache, at a split's end; of pages the last one's table.
     Case("hybrid", lengths=(70, 256), kv_heads=1, split_size=64, spare=0, paged=True),
     Case("hybrid", lengths=(256,), kv_heads=1, spare=0),
+    Case("hybrid", lengths=(40, 9), kv_heads=1, paged=True, far="pages"),
 ]
-TWICE, FULL_TABLE, FULL = QUICK[-3:]
+TWICE, FULL_TABLE, FULL, FAR = QUICK[-4:]
 # Every primitive, every shape of block (16, 32, 64 rows; teams of 1, 2, 4 warps), every feature.
 SELECTED = [
     *QUICK,
@@ -123,6 +124,9 @@ PLANTED = {
     "a live slot too many": ("decode.cu", "begin + size - 1) / size", "begin + size) / size", FULL),
     "a table past the split": (
         "keys.cuh", "if (first_key(ahead) + row + i * kRowsPerPass < w.end)", "", FULL_TABLE
+    ),
+    "32 bits for a page's address": (
+        "keys.cuh", "static_cast<i64>(page[i]) * p.k_b", "page[i] * static_cast<int>(p.k_b)", FAR
     ),
     "a wait too lax": ("decode.cu", "<kStages - 2>", "<kStages - 1>", QUICK[0]),
     "no team barrier": ("decode.cu", _TEAM, "//", QUICK[1]),

@@ -42,11 +42,14 @@ def drawn(seed):
     )
 
 
-# One mistake each in the kernel's instructions: (which ones, what becomes of one, the quick case).
+# One mistake each in the kernel's instructions: (which ones, what becomes of one, the quick case,
+# and if not all of them are meant: the file they stand in, which one there).
 ONE, TWO = HOPPER[:2]
 PLANTED = {
     "empty counts one group of two": ("mbarrier.init", ("2", "1"), TWO),
     "parity 0 only": ("mbarrier.try_wait", 2, ONE),
+    "half the bytes of a copy": ("mbarrier.arrive.expect_tx", 2, ONE),
+    "the producer does not wait for values": ("mbarrier.try_wait", None, ONE, "_hopper_produce", 1),
     "no proxy fence": ("fence.proxy.async", None, ONE),
     "values released early": ("wgmma.wait_group", None, ONE),
 }
@@ -54,11 +57,17 @@ PLANTED = {
 
 def planted(name):
     """Return what is said of the kernel with one mistake in it."""
-    start, what, case = PLANTED[name]
+    start, what, case, *place = PLANTED[name]
+
+    def those_meant(kernel):
+        meant = [i.index for i in kernel.instructions if i.name.startswith(start)]
+        if place:
+            file, number = place
+            meant = [at for at in meant if kernel.instructions[at].source.startswith(file)]
+            meant = [meant[number], meant[number] + 1]  # and the jump back to it
+        return meant
 
     def broken(i):
-        if not i.name.startswith(start):
-            return i
         operands = list(i.operands)
         if what is None:
             return replace(i, guard=None, name="nop", operands=())
@@ -73,7 +82,8 @@ def planted(name):
     def change(kernel):
         if kernel.name != "hopper_kernel":
             return kernel
-        changed = [broken(i) for i in kernel.instructions]
+        meant = those_meant(kernel)
+        changed = [broken(i) if i.index in meant else i for i in kernel.instructions]
         if changed == kernel.instructions:
             raise ValueError(f"the kernel has no {start}")
         return replace(kernel, instructions=changed)

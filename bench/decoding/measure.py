@@ -74,7 +74,6 @@ def measure(
     for row in engines:
         row.peer = None if row.fault else running[row.entry.label].ready
     room = plan.new_tokens + max((method.max_nodes for method in methods.values()), default=1)
-    keep_features = any(method.reads_features for method in methods.values())
     plainly = kind = partial(Target, kv_dtype=kv_dtype)
     if profile is not None:
         kind = partial(SimulatedTarget, profile=profile, seed=plan.seed)
@@ -96,7 +95,7 @@ def measure(
             references = written(texts, text, group, plan)
             kind = partial(ReferenceTarget, references=references)
         target = kind(model, len(prompts), len(prompts[0]) + room)
-        snapshot = PromptSnapshot(target, prompts, keep_features=keep_features)
+        snapshot = PromptSnapshot(target, prompts, readers=methods.values())
         for row in engines:  # reads a text that it has not seen, up to its first new token
             if (answer := _tried(row, _read, running[row.entry.label], prompts[0])) is not None:
                 row.prefill_seconds.append(answer.first_seconds)

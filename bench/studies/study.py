@@ -108,12 +108,12 @@ class Study:
         if (context, text) not in self._snapshots:
             model, texts = self.loaded
             room = self.options.new_tokens + max(one.max_nodes for one in self.methods.values())
-            prompts, features = texts.prompts(text, context, 1), self.methods.values()
+            prompts = texts.prompts(text, context, 1)
             self._snapshots = {
                 (context, text): PromptSnapshot(
                     self.target(model, 1, context + room),
                     prompts,
-                    keep_features=any(one.reads_features for one in features),
+                    readers=self.methods.values(),
                 )
             }
         return self._snapshots[context, text]

@@ -181,7 +181,7 @@ def test_the_prompts_are_there_again_after_any_run(model, prompts):
 
 def test_prompts_features_are_kept_for_methods_that_read_them(model, prompts):
     heads = MedusaHeads.for_target(model, target="tiny")
-    with pytest.raises(ValueError, match="Medusa reads features: give keep_features=True"):
+    with pytest.raises(ValueError, match="Medusa reads features: give it as a reader"):
         run(prefilled(model, prompts), Medusa(heads), 4, 0.0, seed=0)
     seen = []
 
@@ -191,7 +191,7 @@ def test_prompts_features_are_kept_for_methods_that_read_them(model, prompts):
             drafter.on_prefill = lambda *chunk: seen.append(chunk)
             return drafter
 
-    snapshot = prefilled(model, prompts, keep_features=True)
+    snapshot = prefilled(model, prompts, readers=[Medusa(heads)])
     run(snapshot, Listening(heads, widths=(2, 2)), 1, 0.0, seed=0)
     ids = torch.stack(prompts)[:, :-1]
     with torch.no_grad():

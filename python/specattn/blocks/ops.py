@@ -63,6 +63,10 @@ class Rotated(NamedTuple):
         """Return them as they are."""
         return self.cos, self.sin
 
+    def part(self, start: int, x: torch.Tensor) -> Rotated:
+        """Return what belongs to rows x [B, T, H] from `start` on, in their dtype."""
+        return Rotated(*(one[:, start : start + x.shape[1]].to(x.dtype) for one in self))
+
 
 class Place(NamedTuple):
     """A rotation by tables.
@@ -108,6 +112,10 @@ class Ops:
     def beside(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
         """Return rows side by side, [B, T, 2 H]."""
         return torch.cat([first, second], -1)
+
+    def copy(self, x: torch.Tensor, to: torch.Tensor) -> None:
+        """Copy rows to where others read them: both [B, T, H]."""
+        to.copy_(x)
 
     def stack(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return n tensors [.., H] as one, [.., n, H]."""

@@ -105,6 +105,9 @@ class Recorder(Kernels):
             self._copy(x, columns)
         return out
 
+    def copy(self, x: torch.Tensor, to: torch.Tensor) -> None:
+        self._copy(x, to.flatten(0, -2))
+
     def stack(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         size, width = math.prod(parts[0].shape[:-1]), parts[0].shape[-1]
         out = self.memory.rows("stacked", size * len(parts), width, parts[0].dtype)

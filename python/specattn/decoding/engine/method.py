@@ -22,6 +22,7 @@ from specattn.decoding.engine.contract import DraftContext, Drafter
 from specattn.decoding.engine.loop import CHUNK_SIZE, OnPrefill, OnRound, decode
 from specattn.decoding.engine.target import Target
 from specattn.decoding.model.text_model import text_model
+from specattn.decoding.passes.attention import HEAD
 from specattn.decoding.passes.replay import Compile
 from specattn.decoding.ranks.lockstep import Lockstep
 from specattn.decoding.text.rounds import Round
@@ -106,6 +107,10 @@ class Method(ABC):
     def clipped(self, depth: int) -> Method:
         """Return this method for a run that has no use for longer drafts than `depth` tokens."""
         return self
+
+    def feature_layers(self, model: PreTrainedModel) -> tuple[int, ...]:
+        """Return what the features are that its drafter learns from (`CachedModel.hand_out`)."""
+        return (HEAD,)
 
     @abstractmethod
     def start(self, context: DraftContext) -> Drafter:
@@ -284,6 +289,7 @@ def context_of(
         )
     where, room = target.device, texts.room(method)
     pregenerated = options.num_pregenerated
+    target.hand_out(method.feature_layers(target.model))
     sequences = Sequences(texts.rows, texts.padding, room, texts.criteria, where, pregenerated)
     seed, generator = options.seed, options.generator
     if do_sample and seed is None:

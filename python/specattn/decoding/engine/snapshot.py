@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch.nn.functional import pad
@@ -34,7 +34,7 @@ class PromptSnapshot:
     Decoding only writes behind the prompts, so going back is a matter of lengths. Requests that end
     earlier than others let rows move; a batch therefore keeps a copy of its prompts on the host.
     States of layers that keep one change with every token, so they are copied in any case.
-    With `keep_features` so are all features of the prompts, for methods that learn from these.
+    So are the prompts' features that `readers` learn from.
 
     `prefill_seconds` are of all prompt tokens but the last of each. ValueError: the target shares
     its cache or its model with other ranks.
@@ -45,7 +45,7 @@ class PromptSnapshot:
         target: Target,
         prompts: Sequence[torch.Tensor],
         *,
-        keep_features: bool = False,
+        readers: Iterable[Method] = (),
     ):
         if target.lockstep is not None or target.tensor_parallel is not None:
             raise ValueError("a snapshot serves one rank; give several ranks generate")
@@ -54,9 +54,10 @@ class PromptSnapshot:
         self._rows = target.cache.storage
         self._copy: torch.Tensor | None = None
         self._states: tuple[torch.Tensor, torch.Tensor] | None = None
-        self._features: list[tuple[int, Sequence[torch.Tensor]]] | None = (
-            [] if keep_features else None
-        )
+        read = [one.prepared(target.model) for one in readers if one.reads_features]
+        layers = (n for one in read for n in one.feature_layers(target.model))
+        self._layers = tuple(dict.fromkeys(layers))
+        self._features: list[tuple[int, Sequence[torch.Tensor]]] = []
         self.prefill_seconds = self._prefill()
 
     def restore(self) -> None:
@@ -71,6 +72,7 @@ class PromptSnapshot:
             (len(self.prompts),), self.prefix, dtype=torch.int32, device=self._rows.device
         )
 
+    @torch.no_grad()
     def run(
         self,
         method: Method,
@@ -86,12 +88,13 @@ class PromptSnapshot:
         `do_sample` as for `Sampler`, `on_tokens` as for `specattn.decoding.generate`. ValueError:
         the method reads features, which were not kept.
         """
-        if method.reads_features and self._features is None:
-            raise ValueError(f"{type(method).__name__} reads features: give keep_features=True")
         target, rows, length = self.target, len(self.prompts), self.prefix + 1 + new_tokens
         rules = [processors] * rows, [StoppingCriteriaList([MaxLengthCriteria(length)])] * rows
         texts = Texts(self.prompts, [0] * rows, *rules)
         method = method.prepared(target.model).clipped(texts.most_new - 1)
+        layers = method.feature_layers(target.model)
+        if method.reads_features and not {*layers} <= {*self._layers}:
+            raise ValueError(f"{type(method).__name__} reads features: give it as a reader")
         options = RunOptions(on_tokens=on_tokens, seed=seed)
         context = context_of(target, method, texts, options, do_sample=do_sample)
         self.restore()
@@ -99,9 +102,9 @@ class PromptSnapshot:
             drafter = method.start(context)
             # A drafter looks at the cache as it was behind each chunk.
             seqlens = target.cache.seqlens
-            for start, features in self._features or ():
+            for start, features in self._features if method.reads_features else ():
                 target.cache.seqlens = seqlens.clamp(max=start + len(features[0]))
-                drafter.on_prefill(start, features)
+                drafter.on_prefill(start, self._of_layers(features, layers))
             target.cache.seqlens = seqlens
             watch = Stopwatch(target.device)
             statistics = run_rounds(context, drafter, watch, announcing(options))
@@ -124,15 +127,26 @@ class PromptSnapshot:
                 cache.update(k, v, layer)
         return cache
 
+    def _of_layers(
+        self, features: Sequence[torch.Tensor], layers: tuple[int, ...]
+    ) -> Sequence[torch.Tensor]:
+        """Return of the kept features those of some layers."""
+        if layers == self._layers:
+            return features
+        at = [self._layers.index(n) for n in layers]
+        return [x.unflatten(-1, (len(self._layers), -1))[:, at].flatten(1) for x in features]
+
     @torch.no_grad()
     def _prefill(self) -> float:
         """Prefill; return the seconds that it took."""
         synchronize(self.target.device)
         start = time.perf_counter()
         with self.target.in_use():
-            keep = self._features.append if self._features is not None else None
-            on_features = None if keep is None else lambda *chunk: keep(chunk)
-            prefill(self.target, self.prompts, on_features=on_features)
+            keep = None
+            if self._layers:
+                self.target.hand_out(self._layers)
+                keep = lambda *chunk: self._features.append(chunk)  # noqa: E731
+            prefill(self.target, self.prompts, on_features=keep)
         synchronize(self.target.device)
         seconds = time.perf_counter() - start
         if len(self.prompts) > 1:

@@ -26,7 +26,10 @@ from specattn.decoding.passes.recurrent import attach_states, gated_delta
 from specattn.kv_cache import KVCache, NewHeads
 from specattn.states import StateRows, States
 
+_HANDS_OUT = "_specattn_hands_out"  # set on layers
 _OVER = "specattn_over_"  # before the name of the implementation that calls without a plan take
+HEAD = -1
+"""Among layers whose features are handed out: the last one's as the model's head reads it."""
 NO_MASK = torch.empty(0, 0, 0, 0)
 """A mask that is passed on as it is, since it has four dimensions: so models build none."""
 
@@ -129,6 +132,9 @@ class Pass:
         of the text at once.
     state_layers : dict of GatedDelta
         The weights of these layers, by number.
+    feature_layers : tuple of int
+        What is handed out as features, side by side: the residual stream behind so many layers, or
+        `HEAD`. `streams` are those that the model's modules have made, by this number.
     """
 
     cache: KVCache
@@ -148,6 +154,8 @@ class Pass:
     states: States | None = None
     moves_states: bool = False
     state_layers: Mapping[int, GatedDelta] = field(default_factory=dict)
+    feature_layers: tuple[int, ...] = (HEAD,)
+    streams: dict[int, torch.Tensor] = field(default_factory=dict)
 
     @cached_property
     def slots(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -176,6 +184,11 @@ class Pass:
         if self.depths is None:
             return self.slots[1]
         return (self.prefix[:, None] + self.depths).long()
+
+    def handed_out(self, read: torch.Tensor) -> torch.Tensor:
+        """Return the features of the pass, given what the model's head reads."""
+        found = [read if n == HEAD else self.streams[n] for n in self.feature_layers]
+        return found[0] if len(found) == 1 else torch.cat(found, -1)
 
     def has_window(self, layer: int, window: int | None) -> bool:
         """Whether the pass attends in a layer as a model's sliding window wants it."""
@@ -280,6 +293,31 @@ def attach(model: PreTrainedModel) -> None:
         )
 
 
+def attach_streams(model: PreTrainedModel) -> None:
+    """Let the model's layers hand their residual stream to passes that want it; idempotent.
+
+    As `attach` does for attention: a call without a plan does nothing more than before. ValueError:
+    the layers are not where transformers' decoders have them.
+    """
+    base = cast(Any, model.base_model)
+    if not isinstance(getattr(base, "layers", None), torch.nn.ModuleList):
+        kind = model.config.model_type
+        raise ValueError(f"models of type {kind!r} hand out no features of single layers")
+    for number, layer in enumerate(base.layers, 1):
+        if not getattr(layer, _HANDS_OUT, False):
+            setattr(layer, _HANDS_OUT, True)
+            layer.register_forward_hook(_hand_out(number), with_kwargs=True)
+
+
+def _hand_out(number: int) -> Callable:
+    def hand_out(_: Any, __: Any, options: dict[str, Any], output: Any) -> None:
+        plan = options.get("specattn_pass")
+        if isinstance(plan, Pass) and number in plan.feature_layers:
+            plan.streams[number] = output[0] if isinstance(output, tuple) else output
+
+    return hand_out
+
+
 def _dispatcher(own: str) -> Callable:
     """Return what serves passes with a plan, and leaves all others to the implementation `own`."""
 
@@ -300,8 +338,8 @@ def eager_attention(module: Any) -> Callable | None:
     return getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
 
 
-def features_of(model: PreTrainedModel, tokens: torch.Tensor, plan: Pass) -> torch.Tensor:
-    """Return the features [B, T, H] of a pass through the model's own modules."""
+def read_by_head(model: PreTrainedModel, tokens: torch.Tensor, plan: Pass) -> torch.Tensor:
+    """Return what the head reads, [B, T, H], of a pass through the model's own modules."""
     output = cast(Any, model.base_model)(
         input_ids=tokens,
         position_ids=plan.positions,

@@ -11,7 +11,14 @@ from transformers import PreTrainedModel
 from specattn.decoding.model.families import cache_shape, has_states, keeps_state, state_shape
 from specattn.decoding.model.model import Model
 from specattn.decoding.model.recurrent import state_layers
-from specattn.decoding.passes.attention import NO_CAPTURE, CaptureSpec, KVSelector, Pass
+from specattn.decoding.passes.attention import (
+    HEAD,
+    NO_CAPTURE,
+    CaptureSpec,
+    KVSelector,
+    Pass,
+    attach_streams,
+)
 from specattn.decoding.passes.runner import Runner, Verification
 from specattn.hybrid_cache import HybridCache
 from specattn.kv_cache import KVCache
@@ -31,6 +38,8 @@ class CachedModel:
         0 stands for a layer that keeps a state.
     embed, head : Module
         The model's embedding, and its head: `logits_of` makes logits of features.
+    feature_layers : tuple of int
+        What its passes hand out as features, as `hand_out` has it.
     runner : Runner
         Runs its passes, by default through the model's own modules.
     """
@@ -41,7 +50,18 @@ class CachedModel:
         self.full_layers = [n for n, window in enumerate(windows) if window is None]
         self.embed, self.head = model.get_input_embeddings(), model.get_output_embeddings()
         self.state_layers = state_layers(model) if cache.states is not None else {}
+        self.feature_layers: tuple[int, ...] = (HEAD,)
         self.runner = Runner(model)
+
+    def hand_out(self, layers: Sequence[int]) -> None:
+        """Let passes hand out the residual stream behind so many layers each, side by side.
+
+        `HEAD` stands for what the model's head reads, the default. ValueError: the model has no
+        layers of its own.
+        """
+        self.feature_layers = tuple(layers)
+        if self.feature_layers != (HEAD,):
+            attach_streams(self.model)
 
     def programs(self) -> Programs:
         """Return how a drafter beside the model should run its own functions of `ops`."""
@@ -57,7 +77,7 @@ class CachedModel:
         """Fill the empty cache with one prompt per request, `chunk_size` tokens of each at a time.
 
         ``on_chunk(done, total)``, in tokens, is called before the first chunk and after each;
-        ``on_features(start, features)`` after each chunk: of every request the features [rows, H]
+        ``on_features(start, features)`` after each chunk: of every request the features [rows, F]
         of its tokens ``start, start + 1, ...``, none where its prompt has ended.
         """
         if self.cache.states is not None:
@@ -137,11 +157,12 @@ class CachedModel:
         moved = isinstance(offset, torch.Tensor) or offset != 0
         prefix = committed + offset if moved else committed
         own: Any = {"states": self.cache.states, "state_layers": self.state_layers}
+        own["feature_layers"] = self.feature_layers
         return Pass(self.cache, self.windows, rows, prefix, max_seqlen, **own)
 
-    def logits_of(self, features: torch.Tensor) -> torch.Tensor:
-        """Return the logits [..., V] that the model makes of features [..., H]."""
-        return self.runner.logits_of(features)
+    def logits_of(self, read: torch.Tensor) -> torch.Tensor:
+        """Return the logits [..., V] that the model makes of what its head reads, [..., H]."""
+        return self.runner.logits_of(read)
 
 
 def new_cache(model: PreTrainedModel, batch: int, capacity: int, **options: Any) -> KVCache:

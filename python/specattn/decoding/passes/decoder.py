@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import nn
 from specattn.blocks import Norm, Ops, Projection, Rotation, Store
 from specattn.decoding.model.parts import Attention, GatedMLP, Layer, Parts, SubLayer
 from specattn.decoding.model.recurrent import GatedDelta
+from specattn.decoding.passes.attention import HEAD
 from specattn.decoding.passes.recurrent import gated_delta
 from specattn.distributed.tensor import TensorParallel
 from specattn.states import StateRows
@@ -23,22 +24,49 @@ Recall = Callable[[int], StateRows]
 """``recall(n)``: the state of layer n, of those that keep one, and room for what a pass leaves."""
 
 
+class Streams:
+    """Where a pass over tokens of a shape [B, T] leaves the residual stream behind some layers.
+
+    `whole` [B, T, H * layers] has them side by side, in the order of `layers`; its type is that of
+    `like` [.., H].
+    """
+
+    def __init__(self, layers: Sequence[int], like: torch.Tensor, shape: Sequence[int]):
+        width = like.shape[-1]
+        self.whole = like.new_empty(*shape, width * len(layers))
+        self._parts = list(zip(layers, self.whole.split(width, -1), strict=True))
+
+    def take(self, ops: Ops, layer: int, x: torch.Tensor) -> None:
+        """Copy the stream behind a layer, or what the head reads, where it is wanted."""
+        for wanted, part in self._parts:
+            if wanted == layer:
+                ops.copy(x, part)
+
+
 def decoder(
-    ops: Ops, parts: Parts, tokens: torch.Tensor, attend: Attend, recall: Recall
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the logits [B, T, V] and features [B, T, H] of tokens [B, T]."""
-    found = features(ops, parts, tokens, attend, recall)
-    return _logits(ops, parts, found), found
+    ops: Ops, parts: Parts, tokens: torch.Tensor, attend: Attend, recall: Recall,
+    streams: Streams | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Return the logits [B, T, V] of tokens [B, T], and their features (`features`)."""
+    read, found = features(ops, parts, tokens, attend, recall, streams)
+    return _logits(ops, parts, read), found
 
 
 def features(
-    ops: Ops, parts: Parts, tokens: torch.Tensor, attend: Attend, recall: Recall
-) -> torch.Tensor:
-    """Return the features [B, T, H] of tokens [B, T]."""
+    ops: Ops, parts: Parts, tokens: torch.Tensor, attend: Attend, recall: Recall,
+    streams: Streams | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Return what the head reads of tokens [B, T], [B, T, H]; and again, or what `streams` took."""
     x = _embedded(ops, parts, tokens)
     for n, layer in enumerate(parts.layers):
         x = _layer(ops, n, layer, x, attend, recall, parts.tensor_parallel)
-    return ops.norm(x, parts.norm, keep=True)
+        if streams is not None:
+            streams.take(ops, n + 1, x)
+    read = ops.norm(x, parts.norm, keep=True)
+    if streams is None:
+        return read, read
+    streams.take(ops, HEAD, read)
+    return read, streams.whole
 
 
 def rotated(

@@ -24,8 +24,8 @@ from specattn.blocks import (
 from specattn.decoding.model.families import transform_logits, transforms_logits
 from specattn.decoding.model.model import Model
 from specattn.decoding.model.parts import Attention, Parts, parts_of
-from specattn.decoding.passes.attention import Pass, Selection, attach, features_of
-from specattn.decoding.passes.decoder import decoder, features, rotated
+from specattn.decoding.passes.attention import HEAD, Pass, Selection, attach, read_by_head
+from specattn.decoding.passes.decoder import Streams, decoder, features, rotated
 from specattn.kv_cache import KVCache
 from specattn.ops._tree_mask import packed_mask
 from specattn.states import StateRows
@@ -40,8 +40,9 @@ class Verification(NamedTuple):
     Attributes
     ----------
     logits : Tensor [B, T, V]
-    features : Tensor [B, T, H]
-        What the head of the model reads: the last layer's output, normalised.
+    features : Tensor [B, T, H * layers]
+        What `CachedModel.feature_layers` says; by default what the head of the model reads, the
+        last layer's output, normalised.
     scores : Tensor, float32 [full layers, B, N], or None
         Mean over the captured rows and all heads; -inf beyond the prefix. With
         `CaptureSpec.per_row` the mean over the heads of every row, [full layers, B, rows, N]; with
@@ -71,18 +72,21 @@ class Runner:
 
     def run(self, plan: Pass, tokens: torch.Tensor) -> Verification:
         """Run `tokens`, int64 [B, T], by a plan. Scores hold until the next pass."""
-        features = self.features(plan, tokens)
-        logits = self.logits_of(features)
-        return Verification(logits, features, plan.scores, plan.queries)
+        read = self._read(plan, tokens)
+        features = plan.handed_out(read)
+        return Verification(self.logits_of(read), features, plan.scores, plan.queries)
 
     def features(self, plan: Pass, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the features [B, T, H] of a pass."""
-        attach(self.model)  # again: the implementation may have been set to another one meanwhile
-        return features_of(self.model, tokens, plan)
+        """Return the features [B, T, H * layers] of a pass."""
+        return plan.handed_out(self._read(plan, tokens))
 
-    def logits_of(self, features: torch.Tensor) -> torch.Tensor:
-        """Return the logits [..., V] that the model makes of features [..., H]."""
-        return transform_logits(self.model.config, self.model.get_output_embeddings()(features))
+    def _read(self, plan: Pass, tokens: torch.Tensor) -> torch.Tensor:
+        attach(self.model)  # again: the implementation may have been set to another one meanwhile
+        return read_by_head(self.model, tokens, plan)
+
+    def logits_of(self, read: torch.Tensor) -> torch.Tensor:
+        """Return the logits [..., V] that the model makes of what its head reads, [..., H]."""
+        return transform_logits(self.model.config, self.model.get_output_embeddings()(read))
 
     def _handed_out(
         self, plan: Pass, logits: torch.Tensor, features: torch.Tensor, *captured: Any
@@ -123,7 +127,8 @@ class GraphRunner(Runner):
         }
         inputs = {name: x for name, x in given.items() if x is not None}
         own_states = plan.states is plan.cache.states
-        key = plan.capture, plan.max_seqlen, plan.cache.storage.data_ptr(), own_states
+        key: Any = plan.capture, plan.max_seqlen, plan.cache.storage.data_ptr(), own_states
+        key = *key, plan.feature_layers
         return self._handed_out(plan, *self._passes.run(key, partial(self._pass, plan), inputs))
 
     def _pass(
@@ -140,9 +145,10 @@ class GraphRunner(Runner):
         selector = Selection(**selected) if selected else None
         moving: Any = {"prefix": prefix, "tree_mask": tree_mask, "depths": depths}
         moving["parents"] = parents
-        own = replace(plan, selector=selector, scores=None, queries=None, **moving)
-        features = features_of(self.model, tokens, own)
-        return self.model.get_output_embeddings()(features), features, own.scores, own.queries
+        own = replace(plan, selector=selector, scores=None, queries=None, streams={}, **moving)
+        read = read_by_head(self.model, tokens, own)
+        logits = self.model.get_output_embeddings()(read)
+        return logits, own.handed_out(read), own.scores, own.queries
 
 
 class LayerAttention:
@@ -235,7 +241,7 @@ class KernelRunner(Runner):
 
     @torch.no_grad()
     def features(self, plan: Pass, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the features [B, T, H] of a pass, whose products torch computes."""
+        """Return the features [B, T, H * layers] of a pass, whose products torch computes."""
         from specattn.blocks.kernels import Kernels, Memory  # the C++ kernels
 
         ops, positions = Kernels(Memory()), plan.positions.int()
@@ -247,7 +253,8 @@ class KernelRunner(Runner):
             scale: Any = {"softmax_scale": weights.scaling, "softcap": weights.softcap}
             return plan.attend(n, *heads, sinks=weights.sinks, **scale)
 
-        return features(ops, self.parts, tokens, attend, plan.recall)
+        streams = self._streams(plan, tokens)
+        return features(ops, self.parts, tokens, attend, plan.recall, streams)[1]
 
     def run(self, plan: Pass, tokens: torch.Tensor) -> Verification:
         """Run a pass; one of more rows is not recorded."""
@@ -255,7 +262,8 @@ class KernelRunner(Runner):
             return super().run(plan, tokens)
         in_python = plan.capture.needs_python or self.attention.in_python(plan)
         collected = () if plan.capture.needs_python else plan.capture.rows
-        key = in_python, collected, plan.capture.per_head, plan.states is plan.cache.states
+        own_states = plan.states is plan.cache.states
+        key = in_python, collected, plan.capture.per_head, own_states, plan.feature_layers
         self._plan = plan
         program = partial(self._pass, *key[:3])
         logits, features, scores = self._passes.run(key, program, self._inputs(plan, tokens))
@@ -313,8 +321,14 @@ class KernelRunner(Runner):
         def recall(n: int) -> StateRows:
             return self._plan.recall(n, inputs.get("parents"))
 
-        logits, features = decoder(ops, self.parts, tokens, attend, recall)
-        return logits, features, scores
+        streams = self._streams(self._plan, tokens)
+        return *decoder(ops, self.parts, tokens, attend, recall, streams), scores
+
+    def _streams(self, plan: Pass, tokens: torch.Tensor) -> Streams | None:
+        """Return where a pass hands out features, None for what the head reads."""
+        if plan.feature_layers == (HEAD,):
+            return None
+        return Streams(plan.feature_layers, self.parts.embedding, tokens.shape)
 
     def _scores(self, batch: int, per_head: bool) -> torch.Tensor:
         cache = self.attention.cache

@@ -49,7 +49,9 @@ def split_features(
     share = -(-total // ranks.size)
     first = ranks.rank * share
     behind = (rows, cache.seqlens, start + rows)
-    plan = SplitPass(cache, target.windows, *behind, counts=counts, first=first, share=share)
+    own_rows: Any = {"counts": counts, "first": first, "share": share}
+    own_rows["feature_layers"] = target.feature_layers
+    plan = SplitPass(cache, target.windows, *behind, **own_rows)
     own = pad(tokens, (0, share * ranks.size - total))[first : first + share]
     features = target.runner.features(plan, own[None])[0]
     if not wanted:

@@ -11,7 +11,13 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from specattn.drafters import LongSpecDrafter, MedusaHeads, PosSDrafter, TokenSwiftHeads
+from specattn.drafters import (
+    Eagle3Drafter,
+    LongSpecDrafter,
+    MedusaHeads,
+    PosSDrafter,
+    TokenSwiftHeads,
+)
 from specattn.planning import MODELS
 from specattn.widening import widened_target
 
@@ -66,6 +72,7 @@ def random_weights(
 
 DRAFTERS: dict[str, Callable[..., PreTrainedModel]] = {
     "longspec": LongSpecDrafter.for_target,
+    "eagle3": Eagle3Drafter.for_target,
     "medusa": MedusaHeads.for_target,
     "poss": partial(PosSDrafter.for_target, layers=3, positions_per_layer=2),  # PosS-2, depth 6
     "tokenswift": TokenSwiftHeads.for_target,

@@ -8,7 +8,7 @@ from transformers import StoppingCriteria
 
 from specattn.decoding import METHODS
 from tests.decoding.models import tiny_model
-from tests.drafters import poss_statement
+from tests.drafters import eagle3_statement, poss_statement
 from tests.drafters.statement import random_drafter
 from tests.drafters.test_heads import random_heads
 
@@ -29,6 +29,9 @@ def drafter_of(kind, family, vocabulary, peak):
         return random_drafter(model, window=WINDOW, dtype=torch.float32)
     if kind == "poss":
         return poss_statement.random_drafter(model, layers=2, dtype=torch.float32)
+    if kind == "eagle3":
+        tokens = vocabulary // 2
+        return eagle3_statement.random_drafter(model, tokens=tokens, dtype=torch.float32)
     if kind == "small":
         return tiny_model("llama", vocab_size=vocabulary, seed=9, num_hidden_layers=1)
     return random_heads(kind, model, dtype=torch.float32)
@@ -73,6 +76,12 @@ UNTRAINED = {
         nodes=st.none() | st.integers(1, 9), depth=st.integers(1, 5), k=st.integers(1, 9)
     ),
 }
+_grown = _options(
+    width=st.integers(1, 4),
+    depth=st.integers(1, 4),
+    total_tokens=st.none() | st.integers(2, 12),
+    window=st.none() | st.integers(1, 9),
+)
 TRAINED = {
     "small": (
         functools.partial(METHODS["triforce"], chunk_size=4),
@@ -96,15 +105,8 @@ TRAINED = {
             },
         ),
     ),
-    "poss": (
-        METHODS["poss"],
-        _options(
-            width=st.integers(1, 4),
-            depth=st.integers(1, 4),
-            total_tokens=st.none() | st.integers(2, 12),
-            window=st.none() | st.integers(1, 9),
-        ),
-    ),
+    "poss": (METHODS["poss"], _grown),
+    "eagle3": (METHODS["eagle3"], _grown),
 }
 
 

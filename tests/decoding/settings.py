@@ -4,7 +4,7 @@ import torch
 
 from specattn.decoding import METHODS as ALL
 from tests.decoding.models import tiny_model
-from tests.drafters import poss_statement
+from tests.drafters import eagle3_statement, poss_statement
 from tests.drafters.statement import random_drafter
 from tests.drafters.test_heads import random_heads
 
@@ -13,12 +13,16 @@ def settings_of(model):
     """Return a method of every kind for a model, by name."""
     longspec = random_drafter(model, window=7, dtype=torch.float32)
     specialists = poss_statement.random_drafter(model, layers=2, dtype=torch.float32)
+    eagle3 = eagle3_statement.random_drafter(
+        model, tokens=model.config.vocab_size * 3 // 4, dtype=torch.float32
+    )
     return {
         **settings_without_layers(model),
         "auto": ALL["auto"](trained=ALL["longspec"](longspec, widths=(2, 3))),
         "longspec-tree": ALL["longspec"](longspec, widths=(2, 3, 3)),
         "longspec-chain": ALL["longspec"](longspec, gamma=3),
         "poss": ALL["poss"](specialists, width=3, depth=3, total_tokens=8),
+        "eagle3": ALL["eagle3"](eagle3, width=3, depth=3, total_tokens=8),
     }
 
 

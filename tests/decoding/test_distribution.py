@@ -30,7 +30,7 @@ from specattn.decoding.methods import longspec_block, triforce
 from tests import distributions
 from tests.decoding.engine.test_loop import RandomTree
 from tests.decoding.models import prompts, tiny_model
-from tests.drafters import poss_statement
+from tests.drafters import eagle3_statement, poss_statement
 from tests.drafters.statement import random_drafter
 from tests.drafters.test_heads import random_heads
 
@@ -65,6 +65,7 @@ CONTEXTUAL = {  # transformers has no option for the first, so runs are given it
 MODEL = tiny_model("qwen3", vocab_size=V, peak=0.7)
 DRAFTER = random_drafter(MODEL, window=7, dtype=torch.float32)
 SPECIALISTS = poss_statement.random_drafter(MODEL, layers=2, dtype=torch.float32)
+EAGLE3 = eagle3_statement.random_drafter(MODEL, tokens=V - 1, dtype=torch.float32)
 HIERARCHY = {
     "ratio": 0.2,
     "min_tokens": 1,
@@ -88,6 +89,7 @@ METHODS = {
     "longspec-tree": ALL["longspec"](DRAFTER, widths=(2, 3)),
     "longspec-chain": ALL["longspec"](DRAFTER, gamma=2, rejection=True),
     "poss": ALL["poss"](SPECIALISTS, width=3, depth=2, total_tokens=8),
+    "eagle3": ALL["eagle3"](EAGLE3, width=3, depth=2, total_tokens=8),
     "prompt_lookup": ALL["prompt_lookup"](gamma=2),
     "medusa": ALL["medusa"](random_heads("medusa", MODEL, dtype=torch.float32), widths=(2, 2)),
     "suffix": ALL["suffix"](nodes=3, k=2),

@@ -10,7 +10,7 @@ from specattn.decoding import METHODS, LongSpec, PosS, TriForce, Vegas, generate
 from specattn.decoding.drafting.gains import NONE, Effort
 from specattn.decoding.drafting.pace import Arm
 from tests.decoding.models import prompts, tiny_model
-from tests.drafters import poss_statement
+from tests.drafters import eagle3_statement, poss_statement
 from tests.drafters.statement import random_drafter
 from tests.drafters.test_heads import random_heads
 
@@ -30,6 +30,7 @@ def methods(model):
     heads = {
         name: random_heads(name, model, dtype=torch.float32) for name in ("medusa", "tokenswift")
     }
+    eagle3 = eagle3_statement.random_drafter(model, tokens=9, dtype=torch.float32)
     poss = poss_statement.random_drafter(model, layers=2, dtype=torch.float32)
     return {
         **{
@@ -44,6 +45,8 @@ def methods(model):
         "longspec, chain": LongSpec(drafter, gamma=3),
         "poss": PosS(poss, width=3, depth=3, total_tokens=8),
         "poss, sized": PosS(poss, width=3, depth=3),
+        "eagle3": METHODS["eagle3"](eagle3, width=3, depth=3, total_tokens=8),
+        "eagle3, sized": METHODS["eagle3"](eagle3, width=3, depth=3),
         "longspec, sized": LongSpec(drafter),
         "medusa": METHODS["medusa"](heads["medusa"], widths=(2, 2)),
         "tokenswift": METHODS["tokenswift"](heads["tokenswift"], widths=(2, 2), budget=60),
@@ -55,7 +58,7 @@ def methods(model):
 
 NAMES = [
     *("vegas", "streaming", "quest", "specextend", "triforce", "triforce, small model", "longspec"),
-    *("cast", "longspec, chain", "poss", "medusa", "tokenswift", "prompt_lookup"),
+    *("cast", "longspec, chain", "poss", "eagle3", "medusa", "tokenswift", "prompt_lookup"),
     "suffix",
     "token_recycling",
 ]

@@ -31,6 +31,7 @@ from specattn.decoding.generate import GenerationOutput, generate
 from specattn.decoding.methods import METHODS, parse_method
 from specattn.decoding.methods.auto import Auto
 from specattn.decoding.methods.cast import Cast
+from specattn.decoding.methods.eagle3 import Eagle3
 from specattn.decoding.methods.longspec import LongSpec
 from specattn.decoding.methods.medusa import Medusa
 from specattn.decoding.methods.plain import Plain
@@ -61,6 +62,7 @@ __all__ = [
     "Draft",
     "DraftContext",
     "Drafter",
+    "Eagle3",
     "GenerationOutput",
     "LongSpec",
     "Medusa",

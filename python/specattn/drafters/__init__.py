@@ -8,6 +8,7 @@ except ImportError as error:
     ) from error
 
 from specattn.drafters.drafter import DrafterConfig, TrainedDrafter
+from specattn.drafters.eagle3 import Eagle3Config, Eagle3Drafter
 from specattn.drafters.heads import (
     Heads,
     MedusaConfig,
@@ -21,6 +22,8 @@ from specattn.drafters.speculators import load_speculators, save_speculators
 
 __all__ = [
     "DrafterConfig",
+    "Eagle3Config",
+    "Eagle3Drafter",
     "Heads",
     "LongSpecConfig",
     "LongSpecDrafter",

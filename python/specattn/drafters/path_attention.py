@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -32,6 +32,22 @@ def path_attention(
     k_path, v_path = (x.permute(0, 3, 1, 2, 4) for x in (k_path, v_path))
     out = _PathAttention.apply(*(x.contiguous() for x in (q, k, v, k_path, v_path)))
     return out.transpose(1, 2).flatten(2, 3)
+
+
+def along_paths(
+    seen: Sequence[tuple[torch.Tensor, torch.Tensor]], roots: int
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return the attention of a depth: over the text's keys, then over those of its own path.
+
+    `seen` are keys and values [B, L, Hk, D] of pairs at every depth up to this one, of which the
+    first `roots` rows count.
+    """
+    (k, v), *path = ([x[:, :roots] for x in one] for one in seen)
+    if path:
+        k_path, v_path = (torch.stack(x, 2) for x in zip(*path, strict=True))
+    else:
+        k_path, v_path = (x[:, :, None][:, :, :0] for x in (k, v))
+    return lambda q: path_attention(q, k, v, k_path, v_path)
 
 
 class _PathAttention(torch.autograd.Function):

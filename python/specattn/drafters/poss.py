@@ -32,9 +32,9 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from specattn.blocks import TORCH, Ops, Rotated, Rotation, Store, norm_of, projection, swiglu
+from specattn.blocks import TORCH, Ops, Rotation, Store, norm_of, projection, swiglu
 from specattn.drafters.layer import LayerConfig, LayerDrafter, check_shapes
-from specattn.drafters.path_attention import path_attention
+from specattn.drafters.path_attention import along_paths
 
 Attend = Callable[[torch.Tensor], torch.Tensor]
 
@@ -162,9 +162,9 @@ class PosSDrafter(LayerDrafter):
             pairs.append(fuse(TORCH, self, inputs_embeds[:, step + 1 :], known[:, :roots]))
             layer = self.config.specialist_at(step)
             for s, x in enumerate(pairs[len(seen[layer]) :], len(seen[layer])):
-                seen[layer].append(keys_and_values(TORCH, self, layer, x, _from(places, s, x)))
-            attend = _along_paths(seen[layer], roots)
-            drafted.append(specialist(TORCH, self, layer, x, _from(places, step, x), attend))
+                seen[layer].append(keys_and_values(TORCH, self, layer, x, places.part(s, x)))
+            attend = along_paths(seen[layer], roots)
+            drafted.append(specialist(TORCH, self, layer, x, places.part(step, x), attend))
             known = drafted[-1].detach()
         return drafted
 
@@ -238,18 +238,3 @@ def keys_and_values(
     norms = None, norm_of(attention.k_norm)
     _, k, v = ops.rotate(heads, 0, place, norms=norms, store=store)
     return k, v
-
-
-def _from(places: Rotated, start: int, x: torch.Tensor) -> Rotated:
-    """Return the part of a text's rotation that belongs to rows x [B, T, H] from `start` on."""
-    return Rotated(*(part[:, start : start + x.shape[1]].to(x.dtype) for part in places))
-
-
-def _along_paths(seen: list[tuple[torch.Tensor, torch.Tensor]], roots: int) -> Attend:
-    """Return the attention of a depth: over the text's keys, then over those of its own path."""
-    (k, v), *path = ([x[:, :roots] for x in pair] for pair in seen)
-    if path:
-        k_path, v_path = (torch.stack(x, 2) for x in zip(*path, strict=True))
-    else:
-        k_path, v_path = (x[:, :, None][:, :, :0] for x in (k, v))
-    return lambda q: path_attention(q, k, v, k_path, v_path)

@@ -16,7 +16,7 @@ VOCABULARY = 24
 def sized(kind):
     """Return a method that sizes its drafts by itself, with a random drafter where it needs one."""
     name, _, option = kind.partition(", ")
-    if name in ("longspec", "poss", "medusa", "tokenswift"):
+    if name in ("longspec", "poss", "eagle3", "medusa", "tokenswift"):
         given = {"drafter": drafter_of(name, "qwen3", VOCABULARY, 0.7)}
         given |= {"gamma": "auto"} if option else {}
         given |= {"budget": 30, "sinks": 2} if name == "tokenswift" else {}
@@ -28,7 +28,8 @@ def sized(kind):
 
 
 KINDS = (
-    *("longspec", "longspec, chain", "poss", "medusa", "tokenswift", "token_recycling"),
+    *("longspec", "longspec, chain", "poss", "eagle3", "medusa", "tokenswift"),
+    "token_recycling",
     *("prompt_lookup", "vegas", "streaming", "quest", "specextend", "triforce"),
     *("cast", "triforce, small model", "suffix"),
 )

@@ -28,6 +28,7 @@ from tests.decoding.settings import settings_of
         ("poss:total_tokens=none", ("poss", {"total_tokens": None})),
         ("longspec:gamma=auto", ("longspec", {"gamma": "auto"})),
         ("vegas:gamma=none", ("vegas", {"gamma": None})),
+        ("poss:a/b,width=3", ("poss", {"drafter": "a/b", "width": 3})),
         ("poss:total_tokens=40,drafter=12", ("poss", {"total_tokens": 40, "drafter": "12"})),
     ],
 )
@@ -41,6 +42,7 @@ def test_name_and_options(text, expected):
         ("eagle", "expected one of .*longspec.*plain.*, got 'eagle'"),
         ("plain:gamma=3", "plain: expected no option, got 'gamma=3'"),
         ("vegas:gamma", "vegas: expected one of gamma, ratio.* as option=value, got 'gamma'"),
+        ("poss:width=3,a/b", "poss: expected one of drafter, .* as option=value, got 'a/b'"),
         ("vegas:width=3", "vegas: expected one of gamma, ratio.* as option=value, got 'width=3'"),
         ("vegas:", "vegas: expected one of gamma, .* as option=value, got ''"),
         ("vegas:gamma=2,gamma=3", "vegas: gamma is given twice"),

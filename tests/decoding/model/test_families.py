@@ -46,9 +46,12 @@ EAGER = {"glm4", "cohere2", "ministral3"}
 NO_LAYERS = {"phi3", "phi3-longrope", "phi4", "cohere2"}
 # Of settings.py, which tests of other families try: drafters that learn from the model's features.
 TRAINED = ("auto", "medusa", "tokenswift", "tokenswift-static")
-OF_LAYERS = ("longspec-tree", "longspec-chain", "poss")
+OF_LAYERS = ("longspec-tree", "longspec-chain", "poss", "eagle3")
 # What a family may do otherwise: passes, selections in its layers, features, layers of drafters.
-DIFFERENT = ("plain", "vegas", "quest", "triforce-hierarchy", "tokenswift", "longspec-tree", "poss")
+DIFFERENT = (
+    *("plain", "vegas", "quest", "triforce-hierarchy", "tokenswift", "longspec-tree", "poss"),
+    "eagle3",
+)
 
 
 @cache

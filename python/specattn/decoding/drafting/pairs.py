@@ -63,7 +63,7 @@ class PairBlock(ABC):
     each; an accepted path costs the same again, since the target's features have taken the place of
     the drafter's; and a level of the tree costs one pass of a layer. What was accepted costs that
     only before the next draft, all of it together: until then its features are kept, `pending`
-    [B, MOST_PENDING, H].
+    [B, MOST_PENDING, F], F of `CachedModel.feature_layers`.
 
     The text's pairs lie in `text` [layers, 2, B, N, Hk, D], the nodes', level by level, in `tree`
     [layers, 2, B, nodes, Hk, D]. `window`, by default all, is what every layer reaches back, the
@@ -92,6 +92,7 @@ class PairBlock(ABC):
     ):
         target, cache = context.target, context.target.cache
         self.target, self.sequences, self.window = target, context.sequences, window
+        self.vocabulary: int = target.model.config.vocab_size  # that logits are of
         self.text, self.tree = (
             cache.storage.new_empty(
                 shape.layers, 2, cache.batch_size, tokens, *shape[1:], dtype=cache.dtype
@@ -102,8 +103,9 @@ class PairBlock(ABC):
         lengths = torch.tensor(self.sequences.lengths, device=target.device)[:, None]
         # A prompt of one token has no pair: its root is drafted from without a feature.
         first = self.sequences.tokens_at(torch.zeros_like(lengths))
-        nothing = torch.zeros_like(target.embed(first))
-        self.root = self.fuse(TORCH, first, nothing)
+        embeds = target.embed(first)
+        nothing = embeds.new_zeros(*first.shape, embeds.shape[-1] * len(target.feature_layers))
+        self.root = self.fuse(TORCH, first, self.taken(TORCH, nothing))
         self.pending = nothing.new_zeros(len(first), MOST_PENDING, nothing.shape[-1])
         self.steps = torch.arange(MOST_PENDING, device=target.device)
         # Of the pending pairs: the first one's position and their number, and the greatest number.
@@ -113,6 +115,18 @@ class PairBlock(ABC):
         self.programs = target.programs()
         # Rows of the tree further back than the window are left out by torch's operators alone.
         self.growing = self.programs if window is None or window >= depth else Direct()
+
+    def taken(self, ops: Ops, features: torch.Tensor) -> torch.Tensor:
+        """Return what stands for the target's features [B, T, F] in a pair: themselves."""
+        return features
+
+    def logits(self, ops: Ops, x: torch.Tensor) -> torch.Tensor:
+        """Return the logits [B, n, V] of drafted features, by default the target's head's."""
+        return ops.head(x, self.target.head)
+
+    def named(self, ops: Ops, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the target's tokens of those that logits are of, int64, by default the same."""
+        return tokens
 
     @abstractmethod
     def fuse(self, ops: Ops, tokens: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
@@ -145,7 +159,7 @@ class PairBlock(ABC):
         Every level, the best `width` nodes of the last one are expanded into their `width` best
         tokens each.
         """
-        children = min(width, self.target.model.config.vocab_size)
+        children = min(width, self.vocabulary)
         sizes = [1]
         while len(sizes) < depth:
             sizes.append(min(width, sizes[-1] * children))
@@ -153,6 +167,7 @@ class PairBlock(ABC):
         program = partial(self._grow, sizes, children)
         levels = self.growing.run((width, depth), program, {"fused": self.root, "pairs": pairs})
         tokens, scores, chosen = (torch.cat(part, 1) for part in zip(*levels, strict=True))
+        tokens = self.named(TORCH, tokens)
         above = _numbers_of_parents(tuple(sizes), children, chosen)
         return Candidates(root, tokens, scores, above, places(sizes, children), depth, width)
 
@@ -170,7 +185,7 @@ class PairBlock(ABC):
             place = Place(*self.angles, pairs, at)
             level = self._level(depth, len(sizes) - 1, place, mask, first, nodes)
             x, first = self.drafted(ops, x, level), first + nodes
-            candidates = ops.children(ops.head(x, self.target.head), scores, children)
+            candidates = ops.children(self.logits(ops, x), scores, children)
             chosen = candidates[0][:, :0, 0]
             if depth + 1 < len(sizes):
                 best = ops.expand_best(*candidates, mask, first, sizes[depth + 1])
@@ -178,7 +193,7 @@ class PairBlock(ABC):
             levels.append((candidates[0].flatten(1), candidates[1].flatten(1), chosen))
             if depth + 1 < len(sizes):
                 before = ops.rows(x, rows)
-                x = self.fuse(ops, tokens, before)
+                x = self.fuse(ops, self.named(ops, tokens), before)
         return levels
 
     def _level(
@@ -213,7 +228,7 @@ class PairBlock(ABC):
         text of the first B requests.
         """
         memory = self.text[:, :, : len(tokens)] if text is None else text
-        x = self.fuse(ops, tokens, features)
+        x = self.fuse(ops, tokens, self.taken(ops, features))
         self.remember(ops, x, Place(*self.angles, start, steps), [Store(own) for own in memory])
         return x
 

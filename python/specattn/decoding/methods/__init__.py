@@ -19,7 +19,8 @@ for _module in pkgutil.iter_modules(__path__):
 def parse_method(text: str) -> tuple[str, dict[str, Any]]:
     """Read ``name`` or ``name:option=value,...``, such as ``vegas:gamma=4,ratio=0.05``.
 
-    A value is read as the type that the option declares: an integer, a number, ``true`` or
+    The folder of a drafter may come first without its option's name: ``eagle3:drafters/mine``. A
+    value is read as the type that the option declares: an integer, a number, ``true`` or
     ``false``, ``none``, integers in brackets such as ``[4,16]``, a word or a path.
 
     Parameters
@@ -42,7 +43,9 @@ def parse_method(text: str) -> tuple[str, dict[str, Any]]:
     if name not in METHODS:
         raise ValueError(f"expected one of {', '.join(METHODS)}, got '{name}'")
     known, given = options_of(METHODS[name]), dict[str, Any]()
-    for part in split_outside_brackets(rest) or [""] * bool(colon):
+    for number, part in enumerate(split_outside_brackets(rest) or [""] * bool(colon)):
+        if part and not number and "=" not in part and "drafter" in known:
+            part = f"drafter={part}"
         key, equals, value = part.partition("=")
         if not equals or key not in known:
             expected = f"one of {', '.join(known)} as option=value" if known else "no option"

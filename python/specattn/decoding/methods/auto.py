@@ -25,6 +25,7 @@ from specattn.decoding.drafting.trie import shared_tree
 from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Verified
 from specattn.decoding.engine.method import Method
 from specattn.decoding.methods.cast import Cast
+from specattn.decoding.methods.eagle3 import Eagle3
 from specattn.decoding.methods.longspec import LongSpec
 from specattn.decoding.methods.medusa import Medusa
 from specattn.decoding.methods.poss import PosS
@@ -34,7 +35,7 @@ from specattn.decoding.model.model import Model
 from specattn.decoding.passes.attention import NO_CAPTURE
 from specattn.peak_memory import available_bytes
 
-TRAINED: tuple[type[Method], ...] = (PosS, LongSpec, Medusa)
+TRAINED: tuple[type[Method], ...] = (PosS, Eagle3, LongSpec, Medusa)
 """Methods whose drafter is looked for in the folder of a model, in this order."""
 
 _PAYS = 256  # tokens that a run must be about to make before weights are rounded for it
@@ -79,7 +80,7 @@ class Auto(Method, name="auto"):
 
     vegas: bool = True
     cast: bool = True
-    trained: Method | Literal["found", "longspec", "poss", "medusa"] | None = "found"
+    trained: Method | Literal["found", "poss", "eagle3", "longspec", "medusa"] | None = "found"
     corpus: tuple[Path, ...] = ()
     remember: bool = False
     cache: Path | None = None
@@ -114,6 +115,12 @@ class Auto(Method, name="auto"):
             return self
         found = Model.of(model).recall("drafter beside it", lambda: _beside(model))
         return replace(self, trained=found)
+
+    def feature_layers(self, model: PreTrainedModel) -> tuple[int, ...]:
+        """Return what its trained drafter reads."""
+        if isinstance(self.trained, Method):
+            return self.trained.feature_layers(model)
+        return super().feature_layers(model)
 
     def clipped(self, depth: int) -> Auto:
         """Return this method with no deeper drafts of a trained drafter than `depth`."""

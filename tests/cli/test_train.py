@@ -7,7 +7,13 @@ import sys
 
 import pytest
 
-from specattn.drafters import LongSpecDrafter, MedusaHeads, PosSDrafter, TokenSwiftHeads
+from specattn.drafters import (
+    Eagle3Drafter,
+    LongSpecDrafter,
+    MedusaHeads,
+    PosSDrafter,
+    TokenSwiftHeads,
+)
 from tests.cli.conftest import start
 from tests.decoding.models import letters, tiny_model
 
@@ -119,6 +125,25 @@ def test_specialists_start_from_eagle_and_share_features(train, refused, text, t
     refused(reason, *none, *steps, "--norm-output", "--drafter", tmp_path / "poss")
     reason = "--variant: expected one of eagle-2, hass, poss-1, poss-2, poss-3, got 'poss-9'"
     refused(reason, *none, *again, "--variant", "poss-9")
+
+
+def test_eagle3_learns_from_what_it_drafts(train, refused, text, tmp_path):
+    steps = ("--max_steps", 4, "--logging_steps", 1, "--learning-rate", 1e-2, "--depth", 3)
+    own = ("--feature-layers", "1,2", "--draft-vocab-size", 40, "--token-heads", 1)
+    held_out = ("--eval-data", text / "a.txt", "--eval-rows", 4, *SHORT)
+    said = train("eagle3", text, *steps, *own, *held_out, "--output", tmp_path / "out")
+    assert "token loss 3 " in said
+    assert "acceptance length " in said
+    losses = curve(tmp_path / "out")
+    assert losses[-1] < losses[0]
+    drafter = Eagle3Drafter.from_pretrained(tmp_path / "out")
+    assert drafter.config.feature_layers == [1, 2]
+    assert (len(drafter.tokens), drafter.config.num_key_value_heads) == (40, 3)
+
+    none = ("eagle3", "--data", text, "--output", tmp_path / "none")
+    refused("deepest layer is 9, the target's is ", *none, *steps, "--feature-layers", "1,9")
+    refused("--feature-layers: expected numbers such as 2,4,6, got 'low'", *none, *steps,
+            "--feature-layers", "low")  # fmt: skip
 
 
 NORMS = ("--fc-norm", "--norm-output", "--learning-rate", 1e-2, "--max_steps", 2)

@@ -56,6 +56,22 @@ class PosSOptions(TrainingOptions):
     feature_cache: Path | None = option(None, "Folder to keep the target's features in.")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Eagle3Options(TrainingOptions):
+    """Training EAGLE-3's drafter."""
+
+    depth: int = option(7, "Drafted tokens, each on the one before.", min=1)
+    feature_layers: str | None = option(
+        None,
+        "Behind how many layers features are taken [default: 2, half, all but 3].",
+    )
+    draft_vocab_size: int | None = option(None, "Tokens of its head [default: all].", min=1)
+    token_heads: int = option(0, "KV heads beside those of the target's last layer.", min=0)
+    norm_before_residual: bool = option(False, "Let the residual stream begin as the normed g.")
+    fc_norm: bool = option(False, "Norm features before fc, as EAGLE 3.1.")
+    norm_output: bool = option(False, "Norm drafted hidden states, as EAGLE 3.1.")
+
+
 def _train(context: typer.Context, options: TrainingOptions, recipe: Callable[[Any], Any]) -> None:
     """Train by what `recipe` makes of the module `specattn.training`, or refuse the options."""
     with one_line_errors():
@@ -64,6 +80,13 @@ def _train(context: typer.Context, options: TrainingOptions, recipe: Callable[[A
 
         run = TrainingRun(options, recipe(training), context.args)
     run.train()
+
+
+def _layers(text: str) -> tuple[int, ...]:
+    """Return the layers that ``2,4,6`` names."""
+    if not all(part.isdecimal() for part in text.split(",")):
+        raise ValueError(f"--feature-layers: expected numbers such as 2,4,6, got '{text}'")
+    return tuple(map(int, text.split(",")))
 
 
 def _preset(name: str, presets: dict[str, Any], option: str, **changes: Any) -> Any:
@@ -122,5 +145,21 @@ def poss(context: typer.Context, options: PosSOptions) -> None:
         size = {name: getattr(options, name) for name in ("positions_per_layer", "depth")}
         variant = _preset(options.variant, training.VARIANTS, "--variant", **size)
         return training.PosSRecipe(variant, **{name: getattr(options, name) for name in own})
+
+    _train(context, options, recipe)
+
+
+@app.command(context_settings=_PASS_ON)
+@takes_options
+def eagle3(context: typer.Context, options: Eagle3Options) -> None:
+    """Train EAGLE-3's drafter on what it drafts; other options go to transformers' trainer."""
+    own = "draft_vocab_size", "token_heads", "norm_before_residual", "fc_norm", "norm_output"
+
+    def recipe(training: Any) -> Any:
+        given = {name: getattr(options, name) for name in own}
+        if options.feature_layers is not None:
+            given["feature_layers"] = _layers(options.feature_layers)
+        preset = replace(training.EAGLE3_PRESET, depth=options.depth)
+        return training.Eagle3Recipe(preset, **given)
 
     _train(context, options, recipe)

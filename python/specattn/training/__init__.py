@@ -15,6 +15,12 @@ except ImportError as error:
     ) from error
 
 from specattn.training.data import Documents, PackedRows, find_files
+from specattn.training.eagle3 import (
+    EAGLE3_PRESET,
+    Eagle3Objective,
+    Eagle3Recipe,
+    TestTimePreset,
+)
 from specattn.training.features import FeatureCache
 from specattn.training.heads import HeadsObjective, MedusaRecipe, TokenSwiftRecipe
 from specattn.training.longspec import STAGES, LongSpecObjective, LongSpecRecipe, Stage
@@ -25,10 +31,13 @@ from specattn.training.recipe import Objective, Preset, Recipe
 from specattn.training.trainer import DrafterTrainer
 
 __all__ = [
+    "EAGLE3_PRESET",
     "STAGES",
     "VARIANTS",
     "Documents",
     "DrafterTrainer",
+    "Eagle3Objective",
+    "Eagle3Recipe",
     "FeatureCache",
     "HeadsObjective",
     "LongSpecObjective",
@@ -42,6 +51,7 @@ __all__ = [
     "Recipe",
     "Stage",
     "TokenSwiftRecipe",
+    "TestTimePreset",
     "Variant",
     "anchor_offset_positions",
     "find_files",

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 from transformers import PreTrainedModel
 
 from specattn.files import write_atomically
@@ -20,6 +23,32 @@ _STATEMENT = "features.json"
 def features_of(model: PreTrainedModel, input_ids: torch.Tensor) -> torch.Tensor:
     """Return what the head of `model` reads: [B, L, H] for rows of text [B, L]."""
     return model.base_model(input_ids, use_cache=False).last_hidden_state
+
+
+@torch.no_grad()
+def layer_features(
+    model: PreTrainedModel, input_ids: torch.Tensor, layers: Sequence[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the residual stream behind so many layers, side by side, and what the head reads.
+
+    [B, L, layers * H] and [B, L, H] for rows of text [B, L]; a layer may be named twice.
+    """
+    taken: dict[int, torch.Tensor] = {}
+
+    def keeping(number: int) -> Callable[..., None]:
+        def keep(_: nn.Module, __: Any, output: Any) -> None:
+            taken[number] = output[0] if isinstance(output, tuple) else output
+
+        return keep
+
+    own = cast(Any, model.base_model).layers
+    hooks = [own[n - 1].register_forward_hook(keeping(n)) for n in set(layers)]
+    try:
+        read = features_of(model, input_ids)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return torch.cat([taken[n] for n in layers], -1), read
 
 
 class FeatureCache:

@@ -38,6 +38,11 @@ def copy_linears(own: nn.Linear, *theirs: nn.Linear) -> None:
 def copy_output_and_norms(own: Any, attention: Any, scale: float = 1.0) -> None:
     """Copy an attention's output projection, times `scale`, and the head norms that `own` has."""
     own.o_proj.weight.copy_(scale * attention.o_proj.weight)
+    copy_head_norms(own, attention)
+
+
+def copy_head_norms(own: Any, attention: Any) -> None:
+    """Copy the norms of queries and keys that `own` has."""
     for name in ("q_norm", "k_norm"):
         if getattr(own, name) is not None:
             getattr(own, name).weight.copy_(getattr(attention, name).weight)

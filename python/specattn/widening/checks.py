@@ -23,6 +23,7 @@ _TOLERANCE = 1e-4  # of the largest logit, in float32
 _TREES: dict[str, dict[str, Any]] = {
     "longspec": {"widths": (3, 3, 3)},
     "poss": {"width": 3, "depth": 4, "total_tokens": 16},
+    "eagle3": {"width": 3, "depth": 4, "total_tokens": 16},
     "tokenswift": {"widths": (1, 2)},
     "medusa": {"widths": (2,)},
 }
@@ -110,6 +111,9 @@ class _Recorded(Method):
     @property
     def max_nodes(self) -> int:
         return self.method.max_nodes
+
+    def feature_layers(self, model: PreTrainedModel) -> tuple[int, ...]:
+        return self.method.feature_layers(model)
 
     def start(self, context: DraftContext) -> Drafter:
         drafter: Any = self.method.start(context)

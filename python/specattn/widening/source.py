@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from specattn.decoding.model.checkpoint import load_causal_model
 from specattn.drafters import (
+    Eagle3Drafter,
     LongSpecDrafter,
     MedusaHeads,
     PosSDrafter,
@@ -27,6 +28,7 @@ _LAST = "o_proj", "out_proj", "down_proj"  # what attention, a state and an MLP 
 _DRAFTERS: tuple[type[TrainedDrafter], ...] = (
     LongSpecDrafter,
     PosSDrafter,
+    Eagle3Drafter,
     TokenSwiftHeads,
     MedusaHeads,
 )
@@ -106,14 +108,22 @@ class Source:
         drafter: Any = self.drafters[name]
         config = widened_config(drafter.config, times)
         config.target = target
+        if isinstance(drafter, Eagle3Drafter):
+            config.feature_layers = self._moved(drafter.config.layers_of(self.model.config), times)
         wide = _empty(drafter, config)
         if hasattr(drafter, "rotary_emb"):
             wide.rotary_emb = deepcopy(drafter.rotary_emb)
-        weights = drafter.state_dict().items()
-        wide.load_state_dict(
-            {key: widened(key, one, drafter.config, times) for key, one in weights}, assign=True
-        )
+        weights = {
+            key: widened(key, one, drafter.config, times) if one.is_floating_point() else one
+            for key, one in drafter.state_dict().items()
+        }
+        wide.load_state_dict(weights, assign=True)
         return wide
+
+    def _moved(self, layers: Sequence[int], times: Multiples) -> list[int]:
+        """Return behind how many widened layers the stream is that behind so many of the source."""
+        there = {n: at for at, (n, kept) in enumerate(placed(self.model.config, times), 1) if kept}
+        return [there[n - 1] for n in layers]
 
 
 def _empty(model: PreTrainedModel, config: PreTrainedConfig) -> Any:

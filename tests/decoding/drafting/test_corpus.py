@@ -14,7 +14,15 @@ pytest.importorskip("specattn._cpu", reason="the C++ kernels are not built")
 from transformers import AutoModelForCausalLM
 
 from specattn.decoding import Suffix, generate, parse_method
-from specattn.decoding.drafting.corpus import END, Index, IndexCache, Outputs, corpora_of, index_of
+from specattn.decoding.drafting.corpus import (
+    END,
+    Corpora,
+    Index,
+    IndexCache,
+    Outputs,
+    corpora_of,
+    index_of,
+)
 from specattn.planning.models import EMBEDDED_TARGET
 from tests.decoding.models import prompts, tiny_model
 
@@ -72,7 +80,7 @@ def test_outputs_of_another_process_come_from_the_cache(target, tmp_path):
     corpora = corpora_of(target)
     corpora.outputs.add([5, 6, 7])
     corpora.keep(tmp_path)
-    other = type(corpora)(target)
+    other = Corpora.of(target)
     assert len(other.remembered(tmp_path)) == len(corpora.outputs.index().tokens)
     assert list(other.outputs.texts) == list(corpora.outputs.texts)
 
@@ -98,10 +106,10 @@ def test_only_the_newest_outputs_are_remembered():
 
 def test_an_index_of_a_file_is_kept_and_mapped(target, file, tmp_path):
     cache = tmp_path / "made" / "cache"
-    (first,) = type(corpora_of(target))(target).files([file], cache)
+    (first,) = Corpora.of(target).files([file], cache)
     (path,) = cache.glob("*.safetensors")
     written = path.stat().st_ino
-    (second,) = type(corpora_of(target))(target).files([file], cache)
+    (second,) = Corpora.of(target).files([file], cache)
     assert len(first) == len(second)
     assert path.stat().st_ino == written, "not written again"
     if Path("/proc/self/maps").exists():
@@ -163,12 +171,11 @@ def test_a_reader_beside_a_writer_finds_whole_indexes(tmp_path):
 
 
 def test_a_damaged_index_is_made_anew(target, file, tmp_path):
-    fresh = type(corpora_of(target))
-    fresh(target).files([file], tmp_path / "cache")
+    Corpora.of(target).files([file], tmp_path / "cache")
     (path,) = (tmp_path / "cache").glob("*.safetensors")
     path.write_bytes(path.read_bytes()[:40])
     with pytest.warns(UserWarning, match="cannot be read and is made anew"):
-        (corpus,) = fresh(target).files([file], tmp_path / "cache")
+        (corpus,) = Corpora.of(target).files([file], tmp_path / "cache")
     assert len(corpus) > 20
 
 
@@ -186,7 +193,7 @@ def test_a_model_without_a_tokenizer_or_with_another_vocabulary(file, monkeypatc
     with pytest.raises(ValueError, match="corpus: needs the target's tokenizer, and '.*' has none"):
         Suffix(corpus=(file,)).prepared(model)
     monkeypatch.setattr(model.config, "_name_or_path", str(EMBEDDED_TARGET))
-    smaller = type(corpora_of(target))(model)
+    smaller = Corpora.of(model)
     with pytest.raises(ValueError, match=r"corpus: .*corpus.py does not fit the target: tokens: "):
         smaller.files([file], None)
 

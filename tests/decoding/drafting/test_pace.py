@@ -14,6 +14,7 @@ from specattn.decoding.drafting.gains import (
     Effort,
     TreeGains,
     beams,
+    best_total,
     chains,
     sizes_up_to,
 )
@@ -460,3 +461,31 @@ def test_one_find_does_not_bring_back_lookups_that_do_not_pay():
     machine = Machine()
     asked = lookups(LookupBackoff(machine), machine, lambda n: 0.1 * (n % 100 == 0), 800)
     assert sum(n >= 400 for n in asked) < 0.2 * 400
+
+
+@pytest.mark.parametrize(
+    ("chances", "right"),
+    [([], 0), ([0.9], 1), ([0.9, 0.9, 0.8], 3), ([0.9, 0.9, 0.1, 0.1], 2), ([0.04], 0)],
+)
+def test_a_batch_drafts_its_likeliest_tokens_as_long_as_each_pays(chances, right):
+    """Four requests, whose pass takes 5% longer for each token."""
+    costs = {drafted: 1 + 0.05 * drafted for drafted in range(9)}
+    assert best_total(costs, 4, chances) == right
+
+
+def test_a_batch_drafts_less_than_there_is_room_for_where_that_is_all_there_is():
+    assert best_total({0: 1.0, 1: 1.2, 8: 1.3}, 1, [0.9, 0.8, 0.7]) == 3
+    assert best_total({0: 1.0, 1: 1.2}, 1, [0.9, 0.8, 0.7]) == 1
+
+
+def test_a_pass_that_is_dropped_is_not_timed():
+    now = [0.0]
+    clock = SimpleNamespace(now=lambda: now[0], passed=lambda at: True, seconds=lambda a, b: b - a)
+    arm = Arm(Memory(clock, lambda: [100], Model()), "any", [NONE], (1, 2), ChainGains)
+    for took in (1.0, 1.0, 500.0, 1.0):
+        arm.begin(NONE, 1)
+        now[0] += took
+        if took > 1:
+            arm.drop()
+        arm.learn(0, ())
+    assert arm.measured()[0][1] == 1.0

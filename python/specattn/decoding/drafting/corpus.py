@@ -142,15 +142,19 @@ class Outputs:
 
 
 class Corpora:
-    """The corpora of one model, whose tokenizer lies in its folder, in this process."""
+    """The corpora of one model, whose tokenizer lies in its `folder`, in this process."""
 
-    def __init__(self, model: PreTrainedModel):
-        self.vocabulary = int(model.config.vocab_size)
-        self.folder = str(model.config._name_or_path)
+    def __init__(self, vocabulary: int, folder: str):
+        self.vocabulary, self.folder = vocabulary, folder
         self.outputs = Outputs()
         self._read_outputs_of: set[Path] = set()
         self._files: dict[tuple[Any, ...], Any] = {}
         self._tokenizer: Any = None
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> Corpora:
+        """Return those of a checkpoint, with nothing read."""
+        return cls(int(model.config.vocab_size), str(model.config._name_or_path))
 
     def files(self, paths: Sequence[Path | str], cache: Path | str | None) -> list[Any]:
         """Return an index for each file, ``specattn._cpu.Corpus``.
@@ -224,7 +228,7 @@ class Corpora:
 
 def corpora_of(model: PreTrainedModel) -> Corpora:
     """Return what this process knows of a model's corpora."""
-    return Model.of(model).recall("corpora", lambda: Corpora(model))
+    return Model.of(model).recall("corpora", lambda: Corpora.of(model))
 
 
 def _mapped(path: Path) -> Index:

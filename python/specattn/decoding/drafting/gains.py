@@ -176,6 +176,21 @@ def best_size(
     return max(useful, key=lambda rows: (rate(rows), -rows))
 
 
+def best_total(costs: dict[int, float], requests: int, chances: Sequence[float]) -> int:
+    """Return the drafted tokens with which a batch gains the most tokens per second.
+
+    For passes in which every request may draft as much as it likes. `costs` are seconds by drafted
+    tokens of all requests, ascending from 0; `chances`, descending, those that they are accepted.
+    """
+    gains = [0.0, *accumulate(chances)]
+    best, fastest = 0, 0.0
+    for room, seconds in costs.items():
+        drafted = min(room, len(chances))
+        if (rate := (requests + gains[drafted]) / seconds) > fastest:
+            best, fastest = drafted, rate
+    return best
+
+
 class Costs(NamedTuple):
     """What rounds of texts alike took: their passes by rows, and their drafting by effort."""
 

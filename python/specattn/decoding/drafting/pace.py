@@ -68,6 +68,9 @@ class FixedSize:
         None where a request verified something else.
         """
 
+    def drop(self) -> None:
+        """Forget that a pass began: it did not run alone, or not for the same requests."""
+
     def details(self) -> dict[str, Any]:
         """Return what was found, for the statistics of the run."""
         return {}
@@ -187,6 +190,10 @@ class Arm(FixedSize):
         self.gains.learn(drafted, counts)
         self._begun = self._best = None
         self._ended = now, sum(self.memory.lengths())
+
+    def drop(self) -> None:
+        """Forget that a pass began: it did not run alone, or not for the same requests."""
+        self._begun = self._best = None
 
     def details(self) -> dict[str, Any]:
         """Return what was found, for the statistics of the run."""

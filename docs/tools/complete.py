@@ -11,6 +11,7 @@ from public import MODULES
 
 ELSEWHERE = {  # what is imported from where reading the source does not find it
     "specattn.backends": "specattn.backends.select.backends",
+    "specattn.integrations.vllm.Auto": "specattn.integrations.vllm.auto.Auto",
     "specattn.integrations.vllm.PromptLookup": "specattn.integrations.vllm.lookup.PromptLookup",
     "specattn.integrations.vllm.Suffix": "specattn.integrations.vllm.lookup.Suffix",
     "specattn.integrations.vllm.Vegas": "specattn.integrations.vllm.vegas.Vegas",

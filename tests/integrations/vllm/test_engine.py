@@ -16,6 +16,7 @@ DRAFTERS = {
     "plain": None,
     "prompt_lookup": "specattn.integrations.vllm.PromptLookup",
     "suffix": "specattn.integrations.vllm.Suffix",
+    "auto": "specattn.integrations.vllm.Auto",
     "vegas": "tests.integrations.vllm.always.AlwaysVegas",
 }
 

@@ -11,12 +11,10 @@ from specattn.integrations.vllm import PromptLookup, Suffix
 CAPACITY = 32
 
 
-def drafter(gamma=4, longest=None, kind=PromptLookup):
+def drafter(gamma=4, kind=PromptLookup):
     return kind(
         SimpleNamespace(
-            speculative_config=SimpleNamespace(
-                num_speculative_tokens=gamma, prompt_lookup_max=longest
-            ),
+            speculative_config=SimpleNamespace(num_speculative_tokens=gamma),
             model_config=SimpleNamespace(max_model_len=CAPACITY),
         )
     )
@@ -53,10 +51,11 @@ def test_no_draft_reaches_behind_the_longest_text():
     assert propose(drafter(gamma=8), [[*text, 1]]) == [[]]
 
 
-def test_prompt_lookup_max_is_the_longest_suffix():
+@pytest.mark.parametrize(("longest", "found"), [(3, 8), (2, 9)])
+def test_a_suffix_has_as_many_tokens_as_a_class_says(longest, found):
+    kind = type("Shorter", (PromptLookup,), {"longest": longest})
     text = [1, 2, 3, 8, 2, 3, 9, 1, 2, 3]
-    assert propose(drafter(gamma=1, longest=3), [text]) == [[8]]
-    assert propose(drafter(gamma=1, longest=2), [text]) == [[9]]
+    assert propose(drafter(gamma=1, kind=kind), [text]) == [[found]]
 
 
 @pytest.fixture
@@ -77,7 +76,8 @@ def test_suffix_ends_where_the_path_is_less_probable_than_least(suffix):
     assert propose(suffix, [text]) == [[0]], "capacity leaves room for one"
     sure = Suffix(
         SimpleNamespace(
-            speculative_config=suffix.config, model_config=SimpleNamespace(max_model_len=99)
+            speculative_config=SimpleNamespace(num_speculative_tokens=4),
+            model_config=SimpleNamespace(max_model_len=99),
         )
     )
     wide = np.array([[*text, *[0] * 69]], dtype=np.int32)

@@ -64,3 +64,12 @@ def test_two_requests_of_one_text_have_a_memory_each():
 def test_rows_without_a_token_are_left_out():
     rows = Rows()
     assert rows.step([[], [5]]) == [[5]]
+
+
+def test_who_is_forgotten_is_said_before_another_is_made():
+    said = []
+    rows = Rows()
+    rows.requests = Requests(lambda: said.append("made") or [], lambda gone: said.append(gone))
+    rows.step([[1, 2], [3, 4]])
+    rows.step([[3, 4, 5], [6]])
+    assert said == ["made", "made", [1, 2], "made"]

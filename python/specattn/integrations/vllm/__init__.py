@@ -11,9 +11,14 @@ from typing import Any
 
 from .plugin import register
 
-__all__ = ["PromptLookup", "Suffix", "Vegas", "register"]
+__all__ = ["Auto", "PromptLookup", "Suffix", "Vegas", "register"]
 
-_DRAFTERS = {"PromptLookup": ".lookup", "Suffix": ".lookup", "Vegas": ".vegas"}
+_DRAFTERS = {
+    "Auto": ".auto",
+    "PromptLookup": ".lookup",
+    "Suffix": ".lookup",
+    "Vegas": ".vegas",
+}
 
 
 def __getattr__(name: str) -> Any:

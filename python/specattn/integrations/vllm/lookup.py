@@ -9,12 +9,10 @@ import numpy as np
 from specattn.decoding.methods.prompt_lookup import SuffixIndex
 
 from .requests import Requests
+from .texts import LONGEST, likeliest_path
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-
-LONGEST = 3
-"""Tokens of the longest suffix that is looked up, if vLLM's `prompt_lookup_max` is not given."""
 
 
 class _Index(Protocol):
@@ -32,8 +30,7 @@ class _TextDrafter:
     """
 
     def __init__(self, vllm_config: VllmConfig):
-        self.config = vllm_config.speculative_config
-        self.gamma = self.config.num_speculative_tokens
+        self.gamma = vllm_config.speculative_config.num_speculative_tokens
         self.capacity = vllm_config.model_config.max_model_len
         self.requests = Requests(self.index)
 
@@ -66,13 +63,15 @@ class PromptLookup(_TextDrafter):
     """Drafts what `specattn.decoding.PromptLookup` does, at most vLLM's `num_speculative_tokens`.
 
     The longest suffix of a request's text that occurred before decides, at its latest occurrence;
-    it has at most vLLM's `prompt_lookup_max` tokens. A lookup costs the same however long the text
-    is; the index takes memory in proportion to it.
+    it has at most `longest` tokens, which a subclass may set. A lookup costs the same however long
+    the text is; the index takes memory in proportion to it.
     """
+
+    longest = LONGEST
 
     def index(self) -> SuffixIndex:
         """Return the index of an empty text."""
-        return SuffixIndex(self.config.prompt_lookup_max or LONGEST)
+        return SuffixIndex(self.longest)
 
 
 class Suffix(_TextDrafter):
@@ -101,10 +100,4 @@ class _Path:
 
     def continuation(self, length: int) -> list[int]:
         # Paths of at least that probability are few: their tree is small.
-        parents, tokens, _ = self.drafter.draft(8 * length, length, self.least)
-        path, end = [], -1
-        for node, (parent, token) in enumerate(zip(parents, tokens, strict=True)):
-            if parent == end:  # its first child is the most probable one
-                path.append(token)
-                end = node
-        return path
+        return likeliest_path(*self.drafter.draft(8 * length, length, self.least)).tokens

@@ -1,0 +1,276 @@
+"""Auto in vLLM: each request drafts by whatever promises the most tokens per second, or nothing.
+
+A step of vLLM verifies all its requests at once, drafts of any lengths beside each other. What they
+may add to a step is chosen for all together, by what steps of so many rows took, and goes to the
+likeliest tokens of all requests. What a text offers is known before; whether the target shall
+draft for itself is tried out, as at home. (`specattn.decoding.Auto`; docs/vllm.md)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from vllm.config import VllmConfig
+from vllm.logger import init_logger
+
+from specattn.decoding.drafting.gains import NONE, ChainGains, Effort, best_total, chains
+from specattn.decoding.drafting.pace import Arm, Pace
+from specattn.decoding.drafting.timings import SIZES, Memory, Trials
+from specattn.decoding.model.model import Model
+from specattn.decoding.text.statistics import Clock
+
+from .requests import Requests
+from .self_drafts import SelfDrafts
+from .texts import Chain, Text, Texts
+
+_ROW = 16
+ROWS = (_ROW, 17, 18, 20, 24, *(_ROW * size for size in SIZES[1:]))
+"""Rows of a step for each of its requests, in sixteenths: few, so that each is met again."""
+_LONGEST_OWN = 6  # tokens that the target drafts for itself at most
+_OWN = "vegas"
+_logger = init_logger("vllm.specattn")
+
+
+@dataclass
+class _Request:
+    """What is known of a request."""
+
+    text: Text
+    gains: ChainGains  # of what the target drafts for it
+    drafted: int = 0  # tokens of that in the last step
+
+
+class _Gains:
+    """What chains bring the requests that run, each of which learns for itself."""
+
+    def __init__(self) -> None:
+        self.members: list[ChainGains] = []
+
+    def learn(self, drafted: int, counts: Sequence[int | None]) -> None:
+        """Do nothing: `_Request.gains` learn."""
+
+    def table(self) -> Any:
+        """Return what each effort brings a request in the mean."""
+        return np.mean([one.table() for one in self.members], axis=0)
+
+
+class _Offer(NamedTuple):
+    """What texts offer a step: tokens that each request drafts, by mean rows; as for `Pace`."""
+
+    lengths: list[int]
+    promised: list[float]
+    seconds: float
+    row_seconds: float | None
+
+
+class Auto:
+    """Drafting by whatever is fastest, for vLLM's ``"method": "custom_class"``.
+
+    Before each step every request drafts what followed its text's end before (suffix decoding and
+    prompt lookup), what the target drafts for itself (Vegas), or nothing. It goes by the time that
+    vLLM's own steps took. vLLM's rejection sampler takes drafts without probabilities for certain
+    ones: texts keep the target's distribution at every temperature.
+
+    Parameters
+    ----------
+    vllm_config : VllmConfig
+        Of its `speculative_config`: `num_speculative_tokens`, the longest draft of a request.
+
+    Attributes
+    ----------
+    vegas : bool
+        Whether the target may draft for itself. It cannot where a layer's attention is not ours, or
+        where the model is split into stages or runs in replicas: that is said once, and drafts come
+        from texts alone.
+    ratio, min_tokens
+        As for `Vegas`.
+    corpus : sequence of path
+        Files of UTF-8 that are looked up beside each text.
+    cache : path or None
+        Folder where indexes of `corpus` are kept for other processes.
+    remember : bool
+        Whether requests learn from each other: what earlier ones were given is looked up for later
+        ones, and how often drafts were accepted is known of all together. Then a user may tell from
+        the times of his tokens what other users' texts said. By default a request knows its own
+        text; what steps take is known of all.
+
+    Raises
+    ------
+    ValueError
+        A file of `corpus` cannot be read, or its index needs the C++ module, which is not built.
+    """
+
+    vegas = True
+    ratio = 0.07
+    min_tokens = 256
+    corpus: Sequence[Path | str] = ()
+    cache: Path | str | None = None
+    remember = False
+
+    def __init__(self, vllm_config: VllmConfig):
+        self.config, model = vllm_config, vllm_config.model_config
+        self.most = vllm_config.speculative_config.num_speculative_tokens
+        self.capacity = model.max_model_len
+        self.texts = Texts(
+            model.get_vocab_size(),
+            str(model.tokenizer),
+            self.most,
+            corpus=self.corpus,
+            cache=self.cache,
+            remember=self.remember,
+        )
+        self.requests = Requests(self._new, lambda request: self.texts.ended(request.text))
+        self.lengths: list[int] = []  # of the requests that got a token in the last step
+        clock = Clock(vllm_config.device_config.device)
+        memory = Memory(clock, lambda: self.lengths, Model())
+        self.efforts = chains(min(self.most, _LONGEST_OWN))
+        self.sizes = [effort.depth + 1 for effort in self.efforts]
+        self.gains = _Gains()
+        gains = lambda *_: self.gains  # noqa: E731
+        self.lookup = Arm(memory, "lookup", [NONE], ROWS, gains)
+        rows = [_ROW * (effort.depth + 1) for effort in self.efforts]
+        self.armed = Arm(memory, _OWN, self.efforts, rows, gains, "collecting")
+        self.lookup.trials = Trials()
+        self.pace = Pace({}, self.lookup.trials)
+        self.own: SelfDrafts | None = None
+        self.shared = ChainGains(self.efforts, self.sizes) if self.remember else None
+        self.running: list[_Request] = []  # in the last step
+        self.begun: Arm | None = None  # whose round that was, and how much that drafted
+        self.effort = NONE
+
+    def load_model(self, model: Any) -> None:
+        """Let the target draft for itself, or say why it cannot."""
+        if not self.vegas:
+            return
+        try:
+            own = SelfDrafts("Auto", self.config, self.most, self.ratio, self.min_tokens)
+            own.load_model(model)
+        except ValueError as reason:
+            _logger.warning("%s. The target does not draft for itself", reason)
+            return
+        self.own, self.pace = own, Pace({_OWN: self.armed}, self.lookup.trials)
+
+    def propose(
+        self,
+        sampled_token_ids: list[list[int]],
+        num_tokens_no_spec: np.ndarray,
+        token_ids_cpu: np.ndarray,
+        slot_mappings: Any = None,
+    ) -> list[list[int]]:
+        """Return a draft for each row, and decide whether the next pass collects."""
+        drafts: list[list[int]] = [[] for _ in sampled_token_ids]
+        rows = [row for row, sampled in enumerate(sampled_token_ids) if sampled]
+        self.lengths = [int(num_tokens_no_spec[row]) for row in rows]
+        found = self.requests.of_rows(rows, num_tokens_no_spec, token_ids_cpu)
+        requests = [request for request, _ in found]
+        wrote = [len(sampled_token_ids[row]) for row in rows]
+        self._learn(requests, wrote, whole=len(rows) == len(drafts))
+        if not rows:
+            if self.own is not None:
+                self.own.collect(False)
+            return drafts
+
+        offered = list[Chain]()
+        for (request, new), row, count in zip(found, rows, wrote, strict=True):
+            text = token_ids_cpu[row, : num_tokens_no_spec[row]]
+            request.text.extend(new.tolist(), count)
+            offered.append(request.text.chain(text, min(self.most, self._room(len(text)))))
+        offer = self._offer(offered)
+        own = self._draft(rows, offer, num_tokens_no_spec, token_ids_cpu)
+        for row, request, chain, length in zip(rows, requests, offered, offer.lengths, strict=True):
+            drafts[row] = own.get(row, chain.tokens[:length])
+            request.drafted = len(own.get(row, ()))
+        self._begin(len(rows), sum(map(len, drafts)))
+        return drafts
+
+    def _learn(self, requests: list[_Request], wrote: list[int], whole: bool) -> None:
+        """Learn from the step that has ended; its time counts if it was of these requests alone."""
+        same = {id(one) for one in requests} == {id(one) for one in self.running}
+        for arm in (self.lookup, self.armed):
+            if arm is self.begun and whole and same:
+                arm.learn(0, ())
+            else:
+                arm.drop()
+        for request, count in zip(requests, wrote, strict=True):
+            request.gains.learn(request.drafted, [count - 1])
+        self.running, self.begun = requests, None
+        self.gains.members = [request.gains for request in requests]
+
+    def _offer(self, chains: list[Chain]) -> _Offer:
+        """Return how much of these chains a step takes, and what that promises."""
+        known, between = self.lookup.measured()
+        if not known:
+            nothing = len(chains)
+            return _Offer([0] * nothing, [1.0] * nothing, 0.0, None)
+        likeliest = sorted(
+            (-chance, depth, request)
+            for request, chain in enumerate(chains)
+            for depth, chance in enumerate(chain.chances)
+        )
+        # Of two sizes that leave as much room the cheaper one comes last, and stays.
+        room = {len(chains) * (rows - _ROW) // _ROW: rows for rows in reversed(known)}
+        costs = {most: known[rows] for most, rows in sorted(room.items())}
+        drafted = best_total(costs, len(chains), [-chance for chance, *_ in likeliest])
+        lengths = [0] * len(chains)
+        for _, _, request in likeliest[:drafted]:
+            lengths[request] += 1
+        promised = [
+            1 + sum(chain.chances[:length]) for chain, length in zip(chains, lengths, strict=True)
+        ]
+        return _Offer(
+            lengths, promised, known[_rows(len(chains), drafted)] + between, known[_ROW] + between
+        )
+
+    def _draft(
+        self, rows: list[int], offer: _Offer, lengths: np.ndarray, tokens: np.ndarray
+    ) -> dict[int, list[int]]:
+        """Return what the target drafts for itself, by row: for all requests, some, or none."""
+        self.begun, self.effort = self.lookup, NONE
+        if self.own is None:
+            return {}
+        own, depth = self._chosen(rows, offer, lengths)
+        if not own:
+            self.pace.looked_up()
+        kept = self.pace.keeps(_OWN, offer.row_seconds)
+        own, depth, kept = self.own.agreed((own, depth, kept))
+        drafts = self.own.draft(own, lengths, tokens, depth) if own else []
+        self.own.collect(kept)
+        if own:
+            self.begun, self.effort = self.armed, Effort(1, depth)
+        return dict(zip(own, drafts, strict=True))
+
+    def _chosen(self, rows: list[int], offer: _Offer, lengths: np.ndarray) -> tuple[list[int], int]:
+        """Return the rows for which the target drafts, none of them perhaps, and how deep."""
+        assert self.own is not None
+        room = max(map(self._room, self.lengths))
+        self.armed.guess = self.own.guess(self.lengths, self.efforts[-1].depth)
+        chosen = self.pace.choose(room, offer.promised, offer.seconds, offer.row_seconds)
+        depth = self.armed.choose(room).depth if chosen is not None else 0
+        if not depth:
+            return [], 0
+        ready = self.own.ready(rows, lengths, depth)
+        promised = dict(zip(rows, offer.promised, strict=True))
+        return [row for row in ready if self.pace.promises(_OWN) >= promised[row]] or ready, depth
+
+    def _begin(self, requests: int, drafted: int) -> None:
+        """Note that a step begins."""
+        assert self.begun is not None
+        self.begun.begin(self.effort, _rows(requests, drafted))
+
+    def _room(self, length: int) -> int:
+        """Return how many tokens may be drafted behind so many."""
+        return max(0, self.capacity - length - 1)
+
+    def _new(self) -> _Request:
+        gains = ChainGains(self.efforts, self.sizes) if self.shared is None else self.shared
+        return _Request(self.texts.new(), gains)
+
+
+def _rows(requests: int, drafted: int) -> int:
+    """Return the size of a step: the next of `ROWS`."""
+    enough = (rows for rows in ROWS if requests * (rows - _ROW) >= _ROW * drafted)
+    return next(enough, ROWS[-1])

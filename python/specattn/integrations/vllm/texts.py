@@ -1,0 +1,162 @@
+"""What may be drafted from one request's text, and how likely each token of it is accepted."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from specattn.decoding.drafting.corpus import Corpora
+from specattn.decoding.drafting.gains import ChainGains, Effort
+from specattn.decoding.drafting.trie import common
+
+LONGEST = 3
+"""Tokens of the longest suffix that prompt lookup looks up."""
+LEAST = 0.05
+"""A chain ends where it is less probable: hardly any row of verification is as cheap."""
+_TRUSTED = 0.3, 0.45, 0.55  # what matches of 1, 2, 3 tokens are worth before any came true
+
+
+class Chain(NamedTuple):
+    """Drafted tokens, and how likely each is accepted with all before it."""
+
+    tokens: list[int]
+    chances: list[float]
+
+
+class Copies:
+    """How often what followed the latest occurrence came again, by the tokens that matched."""
+
+    def __init__(self, most: int):
+        self.by_matched = [ChainGains([Effort(1, most)], [most + 1]) for _ in _TRUSTED]
+        for gains, trust in zip(self.by_matched, _TRUSTED, strict=True):
+            gains.accepted[:1] = trust * gains.offered[:1]
+
+    def of(self, matched: int) -> ChainGains:
+        """Return how true copies behind `matched` tokens came."""
+        return self.by_matched[matched - 1]
+
+
+class Text:
+    """One request's text as it grows.
+
+    Parameters
+    ----------
+    index : SuffixDrafter or None
+        `specattn._cpu.SuffixDrafter` of an empty text, None where that is not built.
+    copies : Copies
+        Of this request alone, or shared where that is wanted.
+    """
+
+    def __init__(self, index: Any, copies: Copies):
+        self.index, self.copies = index, copies
+        self.generated: list[int] = []
+        self._copied: tuple[int, list[int]] = 0, []
+
+    def extend(self, new: Sequence[int], generated: int) -> None:
+        """Append tokens, the last `generated` of which the target wrote in the last step."""
+        read, came = list(new[: len(new) - generated]), list(new[len(new) - generated :])
+        matched, copied = self._copied
+        if copied and not read:
+            offered = min(len(copied), len(came))
+            self.copies.of(matched).learn(offered, [common(copied[:offered], came)])
+        self._copied = 0, []
+        self.generated += came
+        if self.index is not None:
+            if read:
+                self.index.extend(read)
+            self.index.extend(came, None, True)
+
+    def chain(self, text: np.ndarray, length: int) -> Chain:
+        """Return up to `length` tokens behind `text`, which this is: what is likeliest accepted."""
+        if length < 1:
+            return Chain([], [])
+        found = [self._copy(text, length)]
+        if self.index is not None:
+            # Paths of at least that probability are few: their tree is small.
+            found.append(likeliest_path(*self.index.draft(8 * length, length, LEAST)))
+        return max(found, key=lambda chain: sum(chain.chances))
+
+    def _copy(self, text: np.ndarray, length: int) -> Chain:
+        matched, begin = latest(text, LONGEST)
+        if not matched:
+            return Chain([], [])
+        tokens = text[begin : begin + length].tolist()
+        self._copied = matched, tokens
+        chances = self.copies.of(matched).probabilities[: len(tokens)].tolist()
+        kept = sum(chance >= LEAST for chance in chances)
+        return Chain(tokens[:kept], chances[:kept])
+
+
+def likeliest_path(parents: list[int], tokens: list[int], chances: list[float]) -> Chain:
+    """Return the likeliest path of a tree whose nodes come by descending probability."""
+    path, end = Chain([], []), -1
+    for node, (parent, token, chance) in enumerate(zip(parents, tokens, chances, strict=True)):
+        if parent == end:  # its first child is the most probable one
+            path.tokens.append(token)
+            path.chances.append(chance)
+            end = node
+    return path
+
+
+def latest(text: np.ndarray, longest: int) -> tuple[int, int]:
+    """Return how many of the last tokens occurred before, and where the next one stands there.
+
+    The longest match of at most `longest` tokens decides, at its latest occurrence; 0 and 0 where
+    the last token never occurred.
+    """
+    ends, matched, behind = np.flatnonzero(text[:-1] == text[-1]), 0, 0
+    while len(ends):
+        matched, behind = matched + 1, int(ends[-1]) + 1
+        if matched == longest or matched == len(text):
+            break
+        ends = ends[ends >= matched]
+        ends = ends[text[ends - matched] == text[-1 - matched]]
+    return matched, behind
+
+
+class Texts:
+    """Makes requests' texts, and knows what else they are looked up in.
+
+    `vocabulary` and `folder` are those of the model and its tokenizer; `most` tokens are drafted;
+    `corpus`, `cache` and `remember` as for `Auto`.
+    """
+
+    def __init__(
+        self,
+        vocabulary: int,
+        folder: str,
+        most: int,
+        *,
+        corpus: Sequence[Path | str] = (),
+        cache: Path | str | None = None,
+        remember: bool = False,
+    ):
+        self.most, self.remember = most, remember
+        self.corpora = Corpora(vocabulary, folder)
+        try:
+            self.native: Any = importlib.import_module("specattn._cpu")
+        except ImportError:
+            if corpus:
+                raise ValueError(
+                    "corpus: specattn._cpu is not built, which has its index"
+                ) from None
+            self.native = None
+        self.files = self.corpora.files(corpus, cache) if corpus else []
+        self.shared = Copies(most) if remember else None
+
+    def new(self) -> Text:
+        """Return an empty text."""
+        index = None
+        if self.native is not None:
+            others = self.files + ([self.corpora.remembered(None)] if self.remember else [])
+            index = self.native.SuffixDrafter(others)
+        return Text(index, self.shared or Copies(self.most))
+
+    def ended(self, text: Text) -> None:
+        """Remember what a request was given, if that is wanted."""
+        if self.remember:
+            self.corpora.outputs.add(text.generated)

@@ -38,7 +38,7 @@ Variants = dict[str, tuple[Any, dict[str, Any]]]
 NGRAM = {"ngram": 7}
 DRAFTERS: Variants = {
     name: (SPECATTN, {"drafter": f"specattn.integrations.vllm.{name}", "drafted": drafted})
-    for name, drafted in (("PromptLookup", 7), ("Suffix", 15), ("Vegas", 6))
+    for name, drafted in (("Auto", 15), ("PromptLookup", 7), ("Suffix", 15), ("Vegas", 6))
 }
 CAPACITY = 32 * 1024
 LONGEST = 31 * 1024
@@ -146,7 +146,7 @@ class Engines(study.Study):
             with self.peers() as peers:
                 peer = peers.get(engine, f"{name} identity", {"requests": 8, **settings})
                 found[name] = [text for batch in _batches(order) for text in peer.texts(
-                    [prompts[i] for i in batch], self.options.new_tokens)]  # fmt: skip
+                    [prompts[i] for i in batch], self.options.new_tokens)[0]]  # fmt: skip
         stock = found.pop("vLLM")
         for name, texts in found.items():
             same = sum(a == b for a, b in zip(stock, texts, strict=True))

@@ -77,16 +77,27 @@ class Peer:
         """Its process."""
         return self.process.pid
 
-    def generate(self, prompt: Sequence[int], new_tokens: int, *, cold: bool = False) -> Answer:
-        """Continue a prompt greedily; cold, it reads all of it although it read it before."""
-        found = self._ask(prompt=list(prompt), new_tokens=new_tokens, cold=cold)
+    def generate(
+        self, prompt: Sequence[int], new_tokens: int, *, cold: bool = False, **sampling: Any
+    ) -> Answer:
+        """Continue a prompt; cold, it reads all of it although it read it before.
+
+        Greedily unless `sampling` has a temperature and a seed, which not all engines take.
+        """
+        given = {"sampling": sampling} if sampling else {}
+        found = self._ask(prompt=list(prompt), new_tokens=new_tokens, cold=cold, **given)
         if len(found["tokens"]) != new_tokens:
             raise self._fault(f"expected {new_tokens} tokens, got {len(found['tokens'])}")
         return Answer(found["tokens"], [(at, count) for at, count in found["arrivals"]])
 
-    def texts(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:
-        """Continue prompts greedily, together; the worker must serve as many requests."""
-        return self._ask(prompts=[list(one) for one in prompts], new_tokens=new_tokens)["texts"]
+    def texts(
+        self, prompts: Sequence[Sequence[int]], new_tokens: int, **sampling: Any
+    ) -> tuple[list[list[int]], float]:
+        """Continue prompts together, which it must serve as many of; return the seconds, too."""
+        given = {"sampling": sampling} if sampling else {}
+        prompts = [list(one) for one in prompts]
+        found = self._ask(prompts=prompts, new_tokens=new_tokens, **given)
+        return found["texts"], found["seconds"]
 
     def close(self) -> None:
         """End the process."""

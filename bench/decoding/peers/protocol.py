@@ -11,9 +11,10 @@ ready       ``{"version": ..., "load_seconds": ...}``
 request     ``{"prompt": [ids], "new_tokens": n, "cold": bool}``: greedy, an end of text ends
             nothing; ``cold`` forgets every earlier prompt first, otherwise one that was read is
             not read again
-            or, of an engine for several requests, ``{"prompts": [[ids], ...], "new_tokens": n}``
+            or, of an engine for several requests, ``{"prompts": [[ids], ...], "new_tokens": n}``;
+            ``"sampling": {"temperature": T, "seed": n}`` in either, of engines that can
 answer      ``{"tokens": [ids], "arrivals": [[seconds since the request, new tokens], ...]}``, one
-            arrival for each pass that gave tokens; or ``{"texts": [[ids], ...]}``
+            arrival for each pass that gave tokens; or ``{"texts": [[ids], ...], "seconds": s}``
 fault       ``{"error": "..."}`` in place of either
 ==========  ====================================================================================
 
@@ -67,14 +68,17 @@ def _loaded(load: Callable, settings: dict[str, Any]) -> tuple[Any, dict[str, An
 
 
 def _served(engine: Any, request: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    sampling = request.pop("sampling", {})
+    start = time.perf_counter()
     if "prompts" in request:
-        return engine, {"texts": engine.texts(**request)}
-    if request["cold"]:
+        texts = engine.texts(**request, **sampling)
+        return engine, {"texts": texts, "seconds": time.perf_counter() - start}
+    if request.pop("cold"):
         engine.forget()
     tokens: list[int] = []
     arrivals = []
     start = time.perf_counter()
-    for more in engine.generate(request["prompt"], request["new_tokens"]):
+    for more in engine.generate(**request, **sampling):
         tokens += more
         arrivals.append((time.perf_counter() - start, len(tokens)))
     return engine, {"tokens": tokens, "arrivals": arrivals}

@@ -57,23 +57,31 @@ class Vllm:
         if not self.engine.reset_prefix_cache():
             raise RuntimeError("vLLM did not empty its prefix cache")
 
-    def generate(self, prompt: list[int], new_tokens: int) -> Iterator[list[int]]:
+    def generate(self, prompt: list[int], new_tokens: int, **sampling: Any) -> Iterator[list[int]]:
         """Step the engine until the request is complete."""
-        self._add(prompt, new_tokens)
+        self._add(prompt, new_tokens, **sampling)
         while self.engine.has_unfinished_requests():
             yield from filter(None, self._step().values())
 
-    def texts(self, prompts: list[list[int]], new_tokens: int) -> list[list[int]]:
+    def texts(self, prompts: list[list[int]], new_tokens: int, **sampling: Any) -> list[list[int]]:
         """Return the new tokens of requests that run together."""
-        found: dict[str, list[int]] = {self._add(prompt, new_tokens): [] for prompt in prompts}
+        names = [self._add(prompt, new_tokens, **sampling) for prompt in prompts]
+        found: dict[str, list[int]] = {name: [] for name in names}
         while self.engine.has_unfinished_requests():
             for name, tokens in self._step().items():
                 found[name] += tokens
         return list(found.values())
 
-    def _add(self, prompt: list[int], new_tokens: int) -> str:
+    def _add(
+        self,
+        prompt: list[int],
+        new_tokens: int,
+        temperature: float = 0.0,
+        seed: int | None = None,
+    ) -> str:
         options = SamplingParams(
-            temperature=0.0,
+            temperature=temperature,
+            seed=seed,
             max_tokens=new_tokens,
             ignore_eos=True,
             detokenize=False,

@@ -17,6 +17,7 @@ from vllm.config import VllmConfig, get_layers_from_vllm_config
 from vllm.distributed import get_tp_group
 from vllm.forward_context import set_forward_context
 from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 
 from specattn.decoding.drafting.sparse_chain import PrefixSelection
 from specattn.decoding.passes.attention import Selection
@@ -57,8 +58,14 @@ class SelfDrafts:
 
     def load_model(self, model: Any) -> None:
         """Set the target; ValueError where a layer's attention is not ours, or shares a cache."""
-        layers = get_layers_from_vllm_config(self.config, Attention)
-        for name, layer in layers.items():
+        layers = dict[str, Attention]()
+        for name, layer in get_layers_from_vllm_config(self.config, AttentionLayerBase).items():
+            if not isinstance(layer, Attention):  # it keeps a state, or latents
+                raise ValueError(
+                    f"{self.name}: expected layers of keys and values, got {name}, which is "
+                    f"{type(layer).__name__}"
+                )
+            layers[name] = layer
             if not isinstance(layer.impl, SpecattnAttention):
                 raise ValueError(
                     f"{self.name}: expected specattn's attention in every layer, got {name} with "

@@ -30,7 +30,7 @@ TINY = Path(__file__).resolve().parents[1] / "examples" / "tiny"
 AT_ONCE = 16
 NEW_TOKENS = 48
 LONGEST = 600
-BLOCKS, BLOCK_BYTES = 48, 128 * 2 * 6 * 2 * 64 * 4  # of 128 tokens: keys and values, layers, heads
+BLOCKS, BLOCK_BYTES = 32, 128 * 2 * 6 * 2 * 64 * 4  # of 128 tokens: keys and values, layers, heads
 STUCK = 4 * AT_ONCE * NEW_TOKENS  # steps
 
 

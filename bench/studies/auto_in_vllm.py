@@ -28,7 +28,7 @@ from decoding.texts import Files, held_out_files
 from engines import DRAFTERS, SPECATTN, STOCK
 from tokenizers import Tokenizer
 
-from specattn.machine_load import Others
+from specattn.machine_load import Others, used_by
 from specattn.planning.models import EMBEDDED_TARGET
 from studies import study
 
@@ -86,20 +86,24 @@ class AutoInVllm(study.Study):
         texts = self.texts[place["text"]].prompts(self.options.seed, place["context"], count)
         prompts = [text.tolist() for text in texts]
         seconds: dict[str, list[float]] = {name: [] for name in engines}
+        processors: dict[str, list[float]] = {name: [] for name in engines}
         alike = dict.fromkeys(engines, 0)
         others = Others([peer.pid for peer in engines.values()])
         for repeat in range(self.options.repeats + 1):
             sampling = {"temperature": temperature, "seed": repeat} if temperature else {}
             found = {}
             for name in list(engines)[:: 1 if repeat % 2 else -1]:
+                before = used_by(engines[name].pid)
                 found[name], took = self.run(engines[name], prompts, sampling)
-                seconds[name] += [took] * (repeat > 0)
+                if repeat:
+                    seconds[name].append(took)
+                    processors[name].append(used_by(engines[name].pid) - before)
             for name, texts in found.items():
                 alike[name] += texts == found["vLLM"]
         yield {
             "at_once": count,
             "ms_per_token": {name: 1e3 * median(times) for name, times in seconds.items()},
-            "fastest": {name: 1e3 * min(times) for name, times in seconds.items()},
+            "processor_seconds": {name: median(times) for name, times in processors.items()},
             "alike": alike,
             "of": self.options.repeats + 1,
             "repeats": self.options.repeats,

@@ -14,7 +14,7 @@ from tests.integrations.vllm.engine import BLOCK, TINY, Engine, prompt_of
 
 ENGINES = {
     "fp8": None,
-    "fp8_e5m2": "specattn.integrations.vllm.PromptLookup",
+    "fp8_e5m2": "specattn.integrations.vllm.Auto",
     "int8_per_token_head": "tests.integrations.vllm.always.AlwaysVegas",
 }
 ROW_BYTES = 2 * 6 * 2 * (64 + 4)  # of a token: keys and values, layers, heads, a row and its scale

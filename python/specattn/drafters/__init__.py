@@ -8,7 +8,8 @@ except ImportError as error:
     ) from error
 
 from specattn.drafters.drafter import DrafterConfig, TrainedDrafter
-from specattn.drafters.eagle3 import Eagle3Config, Eagle3Drafter
+from specattn.drafters.eagle3 import Eagle3Drafter
+from specattn.drafters.eagle3_config import Eagle3Config
 from specattn.drafters.heads import (
     Heads,
     MedusaConfig,

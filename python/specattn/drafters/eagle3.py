@@ -24,119 +24,17 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from specattn.blocks import TORCH, Ops, Rotation, Store, norm_of, projection
+from specattn.drafters.eagle3_config import Eagle3Config, usual_layers
 from specattn.drafters.eagle3_folders import read_folder
-from specattn.drafters.layer import LayerConfig, LayerDrafter, check_shapes
+from specattn.drafters.layer import LayerDrafter, check_shapes
 from specattn.drafters.path_attention import along_paths
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """``attend(q, k, v)``: outputs [B, T, Hq, D] of pairs over all that they see."""
-
-
-class Eagle3Config(LayerConfig):
-    """What an EAGLE-3 drafter is made of; ``config.json`` of a folder that this package writes.
-
-    Its fields beside these are `LayerConfig`'s, `vocab_size` the target's.
-
-    Attributes
-    ----------
-    target_hidden_size : int or None
-        Width of the target's features; None: the drafter's own.
-    feature_layers : list of int, or None
-        Behind how many of the target's layers its features are taken. None: 2, half of all, and all
-        but 3.
-    draft_vocab_size : int or None
-        Tokens that the head knows; None: all of the target's.
-    own_embedding : bool
-        Whether the drafter has an embedding of its own; else it reads the target's.
-    norm_before_residual : bool
-        Whether the residual stream begins as the normed g.
-    norm_before_fc, fc_norm : bool
-        Whether features are normed before ``fc``: all layers' together, or each by itself (EAGLE
-        3.1). No more than one of them.
-    norm_output : bool
-        Whether the next step reads the normed a, as the head does (EAGLE 3.1).
-
-    Raises
-    ------
-    ValueError
-        A count is not positive, both norms of features are given, or the rope is not static.
-    """
-
-    model_type = "eagle3"
-
-    target_hidden_size: int | None = None
-    feature_layers: list[int] | None = None
-    draft_vocab_size: int | None = None
-    own_embedding: bool = False
-    norm_before_residual: bool = False
-    norm_before_fc: bool = False
-    fc_norm: bool = False
-    norm_output: bool = False
-
-    def __post_init__(self, **kwargs: Any) -> None:
-        super().__post_init__(**kwargs)
-        if self.norm_before_fc and self.fc_norm:
-            raise ValueError("norm_before_fc and fc_norm exclude each other, got both")
-        if self.feature_layers is not None and min(self.feature_layers, default=0) < 1:
-            raise ValueError(f"feature_layers must be positive, got {self.feature_layers}")
-        if not 1 <= self.head_size <= self.vocab_size:
-            raise ValueError(
-                f"draft_vocab_size must be from 1 to {self.vocab_size}, got {self.draft_vocab_size}"
-            )
-        if not self.own_embedding and self.feature_size != self.hidden_size:
-            raise ValueError(
-                f"a drafter of width {self.hidden_size} cannot read the embedding of a target of "
-                f"width {self.feature_size}"
-            )
-
-    @property
-    def feature_size(self) -> int:
-        """Width of the target's features of one layer."""
-        return self.target_hidden_size or self.hidden_size
-
-    @property
-    def head_size(self) -> int:
-        """Tokens that the head knows."""
-        return self.vocab_size if self.draft_vocab_size is None else self.draft_vocab_size
-
-    @property
-    def features(self) -> int:
-        """Layers whose features ``fc`` reads."""
-        return 3 if self.feature_layers is None else len(self.feature_layers)
-
-    def layers_of(self, config: PreTrainedConfig) -> tuple[int, ...]:
-        """Return behind how many layers a target of this `config` has its features taken."""
-        if self.feature_layers is not None:
-            return tuple(self.feature_layers)
-        return usual_layers(config.num_hidden_layers)
-
-    def check_target(self, config: PreTrainedConfig) -> None:
-        """Raise ValueError, with both numbers, unless it fits a target of this `config`."""
-        deepest, depth = max(self.layers_of(config)), config.num_hidden_layers
-        for what, own, of_target, fits in (
-            ("hidden_size", self.feature_size, config.hidden_size, None),
-            ("vocab_size", self.vocab_size, config.vocab_size, None),
-            ("deepest layer", deepest, depth, deepest <= depth),
-        ):
-            if not (own == of_target if fits is None else fits):
-                raise ValueError(
-                    f"the drafter does not fit the target: its {what} is {own}, the target's is "
-                    f"{of_target}; it was trained for {self.target!r}"
-                )
-
-
-def usual_layers(depth: int) -> tuple[int, int, int]:
-    """Return behind how many of `depth` layers the published drafters read.
-
-    ValueError: there are fewer than 4.
-    """
-    if depth < 4:
-        raise ValueError(f"a target of {depth} layers has no low, middle and high one: name them")
-    return 2, depth // 2, depth - 3
 
 
 class Eagle3Drafter(LayerDrafter):

@@ -9,7 +9,7 @@ from itertools import pairwise, product
 import pytest
 import torch
 
-from specattn.decoding import LongSpec, Medusa, PosS, Vegas, generate
+from specattn.decoding import Eagle3, LongSpec, Medusa, PosS, Vegas, generate
 from specattn.decoding.drafting.gains import Effort
 from specattn.decoding.drafting.pace import Arm, Pace
 from specattn.decoding.drafting.timings import SIZES, PassCosts
@@ -19,7 +19,7 @@ from specattn.decoding.model.model import Model
 from specattn.decoding.text.statistics import Clock
 from tests import distributions
 from tests.decoding.models import prompts, tiny_model
-from tests.drafters import poss_statement
+from tests.drafters import eagle3_statement, poss_statement
 from tests.drafters.statement import random_drafter
 from tests.drafters.test_heads import random_heads
 
@@ -63,11 +63,17 @@ def trained(model):
             depth=3,
             total_tokens=8,
         ),
+        "eagle3": Eagle3(
+            eagle3_statement.random_drafter(model, tokens=20, dtype=torch.float32),
+            width=3,
+            depth=3,
+            total_tokens=8,
+        ),
         "medusa": Medusa(random_heads("medusa", model, dtype=torch.float32), widths=(2, 2)),
     }
 
 
-@pytest.mark.parametrize("name", ["longspec", "poss", "medusa"])
+@pytest.mark.parametrize("name", ["longspec", "poss", "eagle3", "medusa"])
 @pytest.mark.parametrize("temperature", [0.0, 1.2])
 @pytest.mark.parametrize("lengths", [(40,), (5, 33, 60)])
 def test_the_text_is_that_of_plain_decoding_whoever_drafts(

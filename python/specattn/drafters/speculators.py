@@ -3,8 +3,8 @@
 The layout (``speculators_model_type: eagle``) holds one Llama layer without an input norm behind a
 fusion of embedding and feature: `PosSDrafter` with one layer, for EAGLE, EAGLE-2 and HASS alike. It
 has no place for several specialists, for norms of queries and keys, for biases of their
-projections, or for EAGLE 3.1's norms. Checkpoints with extra norms, and EAGLE-3's, which read three
-layers of the target, are other drafters.
+projections, or for EAGLE 3.1's norms. Checkpoints with extra norms are other drafters, and
+EAGLE-3's, which read three layers of the target, are `Eagle3Drafter`'s.
 """
 
 from __future__ import annotations
@@ -173,7 +173,8 @@ def _read_config(folder: Path, given: dict[str, Any]) -> PosSConfig:
     kind = given.get("speculators_model_type")
     if kind == "eagle3":
         raise ValueError(
-            f"{folder} holds an EAGLE-3 drafter, which reads three layers of the target"
+            f"{folder} holds an EAGLE-3 drafter, which reads three layers of the target: "
+            "Eagle3Drafter.from_pretrained loads it"
         )
     if kind != _TYPE:
         raise ValueError(

@@ -66,6 +66,9 @@ class KVCache:
     scales, each of which lies behind its row: `storage` is uint8 [.., head_dim + 4], so whatever
     moves a row moves its scale. `dtype` is then that of the keys and values that come.
 
+    With a `latent`, the first so many channels of a key are the value, too (multi-head latent
+    attention): one row, with one scale, stands for both, and `storage` is [layers, 1, batch, ...].
+
     `seqlens`, int32 [batch], counts the committed tokens; it is replaced, never changed in place,
     so it may be kept. `in_kernels`: a recording of kernel calls may read the layers themselves.
     `states`: what other layers keep in place of keys (`HybridCache`).
@@ -85,17 +88,20 @@ class KVCache:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         stored: torch.dtype | None = None,
+        latent: int | None = None,
     ):
+        if latent is not None and not 0 < latent <= head_dim:
+            raise ValueError(f"latent: expected 1 to head_dim={head_dim}, got {latent}")
         if stored is not None and stored not in EIGHT_BITS:
             expected = " or ".join(map(str, EIGHT_BITS))
             raise ValueError(f"stored: expected None or {expected}, got {stored}")
-        shape = (layers, 2, batch, capacity, kv_heads, head_dim)
+        shape = (layers, 2 if latent is None else 1, batch, capacity, kv_heads, head_dim)
         if min(shape) < 1:
             raise ValueError(
                 "layers, batch, capacity, kv_heads and head_dim must be positive, got "
                 f"{layers}, {batch}, {capacity}, {kv_heads}, {head_dim}"
             )
-        self.dtype, self.stored, self.head_dim = dtype, stored, head_dim
+        self.dtype, self.stored, self.head_dim, self.latent = dtype, stored, head_dim, latent
         if stored is None:
             self.storage = torch.empty(shape, dtype=dtype, device=device)
         else:
@@ -134,18 +140,21 @@ class KVCache:
         return layer
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return views of one layer's keys and values, each [B, N, Hk, D], as they are stored."""
-        k, v = self.storage[self.place(index)]
+        """Return views of one layer's keys and values, each [B, N, Hk, D], as they are stored.
+
+        Of latents the values are a view of the keys.
+        """
+        rows: Any = self.storage[self.place(index)]
         if self.stored is not None:
-            k, v = (x.view(self.stored)[..., : self.head_dim] for x in (k, v))
-        return k, v
+            rows = rows.view(self.stored)[..., : self.head_dim]
+        return rows[0], rows[-1][..., : self.latent]
 
     def scales(self, index: int) -> dict[str, Any]:
         """Return views of one layer's scales by the primitives' names, none without 8 bits."""
         if self.stored is None:
             return {}
-        k, v = self.storage[self.place(index)].view(torch.float32)[..., -1]
-        return {"k_scale": k, "v_scale": v}
+        scales = self.storage[self.place(index)].view(torch.float32)[..., -1]
+        return {"k_scale": scales[0], "v_scale": scales[-1]}
 
     def numbers(self, rows: torch.Tensor) -> torch.Tensor:
         """Return what rows of `storage` mean, in `dtype`."""
@@ -186,15 +195,21 @@ class KVCache:
     ) -> None:
         """Store new keys and values, each [B, T, Hk, D], at `slots`; lengths stay as they are.
 
-        Raises IndexError on the CPU where a position is beyond the capacity.
+        Of latents a key is both. IndexError: on the CPU, a position is beyond the capacity.
         """
         if self.stored is not None:
-            places, scales = self.places(slots), self.scales(layer)
-            write_kv(k, v, *self.layer(layer), places, **scales, scale="dynamic")
+            keys, values = self.layer(layer)
+            options = {**self.scales(layer), "scale": "dynamic"}
+            if self.latent is None:
+                write_kv(k, v, keys, values, self.places(slots), **options)
+            else:
+                del options["v_scale"]
+                write_kv(k, None, keys, None, self.places(slots), **options)
             return
         place = self.place(layer)
         self.storage[place, 0][slots] = k
-        self.storage[place, 1][slots] = v
+        if self.latent is None:
+            self.storage[place, 1][slots] = v
 
     def attend(self, new: NewHeads, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Store new keys and values; attend to all as `specattn.hybrid_tree_attention` does."""

@@ -18,6 +18,7 @@ from studies import (  # noqa: E402
     acceptance_spread,
     auto,
     eight_bits,
+    latents,
     papers,
     transformers_generate,
 )
@@ -150,6 +151,22 @@ def test_every_way_decodes_the_text_of_sdpa_and_ratios_are_over_it(monkeypatch):
     assert rows[0]["over_sdpa"] == {"decoding": 1, "prefill": 1}
     study = transformers_generate.TransformersGenerate(options)
     assert len(study.table(rows).splitlines()) == 1 + len(rows)
+
+
+def test_a_model_with_latents_is_timed_beside_transformers(monkeypatch, tmp_path):
+    small = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "kv_lora_rank": 16}
+    small |= {"moe_intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 2}
+    small |= {"qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
+    monkeypatch.setattr(latents, "LITE", latents.LITE | small)
+    path, sizes = tmp_path / "rows.jsonl", ["--context", "40", "--new-tokens", "4"]
+    sizes += ["--threads", str(torch.get_num_threads()), "--layers", "2"]
+    assert latents.main([*sizes, "--repeats", "2", "--json", str(path)]) == 0
+    run, row = lines(path)
+    assert run["schema"] == "specattn.latents/1"
+    assert row["same_text"]
+    assert row["times"] > 0
+    assert row["cache_bytes"] == 2 * 44 * 24 * 4
+    assert row["copied_bytes"] == 2 * 2 * 16 * 16 * 4
 
 
 @pytest.mark.parametrize("paper", papers.SUITES)

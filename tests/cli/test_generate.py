@@ -168,13 +168,13 @@ def test_a_prompt_is_asked_for(refused):
     [
         ({"model_type": "nonesuch"}, "knows no models of type 'nonesuch'"),
         ({"is_encoder_decoder": True}, "an encoder-decoder"),
-        ({"kv_lora_rank": 16}, "multi-head latent attention (MLA)"),
+        ({"kv_lora_rank": 16}, "it has latents (kv_lora_rank), and no qk_rope_head_dim"),
         ({"logit_scale": 0.5}, "differ by 5.0e-01 in their logits"),
         ({"rope_parameters": DYNAMIC, **SHORT}, "'dynamic' turns with the current length"),
         ({"rope_parameters": LONGROPE, **SHORT}, "'longrope' turns with the current length"),
         ({"head_dim": 20}, "head_dim must be a multiple of 8 up to 256, got 20"),
     ],
-    ids=["family", "encoder", "mla", "logits", "dynamic", "longrope", "head_dim"],
+    ids=["family", "encoder", "latents", "logits", "dynamic", "longrope", "head_dim"],
 )
 def test_a_model_that_does_not_fit_is_refused(refused, prompt, tmp_path, changes, reason):
     model = with_config(tmp_path / "model", **changes)

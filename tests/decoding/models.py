@@ -10,14 +10,18 @@ from tokenizers.models import BPE
 from transformers import (
     AutoModelForCausalLM,
     Cohere2Config,
+    DeepseekV2Config,
+    DeepseekV3Config,
     Exaone4Config,
     Gemma2Config,
     Gemma3TextConfig,
     Glm4Config,
     Glm4MoeConfig,
+    Glm4MoeLiteConfig,
     GptOssConfig,
     GraniteConfig,
     LlamaConfig,
+    MiniCPM3Config,
     Ministral3Config,
     MinistralConfig,
     MistralConfig,
@@ -37,6 +41,7 @@ from transformers import (
     SmolLM3Config,
     StoppingCriteria,
     StoppingCriteriaList,
+    YoutuConfig,
 )
 
 VOCABULARY = 96
@@ -189,6 +194,41 @@ HYBRIDS = {  # three of four layers keep a state in place of keys
     ),
 }
 
+_LATENTS = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "head_dim": 8,
+    "v_head_dim": 24,
+}
+_GROUPS = {**_EXPERTS, "n_group": 2, "topk_group": 1, "n_shared_experts": 1}
+_YARN_OF_ALL = {**_YARN, "mscale": 0.7, "mscale_all_dim": 0.9}
+LATENTS = {  # one latent is cached for each token
+    "deepseek_v2": (
+        DeepseekV2Config,
+        {**_LATENTS, **_GROUPS, "first_k_dense_replace": 1, "topk_method": "group_limited_greedy"},
+    ),
+    "deepseek_v2-lite": (
+        DeepseekV2Config,
+        {**_LATENTS, **_GROUPS, "first_k_dense_replace": 1, "q_lora_rank": None}
+        | {"topk_method": "greedy", "rope_parameters": _YARN_OF_ALL},
+    ),
+    "deepseek_v3": (DeepseekV3Config, {**_LATENTS, **_GROUPS, "first_k_dense_replace": 1}),
+    "deepseek_v3-yarn": (
+        DeepseekV3Config,
+        {**_LATENTS, **_GROUPS, "first_k_dense_replace": 1, "rope_interleave": False}
+        | {"attention_bias": True, "rope_parameters": _YARN_OF_ALL},
+    ),
+    "glm4_moe_lite": (Glm4MoeLiteConfig, {**_LATENTS, **_GROUPS, "n_group": 1}),
+    "minicpm3": (
+        MiniCPM3Config,
+        {**_LATENTS, "scale_emb": 3, "scale_depth": 1.4, "dim_model_base": 16},
+    ),
+    "youtu": (YoutuConfig, _LATENTS),
+}
+
 
 def tiny_model(family="qwen3", *, seed=0, peak=8.0, **options):
     """Return a random float32 model in which attention matters and one token stands out.
@@ -196,7 +236,7 @@ def tiny_model(family="qwen3", *, seed=0, peak=8.0, **options):
     `peak` scales the logits: large for greedy tests, near 1 for tests of a sampled distribution.
     """
     torch.manual_seed(seed)
-    config_class, own = {**CONFIGS, **OTHERS, **HYBRIDS}[family]
+    config_class, own = {**CONFIGS, **OTHERS, **HYBRIDS, **LATENTS}[family]
     config = config_class(**{**SHAPE, **own, **options})
     return decisive(AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval(), peak)
 
@@ -209,9 +249,9 @@ def decisive(model, peak=8.0):
                 continue
             if name.endswith("sinks"):
                 parameter.normal_(0.0, 2.0)
-            elif name.endswith(("q_proj.weight", "k_proj.weight")):
+            elif name.endswith(("q_proj.weight", "k_proj.weight", "q_b_proj.weight")):
                 parameter.normal_(0.0, 0.6)  # peaked attention: a wrong key changes the text
-            elif name.endswith(("v_proj.weight", "o_proj.weight")):
+            elif name.endswith(("v_proj.weight", "o_proj.weight", "kv_b_proj.weight")):
                 parameter.normal_(0.0, 0.1)  # and a missing one does so only now and then
             elif parameter.dim() > 1:
                 parameter.normal_(0.0, 0.25)

@@ -18,6 +18,7 @@ from specattn.blocks.ops import (
     rotate,
     swiglu,
     top_tokens,
+    whole,
 )
 from specattn.blocks.programs import Direct, Graph, Programs, captured, recorded
 
@@ -45,4 +46,5 @@ __all__ = [
     "rotate",
     "swiglu",
     "top_tokens",
+    "whole",
 ]

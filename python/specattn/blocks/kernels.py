@@ -113,6 +113,22 @@ class Kernels(Ops):
         out = out if residual is None else residual + out
         return out.to(x.dtype) if keep else self._as("narrow", out, x.dtype)
 
+    def by_head(
+        self, x: torch.Tensor, weight: torch.Tensor, beside: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        heads, width, _ = weight.shape
+        behind = 0 if beside is None else beside.shape[-1]
+        out = self._rows("by head", x[..., 0, 0], heads * (width + behind), x.dtype)
+        out = out.unflatten(-1, (heads, -1))
+        product, room = out.flatten(0, 1).split([width, behind], -1)
+        for n, of_head in enumerate(weight):
+            read = x[:, :, n].flatten(0, 1), [of_head], [None], None, None
+            self.kernel(_cpu.linear_parts, *read, product[:, n])
+        if beside is not None:
+            rows = beside.flatten(0, 1)
+            self.python(lambda: room.copy_(rows))
+        return out
+
     def gate(self, x: torch.Tensor, gate: torch.Tensor, activation: str) -> torch.Tensor:
         out = self._rows("gated", x[..., 0], x.shape[-1], x.dtype)
         rows = (gate.flatten(0, -2), x.flatten(0, -2))

@@ -158,6 +158,17 @@ class Ops:
             return into.copy_(out)
         return out if residual is None else residual + out
 
+    def by_head(
+        self, x: torch.Tensor, weight: torch.Tensor, beside: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return products of heads [B, T, H, K], each with a weight of its own, [H, N, K].
+
+        `beside`, [B, T, H, R], stands behind them: the result is [B, T, H, N + R].
+        """
+        product = torch.matmul(x.flatten(0, 1).transpose(0, 1), weight.mT).transpose(0, 1)
+        product = product.unflatten(0, x.shape[:2])
+        return product if beside is None else torch.cat([product, beside], -1)
+
     def gate(self, x: torch.Tensor, gate: torch.Tensor, activation: str) -> torch.Tensor:
         """Return ``activation(gate) * x``, both [B, T, N]."""
         return ACTIVATIONS[activation](gate) * x
@@ -359,7 +370,10 @@ def angle_tables(rotary: Any, like: torch.Tensor, positions: int, *kind: str) ->
     """Return cosines and sines of a rotary module by position, float32 [positions, half]."""
     at = torch.arange(max(positions, 2), device=like.device)[None]
     with torch.no_grad():
-        cos, sin = (x[0].float() for x in rotary(like, at, *kind))
+        angles = rotary(like, at, *kind)
+    if isinstance(angles, torch.Tensor):  # DeepSeek V2: a complex number for each
+        return angles[0].real.contiguous(), angles[0].imag.contiguous()
+    cos, sin = (x[0].float() for x in angles)
     half = cos.shape[-1] // 2
     if not cos[:, :half].equal(cos[:, half:]):  # most modules say every angle twice
         half = cos.shape[-1]

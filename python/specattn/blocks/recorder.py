@@ -14,9 +14,10 @@ import torch
 from torch import nn
 
 import specattn._cpu as _cpu
+from specattn import ops
 from specattn.blocks.gated_delta import Convolution, split_mixed
 from specattn.blocks.kernels import Kernels, Memory
-from specattn.blocks.ops import Projection, Unrecognised, embedding_scale, projection
+from specattn.blocks.ops import Projection, Unrecognised, _public, embedding_scale, projection
 from specattn.quantised import QuantisedWeight
 from specattn.reference.tree_mask import WORD_BITS
 from specattn.states import StateRows
@@ -256,13 +257,17 @@ class Recorder(Kernels):
     def _attend(self, name: str, q: torch.Tensor, read: Any, options: Any) -> torch.Tensor:
         schema = getattr(torch.ops.specattn, name).default._schema
         names = [argument.name for argument in schema.arguments[1 : 1 + len(read)]]
+        if read[1].shape[-1] != q.shape[-1]:  # the C++ kernels do not take such values yet
+            attend: Any = getattr(ops, name)
+            given = _public(options)
+            return self.step(lambda: attend(q, *read, **given)[0])
         options |= dict(zip(names, read, strict=True))
         if (mask := options.get("tree_mask")) is not None and mask.dim() == 2:
             options["tree_mask"] = mask[None]
-        batch, rows, heads, head_dim = q.shape
-        out = self.memory.rows("attended", batch * rows, heads * head_dim, q.dtype)
-        lse = self.memory.rows("log-sum-exp", batch * rows, heads, torch.float32)
-        out, lse = out.view(q.shape), lse.view(q.shape[:-1])
+        size, heads, width = q.shape[:2].numel(), q.shape[2], read[1].shape[-1]
+        out = self.memory.rows("attended", size, heads * width, q.dtype)
+        lse = self.memory.rows("log-sum-exp", size, heads, torch.float32)
+        out, lse = out.view(*q.shape[:-1], width), lse.view(q.shape[:-1])
         self.attend(name, q, (out, lse), **options)
         return out
 

@@ -67,6 +67,11 @@ class LayerConfig(DrafterConfig):
             "rope_parameters",
             "initializer_range",
         )
+        if hasattr(attention, "kv_a_proj_with_mqa"):
+            kind = config.model_type
+            raise ValueError(
+                f"no drafter has the shape of a layer of {kind!r}, which caches latents"
+            )
         missing = [name for name in same if not hasattr(config, name)]
         if missing or not hasattr(attention, "q_proj"):
             what = ", ".join(missing) or "q_proj: its projections are one"

@@ -86,6 +86,8 @@ class ModelShape:
     @classmethod
     def of(cls, config: Mapping[str, Any], name: str) -> ModelShape:
         """Return the shape that a ``config.json`` says; KeyError where sizes lack."""
+        if config.get("kv_lora_rank"):
+            raise ValueError(f"--shape: {name} has latents (MLA), whose passes plan does not know")
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
         kinds = config.get("layer_types") or []
         window = config.get("sliding_window") or 0

@@ -8,6 +8,7 @@ from transformers import (
     AutoModelForImageTextToText,
     Gemma3Config,
     Gemma3TextConfig,
+    Kimi_K25Config,
     Ministral3Config,
     Mistral3Config,
     MistralConfig,
@@ -24,6 +25,7 @@ from specattn.tree import Tree
 from tests.decoding.models import (
     CONFIGS,
     HYBRIDS,
+    LATENTS,
     OTHERS,
     SHAPE,
     decisive,
@@ -112,7 +114,8 @@ def test_what_the_recorder_does_not_take_is_said_once(family):
 
 
 def test_every_family_has_a_model_here():
-    tested = {tiny_model(name).config.model_type for name in (*CONFIGS, *OTHERS, *HYBRIDS)}
+    names = (*CONFIGS, *OTHERS, *HYBRIDS, *LATENTS)
+    tested = {tiny_model(name).config.model_type for name in names}
     assert tested == set(FAMILIES)
 
 
@@ -146,6 +149,12 @@ WRAPPERS = {
         text_config=Qwen3_5TextConfig(**{**SHAPE, **HYBRIDS["qwen3_5"][1]}).to_dict(),
         vision_config={"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2}
         | {"out_hidden_size": 32, "patch_size": 4, "num_position_embeddings": 16},
+        **_OWN_HEAD,
+    ),
+    "kimi-k2.5": lambda: Kimi_K25Config(
+        text_config={"model_type": "kimi_k2", **SHAPE, **LATENTS["deepseek_v3"][1]},
+        vision_config={**_EYES, "pos_emb_height": 4, "pos_emb_width": 4},
+        projection_hidden_size=16,
         **_OWN_HEAD,
     ),
 }

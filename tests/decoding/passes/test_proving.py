@@ -7,8 +7,8 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
-    DeepseekV2Config,
     DeepseekV3Config,
+    DeepseekV32Config,
     FalconMambaConfig,
     GemmaConfig,
     KimiLinearConfig,
@@ -129,10 +129,13 @@ def test_what_a_layer_does_to_its_input_is_none_of_our_business():
 
 REFUSED = {
     "encoder-decoder": (T5Config(), "'t5'.* an encoder-decoder"),
-    "MLA": (DeepseekV3Config(), r"'deepseek_v3'.* \(MLA\)"),
-    "MLA-2": (DeepseekV2Config(), r"'deepseek_v2'.* \(MLA\)"),
+    "MLA": (
+        DeepseekV3Config(kv_lora_rank=520),
+        "'deepseek_v3'.* kv_lora_rank must be a multiple of 8 up to 512, got 520",
+    ),
+    "indexed-MLA": (DeepseekV32Config(), "'deepseek_v32'.* layers of type indexed_attention"),
     "hybrid": (MiniMaxConfig(), "'minimax'.* layers of type linear_attention"),
-    "hybrid-MLA": (KimiLinearConfig(), r"'kimi_linear'.* \(MLA\)"),
+    "hybrid-MLA": (KimiLinearConfig(), "'kimi_linear'.* layers of type linear_attention"),
     "states-alone": (
         Qwen3NextConfig(num_hidden_layers=2, layer_types=["linear_attention"] * 2),
         "'qwen3_next'.* no layer of it has keys and values",

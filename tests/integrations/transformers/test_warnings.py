@@ -38,6 +38,16 @@ CALLS = {
 }
 
 
+def test_layers_with_latents_say_what_attends_to_them():
+    model, (ids, _) = tiny_model("deepseek_v3"), padded((12,))
+    with torch.no_grad():
+        expected = eager(model)(ids).logits
+        found, texts = said(lambda: ours(model)(ids).logits)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+    assert len(texts) == 1
+    assert "specattn.decoding.generate attends to the latents themselves" in texts[0]
+
+
 @pytest.mark.parametrize("reason", CALLS)
 @pytest.mark.parametrize("family", ["llama", "gpt_oss", "gemma2"])
 def test_calls(family, reason):

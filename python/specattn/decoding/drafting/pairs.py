@@ -93,9 +93,10 @@ class PairBlock(ABC):
         target, cache = context.target, context.target.cache
         self.target, self.sequences, self.window = target, context.sequences, window
         self.vocabulary: int = target.model.config.vocab_size  # that logits are of
+        heads = shape.kv_heads, shape.head_dim
         self.text, self.tree = (
             cache.storage.new_empty(
-                shape.layers, 2, cache.batch_size, tokens, *shape[1:], dtype=cache.dtype
+                shape.layers, 2, cache.batch_size, tokens, *heads, dtype=cache.dtype
             )
             # Requests catch up by as many rows as the one that has most to: some lie behind texts.
             for tokens in (cache.capacity + MOST_PENDING, nodes)

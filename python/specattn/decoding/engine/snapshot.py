@@ -123,8 +123,7 @@ class PromptSnapshot:
                 cache.update_conv_state(pad(conv_state.mT, (1, 0)), layer)
                 cache.update_recurrent_state(state, layer)
             else:
-                k, v = (x[:, : self.prefix].transpose(1, 2) for x in next(rows))
-                cache.update(k, v, layer)
+                cache.update(*self._as_transformers_caches(next(rows)[:, :, : self.prefix]), layer)
         return cache
 
     def _of_layers(
@@ -135,6 +134,13 @@ class PromptSnapshot:
             return features
         at = [self._layers.index(n) for n in layers]
         return [x.unflatten(-1, (len(self._layers), -1))[:, at].flatten(1) for x in features]
+
+    def _as_transformers_caches(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys and values [B, Hk, n, D] of a layer, or latents and turned keys."""
+        latent, rows = self.target.cache.latent, rows.transpose(2, 3)
+        if latent is None:
+            return rows[0], rows[1]
+        return rows[0, ..., :latent], rows[0, ..., latent:]
 
     @torch.no_grad()
     def _prefill(self) -> float:

@@ -15,6 +15,7 @@ from specattn.decoding.model.families import (
     cache_shape,
     check_length,
     check_supported,
+    has_latents,
     has_states,
     windows_of,
 )
@@ -119,16 +120,17 @@ class Target(CachedModel):
         self._lock = threading.Lock()
         self.lockstep, self.tensor_parallel = lockstep, Model.ranks_of(model)
         windows = windows_of(model.config, capacity)
-        _, kv_heads, head_dim = cache_shape(model.config)
+        _, kv_heads, head_dim, _ = cache_shape(model.config)
         self.q_heads = model.config.num_attention_heads
         if self.tensor_parallel is not None:
             self.q_heads, kv_heads = self.tensor_parallel.heads(self.q_heads, kv_heads)
         if lockstep is None or lockstep.context is None:
             stored = None if kv_dtype is None else KV_DTYPES[kv_dtype]
             cache = new_cache(model, batch, capacity, stored=stored)
-        elif has_states(model.config):
+        elif has_states(model.config) or has_latents(model.config):
             kind = model.config.model_type
-            raise ValueError(f"models of type {kind!r} keep states, which ranks do not share yet")
+            kept = "states" if has_states(model.config) else "latents"
+            raise ValueError(f"models of type {kind!r} keep {kept}, which ranks do not share yet")
         else:
             size: Any = (batch, capacity, kv_heads, head_dim)
             where: Any = {"dtype": model.dtype, "device": model.device}

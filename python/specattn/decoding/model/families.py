@@ -23,11 +23,12 @@ class Family:
 
     A sliding window holds for no layer, those of type ``sliding_attention``, or all of them,
     whatever ``layer_types`` says. With `gated_delta` layers of type ``linear_attention`` keep a
-    state (`specattn.gated_delta_tree`).
+    state (`specattn.gated_delta_tree`). With `complex_rope` neighbours are turned, and stay so.
     """
 
     sliding_layers: Sliding
     gated_delta: bool = False
+    complex_rope: bool = False
 
 
 FAMILIES = {
@@ -56,20 +57,30 @@ FAMILIES = {
     "qwen3_5_text": Family(sliding_layers="none", gated_delta=True),
     "qwen3_5_moe_text": Family(sliding_layers="none", gated_delta=True),
     "olmo_hybrid": Family(sliding_layers="none", gated_delta=True),
+    "deepseek_v2": Family(sliding_layers="none", complex_rope=True),
+    "deepseek_v3": Family(sliding_layers="none"),
+    "glm4_moe_lite": Family(sliding_layers="none"),
+    "minicpm3": Family(sliding_layers="none"),
+    "youtu": Family(sliding_layers="none"),
 }
 """By the ``model_type`` of a model's text configuration; each is tested against transformers."""
 
 _SERVED_LAYERS = {"full_attention", "sliding_attention", "attention"}
 _STATE = "linear_attention"
 _MAX_HEAD_DIM = 256
+_MAX_LATENT = 576, 512  # of keys, with what is turned; of values
 
 
 class CacheShape(NamedTuple):
-    """What a cache holds for every token, in `layers` that have keys and values."""
+    """What a cache holds for every token, in `layers` that have keys and values.
+
+    With a `latent` the first so many channels of a key are the value, too: it is no other row.
+    """
 
     layers: int
     kv_heads: int
     head_dim: int
+    latent: int | None = None
 
 
 def check_supported(config: PretrainedConfig) -> None:
@@ -86,11 +97,6 @@ def check_supported(config: PretrainedConfig) -> None:
 def _reason_against(config: PretrainedConfig) -> str | None:
     if config.is_encoder_decoder:
         return "an encoder-decoder attends to its encoder, which this cache does not hold"
-    if getattr(config, "kv_lora_rank", None):
-        return (
-            "multi-head latent attention (MLA) caches one compressed vector per token, "
-            "not keys and values of heads"
-        )
     kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or []
     served = _SERVED_LAYERS | ({_STATE} if has_states(config) else set())
     if others := sorted(set(kinds) - served):
@@ -102,8 +108,9 @@ def _reason_against(config: PretrainedConfig) -> str | None:
         return f"its last {config.num_kv_shared_layers} layers share the keys of earlier ones"
     if not getattr(config, "num_attention_heads", None):
         return "its configuration names no attention heads"
-    head_dim = cache_shape(config).head_dim
-    sizes = {"head_dim": head_dim}
+    if has_latents(config):
+        return _reason_against_latents(config)
+    sizes = {"head_dim": cache_shape(config).head_dim}
     if has_states(config):
         shape = state_shape(config)
         sizes |= {"linear_key_head_dim": shape.k_dim, "linear_value_head_dim": shape.v_dim}
@@ -113,6 +120,28 @@ def _reason_against(config: PretrainedConfig) -> str | None:
         if size % 8 or size > _MAX_HEAD_DIM:
             return f"{name} must be a multiple of 8 up to {_MAX_HEAD_DIM}, got {size}"
     return None
+
+
+def _reason_against_latents(config: PretrainedConfig) -> str | None:
+    names = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
+    if missing := [name for name in names if getattr(config, name, None) is None]:
+        return f"it has latents (kv_lora_rank), and no {', '.join(missing)}"
+    rank, turned, still, value = (getattr(config, name) for name in names)
+    limits = {
+        "kv_lora_rank": (rank, _MAX_LATENT[1]),
+        "kv_lora_rank + qk_rope_head_dim": (rank + turned, _MAX_LATENT[0]),
+        "qk_nope_head_dim + qk_rope_head_dim": (still + turned, _MAX_HEAD_DIM),
+        "v_head_dim": (value, _MAX_HEAD_DIM),
+    }
+    for name, (size, most) in limits.items():
+        if size % 8 or size > most:
+            return f"{name} must be a multiple of 8 up to {most}, got {size}"
+    return None
+
+
+def has_latents(config: PretrainedConfig) -> bool:
+    """Whether a model caches one latent for each token: multi-head latent attention (MLA)."""
+    return bool(getattr(config, "kv_lora_rank", None))
 
 
 def has_states(config: PretrainedConfig) -> bool:
@@ -164,6 +193,9 @@ def _same_factors(rope: dict) -> bool:
 
 def cache_shape(config: PretrainedConfig) -> CacheShape:
     """Return what a cache for models of this configuration holds."""
+    if has_latents(config):
+        rank = config.kv_lora_rank
+        return CacheShape(config.num_hidden_layers, 1, rank + config.qk_rope_head_dim, rank)
     heads = config.num_attention_heads
     states = keeps_state(config).count(True) if has_states(config) else 0
     return CacheShape(

@@ -24,6 +24,7 @@ class Model:
     - ``"proved", dtype, device``: that it computes with our attention what it does with its own
     - ``"replayed", dtype, device``: that its passes may be replayed
     - ``"corpora"``: indexes of files that are looked up, and what it generated
+    - ``"reordered"``: copies of weights that are read in another order
     - ``"quantised", kind``: a model with the same weights in fewer bits
     - ``"drafter beside it"``: the trained drafter in its folder
     - ``"pace", ...``: what passes and drafts took, by batch and length; what drafters were worth

@@ -7,6 +7,7 @@ recognised is not guessed: the model then runs through its own modules.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -14,14 +15,16 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from specattn.blocks import Norm, Projection, Unrecognised, embedding_scale
+from specattn.decoding.model.latents import Latents, latent_layer
 from specattn.decoding.model.model import Model
-from specattn.decoding.model.recurrent import GatedDelta, gated_delta_layer, reordered
+from specattn.decoding.model.recurrent import GatedDelta, gated_delta_layer
 from specattn.decoding.model.weights import (
     Reordered,
     expect_children,
     read_dense,
     read_norm,
     read_projection,
+    reordered,
     split_projection,
 )
 from specattn.distributed.tensor import TensorParallel
@@ -74,12 +77,12 @@ class Attention:
 
 @dataclass(frozen=True)
 class Layer:
-    """A decoder layer: attention or a state, and its MLP, each added to the residual stream.
+    """A decoder layer: attention, latents or a state, and its MLP, each added to the stream.
 
     The MLP is a module where it is something else, such as a mixture of experts.
     """
 
-    attention: Attention | GatedDelta
+    attention: Attention | Latents | GatedDelta
     mlp: GatedMLP | nn.Module
     around_attention: SubLayer
     around_mlp: SubLayer
@@ -186,13 +189,17 @@ def _layer(layer: Any, where: str, order: Reordered) -> Layer:
     norms = _NORMS.get(frozenset(children - {mixer, "mlp"}))
     if norms is None or not children >= {mixer, "mlp"}:
         raise Unrecognised(f"{where} is made of {', '.join(sorted(children))}")
-    factor = float(getattr(layer, "residual_multiplier", 1.0))
+    scale = getattr(layer, "residual_scale", 1.0)  # MiniCPM 3 calls it so
+    factor = float(getattr(layer, "residual_multiplier", scale))
     around = [
         SubLayer(_norm_if(layer, before, where), _norm_if(layer, after, where), factor)
         for before, after in norms
     ]
+    module: Any = getattr(layer, mixer)
     read: Any = gated_delta_layer if mixer == "linear_attn" else _attention
-    return Layer(read(getattr(layer, mixer), where, order), _mlp(layer.mlp, where), *around)
+    if hasattr(module, "kv_a_proj_with_mqa"):
+        read = partial(latent_layer, in_rows=True)
+    return Layer(read(module, where, order), _mlp(layer.mlp, where), *around)
 
 
 def _norm_if(layer: Any, name: str | None, where: str) -> Norm | None:

@@ -8,8 +8,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from specattn.blocks import Convolution, Gates, Norm, Projection, Unrecognised
-from specattn.decoding.model.model import Model
-from specattn.decoding.model.weights import Reordered, read_dense, read_projection
+from specattn.decoding.model.weights import Reordered, read_dense, read_projection, reordered
 
 
 @dataclass(frozen=True)
@@ -29,11 +28,6 @@ class GatedDelta:
     gates: Gates
     norm: Norm
     out: Projection
-
-
-def reordered(model: PreTrainedModel) -> Reordered:
-    """Return the copies of a model's weights whose rows are needed in another order."""
-    return Model.of(model).recall("reordered", Reordered)
 
 
 def state_modules(model: PreTrainedModel) -> dict[int, Any]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
-from specattn.blocks import Norm, Projection, Unrecognised
+from specattn.blocks import Norm, Projection, Unrecognised, whole
+from specattn.decoding.model.model import Model
 from specattn.decoding.model.quantised import QuantisedLinear
 from specattn.quantised import QuantisedWeight
 
@@ -25,10 +27,24 @@ _NORMS_OF_ONE = {
 
 
 class Reordered:
-    """Rows of weights in another order: copied once, and again where a weight has changed."""
+    """Weights in another order: copied once, and again where one has changed."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, int], tuple[tuple[Any, ...], Sequence[torch.Tensor]]] = {}
+
+    def dense(
+        self, weight: torch.Tensor | QuantisedWeight, where: str, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Return a weight itself, or what its codes say."""
+        if not isinstance(weight, QuantisedWeight):
+            return weight
+        (copy,) = self._kept(weight.codes, f"{where} {dtype}", lambda: [whole(weight, dtype)])
+        return copy
+
+    def transposed(self, x: torch.Tensor, where: str) -> torch.Tensor:
+        """Return matrices [.., N, K] as [.., K, N], their rows contiguous."""
+        (copy,) = self._kept(x, where, lambda: [x.mT.contiguous()])
+        return copy
 
     def parts(self, module: Any, groups: int, sizes: Sequence[int], where: str) -> list[Projection]:
         """Return what a module interleaves: `sizes` rows of each projection, `groups` times."""
@@ -49,12 +65,26 @@ class Reordered:
     def _parts(
         self, x: torch.Tensor, groups: int, sizes: Sequence[int], where: str
     ) -> Sequence[torch.Tensor]:
-        key = f"{where} {sizes}", x.dim()
+        def copies() -> list[torch.Tensor]:
+            pieces = x.unflatten(0, (groups, -1)).split(list(sizes), 1)
+            return [piece.flatten(0, 1).contiguous() for piece in pieces]
+
+        return self._kept(x, f"{where} {sizes}", copies)
+
+    def _kept(
+        self, x: torch.Tensor, what: str, copies: Callable[[], Sequence[torch.Tensor]]
+    ) -> Sequence[torch.Tensor]:
+        """Return what was copied of x, or its copies now."""
+        key = what, x.dim()
         now = x.data_ptr(), x.dtype, x.device, None if x.is_inference() else x._version
         if key not in self._known or self._known[key][0] != now:
-            pieces = x.unflatten(0, (groups, -1)).split(list(sizes), 1)
-            self._known[key] = now, [piece.flatten(0, 1).contiguous() for piece in pieces]
+            self._known[key] = now, copies()
         return self._known[key][1]
+
+
+def reordered(model: PreTrainedModel) -> Reordered:
+    """Return the copies of a model's weights that are needed in another order."""
+    return Model.of(model).recall("reordered", Reordered)
 
 
 def read_projection(module: Any, where: str) -> Projection:

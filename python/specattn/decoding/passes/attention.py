@@ -20,9 +20,18 @@ from typing import Any, NamedTuple, Protocol, cast
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from specattn.blocks import TORCH
+from specattn.blocks import TORCH, Ops
+from specattn.decoding.model.latents import Latents
 from specattn.decoding.model.recurrent import GatedDelta
-from specattn.decoding.passes.recurrent import attach_states, gated_delta
+from specattn.decoding.passes.latents import (
+    EXPANDED_ROWS,
+    absorbed,
+    angles,
+    expanded,
+    latent_heads,
+)
+from specattn.decoding.passes.own_layers import attach_layers
+from specattn.decoding.passes.recurrent import gated_delta
 from specattn.kv_cache import KVCache, NewHeads
 from specattn.states import StateRows, States
 
@@ -130,8 +139,8 @@ class Pass:
     states : States or None
         What these layers read: of the cache, or a draft's own. `moves_states`: all rows become part
         of the text at once.
-    state_layers : dict of GatedDelta
-        The weights of these layers, by number.
+    own_layers : dict of GatedDelta or Latents
+        The weights of layers that are run in place of their modules, by number.
     feature_layers : tuple of int
         What is handed out as features, side by side: the residual stream behind so many layers, or
         `HEAD`. `streams` are those that the model's modules have made, by this number.
@@ -153,7 +162,7 @@ class Pass:
     parents: torch.Tensor | None = None
     states: States | None = None
     moves_states: bool = False
-    state_layers: Mapping[int, GatedDelta] = field(default_factory=dict)
+    own_layers: Mapping[int, GatedDelta | Latents] = field(default_factory=dict)
     feature_layers: tuple[int, ...] = (HEAD,)
     streams: dict[int, torch.Tensor] = field(default_factory=dict)
 
@@ -202,6 +211,40 @@ class Pass:
 
         `options` are ``softmax_scale``, ``softcap`` and ``sinks`` of the primitives.
         """
+        return self._attend(layer, q, k, v, **options)
+
+    def attend_latents(
+        self, ops: Ops, layer: int, weights: Latents, heads: tuple[torch.Tensor, torch.Tensor]
+    ) -> torch.Tensor:
+        """Store the new rows of a layer with latents and attend: [B, T, Hq, Dv].
+
+        `heads` are its queries and rows (`latent_heads`). Of many rows, keys and values of heads
+        are made of the latents, where nothing else is asked of the pass.
+        """
+        if self.rows >= EXPANDED_ROWS and self.selector is None and self.capture == NO_CAPTURE:
+            return self._attend_expanded(ops, layer, weights, *heads)
+        scale = weights.scaling
+        return absorbed(
+            ops, weights, heads, lambda *new: self._attend(layer, *new, softmax_scale=scale)
+        )
+
+    def _attend_expanded(
+        self, ops: Ops, layer: int, weights: Latents, q: torch.Tensor, row: torch.Tensor
+    ) -> torch.Tensor:
+        cache, ragged = self.cache, self.counts is not None
+        new = row[0] if ragged else row
+        cache.write(layer, new, new, self.slots)
+        options: dict[str, Any] = {"cache_seqlens": self.prefix, "tree_mask": self.tree_mask}
+        if ragged:
+            options |= {"cu_seqlens_q": self.cu_seqlens, "max_seqlen_q": self.rows}
+        stored = cache.storage[cache.place(layer), 0, :, : self.max_seqlen, 0]
+        rows = cache.numbers(stored)
+        out = expanded(ops, weights, q[0] if ragged else q, rows, **options)
+        return out[None] if ragged else out
+
+    def _attend(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any
+    ) -> torch.Tensor:
         cache, window = self.cache, self.windows[layer]
         if self.counts is not None:
             new = NewHeads(layer, q[0], k[0], v[0], self)
@@ -234,12 +277,16 @@ class Pass:
             return self.states.moving(place, self.counts)
         return self.states.rows(place, self.rows, self.parents if parents is None else parents)
 
-    def recur(self, module: Any, hidden: torch.Tensor, options: dict[str, Any]) -> torch.Tensor:
-        """Run a layer that keeps a state, in place of its module with such `options`."""
+    def run_layer(self, module: Any, hidden: torch.Tensor, options: dict[str, Any]) -> Any:
+        """Run a layer in place of its module with such `options`; return what that would."""
         layer: int = module.layer_idx
-        weights = self.state_layers[layer]
-        out = gated_delta(TORCH, weights, hidden, self.recall(layer))
-        return TORCH.linear(out, weights.out)
+        weights = self.own_layers[layer]
+        if isinstance(weights, GatedDelta):
+            out = gated_delta(TORCH, weights, hidden, self.recall(layer))
+            return TORCH.linear(out, weights.out)
+        heads = latent_heads(TORCH, weights, hidden, angles(options["position_embeddings"]))
+        out = self.attend_latents(TORCH, layer, weights, heads)
+        return TORCH.linear(out.flatten(2), weights.out), None
 
     def _score_memory(self) -> torch.Tensor:
         """Return room for the scores of all full-attention layers."""
@@ -278,7 +325,7 @@ def attach(model: PreTrainedModel) -> None:
     Idempotent, and safe while other threads run the model. ValueError: its layers attend otherwise.
     """
     own = model.config._attn_implementation
-    attach_states(model)
+    attach_layers(model)
     if own.startswith(_OVER):
         return
     name = _OVER + own.replace("/", "_")

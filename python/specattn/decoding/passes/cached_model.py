@@ -8,9 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PreTrainedModel
 
-from specattn.decoding.model.families import cache_shape, has_states, keeps_state, state_shape
+from specattn.decoding.model.families import (
+    cache_shape,
+    has_latents,
+    has_states,
+    keeps_state,
+    state_shape,
+)
 from specattn.decoding.model.model import Model
-from specattn.decoding.model.recurrent import state_layers
 from specattn.decoding.passes.attention import (
     HEAD,
     NO_CAPTURE,
@@ -19,6 +24,7 @@ from specattn.decoding.passes.attention import (
     Pass,
     attach_streams,
 )
+from specattn.decoding.passes.own_layers import own_layers
 from specattn.decoding.passes.runner import Runner, Verification
 from specattn.hybrid_cache import HybridCache
 from specattn.kv_cache import KVCache
@@ -49,7 +55,7 @@ class CachedModel:
         self.device = model.device
         self.full_layers = [n for n, window in enumerate(windows) if window is None]
         self.embed, self.head = model.get_input_embeddings(), model.get_output_embeddings()
-        self.state_layers = state_layers(model) if cache.states is not None else {}
+        self.own_layers = own_layers(model)
         self.feature_layers: tuple[int, ...] = (HEAD,)
         self.runner = Runner(model)
 
@@ -156,7 +162,7 @@ class CachedModel:
         committed = self.cache.seqlens
         moved = isinstance(offset, torch.Tensor) or offset != 0
         prefix = committed + offset if moved else committed
-        own: Any = {"states": self.cache.states, "state_layers": self.state_layers}
+        own: Any = {"states": self.cache.states, "own_layers": self.own_layers}
         own["feature_layers"] = self.feature_layers
         return Pass(self.cache, self.windows, rows, prefix, max_seqlen, **own)
 
@@ -168,13 +174,13 @@ class CachedModel:
 def new_cache(model: PreTrainedModel, batch: int, capacity: int, **options: Any) -> KVCache:
     """Return an empty cache for a model, of this rank's heads; `options` as for `KVCache`."""
     config = model.config
-    layers, kv_heads, head_dim = cache_shape(config)
+    layers, kv_heads, head_dim, latent = cache_shape(config)
     if (ranks := Model.ranks_of(model)) is not None:
         _, kv_heads = ranks.heads(config.num_attention_heads, kv_heads)
     size: Any = (batch, capacity, kv_heads, head_dim)
     options = {"dtype": model.dtype, "device": model.device, **options}
-    if not has_states(config):
-        return KVCache(layers, *size, **options)
-    if ranks is not None:
+    if ranks is not None and (has_states(config) or has_latents(config)):
         raise ValueError(f"models of type {config.model_type!r} are not divided over ranks yet")
+    if not has_states(config):
+        return KVCache(layers, *size, latent=latent, **options)
     return HybridCache(keeps_state(config), *size, shape=state_shape(config), **options)

@@ -16,9 +16,9 @@ from specattn.decoding.passes.recurrent import gated_delta
 from specattn.distributed.tensor import TensorParallel
 from specattn.states import StateRows
 
-Attend = Callable[[int, Attention, torch.Tensor], torch.Tensor]
-"""``attend(n, weights, heads)``: outputs [B, T, Hq, D] of layer n, given the products that make
-queries, keys and values [B, T, heads * D]. `rotated` is the first half of it."""
+Attend = Callable[[int, Any, torch.Tensor], torch.Tensor]
+"""``attend(n, weights, x)``: outputs [B, T, Hq, Dv] of layer n, given what it reads [B, T, H], and
+its `Attention` or `Latents`. `rotated` or `latent_heads` is the first half of it."""
 
 Recall = Callable[[int], StateRows]
 """``recall(n)``: the state of layer n, of those that keep one, and room for what a pass leaves."""
@@ -70,10 +70,11 @@ def features(
 
 
 def rotated(
-    ops: Ops, weights: Attention, heads: torch.Tensor, head_dim: int, place: Rotation,
+    ops: Ops, weights: Attention, x: torch.Tensor, head_dim: int, place: Rotation,
     store: Store | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """Return queries, keys and values [B, T, heads, D], normed and rotated; store the latter."""
+    heads = ops.linear(x, weights.q, weights.k, weights.v)
     sizes = [len(one.weight) for one in (weights.q, weights.k, weights.v)]
     norms: tuple[Norm | None, ...] = (weights.q_norm, weights.k_norm)
     if weights.norms_whole_rows:
@@ -99,9 +100,8 @@ def _layer(
     if isinstance(weights, GatedDelta):
         out = gated_delta(ops, weights, read, recall(n))
     else:
-        heads = ops.linear(read, weights.q, weights.k, weights.v)
-        out = attend(n, weights, heads).flatten(2)
-        if weights.gate is not None:
+        out = attend(n, weights, read).flatten(2)
+        if isinstance(weights, Attention) and weights.gate is not None:
             out = ops.gate(out, ops.linear(read, weights.gate), "sigmoid")
     x = _left(ops, layer.around_attention, out, weights.out, x, ranks)
     read = _entered(ops, layer.around_mlp, x)

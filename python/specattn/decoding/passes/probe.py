@@ -20,6 +20,7 @@ from torch.func import functional_call
 from transformers import PreTrainedModel
 
 from specattn.decoding.model.families import windows_of
+from specattn.decoding.model.latents import latent_modules
 from specattn.decoding.passes.attention import Pass, attach, eager_attention
 from specattn.decoding.passes.cached_model import CachedModel, new_cache
 from specattn.tree import Tree
@@ -105,8 +106,8 @@ def _error(found: torch.Tensor, expected: torch.Tensor) -> float:
 class _Eager:
     """The model's own layers, in float32 if need be: keeps what they give out."""
 
-    def __init__(self, precise: bool) -> None:
-        self.precise = precise
+    def __init__(self, model: PreTrainedModel, precise: bool) -> None:
+        self.with_latents, self.precise = set(latent_modules(model).values()), precise
         self.attended: dict[int, torch.Tensor] = {}
 
     def __call__(self, module: Any, *tensors: Any, **options: Any) -> tuple[torch.Tensor, Any]:
@@ -120,8 +121,10 @@ class _Eager:
         self.attended[module.layer_idx] = output
         return output, None
 
-    def recur(self, module: Any, hidden: Any, options: dict[str, Any]) -> torch.Tensor:
-        """Run a layer that keeps a state by itself."""
+    def run_layer(self, module: Any, hidden: Any, options: dict[str, Any]) -> Any:
+        """Run a layer with latents, or one that keeps a state, by itself."""
+        if module in self.with_latents:
+            return type(module).forward(module, hidden, specattn_pass=self, **options)
         weights = dict(module.named_parameters())
         if self.precise:
             weights = {name: x.float() for name, x in weights.items()}
@@ -139,7 +142,7 @@ def _by_itself(model: PreTrainedModel, tokens: torch.Tensor, precise: bool = Fal
         for path in _PATHS
     ]
     ids = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True)
-    eager = _Eager(precise)
+    eager = _Eager(model, precise)
     logits = _with_short_windows(model)(input_ids=ids, use_cache=False, specattn_pass=eager).logits
     layers = model.config.num_hidden_layers
     if missing := [n for n in range(layers) if n not in eager.attended]:
@@ -189,8 +192,12 @@ class _Witnessed(Pass):
     def attend(self, layer: int, *heads: Any, **options: Any) -> torch.Tensor:
         return self._see(layer, super().attend(layer, *heads, **options))
 
-    def recur(self, module: Any, *given: Any) -> torch.Tensor:
-        return self._see(module.layer_idx, super().recur(module, *given))
+    def attend_latents(self, ops: Any, layer: int, *given: Any) -> torch.Tensor:
+        return self._see(layer, super().attend_latents(ops, layer, *given))
+
+    def run_layer(self, module: Any, *given: Any) -> Any:
+        out = super().run_layer(module, *given)
+        return out if isinstance(out, tuple) else self._see(module.layer_idx, out)
 
     def _see(self, layer: int, out: torch.Tensor) -> torch.Tensor:
         self.seen[layer].append(out[0].split(list(self.counts)) if self.counts else out.unbind())

@@ -16,22 +16,30 @@ from specattn.blocks import (
     Ops,
     Place,
     Programs,
+    Rotated,
     Store,
     angle_tables,
     captured,
     recorded,
 )
 from specattn.decoding.model.families import transform_logits, transforms_logits
+from specattn.decoding.model.latents import Latents
 from specattn.decoding.model.model import Model
 from specattn.decoding.model.parts import Attention, Parts, parts_of
 from specattn.decoding.passes.attention import HEAD, Pass, Selection, attach, read_by_head
 from specattn.decoding.passes.decoder import Streams, decoder, features, rotated
+from specattn.decoding.passes.latents import absorbed, latent_heads
 from specattn.kv_cache import KVCache
+from specattn.ops import write_kv
 from specattn.ops._tree_mask import packed_mask
 from specattn.states import StateRows
 
 MOST_ROWS = 128
 """Rows of a replayed pass, all requests together; torch's own products are better for more."""
+
+
+Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Queries, keys and values of new rows, each [B, T, heads, D]."""
 
 
 class Verification(NamedTuple):
@@ -160,7 +168,7 @@ class LayerAttention:
     def inputs(self, plan: Pass) -> dict[str, torch.Tensor]:
         """Return what changes from pass to pass beside what every pass has."""
         given = plan.selector._asdict() if isinstance(plan.selector, Selection) else {}
-        if self.cache.stored is not None:
+        if self.cache.stored is not None or self.cache.latent is not None:
             given["places"] = self.cache.places(plan.slots)
         return given
 
@@ -176,12 +184,12 @@ class LayerAttention:
         self,
         ops: Any,
         n: int,
-        heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        heads: Heads,
         inputs: dict[str, torch.Tensor],
         collected: Collected | None,
         **options: Any,
     ) -> torch.Tensor:
-        """Return the outputs of layer n, whose keys and values are stored, of 8 bits only now.
+        """Return the outputs of layer n; keys of 8 bits and latents are only now stored.
 
         `heads` are queries, keys and values, each [B, T, heads, D]; `inputs` are the pass's,
         `options` scale, softcap and sinks, window, tree mask and depths.
@@ -189,11 +197,15 @@ class LayerAttention:
         q, k, v = heads
         k_cache, v_cache = self.cache.layer(n)
         scales = self.cache.scales(n)
-        if scales:
+        if self.cache.latent is not None:
+            dynamic: Any = {"k_scale": scales["k_scale"], "scale": "dynamic"} if scales else {}
+            ops.python(lambda: write_kv(k, None, k_cache, None, inputs["places"], **dynamic))
+            options |= scales
+        elif scales:
             from specattn import _cpu
 
-            places = (inputs["places"], None, None, *scales.values())
-            ops.kernel(_cpu.write_kv, k, v, k_cache, v_cache, *places)
+            to = (inputs["places"], None, None, *scales.values())
+            ops.kernel(_cpu.write_kv, k, v, k_cache, v_cache, *to)
             options |= scales
         window = options["window"]
         if window is None and "indices" in inputs:
@@ -231,6 +243,7 @@ class KernelRunner(Runner):
         self.windows = attention.windows
         capacity = attention.cache.capacity
         self._angles = _angles(self.parts, attention.cache)
+        self._has_latents = attention.cache.latent is not None
         self._least_window = min(filter(None, self.windows), default=capacity)
         self._distinct_windows = [None, *set(filter(None, self.windows))]
         self._passes = recorded()
@@ -247,9 +260,13 @@ class KernelRunner(Runner):
         ops, positions = Kernels(Memory()), plan.positions.int()
         start, head_dim = positions.new_zeros(len(tokens)), self.attention.cache.head_dim
 
-        def attend(n: int, weights: Attention, products: torch.Tensor) -> torch.Tensor:
+        def attend(n: int, weights: Attention | Latents, x: torch.Tensor) -> torch.Tensor:
+            if isinstance(weights, Latents):
+                turned = Place(*self._angles[""], start, positions).cos_sin(torch.float32)
+                of_latents = latent_heads(ops, weights, x, Rotated(*turned))
+                return plan.attend_latents(ops, n, weights, of_latents)
             place = Place(*self._angles[weights.rope], start, positions)
-            heads = rotated(ops, weights, products, head_dim, place, None)
+            heads = rotated(ops, weights, x, head_dim, place, None)
             scale: Any = {"softmax_scale": weights.scaling, "softcap": weights.softcap}
             return plan.attend(n, *heads, sinks=weights.sinks, **scale)
 
@@ -302,13 +319,23 @@ class KernelRunner(Runner):
         scores = self._scores(len(tokens), per_head) if rows else None
         head_dim = self.attention.cache.head_dim
 
-        def attend(n: int, weights: Attention, products: torch.Tensor) -> torch.Tensor:
-            memory, window = self.attention.memory(n), self.windows[n]
+        turned = self._turned(ops, tokens, inputs) if self._has_latents else None
+
+        def attend(n: int, weights: Attention | Latents, x: torch.Tensor) -> torch.Tensor:
+            if isinstance(weights, Latents):
+                assert turned is not None
+                scale: Any = {"softmax_scale": weights.scaling, "softcap": 0.0, "sinks": None}
+                of_latents = latent_heads(ops, weights, x, turned)
+                return absorbed(ops, weights, of_latents, lambda *new: to_cache(n, new, scale))
+            memory = self.attention.memory(n)
             store = None if memory is None else Store(memory)
             place = Place(*self._angles[weights.rope], inputs["prefix"], inputs.get("depths"))
-            heads = rotated(ops, weights, products, head_dim, place, store)
-            scale: Any = {"softmax_scale": weights.scaling, "softcap": weights.softcap}
-            scale["sinks"] = weights.sinks
+            heads = rotated(ops, weights, x, head_dim, place, store)
+            scale = {"softmax_scale": weights.scaling, "softcap": weights.softcap}
+            return to_cache(n, heads, scale | {"sinks": weights.sinks})
+
+        def to_cache(n: int, heads: Heads, scale: dict[str, Any]) -> torch.Tensor:
+            window = self.windows[n]
             if in_python and window is None:
                 return ops.step(lambda: self._plan.attend(n, *heads, **scale))
             visible = {"window": window, "tree_mask": inputs.get(f"mask within {window}")}
@@ -329,6 +356,12 @@ class KernelRunner(Runner):
         if plan.feature_layers == (HEAD,):
             return None
         return Streams(plan.feature_layers, self.parts.embedding, tokens.shape)
+
+    def _turned(self, ops: Ops, tokens: torch.Tensor, inputs: dict[str, torch.Tensor]) -> Rotated:
+        """Return how the rows of a pass are turned, looked up once for all layers."""
+        depths = inputs.get("depths", torch.arange(tokens.shape[1])[None])
+        place = Place(*self._angles[""], inputs["prefix"], depths)
+        return Rotated(*ops.step(lambda: torch.stack(place.cos_sin(torch.float32))).unbind())
 
     def _scores(self, batch: int, per_head: bool) -> torch.Tensor:
         cache = self.attention.cache

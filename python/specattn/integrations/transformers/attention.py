@@ -23,6 +23,11 @@ _HARMLESS = frozenset({
     "position_ids", "return_dict", "sliding_window", "token_type_ids", "use_cache",
 })  # fmt: skip
 
+_LATENTS = (
+    "a model with latents (MLA) makes keys and values of its whole cache before it asks for "
+    "attention; specattn.decoding.generate attends to the latents themselves"
+)
+
 
 @torch.compiler.disable
 def attention_forward(
@@ -45,6 +50,8 @@ def attention_forward(
     """
     visible = visible_of(attention_mask)
     reason = _why_not(query, key, value, attention_mask, visible, dropout, others)
+    if hasattr(module, "kv_a_proj_with_mqa"):
+        reason = _LATENTS
     if reason is not None or visible is None:
         _warn(str(reason))
         options = {"scaling": scaling, "dropout": dropout, **others}

@@ -106,9 +106,19 @@ void rotate_heads(const py::args& all) {
   }
   const View k = next.tensor("k_cache"), v = next.tensor("v_cache");
   if (k) {
-    p.capacity = k.expect(p.dtype, {p.B, -1, p.Hk, p.D}).shape[1];
-    v.expect(p.dtype, {p.B, p.capacity, p.Hk, p.D});
+    p.cache_dtype = of_8_bits(k.dtype) ? k.dtype : p.dtype;
+    p.capacity = k.expect(p.cache_dtype, {p.B, -1, p.Hk, p.D}).shape[1];
+    v.expect(p.cache_dtype, {p.B, p.capacity, p.Hk, p.D});
     p.k_cache = k.rows(), p.v_cache = v.rows(), p.stores = true;
+  }
+  const View k_scale = next.strided("k_scale"), v_scale = next.strided("v_scale");
+  if (of_8_bits(p.cache_dtype)) {
+    for (const View* x : {&k_scale, &v_scale}) {
+      x->expect(Dtype::kFloat32, {p.B, p.capacity, p.Hk});
+    }
+    p.k_scale = k_scale.rows(), p.v_scale = v_scale.rows();
+  } else if (k_scale || v_scale) {
+    (k_scale ? k_scale : v_scale).fail("must be None for a cache of more than 8 bits");
   }
   const auto first_slot = next.value<std::optional<int64_t>>();
   if (k && first_slot) check_index("first_slot", *first_slot, 0, p.capacity - p.T);

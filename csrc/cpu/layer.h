@@ -5,6 +5,7 @@
 
 #include "convert.h"
 #include "kernels.h"
+#include "quantise.h"
 
 namespace specattn {
 
@@ -64,12 +65,8 @@ void rotate_heads(const RotateHeads& p, int64_t b, int64_t t) {
     rotate_row<Isa>(x, cos, sin, p.half);
   }
   if (!p.k_cache.data) return;
-  const auto bytes = static_cast<size_t>(p.D) * sizeof(Elem);
   for (int64_t h = 0; h < 2 * p.Hk; ++h) {
-    const Rows& cache = h < p.Hk ? p.k_cache : p.v_cache;
-    const int64_t to = b * cache.outer + p.slot(b, t) * cache.token + h % p.Hk * cache.head;
-    std::memcpy(static_cast<Elem*>(const_cast<void*>(cache.data)) + to, heads + (p.Hq + h) * p.head,
-                bytes);
+    store_head(p, heads + (p.Hq + h) * p.head, h < p.Hk, b, p.slot(b, t), h % p.Hk);
   }
 }
 

@@ -12,4 +12,5 @@
 #include "kernels.h"
 #include "keys.h"
 #include "prefetch.h"
+#include "quantise.h"
 #include "recurrent.h"

@@ -170,6 +170,8 @@ struct RotateHeads {
   const int32_t* depths = nullptr;  // of the rows, [B or 1, T]; null: a chain
   int64_t depths_batch = 0;
   Rows k_cache, v_cache;                  // [B, capacity, Hk, D]; null: they stay where they are
+  Dtype cache_dtype = Dtype::kFloat32;    // that of the heads, or of 8 bits
+  Rows k_scale, v_scale;                  // of those, written: [B, capacity, Hk]
   int64_t capacity = 0, first_slot = -1;  // first_slot: where the first row goes, instead of prefix
 
   int64_t depth(int64_t b, int64_t t) const { return depths ? depths[b * depths_batch + t] : t; }

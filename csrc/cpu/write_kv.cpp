@@ -1,10 +1,10 @@
 // New keys and values into their slots of a cache: a copy, or a conversion, of each head.
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <type_traits>
 
 #include "convert.h"
+#include "quantise.h"
 #include "run.h"
 #include "team.h"
 
@@ -20,25 +20,6 @@ inline void copy(const From* from, To* to, int64_t count) {
   } else {
     for (int64_t i = 0; i < count; ++i) to[i] = from_float<To>(to_float(from[i]));
   }
-}
-
-// A row over its scale, which is chosen and written where that is asked for.
-template <class From, class To>
-inline void quantise(const From* from, To* to, int64_t count, float* scale, bool dynamic) {
-  constexpr float kLeastScale = 1e-6f;
-  if (dynamic) {
-    float most = 0.0f;
-    bool nan = false;
-    for (int64_t i = 0; i < count; ++i) {
-      const float x = std::abs(to_float(from[i]));
-      most = std::max(most, x);
-      nan |= x != x;
-    }
-    *scale =
-        nan ? std::numeric_limits<float>::quiet_NaN() : std::max(most / kMost<To>, kLeastScale);
-  }
-  const float divisor = *scale;
-  for (int64_t i = 0; i < count; ++i) to[i] = from_float<To>(to_float(from[i]) / divisor);
 }
 
 // All heads of one token; heads that lie one after the other are one copy.

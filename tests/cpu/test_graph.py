@@ -50,7 +50,9 @@ class Layer:
         _cpu.embed(self.tokens, self.table, self.x, threads)
         _cpu.rms_norm(self.x, self.norm, EPS, self.x, threads)
         _cpu.linear_parts(self.x, self.weights, [None] * 3, None, None, self.heads, threads)
-        _cpu.rotate_heads(heads, Q_HEADS, None, None, EPS, *angles, None, *caches, None, threads)
+        _cpu.rotate_heads(
+            heads, Q_HEADS, None, None, EPS, *angles, None, *caches, *[None] * 3, threads
+        )
         tree = None, None, None, None, None, None
         _cpu.hybrid_tree_attention(
             *(heads[:, :, :Q_HEADS], *caches, self.seqlens, *tree, HEAD_DIM**-0.5, 0.0),

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from specattn.reference._eight_bits import EIGHT_BITS, dynamic_scale, quantised
 from torch.nn import functional
 
 from specattn import _cpu
@@ -20,6 +21,7 @@ GATES = {
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
     "sigmoid": torch.sigmoid,
 }
+CACHE = ("k_cache", "v_cache", "k_scale", "v_scale")
 EPS = 1e-5
 LUCK = 3e-6  # what torch may hit in sums of a few numbers of size one
 per_isa = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -100,8 +102,15 @@ def problem(
     prefix = torch.tensor([30, 0, 17][:batch], dtype=torch.int32)
     arguments = {"heads": heads, "q_heads": q_heads, "q_norm": q_norm, "k_norm": k_norm}
     arguments |= {"eps": EPS, "cos": angles.cos(), "sin": angles.sin(), "prefix": prefix}
-    arguments |= dict.fromkeys(("depths", "k_cache", "v_cache", "first_slot"))
+    arguments |= dict.fromkeys(("depths", *CACHE, "first_slot"))
     return arguments | changes
+
+
+def caches_of_8_bits(stored, capacity=36):
+    """Return caches of 255, which is NaN, as decoding keeps them: each row before its scale."""
+    memory = torch.full((2, 2, capacity, 2, 16 + 4), 255, dtype=torch.uint8)
+    rows, scales = memory.view(stored)[..., :16], memory.view(torch.float32)[..., -1]
+    return memory, dict(zip(CACHE, (*rows, *scales), strict=True))
 
 
 def caches(arguments, capacity=36):
@@ -182,6 +191,38 @@ def test_rotate_heads(isa, batch, rows, heads, head_dim, half, dtype, normed, de
     luck = max(LUCK, torch.finfo(dtype).eps / 2 * exact.abs().max().item())
     assert_accurate(arguments["heads"][:, :, : sum(heads)], exact, rough, atol=luck)
     assert torch.equal(arguments["heads"][:, :, sum(heads) :], values)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("stored", EIGHT_BITS, ids=str)
+def test_keys_and_values_are_stored_in_8_bits(isa, dtype, stored):
+    arguments = problem(dtype=dtype)
+    arguments["heads"][0, 1] *= 1e-9  # the least scale
+    arguments["heads"][1, 2, 6:] = torch.tensor([[torch.inf], [torch.nan]])
+    memory, given = caches_of_8_bits(stored)
+    rotate(arguments | given)
+    for b, prefix in enumerate(arguments["prefix"].tolist()):
+        slots = slice(prefix, prefix + 3)
+        for half, first in enumerate((4, 6)):
+            heads = arguments["heads"][b, :, first : first + 2]
+            scale = given[CACHE[2 + half]][b, slots]
+            expected = dynamic_scale(heads, stored)
+            assert torch.equal(scale.nan_to_num(7), expected.nan_to_num(7))
+            found = given[CACHE[half]][b, slots].float().nan_to_num(7)
+            assert torch.equal(found, quantised(heads, expected, stored).float().nan_to_num(7))
+            memory[half, b, slots] = 255
+    assert (memory == 255).all()
+
+
+def test_a_cache_of_8_bits_needs_its_scales_and_no_other_has_any():
+    _, given = caches_of_8_bits(torch.int8)
+    for name in CACHE[2:]:
+        with pytest.raises(ValueError, match=f"{name} must be .*36, 2. of float32, got"):
+            rotate(problem(**given | {name: None}))
+        arguments = problem()
+        wrong = caches(arguments) | {name: given[name]}
+        with pytest.raises(ValueError, match=f"{name} must be None for a cache of more than 8"):
+            rotate(arguments | wrong)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -163,10 +163,10 @@ class Kernels(Ops):
         assert isinstance(place, Place)
         weights = [None if norm is None else norm.weight.detach() for norm in norms]
         eps = next((norm.eps for norm in norms if norm is not None), 0.0)
-        memory, slot = (None, None), None
+        to: Any = (None,) * 5
         if store is not None:
-            memory, slot = tuple(store.memory), store.slot
-        self.kernel(_cpu.rotate_heads, heads, q_heads, *weights, eps, *place, *memory, slot)
+            to = (*store.memory, *store.scales, store.slot)
+        self.kernel(_cpu.rotate_heads, heads, q_heads, *weights, eps, *place, *to)
         kv_heads = (heads.shape[2] - q_heads) // 2
         q, k, v = heads.split([q_heads, kv_heads, kv_heads], 2)
         return q, k, v

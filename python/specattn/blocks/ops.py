@@ -87,11 +87,19 @@ class Place(NamedTuple):
         return self.cos[positions][:, :, None].to(dtype), self.sin[positions][:, :, None].to(dtype)
 
 
-class Store(NamedTuple):
-    """Where new keys and values go: memory [2, B, tokens, Hk, D], from a slot or their position."""
+Pair = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+"""Of keys and of values."""
 
-    memory: torch.Tensor
+
+class Store(NamedTuple):
+    """Where new keys and values go: memory [2, B, tokens, Hk, D], from a slot or their position.
+
+    One of 8 bits has scales [2, B, tokens, Hk] beside it, and only kernels write it.
+    """
+
+    memory: Pair
     slot: int | None = None
+    scales: Pair | tuple[None, None] = (None, None)
 
 
 class Ops:
@@ -414,13 +422,11 @@ def _own_bits(first: int, count: int, words: int, device: torch.device) -> torch
 
 def _put(store: Store, place: Any, k: torch.Tensor, v: torch.Tensor) -> None:
     """Write keys and values [B, T, Hk, D] where they belong."""
-    if store.slot is not None:
-        rows = slice(store.slot, store.slot + k.shape[1])
-        store.memory[0, :, rows], store.memory[1, :, rows] = k, v
-        return
+    first = place.prefix[:, None] if store.slot is None else store.slot
     requests = torch.arange(len(k), device=k.device)[:, None]
-    slots = place.prefix[:, None] + torch.arange(k.shape[1], device=k.device)
-    store.memory[0][requests, slots], store.memory[1][requests, slots] = k, v
+    slots = first + torch.arange(k.shape[1], device=k.device)
+    for half, x in zip(store.memory, (k, v), strict=True):
+        half[requests, slots] = x
 
 
 def _public(options: dict[str, Any]) -> dict[str, Any]:

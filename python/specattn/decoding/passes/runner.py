@@ -168,7 +168,7 @@ class LayerAttention:
     def inputs(self, plan: Pass) -> dict[str, torch.Tensor]:
         """Return what changes from pass to pass beside what every pass has."""
         given = plan.selector._asdict() if isinstance(plan.selector, Selection) else {}
-        if self.cache.stored is not None or self.cache.latent is not None:
+        if self.cache.latent is not None:
             given["places"] = self.cache.places(plan.slots)
         return given
 
@@ -176,9 +176,9 @@ class LayerAttention:
         """Whether full-attention layers must attend in Python."""
         return not (plan.selector is None or isinstance(plan.selector, Selection))
 
-    def memory(self, n: int) -> torch.Tensor | None:
+    def store(self, n: int) -> Store | None:
         """Return where layer n stores its heads as it rotates them; None where it does not."""
-        return self.cache.storage[self.cache.place(n)] if self.cache.stored is None else None
+        return store_of(self.cache, n)
 
     def attend(
         self,
@@ -189,7 +189,7 @@ class LayerAttention:
         collected: Collected | None,
         **options: Any,
     ) -> torch.Tensor:
-        """Return the outputs of layer n; keys of 8 bits and latents are only now stored.
+        """Return the outputs of layer n; latents are only now stored.
 
         `heads` are queries, keys and values, each [B, T, heads, D]; `inputs` are the pass's,
         `options` scale, softcap and sinks, window, tree mask and depths.
@@ -200,13 +200,7 @@ class LayerAttention:
         if self.cache.latent is not None:
             dynamic: Any = {"k_scale": scales["k_scale"], "scale": "dynamic"} if scales else {}
             ops.python(lambda: write_kv(k, None, k_cache, None, inputs["places"], **dynamic))
-            options |= scales
-        elif scales:
-            from specattn import _cpu
-
-            to = (inputs["places"], None, None, *scales.values())
-            ops.kernel(_cpu.write_kv, k, v, k_cache, v_cache, *to)
-            options |= scales
+        options |= scales
         window = options["window"]
         if window is None and "indices" in inputs:
             for name in ("window", "tree_mask", "depths"):
@@ -218,6 +212,12 @@ class LayerAttention:
             rows, scores = collected
             return ops.verify_attention(*read, rows=rows, scores=scores, **options)
         return ops.hybrid_tree_attention(*read, **options)
+
+
+def store_of(cache: KVCache, layer: int) -> Store:
+    """Return where a layer's keys and values lie, and their scales."""
+    scales = tuple(cache.scales(layer).values()) or (None, None)
+    return Store(cache.layer(layer), scales=scales)
 
 
 class Collected(NamedTuple):
@@ -327,10 +327,8 @@ class KernelRunner(Runner):
                 scale: Any = {"softmax_scale": weights.scaling, "softcap": 0.0, "sinks": None}
                 of_latents = latent_heads(ops, weights, x, turned)
                 return absorbed(ops, weights, of_latents, lambda *new: to_cache(n, new, scale))
-            memory = self.attention.memory(n)
-            store = None if memory is None else Store(memory)
             place = Place(*self._angles[weights.rope], inputs["prefix"], inputs.get("depths"))
-            heads = rotated(ops, weights, x, head_dim, place, store)
+            heads = rotated(ops, weights, x, head_dim, place, self.attention.store(n))
             scale = {"softmax_scale": weights.scaling, "softcap": weights.softcap}
             return to_cache(n, heads, scale | {"sinks": weights.sinks})
 

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 import specattn._cpu as _cpu
-from specattn.blocks import Ops
+from specattn.blocks import Ops, Store
 from specattn.blocks.recorder import Recorder
 from specattn.decoding.passes.attention import Pass
-from specattn.decoding.passes.runner import Collected, LayerAttention
+from specattn.decoding.passes.runner import Collected, LayerAttention, store_of
 from specattn.distributed.context import ContextCache
 
 
@@ -32,12 +32,11 @@ class ShardedAttention(LayerAttention):
         """Whether full-attention layers must attend in Python."""
         return plan.selector is not None
 
-    def memory(self, n: int) -> torch.Tensor | None:
+    def store(self, n: int) -> Store | None:
         """Return where layer n stores its heads: with a window, whole on every rank."""
         if self.windows[n] is None:
             return None
-        memory: torch.Tensor = self.cache.whole.storage[self.cache.place(n)]
-        return memory
+        return store_of(self.cache.whole, self.cache.place(n))
 
     def attend(
         self,

@@ -139,12 +139,16 @@ class KVCache:
         """Return the index in `storage` of a layer."""
         return layer
 
+    def rows(self, index: int) -> torch.Tensor:
+        """Return one layer's part of `storage`, [2, B, N, Hk, ..], of latents [1, ..]."""
+        return self.storage[self.place(index)]
+
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return views of one layer's keys and values, each [B, N, Hk, D], as they are stored.
 
         Of latents the values are a view of the keys.
         """
-        rows: Any = self.storage[self.place(index)]
+        rows = self.rows(index)
         if self.stored is not None:
             rows = rows.view(self.stored)[..., : self.head_dim]
         return rows[0], rows[-1][..., : self.latent]
@@ -153,7 +157,7 @@ class KVCache:
         """Return views of one layer's scales by the primitives' names, none without 8 bits."""
         if self.stored is None:
             return {}
-        scales = self.storage[self.place(index)].view(torch.float32)[..., -1]
+        scales = self.rows(index).view(torch.float32)[..., -1]
         return {"k_scale": scales[0], "v_scale": scales[-1]}
 
     def numbers(self, rows: torch.Tensor) -> torch.Tensor:

@@ -83,7 +83,7 @@ def texts_of_parts(folder, names, parts, block_size, options=None):
     return {name: _run(model, whole, name, shared, **options or {}) for name in names}
 
 
-def vegas_per_head(block_size):
+def vegas_per_head(block_size, kv_dtype):
     """Return the texts and the accepted lengths of Vegas whose KV heads select by themselves.
 
     What is accepted depends on what is selected, so equal lengths are equal selections.
@@ -92,6 +92,7 @@ def vegas_per_head(block_size):
     shared = None if block_size is None else ContextParallel(block_size=block_size)
     method = METHODS["vegas"](gamma=4, ratio=0.3, min_tokens=2, per_head=True, switch=False)
     lengths = prompts((5, 23, 40))
-    output = generate(model, lengths, method, max_new_tokens=NEW_TOKENS, context_parallel=shared)
+    options = {"context_parallel": shared, "kv_dtype": kv_dtype}
+    output = generate(model, lengths, method, max_new_tokens=NEW_TOKENS, **options)
     accepted = [[one.tokens for one in r.history] for r in output.statistics.requests]
     return output.new_tokens, accepted

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from specattn.reference._eight_bits import dequantised, dynamic_scale, quantised
 
 import specattn.distributed.group as group
 from specattn.distributed import ContextParallel
@@ -15,6 +16,7 @@ from specattn.tree import Tree
 HQ, HK, D, BLOCK = 4, 2, 16, 4
 LENGTHS = (37, 5)
 PARENTS = [-1, 0, 0, 1, 2]
+STORED = (None, torch.int8, torch.float8_e4m3fn)
 
 
 def rows_of(cache, count, mask=None, offset=0):
@@ -43,14 +45,29 @@ def dense(q, k, v, visible, sinks=None):
     return torch.einsum("thn,nhd->thd", weights, v)
 
 
-def attend_everywhere():
-    """Return the largest errors of a chunk, a tree, a selection and scores on this rank."""
+def poisoned(stored):
+    """Return a cache in which what nobody has written must not matter: it is NaN."""
     ranks = ContextParallel(block_size=BLOCK)
-    cache = ContextCache(ranks, [None, 7], 2, 64, HK, D, dtype=torch.float64)
-    cache.storage.fill_(torch.nan)  # what nobody has written must not matter
+    cache = ContextCache(ranks, [None, 7], 2, 64, HK, D, dtype=torch.float64, stored=stored)
+    cache.storage.fill_(torch.nan if stored is None else 255)
+    return cache
+
+
+def as_stored(x, stored):
+    """Return keys or values as a cache gives them back."""
+    if stored is None:
+        return x
+    scale = dynamic_scale(x, stored)
+    return dequantised(quantised(x, scale, stored), scale, x.dtype)
+
+
+def attend_everywhere(stored):
+    """Return the largest errors of a chunk, a tree, a selection and scores on this rank."""
+    cache = poisoned(stored)
     sinks = torch.randn(HQ, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     q, k, v = inputs(max(LENGTHS))
     out, _ = cache.attend(NewHeads(0, q, k, v, rows_of(cache, len(k[0]))), sinks=sinks)
+    k, v = as_stored(k, stored), as_stored(v, stored)
     causal = torch.ones(len(k[0]), len(k[0]), dtype=torch.bool).tril()
     errors = {"chunk": max(error(out[b], dense(q[b], k[b], v[b], causal, sinks)) for b in (0, 1))}
     cache.seqlens = torch.tensor(LENGTHS, dtype=torch.int32)
@@ -63,6 +80,7 @@ def attend_everywhere():
     out, _, _ = cache.attend_and_collect(
         NewHeads(0, new_q, new_k, new_v, rows), collected=collected, **options
     )
+    new_k, new_v = as_stored(new_k, stored), as_stored(new_v, stored)
     scores, logits = cache.gathered(collected), []
     errors["tree"], errors["scores"] = 0.0, 0.0
     for b, length in enumerate(LENGTHS):
@@ -105,13 +123,11 @@ def attend_everywhere():
     return errors
 
 
-def attend_split():
+def attend_split(stored):
     """Return the largest error of this rank's share of ragged rows, for each kind of layer."""
-    ranks = ContextParallel(block_size=BLOCK)
-    cache = ContextCache(ranks, [None, 7], 2, 64, HK, D, dtype=torch.float64)
-    count = sum(LENGTHS)
+    cache, count = poisoned(stored), sum(LENGTHS)
     share = count // 2 + 1  # the first request's end comes second, and two rows are nobody's
-    first = ranks.rank * share
+    first = cache.ranks.rank * share
     q, k, v = (torch.cat([x[0], x[1, :5]]) for x in inputs(LENGTHS[0]))
     padded = [torch.nn.functional.pad(x, (0, 0, 0, 0, 0, 2), value=7.0) for x in (q, k, v)]
     own = [x[first : first + share] for x in padded]
@@ -125,7 +141,8 @@ def attend_split():
     for layer, window in enumerate((None, 7)):
         visible = causal if window is None else causal & (distance < window)
         out = cache.attend_split(NewHeads(layer, *own, rows), first, window=window, **ragged)
-        expected = dense(q, k, v, visible)[first : first + share]
+        keys, values = as_stored(k, stored), as_stored(v, stored)
+        expected = dense(q, keys, values, visible)[first : first + share]
         errors.append(error(out[: len(expected)], expected))
     return max(errors)
 
@@ -134,14 +151,16 @@ def error(found, expected):
     return float((found - expected).abs().max())
 
 
-def test_attention_of_two_ranks_is_that_to_all_keys(two_ranks):
-    for errors in two_ranks(attend_everywhere):
+@pytest.mark.parametrize("stored", STORED, ids=str)
+def test_attention_of_two_ranks_is_that_to_all_keys(two_ranks, stored):
+    for errors in two_ranks(attend_everywhere, stored):
         assert errors.keys() == {"chunk", "tree", "scores", "selected", "retired"}
         assert max(errors.values()) < 1e-12, errors
 
 
-def test_ranks_share_the_rows_of_a_chunk(two_ranks):
-    assert max(two_ranks(attend_split)) < 1e-12
+@pytest.mark.parametrize("stored", STORED, ids=str)
+def test_ranks_share_the_rows_of_a_chunk(two_ranks, stored):
+    assert max(two_ranks(attend_split, stored)) < 1e-12
 
 
 def count_bytes(rows, dtype):
@@ -183,7 +202,7 @@ def test_a_rank_keeps_its_share_of_the_cache(monkeypatch, ranks, share):
     alone = lambda _, q, attend: (q[None], q[None, ..., 0].contiguous())  # noqa: E731
     monkeypatch.setattr(ContextCache, "_exchanged", alone)
     cache.attend(NewHeads(0, q, k, v, rows_of(cache, tree.size, tree.packed_mask)))
-    held = cache.storage.nbytes + cache._staged.nbytes
+    held = cache.storage.nbytes + cache._staging.nodes.nbytes
     assert held <= share * KVCache(2, 1, capacity, HK, D).storage.nbytes
 
 

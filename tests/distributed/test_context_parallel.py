@@ -33,9 +33,26 @@ def test_sampled_texts_of_two_ranks_are_those_of_one(two_ranks):
     assert two_ranks(texts, ["qwen3"], SOME, BLOCK, options) == [one, one]
 
 
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+@pytest.mark.parametrize("family", ["qwen3", "gpt_oss"])
+def test_over_caches_of_8_bits_texts_of_two_ranks_are_those_of_one(two_ranks, family, kv_dtype):
+    options = {"kv_dtype": kv_dtype}
+    one = texts([family], SOME, None, options)
+    assert set(map(str, one.values())) == {str(one[family, "plain"])}
+    assert two_ranks(texts, [family], SOME, BLOCK, options) == [one, one]
+
+
+def test_over_a_cache_of_8_bits_modules_and_recordings_of_ranks_agree(two_ranks):
+    options = {"kv_dtype": "int8", "compile": "off", "temperature": 1.0, "seed": 3, "top_k": 0}
+    one = texts(["qwen3"], SOME, None, options)
+    for compile in ("off", "on"):
+        assert two_ranks(texts, ["qwen3"], SOME, BLOCK, options | {"compile": compile}) == [one] * 2
+
+
 def test_two_ranks_select_for_each_head_what_one_selects(two_ranks):
-    one = vegas_per_head(None)
-    assert two_ranks(vegas_per_head, BLOCK) == [one, one]
+    for kv_dtype in (None, "int8"):
+        one = vegas_per_head(None, kv_dtype)
+        assert two_ranks(vegas_per_head, BLOCK, kv_dtype) == [one, one]
 
 
 @pytest.mark.slow
@@ -43,5 +60,6 @@ def test_two_ranks_select_for_each_head_what_one_selects(two_ranks):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_all_methods_say_on_several_ranks_what_they_say_on_one(request, size, family):
     ranks = request.getfixturevalue({2: "two_ranks", 4: "four_ranks"}[size])
-    one = texts([family], NAMES, None)
-    assert ranks(texts, [family], NAMES, BLOCK) == [one] * size
+    for options in ({}, {"kv_dtype": "int8"}):
+        one = texts([family], NAMES, None, options)
+        assert ranks(texts, [family], NAMES, BLOCK, options) == [one] * size

@@ -16,11 +16,12 @@ PATH = torch.tensor([[1, 4]])  # of the tree
 
 
 @torch.no_grad()
-def verified(family, name, dtype, ranks=None):
+def verified(family, name, dtype, kv_dtype, ranks=None):
     """Return logits and scores of two passes, the second behind a path of the first."""
     model, tree = tiny_model(family).to(dtype), TREES[name]
     (prompt,) = prompts([PROMPT])
-    target = Target(model, 1, CAPACITY, lockstep=ranks and Lockstep.of(model, ranks))
+    lockstep = ranks and Lockstep.of(model, ranks)
+    target = Target(model, 1, CAPACITY, lockstep=lockstep, kv_dtype=kv_dtype)
     assert is_recorded(target) == (dtype == torch.float32)
     target.prefill([prompt], 16)
     found, tokens = [], prompts([tree.size])[0][None]
@@ -34,14 +35,15 @@ def verified(family, name, dtype, ranks=None):
     return found
 
 
-def verified_by_ranks(family, name):
-    return verified(family, name, torch.float32, ContextParallel(block_size=BLOCK))
+def verified_by_ranks(family, name, kv_dtype):
+    return verified(family, name, torch.float32, kv_dtype, ContextParallel(block_size=BLOCK))
 
 
+@pytest.mark.parametrize("kv_dtype", [None, "int8"])
 @pytest.mark.parametrize("name", TREES)
 @pytest.mark.parametrize("family", ["qwen3-sliding", "gemma2"])
-def test_recorded_passes_of_two_ranks_are_the_models_own(two_ranks, family, name):
-    expected = verified(family, name, torch.float64)
-    for found in two_ranks(verified_by_ranks, family, name):
+def test_recorded_passes_of_two_ranks_are_the_models_own(two_ranks, family, name, kv_dtype):
+    expected = verified(family, name, torch.float64, kv_dtype)
+    for found in two_ranks(verified_by_ranks, family, name, kv_dtype):
         for ours, theirs in zip(found, expected, strict=True):
             torch.testing.assert_close(ours, theirs.float(), atol=2e-5, rtol=1e-4)

@@ -16,10 +16,11 @@ from torch.nn.functional import pad
 from specattn.distributed.group import Buffer, ContextParallel
 from specattn.distributed.selection import OwnShares, best_of_all
 from specattn.distributed.sharding import Sharding
+from specattn.distributed.staging import Staging
 from specattn.kv_cache import KVCache, NewHeads, NewRows
 from specattn.ops import (
     hybrid_tree_attention,
-    importance_scores,
+    merge_state,
     merge_states,
     sparse_gather_attention,
     verify_attention,
@@ -39,7 +40,9 @@ class ContextCache(KVCache):
     which holds fewest others.
 
     Rows of a chain are stored at once, each by the rank that its position belongs to. Nodes of a
-    tree are staged on every rank, which has computed them all, until `commit` says which stay.
+    tree are staged on every rank, which has computed them all, until `commit` says which stay. Of a
+    cache of 8 bits the last rank stages and rounds a chain's rows, too, and attends to what it has
+    staged: so a row has the same numbers in the pass that computes it as in all later ones.
 
     `capacity` is that of all ranks together. `storage` is [full layers, 2, batch, room + 1,
     kv_heads, head_dim]: the last slot takes the rows that belong to others, and is never read.
@@ -59,6 +62,7 @@ class ContextCache(KVCache):
         *,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        stored: torch.dtype | None = None,
     ):
         full, sliding = windows.count(None), len(windows) - windows.count(None)
         if not full:
@@ -69,14 +73,16 @@ class ContextCache(KVCache):
         )
         self.room = self.sharding.room(capacity)
         of_layer: Any = (batch, self.room + 1, kv_heads, head_dim)
-        options: Any = {"dtype": dtype, "device": device}
+        options: Any = {"dtype": dtype, "device": device, "stored": stored}
         super().__init__(full, *of_layer, **options)
         self._capacity, self._sliding = capacity, [window is not None for window in windows]
         self.whole: Any = None
         if sliding:
             self.whole = KVCache(sliding, batch, capacity, kv_heads, head_dim, **options)
         self.holds_new = self.sharding.rank == self.sharding.ranks - 1
-        self._staged = self.storage.new_empty(full, 2, batch, 0, kv_heads, head_dim)
+        self.reads_staged = self.holds_new and stored is not None
+        self.reads_new = self.holds_new and stored is None
+        self._staging = Staging(full, batch, kv_heads, head_dim, **options)
         self._placed: tuple[NewRows, _Placed] | None = None
         self._shares = OwnShares(self.sharding)
         nothing = torch.zeros(batch, 1, dtype=torch.int32, device=device)
@@ -106,10 +112,14 @@ class ContextCache(KVCache):
         layer %= len(self._sliding)
         return self._sliding[:layer].count(self._sliding[layer])
 
-    def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return views of this rank's share of a full-attention layer, each [B, room, Hk, D]."""
-        k, v = self.storage[self.place(index)]
-        return k[:, : self.room], v[:, : self.room]
+    def rows(self, index: int) -> torch.Tensor:
+        """Return this rank's share of a full-attention layer, [2, B, room, Hk, ..]."""
+        return super().rows(index)[:, :, : self.room]
+
+    def places(self, slots: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        """Return slots of this rank as `write_kv` takes them, which leaves out others' rows."""
+        requests, own = slots
+        return (requests * self.room + own).masked_fill(own == self.room, -1)
 
     def attend(
         self,
@@ -152,11 +162,11 @@ class ContextCache(KVCache):
             # To a row here, those of its request in earlier shares are a prefix like any other.
             begin, end = cu_seqlens_q[:-1], cu_seqlens_q[1:]
             prefix = rows.prefix + (end.clamp(max=own.start) - begin).clamp_min(0)
-            k_cache, v_cache = (x[:, : rows.max_seqlen] for x in self.whole.layer(number))
+            options |= _read(self.whole, number, rows.max_seqlen)
             options["cu_seqlens_q"] = cu_seqlens_q.clamp(own.start, own.stop) - own.start
-            q, k, v = (x[: own.stop - own.start] for x in (q, k, v))
-            read = (q, k_cache, v_cache, prefix, k, v)
-            out, _ = hybrid_tree_attention(*read, window=window, sinks=sinks, **options)
+            options |= {"cache_seqlens": prefix, "k_tree": None, "v_tree": None}
+            q = q[: own.stop - own.start]
+            out, _ = hybrid_tree_attention(q, window=window, sinks=sinks, **options)
         else:
             q_all, k_all, v_all = self._all_rows(count, q, k, v)
             options["cu_seqlens_q"] = cu_seqlens_q
@@ -171,15 +181,16 @@ class ContextCache(KVCache):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Do what `KVCache.attend_and_collect` does; collected are this rank's tokens."""
         placed = self._store(new)
-        mask = new.rows.tree_mask if self.holds_new else placed.unseen
-        read = (new.q, *self.layer(new.layer), placed.prefix, new.k, new.v, mask)
-        options["sinks"] = sinks if self.holds_new else None
+        read = _read(self, new.layer) | {"cache_seqlens": placed.prefix, **options}
+        read |= {"k_tree": new.k, "v_tree": new.v, "sinks": sinks if self.reads_new else None}
+        read["tree_mask"] = new.rows.tree_mask if self.reads_new else placed.unseen
         collected = []
 
         def attend(out: torch.Tensor, lse: torch.Tensor) -> None:
-            collected.append(verify_attention(*read, out=out, lse=lse, **options)[2])
+            collected.append(verify_attention(new.q, out=out, lse=lse, **read)[2])
 
-        return *self._merged(new.q, attend), collected[0]
+        both = self._and_to_staged(attend, new, placed, sinks, options)
+        return *self._merged(new.q, both), collected[0]
 
     def attend_selected(
         self,
@@ -194,10 +205,11 @@ class ContextCache(KVCache):
         self._store(new)
         selected = self._shares.of(new.layer, indices, lengths)
         tree = (new.k, new.v) if self.holds_new else (None, None)
-        read = (new.q, *self.layer(new.layer), *selected, *tree)
+        options |= _read(self, new.layer) | dict(zip(("k_new", "v_new"), tree, strict=True))
+        options |= dict(zip(("indices", "index_lengths"), selected, strict=True))
         options["sinks"] = sinks if self.holds_new else None
         return self._merged(
-            new.q, lambda out, lse: sparse_gather_attention(*read, out=out, lse=lse, **options)
+            new.q, lambda out, lse: sparse_gather_attention(new.q, out=out, lse=lse, **options)
         )
 
     def attend_committed(
@@ -206,16 +218,14 @@ class ContextCache(KVCache):
         """Do what `KVCache.attend_committed` does."""
         if self._sliding[layer]:
             return self.whole.attend_committed(self.place(layer), q, seqlens, unseen)
-        cache, prefix = self.layer(layer), self.sharding.held(seqlens)
-        return self._merged(
-            q, lambda out, lse: self._attend_to_prefix(q, cache, prefix, out=out, lse=lse)
-        )
+        read = {"cache_seqlens": self.sharding.held(seqlens), **_read(self, layer)}
+        return self._merged(q, lambda out, lse: self._attend_to_prefix(q, out=out, lse=lse, **read))
 
     def importance_scores(
         self, layer: int, q: torch.Tensor, seqlens: torch.Tensor, longest: int | None = None
     ) -> torch.Tensor:
         """Return what `KVCache.importance_scores` does: every rank scores its own tokens."""
-        own = importance_scores(q, self.layer(layer)[0], self.sharding.held(seqlens))
+        own = super().importance_scores(layer, q, self.sharding.held(seqlens))
         return self.gathered(own)[..., :longest]
 
     def gathered(self, scores: torch.Tensor, unit: int = 1) -> torch.Tensor:
@@ -255,7 +265,7 @@ class ContextCache(KVCache):
             requests, positions = self.slots(path.shape[1])
             keep = torch.arange(path.shape[1], device=path.device) <= counts[:, None]
             slots = self._own_slots(positions, keep)
-            self.storage[:, :, requests, slots] = self._staged[:, :, requests, path]
+            self.storage[:, :, requests, slots] = self._staging.nodes.storage[:, :, requests, path]
         self.seqlens = self.seqlens + (counts + 1).to(torch.int32)
 
     def retire(self, finished: Sequence[bool]) -> list[int]:
@@ -264,15 +274,9 @@ class ContextCache(KVCache):
             self.whole.seqlens = self.seqlens
             self.whole.retire(finished)
         rows = super().retire(finished)
-        self._staged = self._staged[:, :, : len(rows)]
+        self._staging.retire(finished)
         self._everything = self._everything[0][: len(rows)], self._everything[1][: len(rows)]
         return rows
-
-    def _up_to(self, layer: int, max_seqlen: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return a layer's keys and values as far as texts of `max_seqlen` tokens reach."""
-        k, v = self.layer(layer)
-        most = self.sharding.room(max_seqlen)
-        return k[:, :most], v[:, :most]
 
     def placing(self, prefix: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return how much of `prefix` this rank holds, and where `write_kv` puts the rows behind.
@@ -283,7 +287,7 @@ class ContextCache(KVCache):
         sharding, prefixes = self.sharding, prefix.tolist()
         places = [
             [
-                sharding.slots(at) + request * (self.room + 1) if sharding.is_mine(at) else -1
+                sharding.slots(at) + request * self.room if sharding.is_mine(at) else -1
                 for at in range(length, length + count)
             ]
             for request, length in enumerate(prefixes)
@@ -291,13 +295,9 @@ class ContextCache(KVCache):
         held = [sharding.held(length) for length in prefixes]
         return torch.tensor(held, dtype=torch.int32), torch.tensor(places, dtype=torch.int32)
 
-    def stage(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Keep keys and values of the nodes of a tree until `commit`."""
-        if self._staged.shape[3] < k.shape[1]:
-            layers, two, batch, _, *head = self._staged.shape
-            self._staged = self.storage.new_empty(layers, two, batch, k.shape[1], *head)
-        for half, x in zip(self._staged[self.place(layer)], (k, v), strict=True):
-            half[:, : x.shape[1]] = x
+    def staging(self, layer: int, count: int, chain: bool) -> tuple[KVCache, int]:
+        """Return where `count` new rows of a layer are staged: in which layer of what cache."""
+        return self._staging.room(self.place(layer), count, chain)
 
     def state_buffer(self, q: torch.Tensor) -> Buffer:
         """Return memory for the states of all ranks, given queries [B, T, Hq, D]."""
@@ -318,20 +318,22 @@ class ContextCache(KVCache):
         """Store new keys and values of a full-attention layer."""
         if self._placed is None or self._placed[0] is not new.rows:
             self._placed = new.rows, self._place(new.rows, new.k.shape[1])
-        placed = self._placed[1]
-        if new.rows.tree_mask is not None:
-            self.stage(new.layer, new.k, new.v)
-            return placed
-        for half, x in zip(self.storage[self.place(new.layer)], (new.k, new.v), strict=True):
-            half[placed.slots] = x
+        placed, chain = self._placed[1], new.rows.tree_mask is None
+        if chain:
+            self.write(new.layer, new.k, new.v, placed.slots)
+        if self.reads_staged or not chain:
+            staged, place = self.staging(new.layer, placed.most, chain)
+            staged.write(place, new.k, new.v, placed.staged)
         return placed
 
     def _place(self, rows: NewRows, count: int) -> _Placed:
         requests, positions = rows.slots
         words = -(-count // 64)
         unseen = torch.zeros(count, words, dtype=torch.int64, device=positions.device)
-        slots = requests, self._own_slots(positions)
-        return _Placed(slots, self.sharding.held(rows.prefix), unseen)
+        staged = positions - rows.prefix[requests]
+        most = count if positions.dim() == 2 else int(staged.max()) + 1
+        own, prefix = self._own_slots(positions), self.sharding.held(rows.prefix)
+        return _Placed((requests, own), prefix, unseen, most, (requests, staged))
 
     def _all_rows(self, count: int, *own: torch.Tensor) -> list[torch.Tensor]:
         """Return the rows [count, ...] of which every rank has a share."""
@@ -340,22 +342,50 @@ class ContextCache(KVCache):
     def _states(self, new: NewHeads, sinks: torch.Tensor | None, options: dict[str, Any]) -> State:
         """Store new keys and values; return the states of all ranks, [ranks, B, T, ...]."""
         placed = self._store(new)
-        cache = self._up_to(new.layer, new.rows.max_seqlen)
+        read = _read(self, new.layer, self.sharding.room(new.rows.max_seqlen))
+        read |= {"cache_seqlens": placed.prefix, **options}
+        tree: Any = {"k_tree": new.k, "v_tree": new.v}
+        tree |= {"tree_mask": new.rows.tree_mask, "sinks": sinks}
 
         def attend(out: torch.Tensor, lse: torch.Tensor) -> None:
-            state: Any = {"out": out, "lse": lse, **options}
-            if self.holds_new:
-                tree = (new.k, new.v, new.rows.tree_mask)
-                hybrid_tree_attention(new.q, *cache, placed.prefix, *tree, sinks=sinks, **state)
+            if self.reads_new:
+                hybrid_tree_attention(new.q, out=out, lse=lse, **read, **tree)
             else:
-                self._attend_to_prefix(new.q, cache, placed.prefix, **state)
+                self._attend_to_prefix(new.q, out=out, lse=lse, **read)
 
-        return self._exchanged(new.q, attend)
+        return self._exchanged(new.q, self._and_to_staged(attend, new, placed, sinks, options))
 
-    def _attend_to_prefix(
-        self, q: torch.Tensor, cache: State, prefix: torch.Tensor, **options: Any
-    ) -> None:
-        sparse_gather_attention(q, *cache, *self._everything, cache_seqlens=prefix, **options)
+    def _attend_to_prefix(self, q: torch.Tensor, **options: Any) -> None:
+        indices, lengths = self._everything
+        sparse_gather_attention(q, indices=indices, index_lengths=lengths, **options)
+
+    def _and_to_staged(
+        self,
+        attend: Attend,
+        new: NewHeads,
+        placed: _Placed,
+        sinks: torch.Tensor | None,
+        options: dict[str, Any],
+    ) -> Attend:
+        """Return what attends to the new rows, too, as they are stored; `attend` if not here."""
+        if not self.reads_staged:
+            return attend
+        names = ("softmax_scale", "softcap", "cu_seqlens_q", "max_seqlen_q")
+        read: Any = {name: options[name] for name in names if name in options}
+        staged, place = self.staging(new.layer, placed.most, new.rows.tree_mask is None)
+        read |= _read(staged, place, placed.most)
+        read |= {"cache_seqlens": torch.zeros_like(placed.prefix), "sinks": sinks}
+        read |= {"k_tree": None, "v_tree": None, "tree_mask": new.rows.tree_mask}
+
+        def both(out: torch.Tensor, lse: torch.Tensor) -> None:
+            prefix = torch.empty_like(out), torch.empty_like(lse)
+            attend(*prefix)
+            states = [*prefix, *hybrid_tree_attention(new.q, **read), out, lse]
+            if out.dim() == 3:  # of ragged rows
+                states = [x[None] for x in states]
+            merge_state(*states[:4], out=states[4], lse=states[5])
+
+        return both
 
     def _merged(self, q: torch.Tensor, attend: Attend) -> State:
         """Let every rank attend to its keys, and return the state over all of them."""
@@ -376,3 +406,12 @@ class _Placed(NamedTuple):
     slots: tuple[torch.Tensor, torch.Tensor]
     prefix: torch.Tensor
     unseen: torch.Tensor  # a mask, packed: for ranks that do not attend to the new rows
+    most: int  # new rows of a request
+    staged: tuple[torch.Tensor, torch.Tensor]  # where they are staged
+
+
+def _read(cache: KVCache, layer: int, most: int | None = None) -> dict[str, Any]:
+    """Return a layer's keys, values and scales by the primitives' names, the first `most`."""
+    k, v = cache.layer(layer)
+    read = {"k_cache": k, "v_cache": v, **cache.scales(layer)}
+    return {name: x[:, :most] for name, x in read.items()}

@@ -258,7 +258,7 @@ def run(
     if (lockstep := Lockstep.of(model, options.context_parallel)) is not None:
         prompts = [row[begin:] for row, begin in zip(texts.rows, texts.padding, strict=True)]
         draw = options.seed, options.generator
-        seed = lockstep.begin(model, method, prompts, texts.limits, *draw)
+        seed = lockstep.begin(model, method, prompts, texts.limits, *draw, options.kv_dtype)
         options = replace(options, seed=seed)
         texts = texts._replace(criteria=lockstep.criteria(texts.criteria))
     target = Target(model, len(lengths), needed, options.compile, lockstep, options.kv_dtype)

@@ -87,10 +87,10 @@ class Target(CachedModel):
     Raises
     ------
     ValueError
-        `kv_dtype` is unknown, or ranks share the cache; the model does not compute with our
-        attention what it computes with its own (`prove`), its rope depends on the length, or it is
-        spread over several devices; with ``compile="on"``, it cannot be compiled; with `lockstep`,
-        no layer of it has full attention.
+        `kv_dtype` is unknown; the model does not compute with our attention what it computes with
+        its own (`prove`), its rope depends on the length, or it is spread over several devices;
+        with ``compile="on"``, it cannot be compiled; with `lockstep`, no layer of it has full
+        attention.
     """
 
     def __init__(
@@ -106,8 +106,6 @@ class Target(CachedModel):
         check_supported(model.config)
         if kv_dtype is not None and kv_dtype not in KV_DTYPES:
             raise ValueError(f"kv_dtype: expected None or one of {[*KV_DTYPES]}, got {kv_dtype!r}")
-        if kv_dtype is not None and lockstep is not None and lockstep.context is not None:
-            raise ValueError(f"kv_dtype={kv_dtype!r}: a cache that ranks share has no 8 bits yet")
         model = text_model(model)
         if quantize is not None:
             model = quantised(model, quantize)
@@ -124,8 +122,8 @@ class Target(CachedModel):
         self.q_heads = model.config.num_attention_heads
         if self.tensor_parallel is not None:
             self.q_heads, kv_heads = self.tensor_parallel.heads(self.q_heads, kv_heads)
+        stored = None if kv_dtype is None else KV_DTYPES[kv_dtype]
         if lockstep is None or lockstep.context is None:
-            stored = None if kv_dtype is None else KV_DTYPES[kv_dtype]
             cache = new_cache(model, batch, capacity, stored=stored)
         elif has_states(model.config) or has_latents(model.config):
             kind = model.config.model_type
@@ -133,7 +131,7 @@ class Target(CachedModel):
             raise ValueError(f"models of type {kind!r} keep {kept}, which ranks do not share yet")
         else:
             size: Any = (batch, capacity, kv_heads, head_dim)
-            where: Any = {"dtype": model.dtype, "device": model.device}
+            where: Any = {"dtype": model.dtype, "device": model.device, "stored": stored}
             cache = ContextCache(lockstep.context, windows, *size, **where)
         super().__init__(model, cache, windows)
         self._compile = compile

@@ -165,6 +165,10 @@ class LayerAttention:
     def __init__(self, cache: KVCache, windows: list[int | None]):
         self.cache, self.windows = cache, windows
 
+    def key(self, plan: Pass) -> Any:
+        """Return what recordings differ by beside their inputs: nothing."""
+        return None
+
     def inputs(self, plan: Pass) -> dict[str, torch.Tensor]:
         """Return what changes from pass to pass beside what every pass has."""
         given = plan.selector._asdict() if isinstance(plan.selector, Selection) else {}
@@ -176,8 +180,8 @@ class LayerAttention:
         """Whether full-attention layers must attend in Python."""
         return not (plan.selector is None or isinstance(plan.selector, Selection))
 
-    def store(self, n: int) -> Store | None:
-        """Return where layer n stores its heads as it rotates them; None where it does not."""
+    def store(self, n: int, count: int, chain: bool) -> Store | None:
+        """Return where layer n stores the heads of `count` rows as it rotates them, if it does."""
         return store_of(self.cache, n)
 
     def attend(
@@ -214,10 +218,10 @@ class LayerAttention:
         return ops.hybrid_tree_attention(*read, **options)
 
 
-def store_of(cache: KVCache, layer: int) -> Store:
-    """Return where a layer's keys and values lie, and their scales."""
-    scales = tuple(cache.scales(layer).values()) or (None, None)
-    return Store(cache.layer(layer), scales=scales)
+def store_of(cache: KVCache, layer: int, slot: int | None = None) -> Store:
+    """Return where a layer's keys and values lie, and their scales; written from `slot` on."""
+    scales: Any = tuple(cache.scales(layer).values()) or (None, None)
+    return Store(cache.layer(layer), slot, scales)
 
 
 class Collected(NamedTuple):
@@ -279,10 +283,11 @@ class KernelRunner(Runner):
             return super().run(plan, tokens)
         in_python = plan.capture.needs_python or self.attention.in_python(plan)
         collected = () if plan.capture.needs_python else plan.capture.rows
+        given = in_python, collected, plan.capture.per_head
         own_states = plan.states is plan.cache.states
-        key = in_python, collected, plan.capture.per_head, own_states, plan.feature_layers
+        key = *given, own_states, plan.feature_layers, self.attention.key(plan)
         self._plan = plan
-        program = partial(self._pass, *key[:3])
+        program = partial(self._pass, *given)
         logits, features, scores = self._passes.run(key, program, self._inputs(plan, tokens))
         scores = plan.scores if scores is None else scores
         return self._handed_out(plan, logits, features, scores, plan.queries)
@@ -328,7 +333,8 @@ class KernelRunner(Runner):
                 of_latents = latent_heads(ops, weights, x, turned)
                 return absorbed(ops, weights, of_latents, lambda *new: to_cache(n, new, scale))
             place = Place(*self._angles[weights.rope], inputs["prefix"], inputs.get("depths"))
-            heads = rotated(ops, weights, x, head_dim, place, self.attention.store(n))
+            to = self.attention.store(n, tokens.shape[1], "mask within None" not in inputs)
+            heads = rotated(ops, weights, x, head_dim, place, to)
             scale = {"softmax_scale": weights.scaling, "softcap": weights.softcap}
             return to_cache(n, heads, scale | {"sinks": weights.sinks})
 

@@ -58,6 +58,7 @@ class Lockstep:
         limits: Sequence[int],
         seed: int | None,
         generator: torch.Generator | None,
+        kv_dtype: str | None,
     ) -> int:
         """Check that all ranks were given the same run; return its seed, by default rank 0's.
 
@@ -80,6 +81,7 @@ class Lockstep:
                 "block_size": self.context and self.context.block_size,
                 "threads": torch.get_num_threads(),
                 "dtype": model.dtype,
+                "kv_dtype": kv_dtype,
                 "a model of type": model.config.model_type,
                 "method": f"{method.name} with {options}",
                 "prompts of checksum": zlib.crc32(repr(tokens).encode()),

@@ -12,8 +12,7 @@ from typing import NamedTuple
 import torch
 import triton
 
-from specattn import gpu_record
-
+from .. import gpu_record
 from ._bfloat16 import INTERPRETED
 
 

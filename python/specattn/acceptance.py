@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import torch
 
-from specattn.tree import Tree
+from .tree import Tree
 
 __all__ = [
     "Accepted",

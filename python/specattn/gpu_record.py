@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from specattn._version import __version__
-from specattn.files import cache_folder, write_atomically
+from ._version import __version__
+from .files import cache_folder, write_atomically
 
 SCHEMA = 2
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}

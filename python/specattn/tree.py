@@ -9,7 +9,7 @@ from functools import cached_property, partial
 
 import torch
 
-from specattn.reference.tree_mask import pack_tree_mask
+from .reference.tree_mask import pack_tree_mask
 
 _ROOT, _PADDING = -1, -1
 

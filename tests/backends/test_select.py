@@ -207,8 +207,8 @@ def test_backend_that_does_not_import_says_so(others):
 
 
 def test_a_function_is_found_in_the_file_of_its_name():
-    assert function_named("tree_attention", "specattn.reference").__name__ == "tree_attention"
-    assert function_named("no_such_attention", "specattn.reference") is None
+    assert function_named("tree_attention", "reference").__name__ == "tree_attention"
+    assert function_named("no_such_attention", "reference") is None
 
 
 def test_a_file_that_imports_what_is_missing_is_an_error(monkeypatch, tmp_path):
@@ -217,4 +217,4 @@ def test_a_file_that_imports_what_is_missing_is_an_error(monkeypatch, tmp_path):
     (tmp_path / "needs_more.py").write_text("import no_such_library")
     monkeypatch.setattr(reference, "__path__", [*reference.__path__, str(tmp_path)])
     with pytest.raises(ModuleNotFoundError, match="no_such_library"):
-        function_named("needs_more", "specattn.reference")
+        function_named("needs_more", "reference")

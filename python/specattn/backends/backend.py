@@ -9,6 +9,10 @@ from dataclasses import dataclass
 import torch
 
 Kernel = Callable[..., None]  # takes an operator's arguments and writes into the last ones
+# What this copy of the package is called, and its operators in `torch.ops`: two copies in one
+# process, of which one was loaded from a folder, have names of their own.
+PACKAGE = __name__.rpartition(".")[0].rpartition(".")[0]
+NAMESPACE = PACKAGE.replace(".", "_")
 
 
 class NotServed(Exception):  # noqa: N818 - no error: the next backend takes the call
@@ -40,21 +44,26 @@ class Backend:
     trims: bool = False
 
 
+def operator_named(op: str) -> torch._ops.OpOverload:
+    """Return an operator of `torch.ops`."""
+    return getattr(getattr(torch.ops, NAMESPACE), op).default
+
+
 def plain_arguments(op: str) -> list[int]:
     """Return which of an operator's arguments are no tensors."""
-    arguments = getattr(torch.ops.specattn, op).default._schema.arguments
+    arguments = operator_named(op)._schema.arguments
     return [i for i, argument in enumerate(arguments) if "Tensor" not in str(argument.type)]
 
 
 def written_arguments(op: str) -> list[int]:
     """Return which of an operator's arguments it writes."""
-    arguments = getattr(torch.ops.specattn, op).default._schema.arguments
+    arguments = operator_named(op)._schema.arguments
     return [i for i, x in enumerate(arguments) if x.alias_info and x.alias_info.is_write]
 
 
 def function_named(op: str, package: str) -> Callable | None:
-    """Return the function `op` of the package's file of the same name, or None without one."""
-    file = f"{package}.{op}"
+    """Return the function `op` of our package's file of the same name, or None without one."""
+    file = f"{PACKAGE}.{package}.{op}"
     try:
         return getattr(importlib.import_module(file), op)
     except ModuleNotFoundError as error:

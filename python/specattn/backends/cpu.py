@@ -7,12 +7,12 @@ import importlib.util
 
 import torch
 
-from .backend import Backend, Kernel, NotServed
+from .backend import PACKAGE, Backend, Kernel, NotServed
 
 
 def _why_not(device: str | None) -> str | None:
-    if importlib.util.find_spec("specattn._cpu") is None:
-        return "specattn._cpu is not built"
+    if importlib.util.find_spec(f"{PACKAGE}._cpu") is None:
+        return f"{PACKAGE}._cpu is not built"
     return None if device in (None, "cpu") else "it serves CPU tensors only"
 
 
@@ -25,7 +25,7 @@ _WITH_HEADS = (*_WITH_VALUES, "importance_scores", "merge_state", "merge_states"
 
 
 def _find(op: str) -> Kernel | None:
-    function = getattr(importlib.import_module("specattn._cpu"), op, None)
+    function = getattr(importlib.import_module(f"{PACKAGE}._cpu"), op, None)
     if function is None or op not in _WITH_HEADS:
         return function and (lambda *args: function(*args, torch.get_num_threads()))
 

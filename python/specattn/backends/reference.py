@@ -7,13 +7,12 @@ from collections.abc import Callable
 
 import torch
 
-from specattn.reference._ragged import shared_by_requests
-
+from ..reference._ragged import shared_by_requests
 from .backend import Backend, Kernel, function_named
 
 
 def _find(op: str) -> Kernel | None:
-    function = function_named(op, "specattn.reference")
+    function = function_named(op, "reference")
     return function and torch.no_grad()(_write_results(function))
 
 

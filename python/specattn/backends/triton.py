@@ -44,10 +44,10 @@ def _find(op: str) -> Kernel | None:
     if op in _PRODUCTS:
         product = reference.BACKEND.find(op)
         return product and (lambda *args, form=None: product(*args))
-    function = function_named(op, "specattn.triton_kernels")
+    function = function_named(op, "triton_kernels")
     if function is None:
         return None
-    from specattn.triton_kernels._launch import Prepared  # needs triton, as the function does
+    from ..triton_kernels._launch import Prepared  # needs triton, as the function does
 
     prepared = Prepared(function, plain_arguments(op))
     why_not = getattr(sys.modules[function.__module__], "not_served", None)

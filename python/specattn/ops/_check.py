@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from specattn.reference._codes import BLOCK, packed_bytes
-from specattn.reference._eight_bits import EIGHT_BITS
-from specattn.reference.tree_mask import WORD_BITS
-
+from ..reference._codes import BLOCK, packed_bytes
+from ..reference._eight_bits import EIGHT_BITS
+from ..reference.tree_mask import WORD_BITS
 from ._recent import Recent
 
 FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

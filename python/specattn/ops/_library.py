@@ -13,13 +13,13 @@ from itertools import pairwise
 
 import torch
 
-from specattn.backends.backend import NotServed
-from specattn.backends.select import chosen
-from specattn.reference._attention import capacity_of
+from ..backends.backend import NAMESPACE, NotServed, operator_named
+from ..backends.select import chosen
+from ..reference._attention import capacity_of
 
 CACHE = "Tensor q, Tensor k_cache, Tensor v_cache"
 STATE = "Tensor(a!) out, Tensor(b!) lse"
-_LIBRARY = torch.library.Library("specattn", "DEF")
+_LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 _implementations: dict[torch._ops.OpOverload, Callable[..., None]] = {}
 
 
@@ -27,11 +27,11 @@ def define(signature: str) -> torch._ops.OpOverload:
     """Register the torch operator ``name(arguments)``, served by the kernels of its name."""
     op = signature.partition("(")[0]
     _LIBRARY.define(f"{signature} -> ()", tags=(torch.Tag.pt2_compliant_tag,))
-    operator = getattr(torch.ops.specattn, op).default
+    operator = operator_named(op)
     implementation = _implementation(op, [x.name for x in operator._schema.arguments])
     for device in ("CPU", "CUDA"):
         _LIBRARY.impl(op, implementation, device)
-    torch.library.register_fake(f"specattn::{op}", lambda *args: None, lib=_LIBRARY)
+    torch.library.register_fake(f"{NAMESPACE}::{op}", lambda *args: None, lib=_LIBRARY)
     _implementations[operator] = implementation
     return operator
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from specattn.reference._eight_bits import EIGHT_BITS
-
+from ..reference._eight_bits import EIGHT_BITS
 from ._check import check_option
 from ._options import number
 

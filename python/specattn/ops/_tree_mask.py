@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from specattn.reference.tree_mask import (
+from ..reference.tree_mask import (
     pack_tree_mask,
     tree_depths,
     trim_tree_mask,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from specattn.reference.select_topk import selection_size
-
+from ..reference.select_topk import selection_size
 from ._check import check_option, check_tensors
 from ._library import call, define
 from ._options import number

@@ -33,7 +33,7 @@ def problem(seed):
 
 def check(arch, seeds):
     """Select in two orders, held in registers and in tiles; equality, or AssertionError."""
-    module = function_named("select_topk", "specattn.triton_kernels").__globals__
+    module = function_named("select_topk", "triton_kernels").__globals__
     orders = (Options(count=False), Options(warps=1, blocks=seeds[0], count=False))
     for seed in seeds:
         scores, lengths, options = problem(seed)

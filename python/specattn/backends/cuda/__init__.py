@@ -7,8 +7,7 @@ import importlib.util
 
 import torch
 
-from specattn import gpu_record
-
+from ... import gpu_record
 from ..backend import Backend, Kernel, plain_arguments
 
 _PLANNERS = {

@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from specattn import gpu_record
-from specattn.reference._eight_bits import EIGHT_BITS
-
+from ... import gpu_record
+from ...reference._eight_bits import EIGHT_BITS
 from ..backend import NotServed
 from .build import Device, Program
 from .launch import Plan

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from specattn.files import cache_folder, write_atomically
+from ...files import cache_folder, write_atomically
 
 _HERE = Path(__file__).resolve().parent
 _PLACES = (_HERE.parents[3] / "csrc" / "cuda", _HERE / "sources")

@@ -48,6 +48,9 @@ class Options:
     sample
         Whether to execute few blocks only, the first, the second and the last along each axis, and
         to count the second for all in between. Then results are not whole.
+    cut
+        Whether products of matrices cut their sums off every 8 products, as tensor cores may,
+        instead of rounding once; this one shows in the last bits.
     """
 
     copies: str = "wait"
@@ -56,6 +59,7 @@ class Options:
     wave: int = 32
     count: bool = True
     sample: bool = False
+    cut: bool = False
 
 
 @dataclass(eq=False)

@@ -74,11 +74,21 @@ def fragments_c(tile):
     return np.ascontiguousarray(x).reshape(columns // 2, warps * 32)
 
 
-def product(a, b, c):
-    """Return a @ b^T + c in float32, batched; each operand is (values, undefined or None)."""
-    total = a[0].astype(np.float64) @ b[0].astype(np.float64).swapaxes(-1, -2)
-    if c is not None:
-        total = total + c[0]
+CUT = 8  # products that are added before a sum is cut off
+
+
+def product(a, b, c, cut=False):
+    """Return a @ b^T + c in float32, batched; each operand is (values, undefined or None).
+
+    With ``cut`` every sum of 8 products is cut off to float32, as coarse as tensor cores may be.
+    """
+    left, right = a[0].astype(np.float64), b[0].astype(np.float64).swapaxes(-1, -2)
+    total = 0.0 if c is None else c[0].astype(np.float64)
+    step = CUT if cut else left.shape[-1]
+    for k in range(0, left.shape[-1], step):
+        total = total + left[..., k : k + step] @ right[..., k : k + step, :]
+        if cut:
+            total = _cut_off(total)
     undefined = None
     if any(x is not None and x[1] is not None for x in (a, b, c)):
         undefined = np.zeros(total.shape, bool)
@@ -89,6 +99,12 @@ def product(a, b, c):
         if c is not None and c[1] is not None:
             undefined |= c[1]
     return total.astype(np.float32), undefined
+
+
+def _cut_off(x):
+    """Return the float32 nearest to each number that is not farther from 0 than it."""
+    y = x.astype(np.float32)
+    return np.where(np.abs(y) > np.abs(x), np.nextafter(y, np.float32(0)), y).astype(np.float64)
 
 
 def multiply(instruction, machine):
@@ -108,7 +124,7 @@ def multiply(instruction, machine):
     def run(mask, active):
         machine.whole_warps(active)
         tiles = apply(tile_a, a), apply(tile_b, b), apply(tile_c, c)
-        values, undefined = product(*tiles)
+        values, undefined = product(*tiles, machine.options.cut)
         shadows = [None] * 4 if undefined is None else fragments_c(undefined)
         for write, value, shadow in zip(writers, fragments_c(values), shadows, strict=True):
             write(value, shadow, mask)

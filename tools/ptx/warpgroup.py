@@ -265,7 +265,8 @@ def multiply(instruction, machine):
         if inputs["accumulate"].any():
             pairs = [(flying[r].value, flying[r].undefined) for r in targets]
             before = _accumulator(pairs, inputs["accumulate"], machine)
-        values, undefined = product(left, operand(inputs["b"], columns, item.groups), before)
+        right = operand(inputs["b"], columns, item.groups)
+        values, undefined = product(left, right, before, machine.options.cut)
         values = fragments_c(values.reshape(-1, 16, columns))
         shadows = [None] * len(targets)
         if undefined is not None:

@@ -197,6 +197,7 @@ def expectations(case):
 
 # Together and copies late; one warp after the other in some order, copies early, blocks shuffled.
 SCHEDULES = (Options(), Options(copies="issue", warps=1, blocks=1, count=False))
+CUT_OFF = (Options(count=False, cut=True),)  # as coarse as tensor cores may be
 
 
 def check(case, arch, schedules=SCHEDULES[:1], emulate=None):

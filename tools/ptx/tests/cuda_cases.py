@@ -15,7 +15,7 @@ from specattn.backends.cuda import build
 from .. import cuda_launch
 from ..cuda_launch import emulated_cuda
 from ..faults import Fault
-from .cases import SCHEDULES, Case, check
+from .cases import CUT_OFF, SCHEDULES, Case, check
 
 ARCHITECTURES = ("sm_80", "sm_90a")
 HEAD_DIMS = (64, 80, 96, 128, 256)
@@ -97,6 +97,11 @@ def drawn(seed):
 def check_selected(case, arch):
     """Execute a case in one order."""
     return check(case, arch, emulate=emulated_cuda)
+
+
+def check_cut_off(case, arch):
+    """Execute a case with tensor cores that cut sums off."""
+    return check(case, arch, CUT_OFF, emulate=emulated_cuda)
 
 
 def check_orders(case, arch):

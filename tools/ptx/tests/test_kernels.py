@@ -23,6 +23,13 @@ def test_selected(compiler_process, case, arch):
     compiler_process(cases.check, case, arch)
 
 
+@WHOLE
+@pytest.mark.parametrize(("case", "arch"), QUICK, ids=str)
+def test_tensor_cores_may_cut_sums_off(compiler_process, case, arch):
+    """The bounds hold on a GPU too, whose products are not summed as exactly as here."""
+    compiler_process(cases.check, case, arch, cases.CUT_OFF)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("case", cases.ALL, ids=str)

@@ -1,18 +1,13 @@
-"""What the CUDA C++ kernels take of a GPU: registers, spills, shared memory, as ptxas says.
+"""What the CUDA C++ kernels take of a GPU: registers, spills, shared memory, as NVRTC's ptxas says.
 
 `python -m tools.ptx.cuda_build ARCH` builds all, prints a line for each, and how long NVRTC took.
 """
 
 import itertools
 import re
-import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
-from pathlib import Path
-
-import triton
 
 from specattn.backends.backend import NotServed
 from specattn.backends.cuda import build, shape
@@ -45,8 +40,7 @@ def programs(name, arch):
         for element in range(3):
             yield build.Program("merge", (("ELEMENT", element),)), 128, 1
     elif name == "select_topk":
-        for held in range(2):
-            yield build.Program("select_topk", (("HELD", held),)), 512, 1
+        yield build.Program(name, ()), 512, 1
     else:
         dtype, _, D = name.split()
         sizes = itertools.product((16, 32, 64), range(2), range(3))
@@ -71,20 +65,13 @@ def built(name, arch):
 
 def _built(program, threads, blocks, arch):
     start = time.perf_counter()
-    ptx = build.compiled(program, arch, ptx=True).decode().rstrip("\0")
-    seconds = time.perf_counter() - start
-    return Built(program, *resources(ptx, arch), threads, blocks, seconds)
+    found = resources(program, arch)
+    return Built(program, *found, threads, blocks, time.perf_counter() - start)
 
 
-def resources(ptx, arch):
-    """Assemble PTX; return (registers, spilled bytes) of a thread, and bytes of static memory."""
-    folder = Path(triton.__file__).parent / "backends/nvidia/bin"
-    assembler = folder / ("ptxas-blackwell" if arch == "sm_100" else "ptxas")
-    with tempfile.TemporaryDirectory() as scratch:
-        source = Path(scratch, "kernel.ptx")
-        source.write_text(ptx)
-        command = [assembler, "-v", f"-arch={arch}", source, "-o", Path(scratch, "kernel.cubin")]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+def resources(program, arch):
+    """Build a program; return (registers, spilled bytes) of a thread, bytes of static memory."""
+    said = build.compiled_and_log(program, arch, "--ptxas-options=-v")[1]
     kinds = ("stack frame", "spill stores", "spill loads")
     spilled = sum(int(re.search(rf"(\d+) bytes {kind}", said)[1]) for kind in kinds)
     shared = re.search(r"(\d+) bytes smem", said)

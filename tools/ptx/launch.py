@@ -39,7 +39,8 @@ class Launched:
     counts: Counts
     kernel: object
     ptx: str
-    compiled: object = None
+    executed: list  # how often each instruction was
+    compiled: object = None  # Triton's kernel, or the CUDA program
 
 
 @contextmanager
@@ -102,12 +103,14 @@ class Runner:
             parsed, grid, threads, values + [bytes(8)] * hidden, compiled.metadata.shared,
             tensor_maps, tuple(keys),
         )  # fmt: skip
-        counts = Machine(launch, memory, self.options).run()
+        machine = Machine(launch, memory, self.options)
+        counts = machine.run()
         self.tensors.copy_back(memory)
         self.launched.append(
             Launched(
                 compiled.metadata.name, grid, warps_of(compiled),
-                compiled.metadata.shared, counts, parsed, compiled.asm["ptx"], compiled,
+                compiled.metadata.shared, counts, parsed, compiled.asm["ptx"], machine.executed,
+                compiled,
             )
         )  # fmt: skip
 

@@ -184,13 +184,13 @@ def _of_cuda(arch: str) -> str:
 
 
 def _resources(launched: Launched) -> tuple[int, int, str]:
-    if launched.compiled:
+    if hasattr(launched.compiled, "asm"):
         return resources(launched.compiled)
     from . import cuda_build
 
     arch = re.search(r"\.target (\w+)", launched.ptx)[1]
     units = "mma.sync" if "mma.sync" in launched.ptx else ""
-    return (*cuda_build.resources(launched.ptx, arch)[:2], units)
+    return (*cuda_build.resources(launched.compiled, arch)[:2], units)
 
 
 def _launch(launched: Launched, keys: int) -> Record:

@@ -56,6 +56,13 @@ def compiled(program: Program, arch: str, *, ptx: bool = False) -> bytes:
 
     Raises RuntimeError with NVRTC's log where that refuses it.
     """
+    return compiled_and_log(program, arch, ptx=ptx)[0]
+
+
+def compiled_and_log(
+    program: Program, arch: str, *more: str, ptx: bool = False
+) -> tuple[bytes, str]:
+    """Compile a program with more of NVRTC's options; return its log too."""
     from cupy.cuda import nvrtc
 
     headers = sorted(SOURCES.glob("*.cuh"))
@@ -65,8 +72,9 @@ def compiled(program: Program, arch: str, *, ptx: bool = False) -> bytes:
         source, f"{program.name}.cu", [header.read_bytes() for header in headers], names
     )
     try:
-        nvrtc.compileProgram(handle, _options(program, arch, ptx))
-        return nvrtc.getPTX(handle) if ptx else nvrtc.getCUBIN(handle)
+        nvrtc.compileProgram(handle, [*_options(program, arch, ptx), *more])
+        code = nvrtc.getPTX(handle) if ptx else nvrtc.getCUBIN(handle)
+        return code, nvrtc.getProgramLog(handle)
     except nvrtc.NVRTCError as error:
         log = nvrtc.getProgramLog(handle)
         raise RuntimeError(f"NVRTC does not compile {program} for {arch}: {log}") from error

@@ -347,8 +347,7 @@ extern "C" __global__ __launch_bounds__(kThreads,
     add_values(rows.out, value_matrices + stage * kStageBytes, x);
     stage = stage == kStages - 1 ? 0 : stage + 1;
   }
-  wait_for_copies<0>();
-  __syncthreads();
+  __syncthreads();  // every tile has been waited for
   collector.flush(p, w, me);
   finish(p, w, me, rows, reinterpret_cast<float*>(memory));
   if (w.live > 1) combine(p, w, p.counters_per_head);

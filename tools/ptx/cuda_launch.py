@@ -37,21 +37,13 @@ def emulated_cuda(arch, options=None, change=None, split_size=None, multiprocess
     """
     runner = Runner(arch, options or Options(), change)
     cuda = replace(select.BACKENDS["cuda"], why_not=lambda device: None)
-
-    def splits(device, shape, heads, span):
-        if split_size is None:
-            return plain(device, shape, heads, span)
-        slots = max(1, -(-span // split_size))
-        return {"wanted": slots, "least": split_size, "most": split_size}, slots
-
-    plain = attention.splits
     with ExitStack() as stack:
         for owner, name, value in (
             (build, "device_of", lambda index: device(arch, multiprocessors)),
             (launch.Ready, "run", runner.run),
-            (attention, "splits", splits),
         ):
             stack.enter_context(mock.patch.object(owner, name, value))
+        stack.enter_context(split_by(split_size))
         stack.enter_context(mock.patch.dict(select.BACKENDS, cuda=cuda))
         for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
             allocate = runner.tensors.allocator(getattr(owner, name))
@@ -60,6 +52,19 @@ def emulated_cuda(arch, options=None, change=None, split_size=None, multiprocess
         stack.callback(select._chosen.cache_clear)
         stack.enter_context(specattn.use_backend("cuda"))
         yield runner.launched
+
+
+def split_by(size):
+    """Return a context in which splits have so many keys, unless it is None."""
+
+    def splits(device, shape, heads, span):
+        if size is None:
+            return plain(device, shape, heads, span)
+        slots = max(1, -(-span // size))
+        return {"wanted": slots, "least": size, "most": size}, slots
+
+    plain = attention.splits
+    return mock.patch.object(attention, "splits", splits)
 
 
 class Runner:
@@ -87,8 +92,16 @@ class Runner:
         if plan.apart:
             place, shape, result = plan.apart
             apart = placed[place] = torch.empty(shape)
+        for step in range(plan.steps):
+            self._step(plan, placed, counters, step)
+        if plan.apart:
+            torch.mean(apart, 1, out=args[result])
+
+    def _step(self, plan, placed, counters, step):
         memory = self.tensors.memory(placed.values(), all_defined=self.options.sample)
         values = bytearray(plan.values)
+        if plan.steps > 1:
+            struct.pack_into("<i", values, len(values) - 4, step)
         for place, tensor in placed.items():
             address = memory.address(self.tensors.key(tensor))
             address += tensor.storage_offset() * tensor.element_size()
@@ -97,14 +110,13 @@ class Runner:
         kernel = self.change(kernel) if self.change else kernel
         threads = (plan.threads, 1, 1)
         started = Launch(kernel, plan.grid, threads, [bytes(values)], plan.shared, {}, counters)
-        counts = Machine(started, memory, self.options).run()
+        machine = Machine(started, memory, self.options)
+        counts, shape = machine.run(), (plan.grid, plan.threads // 32, plan.shared)
         self.tensors.copy_back(memory)
-        warps = plan.threads // 32
-        self.launched.append(
-            Launched(plan.program.name, plan.grid, warps, plan.shared, counts, kernel, ptx)
+        ran = Launched(
+            plan.program.name, *shape, counts, kernel, ptx, machine.executed, plan.program
         )
-        if plan.apart:
-            torch.mean(apart, 1, out=args[result])
+        self.launched.append(ran)
 
 
 @functools.cache

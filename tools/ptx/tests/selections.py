@@ -1,6 +1,8 @@
 """`select_topk` in the emulator: shapes, ties and options at random, one tile and several."""
 
+import itertools
 import random
+from contextlib import contextmanager, nullcontext
 from unittest import mock
 
 import torch
@@ -12,7 +14,7 @@ from specattn import reference
 from specattn.backends.backend import function_named
 
 from ..launch import emulated
-from ..machine import Options
+from ..machine import Machine, Options
 
 
 def problem(seed):
@@ -47,17 +49,57 @@ def check(arch, seeds):
 
 
 def check_cuda(arch, seeds):
-    """Select with the CUDA kernel, keys held and read again; equality, or AssertionError."""
-    from specattn.backends.cuda import selection
-
+    """Select with the emulated CUDA kernels in two orders; equality, or AssertionError."""
     from ..cuda_launch import emulated_cuda
 
-    orders = (Options(count=False), Options(warps=1, blocks=seeds[0], count=False))
-    for seed in seeds:
+    for order in (Options(count=False), Options(warps=1, blocks=seeds[0], count=False)):
+        check_rows_and_shares(lambda order=order: emulated_cuda(arch, order), seeds)
+
+
+def check_rows_and_shares(serving, seeds):
+    """Select with the CUDA kernels in what ``serving()`` enters, of whole rows and of shares."""
+    for seed, shares in itertools.product(seeds, (nullcontext, small_shares)):
         scores, lengths, options = problem(seed)
-        expected = reference.select_topk(scores, lengths, **options)
-        for static, order in zip((selection._STATIC, 2**30), orders, strict=True):
-            with mock.patch.object(selection, "_STATIC", static), emulated_cuda(arch, order):
-                actual = specattn.select_topk(scores, lengths, **options)
-            for x, y in zip(actual, expected, strict=True):
-                assert torch.equal(x, y), (seed, static)
+        with shares(), serving():
+            actual = specattn.select_topk(scores, lengths, **options)
+        for x, y in zip(actual, reference.select_topk(scores, lengths, **options), strict=True):
+            assert torch.equal(x, y), (seed, shares)
+
+
+def longest_blocks(arch, length):
+    """Return the most instructions of a block's warps, for each launch of one long selection."""
+    from ..cuda_launch import emulated_cuda
+
+    launches, wave = [], Machine._wave
+
+    def counted(machine, ids):
+        before = sum(machine.executed)
+        wave(machine, ids)
+        if not launches or launches[-1][0] is not machine:
+            launches.append((machine, []))
+        launches[-1][1].append(sum(machine.executed) - before)
+
+    scores = torch.randn(1, length, generator=torch.Generator().manual_seed(0))
+    call = scores, torch.tensor([length], dtype=torch.int32)
+    one_by_one = emulated_cuda(arch, Options(wave=1, count=False))
+    with mock.patch.object(Machine, "_wave", counted), one_by_one:
+        actual = specattn.select_topk(*call, ratio=0.07)
+    for x, y in zip(actual, reference.select_topk(*call, ratio=0.07), strict=True):
+        assert torch.equal(x, y)
+    return [max(blocks) for _, blocks in launches]
+
+
+def small_shares():
+    """Return a context in which the CUDA kernels cut all rows into shares of 64 scores."""
+    from specattn.backends.cuda import selection
+
+    return mock.patch.multiple(selection, _ALONE=0, _SHARE=64)
+
+
+@contextmanager
+def emulated_shares(*arguments, **forced):
+    """Serve as `emulated_cuda` does, rows in shares."""
+    from ..cuda_launch import emulated_cuda
+
+    with small_shares(), emulated_cuda(*arguments, **forced) as launches:
+        yield launches

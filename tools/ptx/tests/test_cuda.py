@@ -22,6 +22,12 @@ def test_selected(compiler_process, case, arch):
     compiler_process(cuda_cases.check_selected, case, arch)
 
 
+@WHOLE
+@pytest.mark.parametrize("case", cuda_cases.QUICK, ids=str)
+def test_tensor_cores_may_cut_sums_off(compiler_process, case):
+    compiler_process(cuda_cases.check_cut_off, case, "sm_90a")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("case", cuda_cases.SELECTED, ids=str)
@@ -50,7 +56,19 @@ def test_neighbours_and_capacity_do_not_show(compiler_process):
 @WHOLE
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_select_topk(compiler_process, arch):
-    compiler_process(selections.check_cuda, arch, range(4))
+    compiler_process(selections.check_cuda, arch, range(3))
+
+
+# Of 128k scores by one block, with one load under way: what shares are to be held against.
+ONE_BLOCK = 705_895
+
+
+@WHOLE
+def test_a_long_row_is_cut_into_shares(compiler_process):
+    """All shares of 8 heads run at once: what counts is the longest block of each launch."""
+    blocks = compiler_process(selections.longest_blocks, "sm_90a", 131072)
+    assert len(blocks) == 4
+    assert sum(blocks) <= ONE_BLOCK // 4
 
 
 @WHOLE

@@ -11,9 +11,12 @@ from .build import Device, Program
 from .launch import Plan
 
 # As csrc/cuda/select_topk.cu has them.
-_STRUCT = struct.Struct("<4Qd4q9i4x")
+_STRUCT = struct.Struct("<6Qd4q10i")
 _THREADS = 512
-_STATIC = 4096  # bytes at most of a block's static shared memory
+_DIGITS, _STEPS = 2048, 3
+_ALONE = 32768  # scores of a row that one block takes on
+_SHARE = 8192  # of a longer one, at least
+_WORKSPACE = 64 << 20  # bytes that histograms may take
 
 
 def select_topk(
@@ -26,20 +29,27 @@ def select_topk(
     per_head = scores.dim() == 3
     heads = scores.shape[1] if per_head else 1
     capacity = scores.shape[-1]
-    held = 4 * capacity + _STATIC <= device.shared_per_block
+    rows, shares = len(scores) * heads, 1
+    if capacity > _ALONE:
+        most = min(_WORKSPACE // (4 * _DIGITS), 2 * device.multiprocessors) // rows
+        shares = max(1, min(-(-capacity // _SHARE), most))
+    share = -(-capacity // shares)
     strides = [*_two(scores, per_head), *_two(indices, per_head)]
     lengths = [cache_seqlens.stride(0), *_two(index_lengths, per_head)]
     least = max(min_tokens, keep_first + keep_last)
     wanted = 0 if budget is None else min(budget, capacity)
-    sizes = (heads, indices.shape[-1], wanted, least, keep_first, keep_last)
+    sizes = (indices.shape[-1], wanted, least, keep_first, keep_last, share, 0)
     return Plan(
-        Program("select_topk", (("HELD", int(held)),)),
-        (len(scores) * heads, 1, 1),
+        Program("select_topk", ()),
+        (heads, shares, len(scores)),
         _THREADS,
-        4 * capacity if held else 0,
-        _STRUCT.pack(*[0] * 4, ratio or 0.0, *strides, *lengths, *sizes),
+        0,
+        _STRUCT.pack(*[0] * 6, ratio or 0.0, *strides, *lengths, *sizes),
         ((0, 0), (1, 1), (2, 7), (3, 8)),
         (),
+        (4, 4 * rows * ((_DIGITS + 2) * shares + 3)) if shares > 1 else None,
+        (5, rows) if shares > 1 else None,
+        steps=_STEPS + 1 if shares > 1 else 1,
     )
 
 

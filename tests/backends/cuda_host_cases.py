@@ -10,10 +10,11 @@ from unittest import mock
 import torch
 from tools.ptx import cuda_stub
 from tools.ptx.cuda_stub import recorded_cuda
+from tools.ptx.stub_driver import on_gpu
 
 import specattn
 from specattn.backends import select, triton
-from specattn.backends.cuda import attention, build, launch, selection
+from specattn.backends.cuda import attention, build, launch
 from tests.triton_kernels import host_cases
 
 
@@ -151,28 +152,31 @@ def captured():
     return len(driver.launches), len(cleared), at
 
 
-def of_a_module(sizes):
-    """Return what shared memory a kernel is allowed as plans of several sizes come to use it."""
+def launches_of_a_selection(length):
+    """Return (grid, last four bytes, places of workspace and counters) of each launch."""
+    scores = on_gpu(torch.zeros(1, 2, length))
+    with recorded_cuda() as driver:
+        specattn.select_topk(scores, on_gpu(torch.tensor([length], dtype=torch.int32)), budget=9)
+        return [
+            (x.grid, struct.unpack_from("<i", x.values, len(x.values) - 4)[0],
+             struct.unpack_from("<2Q", x.values, 32))
+            for x in driver.launches
+        ]  # fmt: skip
+
+
+def of_a_module():
+    """Return what dynamic shared memory a kernel with 2048 static bytes is allowed."""
     kernel = SimpleNamespace(kernel=SimpleNamespace(ptr=1), shared_size_bytes=2048)
     module = SimpleNamespace(get_function=lambda name: kernel)
-    allowed = []
+    build.function.cache_clear()
     with (
         mock.patch.object(build, "device_of", return_value=cuda_stub.H200),
         mock.patch.object(build, "cubin", return_value="a.cubin"),
         mock.patch("cupy.RawModule", return_value=module),
     ):
-        for size in sizes:
-            scores = torch.zeros(1, size)
-            results = torch.zeros(1, 8, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
-            plan = selection.select_topk(
-                scores, torch.zeros(1, dtype=torch.int32), None, 8, 0, 0, 0, *results,
-                device=cuda_stub.H200,
-            )  # fmt: skip
-            build.function.cache_clear()
-            build.function(plan.program, 0)
-            allowed.append((plan.shared, kernel.max_dynamic_shared_size_bytes))
+        build.function(build.Program("decode", ()), 0)
     build.function.cache_clear()
-    return allowed
+    return kernel.max_dynamic_shared_size_bytes
 
 
 def _nothing(*args, form=None):

@@ -8,10 +8,12 @@ import torch
 pytest.importorskip("triton")
 pytest.importorskip("cupy")
 
+from tools.ptx.tests import cuda_cases
+
 from specattn import gpu_record
 from specattn.backends.cuda import attention, build, merging, selection, shape
 
-from . import cuda_host_cases
+from . import cuda_device_cases, cuda_host_cases
 
 TYPES = {"i64": "q", "int": "i", "u32": "I", "float": "f", "double": "d", "signed char": "b"}
 
@@ -133,11 +135,20 @@ def test_an_unforced_call_is_served_whatever_cuda_does(compiler_process, kind, s
     assert not said or re.search(said, warned[0])
 
 
-def test_plans_of_all_sizes_share_a_kernels_shared_memory(compiler_process):
-    """Whoever came last had set the limit that all of them launch with."""
-    allowed = compiler_process(cuda_host_cases.of_a_module, (50000, 1000, 50000))
-    assert [limit for _, limit in allowed] == [(227 << 10) - 2048] * 3
-    assert all(size <= limit for size, limit in allowed)
+def test_a_long_selection_is_four_launches_over_one_workspace(compiler_process):
+    (alone,) = compiler_process(cuda_host_cases.launches_of_a_selection, 32768)
+    assert alone == ((2, 1, 1), 0, (0, 0))
+    launches = compiler_process(cuda_host_cases.launches_of_a_selection, 131072)
+    assert [step for _, step, _ in launches] == [0, 1, 2, 3]
+    assert {grid for grid, _, _ in launches} == {(2, 16, 1)}
+    ((workspace, counters),) = {places for _, _, places in launches}
+    assert workspace
+    assert counters
+
+
+def test_a_kernel_may_take_all_shared_memory(compiler_process):
+    """Plans of all sizes share a function: whoever came last had set the limit of all."""
+    assert compiler_process(cuda_host_cases.of_a_module) == (227 << 10) - 2048
 
 
 @pytest.mark.parametrize(
@@ -185,6 +196,21 @@ def test_what_was_measured_on_a_gpu_decides(
     forced, chosen = compiler_process(cuda_host_cases.slower_is_left, rows, "H200", tmp_path)
     assert forced == "decode"
     assert chosen == launched
+
+
+# Attention cases, and selections.
+ON_A_DEVICE = [cuda_cases.QUICK[0], cuda_cases.QUICK[1], None]
+
+
+@pytest.mark.parametrize("case", ON_A_DEVICE, ids=str)
+def test_what_runs_on_a_device_passes_where_kernels_are_emulated(compiler_process, case):
+    assert compiler_process(cuda_device_cases.check_in_the_emulator, case) > 0
+
+
+@pytest.mark.parametrize("case", ON_A_DEVICE, ids=str)
+def test_what_runs_on_a_device_fails_where_kernels_do_nothing(compiler_process, case):
+    said = compiler_process(cuda_device_cases.what_is_said_of_kernels_that_do_nothing, case)
+    assert said != "nothing"
 
 
 @pytest.fixture

@@ -6,12 +6,29 @@ import torch
 import specattn
 from tests.cases import assert_accurate, expected, make_problem
 
+pytest.importorskip("triton")
+
+from tools.ptx.tests import cuda_cases
+
+from . import cuda_device_cases
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
         specattn.backends()["cuda"] != "available", reason=specattn.backends()["cuda"]
     ),
 ]
+
+
+@pytest.mark.parametrize("case", cuda_cases.SELECTED, ids=str)
+def test_every_case_of_the_emulator(case):
+    cuda_device_cases.check(case, "cuda")
+
+
+@pytest.mark.parametrize("first", range(0, 40, 8))
+def test_select_topk(first):
+    cuda_device_cases.check_selections("cuda", range(first, first + 8))
+
 
 CALLS = [
     {"rows": rows, "head_dim": D, "dtype": dtype, "paged": paged, "window": window}

@@ -166,8 +166,11 @@ class _Body:
 
     def _statement(self, text):
         if text.startswith(".loc "):
-            _, file, line, *_ = text.split()
+            _, file, line, *rest = text.replace(",", " ").split()
             self.location = f"{self.files.get(file, 'file ' + file)}:{line}"
+            if "inlined_at" in rest:
+                file, line = rest[rest.index("inlined_at") + 1 :][:2]
+                self.location += f" < {self.files.get(file, 'file ' + file)}:{line}"
         elif text.startswith(".reg"):
             self._registers(text)
         elif variable := VARIABLE.match(text):

@@ -50,6 +50,10 @@ CUDA_TARGETS = {
     "cuda hybrid paged": ("sm_80", Case("hybrid", paged=True, **UNEVEN)),
     "cuda gather": ("sm_90a", Case("gather", "fp16", head_dim=80, paged=True, **SELECTED)),
     "cuda scores 64 rows": ("sm_80", Case("scores", rows=16, window=300, **PIPELINED)),
+    "cuda merged": ("sm_80", Case("hybrid", lengths=(1300,), kv_heads=1, split_size=64)),
+    "cuda merge_states": ("sm_80", Case("merge_states", rows=2)),
+    "cuda select": ("sm_80", Case("select", lengths=(4500, 9), kv_heads=1)),
+    "cuda select in shares": ("sm_80", Case("select", lengths=(300, 9, 0), kv_heads=1)),
 }
 
 
@@ -60,6 +64,7 @@ class Mutation:
     kind: str
     kernel: str
     changes: dict
+    source: str = ""
 
     def apply(self, kernel):
         """Return the changed kernel; other kernels stay as they are."""
@@ -72,7 +77,7 @@ class Mutation:
         return replace(kernel, instructions=instructions)
 
     def __str__(self):
-        return f"{self.kind} at {self.kernel}:{min(self.changes)}"
+        return f"{self.kind} at {self.kernel}:{min(self.changes)} ({self.source})"
 
 
 def mutations(kernel):
@@ -94,6 +99,13 @@ def mutations(kernel):
             changes = "arrival removed", {i.index: None}
         elif i.name.startswith("fence.proxy.async"):
             changes = "proxy fence removed", {i.index: None}
+        elif i.name.startswith(("fence.", "membar")):
+            changes = "fence removed", {i.index: None}
+        elif ".acq_rel." in i.name:
+            changes = (
+                "order of an atomic dropped",
+                {i.index: replace(i, name=i.name.replace("acq_rel", "relaxed"))},
+            )
         elif i.name.startswith(("cp.async.ca", "cp.async.cg")) and len(i.operands) == 4:
             changes = "zero-fill of a copy dropped", {i.index: replace(i, operands=i.operands[:3])}
         elif i.name.startswith("ld.global") and i.guard:
@@ -103,11 +115,21 @@ def mutations(kernel):
         elif i.name.startswith(("mov.b", "mov.u")) and not i.guard:
             last_move[i.operands[0]] = i.index
         if changes:
-            yield Mutation(changes[0], kernel.name, changes[1])
+            yield Mutation(changes[0], kernel.name, changes[1], i.source)
 
 
 def _weakened(instruction):
     return replace(instruction, operands=(str(int(instruction.operands[0]) + 1),))
+
+
+def reached(mutation, original):
+    """Return whether the case executes what a mutation changes."""
+    return any(
+        launch.executed[at]
+        for launch in original.launches
+        if launch.name == mutation.kernel
+        for at in mutation.changes
+    )
 
 
 def verdict(case, arch, mutation, original, emulate=None):
@@ -124,14 +146,20 @@ def verdict(case, arch, mutation, original, emulate=None):
     return "harmless", ""
 
 
-def sweep(name, kind=None):
-    """Yield (mutation, verdict, by what) for all mutants of a target, or those of one kind."""
+def sweep(name, kinds=None):
+    """Yield (mutation, verdict, by what) for all mutants of a target, or those of some kinds.
+
+    What the case does not execute is "unreached".
+    """
     arch, case, emulate = _target(name)
     original, kernels = _original(arch, case, emulate)
     for kernel in kernels:
         for mutation in mutations(kernel):
-            if kind in (None, mutation.kind):
-                yield (mutation, *verdict(case, arch, mutation, original, emulate))
+            if kinds is None or mutation.kind in kinds:
+                if reached(mutation, original):
+                    yield (mutation, *verdict(case, arch, mutation, original, emulate))
+                else:
+                    yield mutation, "unreached", ""
 
 
 def _target(name):
@@ -139,8 +167,9 @@ def _target(name):
     if name in TARGETS:
         return (*TARGETS[name], None)
     from ..cuda_launch import emulated_cuda  # needs CuPy
+    from .selections import emulated_shares
 
-    return (*CUDA_TARGETS[name], emulated_cuda)
+    return (*CUDA_TARGETS[name], emulated_shares if "shares" in name else emulated_cuda)
 
 
 def _original(arch, case, emulate):
@@ -165,7 +194,7 @@ def first_caught(name, kinds, most=8):
 
 def barriers(name):
     """Return how often removing a barrier of a target was caught, and how often harmless."""
-    return Counter(result for _, result, _ in sweep(name, "barrier removed"))
+    return Counter(result for _, result, _ in sweep(name, {"barrier removed"}))
 
 
 def without_guards():
@@ -185,11 +214,11 @@ def without_guards():
     return "no fault"
 
 
-def table(names, verbose=True):
+def table(names, kinds=None, verbose=True):
     """Sweep targets; print every mutant and return {(target, kind): Counter of verdicts}."""
     rows = {}
     for name in names:
-        for mutation, result, how in sweep(name):
+        for mutation, result, how in sweep(name, kinds):
             rows.setdefault((name, mutation.kind), Counter())[f"{result} {how}".strip()] += 1
             if verbose:
                 print(f"{name}: {mutation}: {result} {how}", flush=True)
@@ -199,14 +228,15 @@ def table(names, verbose=True):
 def summary(rows):
     """Return the table as Markdown."""
     lines = [
-        "| case | mutation | mutants | caught | harmless | caught by |",
-        "|---|---|---|---|---|---|",
+        "| case | mutation | mutants | caught | harmless | unreached | caught by |",
+        "|---|---|---|---|---|---|---|",
     ]
     for (name, kind), counts in rows.items():
-        total, harmless = sum(counts.values()), counts["harmless"]
-        how = Counter({k.split()[1]: n for k, n in counts.items() if k != "harmless" and n})
+        total, harmless, rest = sum(counts.values()), counts["harmless"], counts["unreached"]
+        how = Counter({k.split()[1]: n for k, n in counts.items() if " " in k})
         by = ", ".join(f"{kind} {n}" for kind, n in how.most_common())
-        lines.append(f"| {name} | {kind} | {total} | {total - harmless} | {harmless} | {by} |")
+        caught = total - harmless - rest
+        lines.append(f"| {name} | {kind} | {total} | {caught} | {harmless} | {rest} | {by} |")
     return "\n".join(lines)
 
 

@@ -15,6 +15,7 @@ from specattn.drafters import (
     Eagle3Drafter,
     LongSpecDrafter,
     MedusaHeads,
+    MtpDrafter,
     PosSDrafter,
     TokenSwiftHeads,
 )
@@ -74,6 +75,7 @@ DRAFTERS: dict[str, Callable[..., PreTrainedModel]] = {
     "longspec": LongSpecDrafter.for_target,
     "eagle3": Eagle3Drafter.for_target,
     "medusa": MedusaHeads.for_target,
+    "mtp": MtpDrafter.for_target,
     "poss": partial(PosSDrafter.for_target, layers=3, positions_per_layer=2),  # PosS-2, depth 6
     "tokenswift": TokenSwiftHeads.for_target,
 }

@@ -86,6 +86,15 @@ def test_the_list_of_methods_can_be_given_back(specattn, refused):
     refused("got 'magic'", "methods", "magic")
 
 
+def test_the_drafters_in_a_models_folder_are_listed(specattn, refused, tmp_path):
+    code, text, _ = specattn("methods", "--model", "tiny")
+    found = dict(line.split(maxsplit=1) for line in text.splitlines())
+    assert code == 0
+    assert found["poss"] == "in poss/"
+    assert specattn("methods", "mtp", "--model", "tiny-hybrid")[1].split() == ["mtp", "none"]
+    refused("is not a folder", "methods", "--model", tmp_path / "nowhere")
+
+
 @pytest.mark.parametrize("name", [*DTYPES, *DTYPES.values()])
 def test_a_dtype_has_a_short_and_a_long_name(specattn, written, name):
     content, _, _ = written("generate", "--max-new-tokens", 1, "--dtype", name)

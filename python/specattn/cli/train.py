@@ -72,6 +72,13 @@ class Eagle3Options(TrainingOptions):
     norm_output: bool = option(False, "Norm drafted hidden states, as EAGLE 3.1.")
 
 
+@dataclass(frozen=True, kw_only=True)
+class MtpOptions(TrainingOptions):
+    """Training an MTP head."""
+
+    depth: int = option(4, "Drafted tokens, each on the one before.", min=1)
+
+
 def _train(context: typer.Context, options: TrainingOptions, recipe: Callable[[Any], Any]) -> None:
     """Train by what `recipe` makes of the module `specattn.training`, or refuse the options."""
     with one_line_errors():
@@ -161,5 +168,19 @@ def eagle3(context: typer.Context, options: Eagle3Options) -> None:
             given["feature_layers"] = _layers(options.feature_layers)
         preset = replace(training.EAGLE3_PRESET, depth=options.depth)
         return training.Eagle3Recipe(preset, **given)
+
+    _train(context, options, recipe)
+
+
+@app.command(context_settings=_PASS_ON)
+@takes_options
+def mtp(context: typer.Context, options: MtpOptions) -> None:
+    """Train an MTP head for a target without one; other options go to transformers' trainer.
+
+    It begins as the target's last layer, and drafts on what it has drafted itself.
+    """
+
+    def recipe(training: Any) -> Any:
+        return training.MtpRecipe(replace(training.MTP_PRESET, depth=options.depth))
 
     _train(context, options, recipe)

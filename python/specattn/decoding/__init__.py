@@ -34,6 +34,7 @@ from specattn.decoding.methods.cast import Cast
 from specattn.decoding.methods.eagle3 import Eagle3
 from specattn.decoding.methods.longspec import LongSpec
 from specattn.decoding.methods.medusa import Medusa
+from specattn.decoding.methods.mtp import Mtp
 from specattn.decoding.methods.plain import Plain
 from specattn.decoding.methods.poss import PosS
 from specattn.decoding.methods.prompt_lookup import PromptLookup
@@ -68,6 +69,7 @@ __all__ = [
     "Medusa",
     "Method",
     "Plain",
+    "Mtp",
     "PosS",
     "PromptLookup",
     "Quest",

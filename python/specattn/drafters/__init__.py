@@ -18,6 +18,7 @@ from specattn.drafters.heads import (
     TokenSwiftHeads,
 )
 from specattn.drafters.longspec import LongSpecConfig, LongSpecDrafter
+from specattn.drafters.mtp import MtpConfig, MtpDrafter
 from specattn.drafters.poss import PosSConfig, PosSDrafter
 from specattn.drafters.speculators import load_speculators, save_speculators
 
@@ -30,6 +31,8 @@ __all__ = [
     "LongSpecDrafter",
     "MedusaConfig",
     "MedusaHeads",
+    "MtpConfig",
+    "MtpDrafter",
     "PosSConfig",
     "PosSDrafter",
     "TokenSwiftConfig",

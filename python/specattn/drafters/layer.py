@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar, cast
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -99,6 +100,36 @@ class LayerDrafter(TrainedDrafter):
         cos, sin = (x[:, :, None] for x in self.rotary_emb(like, position_ids))
         half = cos.shape[-1] // 2  # every angle is there twice
         return Rotated(cos[..., :half], sin[..., :half])
+
+
+class DecoderLayer(nn.Module):
+    """The weights of a layer as the target's, called as transformers calls them."""
+
+    def __init__(self, config: LayerConfig):
+        super().__init__()
+        width, inner, eps = config.hidden_size, config.intermediate_size, config.rms_norm_eps
+        self.input_layernorm = nn.RMSNorm(width, eps)
+        self.self_attn = _Attention(config)
+        self.post_attention_layernorm = nn.RMSNorm(width, eps)
+        sizes = {
+            "gate_proj": (width, inner),
+            "up_proj": (width, inner),
+            "down_proj": (inner, width),
+        }
+        self.mlp = nn.ModuleDict({n: nn.Linear(*size, bias=False) for n, size in sizes.items()})
+
+
+class _Attention(nn.Module):
+    def __init__(self, config: LayerConfig):
+        super().__init__()
+        width, size, eps = config.hidden_size, config.head_dim, config.rms_norm_eps
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.q_proj = nn.Linear(width, heads * size, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(width, kv_heads * size, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(width, kv_heads * size, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(heads * size, width, bias=False)
+        self.q_norm = nn.RMSNorm(size, eps) if config.qk_norm else None
+        self.k_norm = nn.RMSNorm(size, eps) if config.qk_norm else None
 
 
 def check_shapes(**expected: tuple[torch.Tensor, tuple[int, ...]]) -> None:

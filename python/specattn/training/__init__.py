@@ -25,6 +25,7 @@ from specattn.training.features import FeatureCache
 from specattn.training.heads import HeadsObjective, MedusaRecipe, TokenSwiftRecipe
 from specattn.training.longspec import STAGES, LongSpecObjective, LongSpecRecipe, Stage
 from specattn.training.loss import linear_cross_entropy, soft_cross_entropy
+from specattn.training.mtp import MTP_PRESET, MtpObjective, MtpPreset, MtpRecipe
 from specattn.training.positions import anchor_offset_positions
 from specattn.training.poss import VARIANTS, PosSObjective, PosSRecipe, Variant
 from specattn.training.recipe import Objective, Preset, Recipe
@@ -32,6 +33,7 @@ from specattn.training.trainer import DrafterTrainer
 
 __all__ = [
     "EAGLE3_PRESET",
+    "MTP_PRESET",
     "STAGES",
     "VARIANTS",
     "Documents",
@@ -43,6 +45,9 @@ __all__ = [
     "LongSpecObjective",
     "LongSpecRecipe",
     "MedusaRecipe",
+    "MtpObjective",
+    "MtpPreset",
+    "MtpRecipe",
     "Objective",
     "PackedRows",
     "PosSObjective",

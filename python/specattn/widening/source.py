@@ -16,6 +16,7 @@ from specattn.drafters import (
     Eagle3Drafter,
     LongSpecDrafter,
     MedusaHeads,
+    MtpDrafter,
     PosSDrafter,
     TokenSwiftHeads,
     TrainedDrafter,
@@ -29,6 +30,7 @@ _DRAFTERS: tuple[type[TrainedDrafter], ...] = (
     LongSpecDrafter,
     PosSDrafter,
     Eagle3Drafter,
+    MtpDrafter,
     TokenSwiftHeads,
     MedusaHeads,
 )

@@ -33,6 +33,7 @@ _SIDES = {
     "gate_up_proj": "mh",
     "down_proj": "hm",
     "fc": "hh",
+    "eh_proj": "hh",
     "linears": "hh",
     "q_norm": ".",
     "k_norm": ".",

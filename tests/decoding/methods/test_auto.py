@@ -9,7 +9,7 @@ from itertools import pairwise, product
 import pytest
 import torch
 
-from specattn.decoding import Eagle3, LongSpec, Medusa, PosS, Vegas, generate
+from specattn.decoding import Eagle3, LongSpec, Medusa, Mtp, PosS, Vegas, generate
 from specattn.decoding.drafting.gains import Effort
 from specattn.decoding.drafting.pace import Arm, Pace
 from specattn.decoding.drafting.timings import SIZES, PassCosts
@@ -19,6 +19,7 @@ from specattn.decoding.model.model import Model
 from specattn.decoding.text.statistics import Clock
 from tests import distributions
 from tests.decoding.models import prompts, tiny_model
+from tests.decoding.mtp_folders import with_head
 from tests.drafters import eagle3_statement, poss_statement
 from tests.drafters.statement import random_drafter
 from tests.drafters.test_heads import random_heads
@@ -236,13 +237,24 @@ def test_a_drafter_in_the_models_folder_is_found_and_loaded_once(tmp_path):
     assert Auto(trained=None).prepared(model).trained is None
 
 
+def test_the_head_among_the_weights_in_the_models_folder_is_found(tmp_path):
+    model, _ = with_head(tiny_model("qwen3", vocab_size=V), tmp_path, "Qwen3-Next, Qwen 3.5")
+    found = Auto().prepared(model).trained
+    assert isinstance(found, Mtp)
+    text = prompts((9,), vocabulary=V)
+    expected = generate(model, text, "plain", max_new_tokens=40, temperature=0).new_tokens
+    output = generate(model, text, "auto", max_new_tokens=40, temperature=0)
+    assert output.new_tokens == expected
+    assert Auto(trained="mtp").prepared(model).trained.drafter is found.drafter
+
+
 def test_a_drafter_that_does_not_fit_is_left_alone_and_named(tmp_path, caplog):
     model, other = (tiny_model("qwen3", vocab_size=size) for size in (V, V + 8))
     random_drafter(other, window=8, dtype=torch.float32).save_pretrained(tmp_path / "longspec")
     model.config._name_or_path = str(tmp_path)
     with caplog.at_level(logging.WARNING):
         assert Auto().prepared(model).trained is None
-    assert f"{tmp_path / 'longspec'}: the drafter is not used" in caplog.text
+    assert f"{tmp_path}: the drafter of longspec is not used" in caplog.text
     with pytest.raises(ValueError, match="vocab"):
         Auto(trained="longspec").prepared(model)
 
@@ -260,7 +272,8 @@ def test_without_the_module_nothing_is_looked_up_and_that_is_said_once(model, mo
 
 
 def test_a_method_without_a_trained_drafter_is_refused():
-    with pytest.raises(ValueError, match="found, poss, longspec, medusa or None, got 'vegas'"):
+    known = "found, poss, eagle3, longspec, mtp, medusa or None"
+    with pytest.raises(ValueError, match=f"{known}, got 'vegas'"):
         Auto(trained="vegas")
 
 

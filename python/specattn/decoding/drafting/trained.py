@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar, cast
 from transformers import PreTrainedModel
 
 from specattn.decoding.engine.method import Method
+from specattn.decoding.model.checkpoint import folder_of
 from specattn.drafters import TrainedDrafter
 from specattn.drafters.heads import Heads
 
@@ -25,7 +26,7 @@ def fitting_drafter(kind: type[D], given: D | Path | str | None, model: PreTrain
     if isinstance(given, kind):
         drafter = given
     else:
-        own = Path(model.config._name_or_path) / kind.config_class.model_type
+        own = folder_of(model) / kind.config_class.model_type
         if given is None and not own.is_dir():
             raise ValueError(
                 f"{kind.title} needs a drafter: none was given, and {own} is not a folder"
@@ -48,6 +49,12 @@ class Trained(Method, Generic[D]):
     kind: ClassVar[type[TrainedDrafter]]
 
     drafter: D | Path | str | None = None
+
+    @classmethod
+    def offered(cls, folder: Path, depth: int) -> str | None:
+        """Return what drafter of the method lies in a folder of a target of `depth` layers."""
+        own = cls.kind.config_class.model_type
+        return f"in {own}/" if (folder / own).is_dir() else None
 
     def prepared(self, model: PreTrainedModel) -> Self:
         """Return this method with its drafter loaded and found to fit `model`."""

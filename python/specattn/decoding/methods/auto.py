@@ -21,6 +21,7 @@ from specattn.decoding.drafting.gains import NONE
 from specattn.decoding.drafting.pace import Arm, LookupBackoff, Pace, PacedDrafter
 from specattn.decoding.drafting.sparse_chain import SparseDrafter
 from specattn.decoding.drafting.timings import Memory, Trials
+from specattn.decoding.drafting.trained import Trained
 from specattn.decoding.drafting.trie import shared_tree
 from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Verified
 from specattn.decoding.engine.method import Method
@@ -28,14 +29,16 @@ from specattn.decoding.methods.cast import Cast
 from specattn.decoding.methods.eagle3 import Eagle3
 from specattn.decoding.methods.longspec import LongSpec
 from specattn.decoding.methods.medusa import Medusa
+from specattn.decoding.methods.mtp import Mtp
 from specattn.decoding.methods.poss import PosS
 from specattn.decoding.methods.suffix import Lookup, Suffix, SuffixDrafter
 from specattn.decoding.methods.vegas import Vegas, VegasDrafter
+from specattn.decoding.model.checkpoint import folder_of
 from specattn.decoding.model.model import Model
 from specattn.decoding.passes.attention import NO_CAPTURE
 from specattn.peak_memory import available_bytes
 
-TRAINED: tuple[type[Method], ...] = (PosS, Eagle3, LongSpec, Medusa)
+TRAINED: tuple[type[Trained], ...] = (PosS, Eagle3, LongSpec, Mtp, Medusa)
 """Methods whose drafter is looked for in the folder of a model, in this order."""
 
 _PAYS = 256  # tokens that a run must be about to make before weights are rounded for it
@@ -80,7 +83,9 @@ class Auto(Method, name="auto"):
 
     vegas: bool = True
     cast: bool = True
-    trained: Method | Literal["found", "poss", "eagle3", "longspec", "medusa"] | None = "found"
+    trained: Method | Literal["found", "poss", "eagle3", "longspec", "mtp", "medusa"] | None = (
+        "found"
+    )
     corpus: tuple[Path, ...] = ()
     remember: bool = False
     cache: Path | None = None
@@ -165,12 +170,15 @@ def _rounds(context: DraftContext) -> bool:
 
 def _beside(model: PreTrainedModel) -> Method | None:
     """Return the method whose trained drafter lies in the model's folder, loaded."""
-    folder = Path(model.config._name_or_path)
-    for kind in [one for one in TRAINED if (folder / one.name).is_dir()][:1]:
+    folder, depth = folder_of(model), model.config.num_hidden_layers
+    for kind in TRAINED:
         try:
-            return kind().prepared(model)
+            where = kind.offered(folder, depth)
+            if where is not None:
+                return kind().prepared(model)
         except (OSError, ValueError) as error:
-            _log.warning("auto: %s: the drafter is not used: %s", folder / kind.name, error)
+            _log.warning("auto: %s: the drafter of %s is not used: %s", folder, kind.name, error)
+            return None
     return None
 
 

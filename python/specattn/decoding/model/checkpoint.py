@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,7 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.distributed import DistributedConfig
+from transformers.utils import cached_file
 
 from specattn.decoding.model.families import check_supported
 from specattn.decoding.model.published import NotRead, as_ours, layout_of
@@ -78,6 +79,15 @@ def load_causal_model(
     elif model.device.type != torch.device(device).type:
         raise ValueError(f"ranks here hold their parts on {model.device.type}, not on {device}")
     return text_model(model.eval())
+
+
+def folder_of(model: PreTrainedModel) -> Path:
+    """Return the folder that a model was loaded from: of a name on the Hub, its local copy."""
+    name = str(model.config._name_or_path)
+    if not Path(name).is_dir():
+        with suppress(OSError):
+            return Path(cast(str, cached_file(name, "config.json", local_files_only=True))).parent
+    return Path(name)
 
 
 @contextmanager

@@ -26,6 +26,7 @@ class Model:
     - ``"corpora"``: indexes of files that are looked up, and what it generated
     - ``"reordered"``: copies of weights that are read in another order
     - ``"quantised", kind``: a model with the same weights in fewer bits
+    - ``"MTP head"``: the one among the weights in its folder, if there is one
     - ``"drafter beside it"``: the trained drafter in its folder
     - ``"pace", ...``: what passes and drafts took, by batch and length; what drafters were worth
 

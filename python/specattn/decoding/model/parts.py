@@ -14,7 +14,14 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from specattn.blocks import Norm, Projection, Unrecognised, embedding_scale
+from specattn.blocks import (
+    Norm,
+    Projection,
+    Unrecognised,
+    embedding_scale,
+    norm_of,
+    projection,
+)
 from specattn.decoding.model.latents import Latents, latent_layer
 from specattn.decoding.model.model import Model
 from specattn.decoding.model.recurrent import GatedDelta, gated_delta_layer
@@ -160,7 +167,7 @@ def parts_of(model: PreTrainedModel) -> Parts:
     return Parts(
         embedding=read_dense(embedding.weight, "the embedding"),
         embedding_scale=embedding_scale(embedding) * getattr(base, "embedding_multiplier", 1.0),
-        layers=[_layer(layer, f"layer {n}", order) for n, layer in enumerate(base.layers)],
+        layers=[read_layer(layer, f"layer {n}", order) for n, layer in enumerate(base.layers)],
         norm=read_norm(base.norm, "the last norm"),
         head=read_projection(model.get_output_embeddings(), "the head"),
         rotary=rotary,
@@ -183,7 +190,8 @@ def _tensor_parallel(model: PreTrainedModel) -> TensorParallel | None:
     return tensor
 
 
-def _layer(layer: Any, where: str, order: Reordered) -> Layer:
+def read_layer(layer: Any, where: str, order: Reordered) -> Layer:
+    """Return the weights of one layer's module; raises `Unrecognised`."""
     children = {name for name, child in layer.named_children() if not isinstance(child, nn.Dropout)}
     mixer = "linear_attn" if "linear_attn" in children else "self_attn"
     norms = _NORMS.get(frozenset(children - {mixer, "mlp"}))
@@ -220,8 +228,8 @@ def _attention(attention: Any, where: str, order: Reordered) -> Attention:
         read_norm(getattr(attention, name), where) if name in present else None
         for name in ("q_norm", "k_norm")
     )
-    for norm, projection in ((q_norm, q), (k_norm, k)):
-        if norm and len(norm.weight) not in (attention.head_dim, len(projection.weight)):
+    for norm, made in ((q_norm, q), (k_norm, k)):
+        if norm and len(norm.weight) not in (attention.head_dim, len(made.weight)):
             raise Unrecognised(f"{where}: queries are normed neither by head nor all together")
     softcap = getattr(attention, "attn_logit_softcapping", None)
     return Attention(
@@ -290,3 +298,25 @@ def _summed(module: Any, where: str) -> Projection:
     weight, bias = read_projection(module, where)
     mesh = getattr(module.weight, "device_mesh", None)
     return Projection(weight, bias if mesh is None or mesh.get_local_rank() == 0 else None)
+
+
+def drafter_layer(module: Any, head_dim: int) -> Layer:
+    """Return the weights of a drafter's `DecoderLayer`, which may be learning."""
+    own = module.self_attn
+    attention = Attention(
+        q=projection(own.q_proj),
+        k=projection(own.k_proj),
+        v=projection(own.v_proj),
+        q_norm=norm_of(own.q_norm),
+        k_norm=norm_of(own.k_norm),
+        scaling=head_dim**-0.5,
+        softcap=0.0,
+        sinks=None,
+        rope="",
+        gate=None,
+        out=projection(own.o_proj),
+    )
+    gate, up, down = (projection(module.mlp[f"{part}_proj"]) for part in ("gate", "up", "down"))
+    before, behind = norm_of(module.input_layernorm), norm_of(module.post_attention_layernorm)
+    around = SubLayer(before, None, 1.0), SubLayer(behind, None, 1.0)
+    return Layer(attention, GatedMLP(gate, up, down, "silu"), *around)

@@ -59,7 +59,7 @@ def features(
     """Return what the head reads of tokens [B, T], [B, T, H]; and again, or what `streams` took."""
     x = _embedded(ops, parts, tokens)
     for n, layer in enumerate(parts.layers):
-        x = _layer(ops, n, layer, x, attend, recall, parts.tensor_parallel)
+        x = run_layer(ops, n, layer, x, attend, recall, parts.tensor_parallel)
         if streams is not None:
             streams.take(ops, n + 1, x)
     read = ops.norm(x, parts.norm, keep=True)
@@ -85,18 +85,18 @@ def rotated(
     return ops.rotate(heads.unflatten(-1, shape), q_heads, place, **by_head)
 
 
-def _layer(
+def run_layer(
     ops: Ops,
     n: int,
     layer: Layer,
     x: torch.Tensor,
     attend: Attend,
     recall: Recall,
-    ranks: TensorParallel | None,
+    ranks: TensorParallel | None = None,
 ) -> torch.Tensor:
     """Return the residual stream behind a layer."""
     weights, mlp = layer.attention, layer.mlp
-    read = _entered(ops, layer.around_attention, x)
+    read = entered(ops, layer.around_attention, x)
     if isinstance(weights, GatedDelta):
         out = gated_delta(ops, weights, read, recall(n))
     else:
@@ -104,14 +104,14 @@ def _layer(
         if isinstance(weights, Attention) and weights.gate is not None:
             out = ops.gate(out, ops.linear(read, weights.gate), "sigmoid")
     x = _left(ops, layer.around_attention, out, weights.out, x, ranks)
-    read = _entered(ops, layer.around_mlp, x)
+    read = entered(ops, layer.around_mlp, x)
     if isinstance(mlp, GatedMLP):
         inner = ops.linear(read, mlp.gate, mlp.up, gate=mlp.activation)
         return _left(ops, layer.around_mlp, inner, mlp.down, x, ranks)
     return _added(ops, layer.around_mlp, x, ops.step(lambda: _first(mlp(read))))
 
 
-def _entered(ops: Ops, around: SubLayer, x: torch.Tensor) -> torch.Tensor:
+def entered(ops: Ops, around: SubLayer, x: torch.Tensor) -> torch.Tensor:
     """Return what a sub-layer reads."""
     return x if around.norm is None else ops.norm(x, around.norm)
 
@@ -176,3 +176,15 @@ def _joined(own: torch.Tensor, ranks: TensorParallel) -> torch.Tensor:
 def _first(output: Any) -> torch.Tensor:
     """Return what a module adds to the stream: a mixture of experts returns more beside it."""
     return output[0] if isinstance(output, tuple) else output
+
+
+def stored(
+    ops: Ops, weights: Attention, read: torch.Tensor, head_dim: int, place: Rotation, store: Store
+) -> None:
+    """Store the keys and values alone of what a layer's attention reads [B, T, H]."""
+    heads, norm = ops.linear(read, weights.k, weights.v), weights.k_norm
+    if weights.norms_whole_rows:
+        widths = len(weights.k.weight), len(weights.v.weight)
+        heads, norm = ops.norm_parts(heads, (widths[0], norm), (widths[1], None)), None
+    heads = heads.unflatten(-1, (-1, head_dim))
+    ops.rotate(heads, 0, place, norms=(None, norm), store=store)

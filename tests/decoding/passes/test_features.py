@@ -7,7 +7,7 @@ from specattn.decoding.engine.target import Target
 from specattn.decoding.passes.attention import HEAD
 from specattn.decoding.passes.runner import GraphRunner
 from specattn.tree import Tree
-from tests.decoding.models import CONFIGS, prompts, tiny_model
+from tests.decoding.models import CONFIGS, is_recorded, prompts, tiny_model
 from tests.decoding.tape import TapeGraph
 
 LENGTHS = [9, 5, 19]
@@ -88,3 +88,13 @@ def test_what_is_handed_out_may_change_between_passes():
         assert features.shape[-1] == 32 * len(layers)
         assert torch.equal(features, found.setdefault(layers, features))
     assert torch.equal(torch.cat([found[1,], found[2,]], -1), found[1, 2])
+
+
+def test_a_model_that_has_handed_out_features_is_recorded_as_before():
+    """What reads them stays at its layers, where any other hook would rule the recording out."""
+    model = tiny_model("qwen3")
+    target_of(model, "modules").hand_out(LAYERS)
+    assert is_recorded(target_of(model, "recorded"))
+    model.base_model.layers[1].register_forward_hook(lambda *_: None)
+    with pytest.raises(ValueError, match="layers.1 has forward hooks"):
+        target_of(model, "recorded")

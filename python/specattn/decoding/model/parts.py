@@ -6,6 +6,7 @@ recognised is not guessed: the model then runs through its own modules.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -137,6 +138,8 @@ _DIVIDED = {
     "lm_head": "colwise_gather_output",
 }
 
+_ONLY_READS = "specattn_only_reads"
+
 _Names = tuple[str | None, str | None]
 # Norms before and after attention, then before and after the MLP, by which of them a layer has.
 _NORMS: dict[frozenset[str], tuple[_Names, _Names]] = {
@@ -155,7 +158,8 @@ _NORMS: dict[frozenset[str], tuple[_Names, _Names]] = {
 def parts_of(model: PreTrainedModel) -> Parts:
     """Return the parts of `model`, its own tensors wherever they can be; raises `Unrecognised`."""
     for name, module in model.named_modules():
-        if module._forward_hooks or module._forward_pre_hooks:
+        hooks: Any = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        if any(not getattr(hook, _ONLY_READS, False) for hook in hooks):
             raise Unrecognised(f"{name or 'the model'} has forward hooks")
     tensor = _tensor_parallel(model)
     base = cast(Any, model.base_model)
@@ -174,6 +178,12 @@ def parts_of(model: PreTrainedModel) -> Parts:
         ropes=() if rotary is None else tuple(getattr(rotary, "layer_types", ("",))),
         tensor_parallel=tensor,
     )
+
+
+def only_reads(hook: Callable[..., None]) -> Callable[..., None]:
+    """Mark a hook that changes nothing: modules that have no other are what their parts say."""
+    setattr(hook, _ONLY_READS, True)
+    return hook
 
 
 def _tensor_parallel(model: PreTrainedModel) -> TensorParallel | None:

@@ -22,6 +22,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from specattn.blocks import TORCH, Ops
 from specattn.decoding.model.latents import Latents
+from specattn.decoding.model.parts import only_reads
 from specattn.decoding.model.recurrent import GatedDelta
 from specattn.decoding.passes.latents import (
     EXPANDED_ROWS,
@@ -362,7 +363,7 @@ def _hand_out(number: int) -> Callable:
         if isinstance(plan, Pass) and number in plan.feature_layers:
             plan.streams[number] = output[0] if isinstance(output, tuple) else output
 
-    return hand_out
+    return only_reads(hand_out)
 
 
 def _dispatcher(own: str) -> Callable:

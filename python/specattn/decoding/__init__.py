@@ -31,6 +31,7 @@ from specattn.decoding.generate import GenerationOutput, generate
 from specattn.decoding.methods import METHODS, parse_method
 from specattn.decoding.methods.auto import Auto
 from specattn.decoding.methods.cast import Cast
+from specattn.decoding.methods.dflash import DFlash
 from specattn.decoding.methods.eagle3 import Eagle3
 from specattn.decoding.methods.longspec import LongSpec
 from specattn.decoding.methods.medusa import Medusa
@@ -55,6 +56,7 @@ from specattn.decoding.text.sequences import StopRequest
 from specattn.decoding.text.statistics import RequestStatistics, Statistics
 
 __all__ = [
+    "DFlash",
     "FAMILIES",
     "METHODS",
     "Auto",

@@ -7,6 +7,7 @@ except ImportError as error:
         "specattn.drafters needs transformers 5: pip install 'specattn[hf]'"
     ) from error
 
+from specattn.drafters.dflash import DFlashConfig, DFlashDrafter
 from specattn.drafters.drafter import DrafterConfig, TrainedDrafter
 from specattn.drafters.eagle3 import Eagle3Drafter
 from specattn.drafters.eagle3_config import Eagle3Config
@@ -23,6 +24,8 @@ from specattn.drafters.poss import PosSConfig, PosSDrafter
 from specattn.drafters.speculators import load_speculators, save_speculators
 
 __all__ = [
+    "DFlashConfig",
+    "DFlashDrafter",
     "DrafterConfig",
     "Eagle3Config",
     "Eagle3Drafter",

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+import torch
 from safetensors import SafetensorError
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -90,6 +91,35 @@ class TrainedDrafter(PreTrainedModel):
                     f"{kind.replace('_', ' ')} {', '.join(map(str, sorted(found)))}"
                 )
         return drafter
+
+    @classmethod
+    def of_weights(
+        cls: type[_Drafter],
+        folder: str | Path,
+        config: DrafterConfig,
+        weights: dict[str, torch.Tensor],
+        dtype: torch.dtype | None,
+    ) -> _Drafter:
+        """Return a drafter of weights that were read from another's `folder`, by our names.
+
+        They are as stored unless a `dtype` is given. ValueError: they do not fit `config`.
+        """
+        drafter: Any = cls(config)
+        needed = drafter.state_dict()
+        if odd := needed.keys() ^ weights.keys():
+            raise ValueError(
+                f"the weights in {folder} do not fit its config.json: missing or unexpected "
+                f"{', '.join(sorted(odd))}"
+            )
+        for name, weight in weights.items():
+            if weight.shape != needed[name].shape:
+                raise ValueError(
+                    f"the weights in {folder} do not fit its config.json: {name} is "
+                    f"{list(weight.shape)}, expected {list(needed[name].shape)}"
+                )
+        drafter.load_state_dict(weights)
+        found: _Drafter = drafter.to(dtype or weights["fc.weight"].dtype)
+        return found
 
     @classmethod
     def _check_folder(cls, folder: Path) -> None:

@@ -82,21 +82,8 @@ class Eagle3Drafter(LayerDrafter):
         found = read_folder(Path(folder))
         if found is None:
             return cast(Any, super()).from_pretrained(folder, **options)
-        drafter, dtype = cls(Eagle3Config(**found.config)), options.get("dtype")
-        needed = drafter.state_dict()
-        if odd := needed.keys() ^ found.weights.keys():
-            raise ValueError(
-                f"the weights in {folder} do not fit its config.json: missing or unexpected "
-                f"{', '.join(sorted(odd))}"
-            )
-        for name, weight in found.weights.items():
-            if weight.shape != needed[name].shape:
-                raise ValueError(
-                    f"the weights in {folder} do not fit its config.json: {name} is "
-                    f"{list(weight.shape)}, expected {list(needed[name].shape)}"
-                )
-        drafter.load_state_dict(found.weights)
-        return cast(Any, drafter).to(dtype or found.weights["fc.weight"].dtype)
+        config = Eagle3Config(**found.config)
+        return cls.of_weights(folder, config, found.weights, options.get("dtype"))
 
     @classmethod
     def for_target(

@@ -161,16 +161,28 @@ class PairBlock(ABC):
         tokens each.
         """
         children = min(width, self.vocabulary)
-        sizes = [1]
-        while len(sizes) < depth:
-            sizes.append(min(width, sizes[-1] * children))
+        sizes = level_sizes(width, children, depth)
         pairs = (self.target.cache.seqlens - 1).clamp_min(0)  # all but the root's
         program = partial(self._grow, sizes, children)
         levels = self.growing.run((width, depth), program, {"fused": self.root, "pairs": pairs})
+        return self.candidates(root, levels, sizes, children, width)
+
+    def candidates(
+        self,
+        root: torch.Tensor,
+        levels: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]],
+        sizes: Sequence[int],
+        children: int,
+        width: int,
+    ) -> Candidates:
+        """Return the candidates of all levels: tokens, scores, and which of them are expanded.
+
+        `sizes` are the nodes of every level that were expanded, each into so many `children`.
+        """
         tokens, scores, chosen = (torch.cat(part, 1) for part in zip(*levels, strict=True))
-        tokens = self.named(TORCH, tokens)
+        tokens, among = self.named(TORCH, tokens), places(sizes, children)
         above = _numbers_of_parents(tuple(sizes), children, chosen)
-        return Candidates(root, tokens, scores, above, places(sizes, children), depth, width)
+        return Candidates(root, tokens, scores, above, among, len(sizes), width)
 
     def _grow(
         self, sizes: list[int], children: int, ops: Ops, fused: torch.Tensor, pairs: torch.Tensor
@@ -271,6 +283,14 @@ class PairBlock(ABC):
         self.text, self.tree = (x[:, :, : len(rows)] for x in (self.text, self.tree))
         self.root, self.pending = self.root[rows], self.pending[rows]
         self.start, self.counts = self.start[rows], self.counts[rows]
+
+
+def level_sizes(width: int, children: int, depth: int) -> list[int]:
+    """Return how many nodes of each level are expanded, the root's first."""
+    sizes = [1]
+    while len(sizes) < depth:
+        sizes.append(min(width, sizes[-1] * children))
+    return sizes
 
 
 def _row(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:

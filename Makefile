@@ -4,7 +4,7 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test package docs lint fuzz sanitize test-gpu-code test-triton36 test-cuda test-torchao test-vllm bench vllm llama-cpp clean
+.PHONY: demo test package cpp docs lint fuzz sanitize test-gpu-code test-triton36 test-cuda test-torchao test-vllm bench vllm llama-cpp clean
 
 ## Decode a real file with the embedded target, plainly and speculatively. FILE= continues your own.
 demo: $(VENV)/.demo
@@ -31,13 +31,21 @@ docs: $(VENV)/docs/.done
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror csrc/cpu/*.cpp csrc/cpu/*.h csrc/cuda/*.cu csrc/cuda/*.cuh
+	$(BIN)/clang-format --dry-run --Werror csrc/cpu/*.cpp csrc/cpu/*.h csrc/cpu/*/*.cpp csrc/cpu/*/*.h examples/cpp/*.cpp csrc/cuda/*.cu csrc/cuda/*.cuh
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -p no:cacheprovider tests/test_docstrings.py
 	@# The import graph is read from files, so the mapping of setup.py is laid out as folders first.
 	@rm -rf build/layers && mkdir -p build/layers
 	@cp -r python/specattn build/layers && cp -r reference triton_kernels build/layers/specattn
 	cd build/layers && ../../$(BIN)/lint-imports --config ../../pyproject.toml
+
+## The CPU kernels as a library for C and C++, installed into build/cpp, and an example that uses it; no Python in it.
+cpp: $(VENV)/.dev
+	$(BIN)/cmake -S csrc/cpu -B build/cpp/library -DCMAKE_INSTALL_PREFIX=$(CURDIR)/build/cpp/installed > /dev/null
+	$(BIN)/cmake --build build/cpp/library --parallel 2 --target install > /dev/null
+	$(BIN)/cmake -S examples/cpp -B build/cpp/example -DCMAKE_PREFIX_PATH=$(CURDIR)/build/cpp/installed > /dev/null
+	$(BIN)/cmake --build build/cpp/example > /dev/null
+	$(BIN)/ctest --test-dir build/cpp/example --output-on-failure
 
 ## The same properties with many more cases, and the slow sweeps.
 fuzz: $(VENV)/.dev
@@ -105,7 +113,7 @@ $(VENV)/.torch:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
 	touch $@
 
-$(VENV)/.demo: $(VENV)/.torch requirements/demo.txt setup.py pyproject.toml $(wildcard csrc/cpu/*)
+$(VENV)/.demo: $(VENV)/.torch requirements/demo.txt setup.py pyproject.toml $(wildcard csrc/cpu/* csrc/cpu/*/*)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/demo.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
@@ -131,7 +139,7 @@ $(VENV)/.dev: $(VENV)/.demo requirements/dev.txt
 	touch $@
 
 # Everything is named, so --no-deps: vLLM's own list would fetch torch again, and what a server needs.
-.venv-vllm/.ready: requirements/vllm.txt setup.py pyproject.toml $(wildcard csrc/cpu/*)
+.venv-vllm/.ready: requirements/vllm.txt setup.py pyproject.toml $(wildcard csrc/cpu/* csrc/cpu/*/*)
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<

@@ -7,8 +7,7 @@ import shutil
 from glob import glob
 from pathlib import Path
 
-from pybind11.setup_helpers import Pybind11Extension
-from setuptools import find_packages, setup
+from setuptools import Extension, find_packages, setup
 from setuptools.command.build_py import build_py
 
 FOLDERS = {
@@ -18,6 +17,8 @@ FOLDERS = {
 }
 
 RECORDS = ("ablations", "evaluation")  # what was measured of the embedded target
+# Sums are fused where the kernels say so: the same bits from every compiler.
+FLAGS = ["-std=c++17", "-O3", "-g0", "-ffp-contract=off", "-pthread", "-fvisibility=hidden"]
 WARNINGS = ["-Wall", "-Wextra", "-Wno-uninitialized"]
 
 
@@ -49,14 +50,29 @@ class BuildWithTarget(build_py):
                 shutil.copyfile(path, copy)
 
 
-# Optional: without a compiler the package installs and the reference serves the CPU.
-cpu = Pybind11Extension(
+# Those of older builds, for one CPython each, would be imported before the one that is built here.
+for stale in Path("python/specattn").glob("_cpu.cpython-*.so"):
+    stale.unlink()
+
+# Optional: without a compiler the package installs and the reference serves the CPU. Of Python it
+# knows what 3.10 and later share, so one wheel serves every CPython.
+cpu = Extension(
     "specattn._cpu",
-    sorted(glob("csrc/cpu/*.cpp")),
-    depends=sorted(glob("csrc/cpu/*.h")),
-    cxx_std=17,
+    # Of what several units define the linker keeps the first: no copy with wider vectors.
+    sorted(glob("csrc/cpu/**/*.cpp", recursive=True), key=lambda path: ("/kernels_" in path, path)),
+    depends=sorted(glob("csrc/cpu/**/*.h", recursive=True)),
+    define_macros=[("Py_LIMITED_API", "0x030A0000")],
+    py_limited_api=True,
     # Sums are fused where the kernels say so: the same bits from every compiler.
-    extra_compile_args=["-O3", "-ffp-contract=off", "-pthread", *WARNINGS],
+    extra_compile_args=[
+        "-std=c++17",
+        "-O3",
+        "-g0",
+        "-ffp-contract=off",
+        "-pthread",
+        "-fvisibility=hidden",
+        *WARNINGS,
+    ],
     extra_link_args=["-pthread"],
     optional=True,
 )
@@ -68,4 +84,5 @@ setup(
     package_data={"specattn": ["py.typed", "*.pyi"], "specattn.cli": ["*.css", "*.html"]},
     ext_modules=[cpu],
     cmdclass={"build_py": BuildWithTarget},
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

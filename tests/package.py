@@ -1,9 +1,11 @@
 """Install what was built as a stranger would: ``python tests/package.py DIST TORCH WORK``.
 
-Not collected by pytest: it installs torch, which takes a minute (`make package`).
+The wheel also goes into every other CPython from 3.11 on that is found as ``python3.x``. Not
+collected by pytest: it installs torch, which takes a minute (`make package`).
 """
 
 import os
+import shutil
 import subprocess
 import sys
 import venv
@@ -31,6 +33,36 @@ def environment(folder):
     return python, (python, "-m", "pip", "--disable-pip-version-check")
 
 
+def check_kernels(wheel, torch, work):
+    """Run a C++ kernel of the one wheel under every other CPython that is here."""
+    code = """
+import torch, specattn
+from specattn import _cpu
+assert specattn.backends()["cpu"] == "available"
+q = torch.randn(1, 3, 2, 64)
+with specattn.use_backend("cpu"):
+    out, lse = specattn.tree_attention(q, q, q)
+with specattn.use_backend("reference"):
+    torch.testing.assert_close((out, lse), specattn.tree_attention(q, q, q))
+drafter = _cpu.SuffixDrafter()
+drafter.extend([1, 2, 3, 1, 2], None)
+assert drafter.draft(1, 1)[1] == [3] and drafter.match == 2
+"""
+    for minor in range(11, 16):
+        name = f"python3.{minor}"
+        found = shutil.which(name)
+        usable = found and subprocess.run([found, "-c", "import venv"], capture_output=True)
+        if minor == sys.version_info.minor or not usable or usable.returncode:
+            continue
+        run(found, "-m", "venv", "--clear", work / name, folder=work)
+        python = work / name / "bin/python"
+        pip = (python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet")
+        run(*pip, torch, folder=work)
+        run(*pip, "--no-deps", wheel, folder=work)
+        run(python, "-W", "ignore", "-c", code, folder=work)
+        print(f"{wheel.name}: its kernels ran under {name}")
+
+
 def main(dist, torch, work):
     """Check the wheel with its command, then the source distribution without a compiler."""
     dist, work = Path(dist).resolve(), Path(work).resolve()
@@ -47,6 +79,7 @@ def main(dist, torch, work):
     run(specattn, "compare", *page, folder=work)
     assert "<h2>auto</h2>" in (work / "page.html").read_text()
     print(f"{wheel.name}: installed, pip check clean, specattn demo and compare --html ran")
+    check_kernels(wheel, torch, work)
 
     shared, _ = run(
         python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", folder=work

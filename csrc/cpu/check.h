@@ -8,7 +8,7 @@
 
 namespace specattn {
 
-// What pybind11 turns into an IndexError.
+// To Python an IndexError.
 inline void check_index(const char* name, int64_t value, int64_t low, int64_t high) {
   if (value >= low && value <= high) return;
   throw std::out_of_range(std::string(name) + ": expected values from " + std::to_string(low) +

@@ -1,67 +1,69 @@
-// A tensor of Python, read through its attributes: nothing here is linked against torch.
+// A tensor of a caller, and what is expected of one.
 #pragma once
 
-#include <pybind11/pybind11.h>
-
+#include <algorithm>
 #include <initializer_list>
 #include <stdexcept>
 #include <string>
 
 #include "convert.h"
 #include "problem.h"
+#include "value.h"
 
 namespace specattn {
 
-// What a tensor is asked for; loaded with the module, and never given back.
-struct TorchNames {
-  PyObject *dtype, *shape, *stride, *data_ptr;
-  PyObject* dtypes[kDtypes];  // by Dtype
-
-  void load() {
-    const auto torch = pybind11::module_::import("torch");
-    dtype = PyUnicode_InternFromString("dtype");
-    shape = PyUnicode_InternFromString("shape");
-    stride = PyUnicode_InternFromString("stride");
-    data_ptr = PyUnicode_InternFromString("data_ptr");
-    for (int i = 0; i < kDtypes; ++i) {
-      dtypes[i] = pybind11::object(torch.attr(kDtypeNames[i])).release().ptr();
-    }
-  }
+// What DLPack calls the types, in their order here.
+struct DlpackType {
+  uint8_t code, bits;
 };
-inline TorchNames torch_names = {};
+constexpr uint8_t kDlpackInt = 0, kDlpackUInt = 1, kDlpackFloat = 2, kDlpackBFloat = 4;
+constexpr uint8_t kDlpackE4M3 = 10, kDlpackE5M2 = 12, kDlpackBool = 6;
+constexpr DlpackType kDlpackTypes[kDtypes] = {
+    {kDlpackFloat, 32}, {kDlpackBFloat, 16}, {kDlpackFloat, 16}, {kDlpackInt, 8},
+    {kDlpackE4M3, 8},   {kDlpackE5M2, 8},    {kDlpackInt, 32},   {kDlpackInt, 64},
+    {kDlpackFloat, 64}, {kDlpackUInt, 8}};
+constexpr int kDlpackCpu = 1, kDlpackPinned = 3;
+
+// Of a type that no kernel knows.
+inline std::string dlpack_name(const DLDataType& type) {
+  if (type.code == kDlpackBool) return "bool";
+  const std::string kind = type.code == kDlpackInt     ? "int"
+                           : type.code == kDlpackUInt  ? "uint"
+                           : type.code == kDlpackFloat ? "float"
+                                                       : "code " + std::to_string(type.code) + ".";
+  return kind + std::to_string(type.bits);
+}
 
 struct View {
+  static constexpr int kMostDims = 6;
+
   const char* name = "";
   void* data = nullptr;
   int dims = 0;
-  int64_t shape[6] = {}, stride[6] = {};
+  int64_t shape[kMostDims] = {}, stride[kMostDims] = {};
   Dtype dtype = Dtype::kFloat32;
 
   // None gives a view without data.
-  View(const char* name, pybind11::handle tensor, bool strided = false) : name(name) {
-    using pybind11::object;
-    if (tensor.is_none()) return;
-    const TorchNames& torch = torch_names;
-    PyObject* const from = tensor.ptr();
-    const object type = taken(PyObject_GetAttr(from, torch.dtype));
-    const object sizes = taken(PyObject_GetAttr(from, torch.shape));
-    const object steps = taken(PyObject_CallMethodNoArgs(from, torch.stride));
-    const object address = taken(PyObject_CallMethodNoArgs(from, torch.data_ptr));
-    int known = 0;
-    while (known < kDtypes && torch.dtypes[known] != type.ptr()) ++known;
-    if (known == kDtypes) fail("has the unknown type " + std::string(pybind11::str(type)));
-    if (!PyTuple_Check(sizes.ptr()) || !PyTuple_Check(steps.ptr()) ||
-        PyTuple_GET_SIZE(sizes.ptr()) > 6) {
-      fail("has no plain shape and strides");
+  View(const char* name, const Value& value, bool strided = false) : name(name) {
+    if (value.none()) return;
+    if (value.kind != Value::Kind::kTensor) {
+      throw WrongKind(std::string(name) + ": expected a tensor, got " + value.kind_name());
     }
-    data = PyLong_AsVoidPtr(address.ptr());
-    dtype = static_cast<Dtype>(known);
-    dims = static_cast<int>(PyTuple_GET_SIZE(sizes.ptr()));
-    for (int i = 0; i < dims; ++i) {
-      shape[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(sizes.ptr(), i));
-      stride[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(steps.ptr(), i));
+    const DLTensor& from = *value.tensor;
+    if (from.device.device_type != kDlpackCpu && from.device.device_type != kDlpackPinned) {
+      fail("must lie on the CPU");
     }
-    if (PyErr_Occurred()) throw pybind11::error_already_set();
+    if (from.ndim > kMostDims) fail("must have at most 6 dimensions");
+    dtype = type_of(from.dtype);
+    data = static_cast<char*>(from.data) + from.byte_offset;
+    dims = from.ndim;
+    std::copy_n(from.shape, dims, shape);
+    if (from.strides) {
+      std::copy_n(from.strides, dims, stride);
+    } else {
+      int64_t step = 1;
+      for (int i = dims - 1; i >= 0; step *= shape[i--]) stride[i] = step;
+    }
     if (!strided && dims > 1 && shape[dims - 1] > 1 && stride[dims - 1] != 1) {
       fail("must have a contiguous last dimension");
     }
@@ -120,9 +122,14 @@ struct View {
   }
 
  private:
-  static pybind11::object taken(PyObject* made) {
-    if (!made) throw pybind11::error_already_set();
-    return pybind11::reinterpret_steal<pybind11::object>(made);
+  Dtype type_of(const DLDataType& type) const {
+    for (int i = 0; i < kDtypes; ++i) {
+      const DlpackType& known = kDlpackTypes[i];
+      if (type.code == known.code && type.bits == known.bits && type.lanes == 1) {
+        return static_cast<Dtype>(i);
+      }
+    }
+    fail("has the unknown type " + dlpack_name(type));
   }
 };
 

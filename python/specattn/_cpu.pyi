@@ -1,4 +1,4 @@
-# The C++ kernels for the CPU: csrc/cpu/bindings.cpp says what their arguments are.
+# The C++ kernels for the CPU: csrc/cpu/operators_*.cpp say what their arguments are.
 from typing import Any
 
 class Graph:

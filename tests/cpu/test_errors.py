@@ -82,7 +82,7 @@ def test_shapes_and_types(isa):
         hybrid(problem, v_tree=problem.v_tree[:, :, :1])
     with pytest.raises(ValueError, match="k_cache must be"):
         hybrid(problem, k_cache=problem.k_cache.half())
-    with pytest.raises(ValueError, match="k_cache has the unknown type torch.int16"):
+    with pytest.raises(ValueError, match="k_cache has the unknown type int16"):
         hybrid(problem, k_cache=problem.k_cache.short())
     with pytest.raises(ValueError, match="sinks must be of a floating type"):
         hybrid(problem, sinks=torch.zeros(4, dtype=torch.int32))

@@ -1,11 +1,11 @@
-// specattn._cpu: trees that are drafted larger than they are verified: which candidates are
+// trees that are drafted larger than they are verified: which candidates are
 // expanded, and which are kept.
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numeric>
 
-#include "bindings.h"
+#include "operators.h"
 #include "check.h"
 
 using namespace specattn;
@@ -65,8 +65,7 @@ struct ExpandBest : Call {
   }
 };
 
-void expand_best(const py::args& all) {
-  Arguments next(all);
+Made expand_best(Arguments& next) {
   auto call = std::make_unique<ExpandBest>();
   ExpandBest& p = *call;
   const View tokens = next.tensor("tokens"), scores = next.tensor("scores");
@@ -94,7 +93,7 @@ void expand_best(const py::args& all) {
   p.masks = dense_masks(masks), p.best_masks = dense_masks(best_masks);
   p.chosen = Table<int64_t>(chosen), p.best_tokens = Table<int64_t>(best);
   p.best_scores = Table<float>(best_scores), p.rows = Table<int64_t>(rows);
-  next.run(std::move(call));
+  return call;
 }
 
 struct PruneTree : Call {
@@ -142,8 +141,7 @@ struct PruneTree : Call {
   }
 };
 
-void prune_tree(const py::args& all) {
-  Arguments next(all);
+Made prune_tree(Arguments& next) {
   auto call = std::make_unique<PruneTree>();
   PruneTree& p = *call;
   const View tokens = next.tensor("tokens"), scores = next.tensor("scores");
@@ -163,18 +161,20 @@ void prune_tree(const py::args& all) {
   p.parents = Table<const int64_t>(parents), p.chosen = Table<int64_t>(chosen);
   p.kept_tokens = Table<int64_t>(kept_tokens), p.kept_parents = Table<int64_t>(kept_parents);
   p.depths = Table<int32_t>(depths), p.masks = dense_masks(masks);
-  next.run(std::move(call));
+  return call;
 }
 
 }  // namespace
 
-void specattn::define_candidates(py::module_& m) {
-  m.def("expand_best", &expand_best,
-        "Of candidates [B, n * children] the best, of equals the first: tokens, scores, masks of "
-        "the n nodes, number of the first of the best; then written: which they are, tokens, "
-        "scores, rows of their parents in [B * n], masks.");
-  m.def("prune_tree", &prune_tree,
-        "The tree of the most probable of drafted nodes: tokens, scores, parents (-1: the root); "
-        "then written: which these are, and of the root and them tokens (but the root's), parents, "
-        "depths, masks.");
+std::vector<Operator> specattn::candidate_operators() {
+  return {
+      {"expand_best", &expand_best,
+       "Of candidates [B, n * children] the best, of equals the first: tokens, scores, masks of "
+       "the n nodes, number of the first of the best; then written: which they are, tokens, "
+       "scores, rows of their parents in [B * n], masks."},
+      {"prune_tree", &prune_tree,
+       "The tree of the most probable of drafted nodes: tokens, scores, parents (-1: the root); "
+       "then written: which these are, and of the root and them tokens (but the root's), parents, "
+       "depths, masks."},
+  };
 }

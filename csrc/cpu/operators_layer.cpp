@@ -1,6 +1,6 @@
-// specattn._cpu: what a pass consists of besides attention: embeddings, norms, rotation, new keys
+// what a pass consists of besides attention: embeddings, norms, rotation, new keys
 // and values, products of few rows, the children of a draft tree, and the noise of sampling.
-#include "bindings.h"
+#include "operators.h"
 #include "check.h"
 
 using namespace specattn;
@@ -42,8 +42,7 @@ Dtype floating_rows(const View& x) {
   return x.dtype;
 }
 
-void embed(const py::args& all) {
-  Arguments next(all);
+Made embed(Arguments& next) {
   auto call = std::make_unique<EmbedCall>();
   EmbedCall& p = *call;
   const View tokens = next.tensor("tokens"), weight = next.tensor("weight");
@@ -55,11 +54,10 @@ void embed(const py::args& all) {
   p.tokens = tokens.as<int64_t>(), p.tokens_batch = tokens.stride[0];
   p.weight = weight.data, p.weight_row = weight.stride[0];
   p.out = out.data, p.out_row = out.stride[0];
-  next.run(std::move(call));
+  return call;
 }
 
-void rms_norm(const py::args& all) {
-  Arguments next(all);
+Made rms_norm(Arguments& next) {
   auto call = std::make_unique<PlainCall<RmsNorm>>();
   RmsNorm& p = *call;
   const View x = next.tensor("x"), weight = next.tensor("weight");
@@ -71,11 +69,10 @@ void rms_norm(const py::args& all) {
   out.expect(p.dtype, {p.M, p.H});
   p.x = x.data, p.x_row = x.stride[0], p.weight = weight.data;
   p.out = out.data, p.out_row = out.stride[0];
-  next.run(std::move(call));
+  return call;
 }
 
-void rotate_heads(const py::args& all) {
-  Arguments next(all);
+Made rotate_heads(Arguments& next) {
   auto call = std::make_unique<RotateCall>();
   RotateCall& p = *call;
   const View heads = next.tensor("heads");
@@ -123,11 +120,10 @@ void rotate_heads(const py::args& all) {
   const auto first_slot = next.value<std::optional<int64_t>>();
   if (k && first_slot) check_index("first_slot", *first_slot, 0, p.capacity - p.T);
   p.first_slot = first_slot.value_or(-1);
-  next.run(std::move(call));
+  return call;
 }
 
-void write_kv(const py::args& all) {
-  Arguments next(all);
+Made write_kv(Arguments& next) {
   auto call = std::make_unique<WriteCall>();
   WriteCall& p = *call;
   const View k = next.tensor("k"), v = next.tensor("v");
@@ -162,7 +158,7 @@ void write_kv(const py::args& all) {
     p.slots64 = slots.as<int64_t>();
   }
   p.slots_batch = slots.stride[0];
-  next.run(std::move(call));
+  return call;
 }
 
 // Codes of weights: int8 [rows, K], or of 4 bits in uint8, by blocks; a scale for each group of
@@ -235,8 +231,7 @@ void take_sum(Linear& p, const View& residual, const View& out) {
   p.residual = residual.data, p.residual_row = residual.stride[0];
 }
 
-void linear_few_rows(const py::args& all) {
-  Arguments next(all);
+Made linear_few_rows(Arguments& next) {
   auto call = std::make_unique<PlainCall<Linear>>();
   Linear& p = *call;
   set_rows(p, next.tensor("x"));
@@ -250,31 +245,34 @@ void linear_few_rows(const py::args& all) {
   if (up) {
     p.gated = true, p.num_parts = 2;
     up.expect(weight.dtype, {p.parts[0].rows, weight.shape[1]});
-    take_weights(p, 1, up, {"no bias", py::none()}, up_scale, up_zero);
+    take_weights(p, 1, up, {"no bias", Value()}, up_scale, up_zero);
   }
   take_sum(p, residual, next.tensor("out"));
-  next.run(std::move(call));
+  return call;
+}
+
+// Codes, scale and zero of a weight; the last two are missing where it is no list of codes.
+std::vector<Value> with_scales(const Value& weight) {
+  if (weight.kind != Value::Kind::kList) return {weight, Value(), Value()};
+  if (weight.size != 3) throw std::invalid_argument("weights must be codes, scale and zero");
+  return std::vector<Value>(weight.items, weight.items + 3);
 }
 
 // Up to three layers of the same x, whose outputs stand behind one another; or with a gate, an
 // activation, of the first times the second.
-void linear_parts(const py::args& all) {
-  Arguments next(all);
+Made linear_parts(Arguments& next) {
   auto call = std::make_unique<PlainCall<Linear>>();
   Linear& p = *call;
   set_rows(p, next.tensor("x"));
-  const auto weights = next.value<std::vector<py::object>>();
-  const auto biases = next.value<std::vector<py::object>>();
+  const auto weights = next.value<std::vector<Value>>();
+  const auto biases = next.value<std::vector<Value>>();
   const auto gate = next.value<std::optional<std::string>>();
   if (weights.empty() || weights.size() > std::size(p.parts) || biases.size() != weights.size()) {
     throw std::invalid_argument("weights must be one to three tensors, with a bias or None each");
   }
   p.num_parts = static_cast<int>(weights.size());
   for (size_t i = 0; i < weights.size(); ++i) {
-    const py::tuple coded = py::isinstance<py::tuple>(weights[i])
-                                ? weights[i].cast<py::tuple>()
-                                : py::make_tuple(weights[i], py::none(), py::none());
-    if (coded.size() != 3) throw std::invalid_argument("weights must be codes, scale and zero");
+    const std::vector<Value> coded = with_scales(weights[i]);
     take_weights(p, static_cast<int>(i), {"weights", coded[0]}, {"biases", biases[i]},
                  {"scale", coded[1]}, {"zero", coded[2]});
   }
@@ -285,11 +283,10 @@ void linear_parts(const py::args& all) {
   }
   const View residual = next.tensor("residual");
   take_sum(p, residual, next.tensor("out"));
-  next.run(std::move(call));
+  return call;
 }
 
-void dequantise(const py::args& all) {
-  Arguments next(all);
+Made dequantise(Arguments& next) {
   auto call = std::make_unique<PlainCall<Dequantise>>();
   Dequantise& p = *call;
   const View codes = next.tensor("codes"), scale = next.tensor("scale");
@@ -299,11 +296,10 @@ void dequantise(const py::args& all) {
   p.weights = {codes.data, codes.shape[0], codes.stride[0]};
   take_codes(p, p.weights, codes, scale, zero, true);
   p.out = out.data, p.out_row = out.stride[0];
-  next.run(std::move(call));
+  return call;
 }
 
-void gate(const py::args& all) {
-  Arguments next(all);
+Made gate(Arguments& next) {
   auto call = std::make_unique<PlainCall<Gate>>();
   Gate& p = *call;
   const View first = next.tensor("first"), second = next.tensor("second");
@@ -317,12 +313,11 @@ void gate(const py::args& all) {
   p.first = first.data, p.first_row = first.stride[0];
   p.second = second.data, p.second_row = second.stride[0];
   p.out = out.data, p.out_row = out.stride[0];
-  next.run(std::move(call));
+  return call;
 }
 
 // Writes best_tokens, best_scores, best_parents and best_masks: parts of one tree's arrays.
-void best_children(const py::args& all) {
-  Arguments next(all);
+Made best_children(Arguments& next) {
   auto call = std::make_unique<PlainCall<BestChildren>>();
   BestChildren& p = *call;
   const View logits = next.tensor("logits"), scores = next.tensor("scores");
@@ -355,11 +350,10 @@ void best_children(const py::args& all) {
   p.best_tokens = tokens.as<int64_t>(), p.best_batch = tokens.stride[0];
   p.best_scores = best.as<float>(), p.best_parents = parents.as<int64_t>();
   p.best_masks = best_masks.as<int64_t>(), p.best_masks_batch = best_masks.stride[0];
-  next.run(std::move(call));
+  return call;
 }
 
-void add_gumbel_noise(const py::args& all) {
-  Arguments next(all);
+Made add_gumbel_noise(Arguments& next) {
   auto call = std::make_unique<PlainCall<GumbelNoise>>();
   GumbelNoise& p = *call;
   const View logits = next.tensor("logits");
@@ -372,23 +366,25 @@ void add_gumbel_noise(const py::args& all) {
   p.positions = positions.expect_dense(Dtype::kInt64, p.n).as<int64_t>();
   const View out = next.tensor("out");
   p.out = out.expect(Dtype::kFloat32, {p.n, p.vocabulary}).as<float>(), p.out_row = out.stride[0];
-  next.run(std::move(call));
+  return call;
 }
 
 }  // namespace
 
-void specattn::define_layer(py::module_& m) {
-  m.def("embed", &embed);
-  m.def("rms_norm", &rms_norm);
-  m.def("rotate_heads", &rotate_heads);
-  m.def("write_kv", &write_kv);
-  m.def("linear_few_rows", &linear_few_rows);
-  m.def(
-      "linear_parts", &linear_parts,
-      "linear_few_rows of up to three weights side by side: "
-      "x, weights, biases, gate, residual, out. Of codes a weight is a tuple with scale and zero.");
-  m.def("dequantise", &dequantise, "The weights that codes mean: codes, scale, zero, out.");
-  m.def("gate", &gate, "act(first) * second: first, second, activation, out.");
-  m.def("best_children", &best_children);
-  m.def("add_gumbel_noise", &add_gumbel_noise);
+std::vector<Operator> specattn::layer_operators() {
+  return {
+      {"embed", &embed},
+      {"rms_norm", &rms_norm},
+      {"rotate_heads", &rotate_heads},
+      {"write_kv", &write_kv},
+      {"linear_few_rows", &linear_few_rows},
+      {"linear_parts", &linear_parts,
+       "linear_few_rows of up to three weights side by side: "
+       "x, weights, biases, gate, residual, out. Of codes a weight is a tuple with scale and "
+       "zero."},
+      {"dequantise", &dequantise, "The weights that codes mean: codes, scale, zero, out."},
+      {"gate", &gate, "act(first) * second: first, second, activation, out."},
+      {"best_children", &best_children},
+      {"add_gumbel_noise", &add_gumbel_noise},
+  };
 }

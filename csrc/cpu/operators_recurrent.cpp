@@ -1,5 +1,5 @@
-// specattn._cpu: layers that keep a state instead of keys.
-#include "bindings.h"
+// layers that keep a state instead of keys.
+#include "operators.h"
 #include "check.h"
 #include "recurrent.h"
 
@@ -109,8 +109,7 @@ States states_of(const View& state, int64_t B, int64_t Hv) {
   return {state.as<float>(), state.stride[0], state.stride[1], state.stride[2]};
 }
 
-void delta_gates(const py::args& all) {
-  Arguments next(all);
+Made delta_gates(Arguments& next) {
   auto call = std::make_unique<PlainCall<DeltaGates>>();
   DeltaGates& p = *call;
   const View b = next.tensor("b"), a = next.tensor("a");
@@ -124,11 +123,10 @@ void delta_gates(const py::args& all) {
   const View g = next.tensor("g"), beta = next.tensor("beta");
   p.g = g.expect(Dtype::kFloat32, {p.M, p.heads}).as<float>(), p.g_row = g.stride[0];
   p.beta = beta.expect(Dtype::kFloat32, {p.M, p.heads}).as<float>(), p.beta_row = beta.stride[0];
-  next.run(std::move(call));
+  return call;
 }
 
-void gated_delta_tree(const py::args& all) {
-  Arguments next(all);
+Made gated_delta_tree(Arguments& next) {
   auto call = std::make_unique<GatedDeltaCall>();
   GatedDelta& p = *call;
   const View q = next.tensor("q"), k = next.tensor("k"), v = next.tensor("v");
@@ -159,11 +157,10 @@ void gated_delta_tree(const py::args& all) {
   p.out = rows_of(p.tree, next.tensor("out"), p.dtype, {p.Hv, p.Dv});
   const int64_t width = p.Dk + p.Dv + p.decays;
   p.stash = rows_of(p.tree, next.tensor("stash"), Dtype::kFloat32, {p.Hv, width});
-  next.run(std::move(call));
+  return call;
 }
 
-void gated_delta_commit(const py::args& all) {
-  Arguments next(all);
+Made gated_delta_commit(Arguments& next) {
   auto call = std::make_unique<GatedDeltaCommitCall>();
   GatedDeltaCommit& p = *call;
   const View state = next.tensor("state"), stash = next.tensor("stash");
@@ -178,11 +175,10 @@ void gated_delta_commit(const py::args& all) {
   p.decays = width - p.Dk - p.Dv;
   if (p.decays != 1 && p.decays != p.Dk) stash.fail("must be keys, updates and decays");
   p.stash = rows_of(p.tree, stash, Dtype::kFloat32, {p.Hv, width});
-  next.run(std::move(call));
+  return call;
 }
 
-void causal_conv_tree(const py::args& all) {
-  Arguments next(all);
+Made causal_conv_tree(Arguments& next) {
   auto call = std::make_unique<CausalConvCall>();
   CausalConv& p = *call;
   const View x = next.tensor("x"), weight = next.tensor("weight"), bias = next.tensor("bias");
@@ -203,11 +199,10 @@ void causal_conv_tree(const py::args& all) {
   p.kept = kept.data, p.kept_batch = kept.stride[0], p.kept_row = kept.stride[1];
   p.x = rows_of(p.tree, x, p.dtype, {p.C});
   p.out = rows_of(p.tree, next.tensor("out"), p.dtype, {p.C});
-  next.run(std::move(call));
+  return call;
 }
 
-void causal_conv_commit(const py::args& all) {
-  Arguments next(all);
+Made causal_conv_commit(Arguments& next) {
   auto call = std::make_unique<CausalConvCommitCall>();
   CausalConvCommit& p = *call;
   const View kept = next.tensor("conv_state"), x = next.tensor("x");
@@ -220,16 +215,18 @@ void causal_conv_commit(const py::args& all) {
   p.K = kept.expect(p.dtype, {p.tree.B, -1, p.C}).shape[1] + 1;
   p.kept = kept.data, p.kept_batch = kept.stride[0], p.kept_row = kept.stride[1];
   p.x = rows_of(p.tree, x, p.dtype, {p.C});
-  next.run(std::move(call));
+  return call;
 }
 
 }  // namespace
 
-void specattn::define_recurrent(py::module_& m) {
-  m.def("delta_gates", &delta_gates,
-        "most sigmoid(b) and rate softplus(a + bias): b, a, rate, bias, most, g, beta.");
-  m.def("gated_delta_tree", &gated_delta_tree);
-  m.def("gated_delta_commit", &gated_delta_commit);
-  m.def("causal_conv_tree", &causal_conv_tree);
-  m.def("causal_conv_commit", &causal_conv_commit);
+std::vector<Operator> specattn::recurrent_operators() {
+  return {
+      {"delta_gates", &delta_gates,
+       "most sigmoid(b) and rate softplus(a + bias): b, a, rate, bias, most, g, beta."},
+      {"gated_delta_tree", &gated_delta_tree},
+      {"gated_delta_commit", &gated_delta_commit},
+      {"causal_conv_tree", &causal_conv_tree},
+      {"causal_conv_commit", &causal_conv_commit},
+  };
 }

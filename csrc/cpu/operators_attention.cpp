@@ -1,12 +1,8 @@
-// specattn._cpu: every primitive under its name, with the arguments of its torch operator and then
-// the number of threads. Outputs are written in place.
-#include "bindings.h"
-
-#include <algorithm>
-#include <cstdlib>
+// Attention, what is selected from it and how its states are merged.
+#include <utility>
 
 #include "check.h"
-#include "openmp.h"
+#include "operators.h"
 
 using namespace specattn;
 
@@ -192,8 +188,7 @@ void take_state(AttentionCall& a, Arguments& next) {
   a.lse_row = lse.stride[row], a.lse_head = lse.stride[row + 1];
 }
 
-void tree_attention(const py::args& all) {
-  Arguments next(all);
+Made tree_attention(Arguments& next) {
   auto call = std::make_unique<AttentionCall>();
   AttentionCall& a = *call;
   const View q = next.tensor("q"), k = next.tensor("k_new"), v = next.tensor("v_new");
@@ -203,7 +198,7 @@ void tree_attention(const py::args& all) {
   a.cache.lengths = a.no_lengths.data(), a.cache.lengths_batch = 1;
   take_scale(a, next);
   take_state(a, next);
-  next.run(std::move(call));
+  return call;
 }
 
 // Takes what hybrid_tree_attention and verify_attention share.
@@ -228,17 +223,15 @@ void take_hybrid(AttentionCall& a, Arguments& next) {
   set_sinks(a, sinks);
 }
 
-void hybrid_tree_attention(const py::args& all) {
-  Arguments next(all);
+Made hybrid_tree_attention(Arguments& next) {
   auto call = std::make_unique<AttentionCall>();
   AttentionCall& a = *call;
   take_hybrid(a, next);
   take_state(a, next);
-  next.run(std::move(call));
+  return call;
 }
 
-void verify_attention(const py::args& all) {
-  Arguments next(all);
+Made verify_attention(Arguments& next) {
   auto call = std::make_unique<AttentionCall>();
   AttentionCall& a = *call;
   take_hybrid(a, next);
@@ -265,11 +258,10 @@ void verify_attention(const py::args& all) {
   a.collected_batch = collected.stride[0];
   a.collected_row = scores ? 0 : collected.stride[1];
   a.collected_head = a.per_head ? collected.stride[scores ? 1 : 2] : 0;
-  next.run(std::move(call));
+  return call;
 }
 
-void sparse_gather_attention(const py::args& all) {
-  Arguments next(all);
+Made sparse_gather_attention(Arguments& next) {
   auto call = std::make_unique<AttentionCall>();
   AttentionCall& a = *call;
   const View q = next.tensor("q"), k = next.tensor("k_cache"), v = next.tensor("v_cache");
@@ -308,11 +300,10 @@ void sparse_gather_attention(const py::args& all) {
   }
   set_sinks(a, sinks);
   take_state(a, next);
-  next.run(std::move(call));
+  return call;
 }
 
-void importance_scores(const py::args& all) {
-  Arguments next(all);
+Made importance_scores(Arguments& next) {
   auto call = std::make_unique<ImportanceCall>();
   ImportanceCall& p = *call;
   const View q = next.tensor("q"), k = next.tensor("k_cache");
@@ -332,11 +323,10 @@ void importance_scores(const py::args& all) {
   }
   p.scores = scores.as<float>();
   p.scores_batch = scores.stride[0], p.scores_head = p.per_head ? scores.stride[1] : 0;
-  next.run(std::move(call));
+  return call;
 }
 
-void select_topk(const py::args& all) {
-  Arguments next(all);
+Made select_topk(Arguments& next) {
   auto call = std::make_unique<TopKCall>();
   TopKCall& p = *call;
   const View scores = next.tensor("scores"), lengths = next.tensor("cache_seqlens");
@@ -366,7 +356,7 @@ void select_topk(const py::args& all) {
   p.counts_outer = counts.stride[0], p.counts_inner = heads ? counts.stride[1] : 0;
   p.width = indices.shape[heads ? 2 : 1];
   p.lengths = lengths.as<int32_t>(), p.lengths_stride = lengths.stride[0];
-  next.run(std::move(call));
+  return call;
 }
 
 // Takes out and lse; the sizes of a state come from `outs`.
@@ -384,8 +374,7 @@ void take_merged(Merge& p, const View& outs, Arguments& next) {
   p.lse_batch = lse.stride[0], p.lse_row = lse.stride[1], p.lse_head = lse.stride[2];
 }
 
-void merge_state(const py::args& all) {
-  Arguments next(all);
+Made merge_state(Arguments& next) {
   auto call = std::make_unique<PlainCall<Merge>>();
   Merge& p = *call;
   p.states = 2;
@@ -400,11 +389,10 @@ void merge_state(const py::args& all) {
     for (int i = 0; i < 3; ++i) p.lse_strides[s][i] = lse->stride[i];
     ++s;
   }
-  next.run(std::move(call));
+  return call;
 }
 
-void merge_states(const py::args& all) {
-  Arguments next(all);
+Made merge_states(Arguments& next) {
   auto call = std::make_unique<PlainCall<Merge>>();
   Merge& p = *call;
   const View outs = next.tensor("outs"), lses = next.tensor("lses");
@@ -416,82 +404,20 @@ void merge_states(const py::args& all) {
   p.lses[0] = lses.as<float>();
   p.out_state = outs.stride[0], p.lse_state = lses.stride[0];
   for (int i = 0; i < 3; ++i) p.lse_strides[0][i] = lses.stride[i + 1];
-  next.run(std::move(call));
-}
-
-int64_t multiply_named(const std::string& dtype, int64_t rounds, int threads) {
-  constexpr int kComputed = static_cast<int>(Dtype::kFloat16) + 1;
-  const auto at = std::find(kDtypeNames, kDtypeNames + kComputed, dtype);
-  if (at == kDtypeNames + kComputed) {
-    throw std::invalid_argument("dtype: expected float32, bfloat16 or float16, got " + dtype);
-  }
-  return multiply_registers(static_cast<Dtype>(at - kDtypeNames), rounds, threads);
+  return call;
 }
 
 }  // namespace
 
-PYBIND11_MODULE(_cpu, m) {
-  m.doc() = "Attention primitives for the CPU, with the arguments of their torch operators.";
-  torch_names.load();
-  if (const char* forced = std::getenv("SPECATTN_CPU_ISA")) use_isa(forced);
-  m.def("isas", &isas, "Code paths that this processor has, best first.");
-  m.def("isa", &isa, "The code path in use.");
-  m.def("use_isa", &use_isa, "Force a code path, for tests and comparisons.");
-  m.def(
-      "read",
-      [](uintptr_t memory, int64_t bytes, int threads) {
-        read(reinterpret_cast<const void*>(memory), bytes, threads);
-      },
-      py::arg("address"), py::arg("bytes"), py::arg("threads"),
-      py::call_guard<py::gil_scoped_release>(),
-      "Read memory once and do nothing with it: the ceiling that kernels are held against.");
-  m.def(
-      "rewrite",
-      [](uintptr_t memory, int64_t bytes, int threads) {
-        rewrite(reinterpret_cast<void*>(memory), bytes, threads);
-      },
-      py::arg("address"), py::arg("bytes"), py::arg("threads"),
-      py::call_guard<py::gil_scoped_release>(),
-      "Read memory once and write it back as it was: the ceiling of what changes in place.");
-  m.def(
-      "read_rows",
-      [](uintptr_t memory, int64_t row_bytes, uintptr_t rows, int64_t count, int threads) {
-        read_rows(reinterpret_cast<const void*>(memory), row_bytes,
-                  reinterpret_cast<const int32_t*>(rows), count, threads);
-      },
-      py::arg("address"), py::arg("row_bytes"), py::arg("rows"), py::arg("count"),
-      py::arg("threads"), py::call_guard<py::gil_scoped_release>(),
-      "Read rows of memory that a list of int32 names, and do nothing with them.");
-  m.def("multiply_registers", &multiply_named, py::arg("dtype"), py::arg("rounds"),
-        py::arg("threads"), py::call_guard<py::gil_scoped_release>(),
-        "Multiply numbers of a type (\"float32\", ...) that lie in registers, by the code path in "
-        "use; returns the operations: the other ceiling that kernels are held against.");
-  m.def("use_openmp", &use_openmp, py::arg("on"),
-        "Share calls among the threads of this process's OpenMP, or among those of our own (False);"
-        " returns whether it is OpenMP's. Not while a call runs.");
-  m.def("read_bandwidth", &read_bandwidth, py::arg("bytes") = int64_t{1} << 28,
-        py::arg("threads") = 1, py::arg("repeats") = 5, py::call_guard<py::gil_scoped_release>(),
-        "Bytes per second of the best of some streaming reads of fresh memory.");
-  m.def("tree_attention", &tree_attention);
-  m.def("hybrid_tree_attention", &hybrid_tree_attention);
-  m.def("verify_attention", &verify_attention);
-  m.def("sparse_gather_attention", &sparse_gather_attention);
-  m.def("importance_scores", &importance_scores);
-  m.def("select_topk", &select_topk);
-  m.def("merge_state", &merge_state);
-  m.def("merge_states", &merge_states);
-  py::class_<PyGraph>(m, "Graph",
-                      "Kernel calls, recorded while they run, that run again in one go: `with "
-                      "graph: ...`, then `graph.replay(threads)`.")
-      .def(py::init<>())
-      .def("__enter__", &PyGraph::begin)
-      .def("__exit__", &PyGraph::end)
-      .def("__len__", &PyGraph::size)
-      .def("replay", &PyGraph::replay, py::arg("threads"));
-  define_layer(m);
-  define_candidates(m);
-  define_recurrent(m);
-  define_suffix(m);
-  define_walk(m);
-  define_exchange(m);
+std::vector<Operator> specattn::attention_operators() {
+  return {
+      {"tree_attention", &tree_attention},
+      {"hybrid_tree_attention", &hybrid_tree_attention},
+      {"verify_attention", &verify_attention},
+      {"sparse_gather_attention", &sparse_gather_attention},
+      {"importance_scores", &importance_scores},
+      {"select_topk", &select_topk},
+      {"merge_state", &merge_state},
+      {"merge_states", &merge_states},
+  };
 }

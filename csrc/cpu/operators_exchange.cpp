@@ -1,5 +1,5 @@
-// specattn._cpu: what the ranks of one machine exchange.
-#include "bindings.h"
+// what the ranks of one machine exchange.
+#include "operators.h"
 #include "exchange.h"
 
 using namespace specattn;
@@ -10,8 +10,7 @@ struct ExchangeCall : Exchange, Call {
   void run(int) const override { Exchange::run(); }
 };
 
-void all_gather(const py::args& all) {
-  Arguments next(all);
+Made all_gather(Arguments& next) {
   auto call = std::make_unique<ExchangeCall>();
   ExchangeCall& p = *call;
   const View memory = next.tensor("memory");
@@ -29,9 +28,13 @@ void all_gather(const py::args& all) {
     throw std::invalid_argument("rank: expected one of " + std::to_string(p.ranks) + ", got " +
                                 std::to_string(p.rank));
   }
-  next.run(std::move(call));
+  return call;
 }
 
 }  // namespace
 
-void specattn::define_exchange(py::module_& m) { m.def("all_gather", &all_gather); }
+std::vector<Operator> specattn::exchange_operators() {
+  return {
+      {"all_gather", &all_gather},
+  };
+}

@@ -2,13 +2,14 @@
 // the same walk over tensors.
 #include <limits>
 
-#include "bindings.h"
-#include "check.h"
-#include "ranked.h"
-#include "run.h"
+#include "../check.h"
+#include "../ranked.h"
+#include "../run.h"
+#include "binder.h"
+#include "module.h"
+#include "values.h"
 
-using namespace specattn;
-
+namespace specattn {
 namespace {
 
 using Integers = std::vector<int64_t>;
@@ -113,15 +114,12 @@ std::vector<Integers> walk_each(const std::vector<Integers>& parents, const View
   return emitted;
 }
 
-std::vector<Integers> walk_trees(const py::object& given_logits,
-                                 const std::vector<Integers>& parents,
-                                 const py::object& given_tokens,
-                                 const std::vector<float>& temperatures,
+std::vector<Integers> walk_trees(PyObject* given_logits, const std::vector<Integers>& parents,
+                                 PyObject* given_tokens, const std::vector<float>& temperatures,
                                  std::optional<uint64_t> seed, const Integers& requests,
-                                 const Integers& positions, const py::object& given_report,
-                                 int threads) {
-  const View logits = {"logits", given_logits}, tokens = {"tokens", given_tokens};
-  const View report = {"report", given_report};
+                                 const Integers& positions, PyObject* given_report, int threads) {
+  const View logits = view("logits", given_logits), tokens = view("tokens", given_tokens);
+  const View report = view("report", given_report);
   if (logits.dims != 3 || logits.dtype > Dtype::kFloat16) {
     logits.fail("must have 3 dimensions and be float32, bfloat16 or float16");
   }
@@ -135,7 +133,7 @@ std::vector<Integers> walk_trees(const py::object& given_logits,
                                                            : draw<fp16>;
   const int64_t bytes = logits.dtype == Dtype::kFloat32 ? 4 : 2;
   std::vector<float> room;
-  const py::gil_scoped_release release;
+  const Unlocked unlocked;
   return walk_each(parents, tokens, report, [&](int64_t b, int64_t node, const Integers& path) {
     const auto at = static_cast<size_t>(b);
     const Draws draws = {logits.as<char>() + b * logits.stride[0] * bytes,
@@ -152,26 +150,35 @@ std::vector<Integers> walk_trees(const py::object& given_logits,
 }
 
 std::vector<Integers> walk_trees_drawing(const std::vector<Integers>& parents,
-                                         const py::object& given_tokens,
-                                         const py::object& given_report,
-                                         const py::function& token_after) {
-  const View tokens = {"tokens", given_tokens}, report = {"report", given_report};
+                                         PyObject* given_tokens, PyObject* given_report,
+                                         PyObject* token_after) {
+  const View tokens = view("tokens", given_tokens), report = view("report", given_report);
   return walk_each(parents, tokens, report, [&](int64_t b, int64_t node, const Integers& path) {
-    return token_after(b, node, path).cast<int64_t>();
+    const Object walked = to_python(path);
+    const Object token = Object::made(PyObject_CallFunction(
+        token_after, "LLO", static_cast<long long>(b), static_cast<long long>(node), walked.get()));
+    return from_python<int64_t>(token.get());
   });
 }
 
 }  // namespace
 
-void specattn::define_walk(py::module_& m) {
-  m.def("walk_trees", &walk_trees, py::arg("logits"), py::arg("parents"), py::arg("tokens"),
-        py::arg("temperatures"), py::arg("seed"), py::arg("requests"), py::arg("positions"),
-        py::arg("report"), py::arg("threads"),
-        "Per request the accepted tokens and the next one, drawn as add_gumbel_noise has it, or "
-        "greedily where seed is None. In `report`: how many were accepted, the next token, and the "
-        "accepted nodes, -1 behind them.");
-  m.def("walk_trees_drawing", &walk_trees_drawing, py::arg("parents"), py::arg("tokens"),
-        py::arg("report"), py::arg("token_after"),
-        "The same by any draws: `token_after(request, node, path)` returns the token that the "
-        "target puts after a node, whose path are the tokens of `path`.");
+void add_walk(PyObject* module) {
+  static PyMethodDef functions[] = {
+      function<&walk_trees>(
+          "walk_trees",
+          "Per request the accepted tokens and the next one, drawn as add_gumbel_noise has it, or "
+          "greedily where seed is None. In `report`: how many were accepted, the next token, and "
+          "the accepted nodes, -1 behind them.",
+          "logits", "parents", "tokens", "temperatures", "seed", "requests", "positions", "report",
+          "threads"),
+      function<&walk_trees_drawing>(
+          "walk_trees_drawing",
+          "The same by any draws: `token_after(request, node, path)` returns the token that the "
+          "target puts after a node, whose path are the tokens of `path`.",
+          "parents", "tokens", "report", "token_after"),
+      {}};
+  if (PyModule_AddFunctions(module, functions)) throw PythonError();
 }
+
+}  // namespace specattn

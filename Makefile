@@ -4,7 +4,7 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test package cpp docs lint fuzz sanitize test-gpu-code test-triton36 test-cuda test-torchao test-vllm bench vllm llama-cpp clean
+.PHONY: demo test package cpp kernels docs lint fuzz sanitize test-gpu-code test-triton36 test-cuda test-torchao test-vllm bench vllm llama-cpp clean
 
 ## Decode a real file with the embedded target, plainly and speculatively. FILE= continues your own.
 demo: $(VENV)/.demo
@@ -38,6 +38,11 @@ lint: $(VENV)/.dev
 	@rm -rf build/layers && mkdir -p build/layers
 	@cp -r python/specattn build/layers && cp -r reference triton_kernels build/layers/specattn
 	cd build/layers && ../../$(BIN)/lint-imports --config ../../pyproject.toml
+
+## Builds for Hugging Face's `kernels` into build/kernels; then it loads them all, beside torch alone.
+kernels: $(VENV)/.dev
+	rm -rf build/kernels && $(BIN)/python tools/kernels_build.py build/kernels
+	$(PYTHON) tests/kernels_build.py build/kernels "$(TORCH)" kernels==0.17.2 build
 
 ## The CPU kernels as a library for C and C++, installed into build/cpp, and an example that uses it; no Python in it.
 cpp: $(VENV)/.dev

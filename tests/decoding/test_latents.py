@@ -242,7 +242,7 @@ def test_no_drafter_is_a_layer_with_latents():
             drafter(model, **({"window": 7} if drafter is random_drafter else {"layers": 2}))
 
 
-@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+@pytest.mark.parametrize("kv_dtype", ["int8", pytest.param("fp8", marks=pytest.mark.slow)])
 def test_latents_of_eight_bits(kv_dtype):
     """What was stored is what every pass sees, so texts are those of plain decoding over it."""
     model, texts, _ = with_latents("deepseek_v3")

@@ -39,6 +39,7 @@ class Engine:
             "skip_tokenizer_init": True,
             "enforce_eager": True,
             "disable_log_stats": False,
+            "per_request_spec_decode_metrics": "summary" if drafter else "none",
             "speculative_config": drafting,
             "seed": 0,
         }
@@ -78,6 +79,13 @@ class Engine:
             for name, tokens in self.step().items():
                 texts[name] += tokens
         return [texts[name] for name in names]
+
+    def acceptance(self, prompt, new_tokens=24) -> dict[str, int]:
+        """Return what vLLM says of one request's drafts."""
+        self.add(prompt, new_tokens)
+        while self.engine.has_unfinished_requests():
+            last = self.engine.step()
+        return last[0].outputs[0].spec_decode_metrics.to_dict()
 
     def logprobs(self, prompt, new_tokens=24) -> tuple[list[int], list[float]]:
         """Return the new tokens of a prompt, and their log-probabilities."""

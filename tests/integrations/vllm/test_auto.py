@@ -108,6 +108,27 @@ def test_of_many_requests_those_draft_whose_texts_repeat_themselves(monkeypatch)
     assert sum(map(len, drafts[:-1])) == 0
 
 
+def test_a_text_that_offers_nothing_is_looked_up_seldom_until_it_repeats_itself(monkeypatch):
+    server = Server(monkeypatch, free)
+    server.add([*FRESH[:600], *PASSAGE * 4], 100)
+    asked = []
+    looked = server.drafter.requests.of_rows
+    monkeypatch.setattr(
+        server.drafter.requests,
+        "of_rows",
+        lambda *given: asked.append(server.lengths[0]) or looked(*given),
+    )
+    steps = 0
+    while server.lengths[0] < 580:
+        server.step()
+        steps += 1
+    assert len(asked) < 0.3 * steps
+    while server.lengths[0] < 600 + 4 * len(PASSAGE) - 20:
+        server.step()
+        steps += 1
+    assert steps < 500 + 20 + 1.5 * len(PASSAGE) + 3 * len(PASSAGE) / 6
+
+
 def test_a_draft_has_any_length(monkeypatch):
     """What follows the passage differs each time: only the passage itself is drafted."""
     text = [token for turn in range(40) for token in (*PASSAGE[:6], FRESH[turn], FRESH[turn + 50])]

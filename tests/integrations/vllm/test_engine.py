@@ -115,6 +115,18 @@ def test_drafts_are_made_and_accepted(engine, drafter):
     assert (drafted > 0) == (accepted > 0) == (drafter != "plain")
 
 
+def test_what_drafts_were_worth_is_told_for_each_request(engine, drafter):
+    if drafter == "plain":
+        pytest.skip("vLLM tells it where something drafts")
+    drafted = engine.count("spec_decode_num_draft_tokens")
+    accepted = engine.count("spec_decode_num_accepted_tokens")
+    told = engine.acceptance(prompt_of(600, 51), 60)
+    assert told["num_draft_tokens"] == engine.count("spec_decode_num_draft_tokens") - drafted
+    kept = engine.count("spec_decode_num_accepted_tokens") - accepted
+    assert told["num_accepted_draft_tokens"] == kept
+    assert told["num_accepted_draft_tokens"] > 0
+
+
 @pytest.mark.slow
 def test_hundreds_of_requests_leave_nothing_behind(engine):
     """The first rounds fill what is filled once; the last one adds nothing."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,11 +19,12 @@ from vllm.config import VllmConfig
 from vllm.logger import init_logger
 
 from specattn.decoding.drafting.gains import NONE, ChainGains, Effort, best_total, chains
-from specattn.decoding.drafting.pace import Arm, Pace
+from specattn.decoding.drafting.pace import Arm, LookupBackoff, Pace
 from specattn.decoding.drafting.timings import SIZES, Memory, Trials
 from specattn.decoding.model.model import Model
 from specattn.decoding.text.statistics import Clock
 
+from .prepare import prepare
 from .requests import Requests
 from .self_drafts import SelfDrafts
 from .texts import Chain, Text, Texts
@@ -59,12 +61,13 @@ class _Gains:
 
 
 class _Offer(NamedTuple):
-    """What texts offer a step: tokens that each request drafts, by mean rows; as for `Pace`."""
+    """What texts offer a step: tokens that each request drafts; besides as `Pace` takes it."""
 
     lengths: list[int]
     promised: list[float]
     seconds: float
     row_seconds: float | None
+    saved: float
 
 
 class Auto:
@@ -139,11 +142,13 @@ class Auto:
         self.own: SelfDrafts | None = None
         self.shared = ChainGains(self.efforts, self.sizes) if self.remember else None
         self.running: list[_Request] = []  # in the last step
-        self.begun: Arm | None = None  # whose round that was, and how much that drafted
-        self.effort = NONE
+        self.begun: Arm = self.lookup  # whose round that was, and how much that drafted
+        self.effort, self.idle = NONE, False
+        self.backoff = LookupBackoff(clock)
 
     def load_model(self, model: Any) -> None:
         """Let the target draft for itself, or say why it cannot."""
+        prepare(self.config)
         if not self.vegas:
             return
         try:
@@ -163,6 +168,9 @@ class Auto:
     ) -> list[list[int]]:
         """Return a draft for each row, and decide whether the next pass collects."""
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
+        if self._skips():
+            return drafts
+        self.backoff.begin()
         rows = [row for row, sampled in enumerate(sampled_token_ids) if sampled]
         self.lengths = [int(num_tokens_no_spec[row]) for row in rows]
         found = self.requests.of_rows(rows, num_tokens_no_spec, token_ids_cpu)
@@ -180,32 +188,49 @@ class Auto:
             request.text.extend(new.tolist(), count)
             offered.append(request.text.chain(text, min(self.most, self._room(len(text)))))
         offer = self._offer(offered)
-        own = self._draft(rows, offer, num_tokens_no_spec, token_ids_cpu)
+        self.backoff.found(offer.saved)
+        chosen = self._chosen(rows, offer, num_tokens_no_spec)
+        self.backoff.end("asked")
+        own = self._draft(*chosen, offer, num_tokens_no_spec, token_ids_cpu)
         for row, request, chain, length in zip(rows, requests, offered, offer.lengths, strict=True):
             drafts[row] = own.get(row, chain.tokens[:length])
             request.drafted = len(own.get(row, ()))
-        self._begin(len(rows), sum(map(len, drafts)))
+        drafted = sum(map(len, drafts))
+        self.idle = not drafted
+        self.begun.begin(self.effort, _rows(len(rows), drafted))
         return drafts
+
+    def _skips(self) -> bool:
+        """Whether nothing is looked up, since that did not pay of late; the step is not timed.
+
+        What is written meanwhile is read before the next lookup.
+        """
+        waits = self.idle and self.pace.fastest is None
+        if self.own is not None:  # ranks would have to agree on it
+            waits = waits and not self.own.collects and self.own.ranks == 1
+        if not waits or not self.backoff.skips():
+            return False
+        self.lookup.drop()
+        return True
 
     def _learn(self, requests: list[_Request], wrote: list[int], whole: bool) -> None:
         """Learn from the step that has ended; its time counts if it was of these requests alone."""
         same = {id(one) for one in requests} == {id(one) for one in self.running}
         for arm in (self.lookup, self.armed):
-            if arm is self.begun and whole and same:
+            if arm is self.begun and whole and same:  # one that has begun nothing notes nothing
                 arm.learn(0, ())
             else:
                 arm.drop()
         for request, count in zip(requests, wrote, strict=True):
             request.gains.learn(request.drafted, [count - 1])
-        self.running, self.begun = requests, None
+        self.running = requests
         self.gains.members = [request.gains for request in requests]
 
     def _offer(self, chains: list[Chain]) -> _Offer:
         """Return how much of these chains a step takes, and what that promises."""
         known, between = self.lookup.measured()
         if not known:
-            nothing = len(chains)
-            return _Offer([0] * nothing, [1.0] * nothing, 0.0, None)
+            return _Offer([0] * len(chains), [1.0] * len(chains), 0.0, None, 0.0)
         likeliest = sorted(
             (-chance, depth, request)
             for request, chain in enumerate(chains)
@@ -221,31 +246,14 @@ class Auto:
         promised = [
             1 + sum(chain.chances[:length]) for chain, length in zip(chains, lengths, strict=True)
         ]
-        return _Offer(
-            lengths, promised, known[_rows(len(chains), drafted)] + between, known[_ROW] + between
-        )
-
-    def _draft(
-        self, rows: list[int], offer: _Offer, lengths: np.ndarray, tokens: np.ndarray
-    ) -> dict[int, list[int]]:
-        """Return what the target drafts for itself, by row: for all requests, some, or none."""
-        self.begun, self.effort = self.lookup, NONE
-        if self.own is None:
-            return {}
-        own, depth = self._chosen(rows, offer, lengths)
-        if not own:
-            self.pace.looked_up()
-        kept = self.pace.keeps(_OWN, offer.row_seconds)
-        own, depth, kept = self.own.agreed((own, depth, kept))
-        drafts = self.own.draft(own, lengths, tokens, depth) if own else []
-        self.own.collect(kept)
-        if own:
-            self.begun, self.effort = self.armed, Effort(1, depth)
-        return dict(zip(own, drafts, strict=True))
+        plain, seconds = known[_ROW], known[_rows(len(chains), drafted)]
+        saved = fmean(promised) * plain - seconds
+        return _Offer(lengths, promised, seconds + between, plain + between, saved)
 
     def _chosen(self, rows: list[int], offer: _Offer, lengths: np.ndarray) -> tuple[list[int], int]:
         """Return the rows for which the target drafts, none of them perhaps, and how deep."""
-        assert self.own is not None
+        if self.own is None:
+            return [], 0
         room = max(map(self._room, self.lengths))
         self.armed.guess = self.own.guess(self.lengths, self.efforts[-1].depth)
         chosen = self.pace.choose(room, offer.promised, offer.seconds, offer.row_seconds)
@@ -256,10 +264,22 @@ class Auto:
         promised = dict(zip(rows, offer.promised, strict=True))
         return [row for row in ready if self.pace.promises(_OWN) >= promised[row]] or ready, depth
 
-    def _begin(self, requests: int, drafted: int) -> None:
-        """Note that a step begins."""
-        assert self.begun is not None
-        self.begun.begin(self.effort, _rows(requests, drafted))
+    def _draft(
+        self, rows: list[int], depth: int, offer: _Offer, lengths: np.ndarray, tokens: np.ndarray
+    ) -> dict[int, list[int]]:
+        """Return what the target drafts for itself, by row: on every rank what rank 0 chose."""
+        self.begun, self.effort = self.lookup, NONE
+        if self.own is None:
+            return {}
+        if not rows:
+            self.pace.looked_up()
+        kept = self.pace.keeps(_OWN, offer.row_seconds)
+        rows, depth, kept = self.own.agreed((rows, depth, kept))
+        drafts = self.own.draft(rows, lengths, tokens, depth) if rows else []
+        self.own.collect(kept)
+        if rows:
+            self.begun, self.effort = self.armed, Effort(1, depth)
+        return dict(zip(rows, drafts, strict=True))
 
     def _room(self, length: int) -> int:
         """Return how many tokens may be drafted behind so many."""

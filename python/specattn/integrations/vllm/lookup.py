@@ -30,6 +30,7 @@ class _TextDrafter:
     """
 
     def __init__(self, vllm_config: VllmConfig):
+        self.config = vllm_config
         self.gamma = vllm_config.speculative_config.num_speculative_tokens
         self.capacity = vllm_config.model_config.max_model_len
         self.requests = Requests(self.index)
@@ -39,7 +40,10 @@ class _TextDrafter:
         raise NotImplementedError
 
     def load_model(self, model: Any) -> None:
-        """Do nothing: lookups need no model."""
+        """Prepare vLLM; lookups need no model."""
+        from .prepare import prepare
+
+        prepare(self.config)
 
     def propose(
         self,

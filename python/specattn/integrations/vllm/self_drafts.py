@@ -55,6 +55,7 @@ class SelfDrafts:
         self.name, self.config, self.most = name, config, most
         self.ratio, self.min_tokens = ratio, min_tokens
         self.capacity = config.model_config.max_model_len
+        self.ranks = config.parallel_config.tensor_parallel_size
 
     def load_model(self, model: Any) -> None:
         """Set the target; ValueError where a layer's attention is not ours, or shares a cache."""
@@ -85,6 +86,11 @@ class SelfDrafts:
     def collect(self, wanted: bool) -> None:
         """Say whether the next pass ranks the cached tokens, so that a draft may follow it."""
         self.selections.wanted = wanted
+
+    @property
+    def collects(self) -> bool:
+        """Whether the next pass ranks the cached tokens."""
+        return self.selections.wanted
 
     def agreed(self, decision: T) -> T:
         """Return what rank 0 has decided; every rank of a step asks as often."""

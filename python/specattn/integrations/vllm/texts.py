@@ -56,9 +56,10 @@ class Text:
         self.generated: list[int] = []
         self._copied: tuple[int, list[int]] = 0, []
 
-    def extend(self, new: Sequence[int], generated: int) -> None:
-        """Append tokens, the last `generated` of which the target wrote in the last step."""
-        read, came = list(new[: len(new) - generated]), list(new[len(new) - generated :])
+    def extend(self, new: Sequence[int], wrote: int) -> None:
+        """Append tokens, all by the target; at first a prompt before the last `wrote` of them."""
+        written = len(new) if self.generated else wrote
+        read, came = list(new[: len(new) - written]), list(new[len(new) - written :])
         matched, copied = self._copied
         if copied and not read:
             offered = min(len(copied), len(came))

@@ -16,6 +16,7 @@ from specattn.decoding.drafting.timings import Memory
 from specattn.decoding.model.model import Model
 from specattn.decoding.text.statistics import Clock
 
+from .prepare import prepare
 from .self_drafts import SelfDrafts
 
 
@@ -51,6 +52,7 @@ class Vegas:
     switch = True
 
     def __init__(self, vllm_config: VllmConfig):
+        self.config = vllm_config
         self.gamma = vllm_config.speculative_config.num_speculative_tokens
         given = vllm_config, self.gamma, self.ratio, self.min_tokens
         self.drafts = SelfDrafts("Vegas", *given)
@@ -65,6 +67,7 @@ class Vegas:
 
     def load_model(self, model: Any) -> None:
         """Set the target; ValueError where a layer's attention is not ours, or shares a cache."""
+        prepare(self.config)
         self.drafts.load_model(model)
 
     def propose(

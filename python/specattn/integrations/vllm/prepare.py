@@ -1,0 +1,72 @@
+"""What vLLM needs on a CPU before anything drafts in it: set right, or said at the start."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+_EXPAND = "vllm.v1.sample.rejection_sampler.expand_kernel"
+
+
+def prepare(vllm_config: VllmConfig) -> None:
+    """Set right what vLLM's sampler does to drafts; called as a drafter's model is loaded.
+
+    Raises
+    ------
+    ValueError
+        vLLM needs Triton to keep the states of this model beside drafts, and there is none.
+    """
+    from vllm.platforms import current_platform
+    from vllm.triton_utils import HAS_TRITON
+
+    if not current_platform.is_cpu():
+        return
+    cache = vllm_config.cache_config
+    if vllm_config.model_config.is_hybrid and cache.mamba_cache_mode == "align" and not HAS_TRITON:
+        raise ValueError(
+            "drafts: expected Triton, with which vLLM keeps states beside a prefix cache, got "
+            "none; --no-enable-prefix-caching does without"
+        )
+    if not _expands():
+        set_right()
+
+
+def set_right() -> None:
+    """Give vLLM a kernel that repeats each request's temperature, top-k and top-p for its drafts.
+
+    That of vLLM 0.32 for CPUs writes a copy that it drops, so drafts were verified at the
+    temperatures that memory happened to hold. It goes in by vLLM's own registry of kernels.
+    """
+    from vllm.logger import init_logger
+    from vllm.triton_utils.dispatcher import register_kernels
+
+    register_kernels({_EXPAND: _expand})
+    init_logger("vllm.specattn").info(
+        "vLLM's rejection sampler read temperatures that were never written; set right"
+    )
+
+
+def _expands() -> bool:
+    """Return whether vLLM repeats temperatures: a wrong one is not what memory holds by chance."""
+    from vllm.v1.sample.rejection_sampler import expand_batch_to_tokens
+
+    given = torch.tensor([0.59375, 0.0]), torch.tensor([2, 3], dtype=torch.int32), 3
+    return expand_batch_to_tokens(*given, 0, 1).tolist() == [0.59375, 0.59375, 1.0]
+
+
+def _expand(
+    output: torch.Tensor,
+    input: torch.Tensor,
+    cu_num_tokens: torch.Tensor,
+    replace_from: float,
+    replace_to: float,
+    MAX_NUM_TOKENS: Any = None,
+) -> None:
+    """Write the value of each request as often as it has tokens."""
+    values = torch.where(input == replace_from, torch.full_like(input, replace_to), input)
+    counts = cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1))
+    output.copy_(values.repeat_interleave(counts))

@@ -1,0 +1,52 @@
+"""vLLM's sampler verifies drafts at the temperature that was asked for, and hybrids are told."""
+
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("vllm", reason="run by `make test-vllm`")
+import torch
+from vllm.v1.sample.rejection_sampler import expand_batch_to_tokens
+
+from specattn.integrations.vllm.prepare import prepare, set_right
+from tests.integrations.vllm.engine import Engine, Expected, prompt_of
+
+
+def config(**model):
+    cache = SimpleNamespace(mamba_cache_mode="align")
+    return SimpleNamespace(model_config=SimpleNamespace(**model), cache_config=cache)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int32])
+def test_each_request_has_its_own_value_for_all_of_its_drafts(dtype):
+    set_right()
+    ends = torch.tensor([2, 2, 5], dtype=torch.int32)
+    found = expand_batch_to_tokens(torch.tensor([7, 8, 0], dtype=dtype), ends, 5, 0, 1)
+    assert found.tolist() == [7, 7, 1, 1, 1]
+    assert found.dtype == dtype
+
+
+def test_a_hybrid_beside_a_prefix_cache_is_refused_by_name():
+    with pytest.raises(ValueError, match="--no-enable-prefix-caching"):
+        prepare(config(is_hybrid=True))
+
+
+@pytest.mark.parametrize("name", ["Auto", "Suffix"])
+def test_drafts_are_accepted_as_the_temperature_says(name, monkeypatch):
+    """So cold that texts are greedy ones, beside a greedy request."""
+    monkeypatch.setenv("SPECATTN_VLLM", "1")
+    engine = Engine(f"specattn.integrations.vllm.{name}")
+    try:
+        prompts = [prompt_of(n, n) for n in (150, 90, 120)]
+        for prompt in prompts:
+            engine.add(prompt, 60, temperature=1e-4)
+        name = engine.add(prompts[0], 60)
+        texts = {}
+        while engine.engine.has_unfinished_requests():
+            for request, tokens in engine.step().items():
+                texts.setdefault(request, []).extend(tokens)
+        expected = Expected()
+        assert list(texts.values()) == [expected(one, 60) for one in (*prompts, prompts[0])]
+        assert engine.count("spec_decode_num_accepted_tokens") > 30
+    finally:
+        engine.close()

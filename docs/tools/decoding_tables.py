@@ -235,30 +235,6 @@ def vllm() -> str:
     return markdown(("times vLLM as it is", *map(size, contexts)), rows)
 
 
-@table("vllm-auto")
-def vllm_auto() -> str:
-    """Return how `Auto` in vLLM stands to vLLM as it is and to single drafters, cell by cell."""
-    cells = read("epyc-zen3-2core/vllm-auto.jsonl", "cell")
-    names = [name for name in cells[0]["ms_per_token"] if name != "vLLM"]
-    rows, over_plain, greedy, over_best = [], [], [], []
-    for cell in cells:
-        took = cell["ms_per_token"]
-        plain, own = took["vLLM"], took["Auto"]
-        over_plain.append(plain / own)
-        greedy += [plain / own] * (cell["temperature"] == 0 and cell["at_once"] == 1)
-        singles = [one for name, one in took.items() if name not in ("Auto", "vLLM")]
-        over_best += [min([plain, *singles]) / own] * bool(singles)
-        place = size(cell["context"]), cell["text"], f"{cell['temperature']:g}"
-        speeds = [f"{plain / took[name]:.2f}" if name in took else "" for name in names]
-        rows.append([*place, str(cell["at_once"]), f"{plain:.2f}", *speeds])
-    header = "tokens", "text", "T", "at once", "vLLM, ms per token", *(f"`{n}`" for n in names)
-    return f"""{markdown(header, rows)}
-
-`Auto` over vLLM as it is: {min(over_plain):.2f} in the worst cell, {geometric_mean(greedy):.2f} \
-in the geometric mean of greedy ones; over the best of the others, no drafter included, \
-{min(over_best):.2f} in the worst."""
-
-
 @table("transformers")
 def transformers() -> str:
     """Return speeds of transformers' generate over SDPA with the default cache."""

@@ -1,7 +1,7 @@
 """Barriers of a block, barriers in shared memory (mbarrier), fences."""
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -131,6 +131,7 @@ class State:
     published: np.ndarray
     bytes: int = 0
     phase: int = 0
+    uncounted: list = field(default_factory=list)  # (warp, its clock) that `MBarriers.count` tells
 
 
 class MBarriers:
@@ -149,9 +150,26 @@ class MBarriers:
             raise Fault("barrier", f"no mbarrier has been initialised at shared byte {key[1]}")
         return self.states[key]
 
-    def arrive(self, key, warp, count):
-        """Count arrivals of a warp."""
+    def count(self, key, warp):
+        """Count one arrival more in this phase.
+
+        An arrival that the phase needs must come after it, by the clocks: or else the phase may be
+        over before it is counted.
+        """
         state = self.state(key)
+        state.pending += 1
+        state.uncounted.append((warp, self.machine.order.clock[warp]))
+
+    def arrive(self, key, warp, count, needed=True):
+        """Count arrivals of a warp; they are not ``needed`` if they were counted just before."""
+        state = self.state(key)
+        if warp is not None and needed:
+            seen, own = self.machine.order.seen[warp], self.machine.block_warps
+            state.uncounted = [
+                (other, clock)
+                for other, clock in state.uncounted
+                if other != warp and seen[other % own] < clock
+            ]
         if warp is not None:
             self.machine.order.release(np.array([warp]), state.published)
         state.pending -= count
@@ -162,6 +180,13 @@ class MBarriers:
     def turn(self, state):
         """Begin the next phase if nothing is missing."""
         if state.pending == 0 and state.bytes == 0:
+            if state.uncounted:
+                warp = state.uncounted[0][0]
+                raise Fault(
+                    "race",
+                    f"a phase may be over before copies of warp {warp} count: no arrival "
+                    "that it needs is ordered after cp.async.mbarrier.arrive",
+                )
             state.phase += 1
             state.pending = state.count
             self.machine.counts.barriers += 1
@@ -314,8 +339,8 @@ def copies_arrive(instruction, machine):
         machine.copies.wait(threads, 0)
         for thread, key in zip(np.flatnonzero(threads), place.keys(threads), strict=True):
             if not counted:
-                machine.mbarriers.state(key).pending += 1
-            machine.mbarriers.arrive(key, thread // 32, 1)
+                machine.mbarriers.count(key, thread // 32)
+            machine.mbarriers.arrive(key, thread // 32, 1, needed=counted)
 
     return run
 

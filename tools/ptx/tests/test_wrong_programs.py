@@ -197,6 +197,26 @@ def test_try_wait_is_repeated_until_it_says_so(options):
     convicted("barrier", waiting, options, "")
 
 
+def counted(options, between):
+    """Copy a number per thread; thread 0 arrives, and all wait for the others' copies."""
+    body = f"""{pointer("%q0", 0, 4)} mov.u32 %r1, %tid.x; mov.b32 %r9, 256; shl.b32 %r2, %r1, 2;
+    setp.eq.b32 %p1, %r1, 0; @%p1 mbarrier.init.shared::cta.b64 [%r9], 1; bar.sync 0;
+    cp.async.ca.shared.global [%r2], [%q0], 4;
+    cp.async.mbarrier.arrive.shared::cta.b64 [%r9]; {between}
+    @%p1 mbarrier.arrive.shared::cta.b64 _, [%r9]; {WAIT.format(barrier="%r9", parity=0)}
+    xor.b32 %r3, %r2, 128; ld.shared.b32 %r4, [%r3];
+    {pointer("%q1", 1, 4)} st.global.b32 [%q1], %r4;"""
+    arrays = np.arange(64, dtype=np.uint32), np.zeros(64, np.uint32)
+    (_, out), _ = execute(body, *arrays, threads=64, shared=264, options=options)
+    np.testing.assert_array_equal(out, np.arange(64) ^ 32)
+
+
+@IN_EVERY_ORDER
+def test_copies_count_before_a_phase_can_be_over(options):
+    counted(options, BARRIER)
+    convicted("race", counted, options, "")
+
+
 def initialised(options, between):
     wait = WAIT.format(barrier="%r9", parity=0)
     body = f"""mov.u32 %r1, %tid.x; mov.b32 %r9, 256; setp.eq.b32 %p1, %r1, 0;

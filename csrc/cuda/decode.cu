@@ -279,7 +279,7 @@ extern "C" __global__ __launch_bounds__(kThreads,
     int first = max(w.begin, window.least + 1);  // no row sees a key before this one
     if constexpr (kCollect != kNothing) fill_empty<kCollect>(p, w, w.begin, min(first, w.end));
     w.begin = first;
-    __syncthreads();
+    __syncthreads();  // the rows' bounds are written
   }
 
   Rows rows;

@@ -77,7 +77,7 @@ DEVICE u32 block_sum(u32 x, u32* sums, u32* total) {
     u32 before = __shfl_up_sync(kWholeWarp, x, distance);
     if (lane >= distance) x += before;
   }
-  __syncthreads();
+  __syncthreads();  // the sums before have been read
   if (lane == 31) sums[warp] = x;
   __syncthreads();
   u32 all = 0;

@@ -26,6 +26,7 @@ TARGETS = {
     "hybrid paged window": ("sm_90", Case("hybrid", paged=True, window=300, **PIPELINED)),
     "hybrid wgmma": ("sm_90", Case("hybrid", rows=16, hopper=False, **PIPELINED)),
     "hopper": ("sm_90", Case("hybrid", rows=16, **ROUND)),
+    "hopper rows": ("sm_90", Case("hybrid", rows=32, lengths=(40, 9), kv_heads=1)),  # no TMA
     "hopper paged": ("sm_90", Case("logits", rows=16, paged=True, window=600, **ROUND)),
     "hopper 128 rows": ("sm_90", Case("hybrid", rows=32, **ROUND)),
     "hopper scores": ("sm_90", Case("scores", rows=32, window=600, **ROUND)),
@@ -50,8 +51,10 @@ CUDA_TARGETS = {
     "cuda hybrid paged": ("sm_80", Case("hybrid", paged=True, **UNEVEN)),
     "cuda gather": ("sm_90a", Case("gather", "fp16", head_dim=80, paged=True, **SELECTED)),
     "cuda scores 64 rows": ("sm_80", Case("scores", rows=16, window=300, **PIPELINED)),
+    "cuda window": ("sm_80", Case("hybrid", window=300, **PIPELINED)),
     "cuda merged": ("sm_80", Case("hybrid", lengths=(1300,), kv_heads=1, split_size=64)),
     "cuda merge_states": ("sm_80", Case("merge_states", rows=2)),
+    "cuda merge_state": ("sm_80", Case("merge_state", rows=2)),
     "cuda select": ("sm_80", Case("select", lengths=(4500, 9), kv_heads=1)),
     "cuda select in shares": ("sm_80", Case("select", lengths=(300, 9, 0), kv_heads=1)),
 }

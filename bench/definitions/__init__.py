@@ -1,0 +1,1 @@
+"""Definitions for flashinfer-bench, with workloads that real decoding made."""

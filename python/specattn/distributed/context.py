@@ -318,13 +318,19 @@ class ContextCache(KVCache):
         """Store new keys and values of a full-attention layer."""
         if self._placed is None or self._placed[0] is not new.rows:
             self._placed = new.rows, self._place(new.rows, new.k.shape[1])
-        placed, chain = self._placed[1], new.rows.tree_mask is None
-        if chain:
+        placed = self._placed[1]
+        if new.rows.tree_mask is None:
             self.write(new.layer, new.k, new.v, placed.slots)
-        if self.reads_staged or not chain:
-            staged, place = self.staging(new.layer, placed.most, chain)
-            staged.write(place, new.k, new.v, placed.staged)
+        else:
+            self._stage(new, placed)
         return placed
+
+    def _stage(self, new: NewHeads, placed: _Placed) -> tuple[KVCache, int]:
+        """Stage the new rows of a layer; return where."""
+        chain = new.rows.tree_mask is None
+        staged, place = self.staging(new.layer, placed.most, chain)
+        staged.write(place, new.k, new.v, placed.staged)
+        return staged, place
 
     def _place(self, rows: NewRows, count: int) -> _Placed:
         requests, positions = rows.slots
@@ -372,8 +378,9 @@ class ContextCache(KVCache):
             return attend
         names = ("softmax_scale", "softcap", "cu_seqlens_q", "max_seqlen_q")
         read: Any = {name: options[name] for name in names if name in options}
-        staged, place = self.staging(new.layer, placed.most, new.rows.tree_mask is None)
-        read |= _read(staged, place, placed.most)
+        chain = new.rows.tree_mask is None
+        staged = self._stage(new, placed) if chain else self.staging(new.layer, placed.most, chain)
+        read |= _read(*staged, placed.most)
         read |= {"cache_seqlens": torch.zeros_like(placed.prefix), "sinks": sinks}
         read |= {"k_tree": None, "v_tree": None, "tree_mask": new.rows.tree_mask}
 

@@ -121,16 +121,29 @@ def test_scales_of_values_far_from_one(isa, stored, scales):
         scale[0, -1] = scales[-1]
 
 
-@pytest.mark.parametrize("rows", [1, 3, 9, 33])
-@pytest.mark.parametrize("odd", [0.0, torch.nan])
-@pytest.mark.parametrize("name", ["k_scale", "v_scale"])
-@types
-def test_a_scale_of_nothing_and_of_no_number(isa, stored, name, odd, rows):
-    """Rows of the request that has it say what the reference says, and others nothing else."""
-    p = make_problem((6, 70), rows, dtype=torch.bfloat16)
-    cached, scales = quantise(p, stored, "tokens")
+@per_isa
+@given(
+    rows=st.sampled_from([1, 2, 3, 9, 33]),
+    dtype=st.sampled_from(DTYPES),
+    stored=st.sampled_from(EIGHT_BITS),
+    form=st.sampled_from(["tokens", "inline"]),
+    odd=st.lists(
+        st.tuples(
+            st.sampled_from(["k_scale", "v_scale"]),
+            st.sampled_from([0.0, 1e-42, 1e-38, 1e-20, torch.nan]),
+            st.integers(0, 69),
+        ),
+        min_size=1,
+        max_size=40,
+    ),
+)
+def test_odd_scales(isa, rows, dtype, stored, form, odd):
+    """Rows of the request that has them say what the reference says, and others nothing else."""
+    p = make_problem((6, 70), rows, dtype=dtype)
+    cached, scales = quantise(p, stored, form)
     scales = {n: x.clone() for n, x in scales[False].items()}
-    scales[name][1, 5] = odd
+    for name, value, token in odd:
+        scales[name][1, token] = value
     given = {"cache_seqlens": p.cache_seqlens, **tree_of(p, False)}
     found = calls.hybrid_tree_attention(p.q, **cached.cache(), **given, **scales)
     wide = {n: x.double() if x.is_floating_point() else x for n, x in given.items()}

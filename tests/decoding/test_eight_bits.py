@@ -1,6 +1,7 @@
 """Caches of 8 bits: every method's text is that of plain decoding over the same cache."""
 
 import copy
+from collections import Counter
 
 import pytest
 import torch
@@ -9,11 +10,13 @@ from hypothesis import strategies as st
 from specattn.reference._eight_bits import dequantised, dynamic_scale, quantised
 from transformers import AttentionInterface, AttentionMaskInterface, LogitsProcessorList
 
+from specattn.blocks.recorder import Recorder
 from specattn.decoding import Target, generate
 from specattn.decoding.engine import target
 from specattn.decoding.engine.snapshot import PromptSnapshot
 from specattn.decoding.passes.attention import eager_attention
 from specattn.kv_cache import KVCache
+from specattn.tree import Tree
 from tests.decoding.fuzzing import methods, model_of
 from tests.decoding.models import prompts, tiny_model
 from tests.decoding.settings import NAMES, settings_of
@@ -81,6 +84,25 @@ def test_recorded_passes_are_the_modules(model, plain, kv):
     assert texts(model, "plain", kv, compile="off") == plain[kv]
     assert texts(model, "vegas:gamma=3,ratio=0.5,min_tokens=2", kv, compile="on") == plain[kv]
     assert texts(model, "token_recycling:nodes=9", kv, compile="off") == plain[kv]
+
+
+def test_rows_of_8_bits_are_stored_by_the_calls_that_rotate_them(model, monkeypatch):
+    called, kernel = Counter(), Recorder.kernel
+
+    def counting(self, function, *arguments):
+        called[function.__name__] += 1
+        kernel(self, function, *arguments)
+
+    monkeypatch.setattr(Recorder, "kernel", counting)
+    calls = []
+    for kv in (None, *KV_DTYPES):
+        target = Target(model, 1, 64, kv_dtype=kv, compile="on")
+        target.prefill(prompts([9], vocabulary=24), 16)
+        called.clear()
+        target.verify(Tree.chain(2), torch.tensor([[1, 2, 3]]))
+        calls.append(Counter(called))
+    assert calls[0]["rotate_heads"] == model.config.num_hidden_layers
+    assert calls == [calls[0]] * 4
 
 
 def test_a_seed_decides_the_text(model):

@@ -91,6 +91,7 @@ def test_the_drafters_in_a_models_folder_are_listed(specattn, refused, tmp_path)
     found = dict(line.split(maxsplit=1) for line in text.splitlines())
     assert code == 0
     assert found["poss"] == "in poss/"
+    assert found["mtp"] == "in mtp/"
     assert specattn("methods", "mtp", "--model", "tiny-hybrid")[1].split() == ["mtp", "none"]
     refused("is not a folder", "methods", "--model", tmp_path / "nowhere")
 

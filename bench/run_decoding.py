@@ -50,7 +50,7 @@ LONG = {"tokenswift": [4096], "grounded": [4096, 8192, 16384, 31744]}
 TRAINED = {"longspec": ("longspec",), "tokenswift": ("tokenswift", "medusa"), "poss": ("poss",)}
 _SETUP = ", ".join(f"{name} needs `make {one.target}`" for name, one in ENGINES.items())
 # What a widened target is measured with unless methods are named.
-ON_WIDE = ("auto", "suffix", "vegas", "longspec", "poss", "tokenswift", "medusa")
+ON_WIDE = ("auto", "suffix", "vegas", "longspec", "poss", "eagle3", "tokenswift", "medusa")
 DRAFTING = {"vegas": {"switch": False}}  # a row is about the method, also where it does not pay
 
 

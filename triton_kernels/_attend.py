@@ -12,10 +12,16 @@ from ._split_kv import split_kv_kernel
 
 def not_served(q, k, v, *others):
     """Return why the kernel does not take a call, or None."""
-    D, v_dim = q.shape[-1], v.shape[-1]
-    if v_dim != D or D > 256:
-        return f"keys of {D} and values of {v_dim}"
+    if q.dtype == torch.float32 and max(q.shape[-1], v.shape[-1]) > 256:
+        return f"keys of {q.shape[-1]} and values of {v.shape[-1]} in float32"
     return None
+
+
+def _in_keys(k, v):
+    """Return whether values are what their keys begin with; missing ones are."""
+    if k is None:
+        return True
+    return v.data_ptr() == k.data_ptr() and strides(v)[:3] == strides(k)[:3]
 
 
 def attend(
@@ -72,6 +78,7 @@ def attend(
         rows = (q, out, lse, k_tree, v_tree, tree_mask, depths)
         q, out, lse, k_tree, v_tree, tree_mask, depths = (x if x is None else x[None] for x in rows)
     batches, tokens, heads, D = q.shape
+    v_dim = out.shape[-1]
     B, T = batches, tokens
     if cu_seqlens_q is not None:
         B, T = cu_seqlens_q.shape[0] - 1, max_seqlen_q
@@ -79,7 +86,7 @@ def attend(
     kv_heads = (k_cache if prefix else k_tree).shape[2]
     group = heads // kv_heads
     form = FORMS.get(k_cache.dtype, "") if prefix else ""
-    if tree and prefix and indices is None and not form:
+    if tree and prefix and indices is None and not form and v_dim == D:
         hopper = _configs.hopper_config(q, T * group)
         if hopper:
             from ._hopper import attend_on_hopper, serves  # needs Gluon
@@ -106,7 +113,9 @@ def attend(
         k_cache, v_cache = bytes_of(k_cache), bytes_of(v_cache)
     lookups = (block_table is not None) + (indices is not None)
     much = form != "" and collect == "logits"
-    config = _configs.attention_config(q.device, q.dtype, T * group, D, lookups, much)
+    v_in_k = not form and _in_keys(k_cache, v_cache) and _in_keys(k_tree, v_tree)
+    widths = _configs.widths_of(D, v_dim, v_in_k)
+    config = _configs.attention_config(q.device, q.dtype, T * group, widths, lookups, much)
     tiles = triton.cdiv(T * group, config.block_m)
     requests, num_requests = B, None
     if cu_seqlens_q is not None:
@@ -114,7 +123,7 @@ def attend(
         if collect != "logits":
             tiles, requests = tokens * group // config.block_m + B, 1
     programs = kv_heads * min(requests * tiles, triton.cdiv(B * T * group, config.block_m))
-    state_bytes = 4 * batches * tokens * heads * (D + 1)
+    state_bytes = 4 * batches * tokens * heads * (v_dim + 1)
     splits = _configs.splits(q.device, config, programs, span, state_bytes, alone=B == 1)
     slots = splits.slots
     states, state_lses = partial_states(slots, out, lse)
@@ -156,7 +165,7 @@ def attend(
         *strides(states)[:4],
         *strides(state_lses),
         *collected_strides(collected),
-        D=D,
+        WIDTHS=tuple(widths),
         GROUP=group,
         PREFIX=prefix,
         TREE=kind,
@@ -172,7 +181,6 @@ def attend(
         BLOCK_C=triton.next_power_of_2(block_c),
         BLOCK_M=config.block_m,
         BLOCK_N=config.block_n,
-        BLOCK_D=config.block_d,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
         **config.options,

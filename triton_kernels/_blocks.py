@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from ._bfloat16 import dot
-from ._eight_bits import weights_in
+from ._eight_bits import keys_in, values_in, weights_in
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -24,6 +24,41 @@ def load_rows(p_row, valid, D: tl.constexpr, BLOCK_D: tl.constexpr):
     if D != BLOCK_D:
         mask = mask & (d < D)[None, :]
     return tl.load(p_row[:, None] + d[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def load_wide(p_row, valid, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_R: tl.constexpr):
+    """Load rows of ``D`` elements as `load_rows` does: (the first BLOCK_D, a rest or None).
+
+    512 + 64 elements as one power of two would be 1024.
+    """
+    rest = None
+    if BLOCK_R:
+        rest = load_rows(p_row + BLOCK_D, valid, D - BLOCK_D, BLOCK_R)
+    return load_rows(p_row, valid, BLOCK_D if BLOCK_R else D, BLOCK_D), rest
+
+
+# fmt: off
+@triton.jit
+def load_keys(
+    p_k, p_v, valid, v_scale, dtype: tl.constexpr, FORM: tl.constexpr, NATIVE: tl.constexpr,
+    WIDTHS: tl.constexpr,
+):
+    # fmt: on
+    """Load keys and values [N]: (the keys, their rest or None, the values) in ``dtype``.
+
+    ``WIDTHS`` are D, its parts as `load_wide` has them, Dv and its padded width; this is 0 where
+    values are the first part of their keys, which is then loaded once for both.
+    """
+    k, rest = load_wide(p_k, valid, WIDTHS[0], WIDTHS[1], WIDTHS[2])
+    k = keys_in(dtype, k, FORM, NATIVE)
+    if rest is not None:
+        rest = keys_in(dtype, rest, FORM, NATIVE)
+    v = k
+    if WIDTHS[4]:
+        v = load_rows(p_v, valid, WIDTHS[3], WIDTHS[4])
+        v = values_in(dtype, v, v_scale, FORM, NATIVE)
+    return k, rest, v
 
 
 @triton.jit
@@ -123,23 +158,28 @@ def _halves(x):
 
 
 @triton.jit
-def dot_keys(q, k):
-    """Return ``q @ k.T`` [M, N]; without tensor cores a D of 256 at once would spill."""
+def dot_keys(q, q_rest, k, k_rest):
+    """Return ``q @ k.T`` [M, N], rests included; a D of 256 in float32 at once would spill."""
     if q.dtype == tl.float32:
         if q.shape[1] > 128:
             q_low, q_high = _halves(q)
             k_low, k_high = _halves(k)
             return dot(q_high, tl.trans(k_high), dot(q_low, tl.trans(k_low)))
-    return dot(q, tl.trans(k))
+    s = dot(q, tl.trans(k))
+    if q_rest is not None:
+        s = dot(q_rest, tl.trans(k_rest), s)
+    return s
 
 
 @triton.jit
-def softmax_step(q, k, v, visible, m, l, acc, scale, softcap, SOFTCAP: tl.constexpr, v_scale=None):
-    """Update the running softmax (m [M], l [M], acc [M, D]) by a tile of keys, in base 2.
+def softmax_step(
+    q, q_rest, k, k_rest, v, visible, m, l, acc, scale, softcap, SOFTCAP: tl.constexpr, v_scale=None
+):
+    """Update the running softmax (m [M], l [M], acc [M, Dv]) by a tile of keys, in base 2.
 
     ``scale`` is a number or [1, N]. ``v_scale``, a number or [N], is one that values lack.
     """
-    s = dot_keys(q, k)
+    s = dot_keys(q, q_rest, k, k_rest)
     if SOFTCAP:
         s = cap(s * scale, softcap, SOFTCAP) * LOG2E
     else:

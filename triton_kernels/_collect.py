@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from ._bfloat16 import cast
-from ._blocks import load_rows
+from ._blocks import load_wide
 from ._tree import depth_of
 
 
@@ -40,10 +40,10 @@ def collected_rows(
     q, head, tile, T, S, depth_row, mask_row, mask_stride_t, masked,
     q_stride_t, q_stride_h, collected_stride_r, collected_stride_h,
     COLLECT: tl.constexpr, ROWS: tl.constexpr, RAGGED: tl.constexpr, GROUP: tl.constexpr,
-    D: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_D: tl.constexpr,
+    WIDTHS: tl.constexpr, BLOCK_C: tl.constexpr,
 ):
     # fmt: on
-    """Return what is collected: (queries [C, D], output offsets, which exist, their depths).
+    """Return what is collected: (queries [C, D], their rest, output offsets, which exist, depths).
 
     ``ROWS`` are tokens, negative ones counted from ``T``. Of scores there is one row per KV head,
     as deep as the deepest of its tokens, because a key must be visible to all of them. Ragged
@@ -51,7 +51,10 @@ def collected_rows(
     """
     c = tl.arange(0, BLOCK_C)
     if COLLECT == "scores":
-        total = tl.zeros([BLOCK_D], tl.float32)
+        total = tl.zeros([WIDTHS[1]], tl.float32)
+        total_rest = None
+        if WIDTHS[2]:
+            total_rest = tl.zeros([WIDTHS[2]], tl.float32)
         depth = tl.full([1], -1, tl.int32)
         ok = c < GROUP
         some = True
@@ -64,10 +67,16 @@ def collected_rows(
                 t = tl.maximum(tl.minimum(t, T - 1), 0)  # a short request has its nearest one
             row = (tl.zeros_like(c).to(tl.int64) + t) * q_stride_t
             p_q = q + row + (head * GROUP + c) * q_stride_h
-            total += tl.sum(load_rows(p_q, ok, D, BLOCK_D).to(tl.float32), 0)
+            part, rest = load_wide(p_q, ok, WIDTHS[0], WIDTHS[1], WIDTHS[2])
+            total += tl.sum(part.to(tl.float32), 0)
+            if WIDTHS[2]:
+                total_rest += tl.sum(rest.to(tl.float32), 0)
             at = depth_of(t, some, T, S, depth_row, mask_row, mask_stride_t, masked)
             depth = tl.maximum(depth, at)
         queries = _split_in_three(total / (len(ROWS) * GROUP), q.dtype.element_ty)
+        queries_rest = None
+        if WIDTHS[2]:
+            queries_rest = _split_in_three(total_rest / (len(ROWS) * GROUP), q.dtype.element_ty)
         offset = tl.zeros([1], tl.int64) + head * collected_stride_h
         ok = tl.zeros([1], tl.int32) == tile
     else:
@@ -82,6 +91,7 @@ def collected_rows(
             some = ok & (t < T)  # unless there is no row at all
         h = head * GROUP + c % GROUP
         depth = depth_of(t, some, T, S, depth_row, mask_row, mask_stride_t, masked)
-        queries = load_rows(q + t.to(tl.int64) * q_stride_t + h * q_stride_h, some, D, BLOCK_D)
+        p_q = q + t.to(tl.int64) * q_stride_t + h * q_stride_h
+        queries, queries_rest = load_wide(p_q, some, WIDTHS[0], WIDTHS[1], WIDTHS[2])
         offset = (c // GROUP).to(tl.int64) * collected_stride_r + h * collected_stride_h
-    return queries, offset, ok, depth
+    return queries, queries_rest, offset, ok, depth

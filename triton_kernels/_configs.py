@@ -24,22 +24,46 @@ class Tile(NamedTuple):
     num_stages: int
 
 
+class Widths(NamedTuple):
+    """Columns of keys and values, as `_blocks.load_keys` loads them."""
+
+    D: int
+    block_d: int  # of keys, a power of two: all of them padded, or the first
+    block_r: int  # the rest of them padded, or 0
+    v_dim: int
+    block_v: int  # of values padded; 0 where they are the first part of the keys
+
+
+def widths_of(D, v_dim, v_in_k=False) -> Widths:
+    """Return how columns are cut; ``v_in_k`` says that values are what keys begin with."""
+    padded = max(16, triton.next_power_of_2(D))
+    if v_dim == D and D <= 256:
+        return Widths(D, padded, 0, v_dim, padded)
+    rest = D - padded // 2
+    if padded == D or padded == 16 or D <= 24:
+        block_d, block_r = padded, 0
+    else:
+        block_d, block_r = padded // 2, max(16, triton.next_power_of_2(rest))
+    block_v = 0 if v_in_k and v_dim == block_d else max(16, triton.next_power_of_2(v_dim))
+    return Widths(D, block_d, block_r, v_dim, block_v)
+
+
 class AttentionConfig(NamedTuple):
-    """Rows and keys per tile, padded head dimension, the rest of a `Tile`, compiler options.
+    """Rows and keys per tile, the rest of a `Tile`, compiler options.
 
     ``programs`` is how many of these one SM holds at once.
     """
 
     block_m: int
     block_n: int
-    block_d: int
     num_warps: int
     num_stages: int
     programs: int
     options: dict
 
 
-# {kind: {BLOCK_M: Tile}}. Kinds: 16-bit and 32-bit elements, "wide" where D is padded to 256.
+# {kind: {BLOCK_M: Tile}}. Kinds: 16-bit and 32-bit elements, "wide" where K or V has up to 256
+# columns, "latent" where it has more: 64 rows of these spill 256 bytes a thread of 8 warps, sm_90.
 #
 # BLOCK_M is the smallest that holds all g * T rows, at most 128: K and V are read once per tile.
 # From 64 rows Hopper and Blackwell use their own tensor-core instructions (wgmma, tcgen05); below
@@ -52,8 +76,8 @@ class AttentionConfig(NamedTuple):
 # not pipelined. It is here to be exact.
 # What spills even so, in bytes per thread: the tree in a cache of 8 bits behind a window up to 8 on
 # sm_90 and sm_100, on gfx942 172, and logits from 8 bits there 408; collecting in 16 bits up to 8
-# on sm_80, 16 on sm_90 and 24 on gfx942, in float32 where D is 256 up to 368; float32 where D is
-# 256 on gfx942 up to 8. By Triton 3.6 64 rows where D is 64 or 256 up to 40 on
+# on sm_80, 16 on sm_90 (of latents 24) and 24 on gfx942, in float32 where D is 256 up to 368;
+# float32 where D is 256 on gfx942 up to 8. By Triton 3.6 64 rows where D is 64 or 256 up to 40 on
 # sm_80, their logits up to 148 on gfx942.
 FLOAT32 = {16: Tile(16, 8, 1)}
 TABLE = {
@@ -62,6 +86,7 @@ TABLE = {
     "sm_80": {
         "16": {16: Tile(64, 4, 3), 32: Tile(64, 4, 3), 64: Tile(64, 8, 3)},
         "16_wide": {16: Tile(32, 4, 2), 32: Tile(32, 8, 2), 64: Tile(32, 8, 2)},
+        "16_latent": {16: Tile(32, 8, 2), 32: Tile(32, 8, 2)},
         "32": FLOAT32,
         "32_wide": FLOAT32,
     },
@@ -69,12 +94,14 @@ TABLE = {
     "sm_90": {
         "16": {16: Tile(64, 4, 3), 32: Tile(64, 4, 3), 64: Tile(64, 4, 3), 128: Tile(64, 8, 3)},
         "16_wide": {16: Tile(32, 4, 3), 32: Tile(32, 8, 3), 64: Tile(32, 8, 3)},
+        "16_latent": {16: Tile(32, 8, 3), 32: Tile(32, 8, 3)},
         "32": FLOAT32,
         "32_wide": FLOAT32,
     },
     "sm_100": {
         "16": {16: Tile(64, 4, 3), 32: Tile(64, 4, 3), 64: Tile(64, 4, 3), 128: Tile(64, 8, 3)},
         "16_wide": {16: Tile(32, 4, 3), 32: Tile(32, 8, 3), 64: Tile(32, 8, 3)},
+        "16_latent": {16: Tile(32, 8, 3), 32: Tile(32, 8, 3)},
         "32": FLOAT32,
         "32_wide": FLOAT32,
     },
@@ -82,6 +109,7 @@ TABLE = {
     "gfx942": {
         "16": {16: Tile(64, 4, 2), 32: Tile(64, 4, 2), 64: Tile(64, 4, 2)},
         "16_wide": {16: Tile(32, 4, 2), 32: Tile(32, 4, 2), 64: Tile(32, 4, 2)},
+        "16_latent": {16: Tile(16, 4, 2)},
         "32": FLOAT32,
         "32_wide": FLOAT32,
     },
@@ -138,8 +166,8 @@ def compiler_options(device) -> dict:
     return OPTIONS.get(_forced.get("arch") or _architecture(device), {})
 
 
-def attention_config(device, dtype, rows, D, lookups, converts_much=False) -> AttentionConfig:
-    """Return the configuration for ``rows`` = g * T query rows per KV head.
+def attention_config(device, dtype, rows, widths, lookups, converts_much=False) -> AttentionConfig:
+    """Return the configuration for ``rows`` = g * T query rows per KV head and `Widths`.
 
     ``lookups`` is how many tables, of pages or of indices, stand between a key's number and its
     address. Triton spends two pipeline stages on each before as many tiles are in flight as
@@ -147,13 +175,14 @@ def attention_config(device, dtype, rows, D, lookups, converts_much=False) -> At
     kernels that read 8 bits and collect logits: with 4 warps those of 64 rows spill on sm_90.
     """
     compute = _attention_config.__wrapped__ if _forced else _attention_config
-    return compute(device, dtype, rows, D, lookups, converts_much)
+    return compute(device, dtype, rows, widths, lookups, converts_much)
 
 
 @lru_cache(None)
-def _attention_config(device, dtype, rows, D, lookups, converts_much) -> AttentionConfig:
-    block_d = max(16, triton.next_power_of_2(D))
-    kind = f"{8 * dtype.itemsize}{'_wide' if block_d > 128 else ''}"
+def _attention_config(device, dtype, rows, widths, lookups, converts_much) -> AttentionConfig:
+    D, columns = widths.D, max(widths.block_d + widths.block_r, widths.block_v)
+    form = "_latent" if columns > 256 else "_wide" if columns > 128 else ""
+    kind = f"{8 * dtype.itemsize}{form}"
     arch = _forced.get("arch") or _architecture(device)
     tiles = TABLE[arch][kind]
     most = 32 if UNFENCED and arch in ("sm_90", "sm_100") else 128
@@ -162,10 +191,10 @@ def _attention_config(device, dtype, rows, D, lookups, converts_much) -> Attenti
     num_stages = tile.num_stages
     if num_stages > 1:
         num_stages += min(lookups, 1) if arch == "gfx942" else 2 * lookups
-    if arch == "sm_80" and block_m == 64 and block_d > 128:
+    if arch == "sm_80" and (form == "_latent" or (block_m == 64 and columns > 128)):
         num_stages = min(num_stages, 4)  # a fifth would take 2 KiB more than 99
     num_warps = tile.num_warps
-    if block_d > D and block_m == 64 and arch != "gfx942":
+    if widths.block_d > D and block_m == 64 and arch != "gfx942":
         num_warps = 8  # the masks of a padded D do not fit in 255 registers beside accumulators
     if UNFENCED and block_m == 32:
         num_warps = 8  # such a Triton spills where 4 warps collect
@@ -173,11 +202,12 @@ def _attention_config(device, dtype, rows, D, lookups, converts_much) -> Attenti
         num_warps = 8
     options = OPTIONS.get(arch, {})
     programs = 1 if arch == "gfx942" else 8 // num_warps
+    block_n = tile.block_n
+    if form == "_latent" and widths.block_v:
+        block_n = 16  # there are twice as many bytes
     if arch == "sm_100" and block_m == 64 and lookups == 2:
         programs = 1  # two would take 64 bytes of shared memory more than there are
-    config = AttentionConfig(
-        block_m, tile.block_n, block_d, num_warps, num_stages, programs, options
-    )
+    config = AttentionConfig(block_m, block_n, num_warps, num_stages, programs, options)
     return config._replace(**{k: v for k, v in _forced.items() if k in config._fields})
 
 

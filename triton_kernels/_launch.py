@@ -84,11 +84,19 @@ class Prepared:
         Takes an operator's arguments. Beside launches it may allocate workspace and view tensors;
         with any other operator in it, it is never planned.
     plain : sequence of int
-        Which arguments are no tensors. These and the forms of the tensors decide everything.
+        Which arguments are no tensors. These, the forms of the tensors and whether pairs begin at
+        one address decide everything.
+    pairs : sequence of (int, int)
+        Arguments of which the second may be a view of the first.
     """
 
-    def __init__(self, function: Callable[..., None], plain: Sequence[int]):
-        self.function, self.plain = function, _picker(plain)
+    def __init__(
+        self,
+        function: Callable[..., None],
+        plain: Sequence[int],
+        pairs: Sequence[tuple[int, int]] = (),
+    ):
+        self.function, self.plain, self.pairs = function, _picker(plain), tuple(pairs)
         self.plans: dict[tuple, Plan] = {}
 
     def __call__(self, *args, form=None):
@@ -98,12 +106,13 @@ class Prepared:
             return
         if form is None:
             form = tuple([_form(x) for x in args])
-        key = form, self.plain(args)
+        views = tuple([v for k, v in self.pairs if _is_view(args[k], args[v])])
+        key = form, self.plain(args), views
         plan = self.plans.get(key)
         if plan is None:
             if len(self.plans) >= _MOST_PLANS:
                 self.plans.clear()
-            self.plans[key] = self._recorded(args)
+            self.plans[key] = self._recorded(args, views)
         elif not plan.run(args):
             self._as_written(args)
 
@@ -111,7 +120,7 @@ class Prepared:
         with torch.no_grad():
             self.function(*args)
 
-    def _recorded(self, args):
+    def _recorded(self, args, views):
         """Run as written, and return the plan of it."""
         tape = Tape()
         _recording.tape = tape
@@ -120,7 +129,7 @@ class Prepared:
                 self.function(*args)
         finally:
             _recording.tape = None
-        return tape.plan(args)
+        return tape.plan(args, views)
 
 
 def _picker(places):
@@ -128,6 +137,10 @@ def _picker(places):
     if len(places) > 1:
         return itemgetter(*places)
     return lambda sequence: tuple([sequence[place] for place in places])
+
+
+def _is_view(k, v):
+    return k is not None and v is not None and k.data_ptr() == v.data_ptr()
 
 
 def _form(x):
@@ -152,9 +165,16 @@ class Tape(TorchDispatchMode):
             self.plain = False
         return result
 
-    def plan(self, args):
-        """Return the plan of what was seen; an empty one where it is not to be repeated."""
-        sources = {i: x.data_ptr() for i, x in enumerate(args) if isinstance(x, torch.Tensor)}
+    def plan(self, args, views=()):
+        """Return the plan of what was seen; an empty one where it is not to be repeated.
+
+        ``views`` are arguments that begin where others do, as they will in every repetition.
+        """
+        sources = {
+            i: x.data_ptr()
+            for i, x in enumerate(args)
+            if isinstance(x, torch.Tensor) and i not in views
+        }
         if not self.plain or len(set(sources.values())) < len(sources):
             return NOTHING
         places, at = [], 0

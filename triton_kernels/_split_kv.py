@@ -37,31 +37,31 @@ from ._blocks import (
     cap,
     dot_keys,
     finish,
-    load_rows,
+    load_keys,
+    load_wide,
     offset_of,
     softmax_step,
     split_size_of,
     tile_of,
 )
 from ._collect import collected_rows, fill_empty
-from ._eight_bits import keys_in, scale_at, scale_of, times, values_in
+from ._eight_bits import scale_at, scale_of, times
 from ._tree import attend_chain, attend_tree, depth_of
 
 
 # fmt: off
 @triton.jit
 def _attend_prefix(
-    q, m, l, acc, lower, b, begin, end,
+    q, q_rest, m, l, acc, lower, b, begin, end,
     p_k, p_v, k_stride_b, k_stride_n, v_stride_b, v_stride_n, index_row, listed, page_row,
     k_scale, v_scale, scale_strides,
-    q_collect, p_collect, ok_collect, lower_collect, scale, softcap,
+    q_collect, rest_collect, p_collect, ok_collect, lower_collect, scale, softcap,
     PAGE_SIZE: tl.constexpr, ALIKE: tl.constexpr, FORM: tl.constexpr, NATIVE: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
-    COLLECT: tl.constexpr, D: tl.constexpr, BLOCK_N: tl.constexpr,
+    COLLECT: tl.constexpr, WIDTHS: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     # fmt: on
     """Attend to the prefix's keys [begin, end); a row sees those above its ``lower`` [M]."""
-    BLOCK_D: tl.constexpr = q.shape[1]
     # From 0: where a loop's start comes out of another loop, Triton forgets that rows are aligned.
     for n0 in tl.range(0, end - begin, BLOCK_N):
         n = begin + n0 + tl.arange(0, BLOCK_N)
@@ -75,10 +75,11 @@ def _attend_prefix(
             factor = times(scale, ks, 1)
         if v_scale is not None:
             vs = scale_of(v_scale, outer, inner, valid, scale_strides[2], scale_strides[3])
-        k = keys_in(q.dtype, load_rows(p_k + k_row, valid, D, BLOCK_D), FORM, NATIVE)
-        v = values_in(q.dtype, load_rows(p_v + v_row, valid, D, BLOCK_D), vs, FORM, NATIVE)
+        k, k_rest, v = load_keys(
+            p_k + k_row, p_v + v_row, valid, vs, q.dtype, FORM, NATIVE, WIDTHS
+        )
         if COLLECT != "none":
-            s = dot_keys(q_collect, k)  # [C, N]
+            s = dot_keys(q_collect, rest_collect, k, k_rest)  # [C, N]
             if COLLECT == "scores":
                 s = tl.sum(s, 0)[None, :]
             s = cap(s * factor, softcap, SOFTCAP)
@@ -89,7 +90,9 @@ def _attend_prefix(
         visible = valid[None, :]
         if WINDOW:
             visible = visible & (n[None, :] > lower[:, None])
-        m, l, acc = softmax_step(q, k, v, visible, m, l, acc, factor, softcap, SOFTCAP, vs)
+        m, l, acc = softmax_step(
+            q, q_rest, k, k_rest, v, visible, m, l, acc, factor, softcap, SOFTCAP, vs
+        )
     return m, l, acc
 
 
@@ -125,11 +128,11 @@ def split_kv_kernel(
     out_stride_i, out_stride_b, out_stride_t, out_stride_h,
     lse_stride_i, lse_stride_b, lse_stride_t, lse_stride_h,
     collected_stride_b, collected_stride_r, collected_stride_h,
-    D: tl.constexpr, GROUP: tl.constexpr, PREFIX: tl.constexpr, TREE: tl.constexpr,
+    WIDTHS: tl.constexpr, GROUP: tl.constexpr, PREFIX: tl.constexpr, TREE: tl.constexpr,
     PAGE_SIZE: tl.constexpr, ALIKE: tl.constexpr, FORM: tl.constexpr, NATIVE: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
     COLLECT: tl.constexpr, COLLECT_ROWS: tl.constexpr, TREE_STAGES: tl.constexpr,
-    BLOCK_C: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_C: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     # fmt: on
     """Compute one slot's state of one tile of rows; see the module for the plan."""
@@ -203,14 +206,15 @@ def split_kv_kernel(
         begin = tl.maximum(begin, tl.min(tl.where(row_ok, lower, length), 0) + 1)
 
     q_collect = None
+    rest_collect = None
     p_collect = None
     ok_collect = None
     lower_collect = None
     if COLLECT != "none":
-        q_collect, offset, ok_collect, lower_collect = collected_rows(
+        q_collect, rest_collect, offset, ok_collect, lower_collect = collected_rows(
             q, head, tile, T, S, depth_row, whole_mask, mask_stride_t, masked,
             q_stride_t, q_stride_h, collected_stride_r, collected_stride_h,
-            COLLECT, COLLECT_ROWS, RAGGED, GROUP, D, BLOCK_C, BLOCK_D,
+            COLLECT, COLLECT_ROWS, RAGGED, GROUP, WIDTHS, BLOCK_C,
         )  # fmt: skip
         p_collect = collected + b * collected_stride_b + offset
         if WINDOW:
@@ -233,13 +237,16 @@ def split_kv_kernel(
     if v_scale is not None:
         v_scale = scale_at(v_scale, head, v_scale_stride_h, v_scale_stride_n)
     scale_strides = (k_scale_stride_b, k_scale_stride_n, v_scale_stride_b, v_scale_stride_n)
-    q_tile = load_rows(q + t.to(tl.int64) * q_stride_t + h * q_stride_h, row_ok, D, BLOCK_D)
+    p_q = q + t.to(tl.int64) * q_stride_t + h * q_stride_h
+    q_tile, q_rest = load_wide(p_q, row_ok, WIDTHS[0], WIDTHS[1], WIDTHS[2])
     m = tl.full([BLOCK_M], float("-inf"), tl.float32)
     if sinks is not None:  # a key with this logit and the value 0
         m = tl.load(sinks + h, mask=row_ok & (tl.zeros_like(t) == slot), other=float("-inf"))
         m = m.to(tl.float32) * LOG2E
     l = tl.where(m == float("-inf"), 0.0, 1.0)
-    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    DV: tl.constexpr = WIDTHS[3]
+    BLOCK_V: tl.constexpr = WIDTHS[4] if WIDTHS[4] else WIDTHS[1]
+    acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
     if TREE != "none":
         if slot == 0:
             IN_CACHE: tl.constexpr = k_tree is None
@@ -248,10 +255,10 @@ def split_kv_kernel(
             TREE_FORM: tl.constexpr = FORM if IN_CACHE else ""
             if TREE == "chain":
                 m, l, acc = attend_chain(
-                    q_tile, m, l, acc, t, row_ok, b, first_row, T, S, length, window, p_k, p_v,
-                    k_tree_stride_b, k_tree_stride_n, v_tree_stride_b, v_tree_stride_n,
+                    q_tile, q_rest, m, l, acc, t, row_ok, b, first_row, T, S, length, window,
+                    p_k, p_v, k_tree_stride_b, k_tree_stride_n, v_tree_stride_b, v_tree_stride_n,
                     page_row, k_scale, v_scale, scale_strides, scale, softcap,
-                    IN_CACHE, PAGE_SIZE, ALIKE, TREE_FORM, NATIVE, WINDOW, SOFTCAP, D, BLOCK_N,
+                    IN_CACHE, PAGE_SIZE, ALIKE, TREE_FORM, NATIVE, WINDOW, SOFTCAP, WIDTHS, BLOCK_N,
                     TREE_STAGES,
                 )  # fmt: skip
             else:
@@ -260,29 +267,29 @@ def split_kv_kernel(
                 LESS: tl.constexpr = MUCH and BLOCK_M == 64
                 BLOCK_J: tl.constexpr = min(BLOCK_N, 16 if LESS else 32)
                 m, l, acc = attend_tree(
-                    q_tile, m, l, acc, t, row_ok, depth, b, first_row, T, S, length, window,
+                    q_tile, q_rest, m, l, acc, t, row_ok, depth, b, first_row, T, S, length, window,
                     p_k, p_v, k_tree_stride_b, k_tree_stride_n, v_tree_stride_b, v_tree_stride_n,
                     page_row, mask_row + t * (2 * mask_stride_t), masked,
                     k_scale, v_scale, scale_strides, scale, softcap,
-                    IN_CACHE, PAGE_SIZE, ALIKE, TREE_FORM, NATIVE, WINDOW, TRIMMED, SOFTCAP, D,
+                    IN_CACHE, PAGE_SIZE, ALIKE, TREE_FORM, NATIVE, WINDOW, TRIMMED, SOFTCAP, WIDTHS,
                     BLOCK_J, TREE_STAGES,
                 )  # fmt: skip
     if PREFIX:
         m, l, acc = _attend_prefix(
-            q_tile, m, l, acc, lower, b, begin, end,
+            q_tile, q_rest, m, l, acc, lower, b, begin, end,
             k_cache + head * k_stride_h, v_cache + head * v_stride_h,
             k_stride_b, k_stride_n, v_stride_b, v_stride_n, index_row, listed, page_row,
             k_scale, v_scale, scale_strides,
-            q_collect, p_collect, ok_collect, lower_collect, scale, softcap,
-            PAGE_SIZE, ALIKE, FORM, NATIVE, WINDOW, SOFTCAP, COLLECT, D, BLOCK_N,
+            q_collect, rest_collect, p_collect, ok_collect, lower_collect, scale, softcap,
+            PAGE_SIZE, ALIKE, FORM, NATIVE, WINDOW, SOFTCAP, COLLECT, WIDTHS, BLOCK_N,
         )  # fmt: skip
 
     state_out, state_lse = finish(m, l, acc)
-    d = tl.arange(0, BLOCK_D)
+    d = tl.arange(0, BLOCK_V)
     out += slot.to(tl.int64) * out_stride_i + offset_of(b, first_row, out_stride_b, out_stride_t)
     lse += slot.to(tl.int64) * lse_stride_i + offset_of(b, first_row, lse_stride_b, lse_stride_t)
     p_out = (out + t.to(tl.int64) * out_stride_t + h * out_stride_h)[:, None] + d[None, :]
     p_lse = lse + t * lse_stride_t + h * lse_stride_h
-    mask = row_ok[:, None] & (d < D)[None, :]
+    mask = row_ok[:, None] & (d < DV)[None, :]
     tl.store(p_out, cast(state_out, out.dtype.element_ty), mask=mask)
     tl.store(p_lse, state_lse, mask=row_ok)

@@ -11,8 +11,8 @@ and its window leaves the last of them.
 import triton
 import triton.language as tl
 
-from ._blocks import cache_rows, load_rows, offset_of, softmax_step
-from ._eight_bits import keys_in, scale_of, times, values_in
+from ._blocks import cache_rows, load_keys, offset_of, softmax_step
+from ._eight_bits import scale_of, times
 
 
 @triton.jit
@@ -62,15 +62,14 @@ def depth_of(t, ok, T, S, depth_row, mask_row, mask_stride_t, masked):
 # fmt: off
 @triton.jit
 def _attend_keys(
-    q, m, l, acc, j, valid, visible, b, first_row, length,
+    q, q_rest, m, l, acc, j, valid, visible, b, first_row, length,
     p_k, p_v, k_stride_b, k_stride_n, v_stride_b, v_stride_n, page_row,
     k_scale, v_scale, scale_strides, scale, softcap,
     IN_CACHE: tl.constexpr, PAGE_SIZE: tl.constexpr, ALIKE: tl.constexpr, FORM: tl.constexpr,
-    NATIVE: tl.constexpr, SOFTCAP: tl.constexpr, D: tl.constexpr,
+    NATIVE: tl.constexpr, SOFTCAP: tl.constexpr, WIDTHS: tl.constexpr,
 ):
     # fmt: on
     """Attend to the tree's keys ``j`` [N]; those in the cache lie behind the prefix, and as it."""
-    BLOCK_D: tl.constexpr = q.shape[1]
     vs = None
     if IN_CACHE:
         outer, inner = cache_rows(length + j, valid, b, None, None, page_row, PAGE_SIZE)
@@ -87,20 +86,21 @@ def _attend_keys(
         v_row = k_row
         if not ALIKE:
             v_row = offset_of(b, first_row, v_stride_b, v_stride_n) + inner * v_stride_n
-    k = keys_in(q.dtype, load_rows(p_k + k_row, valid, D, BLOCK_D), FORM, NATIVE)
-    v = values_in(q.dtype, load_rows(p_v + v_row, valid, D, BLOCK_D), vs, FORM, NATIVE)
-    return softmax_step(q, k, v, visible, m, l, acc, scale, softcap, SOFTCAP, vs)
+    k, k_rest, v = load_keys(p_k + k_row, p_v + v_row, valid, vs, q.dtype, FORM, NATIVE, WIDTHS)
+    return softmax_step(
+        q, q_rest, k, k_rest, v, visible, m, l, acc, scale, softcap, SOFTCAP, vs
+    )
 
 
 # fmt: off
 @triton.jit
 def attend_tree(
-    q, m, l, acc, t, row_ok, depth, b, first_row, T, S, length, window,
+    q, q_rest, m, l, acc, t, row_ok, depth, b, first_row, T, S, length, window,
     p_k, p_v, k_stride_b, k_stride_n, v_stride_b, v_stride_n, page_row, mask_row, masked,
     k_scale, v_scale, scale_strides, scale, softcap,
     IN_CACHE: tl.constexpr, PAGE_SIZE: tl.constexpr, ALIKE: tl.constexpr, FORM: tl.constexpr,
     NATIVE: tl.constexpr, WINDOW: tl.constexpr, TRIMMED: tl.constexpr, SOFTCAP: tl.constexpr,
-    D: tl.constexpr, BLOCK_J: tl.constexpr, STAGES: tl.constexpr,
+    WIDTHS: tl.constexpr, BLOCK_J: tl.constexpr, STAGES: tl.constexpr,
 ):
     # fmt: on
     """Attend to the tree's keys [0, S): if ``masked`` those in the row's mask, else the chain's.
@@ -130,10 +130,10 @@ def attend_tree(
         # A node that no row sees may hold anything, as padding nodes do.
         valid = valid & (tl.max(visible.to(tl.int32), 0) != 0)
         m, l, acc = _attend_keys(
-            q, m, l, acc, j, valid, visible, b, first_row, length,
+            q, q_rest, m, l, acc, j, valid, visible, b, first_row, length,
             p_k, p_v, k_stride_b, k_stride_n, v_stride_b, v_stride_n, page_row,
             k_scale, v_scale, scale_strides, scale, softcap,
-            IN_CACHE, PAGE_SIZE, ALIKE, FORM, NATIVE, SOFTCAP, D,
+            IN_CACHE, PAGE_SIZE, ALIKE, FORM, NATIVE, SOFTCAP, WIDTHS,
         )  # fmt: skip
     return m, l, acc
 
@@ -141,11 +141,11 @@ def attend_tree(
 # fmt: off
 @triton.jit
 def attend_chain(
-    q, m, l, acc, t, row_ok, b, first_row, T, S, length, window,
+    q, q_rest, m, l, acc, t, row_ok, b, first_row, T, S, length, window,
     p_k, p_v, k_stride_b, k_stride_n, v_stride_b, v_stride_n, page_row,
     k_scale, v_scale, scale_strides, scale, softcap,
     IN_CACHE: tl.constexpr, PAGE_SIZE: tl.constexpr, ALIKE: tl.constexpr, FORM: tl.constexpr,
-    NATIVE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, D: tl.constexpr,
+    NATIVE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, WIDTHS: tl.constexpr,
     BLOCK_J: tl.constexpr, STAGES: tl.constexpr,
 ):
     # fmt: on
@@ -165,9 +165,9 @@ def attend_chain(
         if WINDOW:
             visible = visible & (j[None, :] > last[:, None] - window)
         m, l, acc = _attend_keys(
-            q, m, l, acc, j, valid, visible, b, first_row, length,
+            q, q_rest, m, l, acc, j, valid, visible, b, first_row, length,
             p_k, p_v, k_stride_b, k_stride_n, v_stride_b, v_stride_n, page_row,
             k_scale, v_scale, scale_strides, scale, softcap,
-            IN_CACHE, PAGE_SIZE, ALIKE, FORM, NATIVE, SOFTCAP, D,
+            IN_CACHE, PAGE_SIZE, ALIKE, FORM, NATIVE, SOFTCAP, WIDTHS,
         )  # fmt: skip
     return m, l, acc

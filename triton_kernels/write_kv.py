@@ -55,16 +55,21 @@ def write_kv_kernel(
     kc_stride_p, kc_stride_s, kc_stride_h, vc_stride_p, vc_stride_s, vc_stride_h, slots_stride_b,
     ks_stride_p, ks_stride_s, ks_stride_h, vs_stride_p, vs_stride_s, vs_stride_h,
     FORM: tl.constexpr, DYNAMIC: tl.constexpr,
-    HEADS: tl.constexpr, D: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
+    HEADS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_D: tl.constexpr,
 ):
     # fmt: on
-    """Write a tile of rows; without ``page_size`` the slots of all pages are evenly spaced."""
+    """Write a tile of rows; without ``page_size`` the slots of all pages are evenly spaced.
+
+    ``v`` is None where there are no values to write.
+    """
     r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     ok = r < num_rows
     token, h = r // HEADS, r % HEADS
     b, t = (token // T).to(tl.int64), (token % T).to(tl.int64)
     new_k = load_rows(k + b * k_stride_b + t * k_stride_t + h * k_stride_h, ok, D, BLOCK_D)
-    new_v = load_rows(v + b * v_stride_b + t * v_stride_t + h * v_stride_h, ok, D, BLOCK_D)
+    if v is not None:
+        new_v = load_rows(v + b * v_stride_b + t * v_stride_t + h * v_stride_h, ok, DV, BLOCK_D)
     slot = tl.load(slots + b * slots_stride_b + t, mask=ok, other=-1).to(tl.int64)
     ok = slot >= 0
     p_ks, p_vs = k_scale, v_scale
@@ -72,10 +77,11 @@ def write_kv_kernel(
         p_ks = k_scale + h * ks_stride_h
     if v_scale is not None:
         p_vs = v_scale + h * vs_stride_h
-    p_k, p_v = k_cache + h * kc_stride_h, v_cache + h * vc_stride_h
+    p_k = k_cache + h * kc_stride_h
+    page = slot * 0
     if page_size is not None:
         page = slot // page_size
-        p_k, p_v = p_k + page * kc_stride_p, p_v + page * vc_stride_p
+        p_k += page * kc_stride_p
         if ks_stride_s is not None:
             p_ks += page * ks_stride_p
         if vs_stride_s is not None:
@@ -86,22 +92,24 @@ def write_kv_kernel(
     if vs_stride_s is not None:
         p_vs += slot * vs_stride_s
     _store_rows(p_k + slot * kc_stride_s, new_k, p_ks, ok, FORM, DYNAMIC, D, BLOCK_D)
-    _store_rows(p_v + slot * vc_stride_s, new_v, p_vs, ok, FORM, DYNAMIC, D, BLOCK_D)
+    if v is not None:
+        p_v = v_cache + h * vc_stride_h + page * vc_stride_p + slot * vc_stride_s
+        _store_rows(p_v, new_v, p_vs, ok, FORM, DYNAMIC, DV, BLOCK_D)
 
 
-def not_served(k, v, *others):
-    """Return why the kernel does not take a call, or None."""
-    return "keys without values of their size" if v is None or v.shape != k.shape else None
+def _strides(x):
+    return (None, None, None) if x is None else x.stride()[:3]
 
 
 def write_kv(k, v, k_cache, v_cache, slots, k_scale, v_scale, new_k_scale, new_v_scale):
     """Write k, v [B, T, Hk, D] into caches [pages, page_size, Hk, D] at slots [B, T].
 
-    A slot is ``page * page_size + offset``; negative ones are skipped. A cache of 8 bits holds rows
-    over their scales, [Hk] or [pages, page_size, Hk], or over new ones, which are written.
+    ``v`` and its cache may be None, or have a D of their own. A slot is
+    ``page * page_size + offset``; negative ones are skipped. A cache of 8 bits holds rows over
+    their scales, [Hk] or [pages, page_size, Hk], or over new ones, which are written.
     """
     form, dynamic = FORMS.get(k_cache.dtype, ""), new_k_scale is not None
-    k_cache, v_cache = bytes_of(k_cache), bytes_of(v_cache)
+    k_cache, v_cache = bytes_of(k_cache), None if v is None else bytes_of(v_cache)
     if dynamic:
         k_scale, v_scale = new_k_scale, new_v_scale
     B, T, heads, D = k.shape
@@ -109,12 +117,14 @@ def write_kv(k, v, k_cache, v_cache, slots, k_scale, v_scale, new_k_scale, new_v
     placed = [x for x in (k_cache, v_cache, k_scale, v_scale) if x is not None and x.dim() > 1]
     even = all(x.stride(0) == page_size * x.stride(1) for x in placed)
     num_rows = B * T * heads
-    block_r, block_d, num_warps = _configs.write_blocks(D)
+    v_dim = D if v is None else v.shape[3]
+    block_r, block_d, num_warps = _configs.write_blocks(max(D, v_dim))
     launch(
         write_kv_kernel, (triton.cdiv(num_rows, block_r),),
         k, v, k_cache, v_cache, slots, k_scale, v_scale, num_rows, T, None if even else page_size,
-        *k.stride()[:3], *v.stride()[:3], *k_cache.stride()[:3], *v_cache.stride()[:3],
+        *k.stride()[:3], *_strides(v), *k_cache.stride()[:3], *_strides(v_cache),
         slots.stride(0), *scale_strides(k_scale), *scale_strides(v_scale),
         FORM=form, DYNAMIC=dynamic,
-        HEADS=heads, D=D, BLOCK_R=block_r, BLOCK_D=block_d, num_warps=num_warps,
+        HEADS=heads, D=D, DV=v_dim, BLOCK_R=block_r, BLOCK_D=block_d,
+        num_warps=num_warps,
     )  # fmt: skip

@@ -80,6 +80,15 @@ def gather(B=1, T=4, N=4096, K=512, *, tree=True, mask=True, device=0, **cached)
     return {names.get(name, name): value for name, value in given.items()} | chosen
 
 
+def latents(*, shared):
+    """Return a hybrid pass over latents: values are views of keys, or lie as such do elsewhere."""
+    call = hybrid() | {"q": tensor(1, 4, 40, 576), "out": tensor(1, 4, 40, 512)}
+    for part, tokens in (("cache", 4096), ("tree", 4)):
+        keys, others = (tensor(1, tokens, 1, 576) for _ in range(2))
+        call |= {f"k_{part}": keys, f"v_{part}": (keys if shared else others)[..., :512]}
+    return call
+
+
 def on_device(device):
     """Yield (primitive, arguments), every one of them, with tensors on one GPU."""
     plain = {"device": device}
@@ -160,13 +169,18 @@ def _calls():
     yield hybrid() | {"sinks": tensor(HEADS * GROUP, dtype=torch.float32)}
 
 
-def planned_and_plain():
+def calls_with_latents():
+    """Return calls of equal forms, of which one has values that are views of its keys."""
+    return [latents(shared=True), latents(shared=False)]
+
+
+def planned_and_plain(calls=_calls):
     """Make all calls thrice in some order, and each of them as it is written too.
 
     Return (the calls whose launches differ, how often a call was planned or could not be).
     """
     different, as_written = set(), 0
-    order = list(enumerate(_calls())) * 3
+    order = list(enumerate(calls())) * 3
     random.Random(0).shuffle(order)
     with stubbed() as stub:
         kernel, _ = select.chosen("hybrid_tree_attention", torch.device("cuda"), torch.bfloat16)

@@ -27,6 +27,14 @@ def test_plans_launch_what_the_function_would(compiler_process):
     assert as_written == calls // 3 + 4
 
 
+def test_values_that_are_views_have_a_plan_of_their_own(compiler_process):
+    """They are loaded with their keys, which equal forms do not say."""
+    plans = partial(host_cases.planned_and_plain, host_cases.calls_with_latents)
+    different, as_written, _ = compiler_process(plans)
+    assert not different
+    assert as_written == 2
+
+
 @pytest.mark.parametrize(("primitive", "expected"), [("hybrid", 1), ("verify", 2)])
 def test_a_window_costs_no_operators(compiler_process, primitive, expected):
     """The kernel trims the tree's mask and counts depths, in every layer."""

@@ -66,7 +66,9 @@ def splits_of(batch, tokens, group, span, *, arch="sm_90", kv_heads=8, head_dim=
     rows = tokens * group
     device = torch.device("cuda")
     with _configs.forced(arch=arch, multiprocessors=132, split_size=None):
-        config = _configs.attention_config(device, torch.bfloat16, rows, head_dim, 0)
+        config = _configs.attention_config(
+            device, torch.bfloat16, rows, _configs.widths_of(head_dim, head_dim), 0
+        )
         programs = batch * kv_heads * -(-rows // config.block_m)
         state_bytes = 4 * batch * rows * kv_heads * (head_dim + 1)
         splits = _configs.splits(device, config, programs, span, state_bytes, alone=batch == 1)

@@ -52,6 +52,7 @@ TYPES = {
     torch.int8: "i8",
     torch.uint8: "u8",
 }
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 B, HK, GROUP, N, K = 2, 8, 4, 32768, 2304
 
 
@@ -175,48 +176,54 @@ def meta(*shape, dtype):
 def attention(
     rows, D, dtype, *,
     op="hybrid", page_size=0, window=None, softcap=0.0, chain=False, ragged=False, everything=False,
-    trimmed=False, stored=None, scales="tokens",
+    trimmed=False, stored=None, scales="tokens", v_dim=None, heads=HK, v_in_k=False,
 ):  # fmt: skip
     """Call one attention primitive on meta tensors; `rows` query rows share a KV head.
 
     `ragged` requests have up to so many; `everything` lets lists of -1 stand for a whole prefix;
     the mask may be `trimmed` to the window already, with depths. A cache may be `stored` in 8 bits,
-    with scales of its "tokens", its "heads", or "none".
+    with scales of its "tokens", its "heads", or "none". Values have `v_dim` columns, and where they
+    are `v_in_k` are what keys of as many `heads` begin with.
     """
-    T = max(rows // GROUP, 1)
+    T, v_dim = max(rows // GROUP, 1), v_dim or D
     real, ints = partial(meta, dtype=dtype), partial(meta, dtype=torch.int32)
     of_rows = (B * T,) if ragged else (B, T)
     row_sizes = (ints(B + 1), T) if ragged else (None, None)
-    out, lse = real(*of_rows, HK * GROUP, D), meta(*of_rows, HK * GROUP, dtype=torch.float32)
-    q, k_tree = torch.empty_like(out), real(*of_rows, HK, D)
+    out, lse = real(*of_rows, heads * GROUP, v_dim), meta(*of_rows, heads * GROUP, dtype=FP32)
+    q, k_tree = real(*of_rows, heads * GROUP, D), real(*of_rows, heads, D)
+
+    def values(keys):
+        return keys[..., :v_dim] if v_in_k else keys.new_empty((*keys.shape[:-1], v_dim))
+
+    v_tree = values(k_tree)
     mask = None if chain else meta(*of_rows, 1, dtype=torch.int64)
-    tokens, table = (B, N, HK), None
+    tokens, table = (B, N, heads), None
     if page_size:
-        tokens, table = (B * N // page_size, page_size, HK), ints(B, N // page_size)
+        tokens, table = (B * N // page_size, page_size, heads), ints(B, N // page_size)
     cache = meta(*tokens, D, dtype=stored or dtype)
-    scale_shape = {"tokens": tokens, "heads": (HK,)}.get(scales) if stored else None
+    scale_shape = {"tokens": tokens, "heads": (heads,)}.get(scales) if stored else None
     scale = meta(*scale_shape, dtype=torch.float32) if scale_shape else None
     if op == "tree":
-        tree_attention(q, k_tree, k_tree, mask, 0.1, softcap, out, lse)
+        tree_attention(q, k_tree, v_tree, mask, 0.1, softcap, out, lse)
         return
-    prefix = (q, cache, cache)
+    prefix = (q, cache, values(cache))
     if op == "gather":
-        chosen = (ints(B, HK, K), ints(B, HK))
-        tree = (k_tree, k_tree, mask, table)
+        chosen = (ints(B, heads, K), ints(B, heads))
+        tree = (k_tree, v_tree, mask, table)
         lengths = ints(B) if everything else None
         sparse_gather_attention(
             *prefix, *chosen, *tree, 0.1, softcap, None, lengths, *row_sizes, scale, scale, out, lse
         )
         return
     depths = ints(*of_rows) if trimmed else None
-    tree = (None, None) if op == "in_cache" else (k_tree, k_tree)
+    tree = (None, None) if op == "in_cache" else (k_tree, v_tree)
     options = (table, window, 0.1, softcap, None, *row_sizes, scale, scale)
     inputs = (*prefix, ints(B), *tree, mask, depths, *options)
     if op == "scores":
-        collected = meta(B, HK, N, dtype=torch.float32)
+        collected = meta(B, heads, N, dtype=torch.float32)
         verify_attention(*inputs, op, (0, -1), True, out, lse, collected)
     elif op == "logits":
-        collected = meta(B, 2, HK * GROUP, N, dtype=torch.bfloat16)
+        collected = meta(B, 2, heads * GROUP, N, dtype=torch.bfloat16)
         verify_attention(*inputs, op, (0, -1), True, out, lse, collected)
     else:
         hybrid_tree_attention(*inputs, out, lse)
@@ -251,14 +258,15 @@ def gumbel():
     add_gumbel_noise(meta(16, 151936, dtype=torch.bfloat16), 2**40, places, places, out)
 
 
-def write(D, dtype, cache_dtype, heads_first=False, dynamic=False):
+def write(D, dtype, cache_dtype, heads_first=False, dynamic=False, keys_alone=False):
     """Write a paged cache, [pages, page_size, Hk, D] or [pages, Hk, page_size, D]."""
     new, slots = meta(1, 16, HK, D, dtype=dtype), meta(1, 16, dtype=torch.int64)
     cache = meta(N // 16, 16, HK, D, dtype=cache_dtype)
     if heads_first:
         cache = meta(N // 16, HK, 16, D, dtype=cache_dtype).transpose(1, 2)
     scale = meta(N // 16, 16, HK, dtype=torch.float32) if dynamic else None
-    write_kv(new, new, cache, cache, slots, None, None, scale, scale)
+    values = (None, None) if keys_alone else (new, cache)
+    write_kv(new, values[0], cache, values[1], slots, None, None, scale, scale)
 
 
 def gated_delta(rows, k_dim, v_dim, dtype):
@@ -321,7 +329,22 @@ VARIANTS |= {
     "ragged hybrid e4m3": {"ragged": True, "stored": E4M3},
     "ragged logits all e5m2": {**VARIANTS["ragged logits all"], "stored": E5M2},
 }
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+LATENT = {"v_dim": 512, "heads": 1, "v_in_k": True}
+LATENTS = {
+    f"latents {name}": VARIANTS[name] | LATENT
+    for name in (
+        *("hybrid", "hybrid in cache", "hybrid paged window softcap", "gather paged"),
+        *("scores paged window", "logits all", "tree", "ragged hybrid"),
+    )
+}
+LATENTS["latents hybrid chain"] = {"chain": True, **LATENT}
+OWN_VALUES = {
+    "own values": {"v_dim": 128},
+    "own values logits all": {**VARIANTS["logits all"], "v_dim": 128},
+    "own latents": {"v_dim": 512, "heads": 1},
+    "own latents int8": {"v_dim": 512, "heads": 1, "stored": INT8},
+}
+VARIANTS |= LATENTS | OWN_VALUES
 QUICK = [("hybrid", 16, 128, BF16)]
 # One or two variants of each primitive.
 FEW = [
@@ -333,6 +356,7 @@ FEW = [
     ("tree", 64, 96, BF16),
     ("ragged hybrid", 16, 128, BF16),
     ("hybrid int8", 16, 128, BF16),
+    ("latents hybrid", 32, 576, BF16),
 ]
 # Every feature once, the heaviest at the largest tiles.
 CHOSEN = [
@@ -363,11 +387,21 @@ CHOSEN = [
     ("scores paged window e4m3", 16, 128, BF16),
     ("logits all int8", 64, 128, BF16),
     ("gather paged int8", 16, 80, BF16),
+    ("latents hybrid", 16, 576, BF16),
+    ("latents gather paged", 32, 576, BF16),
+    ("latents logits all", 32, 576, BF16),
+    ("latents scores paged window", 16, 576, BF16),
+    ("own values", 64, 192, BF16),
+    ("own latents int8", 32, 576, BF16),
 ]
 
 
 def _sizes(name):
     """Return (rows, D, dtype) of every configuration that a variant may take."""
+    if name in LATENTS or VARIANTS[name].get("v_dim") == 512:
+        return [(rows, 576, dtype) for dtype in (BF16, FP16) for rows in (16, 32)]
+    if name in OWN_VALUES:
+        return [(rows, D, BF16) for rows in (16, 32, 64, 128) for D in (64, 192, 256)]
     sizes = [(rows, D, BF16) for rows in (16, 32, 64, 128) for D in (64, 80, 96, 128, 256)]
     sizes += [(rows, D, FP16) for rows in (16, 64) for D in (128, 256)]
     sizes += [(16, D, FP32) for D in (64, 80, 96, 128, 256)]
@@ -394,6 +428,7 @@ def calls(which):
     yield "select", select
     yield "gumbel", gumbel
     yield "write, D 128, bf16", partial(write, 128, BF16, BF16)
+    yield "write latents, bf16", partial(write, 576, BF16, BF16, keys_alone=True)
     sizes = [(16, 128, 128), (64, 256, 256)]
     if which == "small":
         sizes += [(rows, D, D) for rows in (16, 32, 64) for D in (64, 128, 256)]

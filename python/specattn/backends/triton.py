@@ -27,6 +27,14 @@ def _why_not(device: str | None) -> str | None:
     return "it serves CPU tensors only with TRITON_INTERPRET=1" if device == "cpu" else None
 
 
+def _views(op: str) -> list[tuple[int, int]]:
+    """Return the places of keys and values, which may be views of the keys."""
+    arguments = getattr(torch.ops.specattn, op).default._schema.arguments
+    places = {argument.name: place for place, argument in enumerate(arguments)}
+    pairs = (("k_cache", "v_cache"), ("k_tree", "v_tree"), ("k_new", "v_new"))
+    return [(places[k], places[v]) for k, v in pairs if k in places and v in places]
+
+
 class _Declining:
     """A kernel that leaves to another what ``why_not(*arguments)`` gives a reason for."""
 
@@ -49,7 +57,7 @@ def _find(op: str) -> Kernel | None:
         return None
     from ..triton_kernels._launch import Prepared  # needs triton, as the function does
 
-    prepared = Prepared(function, plain_arguments(op))
+    prepared = Prepared(function, plain_arguments(op), _views(op))
     why_not = getattr(sys.modules[function.__module__], "not_served", None)
     return _Declining(prepared, why_not) if why_not else prepared
 

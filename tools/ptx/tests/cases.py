@@ -9,12 +9,13 @@ does.
 import itertools
 import mmap
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 
 import torch
 from tests import gumbel
 from tests.cases import assert_accurate, dense_attention, expected, make_problem
 from tests.eight_bits import meant, quantise
+from tests.latents import make_latents
 
 import specattn
 from specattn import reference
@@ -55,6 +56,7 @@ class Case:
     cache_dtype: str | None = None  # of that cache, if not dtype
     stored: str | None = None  # what 8 bits the cache that is read holds
     scales: str = "tokens"  # of those: what `tests.eight_bits` calls its forms
+    v_dim: int | None = None  # of values that are a view of the keys
     first_unused: bool = False  # page 0 and node 0 of the tree, which then no row sees, are NaN
     far: str = ""  # what reaches beyond 2**31 elements: "pages", or "rows" of q and out
 
@@ -83,7 +85,8 @@ class Case:
     @cached_property
     def given(self):
         """The tensors that a primitive is given, and scales by whether the cache is paged."""
-        problem = make_problem(
+        make = partial(make_latents, v_dim=self.v_dim) if self.v_dim else make_problem
+        problem = make(
             self.lengths,
             self.rows,
             parents="chain" if self.tree == "chain" else None,
@@ -488,6 +491,22 @@ EIGHT = [
     Case("write", "fp16", stored="int8", scales="heads", head_dim=80),
 ]
 
+# Latents: rows of one head in tiles of 16 and of 64, which come to be several.
+LATENT = {"head_dim": 576, "v_dim": 512, "kv_heads": 1, "split_size": 64}
+LATENTS = [
+    Case("hybrid", **LATENT, group=16, lengths=(100, 0)),
+    Case("hybrid", **LATENT, rows=2, group=8, lengths=(90, 5), paged=True, window=40, softcap=2.0),
+    Case("hybrid", "fp16", **LATENT, rows=9, group=8, lengths=(70,), tree="in_cache", sinks=True),
+    Case("hybrid", **LATENT, rows=70, group=1, lengths=(40,), tree="chain"),
+    Case("scores", **LATENT, rows=3, group=8, lengths=(90, 0), window=70),
+    Case("logits", **LATENT, group=16, lengths=(90, 0), paged=True),
+    Case("gather", **LATENT, group=16, lengths=(90, 0), paged=True),
+    Case("tree", **LATENT, rows=20, group=2),
+    Case("hybrid", head_dim=80, v_dim=64, lengths=(90, 40, 0)),
+    Case("importance", head_dim=576, v_dim=512, kv_heads=1, lengths=(90, 0)),
+    Case("merge_states", head_dim=512, lengths=(1,), rows=3),
+]
+
 # What always runs: every primitive, each kernel of attention once.
 QUICK = [
     Case("hybrid", sinks=True),
@@ -502,12 +521,14 @@ QUICK = [
     Case("write", "fp32", head_dim=80, layout="heads first", cache_dtype="bf16"),
     Case("gumbel"),
     *EIGHT[:2],
+    LATENTS[0],
 ]
 
 # 16-bit and float32, mma.sync and wgmma (64 rows), padded D, every feature.
 SELECTED = [
     *QUICK,
     *EIGHT[2:],
+    *LATENTS[1:],
     Case("hybrid", lengths=(700, 90, 0), split_size=None, spare=2000, sinks=True, window=500),
     Case("hybrid", lengths=(200, 0), split_size=4096, sinks=True),  # one launch
     Case("hybrid", rows=16, head_dim=128, paged=True, softcap=2.0),

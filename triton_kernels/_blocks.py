@@ -28,14 +28,16 @@ def load_rows(p_row, valid, D: tl.constexpr, BLOCK_D: tl.constexpr):
 
 @triton.jit
 def load_wide(p_row, valid, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_R: tl.constexpr):
-    """Load rows of ``D`` elements as `load_rows` does: (the first BLOCK_D, a rest or None).
+    """Load rows of ``D`` elements as `load_rows` does: (the first BLOCK_D, their rest).
 
-    512 + 64 elements as one power of two would be 1024.
+    512 + 64 elements as one power of two would be 1024. Without a rest the first part stands in its
+    place: functions cannot return None.
     """
-    rest = None
+    first = load_rows(p_row, valid, BLOCK_D if BLOCK_R else D, BLOCK_D)
+    rest = first
     if BLOCK_R:
         rest = load_rows(p_row + BLOCK_D, valid, D - BLOCK_D, BLOCK_R)
-    return load_rows(p_row, valid, BLOCK_D if BLOCK_R else D, BLOCK_D), rest
+    return first, rest
 
 
 # fmt: off
@@ -45,14 +47,14 @@ def load_keys(
     WIDTHS: tl.constexpr,
 ):
     # fmt: on
-    """Load keys and values [N]: (the keys, their rest or None, the values) in ``dtype``.
+    """Load keys and values [N]: (the keys, their rest, the values) in ``dtype``.
 
     ``WIDTHS`` are D, its parts as `load_wide` has them, Dv and its padded width; this is 0 where
     values are the first part of their keys, which is then loaded once for both.
     """
     k, rest = load_wide(p_k, valid, WIDTHS[0], WIDTHS[1], WIDTHS[2])
     k = keys_in(dtype, k, FORM, NATIVE)
-    if rest is not None:
+    if WIDTHS[2]:
         rest = keys_in(dtype, rest, FORM, NATIVE)
     v = k
     if WIDTHS[4]:

@@ -74,7 +74,7 @@ def collected_rows(
             at = depth_of(t, some, T, S, depth_row, mask_row, mask_stride_t, masked)
             depth = tl.maximum(depth, at)
         queries = _split_in_three(total / (len(ROWS) * GROUP), q.dtype.element_ty)
-        queries_rest = None
+        queries_rest = queries
         if WIDTHS[2]:
             queries_rest = _split_in_three(total_rest / (len(ROWS) * GROUP), q.dtype.element_ty)
         offset = tl.zeros([1], tl.int64) + head * collected_stride_h

@@ -216,6 +216,8 @@ def split_kv_kernel(
             q_stride_t, q_stride_h, collected_stride_r, collected_stride_h,
             COLLECT, COLLECT_ROWS, RAGGED, GROUP, WIDTHS, BLOCK_C,
         )  # fmt: skip
+        if WIDTHS[2] == 0:
+            rest_collect = None
         p_collect = collected + b * collected_stride_b + offset
         if WINDOW:
             lower_collect += length - window
@@ -239,6 +241,8 @@ def split_kv_kernel(
     scale_strides = (k_scale_stride_b, k_scale_stride_n, v_scale_stride_b, v_scale_stride_n)
     p_q = q + t.to(tl.int64) * q_stride_t + h * q_stride_h
     q_tile, q_rest = load_wide(p_q, row_ok, WIDTHS[0], WIDTHS[1], WIDTHS[2])
+    if WIDTHS[2] == 0:
+        q_rest = None
     m = tl.full([BLOCK_M], float("-inf"), tl.float32)
     if sinks is not None:  # a key with this logit and the value 0
         m = tl.load(sinks + h, mask=row_ok & (tl.zeros_like(t) == slot), other=float("-inf"))

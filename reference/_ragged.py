@@ -8,6 +8,7 @@ import torch
 
 ROWS = ("q", "k_tree", "v_tree", "k_new", "v_new", "tree_mask", "depths")
 ROWS += ("k", "v", "g", "beta", "parents", "x")  # of layers with a state
+ROW_LISTS = ("indices", "index_lengths")  # where these are `per_row`
 
 
 def by_request(function):
@@ -62,6 +63,7 @@ def _request(arguments, index, rows):
     """Return the arguments of a uniform call for one request."""
     shared = shared_by_requests(arguments)
     count = rows.stop - rows.start
+    of_rows = (*ROWS, *ROW_LISTS) if arguments.get("per_row") else ROWS
 
     def alone(name, value):
         if name == "collect_rows":
@@ -70,6 +72,6 @@ def _request(arguments, index, rows):
             return value
         if name == "tree_mask" and value.dtype == torch.bool:
             value = value[:, :count]
-        return value[None, rows] if name in ROWS else value[index : index + 1]
+        return value[None, rows] if name in of_rows else value[index : index + 1]
 
     return {name: alone(name, value) for name, value in arguments.items()}

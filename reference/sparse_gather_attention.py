@@ -27,12 +27,14 @@ def sparse_gather_attention(
     max_seqlen_q=None,
     k_scale=None,
     v_scale=None,
+    per_row=False,
 ):
     """Return `(out, lse)` of q [B, T, Hq, D] over the indexed tokens and over new keys, if any.
 
-    `indices` are logical positions, [B, K] for all heads or [B, Hk, K] for each KV head, of which
-    the first `index_lengths` ([B] or [B, Hk]) count; the rest is never read. A length of -1 stands
-    for all positions of the prefix, which `cache_seqlens` [B] then says. `cu_seqlens_q` makes rows
+    `indices` are logical positions, [B, K] for all heads, [B, Hk, K] for each KV head or with
+    `per_row` [B, T, K] for each row, of which the first `index_lengths` ([B], [B, Hk] or [B, T])
+    count; the rest is never read. A length of -1 stands for all positions of the prefix, which
+    `cache_seqlens` [B] then says. `cu_seqlens_q` makes rows
     ragged, as `by_request` says; `k_scale` and `v_scale` are those of `hybrid_tree_attention`.
     """
     if cache_seqlens is not None:
@@ -40,10 +42,15 @@ def sparse_gather_attention(
         indices, index_lengths = with_prefixes(indices, index_lengths, cache_seqlens, capacity)
     indices = indices[..., : longest(index_lengths, indices.shape[-1])]
     taken = torch.arange(indices.shape[-1], device=q.device) < index_lengths[..., None]
+    if per_row:  # one list of all rows' tokens, of which each sees its own
+        own = torch.eye(q.shape[1], dtype=torch.bool, device=q.device)
+        visible = (own[..., None] & taken[:, None]).flatten(2)[:, None]  # [B, 1, T, T * K]
+        indices, taken = indices.flatten(1), taken.flatten(1)
+    else:
+        visible = (taken[:, None] if taken.dim() == 2 else taken)[:, :, None]  # [B, Hk or 1, 1, K]
     caches = caches_of(q, k_cache, v_cache, block_table, k_scale, v_scale)
     k, v = (cache.read(tokens_at, indices, taken) for cache in caches)
-    visible = taken[:, None] if taken.dim() == 2 else taken  # [B, Hk or 1, K]
-    out, lse = attend(q, k, v, visible[:, :, None], softmax_scale, softcap)
+    out, lse = attend(q, k, v, visible, softmax_scale, softcap)
     if k_new is not None:
         in_tree = visible_tree_keys(tree_mask, q.shape[1], k_new.shape[1], q.device)
         k, v = k_new.transpose(1, 2), v_new.transpose(1, 2)

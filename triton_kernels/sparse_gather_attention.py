@@ -1,6 +1,13 @@
 """Attention to selected cached tokens, read in place (Vegas, 3.2; TokenSwift, 3.3)."""
 
-from ._attend import attend, not_served  # noqa: F401 - for the backend
+from . import _attend
+from ._attend import attend
+
+
+def not_served(*args):
+    """Return why the kernel does not take a call, or None."""
+    per_row = args[17]
+    return "a list of indices for each row" if per_row else _attend.not_served(*args)
 
 
 def sparse_gather_attention(
@@ -21,6 +28,7 @@ def sparse_gather_attention(
     max_seqlen_q,
     k_scale,
     v_scale,
+    per_row,
     out,
     lse,
 ):

@@ -36,8 +36,10 @@ void walk(const PackedRows<Isa, Elem>& rows, Options... options) {
     const int64_t ahead = next->keys;
     for (int64_t head = 0; head < task.heads; ++head) {
       if (head > 0) keys.advance(*now);
-      Prefetch prefetch(next->k, next->v, static_cast<int>(ahead * head / task.heads),
-                        static_cast<int>(ahead * (head + 1) / task.heads), bytes);
+      const int first = static_cast<int>(ahead * head / task.heads);
+      const int last = static_cast<int>(ahead * (head + 1) / task.heads);
+      Prefetch prefetch = next->v_in_k ? Prefetch(next->k, first, last, bytes)
+                                       : Prefetch(next->k, next->v, first, last, bytes);
       products.multiply(dequantised.template of<Products>(*now, head), head, prefetch);
     }
     std::swap(now, next);

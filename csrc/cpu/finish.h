@@ -22,9 +22,9 @@ template <class Isa, class Elem>
 void finish(const Attention& a, const Plan& plan, const Task& task, const float* states,
             int64_t split_stride) {
   const int64_t g = a.group();
-  const int stride = static_cast<int>(plan.stride);
+  const int stride = static_cast<int>(plan.v_stride), Dv = static_cast<int>(a.Dv);
   [[maybe_unused]] const bool few = takes_rows<Isa, Elem>(a, task.rows.count * g);
-  float row[kMaxHeadDim];
+  float row[kMaxValueDim];
   for (int64_t head = 0; head < task.heads; ++head) {
     for (int64_t r = 0; r < task.rows.count * g; ++r) {
       const int64_t t = task.rows.first + r / g, q_head = (task.head + head) * g + r % g;
@@ -50,11 +50,11 @@ void finish(const Attention& a, const Plan& plan, const Task& task, const float*
         }
       }
       if constexpr (kTiles<Isa, Elem>) {
-        if (!few) Isa::straighten(row, static_cast<int>(a.D));
+        if (!few) Isa::straighten(row, Dv);
       }
       Elem* out =
           static_cast<Elem*>(a.out) + task.b * a.out_batch + t * a.out_row + q_head * a.out_head;
-      narrow<Isa>(row, out, static_cast<int>(a.D));
+      narrow<Isa>(row, out, Dv);
       a.lse[task.b * a.lse_batch + t * a.lse_row + q_head * a.lse_head] =
           l == 0 ? -kInf : pivot + std::log(l);
     }

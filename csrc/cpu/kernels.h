@@ -18,6 +18,7 @@ constexpr int64_t kImportanceChunk = 1024;  // most keys that are scored in one 
 struct Plan {
   int64_t rows = 0;        // packed rows of a head and task, padded
   int64_t stride = 0;      // D, padded
+  int64_t v_stride = 0;    // Dv, padded
   int64_t row_groups = 1;  // ranges of query rows
   int64_t rows_per_group = 1;
   int64_t heads_per_task = 1;

@@ -19,6 +19,7 @@ struct Step {
   const char *k[kKeys + kKeyStep], *v[kKeys + 1];  // padded: with the last key, with zeros
   int64_t k_apart, v_apart;  // bytes from row to row where that is always the same, else 0
   int64_t k_head, v_head;    // bytes from head to head
+  bool v_in_k;               // values are what their keys begin with
   Dtype type;                // of an element
   bool scaled;               // by numbers that lie here:
   const char *k_scale[kKeys], *v_scale[kKeys];
@@ -103,8 +104,9 @@ class Keys {
     step.scaled = !own && a_.cache.scaled();
     step.k_scale_head = a_.cache.k_scale.head * sizeof(float);
     step.v_scale_head = a_.cache.v_scale.head * sizeof(float);
-    step.k_head = (own ? a_.tree.k : a_.cache.k).head * size;
-    step.v_head = (own ? a_.tree.v : a_.cache.v).head * size;
+    const Rows &k_rows = own ? a_.tree.k : a_.cache.k, &v_rows = own ? a_.tree.v : a_.cache.v;
+    step.k_head = k_rows.head * size, step.v_head = v_rows.head * size;
+    step.v_in_k = v_rows.begin_where(k_rows) && a_.Dv <= a_.D;
   }
 
   // Moves the addresses to the next head.

@@ -53,7 +53,7 @@ inline Dtype floating(const View& q, int dims = 4) {
   if (q.dtype > Dtype::kFloat16) q.fail("must be float32, bfloat16 or float16");
   const int64_t head_dim = q.shape[dims - 1];
   if (head_dim % 8 || head_dim > kMaxHeadDim || head_dim == 0) {
-    q.fail("must have a head_dim that is a multiple of 8 up to 256");
+    q.fail("must have a head_dim that is a multiple of 8 up to " + std::to_string(kMaxHeadDim));
   }
   return q.dtype;
 }

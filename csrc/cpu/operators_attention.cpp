@@ -31,7 +31,7 @@ template <class Problem>
 std::pair<int64_t, int64_t> set_cache(Problem& p, const View& k, const View& v, const View& table) {
   Cache& c = p.cache;
   c.k = k.rows(), c.v = v.rows();
-  v.expect(k.dtype, {k.shape[0], k.shape[1], p.Hk, p.D});
+  v.expect(k.dtype, {k.shape[0], k.shape[1], p.Hk, v.shape[3]});
   if (!table) {
     k.expect(k.dtype, {p.B, -1, p.Hk, p.D});
     return {k.shape[1], 0};
@@ -53,15 +53,32 @@ struct CacheBounds {
   int64_t capacity = 0, pages = 0;
   int64_t heads = 0;  // that have lists of their own; 0: there is no cache, or it is not gathered
   int64_t most = 0;   // tokens that a list may have
+  const int32_t* starts = nullptr;  // of ragged rows, where each of these has a list
 
   // `behind(b)` tokens after each length are read too (a tree that lies in the cache).
   template <class Behind>
   void check(const Cache& c, int64_t B, const Behind& behind) const {
+    if (heads > 0 && c.per_row) return check_rows_of_lists(c, B);
     if (heads > 0) return check_lists(c, B, heads, most, capacity, pages);
     for (int64_t b = 0; b < B; ++b) {
       const int64_t length = c.listed(b, 0), more = behind(b);
       check_index("cache_seqlens", length, 0, capacity - more);
       check_tokens(c, b, length + more, pages);
+    }
+  }
+
+ private:
+  // As those of so many heads, request by request.
+  void check_rows_of_lists(const Cache& c, int64_t B) const {
+    for (int64_t b = 0; b < B; ++b) {
+      Cache one = c;
+      const int64_t first = starts ? starts[b] : 0, rows = starts ? starts[b + 1] - first : heads;
+      one.indices += b * c.indices_batch + first * c.indices_row;
+      one.lengths += b * c.lengths_batch + first * c.lengths_row;
+      one.indices_head = c.indices_row, one.lengths_head = c.lengths_row;
+      if (c.block_table) one.block_table += b * c.table_stride;
+      if (c.prefix) one.prefix += b * c.prefix_batch;
+      check_lists(one, 1, rows, most, capacity, pages);
     }
   }
 };
@@ -108,8 +125,12 @@ struct TopKCall : PlainCall<TopK> {
 };
 
 // Queries that are ragged where `starts` is given; then no request has more than `most` rows.
-void set_queries(AttentionCall& a, const View& q, const View& k, const View& starts,
+void set_queries(AttentionCall& a, const View& q, const View& k, const View& v, const View& starts,
                  std::optional<int64_t> most) {
+  a.Dv = v.dims > 0 ? v.shape[v.dims - 1] : 0;
+  if (a.Dv % 8 || a.Dv > kMaxValueDim || a.Dv == 0) {
+    v.fail("must have a head_dim that is a multiple of 8 up to " + std::to_string(kMaxValueDim));
+  }
   if (!starts) return set_queries(a, q, k);
   a.dtype = floating(q, 3);
   starts.expect_dense(Dtype::kInt32, starts.shape[0]);
@@ -124,7 +145,7 @@ void set_ragged_tree(AttentionCall& a, const View& k, const View& v, const View&
   Tree& tree = a.tree;
   if (k) {
     k.expect(a.dtype, {a.tokens, a.Hk, a.D});
-    v.expect(a.dtype, {a.tokens, a.Hk, a.D});
+    v.expect(a.dtype, {a.tokens, a.Hk, a.Dv});
     tree.k = k.ragged_rows(), tree.v = v.ragged_rows(), tree.size = a.T;
   }
   if (mask) {
@@ -138,7 +159,7 @@ void set_tree(AttentionCall& a, const View& k, const View& v, const View& mask) 
   Tree& tree = a.tree;
   if (k) {
     k.expect(a.dtype, {a.B, -1, a.Hk, a.D});
-    v.expect(a.dtype, {a.B, k.shape[1], a.Hk, a.D});
+    v.expect(a.dtype, {a.B, k.shape[1], a.Hk, a.Dv});
     tree.k = k.rows(), tree.v = v.rows(), tree.size = k.shape[1];
   }
   if (mask) {
@@ -176,10 +197,10 @@ void take_state(AttentionCall& a, Arguments& next) {
   const View out = next.tensor("out"), lse = next.tensor("lse");
   const int row = a.q_starts ? 0 : 1;  // its dimension
   if (a.q_starts) {
-    out.expect(a.dtype, {a.tokens, a.Hq, a.D});
+    out.expect(a.dtype, {a.tokens, a.Hq, a.Dv});
     lse.expect(Dtype::kFloat32, {a.tokens, a.Hq});
   } else {
-    out.expect(a.dtype, {a.B, a.T, a.Hq, a.D});
+    out.expect(a.dtype, {a.B, a.T, a.Hq, a.Dv});
     lse.expect(Dtype::kFloat32, {a.B, a.T, a.Hq});
     a.out_batch = out.stride[0], a.lse_batch = lse.stride[0];
   }
@@ -192,7 +213,7 @@ Made tree_attention(Arguments& next) {
   auto call = std::make_unique<AttentionCall>();
   AttentionCall& a = *call;
   const View q = next.tensor("q"), k = next.tensor("k_new"), v = next.tensor("v_new");
-  set_queries(a, q, k);
+  set_queries(a, q, k, v, View("", Value{}), {});
   set_tree(a, k, v, next.tensor("tree_mask"));
   a.no_lengths.resize(static_cast<size_t>(a.B));
   a.cache.lengths = a.no_lengths.data(), a.cache.lengths_batch = 1;
@@ -211,7 +232,7 @@ void take_hybrid(AttentionCall& a, Arguments& next) {
   a.window = next.value<std::optional<int64_t>>().value_or(0);
   take_scale(a, next);
   const View sinks = next.tensor("sinks"), starts = next.tensor("cu_seqlens_q");
-  set_queries(a, q, k, starts, next.value<std::optional<int64_t>>());
+  set_queries(a, q, k, v, starts, next.value<std::optional<int64_t>>());
   a.tree.in_cache = !k_tree;
   a.tree.size = a.T;
   set_tree(a, k_tree, v_tree, mask);
@@ -261,6 +282,35 @@ Made verify_attention(Arguments& next) {
   return call;
 }
 
+// Lists of positions: of requests, of their KV heads, or of rows.
+void set_lists(AttentionCall& a, const View& indices, const View& lengths, bool per_row) {
+  Cache& c = a.cache;
+  c.indices = indices.as<int32_t>(), c.lengths = lengths.as<int32_t>();
+  c.indices_batch = indices.stride[0], c.lengths_batch = lengths.stride[0];
+  c.per_row = per_row;
+  const int64_t width = indices.shape[indices.dims - 1];
+  if (per_row && a.q_starts) {
+    indices.expect(Dtype::kInt32, {a.tokens, width});
+    lengths.expect(Dtype::kInt32, {a.tokens});
+    c.indices_row = c.indices_batch, c.lengths_row = c.lengths_batch;
+    c.indices_batch = c.lengths_batch = 0;
+    a.bounds.heads = a.T, a.bounds.starts = a.q_starts;
+  } else if (per_row) {
+    indices.expect(Dtype::kInt32, {a.B, a.T, width});
+    lengths.expect(Dtype::kInt32, {a.B, a.T});
+    c.indices_row = indices.stride[1], c.lengths_row = lengths.stride[1];
+    a.bounds.heads = a.T;
+  } else {
+    const bool lists = indices.dims == 3, counts = lengths.dims == 2;
+    lists ? indices.expect(Dtype::kInt32, {a.B, a.Hk, width})
+          : indices.expect(Dtype::kInt32, {a.B, width});
+    counts ? lengths.expect(Dtype::kInt32, {a.B, a.Hk}) : lengths.expect(Dtype::kInt32, {a.B});
+    c.indices_head = lists ? indices.stride[1] : 0, c.lengths_head = counts ? lengths.stride[1] : 0;
+    a.bounds.heads = lists || counts ? a.Hk : 1;
+  }
+  a.bounds.most = width;
+}
+
 Made sparse_gather_attention(Arguments& next) {
   auto call = std::make_unique<AttentionCall>();
   AttentionCall& a = *call;
@@ -271,29 +321,15 @@ Made sparse_gather_attention(Arguments& next) {
   take_scale(a, next);
   const View sinks = next.tensor("sinks"), prefix = next.tensor("cache_seqlens");
   const View starts = next.tensor("cu_seqlens_q");
-  set_queries(a, q, k, starts, next.value<std::optional<int64_t>>());
+  set_queries(a, q, k, v, starts, next.value<std::optional<int64_t>>());
   const View k_scale = next.strided("k_scale"), v_scale = next.strided("v_scale");
   set_tree(a, k_new, v_new, mask);
   const auto [capacity, pages] = set_cache(a, k, v, table);
   set_scales(a.cache, k, v, k_scale, v_scale);
-  const bool lists = indices.dims == 3, counts = lengths.dims == 2;
-  if (lists) {
-    indices.expect(Dtype::kInt32, {a.B, a.Hk, -1});
-  } else {
-    indices.expect(Dtype::kInt32, {a.B, -1});
-  }
-  if (counts) {
-    lengths.expect(Dtype::kInt32, {a.B, a.Hk});
-  } else {
-    lengths.expect(Dtype::kInt32, {a.B});
-  }
+  const bool per_row = next.value<bool>();
+  set_lists(a, indices, lengths, per_row);
+  a.bounds.capacity = capacity, a.bounds.pages = pages;
   Cache& c = a.cache;
-  c.indices = indices.as<int32_t>();
-  c.indices_batch = indices.stride[0], c.indices_head = lists ? indices.stride[1] : 0;
-  c.lengths = lengths.as<int32_t>();
-  c.lengths_batch = lengths.stride[0], c.lengths_head = counts ? lengths.stride[1] : 0;
-  const int64_t heads = lists || counts ? a.Hk : 1;
-  a.bounds = {capacity, pages, heads, indices.shape[indices.dims - 1]};
   if (prefix) {
     prefix.expect(Dtype::kInt32, {a.B});
     c.prefix = prefix.as<int32_t>(), c.prefix_batch = prefix.stride[0];
@@ -366,7 +402,7 @@ void take_merged(Merge& p, const View& outs, Arguments& next) {
   if (outs.dtype > Dtype::kFloat16) outs.fail("must be float32, bfloat16 or float16");
   p.dtype = outs.dtype;
   p.B = outs.shape[i], p.T = outs.shape[i + 1], p.H = outs.shape[i + 2], p.D = outs.shape[i + 3];
-  if (p.D > kMaxHeadDim) outs.fail("must have a head_dim up to 256");
+  if (p.D > kMaxValueDim) outs.fail("must have a head_dim up to " + std::to_string(kMaxValueDim));
   out.expect(p.dtype, {p.B, p.T, p.H, p.D});
   lse.expect(Dtype::kFloat32, {p.B, p.T, p.H});
   p.out = out.data, p.lse = lse.as<float>();

@@ -139,18 +139,19 @@ Made write_kv(Arguments& next) {
   p.dtype = k.dtype, p.cache_dtype = k_cache.dtype;
   p.B = k.shape[0], p.T = k.shape[1], p.Hk = k.shape[2], p.D = k.shape[3];
   p.pages = k_cache.shape[0], p.page_size = k_cache.shape[1];
-  v.expect(p.dtype, {p.B, p.T, p.Hk, p.D});
-  for (const View* x : {&k_cache, &v_cache}) {
-    x->expect(p.cache_dtype, {p.pages, p.page_size, p.Hk, p.D});
+  k_cache.expect(p.cache_dtype, {p.pages, p.page_size, p.Hk, p.D});
+  p.k = k.rows(), p.k_cache = k_cache.rows();
+  if (v) {
+    p.Dv = v_cache.shape[3];
+    v.expect(p.dtype, {p.B, p.T, p.Hk, p.Dv});
+    v_cache.expect(p.cache_dtype, {p.pages, p.page_size, p.Hk, p.Dv});
+    p.v = v.rows(), p.v_cache = v_cache.rows();
+    p.v_scale = scale_rows(new_k_scale ? new_v_scale : v_scale, v_cache);
   }
-  p.k = k.rows(), p.v = v.rows(), p.k_cache = k_cache.rows(), p.v_cache = v_cache.rows();
   p.dynamic = static_cast<bool>(new_k_scale);
   p.k_scale = scale_rows(p.dynamic ? new_k_scale : k_scale, k_cache);
-  p.v_scale = scale_rows(p.dynamic ? new_v_scale : v_scale, v_cache);
-  p.dense_heads = true;
-  for (const Rows* x : {&p.k, &p.v, &p.k_cache, &p.v_cache}) {
-    p.dense_heads = p.dense_heads && (x->head == p.D || p.Hk == 1);
-  }
+  p.k_dense = p.Hk == 1 || (p.k.head == p.D && p.k_cache.head == p.D);
+  p.v_dense = p.Hk == 1 || (p.v.head == p.Dv && p.v_cache.head == p.Dv);
   slots.expect(slots.dtype == Dtype::kInt32 ? Dtype::kInt32 : Dtype::kInt64, {p.B, p.T});
   if (slots.dtype == Dtype::kInt32) {
     p.slots32 = slots.as<int32_t>();

@@ -103,7 +103,7 @@ Dtype computed(const View& x) {
 States states_of(const View& state, int64_t B, int64_t Hv) {
   state.expect(Dtype::kFloat32, {B, Hv, -1, -1});
   const int64_t Dk = state.shape[2], Dv = state.shape[3];
-  if (Dk % 8 || Dv % 8 || Dk > kMaxHeadDim || Dv > kMaxHeadDim || Dk == 0 || Dv == 0) {
+  if (Dk % 8 || Dv % 8 || Dk > kMaxStateDim || Dv > kMaxStateDim || Dk == 0 || Dv == 0) {
     state.fail("must have sizes that are multiples of 8 up to 256");
   }
   return {state.as<float>(), state.stride[0], state.stride[1], state.stride[2]};

@@ -24,6 +24,7 @@ struct PackedRows {
   const Scratch scratch;
   float* const states;
   const int D = static_cast<int>(a.D), stride = static_cast<int>(plan.stride);
+  const int Dv = static_cast<int>(a.Dv), v_stride = static_cast<int>(plan.v_stride);
   const int64_t count = task.rows.count * a.group();  // that exist; plan.rows with padding
   const bool few = takes_rows<Isa, Elem>(a, count);   // rows.h, not tile.h
   const bool ordered = a.scale > 0 || a.scale < 0;    // neither zero nor NaN
@@ -32,7 +33,7 @@ struct PackedRows {
   const float scale = a.softcap == 0 ? logit_scale : 1.0f;
 
   State state(int64_t head) const {
-    return {states + head * State::floats(plan.rows, stride), plan.rows, stride};
+    return {states + head * State::floats(plan.rows, v_stride), plan.rows, v_stride};
   }
 
   int tile_rows(int64_t tile) const {
@@ -51,7 +52,7 @@ struct PackedRows {
     const int64_t used = few ? round_up(count, kRowsAbreast) : plan.rows, g = a.group();
     for (int64_t head = 0; head < task.heads; ++head) {
       const State s = state(head);
-      std::fill(s.acc, s.acc + used * stride, 0.0f);
+      std::fill(s.acc, s.acc + used * v_stride, 0.0f);
       std::fill(s.m, s.m + used, -kInf);
       std::fill(s.l, s.l + used, 0.0f);
       std::fill(queries(head, 0), queries(head, 0) + used * stride, 0.0f);

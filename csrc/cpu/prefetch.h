@@ -5,7 +5,8 @@
 
 namespace specattn {
 
-// Walks the cache lines of some rows of K and V, a few at a time. Rows span all heads of a task
+// Walks the cache lines of some rows of K and V, or of both halves of rows that are both, a few at
+// a time. Rows span all heads of a task
 // where these lie together: in the order of addresses the hardware reads ahead by itself, and
 // software alone cannot keep enough lines in flight to fill the memory's bandwidth. It reads ahead
 // further at four locations than at one: both halves of the rows, of K and of V, go side by side.
@@ -15,6 +16,10 @@ class Prefetch {
   Prefetch(const char* const* k, const char* const* v, int first, int last, int bytes)
       : k_(k), v_(v), row_(first), half_((last - first + 1) / 2), last_(last), bytes_(bytes) {
     end_ = first + half_;
+  }
+  Prefetch(const char* const* both, int first, int last, int bytes)
+      : Prefetch(both, both, first, last, (bytes + 127) / 128 * 64) {
+    v_apart_ = bytes_;
   }
 
   // Spreads all lines over so many ticks of the work that goes on beside.
@@ -68,16 +73,17 @@ class Prefetch {
   // So many lines at each location, at most to the end of a row.
   Lines next(int count) {
     const int other = row_ + half_ < last_ ? row_ + half_ : row_;
-    const Lines lines = {{k_[row_] + byte_, v_[row_] + byte_, k_[other] + byte_, v_[other] + byte_},
-                         count};
+    const int v_byte = byte_ + v_apart_;
+    const Lines lines = {
+        {k_[row_] + byte_, v_[row_] + v_byte, k_[other] + byte_, v_[other] + v_byte}, count};
     byte_ += 64 * count;
     if (byte_ >= bytes_) byte_ = 0, ++row_;
     return lines;
   }
 
   const char *const *k_ = nullptr, *const *v_ = nullptr;
-  int row_ = 0, half_ = 0, end_ = 0, last_ = 0, bytes_ = 0, byte_ = 0, rate_ = 0, credit_ = 0,
-      each_ = 1;
+  int row_ = 0, half_ = 0, end_ = 0, last_ = 0, bytes_ = 0, byte_ = 0, v_apart_ = 0, rate_ = 0,
+      credit_ = 0, each_ = 1;
 };
 
 }  // namespace specattn

@@ -9,6 +9,10 @@ namespace specattn {
 struct Rows {
   const void* data = nullptr;
   int64_t outer = 0, token = 0, head = 0;
+
+  bool begin_where(const Rows& x) const {
+    return data == x.data && outer == x.outer && token == x.token && head == x.head;
+  }
 };
 
 // The cached tokens of all requests. Contiguous, paged and gathered differ only in the address.
@@ -20,9 +24,10 @@ struct Cache {
   int64_t table_stride = 0;
   int32_t page_size = 1;
   const int32_t* indices = nullptr;  // gathered when given: the i-th token is indices[i]
-  int64_t indices_batch = 0, indices_head = 0;
-  const int32_t* lengths = nullptr;  // tokens of a request, [B] or [B, Hk]
-  int64_t lengths_batch = 0, lengths_head = 0;
+  int64_t indices_batch = 0, indices_head = 0, indices_row = 0;
+  const int32_t* lengths = nullptr;  // tokens of a request, [B] or [B, Hk], or of a row, [B, T]
+  int64_t lengths_batch = 0, lengths_head = 0, lengths_row = 0;
+  bool per_row = false;             // each row has a list of its own
   const int32_t* prefix = nullptr;  // of a gathered cache: a length of -1 is all these tokens, [B]
   int64_t prefix_batch = 0;
 
@@ -54,7 +59,7 @@ enum class Collect { kNone, kScores, kLogits };
 
 struct Attention {
   Dtype dtype = Dtype::kFloat32;
-  int64_t B = 0, T = 0, Hq = 0, Hk = 0, D = 0;
+  int64_t B = 0, T = 0, Hq = 0, Hk = 0, D = 0, Dv = 0;  // Dv: of values
   // Ragged where given, [B + 1]: request b has the rows from q_starts[b] on, up to T of them. Rows
   // then have no stride of a batch; what is said of [B, T] is [tokens].
   const int32_t* q_starts = nullptr;
@@ -65,7 +70,7 @@ struct Attention {
   float scale = 1, softcap = 0;
   const float* sinks = nullptr;
 
-  void* out = nullptr;  // [B, T, Hq, D]
+  void* out = nullptr;  // [B, T, Hq, Dv]
   int64_t out_batch = 0, out_row = 0, out_head = 0;
   float* lse = nullptr;  // [B, T, Hq]
   int64_t lse_batch = 0, lse_row = 0, lse_head = 0;
@@ -112,13 +117,14 @@ struct Merge {
 // New keys and values, and the places of a cache that they belong to.
 struct WriteKV {
   Dtype dtype = Dtype::kFloat32, cache_dtype = Dtype::kFloat32;
-  int64_t B = 0, T = 0, Hk = 0, D = 0;
-  Rows k, v;              // [B, T, Hk, D]
+  int64_t B = 0, T = 0, Hk = 0, D = 0, Dv = 0;
+  Rows k, v;              // [B, T, Hk, D]; v may be missing, and has Dv
   Rows k_cache, v_cache;  // [pages, page_size, Hk, D]
   int64_t pages = 0, page_size = 1;
-  Rows k_scale, v_scale;     // of 8 bits, float32: rows of one element, in the places of the tokens
-  bool dynamic = false;      // they are chosen, and written
-  bool dense_heads = false;  // the heads of a token lie one after the other, everywhere
+  Rows k_scale, v_scale;  // of 8 bits, float32: rows of one element, in the places of the tokens
+  bool dynamic = false;   // they are chosen, and written
+  // Whether the heads of a token lie one after the other, everywhere.
+  bool k_dense = false, v_dense = false;
   const int64_t* slots64 = nullptr;  // page * page_size + offset, [B, T], negative to skip; or
   const int32_t* slots32 = nullptr;  // the same
   int64_t slots_batch = 0;

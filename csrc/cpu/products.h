@@ -112,9 +112,10 @@ class VectorProducts {
     const Block& block = step.blocks[0];
     const char* const* k = step.k;
     const Scratch& scratch = rows_.scratch;
-    const int stride = rows_.stride, D = rows_.D;
+    const int stride = rows_.stride, D = rows_.D, v_stride = rows_.v_stride;
     const char* wide_keys[kBlock + kKeyStep];
-    if (kWidenKeys && step.type != Dtype::kFloat32) {
+    const bool widened = kWidenKeys && step.type != Dtype::kFloat32;
+    if (widened) {
       for (int n = 0; n < kBlock + kKeyStep; ++n) {
         float* row = scratch.k + std::min(n, block.keys - 1) * stride;
         if (n < block.keys) widen<Isa, Elem>(k[n], row, D, stride);
@@ -137,12 +138,14 @@ class VectorProducts {
       }
     }
     const bool scaled = stored && step.scaled;
-    const char* const* values = stored ? copies : prepare_values(step, copies);
+    const char* const* values = stored                   ? copies
+                                : widened && step.v_in_k ? wide_keys
+                                                         : prepare_values(step, copies);
     const bool copied = values == copies;
     bool fresh = stored;  // nothing is copied yet
     const State state = rows_.state(head);
     const int units = static_cast<int>(ceil_div(block.keys, kPair));
-    const int columns = static_cast<int>(round_up(D, Isa::W));
+    const int columns = static_cast<int>(round_up(rows_.Dv, Isa::W));
     prefetch.spread(tile_steps<Isa>(rows_.plan.rows, block.keys, columns));
     for (int64_t tile = 0; tile < rows_.plan.rows; tile += kTile) {
       const int rows = rows_.tile_rows(tile);
@@ -171,7 +174,7 @@ class VectorProducts {
       const int used = static_cast<int>(std::min<int64_t>(rows, rows_.count - tile));
       const auto multiply = [&](auto first, auto rows_of_v) {
         value_tile<Isa>(scratch.p, used, first, rows_of_v, units, scratch.alpha, unit,
-                        state.acc + tile * stride, columns, stride, prefetch);
+                        state.acc + tile * v_stride, columns, v_stride, prefetch);
       };
       const UnitRows<Isa, Dot> whole{values};
       if constexpr (kPair == 2) {
@@ -180,7 +183,8 @@ class VectorProducts {
         if (fresh) {
           with_8_bits(step.type, [&](auto tag) {
             using Stored = typename decltype(tag)::type;
-            multiply(CopiedPairs<Isa, Dot, Stored>{step.v, values_memory(), stride, D}, whole);
+            multiply(CopiedPairs<Isa, Dot, Stored>{step.v, values_memory(), v_stride, rows_.Dv},
+                     whole);
           });
         }
       }
@@ -196,7 +200,7 @@ class VectorProducts {
       keys[n] = reinterpret_cast<char*>(rows_.scratch.k + std::min(n, count - 1) * floats);
     }
     for (int u = 0; u < ceil_div(count, kPair); ++u) {
-      values[u] = reinterpret_cast<char*>(values_memory() + u * rows_.stride);
+      values[u] = reinterpret_cast<char*>(values_memory() + u * rows_.v_stride);
     }
   }
 
@@ -220,7 +224,7 @@ class VectorProducts {
   // Rows of values that need no conversion are read where they lie, if whole vectors; else a copy
   // of units, padded with zeros.
   const char* const* prepare_values(const Step<kBlocks>& step, const char** copies) {
-    const int stride = rows_.stride, D = rows_.D, keys = step.keys;
+    const int stride = rows_.v_stride, D = rows_.Dv, keys = step.keys;
     const char* const* const v = step.v;
     if (kWidenKeys ? step.type == Dtype::kFloat32 : D % (kPair * Isa::W) == 0) return v;
     if constexpr (kPair == 2) {

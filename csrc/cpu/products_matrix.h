@@ -35,7 +35,7 @@ class MatrixProducts {
     for (int64_t head = 0; head < rows.task.heads; ++head) {
       const State state = rows.state(head);
       auto sum = clean;
-      for (int64_t i = 0; i < rows.count * rows.stride; i += Isa::W) {
+      for (int64_t i = 0; i < rows.count * rows.v_stride; i += Isa::W) {
         sum = Isa::fma(Isa::load(state.acc + i), clean, sum);
       }
       if (std::isnan(Isa::sum(sum))) return true;
@@ -62,25 +62,25 @@ class MatrixProducts {
 
   // Rows of K and V as they lie in the cache, where that is possible and they are read once.
   void prepare(const Step<kBlocks>& step, Prefetch& prefetch) {
-    const bool fits = rows_.D % Isa::kDepth == 0;
-    const bool k_lies = fits && step.k_apart && rows_.plan.rows <= kManyRows;
-    const bool v_lies = fits && step.v_apart && !paired_;
-    prefetch.pace(Isa::ticks(rows_.plan.rows, step.keys, rows_.D) +
+    const int D = rows_.D, Dv = rows_.Dv;
+    const bool k_lies = D % Isa::kDepth == 0 && step.k_apart && rows_.plan.rows <= kManyRows;
+    const bool v_lies = Dv % Isa::kDepth == 0 && step.v_apart && !paired_;
+    prefetch.pace(Isa::ticks(rows_.plan.rows, step.keys, (D + Dv) / 2) +
                   Isa::copy_ticks(step.keys) * (!k_lies + (!paired_ && !v_lies)));
     keys_ = k_lies ? StridedRows{step.k[0], step.k_apart}
-                   : copy(step.k, step.keys, scratch_.k, prefetch);
+                   : copy(step.k, step.keys, D, scratch_.k, prefetch);
     if (paired_) {
-      Isa::pair_values(step.v, step.keys, rows_.D, scratch_.v, rows_.stride, prefetch);
-      values_ = {reinterpret_cast<const char*>(scratch_.v), 4 * rows_.stride};
+      Isa::pair_values(step.v, step.keys, Dv, scratch_.v, rows_.v_stride, prefetch);
+      values_ = {reinterpret_cast<const char*>(scratch_.v), 4 * rows_.v_stride};
     } else {
       values_ = v_lies ? StridedRows{step.v[0], step.v_apart}
-                       : copy(step.v, step.keys, scratch_.v, prefetch);
+                       : copy(step.v, step.keys, Dv, scratch_.v, prefetch);
     }
   }
 
-  StridedRows copy(const char* const* rows, int keys, float* to, Prefetch& prefetch) const {
-    Isa::copy_rows(rows, keys, rows_.D, to, prefetch);
-    const int64_t bytes = round_up(rows_.D, Isa::kDepth) * static_cast<int64_t>(sizeof(Elem));
+  StridedRows copy(const char* const* rows, int keys, int D, float* to, Prefetch& prefetch) const {
+    Isa::copy_rows(rows, keys, D, to, prefetch);
+    const int64_t bytes = round_up(D, Isa::kDepth) * static_cast<int64_t>(sizeof(Elem));
     return {reinterpret_cast<const char*>(to), bytes};
   }
 
@@ -88,7 +88,7 @@ class MatrixProducts {
   // values of the whole step, unless m moves on.
   void multiply_tile(const Step<kBlocks>& step, int64_t head, int64_t tile, Prefetch& prefetch) {
     const State state = rows_.state(head);
-    const int rows = rows_.tile_rows(tile), stride = rows_.stride;
+    const int rows = rows_.tile_rows(tile), stride = rows_.v_stride;
     float* const acc = state.acc + tile * stride;
     int first = 0, last = 0;  // keys whose weights wait
     const auto multiply_values = [&] {
@@ -150,8 +150,8 @@ class MatrixProducts {
   void rescale(float* acc, const float* alpha) const {
     for (int r = 0; r < Isa::W; ++r) {
       const auto factor = Isa::set1(alpha[r]);
-      for (int d = 0; d < rows_.stride; d += Isa::W) {
-        float* const at = acc + r * rows_.stride + d;
+      for (int d = 0; d < rows_.v_stride; d += Isa::W) {
+        float* const at = acc + r * rows_.v_stride + d;
         Isa::store(at, Isa::mul(Isa::load(at), factor));
       }
     }

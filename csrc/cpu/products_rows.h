@@ -41,7 +41,7 @@ class RowProducts {
       const int64_t last = std::min(first + kHeadsAbreast, rows_.task.heads);
       for (int n = 0; n < step.keys; n += Few::kKeys) {
         for (int64_t head = first; head < last; ++head) {
-          look_ahead(next, next.k, head * next.k_head, n, Few::kKeys);
+          look_ahead(next, next.k, head * next.k_head, n, Few::kKeys, rows_.D);
           const char* k[Few::kKeys];
           addresses(step, step.k, head * step.k_head, n, Few::kKeys, k);
           few_.score(rows_.queries(head, 0), rows_.stride, count_, k, rows_.D,
@@ -51,19 +51,21 @@ class RowProducts {
       for (int64_t head = first; head < last; ++head) weigh(step, head, head - first);
       for (int n = 0; n < step.keys; n += Few::kValueKeys) {
         for (int64_t head = first; head < last; ++head) {
-          look_ahead(next, next.v, head * next.v_head, n, Few::kValueKeys);
+          if (!next.v_in_k) {
+            look_ahead(next, next.v, head * next.v_head, n, Few::kValueKeys, rows_.Dv);
+          }
           const char* v[Few::kValueKeys];
           const int keys = std::min(Few::kValueKeys, step.keys - n);
           addresses(step, step.v, head * step.v_head, n, Few::kValueKeys, v);
           few_.value(p_ + (head - first) * per_head_, n, count_, v, keys, part(head - first),
-                     rows_.stride, rows_.D);
+                     rows_.v_stride, rows_.Dv);
         }
       }
       for (int64_t head = first; head < last; ++head) {
         const State state = rows_.state(head);
         for (int r = 0; r < count_; ++r) {
-          few_.add(state.acc + r * rows_.stride, alpha_[(head - first) * kFewRows + r],
-                   part(head - first) + r * rows_.stride, rows_.D, part_unit_[head - first]);
+          few_.add(state.acc + r * rows_.v_stride, alpha_[(head - first) * kFewRows + r],
+                   part(head - first) + r * rows_.v_stride, rows_.Dv, part_unit_[head - first]);
         }
       }
     }
@@ -71,7 +73,7 @@ class RowProducts {
 
  private:
   // Heads lie as close as they can: at powers of two they would share a few sets of the L1 cache.
-  float* part(int64_t head) const { return part_ + head * count_ * rows_.stride; }
+  float* part(int64_t head) const { return part_ + head * count_ * rows_.v_stride; }
 
   // Of some keys from n on; what no row sees, and what does not exist, is nothing.
   static void addresses(const Step& step, const char* const* rows, int64_t head, int n, int count,
@@ -87,8 +89,9 @@ class RowProducts {
     }
   }
 
-  void look_ahead(const Step& next, const char* const* rows, int64_t head, int n, int count) const {
-    const int64_t bytes = rows_.D * (kMixed ? 1 : static_cast<int64_t>(sizeof(Elem)));
+  void look_ahead(const Step& next, const char* const* rows, int64_t head, int n, int count,
+                  int D) const {
+    const int64_t bytes = D * (kMixed ? 1 : static_cast<int64_t>(sizeof(Elem)));
     for (int i = n; i < std::min(n + count, next.keys); ++i) {
       for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(rows[i] + head + at, 0, 2);
     }

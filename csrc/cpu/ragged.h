@@ -1,4 +1,5 @@
-// A request of ragged queries as the uniform call that it is when it comes alone.
+// A request of ragged queries, or a row with a list of its own, as the uniform call that it is when
+// it comes alone.
 #pragma once
 
 #include <algorithm>
@@ -11,36 +12,68 @@ namespace specattn {
 
 class Requests {
  public:
-  // One per request; the memory is kept for the next call.
+  // One per request, or per row; the memory is kept for the next call.
   const std::vector<Attention>& of(const Attention& a) {
     requests_.clear();
     rows_.resize(static_cast<size_t>(a.B * a.num_collect));
-    for (int64_t b = 0; b < a.B; ++b) requests_.push_back(request(a, b));
+    for (int64_t b = 0; b < a.B; ++b) {
+      const Attention one = request(a, b);
+      if (!a.cache.per_row) requests_.push_back(one);
+      for (int64_t t = 0; a.cache.per_row && t < one.T; ++t) requests_.push_back(row(one, t));
+    }
     return requests_;
   }
 
  private:
   Attention request(const Attention& a, int64_t b) {
     Attention one = a;
-    const int64_t first = a.q_starts[b], size = size_of(a.dtype);
+    const int64_t size = size_of(a.dtype);
     one.q_starts = nullptr;
     one.B = 1, one.T = a.rows(b);
-    one.q.data = moved(a.q.data, first * a.q.token * size);
-    one.out = moved(a.out, first * a.out_row * size);
-    one.lse += first * a.lse_row;
-    move_tree(one.tree, one.T, first, size);
+    one.q.data = moved(a.q.data, b * a.q.outer * size);
+    one.out = moved(a.out, b * a.out_batch * size);
+    one.lse += b * a.lse_batch;
+    move_keys(one.tree, b * a.tree.k.outer, b * a.tree.v.outer, size);
+    if (one.tree.mask) one.tree.mask += b * a.tree.mask_batch;
+    if (a.q_starts) {
+      const int64_t first = a.q_starts[b];
+      move_rows(one, first);
+      move_keys(one.tree, first * a.tree.k.token, first * a.tree.v.token, size);
+      if (one.tree.depths) one.tree.depths += first;
+      one.tree.size = one.tree.size > 0 ? one.T : 0;
+    }
     move_cache(one.cache, b);
     move_collected(one, b);
     if (one.T == 0) see_nothing(one);
     return one;
   }
 
-  static void move_tree(Tree& tree, int64_t rows, int64_t first, int64_t size) {
-    tree.size = tree.size > 0 ? rows : 0;
-    tree.k.data = moved(tree.k.data, first * tree.k.token * size);
-    tree.v.data = moved(tree.v.data, first * tree.v.token * size);
-    if (tree.mask) tree.mask += first * tree.mask_row;
-    if (tree.depths) tree.depths += first;
+  // The t-th row of a request; what a chain shows it are all keys that are left.
+  static Attention row(const Attention& request, int64_t t) {
+    Attention one = request;
+    one.T = 1;
+    move_rows(one, t);
+    if (!one.tree.mask) {
+      one.tree.size = std::clamp<int64_t>(t + 1 + one.tree.size - request.T, 0, one.tree.size);
+    }
+    return one;
+  }
+
+  // To the rows from `first` on; lists go with them.
+  static void move_rows(Attention& one, int64_t first) {
+    const int64_t size = size_of(one.dtype);
+    one.q.data = moved(one.q.data, first * one.q.token * size);
+    one.out = moved(one.out, first * one.out_row * size);
+    one.lse += first * one.lse_row;
+    if (one.tree.mask) one.tree.mask += first * one.tree.mask_row;
+    if (!one.cache.per_row) return;
+    one.cache.indices += first * one.cache.indices_row;
+    one.cache.lengths += first * one.cache.lengths_row;
+  }
+
+  static void move_keys(Tree& tree, int64_t k, int64_t v, int64_t size) {
+    tree.k.data = moved(tree.k.data, k * size);
+    tree.v.data = moved(tree.v.data, v * size);
   }
 
   static void move_cache(Cache& cache, int64_t b) {

@@ -7,8 +7,9 @@
 
 namespace specattn {
 
-constexpr int64_t kMostNodes = 128;  // rows of a request
-constexpr int64_t kMostTaps = 8;     // of a convolution, with the row itself
+constexpr int64_t kMostNodes = 128;    // rows of a request
+constexpr int64_t kMaxStateDim = 256;  // multiples of 8 up to here
+constexpr int64_t kMostTaps = 8;       // of a convolution, with the row itself
 
 // The rows of all requests, and which follows which.
 struct TreeRows {

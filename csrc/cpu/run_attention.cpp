@@ -13,6 +13,7 @@ namespace specattn {
 namespace {
 
 constexpr int64_t kBlocksPerSplit = 8;     // at least; a split costs a state and a merge
+constexpr int64_t kUsualHeadDim = 256;     // at most
 constexpr int64_t kStateFloats = 1 << 16;  // of the heads of a task together: they stay in L2
 
 int64_t tasks_of(const Attention& a, const Plan& plan) {
@@ -24,13 +25,16 @@ int64_t tasks_of(const Attention& a, const Plan& plan) {
 Plan make_plan(const Attention& a, int threads) {
   Plan plan;
   const int64_t g = a.group();
-  plan.rows_per_group = std::max<int64_t>(1, std::min(a.T, kGroupRows / g));
+  // Wide heads have fewer rows, whose queries and state take as much memory.
+  const int64_t most = kGroupRows * kUsualHeadDim / std::max<int64_t>(a.D, kUsualHeadDim);
+  plan.rows_per_group = std::max<int64_t>(1, std::min(a.T, most / g));
   plan.row_groups = ceil_div(a.T, plan.rows_per_group);
   plan.rows = round_up(plan.rows_per_group * g, kRowPadding);
   plan.stride = round_up(a.D, kColumnPadding);
+  plan.v_stride = round_up(a.Dv, kColumnPadding);
   plan.adds = a.collect == Collect::kScores && (plan.row_groups > 1 || !a.per_head);
   const bool per_head = a.cache.indices_head != 0 || a.cache.lengths_head != 0;
-  const int64_t fit = kStateFloats / (plan.rows * plan.stride);
+  const int64_t fit = kStateFloats / (plan.rows * plan.v_stride);
   plan.heads_per_task = per_head ? 1 : std::clamp<int64_t>(fit, 1, a.Hk);
   const int64_t tasks = tasks_of(a, plan);
   int64_t longest = 0;
@@ -48,7 +52,7 @@ Plan make_plan(const Attention& a, int threads) {
 int64_t work_of(const Attention& a) {
   int64_t keys = 0;
   for (int64_t b = 0; b < a.B; ++b) keys += a.length(b, 0) + a.tree.size;
-  return keys * a.D * (2 * a.Hk * a.cache.size + a.T * a.Hq);
+  return keys * (a.D + a.Dv) / 2 * (2 * a.Hk * a.cache.size + a.T * a.Hq);
 }
 
 // How many tasks and splits there would be if each had one head.
@@ -129,7 +133,7 @@ struct Part {
     groups = tasks_of(*a, plan);
     const int64_t sharing = a->per_head ? 1 : ceil_div(a->Hk, plan.heads_per_task);
     rounds = plan.adds ? plan.row_groups * sharing : 1;
-    state = round_up(plan.heads_per_task * State::floats(plan.rows, plan.stride), 16);
+    state = round_up(plan.heads_per_task * State::floats(plan.rows, plan.v_stride), 16);
     states = floats, counts = split_tasks;
     if (split()) floats += groups * plan.splits * state, split_tasks += groups;
   }
@@ -140,7 +144,7 @@ class Parts {
  public:
   void set(const Attention& a, int threads) {
     parts_.clear();
-    if (!a.q_starts) {
+    if (!a.q_starts && !a.cache.per_row) {
       parts_.emplace_back(a, threads);
     } else {
       for (const Attention& one : requests_.of(a)) parts_.emplace_back(one, threads);

@@ -58,10 +58,12 @@ class Dequantised {
   const Step<kBlocks>& of(const Step<kBlocks>& step, int64_t head) {
     if (Products::kTakesStored || !of_8_bits(step.type)) return step;
     step_ = step;
-    copy(step.k, step.k_scale, head * step.k_scale_head, rows_.scratch.stored, step_.k,
+    float* const memory = rows_.scratch.stored;
+    copy(step.k, step.k_scale, head * step.k_scale_head, rows_.D, rows_.stride, memory, step_.k,
          step_.k_apart);
-    copy(step.v, step.v_scale, head * step.v_scale_head, rows_.scratch.stored + Scratch::kKeyFloats,
-         step_.v, step_.v_apart);
+    copy(step.v, step.v_scale, head * step.v_scale_head, rows_.Dv, rows_.v_stride,
+         memory + Scratch::kKeyFloats, step_.v, step_.v_apart);
+    step_.v_in_k = false;
     for (int n = step.keys; n < Step<kBlocks>::kKeys + kKeyStep; ++n) {
       step_.k[n] = step_.k[step.keys - 1];
     }
@@ -71,12 +73,11 @@ class Dequantised {
 
  private:
   template <int kKeys>
-  void copy(const char* const* rows, const char* const (&scale_rows)[kKeys], int64_t head,
-            float* memory, const char** to, int64_t& apart) {
+  void copy(const char* const* rows, const char* const (&scale_rows)[kKeys], int64_t head, int D,
+            int stride, float* memory, const char** to, int64_t& apart) {
     float scales[kKeys];
     step_.scales(scale_rows, head, true, scales);
     To* const first = reinterpret_cast<To*>(memory);
-    const int D = rows_.D, stride = rows_.stride;
     with_8_bits(rows_.a.cache.type, [&](auto tag) {
       for (int n = 0; n < step_.keys; ++n) {
         To* const row = first + n * stride;

@@ -80,7 +80,8 @@ constexpr int kTile = 32;        // query rows in a tile: its share of a step st
 constexpr int kManyRows = 64;    // of a head; more take steps of several blocks, and copies of K
 constexpr int kRowPadding = 16;  // the widest vector: rows of a head are padded to it
 constexpr int kColumnPadding = 32;  // of a head's dimensions: the depth of a matrix unit
-constexpr int kMaxHeadDim = 256;    // multiples of 8 up to here
+constexpr int kMaxHeadDim = 576;    // multiples of 8 up to here: of keys, and
+constexpr int kMaxValueDim = 512;   // of values
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
 struct StridedRows {

@@ -29,8 +29,8 @@ def _scale(q, softmax_scale):
     return q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
 
 
-def _state(q):
-    return poisoned(*q.shape, dtype=q.dtype), poisoned(*q.shape[:-1])
+def _state(q, v):
+    return poisoned(*q.shape[:-1], v.shape[-1], dtype=q.dtype), poisoned(*q.shape[:-1])
 
 
 def _capacity(k_cache, block_table):
@@ -69,7 +69,7 @@ def _hybrid(q, cache, tree):
 
 def hybrid_tree_attention(q, *, k_cache, v_cache, cache_seqlens, block_table=None, **tree):
     cache = {"k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": cache_seqlens}
-    state = _state(q)
+    state = _state(q, v_cache)
     args = _hybrid(q, {**cache, "block_table": block_table}, tree)
     run("hybrid_tree_attention", *args, *state)
     return state
@@ -88,14 +88,14 @@ def verify_attention(q, *, collect="scores", collect_rows=(0, -1), per_head=True
     else:
         shape = (batch, len(collect_rows), q.shape[-2], capacity)
         collected = poisoned(*shape, dtype=torch.bfloat16)
-    state = _state(q)
+    state = _state(q, cache["v_cache"])
     args = _hybrid(q, cache, options)
     run("verify_attention", *args, collect, list(collect_rows), per_head, *state, collected)
     return *state, collected
 
 
 def tree_attention(q, k_new, v_new, tree_mask=None, softmax_scale=None, softcap=0.0):
-    state = _state(q)
+    state = _state(q, v_new)
     scale = _scale(q, softmax_scale)
     run("tree_attention", q, k_new, v_new, _packed(tree_mask), scale, softcap, *state)
     return state
@@ -119,8 +119,9 @@ def sparse_gather_attention(
     max_seqlen_q=None,
     k_scale=None,
     v_scale=None,
+    per_row=False,
 ):
-    state = _state(q)
+    state = _state(q, v_cache)
     if cu_seqlens_q is None:
         mask = _packed(tree_mask)
     else:
@@ -144,6 +145,7 @@ def sparse_gather_attention(
         max_seqlen_q,
         k_scale,
         v_scale,
+        per_row,
         *state,
     )
     return state
@@ -170,13 +172,13 @@ def select_topk(
 
 
 def merge_state(out_a, lse_a, out_b, lse_b):
-    state = _state(out_a)
+    state = _state(out_a, out_a)
     run("merge_state", out_a, lse_a, out_b, lse_b, *state)
     return state
 
 
 def merge_states(outs, lses):
-    state = _state(outs[0])
+    state = _state(outs[0], outs)
     run("merge_states", outs, lses, *state)
     return state
 

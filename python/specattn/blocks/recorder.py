@@ -14,10 +14,9 @@ import torch
 from torch import nn
 
 import specattn._cpu as _cpu
-from specattn import ops
 from specattn.blocks.gated_delta import Convolution, split_mixed
 from specattn.blocks.kernels import Kernels, Memory
-from specattn.blocks.ops import Projection, Unrecognised, _public, embedding_scale, projection
+from specattn.blocks.ops import Projection, Unrecognised, embedding_scale, projection
 from specattn.quantised import QuantisedWeight
 from specattn.reference.tree_mask import WORD_BITS
 from specattn.states import StateRows
@@ -250,17 +249,16 @@ class Recorder(Kernels):
         options.setdefault("softmax_scale", q.shape[-1] ** -0.5)
         options.setdefault("softcap", 0.0)
         schema = getattr(torch.ops.specattn, name).default._schema
-        arguments = [options.pop(argument.name, None) for argument in schema.arguments]
+        arguments = [
+            options.pop(argument.name, False if str(argument.type) == "bool" else None)
+            for argument in schema.arguments
+        ]
         assert not options, f"{name} has no {', '.join(options)}"
         self.kernel(getattr(_cpu, name), *arguments)
 
     def _attend(self, name: str, q: torch.Tensor, read: Any, options: Any) -> torch.Tensor:
         schema = getattr(torch.ops.specattn, name).default._schema
         names = [argument.name for argument in schema.arguments[1 : 1 + len(read)]]
-        if read[1].shape[-1] != q.shape[-1]:  # the C++ kernels do not take such values yet
-            attend: Any = getattr(ops, name)
-            given = _public(options)
-            return self.step(lambda: attend(q, *read, **given)[0])
         options |= dict(zip(names, read, strict=True))
         if (mask := options.get("tree_mask")) is not None and mask.dim() == 2:
             options["tree_mask"] = mask[None]

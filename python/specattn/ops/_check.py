@@ -104,6 +104,10 @@ def _codes(row: str, dtype: torch.dtype) -> dict[str, Spec]:
 
 
 _CODES = {torch.int8: _codes("K", torch.int8), torch.uint8: _codes("packed", torch.uint8)}
+ROW_LISTS = {  # by whether rows are ragged
+    "indices": (_spec("B T K", torch.int32), _spec("tokens K", torch.int32)),
+    "index_lengths": (_spec("B T", torch.int32), _spec("tokens", torch.int32)),
+}
 GUMBEL_OUT = _spec("n V", ACCUMULATED, optional=True)
 LINEAR_OUT = {  # by the dimensions of `x`
     2: _spec("M N", LIKE_FIRST, optional=True),
@@ -194,13 +198,22 @@ _MOST_KNOWN = 1024
 _recent = Recent()
 
 
-def check_tensors(*, max_seqlen_q: int | None = None, **tensors) -> dict[str, int]:
+class Sense(NamedTuple):
+    """What decides about shapes beside the tensors themselves."""
+
+    max_seqlen_q: int | None  # with ragged rows
+    per_row: bool  # lists of indices
+
+
+def check_tensors(
+    *, max_seqlen_q: int | None = None, per_row: bool = False, **tensors
+) -> dict[str, int]:
     """Check every tensor by its name and return the sizes that their shapes agree on.
 
     With a `block_table`, caches are pages and N is what a request's pages hold. Without keys of its
     own, a tree has as many as there are rows. With `cu_seqlens_q`, rows are ragged, and T and S are
-    `max_seqlen_q`. The first tensor sets the device and, where the table says so, the dtype of the
-    others.
+    `max_seqlen_q`. With `per_row`, every row has indices of its own. The first tensor sets the
+    device and, where the table says so, the dtype of the others.
 
     Raises
     ------
@@ -209,22 +222,22 @@ def check_tensors(*, max_seqlen_q: int | None = None, **tensors) -> dict[str, in
     ValueError
         A shape, a device or a stride is not as asked for, or a gradient would be.
     """
-    names, given = tuple(tensors), tuple(tensors.values())
+    names, given, sense = tuple(tensors), tuple(tensors.values()), Sense(max_seqlen_q, per_row)
     if torch.compiler.is_compiling():
-        return _agreed_sizes(names, _forms(given), max_seqlen_q)
-    key = names, max_seqlen_q, torch.is_grad_enabled()
+        return _agreed_sizes(names, _forms(given), sense)
+    key = names, sense, torch.is_grad_enabled()
     try:
         if sizes := _recent.recall(key, given):
             return sizes
         forms = _forms(given)
-        sizes = _known.get((names, forms, max_seqlen_q))
+        sizes = _known.get((names, forms, sense))
     except TypeError:  # sizes of a symbolic trace have no hash
-        return _agreed_sizes(names, _forms(given), max_seqlen_q)
+        return _agreed_sizes(names, _forms(given), sense)
     if sizes is None:
-        sizes = AgreedSizes(_agreed_sizes(names, forms, max_seqlen_q))
+        sizes = AgreedSizes(_agreed_sizes(names, forms, sense))
         if len(_known) >= _MOST_KNOWN:
             _known.clear()
-        _known[names, forms, max_seqlen_q] = sizes
+        _known[names, forms, sense] = sizes
     _recent.remember(key, given, sizes)
     return sizes
 
@@ -270,19 +283,18 @@ def _forms(given: tuple) -> tuple:
     return tuple([_form(x, graph) for x in given])
 
 
-def _agreed_sizes(
-    names: tuple[str, ...], plain_forms: tuple, max_seqlen_q: int | None
-) -> dict[str, int]:
+def _agreed_sizes(names: tuple[str, ...], plain_forms: tuple, sense: Sense) -> dict[str, int]:
     forms = {
         name: Form(*form) if isinstance(form, tuple) else form
         for name, form in zip(names, plain_forms, strict=True)
     }
-    sizes = {} if max_seqlen_q is None else {"T": max_seqlen_q, "max_seqlen_q": max_seqlen_q}
+    most = sense.max_seqlen_q
+    sizes = {} if most is None else {"T": most, "max_seqlen_q": most}
     for name, form in forms.items():
         if name == "tree_mask":
             keys = sizes.setdefault("S", sizes["T"])
             sizes["W"] = -(-keys // WORD_BITS)
-        spec = _spec_of(name, forms)
+        spec = _spec_of(name, forms, sense.per_row)
         if form is type(None) and spec.optional:
             continue
         _check_form(name, form, spec, names[0], forms[names[0]], sizes)
@@ -301,7 +313,7 @@ def _agreed_sizes(
     return sizes
 
 
-def _spec_of(name: str, forms: dict[str, Any]) -> Spec:
+def _spec_of(name: str, forms: dict[str, Any], per_row: bool) -> Spec:
     """Return the row of the table for an argument; a few depend on other arguments."""
     form = forms[name]
     if "slots" in forms:
@@ -311,6 +323,8 @@ def _spec_of(name: str, forms: dict[str, Any]) -> Spec:
         return _PAGED[name]
     if name == "tree_mask" and isinstance(form, Form) and form.dtype == torch.int64:
         name = "packed_tree_mask"
+    if per_row and name in ROW_LISTS:
+        return ROW_LISTS[name]["cu_seqlens_q" in forms]
     if name == "index_lengths" and len(forms["indices"].shape) == 3:
         name = "index_lengths_per_head"
     if "scale" in forms and name in _CODES[torch.int8]:

@@ -175,7 +175,12 @@ def _check_pages(args: dict, lengths: torch.Tensor) -> None:
 def _check_indices(args: dict, capacity: int) -> None:
     indices, lengths, table = args["indices"], args["index_lengths"], args["block_table"]
     _within("index_lengths", lengths, indices.shape[-1] + 1, lengths != -1)
+    starts = args["cu_seqlens_q"] if args["per_row"] else None
     whole = (lengths == -1).flatten(1).any(1) if lengths.dim() == 2 else lengths == -1
+    if starts is not None:  # rows, of which each request has its own
+        row = torch.arange(len(lengths), dtype=starts.dtype, device=starts.device)
+        request = torch.searchsorted(starts[1:], row, right=True)
+        whole = torch.zeros_like(starts[1:]).index_add_(0, request, whole.to(starts.dtype)) > 0
     if args["cache_seqlens"] is not None:
         _within("cache_seqlens", args["cache_seqlens"], capacity + 1)
         if table is not None:
@@ -190,6 +195,8 @@ def _check_indices(args: dict, capacity: int) -> None:
     if table is not None:
         pages, page_size = args["k_cache"].shape[:2]
         columns = indices.masked_fill(~taken, 0).long() // page_size
+        if starts is not None:
+            table = table[request]
         used = table.gather(1, columns.flatten(1)).view_as(columns)
         _within("block_table", used, pages, taken)
 

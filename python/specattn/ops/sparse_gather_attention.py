@@ -8,7 +8,7 @@ import torch
 
 from ._check import check_option, check_tensors
 from ._library import CACHE, STATE, call, define
-from ._options import number
+from ._options import flag, number
 from ._outputs import state_like
 from ._ragged import ragged_rows
 from ._scales import cache_views, scale_inputs, scale_tensors
@@ -20,7 +20,7 @@ _operator = define(
     f"sparse_gather_attention({CACHE}, Tensor indices, Tensor index_lengths, Tensor? k_new, "
     "Tensor? v_new, Tensor? tree_mask, Tensor? block_table, float softmax_scale, float softcap, "
     f"Tensor? sinks, Tensor? cache_seqlens, Tensor? cu_seqlens_q, SymInt? max_seqlen_q, "
-    f"Tensor? k_scale, Tensor? v_scale, {STATE})"
+    f"Tensor? k_scale, Tensor? v_scale, bool per_row, {STATE})"
 )
 
 
@@ -44,6 +44,7 @@ def sparse_gather_attention(
     k_scale: float | torch.Tensor | None = None,
     v_scale: float | torch.Tensor | None = None,
     cache_dtype: torch.dtype | None = None,
+    per_row: bool = False,
     out: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -59,10 +60,10 @@ def sparse_gather_attention(
         float32, bfloat16 or float16; float64 on the reference. D is a multiple of 8 up to 576.
     k_cache, v_cache : Tensor
         As in `hybrid_tree_attention`; V may be a view of K.
-    indices : Tensor [B, K] or [B, Hk, K], int32
-        Logical positions of the tokens to see, for all heads or for each KV head; best ascending.
-        Each counts as often as it stands there.
-    index_lengths : Tensor [B], or [B, Hk] with indices per head, int32
+    indices : Tensor [B, K], [B, Hk, K], or with `per_row` [B, T, K], int32
+        Logical positions of the tokens to see, for all heads, for each KV head or for each row;
+        best ascending. Each counts as often as it stands there.
+    index_lengths : Tensor [B], [B, Hk] with indices per head, or [B, T] per row, int32
         How many of the indices count; the rest is never read. -1 stands for all positions of the
         prefix, as a request that does not draft sees them; its list is not read, and
         `cache_seqlens` is needed.
@@ -74,6 +75,9 @@ def sparse_gather_attention(
         Pages of each request in order.
     cache_seqlens : Tensor [B], int32, optional
         Tokens of each request that lie in the cache, for lists of length -1.
+    per_row : bool
+        Each row has a list of its own, which all its heads see (DeepSeek-V3.2's sparse attention).
+        With `cu_seqlens_q` lists are [tokens, K] and their lengths [tokens].
     softmax_scale, softcap, sinks, cu_seqlens_q, max_seqlen_q, out, lse
     k_scale, v_scale, cache_dtype
         As in `hybrid_tree_attention`; with `cu_seqlens_q`, `k_new` and `v_new` are what `k_tree`
@@ -108,9 +112,11 @@ def sparse_gather_attention(
         new = {"k_new": k_new, "v_new": v_new, "tree_mask": tree_mask}
     prefix: dict[str, Any] = {} if cache_seqlens is None else {"cache_seqlens": cache_seqlens}
     ragged = ragged_rows(cu_seqlens_q, max_seqlen_q)
+    per_row = flag("per_row", per_row)
     k_cache, v_cache = cache_views(cache_dtype, k_cache=k_cache, v_cache=v_cache)
     scales = scale_tensors(q, k_scale=k_scale, v_scale=v_scale)
     sizes = check_tensors(
+        per_row=per_row,
         q=q,
         **ragged,
         k_cache=k_cache,
@@ -135,7 +141,7 @@ def sparse_gather_attention(
     out, lse = state_like(q, sizes["Dv"], out, lse)
     inputs = (q, k_cache, v_cache, indices, index_lengths, k_new, v_new, mask, block_table)
     rows = (cache_seqlens, cu_seqlens_q, max_seqlen_q, *scale_inputs(scales, sizes))
-    call(_operator, sizes, *inputs, scale, softcap, sinks, *rows, out, lse)
+    call(_operator, sizes, *inputs, scale, softcap, sinks, *rows, per_row, out, lse)
     return out, lse
 
 

@@ -55,7 +55,7 @@ _VERIFY = (*_HYBRID, "collect", "collect_rows", "per_head", "out", "lse", "colle
 _GATHER = (
     "q", "k_cache", "v_cache", "indices", "lengths", "k_tree", "v_tree", "tree_mask", "block_table",
     "scale", "softcap", "sinks", "cache_seqlens", "cu_seqlens_q", "max_seqlen_q", "k_scale",
-    "v_scale", "out", "lse",
+    "v_scale", "per_row", "out", "lse",
 )  # fmt: skip
 _TREE = ("q", "k_tree", "v_tree", "tree_mask", "scale", "softcap", "out", "lse")
 
@@ -89,6 +89,8 @@ def _plan(op: str, names: tuple[str, ...], args: tuple, tree: int, device: Devic
     call = dict(zip(names, args, strict=True))
     given = {name: call[name] for name in ADDRESSES if call.get(name) is not None}
     window, collect, rows = call.get("window"), call.get("collect"), call.get("collect_rows", ())
+    if call.get("per_row"):
+        raise NotServed("a list of indices for each row")
     if len(rows) > MOST_COLLECTED:
         raise NotServed(f"more than {MOST_COLLECTED} collected rows")
     q, ragged = given["q"], "cu_seqlens_q" in given

@@ -23,7 +23,7 @@ from specattn import _cpu, reference  # type: ignore[attr-defined]
 from specattn.planning import MODELS
 
 from .bar import CPU, Bar, Bench, milliseconds, right
-from .cases import EIGHT_BITS, LAYERS, Case
+from .cases import EIGHT_BITS, LATENTS, LAYERS, Case
 from .inputs import Draw
 from .measure import TOLERANCE, WRONG, compare
 from .peers import FAMILIES, Peer, vllm
@@ -36,6 +36,8 @@ HYBRID = Case("hybrid_tree_attention", "chain", MODELS["llama-3.1-8b"], "bf16", 
 # Qwen3-Next's heads: as many of keys as of keys and values here.
 STATES = replace(HYBRID, op="gated_delta_tree", shape=replace(HYBRID.shape, kv_heads=16), context=0)
 HEADS = "32 heads of 128 x 128"
+# DeepSeek-V3's attention: all heads see one latent of 512 and a rope's key of 64.
+LATENT_SHAPE = replace(HYBRID.shape, name="deepseek-v3", q_heads=128, kv_heads=1, head_dim=576)
 LAYER = replace(HYBRID, op="linear_few_rows", variant="output", context=0)
 
 
@@ -366,7 +368,8 @@ def overhead(bench: Bench, *, at_most: float) -> Iterator[Bar]:
 
 
 def _name(case: Case) -> str:
-    kind = f" {case.variant}" if case.rows > 1 or case.variant in EIGHT_BITS else ""
+    named = case.rows > 1 or case.variant in (*EIGHT_BITS, LATENTS)
+    kind = f" {case.variant}" if named else ""
     dtype = "" if case.dtype == HYBRID.dtype else f"{case.dtype}, "
     return f"hybrid, {dtype}T={case.rows}{kind}, {case.context} keys"
 
@@ -377,6 +380,10 @@ def _at(context: int, rows: int, variant: str = "tree", dtype: str = "bf16") -> 
 
 def _stored(rows: int) -> Case:
     return _at(32768, rows, "chain, e4m3")
+
+
+def _latents(rows: int) -> Case:
+    return replace(_at(32768, rows, LATENTS), shape=LATENT_SHAPE)
 
 
 _CHAIN_8, _CHAIN_64 = _at(32768, 8, "chain"), _at(8192, 64, "chain")
@@ -432,5 +439,9 @@ SUITE: dict[str, Callable[[Bench], Iterator[Bar]]] = {
     },
     "bytes-vllm-1": partial(peers, case=_stored(1), others=("vllm",), vllm=1.3),
     "bytes-vllm-8": partial(peers, case=_stored(8), others=("vllm",), vllm=2.0),
+    "latents-1": partial(hybrid, case=_latents(1), share=0.60),
+    "latents-8": partial(hybrid, case=_latents(8), share=0.65),
+    "latents-vllm-1": partial(peers, case=_latents(1), others=("vllm",), vllm=1.3),
+    "latents-vllm-4": partial(peers, case=_latents(4), others=("vllm",), vllm=2.0),
     "overhead": partial(overhead, at_most=25),
 }

@@ -18,6 +18,9 @@ EIGHT_BITS = {
     "chain, e5m2": torch.float8_e5m2,
 }
 """Chains of rows over caches of 8 bits, by variant."""
+LATENTS = "chain, latents"
+"""Chains of rows over one head of latents, of which all but a rope's are the values, too."""
+ROPE = 64  # columns of a latent that are no values
 
 
 @dataclass(frozen=True)

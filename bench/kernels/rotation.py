@@ -16,7 +16,7 @@ from common.clock import plain_read
 
 from specattn import _cpu  # type: ignore[attr-defined]
 
-from .cases import DTYPES, EIGHT_BITS, LAYERS, Case, Layer
+from .cases import DTYPES, EIGHT_BITS, LATENTS, LAYERS, Case, Layer
 from .inputs import Draw, capacity, rows_of_8_bits
 from .workloads import BoundCase, build
 
@@ -68,11 +68,12 @@ class _PlacedDraw(Draw):
 class Rotation:
     """The places of a layer's weights or states, or of caches for `context` and `rows` tokens.
 
-    `tensors` says what a call reads of a cache: 2 for K and V, 1 for K alone.
+    `tensors` says what a call reads of a cache: 2 for K and V, 1 for K alone, as it is of latents.
     """
 
     def __init__(self, pool: Pool, case: Case, tensors: int = 2) -> None:
         shape, tokens = case.shape, capacity(case.context + case.rows)
+        tensors = 1 if case.variant == LATENTS else tensors
         if case.variant in LAYERS:
             layer = LAYERS[case.variant](shape)
             rows = pool.rows(DTYPES[case.dtype], 1, layer.depth).squeeze(1)

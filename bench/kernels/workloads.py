@@ -36,9 +36,9 @@ from specattn.ops.write_kv import cost as write_cost
 from specattn.quantised import QuantisedWeight
 
 from . import peers
-from .cases import EIGHT_BITS, LAYERS, Axes, Case
+from .cases import EIGHT_BITS, LATENTS, LAYERS, ROPE, Axes, Case
 from .inputs import SCALE, Draw, Prefix, capacity, of_8_bits, prefix
-from .peers import plain, recurrent
+from .peers import plain, recurrent, vllm
 
 Outputs = dict[str, torch.Tensor]
 SPARSITY = 0.07  # of selections; Vegas' default
@@ -184,6 +184,8 @@ def _contiguous_and_paged(case: Case, axes: Axes) -> list[Case]:
 def hybrid_tree_attention(case: Case, draw: Draw) -> BoundCase:
     if case.variant in EIGHT_BITS:
         return _of_8_bits(case, draw)
+    if case.variant == LATENTS:
+        return _latents(case, draw)
     p, q, mask = prefix(case, draw), draw.queries(), draw.tree()
     options = {"tree_mask": _packed(mask), "block_table": p.block_table}
     first = "copy pages, " if case.page_size else ""
@@ -226,6 +228,23 @@ def _of_8_bits(case: Case, draw: Draw) -> BoundCase:
         return of_16_bits | peers.attention(task, names)
 
     return BoundCase(call, expected, cost, rivals)
+
+
+def _latents(case: Case, draw: Draw) -> BoundCase:
+    """Bind attention over one head of latents, whose values are a view of the keys."""
+    used, q = case.context + case.rows, draw.queries()
+    cache, lengths = draw.cache(used), draw.lengths(case.context)
+    tree = cache[:, case.context : used].clone()
+    v_dim = cache.shape[-1] - ROPE
+    sizes = replace(draw.sizes, L=case.context, indices=case.batch, Dv=v_dim, v_in_k=True)
+    given = (q, cache, cache[..., :v_dim], lengths, tree, tree[..., :v_dim])
+
+    def rivals(wanted: tuple[str, ...]) -> dict[str, peers.Peer]:
+        if "vllm" not in wanted or vllm.why_not(q.device):
+            return {}
+        return vllm.latents(q, cache[:, :used], v_dim)
+
+    return _bound(case, given, hybrid_cost(_tree_sizes(sizes, None)), rivals)
 
 
 @_primitive(rows=lambda case, axes: _each(case, variant=axes.collect))

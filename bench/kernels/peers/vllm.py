@@ -86,6 +86,29 @@ def attention(task: Attention) -> dict[str, Peer]:
     return {"vllm": attend}
 
 
+def latents(q: torch.Tensor, cache: torch.Tensor, v_dim: int) -> dict[str, Peer]:
+    """Return its attention over latents [B, keys, 1, D] where a request has few rows.
+
+    It knows one row of a request: those of a chain are requests that share their blocks.
+    """
+    ops, block = _operators(), 16  # it has no other size of blocks
+    (batch, rows, heads, D), length = q.shape, cache.shape[1]
+    blocks = -(-length // block)
+    pages = torch.zeros(batch, blocks * block, D, dtype=q.dtype)
+    pages[:, :length] = cache[:, :, 0]
+    pages = pages.view(batch * blocks, block, D)
+    table = torch.arange(batch * blocks, dtype=torch.int32).view(batch, blocks)
+    table = table.repeat_interleave(rows, 0)
+    lengths = torch.arange(length - rows + 1, length + 1, dtype=torch.int32).repeat(batch)
+    queries, out = q.flatten(0, 1).contiguous(), q.new_empty(batch * rows, heads, v_dim)
+
+    def attend() -> dict[str, torch.Tensor]:
+        ops.mla_decode_kvcache_cpu(out, queries, pages, D**-0.5, table, lengths)
+        return {"out": out.view(batch, rows, heads, v_dim)}
+
+    return {"vllm": attend}
+
+
 def snapshots(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, a: torch.Tensor, b: torch.Tensor
 ) -> Callable[[torch.Tensor], torch.Tensor]:

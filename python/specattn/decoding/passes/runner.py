@@ -30,7 +30,6 @@ from specattn.decoding.passes.attention import HEAD, Pass, Selection, attach, re
 from specattn.decoding.passes.decoder import Streams, decoder, features, rotated
 from specattn.decoding.passes.latents import absorbed, latent_heads
 from specattn.kv_cache import KVCache
-from specattn.ops import write_kv
 from specattn.ops._tree_mask import packed_mask
 from specattn.states import StateRows
 
@@ -202,8 +201,10 @@ class LayerAttention:
         k_cache, v_cache = self.cache.layer(n)
         scales = self.cache.scales(n)
         if self.cache.latent is not None:
-            dynamic: Any = {"k_scale": scales["k_scale"], "scale": "dynamic"} if scales else {}
-            ops.python(lambda: write_kv(k, None, k_cache, None, inputs["places"], **dynamic))
+            from specattn import _cpu
+
+            new = (k, None, k_cache, None, inputs["places"])
+            ops.kernel(_cpu.write_kv, *new, None, None, scales.get("k_scale"), None)
         options |= scales
         window = options["window"]
         if window is None and "indices" in inputs:

@@ -186,6 +186,9 @@ def _attention_config(device, dtype, rows, widths, lookups, converts_much) -> At
     arch = _forced.get("arch") or _architecture(device)
     tiles = TABLE[arch][kind]
     most = 32 if UNFENCED and arch in ("sm_90", "sm_100") else 128
+    own_values = form == "_latent" and widths.block_v  # beside keys, so twice as many bytes
+    if own_values and arch == "sm_80":
+        most = 16  # 32 rows of converted bytes would take 107 KiB of shared memory
     block_m = max(16, min(triton.next_power_of_2(rows), most, max(tiles)))
     tile = tiles[block_m]
     num_stages = tile.num_stages
@@ -202,9 +205,7 @@ def _attention_config(device, dtype, rows, widths, lookups, converts_much) -> At
         num_warps = 8
     options = OPTIONS.get(arch, {})
     programs = 1 if arch == "gfx942" else 8 // num_warps
-    block_n = tile.block_n
-    if form == "_latent" and widths.block_v:
-        block_n = 16  # there are twice as many bytes
+    block_n = 16 if own_values else tile.block_n
     if arch == "sm_100" and block_m == 64 and lookups == 2:
         programs = 1  # two would take 64 bytes of shared memory more than there are
     config = AttentionConfig(block_m, block_n, num_warps, num_stages, programs, options)

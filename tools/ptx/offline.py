@@ -210,10 +210,8 @@ def attention(
     if op == "gather":
         chosen = (ints(B, heads, K), ints(B, heads))
         tree = (k_tree, v_tree, mask, table)
-        lengths = ints(B) if everything else None
-        sparse_gather_attention(
-            *prefix, *chosen, *tree, 0.1, softcap, None, lengths, *row_sizes, scale, scale, out, lse
-        )
+        options = (0.1, softcap, None, ints(B) if everything else None, *row_sizes, scale, scale)
+        sparse_gather_attention(*prefix, *chosen, *tree, *options, False, out, lse)
         return
     depths = ints(*of_rows) if trimmed else None
     tree = (None, None) if op == "in_cache" else (k_tree, v_tree)

@@ -49,12 +49,14 @@ def collected_rows(
     as deep as the deepest of its tokens, because a key must be visible to all of them. Ragged
     requests may have no token at all.
     """
+    BLOCK_D: tl.constexpr = WIDTHS[1]  # Triton 3.6 has no shapes of a tuple's elements
+    BLOCK_R: tl.constexpr = WIDTHS[2]
     c = tl.arange(0, BLOCK_C)
     if COLLECT == "scores":
-        total = tl.zeros([WIDTHS[1]], tl.float32)
+        total = tl.zeros([BLOCK_D], tl.float32)
         total_rest = None
-        if WIDTHS[2]:
-            total_rest = tl.zeros([WIDTHS[2]], tl.float32)
+        if BLOCK_R:
+            total_rest = tl.zeros([BLOCK_R], tl.float32)
         depth = tl.full([1], -1, tl.int32)
         ok = c < GROUP
         some = True
@@ -67,15 +69,15 @@ def collected_rows(
                 t = tl.maximum(tl.minimum(t, T - 1), 0)  # a short request has its nearest one
             row = (tl.zeros_like(c).to(tl.int64) + t) * q_stride_t
             p_q = q + row + (head * GROUP + c) * q_stride_h
-            part, rest = load_wide(p_q, ok, WIDTHS[0], WIDTHS[1], WIDTHS[2])
+            part, rest = load_wide(p_q, ok, WIDTHS[0], BLOCK_D, BLOCK_R)
             total += tl.sum(part.to(tl.float32), 0)
-            if WIDTHS[2]:
+            if BLOCK_R:
                 total_rest += tl.sum(rest.to(tl.float32), 0)
             at = depth_of(t, some, T, S, depth_row, mask_row, mask_stride_t, masked)
             depth = tl.maximum(depth, at)
         queries = _split_in_three(total / (len(ROWS) * GROUP), q.dtype.element_ty)
         queries_rest = queries
-        if WIDTHS[2]:
+        if BLOCK_R:
             queries_rest = _split_in_three(total_rest / (len(ROWS) * GROUP), q.dtype.element_ty)
         offset = tl.zeros([1], tl.int64) + head * collected_stride_h
         ok = tl.zeros([1], tl.int32) == tile
@@ -92,6 +94,6 @@ def collected_rows(
         h = head * GROUP + c % GROUP
         depth = depth_of(t, some, T, S, depth_row, mask_row, mask_stride_t, masked)
         p_q = q + t.to(tl.int64) * q_stride_t + h * q_stride_h
-        queries, queries_rest = load_wide(p_q, some, WIDTHS[0], WIDTHS[1], WIDTHS[2])
+        queries, queries_rest = load_wide(p_q, some, WIDTHS[0], BLOCK_D, BLOCK_R)
         offset = (c // GROUP).to(tl.int64) * collected_stride_r + h * collected_stride_h
     return queries, queries_rest, offset, ok, depth

@@ -100,12 +100,12 @@ specattn_status specattn_sparse_gather_attention(
     const DLTensor* index_lengths, const DLTensor* k_new, const DLTensor* v_new,
     const DLTensor* tree_mask, const DLTensor* block_table, double softmax_scale, double softcap,
     const DLTensor* sinks, const DLTensor* cache_seqlens, const DLTensor* cu_seqlens_q,
-    int64_t max_seqlen_q, const DLTensor* k_scale, const DLTensor* v_scale, const DLTensor* out,
-    const DLTensor* lse, int threads) {
+    int64_t max_seqlen_q, const DLTensor* k_scale, const DLTensor* v_scale, int per_row,
+    const DLTensor* out, const DLTensor* lse, int threads) {
   static const Operator& op = operator_named("sparse_gather_attention");
   return call(op, threads, q, k_cache, v_cache, indices, index_lengths, k_new, v_new, tree_mask,
               block_table, softmax_scale, softcap, sinks, cache_seqlens, cu_seqlens_q,
-              positive(max_seqlen_q), k_scale, v_scale, out, lse);
+              positive(max_seqlen_q), k_scale, v_scale, per_row != 0, out, lse);
 }
 
 specattn_status specattn_importance_scores(const DLTensor* q, const DLTensor* k_cache,

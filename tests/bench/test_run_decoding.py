@@ -107,7 +107,8 @@ def test_a_widened_target_is_made_once_and_measured_by_all_that_it_is_for(
     run, *rows = lines(path)
     assert run["model"]["name"] == "wide qwen3-0.6b"
     assert run["model"]["layers"] == (7 if whole else 6)
-    methods = ["plain", "auto", "suffix", "vegas", "longspec", "poss", "tokenswift", "medusa"]
+    methods = ["plain", "auto", "suffix", "vegas", "longspec", "poss"]
+    methods += ["eagle3", "tokenswift", "medusa"]
     assert [row["method"] for row in rows] == methods
     assert all(row["fault"] is None for row in rows)
     assert all(row["identity"]["differences"] == [] for row in rows[1:])
@@ -243,7 +244,7 @@ def test_a_method_that_fails_costs_only_its_own_row(text, monkeypatch, tmp_path,
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["--method", "beam"], "expected one of cast, longspec"),
+        (["--method", "beam"], "expected one of cast, eagle3, longspec"),
         (["--method", "vegas:width=3"], "expected one of gamma, ratio"),
         (["--method", "vegas:gamma=0"], "gamma must be at least 1"),
         (["--method", "plain:gamma=2"], "expected no option"),

@@ -36,7 +36,7 @@ def calls_on(length):
     indices, counts = torch.ones(1, 1, length, dtype=torch.int32), lengths[None].clone()
     every = torch.arange(length, dtype=torch.int32)[None]
     hybrid = (q, k, v, lengths, new, new, *(None,) * 4, 0.3, 0.0, *(None,) * 5)
-    gather = (q, k, v, every, lengths, new, new, None, None, 0.3, 0.0, *(None,) * 6)
+    gather = (q, k, v, every, lengths, new, new, None, None, 0.3, 0.0, *(None,) * 6, False)
     chosen = (None, length // 2, 0, 4, 4)
     return {
         "hybrid": lambda: run("hybrid_tree_attention", *hybrid, out, lse),

@@ -8,6 +8,7 @@ from transformers import StoppingCriteria
 
 from specattn.decoding import METHODS
 from tests.decoding.models import tiny_model
+from tests.decoding.mtp_folders import random_drafter as random_mtp
 from tests.drafters import eagle3_statement, poss_statement
 from tests.drafters.statement import random_drafter
 from tests.drafters.test_heads import random_heads
@@ -29,6 +30,8 @@ def drafter_of(kind, family, vocabulary, peak):
         return random_drafter(model, window=WINDOW, dtype=torch.float32)
     if kind == "poss":
         return poss_statement.random_drafter(model, layers=2, dtype=torch.float32)
+    if kind == "mtp":
+        return random_mtp(model)
     if kind == "eagle3":
         tokens = vocabulary // 2
         return eagle3_statement.random_drafter(model, tokens=tokens, dtype=torch.float32)
@@ -107,6 +110,7 @@ TRAINED = {
     ),
     "poss": (METHODS["poss"], _grown),
     "eagle3": (METHODS["eagle3"], _grown),
+    "mtp": (METHODS["mtp"], _grown),
 }
 
 

@@ -30,6 +30,7 @@ from specattn.decoding.methods import longspec_block, triforce
 from tests import distributions
 from tests.decoding.engine.test_loop import RandomTree
 from tests.decoding.models import prompts, tiny_model
+from tests.decoding.mtp_folders import random_drafter as random_mtp
 from tests.drafters import eagle3_statement, poss_statement
 from tests.drafters.statement import random_drafter
 from tests.drafters.test_heads import random_heads
@@ -90,6 +91,7 @@ METHODS = {
     "longspec-chain": ALL["longspec"](DRAFTER, gamma=2, rejection=True),
     "poss": ALL["poss"](SPECIALISTS, width=3, depth=2, total_tokens=8),
     "eagle3": ALL["eagle3"](EAGLE3, width=3, depth=2, total_tokens=8),
+    "mtp": ALL["mtp"](random_mtp(MODEL), width=3, depth=2, total_tokens=8),
     "prompt_lookup": ALL["prompt_lookup"](gamma=2),
     "medusa": ALL["medusa"](random_heads("medusa", MODEL, dtype=torch.float32), widths=(2, 2)),
     "suffix": ALL["suffix"](nodes=3, k=2),

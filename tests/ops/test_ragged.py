@@ -94,7 +94,7 @@ def test_starts_that_do_not_deal_the_rows(op, starts, message):
         (
             {"out": torch.zeros(1, 8, 4, 64)},
             ValueError,
-            r"out: expected shape \[tokens=8, Hq=4, D=64\]",
+            r"out: expected shape \[tokens=8, Hq=4, Dv=64\]",
         ),
         (
             {"lse": torch.zeros(7, 4)},

@@ -96,8 +96,8 @@ SPECATTN_API specattn_status specattn_sparse_gather_attention(
     const DLTensor* index_lengths, const DLTensor* k_new, const DLTensor* v_new,
     const DLTensor* tree_mask, const DLTensor* block_table, double softmax_scale, double softcap,
     const DLTensor* sinks, const DLTensor* cache_seqlens, const DLTensor* cu_seqlens_q,
-    int64_t max_seqlen_q, const DLTensor* k_scale, const DLTensor* v_scale, const DLTensor* out,
-    const DLTensor* lse, int threads);
+    int64_t max_seqlen_q, const DLTensor* k_scale, const DLTensor* v_scale, int per_row,
+    const DLTensor* out, const DLTensor* lse, int threads);
 
 SPECATTN_API specattn_status specattn_importance_scores(const DLTensor* q, const DLTensor* k_cache,
                                                         const DLTensor* cache_seqlens, int per_head,

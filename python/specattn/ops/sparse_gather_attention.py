@@ -140,7 +140,7 @@ def sparse_gather_attention(
     scale = sizes["D"] ** -0.5 if softmax_scale is None else softmax_scale
     out, lse = state_like(q, sizes["Dv"], out, lse)
     inputs = (q, k_cache, v_cache, indices, index_lengths, k_new, v_new, mask, block_table)
-    rows = (cache_seqlens, cu_seqlens_q, max_seqlen_q, *scale_inputs(scales, sizes))
+    rows = (cache_seqlens, cu_seqlens_q, ragged.get("max_seqlen_q"), *scale_inputs(scales, sizes))
     call(_operator, sizes, *inputs, scale, softcap, sinks, *rows, per_row, out, lse)
     return out, lse
 

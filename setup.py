@@ -3,12 +3,16 @@
 Never imports torch: an isolated build must work where torch is not installed yet.
 """
 
+import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from glob import glob
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
+from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
+from setuptools.modified import newer_group
 
 FOLDERS = {
     "specattn": "python/specattn",
@@ -50,6 +54,33 @@ class BuildWithTarget(build_py):
                 shutil.copyfile(path, copy)
 
 
+class BuildSideBySide(build_ext):
+    """Compile as many sources at once as there are processors."""
+
+    def build_extensions(self):
+        """Give the compiler one source a time, from several threads."""
+        compile_all = self.compiler.compile
+
+        def compile_each(sources, **options):
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                objects = pool.map(lambda source: compile_all([source], **options), sources)
+                return [name for names in objects for name in names]
+
+        self.compiler.compile = compile_each
+        super().build_extensions()
+
+    def build_extension(self, ext):
+        """Compile, unless a checkout installed in a second environment has its kernels already."""
+        built = Path("python/specattn", Path(self.get_ext_filename(ext.name)).name)
+        parts = [*ext.sources, *ext.depends, "setup.py"]
+        if self.editable_mode and built.exists() and not newer_group(parts, built):
+            target = Path(self.get_ext_fullpath(ext.name))
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(built, target)
+        else:
+            super().build_extension(ext)
+
+
 # Those of older builds, for one CPython each, would be imported before the one that is built here.
 for stale in Path("python/specattn").glob("_cpu.cpython-*.so"):
     stale.unlink()
@@ -63,16 +94,7 @@ cpu = Extension(
     depends=sorted(glob("csrc/cpu/**/*.h", recursive=True)),
     define_macros=[("Py_LIMITED_API", "0x030A0000")],
     py_limited_api=True,
-    # Sums are fused where the kernels say so: the same bits from every compiler.
-    extra_compile_args=[
-        "-std=c++17",
-        "-O3",
-        "-g0",
-        "-ffp-contract=off",
-        "-pthread",
-        "-fvisibility=hidden",
-        *WARNINGS,
-    ],
+    extra_compile_args=[*FLAGS, *WARNINGS],
     extra_link_args=["-pthread"],
     optional=True,
 )
@@ -83,6 +105,6 @@ setup(
     packages=[name for package, folder in FOLDERS.items() for name in subpackages(package, folder)],
     package_data={"specattn": ["py.typed", "*.pyi"], "specattn.cli": ["*.css", "*.html"]},
     ext_modules=[cpu],
-    cmdclass={"build_py": BuildWithTarget},
+    cmdclass={"build_ext": BuildSideBySide, "build_py": BuildWithTarget},
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

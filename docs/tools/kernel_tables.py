@@ -80,10 +80,21 @@ def bars() -> str:
 
 
 @table("bytes")
-def of_8_bits() -> str:
+def bytes_avx512() -> str:
+    """Return what caches of 8 bits gain with AVX-512-BF16."""
+    return of_8_bits("epyc-2core/bars-bytes.jsonl")
+
+
+@table("bytes-avx2")
+def bytes_avx2() -> str:
+    """Return what caches of 8 bits gain with AVX2 alone."""
+    return of_8_bits("epyc-zen3-2core/bars-bytes.jsonl")
+
+
+def of_8_bits(record: str) -> str:
     """Return how many times as fast caches of 8 bits are, by rows and type."""
     found: dict[str, dict[str, Any]] = {}
-    for bar in read("epyc-2core/bars-bytes.jsonl", "bar"):
+    for bar in read(record, "bar"):
         _, rows, stored, _, held = bar["name"].split(", ")
         place = stored if held == "over bf16" else held
         found.setdefault(rows.removeprefix("T=").removesuffix(" chain"), {})[place] = bar
@@ -98,6 +109,22 @@ def of_8_bits() -> str:
         lines.append([*line, time])
     types = ("int8", "e4m3", "e5m2", "e4m3 over vLLM's")
     return markdown(("rows", *types, "time, e4m3 / bf16"), lines)
+
+
+@table("latents")
+def latents() -> str:
+    """Return the bars of attention over latents, and a token of a whole model."""
+    rows = []
+    for bar in read("epyc-zen3-2core/bars-latents.jsonl", "bar"):
+        target, found = (amount(bar[key], bar["unit"]) for key in ("target", "measured"))
+        value = f"{found} ±{bar['spread']:.0%}"
+        rows.append([bar["name"], target, value if bar["met"] else f"**{value}**", bar["note"]])
+    for one in read("epyc-zen3-2core/latents.jsonl"):
+        name = f"a token at {size(one['context'])} of a model of DeepSeek-V2-Lite's sizes"
+        times = [f"{one[key] * 1e3:.0f} ms" for key in ("plain", "transformers")]
+        name += f", {one['layers']} layers, {one['dtype']}, over transformers"
+        rows.append([name, "5x", f"{one['times']:.2f}x", f"{times[0]}; transformers {times[1]}"])
+    return markdown(("bar; **missed**", "to reach", "found", "times"), rows)
 
 
 def amount(value: float, unit: str, *, sign: bool = False) -> str:

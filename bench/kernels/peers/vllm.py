@@ -58,7 +58,10 @@ def attention(task: Attention) -> dict[str, Peer]:
     (batch, rows, q_heads, head_dim), (k, v) = q.shape, task.keys_and_values()
     length, kv_heads = k.shape[1:3]
     scales = (SCALE, SCALE, kind) if task.stored else ()
-    isa = _get_attn_isa(q.dtype, _BLOCK, head_dim, kind)
+    try:
+        isa = _get_attn_isa(q.dtype, _BLOCK, head_dim, kind)
+    except NotImplementedError:  # caches of 8 bits without AVX-512
+        return {}
     blocks = -(-length // _BLOCK)
     dtype = torch.uint8 if task.stored else q.dtype
     cache = torch.zeros(batch * blocks, kv_heads, 2 * _BLOCK, head_dim, dtype=dtype)

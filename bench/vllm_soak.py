@@ -31,6 +31,7 @@ AT_ONCE = 16
 NEW_TOKENS = 48
 LONGEST = 600
 BLOCKS, BLOCK_BYTES = 32, 128 * 2 * 6 * 2 * 64 * 4  # of 128 tokens: keys and values, layers, heads
+PARTS = 20  # of a run, behind each of which memory is noted
 STUCK = 4 * AT_ONCE * NEW_TOKENS  # steps
 
 
@@ -106,20 +107,19 @@ def main() -> int:
     parser.add_argument("--grows", type=float, default=8.0, help="MiB allowed over the second half")
     options = parser.parse_args()
     traffic = Traffic(engine_of(options.drafter, options.drafted), seed=0)
-    process, held, begun = psutil.Process(), dict[int, float](), time.perf_counter()
-    every = max(1, options.requests // 10)
+    process, held, begun = psutil.Process(), list[float](), time.perf_counter()
+    every = max(1, options.requests // PARTS)
     while traffic.begun or traffic.asked < options.requests:
         while len(traffic.begun) < 2 * AT_ONCE and traffic.asked < options.requests:
             traffic.add()
         traffic.go_on()
-        done = traffic.asked // every
-        if traffic.asked % every == 0 and done not in held:
-            held[done] = process.memory_info().rss / 2**20
-            print(f"{traffic.asked} requests, {held[done]:.1f} MiB", flush=True)
+        if traffic.asked >= every * (len(held) + 1):  # several may have come in this step
+            held.append(process.memory_info().rss / 2**20)
+            print(f"{traffic.asked} requests, {held[-1]:.1f} MiB", flush=True)
         if traffic.stuck:
             break
     counts = {one.name: one.value for one in traffic.engine.get_metrics() if hasattr(one, "value")}
-    grown = held[max(held)] - held[max(held) // 2]
+    grown = held[-1] - held[len(held) // 2 - 1]
     found = {
         "requests": traffic.asked,
         "given_up": traffic.given_up,
@@ -128,7 +128,7 @@ def main() -> int:
         "preempted": counts.get("vllm:num_preemptions"),
         "drafted": counts.get("vllm:spec_decode_num_draft_tokens"),
         "accepted": counts.get("vllm:spec_decode_num_accepted_tokens"),
-        "MiB by tenths": [round(one, 1) for one in held.values()],
+        "MiB by parts": [round(one, 1) for one in held],
         "MiB grown over the second half": round(grown, 1),
         "stuck": traffic.stuck,
     }

@@ -27,7 +27,7 @@ D_M16N24 = {0: (0, 0), 2: (8, 0), 4: (0, 8), 6: (8, 8), 8: (0, 16), 10: (8, 16)}
 NAMING = {0: range(8), 1: range(8, 16), 2: range(16, 24), 3: range(24, 32)}
 
 # The 16 bytes that lie at each place of a line of 128 bytes, by line; then it repeats.
-# "Tensors: Swizzling Modes" (5.5), which wgmma's operands share.
+# "Swizzling Modes" of tensors (5.5.7), which wgmma's operands share.
 SWIZZLES = {
     128: """
 0 1 2 3 4 5 6 7
@@ -61,7 +61,7 @@ DESCRIPTOR = {
 }
 MODES = {0: 0, 128: 1, 64: 2, 32: 3}
 
-# Canonical layouts (9.7.15.5.1.2.1): sizes of the coordinates of M or N and of K, then their
+# "Canonical Layouts" (9.7.15.5.1.2.1.3): sizes of the coordinates of M or N and of K, then their
 # strides, in elements; T of them are 16 bytes, None goes on. LBO and SBO are the descriptor's.
 K_MAJOR = {
     0: (((8, None), ("T", 2)), (("T", "SBO"), (1, "LBO"))),

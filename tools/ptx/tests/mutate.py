@@ -26,7 +26,7 @@ TARGETS = {
     "hybrid paged window": ("sm_90", Case("hybrid", paged=True, window=300, **PIPELINED)),
     "hybrid wgmma": ("sm_90", Case("hybrid", rows=16, hopper=False, **PIPELINED)),
     "hopper": ("sm_90", Case("hybrid", rows=16, **ROUND)),
-    "hopper rows": ("sm_90", Case("hybrid", rows=32, lengths=(40, 9), kv_heads=1)),  # no TMA
+    "hopper rows": ("sm_90", Case("hybrid", rows=32, paged=True, **ROUND)),  # without TMA
     "hopper paged": ("sm_90", Case("logits", rows=16, paged=True, window=600, **ROUND)),
     "hopper 128 rows": ("sm_90", Case("hybrid", rows=32, **ROUND)),
     "hopper scores": ("sm_90", Case("scores", rows=32, window=600, **ROUND)),
@@ -149,8 +149,8 @@ def verdict(case, arch, mutation, original, emulate=None):
     return "harmless", ""
 
 
-def sweep(name, kinds=None):
-    """Yield (mutation, verdict, by what) for all mutants of a target, or those of some kinds.
+def sweep(name, chosen=lambda mutation: True):
+    """Yield (mutation, verdict, by what) for all mutants of a target, or those chosen.
 
     What the case does not execute is "unreached".
     """
@@ -158,11 +158,12 @@ def sweep(name, kinds=None):
     original, kernels = _original(arch, case, emulate)
     for kernel in kernels:
         for mutation in mutations(kernel):
-            if kinds is None or mutation.kind in kinds:
-                if reached(mutation, original):
-                    yield (mutation, *verdict(case, arch, mutation, original, emulate))
-                else:
-                    yield mutation, "unreached", ""
+            if not chosen(mutation):
+                continue
+            if reached(mutation, original):
+                yield (mutation, *verdict(case, arch, mutation, original, emulate))
+            else:
+                yield mutation, "unreached", ""
 
 
 def _target(name):
@@ -197,7 +198,8 @@ def first_caught(name, kinds, most=8):
 
 def barriers(name):
     """Return how often removing a barrier of a target was caught, and how often harmless."""
-    return Counter(result for _, result, _ in sweep(name, {"barrier removed"}))
+    found = sweep(name, lambda mutation: mutation.kind == "barrier removed")
+    return Counter(result for _, result, _ in found)
 
 
 def without_guards():
@@ -217,14 +219,13 @@ def without_guards():
     return "no fault"
 
 
-def table(names, kinds=None, verbose=True):
+def table(names):
     """Sweep targets; print every mutant and return {(target, kind): Counter of verdicts}."""
     rows = {}
     for name in names:
-        for mutation, result, how in sweep(name, kinds):
+        for mutation, result, how in sweep(name):
             rows.setdefault((name, mutation.kind), Counter())[f"{result} {how}".strip()] += 1
-            if verbose:
-                print(f"{name}: {mutation}: {result} {how}", flush=True)
+            print(f"{name}: {mutation}: {result} {how}", flush=True)
     return rows
 
 

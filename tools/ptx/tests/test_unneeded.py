@@ -28,12 +28,13 @@ HOPPER = [name for name in mutate.TARGETS if name.startswith("hopper")]
 
 
 def unexplained(name):
-    """Return the mutants of a target that are neither caught nor explained."""
-    return [
-        str(mutation)
-        for mutation, result, _ in mutate.sweep(name, unneeded.KINDS)
-        if result == "harmless" and not unneeded.why(mutation)
-    ]
+    """Return the mutants of a target that are neither explained nor caught."""
+
+    def chosen(mutation):
+        return mutation.kind in unneeded.KINDS and not unneeded.why(mutation)
+
+    found = mutate.sweep(name, chosen)
+    return [str(mutation) for mutation, result, _ in found if result == "harmless"]
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import os
 import struct
 import warnings
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from unittest import mock
@@ -164,19 +165,41 @@ def launches_of_a_selection(length):
         ]  # fmt: skip
 
 
-def of_a_module():
-    """Return what dynamic shared memory a kernel with 2048 static bytes is allowed."""
-    kernel = SimpleNamespace(kernel=SimpleNamespace(ptr=1), shared_size_bytes=2048)
-    module = SimpleNamespace(get_function=lambda name: kernel)
+def of_a_module(index=0):
+    """Load a kernel with 2048 static bytes for a GPU while CuPy's current device is 0.
+
+    Returns what dynamic shared memory it is allowed, and on which devices it was loaded and set up.
+    """
+    current, seen = [0], []
+
+    @contextmanager
+    def current_device(number):
+        current.append(number)
+        yield
+        current.pop()
+
+    class Function:
+        kernel, shared_size_bytes = SimpleNamespace(ptr=1), 2048
+
+        def __setattr__(self, name, value):
+            seen.append(current[-1])
+            self.__dict__[name] = value
+
+    def module(path):
+        seen.append(current[-1])
+        return SimpleNamespace(get_function=lambda name: function)
+
+    function = Function()
     build.function.cache_clear()
     with (
         mock.patch.object(build, "device_of", return_value=cuda_stub.H200),
         mock.patch.object(build, "cubin", return_value="a.cubin"),
-        mock.patch("cupy.RawModule", return_value=module),
+        mock.patch("cupy.cuda.Device", current_device),
+        mock.patch("cupy.RawModule", module),
     ):
-        build.function(build.Program("decode", ()), 0)
+        build.function(build.Program("decode", ()), index)
     build.function.cache_clear()
-    return kernel.max_dynamic_shared_size_bytes
+    return function.max_dynamic_shared_size_bytes, seen
 
 
 def _nothing(*args, form=None):

@@ -148,7 +148,14 @@ def test_a_long_selection_is_four_launches_over_one_workspace(compiler_process):
 
 def test_a_kernel_may_take_all_shared_memory(compiler_process):
     """Plans of all sizes share a function: whoever came last had set the limit of all."""
-    assert compiler_process(cuda_host_cases.of_a_module) == (227 << 10) - 2048
+    allowed, _ = compiler_process(cuda_host_cases.of_a_module)
+    assert allowed == (227 << 10) - 2048
+
+
+def test_a_kernel_is_loaded_for_the_tensors_device(compiler_process):
+    """Whatever CuPy's current device is: it loads modules there."""
+    _, devices = compiler_process(cuda_host_cases.of_a_module, 1)
+    assert devices == [1, 1, 1]
 
 
 @pytest.mark.parametrize(

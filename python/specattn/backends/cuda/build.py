@@ -132,15 +132,16 @@ def _digest(program: Program, arch: str) -> str:
 
 @functools.cache
 def function(program: Program, index: int) -> Any:
-    """Return a program's kernel on device `index`, the current one.
+    """Return a program's kernel on device `index`.
 
     All its launches share it, so it may take as much shared memory as the device has.
     """
     import cupy
 
     device = device_of(index)
-    module = cupy.RawModule(path=str(cubin(program, device.arch)))
-    kernel = module.get_function(program.name)
-    kernel.max_dynamic_shared_size_bytes = device.shared_per_block - kernel.shared_size_bytes
-    kernel.preferred_shared_memory_carveout = 100  # percent: several blocks share an SM
+    path = str(cubin(program, device.arch))
+    with cupy.cuda.Device(index):  # CuPy loads for the current device, and torch's may be another
+        kernel = cupy.RawModule(path=path).get_function(program.name)
+        kernel.max_dynamic_shared_size_bytes = device.shared_per_block - kernel.shared_size_bytes
+        kernel.preferred_shared_memory_carveout = 100  # percent: several blocks share an SM
     return kernel.kernel

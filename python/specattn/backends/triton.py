@@ -5,13 +5,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
-from typing import Any
 
 import torch
 
 from . import reference
-from .backend import Backend, Kernel, NotServed, function_named, plain_arguments
+from .backend import Backend, Kernel, NotServed, function_named, operator_named, plain_arguments
 
 # Left to the reference, which is torch's own products there.
 _PRODUCTS = ("linear_few_rows",)
@@ -29,23 +27,9 @@ def _why_not(device: str | None) -> str | None:
 
 def _views(op: str) -> list[tuple[int, int]]:
     """Return the places of keys and values, which may be views of the keys."""
-    arguments = getattr(torch.ops.specattn, op).default._schema.arguments
-    places = {argument.name: place for place, argument in enumerate(arguments)}
+    places = {x.name: place for place, x in enumerate(operator_named(op)._schema.arguments)}
     pairs = (("k_cache", "v_cache"), ("k_tree", "v_tree"), ("k_new", "v_new"))
     return [(places[k], places[v]) for k, v in pairs if k in places and v in places]
-
-
-class _Declining:
-    """A kernel that leaves to another what ``why_not(*arguments)`` gives a reason for."""
-
-    def __init__(self, kernel: Kernel, why_not: Callable[..., str | None]):
-        self.kernel, self.why_not = kernel, why_not
-
-    def __call__(self, *args: Any, form: object = None) -> None:
-        """Run on the operator's arguments; raises `NotServed`."""
-        if reason := self.why_not(*args):
-            raise NotServed(reason)
-        self.kernel(*args, form=form)
 
 
 def _find(op: str) -> Kernel | None:
@@ -59,7 +43,15 @@ def _find(op: str) -> Kernel | None:
 
     prepared = Prepared(function, plain_arguments(op), _views(op))
     why_not = getattr(sys.modules[function.__module__], "not_served", None)
-    return _Declining(prepared, why_not) if why_not else prepared
+    if why_not is None:
+        return prepared
+
+    def kernel(*args, form: object = None) -> None:
+        if reason := why_not(*args):
+            raise NotServed(reason)
+        prepared(*args, form=form)
+
+    return kernel
 
 
 BACKEND = Backend(

@@ -10,14 +10,14 @@ import torch
 from ... import gpu_record
 from ..backend import Backend, Kernel, plain_arguments
 
-_PLANNERS = {
-    "hybrid_tree_attention": ("attention", "hybrid"),
-    "verify_attention": ("attention", "verify"),
-    "sparse_gather_attention": ("attention", "gather"),
-    "tree_attention": ("attention", "tree"),
-    "merge_state": ("merging", "merge_state"),
-    "merge_states": ("merging", "merge_states"),
-    "select_topk": ("selection", "select_topk"),
+_MODULES = {  # of planners, which are called as the operators
+    "hybrid_tree_attention": "attention",
+    "verify_attention": "attention",
+    "sparse_gather_attention": "attention",
+    "tree_attention": "attention",
+    "merge_state": "merging",
+    "merge_states": "merging",
+    "select_topk": "selection",
 }
 
 
@@ -34,12 +34,12 @@ def _why_not(device: str | None) -> str | None:
 
 
 def _find(op: str) -> Kernel | None:
-    if op not in _PLANNERS:
+    module = _MODULES.get(op)
+    if module is None:
         return None
     from .launch import Planned
 
-    module, name = _PLANNERS[op]
-    planner = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    planner = getattr(importlib.import_module(f"{__name__}.{module}"), op)
     return Planned(op, planner, plain_arguments(op))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import struct
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 
 from ... import gpu_record
 from ...reference._eight_bits import EIGHT_BITS
-from ..backend import NotServed
+from ..backend import NotServed, operator_named
 from .build import Device, Program
 from .launch import Plan
 from .shape import HEAD_DIMS, MOST_ROWS, Shape, shape_of
@@ -46,48 +47,21 @@ _FAN_IN = 8  # states that one block merges
 _WORKSPACE = 64 << 20  # bytes that partial results may take
 
 
-# The operators' arguments in order; tensors are named as in ADDRESSES.
-_HYBRID = (
-    "q", "k_cache", "v_cache", "lengths", "k_tree", "v_tree", "tree_mask", "depths", "block_table",
-    "window", "scale", "softcap", "sinks", "cu_seqlens_q", "max_seqlen_q", "k_scale", "v_scale",
-)  # fmt: skip
-_VERIFY = (*_HYBRID, "collect", "collect_rows", "per_head", "out", "lse", "collected")
-_GATHER = (
-    "q", "k_cache", "v_cache", "indices", "lengths", "k_tree", "v_tree", "tree_mask", "block_table",
-    "scale", "softcap", "sinks", "cache_seqlens", "cu_seqlens_q", "max_seqlen_q", "k_scale",
-    "v_scale", "per_row", "out", "lse",
-)  # fmt: skip
-_TREE = ("q", "k_tree", "v_tree", "tree_mask", "scale", "softcap", "out", "lse")
+@functools.cache
+def _names(op: str) -> tuple[str, ...]:
+    """Return the names of an operator's arguments, tensors called as in ADDRESSES."""
+    names = [argument.name for argument in operator_named(op)._schema.arguments]
+    lengths = "index_lengths" if "index_lengths" in names else "cache_seqlens"
+    ours = {lengths: "lengths", "k_new": "k_tree", "v_new": "v_tree", "softmax_scale": "scale"}
+    return tuple(ours.get(name, name) for name in names)
 
 
-def hybrid(*args, device: Device) -> Plan:
-    """Plan `hybrid_tree_attention`."""
-    names = (*_HYBRID, "out", "lse")
-    tree = _BEHIND if args[4] is None else _KEYS
-    return _plan("hybrid_tree_attention", names, args, tree, device)
-
-
-def verify(*args, device: Device) -> Plan:
-    """Plan `verify_attention`."""
-    tree = _BEHIND if args[4] is None else _KEYS
-    return _plan("verify_attention", _VERIFY, args, tree, device)
-
-
-def gather(*args, device: Device) -> Plan:
-    """Plan `sparse_gather_attention`."""
-    tree = _NONE if args[5] is None else _KEYS
-    return _plan("sparse_gather_attention", _GATHER, args, tree, device)
-
-
-def tree(*args, device: Device) -> Plan:
-    """Plan `tree_attention`."""
-    return _plan("tree_attention", _TREE, args, _KEYS, device)
-
-
-def _plan(op: str, names: tuple[str, ...], args: tuple, tree: int, device: Device) -> Plan:
-    """Plan a launch over an operator's arguments; ``tree`` says where the tree's keys lie."""
+def _plan(op: str, *args, device: Device) -> Plan:
+    """Plan a launch over an operator's arguments."""
+    names = _names(op)
     call = dict(zip(names, args, strict=True))
     given = {name: call[name] for name in ADDRESSES if call.get(name) is not None}
+    tree = _KEYS if "k_tree" in given else _NONE if "indices" in given else _BEHIND
     window, collect, rows = call.get("window"), call.get("collect"), call.get("collect_rows", ())
     if call.get("per_row"):
         raise NotServed("a list of indices for each row")
@@ -145,6 +119,12 @@ def _plan(op: str, names: tuple[str, ...], args: tuple, tree: int, device: Devic
         (places["collected"], apart, names.index("collected")) if apart else None,
         slower=_slower(shape, device, (op, gpu_record.DTYPES[q.dtype], D, T * group, span, batch)),
     )
+
+
+hybrid_tree_attention = functools.partial(_plan, "hybrid_tree_attention")
+verify_attention = functools.partial(_plan, "verify_attention")
+sparse_gather_attention = functools.partial(_plan, "sparse_gather_attention")
+tree_attention = functools.partial(_plan, "tree_attention")
 
 
 def _slower(shape: Shape, device: Device, measured: tuple) -> str | None:

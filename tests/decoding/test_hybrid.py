@@ -1,25 +1,18 @@
 """Models of which some layers keep a state decode as they do in transformers."""
 
-import copy
-import pickle
 from functools import cache
-from types import SimpleNamespace
 
 import hypothesis
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import LogitsProcessorList
 
 from specattn.decoding import METHODS, Target, generate, prove
-from specattn.decoding.engine.snapshot import PromptSnapshot
-from specattn.decoding.model.model import Model
 from specattn.decoding.model.weights import Reordered
 from specattn.decoding.passes.attention import Selection
-from specattn.decoding.passes.cached_model import new_cache
 from specattn.tree import Tree
-from tests.decoding import settings
+from tests.decoding import own_memory, settings
 from tests.decoding.models import (
     HYBRIDS,
     greedy_by_transformers,
@@ -28,11 +21,10 @@ from tests.decoding.models import (
     prompts,
     tiny_model,
 )
+from tests.decoding.own_memory import LENGTHS, NEW_TOKENS
 
 pytestmark = pytest.mark.usefixtures("poisoned_empty")
 
-NEW_TOKENS = 20
-LENGTHS = (5, 23, 40)
 ONE_OF_A_KIND = ("plain", "vegas", "streaming", "suffix", "token_recycling")
 QUICK = {("plain", "off"), ("vegas", "on"), ("token_recycling", "on")}
 
@@ -69,25 +61,11 @@ def test_every_family_says_what_transformers_says(family, name, compile):
 
 @pytest.mark.parametrize("compile", ["off", "on"])
 def test_a_text_that_was_said_before_is_accepted_and_stays_the_same(compile):
-    """What was generated before is looked up, so that long paths of trees are accepted."""
-    model, texts = tiny_model("qwen3_5"), prompts(LENGTHS)
-    expected = [greedy_by_transformers(model, text, NEW_TOKENS) for text in texts]
-    method = METHODS["suffix"](nodes=6, depth=4, k=3, remember=True)
-    for _ in range(2):
-        output = generate(model, texts, method, max_new_tokens=NEW_TOKENS, compile=compile)
-        assert output.new_tokens == expected
-    assert output.statistics.total.mean_acceptance_length > 2
+    own_memory.check_repetition(tiny_model("qwen3_5"), compile)
 
 
 def test_a_request_that_ends_early_leaves_the_others_alone():
-    model, texts, expected = hybrid("qwen3_5")
-    end = expected[0][3]
-    cut = [new[: new.index(end) + 1] if end in new else new for new in expected]
-    assert len({len(new) for new in cut}) > 1, "one should end earlier"
-    for name in ("plain", "vegas", "token_recycling"):
-        method = settings.settings_without_layers(model)[name]
-        output = generate(model, texts, method, max_new_tokens=NEW_TOKENS, eos_token_id=end)
-        assert output.new_tokens == cut
+    own_memory.check_early_end(*hybrid("qwen3_5"))
 
 
 @pytest.mark.parametrize("chunk_size", [1, 7, 200])
@@ -99,12 +77,7 @@ def test_chunks_of_the_prefill_do_not_show(chunk_size):
 
 
 def test_a_seed_decides_the_text():
-    model, texts = tiny_model("qwen3_next", peak=2.0), prompts([9, 17])
-    options = {"max_new_tokens": 12, "do_sample": True, "seed": 3}
-    expected = generate(model, texts, "plain", **options).new_tokens
-    for name in ("suffix", "token_recycling", "vegas"):
-        method = settings.settings_without_layers(model)[name]
-        assert generate(model, texts, method, **options).new_tokens == expected
+    own_memory.check_seed(tiny_model("qwen3_next", peak=2.0))
 
 
 def states_of(target):
@@ -210,38 +183,13 @@ def test_drafts_change_no_committed_state():
 
 @pytest.mark.parametrize("lengths", [(20,), (20, 20)], ids=["one", "batch"])
 def test_runs_from_a_snapshot_begin_with_the_prompts_state(lengths):
-    model, texts = _model(), prompts(lengths)
-    expected = [greedy_by_transformers(model, text, 8) for text in texts]
-    snapshot = PromptSnapshot(Target(model, len(texts), 60), texts)
-    for name in ("vegas", "plain", "suffix", "plain"):
-        method = settings.settings_without_layers(model)[name]
-        run = snapshot.run(method, 8, LogitsProcessorList(), do_sample=False, seed=0)
-        assert run[0] == expected
-    snapshot.restore()
-    ids = torch.stack(texts)
-    for _ in range(2):  # what transformers was given is not what it changes
-        run = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            past_key_values=snapshot.as_dynamic_cache(),
-            max_new_tokens=8,
-            do_sample=False,
-        )
-        assert run[:, ids.shape[1] :].tolist() == expected
+    own_memory.check_snapshot(_model(), lengths)
 
 
-@torch.no_grad()
 def test_a_model_decodes_by_itself_as_before():
-    model, (text,) = tiny_model("qwen3_next"), prompts([20])
-    before, saved = model(text[None]).logits, set(model.state_dict())
-    prove(model)
-    assert torch.equal(model(text[None]).logits, before)
-    assert set(model.state_dict()) == saved
-    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        other.model.layers[0].linear_attn.out_proj.weight.zero_()
-        changed = greedy_by_transformers(other, text, 6)
-        assert generate(other, text, "plain", max_new_tokens=6).new_tokens == [changed]
-        assert changed != greedy_by_transformers(model, text, 6)
+    own_memory.check_model_by_itself(
+        tiny_model("qwen3_next"), lambda layer: layer.linear_attn.out_proj
+    )
 
 
 def test_a_layer_that_something_else_has_taken_over_is_refused():
@@ -253,13 +201,9 @@ def test_a_layer_that_something_else_has_taken_over_is_refused():
 
 
 def test_weights_in_another_order_follow_the_model():
-    model, (text,) = tiny_model("qwen3_next"), prompts([20])
-    for scale in (1.0, -1.0):
-        with torch.no_grad():
-            for layer in model.model.layers[:3]:
-                layer.linear_attn.in_proj_qkvz.weight.mul_(scale)
-        output = generate(model, text, "plain", max_new_tokens=6)
-        assert output.new_tokens == [greedy_by_transformers(model, text, 6)]
+    model = tiny_model("qwen3_next")
+    projections = [layer.linear_attn.in_proj_qkvz for layer in model.model.layers[:3]]
+    own_memory.check_changed_weights(model, projections)
     linear, order = torch.nn.Linear(3, 8), Reordered()
     first = order.parts(linear, 2, (1, 3), "here")
     assert torch.equal(first[0].weight, linear.weight[[0, 4]])
@@ -289,9 +233,4 @@ def test_trees_that_no_state_verifies_are_refused():
 
 
 def test_ranks_are_refused(monkeypatch):
-    ranks = SimpleNamespace(context=object(), heads=lambda *heads: heads)
-    with pytest.raises(ValueError, match="'qwen3_5_text' keep states, which ranks do not share"):
-        Target(_model(), 1, 8, lockstep=ranks)
-    monkeypatch.setattr(Model, "ranks_of", lambda model: ranks)
-    with pytest.raises(ValueError, match="'qwen3_5_text' are not divided over ranks yet"):
-        new_cache(_model(), 1, 8)
+    own_memory.check_ranks_refused(_model(), "states", monkeypatch)

@@ -1,24 +1,17 @@
 """Models that cache one latent for each token decode as they do in transformers."""
 
-import copy
-import pickle
 from functools import cache
-from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import LogitsProcessorList
 
 from specattn.blocks import TORCH, Rotated, Unrecognised
-from specattn.decoding import METHODS, Target, generate, prove
-from specattn.decoding.engine.snapshot import PromptSnapshot
+from specattn.decoding import Target, generate, prove
 from specattn.decoding.model.latents import latent_layers
-from specattn.decoding.model.model import Model
 from specattn.decoding.passes import attention
-from specattn.decoding.passes.cached_model import new_cache
 from specattn.decoding.passes.latents import latent_heads
 from specattn.tree import Tree
-from tests.decoding import settings
+from tests.decoding import own_memory, settings
 from tests.decoding.models import (
     LATENTS,
     greedy_by_transformers,
@@ -27,13 +20,12 @@ from tests.decoding.models import (
     prompts,
     tiny_model,
 )
+from tests.decoding.own_memory import LENGTHS, NEW_TOKENS
 from tests.drafters import poss_statement
 from tests.drafters.statement import random_drafter
 
 pytestmark = pytest.mark.usefixtures("poisoned_empty")
 
-NEW_TOKENS = 20
-LENGTHS = (5, 23, 40)
 ONE_OF_A_KIND = ("plain", "vegas", "streaming", "quest", "suffix", "tokenswift", "token_recycling")
 QUICK = {("plain", "off"), ("plain", "on"), ("vegas", "on"), ("token_recycling", "on")}
 
@@ -88,35 +80,15 @@ def test_a_row_of_the_cache_is_key_and_value():
 
 @pytest.mark.parametrize("compile", ["off", "on"])
 def test_a_text_that_was_said_before_is_accepted_and_stays_the_same(compile):
-    """What was generated before is looked up, so that long paths of trees are accepted."""
-    model, texts = tiny_model("deepseek_v2"), prompts(LENGTHS)
-    expected = [greedy_by_transformers(model, text, NEW_TOKENS) for text in texts]
-    method = METHODS["suffix"](nodes=6, depth=4, k=3, remember=True)
-    for _ in range(2):
-        output = generate(model, texts, method, max_new_tokens=NEW_TOKENS, compile=compile)
-        assert output.new_tokens == expected
-    assert output.statistics.total.mean_acceptance_length > 2
+    own_memory.check_repetition(tiny_model("deepseek_v2"), compile)
 
 
 def test_a_request_that_ends_early_leaves_the_others_alone():
-    model, texts, expected = with_latents("deepseek_v3")
-    end = expected[0][3]
-    cut = [new[: new.index(end) + 1] if end in new else new for new in expected]
-    assert len({len(new) for new in cut}) > 1, "one should end earlier"
-    for name in ("plain", "vegas", "token_recycling"):
-        output = generate(
-            model, texts, methods()[name], max_new_tokens=NEW_TOKENS, eos_token_id=end
-        )
-        assert output.new_tokens == cut
+    own_memory.check_early_end(*with_latents("deepseek_v3"))
 
 
 def test_a_seed_decides_the_text():
-    model, texts = tiny_model("glm4_moe_lite", peak=2.0), prompts([9, 17])
-    options = {"max_new_tokens": 12, "do_sample": True, "seed": 3}
-    expected = generate(model, texts, "plain", **options).new_tokens
-    for name in ("suffix", "token_recycling", "vegas"):
-        method = settings.settings_without_layers(model)[name]
-        assert generate(model, texts, method, **options).new_tokens == expected
+    own_memory.check_seed(tiny_model("glm4_moe_lite", peak=2.0))
 
 
 @pytest.mark.parametrize("compile", ["off", "on"])
@@ -152,13 +124,9 @@ def test_queries_of_latents_give_the_logits_of_keys():
 
 
 def test_weights_that_change_are_read_anew():
-    model, (text,) = tiny_model("deepseek_v3"), prompts([20])
-    for scale in (1.0, -1.0):
-        with torch.no_grad():
-            for layer in model.model.layers:
-                layer.self_attn.kv_b_proj.weight.mul_(scale)
-        output = generate(model, text, "plain", max_new_tokens=6, compile="on")
-        assert output.new_tokens == [greedy_by_transformers(model, text, 6)]
+    model = tiny_model("deepseek_v3")
+    projections = [layer.self_attn.kv_b_proj for layer in model.model.layers]
+    own_memory.check_changed_weights(model, projections)
 
 
 @pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3", "minicpm3"])
@@ -187,37 +155,13 @@ def test_rounded_weights_are_decoded():
 
 @pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3"])
 def test_runs_from_a_snapshot_begin_with_the_prompts_latents(family):
-    model, texts = tiny_model(family), prompts((20, 20))
-    expected = [greedy_by_transformers(model, text, 8) for text in texts]
-    snapshot = PromptSnapshot(Target(model, len(texts), 60), texts)
-    for name in ("vegas", "plain", "suffix"):
-        method = settings.settings_without_layers(model)[name]
-        run = snapshot.run(method, 8, LogitsProcessorList(), do_sample=False, seed=0)
-        assert run[0] == expected
-    snapshot.restore()
-    ids = torch.stack(texts)
-    run = model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        past_key_values=snapshot.as_dynamic_cache(),
-        max_new_tokens=8,
-        do_sample=False,
-    )
-    assert run[:, ids.shape[1] :].tolist() == expected
+    own_memory.check_snapshot(tiny_model(family), (20, 20))
 
 
-@torch.no_grad()
 def test_a_model_decodes_by_itself_as_before():
-    model, (text,) = tiny_model("deepseek_v3"), prompts([20])
-    before, saved = model(text[None]).logits, set(model.state_dict())
-    prove(model)
-    assert torch.equal(model(text[None]).logits, before)
-    assert set(model.state_dict()) == saved
-    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        other.model.layers[0].self_attn.o_proj.weight.zero_()
-        changed = greedy_by_transformers(other, text, 6)
-        assert generate(other, text, "plain", max_new_tokens=6).new_tokens == [changed]
-        assert changed != greedy_by_transformers(model, text, 6)
+    own_memory.check_model_by_itself(
+        tiny_model("deepseek_v3"), lambda layer: layer.self_attn.o_proj
+    )
 
 
 def test_a_layer_that_something_else_has_taken_over_is_refused():
@@ -261,10 +205,4 @@ def test_latents_of_eight_bits(kv_dtype):
 
 
 def test_ranks_are_refused(monkeypatch):
-    model = tiny_model("deepseek_v3")
-    ranks = SimpleNamespace(context=object(), heads=lambda *heads: heads)
-    with pytest.raises(ValueError, match="'deepseek_v3' keep latents, which ranks do not share"):
-        Target(model, 1, 8, lockstep=ranks)
-    monkeypatch.setattr(Model, "ranks_of", lambda model: ranks)
-    with pytest.raises(ValueError, match="'deepseek_v3' are not divided over ranks yet"):
-        new_cache(model, 1, 8)
+    own_memory.check_ranks_refused(tiny_model("deepseek_v3"), "latents", monkeypatch)

@@ -122,5 +122,12 @@ def test_files_that_do_not_fit_are_refused(tmp_path):
     with pytest.raises(ValueError, match="do not fit its config.json"):
         load_speculators(tmp_path)
     (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(ValueError, match="no readable model.safetensors"):
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(ValueError, match="no model.safetensors but pytorch_model.bin; other form"):
+        load_speculators(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"nothing")
+    with pytest.raises(ValueError, match="cannot be read"):
+        load_speculators(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ValueError, match="no readable config.json"):
         load_speculators(tmp_path)

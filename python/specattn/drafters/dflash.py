@@ -14,22 +14,15 @@ other, later ones too: each predicts the token at its own position, whatever sta
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, cast
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import nn
 from transformers import PreTrainedConfig, Qwen3Config
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from specattn.drafters.layer import DecoderLayer, LayerConfig, LayerDrafter
+from specattn.drafters.folders import read_config, read_weights
+from specattn.drafters.layer import DecoderLayer, LayerConfig, LayerDrafter, layer_fields
 
-_SAME = (
-    "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
-    "vocab_size", "rms_norm_eps", "max_position_embeddings", "rope_parameters", "initializer_range",
-)  # fmt: skip
 _OURS, _THEIRS = "dflash", "DFlashDraftModel"
 
 
@@ -100,7 +93,6 @@ class DFlashDrafter(LayerDrafter):
         self.hidden_norm = nn.RMSNorm(width, eps)
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.layers))
         self.norm = nn.RMSNorm(width, eps)
-        self.rotary_emb = LlamaRotaryEmbedding(config)  # type: ignore[arg-type]
         self.post_init()
 
     @classmethod
@@ -115,19 +107,12 @@ class DFlashDrafter(LayerDrafter):
         found = _read_config(Path(folder))
         if found is None:
             return cast(Any, super()).from_pretrained(folder, **options)
-        try:
-            weights = load_file(Path(folder) / "model.safetensors")
-        except (OSError, SafetensorError) as error:
-            raise ValueError(f"the weights in {folder} cannot be read: {error}") from None
-        return cls.of_weights(folder, found, weights, options.get("dtype"))
+        return cls.of_weights(folder, found, read_weights(Path(folder)), options.get("dtype"))
 
 
 def _read_config(folder: Path) -> DFlashConfig | None:
     """Return what a folder of the authors' layout says; None where it is of our own."""
-    try:
-        given = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError):
-        raise ValueError(f"{folder} has no readable config.json") from None
+    given = read_config(folder)
     if given.get("model_type") == _OURS:
         return None
     if (kinds := given.get("architectures") or [given.get("model_type")]) != [_THEIRS]:
@@ -154,5 +139,5 @@ def _read_config(folder: Path) -> DFlashConfig | None:
         mask_token_id=own.get("mask_token_id", -1),
         qkv_bias=qwen.attention_bias,
         qk_norm=True,
-        **{name: getattr(qwen, name) for name in _SAME},
+        **layer_fields(qwen),
     )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from safetensors import SafetensorError
 from transformers import PreTrainedConfig, PreTrainedModel
+
+from specattn.drafters.folders import check_weights, read_config
 
 _Drafter = TypeVar("_Drafter", bound="TrainedDrafter")
 
@@ -126,11 +127,6 @@ class TrainedDrafter(PreTrainedModel):
         """Raise ValueError unless the folder holds configuration and weights of this kind."""
         if not folder.is_dir():
             raise ValueError(f"{folder} is not a folder")
-        try:
-            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        except (OSError, json.JSONDecodeError):
-            raise ValueError(f"{folder} has no readable config.json") from None
-        if (kind := config.get("model_type")) != cls.config_class.model_type:
+        if (kind := read_config(folder).get("model_type")) != cls.config_class.model_type:
             raise ValueError(f"{folder} holds a model of type {kind!r}, not a {cls.title} drafter")
-        if not (folder / "model.safetensors").is_file():
-            raise ValueError(f"{folder} has no model.safetensors; other formats are not loaded")
+        check_weights(folder)

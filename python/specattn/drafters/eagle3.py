@@ -25,12 +25,11 @@ from typing import Any, cast
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from specattn.blocks import TORCH, Ops, Rotation, Store, norm_of, projection
 from specattn.drafters.eagle3_config import Eagle3Config, usual_layers
 from specattn.drafters.eagle3_folders import read_folder
-from specattn.drafters.layer import LayerDrafter, check_shapes
+from specattn.drafters.layer import DecoderLayer, LayerDrafter, check_texts
 from specattn.drafters.path_attention import along_paths
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -66,7 +65,6 @@ class Eagle3Drafter(LayerDrafter):
         self.lm_head = nn.Linear(width, config.head_size, bias=False)
         none = torch.zeros(config.head_size, dtype=torch.int64)
         self.register_buffer("d2t", none if config.head_size < config.vocab_size else None)
-        self.rotary_emb = LlamaRotaryEmbedding(config)  # type: ignore[arg-type]
         self.post_init()
 
     @classmethod
@@ -141,13 +139,9 @@ class Eagle3Drafter(LayerDrafter):
         result, [B, L - 1 - s, H]: row t is drafted at depth s behind the root t + 1, and
         `logits_of` makes of it those of token ``t + s + 2``.
         """
-        config, (batch, length, *_) = self.config, inputs_embeds.shape
-        check_shapes(
-            inputs_embeds=(inputs_embeds, (batch, length, config.hidden_size)),
-            features=(features, (batch, length, config.features * config.feature_size)),
-        )
-        if not 1 <= depth < length:
-            raise ValueError(f"depth: expected 1 to {length - 1} for {length} tokens, got {depth}")
+        config, length = self.config, inputs_embeds.shape[1]
+        wide = config.features * config.feature_size
+        check_texts(inputs_embeds, features, depth, config.hidden_size, wide)
         places = self.rotated(inputs_embeds, torch.arange(length, device=features.device)[None])
         drafted, known = list[torch.Tensor](), fused(TORCH, self, features)
         seen = list[tuple[torch.Tensor, torch.Tensor]]()  # keys and values of pairs at every depth
@@ -163,39 +157,12 @@ class Eagle3Drafter(LayerDrafter):
         return drafted
 
 
-class _Layer(nn.Module):
-    """A decoder layer whose attention reads two rows side by side."""
+class _Layer(DecoderLayer):
+    """A decoder layer whose attention reads two rows side by side, the second with its own norm."""
 
     def __init__(self, config: Eagle3Config):
-        super().__init__()
-        width, inner, eps = config.hidden_size, config.intermediate_size, config.rms_norm_eps
-        self.input_layernorm = nn.RMSNorm(width, eps)
-        self.hidden_norm = nn.RMSNorm(width, eps)
-        self.self_attn = _Attention(config)
-        self.post_attention_layernorm = nn.RMSNorm(width, eps)
-        self.mlp = nn.ModuleDict(
-            {
-                "gate_proj": nn.Linear(width, inner, bias=False),
-                "up_proj": nn.Linear(width, inner, bias=False),
-                "down_proj": nn.Linear(inner, width, bias=False),
-            }
-        )
-
-
-class _Attention(nn.Module):
-    """The projections around its attention."""
-
-    def __init__(self, config: Eagle3Config):
-        super().__init__()
-        self.head_dim, eps, bias = config.head_dim, config.rms_norm_eps, config.qkv_bias
-        width, heads = config.hidden_size, config.num_attention_heads
-        kv_width = config.num_key_value_heads * self.head_dim
-        self.q_proj = nn.Linear(2 * width, heads * self.head_dim, bias=bias)
-        self.k_proj = nn.Linear(2 * width, kv_width, bias=bias)
-        self.v_proj = nn.Linear(2 * width, kv_width, bias=bias)
-        self.o_proj = nn.Linear(heads * self.head_dim, width, bias=False)
-        self.q_norm = nn.RMSNorm(self.head_dim, eps) if config.qk_norm else None
-        self.k_norm = nn.RMSNorm(self.head_dim, eps) if config.qk_norm else None
+        super().__init__(config, read=2 * config.hidden_size)
+        self.hidden_norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
 
 
 def fused_input(ops: Ops, drafter: Eagle3Drafter, features: torch.Tensor) -> torch.Tensor:
@@ -243,7 +210,7 @@ def layer(
     read, residual = _parts(drafter, pairs)
     attention, mlp = own.self_attn, own.mlp
     parts = (projection(x) for x in (attention.q_proj, attention.k_proj, attention.v_proj))
-    heads = ops.linear(read, *parts).unflatten(-1, (-1, attention.head_dim))
+    heads = ops.linear(read, *parts).unflatten(-1, (-1, drafter.config.head_dim))
     norms = norm_of(attention.q_norm), norm_of(attention.k_norm)
     q_heads = drafter.config.num_attention_heads
     out = attend(*ops.rotate(heads, q_heads, place, norms=norms, store=store)).flatten(2)
@@ -262,7 +229,9 @@ def keys_and_values(
     """Store the keys and values of pairs, without drafting from them."""
     attention = cast(Any, drafter.midlayer).self_attn
     parts = projection(attention.k_proj), projection(attention.v_proj)
-    heads = ops.linear(_parts(drafter, pairs)[0], *parts).unflatten(-1, (-1, attention.head_dim))
+    heads = ops.linear(_parts(drafter, pairs)[0], *parts).unflatten(
+        -1, (-1, drafter.config.head_dim)
+    )
     ops.rotate(heads, 0, place, norms=(None, norm_of(attention.k_norm)), store=store)
 
 

@@ -18,19 +18,15 @@ its own is: ``t2d`` follows from it, and a folder in which it does not is refuse
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from transformers import LlamaConfig
 
-_SAME = (
-    "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
-    "vocab_size", "rms_norm_eps", "max_position_embeddings", "rope_parameters", "initializer_range",
-)  # fmt: skip
+from specattn.drafters.folders import read_config, read_weights
+from specattn.drafters.layer import layer_fields
+
 _NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 _OURS, _LAYER, _QK_NORM = "eagle3", "midlayer.", "midlayer.self_attn.q_norm.weight"
 _COPIES = ("verifier_lm_head.weight", "verifier_norm.weight")  # of the target, for training
@@ -48,10 +44,7 @@ def read_folder(folder: Path) -> Found | None:
 
     ValueError: the folder holds no EAGLE-3 drafter, or one that `Eagle3Drafter` is not.
     """
-    try:
-        given = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError):
-        raise ValueError(f"{folder} has no readable config.json") from None
+    given = read_config(folder)
     if given.get("model_type") == _OURS:
         return None
     layer, layers, target = _layout(folder, given)
@@ -65,7 +58,7 @@ def read_folder(folder: Path) -> Found | None:
             raise ValueError(f"{folder}: {what} must be {expected!r}, got {found!r}")
     weights = _weights(folder)
     llama: Any = LlamaConfig(**layer)  # fills in what a short config leaves out
-    config = {name: getattr(llama, name) for name in _SAME}
+    config = layer_fields(llama)
     config |= {name: bool(given.get(name, False)) for name in _NORMS}
     config |= {
         "target": target,
@@ -96,15 +89,9 @@ def _layout(folder: Path, given: dict[str, Any]) -> tuple[dict[str, Any], list[i
 
 
 def _weights(folder: Path) -> dict[str, torch.Tensor]:
-    path = folder / "model.safetensors"
-    if not path.is_file():
-        others = ", ".join(sorted(x.name for x in folder.glob("*.bin"))) or "no weights"
-        raise ValueError(f"{folder} has no model.safetensors but {others}, which is not loaded")
-    try:
-        held = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"the weights in {folder} cannot be read: {error}") from None
-    named = {name.replace("layers.0.", _LAYER, 1): weight for name, weight in held.items()}
+    """Return the weights by our names, without copies of the target's."""
+    held = read_weights(folder).items()
+    named = {name.replace("layers.0.", _LAYER, 1): weight for name, weight in held}
     return {name: weight for name, weight in named.items() if name not in _COPIES}
 
 

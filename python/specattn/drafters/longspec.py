@@ -23,7 +23,6 @@ from typing import Any, cast
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from specattn.blocks import TORCH, Ops, Rotation, Store, norm_of, projection, swiglu
 from specattn.drafters.layer import LayerConfig, LayerDrafter, check_shapes
@@ -94,7 +93,6 @@ class LongSpecDrafter(LayerDrafter):
         self.gate_up_proj = nn.Linear(width, 2 * config.intermediate_size, bias=False)
         self.down_proj = nn.Linear(config.intermediate_size, width, bias=False)
         self.norm = nn.RMSNorm(width, eps)
-        self.rotary_emb = LlamaRotaryEmbedding(config)  # type: ignore[arg-type]
         self.post_init()
 
     @classmethod

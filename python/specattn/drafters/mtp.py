@@ -10,7 +10,6 @@ from typing import Any, cast
 
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from specattn.drafters.layer import DecoderLayer, LayerConfig, LayerDrafter
 
@@ -42,7 +41,6 @@ class MtpDrafter(LayerDrafter):
         for name, part in DecoderLayer(config).named_children():  # checkpoints have it no deeper
             self.add_module(name, part)
         self.shared_head = nn.ModuleDict({"norm": nn.RMSNorm(width, eps)})
-        self.rotary_emb = LlamaRotaryEmbedding(config)  # type: ignore[arg-type]
         self.post_init()
 
     @classmethod

@@ -30,10 +30,9 @@ from typing import Any, cast
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from specattn.blocks import TORCH, Ops, Rotation, Store, norm_of, projection, swiglu
-from specattn.drafters.layer import LayerConfig, LayerDrafter, check_shapes
+from specattn.drafters.layer import LayerConfig, LayerDrafter, check_texts
 from specattn.drafters.path_attention import along_paths
 
 Attend = Callable[[torch.Tensor], torch.Tensor]
@@ -106,7 +105,6 @@ class PosSDrafter(LayerDrafter):
             nn.RMSNorm(config.hidden_size, config.rms_norm_eps) if config.fc_norm else None
         )
         self.specialists = nn.ModuleList(Specialist(config) for _ in range(config.layers))
-        self.rotary_emb = LlamaRotaryEmbedding(config)  # type: ignore[arg-type]
         self.post_init()
 
     @classmethod
@@ -148,11 +146,8 @@ class PosSDrafter(LayerDrafter):
         t is drafted at depth s behind the root t + 1, and predicts the feature of token
         ``t + s + 1``.
         """
-        batch, length, *_ = inputs_embeds.shape
-        shape = (batch, length, self.config.hidden_size)
-        check_shapes(inputs_embeds=(inputs_embeds, shape), features=(features, shape))
-        if not 1 <= depth < length:
-            raise ValueError(f"depth: expected 1 to {length - 1} for {length} tokens, got {depth}")
+        length, width = inputs_embeds.shape[1], self.config.hidden_size
+        check_texts(inputs_embeds, features, depth, width, width)
         places = self.rotated(inputs_embeds, torch.arange(length, device=features.device)[None])
         drafted, pairs, known = list[torch.Tensor](), list[torch.Tensor](), features
         # Of each specialist: keys and values of the pairs at every depth, for all roots.

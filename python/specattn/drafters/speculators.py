@@ -14,23 +14,14 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from transformers import LlamaConfig
 
+from specattn.drafters.folders import read_config, read_weights
+from specattn.drafters.layer import layer_fields
 from specattn.drafters.poss import PosSConfig, PosSDrafter
 
 _TYPE, _LAYER = "eagle", "LlamaDecoderLayer"
-_SAME = (
-    "hidden_size",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "vocab_size",
-    "rms_norm_eps",
-    "max_position_embeddings",
-    "initializer_range",
-)
 
 # Their names of weights, in the order in which ours hold them one after the other.
 _WEIGHTS = {
@@ -85,7 +76,8 @@ def save_speculators(
     ):
         if not holds:
             raise ValueError(f"the speculators layout of EAGLE has no place for {name}")
-    rope = dict(config.rope_parameters or {})
+    layer = layer_fields(config)
+    rope = dict(layer.pop("rope_parameters") or {})
     theta, rope_type = rope.pop("rope_theta", 10000.0), rope.get("rope_type", "default")
     written = {
         "architectures": ["EagleSpeculator", _LAYER],
@@ -107,7 +99,7 @@ def save_speculators(
             "mlp_bias": False,
             "rope_theta": theta,
             "rope_scaling": None if rope_type == "default" else rope,
-            **{name: getattr(config, name) for name in _SAME},
+            **layer,
         },
         "layernorms": False,
         "fusion_bias": config.fc_bias,
@@ -144,16 +136,8 @@ def load_speculators(folder: Path | str, *, dtype: torch.dtype | None = None) ->
         The folder is none of this layout, or holds a drafter that `PosSDrafter` is not.
     """
     folder = Path(folder)
-    try:
-        given = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError):
-        raise ValueError(f"{folder} has no readable config.json") from None
-    config = _read_config(folder, given)
-    try:
-        weights = load_file(folder / "model.safetensors")
-    except OSError:
-        raise ValueError(f"{folder} has no readable model.safetensors") from None
-    drafter = PosSDrafter(config)
+    config = _as_ours(folder, read_config(folder))
+    weights, drafter = read_weights(folder), PosSDrafter(config)
     needed = {own: _WEIGHTS[own] for own in drafter.state_dict()}
     expected = {name for theirs in needed.values() for name in theirs}
     if odd := expected ^ weights.keys():
@@ -169,7 +153,7 @@ def load_speculators(folder: Path | str, *, dtype: torch.dtype | None = None) ->
     return cast(Any, drafter).to(dtype or state["fc.weight"].dtype)
 
 
-def _read_config(folder: Path, given: dict[str, Any]) -> PosSConfig:
+def _as_ours(folder: Path, given: dict[str, Any]) -> PosSConfig:
     kind = given.get("speculators_model_type")
     if kind == "eagle3":
         raise ValueError(
@@ -199,6 +183,5 @@ def _read_config(folder: Path, given: dict[str, Any]) -> PosSConfig:
     return PosSConfig(
         target=verifier.get("name_or_path") or "",
         fc_bias=bool(given.get("fusion_bias", False)),
-        rope_parameters=llama.rope_parameters,
-        **{name: getattr(llama, name) for name in _SAME},
+        **layer_fields(llama),
     )

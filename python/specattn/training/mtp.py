@@ -17,7 +17,7 @@ from specattn.decoding.model.mtp import head_of
 from specattn.decoding.passes.decoder import rotated
 from specattn.decoding.passes.mtp import drafted, fuse
 from specattn.drafters import MtpDrafter, TrainedDrafter
-from specattn.drafters.layer import check_shapes
+from specattn.drafters.layer import check_texts
 from specattn.drafters.path_attention import along_paths
 from specattn.training.features import features_of
 from specattn.training.loss import IGNORED, soft_cross_entropy
@@ -56,11 +56,8 @@ def draft_texts(
     `depth` is from 1 to L - 1 (else ValueError). Entry s of the result, [B, L - 1 - s, H]: row t is
     drafted at depth s behind the root t + 1, and stands for the feature of token ``t + s + 1``.
     """
-    batch, length, *_ = inputs_embeds.shape
-    shape = (batch, length, drafter.config.hidden_size)
-    check_shapes(inputs_embeds=(inputs_embeds, shape), features=(features, shape))
-    if not 1 <= depth < length:
-        raise ValueError(f"depth: expected 1 to {length - 1} for {length} tokens, got {depth}")
+    length, width = inputs_embeds.shape[1], drafter.config.hidden_size
+    check_texts(inputs_embeds, features, depth, width, width)
     head, known = head_of(drafter), features
     places = drafter.rotated(inputs_embeds, torch.arange(length, device=features.device)[None])
     outs, seen = list[torch.Tensor](), list[tuple[torch.Tensor, torch.Tensor]]()

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.functional import pad
 
-from specattn.blocks import TORCH, Direct, Ops, Place, Store
+from specattn.blocks import TORCH, Direct, Ops, Place, Store, angle_tables
 from specattn.decoding.drafting.pruning import Candidates, places
 from specattn.decoding.engine.contract import DraftContext, Verified
 from specattn.decoding.model.families import CacheShape
 from specattn.decoding.passes.runner import MOST_ROWS
+from specattn.drafters.layer import LayerDrafter
 from specattn.reference.tree_mask import WORD_BITS
 
 MOST_PENDING = 64
@@ -24,6 +25,13 @@ MOST_PENDING = 64
 
 Angles = Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
 """``angles(like, positions)``: cosines and sines by position, as `angle_tables` returns them."""
+
+
+def caches_of(drafter: LayerDrafter, layers: int) -> tuple[CacheShape, Angles]:
+    """Return what so many of a drafter's layers cache, and the angles of its rope."""
+    config = drafter.config
+    shape = CacheShape(layers, config.num_key_value_heads, config.head_dim)
+    return shape, partial(angle_tables, drafter.rotary_emb)
 
 
 class Level(NamedTuple):

@@ -16,12 +16,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from specattn.blocks import Ops, Place, Store, angle_tables, norm_of, projection
+from specattn.blocks import Ops, Place, Store, norm_of, projection
 from specattn.decoding.drafting.grown import Grown
-from specattn.decoding.drafting.pairs import Level, PairBlock, level_sizes
+from specattn.decoding.drafting.pairs import Level, PairBlock, caches_of, level_sizes
 from specattn.decoding.drafting.pruning import Candidates
 from specattn.decoding.engine.contract import DraftContext
-from specattn.decoding.model.families import CacheShape
 from specattn.decoding.model.parts import drafter_layer
 from specattn.decoding.passes.decoder import rotated, run_layer, stored
 from specattn.drafters import DFlashDrafter
@@ -71,9 +70,7 @@ class DFlashBlock(PairBlock):
         self.size, self.head_dim = config.block_size, config.head_dim
         modules: Any = drafter.layers
         self.layers = [drafter_layer(module, config.head_dim) for module in modules]
-        shape = CacheShape(config.layers, config.num_key_value_heads, config.head_dim)
-        angles = partial(angle_tables, drafter.rotary_emb)
-        super().__init__(context, shape, angles, self.size, self.size, window)
+        super().__init__(context, *caches_of(drafter, config.layers), self.size, self.size, window)
         device = context.target.device
         self.masks = torch.full((1, self.size - 1), config.mask_token_id, device=device)
         self.places = torch.arange(self.size, dtype=torch.int32, device=device)[None]

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from specattn.blocks import Ops, Place, Store, angle_tables
+from specattn.blocks import Ops, Place, Store
 from specattn.decoding.drafting.grown import Grown
-from specattn.decoding.drafting.pairs import Level, PairBlock
+from specattn.decoding.drafting.pairs import Level, PairBlock, caches_of
 from specattn.decoding.engine.contract import DraftContext
-from specattn.decoding.model.families import CacheShape
 from specattn.drafters import Eagle3Drafter
 from specattn.drafters.eagle3 import fused, keys_and_values, layer, logits_of, pair
 
@@ -69,9 +67,7 @@ class Eagle3Block(PairBlock):
         own: nn.Module | None = drafter.embed_tokens
         self.embedding = context.target.embed if own is None else own
         self.tokens = drafter.tokens
-        shape = CacheShape(1, config.num_key_value_heads, config.head_dim)
-        angles = partial(angle_tables, drafter.rotary_emb)
-        super().__init__(context, shape, angles, nodes, depth, window)
+        super().__init__(context, *caches_of(drafter, 1), nodes, depth, window)
         self.vocabulary = config.head_size
 
     def taken(self, ops: Ops, features: torch.Tensor) -> torch.Tensor:

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
-from specattn.blocks import Ops, Place, Store, angle_tables
+from specattn.blocks import Ops, Place, Store
 from specattn.decoding.drafting.grown import Grown
-from specattn.decoding.drafting.pairs import Level, PairBlock
+from specattn.decoding.drafting.pairs import Level, PairBlock, caches_of
 from specattn.decoding.engine.contract import DraftContext
-from specattn.decoding.model.families import CacheShape
 from specattn.drafters import PosSDrafter
 from specattn.drafters.poss import fuse, keys_and_values, specialist
 
@@ -65,9 +63,7 @@ class SpecialistBlock(PairBlock):
         window: int | None = None,
     ):
         self.drafter, config = drafter, drafter.config
-        shape = CacheShape(config.layers, config.num_key_value_heads, config.head_dim)
-        angles = partial(angle_tables, drafter.rotary_emb)
-        super().__init__(context, shape, angles, nodes, depth, window)
+        super().__init__(context, *caches_of(drafter, config.layers), nodes, depth, window)
 
     def fuse(self, ops: Ops, tokens: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
         """Return what ``fc`` makes of pairs."""

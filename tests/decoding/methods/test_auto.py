@@ -9,7 +9,7 @@ from itertools import pairwise, product
 import pytest
 import torch
 
-from specattn.decoding import Eagle3, LongSpec, Medusa, Mtp, PosS, Vegas, generate
+from specattn.decoding import METHODS, DFlash, Eagle3, LongSpec, Medusa, Mtp, PosS, Vegas, generate
 from specattn.decoding.drafting.gains import Effort
 from specattn.decoding.drafting.pace import Arm, Pace
 from specattn.decoding.drafting.timings import SIZES, PassCosts
@@ -18,9 +18,12 @@ from specattn.decoding.methods.auto import Auto
 from specattn.decoding.model.model import Model
 from specattn.decoding.text.statistics import Clock
 from tests import distributions
+from tests.decoding.methods import test_dflash
 from tests.decoding.models import prompts, tiny_model
+from tests.decoding.mtp_folders import random_drafter as random_mtp
 from tests.decoding.mtp_folders import with_head
 from tests.drafters import eagle3_statement, poss_statement
+from tests.drafters.eagle3_statement import random_drafter as random_eagle3
 from tests.drafters.statement import random_drafter
 from tests.drafters.test_heads import random_heads
 
@@ -70,11 +73,12 @@ def trained(model):
             depth=3,
             total_tokens=8,
         ),
+        "dflash": DFlash(test_dflash.random_drafter(model), width=3, total_tokens=8),
         "medusa": Medusa(random_heads("medusa", model, dtype=torch.float32), widths=(2, 2)),
     }
 
 
-@pytest.mark.parametrize("name", ["longspec", "poss", "eagle3", "medusa"])
+@pytest.mark.parametrize("name", ["longspec", "poss", "eagle3", "dflash", "medusa"])
 @pytest.mark.parametrize("temperature", [0.0, 1.2])
 @pytest.mark.parametrize("lengths", [(40,), (5, 33, 60)])
 def test_the_text_is_that_of_plain_decoding_whoever_drafts(
@@ -246,6 +250,30 @@ def test_the_head_among_the_weights_in_the_models_folder_is_found(tmp_path):
     output = generate(model, text, "auto", max_new_tokens=40, temperature=0)
     assert output.new_tokens == expected
     assert Auto(trained="mtp").prepared(model).trained.drafter is found.drafter
+
+
+@pytest.mark.parametrize(
+    ("name", "store"),
+    [
+        ("eagle3", lambda model, at: random_eagle3(model).save_pretrained(at)),
+        ("dflash", lambda model, at: test_dflash.store(at, test_dflash.random_drafter(model))),
+        ("mtp", lambda model, at: random_mtp(model).save_pretrained(at)),
+    ],
+)
+def test_every_head_beside_a_model_is_considered(tmp_path, caplog, capricious, name, store):
+    """Behind one that does not fit, too; and what it drafts does not show."""
+    model, other = (tiny_model("qwen3", vocab_size=size) for size in (V, V + 8))
+    model.config._name_or_path = str(tmp_path)
+    poss_statement.random_drafter(other, layers=2).save_pretrained(tmp_path / "poss")
+    store(model, tmp_path / name)
+    with caplog.at_level(logging.WARNING):
+        assert type(Auto().prepared(model).trained) is METHODS[name]
+    assert f"{tmp_path}: the drafter of poss is not used" in caplog.text
+    text = prompts((9,), vocabulary=V)
+    expected = generate(model, text, "plain", max_new_tokens=40, temperature=0).new_tokens
+    output = generate(model, text, "auto", max_new_tokens=40, temperature=0)
+    assert output.new_tokens == expected
+    assert output.statistics.details["rounds"][name] > 0
 
 
 def test_a_drafter_that_does_not_fit_is_left_alone_and_named(tmp_path, caplog):

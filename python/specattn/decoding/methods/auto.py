@@ -26,6 +26,7 @@ from specattn.decoding.drafting.trie import shared_tree
 from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Verified
 from specattn.decoding.engine.method import Method
 from specattn.decoding.methods.cast import Cast
+from specattn.decoding.methods.dflash import DFlash
 from specattn.decoding.methods.eagle3 import Eagle3
 from specattn.decoding.methods.longspec import LongSpec
 from specattn.decoding.methods.medusa import Medusa
@@ -38,7 +39,7 @@ from specattn.decoding.model.model import Model
 from specattn.decoding.passes.attention import NO_CAPTURE
 from specattn.peak_memory import available_bytes
 
-TRAINED: tuple[type[Trained], ...] = (PosS, Eagle3, LongSpec, Mtp, Medusa)
+TRAINED: tuple[type[Trained], ...] = (PosS, Eagle3, LongSpec, DFlash, Mtp, Medusa)
 """Methods whose drafter is looked for in the folder of a model, in this order."""
 
 _PAYS = 256  # tokens that a run must be about to make before weights are rounded for it
@@ -68,7 +69,8 @@ class Auto(Method, name="auto"):
         that is left.
     trained : Method, str or None
         A method with a trained drafter, or the name of one whose drafter lies in the model's
-        folder. "found": the first of `TRAINED` for which there is one, if any. None: without.
+        folder. "found": the first of `TRAINED` for which there is one that fits, if any. None:
+        without.
     corpus, remember, cache
         As for `Suffix`.
 
@@ -83,9 +85,9 @@ class Auto(Method, name="auto"):
 
     vegas: bool = True
     cast: bool = True
-    trained: Method | Literal["found", "poss", "eagle3", "longspec", "mtp", "medusa"] | None = (
-        "found"
-    )
+    trained: (
+        Method | Literal["found", "poss", "eagle3", "longspec", "dflash", "mtp", "medusa"] | None
+    ) = "found"
     corpus: tuple[Path, ...] = ()
     remember: bool = False
     cache: Path | None = None
@@ -169,7 +171,7 @@ def _rounds(context: DraftContext) -> bool:
 
 
 def _beside(model: PreTrainedModel) -> Method | None:
-    """Return the method whose trained drafter lies in the model's folder, loaded."""
+    """Return the first method whose trained drafter lies in the model's folder and fits, loaded."""
     folder, depth = folder_of(model), model.config.num_hidden_layers
     for kind in TRAINED:
         try:
@@ -178,7 +180,6 @@ def _beside(model: PreTrainedModel) -> Method | None:
                 return kind().prepared(model)
         except (OSError, ValueError) as error:
             _log.warning("auto: %s: the drafter of %s is not used: %s", folder, kind.name, error)
-            return None
     return None
 
 

@@ -67,11 +67,8 @@ class DFlashConfig(LayerConfig):
     def check_target(self, config: PreTrainedConfig) -> None:
         """Raise ValueError, with both numbers, unless it fits a target of this `config`."""
         super().check_target(config)
-        if (deepest := max(cast(Any, self.feature_layers))) > config.num_hidden_layers:
-            raise ValueError(
-                f"the drafter does not fit the target: it reads layer {deepest} of "
-                f"{config.num_hidden_layers}; it was trained for {self.target!r}"
-            )
+        deepest, depth = max(cast(Any, self.feature_layers)), config.num_hidden_layers
+        self.check("deepest layer", deepest, depth, deepest <= depth)
 
 
 class DFlashDrafter(LayerDrafter):

@@ -40,11 +40,17 @@ class DrafterConfig(PreTrainedConfig):
     def check_target(self, config: PreTrainedConfig) -> None:
         """Raise ValueError unless the drafter fits a target of this `config`."""
         for name, expected in self.shared_with(config).items():
-            if (own := getattr(self, name)) != expected:
-                raise ValueError(
-                    f"the drafter does not fit the target: its {name} is {own}, the target's is "
-                    f"{expected}; it was trained for {self.target!r}"
-                )
+            own = getattr(self, name)
+            self.check(name, own, expected, own == expected)
+
+    def check(self, what: str, own: Any, of_target: Any, fits: bool) -> None:
+        """Raise ValueError, with both values, unless the drafter `fits` the target there."""
+        if not fits:
+            trained = f"; it was trained for {self.target!r}" if self.target else ""
+            raise ValueError(
+                f"the drafter does not fit the target: its {what} is {own}, the target's is "
+                f"{of_target}{trained}"
+            )
 
 
 class TrainedDrafter(PreTrainedModel):

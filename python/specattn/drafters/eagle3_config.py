@@ -40,6 +40,7 @@ class Eagle3Config(LayerConfig):
     """
 
     model_type = "eagle3"
+    shared = ("vocab_size",)
 
     target_hidden_size: int | None = None
     feature_layers: list[int] | None = None
@@ -89,17 +90,11 @@ class Eagle3Config(LayerConfig):
 
     def check_target(self, config: PreTrainedConfig) -> None:
         """Raise ValueError, with both numbers, unless it fits a target of this `config`."""
+        width = config.hidden_size
+        self.check("hidden_size", self.feature_size, width, self.feature_size == width)
+        super().check_target(config)
         deepest, depth = max(self.layers_of(config)), config.num_hidden_layers
-        for what, own, of_target, fits in (
-            ("hidden_size", self.feature_size, config.hidden_size, None),
-            ("vocab_size", self.vocab_size, config.vocab_size, None),
-            ("deepest layer", deepest, depth, deepest <= depth),
-        ):
-            if not (own == of_target if fits is None else fits):
-                raise ValueError(
-                    f"the drafter does not fit the target: its {what} is {own}, the target's is "
-                    f"{of_target}; it was trained for {self.target!r}"
-                )
+        self.check("deepest layer", deepest, depth, deepest <= depth)
 
 
 def usual_layers(depth: int) -> tuple[int, int, int]:

@@ -181,7 +181,11 @@ def test_folders_of_the_authors_and_of_our_own(tmp_path):
         ({"dflash_config": {"mask_token_id": 1}}, "feature_layers must be positive"),
         ({"num_hidden_layers": 1}, "missing or unexpected layers.1"),
         ({"intermediate_size": 8}, r"down_proj.weight is \[32, 48\], expected \[32, 8\]"),
-        ({"dflash_config": {"mask_token_id": 1, "target_layer_ids": [0, 3]}}, "reads layer 4 of 3"),
+        (
+            {"dflash_config": {"mask_token_id": 1, "target_layer_ids": [0, 3]}},
+            "deepest layer is 4, the target's is 3$",
+        ),
+        ({"vocab_size": 9}, "its vocab_size is 9, the target's is 6$"),
     ],
 )
 def test_a_folder_that_does_not_fit_is_refused(tmp_path, changes, message):

@@ -93,6 +93,19 @@ def wide() -> str:
     return markdown((*header, *(f"`{name}`" for name in names)), rows)
 
 
+@table("wide-heads")
+def wide_heads() -> str:
+    """Return drafters of several kinds on the widened target, with AVX2 alone."""
+    rows = []
+    for row in read("epyc-zen3-2core/decoding-wide-heads.jsonl"):
+        gain, speed = row["speedup"].get("plain"), spread(row["tokens_per_second"], 1)
+        shown = None if gain is None else f"{gain:.2f}"
+        rows.append(
+            [f"`{row['method']}`", f"{row['temperature']:g}", speed, shown, f"{row['tau']:.2f}"]
+        )
+    return markdown(("", "T", "tokens/s", "times plain", "tokens a pass"), rows)
+
+
 @table("wide-hybrid")
 def wide_hybrid() -> str:
     """Return methods on the widened hybrid beside transformers' generate."""

@@ -113,7 +113,7 @@ def _read_config(folder: Path) -> DFlashConfig | None:
     if given.get("model_type") == _OURS:
         return None
     if (kinds := given.get("architectures") or [given.get("model_type")]) != [_THEIRS]:
-        raise ValueError(f"{folder} holds a model of {kinds[0]!r}, not a {_THEIRS}")
+        raise ValueError(f"{folder} holds a model of {kinds[0]!r}, not a DFlash drafter")
     own = {**given, **(given.get("dflash_config") or {})}
     for what, expected in (
         ("is_causal", (None, False)),

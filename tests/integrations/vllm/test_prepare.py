@@ -1,4 +1,4 @@
-"""vLLM's sampler verifies drafts at the temperature that was asked for, and hybrids are told."""
+"""vLLM's sampler verifies drafts at the temperature that was asked for, and hybrids are refused."""
 
 from types import SimpleNamespace
 
@@ -12,11 +12,6 @@ from specattn.integrations.vllm.prepare import prepare, set_right
 from tests.integrations.vllm.engine import Engine, Expected, prompt_of
 
 
-def config(**model):
-    cache = SimpleNamespace(mamba_cache_mode="align")
-    return SimpleNamespace(model_config=SimpleNamespace(**model), cache_config=cache)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int32])
 def test_each_request_has_its_own_value_for_all_of_its_drafts(dtype):
     set_right()
@@ -26,9 +21,10 @@ def test_each_request_has_its_own_value_for_all_of_its_drafts(dtype):
     assert found.dtype == dtype
 
 
-def test_a_hybrid_beside_a_prefix_cache_is_refused_by_name():
-    with pytest.raises(ValueError, match="--no-enable-prefix-caching"):
-        prepare(config(is_hybrid=True))
+def test_a_hybrid_is_refused_by_name():
+    config = SimpleNamespace(model_config=SimpleNamespace(is_hybrid=True))
+    with pytest.raises(ValueError, match="a hybrid; leave out --speculative-config"):
+        prepare(config)
 
 
 @pytest.mark.parametrize("name", ["Auto", "Suffix"])

@@ -18,18 +18,16 @@ def prepare(vllm_config: VllmConfig) -> None:
     Raises
     ------
     ValueError
-        vLLM needs Triton to keep the states of this model beside drafts, and there is none.
+        The model has layers that keep a state: beside drafts its texts are wrong on a CPU.
     """
     from vllm.platforms import current_platform
-    from vllm.triton_utils import HAS_TRITON
 
     if not current_platform.is_cpu():
         return
-    cache = vllm_config.cache_config
-    if vllm_config.model_config.is_hybrid and cache.mamba_cache_mode == "align" and not HAS_TRITON:
+    if vllm_config.model_config.is_hybrid:
         raise ValueError(
-            "drafts: expected Triton, with which vLLM keeps states beside a prefix cache, got "
-            "none; --no-enable-prefix-caching does without"
+            "drafts: expected a model without layers that keep a state, for on a CPU vLLM's texts "
+            "of those are wrong beside drafts, got a hybrid; leave out --speculative-config"
         )
     if not _expands():
         set_right()

@@ -300,7 +300,7 @@ def test_without_the_module_nothing_is_looked_up_and_that_is_said_once(model, mo
 
 
 def test_a_method_without_a_trained_drafter_is_refused():
-    known = "found, poss, eagle3, longspec, mtp, medusa or None"
+    known = "found, poss, eagle3, longspec, dflash, mtp, medusa or None"
     with pytest.raises(ValueError, match=f"{known}, got 'vegas'"):
         Auto(trained="vegas")
 

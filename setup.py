@@ -76,7 +76,7 @@ class BuildSideBySide(build_ext):
         if self.editable_mode and built.exists() and not newer_group(parts, built):
             target = Path(self.get_ext_fullpath(ext.name))
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(built, target)
+            shutil.copy(built, target)
         else:
             super().build_extension(ext)
 

@@ -107,19 +107,20 @@ def main() -> int:
     parser.add_argument("--grows", type=float, default=8.0, help="MiB allowed over the second half")
     options = parser.parse_args()
     traffic = Traffic(engine_of(options.drafter, options.drafted), seed=0)
-    process, held, begun = psutil.Process(), list[float](), time.perf_counter()
+    process, begun = psutil.Process(), time.perf_counter()
+    held = [process.memory_info().rss / 2**20]
     every = max(1, options.requests // PARTS)
     while traffic.begun or traffic.asked < options.requests:
         while len(traffic.begun) < 2 * AT_ONCE and traffic.asked < options.requests:
             traffic.add()
         traffic.go_on()
-        if traffic.asked >= every * (len(held) + 1):  # several may have come in this step
+        if traffic.asked >= every * len(held):  # several may have come in this step
             held.append(process.memory_info().rss / 2**20)
             print(f"{traffic.asked} requests, {held[-1]:.1f} MiB", flush=True)
         if traffic.stuck:
             break
     counts = {one.name: one.value for one in traffic.engine.get_metrics() if hasattr(one, "value")}
-    grown = held[-1] - held[len(held) // 2 - 1]
+    grown = held[-1] - held[len(held) // 2]
     found = {
         "requests": traffic.asked,
         "given_up": traffic.given_up,

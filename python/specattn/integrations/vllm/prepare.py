@@ -26,8 +26,8 @@ def prepare(vllm_config: VllmConfig) -> None:
         return
     if vllm_config.model_config.is_hybrid:
         raise ValueError(
-            "drafts: expected a model without layers that keep a state, for on a CPU vLLM's texts "
-            "of those are wrong beside drafts, got a hybrid; leave out --speculative-config"
+            "drafts: expected a model without layers that keep a state, whose texts are wrong "
+            "beside drafts on a CPU, got a hybrid; leave out --speculative-config"
         )
     if not _expands():
         set_right()

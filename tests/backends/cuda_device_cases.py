@@ -6,7 +6,7 @@ from unittest import mock
 import torch
 from tools.ptx.cuda_launch import split_by
 from tools.ptx.cuda_stub import timed_cuda
-from tools.ptx.tests import cases, selections
+from tools.ptx.tests import checks, selections
 
 import specattn
 
@@ -49,7 +49,7 @@ def check(case, device):
     def emulate(arch, options, change, **forced):
         return on_device(device, **forced)
 
-    cases.check(case, None, emulate=emulate)
+    checks.check(case, None, emulate=emulate)
 
 
 def check_selections(device, seeds):

@@ -15,7 +15,8 @@ from specattn.backends.cuda import build
 from .. import cuda_launch
 from ..cuda_launch import emulated_cuda
 from ..faults import Fault
-from .cases import CUT_OFF, SCHEDULES, Case, check
+from .case import Case
+from .checks import CUT_OFF, SCHEDULES, check
 
 ARCHITECTURES = ("sm_80", "sm_90a")
 HEAD_DIMS = (64, 80, 96, 128, 256)

@@ -6,7 +6,9 @@ from dataclasses import replace
 from specattn.triton_kernels._configs import UNFENCED
 
 from ..faults import Fault
-from .cases import HOPPER, SCHEDULES, Case, check, run
+from .case import Case
+from .cases import HOPPER
+from .checks import SCHEDULES, check, run
 
 
 def drawn(seed):

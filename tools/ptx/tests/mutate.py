@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 
 from ..faults import Fault
 from ..machine import Options
-from .cases import Case, run
+from .case import Case
+from .checks import run
 
 SCHEDULES = (Options(count=False), Options(count=False, copies="issue", warps=1, blocks=1))
 

@@ -1,4 +1,4 @@
-"""Ragged queries in the emulator: the calls of `cases.py` whose requests differ in rows."""
+"""Ragged queries in the emulator: the cases whose requests differ in rows."""
 
 import torch
 from tests.ragged import lists_of, make_ragged

@@ -4,7 +4,8 @@ import pytest
 
 pytest.importorskip("triton")
 
-from . import cases, hopper_cases
+from . import checks, hopper_cases
+from .case import Case
 
 
 @pytest.mark.slow
@@ -14,17 +15,17 @@ def test_random_calls(compiler_process, seed):
 
 
 LEFT = [
-    cases.Case("ragged logits", rows=16, ragged=(16, 1), lengths=(70, 9), kv_heads=1),
-    cases.Case("tree", rows=16, lengths=(9,), kv_heads=1),
-    cases.Case("hybrid", rows=16, head_dim=80, lengths=(70,), kv_heads=1),
-    cases.Case("hybrid", rows=8, lengths=(70,), kv_heads=1),
+    Case("ragged logits", rows=16, ragged=(16, 1), lengths=(70, 9), kv_heads=1),
+    Case("tree", rows=16, lengths=(9,), kv_heads=1),
+    Case("hybrid", rows=16, head_dim=80, lengths=(70,), kv_heads=1),
+    Case("hybrid", rows=8, lengths=(70,), kv_heads=1),
 ]
 
 
 @pytest.mark.gpu_code("triton")
 @pytest.mark.parametrize("case", LEFT, ids=str)
 def test_others_are_left_to_the_split_kernel(compiler_process, case):
-    counts = compiler_process(cases.check, case, "sm_90")
+    counts = compiler_process(checks.check, case, "sm_90")
     assert {name for name, _ in counts} <= {"split_kv_kernel", "combine_kernel"}
 
 

@@ -7,7 +7,8 @@ pytest.importorskip("triton")
 from specattn.triton_kernels._configs import UNFENCED
 
 from ..faults import Fault
-from . import cases, mutate
+from . import cases, checks, mutate
+from .case import Case
 
 ARCHITECTURES = ["sm_80", "sm_90"]
 WHOLE = pytest.mark.gpu_code("triton")
@@ -20,21 +21,21 @@ OTHERS = [(c, a) for c in cases.SELECTED for a in ARCHITECTURES if (c, a) not in
     ("case", "arch"), [*QUICK, *(pytest.param(*x, marks=WHOLE) for x in OTHERS)], ids=str
 )
 def test_selected(compiler_process, case, arch):
-    compiler_process(cases.check, case, arch)
+    compiler_process(checks.check, case, arch)
 
 
 @WHOLE
 @pytest.mark.parametrize(("case", "arch"), QUICK, ids=str)
 def test_tensor_cores_may_cut_sums_off(compiler_process, case, arch):
     """The bounds hold on a GPU too, whose products are not summed as exactly as here."""
-    compiler_process(cases.check, case, arch, cases.CUT_OFF)
+    compiler_process(checks.check, case, arch, checks.CUT_OFF)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("case", cases.ALL, ids=str)
 def test_all_in_every_order(compiler_process, case, arch):
-    compiler_process(cases.check, case, arch, cases.SCHEDULES)
+    compiler_process(checks.check, case, arch, checks.SCHEDULES)
 
 
 def test_a_fault_names_the_kernel_and_its_source(compiler_process):
@@ -72,9 +73,9 @@ NEEDED = {
 @pytest.mark.skipif(not UNFENCED, reason="this Triton fences what wgmma reads")
 def test_wgmma_of_old_tritons_reads_what_is_not_fenced(compiler_process):
     """Why `_configs` keeps tiles below 64 rows there."""
-    case = cases.Case("hybrid", rows=16, block_m=64, hopper=False)
+    case = Case("hybrid", rows=16, block_m=64, hopper=False)
     with pytest.raises(Fault, match=r"without fence\.proxy\.async"):
-        compiler_process(cases.check, case, "sm_90")
+        compiler_process(checks.check, case, "sm_90")
 
 
 @WHOLE

@@ -1,4 +1,4 @@
-"""`write_kv` in the emulator: the calls of `cases.py` that write a cache, of 16 bits or of 8."""
+"""`write_kv` in the emulator: the cases that write a cache, of 16 bits or of 8."""
 
 import torch
 from tests.writes import make_write

@@ -9,7 +9,6 @@ workspaces. Later calls fill in addresses and launch. What cannot be recorded ru
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
-from operator import itemgetter
 from typing import NamedTuple
 
 import torch
@@ -17,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton import knobs
 from triton.runtime import driver
 
+from ..backends.backend import forms_of, picker
 from . import _configs
 
 _ALIGNMENT = 16  # bytes; at others Triton compiles another kernel
@@ -96,7 +96,7 @@ class Prepared:
         plain: Sequence[int],
         pairs: Sequence[tuple[int, int]] = (),
     ):
-        self.function, self.plain, self.pairs = function, _picker(plain), tuple(pairs)
+        self.function, self.plain, self.pairs = function, picker(plain), tuple(pairs)
         self.plans: dict[tuple, Plan] = {}
 
     def __call__(self, *args, form=None):
@@ -105,7 +105,7 @@ class Prepared:
             self._as_written(args)
             return
         if form is None:
-            form = tuple([_form(x) for x in args])
+            form = forms_of(args)
         views = tuple([v for k, v in self.pairs if _is_view(args[k], args[v])])
         key = form, self.plain(args), views
         plan = self.plans.get(key)
@@ -132,21 +132,8 @@ class Prepared:
         return tape.plan(args, views)
 
 
-def _picker(places):
-    """Return a function that returns the items at some places of a sequence as a tuple."""
-    if len(places) > 1:
-        return itemgetter(*places)
-    return lambda sequence: tuple([sequence[place] for place in places])
-
-
 def _is_view(k, v):
     return k is not None and v is not None and k.data_ptr() == v.data_ptr()
-
-
-def _form(x):
-    if isinstance(x, torch.Tensor):
-        return x.shape, x.stride(), x.dtype, x.device
-    return None
 
 
 class Tape(TorchDispatchMode):
@@ -226,7 +213,7 @@ def _step(kernel, compiled, grid, args, options, where, nothing):
         numbers.append(where[value.data_ptr()])
     tail = (compiled.function, compiled.packed_metadata, None, None, None)
     rest = tuple(values[last + 1 :])
-    pick = _picker(numbers)
+    pick = picker(numbers)
     if described:
         pick = _describing(pick, described)
     return Step(compiled.run, (*grid, 1, 1)[:3], tail, pick, rest)

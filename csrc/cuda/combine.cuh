@@ -7,25 +7,7 @@
 
 constexpr int kFanIn = 8;
 
-struct Output {
-  const Params& p;
-  const Work& w;
-
-  DEVICE int rows() const { return w.T * p.group; }
-  DEVICE void write(int r, int column, float a, float b) const {
-    int t = r / p.group, h = w.head * p.group + r % p.group;
-    u16* row = p.out + row_offset(w, p.out_b, p.out_t) + static_cast<i64>(t) * p.out_t +
-               static_cast<i64>(h) * p.out_h;
-    *reinterpret_cast<u32*>(row + column) = pack(a, b);
-  }
-  DEVICE void write_lse(int r, float lse) const {  // in base 2
-    int t = r / p.group, h = w.head * p.group + r % p.group;
-    p.lse[row_offset(w, p.lse_b, p.lse_t) + static_cast<i64>(t) * p.lse_t +
-          static_cast<i64>(h) * p.lse_h] = lse * kLn2;
-  }
-};
-
-// One slot's state in the workspace.
+// The slots' states in the workspace.
 struct Partials {
   float *out, *lse;  // of slot 0
 
@@ -39,6 +21,32 @@ struct Partials {
     return out + (static_cast<i64>(slot) * kRows + r) * D;
   }
   DEVICE float* lse_of(int slot, int r) const { return lse + static_cast<i64>(slot) * kRows + r; }
+};
+
+// Where a state goes: to the result if it is `whole`, or else to a slot of the workspace.
+struct Output {
+  const Params& p;
+  const Work& w;
+  const Partials& partials;
+  int slot;
+  bool whole;
+
+  DEVICE int rows() const { return w.T * p.group; }
+  DEVICE void write(int r, int column, float a, float b) const {
+    if (whole) {
+      u16* row = p.out + place_of(p, w, r, p.out_b, p.out_t, p.out_h);
+      *reinterpret_cast<u32*>(row + column) = pack(a, b);
+    } else {
+      *reinterpret_cast<float2*>(partials.out_of(slot, r) + column) = make_float2(a, b);
+    }
+  }
+  DEVICE void write_lse(int r, float lse) const {  // in base 2
+    if (whole) {
+      p.lse[place_of(p, w, r, p.lse_b, p.lse_t, p.lse_h)] = lse * kLn2;
+    } else {
+      *partials.lse_of(slot, r) = lse;
+    }
+  }
 };
 
 // What the states of slots [first, first + count * stride) weigh in row r; returns their
@@ -64,8 +72,10 @@ DEVICE float weights_of(const Partials& partials, int first, int stride, int cou
   return log_sum(maximum, sum);
 }
 
-DEVICE void merge_states(const Output& output, const Partials& partials, int first, int stride,
-                         int count, bool whole) {
+// The first of them receives the merged state, if it is not the result.
+DEVICE void merge_states(const Output& output, int stride, int count) {
+  const Partials& partials = output.partials;
+  int first = output.slot;
   constexpr int kFours = D / 4;
   float weight[kFanIn];
   for (int i = threadIdx.x; i < output.rows() * kFours; i += kThreads) {
@@ -86,44 +96,26 @@ DEVICE void merge_states(const Output& output, const Partials& partials, int fir
       sum.z += weight[s] * part[s].z;
       sum.w += weight[s] * part[s].w;
     }
-    if (whole) {
-      output.write(r, column, sum.x, sum.y);
-      output.write(r, column + 2, sum.z, sum.w);
-    } else {
-      *reinterpret_cast<float4*>(partials.out_of(first, r) + column) = sum;
-    }
+    output.write(r, column, sum.x, sum.y);
+    output.write(r, column + 2, sum.z, sum.w);
   }
   __syncthreads();  // before the first log-sum-exp makes room for that of all
   for (int r = threadIdx.x; r < output.rows(); r += kThreads) {
-    float lse = weights_of(partials, first, stride, count, r, weight);
-    if (whole) {
-      output.write_lse(r, lse);
-    } else {
-      *partials.lse_of(first, r) = lse;
-    }
+    output.write_lse(r, weights_of(partials, first, stride, count, r, weight));
   }
-}
-
-// Counts this block; whether it is the last of `count`. The counter is 0 again behind the last.
-DEVICE bool is_last(u32* counter, int count) {
-  __shared__ int last;
-  __syncthreads();
-  if (threadIdx.x == 0) last = count_in_order(counter, count - 1) == count - 1;
-  __syncthreads();
-  return last;
 }
 
 // Behind this block's own state: merges as long as it is the last of eight.
 DEVICE void combine(const Params& p, const Work& w, int counters_per_head) {
   u32* counter = p.counters + (static_cast<i64>(w.b) * gridDim.x + w.head) * counters_per_head;
-  Output output{p, w};
   Partials partials(p, w);
   for (int states = w.live, index = w.slot, stride = 1; states > 1; stride *= kFanIn) {
     int groups = (states + kFanIn - 1) / kFanIn, group = index / kFanIn;
     int count = min(kFanIn, states - group * kFanIn);
     if (count > 1) {
       if (!is_last(counter + group, count)) return;
-      merge_states(output, partials, group * kFanIn * stride, stride, count, groups == 1);
+      Output output{p, w, partials, group * kFanIn * stride, groups == 1};
+      merge_states(output, stride, count);
     }
     counter += groups;
     states = groups;

@@ -177,12 +177,11 @@ DEVICE void finish(const Params& p, const Work& w, const Lane& me, Rows& rows, f
     }
   }
   __syncthreads();
-  Output output{p, w};
-  bool whole = w.live == 1;
   Partials partials(p, w);
+  Output output{p, w, partials, w.slot, w.live == 1};
 #pragma unroll
   for (int i = 0; i < kTiles; i++) {
-    float weight[2][kTeams], lse[2];
+    float weight[2][kTeams];
 #pragma unroll
     for (int half = 0; half < 2; half++) {
       int r = me.row(i, half);
@@ -194,16 +193,11 @@ DEVICE void finish(const Params& p, const Work& w, const Lane& me, Rows& rows, f
         weight[half][t] = exp2_approximate(maxima[t * kRows + r] - pivot_of(maximum));
         sum += weight[half][t] * sums[t * kRows + r];
       }
-      lse[half] = log_sum(maximum, sum);
       float scale = reciprocal_or_zero(sum);
 #pragma unroll
       for (int t = 0; t < kTeams; t++) weight[half][t] *= scale;
       if (r < output.rows() && team == 0 && me.lane % 4 == 0) {
-        if (whole) {
-          output.write_lse(r, lse[half]);
-        } else {
-          *partials.lse_of(w.slot, r) = lse[half];
-        }
+        output.write_lse(r, log_sum(maximum, sum));
       }
     }
     for (int c = team; c < kColumns; c += kTeams) {
@@ -219,14 +213,7 @@ DEVICE void finish(const Params& p, const Work& w, const Lane& me, Rows& rows, f
 #pragma unroll
       for (int half = 0; half < 2; half++) {
         int r = me.row(i, half), column = c * 8 + me.lane % 4 * 2;
-        if (r < output.rows()) {
-          if (whole) {
-            output.write(r, column, sum[2 * half], sum[2 * half + 1]);
-          } else {
-            *reinterpret_cast<float2*>(partials.out_of(w.slot, r) + column) =
-                make_float2(sum[2 * half], sum[2 * half + 1]);
-          }
-        }
+        if (r < output.rows()) output.write(r, column, sum[2 * half], sum[2 * half + 1]);
       }
     }
   }

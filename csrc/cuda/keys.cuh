@@ -14,10 +14,6 @@ struct Work {
   bool ragged;
 };
 
-DEVICE int divide_by_page(const Params& p, int n) {
-  return static_cast<int>((static_cast<u64>(static_cast<u32>(n)) * p.page_magic) >> p.page_shift);
-}
-
 DEVICE i64 row_offset(const Work& w, i64 stride_b, int stride_t) {
   return w.ragged ? w.first_row * stride_t : w.b * stride_b;
 }
@@ -127,6 +123,19 @@ struct Keys {
     }
   }
 
+  // Returns the page that holds a position, which becomes a row of it.
+  DEVICE int page_of(int& n) const {
+    u64 product = static_cast<u64>(static_cast<u32>(n)) * p.page_magic;
+    int column = static_cast<int>(product >> p.page_shift);
+    n -= column * p.page_size;
+    return p.block_table[static_cast<i64>(w.b) * p.table_b + column];
+  }
+  // From the first key of the cache, or of page 0, to a row of page `in`.
+  DEVICE void go_to(const u16*& k_row, const u16*& v_row, int n, int in) const {
+    k_row += static_cast<i64>(n) * p.k_n + in * p.k_b;
+    v_row += static_cast<i64>(n) * p.v_n + in * p.v_b;
+  }
+
   // Turns positions into what they are in memory: a row, or a page and a row of it.
   int page[kPasses];
   DEVICE void find_pages() {
@@ -138,11 +147,7 @@ struct Keys {
     if (p.block_table && ahead >= w.tree_tiles) {
 #pragma unroll
       for (int i = 0; i < kPasses; i++) {
-        if (first_key(ahead) + row + i * kRowsPerPass < w.end) {
-          int column = divide_by_page(p, position[i]);
-          location[i] = position[i] - column * p.page_size;
-          page[i] = p.block_table[static_cast<i64>(w.b) * p.table_b + column];
-        }
+        if (first_key(ahead) + row + i * kRowsPerPass < w.end) page[i] = page_of(location[i]);
       }
     }
   }
@@ -173,15 +178,7 @@ struct Keys {
       int n = n0 + i * kRowsPerPass;
       bool valid = WHOLE || n < w.end;
       const u16 *k_row = k, *v_row = v;
-      if constexpr (TABLES) {
-        if (valid) {
-          k_row += static_cast<i64>(location[i]) * p.k_n + static_cast<i64>(page[i]) * p.k_b;
-          v_row += static_cast<i64>(location[i]) * p.v_n + static_cast<i64>(page[i]) * p.v_b;
-        }
-      } else if (valid) {
-        k_row += static_cast<i64>(n) * p.k_n;
-        v_row += static_cast<i64>(n) * p.v_n;
-      }
+      if (valid) go_to(k_row, v_row, TABLES ? location[i] : n, TABLES ? page[i] : 0);
       copy<WHOLE>(to, i, k_row, v_row, valid);
     }
   }
@@ -204,16 +201,8 @@ struct Keys {
           v_row += static_cast<i64>(j) * p.v_tree_n;
         }
       } else if (valid) {
-        int n = w.length + j;
-        if (p.block_table) {
-          int column = divide_by_page(p, n);
-          int in = p.block_table[static_cast<i64>(w.b) * p.table_b + column];
-          k_row += in * p.k_b;
-          v_row += in * p.v_b;
-          n -= column * p.page_size;
-        }
-        k_row += static_cast<i64>(n) * p.k_n;
-        v_row += static_cast<i64>(n) * p.v_n;
+        int n = w.length + j, in = p.block_table ? page_of(n) : 0;
+        go_to(k_row, v_row, n, in);
       }
       copy<false>(to, i, k_row, v_row, valid);
     }

@@ -47,6 +47,15 @@ DEVICE u32 count_in_order(u32* counter, u32 last) {
   return before;
 }
 
+// Counts this block; whether it is the last of `count`. The counter is 0 again behind the last.
+DEVICE bool is_last(u32* counter, int count) {
+  __shared__ int last;
+  __syncthreads();
+  if (threadIdx.x == 0) last = count_in_order(counter, count - 1) == count - 1;
+  __syncthreads();
+  return last;
+}
+
 // Waits for the other threads of a team: a warp, or `threads` of the block with a barrier of
 // theirs.
 template <int THREADS>

@@ -44,10 +44,15 @@ DEVICE u32 tree_bits_of_row(const Params& p, const Work& w, int r, int j0) {
   return bits;
 }
 
+// Where row r begins in a tensor [B, T, Hq, ...].
+DEVICE i64 place_of(const Params& p, const Work& w, int r, i64 stride_b, int stride_t,
+                    int stride_h) {
+  i64 t = r / p.group, h = w.head * p.group + r % p.group;
+  return row_offset(w, stride_b, stride_t) + t * stride_t + h * stride_h;
+}
+
 DEVICE const u16* query_row(const Params& p, const Work& w, int r) {
-  int t = r / p.group, h = w.head * p.group + r % p.group;
-  return p.q + row_offset(w, p.q_b, p.q_t) + static_cast<i64>(t) * p.q_t +
-         static_cast<i64>(h) * p.q_h;
+  return p.q + place_of(p, w, r, p.q_b, p.q_t, p.q_h);
 }
 
 // A team of warps shares keys; each of its warps has kRowsPerWarp rows in tiles of 16.

@@ -235,7 +235,6 @@ DEVICE void select_row(const Row& row, u32* histogram, u32* sums) {
 // One step of a share's: a digit, or the scan.
 DEVICE void select_share(const Row& row, u32* histogram, u32* sums) {
   const SelectParams& p = row.p;
-  __shared__ bool is_last;
   int share = blockIdx.y, live = (row.length + p.share - 1) / p.share;
   if (share >= live) return;
   int begin = share * p.share, end = min(begin + p.share, row.length);
@@ -255,13 +254,8 @@ DEVICE void select_share(const Row& row, u32* histogram, u32* sums) {
   last.count(row, begin, end, p.step, histogram);
   u32* mine = shares.histograms + share * kDigits;
   for (int i = threadIdx.x; i < kDigits; i += kThreads) mine[i] = histogram[i];
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    u32* counter = p.counters + blockIdx.z * gridDim.x + blockIdx.x;
-    is_last = count_in_order(counter, live - 1) == live - 1;
-  }
-  __syncthreads();
-  if (is_last) shares.add_up(live, p.step, last, sums);
+  u32* counter = p.counters + blockIdx.z * gridDim.x + blockIdx.x;
+  if (is_last(counter, live)) shares.add_up(live, p.step, last, sums);
 }
 
 extern "C" __global__ __launch_bounds__(kThreads) void select_topk(

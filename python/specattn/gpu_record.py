@@ -62,7 +62,12 @@ def note_passed(kernels: Iterable[str], capability: tuple[int, int]) -> None:
 
 def winner(gpu: str, shape: Shape) -> str | None:
     """Return the backend that was fastest for the nearest shape, or None where none is near."""
-    return _nearest(path(), gpu, shape)
+    rows = _read(path())["fastest"].get(gpu, ())
+    measured = {Shape(**row["shape"]): row["winner"] for row in rows}
+    nearest = min(measured, key=shape.distance, default=None)
+    if nearest is None or shape.distance(nearest) > _FARTHEST:
+        return None
+    return measured[nearest]
 
 
 def note_fastest(gpu: str, rows: list[dict[str, Any]]) -> None:
@@ -74,15 +79,6 @@ def note_fastest(gpu: str, rows: list[dict[str, Any]]) -> None:
 def _key(capability: tuple[int, int]) -> str:
     """Name a compute capability and what decides the kernels' code there."""
     return f"{capability[0]}.{capability[1]}, specattn {__version__}, torch {torch.__version__}"
-
-
-@functools.cache
-def _nearest(path: Path, gpu: str, shape: Shape) -> str | None:
-    measured = {Shape(**row["shape"]): row["winner"] for row in _read(path)["fastest"].get(gpu, ())}
-    nearest = min(measured, key=shape.distance, default=None)
-    if nearest is None or shape.distance(nearest) > _FARTHEST:
-        return None
-    return measured[nearest]
 
 
 @functools.cache
@@ -107,4 +103,3 @@ def _write(record: dict[str, Any]) -> None:
     content = json.dumps(record, indent=1) + "\n"
     write_atomically(path(), lambda partial: partial.write_text(content, encoding="utf-8"))
     _read.cache_clear()
-    _nearest.cache_clear()

@@ -71,7 +71,7 @@ def _built(program, threads, blocks, arch):
 
 def resources(program, arch):
     """Build a program; return (registers, spilled bytes) of a thread, bytes of static memory."""
-    said = build.compiled_and_log(program, arch, "--ptxas-options=-v")[1]
+    said = build.compiled(program, arch, "--ptxas-options=-v")[1]
     kinds = ("stack frame", "spill stores", "spill loads")
     spilled = sum(int(re.search(rf"(\d+) bytes {kind}", said)[1]) for kind in kinds)
     shared = re.search(r"(\d+) bytes smem", said)

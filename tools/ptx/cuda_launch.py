@@ -122,5 +122,5 @@ class Runner:
 @functools.cache
 def compiled(program, arch):
     """Return (PTX, parsed kernel) of a program."""
-    ptx = build.compiled(program, arch, ptx=True).decode().rstrip("\0")
+    ptx = build.compiled(program, arch, ptx=True)[0].decode().rstrip("\0")
     return ptx, parse(ptx)[program.name]

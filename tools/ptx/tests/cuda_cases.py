@@ -121,7 +121,7 @@ PLANTED = {
     "counting does not release": ("ptx.cuh", "atom.acq_rel", "atom.acquire", TWICE),
     "counting does not acquire": ("ptx.cuh", "atom.acq_rel", "atom.release", TWICE),
     "counting orders nothing": ("ptx.cuh", "atom.acq_rel", "atom.relaxed", TWICE),
-    "counted before all have written": ("combine.cuh", _BARRIER, _BARRIER[:23], TWICE),
+    "counted before all have written": ("ptx.cuh", _BARRIER, _BARRIER[:23], TWICE),
     "slot 0 is overwritten early": ("combine.cuh", _AGAIN, "", TWICE),
     "partials are constants": ("combine.cuh", "__ldcg(", "__ldg(", TWICE),
     "heads share counters": ("combine.cuh", "gridDim.x + w.head) *", "gridDim.x) *", QUICK[0]),
@@ -132,7 +132,7 @@ PLANTED = {
         "keys.cuh", "if (first_key(ahead) + row + i * kRowsPerPass < w.end)", "", FULL_TABLE
     ),
     "32 bits for a page's address": (
-        "keys.cuh", "static_cast<i64>(page[i]) * p.k_b", "page[i] * static_cast<int>(p.k_b)", FAR
+        "keys.cuh", "in * p.k_b", "in * static_cast<int>(p.k_b)", FAR
     ),
     "a wait too lax": ("decode.cu", "<kStages - 2>", "<kStages - 1>", QUICK[0]),
     "no team barrier": ("decode.cu", _TEAM, "//", QUICK[1]),

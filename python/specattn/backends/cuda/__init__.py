@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 
 import torch
 
 from ... import gpu_record
 from ..backend import Backend, Kernel, plain_arguments
-
-_MODULES = {  # of planners, which are called as the operators
-    "hybrid_tree_attention": "attention",
-    "verify_attention": "attention",
-    "sparse_gather_attention": "attention",
-    "tree_attention": "attention",
-    "merge_state": "merging",
-    "merge_states": "merging",
-    "select_topk": "selection",
-}
 
 
 def _why_not(device: str | None) -> str | None:
@@ -34,13 +23,13 @@ def _why_not(device: str | None) -> str | None:
 
 
 def _find(op: str) -> Kernel | None:
-    module = _MODULES.get(op)
-    if module is None:
-        return None
+    from . import attention, merging, selection  # whose planners are called as the operators
     from .launch import Planned
 
-    planner = getattr(importlib.import_module(f"{__name__}.{module}"), op)
-    return Planned(op, planner, plain_arguments(op))
+    for module in (attention, merging, selection):
+        if planner := getattr(module, op, None):
+            return Planned(op, planner, plain_arguments(op))
+    return None
 
 
 def _is_unproved() -> bool:

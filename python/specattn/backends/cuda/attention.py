@@ -35,6 +35,14 @@ LAST_INTS = ("wanted", "least", "most", "tree", "sink_type")
 FLOATS = ("scale", "softcap")
 COLLECTED = ("num_collected", "counters_per_head")
 MOST_COLLECTED = 64
+_AXES = {  # what the strides of a tensor are called, and over which dimensions
+    "q": ("q", "bth"), "out": ("out", "bth"), "lse": ("lse", "bth"), "tree_mask": ("mask", "bt"),
+    "k_cache": ("k", "bnh"), "v_cache": ("v", "bnh"), "k_tree": ("k_tree", "bnh"),
+    "v_tree": ("v_tree", "bnh"), "lengths": ("lengths", "bh"), "depths": ("depths", "b"),
+    "cache_seqlens": ("cache_seqlens", "b"), "indices": ("indices", "bh"),
+    "block_table": ("table", "b"), "collected": ("collected", "brh"),
+}  # fmt: skip
+_OF_ROWS = {"q", "out", "lse", "k_tree", "v_tree", "tree_mask", "depths"}  # no "b" if ragged
 _STRUCT = struct.Struct(
     f"<{len(ADDRESSES)}Q{len(LONGS)}q{len(INTS)}i2I{len(LAST_INTS)}i2f2i{MOST_COLLECTED}b4x"
 )
@@ -95,7 +103,7 @@ def _plan(op: str, *args, device: Device) -> Plan:
         "softcap": call["softcap"], "num_collected": len(rows), "counters_per_head": counters,
         "sink_type": _SINKS[given["sinks"].dtype] if "sinks" in given else 0,
     }  # fmt: skip
-    values = sizes | split | _magic(page_size) | _strides(given, ragged, kv_heads)
+    values = sizes | split | _magic(page_size) | _strides(given, ragged)
     defines = {
         "ELEMENT": _ELEMENTS[q.dtype], "HEAD_DIM": D, "ROWS": shape.rows, "STAGES": shape.stages,
         "BLOCKS": shape.blocks, "LOOKUP": int(paged or "indices" in given),
@@ -204,33 +212,19 @@ def _magic(page_size: int) -> dict[str, int]:
     return {"page_magic": -(-(1 << 31 + bits) // page_size), "page_shift": 31 + bits}
 
 
-def _strides(given: dict[str, torch.Tensor], ragged: bool, kv_heads: int) -> dict[str, int]:
+def _strides(given: dict[str, torch.Tensor], ragged: bool) -> dict[str, int]:
     """Return the strides in elements, 0 where a dimension of size 1 is shared."""
-    rows = ("b", "t", "h")
-    axes: dict[str, tuple[str, tuple[str, ...]]] = {
-        "q": ("q", rows), "out": ("out", rows), "lse": ("lse", rows),
-        "k_cache": ("k", ("b", "n", "h")), "v_cache": ("v", ("b", "n", "h")),
-        "k_tree": ("k_tree", ("b", "n", "h")), "v_tree": ("v_tree", ("b", "n", "h")),
-        "lengths": ("lengths", ("b", "h")), "cache_seqlens": ("cache_seqlens", ("b",)),
-        "indices": ("indices", ("b", "h")), "block_table": ("table", ("b",)),
-        "tree_mask": ("mask", ("b", "t")), "depths": ("depths", ("b",)),
-    }  # fmt: skip
-    of_rows = {"q", "out", "lse", "k_tree", "v_tree", "tree_mask", "depths"}
     values = {}
-    for name, tensor in given.items():
-        if name not in axes:
-            continue
-        prefix, letters = axes[name]
-        letters = letters[1:] if ragged and name in of_rows else letters
-        sizes = zip(letters, tensor.shape, tensor.stride(), strict=False)
-        if name == "indices" and tensor.dim() == 2:
-            sizes = zip(("b",), tensor.shape, tensor.stride(), strict=False)
-        for letter, size, stride in sizes:
+    for name in given.keys() & _AXES.keys():
+        tensor, (prefix, letters) = given[name], _AXES[name]
+        if ragged and name in _OF_ROWS:
+            letters = letters[1:]
+        elif name == "indices" and tensor.dim() == 2:  # one list for all heads
+            letters = "b"
+        elif name == "collected" and tensor.dim() == 3:  # scores, which have no rows
+            letters = "bh"
+        for letter, size, stride in zip(letters, tensor.shape, tensor.stride(), strict=False):
             values[f"{prefix}_{letter}"] = 0 if size == 1 else stride
-    if "collected" in given:
-        tensor = given["collected"]
-        letters = ("b", "h") if tensor.dim() == 3 else ("b", "r", "h")
-        values |= {f"collected_{x}": s for x, s in zip(letters, tensor.stride(), strict=False)}
     return values
 
 

@@ -51,18 +51,12 @@ def device_of(index: int | None) -> Device:
     )
 
 
-def compiled(program: Program, arch: str, *, ptx: bool = False) -> bytes:
+def compiled(program: Program, arch: str, *more: str, ptx: bool = False) -> tuple[bytes, str]:
     """Compile a program for an architecture such as "sm_90a", to a cubin or to PTX.
 
-    Raises RuntimeError with NVRTC's log where that refuses it.
+    Takes more of NVRTC's options, and returns its log too. Raises RuntimeError with that log where
+    NVRTC refuses the program.
     """
-    return compiled_and_log(program, arch, ptx=ptx)[0]
-
-
-def compiled_and_log(
-    program: Program, arch: str, *more: str, ptx: bool = False
-) -> tuple[bytes, str]:
-    """Compile a program with more of NVRTC's options; return its log too."""
     from cupy.cuda import nvrtc
 
     headers = sorted(SOURCES.glob("*.cuh"))
@@ -94,7 +88,7 @@ def cubin(program: Program, arch: str) -> Path:
     path = cache_folder() / "cuda" / name
     if path.exists():
         return path
-    content = compiled(program, arch)
+    content, _ = compiled(program, arch)
     try:
         return _stored(path, content)
     except OSError as error:

@@ -12,13 +12,12 @@ import struct
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from .. import select, triton
-from ..backend import NotServed, written_arguments
+from ..backend import NotServed, forms_of, picker, written_arguments
 from . import build
 from .build import Program
 
@@ -69,13 +68,13 @@ class Planned:
     """
 
     def __init__(self, op: str, planner: Callable[..., Plan], plain: Sequence[int]):
-        self.op, self.planner, self.plain = op, planner, _picker(plain)
+        self.op, self.planner, self.plain = op, planner, picker(plain)
         self.ready: dict[tuple, Ready | str] = {}
 
     def __call__(self, *args, form: object = None) -> None:
         """Run on an operator's arguments; equal ``form`` promises tensors of equal forms."""
         if form is None:
-            form = tuple([_form(x) for x in args])
+            form = forms_of(args)
         key = form, self.plain(args)
         ready = self.ready.get(key)
         if ready is None:
@@ -135,18 +134,6 @@ def _difference(op: str, args: tuple) -> str | None:
     return None
 
 
-def _picker(places: Sequence[int]) -> Callable[[Sequence], Any]:
-    if places:
-        return itemgetter(*places)
-    return lambda sequence: None
-
-
-def _form(x: object) -> object:
-    if isinstance(x, torch.Tensor):
-        return x.shape, x.stride(), x.dtype, x.device
-    return None
-
-
 class Ready:
     """A plan on its device."""
 
@@ -158,8 +145,8 @@ class Ready:
         self.none = [0] * (max(filled) + 1)
         self.aligned = [place for place, argument in plan.tensors if argument in plan.aligned]
         self.lock = threading.Lock()
-        self.buffer = bytearray(plan.values)
-        self.pointers = _Pointers(self.buffer)
+        self.buffer = ctypes.create_string_buffer(plan.values, len(plan.values))
+        self.parameters = (ctypes.c_void_p * 1)(ctypes.addressof(self.buffer))
         self.function: int | None = None
         self.launcher: Callable[..., None]
         self.trial = _trials.setdefault((plan.program, device.index), Trial())
@@ -204,7 +191,7 @@ class Ready:
                     struct.pack_into("<i", self.buffer, len(self.buffer) - 4, step)
                 self.launcher(
                     self.function, *plan.grid, plan.threads, 1, 1, plan.shared, stream,
-                    self.pointers.address, 0,
+                    ctypes.addressof(self.parameters), 0,
                 )  # fmt: skip
         if plan.apart:
             torch.mean(apart, 1, out=args[plan.apart[2]])
@@ -214,15 +201,6 @@ class Ready:
 
         self.kernel = build.function(self.plan.program, self.index)
         self.launcher, self.function = driver.launchKernel, self.kernel.ptr
-
-
-class _Pointers:
-    """The array of addresses of parameters that a launch takes, with the one of a buffer."""
-
-    def __init__(self, buffer: bytearray):
-        self.view = (ctypes.c_char * len(buffer)).from_buffer(buffer)
-        self.array = (ctypes.c_void_p * 1)(ctypes.addressof(self.view))
-        self.address = ctypes.addressof(self.array)
 
 
 _thread = threading.local()

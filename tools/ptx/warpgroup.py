@@ -102,22 +102,30 @@ class Products:
         self.open, self.groups = [], []  # products; (number, warpgroups, products) as committed
         self.committed = np.zeros(machine.count // 128, int)  # groups so far, per warpgroup
         self.flying = {}  # register: Accumulator
-        self.fenced = None  # the registers at the last wgmma.fence
+        self.fenced = [None] * len(self.committed)  # registers at a warpgroup's last wgmma.fence
 
-    def fence(self):
-        """Remember the registers as they are: products may use these values."""
-        self.fenced = list(self.machine.registers.values)
+    def fence(self, groups):
+        """Remember the registers as they are: products of the warpgroups may use these values."""
+        values = list(self.machine.registers.values)
+        for group in np.flatnonzero(groups):
+            self.fenced[group] = values
 
-    def check_fence(self, registers, threads):
+    def check_fence(self, registers, groups):
         """Fail if a register changed since the last fence, unless products alone changed it."""
-        for register in registers:
-            changed = threads
-            if register in self.flying:
-                changed = threads & ~self.flying[register].owned
-            now = self.machine.registers.values[register]
-            then = None if self.fenced is None else self.fenced[register]
-            if then is not now and (then is None or (then != now)[changed].any()):
-                raise Fault("race", "a register that wgmma uses changed after the last wgmma.fence")
+        fenced = [self.fenced[group] for group in np.flatnonzero(groups)]
+        for values in {id(x): x for x in fenced}.values():
+            if values is None:
+                raise Fault("race", "no wgmma.fence stands before a warpgroup's first wgmma")
+            threads = (groups & [x is values for x in self.fenced]).repeat(128)
+            for register in registers:
+                changed = threads
+                if register in self.flying:
+                    changed = threads & ~self.flying[register].owned
+                then, now = values[register], self.machine.registers.values[register]
+                if then is not now and (then != now)[changed].any():
+                    raise Fault(
+                        "race", "a register that wgmma uses changed after the last wgmma.fence"
+                    )
 
     def issue(self, item):
         """Start a product; with ``Options.copies == "issue"`` its result exists at once."""
@@ -278,8 +286,7 @@ def multiply(instruction, machine):
 
     def run(mask, active):
         groups = _groups(machine, active)
-        threads = groups.repeat(128)
-        machine.products.check_fence(targets + sources, threads)
+        machine.products.check_fence(targets + sources, groups)
         use, undefined = accumulate()
         registers.decided(undefined, active, "scale-d")
         inputs = {"accumulate": use, "b": elements(read_b, columns, transposed[1], groups, active)}
@@ -318,8 +325,8 @@ def _accumulator(pairs, use, machine):
 
 
 def fence(instruction, machine):
-    """wgmma.fence: registers written so far may be used by products."""
-    return lambda mask, active: machine.products.fence()
+    """wgmma.fence: registers written so far may be used by the warpgroup's products."""
+    return lambda mask, active: machine.products.fence(_groups(machine, active))
 
 
 def commit(instruction, machine):

@@ -152,31 +152,38 @@ def test_a_proxy_fence_by_who_is_not_ordered_with_the_issuer(options):
     convicted("race", stored_by_tma, options, "bar.sync 0; @%p2 fence.proxy.async;")
 
 
-def left_operand(options, before, after):
-    """Multiply 1 in registers by a matrix; overwrite the registers before or behind the wait."""
+def left_operand(options, before, after, fencing=256):
+    """Multiply 1 in registers of two warpgroups by a matrix; so many threads fence them before.
+
+    They are overwritten before or behind the wait.
+    """
     b = to_bf16(np.random.default_rng(0).standard_normal((16, 64)).astype("f4"))
     image = swizzled(b, 128).view(np.uint8).ravel()
-    load = pointer("%q0", 0, 16) + "shl.b32 %r69, %r79, 4;"
-    for at in range(0, len(image), 2048):
-        load += f"""ld.global.v4.b32 {{%r0,%r1,%r2,%r3}}, [%q0+{at}];
-        st.shared.v4.b32 [%r69+{at}], {{%r0,%r1,%r2,%r3}};"""
+    load = f"""{pointer("%q0", 0, 8)} shl.b32 %r69, %r79, 3;
+        ld.global.v2.b32 {{%r0,%r1}}, [%q0]; st.shared.v2.b32 [%r69], {{%r0,%r1}};"""
     sums = ", ".join(f"%r{40 + i}" for i in range(8))
     ones = "".join(f"mov.b32 %r{20 + i}, 0x3F803F80;" for i in range(4))
     zeros = "".join(f"mov.b32 %r{40 + i}, 0f00000000;" for i in range(8))
     change = "mov.b32 %r20, 0;"
     body = f"""{load} fence.proxy.async.shared::cta; bar.sync 0; {zeros} {ones}
-    wgmma.fence.sync.aligned; mov.b64 %q5, {descriptor(0, 16, 1024, 128)};
+    setp.lt.u32 %p1, %r79, {fencing}; @%p1 wgmma.fence.sync.aligned;
+    mov.b64 %q5, {descriptor(0, 16, 1024, 128)};
     wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {{{sums}}}, {{%r20,%r21,%r22,%r23}}, %q5,
         1, 1, 1, 0;
     wgmma.commit_group.sync.aligned; {change if before else ""}
     wgmma.wait_group.sync.aligned 0; {change if after else ""}"""
-    execute(body, image, threads=128, shared=len(image), options=options)
+    execute(body, image, threads=256, shared=len(image), options=options)
 
 
 @IN_EVERY_ORDER
 def test_registers_that_wgmma_reads_are_its_own_until_the_wait(options):
     left_operand(options, False, True)
     convicted("race", left_operand, options, True, False)
+
+
+@IN_EVERY_ORDER
+def test_every_warpgroup_fences_its_registers(options):
+    convicted("race", left_operand, options, False, True, 128)
 
 
 def waiting(options, again):

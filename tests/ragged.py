@@ -121,20 +121,22 @@ def ragged_batches(
     return make_ragged(**options)
 
 
-def lists_of(ragged, per_head=True, seed=0, size=9):
-    """Return `indices`, `index_lengths` and `cache_seqlens`; some lists are the whole prefix, -1.
+def lists_of(ragged, each="head", seed=0, size=9):
+    """Return the arguments for a list of `each` "request", "head" or "row"; some are -1, the whole.
 
     What stands behind a list is no position.
     """
     generator = torch.Generator().manual_seed(seed)
-    lengths, heads = ragged.whole.cache_seqlens, ragged.k_tree.shape[1] if per_head else 1
-    indices = torch.full((len(lengths), heads, size), 2**30, dtype=torch.int32)
-    counts = torch.zeros(len(lengths), heads, dtype=torch.int32)
-    for b, h in torch.ones_like(counts).nonzero().tolist():
-        order = torch.randperm(int(lengths[b]), generator=generator)[:size].int()
-        indices[b, h, : len(order)] = order
+    lengths, heads = ragged.whole.cache_seqlens, ragged.k_tree.shape[1] if each == "head" else 1
+    cached = lengths.repeat_interleave(torch.tensor(ragged.rows)) if each == "row" else lengths
+    indices = torch.full((len(cached), heads, size), 2**30, dtype=torch.int32)
+    counts = torch.zeros(len(cached), heads, dtype=torch.int32)
+    for i, h in torch.ones_like(counts).nonzero().tolist():
+        order = torch.randperm(int(cached[i]), generator=generator)[:size].int()
+        indices[i, h, : len(order)] = order
         whole = torch.rand((), generator=generator) < 0.5
-        counts[b, h] = -1 if whole else len(order)
-    if not per_head:
+        counts[i, h] = -1 if whole else len(order)
+    if each != "head":
         indices, counts = indices[:, 0], counts[:, 0]
-    return {"indices": indices, "index_lengths": counts, "cache_seqlens": lengths}
+    lists = {"indices": indices, "index_lengths": counts, "cache_seqlens": lengths}
+    return lists | {"per_row": each == "row"}

@@ -51,32 +51,36 @@ def attend(
     max_seqlen_q=None,
     k_scale=None,
     v_scale=None,
+    per_row=False,
 ):
     """Launch the split-KV kernel for one primitive, and the combine where it is needed.
 
     Parameters
     ----------
     k_cache, v_cache, lengths
-        The prefix and how many keys of it count, [B, 1 or Hk]: cached tokens, or with ``indices``
-        selected ones. ``None`` where there is only a tree.
+        The prefix and how many keys of it count, [B, 1 or Hk], or ``per_row`` [B, T]: cached
+        tokens, or with ``indices`` selected ones. ``None`` where there is only a tree.
     tree, k_tree, v_tree
         Whether there is a tree, and its keys [B, S, Hk, D]; without these they are the ``T`` cache
         entries behind the prefix.
     indices
-        Selected positions [B, 1 or Hk, K].
+        Selected positions [B, 1 or Hk, K], or ``per_row`` [B, T, K].
     collected
         [B, R, Hq, N] for ``collect="logits"``, [B, Hk, N] for "scores"; N the cache's capacity.
     cache_seqlens
         [B]: with it a length of -1 stands for that many cached keys, whatever ``indices`` say.
     cu_seqlens_q, max_seqlen_q
         [B + 1]: where each request's rows begin and end, at most so many. Then ``q``, ``out`` and
-        ``lse``, the tree's keys, mask and depths have rows [tokens] instead of [B, T].
+        ``lse``, the tree's keys, mask and depths and lists ``per_row`` have rows [tokens] instead
+        of [B, T].
     k_scale, v_scale
         Of a cache of 8 bits: [Hk], or [outer, inner, Hk] as the cache.
     """
     if cu_seqlens_q is not None:
         rows = (q, out, lse, k_tree, v_tree, tree_mask, depths)
         q, out, lse, k_tree, v_tree, tree_mask, depths = (x if x is None else x[None] for x in rows)
+        if per_row:
+            lengths, indices = lengths[None], indices[None]
     batches, tokens, heads, D = q.shape
     v_dim = out.shape[-1]
     B, T = batches, tokens
@@ -115,14 +119,16 @@ def attend(
     much = form != "" and collect == "logits"
     v_in_k = not form and _in_keys(k_cache, v_cache) and _in_keys(k_tree, v_tree)
     widths = _configs.widths_of(D, v_dim, v_in_k)
-    config = _configs.attention_config(q.device, q.dtype, T * group, widths, lookups, much)
-    tiles = triton.cdiv(T * group, config.block_m)
+    rows = group if per_row else T * group
+    config = _configs.attention_config(q.device, q.dtype, rows, widths, lookups, much)
+    padded = triton.cdiv(group, config.block_m) * config.block_m if per_row else group
+    tiles = triton.cdiv(T * padded, config.block_m)
     requests, num_requests = B, None
     if cu_seqlens_q is not None:
         num_requests = B
         if collect != "logits":
-            tiles, requests = tokens * group // config.block_m + B, 1
-    programs = kv_heads * min(requests * tiles, triton.cdiv(B * T * group, config.block_m))
+            tiles, requests = tokens * padded // config.block_m + B, 1
+    programs = kv_heads * min(requests * tiles, triton.cdiv(B * T * padded, config.block_m))
     state_bytes = 4 * batches * tokens * heads * (v_dim + 1)
     splits = _configs.splits(q.device, config, programs, span, state_bytes, alone=B == 1)
     slots = splits.slots
@@ -167,6 +173,8 @@ def attend(
         *collected_strides(collected),
         WIDTHS=tuple(widths),
         GROUP=group,
+        PER_ROW=per_row,
+        PADDED=padded,
         PREFIX=prefix,
         TREE=kind,
         PAGE_SIZE=page_size,
@@ -197,4 +205,5 @@ def attend(
             unit=config.block_n,
             cache_seqlens=cache_seqlens,
             cu_seqlens_q=cu_seqlens_q,
+            per_row=per_row,
         )

@@ -51,7 +51,7 @@ VARYING = [
     "num_rows", "num_states", "T", "HQ", "num_requests", "span", "splits", "least", "most", "unit",
     "lses_stride_i", "lses_stride_b", "lses_stride_t", "lses_stride_h",
     "lses_b_stride_b", "lses_b_stride_t", "lses_b_stride_h",
-    "lengths_stride_b", "lengths_stride_h", "cache_seqlens_stride_b",
+    "lengths_stride_b", "lengths_stride_l", "cache_seqlens_stride_b",
     "lse_stride_b", "lse_stride_t", "lse_stride_h",
 ]  # fmt: skip
 
@@ -65,10 +65,10 @@ def combine_kernel(
     lses_stride_i, lses_stride_b, lses_stride_t, lses_stride_h,
     outs_b_stride_b, outs_b_stride_t, outs_b_stride_h,
     lses_b_stride_b, lses_b_stride_t, lses_b_stride_h,
-    lengths_stride_b, lengths_stride_h, cache_seqlens_stride_b,
+    lengths_stride_b, lengths_stride_l, cache_seqlens_stride_b,
     out_stride_b, out_stride_t, out_stride_h,
     lse_stride_b, lse_stride_t, lse_stride_h,
-    D: tl.constexpr, GROUP: tl.constexpr,
+    D: tl.constexpr, GROUP: tl.constexpr, PER_ROW: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_D: tl.constexpr,
 ):
     # fmt: on
@@ -84,7 +84,8 @@ def combine_kernel(
         owner = b
         if cu_seqlens_q is not None:
             owner = request_of(t, cu_seqlens_q, num_requests).to(tl.int64)
-        p_length = lengths + owner * lengths_stride_b + h // GROUP * lengths_stride_h
+        own = t if PER_ROW else h // GROUP
+        p_length = lengths + owner * lengths_stride_b + own * lengths_stride_l
         length = tl.load(p_length, mask=row_ok, other=0)
         if cache_seqlens is not None:
             p_length = cache_seqlens + owner * cache_seqlens_stride_b
@@ -144,14 +145,15 @@ def combine(
     unit=0,
     cache_seqlens=None,
     cu_seqlens_q=None,
+    per_row=False,
 ):
     """Merge states along dimension 0 of ``outs`` [n, B, T, Hq, D] and ``lses`` [n, B, T, Hq].
 
     ``pair`` = (out, lse) is one more state, not stacked with the others. Without ``lengths`` all
-    ``n`` states count. With ``lengths`` [B, 1 or Hk] a request's are as many as it has splits, cut
-    by ``splits`` and ``unit`` from ``min(length, span)`` keys; the others are not read. A length
-    of -1 stands for that of ``cache_seqlens`` [B]. With ``cu_seqlens_q`` [B + 1] the rows of all
-    requests are one batch: ``outs`` [n, 1, tokens, Hq, D].
+    ``n`` states count. With ``lengths`` [B, 1 or Hk], or ``per_row`` [B, T], a list's are as many
+    as it has splits, cut by ``splits`` and ``unit`` from ``min(length, span)`` keys; the others are
+    not read. A length of -1 stands for that of ``cache_seqlens`` [B]. With ``cu_seqlens_q`` [B + 1]
+    the rows of all requests are one batch: ``outs`` [n, 1, tokens, Hq, D].
     """
     num_states, B, T, heads, D = outs.shape
     outs_b, lses_b = pair or (None, None)
@@ -168,12 +170,13 @@ def combine(
         *lses.stride(),
         *(strides(outs_b)[:3] if pair else (0, 0, 0)),
         *(lses_b.stride() if pair else (0, 0, 0)),
-        *(lengths.stride() if lengths is not None else (0, 0)),
+        *(strides(lengths) if lengths is not None else (0, 0)),
         cache_seqlens.stride(0) if cache_seqlens is not None else None,
         *strides(out)[:3],
         *lse.stride(),
         D=D,
-        GROUP=heads // lengths.shape[1] if lengths is not None else 1,
+        GROUP=heads // lengths.shape[1] if lengths is not None and not per_row else 1,
+        PER_ROW=per_row,
         BLOCK_R=block_r,
         BLOCK_I=block_i,
         BLOCK_D=block_d,

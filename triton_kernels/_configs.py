@@ -167,12 +167,13 @@ def compiler_options(device) -> dict:
 
 
 def attention_config(device, dtype, rows, widths, lookups, converts_much=False) -> AttentionConfig:
-    """Return the configuration for ``rows`` = g * T query rows per KV head and `Widths`.
+    """Return the configuration for ``rows`` query rows that share their keys, and `Widths`.
 
-    ``lookups`` is how many tables, of pages or of indices, stand between a key's number and its
-    address. Triton spends two pipeline stages on each before as many tiles are in flight as
-    without; the LDS of gfx942 has room for one more stage in all. ``converts_much`` are
-    kernels that read 8 bits and collect logits: with 4 warps those of 64 rows spill on sm_90.
+    These are the g * T rows of a KV head, or with lists per row g. ``lookups`` is how many tables,
+    of pages or of indices, stand between a key's number and its address. Triton spends two pipeline
+    stages on each before as many tiles are in flight as without; the LDS of gfx942 has room for one
+    more stage in all. ``converts_much`` are kernels that read 8 bits and collect logits: with 4
+    warps those of 64 rows spill on sm_90.
     """
     compute = _attention_config.__wrapped__ if _forced else _attention_config
     return compute(device, dtype, rows, widths, lookups, converts_much)

@@ -3,7 +3,8 @@
 Rows
     The ``T * g`` query rows that share a KV head are packed, row ``r`` being token ``r // g`` and
     query head ``r % g`` of the group, and cut into tiles of ``BLOCK_M``: K and V are read once per
-    tile, and a draft of few tokens fills a tensor-core tile.
+    tile, and a draft of few tokens fills a tensor-core tile. With ``PER_ROW`` each token has a list
+    of keys of its own, and its ``g`` rows are ``PADDED`` to whole tiles.
 Slots
     The grid is (tile and head, slot, request). A slot is one piece of the keys; it yields a
     normalised output and a natural log-sum-exp per row, and ``_combine`` merges the slots. The
@@ -102,7 +103,7 @@ VARYING = [
     "lengths", "indices", "block_table", "tree_mask", "depths", "cu_seqlens_q", "cache_seqlens",
     "sinks", "lse", "masked", "T", "S", "capacity", "splits", "least", "most", "window",
     "num_kv_heads", "num_requests",
-    "lengths_stride_b", "lengths_stride_h", "indices_stride_b", "indices_stride_h",
+    "lengths_stride_b", "lengths_stride_l", "indices_stride_b", "indices_stride_l",
     "table_stride_b", "mask_stride_b", "mask_stride_t", "depths_stride_b", "cache_seqlens_stride_b",
     "lse_stride_i", "lse_stride_b", "lse_stride_t", "lse_stride_h",
     "k_scale", "v_scale", "k_scale_stride_b", "k_scale_stride_n", "k_scale_stride_h",
@@ -121,16 +122,16 @@ def split_kv_kernel(
     v_stride_b, v_stride_n, v_stride_h,
     k_scale_stride_b, k_scale_stride_n, k_scale_stride_h,
     v_scale_stride_b, v_scale_stride_n, v_scale_stride_h,
-    lengths_stride_b, lengths_stride_h, indices_stride_b, indices_stride_h, table_stride_b,
+    lengths_stride_b, lengths_stride_l, indices_stride_b, indices_stride_l, table_stride_b,
     k_tree_stride_b, k_tree_stride_n, k_tree_stride_h,
     v_tree_stride_b, v_tree_stride_n, v_tree_stride_h,
     mask_stride_b, mask_stride_t, depths_stride_b, cache_seqlens_stride_b,
     out_stride_i, out_stride_b, out_stride_t, out_stride_h,
     lse_stride_i, lse_stride_b, lse_stride_t, lse_stride_h,
     collected_stride_b, collected_stride_r, collected_stride_h,
-    WIDTHS: tl.constexpr, GROUP: tl.constexpr, PREFIX: tl.constexpr, TREE: tl.constexpr,
-    PAGE_SIZE: tl.constexpr, ALIKE: tl.constexpr, FORM: tl.constexpr, NATIVE: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+    WIDTHS: tl.constexpr, GROUP: tl.constexpr, PER_ROW: tl.constexpr, PADDED: tl.constexpr,
+    PREFIX: tl.constexpr, TREE: tl.constexpr, PAGE_SIZE: tl.constexpr, ALIKE: tl.constexpr,
+    FORM: tl.constexpr, NATIVE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
     COLLECT: tl.constexpr, COLLECT_ROWS: tl.constexpr, TREE_STAGES: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
@@ -146,22 +147,29 @@ def split_kv_kernel(
     if RAGGED:
         if COLLECT != "logits":
             lanes = tl.arange(0, 128)
-            b, tile = tile_of(tile, lanes, cu_seqlens_q, num_requests, GROUP, BLOCK_M)
+            b, tile = tile_of(tile, lanes, cu_seqlens_q, num_requests, PADDED, BLOCK_M)
         first_row = tl.load(cu_seqlens_q + b)
         T = tl.load(cu_seqlens_q + b + 1) - first_row
         S = T
         first_row = first_row.to(tl.int64)
         if COLLECT == "none":
-            if tile * BLOCK_M >= T * GROUP:
+            if tile * BLOCK_M >= T * PADDED:
                 return
     r = tile * BLOCK_M + tl.arange(0, BLOCK_M)
-    t = r // GROUP
-    h = head * GROUP + r % GROUP
+    t = r // PADDED
+    h = head * GROUP + r % PADDED
     row_ok = t < T
+    if PADDED != GROUP:
+        row_ok = row_ok & (r % PADDED < GROUP)
+    own_list = head
+    if PER_ROW:
+        own_list = (tile * BLOCK_M // PADDED).to(tl.int64)
+        if RAGGED:
+            own_list += first_row  # of all requests' rows, without a stride over requests
     q += offset_of(b, first_row, q_stride_b, q_stride_t)
     index_row = indices
     if indices is not None:
-        index_row = indices + b * indices_stride_b + head * indices_stride_h
+        index_row = indices + b * indices_stride_b + own_list * indices_stride_l
     page_row = block_table
     if block_table is not None:
         page_row = block_table + b * table_stride_b
@@ -185,7 +193,7 @@ def split_kv_kernel(
     lower = None
     listed = None
     if PREFIX:
-        length = tl.load(lengths + b * lengths_stride_b + head * lengths_stride_h)
+        length = tl.load(lengths + b * lengths_stride_b + own_list * lengths_stride_l)
         if cache_seqlens is not None:
             listed = length
             whole = tl.load(cache_seqlens + b * cache_seqlens_stride_b)

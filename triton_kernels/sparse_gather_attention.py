@@ -1,13 +1,6 @@
 """Attention to selected cached tokens, read in place (Vegas, 3.2; TokenSwift, 3.3)."""
 
-from . import _attend
-from ._attend import attend
-
-
-def not_served(*args):
-    """Return why the kernel does not take a call, or None."""
-    per_row = args[17]
-    return "a list of indices for each row" if per_row else _attend.not_served(*args)
+from ._attend import attend, not_served  # noqa: F401 - for the backend
 
 
 def sparse_gather_attention(
@@ -34,16 +27,16 @@ def sparse_gather_attention(
 ):
     """Write the state of ``q`` over the cached tokens at ``indices`` and over new keys, if any.
 
-    ``indices`` are logical positions, [B, K] for all heads or [B, Hk, K]; the first
-    ``index_lengths`` ([B] or [B, Hk]) of them count and the rest is never read. With
-    ``cache_seqlens`` [B] a length of -1 stands for the whole prefix.
+    ``indices`` are logical positions, [B, K] for all heads, [B, Hk, K] or ``per_row`` [B, T, K];
+    the first ``index_lengths`` ([B], [B, Hk] or [B, T]) of them count and the rest is never read.
+    With ``cache_seqlens`` [B] a length of -1 stands for the whole prefix.
     """
-    shared = indices.dim() == 2
+    shared = not per_row and indices.dim() == 2
     attend(
         q,
         k_cache,
         v_cache,
-        index_lengths[:, None] if index_lengths.dim() == 1 else index_lengths,
+        index_lengths[:, None] if shared else index_lengths,
         out,
         lse,
         softmax_scale=softmax_scale,
@@ -60,4 +53,5 @@ def sparse_gather_attention(
         max_seqlen_q=max_seqlen_q,
         k_scale=k_scale,
         v_scale=v_scale,
+        per_row=per_row,
     )

@@ -60,7 +60,7 @@ def warmup(
         As in `hybrid_tree_attention`.
     selection : float, optional
         Share of the cached tokens that drafts attend to; with it `select_topk` per KV head and
-        `sparse_gather_attention` are compiled too.
+        `sparse_gather_attention` to what it selects are compiled too.
     collect_rows : sequence of int, optional
         With it `verify_attention` is compiled too, for scores of these rows.
 

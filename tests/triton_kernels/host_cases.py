@@ -69,14 +69,16 @@ def hybrid(B=1, T=4, N=4096, *, tree=True, mask=True, pages=0, device=0, **optio
     }
 
 
-def gather(B=1, T=4, N=4096, K=512, *, tree=True, mask=True, device=0, **cached):
+def gather(B=1, T=4, N=4096, K=512, *, tree=True, mask=True, per_row=False, device=0, **cached):
     """Return the arguments of a gathering pass."""
     given = hybrid(B, T, N, tree=tree, mask=mask, device=device, **cached)
     names = {"k_tree": "k_new", "v_tree": "v_new"}
     given.pop("cache_seqlens")
+    lists = T if per_row else HEADS
     chosen = {
-        "indices": ints(B, HEADS, K, device=device),
-        "index_lengths": ints(B, HEADS, device=device),
+        "indices": ints(B, lists, K, device=device),
+        "index_lengths": ints(B, lists, device=device),
+        "per_row": per_row,
     }
     return {names.get(name, name): value for name, value in given.items()} | chosen
 
@@ -238,14 +240,17 @@ FUNCTIONS = {
     "hybrid": specattn.hybrid_tree_attention,
     "verify": specattn.verify_attention,
     "gather": specattn.sparse_gather_attention,
+    "gather per row": specattn.sparse_gather_attention,
     "tree": specattn.tree_attention,
 }
 
 
 def _all_sizes(name, **cached):
     """Call a primitive for T up to 64 and B up to 8, with trees and with chains."""
+    given = gather if name.startswith("gather") else hybrid
+    if name == "gather per row":
+        cached["per_row"] = True
     for B, T, mask in itertools.product(range(1, 9), range(1, 65), (True, False)):
-        given = gather if name == "gather" else hybrid
         arguments = given(B, T, mask=mask, **cached)
         if name == "tree":
             names = {"q": "q", "k_tree": "k_new", "v_tree": "v_new", "tree_mask": "tree_mask"}

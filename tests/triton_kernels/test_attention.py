@@ -162,22 +162,22 @@ def test_tree_attention_agrees_with_dense_attention(p, softcap):
 @interpreted(20)
 @given(
     p=problems(max_length=60, dtypes=DTYPES),
-    per_head=st.booleans(),
+    each=st.sampled_from(["row", "head", "request"]),
     paged=st.booleans(),
     with_tree=st.booleans(),
     with_sinks=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_sparse_gather_agrees_with_dense_attention(p, per_head, paged, with_tree, with_sinks, seed):
+def test_sparse_gather_agrees_with_dense_attention(p, each, paged, with_tree, with_sinks, seed):
     generator = torch.Generator().manual_seed(seed)
     (batch, capacity, kv_heads), group = p.k_cache.shape[:3], p.q.shape[2] // p.k_cache.shape[2]
-    heads = kv_heads if per_head else 1
+    lists = {"row": p.q.shape[1], "head": kv_heads, "request": 1}[each]
     live = torch.arange(capacity) < p.cache_seqlens[:, None, None]
-    chosen = live & (torch.rand(batch, heads, capacity, generator=generator) < 0.6)
+    chosen = live & (torch.rand(batch, lists, capacity, generator=generator) < 0.6)
     lengths = chosen.sum(-1).int()
     never_read = 2**30
     indices = torch.where(chosen, torch.arange(capacity), never_read).sort(-1).values.int()
-    if not per_head:
+    if each == "request":
         indices, lengths = indices[:, 0], lengths[:, 0]
     sinks = torch.linspace(-2, 3, p.q.shape[2]) if with_sinks else None
 
@@ -192,13 +192,16 @@ def test_sparse_gather_agrees_with_dense_attention(p, per_head, paged, with_tree
         *tree,
         block_table=on_device.cache(paged).get("block_table"),
         sinks=sinks.to(DEVICE) if with_sinks else None,
+        per_row=each == "row",
     )
 
     def oracle(dtype, head):
         x, h = p.to(dtype), slice(head * group, (head + 1) * group)
         k = torch.cat([x.k_cache, x.k_tree], 1)[:, :, head : head + 1]
         v = torch.cat([x.v_cache, x.v_tree], 1)[:, :, head : head + 1]
-        in_prefix = chosen[:, min(head, heads - 1), None].expand(-1, p.q.shape[1], -1)
+        in_prefix = chosen
+        if each != "row":
+            in_prefix = chosen[:, min(head, lists - 1), None].expand(-1, p.q.shape[1], -1)
         visible = torch.cat([in_prefix, p.tree_mask & with_tree], -1)
         own_sinks = sinks[h].to(dtype) if with_sinks else None
         return dense_attention(x.q[:, :, h], k, v, visible, sinks=own_sinks)

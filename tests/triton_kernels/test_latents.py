@@ -75,21 +75,26 @@ def test_what_is_collected_is_of_whole_keys(collect):
     assert_accurate(collected.cpu(), logits, close, atol=1e-5)
 
 
-def test_gathered_latents():
-    p = make(576, 512, True, (50, 40))
-    chosen = torch.stack([torch.randperm(40)[:20] for _ in p.q]).sort().values
-    chosen, counts = chosen.int(), torch.tensor([20, 11], dtype=torch.int32)
+@pytest.mark.parametrize("per_row", [False, True], ids=["shared", "per row"])
+def test_gathered_latents(per_row):
+    """With 40 heads, a row with a list of its own is two tiles of 32, not all of them heads."""
+    p = make(576, 512, True, (50, 40), q_heads=40)
+    shape = (2, 3) if per_row else (2, 1)
+    chosen = torch.rand(*shape, 40).argsort(-1)[..., :36].sort().values.int()
+    counts = torch.tensor([[36, 0, 33], [11, -1, 20]], dtype=torch.int32)[:, : shape[1]]
+    lists = (chosen, counts) if per_row else (chosen[:, 0], counts[:, 0].contiguous())
     state = specattn.sparse_gather_attention(
-        p.q, p.k_cache, p.v_cache, chosen.to(DEVICE), counts.to(DEVICE), p.k_tree, p.v_tree,
-        p.tree_mask,
+        p.q, p.k_cache, p.v_cache, *(x.to(DEVICE) for x in lists), p.k_tree, p.v_tree,
+        p.tree_mask, cache_seqlens=p.cache_seqlens, per_row=per_row,
     )  # fmt: skip
-    taken = torch.zeros(2, p.k_cache.shape[1], dtype=torch.bool)
-    for b, count in enumerate(counts):
-        taken[b, chosen[b, :count].long()] = True
+    taken = torch.zeros(*shape, p.k_cache.shape[1], dtype=torch.bool)
+    for b, t in torch.ones(shape).nonzero().tolist():
+        count = int(counts[b, t])
+        taken[b, t, chosen[b, t, :count].long() if count >= 0 else slice(40)] = True
 
     def dense(x):
         k, v = torch.cat([x.k_cache, x.k_tree], 1), torch.cat([x.v_cache, x.v_tree], 1)
-        visible = torch.cat([taken[:, None].expand(-1, 3, -1), x.tree_mask], -1)
+        visible = torch.cat([taken.expand(-1, 3, -1), x.tree_mask], -1)
         return dense_attention(x.q, k, v, visible)
 
     x = on_cpu(p)

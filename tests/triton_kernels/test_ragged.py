@@ -136,12 +136,12 @@ def test_what_a_short_request_collects_in_tiles_of_a_long_one(collect, window):
 @given(
     r=ragged_batches(**BATCHES),
     paged=st.booleans(),
-    per_head=st.booleans(),
+    each=st.sampled_from(["row", "head", "request"]),
     new=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_gathered_lists_and_whole_prefixes(r, paged, per_head, new, seed):
-    lists = lists_of(r, per_head, seed)
+def test_gathered_lists_and_whole_prefixes(r, paged, each, new, seed):
+    lists = lists_of(r, each, seed)
 
     def arguments(x):
         given = x.arguments(paged=paged, in_cache=not new, new=True) | lists
@@ -157,7 +157,7 @@ def test_gathered_lists_and_whole_prefixes(r, paged, per_head, new, seed):
 @pytest.mark.parametrize("paged", [False, True], ids=["contiguous", "paged"])
 def test_whole_prefixes_of_uniform_queries(paged):
     r = make_ragged((3, 3), (5, 60), dtype=torch.bfloat16)
-    p, lists = r.whole, lists_of(r, True, 1)
+    p, lists = r.whole, lists_of(r, "head", 1)
     assert (lists["index_lengths"] == -1).any()
     assert (lists["index_lengths"] != -1).any()
     tree = {"k_new": p.k_tree, "v_new": p.v_tree, "tree_mask": p.tree_mask}
@@ -176,24 +176,30 @@ def one_configuration():
 @interpreted(15)
 @given(
     r=ragged_batches(**BATCHES),
-    op=st.sampled_from(["hybrid", "scores", "logits", "gather"]),
+    op=st.sampled_from(["hybrid", "scores", "logits", "gather", "gather per row"]),
     paged=st.booleans(),
     window=st.sampled_from([None, 3]),
 )
 def test_a_request_has_the_bits_of_its_uniform_call(r, op, paged, window):
-    name = {"hybrid": "hybrid_tree_attention", "gather": "sparse_gather_attention"}.get(
-        op, "verify_attention"
-    )
-    options = {} if op == "gather" else {"window": window}
+    gathers, per_row = op.startswith("gather"), op == "gather per row"
+    name = "sparse_gather_attention" if gathers else "verify_attention"
+    if op == "hybrid":
+        name = "hybrid_tree_attention"
+    options = {"per_row": per_row} if gathers else {"window": window}
     options |= {"collect": op} if name == "verify_attention" else {}
-    lists = lists_of(r, False, 3) if op == "gather" else {}
-    arguments = r.arguments(paged=paged, new=op == "gather") | lists
+    lists = {}
+    if gathers:
+        lists = lists_of(r, "row" if per_row else "request", 3)
+        del lists["per_row"]
+    arguments = r.arguments(paged=paged, new=gathers) | lists
     with one_configuration():
         together = call(name, arguments, **options)
         for index, rows, p in r.requests():
             tree = dict(zip(("k_new", "v_new") if lists else ("k_tree", "v_tree"),
                             (p.k_tree, p.v_tree), strict=True))  # fmt: skip
             own = {n: x[index : index + 1] for n, x in lists.items()}
+            if per_row:
+                own |= {n: lists[n][None, rows] for n in ("indices", "index_lengths")}
             own = own or {"cache_seqlens": p.cache_seqlens}
             alone = call(
                 name,

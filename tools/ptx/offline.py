@@ -176,21 +176,24 @@ def meta(*shape, dtype):
 def attention(
     rows, D, dtype, *,
     op="hybrid", page_size=0, window=None, softcap=0.0, chain=False, ragged=False, everything=False,
-    trimmed=False, stored=None, scales="tokens", v_dim=None, heads=HK, v_in_k=False,
+    trimmed=False, stored=None, scales="tokens", v_dim=None, heads=HK, v_in_k=False, per_row=False,
 ):  # fmt: skip
     """Call one attention primitive on meta tensors; `rows` query rows share a KV head.
 
     `ragged` requests have up to so many; `everything` lets lists of -1 stand for a whole prefix;
     the mask may be `trimmed` to the window already, with depths. A cache may be `stored` in 8 bits,
     with scales of its "tokens", its "heads", or "none". Values have `v_dim` columns, and where they
-    are `v_in_k` are what keys of as many `heads` begin with.
+    are `v_in_k` are what keys of as many `heads` begin with. With lists `per_row` the `rows` are
+    the heads of a group.
     """
-    T, v_dim = max(rows // GROUP, 1), v_dim or D
+    T, group, v_dim = max(rows // GROUP, 1), GROUP, v_dim or D
+    if per_row:
+        T, group = GROUP, rows
     real, ints = partial(meta, dtype=dtype), partial(meta, dtype=torch.int32)
     of_rows = (B * T,) if ragged else (B, T)
     row_sizes = (ints(B + 1), T) if ragged else (None, None)
-    out, lse = real(*of_rows, heads * GROUP, v_dim), meta(*of_rows, heads * GROUP, dtype=FP32)
-    q, k_tree = real(*of_rows, heads * GROUP, D), real(*of_rows, heads, D)
+    out, lse = real(*of_rows, heads * group, v_dim), meta(*of_rows, heads * group, dtype=FP32)
+    q, k_tree = real(*of_rows, heads * group, D), real(*of_rows, heads, D)
 
     def values(keys):
         return keys[..., :v_dim] if v_in_k else keys.new_empty((*keys.shape[:-1], v_dim))
@@ -208,10 +211,11 @@ def attention(
         return
     prefix = (q, cache, values(cache))
     if op == "gather":
-        chosen = (ints(B, heads, K), ints(B, heads))
+        lists = of_rows if per_row else (B, heads)
+        chosen = (ints(*lists, K), ints(*lists))
         tree = (k_tree, v_tree, mask, table)
         options = (0.1, softcap, None, ints(B) if everything else None, *row_sizes, scale, scale)
-        sparse_gather_attention(*prefix, *chosen, *tree, *options, False, out, lse)
+        sparse_gather_attention(*prefix, *chosen, *tree, *options, per_row, out, lse)
         return
     depths = ints(*of_rows) if trimmed else None
     tree = (None, None) if op == "in_cache" else (k_tree, v_tree)
@@ -314,6 +318,8 @@ VARIANTS["ragged hybrid chain window"] = {"chain": True, "window": 1024, "ragged
 VARIANTS["logits chain"] = {**VARIANTS["logits all"], "chain": True}
 VARIANTS["ragged gather all paged"] = {**VARIANTS["ragged gather paged"], "everything": True}
 VARIANTS["gather all"] = {"op": "gather", "everything": True}
+VARIANTS["gather rows"] = {**VARIANTS["gather"], "per_row": True}
+VARIANTS["ragged gather rows all paged"] = {**VARIANTS["ragged gather all paged"], "per_row": True}
 INT8, E4M3, E5M2 = torch.int8, torch.float8_e4m3fn, torch.float8_e5m2
 VARIANTS |= {
     "hybrid int8": {"stored": INT8},
@@ -336,6 +342,7 @@ LATENTS = {
     )
 }
 LATENTS["latents hybrid chain"] = {"chain": True, **LATENT}
+LATENTS["latents gather rows paged"] = {**LATENTS["latents gather paged"], "per_row": True}
 OWN_VALUES = {
     "own values": {"v_dim": 128},
     "own values logits all": {**VARIANTS["logits all"], "v_dim": 128},
@@ -373,6 +380,7 @@ CHOSEN = [
     ("ragged scores paged window", 64, 128, BF16),
     ("ragged logits all", 64, 128, BF16),
     ("ragged gather all paged", 128, 128, BF16),
+    ("ragged gather rows all paged", 8, 128, BF16),
     ("ragged logits all", 128, 128, BF16),
     ("ragged logits all", 64, 256, BF16),
     ("hybrid chain", 512, 128, BF16),
@@ -387,6 +395,7 @@ CHOSEN = [
     ("gather paged int8", 16, 80, BF16),
     ("latents hybrid", 16, 576, BF16),
     ("latents gather paged", 32, 576, BF16),
+    ("latents gather rows paged", 128, 576, BF16),
     ("latents logits all", 32, 576, BF16),
     ("latents scores paged window", 16, 576, BF16),
     ("own values", 64, 192, BF16),

@@ -234,11 +234,13 @@ def _ragged() -> Arguments:
     return given | flat | plain
 
 
-def _gathered(paged: bool) -> Arguments:
+def _gathered(paged: bool, per_row: bool = False) -> Arguments:
     given = _Attention(4, paged=paged).make(("k_new", "v_new"), lengths=False)
-    chosen = torch.rand(2, KV_HEADS, 130, generator=torch.Generator().manual_seed(1)).argsort(-1)
-    lengths = torch.full((2, KV_HEADS), 60, dtype=torch.int32)
-    return given | {"indices": chosen.sort(-1).values[..., :60].int(), "index_lengths": lengths}
+    lists = 4 if per_row else KV_HEADS
+    chosen = torch.rand(2, lists, 130, generator=torch.Generator().manual_seed(1)).argsort(-1)
+    lengths = torch.full((2, lists), 60, dtype=torch.int32)
+    indices = chosen.sort(-1).values[..., :60].int()
+    return given | {"indices": indices, "index_lengths": lengths, "per_row": per_row}
 
 
 def _importance() -> Arguments:
@@ -340,6 +342,7 @@ CASES = (
     Case("verify_attention", "logits", _Attention(4, paged=True, options=_COLLECTED).make),
     Case("sparse_gather_attention", "", partial(_gathered, False)),
     Case("sparse_gather_attention", "pages", partial(_gathered, True)),
+    Case("sparse_gather_attention", "a list for each row", partial(_gathered, True, True)),
     Case("tree_attention", "", _tree),
     Case("importance_scores", "pages", _importance),
     Case("select_topk", "", _selection, exact=True),

@@ -43,6 +43,7 @@ class Case:
     stored: str | None = None  # what 8 bits the cache that is read holds
     scales: str = "tokens"  # of those: what `tests.eight_bits` calls its forms
     v_dim: int | None = None  # of values that are a view of the keys
+    per_row: bool = False  # lists of indices
     first_unused: bool = False  # page 0 and node 0 of the tree, which then no row sees, are NaN
     far: str = ""  # what reaches beyond 2**31 elements: "pages", or "rows" of q and out
 

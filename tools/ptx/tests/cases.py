@@ -73,6 +73,7 @@ LATENTS = [
     Case("scores", **LATENT, rows=3, group=8, lengths=(90, 0), window=70),
     Case("logits", **LATENT, group=16, lengths=(90, 0), paged=True),
     Case("gather", **LATENT, group=16, lengths=(90, 0), paged=True),
+    Case("gather", **LATENT, rows=2, group=40, lengths=(90, 0), paged=True, per_row=True),
     Case("tree", **LATENT, rows=20, group=2),
     Case("hybrid", head_dim=80, v_dim=64, lengths=(90, 40, 0)),
     Case("importance", head_dim=576, v_dim=512, kv_heads=1, lengths=(90, 0)),
@@ -120,6 +121,8 @@ SELECTED = [
     Case("ragged scores", lengths=(200, 9, 0), ragged=(1, 6, 0), block_m=16),
     Case("ragged logits", "fp16", lengths=(200, 9, 0), ragged=(1, 6, 0), block_m=16, window=99),
     Case("ragged gather", "fp16", lengths=(200, 9, 0), ragged=(2, 3, 0), head_dim=80, paged=True),
+    Case("ragged gather", lengths=(200, 9, 0), ragged=(2, 3, 0), group=5, per_row=True),
+    Case("gather", rows=2, group=64, lengths=(200, 0), kv_heads=1, sinks=True, per_row=True),
 ]
 
 ATTENTION = [
@@ -168,6 +171,7 @@ def _all():
         yield Case("ragged scores", **size, ragged=(1, 9, 0, 5), window=100, block_m=16)
         yield Case("ragged logits", **size, ragged=(1, 9, 0, 5), paged=True, block_m=16)
         yield Case("ragged gather", **size, ragged=(1, 4, 0, 5), softcap=2.0)
+        yield Case("ragged gather", **size, ragged=(1, 4, 0, 5), paged=True, per_row=True)
     for rows in (4, 16):
         size = {"rows": rows, "head_dim": 256, "kv_heads": 1, "lengths": (200, 40, 0)}
         yield Case("hybrid", **size, paged=True, window=60, softcap=2.0)
@@ -184,6 +188,7 @@ def _all():
         yield Case("scores", "fp32", **size, window=60)
         yield Case("logits", rows=32, **size, paged=True, window=60, softcap=2.0)
         yield Case("gather", "fp16", rows=8, head_dim=80, **size)
+        yield Case("gather", rows=2, group=20, **size, per_row=True)
         yield Case("importance", **size, paged=True)
         yield Case("write", "fp32", stored=stored, scales=scales)
     yield Case("hybrid", rows=20, group=7, kv_heads=1, lengths=(200,))

@@ -92,11 +92,11 @@ def _expect_verify(case):
 
 
 def _selection(case):
-    """Return (which cached tokens are chosen [B, Hk, N], their indices, how many)."""
+    """Return (which cached tokens are chosen [B, Hk or T, N], their indices, how many)."""
     generator = torch.Generator().manual_seed(1)
     (_, capacity, heads), p = case.problem.k_cache.shape[:3], case.problem
     live = torch.arange(capacity) < p.cache_seqlens[:, None, None]
-    shape = (len(case.lengths), heads, capacity)
+    shape = (len(case.lengths), case.rows if case.per_row else heads, capacity)
     chosen = live & (torch.rand(shape, generator=generator) < 0.6)
     never_read = 2**30
     indices = torch.where(chosen, torch.arange(capacity), never_read).sort(-1).values.int()
@@ -114,6 +114,7 @@ def _gather(case):
         **tree,
         **case.cache,
         sinks=case.sink_logits,
+        per_row=case.per_row,
     )
 
 
@@ -124,7 +125,9 @@ def _expect_gather(case):
         h = slice(head * case.group, (head + 1) * case.group)
         k = torch.cat([x.k_cache, x.k_tree], 1)[:, :, head : head + 1]
         v = torch.cat([x.v_cache, x.v_tree], 1)[:, :, head : head + 1]
-        in_prefix = chosen[:, head, None].expand(-1, case.rows, -1)
+        in_prefix = chosen
+        if not case.per_row:
+            in_prefix = chosen[:, head, None].expand(-1, case.rows, -1)
         visible = torch.cat([in_prefix, x.tree_mask & with_tree], -1)
         sinks = case.sink_logits[h].to(x.q.dtype) if case.sinks else None
         return dense_attention(x.q[:, :, h], k, v, visible, sinks=sinks)

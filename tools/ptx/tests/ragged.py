@@ -21,7 +21,7 @@ def _arguments(case, batch):
     arguments = batch.arguments(paged=case.paged, in_cache=in_cache, mask=mask, new=gather)
     arguments["softcap"] = case.softcap
     if gather:
-        return arguments | lists_of(batch, size=40)
+        return arguments | lists_of(batch, "row" if case.per_row else "head", size=40)
     arguments["window"] = case.window
     if case.op != "ragged hybrid":
         arguments["collect"] = case.op.removeprefix("ragged ")

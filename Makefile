@@ -4,6 +4,9 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 
+# Of what pip installs few files are ever imported: Python compiles those when they are.
+export PIP_COMPILE := no
+
 .PHONY: demo test package cpp kernels docs lint fuzz sanitize test-gpu-code test-triton36 test-cuda test-torchao test-vllm bench vllm llama-cpp clean
 
 ## Decode a real file with the embedded target, plainly and speculatively. FILE= continues your own.

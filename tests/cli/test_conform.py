@@ -138,7 +138,9 @@ def held(specattn, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize(
+    "seed", [0, 1, 2, *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 10))]
+)
 def test_an_engine_that_only_rounds_is_acquitted_and_a_broken_one_convicted(held, seed):
     plain = partial(engine, Model(1e-3))
     code, report, _ = held(plain(), engine(Model(1e-3, seed + 1)), "--at-once", "4")

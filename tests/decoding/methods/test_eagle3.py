@@ -1,5 +1,7 @@
 """EAGLE-3: what its layer drafts while decoding, in every way to run it, and what comes out."""
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -71,12 +73,27 @@ def stated(model, drafter, text, depth):
     return chain
 
 
+def drafting(norms):
+    """Return a model and a drafter of it, each time anew and the same."""
+    model = tiny_model("qwen3", vocab_size=12)
+    options = {"layers": (2, 1), "tokens": 9, "dtype": torch.float32}
+    return model, random_drafter(model, **options, **NORMS[norms])
+
+
+stated_of = cache(drafting)
+
+
+@cache
+def chain_of(norms, text, depth):
+    """Return what is stated of a text, once for all ways that come to it."""
+    return stated(*stated_of(norms), torch.tensor(text), depth)
+
+
 @pytest.mark.parametrize("norms", ["plain", "eagle-3.1", "norm_before_fc", "norm_before_residual"])
 @pytest.mark.parametrize("way", WAYS)
 def test_it_drafts_what_is_stated_in_every_way(way, norms, monkeypatch):
     """Round by round, in a batch whose texts end one after the other."""
-    model = tiny_model("qwen3", vocab_size=12)
-    drafter = random_drafter(model, layers=(2, 1), tokens=9, dtype=torch.float32, **NORMS[norms])
+    model, drafter = drafting(norms)
     programs, rounds = WAYS[way](), []
     monkeypatch.setattr(Target, "programs", lambda self: programs)
 
@@ -96,7 +113,7 @@ def test_it_drafts_what_is_stated_in_every_way(way, norms, monkeypatch):
     if way != "eager":
         assert programs._kept, "nothing was kept to be replayed"
     for text, chain in rounds:
-        assert chain == stated(model, drafter, text, len(chain))
+        assert chain == chain_of(norms, tuple(text.tolist()), len(chain))
 
 
 @pytest.mark.parametrize("layout", ["safeailab", "sglang", "speculators"])

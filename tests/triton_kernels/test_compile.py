@@ -57,7 +57,10 @@ SPILLED = {
         "logits trimmed, 128 rows, D 128": 8,
         "latents logits all, 32 rows": 24,
     },
-    "sm_100": {"hybrid in cache window e4m3, 32 rows": 8},
+    "sm_100": {
+        "hybrid in cache window e4m3, 32 rows": 8,
+        "ragged gather rows all paged, 64 rows, D 128": 16,
+    },
     "gfx942": {"scores paged window, 64 rows, D 256": 24, "D 256, fp32": 8},
 }
 SPILLED_UNFENCED = {

@@ -89,6 +89,8 @@ class AutoInVllm(study.Study):
         processors: dict[str, list[float]] = {name: [] for name in engines}
         alike = dict.fromkeys(engines, 0)
         others = Others([peer.pid for peer in engines.values()])
+        for engine in engines.values():  # vLLM 0.32 fails where it reads a seeded prompt in pieces
+            engine.texts(prompts, 1)
         for repeat in range(self.options.repeats + 1):
             sampling = {"temperature": temperature, "seed": repeat} if temperature else {}
             found = {}

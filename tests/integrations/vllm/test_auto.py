@@ -91,9 +91,8 @@ def test_nothing_is_drafted_where_rows_are_dear(monkeypatch, requests):
     server = Server(monkeypatch, dear)
     for number in range(requests):
         server.add(REPEATING, 200 + number)
-    for _ in range(300):
-        drafts = server.step()
-    assert not any(drafts)
+    drafted = [any(server.step()) for _ in range(300)]
+    assert sum(drafted[100:]) < 0.2 * 200, "trials apart"
     assert server.now < 1.02 * 300 * dear(requests)
 
 
@@ -163,6 +162,40 @@ def test_another_batch_is_not_timed_as_the_one_before(monkeypatch):
     server.step()
     assert all(one < 1000 for one in server.drafter.lookup.costs().passes.medians.values())
     assert before
+
+
+def test_a_request_that_begins_as_one_ended_is_not_timed_as_that(monkeypatch):
+    """The same prompt, read again behind one token."""
+    server = Server(monkeypatch, free)
+    server.add(REPEATING, 200)
+    for _ in range(5):
+        server.step()
+    server.lengths, server.drafts = [server.lengths[0] - 1], [[]]
+    server.now += 1000.0  # its prompt was read
+    server.step()
+    assert all(one < 1000 for one in server.drafter.lookup.costs().passes.medians.values())
+
+
+def test_what_was_slow_once_is_tried_again(monkeypatch):
+    """The first two steps with drafts find all cold; later ones are as fast as any."""
+    seconds = iter([6.0] * 2)
+    server = Server(
+        monkeypatch, lambda rows: free(rows) if rows == 1 else next(seconds, free(rows))
+    )
+    server.add(REPEATING, 200)
+    drafted = [len(server.step()[0]) for _ in range(450)]
+    assert 0 in drafted[100:]
+    assert min(drafted[-5:]) == 15
+
+
+def test_promises_that_do_not_come_true_are_believed_less(monkeypatch):
+    wrong = auto.Chain([5] * 8, [0.9**n for n in range(1, 9)])
+    monkeypatch.setattr("specattn.integrations.vllm.texts.Text.chain", lambda *given: wrong)
+    server = Server(monkeypatch, lambda rows: 1.0 + 0.05 * rows)
+    server.add(FRESH, 100)
+    drafted = [len(server.step()[0]) for _ in range(200)]
+    assert max(drafted[:10]) > 2
+    assert sum(drafted[100:]) < 0.2 * 100, "trials apart"
 
 
 @pytest.mark.parametrize("remember", [False, True])

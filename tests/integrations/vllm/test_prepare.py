@@ -6,9 +6,9 @@ import pytest
 
 pytest.importorskip("vllm", reason="run by `make test-vllm`")
 import torch
-from vllm.v1.sample.rejection_sampler import expand_batch_to_tokens
+from vllm.v1.sample.rejection_sampler import RejectionSampler, expand_batch_to_tokens
 
-from specattn.integrations.vllm.prepare import prepare, set_right
+from specattn.integrations.vllm.prepare import prepare, sample_plainly, set_right
 from tests.integrations.vllm.engine import Engine, Expected, prompt_of
 
 
@@ -25,6 +25,22 @@ def test_a_hybrid_is_refused_by_name():
     config = SimpleNamespace(model_config=SimpleNamespace(is_hybrid=True))
     with pytest.raises(ValueError, match="a hybrid; leave out --speculative-config"):
         prepare(config)
+
+
+def test_a_step_without_drafts_is_sampled_as_without_a_drafter():
+    sample_plainly()
+    sample_plainly()  # once is enough
+    asked = []
+    sampler = SimpleNamespace(
+        logprobs_mode="raw_logprobs", sampler=lambda **given: asked.append(given) or "sampled"
+    )
+    sampler.forward = RejectionSampler.forward.__get__(sampler)
+    given = {"logits": torch.zeros(2, 5), "sampling_metadata": object()}
+    found = sampler.forward(SimpleNamespace(max_spec_len=0), None, *given.values())
+    assert found == "sampled"
+    assert asked == [given]
+    with pytest.raises(AttributeError, match="bonus_logits_indices"):  # vLLM's own goes on
+        sampler.forward(SimpleNamespace(max_spec_len=1), None, *given.values())
 
 
 @pytest.mark.parametrize("name", ["Auto", "Suffix"])

@@ -82,12 +82,39 @@ class ChainGains:
         return np.concatenate([[0.0], np.cumsum(self.probabilities), [-np.inf]])[self._reached]
 
 
+class Calibration:
+    """Tokens that were accepted for each that was expected, of late.
+
+    It starts with `factor`, as if that had been found of a few tokens; `most` expected ones count.
+    """
+
+    def __init__(self, factor: float = 1.0, most: float = _MOST):
+        self.most = most
+        self.expected, self.accepted = _PRIOR, factor * _PRIOR
+
+    @property
+    def factor(self) -> float:
+        """Accepted tokens per expected one."""
+        return self.accepted / self.expected
+
+    def learn(self, expected: float, accepted: int) -> None:
+        """Book what came of a draft."""
+        self.expected += expected
+        self.accepted += accepted
+        if self.expected > self.most:
+            self.expected, self.accepted = self.expected / 2, self.accepted / 2
+
+    def fade(self) -> None:
+        """Let what is known weigh less: a round drafted nothing."""
+        keep = max(1 - 1 / _REMEMBERED, min(1.0, _PRIOR / self.expected))
+        self.expected, self.accepted = keep * self.expected, keep * self.accepted
+
+
 class TreeGains:
     """What trees bring, by the probabilities that drafters gave to their nodes of late.
 
     A tree that was grown tells what all trees within it would have brought: of `sizes` rows each,
-    the most probable nodes. Probabilities are multiplied with `factor`: the tokens that were
-    accepted for each that was expected.
+    the most probable nodes. Probabilities are calibrated by what was accepted.
     """
 
     def __init__(self, efforts: Sequence[Effort], sizes: Sequence[int]):
@@ -102,7 +129,7 @@ class TreeGains:
         self._seen = np.array([effort == NONE for effort in efforts])
         rows = np.array([effort.rows for effort in efforts])
         self._less = rows[:, None] > rows
-        self._expected = self._accepted = _PRIOR
+        self._calibration = Calibration()
         self._verified: list[float] = []  # expected tokens of what is verified now
 
     def add(self, effort: Effort, probabilities: Any, place: Any) -> None:
@@ -128,7 +155,7 @@ class TreeGains:
     @property
     def factor(self) -> float:
         """Accepted tokens per expected one."""
-        return self._accepted / self._expected
+        return self._calibration.factor
 
     def expect(self, tokens: list[float]) -> None:
         """Note how many tokens are expected of what each request verifies now."""
@@ -137,15 +164,10 @@ class TreeGains:
     def learn(self, drafted: int, counts: Sequence[int | None]) -> None:
         """Compare what was accepted with what was expected; without a draft that weighs less."""
         if not any(self._verified):
-            keep = max(1 - 1 / _REMEMBERED, min(1.0, _PRIOR / self._expected))
-            self._expected, self._accepted = keep * self._expected, keep * self._accepted
+            self._calibration.fade()
         for expected, count in zip(self._verified, counts, strict=False):
-            if count is None:
-                continue
-            self._expected += expected
-            self._accepted += count
-            if self._expected > _MOST:
-                self._expected, self._accepted = self._expected / 2, self._accepted / 2
+            if count is not None:
+                self._calibration.learn(expected, count)
         self._verified = []
 
     def table(self) -> Any:

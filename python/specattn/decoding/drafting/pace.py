@@ -115,7 +115,7 @@ class Arm(FixedSize):
         self.guess: tuple[float, float] | None = None
         self.rounds = self.idle = 0  # of its own with a draft, and without
         self._trial: tuple[str, Effort] | None = None
-        self._begun: tuple[Costs, int, Any] | None = None
+        self._begun: tuple[Costs, int, Any, Hashable] | None = None
         self._ended: tuple[Any, int] | None = None
         self._costs: tuple[Any, Costs] | None = None
         self._best: tuple[Any, Plan] | None = None
@@ -162,8 +162,11 @@ class Arm(FixedSize):
         self.gains.expect([sum(one[: rows - 1]) for one in found])
         return rows
 
-    def begin(self, effort: Effort, rows: int) -> None:
-        """Note that a pass of `rows` rows begins, behind drafting with an effort."""
+    def begin(self, effort: Effort, rows: int, shape: Hashable = None) -> None:
+        """Note that a pass of `rows` rows begins, behind drafting with an effort.
+
+        `shape` is its own where `rows` stands for passes of several.
+        """
         costs = self._costs[1] if self._costs is not None else self.costs()
         now = self.memory.clock.now()
         if self._ended is not None and self._ended[1] == sum(self.memory.lengths()):
@@ -174,7 +177,7 @@ class Arm(FixedSize):
             self.trials.tried(self.what("turn"))
         self.rounds += rows > 1
         self.idle += rows == 1
-        self._begun = costs, rows, now
+        self._begun = costs, rows, now, shape
 
     def end(self, verified: Verified) -> None:
         """Note that it has ended, and learn from it."""
@@ -184,8 +187,8 @@ class Arm(FixedSize):
         """Do what `end` does, for who has no `Verified`."""
         now = self.memory.clock.now()
         if self._begun is not None:
-            costs, rows, begun = self._begun
-            self.trials.elapsed += costs.passes.note(rows, begun, now)
+            costs, rows, begun, shape = self._begun
+            self.trials.elapsed += costs.passes.note(rows, begun, now, shape)
             self._latest = costs
         self.gains.learn(drafted, counts)
         self._begun = self._best = None

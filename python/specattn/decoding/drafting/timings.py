@@ -52,11 +52,15 @@ class Timings:
         self._met: set[Any] = set()
         self._unread = deque[tuple[Any, Any, Any]]()
 
-    def note(self, size: Any, begun: Any, ended: Any) -> float:
-        """Note the moments between which something was done; return the seconds read by this."""
-        if size in self._met:
+    def note(self, size: Any, begun: Any, ended: Any, shape: Any = None) -> float:
+        """Note the moments between which something was done; return the seconds read by this.
+
+        Where a size stands for several shapes, `shape` tells them apart.
+        """
+        shape = size if shape is None else shape
+        if shape in self._met:
             self._unread.append((size, begun, ended))
-        self._met.add(size)  # the first of a size finds code and data cold
+        self._met.add(shape)  # the first of a shape finds code and data cold
         read = 0.0
         while self._unread and self.clock.passed(self._unread[0][2]):
             size, begun, ended = self._unread.popleft()
@@ -122,13 +126,14 @@ class PassCosts(Timings):
         self._forgets_at = 0.0
         self._estimates: dict[tuple[int, ...], dict[int, float]] = {}
 
-    def note(self, size: int, begun: Any, ended: Any) -> float:
+    def note(self, size: int, begun: Any, ended: Any, shape: Any = None) -> float:
         """Note a pass of `size` rows per request; forget sizes that are cheap to try again."""
-        read = super().note(size, begun, ended)
+        read = super().note(size, begun, ended, shape)
         if self.elapsed > self._forgets_at:
             self._forgets_at = (1 + EXPLORING / 4) * self.elapsed
+            plain = min(self._medians)
             for rows, seconds in list(self._medians.items()):
-                if rows > 1 and self._is_old(rows, seconds):
+                if rows > plain and self._is_old(rows, seconds):
                     del self._medians[rows]
                     self._seconds.pop(rows, None)
                     self._noted.pop(rows, None)

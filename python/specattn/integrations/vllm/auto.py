@@ -18,7 +18,14 @@ import numpy as np
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
 
-from specattn.decoding.drafting.gains import NONE, ChainGains, Effort, best_total, chains
+from specattn.decoding.drafting.gains import (
+    NONE,
+    Calibration,
+    ChainGains,
+    Effort,
+    best_total,
+    chains,
+)
 from specattn.decoding.drafting.pace import Arm, LookupBackoff, Pace
 from specattn.decoding.drafting.timings import SIZES, Memory, Trials
 from specattn.decoding.model.model import Model
@@ -34,6 +41,8 @@ ROWS = (_ROW, 17, 18, 20, 24, *(_ROW * size for size in SIZES[1:]))
 """Rows of a step for each of its requests, in sixteenths: few, so that each is met again."""
 _LONGEST_OWN = 6  # tokens that the target drafts for itself at most
 _OWN = "vegas"
+_TRUSTED = 0.75  # what texts promise is worth, before any of it came true ...
+_JUDGED = 32.0  # ... and so many promised tokens later
 _logger = init_logger("vllm.specattn")
 
 
@@ -43,7 +52,9 @@ class _Request:
 
     text: Text
     gains: ChainGains  # of what the target drafts for it
-    drafted: int = 0  # tokens of that in the last step
+    texts: Calibration  # of what texts promise
+    drafted: int = 0  # tokens that the target drafted in the last step ...
+    expected: float = 0.0  # ... or how many of a draft from texts were to be accepted
 
 
 class _Gains:
@@ -140,7 +151,7 @@ class Auto:
         self.lookup.trials = Trials()
         self.pace = Pace({}, self.lookup.trials)
         self.own: SelfDrafts | None = None
-        self.shared = ChainGains(self.efforts, self.sizes) if self.remember else None
+        self.shared = self._unknown() if self.remember else None
         self.running: list[_Request] = []  # in the last step
         self.begun: Arm = self.lookup  # whose round that was, and how much that drafted
         self.effort, self.idle = NONE, False
@@ -176,7 +187,9 @@ class Auto:
         found = self.requests.of_rows(rows, num_tokens_no_spec, token_ids_cpu)
         requests = [request for request, _ in found]
         wrote = [len(sampled_token_ids[row]) for row in rows]
-        self._learn(requests, wrote, whole=len(rows) == len(drafts))
+        # One that begins reads more, even where its text is what another's was that has ended.
+        went_on = all(len(new) == count for (_, new), count in zip(found, wrote, strict=True))
+        self._learn(requests, wrote, alone=went_on and len(rows) == len(drafts))
         if not rows:
             if self.own is not None:
                 self.own.collect(False)
@@ -186,7 +199,9 @@ class Auto:
         for (request, new), row, count in zip(found, rows, wrote, strict=True):
             text = token_ids_cpu[row, : num_tokens_no_spec[row]]
             request.text.extend(new.tolist(), count)
-            offered.append(request.text.chain(text, min(self.most, self._room(len(text)))))
+            chain = request.text.chain(text, min(self.most, self._room(len(text))))
+            factor = request.texts.factor
+            offered.append(Chain(chain.tokens, [min(1.0, factor * one) for one in chain.chances]))
         offer = self._offer(offered)
         self.backoff.found(offer.saved)
         chosen = self._chosen(rows, offer, num_tokens_no_spec)
@@ -195,14 +210,18 @@ class Auto:
         for row, request, chain, length in zip(rows, requests, offered, offer.lengths, strict=True):
             drafts[row] = own.get(row, chain.tokens[:length])
             request.drafted = len(own.get(row, ()))
+            promised = 0.0 if row in own else sum(chain.chances[:length])
+            request.expected = promised / request.texts.factor
         drafted = sum(map(len, drafts))
         self.idle = not drafted
-        self.begun.begin(self.effort, _rows(len(rows), drafted))
+        shape = len(rows) + drafted, bool(drafted)  # vLLM samples otherwise beside drafts
+        self.begun.begin(self.effort, _rows(len(rows), drafted), shape)
         return drafts
 
     def _skips(self) -> bool:
         """Whether nothing is looked up, since that did not pay of late; the step is not timed.
 
+        What it takes is known, and counts: by that what was too slow is tried again.
         What is written meanwhile is read before the next lookup.
         """
         waits = self.idle and self.pace.fastest is None
@@ -211,18 +230,25 @@ class Auto:
         if not waits or not self.backoff.skips():
             return False
         self.lookup.drop()
+        passes = self.lookup.costs().passes
+        passes.elapsed += passes.seconds(_ROW)
+        self.lookup.trials.elapsed += passes.seconds(_ROW)
         return True
 
-    def _learn(self, requests: list[_Request], wrote: list[int], whole: bool) -> None:
-        """Learn from the step that has ended; its time counts if it was of these requests alone."""
-        same = {id(one) for one in requests} == {id(one) for one in self.running}
+    def _learn(self, requests: list[_Request], wrote: list[int], alone: bool) -> None:
+        """Learn from the step that has ended; its time counts if these went on in it `alone`."""
+        same = len(requests) == len(self.running)
         for arm in (self.lookup, self.armed):
-            if arm is self.begun and whole and same:  # one that has begun nothing notes nothing
+            if arm is self.begun and alone and same:  # one that has begun nothing notes nothing
                 arm.learn(0, ())
             else:
                 arm.drop()
         for request, count in zip(requests, wrote, strict=True):
             request.gains.learn(request.drafted, [count - 1])
+            if request.expected:
+                request.texts.learn(request.expected, count - 1)
+            elif not request.drafted:
+                request.texts.fade()
         self.running = requests
         self.gains.members = [request.gains for request in requests]
 
@@ -239,7 +265,7 @@ class Auto:
         # Of two sizes that leave as much room the cheaper one comes last, and stays.
         room = {len(chains) * (rows - _ROW) // _ROW: rows for rows in reversed(known)}
         costs = {most: known[rows] for most, rows in sorted(room.items())}
-        drafted = best_total(costs, len(chains), [-chance for chance, *_ in likeliest])
+        drafted = self._drafted(costs, len(chains), [-chance for chance, *_ in likeliest])
         lengths = [0] * len(chains)
         for _, _, request in likeliest[:drafted]:
             lengths[request] += 1
@@ -249,6 +275,23 @@ class Auto:
         plain, seconds = known[_ROW], known[_rows(len(chains), drafted)]
         saved = fmean(promised) * plain - seconds
         return _Offer(lengths, promised, seconds + between, plain + between, saved)
+
+    def _drafted(self, costs: dict[int, float], requests: int, chances: list[float]) -> int:
+        """Return the drafted tokens that pay; once in a while the best ones although they do not.
+
+        What steps with drafts took may have been chance.
+        """
+        drafted = best_total(costs, requests, chances)
+        more = {most: seconds for most, seconds in costs.items() if most}
+        if drafted or not more or not chances:
+            return drafted
+        tried, trials = best_total(more, requests, chances), self.lookup.trials
+        seconds = next(seconds for most, seconds in more.items() if most >= tried)
+        loss = seconds - costs[0] * (1 + sum(chances[:tried]) / requests)
+        if not trials.is_due("texts", loss):
+            return 0
+        trials.judge("texts", won=False, lost=max(0.0, loss))
+        return tried
 
     def _chosen(self, rows: list[int], offer: _Offer, lengths: np.ndarray) -> tuple[list[int], int]:
         """Return the rows for which the target drafts, none of them perhaps, and how deep."""
@@ -286,8 +329,11 @@ class Auto:
         return max(0, self.capacity - length - 1)
 
     def _new(self) -> _Request:
-        gains = ChainGains(self.efforts, self.sizes) if self.shared is None else self.shared
-        return _Request(self.texts.new(), gains)
+        return _Request(self.texts.new(), *(self.shared or self._unknown()))
+
+    def _unknown(self) -> tuple[ChainGains, Calibration]:
+        """Return what is known of drafts before any was verified."""
+        return ChainGains(self.efforts, self.sizes), Calibration(_TRUSTED, _JUDGED)
 
 
 def _rows(requests: int, drafted: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,6 +32,7 @@ def prepare(vllm_config: VllmConfig) -> None:
         )
     if not _expands():
         set_right()
+    sample_plainly()
 
 
 def set_right() -> None:
@@ -46,6 +48,28 @@ def set_right() -> None:
     init_logger("vllm.specattn").info(
         "vLLM's rejection sampler read temperatures that were never written; set right"
     )
+
+
+def sample_plainly() -> None:
+    """Let a step in which nothing was drafted sample as vLLM does without a drafter.
+
+    vLLM 0.32 verifies its zero drafts, which takes 0.5 ms of a step on a CPU.
+    """
+    from vllm.v1.sample.rejection_sampler import RejectionSampler
+
+    verify = RejectionSampler.forward
+    if getattr(verify, "__wrapped__", None) is not None:
+        return
+
+    @functools.wraps(verify)
+    def forward(
+        self: Any, metadata: Any, draft_probs: Any, logits: torch.Tensor, sampling_metadata: Any
+    ) -> Any:
+        if metadata.max_spec_len:
+            return verify(self, metadata, draft_probs, logits, sampling_metadata)
+        return self.sampler(logits=logits, sampling_metadata=sampling_metadata)
+
+    RejectionSampler.forward = forward
 
 
 def _expands() -> bool:

@@ -95,9 +95,9 @@ def wide() -> str:
 
 @table("wide-heads")
 def wide_heads() -> str:
-    """Return drafters of several kinds on the widened target, with AVX2 alone."""
+    """Return drafters of several kinds on the widened target."""
     rows = []
-    for row in read("epyc-zen3-2core/decoding-wide-heads.jsonl"):
+    for row in read("epyc-2core/decoding-wide-heads.jsonl"):
         gain, speed = row["speedup"].get("plain"), spread(row["tokens_per_second"], 1)
         shown = None if gain is None else f"{gain:.2f}"
         rows.append(
@@ -246,6 +246,23 @@ def vllm() -> str:
         values = [found.get((*place, context)) for context in contexts]
         rows.append([name, *("" if value is None else f"{value:.2f}" for value in values)])
     return markdown(("times vLLM as it is", *map(size, contexts)), rows)
+
+
+@table("vllm-auto")
+def vllm_auto() -> str:
+    """Return how `Auto` in vLLM stands to vLLM as it is and to the best single drafter."""
+    rows = []
+    for cell in read("epyc-2core/vllm-auto.jsonl", "cell"):
+        took = dict(cell["ms_per_token"])
+        auto, plain = took.pop("Auto"), took["vLLM"]
+        best = min(took, key=lambda name: took[name])
+        rows.append([
+            size(cell["context"]), cell["text"], f"{cell['temperature']:g}", str(cell["at_once"]),
+            f"{plain:.2f}", f"{plain / auto:.2f}",
+            f"{took[best] / auto:.2f} ({best})" if len(took) > 1 else "",
+        ])  # fmt: skip
+    header = ("context", "text", "T", "at once", "vLLM, ms per token")
+    return markdown((*header, "`Auto` over it", "over the best other"), rows)
 
 
 @table("transformers")

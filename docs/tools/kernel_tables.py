@@ -115,10 +115,12 @@ def of_8_bits(record: str) -> str:
 def latents() -> str:
     """Return the bars of attention over latents, and a token of a whole model."""
     rows = []
-    for bar in read("epyc-zen3-2core/bars-latents.jsonl", "bar"):
-        target, found = (amount(bar[key], bar["unit"]) for key in ("target", "measured"))
-        value = f"{found} ±{bar['spread']:.0%}"
-        rows.append([bar["name"], target, value if bar["met"] else f"**{value}**", bar["note"]])
+    for machine, vectors in (("epyc-2core", "AVX512-BF16"), ("epyc-zen3-2core", "AVX2")):
+        for bar in read(f"{machine}/bars-latents.jsonl", "bar"):
+            target, found = (amount(bar[key], bar["unit"]) for key in ("target", "measured"))
+            value = f"{found} ±{bar['spread']:.0%}"
+            name = f"{vectors}: {bar['name']}"
+            rows.append([name, target, value if bar["met"] else f"**{value}**", bar["note"]])
     for one in read("epyc-zen3-2core/latents.jsonl"):
         name = f"a token at {size(one['context'])} of a model of DeepSeek-V2-Lite's sizes"
         times = [f"{one[key] * 1e3:.0f} ms" for key in ("plain", "transformers")]

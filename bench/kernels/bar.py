@@ -12,8 +12,6 @@ import torch
 from common.clock import Stopwatch, paired_ratio, spread
 from common.machine import last_level_cache
 
-from specattn import _cpu  # type: ignore[attr-defined]
-
 from .cases import DTYPES
 from .measure import TOLERANCE, WRONG, compare
 from .rotation import Pool, Rotation
@@ -66,6 +64,8 @@ class Products:
     @classmethod
     def of(cls, dtype: torch.dtype) -> Products:
         """Return so many that a call takes about a millisecond."""
+        from specattn import _cpu  # type: ignore[attr-defined]  # not built on every GPU's machine
+
         name = str(dtype).removeprefix("torch.")
         rounds, seconds = 512, 0.0
         while seconds < _PRODUCTS:

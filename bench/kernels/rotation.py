@@ -14,8 +14,6 @@ from functools import partial
 import torch
 from common.clock import plain_read
 
-from specattn import _cpu  # type: ignore[attr-defined]
-
 from .cases import DTYPES, EIGHT_BITS, LATENTS, LAYERS, Case, Layer
 from .inputs import Draw, capacity, rows_of_8_bits
 from .workloads import BoundCase, build
@@ -115,6 +113,8 @@ class Rotation:
 
     def rewrites(self) -> list[Callable]:
         """Return a call for every place that reads it and writes it back."""
+        from specattn import _cpu  # type: ignore[attr-defined]  # not built on every GPU's machine
+
         return [
             partial(_cpu.rewrite, place.data_ptr(), place.nbytes, torch.get_num_threads())
             for place in self.places

@@ -309,7 +309,8 @@ class Pass:
         out, lse, logits = self.cache.attend_and_collect(new, collect="logits", **options)
         ranks = logits.float()  # [B, rows, Hq, N]
         if by_weight:
-            ranks = (ranks - lse[:, self.capture.rows, :, None]).exp()
+            own = torch.stack([lse[:, row] for row in self.capture.rows], 1)  # no index to copy
+            ranks = (ranks - own[..., None]).exp()
         groups = self.cache.storage.shape[-2] if self.capture.per_head else 1
         means = ranks.unflatten(2, (groups, -1)).mean(3)  # [B, rows, groups, N]
         means = means if self.capture.per_head else means.squeeze(2)

@@ -227,7 +227,7 @@ def _by_ours(model: PreTrainedModel, tokens: torch.Tensor) -> _Rows:
     drafted = torch.stack(
         [row[n:][: len(_PARENTS)] for row, n in zip(tokens, _LENGTHS, strict=True)]
     )
-    verified = probe.verify(Tree(list(_PARENTS)), drafted)
+    verified = probe.verify(Tree(torch.tensor(_PARENTS, device=model.device)), drafted)
     logits = probe.logits_of(_by_request([*features, verified.features.unbind()]))
     attended = [_by_request(probe.seen[n]) for n in range(len(probe.windows))]
     return _Rows(logits, attended)

@@ -107,8 +107,9 @@ def sparse_gather_attention(
     >>> out.shape
     torch.Size([1, 1, 8, 64])
     """
+    given = k_new is not None or v_new is not None
     new: dict[str, Any] = {}
-    if k_new is not None or v_new is not None:
+    if given:
         new = {"k_new": k_new, "v_new": v_new, "tree_mask": tree_mask}
     prefix: dict[str, Any] = {} if cache_seqlens is None else {"cache_seqlens": cache_seqlens}
     ragged = ragged_rows(cu_seqlens_q, max_seqlen_q)
@@ -132,9 +133,9 @@ def sparse_gather_attention(
         **new,
     )
     softcap, softmax_scale = number("softcap", softcap), number("softmax_scale", softmax_scale)
-    check_option("tree_mask", "a mask", tree_mask is None or bool(new), "None without new keys")
+    check_option("tree_mask", "a mask", tree_mask is None or given, "None without new keys")
     if cu_seqlens_q is None:
-        mask = packed_mask(tree_mask, sizes, None, q.device)[0] if new else None
+        mask = packed_mask(tree_mask, sizes, None, q.device)[0] if given else None
     else:
         mask = ragged_packed_mask(tree_mask, sizes, None, cu_seqlens_q)[0]
     scale = sizes["D"] ** -0.5 if softmax_scale is None else softmax_scale

@@ -107,16 +107,21 @@ class Draw:
 
 
 def rows_of_8_bits(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return normal values as rows of bytes, each with its scale behind it, as decoding does."""
+    """Return normal values as rows of bytes, each with its scale at its end, as `KVCache` does."""
     codes = (x.float() / SCALE).clamp(-127, 127)
     codes = codes.round() if dtype == torch.int8 else codes
     scales = torch.full_like(codes[..., :1], SCALE)
-    return torch.cat([codes.to(dtype).view(torch.uint8), scales.view(torch.uint8)], -1)
+    parts = [codes.to(dtype).view(torch.uint8), scales.view(torch.uint8)]
+    if x.is_cuda:  # whole loads of 16 bytes
+        parts.insert(1, parts[1].new_zeros(*x.shape[:-1], -(x.shape[-1] + 4) % 16))
+    return torch.cat(parts, -1)
 
 
-def of_8_bits(rows: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def of_8_bits(
+    rows: torch.Tensor, dtype: torch.dtype, head_dim: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return views of such rows: the elements, and the scales."""
-    return rows[..., :-4].view(dtype), rows.view(torch.float32)[..., -1]
+    return rows[..., :head_dim].view(dtype), rows.view(torch.float32)[..., -1]
 
 
 def capacity(used: int, page_size: int = 0) -> int:

@@ -197,7 +197,8 @@ def hybrid_tree_attention(case: Case, draw: Draw) -> BoundCase:
 def _of_8_bits(case: Case, draw: Draw) -> BoundCase:
     """Bind attention over a cache of 8 bits; its peer is the same over one of the case's type."""
     dtype, used = EIGHT_BITS[case.variant], case.context + case.rows
-    (k, k_scale), (v, v_scale) = (of_8_bits(draw.cache(used), dtype) for _ in range(2))
+    rows = (draw.cache(used) for _ in range(2))
+    (k, k_scale), (v, v_scale) = (of_8_bits(x, dtype, case.shape.head_dim) for x in rows)
     q, lengths = draw.queries(), draw.lengths(case.context)
     # An engine stores the tree's keys before it attends to them: so they are numbers of 8 bits.
     trees = [x[:, case.context : used].to(draw.dtype) * SCALE for x in (k, v)]

@@ -20,7 +20,8 @@ from specattn.reference._eight_bits import EIGHT_BITS, dequantised
 from specattn.states import States
 from specattn.stock import Stock
 
-_SCALE_BYTES = 4  # behind the elements of a row of 8 bits: its scale, float32
+_SCALE_BYTES = 4  # at the end of a row of 8 bits: its scale, float32
+_ROW = {"cuda": 16}  # bytes of which rows of 8 bits are multiples: a GPU's widest load
 
 
 class NewRows(Protocol):
@@ -63,8 +64,9 @@ class KVCache:
     never read: rejected tokens need no cleaning up, they are overwritten.
 
     With `stored`, a type of 8 bits, rows are written as `specattn.write_kv` does with dynamic
-    scales, each of which lies behind its row: `storage` is uint8 [.., head_dim + 4], so whatever
-    moves a row moves its scale. `dtype` is then that of the keys and values that come.
+    scales, each of which lies at its row's end: `storage` is uint8 [.., head_dim + 4], on a GPU up
+    to the next 16, so whatever moves a row moves its scale. `dtype` is then that of the keys and
+    values that come.
 
     With a `latent`, the first so many channels of a key are the value, too (multi-head latent
     attention): one row, with one scale, stands for both, and `storage` is [layers, 1, batch, ...].
@@ -105,7 +107,8 @@ class KVCache:
         if stored is None:
             self.storage = torch.empty(shape, dtype=dtype, device=device)
         else:
-            row = head_dim + _SCALE_BYTES
+            step = _ROW.get(torch.device(device or "cpu").type, _SCALE_BYTES)
+            row = -(-(head_dim + _SCALE_BYTES) // step) * step
             self.storage = torch.empty(*shape[:-1], row, dtype=torch.uint8, device=device)
         self.seqlens = torch.zeros(batch, dtype=torch.int32, device=device)
         self._lengths_of = cache(_lengths)

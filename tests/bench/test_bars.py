@@ -75,7 +75,7 @@ def test_a_cache_of_8_bits_is_held_against_one_of_16(bench, monkeypatch):
     assert (found.name, found.target) == ("hybrid, T=3 chain, e4m3, 300 keys, over bf16", 1.2)
     assert found.measured > 0
     place = rotation.Rotation(bench.pool, replace(SMALL, variant="chain, int8")).places[0]
-    codes, scales = inputs.of_8_bits(place, torch.int8)
+    codes, scales = inputs.of_8_bits(place, torch.int8, SMALL.shape.head_dim)
     assert (scales == inputs.SCALE).all()
     assert (codes.float() * inputs.SCALE).std() == pytest.approx(1, abs=0.02)
 

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton import knobs
 from triton.runtime import driver
 
-from ..backends.backend import forms_of, picker
+from ..call_forms import forms_of, picker
 from . import _configs
 
 _ALIGNMENT = 16  # bytes; at others Triton compiles another kernel

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from operator import itemgetter
 
 import torch
 
@@ -60,24 +59,6 @@ def written_arguments(op: str) -> list[int]:
     """Return which of an operator's arguments it writes."""
     arguments = operator_named(op)._schema.arguments
     return [i for i, x in enumerate(arguments) if x.alias_info and x.alias_info.is_write]
-
-
-def picker(places: Sequence[int]) -> Callable[[Sequence], tuple]:
-    """Return a function that returns the items at some places of a sequence as a tuple."""
-    if len(places) > 1:
-        return itemgetter(*places)
-    return lambda sequence: tuple([sequence[place] for place in places])
-
-
-def forms_of(args: Sequence) -> tuple:
-    """Return what plans depend on of each argument: a tensor's form, None of anything else."""
-    return tuple([_form(x) for x in args])
-
-
-def _form(x: object) -> tuple | None:
-    if isinstance(x, torch.Tensor):
-        return x.shape, x.stride(), x.dtype, x.device
-    return None
 
 
 def function_named(op: str, package: str) -> Callable | None:

@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 import torch
 
+from ...call_forms import forms_of, picker
 from .. import select, triton
-from ..backend import NotServed, forms_of, picker, written_arguments
+from ..backend import NotServed, written_arguments
 from . import build
 from .build import Program
 

@@ -116,11 +116,12 @@ def attend(
     if form:
         k_cache, v_cache = bytes_of(k_cache), bytes_of(v_cache)
     lookups = (block_table is not None) + (indices is not None)
-    much = form != "" and collect == "logits"
     v_in_k = not form and _in_keys(k_cache, v_cache) and _in_keys(k_tree, v_tree)
     widths = _configs.widths_of(D, v_dim, v_in_k)
     rows = group if per_row else T * group
-    config = _configs.attention_config(q.device, q.dtype, rows, widths, lookups, much)
+    config = _configs.attention_config(
+        q.device, q.dtype, rows, widths, lookups, form != "", collect == "logits"
+    )
     padded = triton.cdiv(group, config.block_m) * config.block_m if per_row else group
     tiles = triton.cdiv(T * padded, config.block_m)
     requests, num_requests = B, None

@@ -20,12 +20,11 @@ from ._launch import launch, strides
 
 
 @triton.jit
-def _absorb(m, l, acc, p_out, p_lse, out_stride_i, lse_stride_i, i, count, D: tl.constexpr):
-    """Add the states ``i`` [I] below ``count`` [R] to the running m [R], l [R], acc [R, D].
+def _absorb(m, l, acc, p_out, p_lse, out_stride_i, lse_stride_i, i, count, d, D: tl.constexpr):
+    """Add the states ``i`` [I] below ``count`` [R] to m [R], l [R] and columns ``d`` of acc [R, D].
 
     No load waits for another: what an empty state holds is loaded too, and dropped.
     """
-    d = tl.arange(0, acc.shape[1])
     i64 = i.to(tl.int64)
     used = i[None, :] < count[:, None]
     lse = tl.load(p_lse[:, None] + i64[None, :] * lse_stride_i, mask=used, other=float("-inf"))
@@ -72,7 +71,8 @@ def combine_kernel(
     BLOCK_R: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_D: tl.constexpr,
 ):
     # fmt: on
-    """Merge all states of a block of rows (request, token, query head)."""
+    """Merge all states of a block of rows (request, token, query head), in a block of columns."""
+    d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     row_ok = row < num_rows
     b = (row // (T * HQ)).to(tl.int64)
@@ -105,23 +105,23 @@ def combine_kernel(
     for i0 in range(0, tl.max(count, 0), BLOCK_I):
         i = i0 + tl.arange(0, BLOCK_I)
         m, l, acc = _absorb(
-            m, l, acc, p_out, p_lse, outs_stride_i, lses_stride_i, i, count, D
+            m, l, acc, p_out, p_lse, outs_stride_i, lses_stride_i, i, count, d, D
         )
     if outs_b is not None:
         p_out = outs_b + b * outs_b_stride_b + t * outs_b_stride_t + h * outs_b_stride_h
         p_lse = lses_b + b * lses_b_stride_b + t * lses_b_stride_t + h * lses_b_stride_h
         i = tl.arange(0, 1)
-        m, l, acc = _absorb(m, l, acc, p_out, p_lse, 0, 0, i, row_ok.to(tl.int32), D)
+        m, l, acc = _absorb(m, l, acc, p_out, p_lse, 0, 0, i, row_ok.to(tl.int32), d, D)
 
     empty = l == 0.0
     l = tl.where(empty, 1.0, l)
     result = cast(acc / l[:, None], out.dtype.element_ty)
     result_lse = tl.where(empty, float("-inf"), m + tl.log2(l) * LN2)
-    d = tl.arange(0, BLOCK_D)
     p_out = out + b * out_stride_b + t * out_stride_t + h * out_stride_h
     p_lse = lse + b * lse_stride_b + t * lse_stride_t + h * lse_stride_h
     tl.store(p_out[:, None] + d[None, :], result, mask=row_ok[:, None] & (d < D)[None, :])
-    tl.store(p_lse, result_lse, mask=row_ok)
+    if tl.program_id(1) == 0:
+        tl.store(p_lse, result_lse, mask=row_ok)
 
 
 def partial_states(slots, out, lse):
@@ -161,7 +161,7 @@ def combine(
     block_r, block_i, block_d, num_warps = _configs.combine_blocks(outs.device, at_once, D)
     num_rows = B * T * heads
     launch(
-        combine_kernel, (triton.cdiv(num_rows, block_r),),
+        combine_kernel, (triton.cdiv(num_rows, block_r), triton.cdiv(D, block_d)),
         outs, lses, outs_b, lses_b, lengths, cache_seqlens, cu_seqlens_q, out, lse,
         num_rows, num_states, T, heads,
         cu_seqlens_q.shape[0] - 1 if cu_seqlens_q is not None else None,

@@ -51,7 +51,7 @@ def widths_of(D, v_dim, v_in_k=False) -> Widths:
 class AttentionConfig(NamedTuple):
     """Rows and keys per tile, the rest of a `Tile`, compiler options.
 
-    ``programs`` is how many of these one SM holds at once.
+    ``programs`` is how many of these share one SM.
     """
 
     block_m: int
@@ -167,21 +167,23 @@ def compiler_options(device) -> dict:
     return OPTIONS.get(_forced.get("arch") or _architecture(device), {})
 
 
-def attention_config(device, dtype, rows, widths, lookups, converts_much=False) -> AttentionConfig:
+def attention_config(
+    device, dtype, rows, widths, lookups, converts=False, logits=False
+) -> AttentionConfig:
     """Return the configuration for ``rows`` query rows that share their keys, and `Widths`.
 
     These are the g * T rows of a KV head, or with lists per row g. ``lookups`` is how many tables,
     of pages or of indices, stand between a key's number and its address. Triton spends two pipeline
     stages on each before as many tiles are in flight as without; the LDS of gfx942 has room for one
-    more stage in all. ``converts_much`` are kernels that read 8 bits and collect logits: with 4
-    warps those of 64 rows spill on sm_90.
+    more stage in all. ``converts`` are kernels that read 8 bits, ``logits`` those that collect
+    them: who does both with 4 warps spills 64 rows on sm_90.
     """
     compute = _attention_config.__wrapped__ if _forced else _attention_config
-    return compute(device, dtype, rows, widths, lookups, converts_much)
+    return compute(device, dtype, rows, widths, lookups, converts, logits)
 
 
 @lru_cache(None)
-def _attention_config(device, dtype, rows, widths, lookups, converts_much) -> AttentionConfig:
+def _attention_config(device, dtype, rows, widths, lookups, converts, logits) -> AttentionConfig:
     D, columns = widths.D, max(widths.block_d + widths.block_r, widths.block_v)
     form = "_latent" if columns > 256 else "_wide" if columns > 128 else ""
     kind = f"{8 * dtype.itemsize}{form}"
@@ -203,10 +205,13 @@ def _attention_config(device, dtype, rows, widths, lookups, converts_much) -> At
         num_warps = 8  # the masks of a padded D do not fit in 255 registers beside accumulators
     if UNFENCED and block_m == 32:
         num_warps = 8  # such a Triton spills where 4 warps collect
-    if converts_much and block_m == 64 and arch == "sm_90":
+    if converts and logits and block_m == 64 and arch == "sm_90":
         num_warps = 8
     options = OPTIONS.get(arch, {})
-    programs = 1 if arch == "gfx942" else 8 // num_warps
+    # Where little is computed one program alone reads an SM's share as fast: on an H100 the second
+    # costs 4 to 6% at 32k keys and more. Bytes that are converted need both.
+    alone = arch == "gfx942" or (block_m == 16 and dtype.itemsize == 2 and not converts)
+    programs = 1 if alone else 8 // num_warps
     block_n = 16 if own_values else tile.block_n
     if arch == "sm_100" and block_m == 64 and lookups == 2:
         programs = 1  # two would take 64 bytes of shared memory more than there are
@@ -265,7 +270,7 @@ def hopper_config(q, rows) -> HopperConfig | None:
     arch = _forced.get("arch") or _architecture(q.device)
     if INTERPRETED.value or arch != "sm_90":
         return None
-    if q.dtype not in (torch.bfloat16, torch.float16) or rows <= 32:
+    if q.dtype not in (torch.bfloat16, torch.float16) or rows <= 16:
         return None
     hopper = _forced.get("hopper", "arch" in _forced)  # what is compiled for need not be here
     if not hopper and ("hopper" in _forced or not _hopper_has_passed()):
@@ -315,13 +320,14 @@ def _wanted(programs) -> int:
 
 
 def combine_blocks(device, num_states, D) -> tuple[int, int, int, int]:
-    """Return (rows, states, padded D, warps) of one combine program.
+    """Return (rows, states, columns, warps) of one combine program.
 
     2048 float32 elements: up to 16 states of 128 are loaded at once, which hides their latency, by
     one warp, so that no reduction leaves it. Few states are no reduction but a stream of rows, for
-    four warps. The interpreter pays per program, so it takes many rows.
+    four warps; more columns than 128 are other programs'. The interpreter pays per program, so it
+    takes many rows.
     """
-    block_d = max(16, triton.next_power_of_2(D))
+    block_d = min(128, max(16, triton.next_power_of_2(D)))
     block_i = min(triton.next_power_of_2(num_states), COMBINED * 128 // block_d)
     block_r = 64 if device.type == "cpu" else COMBINED * 128 // (block_i * block_d)
     return block_r, block_i, block_d, 1 if block_r <= 2 else 4

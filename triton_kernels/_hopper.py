@@ -64,7 +64,7 @@ def serves(q, k_cache, v_cache, out, call) -> bool:
         rows = {row % q.shape[1] for row in call["collect_rows"]}
         if ragged or len(rows) < len(call["collect_rows"]):
             return False
-    if call["softmax_scale"] <= 0:
+    if not call["softmax_scale"] > 0:  # nor NaN
         return False
     copied = [x for x in (q, k_cache, v_cache, call["k_tree"], call["v_tree"]) if x is not None]
     aligned = all(x.data_ptr() % 16 == 0 for x in (*copied, out))

@@ -88,16 +88,22 @@ def test_a_large_batch_needs_no_workspace():
 
 def test_one_request_fills_the_gpu():
     splits, _ = splits_of(1, 1, 4, 2**17)
-    assert 0.9 * 132 * 2 <= 8 * splits.slots <= 132 * 3
+    assert 0.9 * 132 <= 8 * splits.slots <= 132
 
 
 def test_long_requests_of_a_large_batch_are_cut():
     assert splits_of(16, 1, 4, 2**17)[0].slots == 32
 
 
-@pytest.mark.parametrize(("tokens", "span", "slots"), [(1, 8192, 32), (16, 2**15, 16)])
+@pytest.mark.parametrize(("tokens", "span", "slots"), [(1, 8192, 16), (16, 2**15, 16)])
 def test_partial_results_of_one_request_stay_small(tokens, span, slots):
-    """A second program per SM comes where its keys pay for it; a third wave never."""
+    """A second program per SM comes where its keys pay for it, to 64 rows; a third wave never.
+
+    Before Triton 3.7, 64 rows are two tiles of 8 warps, of which an SM holds one program.
+    """
+    most = 16 * (1 + (tokens == 16))
+    if _configs.UNFENCED and tokens == 16:
+        slots = most = 132 // (8 * 2)
     assert splits_of(1, tokens, 4, span)[0].slots == slots
-    assert splits_of(1, tokens, 4, 2**17)[0].slots == 32
-    assert splits_of(1, tokens, 4, 2**20)[0].slots == 32
+    assert splits_of(1, tokens, 4, 2**17)[0].slots == most
+    assert splits_of(1, tokens, 4, 2**20)[0].slots == most

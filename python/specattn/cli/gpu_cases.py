@@ -37,13 +37,13 @@ class Case:
 
     @property
     def is_gluons(self) -> bool:
-        """Whether the kernel in Gluon serves it: 16-bit caches, 33 rows and more."""
+        """Whether the kernel in Gluon serves it: 16-bit caches, 17 rows and more."""
         if self.op not in ("hybrid_tree_attention", "verify_attention"):
             return False
         given = self.make()
         if "cu_seqlens_q" in given:
             return False
-        many = given["q"].shape[-3] * Q_HEADS > 32 * KV_HEADS
+        many = given["q"].shape[-3] * Q_HEADS > 16 * KV_HEADS
         return many and given["q"].dtype == given["k_cache"].dtype != FP32
 
     def __str__(self) -> str:

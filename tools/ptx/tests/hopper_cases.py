@@ -12,11 +12,11 @@ from .checks import SCHEDULES, check, run
 
 
 def drawn(seed):
-    """Return a random case of 33 to 200 packed rows."""
+    """Return a random case of 17 to 200 packed rows."""
     choose = random.Random(seed)
     op = choose.choice(("hybrid", "hybrid", "logits", "scores", "ragged hybrid", "ragged scores"))
     ragged, group = op.startswith("ragged"), choose.choice((1, 2, 3, 4, 5, 7, 8))
-    rows = choose.randint(33 // group + 1, choose.choice((64, 128, 128, 200)) // group)
+    rows = choose.randint(16 // group + 1, choose.choice((64, 128, 128, 200)) // group)
     lengths = tuple(
         choose.choice((0, choose.randint(1, 70), choose.randint(71, 350)))
         for _ in range(choose.randint(1, 3))

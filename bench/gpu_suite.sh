@@ -88,7 +88,7 @@ else
         --budget 0.3)
     shapes=(llama-3.1-8b qwen3-8b)
     against=(cuda triton)
-    decode=(--device cuda --context 32k,128k --new-tokens 32 --repeats 2 --budget 1)
+    decode=(--device cuda --context 32k,128k --new-tokens 64 --repeats 2 --budget 1)
 fi
 
 step environment 60 "$PYTHON" -c '

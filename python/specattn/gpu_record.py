@@ -1,13 +1,15 @@
 """What was found out on GPUs: which kernels passed there, and who is fastest for which shape.
 
-`specattn gpu-check` and bench/winners.py write it into the user's folder for caches. Kernels that
-have not passed on a GPU's architecture are left to Triton's there. A call is judged by the measured
+`specattn gpu-check` and bench/winners.py write it into the user's folder for caches; what passed on
+our own GPUs needs no check. Kernels that have not passed on a GPU's architecture are left to
+Triton's there. A call is judged by the measured
 shape that is nearest in rows, context and batch, if all of them together double once at most.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import json
 import math
 import warnings
@@ -24,6 +26,8 @@ SCHEMA = 2
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 _FARTHEST = 1.0  # doublings
 _EMPTY: dict[str, Any] = {"schema": SCHEMA, "passed": {}, "fastest": {}}
+# By capability and Triton: what we have seen pass (docs/benchmarks.md, the GPU suite).
+_SEEN = {((9, 0), "3.6"): ("cuda", "gluon", "triton")}
 
 
 class Shape(NamedTuple):
@@ -50,8 +54,12 @@ def path() -> Path:
 
 
 def has_passed(kernels: str, capability: tuple[int, int]) -> bool:
-    """Return whether kernels, by their name, passed on GPUs of a compute capability."""
-    return kernels in _read(path())["passed"].get(_key(capability), ())
+    """Return whether kernels, by their name, passed on GPUs of a compute capability.
+
+    What was checked here decides, if something was.
+    """
+    here = _read(path())["passed"].get(_key(capability))
+    return kernels in (_SEEN.get((capability, _triton()), ()) if here is None else here)
 
 
 def note_passed(kernels: Iterable[str], capability: tuple[int, int]) -> None:
@@ -74,6 +82,15 @@ def note_fastest(gpu: str, rows: list[dict[str, Any]]) -> None:
     """Record who was fastest: of each row its ``shape`` and the ``winner``."""
     record = _read(path())
     _write(record | {"fastest": record["fastest"] | {gpu: rows}})
+
+
+@functools.cache
+def _triton() -> str:
+    """Return the first two numbers of Triton's version, which decides what its kernels become."""
+    try:
+        return ".".join(importlib.metadata.version("triton").split(".")[:2])
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def _key(capability: tuple[int, int]) -> str:

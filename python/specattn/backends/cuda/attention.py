@@ -53,6 +53,7 @@ _COPIED = {"q", "k_cache", "v_cache", "k_tree", "v_tree", "out"}  # 16 bytes at 
 _NONE, _KEYS, _BEHIND = range(3)  # no tree, keys of its own, behind the prefix in the cache
 _FAN_IN = 8  # states that one block merges
 _WORKSPACE = 64 << 20  # bytes that partial results may take
+_FEW_KEYS = 16384  # up to which one launch in place of two pays
 
 
 @functools.cache
@@ -125,7 +126,12 @@ def _plan(op: str, *args, device: Device) -> Plan:
         (places["partials"], 4 * states * (D + 1)) if slots > 1 else None,
         (places["counters"], batch * kv_heads * counters) if slots > 1 else None,
         (places["collected"], apart, names.index("collected")) if apart else None,
-        slower=_slower(shape, device, (op, gpu_record.DTYPES[q.dtype], D, T * group, span, batch)),
+        slower=_slower(
+            shape,
+            device,
+            given["indices"].shape[-1] if "indices" in given else span,
+            (op, gpu_record.DTYPES[q.dtype], D, T * group, span, batch),
+        ),
     )
 
 
@@ -135,17 +141,18 @@ sparse_gather_attention = functools.partial(_plan, "sparse_gather_attention")
 tree_attention = functools.partial(_plan, "tree_attention")
 
 
-def _slower(shape: Shape, device: Device, measured: tuple) -> str | None:
-    """Return why another kernel is faster: by measurement, or Triton's by count of instructions.
+def _slower(shape: Shape, device: Device, keys: int, measured: tuple) -> str | None:
+    """Return why another kernel is faster: by measurement here, or Triton's by ours on an H100.
 
-    `measured` is a `gpu_record.Shape`; the count is in docs/benchmarks.md.
+    So many `keys` may be attended to; `measured` is a `gpu_record.Shape`.
     """
     if winner := gpu_record.winner(device.name, gpu_record.Shape(*measured)):
         return None if winner == "cuda" else f"a shape for which {winner} was measured faster"
-    warpgroups = device.arch.startswith(("sm_9", "sm_10"))
-    return (
-        "as many rows as a warpgroup multiplies at once" if warpgroups and shape.rows > 32 else None
-    )
+    if not device.arch.startswith(("sm_9", "sm_10")):
+        return None
+    if shape.rows > 16:
+        return "rows that a warpgroup multiplies at once"
+    return f"more than {_FEW_KEYS} keys" if keys > _FEW_KEYS else None
 
 
 def _check(given: dict[str, torch.Tensor], rows: int, D: int, scale: float) -> None:

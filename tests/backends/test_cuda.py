@@ -13,7 +13,7 @@ from tools.ptx.tests import cuda_cases
 from specattn import gpu_record
 from specattn.backends.cuda import attention, build, merging, selection, shape
 
-from . import cuda_device_cases, cuda_host_cases
+from . import cuda_host_cases, device_cases
 
 TYPES = {"i64": "q", "int": "i", "u32": "I", "float": "f", "double": "d", "signed char": "b"}
 
@@ -211,12 +211,12 @@ ON_A_DEVICE = [cuda_cases.QUICK[0], cuda_cases.QUICK[1], None]
 
 @pytest.mark.parametrize("case", ON_A_DEVICE, ids=str)
 def test_what_runs_on_a_device_passes_where_kernels_are_emulated(compiler_process, case):
-    assert compiler_process(cuda_device_cases.check_in_the_emulator, case) > 0
+    assert compiler_process(device_cases.check_in_the_emulator, case) > 0
 
 
 @pytest.mark.parametrize("case", ON_A_DEVICE, ids=str)
 def test_what_runs_on_a_device_fails_where_kernels_do_nothing(compiler_process, case):
-    said = compiler_process(cuda_device_cases.what_is_said_of_kernels_that_do_nothing, case)
+    said = compiler_process(device_cases.what_is_said_of_kernels_that_do_nothing, case)
     assert said != "nothing"
 
 

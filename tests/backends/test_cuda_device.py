@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 
 from tools.ptx.tests import cuda_cases
 
-from . import cuda_device_cases
+from . import device_cases
 
 pytestmark = [
     pytest.mark.gpu,
@@ -22,12 +22,12 @@ pytestmark = [
 
 @pytest.mark.parametrize("case", cuda_cases.SELECTED, ids=str)
 def test_every_case_of_the_emulator(case):
-    cuda_device_cases.check(case, "cuda")
+    device_cases.check(case, "cuda", "cuda")
 
 
 @pytest.mark.parametrize("first", range(0, 40, 8))
 def test_select_topk(first):
-    cuda_device_cases.check_selections("cuda", range(first, first + 8))
+    device_cases.check_selections("cuda", range(first, first + 8))
 
 
 CALLS = [

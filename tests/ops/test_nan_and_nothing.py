@@ -12,16 +12,19 @@ import torch
 from specattn.triton_kernels import _configs
 
 import specattn
+from specattn.backends.select import is_forced
 from tests.cases import make_problem
 from tests.ops.calls import as_tuple
 
 NAN = torch.nan
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+GPU = torch.cuda.is_available()
 SIZES = {  # for the C++ kernels: rows that are few, and tiles of rows
     "one row": {"rows": 1, "kv_heads": 1},
     "few rows": {"rows": 4, "head_dim": 24},
     "interpreted": {"rows": 3, "head_dim": 16, "kv_heads": 1},
     "tiles": {"rows": 21, "head_dim": 80},
+    "warpgroup": {"rows": 21, "head_dim": 64},  # as the Hopper kernel serves
 }
 PROBLEMS = (
     ("one row", torch.float32),
@@ -39,28 +42,41 @@ class Case(NamedTuple):
     size: str
     dtype: torch.dtype
 
+    @property
+    def device(self):
+        """Where its tensors lie: on a GPU if there is one that its backend serves."""
+        return "cuda" if GPU and self.path in ("cuda", "triton") else "cpu"
+
     def problem(self):
         """Return three requests of which the first is long enough to be split.
 
         The last one's last row sees nothing, and no row sees its last tree key, which is NaN.
         """
-        length = 1000 if self.path.startswith("cpu") else 40
+        length = 40 if self.path in ("reference", "triton") else 1000
         p = make_problem((length, 5, 0), **SIZES[self.size], dtype=self.dtype)
         p.tree_mask[2, -1] = False
         p.tree_mask[2, :, -1] = False
         p.k_tree[2, -1] = p.v_tree[2, -1] = NAN
-        return p
+        return p.to(device=self.device)
 
 
-def _cases(interpreted):
+def _cases(interpreted, any_scale):
     """Yield what runs on this machine; `interpreted`: Triton in bfloat16, whatever is on record.
 
-    Triton's interpreter takes seconds for every case.
+    Triton's interpreter takes seconds for every case. `any_scale`: not what is made for those above
+    0, which are the CUDA kernels and Hopper's: if NaN, that one says NaN also of who sees nothing.
     """
     available = [name for name, why in specattn.backends().items() if why == "available"]
     if "reference" in available:
         yield from (Case("reference", "few rows", dtype) for dtype in DTYPES)
-    if "triton" in available:
+    if "cuda" in available and not any_scale:
+        for problem in product(("one row", "tiles", "warpgroup"), (torch.bfloat16, torch.float16)):
+            yield Case("cuda", *problem)
+    if "triton" in available and GPU:
+        yield from (Case("triton", "few rows", dtype) for dtype in DTYPES)
+        if not any_scale:
+            yield Case("triton", "warpgroup", torch.bfloat16)
+    elif "triton" in available:
         for dtype in DTYPES:
             always = interpreted and dtype == torch.bfloat16
             marks = () if always else pytest.mark.gpu_code("triton")
@@ -73,8 +89,8 @@ def _cases(interpreted):
             yield Case(f"cpu, {isa}", *problem)
 
 
-def _everywhere(*, interpreted):
-    cases = list(_cases(interpreted))
+def _everywhere(*, interpreted, any_scale=False):
+    cases = list(_cases(interpreted, any_scale))
     return pytest.mark.parametrize(
         "case", cases, ids=lambda case: ", ".join(map(str, case)), indirect=True
     )
@@ -82,6 +98,7 @@ def _everywhere(*, interpreted):
 
 everywhere = _everywhere(interpreted=True)
 everywhere_but_interpreted_code_on_record = _everywhere(interpreted=False)
+where_any_scale_is_served = _everywhere(interpreted=False, any_scale=True)
 
 
 @pytest.fixture
@@ -103,8 +120,9 @@ def case(request, poisoned_empty):
 
 
 def results(p, **options):
-    """Return what every primitive that attends makes of a problem, by name."""
-    lists = torch.arange(8, dtype=torch.int32).expand(3, -1), p.cache_seqlens.clamp(max=4)
+    """Return what every primitive that attends makes of a problem, by name, on the CPU."""
+    indices = torch.arange(8, dtype=torch.int32, device=p.q.device).expand(3, -1)
+    lists = indices, p.cache_seqlens.clamp(max=4)
     tree = (p.k_tree, p.v_tree, p.tree_mask)
     cache = (p.k_cache, p.v_cache, p.cache_seqlens)
     pages, table = (p.k_pages, p.v_pages, p.cache_seqlens), {"block_table": p.block_table}
@@ -121,18 +139,19 @@ def results(p, **options):
         ),
         "logits": verify(p.q, *cache, *tree, collect="logits", window=60, **options),
         "gather": gather(p.q, p.k_cache, p.v_cache, *lists, *tree, **options),
-        "importance": specattn.importance_scores(
-            p.q, p.k_cache, p.cache_seqlens, softmax_scale=scale
-        ),
     }
-    return {name: as_tuple(result) for name, result in found.items()}
+    if not is_forced("cuda"):  # which does not have it
+        found["importance"] = specattn.importance_scores(
+            p.q, p.k_cache, p.cache_seqlens, softmax_scale=scale
+        )
+    return {name: tuple(x.cpu() for x in as_tuple(result)) for name, result in found.items()}
 
 
 def assert_nan_where_the_reference_has_it(p, **options):
     """Compare the NaN of all results with the reference's, and return the results."""
     found = results(p, **options)
     with specattn.use_backend("reference"):
-        wanted = results(p, **options)
+        wanted = results(p.to(device="cpu"), **options)
     for name, tensors in found.items():
         for x, y in zip(tensors, wanted[name], strict=True):
             assert torch.equal(x.isnan(), y.isnan()), name
@@ -153,7 +172,7 @@ def test_a_query_that_is_no_number(case):
     assert torch.equal(out.isnan(), hit[..., None].expand_as(out))
 
 
-@everywhere_but_interpreted_code_on_record
+@where_any_scale_is_served
 @pytest.mark.parametrize("softcap", [0.0, 5.0])
 def test_a_scale_that_is_no_number(case, softcap):
     p = case.problem()
@@ -161,7 +180,7 @@ def test_a_scale_that_is_no_number(case, softcap):
     assert found["hybrid"][1][:2].isnan().all()
 
 
-@everywhere_but_interpreted_code_on_record
+@where_any_scale_is_served
 def test_a_query_that_is_no_number_under_a_scale_of_zero(case):
     p = case.problem()
     p.q[:, 0, 1, 3] = NAN
@@ -171,7 +190,7 @@ def test_a_query_that_is_no_number_under_a_scale_of_zero(case):
 @everywhere_but_interpreted_code_on_record
 def test_a_key_that_is_no_number(case):
     p = case.problem()
-    for keys in (p.k_cache, p.k_pages[None, p.block_table[0, 0]]):
+    for keys in (p.k_cache, p.k_pages[None, int(p.block_table[0, 0])]):
         keys[0, 2, 0, 5] = NAN
     p.k_tree[1, -1, 0, 7] = NAN  # a leaf's, which no other row sees
     found = assert_nan_where_the_reference_has_it(p)
@@ -185,7 +204,7 @@ def test_a_key_that_is_no_number(case):
 @everywhere_but_interpreted_code_on_record
 def test_a_value_that_is_no_number(case):
     p = case.problem()
-    for values in (p.v_cache, p.v_pages[None, p.block_table[0, 0]]):
+    for values in (p.v_cache, p.v_pages[None, int(p.block_table[0, 0])]):
         values[0, 2, 0, 5] = NAN
     p.v_tree[1, 0, 0, 7] = NAN  # the root's, which all rows see
     found = assert_nan_where_the_reference_has_it(p)
@@ -197,8 +216,8 @@ def test_a_value_that_is_no_number(case):
 
 @everywhere
 def test_merging_a_state_that_is_no_number(case):
-    outs = torch.randn(3, 1, 5, 2, 24).to(case.dtype)
-    lses = torch.randn(3, 1, 5, 2)
+    outs = torch.randn(3, 1, 5, 2, 24).to(case.device, case.dtype)
+    lses = torch.randn(3, 1, 5, 2).to(case.device)
     lses[1, 0, 0], lses[:, 0, 1] = NAN, NAN
     outs[2, 0, 2, 1, 3] = NAN
     outs[2, 0, 3], lses[2, 0, 3] = NAN, -torch.inf  # nobody reads it
@@ -217,7 +236,7 @@ def test_merging_a_state_that_is_no_number(case):
 @everywhere
 def test_a_row_that_sees_nothing(case):
     found = results(case.problem())
-    del found["importance"]
+    found.pop("importance", None)
     for name, (out, lse, *_) in found.items():
         assert (out[2, -1] == 0).all(), name
         assert lse[2, -1].isneginf().all(), name
@@ -227,8 +246,8 @@ def test_a_row_that_sees_nothing(case):
 @pytest.mark.parametrize("empty", [-torch.inf, torch.inf])
 def test_merging_states_that_saw_nothing(case, empty):
     outs, lses = (
-        torch.full((3, 1, 2, 3, 24), NAN, dtype=case.dtype),
-        torch.full((3, 1, 2, 3), empty),
+        torch.full((3, 1, 2, 3, 24), NAN, dtype=case.dtype, device=case.device),
+        torch.full((3, 1, 2, 3), empty, device=case.device),
     )
     for out, lse in (
         specattn.merge_states(outs, lses),

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import specattn
@@ -55,7 +56,7 @@ def test_compiles_into_one_graph(function, arguments, fresh_compiler):
 
 def test_lengths_do_not_recompile(fresh_compiler):
     p = make_problem((3, 11), spare=1)
-    counter = torch._dynamo.testing.CompileCounter()
+    counter = CompileCounter()
 
     @torch.compile(fullgraph=True, backend=counter)
     def attend(lengths):
@@ -139,6 +140,8 @@ def test_same_bits_twice(function, arguments):
     "name", [name for name in NAMES if not name.startswith(("merge", "select", "write"))]
 )
 def test_a_request_does_not_depend_on_its_neighbours(name, paged):
+    if name == "linear_few_rows":
+        pytest.importorskip("specattn._cpu", reason="only the C++ kernels promise it")
     p = make_problem((300, 7, 0, 150), 6, head_dim=64)
     function, arguments = valid_calls(p, paged)[name]
     together = as_tuple(function(**arguments))

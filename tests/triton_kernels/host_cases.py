@@ -142,13 +142,18 @@ def places(device):
         return {(x.device, x.stream) for x in stub.launches}, len(stub.launches), stub.device
 
 
+# No size or stride of these calls is as great, and no address as small: torch's libraries alone
+# take more of a heap that follows the program, as it does where that is not position-independent.
+_HEAP = 2**24
+
+
 def spelled(launches, arguments):
     """Return launches with names for addresses: of arguments theirs, of workspaces by number."""
     names = {x.data_ptr(): name for name, x in arguments.items() if isinstance(x, torch.Tensor)}
     numbers = count()
 
     def spell(value):
-        if type(value) is int and value > 2**32:
+        if type(value) is int and value >= _HEAP:
             if value not in names:
                 names[value] = f"workspace {next(numbers)}"
             return names[value]

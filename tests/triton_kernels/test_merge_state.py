@@ -47,11 +47,17 @@ def test_merge_states(count, rows, heads, head_dim, dtype, strided, seed):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_merge_state_is_merge_states_of_two(dtype):
-    outs, lses = (x.to(DEVICE) for x in states(2, 3, 5, 4, 64, dtype, seed=1))
-    pair = specattn.merge_state(outs[0], lses[0], outs[1], lses[1])
-    both = specattn.merge_states(outs, lses)
-    for x, y in zip(pair, both, strict=True):
-        assert torch.equal(x, y)
+    """Up to rounding: in variants of a kernel a compiler may fuse other products into sums."""
+    outs, lses = states(2, 3, 5, 4, 64, dtype, seed=1)
+    exact_out, exact_lse = reference.merge_states(outs.double(), lses.double())
+    by_torch = reference.merge_states(outs, lses)
+    outs, lses = outs.to(DEVICE), lses.to(DEVICE)
+    for out, lse in (
+        specattn.merge_state(outs[0], lses[0], outs[1], lses[1]),
+        specattn.merge_states(outs, lses),
+    ):
+        assert_accurate(out.cpu(), exact_out, by_torch[0], atol=1e-6)
+        assert_accurate(lse.cpu(), exact_lse, by_torch[1], atol=2e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

@@ -101,6 +101,10 @@ def main(argv: list[str] | None = None) -> int:
         rows.sort(key=lambda row: row["share"] or 0.0)
     print(report.table(rows))
     faults = [row for row in rows if row["fault"]]
+    if options.backend != "auto":  # which need not serve everything
+        declined = [row for row in faults if "no backend serves" in row["fault"]]
+        faults = [row for row in faults if row not in declined]
+        print(f"{len(declined)} of {len(rows)} rows are not served by {options.backend}")
     for row in faults:
         print(f"{row['op']} {row['variant']}: {row['fault']}", file=sys.stderr)
     if text := disturbed(rows):

@@ -1,7 +1,8 @@
-"""Tables of kernels: bytes and instructions in the emulator, bars and sweep on CPUs."""
+"""Tables of kernels: on a GPU, in the emulator, bars and sweep on CPUs."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from records import markdown, read, size, table
@@ -55,6 +56,43 @@ def pair(
         missed = (most is not None and value > most) or (least is not None and value < least)
         cells.append(f"**{form.format(value)}**" if missed else form.format(value))
     return " / ".join(cells)
+
+
+@table("h100")
+def h100() -> str:
+    """Return times on an H100, the share of its bandwidth, and how often the best peer's."""
+    places = list(itertools.product((1, 8), (32768, 131072)))
+    found: dict[tuple, dict[tuple, str]] = {}
+    for one in read("h100/kernels.jsonl"):
+        if one["context"]:
+            times = one["time"]["median"], one["bounds"]["memory"]
+            cell = f"{duration(times[0])}, {times[1] / times[0]:.0%}"
+            if peers := {k: x for k, x in one["peers"].items() if not k.startswith("bf16")}:
+                best = min(peers, key=lambda name: peers[name]["ratio"])
+                cell += f", {peers[best]['ratio']:.2f}x"
+            elif one["peers"]:
+                cell += f", {one['peers']['bf16 cache']['ratio']:.2f}x bf16"
+            row = f"`{one['op']}`, {one['variant']}", one["rows"]
+            found.setdefault(row, {})[one["batch"], one["context"]] = cell
+    header = [f"B={batch}, {size(context)}" for batch, context in places]
+    rows = [[*row, *(cells.get(place) for place in places)] for row, cells in found.items()]
+    return markdown(("primitive", "T", *header), rows)
+
+
+@table("h100-passes")
+def h100_passes() -> str:
+    """Return what passes of two models cost on an H100."""
+    rows: dict[str, list[str]] = {}
+    header = ["pass"]
+    for model in ("llama-3.1-8b", "qwen3-8b"):
+        for one in read(f"h100/decode-{model}.jsonl", "pass"):
+            name = f"{model}, {size(one['context'])}"
+            if name not in header:
+                header.append(name)
+            rate = f", {one['bandwidth'] / 1e9:.0f} GB/s" if one["rows"] else ""
+            cell = f"{one['time']['median'] * 1e3:.2f} ms{rate}"
+            rows.setdefault(one["name"], []).append(cell)
+    return markdown(header, ([name, *cells] for name, cells in rows.items()))
 
 
 @table("bars")
@@ -129,6 +167,11 @@ def latents() -> str:
     return markdown(("bar; **missed**", "to reach", "found", "times"), rows)
 
 
+def duration(seconds: float) -> str:
+    """Return a time as people write it."""
+    return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} us"
+
+
 def amount(value: float, unit: str, *, sign: bool = False) -> str:
     """Return a bar's figure in its unit."""
     forms = {"share": "{:.0%}", "times": "{:.2f}x", "over": "{:+.1%}", "us": "{:.0f} us"}
@@ -142,11 +185,10 @@ def sweep() -> str:
     rows = []
     for one in read("xeon-2core/quick.jsonl"):
         peer, timed = min(one["peers"].items(), key=lambda item: item[1]["ratio"])
-        time = one["time"]["median"]
-        shown = f"{time * 1e3:.2f} ms" if time >= 1e-3 else f"{time * 1e6:.0f} us"
         rows.append(
             (
-                f"`{one['op']}`, {one['variant']}", size(one["context"]), one["rows"], shown,
+                f"`{one['op']}`, {one['variant']}", size(one["context"]), one["rows"],
+                duration(one["time"]["median"]),
                 f"{one['share']:.0%}", one["bound"], peer, f"{timed['ratio']:.2f}x",
             )
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The CUDA kernels on a real GPU. Nobody has run this yet."""
+"""The CUDA kernels on a real GPU."""
 
 import pytest
 import torch

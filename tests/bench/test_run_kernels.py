@@ -285,6 +285,12 @@ def test_a_wrong_kernel_prints_wrong_and_no_time(planted, tmp_path, capsys):
     assert not re.search(r"\d (us|ms)\b", line)
 
 
+def test_what_a_forced_backend_does_not_serve_is_no_fault(planted, capsys):
+    planted(None)
+    assert run_kernels.main([*SMALL, "--only", "merge_states"]) == 0
+    assert "1 of 1 rows are not served by reference" in capsys.readouterr().out
+
+
 def test_a_crashing_kernel_costs_only_its_own_row(planted, tmp_path, capsys):
     def crash(*arguments):
         raise RuntimeError("no such instruction\nand much more")

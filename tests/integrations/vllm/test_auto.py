@@ -138,12 +138,27 @@ def test_a_draft_has_any_length(monkeypatch):
     assert max(drafted) < 15
 
 
+def test_a_plain_step_is_tried_again_where_drafts_win(monkeypatch):
+    """What it took may have been chance, and would never be met again."""
+    server = Server(monkeypatch, free)
+    server.add(REPEATING, 200)
+    drafted = [len(server.step()[0]) for _ in range(200)]
+    assert 1 <= drafted[20:].count(0) <= 4
+
+
+def test_the_first_steps_behind_a_prompt_are_not_timed(monkeypatch):
+    server = Server(monkeypatch, lambda rows: 5.0 if server.lengths[0] < 203 else 1.0)
+    server.add(FRESH, 200)
+    for _ in range(8):
+        server.step()
+    assert server.drafter.lookup.measured()[0][16] == 1.0
+
+
 def test_steps_beside_prompts_are_not_timed(monkeypatch):
     server = Server(monkeypatch, free)
     server.add(REPEATING, 200)
-    server.step()
-    server.step()
-    server.step()
+    for _ in range(2 + auto._COLD):
+        server.step()
     known = server.drafter.lookup.measured()[0][16]
     for _ in range(4):
         server.now += 1000.0  # the server was idle, or others were read beside

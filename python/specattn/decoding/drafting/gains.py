@@ -57,12 +57,18 @@ class ChainGains:
         # Tokens offered behind accepted ones, by depth.
         self.offered = np.full(deepest, _DOUBT)
         self.accepted = _GUESS * self.offered
+        self._has_learned = False
+        self._probabilities: Any = None  # while nothing changes
         # All that is drafted is verified: no effort goes with fewer rows.
         depths = np.array([effort.depth for effort in efforts])[:, None]
         self._reached = np.where(depths < np.array(sizes), depths, deepest + 1)
 
     def learn(self, drafted: int, counts: Sequence[int | None]) -> None:
         """Book a round of chains of `drafted` tokens; without any, what is known weighs less."""
+        self._has_learned = self._has_learned or bool(drafted)
+        if not self._has_learned:
+            return
+        self._probabilities = None
         keep = np.maximum(1 - 1 / _REMEMBERED, np.minimum(1, _DOUBT / self.offered))
         self.offered *= keep
         self.accepted *= keep
@@ -75,7 +81,9 @@ class ChainGains:
     @property
     def probabilities(self) -> Any:
         """That a token of each depth is accepted, float [depth]."""
-        return np.cumprod(self.accepted / self.offered)
+        if self._probabilities is None:
+            self._probabilities = np.cumprod(self.accepted / self.offered)
+        return self._probabilities
 
     def table(self) -> Any:
         """Return what each effort brings."""

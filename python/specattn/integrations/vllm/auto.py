@@ -42,6 +42,7 @@ ROWS = (_ROW, 17, 18, 20, 24, *(_ROW * size for size in SIZES[1:]))
 _LONGEST_OWN = 6  # tokens that the target drafts for itself at most
 _OWN = "vegas"
 _TRUSTED = 0.75  # what texts promise is worth, before any of it came true ...
+_COLD = 3  # steps behind a prompt that take longer, whatever they draft
 _JUDGED = 32.0  # ... and so many promised tokens later
 _logger = init_logger("vllm.specattn")
 
@@ -53,6 +54,7 @@ class _Request:
     text: Text
     gains: ChainGains  # of what the target drafts for it
     texts: Calibration  # of what texts promise
+    steps: int = 0
     drafted: int = 0  # tokens that the target drafted in the last step ...
     expected: float = 0.0  # ... or how many of a draft from texts were to be accepted
 
@@ -156,6 +158,7 @@ class Auto:
         self.begun: Arm = self.lookup  # whose round that was, and how much that drafted
         self.effort, self.idle = NONE, False
         self.backoff = LookupBackoff(clock)
+        self._costs: tuple[int, dict[int, float], dict[int, float]] = 0, {}, {}
 
     def load_model(self, model: Any) -> None:
         """Let the target draft for itself, or say why it cannot."""
@@ -238,6 +241,9 @@ class Auto:
     def _learn(self, requests: list[_Request], wrote: list[int], alone: bool) -> None:
         """Learn from the step that has ended; its time counts if these went on in it `alone`."""
         same = len(requests) == len(self.running)
+        for request in requests:
+            request.steps += 1
+            alone = alone and request.steps > _COLD
         for arm in (self.lookup, self.armed):
             if arm is self.begun and alone and same:  # one that has begun nothing notes nothing
                 arm.learn(0, ())
@@ -262,9 +268,7 @@ class Auto:
             for request, chain in enumerate(chains)
             for depth, chance in enumerate(chain.chances)
         )
-        # Of two sizes that leave as much room the cheaper one comes last, and stays.
-        room = {len(chains) * (rows - _ROW) // _ROW: rows for rows in reversed(known)}
-        costs = {most: known[rows] for most, rows in sorted(room.items())}
+        costs = self._costs_of(known, len(chains))
         drafted = self._drafted(costs, len(chains), [-chance for chance, *_ in likeliest])
         lengths = [0] * len(chains)
         for _, _, request in likeliest[:drafted]:
@@ -276,22 +280,33 @@ class Auto:
         saved = fmean(promised) * plain - seconds
         return _Offer(lengths, promised, seconds + between, plain + between, saved)
 
-    def _drafted(self, costs: dict[int, float], requests: int, chances: list[float]) -> int:
-        """Return the drafted tokens that pay; once in a while the best ones although they do not.
+    def _costs_of(self, known: dict[int, float], requests: int) -> dict[int, float]:
+        """Return the seconds of a step by the tokens that it has room for, ascending from 0."""
+        if self._costs[:2] != (requests, known):  # most often the same object
+            # Of two sizes that leave as much room the cheaper one comes last, and stays.
+            room = {requests * (rows - _ROW) // _ROW: rows for rows in reversed(known)}
+            costs = {most: known[rows] for most, rows in sorted(room.items())}
+            self._costs = requests, known, costs
+        return self._costs[2]
 
-        What steps with drafts took may have been chance.
+    def _drafted(self, costs: dict[int, float], requests: int, chances: list[float]) -> int:
+        """Return the drafted tokens that pay; once in a while what seems to lose: some, or none.
+
+        What steps of the other kind took may have been chance, and is met in no other way.
         """
         drafted = best_total(costs, requests, chances)
         more = {most: seconds for most, seconds in costs.items() if most}
-        if drafted or not more or not chances:
+        if not more or not chances:
             return drafted
-        tried, trials = best_total(more, requests, chances), self.lookup.trials
+        tried = drafted or best_total(more, requests, chances)
         seconds = next(seconds for most, seconds in more.items() if most >= tried)
-        loss = seconds - costs[0] * (1 + sum(chances[:tried]) / requests)
-        if not trials.is_due("texts", loss):
-            return 0
-        trials.judge("texts", won=False, lost=max(0.0, loss))
-        return tried
+        tokens = 1 + sum(chances[:tried]) / requests
+        loss = costs[0] - seconds / tokens if drafted else seconds - costs[0] * tokens
+        what, trials = "none" if drafted else "texts", self.lookup.trials
+        if not trials.is_due(what, loss):
+            return drafted
+        trials.judge(what, won=False, lost=max(0.0, loss))
+        return 0 if drafted else tried
 
     def _chosen(self, rows: list[int], offer: _Offer, lengths: np.ndarray) -> tuple[list[int], int]:
         """Return the rows for which the target drafts, none of them perhaps, and how deep."""

@@ -13,15 +13,8 @@ Memory = TypeVar("Memory")
 
 @dataclass
 class _Known(Generic[Memory]):
-    tokens: np.ndarray  # the text up to the last step
+    text: bytes  # up to the last step
     memory: Memory
-
-    def goes_on_as(self, text: np.ndarray) -> bool:
-        """Return whether a text begins with this one."""
-        size = len(self.tokens)
-        if size > len(text) or self.tokens[-1] != text[size - 1]:
-            return False
-        return np.array_equal(self.tokens, text[:size])
 
 
 class Requests(Generic[Memory]):
@@ -52,17 +45,17 @@ class Requests(Generic[Memory]):
         `rows` got a token in this step; `lengths` [B] count the tokens of each row's request, which
         are in `tokens` [B, max_model_len]. Requests that have no row here are forgotten.
         """
-        known, found = self._known, list[tuple[np.ndarray, _Known[Memory] | None]]()
+        known, found = self._known, list[tuple[bytes, _Known[Memory] | None]]()
         for row in rows:
-            text = tokens[row, : lengths[row]]
+            text = tokens[row, : lengths[row]].tobytes()  # compared at once, where arrays take long
             # Most often rows are as they were, and so the first one that is left is the right one.
-            at = next((i for i, one in enumerate(known) if one.goes_on_as(text)), None)
+            at = next((i for i, one in enumerate(known) if text.startswith(one.text)), None)
             found.append((text, None if at is None else known.pop(at)))
         for gone in known:
             self.ended(gone.memory)
         self._known, new = [], []
-        for text, own in found:
-            size, memory = (0, self.make()) if own is None else (len(own.tokens), own.memory)
-            self._known.append(_Known(text.copy(), memory))
-            new.append((memory, text[size:]))
+        for row, (text, own) in zip(rows, found, strict=True):
+            size, memory = (0, self.make()) if own is None else (len(own.text), own.memory)
+            self._known.append(_Known(text, memory))
+            new.append((memory, tokens[row, size // tokens.itemsize : lengths[row]]))
         return new

@@ -17,6 +17,7 @@ LONGEST = 3
 """Tokens of the longest suffix that prompt lookup looks up."""
 LEAST = 0.05
 """A chain ends where it is less probable: hardly any row of verification is as cheap."""
+_RECENT = 1024  # tokens in which a match is looked up first
 _TRUSTED = 0.3, 0.45, 0.55  # what matches of 1, 2, 3 tokens are worth before any came true
 
 
@@ -109,6 +110,12 @@ def latest(text: np.ndarray, longest: int) -> tuple[int, int]:
     The longest match of at most `longest` tokens decides, at its latest occurrence; 0 and 0 where
     the last token never occurred.
     """
+    recent, size = text[-_RECENT:].tobytes(), text.itemsize  # of few tokens bytes are found sooner
+    wanted, at = recent[-longest * size :], len(recent) - 1
+    while at >= 0 and len(text) > longest:
+        at = recent.rfind(wanted, 0, min(len(recent) - size, at + len(wanted) - 1))
+        if at >= 0 and at % size == 0:
+            return longest, len(text) - (len(recent) - at) // size + longest
     ends, matched, behind = np.flatnonzero(text[:-1] == text[-1]), 0, 0
     while len(ends):
         matched, behind = matched + 1, int(ends[-1]) + 1

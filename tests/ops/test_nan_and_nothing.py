@@ -63,8 +63,8 @@ class Case(NamedTuple):
 def _cases(interpreted, any_scale):
     """Yield what runs on this machine; `interpreted`: Triton in bfloat16, whatever is on record.
 
-    Triton's interpreter takes seconds for every case. `any_scale`: not what is made for those above
-    0, which are the CUDA kernels and Hopper's: if NaN, that one says NaN also of who sees nothing.
+    Triton's interpreter takes seconds for every case. `any_scale`: not what
+    is made for those above 0, the CUDA kernels and Hopper's.
     """
     available = [name for name, why in specattn.backends().items() if why == "available"]
     if "reference" in available:

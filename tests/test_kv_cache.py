@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specattn.kv_cache import KVCache
+from specattn.kv_cache import KVCache, row_bytes
 from tests.cases import random_parents
 
 LAYERS, HEADS, WIDTH = 2, 2, 8
@@ -126,6 +126,14 @@ def test_lengths_that_were_read_do_not_change():
     append(cache, torch.tensor([[1], [2], [3]]))
     cache.commit(torch.empty(3, 0, dtype=torch.int64), torch.zeros(3, dtype=torch.int64))
     assert before.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "device", "expected"),
+    [(128, "cpu", 132), (128, "cuda", 144), (80, "cuda:1", 96), (60, "cuda", 64)],
+)
+def test_a_gpu_loads_whole_rows_of_8_bits(head_dim, device, expected):
+    assert row_bytes(head_dim, device) == expected
 
 
 def test_writing_beyond_the_capacity_is_an_error():

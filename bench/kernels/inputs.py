@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from specattn import Tree
+from specattn.kv_cache import row_bytes
 from specattn.ops.cost import Sizes
 
 from .cases import DTYPES, EIGHT_BITS, Case, Layer
@@ -111,10 +112,10 @@ def rows_of_8_bits(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     codes = (x.float() / SCALE).clamp(-127, 127)
     codes = codes.round() if dtype == torch.int8 else codes
     scales = torch.full_like(codes[..., :1], SCALE)
-    parts = [codes.to(dtype).view(torch.uint8), scales.view(torch.uint8)]
-    if x.is_cuda:  # whole loads of 16 bytes
-        parts.insert(1, parts[1].new_zeros(*x.shape[:-1], -(x.shape[-1] + 4) % 16))
-    return torch.cat(parts, -1)
+    row = x.new_zeros(*x.shape[:-1], row_bytes(x.shape[-1], x.device), dtype=torch.uint8)
+    row[..., : x.shape[-1]] = codes.to(dtype).view(torch.uint8)
+    row[..., -4:] = scales.view(torch.uint8)
+    return row
 
 
 def of_8_bits(

@@ -24,6 +24,12 @@ _SCALE_BYTES = 4  # at the end of a row of 8 bits: its scale, float32
 _ROW = {"cuda": 16}  # bytes of which rows of 8 bits are multiples: a GPU's widest load
 
 
+def row_bytes(head_dim: int, device: torch.device | str) -> int:
+    """Return the bytes of a row of 8 bits: its elements, room to whole loads, and its scale."""
+    step = _ROW.get(torch.device(device).type, _SCALE_BYTES)
+    return -(-(head_dim + _SCALE_BYTES) // step) * step
+
+
 class NewRows(Protocol):
     """The rows of a pass, behind a prefix of what is cached.
 
@@ -107,8 +113,7 @@ class KVCache:
         if stored is None:
             self.storage = torch.empty(shape, dtype=dtype, device=device)
         else:
-            step = _ROW.get(torch.device(device or "cpu").type, _SCALE_BYTES)
-            row = -(-(head_dim + _SCALE_BYTES) // step) * step
+            row = row_bytes(head_dim, device)
             self.storage = torch.empty(*shape[:-1], row, dtype=torch.uint8, device=device)
         self.seqlens = torch.zeros(batch, dtype=torch.int32, device=device)
         self._lengths_of = cache(_lengths)

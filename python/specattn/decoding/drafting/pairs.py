@@ -34,6 +34,11 @@ def caches_of(drafter: LayerDrafter, layers: int) -> tuple[CacheShape, Angles]:
     return shape, partial(angle_tables, drafter.rotary_emb)
 
 
+def narrower(*windows: int | None) -> int | None:
+    """Return the least of these windows, of which None has no end."""
+    return min((window for window in windows if window is not None), default=None)
+
+
 class Level(NamedTuple):
     """A level of a tree that is drafted.
 

@@ -35,9 +35,10 @@ class DFlash(Grown[DFlashDrafter], name="dflash"):
     ----------
     drafter : DFlashDrafter or path, optional
         A drafter, or the folder that holds one, as its authors publish them. By default the folder
-        ``dflash`` within the target's. A path is loaded for every run.
+        ``dflash`` within the target's. A path is loaded once.
     width, depth, total_tokens, window
-        As for `Grown`. A width of 1 drafts chains; no draft is deeper than the drafter's block.
+        As for `Grown`. A width of 1 drafts chains; no draft is deeper than the drafter's block. A
+        window is counted from the block's last row, and is no less than the block.
 
     Raises
     ------
@@ -70,10 +71,13 @@ class DFlashBlock(PairBlock):
         self.size, self.head_dim = config.block_size, config.head_dim
         modules: Any = drafter.layers
         self.layers = [drafter_layer(module, config.head_dim) for module in modules]
-        super().__init__(context, *caches_of(drafter, config.layers), self.size, self.size, window)
+        super().__init__(context, *caches_of(drafter, config.layers), self.size, self.size)
         device = context.target.device
         self.masks = torch.full((1, self.size - 1), config.mask_token_id, device=device)
         self.places = torch.arange(self.size, dtype=torch.int32, device=device)[None]
+        # Rows of a block see each other, and all the same of the text.
+        self.block_window = None if window is None else max(window, self.size)
+        self.last = torch.full_like(self.places, self.size - 1)
         whole = torch.ones(self.size, self.size, dtype=torch.bool, device=device)
         self.seen = pack_tree_mask(whole)[None]
 
@@ -122,7 +126,10 @@ class DFlashBlock(PairBlock):
             store = Store(self.tree[n, :, :batch], 0)
             q, _, _ = rotated(ops, weights, read, self.head_dim, place, store)
             seen = self.seen.expand(batch, -1, -1)
-            return ops.hybrid_tree_attention(q, k_text, v_text, prefix, k_own, v_own, seen)
+            visible: Any = {"window": self.block_window, "depths": self.last}
+            return ops.hybrid_tree_attention(
+                q, k_text, v_text, prefix, k_own, v_own, seen, **visible
+            )
 
         table: Any = self.target.embed.weight
         x = ops.rows(table, tokens)

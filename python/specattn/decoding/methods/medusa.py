@@ -40,7 +40,7 @@ class Medusa(Headed[MedusaHeads], name="medusa"):
     ----------
     drafter : MedusaHeads or path, optional
         Heads, or the folder that holds them. By default the folder ``medusa`` within the target's.
-        A path is loaded for every run; heads are used as they are.
+        A path is loaded once; heads are used as they are.
     widths : sequence of int or None
         Entry i: how many of head i's first guesses follow every node of the level above. None: of
         `most_widths`, as deep as there are heads, the most probable nodes, as many as gain the most

@@ -54,7 +54,7 @@ class TokenSwift(Headed[TokenSwiftHeads], name="tokenswift"):
     ----------
     drafter : TokenSwiftHeads or path, optional
         Heads, or the folder that holds them. By default the folder ``tokenswift`` within the
-        target's. A path is loaded for every run; heads are used as they are.
+        target's. A path is loaded once; heads are used as they are.
     widths : sequence of int or None
         Entry 0: how many of the target's best next tokens begin the tree; entry i: how many of head
         i's first ranks follow every node of the level above. None: `most_widths`, as deep as there

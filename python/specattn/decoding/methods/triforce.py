@@ -22,6 +22,7 @@ small model agree on.)
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -39,6 +40,7 @@ from specattn.decoding.drafting.sparse_chain import (
     chunk_means,
     tokens_of,
 )
+from specattn.decoding.drafting.trained import remembered
 from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Verified
 from specattn.decoding.engine.loop import prefill
 from specattn.decoding.engine.target import Target
@@ -66,7 +68,7 @@ class TriForce(Budgeted, name="triforce"):
     chunk_size : int
     draft : PreTrainedModel or path, optional
         A small model with the target's vocabulary, or the folder that holds one. A path is loaded
-        for every run; a model is used as it is.
+        once; a model is used as it is.
     draft_gamma : int
         Tokens that the small model drafts for each pass of the middle level.
     draft_budget : int
@@ -107,7 +109,8 @@ class TriForce(Budgeted, name="triforce"):
         if not isinstance(small, PreTrainedModel):
             if not Path(small).is_dir():
                 raise ValueError(f"draft: {small} is not a folder")
-            small = load_causal_model(small, model.dtype, model.device)
+            load = partial(load_causal_model, small, model.dtype, model.device)
+            small = remembered(model, self.name, Path(small), load)
         if has_states(small.config):
             raise ValueError(
                 f"triforce: draft is of type {small.config.model_type!r}; its layers keep states, "

@@ -28,6 +28,7 @@ class Model:
     - ``"quantised", kind``: a model with the same weights in fewer bits
     - ``"MTP head"``: the one among the weights in its folder, if there is one
     - ``"drafter beside it"``: the trained drafter in its folder
+    - ``"drafters"``: what was loaded from folders that methods were given, by kind and folder
     - ``"pace", ...``: what passes and drafts took, by batch and length; what drafters were worth
 
     Nothing that is remembered may hold the checkpoint itself, or it would never be freed.

@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from specattn.drafters import DFlashDrafter, Eagle3Drafter, MedusaHeads, layouts
+from specattn.drafters import (
+    DFlashDrafter,
+    DrafterConfig,
+    Eagle3Drafter,
+    MedusaHeads,
+    layouts,
+)
 from specattn.drafters.fields import MEANINGLESS, Field
 from tests.decoding.models import tiny_model
 from tests.drafters.eagle3_statement import random_drafter
@@ -93,6 +99,7 @@ def test_texts_beyond_a_window_are_no_training_data(tmp_path):
         ({"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}, r"is \[1, 2, 3\], and the layers whose"),
         ({"aux_hidden_states_layer_ids": [0, 1, 2]}, "layer_ids is .* and aux_hidden_states_layer"),
         ({"num_aux_hidden_states": 4}, r"num_aux_hidden_states is 4, the layers are \[2, 3, 4\]"),
+        ({"transformer_layer_config": {}}, "holds a transformer_layer_config, not an EAGLE-3"),
         ({"hidden_size": 32.0}, "hidden_size must be a positive integer, got 32.0"),
         ({"fc_norm": "yes"}, "fc_norm must be true or false, got 'yes'"),
         ({"intermediate_size": 40}, r"expected \[32, 40\].*intermediate_size 40"),
@@ -141,6 +148,16 @@ def test_a_field_that_nobody_knows_is_told_of_by_its_name(tmp_path):
         Eagle3Drafter.from_pretrained(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "name", ["transformer_layer_config", "speculators_config", "feature_shift"]
+)
+def test_another_layouts_field_is_absent_where_it_is_null(tmp_path, name):
+    write(tmp_path, **{name: None})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Eagle3Drafter.from_pretrained(tmp_path)
+
+
 def test_what_means_nothing_is_not_told_of(tmp_path):
     write(tmp_path, **dict.fromkeys(MEANINGLESS - {"architectures", "model_type"}, 1))
     with warnings.catch_warnings():
@@ -186,6 +203,18 @@ def test_a_dtype_is_one(tmp_path):
     MedusaHeads.for_target(tiny_model("llama"), target="tiny").save_pretrained(tmp_path)
     with pytest.raises(TypeError, match="dtype must be a torch.dtype or None, got 'auto'"):
         MedusaHeads.from_pretrained(tmp_path, dtype="auto")
+
+
+def test_a_field_of_any_type_is_read_of_ones_own_drafter():
+    class OwnConfig(DrafterConfig):
+        model_type = "own-of-a-test"
+        shared = ("sizes",)
+        sizes: tuple[int, ...] = (1, 2)
+        count: int = 3
+
+    fields = layouts.own_fields(OwnConfig, DrafterConfig)
+    assert list(fields) == ["target", "sizes", "count", "quantization_config"]
+    assert (fields["sizes"].kind.said, fields["count"].default) == ("anything", 3)
 
 
 def test_speculators_folders_of_dflash_are_another_layout(tmp_path):

@@ -83,7 +83,7 @@ def _in_speculators(folder: Path, given: dict[str, Any]) -> bool:
         raise ValueError(f"{folder}: architectures must be {TEXTS.said}, got {names!r}")
     if kind is not None:
         what, why = f"speculators' {kind!r}", "speculators_model_type is another"
-    elif "transformer_layer_config" in given:
+    elif given.get("transformer_layer_config") is not None:
         what, why = "a transformer_layer_config", "it has no speculators_model_type"
     elif given.get("draft_vocab_size") is None and "eagle3" not in "".join(names or ()).lower():
         what = f"a model of {(names or [given.get('model_type')])[0]!r}"

@@ -206,9 +206,9 @@ def own_fields(config: type, root: type) -> Fields:
     for kind in reversed(config.__mro__):
         if issubclass(kind, root):
             for name, hint in vars(kind).get("__annotations__", {}).items():
-                said = getattr(hint, "__name__", None) or str(hint)
-                if said in _OF_TYPES:
-                    found = _OF_NAMES.get(name, _OF_TYPES[said])
+                said = hint if isinstance(hint, str) else getattr(hint, "__name__", str(hint))
+                if "ClassVar" not in said:
+                    found = _OF_NAMES.get(name) or _OF_TYPES.get(said, ANYTHING)
                     own[name] = Field(found, getattr(config, name))
     return own | {"quantization_config": NEVER}
 

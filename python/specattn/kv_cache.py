@@ -79,11 +79,13 @@ class KVCache:
 
     `seqlens`, int32 [batch], counts the committed tokens; it is replaced, never changed in place,
     so it may be kept. `in_kernels`: a recording of kernel calls may read the layers themselves.
-    `states`: what other layers keep in place of keys (`HybridCache`).
+    `states`: what other layers keep in place of keys (`HybridCache`). `spare`: how many tokens of
+    the capacity its user leaves to rows that mean nothing, so that passes may be padded.
     """
 
     in_kernels: ClassVar[bool] = True
     states: States | None = None
+    spare: int = 0
 
     def __init__(
         self,

@@ -24,6 +24,7 @@ from specattn.decoding.model.quantised import quantised
 from specattn.decoding.model.text_model import text_model
 from specattn.decoding.passes.attention import attach
 from specattn.decoding.passes.cached_model import CachedModel, new_cache
+from specattn.decoding.passes.padding import most_spare
 from specattn.decoding.passes.proving import prove
 from specattn.decoding.passes.replay import Compile, runner_of
 from specattn.decoding.passes.runner import LayerAttention, Runner, Verification
@@ -54,7 +55,8 @@ class Target(CachedModel):
         On one device, or divided over ranks by transformers' plan, of which the cache then holds
         this rank's heads; one that reads more than text decodes text alone (`text_model`).
     batch, capacity : int
-        Requests, and tokens that the cache holds for each.
+        Requests, and tokens that the cache holds for each; on a GPU up to 32 more, which may be
+        padding (`most_spare`).
     compile : {"auto", "on", "off"}
         Whether passes of few rows are replayed, as kernel calls on a CPU (`KernelRunner`) and as
         CUDA graphs (`GraphRunner`), or run through the model's own modules: "auto" where both were
@@ -116,6 +118,8 @@ class Target(CachedModel):
         attach(model)
         prove(model)
         self._lock = threading.Lock()
+        spare = most_spare(batch) if model.device.type == "cuda" and lockstep is None else 0
+        capacity += spare
         self.lockstep, self.tensor_parallel = lockstep, Model.ranks_of(model)
         windows = windows_of(model.config, capacity)
         _, kv_heads, head_dim, _ = cache_shape(model.config)
@@ -125,6 +129,7 @@ class Target(CachedModel):
         stored = None if kv_dtype is None else KV_DTYPES[kv_dtype]
         if lockstep is None or lockstep.context is None:
             cache = new_cache(model, batch, capacity, stored=stored)
+            cache.spare = spare
         elif has_states(model.config) or has_latents(model.config):
             kind = model.config.model_type
             kept = "states" if has_states(model.config) else "latents"

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from specattn.blocks import (
@@ -26,9 +27,17 @@ from specattn.decoding.model.families import transform_logits, transforms_logits
 from specattn.decoding.model.latents import Latents
 from specattn.decoding.model.model import Model
 from specattn.decoding.model.parts import Attention, Parts, parts_of
-from specattn.decoding.passes.attention import HEAD, Pass, Selection, attach, read_by_head
+from specattn.decoding.passes.attention import (
+    HEAD,
+    NO_CAPTURE,
+    Pass,
+    Selection,
+    attach,
+    read_by_head,
+)
 from specattn.decoding.passes.decoder import Streams, decoder, features, rotated
 from specattn.decoding.passes.latents import absorbed, latent_heads
+from specattn.decoding.passes.padding import padded_rows, padded_tree
 from specattn.kv_cache import KVCache
 from specattn.ops._tree_mask import packed_mask
 from specattn.states import StateRows
@@ -120,23 +129,32 @@ class GraphRunner(Runner):
             self.programs = self._passes.beside()
 
     def run(self, plan: Pass, tokens: torch.Tensor) -> Verification:
-        """Run a pass; one whose KV selector asks for queries takes the model's modules."""
+        """Run a pass; one whose KV selector asks for queries takes the model's modules.
+
+        Passes of as many rows share a graph, whatever their trees, and those of a few more rows do,
+        too (`padding`), where nothing is captured of them.
+        """
         selected = isinstance(plan.selector, Selection)
         if tokens.numel() > MOST_ROWS or not (plan.selector is None or selected):
             return super().run(plan, tokens)
-        given = {
-            "tokens": tokens,
-            "prefix": plan.prefix,
-            "tree_mask": plan.tree_mask,
-            "depths": plan.depths,
-            "parents": plan.parents if plan.states is not None else None,
-            **(plan.selector._asdict() if isinstance(plan.selector, Selection) else {}),
-        }
-        inputs = {name: x for name, x in given.items() if x is not None}
+        rows, tree = plan.rows, dict[str, torch.Tensor]()
+        if plan.selector is None and rows > 1:
+            padded = padded_rows(len(tokens), rows)
+            if plan.capture == NO_CAPTURE and padded - rows <= plan.cache.spare:
+                rows, tokens = padded, pad(tokens, (0, padded - rows))
+            tree = padded_tree(plan, rows)
+            if plan.states is not None:
+                plan.states.verified(rows)
+        inputs = {"tokens": tokens, "prefix": plan.prefix, **tree}
+        if isinstance(plan.selector, Selection):
+            inputs |= plan.selector._asdict()
         own_states = plan.states is plan.cache.states
         key: Any = plan.capture, plan.max_seqlen, plan.cache.storage.data_ptr(), own_states
         key = *key, plan.feature_layers
-        return self._handed_out(plan, *self._passes.run(key, partial(self._pass, plan), inputs))
+        program = partial(self._pass, replace(plan, rows=rows))
+        logits, features, *captured = self._passes.run(key, program, inputs)
+        real = slice(plan.rows)
+        return self._handed_out(plan, logits[:, real], features[:, real], *captured)
 
     def _pass(
         self,

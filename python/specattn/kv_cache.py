@@ -117,6 +117,7 @@ class KVCache:
         else:
             row = row_bytes(head_dim, device)
             self.storage = torch.empty(*shape[:-1], row, dtype=torch.uint8, device=device)
+        self._whole = self.storage  # of all requests, when some have left
         self.seqlens = torch.zeros(batch, dtype=torch.int32, device=device)
         self._lengths_of = cache(_lengths)
         self._known: tuple[torch.Tensor | None, list[int]] = None, []  # lengths, on the host too
@@ -125,6 +126,11 @@ class KVCache:
     def batch_size(self) -> int:
         """B: the requests that are still alive."""
         return self.storage.shape[2]
+
+    def clear(self) -> None:
+        """Hold no token, of as many requests as at first."""
+        self.storage = self._whole
+        self.seqlens = self.seqlens.new_zeros(self.batch_size)
 
     @property
     def capacity(self) -> int:

@@ -261,7 +261,8 @@ def run(
         seed = lockstep.begin(model, method, prompts, texts.limits, *draw, options.kv_dtype)
         options = replace(options, seed=seed)
         texts = texts._replace(criteria=lockstep.criteria(texts.criteria))
-    target = Target(model, len(lengths), needed, options.compile, lockstep, options.kv_dtype)
+    how = options.compile, lockstep, options.kv_dtype
+    target = Target(model, len(lengths), needed, *how, lasting=True)
     context = context_of(target, method, texts, options, do_sample=bool(config.do_sample))
     if streamer is not None:
         streamer.put(texts.rows[0][None].cpu())
@@ -273,6 +274,7 @@ def run(
             on_round=announcing(options, streamer),
             on_prefill=options.on_prefill,
         )
+    target.give_back()  # after an error it is freed instead: nobody knows how far a pass came
     if streamer is not None:
         streamer.end()
     return context.sequences, statistics

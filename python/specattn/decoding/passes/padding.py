@@ -1,8 +1,8 @@
 """Few shapes of passes: trees of any form and size are padded to some, chains are trees too.
 
-Every shape of a captured pass is a CUDA graph, which takes longer to capture than many passes take
-to run. So what a graph depends on is the number of rows alone, and of few numbers. Recorded kernel
-calls on a CPU keep their shapes: to record takes about as long as a pass, while a chain's mask alone
+Every shape of a captured pass is a CUDA graph, and to capture one takes longer than many passes.
+So what a graph depends on is the number of rows alone, and of few numbers. Recorded kernel calls on
+a CPU keep their shapes: to record takes about as long as a pass, while the mask of a chain alone
 takes 1 to 20% more in each.
 """
 

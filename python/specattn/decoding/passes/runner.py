@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
+from weakref import ref
 
 import torch
 from torch.nn.functional import pad
@@ -76,15 +77,23 @@ class Verification(NamedTuple):
 class Runner:
     """Runs passes through the model's own modules: any number of rows, on any device.
 
-    `programs` is how drafters beside the model should run theirs.
+    `programs` is how drafters beside the model should run theirs. A runner may be kept with what is
+    remembered of its model, so it does not keep the model.
     """
 
     how: ClassVar[str] = "through its own modules"
     programs: Programs = Direct()
 
     def __init__(self, model: PreTrainedModel):
-        self.model = model
+        self._model = ref(model)
         self._transforms = transforms_logits(model.config)
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model whose passes it runs."""
+        model = self._model()
+        assert model is not None, "who runs passes keeps the model"
+        return model
 
     def run(self, plan: Pass, tokens: torch.Tensor) -> Verification:
         """Run `tokens`, int64 [B, T], by a plan. Scores hold until the next pass."""
@@ -308,6 +317,7 @@ class KernelRunner(Runner):
         self._plan = plan
         program = partial(self._pass, *given)
         logits, features, scores = self._passes.run(key, program, self._inputs(plan, tokens))
+        del self._plan  # it may hold a drafter, and so the model
         scores = plan.scores if scores is None else scores
         return self._handed_out(plan, logits, features, scores, plan.queries)
 

@@ -1,8 +1,10 @@
 """What a run computes in serves the next one: nothing is recorded twice, and no text changes."""
 
+import copy
 import gc
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from threading import Barrier
 
 import pytest
@@ -10,13 +12,14 @@ import torch
 
 from specattn.blocks.programs import _Captured
 from specattn.blocks.recorder import Recorder
-from specattn.decoding import generate, release
+from specattn.decoding import METHODS, generate, release
 from specattn.decoding.engine import target as targets
 from specattn.decoding.engine.target import Target
 from specattn.decoding.model.model import Model
-from specattn.decoding.passes.runner import GraphRunner
+from specattn.decoding.passes.graphs import GraphRunner
+from tests.decoding.methods.test_dflash import random_drafter as random_dflash
 from tests.decoding.models import prompts, tiny_model
-from tests.decoding.settings import settings_of, settings_without_layers
+from tests.decoding.settings import NAMES, settings_of, settings_without_layers
 from tests.decoding.tape import TapeGraph
 
 TEXTS = prompts([5, 19, 12])
@@ -71,14 +74,121 @@ def check_second_run(name, recordings, **options):
     assert found == texts_of(fresh, own, texts=other, **options)
 
 
-@pytest.mark.parametrize("name", ["plain", "suffix", "quest", "vegas", "token_recycling"])
+SIZED = {"auto", "suffix-sized"}  # by times, so no two runs have the same sizes
+ANEW = {"triforce-hierarchy", "mtp"}  # each run has its own small target, its own reading of a head
+FIXED = [name for name in NAMES if name not in SIZED | ANEW]
+
+
+@pytest.mark.parametrize("name", FIXED)
 def test_a_second_run_records_nothing(name, recordings):
     check_second_run(name, recordings)
 
 
-@pytest.mark.parametrize("name", ["plain", "suffix", "vegas"])
+@pytest.mark.parametrize("name", ["longspec-chain", "vegas", "suffix", "tokenswift"])
+def test_a_second_run_of_drawn_tokens_records_nothing(name, recordings):
+    """A chain is drawn by a step in Python, which is the run's own."""
+    check_second_run(name, recordings, temperature=0.9, do_sample=True, seed=5)
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_a_cache_with_more_room_changes_no_draft(name):
+    model, fresh = tiny_model(), tiny_model()
+    method, own = settings_of(model)[name], settings_of(fresh)[name]
+    texts_of(model, method, max_new_tokens=70)
+    longer = kept(model)
+    found = generate(model, TEXTS, method, **SETTINGS)
+    assert kept(model) is longer
+    expected = generate(fresh, TEXTS, own, **SETTINGS)
+    assert kept(fresh).cache.capacity < longer.cache.capacity
+    assert found.new_tokens == expected.new_tokens
+    assert figures(found) == figures(expected)
+
+
+CAPTURED = [
+    *("plain", "suffix", "vegas", "longspec-tree", "longspec-chain", "poss", "eagle3"),
+    *("medusa", "tokenswift"),
+]
+
+
+@pytest.mark.parametrize("name", CAPTURED)
 def test_a_second_run_captures_nothing(name, recordings, captured):
     check_second_run(name, recordings)
+
+
+@pytest.mark.parametrize("name", ["longspec-tree", "poss", "medusa", "dflash"])
+def test_a_drafter_that_was_changed_or_replaced_is_read_anew(name, recordings):
+    model, fresh = tiny_model(), tiny_model()
+    method, own = (drafting_by(one, name) for one in (model, fresh))
+    drafted = generate(model, TEXTS, method, **SETTINGS)
+    for one in (method, own):
+        with torch.no_grad():
+            for x in one.drafter.parameters():
+                x.mul_(-0.7)
+    count = len(recordings)
+    found, expected = (
+        generate(one, TEXTS, drafting, **SETTINGS)
+        for one, drafting in ((model, method), (fresh, own))
+    )
+    assert found.new_tokens == expected.new_tokens == drafted.new_tokens
+    assert len(recordings) > count
+    assert figures(found) == figures(expected)
+    again = generate(
+        model, TEXTS, replace(method, drafter=copy.deepcopy(method.drafter)), **SETTINGS
+    )
+    assert figures(again) == figures(expected)
+
+
+def drafting_by(model, name):
+    if name == "dflash":
+        return METHODS["dflash"](random_dflash(model), width=2, depth=3, total_tokens=6)
+    return settings_of(model)[name]
+
+
+def figures(output):
+    return [(one.drafted, one.accepted, one.rounds) for one in output.statistics.requests]
+
+
+def test_what_a_run_does_not_use_is_dropped():
+    """The last run's drafter alone has memory, which is freed with what else is kept."""
+    model = tiny_model()
+    methods = settings_of(model)
+    for name in ("poss", "longspec-tree", "plain"):
+        output = generate(model, TEXTS, methods[name], **SETTINGS)
+        block = kept(model).nbytes - output.statistics.cache_bytes
+        assert (block > 0) == (name != "plain")
+    texts_of(model, methods["poss"])
+    memory = weakref.ref(next(iter(kept(model)._beside.values())).memory.text)
+    texts_of(model, methods["medusa"])
+    assert memory() is None
+
+
+def test_two_drafters_of_a_kind_have_each_their_own():
+    made, space = iter("abc"), kept_of_a_run()
+    owner = torch.nn.Linear(2, 2)
+    recall = lambda: space.recall("kind", owner, lambda: next(made))  # noqa: E731
+    assert [recall(), recall()] == ["a", "b"]
+    space.end_run()
+    assert recall() == "a"
+    space.end_run()
+    space.end_run()
+    assert recall() == "c"
+
+
+def kept_of_a_run():
+    model = tiny_model()
+    texts_of(model)
+    return kept(model)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_kept_does_not_keep_the_model(name):
+    model = tiny_model()
+    texts_of(model, settings_of(model)[name])
+    assert kept(model) is not None
+    gone = weakref.ref(model), weakref.ref(kept(model))
+    del model
+    gc.collect()
+    assert [one() for one in gone] == [None, None]
 
 
 def test_requests_that_end_early_are_there_again(recordings):

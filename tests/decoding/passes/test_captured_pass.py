@@ -13,8 +13,8 @@ from specattn.decoding import METHODS, generate
 from specattn.decoding.engine.target import Target
 from specattn.decoding.passes import replay
 from specattn.decoding.passes.attention import CaptureSpec, Selection
+from specattn.decoding.passes.graphs import GraphRunner
 from specattn.decoding.passes.padding import most_spare, padded_rows
-from specattn.decoding.passes.runner import GraphRunner
 from specattn.tree import Tree
 from tests.decoding.models import CONFIGS, prompts, tiny_model
 from tests.decoding.tape import TapeGraph

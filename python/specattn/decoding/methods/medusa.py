@@ -83,7 +83,7 @@ class _MedusaDrafter(PacedDrafter):
         self.arm = arm
         target = self.target = context.target
         self.heads, self.widths, self.sequences = heads, widths, context.sequences
-        self.programs = target.programs()
+        self.programs = target.recall(("medusa", widths), heads, target.programs)
         # The tree of any depth: it begins as the whole one does, where a text has no use for more.
         depths = range(len(widths) + 1)
         self.trees = [Tree.full(widths[:depth], device=target.device) for depth in depths]

@@ -121,7 +121,7 @@ class _TokenSwiftDrafter(PacedDrafter):
     def __init__(self, method: TokenSwift, heads: TokenSwiftHeads, context: DraftContext):
         self.method, self.heads, self.target = method, heads, context.target
         self.sampler, self.sequences = context.sampler, context.sequences
-        self.programs = self.target.programs()
+        self.programs = self.target.recall("tokenswift", heads, self.target.programs)
         self.widths = method.widths_of(heads)
         self.arm = FixedSize(_PASS)
         if method.widths is None:

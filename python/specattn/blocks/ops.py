@@ -388,6 +388,13 @@ def angle_tables(rotary: Any, like: torch.Tensor, positions: int, *kind: str) ->
     return cos[:, :half].contiguous(), sin[:, :half].contiguous()
 
 
+def held_angles(known: tuple[Any, Any], positions: int) -> tuple[Any, Any]:
+    """Return `angle_tables` of so many positions or more; behind those known, the last one's."""
+    rows = max(positions - len(known[0]), 0)
+    cos, sin = (torch.cat([x, x[-1:].expand(rows, -1)]) for x in known)
+    return cos, sin
+
+
 def top_tokens(x: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the largest entries of x [B, n, V] in descending order, and their places: [B, n, k].
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.functional import pad
 
-from specattn.blocks import TORCH, Direct, Ops, Place, Store, angle_tables
+from specattn.blocks import TORCH, Direct, Ops, Place, Store, angle_tables, held_angles
 from specattn.decoding.drafting.pruning import Candidates, places
 from specattn.decoding.engine.contract import DraftContext, Verified
 from specattn.decoding.model.families import CacheShape
@@ -120,7 +120,8 @@ class PairBlock(ABC):
         # Of the pending pairs: the first one's position and their number, and the greatest number.
         self.start, self.counts = lengths[:, 0] - 1, torch.zeros_like(lengths[:, 0])
         self.most = 0
-        self.angles = angles(self.text[:0], self.text.shape[3])
+        known = angles(self.text[:0], target.longest)
+        self.angles = held_angles(known, self.text.shape[3])
         self.programs = target.programs()
         # Rows of the tree further back than the window are left out by torch's operators alone.
         self.growing = self.programs if window is None or window >= depth else Direct()

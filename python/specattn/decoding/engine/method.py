@@ -261,7 +261,9 @@ def run(
         seed = lockstep.begin(model, method, prompts, texts.limits, *draw, options.kv_dtype)
         options = replace(options, seed=seed)
         texts = texts._replace(criteria=lockstep.criteria(texts.criteria))
-    target = Target(model, len(lengths), needed, options.compile, lockstep, options.kv_dtype)
+    longest = needed - method.max_nodes - 1  # the last token of a text is not read
+    settings: Any = {"kv_dtype": options.kv_dtype, "longest": longest}
+    target = Target(model, len(lengths), needed, options.compile, lockstep, **settings)
     context = context_of(target, method, texts, options, do_sample=bool(config.do_sample))
     if streamer is not None:
         streamer.put(texts.rows[0][None].cpu())

@@ -67,6 +67,8 @@ class Target(CachedModel):
     lockstep : Lockstep, optional
         Ranks that share the cache or the model; each has a target of its own, and runs the same
         passes.
+    longest : int, optional
+        Tokens of a text that passes read at most; what the cache holds beyond is room for drafts.
 
     Attributes
     ----------
@@ -102,6 +104,7 @@ class Target(CachedModel):
         lockstep: Lockstep | None = None,
         kv_dtype: str | None = None,
         quantize: str | None = None,
+        longest: int | None = None,
     ):
         check_supported(model.config)
         if kv_dtype is not None and kv_dtype not in KV_DTYPES:
@@ -109,7 +112,7 @@ class Target(CachedModel):
         model = text_model(model)
         if quantize is not None:
             model = quantised(model, quantize)
-        check_length(model.config, capacity)
+        check_length(model.config, capacity if longest is None else longest)
         devices = {str(parameter.device) for parameter in model.parameters()}
         if len(devices) > 1:
             raise ValueError(f"the model must be on one device, got {', '.join(sorted(devices))}")
@@ -133,25 +136,25 @@ class Target(CachedModel):
             size: Any = (batch, capacity, kv_heads, head_dim)
             where: Any = {"dtype": model.dtype, "device": model.device, "stored": stored}
             cache = ContextCache(lockstep.context, windows, *size, **where)
-        super().__init__(model, cache, windows)
+        super().__init__(model, cache, windows, longest)
         self._compile = compile
         self.runner = self._runner(self)
 
     def beside(self, model: PreTrainedModel) -> CachedModel:
         """Return a model of the target's shapes that runs passes over the target's cache."""
         attach(model)
-        found = CachedModel(model, self.cache, self.windows)
+        found = CachedModel(model, self.cache, self.windows, self.longest)
         found.runner = self._runner(found)
         return found
 
     def _runner(self, model: CachedModel) -> Runner:
         """Return what runs passes of this target's model, or of another one, over its cache."""
-        attention = LayerAttention(self.cache, self.windows)
+        attention = LayerAttention(self.cache, self.windows, model.longest)
         if isinstance(self.cache, ContextCache) and find_spec("specattn._cpu"):
             # It needs the C++ kernels.
             from specattn.decoding.ranks.sharded_attention import ShardedAttention
 
-            attention = ShardedAttention(self.cache, self.windows)
+            attention = ShardedAttention(self.cache, self.windows, model.longest)
         together = self.lockstep is not None
         quiet = self.lockstep is not None and self.lockstep.ranks.rank != 0
         return runner_of(model, self._compile, attention, compared=together, quiet=quiet)

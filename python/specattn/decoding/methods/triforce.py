@@ -252,7 +252,8 @@ class _SmallModel:
         self.prompts = [self._shortened(prompt) for prompt in sequences.prompts]
         assert isinstance(method.draft, PreTrainedModel), "it is prepared"
         capacity = method.draft_budget + sequences.room
-        self.target = Target(method.draft, len(self.prompts), capacity)
+        longest = max(map(len, self.prompts)) + sequences.draft_depth
+        self.target = Target(method.draft, len(self.prompts), capacity, longest=longest)
         self.rule = Streaming(gamma=tree.size, budget=method.draft_budget, sinks=SINKS)
         self.begun = False  # whether it has read a token of this round's chains
 

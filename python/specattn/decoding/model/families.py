@@ -163,19 +163,19 @@ def state_shape(config: PretrainedConfig) -> StateShape:
     return StateShape(*sizes)
 
 
-def check_length(config: PretrainedConfig, capacity: int) -> None:
-    """Raise ValueError unless the rope turns alike at every length up to `capacity` tokens."""
+def check_length(config: PretrainedConfig, longest: int) -> None:
+    """Raise ValueError unless the rope turns alike at every length up to `longest` tokens."""
     for rope in _ropes(config):
         kind = rope.get("rope_type")
         if kind not in ("dynamic", "longrope") or _same_factors(rope):
             continue
         limit = rope.get("original_max_position_embeddings") if kind == "longrope" else None
         limit = limit or config.max_position_embeddings
-        if capacity > limit:
+        if longest > limit:
             raise ValueError(
                 f"rope of type {kind!r} turns with the current length beyond {limit} tokens, so "
                 "tokens that are verified together would differ from plain decoding; the run "
-                f"needs room for {capacity}"
+                f"may read {longest}"
             )
 
 

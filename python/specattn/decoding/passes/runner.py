@@ -20,6 +20,7 @@ from specattn.blocks import (
     Store,
     angle_tables,
     captured,
+    held_angles,
     recorded,
 )
 from specattn.decoding.model.families import transform_logits, transforms_logits
@@ -159,10 +160,13 @@ class GraphRunner(Runner):
 
 
 class LayerAttention:
-    """How the layers of a recorded pass attend to the cache: here, to one that is whole."""
+    """How the layers of a recorded pass attend to the cache: here, to one that is whole.
 
-    def __init__(self, cache: KVCache, windows: list[int | None]):
-        self.cache, self.windows = cache, windows
+    `longest` as for `CachedModel`.
+    """
+
+    def __init__(self, cache: KVCache, windows: list[int | None], longest: int):
+        self.cache, self.windows, self.longest = cache, windows, longest
 
     def key(self, plan: Pass) -> Any:
         """Return what recordings differ by beside their inputs: nothing."""
@@ -247,7 +251,7 @@ class KernelRunner(Runner):
         self.attention, self.parts = attention, parts_of(model)
         self.windows = attention.windows
         capacity = attention.cache.capacity
-        self._angles = _angles(self.parts, attention.cache)
+        self._angles = _angles(self.parts, attention)
         self._has_latents = attention.cache.latent is not None
         self._least_window = min(filter(None, self.windows), default=capacity)
         self._distinct_windows = [None, *set(filter(None, self.windows))]
@@ -377,12 +381,14 @@ class KernelRunner(Runner):
         return self._score_memory[size]
 
 
-def _angles(parts: Parts, cache: KVCache) -> dict[str | None, tuple[torch.Tensor, torch.Tensor]]:
+def _angles(parts: Parts, attention: LayerAttention) -> dict[str | None, Any]:
     """Return cosines and sines by position, for every rope and for none."""
+    cache = attention.cache
     still = torch.ones(max(cache.capacity, 2), 1)
     like = cache.storage.new_empty(0, dtype=cache.dtype)
     angles: dict[str | None, Any] = {None: (still, torch.zeros_like(still))}
     for name in parts.ropes if parts.rotary is not None else ():
         kind = [name] if name else []
-        angles[name] = angle_tables(parts.rotary, like, cache.capacity, *kind)
+        known = angle_tables(parts.rotary, like, attention.longest, *kind)
+        angles[name] = held_angles(known, cache.capacity)
     return angles

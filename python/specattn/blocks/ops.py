@@ -422,8 +422,9 @@ def _below(masks: torch.Tensor, parents: torch.Tensor, first: int) -> torch.Tens
 @lru_cache(maxsize=256)
 def _own_bits(first: int, count: int, words: int, device: torch.device) -> torch.Tensor:
     """Return masks of nodes of which each sees itself alone, packed int64 [count, words]."""
-    itself = torch.zeros(count, WORD_BITS * words, dtype=torch.bool)
-    itself[torch.arange(count), torch.arange(first, first + count)] = True
+    itself = torch.zeros(count, WORD_BITS * words, dtype=torch.bool, device="cpu")
+    row = torch.arange(count, device="cpu")
+    itself[row, first + row] = True
     return pack_tree_mask(itself).to(device)
 
 

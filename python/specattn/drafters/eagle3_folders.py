@@ -106,7 +106,7 @@ def _check_vocabulary(folder: Path, config: dict[str, Any], weights: dict[str, A
             f"{folder}: a head of {config['draft_vocab_size']} of {size} tokens needs d2t"
         )
     weights["d2t"] = offsets = offsets.to(torch.int64)
-    tokens = offsets + torch.arange(len(offsets))
+    tokens = offsets + torch.arange(len(offsets), device="cpu")
     if bool((tokens < 0).any()) or bool((tokens >= size).any()):
         raise ValueError(f"{folder}: d2t names tokens from {int(tokens.min())} to "
                          f"{int(tokens.max())} of a vocabulary of {size}")  # fmt: skip

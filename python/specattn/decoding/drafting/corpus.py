@@ -48,7 +48,7 @@ class Index(NamedTuple):
 def index_of(texts: Iterable[Sequence[int]]) -> Index:
     """Return the index of some texts."""
     joined = [token for text in texts for token in (*text, END)]
-    tokens = torch.tensor(joined, dtype=torch.int32)
+    tokens = torch.tensor(joined, dtype=torch.int32, device="cpu")
     order = torch.empty_like(tokens)
     _native().sort_suffixes(tokens, order)
     return Index(tokens, order)
@@ -252,7 +252,7 @@ def _mapped(path: Path) -> Index:
         if kind != "I32" or end - begin != 4 * count:
             raise ValueError(f"no index: {span}")
         at = 8 + size + begin
-        empty = torch.empty(0, dtype=torch.int32)
+        empty = torch.empty(0, dtype=torch.int32, device="cpu")
         tensors.append(
             torch.frombuffer(memory, dtype=torch.int32, count=count, offset=at) if count else empty
         )

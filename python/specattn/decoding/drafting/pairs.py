@@ -200,7 +200,7 @@ class PairBlock(ABC):
         batch, words, first = len(fused), -(-sum(sizes) // WORD_BITS), 0
         mask = torch.zeros(batch, 1, words, dtype=torch.int64, device=fused.device)
         mask[:, :, 0] = 1
-        x, scores = fused, torch.zeros(batch, 1, device=fused.device)
+        x, scores = fused, torch.zeros(batch, 1, device=fused.device, dtype=torch.float32)
         levels = []
         for depth, nodes in enumerate(sizes):
             at = torch.full((1, nodes), depth, dtype=torch.int32, device=fused.device)

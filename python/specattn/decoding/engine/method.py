@@ -344,7 +344,10 @@ def _check_positions(
     """Raise unless positions count from 0 at each prompt's first token."""
     if position_ids is None:
         return
-    count = torch.arange(input_ids.shape[1]) - torch.tensor(padding)[:, None]
+    count = (
+        torch.arange(input_ids.shape[1], device="cpu")
+        - torch.tensor(padding, device="cpu")[:, None]
+    )
     # Models that read images have several positions, which are alike in a text.
     given = position_ids.cpu().expand(*position_ids.shape[:-2], len(padding), -1)
     if given.shape[-2:] != count.shape or ((count >= 0) & (given != count)).any():
@@ -355,7 +358,7 @@ def _pad_token(config: GenerationConfig) -> int:
     """Return what fills the rows that ended early, chosen as transformers does."""
     if config.pad_token_id is not None:
         return config.pad_token_id
-    ends = torch.tensor(0 if config.eos_token_id is None else config.eos_token_id)
+    ends = torch.tensor(0 if config.eos_token_id is None else config.eos_token_id, device="cpu")
     return int(ends.flatten()[0])
 
 
@@ -369,7 +372,7 @@ def announcing(options: RunOptions, streamer: BaseStreamer | None = None) -> OnR
         if on_round is not None:
             on_round(request, round)
         if streamer is not None:
-            streamer.put(torch.tensor(round.tokens))
+            streamer.put(torch.tensor(round.tokens, device="cpu"))
         if on_tokens is not None:
             on_tokens(request, round.tokens)
 

@@ -100,7 +100,7 @@ class DraftBlock:
         batch, first, words = len(root), 0, -(-sum(levels) // WORD_BITS)
         mask = torch.zeros(batch, 1, words, dtype=torch.int64, device=root.device)
         mask[:, :, 0] = 1
-        scores = torch.zeros(batch, 1, device=root.device)
+        scores = torch.zeros(batch, 1, device=root.device, dtype=torch.float32)
         grown = [_Level(root, scores, torch.full_like(root, -1), mask)]
         for depth, width in enumerate(levels):
             level = grown[-1]
@@ -211,7 +211,7 @@ def _drawn(draw: Draw, logits: torch.Tensor, chain: list[torch.Tensor]) -> torch
 
 def _chain_mask(above: torch.Tensor, depth: int) -> torch.Tensor:
     """Return what the node below the one at `depth` of a chain sees, like the masks `above`."""
-    nodes = torch.zeros(1, above.shape[-1] * WORD_BITS, dtype=torch.bool)
+    nodes = torch.zeros(1, above.shape[-1] * WORD_BITS, dtype=torch.bool, device="cpu")
     nodes[:, : depth + 2] = True
     return pack_tree_mask(nodes).to(above.device).expand_as(above).contiguous()
 

@@ -143,7 +143,7 @@ class SuffixDrafter(Drafter):
         self.successors: torch.Tensor | None = None
         if method.recycling:
             size = target.model.config.vocab_size, min(method.k, target.model.config.vocab_size)
-            self.successors = torch.full(size, -1, dtype=torch.int32)
+            self.successors = torch.full(size, -1, dtype=torch.int32, device="cpu")
 
         corpora = method.corpora(target.model)
         self.running = list(context.sequences.active)
@@ -155,7 +155,9 @@ class SuffixDrafter(Drafter):
             self.times = native.PassTimes([1], [1.0])
             self.arm = Arm(Memory.of(context), "suffix", [NONE], SIZES, TreeGains)
         self.known: dict[int, float] = {}  # seconds by rows, as `self.times` has them
-        self.room = torch.empty(len(self.running) * method.max_nodes, dtype=torch.int64)
+        self.room = torch.empty(
+            len(self.running) * method.max_nodes, dtype=torch.int64, device="cpu"
+        )
         self.drafted: dict[int, torch.Tensor] = {}  # the part of `room` for so many rows
         self.expected: tuple[float, ...] = ()
         self.promised = self.accepted = 0.0

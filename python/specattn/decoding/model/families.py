@@ -225,7 +225,7 @@ def windows_of(config: PretrainedConfig, capacity: int) -> list[int | None]:
 
 def transforms_logits(config: PretrainedConfig) -> bool:
     """Whether a model does anything to its head's logits."""
-    one = torch.ones(1)
+    one = torch.ones(1, dtype=torch.float32, device="cpu")
     return transform_logits(config, one) is not one
 
 

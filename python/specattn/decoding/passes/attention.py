@@ -40,7 +40,7 @@ _HANDS_OUT = "_specattn_hands_out"  # set on layers
 _OVER = "specattn_over_"  # before the name of the implementation that calls without a plan take
 HEAD = -1
 """Among layers whose features are handed out: the last one's as the model's head reads it."""
-NO_MASK = torch.empty(0, 0, 0, 0)
+NO_MASK = torch.empty(0, 0, 0, 0, dtype=torch.float32, device="cpu")
 """A mask that is passed on as it is, since it has four dimensions: so models build none."""
 
 # What models hand down that decides nothing here: positions are in the queries and keys already,

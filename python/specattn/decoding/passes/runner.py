@@ -368,7 +368,7 @@ class KernelRunner(Runner):
 
     def _turned(self, ops: Ops, tokens: torch.Tensor, inputs: dict[str, torch.Tensor]) -> Rotated:
         """Return how the rows of a pass are turned, looked up once for all layers."""
-        depths = inputs.get("depths", torch.arange(tokens.shape[1])[None])
+        depths = inputs.get("depths", torch.arange(tokens.shape[1], device="cpu")[None])
         place = Place(*self._angles[""], inputs["prefix"], depths)
         return Rotated(*ops.step(lambda: torch.stack(place.cos_sin(torch.float32))).unbind())
 
@@ -377,14 +377,14 @@ class KernelRunner(Runner):
         heads = (cache.storage.shape[-2],) * per_head
         size = (self.windows.count(None), batch, *heads, cache.width)
         if size not in self._score_memory:
-            self._score_memory[size] = torch.empty(size)
+            self._score_memory[size] = torch.empty(size, dtype=torch.float32, device="cpu")
         return self._score_memory[size]
 
 
 def _angles(parts: Parts, attention: LayerAttention) -> dict[str | None, Any]:
     """Return cosines and sines by position, for every rope and for none."""
     cache = attention.cache
-    still = torch.ones(max(cache.capacity, 2), 1)
+    still = torch.ones(max(cache.capacity, 2), 1, dtype=torch.float32, device="cpu")
     like = cache.storage.new_empty(0, dtype=cache.dtype)
     angles: dict[str | None, Any] = {None: (still, torch.zeros_like(still))}
     for name in parts.ropes if parts.rotary is not None else ():

@@ -135,8 +135,11 @@ class ContextualProcessors:
         """Write drafted chains behind the texts, where they mean nothing; return them."""
         sequences, room = self.sequences, self.sequences.padded_rows
         ends = [sequences.ends[row] for row in sequences.active]
-        columns = torch.arange(min(tokens.shape[1] - 1, room.shape[1] - max(ends)))
-        rows = torch.tensor(sequences.active)[:, None], torch.tensor(ends)[:, None] + columns
+        columns = torch.arange(min(tokens.shape[1] - 1, room.shape[1] - max(ends)), device="cpu")
+        rows = (
+            torch.tensor(sequences.active, device="cpu")[:, None],
+            torch.tensor(ends, device="cpu")[:, None] + columns,
+        )
         room[rows] = tokens[:, 1 : 1 + len(columns)]
         return tokens[:, 1:].tolist()
 

@@ -83,7 +83,7 @@ class Sampler:
                 self.token_after(logits, request, 0, path[1 : begin + 1])
                 for request, (path, begin) in enumerate(paths)
             ]
-            return torch.tensor(found)[:, None]
+            return torch.tensor(found, device="cpu")[:, None]
         scores = self.scores(logits, tree, tokens, first)
         if not self.greedy:
             firsts = [first] * len(scores) if isinstance(first, int) else first.tolist()
@@ -185,7 +185,7 @@ class Sampler:
         scores = self.scores.by_node[row](path, logits[request, node])
         if not self.greedy:
             position = self.sequences.length(row) + len(path)
-            place = torch.tensor([[row], [position]])
+            place = torch.tensor([[row], [position]], device="cpu")
             scores = add_gumbel_noise(scores.float()[None], self.seed, *place)[0]
         values = scores.numpy()  # its argmax is quicker, and as torch's the first of equal ones
         drawn = int(values.argmax())
@@ -231,7 +231,7 @@ def _reports(requests: int, depth: int) -> Stock[tuple[torch.Tensor, Accepted]]:
     """Return what walks of so many requests down trees of such a depth report in."""
 
     def make(count: int) -> list[tuple[torch.Tensor, Accepted]]:
-        room = torch.empty(count, requests, 2 + depth, dtype=torch.int64)
+        room = torch.empty(count, requests, 2 + depth, dtype=torch.int64, device="cpu")
         parts = (room[..., 2:], room[..., 0], room[..., 1])
         accepted = map(Accepted, *(part.unbind() for part in parts))
         return list(zip(room.unbind(), accepted, strict=True))

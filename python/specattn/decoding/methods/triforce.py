@@ -216,7 +216,7 @@ class _HierarchyDrafter(_RetrievalDrafter):
             drawn = sampler.draw(logits, self.tree, tokens, ends).clamp_min(0)
             accepted = accept_samples(self.piece, block, drawn)
         else:
-            middle = sampler.scores(logits, self.tree, tokens, ends).softmax(-1)
+            middle = sampler.scores(logits, self.tree, tokens, ends).float().softmax(-1)
             small = pad(torch.cat(small_probs, 1), (0, 0, 0, 1))
             accepted = accept(self.piece, block, middle, draft_probs=small, generator=generator)
             if not probs:

@@ -381,7 +381,9 @@ class KernelRunner(Runner):
         return self._score_memory[size]
 
 
-def _angles(parts: Parts, attention: LayerAttention) -> dict[str | None, Any]:
+def _angles(
+    parts: Parts, attention: LayerAttention
+) -> dict[str | None, tuple[torch.Tensor, torch.Tensor]]:
     """Return cosines and sines by position, for every rope and for none."""
     cache = attention.cache
     still = torch.ones(max(cache.capacity, 2), 1, dtype=torch.float32, device="cpu")

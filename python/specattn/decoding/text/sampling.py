@@ -106,7 +106,7 @@ class Sampler:
         scores = self.scores(logits, tree, tokens, first)
         if self.greedy:
             return scores.argmax(-1), None
-        probs = scores.softmax(-1)
+        probs = scores.float().softmax(-1)
         return sample(probs, generator=generator), probs
 
     @property
@@ -187,7 +187,8 @@ class Sampler:
             position = self.sequences.length(row) + len(path)
             place = torch.tensor([[row], [position]], device="cpu")
             scores = add_gumbel_noise(scores.float()[None], self.seed, *place)[0]
-        values = scores.numpy()  # its argmax is quicker, and as torch's the first of equal ones
+        values = (scores if scores.dtype == torch.float64 else scores.float()).numpy()
+        # its argmax is quicker, and as torch's the first of equal ones
         drawn = int(values.argmax())
         return drawn if values[drawn] > -math.inf else -1  # NaN is not greater either
 
@@ -209,6 +210,7 @@ def _accept_sampled(
     tree: Tree, tokens: torch.Tensor, scores: torch.Tensor, **options: Any
 ) -> Accepted:
     """Test a sampled draft by the rejection rule, given the target's processed logits."""
+    scores = scores.float()
     best = scores.amax(-1)
     nothing = best.isnan() | (best == -torch.inf)
     probs = scores.masked_fill(nothing[..., None], 0.0).softmax(-1)

@@ -374,9 +374,16 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], -1)
 
 
-def angle_tables(rotary: Any, like: torch.Tensor, positions: int, *kind: str) -> tuple[Any, Any]:
-    """Return cosines and sines of a rotary module by position, float32 [positions, half]."""
+def angle_tables(
+    rotary: Any, like: torch.Tensor, positions: int, *kind: str, longest: int | None = None
+) -> tuple[Any, Any]:
+    """Return cosines and sines of a rotary module by position, float32 [positions, half].
+
+    Positions behind the `longest` text, if that is given, are turned as its last one.
+    """
     at = torch.arange(max(positions, 2), device=like.device)[None]
+    if longest is not None:
+        at = at.clamp_max(max(longest, 2) - 1)
     with torch.no_grad():
         angles = rotary(like, at, *kind)
     if isinstance(angles, torch.Tensor):  # DeepSeek V2: a complex number for each
@@ -386,13 +393,6 @@ def angle_tables(rotary: Any, like: torch.Tensor, positions: int, *kind: str) ->
     if not cos[:, :half].equal(cos[:, half:]):  # most modules say every angle twice
         half = cos.shape[-1]
     return cos[:, :half].contiguous(), sin[:, :half].contiguous()
-
-
-def held_angles(known: tuple[Any, Any], positions: int) -> tuple[Any, Any]:
-    """Return `angle_tables` of so many positions or more; behind those known, the last one's."""
-    rows = max(positions - len(known[0]), 0)
-    cos, sin = (torch.cat([x, x[-1:].expand(rows, -1)]) for x in known)
-    return cos, sin
 
 
 def top_tokens(x: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.functional import pad
 
-from specattn.blocks import TORCH, Direct, Ops, Place, Store, angle_tables, held_angles
+from specattn.blocks import TORCH, Direct, Ops, Place, Store, angle_tables
 from specattn.decoding.drafting.pruning import Candidates, places
 from specattn.decoding.engine.contract import DraftContext, Verified
 from specattn.decoding.model.families import CacheShape
@@ -23,15 +23,17 @@ MOST_PENDING = 64
 """Tokens of a request whose features are kept until they are needed."""
 
 
-Angles = Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
-"""``angles(like, positions)``: cosines and sines by position, as `angle_tables` returns them."""
+Angles = Callable[[torch.Tensor, int, int], tuple[torch.Tensor, torch.Tensor]]
+"""``angles(like, positions, longest)``: cosines and sines by position, as of `angle_tables`."""
 
 
 def caches_of(drafter: LayerDrafter, layers: int) -> tuple[CacheShape, Angles]:
     """Return what so many of a drafter's layers cache, and the angles of its rope."""
     config = drafter.config
     shape = CacheShape(layers, config.num_key_value_heads, config.head_dim)
-    return shape, partial(angle_tables, drafter.rotary_emb)
+    return shape, lambda like, positions, longest: angle_tables(
+        drafter.rotary_emb, like, positions, longest=longest
+    )
 
 
 class Level(NamedTuple):
@@ -120,8 +122,7 @@ class PairBlock(ABC):
         # Of the pending pairs: the first one's position and their number, and the greatest number.
         self.start, self.counts = lengths[:, 0] - 1, torch.zeros_like(lengths[:, 0])
         self.most = 0
-        known = angles(self.text[:0], target.longest)
-        self.angles = held_angles(known, self.text.shape[3])
+        self.angles = angles(self.text[:0], self.text.shape[3], target.longest)
         self.programs = target.programs()
         # Rows of the tree further back than the window are left out by torch's operators alone.
         self.growing = self.programs if window is None or window >= depth else Direct()

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from specattn.blocks import TORCH, Direct, Ops, Place, Store, angle_tables, held_angles
+from specattn.blocks import TORCH, Direct, Ops, Place, Store, angle_tables
 from specattn.decoding.engine.contract import Draft, DraftContext
 from specattn.drafters import LongSpecDrafter
 from specattn.drafters.longspec import block, self_heads
@@ -46,8 +46,8 @@ class DraftBlock:
         heads = config.num_key_value_heads, config.head_dim
         self.storage = torch.empty((*shape, *heads), dtype=target.model.dtype, device=device)
         like = self.storage[:0]
-        known = angle_tables(drafter.rotary_emb, like, target.longest)
-        self.angles = held_angles(known, target.cache.capacity)
+        size = {"positions": target.cache.capacity, "longest": target.longest}
+        self.angles = angle_tables(drafter.rotary_emb, like, **size)
         self.back = torch.arange(1, self.window + 1, dtype=torch.int32, device=device)
         self.reach = self.window - 1 - torch.arange(depth, dtype=torch.int32, device=device)
         self.steps = torch.arange(depth + 1, dtype=torch.int32, device=device)

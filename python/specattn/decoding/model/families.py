@@ -165,10 +165,8 @@ def state_shape(config: PretrainedConfig) -> StateShape:
 
 def check_length(config: PretrainedConfig, longest: int) -> None:
     """Raise ValueError unless the rope turns alike at every length up to `longest` tokens."""
-    for rope in _ropes(config):
-        kind = rope.get("rope_type")
-        if kind not in ("dynamic", "longrope") or _same_factors(rope):
-            continue
+    for rope in turning_ropes(config):
+        kind = rope["rope_type"]
         limit = rope.get("original_max_position_embeddings") if kind == "longrope" else None
         limit = limit or config.max_position_embeddings
         if longest > limit:
@@ -177,6 +175,12 @@ def check_length(config: PretrainedConfig, longest: int) -> None:
                 "tokens that are verified together would differ from plain decoding; the run "
                 f"may read {longest}"
             )
+
+
+def turning_ropes(config: PretrainedConfig) -> list[dict]:
+    """Return the settings of the ropes that turn with the length of the text."""
+    kinds = "dynamic", "longrope"
+    return [x for x in _ropes(config) if x.get("rope_type") in kinds and not _same_factors(x)]
 
 
 def _ropes(config: PretrainedConfig) -> list[dict]:

@@ -14,6 +14,7 @@ from specattn.decoding.model.families import (
     has_states,
     keeps_state,
     state_shape,
+    turning_ropes,
 )
 from specattn.decoding.model.model import Model
 from specattn.decoding.passes.attention import (
@@ -51,8 +52,8 @@ class CachedModel:
     positions : int or None
         Positions that the model has learned; None where it places a token anywhere.
     longest : int
-        Tokens of a text that passes read at most, by default what the cache holds. Drafts may lie
-        behind them; they are placed at the last one.
+        Tokens of a text that passes read at most, where the rope turns with their number; drafts
+        that lie behind are placed at the last one. Else, and by default, what the cache holds.
     """
 
     def __init__(
@@ -70,7 +71,9 @@ class CachedModel:
         self.feature_layers: tuple[int, ...] = (HEAD,)
         self.runner = Runner(model)
         self.positions = learned_positions(model)
-        self.longest = cache.capacity if longest is None else longest
+        turns = longest is not None and bool(turning_ropes(model.config))
+        self.longest = longest if turns and longest is not None else cache.capacity
+        self._last_position = max(min(self.longest, self.positions or self.longest), 2) - 1
 
     def hand_out(self, layers: Sequence[int]) -> None:
         """Let passes hand out the residual stream behind so many layers each, side by side.
@@ -186,7 +189,8 @@ class CachedModel:
         prefix = committed + offset if moved else committed
         own: Any = {"states": self.cache.states, "own_layers": self.own_layers}
         own["feature_layers"] = self.feature_layers
-        own["last_position"] = min(self.longest, self.positions or self.longest) - 1
+        if self._last_position < self.cache.capacity - 1:
+            own["last_position"] = self._last_position
         return Pass(self.cache, self.windows, rows, prefix, max_seqlen, **own)
 
     def logits_of(self, read: torch.Tensor) -> torch.Tensor:

@@ -35,13 +35,16 @@ def remember(ops: Ops, head: MtpHead, x: torch.Tensor, place: Rotation, store: S
     stored(ops, head.attention, read, head.head_dim, place, store)
 
 
-def angles(head: MtpHead, like: torch.Tensor, positions: int) -> tuple[torch.Tensor, torch.Tensor]:
+def angles(
+    head: MtpHead, like: torch.Tensor, positions: int, longest: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return cosines and sines of the head's rope by position, as `angle_tables` does."""
     rope = head.attention.rope
     if rope is None or head.rotary is None:
         still = torch.ones(max(positions, 2), 1, device=like.device, dtype=torch.float32)
         return still, torch.zeros_like(still)
-    return angle_tables(head.rotary, like, positions, *([rope] if rope else []))
+    kind = [rope] if rope else []
+    return angle_tables(head.rotary, like, positions, *kind, longest=longest)
 
 
 def _no_state(n: int) -> Any:

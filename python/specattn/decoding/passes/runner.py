@@ -20,7 +20,6 @@ from specattn.blocks import (
     Store,
     angle_tables,
     captured,
-    held_angles,
     recorded,
 )
 from specattn.decoding.model.families import transform_logits, transforms_logits
@@ -391,6 +390,7 @@ def _angles(
     angles: dict[str | None, Any] = {None: (still, torch.zeros_like(still))}
     for name in parts.ropes if parts.rotary is not None else ():
         kind = [name] if name else []
-        known = angle_tables(parts.rotary, like, attention.longest, *kind)
-        angles[name] = held_angles(known, cache.capacity)
+        angles[name] = angle_tables(
+            parts.rotary, like, cache.capacity, *kind, longest=attention.longest
+        )
     return angles

@@ -17,7 +17,15 @@ from specattn.cli.errors import naming
 from specattn.cli.options import option, takes_options
 from specattn.cli.output import STDOUT, check_outputs, write_json
 from specattn.cli.table import aligned
-from specattn.cli.terminal import console, escaped, progress_bars, say, status, write_line
+from specattn.cli.terminal import (
+    console,
+    escaped,
+    output,
+    progress_bars,
+    say,
+    status,
+    write_line,
+)
 from specattn.conform import Answer, Endpoint, Finding, Request, Verdict, judge, noise_of
 from specattn.conform.prompts import PROMPTS
 from specattn.files import write_atomically
@@ -69,6 +77,7 @@ def conform(
     nothing was compared.
     """
     check_outputs(json=options.json_file, html=options.html)
+    output.outlives = True  # the exit code is the answer
     if options.html == STDOUT:
         raise ValueError("--html: expected a file, got -")
     prompts = _prompts(options.prompt_file)

@@ -26,6 +26,7 @@ from specattn.decoding.model.text_model import text_model
 from specattn.decoding.passes.attention import HEAD
 from specattn.decoding.passes.replay import Compile
 from specattn.decoding.ranks.lockstep import Lockstep
+from specattn.decoding.text.numbers import check_numbers
 from specattn.decoding.text.rounds import Round
 from specattn.decoding.text.sampling import Sampler
 from specattn.decoding.text.sequences import Sequences
@@ -251,6 +252,8 @@ def run(
         raise ValueError(
             f"streamer follows one prompt, got {len(texts.rows)}; use on_tokens instead"
         )
+    own = {name: getattr(options, name) for name in ("seed", "capacity", "num_pregenerated")}
+    check_numbers(prefill_chunk_size=config.prefill_chunk_size, **own)
     model = text_model(model)
     if 0 in texts.limits:
         raise ValueError("the run has no end: give max_new_tokens or max_length")

@@ -12,7 +12,7 @@ import torch
 class _Range(NamedTuple):
     """Finite numbers of a kind from `least` to `most`; `above` leaves `least` out."""
 
-    kind: type
+    kind: Any
     least: float
     most: float = math.inf
     above: bool = False
@@ -67,7 +67,7 @@ def check_numbers(**given: Any) -> None:
         value, allowed = given[name], _RANGES[name]
         if value is None:
             continue
-        found = value.item() if isinstance(value, torch.Tensor) and value.dim() == 0 else value
+        found: Any = value.item() if isinstance(value, torch.Tensor) and value.dim() == 0 else value
         if isinstance(found, bool) or not isinstance(found, allowed.kind):
             raise TypeError(f"{name}: expected {allowed.name}, got {value!r}")
         inside = allowed.least <= found <= allowed.most and found != math.inf

@@ -1,240 +1,32 @@
 """What ``specattn._cpu`` has of suffix decoding, in Python: the same drafts where it is not built.
 
-A suffix automaton (Blumer and others, 1985) of a text that grows token by token; suffix arrays of
-texts that do not; and trees of continuations, the most probable first. csrc/cpu/suffix.h and
-corpus.h say what each number is for; probabilities are float32 here too, and equal ones leave the
-queue in the same order, so that a text is drafted for alike. It takes fifty to a hundred times as
-long.
+Trees of continuations, the most probable first, from a text's own automaton and from suffix arrays
+of others. csrc/cpu/suffix.h says what each number is for; probabilities are float32 here too, and
+equal ones leave the queue in the same order, so that a text is drafted for alike. It takes fifty to
+a hundred times as long.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from specattn.decoding.drafting.suffix_array import LONGEST, NO_MATCH, Corpus, Match, sort_suffixes
+from specattn.decoding.drafting.suffix_automaton import ORDERED, ROOT, Automaton
+from specattn.decoding.drafting.suffix_shares import Correction, Share
+
+__all__ = ["Corpus", "PassTimes", "SuffixDrafter", "best_trees", "learn", "sort_suffixes"]
+
 _F = np.float32
-_END, _LONGEST, _WALKED, _PROBES = -1, 63, 256, 32  # of corpora
-_ROOT, _ORDERED, _MOST_COUNTED = 0, 16, 128  # of automata
 _PRIORS = 0.3, 0.45, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.9, 0.9  # by a match's length
 _CLASSES = 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64  # the longest of each class of lengths
 _MOST_RANKS, _LEVELS, _NEGLIGIBLE, _FOLLOWED = 16, 6, _F(0.02), 2048
-
-
-class Match(NamedTuple):
-    """The suffixes that begin with `length` tokens: a range of a corpus' order."""
-
-    begin: int = 0
-    end: int = 0
-    length: int = 0
-
-
-_NO_MATCH = Match()
-
-
-def sort_suffixes(tokens: torch.Tensor, order: torch.Tensor) -> None:
-    """Fill `order` with the places of all suffixes, by their first 64 tokens."""
-    size = 4 * (_LONGEST + 1)
-    spelled = (tokens.numpy().astype(np.int64) + 1).astype(">u4").tobytes()
-    places = sorted(range(len(tokens)), key=lambda at: spelled[4 * at : 4 * at + size])
-    order.copy_(torch.tensor(places, dtype=torch.int32, device="cpu"))
-
-
-class Corpus:
-    """Texts that do not grow."""
-
-    def __init__(self, tokens: torch.Tensor, order: torch.Tensor, vocabulary: int):
-        self._tokens, self._order, self._size = tokens.numpy(), order.numpy(), len(tokens)
-        for name, given, most in (
-            ("tokens", self._tokens, vocabulary - 1),
-            ("order", self._order, self._size - 1),
-        ):
-            least = _END if name == "tokens" else 0
-            wrong = np.flatnonzero((given < least) | (given > most))
-            if len(wrong):
-                at = int(wrong[0])
-                raise ValueError(f"{name}: expected {least} to {most}, got {given[at]} at {at}")
-
-    def __len__(self) -> int:
-        return self._size
-
-    def behind(self, place: int, length: int) -> int:
-        """Return the token behind so many ones of the suffix at a place of the order."""
-        at = int(self._order[place]) + length
-        return int(self._tokens[at]) if at < self._size else _END
-
-    def _first(self, match: Match, token: int) -> int:
-        """Return the first place of a match where no lesser token follows it."""
-        places = range(match.begin, match.end)
-        found = bisect_left(places, token, key=lambda place: self.behind(place, match.length))
-        return match.begin + found
-
-    def narrowed(self, match: Match, token: int) -> Match:
-        """Return a match with one more token behind it; empty where that never came."""
-        if token < 0 or match.length > _LONGEST:
-            return _NO_MATCH
-        begin = self._first(match, token)
-        end = self._first(match._replace(begin=begin), token + 1)
-        return Match(begin, end, match.length + 1) if begin < end else _NO_MATCH
-
-    def longest(self, context: Sequence[int], most: int) -> Match:
-        """Return the longest end of a context that occurs, of at most `most` tokens."""
-        low, high = 0, min(len(context), most, _LONGEST)
-        best, middle = self._matching(()), high  # the longest first
-        while low < high:  # an end that occurs has ends that occur
-            match = self._matching(context[len(context) - middle :])
-            if match.length == middle:
-                best, low = match, middle
-            else:
-                high = middle - 1
-            middle = low + (high - low + 1) // 2
-        return best
-
-    def _matching(self, tokens: Sequence[int]) -> Match:
-        """Return where tokens occur; an empty match where they do not."""
-        match = Match(0, self._size, 0)
-        for token in tokens:
-            match = self.narrowed(match, token)
-            if match.begin == match.end:
-                break
-        return match
-
-    def single(self, match: Match) -> bool:
-        """Return whether the same always followed a match."""
-        first, last = match.begin, match.end - 1
-        return self.behind(first, match.length) == self.behind(last, match.length)
-
-    def following(self, match: Match, most: int) -> list[tuple[int, int]]:
-        """Return what follows a match, and how often, the most frequent first."""
-        width, seen, found = match.end - match.begin, match.begin, []
-        stops = width if width <= _WALKED else _PROBES
-        for stop in range(stops):
-            place = match.begin + width * stop // stops
-            if place < seen:
-                continue
-            token = self.behind(place, match.length)
-            begin = self._first(match, token)
-            seen = self._first(match._replace(begin=begin), token + 1)
-            if token >= 0:
-                found.append((token, seen - begin))
-        return sorted(found, key=lambda one: (-one[1], one[0]))[:most]
-
-    def followers(
-        self, context: Sequence[int], most: int = 16
-    ) -> tuple[int, list[tuple[int, int]]]:
-        """Return the tokens of a context's longest end that occurs, and what follows it."""
-        match = self.longest(context, _LONGEST)
-        return match.length, self.following(match, most)
-
-
-@dataclass
-class _State:
-    """Substrings that end at the same places, the longest of `length` tokens; newest edge last."""
-
-    length: int = 0
-    link: int = -1
-    count: int = 0
-    edges: dict[int, int] = field(default_factory=dict)
-
-
-class _Automaton:
-    """The states of a text."""
-
-    def __init__(self) -> None:
-        self.states, self.last = [_State()], _ROOT
-
-    def extend(self, token: int) -> list[tuple[int, int, bool]]:
-        """Append a token; return of suffixes that occurred length, edges, and whether it followed.
-
-        The longest comes first, the last one is the first that the token followed.
-        """
-        states, visited = self.states, []
-        current, p = len(states), self.last
-        states.append(_State(states[p].length + 1))
-        while p >= 0 and token not in states[p].edges:
-            if p not in (self.last, _ROOT):
-                visited.append((states[p].length, len(states[p].edges), False))
-            states[p].edges[token] = current
-            p = states[p].link
-        if p < 0:
-            states[current].link = _ROOT
-        else:
-            if p != _ROOT:
-                visited.append((states[p].length, len(states[p].edges), True))
-            q = states[p].edges[token]
-            direct = states[q].length == states[p].length + 1
-            states[current].link = q if direct else self._split(p, token, q)
-            for s in self._links(p, -1):
-                if len(edges := states[s].edges) > _ORDERED:
-                    edges[token] = edges.pop(token)
-        self.last = current
-        for s in self._links(current, _ROOT):
-            states[s].count += 1
-        return visited
-
-    def _links(self, s: int, end: int) -> Iterator[int]:
-        for _ in range(_MOST_COUNTED):
-            if s <= end:
-                return
-            yield s
-            s = self.states[s].link
-
-    def _split(self, p: int, token: int, q: int) -> int:
-        """Give the substrings of q that also end here a state."""
-        states, old = self.states, self.states[q]
-        copy = len(states)
-        states.append(_State(states[p].length + 1, old.link, old.count, dict(old.edges)))
-        while p >= 0 and states[p].edges.get(token) == q:
-            states[p].edges[token] = copy
-            p = states[p].link
-        old.link = copy
-        return copy
-
-    @property
-    def match(self) -> int:
-        """The state of the longest end that occurred before."""
-        return max(self.states[self.last].link, _ROOT)
-
-
-class _Share:
-    """How often something held, of late."""
-
-    def __init__(self, prior: float):
-        self.hits, self.tries = 4 * prior, 4.0
-
-    def add(self, hit: bool) -> None:
-        self.hits, self.tries = self.hits + hit, self.tries + 1
-        if self.tries > 512:
-            self.hits, self.tries = self.hits / 2, self.tries / 2
-
-    @property
-    def value(self) -> Any:
-        return _F(self.hits / self.tries)
-
-
-class _Correction:
-    """What chances came to, of late: of ranges of them, happened for each that was expected."""
-
-    def __init__(self) -> None:
-        self._ranges = [[4.0, 4.0] for _ in range(4)]
-
-    def _of(self, chance: Any) -> list[float]:
-        return self._ranges[sum(chance >= _F(below) for below in (0.3, 0.6, 0.9))]
-
-    def add(self, chance: Any, happened: bool) -> None:
-        own = self._of(chance)
-        own[0], own[1] = own[0] + float(chance), own[1] + happened
-        if own[0] > 256:
-            own[0], own[1] = own[0] / 2, own[1] / 2
-
-    def corrected(self, chance: Any) -> Any:
-        expected, happened = self._of(chance)
-        return min(_F(float(chance) * happened / expected), max(chance, _F(0.995)))
 
 
 @dataclass
@@ -277,11 +69,11 @@ class SuffixDrafter:
 
     def __init__(self, corpora: Sequence[Corpus] | None = None):
         self.corpora = list(corpora or ())
-        self._automaton, self._correction = _Automaton(), _Correction()
+        self._automaton, self._correction = Automaton(), Correction()
         self._known, self._corpora_known = (
-            [_Share(prior) for prior in _PRIORS for _ in range(2)] for _ in range(2)
+            [Share(prior) for prior in _PRIORS for _ in range(2)] for _ in range(2)
         )
-        self._ranks = [_Share(0.3) for _ in range(_MOST_RANKS)]
+        self._ranks = [Share(0.3) for _ in range(_MOST_RANKS)]
         self.newest, self._recent, self._matches = -1, list[int](), list[Match]()
 
     def __len__(self) -> int:
@@ -331,17 +123,17 @@ class SuffixDrafter:
         if self.corpora:
             self._recent.append(token)
             if len(self._recent) > 1024:
-                del self._recent[:-_LONGEST]
+                del self._recent[:-LONGEST]
             self._matches = self._followed(self._matches, self._recent) if followed else []
 
     def _followed(self, before: list[Match], context: Sequence[int]) -> list[Match]:
         """Return the matches of a context; `before` are those without its last token, if known."""
         matches = []
         for number, corpus in enumerate(self.corpora):
-            earlier = before[number] if before else _NO_MATCH
-            match = corpus.narrowed(earlier, context[-1]) if earlier.length else _NO_MATCH
-            if not 0 < match.length <= _LONGEST:
-                match = corpus.longest(context, max(earlier.length, 1) if before else _LONGEST)
+            earlier = before[number] if before else NO_MATCH
+            match = corpus.narrowed(earlier, context[-1]) if earlier.length else NO_MATCH
+            if not 0 < match.length <= LONGEST:
+                match = corpus.longest(context, max(earlier.length, 1) if before else LONGEST)
             matches.append(match)
         return matches
 
@@ -352,12 +144,12 @@ class SuffixDrafter:
         states, found = self._automaton.states, self._collect(node, matches, successors)
         for one in found:
             s = node.state
-            while one.state < 0 and s >= _ROOT:
+            while one.state < 0 and s >= ROOT:
                 one.state = states[s].edges.get(one.token, -1)
                 one.length = (node.length if s == node.state else states[s].length) + 1
                 s = states[s].link
             if one.state < 0:
-                one.state, one.length = _ROOT, 0
+                one.state, one.length = ROOT, 0
         return found
 
     def _collect(
@@ -376,7 +168,7 @@ class SuffixDrafter:
             while waiting and -waiting[0][0] > length:
                 c = waiting.pop(0)[1]
                 corpus, match = self.corpora[c], matches[c]
-                if followers := corpus.following(match, _ORDERED):
+                if followers := corpus.following(match, ORDERED):
                     total = _F(sum(times for _, times in followers))
                     share = self._corpora_known[_kind(match.length, corpus.single(match))]
                     mass = rest * share.value
@@ -387,11 +179,11 @@ class SuffixDrafter:
 
         s, length = node.state, node.length
         for _ in range(_LEVELS):
-            if s <= _ROOT:
+            if s <= ROOT:
                 break
             rest, edges = add_longer(length, rest), states[s].edges
             if edges:
-                taken = [*islice(reversed(edges.items()), _ORDERED)]
+                taken = [*islice(reversed(edges.items()), ORDERED)]
                 total = _F(sum(states[target].count for _, target in taken))
                 mass = rest * self._known[_kind(length, len(edges) == 1)].value
                 for token, target in taken:
@@ -405,8 +197,8 @@ class SuffixDrafter:
             return [*found.values()]
         for share, ranked in zip(self._ranks, _after(successors, node.token), strict=False):
             mass = rest * share.value
-            target = states[_ROOT].edges.get(ranked, -1)  # met before, if at all, elsewhere
-            add(ranked, max(target, _ROOT), int(target >= 0), mass)
+            target = states[ROOT].edges.get(ranked, -1)  # met before, if at all, elsewhere
+            add(ranked, max(target, ROOT), int(target >= 0), mass)
             rest -= mass
         return [*found.values()]
 
@@ -440,7 +232,7 @@ class SuffixDrafter:
                 while above >= 0:
                     context.append(tree.tokens[above])
                     above = tree.parents[above]
-                context = [*context, *reversed(self._recent)][:_LONGEST][::-1]
+                context = [*context, *reversed(self._recent)][:LONGEST][::-1]
                 before = self._matches if node.parent < 0 else matches[node.parent]
                 own = matches[number] = self._followed(before, context)
             for one in self._candidates(node, own, successors):

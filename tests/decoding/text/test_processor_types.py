@@ -80,7 +80,9 @@ def test_what_float64_alone_can_tell_decides(model, name, lengths):
     assert by_ours(model, texts, name, rules) == expected
 
 
-@pytest.mark.parametrize("name", ["plain", "suffix", "vegas:rejection=true", "triforce"])
+@pytest.mark.parametrize(
+    "name", ["plain", "suffix", "vegas:rejection=true,switch=false", "triforce"]
+)
 def test_sampled_texts_are_those_of_float32(model, name):
     """What float64 holds of float32 numbers is these numbers."""
     texts, options = prompts([9, 30]), {"temperature": 1.3, "seed": 5}

@@ -334,7 +334,7 @@ class KVCache:
             if path == list(range(1, count + 1)):
                 continue  # they lie there already
             root, rows = int(self.seqlens[request]), self.storage[:, :, request]
-            source = torch.tensor(path) + root
+            source = torch.tensor(path, device="cpu") + root
             rows[:, :, root + 1 : root + 1 + count] = rows.index_select(2, source)
 
     def retire(self, finished: Sequence[bool]) -> list[int]:
@@ -360,7 +360,7 @@ def _lengths(requests: int) -> Stock[tuple[torch.Tensor, Any]]:
     """Return tensors for the lengths of so many requests on the CPU, and numpy's views of them."""
 
     def make(count: int) -> list[tuple[torch.Tensor, Any]]:
-        room = torch.empty(count, requests, dtype=torch.int32)
+        room = torch.empty(count, requests, dtype=torch.int32, device="cpu")
         return list(zip(room.unbind(), room.numpy(), strict=True))
 
     return Stock(make, 64)

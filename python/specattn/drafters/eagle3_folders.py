@@ -145,7 +145,7 @@ def _check_vocabulary(
             f"{folder}: a head of {own} of {size} tokens needs d2t (draft_vocab_size, {name})"
         )
     weights["d2t"] = offsets = offsets.to(torch.int64)
-    tokens = offsets + torch.arange(len(offsets))
+    tokens = offsets + torch.arange(len(offsets), device="cpu")
     if bool((tokens < 0).any()) or bool((tokens >= size).any()):
         found = f"{int(tokens.min())} to {int(tokens.max())}"
         raise ValueError(

@@ -24,15 +24,17 @@ MOST_PENDING = 64
 """Tokens of a request whose features are kept until they are needed."""
 
 
-Angles = Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
-"""``angles(like, positions)``: cosines and sines by position, as `angle_tables` returns them."""
+Angles = Callable[[torch.Tensor, int, int], tuple[torch.Tensor, torch.Tensor]]
+"""``angles(like, positions, longest)``: cosines and sines by position, as of `angle_tables`."""
 
 
 def caches_of(drafter: LayerDrafter, layers: int) -> tuple[CacheShape, Angles]:
     """Return what so many of a drafter's layers cache, and the angles of its rope."""
     config = drafter.config
     shape = CacheShape(layers, config.num_key_value_heads, config.head_dim)
-    return shape, partial(angle_tables, drafter.rotary_emb)
+    return shape, lambda like, positions, longest: angle_tables(
+        drafter.rotary_emb, like, positions, longest=longest
+    )
 
 
 def narrower(*windows: int | None) -> int | None:
@@ -218,7 +220,7 @@ class PairBlock(ABC):
         batch, words, first = len(fused), -(-sum(sizes) // WORD_BITS), 0
         mask = torch.zeros(batch, 1, words, dtype=torch.int64, device=fused.device)
         mask[:, :, 0] = 1
-        x, scores = fused, torch.zeros(batch, 1, device=fused.device)
+        x, scores = fused, torch.zeros(batch, 1, device=fused.device, dtype=torch.float32)
         levels = []
         for depth, nodes in enumerate(sizes):
             at = torch.full((1, nodes), depth, dtype=torch.int32, device=fused.device)
@@ -321,7 +323,8 @@ def _memory(target: Target, shape: CacheShape, angles: Angles, nodes: int) -> Pa
         # Requests catch up by as many rows as the one that has most to: some lie behind texts.
         for tokens in (cache.capacity + MOST_PENDING, nodes)
     )
-    return PairMemory(text, tree, angles(text[:0], text.shape[3]), target.programs())
+    turned = angles(text[:0], text.shape[3], target.longest)
+    return PairMemory(text, tree, turned, target.programs())
 
 
 def level_sizes(width: int, children: int, depth: int) -> list[int]:

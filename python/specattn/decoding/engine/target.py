@@ -18,6 +18,7 @@ from specattn.decoding.model.families import (
     check_supported,
     has_latents,
     has_states,
+    turning_ropes,
     windows_of,
 )
 from specattn.decoding.model.model import Model
@@ -75,6 +76,8 @@ class Target(CachedModel):
         passes.
     lasting : bool
         Borrow what the last run of the model computed in, where it fits: until `give_back`.
+    longest : int, optional
+        Tokens of a text that passes read at most; what the cache holds beyond is room for drafts.
 
     Attributes
     ----------
@@ -111,6 +114,7 @@ class Target(CachedModel):
         kv_dtype: str | None = None,
         quantize: str | None = None,
         lasting: bool = False,
+        longest: int | None = None,
     ):
         check_supported(model.config)
         if kv_dtype is not None and kv_dtype not in KV_DTYPES:
@@ -118,7 +122,7 @@ class Target(CachedModel):
         model = text_model(model)
         if quantize is not None:
             model = quantised(model, quantize)
-        check_length(model.config, capacity)
+        check_length(model.config, capacity if longest is None else longest)
         devices = {str(parameter.device) for parameter in model.parameters()}
         if len(devices) > 1:
             raise ValueError(f"the model must be on one device, got {', '.join(sorted(devices))}")
@@ -133,15 +137,21 @@ class Target(CachedModel):
         if self.tensor_parallel is not None:
             _, kv_heads, _, _ = cache_shape(model.config)
             self.q_heads, _ = self.tensor_parallel.heads(self.q_heads, kv_heads)
-        self.workspace = self._workspace(model, batch, capacity + spare, stored)
+        turned_by = longest if turning_ropes(model.config) else None
+        self.workspace = self._workspace(model, batch, capacity + spare, stored, turned_by)
         self.workspace.cache.spare = spare
-        super().__init__(model, self.workspace.cache, self.workspace.windows)
+        super().__init__(model, self.workspace.cache, self.workspace.windows, longest)
         if self.workspace.runner is None:
             self.workspace.runner = self._runner(self)
         self.runner = self.workspace.runner
 
     def _workspace(
-        self, model: PreTrainedModel, batch: int, capacity: int, stored: torch.dtype | None
+        self,
+        model: PreTrainedModel,
+        batch: int,
+        capacity: int,
+        stored: torch.dtype | None,
+        turned_by: int | None,
     ) -> Workspace:
         """Return the last run's workspace, if it fits and this target is to borrow it, or make one.
 
@@ -151,7 +161,7 @@ class Target(CachedModel):
         conditions = None
         windows = windows_of(model.config, capacity)
         if self._lasting:
-            conditions = Conditions.of(model, batch, stored, self._compile)
+            conditions = Conditions.of(model, batch, stored, self._compile, turned_by)
             found = Model.of(model).take()
             if found is not None and found.fits(conditions, capacity, windows):
                 return found
@@ -205,18 +215,18 @@ class Target(CachedModel):
     def beside(self, model: PreTrainedModel) -> CachedModel:
         """Return a model of the target's shapes that runs passes over the target's cache."""
         attach(model)
-        found = CachedModel(model, self.cache, self.windows)
+        found = CachedModel(model, self.cache, self.windows, self.longest)
         found.runner = self.recall("beside", model, lambda: self._runner(found))
         return found
 
     def _runner(self, model: CachedModel) -> Runner:
         """Return what runs passes of this target's model, or of another one, over its cache."""
-        attention = LayerAttention(self.cache, self.windows)
+        attention = LayerAttention(self.cache, self.windows, model.longest)
         if isinstance(self.cache, ContextCache) and find_spec("specattn._cpu"):
             # It needs the C++ kernels.
             from specattn.decoding.ranks.sharded_attention import ShardedAttention
 
-            attention = ShardedAttention(self.cache, self.windows)
+            attention = ShardedAttention(self.cache, self.windows, model.longest)
         together = self.lockstep is not None
         quiet = self.lockstep is not None and self.lockstep.ranks.rank != 0
         return runner_of(model, self._compile, attention, compared=together, quiet=quiet)

@@ -32,6 +32,7 @@ class Conditions(NamedTuple):
     batch: int
     stored: torch.dtype | None
     compile: str
+    turned_by: int | None  # the longest text, where the rope turns with it
     backend: str
     inference: bool
     autocast: bool
@@ -39,13 +40,20 @@ class Conditions(NamedTuple):
 
     @classmethod
     def of(
-        cls, model: PreTrainedModel, batch: int, stored: torch.dtype | None, compile: str
+        cls,
+        model: PreTrainedModel,
+        batch: int,
+        stored: torch.dtype | None,
+        compile: str,
+        turned_by: int | None = None,
     ) -> Conditions:
         """Return those of a run that begins now; dtype and device are those of what is `seen`."""
         _, backend = chosen("hybrid_tree_attention", model.device, model.dtype)
         inference = torch.is_inference_mode_enabled()
         autocast = torch.is_autocast_enabled(model.device.type)
-        return cls(batch, stored, compile, backend.name, inference, autocast, Seen(model))
+        return cls(
+            batch, stored, compile, turned_by, backend.name, inference, autocast, Seen(model)
+        )
 
 
 class _Beside(NamedTuple):

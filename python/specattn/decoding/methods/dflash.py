@@ -136,7 +136,7 @@ class DFlashBlock(PairBlock):
         for n, layer in enumerate(self.layers):
             x = run_layer(ops, n, layer, x, attend, _no_state)
         x = ops.norm(x, norm_of(self.drafter.norm), keep=True)
-        nothing = torch.zeros(batch, self.size, device=x.device)
+        nothing = torch.zeros(batch, self.size, device=x.device, dtype=torch.float32)
         return ops.children(self.logits(ops, x), nothing, children)
 
 

@@ -123,7 +123,7 @@ class DraftBlock:
         batch, first, words = len(root), 0, -(-sum(levels) // WORD_BITS)
         mask = torch.zeros(batch, 1, words, dtype=torch.int64, device=root.device)
         mask[:, :, 0] = 1
-        scores = torch.zeros(batch, 1, device=root.device)
+        scores = torch.zeros(batch, 1, device=root.device, dtype=torch.float32)
         grown = [_Level(root, scores, torch.full_like(root, -1), mask)]
         for depth, width in enumerate(levels):
             level = grown[-1]
@@ -233,7 +233,8 @@ def _memory(drafter: LongSpecDrafter, target: Target, nodes: int, depth: int) ->
     shape = (2, target.cache.batch_size, config.window + depth + nodes)
     heads = config.num_key_value_heads, config.head_dim
     storage = torch.empty((*shape, *heads), dtype=target.model.dtype, device=device)
-    angles = angle_tables(drafter.rotary_emb, storage[:0], target.cache.capacity)
+    size = {"positions": target.cache.capacity, "longest": target.longest}
+    angles = angle_tables(drafter.rotary_emb, storage[:0], **size)
     words = -(-nodes // WORD_BITS)
     unseen = torch.zeros(nodes, words, dtype=torch.int64, device=device)
     return BlockMemory(storage, angles, unseen, target.programs())
@@ -241,7 +242,7 @@ def _memory(drafter: LongSpecDrafter, target: Target, nodes: int, depth: int) ->
 
 def _chain_mask(above: torch.Tensor, depth: int) -> torch.Tensor:
     """Return what the node below the one at `depth` of a chain sees, like the masks `above`."""
-    nodes = torch.zeros(1, above.shape[-1] * WORD_BITS, dtype=torch.bool)
+    nodes = torch.zeros(1, above.shape[-1] * WORD_BITS, dtype=torch.bool, device="cpu")
     nodes[:, : depth + 2] = True
     return pack_tree_mask(nodes).to(above.device).expand_as(above).contiguous()
 

@@ -134,7 +134,7 @@ class _MedusaDrafter(PacedDrafter):
         self, depth: int, width: int, ops: Ops, features: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         hidden = ops.stack(self.heads.hidden(ops, features, depth))
-        nothing = torch.zeros(len(features), depth, device=features.device)
+        nothing = torch.zeros(len(features), depth, device=features.device, dtype=torch.float32)
         return ops.children(ops.head(hidden, self.target.head), nothing, width)
 
     def observe(self, verified: Verified) -> None:

@@ -260,8 +260,8 @@ def probabilities_of(tries: Sequence[Trie], scores: torch.Tensor) -> Any:
         depths = [0] * len(parents)
         for node, parent in enumerate(parents[1:], start=1):
             depths[node] = depths[parent] + 1
-        levels = torch.tensor([min(depth, scores.shape[1]) - 1 for depth in depths[1:]])
-        levels, drafted = (torch.as_tensor(x).to(scores.device) for x in (levels, tokens[1:]))
+        level = [min(depth, scores.shape[1]) - 1 for depth in depths[1:]]
+        levels, drafted = (torch.as_tensor(x, device=scores.device) for x in (level, tokens[1:]))
         each = (scores[request, levels, drafted].float() - norms[request, levels]).exp().tolist()
         chances = [1.0]
         for node, parent in enumerate(parents[1:], start=1):

@@ -219,7 +219,7 @@ class _HierarchyDrafter(_RetrievalDrafter):
             drawn = sampler.draw(logits, self.tree, tokens, ends).clamp_min(0)
             accepted = accept_samples(self.piece, block, drawn)
         else:
-            middle = sampler.scores(logits, self.tree, tokens, ends).softmax(-1)
+            middle = sampler.scores(logits, self.tree, tokens, ends).float().softmax(-1)
             small = pad(torch.cat(small_probs, 1), (0, 0, 0, 1))
             accepted = accept(self.piece, block, middle, draft_probs=small, generator=generator)
             if not probs:
@@ -255,7 +255,8 @@ class _SmallModel:
         self.prompts = [self._shortened(prompt) for prompt in sequences.prompts]
         assert isinstance(method.draft, PreTrainedModel), "it is prepared"
         capacity = method.draft_budget + sequences.room
-        self.target = Target(method.draft, len(self.prompts), capacity)
+        longest = max(map(len, self.prompts)) + sequences.draft_depth
+        self.target = Target(method.draft, len(self.prompts), capacity, longest=longest)
         self.rule = Streaming(gamma=tree.size, budget=method.draft_budget, sinks=SINKS)
         self.begun = False  # whether it has read a token of this round's chains
 

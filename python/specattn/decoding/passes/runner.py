@@ -111,10 +111,13 @@ class Runner:
 
 
 class LayerAttention:
-    """How the layers of a recorded pass attend to the cache: here, to one that is whole."""
+    """How the layers of a recorded pass attend to the cache: here, to one that is whole.
 
-    def __init__(self, cache: KVCache, windows: list[int | None]):
-        self.cache, self.windows = cache, windows
+    `longest` as for `CachedModel`.
+    """
+
+    def __init__(self, cache: KVCache, windows: list[int | None], longest: int):
+        self.cache, self.windows, self.longest = cache, windows, longest
 
     def key(self, plan: Pass) -> Any:
         """Return what recordings differ by beside their inputs: nothing."""
@@ -199,7 +202,7 @@ class KernelRunner(Runner):
         self.attention, self.parts = attention, parts_of(model)
         self.windows = attention.windows
         capacity = attention.cache.capacity
-        self._angles = _angles(self.parts, attention.cache)
+        self._angles = _angles(self.parts, attention)
         self._has_latents = attention.cache.latent is not None
         self._least_window = min(filter(None, self.windows), default=capacity)
         self._distinct_windows = [None, *set(filter(None, self.windows))]
@@ -317,7 +320,7 @@ class KernelRunner(Runner):
 
     def _turned(self, ops: Ops, tokens: torch.Tensor, inputs: dict[str, torch.Tensor]) -> Rotated:
         """Return how the rows of a pass are turned, looked up once for all layers."""
-        depths = inputs.get("depths", torch.arange(tokens.shape[1])[None])
+        depths = inputs.get("depths", torch.arange(tokens.shape[1], device="cpu")[None])
         place = Place(*self._angles[""], inputs["prefix"], depths)
         return Rotated(*ops.step(lambda: torch.stack(place.cos_sin(torch.float32))).unbind())
 
@@ -326,16 +329,21 @@ class KernelRunner(Runner):
         heads = (cache.storage.shape[-2],) * per_head
         size = (self.windows.count(None), batch, *heads, cache.width)
         if size not in self._score_memory:
-            self._score_memory[size] = torch.empty(size)
+            self._score_memory[size] = torch.empty(size, dtype=torch.float32, device="cpu")
         return self._score_memory[size]
 
 
-def _angles(parts: Parts, cache: KVCache) -> dict[str | None, tuple[torch.Tensor, torch.Tensor]]:
+def _angles(
+    parts: Parts, attention: LayerAttention
+) -> dict[str | None, tuple[torch.Tensor, torch.Tensor]]:
     """Return cosines and sines by position, for every rope and for none."""
-    still = torch.ones(max(cache.capacity, 2), 1)
+    cache = attention.cache
+    still = torch.ones(max(cache.capacity, 2), 1, dtype=torch.float32, device="cpu")
     like = cache.storage.new_empty(0, dtype=cache.dtype)
     angles: dict[str | None, Any] = {None: (still, torch.zeros_like(still))}
     for name in parts.ropes if parts.rotary is not None else ():
         kind = [name] if name else []
-        angles[name] = angle_tables(parts.rotary, like, cache.capacity, *kind)
+        angles[name] = angle_tables(
+            parts.rotary, like, cache.capacity, *kind, longest=attention.longest
+        )
     return angles

@@ -54,9 +54,8 @@ const Step<kBlocks>& without_odd_values(const Step<kBlocks>& step, HeadRange hea
       char* const copy = row + h * bytes;
       std::memcpy(copy, from, static_cast<size_t>(bytes));
       if ((block.seen_by_some() & bit) != 0) {
-        for_odd(step.type, from, Dv, scale, [&](int d, float) {
-          std::memset(copy + d * size, 0, static_cast<size_t>(size));
-        });
+        for_odd(step.type, from, Dv, scale,
+                [&](int d, float) { std::memset(copy + d * size, 0, static_cast<size_t>(size)); });
         if (!std::isfinite(scale)) scale = 0;
       }
       scales[static_cast<size_t>(n * all + heads.first + h)] = scale;

@@ -21,10 +21,11 @@ from specattn.decoding.model.families import (
 )
 from specattn.decoding.model.model import Model
 from specattn.decoding.model.quantised import quantised
-from specattn.decoding.model.text_model import text_model
+from specattn.decoding.model.structure import structure_of
+from specattn.decoding.model.text_model import check_device, text_model
 from specattn.decoding.passes.attention import attach
 from specattn.decoding.passes.cached_model import CachedModel, new_cache
-from specattn.decoding.passes.proving import prove
+from specattn.decoding.passes.proving import proved
 from specattn.decoding.passes.replay import Compile, runner_of
 from specattn.decoding.passes.runner import LayerAttention, Runner, Verification
 from specattn.decoding.ranks.lockstep import Lockstep
@@ -86,9 +87,12 @@ class Target(CachedModel):
 
     Raises
     ------
+    TypeError
+        It is no model of transformers, such as a wrapper around one.
     ValueError
         `kv_dtype` is unknown; the model does not compute with our attention what it computes with
-        its own (`prove`), its rope depends on the length, or it is spread over several devices;
+        its own (`prove`), its rope depends on the length, or it is spread over several devices or
+        offloaded from them;
         with ``compile="on"``, it cannot be compiled; with `lockstep`, no layer of it has full
         attention.
     """
@@ -103,18 +107,16 @@ class Target(CachedModel):
         kv_dtype: str | None = None,
         quantize: str | None = None,
     ):
+        model = text_model(model)
         check_supported(model.config)
         if kv_dtype is not None and kv_dtype not in KV_DTYPES:
             raise ValueError(f"kv_dtype: expected None or one of {[*KV_DTYPES]}, got {kv_dtype!r}")
-        model = text_model(model)
         if quantize is not None:
             model = quantised(model, quantize)
         check_length(model.config, capacity)
-        devices = {str(parameter.device) for parameter in model.parameters()}
-        if len(devices) > 1:
-            raise ValueError(f"the model must be on one device, got {', '.join(sorted(devices))}")
+        check_device(model)
         attach(model)
-        prove(model)
+        self._structure = proved(model)
         self._lock = threading.Lock()
         self.lockstep, self.tensor_parallel = lockstep, Model.ranks_of(model)
         windows = windows_of(model.config, capacity)
@@ -154,7 +156,9 @@ class Target(CachedModel):
             attention = ShardedAttention(self.cache, self.windows)
         together = self.lockstep is not None
         quiet = self.lockstep is not None and self.lockstep.ranks.rank != 0
-        return runner_of(model, self._compile, attention, compared=together, quiet=quiet)
+        structure = self._structure if model is self else structure_of(model.model)
+        options: Any = {"compared": together, "quiet": quiet}
+        return runner_of(model, self._compile, attention, structure, **options)
 
     @property
     def divided_heads(self) -> TensorParallel | None:

@@ -134,7 +134,7 @@ def _rounded(model: PreTrainedModel, tensors: list[Any], bits: int) -> PreTraine
             raise ValueError(f"{name}: {error}") from None
         bias: Any = module.bias
         memo[id(module)] = QuantisedLinear(few, bias).eval()
-    few = copy.deepcopy(model, memo)
-    for module in few.modules():
+    made = copy.deepcopy(model, memo)
+    for module in made.modules():
         uncompiled(module)
-    return few
+    return made

@@ -119,7 +119,7 @@ class _Seen:
     """A model as it was seen, to be compared with what it is now."""
 
     def __init__(self, model: PreTrainedModel):
-        modules = [model]
+        modules: list[nn.Module] = [model]
         for module in modules:  # which grows meanwhile
             modules += [child for child in module._modules.values() if child is not None]
         self.parents = [ref(module) for module in modules if module._modules]
@@ -214,7 +214,7 @@ def _namespaces(kinds: Iterable[type]) -> list[tuple[Mapping[str, Any], list[str
     bases = list(dict.fromkeys(base for kind in classes for base in kind.__mro__[:-1]))
     found: list[tuple[Mapping[str, Any], list[str]]] = []
     for kind in bases:
-        space = vars(kind)
+        space: Mapping[str, Any] = vars(kind)
         if kind in classes and kind is not nn.Module:
             found.append((space, [name for name, x in space.items() if type(x) is FunctionType]))
         else:  # of what all models inherit: the many other functions are not called

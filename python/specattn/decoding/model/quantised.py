@@ -74,7 +74,7 @@ def quantised(model: PreTrainedModel, kind: str, asked: str = "quantize") -> Pre
     if model.device.type != "cpu" or Model.ranks_of(model) is not None:
         where = model.device.type if model.device.type != "cpu" else "more than one rank"
         raise ValueError(f"{asked}={kind!r}: expected a model on one CPU, got one on {where}")
-    known: dict[str, _Remembered] = Model.of(model).recall("quantised", dict)
+    known = Model.of(model).recall("quantised", dict[str, _Remembered])
     number, tensors = structure_of(model).number, _tensors(model)
     remembered = known.get(kind)
     if remembered is None or not remembered.is_of(number, tensors):
@@ -87,6 +87,14 @@ def quantised(model: PreTrainedModel, kind: str, asked: str = "quantize") -> Pre
     for module, own in zip(remembered.few.modules(), model.modules(), strict=True):
         module.training = own.training
     return remembered.few
+
+
+def is_rounded(model: PreTrainedModel, kind: str) -> bool:
+    """Whether `quantised` has made a model of a text model's weights as they are."""
+    remembered = Model.of(model).recall("quantised", dict[str, _Remembered]).get(kind)
+    if remembered is None:
+        return False
+    return remembered.is_of(structure_of(model).number, _tensors(model))
 
 
 class _Remembered:

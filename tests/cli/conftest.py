@@ -30,6 +30,7 @@ def start(patch, *arguments):
     """Run the command with the embedded target that is loaded already; return the exit code."""
     from specattn.cli import loading
     from specattn.decoding.model.model import Model
+    from specattn.decoding.model.structure import structure_of
 
     load, read = loading.load_causal_model, loading.load_tokenizer
 
@@ -39,10 +40,11 @@ def start(patch, *arguments):
         weights = [*tiny(dtype).parameters(), *tiny(dtype).buffers()]
         # Another model of the same weights: of what one run measured the next one knows nothing.
         model = copy.deepcopy(tiny(dtype), {id(one): one for one in weights})
-        for proof, *beside in (("proved",), ("replayed", None)):  # of a cache in the model's dtype
-            kind = proof, model.dtype, model.device, *beside
-            assert Model.of(tiny(dtype)).knows(kind)
-            Model.of(model).recall(kind, lambda: True)
+        proved, copied = structure_of(tiny(dtype)), structure_of(model)
+        where = model.dtype, model.device
+        for proof, own in (("proved", (False, *where)), ("replayed", (*where, None))):
+            assert Model.of(tiny(dtype)).knows((proof, proved.number, *own))
+            Model.of(model).recall((proof, copied.number, *own), lambda: True)
         return model
 
     with patch.context() as inner:

@@ -130,7 +130,6 @@ def test_finished_requests_leave_and_the_rest_goes_on():
 
 def test_a_finished_request_is_not_computed():
     model = tiny_model("llama")
-    prove(model)  # before its passes are counted
     batches = []
     forward = model.model.forward
 
@@ -139,6 +138,8 @@ def test_a_finished_request_is_not_computed():
         return forward(*args, **kwargs)
 
     model.model.forward = recording
+    prove(model)  # before its passes are counted
+    batches.clear()
     texts = [torch.tensor([n, 9]) for n in range(3)]
     ends = {0: 2 + 2, 1: 2 + 5, 2: 2 + 3}
     options = {"max_new_tokens": 9, "stopping_criteria": [StopAt(ends)], "compile": "off"}

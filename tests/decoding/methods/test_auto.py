@@ -14,7 +14,7 @@ from specattn.decoding.drafting.pace import Arm, Pace
 from specattn.decoding.drafting.timings import SIZES, PassCosts
 from specattn.decoding.methods import auto as module
 from specattn.decoding.methods.auto import Auto
-from specattn.decoding.model.model import Model
+from specattn.decoding.model.quantised import is_rounded
 from specattn.decoding.text.statistics import Clock
 from tests import distributions
 from tests.decoding.methods import test_dflash
@@ -301,9 +301,11 @@ def test_weights_are_rounded_where_that_pays_and_memory_is_left(monkeypatch):
         monkeypatch.setattr(module, "_PAYS", limit)
         monkeypatch.setattr(module, "available_bytes", lambda: free)
         generate(own, text, Auto(trained=None), **settings)
-        return Model.of(own).knows(("quantised", "int4"))
+        return is_rounded(own, "int4")
 
     assert not rounded(limit=11, free=None)
     assert not rounded(limit=0, free=2 * own.num_parameters())
     assert rounded(limit=8, free=3 * own.num_parameters())
     assert rounded(limit=11, free=None)
+    own.model.layers[0].mlp.up_proj.weight.data.neg_()
+    assert not rounded(limit=11, free=None)

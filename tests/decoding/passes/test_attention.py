@@ -24,7 +24,7 @@ def verify(model, **options):
     ("options", "message"),
     [
         ({"alibi_slopes": 0.5, "bias": 1}, "layer 0: alibi_slopes, bias cannot be served"),
-        ({"dropout": 0.1}, "layer 0: dropout=0.1"),
+        ({"dropout": 0.1}, r"layers.0.self_attn computes at random \(attention_dropout=0.1\)"),
         ({"sliding_window": 5}, "layer 0: sliding_window=5 is not .* None"),
     ],
 )

@@ -19,10 +19,11 @@ from transformers import (
     Starcoder2Config,
     T5Config,
 )
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from specattn.decoding import FAMILIES, Target, generate, prove
 from specattn.decoding.model.families import Family, check_supported
-from specattn.decoding.passes import attention, proving
+from specattn.decoding.passes import attention, probe, proving
 from tests.decoding.models import (
     SHAPE,
     WINDOW,
@@ -224,3 +225,112 @@ def test_the_probe_leaves_the_model_as_it_was():
     assert model.model is base
     assert base.config is model.config
     assert all(weights[name].equal(x) for name, x in model.state_dict().items())
+
+
+def forbidding(value):
+    """Return a model whose head has a bias of `value` for some tokens, and none for others."""
+    model = tiny_model("llama")
+    head = torch.nn.Linear(32, 96)
+    head.weight, head.bias.data[:] = model.lm_head.weight, 0.0
+    head.bias.data[[3, 50, 51]] = value
+    model.lm_head = head
+    return model
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logits_that_are_minus_infinity_agree_with_themselves(dtype):
+    prove(forbidding(-torch.inf).to(dtype))
+
+
+@pytest.mark.parametrize("method", ["plain", "token_recycling", "vegas"])
+def test_a_text_of_a_head_that_forbids_tokens(method):
+    model, texts = forbidding(-torch.inf), prompts([5, 20])
+    output = generate(model, texts, METHODS[method], max_new_tokens=12)
+    assert output.new_tokens == [greedy_by_transformers(model, p, 12) for p in texts]
+
+
+def test_minus_infinity_agrees_with_nothing_else(monkeypatch):
+    """Another token is forbidden to passes of ours than to the model itself."""
+    model, inner = forbidding(-torch.inf), probe._verified
+
+    def swapped(*given):
+        verified = inner(*given)
+        model.lm_head.bias.data = model.lm_head.bias.data.roll(1)
+        return verified
+
+    monkeypatch.setattr(probe, "_verified", swapped)
+    with pytest.raises(ValueError, match="differ by inf in their logits"):
+        prove(model)
+
+
+def test_logits_that_are_no_numbers_are_called_so():
+    with pytest.raises(ValueError, match="have NaN among their logits, first in what follows"):
+        prove(forbidding(torch.nan))
+    model = tiny_model("llama")
+    model.model.layers[1].self_attn.v_proj.weight.data[:] = torch.nan
+    with pytest.raises(ValueError, match="have NaN among their logits, first in the attention"):
+        prove(model)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_autocast_is_refused_by_its_name(first):
+    model, (text,) = tiny_model("llama"), prompts([9])
+    if first:
+        generate(model, text, "plain", max_new_tokens=2)
+    message = r"torch.autocast\('cpu', torch.bfloat16\) is on"
+    with torch.autocast("cpu", torch.bfloat16):
+        for attempt in (prove, lambda model: generate(model, text, "plain", max_new_tokens=2)):
+            with pytest.raises(ValueError, match=message):
+                attempt(model)
+    output = generate(model, text, "plain", max_new_tokens=2)
+    assert output.new_tokens == [greedy_by_transformers(model, text, 2)]
+
+
+@pytest.mark.filterwarnings("ignore:.* decodes through its own:UserWarning")
+@pytest.mark.parametrize("compile", ["auto", "off"])
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("family", ["llama", "qwen3-sliding", "qwen3_5", "deepseek_v3"])
+def test_a_model_exits_where_its_configuration_says(family, first, compile):
+    layers = 8 if family == "qwen3_5" else 4  # of whose layers every fourth has keys
+    model, (text,) = tiny_model(family, num_hidden_layers=layers), prompts([20])
+    if first:
+        generate(model, text, "suffix", max_new_tokens=8)
+    model.config.num_hidden_layers = layers // 2
+    expected = [greedy_by_transformers(model, text, 8)]
+    assert generate(model, text, "suffix", max_new_tokens=8, compile=compile).new_tokens == expected
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_fewer_layers_than_the_configuration_says_are_refused_with_both_numbers(first):
+    model, (text,) = tiny_model("llama", num_hidden_layers=4), prompts([9])
+    if first:
+        generate(model, text, "plain", max_new_tokens=2)
+    model.model.layers = model.model.layers[:3]
+    with pytest.raises(ValueError, match="num_hidden_layers is 4 .* the model has 3 layers"):
+        generate(model, text, "plain", max_new_tokens=2)
+    model.config.num_hidden_layers = 3
+    output = generate(model, text, "plain", max_new_tokens=2)
+    assert output.new_tokens == [greedy_by_transformers(model, text, 2)]
+
+
+def test_layers_that_call_themselves_otherwise_are_refused():
+    model = tiny_model("llama", num_hidden_layers=4)
+    del model.model.layers[1]
+    model.config.num_hidden_layers = 3
+    with pytest.raises(ValueError, match="num_hidden_layers is 3 .* layer_idx of another .* is 3"):
+        prove(model)
+
+
+def test_what_is_on_disk_is_not_believed_of_changed_code(probed, monkeypatch, tmp_path):
+    monkeypatch.setenv("SPECATTN_CACHE", str(tmp_path))
+    prove(tiny_model("llama"))
+    hooked, other, patched = (tiny_model("llama") for _ in range(3))
+    hooked.register_forward_hook(lambda *_: None)
+    other.model.layers[0].mlp.__class__ = type("Other", (LlamaMLP,), {})
+    for model in (hooked, hooked, other):
+        prove(model)
+    assert probed[1:] == [hooked, other]
+    own = LlamaMLP.forward
+    monkeypatch.setattr(LlamaMLP, "forward", lambda self, x: own(self, x))
+    prove(patched)
+    assert probed[3:] == [patched]

@@ -23,11 +23,12 @@ from specattn.decoding.model.families import (
 )
 from specattn.decoding.model.model import Model
 from specattn.decoding.model.quantised import quantised
-from specattn.decoding.model.text_model import text_model
+from specattn.decoding.model.structure import structure_of
+from specattn.decoding.model.text_model import check_device, text_model
 from specattn.decoding.passes.attention import attach
 from specattn.decoding.passes.cached_model import CachedModel, new_cache
 from specattn.decoding.passes.padding import most_spare
-from specattn.decoding.passes.proving import prove
+from specattn.decoding.passes.proving import proved
 from specattn.decoding.passes.replay import Compile, runner_of
 from specattn.decoding.passes.runner import LayerAttention, Runner, Verification
 from specattn.decoding.ranks.lockstep import Lockstep
@@ -97,9 +98,12 @@ class Target(CachedModel):
 
     Raises
     ------
+    TypeError
+        It is no model of transformers, such as a wrapper around one.
     ValueError
         `kv_dtype` is unknown; the model does not compute with our attention what it computes with
-        its own (`prove`), its rope depends on the length, or it is spread over several devices;
+        its own (`prove`), its rope depends on the length, or it is spread over several devices or
+        offloaded from them;
         with ``compile="on"``, it cannot be compiled; with `lockstep`, no layer of it has full
         attention.
     """
@@ -116,18 +120,16 @@ class Target(CachedModel):
         lasting: bool = False,
         longest: int | None = None,
     ):
+        model = text_model(model)
         check_supported(model.config)
         if kv_dtype is not None and kv_dtype not in KV_DTYPES:
             raise ValueError(f"kv_dtype: expected None or one of {[*KV_DTYPES]}, got {kv_dtype!r}")
-        model = text_model(model)
         if quantize is not None:
             model = quantised(model, quantize)
         check_length(model.config, capacity if longest is None else longest)
-        devices = {str(parameter.device) for parameter in model.parameters()}
-        if len(devices) > 1:
-            raise ValueError(f"the model must be on one device, got {', '.join(sorted(devices))}")
+        check_device(model)
         attach(model)
-        prove(model)
+        self._structure = proved(model)
         self._lock = threading.Lock()
         self.lockstep, self.tensor_parallel = lockstep, Model.ranks_of(model)
         self._compile, self._lasting = compile, lasting and lockstep is None
@@ -161,7 +163,8 @@ class Target(CachedModel):
         conditions = None
         windows = windows_of(model.config, capacity)
         if self._lasting:
-            conditions = Conditions.of(model, batch, stored, self._compile, turned_by)
+            number = self._structure.number
+            conditions = Conditions.of(model, batch, stored, self._compile, number, turned_by)
             found = Model.of(model).take()
             if found is not None and found.fits(conditions, capacity, windows):
                 return found
@@ -229,7 +232,9 @@ class Target(CachedModel):
             attention = ShardedAttention(self.cache, self.windows, model.longest)
         together = self.lockstep is not None
         quiet = self.lockstep is not None and self.lockstep.ranks.rank != 0
-        return runner_of(model, self._compile, attention, compared=together, quiet=quiet)
+        structure = self._structure if model is self else structure_of(model.model)
+        options: Any = {"compared": together, "quiet": quiet}
+        return runner_of(model, self._compile, attention, structure, **options)
 
     @property
     def divided_heads(self) -> TensorParallel | None:

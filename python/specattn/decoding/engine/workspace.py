@@ -32,6 +32,7 @@ class Conditions(NamedTuple):
     batch: int
     stored: torch.dtype | None
     compile: str
+    structure: int  # its number
     turned_by: int | None  # the longest text, where the rope turns with it
     backend: str
     inference: bool
@@ -45,15 +46,15 @@ class Conditions(NamedTuple):
         batch: int,
         stored: torch.dtype | None,
         compile: str,
-        turned_by: int | None = None,
+        structure: int,
+        turned_by: int | None,
     ) -> Conditions:
         """Return those of a run that begins now; dtype and device are those of what is `seen`."""
         _, backend = chosen("hybrid_tree_attention", model.device, model.dtype)
         inference = torch.is_inference_mode_enabled()
         autocast = torch.is_autocast_enabled(model.device.type)
-        return cls(
-            batch, stored, compile, turned_by, backend.name, inference, autocast, Seen(model)
-        )
+        how = backend.name, inference, autocast
+        return cls(batch, stored, compile, structure, turned_by, *how, Seen(model))
 
 
 class _Beside(NamedTuple):

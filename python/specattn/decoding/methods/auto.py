@@ -36,6 +36,7 @@ from specattn.decoding.methods.suffix import Lookup, Suffix, SuffixDrafter
 from specattn.decoding.methods.vegas import Vegas, VegasDrafter
 from specattn.decoding.model.checkpoint import folder_of
 from specattn.decoding.model.model import Model
+from specattn.decoding.model.quantised import is_rounded
 from specattn.decoding.passes.attention import NO_CAPTURE
 from specattn.peak_memory import available_bytes
 
@@ -155,8 +156,8 @@ def _rounds(context: DraftContext) -> bool:
 
     To round takes what some fifty passes take, and drafts with it gain a fifth or so.
     """
-    model, known = context.target.model, ("quantised", Cast.weights)
-    if not Model.of(model).knows(known):
+    model = context.target.model
+    if not is_rounded(model, Cast.weights):
         free, needed = available_bytes(), _ROUNDED_BYTES * model.num_parameters()
         if context.target.lockstep is not None:  # ranks would have to agree on what is free
             return False

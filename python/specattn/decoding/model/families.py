@@ -152,8 +152,9 @@ def has_states(config: PretrainedConfig) -> bool:
 
 def keeps_state(config: PretrainedConfig) -> list[bool]:
     """Return of each layer whether it keeps a state."""
-    kinds = getattr(config, "layer_types", None) or [None] * config.num_hidden_layers
-    return [kind == _STATE for kind in kinds]
+    layers = config.num_hidden_layers
+    kinds = getattr(config, "layer_types", None) or [None] * layers
+    return [kind == _STATE for kind in kinds[:layers]]
 
 
 def state_shape(config: PretrainedConfig) -> StateShape:
@@ -224,7 +225,7 @@ def windows_of(config: PretrainedConfig, capacity: int) -> list[int | None]:
         return [None] * layers
     if sliding == "all" or types is None:
         return [window] * layers
-    return [window if kind == "sliding_attention" else None for kind in types]
+    return [window if kind == "sliding_attention" else None for kind in types[:layers]]
 
 
 def transforms_logits(config: PretrainedConfig) -> bool:

@@ -69,7 +69,7 @@ def latent_modules(model: PreTrainedModel) -> dict[int, Any]:
     """Return the attention modules of the layers of a model with latents, by number."""
     if not has_latents(model.config):
         return {}
-    layers = getattr(model.base_model, "layers", ())
+    layers = getattr(model.base_model, "layers", ())[: model.config.num_hidden_layers]
     return {n: getattr(layer, "self_attn", None) for n, layer in enumerate(layers)}
 
 

@@ -20,12 +20,14 @@ class Model:
 
     - ``"text"``: its causal text model (`text_model`)
     - ``"tensor parallel"``: the ranks that it is divided over
-    - ``"told"``: that its passes are not replayed, which is said once
-    - ``"proved", dtype, device``: that it computes with our attention what it does with its own
-    - ``"replayed", dtype, device``: that its passes may be replayed
+    - ``"told", reason``: that its passes are not replayed, which is said once
+    - ``"structures"``: those that it was seen to have (`structure_of`)
+    - ``"proved", structure, in training, dtype, device``: that it computes with our attention what
+      it does with its own
+    - ``"replayed", structure, dtype, device, stored``: that its passes may be replayed
     - ``"corpora"``: indexes of files that are looked up, and what it generated
     - ``"reordered"``: copies of weights that are read in another order
-    - ``"quantised", kind``: a model with the same weights in fewer bits
+    - ``"quantised"``: by kind, a model with the same weights in fewer bits
     - ``"MTP head"``: the one among the weights in its folder, if there is one
     - ``"drafter beside it"``: the trained drafter in its folder
     - ``"drafters"``: what was loaded from folders that methods were given, by kind and folder

@@ -6,7 +6,6 @@ recognised is not guessed: the model then runs through its own modules.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -138,8 +137,6 @@ _DIVIDED = {
     "lm_head": "colwise_gather_output",
 }
 
-_ONLY_READS = "specattn_only_reads"
-
 _Names = tuple[str | None, str | None]
 # Norms before and after attention, then before and after the MLP, by which of them a layer has.
 _NORMS: dict[frozenset[str], tuple[_Names, _Names]] = {
@@ -157,10 +154,6 @@ _NORMS: dict[frozenset[str], tuple[_Names, _Names]] = {
 
 def parts_of(model: PreTrainedModel) -> Parts:
     """Return the parts of `model`, its own tensors wherever they can be; raises `Unrecognised`."""
-    for name, module in model.named_modules():
-        hooks: Any = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-        if not all(map(changes_nothing, hooks)):
-            raise Unrecognised(f"{name or 'the model'} has forward hooks")
     tensor = _tensor_parallel(model)
     base = cast(Any, model.base_model)
     rotary = getattr(base, "rotary_emb", None)
@@ -168,27 +161,17 @@ def parts_of(model: PreTrainedModel) -> Parts:
     expect_children(base, names, "the model")
     order = reordered(model)
     embedding: Any = model.get_input_embeddings()
+    layers = base.layers[: model.config.num_hidden_layers]  # those that the model runs
     return Parts(
         embedding=read_dense(embedding.weight, "the embedding"),
         embedding_scale=embedding_scale(embedding) * getattr(base, "embedding_multiplier", 1.0),
-        layers=[read_layer(layer, f"layer {n}", order) for n, layer in enumerate(base.layers)],
+        layers=[read_layer(layer, f"layer {n}", order) for n, layer in enumerate(layers)],
         norm=read_norm(base.norm, "the last norm"),
         head=read_projection(model.get_output_embeddings(), "the head"),
         rotary=rotary,
         ropes=() if rotary is None else tuple(getattr(rotary, "layer_types", ("",))),
         tensor_parallel=tensor,
     )
-
-
-def only_reads(hook: Callable[..., None]) -> Callable[..., None]:
-    """Mark a hook that changes nothing: modules that have no other are what their parts say."""
-    setattr(hook, _ONLY_READS, True)
-    return hook
-
-
-def changes_nothing(hook: Callable) -> bool:
-    """Whether a hook was marked by `only_reads`."""
-    return getattr(hook, _ONLY_READS, False)
 
 
 def _tensor_parallel(model: PreTrainedModel) -> TensorParallel | None:

@@ -10,8 +10,10 @@ from torch import nn
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
+from specattn.decoding.model.contents import Contents
 from specattn.decoding.model.model import Model
-from specattn.decoding.model.text_model import text_model
+from specattn.decoding.model.structure import forward_of, structure_of, uncompiled
+from specattn.decoding.model.text_model import check_device, text_model
 from specattn.ops import linear_few_rows
 from specattn.ops.linear_few_rows import MOST_ROWS
 from specattn.quantised import QuantisedWeight, quantise
@@ -51,37 +53,80 @@ class QuantisedLinear(nn.Module):
 
 
 def quantised(model: PreTrainedModel, kind: str, asked: str = "quantize") -> PreTrainedModel:
-    """Return a model with weights of fewer bits, which is made once and remembered with `model`.
+    """Return a model with weights of fewer bits, which is remembered with `model`.
 
     Linear layers named ``*_proj`` are rounded to the nearest in groups (`GROUPS`), those of 8 bits
-    too; everything else, such as embedding, head and norms, is shared with `model`.
+    too; everything else, such as embedding, head and norms, is shared with `model`. It is made
+    again where `model` has changed since: its structure, one of its tensors, or what is in those
+    that were rounded (`Contents`).
 
     Raises
     ------
     ValueError
         `kind` is unknown, or the model is on another device than a CPU, divided over ranks, has
-        weights of as few bits already, some that are not finite, or no such layers. The message
-        says that it was `asked` for.
+        weights of as few bits already, some that are not finite, no such layers, or a ``forward``
+        that is a user's own. The message says that it was `asked` for.
     """
     if kind not in QUANTIZE:
         raise ValueError(f"{asked}: expected None or one of {[*QUANTIZE]}, got {kind!r}")
     model = text_model(model)
+    check_device(model)
     if model.device.type != "cpu" or Model.ranks_of(model) is not None:
         where = model.device.type if model.device.type != "cpu" else "more than one rank"
         raise ValueError(f"{asked}={kind!r}: expected a model on one CPU, got one on {where}")
-    made = Model.of(model)
-    try:
-        return made.recall(("quantised", kind), lambda: _rounded(model, QUANTIZE[kind]))
-    except ValueError as error:
-        raise ValueError(f"{asked}={kind!r}: {error}") from None
+    known = Model.of(model).recall("quantised", dict[str, _Remembered])
+    number, tensors = structure_of(model).number, _tensors(model)
+    remembered = known.get(kind)
+    if remembered is None or not remembered.is_of(number, tensors):
+        known.pop(kind, None)  # before another takes memory, too
+        try:
+            few = _rounded(model, tensors, QUANTIZE[kind])
+        except ValueError as error:
+            raise ValueError(f"{asked}={kind!r}: {error}") from None
+        known[kind] = remembered = _Remembered(few, number, tensors)
+    for module, own in zip(remembered.few.modules(), model.modules(), strict=True):
+        module.training = own.training
+    return remembered.few
 
 
-def _rounded(model: PreTrainedModel, bits: int) -> PreTrainedModel:
-    shared = [*model.parameters(), *model.buffers()]
-    memo: dict[int, Any] = {id(tensor): tensor for tensor in shared}
+def is_rounded(model: PreTrainedModel, kind: str) -> bool:
+    """Whether `quantised` has made a model of a text model's weights as they are."""
+    remembered = Model.of(model).recall("quantised", dict[str, _Remembered]).get(kind)
+    if remembered is None:
+        return False
+    return remembered.is_of(structure_of(model).number, _tensors(model))
+
+
+class _Remembered:
+    """A rounded model, and what the one was like that it was made of."""
+
+    def __init__(self, few: PreTrainedModel, number: int, tensors: list[Any]):
+        self.few, self._number, self._ids = few, number, list(map(id, tensors))
+        rounded = {id(x) for x in tensors} - {id(x) for x in _tensors(few)}
+        self._contents = [Contents(x) if id(x) in rounded else None for x in tensors]
+
+    def is_of(self, number: int, tensors: list[Any]) -> bool:
+        """Whether a model of a structure of this number, with these tensors, is as it was."""
+        if number != self._number or list(map(id, tensors)) != self._ids:
+            return False
+        pairs = zip(self._contents, tensors, strict=True)
+        return all(contents is None or contents.are_of(x) for contents, x in pairs)
+
+
+def _tensors(model: PreTrainedModel) -> list[Any]:
+    """Return the parameters and buffers of a model."""
+    spaces = [one for x in model.modules() for one in (x._parameters, x._buffers)]
+    return [x for space in spaces for x in space.values() if x is not None]
+
+
+def _rounded(model: PreTrainedModel, tensors: list[Any], bits: int) -> PreTrainedModel:
+    memo: dict[int, Any] = {id(tensor): tensor for tensor in tensors}
     layers = {n: module for n, module in model.named_modules() if n.endswith("_proj")}
     if not layers:
         raise ValueError(f"no layer of {type(model).__name__} is named *_proj")
+    for name, module in model.named_modules():
+        if forward_of(module) is not None:  # it may be of the modules that are not rounded
+            raise ValueError(f"the forward of {name or 'the model'} was replaced")
     for name, module in layers.items():  # before any is rounded
         if isinstance(module, QuantisedLinear) and module.weight.bits <= bits:
             raise ValueError(f"{name} has weights of {module.weight.bits} bits already")
@@ -97,4 +142,7 @@ def _rounded(model: PreTrainedModel, bits: int) -> PreTrainedModel:
             raise ValueError(f"{name}: {error}") from None
         bias: Any = module.bias
         memo[id(module)] = QuantisedLinear(few, bias).eval()
-    return copy.deepcopy(model, memo)
+    made = copy.deepcopy(model, memo)
+    for module in made.modules():
+        uncompiled(module)
+    return made

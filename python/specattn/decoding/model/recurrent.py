@@ -32,8 +32,8 @@ class GatedDelta:
 
 def state_modules(model: PreTrainedModel) -> dict[int, Any]:
     """Return the layers' modules that keep a state, by the layer's number."""
-    layers = enumerate(getattr(model.base_model, "layers", ()))
-    found = ((n, getattr(layer, "linear_attn", None)) for n, layer in layers)
+    layers = getattr(model.base_model, "layers", ())[: model.config.num_hidden_layers]
+    found = ((n, getattr(layer, "linear_attn", None)) for n, layer in enumerate(layers))
     return {n: module for n, module in found if module is not None}
 
 

@@ -10,6 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from specattn.blocks import Norm, Projection, Unrecognised, whole
+from specattn.decoding.model.contents import Contents
 from specattn.decoding.model.model import Model
 from specattn.decoding.model.quantised import QuantisedLinear
 from specattn.quantised import QuantisedWeight
@@ -30,7 +31,7 @@ class Reordered:
     """Weights in another order: copied once, and again where one has changed."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, int], tuple[tuple[Any, ...], Sequence[torch.Tensor]]] = {}
+        self._known: dict[tuple[str, int], tuple[Contents, Sequence[torch.Tensor]]] = {}
 
     def dense(
         self, weight: torch.Tensor | QuantisedWeight, where: str, dtype: torch.dtype
@@ -76,9 +77,8 @@ class Reordered:
     ) -> Sequence[torch.Tensor]:
         """Return what was copied of x, or its copies now."""
         key = what, x.dim()
-        now = x.data_ptr(), x.dtype, x.device, None if x.is_inference() else x._version
-        if key not in self._known or self._known[key][0] != now:
-            self._known[key] = now, copies()
+        if key not in self._known or not self._known[key][0].are_of(x):
+            self._known[key] = Contents(x), copies()
         return self._known[key][1]
 
 

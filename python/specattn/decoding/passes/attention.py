@@ -22,8 +22,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from specattn.blocks import TORCH, Ops
 from specattn.decoding.model.latents import Latents
-from specattn.decoding.model.parts import only_reads
 from specattn.decoding.model.recurrent import GatedDelta
+from specattn.decoding.model.structure import ours
 from specattn.decoding.passes.latents import (
     EXPANDED_ROWS,
     absorbed,
@@ -361,13 +361,25 @@ def attach_streams(model: PreTrainedModel) -> None:
             layer.register_forward_hook(_hand_out(number), with_kwargs=True)
 
 
+def read_in_call(
+    model: PreTrainedModel, tokens: torch.Tensor, plan: Pass, **options: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return logits, and what the head reads, [B, T, H], of a pass that calls the model itself."""
+    base = cast(Any, model.base_model)
+    if not getattr(base, _HANDS_OUT, False):
+        setattr(base, _HANDS_OUT, True)
+        base.register_forward_hook(_hand_out(HEAD), with_kwargs=True)
+    output = cast(Any, model)(**_arguments(tokens, plan), **options)
+    return output.logits, plan.streams[HEAD]
+
+
 def _hand_out(number: int) -> Callable:
     def hand_out(_: Any, __: Any, options: dict[str, Any], output: Any) -> None:
         plan = options.get("specattn_pass")
-        if isinstance(plan, Pass) and number in plan.feature_layers:
-            plan.streams[number] = output[0] if isinstance(output, tuple) else output
+        if isinstance(plan, Pass) and (number == HEAD or number in plan.feature_layers):
+            plan.streams[number] = output[0] if isinstance(output, (tuple, dict)) else output
 
-    return only_reads(hand_out)
+    return ours(hand_out)
 
 
 def _dispatcher(own: str) -> Callable:
@@ -392,14 +404,13 @@ def eager_attention(module: Any) -> Callable | None:
 
 def read_by_head(model: PreTrainedModel, tokens: torch.Tensor, plan: Pass) -> torch.Tensor:
     """Return what the head reads, [B, T, H], of a pass through the model's own modules."""
-    output = cast(Any, model.base_model)(
-        input_ids=tokens,
-        position_ids=plan.positions,
-        attention_mask=NO_MASK,
-        use_cache=False,
-        specattn_pass=plan,
-    )
-    return output.last_hidden_state
+    return cast(Any, model.base_model)(**_arguments(tokens, plan)).last_hidden_state
+
+
+def _arguments(tokens: torch.Tensor, plan: Pass) -> dict[str, Any]:
+    """Return what a pass gives the model."""
+    given: dict[str, Any] = {"input_ids": tokens, "position_ids": plan.positions}
+    return given | {"attention_mask": NO_MASK, "use_cache": False, "specattn_pass": plan}
 
 
 def attention(

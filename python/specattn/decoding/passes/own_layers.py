@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from specattn.decoding.model.latents import Latents, latent_layers, latent_modules
 from specattn.decoding.model.recurrent import GatedDelta, state_layers, state_modules
+from specattn.decoding.model.structure import ours
 
 
 def own_layers(model: PreTrainedModel) -> dict[int, GatedDelta | Latents]:
@@ -31,6 +32,7 @@ def attach_layers(model: PreTrainedModel) -> None:
                 module.forward = MethodType(forward, module)
 
 
+@ours
 def forward(module: Any, hidden_states: Any, *, specattn_pass: Any = None, **options: Any) -> Any:
     """Run a layer's module, or what a pass or a probe has in its place."""
     if specattn_pass is not None:

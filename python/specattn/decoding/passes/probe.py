@@ -11,8 +11,9 @@ from __future__ import annotations
 import copy
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -21,8 +22,10 @@ from transformers import PreTrainedModel
 
 from specattn.decoding.model.families import windows_of
 from specattn.decoding.model.latents import latent_modules
+from specattn.decoding.model.structure import Structure, bare, structure_of, uncompiled
 from specattn.decoding.passes.attention import Pass, attach, eager_attention
 from specattn.decoding.passes.cached_model import CachedModel, new_cache
+from specattn.decoding.passes.runner import Verification, modules_of
 from specattn.tree import Tree
 
 _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
@@ -62,14 +65,23 @@ def first_mismatch(model: PreTrainedModel, bound: float) -> Mismatch | None:
         model.device
     )
     attach(model)
+    structure = structure_of(model)
+    own = model if not structure.at_ends else _without_functions_at_ends(model)
     try:
-        found, expected = _by_ours(model, tokens), _by_itself(model, tokens)
+        expected, found = _by_itself(own, tokens), _by_ours(own, tokens)
         if expected.logits.dtype in _SIXTEEN_BITS:
-            rounded, expected = expected, _by_itself(model, tokens, precise=True)
+            rounded, expected = expected, _by_itself(own, tokens, precise=True)
             bound = max(bound, 2 * _error(rounded.logits, expected.logits))
-        return _mismatch(found, expected, bound)
+        mismatch = _mismatch(found, expected, bound)
+        if mismatch is None and structure.at_ends:
+            error = _error_as_called(model, tokens, structure)
+            if not error <= bound:
+                mismatch = Mismatch(error, "what a call of the whole model does")
+        return mismatch
     except (TypeError, AttributeError, RuntimeError, IndexError) as problem:
         message = str(problem).partition("\n")[0]
+        if structure.replaced is not None:
+            message = f"{structure.replaced}, and: {message}"
         raise ValueError(
             f"models of type {kind!r} are not supported: their layers cannot be served with keys "
             f"and values from a cache of ours: {message}"
@@ -91,10 +103,8 @@ def _error(found: torch.Tensor, expected: torch.Tensor) -> float:
 
     There a near-tie of a mixture's router sends a token to another expert now and then.
     """
-    few_bits = found.dtype in _SIXTEEN_BITS
-    found, expected = found.double().flatten(1), expected.double().flatten(1)
-    errors = (found - expected).norm(dim=-1) / expected.norm(dim=-1)
-    if not few_bits:
+    errors = _row_errors(found.flatten(1).double(), expected.flatten(1).double())
+    if found.dtype not in _SIXTEEN_BITS:
         return errors.max().item()
     requests = [n + len(_PARENTS) for n in _LENGTHS]
     halves = [
@@ -103,6 +113,35 @@ def _error(found: torch.Tensor, expected: torch.Tensor) -> float:
         for rows in (request[:n], request[n:])
     ]
     return max(rows.median().item() for rows in halves)
+
+
+def _row_errors(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    """Return relative errors of rows [R, N]; infinities that are the same agree."""
+    same = found.isinf() & (found == expected)
+    found, expected = found.masked_fill(same, 0.0), expected.masked_fill(same, 0.0)
+    apart = (found - expected).norm(dim=-1)
+    return torch.where(apart.isfinite() & (apart > 0), apart / expected.norm(dim=-1), apart)
+
+
+def _without_functions_at_ends(model: PreTrainedModel) -> Any:
+    """Return the model without what a user has put around it and its base."""
+    return bare(model, **{model.base_model_prefix: bare(model.base_model)})
+
+
+def _error_as_called(model: PreTrainedModel, tokens: torch.Tensor, structure: Structure) -> float:
+    """Return the error of a tree's logits, of whole texts that the model is called with."""
+    ends = accumulate(n + len(_PARENTS) for n in _LENGTHS)
+    nodes = [row for end in ends for row in range(end - len(_PARENTS), end)]
+    texts, positions = ([side[row] for row in nodes] for side in _positions())
+    whole: Any = model
+    expected = whole(input_ids=_texts(tokens), use_cache=False).logits
+    windows = windows_of(model.config, _CAPACITY)
+    called = CachedModel(model, new_cache(model, len(_LENGTHS), _CAPACITY), windows)
+    called.runner = modules_of(model, structure)
+    found = _verified(called, tokens).logits.flatten(0, 1)
+    errors = _row_errors(found.double(), expected[texts, positions].double())
+    few_bits = found.dtype in _SIXTEEN_BITS
+    return (errors.median() if few_bits else errors.max()).item()
 
 
 class _Eager:
@@ -138,20 +177,29 @@ class _Eager:
 
 def _by_itself(model: PreTrainedModel, tokens: torch.Tensor, precise: bool = False) -> _Rows:
     """Run every path of every request as a text."""
-    texts = [
-        torch.cat([row[:n], row[n:][list(path)]])
-        for row, n in zip(tokens, _LENGTHS, strict=True)
-        for path in _PATHS
-    ]
-    ids = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True)
-    eager = _Eager(model, precise)
+    eager, ids = _Eager(model, precise), _texts(tokens)
     logits = _with_short_windows(model)(input_ids=ids, use_cache=False, specattn_pass=eager).logits
     layers = model.config.num_hidden_layers
+    if others := sorted(eager.attended.keys() - set(range(layers))):
+        raise TypeError(
+            f"num_hidden_layers is {layers} in its configuration, and the layer_idx of another "
+            f"layer that it runs is {others[0]}"
+        )
     if missing := [n for n in range(layers) if n not in eager.attended]:
         raise TypeError(f"layer {missing[0]} of {layers} does not ask for attention")
     index = _positions()
     attended = [eager.attended[n][index] for n in range(layers)]
     return _Rows(logits[index], attended)
+
+
+def _texts(tokens: torch.Tensor) -> torch.Tensor:
+    """Return every path of every request as a text, [texts, L], padded behind its end."""
+    texts = [
+        torch.cat([row[:n], row[n:][list(path)]])
+        for row, n in zip(tokens, _LENGTHS, strict=True)
+        for path in _PATHS
+    ]
+    return torch.nn.utils.rnn.pad_sequence(texts, batch_first=True)
 
 
 def _positions() -> tuple[list[int], list[int]]:
@@ -175,10 +223,10 @@ def _with_short_windows(model: PreTrainedModel) -> Any:
     config._attn_implementation = "eager"
     if getattr(config, "sliding_window", None) is not None:
         config.sliding_window = min(config.sliding_window, _WINDOW)
-    base: Any = copy.copy(model.base_model)
-    outer = copy.copy(model)
+    base = uncompiled(copy.copy(model.base_model))
+    outer = uncompiled(copy.copy(model))
     base.config = config
-    outer._modules = {**model._modules, model.base_model_prefix: base}
+    vars(outer)["_modules"] = {**model._modules, model.base_model_prefix: base}
     return outer
 
 
@@ -224,15 +272,21 @@ def _by_ours(model: PreTrainedModel, tokens: torch.Tensor) -> _Rows:
     """Prefill both requests in chunks and verify a tree."""
     probe = _Probe(model)
     features: list[Sequence[torch.Tensor]] = []
-    prompts = [row[:n] for row, n in zip(tokens, _LENGTHS, strict=True)]
-    probe.prefill(prompts, _CHUNK, on_features=lambda _, rows: features.append(rows))
-    drafted = torch.stack(
-        [row[n:][: len(_PARENTS)] for row, n in zip(tokens, _LENGTHS, strict=True)]
-    )
-    verified = probe.verify(Tree(torch.tensor(_PARENTS, device=model.device)), drafted)
+    verified = _verified(probe, tokens, lambda _, rows: features.append(rows))
     logits = probe.logits_of(_by_request([*features, verified.features.unbind()]))
     attended = [_by_request(probe.seen[n]) for n in range(len(probe.windows))]
     return _Rows(logits, attended)
+
+
+def _verified(
+    model: CachedModel, tokens: torch.Tensor, on_features: Callable[..., None] | None = None
+) -> Verification:
+    """Prefill both requests and return what is verified of a tree behind them."""
+    prompts = [row[:n] for row, n in zip(tokens, _LENGTHS, strict=True)]
+    model.prefill(prompts, _CHUNK, on_features=on_features)
+    drafted = [row[n:][: len(_PARENTS)] for row, n in zip(tokens, _LENGTHS, strict=True)]
+    tree = Tree(torch.tensor(_PARENTS, device=model.device))
+    return model.verify(tree, torch.stack(drafted))
 
 
 def _by_request(passes: list[Sequence[torch.Tensor]]) -> torch.Tensor:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Literal, get_args
+from functools import partial
+from typing import Any, Literal, get_args
 
 import torch
 
 from specattn.backends.select import chosen
 from specattn.blocks import Unrecognised
 from specattn.decoding.model.model import Model
+from specattn.decoding.model.structure import Structure
 from specattn.decoding.passes.cached_model import CachedModel
 from specattn.decoding.passes.graphs import GraphRunner
 from specattn.decoding.passes.proving import BOUNDS
@@ -19,6 +21,7 @@ from specattn.decoding.passes.runner import (
     KernelRunner,
     LayerAttention,
     Runner,
+    modules_of,
 )
 
 Compile = Literal["auto", "on", "off"]
@@ -31,6 +34,7 @@ def runner_of(
     target: CachedModel,
     compile: Compile,
     attention: LayerAttention,
+    structure: Structure,
     *,
     compared: bool = False,
     quiet: bool = False,
@@ -39,12 +43,14 @@ def runner_of(
 
     The first time that a model is seen, random tokens run both ways and are compared: in any case
     if `compared`, for ranks that share a cache must all run the same passes. Models for which there
-    is no other way decode through their own modules, and "auto" says so once, if not `quiet`.
+    is no other way decode through their own modules, as those do in whose `structure` a user has
+    replaced something, and "auto" says so once, if not `quiet`.
     ValueError: `compile` is none of its values, or "on" where it cannot be.
     """
     if compile not in get_args(Compile):
         raise ValueError(f"compile must be one of {get_args(Compile)}, got {compile!r}")
-    modules, storage = Runner(target.model), target.cache.storage
+    modules = modules_of(target.model, structure)
+    storage = target.cache.storage
     if compile == "off" or target.cache.batch_size > MOST_ROWS:  # no pass is small enough
         return modules
     _, backend = chosen("hybrid_tree_attention", storage.device, target.cache.dtype)
@@ -54,16 +60,17 @@ def runner_of(
             what = f"{target.cache.dtype} on {storage.device}"
             raise ValueError(f"compile='on': {what} is served by the {backend.name} backend")
         return modules
+    make: Any = partial(KernelRunner, attention=attention) if not captures else GraphRunner
     try:
-        if captures:
-            return _compared(target, lambda: GraphRunner(target.model), compared)
-        return _compared(target, lambda: KernelRunner(target.model, attention), compared)
+        if structure.replaced is not None:
+            raise Unrecognised(structure.replaced)
+        return _compared(target, lambda: make(target.model), structure, compared)
     except Unrecognised as error:
         if compile == "on":
             raise ValueError(f"compile='on': {error}") from error
         if not quiet:
             reason = str(error)
-            Model.of(target.model).recall("told", lambda: _tell(target, reason))
+            Model.of(target.model).recall(("told", reason), lambda: _tell(target, reason))
         return modules
 
 
@@ -72,10 +79,13 @@ def _tell(target: CachedModel, reason: str) -> None:
     warnings.warn(f"{name} decodes through its own, slower modules: {reason}", stacklevel=6)
 
 
-def _compared(target: CachedModel, make: Callable[[], Runner], anew: bool) -> Runner:
+def _compared(
+    target: CachedModel, make: Callable[[], Runner], structure: Structure, anew: bool
+) -> Runner:
     """Return a runner whose passes were seen to be the model's own."""
     runner, known = make(), Model.of(target.model)
-    kind = "replayed", target.model.dtype, target.device, target.cache.stored
+    where = target.model.dtype, target.device, target.cache.stored
+    kind = "replayed", structure.number, *where
     if anew or not known.knows(kind):
         _check(target, runner)
         known.recall(kind, lambda: True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from inspect import signature
 from typing import Any, ClassVar, NamedTuple
 from weakref import ref
 
@@ -22,7 +23,15 @@ from specattn.blocks import (
 from specattn.decoding.model.families import transform_logits, transforms_logits
 from specattn.decoding.model.latents import Latents
 from specattn.decoding.model.parts import Attention, Parts, parts_of
-from specattn.decoding.passes.attention import HEAD, Pass, Selection, attach, read_by_head
+from specattn.decoding.model.structure import Structure
+from specattn.decoding.passes.attention import (
+    HEAD,
+    Pass,
+    Selection,
+    attach,
+    read_by_head,
+    read_in_call,
+)
 from specattn.decoding.passes.decoder import Streams, decoder, features, rotated
 from specattn.decoding.passes.latents import absorbed, latent_heads
 from specattn.kv_cache import KVCache
@@ -108,6 +117,32 @@ class Runner:
         if self._transforms:
             logits = transform_logits(self.model.config, logits)
         return Verification(logits, features, *captured)
+
+
+class CallingRunner(Runner):
+    """Runs passes by calls of the model itself, whose hooks or ``forward`` are a user's."""
+
+    how = "through calls of the model itself"
+
+    def __init__(self, model: PreTrainedModel):
+        super().__init__(model)
+        keeps = "logits_to_keep" in signature(type(model).forward).parameters
+        self._last: dict[str, Any] = {"logits_to_keep": 1} if keeps else {}
+
+    def run(self, plan: Pass, tokens: torch.Tensor) -> Verification:
+        """Run a pass; its logits are what the call returns."""
+        attach(self.model)
+        logits, read = read_in_call(self.model, tokens, plan)
+        return Verification(logits, plan.handed_out(read), plan.scores, plan.queries)
+
+    def _read(self, plan: Pass, tokens: torch.Tensor) -> torch.Tensor:
+        attach(self.model)
+        return read_in_call(self.model, tokens, plan, **self._last)[1]
+
+
+def modules_of(model: PreTrainedModel, structure: Structure) -> Runner:
+    """Return what runs passes through the modules of a model of this structure."""
+    return CallingRunner(model) if structure.at_top else Runner(model)
 
 
 class LayerAttention:

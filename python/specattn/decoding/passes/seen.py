@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from specattn.decoding.model.parts import changes_nothing
+from specattn.decoding.model.structure import forward_of, hooks_of
 
 _PLAIN = {bool, int, float, str, type(None)}
 _OURS = "_specattn"  # attributes that are set beside a model change nothing that it computes
@@ -45,11 +45,10 @@ class Seen:
 
 def _facts(module: nn.Module) -> Any:
     own = vars(module)
-    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
     plain = {name: x for name, x in own.items() if type(x) in _PLAIN and not name.startswith(_OURS)}
     lists = {name: tuple(x) for name, x in own.items() if type(x) in (list, tuple) and _plain(x)}
-    changing = [id(hook) for hook in hooks if not changes_nothing(hook)]
-    return id(module), type(module), id(own.get("forward")), changing, plain, lists
+    changing = [id(one) for one in (*hooks_of(module), forward_of(module))]
+    return id(module), type(module), changing, plain, lists
 
 
 def _plain(x: Sequence[Any]) -> bool:

@@ -11,10 +11,15 @@ from pathlib import Path
 
 def cache_folder() -> Path:
     """Return ``SPECATTN_CACHE``, or this package's part of the user's folder for caches."""
-    named = os.environ.get("SPECATTN_CACHE")
-    if named:
-        return Path(named)
+    if (named := cache_named()) is not None:
+        return named
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specattn"
+
+
+def cache_named() -> Path | None:
+    """Return the folder that ``SPECATTN_CACHE`` names, if it names one."""
+    named = os.environ.get("SPECATTN_CACHE")
+    return Path(named) if named else None
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:

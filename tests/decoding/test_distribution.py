@@ -6,6 +6,7 @@ batch and their continuations counted.
 """
 
 import itertools
+import math
 
 import hypothesis
 import pytest
@@ -24,13 +25,13 @@ from specattn import acceptance, kv_cache, reference
 from specattn.decoding import METHODS as ALL
 from specattn.decoding import ContextualPenalty, generate
 from specattn.decoding.drafting.gains import NONE, Effort
-from specattn.decoding.drafting.pace import Arm
-from specattn.decoding.drafting.timings import SIZES, PassCosts
+from specattn.decoding.drafting.pace import FixedSize
 from specattn.decoding.methods import longspec_block, triforce
 from tests import distributions
 from tests.decoding.engine.test_loop import RandomTree
 from tests.decoding.models import prompts, tiny_model
 from tests.decoding.mtp_folders import random_drafter as random_mtp
+from tests.decoding.pacing import with_costs
 from tests.drafters import eagle3_statement, poss_statement
 from tests.drafters.statement import random_drafter
 from tests.drafters.test_heads import random_heads
@@ -127,8 +128,7 @@ def whole_batches(monkeypatch):
 
     Rows of a pass are free, so that what is sized by cost is drafted.
     """
-    free = lambda self, sizes=SIZES: dict.fromkeys(sizes[:5], 1e-3)  # noqa: E731
-    monkeypatch.setattr(PassCosts, "estimates", free)
+    with_costs(monkeypatch, lambda rows: 1e-3 if rows <= 5 else math.inf)
 
     def verify_attention(*tensors, collected=None, **options):
         *state, found = reference.verify_attention(*tensors, **options)
@@ -212,7 +212,7 @@ def test_rounds_with_drafts_and_without_may_follow_one_another(
 ):
     """As Vegas' switch lets them: it decides before a round draws anything."""
     efforts = itertools.cycle([Effort(1, 1), Effort(1, 1), NONE])
-    monkeypatch.setattr(Arm, "choose", lambda *_: next(efforts))
+    monkeypatch.setattr(FixedSize, "choose", lambda *_: next(efforts))
     method = ALL["vegas"](gamma=1, ratio=0.2, min_tokens=1, rejection=True)
     assert 0.05 < check_distribution(model, prompt, sampling, method) < 0.5
 

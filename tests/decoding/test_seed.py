@@ -8,7 +8,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from specattn.decoding import METHODS, LongSpec, PosS, TriForce, Vegas, generate
 from specattn.decoding.drafting.gains import NONE, Effort
-from specattn.decoding.drafting.pace import Arm
+from specattn.decoding.drafting.pace import FixedSize
 from tests.decoding.models import prompts, tiny_model
 from tests.drafters import eagle3_statement, poss_statement
 from tests.drafters.statement import random_drafter
@@ -89,7 +89,7 @@ def test_a_clock_changes_no_text(model, monkeypatch, clock):
     plain = generate(model, texts, "plain", max_new_tokens=24, seed=3, **SAMPLING)
     rounds = itertools.count()
     chosen = {False: NONE, True: Effort(1, 3)}
-    monkeypatch.setattr(Arm, "choose", lambda *_: chosen[bool(clock(next(rounds)))])
+    monkeypatch.setattr(FixedSize, "choose", lambda *_: chosen[bool(clock(next(rounds)))])
     found = generate(model, texts, Vegas(**SPARSE), max_new_tokens=24, seed=3, **SAMPLING)
     assert found.new_tokens == plain.new_tokens
 

@@ -23,6 +23,7 @@ except ImportError as error:
         "specattn.decoding needs transformers 5: pip install 'specattn[hf]'"
     ) from error
 
+from specattn.decoding.calibrate import calibrate
 from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Verified
 from specattn.decoding.engine.loop import decode
 from specattn.decoding.engine.method import Method, SpeculativeOutput
@@ -91,6 +92,7 @@ __all__ = [
     "TriForce",
     "Vegas",
     "Verified",
+    "calibrate",
     "decode",
     "generate",
     "parse_method",

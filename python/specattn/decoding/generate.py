@@ -178,7 +178,7 @@ def generate(
         **options,
     )
     _check_kinds(generator=generator, generation_config=generation_config)
-    method, model = _resolve(method), text_model(model)
+    method, model = resolved(method), text_model(model)
     if quantize is not None:
         model = quantised(model, quantize)
     vocabulary = model.config.vocab_size
@@ -303,7 +303,7 @@ def _prepared(model: PreTrainedModel, prompts: list[torch.Tensor], **options: An
     return Texts(rows, [0] * len(rows), processors, criteria), config
 
 
-def _resolve(method: Method | str) -> Method:
+def resolved(method: Method | str) -> Method:
     """Return the method itself, or the one of that name."""
     if isinstance(method, Method):
         return method

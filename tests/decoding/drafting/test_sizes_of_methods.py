@@ -5,10 +5,12 @@ import random
 import pytest
 
 from specattn.decoding import METHODS, generate
-from specattn.decoding.drafting.pace import Arm
-from specattn.decoding.drafting.timings import SIZES, PassCosts, Timings, Trials
+from specattn.decoding.drafting.gains import NONE
+from specattn.decoding.drafting.pace import Share
+from specattn.decoding.drafting.pacer import Pacer
 from tests.decoding.fuzzing import drafter_of, model_of
 from tests.decoding.models import prompts
+from tests.decoding.pacing import with_costs
 
 VOCABULARY = 24
 
@@ -34,18 +36,6 @@ KINDS = (
     *("cast", "triforce, small model", "suffix"),
 )
 SAMPLING = ({"temperature": 0}, {"temperature": 1.0, "top_k": 0, "seed": 5})
-
-
-def with_costs(monkeypatch, seconds):
-    """Let passes of so many rows cost `seconds(rows)`, and drafts nothing."""
-
-    def estimates(self, sizes=SIZES):
-        return {size: seconds(size) for size in sizes}
-
-    monkeypatch.setattr(PassCosts, "estimates", estimates)
-    monkeypatch.setattr(PassCosts, "measured", {1: seconds(1)})
-    monkeypatch.setattr(Trials, "is_due", lambda *_: False)
-    monkeypatch.setattr(Timings, "medians", property(lambda self: {}))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -81,15 +71,21 @@ def test_whatever_is_chosen_the_text_is_that_of_plain_decoding(
     texts = prompts([5, 17, 30], vocabulary=VOCABULARY)
     generator = random.Random(7)
 
-    def choose(self, depth):
+    def choose(self, root, depth):
         fitting = [effort for effort in self.efforts if effort.depth <= depth]
-        return generator.choice(fitting)
+        return generator.choice([NONE, *fitting])
 
-    def rows(self, effort, drafted, chances, place=None):
-        return min(generator.choice([1, 2, 3, 4, 9, 17]), 1 + max(map(len, chances())))
+    def rows(self, effort, drafted, nodes):
+        assert nodes().scores.shape[1] == drafted - 1
+        return min(generator.choice([1, 2, 3, 4, 9, 17]), drafted)
 
-    monkeypatch.setattr(Arm, "choose", choose)
-    monkeypatch.setattr(Arm, "rows", rows)
+    chain = Share.rows
+    monkeypatch.setattr(Share, "choose", choose)
+    monkeypatch.setattr(
+        Share, "rows", lambda *given: (rows if hasattr(given[0].gains, "truth") else chain)(*given)
+    )
+    best = lambda self, chances: min(generator.choice([1, 2, 3, 4]), 1 + len(chances[0]))  # noqa: E731
+    monkeypatch.setattr(Pacer, "best_rows", best)
     options = {"max_new_tokens": 24, "compile": compile, **sampling}
     found = generate(model, texts, sized(kind), **options)
     if kind != "suffix":  # whose own choice it is
@@ -115,4 +111,4 @@ def test_what_is_told_is_obeyed():
         total = found.statistics.total
         ends = 3 * drafted  # the last rounds have no use for whole drafts
         assert drafted * total.rounds - ends <= total.drafted <= drafted * total.rounds
-        assert "ms per pass, by rows" not in found.statistics.details
+        assert "ms of a pass" not in found.statistics.details

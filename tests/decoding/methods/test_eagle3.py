@@ -7,10 +7,10 @@ import torch
 
 from specattn.blocks import Direct, captured, recorded
 from specattn.decoding import Eagle3, Target, generate, parse_method
-from specattn.decoding.drafting.timings import SIZES, PassCosts
 from specattn.decoding.methods import eagle3
 from specattn.decoding.methods.eagle3 import Eagle3Block
 from tests.decoding.models import BATCHES, known, prompts, tiny_model
+from tests.decoding.pacing import with_free_rows
 from tests.decoding.tape import TapeGraph
 from tests.drafters.eagle3_statement import NORMS, Statement, random_drafter
 from tests.drafters.test_eagle3 import publish
@@ -47,8 +47,7 @@ def test_the_text_stays_right_where_much_is_accepted(norms, window):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_seeded_text_is_plains(temperature, tokens, monkeypatch):
     """In a batch, by trees and by chains; drafts are free, however busy this machine is."""
-    free = lambda self, sizes=SIZES: dict.fromkeys(sizes, 1.0)  # noqa: E731
-    monkeypatch.setattr(PassCosts, "estimates", free)
+    with_free_rows(monkeypatch)
     model = tiny_model("llama", vocab_size=SMALL_VOCABULARY, peak=1.0)
     drafter = random_drafter(model, tokens=tokens, dtype=torch.float32)
     texts, options = prompts([3, 1, 30], vocabulary=SMALL_VOCABULARY), {"max_new_tokens": 30}

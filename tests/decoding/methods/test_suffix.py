@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specattn.decoding import generate
-from specattn.decoding.drafting.gains import best_size
-from specattn.decoding.drafting.timings import SIZES, PassCosts
+from specattn.decoding.drafting.gains import SIZES
 from specattn.decoding.methods.suffix import Suffix
 from tests.decoding.models import prompts, tiny_model
+from tests.decoding.pacing import with_costs
 
 _cpu = pytest.importorskip("specattn._cpu", reason="the C++ kernels are not built")
 
@@ -184,15 +184,14 @@ def test_a_million_tokens():
     assert built.match == drafter(words[-200_000:]).match
 
 
-def test_the_size_with_the_most_tokens_per_second():
-    costs = {1: 1.0, 3: 1.2, 5: 3.0}
-    sure, vague = [[0.9, 0.8, 0.7, 0.6]], [[0.1, 0.05, 0.01, 0.01]]
-    assert best_size(costs, sure, 1.0) == 3
-    assert best_size(costs | {5: 1.4}, sure, 1.0) == 5
-    assert best_size(costs, vague, 1.0) == 1
-    assert best_size(costs, [[]], 1.0) == 1
-    assert best_size(costs, [[], [0.9, 0.8]], 1.0) == 3
-    assert best_size(costs, vague, 5.0) == 3, "more is accepted than was expected"
+def best_size(seconds, probabilities):
+    """Return the rows with the most tokens per second, of equals the fewest: by trying all."""
+    longest = max(map(len, probabilities)) + 1
+
+    def rate(rows):
+        return sum(1 + sum(one[: rows - 1]) for one in probabilities) / seconds[rows]
+
+    return max((n for n in seconds if n <= longest), key=lambda n: (rate(n), -n))
 
 
 @given(
@@ -205,7 +204,7 @@ def test_the_best_trees_are_the_best_of_whole_ones(texts, depth, more):
     for rows, step in zip(SIZES, [1.0, *more], strict=False):
         seconds[rows] = total = total + step
     whole = [drafter(text).draft(max(seconds) - 1, depth) for text in texts]
-    expected = best_size(seconds, [probabilities for *_, probabilities in whole], 1.0)
+    expected = best_size(seconds, [probabilities for *_, probabilities in whole])
     drafters = [drafter(text) for text in texts]
     times = _cpu.PassTimes(list(seconds), list(seconds.values()))
     room = torch.full((len(texts) * max(seconds),), -7)
@@ -293,9 +292,8 @@ def test_generated_text_corrects_what_the_prompt_promised(share):
 
 
 def test_nothing_is_drafted_where_nothing_pays(monkeypatch):
-    """Every row more doubles the costs: after the trials all rounds are plain."""
-    sizes = {1: 1.0} | {size: 2.0**size for size in SIZES if size > 1}
-    monkeypatch.setattr(PassCosts, "estimates", lambda self, _: sizes)
+    """Every row more doubles the costs."""
+    with_costs(monkeypatch, lambda rows: 1.0 if rows == 1 else 2.0**rows)
     model = tiny_model("qwen3")
     text = prompts([40], vocabulary=model.config.vocab_size)
     found = generate(model, text, Suffix(), max_new_tokens=30, temperature=0)

@@ -49,9 +49,10 @@ def test_drafts_are_accepted_as_the_temperature_says(name, monkeypatch):
     monkeypatch.setenv("SPECATTN_VLLM", "1")
     engine = Engine(f"specattn.integrations.vllm.{name}")
     try:
-        prompts = [prompt_of(n, n) for n in (150, 90, 120)]
+        # vLLM takes 0.01 at least: in these texts the second token is 0.08 behind, or more.
+        prompts = [prompt_of(n, n) for n in (120, 90, 80)]
         for prompt in prompts:
-            engine.add(prompt, 60, temperature=1e-4)
+            engine.add(prompt, 60, temperature=0.01)
         name = engine.add(prompts[0], 60)
         texts = {}
         while engine.engine.has_unfinished_requests():

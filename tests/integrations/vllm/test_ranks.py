@@ -32,4 +32,4 @@ def test_stages_and_replicas_are_refused_by_name(kind):
     sizes = {"pipeline_parallel_size": 1, "data_parallel_size": 1} | {f"{kind}_parallel_size": 2}
     config = SimpleNamespace(parallel_config=SimpleNamespace(**sizes))
     with pytest.raises(ValueError, match=f"Vegas: expected {kind} parallelism of 1, got 2"):
-        SelfDrafts("Vegas", config, 4, 0.07, 256)
+        SelfDrafts("Vegas", config, None, 4, 0.07, 256)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specattn.decoding.methods.prompt_lookup import SuffixIndex
-from specattn.integrations.vllm.texts import Text, Texts, latest, likeliest_path
+from specattn.integrations.vllm.texts import Chain, Text, Texts, latest, likeliest_path
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(1, 4))
@@ -78,6 +78,22 @@ def test_copies_that_never_come_true_lose_their_chance():
         chances.append(text.chain(np.array(written, dtype=np.int32), 4).chances[:1])
     assert chances[0][0] > 0.2
     assert chances[-1] == [] or chances[-1][0] < chances[0][0] / 3
+
+
+@pytest.mark.parametrize("true", [True, False])
+def test_chances_are_believed_as_far_as_such_came_true(monkeypatch, true):
+    """Whatever was drafted: the first token offered is judged, and all behind true ones."""
+    offered = Chain([5, 6, 7], [0.5, 0.25, 0.125])
+    monkeypatch.setattr("specattn.integrations.vllm.texts.likeliest_path", lambda *given: offered)
+    text, written = texts().new(), [1, 2]
+    first = chain_of(text, written).chances
+    assert first == pytest.approx([0.45, 0.45**2, 0.45**3])
+    for step in range(20):
+        came = [5, 6, 7] if true else [20 + step]
+        written += came
+        text.extend(came, len(came))
+        last = text.chain(np.array(written, dtype=np.int32), 8).chances
+    assert last[2] > 0.85 if true else last[0] < first[0] / 3
 
 
 def test_a_draft_without_room_is_empty():

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Self
 
 from transformers import PreTrainedModel
 
-from specattn.decoding.drafting.gains import NONE, ChainGains, Effort, chains
-from specattn.decoding.drafting.pace import Arm, FixedSize
-from specattn.decoding.drafting.timings import Memory
-from specattn.decoding.engine.contract import DraftContext
+from specattn.decoding.drafting.gains import Effort, chains
 from specattn.decoding.engine.method import Method
 from specattn.decoding.model.quantised import QUANTIZE, quantised
 
@@ -23,8 +19,8 @@ class SelfDrafting(Method):
     Parameters
     ----------
     gamma : int or None
-        Drafted tokens per round. None: as many as gain the most tokens per second by the times of
-        the run's own passes, up to `most_gamma`, or none.
+        Drafted tokens of every round. None: as many as gain the most tokens per second by what
+        rounds take, up to `most_gamma`, or none.
     rejection : bool
         Sample drafts by themselves and test them by the rejection rule. By default they are drawn
         with the target's own noise: then a seed decides the text, whatever is drafted when.
@@ -75,17 +71,8 @@ class SelfDrafting(Method):
 
     @property
     def efforts(self) -> list[Effort]:
-        """The drafts that are chosen from by their times; a single one is not timed."""
-        return chains(self.max_gamma) if self.gamma is None else [Effort(1, self.gamma)]
-
-    def arm(self, context: DraftContext, passes: Hashable = "passes") -> FixedSize:
-        """Return what chooses the length of each draft; arguments as for `Arm`."""
-        efforts = self.efforts
-        if len(efforts) == 1:
-            return FixedSize(efforts[0])
-        kind = f"{self.name}, {self.share()}, {self.weights}"
-        sizes = [effort.depth + 1 for effort in efforts]
-        return Arm(Memory.of(context), kind, efforts, sizes, ChainGains, passes)
+        """The drafts that are chosen from, none apart; with a given `gamma` there is no choice."""
+        return chains(self.max_gamma) if self.gamma is None else []
 
     def share(self, unit: int = 1) -> dict[str, Any]:
         """Return what of the cache a draft reads, as `select_topk` takes it: here, everything."""
@@ -123,10 +110,6 @@ class Budgeted(SelfDrafting):
             raise ValueError(f"ratio must be in (0, 1], got {self.ratio}")
         self._require(1, "budget")
         self._require(0, "min_tokens")
-
-    def arm(self, context: DraftContext, passes: Hashable = "passes") -> FixedSize:
-        """Return what chooses the length of each draft; none where no layer can be selected for."""
-        return super().arm(context, passes) if context.target.full_layers else FixedSize(NONE)
 
     def share(self, unit: int = 1) -> dict[str, Any]:
         """Return the budget as `select_topk` takes it, counted in pieces of `unit` tokens."""

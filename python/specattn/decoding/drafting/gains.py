@@ -1,32 +1,28 @@
-"""Estimates what each size of a draft gains, in accepted tokens, and what drafting it costs."""
+"""Estimates what a draft of each size brings, by how often drafted tokens came true so far."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
-from specattn.decoding.drafting.timings import SIZES, PassCosts, Timings, growing
+SIZES = (1, 2, 3, 4, 5, 7, 9, 13, 17, 25, 33, 49, 65)
+"""Rows of a request in a pass, root included: few sizes, so that each is met again."""
 
-_REMEMBERED = 32  # rounds over which acceptance is averaged
-_DOUBT = 2.0  # rounds that an average weighs at least: what comes next may differ
-_GUESS = 0.8  # chance that a drafted token is accepted, before any was
-_HOPE = 1.15  # times what is known of less effort: what more is taken to bring before it was tried
-_PRIOR, _MOST = 4.0, 256.0  # expected tokens that a calibration starts with, and is halved beyond
+_REMEMBERS, _KNOWN = 8, 32.0  # drafts over which gains are averaged; tokens of a kind that count
+_EDGES = np.array([0.05, 0.15, 0.3, 0.5, 0.7, 0.9])  # ranges of a token's own chance ...
+_CHANCES = np.array([0.02, 0.1, 0.22, 0.4, 0.6, 0.8, 0.96])  # ... and what stands for each
+_GUESS, _DOUBT = 0.8, 2.0  # chance that a token of a chain is accepted, and what that weighs
+_NOTHING = -1.0  # expected of a size that an effort does not have: less than of no draft
 
 
 class Effort(NamedTuple):
-    """How much is drafted: levels below the root, or tokens of a chain, and nodes of each."""
+    """How much is drafted: nodes of a level, and levels below the root; or tokens of a chain."""
 
     width: int
     depth: int
-
-    @property
-    def rows(self) -> int:
-        """Rows of the drafter's own passes: the root's, and those of all levels but the last."""
-        return 1 + self.width * (self.depth - 1) if self.depth else 0
 
 
 NONE = Effort(0, 0)
@@ -35,13 +31,17 @@ NONE = Effort(0, 0)
 
 def chains(most: int) -> list[Effort]:
     """Return the efforts of chains: few lengths, of which `most` is the longest."""
-    return [NONE, *(Effort(1, size - 1) for size in sizes_up_to(most + 1) if size > 1)]
+    return [Effort(1, size - 1) for size in sizes_up_to(most + 1) if size > 1]
 
 
 def beams(width: int, depth: int) -> list[Effort]:
-    """Return the efforts of trees: up to `depth` levels of 1, 4, 16, ... and `width` nodes."""
-    widths = sorted({min(4**n, width) for n in range(width.bit_length())})
-    return [NONE, *(Effort(one, level) for one in widths for level in range(1, depth + 1))]
+    """Return the efforts of trees of up to `depth` levels and `width` nodes: few, each is timed."""
+    depths = sorted({level for level in (3, 6) if level < depth} | {depth})
+    wide = [Effort(one, level) for one in sorted({min(4, width), width}) for level in depths]
+    return [
+        *(Effort(1, level) for level in sorted({1, *depths})),
+        *(e for e in wide if e.width > 1),
+    ]
 
 
 def sizes_up_to(most: int) -> list[int]:
@@ -49,56 +49,184 @@ def sizes_up_to(most: int) -> list[int]:
     return [*(size for size in SIZES if size < most), most]
 
 
-class ChainGains:
-    """What chains and fixed trees bring, by how often tokens of a depth were accepted of late."""
+class Nodes(NamedTuple):
+    """All nodes that a drafter scored behind the roots of a batch, level by level.
 
-    def __init__(self, efforts: Sequence[Effort], sizes: Sequence[int]):
+    Attributes
+    ----------
+    tokens : Tensor, int64 [B, n]
+    scores : Tensor [B, n]
+        Log-probabilities of paths, -inf of a node that only fills up. Siblings descend.
+    parents : Tensor, int64 [B, n] or [n]
+        Numbers among the nodes, -1 the root.
+    levels, ranks : array, int [n] or [B, n]
+        1 is the level below the root; a node's rank is the first width of a beam that finds it,
+        less one.
+    """
+
+    tokens: torch.Tensor
+    scores: torch.Tensor
+    parents: torch.Tensor
+    levels: Any
+    ranks: Any
+
+
+class Truth:
+    """How often drafted tokens came true, by their own chance behind their parent.
+
+    And by two things more: whether they are their parent's best, for a greedy target takes hardly
+    any other; and whether they stand right behind the root, for a round begins where the last
+    round's draft failed.
+    """
+
+    def __init__(self, greedy: bool):
+        self.offered = np.full((2, 2, len(_CHANCES)), 4.0)  # deep, best, range of chances
+        best = 1 - (1 - _CHANCES) ** 2 if greedy else _CHANCES
+        others = _CHANCES / 2 if greedy else _CHANCES
+        self.true = self.offered * np.stack([others, best])
+
+    def of(self, kinds: Any) -> Any:
+        """Return how likely tokens of some `kinds` come true where their parents do."""
+        return (self.true / self.offered).ravel()[kinds]
+
+    def learn(self, kinds: Any, true: Any) -> None:
+        """Learn of tokens whose parents came true, whether they were verified or not."""
+        for counts, more in ((self.offered, None), (self.true, true)):
+            counts += np.bincount(kinds, more, counts.size).reshape(counts.shape)
+        self.true *= np.minimum(1.0, _KNOWN / self.offered)
+        np.minimum(self.offered, _KNOWN, out=self.offered)
+
+
+class TreeGains:
+    """What trees bring, by effort and rows: tokens that are expected to be accepted of a request.
+
+    A tree tells it of each smaller one within; of larger ones the share of accepted levels moves
+    along.
+    """
+
+    def __init__(self, efforts: Sequence[Effort], sizes: Sequence[int], greedy: bool):
+        self.truth, self.sizes = Truth(greedy), np.array(sizes)
+        width, self.depths = np.array(efforts).T[:, :, None]
+        chance = 0.75 + 0.15 * np.log10(
+            np.clip((self.sizes - 1) / self.depths, 1, np.minimum(width, 10))
+        )
+        self.levels = np.minimum(self.depths, self.sizes - 1)
+        self.table = chance * (1 - chance**self.levels) / (1 - chance)
+        self._seen = np.zeros(len(efforts))
+        self._within = (width <= width[:, 0]) & (self.depths <= self.depths[:, 0])
+        self._width = width
+        self._waits: tuple[Any, ...] | None = None  # a draft whose outcome is not known yet
+
+    def note(self, number: int, nodes: Nodes) -> Any:
+        """Learn what an effort was found to offer; return tokens by request and rows, [B, sizes].
+
+        Probabilities are taken to be as true as such were before.
+        """
+        scores = nodes.scores.double().numpy(force=True)
+        batch, n = scores.shape
+        shift = np.arange(batch)[:, None] * n
+        parents = np.broadcast_to(nodes.parents.numpy(force=True), (batch, n))
+        above = np.where(parents < 0, batch * n, parents + shift).ravel()
+        levels, ranks = (
+            np.broadcast_to(x, (batch, n)).ravel() for x in (nodes.levels, nodes.ranks)
+        )
+        scores, fills = scores.ravel(), np.isneginf(scores.ravel())
+        with np.errstate(invalid="ignore"):
+            own = np.where(fills, 0.0, np.exp(scores - np.append(scores, 0.0)[above]))
+        best = np.zeros(batch * n, bool)
+        at_root = np.where(parents < 0, batch * n + np.arange(batch)[:, None], parents + shift)
+        best[np.unique(at_root.ravel(), return_index=True)[1]] = True
+        kinds = (2 * (levels > 1) + best) * len(_CHANCES) + np.searchsorted(_EDGES, own)
+        path = np.append(np.where(fills, 0.0, self.truth.of(kinds)), 1.0)
+        each = [np.flatnonzero(levels == level) for level in range(1, levels.max() + 1)]
+        for at in each[1:]:
+            path[at] *= path[above[at]]
+        self._waits = nodes.tokens, levels, above, each, kinds, fills
+        order = np.argsort(-scores.reshape(batch, n), 1, kind="stable") + shift
+        gains = np.zeros((len(self.table), batch, len(self.sizes)))
+        within = np.flatnonzero(self._within[:, number])
+        for one in within:
+            inside = (levels <= self.depths[one, 0]) & (ranks < self._width[one, 0])
+            for request, row in enumerate(order):
+                sums = np.append(0.0, np.cumsum(path[row[inside[row]]][: self.sizes[-1]]))
+                gains[one, request] = sums[np.minimum(self.sizes - 1, len(sums) - 1)]
+        self._move(number, within, gains.mean(1))
+        return gains[number]
+
+    def _move(self, number: int, within: Any, found: Any) -> None:
+        """Move what is expected towards what was found; of larger efforts, as this one moved."""
+        before = self._odds()
+        weight = 1 / np.minimum(self._seen[within] + 2, _REMEMBERS)[:, None]
+        self.table[within] += weight * (found[within] - self.table[within])
+        larger = ~self._within[:, number]
+        moved = before + (self._odds()[number, -1] - before[number, -1])
+        self.table[larger] = (self.levels / (1 + np.exp(-moved)))[larger]
+        self._seen[within] += 1
+
+    def _odds(self) -> Any:
+        share = np.clip(self.table / np.maximum(self.levels, 1), 0.01, 0.99)
+        return np.log(share / (1 - share))
+
+    def learn(self, emitted: Sequence[Sequence[int] | None]) -> None:
+        """Learn what came true of the draft that was noted: what each request went on with.
+
+        None where a request's text is not known to follow the draft.
+        """
+        if self._waits is None:
+            return
+        tokens, levels, above, each, kinds, fills = self._waits
+        self._waits = None
+        came = np.full((len(emitted), len(each)), -1)
+        for row, text in zip(came, emitted, strict=True):
+            row[: len(text or ())] = (text or ())[: len(each)]
+        requests = np.repeat(np.arange(len(emitted)), len(levels) // len(emitted))
+        wanted = came[requests, levels - 1]
+        right = np.append((tokens.numpy(force=True).ravel() == wanted) & ~fills, True)
+        for at in each[1:]:
+            right[at] &= right[above[at]]
+        seen = right[above] & (wanted >= 0) & ~fills
+        self.truth.learn(kinds[seen], right[:-1][seen])
+
+
+class ChainGains:
+    """What chains without probabilities bring, by how often tokens of a depth were accepted."""
+
+    def __init__(self, efforts: Sequence[Effort], sizes: Sequence[int], greedy: bool = True):
         deepest = max(effort.depth for effort in efforts)
-        # Tokens offered behind accepted ones, by depth.
-        self.offered = np.full(deepest, _DOUBT)
+        self.offered = np.full(deepest, _DOUBT)  # behind accepted ones, by depth
         self.accepted = _GUESS * self.offered
-        self._has_learned = False
-        self._probabilities: Any = None  # while nothing changes
-        # All that is drafted is verified: no effort goes with fewer rows.
         depths = np.array([effort.depth for effort in efforts])[:, None]
+        # All that is drafted is verified: no effort goes with fewer rows.
         self._reached = np.where(depths < np.array(sizes), depths, deepest + 1)
 
     def learn(self, drafted: int, counts: Sequence[int | None]) -> None:
-        """Book a round of chains of `drafted` tokens; without any, what is known weighs less."""
-        self._has_learned = self._has_learned or bool(drafted)
-        if not self._has_learned:
+        """Book a round of chains of `drafted` tokens, of which requests accepted `counts`."""
+        if not drafted:
             return
-        self._probabilities = None
-        keep = np.maximum(1 - 1 / _REMEMBERED, np.minimum(1, _DOUBT / self.offered))
+        keep = 1 - (1 / _REMEMBERS) * (self.offered > _REMEMBERS)
         self.offered *= keep
         self.accepted *= keep
-        for count in counts if drafted else ():
-            if count is None:
-                continue
-            self.offered[: min(count + 1, drafted)] += 1
-            self.accepted[:count] += 1
+        for count in counts:
+            if count is not None:
+                self.offered[: min(count + 1, drafted)] += 1
+                self.accepted[:count] += 1
 
     @property
     def probabilities(self) -> Any:
         """That a token of each depth is accepted, float [depth]."""
-        if self._probabilities is None:
-            self._probabilities = np.cumprod(self.accepted / self.offered)
-        return self._probabilities
+        return np.cumprod(self.accepted / self.offered)
 
+    @property
     def table(self) -> Any:
-        """Return what each effort brings."""
-        return np.concatenate([[0.0], np.cumsum(self.probabilities), [-np.inf]])[self._reached]
+        """What each effort brings, by rows."""
+        return np.concatenate([[0.0], np.cumsum(self.probabilities), [_NOTHING]])[self._reached]
 
 
-class Calibration:
-    """Tokens that were accepted for each that was expected, of late.
+class Lookups:
+    """How many tokens of what was looked up were accepted, for each that was expected."""
 
-    It starts with `factor`, as if that had been found of a few tokens; `most` expected ones count.
-    """
-
-    def __init__(self, factor: float = 1.0, most: float = _MOST):
-        self.most = most
-        self.expected, self.accepted = _PRIOR, factor * _PRIOR
+    def __init__(self, factor: float = 1.0, weight: float = 4.0, most: float = 96.0):
+        self.expected, self.accepted, self.most = weight, factor * weight, most
 
     @property
     def factor(self) -> float:
@@ -107,158 +235,6 @@ class Calibration:
 
     def learn(self, expected: float, accepted: int) -> None:
         """Book what came of a draft."""
-        self.expected += expected
-        self.accepted += accepted
+        self.expected, self.accepted = self.expected + expected, self.accepted + accepted
         if self.expected > self.most:
             self.expected, self.accepted = self.expected / 2, self.accepted / 2
-
-    def fade(self) -> None:
-        """Let what is known weigh less: a round drafted nothing."""
-        keep = max(1 - 1 / _REMEMBERED, min(1.0, _PRIOR / self.expected))
-        self.expected, self.accepted = keep * self.expected, keep * self.accepted
-
-
-class TreeGains:
-    """What trees bring, by the probabilities that drafters gave to their nodes of late.
-
-    A tree that was grown tells what all trees within it would have brought: of `sizes` rows each,
-    the most probable nodes. Probabilities are calibrated by what was accepted.
-    """
-
-    def __init__(self, efforts: Sequence[Effort], sizes: Sequence[int]):
-        self.efforts, self.sizes = list(efforts), np.array(sizes)
-        chance = np.cumsum(_GUESS ** np.arange(1, max(sizes) + 1))
-        self._curves = np.stack(
-            [
-                np.concatenate([[0.0], chance])[np.minimum(effort.depth, self.sizes - 1)]
-                for effort in efforts
-            ]
-        )
-        self._seen = np.array([effort == NONE for effort in efforts])
-        rows = np.array([effort.rows for effort in efforts])
-        self._less = rows[:, None] > rows
-        self._calibration = Calibration()
-        self._verified: list[float] = []  # expected tokens of what is verified now
-
-    def add(self, effort: Effort, probabilities: Any, place: Any) -> None:
-        """Book a tree that was grown with an effort, whether its nodes are verified or not.
-
-        `probabilities` are [B, n]; `place`, int [2, n], is the level of each node from 1 on, and
-        its rank in it.
-        """
-        within = [
-            number
-            for number, one in enumerate(self.efforts)
-            if one != NONE and one.width <= effort.width and one.depth <= effort.depth
-        ]
-        limits = np.array([self.efforts[number] for number in within])
-        inside = (place[0] <= limits[:, 1:]) & (place[1] < limits[:, :1])
-        best = -np.sort(-(probabilities[:, None] * inside), -1)
-        sums = np.cumsum(np.pad(best, ((0, 0), (0, 0), (1, 0))), -1)
-        found = sums[..., np.minimum(self.sizes - 1, sums.shape[-1] - 1)].mean(0)
-        weight = np.where(self._seen[within], 4 / _REMEMBERED, 1.0)[:, None]
-        self._curves[within] += weight * (found - self._curves[within])
-        self._seen[within] = True
-
-    @property
-    def factor(self) -> float:
-        """Accepted tokens per expected one."""
-        return self._calibration.factor
-
-    def expect(self, tokens: list[float]) -> None:
-        """Note how many tokens are expected of what each request verifies now."""
-        self._verified = tokens
-
-    def learn(self, drafted: int, counts: Sequence[int | None]) -> None:
-        """Compare what was accepted with what was expected; without a draft that weighs less."""
-        if not any(self._verified):
-            self._calibration.fade()
-        for expected, count in zip(self._verified, counts, strict=False):
-            if count is not None:
-                self._calibration.learn(expected, count)
-        self._verified = []
-
-    def table(self) -> Any:
-        """Return what each effort brings; of those not seen yet, what is hoped."""
-        if not self._seen[1:].any():
-            return self.factor * self._curves
-        seen = np.where(self._seen[:, None], self._curves, 0.0)
-        hoped = _HOPE * np.where(self._less[..., None], seen, 0.0).max(1)
-        return self.factor * np.where(self._seen[:, None], self._curves, hoped)
-
-
-def best_size(
-    costs: dict[int, float], probabilities: Sequence[Sequence[float]], factor: float
-) -> int:
-    """Return the rows, root included, with which a batch gains the most tokens per second.
-
-    `costs` are seconds by rows of a request, `probabilities`, by request and descending, those that
-    drafted tokens are accepted; they are multiplied with `factor`.
-    """
-    gains = [list(accumulate(one, initial=0.0)) for one in probabilities]
-    longest = max(map(len, gains))
-
-    def rate(rows: int) -> float:
-        tokens = sum(1 + factor * gain[min(rows, len(gain)) - 1] for gain in gains)
-        return tokens / costs[rows]
-
-    useful = [rows for rows in costs if rows <= longest]
-    return max(useful, key=lambda rows: (rate(rows), -rows))
-
-
-def best_total(costs: dict[int, float], requests: int, chances: Sequence[float]) -> int:
-    """Return the drafted tokens with which a batch gains the most tokens per second.
-
-    For passes in which every request may draft as much as it likes. `costs` are seconds by drafted
-    tokens of all requests, ascending from 0; `chances`, descending, those that they are accepted.
-    """
-    gains = [0.0, *accumulate(chances)]
-    best, fastest = 0, 0.0
-    for room, seconds in costs.items():
-        drafted = min(room, len(chances))
-        if (rate := (requests + gains[drafted]) / seconds) > fastest:
-            best, fastest = drafted, rate
-    return best
-
-
-class Costs(NamedTuple):
-    """What rounds of texts alike took: their passes by rows, and their drafting by effort."""
-
-    passes: PassCosts
-    drafts: Timings
-
-    def drafting(self, efforts: Sequence[Effort]) -> dict[Effort, float]:
-        """Return the seconds of every effort that may be tried next.
-
-        One that was not measured is taken to cost in proportion to what was, by rows and levels.
-        """
-        known = self.drafts.medians
-        idle = known.pop(NONE, 0.0)
-        rows = sorted({effort.rows for effort in efforts})
-        allowed = growing(rows, max((one.rows for one in known), default=0))
-
-        def seconds(effort: Effort) -> float:
-            if effort == NONE:
-                return idle
-            return known.get(effort) or min(
-                (
-                    taken * max(effort.rows / other.rows, effort.depth / other.depth)
-                    for other, taken in known.items()
-                ),
-                default=0.0,
-            )
-
-        return {effort: seconds(effort) for effort in efforts if effort.rows in allowed}
-
-
-class Plan(NamedTuple):
-    """What an effort is expected to give to each request, and to take."""
-
-    effort: Effort
-    tokens: float
-    seconds: float
-
-    @property
-    def rate(self) -> float:
-        """Tokens per second."""
-        return self.tokens / self.seconds

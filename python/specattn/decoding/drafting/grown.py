@@ -5,16 +5,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Self
 
 import torch
 
-from specattn.decoding.drafting.gains import Effort, TreeGains, beams, sizes_up_to
-from specattn.decoding.drafting.pace import Arm, FixedSize, PacedDrafter
+from specattn.decoding.drafting.calibrating import pass_sizes
+from specattn.decoding.drafting.gains import Effort, TreeGains, beams
+from specattn.decoding.drafting.pace import FixedSize, PacedDrafter, Share
 from specattn.decoding.drafting.pairs import PairBlock
-from specattn.decoding.drafting.pruning import as_probabilities
-from specattn.decoding.drafting.timings import Memory
 from specattn.decoding.drafting.trained import D, Trained
 from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Verified
 from specattn.decoding.text.statistics import Stopwatch
@@ -81,12 +79,14 @@ class Grown(Trained[D]):
 
 class _GrownDrafter(PacedDrafter):
     def __init__(self, block: PairBlock, method: Grown, context: DraftContext):
-        self.block, self.sequences = block, block.sequences
+        self.block, self.sequences, self.most_rows = block, block.sequences, method.max_nodes
         self.arm = FixedSize(Effort(method.width, method.depth), method.total_tokens)
         if method.total_tokens is None:
-            efforts, sizes = beams(method.width, method.depth), sizes_up_to(method.max_nodes)
-            kind = f"{method.name}, {method.window}"
-            self.arm = Arm(Memory.of(context), kind, efforts, sizes, TreeGains)
+            efforts, sizes = (
+                beams(method.width, method.depth),
+                pass_sizes(context, method.max_nodes),
+            )
+            self.arm = Share(context, method.name, efforts, sizes, TreeGains, self.attempt)
         self.cache_bytes = block.text.nbytes + block.tree.nbytes + block.pending.nbytes
         device = block.target.device
         self.watch = Stopwatch(device)
@@ -104,10 +104,13 @@ class _GrownDrafter(PacedDrafter):
         self.watch.lap("catch_up_seconds")
         grown = self.block.grow(root, effort.width, effort.depth)
         self.watch.lap("layer_seconds")
-        chances, whole = partial(as_probabilities, grown.scores), 1 + grown.scores.shape[1]
-        draft = grown.best(self.arm.rows(effort, whole, chances, grown.places))
+        draft = grown.best(self.arm.rows(effort, 1 + grown.scores.shape[1], grown.nodes))
         self.watch.lap("tree_seconds")
         return draft
+
+    def attempt(self, root: torch.Tensor, effort: Effort) -> None:
+        self.block.catch_up()
+        self.block.grow(root, effort.width, effort.depth)
 
     def observe(self, verified: Verified) -> None:
         super().observe(verified)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from specattn.decoding.drafting.gains import Nodes
 from specattn.decoding.engine.contract import Draft
 from specattn.decoding.text.sampling import kernels
 from specattn.reference.tree_mask import WORD_BITS
@@ -66,11 +67,6 @@ def pruned(
     return Draft(tree, kept), chosen
 
 
-def as_probabilities(scores: torch.Tensor) -> Any:
-    """Return log-probabilities as an array of probabilities on the host, which waits for them."""
-    return scores.exp().numpy(force=True)
-
-
 class Candidates(NamedTuple):
     """All nodes that were scored while trees grew behind root [B]: each [B, n].
 
@@ -84,6 +80,10 @@ class Candidates(NamedTuple):
     places: Any
     depth: int
     width: int
+
+    def nodes(self) -> Nodes:
+        """Return them as a pacer takes them."""
+        return Nodes(self.tokens, self.scores, self.parents, *self.places)
 
     def best(self, size: int) -> Draft:
         """Return the trees of the root and its `size` - 1 best descendants, or all there are."""

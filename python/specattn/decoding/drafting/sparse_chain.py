@@ -5,21 +5,23 @@ What all such methods share. Each says in a file of its own which tokens it sele
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
+from specattn.acceptance import Accepted
 from specattn.decoding.drafting.budget import Budgeted, SelfDrafting
 from specattn.decoding.drafting.chain import ChainBuilder
-from specattn.decoding.drafting.gains import NONE, Effort
-from specattn.decoding.drafting.pace import FixedSize, PacedDrafter
+from specattn.decoding.drafting.gains import NONE, ChainGains, Effort
+from specattn.decoding.drafting.pace import FixedSize, PacedDrafter, Share
 from specattn.decoding.engine.contract import Draft, DraftContext, Verified
 from specattn.decoding.model.quantised import quantised
 from specattn.decoding.passes.attention import NO_CAPTURE, CaptureSpec, KVSelector, Selection
 from specattn.decoding.passes.cached_model import CachedModel
+from specattn.tree import Tree
 
 
 class SparseChain(ChainBuilder):
@@ -75,11 +77,36 @@ class PrefixSelection(NamedTuple):
 
 
 class SparseDrafter(PacedDrafter):
-    """Chains drafted by the target on what a rule selects in every round."""
+    """Chains drafted by the target on what a rule selects in every round.
 
-    def __init__(self, method: SelfDrafting, context: DraftContext, arm: FixedSize):
-        self.arm, self.target, self.sequences = arm, context.target, context.sequences
-        self.chain = SparseChain(method, context)
+    `capture(rows)`, if given, is what their verification hands out.
+    """
+
+    def __init__(
+        self,
+        method: SelfDrafting,
+        context: DraftContext,
+        capture: Callable[[int], CaptureSpec] | None = None,
+    ):
+        self.target, self.sequences = context.target, context.sequences
+        self.chain, self.most_rows = SparseChain(method, context), method.max_gamma + 1
+        self.arm = FixedSize(Effort(1, method.max_gamma))
+        if isinstance(method, Budgeted) and not self.target.full_layers:
+            self.arm = FixedSize(NONE)  # no layer can be selected for
+        elif efforts := method.efforts:
+            plain = {key: x for key, x in vars(method).items() if isinstance(x, int | float | str)}
+            name = f"{method.name} {plain}" if plain else method.name
+            sizes = [1, *(effort.depth + 1 for effort in efforts)]
+            given: Any = (
+                efforts,
+                sizes,
+                ChainGains,
+                self.attempt,
+                capture,
+                self.is_ready,
+                self.step(),
+            )
+            self.arm = Share(context, name, *given)
 
     def selectors(self, count: int) -> Sequence[KVSelector | None]:
         """Return what each of `count` draft steps attends to."""
@@ -89,17 +116,20 @@ class SparseDrafter(PacedDrafter):
         """Return how many tokens of a text of `length` a draft step reads."""
         return length
 
-    def guess(self) -> tuple[float, float]:
-        """Return how many passes of one row a round may take, and how many tokens it may give.
+    def is_ready(self) -> bool:
+        """Whether `attempt` would draft."""
+        return True
 
-        A pass takes what reading takes: the weights, and the cache or what is selected of it. Half
-        of a draft is taken to be accepted.
-        """
-        lengths, most = self.sequences.active_lengths, len(self.chain.trees) - 1
+    def attempt(self, root: torch.Tensor, effort: Effort) -> None:
+        """Draft a chain, and forget it."""
+        self.chain.propose(root, self.selectors(effort.depth))
+
+    def step(self) -> float:
+        """Return what a drafted token takes, of a pass of one row, by the bytes that both read."""
+        lengths = self.sequences.active_lengths
         token = self.target.cache.storage[:, :, :1, :1].nbytes
         own, target = (_bytes(one.model) for one in (self.chain.model, self.target))
-        step = (own + token * sum(map(self.tokens_read, lengths))) / (target + token * sum(lengths))
-        return most * step + 1.5, 1 + most / 2
+        return (own + token * sum(map(self.tokens_read, lengths))) / (target + token * sum(lengths))
 
     def draft(self, root: torch.Tensor, effort: Effort) -> Draft:
         """Draft a chain on what is selected."""
@@ -113,10 +143,20 @@ class SelectionDrafter(SparseDrafter):
     lie between the prefix of a selection and the last draft step.
     """
 
-    def __init__(self, method: Budgeted, newer: int, context: DraftContext, arm: FixedSize):
-        super().__init__(method, context, arm)
+    def __init__(
+        self,
+        method: Budgeted,
+        newer: int,
+        context: DraftContext,
+        capture: Callable[[int], CaptureSpec] | None = None,
+    ):
         self.newer = newer
         self.selected: PrefixSelection | None = None
+        super().__init__(method, context, capture)
+
+    def is_ready(self) -> bool:
+        """Whether something is selected."""
+        return self.selected is not None
 
     def selectors(self, count: int) -> list[Selection]:
         """Return what each of `count` draft steps attends to, none while nothing is selected."""
@@ -147,9 +187,25 @@ class SelectionDrafter(SparseDrafter):
 class GuidedDrafter(SelectionDrafter):
     """Selects anew by what every verification of a draft captures: as `captured` says."""
 
+    def __init__(self, method: Budgeted, newer: int, context: DraftContext):
+        super().__init__(method, newer, context, self.captured)
+
     def captured(self, rows: int) -> CaptureSpec:
         """Return what ranks the prefix, of a verification of so many rows."""
         raise NotImplementedError
+
+    def is_ready(self) -> bool:
+        """Whether `attempt` would draft: it selects first if need be."""
+        return True
+
+    def attempt(self, root: torch.Tensor, effort: Effort) -> None:
+        """Draft a chain and forget it, on what a pass of the root alone leads to at first."""
+        if self.selected is None:
+            tree, prefix = Tree.chain(0, device=root.device), self.target.cache.seqlens
+            found = self.target.verify(tree, root[:, None], capture=self.captured(1))
+            nothing = Accepted(root.new_empty(len(root), 0), torch.zeros_like(root), root)
+            self.select(Verified(Draft(tree, root[:, None]), nothing, prefix, found))
+        super().attempt(root, effort)
 
     def draft(self, root: torch.Tensor, effort: Effort) -> Draft:
         """Draft a chain on the selection; without an effort nothing is captured or kept."""

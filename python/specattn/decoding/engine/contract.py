@@ -30,12 +30,15 @@ class DraftContext:
         The committed texts.
     generator : torch.Generator or None
         Source of what is drawn for the rejection rule; None is the device's own.
+    calibrates : bool
+        Whether all that may be drafted is timed at once (`specattn.decoding.calibrate`).
     """
 
     target: Target
     sampler: Sampler
     sequences: Sequences
     generator: torch.Generator | None = None
+    calibrates: bool = False
 
 
 class Draft(NamedTuple):

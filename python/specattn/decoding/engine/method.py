@@ -199,10 +199,12 @@ class RunOptions:
     compile: Compile = "auto"
     kv_dtype: str | None = None
     context_parallel: ContextParallel | None = None
+    calibrates: bool = False  # as `DraftContext` has it
 
 
 # transformers hands a callable only what its signature names.
-_OPTIONS = [one.name for one in fields(RunOptions) if one.name != "context_parallel"]
+_OWN = ("context_parallel", "calibrates")
+_OPTIONS = [one.name for one in fields(RunOptions) if one.name not in _OWN]
 _own = signature(Method.__call__)
 _named = [
     Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in (*_OPTIONS, "tokenizer")
@@ -318,7 +320,7 @@ def context_of(
     elif do_sample and seed is not None:
         generator = torch.Generator(where).manual_seed(seed)
     sampler = Sampler(texts.processors, do_sample, sequences, seed or 0)
-    return DraftContext(target, sampler, sequences, generator)
+    return DraftContext(target, sampler, sequences, generator, options.calibrates)
 
 
 def refuse_unsupported(config: GenerationConfig, model_kwargs: dict[str, Any]) -> None:

@@ -73,6 +73,7 @@ class Workspace:
     def __init__(self, conditions: Conditions | None, cache: KVCache, windows: list[int | None]):
         self.conditions, self.cache, self.windows = conditions, cache, windows
         self.runner: Runner | None = None
+        self.met = set[Any]()  # shapes of passes that were recorded or captured
         self._beside: dict[Hashable, _Beside] = {}
         self._recalled: set[Hashable] = set()
 

@@ -10,17 +10,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
 from transformers import PreTrainedModel
 
-from specattn.decoding.drafting.gains import NONE
-from specattn.decoding.drafting.pace import Arm, LookupBackoff, Pace, PacedDrafter
-from specattn.decoding.drafting.sparse_chain import SparseDrafter
-from specattn.decoding.drafting.timings import Memory, Trials
+from specattn.decoding.drafting.pace import PacedDrafter, Share
+from specattn.decoding.drafting.pacer import Pacer
 from specattn.decoding.drafting.trained import Trained
 from specattn.decoding.drafting.trie import shared_tree
 from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Verified
@@ -32,7 +29,7 @@ from specattn.decoding.methods.longspec import LongSpec
 from specattn.decoding.methods.medusa import Medusa
 from specattn.decoding.methods.mtp import Mtp
 from specattn.decoding.methods.poss import PosS
-from specattn.decoding.methods.suffix import Lookup, Suffix, SuffixDrafter
+from specattn.decoding.methods.suffix import Lookup, Suffix
 from specattn.decoding.methods.vegas import Vegas, VegasDrafter
 from specattn.decoding.model.checkpoint import folder_of
 from specattn.decoding.model.model import Model
@@ -46,7 +43,6 @@ TRAINED: tuple[type[Trained], ...] = (PosS, Eagle3, LongSpec, DFlash, Mtp, Medus
 _PAYS = 256  # tokens that a run must be about to make before weights are rounded for it
 _ROUNDED_BYTES = 0.55  # of a weight in 4 bits, and its share of a scale
 _WITH_ROUNDED = 1024  # tokens that Vegas' drafts read at least, with rounded weights
-_AT_PAR = 2.0, 2.0  # passes of one row and tokens: a trained drafter, before it has been seen
 
 _log = logging.getLogger(__name__)
 
@@ -184,119 +180,60 @@ def _beside(model: PreTrainedModel) -> Method | None:
     return None
 
 
-class _NoIndex:
-    """Finds nothing: in place of `specattn._cpu`."""
-
-    def SuffixDrafter(self, corpora: list[Any]) -> _NoIndex:
-        return self
-
-    def PassTimes(self, rows: list[int], seconds: list[float]) -> None:
-        pass
-
-    def extend(self, tokens: list[int], successors: torch.Tensor | None) -> None:
-        pass
-
-    def learn(self, *_: Any) -> None:
-        pass
-
-    def best_trees(self, drafters: list[Any], *_: Any) -> tuple[int, tuple, tuple]:
-        return 1, ((-1,),) * len(drafters), (0.0,) * len(drafters)
-
-
-def _lookup(method: Suffix, context: DraftContext) -> SuffixDrafter:
-    """Return what looks up repetitions, or says once that it cannot."""
-    try:
-        return method.start(context)
-    except RuntimeError as error:
-        _say_once(str(error))
-        return SuffixDrafter(Suffix(recycling=False), context, _NoIndex())
-
-
-@cache
-def _say_once(reason: str) -> None:
-    _log.warning("auto drafts nothing from the text: %s", reason)
-
-
 class _AutoDrafter(Drafter):
     def __init__(self, context: DraftContext, lookup: Suffix, drafters: dict[str, Drafter]):
         self.target, self.sequences = context.target, context.sequences
-        self.drafters = drafters
-        self.suffix = _lookup(lookup, context)
+        self.drafters = cast(dict[str, PacedDrafter], drafters)
+        self.suffix = lookup.start(context)
         self.vegas = next((one for one in drafters.values() if isinstance(one, VegasDrafter)), None)
-        memory, arms = Memory.of(context), dict[str, Arm]()
-        for name, drafter in drafters.items():
-            armed = cast(PacedDrafter, drafter)
-            arms[name] = armed.arm = armed.arm.timed(memory, f"auto, {name}", 1 + lookup.max_nodes)
-            arms[name].guess = _AT_PAR
-            if isinstance(drafter, SparseDrafter):
-                arms[name].guess = drafter.guess()
-        trials = memory.model.recall(("pace", "auto"), Trials)
-        self.suffix.arm.trials = trials
-        self.pace, self.backoff = Pace(arms, trials), LookupBackoff(memory.clock)
+        self.shares = dict[str, Share]()
+        for name, drafter in self.drafters.items():
+            self.shares[name] = drafter.arm = drafter.arm.among(context, name, drafter)
+        self.pacer = self.suffix.pacer = Pacer(context, [*self.shares.values()], lookup.max_nodes)
+        for name, share in self.shares.items():
+            share.join(self.pacer, name)
+        self.suffix.alone = False
         self.name: str | None = None  # whose round it is
         self.own: list[bool] = []  # the requests that it drafts for
-        self.depth = 0  # of its draft
 
     def on_prefill(self, start: int, features: Sequence[torch.Tensor]) -> None:
         for drafter in self.drafters.values():
             drafter.on_prefill(start, features)
 
     def propose(self, root: torch.Tensor) -> Draft:
-        # Where scores were captured, a drafter gets ready.
-        waits = self.pace.fastest is None and self.capture is NO_CAPTURE
-        if waits and self.backoff.skips():
-            self.suffix.arm.begin(NONE, 1)
-            return self._looked_up(self.suffix.nothing(root))
-        self.backoff.begin()
-        if self.backoff.left_out:
-            self.suffix.catch_up()
-        lookup = self.suffix.find()
-        self.backoff.found(lookup.saved)
-        depth, row_seconds = self.sequences.draft_depth, lookup.row_seconds
-        chosen = self.pace.choose(depth, lookup.tokens, lookup.seconds, row_seconds)
-        self.capture = NO_CAPTURE
-        ready = self.vegas is None or chosen != Vegas.name or self.vegas.selected is not None
-        self.backoff.end("asked")
-        if chosen is not None and ready:
-            draft = self._draft(chosen, root, lookup)
+        pacer, depth = self.pacer, self.sequences.draft_depth
+        pacer.prepare(root, depth)
+        lookup = self.suffix.look_up()
+        promised = self.suffix.promised_by(lookup)
+        choice = pacer.choose(depth, lookup.rows if lookup else 1, promised)
+        name = self.name = choice.name
+        prepares = name == Vegas.name and self.vegas is not None and self.vegas.selected is None
+        if name is not None and not prepares:
+            draft = self.drafters[name].draft(root, choice.effort)
+            pacer.begin(draft.tree.size, self.shares[name], choice.effort)
+            # Requests to which what was looked up promises more draft that.
+            self.own = [choice.alone >= one for one in promised]
+            if lookup is None or not any(self.own):
+                self.own = [True] * len(root)
+            if lookup is not None and not all(self.own):
+                draft = _mixed(draft, self.own, lookup)
         else:
-            draft = self._looked_up(self.suffix.draft(root, lookup))
-        if self.vegas is not None and self.pace.keeps(Vegas.name, row_seconds):
+            self.name, self.own = None, [True] * len(root)
+            draft = self.suffix.nothing(root) if lookup is None else self.suffix.draft(root, lookup)
+            if not prepares:
+                pacer.begin(draft.tree.size)
+        self.capture = NO_CAPTURE
+        if name == Vegas.name and self.vegas is not None:
             self.capture = self.vegas.captured(draft.tree.size)
-        return draft
-
-    def _looked_up(self, draft: Draft) -> Draft:
-        """Return a draft of what was looked up as such."""
-        self.name, self.own = None, [True] * len(draft.tokens)
-        self.pace.looked_up()
-        return draft._replace(drafters=[Suffix.name] * len(draft.tokens))
-
-    def _draft(self, name: str, root: torch.Tensor, lookup: Lookup) -> Draft:
-        """Draft by running a model, but for requests to which what was looked up promises more."""
-        own = [self.pace.promises(name) >= tokens for tokens in lookup.tokens]
-        self.name, self.own = name, own if any(own) else [True] * len(own)
-        draft = self.drafters[name].propose(root)
-        self.depth = draft.tree.max_depth
-        if not all(self.own):
-            draft = _mixed(draft, self.own, lookup)
-        names = [name if own else Suffix.name for own in self.own]
-        return draft._replace(drafters=names)
+        drafters = [self.name if own and self.name else Suffix.name for own in self.own]
+        return draft._replace(drafters=drafters)
 
     def observe(self, verified: Verified) -> None:
-        looked_up = self.name is None
-        if asked := looked_up and not self.backoff.left_out:
-            self.backoff.begin()
-        whole = not looked_up and all(self.own)
-        if self.name is not None and not whole:
-            pairs = zip(verified.counts, self.own, strict=True)
-            self.pace.arms[self.name].learn(self.depth, [n if own else None for n, own in pairs])
+        mine, whole = self.name is not None, all(self.own)
+        self.pacer.end(verified, self.own)
         for name, drafter in self.drafters.items():
-            drafter.observe(verified._replace(own=whole and name == self.name))
-        if asked or not looked_up:
-            self.suffix.observe(verified._replace(own=asked))
-        else:  # the text is read before the next lookup
-            self.suffix.arm.end(verified)
-        self.backoff.end("learned")
+            drafter.observe(verified._replace(own=mine and whole and name == self.name))
+        self.suffix.observe(verified._replace(own=not mine))
 
     def compact(self, rows: list[int]) -> None:
         self.suffix.compact(rows)
@@ -304,7 +241,7 @@ class _AutoDrafter(Drafter):
             drafter.compact(rows)
 
     def details(self) -> dict[str, Any]:
-        """Return what passes cost."""
+        """Return what rounds cost."""
         return self.suffix.details()
 
 

@@ -37,7 +37,7 @@ class Cast(SelfDrafting, name="cast"):
 
     def start(self, context: DraftContext) -> Drafter:
         """Return a drafter for one run."""
-        return _CastDrafter(self, context, self.arm(context))
+        return _CastDrafter(self, context)
 
 
 class _CastDrafter(SparseDrafter):

@@ -10,25 +10,18 @@ appendix D.)
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from specattn.decoding.drafting.calibrating import pass_sizes
 from specattn.decoding.drafting.chain import ChainBuilder
-from specattn.decoding.drafting.gains import (
-    ChainGains,
-    Effort,
-    TreeGains,
-    beams,
-    chains,
-    sizes_up_to,
-)
-from specattn.decoding.drafting.pace import Arm, FixedSize, PacedDrafter
-from specattn.decoding.drafting.pruning import as_probabilities, pruned
-from specattn.decoding.drafting.timings import Memory
+from specattn.decoding.drafting.gains import ChainGains, Effort, Nodes, TreeGains, beams, chains
+from specattn.decoding.drafting.pace import FixedSize, PacedDrafter, Share
+from specattn.decoding.drafting.pruning import pruned
 from specattn.decoding.drafting.trained import Trained, check_widths
 from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Verified
 from specattn.decoding.methods.longspec_block import DraftBlock
@@ -142,18 +135,21 @@ class LongSpec(Trained[LongSpecDrafter], name="longspec"):
         module, levels = method.loaded(context.target.model), method._levels
         block = DraftBlock(module, context, 1 + sum(levels), len(levels))
         most = None if self.nodes is None else self.nodes + 1
-        arm, memory = FixedSize(Effort(max(levels), len(levels)), most), Memory.of(context)
+        arm = FixedSize(Effort(max(levels), len(levels)), most)
         if self.gamma is not None:
+            chain = ChainBuilder(len(levels), context, rejection=self.rejection)
+            drafter: _BlockDrafter = _ChainDrafter(block, chain, arm)
             if self.gamma == "auto":
                 efforts = chains(len(levels))
-                sizes = [effort.depth + 1 for effort in efforts]
-                arm = Arm(memory, "longspec, chain", efforts, sizes, ChainGains)
-            chain = ChainBuilder(len(levels), context, rejection=self.rejection)
-            return _ChainDrafter(block, chain, arm)
+                sizes = [1, *(effort.depth + 1 for effort in efforts)]
+                given: Any = ("longspec, chain", efforts, sizes, ChainGains, drafter.attempt)
+                drafter.arm = Share(context, *given)
+            return drafter
+        drafter = _TreeDrafter(block, levels, arm)
         if self.widths is None and self.nodes is None:
-            efforts, sizes = beams(max(levels), len(levels)), sizes_up_to(1 + sum(levels))
-            arm = Arm(memory, "longspec", efforts, sizes, TreeGains)
-        return _TreeDrafter(block, levels, arm)
+            efforts, sizes = beams(max(levels), len(levels)), pass_sizes(context, 1 + sum(levels))
+            drafter.arm = Share(context, "longspec", efforts, sizes, TreeGains, drafter.attempt)
+        return drafter
 
 
 class _BlockDrafter(PacedDrafter):
@@ -162,8 +158,9 @@ class _BlockDrafter(PacedDrafter):
     Without an effort `draft` lets the block store the root alone.
     """
 
-    def __init__(self, block: DraftBlock, arm: FixedSize):
+    def __init__(self, block: DraftBlock, arm: FixedSize, most_rows: int):
         self.block, self.arm, self.sequences = block, arm, block.sequences
+        self.most_rows = most_rows
         self.kept: torch.Tensor | None = None  # which of the block's nodes are verified
 
     def observe(self, verified: Verified) -> None:
@@ -181,23 +178,29 @@ class _TreeDrafter(_BlockDrafter):
     """Beam search that drops nothing before the tree is grown."""
 
     def __init__(self, block: DraftBlock, widths: tuple[int, ...], arm: FixedSize):
-        super().__init__(block, arm)
+        super().__init__(block, arm, 1 + sum(widths))
         self.widths = widths
         self.chains = [Tree.chain(n, device=block.storage.device) for n in range(len(widths) + 1)]
 
+    def attempt(self, root: torch.Tensor, effort: Effort) -> tuple[Draft, torch.Tensor]:
+        """Return the whole tree of an effort, and its nodes' scores."""
+        return self.block.grow(root, self._widths(effort))
+
+    def _widths(self, effort: Effort) -> tuple[int, ...]:
+        return tuple(min(width, effort.width) for width in self.widths[: effort.depth])
+
     def draft(self, root: torch.Tensor, effort: Effort) -> Draft:
-        widths = tuple(min(width, effort.width) for width in self.widths[: effort.depth])
-        grown, scores = self.block.grow(root, widths)
+        (grown, scores), widths = self.attempt(root, effort), self._widths(effort)
         self.kept = None
         count = grown.tree.size - 1
         if widths:
-            chances = partial(as_probabilities, scores[:, 1:])
-            count = self.arm.rows(effort, grown.tree.size, chances, _places(widths)) - 1
+            drafted = grown.tokens[:, 1:], scores[:, 1:], grown.tree.parents[:, 1:] - 1
+            nodes = lambda: Nodes(*drafted, *_places(widths))  # noqa: E731
+            count = self.arm.rows(effort, grown.tree.size, nodes) - 1
         if max(widths, default=1) == 1:  # the most probable nodes of a path are its first
             return Draft(self.chains[count], grown.tokens[:, : count + 1])
         if count == grown.tree.size - 1:
             return grown
-        drafted = grown.tokens[:, 1:], scores[:, 1:], grown.tree.parents[:, 1:] - 1
         draft, kept = pruned(root, *drafted, count, depth=len(widths), width=max(widths))
         self.kept = torch.nn.functional.pad(kept + 1, (1, 0))
         return draft
@@ -207,7 +210,7 @@ class _ChainDrafter(_BlockDrafter):
     """One path, drawn from the drafter's distribution as the target's tokens are from its own."""
 
     def __init__(self, block: DraftBlock, chain: ChainBuilder, arm: FixedSize):
-        super().__init__(block, arm)
+        super().__init__(block, arm, len(chain.trees))
         self.chain = chain
         self.probs: list[torch.Tensor] = []
 
@@ -216,6 +219,9 @@ class _ChainDrafter(_BlockDrafter):
         draw = None if self.chain.sampler.takes_largest else self._draw
         grown, _ = self.block.grow(root, (1,) * effort.depth, draw)
         return self.chain.draft(grown.tokens, self.probs)
+
+    def attempt(self, root: torch.Tensor, effort: Effort) -> None:
+        self.draft(root, effort)
 
     def _draw(self, logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         step = tokens.shape[1] - 1

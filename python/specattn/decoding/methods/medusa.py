@@ -17,16 +17,14 @@ import numpy as np
 import torch
 
 from specattn.blocks import Ops
-from specattn.decoding.drafting.gains import NONE, Effort, TreeGains, sizes_up_to
-from specattn.decoding.drafting.pace import Arm, FixedSize, PacedDrafter
-from specattn.decoding.drafting.pruning import as_probabilities, pruned
-from specattn.decoding.drafting.timings import Memory
+from specattn.decoding.drafting.calibrating import pass_sizes
+from specattn.decoding.drafting.gains import Effort, Nodes, TreeGains
+from specattn.decoding.drafting.pace import FixedSize, PacedDrafter, Share
+from specattn.decoding.drafting.pruning import pruned
 from specattn.decoding.drafting.trained import Headed
 from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Verified
 from specattn.drafters import MedusaHeads
 from specattn.tree import Tree
-
-_HEADS = Effort(1, 1)  # all heads at once
 
 
 @dataclass(frozen=True)
@@ -64,12 +62,14 @@ class Medusa(Headed[MedusaHeads], name="medusa"):
 
     def start(self, context: DraftContext) -> Drafter:
         """Return a drafter for one run."""
-        heads, arm = self.loaded(context.target.model), FixedSize(_HEADS)
+        heads = self.loaded(context.target.model)
         widths = self.widths_of(heads)
+        effort = Effort(max(widths), len(widths))  # all heads at once
+        drafter = _MedusaDrafter(heads, widths, context, FixedSize(effort))
         if self.widths is None:
-            sizes = sizes_up_to(Tree.full(widths).size)
-            arm = Arm(Memory.of(context), "medusa", [NONE, _HEADS], sizes, TreeGains)
-        return _MedusaDrafter(heads, widths, context, arm)
+            sizes = pass_sizes(context, Tree.full(widths).size)
+            drafter.arm = Share(context, "medusa", [effort], sizes, TreeGains, drafter.attempt)
+        return drafter
 
 
 class _MedusaDrafter(PacedDrafter):
@@ -80,7 +80,7 @@ class _MedusaDrafter(PacedDrafter):
         context: DraftContext,
         arm: FixedSize,
     ):
-        self.arm = arm
+        self.arm, self.most_rows = arm, Tree.full(widths).size
         target = self.target = context.target
         self.heads, self.widths, self.sequences = heads, widths, context.sequences
         self.programs = target.recall(("medusa", widths), heads, target.programs)
@@ -116,13 +116,17 @@ class _MedusaDrafter(PacedDrafter):
                 found[:, nodes] += found[:, parents[nodes]]
             return found
 
-        place = np.zeros((2, tree.size - 1))
-        chances = lambda: as_probabilities(of_paths())  # noqa: E731
-        count = self.arm.rows(effort, tree.size, chances, place) - 1
+        place = tree.depths[1:].numpy(force=True), np.zeros(tree.size - 1, int)
+        nodes = lambda: Nodes(drafted, of_paths(), parents, *place)  # noqa: E731
+        count = self.arm.rows(effort, tree.size, nodes) - 1
         if count == tree.size - 1:
             return Draft(tree, torch.cat([root[:, None], drafted], 1))
         above, width = parents.expand(len(root), -1), max(self.widths)
         return pruned(root, drafted, of_paths(), above, count, depth=depth, width=width)[0]
+
+    def attempt(self, root: torch.Tensor, effort: Effort) -> None:
+        """Run all heads."""
+        self._guesses(effort.depth)
 
     def _guesses(self, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the first guesses of `depth` heads, and log-probabilities: [B, depth, widest]."""

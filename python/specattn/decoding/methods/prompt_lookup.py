@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
-from specattn.decoding.drafting.gains import NONE, ChainGains, Effort, TreeGains, sizes_up_to
-from specattn.decoding.drafting.pace import Arm, FixedSize, PacedDrafter
-from specattn.decoding.drafting.timings import Memory
+from specattn.decoding.drafting.gains import ChainGains, Effort
+from specattn.decoding.drafting.pacer import Pacer
 from specattn.decoding.drafting.trie import common, draft_of_paths
 from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Verified
 from specattn.decoding.engine.method import Method
@@ -66,13 +66,12 @@ class PromptLookup(Method, name="prompt_lookup"):
         return _CopyingDrafter(self, context)
 
 
-class _CopyingDrafter(PacedDrafter):
+class _CopyingDrafter(Drafter):
     def __init__(self, method: PromptLookup, context: DraftContext):
         self.most, self.sequences = method.max_nodes - 1, context.sequences
-        self.arm, self.chances = FixedSize(), list[ChainGains]()
+        self.pacer, self.chances = None, list[ChainGains]()
         if method.gamma is None:
-            sizes = sizes_up_to(method.max_nodes)
-            self.arm = Arm(Memory.of(context), "prompt_lookup", [NONE], sizes, TreeGains)
+            self.pacer = Pacer(context, most_looked_up=method.max_nodes)
             # How often copies come true, by how many tokens matched.
             whole = Effort(1, self.most)
             self.chances = [ChainGains([whole], [self.most]) for _ in range(method.longest + 1)]
@@ -88,16 +87,24 @@ class _CopyingDrafter(PacedDrafter):
             index.match(length) for index, length in zip(self.indexes.active, lengths, strict=True)
         ]
         self.lengths = self.sequences.lengths
-        rows = self.arm.rows(NONE, self.most + 1, self._chances)
+        rows = self.most + 1
+        if self.pacer is not None:
+            self.pacer.prepare(root, self.sequences.draft_depth)
+            rows = self.pacer.best_rows(self._chances())
         draft = draft_of_paths(root, [[path[: rows - 1]] for _, path in self.copied])
-        self.arm.begin(NONE, draft.tree.size)
+        if self.pacer is not None:
+            self.pacer.begin(draft.tree.size)
         return draft
 
     def observe(self, verified: Verified) -> None:
-        super().observe(verified)
-        if self.chances:
+        if self.pacer is not None:
+            self.pacer.end(verified)
             self._learn()
         self.indexes.catch_up()
+
+    def details(self) -> dict[str, Any]:
+        """Return what passes were found to cost."""
+        return {} if self.pacer is None else self.pacer.details()
 
     def _chances(self) -> list[list[float]]:
         """Return how likely each request's copied tokens are accepted."""

@@ -57,7 +57,7 @@ class Quest(Budgeted, name="quest"):
 
 class _QuestDrafter(SparseDrafter):
     def __init__(self, method: Quest, context: DraftContext):
-        super().__init__(method, context, method.arm(context))
+        super().__init__(method, context)
         self.method = method
         self.bounds = PageBounds(context.target, method.page_size)
         self.read: list[int] | None = None  # tokens of every text

@@ -60,7 +60,7 @@ class _SpecExtendDrafter(GuidedDrafter):
     def __init__(self, method: SpecExtend, context: DraftContext):
         # Newer than the last whole chunk: less than a chunk, a round's tokens, the next draft.
         newer = method.chunk_size + 2 * method.max_gamma
-        super().__init__(method, newer, context, method.arm(context, "collecting every row"))
+        super().__init__(method, newer, context)
         self.method = method
 
     def captured(self, rows: int) -> CaptureSpec:

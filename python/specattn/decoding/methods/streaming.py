@@ -66,7 +66,7 @@ class Streaming(Budgeted, name="streaming"):
 
 class _StreamingDrafter(SparseDrafter):
     def __init__(self, method: Streaming, context: DraftContext):
-        super().__init__(method, context, method.arm(context))
+        super().__init__(method, context)
         self.method = method
 
     def selectors(self, count: int) -> list[Selection]:

@@ -15,9 +15,8 @@ import torch
 from transformers import PreTrainedModel
 
 from specattn.decoding.drafting.corpus import corpora_of, suffix_index
-from specattn.decoding.drafting.gains import NONE, TreeGains
-from specattn.decoding.drafting.pace import Arm, FixedSize
-from specattn.decoding.drafting.timings import SIZES, Memory
+from specattn.decoding.drafting.gains import SIZES
+from specattn.decoding.drafting.pacer import Pacer
 from specattn.decoding.drafting.trie import shared_tree
 from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Verified
 from specattn.decoding.engine.method import Method
@@ -109,24 +108,20 @@ class Lookup(NamedTuple):
 
     A pass of `rows` rows per request, the root's included, with trees of `shapes`, the parents of
     their nodes; `drafted`, int64 [B, rows] on the host, are roots and nodes' tokens until the next
-    lookup. It is expected to take `seconds`, to emit `tokens` to each request, the bonus token
-    included, and to save `saved` seconds over passes without a draft, which take `row_seconds`:
-    None before any was timed.
+    lookup. Of each request's nodes `expected` are expected to be accepted.
     """
 
     rows: int
     shapes: tuple[tuple[int, ...], ...]
     drafted: torch.Tensor
-    seconds: float
-    tokens: list[float]
-    saved: float
-    row_seconds: float | None
+    expected: tuple[float, ...]
 
 
 class SuffixDrafter(Drafter):
     """Drafts from the text's own repetitions, by `native`: `specattn._cpu`, or what has its names.
 
     Between `find` and `draft` another drafter may turn out to be faster; its round is followed.
+    `pacer` says what passes take, None where a number of nodes is given.
     """
 
     def __init__(self, method: Suffix, context: DraftContext, native: Any):
@@ -143,42 +138,58 @@ class SuffixDrafter(Drafter):
         self.indexes = [native.SuffixDrafter(corpora) for _ in self.running]
         for row, index in zip(self.running, self.indexes, strict=True):
             index.extend(context.sequences.text(row).tolist(), self.successors)
-        self.arm, self.times = FixedSize(), native.PassTimes([method.max_nodes], [1.0])
+        self.times, self.pacer = native.PassTimes([method.max_nodes], [1.0]), None
         if method.nodes is None:
-            self.times = native.PassTimes([1], [1.0])
-            self.arm = Arm(Memory.of(context), "suffix", [NONE], SIZES, TreeGains)
-        self.known: dict[int, float] = {}  # seconds by rows, as `self.times` has them
+            self.pacer = Pacer(context, most_looked_up=method.max_nodes)
+        self.alone = True  # or else whether it drafts is not its own choice
+        self.asked = False  # whether this round has looked up
         self.room = torch.empty(
             len(self.running) * method.max_nodes, dtype=torch.int64, device="cpu"
         )
         self.drafted: dict[int, torch.Tensor] = {}  # the part of `room` for so many rows
-        self.expected: tuple[float, ...] = ()
-        self.promised = self.accepted = 0.0
+        self.promised = self.accepted = self.expected = 0.0
         self.root_alone = Tree.chain(0, device=target.device)
 
+    def look_up(self) -> Lookup | None:
+        """Return what is worth drafting now, None where lookups have not paid of late."""
+        if self.pacer is None:
+            return self.find()
+        before, self.asked = self.asked, self.pacer.asks()
+        if not self.asked:
+            return None
+        begin = self.pacer.clock.now()
+        if not before:
+            self.catch_up()
+        lookup = self.find()
+        self.pacer.took("found", begin)
+        return lookup
+
+    def promised_by(self, lookup: Lookup | None) -> list[float]:
+        """Return how many tokens each request should get by what was found, none without."""
+        if lookup is None or self.pacer is None:
+            return []
+        return [1 + self.pacer.lookups.factor * one for one in lookup.expected]
+
     def find(self) -> Lookup:
-        """Return what is worth drafting now."""
+        """Return what is worth drafting now, looked up in any case."""
         most, sequences = self.method.depth, self.sequences
         depths = [min(most, sequences.drafts(row)) for row in sequences.active]
-        known, between = self.arm.measured()
-        if known and known is not self.known:
-            self.known = known
+        if self.pacer is not None:
+            known = self.pacer.of_lookups()
             self.times = self.native.PassTimes(list(known), list(known.values()))
-        rows, shapes, self.expected = self.native.best_trees(
+        rows, shapes, expected = self.native.best_trees(
             self.indexes, depths, self.times, self.room, self.successors
         )
         if (drafted := self.drafted.get(rows)) is None:
             count = len(shapes)
             drafted = self.drafted[rows] = self.room[: count * rows].view(count, rows)
-        tokens = [1 + gain for gain in self.expected]
-        seconds = self.known.get(rows, 0.0)
-        saved = sum(tokens) / len(tokens) * self.known.get(1, 0.0) - seconds
-        plain = known[1] + between if known else None
-        return Lookup(rows, shapes, drafted, seconds + between, tokens, saved, plain)
+        if self.pacer is not None:
+            self.pacer.wanted(rows)
+        return Lookup(rows, shapes, drafted, expected)
 
     def draft(self, root: torch.Tensor, lookup: Lookup) -> Draft:
         """Return what was found as a draft behind `root` [B]."""
-        self.arm.begin(NONE, lookup.rows)
+        self.expected = sum(lookup.expected)
         if lookup.rows == 1:
             return self.nothing(root)
         return Draft(shared_tree(lookup.shapes, root.device), lookup.drafted.to(root.device))
@@ -189,15 +200,37 @@ class SuffixDrafter(Drafter):
 
     def propose(self, root: torch.Tensor) -> Draft:
         """Draft behind `root` [B]."""
-        return self.draft(root, self.find())
+        if self.pacer is not None:
+            self.pacer.prepare(root, self.sequences.draft_depth)
+        lookup = self.look_up()
+        if self.pacer is None or lookup is None:
+            draft = self.nothing(root) if lookup is None else self.draft(root, lookup)
+        else:
+            promised = self.promised_by(lookup)
+            choice = self.pacer.choose(self.sequences.draft_depth, lookup.rows, promised)
+            draft = self.draft(root, lookup) if choice.rows > 1 else self.nothing(root)
+        if self.pacer is not None:
+            self.pacer.begin(draft.tree.size)
+        return draft
 
     def observe(self, verified: Verified) -> None:
         """Learn what the target ranked best, and of an own draft how much was accepted."""
-        if verified.own:
-            self.arm.end(verified)
-            if verified.draft.tree.size > 1:
-                self.promised += sum(self.expected)
-                self.accepted += sum(verified.counts)
+        if self.pacer is not None and self.alone:
+            self.pacer.end(verified)
+        if self.pacer is not None and not self.asked:
+            return  # the text is read before the next lookup
+        begin = None if self.pacer is None else self.pacer.clock.now()
+        if verified.own and verified.draft.tree.size > 1:
+            self.promised += self.expected
+            self.accepted += sum(verified.counts)
+            if self.pacer is not None:
+                self.pacer.lookups.learn(self.expected, sum(verified.counts))
+        self._read(verified)
+        if self.pacer is not None:
+            self.pacer.took("learned", begin)
+
+    def _read(self, verified: Verified) -> None:
+        """Read what was generated, and keep what the target ranked best."""
         logits, tokens = verified.result.logits, verified.draft.tokens
         if self.successors is None:
             self.catch_up()
@@ -248,7 +281,7 @@ class SuffixDrafter(Drafter):
 
     def details(self) -> dict[str, Any]:
         """Return what passes were found to cost, and how true the expectations were."""
-        if self.method.nodes is not None:
+        if self.pacer is None:
             return {}
         true = round(self.accepted / self.promised, 3) if self.promised else None
-        return {**self.arm.details(), "accepted per expected": true}
+        return {**self.pacer.details(), "accepted per expected": true}

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
-from specattn.decoding.drafting.gains import NONE, TreeGains, sizes_up_to
-from specattn.decoding.drafting.pace import Arm, FixedSize, PacedDrafter
-from specattn.decoding.drafting.timings import SIZES, Memory
+from specattn.decoding.drafting.calibrating import pass_sizes
+from specattn.decoding.drafting.gains import SIZES, Effort, Nodes, TreeGains
+from specattn.decoding.drafting.pace import FixedSize, PacedDrafter, Share
 from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Verified
 from specattn.decoding.engine.method import Method
 from specattn.tree import Tree
@@ -71,25 +73,30 @@ class _RecyclingDrafter(PacedDrafter):
         self.successors = torch.zeros(vocabulary, k, dtype=torch.int32, device=device)
         self.paths = best_rank_paths(method.max_nodes - 1, method.depth, k)
         self.trees: dict[tuple[int, int], _RankTree] = {}
-        self.arm = FixedSize()
+        effort = Effort(k, max(map(len, self.paths)))
+        self.arm = FixedSize(effort)
         if method.nodes is None:
-            sizes = sizes_up_to(method.max_nodes)
-            self.arm = Arm(Memory.of(context), "token_recycling", [NONE], sizes, TreeGains)
+            sizes = pass_sizes(context, method.max_nodes)
+            self.arm = Share(context, "token_recycling", [effort], sizes, TreeGains)
 
-    def propose(self, root: torch.Tensor) -> Draft:
-        tokens = root[:, None]
+    def draft(self, root: torch.Tensor, effort: Effort) -> Draft:
+        """Read the best paths of an effort's depth, as many as pay, from the table."""
         # Where a text has no use for more, the tree begins as the whole one does.
-        depth = min(max(map(len, self.paths)), self.sequences.draft_depth)
-        paths = [path for path in self.paths if len(path) <= depth]
-        chances = lambda: [[2.0 ** -_halvings(path) for path in paths]] * len(root)  # noqa: E731
-        rows = self.arm.rows(NONE, len(paths) + 1, chances)
-        if (rows, depth) not in self.trees:
-            self.trees[rows, depth] = _RankTree(paths[: rows - 1], root.device)
-        tree = self.trees[rows, depth]
-        for parents, ranks in tree.levels:
+        depth = min(effort.depth, self.sequences.draft_depth)
+        whole, tokens = self._tree(depth, len(self.paths)), root[:, None]
+        for parents, ranks in whole.levels:
             tokens = torch.cat([tokens, self.successors[tokens[:, parents], ranks].long()], 1)
-        self.arm.begin(NONE, tree.tree.size)
-        return Draft(tree.tree, tokens)
+        rows = whole.tree.size
+        if depth:
+            rows = self.arm.rows(effort, rows, lambda: whole.nodes(tokens[:, 1:]))
+        tree = self._tree(depth, rows - 1)
+        return Draft(tree.tree, tokens.index_select(1, whole.places(tree)))
+
+    def _tree(self, depth: int, count: int) -> _RankTree:
+        if (depth, count) not in self.trees:
+            paths = [path for path in self.paths if len(path) <= depth][:count]
+            self.trees[depth, count] = _RankTree(paths, self.successors.device)
+        return self.trees[depth, count]
 
     def observe(self, verified: Verified) -> None:
         super().observe(verified)
@@ -102,11 +109,27 @@ class _RankTree:
 
     def __init__(self, paths: Sequence[tuple[int, ...]], device: torch.device):
         self.tree = Tree.from_paths(paths, device=device)
-        ordered = sorted(paths, key=lambda path: (len(path), path))
-        widths = [len(list(level)) for _, level in itertools.groupby(ordered, len)]
-        ranks = torch.tensor([path[-1] for path in ordered], device=device)
+        self.ordered = sorted(paths, key=lambda path: (len(path), path))
+        widths = [len(list(level)) for _, level in itertools.groupby(self.ordered, len)]
+        ranks = torch.tensor([path[-1] for path in self.ordered], dtype=torch.int64, device=device)
         parents = self.tree.parents[1:]
         self.levels = list(zip(parents.split(widths), ranks.split(widths), strict=True))
+        self.halvings = torch.tensor([_halvings(path) for path in self.ordered], device=device)
+
+    def nodes(self, tokens: torch.Tensor) -> Nodes:
+        """Return the nodes of trees whose drafted tokens [B, n] are these."""
+        scores = (self.halvings * math.log(0.5)).expand(len(tokens), -1)
+        levels, ranks = (
+            np.array(x) for x in zip(*((len(p), p[-1]) for p in self.ordered), strict=True)
+        )
+        return Nodes(tokens, scores, self.tree.parents[1:] - 1, levels, ranks)
+
+    def places(self, part: _RankTree) -> torch.Tensor:
+        """Return where the nodes of a part of this tree stand in it, the root included."""
+        numbers = {path: n for n, path in enumerate(self.ordered, start=1)}
+        return torch.tensor(
+            [0, *map(numbers.__getitem__, part.ordered)], device=self.halvings.device
+        )
 
 
 def _halvings(path: tuple[int, ...]) -> int:

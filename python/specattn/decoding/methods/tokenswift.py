@@ -20,11 +20,11 @@ import numpy as np
 import torch
 
 from specattn.blocks import Ops
-from specattn.decoding.drafting.gains import NONE, Effort, TreeGains, sizes_up_to
+from specattn.decoding.drafting.calibrating import pass_sizes
+from specattn.decoding.drafting.gains import SIZES, Effort, Nodes, TreeGains
 from specattn.decoding.drafting.ngrams import NGramTable
-from specattn.decoding.drafting.pace import Arm, FixedSize, PacedDrafter
+from specattn.decoding.drafting.pace import FixedSize, PacedDrafter, Share
 from specattn.decoding.drafting.partial_cache import PartialCache
-from specattn.decoding.drafting.timings import SIZES, Memory
 from specattn.decoding.drafting.trained import Headed
 from specattn.decoding.drafting.trie import (
     Trie,
@@ -39,8 +39,6 @@ from specattn.decoding.passes.attention import NO_CAPTURE, CaptureSpec
 from specattn.decoding.text.sequences import RequestIndexes
 from specattn.drafters import TokenSwiftHeads
 from specattn.tree import Tree
-
-_PASS = Effort(1, 1)  # of the target on the partial cache, and the heads
 
 
 @dataclass(frozen=True)
@@ -123,11 +121,13 @@ class _TokenSwiftDrafter(PacedDrafter):
         self.sampler, self.sequences = context.sampler, context.sequences
         self.programs = self.target.recall("tokenswift", heads, self.target.programs)
         self.widths = method.widths_of(heads)
-        self.arm = FixedSize(_PASS)
+        # A pass of the target on the partial cache, and all heads.
+        effort = Effort(max(self.widths), max(len(self.widths), method.depth))
+        self.arm, self.most_rows = FixedSize(effort), method.max_nodes
         if method.widths is None:
-            sizes = sizes_up_to(min(method.max_nodes, SIZES[-1]))
-            kind = f"tokenswift, {method.budget}"
-            self.arm = Arm(Memory.of(context), kind, [NONE, _PASS], sizes, TreeGains)
+            sizes = pass_sizes(context, min(method.max_nodes, SIZES[-1]))
+            given: Any = ([effort], sizes, TreeGains, self.attempt, None, self._is_ranked)
+            self.arm = Share(context, f"tokenswift, {method.budget}", *given)
         levels = range(len(self.widths))
         self.chains = [Tree.chain(depth, device=self.target.device) for depth in levels]
         self.tables = RequestIndexes(
@@ -162,11 +162,17 @@ class _TokenSwiftDrafter(PacedDrafter):
         tries = [trie(paths) for paths in candidates]
         most = max(len(parents) for parents, _ in tries)
         chances = cache(lambda: probabilities_of(tries, scores))
-        rows = self.arm.rows(effort, most, chances, np.zeros((2, most - 1)))
+        rows = self.arm.rows(effort, most, lambda: nodes_of(tries, chances()))
         if rows == most:
             return draft_of_tries(root, tries)
         pairs = zip(tries, chances(), strict=True)
         return draft_of_tries(root, [best_of_trie(one, own, rows - 1) for one, own in pairs])
+
+    def _is_ranked(self) -> bool:
+        return self.cache.ranked
+
+    def attempt(self, root: torch.Tensor, effort: Effort) -> None:
+        self._ranked(root, self.widths[: effort.depth])
 
     def observe(self, verified: Verified) -> None:
         super().observe(verified)
@@ -247,6 +253,21 @@ class _TokenSwiftDrafter(PacedDrafter):
             self.rounds += 1
             self.accepted += len(path)
             self.reused += max((common(path, ngram) for ngram in ngrams), default=0)
+
+
+def nodes_of(tries: Sequence[Trie], chances: Any) -> Nodes:
+    """Return the drafted nodes of tries, with the probabilities [B, n] of their paths."""
+    batch, n = chances.shape
+    tokens, parents = torch.zeros(2, batch, n, dtype=torch.int64, device="cpu")
+    levels = np.ones((batch, n), int)
+    for request, (above, own) in enumerate(tries):
+        count = len(own) - 1
+        tokens[request, :count] = torch.tensor(own[1:])
+        parents[request, :count] = torch.tensor(above[1:]) - 1
+        for node, parent in enumerate(above[1:]):
+            levels[request, node] = 1 if parent == 0 else levels[request, parent - 1] + 1
+    scores = torch.from_numpy(chances).log()
+    return Nodes(tokens, scores, parents, levels, np.zeros_like(levels))
 
 
 def probabilities_of(tries: Sequence[Trie], scores: torch.Tensor) -> Any:

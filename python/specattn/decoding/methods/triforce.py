@@ -133,7 +133,7 @@ class _RetrievalDrafter(SelectionDrafter):
     """Chains drafted by the target on the chunks that its first verification led to."""
 
     def __init__(self, method: TriForce, context: DraftContext):
-        super().__init__(method, 0, context, method.arm(context))
+        super().__init__(method, 0, context)
         self.method = method
         if self.target.full_layers:
             self.capture = CaptureSpec(queries=True)
@@ -179,6 +179,9 @@ class _HierarchyDrafter(_RetrievalDrafter):
         self.small = _SmallModel(method, context, self.chain, self.tree)
         self.passes = torch.zeros((), dtype=torch.int64, device=device)
         self.kept = self.passes
+
+    def attempt(self, root: torch.Tensor, effort: Effort) -> None:
+        self.draft(root, effort)
 
     def draft(self, root: torch.Tensor, effort: Effort) -> Draft:
         self.small.begin()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 from specattn.decoding.drafting.budget import Budgeted
-from specattn.decoding.drafting.gains import NONE, Effort
+from specattn.decoding.drafting.gains import Effort
 from specattn.decoding.drafting.sparse_chain import GuidedDrafter, PrefixSelection, rows_at
 from specattn.decoding.engine.contract import DraftContext, Verified
 from specattn.decoding.passes.attention import CaptureSpec, Selection
@@ -52,9 +52,8 @@ class Vegas(Budgeted, name="vegas"):
         ranked by the scores of all heads, which are exchanged. Otherwise each rank selects for its
         own, as the authors' program does.
     switch : bool
-        Draft only while it pays by the times of the run's own rounds (`Arm`). Otherwise every
-        round drafts `gamma` tokens. It changes no text, but for drafts that are sampled by
-        themselves (`rejection`).
+        Whether a given `gamma` is drafted only in rounds in which that pays. It changes no text,
+        but for drafts that are sampled by themselves (`rejection`).
 
     Raises
     ------
@@ -70,7 +69,7 @@ class Vegas(Budgeted, name="vegas"):
     ranking: Ranking = "logit"
     per_head: bool = False
     mean_over_ranks: bool = True
-    switch: bool = True
+    switch: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -81,10 +80,9 @@ class Vegas(Budgeted, name="vegas"):
 
     @property
     def efforts(self) -> list[Effort]:
-        """The drafts that are chosen from by their times, none included if it may `switch`."""
-        if not self.switch:
-            return [Effort(1, self.max_gamma)]
-        return super().efforts if self.gamma is None else [NONE, Effort(1, self.gamma)]
+        """The drafts that are chosen from, none apart."""
+        given = self.gamma is not None and self.switch
+        return [Effort(1, self.max_gamma)] if given else super().efforts
 
     def start(self, context: DraftContext) -> VegasDrafter:
         """Return a drafter; its first round drafts nothing, because no scores exist yet."""
@@ -105,9 +103,8 @@ class VegasDrafter(GuidedDrafter):
     def __init__(self, method: Vegas, context: DraftContext, deepest: int = 0):
         # At first the last root and path are newer than the prefix.
         newer = method.max_gamma + max(method.max_gamma, deepest)
-        arm = method.arm(context, f"collecting {method.rows} {method.ranking}")
-        super().__init__(method, newer, context, arm)
         self.method = method
+        super().__init__(method, newer, context)
 
     def select(self, verified: Verified) -> None:
         """Select by the scores of a verification, if it was asked for them."""

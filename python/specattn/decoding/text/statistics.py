@@ -206,6 +206,11 @@ class Clock:
         """Whether the device has come that far."""
         return not self.on_cuda or moment.query()
 
+    def wait(self, moment: Any) -> None:
+        """Wait until the device has come that far."""
+        if self.on_cuda:
+            moment.synchronize()
+
     def seconds(self, begin: Any, end: Any) -> float:
         """Return the seconds between two moments that have passed."""
         return begin.elapsed_time(end) / 1e3 if self.on_cuda else end - begin

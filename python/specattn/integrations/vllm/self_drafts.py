@@ -45,10 +45,13 @@ class SelfDrafts:
     Raises
     ------
     ValueError
-        The model is split into stages, or runs in replicas.
+        The model is split into stages, or runs in replicas; or a layer's attention is not ours, or
+        shares a cache.
     """
 
-    def __init__(self, name: str, config: VllmConfig, most: int, ratio: float, min_tokens: int):
+    def __init__(
+        self, name: str, config: VllmConfig, model: Any, most: int, ratio: float, min_tokens: int
+    ):
         for kind, reason in _REFUSED.items():
             if (size := getattr(config.parallel_config, f"{kind}_parallel_size")) > 1:
                 raise ValueError(f"{name}: expected {kind} parallelism of 1, got {size}: {reason}")
@@ -56,9 +59,6 @@ class SelfDrafts:
         self.ratio, self.min_tokens = ratio, min_tokens
         self.capacity = config.model_config.max_model_len
         self.ranks = config.parallel_config.tensor_parallel_size
-
-    def load_model(self, model: Any) -> None:
-        """Set the target; ValueError where a layer's attention is not ours, or shares a cache."""
         layers = dict[str, Attention]()
         for name, layer in get_layers_from_vllm_config(self.config, AttentionLayerBase).items():
             if not isinstance(layer, Attention):  # it keeps a state, or latents
@@ -97,13 +97,28 @@ class SelfDrafts:
         found: T = get_tp_group().broadcast_object(decision)
         return found
 
-    def ready(self, rows: Sequence[int], lengths: np.ndarray, steps: int) -> list[int]:
-        """Return those of `rows` for which chains of `steps` can be drafted now.
+    def drafted(
+        self, rows: Sequence[int], lengths: np.ndarray, tokens: np.ndarray, steps: int, again: bool
+    ) -> dict[int, list[int]]:
+        """Return chains of `steps` tokens for those of `rows` that can have one now: as on rank 0.
 
-        The last pass must have ranked their tokens, and not have been a part of a prompt, which
-        ranks otherwise. `lengths` [B] count the tokens of each row's request.
+        `lengths` [B] count the tokens of each row's request, which are in `tokens`, vLLM's table
+        [B, max_model_len]. The next pass ranks the cached tokens if drafts are wanted `again`, or
+        are wanted now and there are none.
         """
-        selected = self.selections.last()
+        ready = self._ready(rows, lengths, steps)
+        decision = ready, steps, again or (bool(rows) and not ready)
+        ready, steps, wanted = self.agreed(decision)
+        chains = self._draft(ready, lengths, tokens, steps) if ready else []
+        self.collect(wanted)
+        return dict(zip(ready, chains, strict=True))
+
+    def _ready(self, rows: Sequence[int], lengths: np.ndarray, steps: int) -> list[int]:
+        """Return those of `rows` whose tokens the last pass ranked, and that have room.
+
+        A part of a prompt is ranked otherwise.
+        """
+        selected = self.selections.last() if rows else None
         if selected is None:
             return []
         return [
@@ -112,13 +127,10 @@ class SelfDrafts:
             if selected.batch.rows_of(row) <= self.most + 1 and lengths[row] + steps < self.capacity
         ]
 
-    def draft(
+    def _draft(
         self, rows: Sequence[int], lengths: np.ndarray, tokens: np.ndarray, steps: int
     ) -> list[list[int]]:
-        """Return chains of `steps` tokens for `rows` that are `ready`.
-
-        `tokens` [B, max_model_len] are vLLM's table of texts.
-        """
+        """Return chains of `steps` tokens for `rows` that are ready."""
         selected = self.selections.last()
         assert selected is not None
         batch, device = selected.batch, selected.counts.device
@@ -146,16 +158,11 @@ class SelfDrafts:
             chain.append(token)
         return torch.stack(chain, 1).tolist()
 
-    def guess(self, lengths: Sequence[int], steps: int) -> tuple[float, float]:
-        """Return how many passes of one row a round may take, and how many tokens it may give.
-
-        A pass takes what reading takes: the weights, and the cache or what is selected of it. Half
-        of a draft is taken to be accepted.
-        """
+    def share(self, lengths: Sequence[int]) -> float:
+        """Return what a drafting pass reads of what another pass reads: weights, and the cache."""
         token = self._token_bytes
         read = [max(self.ratio * n, min(n, self.min_tokens)) for n in lengths]
-        step = (self._weights + token * sum(read)) / (self._weights + token * sum(lengths))
-        return steps * step + 1.5, 1 + steps / 2
+        return (self._weights + token * sum(read)) / (self._weights + token * sum(lengths))
 
     def _next(self, draft_pass: DraftPass, token, position) -> torch.Tensor:
         """Return the most probable token behind each of some tokens [B]."""

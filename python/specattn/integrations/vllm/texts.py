@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import operator
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from specattn.decoding.drafting.corpus import Corpora
-from specattn.decoding.drafting.gains import ChainGains, Effort
+from specattn.decoding.drafting.gains import ChainGains, Effort, Lookups
 from specattn.decoding.drafting.trie import common
 
 LONGEST = 3
@@ -19,6 +21,7 @@ LEAST = 0.05
 """A chain ends where it is less probable: hardly any row of verification is as cheap."""
 _RECENT = 1024  # tokens in which a match is looked up first
 _TRUSTED = 0.3, 0.45, 0.55  # what matches of 1, 2, 3 tokens are worth before any came true
+_BELIEVED, _JUDGED = 0.9, 32.0  # what a chance is worth before any did; expected tokens that count
 
 
 class Chain(NamedTuple):
@@ -29,9 +32,13 @@ class Chain(NamedTuple):
 
 
 class Copies:
-    """How often what followed the latest occurrence came again, by the tokens that matched."""
+    """How often what followed the latest occurrence came again, by the tokens that matched.
+
+    `chances` tell how far to believe the chance of a token, copied or not, behind a true one.
+    """
 
     def __init__(self, most: int):
+        self.chances = Lookups(_BELIEVED, most=_JUDGED)
         self.by_matched = [ChainGains([Effort(1, most)], [most + 1]) for _ in _TRUSTED]
         for gains, trust in zip(self.by_matched, _TRUSTED, strict=True):
             gains.accepted[:1] = trust * gains.offered[:1]
@@ -56,6 +63,7 @@ class Text:
         self.index, self.copies = index, copies
         self.generated: list[int] = []
         self._copied: tuple[int, list[int]] = 0, []
+        self._offered = Chain([], [])  # with the chance of each token behind the one before
 
     def extend(self, new: Sequence[int], wrote: int) -> None:
         """Append tokens, all by the target; at first a prompt before the last `wrote` of them."""
@@ -65,7 +73,11 @@ class Text:
         if copied and not read:
             offered = min(len(copied), len(came))
             self.copies.of(matched).learn(offered, [common(copied[:offered], came)])
-        self._copied = 0, []
+        tokens, each = self._offered
+        if tokens and not read:  # whoever drafted
+            right = common(tokens, came)
+            self.copies.chances.learn(sum(each[: min(right + 1, len(came))]), right)
+        self._copied, self._offered = (0, []), Chain([], [])
         self.generated += came
         if self.index is not None:
             if read:
@@ -80,7 +92,11 @@ class Text:
         if self.index is not None:
             # Paths of at least that probability are few: their tree is small.
             found.append(likeliest_path(*self.index.draft(8 * length, length, LEAST)))
-        return max(found, key=lambda chain: sum(chain.chances))
+        tokens, chances = max(found, key=lambda chain: sum(chain.chances))
+        each = [one / before for before, one in pairwise((1.0, *chances))]
+        self._offered, factor = Chain(tokens, each), self.copies.chances.factor
+        believed = (min(1.0, factor * one) for one in each)
+        return Chain(tokens, list(accumulate(believed, operator.mul)))
 
     def _copy(self, text: np.ndarray, length: int) -> Chain:
         matched, begin = latest(text, LONGEST)

@@ -1,0 +1,200 @@
+"""What rounds take, by rows of the whole batch, and drafts, by effort: timed aside, then followed.
+
+A shape, a pass of so many rows or a draft of an effort, is *calibrated* by being run behind the
+committed text, as a draft that is rejected: once to record or capture it, once more where it was
+captured, and twice timed. What real rounds take moves a figure by little each time, so that no
+outlier decides.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import platform
+from collections.abc import Callable, Hashable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+import specattn
+from specattn.decoding.drafting.gains import Effort
+from specattn.decoding.text.statistics import Clock
+from specattn.files import cache_named, write_atomically
+
+PASS = "pass"
+"""The kind of passes that hand out nothing beside logits and features."""
+
+ASIDE = "one row aside"
+"""A pass of one row of each request that was timed as others are: rounds take a little more."""
+
+_EARLY = 3  # rounds of which the fastest counts, before others move it
+_LEAST = 1e-9  # seconds
+_FOLLOWS = 1 / 16  # power of two by which a round moves a figure at most
+_ALIKE = 1.5  # lengths and batches whose passes are taken to cost the same
+_log = logging.getLogger(__name__)
+
+
+class Costs:
+    """Seconds by kind and size: of passes by rows of the batch, of a drafter's drafts by effort.
+
+    `first` is what recording or capturing a shape took besides, `elapsed` the time when a figure
+    was last confirmed. With a `file`, figures of an earlier process are the first guess.
+    """
+
+    def __init__(self, file: Path | None = None, former: Costs | None = None):
+        self.file, self.changes = file, 0
+        self.seconds, self.first = dict[tuple[str, Any], float](), dict[tuple[str, Any], float]()
+        self.confirmed = dict[tuple[str, Any], float]()
+        self._early = dict[tuple[str, Any], list[float]]()
+        self._tables = dict[str, tuple[int, Any, Any]]()
+        if file is not None and file.exists():
+            self._load(file)
+        elif former is not None:
+            self.seconds, self.first = dict(former.seconds), dict(former.first)
+            self.confirmed = dict(former.confirmed)
+
+    def put(
+        self, shape: tuple[str, Any], seconds: float, first: float, at: float, requests: int
+    ) -> None:
+        """Note what was timed aside at some elapsed time, and keep it for later processes.
+
+        Of passes it becomes what a round takes: that much more than one row of each request.
+        """
+        if shape[0] != ASIDE and isinstance(shape[1], int):
+            seconds = self.plain(requests) + max(0.0, seconds - self.seconds[ASIDE, requests])
+        self.seconds[shape] = max(seconds, _LEAST)  # a clock may not see it
+        self.first[shape], self.confirmed[shape] = first, at
+        self.changes += 1
+        if self.file is not None:
+            rows = [[*key, s, self.first.get(key, 0.0)] for key, s in self.seconds.items()]
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.file, lambda path: path.write_text(json.dumps(rows)))
+
+    def plain(self, requests: int) -> float:
+        """Return the seconds of a round that drafts nothing."""
+        return float(self.of_passes(PASS, np.array(requests)))
+
+    def is_steady(self, requests: int) -> bool:
+        """Whether rounds that draft nothing were met often enough."""
+        shape = PASS, requests
+        return shape in self.seconds and len(self._early.get(shape, [0.0] * _EARLY)) == _EARLY
+
+    def follow(self, shape: tuple[str, int], requests: int, seconds: float, at: float) -> None:
+        """Let a measured pass move what is known; of what is not, the fastest of three counts."""
+        kind, rows = shape
+        sizes, _ = self.table(kind)
+        early = self._early.setdefault(shape, [])
+        if len(early) < _EARLY and (shape not in self.seconds or early):
+            early.append(seconds)
+            if rows == requests or len(early) == _EARLY:
+                self.seconds[shape] = max(min(early), _LEAST)
+                self.changes += 1
+        elif len(sizes):
+            nearest = kind, int(sizes[np.abs(np.log(sizes / rows)).argmin()])
+            expected = float(self.of_passes(kind, np.array(rows), beyond=True))
+            self.move(nearest, self.seconds[nearest] * seconds / expected, at)
+
+    def move(self, shape: tuple[str, Any], seconds: float, at: float) -> None:
+        """Let a measured time move a figure."""
+        self.seconds[shape] *= min(max(seconds / self.seconds[shape], 0.5), 2.0) ** _FOLLOWS
+        self.confirmed[shape] = at
+        self.changes += 1
+
+    def table(self, kind: str) -> tuple[Any, Any]:
+        """Return rows, ascending, and seconds of what is known of a kind of passes."""
+        if kind not in self._tables or self._tables[kind][0] != self.changes:
+            known = sorted((size, s) for (of, size), s in self.seconds.items() if of == kind)
+            rows, seconds = zip(*known, strict=True) if known else ((), ())
+            self._tables[kind] = self.changes, np.array(rows), np.array(seconds)
+        return self._tables[kind][1:]
+
+    def of_passes(self, kind: str, rows: Any, *, beyond: bool = False) -> Any:
+        """Return seconds by rows: between sizes lines; of more than were timed infinity.
+
+        `beyond`: there the last line goes on, and of an unknown kind `PASS` stands for it.
+        """
+        sizes, seconds = self.table(kind)
+        if not len(sizes):
+            other = beyond and kind != PASS
+            return self.of_passes(PASS, rows, beyond=True) if other else np.full(rows.shape, np.inf)
+        found = np.interp(rows, sizes, seconds)
+        slope = (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2]) if len(sizes) > 1 else 0.0
+        more = seconds[-1] + max(slope, 0.0) * (rows - sizes[-1]) if beyond else np.inf
+        return np.where(rows > sizes[-1], more, found)
+
+    def guess(self, name: str, effort: Effort, level: float) -> float:
+        """Return what a draft may take: in proportion to what was timed, or so much a level."""
+        known = {e: s for (of, e), s in self.seconds.items() if of == name}
+        if effort in known:
+            return known[effort]
+        each = [
+            s * max(effort.depth / e.depth, _nodes(effort) / _nodes(e)) for e, s in known.items()
+        ]
+        return min(each, default=level * effort.depth)
+
+    def _load(self, file: Path) -> None:
+        """Read what an earlier process kept; of what is no such file nothing is taken."""
+        try:
+            for kind, size, seconds, first in json.loads(file.read_text()):
+                given = Effort(*map(int, size)) if isinstance(size, list) else int(size)
+                if not (math.isfinite(seconds) and seconds > 0 and math.isfinite(first)):
+                    raise ValueError(f"{seconds} seconds")
+                self.seconds[str(kind), given] = float(seconds)
+                self.first[str(kind), given] = max(0.0, float(first))
+        except (OSError, ValueError, TypeError) as error:
+            self.seconds, self.first = {}, {}
+            _log.warning("%s is no table of costs and is not used: %s", file, error)
+
+
+def _nodes(effort: Effort) -> int:
+    return 1 + effort.width * (effort.depth - 1)
+
+
+class Ledger:
+    """Seconds that all runs of a model have decoded, spent on calibrating, and saved by drafts."""
+
+    def __init__(self) -> None:
+        self.elapsed = self.spent = self.saved = 0.0
+
+
+def timed_aside(run: Callable[[], Any], clock: Clock, colds: int) -> tuple[float, float, float]:
+    """Return what a shape takes, what its first run took besides, and all that this took.
+
+    The lesser of two runs counts, behind so many `colds` that record, capture or warm up.
+    """
+    times = []
+    for _ in range(colds + 2):
+        begin = clock.now()
+        run()
+        end = clock.now()
+        clock.wait(end)
+        times.append(clock.seconds(begin, end))
+    seconds = min(times[colds:])
+    return seconds, max(0.0, times[0] - seconds), sum(times)
+
+
+def alike(requests: int, length: int) -> tuple[int, int]:
+    """Return what batches and lengths have in common whose passes take about the same time."""
+    return round(math.log(requests, _ALIKE)), round(math.log(length, _ALIKE))
+
+
+def file_of(model: PreTrainedModel, place: Hashable) -> Path | None:
+    """Return where costs are kept for other processes, if ``SPECATTN_CACHE`` names a folder."""
+    if (folder := cache_named()) is None:
+        return None
+    facts = [_machine(), str(model.dtype), str(model.device), model.config.to_dict(), place]
+    key = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
+    return folder / "costs" / f"{key}.json"
+
+
+@cache
+def _machine() -> list[Any]:
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor()
+    isa = torch.backends.cpu.get_cpu_capability()
+    return [device, isa, torch.get_num_threads(), torch.__version__, specattn.__version__]

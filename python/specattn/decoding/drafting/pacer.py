@@ -1,0 +1,321 @@
+"""Chooses before every round who drafts and how much: what gives the most tokens per second.
+
+What passes and drafts take is known (`Costs`), what a draft brings is learned (`gains`). A `Pacer`
+compares nothing, what was looked up, and every effort of its drafters, for the whole batch.
+
+Whatever is chosen changes no text: it follows from clocks, the text so far and what drafters say of
+it, before any of the round's tokens is drawn.
+"""
+
+from __future__ import annotations
+
+import operator
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from specattn.decoding.drafting.calibrating import AGAIN, Calibrating, captured_sizes, captures
+from specattn.decoding.drafting.costs import PASS, Costs, Ledger, alike, file_of
+from specattn.decoding.drafting.gains import NONE, SIZES, Effort, Lookups, sizes_up_to
+from specattn.decoding.engine.contract import DraftContext, Verified
+from specattn.decoding.model.model import Model
+from specattn.decoding.passes.runner import MOST_ROWS
+
+if TYPE_CHECKING:
+    from specattn.decoding.drafting.pace import Share
+
+ASKING = 0.015
+"""Share of the time for lookups that find nothing of use."""
+
+_UNTIMED, _DEARER = 4, 1.15  # rows that lookups may have at once on a CPU, at so many plain rounds
+_EXPECTED = 128  # tokens that a run goes on for at least, as far as its limit allows
+
+
+class Choice(NamedTuple):
+    """Who drafts (None: what was looked up, or nobody), how much, and what is expected of it.
+
+    `tokens` of each request in the mean, in `seconds`; `alone` of one that it drafts for.
+    """
+
+    name: str | None
+    effort: Effort
+    rows: int
+    tokens: float
+    seconds: float
+    alone: float = 0.0
+
+
+class Pacer(Calibrating):
+    """Chooses among nothing, lookups and drafters, for all requests of a run together."""
+
+    def __init__(
+        self, context: DraftContext, shares: Sequence[Share] = (), most_looked_up: int = 1
+    ):
+        self.target, self.sequences = context.target, context.sequences
+        self.most_looked_up = most_looked_up
+        self.shares, self.everything = list(shares), context.calibrates
+        self.clock, self.model = self.target.clock(), Model.of(self.target.model)
+        self.ledger = self.model.recall(("pace", "ledger", threading.get_ident()), Ledger)
+        # Shapes that are recorded or captured: passes, and drafts.
+        self.met: tuple[set[Any], set[Any]] = self.target.workspace.met, set()
+        if shares:
+            names = "drafts met", *(share.name for share in shares)
+            self.met = self.met[0], self.target.recall(names, None, set)
+        self.captures = captures(self.target)
+        self.lookups, self.wants = Lookups(), 1  # rows that what was looked up had a use for
+        self.saves: float | None = None  # seconds, by a lookup of late
+        self.compared: tuple[Choice, Choice] | None = None  # the best, and nothing
+        self.best_rate = 0.0
+        self._asked, self._idle, self._held = 0.0, 0, 0
+        self._took = dict[str, float]()  # parts of a lookup, in seconds
+        self._exploring: Share | None = None
+        self.hoped = 0.0  # seconds that drafts which were not timed may save this run
+        self._costs: tuple[Any, Costs] | None = None
+        self._begun: tuple[Any, ...] | None = None
+        self.last_ended: Any = None  # the moment when the last round ended
+        self._unread = deque[Callable[[], bool]]()
+
+    @property
+    def costs(self) -> Costs:
+        """What is known of such a batch and length; at first what is known of the one before."""
+        lengths = self.sequences.active_lengths
+        if self._costs is not None and not lengths:  # the run has ended
+            return self._costs[1]
+        place = alike(len(lengths), max(lengths))
+        if self._costs is None or self._costs[0] != place:
+            former, lockstep = self._costs and self._costs[1], self.target.lockstep
+            stored, how = str(self.target.cache.stored), self.target.runner.how
+            whole = *place, stored, how, lockstep and lockstep.ranks.size
+            file = file_of(self.target.model, whole) if lockstep is None else None
+            key = "pace", "costs", whole, torch.get_num_threads(), threading.get_ident()
+            self._costs = place, self.model.recall(key, lambda: Costs(file, former))
+        return self._costs[1]
+
+    @property
+    def requests(self) -> int:
+        """Running requests."""
+        return len(self.sequences.active)
+
+    @property
+    def left(self) -> int:
+        """Tokens that the run is taken to go on for: as many as it has, within its limit."""
+        written = max(map(operator.sub, self.sequences.ends, self.sequences.generated_from))
+        return max(1, min(self.sequences.draft_depth + 1, max(written, _EXPECTED)))
+
+    def passes(self, kind: str, sizes: Any) -> Any:
+        """Return seconds by rows of a request; infinity of those that are not to be chosen."""
+        rows = sizes * self.requests
+        found = self.costs.of_passes(kind, rows)
+        if kind == PASS and not self.captures:  # recording few rows costs little
+            plain = self.costs.of_passes(kind, np.array(self.requests))
+            found = np.where(np.isinf(found) & (sizes <= _UNTIMED), _DEARER * plain, found)
+        return np.where((rows > MOST_ROWS) & (sizes > 1), np.inf, found)
+
+    def of_lookups(self) -> dict[int, float]:
+        """Return seconds by the rows that may be looked up now."""
+        most = self.most_looked_up
+        sizes = np.array(
+            captured_sizes(self.requests, most) if self.captures else sizes_up_to(most)
+        )
+        found = zip(sizes.tolist(), self.passes(PASS, sizes).tolist(), strict=True)
+        return {rows: seconds for rows, seconds in found if seconds < np.inf} or {1: 1.0}
+
+    def seconds(self, share: Share) -> Any:
+        """Return what rounds of a drafter take, [efforts, sizes], and its share of what is new."""
+        costs, requests = self.costs, self.requests
+        drafts, first = np.zeros((2, len(share.efforts)))
+        for n, effort in enumerate(share.efforts if share.run is not None else ()):
+            drafts[n] = costs.seconds.get((share.name, effort), np.inf)
+            first[n] = self._first((share.name, effort))
+        new = np.array(
+            [self._first((share.kind, requests * size)) for size in share.sizes.tolist()]
+        )
+        once = (first[:, None] + new) * (1 + share.gains.table) / self.left
+        return drafts[:, None] + self.passes(share.kind, share.sizes) + once
+
+    def _first(self, shape: tuple[str, Any]) -> float:
+        """Return what a shape takes besides when it is met, which this run has to pay."""
+        met = any(shape in shapes for shapes in self.met)
+        return 0.0 if met else self.costs.first.get(shape, 0.0)
+
+    def asks(self) -> bool:
+        """Whether to look up: that saves more than it takes, or was not done for long."""
+        waited = ASKING * (self.ledger.elapsed - self._asked)
+        return self.saves is None or sum(self._took.values()) < max(self.saves, waited)
+
+    def took(self, part: str, begun: Any) -> None:
+        """Note that a part of a lookup that began at a moment has ended."""
+        now = self.clock.now()
+
+        def read() -> bool:
+            if not self.clock.passed(now):
+                return False
+            known, seconds = self._took.get(part), self.clock.seconds(begun, now)
+            self._took[part] = (
+                seconds if known is None else min(seconds, known + (seconds - known) / 8)
+            )
+            return True
+
+        self._unread.append(read)
+
+    def prepare(self, root: torch.Tensor, depth: int) -> None:
+        """Read what has ended, and time what is due; a round begins behind `root` [B]."""
+        while self._unread and self._unread[0]():
+            self._unread.popleft()
+        if self.costs.plain(self.requests) < np.inf:
+            self.calibrate(root, depth)
+
+    def best_rows(self, chances: Sequence[Sequence[float]]) -> int:
+        """Return the rows with most tokens per second, of chains with these chances, descending."""
+        seconds = self.of_lookups()
+        gains = [list(accumulate(one, initial=0.0)) for one in chances]
+
+        def rate(rows: int) -> float:
+            return sum(1 + one[min(rows, len(one)) - 1] for one in gains) / seconds[rows]
+
+        best = max((n for n in seconds if n <= max(map(len, gains))), key=lambda n: (rate(n), -n))
+        self.wanted(best)
+        return best
+
+    def wanted(self, rows: int) -> None:
+        """Note that what was looked up had a use for so many rows: for more, if none were timed."""
+        sizes = [n for n in SIZES if n <= self.most_looked_up]
+        self.wants = next((n for n in sizes if n > rows), rows) if rows > 1 else 1
+
+    def choose(self, depth: int, rows: int = 1, promised: Sequence[float] = ()) -> Choice:
+        """Return who drafts in the round that was prepared, no deeper than `depth`, and how much.
+
+        `promised`, if something was looked up, are the tokens that each request is expected to get
+        by it, in a pass of `rows` rows.
+        """
+        looked_up, plain = bool(promised), float(self.passes(PASS, np.array([1]))[0])
+        nothing = best = Choice(None, NONE, 1, 1.0, plain)
+        if plain == np.inf or (self._held > 0 and not looked_up):
+            self._held -= 1
+            return nothing
+        for share in self.shares:
+            best = max(best, self._best(share, depth, promised), key=_rate)
+        if looked_up:
+            self._asked, own = self.ledger.elapsed, float(self.passes(PASS, np.array([rows]))[0])
+            without, found = best, Choice(None, NONE, rows, fmean(promised), own)
+            best = max(best, found, key=_rate)
+            saved = best.tokens / _rate(without) - best.seconds
+            if self.saves is None and self._took:  # some lookups may be in vain at first
+                self.saves = 2 * sum(self._took.values())
+            if self.saves is not None:
+                self.saves += (saved - self.saves) / 8
+        self._exploring = None
+        if depth > 0:
+            self.compared, self.best_rate = (best, nothing), _rate(best)
+        for share in self.shares:
+            other = self._best(share, depth, promised, best if best.name == share.title else None)
+            loss = other.seconds - other.tokens / _rate(best)
+            if other.effort != NONE and loss < AGAIN * (self.ledger.elapsed - share.last):
+                self._exploring = share
+                return other
+        self._held = 3 * (best is nothing)
+        return best
+
+    def _best(
+        self, share: Share, depth: int, promised: Sequence[float] = (), below: Choice | None = None
+    ) -> Choice:
+        """Return the best that a drafter offers: beyond the effort of `below`, if that is given."""
+        seconds, table = self.seconds(share), share.gains.table
+        fits = share.depths <= max(depth, int(share.depths.min()))
+        if below is not None:
+            width, deep = below.effort
+            fits = fits & [one.width > width or one.depth > deep for one in share.efforts]
+        rates = np.where(fits[:, None] & (depth > 0), (1 + table) / seconds, 0.0)
+        at, size = np.unravel_index(rates.argmax(), rates.shape)
+        if not rates[at, size]:
+            return Choice(share.title, NONE, 1, 0.0, 1.0)
+        tokens = alone = 1 + float(table[at, size])
+        if promised and tokens >= min(promised):  # requests to which more is promised draft that
+            tokens = fmean(max(tokens, one) for one in promised)
+        rows, taken = int(share.sizes[size]), float(seconds[at, size])
+        return Choice(share.title, share.efforts[at], rows, tokens, taken, alone)
+
+    def begin(self, rows: int, share: Share | None = None, effort: Effort = NONE) -> None:
+        """Note that a pass of `rows` rows of each request begins, behind drafting an effort."""
+        ends = {row: self.sequences.ends[row] for row in self.sequences.active}
+        kind = PASS if share is None or effort == NONE else share.kind
+        self._begun = share, effort, (kind, rows * len(ends)), self.clock.now(), ends
+        self._idle += rows == 1
+        if share is not None and share is self._exploring:
+            share.last = self.ledger.elapsed
+
+    def end(self, verified: Verified, own: Sequence[bool] | None = None) -> None:
+        """Note that it has ended; its drafter learns of the requests that are its `own`."""
+        if self._begun is None:
+            self.last_ended = None
+            return
+        (share, effort, shape, begun, ends), self._begun = self._begun, None
+        now, before, costs = self.clock.now(), self.last_ended, self.costs
+        texts = [
+            self.sequences.host_rows[row, at : self.sequences.ends[row]] for row, at in ends.items()
+        ]
+        emitted = [text.tolist() for text in texts]
+        if share is not None and effort != NONE:
+            mine = own or [True] * len(emitted)
+            learnt = [text if yes else None for text, yes in zip(emitted, mine, strict=True)]
+            share.learn(verified.draft.tree.max_depth, learnt)
+        draft = None if share is None or effort == NONE else (share.name, effort)
+        fresh, gained = shape not in self.met[0], fmean(map(len, emitted))
+        self.met[0].add(shape)
+        self.met[1].add(draft)
+
+        def read() -> bool:
+            if not self.clock.passed(now):
+                return False
+            seconds = self.clock.seconds(begun, now)
+            drafting = 0.0 if before is None else self.clock.seconds(before, begun)
+            if not fresh:
+                costs.follow(shape, len(ends), seconds, self.ledger.elapsed)
+            if draft in costs.seconds and before is not None:
+                costs.move(draft, drafting, self.ledger.elapsed)
+            plain = float(costs.of_passes(PASS, np.array(len(ends))))
+            self.ledger.elapsed += seconds + drafting
+            if plain < np.inf:
+                self.ledger.saved += gained * plain - seconds - drafting
+            return True
+
+        self._unread.append(read)
+        self.last_ended = now
+
+    def details(self) -> dict[str, Any]:
+        """Return what was found, for the statistics of the run."""
+        if self._costs is None:
+            return {}
+        found = self.costs.seconds
+        milliseconds: Any = {}
+        for (kind, size), seconds in sorted(found.items(), key=str):
+            of = kind if isinstance(size, int) else f"{kind}, width x depth"
+            named = str(size) if isinstance(size, int) else f"{size.width} x {size.depth}"
+            milliseconds.setdefault(f"ms of a {of}", {})[named] = round(1e3 * seconds, 2)
+        return {
+            **milliseconds,
+            "rounds without a draft": int(self._idle),
+            "seconds of calibrating, all runs": round(self.ledger.spent, 3),
+            **({"last choice": self.explained()} if self.compared else {}),
+        }
+
+    def explained(self) -> str:
+        """Say what was chosen last, and why."""
+        assert self.compared is not None
+        best, nothing = self.compared
+        plain = f"plain decoding 1 in {1e3 * nothing.seconds:.1f} ms"
+        if best.rows == 1:
+            return f"no draft: {plain}"
+        said = f"{best.tokens:.1f} tokens expected in {1e3 * best.seconds:.1f} ms"
+        return f"{best.name or 'looked up'}, {best.rows} rows: {said}; {plain}"
+
+
+def _rate(choice: Choice) -> float:
+    """Return tokens per second."""
+    return choice.tokens / choice.seconds

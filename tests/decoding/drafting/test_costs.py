@@ -1,0 +1,130 @@
+"""What rounds take: calibrated, followed by little steps, kept for other processes."""
+
+import json
+import logging
+
+import numpy as np
+import pytest
+
+from specattn.decoding.drafting.costs import ASIDE, PASS, Costs, alike, file_of, timed_aside
+from specattn.decoding.drafting.gains import Effort
+from specattn.decoding.text.statistics import Clock
+from tests.decoding.models import tiny_model
+
+
+def known(**options):
+    """Return costs of one request: 10 ms a round, 8 of them a pass, and 6, 9 for 4 and 8 rows."""
+    costs = Costs(**options)
+    for seconds in (0.012, 0.010, 0.011):
+        costs.follow((PASS, 1), 1, seconds, 0.0)
+    costs.put((ASIDE, 1), 0.008, 0.0, 0.1, 1)
+    costs.put((PASS, 4), 0.014, 0.2, 0.1, 1)
+    costs.put((PASS, 8), 0.017, 0.2, 0.1, 1)
+    return costs
+
+
+def passes(costs, *rows, **options):
+    return costs.of_passes(PASS, np.array(rows), **options).tolist()
+
+
+def test_a_pass_costs_what_it_takes_beyond_one_row_and_sizes_between_lie_on_lines():
+    costs = known()
+    assert passes(costs, 1, 4, 6, 8) == pytest.approx([0.010, 0.016, 0.0175, 0.019])
+    assert passes(costs, 9) == [np.inf], "more than was timed is not to be chosen"
+    assert passes(costs, 12, beyond=True) == pytest.approx([0.022])
+
+
+def test_no_single_round_decides():
+    """Ten times as slow or as fast: it moves its size by the sixteenth root of two."""
+    costs = known()
+    for seconds, factor in ((10.0, 2 ** (1 / 16)), (1e-9, 2 ** (-1 / 16))):
+        before = passes(costs, 1, 4, 8)
+        costs.follow((PASS, 4), 1, seconds, 0.2)
+        assert passes(costs, 1, 4, 8) == pytest.approx([before[0], factor * before[1], before[2]])
+    for _ in range(60):
+        costs.follow((PASS, 4), 1, 0.030, 0.2)
+    assert passes(costs, 4) == pytest.approx([0.030], rel=0.02)
+
+
+def test_of_what_is_not_known_the_fastest_of_three_rounds_counts():
+    costs = known()
+    for seconds in (0.5, 0.020, 0.021):
+        assert passes(costs, 16) == [np.inf]
+        costs.follow((PASS, 16), 1, seconds, 0.2)
+    assert passes(costs, 16) == pytest.approx([0.020])
+
+
+def test_rounds_that_draft_nothing_are_steady_after_three():
+    costs = Costs()
+    steady = []
+    for _ in range(4):
+        steady.append(costs.is_steady(2))
+        costs.follow((PASS, 2), 2, 0.01, 0.0)
+    assert steady == [False, False, False, True]
+
+
+def test_drafts_that_were_not_timed_are_guessed_by_those_that_were():
+    costs = known()
+    assert costs.guess("x", Effort(1, 4), level=0.003) == pytest.approx(0.012)
+    costs.put(("x", Effort(1, 2)), 0.002, 0.0, 0.0, 1)
+    assert costs.guess("x", Effort(1, 4), level=0.003) == pytest.approx(0.004)
+    assert costs.guess("x", Effort(5, 2), level=0.003) == pytest.approx(0.006)
+    assert costs.guess("x", Effort(1, 2), level=0.003) == 0.002
+
+
+def test_what_was_timed_is_kept_for_other_processes(tmp_path):
+    file = tmp_path / "costs" / "of.json"
+    costs = known(file=file)
+    costs.put(("poss", Effort(4, 3)), 0.003, 0.15, 0.2, 1)
+    again = Costs(file)
+    assert again.seconds == costs.seconds
+    assert again.first == {**dict.fromkeys(costs.seconds, 0.0), **costs.first}
+    assert again.is_steady(1)
+
+
+ROWS = [["pass", 1, 0.01, 0.0]]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "", "{", "[1]", "null", '{"pass": 1}', "\0\1", json.dumps([["pass", 1, 0.01]]),
+        json.dumps([["pass", 1, -0.01, 0.0]]), json.dumps([["pass", 1, "x", 0.0]]),
+        json.dumps([*ROWS, ["pass", [1, 2, 3], 0.01, 0.0]]), '[["pass", 1, NaN, 0.0]]',
+    ],
+)  # fmt: skip
+def test_files_that_are_no_tables_are_named_and_not_used(tmp_path, caplog, content):
+    file = tmp_path / "of.json"
+    file.write_text(content)
+    with caplog.at_level(logging.WARNING):
+        costs = Costs(file)
+    assert costs.seconds == costs.first == {}
+    assert caplog.text.count(f"{file} is no table of costs and is not used") == 1
+    costs.follow((PASS, 1), 1, 0.01, 0.0)
+    costs.put((ASIDE, 1), 0.008, 0.0, 0.0, 1)
+    assert Costs(file).seconds == costs.seconds, "it is replaced"
+
+
+def test_files_are_of_a_model_a_machine_and_a_kind_of_run(tmp_path, monkeypatch):
+    model, other = tiny_model("qwen3"), tiny_model("llama")
+    monkeypatch.delenv("SPECATTN_CACHE", raising=False)
+    assert file_of(model, 1) is None
+    monkeypatch.setenv("SPECATTN_CACHE", str(tmp_path))
+    assert file_of(model, 1) == file_of(model, 1)
+    assert len({file_of(model, 1), file_of(model, 2), file_of(other, 1)}) == 3
+
+
+def test_costs_of_a_longer_text_begin_with_those_of_a_shorter_one():
+    assert Costs(former=known()).seconds == known().seconds
+    assert alike(8, 1000) == alike(9, 1200) != alike(8, 2000)
+
+
+def test_the_better_of_two_timed_runs_counts(monkeypatch):
+    took, now = iter([0.5, 0.1, 0.04, 0.03]), [0.0]
+    monkeypatch.setattr(Clock, "now", lambda _: now[0])
+    monkeypatch.setattr(Clock, "seconds", lambda _, begin, end: end - begin)
+
+    def run():
+        now[0] += next(took)
+
+    assert timed_aside(run, Clock(tiny_model().device), 2) == pytest.approx((0.03, 0.47, 0.67))

@@ -90,7 +90,7 @@ class Share(FixedSize):
         self.sizes, greedy = np.array(sizes), context.sampler.greedy
         self.kind = PASS if capture is None else f"{PASS} for {name}"
         self.depths = np.array([effort.depth for effort in efforts])
-        key = "pace", "gains", name, str(efforts), greedy, threading.get_ident()
+        key = "pace", "gains", name, str((efforts, sizes)), greedy, threading.get_ident()
         make = lambda: gains(self.efforts, sizes, greedy)  # noqa: E731
         self.gains: Any = Model.of(context.target.model).recall(key, make)
         self.last = 0.0  # when it drafted, or could have

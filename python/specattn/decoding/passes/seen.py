@@ -28,7 +28,8 @@ class Seen:
         self._facts = [_facts(one) for one in module.modules()]
         self._places = [_place(x) for x in tensors if x.dim() > 1]
         few = [x.detach().flatten().double() for x in tensors if x.dim() <= 1]
-        self._values = torch.cat(few) if few else torch.empty(0)
+        none = torch.empty(0, dtype=torch.float64, device="cpu")
+        self._values = torch.cat(few) if few else none
 
     def __eq__(self, other: object) -> bool:
         """Whether nothing that counts has changed."""

@@ -78,7 +78,10 @@ class Runner:
 
         def run(kernel, *args, grid, warmup, **kwargs):
             arguments = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
+            if warmup:
+                return compile_cached(kernel, arguments, self.arch)[0]
             self.launch(kernel, arguments, (*grid, 1, 1)[:3])
+            return None
 
         return run
 

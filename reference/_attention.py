@@ -26,12 +26,15 @@ def attend(q, k, v, visible, softmax_scale=None, softcap=0.0):
     """Return the state `(out [B, T, Hq, Dv], lse [B, T, Hq])` of q over the keys its rows see.
 
     q [B, T, Hq, D]; k [B, Hk, M, D]; v [B, Hk, M, Dv]; visible bool [B or 1, Hk or 1, T or 1, M].
-    The state is in the accumulation dtype. Keys and values that no row sees may be NaN: 0 * NaN is
-    NaN, so both are replaced, never multiplied.
+    The state is in the accumulation dtype. Keys and values that a row does not see may be NaN or
+    infinite: 0 * NaN is NaN, so logits are replaced, and values are added to those who see them.
     """
     batch, rows, q_heads, _ = q.shape
     dtype = accumulation_dtype(q.dtype)
-    k, v = k.to(dtype), fill_where(~visible.any(2)[..., None], v.to(dtype), 0)
+    k, v = k.to(dtype), v.to(dtype)
+    hidden = ~visible.all(2)[..., None] & ~v.isfinite()  # from some row
+    odd = None if is_surely_false(hidden) else v.masked_fill(~hidden, 0)
+    v = fill_where(hidden, v, 0)
     visible = visible.expand(-1, -1, rows, -1)
     step = LOGITS_PER_BLOCK // (batch * q_heads * max(1, k.shape[2]))
     step = max(LEAST_ROWS_PER_BLOCK, step)
@@ -40,6 +43,8 @@ def attend(q, k, v, visible, softmax_scale=None, softcap=0.0):
         block = slice(start, start + step)
         logits = scaled_logits(q[:, block], k, softmax_scale, softcap)
         out, lse = softmax_state(mask_logits(logits, visible[:, :, block]), v)
+        if odd is not None:
+            out = out + of_those_seen(odd, visible[:, :, block], q_heads)
         outs.append(out)
         lses.append(lse)
     return torch.cat(outs, 1), torch.cat(lses, 1)
@@ -86,11 +91,24 @@ def softmax_state(logits, v):
     return out.transpose(1, 2).flatten(2, 3), lse.squeeze(-1).transpose(1, 2).flatten(2, 3)
 
 
+def of_those_seen(odd, visible, q_heads):
+    """Return [B, T, Hq, Dv]: 0, NaN or an infinity, by the odd values [B, Hk, M, Dv] a row sees."""
+    seen, found = visible.to(odd.dtype), 0.0
+    for value in (torch.nan, torch.inf, -torch.inf):
+        here = odd.isnan() if value != value else odd == value
+        met = seen @ here.to(odd.dtype) > 0
+        found = found + torch.zeros_like(met, dtype=odd.dtype).masked_fill(met, value)
+    return found.transpose(1, 2).repeat_interleave(q_heads // odd.shape[1], 2)
+
+
 def fill_where(hidden, x, value):
     """Return x with `value` where `hidden`; x itself where a free check finds nothing hidden."""
-    if not hidden.is_cuda and not hidden.any():
-        return x
-    return x.masked_fill(hidden, value)
+    return x if is_surely_false(hidden) else x.masked_fill(hidden, value)
+
+
+def is_surely_false(condition):
+    """Return whether nothing holds a condition; on a GPU, where reading it would sync, False."""
+    return not condition.is_cuda and not condition.any()
 
 
 class Cache(NamedTuple):

@@ -81,6 +81,6 @@ def _of_value_heads(x, heads, l2_norm):
 def _read(x, state, since, behind, k, d, on_path):
     """Return S_i^T x [B, Hv, Dv]; nodes that are not on the path may be NaN."""
     hidden = ~on_path[:, None, :, None]
-    weights = (x[:, :, None] * behind * k.masked_fill(hidden, 0)).sum(-1, keepdim=True)
+    weights = (x[:, :, None] * behind * k).masked_fill(hidden, 0).sum(-1, keepdim=True)
     updates = (weights * d.masked_fill(hidden, 0)).sum(2)
     return ((x * since)[:, :, None] @ state)[:, :, 0] + updates

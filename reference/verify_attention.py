@@ -2,7 +2,7 @@
 
 import torch
 
-from ._attention import caches_of, capacity_of, mask_logits, prefix_of, scaled_logits
+from ._attention import caches_of, capacity_of, fill_where, mask_logits, prefix_of, scaled_logits
 from ._ragged import by_request
 from .hybrid_tree_attention import hybrid_tree_attention, visible_prefix
 from .tree_mask import tree_depths, visible_tree_keys
@@ -66,7 +66,9 @@ def verify_attention(
     visible = visible_prefix(k.shape[2], cache_seqlens, depths, window)
     logits = mask_logits(scaled_logits(q[:, rows], k, softmax_scale, softcap), visible)
     if collect == "scores":
-        collected = logits.mean((2, 3))
+        # Where one of the rows does not see the key, whatever the others make of it.
+        hidden = ~visible.all(2)
+        collected = fill_where(hidden, logits.mean((2, 3)), -torch.inf)
         collected = collected if per_head else collected.mean(1)
     else:
         dtype = torch.float64 if q.dtype == torch.float64 else torch.bfloat16

@@ -3,18 +3,17 @@
 Every test holds for every backend and every code path of the C++ kernels that this machine has.
 """
 
-from contextlib import ExitStack
 from itertools import product
 from typing import NamedTuple
 
 import pytest
 import torch
-from specattn.triton_kernels import _configs
 
 import specattn
 from specattn.backends.select import is_forced
 from tests.cases import make_problem
 from tests.ops.calls import as_tuple
+from tests.ops.implementations import forced, paths
 
 NAN = torch.nan
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -83,10 +82,8 @@ def _cases(interpreted, any_scale):
             size = "interpreted" if always else "few rows"
             yield pytest.param(Case("triton", size, dtype), marks=marks)
     if "cpu" in available:
-        from specattn import _cpu
-
-        for isa, problem in product(_cpu.isas(), PROBLEMS):
-            yield Case(f"cpu, {isa}", *problem)
+        for path, problem in product(paths("cpu"), PROBLEMS):
+            yield Case(path, *problem)
 
 
 def _everywhere(*, interpreted, any_scale=False):
@@ -104,18 +101,7 @@ where_any_scale_is_served = _everywhere(interpreted=False, any_scale=True)
 @pytest.fixture
 def case(request, poisoned_empty):
     """Force one implementation for the length of a test; what it does not write is NaN."""
-    backend, _, isa = request.param.path.partition(", ")
-    with ExitStack() as stack:
-        stack.enter_context(specattn.use_backend(backend))
-        if backend == "triton":
-            stack.enter_context(_configs.forced(block_n=16, split_size=32))
-        if isa:
-            from specattn import _cpu
-
-            stack.callback(_cpu.use_isa, _cpu.isa())
-            stack.callback(torch.set_num_threads, torch.get_num_threads())
-            _cpu.use_isa(isa)
-            torch.set_num_threads(2)
+    with forced(request.param.path):
         yield request.param
 
 

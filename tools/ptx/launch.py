@@ -88,7 +88,7 @@ class Runner:
     def launch(self, kernel, arguments, grid):
         """Execute one launch and copy its tensors back."""
         compiled, parsed = compile_cached(kernel, arguments, self.arch)
-        memory = self.tensors.memory(arguments.values(), all_defined=self.options.sample)
+        memory = self.tensors.memory(arguments.values(), all_defined=self.options.all_defined)
         parsed = self.change(parsed) if self.change else parsed
         values, tensor_maps = [], {}
         for value in passed(kernel, arguments):

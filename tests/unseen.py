@@ -110,8 +110,10 @@ class Unseen:
         out, lse = found[:2]
         assert lse[k_nan].isnan().all(), "a row saw a key of NaN"
         assert out[k_nan].isnan().all(), "a row saw a key of NaN"
+        # An infinite key may give a logit of -inf, which is as good as a key that is not seen.
+        v_bad, v_nan = (x & ~k_bad[..., None] for x in (v_bad, v_nan))
         assert out[v_nan].isnan().all(), "a row saw a value of NaN"
-        assert not out[v_bad & ~k_bad[..., None]].isfinite().any(), "a row saw an infinite value"
+        assert not out[v_bad].isfinite().any(), "a row saw an infinite value"
         same(lse[~k_bad], ordinary[1][~k_bad], exact)
         clean = ~(k_bad[..., None] | v_bad)
         same(out[clean], ordinary[0][clean], exact)
@@ -254,6 +256,12 @@ def _arguments(p, scales, form, where, paged):
 def _numbers(p, scales, where):
     """Return all keys and all values, [B, N + S, Hk, D], as numbers; those beyond a cache are 0."""
     numbers = meant(p, scales) if scales else p.to(torch.float64)
+    for name, scale in (scales[False] if scales else {}).items():
+        if (
+            isinstance(scale, torch.Tensor) and scale.dim() == 3
+        ):  # of zeros, too: it may multiply sums
+            cache = getattr(numbers, f"{name[0]}_cache")
+            cache[scale.isinf()] = INF
     S, found = p.k_tree.shape[1], []
     for name in ("k", "v"):
         cache, tree = getattr(numbers, f"{name}_cache"), getattr(numbers, f"{name}_tree")

@@ -9,6 +9,7 @@
 
 #include "denormals.h"
 #include "keys.h"
+#include "odd_values.h"
 #include "packed.h"
 #include "products.h"
 #include "products_matrix.h"
@@ -27,6 +28,7 @@ void walk(const PackedRows<Isa, Elem>& rows, Options... options) {
   Step<Products::kBlocks> steps[2];
   Step<Products::kBlocks>*now = &steps[0], *next = &steps[1];
   Dequantised<Isa, Elem, Products::kBlocks> dequantised(rows);
+  OddValues<Isa, Elem, Products::kBlocks> odd(rows);
   const int bytes = static_cast<int>(task.heads * rows.D * rows.a.cache.size);
   keys.load(*now, task.first_block);
   for (int64_t index = task.first_block; index < task.last_block;) {
@@ -40,7 +42,9 @@ void walk(const PackedRows<Isa, Elem>& rows, Options... options) {
       const int last = static_cast<int>(ahead * (head + 1) / task.heads);
       Prefetch prefetch = next->v_in_k ? Prefetch(next->k, first, last, bytes)
                                        : Prefetch(next->k, next->v, first, last, bytes);
-      products.multiply(dequantised.template of<Products>(*now, head), head, prefetch);
+      const auto& step = dequantised.template of<Products>(*now, head);
+      products.multiply(odd.take_out(step, {head, 1}), head, prefetch);
+      odd.add();
     }
     std::swap(now, next);
   }
@@ -52,6 +56,7 @@ void walk_rows(const PackedRows<Isa, Elem>& rows) {
   const Task& task = rows.task;
   const Keys<Elem, 1> keys(rows.a, rows.plan, task);
   RowProducts<Isa, Elem, Few> products(rows, keys.starts());
+  OddValues<Isa, Elem, 1> odd(rows);
   Step<1> steps[2];
   keys.load(steps[0], task.first_block);
   for (int64_t index = task.first_block; index < task.last_block; ++index) {
@@ -59,7 +64,8 @@ void walk_rows(const PackedRows<Isa, Elem>& rows) {
     &next = steps[(index + 1 - task.first_block) % 2];
     next.keys = 0;
     if (index + 1 < task.ahead_block) keys.load(next, index + 1);
-    products.multiply(now, next);
+    products.multiply(odd.take_out(now, {0, task.heads}), next);
+    odd.add();
   }
 }
 

@@ -27,7 +27,9 @@ struct Amx : Avx512Bf16 {
   // Most query rows that take V as it lies.
   static constexpr int kDirectRows = 16;
 
-  // Columns of O are the even ones of each 32, then the odd ones; back to the order of D.
+  // Columns of O are the even ones of each 32, then the odd ones: where column d lies, and how they
+  // come back to the order of D.
+  static int place(int d) { return d / kDepth * kDepth + d % 2 * kEdge + d % kDepth / 2; }
   static void straighten(float* row, int D) {
     const __m512i lane = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
     const __m512i half = _mm512_set1_epi32(8);

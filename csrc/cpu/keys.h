@@ -25,6 +25,13 @@ struct Step {
   const char *k_scale[kKeys], *v_scale[kKeys];
   int64_t k_scale_head, v_scale_head;
 
+  // Of a key's values, of so many heads further on.
+  float v_scale_of(int n, int64_t head) const {
+    float scale;
+    std::memcpy(&scale, v_scale[n] + head * v_scale_head, sizeof scale);
+    return scale;
+  }
+
   // What loaded elements of keys or values are multiplied with, so many heads further on: a scale,
   // 1 without one and for a key that no row sees, and the kUnit of elements that are `over` it.
   bool multiplies(bool over) const { return scaled || (over && type == Dtype::kFloat8E4M3); }

@@ -64,12 +64,15 @@ struct KeyRange {
 };
 
 // One block of keys. `words[i]` is what row `first + i` of the range sees; `seen` what any row
-// sees.
+// sees, `shared` what all do.
 struct Block {
   bool tree = false, full = true;
   int64_t first = 0;
   int keys = 0;
-  uint64_t seen = 0;
+  uint64_t seen = 0, shared = 0;
+
+  // What some rows see and others do not.
+  uint64_t seen_by_some() const { return seen & ~shared; }
 
   void load(const Attention& a, int64_t b, const KeyRange& range, RowRange rows, int64_t index,
             const int64_t* starts, uint64_t* words) {
@@ -80,15 +83,16 @@ struct Block {
     first = begin;
     keys = static_cast<int>(std::min<int64_t>(kBlock, end - begin));
     const uint64_t all = ~uint64_t{0} >> (kBlock - keys);
-    seen = all;
+    seen = shared = all;
     full = true;
     if (!tree && !a.window) return;
     seen = 0;
     for (int64_t i = 0; i < rows.count; ++i) {
       words[i] = all & (tree ? tree_word(a, b, rows.first + i, begin) : from(starts[i] - begin));
       seen |= words[i];
-      full = full && words[i] == all;
+      shared &= words[i];
     }
+    full = shared == all;
   }
 
  private:

@@ -43,7 +43,8 @@ def tree_attention(
     tree_mask : Tensor or None
         Which keys a row sees: bool [T, S] or [B, T, S], or packed int64 [T, W] or [B, T, W] with
         W = ceil(S / 64), bit j of word w being key 64w + j. None is a causal chain: row t sees the
-        keys j <= t + S - T. A bool mask is packed on every call; `Tree.packed_mask` and
+        keys j <= t + S - T. A key that a row does not see adds nothing to it, be it or its value
+        NaN or infinite. A bool mask is packed on every call; `Tree.packed_mask` and
         `specattn.reference.pack_tree_mask` pack it once.
     softmax_scale : float, optional
         Factor of the logits; D**-0.5 by default.

@@ -287,7 +287,10 @@ def states(bench: Bench, op: str, *, rows: int, share: float) -> Iterator[Bar]:
     case = replace(STATES, op=op, rows=rows, batch=8)
     rotation = Rotation(bench.pool, case)
     works, name = rotation.workloads(case), f"{op}, T={rows}, 8 x {HEADS}"
-    yield bench.share(rotation, works, "fp32", share, name, in_place=op == "gated_delta_commit")
+    with bench.pool.written():
+        in_place = op == "gated_delta_commit"
+        found = bench.share(rotation, works, "fp32", share, name, in_place=in_place)
+    yield found
 
 
 def paths(bench: Bench, *, rows: int, times: float) -> Iterator[Bar]:
@@ -344,13 +347,14 @@ def snapshots(bench: Bench, *, rows: int, times: float) -> Iterator[Bar]:
 
     theirs = vllm.snapshots(q[0], k[0], v[0], a[0], b[0])
     start = snapshots[0][0][:1].clone()
-    found = theirs(snapshots[0][0])
-    ours(start)
-    right = compare({"out": out}, {"out": found[None]}, TOLERANCE[v.dtype])[1]
     turn = Rotation(bench.pool, replace(STATES, rows=rows)).turn
     call = turn([partial(ours, place[0]) for place in places])
     peer = turn([partial(theirs, place[0]) for place in snapshots])
-    seconds = bench.times(ours=call, vllm=peer)
+    with bench.pool.written():
+        found = theirs(snapshots[0][0])
+        ours(start)
+        right = compare({"out": out}, {"out": found[None]}, TOLERANCE[v.dtype])[1]
+        seconds = bench.times(ours=call, vllm=peer)
     note = f"{milliseconds(seconds['ours'])}; vllm {milliseconds(seconds['vllm'])}; one thread"
     ratio = paired_ratio(seconds["ours"], seconds["vllm"]) if right else None
     torch.set_num_threads(THREADS)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -28,7 +29,16 @@ class Pool:
         block = torch.randn(_BLOCK // 2, dtype=torch.bfloat16)
         # Two bfloat16 normals are one float32 normal: its upper half decides the value.
         self.memory = block.repeat(-(-size // _BLOCK))
+        self._block = block
         self._of_8_bits: dict[tuple[torch.dtype, int], torch.Tensor] = {}
+
+    @contextmanager
+    def written(self) -> Iterator[None]:
+        """Let calls write inside this context: behind it the memory is as it was."""
+        try:
+            yield
+        finally:
+            self.memory.view(-1, len(self._block)).copy_(self._block)
 
     def rows(self, dtype: torch.dtype, heads: int, head_dim: int) -> torch.Tensor:
         """Return the whole memory as [tokens, heads, head_dim]."""

@@ -7,6 +7,89 @@ from typing import Any
 
 from records import label, markdown, read, size, spread, table
 
+HEADLINES = (  # file, model, (context, batch, temperature) ...; the hardware and model as shown
+    (
+        "h100/decoding-widened-8b.jsonl", "wide llama-3.1-8b", "H100",
+        "Llama-3.1-8B's sizes (widened, 7.0 B), bf16",
+        ((4096, 1, 0), (4096, 1, 1), (4096, 8, 0), (16384, 1, 0)),
+    ),
+    (
+        "h100/decode-qwen3-8b.jsonl", "qwen3-8b", "H100",
+        "Qwen3-8B, random weights, bf16, simulated acceptance",
+        ((32768, 1, 0), (131072, 1, 0)),
+    ),
+    (
+        "epyc-2core/decoding-wide.jsonl", "wide qwen3-0.6b", "EPYC, 2 cores",
+        "Qwen3-0.6B's sizes (widened, 449 M), bf16",
+        ((4096, 1, 0), (4096, 1, 1)),
+    ),
+    (
+        "epyc-2core/decoding-peers.jsonl", "tiny", "EPYC, 2 cores",
+        "embedded model (7.7 M), fp32",
+        ((4096, 1, 0),),
+    ),
+    (
+        "xeon-2core/decoding-4k-two-texts.jsonl", "tiny", "Xeon, 2 cores",
+        "embedded model (7.7 M), fp32",
+        ((4096, 1, 0),),
+    ),
+)  # fmt: skip
+ENGINES = ("transformers", "vllm", "llama.cpp")
+
+
+@table("headline")
+def headline() -> str:
+    """Return the README's table: plain tokens a second, and times that by everything else."""
+    rows = []
+    for path, model, hardware, shown, places in HEADLINES:
+        for place in places:
+            here = [
+                row for row in read(path)
+                if (row["context"], row["batch"], row["temperature"]) == place
+                and row["model"] == model and not row["fault"]
+            ]  # fmt: skip
+            (plain,) = (row for row in here if row["method"] == "plain")
+            gains: dict[str, list[float]] = {}
+            for row in here:
+                if row is not plain:
+                    gains.setdefault(label(row), []).append(row["speedup"]["plain"])
+            drafters = [name for name in gains if not name.startswith(("auto", *ENGINES))]
+            best = max(drafters, key=lambda name: max(gains[name]))
+            cells = {name: ", ".join(f"{x:.2f}" for x in gains[name]) for name in gains}
+            context = size(place[0]) + (f", {place[1]} at once" if place[1] > 1 else "")
+            speed = f"{plain['tokens_per_second']['median']:.0f}"
+            rows.append([hardware, shown, context, f"{place[2]:g}", speed])
+            rows[-1] += [cells.get("transformers"), cells.get("vllm")]
+            rows[-1] += [f"{cells[best]} `{best}`", cells.get("auto")]
+    header = ("hardware", "model, dtype", "prompt", "T", "plain, tokens/s", "transformers")
+    return markdown((*header, "vLLM", "best drafter", "`auto`"), rows)
+
+
+@table("h100-widened")
+def h100_widened() -> str:
+    """Return methods over plain decoding on an 8B body, by prompt, temperature and batch."""
+    places = {(4096, 1, 0): "4k", (16384, 1, 0): "16k", (4096, 1, 1): "4k, T=1"}
+    places[4096, 8, 0] = "4k, 8 at once"
+    cells: dict[str, dict[tuple, list[dict[str, Any]]]] = {}
+    for row in read("h100/decoding-widened-8b.jsonl"):
+        note = row["details"].get("noted as")
+        name = f"`{row['method']}`, {note}" if note else f"`{label(row)}`"
+        place = row["context"], row["batch"], row["temperature"]
+        cells.setdefault(name, {}).setdefault(place, []).append(row)
+    rows = []
+    for name, here in cells.items():
+        shown = [", ".join(map(_gain_or_speed, here.get(place, []))) or None for place in places]
+        taus = ", ".join(f"{one['tau']:.2f}" for one in here.get((4096, 1, 0), []) if one["tau"])
+        rows.append([name, shown[0], taus or None, *shown[1:]])
+    first, *others = places.values()
+    return markdown(("", first, "tokens a pass", *others), rows)
+
+
+def _gain_or_speed(row: dict[str, Any]) -> str:
+    """Return times plain decoding; of plain decoding, tokens per second."""
+    gain, timed = row["speedup"].get("plain"), row["tokens_per_second"]
+    return f"{timed['median']:.0f} tokens/s" if gain is None else f"{gain:.2f}"
+
 
 @table("grounded")
 def grounded() -> str:

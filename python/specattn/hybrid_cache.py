@@ -43,6 +43,12 @@ class HybridCache(KVCache):
         """Bytes that keys, values and states take, and what a verification leaves."""
         return super().nbytes + self.states.nbytes
 
+    def clear(self) -> None:
+        """Hold no token, of as many requests as at first."""
+        super().clear()
+        self.states.resize(self.batch_size)
+        self.states.clear()
+
     def place(self, layer: int) -> int:
         """Return which of its kind a layer is: with keys, or with a state."""
         layer %= len(self._keeps_state)

@@ -79,11 +79,13 @@ class KVCache:
 
     `seqlens`, int32 [batch], counts the committed tokens; it is replaced, never changed in place,
     so it may be kept. `in_kernels`: a recording of kernel calls may read the layers themselves.
-    `states`: what other layers keep in place of keys (`HybridCache`).
+    `states`: what other layers keep in place of keys (`HybridCache`). `spare`: how many tokens of
+    the capacity its user leaves to rows that mean nothing, so that passes may be padded.
     """
 
     in_kernels: ClassVar[bool] = True
     states: States | None = None
+    spare: int = 0
 
     def __init__(
         self,
@@ -115,6 +117,7 @@ class KVCache:
         else:
             row = row_bytes(head_dim, device)
             self.storage = torch.empty(*shape[:-1], row, dtype=torch.uint8, device=device)
+        self._whole = self.storage  # of all requests, when some have left
         self.seqlens = torch.zeros(batch, dtype=torch.int32, device=device)
         self._lengths_of = cache(_lengths)
         self._known: tuple[torch.Tensor | None, list[int]] = None, []  # lengths, on the host too
@@ -123,6 +126,11 @@ class KVCache:
     def batch_size(self) -> int:
         """B: the requests that are still alive."""
         return self.storage.shape[2]
+
+    def clear(self) -> None:
+        """Hold no token, of as many requests as at first."""
+        self.storage = self._whole
+        self.seqlens = self.seqlens.new_zeros(self.batch_size)
 
     @property
     def capacity(self) -> int:
@@ -326,7 +334,7 @@ class KVCache:
             if path == list(range(1, count + 1)):
                 continue  # they lie there already
             root, rows = int(self.seqlens[request]), self.storage[:, :, request]
-            source = torch.tensor(path) + root
+            source = torch.tensor(path, device="cpu") + root
             rows[:, :, root + 1 : root + 1 + count] = rows.index_select(2, source)
 
     def retire(self, finished: Sequence[bool]) -> list[int]:
@@ -352,7 +360,7 @@ def _lengths(requests: int) -> Stock[tuple[torch.Tensor, Any]]:
     """Return tensors for the lengths of so many requests on the CPU, and numpy's views of them."""
 
     def make(count: int) -> list[tuple[torch.Tensor, Any]]:
-        room = torch.empty(count, requests, dtype=torch.int32)
+        room = torch.empty(count, requests, dtype=torch.int32, device="cpu")
         return list(zip(room.unbind(), room.numpy(), strict=True))
 
     return Stock(make, 64)

@@ -70,7 +70,8 @@ class Tree:
         max_width: int | None = None,
         trusted: bool = False,
     ):
-        given = torch.as_tensor(parents)
+        where = parents.device if isinstance(parents, torch.Tensor) else "cpu"
+        given = torch.as_tensor(parents, device=where)
         if given.dim() not in (1, 2) or 0 in given.shape:
             raise ValueError(f"parents must be [T] or [B, T], not empty, got {list(given.shape)}")
         if given.dtype not in (torch.int32, torch.int64):
@@ -198,7 +199,7 @@ class Tree:
         """
         if self.device.type == "cpu":
             depths = [_depths(parents) for parents in self.parent_lists]
-            return torch.tensor(depths, dtype=torch.int32).view(self.parents.shape)
+            return torch.tensor(depths, dtype=torch.int32, device="cpu").view(self.parents.shape)
         ancestor = self._ancestor_or_end
         steps = (ancestor < self.size).to(torch.int32)
         for _ in range((self.size - 1).bit_length()):  # each round doubles the steps looked back

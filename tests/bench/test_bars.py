@@ -1,6 +1,7 @@
 """The bars: ratios that a wrong kernel cannot meet."""
 
 import json
+import math
 import sys
 import time
 from dataclasses import replace
@@ -184,6 +185,29 @@ def test_a_wrong_kernel_meets_no_bar(bench, monkeypatch):
     select._chosen.cache_clear()
     assert len(found) == 6
     assert all(one.measured is None and one.note == "WRONG" and not one.met for one in found)
+
+
+def test_bars_of_states_leave_the_memory_as_they_found_it(bench, monkeypatch):
+    """Later bars draw caches from it: what a commit leaves there is no normal value."""
+    before = bench.pool.memory.clone()
+    (commit,) = bars.states(bench, "gated_delta_commit", rows=8, share=0.5)
+    assert commit.measured > 0
+    assert bench.pool.memory.equal(before)
+
+    def spoils(q, k, v, *gates):
+        return lambda state: (state.fill_(math.nan), v)[1]
+
+    here = FAMILIES["vllm"]._replace(why_not=lambda device: "")
+    monkeypatch.setitem(FAMILIES, "vllm", here)
+    monkeypatch.setattr(bars.vllm, "snapshots", spoils)
+    monkeypatch.setattr(bars, "THREADS", torch.get_num_threads())
+    (peer,) = bars.snapshots(bench, rows=2, times=1.0)
+    assert peer.note == "WRONG"
+    assert bench.pool.memory.equal(before)
+    (verify,) = bars.states(bench, "gated_delta_tree", rows=8, share=0.5)
+    (later,) = bars.hybrid(bench, SMALL, share=0.5)
+    assert verify.measured > 0
+    assert later.measured > 0
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """The commands together: how they are started, and what starting them costs."""
 
+import contextlib
+import json
 import os
 import re
 import signal
@@ -7,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from safetensors import safe_open
 
 import specattn as package
 from specattn.cli.options import DTYPES
@@ -108,13 +111,66 @@ def test_a_plan_counts_in_32_bits(refused, option):
     refused(option, "plan", option, 10**400)
 
 
+@contextlib.contextmanager
+def without_reader(monkeypatch, *names):
+    """Let streams be pipes that nobody reads any more."""
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            reads, writes = os.pipe()
+            os.close(reads)
+            stream = stack.enter_context(open(writes, "w", encoding="utf-8"))
+            monkeypatch.setattr(sys, name, stream)
+        yield
+
+
 def test_a_reader_may_go(specattn, prompt, monkeypatch):
     """As of ``specattn generate ... | head -c 1``."""
-    reads, writes = os.pipe()
-    os.close(reads)
-    with open(writes, "w", encoding="utf-8") as stdout:
-        monkeypatch.setattr(sys, "stdout", stdout)
+    with without_reader(monkeypatch, "stdout"):
         code, _, said = specattn("generate", "--prompt-file", prompt, "--max-new-tokens", 60)
     assert code == 0
     assert "rror" not in said
     assert "tokens/s" not in said, "it ends at once"
+
+
+@pytest.mark.parametrize("closed", [["stdout"], ["stdout", "stderr"]], ids="+".join)
+@pytest.mark.parametrize("options", [[], ["--show"], ["batch"]], ids=str)
+def test_who_asks_for_files_gets_them_though_the_reader_goes(
+    specattn, prompt, tmp_path, monkeypatch, options, closed
+):
+    """As of ``specattn generate --state s --json o | head -4``, and of a batch of prompts."""
+    out, state = tmp_path / "out.json", tmp_path / "state"
+    files = ["--json", out, "--state", state]
+    if options == ["batch"]:
+        (other := tmp_path / "other.py").write_text("def other(")
+        files, options = ["--json", out], ["--prompt-file", other]
+    given = ["--prompt-file", prompt, *options, "--max-new-tokens", 30]
+    with without_reader(monkeypatch, *closed):
+        code, _, said = specattn("generate", *given, *files)
+    assert code == 0
+    assert "rror" not in said
+    content = json.loads(out.read_text())
+    texts = content.get("texts", [content])
+    assert [len(one["tokens"]) for one in texts] == [30] * (1 if "--state" in files else 2)
+    if "--state" in files:
+        with safe_open(str(state), "pt") as file:
+            assert len(file.get_tensor("tokens")) == 30
+
+
+def test_a_comparison_and_its_page_are_written_though_the_reader_goes(
+    specattn, prompt, tmp_path, monkeypatch
+):
+    out, page = tmp_path / "out.json", tmp_path / "out.html"
+    given = ["--prompt-file", prompt, "--max-new-tokens", 6, "--json", out, "--html", page]
+    with without_reader(monkeypatch, "stdout"):
+        code, _, _ = specattn("compare", "--method", "plain,suffix", *given)
+    assert code == 0
+    assert json.loads(out.read_text())["schema"] == "specattn.compare/1"
+    assert page.read_text().rstrip().endswith("</html>")
+
+
+@pytest.mark.parametrize("words", ["", "train", "tune"])
+def test_without_a_sub_command_there_is_help(specattn, words):
+    code, text, said = specattn(*words.split())
+    assert code in (0, 2)
+    assert re.match(rf"Usage: \S.*specattn {words} ?\[OPTIONS\]", text + said)
+    assert "error" not in text + said

@@ -160,7 +160,12 @@ def test_an_engine_that_only_rounds_is_acquitted_and_a_broken_one_convicted(held
 def test_an_engine_is_itself(held):
     code, report, said = held(engine(Model()), engine(Model()))
     assert code == 0
-    assert report["counts"] == {"same": 12, "near-tie": 0, "different": 0}
+    assert report["counts"] == {
+        "same": 12,
+        "near-tie": 0,
+        "different": 0,
+        "nothing compared": 0,
+    }
     assert report["noise"] == 0
     assert "12 same, 0 near-tie, 0 different" in said
 
@@ -180,6 +185,99 @@ def test_without_log_probabilities_texts_are_compared_alone(held):
 
     code, report, _ = held(engine(Model()), serving(refuses))
     assert (code, report["counts"]["same"]) == (0, 12)
+
+
+TOKENS = list("abcdefgh")
+
+
+def written(logprobs, listed, tokens=TOKENS):
+    """Return what a server says that writes these tokens whatever it is asked."""
+    columns = {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": listed}
+    return serving(
+        lambda body: (200, {"choices": [{"text": "".join(tokens), "logprobs": columns}]})
+    )
+
+
+def likely():
+    return written([-0.1] * 8, [{t: -0.1, "z": -3.0} for t in TOKENS])
+
+
+def chat(logprob, top):
+    content = [{"token": t, "logprob": logprob, "top_logprobs": top} for t in TOKENS]
+    return serving(
+        lambda body: (
+            200,
+            {"choices": [{"text": "".join(TOKENS), "logprobs": {"content": content}}]},
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        pytest.param(
+            lambda: written([math.nan] * 8, [{t: math.nan, "z": -3.0} for t in TOKENS]), id="nan"
+        ),
+        pytest.param(
+            lambda: written([-0.1] * 8, [{t: -0.1, "z": -math.inf} for t in TOKENS]), id="inf"
+        ),
+        pytest.param(lambda: written([0.0] * 8, [{t: 0.0} for t in TOKENS]), id="one token"),
+        pytest.param(
+            lambda: written([-0.1] * 8, [{t: -0.1, "y": -3.0} for t in TOKENS]), id="none common"
+        ),
+        pytest.param(
+            lambda: written([None] * 8, [{t: -0.1, "z": -3.0} for t in TOKENS]), id="null number"
+        ),
+        pytest.param(
+            lambda: chat(None, [{"token": "z", "logprob": -3.0}]), id="null number of a chat"
+        ),
+        pytest.param(
+            lambda: chat(-0.1, [{"token": "z", "logprob": None}]), id="null in a chat's list"
+        ),
+    ],
+)
+def test_log_probabilities_that_cannot_be_compared_acquit_nobody(held, second):
+    for engines in ((likely, second), (second, likely)):
+        code, report, said = held(*(one() for one in engines))
+        assert code == 1
+        assert report["counts"]["nothing compared"] == 12
+        assert report["places"] == 0
+        assert "No logit of one engine could be held against the other's" in said
+        assert "0 apart" not in said
+
+
+@pytest.mark.parametrize("lists", [True, False])
+def test_two_empty_answers_are_no_agreement(held, lists):
+    empty = partial(written, [], [], []) if lists else partial(written, None, None, [])
+    code, report, said = held(empty(), empty())
+    assert code == 1
+    assert report["counts"] == {
+        "same": 0,
+        "near-tie": 0,
+        "different": 0,
+        "nothing compared": 12,
+    }
+    assert "12 nothing compared" in said
+    assert {one["reason"] for one in report["prompts"]} == {"both wrote nothing"}
+    code, report, _ = held(likely(), empty())
+    assert (code, report["counts"]["different"]) == (1, 12)
+
+
+def test_null_lists_are_those_of_an_engine_without(held):
+    for second in (written([-0.1] * 8, None), written(None, None), chat(-0.1, None)):
+        code, report, said = held(likely(), second)
+        assert (code, report["counts"]["same"], report["places"]) == (0, 12, 0)
+        assert "gives no log-probabilities" in said
+
+
+def test_places_are_counted_where_logits_were_compared(held):
+    """A null at one place takes that place out, and no other."""
+    numbers = [None, *[-0.1] * 7]
+    code, report, said = held(likely(), written(numbers, [{t: -0.1, "z": -3.25} for t in TOKENS]))
+    assert (code, report["counts"]["same"]) == (0, 12)
+    assert report["places"] == 12 * 7
+    assert report["noise"] == pytest.approx(0.25)
+    assert "up to 0.25 apart (84 tokens)" in said
 
 
 def test_texts_of_a_seed_part_without_excuse(held):
@@ -259,7 +357,7 @@ def test_a_checkpoint_is_held_against_a_server_of_itself(specattn, tmp_path):
         ((200, {"choices": []}), "expected a completion: IndexError"),
         (
             (200, {"choices": [{"text": "x", "logprobs": {"tokens": ["x"]}}]}),
-            "expected a completion",
+            "expected token_logprobs of 1 tokens, got 0",
         ),
     ],
 )
@@ -293,5 +391,9 @@ def test_gaps_and_noise_are_those_of_logits():
     assert found.verdict == Verdict.NEAR_TIE
     assert judge(first, second, 0.1).verdict == Verdict.DIFFERENT
     assert judge(first, first, 0.0).verdict == Verdict.SAME
+    unknown = Answer("aa", (second.places[0], Place("a", math.nan, {"b": -0.8})))
+    assert judge(first, unknown, 1.0).reason == (
+        "the second engine gives no finite log-probabilities: nothing explains it"
+    )
     shorter = Answer("a", first.places[:1])
     assert judge(first, shorter, 1.0).reason == "one text has ended"

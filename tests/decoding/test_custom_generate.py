@@ -1,5 +1,8 @@
 """Methods inside ``model.generate``: what transformers prepares is obeyed, or refused aloud."""
 
+import threading
+from inspect import signature
+
 import pytest
 import torch
 from transformers import (
@@ -7,8 +10,10 @@ from transformers import (
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
+    MaxLengthCriteria,
     StoppingCriteriaList,
     StopStringCriteria,
+    TextIteratorStreamer,
     TextStreamer,
 )
 from transformers.generation.streamers import BaseStreamer
@@ -152,12 +157,83 @@ class Recorder(BaseStreamer):
 
 
 @both_methods
-def test_a_streamer_gets_the_prompt_and_then_every_round(model, method):
+@pytest.mark.parametrize("name", ["streamer", "token_streamer"])
+def test_a_streamer_gets_the_prompt_and_then_every_round(model, method, name):
     streamer, ids = Recorder(), prompts([12])[0][None]
-    output = model.generate(ids, custom_generate=method, max_new_tokens=9, token_streamer=streamer)
+    given = {name: streamer}
+    output = model.generate(ids, custom_generate=method, max_new_tokens=9, **given)
     assert streamer.said[0] == ids[0].tolist()
     assert sum(streamer.said, []) == output[0].tolist()
     assert streamer.ended
+
+
+def test_a_streamer_is_that_of_the_call_that_decodes(model):
+    """A processor that asks another model of ours, with a streamer of its own, disturbs nobody."""
+    ids, outer, inner = prompts([12])[0][None], Recorder(), Recorder()
+
+    class Asks(LogitsProcessor):
+        def __call__(self, input_ids, scores):
+            if not inner.ended:
+                other = tiny_model("llama")
+                other.generate(ids, custom_generate=METHODS[1], max_new_tokens=2, streamer=inner)
+            return scores
+
+    output = model.generate(
+        ids, custom_generate=METHODS[0], max_new_tokens=5, streamer=outer, logits_processor=[Asks()]
+    )
+    assert sum(outer.said, []) == output[0].tolist()
+    assert (len(sum(inner.said, [])), inner.ended, outer.ended) == (14, True, True)
+    outer = Recorder()
+    METHODS[0](
+        model,
+        ids,
+        logits_processor=LogitsProcessorList(),
+        stopping_criteria=StoppingCriteriaList([MaxLengthCriteria(15)]),
+        generation_config=GenerationConfig(),
+        token_streamer=outer,
+    )
+    assert len(sum(outer.said, [])) == 15
+
+
+def test_an_iterator_over_the_text_ends(model):
+    """Another thread waits for the end that the streamer is given."""
+    streamer = TextIteratorStreamer(letters(), skip_prompt=True, timeout=60)
+    given = {"custom_generate": METHODS[1], "max_new_tokens": 9, "streamer": streamer}
+    found = []
+    thread = threading.Thread(
+        target=lambda: found.append(model.generate(prompts([12])[0][None], **given))
+    )
+    thread.start()
+    text = "".join(streamer)
+    thread.join()
+    assert text == letters().decode(found[0][0, 12:])
+
+
+@both_methods
+@pytest.mark.parametrize("where", ["argument", "config", "model"])
+def test_stop_strings_with_their_tokenizer(model, method, where):
+    (text,), tokenizer = prompts([12]), letters()
+    plain = greedy_by_transformers(model, text, 16)
+    string = tokenizer.decode(plain[6:8])
+    given, own = {"tokenizer": tokenizer}, model.generation_config
+    if where == "argument":
+        given["stop_strings"] = string
+    elif where == "config":
+        given["generation_config"] = GenerationConfig(stop_strings=[string], max_new_tokens=16)
+    else:
+        model.generation_config = GenerationConfig(stop_strings=[string])
+    try:
+        output = check(model, method, text[None], **given)
+    finally:
+        model.generation_config = own
+    assert tokenizer.decode(output[0]).endswith(string)
+    assert output.shape[1] <= 12 + 8
+
+
+def test_classes_keep_the_signature_of_what_makes_them():
+    assert [*signature(Vegas).parameters] == [*signature(Vegas.__init__).parameters][1:]
+    assert "token_streamer" in signature(Vegas()).parameters
+    assert "self" not in signature(Vegas()).parameters
 
 
 def test_text_streamer(model, capsys):
@@ -254,6 +330,8 @@ def test_processors_see_the_text_and_the_path_of_a_draft_alone(model):
         ({"attention_mask": torch.zeros(1, 12)}, "empty"),
         ({"capacity": 20}, "capacity is 20"),
         ({"seed": 1, "generator": torch.Generator()}, "not both"),
+        ({"assistant_model": tiny_model("llama")}, "assistant_model"),
+        ({"streamer": Recorder(), "token_streamer": Recorder()}, "one of them"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

@@ -1,6 +1,7 @@
 """`generate`: prompts of every form, options, listeners, errors."""
 
 import copy
+import re
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from transformers import GenerationConfig
 
 from specattn import use_backend
 from specattn.decoding import METHODS, Vegas, generate
+from specattn.decoding.text.numbers import _RANGES
 from tests.decoding.models import greedy_by_transformers, letters, prompts, tiny_model
 from tests.decoding.test_custom_generate import Recorder
 
@@ -260,6 +262,73 @@ def test_options_of_a_wrong_type_are_named(name, value, expected):
     options = {"max_new_tokens": 2, "tokenizer": object(), name: value}
     with pytest.raises(TypeError, match=f"^{name}: expected {expected}, got "):
         generate(tiny_model("qwen3"), [1, 2, 3], "plain", **options)
+
+
+NAN, INF = float("nan"), float("inf")
+OUT_OF_RANGE = {
+    "temperature": [-1, -0.1, NAN, INF],
+    "top_k": [-1],
+    "top_p": [2, -0.1, NAN, INF],
+    "min_p": [2, -0.1, NAN],
+    "top_h": [2, 0, NAN],
+    "typical_p": [2, 0, NAN],
+    "epsilon_cutoff": [2, -0.1, NAN],
+    "eta_cutoff": [2, -0.1, NAN],
+    "repetition_penalty": [0, -1, NAN, INF],
+    "encoder_repetition_penalty": [0, -1, NAN, INF],
+    "no_repeat_ngram_size": [-1],
+    "encoder_no_repeat_ngram_size": [-1],
+    "max_new_tokens": [-1, 0],
+    "max_length": [-1, 0, -(10**400)],
+    "min_new_tokens": [-1],
+    "min_length": [-1],
+    "max_time": [-1, NAN, INF],
+    "num_return_sequences": [-1, 0],
+    "prefill_chunk_size": [-1, 0],
+    "capacity": [-1, 0],
+    "num_pregenerated": [-1],
+    "seed": [2**64, -(2**63) - 1],
+}
+
+
+@pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, x) for name, given in OUT_OF_RANGE.items() for x in given]
+)
+def test_numbers_out_of_range_are_named(model, name, value, do_sample):
+    """Also where they would decide nothing: a negative temperature was greedy decoding."""
+    options = {"max_new_tokens": 2, "do_sample": do_sample, name: value}
+    message = f"^{name} must be an? (integer|number) .*, got {re.escape(repr(value))}$"
+    with pytest.raises(ValueError, match=message):
+        generate(model, [1, 2, 3], "plain", **options)
+
+
+def test_every_number_has_a_range():
+    assert OUT_OF_RANGE.keys() == _RANGES.keys()
+
+
+@pytest.mark.parametrize("name", ["prefill_chunk_size", "seed", "capacity", "num_pregenerated"])
+def test_numbers_are_looked_at_inside_transformers_too(model, name):
+    """A negative chunk left out the prompt."""
+    ids, value = prompts([9])[0][None], OUT_OF_RANGE[name][0]
+    with pytest.raises(ValueError, match=f"^{name} must be"):
+        model.generate(ids, custom_generate=VEGAS, max_new_tokens=2, **{name: value})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"temperature": 0.0},
+        {"top_p": 0.0, "top_k": 0, "min_p": 1.0, "typical_p": 1.0},
+        {"eta_cutoff": 1.0, "epsilon_cutoff": 0.0, "seed": -1},
+        {"seed": 2**64 - 1, "max_time": 0.5, "min_new_tokens": 0, "prefill_chunk_size": 1},
+    ],
+    ids=str,
+)
+def test_the_ends_of_ranges_are_taken(model, given):
+    options = {"max_new_tokens": 2, "do_sample": True} | given
+    (new,) = generate(model, [1, 2, 3], "plain", **options).new_tokens
+    assert len(new) == 2
 
 
 def test_numbers_of_other_types_are_taken():

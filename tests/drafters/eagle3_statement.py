@@ -72,7 +72,7 @@ class Statement:
         return self.weights["fc.weight"] @ feature
 
     def layer(self, pairs):
-        """Return what the layer makes of the last pair, all of them before its eyes."""
+        """Return what the layer makes of the last pair: of those before, it sees a window's."""
         layer, own = "midlayer", "midlayer.self_attn"
         read = [
             torch.cat(
@@ -80,8 +80,10 @@ class Statement:
             )
             for e, g in pairs
         ]
-        keys = torch.stack([self.heads(f"{own}.k", x, at) for at, x in enumerate(read)])
-        values = torch.stack([self.heads(f"{own}.v", x, None) for x in read])
+        first = max(0, len(read) - (self.config.window or len(read)))
+        seen = list(enumerate(read))[first:]
+        keys = torch.stack([self.heads(f"{own}.k", x, at) for at, x in seen])
+        values = torch.stack([self.heads(f"{own}.v", x, None) for _, x in seen])
         queries = list(self.heads(f"{own}.q", read[-1], len(read) - 1))
         stream = pairs[-1][1]
         if self.config.norm_before_residual:

@@ -99,6 +99,7 @@ def publish(folder, drafter, layout, embedding=None):
             "speculators_config": {"algorithm": "eagle3", "verifier": {"name_or_path": "tiny"}},
             "transformer_layer_config": config_of(drafter),
             "eagle_aux_hidden_state_layer_ids": layers,
+            "norm_before_residual": False,
             **common,
         }
     else:
@@ -181,7 +182,7 @@ def test_a_target_that_does_not_fit_is_refused_with_both_numbers():
         ({"hidden_act": "gelu"}, "hidden_act must be 'silu', got 'gelu'"),
         ({"draft_vocab_size": None}, "a model of 'LlamaForCausalLM', not an EAGLE-3 drafter"),
         ({"speculators_model_type": "eagle"}, "speculators' 'eagle', not an EAGLE-3 drafter"),
-        ({"fc_norm": True}, "missing or unexpected fc_norm.0.weight"),
+        ({"fc_norm": True}, "missing keys fc_norm.0.weight"),
         ({"intermediate_size": 40}, r"mlp.down_proj.weight is \[32, 48\], expected \[32, 40\]"),
         ({"draft_vocab_size": 20}, r"d2t is \[24\], expected \[20\]"),
     ],

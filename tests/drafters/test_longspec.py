@@ -140,7 +140,7 @@ def edit_weights(folder, edit):
         (lambda f: (f / "config.json").unlink(), "no readable config.json"),
         (lambda f: (f / "config.json").write_text("{"), "no readable config.json"),
         (lambda f: edit_config(f, model_type="qwen3"), "type 'qwen3', not a LongSpec drafter"),
-        (lambda f: edit_config(f, window=0), "window must be at least 1 position, got 0"),
+        (lambda f: edit_config(f, window=0), "window must be a positive integer, got 0"),
         (lambda f: edit_config(f, intermediate_size=40), "mismatched keys.*down_proj.weight"),
         (lambda f: (f / "model.safetensors").unlink(), "no model.safetensors"),
         (

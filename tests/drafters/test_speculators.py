@@ -94,9 +94,9 @@ def test_what_has_no_place_is_refused(tmp_path, family, options, what):
     [
         ({"speculators_model_type": "eagle3"}, "EAGLE-3 drafter, which reads three layers"),
         ({"speculators_model_type": None}, "expected speculators_model_type 'eagle'.*got None"),
-        ({"layernorms": True}, "layernorms must be False for this drafter, got True"),
-        ({"fc_norm": True}, "fc_norm must be False for this drafter, got True"),
-        ({"norm_output": True}, "norm_output must be False for this drafter, got True"),
+        ({"layernorms": True}, "layernorms must be False, got True"),
+        ({"fc_norm": True}, "fc_norm must be False, got True"),
+        ({"norm_output": True}, "norm_output must be False, got True"),
         ({"transformer_layer_architecture": "X"}, "must be 'LlamaDecoderLayer'.*got 'X'"),
         ({"fusion_bias": True}, "missing or unexpected fusion_fc.bias"),
     ],

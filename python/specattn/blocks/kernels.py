@@ -41,7 +41,7 @@ class Memory:
         key = what, width, dtype
         if key not in self._known or len(self._known[key]) < count:
             most = max(MOST_ROWS, 1 << (count - 1).bit_length())
-            self._known[key] = torch.empty(most, width, dtype=dtype)
+            self._known[key] = torch.empty(most, width, dtype=dtype, device="cpu")
         return self._known[key][:count]
 
 
@@ -176,7 +176,7 @@ class Kernels(Ops):
     ) -> torch.Tensor:
         """Return memory for rows [B, T, width], of which `like` has the first dimensions."""
         if keep:
-            return torch.empty(*like.shape, width, dtype=dtype)
+            return torch.empty(*like.shape, width, dtype=dtype, device="cpu")
         return self.memory.rows(what, like.numel(), width, dtype).view(*like.shape, width)
 
     def _as(self, what: str, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

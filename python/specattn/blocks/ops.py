@@ -374,9 +374,16 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], -1)
 
 
-def angle_tables(rotary: Any, like: torch.Tensor, positions: int, *kind: str) -> tuple[Any, Any]:
-    """Return cosines and sines of a rotary module by position, float32 [positions, half]."""
+def angle_tables(
+    rotary: Any, like: torch.Tensor, positions: int, *kind: str, longest: int | None = None
+) -> tuple[Any, Any]:
+    """Return cosines and sines of a rotary module by position, float32 [positions, half].
+
+    Positions behind the `longest` text, if that is given, are turned as its last one.
+    """
     at = torch.arange(max(positions, 2), device=like.device)[None]
+    if longest is not None:
+        at = at.clamp_max(max(longest, 2) - 1)
     with torch.no_grad():
         angles = rotary(like, at, *kind)
     if isinstance(angles, torch.Tensor):  # DeepSeek V2: a complex number for each
@@ -415,8 +422,9 @@ def _below(masks: torch.Tensor, parents: torch.Tensor, first: int) -> torch.Tens
 @lru_cache(maxsize=256)
 def _own_bits(first: int, count: int, words: int, device: torch.device) -> torch.Tensor:
     """Return masks of nodes of which each sees itself alone, packed int64 [count, words]."""
-    itself = torch.zeros(count, WORD_BITS * words, dtype=torch.bool)
-    itself[torch.arange(count), torch.arange(first, first + count)] = True
+    itself = torch.zeros(count, WORD_BITS * words, dtype=torch.bool, device="cpu")
+    row = torch.arange(count, device="cpu")
+    itself[row, first + row] = True
     return pack_tree_mask(itself).to(device)
 
 

@@ -66,7 +66,7 @@ class _Kept(NamedTuple):
 
 
 class Replayed:
-    """Runs programs once and replays them from then on.
+    """Runs programs once and replays them from then on; keeps those used last.
 
     ``tapes()`` returns what makes new tapes that share their memory.
     """
@@ -80,13 +80,14 @@ class Replayed:
     def run(self, key: Hashable, program: Program, inputs: dict[str, torch.Tensor]) -> Any:
         """Return what a program returns, until the next run."""
         whole = (key, *((name, x.shape, x.dtype) for name, x in inputs.items()))
-        if (known := self._kept.get(whole)) is not None:
+        if (known := self._kept.pop(whole, None)) is not None:
+            self._kept[whole] = known  # the last one used stands last
             for name, x in inputs.items():
                 known.inputs[name].copy_(x)
             known.tape.replay()
             return known.results
         if len(self._kept) >= _MOST_KEPT:
-            self._kept.clear()
+            del self._kept[next(iter(self._kept))]
         own = {name: self._input(name, x).copy_(x) for name, x in inputs.items()}
         tape = self._tape()
         with torch.no_grad():

@@ -205,9 +205,10 @@ class Recorder(Kernels):
         batch, nodes, vocabulary = logits.shape
         width, rows = min(width, vocabulary), batch * nodes
         # A node's children are found as those of a root: what is said beside them means nothing.
-        tokens, parents = torch.empty(2, rows, width, dtype=torch.int64)
-        found, words = torch.empty(rows, width), width // WORD_BITS + 1
-        masks = torch.zeros(rows, width, words, dtype=torch.int64)
+        tokens, parents = torch.empty(2, rows, width, dtype=torch.int64, device="cpu")
+        found = torch.empty(rows, width, dtype=torch.float32, device="cpu")
+        words = width // WORD_BITS + 1
+        masks = torch.zeros(rows, width, words, dtype=torch.int64, device="cpu")
         level = (logits.view(rows, 1, vocabulary), scores.reshape(rows, 1), masks[:, :1].clone())
         self.kernel(_cpu.best_children, *level, 0, tokens, found, parents, masks)
         return tokens.view(batch, nodes, width), found.view(batch, nodes, width)
@@ -221,8 +222,8 @@ class Recorder(Kernels):
         width: int,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         batch = len(logits)
-        tokens, parents = torch.empty(2, batch, width, dtype=torch.int64)
-        best = torch.empty(batch, width)
+        tokens, parents = torch.empty(2, batch, width, dtype=torch.int64, device="cpu")
+        best = torch.empty(batch, width, dtype=torch.float32, device="cpu")
         below = masks.new_empty(batch, width, masks.shape[-1])
         self.kernel(_cpu.best_children, logits, scores, masks, first, tokens, best, parents, below)
         return tokens, best, parents, below
@@ -235,8 +236,8 @@ class Recorder(Kernels):
         first: int,
         width: int,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        chosen, drafted, rows = torch.empty(3, len(tokens), width, dtype=torch.int64)
-        best = torch.empty(len(tokens), width)
+        chosen, drafted, rows = torch.empty(3, len(tokens), width, dtype=torch.int64, device="cpu")
+        best = torch.empty(len(tokens), width, dtype=torch.float32, device="cpu")
         below = masks.new_empty(len(tokens), width, masks.shape[-1])
         candidates = tokens.flatten(1), scores.flatten(1), masks, first
         self.kernel(_cpu.expand_best, *candidates, chosen, drafted, best, rows, below)
@@ -271,4 +272,4 @@ class Recorder(Kernels):
 
     def _copy(self, x: torch.Tensor, to: torch.Tensor) -> None:
         """Copy rows: by the kernel that looks them up."""
-        self.kernel(_cpu.embed, torch.arange(len(to))[None], x.flatten(0, -2), to)
+        self.kernel(_cpu.embed, torch.arange(len(to), device="cpu")[None], x.flatten(0, -2), to)

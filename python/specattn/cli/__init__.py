@@ -27,7 +27,7 @@ from specattn.cli import (
     widen,
 )
 from specattn.cli.errors import Interrupted, interrupt, on_signals, one_line_errors
-from specattn.cli.terminal import libraries_escaped, say, write_line
+from specattn.cli.terminal import libraries_escaped, output, say, write_line
 
 __all__ = ["app", "main"]
 
@@ -67,11 +67,14 @@ app.add_typer(tune.app, name="tune")
 
 def main() -> None:
     """Run the command; a user error is one line on standard error and exit code 2."""
+    output.outlives = False
     try:
         with on_signals(interrupt), libraries_escaped():
             code = app(standalone_mode=False) or 0
     except typer.TyperException as error:
-        say(f"specattn: error: {error.format_message()}")
+        # Without a sub-command the message is the help, which is no error's line.
+        help_asked = type(error).__name__ == "NoArgsIsHelpError"
+        say(error.format_message() if help_asked else f"specattn: error: {error.format_message()}")
         code = 2
     except typer.Abort:
         code = 130

@@ -17,12 +17,21 @@ from specattn.cli.errors import naming
 from specattn.cli.options import option, takes_options
 from specattn.cli.output import STDOUT, check_outputs, write_json
 from specattn.cli.table import aligned
-from specattn.cli.terminal import console, escaped, progress_bars, say, status, write_line
+from specattn.cli.terminal import (
+    console,
+    escaped,
+    output,
+    progress_bars,
+    say,
+    status,
+    write_line,
+)
 from specattn.conform import Answer, Endpoint, Finding, Request, Verdict, judge, noise_of
 from specattn.conform.prompts import PROMPTS
 from specattn.files import write_atomically
 
 SCHEMA = "specattn.conform/1"
+_BAD = (Verdict.DIFFERENT, Verdict.NOTHING)
 FEW = 200  # places that tell little of what rounding can do
 _SHOWN = 60  # characters of a text before and behind the place where it parts
 
@@ -64,9 +73,11 @@ def conform(
 ) -> None:
     """Hold a server that drafts against one that does not: where do texts part, and why.
 
-    Exit code 0: every text is the same or parts at a near-tie. 1: one is different.
+    Exit code 0: every text is the same or parts at a near-tie. 1: one is different, or of one
+    nothing was compared.
     """
     check_outputs(json=options.json_file, html=options.html)
+    output.outlives = True  # the exit code is the answer
     if options.html == STDOUT:
         raise ValueError("--html: expected a file, got -")
     prompts = _prompts(options.prompt_file)
@@ -75,13 +86,14 @@ def conform(
     engines = [_engine("PLAIN", plain, options), drafts]
     answers = [_answers(one, prompts, request, options.at_once) for one in engines]
     pairs = dict(zip(prompts, zip(*answers, strict=True), strict=True))
-    noise, places = noise_of(pairs.values()), sum(len(first.places) for first, _ in pairs.values())
+    noise = noise_of(pairs.values())
     sampled = options.temperature > 0
     findings = {
         name: judge(first, second, noise, sampled=sampled)
         for name, (first, second) in pairs.items()
     }
     counts = Counter(one.verdict for one in findings.values())
+    places = sum(one.compared for one in findings.values())
     summary = ", ".join(f"{counts[kind]} {kind}" for kind in Verdict)
     notes = _notes(noise, places, pairs.values(), sampled)
     if options.json_file != STDOUT:
@@ -105,7 +117,7 @@ def conform(
         write_json(content, options.json_file)
     if options.html is not None:
         _write_page(options.html, content, [*notes, summary])
-    if counts[Verdict.DIFFERENT]:
+    if any(counts[kind] for kind in _BAD):
         raise typer.Exit(1)
 
 
@@ -170,8 +182,12 @@ def _answers(
 
 
 def _notes(noise: float, places: int, pairs: Any, sampled: bool) -> list[str]:
-    if not all(one.places for pair in pairs for one in pair):
+    if not all(one.lists for pair in pairs for one in pair if one.text):
         return ["An engine gives no log-probabilities: what parts is not explained."]
+    if not places:
+        return [
+            "No logit of one engine could be held against the other's: what parts is not explained."
+        ]
     notes = [f"Where texts are the same, logits are up to {noise:.2g} apart ({places} tokens)."]
     if places < FEW and not sampled:
         notes.append(
@@ -197,7 +213,7 @@ def _write_page(file: Path, content: dict[str, Any], lines: list[str]) -> None:
 
     rows, sections = [], []
     for number, one in enumerate(content["prompts"]):
-        good, name = one["verdict"] != Verdict.DIFFERENT, in_html(one["name"])
+        good, name = one["verdict"] not in _BAD, in_html(one["name"])
         verdict = f'<span class="{"yes" if good else "no"}">{one["verdict"]}</span>'
         if one["place"] is not None:
             parts = [f'<h2 id="p{number}">{name}</h2>']

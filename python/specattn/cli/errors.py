@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -22,9 +20,7 @@ def one_line_errors() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        # The reader of the text has what it wanted; there is nobody left to tell.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit from None
+        raise typer.Exit from None  # the reader of the text has what it wanted
     except (ValueError, OSError, ImportError, RuntimeError) as error:
         text = str(error)
         if isinstance(error, RuntimeError) and "tried to allocate" not in text.lower():

@@ -207,7 +207,7 @@ class _Attention:
         generator = torch.Generator().manual_seed(self.rows)
 
         def normal(*shape: int) -> torch.Tensor:
-            return torch.randn(*shape, generator=generator).to(self.dtype)
+            return torch.randn(*shape, generator=generator, dtype=torch.float32).to(self.dtype)
 
         batch, capacity = len(LENGTHS), 1024
         shape = (batch * capacity // 16, 16) if self.paged else (batch, capacity)
@@ -215,7 +215,7 @@ class _Attention:
         caches = {name: normal(*shape, KV_HEADS, self.head_dim) for name in ("k_cache", "v_cache")}
         if self.stored:
             caches = {n: (20 * x.float()).to(self.stored) for n, x in caches.items()}
-            scale = torch.rand(*shape, KV_HEADS, generator=generator) / 20
+            scale = torch.rand(*shape, KV_HEADS, generator=generator, dtype=torch.float32) / 20
             given |= {"k_scale": scale, "v_scale": scale.flip(0)}
         given |= caches | {name: normal(batch, self.rows, KV_HEADS, self.head_dim) for name in new}
         given["tree_mask"] = None if self.rows == 1 else self.tree().packed_mask
@@ -238,7 +238,9 @@ def _ragged() -> Arguments:
 def _gathered(paged: bool, per_row: bool = False, rows: int = 4, head_dim: int = D) -> Arguments:
     given = _Attention(rows, paged=paged, head_dim=head_dim).make(("k_new", "v_new"), lengths=False)
     lists = rows if per_row else KV_HEADS
-    chosen = torch.rand(2, lists, 130, generator=torch.Generator().manual_seed(1)).argsort(-1)
+    chosen = torch.rand(
+        2, lists, 130, generator=torch.Generator().manual_seed(1), dtype=torch.float32
+    ).argsort(-1)
     lengths = torch.full((2, lists), 60, dtype=torch.int32)
     indices = chosen.sort(-1).values[..., :60].int()
     return given | {"indices": indices, "index_lengths": lengths, "per_row": per_row}
@@ -255,55 +257,71 @@ def _tree() -> Arguments:
 
 
 def _selection() -> Arguments:
-    scores = torch.randn(2, KV_HEADS, 4096, generator=torch.Generator().manual_seed(2))
+    scores = torch.randn(
+        2, KV_HEADS, 4096, generator=torch.Generator().manual_seed(2), dtype=torch.float32
+    )
     lengths = torch.tensor([4096, 700], dtype=torch.int32)
     return {"scores": scores, "cache_seqlens": lengths, "ratio": 0.07}
 
 
 def _states() -> Arguments:
     generator = torch.Generator().manual_seed(3)
-    outs = torch.randn(5, 2, 4, Q_HEADS, D, generator=generator).bfloat16()
-    return {"outs": outs, "lses": torch.randn(5, 2, 4, Q_HEADS, generator=generator)}
+    outs = torch.randn(5, 2, 4, Q_HEADS, D, generator=generator, dtype=torch.float32).bfloat16()
+    return {
+        "outs": outs,
+        "lses": torch.randn(5, 2, 4, Q_HEADS, generator=generator, dtype=torch.float32),
+    }
 
 
 def _written(stored: torch.dtype) -> Arguments:
     generator = torch.Generator().manual_seed(4)
-    k, v = torch.randn(2, 2, 6, KV_HEADS, D, generator=generator).bfloat16()
-    caches = {name: torch.zeros(8, 16, KV_HEADS, D).to(stored) for name in ("k_cache", "v_cache")}
+    k, v = torch.randn(2, 2, 6, KV_HEADS, D, generator=generator, dtype=torch.float32).bfloat16()
+    caches = {
+        name: torch.zeros(8, 16, KV_HEADS, D, dtype=torch.float32).to(stored)
+        for name in ("k_cache", "v_cache")
+    }
     slots = torch.randperm(128, generator=generator)[:12].view(2, 6)
     given: Arguments = {"k": k, "v": v, **caches, "slots": slots}
     if stored == BF16:
         return given
-    scales = {name: torch.zeros(8, 16, KV_HEADS) for name in ("k_scale", "v_scale")}
+    scales = {
+        name: torch.zeros(8, 16, KV_HEADS, dtype=torch.float32) for name in ("k_scale", "v_scale")
+    }
     return given | scales | {"scale": "dynamic"}
 
 
 def _noise() -> Arguments:
-    logits = torch.randn(4, 32000, generator=torch.Generator().manual_seed(5))
+    logits = torch.randn(4, 32000, generator=torch.Generator().manual_seed(5), dtype=torch.float32)
     return {"logits": logits, "seed": 7, "requests": torch.arange(4), "positions": torch.arange(4)}
 
 
 def _gated() -> Arguments:
     generator = torch.Generator().manual_seed(6)
-    q, k = torch.randn(2, 2, 8, 4, D, generator=generator).bfloat16()
-    v = torch.randn(2, 8, 8, D, generator=generator).bfloat16()
-    g, beta = torch.rand(2, 2, 8, 8, generator=generator)
+    q, k = torch.randn(2, 2, 8, 4, D, generator=generator, dtype=torch.float32).bfloat16()
+    v = torch.randn(2, 8, 8, D, generator=generator, dtype=torch.float32).bfloat16()
+    g, beta = torch.rand(2, 2, 8, 8, generator=generator, dtype=torch.float32)
     given: Arguments = {"q": q, "k": k, "v": v, "g": -g, "beta": beta, "l2_norm": True}
-    given["state"] = torch.randn(2, 8, D, D, generator=generator)
+    given["state"] = torch.randn(2, 8, D, D, generator=generator, dtype=torch.float32)
     return given | {"parents": torch.tensor([-1, 0, 0, 1, 2, 2, 4, 5])}
 
 
 def _accepted() -> Arguments:
     generator = torch.Generator().manual_seed(7)
-    stash = torch.randn(2, 8, 8, 2 * D + 1, generator=generator) / 8
+    stash = torch.randn(2, 8, 8, 2 * D + 1, generator=generator, dtype=torch.float32) / 8
     path = {"nodes": torch.tensor([[0, 2, 4], [0, 0, 0]]), "counts": torch.tensor([3, 0])}
-    return {"state": torch.randn(2, 8, D, D, generator=generator), "stash": stash, **path}
+    return {
+        "state": torch.randn(2, 8, D, D, generator=generator, dtype=torch.float32),
+        "stash": stash,
+        **path,
+    }
 
 
 def _convolution() -> Arguments:
     generator = torch.Generator().manual_seed(8)
-    x, kept = (torch.randn(2, n, 512, generator=generator).bfloat16() for n in (8, 3))
-    weight = torch.randn(512, 4, generator=generator).bfloat16()
+    x, kept = (
+        torch.randn(2, n, 512, generator=generator, dtype=torch.float32).bfloat16() for n in (8, 3)
+    )
+    weight = torch.randn(512, 4, generator=generator, dtype=torch.float32).bfloat16()
     given: Arguments = {"x": x, "weight": weight, "bias": None, "conv_state": kept}
     return given | {"parents": torch.tensor([-1, 0, 0, 1, 2, 2, 4, 5]), "activation": "silu"}
 
@@ -336,7 +354,7 @@ def _any_size() -> Iterator[Case]:
         yield Case("sparse_gather_attention", f"16 rows, D {head_dim}", gathered)
 
 
-_SINKS = torch.linspace(-2, 3, Q_HEADS)
+_SINKS = torch.linspace(-2, 3, Q_HEADS, dtype=torch.float32)
 _COLLECTED: dict[str, Any] = {"collect": "logits", "collect_rows": (0, -1)}
 _CACHES = ("k_cache", "v_cache")
 CASES = (

@@ -28,7 +28,8 @@ def device_named(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.zeros(1, device=device).item()  # "meta" takes tensors, but holds no values
+        # "meta" takes tensors, but holds no values
+        torch.zeros(1, device=device, dtype=torch.float32).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ValueError(f"--device: {name} cannot be used here: {error}") from None
     return device

@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from specattn.cli.errors import naming
-from specattn.cli.terminal import write_pieces
+from specattn.cli.terminal import output, write_pieces
 from specattn.files import check_writable, write_atomically
 
 STDOUT = Path("-")
 
 
 def check_outputs(**files: Path | None) -> None:
-    """See that all that is given can be written, once; the names are those of the options."""
+    """See that all that is given can be written, once; the names are those of the options.
+
+    A command with files to write goes on where the reader of its output has left.
+    """
     options = dict[Path, str]()
     for option, file in files.items():
         if file is not None and file != STDOUT:
@@ -22,6 +25,7 @@ def check_outputs(**files: Path | None) -> None:
                 check_writable(file)
                 if (other := options.setdefault(file.resolve(), option)) != option:
                     raise ValueError(f"{file} is the file of --{other} too")
+    output.outlives = bool(options)
 
 
 def write_json(content: dict[str, Any], file: Path) -> None:

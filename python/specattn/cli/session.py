@@ -136,7 +136,7 @@ class DecodingSession:
             _check_ends(self._stop_strings, kept)
         self.model.generation_config = GenerationConfig(**kept)
         longest = max(len(prompt.tokens) for prompt in self.prompts) + options.max_new_tokens
-        check_length(self.model.config, longest)
+        check_length(self.model.config, longest - 1)  # the last token is not read
         for prompt in self.prompts:
             self._note(prompt)
 

@@ -7,12 +7,13 @@ a terminal: they are shown as escapes, and only a file or a pipe gets a text as 
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -31,8 +32,47 @@ def escaped(text: str) -> str:
     return _STEERING.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
+class _Output:
+    """Standard output, whose reader may leave early, as ``head`` does.
+
+    Then a command ends, for nobody is left to tell, unless it `outlives` its reader: there are
+    files to write, or an exit code says something.
+    """
+
+    outlives = False
+
+    def left(self) -> None:
+        """Do what a command does whose reader has left: raise BrokenPipeError, or write nowhere."""
+        write_nowhere(sys.stdout)
+        if not self.outlives:
+            raise BrokenPipeError
+
+
+output = _Output()
+
+
+def write_nowhere(stream: TextIO) -> None:
+    """Let what a stream holds, and all that is written to it from now on, vanish."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
+class _Coloured(Console):
+    """Standard output in colours."""
+
+    def on_broken_pipe(self) -> None:
+        """Leave it to `write_pieces`."""
+        raise BrokenPipeError
+
+
 class _Messages(Console):
     """Shows escaped what tables, bars and waiting lines are made of."""
+
+    def on_broken_pipe(self) -> None:
+        """Go on without messages where nobody reads them."""
+        write_nowhere(sys.stderr)
+        del self._buffer[:]
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
@@ -83,14 +123,24 @@ def progress_bars(*, transient: bool = False) -> Progress:
 
 
 def write_pieces(pieces: Iterable[str], styles: Sequence[str] | None = None) -> None:
-    """Write a text to standard output, in colours if that is a terminal with NO_COLOR unset."""
+    """Write a text to standard output, in colours if that is a terminal with NO_COLOR unset.
+
+    BrokenPipeError: its reader has left, and the command does not outlive that.
+    """
+    try:
+        _write_pieces(pieces, styles)
+    except BrokenPipeError:
+        output.left()
+
+
+def _write_pieces(pieces: Iterable[str], styles: Sequence[str] | None) -> None:
     if sys.stdout.isatty():
         pieces = map(escaped, pieces)
     if styles is None:
         for piece in pieces:
             sys.stdout.write(piece)
     else:
-        coloured = Console(file=sys.stdout)
+        coloured = _Coloured(file=sys.stdout)
         each = zip(pieces, map(coloured.get_style, styles), strict=True)
         coloured.print(Segments(Segment(*one) for one in each), end="", soft_wrap=True)
     sys.stdout.flush()

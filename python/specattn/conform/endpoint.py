@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ LISTED = 5  # of the likeliest tokens at each place: as many as every server giv
 class Place:
     """A token of a text, and what else could have stood there.
 
-    Log-probabilities are natural, of the model's own distribution.
+    Log-probabilities are natural, of the model's own distribution; NaN where a server gave none.
     """
 
     token: str
@@ -25,14 +26,18 @@ class Place:
     listed: Mapping[str, float] = field(default_factory=dict)  # by token, the likeliest ones
 
     def gap(self, token: str) -> float | None:
-        """Return how far the logit of this place's token is above another's, None if not listed."""
-        other = self.listed.get(token)
-        return None if other is None else self.logprob - other
+        """Return how far the logit of this place's token is above another's.
+
+        None if the other is not listed, or one of the two is no finite number.
+        """
+        gap = self.logprob - self.listed.get(token, math.nan)
+        return gap if math.isfinite(gap) else None
 
     @property
     def least_gap(self) -> float:
-        """What the gap of a token that is not listed must exceed."""
-        return self.logprob - min(self.listed.values(), default=self.logprob)
+        """What the gap of a token that is not listed must exceed; NaN if no number says so."""
+        finite = filter(math.isfinite, self.listed.values())
+        return self.logprob - min(finite, default=self.logprob)
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,11 @@ class Answer:
 
     text: str
     places: tuple[Place, ...] = ()
+
+    @property
+    def lists(self) -> bool:
+        """Whether it says of any place what else could have stood there."""
+        return any(one.listed for one in self.places)
 
 
 @dataclass(frozen=True)
@@ -144,13 +154,25 @@ def _places(logprobs: Any) -> list[Place]:
         return [
             Place(
                 one["token"],
-                float(one["logprob"]),
-                {other["token"]: float(other["logprob"]) for other in one["top_logprobs"]},
+                _number(one["logprob"]),
+                {other["token"]: _number(other["logprob"]) for other in one["top_logprobs"] or ()},
             )
             for one in logprobs["content"] or ()
         ]
-    columns = (logprobs.get(name) or () for name in ("tokens", "token_logprobs", "top_logprobs"))
+    tokens = logprobs.get("tokens") or ()
+    columns = []
+    for name in ("token_logprobs", "top_logprobs"):
+        column = logprobs.get(name, ())
+        column = [None] * len(tokens) if column is None else column
+        if len(column) != len(tokens):
+            raise ValueError(f"expected {name} of {len(tokens)} tokens, got {len(column)}")
+        columns.append(column)
     return [
-        Place(token, float(logprob), {name: float(x) for name, x in (listed or {}).items()})
-        for token, logprob, listed in zip(*columns, strict=True)
+        Place(token, _number(logprob), {name: _number(x) for name, x in (listed or {}).items()})
+        for token, logprob, listed in zip(tokens, *columns, strict=True)
     ]
+
+
+def _number(given: Any) -> float:
+    """Return a log-probability; NaN for a null."""
+    return math.nan if given is None else float(given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -19,6 +20,7 @@ class Verdict(StrEnum):
     SAME = "same"
     NEAR_TIE = "near-tie"
     DIFFERENT = "different"
+    NOTHING = "nothing compared"
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Finding:
     tokens: tuple[str | None, str | None] = (None, None)  # None: the text has ended, or is no list
     gaps: tuple[float | None, float | None] = (None, None)  # of each one's token over the other's
     drift: float = 0.0  # the farthest apart that the two had a logit before that place
+    compared: int = 0  # places before that one where both have the logit of a common other token
 
 
 def parting(first: Answer, second: Answer) -> int | None:
@@ -48,14 +51,17 @@ def parting(first: Answer, second: Answer) -> int | None:
     return next((n for n, (a, b) in enumerate(pairs) if a != b), len(pairs))
 
 
-def drift_of(first: Answer, second: Answer) -> float:
-    """Return the farthest apart that two engines have a logit where their texts are the same.
+def drift_of(first: Answer, second: Answer) -> tuple[float, int]:
+    """Return how far apart two engines have a logit where their texts are the same.
 
-    Logits are those of listed tokens over the chosen one's, up to 10 below it.
+    Logits are those of listed tokens over the chosen one's, up to 10 below it. Beside the largest
+    distance stands the number of places where any were held against each other.
     """
     end = parting(first, second)
     pairs = zip(first.places[:end], second.places[:end], strict=False)
-    return max((_apart(*pair) for pair in pairs), default=0.0)
+    compared = [gaps for pair in pairs if (gaps := _common_gaps(*pair))]
+    apart = (abs(a - b) for gaps in compared for a, b in gaps if a < _COMPARED)
+    return max(apart, default=0.0), len(compared)
 
 
 def noise_of(pairs: Iterable[tuple[Answer, Answer]]) -> float:
@@ -63,17 +69,15 @@ def noise_of(pairs: Iterable[tuple[Answer, Answer]]) -> float:
 
     What drifts farther than `LARGEST_NOISE` is not rounding, and not counted.
     """
-    drifts = (drift_of(*pair) for pair in pairs)
+    drifts = (drift_of(*pair)[0] for pair in pairs)
     return max((one for one in drifts if one <= LARGEST_NOISE), default=0.0)
 
 
-def _apart(first: Place, second: Place) -> float:
+def _common_gaps(first: Place, second: Place) -> list[tuple[float, float]]:
+    """Return the two gaps of each other token that both list with finite numbers."""
     both = first.listed.keys() & second.listed.keys() - {first.token}
-    gaps = [(first.gap(token), second.gap(token)) for token in both]
-    return max(
-        (abs(a - b) for a, b in gaps if a is not None and b is not None and a < _COMPARED),
-        default=0.0,
-    )
+    gaps = ((first.gap(token), second.gap(token)) for token in both)
+    return [(a, b) for a, b in gaps if a is not None and b is not None]
 
 
 def judge(first: Answer, second: Answer, noise: float, *, sampled: bool = False) -> Finding:
@@ -94,22 +98,35 @@ def judge(first: Answer, second: Answer, noise: float, *, sampled: bool = False)
     ahead by one gap, the second one its own by another: together that is how far apart they have
     the same two logits. Twice the noise explains it, and nothing more does. A token that an engine
     wrote although it ranks the other one higher is explained by nothing.
+
+    Texts without a token agree on nothing. Nor do those of engines that both list likely tokens,
+    but nowhere a common one beside the written token, with finite numbers.
     """
-    drift = drift_of(first, second)
+    drift, compared = drift_of(first, second)
     place = parting(first, second)
     if drift > LARGEST_NOISE:
         said = f"where the text is the same, logits are up to {drift:.2g} apart"
         return Finding(
-            Verdict.DIFFERENT, f"{said}: another model, or another prompt", place, drift=drift
+            Verdict.DIFFERENT,
+            f"{said}: another model, or another prompt",
+            place,
+            drift=drift,
+            compared=compared,
         )
     if place is None:
-        return Finding(Verdict.SAME, "the same text", drift=drift)
+        verdict, reason = Verdict.SAME, "the same text"
+        if not first.text:
+            verdict, reason = Verdict.NOTHING, "both wrote nothing"
+        elif not compared and first.lists and second.lists:
+            verdict = Verdict.NOTHING
+            reason = "the same text, but no logit could be held against another"
+        return Finding(verdict, reason, drift=drift, compared=compared)
     known = place < len(first.places) and place < len(second.places)
     if not known:
         texts = (first.text, second.text)
         ended = bool(first.places and second.places) or any(len(x) <= place for x in texts)
         why = "one text has ended" if ended else "without log-probabilities nothing explains it"
-        return Finding(Verdict.DIFFERENT, why, place, drift=drift)
+        return Finding(Verdict.DIFFERENT, why, place, drift=drift, compared=compared)
     ours, theirs = first.places[place], second.places[place]
     tokens, gaps = (ours.token, theirs.token), (ours.gap(theirs.token), theirs.gap(ours.token))
     verdict, reason = Verdict.DIFFERENT, ""
@@ -119,7 +136,11 @@ def judge(first: Answer, second: Answer, noise: float, *, sampled: bool = False)
     elif gaps[0] is None or gaps[1] is None:
         name = "first" if gaps[0] is None else "second"
         least = (ours if gaps[0] is None else theirs).least_gap
-        reason = f"the {name} engine has the other token at least {least:.2g} behind its own"
+        reason = (
+            f"the {name} engine has the other token at least {least:.2g} behind its own"
+            if math.isfinite(least)
+            else f"the {name} engine gives no finite log-probabilities: nothing explains it"
+        )
     elif (least := min(gaps[0], gaps[1])) < -most:
         name = "first" if gaps[0] == least else "second"
         reason = f"the {name} engine ranks the other token {-least:.2g} higher than what it wrote"
@@ -127,4 +148,4 @@ def judge(first: Answer, second: Answer, noise: float, *, sampled: bool = False)
         apart = max(gaps[0], 0.0) + max(gaps[1], 0.0)
         verdict = Verdict.NEAR_TIE if apart <= most else Verdict.DIFFERENT
         reason = f"logits {apart:.2g} apart, rounding explains up to {most:.2g}"
-    return Finding(verdict, reason, place, tokens, gaps, drift)
+    return Finding(verdict, reason, place, tokens, gaps, drift, compared)

@@ -27,6 +27,7 @@ from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Veri
 from specattn.decoding.engine.loop import decode
 from specattn.decoding.engine.method import Method, SpeculativeOutput
 from specattn.decoding.engine.target import Target
+from specattn.decoding.engine.workspace import release
 from specattn.decoding.generate import GenerationOutput, generate
 from specattn.decoding.methods import METHODS, parse_method
 from specattn.decoding.methods.auto import Auto
@@ -94,4 +95,5 @@ __all__ = [
     "generate",
     "parse_method",
     "prove",
+    "release",
 ]

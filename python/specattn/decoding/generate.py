@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from numbers import Integral, Real
 from typing import Any, cast
 
 import torch
@@ -31,6 +30,7 @@ from specattn.decoding.methods import METHODS, parse_method
 from specattn.decoding.model.quantised import quantised
 from specattn.decoding.model.text_model import text_model
 from specattn.decoding.passes.replay import Compile
+from specattn.decoding.text.numbers import check_numbers
 from specattn.decoding.text.processors import CONTEXT_FREE
 from specattn.decoding.text.prompts import Prompts, as_prompts
 from specattn.decoding.text.statistics import Statistics
@@ -163,20 +163,21 @@ def generate(
     TypeError
         A number, a generator, a config or a stop string is something else.
     ValueError
-        Something that is no prompt, an unknown method or model family, a prompt beyond the
-        capacity, or an option that cannot be obeyed here (beams, scores, attentions, ...).
+        A number out of range, something that is no prompt, an unknown method or model family, a
+        prompt beyond the capacity, or an option that cannot be obeyed here (beams, scores,
+        attentions, ...).
     RanksDisagree, RankLost
         On several ranks: one makes another call, or does not answer.
     """
-    _check_kinds(
+    check_numbers(
         max_new_tokens=max_new_tokens,
         temperature=temperature,
         seed=seed,
-        generator=generator,
-        generation_config=generation_config,
         capacity=capacity,
         num_pregenerated=num_pregenerated,
+        **options,
     )
+    _check_kinds(generator=generator, generation_config=generation_config)
     method, model = _resolve(method), text_model(model)
     if quantize is not None:
         model = quantised(model, quantize)
@@ -245,13 +246,8 @@ def generate(
 
 
 _KINDS: dict[str, tuple[type, str]] = {
-    "max_new_tokens": (Integral, "an integer"),
-    "temperature": (Real, "a number"),
-    "seed": (Integral, "an integer"),
     "generator": (torch.Generator, "a torch.Generator"),
     "generation_config": (GenerationConfig, "a GenerationConfig"),
-    "capacity": (Integral, "an integer"),
-    "num_pregenerated": (Integral, "an integer"),
 }
 
 
@@ -259,9 +255,7 @@ def _check_kinds(**given: Any) -> None:
     """Raise TypeError for what is neither None nor as `_KINDS` says."""
     for name, value in given.items():
         kind, expected = _KINDS[name]
-        scalar = isinstance(value, torch.Tensor) and value.dim() == 0
-        found = value.item() if scalar else value
-        if value is not None and (isinstance(found, bool) or not isinstance(found, kind)):
+        if value is not None and not isinstance(value, kind):
             raise TypeError(f"{name}: expected {expected}, got {value!r}")
 
 

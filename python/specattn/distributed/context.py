@@ -293,7 +293,8 @@ class ContextCache(KVCache):
             for request, length in enumerate(prefixes)
         ]
         held = [sharding.held(length) for length in prefixes]
-        return torch.tensor(held, dtype=torch.int32), torch.tensor(places, dtype=torch.int32)
+        on_host: Any = {"dtype": torch.int32, "device": "cpu"}
+        return torch.tensor(held, **on_host), torch.tensor(places, **on_host)
 
     def staging(self, layer: int, count: int, chain: bool) -> tuple[KVCache, int]:
         """Return where `count` new rows of a layer are staged: in which layer of what cache."""

@@ -18,10 +18,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from torch import nn
-from transformers import PreTrainedConfig, Qwen3Config
+from transformers import PreTrainedConfig
 
+from specattn.drafters.drafter import Found
+from specattn.drafters.fields import Values, read_fields
 from specattn.drafters.folders import read_config, read_weights
 from specattn.drafters.layer import DecoderLayer, LayerConfig, LayerDrafter, layer_fields
+from specattn.drafters.layouts import DFLASH, DFLASH_OWN, as_in_family, filled_sizes, windows
 
 _OURS, _THEIRS = "dflash", "DFlashDraftModel"
 
@@ -62,7 +65,10 @@ class DFlashConfig(LayerConfig):
         if not 2 <= self.block_size <= 64:
             raise ValueError(f"block_size must be from 2 to 64, got {self.block_size}")
         if not 0 <= self.mask_token_id < self.vocab_size:
-            raise ValueError(f"mask_token_id: {self.mask_token_id} of {self.vocab_size} tokens")
+            raise ValueError(
+                f"mask_token_id must be below vocab_size, {self.vocab_size}, got "
+                f"{self.mask_token_id}"
+            )
 
     def check_target(self, config: PreTrainedConfig) -> None:
         """Raise ValueError, with both numbers, unless it fits a target of this `config`."""
@@ -93,48 +99,53 @@ class DFlashDrafter(LayerDrafter):
         self.post_init()
 
     @classmethod
-    def from_pretrained(  # type: ignore[override]
-        cls, folder: str | Path, **options: Any
-    ) -> DFlashDrafter:
-        """Load a drafter from a folder of the authors' layout, or our own.
-
-        `options` may be a ``dtype``; by default it is as stored. Raises ValueError where the folder
-        holds no such drafter, a successor of it, or weights that do not fit its configuration.
-        """
-        found = _read_config(Path(folder))
-        if found is None:
-            return cast(Any, super()).from_pretrained(folder, **options)
-        return cls.of_weights(folder, found, read_weights(Path(folder)), options.get("dtype"))
+    def read(cls, folder: Path) -> Found:
+        """Return what a folder holds of the authors' layout (`layouts`), or of our own."""
+        return _read_folder(folder) or super().read(folder)
 
 
-def _read_config(folder: Path) -> DFlashConfig | None:
-    """Return what a folder of the authors' layout says; None where it is of our own."""
+def _read_folder(folder: Path) -> Found | None:
+    """Return what a folder of the authors' layout holds; None where it is of our own."""
     given = read_config(folder)
-    if given.get("model_type") == _OURS:
+    if given.get("model_type") == _OURS or given.get("architectures") == ["DFlashDrafter"]:
         return None
     if (kinds := given.get("architectures") or [given.get("model_type")]) != [_THEIRS]:
-        raise ValueError(f"{folder} holds a model of {kinds[0]!r}, not a DFlash drafter")
-    own = {**given, **(given.get("dflash_config") or {})}
-    for what, expected in (
-        ("is_causal", (None, False)),
-        ("conv_kernel_size", (None,)),
-        ("output_multiplier", (None, 1.0)),
-        ("final_logit_softcapping", (None, 0, 0.0)),
-        ("input_embedding_scale", (None, 1.0)),
-        ("hidden_act", (None, "silu")),
-    ):
-        if (found := own.get(what)) not in expected:
-            raise ValueError(f"{folder}: {what} {found!r} is not served, but {expected[-1]!r}")
-    if odd := set(given.get("layer_types") or ()) - {"full_attention"}:
-        raise ValueError(f"{folder}: layers of {', '.join(sorted(odd))} are not served")
-    qwen: Any = Qwen3Config(**given)  # fills in what a short config leaves out
-    return DFlashConfig(
+        what = kinds[0] if isinstance(kinds, list) else kinds
+        raise ValueError(f"{folder} holds a model of {what!r}, not a DFlash drafter: architectures")
+    values = read_fields(folder, given, DFLASH)
+    own = {name: _own(values, name) for name in DFLASH_OWN}
+    qwen = as_in_family(values, values["model_type"])
+    found = windows(values, values["model_type"], qwen.num_hidden_layers)
+    if any(found):
+        raise ValueError(
+            f"{folder}: layers of sliding_attention are not served: layer_types "
+            f"{values['layer_types']}, sliding_window {values['sliding_window']}, "
+            f"use_sliding_window {values['use_sliding_window']}"
+        )
+    if values["draft_vocab_size"] not in (None, qwen.vocab_size):
+        raise ValueError(
+            f"{folder}: draft_vocab_size must be vocab_size, {qwen.vocab_size}, got "
+            f"{values['draft_vocab_size']}"
+        )
+    config = DFlashConfig(
         target="",
         layers=qwen.num_hidden_layers,
-        feature_layers=[number + 1 for number in own.get("target_layer_ids") or ()],
-        block_size=own.get("block_size", 16),
-        mask_token_id=own.get("mask_token_id", -1),
-        qkv_bias=qwen.attention_bias,
+        feature_layers=[number + 1 for number in own["target_layer_ids"]],
+        block_size=own["block_size"],
+        mask_token_id=own["mask_token_id"],
+        qkv_bias=values["attention_bias"],
         qk_norm=True,
         **layer_fields(qwen),
     )
+    return Found(config, read_weights(folder), filled_sizes(values, DFLASH, qwen))
+
+
+def _own(values: Values, name: str) -> Any:
+    """Return a field of ``dflash_config``, which may stand at the top as well."""
+    nested, field = f"dflash_config.{name}", DFLASH_OWN[name]
+    found = values.one_of(nested, name)
+    if field.needed and found is None:
+        raise ValueError(
+            f"{values.folder}: {nested} is needed, {field.kind.said}, got nothing or null"
+        )
+    return found

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
-from safetensors import SafetensorError
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from specattn.drafters.folders import check_weights, read_config
+from specattn.drafters.fields import read_fields, read_rope
+from specattn.drafters.folders import read_config, read_weights
+from specattn.drafters.layouts import own_fields
 
 _Drafter = TypeVar("_Drafter", bound="TrainedDrafter")
 
@@ -70,69 +71,77 @@ class TrainedDrafter(PreTrainedModel):
 
     @classmethod
     def from_pretrained(  # type: ignore[override]
-        cls: type[_Drafter], folder: str | Path, **options: Any
+        cls: type[_Drafter], folder: str | Path, *, dtype: torch.dtype | None = None
     ) -> _Drafter:
-        """Load a drafter that `save_pretrained` wrote; other formats of weights are not loaded.
+        """Load the drafter of a folder, in a `dtype` or as it is stored, ready to draft.
 
-        `options`, such as ``dtype``, are those of `transformers.PreTrainedModel.from_pretrained`.
-        Raises ValueError where the folder holds no drafter of this kind, or weights that do not fit
-        its configuration.
+        Raises ValueError where the folder holds no drafter of this kind, a field of its
+        ``config.json`` that is not served, by its name, or weights that do not fit.
         """
-        cls._check_folder(Path(folder))
+        return cls.of_found(folder, cls.read(Path(folder)), dtype)
+
+    @classmethod
+    def of_found(
+        cls: type[_Drafter], folder: str | Path, found: Found, dtype: torch.dtype | None
+    ) -> _Drafter:
+        """Return the drafter of what was `found` in a folder; ValueError: weights do not fit."""
+        if not isinstance(dtype, torch.dtype | None):
+            raise TypeError(f"dtype must be a torch.dtype or None, got {dtype!r}")
+        wrong = f"the weights in {folder} do not fit its config.json"
         try:
-            loaded: Any = super().from_pretrained(
-                folder,
-                local_files_only=True,
-                use_safetensors=True,
-                ignore_mismatched_sizes=True,  # reported just below, with its name
-                output_loading_info=True,
-                **options,
-            )
-        except SafetensorError as error:
-            raise ValueError(f"the weights in {folder} cannot be read: {error}") from None
-        drafter, report = loaded
-        for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-            if found := report[kind]:
-                raise ValueError(
-                    f"the weights in {folder} do not fit its config.json: "
-                    f"{kind.replace('_', ' ')} {', '.join(map(str, sorted(found)))}"
-                )
-        return drafter
-
-    @classmethod
-    def of_weights(
-        cls: type[_Drafter],
-        folder: str | Path,
-        config: DrafterConfig,
-        weights: dict[str, torch.Tensor],
-        dtype: torch.dtype | None,
-    ) -> _Drafter:
-        """Return a drafter of weights that were read from another's `folder`, by our names.
-
-        They are as stored unless a `dtype` is given. ValueError: they do not fit `config`.
-        """
-        drafter: Any = cls(config)
+            with torch.device("meta"):
+                drafter = cls(found.config)
+        except (ArithmeticError, RuntimeError):
+            raise ValueError(f"{wrong}: no memory has sizes of {found.sizes}") from None
         needed = drafter.state_dict()
-        if odd := needed.keys() ^ weights.keys():
-            raise ValueError(
-                f"the weights in {folder} do not fit its config.json: missing or unexpected "
-                f"{', '.join(sorted(odd))}"
-            )
-        for name, weight in weights.items():
-            if weight.shape != needed[name].shape:
-                raise ValueError(
-                    f"the weights in {folder} do not fit its config.json: {name} is "
-                    f"{list(weight.shape)}, expected {list(needed[name].shape)}"
-                )
-        drafter.load_state_dict(weights)
-        found: _Drafter = drafter.to(dtype or weights["fc.weight"].dtype)
-        return found
+        odd = {
+            "missing keys": needed.keys() - found.weights.keys(),
+            "unexpected keys": found.weights.keys() - needed.keys(),
+            "mismatched keys": [
+                f"{name} is {list(weight.shape)}, expected {list(needed[name].shape)}"
+                for name, weight in found.weights.items()
+                if name in needed and weight.shape != needed[name].shape
+            ],
+        }
+        if said := [f"{what} {', '.join(sorted(names))}" for what, names in odd.items() if names]:
+            raise ValueError(f"{wrong}: {'; '.join(said)}, by {found.sizes}")
+        weights = dict[str, torch.Tensor]()
+        for name, weight in found.weights.items():
+            own = dtype if dtype is not None and weight.is_floating_point() else weight.dtype
+            weights[name] = weight.to(own, copy=True)  # the file's pages may be written anew
+        drafter.load_state_dict(weights, assign=True)
+        return drafter.eval()
 
     @classmethod
-    def _check_folder(cls, folder: Path) -> None:
-        """Raise ValueError unless the folder holds configuration and weights of this kind."""
+    def read(cls, folder: Path) -> Found:
+        """Return what a folder holds that `save_pretrained` wrote; see `from_pretrained`."""
         if not folder.is_dir():
             raise ValueError(f"{folder} is not a folder")
-        if (kind := read_config(folder).get("model_type")) != cls.config_class.model_type:
-            raise ValueError(f"{folder} holds a model of type {kind!r}, not a {cls.title} drafter")
-        check_weights(folder)
+        given = read_config(folder)
+        if (kind := given.get("model_type")) != cls.config_class.model_type:
+            raise ValueError(
+                f"{folder} holds a model of type {kind!r}, not a {cls.title} drafter (model_type)"
+            )
+        fields = own_fields(cls.config_class, DrafterConfig)
+        values = read_fields(folder, given, fields)
+        if "rope_parameters" in values:
+            values["rope_parameters"] = read_rope(values)
+        own = {name: value for name, value in values.items() if name != "quantization_config"}
+        return Found(cls.config_class(**own), read_weights(folder), values.sizes(fields))
+
+
+class Found(NamedTuple):
+    """What a folder holds.
+
+    Attributes
+    ----------
+    config : DrafterConfig
+    weights : dict of Tensor
+        By the drafter's own names.
+    sizes : str
+        Sizes of the weights as the folder's configuration says them, for messages.
+    """
+
+    config: DrafterConfig
+    weights: dict[str, torch.Tensor]
+    sizes: str

@@ -27,6 +27,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from specattn.blocks import TORCH, Ops, Rotation, Store, norm_of, projection
+from specattn.drafters.drafter import Found
 from specattn.drafters.eagle3_config import Eagle3Config, usual_layers
 from specattn.drafters.eagle3_folders import read_folder
 from specattn.drafters.layer import DecoderLayer, LayerDrafter, check_texts
@@ -68,20 +69,9 @@ class Eagle3Drafter(LayerDrafter):
         self.post_init()
 
     @classmethod
-    def from_pretrained(  # type: ignore[override]
-        cls, folder: str | Path, **options: Any
-    ) -> Eagle3Drafter:
-        """Load a drafter from a folder of SafeAILab's, SGLang's or speculators' layout, or our own.
-
-        `options` may be a ``dtype``; by default it is as stored. Raises ValueError where the folder
-        holds no such drafter, one of another kind of layer, or weights that do not fit its
-        configuration.
-        """
-        found = read_folder(Path(folder))
-        if found is None:
-            return cast(Any, super()).from_pretrained(folder, **options)
-        config = Eagle3Config(**found.config)
-        return cls.of_weights(folder, config, found.weights, options.get("dtype"))
+    def read(cls, folder: Path) -> Found:
+        """Return what a folder holds of a published layout (`layouts`), or of our own."""
+        return read_folder(folder) or super().read(folder)
 
     @classmethod
     def for_target(
@@ -141,6 +131,8 @@ class Eagle3Drafter(LayerDrafter):
         """
         config, length = self.config, inputs_embeds.shape[1]
         wide = config.features * config.feature_size
+        if config.window is not None and length > config.window:
+            raise ValueError(f"texts of {length} tokens are longer than the window {config.window}")
         check_texts(inputs_embeds, features, depth, config.hidden_size, wide)
         places = self.rotated(inputs_embeds, torch.arange(length, device=features.device)[None])
         drafted, known = list[torch.Tensor](), fused(TORCH, self, features)

@@ -32,6 +32,8 @@ class Eagle3Config(LayerConfig):
         3.1). No more than one of them.
     norm_output : bool
         Whether the next step reads the normed a, as the head does (EAGLE 3.1).
+    window : int or None
+        Positions that the layer reaches back, the pair's own included. None: all.
 
     Raises
     ------
@@ -50,6 +52,7 @@ class Eagle3Config(LayerConfig):
     norm_before_fc: bool = False
     fc_norm: bool = False
     norm_output: bool = False
+    window: int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
@@ -57,14 +60,16 @@ class Eagle3Config(LayerConfig):
             raise ValueError("norm_before_fc and fc_norm exclude each other, got both")
         if self.feature_layers is not None and min(self.feature_layers, default=0) < 1:
             raise ValueError(f"feature_layers must be positive, got {self.feature_layers}")
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"window must be at least 1 position, got {self.window}")
         if not 1 <= self.head_size <= self.vocab_size:
             raise ValueError(
                 f"draft_vocab_size must be from 1 to {self.vocab_size}, got {self.draft_vocab_size}"
             )
         if not self.own_embedding and self.feature_size != self.hidden_size:
             raise ValueError(
-                f"a drafter of width {self.hidden_size} cannot read the embedding of a target of "
-                f"width {self.feature_size}"
+                f"hidden_size: a drafter of width {self.hidden_size} cannot read the embedding of "
+                f"a target of width {self.feature_size} (target_hidden_size)"
             )
 
     @property

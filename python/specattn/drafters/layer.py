@@ -103,7 +103,8 @@ class LayerDrafter(TrainedDrafter):
 
     def __init__(self, config: LayerConfig):
         super().__init__(config)
-        self.rotary_emb = LlamaRotaryEmbedding(config)  # type: ignore[arg-type]
+        with torch.device("cpu"):  # no folder holds it: it is there before the weights are
+            self.rotary_emb = LlamaRotaryEmbedding(config)  # type: ignore[arg-type]
 
     def rotated(self, like: torch.Tensor, position_ids: torch.Tensor) -> Rotated:
         """Return the target's rotation at positions [B, T], in the dtype of `like`."""

@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, cast
 
 import torch
 from safetensors.torch import save_file
-from transformers import LlamaConfig
 
+from specattn.drafters.drafter import Found
+from specattn.drafters.fields import read_fields
 from specattn.drafters.folders import read_config, read_weights
 from specattn.drafters.layer import layer_fields
+from specattn.drafters.layouts import SPECULATORS_EAGLE, as_in_family, filled_sizes
 from specattn.drafters.poss import PosSConfig, PosSDrafter
 
-_TYPE, _LAYER = "eagle", "LlamaDecoderLayer"
+_TYPE, _LAYER, _NESTED = "eagle", "LlamaDecoderLayer", "transformer_layer_config."
 
 # Their names of weights, in the order in which ours hold them one after the other.
 _WEIGHTS = {
@@ -136,26 +137,26 @@ def load_speculators(folder: Path | str, *, dtype: torch.dtype | None = None) ->
         The folder is none of this layout, or holds a drafter that `PosSDrafter` is not.
     """
     folder = Path(folder)
-    config = _as_ours(folder, read_config(folder))
-    weights, drafter = read_weights(folder), PosSDrafter(config)
-    needed = {own: _WEIGHTS[own] for own in drafter.state_dict()}
-    expected = {name for theirs in needed.values() for name in theirs}
+    found = _read(folder)
+    bias = found.config.fc_bias
+    needed = {own: theirs for own, theirs in _WEIGHTS.items() if bias or own != "fc.bias"}
+    weights, expected = found.weights, {name for theirs in needed.values() for name in theirs}
     if odd := expected ^ weights.keys():
         raise ValueError(
             f"the weights in {folder} do not fit its config.json: missing or unexpected "
-            f"{', '.join(sorted(odd))}"
+            f"{', '.join(sorted(odd))}, by fusion_bias {bias}"
         )
-    state = {own: torch.cat([weights[n] for n in theirs]) for own, theirs in needed.items()}
     try:
-        drafter.load_state_dict(state)
+        state = {own: torch.cat([weights[n] for n in theirs]) for own, theirs in needed.items()}
     except RuntimeError as error:
         raise ValueError(f"the weights in {folder} do not fit its config.json: {error}") from None
-    return cast(Any, drafter).to(dtype or state["fc.weight"].dtype)
+    return PosSDrafter.of_found(folder, found._replace(weights=state), dtype)
 
 
-def _as_ours(folder: Path, given: dict[str, Any]) -> PosSConfig:
-    kind = given.get("speculators_model_type")
-    if kind == "eagle3":
+def _read(folder: Path) -> Found:
+    """Return the drafter of a folder, its weights by their names in the layout."""
+    given = read_config(folder)
+    if (kind := given.get("speculators_model_type")) == "eagle3":
         raise ValueError(
             f"{folder} holds an EAGLE-3 drafter, which reads three layers of the target: "
             "Eagle3Drafter.from_pretrained loads it"
@@ -164,24 +165,14 @@ def _as_ours(folder: Path, given: dict[str, Any]) -> PosSConfig:
         raise ValueError(
             f"{folder}: expected speculators_model_type {_TYPE!r} in config.json, got {kind!r}"
         )
-    layer = given.get("transformer_layer_config", {})
-    for what, found, expected in (
-        ("transformer_layer_architecture", given.get("transformer_layer_architecture"), _LAYER),
-        ("layernorms", given.get("layernorms", False), False),
-        ("fc_norm", given.get("fc_norm", False), False),
-        ("norm_output", given.get("norm_output", False), False),
-        ("attention_bias", layer.get("attention_bias", False), False),
-        ("mlp_bias", layer.get("mlp_bias", False), False),
-        ("hidden_act", layer.get("hidden_act", "silu"), "silu"),
-    ):
-        if found != expected:
-            raise ValueError(
-                f"{folder}: {what} must be {expected!r} for this drafter, got {found!r}"
-            )
-    llama: Any = LlamaConfig(**layer)  # fills in what a short config leaves out
-    verifier = given.get("speculators_config", {}).get("verifier", {})
-    return PosSConfig(
-        target=verifier.get("name_or_path") or "",
-        fc_bias=bool(given.get("fusion_bias", False)),
+    values = read_fields(folder, given, SPECULATORS_EAGLE)
+    layer = values.under(_NESTED)
+    llama = as_in_family(layer, layer["model_type"], _NESTED)
+    config = PosSConfig(
+        target=values["speculators_config.verifier.name_or_path"],
+        fc_bias=values["fusion_bias"],
         **layer_fields(llama),
+    )
+    return Found(
+        config, read_weights(folder), filled_sizes(values, SPECULATORS_EAGLE, llama, _NESTED)
     )

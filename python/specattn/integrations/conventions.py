@@ -87,7 +87,7 @@ def _tree_mask(
         return None
     size = sum(row * key for row, key in zip(rows, keys, strict=True))
     if mask is None:
-        mask = torch.ones(size, dtype=torch.bool)
+        mask = torch.ones(size, dtype=torch.bool, device="cpu")
     if mask.numel() != size:
         raise ValueError(f"custom_mask: expected {size} elements, got {mask.numel()}")
     found, first = mask.new_zeros(sum(rows), most), 0

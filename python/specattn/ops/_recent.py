@@ -20,7 +20,9 @@ class _Nothing(torch.Tensor):
     """Stands where no tensor is given; its type tells it from every other."""
 
 
-_NOTHINGS = [torch.empty(0).as_subclass(_Nothing) for _ in range(16)]  # guards take none twice
+_NOTHINGS = [  # guards take none twice
+    torch.empty(0, dtype=torch.float32, device="cpu").as_subclass(_Nothing) for _ in range(16)
+]
 _KNOWN_TYPES = {torch.Tensor, torch.nn.Parameter, _Nothing}
 
 

@@ -117,16 +117,18 @@ def _start_token_heads(attention: Any, columns: int, fit: _Fit, config: Any) -> 
         return
     size, group = config.head_dim, config.num_attention_heads // config.num_key_value_heads
     like = attention.k_proj.weight
-    find = torch.nn.init.orthogonal_(torch.empty(max(own, width), min(own, width)))
+    find = torch.nn.init.orthogonal_(
+        torch.empty(max(own, width), min(own, width), dtype=torch.float32)
+    )
     find = find[:own] if own >= width else find.T
     if not config.qk_norm:
         find *= (_SHARPNESS * size**-0.5) ** 0.5
     u, s, v = torch.linalg.svd(fit.rest, full_matrices=False)
     root = s[:own].sqrt()
-    key, value = torch.zeros(own, 2 * width), torch.zeros(own, 2 * width)
+    key, value = torch.zeros(2, own, 2 * width, dtype=torch.float32).unbind()
     key[:, :width] = find
     value[: len(root)] = root[:, None] * v[:own]
-    out = torch.zeros(own, width)
+    out = torch.zeros(own, width, dtype=torch.float32)
     out[: len(root)] = (root * u[:, :own]).T / group
     by_head = (x.unflatten(0, (-1, 1, size)).expand(-1, group, -1, -1) for x in (key, out))
     query, out = (x.flatten(0, 2).to(like) for x in by_head)

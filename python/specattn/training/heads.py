@@ -66,7 +66,7 @@ class HeadsObjective(Objective):
         # The heads may be trained in more bits than the target is stored in.
         hidden = self.drafter(features.to(self.drafter.dtype))
         weight = self.target.get_output_embeddings().weight
-        found = {"loss": torch.zeros((), device=input_ids.device)}
+        found = {"loss": torch.zeros((), device=input_ids.device, dtype=torch.float32)}
         for i, states in enumerate(hidden.unbind(-2), start=1):
             shifted = pad(labels[:, i:], (0, i), value=IGNORED)
             total = linear_cross_entropy(states, weight, shifted)

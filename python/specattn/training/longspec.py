@@ -130,7 +130,7 @@ class LongSpecObjective(Objective):
         shifts = list(self.shifts)
         if self.training:
             shifts = [shifts[int(torch.randint(len(shifts), ()))]]
-        total = torch.zeros((), device=input_ids.device)
+        total = torch.zeros((), device=input_ids.device, dtype=torch.float32)
         for shift in shifts:
             hidden = self.drafter(embeds, positions, keys, values, shift=shift)
             total = total + linear_cross_entropy(hidden, head, labels)

@@ -100,7 +100,9 @@ def start_from_target(
     drafter.eh_proj.weight.copy_(torch.linalg.solve(square + ridge, cross).T)
     weights = {f"shared_head.norm.{n}": x for n, x in base.norm.state_dict().items()}
     weights |= base.layers[-1].state_dict()
-    weights |= {f"{name}.weight": torch.ones(width) for name in ("enorm", "hnorm")}
+    weights |= {
+        f"{name}.weight": torch.ones(width, dtype=torch.float32) for name in ("enorm", "hnorm")
+    }
     drafter.load_state_dict({**weights, "eh_proj.weight": drafter.eh_proj.weight})
     return drafter
 

@@ -178,8 +178,9 @@ class Tuner:
     ) -> PromptSnapshot:
         """Return the batch behind its prompts, with code and clocks warm."""
         deepest = max(candidate.gamma for candidate in candidates)
-        capacity = len(prompts[0]) + self.sweep.new_tokens + deepest + 1
-        snapshot = PromptSnapshot(Target(self.model, len(prompts), capacity), prompts)
+        longest = len(prompts[0]) + self.sweep.new_tokens
+        target = Target(self.model, len(prompts), longest + deepest + 1, longest=longest - 1)
+        snapshot = PromptSnapshot(target, prompts)
         for candidate in candidates:
             self._run(snapshot, candidate, min(WARM_UP_TOKENS, self.sweep.new_tokens), 0)
         return snapshot

@@ -3,7 +3,6 @@
 import itertools
 import logging
 import random
-import sys
 from itertools import pairwise, product
 
 import pytest
@@ -285,18 +284,6 @@ def test_a_drafter_that_does_not_fit_is_left_alone_and_named(tmp_path, caplog):
     assert f"{tmp_path}: the drafter of longspec is not used" in caplog.text
     with pytest.raises(ValueError, match="vocab"):
         Auto(trained="longspec").prepared(model)
-
-
-def test_without_the_module_nothing_is_looked_up_and_that_is_said_once(model, monkeypatch, caplog):
-    monkeypatch.setitem(sys.modules, "specattn._cpu", None)
-    module._say_once.cache_clear()
-    settings = {"max_new_tokens": 12, "temperature": 0, "compile": "off"}
-    text = prompts((30,), vocabulary=V)
-    with caplog.at_level(logging.WARNING):
-        found = [generate(model, text, Auto(trained=None), **settings) for _ in range(2)]
-    assert caplog.text.count("specattn._cpu is not built") == 1
-    assert "suffix" not in found[0].statistics.details["rounds"]
-    assert found[0].new_tokens == generate(model, text, "plain", **settings).new_tokens
 
 
 def test_a_method_without_a_trained_drafter_is_refused():

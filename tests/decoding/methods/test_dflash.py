@@ -32,8 +32,11 @@ def random_drafter(model, *, seed=0, dtype=torch.float32):
     return drafter.eval()
 
 
-def stated(drafter, rotary, features, embeds):
-    """Return the normed rows [size, H] of a block behind features [n, layers * H], row by row."""
+def stated(drafter, rotary, features, embeds, window=None):
+    """Return the normed rows [size, H] of a block behind features [n, layers * H], row by row.
+
+    With a `window` they see so many positions up to the block's last one.
+    """
     weights, config = {n: p.detach() for n, p in drafter.named_parameters()}, drafter.config
     eps, text = config.rms_norm_eps, len(features)
     seen = [norm(weights["fc.weight"] @ f, weights["hidden_norm.weight"], eps) for f in features]
@@ -60,7 +63,9 @@ def stated(drafter, rotary, features, embeds):
         )
         rows = []
         for at, (x, entered) in enumerate(zip(embeds, read, strict=True)):
-            out = attention(heads(layer, "q", entered, text + at), keys, values)
+            first = 0 if window is None else max(0, text + len(embeds) - window)
+            q = heads(layer, "q", entered, text + at)
+            out = attention(q, keys[first:], values[first:])
             x = x + own["self_attn.o_proj.weight"] @ out
             inner = norm(x, own["post_attention_layernorm.weight"], eps)
             gate, up = (own[f"mlp.{part}_proj.weight"] @ inner for part in ("gate", "up"))
@@ -73,6 +78,7 @@ class Witness(DFlashBlock):
     """Checks every candidate of every round against the restatement."""
 
     compared = 0
+    stated_window = None
 
     def grow(self, root, width, depth):
         grown = super().grow(root, width, depth)
@@ -83,7 +89,8 @@ class Witness(DFlashBlock):
             features = torch.cat([out.hidden_states[n][0, :-1] for n in (1, 2)], -1)
             block = torch.tensor([int(ids[-1]), *[V - 1] * (SIZE - 1)])
             embeds = list(self.target.embed.weight[block])
-            rows = stated(self.drafter, model.base_model.rotary_emb, features, embeds)
+            rotary, window = model.base_model.rotary_emb, self.stated_window
+            rows = stated(self.drafter, rotary, features, embeds, window)
             chances = self.target.head(rows).log_softmax(-1)
             levels, parents = grown.places[0], grown.parents.expand(len(root), -1)[request]
             for n, (token, score) in enumerate(
@@ -98,17 +105,20 @@ class Witness(DFlashBlock):
         return grown
 
 
-@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize(("width", "window"), [(1, None), (3, None), (1, 9), (3, 2)])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-def test_a_block_is_the_restatement(monkeypatch, family, width):
+def test_a_block_is_the_restatement(monkeypatch, family, width, window):
     """In float64, over rounds that accept and reject, as requests end; from an empty cache on."""
     monkeypatch.setattr(method, "DFlashBlock", Witness)
     monkeypatch.setattr(Witness, "compared", 0)
+    monkeypatch.setattr(Witness, "stated_window", window and max(window, SIZE))
     model = tiny_model(family, vocab_size=V, peak=0.7).double()
     output = generate(
         model,
         prompts([1, 9, 14], vocabulary=V),
-        DFlash(random_drafter(model, dtype=torch.float64), width=width, total_tokens=12),
+        DFlash(
+            random_drafter(model, dtype=torch.float64), width=width, total_tokens=12, window=window
+        ),
         max_new_tokens=9,
         temperature=1.0,
         top_k=0,
@@ -120,7 +130,9 @@ def test_a_block_is_the_restatement(monkeypatch, family, width):
 
 
 @pytest.mark.parametrize("compile", ["off", "on"])
-@pytest.mark.parametrize("options", [{"width": 1}, {"width": 4, "total_tokens": 20}, {}])
+@pytest.mark.parametrize(
+    "options", [{"width": 1}, {"width": 4, "total_tokens": 20}, {}, {"window": 6}]
+)
 def test_the_text_is_that_of_plain_decoding(options, compile):
     model, texts, expected = known("qwen3", (2, 17, 33), 40, vocabulary=V)
     drafter = random_drafter(model)
@@ -176,10 +188,14 @@ def test_folders_of_the_authors_and_of_our_own(tmp_path):
     [
         ({"architectures": ["LlamaForCausalLM"]}, "a model of 'LlamaForCausalLM', not a DFlash"),
         ({"dflash_config": {"conv_kernel_size": 4}}, "conv_kernel_size 4 is not served"),
-        ({"layer_types": ["sliding_attention"] * 2}, "layers of sliding_attention are not served"),
+        ({"layer_types": ["sliding_attention"] * 2}, "needs sliding_window, a positive integer"),
+        (
+            {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 9},
+            "layers of sliding_attention are not served",
+        ),
         ({"block_size": 65}, "block_size must be from 2 to 64, got 65"),
-        ({"dflash_config": {"mask_token_id": 1}}, "feature_layers must be positive"),
-        ({"num_hidden_layers": 1}, "missing or unexpected layers.1"),
+        ({"dflash_config": {"mask_token_id": 1}}, r"config.target_layer_ids is needed, a list"),
+        ({"num_hidden_layers": 1}, "unexpected keys layers.1"),
         ({"intermediate_size": 8}, r"down_proj.weight is \[32, 48\], expected \[32, 8\]"),
         (
             {"dflash_config": {"mask_token_id": 1, "target_layer_ids": [0, 3]}},

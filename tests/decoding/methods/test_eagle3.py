@@ -76,11 +76,14 @@ def stated(model, drafter, text, depth):
     return chain
 
 
+OPTIONS = NORMS | {"window": {"window": 5}, "window within a tree": {"window": 2}}
+
+
 def drafting(norms):
     """Return a model and a drafter of it, each time anew and the same."""
     model = tiny_model("qwen3", vocab_size=12)
     options = {"layers": (2, 1), "tokens": 9, "dtype": torch.float32}
-    return model, random_drafter(model, **options, **NORMS[norms])
+    return model, random_drafter(model, **options, **OPTIONS[norms])
 
 
 stated_of = cache(drafting)
@@ -92,7 +95,9 @@ def chain_of(norms, text, depth):
     return stated(*stated_of(norms), torch.tensor(text), depth)
 
 
-@pytest.mark.parametrize("norms", ["plain", "eagle-3.1", "norm_before_fc", "norm_before_residual"])
+@pytest.mark.parametrize(
+    "norms", [name for name in OPTIONS if name not in ("fc_norm", "norm_output")]
+)
 @pytest.mark.parametrize("way", WAYS)
 def test_it_drafts_what_is_stated_in_every_way(way, norms, monkeypatch):
     """Round by round, in a batch whose texts end one after the other."""

@@ -304,13 +304,6 @@ def test_nothing_is_drafted_where_nothing_pays(monkeypatch):
     assert found.new_tokens == plain.new_tokens
 
 
-def test_without_the_module_the_reason_is_said(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "specattn._cpu", None)
-    model = tiny_model("qwen3")
-    with pytest.raises(RuntimeError, match="suffix: specattn._cpu is not built"):
-        generate(model, torch.tensor([[1, 2]]), Suffix(), max_new_tokens=4, compile="off")
-
-
 @pytest.mark.parametrize("option", ["nodes", "depth", "k"])
 def test_options_out_of_range(option):
     with pytest.raises(ValueError, match=f"{option} must be at least 1, got 0"):

@@ -13,7 +13,8 @@ from specattn.decoding import METHODS, generate
 from specattn.decoding.engine.target import Target
 from specattn.decoding.passes import replay
 from specattn.decoding.passes.attention import CaptureSpec, Selection
-from specattn.decoding.passes.runner import GraphRunner
+from specattn.decoding.passes.graphs import GraphRunner
+from specattn.decoding.passes.padding import most_spare, padded_rows
 from specattn.tree import Tree
 from tests.decoding.models import CONFIGS, prompts, tiny_model
 from tests.decoding.tape import TapeGraph
@@ -63,6 +64,56 @@ def test_a_replay_reads_what_its_tensors_hold_now(family, tree):
         for target in targets:
             target.cache.seqlens = target.cache.seqlens + min(tree.size, 2)
     assert [graph.replays for graph in graphs if graph.replays] == [3]
+
+
+SHAPES = [
+    pytest.param([Tree.chain(4), Tree([-1, 0, 0, 1, 1]), Tree([-1, 0, 1, 0, 3])], 1, id="rows"),
+    pytest.param([Tree.chain(5), TREES[0], TREES[1], Tree.chain(7)], 1, id="padded"),
+    pytest.param([Tree.chain(1), Tree.chain(2), Tree.chain(9)], 3, id="sizes"),
+    pytest.param([Tree.stack([Tree.chain(3), TREES[0], Tree([-1, 0])]), TREES[0]], 1, id="ragged"),
+]
+
+
+@pytest.mark.parametrize(("trees", "count"), SHAPES)
+@pytest.mark.parametrize("family", ["qwen3", "gpt_oss", "qwen3_next"])
+def test_trees_of_few_more_rows_share_a_graph(family, trees, count):
+    """Whatever their form, with windows and with states; what is committed is the real rows'."""
+    targets, graphs = two_targets(tiny_model(family))
+    targets[0].cache.spare = 8
+    for seed, tree in enumerate(trees + trees[:1], start=3):
+        tokens = torch.stack(prompts([tree.size] * len(LENGTHS), seed=seed))
+        nodes = tree.paths[..., tree.size - 1, 1:2].clamp_min(0).expand(len(LENGTHS), 1)
+        with torch.no_grad():
+            found, expected = (target.verify(tree, tokens) for target in targets)
+            for target in targets:
+                target.cache.commit(nodes, torch.ones(len(LENGTHS), dtype=torch.int64))
+        for name in ("logits", "features"):
+            own, exact = getattr(found, name), getattr(expected, name)
+            # torch's products of more rows may add up in another order.
+            assert ((own - exact).norm(dim=-1) <= 1e-5 * exact.norm(dim=-1)).all()
+    assert len(graphs) == count
+
+
+@pytest.mark.parametrize("spare", [0, 2])
+def test_no_row_is_added_beyond_what_is_spare(spare):
+    targets, graphs = two_targets(tiny_model("llama"))
+    targets[0].cache.spare = spare
+    for tree in (TREES[0], Tree.chain(7)):  # 3 x 7 rows are padded to 3 x 8
+        with torch.no_grad():
+            targets[0].verify(tree, torch.stack(prompts([tree.size] * len(LENGTHS))))
+    assert len(graphs) == (1 if spare else 2)
+
+
+def test_padded_sizes():
+    assert [padded_rows(1, rows) for rows in (1, 2, 3, 5, 9, 17, 65, 128)] == [
+        *(1, 2, 4, 8, 16, 24, 96, 128)
+    ]
+    assert [padded_rows(3, rows) for rows in (1, 2, 5, 6, 43)] == [1, 2, 5, 8, 43]
+    assert [padded_rows(25, rows) for rows in (1, 2, 3, 5)] == [1, 2, 3, 5]
+    for batch in range(1, 129):
+        sizes = range(1, 128 // batch + 1)
+        assert max(padded_rows(batch, n) - n for n in sizes) == most_spare(batch)
+        assert all(n <= padded_rows(batch, n) <= 128 // batch for n in sizes)
 
 
 @pytest.mark.parametrize(

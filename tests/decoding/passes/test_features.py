@@ -5,7 +5,7 @@ import torch
 
 from specattn.decoding.engine.target import Target
 from specattn.decoding.passes.attention import HEAD
-from specattn.decoding.passes.runner import GraphRunner
+from specattn.decoding.passes.graphs import GraphRunner
 from specattn.tree import Tree
 from tests.decoding.models import CONFIGS, is_recorded, prompts, tiny_model
 from tests.decoding.tape import TapeGraph

@@ -122,7 +122,8 @@ def _difference(op: str, args: tuple) -> str | None:
     others = {i: torch.empty_like(args[i]) for i in written if args[i] is not None}
     select.run_beside("cuda", op, *(others.get(i, x) for i, x in enumerate(args)))
     for i, other in others.items():
-        one, step = args[i], torch.tensor(_APART)  # 0-dim: of any device
+        one = args[i]
+        step = torch.tensor(_APART, dtype=torch.float32, device="cpu")  # 0-dim: of any device
         same = (one == other) | (one != one) & (other != other)
         if one.is_floating_point() and one.numel():
             if one.element_size() == 2:

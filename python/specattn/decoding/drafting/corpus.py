@@ -9,7 +9,6 @@ it. What a model generated can be such a text too.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import mmap
 import os
@@ -24,7 +23,9 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoTokenizer, PreTrainedModel
 
+from specattn.decoding.drafting import suffix_index as in_python
 from specattn.decoding.model.model import Model
+from specattn.decoding.text.sampling import kernels
 from specattn.files import write_atomically
 
 END = -1
@@ -48,9 +49,9 @@ class Index(NamedTuple):
 def index_of(texts: Iterable[Sequence[int]]) -> Index:
     """Return the index of some texts."""
     joined = [token for text in texts for token in (*text, END)]
-    tokens = torch.tensor(joined, dtype=torch.int32)
+    tokens = torch.tensor(joined, dtype=torch.int32, device="cpu")
     order = torch.empty_like(tokens)
-    _native().sort_suffixes(tokens, order)
+    suffix_index().sort_suffixes(tokens, order)
     return Index(tokens, order)
 
 
@@ -157,7 +158,7 @@ class Corpora:
         return cls(int(model.config.vocab_size), str(model.config._name_or_path))
 
     def files(self, paths: Sequence[Path | str], cache: Path | str | None) -> list[Any]:
-        """Return an index for each file, ``specattn._cpu.Corpus``.
+        """Return an index for each file, a `Corpus` of `suffix_index`.
 
         ValueError: a file cannot be read or is not UTF-8, or the model has no tokenizer, or one
         whose tokens are not the model's.
@@ -221,7 +222,7 @@ class Corpora:
 
     def _corpus(self, index: Index, name: str) -> Any:
         try:
-            return _native().Corpus(*index, self.vocabulary)
+            return suffix_index().Corpus(*index, self.vocabulary)
         except ValueError as error:
             raise ValueError(f"corpus: {name} does not fit the target: {error}") from None
 
@@ -252,15 +253,17 @@ def _mapped(path: Path) -> Index:
         if kind != "I32" or end - begin != 4 * count:
             raise ValueError(f"no index: {span}")
         at = 8 + size + begin
-        empty = torch.empty(0, dtype=torch.int32)
+        empty = torch.empty(0, dtype=torch.int32, device="cpu")
         tensors.append(
             torch.frombuffer(memory, dtype=torch.int32, count=count, offset=at) if count else empty
         )
     return Index(*tensors)
 
 
-def _native() -> Any:
-    return importlib.import_module("specattn._cpu")
+def suffix_index() -> Any:
+    """Return `specattn._cpu`, or what has its names for suffix decoding where it is not built."""
+    native = kernels()
+    return in_python if native is None else native
 
 
 def _spelling(tokenizer: Any) -> bytes:

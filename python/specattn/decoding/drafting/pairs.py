@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.functional import pad
 
-from specattn.blocks import TORCH, Direct, Ops, Place, Store, angle_tables
+from specattn.blocks import TORCH, Direct, Ops, Place, Programs, Store, angle_tables
 from specattn.decoding.drafting.pruning import Candidates, places
 from specattn.decoding.engine.contract import DraftContext, Verified
+from specattn.decoding.engine.target import Target
 from specattn.decoding.model.families import CacheShape
 from specattn.decoding.passes.runner import MOST_ROWS
 from specattn.drafters.layer import LayerDrafter
@@ -23,15 +24,22 @@ MOST_PENDING = 64
 """Tokens of a request whose features are kept until they are needed."""
 
 
-Angles = Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
-"""``angles(like, positions)``: cosines and sines by position, as `angle_tables` returns them."""
+Angles = Callable[[torch.Tensor, int, int], tuple[torch.Tensor, torch.Tensor]]
+"""``angles(like, positions, longest)``: cosines and sines by position, as of `angle_tables`."""
 
 
 def caches_of(drafter: LayerDrafter, layers: int) -> tuple[CacheShape, Angles]:
     """Return what so many of a drafter's layers cache, and the angles of its rope."""
     config = drafter.config
     shape = CacheShape(layers, config.num_key_value_heads, config.head_dim)
-    return shape, partial(angle_tables, drafter.rotary_emb)
+    return shape, lambda like, positions, longest: angle_tables(
+        drafter.rotary_emb, like, positions, longest=longest
+    )
+
+
+def narrower(*windows: int | None) -> int | None:
+    """Return the least of these windows, of which None has no end."""
+    return min((window for window in windows if window is not None), default=None)
 
 
 class Level(NamedTuple):
@@ -62,6 +70,24 @@ class Level(NamedTuple):
     visible: dict[str, Any]
 
 
+class PairMemory(NamedTuple):
+    """What a drafter computes in, for all requests: it outlives the run, and holds no target.
+
+    `text` and `tree` are those of `PairBlock`, `angles` its rope's by position; `programs` are
+    recorded over these.
+    """
+
+    text: torch.Tensor
+    tree: torch.Tensor
+    angles: tuple[torch.Tensor, torch.Tensor]
+    programs: Programs
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the text's and the tree's keys and values."""
+        return self.text.nbytes + self.tree.nbytes
+
+
 class PairBlock(ABC):
     """A drafter with the keys and values that each of its layers reads: the text and one tree.
 
@@ -89,6 +115,8 @@ class PairBlock(ABC):
     window : int, optional
     """
 
+    drafter: Any  # set by a subclass before: whose weights it computes with
+
     def __init__(
         self,
         context: DraftContext,
@@ -98,17 +126,12 @@ class PairBlock(ABC):
         depth: int,
         window: int | None = None,
     ):
-        target, cache = context.target, context.target.cache
+        target = context.target
         self.target, self.sequences, self.window = target, context.sequences, window
         self.vocabulary: int = target.model.config.vocab_size  # that logits are of
-        heads = shape.kv_heads, shape.head_dim
-        self.text, self.tree = (
-            cache.storage.new_empty(
-                shape.layers, 2, cache.batch_size, tokens, *heads, dtype=cache.dtype
-            )
-            # Requests catch up by as many rows as the one that has most to: some lie behind texts.
-            for tokens in (cache.capacity + MOST_PENDING, nodes)
-        )
+        kind = type(self).__name__, shape, nodes, depth, window
+        memory = target.recall(kind, self.drafter, lambda: _memory(target, shape, angles, nodes))
+        self.text, self.tree, self.angles, self.programs = memory
         lengths = torch.tensor(self.sequences.lengths, device=target.device)[:, None]
         # A prompt of one token has no pair: its root is drafted from without a feature.
         first = self.sequences.tokens_at(torch.zeros_like(lengths))
@@ -120,8 +143,6 @@ class PairBlock(ABC):
         # Of the pending pairs: the first one's position and their number, and the greatest number.
         self.start, self.counts = lengths[:, 0] - 1, torch.zeros_like(lengths[:, 0])
         self.most = 0
-        self.angles = angles(self.text[:0], self.text.shape[3])
-        self.programs = target.programs()
         # Rows of the tree further back than the window are left out by torch's operators alone.
         self.growing = self.programs if window is None or window >= depth else Direct()
 
@@ -199,7 +220,7 @@ class PairBlock(ABC):
         batch, words, first = len(fused), -(-sum(sizes) // WORD_BITS), 0
         mask = torch.zeros(batch, 1, words, dtype=torch.int64, device=fused.device)
         mask[:, :, 0] = 1
-        x, scores = fused, torch.zeros(batch, 1, device=fused.device)
+        x, scores = fused, torch.zeros(batch, 1, device=fused.device, dtype=torch.float32)
         levels = []
         for depth, nodes in enumerate(sizes):
             at = torch.full((1, nodes), depth, dtype=torch.int32, device=fused.device)
@@ -291,6 +312,19 @@ class PairBlock(ABC):
         self.text, self.tree = (x[:, :, : len(rows)] for x in (self.text, self.tree))
         self.root, self.pending = self.root[rows], self.pending[rows]
         self.start, self.counts = self.start[rows], self.counts[rows]
+
+
+def _memory(target: Target, shape: CacheShape, angles: Angles, nodes: int) -> PairMemory:
+    cache, heads = target.cache, (shape.kv_heads, shape.head_dim)
+    text, tree = (
+        cache.storage.new_empty(
+            shape.layers, 2, cache.batch_size, tokens, *heads, dtype=cache.dtype
+        )
+        # Requests catch up by as many rows as the one that has most to: some lie behind texts.
+        for tokens in (cache.capacity + MOST_PENDING, nodes)
+    )
+    turned = angles(text[:0], text.shape[3], target.longest)
+    return PairMemory(text, tree, turned, target.programs())
 
 
 def level_sizes(width: int, children: int, depth: int) -> list[int]:

@@ -64,7 +64,7 @@ class PartialCache:
             positions += added
             slots += [self.budget - 1 - (position - then) for position in added]
         device = self.indices.device
-        at = torch.tensor([requests, slots, positions], dtype=torch.int32).to(device)
+        at = torch.tensor([requests, slots, positions], dtype=torch.int32, device="cpu").to(device)
         request, slot, position = at.long()
         self.indices[:, request, :, slot] = position.to(torch.int32)[:, None, None]
         self.lengths = list(lengths)

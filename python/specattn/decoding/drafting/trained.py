@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar, cast
 
+from huggingface_hub.utils import (
+    are_progress_bars_disabled,
+    disable_progress_bars,
+    enable_progress_bars,
+)
 from transformers import PreTrainedModel
+from transformers.utils import logging
 
 from specattn.decoding.engine.method import Method
 from specattn.decoding.model.checkpoint import folder_of
+from specattn.decoding.model.model import Model
 from specattn.drafters import TrainedDrafter
 from specattn.drafters.heads import Heads
 
 D = TypeVar("D", bound=TrainedDrafter)
 H = TypeVar("H", bound=Heads)
+M = TypeVar("M", bound=PreTrainedModel)
 
 
 def fitting_drafter(kind: type[D], given: D | Path | str | None, model: PreTrainedModel) -> D:
@@ -31,8 +41,13 @@ def fitting_drafter(kind: type[D], given: D | Path | str | None, model: PreTrain
             raise ValueError(
                 f"{kind.title} needs a drafter: none was given, and {own} is not a folder"
             )
-        drafter = kind.from_pretrained(cast(Any, given) or own, dtype=model.dtype)
-        cast(Any, drafter).to(model.device)
+        folder = Path(own if given is None else cast(Any, given))
+
+        def load() -> D:
+            found: Any = kind.from_pretrained(folder, dtype=model.dtype)
+            return cast(D, found.to(model.device))
+
+        drafter = remembered(model, kind.title, folder, load)
     drafter.config.check_target(model.config)
     if (drafter.device, drafter.dtype) != (model.device, model.dtype):
         raise ValueError(
@@ -40,6 +55,39 @@ def fitting_drafter(kind: type[D], given: D | Path | str | None, model: PreTrain
             f"{model.device}"
         )
     return drafter
+
+
+def remembered(model: PreTrainedModel, what: str, folder: Path, load: Callable[[], M]) -> M:
+    """Return what `load` makes of a folder, once for `model`, until its files are others.
+
+    It is remembered with `model`, and goes with it. Loading shows no progress bars.
+    """
+    kept = Model.of(model).recall("drafters", dict[tuple[str, Path], tuple[Any, Any]])
+    place = what, folder.resolve()
+    files = sorted((file.name, file.stat()) for file in folder.iterdir()) if folder.is_dir() else []
+    stamp = [(name, found.st_mtime_ns, found.st_size) for name, found in files]
+    former, found = kept.get(place, (None, None))
+    if former != stamp or (found.dtype, found.device) != (model.dtype, model.device):
+        with _no_progress_bars():
+            found = load()
+        kept[place] = stamp, found
+    return cast(M, found)
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """Show none of transformers', and leave its setting and the Hub's as they were."""
+    shown, on_hub = logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+        if on_hub:
+            enable_progress_bars()
+        else:
+            disable_progress_bars()
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,9 @@ def draft_of_tries(root: torch.Tensor, tries: Sequence[Trie]) -> Draft:
     """Return the draft of each request's trie; arguments as for `draft_of_paths`."""
     size = max(len(parents) for parents, _ in tries)
     tree = shared_tree(tuple(tuple(parents) for parents, _ in tries), root.device)
-    drafted = torch.tensor([tokens + [0] * (size - len(tokens)) for _, tokens in tries])
+    drafted = torch.tensor(
+        [tokens + [0] * (size - len(tokens)) for _, tokens in tries], device="cpu"
+    )
     tokens = drafted.to(root.device)
     tokens[:, 0] = root
     return Draft(tree, tokens)

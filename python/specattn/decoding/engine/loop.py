@@ -113,6 +113,7 @@ def run_rounds(
                 )
             kept, done = sequences.extend(row, tokens)
             finished.append(done)
+            target.check_read(sequences.length(row) - int(done), f"request {row}")
             emitted = Round(drafted, depth, len(tokens) - 1, kept, name if drafted else None)
             requests[row].record(emitted)
             if on_round is not None:

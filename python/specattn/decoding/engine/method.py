@@ -19,12 +19,14 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
 from specattn.decoding.engine.contract import DraftContext, Drafter
+from specattn.decoding.engine.kept_back import Signature, given_to_generate
 from specattn.decoding.engine.loop import CHUNK_SIZE, OnPrefill, OnRound, decode
 from specattn.decoding.engine.target import Target
 from specattn.decoding.model.text_model import text_model
 from specattn.decoding.passes.attention import HEAD
 from specattn.decoding.passes.replay import Compile
 from specattn.decoding.ranks.lockstep import Lockstep
+from specattn.decoding.text.numbers import check_numbers
 from specattn.decoding.text.rounds import Round
 from specattn.decoding.text.sampling import Sampler
 from specattn.decoding.text.sequences import Sequences
@@ -138,12 +140,11 @@ class Method(ABC):
     ) -> torch.Tensor | SpeculativeOutput:
         """Decode what transformers has prepared.
 
-        Called by ``model.generate(ids, custom_generate=method, ...)``. `token_streamer` and the
-        fields of `RunOptions` can be given to ``generate`` as well; they mean what they mean in
-        `specattn.decoding.generate`. Three of ``generate``'s own arguments never get here, because
-        transformers keeps them back from a callable: use `token_streamer` in place of ``streamer``,
-        a `transformers.StopStringCriteria` in place of ``stop_strings`` with ``tokenizer``; an
-        ``assistant_model`` does nothing here, and `specattn.decoding.generate` refuses it.
+        Called by ``model.generate(ids, custom_generate=method, ...)``, whose ``streamer``, and
+        ``tokenizer`` for ``stop_strings``, are heeded though transformers keeps them back from a
+        callable (`kept_back.py`). `token_streamer` and the fields of `RunOptions` can be given to
+        ``generate`` as well; they mean what they mean in `specattn.decoding.generate`, the first
+        what ``streamer`` does.
 
         As everywhere in transformers, processors and criteria see the padding before a prompt as
         part of its text; `specattn.decoding.generate` shows them texts alone.
@@ -158,9 +159,17 @@ class Method(ABC):
         Raises
         ------
         ValueError
-            An option that cannot be obeyed, padding that is not on the left, an empty prompt, or
-            prompts that the cache cannot hold.
+            An option that cannot be obeyed (an ``assistant_model``, too), padding that is not on
+            the left, an empty prompt, or prompts that the cache cannot hold.
         """
+        others.pop("tokenizer", None)  # transformers has made criteria of the strings
+        kept = given_to_generate(self)
+        if kept.get("assistant_model") is not None:
+            raise ValueError("assistant_model: the method drafts; give one or the other")
+        prompted = (streamer := kept.get("streamer")) is not None
+        if prompted and token_streamer is not None:
+            raise ValueError("streamer and token_streamer: give one of them")
+        streamer = streamer if prompted else token_streamer
         given = {name: others.pop(name) for name in _OPTIONS if name in others}
         refuse_unsupported(generation_config, others)
         padding = _left_padding(input_ids, others.get("attention_mask"))
@@ -168,7 +177,8 @@ class Method(ABC):
         rows = len(input_ids)
         rules = [logits_processor] * rows, [stopping_criteria] * rows
         texts, options = Texts(list(input_ids), padding, *rules), RunOptions(**given)
-        sequences, statistics = run(self, model, texts, generation_config, options, token_streamer)
+        streaming: Any = {"streamer": streamer, "prompted": prompted}
+        sequences, statistics = run(self, model, texts, generation_config, options, **streaming)
         output: Any = sequences.padded(_pad_token(generation_config)).to(input_ids.device)
         if generation_config.return_dict_in_generate:
             return SpeculativeOutput(sequences=output, statistics=statistics)
@@ -194,10 +204,14 @@ class RunOptions:
 # transformers hands a callable only what its signature names.
 _OPTIONS = [one.name for one in fields(RunOptions) if one.name != "context_parallel"]
 _own = signature(Method.__call__)
-_named = [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in _OPTIONS]
-vars(Method)["__call__"].__signature__ = _own.replace(
+_named = [
+    Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in (*_OPTIONS, "tokenizer")
+]
+_whole = _own.replace(
     parameters=[*list(_own.parameters.values())[:-1], *_named, _own.parameters["others"]]
 )
+vars(Method)["__call__"].__signature__ = _whole
+Method.__signature__ = Signature(_whole)  # type: ignore[attr-defined]
 
 
 class Texts(NamedTuple):
@@ -231,12 +245,15 @@ def run(
     config: GenerationConfig,
     options: RunOptions,
     streamer: BaseStreamer | None = None,
+    prompted: bool = False,
 ) -> tuple[Sequences, Statistics]:
-    """Decode prepared texts."""
+    """Decode prepared texts; `prompted` says that the streamer has been given the prompt."""
     if streamer is not None and len(texts.rows) > 1:
         raise ValueError(
             f"streamer follows one prompt, got {len(texts.rows)}; use on_tokens instead"
         )
+    own = {name: getattr(options, name) for name in ("seed", "capacity", "num_pregenerated")}
+    check_numbers(prefill_chunk_size=config.prefill_chunk_size, **own)
     model = text_model(model)
     if 0 in texts.limits:
         raise ValueError("the run has no end: give max_new_tokens or max_length")
@@ -261,9 +278,11 @@ def run(
         seed = lockstep.begin(model, method, prompts, texts.limits, *draw, options.kv_dtype)
         options = replace(options, seed=seed)
         texts = texts._replace(criteria=lockstep.criteria(texts.criteria))
-    target = Target(model, len(lengths), needed, options.compile, lockstep, options.kv_dtype)
+    longest = needed - method.max_nodes - 1  # the last token of a text is not read
+    settings: Any = {"kv_dtype": options.kv_dtype, "longest": longest, "lasting": True}
+    target = Target(model, len(lengths), needed, options.compile, lockstep, **settings)
     context = context_of(target, method, texts, options, do_sample=bool(config.do_sample))
-    if streamer is not None:
+    if streamer is not None and not prompted:
         streamer.put(texts.rows[0][None].cpu())
     with target.in_use():
         statistics = decode(
@@ -273,6 +292,7 @@ def run(
             on_round=announcing(options, streamer),
             on_prefill=options.on_prefill,
         )
+    target.give_back()  # after an error it is freed instead: nobody knows how far a pass came
     if streamer is not None:
         streamer.end()
     return context.sequences, statistics
@@ -342,7 +362,10 @@ def _check_positions(
     """Raise unless positions count from 0 at each prompt's first token."""
     if position_ids is None:
         return
-    count = torch.arange(input_ids.shape[1]) - torch.tensor(padding)[:, None]
+    count = (
+        torch.arange(input_ids.shape[1], device="cpu")
+        - torch.tensor(padding, device="cpu")[:, None]
+    )
     # Models that read images have several positions, which are alike in a text.
     given = position_ids.cpu().expand(*position_ids.shape[:-2], len(padding), -1)
     if given.shape[-2:] != count.shape or ((count >= 0) & (given != count)).any():
@@ -353,7 +376,7 @@ def _pad_token(config: GenerationConfig) -> int:
     """Return what fills the rows that ended early, chosen as transformers does."""
     if config.pad_token_id is not None:
         return config.pad_token_id
-    ends = torch.tensor(0 if config.eos_token_id is None else config.eos_token_id)
+    ends = torch.tensor(0 if config.eos_token_id is None else config.eos_token_id, device="cpu")
     return int(ends.flatten()[0])
 
 
@@ -367,7 +390,7 @@ def announcing(options: RunOptions, streamer: BaseStreamer | None = None) -> OnR
         if on_round is not None:
             on_round(request, round)
         if streamer is not None:
-            streamer.put(torch.tensor(round.tokens))
+            streamer.put(torch.tensor(round.tokens, device="cpu"))
         if on_tokens is not None:
             on_tokens(request, round.tokens)
 

@@ -64,7 +64,8 @@ class PromptSnapshot:
         """Let the cache hold the prompts and nothing else."""
         cache = self.target.cache
         if self._copy is not None:
-            self._rows[:, :, :, : self.prefix] = self._copy.to(self._rows.device)
+            for row, kept in zip(self._prompt_rows(), self._copy, strict=True):
+                row.copy_(kept)
         if cache.states is not None and self._states is not None:
             cache.states.restore(self._states)
         cache.storage = self._rows
@@ -126,6 +127,20 @@ class PromptSnapshot:
                 cache.update(*self._as_transformers_caches(next(rows)[:, :, : self.prefix]), layer)
         return cache
 
+    def _keep(self) -> None:
+        """Copy the prompts' part of the cache to the host."""
+        rows = self._prompt_rows()
+        self._copy = torch.empty(rows.shape, dtype=rows.dtype, device="cpu")
+        for row, kept in zip(rows, self._copy, strict=True):
+            kept.copy_(row)
+
+    def _prompt_rows(self) -> torch.Tensor:
+        """Return the prompts' part of the cache, [layers * 2 * batch, prefix, ...].
+
+        Each row lies in one piece, so it is copied to the host without a copy on the device.
+        """
+        return self._rows.flatten(0, 2)[:, : self.prefix]
+
     def _of_layers(
         self, features: Sequence[torch.Tensor], layers: tuple[int, ...]
     ) -> Sequence[torch.Tensor]:
@@ -156,7 +171,7 @@ class PromptSnapshot:
         synchronize(self.target.device)
         seconds = time.perf_counter() - start
         if len(self.prompts) > 1:
-            self._copy = self._rows[:, :, :, : self.prefix].to("cpu", copy=True)
+            self._keep()
         if (states := self.target.cache.states) is not None:
             self._states = states.copy()
         return seconds

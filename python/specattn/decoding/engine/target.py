@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from transformers import PreTrainedModel
 
+from specattn.decoding.engine.workspace import Conditions, Workspace
 from specattn.decoding.model.families import (
     cache_shape,
     check_length,
     check_supported,
     has_latents,
     has_states,
+    turning_ropes,
     windows_of,
 )
 from specattn.decoding.model.model import Model
@@ -24,6 +26,7 @@ from specattn.decoding.model.quantised import quantised
 from specattn.decoding.model.text_model import text_model
 from specattn.decoding.passes.attention import attach
 from specattn.decoding.passes.cached_model import CachedModel, new_cache
+from specattn.decoding.passes.padding import most_spare
 from specattn.decoding.passes.proving import prove
 from specattn.decoding.passes.replay import Compile, runner_of
 from specattn.decoding.passes.runner import LayerAttention, Runner, Verification
@@ -32,7 +35,10 @@ from specattn.decoding.ranks.split_prefill import split_features
 from specattn.decoding.text.statistics import Clock
 from specattn.distributed.context import ContextCache
 from specattn.distributed.tensor import TensorParallel
+from specattn.kv_cache import KVCache
 from specattn.tree import Tree
+
+T = TypeVar("T")
 
 KV_DTYPES = {
     "int8": torch.int8,
@@ -54,7 +60,8 @@ class Target(CachedModel):
         On one device, or divided over ranks by transformers' plan, of which the cache then holds
         this rank's heads; one that reads more than text decodes text alone (`text_model`).
     batch, capacity : int
-        Requests, and tokens that the cache holds for each.
+        Requests, and tokens that the cache holds for each; on a GPU up to 32 more, which may be
+        padding (`most_spare`).
     compile : {"auto", "on", "off"}
         Whether passes of few rows are replayed, as kernel calls on a CPU (`KernelRunner`) and as
         CUDA graphs (`GraphRunner`), or run through the model's own modules: "auto" where both were
@@ -67,6 +74,10 @@ class Target(CachedModel):
     lockstep : Lockstep, optional
         Ranks that share the cache or the model; each has a target of its own, and runs the same
         passes.
+    lasting : bool
+        Borrow what the last run of the model computed in, where it fits: until `give_back`.
+    longest : int, optional
+        Tokens of a text that passes read at most; what the cache holds beyond is room for drafts.
 
     Attributes
     ----------
@@ -102,6 +113,8 @@ class Target(CachedModel):
         lockstep: Lockstep | None = None,
         kv_dtype: str | None = None,
         quantize: str | None = None,
+        lasting: bool = False,
+        longest: int | None = None,
     ):
         check_supported(model.config)
         if kv_dtype is not None and kv_dtype not in KV_DTYPES:
@@ -109,7 +122,7 @@ class Target(CachedModel):
         model = text_model(model)
         if quantize is not None:
             model = quantised(model, quantize)
-        check_length(model.config, capacity)
+        check_length(model.config, capacity if longest is None else longest)
         devices = {str(parameter.device) for parameter in model.parameters()}
         if len(devices) > 1:
             raise ValueError(f"the model must be on one device, got {', '.join(sorted(devices))}")
@@ -117,41 +130,103 @@ class Target(CachedModel):
         prove(model)
         self._lock = threading.Lock()
         self.lockstep, self.tensor_parallel = lockstep, Model.ranks_of(model)
-        windows = windows_of(model.config, capacity)
-        _, kv_heads, head_dim, _ = cache_shape(model.config)
+        self._compile, self._lasting = compile, lasting and lockstep is None
+        spare = most_spare(batch) if model.device.type == "cuda" and lockstep is None else 0
+        stored = None if kv_dtype is None else KV_DTYPES[kv_dtype]
         self.q_heads = model.config.num_attention_heads
         if self.tensor_parallel is not None:
-            self.q_heads, kv_heads = self.tensor_parallel.heads(self.q_heads, kv_heads)
-        stored = None if kv_dtype is None else KV_DTYPES[kv_dtype]
+            _, kv_heads, _, _ = cache_shape(model.config)
+            self.q_heads, _ = self.tensor_parallel.heads(self.q_heads, kv_heads)
+        turned_by = longest if turning_ropes(model.config) else None
+        self.workspace = self._workspace(model, batch, capacity + spare, stored, turned_by)
+        self.workspace.cache.spare = spare
+        super().__init__(model, self.workspace.cache, self.workspace.windows, longest)
+        if self.workspace.runner is None:
+            self.workspace.runner = self._runner(self)
+        self.runner = self.workspace.runner
+
+    def _workspace(
+        self,
+        model: PreTrainedModel,
+        batch: int,
+        capacity: int,
+        stored: torch.dtype | None,
+        turned_by: int | None,
+    ) -> Workspace:
+        """Return the last run's workspace, if it fits and this target is to borrow it, or make one.
+
+        One that was outgrown goes before its successor is made, which has a quarter more room: of
+        texts that grow from run to run not every one makes a workspace.
+        """
+        conditions = None
+        windows = windows_of(model.config, capacity)
+        if self._lasting:
+            conditions = Conditions.of(model, batch, stored, self._compile, turned_by)
+            found = Model.of(model).take()
+            if found is not None and found.fits(conditions, capacity, windows):
+                return found
+            if found is not None and found.cache.capacity < capacity:
+                capacity = _with_room(model, capacity)
+            del found
+        return Workspace(conditions, self._cache(model, batch, capacity, windows, stored), windows)
+
+    def _cache(
+        self,
+        model: PreTrainedModel,
+        batch: int,
+        capacity: int,
+        windows: list[int | None],
+        stored: torch.dtype | None,
+    ) -> KVCache:
+        lockstep, config = self.lockstep, model.config
         if lockstep is None or lockstep.context is None:
-            cache = new_cache(model, batch, capacity, stored=stored)
-        elif has_states(model.config) or has_latents(model.config):
-            kind = model.config.model_type
-            kept = "states" if has_states(model.config) else "latents"
+            return new_cache(model, batch, capacity, stored=stored)
+        if has_states(config) or has_latents(config):
+            kept = "states" if has_states(config) else "latents"
+            kind = config.model_type
             raise ValueError(f"models of type {kind!r} keep {kept}, which ranks do not share yet")
-        else:
-            size: Any = (batch, capacity, kv_heads, head_dim)
-            where: Any = {"dtype": model.dtype, "device": model.device, "stored": stored}
-            cache = ContextCache(lockstep.context, windows, *size, **where)
-        super().__init__(model, cache, windows)
-        self._compile = compile
-        self.runner = self._runner(self)
+        _, kv_heads, head_dim, _ = cache_shape(config)
+        if self.tensor_parallel is not None:
+            _, kv_heads = self.tensor_parallel.heads(config.num_attention_heads, kv_heads)
+        size: Any = (batch, capacity, kv_heads, head_dim)
+        where: Any = {"dtype": model.dtype, "device": model.device, "stored": stored}
+        return ContextCache(lockstep.context, windows, *size, **where)
+
+    def give_back(self) -> None:
+        """Leave the workspace to the next run of the model: this target runs no more passes."""
+        if self._lasting:
+            self.cache.clear()
+            Model.of(self.model).give_back(self.workspace)
+
+    def recall(self, kind: Hashable, owner: Any, make: Callable[[], T]) -> T:
+        """Return what a drafter keeps beside the target, where its last run left it if it did.
+
+        Parameters
+        ----------
+        kind : Hashable
+            What it is, and all that its sizes follow from beside the target's cache.
+        owner : object
+            Whose weights it computes with: made anew for another one, or one that has changed.
+        make : callable
+            ``make()`` returns memory and programs, which hold neither target nor model.
+        """
+        return self.workspace.recall(kind, owner, make)
 
     def beside(self, model: PreTrainedModel) -> CachedModel:
         """Return a model of the target's shapes that runs passes over the target's cache."""
         attach(model)
-        found = CachedModel(model, self.cache, self.windows)
-        found.runner = self._runner(found)
+        found = CachedModel(model, self.cache, self.windows, self.longest)
+        found.runner = self.recall("beside", model, lambda: self._runner(found))
         return found
 
     def _runner(self, model: CachedModel) -> Runner:
         """Return what runs passes of this target's model, or of another one, over its cache."""
-        attention = LayerAttention(self.cache, self.windows)
+        attention = LayerAttention(self.cache, self.windows, model.longest)
         if isinstance(self.cache, ContextCache) and find_spec("specattn._cpu"):
             # It needs the C++ kernels.
             from specattn.decoding.ranks.sharded_attention import ShardedAttention
 
-            attention = ShardedAttention(self.cache, self.windows)
+            attention = ShardedAttention(self.cache, self.windows, model.longest)
         together = self.lockstep is not None
         quiet = self.lockstep is not None and self.lockstep.ranks.rank != 0
         return runner_of(model, self._compile, attention, compared=together, quiet=quiet)
@@ -170,6 +245,7 @@ class Target(CachedModel):
         try:
             yield
         finally:
+            self.workspace.end_run()
             self._lock.release()
 
     def clock(self) -> Clock:
@@ -201,3 +277,13 @@ class Target(CachedModel):
         if self.tensor_parallel is None:
             return attend(q)
         return self.tensor_parallel.by_heads(q, attend)
+
+
+def _with_room(model: PreTrainedModel, capacity: int) -> int:
+    """Return a quarter more, where so long a cache is read as one of `capacity` tokens is."""
+    more, config = capacity + capacity // 4, model.config
+    try:
+        check_length(config, more)
+    except ValueError:
+        return capacity
+    return more if windows_of(config, more) == windows_of(config, capacity) else capacity

@@ -35,9 +35,10 @@ class DFlash(Grown[DFlashDrafter], name="dflash"):
     ----------
     drafter : DFlashDrafter or path, optional
         A drafter, or the folder that holds one, as its authors publish them. By default the folder
-        ``dflash`` within the target's. A path is loaded for every run.
+        ``dflash`` within the target's. A path is loaded once.
     width, depth, total_tokens, window
-        As for `Grown`. A width of 1 drafts chains; no draft is deeper than the drafter's block.
+        As for `Grown`. A width of 1 drafts chains; no draft is deeper than the drafter's block. A
+        window is counted from the block's last row, and is no less than the block.
 
     Raises
     ------
@@ -70,12 +71,11 @@ class DFlashBlock(PairBlock):
         self.size, self.head_dim = config.block_size, config.head_dim
         modules: Any = drafter.layers
         self.layers = [drafter_layer(module, config.head_dim) for module in modules]
-        super().__init__(context, *caches_of(drafter, config.layers), self.size, self.size, window)
+        super().__init__(context, *caches_of(drafter, config.layers), self.size, self.size)
         device = context.target.device
         self.masks = torch.full((1, self.size - 1), config.mask_token_id, device=device)
-        self.places = torch.arange(self.size, dtype=torch.int32, device=device)[None]
-        whole = torch.ones(self.size, self.size, dtype=torch.bool, device=device)
-        self.seen = pack_tree_mask(whole)[None]
+        # Rows of a block see each other, and all the same of the text.
+        self.block_window = None if window is None else max(window, self.size)
 
     def taken(self, ops: Ops, features: torch.Tensor) -> torch.Tensor:
         """Return what the layers read of the target's features."""
@@ -101,7 +101,8 @@ class DFlashBlock(PairBlock):
         depth, children = min(depth, self.size - 1), min(width, self.vocabulary)
         tokens = torch.cat([root[:, None], self.masks.expand(len(root), -1)], 1)
         inputs = {"tokens": tokens, "prefix": self.target.cache.seqlens}
-        best, chances = self.growing.run(children, partial(self._block, children), inputs)
+        key, program = (children, self.block_window), partial(self._block, children)
+        best, chances = self.growing.run(key, program, inputs)
         scores, sizes = chances.new_zeros(len(root), 1), level_sizes(width, children, depth)
         levels = list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]()
         for level, nodes in enumerate(sizes):
@@ -115,21 +116,27 @@ class DFlashBlock(PairBlock):
         self, children: int, ops: Ops, tokens: torch.Tensor, prefix: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the best tokens of every row, and their log-probabilities: [B, size, children]."""
-        batch, place = len(tokens), Place(*self.angles, prefix, self.places)
+        batch, device = len(tokens), tokens.device
+        places = torch.arange(self.size, dtype=torch.int32, device=device)[None]
+        whole = torch.ones(self.size, self.size, dtype=torch.bool, device=device)
+        place, seen = Place(*self.angles, prefix, places), pack_tree_mask(whole)[None]
+        seen, last = seen.expand(batch, -1, -1), torch.full_like(places, self.size - 1)
 
         def attend(n: int, weights: Any, read: torch.Tensor) -> torch.Tensor:
             (k_text, v_text), (k_own, v_own) = self.text[n, :, :batch], self.tree[n, :, :batch]
             store = Store(self.tree[n, :, :batch], 0)
             q, _, _ = rotated(ops, weights, read, self.head_dim, place, store)
-            seen = self.seen.expand(batch, -1, -1)
-            return ops.hybrid_tree_attention(q, k_text, v_text, prefix, k_own, v_own, seen)
+            visible: Any = {"window": self.block_window, "depths": last}
+            return ops.hybrid_tree_attention(
+                q, k_text, v_text, prefix, k_own, v_own, seen, **visible
+            )
 
         table: Any = self.target.embed.weight
         x = ops.rows(table, tokens)
         for n, layer in enumerate(self.layers):
             x = run_layer(ops, n, layer, x, attend, _no_state)
         x = ops.norm(x, norm_of(self.drafter.norm), keep=True)
-        nothing = torch.zeros(batch, self.size, device=x.device)
+        nothing = torch.zeros(batch, self.size, device=x.device, dtype=torch.float32)
         return ops.children(self.logits(ops, x), nothing, children)
 
 

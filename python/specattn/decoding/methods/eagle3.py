@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from specattn.blocks import Ops, Place, Store
 from specattn.decoding.drafting.grown import Grown
-from specattn.decoding.drafting.pairs import Level, PairBlock, caches_of
+from specattn.decoding.drafting.pairs import Level, PairBlock, caches_of, narrower
 from specattn.decoding.engine.contract import DraftContext
 from specattn.drafters import Eagle3Drafter
 from specattn.drafters.eagle3 import fused, keys_and_values, layer, logits_of, pair
@@ -28,8 +28,8 @@ class Eagle3(Grown[Eagle3Drafter], name="eagle3"):
     ----------
     drafter : Eagle3Drafter or path, optional
         A drafter, or the folder that holds one, as SafeAILab, SGLang and speculators publish them.
-        By default the folder ``eagle3`` within the target's. A path is loaded for every run; a
-        drafter is used as it is.
+        By default the folder ``eagle3`` within the target's. A path is loaded once; a drafter is
+        used as it is.
     width, depth, total_tokens, window
         As for `Grown`.
 
@@ -49,7 +49,9 @@ class Eagle3(Grown[Eagle3Drafter], name="eagle3"):
     def block(self, context: DraftContext, nodes: int) -> PairBlock:
         """Return the drafter beside the target of a run."""
         module = self.loaded(context.target.model)
-        return Eagle3Block(module, context, nodes, self.depth, self.window)
+        return Eagle3Block(
+            module, context, nodes, self.depth, narrower(self.window, module.config.window)
+        )
 
 
 class Eagle3Block(PairBlock):

@@ -54,7 +54,7 @@ class LongSpec(Trained[LongSpecDrafter], name="longspec"):
     ----------
     drafter : LongSpecDrafter or path, optional
         A drafter, or the folder that holds one. By default the folder ``longspec`` within the
-        target's. A path is loaded for every run; a drafter is used as it is.
+        target's. A path is loaded once; a drafter is used as it is.
     widths : sequence of int or None
         Nodes per level of the tree, the level below the root first. None: of `MOST_WIDTHS` as wide
         and deep a part, and of its nodes the most probable, as gain the most tokens per second by

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
 
-from specattn.blocks import TORCH, Direct, Ops, Place, Store, angle_tables
+from specattn.blocks import TORCH, Direct, Ops, Place, Programs, Store, angle_tables
 from specattn.decoding.engine.contract import Draft, DraftContext
+from specattn.decoding.engine.target import Target
 from specattn.drafters import LongSpecDrafter
 from specattn.drafters.longspec import block, self_heads
 from specattn.reference.tree_mask import WORD_BITS, pack_tree_mask
@@ -17,6 +19,31 @@ from specattn.tree import Tree
 
 Draw = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """``draw(logits, tokens)``: tokens [B, 1] after a chain [B, n], by the logits [B, 1, V] there."""
+
+
+@dataclass
+class BlockMemory:
+    """What a drafter computes in, for all requests: it outlives the run, and holds no target.
+
+    `storage` is that of `DraftBlock`, `angles` its rope's by position, `unseen` a mask of nothing;
+    `programs` are recorded over these. Steps in Python of them ask for `draw`, the run's own.
+    """
+
+    storage: torch.Tensor
+    angles: tuple[torch.Tensor, torch.Tensor]
+    unseen: torch.Tensor
+    programs: Programs
+    draw: Draw | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys and values."""
+        return self.storage.nbytes
+
+    def drawn(self, logits: torch.Tensor, chain: list[torch.Tensor]) -> torch.Tensor:
+        """Return the token that a run draws behind a chain."""
+        assert self.draw is not None
+        return self.draw(logits, torch.cat(chain, 1))
 
 
 class DraftBlock:
@@ -42,17 +69,13 @@ class DraftBlock:
         # Behind an accepted path its move writes up to `depth` rows that mean nothing.
         self.ring = config.window + depth
         device = target.device
-        shape = (2, target.cache.batch_size, self.ring + nodes)
-        heads = config.num_key_value_heads, config.head_dim
-        self.storage = torch.empty((*shape, *heads), dtype=target.model.dtype, device=device)
-        like = self.storage[:0]
-        self.angles = angle_tables(drafter.rotary_emb, like, target.cache.capacity)
+        kind = "longspec", nodes, depth
+        self.memory = target.recall(kind, drafter, lambda: _memory(drafter, target, nodes, depth))
+        self.storage, self.programs = self.memory.storage, self.memory.programs
+        self.angles, self.unseen = self.memory.angles, self.memory.unseen
         self.back = torch.arange(1, self.window + 1, dtype=torch.int32, device=device)
         self.reach = self.window - 1 - torch.arange(depth, dtype=torch.int32, device=device)
         self.steps = torch.arange(depth + 1, dtype=torch.int32, device=device)
-        words = -(-nodes // WORD_BITS)
-        self.unseen = torch.zeros(nodes, words, dtype=torch.int64, device=device)
-        self.programs = target.programs()
         self.behind = max(self.sequences.lengths) - 1  # tokens that the ring does not have yet
 
     def grow(
@@ -73,7 +96,9 @@ class DraftBlock:
         }
         programs = self.programs if draw is None or self.programs.in_python else Direct()
         key = levels, draw is not None
-        tree = programs.run(key, partial(self._grow, levels, draw), inputs)
+        self.memory.draw = draw
+        tree = programs.run(key, partial(self._grow, levels), inputs)
+        self.memory.draw = None  # it holds the target
         none = torch.full_like(root[:, None], -1)
         shape = Tree.grown(
             torch.cat([none, *(level.parents for level in tree[1:])], 1),
@@ -88,7 +113,6 @@ class DraftBlock:
     def _grow(
         self,
         levels: tuple[int, ...],
-        draw: Draw | None,
         ops: Ops,
         root: torch.Tensor,
         seqlens: torch.Tensor,
@@ -99,7 +123,7 @@ class DraftBlock:
         batch, first, words = len(root), 0, -(-sum(levels) // WORD_BITS)
         mask = torch.zeros(batch, 1, words, dtype=torch.int64, device=root.device)
         mask[:, :, 0] = 1
-        scores = torch.zeros(batch, 1, device=root.device)
+        scores = torch.zeros(batch, 1, device=root.device, dtype=torch.float32)
         grown = [_Level(root, scores, torch.full_like(root, -1), mask)]
         for depth, width in enumerate(levels):
             level = grown[-1]
@@ -121,12 +145,12 @@ class DraftBlock:
             to_target = partial(self._attend_to_target, ops, seqlens)
             x = block(ops, self.drafter, x, place, attend, to_target, store)
             logits = ops.head(x, self.target.head)
-            if draw is None:
+            if self.memory.draw is None:
                 above = (logits, level.scores, level.masks, first)
                 grown.append(_Level(*ops.best_children(*above, levels[depth + 1])))
             else:
                 chain = [one.tokens for one in grown]
-                drawn = ops.step(partial(_drawn, draw, logits, chain))
+                drawn = ops.step(partial(self.memory.drawn, logits, chain))
                 grown.append(level._replace(tokens=drawn, masks=_chain_mask(level.masks, depth)))
             first += width
         raise AssertionError("levels are never none")
@@ -204,13 +228,21 @@ class _Level(NamedTuple):
     masks: torch.Tensor
 
 
-def _drawn(draw: Draw, logits: torch.Tensor, chain: list[torch.Tensor]) -> torch.Tensor:
-    return draw(logits, torch.cat(chain, 1))
+def _memory(drafter: LongSpecDrafter, target: Target, nodes: int, depth: int) -> BlockMemory:
+    config, device = drafter.config, target.device
+    shape = (2, target.cache.batch_size, config.window + depth + nodes)
+    heads = config.num_key_value_heads, config.head_dim
+    storage = torch.empty((*shape, *heads), dtype=target.model.dtype, device=device)
+    size = {"positions": target.cache.capacity, "longest": target.longest}
+    angles = angle_tables(drafter.rotary_emb, storage[:0], **size)
+    words = -(-nodes // WORD_BITS)
+    unseen = torch.zeros(nodes, words, dtype=torch.int64, device=device)
+    return BlockMemory(storage, angles, unseen, target.programs())
 
 
 def _chain_mask(above: torch.Tensor, depth: int) -> torch.Tensor:
     """Return what the node below the one at `depth` of a chain sees, like the masks `above`."""
-    nodes = torch.zeros(1, above.shape[-1] * WORD_BITS, dtype=torch.bool)
+    nodes = torch.zeros(1, above.shape[-1] * WORD_BITS, dtype=torch.bool, device="cpu")
     nodes[:, : depth + 2] = True
     return pack_tree_mask(nodes).to(above.device).expand_as(above).contiguous()
 

@@ -40,7 +40,7 @@ class Medusa(Headed[MedusaHeads], name="medusa"):
     ----------
     drafter : MedusaHeads or path, optional
         Heads, or the folder that holds them. By default the folder ``medusa`` within the target's.
-        A path is loaded for every run; heads are used as they are.
+        A path is loaded once; heads are used as they are.
     widths : sequence of int or None
         Entry i: how many of head i's first guesses follow every node of the level above. None: of
         `most_widths`, as deep as there are heads, the most probable nodes, as many as gain the most
@@ -83,7 +83,7 @@ class _MedusaDrafter(PacedDrafter):
         self.arm = arm
         target = self.target = context.target
         self.heads, self.widths, self.sequences = heads, widths, context.sequences
-        self.programs = target.programs()
+        self.programs = target.recall(("medusa", widths), heads, target.programs)
         # The tree of any depth: it begins as the whole one does, where a text has no use for more.
         depths = range(len(widths) + 1)
         self.trees = [Tree.full(widths[:depth], device=target.device) for depth in depths]
@@ -134,7 +134,7 @@ class _MedusaDrafter(PacedDrafter):
         self, depth: int, width: int, ops: Ops, features: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         hidden = ops.stack(self.heads.hidden(ops, features, depth))
-        nothing = torch.zeros(len(features), depth, device=features.device)
+        nothing = torch.zeros(len(features), depth, device=features.device, dtype=torch.float32)
         return ops.children(ops.head(hidden, self.target.head), nothing, width)
 
     def observe(self, verified: Verified) -> None:

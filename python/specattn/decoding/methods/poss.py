@@ -29,7 +29,7 @@ class PosS(Grown[PosSDrafter], name="poss"):
     ----------
     drafter : PosSDrafter or path, optional
         A drafter, or the folder that holds one. By default the folder ``poss`` within the target's.
-        A path is loaded for every run; a drafter is used as it is.
+        A path is loaded once; a drafter is used as it is.
     width, depth, total_tokens, window
         As for `Grown`.
 

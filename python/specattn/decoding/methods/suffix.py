@@ -7,7 +7,6 @@ ends, as the text grows. What has no match is drafted from Token Recycling's tab
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedModel
 
-from specattn.decoding.drafting.corpus import corpora_of
+from specattn.decoding.drafting.corpus import corpora_of, suffix_index
 from specattn.decoding.drafting.gains import NONE, TreeGains
 from specattn.decoding.drafting.pace import Arm, FixedSize
 from specattn.decoding.drafting.timings import SIZES, Memory
@@ -59,8 +58,6 @@ class Suffix(Method, name="suffix"):
     ValueError
         A parameter is out of range. When a run starts: a file of `corpus` cannot be read, or the
         model has no tokenizer for it.
-    RuntimeError
-        The C++ module is not built.
     """
 
     nodes: int | None = None
@@ -104,11 +101,7 @@ class Suffix(Method, name="suffix"):
 
     def start(self, context: DraftContext) -> SuffixDrafter:
         """Return a drafter that has read the prompts."""
-        try:
-            native: Any = importlib.import_module("specattn._cpu")
-        except ImportError:
-            raise RuntimeError("suffix: specattn._cpu is not built, which has its index") from None
-        return SuffixDrafter(self, context, native)
+        return SuffixDrafter(self, context, suffix_index())
 
 
 class Lookup(NamedTuple):
@@ -143,7 +136,7 @@ class SuffixDrafter(Drafter):
         self.successors: torch.Tensor | None = None
         if method.recycling:
             size = target.model.config.vocab_size, min(method.k, target.model.config.vocab_size)
-            self.successors = torch.full(size, -1, dtype=torch.int32)
+            self.successors = torch.full(size, -1, dtype=torch.int32, device="cpu")
 
         corpora = method.corpora(target.model)
         self.running = list(context.sequences.active)
@@ -155,7 +148,9 @@ class SuffixDrafter(Drafter):
             self.times = native.PassTimes([1], [1.0])
             self.arm = Arm(Memory.of(context), "suffix", [NONE], SIZES, TreeGains)
         self.known: dict[int, float] = {}  # seconds by rows, as `self.times` has them
-        self.room = torch.empty(len(self.running) * method.max_nodes, dtype=torch.int64)
+        self.room = torch.empty(
+            len(self.running) * method.max_nodes, dtype=torch.int64, device="cpu"
+        )
         self.drafted: dict[int, torch.Tensor] = {}  # the part of `room` for so many rows
         self.expected: tuple[float, ...] = ()
         self.promised = self.accepted = 0.0

@@ -54,7 +54,7 @@ class TokenSwift(Headed[TokenSwiftHeads], name="tokenswift"):
     ----------
     drafter : TokenSwiftHeads or path, optional
         Heads, or the folder that holds them. By default the folder ``tokenswift`` within the
-        target's. A path is loaded for every run; heads are used as they are.
+        target's. A path is loaded once; heads are used as they are.
     widths : sequence of int or None
         Entry 0: how many of the target's best next tokens begin the tree; entry i: how many of head
         i's first ranks follow every node of the level above. None: `most_widths`, as deep as there
@@ -121,7 +121,7 @@ class _TokenSwiftDrafter(PacedDrafter):
     def __init__(self, method: TokenSwift, heads: TokenSwiftHeads, context: DraftContext):
         self.method, self.heads, self.target = method, heads, context.target
         self.sampler, self.sequences = context.sampler, context.sequences
-        self.programs = self.target.programs()
+        self.programs = self.target.recall("tokenswift", heads, self.target.programs)
         self.widths = method.widths_of(heads)
         self.arm = FixedSize(_PASS)
         if method.widths is None:
@@ -260,8 +260,8 @@ def probabilities_of(tries: Sequence[Trie], scores: torch.Tensor) -> Any:
         depths = [0] * len(parents)
         for node, parent in enumerate(parents[1:], start=1):
             depths[node] = depths[parent] + 1
-        levels = torch.tensor([min(depth, scores.shape[1]) - 1 for depth in depths[1:]])
-        levels, drafted = (torch.as_tensor(x).to(scores.device) for x in (levels, tokens[1:]))
+        level = [min(depth, scores.shape[1]) - 1 for depth in depths[1:]]
+        levels, drafted = (torch.as_tensor(x, device=scores.device) for x in (level, tokens[1:]))
         each = (scores[request, levels, drafted].float() - norms[request, levels]).exp().tolist()
         chances = [1.0]
         for node, parent in enumerate(parents[1:], start=1):

@@ -22,6 +22,7 @@ small model agree on.)
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -39,6 +40,7 @@ from specattn.decoding.drafting.sparse_chain import (
     chunk_means,
     tokens_of,
 )
+from specattn.decoding.drafting.trained import remembered
 from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Verified
 from specattn.decoding.engine.loop import prefill
 from specattn.decoding.engine.target import Target
@@ -66,7 +68,7 @@ class TriForce(Budgeted, name="triforce"):
     chunk_size : int
     draft : PreTrainedModel or path, optional
         A small model with the target's vocabulary, or the folder that holds one. A path is loaded
-        for every run; a model is used as it is.
+        once; a model is used as it is.
     draft_gamma : int
         Tokens that the small model drafts for each pass of the middle level.
     draft_budget : int
@@ -107,7 +109,8 @@ class TriForce(Budgeted, name="triforce"):
         if not isinstance(small, PreTrainedModel):
             if not Path(small).is_dir():
                 raise ValueError(f"draft: {small} is not a folder")
-            small = load_causal_model(small, model.dtype, model.device)
+            load = partial(load_causal_model, small, model.dtype, model.device)
+            small = remembered(model, self.name, Path(small), load)
         if has_states(small.config):
             raise ValueError(
                 f"triforce: draft is of type {small.config.model_type!r}; its layers keep states, "
@@ -216,7 +219,7 @@ class _HierarchyDrafter(_RetrievalDrafter):
             drawn = sampler.draw(logits, self.tree, tokens, ends).clamp_min(0)
             accepted = accept_samples(self.piece, block, drawn)
         else:
-            middle = sampler.scores(logits, self.tree, tokens, ends).softmax(-1)
+            middle = sampler.scores(logits, self.tree, tokens, ends).float().softmax(-1)
             small = pad(torch.cat(small_probs, 1), (0, 0, 0, 1))
             accepted = accept(self.piece, block, middle, draft_probs=small, generator=generator)
             if not probs:
@@ -252,7 +255,8 @@ class _SmallModel:
         self.prompts = [self._shortened(prompt) for prompt in sequences.prompts]
         assert isinstance(method.draft, PreTrainedModel), "it is prepared"
         capacity = method.draft_budget + sequences.room
-        self.target = Target(method.draft, len(self.prompts), capacity)
+        longest = max(map(len, self.prompts)) + sequences.draft_depth
+        self.target = Target(method.draft, len(self.prompts), capacity, longest=longest)
         self.rule = Streaming(gamma=tree.size, budget=method.draft_budget, sinks=SINKS)
         self.begun = False  # whether it has read a token of this round's chains
 

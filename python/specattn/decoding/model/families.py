@@ -163,20 +163,24 @@ def state_shape(config: PretrainedConfig) -> StateShape:
     return StateShape(*sizes)
 
 
-def check_length(config: PretrainedConfig, capacity: int) -> None:
-    """Raise ValueError unless the rope turns alike at every length up to `capacity` tokens."""
-    for rope in _ropes(config):
-        kind = rope.get("rope_type")
-        if kind not in ("dynamic", "longrope") or _same_factors(rope):
-            continue
+def check_length(config: PretrainedConfig, longest: int) -> None:
+    """Raise ValueError unless the rope turns alike at every length up to `longest` tokens."""
+    for rope in turning_ropes(config):
+        kind = rope["rope_type"]
         limit = rope.get("original_max_position_embeddings") if kind == "longrope" else None
         limit = limit or config.max_position_embeddings
-        if capacity > limit:
+        if longest > limit:
             raise ValueError(
                 f"rope of type {kind!r} turns with the current length beyond {limit} tokens, so "
                 "tokens that are verified together would differ from plain decoding; the run "
-                f"needs room for {capacity}"
+                f"may read {longest}"
             )
+
+
+def turning_ropes(config: PretrainedConfig) -> list[dict]:
+    """Return the settings of the ropes that turn with the length of the text."""
+    kinds = "dynamic", "longrope"
+    return [x for x in _ropes(config) if x.get("rope_type") in kinds and not _same_factors(x)]
 
 
 def _ropes(config: PretrainedConfig) -> list[dict]:
@@ -225,7 +229,7 @@ def windows_of(config: PretrainedConfig, capacity: int) -> list[int | None]:
 
 def transforms_logits(config: PretrainedConfig) -> bool:
     """Whether a model does anything to its head's logits."""
-    one = torch.ones(1)
+    one = torch.ones(1, dtype=torch.float32, device="cpu")
     return transform_logits(config, one) is not one
 
 

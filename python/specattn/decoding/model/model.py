@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import TypeVar
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from transformers import PreTrainedModel
@@ -28,13 +28,17 @@ class Model:
     - ``"quantised", kind``: a model with the same weights in fewer bits
     - ``"MTP head"``: the one among the weights in its folder, if there is one
     - ``"drafter beside it"``: the trained drafter in its folder
+    - ``"drafters"``: what was loaded from folders that methods were given, by kind and folder
     - ``"pace", ...``: what passes and drafts took, by batch and length; what drafters were worth
+
+    Beside these there is what the last run computed in, `Workspace`, which a run takes and returns.
 
     Nothing that is remembered may hold the checkpoint itself, or it would never be freed.
     """
 
     def __init__(self) -> None:
         self._known: dict[Hashable, object] = {}
+        self._workspaces: list[Any] = []  # the last run's workspace; none while a run has it
 
     @classmethod
     def of(cls, checkpoint: PreTrainedModel) -> Model:
@@ -47,6 +51,17 @@ class Model:
             self._known[kind] = make()
         found: T = self._known[kind]  # type: ignore[assignment]
         return found
+
+    def take(self) -> Any:
+        """Return the last run's workspace, which then is its taker's alone, or None."""
+        try:
+            return self._workspaces.pop()  # one call, so no two threads get the same
+        except IndexError:
+            return None
+
+    def give_back(self, workspace: Any) -> None:
+        """Keep a workspace for the next run, in place of any other."""
+        self._workspaces[:] = [workspace]
 
     @staticmethod
     def ranks_of(checkpoint: PreTrainedModel) -> TensorParallel | None:

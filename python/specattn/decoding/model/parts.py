@@ -159,7 +159,7 @@ def parts_of(model: PreTrainedModel) -> Parts:
     """Return the parts of `model`, its own tensors wherever they can be; raises `Unrecognised`."""
     for name, module in model.named_modules():
         hooks: Any = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-        if any(not getattr(hook, _ONLY_READS, False) for hook in hooks):
+        if not all(map(changes_nothing, hooks)):
             raise Unrecognised(f"{name or 'the model'} has forward hooks")
     tensor = _tensor_parallel(model)
     base = cast(Any, model.base_model)
@@ -184,6 +184,11 @@ def only_reads(hook: Callable[..., None]) -> Callable[..., None]:
     """Mark a hook that changes nothing: modules that have no other are what their parts say."""
     setattr(hook, _ONLY_READS, True)
     return hook
+
+
+def changes_nothing(hook: Callable) -> bool:
+    """Whether a hook was marked by `only_reads`."""
+    return getattr(hook, _ONLY_READS, False)
 
 
 def _tensor_parallel(model: PreTrainedModel) -> TensorParallel | None:

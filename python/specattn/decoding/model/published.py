@@ -89,7 +89,9 @@ def _gptq(settings: Any) -> Layout:
         zeros = _unpacked(x["qzeros"], bits, dim=1).t() + shift & (1 << bits) - 1
         order = x.get("g_idx")
         if order is not None:
-            groups = torch.arange(codes.shape[1]) // (codes.shape[1] // zeros.shape[1])
+            groups = torch.arange(codes.shape[1], device="cpu") // (
+                codes.shape[1] // zeros.shape[1]
+            )
             if not torch.equal(order.long(), groups):
                 raise NotRead("its groups are not neighbours (act-order)")
         return codes, x["scales"].t(), zeros
@@ -118,7 +120,7 @@ def _auto_round(settings: Any) -> Layout:
 
 def _bitsandbytes() -> Layout:
     def read(x: Tensors, bits: int) -> Any:
-        if int(x.get("weight_format", torch.tensor(0))) != 0:
+        if int(x.get("weight_format", torch.tensor(0, device="cpu"))) != 0:
             raise NotRead("its codes do not lie in rows")
         return x["weight"].int() + 128, (x["SCB"].float() / 127)[:, None], None
 
@@ -153,7 +155,7 @@ def _unpacked(
     words: torch.Tensor, bits: int, dim: int, order: tuple[int, ...] | None = None
 ) -> torch.Tensor:
     """Return what words of 32 bits hold along a dimension, in order from their lowest bits on."""
-    places = torch.tensor(order or range(32 // bits))
+    places = torch.tensor(order or range(32 // bits), device="cpu")
     parts = words.movedim(dim, -1)[..., None] >> places * bits & (1 << bits) - 1
     return parts.flatten(-2).movedim(-1, dim)
 

@@ -40,7 +40,7 @@ _HANDS_OUT = "_specattn_hands_out"  # set on layers
 _OVER = "specattn_over_"  # before the name of the implementation that calls without a plan take
 HEAD = -1
 """Among layers whose features are handed out: the last one's as the model's head reads it."""
-NO_MASK = torch.empty(0, 0, 0, 0)
+NO_MASK = torch.empty(0, 0, 0, 0, dtype=torch.float32, device="cpu")
 """A mask that is passed on as it is, since it has four dimensions: so models build none."""
 
 # What models hand down that decides nothing here: positions are in the queries and keys already,
@@ -145,6 +145,8 @@ class Pass:
     feature_layers : tuple of int
         What is handed out as features, side by side: the residual stream behind so many layers, or
         `HEAD`. `streams` are those that the model's modules have made, by this number.
+    last_position : int or None
+        Of any text: no row is placed behind it, where drafts may lie for which no text has room.
     """
 
     cache: KVCache
@@ -166,6 +168,7 @@ class Pass:
     own_layers: Mapping[int, GatedDelta | Latents] = field(default_factory=dict)
     feature_layers: tuple[int, ...] = (HEAD,)
     streams: dict[int, torch.Tensor] = field(default_factory=dict)
+    last_position: int | None = None
 
     @cached_property
     def slots(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -191,9 +194,9 @@ class Pass:
         """Of the new rows in the text, int64 [B, T] or [1, total]: siblings of a tree share one."""
         if self.counts is not None:
             return self.slots[1][None]
-        if self.depths is None:
-            return self.slots[1]
-        return (self.prefix[:, None] + self.depths).long()
+        depths = self.depths
+        found = self.slots[1] if depths is None else (self.prefix[:, None] + depths).long()
+        return found if self.last_position is None else found.clamp_max(self.last_position)
 
     def handed_out(self, read: torch.Tensor) -> torch.Tensor:
         """Return the features of the pass, given what the model's head reads."""

@@ -14,6 +14,7 @@ from specattn.decoding.model.families import (
     has_states,
     keeps_state,
     state_shape,
+    turning_ropes,
 )
 from specattn.decoding.model.model import Model
 from specattn.decoding.passes.attention import (
@@ -48,9 +49,20 @@ class CachedModel:
         What its passes hand out as features, as `hand_out` has it.
     runner : Runner
         Runs its passes, by default through the model's own modules.
+    positions : int or None
+        Positions that the model has learned; None where it places a token anywhere.
+    longest : int
+        Tokens of a text that passes read at most, where the rope turns with their number; drafts
+        that lie behind are placed at the last one. Else, and by default, what the cache holds.
     """
 
-    def __init__(self, model: PreTrainedModel, cache: KVCache, windows: list[int | None]):
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        cache: KVCache,
+        windows: list[int | None],
+        longest: int | None = None,
+    ):
         self.model, self.cache, self.windows = model, cache, windows
         self.device = model.device
         self.full_layers = [n for n, window in enumerate(windows) if window is None]
@@ -58,6 +70,10 @@ class CachedModel:
         self.own_layers = own_layers(model)
         self.feature_layers: tuple[int, ...] = (HEAD,)
         self.runner = Runner(model)
+        self.positions = learned_positions(model)
+        turns = longest is not None and bool(turning_ropes(model.config))
+        self.longest = longest if turns and longest is not None else cache.capacity
+        self._last_position = max(min(self.longest, self.positions or self.longest), 2) - 1
 
     def hand_out(self, layers: Sequence[int]) -> None:
         """Let passes hand out the residual stream behind so many layers each, side by side.
@@ -84,12 +100,14 @@ class CachedModel:
 
         ``on_chunk(done, total)``, in tokens, is called before the first chunk and after each;
         ``on_features(start, features)`` after each chunk: of every request the features [rows, F]
-        of its tokens ``start, start + 1, ...``, none where its prompt has ended.
+        of its tokens ``start, start + 1, ...``, none where its prompt has ended. ValueError: the
+        model has not learned so many positions.
         """
         if self.cache.states is not None:
             self.cache.states.clear()
         lengths = [len(prompt) for prompt in prompts]
         total, longest = sum(lengths), max(lengths)
+        self.check_read(longest)
         for start in range(0, longest, chunk_size):
             if on_chunk is not None:
                 on_chunk(sum(min(length, start) for length in lengths), total)
@@ -102,6 +120,13 @@ class CachedModel:
                 on_features(start, features)
         if on_chunk is not None:
             on_chunk(total, total)
+
+    def check_read(self, length: int, request: str = "a prompt") -> None:
+        """Raise ValueError where so many tokens of a request are more than the model can place."""
+        if self.positions is not None and length > self.positions:
+            raise ValueError(
+                f"the model has learned {self.positions} positions; {request} needs {length}"
+            )
 
     def prefill_chunk(
         self, tokens: torch.Tensor, counts: Sequence[int], start: int, wanted: bool
@@ -164,11 +189,27 @@ class CachedModel:
         prefix = committed + offset if moved else committed
         own: Any = {"states": self.cache.states, "own_layers": self.own_layers}
         own["feature_layers"] = self.feature_layers
+        if self._last_position < self.cache.capacity - 1:
+            own["last_position"] = self._last_position
         return Pass(self.cache, self.windows, rows, prefix, max_seqlen, **own)
 
     def logits_of(self, read: torch.Tensor) -> torch.Tensor:
         """Return the logits [..., V] that the model makes of what its head reads, [..., H]."""
         return self.runner.logits_of(read)
+
+
+def learned_positions(model: PreTrainedModel) -> int | None:
+    """Return how many positions a model has learned an embedding of; None: it has none of these."""
+    known, tokens = (
+        getattr(model.config, "max_position_embeddings", None),
+        model.get_input_embeddings(),
+    )
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding) and module is not tokens:
+            found = module.num_embeddings - getattr(module, "offset", 0)  # OPT's begin behind two
+            if found == known:
+                return found
+    return None
 
 
 def new_cache(model: PreTrainedModel, batch: int, capacity: int, **options: Any) -> KVCache:

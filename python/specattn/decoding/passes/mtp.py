@@ -35,13 +35,16 @@ def remember(ops: Ops, head: MtpHead, x: torch.Tensor, place: Rotation, store: S
     stored(ops, head.attention, read, head.head_dim, place, store)
 
 
-def angles(head: MtpHead, like: torch.Tensor, positions: int) -> tuple[torch.Tensor, torch.Tensor]:
+def angles(
+    head: MtpHead, like: torch.Tensor, positions: int, longest: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return cosines and sines of the head's rope by position, as `angle_tables` does."""
     rope = head.attention.rope
     if rope is None or head.rotary is None:
-        still = torch.ones(max(positions, 2), 1, device=like.device)
+        still = torch.ones(max(positions, 2), 1, device=like.device, dtype=torch.float32)
         return still, torch.zeros_like(still)
-    return angle_tables(head.rotary, like, positions, *([rope] if rope else []))
+    kind = [rope] if rope else []
+    return angle_tables(head.rotary, like, positions, *kind, longest=longest)
 
 
 def _no_state(n: int) -> Any:
@@ -57,7 +60,9 @@ def prove_head(head: MtpHead, model: PreTrainedModel) -> MtpHead:
     assert head.module is not None
     width, dtype = head.project.weight.shape[0], head.project.weight.dtype
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(1, _ROWS, width, generator=generator).to(model.device, dtype)
+    x = torch.randn(1, _ROWS, width, generator=generator, dtype=torch.float32, device="cpu").to(
+        model.device, dtype
+    )
     start = torch.zeros(1, dtype=torch.int32, device=model.device)
     steps = torch.arange(_ROWS, dtype=torch.int32, device=model.device)[None]
     place = Place(*angles(head, x, _ROWS), start, steps)

@@ -58,7 +58,9 @@ def first_mismatch(model: PreTrainedModel, bound: float) -> Mismatch | None:
     kind = model.config.model_type
     generator = torch.Generator().manual_seed(0)
     size = (len(_LENGTHS), _CAPACITY)
-    tokens = torch.randint(model.config.vocab_size, size, generator=generator).to(model.device)
+    tokens = torch.randint(model.config.vocab_size, size, generator=generator, device="cpu").to(
+        model.device
+    )
     attach(model)
     try:
         found, expected = _by_ours(model, tokens), _by_itself(model, tokens)

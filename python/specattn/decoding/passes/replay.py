@@ -12,10 +12,10 @@ from specattn.backends.select import chosen
 from specattn.blocks import Unrecognised
 from specattn.decoding.model.model import Model
 from specattn.decoding.passes.cached_model import CachedModel
+from specattn.decoding.passes.graphs import GraphRunner
 from specattn.decoding.passes.proving import BOUNDS
 from specattn.decoding.passes.runner import (
     MOST_ROWS,
-    GraphRunner,
     KernelRunner,
     LayerAttention,
     Runner,

@@ -1,30 +1,26 @@
-"""The ways to run a pass of a model over a KV cache: by its modules, by kernels, by CUDA graphs."""
+"""Ways to run a pass of a model over a KV cache: by its modules, and by recorded kernels."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
+from weakref import ref
 
 import torch
 from transformers import PreTrainedModel
 
 from specattn.blocks import (
     Direct,
-    Graph,
     Ops,
     Place,
     Programs,
     Rotated,
     Store,
     angle_tables,
-    captured,
     recorded,
 )
 from specattn.decoding.model.families import transform_logits, transforms_logits
 from specattn.decoding.model.latents import Latents
-from specattn.decoding.model.model import Model
 from specattn.decoding.model.parts import Attention, Parts, parts_of
 from specattn.decoding.passes.attention import HEAD, Pass, Selection, attach, read_by_head
 from specattn.decoding.passes.decoder import Streams, decoder, features, rotated
@@ -67,15 +63,23 @@ class Verification(NamedTuple):
 class Runner:
     """Runs passes through the model's own modules: any number of rows, on any device.
 
-    `programs` is how drafters beside the model should run theirs.
+    `programs` is how drafters beside the model should run theirs. A runner may be kept with what is
+    remembered of its model, so it does not keep the model.
     """
 
     how: ClassVar[str] = "through its own modules"
     programs: Programs = Direct()
 
     def __init__(self, model: PreTrainedModel):
-        self.model = model
+        self._model = ref(model)
         self._transforms = transforms_logits(model.config)
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model whose passes it runs."""
+        model = self._model()
+        assert model is not None, "who runs passes keeps the model"
+        return model
 
     def run(self, plan: Pass, tokens: torch.Tensor) -> Verification:
         """Run `tokens`, int64 [B, T], by a plan. Scores hold until the next pass."""
@@ -106,63 +110,14 @@ class Runner:
         return Verification(logits, features, *captured)
 
 
-class GraphRunner(Runner):
-    """Runs passes of few rows as CUDA graphs of the model's modules; `graphs` as for `captured`."""
-
-    how = "replayed"
-
-    def __init__(
-        self, model: PreTrainedModel, graphs: Callable[[], Callable[[], Graph]] | None = None
-    ):
-        super().__init__(model)
-        self._passes = captured(graphs)
-        if Model.ranks_of(model) is None:
-            self.programs = self._passes.beside()
-
-    def run(self, plan: Pass, tokens: torch.Tensor) -> Verification:
-        """Run a pass; one whose KV selector asks for queries takes the model's modules."""
-        selected = isinstance(plan.selector, Selection)
-        if tokens.numel() > MOST_ROWS or not (plan.selector is None or selected):
-            return super().run(plan, tokens)
-        given = {
-            "tokens": tokens,
-            "prefix": plan.prefix,
-            "tree_mask": plan.tree_mask,
-            "depths": plan.depths,
-            "parents": plan.parents if plan.states is not None else None,
-            **(plan.selector._asdict() if isinstance(plan.selector, Selection) else {}),
-        }
-        inputs = {name: x for name, x in given.items() if x is not None}
-        own_states = plan.states is plan.cache.states
-        key: Any = plan.capture, plan.max_seqlen, plan.cache.storage.data_ptr(), own_states
-        key = *key, plan.feature_layers
-        return self._handed_out(plan, *self._passes.run(key, partial(self._pass, plan), inputs))
-
-    def _pass(
-        self,
-        plan: Pass,
-        ops: Ops,
-        tokens: torch.Tensor,
-        prefix: torch.Tensor,
-        tree_mask: torch.Tensor | None = None,
-        depths: torch.Tensor | None = None,
-        parents: torch.Tensor | None = None,
-        **selected: torch.Tensor,
-    ) -> tuple[Any, ...]:
-        selector = Selection(**selected) if selected else None
-        moving: Any = {"prefix": prefix, "tree_mask": tree_mask, "depths": depths}
-        moving["parents"] = parents
-        own = replace(plan, selector=selector, scores=None, queries=None, streams={}, **moving)
-        read = read_by_head(self.model, tokens, own)
-        logits = self.model.get_output_embeddings()(read)
-        return logits, own.handed_out(read), own.scores, own.queries
-
-
 class LayerAttention:
-    """How the layers of a recorded pass attend to the cache: here, to one that is whole."""
+    """How the layers of a recorded pass attend to the cache: here, to one that is whole.
 
-    def __init__(self, cache: KVCache, windows: list[int | None]):
-        self.cache, self.windows = cache, windows
+    `longest` as for `CachedModel`.
+    """
+
+    def __init__(self, cache: KVCache, windows: list[int | None], longest: int):
+        self.cache, self.windows, self.longest = cache, windows, longest
 
     def key(self, plan: Pass) -> Any:
         """Return what recordings differ by beside their inputs: nothing."""
@@ -247,7 +202,7 @@ class KernelRunner(Runner):
         self.attention, self.parts = attention, parts_of(model)
         self.windows = attention.windows
         capacity = attention.cache.capacity
-        self._angles = _angles(self.parts, attention.cache)
+        self._angles = _angles(self.parts, attention)
         self._has_latents = attention.cache.latent is not None
         self._least_window = min(filter(None, self.windows), default=capacity)
         self._distinct_windows = [None, *set(filter(None, self.windows))]
@@ -290,6 +245,7 @@ class KernelRunner(Runner):
         self._plan = plan
         program = partial(self._pass, *given)
         logits, features, scores = self._passes.run(key, program, self._inputs(plan, tokens))
+        del self._plan  # it may hold a drafter, and so the model
         scores = plan.scores if scores is None else scores
         return self._handed_out(plan, logits, features, scores, plan.queries)
 
@@ -364,7 +320,7 @@ class KernelRunner(Runner):
 
     def _turned(self, ops: Ops, tokens: torch.Tensor, inputs: dict[str, torch.Tensor]) -> Rotated:
         """Return how the rows of a pass are turned, looked up once for all layers."""
-        depths = inputs.get("depths", torch.arange(tokens.shape[1])[None])
+        depths = inputs.get("depths", torch.arange(tokens.shape[1], device="cpu")[None])
         place = Place(*self._angles[""], inputs["prefix"], depths)
         return Rotated(*ops.step(lambda: torch.stack(place.cos_sin(torch.float32))).unbind())
 
@@ -373,16 +329,21 @@ class KernelRunner(Runner):
         heads = (cache.storage.shape[-2],) * per_head
         size = (self.windows.count(None), batch, *heads, cache.width)
         if size not in self._score_memory:
-            self._score_memory[size] = torch.empty(size)
+            self._score_memory[size] = torch.empty(size, dtype=torch.float32, device="cpu")
         return self._score_memory[size]
 
 
-def _angles(parts: Parts, cache: KVCache) -> dict[str | None, tuple[torch.Tensor, torch.Tensor]]:
+def _angles(
+    parts: Parts, attention: LayerAttention
+) -> dict[str | None, tuple[torch.Tensor, torch.Tensor]]:
     """Return cosines and sines by position, for every rope and for none."""
-    still = torch.ones(max(cache.capacity, 2), 1)
+    cache = attention.cache
+    still = torch.ones(max(cache.capacity, 2), 1, dtype=torch.float32, device="cpu")
     like = cache.storage.new_empty(0, dtype=cache.dtype)
     angles: dict[str | None, Any] = {None: (still, torch.zeros_like(still))}
     for name in parts.ropes if parts.rotary is not None else ():
         kind = [name] if name else []
-        angles[name] = angle_tables(parts.rotary, like, cache.capacity, *kind)
+        angles[name] = angle_tables(
+            parts.rotary, like, cache.capacity, *kind, longest=attention.longest
+        )
     return angles

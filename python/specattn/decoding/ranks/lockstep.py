@@ -89,7 +89,7 @@ class Lockstep:
                 "seed": seed,
             }
         )
-        drawn = int(self.ranks.of_first(int(torch.randint(2**53, ()))))
+        drawn = int(self.ranks.of_first(int(torch.randint(2**53, (), device="cpu"))))
         return drawn if seed is None else seed
 
     def clock(self, device: torch.device) -> Clock:
@@ -142,5 +142,5 @@ class _FirstRanksStop(StopRequest):
     @property
     def wanted(self) -> bool:
         """Whether this rank would end the texts."""
-        ids = torch.zeros(1, 1, dtype=torch.int64)
+        ids = torch.zeros(1, 1, dtype=torch.int64, device="cpu")
         return any(bool(one(ids, None).any()) for one in self.own)

@@ -103,7 +103,9 @@ class ShardedAttention(LayerAttention):
             read |= {name: options[name] for name in ("tree_mask", "sinks")}
         else:
             rows = q.shape[1]
-            read["tree_mask"] = torch.zeros(1, rows, -(-rows // 64), dtype=torch.int64)  # see none
+            read["tree_mask"] = torch.zeros(
+                1, rows, -(-rows // 64), dtype=torch.int64, device="cpu"
+            )  # see none
         if collected is None:
             ops.attend("hybrid_tree_attention", q, state, **read)
             return
@@ -120,7 +122,7 @@ class ShardedAttention(LayerAttention):
         k, v = (x[:, :count] for x in staged.layer(place))
         read: Any = {name: x[:, :count] for name, x in staged.scales(place).items()}
         read |= {"k_cache": k, "v_cache": v, "tree_mask": tree_mask, "sinks": options["sinks"]}
-        read["cache_seqlens"] = torch.zeros(len(q), dtype=torch.int32)
+        read["cache_seqlens"] = torch.zeros(len(q), dtype=torch.int32, device="cpu")
         read |= {name: options[name] for name in ("softmax_scale", "softcap")}
         ops.attend("hybrid_tree_attention", q, state, **read)
 

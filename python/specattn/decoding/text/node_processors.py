@@ -77,7 +77,8 @@ class NodeProcessors:
     def __call__(self, path: list[int], logits: torch.Tensor) -> torch.Tensor:
         """Return the processed logits [V] of the token behind a path that follows the text.
 
-        In float32; unprocessed where a processor looks at texts and the path cannot occur.
+        In float32, or whatever a processor returns; unprocessed where one looks at texts and the
+        path cannot occur.
         """
         scores = logits.float()
         if not self._steps or self._sees_texts and not self.sequences.goes_on(self.row, path):
@@ -115,6 +116,10 @@ def _without_end(shortest: int, end_tokens: torch.Tensor) -> Step:
         if text.shape[1] >= shortest:
             return scores
         inside = [token for token in tokens if 0 <= token < scores.shape[1]]
+        if scores.dtype == torch.bfloat16:  # another processor's: numpy has none
+            return scores.index_fill(
+                1, torch.tensor(inside, dtype=torch.int64, device="cpu"), -torch.inf
+            )
         if all(scores.numpy()[0, inside] == -np.inf):
             return scores
         scores = scores.clone()

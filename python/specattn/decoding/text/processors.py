@@ -76,7 +76,9 @@ class ContextualProcessors:
         tokens: torch.Tensor,
         first: int | torch.Tensor = 0,
     ) -> torch.Tensor:
-        """Return the processed logits [B, n, V] of nodes ``first, first + 1, ...``, float32.
+        """Return the processed logits [B, n, V] of nodes ``first, first + 1, ...``.
+
+        In float32, or in float64 where a processor returns that.
 
         Of a chain `tokens`, int64 [B, nodes], are the first ``first + n`` or more, the root being
         the last committed token; a tree that branches, or one of each request, is judged whole and
@@ -101,6 +103,7 @@ class ContextualProcessors:
                 tokens[:, node].masked_fill_(~allowed, -1)
             chains, own = tokens.gather(1, paths[:, node]), logits[:, [node]].float()
             judged = self._of_chain(own, chains, depths[:, node].tolist())[:, 0]
+            scores = _as_fine_as(scores, judged)
             scores[:, node] = torch.where(valid[:, node, None], judged, scores[:, node])
         return scores
 
@@ -128,15 +131,20 @@ class ContextualProcessors:
                     break
                 active, ends = self.sequences.active, self.sequences.ends
                 nodes = [(active[r], ends[active[r]] + len(paths[r])) for r in requests]
-                scores[requests, step] = self._processed(processors, scores[requests, step], nodes)
+                judged = self._processed(processors, given[requests, step], nodes)
+                scores = _as_fine_as(scores, judged)
+                scores[requests, step] = judged.to(scores.dtype)
         return scores
 
     def _write_behind(self, tokens: torch.Tensor) -> list[list[int]]:
         """Write drafted chains behind the texts, where they mean nothing; return them."""
         sequences, room = self.sequences, self.sequences.padded_rows
         ends = [sequences.ends[row] for row in sequences.active]
-        columns = torch.arange(min(tokens.shape[1] - 1, room.shape[1] - max(ends)))
-        rows = torch.tensor(sequences.active)[:, None], torch.tensor(ends)[:, None] + columns
+        columns = torch.arange(min(tokens.shape[1] - 1, room.shape[1] - max(ends)), device="cpu")
+        rows = (
+            torch.tensor(sequences.active, device="cpu")[:, None],
+            torch.tensor(ends, device="cpu")[:, None] + columns,
+        )
         room[rows] = tokens[:, 1 : 1 + len(columns)]
         return tokens[:, 1:].tolist()
 
@@ -169,14 +177,17 @@ class ContextualProcessors:
             needs = getattr(processor, "context_window", None), type(processor) in LENGTH_ONLY
             if needs not in contexts:  # the same texts for every processor
                 contexts[needs] = list(self._in_context(nodes, *needs))
-            before, scores = scores, torch.empty_like(scores)
+            found, order = [], []
             for place, row, context in contexts[needs]:
+                order.append(place)
                 if isinstance(processor, hf.PrefixConstrainedLogitsProcessor):
-                    scores[place] = _constrained(processor, row)(context[row], before[place])
+                    found.append(_constrained(processor, row)(context[row], scores[place]))
                     continue
                 queries = scores.new_zeros(len(context), scores.shape[-1])
-                queries[row] = before[place]
-                scores[place] = processor(context, queries)[row]
+                queries[row] = scores[place]
+                found.append(processor(context, queries)[row])
+            # What a processor returns is what the next one gets, be it of another type.
+            scores = torch.cat(found)[torch.cat(order).argsort()]
         return scores
 
     def _in_context(
@@ -202,6 +213,11 @@ class ContextualProcessors:
                 context = texts[:1].repeat(len(room), 1)
                 context[rows] = texts
             yield which, rows, context
+
+
+def _as_fine_as(scores: torch.Tensor, judged: torch.Tensor) -> torch.Tensor:
+    """Return scores in a type that holds what processors have made of some."""
+    return scores.to(torch.promote_types(scores.dtype, judged.dtype))
 
 
 def _constrained(

@@ -59,7 +59,8 @@ def _ids(number: int, prompt: Any, tokenizer: Any, vocabulary: int) -> torch.Ten
             raise ValueError(f"prompt {number} is text: give tokenizer(...) of it, or tokenizer=")
         prompt = tokenizer(prompt)["input_ids"]
     try:
-        ids = torch.as_tensor(prompt)
+        own = prompt.device if isinstance(prompt, torch.Tensor) else "cpu"
+        ids = torch.as_tensor(prompt, device=own)
     except (TypeError, ValueError, RuntimeError):
         raise ValueError(f"prompt {number} must be token ids, got {prompt!r}") from None
     if ids.dim() != 1 or ids.numel() == 0:

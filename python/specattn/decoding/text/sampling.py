@@ -83,7 +83,7 @@ class Sampler:
                 self.token_after(logits, request, 0, path[1 : begin + 1])
                 for request, (path, begin) in enumerate(paths)
             ]
-            return torch.tensor(found)[:, None]
+            return torch.tensor(found, device="cpu")[:, None]
         scores = self.scores(logits, tree, tokens, first)
         if not self.greedy:
             firsts = [first] * len(scores) if isinstance(first, int) else first.tolist()
@@ -106,7 +106,7 @@ class Sampler:
         scores = self.scores(logits, tree, tokens, first)
         if self.greedy:
             return scores.argmax(-1), None
-        probs = scores.softmax(-1)
+        probs = scores.float().softmax(-1)
         return sample(probs, generator=generator), probs
 
     @property
@@ -185,9 +185,10 @@ class Sampler:
         scores = self.scores.by_node[row](path, logits[request, node])
         if not self.greedy:
             position = self.sequences.length(row) + len(path)
-            place = torch.tensor([[row], [position]])
+            place = torch.tensor([[row], [position]], device="cpu")
             scores = add_gumbel_noise(scores.float()[None], self.seed, *place)[0]
-        values = scores.numpy()  # its argmax is quicker, and as torch's the first of equal ones
+        values = (scores if scores.dtype == torch.float64 else scores.float()).numpy()
+        # its argmax is quicker, and as torch's the first of equal ones
         drawn = int(values.argmax())
         return drawn if values[drawn] > -math.inf else -1  # NaN is not greater either
 
@@ -209,6 +210,7 @@ def _accept_sampled(
     tree: Tree, tokens: torch.Tensor, scores: torch.Tensor, **options: Any
 ) -> Accepted:
     """Test a sampled draft by the rejection rule, given the target's processed logits."""
+    scores = scores.float()
     best = scores.amax(-1)
     nothing = best.isnan() | (best == -torch.inf)
     probs = scores.masked_fill(nothing[..., None], 0.0).softmax(-1)
@@ -231,7 +233,7 @@ def _reports(requests: int, depth: int) -> Stock[tuple[torch.Tensor, Accepted]]:
     """Return what walks of so many requests down trees of such a depth report in."""
 
     def make(count: int) -> list[tuple[torch.Tensor, Accepted]]:
-        room = torch.empty(count, requests, 2 + depth, dtype=torch.int64)
+        room = torch.empty(count, requests, 2 + depth, dtype=torch.int64, device="cpu")
         parts = (room[..., 2:], room[..., 0], room[..., 1])
         accepted = map(Accepted, *(part.unbind() for part in parts))
         return list(zip(room.unbind(), accepted, strict=True))

@@ -97,7 +97,7 @@ class Sequences:
         num_pregenerated: int = 0,
     ):
         self.padding, self.ends = list(padding), [len(row) for row in rows]
-        self.host_rows = torch.zeros(len(rows), room, dtype=torch.int64)
+        self.host_rows = torch.zeros(len(rows), room, dtype=torch.int64, device="cpu")
         for own, row in zip(self.host_rows, rows, strict=True):
             own[: len(row)] = row
         self._tokens = self.host_rows.numpy()  # the same memory; quicker to write to
@@ -196,7 +196,9 @@ class Sequences:
     def padded(self, pad_token_id: int) -> torch.Tensor:
         """Return all rows, padded on the right to the longest: int64 [R, longest], on the host."""
         longest = max(self.ends)
-        beyond = torch.arange(longest) >= torch.tensor(self.ends)[:, None]
+        beyond = (
+            torch.arange(longest, device="cpu") >= torch.tensor(self.ends, device="cpu")[:, None]
+        )
         return self.host_rows[:, :longest].masked_fill(beyond, pad_token_id)
 
 

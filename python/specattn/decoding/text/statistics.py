@@ -126,6 +126,7 @@ class Statistics:
         Of every pass: entry n belongs to round n of each request.
     cache_bytes : int
         What the target's KV cache takes, room for new tokens and one draft included; on this rank.
+        One that a run borrows from the last one may have more room than the run needs.
     """
 
     requests: list[RequestStatistics]

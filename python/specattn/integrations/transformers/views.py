@@ -137,9 +137,11 @@ def _block_table(
     The last request's one page ends with it. So no page reaches beyond the cache: those of other
     requests end less than a page, which is at most a request, behind their own.
     """
-    begin = torch.tensor(firsts) + torch.arange(len(firsts)) * (k.stride(0) // k.stride(1))
-    pages = -(-(end - torch.tensor(firsts)) // page_size)
-    number = torch.arange(int(pages.max())).minimum(pages[:, None] - 1)
+    begin = torch.tensor(firsts, device="cpu") + torch.arange(len(firsts), device="cpu") * (
+        k.stride(0) // k.stride(1)
+    )
+    pages = -(-(end - torch.tensor(firsts, device="cpu")) // page_size)
+    number = torch.arange(int(pages.max()), device="cpu").minimum(pages[:, None] - 1)
     table = begin[:, None] + number * page_size
     return table.to(k.device, torch.int32), int(table.max()) + 1
 

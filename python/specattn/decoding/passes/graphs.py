@@ -1,0 +1,79 @@
+"""Runs passes of few rows as CUDA graphs of the model's modules, in few shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+from transformers import PreTrainedModel
+
+from specattn.blocks import Graph, Ops, captured
+from specattn.decoding.model.model import Model
+from specattn.decoding.passes.attention import NO_CAPTURE, Pass, Selection, read_by_head
+from specattn.decoding.passes.padding import padded_rows, padded_tree
+from specattn.decoding.passes.runner import MOST_ROWS, Runner, Verification
+
+
+class GraphRunner(Runner):
+    """Runs passes of few rows as CUDA graphs of the model's modules; `graphs` as for `captured`."""
+
+    how = "replayed"
+
+    def __init__(
+        self, model: PreTrainedModel, graphs: Callable[[], Callable[[], Graph]] | None = None
+    ):
+        super().__init__(model)
+        self._passes = captured(graphs)
+        if Model.ranks_of(model) is None:
+            self.programs = self._passes.beside()
+
+    def run(self, plan: Pass, tokens: torch.Tensor) -> Verification:
+        """Run a pass; one whose KV selector asks for queries takes the model's modules.
+
+        Passes of as many rows share a graph, whatever their trees, and those of a few more rows do,
+        too (`padding`), where nothing is captured of them.
+        """
+        selected = isinstance(plan.selector, Selection)
+        if tokens.numel() > MOST_ROWS or not (plan.selector is None or selected):
+            return super().run(plan, tokens)
+        rows, tree = plan.rows, dict[str, torch.Tensor]()
+        if plan.selector is None and rows > 1:
+            padded = padded_rows(len(tokens), rows)
+            if plan.capture == NO_CAPTURE and padded - rows <= plan.cache.spare:
+                rows, tokens = padded, pad(tokens, (0, padded - rows))
+            tree = padded_tree(plan, rows)
+            if plan.states is not None:
+                plan.states.verified(rows)
+        inputs = {"tokens": tokens, "prefix": plan.prefix, **tree}
+        if isinstance(plan.selector, Selection):
+            inputs |= plan.selector._asdict()
+        own_states = plan.states is plan.cache.states
+        key: Any = plan.capture, plan.max_seqlen, plan.cache.storage.data_ptr(), own_states
+        key = *key, plan.feature_layers
+        program = partial(self._pass, replace(plan, rows=rows))
+        logits, features, *captured = self._passes.run(key, program, inputs)
+        real = slice(plan.rows)
+        return self._handed_out(plan, logits[:, real], features[:, real], *captured)
+
+    def _pass(
+        self,
+        plan: Pass,
+        ops: Ops,
+        tokens: torch.Tensor,
+        prefix: torch.Tensor,
+        tree_mask: torch.Tensor | None = None,
+        depths: torch.Tensor | None = None,
+        parents: torch.Tensor | None = None,
+        **selected: torch.Tensor,
+    ) -> tuple[Any, ...]:
+        selector = Selection(**selected) if selected else None
+        moving: Any = {"prefix": prefix, "tree_mask": tree_mask, "depths": depths}
+        moving["parents"] = parents
+        own = replace(plan, selector=selector, scores=None, queries=None, streams={}, **moving)
+        read = read_by_head(self.model, tokens, own)
+        logits = self.model.get_output_embeddings()(read)
+        return logits, own.handed_out(read), own.scores, own.queries

@@ -1,0 +1,77 @@
+"""Few shapes of passes: trees of any form and size are padded to some, chains are trees too.
+
+Every shape of a captured pass is a CUDA graph, and to capture one takes longer than many passes.
+So what a graph depends on is the number of rows alone, and of few numbers. Recorded kernel calls on
+a CPU keep their shapes: to record takes about as long as a pass, while the mask of a chain alone
+takes 1 to 20% more in each.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch.nn.functional import pad
+
+from specattn.decoding.passes.attention import Pass
+from specattn.reference.tree_mask import WORD_BITS, pack_tree_mask
+
+ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
+"""Rows of a pass, all requests together: a matrix unit takes 8 or 16 at a time, and of reading the
+weights the rows that are added hardly show."""
+
+
+def padded_rows(batch: int, rows: int) -> int:
+    """Return how many rows of each of `batch` requests a pass of `rows` rows has at last.
+
+    The most that fit into the next of `ROWS`; one row stays alone.
+    """
+    total = next((total for total in ROWS if total >= batch * rows), batch * rows)
+    return rows if rows == 1 else total // batch
+
+
+def most_spare(batch: int) -> int:
+    """Return how many rows of a request padding adds at most."""
+    return max(padded_rows(batch, n) - n for n in range(1, max(ROWS[-1] // batch, 1) + 1))
+
+
+def padded_tree(plan: Pass, rows: int) -> dict[str, torch.Tensor]:
+    """Return mask [B, rows, W], depths and parents [B, rows] of a plan, whatever its tree.
+
+    Rows that are added see themselves alone, as the root's children of a request's text, and are
+    seen by no others.
+    """
+    batch, count = len(plan.prefix), plan.rows
+    mask, depths, parents = plan.tree_mask, plan.depths, plan.parents
+    if mask is None:
+        mask, depths, parents = _chain(count, plan.prefix.device)
+    assert depths is not None
+    found = {"tree_mask": mask.expand(batch, -1, -1), "depths": depths.int().expand(batch, -1)}
+    if plan.states is not None:
+        assert parents is not None
+        found["parents"] = parents.expand(batch, -1)
+    if rows == count:
+        return found
+    alone = _alone(count, rows, plan.prefix.device).expand(batch, -1, -1)
+    words = alone.shape[-1] - mask.shape[-1]
+    found["tree_mask"] = torch.cat([pad(found["tree_mask"], (0, words)), alone], 1)
+    found["depths"] = pad(found["depths"], (0, rows - count))
+    if "parents" in found:
+        found["parents"] = pad(found["parents"], (0, rows - count), value=-1)
+    return found
+
+
+@lru_cache(maxsize=256)
+def _chain(rows: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return mask, depths and parents of a causal chain."""
+    depths = torch.arange(rows, device=device)[None]
+    seen = torch.ones(rows, rows, dtype=torch.bool, device=device).tril()
+    return pack_tree_mask(seen), depths, depths - 1
+
+
+@lru_cache(maxsize=256)
+def _alone(first: int, rows: int, device: torch.device) -> torch.Tensor:
+    """Return what the rows from `first` on see: themselves."""
+    words = -(-rows // WORD_BITS)
+    seen = torch.eye(rows, words * WORD_BITS, dtype=torch.bool, device=device)
+    return pack_tree_mask(seen)[first:]

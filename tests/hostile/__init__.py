@@ -1,0 +1,1 @@
+"""Input that no honest user would give, and what is then said."""

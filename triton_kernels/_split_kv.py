@@ -20,7 +20,8 @@ Softmax
     is -inf. A key that no row of the tile may see is not read, so it may be NaN. One that some row
     does not see may hold such a value too, and 0 times that is NaN: where that comes out, what rows
     see differently (the tree, with a window the slot's prefix too) is attended to again by
-    selection, whose rows that see such a value say NaN.
+    selection, whose rows that see such a value say NaN. Not of latents, nor of heads of more than
+    128 columns: there one such value still makes NaN of its whole tile.
 Collecting
     One more dot of a few rows with the K tile that is already on chip. For logits these are the
     collected query rows; tile ``i`` takes the ``i``-th part of them. For scores it is the mean
@@ -275,6 +276,8 @@ def split_kv_kernel(
     LESS: tl.constexpr = MUCH and BLOCK_M == 64
     BLOCK_J: tl.constexpr = BLOCK_N if TREE == "chain" else min(BLOCK_N, 16 if LESS else 32)
     AGAIN: tl.constexpr = BLOCK_N if BLOCK_M < 64 else 16  # keys at a time; more would spill
+    # Latents and heads of more than 128 columns leave no registers for it.
+    SELECTABLE: tl.constexpr = WIDTHS[1] + WIDTHS[2] + BLOCK_V <= 256
     k_own = k_cache if IN_CACHE else k_tree
     v_own = v_cache if IN_CACHE else v_tree
     m, l, acc = _nothing(sinks, h, row_ok, t, slot, BLOCK_M, BLOCK_V)
@@ -290,7 +293,7 @@ def split_kv_kernel(
                 TREE, IN_CACHE, PAGE_SIZE, ALIKE, TREE_FORM, NATIVE, WINDOW, TRIMMED, SOFTCAP,
                 WIDTHS, BLOCK_J, TREE_STAGES, False,
             )  # fmt: skip
-            if not WINDOW:
+            if SELECTABLE and not WINDOW:
                 if is_unclean(acc):
                     m, l, acc = _nothing(sinks, h, row_ok, t, slot, BLOCK_M, BLOCK_V)
                     m, l, acc = attend_own(
@@ -312,7 +315,7 @@ def split_kv_kernel(
             q_collect, rest_collect, p_collect, ok_collect, lower_collect, scale, softcap,
             PAGE_SIZE, ALIKE, FORM, NATIVE, WINDOW, SOFTCAP, WIDTHS, BLOCK_N, COLLECT, False,
         )  # fmt: skip
-    if WINDOW:
+    if SELECTABLE and WINDOW:
         # Rows differ in which keys of the prefix they see, too: up to the deepest row's first.
         if (slot == 0) | (split_begin < length - window + S):
             if is_unclean(acc):

@@ -55,11 +55,7 @@ SPILLED = {
         "logits trimmed, 32 rows, D 128": 16,
         "ragged logits, 32 rows, D 128": 8,
         "logits trimmed, 128 rows, D 128": 8,
-        # For what is attended to again where a value is NaN.
-        "latents logits all, 32 rows": 48,
-        "hybrid paged window softcap, 16 rows, D 256": 16,
-        "logits all, 64 rows, D 256": 72,
-        "own values, 64 rows, D 192": 8,
+        "latents logits all, 32 rows": 24,
     },
     "sm_100": {
         "hybrid in cache window e4m3, 32 rows": 8,

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from specattn.triton_kernels import _configs, _miscompiled
+from specattn.triton_kernels import _miscompiled
 
 from .. import offline
 from ..launch import emulated
@@ -61,22 +61,6 @@ def test_what_is_miscompiled_is_refused_before_it_runs(compiler_process):
     assert not launches
     assert "does not serve a shape that this Triton miscompiles" in said
     assert "split_kv_kernel" in said
-
-
-def run_all_the_same(case, arch):
-    with mock.patch.object(_miscompiled, "why_not", return_value=None):
-        return checks.check(case, arch)
-
-
-@WHOLE
-@pytest.mark.skipif(not _configs.UNFENCED, reason="this Triton compiles it right")
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_large_tiles_of_small_heads_are_wrong_by_old_tritons(compiler_process, arch):
-    """Why `_configs` keeps them small there."""
-    _, said = compiler_process(launched_and_said, LARGE, arch)
-    assert "miscompiles" in said
-    with pytest.raises(Exception, match="race|error"):
-        compiler_process(run_all_the_same, LARGE, arch)
 
 
 def found(arch, which):

@@ -9,7 +9,6 @@
 // and its address), COLLECT (0 nothing, 1 scores, 2 logits), BLOCKS (that an SM shall hold).
 #include "collect.cuh"
 #include "combine.cuh"
-#include "values.cuh"
 
 constexpr Collect kCollect = static_cast<Collect>(COLLECT);
 
@@ -124,6 +123,30 @@ DEVICE void score(const Queries& queries, u32 keys, Logits& x) {
       for (int i = 0; i < kTiles; i++) {
         multiply_add(x[i][2 * j], q[i], k[0], k[1]);
         multiply_add(x[i][2 * j + 1], q[i], k[2], k[3]);
+      }
+    }
+  }
+}
+
+// out += P V with the values of a stage.
+DEVICE void add_values(float (&out)[kTiles][kColumns][4], u32 values, Logits& x) {
+#pragma unroll
+  for (int j = 0; j < kKeys / 16; j++) {
+    u32 weights[kTiles][4];
+#pragma unroll
+    for (int i = 0; i < kTiles; i++) {
+#pragma unroll
+      for (int e = 0; e < 4; e++)
+        weights[i][e] = pack(x[i][2 * j + e / 2][e % 2 * 2], x[i][2 * j + e / 2][e % 2 * 2 + 1]);
+    }
+#pragma unroll
+    for (int c = 0; c < D / 16; c++) {
+      u32 v[4];
+      load_matrices_transposed(v, values + j * 16 * kPitch + c * 32);
+#pragma unroll
+      for (int i = 0; i < kTiles; i++) {
+        multiply_add(out[i][2 * c], weights[i], v[0], v[1]);
+        multiply_add(out[i][2 * c + 1], weights[i], v[2], v[3]);
       }
     }
   }
@@ -289,13 +312,14 @@ extern "C" __global__ __launch_bounds__(kThreads,
     bool in_tree = tile < w.tree_tiles;
     int n0 = in_tree ? tile * kKeys : keys.first_key(tile);
     if (!in_tree) collector.take(p, w, me, x, scale, n0, lower);
-    bool uneven = in_tree || n0 <= window.most;  // rows see other keys than each other
-    if (uneven || n0 + kKeys > w.end) {
+    if (in_tree || n0 + kKeys > w.end || n0 <= window.most) {
 #pragma unroll
       for (int i = 0; i < kTiles; i++) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-          u32 seen = seen_bits(p, w, lower, in_tree, me.row(i, half), n0) >> (me.lane % 4 * 2);
+          int r = me.row(i, half);
+          u32 seen = in_tree ? tree_bits_of_row(p, w, r, n0) : prefix_bits(p, w, lower, r, n0);
+          seen >>= me.lane % 4 * 2;
 #pragma unroll
           for (int j = 0; j < kKeys / 8; j++) {
 #pragma unroll
@@ -307,12 +331,7 @@ extern "C" __global__ __launch_bounds__(kThreads,
       }
     }
     rows.softmax(x, scale * kLog2e);
-    u32 values = value_matrices + stage * kStageBytes;
-    if (uneven && any_odd(values)) {
-      add_seen_values(p, w, me, lower, in_tree, n0, rows.out, values, x);
-    } else {
-      add_values(rows.out, values, x);
-    }
+    add_values(rows.out, value_matrices + stage * kStageBytes, x);
     stage = stage == kStages - 1 ? 0 : stage + 1;
   }
   __syncthreads();  // every tile has been waited for

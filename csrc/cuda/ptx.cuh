@@ -13,7 +13,6 @@ constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 
 DEVICE float minus_infinity() { return __int_as_float(0xff800000); }
-DEVICE float not_a_number() { return __int_as_float(0x7fc00000); }
 DEVICE u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
 
 // Keeps a value in its register: the compiler would rather compute it again in every step.
@@ -83,13 +82,10 @@ DEVICE void load_matrices_transposed(u32 (&m)[4], u32 address) {
                : "memory");
 }
 
-// Of two elements in one register: the number 1, the bits of exponents and the lowest of these.
 #if ELEMENT == 0
 #define ELEMENT_TYPE "bf16"
-constexpr u32 kOnes = 0x3f803f80, kExponents = 0x7f807f80, kLeastExponents = 0x00800080;
 #else
 #define ELEMENT_TYPE "f16"
-constexpr u32 kOnes = 0x3c003c00, kExponents = 0x7c007c00, kLeastExponents = 0x04000400;
 #endif
 
 // d [16, 8] += a [16, 16] b [16, 8], in float32.

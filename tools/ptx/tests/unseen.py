@@ -5,7 +5,6 @@ import random
 import torch
 from tests.unseen import PARTS, Bad, make_unseen
 
-from ..cuda_launch import emulated_cuda
 from ..launch import emulated
 from ..machine import Options
 
@@ -69,18 +68,13 @@ TRITON = {
 }  # fmt: skip
 
 
-def check(call, kernels, arch):
+def check(call, arch):
     """Make a call twice, with ordinary numbers and with bad ones: who sees none says the same."""
     unseen = make_unseen(**call)
+    # 64 rows attend again to tiles of fewer keys.
+    exact = call["rows"] * call["q_heads"] // call["kv_heads"] <= 32
     options = Options(count=False, given=True)
-    exact = True
-    if kernels == "cuda":
-        context = emulated_cuda(arch, options, split_size=64)
-    else:
-        # 64 rows attend again to tiles of fewer keys.
-        exact = call["rows"] * call["q_heads"] // call["kv_heads"] <= 32
-        context = emulated(arch, options, split_size=64, multiprocessors=132, hopper=False)
-    with context as launches:
+    with emulated(arch, options, split_size=64, multiprocessors=132, hopper=False) as launches:
         unseen.check(exact)
     return {launched.name for launched in launches}
 
@@ -123,6 +117,6 @@ def drawn(seed):
     }  # fmt: skip
 
 
-def check_drawn(seed, kernels, arch):
+def check_drawn(seed, arch):
     """Check a random call."""
-    return check(drawn(seed), kernels, arch)
+    return check(drawn(seed), arch)

@@ -118,6 +118,8 @@ TABLE = {
 # Before 3.7, Triton lets wgmma and tcgen05 read what cp.async has written without the fence between
 # the two proxies (triton-lang/triton#9610; tools/ptx finds it). Below 64 rows it is mma.sync.
 UNFENCED = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7)
+# What such a Triton miscompiles in larger tiles (`_miscompiled`): {D: the most rows, on sm_80}.
+MISCOMPILED = {8: (16, 16), 24: (16, 16), 40: (128, 32)}
 # Left to itself, ptxas spills a few values here and there to reach a rounder register count.
 OPTIONS = {arch: {"maxnreg": 255} for arch in ("sm_80", "sm_90", "sm_100")}
 WORKSPACE = 64 << 20  # bytes that partial results may take
@@ -190,6 +192,8 @@ def _attention_config(device, dtype, rows, widths, lookups, converts, logits) ->
     arch = _forced.get("arch") or _architecture(device)
     tiles = TABLE[arch][kind]
     most = 32 if UNFENCED and arch in ("sm_90", "sm_100") else 128
+    if UNFENCED and dtype.itemsize == 2:
+        most = min(most, MISCOMPILED.get(D, (128, 128))[arch == "sm_80"])
     own_values = form == "_latent" and widths.block_v  # beside keys, so twice as many bytes
     if own_values and arch == "sm_80":
         most = 16  # 32 rows of converted bytes would take 107 KiB of shared memory

@@ -16,8 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton import knobs
 from triton.runtime import driver
 
-from ..call_forms import forms_of, picker
-from . import _configs
+from ..call_forms import NotServed, forms_of, picker
+from . import _configs, _miscompiled
+from ._bfloat16 import INTERPRETED
 
 _ALIGNMENT = 16  # bytes; at others Triton compiles another kernel
 _PLACE = 256  # bytes between workspaces, as torch's allocator aligns tensors
@@ -31,8 +32,15 @@ _recording = threading.local()
 
 
 def launch(kernel, grid, *args, **options):
-    """Launch a kernel on the device of its tensors, in that device's current stream."""
+    """Launch a kernel on the device of its tensors, in that device's current stream.
+
+    Raises `NotServed` before it runs where its compiler has got it wrong.
+    """
     with _on(next(x.device for x in args if isinstance(x, torch.Tensor))):
+        if not INTERPRETED.value:
+            compiled = kernel.run(*args, grid=grid, warmup=True, **options)
+            if reason := _miscompiled.why_not(compiled):
+                raise NotServed(reason)
         compiled = kernel[grid](*args, **options)
     tape = getattr(_recording, "tape", None)
     if tape is not None:

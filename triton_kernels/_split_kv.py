@@ -17,7 +17,11 @@ Ragged rows
     the tiles of the longest request; there the tiles behind a request's last row return at once.
 Softmax
     Masked logits are a real -inf; the only guard is that the running maximum counts as 0 while it
-    is -inf. A key that no row of the tile may see is not read, so it may be NaN.
+    is -inf. A key that no row of the tile may see is not read, so it may be NaN. One that some row
+    does not see may hold such a value too, and 0 times that is NaN: where that comes out, what rows
+    see differently (the tree, with a window the slot's prefix too) is attended to again by
+    selection, whose rows that see such a value say NaN. Not of latents, nor of heads of more than
+    128 columns: there one such value still makes NaN of its whole tile.
 Collecting
     One more dot of a few rows with the K tile that is already on chip. For logits these are the
     collected query rows; tile ``i`` takes the ``i``-th part of them. For scores it is the mean
@@ -38,6 +42,7 @@ from ._blocks import (
     cap,
     dot_keys,
     finish,
+    is_unclean,
     load_keys,
     load_wide,
     offset_of,
@@ -47,7 +52,7 @@ from ._blocks import (
 )
 from ._collect import collected_rows, fill_empty
 from ._eight_bits import scale_at, scale_of, times
-from ._tree import attend_chain, attend_tree, depth_of
+from ._tree import attend_own, depth_of
 
 
 # fmt: off
@@ -59,12 +64,13 @@ def _attend_prefix(
     q_collect, rest_collect, p_collect, ok_collect, lower_collect, scale, softcap,
     PAGE_SIZE: tl.constexpr, ALIKE: tl.constexpr, FORM: tl.constexpr, NATIVE: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
-    COLLECT: tl.constexpr, WIDTHS: tl.constexpr, BLOCK_N: tl.constexpr,
+    WIDTHS: tl.constexpr, BLOCK_N: tl.constexpr, COLLECT: tl.constexpr, SELECTS: tl.constexpr,
 ):
     # fmt: on
     """Attend to the prefix's keys [begin, end); a row sees those above its ``lower`` [M]."""
+    STAGES: tl.constexpr = 1 if SELECTS else None
     # From 0: where a loop's start comes out of another loop, Triton forgets that rows are aligned.
-    for n0 in tl.range(0, end - begin, BLOCK_N):
+    for n0 in tl.range(0, end - begin, BLOCK_N, num_stages=STAGES):
         n = begin + n0 + tl.arange(0, BLOCK_N)
         valid = n < end
         outer, inner = cache_rows(n, valid, b, index_row, listed, page_row, PAGE_SIZE)
@@ -92,9 +98,19 @@ def _attend_prefix(
         if WINDOW:
             visible = visible & (n[None, :] > lower[:, None])
         m, l, acc = softmax_step(
-            q, q_rest, k, k_rest, v, visible, m, l, acc, factor, softcap, SOFTCAP, vs
+            q, q_rest, k, k_rest, v, visible, m, l, acc, factor, softcap, SOFTCAP, vs, SELECTS
         )
     return m, l, acc
+
+
+@triton.jit
+def _nothing(sinks, h, row_ok, t, slot, BLOCK_M: tl.constexpr, BLOCK_V: tl.constexpr):
+    """Return the softmax of no key but the sink, which has this logit and the value 0."""
+    m = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    if sinks is not None:
+        m = tl.load(sinks + h, mask=row_ok & (tl.zeros_like(t) == slot), other=float("-inf"))
+        m = m.to(tl.float32) * LOG2E
+    return m, tl.where(m == float("-inf"), 0.0, 1.0), tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
 
 
 # All that varies from call to call, so that no call in the middle of decoding compiles. The others
@@ -251,41 +267,45 @@ def split_kv_kernel(
     q_tile, q_rest = load_wide(p_q, row_ok, WIDTHS[0], WIDTHS[1], WIDTHS[2])
     if WIDTHS[2] == 0:
         q_rest = None
-    m = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    if sinks is not None:  # a key with this logit and the value 0
-        m = tl.load(sinks + h, mask=row_ok & (tl.zeros_like(t) == slot), other=float("-inf"))
-        m = m.to(tl.float32) * LOG2E
-    l = tl.where(m == float("-inf"), 0.0, 1.0)
     DV: tl.constexpr = WIDTHS[3]
     BLOCK_V: tl.constexpr = WIDTHS[4] if WIDTHS[4] else WIDTHS[1]
-    acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
+    IN_CACHE: tl.constexpr = k_tree is None
+    TREE_FORM: tl.constexpr = FORM if IN_CACHE else ""
+    # With 32 keys 64 rows of 4 warps spill on sm_90 beside what takes many registers.
+    MUCH: tl.constexpr = COLLECT == "logits" or (WINDOW and SOFTCAP)
+    LESS: tl.constexpr = MUCH and BLOCK_M == 64
+    BLOCK_J: tl.constexpr = BLOCK_N if TREE == "chain" else min(BLOCK_N, 16 if LESS else 32)
+    AGAIN: tl.constexpr = BLOCK_N if BLOCK_M < 64 else 16  # keys at a time; more would spill
+    # Latents and heads of more than 128 columns leave no registers for it.
+    SELECTABLE: tl.constexpr = WIDTHS[1] + WIDTHS[2] + BLOCK_V <= 256
+    k_own = k_cache if IN_CACHE else k_tree
+    v_own = v_cache if IN_CACHE else v_tree
+    m, l, acc = _nothing(sinks, h, row_ok, t, slot, BLOCK_M, BLOCK_V)
     if TREE != "none":
         if slot == 0:
-            IN_CACHE: tl.constexpr = k_tree is None
-            p_k = (k_cache if IN_CACHE else k_tree) + head * k_tree_stride_h
-            p_v = (v_cache if IN_CACHE else v_tree) + head * v_tree_stride_h
-            TREE_FORM: tl.constexpr = FORM if IN_CACHE else ""
-            if TREE == "chain":
-                m, l, acc = attend_chain(
-                    q_tile, q_rest, m, l, acc, t, row_ok, b, first_row, T, S, length, window,
-                    p_k, p_v, k_tree_stride_b, k_tree_stride_n, v_tree_stride_b, v_tree_stride_n,
-                    page_row, k_scale, v_scale, scale_strides, scale, softcap,
-                    IN_CACHE, PAGE_SIZE, ALIKE, TREE_FORM, NATIVE, WINDOW, SOFTCAP, WIDTHS, BLOCK_N,
-                    TREE_STAGES,
-                )  # fmt: skip
-            else:
-                # With 32 keys 64 rows of 4 warps spill on sm_90 beside what takes many registers.
-                MUCH: tl.constexpr = COLLECT == "logits" or (WINDOW and SOFTCAP)
-                LESS: tl.constexpr = MUCH and BLOCK_M == 64
-                BLOCK_J: tl.constexpr = min(BLOCK_N, 16 if LESS else 32)
-                m, l, acc = attend_tree(
-                    q_tile, q_rest, m, l, acc, t, row_ok, depth, b, first_row, T, S, length, window,
-                    p_k, p_v, k_tree_stride_b, k_tree_stride_n, v_tree_stride_b, v_tree_stride_n,
-                    page_row, mask_row + t * (2 * mask_stride_t), masked,
-                    k_scale, v_scale, scale_strides, scale, softcap,
-                    IN_CACHE, PAGE_SIZE, ALIKE, TREE_FORM, NATIVE, WINDOW, TRIMMED, SOFTCAP, WIDTHS,
-                    BLOCK_J, TREE_STAGES,
-                )  # fmt: skip
+            m, l, acc = attend_own(
+                q_tile, q_rest, m, l, acc, t, row_ok, depth, b, first_row, T, S, length,
+                window, k_own, v_own, head,
+                k_tree_stride_b, k_tree_stride_n, k_tree_stride_h,
+                v_tree_stride_b, v_tree_stride_n, v_tree_stride_h,
+                page_row, mask_row, mask_stride_t, masked,
+                k_scale, v_scale, scale_strides, scale, softcap,
+                TREE, IN_CACHE, PAGE_SIZE, ALIKE, TREE_FORM, NATIVE, WINDOW, TRIMMED, SOFTCAP,
+                WIDTHS, BLOCK_J, TREE_STAGES, False,
+            )  # fmt: skip
+            if SELECTABLE and not WINDOW:
+                if is_unclean(acc):
+                    m, l, acc = _nothing(sinks, h, row_ok, t, slot, BLOCK_M, BLOCK_V)
+                    m, l, acc = attend_own(
+                        q_tile, q_rest, m, l, acc, t, row_ok, depth, b, first_row, T, S, length,
+                        window, k_own, v_own, head,
+                        k_tree_stride_b, k_tree_stride_n, k_tree_stride_h,
+                        v_tree_stride_b, v_tree_stride_n, v_tree_stride_h,
+                        page_row, mask_row, mask_stride_t, masked,
+                        k_scale, v_scale, scale_strides, scale, softcap,
+                        TREE, IN_CACHE, PAGE_SIZE, ALIKE, TREE_FORM, NATIVE, WINDOW, TRIMMED,
+                        SOFTCAP, WIDTHS, min(BLOCK_J, AGAIN), 1, True,
+                    )  # fmt: skip
     if PREFIX:
         m, l, acc = _attend_prefix(
             q_tile, q_rest, m, l, acc, lower, b, begin, end,
@@ -293,8 +313,33 @@ def split_kv_kernel(
             k_stride_b, k_stride_n, v_stride_b, v_stride_n, index_row, listed, page_row,
             k_scale, v_scale, scale_strides,
             q_collect, rest_collect, p_collect, ok_collect, lower_collect, scale, softcap,
-            PAGE_SIZE, ALIKE, FORM, NATIVE, WINDOW, SOFTCAP, COLLECT, WIDTHS, BLOCK_N,
+            PAGE_SIZE, ALIKE, FORM, NATIVE, WINDOW, SOFTCAP, WIDTHS, BLOCK_N, COLLECT, False,
         )  # fmt: skip
+    if SELECTABLE and WINDOW:
+        # Rows differ in which keys of the prefix they see, too: up to the deepest row's first.
+        if (slot == 0) | (split_begin < length - window + S):
+            if is_unclean(acc):
+                m, l, acc = _nothing(sinks, h, row_ok, t, slot, BLOCK_M, BLOCK_V)
+                if slot == 0:
+                    m, l, acc = attend_own(
+                        q_tile, q_rest, m, l, acc, t, row_ok, depth, b, first_row, T, S, length,
+                        window, k_own, v_own, head,
+                        k_tree_stride_b, k_tree_stride_n, k_tree_stride_h,
+                        v_tree_stride_b, v_tree_stride_n, v_tree_stride_h,
+                        page_row, mask_row, mask_stride_t, masked,
+                        k_scale, v_scale, scale_strides, scale, softcap,
+                        TREE, IN_CACHE, PAGE_SIZE, ALIKE, TREE_FORM, NATIVE, WINDOW, TRIMMED,
+                        SOFTCAP, WIDTHS, min(BLOCK_J, AGAIN), 1, True,
+                    )  # fmt: skip
+                m, l, acc = _attend_prefix(
+                    q_tile, q_rest, m, l, acc, lower, b, begin, end,
+                    k_cache + head * k_stride_h, v_cache + head * v_stride_h,
+                    k_stride_b, k_stride_n, v_stride_b, v_stride_n, index_row, listed, page_row,
+                    k_scale, v_scale, scale_strides,
+                    q_collect, rest_collect, p_collect, ok_collect, lower_collect, scale, softcap,
+                    PAGE_SIZE, ALIKE, FORM, NATIVE, WINDOW, SOFTCAP, WIDTHS,
+                    min(BLOCK_N, AGAIN), "none", True,
+                )  # fmt: skip
 
     state_out, state_lse = finish(m, l, acc)
     d = tl.arange(0, BLOCK_V)

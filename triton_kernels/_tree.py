@@ -66,7 +66,7 @@ def _attend_keys(
     p_k, p_v, k_stride_b, k_stride_n, v_stride_b, v_stride_n, page_row,
     k_scale, v_scale, scale_strides, scale, softcap,
     IN_CACHE: tl.constexpr, PAGE_SIZE: tl.constexpr, ALIKE: tl.constexpr, FORM: tl.constexpr,
-    NATIVE: tl.constexpr, SOFTCAP: tl.constexpr, WIDTHS: tl.constexpr,
+    NATIVE: tl.constexpr, SOFTCAP: tl.constexpr, WIDTHS: tl.constexpr, SELECTS: tl.constexpr,
 ):
     # fmt: on
     """Attend to the tree's keys ``j`` [N]; those in the cache lie behind the prefix, and as it."""
@@ -88,19 +88,19 @@ def _attend_keys(
             v_row = offset_of(b, first_row, v_stride_b, v_stride_n) + inner * v_stride_n
     k, k_rest, v = load_keys(p_k + k_row, p_v + v_row, valid, vs, q.dtype, FORM, NATIVE, WIDTHS)
     return softmax_step(
-        q, q_rest, k, k_rest, v, visible, m, l, acc, scale, softcap, SOFTCAP, vs
+        q, q_rest, k, k_rest, v, visible, m, l, acc, scale, softcap, SOFTCAP, vs, SELECTS
     )
 
 
 # fmt: off
 @triton.jit
-def attend_tree(
+def _attend_tree(
     q, q_rest, m, l, acc, t, row_ok, depth, b, first_row, T, S, length, window,
     p_k, p_v, k_stride_b, k_stride_n, v_stride_b, v_stride_n, page_row, mask_row, masked,
     k_scale, v_scale, scale_strides, scale, softcap,
     IN_CACHE: tl.constexpr, PAGE_SIZE: tl.constexpr, ALIKE: tl.constexpr, FORM: tl.constexpr,
     NATIVE: tl.constexpr, WINDOW: tl.constexpr, TRIMMED: tl.constexpr, SOFTCAP: tl.constexpr,
-    WIDTHS: tl.constexpr, BLOCK_J: tl.constexpr, STAGES: tl.constexpr,
+    WIDTHS: tl.constexpr, BLOCK_J: tl.constexpr, STAGES: tl.constexpr, SELECTS: tl.constexpr,
 ):
     # fmt: on
     """Attend to the tree's keys [0, S): if ``masked`` those in the row's mask, else the chain's.
@@ -133,23 +133,23 @@ def attend_tree(
             q, q_rest, m, l, acc, j, valid, visible, b, first_row, length,
             p_k, p_v, k_stride_b, k_stride_n, v_stride_b, v_stride_n, page_row,
             k_scale, v_scale, scale_strides, scale, softcap,
-            IN_CACHE, PAGE_SIZE, ALIKE, FORM, NATIVE, SOFTCAP, WIDTHS,
+            IN_CACHE, PAGE_SIZE, ALIKE, FORM, NATIVE, SOFTCAP, WIDTHS, SELECTS,
         )  # fmt: skip
     return m, l, acc
 
 
 # fmt: off
 @triton.jit
-def attend_chain(
+def _attend_chain(
     q, q_rest, m, l, acc, t, row_ok, b, first_row, T, S, length, window,
     p_k, p_v, k_stride_b, k_stride_n, v_stride_b, v_stride_n, page_row,
     k_scale, v_scale, scale_strides, scale, softcap,
     IN_CACHE: tl.constexpr, PAGE_SIZE: tl.constexpr, ALIKE: tl.constexpr, FORM: tl.constexpr,
     NATIVE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, WIDTHS: tl.constexpr,
-    BLOCK_J: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_J: tl.constexpr, STAGES: tl.constexpr, SELECTS: tl.constexpr,
 ):
     # fmt: on
-    """Attend to a chain's keys: what `attend_tree` does where nothing is masked.
+    """Attend to a chain's keys: what `_attend_tree` does where nothing is masked.
 
     Without words of a mask there are registers for more keys at a time, as a long chunk wants.
     """
@@ -168,6 +168,41 @@ def attend_chain(
             q, q_rest, m, l, acc, j, valid, visible, b, first_row, length,
             p_k, p_v, k_stride_b, k_stride_n, v_stride_b, v_stride_n, page_row,
             k_scale, v_scale, scale_strides, scale, softcap,
-            IN_CACHE, PAGE_SIZE, ALIKE, FORM, NATIVE, SOFTCAP, WIDTHS,
+            IN_CACHE, PAGE_SIZE, ALIKE, FORM, NATIVE, SOFTCAP, WIDTHS, SELECTS,
+        )  # fmt: skip
+    return m, l, acc
+
+
+# fmt: off
+@triton.jit
+def attend_own(
+    q, q_rest, m, l, acc, t, row_ok, depth, b, first_row, T, S, length, window,
+    p_k, p_v, head, k_stride_b, k_stride_n, k_stride_h, v_stride_b, v_stride_n, v_stride_h,
+    page_row, mask_row, mask_stride_t, masked, k_scale, v_scale, scale_strides, scale, softcap,
+    TREE: tl.constexpr, IN_CACHE: tl.constexpr, PAGE_SIZE: tl.constexpr, ALIKE: tl.constexpr,
+    FORM: tl.constexpr, NATIVE: tl.constexpr, WINDOW: tl.constexpr, TRIMMED: tl.constexpr,
+    SOFTCAP: tl.constexpr, WIDTHS: tl.constexpr, BLOCK_J: tl.constexpr, STAGES: tl.constexpr,
+    SELECTS: tl.constexpr,
+):
+    # fmt: on
+    """Attend to the tree's keys, or to a long chain's; ``SELECTS`` as `softmax_step` has it."""
+    p_k += head * k_stride_h
+    p_v += head * v_stride_h
+    if TREE == "chain":
+        m, l, acc = _attend_chain(
+            q, q_rest, m, l, acc, t, row_ok, b, first_row, T, S, length, window,
+            p_k, p_v, k_stride_b, k_stride_n, v_stride_b, v_stride_n, page_row,
+            k_scale, v_scale, scale_strides, scale, softcap,
+            IN_CACHE, PAGE_SIZE, ALIKE, FORM, NATIVE, WINDOW, SOFTCAP, WIDTHS, BLOCK_J, STAGES,
+            SELECTS,
+        )  # fmt: skip
+    else:
+        m, l, acc = _attend_tree(
+            q, q_rest, m, l, acc, t, row_ok, depth, b, first_row, T, S, length, window,
+            p_k, p_v, k_stride_b, k_stride_n, v_stride_b, v_stride_n, page_row,
+            mask_row + t * (2 * mask_stride_t), masked,
+            k_scale, v_scale, scale_strides, scale, softcap,
+            IN_CACHE, PAGE_SIZE, ALIKE, FORM, NATIVE, WINDOW, TRIMMED, SOFTCAP, WIDTHS, BLOCK_J,
+            STAGES, SELECTS,
         )  # fmt: skip
     return m, l, acc

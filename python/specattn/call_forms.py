@@ -1,4 +1,4 @@
-"""What plans of launches depend on: the forms of a call's tensors, and its plain values."""
+"""What kernels say of a call: which forms its tensors have, and that it is not served."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 
 import torch
+
+
+class NotServed(Exception):  # noqa: N818 - no error: the next backend takes the call
+    """A kernel does not serve a call: nothing has happened, and the message says why."""
 
 
 def picker(places: Sequence[int]) -> Callable[[Sequence], tuple]:

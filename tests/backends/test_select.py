@@ -6,7 +6,8 @@ import torch
 
 import specattn
 from specattn.backends import select
-from specattn.backends.backend import Backend, NotServed, function_named
+from specattn.backends.backend import Backend, function_named
+from specattn.call_forms import NotServed
 from tests.cases import make_problem
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

@@ -12,7 +12,7 @@ import torch
 
 from specattn import gpu_record
 from specattn.backends import select
-from specattn.backends.backend import NotServed
+from specattn.call_forms import NotServed
 from specattn.cli import gpu_check, gpu_times, gpu_workers
 from specattn.cli.gpu_cases import CASES, Verdict, check
 from tests import HANGS

@@ -16,8 +16,10 @@ from tests.unseen import Bad, make_unseen, places_of, same, unseen_calls
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MASKS = (None, "bool", "packed")
-PATHS = paths("reference", "cpu")  # "triton" and "cuda" join when they are made to hold it
-everywhere = pytest.mark.parametrize("path", PATHS)
+PATHS = paths("reference", "cpu")  # those of GPUs: tools/ptx/tests/test_unseen_keys.py
+# Triton's interpreter takes seconds for a call.
+INTERPRETED = [pytest.param(x, marks=pytest.mark.gpu_code("triton")) for x in paths("triton")]
+everywhere = pytest.mark.parametrize("path", [*PATHS, *INTERPRETED])
 in_any_case = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 # Rows that share a vector of a matrix unit move their maximum together: that shows in rounding.
 INEXACT = ("amx",)
@@ -40,7 +42,7 @@ def test_wherever_they_lie(path, unseen):
         unseen.check(is_exact(path))
 
 
-@everywhere
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("part", ["k", "v"])
@@ -82,7 +84,7 @@ def test_ragged_rows(path, ragged, data):
         same(x[~saw], y[~saw], is_exact(path))
 
 
-@everywhere
+@pytest.mark.parametrize("path", PATHS)  # Triton declines some of these layers
 @in_any_case
 @given(problem=gated_deltas().map(first_of), data=st.data())
 def test_a_node_of_a_gated_delta_layer(path, problem, data):

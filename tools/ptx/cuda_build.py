@@ -9,8 +9,8 @@ import sys
 import time
 from dataclasses import dataclass
 
-from specattn.backends.backend import NotServed
 from specattn.backends.cuda import build, shape
+from specattn.call_forms import NotServed
 
 from .cuda_launch import device
 

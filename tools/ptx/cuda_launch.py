@@ -98,7 +98,7 @@ class Runner:
             torch.mean(apart, 1, out=args[result])
 
     def _step(self, plan, placed, counters, step):
-        memory = self.tensors.memory(placed.values(), all_defined=self.options.sample)
+        memory = self.tensors.memory(placed.values(), all_defined=self.options.all_defined)
         values = bytearray(plan.values)
         if plan.steps > 1:
             struct.pack_into("<i", values, len(values) - 4, step)

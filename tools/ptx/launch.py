@@ -78,14 +78,17 @@ class Runner:
 
         def run(kernel, *args, grid, warmup, **kwargs):
             arguments = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
+            if warmup:
+                return compile_cached(kernel, arguments, self.arch)[0]
             self.launch(kernel, arguments, (*grid, 1, 1)[:3])
+            return None
 
         return run
 
     def launch(self, kernel, arguments, grid):
         """Execute one launch and copy its tensors back."""
         compiled, parsed = compile_cached(kernel, arguments, self.arch)
-        memory = self.tensors.memory(arguments.values(), all_defined=self.options.sample)
+        memory = self.tensors.memory(arguments.values(), all_defined=self.options.all_defined)
         parsed = self.change(parsed) if self.change else parsed
         values, tensor_maps = [], {}
         for value in passed(kernel, arguments):

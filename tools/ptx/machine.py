@@ -51,6 +51,8 @@ class Options:
     cut
         Whether products of matrices cut their sums off every 8 products, as tensor cores may,
         instead of rounding once; this one shows in the last bits.
+    given
+        Whether a NaN of an input is given as such, and not what nobody has written.
     """
 
     copies: str = "wait"
@@ -60,6 +62,12 @@ class Options:
     count: bool = True
     sample: bool = False
     cut: bool = False
+    given: bool = False
+
+    @property
+    def all_defined(self):
+        """Whether inputs hold nothing but what they are given."""
+        return self.sample or self.given
 
 
 @dataclass(eq=False)

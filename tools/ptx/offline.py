@@ -84,6 +84,8 @@ def recorded_launches():
     launches = []
 
     def record(self, *args, grid, warmup, **kwargs):
+        if warmup:
+            return
         launches.append((self, dict(zip(self.arg_names, args, strict=False)) | kwargs))
 
     run, JITFunction.run = JITFunction.run, record
@@ -460,34 +462,46 @@ def _programs(kernel, arguments, used):
     return used[-1].programs if kernel == "split_kv_kernel" else None
 
 
-def costs(arch, which="chosen"):
-    """Yield the cost of every kernel that the cases launch on an architecture, each one once."""
+def _kernels(arch, which):
+    """Yield (label, arguments, what is compiled, programs) of what cases launch, each one once."""
     seen = set()
     for label, call in calls(which):
         with _configs.forced(arch=arch), recorded_launches() as launches, configs() as used:
             call()
         for kernel, arguments in launches:
             compiled = compile_launch(kernel, arguments, TARGETS[arch])
-            if compiled.hash in seen:
-                continue
-            seen.add(compiled.hash)
-            blocks = [v for k, v in arguments.items() if re.fullmatch("BLOCK_[MRINTV]", k)]
-            registers, spilled, units = resources(compiled)
-            facts = compiled.metadata
-            yield Cost(
-                arch=arch,
-                case=label,
-                kernel=facts.name,
-                tile=" x ".join(map(str, blocks)),
-                warps=warps_of(compiled),
-                stages=facts.num_stages,
-                registers=registers,
-                spilled=spilled,
-                shared=facts.shared,
-                programs=_programs(facts.name, arguments, used),
-                copies=widths_of_copies(compiled.asm.get("ptx", "")),
-                units=units,
-            )
+            if compiled.hash not in seen:
+                seen.add(compiled.hash)
+                programs = _programs(compiled.metadata.name, arguments, used)
+                yield label, arguments, compiled, programs
+
+
+def texts(arch, which="chosen"):
+    """Yield (label, PTX) of every kernel that the cases launch on an architecture."""
+    for label, _, compiled, _ in _kernels(arch, which):
+        yield f"{compiled.metadata.name}, {label}", compiled.asm["ptx"]
+
+
+def costs(arch, which="chosen"):
+    """Yield the cost of every kernel that the cases launch on an architecture."""
+    for label, arguments, compiled, programs in _kernels(arch, which):
+        blocks = [v for k, v in arguments.items() if re.fullmatch("BLOCK_[MRINTV]", k)]
+        registers, spilled, units = resources(compiled)
+        facts = compiled.metadata
+        yield Cost(
+            arch=arch,
+            case=label,
+            kernel=facts.name,
+            tile=" x ".join(map(str, blocks)),
+            warps=warps_of(compiled),
+            stages=facts.num_stages,
+            registers=registers,
+            spilled=spilled,
+            shared=facts.shared,
+            programs=programs,
+            copies=widths_of_copies(compiled.asm.get("ptx", "")),
+            units=units,
+        )
 
 
 if __name__ == "__main__":

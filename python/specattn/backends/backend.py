@@ -15,10 +15,6 @@ PACKAGE = __name__.rpartition(".")[0].rpartition(".")[0]
 NAMESPACE = PACKAGE.replace(".", "_")
 
 
-class NotServed(Exception):  # noqa: N818 - no error: the next backend takes the call
-    """A kernel does not serve a call: nothing has happened, and the message says why."""
-
-
 @dataclass(frozen=True)
 class Backend:
     """One implementation of the primitives, for tensors of some device types and dtypes.

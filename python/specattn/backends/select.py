@@ -7,8 +7,9 @@ import warnings
 
 import torch
 
+from ..call_forms import NotServed
 from . import cpu, cuda, reference, triton
-from .backend import Backend, Kernel, NotServed
+from .backend import Backend, Kernel
 
 # In the order of preference: the first that serves a call is taken. Those that are unproved here
 # come behind the others, but before slow ones.

@@ -8,8 +8,9 @@ import sys
 
 import torch
 
+from ..call_forms import NotServed
 from . import reference
-from .backend import Backend, Kernel, NotServed, function_named, operator_named, plain_arguments
+from .backend import Backend, Kernel, function_named, operator_named, plain_arguments
 
 # Left to the reference, which is torch's own products there.
 _PRODUCTS = ("linear_few_rows",)

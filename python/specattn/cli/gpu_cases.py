@@ -37,11 +37,11 @@ class Case:
 
     @property
     def is_gluons(self) -> bool:
-        """Whether the kernel in Gluon serves it: 16-bit caches, 17 rows and more."""
+        """Whether the kernel in Gluon serves it: 16-bit caches, 17 rows and more, D 64 or 128."""
         if self.op not in ("hybrid_tree_attention", "verify_attention"):
             return False
         given = self.make()
-        if "cu_seqlens_q" in given:
+        if "cu_seqlens_q" in given or given["q"].shape[-1] not in (64, 128):
             return False
         many = given["q"].shape[-3] * Q_HEADS > 16 * KV_HEADS
         return many and given["q"].dtype == given["k_cache"].dtype != FP32
@@ -198,6 +198,7 @@ class _Attention:
     paged: bool = False
     stored: torch.dtype | None = None
     options: Arguments = field(default_factory=dict)
+    head_dim: int = D
 
     def tree(self) -> specattn.Tree:
         return specattn.Tree([i // 2 if i % 3 else i - 1 for i in range(self.rows)])
@@ -210,13 +211,13 @@ class _Attention:
 
         batch, capacity = len(LENGTHS), 1024
         shape = (batch * capacity // 16, 16) if self.paged else (batch, capacity)
-        given: Arguments = {"q": normal(batch, self.rows, Q_HEADS, D)}
-        caches = {name: normal(*shape, KV_HEADS, D) for name in ("k_cache", "v_cache")}
+        given: Arguments = {"q": normal(batch, self.rows, Q_HEADS, self.head_dim)}
+        caches = {name: normal(*shape, KV_HEADS, self.head_dim) for name in ("k_cache", "v_cache")}
         if self.stored:
             caches = {n: (20 * x.float()).to(self.stored) for n, x in caches.items()}
             scale = torch.rand(*shape, KV_HEADS, generator=generator, dtype=torch.float32) / 20
             given |= {"k_scale": scale, "v_scale": scale.flip(0)}
-        given |= caches | {name: normal(batch, self.rows, KV_HEADS, D) for name in new}
+        given |= caches | {name: normal(batch, self.rows, KV_HEADS, self.head_dim) for name in new}
         given["tree_mask"] = None if self.rows == 1 else self.tree().packed_mask
         if self.paged:
             order = torch.randperm(shape[0], generator=generator).int()
@@ -234,9 +235,9 @@ def _ragged() -> Arguments:
     return given | flat | plain
 
 
-def _gathered(paged: bool, per_row: bool = False) -> Arguments:
-    given = _Attention(4, paged=paged).make(("k_new", "v_new"), lengths=False)
-    lists = 4 if per_row else KV_HEADS
+def _gathered(paged: bool, per_row: bool = False, rows: int = 4, head_dim: int = D) -> Arguments:
+    given = _Attention(rows, paged=paged, head_dim=head_dim).make(("k_new", "v_new"), lengths=False)
+    lists = rows if per_row else KV_HEADS
     chosen = torch.rand(
         2, lists, 130, generator=torch.Generator().manual_seed(1), dtype=torch.float32
     ).argsort(-1)
@@ -342,6 +343,17 @@ def _hybrid(
     return Case("hybrid_tree_attention", label, attention.make)
 
 
+def _any_size() -> Iterator[Case]:
+    """Yield heads that fill no tile, in tiles of few rows and of many."""
+    for head_dim in (8, 24, 40, 200):
+        for rows in (7, 16):
+            label, attention = f"{rows} rows, D {head_dim}", _Attention(rows, head_dim=head_dim)
+            yield Case("hybrid_tree_attention", label, attention.make)
+        yield Case("verify_attention", f"scores, 16 rows, D {head_dim}", attention.make)
+        gathered = partial(_gathered, True, rows=16, head_dim=head_dim)
+        yield Case("sparse_gather_attention", f"16 rows, D {head_dim}", gathered)
+
+
 _SINKS = torch.linspace(-2, 3, Q_HEADS, dtype=torch.float32)
 _COLLECTED: dict[str, Any] = {"collect": "logits", "collect_rows": (0, -1)}
 _CACHES = ("k_cache", "v_cache")
@@ -375,4 +387,5 @@ CASES = (
     Case("gated_delta_commit", "", _accepted, ("state",)),
     Case("causal_conv_tree", "", _convolution),
     Case("causal_conv_commit", "", _kept, ("conv_state",), exact=True),
+    *_any_size(),
 )  # fmt: skip

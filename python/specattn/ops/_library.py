@@ -13,8 +13,9 @@ from itertools import pairwise
 
 import torch
 
-from ..backends.backend import NAMESPACE, NotServed, operator_named
+from ..backends.backend import NAMESPACE, operator_named
 from ..backends.select import chosen
+from ..call_forms import NotServed
 from ..reference._attention import capacity_of
 
 CACHE = "Tensor q, Tensor k_cache, Tensor v_cache"

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from ... import gpu_record
+from ...call_forms import NotServed
 from ...reference._eight_bits import EIGHT_BITS
-from ..backend import NotServed, operator_named
+from ..backend import operator_named
 from .build import Device, Program
 from .launch import Plan
 from .shape import HEAD_DIMS, MOST_ROWS, Shape, shape_of

@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import torch
 
-from ...call_forms import forms_of, picker
+from ...call_forms import NotServed, forms_of, picker
 from .. import select, triton
-from ..backend import NotServed, written_arguments
+from ..backend import written_arguments
 from . import build
 from .build import Program
 

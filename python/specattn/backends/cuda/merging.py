@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..backend import NotServed
+from ...call_forms import NotServed
 from .build import Device, Program
 from .launch import Plan
 

@@ -6,7 +6,7 @@ import struct
 
 import torch
 
-from ..backend import NotServed
+from ...call_forms import NotServed
 from .build import Device, Program
 from .launch import Plan
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..backend import NotServed
+from ...call_forms import NotServed
 from .build import Device
 
 HEAD_DIMS = (64, 80, 96, 128, 256)

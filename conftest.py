@@ -70,6 +70,16 @@ def _seed():
     torch.manual_seed(0)
 
 
+@pytest.fixture(scope="session")
+def rounding_ties():
+    """Return what compares texts over caches of 8 bits; in the end few may have parted."""
+    from tests.decoding.rounding_ties import RoundingTies
+
+    ties = RoundingTies()
+    yield ties
+    ties.check_share()
+
+
 @pytest.fixture
 def fresh_compiler():
     """Let torch.compile know nothing of other tests: it skips a function once that raised."""

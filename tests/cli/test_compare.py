@@ -16,10 +16,11 @@ from transformers import AutoModelForCausalLM
 from specattn import cli
 from specattn.cli import run_state, terminal
 from specattn.cli.session import DecodingSession
-from specattn.decoding import Plain
+from specattn.decoding import Plain, generate
 from specattn.planning import MODELS, ModelShape
 from tests.cli.conftest import TINY
 from tests.cli.test_generate import broken
+from tests.decoding.rounding_ties import Recording
 
 
 def with_fourth_token(token, before=None):
@@ -200,6 +201,48 @@ def test_where_texts_part_is_explained(
     assert (found["position"], found["tokens"]) == (3, [usual, other])
     assert found["near_tie"] is tied
     assert (found["gap"] <= found["bound"]) is tied
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "twin", "tied"),
+    [("fp8", True, True), ("int8", False, False), (None, True, False)],
+)
+def test_over_8_bits_the_rounding_of_a_key_may_have_decided(
+    specattn, prompt, tmp_path, monkeypatch, kv_dtype, twin, tied
+):
+    """Between logits that lie no further apart than what 8 bits change in them."""
+    out, model, other, before = tmp_path / "out.json", TINY, 4000, []
+    given = ("compare", "--prompt-file", prompt, "--max-new-tokens", 6, "--json", out)
+    given += () if kv_dtype is None else ("--kv-dtype", kv_dtype)
+    assert specattn(*given, "--methods", "plain")[0] == 0
+    usual = json.loads(out.read_text())["runs"][0]["tokens"][3]
+
+    def make_twin(weights):  # hardly less likely, and by far more than float32 rounds
+        rows = weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"].float()
+        rows[other].copy_(rows[usual] * 0.9999)
+
+    if twin:
+        model = broken(tmp_path / "model", make_twin)
+    monkeypatch.setattr(DecodingSession, "decode", with_fourth_token(other, before))
+    code, _, said = specattn(*given, "--model", model, "--methods", "plain,prompt_lookup")
+    assert code == 0
+    assert ("apart: a near-tie that the rounding of a key may have decided" in said) is tied
+    assert ("apart: no near-tie" in said) is not tied
+    eight_bits = kv_dtype is not None
+    assert (f"what keys and values of {kv_dtype} change in logits" in said) is eight_bits
+    found = json.loads(out.read_text())["runs"][1]["difference"]
+    assert (found["position"], found["tokens"], found["near_tie"]) == (3, [usual, other], tied)
+    recording = Recording()
+    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    options = {"max_new_tokens": 1, "kv_dtype": kv_dtype, "logits_processor": [recording]}
+    generate(loaded, [before], "plain", **options)
+    logits = recording.scores[tuple(before)]
+    assert found["gap"] == pytest.approx(float(logits[usual] - logits[other]), rel=1e-2)
+    if eight_bits:
+        with torch.no_grad():
+            exact = loaded(torch.tensor([before])).logits[0, -1]
+        changed = float((logits - exact).square().mean().sqrt())
+        assert found["bound"] == pytest.approx(changed, rel=1e-2)
 
 
 def test_a_seed_is_judged_above_temperature_0(specattn, prompt, tmp_path, monkeypatch):

@@ -1,6 +1,6 @@
 """Models of which some layers keep a state decode as they do in transformers."""
 
-from functools import cache
+from functools import cache, partial
 
 import hypothesis
 import pytest
@@ -212,12 +212,13 @@ def test_weights_in_another_order_follow_the_model():
 
 
 @pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
-def test_keys_of_the_attending_layers_may_have_eight_bits(kv_dtype):
+def test_keys_of_the_attending_layers_may_have_eight_bits(rounding_ties, kv_dtype):
     model, texts, _ = hybrid("qwen3_5")
     options = {"max_new_tokens": 12, "kv_dtype": kv_dtype}
-    expected = generate(model, texts, "plain", **options).new_tokens
+    plainly = partial(generate, model, texts, "plain", **options)
     method = settings.settings_without_layers(model)["token_recycling"]
-    assert generate(model, texts, method, **options).new_tokens == expected
+    found = generate(model, texts, method, **options).new_tokens
+    rounding_ties.check(found, plainly().new_tokens, plainly)
 
 
 def test_a_small_model_whose_states_cannot_go_back_is_refused():

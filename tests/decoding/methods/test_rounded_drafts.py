@@ -1,6 +1,7 @@
 """Drafts by the target's own weights in 8 and 4 bits, which change no text."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -43,12 +44,19 @@ def model():
     return model_of(peak=1.0)
 
 
-def check(model, name, weights, **options):
-    """Continue a ragged batch; return how many drafted tokens there were, and accepted ones."""
+def check(model, name, weights, ties=None, **options):
+    """Continue a ragged batch; return how many drafted tokens there were, and accepted ones.
+
+    With `ties`, over a cache of 8 bits, a near-tie may part texts.
+    """
     texts = prompts([5, 23, 40], vocabulary=V)
     output = generate(model, texts, method_of(name, weights), max_new_tokens=20, **options)
-    plain = generate(model, texts, "plain", max_new_tokens=20, **options)
-    assert output.new_tokens == plain.new_tokens
+    plainly = partial(generate, model, texts, "plain", max_new_tokens=20, **options)
+    expected = plainly().new_tokens
+    if ties is None:
+        assert output.new_tokens == expected
+    else:
+        ties.check(output.new_tokens, expected, plainly)
     total = output.statistics.total
     return total.drafted, total.accepted
 
@@ -72,9 +80,12 @@ def test_a_seed_decides_the_text(model, name):
     check(model, name, "int4", temperature=1.3, top_k=0, seed=5)
 
 
-@pytest.mark.parametrize("options", [{"compile": "off"}, {"kv_dtype": "int8"}], ids=str)
-def test_however_passes_run(model, options):
-    check(model, "vegas", "int4", temperature=0, **options)
+def test_passes_that_are_modules(model):
+    check(model, "vegas", "int4", temperature=0, compile="off")
+
+
+def test_over_a_cache_of_8_bits(model, rounding_ties):
+    check(model, "vegas", "int4", rounding_ties, temperature=0, kv_dtype="int8")
 
 
 def test_a_target_of_8_bits_drafts_with_4(model):

@@ -69,7 +69,8 @@ class Target(CachedModel):
         found to agree, saying once where they cannot, "on" or else an error, or never.
     kv_dtype : {"int8", "fp8", "fp8_e5m2"}, optional
         Store keys and values in 8 bits, each row of a head with a scale of its own; "fp8" is
-        float8_e4m3fn. By default in the model's own type.
+        float8_e4m3fn. By default in the model's own type. Passes over one row and over several
+        may round a key to neighbouring steps, and a near-tie of logits otherwise.
     quantize : {"int8", "int4"}, optional
         Decode a model with the same weights in 8 or 4 bits (`quantised`), which is remembered.
     lockstep : Lockstep, optional

@@ -51,7 +51,7 @@ TRAINED = {"longspec": ("longspec",), "tokenswift": ("tokenswift", "medusa"), "p
 _SETUP = ", ".join(f"{name} needs `make {one.target}`" for name, one in ENGINES.items())
 # What a widened target is measured with unless methods are named.
 ON_WIDE = ("auto", "suffix", "vegas", "longspec", "poss", "eagle3", "tokenswift", "medusa")
-DRAFTING = {"vegas": {"switch": False}}  # a row is about the method, also where it does not pay
+DRAFTING = {"vegas": {"gamma": 6}}  # a row is about the method, also where it does not pay
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -36,8 +36,8 @@ def main():
     ids = text.input_ids[:, : options.prompt_tokens].to(model.device)
     length = {"max_new_tokens": options.max_new_tokens}
 
-    # switch=False: always draft, also where the run's own clock finds plain decoding faster.
-    method = Vegas(gamma=6, ratio=0.07, switch=False)
+    # A given gamma is drafted in every round, also where plain decoding is found to be faster.
+    method = Vegas(gamma=6, ratio=0.07)
     plain = model.generate(ids, do_sample=False, **length)
 
     # 1. Inside transformers: its sampling options, processors and stopping criteria are obeyed.

@@ -29,7 +29,7 @@ from specattn.embedded import EMBEDDED_TARGET
 PAGE_SIZE, PROMPT, TOKENS = 16, 700, 48
 WANTED = 4  # workloads of a definition
 AUTHOR = "specattn"
-VEGAS = Vegas(per_head=True, min_tokens=64, switch=False)
+VEGAS = Vegas(6, per_head=True, min_tokens=64)
 Tensors = dict[str, torch.Tensor]
 
 

@@ -89,7 +89,7 @@ class AcceptanceSpread(study.Study):
         "texts": 4, "new_tokens": 128
     }  # fmt: skip
     cells, resumes = ("context", "text", "temperature", "method"), True
-    built_with = {"vegas": {"switch": False}}
+    built_with = {"vegas": {"gamma": 6}}
     target = CountingTarget
 
     def __init__(self, options: Any):

@@ -71,7 +71,8 @@ def proved(model: PreTrainedModel, *, trust_family: bool = False) -> Structure:
     structure = structure_of(model)
     if structure.in_training:
         _refuse_dropout(model)
-    where = structure.in_training, model.dtype, model.device
+    dtypes = frozenset(parameter.dtype for parameter in model.parameters())
+    where = structure.in_training, model.dtype, dtypes, model.device
     kind, known = ("proved", structure.number, *where), Model.of(model)
     if known.knows(kind):
         return structure

@@ -175,6 +175,10 @@ def parts_of(model: PreTrainedModel) -> Parts:
     )
     if len(dtypes := {parts.embedding.dtype, *_dtypes(parts)}) > 1:
         raise Unrecognised(f"its weights are of {', '.join(sorted(map(str, dtypes)))}")
+    for n, layer in enumerate(parts.layers):
+        rope = getattr(layer.attention, "rope", None)
+        if rope is not None and parts.ropes and rope not in parts.ropes:
+            raise Unrecognised(f"layer {n}: there is no rope for {rope}")
     return parts
 
 

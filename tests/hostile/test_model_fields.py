@@ -114,7 +114,7 @@ def cases():
             yield pytest.param(family, field, marks=marks)
 
 
-@pytest.mark.parametrize(("family", "field"), cases())
+@pytest.mark.parametrize(("family", "field"), list(cases()))
 def test_a_model_that_was_built_so(family, field):
     faults = {}
     for how, value in WRONG.items():
@@ -124,7 +124,7 @@ def test_a_model_that_was_built_so(family, field):
     assert not any(faults.values()), faults
 
 
-@pytest.mark.parametrize(("family", "field"), cases())
+@pytest.mark.parametrize(("family", "field"), list(cases()))
 def test_a_model_whose_configuration_is_edited_later(family, field):
     """Before any run, and after one."""
     faults = {}

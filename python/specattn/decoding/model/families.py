@@ -67,6 +67,16 @@ FAMILIES = {
 
 _SERVED_LAYERS = {"full_attention", "sliding_attention", "attention"}
 _STATE = "linear_attention"
+_HEADS = "num_attention_heads", "num_key_value_heads"
+_COUNTS = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    *_HEADS,
+    "head_dim",
+    "sliding_window",
+)
+_MOST = 2**63
 _MAX_HEAD_DIM = 256
 _MAX_LATENT = 576, 512  # of keys, with what is turned; of values
 
@@ -94,6 +104,33 @@ def check_supported(config: PretrainedConfig) -> None:
         raise ValueError(f"models of type {config.model_type!r} are not supported: {reason}")
 
 
+def check_fields(config: PretrainedConfig) -> None:
+    """Raise ValueError where a field of a configuration that is read here cannot be meant so."""
+    for name in _COUNTS:
+        value = getattr(config, name, None)
+        if value is not None and not (isinstance(value, int) and 0 < value < _MOST):
+            raise _no_field(name, "a number from 1, fewer than 2**63", value)
+    heads, kv_heads = (getattr(config, name, None) for name in _HEADS)
+    if heads and kv_heads and heads % kv_heads:
+        raise _no_field("num_key_value_heads", f"a divisor of {heads} attention heads", kv_heads)
+    types = getattr(config, "layer_types", None)
+    if types is not None:
+        listed = isinstance(types, (list, tuple))
+        if not listed or not all(isinstance(kind, str) for kind in types):
+            raise _no_field("layer_types", "a list of words", types)
+        if "sliding_attention" in types and getattr(config, "sliding_window", None) is None:
+            raise _no_field("sliding_window", "a number, as layer_types has sliding layers", None)
+    if not isinstance(config.model_type, str):
+        raise _no_field("model_type", "a word", config.model_type)
+    family = FAMILIES.get(config.model_type)
+    if types is None and family is not None and family.sliding_layers == "by type":
+        raise _no_field("layer_types", "a list of words", None)
+
+
+def _no_field(name: str, expected: str, value: object) -> ValueError:
+    return ValueError(f"the model's configuration: {name} must be {expected}, got {value!r}")
+
+
 def _reason_against(config: PretrainedConfig) -> str | None:
     if config.is_encoder_decoder:
         return "an encoder-decoder attends to its encoder, which this cache does not hold"
@@ -105,7 +142,7 @@ def _reason_against(config: PretrainedConfig) -> str | None:
             "gated delta layers of tested families, keep what rejected tokens can be taken out of"
         )
     if getattr(config, "num_kv_shared_layers", None):
-        return f"its last {config.num_kv_shared_layers} layers share the keys of earlier ones"
+        return f"its last {config.num_kv_shared_layers} layers (num_kv_shared_layers) share keys"
     if not getattr(config, "num_attention_heads", None):
         return "its configuration names no attention heads"
     if has_latents(config):

@@ -6,6 +6,7 @@ recognised is not guessed: the model then runs through its own modules.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -162,7 +163,7 @@ def parts_of(model: PreTrainedModel) -> Parts:
     order = reordered(model)
     embedding: Any = model.get_input_embeddings()
     layers = base.layers[: model.config.num_hidden_layers]  # those that the model runs
-    return Parts(
+    parts = Parts(
         embedding=read_dense(embedding.weight, "the embedding"),
         embedding_scale=embedding_scale(embedding) * getattr(base, "embedding_multiplier", 1.0),
         layers=[read_layer(layer, f"layer {n}", order) for n, layer in enumerate(layers)],
@@ -172,6 +173,25 @@ def parts_of(model: PreTrainedModel) -> Parts:
         ropes=() if rotary is None else tuple(getattr(rotary, "layer_types", ("",))),
         tensor_parallel=tensor,
     )
+    if len(dtypes := {parts.embedding.dtype, *_dtypes(parts)}) > 1:
+        raise Unrecognised(f"its weights are of {', '.join(sorted(map(str, dtypes)))}")
+    for n, layer in enumerate(parts.layers):
+        rope = getattr(layer.attention, "rope", None)
+        if rope is not None and parts.ropes and rope not in parts.ropes:
+            raise Unrecognised(f"layer {n}: there is no rope for {rope}")
+    return parts
+
+
+def _dtypes(part: Any) -> Iterator[torch.dtype]:
+    """Yield the dtypes of projections and norms: kernels take those of one alone."""
+    if isinstance(part, (Norm, Projection)):
+        if isinstance(part.weight, torch.Tensor):
+            yield part.weight.dtype
+    elif isinstance(part, (list, tuple)):
+        for one in part:
+            yield from _dtypes(one)
+    elif isinstance(part, (Parts, Layer, Attention)):
+        yield from _dtypes(list(vars(part).values()))
 
 
 def _tensor_parallel(model: PreTrainedModel) -> TensorParallel | None:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from specattn.decoding.model.families import check_fields
 from specattn.decoding.model.model import Model
 from specattn.decoding.model.structure import is_replaced
 
@@ -25,12 +26,13 @@ def text_model(model: PreTrainedModel) -> PreTrainedModel:
         It is no model of transformers, such as a wrapper around one.
     ValueError
         transformers has no class for the text model, something was put around the larger one, or
-        its weights are elsewhere.
+        its weights are elsewhere. A field of its configuration is no number where one is needed.
     """
     model = _unwrapped(model)
     if next(model.parameters()).is_meta:  # callers move prompts to where it is
         check_device(model)
     config = model.config.get_text_config(decoder=True)
+    check_fields(config)
     if config is model.config or model.config.is_encoder_decoder:
         return model
     for name, module in (("the model", model), ("its base", model.base_model)):

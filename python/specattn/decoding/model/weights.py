@@ -111,6 +111,8 @@ def read_dense(parameter: torch.Tensor, where: str) -> torch.Tensor:
         tensor = tensor.to_local()
     if type(tensor) is not torch.Tensor:
         raise Unrecognised(f"{where}: its weights are a {type(tensor).__name__}")
+    if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
+        raise Unrecognised(f"{where}: rows of its weights are not contiguous")
     return tensor
 
 

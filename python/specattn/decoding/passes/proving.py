@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 import specattn
 from specattn.backends.select import chosen
-from specattn.decoding.model.families import FAMILIES, check_supported, has_states
+from specattn.decoding.model.families import FAMILIES, cache_shape, check_supported, has_states
 from specattn.decoding.model.model import Model
 from specattn.decoding.model.structure import Structure, code_of, structure_of
 from specattn.decoding.model.text_model import check_device, text_model
@@ -71,7 +71,8 @@ def proved(model: PreTrainedModel, *, trust_family: bool = False) -> Structure:
     structure = structure_of(model)
     if structure.in_training:
         _refuse_dropout(model)
-    where = structure.in_training, model.dtype, model.device
+    dtypes = frozenset(parameter.dtype for parameter in model.parameters())
+    where = structure.in_training, model.dtype, dtypes, model.device
     kind, known = ("proved", structure.number, *where), Model.of(model)
     if known.knows(kind):
         return structure
@@ -89,13 +90,29 @@ def proved(model: PreTrainedModel, *, trust_family: bool = False) -> Structure:
 
 
 def _check_layers(model: PreTrainedModel) -> None:
-    """Raise ValueError where a model has fewer layers than its configuration says."""
+    """Raise ValueError where a model has other sizes than its configuration says."""
     layers, wanted = getattr(model.base_model, "layers", None), model.config.num_hidden_layers
     if isinstance(layers, torch.nn.ModuleList) and len(layers) < wanted:
         raise ValueError(
             f"num_hidden_layers is {wanted} in the model's configuration, and the model has "
             f"{len(layers)} layers: set model.config.num_hidden_layers = {len(layers)}"
         )
+    rows = getattr(getattr(model.get_input_embeddings(), "weight", None), "shape", [math.inf])[0]
+    if rows < model.config.vocab_size:
+        raise ValueError(
+            f"vocab_size is {model.config.vocab_size} in the model's configuration, and its "
+            f"embedding has {rows} rows"
+        )
+    shape = cache_shape(model.config)
+    for layer in layers if isinstance(layers, torch.nn.ModuleList) else ():
+        keys = getattr(getattr(layer, "self_attn", None), "k_proj", None)
+        width = shape.kv_heads * shape.head_dim
+        if type(keys) is torch.nn.Linear and shape.latent is None and keys.out_features != width:
+            raise ValueError(
+                f"num_key_value_heads and head_dim are {shape.kv_heads} and {shape.head_dim} in "
+                f"the model's configuration, and keys of the model have {keys.out_features} "
+                "channels in all"
+            )
 
 
 def _refuse_dropout(model: PreTrainedModel) -> None:

@@ -265,10 +265,10 @@ def test_stages_and_variants_are_the_recipes():
 
 
 def test_the_largest_sizes_are_those_that_methods_take():
-    rows = {names: most for names, _, most in _rows("lookup.md", "| method | option | at most")}
+    rows = {names: most for names, _, most in _rows("auto.md", "| method | option | at most")}
     written = {
         "LongSpec": f"{_list(longspec.MOST_WIDTHS)}, in beams of 1, 4 or 16; {longspec.MOST_GAMMA}",
-        "PosS": f"{MOST_TOKENS} of `width` {PosS().width}, `depth` {PosS().depth}, in beams of"
+        "PosS, EAGLE-3, MTP": f"{MOST_TOKENS} of `width` {PosS().width}, `depth` {PosS().depth}, in beams of"
         " 1, 4 or 10",
         "Medusa, TokenSwift": f"{_list(Medusa.most_widths)}; {_list(TokenSwift.most_widths)} and"
         " n-grams",

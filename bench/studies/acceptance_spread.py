@@ -124,7 +124,7 @@ def measure(
     total = found.total
     return {
         "tau": total.mean_acceptance_length,
-        "drafting": 1 + total.accepted / total.offered_at[0],
+        "drafting": 1 + total.accepted / max(1, sum(total.offered_at[:1])),
         "read": fmean(counts) if counts else None,  # the drafts are not the target's
         "accepted_at": total.accepted_at,
         "offered_at": total.offered_at,

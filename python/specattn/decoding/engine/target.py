@@ -129,17 +129,17 @@ class Target(CachedModel):
             model = quantised(model, quantize)
         check_length(model.config, capacity if longest is None else longest)
         check_device(model)
+        self.lockstep, self.tensor_parallel = lockstep, Model.ranks_of(model)
+        self.q_heads = model.config.num_attention_heads
+        if self.tensor_parallel is not None:  # which refuses heads that it cannot divide
+            _, kv_heads, _, _ = cache_shape(model.config)
+            self.q_heads, _ = self.tensor_parallel.heads(self.q_heads, kv_heads)
         attach(model)
         self._structure = proved(model)
         self._lock = threading.Lock()
-        self.lockstep, self.tensor_parallel = lockstep, Model.ranks_of(model)
         self._compile, self._lasting = compile, lasting and lockstep is None
         spare = most_spare(batch) if model.device.type == "cuda" and lockstep is None else 0
         stored = None if kv_dtype is None else KV_DTYPES[kv_dtype]
-        self.q_heads = model.config.num_attention_heads
-        if self.tensor_parallel is not None:
-            _, kv_heads, _, _ = cache_shape(model.config)
-            self.q_heads, _ = self.tensor_parallel.heads(self.q_heads, kv_heads)
         turned_by = longest if turning_ropes(model.config) else None
         self.workspace = self._workspace(model, batch, capacity + spare, stored, turned_by)
         self.workspace.cache.spare = spare

@@ -28,6 +28,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _OURS = "specattn_ours"  # set on functions
 _COMPILED = "_torchdynamo_orig_callable"  # what torch.compile made a function of
+_DIVIDES = "transformers.distributed."  # where it divides a model over ranks, by ``forward``
 _MOST = 8  # structures of one model that are known again, such as with a hook and without
 _PLAIN = (bool, int, float, str, list, tuple, dict, torch.dtype, type(None))
 _numbers = count()
@@ -198,6 +199,8 @@ def forward_of(module: nn.Module) -> Any:
         function = forward.__func__
         if function is type(module).forward or getattr(function, _OURS, False):
             return None
+    if (getattr(forward, "__module__", None) or "").startswith(_DIVIDES):
+        return None
     return forward
 
 

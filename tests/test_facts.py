@@ -268,8 +268,8 @@ def test_the_largest_sizes_are_those_that_methods_take():
     rows = {names: most for names, _, most in _rows("auto.md", "| method | option | at most")}
     written = {
         "LongSpec": f"{_list(longspec.MOST_WIDTHS)}, in beams of 1, 4 or 16; {longspec.MOST_GAMMA}",
-        "PosS, EAGLE-3, MTP": f"{MOST_TOKENS} of `width` {PosS().width}, `depth` {PosS().depth}, in beams of"
-        " 1, 4 or 10",
+        "PosS, EAGLE-3, MTP": f"{MOST_TOKENS} of `width` {PosS().width}, `depth` {PosS().depth}, in"
+        " beams of 1, 4 or 10",
         "Medusa, TokenSwift": f"{_list(Medusa.most_widths)}; {_list(TokenSwift.most_widths)} and"
         " n-grams",
         "Token Recycling, suffix": f"{Suffix().max_nodes - 1}",

@@ -54,7 +54,8 @@ def test_all_methods_continue_with_the_same_text(temperature):
     model = tiny_model(peak=4.0)
     target = acceptance_spread.CountingTarget(model, 1, 140)
     methods = [METHODS[name](**SMALL) for name in ("vegas", "streaming", "quest", "triforce")]
-    methods.append(METHODS["poss"](random_drafter(model, dtype=torch.float32), depth=3, total_tokens=8))
+    drafter = random_drafter(model, dtype=torch.float32)
+    methods.append(METHODS["poss"](drafter, depth=3, total_tokens=8))
     snapshot = PromptSnapshot(target, prompts([60]), readers=methods)
     found = [acceptance_spread.measure(snapshot, one, 16, temperature, seed=1) for one in methods]
     assert len({one["continuation"] for one in found}) == 1

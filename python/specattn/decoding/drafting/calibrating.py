@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 AGAIN = 0.005
 """Share of the time for drafts that seem to lose, and for timing again what was long unused."""
-CALIBRATING = 0.05
+CALIBRATING = 0.02
 """Share of the time, this run's own included, for timing shapes before drafts have saved any."""
 
 _ON_CPUS = (1, 4, 9, 17, 33, 65)  # timed; between these lie lines
@@ -102,7 +102,7 @@ class Calibrating:
             first = max(once, default=_CAPTURE if self.captures else due.seconds)
             colds = 0 if due.shape[0] == ASIDE else 1 + self.captures
             allowed = CALIBRATING * (self.ledger.elapsed + self.left * costs.plain(self.requests))
-            allowed += max(0.0, self.ledger.saved) / 4 + self.hoped / 8
+            allowed += max(0.0, self.ledger.saved) / 4 + self.hoped / 16
             needed = (2 + colds) * due.seconds + first * (colds > 0)
             if not self.everything and self.ledger.spent + needed > allowed:
                 return

@@ -94,6 +94,7 @@ class Share(FixedSize):
         make = lambda: gains(self.efforts, sizes, greedy)  # noqa: E731
         self.gains: Any = Model.of(context.target.model).recall(key, make)
         self.last = 0.0  # when it drafted, or could have
+        self.memo: tuple[Any, Any] = None, None  # what its rounds take, of late
         self.alone = True
         self._pacer: Pacer | None = None  # where drafters take turns they share one
         self._context = context

@@ -34,6 +34,7 @@ ASKING = 0.015
 """Share of the time for lookups that find nothing of use."""
 
 _UNTIMED, _DEARER = 4, 1.15  # rows that lookups may have at once on a CPU, at so many plain rounds
+_HOLDS, _LOOKS = 8, 4  # rounds for which costs are taken to hold; between looks for something else
 _EXPECTED = 128  # tokens that a run goes on for at least, as far as its limit allows
 
 
@@ -72,7 +73,7 @@ class Pacer(Calibrating):
         self.saves: float | None = None  # seconds, by a lookup of late
         self.compared: tuple[Choice, Choice] | None = None  # the best, and nothing
         self.best_rate = 0.0
-        self._asked, self._idle, self._held = 0.0, 0, 0
+        self._asked, self._idle, self._held, self._turn = 0.0, 0, 0, 0
         self._took = dict[str, float]()  # parts of a lookup, in seconds
         self._exploring: Share | None = None
         self.hoped = 0.0  # seconds that drafts which were not timed may save this run
@@ -129,6 +130,13 @@ class Pacer(Calibrating):
     def seconds(self, share: Share) -> Any:
         """Return what rounds of a drafter take, [efforts, sizes], and its share of what is new."""
         costs, requests = self.costs, self.requests
+        known = id(costs), len(costs.seconds), requests, *map(len, self.met), self._turn // _HOLDS
+        if share.memo[0] != known:
+            share.memo = known, self._seconds(share)
+        return share.memo[1]
+
+    def _seconds(self, share: Share) -> Any:
+        costs, requests = self.costs, self.requests
         drafts, first = np.zeros((2, len(share.efforts)))
         for n, effort in enumerate(share.efforts if share.run is not None else ()):
             drafts[n] = costs.seconds.get((share.name, effort), np.inf)
@@ -168,7 +176,9 @@ class Pacer(Calibrating):
         """Read what has ended, and time what is due; a round begins behind `root` [B]."""
         while self._unread and self._unread[0]():
             self._unread.popleft()
-        if self.costs.plain(self.requests) < np.inf:
+        self._turn += 1
+        now_and_then = self._turn % _LOOKS == 0 or self.everything
+        if now_and_then and self.costs.plain(self.requests) < np.inf:
             self.calibrate(root, depth)
 
     def best_rows(self, chances: Sequence[Sequence[float]]) -> int:
@@ -213,7 +223,7 @@ class Pacer(Calibrating):
         self._exploring = None
         if depth > 0:
             self.compared, self.best_rate = (best, nothing), _rate(best)
-        for share in self.shares:
+        for share in self.shares if self._turn % _LOOKS == 1 else ():
             other = self._best(share, depth, promised, best if best.name == share.title else None)
             loss = other.seconds - other.tokens / _rate(best)
             if other.effort != NONE and loss < AGAIN * (self.ledger.elapsed - share.last):

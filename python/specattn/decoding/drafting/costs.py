@@ -89,8 +89,10 @@ class Costs:
         """Let a measured pass move what is known; of what is not, the fastest of three counts."""
         kind, rows = shape
         sizes, _ = self.table(kind)
-        early = self._early.setdefault(shape, [])
-        if len(early) < _EARLY and (shape not in self.seconds or early):
+        if shape not in self.seconds:
+            self._early.setdefault(shape, [])
+        early = self._early.get(shape)
+        if early is not None and len(early) < _EARLY:
             early.append(seconds)
             if rows == requests or len(early) == _EARLY:
                 self.seconds[shape] = max(min(early), _LEAST)
@@ -188,7 +190,8 @@ def file_of(model: PreTrainedModel, place: Hashable) -> Path | None:
     """Return where costs are kept for other processes, if ``SPECATTN_CACHE`` names a folder."""
     if (folder := cache_named()) is None:
         return None
-    facts = [_machine(), str(model.dtype), str(model.device), model.config.to_dict(), place]
+    where = str(model.dtype), str(model.device), torch.get_num_threads()
+    facts = [_machine(), where, model.config.to_dict(), place]
     key = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
     return folder / "costs" / f"{key}.json"
 
@@ -197,4 +200,4 @@ def file_of(model: PreTrainedModel, place: Hashable) -> Path | None:
 def _machine() -> list[Any]:
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor()
     isa = torch.backends.cpu.get_cpu_capability()
-    return [device, isa, torch.get_num_threads(), torch.__version__, specattn.__version__]
+    return [device, isa, torch.__version__, specattn.__version__]

@@ -53,7 +53,7 @@ def test_eight_requests_on_an_h100_stay_within_what_is_replayed(snapshots):
 
 @pytest.mark.parametrize("method", ["poss", "suffix", "auto", "vegas"])
 def test_calibrating_takes_a_small_share_where_drafts_never_pay(snapshots, method, monkeypatch):
-    """Rows are as dear as rounds: that costs a fifth of the first 150 tokens at most."""
+    """Rows are as dear as rounds: that costs an eighth of the first 150 tokens at most."""
     dear = machines.MACHINES["toy"] | {"passes": {n: 1.5 * n for n in (1, 2, 65)}}
     monkeypatch.setitem(machines.MACHINES, "dear", dear)
     snapshot, machine = snapshots("prose"), Machine("dear")
@@ -61,7 +61,7 @@ def test_calibrating_takes_a_small_share_where_drafts_never_pay(snapshots, metho
     with machine.at_work():
         found = machines.speed(snapshot, machine, METHODS[method](), 150, 1)
     plain = 1 / (1.55e-3)
-    assert found.tokens_per_second >= 0.8 * plain
+    assert found.tokens_per_second >= 0.88 * plain
     assert found.total.mean_acceptance_length < 1.2
 
 

@@ -22,8 +22,8 @@ class Model:
     - ``"tensor parallel"``: the ranks that it is divided over
     - ``"told", reason``: that its passes are not replayed, which is said once
     - ``"structures"``: those that it was seen to have (`structure_of`)
-    - ``"proved", structure, in training, dtype, device``: that it computes with our attention what
-      it does with its own
+    - ``"proved", structure, in training, dtype, dtypes, device``: that it computes with our
+      attention what it does with its own
     - ``"replayed", structure, dtype, device, stored``: that its passes may be replayed
     - ``"corpora"``: indexes of files that are looked up, and what it generated
     - ``"reordered"``: copies of weights that are read in another order

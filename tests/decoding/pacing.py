@@ -3,6 +3,7 @@
 import numpy as np
 
 from specattn.decoding.drafting import pacer
+from specattn.decoding.drafting.calibrating import Calibrator
 from specattn.decoding.drafting.gains import NONE
 from specattn.decoding.drafting.pacer import Choice, Pacer
 
@@ -18,7 +19,7 @@ def with_costs(monkeypatch, seconds):
 
     monkeypatch.setattr(Pacer, "passes", passes)
     monkeypatch.setattr(Pacer, "seconds", rounds)
-    monkeypatch.setattr(Pacer, "calibrate", lambda *_: None)
+    monkeypatch.setattr(Calibrator, "calibrate", lambda *_: None)
     monkeypatch.setattr(pacer, "AGAIN", 0.0)
 
 

@@ -213,10 +213,7 @@ def forget(snapshot):
     known = Model.of(snapshot.target.model)._known
     for kind in [kind for kind in known if kind[0] == "pace"]:
         del known[kind]
-    workspace = snapshot.target.workspace
-    workspace.met.clear()
-    for kind in [kind for kind in workspace._beside if kind[0] == "drafts met"]:
-        del workspace._beside[kind]
+    snapshot.target.workspace.met.clear()
 
 
 def warm(snapshot, method, heat):
@@ -225,7 +222,7 @@ def warm(snapshot, method, heat):
 
     def everything(self, *args, **options):
         real(self, *args, **options)
-        self.everything = True
+        self.calibrator.everything = True
 
     with patch.object(Pacer, "__init__", everything):
         snapshot.run(method, 12, LogitsProcessorList(), do_sample=heat > 0, seed=7)

@@ -17,9 +17,9 @@ def known(**options):
     costs = Costs(**options)
     for seconds in (0.012, 0.010, 0.011):
         costs.follow((PASS, 1), 1, seconds, 0.0)
-    costs.put((ASIDE, 1), 0.008, 0.0, 0.1, 1)
-    costs.put((PASS, 4), 0.014, 0.2, 0.1, 1)
-    costs.put((PASS, 8), 0.017, 0.2, 0.1, 1)
+    costs.put((ASIDE, 1), 0.008, 0.1, 1)
+    costs.put((PASS, 4), 0.014, 0.1, 1)
+    costs.put((PASS, 8), 0.017, 0.1, 1)
     return costs
 
 
@@ -66,7 +66,7 @@ def test_rounds_that_draft_nothing_are_steady_after_three():
 def test_drafts_that_were_not_timed_are_guessed_by_those_that_were():
     costs = known()
     assert costs.guess("x", Effort(1, 4), level=0.003) == pytest.approx(0.012)
-    costs.put(("x", Effort(1, 2)), 0.002, 0.0, 0.0, 1)
+    costs.put(("x", Effort(1, 2)), 0.002, 0.0, 1)
     assert costs.guess("x", Effort(1, 4), level=0.003) == pytest.approx(0.004)
     assert costs.guess("x", Effort(5, 2), level=0.003) == pytest.approx(0.006)
     assert costs.guess("x", Effort(1, 2), level=0.003) == 0.002
@@ -75,22 +75,21 @@ def test_drafts_that_were_not_timed_are_guessed_by_those_that_were():
 def test_what_was_timed_is_kept_for_other_processes(tmp_path):
     file = tmp_path / "costs" / "of.json"
     costs = known(file=file)
-    costs.put(("poss", Effort(4, 3)), 0.003, 0.15, 0.2, 1)
+    costs.put(("poss", Effort(4, 3)), 0.003, 0.2, 1)
     again = Costs(file)
     assert again.seconds == costs.seconds
-    assert again.first == {**dict.fromkeys(costs.seconds, 0.0), **costs.first}
     assert again.is_steady(1)
 
 
-ROWS = [["pass", 1, 0.01, 0.0]]
+ROWS = [["pass", 1, 0.01]]
 
 
 @pytest.mark.parametrize(
     "content",
     [
-        "", "{", "[1]", "null", '{"pass": 1}', "\0\1", json.dumps([["pass", 1, 0.01]]),
-        json.dumps([["pass", 1, -0.01, 0.0]]), json.dumps([["pass", 1, "x", 0.0]]),
-        json.dumps([*ROWS, ["pass", [1, 2, 3], 0.01, 0.0]]), '[["pass", 1, NaN, 0.0]]',
+        "", "{", "[1]", "null", '{"pass": 1}', "\0\1", json.dumps([["pass", 1]]),
+        json.dumps([["pass", 1, -0.01]]), json.dumps([["pass", 1, "x"]]),
+        json.dumps([*ROWS, ["pass", [1, 2, 3], 0.01]]), '[["pass", 1, NaN]]',
     ],
 )  # fmt: skip
 def test_files_that_are_no_tables_are_named_and_not_used(tmp_path, caplog, content):
@@ -98,10 +97,10 @@ def test_files_that_are_no_tables_are_named_and_not_used(tmp_path, caplog, conte
     file.write_text(content)
     with caplog.at_level(logging.WARNING):
         costs = Costs(file)
-    assert costs.seconds == costs.first == {}
+    assert costs.seconds == {}
     assert caplog.text.count(f"{file} is no table of costs and is not used") == 1
     costs.follow((PASS, 1), 1, 0.01, 0.0)
-    costs.put((ASIDE, 1), 0.008, 0.0, 0.0, 1)
+    costs.put((ASIDE, 1), 0.008, 0.0, 1)
     assert Costs(file).seconds == costs.seconds, "it is replaced"
 
 

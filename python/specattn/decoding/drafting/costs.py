@@ -43,25 +43,21 @@ _log = logging.getLogger(__name__)
 class Costs:
     """Seconds by kind and size: of passes by rows of the batch, of a drafter's drafts by effort.
 
-    `first` is what recording or capturing a shape took besides, `elapsed` the time when a figure
-    was last confirmed. With a `file`, figures of an earlier process are the first guess.
+    `confirmed` is when a figure was met last. With a `file`, those of an earlier process are the
+    first guess.
     """
 
     def __init__(self, file: Path | None = None, former: Costs | None = None):
         self.file, self.changes = file, 0
-        self.seconds, self.first = dict[tuple[str, Any], float](), dict[tuple[str, Any], float]()
-        self.confirmed = dict[tuple[str, Any], float]()
+        self.seconds, self.confirmed = (dict[tuple[str, Any], float]() for _ in range(2))
         self._early = dict[tuple[str, Any], list[float]]()
         self._tables = dict[str, tuple[int, Any, Any]]()
         if file is not None and file.exists():
             self._load(file)
         elif former is not None:
-            self.seconds, self.first = dict(former.seconds), dict(former.first)
-            self.confirmed = dict(former.confirmed)
+            self.seconds, self.confirmed = dict(former.seconds), dict(former.confirmed)
 
-    def put(
-        self, shape: tuple[str, Any], seconds: float, first: float, at: float, requests: int
-    ) -> None:
+    def put(self, shape: tuple[str, Any], seconds: float, at: float, requests: int) -> None:
         """Note what was timed aside at some elapsed time, and keep it for later processes.
 
         Of passes it becomes what a round takes: that much more than one row of each request.
@@ -69,10 +65,10 @@ class Costs:
         if shape[0] != ASIDE and isinstance(shape[1], int):
             seconds = self.plain(requests) + max(0.0, seconds - self.seconds[ASIDE, requests])
         self.seconds[shape] = max(seconds, _LEAST)  # a clock may not see it
-        self.first[shape], self.confirmed[shape] = first, at
+        self.confirmed[shape] = at
         self.changes += 1
         if self.file is not None:
-            rows = [[*key, s, self.first.get(key, 0.0)] for key, s in self.seconds.items()]
+            rows = [[*shape, s] for shape, s in self.seconds.items()]
             self.file.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(self.file, lambda path: path.write_text(json.dumps(rows)))
 
@@ -143,14 +139,13 @@ class Costs:
     def _load(self, file: Path) -> None:
         """Read what an earlier process kept; of what is no such file nothing is taken."""
         try:
-            for kind, size, seconds, first in json.loads(file.read_text()):
+            for kind, size, seconds in json.loads(file.read_text()):
                 given = Effort(*map(int, size)) if isinstance(size, list) else int(size)
-                if not (math.isfinite(seconds) and seconds > 0 and math.isfinite(first)):
+                if not (math.isfinite(seconds) and seconds > 0):
                     raise ValueError(f"{seconds} seconds")
                 self.seconds[str(kind), given] = float(seconds)
-                self.first[str(kind), given] = max(0.0, float(first))
         except (OSError, ValueError, TypeError) as error:
-            self.seconds, self.first = {}, {}
+            self.seconds = {}
             _log.warning("%s is no table of costs and is not used: %s", file, error)
 
 
@@ -159,10 +154,14 @@ def _nodes(effort: Effort) -> int:
 
 
 class Ledger:
-    """Seconds that all runs of a model have decoded, spent on calibrating, and saved by drafts."""
+    """Seconds that all runs of a model have decoded, spent on calibrating, and saved by drafts.
+
+    `capture` is what the last CUDA graph took to capture.
+    """
 
     def __init__(self) -> None:
         self.elapsed = self.spent = self.saved = 0.0
+        self.capture = 0.3
 
 
 def timed_aside(run: Callable[[], Any], clock: Clock, colds: int) -> tuple[float, float, float]:

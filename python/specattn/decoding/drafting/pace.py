@@ -95,16 +95,7 @@ class Share(FixedSize):
         self.gains: Any = Model.of(context.target.model).recall(key, make)
         self.last = 0.0  # when it drafted, or could have
         self.memo: tuple[Any, Any] = None, None  # what its rounds take, of late
-        self.alone = True
-        self._pacer: Pacer | None = None  # where drafters take turns they share one
-        self._context = context
-
-    @property
-    def pacer(self) -> Pacer:
-        """What it is a part of."""
-        if self._pacer is None:
-            self._pacer = Pacer(self._context, [self])
-        return self._pacer
+        self.alone, self.pacer = True, Pacer(context, [self])
 
     def choose(self, root: torch.Tensor, depth: int) -> Effort:
         """Return the effort of the round that begins; its depth is at most `depth`."""
@@ -121,12 +112,11 @@ class Share(FixedSize):
         return min(drafted, int(self.sizes[rates.argmax()]))
 
     def begin(self, effort: Effort, rows: int) -> None:
-        """Note that a pass begins; where drafters take turns, who says whose turn it is does."""
-        if self.alone:
-            self.pacer.begin(rows, self, effort)
+        """Note that a pass begins."""
+        self.pacer.begin(rows, self, effort)
 
     def end(self, verified: Verified) -> None:
-        """Note that it has ended, and learn from it."""
+        """Note that it has ended; where drafters take turns, who says whose turn it is does."""
         if self.alone:
             self.pacer.end(verified)
 
@@ -136,7 +126,7 @@ class Share(FixedSize):
 
     def join(self, pacer: Pacer, title: str) -> None:
         """Leave it to a pacer of several to say whose turn it is: `title`'s, if its own."""
-        self._pacer, self.alone, self.title = pacer, False, title
+        self.pacer, self.alone, self.title = pacer, False, title
 
     def learn(self, drafted: int, emitted: Sequence[Sequence[int] | None]) -> None:
         """Learn what requests went on with behind a draft of so many levels; None: another's."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from specattn.decoding.drafting.calibrating import AGAIN, Calibrating, captured_sizes, captures
+from specattn.decoding.drafting.calibrating import AGAIN, Calibrator, captured_sizes, captures
 from specattn.decoding.drafting.costs import PASS, Costs, Ledger, alike, file_of
 from specattn.decoding.drafting.gains import NONE, SIZES, Effort, Lookups, sizes_up_to
 from specattn.decoding.engine.contract import DraftContext, Verified
@@ -52,35 +52,29 @@ class Choice(NamedTuple):
     alone: float = 0.0
 
 
-class Pacer(Calibrating):
+class Pacer:
     """Chooses among nothing, lookups and drafters, for all requests of a run together."""
 
     def __init__(
         self, context: DraftContext, shares: Sequence[Share] = (), most_looked_up: int = 1
     ):
         self.target, self.sequences = context.target, context.sequences
-        self.most_looked_up = most_looked_up
-        self.shares, self.everything = list(shares), context.calibrates
+        self.most_looked_up, self.shares = most_looked_up, list(shares)
         self.clock, self.model = self.target.clock(), Model.of(self.target.model)
+        self.calibrator = Calibrator(self, context.calibrates)
         self.ledger = self.model.recall(("pace", "ledger", threading.get_ident()), Ledger)
-        # Shapes that are recorded or captured: passes, and drafts.
-        self.met: tuple[set[Any], set[Any]] = self.target.workspace.met, set()
-        if shares:
-            names = "drafts met", *(share.name for share in shares)
-            self.met = self.met[0], self.target.recall(names, None, set)
         self.captures = captures(self.target)
+        self.met: set[Any] = self.target.workspace.met  # shapes that are recorded or captured
         self.lookups, self.wants = Lookups(), 1  # rows that what was looked up had a use for
         self.saves: float | None = None  # seconds, by a lookup of late
         self.compared: tuple[Choice, Choice] | None = None  # the best, and nothing
         self.best_rate = 0.0
         self._asked, self._idle, self._held, self._turn = 0.0, 0, 0, 0
         self._took = dict[str, float]()  # parts of a lookup, in seconds
-        self._exploring: Share | None = None
-        self.hoped = 0.0  # seconds that drafts which were not timed may save this run
         self._costs: tuple[Any, Costs] | None = None
         self._begun: tuple[Any, ...] | None = None
         self.last_ended: Any = None  # the moment when the last round ended
-        self._unread = deque[Callable[[], bool]]()
+        self._unread = deque[tuple[Any, Callable[[], None]]]()  # moments, and what is read then
 
     @property
     def costs(self) -> Costs:
@@ -114,7 +108,7 @@ class Pacer(Calibrating):
         rows = sizes * self.requests
         found = self.costs.of_passes(kind, rows)
         if kind == PASS and not self.captures:  # recording few rows costs little
-            plain = self.costs.of_passes(kind, np.array(self.requests))
+            plain = self.costs.plain(self.requests)
             found = np.where(np.isinf(found) & (sizes <= _UNTIMED), _DEARER * plain, found)
         return np.where((rows > MOST_ROWS) & (sizes > 1), np.inf, found)
 
@@ -128,29 +122,23 @@ class Pacer(Calibrating):
         return {rows: seconds for rows, seconds in found if seconds < np.inf} or {1: 1.0}
 
     def seconds(self, share: Share) -> Any:
-        """Return what rounds of a drafter take, [efforts, sizes], and its share of what is new."""
-        costs, requests = self.costs, self.requests
-        known = id(costs), len(costs.seconds), requests, *map(len, self.met), self._turn // _HOLDS
-        if share.memo[0] != known:
-            share.memo = known, self._seconds(share)
-        return share.memo[1]
+        """Return what rounds of a drafter take, [efforts, sizes].
 
-    def _seconds(self, share: Share) -> Any:
+        With its share, by the tokens that the run has left, of what has yet to be captured.
+        """
         costs, requests = self.costs, self.requests
-        drafts, first = np.zeros((2, len(share.efforts)))
-        for n, effort in enumerate(share.efforts if share.run is not None else ()):
-            drafts[n] = costs.seconds.get((share.name, effort), np.inf)
-            first[n] = self._first((share.name, effort))
-        new = np.array(
-            [self._first((share.kind, requests * size)) for size in share.sizes.tolist()]
-        )
-        once = (first[:, None] + new) * (1 + share.gains.table) / self.left
-        return drafts[:, None] + self.passes(share.kind, share.sizes) + once
-
-    def _first(self, shape: tuple[str, Any]) -> float:
-        """Return what a shape takes besides when it is met, which this run has to pay."""
-        met = any(shape in shapes for shapes in self.met)
-        return 0.0 if met else self.costs.first.get(shape, 0.0)
+        known = id(costs), len(costs.seconds), requests, len(self.met), self._turn // _HOLDS
+        if share.memo[0] == known:
+            return share.memo[1]
+        drafts = [(share.name, effort) for effort in share.efforts] if share.run else []
+        taken = np.array([[costs.seconds.get(one, np.inf)] for one in drafts] or [[0.0]])
+        found = taken + self.passes(share.kind, share.sizes)
+        if self.captures:
+            new = np.array([[one not in self.met] for one in drafts] or [[False]], int)
+            new = new + [(share.kind, requests * n) not in self.met for n in share.sizes.tolist()]
+            found = found + new * self.ledger.capture * (1 + share.gains.table) / self.left
+        share.memo = known, found
+        return found
 
     def asks(self) -> bool:
         """Whether to look up: that saves more than it takes, or was not done for long."""
@@ -161,25 +149,21 @@ class Pacer(Calibrating):
         """Note that a part of a lookup that began at a moment has ended."""
         now = self.clock.now()
 
-        def read() -> bool:
-            if not self.clock.passed(now):
-                return False
-            known, seconds = self._took.get(part), self.clock.seconds(begun, now)
-            self._took[part] = (
-                seconds if known is None else min(seconds, known + (seconds - known) / 8)
-            )
-            return True
+        def read() -> None:
+            seconds = self.clock.seconds(begun, now)
+            known = self._took.get(part, seconds)
+            self._took[part] = min(seconds, known + (seconds - known) / 8)
 
-        self._unread.append(read)
+        self._unread.append((now, read))
 
     def prepare(self, root: torch.Tensor, depth: int) -> None:
         """Read what has ended, and time what is due; a round begins behind `root` [B]."""
-        while self._unread and self._unread[0]():
-            self._unread.popleft()
+        while self._unread and self.clock.passed(self._unread[0][0]):
+            self._unread.popleft()[1]()
         self._turn += 1
-        now_and_then = self._turn % _LOOKS == 0 or self.everything
+        now_and_then = self._turn % _LOOKS == 0 or self.calibrator.everything
         if now_and_then and self.costs.plain(self.requests) < np.inf:
-            self.calibrate(root, depth)
+            self.calibrator.calibrate(root, depth)
 
     def best_rows(self, chances: Sequence[Sequence[float]]) -> int:
         """Return the rows with most tokens per second, of chains with these chances, descending."""
@@ -220,14 +204,13 @@ class Pacer(Calibrating):
                 self.saves = 2 * sum(self._took.values())
             if self.saves is not None:
                 self.saves += (saved - self.saves) / 8
-        self._exploring = None
         if depth > 0:
             self.compared, self.best_rate = (best, nothing), _rate(best)
         for share in self.shares if self._turn % _LOOKS == 1 else ():
             other = self._best(share, depth, promised, best if best.name == share.title else None)
             loss = other.seconds - other.tokens / _rate(best)
             if other.effort != NONE and loss < AGAIN * (self.ledger.elapsed - share.last):
-                self._exploring = share
+                share.last = self.ledger.elapsed
                 return other
         self._held = 3 * (best is nothing)
         return best
@@ -253,12 +236,11 @@ class Pacer(Calibrating):
 
     def begin(self, rows: int, share: Share | None = None, effort: Effort = NONE) -> None:
         """Note that a pass of `rows` rows of each request begins, behind drafting an effort."""
+        share = None if effort == NONE else share
         ends = {row: self.sequences.ends[row] for row in self.sequences.active}
-        kind = PASS if share is None or effort == NONE else share.kind
-        self._begun = share, effort, (kind, rows * len(ends)), self.clock.now(), ends
+        shape = PASS if share is None else share.kind, rows * len(ends)
+        self._begun = share, effort, shape, self.clock.now(), ends
         self._idle += rows == 1
-        if share is not None and share is self._exploring:
-            share.last = self.ledger.elapsed
 
     def end(self, verified: Verified, own: Sequence[bool] | None = None) -> None:
         """Note that it has ended; its drafter learns of the requests that are its `own`."""
@@ -266,59 +248,50 @@ class Pacer(Calibrating):
             self.last_ended = None
             return
         (share, effort, shape, begun, ends), self._begun = self._begun, None
-        now, before, costs = self.clock.now(), self.last_ended, self.costs
-        texts = [
-            self.sequences.host_rows[row, at : self.sequences.ends[row]] for row, at in ends.items()
-        ]
-        emitted = [text.tolist() for text in texts]
-        if share is not None and effort != NONE:
-            mine = own or [True] * len(emitted)
+        now, before, costs, met = self.clock.now(), self.last_ended, self.costs, self.met
+        texts = self.sequences.host_rows
+        emitted = [texts[row, at : self.sequences.ends[row]].tolist() for row, at in ends.items()]
+        fresh, gained, draft = shape not in met, fmean(map(len, emitted)), None
+        met.add(shape)
+        if share is not None:
+            mine, draft = own or [True] * len(emitted), (share.name, effort)
+            met.add(draft)
             learnt = [text if yes else None for text, yes in zip(emitted, mine, strict=True)]
             share.learn(verified.draft.tree.max_depth, learnt)
-        draft = None if share is None or effort == NONE else (share.name, effort)
-        fresh, gained = shape not in self.met[0], fmean(map(len, emitted))
-        self.met[0].add(shape)
-        self.met[1].add(draft)
 
-        def read() -> bool:
-            if not self.clock.passed(now):
-                return False
+        def read() -> None:
             seconds = self.clock.seconds(begun, now)
             drafting = 0.0 if before is None else self.clock.seconds(before, begun)
             if not fresh:
                 costs.follow(shape, len(ends), seconds, self.ledger.elapsed)
             if draft in costs.seconds and before is not None:
                 costs.move(draft, drafting, self.ledger.elapsed)
-            plain = float(costs.of_passes(PASS, np.array(len(ends))))
+            plain = costs.plain(len(ends))
             self.ledger.elapsed += seconds + drafting
             if plain < np.inf:
                 self.ledger.saved += gained * plain - seconds - drafting
-            return True
 
-        self._unread.append(read)
+        self._unread.append((now, read))
         self.last_ended = now
 
     def details(self) -> dict[str, Any]:
         """Return what was found, for the statistics of the run."""
         if self._costs is None:
             return {}
-        found = self.costs.seconds
         milliseconds: Any = {}
-        for (kind, size), seconds in sorted(found.items(), key=str):
-            of = kind if isinstance(size, int) else f"{kind}, width x depth"
-            named = str(size) if isinstance(size, int) else f"{size.width} x {size.depth}"
+        for (kind, size), seconds in sorted(self.costs.seconds.items(), key=str):
+            of, named = kind, str(size)
+            if isinstance(size, Effort):
+                of, named = f"{kind}, width x depth", f"{size.width} x {size.depth}"
             milliseconds.setdefault(f"ms of a {of}", {})[named] = round(1e3 * seconds, 2)
         return {
             **milliseconds,
             "rounds without a draft": int(self._idle),
             "seconds of calibrating, all runs": round(self.ledger.spent, 3),
-            **({"last choice": self.explained()} if self.compared else {}),
+            **({"last choice": self._explained(*self.compared)} if self.compared else {}),
         }
 
-    def explained(self) -> str:
-        """Say what was chosen last, and why."""
-        assert self.compared is not None
-        best, nothing = self.compared
+    def _explained(self, best: Choice, nothing: Choice) -> str:
         plain = f"plain decoding 1 in {1e3 * nothing.seconds:.1f} ms"
         if best.rows == 1:
             return f"no draft: {plain}"

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 pytest.importorskip("vllm", reason="run by `make test-vllm`")
@@ -9,6 +10,7 @@ import torch
 from vllm.v1.sample.rejection_sampler import RejectionSampler, expand_batch_to_tokens
 
 from specattn.integrations.vllm.prepare import prepare, sample_plainly, set_right
+from specattn.integrations.vllm.steps import Steps
 from tests.integrations.vllm.engine import Engine, Expected, prompt_of
 
 
@@ -47,6 +49,9 @@ def test_a_step_without_drafts_is_sampled_as_without_a_drafter():
 def test_drafts_are_accepted_as_the_temperature_says(name, monkeypatch):
     """So cold that texts are greedy ones, beside a greedy request."""
     monkeypatch.setenv("SPECATTN_VLLM", "1")
+    # Rows cost nothing, however busy the machine is that `Auto` looks at.
+    monkeypatch.setattr(Steps, "plain", 1.0)
+    monkeypatch.setattr(Steps, "seconds", lambda self, rows: np.ones(len(rows)))
     engine = Engine(f"specattn.integrations.vllm.{name}")
     try:
         # vLLM takes 0.01 at least: in these texts the second token is 0.08 behind, or more.

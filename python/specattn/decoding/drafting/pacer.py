@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 ASKING = 0.015
 """Share of the time for lookups that find nothing of use."""
 
-_UNTIMED, _DEARER = 4, 1.15  # rows that lookups may have at once on a CPU, at so many plain rounds
+_UNTIMED, _DEARER = 4, 1.4  # rows that lookups may have at once on a CPU, at so many plain rounds
 _HOLDS, _LOOKS = 8, 4  # rounds for which costs are taken to hold; between looks for something else
 _EXPECTED = 128  # tokens that a run goes on for at least, as far as its limit allows
 
@@ -107,7 +107,8 @@ class Pacer:
         """Return seconds by rows of a request; infinity of those that are not to be chosen."""
         rows = sizes * self.requests
         found = self.costs.of_passes(kind, rows)
-        if kind == PASS and not self.captures:  # recording few rows costs little
+        # Recording few rows costs little; but what plain rounds take must be known before all else.
+        if kind == PASS and not self.captures and self.costs.is_steady(self.requests):
             plain = self.costs.plain(self.requests)
             found = np.where(np.isinf(found) & (sizes <= _UNTIMED), _DEARER * plain, found)
         return np.where((rows > MOST_ROWS) & (sizes > 1), np.inf, found)
@@ -208,7 +209,7 @@ class Pacer:
             self.compared, self.best_rate = (best, nothing), _rate(best)
         for share in self.shares if self._turn % _LOOKS == 1 else ():
             other = self._best(share, depth, promised, best if best.name == share.title else None)
-            loss = other.seconds - other.tokens / _rate(best)
+            loss = (other.seconds - other.tokens / _rate(best)) * len(self.shares)
             if other.effort != NONE and loss < AGAIN * (self.ledger.elapsed - share.last):
                 share.last = self.ledger.elapsed
                 return other

@@ -219,6 +219,8 @@ class _AutoDrafter(Drafter):
                 draft = _mixed(draft, self.own, lookup)
         else:
             self.name, self.own = None, [True] * len(root)
+            if prepares and pacer.captures:  # of passes that rank, no such size is captured
+                lookup = None
             draft = self.suffix.nothing(root) if lookup is None else self.suffix.draft(root, lookup)
             if not prepares:
                 pacer.begin(draft.tree.size)

@@ -128,7 +128,7 @@ def test_why_is_said_in_plain_words(snapshots):
 def test_passes_beyond_what_was_timed_are_not_chosen():
     """Whatever they would bring: four rows are looked up at most before any was timed."""
     model, text = tiny_model("qwen3", vocab_size=24), torch.arange(8).repeat(20)[None]
-    with patch.object(Calibrator, "calibrate", lambda *_: None):
+    with Machine("toy").at_work(), patch.object(Calibrator, "calibrate", lambda *_: None):
         found = generate(model, text, "suffix", max_new_tokens=40, temperature=0)
     assert 0 < max(round.drafted for round in found.statistics.requests[0].history) <= 3
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from specattn.decoding import Auto, Suffix, generate
 from specattn.decoding.drafting import suffix_index
 from specattn.decoding.text import sampling
+from tests.decoding.drafting.machines import Machine
 from tests.decoding.models import greedy_by_transformers, prompts, tiny_model
 
 _cpu = pytest.importorskip("specattn._cpu", reason="the C++ kernels are not built")
@@ -125,7 +126,8 @@ def unbuilt(monkeypatch):
 def test_methods_look_texts_up_where_the_module_is_not_built(unbuilt, method):
     model = tiny_model("qwen3")
     texts = [torch.cat([x, x, x]) for x in prompts([9, 14])]
-    output = generate(model, texts, method, max_new_tokens=60)
+    with Machine("toy").at_work():
+        output = generate(model, texts, method, max_new_tokens=60)
     assert output.new_tokens == [greedy_by_transformers(model, x, 60) for x in texts]
     assert sum(one.drafted for one in output.statistics.requests) > 0
 

@@ -1,5 +1,6 @@
 """Files appear whole or not at all."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from specattn.files import check_folder_writable, check_writable, write_atomically
+from specattn.files import check_folder_writable, check_writable, keep, write_atomically
 
 
 def test_a_file_is_replaced_when_the_new_one_is_whole(tmp_path):
@@ -40,6 +41,29 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path, before, error):
     with pytest.raises(error):
         write_atomically(path, write)
     assert [file.read_text() for file in tmp_path.iterdir()] == ([] if before is None else [before])
+
+
+def test_a_cache_that_cannot_be_written_is_named_once(tmp_path):
+    path = tmp_path / "kind" / "name"
+    keep(tmp_path, path, lambda partial: partial.write_text("kept"))
+
+    def full_disk(partial):
+        partial.touch()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def put():
+        for kind in ("kind", "other"):
+            keep(tmp_path, tmp_path / kind / "name", full_disk)
+        keep(path, path / "kind" / "name", full_disk)  # below a file
+
+    with pytest.warns(UserWarning, match="cannot be written") as said:
+        put()
+    assert len(said) == 2
+    for cache, one in zip((tmp_path, path), said, strict=True):
+        assert f"the cache {cache} cannot be written" in str(one.message)
+    assert "No space left on device" in str(said[0].message)
+    assert [file for file in tmp_path.rglob("*") if file.is_file()] == [path]
+    assert path.read_text() == "kept"
 
 
 def test_a_write_that_makes_no_file_is_an_error(tmp_path):

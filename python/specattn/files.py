@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import warnings
 from collections.abc import Callable
 from pathlib import Path
+
+_unwritable = set[Path]()  # caches of which was warned
 
 
 def cache_folder() -> Path:
@@ -20,6 +23,25 @@ def cache_named() -> Path | None:
     """Return the folder that ``SPECATTN_CACHE`` names, if it names one."""
     named = os.environ.get("SPECATTN_CACHE")
     return Path(named) if named else None
+
+
+def keep(cache: Path, path: Path, write: Callable[[Path], object]) -> None:
+    """Write a file below a cache as `write_atomically` does, and make the folders that it needs.
+
+    A cache holds only what can be found out again: one that cannot be written ends no run, and one
+    warning says so.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, write)
+    except (OSError, ValueError) as error:
+        if cache not in _unwritable:
+            _unwritable.add(cache)
+            warnings.warn(
+                f"specattn: the cache {cache} cannot be written, so later processes find out again "
+                f"what it lacks: {error}",
+                stacklevel=2,
+            )
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:

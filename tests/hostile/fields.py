@@ -47,7 +47,9 @@ def edited(config, path, value):
 
 def write(folder, config):
     """Write ``config.json``, with NaN and all, as Python does."""
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    file = folder / "config.json"
+    file.unlink(missing_ok=True)  # file systems may wait for the disk where one is overwritten
+    file.write_text(json.dumps(config), encoding="utf-8")
 
 
 def verdict(load, path, default):

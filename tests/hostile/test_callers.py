@@ -9,6 +9,7 @@ import copy
 import pickle
 import warnings
 from contextlib import contextmanager, nullcontext
+from functools import cache
 
 import pytest
 import torch
@@ -306,6 +307,7 @@ def quietly():
         yield
 
 
+@cache
 def truth(change, switch):
     """Return the text of a fresh model that was changed so, under a switch."""
     model = tiny_model("llama")

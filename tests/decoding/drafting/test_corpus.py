@@ -11,6 +11,7 @@ import torch
 
 pytest.importorskip("specattn._cpu", reason="the C++ kernels are not built")
 
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
 
 from specattn.decoding import Suffix, generate, parse_method
@@ -135,6 +136,31 @@ def test_a_full_cache_forgets_what_was_not_used_for_longest(tmp_path):
     small = IndexCache(tmp_path, most_bytes=1)
     small.put("3", index)
     assert [path.stem for path in tmp_path.glob("*.safetensors")] == ["3"]
+
+
+def test_a_cache_that_cannot_be_written_ends_no_run(target, file, tmp_path, monkeypatch):
+    """It was there when it was opened."""
+    put = IndexCache.put
+
+    def gone(cache, key, index):
+        cache.folder.rmdir()
+        cache.folder.touch()
+        put(cache, key, index)
+
+    monkeypatch.setattr(IndexCache, "put", gone)
+    with pytest.warns(UserWarning, match=f"{tmp_path / 'cache'} cannot be written"):
+        (corpus,) = Corpora.of(target).files([file], tmp_path / "cache")
+    assert len(corpus) > 20
+
+
+def test_an_index_on_a_full_disk_is_not_kept(tmp_path, monkeypatch):
+    def full(tensors, path):
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("specattn.decoding.drafting.corpus.save_file", full)
+    with pytest.warns(UserWarning, match=f"{tmp_path} cannot be written.*No space left on device"):
+        IndexCache(tmp_path).put("one", index_of([[1, 2, 3]]))
+    assert IndexCache(tmp_path).get("one") is None
 
 
 def test_what_was_mapped_stays_when_it_is_replaced_or_deleted(tmp_path):

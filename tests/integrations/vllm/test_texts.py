@@ -1,5 +1,7 @@
 """What a request's text offers to draft, and whose text that is."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -8,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specattn.decoding.methods.prompt_lookup import SuffixIndex
-from specattn.integrations.vllm.texts import Chain, Text, Texts, latest, likeliest_path
+from specattn.integrations.vllm.texts import Chain, Copies, Text, Texts, latest, likeliest_path
+from specattn.planning.models import EMBEDDED_TARGET
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(1, 4))
@@ -26,7 +29,6 @@ def test_a_path_follows_the_first_child():
 
 
 def texts(**options):
-    pytest.importorskip("specattn._cpu", reason="the C++ kernels are not built")
     return Texts(100, "no-folder", 8, **options)
 
 
@@ -38,7 +40,7 @@ def chain_of(text: Text, tokens, length=8):
 PASSAGE = list(range(20, 40))
 
 
-def test_a_text_is_drafted_from_itself():
+def test_a_text_is_drafted_from_itself(each_index):
     chain = chain_of(texts().new(), [*PASSAGE, 1, 2, *PASSAGE[:5]])
     assert chain.tokens == PASSAGE[5:13]
     assert sorted(chain.chances, reverse=True) == chain.chances
@@ -46,7 +48,7 @@ def test_a_text_is_drafted_from_itself():
 
 
 @pytest.mark.parametrize("remember", [False, True])
-def test_no_text_shows_in_another_unless_that_is_wanted(remember):
+def test_no_text_shows_in_another_unless_that_is_wanted(remember, each_index):
     known = texts(remember=remember)
     first = known.new()
     first.extend([1, 2, 3, *PASSAGE], len(PASSAGE))
@@ -66,8 +68,8 @@ def test_how_true_copies_came_is_known_of_one_request_alone():
 
 
 def test_copies_that_never_come_true_lose_their_chance():
-    text = texts().new()
-    text.index = None  # prompt lookup alone
+    nothing = SimpleNamespace(extend=lambda *given: None, draft=lambda *given: ([], [], []))
+    text = Text(nothing, Copies(8))  # prompt lookup alone
     written = [1, 2]
     first = chain_of(text, written)
     assert first.tokens == []
@@ -105,3 +107,11 @@ def test_a_corpus_needs_a_tokenizer(tmp_path):
     file.write_text("some text")
     with pytest.raises(ValueError, match=r"corpus: needs the target's tokenizer"):
         texts(corpus=(file,))
+
+
+def test_a_corpus_is_looked_up(each_index, tmp_path):
+    file = tmp_path / "corpus.txt"
+    file.write_text("one two three four five six seven eight nine ten")
+    known = Texts(4096, str(EMBEDDED_TARGET), 8, corpus=(file,))
+    tokens = known.corpora.tokenizer(file.read_text())["input_ids"]
+    assert chain_of(known.new(), tokens[:6]).tokens == tokens[6:14]

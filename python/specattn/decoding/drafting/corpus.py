@@ -16,17 +16,20 @@ import struct
 import warnings
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from transformers import AutoTokenizer, PreTrainedModel
 
 from specattn.decoding.drafting import suffix_index as in_python
 from specattn.decoding.model.model import Model
 from specattn.decoding.text.sampling import kernels
-from specattn.files import write_atomically
+from specattn.files import keep
 
 END = -1
 """Between two texts."""
@@ -83,9 +86,9 @@ class IndexCache:
         return index
 
     def put(self, key: str, index: Index) -> None:
-        """Keep an index."""
+        """Keep an index, if the folder can be written."""
         path = self.path(key)
-        write_atomically(path, lambda partial: save_file(index._asdict(), partial))
+        keep(self.folder, path, partial(_save, index))
         self._shrink(path)
 
     def path(self, key: str) -> Path:
@@ -103,8 +106,9 @@ class IndexCache:
         for _, size, path in sorted(found):
             if total <= self.most_bytes or path == newest:
                 continue
-            path.unlink(missing_ok=True)
-            total -= size
+            with suppress(OSError):  # in a folder that cannot be written
+                path.unlink(missing_ok=True)
+                total -= size
 
 
 class Outputs:
@@ -230,6 +234,13 @@ class Corpora:
 def corpora_of(model: PreTrainedModel) -> Corpora:
     """Return what this process knows of a model's corpora."""
     return Model.of(model).recall("corpora", lambda: Corpora.of(model))
+
+
+def _save(index: Index, path: Path) -> None:
+    try:
+        save_file(index._asdict(), path)
+    except SafetensorError as error:  # of a full disk, say
+        raise OSError(str(error)) from None
 
 
 def _mapped(path: Path) -> Index:

@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import math
+import os
 import platform
 from collections.abc import Callable, Hashable
 from functools import cache
@@ -25,7 +26,7 @@ from transformers import PreTrainedModel
 import specattn
 from specattn.decoding.drafting.gains import Effort
 from specattn.decoding.text.statistics import Clock
-from specattn.files import cache_named, write_atomically
+from specattn.files import cache_named, keep
 
 PASS = "pass"
 """The kind of passes that hand out nothing beside logits and features."""
@@ -52,7 +53,7 @@ class Costs:
         self.seconds, self.confirmed = (dict[tuple[str, Any], float]() for _ in range(2))
         self._early = dict[tuple[str, Any], list[float]]()
         self._tables = dict[str, tuple[int, Any, Any]]()
-        if file is not None and file.exists():
+        if file is not None and os.path.exists(file):
             self._load(file)
         elif former is not None:
             self.seconds, self.confirmed = dict(former.seconds), dict(former.confirmed)
@@ -69,8 +70,8 @@ class Costs:
         self.changes += 1
         if self.file is not None:
             rows = [[*shape, s] for shape, s in self.seconds.items()]
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.file, lambda path: path.write_text(json.dumps(rows)))
+            cache = self.file.parent.parent
+            keep(cache, self.file, lambda path: path.write_text(json.dumps(rows)))
 
     def plain(self, requests: int) -> float:
         """Return the seconds of a round that drafts nothing."""

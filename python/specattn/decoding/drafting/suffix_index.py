@@ -85,7 +85,10 @@ class SuffixDrafter:
         return self._automaton.states[self._automaton.match].length
 
     def extend(
-        self, tokens: Sequence[int], successors: torch.Tensor | None, generated: bool = False
+        self,
+        tokens: Sequence[int],
+        successors: torch.Tensor | None = None,
+        generated: bool = False,
     ) -> None:
         """Append tokens to the text; what was generated corrects probabilities."""
         for i, token in enumerate(tokens):

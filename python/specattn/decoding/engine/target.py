@@ -31,6 +31,7 @@ from specattn.decoding.passes.padding import most_spare
 from specattn.decoding.passes.proving import proved
 from specattn.decoding.passes.replay import Compile, runner_of
 from specattn.decoding.passes.runner import LayerAttention, Runner, Verification
+from specattn.decoding.passes.seen import Seen
 from specattn.decoding.ranks.lockstep import Lockstep
 from specattn.decoding.ranks.split_prefill import split_features
 from specattn.decoding.text.statistics import Clock
@@ -161,18 +162,20 @@ class Target(CachedModel):
         One that was outgrown goes before its successor is made, which has a quarter more room: of
         texts that grow from run to run not every one makes a workspace.
         """
-        conditions = None
+        conditions = seen = None
         windows = windows_of(model.config, capacity)
         if self._lasting:
             number = self._structure.number
             conditions = Conditions.of(model, batch, stored, self._compile, number, turned_by)
             found = Model.of(model).take()
-            if found is not None and found.fits(conditions, capacity, windows):
+            if found is not None and found.fits(model, conditions, capacity, windows):
                 return found
             if found is not None and found.cache.capacity < capacity:
                 capacity = _with_room(model, capacity)
             del found
-        return Workspace(conditions, self._cache(model, batch, capacity, windows, stored), windows)
+            seen = Seen(model)
+        cache = self._cache(model, batch, capacity, windows, stored)
+        return Workspace(conditions, seen, cache, windows)
 
     def _cache(
         self,

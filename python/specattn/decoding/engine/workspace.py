@@ -37,7 +37,6 @@ class Conditions(NamedTuple):
     backend: str
     inference: bool
     autocast: bool
-    seen: Seen
 
     @classmethod
     def of(
@@ -49,18 +48,21 @@ class Conditions(NamedTuple):
         structure: int,
         turned_by: int | None,
     ) -> Conditions:
-        """Return those of a run that begins now; dtype and device are those of what is `seen`."""
+        """Return those of a run that begins now; dtype and device are `Seen` in the model."""
         _, backend = chosen("hybrid_tree_attention", model.device, model.dtype)
         inference = torch.is_inference_mode_enabled()
         autocast = torch.is_autocast_enabled(model.device.type)
         how = backend.name, inference, autocast
-        return cls(batch, stored, compile, structure, turned_by, *how, Seen(model))
+        return cls(batch, stored, compile, structure, turned_by, *how)
 
 
 class _Beside(NamedTuple):
     owner: Any
     seen: Seen | None
     memory: Any
+
+    def is_of(self, owner: Any) -> bool:
+        return self.owner is owner and (self.seen is None or self.seen.is_of(owner))
 
 
 class Workspace:
@@ -70,17 +72,33 @@ class Workspace:
     Nothing in it may hold the model itself.
     """
 
-    def __init__(self, conditions: Conditions | None, cache: KVCache, windows: list[int | None]):
-        self.conditions, self.cache, self.windows = conditions, cache, windows
+    def __init__(
+        self,
+        conditions: Conditions | None,
+        seen: Seen | None,
+        cache: KVCache,
+        windows: list[int | None],
+    ):
+        self.conditions, self.seen, self.cache, self.windows = conditions, seen, cache, windows
         self.runner: Runner | None = None
         self.met = set[Any]()  # shapes of passes that were recorded or captured
         self._beside: dict[Hashable, _Beside] = {}
         self._recalled: set[Hashable] = set()
 
-    def fits(self, conditions: Conditions, capacity: int, windows: list[int | None]) -> bool:
+    def fits(
+        self,
+        model: PreTrainedModel,
+        conditions: Conditions,
+        capacity: int,
+        windows: list[int | None],
+    ) -> bool:
         """Whether a run that needs so much may compute here, as in a workspace of its own."""
-        enough = capacity <= self.cache.capacity <= MOST_WASTED * capacity
-        return enough and (conditions, windows) == (self.conditions, self.windows)
+        return (
+            capacity <= self.cache.capacity <= MOST_WASTED * capacity
+            and (conditions, windows) == (self.conditions, self.windows)
+            and self.seen is not None
+            and self.seen.is_of(model)
+        )
 
     def recall(self, kind: Hashable, owner: Any, make: Callable[[], T]) -> T:
         """Return what an `owner`, such as a drafter, computes in; one of a kind for each run.
@@ -90,10 +108,10 @@ class Workspace:
         if kind in self._recalled:
             return make()  # the first has it
         self._recalled.add(kind)
-        seen = Seen(owner) if isinstance(owner, nn.Module) else None
         known = self._beside.pop(kind, None)
-        if known is None or known.owner is not owner or known.seen != seen:
+        if known is None or not known.is_of(owner):
             del known
+            seen = Seen(owner) if isinstance(owner, nn.Module) else None
             known = _Beside(owner, seen, make())
         self._beside[kind] = known
         found: T = known.memory

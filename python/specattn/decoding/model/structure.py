@@ -116,19 +116,43 @@ def code_of(model: PreTrainedModel) -> list[list[str]]:
     return found
 
 
+class Modules:
+    """A module and all inside it as they were, to be compared with what they are now."""
+
+    def __init__(self, root: nn.Module):
+        modules = [root]
+        for module in modules:  # which grows meanwhile
+            modules += [child for child in module._modules.values() if child is not None]
+        self._parents = [ref(module) for module in modules if module._modules]
+        self._ids, self.kinds = list(map(id, modules)), list(map(type, modules))
+        self._changes = _changes(modules)
+
+    def now(self, root: nn.Module) -> list[nn.Module] | None:
+        """Return them if they are the same, and the same functions beside them or in their place.
+
+        A parent stands in front of what is in it.
+        """
+        parents = [parent() for parent in self._parents]
+        if None in parents:
+            return None
+        inside = chain.from_iterable(map(dict.values, map(_children, parents)))
+        modules = [root, *(module for module in inside if module is not None)]
+        same = (
+            list(map(id, modules)) == self._ids
+            and list(map(type, modules)) == self.kinds
+            and _changes(modules) == self._changes
+        )
+        return modules if same else None
+
+
 class _Seen:
     """A model as it was seen, to be compared with what it is now."""
 
     def __init__(self, model: PreTrainedModel):
-        modules: list[nn.Module] = [model]
-        for module in modules:  # which grows meanwhile
-            modules += [child for child in module._modules.values() if child is not None]
-        self.parents = [ref(module) for module in modules if module._modules]
-        self.ids, self.kinds = list(map(id, modules)), list(map(type, modules))
-        self.spaces = _namespaces(self.kinds)
+        self.modules = Modules(model)
+        self.spaces = _namespaces(self.modules.kinds)
         self.code = self._code()
         self.settings = _settings(model)
-        self.changes = _changes(modules)
         named = dict(model.named_modules())
         replaced = next(filter(None, (_in_words(*item) for item in named.items())), None)
         everywhere = torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks
@@ -138,25 +162,16 @@ class _Seen:
             replaced="all modules have global forward hooks" if everywhere else replaced,
             at_ends=at_top or is_replaced(model.base_model),
             at_top=at_top,
-            in_training=_any_trains(modules),
+            in_training=_any_trains(model.modules()),
         )
 
     def now(self, model: PreTrainedModel) -> Structure | None:
         """Return the structure if a model has it now."""
-        parents = [parent() for parent in self.parents]
-        if None in parents:
+        modules = self.modules.now(model)
+        if modules is None or self._code() != self.code or not _unchanged(model, self.settings):
             return None
-        inside = chain.from_iterable(map(dict.values, map(_children, parents)))
-        modules = [model, *(module for module in inside if module is not None)]
-        same = (
-            list(map(id, modules)) == self.ids
-            and list(map(type, modules)) == self.kinds
-            and _changes(modules) == self.changes
-            and self._code() == self.code
-            and _unchanged(model, self.settings)
-        )
-        if not same or (trains := _any_trains(modules)) == self.structure.in_training:
-            return self.structure if same else None
+        if (trains := _any_trains(modules)) == self.structure.in_training:
+            return self.structure
         return replace(self.structure, in_training=trains)
 
     def _code(self) -> list[list[Any]]:
@@ -180,7 +195,7 @@ def _changes(modules: list[Any]) -> list[Any]:
     return found
 
 
-def _any_trains(modules: list[Any]) -> bool:
+def _any_trains(modules: Iterable[Any]) -> bool:
     return any(map(_trains, modules))
 
 

@@ -36,7 +36,7 @@ from specattn.decoding.passes.recurrent import gated_delta
 from specattn.kv_cache import KVCache, NewHeads
 from specattn.states import StateRows, States
 
-_HANDS_OUT = "_specattn_hands_out"  # set on layers
+_HANDS_OUT = "specattn_hands_out"  # set on hooks
 _OVER = "specattn_over_"  # before the name of the implementation that calls without a plan take
 HEAD = -1
 """Among layers whose features are handed out: the last one's as the model's head reads it."""
@@ -356,30 +356,30 @@ def attach_streams(model: PreTrainedModel) -> None:
         kind = model.config.model_type
         raise ValueError(f"models of type {kind!r} hand out no features of single layers")
     for number, layer in enumerate(base.layers, 1):
-        if not getattr(layer, _HANDS_OUT, False):
-            setattr(layer, _HANDS_OUT, True)
-            layer.register_forward_hook(_hand_out(number), with_kwargs=True)
+        _hand_out(layer, number)
 
 
 def read_in_call(
     model: PreTrainedModel, tokens: torch.Tensor, plan: Pass, **options: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return logits, and what the head reads, [B, T, H], of a pass that calls the model itself."""
-    base = cast(Any, model.base_model)
-    if not getattr(base, _HANDS_OUT, False):
-        setattr(base, _HANDS_OUT, True)
-        base.register_forward_hook(_hand_out(HEAD), with_kwargs=True)
+    _hand_out(model.base_model, HEAD)
     output = cast(Any, model)(**_arguments(tokens, plan), **options)
     return output.logits, plan.streams[HEAD]
 
 
-def _hand_out(number: int) -> Callable:
+def _hand_out(module: torch.nn.Module, number: int) -> None:
+    """Let a module give what it returns to passes that want it; once."""
+    if any(hasattr(hook, _HANDS_OUT) for hook in module._forward_hooks.values()):
+        return
+
     def hand_out(_: Any, __: Any, options: dict[str, Any], output: Any) -> None:
         plan = options.get("specattn_pass")
         if isinstance(plan, Pass) and (number == HEAD or number in plan.feature_layers):
             plan.streams[number] = output[0] if isinstance(output, (tuple, dict)) else output
 
-    return ours(hand_out)
+    setattr(hand_out, _HANDS_OUT, True)
+    module.register_forward_hook(ours(hand_out), with_kwargs=True)
 
 
 def _dispatcher(own: str) -> Callable:

@@ -23,7 +23,7 @@ from specattn.decoding.model.model import Model
 from specattn.decoding.model.structure import Structure, code_of, structure_of
 from specattn.decoding.model.text_model import check_device, text_model
 from specattn.decoding.passes.probe import first_mismatch
-from specattn.files import write_atomically
+from specattn.files import cache_named, keep
 
 BOUNDS = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Of a row of features or logits, relative; what a wrong weight, window or factor does is far more.
@@ -80,11 +80,11 @@ def proved(model: PreTrainedModel, *, trust_family: bool = False) -> Structure:
     trusted = trust_family and model.config.model_type in FAMILIES
     if structure.replaced is not None or not trusted:
         note = _note(model) if structure.replaced is None else None
-        if note is None or not note.exists():
+        if note is None or not os.path.exists(note):
             _probe(model)
             if note is not None:
-                note.parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(note, lambda path: path.write_text(f"{model.config.model_type}\n"))
+                of = f"{model.config.model_type}\n"
+                keep(note.parent.parent, note, lambda path: path.write_text(of))
     known.recall(kind, lambda: True)
     return structure
 
@@ -149,7 +149,7 @@ def _probe(model: PreTrainedModel) -> None:
 
 def _note(model: PreTrainedModel) -> Path | None:
     """Return the file that stands for what was found of models such as this one."""
-    if not (folder := os.environ.get("SPECATTN_CACHE")) or Model.ranks_of(model) is not None:
+    if (folder := cache_named()) is None or Model.ranks_of(model) is not None:
         return None  # ranks of one model all ask it, or none
     _, backend = chosen("hybrid_tree_attention", model.device, model.dtype)
     facts = {
@@ -161,4 +161,4 @@ def _note(model: PreTrainedModel) -> Path | None:
         "versions": [specattn.__version__, torch.__version__, transformers.__version__],
     }
     key = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
-    return Path(folder) / "proven" / key
+    return folder / "proven" / key

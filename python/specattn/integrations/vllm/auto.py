@@ -74,7 +74,7 @@ class Auto:
     Raises
     ------
     ValueError
-        A file of `corpus` cannot be read, or its index needs the C++ module, which is not built.
+        A file of `corpus` cannot be read.
     """
 
     vegas = True

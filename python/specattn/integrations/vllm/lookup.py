@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from specattn.decoding.drafting.corpus import suffix_index
 from specattn.decoding.methods.prompt_lookup import SuffixIndex
 
 from .requests import Requests
@@ -94,10 +95,8 @@ class Suffix(_TextDrafter):
 
 class _Path:
     def __init__(self, least: float):
-        from specattn import _cpu
-
         self.least = least
-        self.drafter: Any = _cpu.SuffixDrafter()
+        self.drafter: Any = suffix_index().SuffixDrafter()
 
     def extend(self, tokens: list[int]) -> None:
         self.drafter.extend(tokens)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import operator
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specattn.decoding.drafting.corpus import Corpora
+from specattn.decoding.drafting.corpus import Corpora, suffix_index
 from specattn.decoding.drafting.gains import ChainGains, Effort, Lookups
 from specattn.decoding.drafting.trie import common
 
@@ -53,8 +52,8 @@ class Text:
 
     Parameters
     ----------
-    index : SuffixDrafter or None
-        `specattn._cpu.SuffixDrafter` of an empty text, None where that is not built.
+    index : SuffixDrafter
+        Of an empty text, by what `suffix_index` chose.
     copies : Copies
         Of this request alone, or shared where that is wanted.
     """
@@ -79,20 +78,18 @@ class Text:
             self.copies.chances.learn(sum(each[: min(right + 1, len(came))]), right)
         self._copied, self._offered = (0, []), Chain([], [])
         self.generated += came
-        if self.index is not None:
-            if read:
-                self.index.extend(read)
-            self.index.extend(came, None, True)
+        if read:
+            self.index.extend(read)
+        self.index.extend(came, None, True)
 
     def chain(self, text: np.ndarray, length: int) -> Chain:
         """Return up to `length` tokens behind `text`, which this is: what is likeliest accepted."""
         if length < 1:
             return Chain([], [])
-        found = [self._copy(text, length)]
-        if self.index is not None:
-            # Paths of at least that probability are few: their tree is small.
-            found.append(likeliest_path(*self.index.draft(8 * length, length, LEAST)))
-        tokens, chances = max(found, key=lambda chain: sum(chain.chances))
+        # Paths of at least that probability are few: their tree is small.
+        path = likeliest_path(*self.index.draft(8 * length, length, LEAST))
+        copy = self._copy(text, length)
+        tokens, chances = max((copy, path), key=lambda chain: sum(chain.chances))
         each = [one / before for before, one in pairwise((1.0, *chances))]
         self._offered, factor = Chain(tokens, each), self.copies.chances.factor
         believed = (min(1.0, factor * one) for one in each)
@@ -161,24 +158,13 @@ class Texts:
     ):
         self.most, self.remember = most, remember
         self.corpora = Corpora(vocabulary, folder)
-        try:
-            self.native: Any = importlib.import_module("specattn._cpu")
-        except ImportError:
-            if corpus:
-                raise ValueError(
-                    "corpus: specattn._cpu is not built, which has its index"
-                ) from None
-            self.native = None
         self.files = self.corpora.files(corpus, cache) if corpus else []
         self.shared = Copies(most) if remember else None
 
     def new(self) -> Text:
         """Return an empty text."""
-        index = None
-        if self.native is not None:
-            others = self.files + ([self.corpora.remembered(None)] if self.remember else [])
-            index = self.native.SuffixDrafter(others)
-        return Text(index, self.shared or Copies(self.most))
+        others = self.files + ([self.corpora.remembered(None)] if self.remember else [])
+        return Text(suffix_index().SuffixDrafter(others), self.shared or Copies(self.most))
 
     def ended(self, text: Text) -> None:
         """Remember what a request was given, if that is wanted."""

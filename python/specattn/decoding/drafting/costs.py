@@ -75,7 +75,8 @@ class Costs:
 
     def plain(self, requests: int) -> float:
         """Return the seconds of a round that drafts nothing."""
-        return float(self.of_passes(PASS, np.array(requests)))
+        known = self.seconds.get((PASS, requests))
+        return float(self.of_passes(PASS, np.array(requests))) if known is None else known
 
     def is_steady(self, requests: int) -> bool:
         """Whether rounds that draft nothing were met often enough."""
@@ -84,20 +85,16 @@ class Costs:
 
     def follow(self, shape: tuple[str, int], requests: int, seconds: float, at: float) -> None:
         """Let a measured pass move what is known; of what is not, the fastest of three counts."""
-        kind, rows = shape
-        sizes, _ = self.table(kind)
         if shape not in self.seconds:
             self._early.setdefault(shape, [])
         early = self._early.get(shape)
-        if early is not None and len(early) < _EARLY:
-            early.append(seconds)
-            if rows == requests or len(early) == _EARLY:
-                self.seconds[shape] = max(min(early), _LEAST)
-                self.changes += 1
-        elif len(sizes):
-            nearest = kind, int(sizes[np.abs(np.log(sizes / rows)).argmin()])
-            expected = float(self.of_passes(kind, np.array(rows), beyond=True))
-            self.move(nearest, self.seconds[nearest] * seconds / expected, at)
+        if early is None or len(early) == _EARLY:
+            self.move(shape, seconds, at)
+            return
+        early.append(seconds)
+        if shape[1] == requests or len(early) == _EARLY:
+            self.seconds[shape] = max(min(early), _LEAST)
+            self.changes += 1
 
     def move(self, shape: tuple[str, Any], seconds: float, at: float) -> None:
         """Let a measured time move a figure."""

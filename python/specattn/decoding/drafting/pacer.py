@@ -71,26 +71,23 @@ class Pacer:
         self.best_rate = 0.0
         self._asked, self._idle, self._held, self._turn = 0.0, 0, 0, 0
         self._took = dict[str, float]()  # parts of a lookup, in seconds
-        self._costs: tuple[Any, Costs] | None = None
+        self._place: tuple[int, int] | None = None
+        self.costs = Costs()  # what is known of batches and lengths like these
         self._begun: tuple[Any, ...] | None = None
         self.last_ended: Any = None  # the moment when the last round ended
         self._unread = deque[tuple[Any, Callable[[], None]]]()  # moments, and what is read then
 
-    @property
-    def costs(self) -> Costs:
-        """What is known of such a batch and length; at first what is known of the one before."""
-        lengths = self.sequences.active_lengths
-        if self._costs is not None and not lengths:  # the run has ended
-            return self._costs[1]
+    def _turn_to(self, lengths: Sequence[int]) -> None:
+        """Take what is known of such a batch and length; at first what is known of the last one."""
         place = alike(len(lengths), max(lengths))
-        if self._costs is None or self._costs[0] != place:
-            former, lockstep = self._costs and self._costs[1], self.target.lockstep
-            stored, how = str(self.target.cache.stored), self.target.runner.how
-            whole = *place, stored, how, lockstep and lockstep.ranks.size
-            file = file_of(self.target.model, whole) if lockstep is None else None
-            key = "pace", "costs", whole, torch.get_num_threads(), threading.get_ident()
-            self._costs = place, self.model.recall(key, lambda: Costs(file, former))
-        return self._costs[1]
+        if place == self._place:
+            return
+        former, lockstep = self.costs if self._place else None, self.target.lockstep
+        stored, how = str(self.target.cache.stored), self.target.runner.how
+        whole = *place, stored, how, lockstep and lockstep.ranks.size
+        file = file_of(self.target.model, whole) if lockstep is None else None
+        key = "pace", "costs", whole, torch.get_num_threads(), threading.get_ident()
+        self._place, self.costs = place, self.model.recall(key, lambda: Costs(file, former))
 
     @property
     def requests(self) -> int:
@@ -161,6 +158,7 @@ class Pacer:
         """Read what has ended, and time what is due; a round begins behind `root` [B]."""
         while self._unread and self.clock.passed(self._unread[0][0]):
             self._unread.popleft()[1]()
+        self._turn_to(self.sequences.active_lengths)
         self._turn += 1
         now_and_then = self._turn % _LOOKS == 0 or self.calibrator.everything
         if now_and_then and self.costs.plain(self.requests) < np.inf:
@@ -277,7 +275,7 @@ class Pacer:
 
     def details(self) -> dict[str, Any]:
         """Return what was found, for the statistics of the run."""
-        if self._costs is None:
+        if self._place is None:
             return {}
         milliseconds: Any = {}
         for (kind, size), seconds in sorted(self.costs.seconds.items(), key=str):

@@ -7,6 +7,6 @@ devices, packs tree masks and allocates.
 On Hopper `_hopper.py` serves 17 rows and more of some calls, in Gluon, which the interpreter does
 not run: executed in the PTX emulator (sm_90), and on an H100.
 
-The others are tested in Triton's interpreter, executed in a PTX emulator (sm_80 and sm_90),
-compiled for four architectures, and ran on an H100.
+The others are tested in Triton's interpreter, executed in a PTX emulator (sm_80 and sm_90) and
+compiled for four architectures; all but `linear_few_rows` ran on an H100.
 """

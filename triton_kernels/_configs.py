@@ -404,3 +404,43 @@ def conv_blocks(inputs) -> tuple[int, int, int]:
 def conv_commit_block() -> tuple[int, int]:
     """Return (channels, warps) of one program of `causal_conv_commit`."""
     return 256, 4
+
+
+class LinearBlocks(NamedTuple):
+    """Rows, outputs and depth of a tile of `linear_few_rows`, and how it is compiled."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+    precision: str  # of products, as `tl.dot` takes it
+    options: dict
+
+
+def linear_blocks(device, dtype, rows, outputs, depth, gated) -> LinearBlocks:
+    """Return how one program of `linear_few_rows` multiplies ``rows`` [.., depth].
+
+    It has 32 outputs, or 16 where an SM would have no program of its own. Depth times stages is
+    what is in flight. What is summed by itself in float32, a block, depends on the depth alone.
+    """
+    arch = _forced.get("arch") or _architecture(device)
+    block_n, num_warps = (32, 4) if outputs >= 32 * 128 else (16, 2)
+    block_m = 16 if rows <= 16 else 32
+    precision = "ieee"
+    if dtype.itemsize == 4:
+        block_n, block_k, num_stages = 2 * block_n, 32, 4
+        num_warps *= 2 if rows > 32 else 1
+        if arch != "gfx942" and not INTERPRETED.value:
+            precision = "tf32x3"
+    else:
+        block_k, num_stages = (128, 3) if gated else (256, 4)
+        if rows > 32:
+            block_k, num_stages = 64, 4
+        block_k = max(32, min(block_k, triton.next_power_of_2(depth)))
+    if depth % 16:
+        block_k //= 2  # what is loaded element by element is held in registers
+    options = dict(compiler_options(device))
+    if arch == "gfx942":
+        options["matrix_instr_nonkdim"] = 16  # that of 32 rows would be another chain
+    return LinearBlocks(block_m, block_n, block_k, num_warps, num_stages, precision, options)

@@ -7,14 +7,14 @@ import torch
 from specattn.triton_kernels import _configs
 from tools.ptx.cuda_launch import split_by
 from tools.ptx.cuda_stub import timed_cuda
-from tools.ptx.tests import checks, selections
+from tools.ptx.tests import checks, linear, selections
 
 import specattn
 
 _PRIMITIVES = (
     "hybrid_tree_attention", "verify_attention", "sparse_gather_attention", "tree_attention",
     "importance_scores", "select_topk", "merge_state", "merge_states", "write_kv",
-    "add_gumbel_noise",
+    "add_gumbel_noise", "linear_few_rows",
 )  # fmt: skip
 _VAST = 2**30  # bytes of a storage that is copied in parts
 
@@ -81,6 +81,18 @@ def check(case, device, backend):
         return on_device(device, backend, **forced)
 
     checks.check(case, None, emulate=emulate)
+
+
+def check_layers(device):
+    """Run the emulator's layers of few rows on a device, and rows among others."""
+
+    def emulate(arch, options):
+        return on_device(device, "triton")
+
+    for name in linear.LAYERS:
+        linear.check_layer(name, None, emulate=emulate)
+    for dtype in (linear.BF16, linear.FP16, linear.FP32):
+        linear.check_bits(75, dtype, None, emulate)
 
 
 def check_selections(device, seeds):

@@ -25,6 +25,10 @@ def test_every_case_of_the_emulator(case):
     device_cases.check(case, "cuda", "triton")
 
 
+def test_layers_of_few_rows():
+    device_cases.check_layers("cuda")
+
+
 @pytest.mark.parametrize("seed", range(100))
 def test_random_calls_of_the_hopper_kernel(seed):
     device_cases.check(hopper_cases.drawn(seed), "cuda", "triton")

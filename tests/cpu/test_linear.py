@@ -6,13 +6,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specattn import _cpu, reference
-from tests.cases import assert_accurate
 from tests.cpu import calls
-from tests.cpu.tensors import apart, normal
+from tests.cpu.tensors import apart
+from tests.linear import ACTIVATIONS, DTYPES, check, layer
 
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-ACTIVATIONS = [None, "silu", "gelu", "gelu_tanh"]
-LUCK = 3e-6  # what torch may hit in sums of a few numbers of size one
 per_isa = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -22,24 +19,6 @@ def threads():
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)
-
-
-def layer(rows, outputs, depth, dtype, seed=0):
-    """Return x, weight, bias, up and residual; products are of size one."""
-    shapes = (rows, depth), (outputs, depth), (outputs,), (outputs, depth), (rows, outputs)
-    x, weight, bias, up, residual = normal(seed, *shapes, dtype=dtype)
-    return x, weight * depth**-0.5, bias, up * depth**-0.5, residual
-
-
-def check(arguments, actual):
-    """Hold a result against float64, and against what torch makes in the same dtype."""
-    # With AMX torch itself multiplies what stands between strided rows.
-    dense = [a.contiguous() if isinstance(a, torch.Tensor) else a for a in arguments]
-    wide = [
-        a.double() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in dense
-    ]
-    exact, rough = reference.linear_few_rows(*wide), reference.linear_few_rows(*dense)
-    assert_accurate(actual, exact, rough, atol=LUCK)
 
 
 @per_isa

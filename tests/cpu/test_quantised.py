@@ -10,7 +10,8 @@ from specattn import _cpu, reference
 from specattn.quantised import pack_nibbles
 from tests.cpu import calls
 from tests.cpu.tensors import apart, normal
-from tests.cpu.test_linear import ACTIVATIONS, DTYPES, check, per_isa, threads  # noqa: F401
+from tests.cpu.test_linear import per_isa, threads  # noqa: F401
+from tests.linear import ACTIVATIONS, DTYPES, check
 
 # K and groups: of every size that kernels tell apart, and depths that end within a block.
 FORMS = [

@@ -1,4 +1,5 @@
-"""What `linear_few_rows` refuses and where it writes; its results are held in `tests/cpu`."""
+"""What `linear_few_rows` refuses and where it writes; its results are held in `tests/cpu`
+and `tests/triton_kernels`."""
 
 import pytest
 import torch
@@ -64,15 +65,6 @@ def test_rows_anywhere():
 def test_a_float64_layer_is_that_of_torch():
     x, weight, _ = (t.double() for t in layer(3))
     assert torch.equal(specattn.linear_few_rows(x, weight), x @ weight.T)
-
-
-def test_the_triton_backend_takes_the_products_of_torch(monkeypatch):
-    pytest.importorskip("triton")
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    x, weight, residual = layer(3)
-    with specattn.use_backend("triton"):
-        out = specattn.linear_few_rows(x, weight, residual=residual)
-    assert torch.equal(out, torch.nn.functional.linear(x, weight) + residual)
 
 
 CODES = quantise(torch.randn(24, 192), bits=4)

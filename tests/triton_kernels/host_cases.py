@@ -83,6 +83,13 @@ def gather(B=1, T=4, N=4096, K=512, *, tree=True, mask=True, per_row=False, devi
     return {names.get(name, name): value for name, value in given.items()} | chosen
 
 
+def linear(rows=4, outputs=4096, depth=1024, *, in_place=False, device=0):
+    """Return the arguments of a layer with a residual, which may be where its result goes."""
+    x, weight = tensor(rows, depth, device=device), tensor(outputs, depth, device=device)
+    residual, out = (tensor(rows, outputs, device=device) for _ in range(2))
+    return {"x": x, "weight": weight, "residual": residual, "out": residual if in_place else out}
+
+
 def latents(*, shared):
     """Return a hybrid pass over latents: values are views of keys, or lie as such do elsewhere."""
     call = hybrid() | {"q": tensor(1, 4, 40, 576), "out": tensor(1, 4, 40, 512)}
@@ -114,6 +121,7 @@ def on_device(device):
     new = {name: tensor(2, 4, HEADS, D, **plain) for name in ("k", "v")}
     caches = {name: whole[name] for name in ("k_cache", "v_cache")}
     yield specattn.write_kv, new | caches | {"slots": ints(2, 4, dtype=torch.int64, **plain)}
+    yield specattn.linear_few_rows, linear(**plain)
     yield from _layers_with_a_state(plain)
 
 
@@ -182,7 +190,12 @@ def calls_with_latents():
     return [latents(shared=True), latents(shared=False)]
 
 
-def planned_and_plain(calls=_calls):
+def calls_of_layers():
+    """Return layers, of which some write what they add to."""
+    return [linear(), linear(in_place=True), linear(5, in_place=True), linear(64)]
+
+
+def planned_and_plain(calls=_calls, primitive=specattn.hybrid_tree_attention):
     """Make all calls thrice in some order, and each of them as it is written too.
 
     Return (the calls whose launches differ, how often a call was planned or could not be).
@@ -191,7 +204,7 @@ def planned_and_plain(calls=_calls):
     order = list(enumerate(calls())) * 3
     random.Random(0).shuffle(order)
     with stubbed() as stub:
-        kernel, _ = select.chosen("hybrid_tree_attention", torch.device("cuda"), torch.bfloat16)
+        kernel, _ = select.chosen(primitive.__name__, torch.device("cuda"), torch.bfloat16)
         kernel = inspect.getclosurevars(kernel).nonlocals["prepared"]  # behind what declines calls
         function = mock.Mock(wraps=kernel.function)
         for number, call in order:
@@ -202,7 +215,7 @@ def planned_and_plain(calls=_calls):
                     mock.patch.object(kernel, "function", function),
                     mock.patch.object(kernel.__class__, "__call__", way),
                 ):
-                    specattn.hybrid_tree_attention(**call)
+                    primitive(**call)
                 both.append(spelled(stub.launches, call))
             if both[0] != both[1]:
                 different.add(number)
@@ -272,6 +285,14 @@ def variants(name, **cached):
     """
     with stubbed() as stub:
         _all_sizes(name, **cached)
+        return Counter(kernel for kernel, *_ in stub.variants)
+
+
+def variants_of_layers():
+    """Return how many variants of which kernels serve all rows of some layers of one width."""
+    with stubbed() as stub:
+        for rows, depth in itertools.product(range(1, 65), (2048, 4096, 14336)):
+            specattn.linear_few_rows(**linear(rows, depth=depth))
         return Counter(kernel for kernel, *_ in stub.variants)
 
 

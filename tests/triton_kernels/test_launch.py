@@ -6,6 +6,8 @@ import pytest
 import torch
 from specattn.triton_kernels._configs import UNFENCED
 
+import specattn
+
 from . import host_cases
 from .conftest import WHOLE, mostly
 
@@ -15,7 +17,7 @@ def test_launches_are_on_the_device_of_the_tensors(compiler_process, device):
     """And in its current stream, planned or not; afterwards the current device is as it was."""
     launches, number, current = compiler_process(host_cases.places, device)
     assert launches == {(device, 1000 + device)}
-    assert number == 2 * 14
+    assert number == 2 * 15
     assert current == 0
 
 
@@ -33,6 +35,20 @@ def test_values_that_are_views_have_a_plan_of_their_own(compiler_process):
     different, as_written, _ = compiler_process(plans)
     assert not different
     assert as_written == 2
+
+
+def test_a_result_that_is_added_to_has_a_plan_of_its_own(compiler_process):
+    plans = partial(
+        host_cases.planned_and_plain, host_cases.calls_of_layers, specattn.linear_few_rows
+    )
+    different, as_written, _ = compiler_process(plans)
+    assert not different
+    assert as_written == 4
+
+
+def test_three_variants_serve_layers_of_one_width(compiler_process):
+    """Of 16, 32 and 64 rows."""
+    assert compiler_process(host_cases.variants_of_layers) == {"linear_few_rows_kernel": 3}
 
 
 @pytest.mark.parametrize(("primitive", "expected"), [("hybrid", 1), ("verify", 2)])

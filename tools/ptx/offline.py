@@ -6,6 +6,7 @@ It runs in a process of its own because TRITON_INTERPRET, which other tests set,
 compiling. Launches are recorded on meta tensors: no memory is needed and nothing runs.
 """
 
+import itertools
 import json
 import re
 import subprocess
@@ -26,6 +27,7 @@ from specattn.triton_kernels.gated_delta_commit import gated_delta_commit
 from specattn.triton_kernels.gated_delta_tree import gated_delta_tree
 from specattn.triton_kernels.hybrid_tree_attention import hybrid_tree_attention
 from specattn.triton_kernels.importance_scores import importance_scores
+from specattn.triton_kernels.linear_few_rows import linear_few_rows
 from specattn.triton_kernels.merge_state import merge_state
 from specattn.triton_kernels.select_topk import select_topk
 from specattn.triton_kernels.sparse_gather_attention import sparse_gather_attention
@@ -297,6 +299,16 @@ def causal_conv(rows, taps, dtype):
     causal_conv_commit(kept, x, nodes, counts, None, None)
 
 
+def linear(rows, outputs, depth, dtype, gated=False, activation=None, added=False):
+    """Multiply with a layer; one that is added to has a bias too."""
+    x, weight, out = (
+        meta(*size, dtype=dtype) for size in ((rows, depth), (outputs, depth), (rows, outputs))
+    )
+    bias, residual = (meta(outputs, dtype=dtype), out) if added else (None, None)
+    up = weight if gated else None
+    linear_few_rows(x, weight, bias, up, activation, residual, *[None] * 4, out)
+
+
 VARIANTS = {
     "hybrid": {},
     "hybrid chain": {"chain": True},
@@ -446,7 +458,21 @@ def calls(which):
         yield label, partial(gated_delta, rows, k_dim, v_dim, BF16)
     for rows in (16, 64):
         yield f"convolution, {rows} rows, bf16", partial(causal_conv, rows, 4, BF16)
+    yield from linear_calls(which)
     yield "write heads first, D 80, fp32 to fp16", partial(write, 80, FP32, FP16, True)
+
+
+def linear_calls(which):
+    """Yield (name, call) of layers: gate and up, and such that no tile divides."""
+    rows_of, dtypes, layers = (16, 64), (BF16,), [(14336, 4096, True, "silu", False)]
+    if which in ("chosen", "small"):
+        rows_of, dtypes = (16, 32, 64), (BF16, FP32)
+        layers += [(4096, 14336, False, None, True), (1000, 1001, True, "gelu", True)]
+    if which == "small":
+        layers += [(50257, 896, True, "gelu", True), (896, 4096, False, None, False)]
+    for (outputs, depth, *options), rows, dtype in itertools.product(layers, rows_of, dtypes):
+        label = f"linear {outputs} x {depth}, {rows} rows, {TYPES[dtype]}"
+        yield label, partial(linear, rows, outputs, depth, dtype, *options)
 
 
 def warps_of(compiled):

@@ -9,11 +9,7 @@ import sys
 import torch
 
 from ..call_forms import NotServed
-from . import reference
 from .backend import Backend, Kernel, function_named, operator_named, plain_arguments
-
-# Left to the reference, which is torch's own products there.
-_PRODUCTS = ("linear_few_rows",)
 
 
 def _why_not(device: str | None) -> str | None:
@@ -27,16 +23,18 @@ def _why_not(device: str | None) -> str | None:
 
 
 def _views(op: str) -> list[tuple[int, int]]:
-    """Return the places of keys and values, which may be views of the keys."""
+    """Return the places of two arguments that may begin at one address.
+
+    Values may be views of their keys, and what is added last may be where the result goes.
+    """
     places = {x.name: place for place, x in enumerate(operator_named(op)._schema.arguments)}
-    pairs = (("k_cache", "v_cache"), ("k_tree", "v_tree"), ("k_new", "v_new"))
-    return [(places[k], places[v]) for k, v in pairs if k in places and v in places]
+    pairs = (
+        ("k_cache", "v_cache"), ("k_tree", "v_tree"), ("k_new", "v_new"), ("residual", "out"),
+    )  # fmt: skip
+    return [(places[a], places[b]) for a, b in pairs if a in places and b in places]
 
 
 def _find(op: str) -> Kernel | None:
-    if op in _PRODUCTS:
-        product = reference.BACKEND.find(op)
-        return product and (lambda *args, form=None: product(*args))
     function = function_named(op, "triton_kernels")
     if function is None:
         return None

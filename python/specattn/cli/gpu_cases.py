@@ -295,6 +295,18 @@ def _noise() -> Arguments:
     return {"logits": logits, "seed": 7, "requests": torch.arange(4), "positions": torch.arange(4)}
 
 
+def _layer(rows: int, outputs: int, depth: int, dtype: torch.dtype) -> Arguments:
+    generator = torch.Generator().manual_seed(rows)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float32)
+
+    x, residual, bias = normal(rows, depth), normal(rows, outputs), normal(outputs)
+    weight, up = normal(2, outputs, depth) * depth**-0.5
+    given = {"x": x, "weight": weight, "bias": bias, "up": up, "residual": residual}
+    return {name: x.to(dtype) for name, x in given.items()} | {"activation": "silu"}
+
+
 def _gated() -> Arguments:
     generator = torch.Generator().manual_seed(6)
     q, k = torch.randn(2, 2, 8, 4, D, generator=generator, dtype=torch.float32).bfloat16()
@@ -383,6 +395,9 @@ CASES = (
         (*_CACHES, "k_scale", "v_scale"), exact=True,
     ),
     Case("add_gumbel_noise", "", _noise),
+    Case("linear_few_rows", "8 rows, gate and up", partial(_layer, 8, 4096, 1024, BF16)),
+    Case("linear_few_rows", "40 rows, no multiples", partial(_layer, 40, 1000, 1001, FP16)),
+    Case("linear_few_rows", "20 rows, fp32", partial(_layer, 20, 512, 320, FP32)),
     Case("gated_delta_tree", "", _gated),
     Case("gated_delta_commit", "", _accepted, ("state",)),
     Case("causal_conv_tree", "", _convolution),

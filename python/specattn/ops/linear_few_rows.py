@@ -38,10 +38,10 @@ def linear_few_rows(
     """Multiply a few rows with weights as they lie in the model, at the rate of the memory.
 
     ``act(x @ weight.T + bias)``, with `up` times ``x @ up.T`` (the gate of an MLP, arXiv
-    2002.05202), plus `residual`. The C++ kernels sum in float32, round once at the end, and read
-    weights in place; the bits of a row depend neither on how many rows there are nor on the number
-    of threads, so a verified row is that of plain decoding. On a GPU, and in float64, these are
-    torch's own products.
+    2002.05202), plus `residual`. The C++ and Triton kernels sum in float32, round once at the end,
+    and read weights in place; the bits of a row depend neither on how many rows there are nor on
+    the number of threads, so a verified row is that of plain decoding. In float64 these are torch's
+    own products, and on a GPU those with codes are, which come with a warning.
 
     With a `scale` weights are codes of 8 or 4 bits, in groups along K: what is multiplied is
     ``(code - zero) * scale``, exactly, and the sum of each group is float32. Codes are read as they

@@ -1,0 +1,167 @@
+"""A linear layer for 1 to 64 rows: a program for each block of outputs reads its weights once.
+
+Rows [M, K] are padded to 16, 32 or twice 32, weights lie as [N, K]. A sum is one chain of
+mma.m16n8k16 along K; it is never split, and 64 rows are two products, since one would become wgmma,
+which sums otherwise. So a row has the same bits among any others. A float32 is the sum of two TF32,
+of which three products are made, as exact as to 2^-22: fused multiply-adds would read shared memory
+with conflicts, four times as long as the weights take. Tensor cores cut sums off instead of
+rounding them, so 32 products (16 if K is no multiple) are summed by themselves.
+"""
+
+# Branches on compile-time flags must stay statements of their own: the other side is not compiled.
+# ruff: noqa: SIM108
+
+import triton
+import triton.language as tl
+
+from . import _configs
+from ._bfloat16 import cast, dot
+from ._launch import launch
+
+MOST_ROWS = 64
+
+
+@triton.jit
+def _load(p_row, row_ok, k, K, ALL: tl.constexpr, DEEP: tl.constexpr):
+    """Load columns ``k`` of rows [R, BLOCK_K]; rows not ``row_ok`` and columns beyond K are 0.
+
+    ``ALL`` says that all rows are there, ``DEEP`` that all columns are.
+    """
+    p = p_row[:, None] + k[None, :]
+    if DEEP:
+        if ALL:
+            tile = tl.load(p)
+        else:
+            tile = tl.load(p, mask=row_ok[:, None], other=0.0)
+    else:
+        inside = (k < K)[None, :]
+        if not ALL:
+            inside = inside & row_ok[:, None]
+        tile = tl.load(p, mask=inside, other=0.0)
+    return tile
+
+
+@triton.jit
+def _plus(total, rows, w, PRECISION: tl.constexpr):
+    """Return sums [rows, outputs] with the products of a tile added."""
+    if PRECISION == "tf32x3":
+        # The last argument keeps Triton from making the addition a part of the product.
+        total += tl.dot(rows, w, input_precision="tf32x3", max_num_imprecise_acc=32)
+    else:
+        total = dot(rows, w, total)
+    return total
+
+
+@triton.jit
+def _activated(x, ACTIVATION: tl.constexpr):
+    """Return an activation of a float32 tensor."""
+    if ACTIVATION == "silu":
+        x = x / (1.0 + tl.exp(-x))
+    if ACTIVATION == "gelu":
+        x = 0.5 * x * (1.0 + tl.erf(0.7071067811865476 * x))
+    if ACTIVATION == "gelu_tanh":  # (1 + tanh(y)) / 2 is the sigmoid of 2 y, where nothing cancels
+        x = x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
+    return x
+
+
+# fmt: off
+@triton.jit
+def _store(
+    total, gate, m, n, M, n_ok, bias, residual, out, residual_stride, out_stride,
+    ACTIVATION: tl.constexpr, GATED: tl.constexpr, WHOLE: tl.constexpr,
+):
+    # fmt: on
+    """Finish sums [rows, outputs], round once and store them."""
+    mask = m[:, None] < M
+    if not WHOLE:
+        mask = mask & n_ok[None, :]
+    if bias is not None:
+        total += tl.load(bias + n, mask=n_ok, other=0.0).to(tl.float32)[None, :]
+    total = _activated(total, ACTIVATION)
+    if GATED:
+        total *= gate
+    row = m.to(tl.int64)[:, None]
+    if residual is not None:
+        p_residual = residual + row * residual_stride + n[None, :]
+        total += tl.load(p_residual, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + row * out_stride + n[None, :], cast(total, out.dtype.element_ty), mask=mask)
+
+
+# fmt: off
+@triton.jit(do_not_specialize=["M"])
+def linear_few_rows_kernel(
+    x, weight, bias, up, residual, out, M, N, K,
+    x_stride, weight_stride, up_stride, residual_stride, out_stride,
+    ACTIVATION: tl.constexpr, WHOLE: tl.constexpr, DEEP: tl.constexpr, TWO: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):
+    # fmt: on
+    """Compute a block of outputs of BLOCK_M rows, or of ``TWO`` times as many.
+
+    ``WHOLE`` and ``DEEP`` say that N and K are multiples of BLOCK_N and BLOCK_K.
+    """
+    m, n = tl.arange(0, BLOCK_M), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    n_ok = n < N
+    p_x = x + m.to(tl.int64) * x_stride
+    p_other = x + (m + BLOCK_M).to(tl.int64) * x_stride
+    p_weight = weight + n.to(tl.int64) * weight_stride
+    p_up = p_weight
+    if up is not None:
+        p_up = up + n.to(tl.int64) * up_stride
+    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    gate, more, more_gate = total, total, total  # ``more`` is of the second tile of rows
+    for k0 in tl.range(0, K, BLOCK_K):
+        k = k0 + tl.arange(0, BLOCK_K)
+        rows = _load(p_x, m < M, k, K, False, DEEP)
+        w = _load(p_weight, n_ok, k, K, WHOLE, DEEP).T
+        total = _plus(total, rows, w, PRECISION)
+        if TWO:
+            others = _load(p_other, m + BLOCK_M < M, k, K, False, DEEP)
+            more = _plus(more, others, w, PRECISION)
+        if up is not None:
+            u = _load(p_up, n_ok, k, K, WHOLE, DEEP).T
+            gate = _plus(gate, rows, u, PRECISION)
+            if TWO:
+                more_gate = _plus(more_gate, others, u, PRECISION)
+    _store(
+        total, gate, m, n, M, n_ok, bias, residual, out, residual_stride, out_stride,
+        ACTIVATION, up is not None, WHOLE,
+    )  # fmt: skip
+    if TWO:
+        _store(
+            more, more_gate, m + BLOCK_M, n, M, n_ok, bias, residual, out, residual_stride,
+            out_stride, ACTIVATION, up is not None, WHOLE,
+        )  # fmt: skip
+
+
+def not_served(x, weight, bias, up, activation, residual, scale, *others):
+    """Return why the kernel does not take a call, or None."""
+    if scale is not None:
+        return "weights of 8 and 4 bits"
+    return f"{len(x)} rows, more than {MOST_ROWS}" if len(x) > MOST_ROWS else None
+
+
+def _row_stride(x):
+    """Return how far rows lie apart; of a single row, which may say anything, as if it had more."""
+    if x is None:
+        return 0
+    return x.stride(0) if len(x) > 1 else x.shape[1]
+
+
+def linear_few_rows(
+    x, weight, bias, up, activation, residual, scale, zero, up_scale, up_zero, out
+):
+    """Write ``act(x weight^T + bias) * (x up^T) + residual`` for x [M, K], weights [N, K]."""
+    (M, K), N = x.shape, len(weight)
+    if M == 0:
+        return
+    blocks = _configs.linear_blocks(x.device, x.dtype, M, N, K, up is not None)
+    launch(
+        linear_few_rows_kernel, (triton.cdiv(N, blocks.block_n),),
+        x, weight, bias, up, residual, out, M, N, K,
+        *map(_row_stride, (x, weight, up, residual, out)),
+        ACTIVATION=activation, WHOLE=N % blocks.block_n == 0, DEEP=K % blocks.block_k == 0,
+        TWO=M > 32, PRECISION=blocks.precision,
+        BLOCK_M=blocks.block_m, BLOCK_N=blocks.block_n, BLOCK_K=blocks.block_k,
+        num_warps=blocks.num_warps, num_stages=blocks.num_stages, **blocks.options,
+    )  # fmt: skip

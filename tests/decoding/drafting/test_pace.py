@@ -133,19 +133,24 @@ def test_passes_beyond_what_was_timed_are_not_chosen():
     assert 0 < max(round.drafted for round in found.statistics.requests[0].history) <= 3
 
 
-def test_what_seems_to_lose_is_drafted_again_now_and_then(snapshots):
-    """When that costs a small share of the time since: a text may have changed."""
+@pytest.mark.parametrize("turn", range(4))
+def test_what_seems_to_lose_is_drafted_again_now_and_then(snapshots, turn):
+    """When that costs a small share of the time since, whatever turn comes first."""
     snapshot, machine = snapshots("code"), Machine("toy")
     machines.forget(snapshot)
     with machine.at_work():
         machines.warm(snapshot, METHODS["poss"](), 0)
-        real = Pacer._best
+        real, begin = Pacer._best, Pacer.__init__
+
+        def later(self, *args, **options):
+            begin(self, *args, **options)
+            self._turn = turn
 
         def worthless(self, share, depth, promised=(), below=None):
             found = real(self, share, depth, promised, below)
             return found._replace(tokens=0.7 * found.seconds / 1.55e-3)
 
-        with patch.object(Pacer, "_best", worthless):
+        with patch.object(Pacer, "_best", worthless), patch.object(Pacer, "__init__", later):
             found = machines.speed(snapshot, machine, METHODS["poss"](), 150, 0)
     drafted = [round.drafted > 0 for round in found.requests[0].history]
     assert 0 < sum(drafted) < 0.2 * len(drafted)

@@ -69,7 +69,7 @@ class Pacer:
         self.saves: float | None = None  # seconds, by a lookup of late
         self.compared: tuple[Choice, Choice] | None = None  # the best, and nothing
         self.best_rate = 0.0
-        self._asked, self._idle, self._held, self._turn = 0.0, 0, 0, 0
+        self._asked, self._idle, self._held, self._turn, self._looked = 0.0, 0, 0, 0, 0
         self._took = dict[str, float]()  # parts of a lookup, in seconds
         self._place: tuple[int, int] | None = None
         self.costs = Costs()  # what is known of batches and lengths like these
@@ -205,7 +205,9 @@ class Pacer:
                 self.saves += (saved - self.saves) / 8
         if depth > 0:
             self.compared, self.best_rate = (best, nothing), _rate(best)
-        for share in self.shares if self._turn % _LOOKS == 1 else ():
+        looks = self._turn - self._looked >= _LOOKS
+        self._looked = self._turn if looks else self._looked
+        for share in self.shares if looks else ():
             other = self._best(share, depth, promised, best if best.name == share.title else None)
             loss = (other.seconds - other.tokens / _rate(best)) * len(self.shares)
             if other.effort != NONE and loss < AGAIN * (self.ledger.elapsed - share.last):

@@ -95,7 +95,7 @@ class Unseen:
         printer.text("made as noted")
 
     def check(self, exact=True, device="cpu", whole_rows=False):
-        """Compare both calls; with ``whole_rows`` one that sees a bad value may say NaN anywhere."""
+        """Compare both calls; with ``whole_rows`` a row that sees a bad value may be all NaN."""
         ordinary, found = (self._call(x, device) for x in (self.ordinary, self.bad))
         group = found[0].shape[2] // self.k.shape[2]
         seen = self.visible.double()

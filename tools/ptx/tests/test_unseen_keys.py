@@ -4,6 +4,8 @@ import pytest
 
 pytest.importorskip("triton")
 
+from specattn.triton_kernels._configs import UNFENCED
+
 from . import unseen
 
 WHOLE = pytest.mark.gpu_code("triton")
@@ -22,6 +24,13 @@ def test_by_triton(compiler_process, name, arch):
     assert "split_kv_kernel" in compiler_process(unseen.check, ALL[name], "split", arch)
 
 
+@WHOLE
+@pytest.mark.parametrize("name", unseen.HOPPER)
+def test_on_hopper(compiler_process, name):
+    found = compiler_process(unseen.check, unseen.HOPPER[name], "hopper", "sm_90")
+    assert "hopper_kernel" in found or UNFENCED and name == "beside scores"
+
+
 @CUDA
 @pytest.mark.parametrize("name", unseen.CALLS)
 def test_by_cuda(compiler_process, name):
@@ -32,7 +41,7 @@ def test_by_cuda(compiler_process, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40))
-@pytest.mark.parametrize("kernels", ["split", "cuda"])
+@pytest.mark.parametrize("kernels", ["split", "hopper", "cuda"])
 def test_random_calls(compiler_process, kernels, seed):
     if kernels == "cuda":
         pytest.importorskip("cupy")

@@ -94,8 +94,8 @@ class Unseen:
     def _repr_pretty_(self, printer, _):
         printer.text("made as noted")
 
-    def check(self, exact=True, device="cpu"):
-        """Compare both calls."""
+    def check(self, exact=True, device="cpu", whole_rows=False):
+        """Compare both calls; with ``whole_rows`` a row that sees a bad value may be all NaN."""
         ordinary, found = (self._call(x, device) for x in (self.ordinary, self.bad))
         group = found[0].shape[2] // self.k.shape[2]
         seen = self.visible.double()
@@ -114,8 +114,10 @@ class Unseen:
         v_bad, v_nan = (x & ~k_bad[..., None] for x in (v_bad, v_nan))
         assert out[v_nan].isnan().all(), "a row saw a value of NaN"
         assert not out[v_bad].isfinite().any(), "a row saw an infinite value"
-        same(lse[~k_bad], ordinary[1][~k_bad], exact)
-        clean = ~(k_bad[..., None] | v_bad)
+        row_bad = rows_that_see(~self.v.isfinite().all(-1)) & whole_rows
+        clean = ~(k_bad | row_bad & lse.isnan())
+        same(lse[clean], ordinary[1][clean], exact)
+        clean = ~(k_bad[..., None] | v_bad | row_bad[..., None] & out.isnan())
         same(out[clean], ordinary[0][clean], exact)
         if self.collected is not None:
             self._check_collected(found[2], ordinary[2], exact)

@@ -9,12 +9,11 @@ Shapes in comments are tiles: M query rows, N keys, C collected rows, D the padd
 import triton
 import triton.language as tl
 
-from ._bfloat16 import cast, dot
+from ._bfloat16 import dot
 from ._eight_bits import keys_in, values_in, weights_in
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
-HUGE = tl.constexpr(2.0**127)
 
 
 @triton.jit
@@ -174,53 +173,39 @@ def dot_keys(q, q_rest, k, k_rest):
     return s
 
 
-@triton.jit
-def is_unclean(acc):
-    """Return whether something in acc [M, Dv] is NaN."""
-    return tl.max(tl.max((acc != acc).to(tl.int32), 1), 0) != 0
-
-
-@triton.jit
-def _add_seen(p, v, visible, acc):
-    """Return ``acc + p @ v``; values that are NaN or infinite count for rows that see them only.
-
-    Those say NaN: what they see is added up as numbers that no sum of others comes near to.
-    """
-    odd = (tl.abs(v.to(tl.float32)) < float("inf")) == 0
-    acc = dot(tl.where(visible, p, tl.zeros_like(p)), tl.where(odd, tl.zeros_like(v), v), acc)
-    seen = cast(tl.where(visible, 1.0, 0.0), tl.bfloat16)
-    acc = dot(seen, cast(tl.where(odd, HUGE, 0.0), tl.bfloat16), acc)
-    return tl.where(tl.abs(acc) < HUGE / 2, acc, float("nan"))
-
-
 # fmt: off
 @triton.jit
 def softmax_step(
     q, q_rest, k, k_rest, v, visible, m, l, acc, scale, softcap, SOFTCAP: tl.constexpr,
-    v_scale=None, SELECTS: tl.constexpr = False,
+    v_scale=None, DIFFER: tl.constexpr = False,
 ):
     # fmt: on
     """Update the running softmax (m [M], l [M], acc [M, Dv]) by a tile of keys, in base 2.
 
-    ``scale`` is a number or [1, N]. ``v_scale``, a number or [N], is one that values lack. A weight
-    of 0 times NaN is NaN: where that came in, the keys are attended to again with ``SELECTS``.
+    ``scale`` is a number or [1, N]. ``v_scale``, a number or [N], is one that values lack. Where
+    rows ``DIFFER`` in which keys they see, a weight of 0 times NaN would be NaN: a value that is
+    none becomes 0, and its key's logit NaN, so that who sees it says NaN.
     """
     s = dot_keys(q, q_rest, k, k_rest)
     if SOFTCAP:
         s = cap(s * scale, softcap, SOFTCAP) * LOG2E
     else:
         s = s * (scale * LOG2E)
+    if DIFFER:
+        odd = tl.sum(v.to(tl.float32) * 0.0, 1) != 0.0
+        if v_scale is not None:
+            odd_scale = v_scale * 0.0 != 0.0
+            odd = odd | odd_scale
+            v_scale = tl.where(odd_scale, 0.0, v_scale)
+        v = tl.where(odd[:, None], tl.zeros_like(v), v)
+        s = tl.where(odd[None, :], float("nan"), s)
     s = tl.where(visible, s, float("-inf"))
     new_m = tl.maximum(m, tl.max(s, 1))
     pivot = tl.where(new_m == float("-inf"), 0.0, new_m)  # -inf - -inf would be NaN
     p = tl.exp2(s - pivot[:, None])
     alpha = tl.exp2(m - pivot)
     l = l * alpha + tl.sum(p, 1)
-    weights = weights_in(v.dtype, p, v_scale)
-    if SELECTS:
-        acc = _add_seen(weights, v, visible, acc * alpha[:, None])
-    else:
-        acc = dot(weights, v, acc * alpha[:, None])
+    acc = dot(weights_in(v.dtype, p, v_scale), v, acc * alpha[:, None])
     return new_m, l, acc
 
 

@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from ._blocks import LN2, LOG2E, cap
 from ._hopper_collect import logits_of, store_logits, store_scores
-from ._hopper_visible import ROWS, WARPS, rows_of, visible_columns
+from ._hopper_visible import ROWS, WARPS, looks, rows_of, visible_columns
 from ._tree import depth_of
 
 
@@ -34,27 +34,28 @@ def _load_queries(shared, q, t, h, ok, q_stride_t, q_stride_h, LAYOUT: gl.conste
 
 
 @gluon.jit
-def _wait(full, item, items, whole, RING: gl.constexpr, TMA: gl.constexpr):
-    """Wait for an item, K or V of a tile, if it comes; behind ``whole`` tiles it was not TMA's."""
+def _wait(full, item, items, RING: gl.constexpr, TMA: gl.constexpr):
+    """Wait for an item, K or V of a tile, if it comes.
+
+    Beside TMA the producer fences itself what else it brings.
+    """
     mbarrier.wait(full.index(item % RING), item // RING & 1, pred=item < items)
-    if TMA:
-        if item >= 2 * whole:
-            fence_async_shared()
-    else:
+    if not TMA:
         fence_async_shared()
 
 
 # fmt: off
 @gluon.jit
 def _softmax(
-    s, i, m, l, rows, slot, mask, collected, scale, softcap,
-    WINDOW: gl.constexpr, TRIMMED: gl.constexpr, SOFTCAP: gl.constexpr, LOGITS: gl.constexpr,
-    BLOCK_N: gl.constexpr, LAYOUT: gl.constexpr,
+    s, i, m, l, odd, rows, slot, mask, collected, scale, softcap,
+    LOOKS: gl.constexpr, WINDOW: gl.constexpr, TRIMMED: gl.constexpr, SOFTCAP: gl.constexpr,
+    LOGITS: gl.constexpr, BLOCK_N: gl.constexpr, LAYOUT: gl.constexpr,
 ):
     # fmt: on
     """Return (p, m, l, what sums scale by) after the products ``s`` of tile ``i``, in base 2.
 
-    ``m`` is the maximum of the products, or with a softcap of the logits.
+    ``m`` is the maximum of the products, or with a softcap of the logits. ``odd`` [.., BLOCK_N]
+    are the keys, in tiles that rows see differently, whose values are NaN or infinite.
     """
     begin, keys, tree_at, whole, highest = slot
     _, _, _, lower = rows
@@ -73,6 +74,9 @@ def _softmax(
     if WINDOW:
         some = some | (begin + i * BLOCK_N <= highest)
     if some:
+        if LOOKS:
+            no_number = odd.index(i % odd.shape[0]).load(gl.SliceLayout(0, LAYOUT)) != 0
+            s = gl.where(no_number[None, :], float("nan"), s)
         visible = visible_columns(
             i * BLOCK_N, rows, slot, mask, WINDOW, TRIMMED, BLOCK_N, LAYOUT
         )
@@ -97,10 +101,9 @@ def consume(
     """Write the state of the ``INDEX``-th 64 rows of a tile over ``tiles`` tiles of keys."""
     shared, pointers, slot, mask, strides, scoring, place, T, scale, softcap = work
     head, tile, has_sink, length, tiles = place
-    q_shared, ring, full, empty, turns = shared
+    q_shared, ring, full, empty, turns, odd = shared
     q, sinks, depths, out, lse, collected = pointers
     q_t, q_h, out_t, out_h, lse_t, lse_h, collected_r, collected_h = strides
-    _, _, _, whole, _ = slot
     _, scored, _, _ = scoring
     mask_row, mask_stride_t, masked, S, window = mask
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BLOCK_N, 16])
@@ -113,6 +116,7 @@ def consume(
     LOGITS: gl.constexpr = COLLECT == "logits"
     SCORES: gl.constexpr = COLLECT == "scores"
     GROUPS: gl.constexpr = BLOCK_M // ROWS
+    LOOKS: gl.constexpr = looks(COLLECT, BLOCK_M)
 
     t, h, ok = rows_of(tile, head, FIRST, T, GROUP, BLOCK_M, gl.SliceLayout(1, Q_LAYOUT))
     queries = q_shared.index(INDEX)
@@ -137,7 +141,7 @@ def consume(
     acc = gl.zeros([ROWS, D], gl.float32, O_LAYOUT)
     zero = gl.zeros([ROWS, BLOCK_N], gl.float32, S_LAYOUT)
     items = 2 * tiles
-    _wait(full, 0, items, whole, RING, TMA)
+    _wait(full, 0, items, RING, TMA)
     if SCORES:
         if (scored > 0) & (INDEX == 0):
             store_scores(ring.index(0), 0, scale, scoring, GROUPS > 1, WINDOW)
@@ -145,11 +149,11 @@ def consume(
     s = warpgroup_mma_wait(0, [s])
     mbarrier.arrive(empty.index(0), count=1)
     weights, m, l, _ = _softmax(
-        s, 0, m, l, rows, slot, mask, collecting, scale, softcap,
-        WINDOW, TRIMMED, SOFTCAP, LOGITS, BLOCK_N, S_LAYOUT,
+        s, 0, m, l, odd, rows, slot, mask, collecting, scale, softcap,
+        LOOKS, WINDOW, TRIMMED, SOFTCAP, LOGITS, BLOCK_N, S_LAYOUT,
     )  # fmt: skip
     p = gl.convert_layout(weights.to(queries.dtype), P_LAYOUT)
-    _wait(full, 2, items, whole, RING, TMA)
+    _wait(full, 2, items, RING, TMA)
     for i in range(1, tiles):
         k = 2 * i
         v = 2 * i - 1
@@ -161,25 +165,25 @@ def consume(
             mbarrier.wait(turns.index(INDEX), (i & 1) ^ INDEX)
         keys = ring.index(k % RING).permute((1, 0))
         s = warpgroup_mma(queries, keys, zero, use_acc=False, is_async=True)
-        _wait(full, v, items, whole, RING, TMA)
+        _wait(full, v, items, RING, TMA)
         product = warpgroup_mma(p, ring.index(v % RING), acc, is_async=True)
         if BLOCK_M > ROWS:
             mbarrier.arrive(turns.index(1 - INDEX), count=1)
         s = warpgroup_mma_wait(1, [s])
         mbarrier.arrive(empty.index(k % RING), count=1)
         weights, m, l, alpha = _softmax(
-            s, i, m, l, rows, slot, mask, collecting, scale, softcap,
-            WINDOW, TRIMMED, SOFTCAP, LOGITS, BLOCK_N, S_LAYOUT,
+            s, i, m, l, odd, rows, slot, mask, collecting, scale, softcap,
+            LOOKS, WINDOW, TRIMMED, SOFTCAP, LOGITS, BLOCK_N, S_LAYOUT,
         )  # fmt: skip
         next_p = gl.convert_layout(weights.to(queries.dtype), P_LAYOUT)
         # Between softmax and wait, or else the assembler lets the softmax wait too.
-        _wait(full, k + 2, items, whole, RING, TMA)
+        _wait(full, k + 2, items, RING, TMA)
         acc, p, next_p = warpgroup_mma_wait(0, [product, p, next_p])
         mbarrier.arrive(empty.index(v % RING), count=1)
         acc = acc * gl.convert_layout(alpha, O_ROWS)[:, None]
         p = next_p
     v = items - 1
-    _wait(full, v, items, whole, RING, TMA)
+    _wait(full, v, items, RING, TMA)
     acc = warpgroup_mma(p, ring.index(v % RING), acc, is_async=True)
     acc = warpgroup_mma_wait(0, [acc])
 

@@ -20,7 +20,7 @@ from ._blocks import offset_of, split_size_of, tile_of
 from ._hopper_collect import deepest, fill_empty, in_shared, mean_query
 from ._hopper_consume import consume
 from ._hopper_produce import produce
-from ._hopper_visible import ROWS, WARPS
+from ._hopper_visible import ROWS, WARPS, looks
 from ._tree import depth_of
 
 NOWHERE = gl.constexpr(1 << 30)  # where the tree of a slot without one is
@@ -49,7 +49,9 @@ def _allocate(
         turns = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
         for i in gl.static_range(2):
             mbarrier.init(turns.index(i), count=1)
-    return q, ring, full, empty, turns
+    ODD_LAYOUT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    odd = gl.allocate_shared_memory(gl.int8, [4 if RING <= 8 else 8, BLOCK_N], ODD_LAYOUT)
+    return q, ring, full, empty, turns, odd
 
 
 # As in `_split_kv`.
@@ -91,6 +93,7 @@ def hopper_kernel(
     of them, and its heads lie ``k_rows_h`` rows or ``k_columns_h`` columns apart.
     """
     TMA: gl.constexpr = k_desc is not None
+    LOOKS: gl.constexpr = looks(COLLECT, BLOCK_M)
     COLLECTS: gl.constexpr = COLLECT != "none"
     RAGGED: gl.constexpr = cu_seqlens_q is not None
     LANES: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
@@ -151,7 +154,7 @@ def hopper_kernel(
     # Of a chain's keys [tree_begin, tree_end) count: what some row of the tile sees.
     tree_end = gl.where(masked > 0, S, gl.minimum(S, first_token + tokens + S - T))
     tree_begin = 0
-    highest = 0
+    highest = -1
     if WINDOW:
         t = (tile * BLOCK_M + gl.arange(0, BLOCK_M, LANES)) // GROUP
         depth = depth_of(t, t < T, T, S, depth_row, mask_row, mask_stride_t, masked)
@@ -223,7 +226,7 @@ def hopper_kernel(
                     consumed, 0, BLOCK_M, BLOCK_N, D, RING, GROUP, TMA, WINDOW, SOFTCAP, SINKS,
                     TRIMMED, COLLECT, COLLECT_ROWS,
                 )),
-                (produce, (produced, RING, TMA, PAGE_SIZE, IN_CACHE)),
+                (produce, (produced, RING, TMA, PAGE_SIZE, IN_CACHE, WINDOW, LOOKS)),
             ],
             [WARPS],
             [REGISTERS],
@@ -239,7 +242,7 @@ def hopper_kernel(
                     consumed, 1, BLOCK_M, BLOCK_N, D, RING, GROUP, TMA, WINDOW, SOFTCAP, SINKS,
                     TRIMMED, COLLECT, COLLECT_ROWS,
                 )),
-                (produce, (produced, RING, TMA, PAGE_SIZE, IN_CACHE)),
+                (produce, (produced, RING, TMA, PAGE_SIZE, IN_CACHE, WINDOW, LOOKS)),
             ],
             [WARPS, WARPS],
             [CONSUMER_REGISTERS, REGISTERS],

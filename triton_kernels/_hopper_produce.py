@@ -4,6 +4,10 @@ Tiles that lie in the prefix whole come by TMA, two instructions a tile, where i
 a cache whose rows are those of a matrix, in one piece or in pages that hold whole tiles. All others
 are gathered row by row with 16-byte copies, which know pages of any size, the end of the prefix and
 the tree behind it; what no row sees is 0, for it may hold anything.
+
+Tiles that rows see differently (with a window the slot's first, and the one or two that hold the
+prefix's end and the tree) are gathered as well, and their values looked at before any consumer
+gets the tile: a weight of 0 times NaN would be NaN.
 """
 
 # Branches on compile-time flags must stay statements of their own: the other side is not compiled.
@@ -12,7 +16,7 @@ the tree behind it; what no row sees is 0, for it may hold anything.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from ._blocks import cache_rows
 from ._gluon import load_rows, load_tensor
@@ -77,6 +81,18 @@ def _copy_rows(
 
 
 @gluon.jit
+def _clean_values(buffer, odd, LAYOUT: gl.constexpr):
+    """Make rows of values [N, D] 0 that hold NaN or infinity, and ``odd`` [N] 1 there, else 0."""
+    BLOCK_N: gl.constexpr = buffer.shape[0]
+    for r0 in gl.static_range(0, BLOCK_N, 8):
+        rows = buffer.slice(r0, 8)
+        v = rows.load(LAYOUT)
+        found = gl.sum(v.to(gl.float32) * 0.0, 1) != 0.0
+        rows.store(gl.where(found[:, None], gl.full(v.shape, 0, v.dtype, LAYOUT), v))
+        odd.slice(r0, 8).store(found.to(gl.int8))
+
+
+@gluon.jit
 def _pick(second, a, b):
     """Return one of two tuples of scalars."""
     x0, x1, x2, x3, x4 = a
@@ -89,26 +105,67 @@ def _pick(second, a, b):
 
 # fmt: off
 @gluon.jit
+def _gather(
+    work, first, stop, looked,
+    RING: gl.constexpr, PAGE_SIZE: gl.constexpr, IN_CACHE: gl.constexpr, LOOKS: gl.constexpr,
+    LAYOUT: gl.constexpr,
+):
+    # fmt: on
+    """Bring the tiles [first, stop) row by row; look at the first ``looked`` and the last ones."""
+    shared, _, _, sources, slot, mask, lookup, _ = work
+    _, ring, full, empty, _, odd = shared
+    k_source, v_source = sources
+    _, _, _, whole, _ = slot
+    BLOCK_N: gl.constexpr = ring.shape[1]
+    for item in range(2 * first, 2 * stop):
+        at = item % RING
+        tile = item // 2
+        source = _pick((item & 1) != 0, k_source, v_source)
+        mbarrier.wait(empty.index(at), (item // RING & 1) ^ 1)
+        _copy_rows(
+            ring.index(at), tile * BLOCK_N, source, slot, mask, lookup,
+            PAGE_SIZE, IN_CACHE, LAYOUT,
+        )  # fmt: skip
+        if (tile >= looked) & (tile < whole):
+            async_copy.mbarrier_arrive(full.index(at))
+            mbarrier.arrive(full.index(at), count=1)
+        elif (item & 1) != 0:  # the keys wait for what their values are
+            async_copy.commit_group()
+            async_copy.wait_group(0)
+            if LOOKS:
+                _clean_values(ring.index(at), odd.index(tile % odd.shape[0]), LAYOUT)
+            fence_async_shared()
+            mbarrier.arrive(full.index(at - 1), count=1)
+            mbarrier.arrive(full.index(at), count=1)
+
+
+# fmt: off
+@gluon.jit
 def produce(
     work, RING: gl.constexpr, TMA: gl.constexpr, PAGE_SIZE: gl.constexpr, IN_CACHE: gl.constexpr,
+    WINDOW: gl.constexpr, LOOKS: gl.constexpr,
 ):
     # fmt: on
     """Bring all tiles of a slot, K and V in turn, each into the next buffer of the ring."""
-    shared, descs, places, sources, slot, mask, lookup, tiles = work
-    _, ring, full, empty, _ = shared
+    shared, descs, places, _, slot, _, lookup, tiles = work
+    _, ring, full, empty, _, _ = shared
     k_desc, v_desc = descs
-    k_source, v_source = sources
-    begin, _, _, whole, _ = slot
+    begin, _, _, whole, highest = slot
     BLOCK_N: gl.constexpr = ring.shape[1]
     D: gl.constexpr = ring.shape[2]
     BYTES: gl.constexpr = 2 * BLOCK_N * D
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [WARPS, 1], [1, 0])
-    copied = 0
+    looked = 0
+    if WINDOW and LOOKS:  # which hides keys up to the ``highest`` position from some row
+        looked = gl.minimum(gl.cdiv(gl.maximum(highest + 1 - begin, 0), BLOCK_N), whole)
+    gathered = 0
     if TMA:
-        copied = 2 * whole
+        gathered = whole
+        if WINDOW and LOOKS:
+            _gather(work, 0, looked, looked, RING, PAGE_SIZE, IN_CACHE, LOOKS, LAYOUT)
         b, page_row, _, _, _ = lookup
         k_row, k_rows, k_column, v_row, v_rows, v_column = places
-        for i in range(0, whole):
+        for i in range(looked, whole):
             n = begin + i * BLOCK_N
             page = b.to(gl.int32)
             if PAGE_SIZE > 0:
@@ -124,13 +181,4 @@ def produce(
             mbarrier.expect(full.index(at + 1), BYTES)
             row = v_row + page * v_rows + n
             load_tensor(v_desc, [row, v_column], full.index(at + 1), ring.index(at + 1))
-    for item in range(copied, 2 * tiles):
-        at = item % RING
-        source = _pick((item & 1) != 0, k_source, v_source)
-        mbarrier.wait(empty.index(at), (item // RING & 1) ^ 1)
-        _copy_rows(
-            ring.index(at), item // 2 * BLOCK_N, source, slot, mask, lookup,
-            PAGE_SIZE, IN_CACHE, LAYOUT,
-        )  # fmt: skip
-        async_copy.mbarrier_arrive(full.index(at))
-        mbarrier.arrive(full.index(at), count=1)
+    _gather(work, gathered, tiles, looked, RING, PAGE_SIZE, IN_CACHE, LOOKS, LAYOUT)

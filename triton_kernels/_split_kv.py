@@ -17,11 +17,10 @@ Ragged rows
     the tiles of the longest request; there the tiles behind a request's last row return at once.
 Softmax
     Masked logits are a real -inf; the only guard is that the running maximum counts as 0 while it
-    is -inf. A key that no row of the tile may see is not read, so it may be NaN. One that some row
-    does not see may hold such a value too, and 0 times that is NaN: where that comes out, what rows
-    see differently (the tree, with a window the slot's prefix too) is attended to again by
-    selection, whose rows that see such a value say NaN. Not of latents, nor of heads of more than
-    128 columns: there one such value still makes NaN of its whole tile.
+    is -inf. A key that no row of the tile may see is not read, so it may be NaN. Where rows see
+    different keys (the tree, with a window also the first keys of the prefix), a value of NaN or
+    infinity becomes 0, because 0 times that is NaN, and the logit of its key becomes NaN: a row
+    that sees it says NaN throughout.
 Collecting
     One more dot of a few rows with the K tile that is already on chip. For logits these are the
     collected query rows; tile ``i`` takes the ``i``-th part of them. For scores it is the mean
@@ -42,7 +41,6 @@ from ._blocks import (
     cap,
     dot_keys,
     finish,
-    is_unclean,
     load_keys,
     load_wide,
     offset_of,
@@ -64,11 +62,15 @@ def _attend_prefix(
     q_collect, rest_collect, p_collect, ok_collect, lower_collect, scale, softcap,
     PAGE_SIZE: tl.constexpr, ALIKE: tl.constexpr, FORM: tl.constexpr, NATIVE: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
-    WIDTHS: tl.constexpr, BLOCK_N: tl.constexpr, COLLECT: tl.constexpr, SELECTS: tl.constexpr,
+    WIDTHS: tl.constexpr, BLOCK_N: tl.constexpr, COLLECT: tl.constexpr, DIFFER: tl.constexpr,
+    ATTEND: tl.constexpr,
 ):
     # fmt: on
-    """Attend to the prefix's keys [begin, end); a row sees those above its ``lower`` [M]."""
-    STAGES: tl.constexpr = 1 if SELECTS else None
+    """Collect of the prefix's keys [begin, end), if so, and ``ATTEND`` to them.
+
+    Where rows ``DIFFER``, one sees those above its ``lower`` [M].
+    """
+    STAGES: tl.constexpr = 1 if DIFFER or not ATTEND else None
     # From 0: where a loop's start comes out of another loop, Triton forgets that rows are aligned.
     for n0 in tl.range(0, end - begin, BLOCK_N, num_stages=STAGES):
         n = begin + n0 + tl.arange(0, BLOCK_N)
@@ -94,12 +96,13 @@ def _attend_prefix(
                 s = tl.where(n[None, :] > lower_collect[:, None], s, float("-inf"))
             p = p_collect[:, None] + n[None, :]
             tl.store(p, cast(s, p.dtype.element_ty), mask=ok_collect[:, None] & valid[None, :])
-        visible = valid[None, :]
-        if WINDOW:
-            visible = visible & (n[None, :] > lower[:, None])
-        m, l, acc = softmax_step(
-            q, q_rest, k, k_rest, v, visible, m, l, acc, factor, softcap, SOFTCAP, vs, SELECTS
-        )
+        if ATTEND:
+            visible = valid[None, :]
+            if DIFFER:
+                visible = visible & (n[None, :] > lower[:, None])
+            m, l, acc = softmax_step(
+                q, q_rest, k, k_rest, v, visible, m, l, acc, factor, softcap, SOFTCAP, vs, DIFFER
+            )
     return m, l, acc
 
 
@@ -274,10 +277,11 @@ def split_kv_kernel(
     # With 32 keys 64 rows of 4 warps spill on sm_90 beside what takes many registers.
     MUCH: tl.constexpr = COLLECT == "logits" or (WINDOW and SOFTCAP)
     LESS: tl.constexpr = MUCH and BLOCK_M == 64
-    BLOCK_J: tl.constexpr = BLOCK_N if TREE == "chain" else min(BLOCK_N, 16 if LESS else 32)
-    AGAIN: tl.constexpr = BLOCK_N if BLOCK_M < 64 else 16  # keys at a time; more would spill
-    # Latents and heads of more than 128 columns leave no registers for it.
-    SELECTABLE: tl.constexpr = WIDTHS[1] + WIDTHS[2] + BLOCK_V <= 256
+    # So do 32 rows of latents, and 8 bits at the edge of a window with 64 keys.
+    LATENT: tl.constexpr = WIDTHS[1] > 256
+    MOST: tl.constexpr = 16 if LESS or LATENT else 32
+    BLOCK_J: tl.constexpr = BLOCK_N if TREE == "chain" else min(BLOCK_N, MOST)
+    BLOCK_E: tl.constexpr = min(BLOCK_N, MOST) if LATENT or FORM != "" else BLOCK_N
     k_own = k_cache if IN_CACHE else k_tree
     v_own = v_cache if IN_CACHE else v_tree
     m, l, acc = _nothing(sinks, h, row_ok, t, slot, BLOCK_M, BLOCK_V)
@@ -291,55 +295,42 @@ def split_kv_kernel(
                 page_row, mask_row, mask_stride_t, masked,
                 k_scale, v_scale, scale_strides, scale, softcap,
                 TREE, IN_CACHE, PAGE_SIZE, ALIKE, TREE_FORM, NATIVE, WINDOW, TRIMMED, SOFTCAP,
-                WIDTHS, BLOCK_J, TREE_STAGES, False,
+                WIDTHS, BLOCK_J, TREE_STAGES,
             )  # fmt: skip
-            if SELECTABLE and not WINDOW:
-                if is_unclean(acc):
-                    m, l, acc = _nothing(sinks, h, row_ok, t, slot, BLOCK_M, BLOCK_V)
-                    m, l, acc = attend_own(
-                        q_tile, q_rest, m, l, acc, t, row_ok, depth, b, first_row, T, S, length,
-                        window, k_own, v_own, head,
-                        k_tree_stride_b, k_tree_stride_n, k_tree_stride_h,
-                        v_tree_stride_b, v_tree_stride_n, v_tree_stride_h,
-                        page_row, mask_row, mask_stride_t, masked,
-                        k_scale, v_scale, scale_strides, scale, softcap,
-                        TREE, IN_CACHE, PAGE_SIZE, ALIKE, TREE_FORM, NATIVE, WINDOW, TRIMMED,
-                        SOFTCAP, WIDTHS, min(BLOCK_J, AGAIN), 1, True,
-                    )  # fmt: skip
     if PREFIX:
+        if WINDOW:  # of whose first keys rows see different ones
+            highest = tl.max(tl.where(row_ok, lower, begin - 1), 0)
+            tiles = tl.cdiv(tl.maximum(highest + 1 - begin, 0), BLOCK_N)
+            differing = tl.minimum(begin + tiles * BLOCK_N, end)
+            if COLLECT != "none":  # apart from the rest, beside which logits would spill
+                _attend_prefix(
+                    q_tile, q_rest, m, l, acc, lower, b, begin, differing,
+                    k_cache + head * k_stride_h, v_cache + head * v_stride_h,
+                    k_stride_b, k_stride_n, v_stride_b, v_stride_n, index_row, listed, page_row,
+                    k_scale, v_scale, scale_strides,
+                    q_collect, rest_collect, p_collect, ok_collect, lower_collect, scale, softcap,
+                    PAGE_SIZE, ALIKE, FORM, NATIVE, WINDOW, SOFTCAP, WIDTHS, BLOCK_N, COLLECT,
+                    False, False,
+                )  # fmt: skip
+            m, l, acc = _attend_prefix(
+                q_tile, q_rest, m, l, acc, lower, b, begin, differing,
+                k_cache + head * k_stride_h, v_cache + head * v_stride_h,
+                k_stride_b, k_stride_n, v_stride_b, v_stride_n, index_row, listed, page_row,
+                k_scale, v_scale, scale_strides,
+                q_collect, rest_collect, p_collect, ok_collect, lower_collect, scale, softcap,
+                PAGE_SIZE, ALIKE, FORM, NATIVE, WINDOW, SOFTCAP, WIDTHS, BLOCK_E, "none",
+                True, True,
+            )  # fmt: skip
+            begin = tl.maximum(begin, differing)
         m, l, acc = _attend_prefix(
             q_tile, q_rest, m, l, acc, lower, b, begin, end,
             k_cache + head * k_stride_h, v_cache + head * v_stride_h,
             k_stride_b, k_stride_n, v_stride_b, v_stride_n, index_row, listed, page_row,
             k_scale, v_scale, scale_strides,
             q_collect, rest_collect, p_collect, ok_collect, lower_collect, scale, softcap,
-            PAGE_SIZE, ALIKE, FORM, NATIVE, WINDOW, SOFTCAP, WIDTHS, BLOCK_N, COLLECT, False,
+            PAGE_SIZE, ALIKE, FORM, NATIVE, WINDOW, SOFTCAP, WIDTHS, BLOCK_N, COLLECT,
+            False, True,
         )  # fmt: skip
-    if SELECTABLE and WINDOW:
-        # Rows differ in which keys of the prefix they see, too: up to the deepest row's first.
-        if (slot == 0) | (split_begin < length - window + S):
-            if is_unclean(acc):
-                m, l, acc = _nothing(sinks, h, row_ok, t, slot, BLOCK_M, BLOCK_V)
-                if slot == 0:
-                    m, l, acc = attend_own(
-                        q_tile, q_rest, m, l, acc, t, row_ok, depth, b, first_row, T, S, length,
-                        window, k_own, v_own, head,
-                        k_tree_stride_b, k_tree_stride_n, k_tree_stride_h,
-                        v_tree_stride_b, v_tree_stride_n, v_tree_stride_h,
-                        page_row, mask_row, mask_stride_t, masked,
-                        k_scale, v_scale, scale_strides, scale, softcap,
-                        TREE, IN_CACHE, PAGE_SIZE, ALIKE, TREE_FORM, NATIVE, WINDOW, TRIMMED,
-                        SOFTCAP, WIDTHS, min(BLOCK_J, AGAIN), 1, True,
-                    )  # fmt: skip
-                m, l, acc = _attend_prefix(
-                    q_tile, q_rest, m, l, acc, lower, b, begin, end,
-                    k_cache + head * k_stride_h, v_cache + head * v_stride_h,
-                    k_stride_b, k_stride_n, v_stride_b, v_stride_n, index_row, listed, page_row,
-                    k_scale, v_scale, scale_strides,
-                    q_collect, rest_collect, p_collect, ok_collect, lower_collect, scale, softcap,
-                    PAGE_SIZE, ALIKE, FORM, NATIVE, WINDOW, SOFTCAP, WIDTHS,
-                    min(BLOCK_N, AGAIN), "none", True,
-                )  # fmt: skip
 
     state_out, state_lse = finish(m, l, acc)
     d = tl.arange(0, BLOCK_V)

@@ -66,7 +66,7 @@ def _attend_keys(
     p_k, p_v, k_stride_b, k_stride_n, v_stride_b, v_stride_n, page_row,
     k_scale, v_scale, scale_strides, scale, softcap,
     IN_CACHE: tl.constexpr, PAGE_SIZE: tl.constexpr, ALIKE: tl.constexpr, FORM: tl.constexpr,
-    NATIVE: tl.constexpr, SOFTCAP: tl.constexpr, WIDTHS: tl.constexpr, SELECTS: tl.constexpr,
+    NATIVE: tl.constexpr, SOFTCAP: tl.constexpr, WIDTHS: tl.constexpr, DIFFER: tl.constexpr,
 ):
     # fmt: on
     """Attend to the tree's keys ``j`` [N]; those in the cache lie behind the prefix, and as it."""
@@ -88,7 +88,7 @@ def _attend_keys(
             v_row = offset_of(b, first_row, v_stride_b, v_stride_n) + inner * v_stride_n
     k, k_rest, v = load_keys(p_k + k_row, p_v + v_row, valid, vs, q.dtype, FORM, NATIVE, WIDTHS)
     return softmax_step(
-        q, q_rest, k, k_rest, v, visible, m, l, acc, scale, softcap, SOFTCAP, vs, SELECTS
+        q, q_rest, k, k_rest, v, visible, m, l, acc, scale, softcap, SOFTCAP, vs, DIFFER
     )
 
 
@@ -100,7 +100,7 @@ def _attend_tree(
     k_scale, v_scale, scale_strides, scale, softcap,
     IN_CACHE: tl.constexpr, PAGE_SIZE: tl.constexpr, ALIKE: tl.constexpr, FORM: tl.constexpr,
     NATIVE: tl.constexpr, WINDOW: tl.constexpr, TRIMMED: tl.constexpr, SOFTCAP: tl.constexpr,
-    WIDTHS: tl.constexpr, BLOCK_J: tl.constexpr, STAGES: tl.constexpr, SELECTS: tl.constexpr,
+    WIDTHS: tl.constexpr, BLOCK_J: tl.constexpr, STAGES: tl.constexpr,
 ):
     # fmt: on
     """Attend to the tree's keys [0, S): if ``masked`` those in the row's mask, else the chain's.
@@ -133,7 +133,7 @@ def _attend_tree(
             q, q_rest, m, l, acc, j, valid, visible, b, first_row, length,
             p_k, p_v, k_stride_b, k_stride_n, v_stride_b, v_stride_n, page_row,
             k_scale, v_scale, scale_strides, scale, softcap,
-            IN_CACHE, PAGE_SIZE, ALIKE, FORM, NATIVE, SOFTCAP, WIDTHS, SELECTS,
+            IN_CACHE, PAGE_SIZE, ALIKE, FORM, NATIVE, SOFTCAP, WIDTHS, True,
         )  # fmt: skip
     return m, l, acc
 
@@ -146,7 +146,7 @@ def _attend_chain(
     k_scale, v_scale, scale_strides, scale, softcap,
     IN_CACHE: tl.constexpr, PAGE_SIZE: tl.constexpr, ALIKE: tl.constexpr, FORM: tl.constexpr,
     NATIVE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, WIDTHS: tl.constexpr,
-    BLOCK_J: tl.constexpr, STAGES: tl.constexpr, SELECTS: tl.constexpr,
+    BLOCK_J: tl.constexpr, STAGES: tl.constexpr,
 ):
     # fmt: on
     """Attend to a chain's keys: what `_attend_tree` does where nothing is masked.
@@ -155,21 +155,35 @@ def _attend_chain(
     """
     last = tl.where(row_ok, t + S - T, -1)
     end = tl.max(last, 0) + 1
+    first = tl.min(tl.where(row_ok, last, end), 0)
     begin = 0
     if WINDOW:
-        begin = tl.maximum(tl.min(tl.where(row_ok, last, end), 0) + 1 - window, 0)
-    for j0 in tl.range(0, end - begin, BLOCK_J, num_stages=STAGES):
-        j = begin + j0 + tl.arange(0, BLOCK_J)
-        valid = j < end
-        visible = j[None, :] <= last[:, None]
-        if WINDOW:
-            visible = visible & (j[None, :] > last[:, None] - window)
-        m, l, acc = _attend_keys(
-            q, q_rest, m, l, acc, j, valid, visible, b, first_row, length,
-            p_k, p_v, k_stride_b, k_stride_n, v_stride_b, v_stride_n, page_row,
-            k_scale, v_scale, scale_strides, scale, softcap,
-            IN_CACHE, PAGE_SIZE, ALIKE, FORM, NATIVE, SOFTCAP, WIDTHS, SELECTS,
-        )  # fmt: skip
+        begin = tl.maximum(first + 1 - window, 0)
+    # Of the first keys of a window and from the first row's on, rows see different ones.
+    alike = tl.maximum(first + 1 - begin, 0) // BLOCK_J * BLOCK_J + begin
+    for part in tl.static_range(0 if WINDOW else 1, 3):
+        upto = end
+        if part == 0:
+            upto = begin + tl.cdiv(tl.maximum(end - window - begin, 0), BLOCK_J) * BLOCK_J
+            upto = tl.minimum(upto, end)
+        if part == 1:
+            upto = tl.maximum(alike, begin)
+        # What is looked at on its way is not copied ahead: shared memory would not hold it.
+        for j0 in tl.range(0, upto - begin, BLOCK_J, num_stages=STAGES if part == 1 else 1):
+            j = begin + j0 + tl.arange(0, BLOCK_J)
+            valid = j < end
+            visible = valid[None, :]
+            if part != 1:
+                visible = j[None, :] <= last[:, None]
+                if WINDOW:
+                    visible = visible & (j[None, :] > last[:, None] - window)
+            m, l, acc = _attend_keys(
+                q, q_rest, m, l, acc, j, valid, visible, b, first_row, length,
+                p_k, p_v, k_stride_b, k_stride_n, v_stride_b, v_stride_n, page_row,
+                k_scale, v_scale, scale_strides, scale, softcap,
+                IN_CACHE, PAGE_SIZE, ALIKE, FORM, NATIVE, SOFTCAP, WIDTHS, part != 1,
+            )  # fmt: skip
+        begin = upto
     return m, l, acc
 
 
@@ -182,10 +196,9 @@ def attend_own(
     TREE: tl.constexpr, IN_CACHE: tl.constexpr, PAGE_SIZE: tl.constexpr, ALIKE: tl.constexpr,
     FORM: tl.constexpr, NATIVE: tl.constexpr, WINDOW: tl.constexpr, TRIMMED: tl.constexpr,
     SOFTCAP: tl.constexpr, WIDTHS: tl.constexpr, BLOCK_J: tl.constexpr, STAGES: tl.constexpr,
-    SELECTS: tl.constexpr,
 ):
     # fmt: on
-    """Attend to the tree's keys, or to a long chain's; ``SELECTS`` as `softmax_step` has it."""
+    """Attend to the tree's keys, or to a long chain's."""
     p_k += head * k_stride_h
     p_v += head * v_stride_h
     if TREE == "chain":
@@ -194,7 +207,6 @@ def attend_own(
             p_k, p_v, k_stride_b, k_stride_n, v_stride_b, v_stride_n, page_row,
             k_scale, v_scale, scale_strides, scale, softcap,
             IN_CACHE, PAGE_SIZE, ALIKE, FORM, NATIVE, WINDOW, SOFTCAP, WIDTHS, BLOCK_J, STAGES,
-            SELECTS,
         )  # fmt: skip
     else:
         m, l, acc = _attend_tree(
@@ -203,6 +215,6 @@ def attend_own(
             mask_row + t * (2 * mask_stride_t), masked,
             k_scale, v_scale, scale_strides, scale, softcap,
             IN_CACHE, PAGE_SIZE, ALIKE, FORM, NATIVE, WINDOW, TRIMMED, SOFTCAP, WIDTHS, BLOCK_J,
-            STAGES, SELECTS,
+            STAGES,
         )  # fmt: skip
     return m, l, acc

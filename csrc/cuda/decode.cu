@@ -128,6 +128,22 @@ DEVICE void score(const Queries& queries, u32 keys, Logits& x) {
   }
 }
 
+// Makes NaN of the logits of keys whose values are none: then rows that see them say NaN.
+DEVICE void poison(Logits& x, u32 no_number, const Lane& me) {
+  if (no_number == 0) return;
+  no_number >>= me.lane % 4 * 2;
+#pragma unroll
+  for (int j = 0; j < kKeys / 8; j++) {
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+#pragma unroll
+      for (int i = 0; i < kTiles; i++) {
+        if (no_number >> (j * 8 + e) & 1) x[i][j][e] = x[i][j][e + 2] = not_a_number();
+      }
+    }
+  }
+}
+
 // out += P V with the values of a stage.
 DEVICE void add_values(float (&out)[kTiles][kColumns][4], u32 values, Logits& x) {
 #pragma unroll
@@ -279,6 +295,9 @@ extern "C" __global__ __launch_bounds__(kThreads,
 
   int team = me.warp / kTeamWarps;
   int tiles = w.tree_tiles + max(0, (w.end - w.begin + kKeys - 1) / kKeys);
+  // Of these rows see different keys: the tree's, and with a window the first of the prefix.
+  int differing = w.tree_tiles;
+  if (w.begin <= window.most) differing += (window.most - w.begin) / kKeys + 1;
   u32 pipeline = shared + kQueryBytes;
   Keys<LOOKUP> keys(p, w, team, pipeline);
 #pragma unroll
@@ -292,6 +311,8 @@ extern "C" __global__ __launch_bounds__(kThreads,
   int stage = 0;
   for (int tile = team; tile < tiles; tile += kTeams) {
     wait_for_copies<kStages - 2>();
+    bool differ = tile < differing;
+    if (differ) keys.clean_values(stage);
     team_barrier<kTeamThreads>(
         team);  // what all have copied is here; all have read the stage before
     collector.flush(p, w, me);
@@ -312,7 +333,8 @@ extern "C" __global__ __launch_bounds__(kThreads,
     bool in_tree = tile < w.tree_tiles;
     int n0 = in_tree ? tile * kKeys : keys.first_key(tile);
     if (!in_tree) collector.take(p, w, me, x, scale, n0, lower);
-    if (in_tree || n0 + kKeys > w.end || n0 <= window.most) {
+    if (differ || n0 + kKeys > w.end) {
+      if (differ) poison(x, keys_of_no_number(first_stage + stage * kStageBytes, me.lane), me);
 #pragma unroll
       for (int i = 0; i < kTiles; i++) {
 #pragma unroll

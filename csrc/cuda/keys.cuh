@@ -227,4 +227,48 @@ struct Keys {
     }
     commit_copies();
   }
+
+  // Makes numbers of the values of a stage that rows see differently: a weight of 0 times NaN would
+  // be NaN. Each lane looks at what it has copied; into the bytes between rows of keys goes whether
+  // it found any, for `keys_of_no_number`.
+  DEVICE void clean_values(int stage) const {
+    u32 from = shared + stage * kStageBytes + kKeyBytes;
+#pragma unroll
+    for (int i = 0; i < kPasses; i++) {
+      u32 at = from + i * kRowsPerPass * kPitch, sum = 0, four[4];
+#pragma unroll
+      for (int c = 0; c < kPieces; c++) {
+        if (kColumns % kLanesPerRow == 0 || piece + c * kLanesPerRow < kColumns) {
+          load_shared(four, at + c * kLanesPerRow * 16);
+#pragma unroll
+          for (int e = 0; e < 4; e++) sum = add_no_numbers(four[e], sum);
+        }
+      }
+      store_shared(at - kKeyBytes + kFlags - piece * 14, static_cast<u16>(sum != 0));
+      if (sum == 0) continue;
+#pragma unroll 1
+      for (int c = piece; c < kColumns; c += kLanesPerRow, at += kLanesPerRow * 16) {
+        load_shared(four, at);
+#pragma unroll
+        for (int e = 0; e < 4; e++) four[e] = numbers_of(four[e]);
+        store_shared(at, four);
+      }
+    }
+  }
 };
+
+// Which keys of a team's stage had a value that is NaN or infinite, behind `clean_values` and a
+// barrier: a row that sees one is to say NaN.
+DEVICE u32 keys_of_no_number(u32 stage, int lane) {
+  u32 flags[4] = {0, 0, 0, 0};
+  if (lane < kKeys) {
+    load_shared(flags, stage + lane * kPitch + kFlags);
+    u32 found = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      if (2 * i < kLanesPerRow) found |= flags[i];
+    }
+    flags[0] = found;
+  }
+  return __ballot_sync(kWholeWarp, flags[0] != 0);
+}

@@ -12,6 +12,7 @@ constexpr u32 kWholeWarp = 0xffffffffu;
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 
+DEVICE float not_a_number() { return __int_as_float(0x7fffffff); }
 DEVICE float minus_infinity() { return __int_as_float(0xff800000); }
 DEVICE u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
 
@@ -67,6 +68,21 @@ DEVICE void team_barrier(int team) {
   }
 }
 
+DEVICE void load_shared(u32 (&x)[4], u32 address) {
+  asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(address)
+               : "memory");
+}
+DEVICE void store_shared(u32 address, const u32 (&x)[4]) {
+  asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(x[0]), "r"(x[1]),
+               "r"(x[2]), "r"(x[3])
+               : "memory");
+}
+DEVICE void store_shared(u32 address, u16 x) {
+  asm volatile("st.shared.b16 [%0], %1;" ::"r"(address), "h"(x) : "memory");
+}
+
 // Four 8 x 8 matrices of 16-bit elements, the rows of the i-th at the addresses of lanes [8i, 8i +
 // 8).
 DEVICE void load_matrices(u32 (&m)[4], u32 address) {
@@ -84,8 +100,10 @@ DEVICE void load_matrices_transposed(u32 (&m)[4], u32 address) {
 
 #if ELEMENT == 0
 #define ELEMENT_TYPE "bf16"
+#define ELEMENT_EXPONENT 0x7f80
 #else
 #define ELEMENT_TYPE "f16"
+#define ELEMENT_EXPONENT 0x7c00
 #endif
 
 // d [16, 8] += a [16, 16] b [16, 8], in float32.
@@ -100,6 +118,18 @@ DEVICE void multiply_add(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 DEVICE u32 pack(float low, float high) {
   u32 both;
   asm("cvt.rn." ELEMENT_TYPE "x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  return both;
+}
+// Two elements times 0, added to `sum`, which so is 0 until one of them is NaN or infinite.
+DEVICE u32 add_no_numbers(u32 both, u32 sum) {
+  asm("fma.rn." ELEMENT_TYPE "x2 %0, %1, %2, %0;" : "+r"(sum) : "r"(both), "r"(0));
+  return sum;
+}
+// Two elements, of which those that are NaN or infinite become 0.
+DEVICE u32 numbers_of(u32 both) {
+  constexpr u32 kExponent = ELEMENT_EXPONENT;
+  if ((both & kExponent) == kExponent) both &= 0xffff0000;
+  if ((both >> 16 & kExponent) == kExponent) both &= 0xffff;
   return both;
 }
 DEVICE u32 pack_bfloat16(float low, float high) {

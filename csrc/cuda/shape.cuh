@@ -23,6 +23,7 @@ constexpr int kUnit = kTeams * kKeys;                    // a split is a multipl
 constexpr int kTiles = kRowsPerWarp / 16;  // of 16 rows, in a warp
 constexpr int kColumns = D / 8;            // tiles of 8 output columns; 16-byte pieces of a row
 constexpr int kPitch = 2 * D + 16;         // bytes: an odd number of pieces, so no bank conflicts
+constexpr int kFlags = 2 * D;  // where bytes without elements begin in a row: two for each lane
 constexpr int kKeyBytes = kKeys * kPitch;
 constexpr int kStageBytes = 2 * kKeyBytes;  // K, then V
 constexpr bool kQueriesInRegisters = kTiles == 1 && D <= 128;
@@ -35,6 +36,7 @@ constexpr int kRowsPerPass = kTeamThreads / kLanesPerRow;
 constexpr int kPasses = kKeys / kRowsPerPass;
 constexpr int kPieces = (kColumns + kLanesPerRow - 1) / kLanesPerRow;
 
+static_assert(kLanesPerRow <= 8, "a row has room for their flags");
 static_assert(D % 16 == 0 && kKeys % kRowsPerPass == 0, "a tile of keys is copied whole");
 
 // Shared memory: query rows and the teams' stages, and at the end the teams' states over all of it.

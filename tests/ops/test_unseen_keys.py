@@ -39,7 +39,7 @@ def is_exact(path):
 @given(unseen=unseen_calls(DTYPES))
 def test_wherever_they_lie(path, unseen):
     with forced(path):
-        unseen.check(is_exact(path))
+        unseen.check(is_exact(path), whole_rows="triton" in path)
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -91,9 +91,10 @@ def misfits(cost):
     if cost["kernel"] == "split_kv_kernel" and "fp32" not in case:
         if not cost["units"]:
             yield "no matrix instructions"
-        # Lookups and masks are 4 bytes, keys and values 16; 16 keys of a tree, of 64 elements each,
-        # are 8 for each thread of 8 warps.
-        narrow = {4, 8} if "64 rows, D 64," in case and cost["warps"] == 8 else {4}
+        # Lookups and masks are 4 bytes, keys and values 16; 16 keys of a tree, of 64 elements each
+        # (of latents the last 64), are 8 for each thread of 8 warps.
+        few = "64 rows, D 64," in case or "latents" in case
+        narrow = {4, 8} if few and cost["warps"] == 8 else {4}
         if any(form in case for form in ("int8", "e4m3", "e5m2")):
             narrow = {4, 8}  # half a thread's elements of a tile of 16 bits
         if arch != "gfx942" and set(cost["copies"]) | narrow != narrow | {16}:

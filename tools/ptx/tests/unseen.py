@@ -5,6 +5,7 @@ import random
 import torch
 from tests.unseen import PARTS, Bad, make_unseen
 
+from ..cuda_launch import emulated_cuda
 from ..launch import emulated
 from ..machine import Options
 
@@ -50,6 +51,12 @@ CALLS = {
     "of a tree alone": {"bads": [node(4, value=-INF)], **SOME, "form": "tree", "dtype": FP16},
 }  # fmt: skip
 EIGHT = SOME | {"where": "cache", "stored": (torch.int8, "tokens")}
+# What emulators are told of each kind of kernels.
+OWN = {
+    "cuda": {},
+    "split": {"multiprocessors": 132, "hopper": False},
+    "hopper": {"multiprocessors": 132, "hopper": True},
+}
 # What only Triton's kernels serve.
 TRITON = {
     "in float32": {"bads": [node(4), cached(3, value=INF)], **SOME, "dtype": FP32, "window": 148},
@@ -61,21 +68,62 @@ TRITON = {
         "bads": [node(3)], "lengths": (70, 9), "rows": 4, "latents": True, "head_dim": 80,
         "v_dim": 64, "shared": True, "q_heads": 4, "kv_heads": 1, "dtype": BF16,
     },
+    "of wide heads": {"bads": [node(4), cached(132)], **SOME, "head_dim": 256, "window": 20},
+    "of wide latents": {
+        "bads": [node(3)], "lengths": (70, 9), "rows": 4, "latents": True, "head_dim": 576,
+        "v_dim": 512, "shared": True, "q_heads": 4, "kv_heads": 1, "dtype": BF16,
+    },
+    "before a window of latents": {
+        "bads": [node(3), cached(52)], "lengths": (70, 9), "rows": 8, "latents": True,
+        "head_dim": 576, "v_dim": 512, "shared": True, "q_heads": 4, "kv_heads": 1, "dtype": BF16,
+        "window": 20, "form": "verify", "collect": "logits",
+    },
+    "of a prompt before a window": {
+        "bads": [node(10), node(60), node(3, "k")], "rows": 130, "lengths": (40,), "tree": "chain",
+        "mask": None, "head_dim": 64, "q_heads": 1, "kv_heads": 1, "dtype": BF16, "window": 70,
+    },
     "of a prompt": {
         "bads": [node(60), node(3, "k")], "rows": 70, "lengths": (40,), "tree": "chain",
         "mask": None, "head_dim": 64, "q_heads": 1, "kv_heads": 1, "dtype": BF16,
     },
 }  # fmt: skip
 
+# What the Hopper kernel serves: by TMA and without, by 64 rows and by 128.
+LONG = MANY | {"lengths": (300, 9)}
+HOPPER = {
+    "a leaf's value": {"bads": [node(15), cached(40, "k")], **LONG},
+    "of a chain": {"bads": [node(15, value=INF)], **LONG, "tree": "chain", "mask": None},
+    "in pages": {"bads": [node(3)], **LONG, "where": "cache", "paged": True, "page_size": 64},
+    "in short pages": {"bads": [node(3)], **LONG, "paged": True, "page_size": 16, "window": 100},
+    "before a window": {
+        "bads": [cached(282), cached(283, "k"), node(2)], **LONG, "window": 20, "tree": "chain",
+        "where": "cache",
+    },
+    "before a long window": {
+        "bads": [cached(60), cached(210), node(9, value=-INF)], **LONG, "window": 250,
+        "head_dim": 128, "dtype": FP16,
+    },
+    "of 128 rows": {"bads": [node(31)], **LONG, "rows": 32, "window": 100},
+    "of 128 wide rows": {
+        "bads": [node(31), cached(209)], **LONG, "rows": 32, "head_dim": 128, "window": 100,
+    },
+    "beside scores": {
+        "bads": [cached(202), node(4)], **LONG, "rows": 32, "form": "verify", "collect": "scores",
+        "window": 99,
+    },
+    "beside logits": {
+        "bads": [cached(202), node(14)], **LONG, "form": "verify", "collect": "logits",
+        "window": 101, "options": (("softcap", 5.0),),
+    },
+}  # fmt: skip
 
-def check(call, arch):
+
+def check(call, kernels, arch):
     """Make a call twice, with ordinary numbers and with bad ones: who sees none says the same."""
     unseen = make_unseen(**call)
-    # 64 rows attend again to tiles of fewer keys.
-    exact = call["rows"] * call["q_heads"] // call["kv_heads"] <= 32
-    options = Options(count=False, given=True)
-    with emulated(arch, options, split_size=64, multiprocessors=132, hopper=False) as launches:
-        unseen.check(exact)
+    serve = emulated_cuda if kernels == "cuda" else emulated
+    with serve(arch, Options(count=False, given=True), split_size=64, **OWN[kernels]) as launches:
+        unseen.check(whole_rows=True)
     return {launched.name for launched in launches}
 
 
@@ -117,6 +165,6 @@ def drawn(seed):
     }  # fmt: skip
 
 
-def check_drawn(seed, arch):
+def check_drawn(seed, kernels, arch):
     """Check a random call."""
-    return check(drawn(seed), arch)
+    return check(drawn(seed), kernels, arch)

@@ -102,7 +102,7 @@ def attend(
                 "collect_rows": collect_rows, "collected": collected,
                 "cu_seqlens_q": cu_seqlens_q, "max_seqlen_q": max_seqlen_q,
             }  # fmt: skip
-            if serves(q, k_cache, v_cache, out, call):
+            if serves(hopper, q, k_cache, v_cache, out, call):
                 attend_on_hopper(hopper, q, k_cache, v_cache, lengths, out, lse, **call)
                 return
     page_size = k_cache.shape[1] if block_table is not None else 0

@@ -192,11 +192,11 @@ def softmax_step(
     else:
         s = s * (scale * LOG2E)
     if DIFFER:
-        odd = tl.sum(v.to(tl.float32) * 0.0, 1) != 0.0
+        no_number = tl.sum(v.to(tl.float32) * 0.0, 1)  # if it is not 0
         if v_scale is not None:
-            odd_scale = v_scale * 0.0 != 0.0
-            odd = odd | odd_scale
-            v_scale = tl.where(odd_scale, 0.0, v_scale)
+            no_number += v_scale * 0.0
+            v_scale = tl.where(v_scale * 0.0 != 0.0, 0.0, v_scale)
+        odd = no_number != 0.0
         v = tl.where(odd[:, None], tl.zeros_like(v), v)
         s = tl.where(odd[None, :], float("nan"), s)
     s = tl.where(visible, s, float("-inf"))

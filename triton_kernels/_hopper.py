@@ -50,15 +50,16 @@ def _described(cache, matrix, block_n):
     return TensorDescriptor(cache, shape, steps, [block_n, D], layout)
 
 
-def serves(q, k_cache, v_cache, out, call) -> bool:
+def serves(config, q, k_cache, v_cache, out, call) -> bool:
     """Return whether a call of `attend` can be served: what TMA and 16-byte copies ask for.
 
     Collected logits are the rows' own, so a row is collected once, and ragged requests, of which
-    short ones have one row for two, are left to the other kernel. So are scores with Triton before
-    3.7, which cannot compile those of 128 rows and lets those of 64 race.
+    short ones have one row for two, are left to the other kernel. So are scores of tiles of 64
+    rows, beside which the check of values leaves no registers, and with Triton before 3.7, which
+    cannot compile those of 128.
     """
     ragged = call["cu_seqlens_q"] is not None
-    if call["collect"] == "scores" and _configs.UNFENCED:
+    if call["collect"] == "scores" and (_configs.UNFENCED or config.block_m == 64):
         return False
     if call["collect"] == "logits":
         rows = {row % q.shape[1] for row in call["collect_rows"]}

@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from ._blocks import LN2, LOG2E, cap
 from ._hopper_collect import logits_of, store_logits, store_scores
-from ._hopper_visible import ROWS, WARPS, looks, rows_of, visible_columns
+from ._hopper_visible import ROWS, WARPS, rows_of, visible_columns
 from ._tree import depth_of
 
 
@@ -48,7 +48,7 @@ def _wait(full, item, items, RING: gl.constexpr, TMA: gl.constexpr):
 @gluon.jit
 def _softmax(
     s, i, m, l, odd, rows, slot, mask, collected, scale, softcap,
-    LOOKS: gl.constexpr, WINDOW: gl.constexpr, TRIMMED: gl.constexpr, SOFTCAP: gl.constexpr,
+    WINDOW: gl.constexpr, TRIMMED: gl.constexpr, SOFTCAP: gl.constexpr,
     LOGITS: gl.constexpr, BLOCK_N: gl.constexpr, LAYOUT: gl.constexpr,
 ):
     # fmt: on
@@ -74,9 +74,8 @@ def _softmax(
     if WINDOW:
         some = some | (begin + i * BLOCK_N <= highest)
     if some:
-        if LOOKS:
-            no_number = odd.index(i % odd.shape[0]).load(gl.SliceLayout(0, LAYOUT)) != 0
-            s = gl.where(no_number[None, :], float("nan"), s)
+        no_number = odd.index(i % odd.shape[0]).load(gl.SliceLayout(0, LAYOUT)) != 0
+        s = gl.where(no_number[None, :], float("nan"), s)
         visible = visible_columns(
             i * BLOCK_N, rows, slot, mask, WINDOW, TRIMMED, BLOCK_N, LAYOUT
         )
@@ -116,7 +115,6 @@ def consume(
     LOGITS: gl.constexpr = COLLECT == "logits"
     SCORES: gl.constexpr = COLLECT == "scores"
     GROUPS: gl.constexpr = BLOCK_M // ROWS
-    LOOKS: gl.constexpr = looks(COLLECT, BLOCK_M)
 
     t, h, ok = rows_of(tile, head, FIRST, T, GROUP, BLOCK_M, gl.SliceLayout(1, Q_LAYOUT))
     queries = q_shared.index(INDEX)
@@ -150,7 +148,7 @@ def consume(
     mbarrier.arrive(empty.index(0), count=1)
     weights, m, l, _ = _softmax(
         s, 0, m, l, odd, rows, slot, mask, collecting, scale, softcap,
-        LOOKS, WINDOW, TRIMMED, SOFTCAP, LOGITS, BLOCK_N, S_LAYOUT,
+        WINDOW, TRIMMED, SOFTCAP, LOGITS, BLOCK_N, S_LAYOUT,
     )  # fmt: skip
     p = gl.convert_layout(weights.to(queries.dtype), P_LAYOUT)
     _wait(full, 2, items, RING, TMA)
@@ -173,7 +171,7 @@ def consume(
         mbarrier.arrive(empty.index(k % RING), count=1)
         weights, m, l, alpha = _softmax(
             s, i, m, l, odd, rows, slot, mask, collecting, scale, softcap,
-            LOOKS, WINDOW, TRIMMED, SOFTCAP, LOGITS, BLOCK_N, S_LAYOUT,
+            WINDOW, TRIMMED, SOFTCAP, LOGITS, BLOCK_N, S_LAYOUT,
         )  # fmt: skip
         next_p = gl.convert_layout(weights.to(queries.dtype), P_LAYOUT)
         # Between softmax and wait, or else the assembler lets the softmax wait too.

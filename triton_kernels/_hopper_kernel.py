@@ -20,7 +20,7 @@ from ._blocks import offset_of, split_size_of, tile_of
 from ._hopper_collect import deepest, fill_empty, in_shared, mean_query
 from ._hopper_consume import consume
 from ._hopper_produce import produce
-from ._hopper_visible import ROWS, WARPS, looks
+from ._hopper_visible import ROWS, WARPS
 from ._tree import depth_of
 
 NOWHERE = gl.constexpr(1 << 30)  # where the tree of a slot without one is
@@ -93,7 +93,6 @@ def hopper_kernel(
     of them, and its heads lie ``k_rows_h`` rows or ``k_columns_h`` columns apart.
     """
     TMA: gl.constexpr = k_desc is not None
-    LOOKS: gl.constexpr = looks(COLLECT, BLOCK_M)
     COLLECTS: gl.constexpr = COLLECT != "none"
     RAGGED: gl.constexpr = cu_seqlens_q is not None
     LANES: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
@@ -226,7 +225,7 @@ def hopper_kernel(
                     consumed, 0, BLOCK_M, BLOCK_N, D, RING, GROUP, TMA, WINDOW, SOFTCAP, SINKS,
                     TRIMMED, COLLECT, COLLECT_ROWS,
                 )),
-                (produce, (produced, RING, TMA, PAGE_SIZE, IN_CACHE, WINDOW, LOOKS)),
+                (produce, (produced, RING, TMA, PAGE_SIZE, IN_CACHE, WINDOW)),
             ],
             [WARPS],
             [REGISTERS],
@@ -242,7 +241,7 @@ def hopper_kernel(
                     consumed, 1, BLOCK_M, BLOCK_N, D, RING, GROUP, TMA, WINDOW, SOFTCAP, SINKS,
                     TRIMMED, COLLECT, COLLECT_ROWS,
                 )),
-                (produce, (produced, RING, TMA, PAGE_SIZE, IN_CACHE, WINDOW, LOOKS)),
+                (produce, (produced, RING, TMA, PAGE_SIZE, IN_CACHE, WINDOW)),
             ],
             [WARPS, WARPS],
             [CONSUMER_REGISTERS, REGISTERS],

@@ -107,8 +107,7 @@ def _pick(second, a, b):
 @gluon.jit
 def _gather(
     work, first, stop, looked,
-    RING: gl.constexpr, PAGE_SIZE: gl.constexpr, IN_CACHE: gl.constexpr, LOOKS: gl.constexpr,
-    LAYOUT: gl.constexpr,
+    RING: gl.constexpr, PAGE_SIZE: gl.constexpr, IN_CACHE: gl.constexpr, LAYOUT: gl.constexpr,
 ):
     # fmt: on
     """Bring the tiles [first, stop) row by row; look at the first ``looked`` and the last ones."""
@@ -132,8 +131,7 @@ def _gather(
         elif (item & 1) != 0:  # the keys wait for what their values are
             async_copy.commit_group()
             async_copy.wait_group(0)
-            if LOOKS:
-                _clean_values(ring.index(at), odd.index(tile % odd.shape[0]), LAYOUT)
+            _clean_values(ring.index(at), odd.index(tile % odd.shape[0]), LAYOUT)
             fence_async_shared()
             mbarrier.arrive(full.index(at - 1), count=1)
             mbarrier.arrive(full.index(at), count=1)
@@ -143,7 +141,7 @@ def _gather(
 @gluon.jit
 def produce(
     work, RING: gl.constexpr, TMA: gl.constexpr, PAGE_SIZE: gl.constexpr, IN_CACHE: gl.constexpr,
-    WINDOW: gl.constexpr, LOOKS: gl.constexpr,
+    WINDOW: gl.constexpr,
 ):
     # fmt: on
     """Bring all tiles of a slot, K and V in turn, each into the next buffer of the ring."""
@@ -156,13 +154,13 @@ def produce(
     BYTES: gl.constexpr = 2 * BLOCK_N * D
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [WARPS, 1], [1, 0])
     looked = 0
-    if WINDOW and LOOKS:  # which hides keys up to the ``highest`` position from some row
+    if WINDOW:  # which hides keys up to the ``highest`` position from some row
         looked = gl.minimum(gl.cdiv(gl.maximum(highest + 1 - begin, 0), BLOCK_N), whole)
     gathered = 0
     if TMA:
         gathered = whole
-        if WINDOW and LOOKS:
-            _gather(work, 0, looked, looked, RING, PAGE_SIZE, IN_CACHE, LOOKS, LAYOUT)
+        if WINDOW:
+            _gather(work, 0, looked, looked, RING, PAGE_SIZE, IN_CACHE, LAYOUT)
         b, page_row, _, _, _ = lookup
         k_row, k_rows, k_column, v_row, v_rows, v_column = places
         for i in range(looked, whole):
@@ -181,4 +179,4 @@ def produce(
             mbarrier.expect(full.index(at + 1), BYTES)
             row = v_row + page * v_rows + n
             load_tensor(v_desc, [row, v_column], full.index(at + 1), ring.index(at + 1))
-    _gather(work, gathered, tiles, looked, RING, PAGE_SIZE, IN_CACHE, LOOKS, LAYOUT)
+    _gather(work, gathered, tiles, looked, RING, PAGE_SIZE, IN_CACHE, LAYOUT)

@@ -16,12 +16,6 @@ ROWS = gl.constexpr(64)  # of a group
 WARPS = gl.constexpr(4)  # of a group, whose rows are those of one wgmma, or of the producer
 
 
-@gluon.constexpr_function
-def looks(collect, block_m):
-    """Return whether values are looked at: 64 rows leave no registers for it beside scores."""
-    return collect != "scores" or block_m > 64
-
-
 @gluon.jit
 def rows_of(tile, head, first, T, GROUP: gl.constexpr, BLOCK_M: gl.constexpr, LAYOUT: gl.constexpr):
     """Return (tokens, query heads, which exist) of 64 rows of a tile from ``first`` on."""

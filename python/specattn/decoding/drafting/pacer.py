@@ -111,13 +111,24 @@ class Pacer:
         return np.where((rows > MOST_ROWS) & (sizes > 1), np.inf, found)
 
     def of_lookups(self) -> dict[int, float]:
-        """Return seconds by the rows that may be looked up now."""
+        """Return seconds by the rows that may be looked up now, in graphs that are captured.
+
+        What one lookup promises says nothing of the next, for which a graph would be captured.
+        """
         most = self.most_looked_up
         sizes = np.array(
             captured_sizes(self.requests, most) if self.captures else sizes_up_to(most)
         )
         found = zip(sizes.tolist(), self.passes(PASS, sizes).tolist(), strict=True)
-        return {rows: seconds for rows, seconds in found if seconds < np.inf} or {1: 1.0}
+        return {
+            rows: seconds
+            for rows, seconds in found
+            if seconds < np.inf and not self._to_capture((PASS, rows * self.requests)) * (rows - 1)
+        } or {1: 1.0}
+
+    def _to_capture(self, *shapes: tuple[str, Any]) -> float:
+        """Return the seconds that it takes to capture those of some shapes that were not met."""
+        return self.ledger.capture * sum(one not in self.met for one in shapes) * self.captures
 
     def seconds(self, share: Share) -> Any:
         """Return what rounds of a drafter take, [efforts, sizes].
@@ -132,9 +143,10 @@ class Pacer:
         taken = np.array([[costs.seconds.get(one, np.inf)] for one in drafts] or [[0.0]])
         found = taken + self.passes(share.kind, share.sizes)
         if self.captures:
-            new = np.array([[one not in self.met] for one in drafts] or [[False]], int)
-            new = new + [(share.kind, requests * n) not in self.met for n in share.sizes.tolist()]
-            found = found + new * self.ledger.capture * (1 + share.gains.table) / self.left
+            new = np.array([[self._to_capture(one)] for one in drafts] or [[0.0]])
+            passes = [(share.kind, requests * n) for n in share.sizes.tolist()]
+            new = new + [self._to_capture(one) for one in passes]
+            found = found + new * (1 + share.gains.table) / self.left
         share.memo = known, found
         return found
 
@@ -210,6 +222,8 @@ class Pacer:
         for share in self.shares if looks else ():
             other = self._best(share, depth, promised, best if best.name == share.title else None)
             loss = (other.seconds - other.tokens / _rate(best)) * len(self.shares)
+            shapes = (share.kind, other.rows * self.requests), (share.name, other.effort)
+            loss += self._to_capture(*shapes)
             if other.effort != NONE and loss < AGAIN * (self.ledger.elapsed - share.last):
                 share.last = self.ledger.elapsed
                 return other
@@ -265,6 +279,8 @@ class Pacer:
             drafting = 0.0 if before is None else self.clock.seconds(before, begun)
             if not fresh:
                 costs.follow(shape, len(ends), seconds, self.ledger.elapsed)
+            elif self.captures and shape in costs.seconds:
+                self.ledger.capture = max(0.0, seconds - costs.seconds[shape])
             if draft in costs.seconds and before is not None:
                 costs.move(draft, drafting, self.ledger.elapsed)
             plain = costs.plain(len(ends))

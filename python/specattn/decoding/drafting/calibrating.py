@@ -69,8 +69,8 @@ class Calibrator:
         self.pacer, self.everything = pacer, everything
         self.hoped = 0.0  # seconds that drafts which were not timed may save this run
 
-    def calibrate(self, root: torch.Tensor, depth: int) -> None:
-        """Time what is due behind `root` [B], if that is expected to pay."""
+    def calibrate(self, root: torch.Tensor, depth: int) -> bool:
+        """Time what is due behind `root` [B] if that is expected to pay; return whether it was."""
         pacer, costs, ledger = self.pacer, self.pacer.costs, self.pacer.ledger
         for due in self._due(depth):
             colds = 0 if due.shape[0] == ASIDE else 1 + pacer.captures
@@ -78,7 +78,7 @@ class Calibrator:
             allowed += max(0.0, ledger.saved) / 4 + self.hoped / 16
             needed = (2 + colds) * due.seconds + (ledger.capture if pacer.captures else 0.0)
             if not self.everything and ledger.spent + needed > allowed:
-                return
+                return False
             taken, first, spent = timed_aside(partial(due.run, root), pacer.clock, colds)
             costs.put(due.shape, taken, ledger.elapsed, pacer.requests)
             if colds:
@@ -86,7 +86,8 @@ class Calibrator:
             ledger.spent, pacer.last_ended = ledger.spent + spent, None
             pacer.met.add(due.shape)
             if not self.everything:
-                return
+                return True
+        return not costs.is_steady(pacer.requests)
 
     def _due(self, depth: int) -> list[_Due]:
         """Return what is worth timing, the smallest first."""

@@ -35,6 +35,7 @@ ASKING = 0.015
 
 _UNTIMED, _DEARER = 4, 1.4  # rows that lookups may have at once on a CPU, at so many plain rounds
 _HOLDS, _LOOKS = 8, 4  # rounds for which costs are taken to hold; between looks for something else
+_RESTS = 32  # rounds between looks for something to time, where there was nothing
 _EXPECTED = 128  # tokens that a run goes on for at least, as far as its limit allows
 
 
@@ -70,6 +71,7 @@ class Pacer:
         self.compared: tuple[Choice, Choice] | None = None  # the best, and nothing
         self.best_rate = 0.0
         self._asked, self._idle, self._held, self._turn, self._looked = 0.0, 0, 0, 0, 0
+        self._calibrates, self._rests = 0, _LOOKS  # the turn when something is timed again
         self._took = dict[str, float]()  # parts of a lookup, in seconds
         self._place: tuple[int, int] | None = None
         self.costs = Costs()  # what is known of batches and lengths like these
@@ -172,9 +174,12 @@ class Pacer:
             self._unread.popleft()[1]()
         self._turn_to(self.sequences.active_lengths)
         self._turn += 1
-        now_and_then = self._turn % _LOOKS == 0 or self.calibrator.everything
-        if now_and_then and self.costs.plain(self.requests) < np.inf:
-            self.calibrator.calibrate(root, depth)
+        if self._turn < self._calibrates and not self.calibrator.everything:
+            return
+        if self.costs.plain(self.requests) < np.inf:
+            found = self.calibrator.calibrate(root, depth)
+            self._rests = _LOOKS if found else min(2 * self._rests, _RESTS)
+        self._calibrates = self._turn + self._rests
 
     def best_rows(self, chances: Sequence[Sequence[float]]) -> int:
         """Return the rows with most tokens per second, of chains with these chances, descending."""
@@ -199,22 +204,20 @@ class Pacer:
         `promised`, if something was looked up, are the tokens that each request is expected to get
         by it, in a pass of `rows` rows.
         """
-        looked_up, plain = bool(promised), float(self.passes(PASS, np.array([1]))[0])
+        plain, of_use = float(self.passes(PASS, np.array([1]))[0]), bool(promised) and rows > 1
         nothing = best = Choice(None, NONE, 1, 1.0, plain)
-        if plain == np.inf or (self._held > 0 and not looked_up):
+        if promised and not of_use:
+            self._saved(0.0)
+        if plain == np.inf or (self._held > 0 and not of_use):
             self._held -= 1
             return nothing
         for share in self.shares:
             best = max(best, self._best(share, depth, promised), key=_rate)
-        if looked_up:
-            self._asked, own = self.ledger.elapsed, float(self.passes(PASS, np.array([rows]))[0])
+        if of_use:
+            own = float(self.passes(PASS, np.array([rows]))[0])
             without, found = best, Choice(None, NONE, rows, fmean(promised), own)
             best = max(best, found, key=_rate)
-            saved = best.tokens / _rate(without) - best.seconds
-            if self.saves is None and self._took:  # some lookups may be in vain at first
-                self.saves = 2 * sum(self._took.values())
-            if self.saves is not None:
-                self.saves += (saved - self.saves) / 8
+            self._saved(best.tokens / _rate(without) - best.seconds)
         if depth > 0:
             self.compared, self.best_rate = (best, nothing), _rate(best)
         looks = self._turn - self._looked >= _LOOKS
@@ -229,6 +232,14 @@ class Pacer:
                 return other
         self._held = 3 * (best is nothing)
         return best
+
+    def _saved(self, seconds: float) -> None:
+        """Note what a lookup saves."""
+        self._asked = self.ledger.elapsed
+        if self.saves is None and self._took:  # some lookups may be in vain at first
+            self.saves = 2 * sum(self._took.values())
+        if self.saves is not None:
+            self.saves += (seconds - self.saves) / 8
 
     def _best(
         self, share: Share, depth: int, promised: Sequence[float] = (), below: Choice | None = None

@@ -277,15 +277,16 @@ class PairBlock(ABC):
     def accept(self, verified: Verified) -> None:
         """Keep what the layers need of an accepted path, its root included."""
         nodes, counts, _ = verified.accepted
-        path, features = pad(nodes.clamp_min(0), (1, 0)), verified.result.features
-        width = path.shape[1]
+        features, width = verified.result.features, nodes.shape[1] + 1
         if self.most + width > self.pending.shape[1]:
             self.catch_up()
         if width > self.pending.shape[1]:
-            self.pending = self.pending.new_zeros(len(path), width, features.shape[2])
-            self.steps = torch.arange(width, device=path.device)
+            self.pending = self.pending.new_zeros(len(nodes), width, features.shape[2])
+            self.steps = torch.arange(width, device=nodes.device)
+        if width > 1:
+            features = features.gather(1, _wide(pad(nodes.clamp_min(0), (1, 0)), features))
         at = self.counts[:, None] + self.steps[:width]
-        self.pending.scatter_(1, _wide(at, features), features.gather(1, _wide(path, features)))
+        self.pending.scatter_(1, _wide(at, features), features[:, :width])
         self.counts, self.most = self.counts + counts + 1, self.most + width
 
     def catch_up(self) -> None:

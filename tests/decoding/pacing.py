@@ -4,6 +4,7 @@ import numpy as np
 
 from specattn.decoding.drafting import pacer
 from specattn.decoding.drafting.calibrating import Calibrator
+from specattn.decoding.drafting.costs import Costs
 from specattn.decoding.drafting.gains import NONE
 from specattn.decoding.drafting.pacer import Choice, Pacer
 
@@ -18,6 +19,7 @@ def with_costs(monkeypatch, seconds):
         return np.tile(self.passes(share.kind, share.sizes), (len(share.efforts), 1))
 
     monkeypatch.setattr(Pacer, "passes", passes)
+    monkeypatch.setattr(Costs, "plain", lambda self, requests: seconds(1))
     monkeypatch.setattr(Pacer, "seconds", rounds)
     monkeypatch.setattr(Calibrator, "calibrate", lambda *_: None)
     monkeypatch.setattr(pacer, "AGAIN", 0.0)

@@ -154,11 +154,13 @@ def _nodes(effort: Effort) -> int:
 class Ledger:
     """Seconds that all runs of a model have decoded, spent on calibrating, and saved by drafts.
 
-    `capture` is what the last CUDA graph took to capture.
+    `capture` is what the last CUDA graph took to capture, `tried` the time when a drafter was last
+    tried that seemed to lose.
     """
 
     def __init__(self) -> None:
         self.elapsed = self.spent = self.saved = 0.0
+        self.tried = dict[str, float]()
         self.capture = 0.6  # as on an H100; it ran from 0.15
 
 

@@ -93,7 +93,6 @@ class Share(FixedSize):
         key = "pace", "gains", name, str((efforts, sizes)), greedy, threading.get_ident()
         make = lambda: gains(self.efforts, sizes, greedy)  # noqa: E731
         self.gains: Any = Model.of(context.target.model).recall(key, make)
-        self.last = 0.0  # when it drafted, or could have
         self.memo: tuple[Any, Any] = None, None  # what its rounds take, of late
         self.alone, self.pacer = True, Pacer(context, [self])
 

@@ -34,7 +34,7 @@ ASKING = 0.015
 """Share of the time for lookups that find nothing of use."""
 
 _UNTIMED, _DEARER = 4, 1.4  # rows that lookups may have at once on a CPU, at so many plain rounds
-_HOLDS, _LOOKS = 8, 4  # rounds for which costs are taken to hold; between looks for something else
+_HOLDS, _LOOKS = 8, 4  # rounds for which costs, and that nothing pays, hold; between looks beyond
 _RESTS = 32  # rounds between looks for something to time, where there was nothing
 _EXPECTED = 128  # tokens that a run goes on for at least, as far as its limit allows
 
@@ -204,7 +204,7 @@ class Pacer:
         `promised`, if something was looked up, are the tokens that each request is expected to get
         by it, in a pass of `rows` rows.
         """
-        plain, of_use = float(self.passes(PASS, np.array([1]))[0]), bool(promised) and rows > 1
+        plain, of_use = self.costs.plain(self.requests), bool(promised) and rows > 1
         nothing = best = Choice(None, NONE, 1, 1.0, plain)
         if promised and not of_use:
             self._saved(0.0)
@@ -227,10 +227,11 @@ class Pacer:
             loss = (other.seconds - other.tokens / _rate(best)) * len(self.shares)
             shapes = (share.kind, other.rows * self.requests), (share.name, other.effort)
             loss += self._to_capture(*shapes)
-            if other.effort != NONE and loss < AGAIN * (self.ledger.elapsed - share.last):
-                share.last = self.ledger.elapsed
+            since = self.ledger.elapsed - self.ledger.tried.get(share.name, 0.0)
+            if other.effort != NONE and loss < AGAIN * since:
+                self.ledger.tried[share.name] = self.ledger.elapsed
                 return other
-        self._held = 3 * (best is nothing)
+        self._held = _HOLDS * (best is nothing)
         return best
 
     def _saved(self, seconds: float) -> None:

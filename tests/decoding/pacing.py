@@ -42,5 +42,6 @@ def with_whims(monkeypatch, state):
         alone = state.choice([1.5, np.inf])
         return Choice(share.title, state.choice(efforts), 1, 1.0, 1.0, alone)
 
+    monkeypatch.setattr(Costs, "plain", lambda self, requests: 1.0)
     monkeypatch.setattr(Pacer, "choose", choose)
     monkeypatch.setattr(Pacer, "asks", lambda self: state.random() < 0.8)

@@ -20,6 +20,7 @@ from specattn.decoding import (
 from specattn.decoding.engine.target import Target
 from tests.decoding import settings
 from tests.decoding.models import CONFIGS, greedy_by_transformers, known, prompts, tiny_model
+from tests.decoding.pacing import with_free_rows
 
 # What the cache holds beyond a request's length is then NaN, and must not matter.
 pytestmark = pytest.mark.usefixtures("poisoned_empty")
@@ -101,6 +102,7 @@ def test_no_more_is_drafted_than_tokens_are_left(name, text):
 @pytest.mark.parametrize("name", settings.NAMES)
 def test_no_path_is_longer_than_the_text_may_still_become(name, do_sample, monkeypatch):
     """One token follows every draft; so trees of a fixed shape lose their last levels, too."""
+    with_free_rows(monkeypatch)  # else so short a text is not drafted for
     model, (text,) = tiny_model("qwen3"), prompts([20])
     method, left, depths, verify = settings.settings_of(model)[name], [6], [], Target.verify
 

@@ -122,11 +122,8 @@ class Pacer:
             captured_sizes(self.requests, most) if self.captures else sizes_up_to(most)
         )
         found = zip(sizes.tolist(), self.passes(PASS, sizes).tolist(), strict=True)
-        return {
-            rows: seconds
-            for rows, seconds in found
-            if seconds < np.inf and not self._to_capture((PASS, rows * self.requests)) * (rows - 1)
-        } or {1: 1.0}
+        lacks = [n for n in sizes.tolist()[1:] if self._to_capture((PASS, n * self.requests))]
+        return {n: s for n, s in found if s < np.inf and n not in lacks} or {1: 1.0}
 
     def _to_capture(self, *shapes: tuple[str, Any]) -> float:
         """Return the seconds that it takes to capture those of some shapes that were not met."""

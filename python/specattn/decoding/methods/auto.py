@@ -2,7 +2,7 @@
 
 Every round is drafted by what promises the most tokens per second now. What the text itself offers
 is known before the round (`Suffix`), and so is what a pass of so many rows takes. Drafters that
-must run a model to know are the arms of a `Pace`.
+must run a model to know have shares in the same `Pacer`.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import torch
 
 from specattn.decoding.drafting.costs import PASS
 from specattn.decoding.drafting.gains import NONE, ChainGains, Effort, Nodes, TreeGains
-from specattn.decoding.drafting.pacer import Pacer
+from specattn.decoding.drafting.pacer import Choice, Pacer
 from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Verified
 from specattn.decoding.model.model import Model
 from specattn.decoding.passes.attention import CaptureSpec
@@ -93,7 +93,9 @@ class Share(FixedSize):
         key = "pace", "gains", name, str((efforts, sizes)), greedy, threading.get_ident()
         make = lambda: gains(self.efforts, sizes, greedy)  # noqa: E731
         self.gains: Any = Model.of(context.target.model).recall(key, make)
-        self.memo: tuple[Any, Any] = None, None  # what its rounds take, of late
+        self.memo: tuple[Any, Any] = None, None  # what its rounds take, of late ...
+        self.found = dict[tuple[int, Effort | None], Choice]()  # ... and the best by that
+        self.deepest = int(self.depths.max())
         self.alone, self.pacer = True, Pacer(context, [self])
 
     def choose(self, root: torch.Tensor, depth: int) -> Effort:
@@ -103,6 +105,7 @@ class Share(FixedSize):
 
     def rows(self, effort: Effort, drafted: int, nodes: Callable[[], Nodes]) -> int:
         """Return the rows with which the batch gains the most tokens per second."""
+        self.found.clear()
         if isinstance(self.gains, ChainGains):  # whose drafts are verified whole
             return super().rows(effort, drafted, nodes)
         number = self.efforts.index(effort)
@@ -129,6 +132,7 @@ class Share(FixedSize):
 
     def learn(self, drafted: int, emitted: Sequence[Sequence[int] | None]) -> None:
         """Learn what requests went on with behind a draft of so many levels; None: another's."""
+        self.found.clear()
         if isinstance(self.gains, TreeGains):
             self.gains.learn(emitted)
         else:

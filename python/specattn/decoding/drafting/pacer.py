@@ -34,8 +34,9 @@ ASKING = 0.015
 """Share of the time for lookups that find nothing of use."""
 
 _UNTIMED, _DEARER = 4, 1.4  # rows that lookups may have at once on a CPU, at so many plain rounds
-_HOLDS, _LOOKS = 8, 4  # rounds for which costs, and that nothing pays, hold; between looks beyond
-_RESTS = 32  # rounds between looks for something to time, where there was nothing
+_HOLDS, _LOOKS = 8, 4  # rounds for which it holds that nothing pays; between looks beyond
+_SETTLED = 32  # rounds for which costs hold that only rounds move
+_RESTS = 64  # rounds between looks for something to time, where there was nothing
 _EXPECTED = 128  # tokens that a run goes on for at least, as far as its limit allows
 
 
@@ -73,6 +74,7 @@ class Pacer:
         self._asked, self._idle, self._held, self._turn, self._looked = 0.0, 0, 0, 0, 0
         self._calibrates, self._rests = 0, _LOOKS  # the turn when something is timed again
         self._took = dict[str, float]()  # parts of a lookup, in seconds
+        self._of_lookups: tuple[Any, dict[int, float]] = None, {}
         self._place: tuple[int, int] | None = None
         self.costs = Costs()  # what is known of batches and lengths like these
         self._begun: tuple[Any, ...] | None = None
@@ -117,13 +119,21 @@ class Pacer:
 
         What one lookup promises says nothing of the next, for which a graph would be captured.
         """
-        most = self.most_looked_up
-        sizes = np.array(
-            captured_sizes(self.requests, most) if self.captures else sizes_up_to(most)
-        )
-        found = zip(sizes.tolist(), self.passes(PASS, sizes).tolist(), strict=True)
-        lacks = [n for n in sizes.tolist()[1:] if self._to_capture((PASS, n * self.requests))]
-        return {n: s for n, s in found if s < np.inf and n not in lacks} or {1: 1.0}
+        known = self._known()
+        if self._of_lookups[0] != known:
+            most = self.most_looked_up
+            sizes = captured_sizes(self.requests, most) if self.captures else sizes_up_to(most)
+            found = zip(sizes, self.passes(PASS, np.array(sizes)).tolist(), strict=True)
+            lacks = [n for n in sizes[1:] if self._to_capture((PASS, n * self.requests))]
+            timed = {n: s for n, s in found if s < np.inf and n not in lacks}
+            self._of_lookups = known, timed or {1: 1.0}
+        return self._of_lookups[1]
+
+    def _known(self) -> Any:
+        """Return what changes with what is known of costs; as rounds move it, every few rounds."""
+        costs, requests = self.costs, self.requests
+        known = id(costs), len(costs.seconds), costs.is_steady(requests), len(self.met)
+        return *known, requests, self._turn // _SETTLED
 
     def _to_capture(self, *shapes: tuple[str, Any]) -> float:
         """Return the seconds that it takes to capture those of some shapes that were not met."""
@@ -134,8 +144,7 @@ class Pacer:
 
         With its share, by the tokens that the run has left, of what has yet to be captured.
         """
-        costs, requests = self.costs, self.requests
-        known = id(costs), len(costs.seconds), requests, len(self.met), self._turn // _HOLDS
+        costs, requests, known = self.costs, self.requests, self._known()
         if share.memo[0] == known:
             return share.memo[1]
         drafts = [(share.name, effort) for effort in share.efforts] if share.run else []
@@ -147,6 +156,7 @@ class Pacer:
             new = new + [self._to_capture(one) for one in passes]
             found = found + new * (1 + share.gains.table) / self.left
         share.memo = known, found
+        share.found.clear()
         return found
 
     def asks(self) -> bool:
@@ -211,7 +221,7 @@ class Pacer:
         for share in self.shares:
             best = max(best, self._best(share, depth, promised), key=_rate)
         if of_use:
-            own = float(self.passes(PASS, np.array([rows]))[0])
+            own = self.of_lookups()[rows]
             without, found = best, Choice(None, NONE, rows, fmean(promised), own)
             best = max(best, found, key=_rate)
             self._saved(best.tokens / _rate(without) - best.seconds)
@@ -243,20 +253,29 @@ class Pacer:
         self, share: Share, depth: int, promised: Sequence[float] = (), below: Choice | None = None
     ) -> Choice:
         """Return the best that a drafter offers: beyond the effort of `below`, if that is given."""
-        seconds, table = self.seconds(share), share.gains.table
+        seconds, deep = self.seconds(share), min(depth, share.deepest)
+        beyond = None if below is None else below.effort
+        if (deep, beyond) not in share.found:
+            share.found[deep, beyond] = self._fastest(share, seconds, deep, beyond)
+        found = share.found[deep, beyond]
+        if not promised or found.tokens < min(promised):
+            return found
+        # Requests to which more is promised draft that.
+        return found._replace(tokens=fmean(max(found.alone, one) for one in promised))
+
+    def _fastest(self, share: Share, seconds: Any, depth: int, beyond: Effort | None) -> Choice:
+        """Return the best of a drafter's efforts that fit: of those beyond one, if it is given."""
+        table = share.gains.table
         fits = share.depths <= max(depth, int(share.depths.min()))
-        if below is not None:
-            width, deep = below.effort
-            fits = fits & [one.width > width or one.depth > deep for one in share.efforts]
+        if beyond is not None:
+            wider = [one.width > beyond.width or one.depth > beyond.depth for one in share.efforts]
+            fits = fits & wider
         rates = np.where(fits[:, None] & (depth > 0), (1 + table) / seconds, 0.0)
         at, size = np.unravel_index(rates.argmax(), rates.shape)
         if not rates[at, size]:
             return Choice(share.title, NONE, 1, 0.0, 1.0)
-        tokens = alone = 1 + float(table[at, size])
-        if promised and tokens >= min(promised):  # requests to which more is promised draft that
-            tokens = fmean(max(tokens, one) for one in promised)
-        rows, taken = int(share.sizes[size]), float(seconds[at, size])
-        return Choice(share.title, share.efforts[at], rows, tokens, taken, alone)
+        tokens, taken = 1 + float(table[at, size]), float(seconds[at, size])
+        return Choice(share.title, share.efforts[at], int(share.sizes[size]), tokens, taken, tokens)
 
     def begin(self, rows: int, share: Share | None = None, effort: Effort = NONE) -> None:
         """Note that a pass of `rows` rows of each request begins, behind drafting an effort."""

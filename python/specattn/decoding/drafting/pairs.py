@@ -20,7 +20,7 @@ from specattn.decoding.passes.runner import MOST_ROWS
 from specattn.drafters.layer import LayerDrafter
 from specattn.reference.tree_mask import WORD_BITS
 
-MOST_PENDING = 64
+MOST_PENDING = 128
 """Tokens of a request whose features are kept until they are needed."""
 
 
@@ -139,10 +139,9 @@ class PairBlock(ABC):
         nothing = embeds.new_zeros(*first.shape, embeds.shape[-1] * len(target.feature_layers))
         self.root = self.fuse(TORCH, first, self.taken(TORCH, nothing))
         self.pending = nothing.new_zeros(len(first), MOST_PENDING, nothing.shape[-1])
-        self.steps = torch.arange(MOST_PENDING, device=target.device)
-        # Of the pending pairs: the first one's position and their number, and the greatest number.
-        self.start, self.counts = lengths[:, 0] - 1, torch.zeros_like(lengths[:, 0])
-        self.most = 0
+        # Of the pending pairs: the first one's position, and how many of each round's came true.
+        self.start, self.most = lengths[:, 0] - 1, 0
+        self.accepted: list[tuple[int, torch.Tensor]] = []
         # Rows of the tree further back than the window are left out by torch's operators alone.
         self.growing = self.programs if window is None or window >= depth else Direct()
 
@@ -282,28 +281,45 @@ class PairBlock(ABC):
             self.catch_up()
         if width > self.pending.shape[1]:
             self.pending = self.pending.new_zeros(len(nodes), width, features.shape[2])
-            self.steps = torch.arange(width, device=nodes.device)
         if width > 1:
             features = features.gather(1, _wide(pad(nodes.clamp_min(0), (1, 0)), features))
-        at = self.counts[:, None] + self.steps[:width]
-        self.pending.scatter_(1, _wide(at, features), features[:, :width])
-        self.counts, self.most = self.counts + counts + 1, self.most + width
+        self.pending[:, self.most : self.most + width] = features
+        self.accepted.append((width, counts))
+        self.most += width
 
     def catch_up(self) -> None:
         """Catch all layers up on what was accepted: on the host nothing waits for it."""
         if self.most == 0:
             return
-        # Requests that accepted less repeat their last pair.
-        steps = torch.minimum(self.steps[: self.most], self.counts[:, None] - 1)
-        features = self.pending.gather(1, _wide(steps, self.pending))
+        order, counts = self._accepted()
+        # Few sizes, for each is recorded: requests that accepted less repeat their last pair.
+        size = min(1 << (self.most - 1).bit_length(), max(self.most, MOST_PENDING))
+        rows = torch.arange(size, device=counts.device)
+        steps = torch.minimum(rows, counts[:, None] - 1)
+        taken = steps if order is None else order.gather(1, steps)
+        features = self.pending.gather(1, _wide(taken, self.pending))
         tokens = self.sequences.tokens_at(self.start[:, None] + steps + 1)
         few = tokens.numel() <= MOST_ROWS and self.most <= MOST_PENDING
         inputs = {"tokens": tokens, "features": features}
         inputs |= {"start": self.start.int(), "steps": steps.int()}
         x = (self.programs if few else Direct()).run("text", self._remember, inputs)
-        self.root = _row(x, self.counts[:, None] - 1)
-        self.start, self.most = self.start + self.counts, 0
-        self.counts = torch.zeros_like(self.counts)
+        self.root = _row(x, counts[:, None] - 1)
+        self.start, self.most = self.start + counts, 0
+        self.accepted.clear()
+
+    def _accepted(self) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """Return where each request's accepted pairs are pending, in order, and their number [B].
+
+        The former [B, most] begins with them, or is None where that is where they lie in any case.
+        """
+        if len(self.accepted) == 1:
+            return None, self.accepted[0][1] + 1
+        if self.most == len(self.accepted):
+            return None, torch.full_like(self.start, self.most)
+        steps = torch.arange(max(width for width, _ in self.accepted), device=self.start.device)
+        came = [steps[:width] <= counts[:, None] for width, counts in self.accepted]
+        valid = torch.cat(came, 1).int()
+        return valid.argsort(stable=True, dim=1, descending=True), valid.sum(1)
 
     def compact(self, rows: list[int]) -> None:
         """Drop all requests but these, in this order; what stays in its place is not moved."""
@@ -312,7 +328,8 @@ class PairBlock(ABC):
                 self.text[:, :, row] = self.text[:, :, former]
         self.text, self.tree = (x[:, :, : len(rows)] for x in (self.text, self.tree))
         self.root, self.pending = self.root[rows], self.pending[rows]
-        self.start, self.counts = self.start[rows], self.counts[rows]
+        self.start = self.start[rows]
+        self.accepted = [(width, counts[rows]) for width, counts in self.accepted]
 
 
 def _memory(target: Target, shape: CacheShape, angles: Angles, nodes: int) -> PairMemory:

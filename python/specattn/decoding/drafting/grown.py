@@ -113,8 +113,8 @@ class _GrownDrafter(PacedDrafter):
         self.block.grow(root, effort.width, effort.depth)
 
     def observe(self, verified: Verified) -> None:
-        super().observe(verified)
         self.block.accept(verified)
+        super().observe(verified)
 
     def compact(self, rows: list[int]) -> None:
         self.block.compact(rows)

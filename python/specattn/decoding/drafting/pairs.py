@@ -281,7 +281,7 @@ class PairBlock(ABC):
             self.catch_up()
         if width > self.pending.shape[1]:
             self.pending = self.pending.new_zeros(len(nodes), width, features.shape[2])
-        if width > 1:
+        if not verified.draft.tree.is_chain:  # whose path lies in its place
             features = features.gather(1, _wide(pad(nodes.clamp_min(0), (1, 0)), features))
         self.pending[:, self.most : self.most + width] = features
         self.accepted.append((width, counts))

@@ -232,10 +232,10 @@ class _AutoDrafter(Drafter):
 
     def observe(self, verified: Verified) -> None:
         mine, whole = self.name is not None, all(self.own)
-        self.pacer.end(verified, self.own)
         for name, drafter in self.drafters.items():
             drafter.observe(verified._replace(own=mine and whole and name == self.name))
         self.suffix.observe(verified._replace(own=not mine))
+        self.pacer.end(verified, self.own)  # what drafters learn is part of what a round takes
 
     def compact(self, rows: list[int]) -> None:
         self.suffix.compact(rows)

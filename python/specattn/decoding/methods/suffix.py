@@ -215,10 +215,12 @@ class SuffixDrafter(Drafter):
 
     def observe(self, verified: Verified) -> None:
         """Learn what the target ranked best, and of an own draft how much was accepted."""
+        if self.pacer is None or self.asked:  # else the text is read before the next lookup
+            self._learn(verified)
         if self.pacer is not None and self.alone:
             self.pacer.end(verified)
-        if self.pacer is not None and not self.asked:
-            return  # the text is read before the next lookup
+
+    def _learn(self, verified: Verified) -> None:
         begin = None if self.pacer is None else self.pacer.clock.now()
         if verified.own and verified.draft.tree.size > 1:
             self.promised += self.expected

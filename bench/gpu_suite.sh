@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in steps of at most eight minutes: tests on the real device, the kernel
-# sweep, decoding at two real models' shapes.
+# Everything that needs a GPU, in steps of at most 90 seconds, what tells most first: are the kernels
+# right, passes of an 8B model, decoding with one, attention beside other libraries, tests.
 #
 #   bench/gpu_suite.sh --out DIR           all steps, on a machine with a GPU
 #   bench/gpu_suite.sh --out DIR STEP...   some of them; what others have left in DIR stays
@@ -12,15 +12,24 @@
 # a step that fails costs no other. Exit status: 0 when all passed, 1 when one failed, 2 when called
 # wrongly.
 set -uo pipefail
+from="$PWD"
 
 usage() {
     echo "gpu_suite.sh: $1; usage: gpu_suite.sh --out DIR [--smoke] [STEP...]" >&2
     exit 2
 }
 
-steps=(environment check tests-cuda tests-attention tests-triton tests-ops kernels kernels-cuda
-    kernels-triton winners decode-llama-3.1-8b decode-qwen3-8b)
-smoke_steps=(environment tests kernels kernels-cpu kernels-reference winners decode-tiny)
+cd "$(dirname "$0")/.."
+decoded=(greedy sampled batch batch-sampled greedy-32k)
+sweeps=(4k 32k 128k batch)
+tests=()
+for file in tests/triton_kernels/test_*.py tests/ops/test_*.py tests/backends/test_*_device.py; do
+    # Compiling for other GPUs needs none: CI does it.
+    [[ "$file" == */test_compile.py ]] || tests+=("tests-$(cut -d/ -f2- <<<"${file%.py}" | tr / -)")
+done
+steps=(environment check body body-modules body-batch widen "${decoded[@]/#/decode-}"
+    "${sweeps[@]/#/kernels-}" weights kernels-cuda kernels-triton winners "${tests[@]}")
+smoke_steps=(environment tests body kernels kernels-cpu kernels-reference winners decode-tiny)
 out="" smoke="" wanted=()
 while [ $# -gt 0 ]; do
     case "$1" in
@@ -36,8 +45,8 @@ done
 for name in "${wanted[@]+"${wanted[@]}"}"; do
     [[ " ${steps[*]} " == *" $name "* ]] || usage "unknown step '$name', not one of ${steps[*]}"
 done
-mkdir -p "$out" 2>/dev/null && out="$(cd "$out" && pwd)" || usage "cannot write to '$out'"
-cd "$(dirname "$0")/.."
+[[ "$out" == /* ]] || out="$from/$out"
+mkdir -p "$out" 2>/dev/null && [ -w "$out" ] || usage "cannot write to '$out'"
 PYTHON="${PYTHON:-python3}"
 export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE=1
 
@@ -79,19 +88,16 @@ pytest=("$PYTHON" -m pytest -p no:cacheprovider --tb=short -rfE)
 if [ -z "$smoke" ] && "$PYTHON" -c 'import xdist' 2>/dev/null; then pytest+=(-n 8); fi
 if [ -n "$smoke" ]; then
     kernels=(--quick --shape tiny --context 256 --rows 1,4 --budget 0.01)
-    shapes=(tiny)
     against=(cpu reference)
     export SPECATTN_CACHE="$out/cache"
     decode=(--layers 1 --context 256 --new-tokens 8 --repeats 1 --budget 0.01)
 else
-    kernels=(--quick --device cuda --shape llama-3.1-8b --context 32k,128k --rows 1,16,64 --batch 1,8
-        --budget 0.3)
-    shapes=(llama-3.1-8b qwen3-8b)
+    kernels=(--quick --device cuda --shape llama-3.1-8b --rows 1,4,8,16,64 --budget 0.2)
     against=(cuda triton)
-    decode=(--device cuda --context 32k,128k --new-tokens 64 --repeats 2 --budget 1)
 fi
+body=("$PYTHON" bench/studies/body.py --json "$out/body.jsonl")
 
-step environment 60 "$PYTHON" -c '
+step environment 30 "$PYTHON" -c '
 import sys, torch, specattn
 gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
 print(f"Python {sys.version.split()[0]}, torch {torch.__version__}, {gpu}")
@@ -99,43 +105,71 @@ print(f"specattn from {specattn.__file__}")
 print(f"backends {specattn.backends()}")'
 is_there() { "$PYTHON" -c 'import sys, specattn; sys.exit(specattn.backends()[sys.argv[1]] != "available")' "$1"; }
 if [ -n "$smoke" ]; then
-    step tests 200 "${pytest[@]}" tests/ops/test_checks.py
+    step tests 90 "${pytest[@]}" tests/ops/test_checks.py
+    step body 90 "${body[@]}" --shape tiny --dtype float32 --context 64 --rows 1,4 --budget 0.01
+    step kernels 90 "$PYTHON" bench/run_kernels.py "${kernels[@]}" --json "$out/kernels.jsonl" \
+        --pictures "$out"
 else
-    step check 240 "$PYTHON" -m specattn.cli gpu-check
-    if is_wanted tests-cuda && is_there cuda; then
-        step tests-cuda 300 "${pytest[@]}" tests/backends/test_cuda_device.py
-    fi
-    step tests-attention 480 "${pytest[@]}" tests/triton_kernels/test_attention.py
-    # Compiling for other GPUs needs none: CI does it.
-    step tests-triton 480 "${pytest[@]}" tests/triton_kernels \
-        --ignore tests/triton_kernels/test_compile.py --ignore tests/triton_kernels/test_attention.py
-    step tests-ops 480 "${pytest[@]}" tests/ops
+    step check 90 "$PYTHON" -m specattn.cli gpu-check --budget 60
+    large=("${body[@]}" --device cuda --shape llama-3.1-8b)
+    step body 90 "${large[@]}" --context 512,32k --rows 1,8,16,64,200
+    step body-modules 90 "${large[@]}" --context 512,32k --rows 1,8 --compile off
+    step body-batch 90 "${large[@]}" --context 4k --batch 8 --rows 1,2,8,25
+    # A checkpoint of real size whose drafts are accepted as the embedded target's are.
+    step widen 90 "$PYTHON" -m specattn.cli widen tiny build/wide/llama-3.1-8b --like llama-3.1-8b
+    decode=("$PYTHON" bench/run_decoding.py --model build/wide/llama-3.1-8b --device cuda --no-peer
+        --texts 1 --repeats 1 --resume --method auto --method suffix
+        --method poss --method "poss:width=3,depth=5,total_tokens=24"
+        --method longspec --method "longspec:widths=[2,2,2]")
+    more=(--method eagle3 --method "eagle3:width=4,depth=6,total_tokens=24" --method vegas
+        --method "tokenswift:widths=[1,2]")
+    for name in "${decoded[@]}"; do
+        case "$name" in
+            greedy) how=(--context 4k --temperature 0 "${more[@]}") ;;
+            sampled) how=(--context 4k --temperature 1 "${more[@]}") ;;
+            batch) how=(--context 4k --temperature 0 --batch 8) ;;
+            batch-sampled) how=(--context 4k --temperature 1 --batch 8) ;;
+            greedy-32k) how=(--context 31k --temperature 0) ;;
+        esac
+        step "decode-$name" 90 "${decode[@]}" "${how[@]}" --json "$out/decode-$name.jsonl"
+    done
+    for name in "${sweeps[@]}"; do
+        if [ "$name" = batch ]; then how=(--context 4k,32k --batch 8); else how=(--context "$name"); fi
+        step "kernels-$name" 90 "$PYTHON" bench/run_kernels.py "${kernels[@]}" "${how[@]}" \
+            --only hybrid_tree_attention --only verify_attention --only sparse_gather_attention \
+            --json "$out/kernels-$name.jsonl"
+    done
+    step weights 90 "$PYTHON" bench/run_kernels.py "${kernels[@]}" --only linear_few_rows \
+        --json "$out/weights.jsonl"
 fi
-step kernels 300 "$PYTHON" bench/run_kernels.py "${kernels[@]}" --json "$out/kernels.jsonl" \
-    --pictures "$out"
 # Every backend on all that it serves, against the others: from then on the fastest are chosen here.
+[ -n "$smoke" ] || kernels+=(--context 32k,128k --batch 1,8)
 for backend in "${against[@]}"; do
     if ! is_wanted "kernels-$backend" || ! is_there "$backend"; then continue; fi
-    step "kernels-$backend" 300 "$PYTHON" bench/run_kernels.py "${kernels[@]}" --peers varlen \
+    step "kernels-$backend" 90 "$PYTHON" bench/run_kernels.py "${kernels[@]}" --peers varlen \
         --backend "$backend" --only hybrid_tree_attention --only verify_attention \
-        --only sparse_gather_attention \
-        --json "$out/kernels-$backend.jsonl"
+        --only sparse_gather_attention --json "$out/kernels-$backend.jsonl"
 done
-sweeps=("$out"/kernels-*.jsonl)
-if [ ${#sweeps[@]} -gt 1 ]; then
-    step winners 30 "$PYTHON" bench/winners.py "${sweeps[@]}"
+found=("$out"/kernels-{cuda,triton,cpu,reference}.jsonl)
+for name in "${!found[@]}"; do [ -e "${found[$name]}" ] || unset "found[$name]"; done
+if [ ${#found[@]} -gt 1 ]; then
+    step winners 30 "$PYTHON" bench/winners.py "${found[@]}"
 fi
-# Random weights: the time of every round is real, what is accepted is drawn, and every line says so.
-for shape in "${shapes[@]}"; do
-    is_wanted "decode-$shape" || continue
-    rm -f "$out/decode-$shape.jsonl"
-    step "decode-$shape" 240 "$PYTHON" bench/run_decoding.py --shape "$shape" --random-weights \
+if [ -n "$smoke" ]; then
+    # Random weights: the time of every round is real, what is accepted is drawn.
+    rm -f "$out/decode-tiny.jsonl"
+    step decode-tiny 90 "$PYTHON" bench/run_decoding.py --shape tiny --random-weights \
         --acceptance vegas-qwen3-8b --temperature 0 --texts 1 --passes "${decode[@]}" \
-        --json "$out/decode-$shape.jsonl" --pictures "$out/decode-$shape"
-done
+        --json "$out/decode-tiny.jsonl" --pictures "$out/decode-tiny"
+else
+    for name in "${tests[@]}"; do
+        file="tests/$(sed 's/^tests-\(triton_kernels\|ops\|backends\)-/\1\//' <<<"$name").py"
+        step "$name" 90 "${pytest[@]}" "$file"
+    done
+fi
 
 for name in "${ran[@]+"${ran[@]}"}"; do
-    case "$name" in environment | check | kernels | decode-*) echo; cat "$out/$name.log" ;; esac
+    case "$name" in environment | check | body* | kernels* | decode-*) echo; cat "$out/$name.log" ;; esac
 done
 echo
 cat "$out/summary.txt"

@@ -81,6 +81,10 @@ class Study:
         """Return all records of the file as text."""
         return aligned(self.header, list(map(self.row, records)))
 
+    def describes(self) -> Record:
+        """Return the machine, and what all cells have in common."""
+        return describe(torch.device("cpu"))
+
     def close(self) -> None:
         """End what was started for the cells."""
 
@@ -141,7 +145,7 @@ def run(study: type[Study], argv: list[str] | None = None) -> int:
         plan = {name: value for name, value in vars(options).items() if name not in study.cells}
         plan = {name: plan[name] for name in study.defaults if isinstance(plan.get(name), int)}
         schema = f"specattn.{study.__name__.lower()}/1"
-        file.add({"kind": "run", "schema": schema, **describe(torch.device("cpu")), **plan})
+        file.add({"kind": "run", "schema": schema, **asked.describes(), **plan})
         run = file.records[-1]
         print(f"{run['machine']['name']} | commit {run['commit']}")
     others, before = Others(), len(file.records)

@@ -17,9 +17,11 @@ from decoding.columns import COLUMNS  # noqa: E402
 from studies import (  # noqa: E402
     acceptance_spread,
     auto,
+    body,
     eight_bits,
     latents,
     papers,
+    study,
     transformers_generate,
 )
 from tests.decoding.models import prompts, tiny_model  # noqa: E402
@@ -28,6 +30,7 @@ from tests.drafters.poss_statement import random_drafter  # noqa: E402
 
 from specattn.decoding import METHODS  # noqa: E402
 from specattn.decoding.engine.snapshot import PromptSnapshot  # noqa: E402
+from specattn.decoding.passes.runner import KernelRunner, Runner  # noqa: E402
 from specattn.planning import PROFILES  # noqa: E402
 
 SMALL = {"gamma": 3, "min_tokens": 8, "ratio": 0.1}
@@ -257,3 +260,27 @@ def test_printed_figures_agree_with_one_another():
     table_6 = papers.published("tokenswift", "Table 6")
     assert table_6["min-p, penalty"][:5] == papers.published("tokenswift", "Table 8")["1.2"]
     assert table_6["min-p"][:5] == papers.published("tokenswift", "Table 8")["1.0"]
+
+
+def test_passes_of_a_body_are_timed_by_rows_replayed_and_by_modules(tmp_path):
+    path = tmp_path / "body.jsonl"
+    given = "--shape tiny --layers 1 --dtype float32 --context 32 --rows 1,5 --compile auto,off"
+    command = [*given.split(), "--batch", "2", "--budget", "0.01", "--json", str(path)]
+    for _ in range(2):  # the second measures nothing again
+        assert study.run(body.Body, command) == 0
+    run, *rows = lines(path)
+    assert (run["shape"], run["layers"], run["machine"]["device"]) == ("tiny", 1, "cpu")
+    assert [(one["compile"], one["rows"]) for one in rows] == [
+        ("auto", 1), ("auto", 5), ("off", 1), ("off", 5),
+    ]  # fmt: skip
+    assert [one["how"] for one in rows] == [KernelRunner.how] * 2 + [Runner.how] * 2
+    keys = rows[1]["bytes"] - rows[0]["bytes"]  # of four rows more of two requests
+    assert keys > 0
+    assert rows[0]["bytes"] > 33 / 4 * keys
+    assert all(one["time"]["samples"] >= 5 for one in rows)
+
+
+def test_a_body_needs_the_gpu_that_it_is_asked_for(capsys):
+    with pytest.raises(SystemExit):
+        study.run(body.Body, ["--device", "cuda", "--shape", "tiny"])
+    assert "--device cuda: there is no GPU" in capsys.readouterr().err

@@ -92,5 +92,7 @@ def test_a_request_depends_on_no_other():
     steps = steps.sort(-1, descending=True).values
     together = best_paths(steps, 63)
     for request in range(5):
-        for whole, alone in zip(together, best_paths(steps[request : request + 1], 63), strict=True):
+        for whole, alone in zip(
+            together, best_paths(steps[request : request + 1], 63), strict=True
+        ):
             assert torch.equal(whole[request], alone[0])

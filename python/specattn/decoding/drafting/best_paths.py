@@ -20,7 +20,7 @@ nothing waits for the host.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -102,7 +102,7 @@ class _Table(NamedTuple):
     starts: list[int]
 
 
-@lru_cache(maxsize=64)
+@cache  # kept for good: captured graphs read them
 def _table(depth: int, width: int, budget: int, device: torch.device) -> _Table:
     above, ranks, levels = list[int](), list[int](), list[int]()
     before, starts, parents, first = list[int](), [0], 1, -1

@@ -8,10 +8,10 @@ from specattn.training import DFlashObjective, DFlashRecipe
 from specattn.training.dflash import spread
 from specattn.training.features import layer_features
 from specattn.training.loss import IGNORED
-from tests.decoding.methods.test_dflash import SIZE, V, random_drafter, stated
 from tests.decoding.models import tiny_model
+from tests.drafters.dflash_statement import SIZE, random_drafter, stated
 
-ROWS, LENGTH = 2, 9
+V, ROWS, LENGTH = 6, 2, 9
 HEADS = pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
 
 

@@ -115,5 +115,5 @@ def _table(depth: int, width: int, budget: int, device: torch.device) -> _Table:
         starts.append(len(above))
         before += [first] * count
         first, parents = first + parents, count
-    found = (torch.tensor(x, device=device) for x in (above, ranks, levels, before))
-    return _Table(*found, starts)
+    found = [torch.tensor(x, device=device) for x in (above, ranks, levels, before)]
+    return _Table(found[0], found[1], found[2], found[3], starts)

@@ -244,7 +244,7 @@ def test_a_method_that_fails_costs_only_its_own_row(text, monkeypatch, tmp_path,
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["--method", "beam"], "expected one of cast, dflash, eagle3"),
+        (["--method", "beam"], "expected one of cast, dflash, jetflow, eagle3"),
         (["--method", "vegas:width=3"], "expected one of gamma, ratio"),
         (["--method", "vegas:gamma=0"], "gamma must be at least 1"),
         (["--method", "plain:gamma=2"], "expected no option"),

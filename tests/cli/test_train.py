@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from specattn.drafters import (
+    DFlashDrafter,
     Eagle3Drafter,
     LongSpecDrafter,
     MedusaHeads,
@@ -144,6 +145,36 @@ def test_eagle3_learns_from_what_it_drafts(train, refused, text, tmp_path):
     refused("deepest layer is 9, the target's is ", *none, *steps, "--feature-layers", "1,9")
     refused("--feature-layers: expected numbers such as 2,4,6, got 'low'", *none, *steps,
             "--feature-layers", "low")  # fmt: skip
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
+def test_dflash_learns_to_draft_blocks(train, refused, text, tmp_path, causal):
+    steps = ("--max_steps", 4, "--logging_steps", 1, "--learning-rate", 1e-2, "--layers", 2)
+    own = ("--block-size", 4, "--anchors", 5, "--feature-layers", "1,2")
+    own += ("--causal",) if causal else ()
+    held_out = ("--eval-data", text / "a.txt", "--eval-rows", 4, *SHORT)
+    said = train("dflash", text, *steps, *own, *held_out, "--output", tmp_path / "out")
+    assert "token loss 3 " in said
+    assert "token loss 4 " not in said
+    assert "acceptance length " in said
+    config = DFlashDrafter.from_pretrained(tmp_path / "out").config
+    assert (config.layers, config.block_size, config.causal) == (2, 4, causal)
+    assert config.feature_layers == [1, 2]
+    assert config.mask_token_id == config.vocab_size - 1
+
+    # A run that stopped half-way draws the same anchors from there on.
+    train("dflash", text, *steps, *own, "--output", tmp_path / "whole")
+    train("dflash", text, *steps, *own, "--output", tmp_path / "cut", "--save_steps", 2)
+    shutil.rmtree(tmp_path / "cut" / "checkpoint-4")
+    train("dflash", text, *steps, *own, "--output", tmp_path / "cut", "--resume")
+    assert curve(tmp_path / "cut") == pytest.approx(curve(tmp_path / "whole"), rel=1e-4)
+
+    none = ("dflash", "--data", text, "--output", tmp_path / "none", *steps)
+    other = ("--bidirectional",) if causal else ("--causal",)
+    reason = f"causal: {not causal}, the drafter has {causal}"
+    refused(reason, *none, *other, "--drafter", tmp_path / "out")
+    reason = "mask_token_id must be below vocab_size"
+    refused(reason, *none, *own, "--mask-token-id", 10**6)
 
 
 NORMS = ("--fc-norm", "--norm-output", "--learning-rate", 1e-2, "--max_steps", 2)

@@ -27,7 +27,7 @@ def test_a_model_is_widened_and_described(source, specattn, prompt, tmp_path):
     assert own.split()[:8] == ["wide", "4", "64", "8", "4", "16", "96", "96"]
     assert real.split()[:8] == ["small-real", "4", "64", "4", "2", "32", "96", "96"]
     size = sum(file.stat().st_size for file in wide.rglob("*.safetensors")) / 1e9
-    names = ("longspec", "poss", "eagle3", "mtp", "tokenswift", "medusa")
+    names = ("longspec", "poss", "eagle3", "dflash", "mtp", "tokenswift", "medusa")
     assert stored == f"{wide}: {size:.2f} GB, with drafters: {', '.join(names)}"
     assert re.fullmatch(r"float32: logits of 512 tokens differ by \S+, of up to .*", exact)
     for name in names:

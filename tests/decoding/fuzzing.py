@@ -9,7 +9,7 @@ from transformers import StoppingCriteria
 from specattn.decoding import METHODS
 from tests.decoding.models import tiny_model
 from tests.decoding.mtp_folders import random_drafter as random_mtp
-from tests.drafters import eagle3_statement, poss_statement
+from tests.drafters import dflash_statement, eagle3_statement, poss_statement
 from tests.drafters.statement import random_drafter
 from tests.drafters.test_heads import random_heads
 
@@ -35,6 +35,8 @@ def drafter_of(kind, family, vocabulary, peak):
     if kind == "eagle3":
         tokens = vocabulary // 2
         return eagle3_statement.random_drafter(model, tokens=tokens, dtype=torch.float32)
+    if kind in ("dflash", "jetflow"):
+        return dflash_statement.random_drafter(model)
     if kind == "small":
         return tiny_model("llama", vocab_size=vocabulary, seed=9, num_hidden_layers=1)
     return random_heads(kind, model, dtype=torch.float32)
@@ -110,6 +112,8 @@ TRAINED = {
     ),
     "poss": (METHODS["poss"], _grown),
     "eagle3": (METHODS["eagle3"], _grown),
+    "dflash": (METHODS["dflash"], _grown),
+    "jetflow": (METHODS["jetflow"], _grown),
     "mtp": (METHODS["mtp"], _grown),
 }
 

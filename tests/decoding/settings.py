@@ -5,7 +5,7 @@ import torch
 from specattn.decoding import METHODS as ALL
 from tests.decoding.models import tiny_model
 from tests.decoding.mtp_folders import random_drafter as random_mtp
-from tests.drafters import eagle3_statement, poss_statement
+from tests.drafters import dflash_statement, eagle3_statement, poss_statement
 from tests.drafters.statement import random_drafter
 from tests.drafters.test_heads import random_heads
 
@@ -24,6 +24,12 @@ def settings_of(model):
         "longspec-chain": ALL["longspec"](longspec, gamma=3),
         "poss": ALL["poss"](specialists, width=3, depth=3, total_tokens=8),
         "eagle3": ALL["eagle3"](eagle3, width=3, depth=3, total_tokens=8),
+        "dflash": ALL["dflash"](
+            dflash_statement.random_drafter(model, causal=False), width=3, depth=3, total_tokens=8
+        ),
+        "jetflow": ALL["jetflow"](
+            dflash_statement.random_drafter(model, causal=True), width=3, depth=3, total_tokens=8
+        ),
         "mtp": ALL["mtp"](random_mtp(model), width=3, depth=3, total_tokens=8),
     }
 

@@ -32,7 +32,7 @@ from tests.decoding.engine.test_loop import RandomTree
 from tests.decoding.models import prompts, tiny_model
 from tests.decoding.mtp_folders import random_drafter as random_mtp
 from tests.decoding.pacing import with_costs
-from tests.drafters import eagle3_statement, poss_statement
+from tests.drafters import dflash_statement, eagle3_statement, poss_statement
 from tests.drafters.statement import random_drafter
 from tests.drafters.test_heads import random_heads
 
@@ -68,6 +68,7 @@ MODEL = tiny_model("qwen3", vocab_size=V, peak=0.7)
 DRAFTER = random_drafter(MODEL, window=7, dtype=torch.float32)
 SPECIALISTS = poss_statement.random_drafter(MODEL, layers=2, dtype=torch.float32)
 EAGLE3 = eagle3_statement.random_drafter(MODEL, tokens=V - 1, dtype=torch.float32)
+BLOCKS = dflash_statement.random_drafter(MODEL)
 HIERARCHY = {
     "ratio": 0.2,
     "min_tokens": 1,
@@ -92,6 +93,8 @@ METHODS = {
     "longspec-chain": ALL["longspec"](DRAFTER, gamma=2, rejection=True),
     "poss": ALL["poss"](SPECIALISTS, width=3, depth=2, total_tokens=8),
     "eagle3": ALL["eagle3"](EAGLE3, width=3, depth=2, total_tokens=8),
+    "dflash": ALL["dflash"](BLOCKS, width=3, depth=2, total_tokens=8, causal=False),
+    "jetflow": ALL["jetflow"](BLOCKS, width=3, depth=2, total_tokens=8),
     "mtp": ALL["mtp"](random_mtp(MODEL), width=3, depth=2, total_tokens=8),
     "prompt_lookup": ALL["prompt_lookup"](gamma=2),
     "medusa": ALL["medusa"](random_heads("medusa", MODEL, dtype=torch.float32), widths=(2, 2)),

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from specattn.drafters import (
-    DFlashDrafter,
     DrafterConfig,
     Eagle3Drafter,
     MedusaHeads,
@@ -27,6 +26,7 @@ TABLES = {
     "EAGLE-3: speculators": layouts.SPECULATORS_EAGLE3,
     "EAGLE, EAGLE-2 and HASS: speculators": layouts.SPECULATORS_EAGLE,
     "DFlash": layouts.DFLASH,
+    "DFlash: speculators": layouts.SPECULATORS_DFLASH,
 }
 
 
@@ -215,13 +215,6 @@ def test_a_field_of_any_type_is_read_of_ones_own_drafter():
     fields = layouts.own_fields(OwnConfig, DrafterConfig)
     assert list(fields) == ["target", "sizes", "count", "quantization_config"]
     assert (fields["sizes"].kind.said, fields["count"].default) == ("anything", 3)
-
-
-def test_speculators_folders_of_dflash_are_another_layout(tmp_path):
-    config = {"architectures": ["DFlashDraftModel"], "speculators_model_type": "dflash"}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match="speculators_model_type 'dflash' is not served"):
-        DFlashDrafter.from_pretrained(tmp_path)
 
 
 def row(name, field):

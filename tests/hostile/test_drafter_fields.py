@@ -111,8 +111,14 @@ def dflash_authors(folder):
     given = read_config(folder)
     given |= {"layer_types": ["full_attention"] * 2, "sliding_window": None, "mlp_bias": False}
     given |= {"use_sliding_window": False, "max_window_layers": 2}
-    given["dflash_config"] |= {"use_swa": False, "causal": False, "block_size": dflash.SIZE}
+    given["dflash_config"] |= {"use_swa": False, "causal_head": False, "block_size": dflash.SIZE}
     return given
+
+
+def dflash_speculators(folder):
+    model = target("qwen3", vocab_size=dflash.V)
+    dflash.store_speculators(folder, dflash.random_drafter(model), model)
+    return read_config(folder)
 
 
 def own(kind):
@@ -141,6 +147,7 @@ FOLDERS = {
     "speculators, EAGLE-3": (speculators, Eagle3Drafter, Eagle3, layouts.SPECULATORS_EAGLE3),
     "speculators, EAGLE": (eagle, PosSDrafter, PosS, layouts.SPECULATORS_EAGLE),
     "DFlash": (dflash_authors, DFlashDrafter, DFlash, layouts.DFLASH),
+    "speculators, DFlash": (dflash_speculators, DFlashDrafter, DFlash, layouts.SPECULATORS_DFLASH),
     "our EAGLE-3": (own(Eagle3Drafter), Eagle3Drafter, Eagle3, {}),
     "our DFlash": (own(DFlashDrafter), DFlashDrafter, DFlash, {}),
     "our PosS": (own(PosSDrafter), PosSDrafter, PosS, {}),
@@ -149,7 +156,7 @@ FOLDERS = {
     "our TokenSwift": (own(TokenSwiftHeads), TokenSwiftHeads, TokenSwift, {}),
     "our MTP": (own(MtpDrafter), MtpDrafter, Mtp, {}),
 }
-PUBLISHED = list(FOLDERS)[:7]
+PUBLISHED = list(FOLDERS)[:8]
 ABSENT = {"null": NULL, "missing": MISSING}
 
 

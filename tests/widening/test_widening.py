@@ -21,6 +21,7 @@ from specattn.widening import Multiples, Source, checks, widen, write
 from specattn.widening.multiples import shares
 from tests.decoding.models import letters, tiny_model
 from tests.decoding.mtp_folders import random_drafter as random_mtp
+from tests.drafters.dflash_statement import random_drafter as random_dflash
 from tests.drafters.eagle3_statement import random_drafter as random_eagle3
 from tests.drafters.poss_statement import random_drafter as random_poss
 from tests.drafters.statement import random_drafter as random_longspec
@@ -38,7 +39,7 @@ SOURCES = {
 }
 STATE, ATTENDS = "linear_attention", "full_attention"
 HYBRID = {"tie_word_embeddings": True, "layer_types": [STATE, ATTENDS, STATE, ATTENDS]}
-DRAFTERS = ("eagle3", "longspec", "medusa", "mtp", "poss", "tokenswift")
+DRAFTERS = ("dflash", "eagle3", "longspec", "medusa", "mtp", "poss", "tokenswift")
 
 
 def store(folder, family="qwen3", **options):
@@ -51,6 +52,7 @@ def store(folder, family="qwen3", **options):
         random_longspec(model, window=64),
         random_poss(model, layers=2, **norms),
         random_eagle3(model, layers=(1, model.config.num_hidden_layers), tokens=40, **norms),
+        random_dflash(model, feature_layers=[1, model.config.num_hidden_layers], causal=True),
         random_mtp(model),
         *(random_heads(kind, model) for kind in ("medusa", "tokenswift")),
     ):

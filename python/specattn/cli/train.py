@@ -73,6 +73,20 @@ class Eagle3Options(TrainingOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DFlashOptions(TrainingOptions):
+    """Training DFlash's drafter, or a causal one."""
+
+    causal: bool = option(False, "Rows of a block see no later ones.", "--causal/--bidirectional")
+    layers: int = option(5, "Of a new drafter.", min=1)
+    block_size: int = option(16, "Rows of a block, the root's included.", min=2, max=64)
+    anchors: int = option(512, "Blocks of a row.", min=1)
+    feature_layers: str | None = option(
+        None, "Behind how many layers features are taken [default: five, spread evenly]."
+    )
+    mask_token_id: int | None = option(None, "[default: the last of the vocabulary]", min=0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class MtpOptions(TrainingOptions):
     """Training an MTP head."""
 
@@ -168,6 +182,25 @@ def eagle3(context: typer.Context, options: Eagle3Options) -> None:
             given["feature_layers"] = _layers(options.feature_layers)
         preset = replace(training.EAGLE3_PRESET, depth=options.depth)
         return training.Eagle3Recipe(preset, **given)
+
+    _train(context, options, recipe)
+
+
+@app.command(context_settings=_PASS_ON)
+@takes_options
+def dflash(context: typer.Context, options: DFlashOptions) -> None:
+    """Train DFlash's drafter, or JetFlow's (--causal); other options go to transformers' trainer.
+
+    The former learns the text's own tokens, the latter the target's distribution.
+    """
+    own = "causal", "layers", "block_size", "mask_token_id"
+
+    def recipe(training: Any) -> Any:
+        given = {name: getattr(options, name) for name in own}
+        if options.feature_layers is not None:
+            given["feature_layers"] = _layers(options.feature_layers)
+        preset = replace(training.DFLASH_PRESET, anchors=options.anchors)
+        return training.DFlashRecipe(preset, **given)
 
     _train(context, options, recipe)
 

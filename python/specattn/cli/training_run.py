@@ -74,6 +74,7 @@ class TrainingRun:
         if options.drafter is not None:  # float32, because small steps are lost in 16 bits
             drafter = recipe.drafter_class.from_pretrained(options.drafter, dtype=torch.float32)
         else:
+            transformers.set_seed(seed)  # what begins at random does so alike in every such run
             drafter = recipe.new_drafter(target, str(options.target)).float()
             recipe.fit_start(drafter, target, (row["input_ids"] for row in self.rows))
         self.objective = recipe.objective(target, drafter)

@@ -33,7 +33,7 @@ from specattn.decoding.generate import GenerationOutput, generate
 from specattn.decoding.methods import METHODS, parse_method
 from specattn.decoding.methods.auto import Auto
 from specattn.decoding.methods.cast import Cast
-from specattn.decoding.methods.dflash import DFlash
+from specattn.decoding.methods.dflash import DFlash, JetFlow
 from specattn.decoding.methods.eagle3 import Eagle3
 from specattn.decoding.methods.longspec import LongSpec
 from specattn.decoding.methods.medusa import Medusa
@@ -69,6 +69,7 @@ __all__ = [
     "Drafter",
     "Eagle3",
     "GenerationOutput",
+    "JetFlow",
     "LongSpec",
     "Medusa",
     "Method",

@@ -49,6 +49,7 @@ FLAG = Kind("true or false", lambda x: isinstance(x, bool))
 TEXT = Kind("a text", lambda x: isinstance(x, str))
 TEXTS = Kind("a list of texts", lambda x: _list_of(x, lambda y: isinstance(y, str)))
 LAYERS = Kind("a list of integers from 0 on", lambda x: _list_of(x, lambda y: _integer(y, 0)))
+INPUTS = Kind("a list of integers from 1 on", lambda x: _list_of(x, lambda y: _integer(y, 1)))
 OBJECT = Kind("an object", lambda x: isinstance(x, dict))
 ROPE_OBJECT = Kind("an object of a rope", lambda x: isinstance(x, dict))
 ANYTHING = Kind("anything", lambda x: True)
@@ -141,7 +142,7 @@ MEANINGLESS = frozenset((
 """Fields that say nothing of what a drafter computes."""
 
 
-_SIZES = (COUNT, DEPTH, LAYERS)
+_SIZES = (COUNT, DEPTH, LAYERS, INPUTS)
 _NO_SHAPES = (
     "block_size", "max_position_embeddings", "sliding_window", "swa_window_size", "window",
 )  # fmt: skip
@@ -207,7 +208,7 @@ def read_fields(folder: Path, config: Mapping[str, Any], fields: Fields) -> Valu
             if (field := fields.get(name)) is None:
                 if value is not None and key not in MEANINGLESS:
                     unknown.append(name)
-            elif value is not None and not (field.kind is LAYERS and value == []):
+            elif value is not None and not (field.kind in (LAYERS, INPUTS) and value == []):
                 check(name, field, value)
                 given.add(name)
                 values[name] = float(value) if field.kind in (NUMBER, POSITIVE) else value

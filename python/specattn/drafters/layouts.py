@@ -18,6 +18,7 @@ from specattn.drafters.fields import (
     FLAG,
     FROM_FAMILY,
     INDEX,
+    INPUTS,
     LAYERS,
     NEVER,
     NUMBER,
@@ -153,13 +154,16 @@ SPECULATORS_EAGLE: Fields = (
 )
 """EAGLE, EAGLE-2 and HASS as speculators publishes them."""
 
+_CAUSAL = Field(FLAG, absent="false, unless the method says `causal`")
+
 DFLASH_OWN: Fields = {
     "block_size": Field(COUNT, 16),
     "mask_token_id": Field(INDEX, needed=True),
     "target_layer_ids": Field(LAYERS, needed=True),
-    "is_causal": ONLY_FALSE,
-    "causal": ONLY_FALSE,
-    "causal_head": ONLY_FALSE,
+    "causal_head": _CAUSAL,
+    "causal": _CAUSAL,
+    "is_causal": _CAUSAL,
+    "target_hidden_size": Field(COUNT, absent="`hidden_size`"),
     "draft_shift": Field(INDEX, 0, served=(0,)),
     "use_aux_hidden_state": ONLY_TRUE,
     "swa_window_size": Field(COUNT, absent="no window; read of layers that slide alone"),
@@ -186,11 +190,46 @@ DFLASH: Fields = (
     | {name: field._replace(needed=False) for name, field in DFLASH_OWN.items()}
     | {f"dflash_config.{n}": field._replace(needed=False) for n, field in DFLASH_OWN.items()}
 )
-"""DFlash as its authors publish it."""
+"""DFlash and JetFlow as their authors publish them."""
+
+_OF_DOMINO = Field(ANYTHING, absent="nothing: of Domino's projector or of training")
+
+SPECULATORS_DFLASH: Fields = (
+    _SPECULATORS
+    | {
+        "speculators_config.algorithm": Field(TEXT, "dflash", served=("dflash",)),
+        "draft_vocab_size": Field(COUNT, 32000),
+        "target_hidden_size": Field(COUNT, absent="`hidden_size`"),
+        "block_size": Field(COUNT, 8),
+        "mask_token_id": Field(INDEX, needed=True),
+        "aux_hidden_state_layer_ids": Field(INPUTS, needed=True),
+        "sample_from_anchor": ONLY_FALSE,
+        "shift_label": ONLY_FALSE,
+        "projector_type": Field(TEXT, "dflash", served=("dflash",)),
+        "sliding_window_non_causal": Field(
+            FLAG, False, absent="`false`; read of layers that slide alone"
+        ),
+        "pure_draft_prefix_len": _OF_DOMINO,
+        "emb_dim": _OF_DOMINO,
+        "gru_hidden_dim": _OF_DOMINO,
+        "lambda_base_start": _OF_DOMINO,
+        "lambda_base_decay_ratio": _OF_DOMINO,
+        "auf": _OF_DOMINO,
+    }
+    | _nested(
+        LAYER
+        | {
+            "num_hidden_layers": Field(DEPTH, absent=FROM_FAMILY),
+            "model_type": Field(TEXT, "qwen3", served=("qwen3",)),
+        }
+    )
+)
+"""DFlash as speculators (vLLM) publishes it."""
 
 _OF_TYPES: dict[str, Kind] = {
     "str": TEXT,
     "bool": FLAG,
+    "bool | None": FLAG,
     "int": COUNT,
     "float": NUMBER,
     "int | None": COUNT,

@@ -15,6 +15,7 @@ except ImportError as error:
     ) from error
 
 from specattn.training.data import Documents, PackedRows, find_files
+from specattn.training.dflash import DFLASH_PRESET, BlockPreset, DFlashObjective, DFlashRecipe
 from specattn.training.eagle3 import (
     EAGLE3_PRESET,
     Eagle3Objective,
@@ -32,10 +33,14 @@ from specattn.training.recipe import Objective, Preset, Recipe
 from specattn.training.trainer import DrafterTrainer
 
 __all__ = [
+    "DFLASH_PRESET",
     "EAGLE3_PRESET",
     "MTP_PRESET",
     "STAGES",
     "VARIANTS",
+    "BlockPreset",
+    "DFlashObjective",
+    "DFlashRecipe",
     "Documents",
     "DrafterTrainer",
     "Eagle3Objective",

@@ -24,6 +24,7 @@ _TREES: dict[str, dict[str, Any]] = {
     "longspec": {"widths": (3, 3, 3)},
     "poss": {"width": 3, "depth": 4, "total_tokens": 16},
     "eagle3": {"width": 3, "depth": 4, "total_tokens": 16},
+    "dflash": {"width": 3, "depth": 4, "total_tokens": 16},
     "mtp": {"width": 3, "depth": 4, "total_tokens": 16},
     "tokenswift": {"widths": (1, 2)},
     "medusa": {"widths": (2,)},

@@ -13,6 +13,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from specattn.decoding.model.checkpoint import load_causal_model
 from specattn.drafters import (
+    DFlashDrafter,
     Eagle3Drafter,
     LongSpecDrafter,
     MedusaHeads,
@@ -30,6 +31,7 @@ _DRAFTERS: tuple[type[TrainedDrafter], ...] = (
     LongSpecDrafter,
     PosSDrafter,
     Eagle3Drafter,
+    DFlashDrafter,
     MtpDrafter,
     TokenSwiftHeads,
     MedusaHeads,
@@ -112,6 +114,8 @@ class Source:
         config.target = target
         if isinstance(drafter, Eagle3Drafter):
             config.feature_layers = self._moved(drafter.config.layers_of(self.model.config), times)
+        if isinstance(drafter, DFlashDrafter):
+            config.feature_layers = self._moved(drafter.config.feature_layers or (), times)
         wide = _empty(drafter, config)
         if hasattr(drafter, "rotary_emb"):
             wide.rotary_emb = deepcopy(drafter.rotary_emb)

@@ -12,12 +12,11 @@ import torch
 
 from specattn.blocks.programs import _Captured
 from specattn.blocks.recorder import Recorder
-from specattn.decoding import METHODS, generate, release
+from specattn.decoding import generate, release
 from specattn.decoding.engine import target as targets
 from specattn.decoding.engine.target import Target
 from specattn.decoding.model.model import Model
 from specattn.decoding.passes.graphs import GraphRunner
-from tests.decoding.methods.test_dflash import random_drafter as random_dflash
 from tests.decoding.models import prompts, tiny_model
 from tests.decoding.settings import NAMES, settings_of, settings_without_layers
 from tests.decoding.tape import TapeGraph
@@ -118,7 +117,7 @@ def test_a_second_run_captures_nothing(name, recordings, captured):
 @pytest.mark.parametrize("name", ["longspec-tree", "poss", "medusa", "dflash"])
 def test_a_drafter_that_was_changed_or_replaced_is_read_anew(name, recordings):
     model, fresh = tiny_model(), tiny_model()
-    method, own = (drafting_by(one, name) for one in (model, fresh))
+    method, own = (settings_of(one)[name] for one in (model, fresh))
     drafted = generate(model, TEXTS, method, **SETTINGS)
     for one in (method, own):
         with torch.no_grad():
@@ -136,12 +135,6 @@ def test_a_drafter_that_was_changed_or_replaced_is_read_anew(name, recordings):
         model, TEXTS, replace(method, drafter=copy.deepcopy(method.drafter)), **SETTINGS
     )
     assert figures(again) == figures(expected)
-
-
-def drafting_by(model, name):
-    if name == "dflash":
-        return METHODS["dflash"](random_dflash(model), width=2, depth=3, total_tokens=6)
-    return settings_of(model)[name]
 
 
 def figures(output):

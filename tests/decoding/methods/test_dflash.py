@@ -1,77 +1,25 @@
-"""DFlash: blocks as a plain restatement computes them, the authors' folders, and what comes out."""
+"""DFlash and JetFlow: blocks as restated plainly, the authors' folders, and what comes out."""
 
 import json
 
 import pytest
 import torch
-import torch.nn.functional as F
 from safetensors.torch import save_file
 
-from specattn.decoding import DFlash, generate
+from specattn.blocks import Direct, captured, recorded
+from specattn.decoding import DFlash, JetFlow, Target, generate
 from specattn.decoding.methods import dflash as method
 from specattn.decoding.methods.dflash import DFlashBlock
-from specattn.drafters import DFlashConfig, DFlashDrafter
+from specattn.drafters import DFlashDrafter
 from tests.decoding.models import BATCHES, known, prompts, tiny_model
-from tests.drafters.statement import attention, norm, rotated
+from tests.decoding.tape import TapeGraph
+from tests.drafters.dflash_statement import SIZE, random_drafter, stated
 
 # What caches hold beyond what was written is then NaN, and must not matter.
 pytestmark = pytest.mark.usefixtures("poisoned_empty")
 
-V, SIZE = 6, 5
-
-
-def random_drafter(model, *, seed=0, dtype=torch.float32):
-    """Return a drafter for `model` whose parts all matter."""
-    own = {"layers": 2, "feature_layers": [1, 2], "block_size": SIZE, "mask_token_id": V - 1}
-    drafter = DFlashDrafter(DFlashConfig.for_target(model, target="tiny", **own)).to(dtype)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in drafter.named_parameters():
-            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-            parameter.copy_(1 + 0.3 * noise if "norm" in name else 0.2 * noise)
-    return drafter.eval()
-
-
-def stated(drafter, rotary, features, embeds, window=None):
-    """Return the normed rows [size, H] of a block behind features [n, layers * H], row by row.
-
-    With a `window` they see so many positions up to the block's last one.
-    """
-    weights, config = {n: p.detach() for n, p in drafter.named_parameters()}, drafter.config
-    eps, text = config.rms_norm_eps, len(features)
-    seen = [norm(weights["fc.weight"] @ f, weights["hidden_norm.weight"], eps) for f in features]
-
-    def heads(layer, part, x, position):
-        y = weights[f"layers.{layer}.self_attn.{part}_proj.weight"] @ x
-        if config.qkv_bias:
-            y = y + weights[f"layers.{layer}.self_attn.{part}_proj.bias"]
-        found = list(y.split(config.head_dim))
-        if part == "v":
-            return found
-        if config.qk_norm:
-            gain = weights[f"layers.{layer}.self_attn.{part}_norm.weight"]
-            found = [norm(head, gain, eps) for head in found]
-        return [rotated(head, position, rotary) for head in found]
-
-    for layer in range(config.layers):
-        prefix = f"layers.{layer}."
-        own = {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
-        read = [norm(x, own["input_layernorm.weight"], eps) for x in embeds]
-        keys, values = (
-            torch.stack([torch.stack(heads(layer, part, x, n)) for n, x in enumerate(seen + read)])
-            for part in "kv"
-        )
-        rows = []
-        for at, (x, entered) in enumerate(zip(embeds, read, strict=True)):
-            first = 0 if window is None else max(0, text + len(embeds) - window)
-            q = heads(layer, "q", entered, text + at)
-            out = attention(q, keys[first:], values[first:])
-            x = x + own["self_attn.o_proj.weight"] @ out
-            inner = norm(x, own["post_attention_layernorm.weight"], eps)
-            gate, up = (own[f"mlp.{part}_proj.weight"] @ inner for part in ("gate", "up"))
-            rows.append(x + own["mlp.down_proj.weight"] @ (F.silu(gate) * up))
-        embeds = rows
-    return torch.stack([norm(x, weights["norm.weight"], eps) for x in embeds])
+V = 6
+WAYS = {"eager": Direct, "recorded": recorded, "captured": lambda: captured(lambda: TapeGraph)}
 
 
 class Witness(DFlashBlock):
@@ -92,7 +40,7 @@ class Witness(DFlashBlock):
             rotary, window = model.base_model.rotary_emb, self.stated_window
             rows = stated(self.drafter, rotary, features, embeds, window)
             chances = self.target.head(rows).log_softmax(-1)
-            levels, parents = grown.places[0], grown.parents.expand(len(root), -1)[request]
+            levels, parents = grown.nodes().levels[request], grown.parents[request]
             for n, (token, score) in enumerate(
                 zip(grown.tokens[request].tolist(), grown.scores[request], strict=True)
             ):
@@ -100,14 +48,16 @@ class Witness(DFlashBlock):
                 expected = above + float(chances[levels[n], token])
                 assert float(score) == pytest.approx(expected, abs=1e-5)
             best = chances[1].topk(min(width, V)).indices.tolist()
-            assert grown.tokens[request][: len(best)].tolist() == best
+            found = grown.tokens[request][levels == 1].tolist()
+            assert found == best[: len(found)]
             type(self).compared += grown.tokens.shape[1]
         return grown
 
 
+@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
 @pytest.mark.parametrize(("width", "window"), [(1, None), (3, None), (1, 9), (3, 2)])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-def test_a_block_is_the_restatement(monkeypatch, family, width, window):
+def test_a_block_is_the_restatement(monkeypatch, family, width, window, causal):
     """In float64, over rounds that accept and reject, as requests end; from an empty cache on."""
     monkeypatch.setattr(method, "DFlashBlock", Witness)
     monkeypatch.setattr(Witness, "compared", 0)
@@ -117,25 +67,31 @@ def test_a_block_is_the_restatement(monkeypatch, family, width, window):
         model,
         prompts([1, 9, 14], vocabulary=V),
         DFlash(
-            random_drafter(model, dtype=torch.float64), width=width, total_tokens=12, window=window
+            random_drafter(model, dtype=torch.float64, causal=causal),
+            width=width,
+            total_tokens=12,
+            window=window,
         ),
-        max_new_tokens=9,
+        max_new_tokens=12,
         temperature=1.0,
         top_k=0,
         seed=0,
         prefill_chunk_size=5,
     )
-    assert Witness.compared > 20 * width
+    assert Witness.compared > 20 * (1 if width == 1 else 3)
     assert 1 < output.statistics.total.accepted < output.statistics.total.drafted
 
 
+@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
 @pytest.mark.parametrize("compile", ["off", "on"])
 @pytest.mark.parametrize(
-    "options", [{"width": 1}, {"width": 4, "total_tokens": 20}, {}, {"window": 6}]
+    "options",
+    [{"width": 1}, {"width": 4, "total_tokens": 20}, {}, {"window": 6}, {"total_tokens": 256}],
+    ids=str,
 )
-def test_the_text_is_that_of_plain_decoding(options, compile):
+def test_the_text_is_that_of_plain_decoding(options, compile, causal):
     model, texts, expected = known("qwen3", (2, 17, 33), 40, vocabulary=V)
-    drafter = random_drafter(model)
+    drafter = random_drafter(model, causal=causal)
     output = generate(model, texts, DFlash(drafter, **options), max_new_tokens=40, compile=compile)
     assert output.new_tokens == expected
     if options.get("total_tokens"):
@@ -152,17 +108,152 @@ def test_every_family(family, lengths):
     assert generate(model, texts, method, max_new_tokens=24).new_tokens == expected
 
 
+@pytest.mark.parametrize("size", [2, 5, 64])
+def test_a_causal_block_does_not_depend_on_how_much_is_drafted(size):
+    """Rows that are not drafted from are not run: those before them are the same bits."""
+    model, texts, expected = known("qwen3", (9,), 24, vocabulary=V)
+    drafter = random_drafter(model, causal=True, block_size=size)
+    for depth in (1, 3, 15):
+        method = JetFlow(drafter, depth=depth, total_tokens=8)
+        assert generate(model, texts, method, max_new_tokens=24).new_tokens == expected
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
+def test_what_is_drafted_is_the_same_in_every_way(monkeypatch, causal):
+    """Trees of 255 nodes, round by round, in a batch whose texts end one after the other."""
+    model, texts, expected = known("qwen3", (2, 17, 33), 24, vocabulary=V)
+    drafter, rounds, sizes = random_drafter(model, causal=causal, block_size=16), {}, set()
+
+    class Noting(DFlashBlock):
+        def grow(self, root, width, depth):
+            grown = super().grow(root, width, depth)
+            rounds[way].append([grown.tokens.tolist(), grown.parents.tolist()])
+            sizes.add(grown.tokens.shape[1])
+            return grown
+
+    monkeypatch.setattr(method, "DFlashBlock", Noting)
+    for way, make in WAYS.items():
+        rounds[way], programs = [], make()
+        monkeypatch.setattr(Target, "programs", lambda self, own=programs: own)
+        one = DFlash(drafter, total_tokens=256)
+        assert generate(model, texts, one, max_new_tokens=24).new_tokens == expected
+    assert rounds["eager"] == rounds["recorded"] == rounds["captured"]
+    assert max(sizes) == 255
+
+
+@pytest.mark.parametrize("said", [None, False, True])
+@pytest.mark.parametrize("given", [None, False, True])
+def test_causal_is_what_the_folder_says_or_else_the_method(said, given):
+    model, texts, expected = known("qwen3", (9,), 24, vocabulary=V)
+    drafter = random_drafter(model, causal=said)
+    if None not in (said, given) and said != given:
+        with pytest.raises(ValueError, match=f"causal: {given} was given, the .* says {said}"):
+            DFlash(drafter, causal=given).prepared(model)
+        return
+    assert DFlash(drafter, causal=given).prepared(model).causal == bool(said or given)
+    output = generate(model, texts, DFlash(drafter, causal=given), max_new_tokens=24)
+    assert output.new_tokens == expected
+
+
+def test_jetflow_is_dflash_with_a_causal_head(tmp_path):
+    model, texts, expected = known("qwen3", (9, 4), 24, vocabulary=V)
+    own = OWN | {"causal_head": True}
+    store(tmp_path / "causal", random_drafter(model), dflash_config=own)
+    loaded = JetFlow(tmp_path / "causal").prepared(model)
+    assert (loaded.causal, loaded.width) == (True, 7)
+    store(tmp_path / "older", random_drafter(model))
+    assert JetFlow(tmp_path / "older").prepared(model).causal
+    for folder in ("causal", "older"):
+        output = generate(model, texts, f"jetflow:{tmp_path / folder}", max_new_tokens=24)
+        assert output.new_tokens == expected
+    store(tmp_path / "both", random_drafter(model), dflash_config=own | {"causal_head": False})
+    with pytest.raises(ValueError, match="causal: True was given, the drafter's folder says False"):
+        JetFlow(tmp_path / "both").prepared(model)
+
+
+def test_a_folder_of_speculators_holds_the_drafter(tmp_path):
+    model, texts, expected = known("qwen3", (9,), 24, vocabulary=V)
+    drafter = random_drafter(model)
+    store_speculators(tmp_path, drafter, model)
+    loaded = DFlashDrafter.from_pretrained(tmp_path)
+    assert (loaded.config.feature_layers, loaded.config.target) == ([1, 2], "tiny")
+    assert (loaded.config.block_size, loaded.config.mask_token_id) == (SIZE, V - 1)
+    assert loaded.config.causal is False
+    for name, weight in drafter.state_dict().items():
+        assert torch.equal(weight, loaded.state_dict()[name]), name
+    output = generate(model, texts, f"dflash:{tmp_path}", max_new_tokens=24)
+    assert output.new_tokens == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"speculators_model_type": "jetspec"},
+            "speculators' 'jetspec', whose blocks read the tok",
+        ),
+        ({"speculators_model_type": "dspark"}, "speculators' 'dspark', not a DFlash drafter"),
+        (
+            {"draft_vocab_size": 4},
+            "must be transformer_layer_config.vocab_size, 6, got 4",
+        ),
+        ({"target_hidden_size": 64}, "must be transformer_layer_config.hidden_size, 32, got 64"),
+        ({"sample_from_anchor": True}, "sample_from_anchor must be False, got True"),
+        ({"projector_type": "domino"}, "projector_type must be 'dflash', got 'domino'"),
+        ({"aux_hidden_state_layer_ids": [0, 1]}, "must be a list of integers from 1 on, got"),
+        ({"mask_token_id": None}, "mask_token_id is needed, an integer from 0 on, got null"),
+        ({"mask_token_id": 6}, "mask_token_id must be below vocab_size, 6, got 6"),
+    ],
+    ids=str,
+)
+def test_what_is_not_computed_of_speculators_is_refused(tmp_path, changes, message):
+    model = tiny_model("qwen3", vocab_size=V)
+    store_speculators(tmp_path, random_drafter(model), model, **changes)
+    with pytest.raises(ValueError, match=message):
+        DFlashDrafter.from_pretrained(tmp_path)
+
+
+def store_speculators(folder, drafter, model, **changes):
+    """Store a drafter as speculators does, with copies of the target's weights."""
+    config, size = drafter.config, drafter.config.vocab_size
+    given = {
+        "architectures": ["DFlashDraftModel"],
+        "speculators_model_type": "dflash",
+        "speculators_config": {"algorithm": "dflash", "verifier": {"name_or_path": "tiny"}},
+        "transformer_layer_config": layer_of(config),
+        "draft_vocab_size": size,
+        "block_size": SIZE,
+        "mask_token_id": config.mask_token_id,
+        "aux_hidden_state_layer_ids": config.feature_layers,
+        "sample_from_anchor": False,
+    }
+    weights = {n: x.detach().clone() for n, x in drafter.state_dict().items()}
+    weights |= {f"{n}.weight": model.lm_head.weight.detach().clone() for n in COPIES}
+    weights |= {"d2t": torch.zeros(size, dtype=torch.int64), "t2d": torch.ones(size).bool()}
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(given | changes))
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+OWN = {"mask_token_id": V - 1, "target_layer_ids": [0, 1]}
+COPIES = "embed_tokens", "lm_head", "verifier_lm_head", "verifier_norm"
+
+
+def layer_of(config):
+    """Return what folders say of a drafter's layers."""
+    names = (
+        "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size",
+        "num_key_value_heads", "head_dim", "rms_norm_eps", "rope_parameters",
+    )  # fmt: skip
+    given = {name: getattr(config, name) for name in names}
+    return given | {"model_type": "qwen3", "num_hidden_layers": 2, "attention_bias": False}
+
+
 def store(folder, drafter, **changes):
     """Store a drafter as its authors do."""
-    config = drafter.config
-    given = {
-        name: getattr(config, name)
-        for name in ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size",
-                     "num_key_value_heads", "head_dim", "rms_norm_eps", "rope_parameters")
-    }  # fmt: skip
-    given |= {"architectures": ["DFlashDraftModel"], "model_type": "qwen3", "block_size": SIZE}
-    given |= {"num_hidden_layers": 2, "num_target_layers": 3, "attention_bias": False}
-    given["dflash_config"] = {"mask_token_id": V - 1, "target_layer_ids": [0, 1]}
+    given = layer_of(drafter.config)
+    given |= {"architectures": ["DFlashDraftModel"], "block_size": SIZE, "num_target_layers": 3}
+    given["dflash_config"] = OWN
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(given | changes))
     save_file(drafter.state_dict(), folder / "model.safetensors", {"format": "pt"})
@@ -192,6 +283,14 @@ def test_folders_of_the_authors_and_of_our_own(tmp_path):
         (
             {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 9},
             "layers of sliding_attention are not served",
+        ),
+        (
+            {"dflash_config": OWN | {"causal_head": True, "causal": False}},
+            "dflash_config.causal_head is True and dflash_config.causal False, which must",
+        ),
+        (
+            {"dflash_config": OWN | {"target_hidden_size": 64}},
+            "dflash_config.target_hidden_size must be hidden_size, 32, got 64",
         ),
         ({"block_size": 65}, "block_size must be from 2 to 64, got 65"),
         ({"dflash_config": {"mask_token_id": 1}}, r"config.target_layer_ids is needed, a list"),

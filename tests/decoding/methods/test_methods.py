@@ -79,7 +79,6 @@ def test_home_is_expanded_in_paths(monkeypatch):
 def test_every_method_is_among_those_that_are_tested_together():
     """In fixed settings, for its distribution, and by random options."""
     ours = {name for name, method in METHODS.items() if method.__module__.startswith("specattn.")}
-    ours.remove("dflash")  # no drafter of ours: test_dflash.py makes folders
     fixed, sampled = settings_of(tiny_model("qwen3")), test_distribution.METHODS
     for methods in (fixed, sampled):
         assert {METHODS[name] for name in ours} <= set(map(type, methods.values()))

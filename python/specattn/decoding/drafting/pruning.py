@@ -70,7 +70,8 @@ def pruned(
 class Candidates(NamedTuple):
     """All nodes that were scored while trees grew behind root [B]: each [B, n].
 
-    Parents are numbers among the candidates, -1 the root; `places` as `places` returns them.
+    Parents are numbers among the candidates, -1 the root; `places` as `places` returns them, or
+    what returns it as a tensor when a pacer asks.
     """
 
     root: torch.Tensor
@@ -83,7 +84,8 @@ class Candidates(NamedTuple):
 
     def nodes(self) -> Nodes:
         """Return them as a pacer takes them."""
-        return Nodes(self.tokens, self.scores, self.parents, *self.places)
+        found = self.places().numpy(force=True) if callable(self.places) else self.places
+        return Nodes(self.tokens, self.scores, self.parents, *found)
 
     def best(self, size: int) -> Draft:
         """Return the trees of the root and its `size` - 1 best descendants, or all there are."""

@@ -392,6 +392,20 @@ def gate_blocks() -> tuple[int, int]:
     return 1024, 4
 
 
+def part_blocks() -> tuple[int, int]:
+    """Return (tokens, warps) of one program of `children`: a vocabulary's parts.
+
+    32 logits a thread of one warp, so that finding the greatest again and again needs no barrier.
+    """
+    return 1024, 1
+
+
+def choice_blocks(candidates) -> tuple[int, int]:
+    """Return (padded candidates, warps) of one program that chooses: 32 a thread, or fewer."""
+    block = triton.next_power_of_2(candidates)
+    return block, min(16, max(1, block // 1024))
+
+
 def state_blocks(device, states, rows, v_dim) -> tuple[int, int, int, int]:
     """Return (rows, key channels, value columns, warps) of one program of `gated_delta_tree`.
 

@@ -89,7 +89,7 @@ def gate(x, gate, activation, *, pdl=False):
     launch(
         gate_kernel, (outer * inner, triton.cdiv(width, block)),
         x, gate, out, inner, width, *rows, ACTIVATION=activation, BLOCK=block,
-        num_warps=num_warps, **_early(x, pdl),
+        num_warps=num_warps, **early(x, pdl),
     )  # fmt: skip
     return out
 
@@ -102,11 +102,11 @@ def _norm(x, weight, residual, out, eps, factor, pdl):
     launch(
         norm_kernel, (outer * inner,),
         x, weight, residual, out, inner, float(eps), float(factor), *rows,
-        WIDTH=x.shape[-1], BLOCK=block, num_warps=num_warps, **_early(x, pdl),
+        WIDTH=x.shape[-1], BLOCK=block, num_warps=num_warps, **early(x, pdl),
     )  # fmt: skip
 
 
-def _early(x, pdl):
+def early(x, pdl):
     """Return the options of a launch that may start early, where GPUs and callers let it."""
     pdl = pdl and _configs.starts_early(x.device)
     return {"PDL": pdl, **({"launch_pdl": True} if pdl else {})}

@@ -3,6 +3,7 @@
 from functools import partial
 
 import torch
+from specattn.triton_kernels.children import best_children
 from specattn.triton_kernels.rms_norm import add_norm, gate, rms_norm
 from specattn.triton_kernels.rotate_heads import rotate_heads
 
@@ -36,12 +37,19 @@ def gates(width, dtype, activation="silu"):
     gate(*meta(1, 8, 2 * width, dtype=dtype).chunk(2, -1), activation)
 
 
+def level(vocabulary, dtype, width=10, pdl=False):
+    """Find the best children of a level of ten nodes."""
+    masks, scores = meta(1, 10, 2, dtype=torch.int64), meta(1, 10, dtype=FP32)
+    best_children(meta(1, 10, vocabulary, dtype=dtype), scores, masks, 11, width, pdl=pdl)
+
+
 def calls(which):
     """Yield (name, call)."""
     yield "heads, D 128, bf16", partial(heads_of, 128, BF16)
     yield "heads normed, D 128, bf16, early", partial(heads_of, 128, BF16, normed=True, pdl=True)
     yield "norm of 4096, bf16, early", partial(norms, 4096, BF16, pdl=True)
     yield "gate of 14336, bf16", partial(gates, 14336, BF16)
+    yield "level of 128256, bf16, early", partial(level, 128256, BF16, pdl=True)
     if which not in ("chosen", "small"):
         return
     int8, e4m3 = torch.int8, torch.float8_e4m3fn
@@ -54,3 +62,5 @@ def calls(which):
     for width, dtype in ((16384, BF16), (5120, FP32), (128, BF16), (1001, FP32)):
         yield f"norm of {width}, {dtype}", partial(norms, width, dtype)
     yield "gate of 1001, fp32", partial(gates, 1001, FP32, "gelu")
+    yield "level of 262144, 16 of each, fp32", partial(level, 262144, FP32, 16)
+    yield "level of 151936, 33 of each, bf16", partial(level, 151936, BF16, 33)

@@ -44,13 +44,14 @@ class Launched:
 
 
 @contextmanager
-def emulated(arch, options=None, change=None, counters=(), **forced):
+def emulated(arch, options=None, change=None, counters=(), constants=(), **forced):
     """Serve CPU tensors by emulated Triton kernels; yield a list that fills with `Launched`.
 
     ``change`` maps a parsed kernel to the one to run instead. ``counters`` are tensors that every
-    launch must leave as it finds them. ``forced`` goes to `_configs.forced`.
+    launch must leave as it finds them, ``constants`` those that it may read before it waits for the
+    launches before it. ``forced`` goes to `_configs.forced`.
     """
-    runner = Runner(arch, options or Options(), change, counters)
+    runner = Runner(arch, options or Options(), change, counters, constants)
     triton = replace(select.BACKENDS["triton"], why_not=lambda device: None)
     blocks = _configs.combine_blocks
     with ExitStack() as stack:
@@ -69,8 +70,9 @@ def emulated(arch, options=None, change=None, counters=(), **forced):
 class Runner:
     """Compiles and executes launches."""
 
-    def __init__(self, arch, options, change, counters):
+    def __init__(self, arch, options, change, counters, constants):
         self.arch, self.options, self.change, self.counters = arch, options, change, counters
+        self.constants = constants
         self.tensors, self.launched = Tensors(), []
 
     def hook(self):
@@ -101,10 +103,13 @@ class Runner:
                 values.append(self._bits(value, memory, parameter.do_not_specialize))
         hidden = len(parsed.parameters) - len(values)  # pointers that Triton's runtime would pass
         threads = (32 * warps_of(compiled), 1, 1)
-        keys = {self.tensors.key(tensor) for tensor in self.counters} & memory.where.keys()
+        counters, constants = (
+            {self.tensors.key(tensor) for tensor in tensors} & memory.where.keys()
+            for tensors in (self.counters, self.constants)
+        )
         launch = Launch(
             parsed, grid, threads, values + [bytes(8)] * hidden, compiled.metadata.shared,
-            tensor_maps, tuple(keys),
+            tensor_maps, tuple(counters), tuple(constants),
         )  # fmt: skip
         machine = Machine(launch, memory, self.options)
         counts = machine.run()

@@ -44,6 +44,7 @@ def norm_kernel(
         p_residual = _row(residual, o, i, residual_stride_o, residual_stride_i)
         row = tl.load(p_residual + d, mask=inside, other=0.0).to(tl.float32) + factor * row
     p_out = _row(out, o, i, out_stride_o, out_stride_i)
+    tl.debug_barrier()  # several threads may load what one of them stores in its place
     tl.store(p_out + d, cast(row, out.dtype.element_ty), mask=inside)
 
 

@@ -77,6 +77,7 @@ def _turned(
     rest = first
     if REST:
         rest = cast(z, p_row.dtype.element_ty)
+    tl.debug_barrier()  # several threads may load what one of them stores in its place
     return first, second, rest
 
 

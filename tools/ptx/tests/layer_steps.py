@@ -1,8 +1,10 @@
 """What stands between a layer's products, in the emulator: results, and a row's bits."""
 
 import torch
+from specattn.triton_kernels.children import best_children
 from specattn.triton_kernels.rms_norm import add_norm, gate, rms_norm
 from specattn.triton_kernels.rotate_heads import rotate_heads
+from tests.beams import check_best, make_level
 from tests.layer_steps import Heads, check_heads, check_rows, make_heads, rows_of
 
 from specattn.blocks import TORCH, Norm
@@ -34,11 +36,14 @@ HEADS = {
         "heads": (2, 2), "head_dim": 72, "half": 12, "dtype": FP16, "normed": (True, False),
         "stored": E4M3, "strided": True,
     },
+    "heads that do not turn": {"heads": (6, 2), "head_dim": 64, "half": 1, "dtype": BF16},
+    "small ones": {"heads": (2, 1), "head_dim": 16, "dtype": FP16, "stored": INT8},
     "e5m2": {"heads": (1, 1), "head_dim": 256, "half": 128, "dtype": FP32, "stored": E5M2},
 }  # fmt: skip
 ROWS = {
     "a width of 4096": ((2, 4096), BF16),
     "a narrow one": ((2, 3, 40), FP16),
+    "one of few lanes": ((2, 9), BF16),
     "an odd one": ((1, 5, 1001), FP32),
     "half a tile": ((3, 5120), FP16),
 }
@@ -118,3 +123,24 @@ def counted(arch="sm_90"):
     with emulated(arch) as launches:
         rotate_heads(*call.arguments)
     return launches[0].counts, call.heads.nbytes
+
+
+def early(arch):
+    """Return, of each kernel that may start early, how often it waits; right, or AssertionError.
+
+    Nothing is called a constant: before it waits, a kernel must not read even its weights.
+    """
+    waits = {}
+    with emulated(arch, Options(count=False)) as launches:
+        call = make_heads(heads=(2, 1), head_dim=16, dtype=BF16)
+        done = call.to("cpu")
+        check_heads(call, done, rotate_heads(*done.arguments, pdl=True))
+        x, more, weight = rows_of((2, 40), BF16)
+        rms_norm(x, weight, EPS, pdl=True)
+        add_norm(x.clone(), more, 0.5, weight, EPS, pdl=True)
+        gate(x, more, "silu", pdl=True)
+        level = make_level(1, 2, 40, BF16)
+        check_best(*level, 5, best_children(*level, 5, 3, pdl=True))
+    for launched in launches:
+        waits[launched.name] = launched.ptx.count("griddepcontrol.wait")
+    return waits

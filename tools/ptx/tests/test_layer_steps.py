@@ -38,3 +38,10 @@ def test_heads_are_read_once_in_whole_sectors(compiler_process):
     assert 32 * counts.sectors_written == counts.bytes_written == heads + heads // 6
     assert 32 * counts.sectors_read < 1.01 * counts.bytes_read
     assert counts.shared_conflicts == 0
+
+
+@pytest.mark.parametrize(("arch", "waits"), [("sm_90", 1), pytest.param("sm_80", 0, marks=WHOLE)])
+def test_what_starts_early_waits_before_it_reads(compiler_process, arch, waits):
+    """GPUs before sm_90 have no such launches."""
+    names = ("rotate_heads", "norm", "gate", "part", "node", "choose")
+    assert compiler_process(layer_steps.early, arch) == {f"{name}_kernel": waits for name in names}

@@ -59,7 +59,7 @@ def numbers(x, FORM: tl.constexpr, NATIVE: tl.constexpr):
 
 
 @triton.jit
-def _is_nan(x):
+def is_nan(x):
     """Return whether float32 is NaN, by its bits: of converted numbers, too."""
     return (x.to(tl.uint32, bitcast=True) & 0x7FFFFFFF) > 0x7F800000
 
@@ -68,7 +68,7 @@ def _is_nan(x):
 def rounded(x, FORM: tl.constexpr):
     """Return float32 as elements: to the nearest, even on ties, too large ones as the largest."""
     MOST: tl.constexpr = largest(FORM)
-    unknown = _is_nan(x)
+    unknown = is_nan(x)
     x = tl.where(unknown, 0.0, tl.minimum(tl.maximum(x, -MOST), MOST))
     if FORM == "int8":
         code = ((x + 12582912.0) - 12582912.0).to(tl.int8)  # 1.5 * 2**23: its step is 1
@@ -96,12 +96,30 @@ def over(x, scale):
 
 
 @triton.jit
+def greatest_of(x):
+    """Return the greatest magnitude of each row [R, ..], NaN where there is one in it."""
+    unknown = tl.max(is_nan(x).to(tl.int32), 1) != 0
+    return tl.where(unknown, float("nan"), tl.max(tl.abs(x), 1))
+
+
+@triton.jit
+def greater(a, b):
+    """Return the greater of magnitudes, NaN if one of them is."""
+    return tl.where(is_nan(a) | (b <= a), a, b)
+
+
+@triton.jit
+def scale_of_greatest(greatest, FORM: tl.constexpr):
+    """Return the scales [R] at which the `greatest_of` each row is stored as the largest number."""
+    MOST: tl.constexpr = largest(FORM)
+    scale = tl.maximum(over(greatest, tl.full(greatest.shape, MOST, tl.float32)), LEAST_SCALE)
+    return tl.where(is_nan(greatest), float("nan"), scale)
+
+
+@triton.jit
 def dynamic_scale(x, FORM: tl.constexpr):
     """Return the scales [R] at which the greatest of each row is stored as the largest number."""
-    MOST: tl.constexpr = largest(FORM)
-    greatest = tl.max(tl.abs(x), 1)
-    scale = tl.maximum(over(greatest, tl.full(greatest.shape, MOST, tl.float32)), LEAST_SCALE)
-    return tl.where(tl.max(_is_nan(x).to(tl.int32), 1) != 0, float("nan"), scale)
+    return scale_of_greatest(greatest_of(x), FORM)
 
 
 @triton.jit

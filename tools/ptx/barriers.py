@@ -394,6 +394,5 @@ INSTRUCTIONS = {
     "fence.mbarrier_init": nothing,
     # Nothing that the emulator checks.
     "setmaxnreg": allot,
-    "griddepcontrol": nothing,
     "nanosleep": nothing,
 }

@@ -104,6 +104,7 @@ class Copies:
         index = machine.shared.locate(shared, size, None, machine.block[thread])
         granules = np.unique(index * size // machine.order.granule)
         transfer = Transfer(thread, size, index, place, exists, granules, at, barrier)
+        machine.dependencies.check_copy(thread, place[exists], size, write=barrier is None)
         if machine.options.count:
             machine.counts.bulk_access(place[exists], size, write=barrier is None)
         if barrier is not None:

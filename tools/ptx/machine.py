@@ -13,7 +13,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from . import arithmetic, barriers, bits, bulk, convert, matrices, transfers, warpgroup, warps
+from . import (
+    arithmetic,
+    barriers,
+    bits,
+    bulk,
+    convert,
+    dependencies,
+    matrices,
+    transfers,
+    warpgroup,
+    warps,
+)
 from .counts import Counts, instruction_class
 from .faults import Fault, Unsupported
 from .global_order import STRONG, GlobalOrder
@@ -23,7 +34,10 @@ from .parser import SIZES
 from .registers import Registers
 
 TABLE = {}
-for module in (arithmetic, barriers, bits, bulk, convert, matrices, transfers, warpgroup, warps):
+for module in (
+    *(arithmetic, barriers, bits, bulk, convert, dependencies, matrices, transfers, warpgroup),
+    warps,
+):
     TABLE |= module.INSTRUCTIONS
 
 NOWHERE = 1 << 62
@@ -85,7 +99,8 @@ class Launch:
     """A kernel with its launch parameters: ``parameters`` holds the bytes of each argument.
 
     ``tensor_maps`` are what bulk tensor copies look up, by number. ``counters`` are the keys of
-    allocations that must end as they began, because the next launch relies on it.
+    allocations that must end as they began, because the next launch relies on it, ``constants`` of
+    those that no launch writes.
     """
 
     kernel: object
@@ -95,6 +110,7 @@ class Launch:
     shared_bytes: int
     tensor_maps: dict = field(default_factory=dict)
     counters: tuple = ()
+    constants: tuple = ()
 
 
 class Machine:
@@ -300,6 +316,7 @@ class Machine:
         self.barriers = barriers.Barriers(self)
         self.mbarriers = barriers.MBarriers(self)
         self.bulk = bulk.Copies(self)
+        self.dependencies = dependencies.Dependencies(self)
         self.live = self.block < len(ids)
         self.everyone = None if self.live.all() else self.live
         self.allotted = np.zeros(self.warps, int)  # registers of a thread, where setmaxnreg said

@@ -40,7 +40,7 @@ class Place:
         self.parts, self.strong = parts, bool(set(STRONG) & set(parts))
         self.address = address(operand, machine.registers)
 
-    def resolve(self, active):
+    def resolve(self, active, *, write=False):
         """Return (memory, index in words) of this access, checked."""
         machine = self.machine
         place, undefined = self.address()
@@ -50,6 +50,8 @@ class Place:
             space, place = self._generic(place, active)
         memory, window = machine.memory_of(space)
         self.now = space, place
+        if space == "global":
+            machine.dependencies.check(place, self.size, active, write=write)
         return memory, memory.locate(place, self.size, active, window)
 
     def _generic(self, place, active):
@@ -102,7 +104,7 @@ class Place:
 
     def write(self, words, undefined, active):
         """Resolve, count and check a write, and do it."""
-        memory, index = self.resolve(active)
+        memory, index = self.resolve(active, write=True)
         self.count(active, write=True)
         thread = self.machine.thread
         if active is not None:
@@ -218,7 +220,7 @@ def atomic(instruction, machine):
             value, undefined = read()
             machine.registers.decided(undefined, active, "an operand")
             sources.append(value)
-        memory, index = place.resolve(active)
+        memory, index = place.resolve(active, write=True)
         order = machine.global_order if memory is machine.memory else None
         if place.now[0] == "global" and machine.options.count:
             for is_write in (False, True):

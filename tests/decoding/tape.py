@@ -1,4 +1,6 @@
-"""What a CUDA graph does, on a CPU: keeps operators with their tensors, and no Python."""
+"""What a CUDA graph does, on a CPU: keeps operators and launches with their tensors, no Python."""
+
+import importlib.util
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -6,22 +8,58 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 
 class Tape(TorchDispatchMode):
-    """Keeps the operators that run in its context; one that asks the device is an error."""
+    """Keeps the operators that run in its context; one that asks the device is an error.
+
+    Launches of Triton kernels outside of operators, which no dispatch mode sees, are kept, too.
+    """
 
     ASKS = ("_local_scalar_dense", "nonzero", "unique", "masked_select", "is_nonzero", "equal")
 
     def __init__(self):
         super().__init__()
-        self.operators = []
+        self.operators, self.launches = [], _Launches(self)
+
+    def __enter__(self):
+        _watch_launches(self)
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        _watch_launches(None)
+        return super().__exit__(*error)
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name = function.name().split("::")[1].split(".")[0]
         if name in self.ASKS:
             raise RuntimeError(f"operation not permitted when stream is capturing: {name}")
+        _watch_launches(None)  # of an operator, which runs as a whole
         results = function(*args, **(kwargs or {}))
+        _watch_launches(self)
         given = tree_map(lambda x: x, (args, kwargs or {}))  # lists as they are now
         self.operators.append((function, *given, results))
         return results
+
+
+class _Launches:
+    """Where `specattn.triton_kernels._launch` says what it has launched."""
+
+    def __init__(self, tape):
+        self.tape = tape
+
+    def append(self, launched):
+        kernel, _, grid, args, options = launched
+
+        def again(*args, **options):
+            kernel[grid](*args, **options)
+
+        again.kernel = kernel
+        self.tape.operators.append((again, args, options, None))
+
+
+def _watch_launches(tape):
+    if importlib.util.find_spec("triton") is not None:
+        from specattn.triton_kernels import _launch
+
+        _launch._recording.tape = tape
 
 
 class TapeGraph:
@@ -44,6 +82,8 @@ class TapeGraph:
     def replay(self):
         self.replays += 1
         for function, args, kwargs, kept in self.tape.operators:
+            if "empty" in getattr(function, "name", str)():  # memory: what is in it comes later
+                continue
             found = function(*args, **kwargs)
             for old, new in zip(tree_flatten(kept)[0], tree_flatten(found)[0], strict=True):
                 if isinstance(old, torch.Tensor) and _memory(old) != _memory(new):

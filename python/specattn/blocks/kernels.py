@@ -171,6 +171,11 @@ class Kernels(Ops):
         q, k, v = heads.split([q_heads, kv_heads, kv_heads], 2)
         return q, k, v
 
+    def write_rows(
+        self, x: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor, scale: Any = None
+    ) -> None:
+        self.kernel(_cpu.write_kv, x, None, cache, None, slots, None, None, scale, None)
+
     def _rows(
         self, what: str, like: torch.Tensor, width: int, dtype: torch.dtype, keep: bool = False
     ) -> torch.Tensor:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from specattn.blocks.ops import TORCH
+from specattn.blocks.ops import TORCH, Ops
 
 Program = Callable[..., Any]
 """``program(ops, **inputs)``: returns tensors, or tuples of them."""
@@ -82,13 +82,13 @@ class Replayed:
         whole = (key, *((name, x.shape, x.dtype) for name, x in inputs.items()))
         if (known := self._kept.pop(whole, None)) is not None:
             self._kept[whole] = known  # the last one used stands last
-            for name, x in inputs.items():
-                known.inputs[name].copy_(x)
+            _copy(inputs, known.inputs)
             known.tape.replay()
             return known.results
         if len(self._kept) >= _MOST_KEPT:
             del self._kept[next(iter(self._kept))]
-        own = {name: self._input(name, x).copy_(x) for name, x in inputs.items()}
+        own = {name: self._input(name, x) for name, x in inputs.items()}
+        _copy(inputs, own)
         tape = self._tape()
         with torch.no_grad():
             results = tape.record(program, own)
@@ -105,6 +105,11 @@ class Replayed:
         if key not in self._inputs:
             self._inputs[key] = torch.empty(like.shape, dtype=like.dtype, device=like.device)
         return self._inputs[key]
+
+
+def _copy(inputs: dict[str, torch.Tensor], to: dict[str, torch.Tensor]) -> None:
+    """Copy inputs to where a program reads them: on a GPU by few launches."""
+    torch._foreach_copy_([to[name] for name in inputs], list(inputs.values()))
 
 
 def recorded() -> Replayed:
@@ -150,21 +155,21 @@ class CudaGraph:
 
 
 class _Captured:
-    """A program by torch's operators in a graph."""
+    """A program in a graph, by operators that may be captured."""
 
-    def __init__(self, graph: Graph):
-        self.graph = graph
+    def __init__(self, graph: Graph, ops: Ops):
+        self.graph, self.ops = graph, ops
         self.replay = graph.replay
 
     def record(self, program: Program, inputs: dict[str, torch.Tensor]) -> Any:
         found = []
-        self.graph.capture(lambda: found.append(program(TORCH, **inputs)))
+        self.graph.capture(lambda: found.append(program(self.ops, **inputs)))
         self.replay()  # capturing computes nothing
         return found[-1]
 
 
-def captured(graphs: Callable[[], Callable[[], Graph]] | None = None) -> Replayed:
-    """Return what captures programs as CUDA graphs.
+def captured(graphs: Callable[[], Callable[[], Graph]] | None = None, ops: Ops = TORCH) -> Replayed:
+    """Return what captures programs, by such operators, as CUDA graphs.
 
     `graphs`, for tests, returns what makes new graphs that share their memory.
     """
@@ -172,7 +177,7 @@ def captured(graphs: Callable[[], Callable[[], Graph]] | None = None) -> Replaye
 
     def tapes() -> Callable[[], Tape]:
         graph = make()
-        return lambda: _Captured(graph())
+        return lambda: _Captured(graph(), ops)
 
     return Replayed(tapes, in_python=False)
 

@@ -54,8 +54,8 @@ class Fused(Ops):
             read = (*layers[0], up, function, added, None, None, None, None)
             linear_few_rows(rows, *read, out)
         else:
-            direct = into is not None and function is None  # into lies dense
-            out = into.flatten(0, -2) if direct else x.new_empty(len(rows), sum(sizes))
+            direct = None if function is not None or into is None else into.flatten(0, -2)
+            out = x.new_empty(len(rows), sum(sizes)) if direct is None else direct
             _side_by_side(rows, layers, added if function is None else None, out, few)
             if gate is not None:
                 first, second = out.split(sizes, -1)
@@ -65,7 +65,7 @@ class Fused(Ops):
             if function is not None and added is not None:
                 out = added + out
         out = out.view(*x.shape[:-1], -1)
-        return out if into is None or direct else into.copy_(out)
+        return out if into is None or function is None else into.copy_(out)
 
     def head(self, x: torch.Tensor, module: nn.Module) -> torch.Tensor:
         return self.logits(x, projection(module)) if type(module) is nn.Linear else module(x)
@@ -91,10 +91,11 @@ def _side_by_side(
             linear_parts(rows, *zip(*some, strict=True), residual, to)
             continue
         ((weight, bias),) = some
-        if residual is None and bias is None:
+        first = bias if residual is None else residual
+        if first is None:
             torch.mm(rows, weight.t(), out=to)
-            continue
-        torch.addmm(bias if residual is None else residual, rows, weight.t(), out=to)
+        else:
+            torch.addmm(first, rows, weight.t(), out=to)
         if residual is not None and bias is not None:
             to.add_(bias)
 

@@ -454,7 +454,8 @@ def _put(store: Store, place: Any, k: torch.Tensor, v: torch.Tensor) -> None:
     k_scale, v_scale = store.scales
     if k_scale is not None:
         to = (requests * store.memory[0].shape[1] + slots).long()
-        write_kv(k, v, *store.memory, to, k_scale=k_scale, v_scale=v_scale, scale="dynamic")
+        how: Any = {"k_scale": k_scale, "v_scale": v_scale, "scale": "dynamic"}
+        write_kv(k, v, store.memory[0], store.memory[1], to, **how)
         return
     for half, x in zip(store.memory, (k, v), strict=True):
         half[requests, slots] = x

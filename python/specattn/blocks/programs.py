@@ -7,6 +7,7 @@ the kernels.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple, Protocol
 
@@ -76,6 +77,7 @@ class Replayed:
         self._tape = tapes()
         self._inputs: dict[tuple[Any, ...], torch.Tensor] = {}
         self._kept: dict[tuple[Any, ...], _Kept] = {}
+        self._most = _MOST_KEPT
 
     def run(self, key: Hashable, program: Program, inputs: dict[str, torch.Tensor]) -> Any:
         """Return what a program returns, until the next run."""
@@ -85,15 +87,31 @@ class Replayed:
             _copy(inputs, known.inputs)
             known.tape.replay()
             return known.results
-        if len(self._kept) >= _MOST_KEPT:
+        if len(self._kept) >= self._most:
             del self._kept[next(iter(self._kept))]
         own = {name: self._input(name, x) for name, x in inputs.items()}
         _copy(inputs, own)
+        try:
+            self._kept[whole] = self._recorded(program, own)
+        except torch.OutOfMemoryError:
+            if not self._kept:
+                raise
+            self._keep_fewer()
+            self._kept[whole] = self._recorded(program, own)
+        return self._kept[whole].results
+
+    def _recorded(self, program: Program, inputs: dict[str, torch.Tensor]) -> _Kept:
         tape = self._tape()
         with torch.no_grad():
-            results = tape.record(program, own)
-        self._kept[whole] = _Kept(tape, own, results)
-        return results
+            return _Kept(tape, inputs, tape.record(program, inputs))
+
+    def _keep_fewer(self) -> None:
+        """Keep half as many programs from now on: for more there is no memory."""
+        if self._most == _MOST_KEPT:
+            warnings.warn("the GPU's memory is full: fewer shapes of passes are kept", stacklevel=3)
+        self._most = max(1, len(self._kept) // 2)
+        while len(self._kept) >= self._most:
+            del self._kept[next(iter(self._kept))]
 
     def beside(self) -> Replayed:
         """Return the same way to run others, with memory of its own."""

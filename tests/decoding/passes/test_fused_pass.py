@@ -1,8 +1,10 @@
-"""Passes of our kernels on a model's parts, captured: those of the model's modules, in few launches.
+"""Captured passes of our kernels on a model's parts: those of its modules, in few launches.
 
 There is no GPU here: Triton's interpreter runs the kernels, and `tape.TapeGraph` keeps and replays
 them as a CUDA graph does.
 """
+
+import warnings
 
 import pytest
 import torch
@@ -10,10 +12,11 @@ import torch
 import specattn
 from specattn.decoding import METHODS, generate
 from specattn.decoding.engine.target import Target
-from specattn.decoding.passes.attention import CaptureSpec, Selection
+from specattn.decoding.passes import replay
+from specattn.decoding.passes.graphs import GraphRunner
 from specattn.decoding.passes.runner import LayerAttention
 from specattn.tree import Tree
-from tests.decoding.models import CONFIGS, HYBRIDS, LATENTS, OTHERS, prompts, tiny_model
+from tests.decoding.models import CONFIGS, prompts, tiny_model
 from tests.decoding.tape import TapeGraph
 
 if specattn.backends()["triton"] != "available":
@@ -71,3 +74,113 @@ def test_verification_is_the_models_own(family, tree):
         for target in targets:
             target.cache.seqlens = target.cache.seqlens + min(tree.size, 2)
     assert [graph.replays for graph in graphs] == [3]
+
+
+@pytest.mark.parametrize("method", ["plain", "auto", "vegas", "quest"])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_texts_are_those_of_the_models_modules(method, temperature, monkeypatch):
+    model, taken = tiny_model("llama"), []
+
+    def captured(target, compile):
+        taken.append(captured_runner(target))
+        return taken[-1]
+
+    settings = {"max_new_tokens": 12, "temperature": temperature, "seed": 1}
+    settings["do_sample"] = temperature > 0
+    expected = generate(model, prompts([5, 19]), METHODS[method](), compile="off", **settings)
+    monkeypatch.setattr(Target, "_runner", captured)
+    found = generate(model, prompts([5, 19]), METHODS[method](), **settings)
+    for one, other in zip(found.sequences, expected.sequences, strict=True):
+        assert torch.equal(one, other)
+    assert taken[-1]._passes._kept, "nothing was captured"
+
+
+class Forgetful(TapeGraph):
+    """A graph that does nothing."""
+
+    def replay(self):
+        """Do nothing."""
+
+
+def ways(parts, modules):
+    """Return a fake of `replay._ways`: parts in graphs of one kind, modules in those of another."""
+
+    def found(target, attention, captures):
+        return [
+            lambda: CapturedRunner(target.model, attention, lambda: parts),
+            lambda: GraphRunner(target.model, lambda: modules),
+        ]
+
+    return found
+
+
+def test_parts_come_before_modules(monkeypatch):
+    model = tiny_model("llama")
+    monkeypatch.setattr(replay, "_ways", ways(TapeGraph, TapeGraph))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert type(Target(model, 2, 48).runner) is CapturedRunner
+
+
+def test_what_parts_cannot_do_is_left_to_modules_and_said_once(monkeypatch):
+    model = tiny_model("llama")
+    monkeypatch.setattr(replay, "_ways", ways(Forgetful, TapeGraph))
+    with pytest.warns(UserWarning, match="graphs of its own, slower modules: .*features differ by"):
+        assert type(Target(model, 2, 48).runner) is GraphRunner
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert type(Target(model, 2, 48).runner) is GraphRunner
+        assert type(Target(model, 2, 48, "on").runner) is GraphRunner
+
+
+def test_what_no_graph_can_do_is_left_to_calls_and_said_once(monkeypatch):
+    model = tiny_model("llama")
+    monkeypatch.setattr(replay, "_ways", ways(Forgetful, Forgetful))
+    with pytest.warns(UserWarning, match="through its own, slower modules: replayed, features"):
+        assert not Target(model, 2, 48).runner.captures
+    with pytest.raises(ValueError, match="compile='on': replayed, features differ by"):
+        Target(model, 2, 48, "on")
+
+
+def test_a_model_that_was_converted_is_compared_anew(monkeypatch):
+    model, compared = tiny_model("llama"), []
+    check = replay._check
+    monkeypatch.setattr(replay, "_ways", ways(TapeGraph, TapeGraph))
+    monkeypatch.setattr(replay, "_check", lambda *one: (compared.append(one), check(*one)))
+    for dtype in (torch.float32, torch.float32, torch.bfloat16):
+        target = Target(model.to(dtype), 2, 48)
+        assert type(target.runner) is CapturedRunner
+    assert [target.model.dtype for target, _ in compared] == [torch.bfloat16] * 2
+    assert len(compared) == 2
+
+
+def test_where_memory_is_full_fewer_shapes_are_kept():
+    made = []
+
+    class Third(TapeGraph):
+        def capture(self, run):
+            made.append(self)
+            if len(made) == 3:
+                raise torch.OutOfMemoryError
+            super().capture(run)
+
+    model = tiny_model("llama", peak=1.0)
+    targets = [Target(model, 2, 48, "off") for _ in range(2)]
+    attention = LayerAttention(targets[0].cache, targets[0].windows, targets[0].longest)
+    targets[0].runner = CapturedRunner(model, attention, lambda: Third)
+
+    def verified(rows):
+        tokens = torch.stack(prompts([rows] * 2, seed=rows))
+        found, expected = (t.verify(Tree.chain(rows - 1), tokens) for t in targets)
+        assert_alike(model, found.logits, expected.logits)
+
+    with torch.no_grad():
+        for target in targets:
+            target.prefill(prompts([5, 19]), chunk_size=1000)
+        verified(1)
+        verified(2)
+        with pytest.warns(UserWarning, match="memory is full: fewer shapes"):
+            verified(4)
+        for rows in (3, 2, 1):
+            verified(rows)
+    assert len(targets[0].runner._passes._kept) == 1

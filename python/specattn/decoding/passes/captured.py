@@ -23,6 +23,8 @@ class CapturedRunner(KernelRunner):
     """
 
     how = "computed from its parts in graphs"
+    captures = True
+    most_rows = 512  # beyond those of the products' kernel torch's are in the same graph
     _trims_masks = False  # kernels trim them
 
     def __init__(
@@ -50,12 +52,12 @@ class CapturedRunner(KernelRunner):
         logits, features, *kept = super().run(*padded_pass(plan, tokens))
         return Verification(logits[:, real], features[:, real], *kept)
 
-    def _pass(self, *given: Any, tokens: torch.Tensor, **inputs: torch.Tensor) -> Any:
+    def _pass(self, how: Any, ops: Ops, tokens: torch.Tensor, **inputs: torch.Tensor) -> Any:
         """Run the decoder by a plan of what changes, since steps in Python are captured, too."""
         selected = {name: inputs[name] for name in Selection._fields if name in inputs}
         moving: Any = {"selector": Selection(**selected) if selected else None}
         moving |= {name: inputs.get(name) for name in ("prefix", "depths", "parents")}
         moving["tree_mask"] = inputs.get("mask within None")
         self._plan = own = replace(self._plan, scores=None, queries=None, streams={}, **moving)
-        logits, features, scores, _ = super()._pass(*given, tokens=tokens, **inputs)
+        logits, features, scores, _ = super()._pass(how, ops, tokens, **inputs)
         return logits, features, own.scores if scores is None else scores, own.queries

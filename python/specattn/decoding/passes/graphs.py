@@ -14,13 +14,14 @@ from specattn.blocks import Graph, Ops, captured
 from specattn.decoding.model.model import Model
 from specattn.decoding.passes.attention import Pass, Selection, read_by_head
 from specattn.decoding.passes.padding import padded_pass
-from specattn.decoding.passes.runner import MOST_ROWS, Runner, Verification
+from specattn.decoding.passes.runner import Runner, Verification
 
 
 class GraphRunner(Runner):
     """Runs passes of few rows as CUDA graphs of the model's modules; `graphs` as for `captured`."""
 
     how = "replayed"
+    captures = True
 
     def __init__(
         self, model: PreTrainedModel, graphs: Callable[[], Callable[[], Graph]] | None = None
@@ -37,7 +38,7 @@ class GraphRunner(Runner):
         too (`padding`), where nothing is captured of them.
         """
         selected = isinstance(plan.selector, Selection)
-        if tokens.numel() > MOST_ROWS or not (plan.selector is None or selected):
+        if tokens.numel() > self.most_rows or not (plan.selector is None or selected):
             return super().run(plan, tokens)
         real = slice(plan.rows)
         plan, tokens = padded_pass(plan, tokens)

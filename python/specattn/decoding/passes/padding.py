@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 from specattn.decoding.passes.attention import NO_CAPTURE, Pass
 from specattn.reference.tree_mask import WORD_BITS, pack_tree_mask
 
-ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
+ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, *range(96, 513, 32))
 """Rows of a pass, all requests together: a matrix unit takes 8 or 16 at a time, and of reading the
 weights the rows that are added hardly show."""
 

@@ -15,10 +15,10 @@ from specattn.blocks import (
     Ops,
     Place,
     Programs,
+    Replayed,
     Rotated,
     Store,
     angle_tables,
-    Replayed,
     recorded,
 )
 from specattn.decoding.model.families import transform_logits, transforms_logits
@@ -73,12 +73,14 @@ class Runner:
     """Runs passes through the model's own modules: any number of rows, on any device.
 
     `programs` is how drafters beside the model should run theirs; `most_rows` are those of a pass
-    that is replayed, all requests together. A runner may be kept with what is
+    that is replayed, all requests together. One that `captures` has graphs, each of which takes
+    longer to make than many passes. A runner may be kept with what is
     remembered of its model, so it does not keep the model.
     """
 
     how: ClassVar[str] = "through its own modules"
     programs: Programs = Direct()
+    captures: ClassVar[bool] = False
     most_rows: ClassVar[int] = MOST_ROWS
 
     def __init__(self, model: PreTrainedModel):
@@ -221,6 +223,14 @@ class Collected(NamedTuple):
     scores: torch.Tensor
 
 
+class _How(NamedTuple):
+    """How a pass attends: its full layers in Python, or by a kernel that collects some rows."""
+
+    in_python: bool
+    rows: tuple[int, ...]
+    per_head: bool
+
+
 class KernelRunner(Runner):
     """Runs passes of few rows as recorded kernel calls, on a CPU.
 
@@ -282,11 +292,11 @@ class KernelRunner(Runner):
             return super().run(plan, tokens)
         in_python = plan.capture.needs_python or self.attention.in_python(plan)
         collected = () if plan.capture.needs_python else plan.capture.rows
-        given = in_python, collected, plan.capture.per_head
+        how = _How(in_python, collected, plan.capture.per_head)
         own_states = plan.states is plan.cache.states
         key = in_python, plan.capture, plan.max_seqlen, own_states, plan.feature_layers
         self._plan = plan
-        program, inputs = partial(self._pass, *given), self._inputs(plan, tokens)
+        program, inputs = partial(self._pass, how), self._inputs(plan, tokens)
         found = self._passes.run((*key, self.attention.key(plan)), program, inputs)
         del self._plan  # it may hold a drafter, and so the model
         logits, features, scores, queries = found
@@ -316,14 +326,13 @@ class KernelRunner(Runner):
 
     def _pass(
         self,
-        in_python: bool,
-        rows: tuple[int, ...],
-        per_head: bool,
+        how: _How,
         ops: Ops,
         tokens: torch.Tensor,
         **inputs: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Run the decoder; collect the scores of some rows. Queries are kept by the plan."""
+        """Return logits, features, and scores and queries, unless the plan has these."""
+        in_python, rows, per_head = how
         scores = self._scores(len(tokens), per_head) if rows else None
         head_dim = self.attention.cache.head_dim
 

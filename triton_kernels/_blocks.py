@@ -17,6 +17,24 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
+def follow_previous(PDL: tl.constexpr):
+    """Wait for what earlier launches write, and let the next one start in the meantime.
+
+    ``PDL``: this launch may have started before the ones before it have ended.
+    """
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def inverse_root(squares, eps, WIDTH: tl.constexpr):
+    """Return ``1 / sqrt(squares / WIDTH + eps)``, as exactly as float32 has it."""
+    root = tl.sqrt_rn(squares * (1.0 / WIDTH) + eps)
+    return tl.div_rn(tl.zeros_like(root) + 1.0, root)
+
+
+@triton.jit
 def load_rows(p_row, valid, D: tl.constexpr, BLOCK_D: tl.constexpr):
     """Load rows of ``D`` elements [N, BLOCK_D]; invalid rows and the padding of D are 0."""
     d = tl.arange(0, BLOCK_D)

@@ -236,6 +236,12 @@ def converts_e4m3(device) -> bool:
     return arch in ("sm_90", "sm_100") and not INTERPRETED.value
 
 
+def starts_early(device) -> bool:
+    """Return whether a launch may start before the ones before it have ended, where they let it."""
+    arch = _forced.get("arch") or _architecture(device)
+    return arch in ("sm_90", "sm_100") and not INTERPRETED.value
+
+
 class HopperConfig(NamedTuple):
     """A block of the Hopper kernel: rows, keys per tile, buffers of the ring, registers a thread.
 
@@ -362,6 +368,28 @@ def write_blocks(D) -> tuple[int, int, int]:
     """
     block_d = max(16, triton.next_power_of_2(D))
     return max(1, 1024 // block_d), block_d, 4
+
+
+def rotate_blocks(D, heads) -> tuple[int, int]:
+    """Return (heads, warps) of one program of `rotate_heads`, of at most ``heads`` of a row.
+
+    16 elements a thread; reductions stay within one warp.
+    """
+    return min(max(1, 512 // triton.next_power_of_2(D)), triton.next_power_of_2(heads)), 1
+
+
+def norm_blocks(width) -> tuple[int, int]:
+    """Return (padded width, warps) of one program that norms a row: 16 elements a thread, or more.
+
+    A row's sum of squares is made in an order that the width alone decides.
+    """
+    block = triton.next_power_of_2(width)
+    return block, min(16, max(1, block // 512))
+
+
+def gate_blocks() -> tuple[int, int]:
+    """Return (columns, warps) of one program of `gate`: 8 elements a thread."""
+    return 1024, 4
 
 
 def state_blocks(device, states, rows, v_dim) -> tuple[int, int, int, int]:

@@ -96,12 +96,30 @@ def over(x, scale):
 
 
 @triton.jit
+def greatest_of(x):
+    """Return the greatest magnitude of each row [R, ..], NaN where there is one in it."""
+    unknown = tl.max(_is_nan(x).to(tl.int32), 1) != 0
+    return tl.where(unknown, float("nan"), tl.max(tl.abs(x), 1))
+
+
+@triton.jit
+def greater(a, b):
+    """Return the greater of magnitudes, NaN if one of them is."""
+    return tl.where(_is_nan(a) | (b <= a), a, b)
+
+
+@triton.jit
+def scale_of_greatest(greatest, FORM: tl.constexpr):
+    """Return the scales [R] at which the `greatest_of` each row is stored as the largest number."""
+    MOST: tl.constexpr = largest(FORM)
+    scale = tl.maximum(over(greatest, tl.full(greatest.shape, MOST, tl.float32)), LEAST_SCALE)
+    return tl.where(_is_nan(greatest), float("nan"), scale)
+
+
+@triton.jit
 def dynamic_scale(x, FORM: tl.constexpr):
     """Return the scales [R] at which the greatest of each row is stored as the largest number."""
-    MOST: tl.constexpr = largest(FORM)
-    greatest = tl.max(tl.abs(x), 1)
-    scale = tl.maximum(over(greatest, tl.full(greatest.shape, MOST, tl.float32)), LEAST_SCALE)
-    return tl.where(tl.max(_is_nan(x).to(tl.int32), 1) != 0, float("nan"), scale)
+    return scale_of_greatest(greatest_of(x), FORM)
 
 
 @triton.jit

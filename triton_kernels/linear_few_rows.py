@@ -54,10 +54,12 @@ def _plus(total, rows, w, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _activated(x, ACTIVATION: tl.constexpr):
+def activated(x, ACTIVATION: tl.constexpr):
     """Return an activation of a float32 tensor."""
     if ACTIVATION == "silu":
         x = x / (1.0 + tl.exp(-x))
+    if ACTIVATION == "sigmoid":
+        x = 1.0 / (1.0 + tl.exp(-x))
     if ACTIVATION == "gelu":
         x = 0.5 * x * (1.0 + tl.erf(0.7071067811865476 * x))
     if ACTIVATION == "gelu_tanh":  # (1 + tanh(y)) / 2 is the sigmoid of 2 y, where nothing cancels
@@ -78,7 +80,7 @@ def _store(
         mask = mask & n_ok[None, :]
     if bias is not None:
         total += tl.load(bias + n, mask=n_ok, other=0.0).to(tl.float32)[None, :]
-    total = _activated(total, ACTIVATION)
+    total = activated(total, ACTIVATION)
     if GATED:
         total *= gate
     row = m.to(tl.int64)[:, None]

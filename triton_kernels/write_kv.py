@@ -15,7 +15,7 @@ from ._launch import launch
 
 
 @triton.jit
-def _store_rows(
+def store_rows(
     p_row, x, p_scale, valid, FORM: tl.constexpr, DYNAMIC: tl.constexpr,
     D: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -91,10 +91,10 @@ def write_kv_kernel(
         p_ks += slot * ks_stride_s
     if vs_stride_s is not None:
         p_vs += slot * vs_stride_s
-    _store_rows(p_k + slot * kc_stride_s, new_k, p_ks, ok, FORM, DYNAMIC, D, BLOCK_D)
+    store_rows(p_k + slot * kc_stride_s, new_k, p_ks, ok, FORM, DYNAMIC, D, BLOCK_D)
     if v is not None:
         p_v = v_cache + h * vc_stride_h + page * vc_stride_p + slot * vc_stride_s
-        _store_rows(p_v, new_v, p_vs, ok, FORM, DYNAMIC, DV, BLOCK_D)
+        store_rows(p_v, new_v, p_vs, ok, FORM, DYNAMIC, DV, BLOCK_D)
 
 
 def _strides(x):

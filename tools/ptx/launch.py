@@ -91,14 +91,14 @@ class Runner:
         memory = self.tensors.memory(arguments.values(), all_defined=self.options.all_defined)
         parsed = self.change(parsed) if self.change else parsed
         values, tensor_maps = [], {}
-        for value in passed(kernel, arguments):
+        for parameter, value in passed(kernel, arguments):
             if hasattr(value, "block_shape"):
                 number = len(tensor_maps)
                 tensor_maps[number] = self._tensor_map(value, memory)
                 values.append(TensorMap.parameter(number))
                 values += [struct.pack("<q", x) for x in (*value.shape, *value.strides)]
             else:
-                values.append(self._bits(value, memory))
+                values.append(self._bits(value, memory, parameter.do_not_specialize))
         hidden = len(parsed.parameters) - len(values)  # pointers that Triton's runtime would pass
         threads = (32 * warps_of(compiled), 1, 1)
         keys = {self.tensors.key(tensor) for tensor in self.counters} & memory.where.keys()
@@ -131,21 +131,22 @@ class Runner:
             descriptor.layout.swizzle_byte_width,
         )
 
-    def _bits(self, value, memory):
+    def _bits(self, value, memory, anywhere):
+        """Return a parameter's bytes; a tensor lies at a multiple of 16 or ``anywhere``."""
         if isinstance(value, torch.Tensor):
             address = memory.address(self.tensors.key(value))
             address += value.storage_offset() * value.element_size()
-            if address % 16:
+            if address % 16 and not anywhere:
                 raise ValueError("a tensor does not begin at a multiple of 16 bytes")
             return struct.pack("<Q", address)
         return struct.pack("<f", value) if isinstance(value, float) else struct.pack("<q", value)
 
 
 def passed(kernel, arguments):
-    """Return the arguments that are parameters of the compiled kernel, in order."""
+    """Return (declared, value) of the compiled kernel's parameters, in order."""
     values = ((parameter, arguments[parameter.name]) for parameter in kernel.params)
     return [
-        value
+        (parameter, value)
         for parameter, value in values
         if not (
             parameter.is_constexpr

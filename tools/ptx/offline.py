@@ -39,6 +39,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
+from . import offline_steps
+
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
     "sm_90": GPUTarget("cuda", 90, 32),
@@ -459,6 +461,7 @@ def calls(which):
     for rows in (16, 64):
         yield f"convolution, {rows} rows, bf16", partial(causal_conv, rows, 4, BF16)
     yield from linear_calls(which)
+    yield from offline_steps.calls(which)
     yield "write heads first, D 80, fp32 to fp16", partial(write, 80, FP32, FP16, True)
 
 

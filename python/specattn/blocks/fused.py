@@ -13,13 +13,26 @@ from itertools import groupby
 import torch
 from torch import nn
 
-from specattn.blocks.ops import ACTIVATIONS, Ops, Projection, projection, whole
+from specattn.blocks.ops import (
+    ACTIVATIONS,
+    Norm,
+    Ops,
+    Place,
+    Projection,
+    Rotation,
+    Store,
+    projection,
+    whole,
+)
 from specattn.triton_kernels.linear_few_rows import (
     MOST_PARTS,
     MOST_ROWS,
     linear_few_rows,
     linear_parts,
 )
+from specattn.triton_kernels.rms_norm import add_norm, rms_norm
+from specattn.triton_kernels.rms_norm import gate as _gate
+from specattn.triton_kernels.rotate_heads import rotate_heads
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # others are left to torch
 _FINISHING = ("silu", "gelu", "gelu_tanh")  # activations that the kernel of a product applies
@@ -29,7 +42,28 @@ _Layer = tuple[torch.Tensor, torch.Tensor | None]
 
 
 class Fused(Ops):
-    """The operators of blocks as few kernels; what has none of its own is torch's."""
+    """The operators of blocks as few kernels; what has none of its own is torch's.
+
+    Inputs of a program stay as they are: before it is captured it runs once.
+    """
+
+    def norm(self, x: torch.Tensor, norm: Norm, *, keep: bool = False) -> torch.Tensor:
+        if x.dtype not in _DTYPES:
+            return super().norm(x, norm, keep=keep)
+        return rms_norm(x, norm.weight, norm.eps)
+
+    def norm_parts(self, x: torch.Tensor, *parts: tuple[int, Norm | None]) -> torch.Tensor:
+        if x.dtype not in _DTYPES:
+            return super().norm_parts(x, *parts)
+        out, widths = torch.empty_like(x), [width for width, _ in parts]
+        for piece, to, (_, norm) in zip(
+            x.split(widths, -1), out.split(widths, -1), parts, strict=True
+        ):
+            if norm is None:
+                to.copy_(piece)
+            else:
+                rms_norm(piece, norm.weight, norm.eps, to)
+        return out
 
     def linear(
         self,
@@ -66,6 +100,33 @@ class Fused(Ops):
                 out = added + out
         out = out.view(*x.shape[:-1], -1)
         return out if into is None or function is None else into.copy_(out)
+
+    def gate(self, x: torch.Tensor, gate: torch.Tensor, activation: str) -> torch.Tensor:
+        if x.dtype not in _DTYPES:
+            return super().gate(x, gate, activation)
+        return _gate(x, gate, activation)
+
+    def add(
+        self, x: torch.Tensor, added: torch.Tensor, factor: float = 1.0, norm: Norm | None = None
+    ) -> torch.Tensor:
+        if x.dtype not in _DTYPES:
+            return super().add(x, added, factor, norm)
+        weight, eps = (None, 0.0) if norm is None else norm
+        return add_norm(x, added, factor, weight, eps)
+
+    def rotate(
+        self,
+        heads: torch.Tensor,
+        q_heads: int,
+        place: Rotation,
+        *,
+        norms: tuple[Norm | None, Norm | None] = (None, None),
+        store: Store | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        if not isinstance(place, Place) or heads.dtype not in _DTYPES:
+            return super().rotate(heads, q_heads, place, norms=norms, store=store)
+        q, k, v = rotate_heads(heads, q_heads, norms, place, store)
+        return q, k, v
 
     def head(self, x: torch.Tensor, module: nn.Module) -> torch.Tensor:
         return self.logits(x, projection(module)) if type(module) is nn.Linear else module(x)

@@ -147,7 +147,10 @@ class Kernels(Ops):
         self.python(lambda: function(x))
         return x
 
-    def add(self, x: torch.Tensor, added: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
+    def add(
+        self, x: torch.Tensor, added: torch.Tensor, factor: float = 1.0, norm: Norm | None = None
+    ) -> torch.Tensor:
+        added = added if norm is None else self.norm(added, norm)
         self.python(lambda: x.add_(added, alpha=factor))
         return x
 

@@ -219,8 +219,11 @@ class Ops:
         function(x)
         return x
 
-    def add(self, x: torch.Tensor, added: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
-        """Return ``x + factor * added``: x itself in a recording."""
+    def add(
+        self, x: torch.Tensor, added: torch.Tensor, factor: float = 1.0, norm: Norm | None = None
+    ) -> torch.Tensor:
+        """Return ``x + factor * norm(added)``: in a recording, and on a GPU, x itself."""
+        added = added if norm is None else self.norm(added, norm)
         return torch.add(x, added, alpha=factor)
 
     def step(self, function: Callable[[], torch.Tensor]) -> torch.Tensor:

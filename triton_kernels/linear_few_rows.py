@@ -19,6 +19,7 @@ from ._bfloat16 import cast, dot
 from ._launch import launch
 
 MOST_ROWS = 64
+MOST_PARTS = 3  # weights that one launch multiplies with
 
 
 @triton.jit
@@ -92,17 +93,35 @@ def _store(
 # fmt: off
 @triton.jit(do_not_specialize=["M"])
 def linear_few_rows_kernel(
-    x, weight, bias, up, residual, out, M, N, K,
-    x_stride, weight_stride, up_stride, residual_stride, out_stride,
+    x, weight, bias, up, residual, out, second, second_bias, third, third_bias,
+    M, N, second_N, third_N, K, x_stride, weight_stride, up_stride, residual_stride, out_stride,
     ACTIVATION: tl.constexpr, WHOLE: tl.constexpr, DEEP: tl.constexpr, TWO: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):
     # fmt: on
     """Compute a block of outputs of BLOCK_M rows, or of ``TWO`` times as many.
 
-    ``WHOLE`` and ``DEEP`` say that N and K are multiples of BLOCK_N and BLOCK_K.
+    ``WHOLE`` and ``DEEP`` say that N and K are multiples of BLOCK_N and BLOCK_K. Outputs of a
+    ``second`` and a ``third`` weight, whose rows are as far apart, stand beside those of the first.
     """
-    m, n = tl.arange(0, BLOCK_M), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    block = tl.program_id(0)
+    if second is not None:
+        blocks, before = tl.cdiv(N, BLOCK_N), N
+        if block >= blocks:
+            block -= blocks
+            weight, bias, N = second, second_bias, second_N
+            out += before
+            if residual is not None:
+                residual += before
+            if third is not None:
+                blocks = tl.cdiv(second_N, BLOCK_N)
+                if block >= blocks:
+                    block -= blocks
+                    weight, bias, N = third, third_bias, third_N
+                    out += second_N
+                    if residual is not None:
+                        residual += second_N
+    m, n = tl.arange(0, BLOCK_M), block * BLOCK_N + tl.arange(0, BLOCK_N)
     n_ok = n < N
     p_x = x + m.to(tl.int64) * x_stride
     p_other = x + (m + BLOCK_M).to(tl.int64) * x_stride
@@ -154,16 +173,29 @@ def linear_few_rows(
     x, weight, bias, up, activation, residual, scale, zero, up_scale, up_zero, out
 ):
     """Write ``act(x weight^T + bias) * (x up^T) + residual`` for x [M, K], weights [N, K]."""
-    (M, K), N = x.shape, len(weight)
+    _multiply(x, [weight], [bias], up, activation, residual, out)
+
+
+def linear_parts(x, weights, biases, residual, out):
+    """Write ``x weight^T + bias`` of up to three weights [.., K] side by side, plus residual.
+
+    Rows of all weights are as far apart, and all have biases, or none has.
+    """
+    _multiply(x, weights, biases, None, None, residual, out)
+
+
+def _multiply(x, weights, biases, up, activation, residual, out):
+    (M, K), sizes = x.shape, [len(weight) for weight in weights]
     if M == 0:
         return
-    blocks = _configs.linear_blocks(x.device, x.dtype, M, N, K, up is not None)
+    blocks = _configs.linear_blocks(x.device, x.dtype, M, sum(sizes), K, up is not None)
+    (weight, bias), second, third = ([*zip(weights, biases, strict=True)] + [(None, None)] * 2)[:3]
     launch(
-        linear_few_rows_kernel, (triton.cdiv(N, blocks.block_n),),
-        x, weight, bias, up, residual, out, M, N, K,
-        *map(_row_stride, (x, weight, up, residual, out)),
-        ACTIVATION=activation, WHOLE=N % blocks.block_n == 0, DEEP=K % blocks.block_k == 0,
-        TWO=M > 32, PRECISION=blocks.precision,
+        linear_few_rows_kernel, (sum(triton.cdiv(N, blocks.block_n) for N in sizes),),
+        x, weight, bias, up, residual, out, *second, *third,
+        M, *([*sizes, 0, 0][:3]), K, *map(_row_stride, (x, weight, up, residual, out)),
+        ACTIVATION=activation, WHOLE=all(N % blocks.block_n == 0 for N in sizes),
+        DEEP=K % blocks.block_k == 0, TWO=M > 32, PRECISION=blocks.precision,
         BLOCK_M=blocks.block_m, BLOCK_N=blocks.block_n, BLOCK_K=blocks.block_k,
         num_warps=blocks.num_warps, num_stages=blocks.num_stages, **blocks.options,
     )  # fmt: skip

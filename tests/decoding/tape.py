@@ -1,27 +1,95 @@
-"""What a CUDA graph does, on a CPU: keeps operators with their tensors, and no Python."""
+"""What a CUDA graph does, on a CPU: keeps operators and launches with their tensors, no Python."""
+
+import importlib.util
+from contextlib import contextmanager
+from unittest.mock import patch
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map
 
 
 class Tape(TorchDispatchMode):
-    """Keeps the operators that run in its context; one that asks the device is an error."""
+    """Keeps the operators that run in its context; one that asks the device is an error.
+
+    Launches of Triton kernels outside of operators, which no dispatch mode sees, are kept, too.
+    `kernels` names all that were launched, and torch's operators that compute.
+    """
+
+    MEMORY = ("empty", "new_empty", "empty_like", "detach", "alias")
 
     ASKS = ("_local_scalar_dense", "nonzero", "unique", "masked_select", "is_nonzero", "equal")
 
     def __init__(self):
         super().__init__()
-        self.operators = []
+        self.operators, self.kernels = [], []
+
+    def __enter__(self):
+        self._unseen = _interpreted_unseen()
+        self._unseen.__enter__()
+        _watch_launches(_Launches(self))
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        _watch_launches(None)
+        self._unseen.__exit__(*error)
+        return super().__exit__(*error)
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name = function.name().split("::")[1].split(".")[0]
         if name in self.ASKS:
             raise RuntimeError(f"operation not permitted when stream is capturing: {name}")
+        _watch_launches(_Launches(self, within=True))
         results = function(*args, **(kwargs or {}))
+        _watch_launches(_Launches(self))
+        if function.namespace == "aten" and not function.is_view and name not in self.MEMORY:
+            self.kernels.append(name)
         given = tree_map(lambda x: x, (args, kwargs or {}))  # lists as they are now
         self.operators.append((function, *given, results))
         return results
+
+
+class _Launches:
+    """Told by `specattn.triton_kernels._launch` what is launched, `within` an operator or not."""
+
+    def __init__(self, tape, within=False):
+        self.tape, self.within, self.launches = tape, within, self
+
+    def append(self, launched):
+        kernel, _, grid, args, options = launched
+        self.tape.kernels.append(kernel.__name__)
+        if self.within:  # the operator is kept as a whole
+            return
+
+        def again(*args, **options):
+            kernel[grid](*args, **options)
+
+        self.tape.operators.append((again, args, options, None))
+
+
+@contextmanager
+def _interpreted_unseen():
+    """Hide the operators by which Triton's interpreter handles a kernel's arguments."""
+    if importlib.util.find_spec("triton") is None:
+        yield
+        return
+    from triton.runtime.interpreter import GridExecutor
+
+    run = GridExecutor.__call__
+
+    def hidden(*args, **options):
+        with _disable_current_modes():
+            return run(*args, **options)
+
+    with patch.object(GridExecutor, "__call__", hidden):
+        yield
+
+
+def _watch_launches(tape):
+    if importlib.util.find_spec("triton") is not None:
+        from specattn.triton_kernels import _launch
+
+        _launch._recording.tape = tape
 
 
 class TapeGraph:
@@ -44,6 +112,8 @@ class TapeGraph:
     def replay(self):
         self.replays += 1
         for function, args, kwargs, kept in self.tape.operators:
+            if "empty" in getattr(function, "name", str)():  # memory: what is in it comes later
+                continue
             found = function(*args, **kwargs)
             for old, new in zip(tree_flatten(kept)[0], tree_flatten(found)[0], strict=True):
                 if isinstance(old, torch.Tensor) and _memory(old) != _memory(new):

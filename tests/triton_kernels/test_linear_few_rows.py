@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from specattn.triton_kernels.linear_few_rows import linear_parts
 
 import specattn
 from tests.cpu.tensors import apart
@@ -86,6 +87,21 @@ def test_nothing_at_all():
     x, weight, out = (torch.empty(*size, device=DEVICE) for size in ((0, 16), (24, 16), (0, 24)))
     torch.ops.specattn.linear_few_rows(x, weight, *[None] * 8, out)
     assert out.shape == (0, 24)
+
+
+@pytest.mark.parametrize("rows", mostly(5, 40))
+@pytest.mark.parametrize("more", mostly(True, False))
+def test_weights_side_by_side(rows, more):
+    """In one launch, with the bits of each by itself, beside columns that are another's."""
+    x, weight, bias, _, residual = (t.to(DEVICE) for t in layer(rows, 70, 96, torch.bfloat16))
+    weights, biases = weight.split([40, 24, 6]), bias.split([40, 24, 6])
+    biases = biases if more else [None] * 3
+    residual = residual if more else None
+    room = torch.full((rows, 72), torch.nan, dtype=torch.bfloat16, device=DEVICE)
+    linear_parts(x, weights, biases, residual, room[:, 1:71])
+    expected = multiplied(x, weight, bias if more else None, residual=residual)
+    assert torch.equal(room[:, 1:71].cpu(), expected)
+    assert room[:, ::71].isnan().all()
 
 
 def test_three_dimensions():

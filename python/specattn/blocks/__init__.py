@@ -20,7 +20,7 @@ from specattn.blocks.ops import (
     top_tokens,
     whole,
 )
-from specattn.blocks.programs import Direct, Graph, Programs, captured, recorded
+from specattn.blocks.programs import Direct, Graph, Programs, Replayed, captured, recorded
 
 __all__ = [
     "TORCH",
@@ -33,6 +33,7 @@ __all__ = [
     "Place",
     "Programs",
     "Projection",
+    "Replayed",
     "Rotated",
     "Rotation",
     "Store",

@@ -147,7 +147,10 @@ class Kernels(Ops):
         self.python(lambda: function(x))
         return x
 
-    def add(self, x: torch.Tensor, added: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
+    def add(
+        self, x: torch.Tensor, added: torch.Tensor, factor: float = 1.0, norm: Norm | None = None
+    ) -> torch.Tensor:
+        added = added if norm is None else self.norm(added, norm)
         self.python(lambda: x.add_(added, alpha=factor))
         return x
 
@@ -170,6 +173,11 @@ class Kernels(Ops):
         kv_heads = (heads.shape[2] - q_heads) // 2
         q, k, v = heads.split([q_heads, kv_heads, kv_heads], 2)
         return q, k, v
+
+    def write_rows(
+        self, x: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor, scale: Any = None
+    ) -> None:
+        self.kernel(_cpu.write_kv, x, None, cache, None, slots, None, None, scale, None)
 
     def _rows(
         self, what: str, like: torch.Tensor, width: int, dtype: torch.dtype, keep: bool = False

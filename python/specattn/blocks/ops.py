@@ -19,7 +19,12 @@ from torch import nn
 from torch.nn.functional import embedding, gelu, linear, rms_norm, silu, softplus
 
 from specattn.blocks.gated_delta import Convolution, Gates, gated_delta
-from specattn.ops import hybrid_tree_attention, sparse_gather_attention, verify_attention
+from specattn.ops import (
+    hybrid_tree_attention,
+    sparse_gather_attention,
+    verify_attention,
+    write_kv,
+)
 from specattn.quantised import QuantisedWeight
 from specattn.reference.tree_mask import WORD_BITS, pack_tree_mask
 from specattn.states import StateRows
@@ -94,7 +99,7 @@ Pair = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 class Store(NamedTuple):
     """Where new keys and values go: memory [2, B, tokens, Hk, D], from a slot or their position.
 
-    One of 8 bits has scales [2, B, tokens, Hk] beside it, and only kernels write it.
+    One of 8 bits has scales [2, B, tokens, Hk] beside it, of which rows choose theirs.
     """
 
     memory: Pair
@@ -214,8 +219,11 @@ class Ops:
         function(x)
         return x
 
-    def add(self, x: torch.Tensor, added: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
-        """Return ``x + factor * added``: x itself in a recording."""
+    def add(
+        self, x: torch.Tensor, added: torch.Tensor, factor: float = 1.0, norm: Norm | None = None
+    ) -> torch.Tensor:
+        """Return ``x + factor * norm(added)``: in a recording, and on a GPU, x itself."""
+        added = added if norm is None else self.norm(added, norm)
         return torch.add(x, added, alpha=factor)
 
     def step(self, function: Callable[[], torch.Tensor]) -> torch.Tensor:
@@ -238,11 +246,24 @@ class Ops:
         kv_heads = (heads.shape[2] - q_heads) // 2
         q, k, v = heads.split([q_heads, kv_heads, kv_heads], 2)
         q, k = (x if n is None else self.norm(x, n) for x, n in zip((q, k), norms, strict=True))
+        if isinstance(place, Place) and place.depths is None:
+            steps = torch.arange(heads.shape[1], dtype=torch.int32, device=heads.device)
+            place = place._replace(depths=steps[None])
         cos, sin = place.cos_sin(heads.dtype)
         q, k = (rotate(x, cos, sin) if x.shape[2] else x for x in (q, k))
         if store is not None:
             _put(store, place, k, v)
         return q, k, v
+
+    def write_rows(
+        self, x: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor, scale: Any = None
+    ) -> None:
+        """Write rows [B, T, heads, D] alone, such as latents, as `specattn.write_kv` does keys.
+
+        One of 8 bits has a `scale` for each row, which is chosen for it.
+        """
+        how: Any = {} if scale is None else {"k_scale": scale, "scale": "dynamic"}
+        write_kv(x, None, cache, None, slots, **how)
 
     def hybrid_tree_attention(self, q: torch.Tensor, *read: Any, **options: Any) -> torch.Tensor:
         """Return the outputs of `specattn.hybrid_tree_attention`, by its arguments."""
@@ -433,6 +454,12 @@ def _put(store: Store, place: Any, k: torch.Tensor, v: torch.Tensor) -> None:
     first = place.prefix[:, None] if store.slot is None else store.slot
     requests = torch.arange(len(k), device=k.device)[:, None]
     slots = first + torch.arange(k.shape[1], device=k.device)
+    k_scale, v_scale = store.scales
+    if k_scale is not None:
+        to = (requests * store.memory[0].shape[1] + slots).long()
+        how: Any = {"k_scale": k_scale, "v_scale": v_scale, "scale": "dynamic"}
+        write_kv(k, v, store.memory[0], store.memory[1], to, **how)
+        return
     for half, x in zip(store.memory, (k, v), strict=True):
         half[requests, slots] = x
 

@@ -7,12 +7,13 @@ the kernels.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from specattn.blocks.ops import TORCH
+from specattn.blocks.ops import TORCH, Ops
 
 Program = Callable[..., Any]
 """``program(ops, **inputs)``: returns tensors, or tuples of them."""
@@ -76,24 +77,41 @@ class Replayed:
         self._tape = tapes()
         self._inputs: dict[tuple[Any, ...], torch.Tensor] = {}
         self._kept: dict[tuple[Any, ...], _Kept] = {}
+        self._most = _MOST_KEPT
 
     def run(self, key: Hashable, program: Program, inputs: dict[str, torch.Tensor]) -> Any:
         """Return what a program returns, until the next run."""
         whole = (key, *((name, x.shape, x.dtype) for name, x in inputs.items()))
         if (known := self._kept.pop(whole, None)) is not None:
             self._kept[whole] = known  # the last one used stands last
-            for name, x in inputs.items():
-                known.inputs[name].copy_(x)
+            _copy(inputs, known.inputs)
             known.tape.replay()
             return known.results
-        if len(self._kept) >= _MOST_KEPT:
+        if len(self._kept) >= self._most:
             del self._kept[next(iter(self._kept))]
-        own = {name: self._input(name, x).copy_(x) for name, x in inputs.items()}
+        own = {name: self._input(name, x) for name, x in inputs.items()}
+        _copy(inputs, own)
+        try:
+            self._kept[whole] = self._recorded(program, own)
+        except torch.OutOfMemoryError:
+            if not self._kept:
+                raise
+            self._keep_fewer()
+            self._kept[whole] = self._recorded(program, own)
+        return self._kept[whole].results
+
+    def _recorded(self, program: Program, inputs: dict[str, torch.Tensor]) -> _Kept:
         tape = self._tape()
         with torch.no_grad():
-            results = tape.record(program, own)
-        self._kept[whole] = _Kept(tape, own, results)
-        return results
+            return _Kept(tape, inputs, tape.record(program, inputs))
+
+    def _keep_fewer(self) -> None:
+        """Keep half as many programs from now on: for more there is no memory."""
+        if self._most == _MOST_KEPT:
+            warnings.warn("the GPU's memory is full: fewer shapes of passes are kept", stacklevel=3)
+        self._most = max(1, len(self._kept) // 2)
+        while len(self._kept) >= self._most:
+            del self._kept[next(iter(self._kept))]
 
     def beside(self) -> Replayed:
         """Return the same way to run others, with memory of its own."""
@@ -105,6 +123,11 @@ class Replayed:
         if key not in self._inputs:
             self._inputs[key] = torch.empty(like.shape, dtype=like.dtype, device=like.device)
         return self._inputs[key]
+
+
+def _copy(inputs: dict[str, torch.Tensor], to: dict[str, torch.Tensor]) -> None:
+    """Copy inputs to where a program reads them: on a GPU by few launches."""
+    torch._foreach_copy_([to[name] for name in inputs], list(inputs.values()))
 
 
 def recorded() -> Replayed:
@@ -150,21 +173,21 @@ class CudaGraph:
 
 
 class _Captured:
-    """A program by torch's operators in a graph."""
+    """A program in a graph, by operators that may be captured."""
 
-    def __init__(self, graph: Graph):
-        self.graph = graph
+    def __init__(self, graph: Graph, ops: Ops):
+        self.graph, self.ops = graph, ops
         self.replay = graph.replay
 
     def record(self, program: Program, inputs: dict[str, torch.Tensor]) -> Any:
         found = []
-        self.graph.capture(lambda: found.append(program(TORCH, **inputs)))
+        self.graph.capture(lambda: found.append(program(self.ops, **inputs)))
         self.replay()  # capturing computes nothing
         return found[-1]
 
 
-def captured(graphs: Callable[[], Callable[[], Graph]] | None = None) -> Replayed:
-    """Return what captures programs as CUDA graphs.
+def captured(graphs: Callable[[], Callable[[], Graph]] | None = None, ops: Ops = TORCH) -> Replayed:
+    """Return what captures programs, by such operators, as CUDA graphs.
 
     `graphs`, for tests, returns what makes new graphs that share their memory.
     """
@@ -172,7 +195,7 @@ def captured(graphs: Callable[[], Callable[[], Graph]] | None = None) -> Replaye
 
     def tapes() -> Callable[[], Tape]:
         graph = make()
-        return lambda: _Captured(graph())
+        return lambda: _Captured(graph(), ops)
 
     return Replayed(tapes, in_python=False)
 

@@ -17,13 +17,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LogitsProcessorList
 
 from specattn.decoding import METHODS, Target
-from specattn.decoding.drafting import calibrating, pacer, pairs, sparse_chain
+from specattn.decoding.drafting import pairs, sparse_chain
 from specattn.decoding.drafting.pacer import Pacer
 from specattn.decoding.engine.snapshot import PromptSnapshot
 from specattn.decoding.methods import longspec_block, suffix
 from specattn.decoding.model.model import Model
 from specattn.decoding.passes.cached_model import CachedModel
 from specattn.decoding.passes.padding import ROWS
+from specattn.decoding.passes.runner import Runner
 from specattn.decoding.text.statistics import Clock
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -130,8 +131,7 @@ class Machine:
             patch.object(Clock, "now", lambda _: self.t),
             patch.object(Clock, "seconds", lambda _, begin, end: end - begin),
             patch.object(Clock, "passed", lambda *_: True),
-            patch.object(calibrating, "captures", lambda _: self.graphs),
-            patch.object(pacer, "captures", lambda _: self.graphs),
+            patch.object(Runner, "captures", self.graphs),
             timed(CachedModel, "verify", verify),
             timed(pairs.PairBlock, "grow", grow),
             timed(longspec_block.DraftBlock, "grow", levels),

@@ -108,12 +108,13 @@ def test_padded_sizes():
     assert [padded_rows(1, rows) for rows in (1, 2, 3, 5, 9, 17, 65, 128)] == [
         *(1, 2, 4, 8, 16, 24, 96, 128)
     ]
-    assert [padded_rows(3, rows) for rows in (1, 2, 5, 6, 43)] == [1, 2, 5, 8, 43]
+    assert [padded_rows(1, rows) for rows in (129, 200, 512)] == [160, 224, 512]
+    assert [padded_rows(3, rows) for rows in (1, 2, 5, 6, 43)] == [1, 2, 5, 8, 53]
     assert [padded_rows(25, rows) for rows in (1, 2, 3, 5)] == [1, 2, 3, 5]
-    for batch in range(1, 129):
-        sizes = range(1, 128 // batch + 1)
-        assert max(padded_rows(batch, n) - n for n in sizes) == most_spare(batch)
-        assert all(n <= padded_rows(batch, n) <= 128 // batch for n in sizes)
+    for batch in range(1, 513):
+        sizes = range(1, 512 // batch + 1)
+        assert max(padded_rows(batch, n) - n for n in sizes) == most_spare(batch) <= 32
+        assert all(n <= padded_rows(batch, n) <= 512 // batch for n in sizes)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
 """Linear layers of a few rows in the emulator: results, a row's bits, and what a launch moves."""
 
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import torch
+from specattn.triton_kernels.linear_few_rows import linear_parts
 from tests.cpu.tensors import apart
 from tests.linear import check, layer
 
@@ -97,6 +99,25 @@ def check_bits(outputs, dtype, arch, emulate=emulated):
                 part = x[rows].clone(), weight, bias, up, "gelu", residual[rows].clone()
                 some = _called(part)
                 assert torch.equal(some, whole[rows]), f"rows {first} to {last} are others"
+
+
+def check_parts(sizes, rows, biased, added, arch):
+    """Weights side by side give in one launch the bits that each gives in its own."""
+    depth, ends = 208, list(accumulate(sizes, initial=0))
+    x, weight, bias, _, residual = layer(rows, ends[-1], depth, BF16)
+    columns = [slice(*pair) for pair in pairwise(ends)]
+    weights = [weight[part].clone() for part in columns]
+    biases = [bias[part].clone() if biased else None for part in columns]
+    residual = residual if added else None
+    out = torch.full((rows, ends[-1]), torch.nan, dtype=BF16)
+    with emulated(arch, Options(count=False)) as launches:
+        linear_parts(x, weights, biases, residual, out)
+    assert len(launches) == 1
+    with emulated(arch, Options(count=False)):
+        for part, *one in zip(columns, weights, biases, strict=True):
+            own = None if residual is None else residual[:, part].clone()
+            alone = specattn.linear_few_rows(x, *one, residual=own)
+            assert torch.equal(out[:, part], alone), f"outputs {part} are others"
 
 
 def check_in_place(arch):

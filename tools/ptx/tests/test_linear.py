@@ -44,6 +44,19 @@ def test_a_row_has_the_same_bits_among_any_others(compiler_process, outputs, dty
     compiler_process(linear.check_bits, outputs, dtype, arch)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "rows", "biased", "added"),
+    [
+        ((64, 32, 32), 5, False, False),
+        pytest.param((64, 24, 40), 40, True, True, marks=WHOLE),
+        pytest.param((33, 50), 17, True, False, marks=WHOLE),
+    ],
+)
+@pytest.mark.parametrize("arch", [ARCHITECTURES[0], pytest.param(ARCHITECTURES[1], marks=WHOLE)])
+def test_weights_side_by_side(compiler_process, sizes, rows, biased, added, arch):
+    compiler_process(linear.check_parts, sizes, rows, biased, added, arch)
+
+
 @WHOLE
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_sums_are_chains_of_one_instruction(compiler_process, arch):

@@ -16,11 +16,8 @@ import torch
 from specattn.decoding.drafting.costs import ASIDE, PASS, timed_aside
 from specattn.decoding.drafting.gains import SIZES, Effort, sizes_up_to
 from specattn.decoding.engine.contract import DraftContext
-from specattn.decoding.engine.target import Target
 from specattn.decoding.passes.attention import NO_CAPTURE
-from specattn.decoding.passes.graphs import GraphRunner
 from specattn.decoding.passes.padding import ROWS
-from specattn.decoding.passes.runner import MOST_ROWS
 from specattn.tree import Tree
 
 if TYPE_CHECKING:
@@ -35,14 +32,9 @@ CALIBRATING = 0.02
 _ON_CPUS = (1, 4, 9, 17, 33, 65)  # timed; between these lie lines
 
 
-def captures(target: Target) -> bool:
-    """Whether passes of a target are graphs: what was not captured is not to be met by the way."""
-    return isinstance(target.runner, GraphRunner)
-
-
 def pass_sizes(context: DraftContext, most: int) -> list[int]:
     """Return the rows of a request that are chosen from, ascending to `most`."""
-    if not captures(context.target):
+    if not context.target.runner.captures:
         return sizes_up_to(most)
     return captured_sizes(len(context.sequences.active), most)
 
@@ -126,7 +118,8 @@ class Calibrator:
             drafts = np.array([guess(one) if share.run else 0.0 for one in share.efforts])
             rows = share.sizes * pacer.requests
             passes = pacer.costs.of_passes(share.kind, rows, beyond=True)
-            rates = (1 + share.gains.table) / (drafts[:, None] + passes) * (rows <= MOST_ROWS)
+            served = rows <= pacer.target.runner.most_rows
+            rates = (1 + share.gains.table) / (drafts[:, None] + passes) * served
             if share.is_ready() and rates.max() > fastest:
                 at, size = np.unravel_index(rates.argmax(), rates.shape)
                 found, fastest = [(share, [share.efforts[at]], int(share.sizes[size]))], rates.max()
@@ -140,7 +133,7 @@ class Calibrator:
         if pacer.captures:
             steps = captured_sizes(requests, most)
         for rows, before in zip(steps[1:], steps, strict=False):
-            if before < size and rows * requests <= MOST_ROWS:
+            if before < size and rows * requests <= pacer.target.runner.most_rows:
                 total = rows * requests
                 seconds = float(pacer.costs.of_passes(kind, np.array(total), beyond=True))
                 verify = partial(self._verify, capture, rows)

@@ -20,12 +20,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from specattn.decoding.drafting.calibrating import AGAIN, Calibrator, captured_sizes, captures
+from specattn.decoding.drafting.calibrating import AGAIN, Calibrator, captured_sizes
 from specattn.decoding.drafting.costs import PASS, Costs, Ledger, alike, file_of
 from specattn.decoding.drafting.gains import NONE, SIZES, Effort, Lookups, sizes_up_to
 from specattn.decoding.engine.contract import DraftContext, Verified
 from specattn.decoding.model.model import Model
-from specattn.decoding.passes.runner import MOST_ROWS
 
 if TYPE_CHECKING:
     from specattn.decoding.drafting.pace import Share
@@ -65,7 +64,7 @@ class Pacer:
         self.clock, self.model = self.target.clock(), Model.of(self.target.model)
         self.calibrator = Calibrator(self, context.calibrates)
         self.ledger = self.model.recall(("pace", "ledger", threading.get_ident()), Ledger)
-        self.captures = captures(self.target)
+        self.captures = self.target.runner.captures
         self.met: set[Any] = self.target.workspace.met  # shapes that are recorded or captured
         self.lookups, self.wants = Lookups(), 1  # rows that what was looked up had a use for
         self.saves: float | None = None  # seconds, by a lookup of late
@@ -112,7 +111,7 @@ class Pacer:
         if kind == PASS and not self.captures and self.costs.is_steady(self.requests):
             plain = self.costs.plain(self.requests)
             found = np.where(np.isinf(found) & (sizes <= _UNTIMED), _DEARER * plain, found)
-        return np.where((rows > MOST_ROWS) & (sizes > 1), np.inf, found)
+        return np.where((rows > self.target.runner.most_rows) & (sizes > 1), np.inf, found)
 
     def of_lookups(self) -> dict[int, float]:
         """Return seconds by the rows that may be looked up now, in graphs that are captured.

@@ -66,8 +66,9 @@ class Target(CachedModel):
         padding (`most_spare`).
     compile : {"auto", "on", "off"}
         Whether passes of few rows are replayed, as kernel calls on a CPU (`KernelRunner`) and as
-        CUDA graphs (`GraphRunner`), or run through the model's own modules: "auto" where both were
-        found to agree, saying once where they cannot, "on" or else an error, or never.
+        CUDA graphs (`CapturedRunner`, else `GraphRunner`), or run through the model's own modules:
+        "auto" where both were found to agree, saying once where they cannot, "on" or else an error,
+        or never.
     kv_dtype : {"int8", "fp8", "fp8_e5m2"}, optional
         Store keys and values in 8 bits, each row of a head with a scale of its own; "fp8" is
         float8_e4m3fn. By default in the model's own type. Passes over one row and over several

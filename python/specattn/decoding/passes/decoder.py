@@ -135,9 +135,7 @@ def _left(
 
 def _added(ops: Ops, around: SubLayer, x: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
     """Return ``x + factor * out_norm(added)``."""
-    if around.out_norm is not None:
-        added = ops.norm(added, around.out_norm)
-    return ops.add(x, added, around.factor)
+    return ops.add(x, added, around.factor, around.out_norm)
 
 
 def _embedded(ops: Ops, parts: Parts, tokens: torch.Tensor) -> torch.Tensor:

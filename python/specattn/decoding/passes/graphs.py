@@ -8,20 +8,20 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from specattn.blocks import Graph, Ops, captured
 from specattn.decoding.model.model import Model
-from specattn.decoding.passes.attention import NO_CAPTURE, Pass, Selection, read_by_head
-from specattn.decoding.passes.padding import padded_rows, padded_tree
-from specattn.decoding.passes.runner import MOST_ROWS, Runner, Verification
+from specattn.decoding.passes.attention import Pass, Selection, read_by_head
+from specattn.decoding.passes.padding import padded_pass
+from specattn.decoding.passes.runner import Runner, Verification
 
 
 class GraphRunner(Runner):
     """Runs passes of few rows as CUDA graphs of the model's modules; `graphs` as for `captured`."""
 
     how = "replayed"
+    captures = True
 
     def __init__(
         self, model: PreTrainedModel, graphs: Callable[[], Callable[[], Graph]] | None = None
@@ -38,25 +38,22 @@ class GraphRunner(Runner):
         too (`padding`), where nothing is captured of them.
         """
         selected = isinstance(plan.selector, Selection)
-        if tokens.numel() > MOST_ROWS or not (plan.selector is None or selected):
+        if tokens.numel() > self.most_rows or not (plan.selector is None or selected):
             return super().run(plan, tokens)
-        rows, tree = plan.rows, dict[str, torch.Tensor]()
-        if plan.selector is None and rows > 1:
-            padded = padded_rows(len(tokens), rows)
-            if plan.capture == NO_CAPTURE and padded - rows <= plan.cache.spare:
-                rows, tokens = padded, pad(tokens, (0, padded - rows))
-            tree = padded_tree(plan, rows)
-            if plan.states is not None:
-                plan.states.verified(rows)
-        inputs = {"tokens": tokens, "prefix": plan.prefix, **tree}
+        real = slice(plan.rows)
+        plan, tokens = padded_pass(plan, tokens)
+        inputs = {"tokens": tokens, "prefix": plan.prefix}
+        moving = {name: getattr(plan, name) for name in ("tree_mask", "depths", "parents")}
+        if plan.states is None:
+            del moving["parents"]
+        inputs |= {name: x for name, x in moving.items() if x is not None}
         if isinstance(plan.selector, Selection):
             inputs |= plan.selector._asdict()
         own_states = plan.states is plan.cache.states
         key: Any = plan.capture, plan.max_seqlen, plan.cache.storage.data_ptr(), own_states
         key = *key, plan.feature_layers
-        program = partial(self._pass, replace(plan, rows=rows))
+        program = partial(self._pass, plan)
         logits, features, *captured = self._passes.run(key, program, inputs)
-        real = slice(plan.rows)
         return self._handed_out(plan, logits[:, real], features[:, real], *captured)
 
     def _pass(

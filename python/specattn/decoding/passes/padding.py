@@ -8,15 +8,17 @@ takes 1 to 20% more in each.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch.nn.functional import pad
 
-from specattn.decoding.passes.attention import Pass
+from specattn.decoding.passes.attention import NO_CAPTURE, Pass
 from specattn.reference.tree_mask import WORD_BITS, pack_tree_mask
 
-ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
+ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, *range(96, 513, 32))
 """Rows of a pass, all requests together: a matrix unit takes 8 or 16 at a time, and of reading the
 weights the rows that are added hardly show."""
 
@@ -33,6 +35,23 @@ def padded_rows(batch: int, rows: int) -> int:
 def most_spare(batch: int) -> int:
     """Return how many rows of a request padding adds at most."""
     return max(padded_rows(batch, n) - n for n in range(1, max(ROWS[-1] // batch, 1) + 1))
+
+
+def padded_pass(plan: Pass, tokens: torch.Tensor) -> tuple[Pass, torch.Tensor]:
+    """Return a pass of the shape in which it is captured, a tree, and its tokens.
+
+    Rows are added where nothing is captured of them, and there is room.
+    """
+    rows = plan.rows
+    if plan.selector is not None or rows == 1:
+        return plan, tokens
+    padded = padded_rows(len(tokens), rows)
+    if plan.capture == NO_CAPTURE and padded - rows <= plan.cache.spare:
+        rows, tokens = padded, pad(tokens, (0, padded - rows))
+    tree: Any = padded_tree(plan, rows)
+    if plan.states is not None:
+        plan.states.verified(rows)
+    return replace(plan, rows=rows, **tree), tokens
 
 
 def padded_tree(plan: Pass, rows: int) -> dict[str, torch.Tensor]:

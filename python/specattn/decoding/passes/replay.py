@@ -1,11 +1,11 @@
-"""Chooses a target's runner: kernels or CUDA graphs where they were seen to agree with modules."""
+"""Chooses a target's runner: the fastest one that was seen to agree with the model's modules."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from functools import partial
-from typing import Any, Literal, get_args
+from importlib.util import find_spec
+from typing import Literal, get_args
 
 import torch
 
@@ -14,10 +14,10 @@ from specattn.blocks import Unrecognised
 from specattn.decoding.model.model import Model
 from specattn.decoding.model.structure import Structure
 from specattn.decoding.passes.cached_model import CachedModel
+from specattn.decoding.passes.captured import CapturedRunner
 from specattn.decoding.passes.graphs import GraphRunner
 from specattn.decoding.passes.proving import BOUNDS
 from specattn.decoding.passes.runner import (
-    MOST_ROWS,
     KernelRunner,
     LayerAttention,
     Runner,
@@ -41,17 +41,19 @@ def runner_of(
 ) -> Runner:
     """Return what runs the passes of a target whose cache has room for a token.
 
+    On a CPU that are kernels on the model's parts; on a GPU graphs of such, or else of its modules.
     The first time that a model is seen, random tokens run both ways and are compared: in any case
     if `compared`, for ranks that share a cache must all run the same passes. Models for which there
     is no other way decode through their own modules, as those do in whose `structure` a user has
-    replaced something, and "auto" says so once, if not `quiet`.
+    replaced something, and "auto" says so once, if not `quiet`. So does whoever has graphs of its
+    modules alone.
     ValueError: `compile` is none of its values, or "on" where it cannot be.
     """
     if compile not in get_args(Compile):
         raise ValueError(f"compile must be one of {get_args(Compile)}, got {compile!r}")
     modules = modules_of(target.model, structure)
     storage = target.cache.storage
-    if compile == "off" or target.cache.batch_size > MOST_ROWS:  # no pass is small enough
+    if compile == "off":
         return modules
     _, backend = chosen("hybrid_tree_attention", storage.device, target.cache.dtype)
     captures = storage.is_cuda and target.cache.in_kernels
@@ -60,36 +62,72 @@ def runner_of(
             what = f"{target.cache.dtype} on {storage.device}"
             raise ValueError(f"compile='on': {what} is served by the {backend.name} backend")
         return modules
-    make: Any = partial(KernelRunner, attention=attention) if not captures else GraphRunner
-    try:
-        if structure.replaced is not None:
-            raise Unrecognised(structure.replaced)
-        return _compared(target, lambda: make(target.model), structure, compared)
-    except Unrecognised as error:
-        if compile == "on":
-            raise ValueError(f"compile='on': {error}") from error
-        if not quiet:
-            reason = str(error)
-            Model.of(target.model).recall(("told", reason), lambda: _tell(target, reason))
+    ways = _ways(target, attention, captures)
+    if not ways:  # no pass is small enough
         return modules
+    reasons: list[str] = []
+    for make in ways:
+        try:
+            if structure.replaced is not None:
+                raise Unrecognised(structure.replaced)
+            runner = _compared(target, make, structure, compared)
+        except Unrecognised as error:
+            reasons.append(str(error))
+            continue
+        if reasons and not quiet:
+            _tell(target, f"through graphs of its own, slower modules: {reasons[0]}")
+        return runner
+    if compile == "on":
+        raise ValueError(f"compile='on': {reasons[-1]}")
+    if not quiet:
+        _tell(target, f"through its own, slower modules: {reasons[-1]}")
+    return modules
 
 
-def _tell(target: CachedModel, reason: str) -> None:
-    name = type(target.model).__name__
-    warnings.warn(f"{name} decodes through its own, slower modules: {reason}", stacklevel=6)
+def _ways(
+    target: CachedModel, attention: LayerAttention, captures: bool
+) -> list[Callable[[], Runner]]:
+    """Return what makes runners whose passes may have a row of each request, the fastest first."""
+    model, batch = target.model, target.cache.batch_size
+    ways: list[tuple[type[Runner], Callable[[], Runner]]] = []
+    if not captures:
+        ways.append((KernelRunner, lambda: KernelRunner(model, attention)))
+    if captures and Model.ranks_of(model) is None and find_spec("triton"):
+        ways.append((CapturedRunner, lambda: CapturedRunner(model, attention)))
+    if captures:
+        ways.append((GraphRunner, lambda: GraphRunner(model)))
+    return [make for kind, make in ways if batch <= kind.most_rows]
+
+
+def _tell(target: CachedModel, how: str) -> None:
+    """Warn of how a model decodes, once."""
+    words = f"{type(target.model).__name__} decodes {how}"
+    kind = "told", how
+    Model.of(target.model).recall(kind, lambda: warnings.warn(words, stacklevel=7))
 
 
 def _compared(
     target: CachedModel, make: Callable[[], Runner], structure: Structure, anew: bool
 ) -> Runner:
-    """Return a runner whose passes were seen to be the model's own."""
+    """Return a runner whose passes were seen to be the model's own, here and of this dtype."""
     runner, known = make(), Model.of(target.model)
     where = target.model.dtype, target.device, target.cache.stored
-    kind = "replayed", structure.number, *where
+    kind = "replayed", runner.how, structure.number, *where
+    if not anew and known.knows(("not captured", *kind)):
+        raise Unrecognised(known.recall(("not captured", *kind), str))
     if anew or not known.knows(kind):
-        _check(target, runner)
+        try:
+            _check(target, runner)
+        except _NotCaptured as error:
+            reason = str(error)
+            known.recall(("not captured", *kind), lambda: reason)
+            raise
         known.recall(kind, lambda: True)
     return runner
+
+
+class _NotCaptured(Unrecognised):
+    """A pass asks the device for something, whatever the weights are."""
 
 
 def _check(target: CachedModel, runner: Runner) -> None:
@@ -97,10 +135,12 @@ def _check(target: CachedModel, runner: Runner) -> None:
     try:
         error, bound = _error(target, runner), BOUNDS[target.model.dtype]
     except RuntimeError as reason:  # such as a mixture of experts that asks the device
-        if not isinstance(runner, GraphRunner):
+        if not runner.captures:
             raise
+        short = isinstance(reason, torch.OutOfMemoryError)  # another time there may be more
         first = str(reason).strip().splitlines()[0]
-        raise Unrecognised(f"a pass cannot be captured: {first}") from reason
+        kind = Unrecognised if short else _NotCaptured
+        raise kind(f"a pass cannot be captured: {first}") from reason
     if not error <= bound:
         raise Unrecognised(f"{runner.how}, features differ by {error:.1e}")
 
@@ -114,7 +154,7 @@ def _error(target: CachedModel, runner: Runner) -> float:
     generator = torch.Generator().manual_seed(0)
     batch, cache = target.cache.batch_size, target.cache
     room = cache.capacity - int(cache.seqlens.max())
-    rows = min(_PROBE_ROWS, room, MOST_ROWS // batch)
+    rows = min(_PROBE_ROWS, room, runner.most_rows // batch)
     size = (batch, rows)
     tokens = torch.randint(target.model.config.vocab_size, size, generator=generator)
     tokens = tokens.to(target.device)

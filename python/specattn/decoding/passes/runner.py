@@ -1,4 +1,4 @@
-"""Ways to run a pass of a model over a KV cache: by its modules, and by recorded kernels."""
+"""Ways to run a pass of a model over a KV cache: by its modules, and by kernels on its parts."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from specattn.blocks import (
     Ops,
     Place,
     Programs,
+    Replayed,
     Rotated,
     Store,
     angle_tables,
@@ -39,8 +40,7 @@ from specattn.ops._tree_mask import packed_mask
 from specattn.states import StateRows
 
 MOST_ROWS = 128
-"""Rows of a replayed pass, all requests together; torch's own products are better for more."""
-
+"""Rows of a replayed pass on a CPU; torch's own products are better for more."""
 
 Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Queries, keys and values of new rows, each [B, T, heads, D]."""
@@ -72,12 +72,16 @@ class Verification(NamedTuple):
 class Runner:
     """Runs passes through the model's own modules: any number of rows, on any device.
 
-    `programs` is how drafters beside the model should run theirs. A runner may be kept with what is
+    `programs` is how drafters beside the model should run theirs; `most_rows` are those of a pass
+    that is replayed, all requests together. One that `captures` has graphs, each of which takes
+    longer to make than many passes. A runner may be kept with what is
     remembered of its model, so it does not keep the model.
     """
 
     how: ClassVar[str] = "through its own modules"
     programs: Programs = Direct()
+    captures: ClassVar[bool] = False
+    most_rows: ClassVar[int] = MOST_ROWS
 
     def __init__(self, model: PreTrainedModel):
         self._model = ref(model)
@@ -191,10 +195,7 @@ class LayerAttention:
         k_cache, v_cache = self.cache.layer(n)
         scales = self.cache.scales(n)
         if self.cache.latent is not None:
-            from specattn import _cpu
-
-            new = (k, None, k_cache, None, inputs["places"])
-            ops.kernel(_cpu.write_kv, *new, None, None, scales.get("k_scale"), None)
+            ops.write_rows(k, k_cache, inputs["places"], scales.get("k_scale"))
         options |= scales
         window = options["window"]
         if window is None and "indices" in inputs:
@@ -222,6 +223,14 @@ class Collected(NamedTuple):
     scores: torch.Tensor
 
 
+class _How(NamedTuple):
+    """How a pass attends: its full layers in Python, or by a kernel that collects some rows."""
+
+    in_python: bool
+    rows: tuple[int, ...]
+    per_head: bool
+
+
 class KernelRunner(Runner):
     """Runs passes of few rows as recorded kernel calls, on a CPU.
 
@@ -231,6 +240,7 @@ class KernelRunner(Runner):
     """
 
     how = "computed from its parts"
+    _trims_masks = True  # to each window, before a pass
 
     def __init__(self, model: PreTrainedModel, attention: LayerAttention):
         super().__init__(model)
@@ -241,18 +251,26 @@ class KernelRunner(Runner):
         self._has_latents = attention.cache.latent is not None
         self._least_window = min(filter(None, self.windows), default=capacity)
         self._distinct_windows = [None, *set(filter(None, self.windows))]
-        self._passes = recorded()
+        self._passes = self._programs()
         if self.parts.tensor_parallel is None:
             self.programs = self._passes.beside()
         self._score_memory: dict[tuple[int, ...], torch.Tensor] = {}
         self._plan: Pass
 
+    def _programs(self) -> Replayed:
+        """Return what replays passes."""
+        return recorded()
+
+    def _eager(self) -> Ops:
+        """Return the operators of a pass of many rows."""
+        from specattn.blocks.kernels import Kernels, Memory  # the C++ kernels
+
+        return Kernels(Memory())
+
     @torch.no_grad()
     def features(self, plan: Pass, tokens: torch.Tensor) -> torch.Tensor:
         """Return the features [B, T, H * layers] of a pass, whose products torch computes."""
-        from specattn.blocks.kernels import Kernels, Memory  # the C++ kernels
-
-        ops, positions = Kernels(Memory()), plan.positions.int()
+        ops, positions = self._eager(), plan.positions.int()
         start, head_dim = positions.new_zeros(len(tokens)), self.attention.cache.head_dim
 
         def attend(n: int, weights: Attention | Latents, x: torch.Tensor) -> torch.Tensor:
@@ -269,20 +287,22 @@ class KernelRunner(Runner):
         return features(ops, self.parts, tokens, attend, plan.recall, streams)[1]
 
     def run(self, plan: Pass, tokens: torch.Tensor) -> Verification:
-        """Run a pass; one of more rows is not recorded."""
-        if tokens.numel() > MOST_ROWS:
+        """Run a pass; one of more rows goes through the model's modules."""
+        if tokens.numel() > self.most_rows:
             return super().run(plan, tokens)
         in_python = plan.capture.needs_python or self.attention.in_python(plan)
         collected = () if plan.capture.needs_python else plan.capture.rows
-        given = in_python, collected, plan.capture.per_head
+        how = _How(in_python, collected, plan.capture.per_head)
         own_states = plan.states is plan.cache.states
-        key = *given, own_states, plan.feature_layers, self.attention.key(plan)
+        key = in_python, plan.capture, plan.max_seqlen, own_states, plan.feature_layers
         self._plan = plan
-        program = partial(self._pass, *given)
-        logits, features, scores = self._passes.run(key, program, self._inputs(plan, tokens))
+        program, inputs = partial(self._pass, how), self._inputs(plan, tokens)
+        found = self._passes.run((*key, self.attention.key(plan)), program, inputs)
         del self._plan  # it may hold a drafter, and so the model
+        logits, features, scores, queries = found
         scores = plan.scores if scores is None else scores
-        return self._handed_out(plan, logits, features, scores, plan.queries)
+        queries = plan.queries if queries is None else queries
+        return self._handed_out(plan, logits, features, scores, queries)
 
     def _inputs(self, plan: Pass, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return what changes from pass to pass."""
@@ -292,10 +312,11 @@ class KernelRunner(Runner):
         if plan.parents is not None and plan.states is not None:
             given["parents"] = plan.parents
         given |= self.attention.inputs(plan)
-        if plan.tree_mask is None and self._least_window >= plan.rows:
+        windows = self._distinct_windows if self._trims_masks else [None]
+        if plan.tree_mask is None and (self._least_window >= plan.rows or len(windows) == 1):
             return given
         sizes = {"T": plan.rows, "S": plan.rows}
-        for window in self._distinct_windows:
+        for window in windows:
             mask, depths = packed_mask(plan.tree_mask, sizes, window, tokens.device)
             if mask is not None:
                 given[f"mask within {window}"] = mask
@@ -305,14 +326,13 @@ class KernelRunner(Runner):
 
     def _pass(
         self,
-        in_python: bool,
-        rows: tuple[int, ...],
-        per_head: bool,
+        how: _How,
         ops: Ops,
         tokens: torch.Tensor,
         **inputs: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Run the decoder; collect the scores of some rows."""
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Return logits, features, and scores and queries, unless the plan has these."""
+        in_python, rows, per_head = how
         scores = self._scores(len(tokens), per_head) if rows else None
         head_dim = self.attention.cache.head_dim
 
@@ -334,8 +354,9 @@ class KernelRunner(Runner):
             window = self.windows[n]
             if in_python and window is None:
                 return ops.step(lambda: self._plan.attend(n, *heads, **scale))
-            visible = {"window": window, "tree_mask": inputs.get(f"mask within {window}")}
-            visible["depths"] = inputs.get(f"depths within {window}")
+            within = window if self._trims_masks else None
+            visible = {"window": window, "tree_mask": inputs.get(f"mask within {within}")}
+            visible["depths"] = inputs.get(f"depths within {within}")
             own = None
             if scores is not None and window is None:
                 own = Collected(rows, scores[self.windows[:n].count(None)])
@@ -345,7 +366,7 @@ class KernelRunner(Runner):
             return self._plan.recall(n, inputs.get("parents"))
 
         streams = self._streams(self._plan, tokens)
-        return *decoder(ops, self.parts, tokens, attend, recall, streams), scores
+        return *decoder(ops, self.parts, tokens, attend, recall, streams), scores, None
 
     def _streams(self, plan: Pass, tokens: torch.Tensor) -> Streams | None:
         """Return where a pass hands out features, None for what the head reads."""
@@ -355,7 +376,9 @@ class KernelRunner(Runner):
 
     def _turned(self, ops: Ops, tokens: torch.Tensor, inputs: dict[str, torch.Tensor]) -> Rotated:
         """Return how the rows of a pass are turned, looked up once for all layers."""
-        depths = inputs.get("depths", torch.arange(tokens.shape[1], device="cpu")[None])
+        depths = inputs.get("depths")
+        if depths is None:
+            depths = torch.arange(tokens.shape[1], device=tokens.device)[None]
         place = Place(*self._angles[""], inputs["prefix"], depths)
         return Rotated(*ops.step(lambda: torch.stack(place.cos_sin(torch.float32))).unbind())
 
@@ -364,7 +387,7 @@ class KernelRunner(Runner):
         heads = (cache.storage.shape[-2],) * per_head
         size = (self.windows.count(None), batch, *heads, cache.width)
         if size not in self._score_memory:
-            self._score_memory[size] = torch.empty(size, dtype=torch.float32, device="cpu")
+            self._score_memory[size] = cache.storage.new_empty(size, dtype=torch.float32)
         return self._score_memory[size]
 
 
@@ -373,7 +396,7 @@ def _angles(
 ) -> dict[str | None, tuple[torch.Tensor, torch.Tensor]]:
     """Return cosines and sines by position, for every rope and for none."""
     cache = attention.cache
-    still = torch.ones(max(cache.capacity, 2), 1, dtype=torch.float32, device="cpu")
+    still = cache.storage.new_ones(max(cache.capacity, 2), 1, dtype=torch.float32)
     like = cache.storage.new_empty(0, dtype=cache.dtype)
     angles: dict[str | None, Any] = {None: (still, torch.zeros_like(still))}
     for name in parts.ropes if parts.rotary is not None else ():

@@ -1,0 +1,169 @@
+"""The operators of blocks on a GPU: few launches of Triton kernels, to be captured in a graph.
+
+What they return is new memory, in a capture that of the graph's pool. Up to 64 rows, all requests
+together, a linear layer is one kernel, whose sums are the same for a row beside any others; of more
+rows torch computes the products, in the same graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+import torch
+from torch import nn
+
+from specattn.blocks.ops import (
+    ACTIVATIONS,
+    Norm,
+    Ops,
+    Place,
+    Projection,
+    Rotation,
+    Store,
+    projection,
+    whole,
+)
+from specattn.triton_kernels.linear_few_rows import (
+    MOST_PARTS,
+    MOST_ROWS,
+    linear_few_rows,
+    linear_parts,
+)
+from specattn.triton_kernels.rms_norm import add_norm, rms_norm
+from specattn.triton_kernels.rms_norm import gate as _gate
+from specattn.triton_kernels.rotate_heads import rotate_heads
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # others are left to torch
+_FINISHING = ("silu", "gelu", "gelu_tanh")  # activations that the kernel of a product applies
+
+_Layer = tuple[torch.Tensor, torch.Tensor | None]
+"""A weight [N, K], and its bias [N] or None."""
+
+
+class Fused(Ops):
+    """The operators of blocks as few kernels; what has none of its own is torch's.
+
+    Inputs of a program stay as they are: before it is captured it runs once.
+    """
+
+    def norm(self, x: torch.Tensor, norm: Norm, *, keep: bool = False) -> torch.Tensor:
+        if x.dtype not in _DTYPES:
+            return super().norm(x, norm, keep=keep)
+        return rms_norm(x, norm.weight, norm.eps)
+
+    def norm_parts(self, x: torch.Tensor, *parts: tuple[int, Norm | None]) -> torch.Tensor:
+        if x.dtype not in _DTYPES:
+            return super().norm_parts(x, *parts)
+        out, widths = torch.empty_like(x), [width for width, _ in parts]
+        for piece, to, (_, norm) in zip(
+            x.split(widths, -1), out.split(widths, -1), parts, strict=True
+        ):
+            if norm is None:
+                to.copy_(piece)
+            else:
+                rms_norm(piece, norm.weight, norm.eps, to)
+        return out
+
+    def linear(
+        self,
+        x: torch.Tensor,
+        *projections: Projection,
+        gate: str | None = None,
+        activation: str | None = None,
+        residual: torch.Tensor | None = None,
+        keep: bool = False,
+        into: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        rows = x.flatten(0, -2)
+        # Codes are widened by torch: no kernel of ours reads them yet.
+        layers = [(whole(one.weight, x.dtype), one.bias) for one in projections]
+        sizes = [len(weight) for weight, _ in layers]
+        added = None if residual is None else residual.flatten(0, -2)
+        few = len(rows) <= MOST_ROWS and x.dtype in _DTYPES
+        up = layers[1][0] if gate is not None and layers[1][1] is None else None
+        function = gate if gate is not None else activation
+        if few and function in _FINISHING and (gate is None or up is not None):
+            out = x.new_empty(len(rows), sizes[0])
+            read = (*layers[0], up, function, added, None, None, None, None)
+            linear_few_rows(rows, *read, out)
+        else:
+            direct = None if function is not None or into is None else into.flatten(0, -2)
+            out = x.new_empty(len(rows), sum(sizes)) if direct is None else direct
+            _side_by_side(rows, layers, added if function is None else None, out, few)
+            if gate is not None:
+                first, second = out.split(sizes, -1)
+                out = self.gate(second, first, gate)
+            elif activation is not None:
+                out = ACTIVATIONS[activation](out)
+            if function is not None and added is not None:
+                out = added + out
+        out = out.view(*x.shape[:-1], -1)
+        return out if into is None or function is None else into.copy_(out)
+
+    def gate(self, x: torch.Tensor, gate: torch.Tensor, activation: str) -> torch.Tensor:
+        if x.dtype not in _DTYPES:
+            return super().gate(x, gate, activation)
+        return _gate(x, gate, activation)
+
+    def add(
+        self, x: torch.Tensor, added: torch.Tensor, factor: float = 1.0, norm: Norm | None = None
+    ) -> torch.Tensor:
+        if x.dtype not in _DTYPES:
+            return super().add(x, added, factor, norm)
+        weight, eps = (None, 0.0) if norm is None else norm
+        return add_norm(x, added, factor, weight, eps)
+
+    def rotate(
+        self,
+        heads: torch.Tensor,
+        q_heads: int,
+        place: Rotation,
+        *,
+        norms: tuple[Norm | None, Norm | None] = (None, None),
+        store: Store | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        if not isinstance(place, Place) or heads.dtype not in _DTYPES:
+            return super().rotate(heads, q_heads, place, norms=norms, store=store)
+        q, k, v = rotate_heads(heads, q_heads, norms, place, store)
+        return q, k, v
+
+    def head(self, x: torch.Tensor, module: nn.Module) -> torch.Tensor:
+        return self.logits(x, projection(module)) if type(module) is nn.Linear else module(x)
+
+    def logits(self, x: torch.Tensor, head: Projection) -> torch.Tensor:
+        return self.linear(x, head)
+
+
+def _side_by_side(
+    rows: torch.Tensor,
+    layers: Sequence[_Layer],
+    added: torch.Tensor | None,
+    out: torch.Tensor,
+    few: bool,
+) -> None:
+    """Write products [M, N] with weights side by side, plus what is added."""
+    done = 0
+    for some in _together(layers) if few else ([one] for one in layers):
+        part = slice(done, done + sum(len(weight) for weight, _ in some))
+        to, residual = out[:, part], None if added is None else added[:, part]
+        done = part.stop
+        if few:
+            linear_parts(rows, *zip(*some, strict=True), residual, to)
+            continue
+        ((weight, bias),) = some
+        first = bias if residual is None else residual
+        if first is None:
+            torch.mm(rows, weight.t(), out=to)
+        else:
+            torch.addmm(first, rows, weight.t(), out=to)
+        if residual is not None and bias is not None:
+            to.add_(bias)
+
+
+def _together(layers: Sequence[_Layer]) -> Iterator[list[_Layer]]:
+    """Yield neighbours that one launch multiplies with."""
+    for _, alike in groupby(layers, lambda one: (one[1] is None, one[0].stride(0))):
+        some = list(alike)
+        for first in range(0, len(some), MOST_PARTS):
+            yield some[first : first + MOST_PARTS]

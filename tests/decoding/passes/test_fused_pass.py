@@ -1,0 +1,235 @@
+"""Captured passes of our kernels on a model's parts: those of its modules, in few launches.
+
+There is no GPU here: Triton's interpreter runs the kernels, and `tape.TapeGraph` keeps and replays
+them as a CUDA graph does.
+"""
+
+import warnings
+from collections import Counter
+
+import pytest
+import torch
+
+import specattn
+from specattn.decoding import METHODS, generate
+from specattn.decoding.engine.target import Target
+from specattn.decoding.passes import replay
+from specattn.decoding.passes.graphs import GraphRunner
+from specattn.decoding.passes.runner import LayerAttention
+from specattn.tree import Tree
+from tests.decoding.models import CONFIGS, prompts, tiny_model
+from tests.decoding.tape import TapeGraph
+
+if specattn.backends()["triton"] != "available":
+    pytest.skip("Triton is not available here", allow_module_level=True)
+
+from specattn.decoding.passes.captured import CapturedRunner
+
+LENGTHS = [5, 19]
+TREES = [Tree([-1, 0, 0, 1, 1, 2, 5]), Tree.chain(6), Tree.chain(0)]
+
+
+def captured_runner(target, graphs=None):
+    """Return what runs a target's passes in graphs that are kept in a list."""
+    graphs = [] if graphs is None else graphs
+
+    def graph():
+        graphs.append(TapeGraph())
+        return graphs[-1]
+
+    attention = LayerAttention(target.cache, target.windows, target.longest)
+    return CapturedRunner(target.model, attention, lambda: graph)
+
+
+def two_targets(model):
+    """Return targets of fused kernels and of modules, of the same texts; the first one's graphs."""
+    targets, graphs = [Target(model, len(LENGTHS), 48, "off") for _ in range(2)], []
+    targets[0].runner = captured_runner(targets[0], graphs)
+    with torch.no_grad():
+        targets[1].prefill(prompts(LENGTHS), chunk_size=1000)
+    caches = [target.cache for target in targets]
+    caches[0].storage.copy_(caches[1].storage)
+    caches[0].seqlens = caches[1].seqlens
+    if caches[0].states is not None:
+        caches[0].states.restore(caches[1].states.copy())
+    return targets, graphs
+
+
+def assert_alike(model, found, expected):
+    """Within the rounding of a few layers, as a share of the largest value."""
+    tolerance = {torch.float32: 2e-5, torch.bfloat16: 0.05, torch.float16: 0.01}[model.dtype]
+    scale = expected.float().abs().max().item()
+    torch.testing.assert_close(
+        found.float(), expected.float(), rtol=0, atol=tolerance * max(scale, 1.0)
+    )
+
+
+SERVED = [*CONFIGS, "gemma2", "gemma3", "phi3", "phi4", "olmo2", "smollm3"]
+
+
+def families_and_trees():
+    """Yield pairs: few are quick."""
+    for family in SERVED:
+        marks = () if family in ("llama", "gemma2", "olmo2", "phi4") else pytest.mark.slow
+        yield pytest.param(family, TREES[0], marks=marks, id=f"{family}-tree")
+    yield pytest.param("qwen3", TREES[1], id="qwen3-chain")
+    yield pytest.param("qwen3", TREES[2], id="qwen3-root")
+
+
+@pytest.mark.parametrize(("family", "tree"), list(families_and_trees()))
+def test_verification_is_the_models_own(family, tree):
+    """Twice with other tokens and lengths: what is captured first is replayed."""
+    model = tiny_model(family, peak=1.0)
+    targets, graphs = two_targets(model)
+    for seed in (3, 4):
+        tokens = torch.stack(prompts([tree.size] * len(LENGTHS), seed=seed))
+        with torch.no_grad():
+            found, expected = (target.verify(tree, tokens) for target in targets)
+        assert_alike(model, found.logits, expected.logits)
+        assert_alike(model, found.features, expected.features)
+        for target in targets:
+            target.cache.seqlens = target.cache.seqlens + min(tree.size, 2)
+    assert [graph.replays for graph in graphs] == [2]
+
+
+def test_a_prefill_is_the_models_own():
+    """Ragged, by chunks of more rows than the kernel of products takes and of fewer."""
+    model, lengths = tiny_model("qwen3", peak=1.0, num_hidden_layers=1), [3, 72]
+    targets, features = [Target(model, 2, 80, "off") for _ in range(2)], ([], [])
+    targets[0].runner = captured_runner(targets[0])
+    with torch.no_grad():
+        for target, shown in zip(targets, features, strict=True):
+            show = lambda start, parts, shown=shown: shown.append(torch.cat(list(parts)))  # noqa: E731
+            target.prefill(prompts(lengths), chunk_size=70, on_features=show)
+    assert_alike(model, *map(torch.cat, features))
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_a_layer_is_eight_launches(family, rows):
+    """Norm, product, heads, attention, product; norm and two products. Long caches: a combine."""
+    counts = []
+    for layers in (1, 2):
+        model = tiny_model(family, num_hidden_layers=layers)
+        target, graphs = Target(model, 1, 48, "off"), []
+        target.runner = captured_runner(target, graphs)
+        with torch.no_grad(), specattn.use_backend("triton"):
+            target.verify(Tree.chain(rows - 1), torch.stack(prompts([rows])))
+        counts.append(graphs[0].tape.kernels)
+    of_a_layer = Counter(counts[1]) - Counter(counts[0])
+    assert of_a_layer == {
+        "norm_kernel": 2,
+        "linear_few_rows_kernel": 4,
+        "rotate_heads_kernel": 1,
+        "split_kv_kernel": 1,
+    }
+
+
+@pytest.mark.parametrize("method", ["plain", "auto", "vegas", "quest"])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_texts_are_those_of_the_models_modules(method, temperature, monkeypatch):
+    model, taken = tiny_model("llama"), []
+
+    def captured(target, compile):
+        taken.append(captured_runner(target))
+        return taken[-1]
+
+    settings = {"max_new_tokens": 12, "temperature": temperature, "seed": 1}
+    settings["do_sample"] = temperature > 0
+    expected = generate(model, prompts([5, 19]), METHODS[method](), compile="off", **settings)
+    monkeypatch.setattr(Target, "_runner", captured)
+    found = generate(model, prompts([5, 19]), METHODS[method](), **settings)
+    for one, other in zip(found.sequences, expected.sequences, strict=True):
+        assert torch.equal(one, other)
+    assert taken[-1]._passes._kept, "nothing was captured"
+
+
+class Forgetful(TapeGraph):
+    """A graph that does nothing."""
+
+    def replay(self):
+        """Do nothing."""
+
+
+def ways(parts, modules):
+    """Return a fake of `replay._ways`: parts in graphs of one kind, modules in those of another."""
+
+    def found(target, attention, captures):
+        return [
+            lambda: CapturedRunner(target.model, attention, lambda: parts),
+            lambda: GraphRunner(target.model, lambda: modules),
+        ]
+
+    return found
+
+
+def test_parts_come_before_modules(monkeypatch):
+    model = tiny_model("llama")
+    monkeypatch.setattr(replay, "_ways", ways(TapeGraph, TapeGraph))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert type(Target(model, 2, 48).runner) is CapturedRunner
+
+
+def test_what_parts_cannot_do_is_left_to_modules_and_said_once(monkeypatch):
+    model = tiny_model("llama")
+    monkeypatch.setattr(replay, "_ways", ways(Forgetful, TapeGraph))
+    with pytest.warns(UserWarning, match="graphs of its own, slower modules: .*features differ by"):
+        assert type(Target(model, 2, 48).runner) is GraphRunner
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert type(Target(model, 2, 48).runner) is GraphRunner
+        assert type(Target(model, 2, 48, "on").runner) is GraphRunner
+
+
+def test_what_no_graph_can_do_is_left_to_calls_and_said_once(monkeypatch):
+    model = tiny_model("llama")
+    monkeypatch.setattr(replay, "_ways", ways(Forgetful, Forgetful))
+    with pytest.warns(UserWarning, match="through its own, slower modules: replayed, features"):
+        assert not Target(model, 2, 48).runner.captures
+    with pytest.raises(ValueError, match="compile='on': replayed, features differ by"):
+        Target(model, 2, 48, "on")
+
+
+def test_a_model_that_was_converted_is_compared_anew(monkeypatch):
+    model, compared = tiny_model("llama"), []
+    check = replay._check
+    monkeypatch.setattr(replay, "_ways", ways(TapeGraph, TapeGraph))
+    monkeypatch.setattr(replay, "_check", lambda *one: (compared.append(one), check(*one)))
+    for dtype in (torch.float32, torch.float32, torch.bfloat16):
+        target = Target(model.to(dtype), 2, 48)
+        assert type(target.runner) is CapturedRunner
+    assert [target.model.dtype for target, _ in compared] == [torch.bfloat16] * 2
+    assert len(compared) == 2
+
+
+def test_where_memory_is_full_fewer_shapes_are_kept():
+    made = []
+
+    class Third(TapeGraph):
+        def capture(self, run):
+            made.append(self)
+            if len(made) == 3:
+                raise torch.OutOfMemoryError
+            super().capture(run)
+
+    model = tiny_model("llama", peak=1.0)
+    targets = [Target(model, 2, 48, "off") for _ in range(2)]
+    attention = LayerAttention(targets[0].cache, targets[0].windows, targets[0].longest)
+    targets[0].runner = CapturedRunner(model, attention, lambda: Third)
+
+    def verified(rows):
+        tokens = torch.stack(prompts([rows] * 2, seed=rows))
+        found, expected = (t.verify(Tree.chain(rows - 1), tokens) for t in targets)
+        assert_alike(model, found.logits, expected.logits)
+
+    with torch.no_grad():
+        for target in targets:
+            target.prefill(prompts([5, 19]), chunk_size=1000)
+        verified(1)
+        verified(2)
+        with pytest.warns(UserWarning, match="memory is full: fewer shapes"):
+            verified(4)
+        for rows in (3, 2, 1):
+            verified(rows)
+    assert len(targets[0].runner._passes._kept) == 1

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 
+from specattn.backends.select import chosen
 from specattn.ops import (
     hybrid_tree_attention,
     importance_scores,
@@ -311,11 +312,10 @@ class KVCache:
         if not in_place and self.storage.device.type == "cpu":
             self._move_each(nodes.tolist(), on_host or counts.tolist())
         elif not in_place and nodes.shape[1]:
-            requests, kept = self.slots(nodes.shape[1], offset=1)
-            source = torch.where(nodes < 0, kept, self.seqlens[:, None] + nodes)
-            self.storage[:, :, requests, kept] = self.storage[:, :, requests, source]
+            self._move_all(nodes, counts)
         if self.storage.device.type != "cpu":
-            self.seqlens = self.seqlens + (counts + 1).to(torch.int32)
+            sums = torch.empty_like(self.seqlens)
+            self.seqlens = torch.add(self.seqlens, counts, out=sums).add_(1)
             return
         known, before = self._known
         if known is not self.seqlens:
@@ -326,6 +326,18 @@ class KVCache:
         for request, length in enumerate(after):
             places[request] = length
         self._known = self.seqlens, after
+
+    def _move_all(self, nodes: torch.Tensor, counts: torch.Tensor) -> None:
+        """Move the accepted paths in one launch, or with torch's operators; nothing waits."""
+        _, backend = chosen("write_kv", self.storage.device, self.dtype)
+        if backend.name == "triton":
+            from specattn.triton_kernels.move_path import move_path  # needs triton
+
+            move_path(self.storage, nodes, counts, self.seqlens)
+            return
+        requests, kept = self.slots(nodes.shape[1], offset=1)
+        source = torch.where(nodes < 0, kept, self.seqlens[:, None] + nodes)
+        self.storage[:, :, requests, kept] = self.storage[:, :, requests, source]
 
     def _move_each(self, nodes: list[list[int]], counts: Sequence[int]) -> None:
         """Move the accepted paths, request by request: a few rows are copied in a few calls."""

@@ -69,7 +69,7 @@ def drawn_round(seed, most=9, vocabulary=None):
     """Return a round of a seed, with trees of at most `most` nodes."""
     choose, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     batch, size = choose.choice((1, 2, 3)), choose.choice((1, 2, most, choose.randint(1, most)))
-    vocabulary = vocabulary or choose.choice((1, 7, 255, 1024, 4096, 4097, 9001))
+    vocabulary = vocabulary or choose.choice((1, 7, 255, 1024, 1025, 4097))
     trees = [_tree(choose, size) for _ in range(batch)]
     tree = trees[0] if choose.random() < 0.4 else Tree.stack(trees)
     if choose.random() < 0.2:

@@ -96,8 +96,8 @@ class FakeGPU(TorchFunctionMode):
 
         with (
             mock.patch.object(torch.cuda, "Event", Event),
-            mock.patch.object(torch.cuda, "current_stream", lambda device=None: None),
-            mock.patch.object(torch.cuda, "synchronize", lambda d=None: waits.append("all")),
+            mock.patch.object(torch.cuda, "current_stream", return_value=None),
+            mock.patch.object(torch.cuda, "synchronize", side_effect=waits.append),
             self,
         ):
             yield self

@@ -2,11 +2,12 @@
 
 The function of the file's name takes the arguments of that torch operator and writes into the
 outputs, which come last. Arguments are taken as they are: `specattn.ops` checks shapes, dtypes and
-devices, packs tree masks and allocates.
+devices, packs tree masks and allocates. `draw` and `move_path` are no primitives': the decode layer
+and the cache launch them.
 
 On Hopper `_hopper.py` serves 17 rows and more of some calls, in Gluon, which the interpreter does
 not run: executed in the PTX emulator (sm_90), and on an H100.
 
 The others are tested in Triton's interpreter, executed in a PTX emulator (sm_80 and sm_90) and
-compiled for four architectures; all but `linear_few_rows` ran on an H100.
+compiled for four architectures; all but `linear_few_rows`, `draw` and `move_path` ran on an H100.
 """

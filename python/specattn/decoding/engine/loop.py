@@ -77,7 +77,7 @@ def run_rounds(
 
     The cache holds the prompts but their last tokens, and the drafter has seen the prefill. What
     `watch` has measured so far is part of the statistics. Per round the host waits once for the
-    device, for the tokens that were accepted.
+    device, for the tokens that were accepted, and by then the commit is enqueued.
     """
     target, sequences = context.target, context.sequences
     requests = [RequestStatistics(len(prompt)) for prompt in sequences.prompts]

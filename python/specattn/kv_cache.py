@@ -8,6 +8,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 
+from specattn.backends.select import chosen
 from specattn.ops import (
     hybrid_tree_attention,
     importance_scores,
@@ -121,6 +122,7 @@ class KVCache:
         self.seqlens = torch.zeros(batch, dtype=torch.int32, device=device)
         self._lengths_of = cache(_lengths)
         self._known: tuple[torch.Tensor | None, list[int]] = None, []  # lengths, on the host too
+        self._by_numpy: tuple[torch.Tensor | None, Any] = None, None  # storage, and a view of it
 
     @property
     def batch_size(self) -> int:
@@ -308,34 +310,50 @@ class KVCache:
         already lie where they belong. `on_host` are the counts where the host knows them, which
         saves a cache on the CPU from reading tensors.
         """
-        if not in_place and self.storage.device.type == "cpu":
-            self._move_each(nodes.tolist(), on_host or counts.tolist())
-        elif not in_place and nodes.shape[1]:
-            requests, kept = self.slots(nodes.shape[1], offset=1)
-            source = torch.where(nodes < 0, kept, self.seqlens[:, None] + nodes)
-            self.storage[:, :, requests, kept] = self.storage[:, :, requests, source]
         if self.storage.device.type != "cpu":
-            self.seqlens = self.seqlens + (counts + 1).to(torch.int32)
+            if not in_place and nodes.shape[1]:
+                self._move_all(nodes, counts)
+            sums = torch.empty_like(self.seqlens)
+            self.seqlens = torch.add(self.seqlens, counts, out=sums).add_(1)
             return
         known, before = self._known
         if known is not self.seqlens:
             before = self.seqlens.tolist()
         added = counts.tolist() if on_host is None else on_host
+        if not in_place:
+            self._move_each(nodes.tolist(), added, before)
         after = [length + count + 1 for length, count in zip(before, added, strict=True)]
         self.seqlens, places = self._lengths_of(len(after)).take()
         for request, length in enumerate(after):
             places[request] = length
         self._known = self.seqlens, after
 
-    def _move_each(self, nodes: list[list[int]], counts: Sequence[int]) -> None:
-        """Move the accepted paths, request by request: a few rows are copied in a few calls."""
-        for request, (path, count) in enumerate(zip(nodes, counts, strict=True)):
-            path = path[:count]
-            if path == list(range(1, count + 1)):
-                continue  # they lie there already
-            root, rows = int(self.seqlens[request]), self.storage[:, :, request]
-            source = torch.tensor(path, device="cpu") + root
-            rows[:, :, root + 1 : root + 1 + count] = rows.index_select(2, source)
+    def _move_all(self, nodes: torch.Tensor, counts: torch.Tensor) -> None:
+        """Move the accepted paths in one launch, or with torch's operators; nothing waits."""
+        _, backend = chosen("write_kv", self.storage.device, self.dtype)
+        if backend.name == "triton":
+            from specattn.triton_kernels.move_path import move_path  # needs triton
+
+            move_path(self.storage, nodes, counts, self.seqlens)
+            return
+        requests, kept = self.slots(nodes.shape[1], offset=1)
+        source = torch.where(nodes < 0, kept, self.seqlens[:, None] + nodes)
+        self.storage[:, :, requests, kept] = self.storage[:, :, requests, source]
+
+    def _move_each(
+        self, nodes: list[list[int]], counts: Sequence[int], lengths: Sequence[int]
+    ) -> None:
+        """Move the accepted paths row by row, which is quicker than a few calls of torch."""
+        of, rows = self._by_numpy
+        if of is not self.storage:  # each token's row is one value
+            flat = self.storage.flatten(-2).view(torch.uint8)
+            rows = flat.numpy().view(f"V{flat.shape[-1]}")[..., 0]
+            self._by_numpy = self.storage, rows
+        for request, (path, count, root) in enumerate(zip(nodes, counts, lengths, strict=True)):
+            own = rows[:, :, request]
+            for place, node in enumerate(path[:count], start=1):
+                if node != place:  # further back: nodes ascend along a path
+                    own[:, :, root + place] = own[:, :, root + node]
 
     def retire(self, finished: Sequence[bool]) -> list[int]:
         """Drop the finished requests, of B flags; the last survivors move into the holes.

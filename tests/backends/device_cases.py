@@ -7,7 +7,7 @@ import torch
 from specattn.triton_kernels import _configs
 from tools.ptx.cuda_launch import split_by
 from tools.ptx.cuda_stub import timed_cuda
-from tools.ptx.tests import checks, linear, selections
+from tools.ptx.tests import checks, linear, rounds, selections
 
 import specattn
 
@@ -93,6 +93,18 @@ def check_layers(device):
         linear.check_layer(name, None, emulate=emulate)
     for dtype in (linear.BF16, linear.FP16, linear.FP32):
         linear.check_bits(75, dtype, None, emulate)
+
+
+def check_rounds(device):
+    """Draw, walk and move on a device as in the emulator."""
+
+    def emulate(arch, order):
+        return specattn.use_backend("triton")
+
+    options = {"emulate": emulate, "device": device}
+    rounds.check_draws(None, range(60), **options)
+    rounds.check_draws(None, range(20), 300, 9, **options)
+    rounds.check_moves(None, range(60), **options)
 
 
 def check_selections(device, seeds):

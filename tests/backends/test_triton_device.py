@@ -29,6 +29,10 @@ def test_layers_of_few_rows():
     device_cases.check_layers("cuda")
 
 
+def test_rounds():
+    device_cases.check_rounds("cuda")
+
+
 @pytest.mark.parametrize("seed", range(100))
 def test_random_calls_of_the_hopper_kernel(seed):
     device_cases.check(hopper_cases.drawn(seed), "cuda", "triton")

@@ -3,6 +3,7 @@
 import numpy as np
 
 from .faults import Unsupported, expect_qualifiers
+from .floats import SHORT
 from .operands import vector
 from .parser import SIZES
 from .registers import TYPES, whole
@@ -272,11 +273,12 @@ def _setp(instruction, machine):
     parts, registers = instruction.parts, machine.registers
     expect_qualifiers(instruction, ("ftz", *COMPARISONS, *UNORDERED, *BOOLEAN, "nan", "num"))
     kind, (target, a, b, *rest) = parts[-1], instruction.operands
-    if kind in ("f16", "bf16", "f16x2", "bf16x2"):
+    if kind in ("f16x2", "bf16x2"):
         raise Unsupported(str(instruction))
+    meaning = SHORT[kind][0] if kind in SHORT else None
     combine = next((BOOLEAN[p] for p in parts[2:-1] if p in BOOLEAN), None)
-    apply = _compare(parts[1], kind[0] == "f")
-    readers = [registers.reader(a, kind), registers.reader(b, kind)]
+    apply = _compare(parts[1], kind[0] == "f" or kind in SHORT)
+    readers = [registers.reader(x, "u16" if meaning else kind) for x in (a, b)]
     negated = bool(rest) and rest[0].startswith("!")
     other = registers.reader(rest[0].lstrip("!"), "pred") if rest else None
     names = [name.strip() for name in target.split("|")]
@@ -284,6 +286,7 @@ def _setp(instruction, machine):
 
     def run(mask, active):
         (x, shadow_x), (y, shadow_y) = (read() for read in readers)
+        x, y = (meaning(x), meaning(y)) if meaning else (x, y)
         value, undefined = apply(x, y), whole(shadow_x, shadow_y)
         results = [value, ~value]
         if other:

@@ -23,12 +23,14 @@ from specattn.triton_kernels import _configs
 from specattn.triton_kernels.add_gumbel_noise import add_gumbel_noise
 from specattn.triton_kernels.causal_conv_commit import causal_conv_commit
 from specattn.triton_kernels.causal_conv_tree import causal_conv_tree
+from specattn.triton_kernels.draw import draw_and_walk
 from specattn.triton_kernels.gated_delta_commit import gated_delta_commit
 from specattn.triton_kernels.gated_delta_tree import gated_delta_tree
 from specattn.triton_kernels.hybrid_tree_attention import hybrid_tree_attention
 from specattn.triton_kernels.importance_scores import importance_scores
 from specattn.triton_kernels.linear_few_rows import linear_few_rows
 from specattn.triton_kernels.merge_state import merge_state
+from specattn.triton_kernels.move_path import move_path
 from specattn.triton_kernels.select_topk import select_topk
 from specattn.triton_kernels.sparse_gather_attention import sparse_gather_attention
 from specattn.triton_kernels.tree_attention import tree_attention
@@ -266,6 +268,17 @@ def gumbel():
     add_gumbel_noise(meta(16, 151936, dtype=torch.bfloat16), 2**40, places, places, out)
 
 
+def round_of(nodes, seed, dtype):
+    """Draw behind the nodes of trees and walk; move a path in 32 layers."""
+    ints, depth = partial(meta, dtype=torch.int64), 8
+    logits, tokens = meta(B, nodes, 151936, dtype=dtype), ints(B, nodes)
+    levels, warmth = meta(B, nodes, dtype=torch.int32), meta(B, dtype=torch.float32)
+    path, report = ints(B, depth), ints(B, 4 + depth)
+    draw_and_walk(logits, tokens, tokens, levels, warmth, ints(2, B), seed, path, report)
+    cache = meta(32, 2, B, 1024, HK, 128, dtype=dtype)
+    move_path(cache, path, report[:, 2], meta(B, dtype=torch.int32))
+
+
 def write(D, dtype, cache_dtype, heads_first=False, dynamic=False, keys_alone=False):
     """Write a paged cache, [pages, page_size, Hk, D] or [pages, Hk, page_size, D]."""
     new, slots = meta(1, 16, HK, D, dtype=dtype), meta(1, 16, dtype=torch.int64)
@@ -450,6 +463,8 @@ def calls(which):
     yield "write e4m3, D 128, bf16", partial(write, 128, BF16, E4M3, dynamic=True)
     yield "select", select
     yield "gumbel", gumbel
+    yield "round of a tree, bf16", partial(round_of, 60, 2**40, BF16)
+    yield "greedy round of a large tree, fp32", partial(round_of, 500, None, FP32)
     yield "write, D 128, bf16", partial(write, 128, BF16, BF16)
     yield "write latents, bf16", partial(write, 576, BF16, BF16, keys_alone=True)
     sizes = [(16, 128, 128), (64, 256, 256)]

@@ -102,6 +102,9 @@ COMPARISONS = [
     (SETP % "ne.f32", (H32, F32), np.zeros(N, "u4")),
     (SETP % "gtu.f32", (H32, G32), (~(H32 <= G32)).astype("u4")),
     (SETP % "num.f32", (H32, G32), (~np.isnan(H32)).astype("u4")),
+    (SETP % "nan.bf16", (to_bf16(H32), BF), np.isnan(H32).astype("u4")),
+    (SETP % "lt.bf16", (BF, to_bf16(G32)), (from_bf16(BF) < from_bf16(to_bf16(G32))).astype("u4")),
+    (SETP % "geu.f16", (HF, H32.astype("f2")), (~(H32.astype("f2") > HF)).astype("u4")),
 ]
 ALL = INTEGERS + BITS + FLOATS + CONVERSIONS + COMPARISONS
 

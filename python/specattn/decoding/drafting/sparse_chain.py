@@ -204,7 +204,8 @@ class GuidedDrafter(SelectionDrafter):
             tree, prefix = Tree.chain(0, device=root.device), self.target.cache.seqlens
             found = self.target.verify(tree, root[:, None], capture=self.captured(1))
             nothing = Accepted(root.new_empty(len(root), 0), torch.zeros_like(root), root)
-            self.select(Verified(Draft(tree, root[:, None]), nothing, prefix, found))
+            counts = [0] * len(root)
+            self.select(Verified(Draft(tree, root[:, None]), nothing, prefix, found, counts))
         super().attempt(root, effort)
 
     def draft(self, root: torch.Tensor, effort: Effort) -> Draft:

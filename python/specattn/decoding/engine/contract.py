@@ -75,6 +75,8 @@ class Verified(NamedTuple):
     result : Verification
         Logits and features of the target, and what was captured beside them. They hold until the
         target's next pass.
+    counts : sequence of int
+        How many nodes each request accepted, on the host.
     own : bool
         Whether the drafter has proposed this draft, for all requests. False where drafters take
         turns and it was another's, if only for one request of the batch.
@@ -84,15 +86,8 @@ class Verified(NamedTuple):
     accepted: Accepted
     prefix: torch.Tensor
     result: Verification
+    counts: Sequence[int]
     own: bool = True
-
-    @property
-    def counts(self) -> list[int]:
-        """How many nodes each request accepted, on the host."""
-        if self.draft.tree.size == 1:
-            return [0] * len(self.draft.tokens)
-        counts: list[int] = self.accepted.counts.tolist()
-        return counts
 
 
 class Drafter:

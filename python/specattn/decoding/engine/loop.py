@@ -77,7 +77,7 @@ def run_rounds(
 
     The cache holds the prompts but their last tokens, and the drafter has seen the prefill. What
     `watch` has measured so far is part of the statistics. Per round the host waits once for the
-    device, for the tokens that were accepted.
+    device, for the tokens that were accepted, and by then the commit is enqueued.
     """
     target, sequences = context.target, context.sequences
     requests = [RequestStatistics(len(prompt)) for prompt in sequences.prompts]
@@ -95,12 +95,12 @@ def run_rounds(
         )
         watch.lap("target_seconds")
 
-        accepted, outcomes = context.sampler.accept(
+        accepted, report = context.sampler.accept(
             draft.tree, draft.tokens, result.logits, draft.probs, context.generator
         )
-        counts = [len(outcome.tokens) - 1 for outcome in outcomes]
-        in_place = draft.tree.is_chain
-        target.cache.commit(accepted.nodes, accepted.counts, in_place=in_place, on_host=counts)
+        path, in_place = accepted[:2], draft.tree.is_chain
+        target.cache.commit(*path, in_place=in_place, on_host=report.counts)
+        outcomes = report.read()  # a GPU is at work on the commit meanwhile
         finished, taking_turns = [], draft.drafters is not None
         names = draft.drafters or repeat(None, len(outcomes))
         for row, name, outcome in zip(sequences.active, names, outcomes, strict=True):
@@ -120,7 +120,8 @@ def run_rounds(
                 on_round(row, emitted)
         watch.lap("accept_seconds")
 
-        drafter.observe(Verified(draft, accepted, prefix, result))
+        counts = [len(outcome.tokens) - 1 for outcome in outcomes]
+        drafter.observe(Verified(draft, accepted, prefix, result, counts))
         root = accepted.next_token
         if any(finished):
             rows = target.cache.retire(finished)

@@ -60,6 +60,13 @@ def knows_rows(processor: Any) -> bool:
     return type(processor) not in (*CONTEXT_FREE, *LENGTH_ONLY, *_BY_TEXT)
 
 
+def temperature_of(processors: Sequence[Any]) -> float | None:
+    """Return what logits are divided by where nothing else is done to them, else None."""
+    if [type(own) for own in processors] not in ([], [hf.TemperatureLogitsWarper]):
+        return None
+    return processors[0].temperature if processors else 1.0
+
+
 class NodeProcessors:
     """The processors of one row of a run on the CPU; none knows rows, unless there is one row.
 
@@ -69,9 +76,7 @@ class NodeProcessors:
     def __init__(self, processors: Sequence[Any], sequences: Sequences, row: int):
         self.sequences, self.row = sequences, row
         self._sees_texts = not all(type(own) in CONTEXT_FREE for own in processors)
-        self.temperature: float | None = None
-        if [type(own) for own in processors] in ([], [hf.TemperatureLogitsWarper]):
-            self.temperature = processors[0].temperature if processors else 1.0
+        self.temperature = temperature_of(processors)
         self._steps = [self._step(own) for own in processors]
 
     def __call__(self, path: list[int], logits: torch.Tensor) -> torch.Tensor:

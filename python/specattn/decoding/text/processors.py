@@ -11,11 +11,13 @@ import torch
 from transformers import LogitsProcessorList
 from transformers import generation as hf
 
+from specattn.decoding.text.draws import uploaded
 from specattn.decoding.text.node_processors import (
     CONTEXT_FREE,
     LENGTH_ONLY,
     NodeProcessors,
     knows_rows,
+    temperature_of,
 )
 from specattn.decoding.text.sequences import Sequences
 from specattn.tree import Tree
@@ -41,7 +43,9 @@ class ContextualProcessors:
 
     They are functions of their arguments alone, of a text, its row's number and scores: one that
     remembers earlier calls raises ValueError. On the CPU, unless one knows rows, `by_node` has each
-    row's processors for one node at a time.
+    row's processors for one node at a time. `temperatures` has what logits of a row are divided by
+    where nothing else is done to them, else None; `sees_texts` says whether any looks at more than
+    logits.
     """
 
     def __init__(
@@ -62,7 +66,8 @@ class ContextualProcessors:
                 )
         self.sequences = sequences
         self.by_node: list[NodeProcessors] | None = None
-        self._sees_texts = not all(type(one) in CONTEXT_FREE for one in every)
+        self.sees_texts = not all(type(one) in CONTEXT_FREE for one in every)
+        self.temperatures = [temperature_of(own) for own in self.processors]
         texts_alone = len(self.processors) == 1 or not any(map(knows_rows, every))
         if sequences.padded_rows.device.type == "cpu" and texts_alone:
             self.by_node = [
@@ -84,7 +89,7 @@ class ContextualProcessors:
         the last committed token; a tree that branches, or one of each request, is judged whole and
         node by node. Where a processor looks at texts, nodes that cannot occur stay unprocessed.
         """
-        if self._sees_texts and not tree.is_chain:
+        if self.sees_texts and not tree.is_chain:
             return self._of_tree(logits, tree, tokens)
         firsts = first.tolist() if isinstance(first, torch.Tensor) else [first] * len(logits)
         return self._of_chain(logits.float(), tokens, firsts)
@@ -120,7 +125,7 @@ class ContextualProcessors:
                 own = own.unflatten(0, (len(requests), -1))
                 if len(requests) == len(scores):
                     return own
-                scores = scores.index_copy(0, torch.tensor(requests, device=scores.device), own)
+                scores = scores.index_copy(0, uploaded(requests, scores.device), own)
                 continue
             scores = scores.clone() if scores is given else scores
             drafted = self._write_behind(tokens) if drafted is None else drafted

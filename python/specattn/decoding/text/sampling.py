@@ -12,26 +12,27 @@ import importlib
 import math
 from collections.abc import Sequence
 from functools import cache, lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.nn.functional import pad
 from transformers import LogitsProcessorList
 
 from specattn.acceptance import Accepted, accept, sample, walk
+from specattn.decoding.text.draws import (
+    CopiedReport,
+    Draws,
+    Outcome,
+    Report,
+    draw_and_walk,
+    report_of,
+    uploaded,
+)
 from specattn.decoding.text.processors import ContextualProcessors
 from specattn.decoding.text.sequences import Sequences
 from specattn.ops import add_gumbel_noise
 from specattn.stock import Stock
 from specattn.tree import Tree
-
-
-class Outcome(NamedTuple):
-    """What became of a request's draft: its tokens and levels; the accepted path and one more."""
-
-    drafted: int
-    depth: int
-    tokens: list[int]
 
 
 class Sampler:
@@ -127,11 +128,12 @@ class Sampler:
         logits: torch.Tensor,
         draft_probs: torch.Tensor | None = None,
         generator: torch.Generator | None = None,
-    ) -> tuple[Accepted, list[Outcome]]:
+    ) -> tuple[Accepted, Report]:
         """Decide which drafted tokens survive, and draw the one after them: -1 if none can follow.
 
         `tokens` are int64 [B, T], `logits` [B, T, V] of the target; `draft_probs` and `generator`
-        as for `specattn.acceptance.accept`.
+        as for `specattn.acceptance.accept`. On a GPU the host waits where it reads the report, and
+        before only if a processor looks at texts.
         """
         if draft_probs is not None:
             options: Any = {"draft_probs": draft_probs, "generator": generator}
@@ -140,17 +142,27 @@ class Sampler:
             accepted, emitted = found
             shapes = tree.drafted_and_depth * (1 if tree.batch_size else len(emitted))
             own = zip(shapes, emitted, strict=True)
-            return accepted, [Outcome(*shape, path) for shape, path in own]
+            return accepted, Report([Outcome(*shape, path) for shape, path in own])
+        elif self.scores.by_node is None and not self.scores.sees_texts:
+            accepted, rows = self._walk_at_once(tree, tokens, logits)
+            return accepted, CopiedReport(rows)
         else:
             accepted = walk(tree, tokens, partial(self._token_at, logits))
-        counts, next_token = accepted.counts, accepted.next_token[:, None]
-        path = torch.cat([tokens.gather(1, accepted.nodes.clamp_min(0)), next_token], 1)
-        path.scatter_(1, counts[:, None], next_token)
-        drafted, depth = (
-            x.expand_as(counts) for x in (tree.valid.sum(-1) - 1, tree.depths.amax(-1))
-        )
-        report = torch.cat([torch.stack([drafted, depth, counts], 1), path], 1).tolist()
-        return accepted, [Outcome(n, deep, own[: count + 1]) for n, deep, count, *own in report]
+        return accepted, CopiedReport(report_of(tree, tokens, accepted))
+
+    def _walk_at_once(
+        self, tree: Tree, tokens: torch.Tensor, logits: torch.Tensor
+    ) -> tuple[Accepted, torch.Tensor]:
+        """Walk along draws behind all nodes, which no processor judges by their texts."""
+        active, where = self.sequences.active, logits.device
+        own, temperatures = [self.scores.temperatures[row] for row in active], None
+        if None in own:
+            logits = self.scores(logits, tree, tokens)
+        elif any(temperature != 1 for temperature in own):
+            temperatures = uploaded(own, where, dtype=torch.float32)
+        places = uploaded([active, self.sequences.active_lengths], where)
+        seed = None if self.greedy else self.seed
+        return draw_and_walk(tree, tokens, logits, Draws(places, seed, temperatures))
 
     def _token_at(
         self, logits: torch.Tensor, node: torch.Tensor, emitted: torch.Tensor
@@ -201,7 +213,7 @@ class Sampler:
             for length, first in zip(self.sequences.active_lengths, firsts, strict=True)
             for step in range(count)
         ]
-        places = torch.tensor([rows, positions], device=scores.device)
+        places = uploaded([rows, positions], scores.device)
         noisy = add_gumbel_noise(scores.float().flatten(0, 1), self.seed, *places)
         return noisy.unflatten(0, scores.shape[:2])
 

@@ -97,7 +97,10 @@ class Sequences:
         num_pregenerated: int = 0,
     ):
         self.padding, self.ends = list(padding), [len(row) for row in rows]
-        self.host_rows = torch.zeros(len(rows), room, dtype=torch.int64, device="cpu")
+        copied = device.type != "cpu"  # from pinned memory, so that no copy waits
+        self.host_rows = torch.zeros(
+            len(rows), room, dtype=torch.int64, device="cpu", pin_memory=copied
+        )
         for own, row in zip(self.host_rows, rows, strict=True):
             own[: len(row)] = row
         self._tokens = self.host_rows.numpy()  # the same memory; quicker to write to
@@ -190,7 +193,8 @@ class Sequences:
                 break
         end = self.ends[row]
         if self.padded_rows is not self.host_rows:
-            self.padded_rows[row, begin:end] = self.host_rows[row, begin:end]
+            new = self.host_rows[row, begin:end]
+            self.padded_rows[row, begin:end].copy_(new, non_blocking=True)
         return tokens[: end - begin], finished
 
     def padded(self, pad_token_id: int) -> torch.Tensor:

@@ -1,0 +1,105 @@
+"""How often a round on a GPU makes the host wait: once, for what was emitted."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import (
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    RepetitionPenaltyLogitsProcessor,
+    StoppingCriteriaList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+)
+
+import specattn
+from specattn.decoding import Sampler
+from specattn.decoding.engine.contract import Draft, Drafter
+from specattn.decoding.engine.loop import run_rounds
+from specattn.decoding.text.sequences import Sequences
+from specattn.decoding.text.statistics import Stopwatch
+from specattn.kv_cache import KVCache
+from specattn.tree import Tree
+from tests.decoding.fake_gpu import FakeGPU
+
+V, CUDA = 50, torch.device("cuda", 0)
+
+
+class Counting:
+    """A model that says every token's successor."""
+
+    device = CUDA
+
+    def __init__(self, batch):
+        self.cache = KVCache(2, batch, 64, 2, 8, device=CUDA)
+        self.cache.storage.zero_()
+        self.cache.seqlens = self.cache.seqlens + 4
+
+    def verify(self, tree, tokens, **options):
+        logits = 12.0 * torch.nn.functional.one_hot((tokens + 1) % V, V)
+        return SimpleNamespace(logits=logits)
+
+    def check_read(self, length, who):
+        pass
+
+
+class Guesses(Drafter):
+    """Drafts the same tree in every round; notes what had been waited for before."""
+
+    def __init__(self, parents, gpu, sequences):
+        self.tree, self.gpu, self.sequences = Tree(parents).to(CUDA), gpu, sequences
+        self.offsets = torch.tensor([0, 1, 2, 2][: len(parents)]).to(CUDA)
+        self.noted, self.counts = [], []
+
+    def propose(self, root):
+        self.noted.append((list(self.sequences.active), self.gpu.waits.copy()))
+        return Draft(self.tree, (root[:, None] + self.offsets) % V)
+
+    def observe(self, verified):
+        self.counts.append(list(verified.counts))
+
+
+def waits_of_rounds(parents, processors, do_sample):
+    """Return what each round has waited for that no request ended, and what was accepted."""
+    gpu = FakeGPU()
+    with gpu.serving(), specattn.use_backend("reference"):
+        rows = [torch.arange(5), torch.arange(5) + 7]
+        criteria = StoppingCriteriaList([MaxLengthCriteria(20)])
+        sequences = Sequences(rows, [0, 0], 40, criteria, CUDA)
+        target = Counting(len(rows))
+        sampler = Sampler(LogitsProcessorList(processors), do_sample, sequences, 3)
+        drafter = Guesses(parents, gpu, sequences)
+        names = {"target": target, "sequences": sequences, "sampler": sampler, "generator": None}
+        run_rounds(SimpleNamespace(**names), drafter, Stopwatch(CUDA))
+    waits = [
+        after[len(before) :]
+        for (active, before), (still, after) in zip(drafter.noted, drafter.noted[1:], strict=False)
+        if active == still
+    ]
+    assert len(waits) > 2
+    return waits, drafter.counts
+
+
+TREES = {"root": [-1], "chain": [-1, 0, 1], "tree": [-1, 0, 0, 1]}
+PROCESSORS = {
+    "none": [],
+    "temperature": [TemperatureLogitsWarper(0.8)],
+    "filter": [TemperatureLogitsWarper(0.8), TopKLogitsWarper(5)],
+}
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.parametrize("processors", PROCESSORS.values(), ids=PROCESSORS)
+@pytest.mark.parametrize("parents", TREES.values(), ids=TREES)
+def test_a_round_waits_once(parents, processors, do_sample):
+    waits, counts = waits_of_rounds(parents, processors, do_sample)
+    assert waits == [["event"]] * len(waits)
+    assert max(map(max, counts)) == min(2, len(parents) - 1)
+
+
+def test_processors_of_texts_wait_more_often():
+    """They are asked level by level, on the host."""
+    processors = [RepetitionPenaltyLogitsProcessor(1.1)]
+    waits, _ = waits_of_rounds(TREES["tree"], processors, do_sample=True)
+    assert min(map(len, waits)) > 1

@@ -1,0 +1,118 @@
+"""A GPU whose memory is the host's, and which notes where the host would wait for it."""
+
+from contextlib import contextmanager
+from unittest import mock
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+_READS = {
+    "tolist", "item", "cpu", "numpy", "nonzero", "equal", "unique", "masked_select",
+    "__bool__", "__int__", "__float__", "__index__", "__contains__",
+}  # fmt: skip
+_CUDA = torch.device("cuda", 0)
+
+
+class _OnGPU(torch.Tensor):
+    """A tensor that says that its memory is the GPU's."""
+
+    device = _CUDA
+    is_cuda = True
+
+
+class FakeGPU(TorchFunctionMode):
+    """Serves ``device="cuda"`` inside its context; `waits` are the calls that wait for it.
+
+    These are reads of what it has, and copies that are not enqueued between pinned memory and its
+    own. Indexing with a list or with bools is either.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.waits, self._pinned = [], set()
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        """Run a function of torch's where its tensors are."""
+        kwargs = dict(kwargs or {})
+        name = getattr(function, "__name__", "")
+        wanted = [x for x in (*args, kwargs.get("device")) if isinstance(x, (torch.device, str))]
+        to_gpu = any(torch.device(x).type == "cuda" for x in wanted if x in ("cuda", _CUDA))
+        if to_gpu:
+            kwargs.pop("device", None)
+            args = tuple("cpu" if x in ("cuda", _CUDA) and x in wanted else x for x in args)
+        pinned = kwargs.pop("pin_memory", False)
+        on_gpu = any(isinstance(x, _OnGPU) for x in tree_leaves((args, kwargs)))
+        self._note(name, args, kwargs, to_gpu, on_gpu)
+        if isinstance(function, torch._ops.OpOverload):  # ours, in Python too: they ask the device
+            args = tree_map_only(_OnGPU, lambda x: x.as_subclass(torch.Tensor), args)
+        with torch._C.DisableTorchFunctionSubclass():
+            result = function(*args, **kwargs)
+        if pinned:
+            self._pinned.add(result.untyped_storage().data_ptr())
+        leaves = name == "cpu" or name == "to" and wanted and not to_gpu
+        stays = isinstance(args[0], _OnGPU) if name == "copy_" else on_gpu
+        if (to_gpu or stays) and not leaves:
+            return _wrapped(result)
+        return result
+
+    def _note(self, name, args, kwargs, to_gpu, on_gpu):
+        uploads = name == "to" and to_gpu and not on_gpu
+        if name == "copy_":
+            uploads = isinstance(args[0], _OnGPU) != isinstance(args[1], _OnGPU)
+        if uploads:
+            enqueued = kwargs.get("non_blocking") and any(map(self._is_pinned, args[:2]))
+            if not enqueued:
+                self.waits.append(name)
+        elif on_gpu and name in _READS:
+            self.waits.append(name)
+        elif on_gpu and name in ("__getitem__", "__setitem__"):
+            index = args[1] if isinstance(args[1], tuple) else (args[1],)
+            if any(map(_waits_as_index, index)):
+                self.waits.append(name)
+        elif to_gpu and name == "tensor":
+            self.waits.append(name)
+
+    def _is_pinned(self, x):
+        if not isinstance(x, torch.Tensor) or isinstance(x, _OnGPU):
+            return False
+        return x.untyped_storage().data_ptr() in self._pinned
+
+    @contextmanager
+    def serving(self):
+        """Serve; events and streams are this GPU's, too."""
+        waits = self.waits
+
+        class Event:
+            def __init__(self, **options): ...
+
+            def record(self, stream=None): ...
+
+            def synchronize(self):
+                waits.append("event")
+
+            def elapsed_time(self, other):
+                return 1.0
+
+        with (
+            mock.patch.object(torch.cuda, "Event", Event),
+            mock.patch.object(torch.cuda, "current_stream", return_value=None),
+            mock.patch.object(torch.cuda, "synchronize", side_effect=waits.append),
+            self,
+        ):
+            yield self
+
+
+def _waits_as_index(x):
+    if isinstance(x, torch.Tensor):
+        return x.dtype == torch.bool or not isinstance(x, _OnGPU)
+    return isinstance(x, list)
+
+
+def _wrapped(result):
+    if isinstance(result, torch.Tensor):
+        return result.as_subclass(_OnGPU)
+    if isinstance(result, (tuple, list)):
+        parts = [_wrapped(x) for x in result]
+        return type(result)(parts) if type(result) in (tuple, list) else tuple(parts)
+    return result

@@ -282,16 +282,15 @@ def linear_codes(x, weight, bias, up, activation, residual, scale, zero, up_scal
         zero, up_zero = (
             None if t is None else t.t().view(torch.int32).t() for t in (zero, up_zero)
         )
-    blocks = _configs.code_blocks(x.device, x.dtype, M, N)
-    two = M > blocks.block_m == 32
-    tiles = 1 if two else triton.cdiv(M, blocks.block_m)
+    blocks, tiles = _configs.code_blocks(x.device, x.dtype, M, N, K)
+    programs = triton.cdiv(N, blocks.block_n), triton.cdiv(M, tiles * blocks.block_m)
     launch(
-        linear_codes_kernel, (triton.cdiv(N, blocks.block_n), tiles),
+        linear_codes_kernel, programs,
         x, weight, bias, up, residual, scale, zero, up_scale, up_zero, out, M, N, K, groups,
         *map(_row_stride, (x, weight, up, residual, out)),
         *(stride for t in (scale, zero, up_scale, up_zero) for stride in _strides(t)),
         BITS=bits, GROUP=None if groups == 1 else K // groups, ACTIVATION=activation,
-        WORDS=words, WHOLE=N % blocks.block_n == 0, DEEP=K % blocks.block_k == 0, TWO=two,
+        WORDS=words, WHOLE=N % blocks.block_n == 0, DEEP=K % blocks.block_k == 0, TWO=tiles == 2,
         PTX=_configs.runs_ptx(x.device), PRECISION=blocks.precision,
         BLOCK_M=blocks.block_m, BLOCK_N=blocks.block_n, STAGES=blocks.num_stages,
         num_warps=blocks.num_warps, num_stages=blocks.num_stages, **blocks.options,

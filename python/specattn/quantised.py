@@ -45,11 +45,12 @@ class QuantisedWeight:
         On a CPU those of a row lie side by side, elsewhere those of a group.
         """
         by_rows = self.scale.device.type == "cpu"
-        scale, zero = (
-            t if t is None else t.contiguous() if by_rows else t.t().contiguous().t()
-            for t in (self.scale, self.zero)
-        )
-        return QuantisedWeight(self.codes, scale, zero, self.depth)
+
+        def lay(x: torch.Tensor) -> torch.Tensor:
+            return x.contiguous() if by_rows else x.t().contiguous().t()
+
+        zero = None if self.zero is None else lay(self.zero)
+        return QuantisedWeight(self.codes, lay(self.scale), zero, self.depth)
 
     def split(self, sizes: Sequence[int]) -> list[QuantisedWeight]:
         """Return the same weights in parts of so many rows."""

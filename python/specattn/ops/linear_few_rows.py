@@ -66,7 +66,7 @@ def linear_few_rows(
     scale : Tensor [N, groups], optional
         Of each group of K / groups codes: one for all, or of 32, 64 or a multiple of 128. float32,
         bfloat16 or float16. On a GPU best with those of neighbouring outputs side by side, as
-        `QuantisedWeight.laid` has them.
+        `specattn.quantised.QuantisedWeight.laid` has them.
     zero : Tensor [N, groups], optional
         The codes that mean zero; dtype as `weight`. None is 0, and 8 for codes of 4 bits.
     up_scale, up_zero : Tensor [N, groups], optional

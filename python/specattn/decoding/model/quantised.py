@@ -51,7 +51,7 @@ class QuantisedLinear(nn.Module):
     def weight(self) -> QuantisedWeight:
         """Its weights."""
         codes: Any = self.codes
-        return QuantisedWeight(codes, self.scale, self.zero, self.in_features)  # type: ignore[arg-type]
+        return QuantisedWeight(codes, self.scale, self.zero, self.in_features)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the product of x [.., K] and the weights, [.., N]."""

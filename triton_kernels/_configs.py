@@ -486,3 +486,41 @@ def linear_blocks(device, dtype, rows, outputs, depth, gated) -> LinearBlocks:
     if arch == "gfx942":
         options["matrix_instr_nonkdim"] = 16  # that of 32 rows would be another chain
     return LinearBlocks(block_m, block_n, block_k, num_warps, num_stages, precision, options)
+
+
+def code_blocks(device, dtype, rows, outputs, depth) -> tuple[LinearBlocks, int]:
+    """Return how one program multiplies ``rows`` with codes, 128 deep in a step, in 1 or 2 tiles.
+
+    Each program reads the rows, which in 16 bits weigh as much as its codes, and a tile's warps
+    stand side by side, so that each code becomes a number once: above 32 rows it has 64 outputs,
+    whatever the SMs, above 16 too where all SMs have one. Six stages of 32 outputs by 4 bits are 12
+    KiB of codes in flight. 4 warps would spill 64 rows.
+    """
+    arch = _forced.get("arch") or _architecture(device)
+    block_m, block_n, num_warps, num_stages, tiles = 16, 32, 4, 6, 1
+    if dtype.itemsize == 4 or depth % 16:
+        # More would spill, or what is loaded element by element: each 16 rows have programs.
+        block_n, num_stages = 16 if depth % 16 else 32, 2
+    elif rows > 32:
+        block_m, block_n, num_warps, num_stages, tiles = 32, 64, 8, 4, 2
+        if arch == "sm_80":
+            num_stages = 3  # four of 8 bits would take 100.5 KiB of shared memory
+    elif rows > 16 and outputs >= 64 * 128:
+        block_m, block_n, num_stages = 32, 64, 4
+    elif rows > 16:
+        num_stages, tiles = 4, 2
+    if block_n == 32 and outputs < 32 * 128:
+        block_n, num_warps = 16, 2
+    precision = "ieee"
+    if dtype.itemsize == 4 and arch != "gfx942" and not INTERPRETED.value:
+        precision = "tf32x3"
+    options = dict(compiler_options(device))
+    if arch == "gfx942":
+        num_stages, options["matrix_instr_nonkdim"] = 2, 16  # as in `linear_blocks`
+    blocks = LinearBlocks(block_m, block_n, 128, num_warps, num_stages, precision, options)
+    return blocks, tiles
+
+
+def runs_ptx(device) -> bool:
+    """Return whether kernels may say in PTX what they compute."""
+    return (_forced.get("arch") or _architecture(device)) != "gfx942" and not INTERPRETED.value

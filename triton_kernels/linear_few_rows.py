@@ -11,6 +11,7 @@ rounding them, so 32 products (16 if K is no multiple) are summed by themselves.
 # Branches on compile-time flags must stay statements of their own: the other side is not compiled.
 # ruff: noqa: SIM108
 
+import torch
 import triton
 import triton.language as tl
 
@@ -155,11 +156,16 @@ def linear_few_rows_kernel(
         )  # fmt: skip
 
 
-def not_served(x, weight, bias, up, activation, residual, scale, *others):
+def not_served(x, weight, bias, up, *others):
     """Return why the kernel does not take a call, or None."""
-    if scale is not None:
-        return "weights of 8 and 4 bits"
+    if any(t is not None and not _in_words(t) for t in (weight, up)):
+        return "codes of 4 bits whose rows begin beside multiples of four bytes"
     return f"{len(x)} rows, more than {MOST_ROWS}" if len(x) > MOST_ROWS else None
+
+
+def _in_words(weight):
+    """Return whether rows of packed codes can be read by 32 bits."""
+    return weight.dtype != torch.uint8 or (weight.data_ptr() | weight.stride(0)) % 4 == 0
 
 
 def _row_stride(x):
@@ -173,6 +179,14 @@ def linear_few_rows(
     x, weight, bias, up, activation, residual, scale, zero, up_scale, up_zero, out
 ):
     """Write ``act(x weight^T + bias) * (x up^T) + residual`` for x [M, K], weights [N, K]."""
+    if len(x) == 0:
+        return
+    if scale is not None:
+        from ._linear_codes import linear_codes  # which is made of parts of this file
+
+        codes = scale, zero, up_scale, up_zero
+        linear_codes(x, weight, bias, up, activation, residual, *codes, out)
+        return
     _multiply(x, [weight], [bias], up, activation, residual, out)
 
 

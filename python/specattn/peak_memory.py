@@ -18,8 +18,11 @@ def reset_peak(device: torch.device, process: int | str = "self") -> None:
         clear.write_text("5")  # Linux: the largest resident size starts anew
 
 
-def available_bytes() -> int | None:
-    """Return the memory that new programs could have, as Linux says; elsewhere None."""
+def available_bytes(device: torch.device) -> int | None:
+    """Return the memory that could still be had: of a GPU, or as Linux says; elsewhere None."""
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused
     file = PROC / "meminfo"
     lines = file.read_text().splitlines() if file.exists() else ()
     return next((int(x.split()[1]) << 10 for x in lines if x.startswith("MemAvailable")), None)

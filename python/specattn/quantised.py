@@ -11,7 +11,7 @@ import torch
 
 from specattn.reference._codes import dequantised, pack_nibbles, unpack_nibbles
 
-_ROWS = 64  # rounded at once
+_ROWS, _ROWS_OF_GPU = 64, 2048  # rounded at once
 _IN_KERNELS = (torch.float32, torch.bfloat16, torch.float16)
 
 __all__ = ["QuantisedWeight", "pack_nibbles", "quantise", "unpack_nibbles"]
@@ -38,6 +38,19 @@ class QuantisedWeight:
     def bits(self) -> int:
         """Of a code."""
         return 4 if self.codes.dtype == torch.uint8 else 8
+
+    def laid(self) -> QuantisedWeight:
+        """Return them with scales and zero points as kernels of their device read them.
+
+        On a CPU those of a row lie side by side, elsewhere those of a group.
+        """
+        by_rows = self.scale.device.type == "cpu"
+
+        def lay(x: torch.Tensor) -> torch.Tensor:
+            return x.contiguous() if by_rows else x.t().contiguous().t()
+
+        zero = None if self.zero is None else lay(self.zero)
+        return QuantisedWeight(self.codes, lay(self.scale), zero, self.depth)
 
     def split(self, sizes: Sequence[int]) -> list[QuantisedWeight]:
         """Return the same weights in parts of so many rows."""
@@ -99,8 +112,9 @@ def quantise(weight: torch.Tensor, bits: int, group: int | None = 64) -> Quantis
         raise ValueError(f"bits: expected 8 or 4, got {bits!r}")
     if size < 1 or depth % size:
         raise ValueError(f"group: expected a divisor of K={depth}, got {group!r}")
-    # Some rows at a time stay in a cache between what is done to them.
-    parts = [_rounded(some, bits, size) for some in weight.split(_ROWS)]
+    # On a CPU some rows at a time stay in a cache between what is done to them.
+    at_once = _ROWS if weight.device.type == "cpu" else _ROWS_OF_GPU
+    parts = [_rounded(some, bits, size) for some in weight.split(at_once)]
     codes, scale = (torch.cat(found) for found in zip(*parts, strict=True))
     return QuantisedWeight(codes, scale, None, depth)
 

@@ -8,6 +8,7 @@ from specattn.reference._codes import packed_bytes
 
 from specattn import _cpu, reference
 from specattn.quantised import pack_nibbles
+from tests.codes import weights
 from tests.cpu import calls
 from tests.cpu.tensors import apart, normal
 from tests.cpu.test_linear import per_isa, threads  # noqa: F401
@@ -28,21 +29,6 @@ FORMS = [
     (2240, 35),
     (4608, 36),
 ]
-
-
-def weights(outputs, depth, groups, bits, zeros, scale_dtype, seed):
-    """Return codes, packed where they are of 4 bits, scales and zero points; rows lie apart."""
-    generator = torch.Generator().manual_seed(seed)
-    low, high = (-128, 128) if bits == 8 else (0, 16)
-    codes = torch.randint(low, high, (outputs, depth), generator=generator)
-    zero = torch.randint(low, high, (outputs, groups), generator=generator)
-    size = depth**-0.5 / (64 if bits == 8 else 4)
-    scale = (torch.rand(outputs, groups, generator=generator) - 0.4) * size
-    if bits == 8:
-        codes, zero = codes.to(torch.int8), zero.to(torch.int8)
-    else:
-        codes, zero = pack_nibbles(codes), zero.to(torch.uint8)
-    return codes, scale.to(scale_dtype), zero if zeros else None
 
 
 @per_isa

@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from specattn.decoding import METHODS, Target, generate
 from specattn.decoding.model.quantised import QUANTIZE, QuantisedLinear, quantised
-from specattn.quantised import quantise
+from specattn.quantised import QuantisedWeight, quantise
 from tests.decoding.fuzzing import UNTRAINED
 from tests.decoding.models import greedy_by_transformers, is_recorded, prompts, tiny_model
 from tests.decoding.settings import NAMES, settings_of
@@ -152,6 +152,19 @@ def test_many_rows_are_those_of_few():
     with torch.no_grad():
         whole, parts = few(x), torch.cat([few(x[:, :25]), few(x[:, 25:])], 1)
     assert torch.allclose(whole, parts, rtol=1e-5, atol=1e-5)
+
+
+def test_what_groups_have_lies_as_a_device_reads_it():
+    few = quantise(torch.randn(24, 192), bits=4)
+    layer = QuantisedLinear(few, None)
+    assert layer.weight.scale.stride() == (3, 1)
+    layer = copy.deepcopy(layer).to("meta")  # as to any device but a CPU
+    assert layer.weight.scale.shape == (24, 3)
+    assert layer.weight.scale.stride() == (1, 24)
+    by_columns = few.scale.t().contiguous().t()
+    moved = QuantisedWeight(few.codes, by_columns, None, few.depth).laid()
+    assert moved.scale.stride() == (3, 1)
+    assert torch.equal(moved.scale, few.scale)
 
 
 def test_what_is_refused(model):

@@ -80,6 +80,11 @@ BYTES = quantise(torch.randn(24, 192), bits=8, group=None)
         ({"scale": torch.ones(24, 5)}, ValueError, "^scale: expected one group, or .*, got 5 gr"),
         ({"scale": torch.ones(24, 12)}, ValueError, "^scale: expected one group, or .*, got 12"),
         ({"scale": torch.ones(23, 3)}, ValueError, r"^scale: expected shape \[N=24, groups\], got"),
+        (
+            {"scale": CODES.scale.t().contiguous().t()},
+            ValueError,
+            r"^scale: expected a contiguous last dimension, got strides \[1, 24\]",
+        ),
         ({"scale": CODES.codes}, TypeError, "^scale: expected torch.float32 or .*, got torch.uint"),
         ({"scale": None}, TypeError, "^weight: expected torch.float32 as x is torch.float32, got"),
         (

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from specattn.triton_kernels.linear_few_rows import linear_parts
 
 import specattn
+from specattn.quantised import quantise
 from tests.cpu.tensors import apart
 from tests.linear import ACTIVATIONS, DTYPES, check, layer
 
@@ -112,14 +113,15 @@ def test_three_dimensions():
 
 
 def test_the_reference_serves_the_rest():
-    x = torch.randn(3, 64, device=DEVICE)
-    codes = torch.ones(8, 64, dtype=torch.int8, device=DEVICE)
-    scale = torch.ones(8, 1, device=DEVICE)
-    with pytest.raises(RuntimeError, match="does not serve weights of 8 and 4 bits"):
+    few = quantise(torch.randn(8, 64), bits=4)
+    x, codes, scale = torch.randn(3, 64), torch.zeros(8, 66, dtype=torch.uint8), few.scale
+    codes[:, :64] = few.codes
+    x, codes, scale = (t.to(DEVICE) for t in (x, codes[:, :64], scale))
+    with pytest.raises(RuntimeError, match="rows begin beside multiples of four bytes"):
         specattn.linear_few_rows(x, codes, scale=scale)
     with specattn.use_backend(None):
         out = specattn.linear_few_rows(x, codes, scale=scale)
-    assert torch.allclose(out, x.sum(1, keepdim=True).expand(-1, 8), atol=1e-5)
+    assert torch.allclose(out.cpu(), x.cpu() @ few.dequantised(torch.float32).T, atol=1e-5)
     many, weight = torch.randn(65, 16, device=DEVICE), torch.randn(8, 16, device=DEVICE)
     with pytest.raises(RuntimeError, match="does not serve 65 rows, more than 64"):
         torch.ops.specattn.linear_few_rows(

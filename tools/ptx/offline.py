@@ -324,6 +324,19 @@ def linear(rows, outputs, depth, dtype, gated=False, activation=None, added=Fals
     linear_few_rows(x, weight, bias, up, activation, residual, *[None] * 4, out)
 
 
+def codes(rows, outputs, depth, dtype, bits, group, zeros=False, gated=False):
+    """Multiply with codes, in groups or with one scale of a row, as a GPU's layers have them."""
+    packed = (outputs, depth) if bits == 8 else (outputs, 64 * triton.cdiv(depth, 128))
+    kind = torch.int8 if bits == 8 else torch.uint8
+    groups = depth // group if group else 1
+    weight, scale = meta(*packed, dtype=kind), meta(groups, outputs, dtype=dtype).t()
+    zero = meta(groups, outputs, dtype=kind).t() if zeros else None
+    beside = (weight, scale, zero) if gated else (None, None, None)
+    x, out = meta(rows, depth, dtype=dtype), meta(rows, outputs, dtype=dtype)
+    plain = x, weight, None, beside[0], "silu" if gated else None, None if gated else out
+    linear_few_rows(*plain, scale, zero, *beside[1:], out)
+
+
 VARIANTS = {
     "hybrid": {},
     "hybrid chain": {"chain": True},
@@ -491,6 +504,16 @@ def linear_calls(which):
     for (outputs, depth, *options), rows, dtype in itertools.product(layers, rows_of, dtypes):
         label = f"linear {outputs} x {depth}, {rows} rows, {TYPES[dtype]}"
         yield label, partial(linear, rows, outputs, depth, dtype, *options)
+    forms = [(64, False, True)]
+    if which in ("chosen", "small"):
+        forms += [(32, True, False), (128, True, True), (None, False, False)]
+    for (group, *options), rows, bits, dtype in itertools.product(forms, rows_of, (4, 8), dtypes):
+        name = f"codes of {bits} bits, groups of {group}, {rows} rows, {TYPES[dtype]}"
+        yield name, partial(codes, rows, 14336, 4096, dtype, bits, group, *options)
+    if which in ("chosen", "small"):
+        for rows, bits in itertools.product(rows_of, (4, 8)):
+            name = f"codes of {bits} bits, no multiples, {rows} rows"
+            yield name, partial(codes, rows, 1000, 1001, FP16, bits, None, True, True)
 
 
 def warps_of(compiled):

@@ -98,7 +98,7 @@ class DecodingOptions(ModelOptions):
         None, "Keep keys and values in 8 bits (docs/eight-bits.md)."
     )
     quantize: Literal["int8", "int4"] | None = option(
-        None, "Round weights to 8 or 4 bits, on a CPU (docs/quantised.md)."
+        None, "Round weights to 8 or 4 bits (docs/quantised.md)."
     )
     trust_family: bool = option(False, "Do not compare a model of a tested family first.")
     explain: bool = option(False, "Say by which figures the method decided.")

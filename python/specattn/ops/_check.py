@@ -86,8 +86,8 @@ SPECS = {
     "weight": _spec("N K", LIKE_FIRST),
     "up": _spec("N K", LIKE_FIRST, optional=True),
     "bias": _spec("N", LIKE_FIRST, optional=True),
-    "scale": _spec("N groups", FLOATING, optional=True),
-    "up_scale": _spec("N groups", FLOATING, optional=True),
+    "scale": _spec("N groups", FLOATING, optional=True, strided=True),
+    "up_scale": _spec("N groups", FLOATING, optional=True, strided=True),
     "logits": _spec("n V", FLOATING),
     "requests": _spec("n", torch.int64),
     "positions": _spec("n", torch.int64),
@@ -98,7 +98,7 @@ SPECS = {
 
 def _codes(row: str, dtype: torch.dtype) -> dict[str, Spec]:
     """Return what weights are beside a `scale`."""
-    zero = _spec("N groups", dtype, optional=True)
+    zero = _spec("N groups", dtype, optional=True, strided=True)
     weight, up = (_spec(f"N {row}", dtype, optional=optional) for optional in (False, True))
     return {"weight": weight, "up": up, "zero": zero, "up_zero": zero}
 
@@ -373,7 +373,10 @@ def _check_form(
 
 
 def _check_groups(sizes: dict[str, int], forms: dict[str, Any]) -> None:
-    """Check that groups of codes are of a size that kernels know, and scales of one type."""
+    """Check that groups of codes are of a size that kernels know, and scales of one type.
+
+    On a CPU what a row's groups have must lie side by side.
+    """
     depth, groups = sizes["K"], sizes["groups"]
     size = depth // groups
     if groups > 1 and (depth % groups or (size not in (32, 64) and size % BLOCK)):
@@ -381,6 +384,14 @@ def _check_groups(sizes: dict[str, int], forms: dict[str, Any]) -> None:
             f"scale: expected one group, or groups of 32, 64 or a multiple of {BLOCK} codes that "
             f"divide K={depth}, got {groups} groups"
         )
+    for name in ("scale", "zero", "up_scale", "up_zero"):
+        form = forms[name]
+        if not isinstance(form, Form) or form.device.type != "cpu" or groups == 1:
+            continue
+        if form.strides[-1] != 1:
+            raise ValueError(
+                f"{name}: expected a contiguous last dimension, got strides {list(form.strides)}"
+            )
     if isinstance(form := forms["up_scale"], Form) and form.dtype != forms["scale"].dtype:
         raise TypeError(f"up_scale: expected {forms['scale'].dtype} as scale, got {form.dtype}")
 

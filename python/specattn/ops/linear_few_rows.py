@@ -41,7 +41,7 @@ def linear_few_rows(
     2002.05202), plus `residual`. The C++ and Triton kernels sum in float32, round once at the end,
     and read weights in place; the bits of a row depend neither on how many rows there are nor on
     the number of threads, so a verified row is that of plain decoding. In float64 these are torch's
-    own products, and on a GPU those with codes are, which come with a warning.
+    own products.
 
     With a `scale` weights are codes of 8 or 4 bits, in groups along K: what is multiplied is
     ``(code - zero) * scale``, exactly, and the sum of each group is float32. Codes are read as they
@@ -65,7 +65,8 @@ def linear_few_rows(
         Added last; dtype as `x`. May be `out`.
     scale : Tensor [N, groups], optional
         Of each group of K / groups codes: one for all, or of 32, 64 or a multiple of 128. float32,
-        bfloat16 or float16.
+        bfloat16 or float16. On a GPU best with those of neighbouring outputs side by side, as
+        `specattn.quantised.QuantisedWeight.laid` has them.
     zero : Tensor [N, groups], optional
         The codes that mean zero; dtype as `weight`. None is 0, and 8 for codes of 4 bits.
     up_scale, up_zero : Tensor [N, groups], optional

@@ -290,7 +290,7 @@ def test_weights_are_rounded_where_that_pays_and_memory_is_left(monkeypatch):
 
     def rounded(limit, free):
         monkeypatch.setattr(module, "_PAYS", limit)
-        monkeypatch.setattr(module, "available_bytes", lambda: free)
+        monkeypatch.setattr(module, "available_bytes", lambda device: free)
         generate(own, text, Auto(trained=None), **settings)
         return is_rounded(own, "int4")
 

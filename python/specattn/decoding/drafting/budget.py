@@ -25,7 +25,7 @@ class SelfDrafting(Method):
         Sample drafts by themselves and test them by the rejection rule. By default they are drawn
         with the target's own noise: then a seed decides the text, whatever is drafted when.
     weights : {"int8", "int4"}, optional
-        Draft with the target's weights rounded to so few bits, on a CPU: they are made once, and
+        Draft with the target's weights rounded to so few bits: they are made once, and
         remembered with the target (`quantised`). By default with its own.
 
     Raises

@@ -61,7 +61,7 @@ class Auto(Method, name="auto"):
         Whether the target may draft for itself, attending to few cached tokens.
     cast : bool
         Whether it drafts with its weights rounded to 4 bits, on all cached tokens and on few, where
-        these can be made: on a CPU, of weights of more bits (`Cast`). The first run of 256 new
+        these can be made: of weights of more bits (`Cast`). The first run of 256 new
         tokens or more makes them, on one rank, unless they took more than a quarter of the memory
         that is left.
     trained : Method, str or None
@@ -154,7 +154,7 @@ def _rounds(context: DraftContext) -> bool:
     """
     model = context.target.model
     if not is_rounded(model, Cast.weights):
-        free, needed = available_bytes(), _ROUNDED_BYTES * model.num_parameters()
+        free, needed = available_bytes(model.device), _ROUNDED_BYTES * model.num_parameters()
         if context.target.lockstep is not None:  # ranks would have to agree on what is free
             return False
         if context.sequences.draft_depth < _PAYS or (free is not None and 4 * needed > free):

@@ -22,6 +22,7 @@ from transformers.utils import cached_file
 
 from specattn.decoding.model.families import check_supported
 from specattn.decoding.model.published import NotRead, as_ours, layout_of
+from specattn.decoding.model.quantised import DEVICES
 from specattn.decoding.model.text_model import text_model
 
 _NAMED = 5  # tensors that one line has room for
@@ -41,7 +42,7 @@ def load_causal_model(
 
     transformers fills what a checkpoint lacks with random numbers; here ValueError says what is not
     all there, not supported, not divisible, or needs a package that reads quantised weights. Those
-    of 4 and 8 bits that `published` knows are read here, on a CPU.
+    of 4 and 8 bits that `published` knows are read here, for a CPU or a GPU of CUDA.
     """
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     check_supported(config)
@@ -49,9 +50,9 @@ def load_causal_model(
     where: dict[str, Any] = {}
     if tensor_parallel > 1:
         where["distributed_config"] = _divided(tensor_parallel)
-    on_cpu = torch.device(device).type == "cpu" and tensor_parallel == 1
+    ours = torch.device(device).type in DEVICES and tensor_parallel == 1
     with _naming(folder):
-        layout = layout_of(config) if on_cpu else None
+        layout = layout_of(config) if ours else None
     if layout is not None:
         config.quantization_config = as_ours(layout, folder)
         where["config"] = config

@@ -1,7 +1,7 @@
 """Checkpoints whose weights were published in 4 or 8 bits: read once, into our own layout.
 
-transformers loads a model around them; its own quantizers would need packages that multiply them
-on other devices. Which module has which tensors follows from the names in the files.
+transformers loads a model around them, on a CPU; its own quantizers would need other packages.
+Which module has which tensors follows from the names in the files.
 """
 
 from __future__ import annotations

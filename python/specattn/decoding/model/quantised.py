@@ -21,6 +21,9 @@ from specattn.quantised import QuantisedWeight, quantise
 QUANTIZE = {"int8": 8, "int4": 4}
 """Bits that `quantised` rounds weights to, by name."""
 
+DEVICES = "cpu", "cuda"
+"""Kinds of devices that multiply with codes."""
+
 GROUPS = 64, 32
 """Neighbours along K with one scale: the first that divides K, else a whole row."""
 
@@ -31,16 +34,24 @@ class QuantisedLinear(nn.Module):
     def __init__(self, few: QuantisedWeight, bias: torch.Tensor | None):
         super().__init__()
         self.in_features, self.out_features = few.depth, len(few)
+        few = few.laid()
         self.register_buffer("codes", few.codes)
         self.register_buffer("scale", few.scale)
         self.register_buffer("zero", few.zero)
         self.bias = bias
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Apply to all tensors, and lay what groups have as kernels of their device read it."""
+        super()._apply(fn, recurse)
+        few = self.weight.laid()
+        self.scale, self.zero = few.scale, few.zero
+        return self
+
     @property
     def weight(self) -> QuantisedWeight:
         """Its weights."""
         codes: Any = self.codes
-        return QuantisedWeight(codes, self.scale, self.zero, self.in_features)  # type: ignore[arg-type]
+        return QuantisedWeight(codes, self.scale, self.zero, self.in_features)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the product of x [.., K] and the weights, [.., N]."""
@@ -63,17 +74,20 @@ def quantised(model: PreTrainedModel, kind: str, asked: str = "quantize") -> Pre
     Raises
     ------
     ValueError
-        `kind` is unknown, or the model is on another device than a CPU, divided over ranks, has
-        weights of as few bits already, some that are not finite, no such layers, or a ``forward``
-        that is a user's own. The message says that it was `asked` for.
+        `kind` is unknown, or the model is on another device than a CPU or a GPU of CUDA, divided
+        over ranks, has weights of as few bits already, some that are not finite, no such layers, or
+        a ``forward`` that is a user's own. The message says that it was `asked` for.
     """
     if kind not in QUANTIZE:
         raise ValueError(f"{asked}: expected None or one of {[*QUANTIZE]}, got {kind!r}")
     model = text_model(model)
     check_device(model)
-    if model.device.type != "cpu" or Model.ranks_of(model) is not None:
-        where = model.device.type if model.device.type != "cpu" else "more than one rank"
-        raise ValueError(f"{asked}={kind!r}: expected a model on one CPU, got one on {where}")
+    served = model.device.type in DEVICES
+    if not served or Model.ranks_of(model) is not None:
+        where = "more than one rank" if served else model.device.type
+        raise ValueError(
+            f"{asked}={kind!r}: expected a model on one CPU or GPU, got one on {where}"
+        )
     known = Model.of(model).recall("quantised", dict[str, _Remembered])
     number, tensors = structure_of(model).number, _tensors(model)
     remembered = known.get(kind)

@@ -1,0 +1,85 @@
+"""`linear_few_rows` of codes, compiled for GPUs that are not here and executed."""
+
+import pytest
+
+pytest.importorskip("triton")
+
+from . import linear_codes
+
+WHOLE = pytest.mark.gpu_code("triton")
+ARCHITECTURES = ("sm_90", "sm_80")
+QUICK = [("4 bits, 20 rows", "sm_90"), ("8 bits, gate", "sm_80")]
+OTHERS = [(n, a) for n in linear_codes.LAYERS for a in ARCHITECTURES if (n, a) not in QUICK]
+
+
+@pytest.mark.parametrize(
+    ("name", "arch"), [*QUICK, *(pytest.param(*x, marks=WHOLE) for x in OTHERS)]
+)
+def test_layer(compiler_process, name, arch):
+    compiler_process(linear_codes.check_layer, name, arch)
+
+
+@WHOLE
+@pytest.mark.parametrize("name", linear_codes.LAYERS)
+def test_tensor_cores_may_cut_sums_off(compiler_process, name):
+    compiler_process(linear_codes.check_layer, name, "sm_90", linear_codes.CUT_OFF)
+
+
+@pytest.mark.parametrize(
+    ("bits", "dtype", "arch"),
+    [
+        (4, linear_codes.BF16, "sm_90"),
+        *(
+            pytest.param(bits, dtype, arch, marks=WHOLE)
+            for bits, dtype, arch in (
+                (8, linear_codes.BF16, "sm_90"),
+                (4, linear_codes.FP16, "sm_80"),
+                (8, linear_codes.FP16, "sm_80"),
+                (4, linear_codes.FP32, "sm_90"),
+            )
+        ),
+    ],
+)
+def test_a_row_has_the_same_bits_among_any_others(compiler_process, bits, dtype, arch):
+    compiler_process(linear_codes.check_bits, bits, dtype, arch)
+
+
+@WHOLE
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_sums_are_chains_of_one_instruction(compiler_process, arch, bits):
+    """Others, as wgmma for 64 rows, would sum in another order."""
+    one = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
+    found = compiler_process(linear_codes.matrix_instructions, arch, bits)
+    assert found == {n: {one} for n in (1, 17, 64)}
+
+
+@pytest.mark.parametrize(
+    ("rows", "groups", "bits", "gated", "zeros", "moved", "most"),
+    [
+        (8, 64, 4, False, False, 1.05, 7.2),
+        *(
+            pytest.param(*case, marks=WHOLE)
+            for case in (
+                (16, 32, 4, True, True, 1.05, 6.8),
+                (1, 128, 4, True, True, 1.26, 8.7),
+                (8, 64, 8, False, True, 1.06, 8.5),
+                (16, 1, 8, True, False, 1.05, 6.8),
+            )
+        ),
+    ],
+)
+def test_codes_are_read_once(compiler_process, rows, groups, bits, gated, zeros, moved, most):
+    """Without conflicts in shared memory, by few enough instructions, a third of which ptxas drops.
+
+    A sector of scales or zero points is asked for by up to four warps, all but one from L1.
+    """
+    found = compiler_process(linear_codes.counted, rows, 4096, 4096, groups, bits, gated, zeros)
+    counts, codes, beside, programs = found
+    needed = codes + beside + programs * rows * 4096 * 2
+    assert counts.bytes_read >= needed
+    assert zeros or counts.bytes_read <= 1.003 * needed
+    assert 32 * counts.sectors_read <= moved * needed
+    assert 32 * counts.sectors_written == counts.bytes_written == rows * 4096 * 2
+    assert counts.shared_conflicts == 0
+    assert 32 * counts.total_instructions / (codes * 8 / bits) < most

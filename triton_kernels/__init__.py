@@ -4,8 +4,8 @@ The function of the file's name takes the arguments of that torch operator and w
 outputs, which come last. Arguments are taken as they are: `specattn.ops` checks shapes, dtypes and
 devices, packs tree masks and allocates.
 
-On Hopper `_hopper.py` serves 17 rows and more of some calls, in Gluon, which the interpreter does
-not run: executed in the PTX emulator (sm_90), and on an H100.
+On Hopper `_hopper.py` serves some calls (`gpu_record.fastest_attention`), in Gluon, which the
+interpreter does not run: executed in the PTX emulator (sm_90), and on an H100.
 
 The others are tested in Triton's interpreter, executed in a PTX emulator (sm_80 and sm_90) and
 compiled for four architectures; all but `linear_few_rows` ran on an H100.

@@ -3,6 +3,7 @@
 import torch
 import triton
 
+from .. import gpu_record
 from . import _configs
 from ._combine import combine, partial_states
 from ._eight_bits import FORMS, bytes_of, scale_strides
@@ -90,8 +91,17 @@ def attend(
     kv_heads = (k_cache if prefix else k_tree).shape[2]
     group = heads // kv_heads
     form = FORMS.get(k_cache.dtype, "") if prefix else ""
+    page_size = k_cache.shape[1] if block_table is not None else 0
+    capacity = 0
+    if prefix and (indices is None or cache_seqlens is not None):
+        capacity = block_table.shape[1] * page_size if page_size else k_cache.shape[1]
+    if indices is not None:
+        capacity = max(capacity, indices.shape[2])
+    span = capacity if window is None or collected is not None else min(window, capacity)
     if tree and prefix and indices is None and not form and v_dim == D:
-        hopper = _configs.hopper_config(q, T * group)
+        dtype = gpu_record.DTYPES.get(q.dtype, "")
+        shape = gpu_record.Shape("hybrid_tree_attention", dtype, D, T * group, span, B)
+        hopper = _configs.hopper_config(q, shape, kv_heads, collected is not None)
         if hopper:
             from ._hopper import attend_on_hopper, serves  # needs Gluon
 
@@ -105,14 +115,6 @@ def attend(
             if serves(hopper, q, k_cache, v_cache, out, call):
                 attend_on_hopper(hopper, q, k_cache, v_cache, lengths, out, lse, **call)
                 return
-    page_size = k_cache.shape[1] if block_table is not None else 0
-    capacity = 0
-    if prefix and (indices is None or cache_seqlens is not None):
-        capacity = block_table.shape[1] * page_size if page_size else k_cache.shape[1]
-    if indices is not None:
-        capacity = max(capacity, indices.shape[2])
-    span = capacity if window is None or collected is not None else min(window, capacity)
-
     if form:
         k_cache, v_cache = bytes_of(k_cache), bytes_of(v_cache)
     lookups = (block_table is not None) + (indices is not None)

@@ -266,20 +266,22 @@ def _hopper_has_passed() -> bool:
     return gpu_record.has_passed("gluon", (9, 0))
 
 
-def hopper_config(q, rows) -> HopperConfig | None:
-    """Return the configuration of the Hopper kernel for ``rows`` = g * T query rows per KV head.
+def hopper_config(q, shape, kv_heads, collects) -> HopperConfig | None:
+    """Return the configuration of the Hopper kernel for a call of a `gpu_record.Shape`.
 
-    None where it does not serve, or has not passed ``specattn gpu-check``.
+    None where it does not serve, is not the fastest, or has not passed ``specattn gpu-check``.
     """
     arch = _forced.get("arch") or _architecture(q.device)
-    if INTERPRETED.value or arch != "sm_90":
-        return None
-    if q.dtype not in (torch.bfloat16, torch.float16) or rows <= 16:
+    if INTERPRETED.value or arch != "sm_90" or q.dtype not in (torch.bfloat16, torch.float16):
         return None
     hopper = _forced.get("hopper", "arch" in _forced)  # what is compiled for need not be here
     if not hopper and ("hopper" in _forced or not _hopper_has_passed()):
         return None
-    return HOPPER.get((_forced.get("block_m", 64 if rows <= 64 else 128), q.shape[-1]))
+    config = HOPPER.get((_forced.get("block_m", 64 if shape.rows <= 64 else 128), shape.head_dim))
+    fastest = gpu_record.fastest_attention(
+        shape, arch, _multiprocessors(q.device), kv_heads, collects=collects, gluon=bool(config)
+    )
+    return config if fastest == "gluon" else None
 
 
 class Splits(NamedTuple):

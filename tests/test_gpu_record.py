@@ -1,6 +1,7 @@
 """Who attends where nothing was measured on the GPU itself."""
 
 import pytest
+
 from specattn import gpu_record
 
 KIB = 1024

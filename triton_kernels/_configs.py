@@ -293,22 +293,23 @@ class Splits(NamedTuple):
     slots: int  # of the grid: the splits of a request that fills its cache
 
 
-def splits(device, config, programs, span, state_bytes, *, alone=False) -> Splits:
+def splits(device, config, programs, span, state_bytes, *, alone=False, listed=False) -> Splits:
     """Return how requests are cut of which the longest may have ``span`` keys.
 
     ``programs`` is how many there are before any cut, ``state_bytes`` what one slot's partial
     results take. One wave of programs is wanted: more would leave a short last one. A tile's
     float32 partials, written and read, are 8 * BLOCK_M bytes for each of the D columns, where K and
-    V are 4 per key: at ``least`` keys they cost up to a quarter, at ``most`` 1/32 or less. So tiles
-    of 64 rows begin with one program per SM, which is enough to keep 64 KiB in flight there, and
-    come to more where their keys pay for it. Beyond one wave only the long requests of a batch are
-    spread: one ``alone`` would leave its last wave short.
+    V are 4 per key: at ``least`` keys they cost up to half, in L2 (an SM without work costs more),
+    at ``most`` 1/128 or less. Lists are short: half as many keys of one fill the GPU. Tiles of 64
+    rows begin with one program per SM, which is enough to keep 64 KiB in flight there, and come to
+    more where their keys pay for it. Beyond one wave only those requests of a batch are spread that
+    have twice ``most`` keys for each split: one ``alone`` would leave its last wave short.
     """
     places = config.programs * _multiprocessors(device)
     first = places if config.block_m < 64 else _multiprocessors(device)
     wanted, wave = (_wanted(x // programs) for x in (first, places))
-    least = _forced.get("least", max(256, 8 * config.block_m))
-    most = max(4096, 64 * config.block_m)
+    least = _forced.get("least", max(128 if listed else 256, 4 * config.block_m))
+    most = max(4096, 256 * config.block_m)
     if _forced.get("split_size"):
         wanted, least, alone = 1 << 16, _forced["split_size"], False
     count = min(wanted * max(1, span // (most * wanted)), triton.cdiv(span, least))

@@ -101,7 +101,11 @@ def attend(
     if tree and prefix and indices is None and not form and v_dim == D:
         dtype = gpu_record.DTYPES.get(q.dtype, "")
         shape = gpu_record.Shape("hybrid_tree_attention", dtype, D, T * group, span, B)
-        hopper = _configs.hopper_config(q, shape, kv_heads, collected is not None)
+        collects = collected is not None
+        plain = window is None and softcap == 0 and not collects
+        hopper = _configs.hopper_config(
+            q, shape, kv_heads, page_size, collects=collects, plain=plain
+        )
         if hopper:
             from ._hopper import attend_on_hopper, serves  # needs Gluon
 

@@ -252,13 +252,19 @@ class HopperConfig(NamedTuple):
 
 
 # {(BLOCK_M, D): HopperConfig}. Two blocks of 64 rows share an SM and hide each other's softmax; a
-# block of 128 rows hides that of each half behind the other's products; with 128 keys it spills.
+# block of 128 rows hides that of each half behind the other's products.
 HOPPER = {
     (64, 64): HopperConfig(64, 64, 12, 200, 56, 2, {"maxnreg": 128}),
     (64, 128): HopperConfig(64, 64, 6, 200, 56, 2, {"maxnreg": 128}),
     (128, 64): HopperConfig(128, 64, 12, 216, 72, 1, {}),
     (128, 128): HopperConfig(128, 64, 8, 208, 88, 1, {}),
 }
+# Products with 128 keys at a time read 4 bytes of shared memory for 6 with 64, and need fewer other
+# instructions. What spills, 24 to 80 bytes, lies outside the loops of products where nothing hides or
+# collects keys (`tools.ptx.offline.spilled_in_products`).
+# A ring holds three tiles at least: keys whose values are looked at wait for a buffer that is freed
+# behind the wait for them.
+HOPPER_PLAIN = {(128, 128): HopperConfig(128, 128, 6, 240, 24, 1, {})}
 
 
 @lru_cache(None)
@@ -266,10 +272,11 @@ def _hopper_has_passed() -> bool:
     return gpu_record.has_passed("gluon", (9, 0))
 
 
-def hopper_config(q, shape, kv_heads, collects) -> HopperConfig | None:
+def hopper_config(q, shape, kv_heads, page_size, *, collects, plain) -> HopperConfig | None:
     """Return the configuration of the Hopper kernel for a call of a `gpu_record.Shape`.
 
-    None where it does not serve, is not the fastest, or has not passed ``specattn gpu-check``.
+    ``plain`` calls have no window, no softcap and collect nothing. None where it does not serve, is
+    not the fastest, or has not passed ``specattn gpu-check``.
     """
     arch = _forced.get("arch") or _architecture(q.device)
     if INTERPRETED.value or arch != "sm_90" or q.dtype not in (torch.bfloat16, torch.float16):
@@ -277,7 +284,10 @@ def hopper_config(q, shape, kv_heads, collects) -> HopperConfig | None:
     hopper = _forced.get("hopper", "arch" in _forced)  # what is compiled for need not be here
     if not hopper and ("hopper" in _forced or not _hopper_has_passed()):
         return None
-    config = HOPPER.get((_forced.get("block_m", 64 if shape.rows <= 64 else 128), shape.head_dim))
+    tile = _forced.get("block_m", 64 if shape.rows <= 64 else 128), shape.head_dim
+    config = HOPPER.get(tile)
+    if plain and tile in HOPPER_PLAIN and page_size % HOPPER_PLAIN[tile].block_n == 0:
+        config = HOPPER_PLAIN[tile]
     fastest = gpu_record.fastest_attention(
         shape, arch, _multiprocessors(q.device), kv_heads, collects=collects, gluon=bool(config)
     )

@@ -3,6 +3,7 @@
 import torch
 import triton
 
+from .. import gpu_record
 from . import _configs
 from ._combine import combine, partial_states
 from ._eight_bits import FORMS, bytes_of, scale_strides
@@ -90,8 +91,21 @@ def attend(
     kv_heads = (k_cache if prefix else k_tree).shape[2]
     group = heads // kv_heads
     form = FORMS.get(k_cache.dtype, "") if prefix else ""
+    page_size = k_cache.shape[1] if block_table is not None else 0
+    capacity = 0
+    if prefix and (indices is None or cache_seqlens is not None):
+        capacity = block_table.shape[1] * page_size if page_size else k_cache.shape[1]
+    if indices is not None:
+        capacity = max(capacity, indices.shape[2])
+    span = capacity if window is None or collected is not None else min(window, capacity)
     if tree and prefix and indices is None and not form and v_dim == D:
-        hopper = _configs.hopper_config(q, T * group)
+        dtype = gpu_record.DTYPES.get(q.dtype, "")
+        shape = gpu_record.Shape("hybrid_tree_attention", dtype, D, T * group, span, B)
+        collects = collected is not None
+        plain = window is None and softcap == 0 and not collects
+        hopper = _configs.hopper_config(
+            q, shape, kv_heads, page_size, collects=collects, plain=plain
+        )
         if hopper:
             from ._hopper import attend_on_hopper, serves  # needs Gluon
 
@@ -105,14 +119,6 @@ def attend(
             if serves(hopper, q, k_cache, v_cache, out, call):
                 attend_on_hopper(hopper, q, k_cache, v_cache, lengths, out, lse, **call)
                 return
-    page_size = k_cache.shape[1] if block_table is not None else 0
-    capacity = 0
-    if prefix and (indices is None or cache_seqlens is not None):
-        capacity = block_table.shape[1] * page_size if page_size else k_cache.shape[1]
-    if indices is not None:
-        capacity = max(capacity, indices.shape[2])
-    span = capacity if window is None or collected is not None else min(window, capacity)
-
     if form:
         k_cache, v_cache = bytes_of(k_cache), bytes_of(v_cache)
     lookups = (block_table is not None) + (indices is not None)
@@ -131,7 +137,9 @@ def attend(
             tiles, requests = tokens * padded // config.block_m + B, 1
     programs = kv_heads * min(requests * tiles, triton.cdiv(B * T * padded, config.block_m))
     state_bytes = 4 * batches * tokens * heads * (v_dim + 1)
-    splits = _configs.splits(q.device, config, programs, span, state_bytes, alone=B == 1)
+    splits = _configs.splits(
+        q.device, config, programs, span, state_bytes, alone=B == 1, listed=indices is not None
+    )
     slots = splits.slots
     states, state_lses = partial_states(slots, out, lse)
     block_c = group

@@ -157,7 +157,7 @@ def combine(
     """
     num_states, B, T, heads, D = outs.shape
     outs_b, lses_b = pair or (None, None)
-    at_once = _configs.COMBINED if splits else num_states  # one variant, and no capacity shows
+    at_once = min(_configs.COMBINED, num_states) if splits else num_states
     block_r, block_i, block_d, num_warps = _configs.combine_blocks(outs.device, at_once, D)
     num_rows = B * T * heads
     launch(

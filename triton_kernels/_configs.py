@@ -258,13 +258,19 @@ class HopperConfig(NamedTuple):
 
 
 # {(BLOCK_M, D): HopperConfig}. Two blocks of 64 rows share an SM and hide each other's softmax; a
-# block of 128 rows hides that of each half behind the other's products; with 128 keys it spills.
+# block of 128 rows hides that of each half behind the other's products.
 HOPPER = {
     (64, 64): HopperConfig(64, 64, 12, 200, 56, 2, {"maxnreg": 128}),
     (64, 128): HopperConfig(64, 64, 6, 200, 56, 2, {"maxnreg": 128}),
     (128, 64): HopperConfig(128, 64, 12, 216, 72, 1, {}),
     (128, 128): HopperConfig(128, 64, 8, 208, 88, 1, {}),
 }
+# Products with 128 keys at a time read 4 bytes of shared memory for 6 with 64, and need fewer other
+# instructions. What spills, 24 to 80 bytes, lies outside the loops of products where nothing hides
+# or collects keys (`tools.ptx.offline.spilled_in_products`).
+# A ring holds three tiles at least: keys whose values are looked at wait for a buffer that is freed
+# behind the wait for them.
+HOPPER_PLAIN = {(128, 128): HopperConfig(128, 128, 6, 240, 24, 1, {})}
 
 
 @lru_cache(None)
@@ -272,20 +278,26 @@ def _hopper_has_passed() -> bool:
     return gpu_record.has_passed("gluon", (9, 0))
 
 
-def hopper_config(q, rows) -> HopperConfig | None:
-    """Return the configuration of the Hopper kernel for ``rows`` = g * T query rows per KV head.
+def hopper_config(q, shape, kv_heads, page_size, *, collects, plain) -> HopperConfig | None:
+    """Return the configuration of the Hopper kernel for a call of a `gpu_record.Shape`.
 
-    None where it does not serve, or has not passed ``specattn gpu-check``.
+    ``plain`` calls have no window, no softcap and collect nothing. None where it does not serve, is
+    not the fastest, or has not passed ``specattn gpu-check``.
     """
     arch = _forced.get("arch") or _architecture(q.device)
-    if INTERPRETED.value or arch != "sm_90":
-        return None
-    if q.dtype not in (torch.bfloat16, torch.float16) or rows <= 16:
+    if INTERPRETED.value or arch != "sm_90" or q.dtype not in (torch.bfloat16, torch.float16):
         return None
     hopper = _forced.get("hopper", "arch" in _forced)  # what is compiled for need not be here
     if not hopper and ("hopper" in _forced or not _hopper_has_passed()):
         return None
-    return HOPPER.get((_forced.get("block_m", 64 if rows <= 64 else 128), q.shape[-1]))
+    tile = _forced.get("block_m", 64 if shape.rows <= 64 else 128), shape.head_dim
+    config = HOPPER.get(tile)
+    if plain and tile in HOPPER_PLAIN and page_size % HOPPER_PLAIN[tile].block_n == 0:
+        config = HOPPER_PLAIN[tile]
+    fastest = gpu_record.fastest_attention(
+        shape, arch, _multiprocessors(q.device), kv_heads, collects=collects, gluon=bool(config)
+    )
+    return config if fastest == "gluon" else None
 
 
 class Splits(NamedTuple):
@@ -297,22 +309,23 @@ class Splits(NamedTuple):
     slots: int  # of the grid: the splits of a request that fills its cache
 
 
-def splits(device, config, programs, span, state_bytes, *, alone=False) -> Splits:
+def splits(device, config, programs, span, state_bytes, *, alone=False, listed=False) -> Splits:
     """Return how requests are cut of which the longest may have ``span`` keys.
 
     ``programs`` is how many there are before any cut, ``state_bytes`` what one slot's partial
     results take. One wave of programs is wanted: more would leave a short last one. A tile's
     float32 partials, written and read, are 8 * BLOCK_M bytes for each of the D columns, where K and
-    V are 4 per key: at ``least`` keys they cost up to a quarter, at ``most`` 1/32 or less. So tiles
-    of 64 rows begin with one program per SM, which is enough to keep 64 KiB in flight there, and
-    come to more where their keys pay for it. Beyond one wave only the long requests of a batch are
-    spread: one ``alone`` would leave its last wave short.
+    V are 4 per key: at ``least`` keys they cost up to half, in L2 (an SM without work costs more),
+    at ``most`` 1/128 or less. Lists are short: half as many keys of one fill the GPU. Tiles of 64
+    rows begin with one program per SM, which is enough to keep 64 KiB in flight there, and come to
+    more where their keys pay for it. Beyond one wave only those requests of a batch are spread that
+    have twice ``most`` keys for each split: one ``alone`` would leave its last wave short.
     """
     places = config.programs * _multiprocessors(device)
     first = places if config.block_m < 64 else _multiprocessors(device)
     wanted, wave = (_wanted(x // programs) for x in (first, places))
-    least = _forced.get("least", max(256, 8 * config.block_m))
-    most = max(4096, 64 * config.block_m)
+    least = _forced.get("least", max(128 if listed else 256, 4 * config.block_m))
+    most = max(4096, 256 * config.block_m)
     if _forced.get("split_size"):
         wanted, least, alone = 1 << 16, _forced["split_size"], False
     count = min(wanted * max(1, span // (most * wanted)), triton.cdiv(span, least))
@@ -332,14 +345,16 @@ def _wanted(programs) -> int:
 def combine_blocks(device, num_states, D) -> tuple[int, int, int, int]:
     """Return (rows, states, columns, warps) of one combine program.
 
-    2048 float32 elements: up to 16 states of 128 are loaded at once, which hides their latency, by
-    one warp, so that no reduction leaves it. Few states are no reduction but a stream of rows, for
-    four warps; more columns than 128 are other programs'. The interpreter pays per program, so it
-    takes many rows.
+    Up to 2048 float32 elements: 16 states of 128 columns or as many as there are, of up to four
+    rows, are loaded at once, which hides their latency, by one warp, so that no reduction leaves
+    it. One state is no reduction but a stream of rows, for four warps; more columns than 128 are
+    other programs'. The interpreter pays per program, so it takes many rows.
     """
     block_d = min(128, max(16, triton.next_power_of_2(D)))
     block_i = min(triton.next_power_of_2(num_states), COMBINED * 128 // block_d)
     block_r = 64 if device.type == "cpu" else COMBINED * 128 // (block_i * block_d)
+    if block_i > 1 and device.type != "cpu":
+        return min(block_r, 512 // block_d), block_i, block_d, 1
     return block_r, block_i, block_d, 1 if block_r <= 2 else 4
 
 

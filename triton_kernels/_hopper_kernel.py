@@ -1,4 +1,4 @@
-"""The attention kernel for Hopper, from 64 packed rows on: warp-specialised, in Gluon.
+"""The attention kernel for Hopper, in tiles of 64 and 128 rows: warp-specialised, in Gluon.
 
 What it computes is what `_split_kv` computes, over the same slots. A block has one or two groups of
 four warps with 64 rows each (`_hopper_consume`), and four warps that bring K and V

@@ -3,7 +3,8 @@
 `specattn gpu-check` and bench/winners.py write it into the user's folder for caches; what passed on
 our own GPUs needs no check. Kernels that have not passed on a GPU's architecture are left to
 Triton's there. A call is judged by the measured
-shape that is nearest in rows, context and batch, if all of them together double once at most.
+shape that is nearest in rows, context and batch, if all of them together double once at most;
+where none is near, by `fastest_attention`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from .files import cache_folder, write_atomically
 SCHEMA = 2
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 _FARTHEST = 1.0  # doublings
+_ONE_LAUNCH = 16384  # keys of a request up to which one launch in place of two pays
+_TWO_BLOCKS = 2048  # keys of an SM up to which two blocks read them faster than one
 _EMPTY: dict[str, Any] = {"schema": SCHEMA, "passed": {}, "fastest": {}}
 # By capability and Triton: what we have seen pass (docs/benchmarks.md, the GPU suite).
 _SEEN = {((9, 0), "3.6"): ("cuda", "gluon", "triton")}
@@ -76,6 +79,26 @@ def winner(gpu: str, shape: Shape) -> str | None:
     if nearest is None or shape.distance(nearest) > _FARTHEST:
         return None
     return measured[nearest]
+
+
+def fastest_attention(
+    shape: Shape, arch: str, multiprocessors: int, kv_heads: int, *, collects: bool, gluon: bool
+) -> str:
+    """Return which kernel attends fastest where nothing was measured: "cuda", "gluon" or "triton".
+
+    Timed on an H100, and held for other GPUs of its kind (docs/benchmarks.md): from 17 packed rows
+    on a warpgroup multiplies faster. For few rows two of Gluon's blocks fill an SM's pipelines
+    sooner than one of Triton's, which reads long contexts at a higher rate; `csrc/cuda` merges its
+    splits in the same launch, but with several waits for L2 where rows are several, and behind
+    lists of keys later than Triton. ``gluon`` says whether Gluon's kernel serves the call.
+    """
+    if not arch.startswith(("sm_9", "sm_10")):
+        return "cuda"
+    few, keys = shape.rows <= 16, shape.batch * kv_heads * shape.context
+    if gluon and (not few or (not collects and keys <= _TWO_BLOCKS * multiprocessors)):
+        return "gluon"
+    lists = shape.op == "sparse_gather_attention"
+    return "cuda" if few and not lists and shape.context <= _ONE_LAUNCH else "triton"
 
 
 def note_fastest(gpu: str, rows: list[dict[str, Any]]) -> None:

@@ -77,7 +77,7 @@ def check(case, device, backend):
 
     def emulate(arch, options, change, **forced):
         if backend == "triton":
-            forced |= {"least": 64, "hopper": case.hopper}
+            forced |= {"least": 64, "hopper": case.may_be_gluons}
         return on_device(device, backend, **forced)
 
     checks.check(case, None, emulate=emulate)

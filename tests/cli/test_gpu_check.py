@@ -185,6 +185,8 @@ def test_what_passed_is_recorded(tmp_path, monkeypatch):
 
 def test_gluon_is_checked_where_it_serves():
     assert {str(job.case) for job in gpu_workers.jobs(["gluon"])} == {
+        "hybrid_tree_attention 1 row",
+        "hybrid_tree_attention 4 rows, sinks",
         "hybrid_tree_attention 16 rows",
         "hybrid_tree_attention 32 rows",
         "hybrid_tree_attention 16 rows, pages, window, fp16",

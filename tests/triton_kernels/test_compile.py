@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("triton")
 
 from specattn.triton_kernels._configs import UNFENCED
-from tools.ptx.offline import VARIANTS
+from tools.ptx.offline import VARIANTS, _loops
 
 KIB = 1024
 # What an SM has, with 1 KiB for each program's own use on NVIDIA's.
@@ -70,8 +70,10 @@ SPILLED_UNFENCED = {
 }
 
 
-def spills_known(arch, case):
+def spills_known(arch, case, tile):
     """Return the bytes per thread that a case is known to spill."""
+    if tile == "128 x 128":  # of the Hopper kernel, outside its loops of products
+        return 80
     if "D 256, fp32" in case and ("scores" in case or "logits" in case):
         return 368
     tables = [SPILLED, SPILLED_UNFENCED] if UNFENCED else [SPILLED]
@@ -82,8 +84,10 @@ def spills_known(arch, case):
 def misfits(cost):
     """Yield what a compiled kernel takes too much of, or lacks."""
     arch, case = cost["arch"], cost["case"]
-    if cost["spilled"] > spills_known(arch, case):
+    if cost["spilled"] > spills_known(arch, case, cost["tile"]):
         yield "spills"
+    if cost["in_products"]:
+        yield "spills where it multiplies"
     if cost["shared"] > SHARED_MEMORY[arch]:
         yield f"shared memory above {SHARED_MEMORY[arch]}"
     if cost["programs"]:
@@ -120,6 +124,15 @@ def assert_fit(costs):
 QUICK = ("sm_90", "gfx942")
 # The emulator executes sm_80 and sm_90; of the others, which take as long, few are compiled here.
 COMPILED = {"sm_80": "chosen", "sm_90": "chosen", "sm_100": "few", "gfx942": "few"}
+
+
+def test_a_loop_is_what_all_ways_enter_at_its_head():
+    """A jump back from what was laid behind a loop into its middle closes none."""
+    code = {
+        0x00: "MOV R1, R2", 0x10: "HGMMA R4", 0x20: "@P0 BRA 0x60", 0x30: "LDL R3",
+        0x40: "@P1 BRA 0x10", 0x50: "EXIT", 0x60: "STL R3", 0x70: "BRA 0x30",
+    }  # fmt: skip
+    assert list(_loops(code)) == [(0x10, 0x40)]
 
 
 @pytest.mark.parametrize("arch", QUICK)

@@ -104,6 +104,34 @@ def test_partial_results_of_one_request_stay_small(tokens, span, slots):
     most = 16 * (1 + (tokens == 16))
     if _configs.UNFENCED and tokens == 16:
         slots = most = 132 // (8 * 2)
-    assert splits_of(1, tokens, 4, span)[0].slots == slots
-    assert splits_of(1, tokens, 4, 2**17)[0].slots == most
+    for keys in (span, 2**17):
+        assert splits_of(1, tokens, 4, keys)[0].slots == slots
     assert splits_of(1, tokens, 4, 2**20)[0].slots == most
+
+
+def on_hopper(batch, tokens, span):
+    """Return the splits of a call of the Hopper kernel, 4 query heads for each of 8."""
+    device, rows = torch.device("cuda"), 4 * tokens
+    with _configs.forced(arch="sm_90", multiprocessors=132, split_size=None):
+        config = _configs.HOPPER[64 if rows <= 64 else 128, 128]
+        programs = 8 * batch * -(-rows // config.block_m)
+        return _configs.splits(device, config, programs, span, 1, alone=batch == 1)
+
+
+@pytest.mark.parametrize(("tokens", "slots"), [(1, 16), (16, 16), (32, 8), (64, 8)])
+def test_short_requests_fill_a_hopper_gpu(tokens, slots):
+    assert on_hopper(1, tokens, 4096).slots == slots
+
+
+@pytest.mark.parametrize(("tokens", "slots"), [(1, 2), (16, 2), (32, 2), (64, 1)])
+def test_a_batch_of_32k_keys_is_one_wave(tokens, slots):
+    assert on_hopper(8, tokens, 32768 + tokens).slots == slots
+    assert on_hopper(8, tokens, 2**18).slots >= 4 * slots  # of which some may be short
+
+
+def test_lists_are_short_and_fill_a_gpu_all_the_same():
+    assert on_hopper(1, 1, 1024).slots == 4
+    device, config = torch.device("cuda"), _configs.AttentionConfig(16, 64, 4, 3, 1, {})
+    with _configs.forced(arch="sm_90", multiprocessors=132, split_size=None):
+        listed = _configs.splits(device, config, 8, 2300, 1, alone=True, listed=True)
+    assert (listed.slots, listed.least) == (16, 128)

@@ -67,7 +67,8 @@ class Cost:
     """One compiled kernel: registers and spilled bytes per thread, shared memory in bytes.
 
     ``programs`` is how many of them `_configs` counts on one SM to hold, if it does. ``copies`` are
-    the bytes that one thread's asynchronous copies take, each width that occurs.
+    the bytes that one thread's asynchronous copies take, each width that occurs, ``in_products``
+    how many instructions move spilled values in the loops of a Hopper kernel's products.
     """
 
     arch: str
@@ -82,6 +83,7 @@ class Cost:
     programs: int | None
     copies: list[int]
     units: str
+    in_products: int
 
 
 @contextmanager
@@ -149,6 +151,60 @@ def source_of(kernel):
     return GluonASTSource
 
 
+def spilled_in_products(compiled):
+    """Return how many instructions of the innermost loops with `wgmma` move spilled values."""
+    found = re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*?);", sass(compiled))
+    code = {int(at, 16): text for at, text in found}
+    products = [at for at, text in code.items() if "HGMMA" in text]
+    loops = [loop for loop in _loops(code) if any(loop[0] <= at <= loop[1] for at in products)]
+    innermost = [
+        (first, last)
+        for first, last in loops
+        if not any(first <= a and b <= last and (a, b) != (first, last) for a, b in loops)
+    ]
+    spilled = [at for at, text in code.items() if re.search(r"\b(LDL|STL)\b", text)]
+    return sum(first <= at <= last for at in spilled for first, last in innermost)
+
+
+def _loops(code):
+    """Yield (first, last) of what repeats in machine code {address: instruction}.
+
+    A jump back closes a loop if nothing gets to it but through where it leads; others lead from
+    what was laid behind a loop back into it.
+    """
+    following = dict(itertools.pairwise(code))
+    jumps = {at: re.search(r"\bBRA\b.*?0x([0-9a-f]+)", text) for at, text in code.items()}
+    ways = {}
+    for at, text in code.items():
+        goes_on = text.startswith("@") or not (jumps[at] or re.match(r"EXIT|RET", text))
+        ways[at] = [int(jumps[at][1], 16)] if jumps[at] else []
+        ways[at] += [following[at]] if goes_on and at in following else []
+    for last, jump in jumps.items():
+        if not jump or int(jump[1], 16) > last:
+            continue
+        first, seen, left = int(jump[1], 16), set(), [min(code)]
+        while left:
+            at = left.pop()
+            if at != first and at not in seen:
+                seen.add(at)
+                left += ways.get(at, ())
+        if last not in seen and first < last:
+            yield first, last
+
+
+def sass(compiled):
+    """Return the machine code of a kernel for NVIDIA's as text."""
+    return _of_binary(compiled, "-sass")
+
+
+def _of_binary(compiled, option):
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        command = [knobs.nvidia.cuobjdump.path, option, file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
 def resources(compiled):
     """Read (registers, spilled bytes) per thread and the matrix units used from the binary."""
     if "amdgcn" in compiled.asm:
@@ -158,11 +214,7 @@ def resources(compiled):
             for key in ("vgpr_count", "vgpr_spill_count")
         )
         return registers, 4 * spilled, "mfma" if "v_mfma" in text else ""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(compiled.asm["cubin"])
-        file.flush()
-        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
-        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    usage = _of_binary(compiled, "--dump-resource-usage")
     registers, stack, local = (
         int(re.search(rf"{key}:(\d+)", usage)[1]) for key in ("REG", "STACK", "LOCAL")
     )
@@ -568,6 +620,7 @@ def costs(arch, which="chosen"):
             programs=programs,
             copies=widths_of_copies(compiled.asm.get("ptx", "")),
             units=units,
+            in_products=spilled_in_products(compiled) if facts.name == "hopper_kernel" else 0,
         )
 
 

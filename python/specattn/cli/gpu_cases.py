@@ -37,17 +37,19 @@ class Case:
 
     @property
     def is_gluons(self) -> bool:
-        """Whether the kernel in Gluon serves it: 16-bit caches, 17 rows and more, D 64 or 128.
+        """Whether the kernel in Gluon serves it: 16-bit caches, D 64 or 128.
 
-        Beside scores there must be more than 64.
+        Beside logits there must be 17 rows and more, beside scores more than 64.
         """
         if self.op not in ("hybrid_tree_attention", "verify_attention"):
             return False
         given = self.make()
         if "cu_seqlens_q" in given or given["q"].shape[-1] not in (64, 128):
             return False
-        scores = self.op == "verify_attention" and given.get("collect", "scores") == "scores"
-        many = given["q"].shape[-3] * Q_HEADS > (64 if scores else 16) * KV_HEADS
+        least = 0
+        if self.op == "verify_attention":
+            least = 64 if given.get("collect", "scores") == "scores" else 16
+        many = given["q"].shape[-3] * Q_HEADS > least * KV_HEADS
         return many and given["q"].dtype == given["k_cache"].dtype != FP32
 
     def __str__(self) -> str:

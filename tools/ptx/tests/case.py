@@ -37,7 +37,7 @@ class Case:
     ragged: tuple | None = None  # rows of each request, at most `rows`
     multiprocessors: int = 132
     block_m: int | None = None  # rows of a tile, if not as `_configs` says
-    hopper: bool = True  # whether the Hopper kernel may serve it
+    hopper: bool | None = None  # whether the Hopper kernel may serve it; else from 17 rows on
     layout: str = "pages"  # of the cache that is written
     cache_dtype: str | None = None  # of that cache, if not dtype
     stored: str | None = None  # what 8 bits the cache that is read holds
@@ -55,6 +55,11 @@ class Case:
             and getattr(self, f.name) != f.default
         ]
         return ", ".join([f"{self.op} {self.dtype} T {self.rows} D {self.head_dim}", *changed])
+
+    @property
+    def may_be_gluons(self):
+        """Whether the Hopper kernel may serve it."""
+        return self.rows * self.group > 16 if self.hopper is None else self.hopper
 
     @cached_property
     def problem(self):

@@ -48,6 +48,16 @@ HOPPER = [
         window=90, paged=True, kv_heads=1, tree="chain",
     ),
     Case("hybrid", rows=150, group=1, kv_heads=1, tree="chain", lengths=(70,), window=40),
+    Case("hybrid", rows=32, head_dim=128, lengths=(700, 130), kv_heads=1, split_size=1024),
+    Case(
+        "hybrid", rows=33, head_dim=128, group=3, lengths=(300, 0), paged=True, page_size=128,
+        tree="in_cache", kv_heads=1, sinks=True,
+    ),
+    Case("ragged hybrid", rows=40, head_dim=128, ragged=(40, 33, 0), lengths=(150, 300, 9)),
+    Case("hybrid", rows=1, lengths=(700,), kv_heads=1, head_dim=128, hopper=True),
+    Case("hybrid", lengths=(300, 9, 0), paged=True, window=100, sinks=True, hopper=True),
+    Case("hybrid", "fp16", rows=5, group=3, lengths=(90, 9), tree="in_cache", hopper=True),
+    Case("ragged hybrid", ragged=(4, 0, 1), lengths=(150, 40, 200), tree="chain", hopper=True),
 ]  # fmt: skip
 
 # Caches of 8 bits: every type by every way it is read, scales of tokens, heads and none.

@@ -39,7 +39,7 @@ def run(case, arch, options=None, change=None, emulate=None):
     inputs = call(case)
     forced = {"split_size": case.split_size, "multiprocessors": case.multiprocessors}
     if emulate is None:
-        emulate, forced["least"], forced["hopper"] = emulated, 64, case.hopper
+        emulate, forced["least"], forced["hopper"] = emulated, 64, case.may_be_gluons
     if case.block_m:
         forced["block_m"] = case.block_m
     with emulate(arch, options or Options(), change, **forced) as launches:

@@ -12,11 +12,11 @@ from .checks import SCHEDULES, check, run
 
 
 def drawn(seed):
-    """Return a random case of 17 to 200 packed rows."""
+    """Return a random case of 1 to 200 packed rows."""
     choose = random.Random(seed)
     op = choose.choice(("hybrid", "hybrid", "logits", "scores", "ragged hybrid", "ragged scores"))
     ragged, group = op.startswith("ragged"), choose.choice((1, 2, 3, 4, 5, 7, 8))
-    rows = choose.randint(16 // group + 1, choose.choice((64, 128, 128, 200)) // group)
+    rows = choose.randint(1, choose.choice((16, 64, 128, 200)) // group)
     lengths = tuple(
         choose.choice((0, choose.randint(1, 70), choose.randint(71, 350)))
         for _ in range(choose.randint(1, 3))
@@ -38,6 +38,7 @@ def drawn(seed):
         per_head=op != "scores" or choose.random() < 0.7,
         split_size=choose.choice((64, 128, 256, None)),
         spare=choose.choice((3, 200)),
+        hopper=True,
         ragged=(rows, *(choose.choice((0, 1, choose.randint(1, rows))) for _ in lengths[1:]))
         if ragged
         else None,
@@ -100,11 +101,15 @@ def planted(name):
 
 
 def is_left(case):
-    """Whether a case is left to the other kernel: scores, of few rows or with a Triton before 3.7.
+    """Whether a case is left to the other kernel: what few rows collect, and other scores.
 
+    These of up to 64 rows, and with a Triton before 3.7 all.
     With a softcap they are means of logits.
     """
-    few = (case.block_m or case.rows * case.group) <= 64
+    rows = case.rows * case.group
+    few = (case.block_m or rows) <= 64
+    if rows <= 16 and case.op != "hybrid" and case.op != "ragged hybrid":
+        return True
     return (UNFENCED or few) and case.op.endswith("scores") and not case.softcap
 
 

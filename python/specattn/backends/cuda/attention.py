@@ -54,7 +54,7 @@ _COPIED = {"q", "k_cache", "v_cache", "k_tree", "v_tree", "out"}  # 16 bytes at 
 _NONE, _KEYS, _BEHIND = range(3)  # no tree, keys of its own, behind the prefix in the cache
 _FAN_IN = 8  # states that one block merges
 _WORKSPACE = 64 << 20  # bytes that partial results may take
-_FEW_KEYS = 16384  # up to which one launch in place of two pays
+_GLUONS = (64, 128)  # head dimensions of the Hopper kernel in Gluon
 
 
 @functools.cache
@@ -128,10 +128,10 @@ def _plan(op: str, *args, device: Device) -> Plan:
         (places["counters"], batch * kv_heads * counters) if slots > 1 else None,
         (places["collected"], apart, names.index("collected")) if apart else None,
         slower=_slower(
-            shape,
             device,
-            given["indices"].shape[-1] if "indices" in given else span,
-            (op, gpu_record.DTYPES[q.dtype], D, T * group, span, batch),
+            gpu_record.Shape(op, gpu_record.DTYPES[q.dtype], D, T * group, span, batch),
+            kv_heads,
+            collect,
         ),
     )
 
@@ -142,18 +142,23 @@ sparse_gather_attention = functools.partial(_plan, "sparse_gather_attention")
 tree_attention = functools.partial(_plan, "tree_attention")
 
 
-def _slower(shape: Shape, device: Device, keys: int, measured: tuple) -> str | None:
-    """Return why another kernel is faster: by measurement here, or Triton's by ours on an H100.
-
-    So many `keys` may be attended to; `measured` is a `gpu_record.Shape`.
-    """
-    if winner := gpu_record.winner(device.name, gpu_record.Shape(*measured)):
+def _slower(
+    device: Device, shape: gpu_record.Shape, kv_heads: int, collect: str | None
+) -> str | None:
+    """Return why another kernel is faster: by measurement here, or by ours on an H100."""
+    if winner := gpu_record.winner(device.name, shape):
         return None if winner == "cuda" else f"a shape for which {winner} was measured faster"
-    if not device.arch.startswith(("sm_9", "sm_10")):
-        return None
-    if shape.rows > 16:
-        return "rows that a warpgroup multiplies at once"
-    return f"more than {_FEW_KEYS} keys" if keys > _FEW_KEYS else None
+    gluon = (
+        device.arch.startswith("sm_90")
+        and shape.op in ("hybrid_tree_attention", "verify_attention")
+        and shape.head_dim in _GLUONS
+        and collect != "scores"
+        and gpu_record.has_passed("gluon", (9, 0))
+    )
+    fastest = gpu_record.fastest_attention(
+        shape, device.arch, device.multiprocessors, kv_heads, collects=bool(collect), gluon=gluon
+    )
+    return None if fastest == "cuda" else f"a shape for which the kernel in {fastest} is faster"
 
 
 def _check(given: dict[str, torch.Tensor], rows: int, D: int, scale: float) -> None:

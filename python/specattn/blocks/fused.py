@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,6 +25,7 @@ from specattn.blocks.ops import (
     projection,
     whole,
 )
+from specattn.quantised import QuantisedWeight
 from specattn.triton_kernels.linear_few_rows import (
     MOST_PARTS,
     MOST_ROWS,
@@ -37,7 +39,7 @@ from specattn.triton_kernels.rotate_heads import rotate_heads
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # others are left to torch
 _FINISHING = ("silu", "gelu", "gelu_tanh")  # activations that the kernel of a product applies
 
-_Layer = tuple[torch.Tensor, torch.Tensor | None]
+_Layer = tuple[torch.Tensor | QuantisedWeight, torch.Tensor | None]
 """A weight [N, K], and its bias [N] or None."""
 
 
@@ -76,17 +78,22 @@ class Fused(Ops):
         into: torch.Tensor | None = None,
     ) -> torch.Tensor:
         rows = x.flatten(0, -2)
-        # Codes are widened by torch: no kernel of ours reads them yet.
-        layers = [(whole(one.weight, x.dtype), one.bias) for one in projections]
+        few = len(rows) <= MOST_ROWS and x.dtype in _DTYPES
+        # Codes meet many rows widened, by torch.
+        widens = [not (few and isinstance(one.weight, QuantisedWeight)) for one in projections]
+        layers: list[_Layer] = [
+            (whole(weight, x.dtype) if widen else weight, bias)
+            for (weight, bias), widen in zip(projections, widens, strict=True)
+        ]
         sizes = [len(weight) for weight, _ in layers]
         added = None if residual is None else residual.flatten(0, -2)
-        few = len(rows) <= MOST_ROWS and x.dtype in _DTYPES
-        up = layers[1][0] if gate is not None and layers[1][1] is None else None
+        up = None
+        if gate is not None and layers[1][1] is None and _codes(layers[0]) == _codes(layers[1]):
+            up = layers[1][0]
         function = gate if gate is not None else activation
         if few and function in _FINISHING and (gate is None or up is not None):
             out = x.new_empty(len(rows), sizes[0])
-            read = (*layers[0], up, function, added, None, None, None, None)
-            linear_few_rows(rows, *read, out)
+            _multiplied(rows, *layers[0], up, function, added, out)
         else:
             direct = None if function is not None or into is None else into.flatten(0, -2)
             out = x.new_empty(len(rows), sum(sizes)) if direct is None else direct
@@ -148,10 +155,13 @@ def _side_by_side(
         part = slice(done, done + sum(len(weight) for weight, _ in some))
         to, residual = out[:, part], None if added is None else added[:, part]
         done = part.stop
+        weight, bias = some[0]
+        if isinstance(weight, QuantisedWeight):
+            _multiplied(rows, weight, bias, None, None, residual, to)
+            continue
         if few:
             linear_parts(rows, *zip(*some, strict=True), residual, to)
             continue
-        ((weight, bias),) = some
         first = bias if residual is None else residual
         if first is None:
             torch.mm(rows, weight.t(), out=to)
@@ -161,9 +171,47 @@ def _side_by_side(
             to.add_(bias)
 
 
+def _multiplied(
+    rows: torch.Tensor,
+    weight: torch.Tensor | QuantisedWeight,
+    bias: torch.Tensor | None,
+    up: torch.Tensor | QuantisedWeight | None,
+    function: str | None,
+    added: torch.Tensor | None,
+    out: torch.Tensor,
+) -> None:
+    """Write a linear layer of few rows, gated by `up` and finished, by one launch."""
+    (first, *codes), (second, *of_up) = map(_parts, (weight, up))
+    linear_few_rows(rows, first, bias, second, function, added, *codes, *of_up, out)
+
+
+def _parts(weight: torch.Tensor | QuantisedWeight | None) -> tuple[torch.Tensor | None, ...]:
+    """Return weights as kernels read them: of codes, them with their scale and zero."""
+    if isinstance(weight, QuantisedWeight):
+        return weight.codes, weight.scale, weight.zero
+    return weight, None, None
+
+
+def _codes(layer: _Layer) -> Any:
+    """Return what codes of one launch have in common; None of whole weights."""
+    weight, _ = layer
+    if not isinstance(weight, QuantisedWeight):
+        return None
+    return weight.codes.dtype, weight.scale.dtype, weight.scale.shape[1], weight.zero is None
+
+
 def _together(layers: Sequence[_Layer]) -> Iterator[list[_Layer]]:
-    """Yield neighbours that one launch multiplies with."""
-    for _, alike in groupby(layers, lambda one: (one[1] is None, one[0].stride(0))):
+    """Yield neighbours that one launch multiplies with: of codes one by one."""
+    for (codes, *_), alike in groupby(layers, _laid):
         some = list(alike)
-        for first in range(0, len(some), MOST_PARTS):
-            yield some[first : first + MOST_PARTS]
+        most = MOST_PARTS if codes is None else 1
+        for first in range(0, len(some), most):
+            yield some[first : first + most]
+
+
+def _laid(layer: _Layer) -> tuple[Any, ...]:
+    """Return what layers side by side must have in common."""
+    weight, bias = layer
+    if isinstance(weight, QuantisedWeight):
+        return (_codes(layer),)
+    return None, bias is None, weight.stride(0)

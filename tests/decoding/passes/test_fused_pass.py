@@ -13,6 +13,7 @@ import torch
 import specattn
 from specattn.decoding import METHODS, generate
 from specattn.decoding.engine.target import Target
+from specattn.decoding.model.quantised import quantised
 from specattn.decoding.passes import replay
 from specattn.decoding.passes.graphs import GraphRunner
 from specattn.decoding.passes.runner import LayerAttention
@@ -41,9 +42,9 @@ def captured_runner(target, graphs=None):
     return CapturedRunner(target.model, attention, lambda: graph)
 
 
-def two_targets(model):
+def two_targets(model, capacity=48):
     """Return targets of fused kernels and of modules, of the same texts; the first one's graphs."""
-    targets, graphs = [Target(model, len(LENGTHS), 48, "off") for _ in range(2)], []
+    targets, graphs = [Target(model, len(LENGTHS), capacity, "off") for _ in range(2)], []
     targets[0].runner = captured_runner(targets[0], graphs)
     with torch.no_grad():
         targets[1].prefill(prompts(LENGTHS), chunk_size=1000)
@@ -90,6 +91,21 @@ def test_verification_is_the_models_own(family, tree):
         for target in targets:
             target.cache.seqlens = target.cache.seqlens + min(tree.size, 2)
     assert [graph.replays for graph in graphs] == [2]
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_codes_are_multiplied_by_their_kernel(kind):
+    """Each weight of q, k and v by a launch of its own; gate and up by one; many rows by torch."""
+    model = quantised(tiny_model("qwen3", peak=1.0, hidden_size=64, num_hidden_layers=1), kind)
+    targets, graphs = two_targets(model, capacity=64)
+    for rows in (6, 40):
+        tree = Tree.chain(rows - 1)
+        tokens = torch.stack(prompts([rows] * len(LENGTHS), seed=rows))
+        with torch.no_grad():
+            found, expected = (target.verify(tree, tokens) for target in targets)
+        assert_alike(model, found.logits, expected.logits)
+    few, many = (graph.tape.kernels["linear_codes_kernel"] for graph in graphs)
+    assert (few, many) == (6, 0)
 
 
 def test_a_prefill_is_the_models_own():

@@ -98,8 +98,8 @@ def run_rounds(
         accepted, report = context.sampler.accept(
             draft.tree, draft.tokens, result.logits, draft.probs, context.generator
         )
-        path, in_place = accepted[:2], draft.tree.is_chain
-        target.cache.commit(*path, in_place=in_place, on_host=report.counts)
+        counts, in_place = report.counts, draft.tree.is_chain
+        target.cache.commit(accepted.nodes, accepted.counts, in_place=in_place, on_host=counts)
         outcomes = report.read()  # a GPU is at work on the commit meanwhile
         finished, taking_turns = [], draft.drafters is not None
         names = draft.drafters or repeat(None, len(outcomes))
@@ -120,7 +120,8 @@ def run_rounds(
                 on_round(row, emitted)
         watch.lap("accept_seconds")
 
-        counts = [len(outcome.tokens) - 1 for outcome in outcomes]
+        if counts is None:
+            counts = [len(outcome.tokens) - 1 for outcome in outcomes]
         drafter.observe(Verified(draft, accepted, prefix, result, counts))
         root = accepted.next_token
         if any(finished):

@@ -260,8 +260,8 @@ HOPPER = {
     (128, 128): HopperConfig(128, 64, 8, 208, 88, 1, {}),
 }
 # Products with 128 keys at a time read 4 bytes of shared memory for 6 with 64, and need fewer other
-# instructions. What spills, 24 to 80 bytes, lies outside the loops of products where nothing hides or
-# collects keys (`tools.ptx.offline.spilled_in_products`).
+# instructions. What spills, 24 to 80 bytes, lies outside the loops of products where nothing hides
+# or collects keys (`tools.ptx.offline.spilled_in_products`).
 # A ring holds three tiles at least: keys whose values are looked at wait for a buffer that is freed
 # behind the wait for them.
 HOPPER_PLAIN = {(128, 128): HopperConfig(128, 128, 6, 240, 24, 1, {})}
@@ -336,17 +336,20 @@ def _wanted(programs) -> int:
     return max(1, programs - over if over <= programs // COMBINED else programs)
 
 
-def combine_blocks(device, num_states, D) -> tuple[int, int, int, int]:
+def combine_blocks(device, num_states, D, ragged=False) -> tuple[int, int, int, int]:
     """Return (rows, states, columns, warps) of one combine program.
 
-    2048 float32 elements: up to 16 states of 128 are loaded at once, which hides their latency, by
-    one warp, so that no reduction leaves it. Few states are no reduction but a stream of rows, for
-    four warps; more columns than 128 are other programs'. The interpreter pays per program, so it
-    takes many rows.
+    Up to 2048 float32 elements: 16 states of 128 columns or as many as there are, of up to four
+    rows, are loaded at once, which hides their latency, by one warp, so that no reduction leaves
+    it. One state is no reduction but a stream of rows, for four warps; more columns than 128 are
+    other programs'. The interpreter pays per program, so it takes many rows.
     """
     block_d = min(128, max(16, triton.next_power_of_2(D)))
     block_i = min(triton.next_power_of_2(num_states), COMBINED * 128 // block_d)
     block_r = 64 if device.type == "cpu" else COMBINED * 128 // (block_i * block_d)
+    if block_i > 1 and device.type != "cpu":
+        most = 128 if ragged else 512  # who owns several ragged rows takes registers that spill
+        return max(1, min(block_r, most // block_d)), block_i, block_d, 1
     return block_r, block_i, block_d, 1 if block_r <= 2 else 4
 
 

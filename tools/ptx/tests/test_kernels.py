@@ -1,9 +1,12 @@
 """Our kernels, compiled for GPUs that are not here and executed: right, and the same every way."""
 
+from unittest import mock
+
 import pytest
 
 pytest.importorskip("triton")
 
+from specattn.triton_kernels import _configs
 from specattn.triton_kernels._configs import UNFENCED
 
 from ..faults import Fault
@@ -36,6 +39,23 @@ def test_tensor_cores_may_cut_sums_off(compiler_process, case, arch):
 @pytest.mark.parametrize("case", cases.ALL, ids=str)
 def test_all_in_every_order(compiler_process, case, arch):
     compiler_process(checks.check, case, arch, checks.SCHEDULES)
+
+
+def merged(length, states):
+    """Return what a call of ``length`` keys returns, and one whose combine expects ``states``."""
+    case = Case("hybrid", rows=5, head_dim=128, lengths=(length,), kv_heads=1, split_size=64)
+    blocks = _configs.combine_blocks
+    with mock.patch.object(
+        _configs, "combine_blocks", lambda device, _, *rest: blocks(device, states, *rest)
+    ):
+        wide = checks.run(case, "sm_90")
+    return checks.run(case, "sm_90").same_bits(wide)
+
+
+@pytest.mark.parametrize("length", [120, 250, 500])
+def test_how_many_states_a_combine_may_meet_shows_in_no_bit(compiler_process, length):
+    """Capacity decides how many that are, a request's length how many it has."""
+    assert compiler_process(merged, length, 16)
 
 
 def test_a_fault_names_the_kernel_and_its_source(compiler_process):

@@ -158,7 +158,9 @@ def combine(
     num_states, B, T, heads, D = outs.shape
     outs_b, lses_b = pair or (None, None)
     at_once = min(_configs.COMBINED, num_states) if splits else num_states
-    block_r, block_i, block_d, num_warps = _configs.combine_blocks(outs.device, at_once, D)
+    block_r, block_i, block_d, num_warps = _configs.combine_blocks(
+        outs.device, at_once, D, cu_seqlens_q is not None
+    )
     num_rows = B * T * heads
     launch(
         combine_kernel, (triton.cdiv(num_rows, block_r), triton.cdiv(D, block_d)),

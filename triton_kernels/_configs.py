@@ -342,7 +342,7 @@ def _wanted(programs) -> int:
     return max(1, programs - over if over <= programs // COMBINED else programs)
 
 
-def combine_blocks(device, num_states, D) -> tuple[int, int, int, int]:
+def combine_blocks(device, num_states, D, ragged=False) -> tuple[int, int, int, int]:
     """Return (rows, states, columns, warps) of one combine program.
 
     Up to 2048 float32 elements: 16 states of 128 columns or as many as there are, of up to four
@@ -354,7 +354,8 @@ def combine_blocks(device, num_states, D) -> tuple[int, int, int, int]:
     block_i = min(triton.next_power_of_2(num_states), COMBINED * 128 // block_d)
     block_r = 64 if device.type == "cpu" else COMBINED * 128 // (block_i * block_d)
     if block_i > 1 and device.type != "cpu":
-        return min(block_r, 512 // block_d), block_i, block_d, 1
+        most = 128 if ragged else 512  # who owns several ragged rows takes registers that spill
+        return max(1, min(block_r, most // block_d)), block_i, block_d, 1
     return block_r, block_i, block_d, 1 if block_r <= 2 else 4
 
 

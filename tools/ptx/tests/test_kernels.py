@@ -46,7 +46,7 @@ def merged(length, states):
     case = Case("hybrid", rows=5, head_dim=128, lengths=(length,), kv_heads=1, split_size=64)
     blocks = _configs.combine_blocks
     with mock.patch.object(
-        _configs, "combine_blocks", lambda device, _, D: blocks(device, states, D)
+        _configs, "combine_blocks", lambda device, _, *rest: blocks(device, states, *rest)
     ):
         wide = checks.run(case, "sm_90")
     return checks.run(case, "sm_90").same_bits(wide)

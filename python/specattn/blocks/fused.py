@@ -26,6 +26,7 @@ from specattn.blocks.ops import (
     whole,
 )
 from specattn.quantised import QuantisedWeight
+from specattn.triton_kernels import children as _children
 from specattn.triton_kernels.linear_few_rows import (
     MOST_PARTS,
     MOST_ROWS,
@@ -140,6 +141,47 @@ class Fused(Ops):
 
     def logits(self, x: torch.Tensor, head: Projection) -> torch.Tensor:
         return self.linear(x, head)
+
+    def children(
+        self, logits: torch.Tensor, scores: torch.Tensor, width: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if not _chooses(logits, width):
+            return super().children(logits, scores, width)
+        tokens, paths = _children.children(logits, scores, width)
+        return tokens, paths
+
+    def best_children(
+        self,
+        logits: torch.Tensor,
+        scores: torch.Tensor,
+        masks: torch.Tensor,
+        first: int,
+        width: int,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        if not _chooses(logits, width):
+            return super().best_children(logits, scores, masks, first, width)
+        tokens, best, parents, below = _children.best_children(logits, scores, masks, first, width)
+        return tokens, best, parents, below
+
+    def expand_best(
+        self,
+        tokens: torch.Tensor,
+        scores: torch.Tensor,
+        masks: torch.Tensor,
+        first: int,
+        width: int,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        if scores.dtype != torch.float32:
+            return super().expand_best(tokens, scores, masks, first, width)
+        chosen, drafted, best, rows, below = _children.expand_best(
+            tokens, scores, masks, first, width
+        )
+        return chosen, drafted, best, rows, below
+
+
+def _chooses(logits: torch.Tensor, width: int) -> bool:
+    """Whether kernels find the best children by such logits [B, n, V]."""
+    return logits.dtype in _DTYPES and logits.stride(-1) == 1 and width <= logits.shape[-1]
 
 
 def _side_by_side(

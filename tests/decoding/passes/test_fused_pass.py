@@ -25,62 +25,31 @@ if specattn.backends()["triton"] != "available":
     pytest.skip("Triton is not available here", allow_module_level=True)
 
 from specattn.decoding.passes.captured import CapturedRunner
+from tests.decoding.captured import FEW, LENGTHS, assert_alike, captured_runner, two_targets
 
-LENGTHS = [5, 19]
 TREES = [Tree([-1, 0, 0, 1, 1, 2, 5]), Tree.chain(6), Tree.chain(0)]
 
 
-def captured_runner(target, graphs=None):
-    """Return what runs a target's passes in graphs that are kept in a list."""
-    graphs = [] if graphs is None else graphs
-
-    def graph():
-        graphs.append(TapeGraph())
-        return graphs[-1]
-
-    attention = LayerAttention(target.cache, target.windows, target.longest)
-    return CapturedRunner(target.model, attention, lambda: graph)
-
-
-def two_targets(model, capacity=48):
-    """Return targets of fused kernels and of modules, of the same texts; the first one's graphs."""
-    targets, graphs = [Target(model, len(LENGTHS), capacity, "off") for _ in range(2)], []
-    targets[0].runner = captured_runner(targets[0], graphs)
-    with torch.no_grad():
-        targets[1].prefill(prompts(LENGTHS), chunk_size=1000)
-    caches = [target.cache for target in targets]
-    caches[0].storage.copy_(caches[1].storage)
-    caches[0].seqlens = caches[1].seqlens
-    if caches[0].states is not None:
-        caches[0].states.restore(caches[1].states.copy())
-    return targets, graphs
-
-
-def assert_alike(model, found, expected):
-    """Within the rounding of a few layers, as a share of the largest value."""
-    tolerance = {torch.float32: 2e-5, torch.bfloat16: 0.05, torch.float16: 0.01}[model.dtype]
-    scale = expected.float().abs().max().item()
-    torch.testing.assert_close(
-        found.float(), expected.float(), rtol=0, atol=tolerance * max(scale, 1.0)
-    )
-
-
+QUICK = ("llama", "gemma2", "phi4")
 SERVED = [*CONFIGS, "gemma2", "gemma3", "phi3", "phi4", "olmo2", "smollm3"]
 
 
 def families_and_trees():
-    """Yield pairs: few are quick."""
+    """Yield pairs, and what makes models smaller: few are quick."""
+    small = FEW | {"num_hidden_layers": 2}
     for family in SERVED:
-        marks = () if family in ("llama", "gemma2", "olmo2", "phi4") else pytest.mark.slow
-        yield pytest.param(family, TREES[0], marks=marks, id=f"{family}-tree")
-    yield pytest.param("qwen3", TREES[1], id="qwen3-chain")
-    yield pytest.param("qwen3", TREES[2], id="qwen3-root")
+        if family in QUICK:
+            yield pytest.param(family, TREES[0], small, id=f"{family}-tree")
+        else:
+            yield pytest.param(family, TREES[0], {}, marks=pytest.mark.slow, id=f"{family}-tree")
+    yield pytest.param("qwen3", TREES[1], small, id="qwen3-chain")
+    yield pytest.param("qwen3", TREES[2], small, id="qwen3-root")
 
 
-@pytest.mark.parametrize(("family", "tree"), list(families_and_trees()))
-def test_verification_is_the_models_own(family, tree):
+@pytest.mark.parametrize(("family", "tree", "sizes"), list(families_and_trees()))
+def test_verification_is_the_models_own(family, tree, sizes):
     """Twice with other tokens and lengths: what is captured first is replayed."""
-    model = tiny_model(family, peak=1.0)
+    model = tiny_model(family, peak=1.0, **sizes)
     targets, graphs = two_targets(model)
     for seed in (3, 4):
         tokens = torch.stack(prompts([tree.size] * len(LENGTHS), seed=seed))
@@ -93,25 +62,32 @@ def test_verification_is_the_models_own(family, tree):
     assert [graph.replays for graph in graphs] == [2]
 
 
-@pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_codes_are_multiplied_by_their_kernel(kind, monkeypatch):
+@pytest.mark.parametrize(
+    ("kind", "rows", "launches"),
+    [
+        ("int8", 6, 6),
+        ("int4", 6, 6),
+        pytest.param("int8", 40, 0, marks=pytest.mark.slow),
+        pytest.param("int4", 40, 0, marks=pytest.mark.slow),
+    ],
+)
+def test_codes_are_multiplied_by_their_kernel(kind, rows, launches, monkeypatch):
     """Each weight of q, k and v by a launch of its own; gate and up by one; many rows by torch."""
     monkeypatch.setattr("specattn.quantised._IN_KERNELS", ())  # of a CPU, which no graph keeps
-    model = quantised(tiny_model("qwen3", peak=1.0, hidden_size=64, num_hidden_layers=1), kind)
+    model = quantised(tiny_model("qwen3", peak=1.0, hidden_size=64, **FEW), kind)
     targets, graphs = two_targets(model, capacity=64)
-    for rows in (6, 40):
-        tree = Tree.chain(rows - 1)
-        tokens = torch.stack(prompts([rows] * len(LENGTHS), seed=rows))
-        with torch.no_grad():
-            found, expected = (target.verify(tree, tokens) for target in targets)
-        assert_alike(model, found.logits, expected.logits)
-    few, many = (graph.tape.kernels.count("linear_codes_kernel") for graph in graphs)
-    assert (few, many) == (6, 0)
+    tree = Tree.chain(rows - 1)
+    tokens = torch.stack(prompts([rows] * len(LENGTHS), seed=rows))
+    with torch.no_grad():
+        found, expected = (target.verify(tree, tokens) for target in targets)
+    assert_alike(model, found.logits, expected.logits)
+    (graph,) = graphs
+    assert graph.tape.kernels.count("linear_codes_kernel") == launches
 
 
 def test_a_prefill_is_the_models_own():
     """Ragged, by chunks of more rows than the kernel of products takes and of fewer."""
-    model, lengths = tiny_model("qwen3", peak=1.0, num_hidden_layers=1), [3, 72]
+    model, lengths = tiny_model("qwen3", peak=1.0, **FEW), [3, 72]
     targets, features = [Target(model, 2, 80, "off") for _ in range(2)], ([], [])
     targets[0].runner = captured_runner(targets[0])
     with torch.no_grad():
@@ -122,7 +98,7 @@ def test_a_prefill_is_the_models_own():
 
 
 @pytest.mark.parametrize("rows", [1, 7])
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("family", [pytest.param("llama", marks=pytest.mark.slow), "qwen3"])
 def test_a_layer_is_eight_launches(family, rows):
     """Norm, product, heads, attention, product; norm and two products. Long caches: a combine."""
     counts = []
@@ -142,10 +118,17 @@ def test_a_layer_is_eight_launches(family, rows):
     }
 
 
-@pytest.mark.parametrize("method", ["plain", "auto", "vegas", "quest"])
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize(
+    ("method", "temperature"),
+    [
+        *((method, 0.0) for method in ("auto", "vegas", "quest")),
+        ("plain", 0.9),
+        pytest.param("plain", 0.0, marks=pytest.mark.slow),
+        *(pytest.param(one, 0.9, marks=pytest.mark.slow) for one in ("auto", "vegas", "quest")),
+    ],
+)
 def test_texts_are_those_of_the_models_modules(method, temperature, monkeypatch):
-    model, taken = tiny_model("llama"), []
+    model, taken = tiny_model("llama", **FEW), []
 
     def captured(target, compile):
         taken.append(captured_runner(target))
@@ -181,15 +164,16 @@ def ways(parts, modules):
 
 
 def test_parts_come_before_modules(monkeypatch):
-    model = tiny_model("llama")
+    model = tiny_model("llama", **FEW)
     monkeypatch.setattr(replay, "_ways", ways(TapeGraph, TapeGraph))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert type(Target(model, 2, 48).runner) is CapturedRunner
 
 
+@pytest.mark.slow
 def test_what_parts_cannot_do_is_left_to_modules_and_said_once(monkeypatch):
-    model = tiny_model("llama")
+    model = tiny_model("llama", **FEW)
     monkeypatch.setattr(replay, "_ways", ways(Forgetful, TapeGraph))
     with pytest.warns(UserWarning, match="graphs of its own, slower modules: .*features differ by"):
         assert type(Target(model, 2, 48).runner) is GraphRunner
@@ -199,8 +183,9 @@ def test_what_parts_cannot_do_is_left_to_modules_and_said_once(monkeypatch):
         assert type(Target(model, 2, 48, "on").runner) is GraphRunner
 
 
+@pytest.mark.slow
 def test_what_no_graph_can_do_is_left_to_calls_and_said_once(monkeypatch):
-    model = tiny_model("llama")
+    model = tiny_model("llama", **FEW)
     monkeypatch.setattr(replay, "_ways", ways(Forgetful, Forgetful))
     with pytest.warns(UserWarning, match="through its own, slower modules: replayed, features"):
         assert not Target(model, 2, 48).runner.captures
@@ -208,8 +193,9 @@ def test_what_no_graph_can_do_is_left_to_calls_and_said_once(monkeypatch):
         Target(model, 2, 48, "on")
 
 
+@pytest.mark.slow
 def test_a_model_that_was_converted_is_compared_anew(monkeypatch):
-    model, compared = tiny_model("llama"), []
+    model, compared = tiny_model("llama", **FEW), []
     check = replay._check
     monkeypatch.setattr(replay, "_ways", ways(TapeGraph, TapeGraph))
     monkeypatch.setattr(replay, "_check", lambda *one: (compared.append(one), check(*one)))
@@ -230,7 +216,7 @@ def test_where_memory_is_full_fewer_shapes_are_kept():
                 raise torch.OutOfMemoryError
             super().capture(run)
 
-    model = tiny_model("llama", peak=1.0)
+    model = tiny_model("llama", peak=1.0, **FEW)
     targets = [Target(model, 2, 48, "off") for _ in range(2)]
     attention = LayerAttention(targets[0].cache, targets[0].windows, targets[0].longest)
     targets[0].runner = CapturedRunner(model, attention, lambda: Third)

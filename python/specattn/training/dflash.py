@@ -169,7 +169,8 @@ class DFlashObjective(Objective):
             raise ValueError(f"rows of {length} tokens are shorter than a block of {size}")
         count = min(self.anchors, places)
         if self.training:
-            drawn = torch.rand(batch, places, device=device).topk(count).indices.sort(1).values
+            chances = torch.rand(batch, places, device=device, dtype=torch.float32)
+            drawn = chances.topk(count).indices.sort(1).values
         else:
             drawn = (torch.arange(count, device=device) * places // count).expand(batch, -1)
         return drawn + 1

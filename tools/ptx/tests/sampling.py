@@ -15,7 +15,7 @@ def both():
     lengths = torch.tensor([384], dtype=torch.int32)
     counts = []
     for sample in (False, True):
-        with emulated("sm_90", Options(sample=sample), split_size=64) as launches:
+        with emulated("sm_80", Options(sample=sample), split_size=64) as launches:
             specattn.hybrid_tree_attention(q, k, v, lengths, k_tree, v_tree)
         counts.append([(x.name, x.counts) for x in launches])
     return counts

@@ -24,6 +24,8 @@ from tests.decoding.tape import TapeGraph
 if specattn.backends()["triton"] != "available":
     pytest.skip("Triton is not available here", allow_module_level=True)
 
+from triton.runtime.errors import OutOfResources
+
 from specattn.decoding.passes.captured import CapturedRunner
 from tests.decoding.captured import FEW, LENGTHS, assert_alike, captured_runner, two_targets
 
@@ -181,6 +183,21 @@ def test_what_parts_cannot_do_is_left_to_modules_and_said_once(monkeypatch):
         warnings.simplefilter("error")
         assert type(Target(model, 2, 48).runner) is GraphRunner
         assert type(Target(model, 2, 48, "on").runner) is GraphRunner
+
+
+class Cramped(TapeGraph):
+    """A graph of a card whose shared memory is too small for a kernel."""
+
+    def capture(self, run):
+        """Fail as Triton does where it launches one."""
+        raise OutOfResources(required=240_000, limit=101_376, name="shared memory")
+
+
+def test_a_card_without_room_for_a_kernel_runs_the_modules(monkeypatch):
+    model = tiny_model("llama", **FEW)
+    monkeypatch.setattr(replay, "_ways", ways(Cramped, TapeGraph))
+    with pytest.warns(UserWarning, match="cannot be captured: out of resource: shared memory"):
+        assert type(Target(model, 2, 48).runner) is GraphRunner
 
 
 @pytest.mark.slow

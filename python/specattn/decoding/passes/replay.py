@@ -134,11 +134,11 @@ def _check(target: CachedModel, runner: Runner) -> None:
     """Raise `Unrecognised` where a runner computes something else than the model's modules."""
     try:
         error, bound = _error(target, runner), BOUNDS[target.model.dtype]
-    except RuntimeError as reason:  # such as a mixture of experts that asks the device
-        if not runner.captures:
+    except Exception as reason:  # a mixture of experts asks the device, a card has too little room
+        if not runner.captures or isinstance(reason, Unrecognised):
             raise
         short = isinstance(reason, torch.OutOfMemoryError)  # another time there may be more
-        first = str(reason).strip().splitlines()[0]
+        first = (str(reason).strip() or type(reason).__name__).splitlines()[0]
         kind = Unrecognised if short else _NotCaptured
         raise kind(f"a pass cannot be captured: {first}") from reason
     if not error <= bound:

@@ -79,6 +79,10 @@ class Replayed:
         self._kept: dict[tuple[Any, ...], _Kept] = {}
         self._most = _MOST_KEPT
 
+    def __len__(self) -> int:
+        """Return how many programs are kept."""
+        return len(self._kept)
+
     def run(self, key: Hashable, program: Program, inputs: dict[str, torch.Tensor]) -> Any:
         """Return what a program returns, until the next run."""
         whole = (key, *((name, x.shape, x.dtype) for name, x in inputs.items()))

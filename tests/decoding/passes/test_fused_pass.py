@@ -6,6 +6,7 @@ them as a CUDA graph does.
 
 import warnings
 from collections import Counter
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -198,6 +199,28 @@ def test_a_card_without_room_for_a_kernel_runs_the_modules(monkeypatch):
     monkeypatch.setattr(replay, "_ways", ways(Cramped, TapeGraph))
     with pytest.warns(UserWarning, match="cannot be captured: out of resource: shared memory"):
         assert type(Target(model, 2, 48).runner) is GraphRunner
+
+
+def test_rows_for_which_a_card_has_no_room_run_through_the_modules():
+    """Said once; the pass is the modules', and no draft is so large from then on."""
+    model, graphs = tiny_model("llama", **FEW), []
+    targets, _ = two_targets(model)
+
+    def graph():
+        graphs.append(TapeGraph() if not graphs else Cramped())
+        return graphs[-1]
+
+    targets[0].runner = runner = CapturedRunner(
+        model, LayerAttention(targets[0].cache, targets[0].windows, 48), lambda: graph
+    )
+    for rows in (1, 7, 7, 1):
+        tree, tokens = Tree.chain(rows - 1), torch.stack(prompts([rows] * 2, seed=rows))
+        first = rows == 7 and runner.most_rows == CapturedRunner.most_rows
+        said = pytest.warns(UserWarning, match="of 14 rows and more") if first else nullcontext()
+        with torch.no_grad(), said:
+            found, expected = (target.verify(tree, tokens).logits for target in targets)
+        assert_alike(model, found, expected)
+    assert (runner.most_rows, len(graphs)) == (13, 2)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -49,7 +50,19 @@ class CapturedRunner(KernelRunner):
         if tokens.numel() > self.most_rows or self.attention.in_python(plan):
             return Runner.run(self, plan, tokens)
         real = slice(plan.rows)
-        logits, features, *kept = super().run(*padded_pass(plan, tokens))
+        try:
+            logits, features, *kept = super().run(*padded_pass(plan, tokens))
+        except Exception as reason:
+            if not (len(self._passes) and type(reason).__module__.startswith("triton.")):
+                raise
+            # Kernels of more rows need more of a multiprocessor's memory.
+            self.most_rows = tokens.numel() - 1
+            warnings.warn(
+                f"passes of {tokens.numel()} rows and more run through the model's own, slower "
+                f"modules: {reason}",
+                stacklevel=2,
+            )
+            return Runner.run(self, plan, tokens)
         return Verification(logits[:, real], features[:, real], *kept)
 
     def _pass(self, how: Any, ops: Ops, tokens: torch.Tensor, **inputs: torch.Tensor) -> Any:

@@ -81,7 +81,7 @@ class Runner:
     how: ClassVar[str] = "through its own modules"
     programs: Programs = Direct()
     captures: ClassVar[bool] = False
-    most_rows: ClassVar[int] = MOST_ROWS
+    most_rows: int = MOST_ROWS
 
     def __init__(self, model: PreTrainedModel):
         self._model = ref(model)

@@ -41,7 +41,7 @@ def demo(
         prompt_tokens=None if file else tokens,
         last_tokens=tokens if file else None,
         methods=["plain", "auto", "suffix"],
-        repeats=2,
+        repeats=3,
         model=None if wide is None else _widened(wide),
         dtype="auto" if wide is None else "bf16",
     )

@@ -31,7 +31,7 @@ def test_a_pass_costs_what_it_takes_beyond_one_row_and_sizes_between_lie_on_line
     costs = known()
     assert passes(costs, 1, 4, 6, 8) == pytest.approx([0.010, 0.016, 0.0175, 0.019])
     assert passes(costs, 9) == [np.inf], "more than was timed is not to be chosen"
-    assert passes(costs, 12, beyond=True) == pytest.approx([0.022])
+    assert passes(costs, 12, 17, beyond=2) == pytest.approx([0.019 + 4 * 0.009 / 7, np.inf])
 
 
 def test_no_single_round_decides():
@@ -52,6 +52,28 @@ def test_of_what_is_not_known_the_fastest_of_three_rounds_counts():
         assert passes(costs, 16) == [np.inf]
         costs.follow((PASS, 16), 1, seconds, 0.2)
     assert passes(costs, 16) == pytest.approx([0.020])
+
+
+def test_what_a_draft_takes_besides_the_first_three_rounds_tell():
+    """Timed aside it has nothing to catch up on; the fastest of them stands for it from then on."""
+    costs, draft = known(), ("x", Effort(1, 2))
+    costs.put(draft, 0.002, 0.1, 1)
+    for seconds in (0.5, 0.006, 0.007):
+        assert costs.seconds[draft] == 0.002
+        costs.follow(draft, 0, seconds, 0.2)
+    assert costs.seconds[draft] == 0.006
+    costs.follow(draft, 0, 0.012, 0.2)
+    assert costs.seconds[draft] == pytest.approx(0.006 * 2 ** (1 / 16))
+
+
+def test_changes_are_news_from_a_twentieth_on():
+    costs = known()
+    before = costs.news
+    costs.follow((PASS, 4), 1, 0.018, 0.2)
+    assert (costs.news, costs.changes > 0) == (before, True)
+    for _ in range(20):
+        costs.follow((PASS, 4), 1, 0.030, 0.2)
+    assert before < costs.news < before + 20
 
 
 def test_rounds_that_draft_nothing_are_steady_after_three():

@@ -1,5 +1,6 @@
 """Drafts that size themselves, on machines that are made up: as fast as the best given size."""
 
+from itertools import accumulate
 from unittest.mock import patch
 
 import pytest
@@ -125,12 +126,15 @@ def test_why_is_said_in_plain_words(snapshots):
     assert said.endswith("; plain decoding 1 in 9.9 ms")
 
 
-def test_passes_beyond_what_was_timed_are_not_chosen():
-    """Whatever they would bring: four rows are looked up at most before any was timed."""
+def test_what_is_looked_up_grows_with_what_rounds_have_shown():
+    """To four rows at first, then a little over twice the most of any so far; nothing is timed."""
     model, text = tiny_model("qwen3", vocab_size=24), torch.arange(8).repeat(20)[None]
     with Machine("toy").at_work(), patch.object(Calibrator, "calibrate", lambda *_: None):
-        found = generate(model, text, "suffix", max_new_tokens=40, temperature=0)
-    assert 0 < max(round.drafted for round in found.statistics.requests[0].history) <= 3
+        found = generate(model, text, "suffix", max_new_tokens=120, temperature=0)
+    rows = [1 + round.drafted for round in found.statistics.requests[0].history]
+    most = [1, *accumulate(rows, max)]
+    assert all(now <= max(4, 2.25 * before) for now, before in zip(rows, most, strict=False))
+    assert max(rows) > 16
 
 
 @pytest.mark.parametrize("turn", range(4))

@@ -29,7 +29,7 @@ AGAIN = 0.005
 CALIBRATING = 0.02
 """Share of the time, this run's own included, for timing shapes before drafts have saved any."""
 
-_ON_CPUS = (1, 4, 9, 17, 33, 65)  # timed; between these lie lines
+_ON_CPUS = (1, 4, 9, 17, 33, 65)  # timed with everything else: otherwise rounds themselves tell
 
 
 def pass_sizes(context: DraftContext, most: int) -> list[int]:
@@ -68,7 +68,11 @@ class Calibrator:
             colds = 0 if due.shape[0] == ASIDE else 1 + pacer.captures
             allowed = CALIBRATING * (ledger.elapsed + pacer.left * costs.plain(pacer.requests))
             allowed += max(0.0, ledger.saved) / 4 + self.hoped / 16
-            needed = (2 + colds) * due.seconds + (ledger.capture if pacer.captures else 0.0)
+            needed = (2 + colds) * due.seconds + ledger.capture
+            if isinstance(
+                due.shape[1], Effort
+            ):  # others' savings are not spent on what hardly pays
+                allowed = min(allowed, ledger.spent + self.hoped / 4)
             if not self.everything and ledger.spent + needed > allowed:
                 return False
             taken, first, spent = timed_aside(partial(due.run, root), pacer.clock, colds)
@@ -96,14 +100,15 @@ class Calibrator:
                 taken = costs.guess(share.name, one, share.level * plain)
                 draft = partial(run, effort=one)
                 wanted.append(_Due(1 + one.width * one.depth, (share.name, one), taken, draft))
-        if wanted:  # of no use without another
-            taken = plain + min(one.seconds for one in wanted)
-            wanted.insert(0, _Due(1, (ASIDE, requests), taken, partial(self._verify, None, 1)))
+        aside = _Due(1, (ASIDE, requests), plain, partial(self._verify, None, 1))
+        if any(isinstance(one.shape[1], int) for one in wanted):  # passes are compared with it
+            wanted.insert(0, aside)
         met = pacer.met if pacer.captures else costs.seconds  # what a process captured goes with it
         lacks = [one for one in wanted if one.shape not in costs.seconds or one.shape not in met]
         if not lacks:  # what was not met for long may take something else now
             since = lambda one: pacer.ledger.elapsed - costs.confirmed.get(one.shape, 0.0)  # noqa: E731
-            lacks = [one for one in wanted[1:] if 4 * one.seconds < AGAIN * since(one)]
+            again = (one for one in wanted if one is not aside)
+            lacks = [one for one in again if 4 * one.seconds < AGAIN * since(one)]
         return sorted(lacks, key=lambda one: one.size)
 
     def _promising(self, depth: int, plain: float) -> list[tuple[Share, list[Effort], int]]:
@@ -117,7 +122,7 @@ class Calibrator:
             guess = partial(pacer.costs.guess, share.name, level=share.level * plain)
             drafts = np.array([guess(one) if share.run else 0.0 for one in share.efforts])
             rows = share.sizes * pacer.requests
-            passes = pacer.costs.of_passes(share.kind, rows, beyond=True)
+            passes = pacer.costs.of_passes(share.kind, rows, beyond=np.inf)
             served = rows <= pacer.target.runner.most_rows
             rates = (1 + share.gains.table) / (drafts[:, None] + passes) * served
             if share.is_ready() and rates.max() > fastest:
@@ -129,13 +134,15 @@ class Calibrator:
     def _passes(self, kind: str, capture: Any, size: int, most: int) -> list[_Due]:
         """Return the passes to be timed before one of `size` rows, of up to `most`, is chosen."""
         pacer, requests, found = self.pacer, self.pacer.requests, list[_Due]()
+        if not (pacer.captures or self.everything):
+            return []
         steps = [*(n for n in _ON_CPUS if n < most), most]
         if pacer.captures:
             steps = captured_sizes(requests, most)
         for rows, before in zip(steps[1:], steps, strict=False):
             if before < size and rows * requests <= pacer.target.runner.most_rows:
                 total = rows * requests
-                seconds = float(pacer.costs.of_passes(kind, np.array(total), beyond=True))
+                seconds = float(pacer.costs.of_passes(kind, np.array(total), beyond=np.inf))
                 verify = partial(self._verify, capture, rows)
                 found.append(_Due(rows, (kind, total), seconds, verify))
         return found

@@ -35,6 +35,8 @@ ASIDE = "one row aside"
 """A pass of one row of each request that was timed as others are: rounds take a little more."""
 
 _EARLY = 3  # rounds of which the fastest counts, before others move it
+_NEWS = 1.05  # times that a figure changes by, from which on it is looked at again
+_A_ROW = 0.1  # of the seconds of one row: what another takes, where one size alone was timed
 _LEAST = 1e-9  # seconds
 _FOLLOWS = 1 / 16  # power of two by which a round moves a figure at most
 _ALIKE = 1.5  # lengths and batches whose passes are taken to cost the same
@@ -49,9 +51,12 @@ class Costs:
     """
 
     def __init__(self, file: Path | None = None, former: Costs | None = None):
-        self.file, self.changes = file, 0
+        self.file, self.changes, self.news = file, 0, 0
         self.seconds, self.confirmed = (dict[tuple[str, Any], float]() for _ in range(2))
-        self._early = dict[tuple[str, Any], list[float]]()
+        self._early, self._told = (
+            dict[tuple[str, Any], list[float]](),
+            dict[tuple[str, Any], float](),
+        )
         self._tables = dict[str, tuple[int, Any, Any]]()
         if file is not None and os.path.exists(file):
             self._load(file)
@@ -61,13 +66,14 @@ class Costs:
     def put(self, shape: tuple[str, Any], seconds: float, at: float, requests: int) -> None:
         """Note what was timed aside at some elapsed time, and keep it for later processes.
 
-        Of passes it becomes what a round takes: that much more than one row of each request.
+        Of passes it becomes what a round takes: that much more than one row of each request. What
+        drafts take besides, in rounds, the first of these tell.
         """
-        if shape[0] != ASIDE and isinstance(shape[1], int):
+        if isinstance(shape[1], Effort):
+            self._early[shape] = []
+        elif shape[0] != ASIDE:
             seconds = self.plain(requests) + max(0.0, seconds - self.seconds[ASIDE, requests])
-        self.seconds[shape] = max(seconds, _LEAST)  # a clock may not see it
-        self.confirmed[shape] = at
-        self.changes += 1
+        self._set(shape, seconds, at)
         if self.file is not None:
             rows = [[*shape, s] for shape, s in self.seconds.items()]
             cache = self.file.parent.parent
@@ -83,24 +89,25 @@ class Costs:
         shape = PASS, requests
         return shape in self.seconds and len(self._early.get(shape, [0.0] * _EARLY)) == _EARLY
 
-    def follow(self, shape: tuple[str, int], requests: int, seconds: float, at: float) -> None:
-        """Let a measured pass move what is known; of what is not, the fastest of three counts."""
+    def follow(self, shape: tuple[str, Any], requests: int, seconds: float, at: float) -> None:
+        """Let a measured time move what is known; of what is not, the fastest of three counts."""
         if shape not in self.seconds:
             self._early.setdefault(shape, [])
         early = self._early.get(shape)
         if early is None or len(early) == _EARLY:
-            self.move(shape, seconds, at)
+            known = self.seconds[shape]
+            self._set(shape, known * min(max(seconds / known, 0.5), 2.0) ** _FOLLOWS, at)
             return
         early.append(seconds)
         if shape[1] == requests or len(early) == _EARLY:
-            self.seconds[shape] = max(min(early), _LEAST)
-            self.changes += 1
+            self._set(shape, min(early), at)
 
-    def move(self, shape: tuple[str, Any], seconds: float, at: float) -> None:
-        """Let a measured time move a figure."""
-        self.seconds[shape] *= min(max(seconds / self.seconds[shape], 0.5), 2.0) ** _FOLLOWS
+    def _set(self, shape: tuple[str, Any], seconds: float, at: float) -> None:
+        seconds = self.seconds[shape] = max(seconds, _LEAST)  # a clock may not see it
         self.confirmed[shape] = at
         self.changes += 1
+        if not 1 / _NEWS < seconds / self._told.get(shape, math.inf) < _NEWS:
+            self._told[shape], self.news = seconds, self.news + 1
 
     def table(self, kind: str) -> tuple[Any, Any]:
         """Return rows, ascending, and seconds of what is known of a kind of passes."""
@@ -110,19 +117,24 @@ class Costs:
             self._tables[kind] = self.changes, np.array(rows), np.array(seconds)
         return self._tables[kind][1:]
 
-    def of_passes(self, kind: str, rows: Any, *, beyond: bool = False) -> Any:
+    def of_passes(self, kind: str, rows: Any, *, beyond: float = 1.0) -> Any:
         """Return seconds by rows: between sizes lines; of more than were timed infinity.
 
-        `beyond`: there the last line goes on, and of an unknown kind `PASS` stands for it.
+        The last line goes on up to `beyond` times the most rows that were timed; with 1 it does
+        not, otherwise `PASS` stands for an unknown kind.
         """
         sizes, seconds = self.table(kind)
         if not len(sizes):
-            other = beyond and kind != PASS
-            return self.of_passes(PASS, rows, beyond=True) if other else np.full(rows.shape, np.inf)
-        found = np.interp(rows, sizes, seconds)
-        slope = (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2]) if len(sizes) > 1 else 0.0
-        more = seconds[-1] + max(slope, 0.0) * (rows - sizes[-1]) if beyond else np.inf
-        return np.where(rows > sizes[-1], more, found)
+            other = beyond > 1 and kind != PASS
+            return (
+                self.of_passes(PASS, rows, beyond=beyond) if other else np.full(rows.shape, np.inf)
+            )
+        slope = _A_ROW * seconds[0] / sizes[0]
+        if len(sizes) > 1:  # the last two may differ by noise alone
+            far = (seconds[-1] - seconds[:-1]) / (sizes[-1] - sizes[:-1])
+            slope = max(0.0, far[0], far[-1])
+        more = np.where(rows > beyond * sizes[-1], np.inf, seconds[-1] + slope * (rows - sizes[-1]))
+        return np.where(rows > sizes[-1], more, np.interp(rows, sizes, seconds))
 
     def guess(self, name: str, effort: Effort, level: float) -> float:
         """Return what a draft may take: in proportion to what was timed, or so much a level."""
@@ -154,14 +166,14 @@ def _nodes(effort: Effort) -> int:
 class Ledger:
     """Seconds that all runs of a model have decoded, spent on calibrating, and saved by drafts.
 
-    `capture` is what the last CUDA graph took to capture, `tried` the time when a drafter was last
-    tried that seemed to lose.
+    `capture` is what it took last to capture or record a shape, `tried` the time when a drafter was
+    last tried that seemed to lose.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, capture: float) -> None:
         self.elapsed = self.spent = self.saved = 0.0
         self.tried = dict[str, float]()
-        self.capture = 0.6  # as on an H100; it ran from 0.15
+        self.capture = capture
 
 
 def timed_aside(run: Callable[[], Any], clock: Clock, colds: int) -> tuple[float, float, float]:

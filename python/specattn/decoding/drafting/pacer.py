@@ -32,10 +32,11 @@ if TYPE_CHECKING:
 ASKING = 0.015
 """Share of the time for lookups that find nothing of use."""
 
-_UNTIMED, _DEARER = 4, 1.4  # rows that lookups may have at once on a CPU, at so many plain rounds
+_UNTIMED, _GROWS = 4, 2.25  # on a CPU: rows chosen at first, and times the most rows so far
 _HOLDS, _LOOKS = 8, 4  # rounds for which it holds that nothing pays; between looks beyond
-_SETTLED = 32  # rounds for which costs hold that only rounds move
-_RESTS = 64  # rounds between looks for something to time, where there was nothing
+_SETTLED = 32  # rounds for which what a capture takes is shared among as many tokens
+_CAPTURE = 0.6  # seconds, of a CUDA graph on an H100, before one was captured; it ran from 0.15
+_RESTS = 32  # rounds between looks for something to time, where there was nothing
 _EXPECTED = 128  # tokens that a run goes on for at least, as far as its limit allows
 
 
@@ -63,15 +64,16 @@ class Pacer:
         self.most_looked_up, self.shares = most_looked_up, list(shares)
         self.clock, self.model = self.target.clock(), Model.of(self.target.model)
         self.calibrator = Calibrator(self, context.calibrates)
-        self.ledger = self.model.recall(("pace", "ledger", threading.get_ident()), Ledger)
         self.captures = self.target.runner.captures
+        key = "pace", "ledger", threading.get_ident()
+        self.ledger = self.model.recall(key, lambda: Ledger(_CAPTURE * self.captures))
         self.met: set[Any] = self.target.workspace.met  # shapes that are recorded or captured
         self.lookups, self.wants = Lookups(), 1  # rows that what was looked up had a use for
         self.saves: float | None = None  # seconds, by a lookup of late
         self.compared: tuple[Choice, Choice] | None = None  # the best, and nothing
         self.best_rate = 0.0
         self._asked, self._idle, self._held, self._turn, self._looked = 0.0, 0, 0, 0, 0
-        self._calibrates, self._rests = 0, _LOOKS  # the turn when something is timed again
+        self._calibrates = self._rests = _LOOKS  # the turn when something is timed, none at first
         self._took = dict[str, float]()  # parts of a lookup, in seconds
         self._of_lookups: tuple[Any, dict[int, float]] = None, {}
         self._place: tuple[int, int] | None = None
@@ -104,13 +106,14 @@ class Pacer:
         return max(1, min(self.sequences.draft_depth + 1, max(written, _EXPECTED)))
 
     def passes(self, kind: str, sizes: Any) -> Any:
-        """Return seconds by rows of a request; infinity of those that are not to be chosen."""
-        rows = sizes * self.requests
-        found = self.costs.of_passes(kind, rows)
-        # Recording few rows costs little; but what plain rounds take must be known before all else.
-        if kind == PASS and not self.captures and self.costs.is_steady(self.requests):
-            plain = self.costs.plain(self.requests)
-            found = np.where(np.isinf(found) & (sizes <= _UNTIMED), _DEARER * plain, found)
+        """Return seconds by rows of a request; infinity of those that are not to be chosen.
+
+        On a CPU, where recording one takes little, rounds themselves tell: of ever more rows.
+        """
+        rows, beyond = sizes * self.requests, 1.0
+        if not self.captures:
+            beyond = _GROWS if len(self.costs.table(kind)[0]) > 1 else _UNTIMED
+        found = self.costs.of_passes(kind, rows, beyond=beyond)
         return np.where((rows > self.target.runner.most_rows) & (sizes > 1), np.inf, found)
 
     def of_lookups(self) -> dict[int, float]:
@@ -123,20 +126,20 @@ class Pacer:
             most = self.most_looked_up
             sizes = captured_sizes(self.requests, most) if self.captures else sizes_up_to(most)
             found = zip(sizes, self.passes(PASS, np.array(sizes)).tolist(), strict=True)
-            lacks = [n for n in sizes[1:] if self._to_capture((PASS, n * self.requests))]
+            lacks = [n for n in sizes[1:] if (PASS, n * self.requests) not in self.met]
+            lacks = lacks if self.captures else []
             timed = {n: s for n, s in found if s < np.inf and n not in lacks}
             self._of_lookups = known, timed or {1: 1.0}
         return self._of_lookups[1]
 
     def _known(self) -> Any:
-        """Return what changes with what is known of costs; as rounds move it, every few rounds."""
-        costs, requests = self.costs, self.requests
-        known = id(costs), len(costs.seconds), costs.is_steady(requests), len(self.met)
-        return *known, requests, self._turn // _SETTLED
+        """Return what changes with what is known of costs, and with what has yet to be captured."""
+        costs, met = self.costs, len(self.met)
+        return id(costs), costs.news, met, self.requests, self._turn // _SETTLED
 
     def _to_capture(self, *shapes: tuple[str, Any]) -> float:
-        """Return the seconds that it takes to capture those of some shapes that were not met."""
-        return self.ledger.capture * sum(one not in self.met for one in shapes) * self.captures
+        """Return the seconds to capture, or record, those of some shapes that were not met."""
+        return self.ledger.capture * sum(one not in self.met for one in shapes)
 
     def seconds(self, share: Share) -> Any:
         """Return what rounds of a drafter take, [efforts, sizes].
@@ -149,11 +152,9 @@ class Pacer:
         drafts = [(share.name, effort) for effort in share.efforts] if share.run else []
         taken = np.array([[costs.seconds.get(one, np.inf)] for one in drafts] or [[0.0]])
         found = taken + self.passes(share.kind, share.sizes)
-        if self.captures:
-            new = np.array([[self._to_capture(one)] for one in drafts] or [[0.0]])
-            passes = [(share.kind, requests * n) for n in share.sizes.tolist()]
-            new = new + [self._to_capture(one) for one in passes]
-            found = found + new * (1 + share.gains.table) / self.left
+        new = np.array([[self._to_capture(one)] for one in drafts] or [[0.0]])
+        new = new + [self._to_capture((share.kind, requests * n)) for n in share.sizes.tolist()]
+        found = found + new * (1 + share.gains.table) / self.left
         share.memo = known, found
         share.found.clear()
         return found
@@ -306,10 +307,10 @@ class Pacer:
             drafting = 0.0 if before is None else self.clock.seconds(before, begun)
             if not fresh:
                 costs.follow(shape, len(ends), seconds, self.ledger.elapsed)
-            elif self.captures and shape in costs.seconds:
+            elif shape in costs.seconds:
                 self.ledger.capture = max(0.0, seconds - costs.seconds[shape])
             if draft in costs.seconds and before is not None:
-                costs.move(draft, drafting, self.ledger.elapsed)
+                costs.follow(draft, 0, drafting, self.ledger.elapsed)
             plain = costs.plain(len(ends))
             self.ledger.elapsed += seconds + drafting
             if plain < np.inf:

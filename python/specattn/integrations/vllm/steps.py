@@ -77,7 +77,7 @@ class Steps:
     @property
     def plain(self) -> float:
         """What a step takes that drafts nothing; infinity before one was timed."""
-        return float(self.costs.of_passes(PASS, np.array(self.requests), beyond=True))
+        return float(self.costs.of_passes(PASS, np.array(self.requests), beyond=np.inf))
 
     def rooms(self, most: int) -> Any:
         """Return few numbers of tokens that all requests draft, from 0 to `most` or so."""
@@ -95,7 +95,7 @@ class Steps:
         The first of `rows` is the fewest that there may be, and always allowed.
         """
         most = max(2 * self.costs.table(PASS)[0].max(initial=0), rows[0])
-        return np.where(rows > most, np.inf, self.costs.of_passes(PASS, rows, beyond=True))
+        return np.where(rows > most, np.inf, self.costs.of_passes(PASS, rows, beyond=np.inf))
 
     def drafts(self, depths: Any, share: float) -> Any:
         """Return what the target takes to draft chains: at first `share` of a step for a token."""

@@ -3,7 +3,6 @@
 import numpy as np
 
 from specattn.decoding.drafting import pacer
-from specattn.decoding.drafting.calibrating import Calibrator
 from specattn.decoding.drafting.costs import Costs
 from specattn.decoding.drafting.gains import NONE
 from specattn.decoding.drafting.pacer import Choice, Pacer
@@ -21,7 +20,6 @@ def with_costs(monkeypatch, seconds):
     monkeypatch.setattr(Pacer, "passes", passes)
     monkeypatch.setattr(Costs, "plain", lambda self, requests: seconds(1))
     monkeypatch.setattr(Pacer, "seconds", rounds)
-    monkeypatch.setattr(Calibrator, "calibrate", lambda *_: None)
     monkeypatch.setattr(pacer, "AGAIN", 0.0)
 
 

@@ -222,7 +222,7 @@ def warm(snapshot, method, heat):
 
     def everything(self, *args, **options):
         real(self, *args, **options)
-        self.calibrator.everything = True
+        self.calibrates = True
 
     with patch.object(Pacer, "__init__", everything):
         snapshot.run(method, 12, LogitsProcessorList(), do_sample=heat > 0, seed=7)

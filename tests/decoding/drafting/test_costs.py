@@ -16,10 +16,10 @@ def known(**options):
     """Return costs of one request: 10 ms a round, 8 of them a pass, and 6, 9 for 4 and 8 rows."""
     costs = Costs(**options)
     for seconds in (0.012, 0.010, 0.011):
-        costs.follow((PASS, 1), 1, seconds, 0.0)
-    costs.put((ASIDE, 1), 0.008, 0.1, 1)
-    costs.put((PASS, 4), 0.014, 0.1, 1)
-    costs.put((PASS, 8), 0.017, 0.1, 1)
+        costs.follow((PASS, 1), seconds)
+    costs.put((ASIDE, 1), 0.008, 1)
+    costs.put((PASS, 4), 0.014, 1)
+    costs.put((PASS, 8), 0.017, 1)
     return costs
 
 
@@ -30,49 +30,61 @@ def passes(costs, *rows, **options):
 def test_a_pass_costs_what_it_takes_beyond_one_row_and_sizes_between_lie_on_lines():
     costs = known()
     assert passes(costs, 1, 4, 6, 8) == pytest.approx([0.010, 0.016, 0.0175, 0.019])
-    assert passes(costs, 9) == [np.inf], "more than was timed is not to be chosen"
     assert passes(costs, 12, 17, beyond=2) == pytest.approx([0.019 + 4 * 0.009 / 7, np.inf])
+
+
+def test_of_one_size_another_row_takes_a_share():
+    costs = Costs()
+    assert passes(costs, 1, 4) == [np.inf, np.inf]
+    costs.follow((PASS, 2), 0.010)
+    assert passes(costs, 1, 2, 4, a_row=0.1) == pytest.approx([0.010, 0.010, 0.011])
+    assert costs.of_passes("pass for x", np.array(4), a_row=0.1) == pytest.approx(0.011)
 
 
 def test_no_single_round_decides():
     """Ten times as slow or as fast: it moves its size by the sixteenth root of two."""
     costs = known()
+    for _ in range(3):
+        costs.follow((PASS, 4), 0.016)
     for seconds, factor in ((10.0, 2 ** (1 / 16)), (1e-9, 2 ** (-1 / 16))):
         before = passes(costs, 1, 4, 8)
-        costs.follow((PASS, 4), 1, seconds, 0.2)
+        costs.follow((PASS, 4), seconds)
         assert passes(costs, 1, 4, 8) == pytest.approx([before[0], factor * before[1], before[2]])
     for _ in range(60):
-        costs.follow((PASS, 4), 1, 0.030, 0.2)
+        costs.follow((PASS, 4), 0.030)
     assert passes(costs, 4) == pytest.approx([0.030], rel=0.02)
 
 
 def test_of_what_is_not_known_the_fastest_of_three_rounds_counts():
     costs = known()
-    for seconds in (0.5, 0.020, 0.021):
-        assert passes(costs, 16) == [np.inf]
-        costs.follow((PASS, 16), 1, seconds, 0.2)
-    assert passes(costs, 16) == pytest.approx([0.020])
+    for seconds, counts in ((0.5, 0.5), (0.020, 0.020), (0.021, 0.020)):
+        costs.follow((PASS, 16), seconds)
+        assert passes(costs, 16) == pytest.approx([counts])
+    costs.follow((PASS, 16), 0.010)
+    assert passes(costs, 16) == pytest.approx([0.020 * 2 ** (-1 / 16)])
 
 
 def test_what_a_draft_takes_besides_the_first_three_rounds_tell():
     """Timed aside it has nothing to catch up on; the fastest of them stands for it from then on."""
     costs, draft = known(), ("x", Effort(1, 2))
-    costs.put(draft, 0.002, 0.1, 1)
+    costs.put(draft, 0.002, 1)
     for seconds in (0.5, 0.006, 0.007):
         assert costs.seconds[draft] == 0.002
-        costs.follow(draft, 0, seconds, 0.2)
+        costs.follow(draft, seconds)
     assert costs.seconds[draft] == 0.006
-    costs.follow(draft, 0, 0.012, 0.2)
+    costs.follow(draft, 0.012)
     assert costs.seconds[draft] == pytest.approx(0.006 * 2 ** (1 / 16))
 
 
 def test_changes_are_news_from_a_twentieth_on():
     costs = known()
-    before = costs.news
-    costs.follow((PASS, 4), 1, 0.018, 0.2)
-    assert (costs.news, costs.changes > 0) == (before, True)
+    for _ in range(3):
+        costs.follow((PASS, 4), 0.016)
+    before, changes = costs.news, costs.changes
+    costs.follow((PASS, 4), 0.018)
+    assert (costs.news, costs.changes) == (before, changes + 1)
     for _ in range(20):
-        costs.follow((PASS, 4), 1, 0.030, 0.2)
+        costs.follow((PASS, 4), 0.030)
     assert before < costs.news < before + 20
 
 
@@ -81,23 +93,27 @@ def test_rounds_that_draft_nothing_are_steady_after_three():
     steady = []
     for _ in range(4):
         steady.append(costs.is_steady(2))
-        costs.follow((PASS, 2), 2, 0.01, 0.0)
+        costs.follow((PASS, 2), 0.01)
     assert steady == [False, False, False, True]
 
 
 def test_drafts_that_were_not_timed_are_guessed_by_those_that_were():
     costs = known()
-    assert costs.guess("x", Effort(1, 4), level=0.003) == pytest.approx(0.012)
-    costs.put(("x", Effort(1, 2)), 0.002, 0.0, 1)
-    assert costs.guess("x", Effort(1, 4), level=0.003) == pytest.approx(0.004)
-    assert costs.guess("x", Effort(5, 2), level=0.003) == pytest.approx(0.006)
-    assert costs.guess("x", Effort(1, 2), level=0.003) == 0.002
+    given = {"level": 0.003, "a_row": 0.1}
+    assert costs.guess("x", Effort(1, 4), **given) == pytest.approx(0.012)
+    assert costs.guess("x", Effort(6, 4), **given) == pytest.approx(0.018)
+    costs.put(("x", Effort(1, 2)), 0.002, 1)
+    assert costs.guess("x", Effort(1, 4), **given) == pytest.approx(0.004)
+    assert costs.guess("x", Effort(6, 2), **given) == pytest.approx(0.003)
+    assert costs.guess("x", Effort(1, 2), **given) == 0.002
 
 
 def test_what_was_timed_is_kept_for_other_processes(tmp_path):
     file = tmp_path / "costs" / "of.json"
     costs = known(file=file)
-    costs.put(("poss", Effort(4, 3)), 0.003, 0.2, 1)
+    costs.put(("poss", Effort(4, 3)), 0.003, 1)
+    assert not file.exists()
+    costs.keep()
     again = Costs(file)
     assert again.seconds == costs.seconds
     assert again.is_steady(1)
@@ -121,8 +137,8 @@ def test_files_that_are_no_tables_are_named_and_not_used(tmp_path, caplog, conte
         costs = Costs(file)
     assert costs.seconds == {}
     assert caplog.text.count(f"{file} is no table of costs and is not used") == 1
-    costs.follow((PASS, 1), 1, 0.01, 0.0)
-    costs.put((ASIDE, 1), 0.008, 0.0, 1)
+    costs.follow((PASS, 1), 0.01)
+    costs.keep()
     assert Costs(file).seconds == costs.seconds, "it is replaced"
 
 
@@ -140,7 +156,7 @@ def test_costs_of_a_longer_text_begin_with_those_of_a_shorter_one():
     assert longer.seconds == known().seconds
     for _ in range(2):  # and more may be timed from its first rounds on
         assert longer.is_steady(1)
-        longer.follow((PASS, 1), 1, 0.011, 0.0)
+        longer.follow((PASS, 1), 0.011)
     assert alike(8, 1000) == alike(9, 1200) != alike(8, 2000)
 
 

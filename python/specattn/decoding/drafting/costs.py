@@ -1,9 +1,8 @@
-"""What rounds take, by rows of the whole batch, and drafts, by effort: timed aside, then followed.
+"""What rounds take, by rows of the whole batch, and drafts, by effort: what real ones took.
 
-A shape, a pass of so many rows or a draft of an effort, is *calibrated* by being run behind the
-committed text, as a draft that is rejected: once to record or capture it, once more where it was
-captured, and twice timed. What real rounds take moves a figure by little each time, so that no
-outlier decides.
+A shape, a pass of so many rows or a draft of an effort, is guessed until a round had it; the one
+that records or captures it does not count. Each further round moves its figure by little, so that
+no outlier decides for long.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ ASIDE = "one row aside"
 
 _EARLY = 3  # rounds of which the fastest counts, before others move it
 _NEWS = 1.05  # times that a figure changes by, from which on it is looked at again
-_A_ROW = 0.1  # of the seconds of one row: what another takes, where one size alone was timed
 _LEAST = 1e-9  # seconds
 _FOLLOWS = 1 / 16  # power of two by which a round moves a figure at most
 _ALIKE = 1.5  # lengths and batches whose passes are taken to cost the same
@@ -46,37 +44,38 @@ _log = logging.getLogger(__name__)
 class Costs:
     """Seconds by kind and size: of passes by rows of the batch, of a drafter's drafts by effort.
 
-    `confirmed` is when a figure was met last. With a `file`, those of an earlier process are the
-    first guess.
+    With a `file`, those of an earlier process are the first guess. `changes` counts changes,
+    `news` those that are worth choosing anew for.
     """
 
     def __init__(self, file: Path | None = None, former: Costs | None = None):
-        self.file, self.changes, self.news = file, 0, 0
-        self.seconds, self.confirmed = (dict[tuple[str, Any], float]() for _ in range(2))
-        self._early, self._told = (
-            dict[tuple[str, Any], list[float]](),
-            dict[tuple[str, Any], float](),
-        )
+        self.file, self.changes, self.news, self._kept = file, 0, 0, 0
+        self.seconds = dict[tuple[str, Any], float]()
+        self._early = dict[tuple[str, Any], list[float]]()
+        self._told = dict[tuple[str, Any], float]()
+        self._aside = set[tuple[str, Any]]()
         self._tables = dict[str, tuple[int, Any, Any]]()
         if file is not None and os.path.exists(file):
             self._load(file)
         elif former is not None:
-            self.seconds, self.confirmed = dict(former.seconds), dict(former.confirmed)
+            self.seconds = dict(former.seconds)
 
-    def put(self, shape: tuple[str, Any], seconds: float, at: float, requests: int) -> None:
-        """Note what was timed aside at some elapsed time, and keep it for later processes.
+    def put(self, shape: tuple[str, Any], seconds: float, requests: int) -> None:
+        """Note what was timed aside, until rounds tell what it takes in these.
 
-        Of passes it becomes what a round takes: that much more than one row of each request. What
-        drafts take besides, in rounds, the first of these tell.
+        Of passes it becomes what a round takes: that much more than one row of each request.
         """
-        if isinstance(shape[1], Effort):
-            self._early[shape] = []
-        elif shape[0] != ASIDE:
+        if isinstance(shape[1], int) and shape[0] != ASIDE:
             seconds = self.plain(requests) + max(0.0, seconds - self.seconds[ASIDE, requests])
-        self._set(shape, seconds, at)
-        if self.file is not None:
+        self._early[shape] = []
+        self._aside.add(shape)
+        self._set(shape, seconds)
+
+    def keep(self) -> None:
+        """Keep what is known for later processes, if there is a file for it."""
+        if self.file is not None and self.news != self._kept:
             rows = [[*shape, s] for shape, s in self.seconds.items()]
-            cache = self.file.parent.parent
+            cache, self._kept = self.file.parent.parent, self.news
             keep(cache, self.file, lambda path: path.write_text(json.dumps(rows)))
 
     def plain(self, requests: int) -> float:
@@ -89,22 +88,26 @@ class Costs:
         shape = PASS, requests
         return shape in self.seconds and len(self._early.get(shape, [0.0] * _EARLY)) == _EARLY
 
-    def follow(self, shape: tuple[str, Any], requests: int, seconds: float, at: float) -> None:
-        """Let a measured time move what is known; of what is not, the fastest of three counts."""
+    def follow(self, shape: tuple[str, Any], seconds: float) -> None:
+        """Let a measured time move what is known: of the first three the fastest counts.
+
+        Until then holds what was timed aside, if it was.
+        """
         if shape not in self.seconds:
-            self._early.setdefault(shape, [])
+            self._early[shape] = []
         early = self._early.get(shape)
         if early is None or len(early) == _EARLY:
             known = self.seconds[shape]
-            self._set(shape, known * min(max(seconds / known, 0.5), 2.0) ** _FOLLOWS, at)
-            return
-        early.append(seconds)
-        if shape[1] == requests or len(early) == _EARLY:
-            self._set(shape, min(early), at)
+            seconds = known * min(max(seconds / known, 0.5), 2.0) ** _FOLLOWS
+        else:
+            early.append(seconds)
+            if shape in self._aside and len(early) < _EARLY:
+                return
+            seconds = min(early)
+        self._set(shape, seconds)
 
-    def _set(self, shape: tuple[str, Any], seconds: float, at: float) -> None:
+    def _set(self, shape: tuple[str, Any], seconds: float) -> None:
         seconds = self.seconds[shape] = max(seconds, _LEAST)  # a clock may not see it
-        self.confirmed[shape] = at
         self.changes += 1
         if not 1 / _NEWS < seconds / self._told.get(shape, math.inf) < _NEWS:
             self._told[shape], self.news = seconds, self.news + 1
@@ -117,34 +120,36 @@ class Costs:
             self._tables[kind] = self.changes, np.array(rows), np.array(seconds)
         return self._tables[kind][1:]
 
-    def of_passes(self, kind: str, rows: Any, *, beyond: float = 1.0) -> Any:
-        """Return seconds by rows: between sizes lines; of more than were timed infinity.
+    def of_passes(self, kind: str, rows: Any, beyond: float = math.inf, a_row: float = 0.1) -> Any:
+        """Return seconds by rows: on lines between sizes, and up to `beyond` times the largest.
 
-        The last line goes on up to `beyond` times the most rows that were timed; with 1 it does
-        not, otherwise `PASS` stands for an unknown kind.
+        Of more rows infinity. Of an unknown kind `PASS` stands for it; where one size alone is
+        known, another row takes `a_row` of what one of these does.
         """
         sizes, seconds = self.table(kind)
         if not len(sizes):
-            other = beyond > 1 and kind != PASS
-            return (
-                self.of_passes(PASS, rows, beyond=beyond) if other else np.full(rows.shape, np.inf)
-            )
-        slope = _A_ROW * seconds[0] / sizes[0]
+            unknown = np.full(rows.shape, np.inf)
+            return unknown if kind == PASS else self.of_passes(PASS, rows, beyond, a_row)
+        slope = a_row * seconds[0] / sizes[0]
         if len(sizes) > 1:  # the last two may differ by noise alone
             far = (seconds[-1] - seconds[:-1]) / (sizes[-1] - sizes[:-1])
             slope = max(0.0, far[0], far[-1])
         more = np.where(rows > beyond * sizes[-1], np.inf, seconds[-1] + slope * (rows - sizes[-1]))
         return np.where(rows > sizes[-1], more, np.interp(rows, sizes, seconds))
 
-    def guess(self, name: str, effort: Effort, level: float) -> float:
-        """Return what a draft may take: in proportion to what was timed, or so much a level."""
-        known = {e: s for (of, e), s in self.seconds.items() if of == name}
-        if effort in known:
-            return known[effort]
-        each = [
-            s * max(effort.depth / e.depth, _nodes(effort) / _nodes(e)) for e, s in known.items()
-        ]
-        return min(each, default=level * effort.depth)
+    def guess(self, name: str, effort: Effort, level: float, a_row: float) -> float:
+        """Return what a draft may take: in proportion to what others took, or so much a level.
+
+        Another node of a level takes `a_row` of the first.
+        """
+        if (name, effort) in self.seconds:
+            return self.seconds[name, effort]
+
+        def weight(one: Effort) -> float:
+            return one.depth * (1 + a_row * (one.width - 1))
+
+        others = [s / weight(one) for (of, one), s in self.seconds.items() if of == name]
+        return min(others, default=level) * weight(effort)
 
     def _load(self, file: Path) -> None:
         """Read what an earlier process kept; of what is no such file nothing is taken."""
@@ -159,19 +164,15 @@ class Costs:
             _log.warning("%s is no table of costs and is not used: %s", file, error)
 
 
-def _nodes(effort: Effort) -> int:
-    return 1 + effort.width * (effort.depth - 1)
-
-
 class Ledger:
-    """Seconds that all runs of a model have decoded, spent on calibrating, and saved by drafts.
+    """What all runs of a model share: seconds that they have decoded, and of these calibrating.
 
     `capture` is what it took last to capture or record a shape, `tried` the time when a drafter was
     last tried that seemed to lose.
     """
 
     def __init__(self, capture: float) -> None:
-        self.elapsed = self.spent = self.saved = 0.0
+        self.elapsed = self.spent = 0.0
         self.tried = dict[str, float]()
         self.capture = capture
 

@@ -66,8 +66,6 @@ class Share(FixedSize):
         ``run(root, effort)`` drafts and forgets it: how drafts are timed. None: they cost nothing.
     capture : callable, optional
         ``capture(rows)``: what verification hands out besides.
-    is_ready : callable
-        ``is_ready()``: whether `run` would draft.
     level : float
         What a level of a draft may take, of a round without one, before any was timed.
     """
@@ -81,12 +79,11 @@ class Share(FixedSize):
         gains: type[TreeGains] | type[ChainGains],
         run: Callable[[torch.Tensor, Effort], Any] | None = None,
         capture: Callable[[int], CaptureSpec] | None = None,
-        is_ready: Callable[[], bool] = lambda: True,
         level: float = 1 / 8,
     ):
         super().__init__()
         self.name, self.efforts, self.run, self.capture = name, list(efforts), run, capture
-        self.is_ready, self.title, self.level = is_ready, name, level
+        self.title, self.level = name, level
         self.sizes, greedy = np.array(sizes), context.sampler.greedy
         self.kind = PASS if capture is None else f"{PASS} for {name}"
         self.depths = np.array([effort.depth for effort in efforts])
@@ -100,7 +97,7 @@ class Share(FixedSize):
 
     def choose(self, root: torch.Tensor, depth: int) -> Effort:
         """Return the effort of the round that begins; its depth is at most `depth`."""
-        self.pacer.prepare(root, depth)
+        self.pacer.prepare(root)
         return self.pacer.choose(depth).effort
 
     def rows(self, effort: Effort, drafted: int, nodes: Callable[[], Nodes]) -> int:

@@ -1,7 +1,9 @@
 """Chooses before every round who drafts and how much: what gives the most tokens per second.
 
-What passes and drafts take is known (`Costs`), what a draft brings is learned (`gains`). A `Pacer`
-compares nothing, what was looked up, and every effort of its drafters, for the whole batch.
+What passes and drafts take is guessed and then known (`Costs`), what a draft brings is learned
+(`gains`). A `Pacer` compares nothing, what was looked up, and every effort of its drafters, for the
+whole batch. What was never tried is tried in rounds that count, where it promises so much that the
+tokens that are left would pay for a few of them in vain.
 
 Whatever is chosen changes no text: it follows from clocks, the text so far and what drafters say of
 it, before any of the round's tokens is drawn.
@@ -20,9 +22,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from specattn.decoding.drafting.calibrating import AGAIN, Calibrator, captured_sizes
+from specattn.decoding.drafting.calibrating import calibrate, captured_sizes
 from specattn.decoding.drafting.costs import PASS, Costs, Ledger, alike, file_of
-from specattn.decoding.drafting.gains import NONE, SIZES, Effort, Lookups, sizes_up_to
+from specattn.decoding.drafting.gains import NONE, Effort, Lookups, sizes_up_to
 from specattn.decoding.engine.contract import DraftContext, Verified
 from specattn.decoding.model.model import Model
 
@@ -31,12 +33,15 @@ if TYPE_CHECKING:
 
 ASKING = 0.015
 """Share of the time for lookups that find nothing of use."""
+AGAIN = 0.005
+"""Share of the time for drafts that seem to lose."""
 
-_UNTIMED, _GROWS = 4, 2.25  # on a CPU: rows chosen at first, and times the most rows so far
+_UNTIMED, _GROWS = 17, 4.0  # on a CPU: rows chosen at first, and times the most rows so far
+_CPU_ROW, _GPU_ROW = 0.1, 0.01  # what another row takes, of one, before several were met
 _HOLDS, _LOOKS = 8, 4  # rounds for which it holds that nothing pays; between looks beyond
-_SETTLED = 32  # rounds for which what a capture takes is shared among as many tokens
+_SETTLED = 32  # rounds for which what new shapes take is shared among as many tokens
 _CAPTURE = 0.6  # seconds, of a CUDA graph on an H100, before one was captured; it ran from 0.15
-_RESTS = 32  # rounds between looks for something to time, where there was nothing
+_TRIES, _DOUBT = 3, 4.0  # rounds that tell what a draft takes; such tries for one that pays
 _EXPECTED = 128  # tokens that a run goes on for at least, as far as its limit allows
 
 
@@ -63,17 +68,17 @@ class Pacer:
         self.target, self.sequences = context.target, context.sequences
         self.most_looked_up, self.shares = most_looked_up, list(shares)
         self.clock, self.model = self.target.clock(), Model.of(self.target.model)
-        self.calibrator = Calibrator(self, context.calibrates)
+        self.calibrates = context.calibrates
         self.captures = self.target.runner.captures
         key = "pace", "ledger", threading.get_ident()
         self.ledger = self.model.recall(key, lambda: Ledger(_CAPTURE * self.captures))
+        self.a_row = _GPU_ROW if self.captures else _CPU_ROW
         self.met: set[Any] = self.target.workspace.met  # shapes that are recorded or captured
-        self.lookups, self.wants = Lookups(), 1  # rows that what was looked up had a use for
+        self.lookups = Lookups()
         self.saves: float | None = None  # seconds, by a lookup of late
         self.compared: tuple[Choice, Choice] | None = None  # the best, and nothing
         self.best_rate = 0.0
         self._asked, self._idle, self._held, self._turn, self._looked = 0.0, 0, 0, 0, 0
-        self._calibrates = self._rests = _LOOKS  # the turn when something is timed, none at first
         self._took = dict[str, float]()  # parts of a lookup, in seconds
         self._of_lookups: tuple[Any, dict[int, float]] = None, {}
         self._place: tuple[int, int] | None = None
@@ -108,28 +113,28 @@ class Pacer:
     def passes(self, kind: str, sizes: Any) -> Any:
         """Return seconds by rows of a request; infinity of those that are not to be chosen.
 
-        On a CPU, where recording one takes little, rounds themselves tell: of ever more rows.
+        On a CPU rows grow with what rounds have shown: beyond there is more to compute.
         """
-        rows, beyond = sizes * self.requests, 1.0
+        rows, beyond = sizes * self.requests, np.inf
         if not self.captures:
             beyond = _GROWS if len(self.costs.table(kind)[0]) > 1 else _UNTIMED
-        found = self.costs.of_passes(kind, rows, beyond=beyond)
+        found = self.costs.of_passes(kind, rows, beyond, self.a_row)
         return np.where((rows > self.target.runner.most_rows) & (sizes > 1), np.inf, found)
 
     def of_lookups(self) -> dict[int, float]:
-        """Return seconds by the rows that may be looked up now, in graphs that are captured.
+        """Return seconds by the rows that may be looked up now, with their share of captures.
 
-        What one lookup promises says nothing of the next, for which a graph would be captured.
+        As if each of a lookup's rows became a token, and so did those of its like to come.
         """
         known = self._known()
         if self._of_lookups[0] != known:
             most = self.most_looked_up
-            sizes = captured_sizes(self.requests, most) if self.captures else sizes_up_to(most)
-            found = zip(sizes, self.passes(PASS, np.array(sizes)).tolist(), strict=True)
-            lacks = [n for n in sizes[1:] if (PASS, n * self.requests) not in self.met]
-            lacks = lacks if self.captures else []
-            timed = {n: s for n, s in found if s < np.inf and n not in lacks}
-            self._of_lookups = known, timed or {1: 1.0}
+            found = captured_sizes(self.requests, most) if self.captures else sizes_up_to(most)
+            sizes = np.array(found)
+            new = [self._new(PASS, n) for n in (sizes * self.requests).tolist()]
+            found = self.passes(PASS, sizes) + np.array(new) * sizes / self.left
+            timed = zip(sizes.tolist(), found.tolist(), strict=True)
+            self._of_lookups = known, {n: s for n, s in timed if s < np.inf} or {1: 1.0}
         return self._of_lookups[1]
 
     def _known(self) -> Any:
@@ -137,24 +142,33 @@ class Pacer:
         costs, met = self.costs, len(self.met)
         return id(costs), costs.news, met, self.requests, self._turn // _SETTLED
 
-    def _to_capture(self, *shapes: tuple[str, Any]) -> float:
-        """Return the seconds to capture, or record, those of some shapes that were not met."""
-        return self.ledger.capture * sum(one not in self.met for one in shapes)
+    def _new(self, kind: str, size: Any, tries: float | None = None) -> float:
+        """Return the seconds that a shape takes besides, if it is new: to capture.
+
+        Of a draft that was never timed, to try too, and for others that are tried in vain.
+        """
+        takes = 0.0 if (kind, size) in self.met else self.ledger.capture
+        if tries is None or (kind, size) in self.costs.seconds:
+            return takes
+        return _DOUBT * (takes + tries)
 
     def seconds(self, share: Share) -> Any:
         """Return what rounds of a drafter take, [efforts, sizes].
 
-        With its share, by the tokens that the run has left, of what has yet to be captured.
+        With its share, by the tokens that the run has left, of what new shapes take besides.
         """
-        costs, requests, known = self.costs, self.requests, self._known()
+        known = self._known()
         if share.memo[0] == known:
             return share.memo[1]
-        drafts = [(share.name, effort) for effort in share.efforts] if share.run else []
-        taken = np.array([[costs.seconds.get(one, np.inf)] for one in drafts] or [[0.0]])
+        level = share.level * self.costs.plain(self.requests)
+        taken, new = np.zeros((2, len(share.efforts), 1))
+        for row, effort in enumerate(share.efforts if share.run is not None else ()):
+            taken[row] = guess = self.costs.guess(share.name, effort, level, self.a_row)
+            new[row] = self._new(share.name, effort, _TRIES * guess)
+        rows = (share.sizes * self.requests).tolist()
+        new = new + [self._new(share.kind, n) * (n > self.requests) for n in rows]
         found = taken + self.passes(share.kind, share.sizes)
-        new = np.array([[self._to_capture(one)] for one in drafts] or [[0.0]])
-        new = new + [self._to_capture((share.kind, requests * n)) for n in share.sizes.tolist()]
-        found = found + new * (1 + share.gains.table) / self.left
+        found += new * (1 + share.gains.table) / self.left
         share.memo = known, found
         share.found.clear()
         return found
@@ -175,18 +189,15 @@ class Pacer:
 
         self._unread.append((now, read))
 
-    def prepare(self, root: torch.Tensor, depth: int) -> None:
-        """Read what has ended, and time what is due; a round begins behind `root` [B]."""
+    def prepare(self, root: torch.Tensor) -> None:
+        """Read what has ended, and time everything if that is due; a round begins behind `root`."""
         while self._unread and self.clock.passed(self._unread[0][0]):
             self._unread.popleft()[1]()
         self._turn_to(self.sequences.active_lengths)
         self._turn += 1
-        if self._turn < self._calibrates and not self.calibrator.everything:
-            return
-        if self.costs.plain(self.requests) < np.inf:
-            found = self.calibrator.calibrate(root, depth)
-            self._rests = _LOOKS if found else min(2 * self._rests, _RESTS)
-        self._calibrates = self._turn + self._rests
+        if self.calibrates and self.costs.is_steady(self.requests):
+            calibrate(self, root)
+            self.calibrates, self.last_ended = False, None
 
     def best_rows(self, chances: Sequence[Sequence[float]]) -> int:
         """Return the rows with most tokens per second, of chains with these chances, descending."""
@@ -196,14 +207,7 @@ class Pacer:
         def rate(rows: int) -> float:
             return sum(1 + one[min(rows, len(one)) - 1] for one in gains) / seconds[rows]
 
-        best = max((n for n in seconds if n <= max(map(len, gains))), key=lambda n: (rate(n), -n))
-        self.wanted(best)
-        return best
-
-    def wanted(self, rows: int) -> None:
-        """Note that what was looked up had a use for so many rows: for more, if none were timed."""
-        sizes = [n for n in SIZES if n <= self.most_looked_up]
-        self.wants = next((n for n in sizes if n > rows), rows) if rows > 1 else 1
+        return max((n for n in seconds if n <= max(map(len, gains))), key=lambda n: (rate(n), -n))
 
     def choose(self, depth: int, rows: int = 1, promised: Sequence[float] = ()) -> Choice:
         """Return who drafts in the round that was prepared, no deeper than `depth`, and how much.
@@ -215,7 +219,7 @@ class Pacer:
         nothing = best = Choice(None, NONE, 1, 1.0, plain)
         if promised and not of_use:
             self._saved(0.0)
-        if plain == np.inf or (self._held > 0 and not of_use):
+        if plain == np.inf or self.calibrates or (self._held > 0 and not of_use):
             self._held -= 1
             return nothing
         for share in self.shares:
@@ -232,8 +236,8 @@ class Pacer:
         for share in self.shares if looks else ():
             other = self._best(share, depth, promised, best if best.name == share.title else None)
             loss = (other.seconds - other.tokens / _rate(best)) * len(self.shares)
-            shapes = (share.kind, other.rows * self.requests), (share.name, other.effort)
-            loss += self._to_capture(*shapes)
+            loss += self._new(share.kind, other.rows * self.requests)
+            loss += self._new(share.name, other.effort)
             since = self.ledger.elapsed - self.ledger.tried.get(share.name, 0.0)
             if other.effort != NONE and loss < AGAIN * since:
                 self.ledger.tried[share.name] = self.ledger.elapsed
@@ -294,10 +298,11 @@ class Pacer:
         now, before, costs, met = self.clock.now(), self.last_ended, self.costs, self.met
         texts = self.sequences.host_rows
         emitted = [texts[row, at : self.sequences.ends[row]].tolist() for row, at in ends.items()]
-        fresh, gained, draft = shape not in met, fmean(map(len, emitted)), None
+        fresh, draft, new = shape not in met, None, False
         met.add(shape)
         if share is not None:
             mine, draft = own or [True] * len(emitted), (share.name, effort)
+            new = share.run is None or draft not in met
             met.add(draft)
             learnt = [text if yes else None for text, yes in zip(emitted, mine, strict=True)]
             share.learn(verified.draft.tree.max_depth, learnt)
@@ -305,16 +310,14 @@ class Pacer:
         def read() -> None:
             seconds = self.clock.seconds(begun, now)
             drafting = 0.0 if before is None else self.clock.seconds(before, begun)
+            known = float(costs.of_passes(shape[0], np.array(shape[1])))
             if not fresh:
-                costs.follow(shape, len(ends), seconds, self.ledger.elapsed)
-            elif shape in costs.seconds:
-                self.ledger.capture = max(0.0, seconds - costs.seconds[shape])
-            if draft in costs.seconds and before is not None:
-                costs.follow(draft, 0, drafting, self.ledger.elapsed)
-            plain = costs.plain(len(ends))
+                costs.follow(shape, seconds)
+            elif known < np.inf:
+                self.ledger.capture = max(0.0, seconds - known)
+            if draft is not None and before is not None and not new:
+                costs.follow(draft, drafting)
             self.ledger.elapsed += seconds + drafting
-            if plain < np.inf:
-                self.ledger.saved += gained * plain - seconds - drafting
 
         self._unread.append((now, read))
         self.last_ended = now
@@ -323,6 +326,7 @@ class Pacer:
         """Return what was found, for the statistics of the run."""
         if self._place is None:
             return {}
+        self.costs.keep()
         milliseconds: Any = {}
         for (kind, size), seconds in sorted(self.costs.seconds.items(), key=str):
             of, named = kind, str(size)

@@ -97,16 +97,8 @@ class SparseDrafter(PacedDrafter):
             plain = {key: x for key, x in vars(method).items() if isinstance(x, int | float | str)}
             name = f"{method.name} {plain}" if plain else method.name
             sizes = [1, *(effort.depth + 1 for effort in efforts)]
-            given: Any = (
-                efforts,
-                sizes,
-                ChainGains,
-                self.attempt,
-                capture,
-                self.is_ready,
-                self.step(),
-            )
-            self.arm = Share(context, name, *given)
+            how: Any = ChainGains, self.attempt, capture, self.step()
+            self.arm = Share(context, name, efforts, sizes, *how)
 
     def selectors(self, count: int) -> Sequence[KVSelector | None]:
         """Return what each of `count` draft steps attends to."""
@@ -115,10 +107,6 @@ class SparseDrafter(PacedDrafter):
     def tokens_read(self, length: int) -> float:
         """Return how many tokens of a text of `length` a draft step reads."""
         return length
-
-    def is_ready(self) -> bool:
-        """Whether `attempt` would draft."""
-        return True
 
     def attempt(self, root: torch.Tensor, effort: Effort) -> None:
         """Draft a chain, and forget it."""
@@ -153,10 +141,6 @@ class SelectionDrafter(SparseDrafter):
         self.newer = newer
         self.selected: PrefixSelection | None = None
         super().__init__(method, context, capture)
-
-    def is_ready(self) -> bool:
-        """Whether something is selected."""
-        return self.selected is not None
 
     def selectors(self, count: int) -> list[Selection]:
         """Return what each of `count` draft steps attends to, none while nothing is selected."""
@@ -193,10 +177,6 @@ class GuidedDrafter(SelectionDrafter):
     def captured(self, rows: int) -> CaptureSpec:
         """Return what ranks the prefix, of a verification of so many rows."""
         raise NotImplementedError
-
-    def is_ready(self) -> bool:
-        """Whether `attempt` would draft: it selects first if need be."""
-        return True
 
     def attempt(self, root: torch.Tensor, effort: Effort) -> None:
         """Draft a chain and forget it, on what a pass of the root alone leads to at first."""

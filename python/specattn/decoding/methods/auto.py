@@ -202,7 +202,7 @@ class _AutoDrafter(Drafter):
 
     def propose(self, root: torch.Tensor) -> Draft:
         pacer, depth = self.pacer, self.sequences.draft_depth
-        pacer.prepare(root, depth)
+        pacer.prepare(root)
         lookup = self.suffix.look_up()
         promised = self.suffix.promised_by(lookup)
         choice = pacer.choose(depth, lookup.rows if lookup else 1, promised)

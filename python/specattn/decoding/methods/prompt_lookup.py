@@ -89,7 +89,7 @@ class _CopyingDrafter(Drafter):
         self.lengths = self.sequences.lengths
         rows = self.most + 1
         if self.pacer is not None:
-            self.pacer.prepare(root, self.sequences.draft_depth)
+            self.pacer.prepare(root)
             rows = self.pacer.best_rows(self._chances())
         draft = draft_of_paths(root, [[path[: rows - 1]] for _, path in self.copied])
         if self.pacer is not None:

@@ -183,8 +183,6 @@ class SuffixDrafter(Drafter):
         if (drafted := self.drafted.get(rows)) is None:
             count = len(shapes)
             drafted = self.drafted[rows] = self.room[: count * rows].view(count, rows)
-        if self.pacer is not None:
-            self.pacer.wanted(rows)
         return Lookup(rows, shapes, drafted, expected)
 
     def draft(self, root: torch.Tensor, lookup: Lookup) -> Draft:
@@ -201,7 +199,7 @@ class SuffixDrafter(Drafter):
     def propose(self, root: torch.Tensor) -> Draft:
         """Draft behind `root` [B]."""
         if self.pacer is not None:
-            self.pacer.prepare(root, self.sequences.draft_depth)
+            self.pacer.prepare(root)
         lookup = self.look_up()
         if self.pacer is None or lookup is None:
             draft = self.nothing(root) if lookup is None else self.draft(root, lookup)

@@ -126,8 +126,8 @@ class _TokenSwiftDrafter(PacedDrafter):
         self.arm, self.most_rows = FixedSize(effort), method.max_nodes
         if method.widths is None:
             sizes = pass_sizes(context, min(method.max_nodes, SIZES[-1]))
-            given: Any = ([effort], sizes, TreeGains, self.attempt, None, self._is_ranked)
-            self.arm = Share(context, f"tokenswift, {method.budget}", *given)
+            name = f"tokenswift, {method.budget}"
+            self.arm = Share(context, name, [effort], sizes, TreeGains, self.attempt)
         levels = range(len(self.widths))
         self.chains = [Tree.chain(depth, device=self.target.device) for depth in levels]
         self.tables = RequestIndexes(
@@ -167,9 +167,6 @@ class _TokenSwiftDrafter(PacedDrafter):
             return draft_of_tries(root, tries)
         pairs = zip(tries, chances(), strict=True)
         return draft_of_tries(root, [best_of_trie(one, own, rows - 1) for one, own in pairs])
-
-    def _is_ranked(self) -> bool:
-        return self.cache.ranked
 
     def attempt(self, root: torch.Tensor, effort: Effort) -> None:
         self._ranked(root, self.widths[: effort.depth])

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specattn.decoding.drafting.calibrating import AGAIN
+from specattn.decoding.drafting.pacer import AGAIN
 
 from .steps import Steps
 

@@ -70,14 +70,14 @@ class Steps:
         took, drafting, step = (self.clock.seconds(*two) for two in between)
         self.took = min(took, self.took + (took - self.took) / 8) if self.took else took
         self.elapsed += took + drafting + step
-        costs.follow((PASS, rows), requests, step, self.elapsed)
+        costs.follow((PASS, rows), step)
         if depth:
-            costs.follow((_DRAFTS, depth), 0, drafting, self.elapsed)
+            costs.follow((_DRAFTS, depth), drafting)
 
     @property
     def plain(self) -> float:
         """What a step takes that drafts nothing; infinity before one was timed."""
-        return float(self.costs.of_passes(PASS, np.array(self.requests), beyond=np.inf))
+        return float(self.costs.of_passes(PASS, np.array(self.requests)))
 
     def rooms(self, most: int) -> Any:
         """Return few numbers of tokens that all requests draft, from 0 to `most` or so."""
@@ -95,7 +95,7 @@ class Steps:
         The first of `rows` is the fewest that there may be, and always allowed.
         """
         most = max(2 * self.costs.table(PASS)[0].max(initial=0), rows[0])
-        return np.where(rows > most, np.inf, self.costs.of_passes(PASS, rows, beyond=np.inf))
+        return np.where(rows > most, np.inf, self.costs.of_passes(PASS, rows))
 
     def drafts(self, depths: Any, share: float) -> Any:
         """Return what the target takes to draft chains: at first `share` of a step for a token."""

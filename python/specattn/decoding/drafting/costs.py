@@ -54,6 +54,7 @@ class Costs:
         self._early = dict[tuple[str, Any], list[float]]()
         self._told = dict[tuple[str, Any], float]()
         self._aside = set[tuple[str, Any]]()
+        self._most = dict[tuple[str, Any], float]()
         self._tables = dict[str, tuple[int, Any, Any]]()
         if file is not None and os.path.exists(file):
             self._load(file)
@@ -95,6 +96,8 @@ class Costs:
         """
         if shape not in self.seconds:
             self._early[shape] = []
+            if shape[0].startswith(PASS):  # one slow round ends nothing
+                self._most[shape] = 2 * float(self.of_passes(shape[0], np.array(shape[1])))
         early = self._early.get(shape)
         if early is None or len(early) == _EARLY:
             known = self.seconds[shape]
@@ -104,6 +107,8 @@ class Costs:
             if shape in self._aside and len(early) < _EARLY:
                 return
             seconds = min(early)
+            if len(early) < _EARLY:
+                seconds = min(seconds, self._most.get(shape, math.inf))
         self._set(shape, seconds)
 
     def _set(self, shape: tuple[str, Any], seconds: float) -> None:
@@ -131,9 +136,11 @@ class Costs:
             unknown = np.full(rows.shape, np.inf)
             return unknown if kind == PASS else self.of_passes(PASS, rows, beyond, a_row)
         slope = a_row * seconds[0] / sizes[0]
-        if len(sizes) > 1:  # the last two may differ by noise alone
+        if (
+            len(sizes) > 1
+        ):  # the lesser: what is too low is mended by a round, what is too high never
             far = (seconds[-1] - seconds[:-1]) / (sizes[-1] - sizes[:-1])
-            slope = max(0.0, far[0], far[-1])
+            slope = max(0.0, min(far[0], far[-1]))
         more = np.where(rows > beyond * sizes[-1], np.inf, seconds[-1] + slope * (rows - sizes[-1]))
         return np.where(rows > sizes[-1], more, np.interp(rows, sizes, seconds))
 

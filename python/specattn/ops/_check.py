@@ -361,14 +361,21 @@ def _check_form(
         raise ValueError(
             f"{name}: expected device {first.device} as {first_name}, got {form.device}"
         )
-    if not spec.strided and form.shape[-1] > 1 and form.strides[-1] != 1:
-        raise ValueError(
-            f"{name}: expected a contiguous last dimension, got strides {list(form.strides)}"
-        )
+    if not spec.strided and form.shape[-1] > 1:
+        _check_last_stride(name, form.strides)
     if form.wants_gradient:
         raise ValueError(
             f"{name}: expected no gradient to be asked for, got requires_grad=True; "
             "call it under torch.no_grad()"
+        )
+
+
+def _check_last_stride(name: str, strides: tuple[int, ...]) -> None:
+    if strides[-1] != 1:
+        wanted = ", ".join(["any"] * (len(strides) - 1) + ["1"])
+        raise ValueError(
+            f"{name}: expected a contiguous last dimension, strides [{wanted}], "
+            f"got strides {list(strides)}"
         )
 
 
@@ -388,10 +395,7 @@ def _check_groups(sizes: dict[str, int], forms: dict[str, Any]) -> None:
         form = forms[name]
         if not isinstance(form, Form) or form.device.type != "cpu" or groups == 1:
             continue
-        if form.strides[-1] != 1:
-            raise ValueError(
-                f"{name}: expected a contiguous last dimension, got strides {list(form.strides)}"
-            )
+        _check_last_stride(name, form.strides)
     if isinstance(form := forms["up_scale"], Form) and form.dtype != forms["scale"].dtype:
         raise TypeError(f"up_scale: expected {forms['scale'].dtype} as scale, got {form.dtype}")
 

@@ -27,7 +27,7 @@ for file in tests/triton_kernels/test_*.py tests/ops/test_*.py tests/backends/te
     # Compiling for other GPUs needs none: CI does it.
     [[ "$file" == */test_compile.py ]] || tests+=("tests-$(cut -d/ -f2- <<<"${file%.py}" | tr / -)")
 done
-steps=(environment check body body-modules body-batch widen "${decoded[@]/#/decode-}"
+steps=(environment check chains trees body body-modules body-batch widen "${decoded[@]/#/decode-}"
     "${sweeps[@]/#/kernels-}" weights kernels-cuda kernels-triton winners "${tests[@]}")
 smoke_steps=(environment tests body kernels kernels-cpu kernels-reference winners decode-tiny)
 out="" smoke="" wanted=()
@@ -111,6 +111,13 @@ if [ -n "$smoke" ]; then
         --pictures "$out"
 else
     step check 90 "$PYTHON" -m specattn.cli gpu-check --budget 60
+    # Attention beside other libraries: FlashAttention of every version, FlashInfer (which compiles first).
+    beside=(--only hybrid_tree_attention --context 4k,32k --peers sdpa)
+    others=(--peers flash-attn-3 --peers flash-attn-4 --peers flash-attn-2)
+    step chains 90 "$PYTHON" bench/run_kernels.py "${kernels[@]}" "${beside[@]}" "${others[@]}" \
+        --variant chain --variant contiguous --json "$out/chains.jsonl"
+    step trees 90 "$PYTHON" bench/run_kernels.py "${kernels[@]}" "${beside[@]}" --peers flashinfer \
+        --variant contiguous --json "$out/trees.jsonl"
     large=("${body[@]}" --device cuda --shape llama-3.1-8b)
     step body 90 "${large[@]}" --context 512,32k --rows 1,8,16,64,200
     step body-modules 90 "${large[@]}" --context 512,32k --rows 1,8 --compile off
@@ -169,7 +176,7 @@ else
 fi
 
 for name in "${ran[@]+"${ran[@]}"}"; do
-    case "$name" in environment | check | body* | kernels* | decode-*) echo; cat "$out/$name.log" ;; esac
+    case "$name" in environment | check | chains | trees | body* | kernels* | decode-*) echo; cat "$out/$name.log" ;; esac
 done
 echo
 cat "$out/summary.txt"

@@ -191,6 +191,7 @@ def _parser() -> arguments.Parser:
     add("--sparsity", type=arguments.shares, metavar="P[,P]", help="selected share of the context")
     add("--collect", choices=("off", "scores", "logits"), action="append", help="of verification")
     add("--peers", choices=FAMILIES, metavar="NAME", action="append", help=", ".join(FAMILIES))
+    add("--variant", metavar="NAME", action="append", help="rows of it alone; may be repeated")
     add("--budget", type=arguments.positive, metavar="S", help="seconds for one row and peers")
     add("--quick", action="store_true", help="under two minutes on two cores")
     add("--worst", action="store_true", help="lowest share of its ceiling first")
@@ -218,6 +219,11 @@ def _cases(
         [kind for kind in options.collect or Axes.collect if kind != "off"],
     )
     cases = [case for case in sweep(axes) if not options.only or case.op in options.only]
+    variants = dict.fromkeys(case.variant for case in cases)
+    for name in options.variant or ():
+        if name not in variants:
+            parser.error(f"--variant: expected one of {', '.join(variants)}, got '{name}'")
+    cases = [case for case in cases if case.variant in (options.variant or variants)]
     free, needed = free_memory(device), [memory_needed(case, device) for case in cases]
     fitting = [case for case, size in zip(cases, needed, strict=True) if size < 0.9 * free]
     if large := len(cases) - len(fitting):

@@ -173,8 +173,10 @@ def _quantised(case: Case, x: torch.Tensor, memory: torch.Tensor, bits: int) -> 
 def _contiguous_and_paged(case: Case, axes: Axes) -> list[Case]:
     paged = [replace(case, variant=f"paged {n}", page_size=n) for n in axes.page_sizes]
     few = replace(case, rows=min(axes.rows))
+    chains = [rows for rows in axes.rows if rows > 1]  # of one row every variant is a chain
     return (
         _each(replace(case, variant="contiguous"), rows=axes.rows)
+        + _each(replace(case, variant="chain"), rows=chains)
         + paged
         + [replace(one, variant=name) for one in dict.fromkeys((few, case)) for name in EIGHT_BITS]
     )

@@ -11,6 +11,8 @@ from functools import partial
 
 import torch
 
+from specattn.flash_attention import MODULES
+
 from . import gpu, llama_cpp, plain, torch_forms, vllm
 from .task import Attention, Family, Peer, needs
 
@@ -24,9 +26,12 @@ FAMILIES = {
     "composition": Family(_always, torch_forms.composition),
     "flex": Family(_always, torch_forms.flex),
     "varlen": Family(partial(needs, "torch.nn.attention.varlen"), gpu.varlen),
-    "flash-attn": Family(
-        partial(gpu.needs_one, gpu.FLASH_ATTN.values()), gpu.flash_attn, in_place=True
-    ),
+    **{
+        name.replace(" ", "-"): Family(
+            partial(needs, name), partial(gpu.flash_attn, name), in_place=True
+        )
+        for name in MODULES
+    },
     "flashinfer": Family(partial(needs, "flashinfer"), gpu.flashinfer, in_place=True),
     "xformers": Family(partial(gpu.needs_one, gpu.XFORMERS[::-1]), gpu.xformers, in_place=True),
     "vllm": Family(vllm.why_not, vllm.attention, in_place=True),

@@ -1,4 +1,4 @@
-"""Libraries for GPUs, written from their documentation; FlashInfer and torch's have run."""
+"""Libraries for GPUs, called as their documentation says; tests hold the calls against fakes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ from collections.abc import Iterable
 
 import torch
 
+from specattn import flash_attention
+
 from .task import Attention, Peer, needs
 
-FLASH_ATTN = {
-    "flash-attn 2": "flash_attn",
-    "flash-attn 3": "flash_attn_interface",
-    "flash-attn 4": "flash_attn.cute",
-}
 XFORMERS = ("mslk.attention.tree_attention", "xformers.ops.tree_attention")
 _WORKSPACE = 128 << 20  # bytes, as FlashInfer's documentation takes
 
@@ -45,31 +42,21 @@ def varlen(task: Attention) -> dict[str, Peer]:
     return {"torch varlen": packed}
 
 
-def flash_attn(task: Attention) -> dict[str, Peer]:
-    """Return those that are installed and take this cache: 2 and 4 contiguous, 3 any page size.
+def flash_attn(name: str, task: Attention) -> dict[str, Peer]:
+    """Return the calls of one of `flash_attention.MODULES`.
 
-    They have no custom masks, so chains only; the cache is read in place.
+    They have no custom masks, so chains only; the cache is read in place, by 4 a view of what is
+    in use.
     """
-    p, device = task.prefix, task.q.device
-    if p is None or not task.chain or task.q.dtype == torch.float32:
+    p, q = task.prefix, task.q
+    library = flash_attention.loaded(name)
+    if p is None or not task.chain or q.dtype == torch.float32 or isinstance(library, str):
         return {}
-    lengths = p.lengths + task.q.shape[1]
-    cached = {"cache_seqlens": lengths, "causal": True}
-    there = {
-        name: importlib.import_module(module)
-        for name, module in FLASH_ATTN.items()
-        if not needs(module, device) and (p.block_table is None or name == "flash-attn 3")
-    }
-
-    def call(name: str) -> dict[str, torch.Tensor]:
-        if name == "flash-attn 4":
-            return {
-                "out": there[name].flash_attn_func(task.q, *task.keys_and_values(), causal=True)[0]
-            }
-        options = cached | ({"page_table": p.block_table} if name == "flash-attn 3" else {})
-        return {"out": there[name].flash_attn_with_kvcache(task.q, p.k_cache, p.v_cache, **options)}
-
-    return {name: lambda name=name: call(name) for name in there}
+    whole = name == "flash-attn 4" and p.block_table is None
+    caches = task.keys_and_values() if whole else (p.k_cache, p.v_cache)
+    lengths = p.lengths + q.shape[1]
+    found = flash_attention.calls(name, library, q, *caches, lengths, p.block_table)
+    return {form: lambda call=call: {"out": call()} for form, call in found.items()}
 
 
 def flashinfer(task: Attention) -> dict[str, Peer]:

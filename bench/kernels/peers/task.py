@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+
+from specattn import flash_attention
 
 from ..inputs import Prefix
 
@@ -80,12 +81,12 @@ def unpack(x: torch.Tensor, rows: int) -> torch.Tensor:
     return x.movedim(3, 1).flatten(2, 3)
 
 
-def needs(module: str, device: torch.device) -> str | None:
-    """Return why a library for GPUs cannot be a peer here, or None."""
-    try:
-        found = importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
-        found = False
-    if not found:
-        return f"{module} is not installed"
-    return None if device.type == "cuda" else "it runs on a GPU only"
+def needs(name: str, device: torch.device) -> str | None:
+    """Return why a library for GPUs cannot be a peer here, or None.
+
+    It is a module's name, or one of `flash_attention.MODULES`.
+    """
+    if device.type == "cuda":
+        library = flash_attention.loaded(name)
+        return library if isinstance(library, str) else None
+    return "it runs on a GPU only"

@@ -67,6 +67,8 @@ def gpu_check(options: GpuCheckOptions) -> None:
         served = {v.backend for v in found if v.state == "right"}
         for line in table([*gpu_times.times([x for x in on_gpus(options.device) if x in served])]):
             write_line(line)
+        for name, why in gpu_times.absent().items():
+            write_line(f"  {name} takes no part: {why}")
     elif options.times:
         write_line("Times are not measured: first all has to be right.")
     if wrong or not found:
@@ -148,7 +150,7 @@ def table(measured: list[gpu_times.Time]) -> Iterator[str]:
     yield f"A chain of T rows over {gpu_times.KEYS} keys, one request, {shape}:"
     for row in measured:
         if row.seconds is None:
-            yield f"  T={row.rows:<3} {row.name:14} not measured: {row.said}"
+            yield f"  T={row.rows:<3} {row.name:30} not measured: {row.said}"
             continue
         rate = f"{row.seconds * 1e6:8.1f} us {row.bytes / row.seconds / 1e9:6.0f} GB/s"
-        yield f"  T={row.rows:<3} {row.name:14} {rate}  {row.said}"
+        yield f"  T={row.rows:<3} {row.name:30} {rate}  {row.said}"

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
 import statistics
 from collections.abc import Callable, Iterator
 from functools import partial
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 
 import specattn
+from specattn import flash_attention
 from specattn.cli.gpu_cases import using
 
 KEYS, Q_HEADS, KV_HEADS, D = 32768, 32, 8, 128
 ROWS = (1, 16)
-FLASH_ATTN = {
-    "flash-attn 2": "flash_attn",
-    "flash-attn 3": "flash_attn_interface",
-    "fa3-fwd": "fa3_fwd_interface",
-    "flash-attn 4": "flash_attn.cute",
-}
 _CALLS, _WINDOWS = 10, 15
 
 
@@ -44,7 +39,7 @@ def times(backends: list[str]) -> Iterator[Time]:
     size = 2 * KEYS * KV_HEADS * D * 2
     for rows in ROWS:
         q = torch.randn(1, rows, Q_HEADS, D, dtype=torch.bfloat16, device="cuda")
-        for name, call in _calls(backends, q, k[:, : KEYS + rows], v[:, : KEYS + rows]):
+        for name, call in calls(backends, q, k[:, : KEYS + rows], v[:, : KEYS + rows]):
             try:
                 seconds, said = _median(call)
                 yield Time(rows, name, seconds, said, size)
@@ -53,37 +48,46 @@ def times(backends: list[str]) -> Iterator[Time]:
                 yield Time(rows, name, None, f"{type(error).__name__}: {text}", size)
 
 
-def _calls(
+def absent() -> dict[str, str]:
+    """Return the other libraries that are not there, and why."""
+    found = {
+        name: flash_attention.loaded(name) for name in ("flashinfer", *flash_attention.MODULES)
+    }
+    return {name: why for name, why in found.items() if isinstance(why, str)}
+
+
+def calls(
     backends: list[str], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 ) -> Iterator[tuple[str, Callable[[], Any]]]:
-    rows, length = q.shape[1], torch.full((1,), KEYS, dtype=torch.int32, device="cuda")
+    """Yield what attends from the last T of N tokens, ours and who else is there, with its name.
+
+    q is [1, T, Hq, D], k and v are [1, N, Hk, D].
+    """
+    rows, keys = q.shape[1], k.shape[1]
+    length = torch.full((1,), keys - rows, dtype=torch.int32, device=q.device)
 
     def ours(name: str) -> Any:
         with using(name):
-            return specattn.hybrid_tree_attention(q, k, v, length, None, None, None)
+            return specattn.hybrid_tree_attention(q, k, v, length, None, None, None)[0]
 
     for name in backends:
         yield name, partial(ours, name)
     yield "torch SDPA", _sdpa(q, k, v)
-    yield "flashinfer", partial(_flashinfer, q, k, v)
-    for name, module in FLASH_ATTN.items():
-        yield name, partial(_flash_attn, module, q, k, v, length + rows)
+    library = flash_attention.loaded("flashinfer")
+    if not isinstance(library, str):
+        yield "flashinfer", partial(_flashinfer, library, q, k, v)
+    for name in flash_attention.MODULES:
+        library = flash_attention.loaded(name)
+        if not isinstance(library, str):
+            yield from flash_attention.calls(name, library, q, k, v, length + rows).items()
 
 
-def _flash_attn(
-    module: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor
-) -> Any:
-    library = importlib.import_module(module)
-    if module == "flash_attn.cute":
-        return library.flash_attn_func(q, k, v, causal=True)
-    return library.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, causal=True)
-
-
-def _flashinfer(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
-    library = importlib.import_module("flashinfer")
+def _flashinfer(
+    library: ModuleType, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> torch.Tensor:
     if q.shape[1] == 1:
-        return library.single_decode_with_kv_cache(q[0, 0], k[0], v[0])
-    return library.single_prefill_with_kv_cache(q[0], k[0], v[0], causal=True)
+        return library.single_decode_with_kv_cache(q[0, 0], k[0], v[0])[None, None]
+    return library.single_prefill_with_kv_cache(q[0], k[0], v[0], causal=True)[None]
 
 
 def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Callable[[], Any]:
@@ -92,9 +96,9 @@ def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Callable[[], Any
     rows, keys = q.shape[2], k.shape[2]
     mask = None
     if rows > 1:
-        mask = torch.ones(rows, keys, dtype=torch.bool, device="cuda").tril(keys - rows)
+        mask = torch.ones(rows, keys, dtype=torch.bool, device=q.device).tril(keys - rows)
     attend = torch.nn.functional.scaled_dot_product_attention
-    return lambda: attend(q, k, v, attn_mask=mask, enable_gqa=True)
+    return lambda: attend(q, k, v, attn_mask=mask, enable_gqa=True).transpose(1, 2)
 
 
 def _median(call: Callable[[], Any]) -> tuple[float, str]:

@@ -151,7 +151,7 @@ def test_eagle3_learns_from_what_it_drafts(train, refused, text, tmp_path):
 def test_dflash_learns_to_draft_blocks(train, refused, text, tmp_path, causal):
     steps = ("--max_steps", 4, "--logging_steps", 1, "--learning-rate", 1e-2, "--layers", 2)
     own = ("--block-size", 4, "--anchors", 5, "--feature-layers", "1,2")
-    own += ("--causal",) if causal else ()
+    own += ("--causal", "--muon", 0.02) if causal else ()
     held_out = ("--eval-data", text / "a.txt", "--eval-rows", 4, *SHORT)
     said = train("dflash", text, *steps, *own, *held_out, "--output", tmp_path / "out")
     assert "token loss 3 " in said

@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from specattn.decoding import DFlash, JetFlow, generate
 from specattn.training import DFlashObjective, DFlashRecipe
 from specattn.training.dflash import spread
+from specattn.training.dflash_start import start_from_target
 from specattn.training.features import layer_features
 from specattn.training.loss import IGNORED
 from tests.decoding.models import tiny_model
@@ -107,6 +109,49 @@ def test_a_drafter_learns_and_more_is_accepted(causal):
         output = generate(target, prompts, method, max_new_tokens=60)
         lengths.append(output.statistics.total.mean_acceptance_length)
     assert lengths[1] > lengths[0] + 0.2
+
+
+@HEADS
+@pytest.mark.parametrize("family", ["qwen3", "qwen2"])
+def test_a_new_drafter_is_layers_of_the_target(family, causal):
+    """Which read blocks as they read texts; of these c gives keys and values like theirs."""
+    target = tiny_model(family, vocab_size=V, peak=1.0)
+    texts = torch.randint(V, (8, 40), generator=torch.Generator().manual_seed(3))
+    drafter = DFlashRecipe(causal=causal, layers=2).new_drafter(target, "tiny")
+    start_from_target(drafter, target, texts)
+    layers, embeds = target.model.layers, target.model.embed_tokens(texts[:1])
+    for own, theirs in zip(drafter.layers, (layers[0], layers[2]), strict=True):
+        normed = own.input_layernorm(embeds)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            expected = getattr(theirs.self_attn, name)(theirs.input_layernorm(embeds))
+            torch.testing.assert_close(getattr(own.self_attn, name)(normed), expected)
+        stream = theirs.post_attention_layernorm(embeds)
+        inner = own.post_attention_layernorm(embeds)
+        mlp = own.mlp
+        found = mlp.down_proj(F.silu(mlp.gate_proj(inner)) * mlp.up_proj(inner))
+        torch.testing.assert_close(found, theirs.mlp(stream))
+    assert torch.equal(drafter.norm.weight, target.model.norm.weight)
+
+    def missed(weight):
+        """Return how far keys and values of c, normed, are from the target's."""
+        total = 0.0
+        for row in texts:
+            features, _ = layer_features(target, row[None], (*drafter.config.feature_layers, 2))
+            c = drafter.hidden_norm(features[0, :, :-32] @ weight.T)
+            reads = target.model.embed_tokens(row), features[0, :, -32:]
+            for own, theirs, read in zip(
+                drafter.layers, (layers[0], layers[2]), reads, strict=True
+            ):
+                for name in ("k_proj", "v_proj"):
+                    expected = getattr(theirs.self_attn, name)(theirs.input_layernorm(read))
+                    total += (getattr(own.self_attn, name)(c) - expected).square().sum()
+        return float(total)
+
+    with torch.no_grad():
+        found, generator = missed(drafter.fc.weight), torch.Generator().manual_seed(0)
+        for _ in range(3):
+            noise = torch.randn(drafter.fc.weight.shape, generator=generator)
+            assert missed(drafter.fc.weight + 0.1 * drafter.fc.weight.std() * noise) > found
 
 
 def test_layers_are_spread():

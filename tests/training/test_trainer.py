@@ -24,7 +24,7 @@ def corpus(tmp_path_factory):
     return find_files([folder])
 
 
-def trainer(folder, files, callbacks=(), **options):
+def trainer(folder, files, callbacks=(), matrix_rate=None, **options):
     target = tiny_model("qwen3", peak=1.0)
     drafter = LongSpecDrafter.for_target(target, target="toy", window=8)
     arguments = TrainingArguments(
@@ -42,7 +42,11 @@ def trainer(folder, files, callbacks=(), **options):
     )
     rows = PackedRows(Documents(files), letters(), 24, seed=0, endless="max_steps" in options)
     return DrafterTrainer(
-        LongSpecObjective(target, drafter), arguments, train_dataset=rows, callbacks=[*callbacks]
+        LongSpecObjective(target, drafter),
+        arguments,
+        matrix_rate=matrix_rate,
+        train_dataset=rows,
+        callbacks=[*callbacks],
     )
 
 
@@ -62,7 +66,10 @@ class Kill(TrainerCallback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("length", [{"max_steps": STEPS}, {"num_train_epochs": 2}])
+@pytest.mark.parametrize(
+    "length",
+    [{"max_steps": STEPS}, {"num_train_epochs": 2}, {"max_steps": STEPS, "matrix_rate": 0.02}],
+)
 def test_a_resumed_run_has_the_losses_of_an_unbroken_one(tmp_path, corpus, length):
     unbroken = trainer(tmp_path / "unbroken", corpus, **length)
     unbroken.train()

@@ -93,6 +93,7 @@ class TrainingRun:
             method=self.recipe.method,
             prompts=self.prompts,
             new_tokens=self.options.eval_new_tokens,
+            matrix_rate=self.options.muon,
         )
         if trainer.is_world_process_zero():
             write_settings(self.options.output, self.settings)
@@ -210,7 +211,10 @@ def _settings(options: Any, recipe: Any, preset: Any, arguments: Any, files: lis
         "method": type(recipe).__name__,
         "target": options.target.absolute(),
         "data": f"{paths} ({len(files)} files of {size} bytes)",
-        **{name: getattr(options, name) for name in ("text_field", "drafter", "target_dtype")},
+        **{
+            name: getattr(options, name)
+            for name in ("text_field", "drafter", "target_dtype", "muon")
+        },
         **{field.name: getattr(preset, field.name) for field in fields(preset)},
         **{field.name: getattr(recipe, field.name) for field in fields(recipe)},
         **{name: getattr(arguments, name) for name in _SHAPING},

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, cast
 
 import torch
@@ -15,6 +16,7 @@ from specattn.decoding import DFlash, JetFlow
 from specattn.decoding.methods.dflash import fused, layers_of, run_block
 from specattn.decoding.passes.decoder import rotated
 from specattn.drafters import DFlashConfig, DFlashDrafter, TrainedDrafter
+from specattn.training.dflash_start import start_from_target
 from specattn.training.features import layer_features
 from specattn.training.loss import IGNORED, linear_cross_entropy, soft_cross_entropy
 from specattn.training.recipe import Objective, Preset, Recipe
@@ -31,7 +33,7 @@ TRAINER_DEFAULTS = {
 DECAY = 7 / 16
 """Rows over which a hard label's weight falls to 1/e, of those of a block: the paper's at 16."""
 
-_MOST_FEATURES = 5
+_MOST_FEATURES, _START_ROWS, _BLOCKS_AT_ONCE = 5, 64, 8
 
 
 @dataclass(frozen=True)
@@ -85,22 +87,41 @@ def draft_blocks(
     text = fused(TORCH, drafter, features.to(drafter.dtype))
     own = drafter.rotated(x, (anchors[..., None] + behind).flatten(1))
     before = drafter.rotated(x, torch.arange(length, device=device)[None])
-    # Every row sees the text before its anchor, and of the blocks its own.
-    seen = (torch.arange(length, device=device) < anchors[..., None]).repeat_interleave(size, 1)
-    block = torch.arange(count * size, device=device) // size
-    among = block[:, None] == block
-    among = among.tril() if config.causal else among
-    mask = torch.cat([seen, among.expand(batch, -1, -1)], -1)[:, None]
+    parts = _parts(anchors, size, bool(config.causal))
 
     def attend(n: int, weights: Any, read: torch.Tensor) -> torch.Tensor:
         q, k, v = rotated(TORCH, weights, read, config.head_dim, own, None)
         heads = TORCH.linear(text, weights.k, weights.v).unflatten(-1, (-1, config.head_dim))
         _, k_text, v_text = TORCH.rotate(heads, 0, before, norms=(None, weights.k_norm))
-        k, v = torch.cat([k_text, k], 1), torch.cat([v_text, v], 1)
-        q, k, v = (one.transpose(1, 2) for one in (q, k, v))
-        return scaled_dot_product_attention(q, k, v, mask, enable_gqa=True).transpose(1, 2)
+        outs = list[torch.Tensor]()
+        # Split, not sliced: a slice's gradient is written over all rows.
+        few = (one.split(_BLOCKS_AT_ONCE * size, 1) for one in (q, k, v))
+        for q_few, k_few, v_few, (end, mask) in zip(*few, parts, strict=True):
+            seen = torch.cat([k_text[:, :end], k_few], 1), torch.cat([v_text[:, :end], v_few], 1)
+            heads_first = (one.transpose(1, 2) for one in (q_few, *seen))
+            out = scaled_dot_product_attention(*heads_first, mask, enable_gqa=True)
+            outs.append(out.transpose(1, 2))
+        return torch.cat(outs, 1)
 
     return run_block(TORCH, drafter, layers_of(drafter), x, attend).unflatten(1, (count, size))
+
+
+def _parts(anchors: torch.Tensor, size: int, causal: bool) -> list[tuple[int, torch.Tensor]]:
+    """Return, a few blocks at a time, the text that they see, and a mask of it and of their rows.
+
+    Every row sees the text before its anchor, and of the blocks its own. `anchors` [B, A] ascend,
+    so no more of the text is read than before the last of the few.
+    """
+    few = anchors.split(_BLOCKS_AT_ONCE, 1)
+    ends = torch.stack([one[:, -1].max() for one in few]).tolist()
+    parts = list[tuple[int, torch.Tensor]]()
+    for end, some in zip(ends, few, strict=True):
+        seen = torch.arange(end, device=some.device) < some[..., None]
+        block = torch.arange(some.shape[1] * size, device=some.device) // size
+        among = block[:, None] == block
+        among = (among.tril() if causal else among).expand(len(some), -1, -1)
+        parts.append((end, torch.cat([seen.repeat_interleave(size, 1), among], -1)[:, None]))
+    return parts
 
 
 class DFlashObjective(Objective):
@@ -221,6 +242,13 @@ class DFlashRecipe(Recipe):
             causal=self.causal,
         )
         return DFlashDrafter(config)
+
+    def fit_start(
+        self, drafter: TrainedDrafter, target: PreTrainedModel, rows: Iterable[torch.Tensor]
+    ) -> None:
+        """Initialise a new drafter from layers of the target."""
+        assert isinstance(drafter, DFlashDrafter)
+        start_from_target(drafter, target, islice(rows, _START_ROWS))
 
     def objective(self, target: PreTrainedModel, drafter: TrainedDrafter) -> DFlashObjective:
         """Return the drafter's loss; raise ValueError where it is causal and should not be."""

@@ -14,9 +14,8 @@ from specattn.blocks import TORCH
 from specattn.drafters import Eagle3Drafter
 from specattn.drafters.eagle3 import fused_input
 from specattn.training.features import layer_features
-from specattn.training.target import copy_head_norms, copy_linears
+from specattn.training.target import copy_head_norms, copy_linears, least_squares
 
-_RIDGE = 1e-3
 _SHARPNESS = 16.0  # logit of a token head for its own pair, where heads are not normed
 
 
@@ -69,7 +68,7 @@ def _fit(drafter: Eagle3Drafter, target: PreTrainedModel, rows: list[torch.Tenso
         reads.append(read[1:].double())
         tokens.append(embedding(ids)[0, 1:].double())
     x, stream, read, token = map(torch.cat, (known, streams, reads, tokens))
-    by_features = _least_squares(x, stream)
+    by_features = least_squares(x, stream)
     drafter.fc.weight.copy_(by_features)
     g = x @ by_features.T
     size, eps = g.square().mean().sqrt(), drafter.config.rms_norm_eps
@@ -77,14 +76,8 @@ def _fit(drafter: Eagle3Drafter, target: PreTrainedModel, rows: list[torch.Tenso
     token, normed = (rms_norm(part, (width,), None, eps) for part in (token, g))
     begins = size * normed if drafter.config.norm_before_residual else g
     pairs = torch.cat([token, size * normed], -1)
-    whole, rest = _least_squares(pairs, read), _least_squares(pairs, read - begins)
+    whole, rest = least_squares(pairs, read), least_squares(pairs, read - begins)
     return _Fit(whole, rest, read.square().mean().sqrt().item())
-
-
-def _least_squares(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return the map from rows x to rows y; every column of x is held back by its own size."""
-    square = x.T @ x
-    return torch.linalg.solve(square + _RIDGE * square.diagonal().diag(), x.T @ y).T
 
 
 def _copy_layer(drafter: Eagle3Drafter, layer: Any, fit: _Fit) -> None:

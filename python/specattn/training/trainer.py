@@ -15,6 +15,7 @@ from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.utils import logging
 
 from specattn.decoding import Method, generate
+from specattn.training.muon import MuonWithAdamW
 from specattn.training.recipe import Objective
 
 logger = logging.get_logger(__name__)
@@ -41,6 +42,9 @@ class DrafterTrainer(Trainer):
         What evaluation continues, at temperature 0.
     new_tokens : int
         Per prompt.
+    matrix_rate : float, optional
+        Matrices learn by Muon, at this highest rate, and all else by AdamW, whatever
+        ``args.optim`` says.
     **options
         Of `transformers.Trainer`: ``train_dataset``, ``eval_dataset``, ``callbacks``, ...
     """
@@ -53,9 +57,11 @@ class DrafterTrainer(Trainer):
         method: Callable[[Any], Method] | None = None,
         prompts: Sequence[torch.Tensor] = (),
         new_tokens: int = 128,
+        matrix_rate: float | None = None,
         **options: Any,
     ):
         super().__init__(objective, args, **options)
+        self.matrix_rate = matrix_rate
         self.method, self.prompts, self.new_tokens = method, prompts, new_tokens
         self._means = {"loss": _Means(), "eval_loss": _Means()}
 
@@ -71,6 +77,20 @@ class DrafterTrainer(Trainer):
         means = self._means["loss" if model.training else "eval_loss"]
         means.add(outputs, rows=len(inputs["input_ids"]))
         return (loss, outputs) if return_outputs else loss
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """Return what the arguments name, or Muon with AdamW."""
+        if self.matrix_rate is not None and self.optimizer is None:
+            args = self.args
+            self.optimizer = MuonWithAdamW(
+                self.model if model is None else model,
+                matrix_rate=self.matrix_rate,
+                weight_decay=args.weight_decay,
+                lr=args.learning_rate,
+                betas=(args.adam_beta1, args.adam_beta2),
+                eps=args.adam_epsilon,
+            )
+        return super().create_optimizer(model)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the objective's scalars to the entries that have its loss."""

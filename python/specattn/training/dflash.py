@@ -20,6 +20,7 @@ from specattn.training.dflash_start import start_from_target
 from specattn.training.features import layer_features
 from specattn.training.loss import IGNORED, linear_cross_entropy, soft_cross_entropy
 from specattn.training.recipe import Objective, Preset, Recipe
+from specattn.training.steps import means
 
 TRAINER_DEFAULTS = {
     "optim": "adamw_torch",
@@ -98,8 +99,8 @@ def draft_blocks(
         few = (one.split(_BLOCKS_AT_ONCE * size, 1) for one in (q, k, v))
         for q_few, k_few, v_few, (end, mask) in zip(*few, parts, strict=True):
             seen = torch.cat([k_text[:, :end], k_few], 1), torch.cat([v_text[:, :end], v_few], 1)
-            heads_first = (one.transpose(1, 2) for one in (q_few, *seen))
-            out = scaled_dot_product_attention(*heads_first, mask, enable_gqa=True)
+            q_t, k_t, v_t = (one.transpose(1, 2) for one in (q_few, *seen))
+            out = scaled_dot_product_attention(q_t, k_t, v_t, mask, enable_gqa=True)
             outs.append(out.transpose(1, 2))
         return torch.cat(outs, 1)
 
@@ -179,8 +180,7 @@ class DFlashObjective(Objective):
             steps = torch.arange(len(found), device=found.device, dtype=found.dtype)
             weights = (-steps / (DECAY * config.block_size)).exp()
         mean = (weights * found).sum() / (weights * count).sum().clamp_min(1e-9)
-        by_row = {f"token_loss_{n + 1}": x for n, x in enumerate(found / count.clamp_min(1))}
-        return {"loss": mean * (labels != IGNORED).sum() / items, **by_row}
+        return {"loss": mean * (labels != IGNORED).sum() / items, **means(found, count)}
 
     def _anchors(self, input_ids: torch.Tensor, size: int) -> torch.Tensor:
         """Return anchors [B, A], ascending: whole blocks fit behind them, and a token before."""

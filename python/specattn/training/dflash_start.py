@@ -90,7 +90,8 @@ def _fit(
             streams.insert(0, embedding(ids)[0].double())
         normed = (rms_norm(one, (width,), None, config.rms_norm_eps) for one in streams)
         known.append(features)
-        wanted.append(sum(one @ square for one, square in zip(normed, squares, strict=True)))
+        parts = [one @ square for one, square in zip(normed, squares, strict=True)]
+        wanted.append(torch.stack(parts).sum(0))
     whole = cast(torch.Tensor, sum(squares))
     whole += 1e-6 * whole.diagonal().mean() * torch.eye(width, dtype=whole.dtype).to(whole)
     return torch.cat(known), torch.linalg.solve(whole, torch.cat(wanted).T).T

@@ -8,7 +8,6 @@ from itertools import islice
 from typing import Any, cast
 
 import torch
-from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from specattn.blocks import TORCH
@@ -17,8 +16,9 @@ from specattn.drafters import Eagle3Drafter, TrainedDrafter
 from specattn.drafters.eagle3 import head_rows
 from specattn.training.eagle3_start import start_from_target
 from specattn.training.features import layer_features
-from specattn.training.loss import IGNORED, soft_cross_entropy
+from specattn.training.loss import soft_cross_entropy
 from specattn.training.recipe import Objective, Preset, Recipe
+from specattn.training.steps import by_token, of_steps
 
 TRAINER_DEFAULTS = {
     "optim": "adamw_torch",
@@ -89,11 +89,7 @@ class Eagle3Objective(Objective):
         features, read = layer_features(self.target, input_ids, layers)
         embeds, features = (x.to(drafter.dtype) for x in (embedding(input_ids), features))
         drafted = drafter(embeds, features, self.depth)
-        # Row t of step s predicts what follows token t + s + 1: put it there.
-        length = input_ids.shape[1]
-        hidden = torch.stack([pad(x, (0, 0, length - x.shape[1], 0)) for x in drafted])
-        first = torch.arange(1, self.depth + 1, device=labels.device)[:, None, None]
-        counts = (labels != IGNORED) & (torch.arange(length, device=labels.device) >= first)
+        hidden, counts = by_token(drafted, labels)
         weight = self.target.get_output_embeddings().weight
         if (tokens := drafter.tokens) is not None:
             counts &= _within(read, weight, tokens)
@@ -104,9 +100,7 @@ class Eagle3Objective(Objective):
             weight,
             counts.flatten(1),
         )
-        decay = DECAY ** torch.arange(self.depth, device=unlike.device, dtype=unlike.dtype)
-        by_step = {f"token_loss_{n + 1}": x / counts[n].sum() for n, x in enumerate(unlike)}
-        return {"loss": (decay * unlike).sum() / (decay.sum() * items), **by_step}
+        return of_steps(unlike, counts, items, DECAY)
 
 
 def _within(read: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any, cast
 
 import torch
-from torch.nn.functional import pad, rms_norm
+from torch.nn.functional import rms_norm
 from transformers import PreTrainedModel
 
 from specattn.blocks import TORCH
@@ -20,13 +20,15 @@ from specattn.drafters import MtpDrafter, TrainedDrafter
 from specattn.drafters.layer import check_texts
 from specattn.drafters.path_attention import along_paths
 from specattn.training.features import features_of
-from specattn.training.loss import IGNORED, soft_cross_entropy
+from specattn.training.loss import soft_cross_entropy
 from specattn.training.recipe import Objective, Preset, Recipe
+from specattn.training.steps import by_token, of_steps
+from specattn.training.target import ridge_solution
 
 DECAY = 0.8
 """Weight of a step's loss over that of the one before, as in EAGLE-3's training-time test."""
 
-_START_ROWS, _RIDGE = 64, 1e-3
+_START_ROWS = 64
 
 
 @dataclass(frozen=True)
@@ -96,8 +98,7 @@ def start_from_target(
         x = torch.cat([*pairs], -1)
         square += x.T @ x
         cross += x.T @ before[0, 1:]
-    ridge = _RIDGE * square.diagonal().mean() * torch.eye(2 * width, dtype=torch.float64).to(square)
-    drafter.eh_proj.weight.copy_(torch.linalg.solve(square + ridge, cross).T)
+    drafter.eh_proj.weight.copy_(ridge_solution(square, cross))
     weights = {f"shared_head.norm.{n}": x for n, x in base.norm.state_dict().items()}
     weights |= base.layers[-1].state_dict()
     weights |= {
@@ -156,17 +157,11 @@ class MtpObjective(Objective):
         embeds = self.target.get_input_embeddings()(input_ids)
         embeds, features = (x.to(drafter.dtype) for x in (embeds, read))
         outs = draft_texts(drafter, embeds, features, self.depth)
-        # Row t of step s predicts what follows token t + s + 1: put it there.
-        length = input_ids.shape[1]
-        hidden = torch.stack([pad(x, (0, 0, length - x.shape[1], 0)) for x in outs])
-        first = torch.arange(1, self.depth + 1, device=labels.device)[:, None, None]
-        counts = (labels != IGNORED) & (torch.arange(length, device=labels.device) >= first)
+        hidden, counts = by_token(outs, labels)
         weight = self.target.get_output_embeddings().weight
         known, rows = features.flatten(0, 1), hidden.flatten(1, 2)
         unlike = soft_cross_entropy(rows, known, weight, counts.flatten(1))
-        decay = DECAY ** torch.arange(self.depth, device=unlike.device, dtype=unlike.dtype)
-        by_step = {f"token_loss_{n + 1}": x / counts[n].sum() for n, x in enumerate(unlike)}
-        return {"loss": (decay * unlike).sum() / (decay.sum() * items), **by_step}
+        return of_steps(unlike, counts, items, DECAY)
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ class MuonWithAdamW(Optimizer):
         )
         self.param_groups = [group for part in self.parts for group in part.param_groups]
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make a step of both."""
         loss = None if closure is None else closure()
         for part in self.parts:

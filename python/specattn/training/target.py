@@ -31,9 +31,13 @@ def last_layer_cache(
 
 
 def least_squares(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return the map from rows x to rows y; every column of x is held back by its own size."""
-    square = x.T @ x
-    return torch.linalg.solve(square + _RIDGE * square.diagonal().diag(), x.T @ y).T
+    """Return the map from rows x to rows y (`ridge_solution`)."""
+    return ridge_solution(x.T @ x, x.T @ y)
+
+
+def ridge_solution(square: torch.Tensor, cross: torch.Tensor) -> torch.Tensor:
+    """Return the map from x to y, given x.T @ x and x.T @ y: columns are held back by size."""
+    return torch.linalg.solve(square + _RIDGE * square.diagonal().diag(), cross).T
 
 
 def copy_linears(own: nn.Linear, *theirs: nn.Linear) -> None:

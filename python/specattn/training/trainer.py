@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors.torch import load_file
@@ -83,7 +83,7 @@ class DrafterTrainer(Trainer):
         if self.matrix_rate is not None and self.optimizer is None:
             args = self.args
             self.optimizer = MuonWithAdamW(
-                self.model if model is None else model,
+                cast(nn.Module, self.model if model is None else model),
                 matrix_rate=self.matrix_rate,
                 weight_decay=args.weight_decay,
                 lr=args.learning_rate,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from itertools import product
+from itertools import product, zip_longest
 from statistics import mean, stdev
 from typing import Any
 
@@ -143,6 +143,32 @@ def poss_norms() -> str:
         rows.append([*row, f"{min(gains):+.1%}, {max(gains):+.1%}", ", ".join(map(str, ahead))])
     header = ("context", "temperature", "texts", "without", "with", "gain")
     return markdown((*header, "worst and best text", "ahead, equal, behind"), rows)
+
+
+@table("jetflow")
+def jetflow() -> str:
+    """Return tokens per pass of trees of 64 and 256 nodes beside EAGLE-3's, and rates by depth."""
+    found: dict[tuple[str, float], list[dict[str, Any]]] = {}
+    for one in map(json.loads, (RESULTS / "epyc-2core/jetflow.jsonl").read_text().splitlines()):
+        if "tau" in one:
+            found.setdefault((one["method"], one["temperature"]), []).append(one)
+    rows = []
+    for (method, heat), texts in sorted(found.items(), key=lambda pair: pair[0][::-1]):
+        taus = [one["tau"] for one in texts]
+        base = mean(one["tau"] for one in found["eagle3:total_tokens=64", heat])
+        offered, accepted = (
+            [sum(counts) for counts in zip_longest(*(one[name] for one in texts), fillvalue=0)]
+            for name in ("offered_at", "accepted_at")
+        )
+        rates = (f"{n / of:.0%}" for n, of in zip(accepted, offered, strict=True) if of)
+        row = [f"`{method}`", f"{heat:g}", len(texts)]
+        row += [
+            f"{mean(taus):.2f} ±{stdev(taus) / len(taus) ** 0.5:.2f}",
+            f"{mean(taus) / base:.2f}",
+        ]
+        rows.append([*row, " ".join(rates)])
+    header = ("method", "temperature", "texts", "tokens per pass", "of EAGLE-3's")
+    return markdown((*header, "accepted at each depth, of what came so far"), rows)
 
 
 @table("tokenswift")

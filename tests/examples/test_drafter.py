@@ -18,12 +18,13 @@ from measure_drafter import acceptance, held_out_prompts  # noqa: E402
 
 ROWS, ROW_TOKENS = 4, 512
 PROMPT_TOKENS, PROMPTS, NEW_TOKENS = 2048, 2, 64
-PROMISED = {"longspec": 3.0, "poss": 3.0, "eagle3": 3.0, "mtp": 3.0}
+PROMISED = {"longspec": 3.0, "poss": 3.0, "eagle3": 3.0, "mtp": 3.0, "dflash": 2.5}
 TREES = {
     "longspec": {"widths": (4, 16, 16, 16, 16)},
     "poss": {"total_tokens": 60},
     "eagle3": {"total_tokens": 60},
     "mtp": {"total_tokens": 60},
+    "dflash": {"total_tokens": 64, "window": 512},
     "medusa": {"widths": (3, 3, 3)},
     "tokenswift": {"widths": (1, 3, 3, 3)},
 }

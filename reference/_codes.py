@@ -4,11 +4,14 @@ Codes of 8 bits are int8 [N, K]. Codes of 4 bits lie in uint8 [N, 64 ceil(K / 12
 codes is 32 words of 16 bits, of which word j holds codes j, 32 + j, 64 + j and 96 + j from its
 lowest bits on. Scales are [N, groups], each for K / groups neighbours; zero points likewise, with
 the type of the codes. Without any they are 0, and 8 for codes of 4 bits.
+
+Floats of 8 bits, float8_e4m3fn [N, K], have no zero points, and a scale for 128 neighbours, of
+which the last group may have fewer, or one for the row.
 """
 
 import torch
 
-BLOCK = 128  # codes of 4 bits that are packed together
+BLOCK = 128  # codes of 4 bits that are packed together, floats of 8 that share a scale
 _CHUNK = 32
 MIDDLE = 8  # the zero point of 4-bit codes without any
 
@@ -38,6 +41,10 @@ def unpack_nibbles(packed, depth):
 
 def dequantised(codes, scale, zero, depth, dtype):
     """Return the weights [N, K] that codes mean, in a dtype that must hold them."""
+    if codes.dtype == torch.float8_e4m3fn:
+        if scale.shape[1] > 1:
+            scale = scale.repeat_interleave(BLOCK, 1)[:, :depth]
+        return codes.to(dtype) * scale.to(dtype)
     nibbles = codes.dtype == torch.uint8
     wide = (unpack_nibbles(codes, depth) if nibbles else codes).to(dtype)
     groups = wide.unflatten(-1, (scale.shape[1], -1))

@@ -9,13 +9,17 @@
 
 namespace specattn {
 
-enum class Codes { kNone, k8Bits, k4Bits };  // kNone: weights are numbers of the type of x
+// kNone: weights are numbers of the type of x; kFloat8: codes are e4m3, without zero points.
+enum class Codes { kNone, k8Bits, k4Bits, kFloat8 };
 
 constexpr int kBlockCodes = 128, kChunkCodes = 32, kNibbleBits = 4, kMostNibble = 15;
 
+// Where a kernel for codes stands among those of its type.
+constexpr int kernel_of(Codes codes) { return static_cast<int>(codes) - 1; }
+
 // Bytes of a row of codes.
 constexpr int64_t code_bytes(Codes codes, int64_t count) {
-  return codes == Codes::k8Bits ? count : round_up(count, kBlockCodes) / 2;
+  return codes == Codes::k4Bits ? round_up(count, kBlockCodes) / 2 : count;
 }
 
 inline int nibble(const void* p) { return *static_cast<const uint8_t*>(p) & kMostNibble; }

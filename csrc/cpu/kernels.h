@@ -49,10 +49,10 @@ struct Kernels {
   void (*rotate_heads[3])(const RotateHeads&, int64_t b, int64_t t);
   void (*pack_linear[3])(const Linear&, float* x);
   void (*linear[3])(const Linear&, const float* x, const LinearPiece&);
-  // The same by weights of codes: of 8 bits, of 4.
-  void (*pack_codes[2][3])(const Linear&, float* x);
-  void (*linear_codes[2][3])(const Linear&, const float* x, const LinearPiece&);
-  void (*dequantise[2][3])(const Dequantise&, int64_t row);
+  // The same by weights of codes: of 8 bits, of 4, floats of 8.
+  void (*pack_codes[3][3])(const Linear&, float* x);
+  void (*linear_codes[3][3])(const Linear&, const float* x, const LinearPiece&);
+  void (*dequantise[3][3])(const Dequantise&, int64_t row);
   void (*gate[3])(const Gate&, int64_t row);
   void (*gated_delta[3])(const GatedDelta&, int64_t b, int64_t h, const float* ahead,
                          float* scratch);

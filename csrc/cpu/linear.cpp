@@ -57,7 +57,7 @@ void run(const Linear& p, int threads) {
   const int type = static_cast<int>(p.dtype);
   const bool coded = p.codes != Codes::kNone;
   const int64_t size = coded ? 1 : p.dtype == Dtype::kFloat32 ? 4 : 2;
-  const int codes = p.codes == Codes::k4Bits;
+  const int codes = coded ? kernel_of(p.codes) : 0;
   const auto pack = coded ? kernels.pack_codes[codes][type] : kernels.pack_linear[type];
   const auto multiply = coded ? kernels.linear_codes[codes][type] : kernels.linear[type];
   const Pieces pieces(p, threads);

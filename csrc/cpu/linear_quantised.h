@@ -5,6 +5,7 @@
 // scale: so a row's bits are the same whatever rows are multiplied beside it.
 #pragma once
 
+#include "float8_codes.h"
 #include "linear_finish.h"
 
 namespace specattn {
@@ -14,7 +15,9 @@ struct QuantisedRows {
   using V = typename Isa::V;
   using Dot = typename Isa::template Dot<Elem>;
   static constexpr bool kNibbles = kCodes == Codes::k4Bits;
-  using Block = std::conditional_t<kNibbles, typename Dot::Nibbles, typename Dot::Bytes>;
+  using Integers = std::conditional_t<kNibbles, typename Dot::Nibbles, typename Dot::Bytes>;
+  using Block =
+      std::conditional_t<kCodes == Codes::kFloat8, Float8Codes<Isa, Dot::kPair>, Integers>;
   static constexpr int W = Isa::W, kPair = Dot::kPair;
   static constexpr int kVectors = kChunkCodes / (W * kPair);  // of a chunk
   static constexpr int kChunks = kBlockCodes / kChunkCodes;   // of a block
@@ -172,6 +175,9 @@ struct QuantisedRows {
     if (p.scale_type == Dtype::kFloat32) take(float{});
     if (p.scale_type == Dtype::kBFloat16) take(bf16{});
     if (p.scale_type == Dtype::kFloat16) take(fp16{});
+    if constexpr (kCodes == Codes::kFloat8) {  // numbers are over it
+      for (int64_t i = 0; i < count; ++i) scales[i] *= Block::kUnit;
+    }
     if (!w.zero) {
       std::memset(zeros, kNibbles ? 8 : 0, static_cast<size_t>(count));
       return;

@@ -162,21 +162,28 @@ Made write_kv(Arguments& next) {
   return call;
 }
 
-// Codes of weights: int8 [rows, K], or of 4 bits in uint8, by blocks; a scale for each group of
-// them, all of one size and type, and zero points that may be missing.
+// Codes of weights: int8 or e4m3 [rows, K], or of 4 bits in uint8, by blocks; a scale for each
+// group of them, all of one size and type, and zero points that may be missing.
 template <class Problem>
 void take_codes(Problem& p, Linear::Weights& weights, const View& weight, const View& scale,
                 const View& zero, bool first) {
-  const Codes codes = weight.dtype == Dtype::kUInt8 ? Codes::k4Bits : Codes::k8Bits;
-  weight.expect(first || p.codes == Codes::k8Bits ? weight.dtype : Dtype::kUInt8,
-                {-1, code_bytes(codes, p.K)});
-  if (codes == Codes::k8Bits) weight.expect(Dtype::kInt8, {-1, p.K});
+  const Codes codes = weight.dtype == Dtype::kUInt8        ? Codes::k4Bits
+                      : weight.dtype == Dtype::kFloat8E4M3 ? Codes::kFloat8
+                                                           : Codes::k8Bits;
+  const Dtype types[] = {Dtype::kInt8, Dtype::kUInt8, Dtype::kFloat8E4M3};
+  weight.expect(types[kernel_of(first ? codes : p.codes)], {-1, code_bytes(codes, p.K)});
   if (scale.dims != 2 || scale.dtype > Dtype::kFloat16) {
     scale.fail("must have 2 dimensions and be float32, bfloat16 or float16");
   }
   const int64_t groups = scale.shape[1];
-  const int64_t group = groups == 1 ? round_up(p.K, kBlockCodes) : p.K / groups;
-  if (p.K % groups || (group != 32 && group != 64 && group % kBlockCodes)) {
+  const bool floats = codes == Codes::kFloat8;
+  const int64_t group = groups == 1 ? round_up(p.K, kBlockCodes)
+                        : floats    ? kBlockCodes
+                                    : p.K / groups;
+  if (floats && groups > 1 && groups != ceil_div(p.K, kBlockCodes)) {
+    scale.fail("must be of one group, or of 128 floats along K each");
+  }
+  if ((!floats && p.K % groups) || (group != 32 && group != 64 && group % kBlockCodes)) {
     scale.fail("must have groups of 32, 64 or a multiple of 128 along K, or one of all");
   }
   if (!first && (codes != p.codes || scale.dtype != p.scale_type || group != p.group)) {
@@ -186,6 +193,7 @@ void take_codes(Problem& p, Linear::Weights& weights, const View& weight, const 
   weights.scale = scale.expect(p.scale_type, {weights.rows, groups}).data;
   weights.scale_row = scale.stride[0];
   if (!zero) return;
+  if (floats) zero.fail("must be None beside floats of 8 bits");
   weights.zero = zero.expect(weight.dtype, {weights.rows, groups}).data;
   weights.zero_row = zero.stride[0];
 }

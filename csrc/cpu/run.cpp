@@ -159,7 +159,7 @@ void run(const Gate& p, int threads) {
 }
 
 void run(const Dequantise& p, int threads) {
-  const auto row = chosen()->dequantise[p.codes == Codes::k4Bits][static_cast<int>(p.dtype)];
+  const auto row = chosen()->dequantise[kernel_of(p.codes)][static_cast<int>(p.dtype)];
   for_rows(p.weights.rows, 8 * p.weights.rows * p.K, threads, [&](int64_t i) { row(p, i); });
 }
 

@@ -1,9 +1,13 @@
-"""Weights of 8 and 4 bits in the layout that `linear_few_rows` reads, and how they are made."""
+"""Weights of 8 and 4 bits in the layout that `linear_few_rows` reads, and how they are made.
+
+Scales are rounded to bfloat16 before codes are: weights that a run has widened to float32 give the
+codes that they give as they are stored.
+"""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -13,16 +17,21 @@ from specattn.reference._codes import dequantised, pack_nibbles, unpack_nibbles
 
 _ROWS, _ROWS_OF_GPU = 64, 2048  # rounded at once
 _IN_KERNELS = (torch.float32, torch.bfloat16, torch.float16)
+_MOST_FLOAT8 = torch.finfo(torch.float8_e4m3fn).max
+_NOT_FINITE = "weight: expected finite numbers, got some that are not"
 
-__all__ = ["QuantisedWeight", "pack_nibbles", "quantise", "unpack_nibbles"]
+Rounded = tuple[torch.Tensor, torch.Tensor]
+"""Codes as they are kept, and scales."""
+
+__all__ = ["QuantisedWeight", "pack_nibbles", "quantise", "quantise_float8", "unpack_nibbles"]
 
 
 @dataclass(frozen=True, eq=False)
 class QuantisedWeight:
     """Weights ``(code - zero) * scale``, [N, K], as `specattn.linear_few_rows` takes them.
 
-    `codes` are int8 [N, K], or of 4 bits and packed, uint8; `scale` and `zero`, which may be None,
-    are [N, groups]. `depth` is K.
+    `codes` are int8 or float8_e4m3fn [N, K], or of 4 bits and packed, uint8; `scale` and `zero`,
+    which may be None, are [N, groups]. `depth` is K.
     """
 
     codes: torch.Tensor
@@ -91,7 +100,7 @@ def quantise(weight: torch.Tensor, bits: int, group: int | None = 64) -> Quantis
     Returns
     -------
     QuantisedWeight
-        Its scales have the dtype of `weight`.
+        Its scales are bfloat16.
 
     Raises
     ------
@@ -112,14 +121,38 @@ def quantise(weight: torch.Tensor, bits: int, group: int | None = 64) -> Quantis
         raise ValueError(f"bits: expected 8 or 4, got {bits!r}")
     if size < 1 or depth % size:
         raise ValueError(f"group: expected a divisor of K={depth}, got {group!r}")
-    # On a CPU some rows at a time stay in a cache between what is done to them.
+    return _by_rows(weight, lambda some: _rounded(some, bits, size))
+
+
+def quantise_float8(weight: torch.Tensor) -> QuantisedWeight:
+    """Round weights [N, K] to the nearest floats of 8 bits (e4m3), with a scale for each row.
+
+    The greatest magnitude of a row becomes 448. Raises ValueError where a weight is not finite.
+    """
+    return _by_rows(weight, _rounded_float8)
+
+
+def _by_rows(weight: torch.Tensor, rounded: Callable[[torch.Tensor], Rounded]) -> QuantisedWeight:
+    """Return what rows become; on a CPU some at a time, which stay in a cache meanwhile."""
     at_once = _ROWS if weight.device.type == "cpu" else _ROWS_OF_GPU
-    parts = [_rounded(some, bits, size) for some in weight.split(at_once)]
-    codes, scale = (torch.cat(found) for found in zip(*parts, strict=True))
-    return QuantisedWeight(codes, scale, None, depth)
+    parts = [rounded(some) for some in weight.split(at_once)]
+    # Copied as bytes: torch joins no floats of 8 bits on every device.
+    kind = parts[0][0].dtype
+    codes = torch.cat([codes.view(torch.uint8) for codes, _ in parts]).view(kind)
+    return QuantisedWeight(codes, torch.cat([scale for _, scale in parts]), None, weight.shape[1])
 
 
-def _rounded(weight: torch.Tensor, bits: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _rounded_float8(weight: torch.Tensor) -> Rounded:
+    weight = weight.float()
+    greatest = weight.abs().amax(-1, keepdim=True)
+    if not greatest.isfinite().all():
+        raise ValueError(_NOT_FINITE)
+    scale = (greatest / _MOST_FLOAT8).to(torch.bfloat16)
+    codes = (weight / scale.float()).nan_to_num_(0, 0, 0).clamp_(-_MOST_FLOAT8, _MOST_FLOAT8)
+    return codes.to(torch.float8_e4m3fn), scale
+
+
+def _rounded(weight: torch.Tensor, bits: int, size: int) -> Rounded:
     """Return codes as they are kept, and scales."""
     groups = weight.float().unflatten(1, (-1, size))
     least, most = (-127, 127) if bits == 8 else (-8, 7)
@@ -127,10 +160,10 @@ def _rounded(weight: torch.Tensor, bits: int, size: int) -> tuple[torch.Tensor, 
     low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
     greatest = torch.where(-low > high, low, high)
     if not greatest.isfinite().all():
-        raise ValueError("weight: expected finite numbers, got some that are not")
-    scale = (greatest / least).to(weight.dtype).float()
+        raise ValueError(_NOT_FINITE)
+    scale = (greatest / least).to(torch.bfloat16).float()
     codes = (groups / scale).nan_to_num_(0, 0, 0).round_().clamp_(least, most)
     codes = codes.flatten(1).to(torch.int8)
     if bits == 4:
         codes = pack_nibbles(codes + 8)
-    return codes, scale.squeeze(-1).to(weight.dtype)
+    return codes, scale.squeeze(-1).to(torch.bfloat16)

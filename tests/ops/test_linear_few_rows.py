@@ -102,7 +102,7 @@ BYTES = quantise(torch.randn(24, 192), bits=8, group=None)
         (
             {"up": CODES.codes, "up_scale": CODES.scale.half()},
             TypeError,
-            "^up_scale: expected torch.float32 as scale, got torch.float16",
+            "^up_scale: expected torch.bfloat16 as scale, got torch.float16",
         ),
     ],
 )

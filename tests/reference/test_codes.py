@@ -48,7 +48,10 @@ def test_rounding_to_the_nearest(dtype, group):
     weight[3] = 0
     for bits, steps in ((8, 254), (4, 15)):
         few = quantise(weight, bits, group)
-        assert few.scale.dtype == dtype
+        assert few.scale.dtype == torch.bfloat16
+        wide = quantise(weight.float(), bits, group)
+        assert torch.equal(wide.codes, few.codes)
+        assert torch.equal(wide.scale, few.scale)
         error = (few.dequantised(torch.float32) - weight.float()).abs()
         size = weight.float().abs().unflatten(1, (-1, group or 96)).amax(-1, keepdim=True)
         # Half a step; at the far end of 4 bits, which ends below zero's mirror, a whole one.

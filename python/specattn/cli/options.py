@@ -97,7 +97,7 @@ class DecodingOptions(ModelOptions):
     kv_dtype: Literal["int8", "fp8", "fp8_e5m2"] | None = option(
         None, "Keep keys and values in 8 bits (docs/eight-bits.md)."
     )
-    quantize: Literal["int8", "int4"] | None = option(
+    quantize: Literal["int8", "int4", "fp8"] | None = option(
         None, "Round weights to 8 or 4 bits (docs/quantised.md)."
     )
     trust_family: bool = option(False, "Do not compare a model of a tested family first.")

@@ -142,7 +142,7 @@ def generate(
         float8_e4m3fn. The distribution is then that of plain decoding over the same cache, and so
         is the text, but where two tokens are nearly as likely: a key may be rounded to the next
         step in a pass over more rows, as in 4 of 5,863 random runs (docs/eight-bits.md).
-    quantize : {"int8", "int4"}, optional
+    quantize : {"int8", "int4", "fp8"}, optional
         Round the weights of linear layers to 8 or 4 bits, once: they are remembered with the model,
         which stays as it is. Texts are then those of plain decoding over the same
         weights (docs/quantised.md).

@@ -103,7 +103,11 @@ def _codes(row: str, dtype: torch.dtype) -> dict[str, Spec]:
     return {"weight": weight, "up": up, "zero": zero, "up_zero": zero}
 
 
-_CODES = {torch.int8: _codes("K", torch.int8), torch.uint8: _codes("packed", torch.uint8)}
+_CODES = {
+    torch.int8: _codes("K", torch.int8),
+    torch.uint8: _codes("packed", torch.uint8),
+    torch.float8_e4m3fn: _codes("K", torch.float8_e4m3fn),
+}
 ROW_LISTS = {  # by whether rows are ragged
     "indices": (_spec("B T K", torch.int32), _spec("tokens K", torch.int32)),
     "index_lengths": (_spec("B T", torch.int32), _spec("tokens", torch.int32)),
@@ -328,8 +332,8 @@ def _spec_of(name: str, forms: dict[str, Any], per_row: bool) -> Spec:
     if name == "index_lengths" and len(forms["indices"].shape) == 3:
         name = "index_lengths_per_head"
     if "scale" in forms and name in _CODES[torch.int8]:
-        nibbles = isinstance(weight := forms["weight"], Form) and weight.dtype == torch.uint8
-        return _CODES[torch.uint8 if nibbles else torch.int8][name]
+        given = weight.dtype if isinstance(weight := forms["weight"], Form) else torch.int8
+        return _CODES.get(given, _CODES[torch.int8])[name]
     ragged = "cu_seqlens_q" in forms
     for state, specs in zip(("state", "conv_state"), _STATES[ragged], strict=True):
         if state in forms and name in specs:
@@ -386,7 +390,16 @@ def _check_groups(sizes: dict[str, int], forms: dict[str, Any]) -> None:
     """
     depth, groups = sizes["K"], sizes["groups"]
     size = depth // groups
-    if groups > 1 and (depth % groups or (size not in (32, 64) and size % BLOCK)):
+    if forms["weight"].dtype == torch.float8_e4m3fn:
+        if groups not in (1, -(-depth // BLOCK)):
+            raise ValueError(
+                f"scale: expected one group, or {-(-depth // BLOCK)} of {BLOCK} floats each for "
+                f"K={depth}, got {groups} groups"
+            )
+        for name in ("zero", "up_zero"):
+            if isinstance(forms[name], Form):
+                raise ValueError(f"{name}: expected None beside floats of 8 bits, got a tensor")
+    elif groups > 1 and (depth % groups or (size not in (32, 64) and size % BLOCK)):
         raise ValueError(
             f"scale: expected one group, or groups of 32, 64 or a multiple of {BLOCK} codes that "
             f"divide K={depth}, got {groups} groups"

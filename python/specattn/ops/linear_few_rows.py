@@ -45,15 +45,16 @@ def linear_few_rows(
 
     With a `scale` weights are codes of 8 or 4 bits, in groups along K: what is multiplied is
     ``(code - zero) * scale``, exactly, and the sum of each group is float32. Codes are read as they
-    lie; `specattn.quantised` makes and packs them.
+    lie; `specattn.quantised` makes and packs them. Floats of 8 bits are codes without zero points;
+    that they are numbers is not looked at. They are served on a CPU.
 
     Parameters
     ----------
     x : Tensor [M, K] or [B, T, K]
         At most 64 rows in all. float32, bfloat16 or float16; float64 on the reference.
     weight : Tensor [N, K]
-        As `torch.nn.Linear` has it; dtype as `x`. Of codes: int8 [N, K], or of 4 bits, packed by
-        `specattn.quantised.pack_nibbles`, uint8 [N, 64 ceil(K / 128)].
+        As `torch.nn.Linear` has it; dtype as `x`. Of codes: int8 or float8_e4m3fn [N, K], or of 4
+        bits, packed by `specattn.quantised.pack_nibbles`, uint8 [N, 64 ceil(K / 128)].
     bias : Tensor [N], optional
         Added to the product with `weight`; dtype as `x`.
     up : Tensor [N, K], optional
@@ -64,8 +65,9 @@ def linear_few_rows(
     residual : Tensor [M, N] or [B, T, N], optional
         Added last; dtype as `x`. May be `out`.
     scale : Tensor [N, groups], optional
-        Of each group of K / groups codes: one for all, or of 32, 64 or a multiple of 128. float32,
-        bfloat16 or float16. On a GPU best with those of neighbouring outputs side by side, as
+        Of each group of K / groups codes: one for all, or of 32, 64 or a multiple of 128. Of floats
+        one for all, or for 128, of which the last may have fewer. float32, bfloat16 or float16. On
+        a GPU best with those of neighbouring outputs side by side, as
         `specattn.quantised.QuantisedWeight.laid` has them.
     zero : Tensor [N, groups], optional
         The codes that mean zero; dtype as `weight`. None is 0, and 8 for codes of 4 bits.
@@ -103,6 +105,9 @@ def linear_few_rows(
         for name, given in codes.items():
             check_option(name, given, given is None, "None without a scale")
     sizes = check_tensors(**tensors)
+    if weight.dtype == torch.float8_e4m3fn:
+        where = x.device.type
+        check_option("weight", where, where == "cpu", "integers, or floats of 8 bits on a CPU")
     rows = math.prod(x.shape[:-1])
     check_option("x", rows, rows <= MOST_ROWS, f"at most {MOST_ROWS} rows in all")
     check_option("activation", activation, activation in ACTIVATIONS, f"one of {ACTIVATIONS}")

@@ -24,7 +24,7 @@ class SelfDrafting(Method):
     rejection : bool
         Sample drafts by themselves and test them by the rejection rule. By default they are drawn
         with the target's own noise: then a seed decides the text, whatever is drafted when.
-    weights : {"int8", "int4"}, optional
+    weights : {"int8", "int4", "fp8"}, optional
         Draft with the target's weights rounded to so few bits: they are made once, and
         remembered with the target (`quantised`). By default with its own.
 
@@ -39,7 +39,7 @@ class SelfDrafting(Method):
 
     gamma: int | None = None
     rejection: bool = field(default=False, kw_only=True)
-    weights: Literal["int8", "int4"] | None = field(default=None, kw_only=True)
+    weights: Literal["int8", "int4", "fp8"] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         self._require(1, "gamma")

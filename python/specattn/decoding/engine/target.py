@@ -73,7 +73,7 @@ class Target(CachedModel):
         Store keys and values in 8 bits, each row of a head with a scale of its own; "fp8" is
         float8_e4m3fn. By default in the model's own type. Passes over one row and over several
         may round a key to neighbouring steps, and a near-tie of logits otherwise.
-    quantize : {"int8", "int4"}, optional
+    quantize : {"int8", "int4", "fp8"}, optional
         Decode a model with the same weights in 8 or 4 bits (`quantised`), which is remembered.
     lockstep : Lockstep, optional
         Ranks that share the cache or the model; each has a target of its own, and runs the same

@@ -33,7 +33,7 @@ class Cast(SelfDrafting, name="cast"):
 
     most_gamma: ClassVar[int] = 5
 
-    weights: Literal["int8", "int4"] = field(default="int4", kw_only=True)
+    weights: Literal["int8", "int4", "fp8"] = field(default="int4", kw_only=True)
 
     def start(self, context: DraftContext) -> Drafter:
         """Return a drafter for one run."""

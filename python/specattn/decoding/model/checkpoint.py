@@ -46,19 +46,19 @@ def load_causal_model(
     """
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     check_supported(config)
-    reads_text_alone = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
     where: dict[str, Any] = {}
     if tensor_parallel > 1:
         where["distributed_config"] = _divided(tensor_parallel)
     ours = torch.device(device).type in DEVICES and tensor_parallel == 1
     with _naming(folder):
         layout = layout_of(config) if ours else None
+    if layout is not None and layout.floats and torch.device(device).type != "cpu":
+        layout = None  # for transformers to read, whose modules multiply with them
     if layout is not None:
         config.quantization_config = as_ours(layout, folder)
         where["config"] = config
-    loader: Any = AutoModelForCausalLM if reads_text_alone else AutoModelForImageTextToText
     with _naming(folder):
-        loaded: Any = loader.from_pretrained(
+        loaded: Any = _class_for(config).from_pretrained(
             folder,
             dtype=dtype,
             local_files_only=True,
@@ -80,6 +80,21 @@ def load_causal_model(
     elif model.device.type != torch.device(device).type:
         raise ValueError(f"ranks here hold their parts on {model.device.type}, not on {device}")
     return text_model(model.eval())
+
+
+def empty_model(folder: Path | str) -> PreTrainedModel:
+    """Return the model that a folder's weights belong to, without any; ValueError as above."""
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    check_supported(config)
+    with torch.device("meta"):
+        made: PreTrainedModel = _class_for(config).from_config(config)
+    return made
+
+
+def _class_for(config: Any) -> Any:
+    """Return the class of transformers that makes models of a configuration."""
+    reads_text_alone = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    return AutoModelForCausalLM if reads_text_alone else AutoModelForImageTextToText
 
 
 def folder_of(model: PreTrainedModel) -> Path:

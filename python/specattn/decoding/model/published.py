@@ -6,6 +6,7 @@ Which module has which tensors follows from the names in the files.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import safe_open
 from torch import nn
+from torch.nn.functional import pad
 from transformers import PreTrainedModel
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
 from transformers.quantizers.base import HfQuantizer
@@ -20,6 +22,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from specattn.decoding.model.quantised import QuantisedLinear
 from specattn.quantised import QuantisedWeight, pack_nibbles
+from specattn.reference._codes import BLOCK
 
 _OURS = "specattn"  # what transformers calls the quantizer below
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where in its word each of eight neighbours lies
@@ -32,19 +35,27 @@ class NotRead(ValueError):
 
 
 class Layout(NamedTuple):
-    """How a method stores a linear layer: tensors by name, of which `first` is always there."""
+    """How a method stores a linear layer: tensors by name, of which one of `first` is there."""
 
     method: str
     bits: int
-    first: str
+    first: tuple[str, ...]
     others: tuple[str, ...]
     read: Callable[[Tensors, int], tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]
-    """Returns codes and zero points, from 0 on, [N, K] and [N, groups], and scales between."""
+    """Returns codes and zero points, from 0 on, [N, K] and [N, groups], and scales between.
+
+    Codes may be floats of 8 bits, which have no zero points.
+    """
+
+    @property
+    def floats(self) -> bool:
+        """Whether codes are floats of 8 bits."""
+        return "weight_scale" in self.first
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of all tensors that a layer may have, but for its bias."""
-        return (self.first, *self.others)
+        return (*self.first, *self.others)
 
 
 def layout_of(config: Any) -> Layout | None:
@@ -65,6 +76,8 @@ def layout_of(config: Any) -> Layout | None:
         return _auto_round(settings)
     if method == "compressed-tensors":
         return _compressed_tensors(settings)
+    if method == "fp8":
+        return _float8(settings)
     if method == "bitsandbytes" and settings.get("load_in_8bit"):
         return _bitsandbytes()
     return None
@@ -96,7 +109,7 @@ def _gptq(settings: Any) -> Layout:
                 raise NotRead("its groups are not neighbours (act-order)")
         return codes, x["scales"].t(), zeros
 
-    return Layout("gptq", bits, "qweight", ("qzeros", "scales", "g_idx"), read)
+    return Layout("gptq", bits, ("qweight",), ("qzeros", "scales", "g_idx"), read)
 
 
 def _awq(settings: Any) -> Layout:
@@ -107,7 +120,7 @@ def _awq(settings: Any) -> Layout:
         codes, zeros = (_unpacked(x[n], bits, 1, _AWQ_ORDER).t() for n in ("qweight", "qzeros"))
         return codes, x["scales"].t(), zeros
 
-    return Layout("awq", bits, "qweight", ("qzeros", "scales"), read)
+    return Layout("awq", bits, ("qweight",), ("qzeros", "scales"), read)
 
 
 def _auto_round(settings: Any) -> Layout:
@@ -124,21 +137,34 @@ def _bitsandbytes() -> Layout:
             raise NotRead("its codes do not lie in rows")
         return x["weight"].int() + 128, (x["SCB"].float() / 127)[:, None], None
 
-    return Layout("bitsandbytes", 8, "SCB", ("weight", "weight_format"), read)
+    return Layout("bitsandbytes", 8, ("SCB",), ("weight", "weight_format"), read)
 
 
 def _compressed_tensors(settings: Any) -> Layout:
     method = "compressed-tensors"
-    _expect(method, settings, "format", ("pack-quantized",), None)
+    stored = _expect(method, settings, "format", ("pack-quantized", "float-quantized"), None)
     groups = list((settings.get("config_groups") or {}).values())
-    if len(groups) != 1:
-        raise NotRead(f"{method} with {len(groups)} groups of layers is not read, but one")
-    _expect(method, groups[0], "input_activations", (None,), None)
-    weights = groups[0].get("weights") or {}
-    bits = _expect(method, weights, "num_bits", (4, 8), None)
-    _expect(method, weights, "type", ("int",), "int")
-    _expect(method, weights, "strategy", ("group", "channel"), None)
-    _expect(method, weights, "actorder", (None, "weight", "static"), None)
+    kinds = [group.get("weights") or {} for group in groups]
+    sizes = {(x.get("num_bits"), str(x.get("block_structure"))) for x in kinds}
+    if len(sizes) != 1:
+        raise NotRead(f"{method} with {len(sizes)} groups of layers is not read, but alike ones")
+    for group, weights in zip(groups, kinds, strict=True):
+        rounded = group.get("input_activations") or {}
+        if stored == "float-quantized":
+            _expect(method, weights, "num_bits", (8,), None)
+            _expect(method, weights, "type", ("float",), None)
+            _expect(method, weights, "strategy", ("tensor", "channel", "block"), None)
+            # Rounding to 8 bits makes products faster elsewhere; here rows keep theirs.
+            _expect(f"{method} of activations", rounded, "type", ("float",), "float")
+            _expect(f"{method} of activations", rounded, "num_bits", (8,), 8)
+            continue
+        _expect(method, group, "input_activations", (None,), None)
+        _expect(method, weights, "num_bits", (4, 8), None)
+        _expect(method, weights, "type", ("int",), "int")
+        _expect(method, weights, "strategy", ("group", "channel"), None)
+        _expect(method, weights, "actorder", (None, "weight", "static"), None)
+    if stored == "float-quantized":
+        return _of_floats(method, kinds[0].get("block_structure"))
 
     def read(x: Tensors, bits: int) -> Any:
         codes = _unpacked(x["weight_packed"], bits, dim=1)[:, : int(x["weight_shape"][1])]
@@ -148,7 +174,41 @@ def _compressed_tensors(settings: Any) -> Layout:
         return codes, x["weight_scale"], zeros
 
     others = ("weight_scale", "weight_zero_point", "weight_shape")
-    return Layout(method, bits, "weight_packed", others, read)
+    return Layout(method, kinds[0]["num_bits"], ("weight_packed",), others, read)
+
+
+def _float8(settings: Any) -> Layout:
+    method = "fp8"
+    _expect(method, settings, "fmt", ("e4m3",), "e4m3")
+    _expect(method, settings, "activation_scheme", ("dynamic", "static"), "dynamic")
+    return _of_floats(method, settings.get("weight_block_size"))
+
+
+def _of_floats(method: str, block: Any) -> Layout:
+    """Return the layout of floats of 8 bits with a scale for each `block`, row or tensor."""
+    if block is not None and (len(block) != 2 or block[1] != BLOCK):
+        raise NotRead(
+            f"{method} with scales for {block} weights is not read, but for [.., {BLOCK}]"
+        )
+
+    def read(x: Tensors, bits: int) -> Any:
+        codes = x["weight"]
+        scale = x["weight_scale_inv"] if "weight_scale_inv" in x else x["weight_scale"]
+        if scale.dtype == torch.uint8:  # powers of two
+            scale = scale.view(torch.float8_e8m0fnu)
+        if scale.dtype.itemsize == 1:
+            scale = scale.float()
+        if block is None:
+            if scale.numel() not in (1, len(codes)):
+                raise NotRead(f"expected 1 or {len(codes)} scales, got {list(scale.shape)}")
+            return codes, scale.reshape(-1, 1).expand(len(codes), 1), None
+        expected = [-(-size // each) for size, each in zip(codes.shape, block, strict=True)]
+        if list(scale.shape) != expected:
+            raise NotRead(f"expected scales {expected}, got {list(scale.shape)}")
+        return codes, scale.repeat_interleave(block[0], 0)[: len(codes)], None
+
+    first = "weight_scale_inv", "weight_scale"
+    return Layout(method, 8, first, ("weight", "input_scale", "activation_scale"), read)
 
 
 def _unpacked(
@@ -173,17 +233,41 @@ class _Stored(nn.Module):
 def _read(layout: Layout, module: _Stored, depth: int, rows: int) -> QuantisedLinear:
     """Return a layer in our own layout; raises NotRead, KeyError, RuntimeError."""
     codes, scale, zeros = layout.read(dict(module.named_buffers()), layout.bits)
-    middle = 1 << layout.bits - 1
-    if codes.shape != (rows, depth) or scale.shape[0] != rows or depth % scale.shape[1]:
+    if codes.shape != (rows, depth) or len(scale) != rows:
         found = f"{list(codes.shape)} and scales {list(scale.shape)}"
         raise NotRead(f"expected codes [{rows}, {depth}] and their scales, got {found}")
-    size = depth // scale.shape[1]
-    if scale.shape[1] > 1 and size not in (32, 64) and size % 128:
-        raise NotRead(f"groups of {size} are not served, but of 32, 64 and multiples of 128")
-    if zeros is not None and zeros.shape != scale.shape:
-        raise NotRead(f"expected zero points {list(scale.shape)}, got {list(zeros.shape)}")
     if not scale.isfinite().all():
         raise NotRead("some scales are not finite")
+    few = (
+        _floats(codes, scale)
+        if codes.is_floating_point()
+        else _integers(layout, codes, scale, zeros)
+    )
+    return QuantisedLinear(few, module.bias).eval()
+
+
+def _floats(codes: torch.Tensor, scale: torch.Tensor) -> QuantisedWeight:
+    if codes.dtype != torch.float8_e4m3fn:
+        raise NotRead(f"expected weights of torch.float8_e4m3fn, got {codes.dtype}")
+    if codes.isnan().any():
+        raise NotRead(f"{int(codes.isnan().sum())} of its weights are not numbers")
+    some = codes.view(torch.int8) & 0x7F != 0
+    _check_zero_scales(scale, _of_groups(some, scale.shape[1], BLOCK))
+    return QuantisedWeight(codes, scale.contiguous(), None, codes.shape[1])
+
+
+def _integers(layout: Layout, codes: Any, scale: Any, zeros: Any) -> QuantisedWeight:
+    depth, middle = codes.shape[1], 1 << layout.bits - 1
+    groups = scale.shape[1]
+    size = depth // groups
+    if depth % groups:
+        raise NotRead(f"{groups} scales of a row do not divide its {depth} codes")
+    if groups > 1 and size not in (32, 64) and size % BLOCK:
+        raise NotRead(f"groups of {size} are not served, but of 32, 64 and multiples of {BLOCK}")
+    if zeros is not None and zeros.shape != scale.shape:
+        raise NotRead(f"expected zero points {list(scale.shape)}, got {list(zeros.shape)}")
+    meaning = middle if zeros is None else zeros.repeat_interleave(size, 1)
+    _check_zero_scales(scale, _of_groups(codes != meaning, groups, size))
     if zeros is not None and (zeros == middle).all():
         zeros = None
     if layout.bits == 4:
@@ -192,8 +276,20 @@ def _read(layout: Layout, module: _Stored, depth: int, rows: int) -> QuantisedLi
         packed, kind, below = (codes - middle).to(torch.int8).contiguous(), torch.int8, middle
     if zeros is not None:
         zeros = (zeros - below).to(kind).contiguous()
-    few = QuantisedWeight(packed, scale.contiguous(), zeros, depth)
-    return QuantisedLinear(few, module.bias).eval()
+    return QuantisedWeight(packed, scale.contiguous(), zeros, depth)
+
+
+def _of_groups(some: torch.Tensor, groups: int, size: int) -> torch.Tensor:
+    """Return of which groups [N, groups] any of [N, K] is true."""
+    if groups == 1:
+        return some.any(1, keepdim=True)
+    return pad(some, (0, groups * size - some.shape[1])).unflatten(1, (groups, size)).any(-1)
+
+
+def _check_zero_scales(scale: torch.Tensor, some: torch.Tensor) -> None:
+    """Raise NotRead where the scale of a group with `some` weight is 0; of zeros it may be."""
+    if count := int(((scale == 0) & some).sum()):
+        raise NotRead(f"{count} of {scale.numel()} scales are 0, of weights that are not")
 
 
 @register_quantization_config(_OURS)
@@ -251,14 +347,29 @@ class _Quantizer(HfQuantizer):
         self.remove_quantization_config(model)
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """Return the files that transformers reads a folder's weights from."""
+    index, whole = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    if index.is_file():
+        names = json.loads(index.read_bytes())["weight_map"].values()
+        return sorted({folder / name for name in names})
+    return [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))
+
+
 def _layers(layout: Layout, folder: Path) -> dict[str, Tensors]:
     """Return the tensors of every layer, without their numbers."""
     found: dict[str, Tensors] = {}
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in weight_files(folder):
         with safe_open(file, framework="pt") as opened:
             for key in opened.keys():  # noqa: SIM118 - it is no dictionary
                 layer, _, name = key.rpartition(".")
                 if name in layout.names:
                     like = opened.get_tensor(key)
                     found.setdefault(layer, {})[name] = like.to("meta")
-    return {layer: tensors for layer, tensors in found.items() if layout.first in tensors}
+
+    def coded(tensors: Tensors) -> bool:  # where a scale is missing, too
+        weight = tensors.get("weight")
+        of_bytes = weight is not None and weight.dtype.itemsize == 1
+        return of_bytes or any(name in tensors for name in layout.first)
+
+    return {layer: tensors for layer, tensors in found.items() if coded(tensors)}

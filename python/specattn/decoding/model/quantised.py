@@ -16,9 +16,9 @@ from specattn.decoding.model.structure import forward_of, structure_of, uncompil
 from specattn.decoding.model.text_model import check_device, text_model
 from specattn.ops import linear_few_rows
 from specattn.ops.linear_few_rows import MOST_ROWS
-from specattn.quantised import QuantisedWeight, quantise
+from specattn.quantised import QuantisedWeight, quantise, quantise_float8
 
-QUANTIZE = {"int8": 8, "int4": 4}
+QUANTIZE = {"int8": 8, "int4": 4, "fp8": 8}
 """Bits that `quantised` rounds weights to, by name."""
 
 DEVICES = "cpu", "cuda"
@@ -26,6 +26,28 @@ DEVICES = "cpu", "cuda"
 
 GROUPS = 64, 32
 """Neighbours along K with one scale: the first that divides K, else a whole row."""
+
+
+def round_as(weight: torch.Tensor, kind: str) -> QuantisedWeight:
+    """Return weights [N, K] rounded as `QUANTIZE` names it; ValueError: some are not finite."""
+    if kind == "fp8":
+        return quantise_float8(weight)
+    size = next((size for size in GROUPS if weight.shape[1] % size == 0), None)
+    return quantise(weight, QUANTIZE[kind], size)
+
+
+def layers_to_round(model: nn.Module) -> dict[str, Any]:
+    """Return a model's linear layers named ``*_proj``, by name.
+
+    ValueError: there are none, or one is no linear layer.
+    """
+    layers = {n: module for n, module in model.named_modules() if n.endswith("_proj")}
+    if not layers:
+        raise ValueError(f"no layer of {type(model).__name__} is named *_proj")
+    for name, module in layers.items():
+        if type(module) not in (nn.Linear, QuantisedLinear):
+            raise ValueError(f"{name} is a {type(module).__name__}")
+    return layers
 
 
 class QuantisedLinear(nn.Module):
@@ -66,10 +88,10 @@ class QuantisedLinear(nn.Module):
 def quantised(model: PreTrainedModel, kind: str, asked: str = "quantize") -> PreTrainedModel:
     """Return a model with weights of fewer bits, which is remembered with `model`.
 
-    Linear layers named ``*_proj`` are rounded to the nearest in groups (`GROUPS`), those of 8 bits
-    too; everything else, such as embedding, head and norms, is shared with `model`. It is made
-    again where `model` has changed since: its structure, one of its tensors, or what is in those
-    that were rounded (`Contents`).
+    Linear layers named ``*_proj`` are rounded to the nearest, integers in groups (`GROUPS`), those
+    of published 8 bits too; everything else, such as embedding, head and norms, is shared with
+    `model`. It is made again where `model` has changed since: its structure, one of its tensors, or
+    what is in those that were rounded (`Contents`).
 
     Raises
     ------
@@ -88,13 +110,17 @@ def quantised(model: PreTrainedModel, kind: str, asked: str = "quantize") -> Pre
         raise ValueError(
             f"{asked}={kind!r}: expected a model on one CPU or GPU, got one on {where}"
         )
+    if kind == "fp8" and model.device.type != "cpu":
+        raise ValueError(
+            f"{asked}='fp8': expected a model on a CPU, got one on {model.device.type}"
+        )
     known = Model.of(model).recall("quantised", dict[str, _Remembered])
     number, tensors = structure_of(model).number, _tensors(model)
     remembered = known.get(kind)
     if remembered is None or not remembered.is_of(number, tensors):
         known.pop(kind, None)  # before another takes memory, too
         try:
-            few = _rounded(model, tensors, QUANTIZE[kind])
+            few = _rounded(model, tensors, kind)
         except ValueError as error:
             raise ValueError(f"{asked}={kind!r}: {error}") from None
         known[kind] = remembered = _Remembered(few, number, tensors)
@@ -133,29 +159,23 @@ def _tensors(model: PreTrainedModel) -> list[Any]:
     return [x for space in spaces for x in space.values() if x is not None]
 
 
-def _rounded(model: PreTrainedModel, tensors: list[Any], bits: int) -> PreTrainedModel:
+def _rounded(model: PreTrainedModel, tensors: list[Any], kind: str) -> PreTrainedModel:
     memo: dict[int, Any] = {id(tensor): tensor for tensor in tensors}
-    layers = {n: module for n, module in model.named_modules() if n.endswith("_proj")}
-    if not layers:
-        raise ValueError(f"no layer of {type(model).__name__} is named *_proj")
+    layers = layers_to_round(model)
     for name, module in model.named_modules():
         if forward_of(module) is not None:  # it may be of the modules that are not rounded
             raise ValueError(f"the forward of {name or 'the model'} was replaced")
     for name, module in layers.items():  # before any is rounded
-        if isinstance(module, QuantisedLinear) and module.weight.bits <= bits:
+        if isinstance(module, QuantisedLinear) and module.weight.bits <= QUANTIZE[kind]:
             raise ValueError(f"{name} has weights of {module.weight.bits} bits already")
-        if type(module) not in (nn.Linear, QuantisedLinear):
-            raise ValueError(f"{name} is a {type(module).__name__}")
     for name, module in layers.items():
         own: Any = module.weight
         weight = own.dequantised(model.dtype) if isinstance(own, QuantisedWeight) else own.detach()
-        size = next((size for size in GROUPS if weight.shape[1] % size == 0), None)
         try:
-            few = quantise(weight, bits, size)
+            few = round_as(weight, kind)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
-        bias: Any = module.bias
-        memo[id(module)] = QuantisedLinear(few, bias).eval()
+        memo[id(module)] = QuantisedLinear(few, module.bias).eval()
     made = copy.deepcopy(model, memo)
     for module in made.modules():
         uncompiled(module)

@@ -1,4 +1,4 @@
-"""Atomic writes of files, and the folder of caches."""
+"""Atomic writes of files and folders, and the folder of caches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _unwritable = set[Path]()  # caches of which was warned
@@ -66,6 +67,34 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         raise
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Yield a folder beside `path`, renamed to it at the end; of a failure nothing stays.
+
+    Raises ValueError where `path` exists, or cannot be written.
+    """
+    from safetensors import SafetensorError  # not every user of this file has it
+
+    partial = path.with_name(f".{path.name}.partial")
+    if path.exists():
+        raise ValueError(f"{path} exists, and is not replaced")
+    if not path.absolute().parent.is_dir():
+        raise ValueError(f"{path.absolute().parent} is not a folder")
+    try:
+        partial.mkdir()
+    except FileExistsError:
+        raise ValueError(f"{partial} is of a run that was killed, or goes on: remove it") from None
+    except OSError as error:
+        raise ValueError(f"{path} cannot be written: {error}") from None
+    try:
+        yield partial
+        partial.rename(path)
+    except (OSError, SafetensorError) as error:  # a full disk, most of all
+        raise ValueError(f"{path} cannot be written: {error}") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def check_writable(path: Path) -> None:

@@ -22,6 +22,7 @@ from specattn.cli import (
     gpu_check,
     methods,
     plan,
+    quantize,
     train,
     tune,
     widen,
@@ -58,7 +59,7 @@ def _specattn(version: Annotated[bool, _Version] = False) -> None:
 
 for _command in (
     demo.demo, generate.generate, compare.compare, methods.methods, plan.plan, env.env,
-    gpu_check.gpu_check, widen.widen, conform.conform,
+    gpu_check.gpu_check, quantize.quantize, widen.widen, conform.conform,
 ):  # fmt: skip
     app.command()(one_line_errors()(_command))
 app.add_typer(train.app, name="train")

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from specattn.decoding.model.checkpoint import load_causal_model
+from specattn.files import new_folder
 from specattn.widening.checks import Exactness, exactness, same_tokens
 from specattn.widening.multiples import Multiples
 from specattn.widening.source import Source
@@ -26,7 +24,7 @@ def widen(source: Source, output: Path, times: Multiples, dtype: torch.dtype) ->
     Weights are made and stored layer by layer. Raises ValueError where the widened model or a
     drafter would compute something else, the folder exists, or the disk has no room.
     """
-    with _new_folder(output) as partial:
+    with new_folder(output) as partial:
         found = exactness(source, times)
         wide: Any = source.empty(times)
         needed, free = wide.num_parameters() * dtype.itemsize, shutil.disk_usage(partial).free
@@ -54,24 +52,3 @@ def _store_weights(source: Source, times: Multiples, dtype: torch.dtype, folder:
     index = {"metadata": {"total_size": stored}, "weight_map": files}
     text = json.dumps(index, indent=1)
     (folder / "model.safetensors.index.json").write_text(text, encoding="utf-8")
-
-
-@contextmanager
-def _new_folder(path: Path) -> Iterator[Path]:
-    """Yield a folder beside `path`, renamed to it at the end; of a failure nothing stays."""
-    partial = path.with_name(f".{path.name}.partial")
-    if path.exists():
-        raise ValueError(f"{path} exists, and is not replaced")
-    if not path.absolute().parent.is_dir():
-        raise ValueError(f"{path.absolute().parent} is not a folder")
-    try:
-        partial.mkdir()
-    except FileExistsError:
-        raise ValueError(f"{partial} is of a run that was killed, or goes on: remove it") from None
-    try:
-        yield partial
-        partial.rename(path)
-    except (OSError, SafetensorError) as error:  # a full disk, most of all
-        raise ValueError(f"{path} cannot be written: {error}") from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)

@@ -153,7 +153,9 @@ def test_a_full_cache_has_room_for_the_comparison_of_passes(model):
 
 
 def test_what_is_refused(model):
-    with pytest.raises(ValueError, match="weights must be one of int8, int4, fp8 or None, got 'int3'"):
+    with pytest.raises(
+        ValueError, match="weights must be one of int8, int4, fp8 or None, got 'int3'"
+    ):
         METHODS["vegas"](weights="int3")
     message = r"weights='int4': model.layers.0.\w+.\w+ has weights of 4 bits already"
     with pytest.raises(ValueError, match=message):

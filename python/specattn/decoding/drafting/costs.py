@@ -54,6 +54,7 @@ class Costs:
         self._early = dict[tuple[str, Any], list[float]]()
         self._told = dict[tuple[str, Any], float]()
         self._aside = set[tuple[str, Any]]()
+        self.cold = False  # whether first rounds of a size may be slow: then three are awaited
         self._most = dict[tuple[str, Any], float]()
         self._tables = dict[str, tuple[int, Any, Any]]()
         if file is not None and os.path.exists(file):
@@ -95,7 +96,7 @@ class Costs:
         Until then holds what was timed aside, if it was.
         """
         if shape not in self.seconds:
-            self._early[shape] = []
+            self._early.setdefault(shape, [])
             if shape[0].startswith(PASS):  # one slow round ends nothing
                 self._most[shape] = 2 * float(self.of_passes(shape[0], np.array(shape[1])))
         early = self._early.get(shape)
@@ -104,7 +105,8 @@ class Costs:
             seconds = known * min(max(seconds / known, 0.5), 2.0) ** _FOLLOWS
         else:
             early.append(seconds)
-            if shape in self._aside and len(early) < _EARLY:
+            cold = self.cold and bool(self.seconds) and shape not in self.seconds
+            if (cold or shape in self._aside) and len(early) < _EARLY:
                 return
             seconds = min(early)
             if len(early) < _EARLY:

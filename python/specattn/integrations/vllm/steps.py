@@ -47,6 +47,7 @@ class Steps:
             former, place = self._place, alike(len(lengths), max(lengths))
             if place not in self._known:
                 self._known[place] = Costs(former=self.costs if former[0] == place[0] else None)
+                self._known[place].cold = True  # kernels are compiled in a shape's first steps
             self.requests, self._place, self.costs = len(lengths), place, self._known[place]
         return now
 

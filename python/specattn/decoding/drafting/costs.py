@@ -138,9 +138,8 @@ class Costs:
             unknown = np.full(rows.shape, np.inf)
             return unknown if kind == PASS else self.of_passes(PASS, rows, beyond, a_row)
         slope = a_row * seconds[0] / sizes[0]
-        if (
-            len(sizes) > 1
-        ):  # the lesser: what is too low is mended by a round, what is too high never
+        if len(sizes) > 1:
+            # The lesser: what is too low is mended by a round, what is too high never.
             far = (seconds[-1] - seconds[:-1]) / (sizes[-1] - sizes[:-1])
             slope = max(0.0, min(far[0], far[-1]))
         more = np.where(rows > beyond * sizes[-1], np.inf, seconds[-1] + slope * (rows - sizes[-1]))

@@ -310,10 +310,9 @@ class Pacer:
         def read() -> None:
             seconds = self.clock.seconds(begun, now)
             drafting = 0.0 if before is None else self.clock.seconds(before, begun)
-            known = float(costs.of_passes(shape[0], np.array(shape[1])))
             if not fresh:
                 costs.follow(shape, seconds)
-            elif known < np.inf:
+            elif (known := float(costs.of_passes(shape[0], np.array(shape[1])))) < np.inf:
                 self.ledger.capture = max(0.0, seconds - known)
             if draft is not None and before is not None and not new:
                 costs.follow(draft, drafting)

@@ -78,7 +78,7 @@ class Steps:
     @property
     def plain(self) -> float:
         """What a step takes that drafts nothing; infinity before one was timed."""
-        return float(self.costs.of_passes(PASS, np.array(self.requests)))
+        return self.costs.plain(self.requests)
 
     def rooms(self, most: int) -> Any:
         """Return few numbers of tokens that all requests draft, from 0 to `most` or so."""

@@ -34,7 +34,7 @@ ASIDE = "one row aside"
 """A pass of one row of each request that was timed as others are: rounds take a little more."""
 
 _EARLY = 3  # rounds of which the fastest counts, before others move it
-_NEWS = 1.05  # times that a figure changes by, from which on it is looked at again
+_NEWS = 1.1  # times that a figure changes by, from which on it is looked at again
 _LEAST = 1e-9  # seconds
 _FOLLOWS = 1 / 16  # power of two by which a round moves a figure at most
 _ALIKE = 1.5  # lengths and batches whose passes are taken to cost the same
